@@ -1,0 +1,172 @@
+"""The two seams of the package: a byte source, and the tensor source that stands on it.
+
+Every implementation passes the conformance suites in ``tests/conformance.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+Span = tuple[int, int]
+"""Half-open byte range ``[start, stop)``."""
+
+
+@runtime_checkable
+class ByteSource(Protocol):
+    """Random access to the bytes of one immutable file.
+
+    Attributes:
+        label: What an error calls it, e.g. ``owner/name@0123abc:model.safetensors``.
+        n_bytes: Size of the file.
+    """
+
+    @property
+    def label(self) -> str: ...
+
+    @property
+    def n_bytes(self) -> int: ...
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Return exactly the bytes ``[start, stop)``.
+
+        Raises:
+            ShortReadError: If the file ends, or the connection drops for good, before ``stop``.
+        """
+        ...
+
+    def read_many(self, spans: Sequence[Span]) -> Iterator[bytes]:
+        """Yield the bytes of each span, in order; a remote source keeps several requests in flight.
+
+        Memory is bounded by the spans in flight, not by their sum.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """One file of a repository at a commit, or of a folder.
+
+    Attributes:
+        path: Path inside the repository, ``/``-separated.
+        n_bytes: Size, in bytes.
+        sha256: Digest of the content where it is known without reading (LFS, cached blobs), else None.
+        blob_id: Git blob id (small files on the Hub), else None. Equal ids mean equal content.
+    """
+
+    path: str
+    n_bytes: int
+    sha256: str | None = None
+    blob_id: str | None = None
+
+
+class FileTree(Protocol):
+    """The files of one model at one commit, local or remote alike.
+
+    Attributes:
+        label: ``owner/name@0123abc`` or the folder, for messages.
+        files: Every file, by path.
+    """
+
+    @property
+    def label(self) -> str: ...
+
+    @property
+    def files(self) -> Mapping[str, FileEntry]: ...
+
+    def open(self, path: str) -> ByteSource:
+        """Give random access to a (large) file.
+
+        Raises:
+            FileMissingError: If there is no such file.
+        """
+        ...
+
+    def read(self, path: str, *, max_bytes: int = 64 << 20) -> bytes:
+        """Return a whole small file (config, index, tokenizer); it is kept in the standard cache.
+
+        Raises:
+            FileMissingError: If there is no such file.
+            ByteBudgetError: If it is larger than ``max_bytes``.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """Where a tensor lies and what it looks like.
+
+    Attributes:
+        name: Name in the checkpoint.
+        shape: Logical shape.
+        dtype: The format's own name of the dtype, e.g. ``BF16``.
+        path: File that holds it.
+        start: Absolute offset of its first byte in that file.
+        stop: Absolute offset past its last byte.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    path: str
+    start: int
+    stop: int
+
+    @property
+    def n_bytes(self) -> int:
+        """Stored size, in bytes."""
+        return self.stop - self.start
+
+
+class TensorSource(Protocol):
+    """The tensors of one checkpoint, read lazily.
+
+    Attributes:
+        label: For messages.
+        n_bytes: Stored size of all weight files, in bytes.
+        paths: The weight files.
+    """
+
+    @property
+    def label(self) -> str: ...
+
+    @property
+    def n_bytes(self) -> int: ...
+
+    @property
+    def paths(self) -> tuple[str, ...]: ...
+
+    def names(self) -> tuple[str, ...]:
+        """Names of all tensors, sorted. With an index file no header is read for this."""
+        ...
+
+    def spec(self, name: str) -> TensorSpec:
+        """Shape, dtype and place of a tensor; reads the header of the one shard that holds it, once.
+
+        Raises:
+            TensorNotFoundError: If the checkpoint holds no such tensor.
+            CorruptCheckpointError: If header, index and file contradict each other.
+        """
+        ...
+
+    def read(self, name: str) -> torch.Tensor:
+        """Return a whole tensor as float32 (float64 stays float64), shape as stored.
+
+        Raises:
+            UnsupportedFormatError: If the dtype cannot be read as numbers.
+            CorruptCheckpointError: If it holds NaN or infinity.
+        """
+        ...
+
+    def read_rows(self, name: str, rows: npt.NDArray[np.int64], *, max_gap_bytes: int | None = None) -> torch.Tensor:
+        """Return some rows of a matrix, ``(len(rows), d)``, float32 (float64 stays float64), in the order asked.
+
+        Neighbouring rows are fetched together; a gap of up to ``max_gap_bytes`` is read over and dropped
+        (None: the source's own choice, from what a request costs it).
+        """
+        ...

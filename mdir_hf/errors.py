@@ -1,0 +1,155 @@
+"""Every exception of the package, in one tree.
+
+``MdirError``: what a caller catches to catch all of ours
+ ├── ``InputError`` (ValueError): the question as put cannot be asked
+ │    ├── ``InvalidReferenceError``: neither a repo id, a Hub URL, a folder nor a weight file
+ │    └── ``RemoteCodeRefusedError``: somebody asked for ``trust_remote_code``
+ ├── ``HubError`` (OSError): the place where a model lives did not give what was asked
+ │    ├── ``RepositoryNotFoundError``: missing, private, or gated and asked anonymously
+ │    ├── ``GatedRepositoryError``: exists; this token may not read it
+ │    ├── ``RevisionNotFoundError``: no such branch, tag or commit
+ │    ├── ``FileMissingError``: no such file at that commit
+ │    ├── ``OfflineError``: offline or ``local_files_only``, and not in the cache
+ │    ├── ``RateLimitedError``: still 429 after every retry
+ │    ├── ``ServerError``: 5xx, or an answer we cannot use, after every retry
+ │    ├── ``RangeIgnoredError``: the server sent a whole file for a byte range
+ │    ├── ``ShortReadError``: fewer bytes than asked for
+ │    └── ``ByteBudgetError``: the next read would pass the cap on bytes
+ ├── ``CheckpointError`` (ValueError): the weight files are not what they should be
+ │    ├── ``NoWeightsError``: nothing here holds weights
+ │    ├── ``UnsupportedFormatError``: weights, in a format or dtype we do not read
+ │    ├── ``CorruptCheckpointError``: header, index, offsets or values contradict each other
+ │    ├── ``UnsafePathError``: a file name that leaves the repository
+ │    └── ``TensorNotFoundError``: a name the checkpoint does not hold
+ ├── ``AnatomyError`` (ValueError): config or tensor names that do not describe a language model
+ ├── ``VocabularyError`` (ValueError): tokenizer files missing, unreadable, or of another model
+ └── ``MemoryBudgetError``: the comparison would not fit
+
+"Not enough evidence" is not an error: it is the verdict ``inconclusive`` with a reason.
+"""
+
+from __future__ import annotations
+
+
+class MdirError(Exception):
+    """Base of every error of this package.
+
+    Args:
+        message: What failed, on what, expected against got, and what to do next; one paragraph.
+        subject: The object the message is about (``owner/name@sha``, a file in it, a tensor).
+            It may also be added on the way up, with :meth:`about`.
+    """
+
+    def __init__(self, message: str, *, subject: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.subject = subject
+
+    def about(self, subject: str) -> MdirError:
+        """Name the object at the place that knows it; the innermost name stays."""
+        if self.subject is None:
+            self.subject = subject
+        return self
+
+    def __str__(self) -> str:
+        return self.message if self.subject is None else f"{self.subject}: {self.message}"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Exceptions pickle through their args; ours carry more than args, and surveys send them between processes.
+        return (_rebuild, (type(self), self.message, self.subject))
+
+
+def _rebuild(kind: type[MdirError], message: str, subject: str | None) -> MdirError:
+    return kind(message, subject=subject)
+
+
+class InputError(MdirError, ValueError):
+    """The question as put cannot be asked."""
+
+
+class InvalidReferenceError(InputError):
+    """What names the model is neither a repo id, a Hub URL, a local folder nor a weight file."""
+
+
+class RemoteCodeRefusedError(InputError):
+    """``trust_remote_code`` was passed; this package reads tensors and never runs a repository's code."""
+
+
+class HubError(MdirError, OSError):
+    """The place where a model lives did not give what was asked."""
+
+
+class RepositoryNotFoundError(HubError):
+    """The repository is missing, private, or gated and asked for without a token; the Hub does not say which."""
+
+
+class GatedRepositoryError(HubError):
+    """The repository exists and its files are gated; this token has not been granted access."""
+
+
+class RevisionNotFoundError(HubError):
+    """The repository has no such branch, tag or commit."""
+
+
+class FileMissingError(HubError):
+    """The repository has no such file at that commit."""
+
+
+class OfflineError(HubError):
+    """The network may not be used, and the cache does not hold the file."""
+
+
+class RateLimitedError(HubError):
+    """The Hub still answered 429 after every retry."""
+
+
+class ServerError(HubError):
+    """The server failed, or answered something that cannot be used, after every retry."""
+
+
+class RangeIgnoredError(HubError):
+    """The server sent something else than the byte range asked for."""
+
+
+class ShortReadError(HubError):
+    """A read ended early: fewer bytes came than were asked for."""
+
+
+class ByteBudgetError(HubError):
+    """The next read would pass the cap on bytes set by the caller."""
+
+
+class CheckpointError(MdirError, ValueError):
+    """The weight files are not what they should be."""
+
+
+class NoWeightsError(CheckpointError):
+    """Nothing in the repository or folder holds weights."""
+
+
+class UnsupportedFormatError(CheckpointError):
+    """There are weights, in a format or dtype this version does not read."""
+
+
+class CorruptCheckpointError(CheckpointError):
+    """Header, index, offsets or values contradict each other."""
+
+
+class UnsafePathError(CheckpointError):
+    """A file name in an index leaves the repository."""
+
+
+class TensorNotFoundError(CheckpointError):
+    """The checkpoint holds no tensor of that name."""
+
+
+class AnatomyError(MdirError, ValueError):
+    """Config or tensor names do not describe a language model we can place."""
+
+
+class VocabularyError(MdirError, ValueError):
+    """Tokenizer files are missing, unreadable, or do not belong to the embedding."""
+
+
+class MemoryBudgetError(MdirError):
+    """The comparison would not fit into the memory allowed."""

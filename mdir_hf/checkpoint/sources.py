@@ -27,10 +27,14 @@ class ByteSource(Protocol):
     """
 
     @property
-    def label(self) -> str: ...
+    def label(self) -> str:
+        """What an error calls it."""
+        ...
 
     @property
-    def n_bytes(self) -> int: ...
+    def n_bytes(self) -> int:
+        """Size, in bytes."""
+        ...
 
     def read(self, start: int, stop: int) -> bytes:
         """Return exactly the bytes ``[start, stop)``.
@@ -74,10 +78,14 @@ class FileTree(Protocol):
     """
 
     @property
-    def label(self) -> str: ...
+    def label(self) -> str:
+        """What an error calls it."""
+        ...
 
     @property
-    def files(self) -> Mapping[str, FileEntry]: ...
+    def files(self) -> Mapping[str, FileEntry]:
+        """Every file, by path."""
+        ...
 
     def open(self, path: str) -> ByteSource:
         """Give random access to a (large) file.
@@ -133,13 +141,19 @@ class TensorSource(Protocol):
     """
 
     @property
-    def label(self) -> str: ...
+    def label(self) -> str:
+        """What an error calls it."""
+        ...
 
     @property
-    def n_bytes(self) -> int: ...
+    def n_bytes(self) -> int:
+        """Size, in bytes."""
+        ...
 
     @property
-    def paths(self) -> tuple[str, ...]: ...
+    def paths(self) -> tuple[str, ...]:
+        """The weight files."""
+        ...
 
     def names(self) -> tuple[str, ...]:
         """Names of all tensors, sorted. With an index file no header is read for this."""

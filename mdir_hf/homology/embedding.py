@@ -1,0 +1,189 @@
+"""Algorithm 1 of the paper as a sequence of looks: few tokens first, all of them last.
+
+Every look is a valid test on the rows it has, whichever they are, as long as their choice did not depend on the
+weights; the looks are combined so that stopping at the first significant one stays valid (statistics.md section 5).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from mdir_hf.homology.matching import Matching, best_matching
+from mdir_hf.homology.polar import FLOAT64_CHANNELS, PolarFactor, polar_factor, polar_factor_of_rows, row_factors
+from mdir_hf.homology.rows import PairedRows, pair_rows, whitening
+from mdir_hf.homology.significance import log_p_looks
+
+VIEWS = ("centred", "whitened")
+TESTS_PER_MATRIX = 2 * len(VIEWS)
+"""Each view is tested for a permutation and for a signed permutation."""
+
+FEW_ROWS = 1024
+"""Up to this many rows (or channels) a look goes through the rows' own thin SVD, in float64, over all channels."""
+
+SCREEN_CHANNELS = 256
+"""Beyond it a look tests this many channels of the reference, drawn by seed, against all of the candidate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The outcome of one look.
+
+    Attributes:
+        stage: ``screen`` or ``embedding``.
+        n_rows: Tokens used.
+        rank: Rank of the polar factor.
+        view: The view that gave the smallest p.
+        matching: Its matching, None where no matching could have been significant.
+        log_p: Natural log of p, corrected for the tests of this comparison (not yet for earlier looks).
+    """
+
+    stage: str
+    n_rows: int
+    rank: int
+    view: str
+    matching: Matching | None
+    log_p: float
+
+
+class EmbeddingTest:
+    """Tests one pair of matrices whose rows are tokens and whose columns are residual channels.
+
+    Args:
+        log_alpha: Natural log of the level fixed in advance.
+        n_tests: By how many tests of this comparison every p is multiplied.
+        seed: Seed of the channels that a screen of many rows looks at.
+        device: Where matrix products and SVDs run.
+
+    The polar factor kept in :attr:`polar` is that of the last look, for pictures.
+    """
+
+    def __init__(
+        self, *, log_alpha: float, n_tests: int = TESTS_PER_MATRIX, seed: int = 0, device: str = "cpu"
+    ) -> None:
+        self.log_alpha = log_alpha
+        self.n_tests = n_tests
+        self.looks: list[Look] = []
+        self.polar: torch.Tensor | None = None
+        self.rows: PairedRows | None = None
+        self._generator = torch.Generator().manual_seed(seed)
+        self._device = torch.device(device)
+
+    @property
+    def log_p(self) -> float:
+        """Natural log of p over all looks so far, at most 0."""
+        return log_p_looks([look.log_p for look in self.looks])
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the looks so far are significant at the level."""
+        return self.log_p < self.log_alpha
+
+    def best_look(self) -> Look:
+        """The look that carries the headline p: the one with the smallest corrected p, the last one if none has any."""
+        corrected = [min(0.0, k.log_p + math.log(s * (s + 1))) for s, k in enumerate(self.looks, start=1)]
+        best = int(np.argmin(corrected))
+        return self.looks[best] if corrected[best] < 0.0 else self.looks[-1]
+
+    def sequential_correction(self, look: Look) -> float:
+        """What stopping at this look costs, in nats: ln s(s+1)."""
+        s = self.looks.index(look) + 1
+        return math.log(s * (s + 1))
+
+    def screen(self, reference: torch.Tensor, candidate: torch.Tensor, *, is_last: bool = False) -> Look:
+        """Look at some rows, all that have been read so far.
+
+        Args:
+            reference: ``(r, n_reference)`` raw rows.
+            candidate: ``(r, n_candidate)`` raw rows of the same tokens.
+            is_last: Whether nothing follows: then a matching is reported even where it cannot be significant.
+
+        Returns:
+            The look, also appended to :attr:`looks`. Cost O(r^2 n + r n^2), never O(n^3) for few rows.
+        """
+        rows = pair_rows(reference.to(self._device), candidate.to(self._device))
+        self.rows = rows
+        n_rows, widths = len(rows.reference), (reference.shape[1], candidate.shape[1])
+        factors: Iterator[tuple[str, PolarFactor]]
+        if n_rows < 2:
+            factors = iter((("centred", PolarFactor(torch.zeros(widths, dtype=torch.float64), 0, math.inf)),))
+        elif n_rows <= FEW_ROWS or max(widths) <= FEW_ROWS:
+            x, y = row_factors(rows.reference), row_factors(rows.candidate)
+            factors = ((view, polar_factor_of_rows(x, y, whitened=view == "whitened")) for view in VIEWS)
+        else:
+            channels = torch.randperm(widths[0], generator=self._generator)[:SCREEN_CHANNELS].to(self._device)
+            factors = iter((("centred", polar_factor(rows.reference[:, channels].T @ rows.candidate)),))
+        return self._record("screen", n_rows, factors, is_last=is_last)
+
+    def full(self, blocks: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> Look:
+        """Look at all common rows, streamed in blocks; the last screen's rows give means and whitening.
+
+        Args:
+            blocks: Pairs ``(b, n_reference)``, ``(b, n_candidate)`` of raw rows on the same tokens. They must cover
+                every row that counts, the screen's included.
+
+        Returns:
+            The look. Cost O(|C| n^2 + n^3); memory O(n^2) and one block, whatever the vocabulary.
+
+        Raises:
+            RuntimeError: If no screen has run before.
+        """
+        if self.rows is None:
+            raise RuntimeError("full() needs the means of a screen; call screen() first")
+        sample = self.rows
+        widths = (sample.reference.shape[1], sample.candidate.shape[1])
+        dtype = torch.float64 if max(widths) <= FLOAT64_CHANNELS else torch.float32
+        means = (sample.reference_mean, sample.candidate_mean)
+        cross = torch.zeros(widths, dtype=torch.float64, device=self._device)
+        n_rows = 0
+        for reference, candidate in blocks:
+            block = pair_rows(reference.to(self._device), candidate.to(self._device), means=means, dtype=dtype)
+            cross += block.reference.T @ block.candidate
+            n_rows += len(block.reference)
+
+        def factors() -> Iterator[tuple[str, PolarFactor]]:
+            yield "centred", polar_factor(cross.to(dtype))
+            left, right = whitening(sample.reference), whitening(sample.candidate)
+            yield "whitened", polar_factor((left @ cross @ right).to(dtype))
+
+        return self._record("embedding", n_rows, factors(), is_last=True)
+
+    def _record(self, stage: str, n_rows: int, factors: Iterator[tuple[str, PolarFactor]], *, is_last: bool) -> Look:
+        """Test views and gauge groups in turn and stop at the first significant one; the count is paid in full."""
+        correction = math.log(self.n_tests)
+        best: Look | None = None
+        for view, factor in factors:
+            for signed in (False, True):
+                level = None if is_last and view == VIEWS[0] else self.log_alpha
+                matching = best_matching(factor.matrix, signed=signed, log_alpha=level)
+                log_p = 0.0 if matching is None else min(0.0, matching.log_p + correction)
+                look = Look(stage, n_rows, factor.rank, view, matching, log_p)
+                if best is None or look.log_p < best.log_p:
+                    best, self.polar = look, factor.matrix
+            if best is not None and best.log_p < self.log_alpha:
+                break
+        assert best is not None  # there is always at least one view
+        self.looks.append(best)
+        return best
+
+
+def matched_scale(reference: torch.Tensor, candidate: torch.Tensor, matching: Matching) -> float:
+    """Return the factor s of ``E' ~ s E P``, by least squares on some raw rows.
+
+    Args:
+        reference: ``(r, n_reference)`` raw rows.
+        candidate: ``(r, n_candidate)`` raw rows of the same tokens.
+        matching: Which channel of one is which of the other. Signs are taken from the data.
+
+    Returns:
+        The scale; 1.0 for a plain fine-tune. Noise in the candidate does not bias it, noise in the reference does.
+    """
+    x = reference.double()[:, torch.from_numpy(matching.reference)]
+    y = candidate.double()[:, torch.from_numpy(matching.candidate)]
+    per_channel = (x * y).sum(dim=0)
+    overlap = per_channel.abs().sum() if matching.signed else per_channel.sum()
+    return float(overlap / (x * x).sum())

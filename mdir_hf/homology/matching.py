@@ -1,0 +1,140 @@
+"""Matchings of channels: the best permutation, the best signed permutation, and what each is worth.
+
+A matching found in any way gives a valid p-value, so shortcuts only ever cost power, never validity.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from scipy.optimize import linear_sum_assignment
+
+from mdir_hf.homology.significance import log_p_entry, log_p_matching
+
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
+
+CHANNEL_ALPHA = 0.01
+"""Family-wise level at which a single channel counts as matched by itself."""
+
+TRIMS = {"n/16": 16, "n/4": 4, "n/2": 2}
+"""Shares of the best channels that the trimmed p-values leave out; fixed in advance."""
+
+
+@dataclass(frozen=True, slots=True)
+class Matching:
+    """An injective matching of the narrower side's channels into the wider side's, and its evidence.
+
+    Attributes:
+        reference: Matched channels of the reference, ascending.
+        candidate: Channel of the candidate matched to each.
+        entries: Matched entries of U, their absolute values where signed.
+        n_negative: How many of them have a negative entry.
+        signed: Whether signs were free.
+        trace: Sum of ``entries``.
+        log_p: Natural log of the bound for this matching alone (no other multiplicity).
+        log_p_trimmed: The same without the best n/16, n/4 and n/2 of the channels; keys of ``TRIMS``.
+        n_significant: Number of channels whose entry is significant by itself at 1 % over all entries.
+    """
+
+    reference: IntArray
+    candidate: IntArray
+    entries: FloatArray
+    n_negative: int
+    signed: bool
+    trace: float
+    log_p: float
+    log_p_trimmed: dict[str, float]
+    n_significant: int
+
+
+def best_matching(polar: torch.Tensor, *, signed: bool, log_alpha: float | None = None) -> Matching | None:
+    """Find the matching of largest trace, ``argmax_P Tr(P U^T)`` (paper, Algorithm 1).
+
+    Where the largest entries of the rows already form a matching they are the optimum and no assignment is solved.
+
+    Args:
+        polar: U, ``(n_reference, n_candidate)``.
+        signed: Whether signs are free, i.e. whether absolute values are matched.
+        log_alpha: If given, return None when not even the sum of the row maxima could reach this significance: then no
+            matching can, and the assignment is not solved.
+
+    Returns:
+        The matching with its evidence, or None. Cost O(n^2), and O(n^3) at worst for the assignment.
+    """
+    transposed = polar.shape[0] > polar.shape[1]
+    narrow = polar.T if transposed else polar  # (n_narrow, n_wide)
+    weights = narrow.abs() if signed else narrow
+    best, where = weights.max(dim=1)
+    row_energy, column_energy = (
+        torch.linalg.vector_norm(narrow, dim=side, dtype=torch.float64).square().cpu().numpy() for side in (1, 0)
+    )
+    n_narrow, n_wide = narrow.shape
+    if log_alpha is not None:
+        # The fewest columns' energy any matching can hold bounds the exponent from above.
+        least = float(np.sort(column_energy)[:n_narrow].sum())
+        bound = log_p_matching(
+            float(best.double().clamp(min=0).sum()),
+            n_narrow=n_narrow,
+            n_wide=n_wide,
+            narrow_energy=float(row_energy.sum()),
+            wide_energy=max(least, 1e-300),
+            signed=signed,
+        )
+        if bound > log_alpha:
+            return None
+    columns = where.cpu().numpy().astype(np.int64)
+    if len(np.unique(columns)) != n_narrow:
+        _, assigned = linear_sum_assignment(weights.cpu().numpy(), maximize=True)
+        columns = assigned.astype(np.int64)
+    rows = np.arange(n_narrow, dtype=np.int64)
+    signed_entries = narrow.cpu().numpy()[rows, columns].astype(np.float64)
+    evidence = _evidence(signed_entries, row_energy, column_energy[columns], n_wide, signed=signed)
+    reference, candidate = (columns, rows) if transposed else (rows, columns)
+    order = np.argsort(reference)
+    return Matching(
+        reference=reference[order],
+        candidate=candidate[order],
+        entries=(np.abs(signed_entries) if signed else signed_entries)[order],
+        n_negative=int((signed_entries < 0).sum()),
+        signed=signed,
+        trace=evidence[0],
+        log_p=evidence[1],
+        log_p_trimmed=evidence[2],
+        n_significant=evidence[3],
+    )
+
+
+def _evidence(
+    signed_entries: FloatArray, row_energy: FloatArray, column_energy: FloatArray, n_wide: int, *, signed: bool
+) -> tuple[float, float, dict[str, float], int]:
+    entries = np.abs(signed_entries) if signed else signed_entries
+    n_narrow = len(entries)
+
+    def log_p(keep: npt.NDArray[np.intp]) -> float:
+        return log_p_matching(
+            float(entries[keep].sum()),
+            n_narrow=n_narrow,
+            n_wide=n_wide,
+            narrow_energy=float(row_energy[keep].sum()),
+            wide_energy=float(column_energy[keep].sum()),
+            n_matched=len(keep),
+            signed=signed,
+        )
+
+    ascending = np.argsort(entries, kind="stable")
+    trimmed = {name: log_p(ascending[: n_narrow - n_narrow // share]) for name, share in TRIMS.items()}
+    n_comparisons = n_narrow * n_wide * (2 if signed else 1)
+    log_channel_alpha = float(np.log(CHANNEL_ALPHA))
+    n_significant = sum(
+        max(
+            log_p_entry(float(u), line_energy=float(r), n_haar=n_wide, n_comparisons=n_comparisons),
+            log_p_entry(float(u), line_energy=float(c), n_haar=n_narrow, n_comparisons=n_comparisons),
+        )
+        < log_channel_alpha
+        for u, r, c in zip(entries, row_energy, column_energy, strict=True)
+    )
+    return float(entries.sum()), log_p(np.arange(n_narrow)), trimmed, n_significant

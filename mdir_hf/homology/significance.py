@@ -1,0 +1,107 @@
+"""The one formula: an exact upper bound on the p-value of a matched trace.
+
+Null hypothesis: the two models are independent and the law of one of them is invariant under rotations of its
+residual stream. Then the polar factor ``U = A F B^T`` of their cross product has a Haar-distributed factor, and for a
+fixed partial matching P with trace ``c = <P, U>`` the moment bound ``E exp(t Tr XO) <= exp(t^2 |X|_F^2 / 2n)``
+(``O`` Haar on O(n), X fixed) gives ``P[c >= x] <= exp(-n x^2 / 2|X|_F^2)`` with nothing asymptotic in it. The union
+over all matchings that could have been picked makes it hold for a matching found in any way whatever.
+
+The paper's ``ln d! - c^2/2`` is the square, full-rank, full-matching case, with its epsilon proved to be 0.
+Everything is a natural logarithm until the report turns it into log10; nothing is ever exponentiated.
+"""
+
+from __future__ import annotations
+
+import math
+
+LN10 = math.log(10.0)
+
+
+def log_p_matching(
+    trace: float,
+    *,
+    n_narrow: int,
+    n_wide: int,
+    narrow_energy: float,
+    wide_energy: float,
+    n_matched: int | None = None,
+    signed: bool = False,
+) -> float:
+    """Bound the probability that unrelated models reach this trace, over every matching that could be picked.
+
+    ``ln p <= ln #matchings - min(n_wide c^2 / 2 e_narrow, n_narrow c^2 / 2 e_wide)``.
+
+    The first term of the minimum is the bound when the wider model is the rotation-invariant one (X = P^T A F, whose
+    energy is that of the matched rows on the narrow side), the second when the narrower one is. Taking the weaker of
+    the two makes the p-value hold whichever of the two models it is. On a square full-rank polar factor both are the
+    paper's c^2/2.
+
+    Args:
+        trace: c, the sum of the matched entries (of their absolute values when ``signed``).
+        n_narrow: Number of channels of the narrower side of U.
+        n_wide: Number of channels of the wider side, ``>= n_narrow``.
+        narrow_energy: Sum of squares of U over the matched rows of the narrow side.
+        wide_energy: Sum of squares of U over the matched columns of the wide side.
+        n_matched: Number of matched pairs, fixed in advance; None for a full matching of the narrow side.
+        signed: Whether each pair could also be matched with a minus sign.
+
+    Returns:
+        Natural logarithm of the bound, at most 0.
+
+    Raises:
+        ValueError: If the sizes contradict each other.
+
+    References:
+        facts: statistics.md sections 0, 1 and 3; paper, Algorithm 1 and the section on the p-value.
+    """
+    m = n_narrow if n_matched is None else n_matched
+    if not 0 <= m <= n_narrow <= n_wide:
+        raise ValueError(f"expected 0 <= n_matched <= n_narrow <= n_wide, got {m}, {n_narrow}, {n_wide}")
+    if m == 0 or trace <= 0.0 or narrow_energy <= 0.0 or wide_energy <= 0.0:
+        return 0.0
+    exponent = 0.5 * trace * trace * min(n_wide / narrow_energy, n_narrow / wide_energy)
+    return min(0.0, log_n_matchings(n_narrow, n_wide, m, signed=signed) - exponent)
+
+
+def log_n_matchings(n_narrow: int, n_wide: int, n_matched: int, *, signed: bool = False) -> float:
+    """Logarithm of the number of ways to match ``n_matched`` channels injectively.
+
+    ``C(n1, m) n2! / (n2 - m)!``, times ``2^m`` where signs are free. For m = n1 = n2 it is ln n!.
+    """
+    choose_rows = math.lgamma(n_narrow + 1) - math.lgamma(n_matched + 1) - math.lgamma(n_narrow - n_matched + 1)
+    place_them = math.lgamma(n_wide + 1) - math.lgamma(n_wide - n_matched + 1)
+    return choose_rows + place_them + (n_matched * math.log(2.0) if signed else 0.0)
+
+
+def log_p_entry(entry: float, *, line_energy: float, n_haar: int, n_comparisons: int) -> float:
+    """Bound for one entry of U alone: the same formula with X a single matrix unit.
+
+    Args:
+        entry: The entry's value.
+        line_energy: Sum of squares of the line of U that it lies on, on the side that is not rotated.
+        n_haar: Dimension of the rotated side.
+        n_comparisons: How many entries it was the best of.
+
+    Returns:
+        Natural logarithm of the bound, at most 0.
+    """
+    if entry <= 0.0 or line_energy <= 0.0:
+        return 0.0
+    return min(0.0, math.log(n_comparisons) - 0.5 * n_haar * entry * entry / line_energy)
+
+
+def log_p_looks(log_p_by_look: list[float]) -> float:
+    """Combine successive looks at growing data: ``min_s [ln p_s + ln s(s+1)]``, s = 1, 2, ...
+
+    Valid at any stopping time, under any dependence between the looks, because sum 1/(s(s+1)) = 1
+    (statistics.md section 5).
+    """
+    return min((min(0.0, p + math.log(s * (s + 1))) for s, p in enumerate(log_p_by_look, start=1)), default=0.0)
+
+
+def threshold_trace(n_narrow: int, n_wide: int, log_alpha: float, *, signed: bool = False) -> float:
+    """Smallest trace of a full-rank polar factor (``n_narrow`` orthonormal rows) that is significant at alpha.
+
+    With as much energy on either side as a full matching can have, so that no smaller trace is ever significant.
+    """
+    return math.sqrt(2.0 * (log_n_matchings(n_narrow, n_wide, n_narrow, signed=signed) - log_alpha))

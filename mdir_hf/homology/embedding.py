@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from mdir_hf.homology.matching import Matching, best_matching
+from mdir_hf.homology.matching import TRIMS, Matching, best_matching
 from mdir_hf.homology.polar import FLOAT64_CHANNELS, PolarFactor, polar_factor, polar_factor_of_rows, row_factors
 from mdir_hf.homology.rows import PairedRows, pair_rows, whitening
 from mdir_hf.homology.significance import log_p_looks
@@ -40,6 +40,7 @@ class Look:
         view: The view that gave the smallest p.
         matching: Its matching, None where no matching could have been significant.
         log_p: Natural log of p, corrected for the tests of this comparison (not yet for earlier looks).
+        log_p_trimmed: The same without the best n/16, n/4, n/2 of the channels.
     """
 
     stage: str
@@ -48,6 +49,12 @@ class Look:
     view: str
     matching: Matching | None
     log_p: float
+    log_p_trimmed: dict[str, float]
+
+    @property
+    def log_p_robust(self) -> float:
+        """The n/2-trimmed p (corrected alike): significant only where more than a few axes are shared."""
+        return self.log_p_trimmed["n/2"]
 
 
 class EmbeddingTest:
@@ -80,8 +87,14 @@ class EmbeddingTest:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the looks so far are significant at the level."""
-        return self.log_p < self.log_alpha
+        """Whether a look is significant at the level, and stays so without the best half of the channels.
+
+        Significant on few channels only is no reason to stop looking: it may be a handful of shared outlier axes.
+        """
+        return any(
+            max(look.log_p, look.log_p_robust) + self.sequential_correction(look) < self.log_alpha
+            for look in self.looks
+        )
 
     def best_look(self) -> Look:
         """The look that carries the headline p: the one with the smallest corrected p, the last one if none has any."""
@@ -161,10 +174,19 @@ class EmbeddingTest:
                 level = None if is_last and view == VIEWS[0] else self.log_alpha
                 matching = best_matching(factor.matrix, signed=signed, log_alpha=level)
                 log_p = 0.0 if matching is None else min(0.0, matching.log_p + correction)
-                look = Look(stage, n_rows, factor.rank, view, matching, log_p)
+                trimmed = {} if matching is None else matching.log_p_trimmed
+                look = Look(
+                    stage,
+                    n_rows,
+                    factor.rank,
+                    view,
+                    matching,
+                    log_p,
+                    {name: min(0.0, trimmed.get(name, 0.0) + correction) for name in TRIMS},
+                )
                 if best is None or look.log_p < best.log_p:
                     best, self.polar = look, factor.matrix
-            if best is not None and best.log_p < self.log_alpha:
+            if best is not None and max(best.log_p, best.log_p_robust) < self.log_alpha:
                 break
         assert best is not None  # there is always at least one view
         self.looks.append(best)

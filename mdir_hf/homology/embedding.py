@@ -29,7 +29,7 @@ SCREEN_CHANNELS = 256
 """Beyond it a look tests this many channels of the reference, drawn by seed, against all of the candidate."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Look:
     """The outcome of one look.
 

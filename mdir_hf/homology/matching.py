@@ -24,7 +24,7 @@ TRIMS = {"n/16": 16, "n/4": 4, "n/2": 2}
 """Shares of the best channels that the trimmed p-values leave out; fixed in advance."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Matching:
     """An injective matching of the narrower side's channels into the wider side's, and its evidence.
 

@@ -1,0 +1,350 @@
+"""The result of a comparison: frozen, serialisable, and able to say itself in words. Knows nothing else.
+
+The JSON is the contract ``mdir-hf/report/1``; the text is what the command line prints. A part that was not run is
+None in both, never invented.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+from mdir_hf.errors import InputError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SCHEMA = "mdir-hf/report/1"
+
+
+class Verdict(str, enum.Enum):
+    """What the evidence supports. Never a direction, never an accusation, never "unrelated"."""
+
+    HOMOLOGOUS = "homologous"
+    NO_EVIDENCE = "no_evidence"
+    INCONCLUSIVE = "inconclusive"
+
+
+class Reason(str, enum.Enum):
+    """Why a comparison is inconclusive."""
+
+    TOO_FEW_COMMON_TOKENS = "too_few_common_tokens"
+    FEW_SHARED_AXES = "few_shared_axes_only"
+    NULL_NOT_VALIDATED = "null_not_validated"
+
+
+REASON_TEXT = {
+    Reason.TOO_FEW_COMMON_TOKENS: "the two vocabularies share too few tokens for even a plain copy to be significant",
+    Reason.FEW_SHARED_AXES: "the models agree on a few channels only, as unrelated models with outlier channels can",
+    Reason.NULL_NOT_VALIDATED: "a placebo that should be silent was not, so the p-value of this pair cannot be trusted",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSummary:
+    """One side of a comparison.
+
+    Attributes:
+        repo: Repo id, or the local path.
+        revision: Revision that was asked for, None for the default branch or a plain folder.
+        commit: The commit it resolved to, None for a plain folder.
+        architecture: ``model_type`` of the config, or ``unknown``.
+        hidden_size: Width n of the residual stream.
+        layers: Number of decoder layers, None where the names do not tell.
+        vocabulary: Number of rows of the embedding.
+    """
+
+    repo: str
+    revision: str | None
+    commit: str | None
+    architecture: str
+    hidden_size: int | None
+    layers: int | None
+    vocabulary: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceboResult:
+    """The statistic where there is nothing to find; it should lie below its threshold.
+
+    Attributes:
+        trace: c of the placebo.
+        threshold: The c that would be significant at 0.1 %.
+        log10_p: At most 0.
+        channels: Number of channels it was computed on.
+    """
+
+    trace: float
+    threshold: float
+    log10_p: float
+    channels: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceboReport:
+    """Calibration of the embedding test (method: calibration).
+
+    Attributes:
+        re_paired: Tokens of one model paired with other tokens of the other.
+        rotated: One model turned by a random rotation.
+        privileged_basis_z: How far each model's axes stand out among all directions, reference and candidate.
+    """
+
+    re_paired: PlaceboResult
+    rotated: PlaceboResult
+    privileged_basis_z: tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixReport:
+    """Algorithm 1 on one pair of matrices, the embeddings or the unembeddings.
+
+    Attributes:
+        common_tokens: Tokens that both vocabularies hold.
+        rows_used: Tokens used by the look that is reported.
+        rank: Rank of the polar factor.
+        trace: c, None where no matching could have been significant and none was solved.
+        normalized_trace: c over the narrower width.
+        coverage: Share of channels matched each by itself.
+        matched_channels: Their number: entries of the polar factor significant at 1 % over all entries.
+        transformation: identity, permutation, signed_permutation, rotation or none.
+        scale: s of E' ~ s E P, None where nothing was found.
+        view: centred or whitened.
+        log10_p: Corrected for tests and looks; at most 0.
+        log10_p_trimmed: The same without the best n/16, n/4 and n/2 of the channels.
+        placebo: Calibration on the same rows.
+        looks: Every look: rows used and its corrected log10 p.
+    """
+
+    common_tokens: int
+    rows_used: int
+    rank: int
+    trace: float | None
+    normalized_trace: float | None
+    coverage: float | None
+    matched_channels: int | None
+    transformation: str
+    scale: float | None
+    view: str
+    log10_p: float
+    log10_p_trimmed: Mapping[str, float]
+    placebo: PlaceboReport | None
+    looks: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class InputOutput:
+    """What was read.
+
+    Attributes:
+        bytes_read: Bytes fetched from the network or read from local files, tokenizers and configs included.
+        bytes_from_cache: Bytes served by our own cache of ranges.
+        bytes_of_weights: Stored size of the two checkpoints.
+        requests: Number of requests (reads, for local files).
+        files: Files touched, as ``repo@commit:path``.
+    """
+
+    bytes_read: int
+    bytes_from_cache: int
+    bytes_of_weights: int
+    requests: int
+    files: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HomologyReport:
+    """The outcome of ``checker.compare``.
+
+    Attributes:
+        verdict: What the evidence supports at the level fixed in advance.
+        reason: Why it is inconclusive, else None.
+        log10_p: Headline, corrected for ``tests`` tests and for every look; at most 0.
+        alpha: The level.
+        tests: How many tests the headline was corrected for.
+        level: What was asked for: auto, screen or embedding.
+        settled_by: The step that decided: identical_files, screen, embedding, unembedding, or None.
+        reference: One model.
+        candidate: The other.
+        embedding: Algorithm 1 on the embeddings, None if not run.
+        unembedding: The same on untied unembeddings, None if not run.
+        layers: Algorithm 2, None if not run.
+        modules: Algorithm 3, None if not run.
+        caveats: Sentences that apply to this result.
+        io: What was read.
+        seconds: Wall-clock seconds of each step.
+        seed: Seed of every random choice.
+        version: Version of this package.
+        pictures: Reduced matrices for figures; not serialised.
+    """
+
+    verdict: Verdict
+    reason: Reason | None
+    log10_p: float
+    alpha: float
+    tests: int
+    level: str
+    settled_by: str | None
+    reference: ModelSummary
+    candidate: ModelSummary
+    embedding: MatrixReport | None
+    unembedding: MatrixReport | None
+    layers: Mapping[str, Any] | None
+    modules: tuple[Mapping[str, Any], ...] | None
+    caveats: tuple[str, ...]
+    io: InputOutput
+    seconds: Mapping[str, float]
+    seed: int
+    version: str
+    pictures: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain containers, in the order of the schema."""
+        body = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "pictures"}
+        for name, value in body.items():
+            if hasattr(value, "__dataclass_fields__"):
+                body[name] = asdict(value)
+        body["verdict"] = self.verdict.value
+        body["reason"] = None if self.reason is None else self.reason.value
+        return {"schema": SCHEMA, **body}
+
+    def to_json(self, *, indent: int | None = 2) -> str:
+        """The report as one JSON object, the contract ``mdir-hf/report/1``."""
+        return json.dumps(self.to_dict(), indent=indent, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> HomologyReport:
+        """Read a report back.
+
+        Raises:
+            InputError: If the text is not a report of this schema.
+        """
+        try:
+            body = json.loads(text)
+            schema = body.pop("schema")
+        except (ValueError, AttributeError, KeyError, RecursionError) as exc:
+            raise InputError(f"this is not a report of mdir-hf (expected a JSON object of schema {SCHEMA})") from exc
+        if schema != SCHEMA:
+            raise InputError(
+                f"expected a report of schema {SCHEMA}, got {schema!r}; read it with a version that knows it"
+            )
+        try:
+            body["verdict"] = Verdict(body["verdict"])
+            body["reason"] = None if body["reason"] is None else Reason(body["reason"])
+            body["reference"] = ModelSummary(**body["reference"])
+            body["candidate"] = ModelSummary(**body["candidate"])
+            body["embedding"] = _matrix_report(body["embedding"])
+            body["unembedding"] = _matrix_report(body["unembedding"])
+            body["modules"] = None if body["modules"] is None else tuple(body["modules"])
+            body["caveats"] = tuple(body["caveats"])
+            body["io"] = InputOutput(**{**body["io"], "files": tuple(body["io"]["files"])})
+            return cls(**body)
+        except (TypeError, ValueError, KeyError) as exc:
+            raise InputError(f"this report of schema {SCHEMA} lacks or adds fields: {exc}") from exc
+
+    def figures(self) -> Mapping[str, Figure]:
+        """Draw the matplotlib figures that this report has the data for, by name (needs ``mdir-hf[plot]``)."""
+        from mdir_hf.figures import draw_figures
+
+        return draw_figures(self)
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self))
+
+
+def _matrix_report(body: Any) -> MatrixReport | None:  # noqa: ANN401 - parsed JSON
+    if body is None:
+        return None
+    placebo = body["placebo"]
+    if placebo is not None:
+        placebo = PlaceboReport(
+            PlaceboResult(**placebo["re_paired"]),
+            PlaceboResult(**placebo["rotated"]),
+            tuple(placebo["privileged_basis_z"]),
+        )
+    looks = tuple((int(n), float(p)) for n, p in body["looks"])
+    return MatrixReport(**{**body, "placebo": placebo, "looks": looks})
+
+
+HEADLINE = {
+    Verdict.HOMOLOGOUS: "HOMOLOGOUS: the two models share weight ancestry",
+    Verdict.NO_EVIDENCE: "NO EVIDENCE of shared weight ancestry was found",
+    Verdict.INCONCLUSIVE: "INCONCLUSIVE",
+}
+
+MEANING = (
+    "p bounds the chance of such agreement between independently trained models. It is not a probability of "
+    "guilt, has no direction, and a shared random seed counts as shared ancestry."
+)
+
+
+def _lines(report: HomologyReport) -> list[str]:
+    headline = HEADLINE[report.verdict]
+    if report.reason is not None:
+        headline += f": {REASON_TEXT[report.reason]}"
+    lines = [headline, ""]
+
+    def row(name: str, text: str) -> None:
+        lines.append(f"  {name:<12} {text}")
+
+    row("log10 p", f"{report.log10_p:.1f}  (alpha {report.alpha:g}, corrected for {report.tests} tests)")
+    row("reference", _model_line(report.reference))
+    row("candidate", _model_line(report.candidate))
+    if report.settled_by is not None:
+        row("settled by", report.settled_by.replace("_", " "))
+    for name, matrix in (("embedding", report.embedding), ("unembedding", report.unembedding)):
+        if matrix is not None:
+            lines += _matrix_lines(name, matrix)
+    share = report.io.bytes_read / report.io.bytes_of_weights if report.io.bytes_of_weights else 0.0
+    cached = f" and {n_bytes_text(report.io.bytes_from_cache)} from the cache" if report.io.bytes_from_cache else ""
+    row(
+        "read",
+        f"{n_bytes_text(report.io.bytes_read)}{cached}, against {n_bytes_text(report.io.bytes_of_weights)} of weights"
+        f" ({100 * share:.2g} %), in {report.io.requests} requests and {sum(report.seconds.values()):.1f} s",
+    )
+    lines.append("")
+    lines += [f"  {MEANING}", *(f"  - {caveat}" for caveat in report.caveats)]
+    return lines
+
+
+def _model_line(model: ModelSummary) -> str:
+    name = model.repo + (f"@{model.revision}" if model.revision else "")
+    commit = f" [{model.commit[:8]}]" if model.commit else ""
+    facts = [model.architecture]
+    facts += [f"width {model.hidden_size}"] if model.hidden_size else []
+    facts += [f"{model.layers} layers"] if model.layers else []
+    facts += [f"{model.vocabulary} embedding rows"] if model.vocabulary else []
+    return f"{name}{commit}  ({', '.join(facts)})"
+
+
+def _matrix_lines(name: str, matrix: MatrixReport) -> list[str]:
+    found = "nothing" if matrix.transformation == "none" else matrix.transformation.replace("_", " ")
+    lines = [f"  {name:<12} {matrix.rows_used} of {matrix.common_tokens} common tokens used; found: {found}"]
+    if matrix.scale is not None:
+        lines[0] += f", scale {matrix.scale:.3g}"
+    if matrix.trace is not None and matrix.normalized_trace is not None:
+        lines.append(
+            f"  {'':<12} trace {matrix.trace:.1f} (normalized {matrix.normalized_trace:.3f}, rank {matrix.rank}),"
+            f" {matrix.matched_channels} channels each matched by itself"
+        )
+    trimmed = ", ".join(f"{p:.1f} without the best {k}" for k, p in matrix.log10_p_trimmed.items())
+    lines.append(f"  {'':<12} log10 p {matrix.log10_p:.1f}; {trimmed}")
+    if matrix.placebo is not None:
+        placebo = matrix.placebo.re_paired
+        state = "silent" if placebo.log10_p > -3.0 else "NOT silent"
+        lines.append(
+            f"  {'':<12} placebo (re-paired tokens) {state}: trace {placebo.trace:.1f}, significant from"
+            f" {placebo.threshold:.1f}"
+        )
+    return lines
+
+
+def n_bytes_text(n_bytes: float) -> str:
+    """A size for people: 512 B, 1.2 MB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(n_bytes) < 1000.0 or unit == "GB":
+            return f"{n_bytes:.0f} {unit}" if unit == "B" else f"{n_bytes:.3g} {unit}"
+        n_bytes /= 1000.0
+    raise AssertionError("unreachable")

@@ -107,6 +107,7 @@ class MatrixReport:
         rows_used: Tokens used by the look that is reported.
         rank: Rank of the polar factor.
         trace: c, None where no matching could have been significant and none was solved.
+        threshold: The c that would be significant at 0.1 %.
         normalized_trace: c over the narrower width.
         coverage: Share of channels matched each by itself.
         matched_channels: Their number: entries of the polar factor significant at 1 % over all entries.
@@ -123,6 +124,7 @@ class MatrixReport:
     rows_used: int
     rank: int
     trace: float | None
+    threshold: float | None
     normalized_trace: float | None
     coverage: float | None
     matched_channels: int | None

@@ -10,13 +10,9 @@ from dataclasses import dataclass
 
 import torch
 
-from mdir_hf.homology.matching import best_matching
+from mdir_hf.homology.matching import REMARKABLE, best_matching
 from mdir_hf.homology.polar import RowFactors, polar_factor_of_rows, row_factors
 from mdir_hf.homology.rows import PairedRows
-from mdir_hf.homology.significance import threshold_trace
-
-PLACEBO_ALPHA = 1e-3
-"""A placebo below this is not silent: then the null of this pair is in doubt."""
 
 MAX_PLACEBO_ROWS = 512
 MAX_PLACEBO_CHANNELS = 1024
@@ -29,7 +25,7 @@ class Placebo:
 
     Attributes:
         trace: c on the placebo.
-        threshold: The trace that would be significant at 0.1 % (full rank).
+        threshold: The trace that would be significant at 0.1 %.
         log_p: Natural log of its bound.
         n_channels: Channels it was computed on.
     """
@@ -42,7 +38,7 @@ class Placebo:
     @property
     def is_silent(self) -> bool:
         """Whether it is not significant at 0.1 %."""
-        return self.log_p > math.log(PLACEBO_ALPHA)
+        return self.log_p > math.log(REMARKABLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,10 +130,9 @@ def _placebo(reference: RowFactors, candidate: RowFactors) -> Placebo:
     factor = polar_factor_of_rows(reference, candidate, whitened=False)
     matching = best_matching(factor.matrix, signed=False)
     assert matching is not None  # without a level there is always a matching
-    n_narrow, n_wide = sorted(factor.matrix.shape)
     return Placebo(
         trace=matching.trace,
-        threshold=threshold_trace(n_narrow, n_wide, math.log(PLACEBO_ALPHA)) * math.sqrt(factor.rank / n_wide),
+        threshold=matching.threshold,
         log_p=matching.log_p,
-        n_channels=n_narrow,
+        n_channels=min(factor.matrix.shape),
     )

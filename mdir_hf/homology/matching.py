@@ -12,10 +12,13 @@ import numpy.typing as npt
 import torch
 from scipy.optimize import linear_sum_assignment
 
-from mdir_hf.homology.significance import log_p_entry, log_p_matching
+from mdir_hf.homology.significance import log_n_matchings, log_p_entry, log_p_matching
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
+
+REMARKABLE = 1e-3
+"""The level at which thresholds are quoted to readers, and above which a placebo is silent."""
 
 CHANNEL_ALPHA = 0.01
 """Family-wise level at which a single channel counts as matched by itself."""
@@ -35,6 +38,7 @@ class Matching:
         n_negative: How many of them have a negative entry.
         signed: Whether signs were free.
         trace: Sum of ``entries``.
+        threshold: The trace that this factor would need for significance at 0.1 %; both bounds of the formula hold.
         log_p: Natural log of the bound for this matching alone (no other multiplicity).
         log_p_trimmed: The same without the best n/16, n/4 and n/2 of the channels; keys of ``TRIMS``.
         n_significant: Number of channels whose entry is significant by itself at 1 % over all entries.
@@ -46,6 +50,7 @@ class Matching:
     n_negative: int
     signed: bool
     trace: float
+    threshold: float
     log_p: float
     log_p_trimmed: dict[str, float]
     n_significant: int
@@ -92,26 +97,29 @@ def best_matching(polar: torch.Tensor, *, signed: bool, log_alpha: float | None 
         columns = assigned.astype(np.int64)
     rows = np.arange(n_narrow, dtype=np.int64)
     signed_entries = narrow.cpu().numpy()[rows, columns].astype(np.float64)
-    evidence = _evidence(signed_entries, row_energy, column_energy[columns], n_wide, signed=signed)
+    entries = np.abs(signed_entries) if signed else signed_entries
+    log_p, trimmed, n_significant = _evidence(entries, row_energy, column_energy[columns], n_wide, signed=signed)
+    rate = min(n_wide / max(row_energy.sum(), 1e-300), n_narrow / max(column_energy[columns].sum(), 1e-300))
+    nats = log_n_matchings(n_narrow, n_wide, n_narrow, signed=signed) - np.log(REMARKABLE)
     reference, candidate = (columns, rows) if transposed else (rows, columns)
     order = np.argsort(reference)
     return Matching(
         reference=reference[order],
         candidate=candidate[order],
-        entries=(np.abs(signed_entries) if signed else signed_entries)[order],
+        entries=entries[order],
         n_negative=int((signed_entries < 0).sum()),
         signed=signed,
-        trace=evidence[0],
-        log_p=evidence[1],
-        log_p_trimmed=evidence[2],
-        n_significant=evidence[3],
+        trace=float(entries.sum()),
+        threshold=float(np.sqrt(2.0 * nats / rate)),
+        log_p=log_p,
+        log_p_trimmed=trimmed,
+        n_significant=n_significant,
     )
 
 
 def _evidence(
-    signed_entries: FloatArray, row_energy: FloatArray, column_energy: FloatArray, n_wide: int, *, signed: bool
-) -> tuple[float, float, dict[str, float], int]:
-    entries = np.abs(signed_entries) if signed else signed_entries
+    entries: FloatArray, row_energy: FloatArray, column_energy: FloatArray, n_wide: int, *, signed: bool
+) -> tuple[float, dict[str, float], int]:
     n_narrow = len(entries)
 
     def log_p(keep: npt.NDArray[np.intp]) -> float:
@@ -137,4 +145,4 @@ def _evidence(
         < log_channel_alpha
         for u, r, c in zip(entries, row_energy, column_energy, strict=True)
     )
-    return float(entries.sum()), log_p(np.arange(n_narrow)), trimmed, n_significant
+    return log_p(np.arange(n_narrow)), trimmed, n_significant

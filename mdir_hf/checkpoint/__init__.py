@@ -1,0 +1,23 @@
+"""File formats: header to tensor specs, bytes to float rows; local or remote alike.
+
+Whatever gives files and byte ranges (:class:`~mdir_hf.checkpoint.sources.FileTree`) becomes a
+:class:`~mdir_hf.checkpoint.sources.TensorSource` through :func:`open_checkpoint`.
+"""
+
+from .blocks import iter_row_blocks
+from .formats import open_checkpoint
+from .memory import MemorySource
+from .safetensors import SafetensorsSource
+from .sources import ByteSource, FileEntry, FileTree, TensorSource, TensorSpec
+
+__all__ = [
+    "ByteSource",
+    "FileEntry",
+    "FileTree",
+    "MemorySource",
+    "SafetensorsSource",
+    "TensorSource",
+    "TensorSpec",
+    "iter_row_blocks",
+    "open_checkpoint",
+]

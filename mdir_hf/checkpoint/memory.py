@@ -1,0 +1,110 @@
+"""Tensors that are already in memory, behind the same seam as a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ..errors import InputError, TensorNotFoundError
+from .decode import first_not_finite, not_finite, readable_dtype, result_dtype
+from .dtypes import NAME_OF_TORCH_DTYPE
+from .safetensors import check_rows
+from .sources import TensorSpec
+
+
+class MemorySource:
+    """A dict of tensors, e.g. ``model.state_dict()``. Implements ``TensorSource``.
+
+    Args:
+        tensors: Name to tensor; any device, any layout. Not copied, so they must not change while this is used.
+        label: What an error calls it.
+
+    Raises:
+        InputError: If a tensor has a dtype that no checkpoint can hold.
+    """
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], *, label: str = "memory") -> None:
+        self._tensors = dict(tensors)
+        self._label = label
+        self._specs: dict[str, TensorSpec] = {}
+        at = 0
+        for name, tensor in sorted(self._tensors.items()):
+            dtype = NAME_OF_TORCH_DTYPE.get(tensor.dtype)
+            if dtype is None:
+                raise InputError(f"tensor {name!r} has dtype {tensor.dtype}, which no checkpoint holds", subject=label)
+            stop = at + tensor.numel() * tensor.element_size()
+            self._specs[name] = TensorSpec(name, tuple(tensor.shape), dtype, path="", start=at, stop=stop)
+            at = stop
+        self._n_bytes = at
+
+    @property
+    def label(self) -> str:
+        """For messages."""
+        return self._label
+
+    @property
+    def n_bytes(self) -> int:
+        """Size of all tensors, in bytes."""
+        return self._n_bytes
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """No files."""
+        return ()
+
+    def names(self) -> tuple[str, ...]:
+        """Names of all tensors, sorted."""
+        return tuple(self._specs)
+
+    def spec(self, name: str) -> TensorSpec:
+        """Shape and dtype of a tensor; the offsets are those it would have if all lay one after the other.
+
+        Raises:
+            TensorNotFoundError: If there is no such tensor.
+        """
+        spec = self._specs.get(name)
+        if spec is None:
+            raise TensorNotFoundError(f"there is no tensor {name!r}", subject=self.label)
+        return spec
+
+    def read(self, name: str) -> torch.Tensor:
+        """Return a whole tensor as a float32 copy on the CPU (float64 stays float64).
+
+        Raises:
+            TensorNotFoundError: If there is no such tensor.
+            UnsupportedFormatError: If its dtype is not a plain weight.
+            CorruptCheckpointError: If it holds NaN or infinity.
+        """
+        spec = self.spec(name)
+        out = self._as_weights(spec, self._tensors[name])
+        bad = first_not_finite(out)
+        if bad is not None:
+            raise not_finite(spec, bad // int(np.prod(spec.shape[1:])), self.label)
+        return out
+
+    def read_rows(self, name: str, rows: npt.NDArray[np.int64], *, max_gap_bytes: int | None = None) -> torch.Tensor:
+        """Return some rows of a matrix as a float32 copy on the CPU (float64 stays float64), in the order asked.
+
+        Raises:
+            InputError: If it is no matrix, or a row is outside of it.
+            TensorNotFoundError: If there is no such tensor.
+            UnsupportedFormatError: If its dtype is not a plain weight.
+            CorruptCheckpointError: If a wanted row holds NaN or infinity.
+        """
+        del max_gap_bytes  # nothing is read over
+        spec = self.spec(name)
+        readable_dtype(spec, self.label)
+        wanted = check_rows(spec, rows, self.label)
+        tensor = self._tensors[name]
+        out = self._as_weights(spec, tensor[torch.from_numpy(wanted).to(tensor.device)])
+        bad = first_not_finite(out)
+        if bad is not None:
+            raise not_finite(spec, int(wanted[bad // spec.shape[1]]), self.label)
+        return out
+
+    def _as_weights(self, spec: TensorSpec, tensor: torch.Tensor) -> torch.Tensor:
+        dtype = result_dtype(readable_dtype(spec, self.label))
+        return tensor.detach().to(device="cpu", dtype=dtype, copy=True, memory_format=torch.contiguous_format)

@@ -1,0 +1,14 @@
+"""Tokenizer files read as data: token bytes, embedding rows, and what two vocabularies have in common."""
+
+from mdir_hf.vocabulary.common import CommonVocabulary, common_vocabulary
+from mdir_hf.vocabulary.files import read_vocabulary, vocabulary_files
+from mdir_hf.vocabulary.tokens import Vocabulary, VocabularyKind
+
+__all__ = [
+    "CommonVocabulary",
+    "Vocabulary",
+    "VocabularyKind",
+    "common_vocabulary",
+    "read_vocabulary",
+    "vocabulary_files",
+]

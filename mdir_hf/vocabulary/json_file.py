@@ -1,0 +1,100 @@
+"""JSON of tokenizers, loaded with care: only UTF-8, only objects, without the merges, and no error but ours."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from mdir_hf.errors import VocabularyError
+
+# A quote with no backslash before it, closed right after the name and followed by ": [", can only be a key with an
+# array: inside a string the quotes would be escaped.
+_MERGES = re.compile(rb'(?<!\\)"merges"\s*:\s*\[')
+_STRING = rb'"[^"\\]*(?:\\.[^"\\]*)*"'
+# Up to 256 merges at a time: the engine does the work, and what it must remember to step back stays small.
+_SOME_MERGES = re.compile(
+    rb"(?:\s*(?:" + _STRING + rb"|\[\s*" + _STRING + rb"\s*,\s*" + _STRING + rb"\s*\])\s*,?){1,256}", re.DOTALL
+)
+_CLOSE = re.compile(rb"\s*\]")
+
+
+def without_merges(data: bytes) -> bytes:
+    """Empty the array of BPE merges, which takes half of a tokenizer.json or more and says nothing about rows.
+
+    Data that do not look as expected come back as they are, for the JSON parser to judge.
+
+    Args:
+        data: The file.
+
+    Returns:
+        The same JSON with ``"merges": []``.
+    """
+    start = _MERGES.search(data)
+    if start is None:
+        return data
+    position = start.end()
+    while some := _SOME_MERGES.match(data, position):
+        position = some.end()
+    close = _CLOSE.match(data, position)
+    return data if close is None else data[: start.end()] + data[close.end() - 1 :]
+
+
+def load_object(data: bytes, file: str) -> dict[str, Any]:
+    """Load a JSON object.
+
+    Args:
+        data: The file, UTF-8, with or without a byte order mark.
+        file: Its name, for errors.
+
+    Returns:
+        The object; of repeated keys the last stays, as in every reader of these files.
+
+    Raises:
+        VocabularyError: The bytes are no UTF-8, no JSON, no object, nested too deep, or hold a number too long to be
+            one.
+    """
+    try:
+        found = json.loads(without_merges(data).decode("utf-8-sig"))
+    except RecursionError as exc:
+        raise VocabularyError("expected a JSON object, found brackets nested too deep to be one", subject=file) from exc
+    except ValueError as exc:  # also UnicodeDecodeError, JSONDecodeError, and integers of more than 4300 digits
+        raise VocabularyError(f"expected JSON in UTF-8, found {glimpse(data)}: {exc}", subject=file) from exc
+    if not isinstance(found, dict):
+        raise VocabularyError(f"expected a JSON object, found {described(found)}", subject=file)
+    return found
+
+
+def described(value: object) -> str:
+    """Name the JSON type of a value, for an error message."""
+    names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
+    return names.get(type(value), "a number")
+
+
+def glimpse(data: bytes) -> str:
+    """Say what a file that is not what it should be looks like, for an error message."""
+    if not data:
+        return "an empty file"
+    if data.startswith(b"version https://git-lfs"):
+        return "a Git LFS pointer instead of the file (run `git lfs pull`)"
+    return f"{len(data)} bytes that begin with {data[:24]!r}"
+
+
+def shown(value: object) -> str:
+    """Show a JSON value in an error message: scalars as they are, shortened, the others by their type alone."""
+    # The repr of something nested deep enough would be an error of its own.
+    return described(value) if isinstance(value, dict | list) else f"{value!r:.60}"
+
+
+def row_id(value: object, token: str, file: str) -> int:
+    """Check that a JSON value is an integer.
+
+    Raises:
+        VocabularyError: It is something else.
+    """
+    if type(value) is not int:
+        raise VocabularyError(
+            f"token {token[:40]!r} has the id {shown(value)}; expected an integer",
+            subject=file,
+        )
+    return value

@@ -1,0 +1,140 @@
+"""Vocabularies that store their tokens as raw bytes: tiktoken ranks, ``tekken.json``, the word list of RWKV."""
+
+from __future__ import annotations
+
+import ast
+import binascii
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from mdir_hf.errors import VocabularyError
+from mdir_hf.vocabulary.json_file import described, row_id, shown
+from mdir_hf.vocabulary.tokens import Role, Token
+
+TIKTOKEN_LINE = re.compile(rb"([A-Za-z0-9+/]*={0,2})[ \t]+([0-9]{1,9})")
+# Escapes that Python writes itself; at others the parser of literals warns, or reads them as what nobody meant.
+_ESCAPES = rb"\\'\"abfnrtvx"
+
+
+def _literal(prefix: bytes, escapes: bytes) -> bytes:
+    single, double = (
+        prefix + quote + rb"(?:[^\\" + quote + rb"]|\\[" + escapes + rb"])*" + quote for quote in (b"'", b'"')
+    )
+    return single + b"|" + double
+
+
+RWKV_LINE = re.compile(
+    rb"([0-9]{1,9}) (" + _literal(b"", _ESCAPES + b"uU") + b"|" + _literal(b"b", _ESCAPES) + rb") ([0-9]{1,9})"
+)
+
+
+def lines_of(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield the line number, from 1, and the content of each line that holds something; LF or CR LF, BOM dropped."""
+    for number, line in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
+        if content := line.removesuffix(b"\r"):
+            yield number, content
+
+
+def tiktoken_tokens(data: bytes, file: str) -> Iterator[Token]:
+    """Read tiktoken ranks: a token in base64, a space, its rank, which is its row.
+
+    Args:
+        data: The file.
+        file: Its name, for errors.
+
+    Yields:
+        The tokens. Special tokens stand in code elsewhere, not in such a file.
+
+    Raises:
+        VocabularyError: A line is something else.
+    """
+    for number, line in lines_of(data):
+        match = TIKTOKEN_LINE.fullmatch(line)
+        if match is None:
+            raise _unexpected(number, "base64 and a rank", line, file)
+        yield int(match[2]), _from_base64(match[1], f"line {number}", file), Role.TEXT
+
+
+def tekken_tokens(found: dict[str, Any], file: str) -> Iterator[Token]:
+    """Read a ``tekken.json``.
+
+    The special tokens come first, ``default_num_special_tokens`` of them; the row of a token is its rank plus their
+    number, and only ranks that fit into ``default_vocab_size`` are in use.
+
+    Args:
+        found: The whole file.
+        file: Its name, for errors.
+
+    Yields:
+        The tokens, special ones first.
+
+    Raises:
+        VocabularyError: Something in the file is not of the type that the format has there.
+    """
+    config, entries = found.get("config"), found.get("vocab")
+    if not isinstance(config, dict) or not isinstance(entries, list):
+        raise VocabularyError(
+            f'expected "config" to be an object and "vocab" a list, found {described(config)} and {described(entries)}',
+            subject=file,
+        )
+    n_rows = row_id(config.get("default_vocab_size"), "default_vocab_size", file)
+    n_special = row_id(config.get("default_num_special_tokens"), "default_num_special_tokens", file)
+    if not (0 <= n_special <= n_rows <= len(entries) + n_special and n_special <= len(entries)):
+        raise VocabularyError(
+            f"expected {n_rows} rows, {n_special} of them special, found {len(entries)} tokens, which do not fill them",
+            subject=file,
+        )
+    for row in range(n_special):
+        yield row, b"", Role.SPECIAL
+    for entry in entries:
+        encoded = entry.get("token_bytes") if isinstance(entry, dict) else None
+        if not isinstance(entry, dict) or not isinstance(encoded, str):
+            raise VocabularyError(f'expected objects with "rank" and "token_bytes", found {shown(entry)}', subject=file)
+        rank = row_id(entry.get("rank"), encoded, file)
+        # A negative rank would pass for a special row.
+        if rank < 0:
+            raise VocabularyError(f"token {encoded[:40]!r} has the rank {rank}; expected at least 0", subject=file)
+        if rank < n_rows - n_special:
+            yield rank + n_special, _from_base64(encoded.encode(), f"rank {rank}", file), Role.TEXT
+
+
+def rwkv_tokens(data: bytes, file: str) -> Iterator[Token]:
+    """Read the word list of RWKV: row, a Python literal of text or bytes, number of bytes.
+
+    Literals are parsed as data, never evaluated. Row 0, the end of text, is not in the file.
+
+    Args:
+        data: The file.
+        file: Its name, for errors.
+
+    Yields:
+        The tokens.
+
+    Raises:
+        VocabularyError: A line is something else, or a token is not as long as the line says.
+    """
+    yield 0, b"", Role.SPECIAL
+    for number, line in lines_of(data):
+        match = RWKV_LINE.fullmatch(line)
+        if match is None:
+            raise _unexpected(number, "a row, a literal and a length", line, file)
+        try:
+            literal = ast.literal_eval(match[2].decode())
+            text = literal.encode() if isinstance(literal, str) else literal
+        except (ValueError, SyntaxError, RecursionError, MemoryError) as exc:
+            raise _unexpected(number, "a literal of text or bytes", line, file) from exc
+        if not isinstance(text, bytes) or len(text) != int(match[3]):
+            raise _unexpected(number, f"a literal of {int(match[3])} bytes", line, file)
+        yield int(match[1]), text, Role.TEXT
+
+
+def _from_base64(encoded: bytes, place: str, file: str) -> bytes:
+    try:
+        return binascii.a2b_base64(encoded)
+    except ValueError as exc:
+        raise VocabularyError(f"expected base64 on {place}, found {encoded[:40]!r}: {exc}", subject=file) from exc
+
+
+def _unexpected(number: int, expected: str, line: bytes, file: str) -> VocabularyError:
+    return VocabularyError(f"expected {expected} on line {number}, found {line[:60]!r}", subject=file)

@@ -1,0 +1,185 @@
+"""``tokenizer.json`` and ``vocab.json``: token strings with row ids, in JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import Any
+
+from mdir_hf.errors import VocabularyError
+from mdir_hf.vocabulary import spelling
+from mdir_hf.vocabulary.json_file import described, row_id, shown
+from mdir_hf.vocabulary.tokens import Role, Token, VocabularyKind
+
+_END_OF_WORD = "</w>"
+# Where <s> and its like are special tokens of a vocab.json, they are numbered first.
+_N_FIRST_ROWS = 16
+
+
+def tokenizer_json_tokens(found: dict[str, Any], file: str) -> tuple[VocabularyKind, Iterator[Token]]:
+    """Read a ``tokenizer.json``.
+
+    Flags decide: an added token is special where the file says so, or where it is named ``<|…|>``. A row is reserved
+    where its name says so. An added token that repeats an entry of the model's vocabulary is that entry; any other is
+    literal text, whatever the convention of the rest.
+
+    Args:
+        found: The whole file.
+        file: Its name, for errors.
+
+    Returns:
+        The convention, and the tokens.
+
+    Raises:
+        VocabularyError: Something in the file is not of the type that the format has there; also while the tokens are
+            drawn.
+    """
+    model = _member(found, "model", dict, file)
+    vocabulary = model.get("vocab")
+    if isinstance(vocabulary, list):
+        strings = [_unigram_piece(entry, place, file) for place, entry in enumerate(vocabulary)]
+        entries: Iterable[tuple[str, object]] = zip(strings, range(len(strings)), strict=True)
+    elif isinstance(vocabulary, dict):
+        strings = list(vocabulary)
+        entries = vocabulary.items()
+    else:
+        raise VocabularyError(
+            f'expected "model.vocab" to be an object or a list, found {described(vocabulary)}', subject=file
+        )
+    kind = _declared_kind(found, model) or spelling.guess_kind(strings)
+    spell = spelling.SPELLERS[kind]
+    prefix = model.get("continuing_subword_prefix")
+    if kind is VocabularyKind.WORDPIECE and isinstance(prefix, str) and prefix:
+        spell = partial(spelling.wordpiece, prefix=prefix)
+    if isinstance(suffix := model.get("end_of_word_suffix"), str) and suffix:
+        spell = spelling.with_suffix(spell, suffix)
+    added = _added_tokens(found, file)
+    unknown = model.get("unk_token")
+    if isinstance(vocabulary, list) and type(place := model.get("unk_id")) is int and 0 <= place < len(strings):
+        unknown = strings[place]
+
+    def tokens() -> Iterator[Token]:
+        own = set()
+        for string, value in entries:
+            row = row_id(value, string, file)
+            listed = added.get(row)
+            if listed is not None and listed[0] == string:
+                own.add(row)
+                role = listed[1]
+            elif string == unknown:
+                role = Role.SPECIAL
+            else:
+                role = Role.RESERVED if spelling.is_reserved(string) else Role.TEXT
+            yield _spelt(row, string, role, kind, spell)
+        for row, (string, role) in added.items():
+            if row not in own:
+                yield row, string.encode(), role
+
+    return kind, tokens()
+
+
+def vocab_json_tokens(
+    found: dict[str, Any], file: str, added: dict[str, Any], added_file: str
+) -> tuple[VocabularyKind, Iterator[Token]]:
+    """Read a ``vocab.json`` (token string to row) and its ``added_tokens.json``; names decide what is special.
+
+    Args:
+        found: ``vocab.json``.
+        file: Its name, for errors.
+        added: ``added_tokens.json``, literal text; may be empty.
+        added_file: Its name, for errors.
+
+    Returns:
+        The convention, judged from the content, and the tokens.
+
+    Raises:
+        VocabularyError: An id is no integer; raised while the tokens are drawn.
+    """
+    kind = spelling.guess_kind(found)
+    spell = spelling.SPELLERS[kind]
+    # GPT-1 and its like mark the end of most words; elsewhere the string is but a token of markup.
+    if sum(string.endswith(_END_OF_WORD) for string in found) * 10 > len(found):
+        spell = spelling.with_suffix(spell, _END_OF_WORD)
+
+    def tokens() -> Iterator[Token]:
+        for string, value in found.items():
+            row = row_id(value, string, file)
+            role = spelling.role_by_name(string, may_be_markup=row >= _N_FIRST_ROWS)
+            yield _spelt(row, string, role, kind, spell)
+        yield from added_json_tokens({string: row for string, row in added.items() if string not in found}, added_file)
+
+    return kind, tokens()
+
+
+def added_json_tokens(found: dict[str, Any], file: str) -> Iterator[Token]:
+    """Read an ``added_tokens.json`` (literal text to row); names decide what is special.
+
+    Raises:
+        VocabularyError: An id is no integer; raised while the tokens are drawn.
+    """
+    for string, value in found.items():
+        yield row_id(value, string, file), string.encode(), spelling.role_by_name(string)
+
+
+def _spelt(row: int, string: str, role: Role, kind: VocabularyKind, spell: spelling.Speller) -> Token:
+    if kind is VocabularyKind.SENTENCEPIECE and role is Role.TEXT:
+        byte = spelling.fallback_byte(string)
+        if byte is not None:
+            return row, byte, Role.FALLBACK
+    return row, spell(string), role
+
+
+def _declared_kind(found: dict[str, Any], model: dict[str, Any]) -> VocabularyKind | None:
+    """Return the convention that the pipeline declares; None where it does not."""
+    types, marks_space = set(), False
+    stack: list[object] = [found.get(part) for part in ("normalizer", "pre_tokenizer", "decoder")]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, dict):
+            if isinstance(declared := node.get("type"), str):
+                types.add(declared)
+            # Replace names the mark in "content", or in the "String" of its pattern; Prepend in "prepend".
+            marks_space = marks_space or spelling.META_SPACE in map(node.get, ("content", "String", "prepend"))
+            stack.extend(node.values())
+        elif isinstance(node, list):
+            stack.extend(node)
+    if "ByteLevel" in types:
+        return VocabularyKind.BYTE_LEVEL
+    if model.get("type") == "WordPiece" or "WordPiece" in types:
+        return VocabularyKind.WORDPIECE
+    if "Metaspace" in types or marks_space:
+        return VocabularyKind.SENTENCEPIECE
+    return None
+
+
+def _added_tokens(found: dict[str, Any], file: str) -> dict[int, tuple[str, Role]]:
+    listed = found.get("added_tokens")
+    added: dict[int, tuple[str, Role]] = {}
+    for entry in _member(found, "added_tokens", list, file) if listed is not None else []:
+        if not isinstance(entry, dict):
+            raise VocabularyError(f'expected objects in "added_tokens", found {described(entry)}', subject=file)
+        string = _member(entry, "content", str, file)
+        row = row_id(entry.get("id"), string, file)
+        if spelling.is_reserved(string):
+            role = Role.RESERVED
+        else:
+            role = Role.SPECIAL if entry.get("special") is True or spelling.is_control(string) else Role.TEXT
+        added[row] = string, role
+    return added
+
+
+def _member(parent: dict[str, Any], name: str, kind: type, file: str) -> Any:  # noqa: ANN401 - JSON of the type asked for
+    value = parent.get(name)
+    if not isinstance(value, kind):
+        expected = described(kind())
+        found = described(value) if name in parent else "no such key"
+        raise VocabularyError(f'expected "{name}" to be {expected}, found {found}', subject=file)
+    return value
+
+
+def _unigram_piece(entry: object, place: int, file: str) -> str:
+    if isinstance(entry, list) and entry and isinstance(entry[0], str):
+        return entry[0]
+    raise VocabularyError(
+        f'expected [piece, score] at place {place} of "model.vocab", found {shown(entry)}', subject=file
+    )

@@ -1,0 +1,182 @@
+"""The tokens of one vocabulary: which bytes each usable row of an embedding stands for.
+
+A reader of some file format yields :data:`Token` triples in any order; :func:`assemble` alone decides which of them are
+usable, so the rules hold for every format alike:
+
+* A token that stands for no text of its own is left out: special, control, reserved, unused, empty.
+* **Byte fallback gives way.** SentencePiece vocabularies spell single bytes ``<0x41>`` beside ordinary pieces such as
+  ``A``. The encoder falls back to bytes only where no piece fits, so a fallback row whose byte is also a piece is never
+  trained on: the piece keeps the bytes and the fallback row is left out.
+* **Other doublets are both left out.** Where two rows spell the same bytes (GPT-NeoX has every run of 2 to 24 spaces
+  twice), or one row has two spellings, the files do not say which of them the training used.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+from mdir_hf.errors import VocabularyError
+
+# The largest vocabularies published hold about a million rows; an id above this is a damaged file, not a bigger model.
+MAX_ROWS = 1 << 24
+
+
+class VocabularyKind(str, enum.Enum):
+    """How a vocabulary spells bytes as token strings."""
+
+    BYTE_LEVEL = "byte_level"
+    """Each byte is one of 256 printable characters (GPT-2, Llama 3, Qwen)."""
+    SENTENCEPIECE = "sentencepiece"
+    """U+2581 stands for a space, ``<0xNN>`` for a byte (Llama 2, Mistral, Gemma, T5), in a JSON or a protobuf file."""
+    WORDPIECE = "wordpiece"
+    """``##x`` continues a word, anything else starts one (BERT)."""
+    TIKTOKEN = "tiktoken"
+    """Raw bytes in base64, one rank a line."""
+    TEKKEN = "tekken"
+    """Raw bytes in base64, ranks counted after the special tokens (Mistral)."""
+    RWKV = "rwkv"
+    """Raw bytes as Python literals, one a line."""
+    PLAIN = "plain"
+    """The token string is the text."""
+
+
+class Role(enum.Enum):
+    """What a token is there for."""
+
+    TEXT = enum.auto()
+    """Stands for its bytes."""
+    FALLBACK = enum.auto()
+    """Stands for one byte where no piece fits."""
+    SPECIAL = enum.auto()
+    """Control and unknown tokens: no text ever becomes them."""
+    RESERVED = enum.auto()
+    """A place kept for later use, such as ``<unused7>`` or ``<|reserved_special_token_7|>``."""
+    UNUSED = enum.auto()
+    """Marked as unused by the file, or of no bytes at all."""
+
+
+Token = tuple[int, bytes, Role]
+"""Row of the embedding, the bytes the token stands for, its role."""
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The usable tokens of one tokenizer, as bytes, with the embedding row of each.
+
+    ``n_tokens + n_special + n_reserved + n_unused + n_duplicate == n_rows`` always holds.
+
+    Attributes:
+        kind: How the files spell bytes.
+        row_of: Canonical bytes to row id, usable tokens only: every key and every row occurs once.
+        n_rows: One more than the highest row id seen, special tokens included.
+        n_special: Rows left out as control, unknown or other special tokens.
+        n_reserved: Rows left out as reserved for later use.
+        n_unused: Rows left out because they hold nothing: no token has that id, it has no bytes, or it is marked so.
+        n_duplicate: Rows left out because another row spells the same bytes (see the module's rules).
+        duplicates: Those rows, by the bytes that they spell, ascending.
+        files: Names of the files that were read, the primary one first.
+    """
+
+    kind: VocabularyKind
+    row_of: Mapping[bytes, int] = field(repr=False)
+    n_rows: int
+    n_special: int
+    n_reserved: int
+    n_unused: int
+    n_duplicate: int
+    duplicates: Mapping[bytes, tuple[int, ...]] = field(repr=False)
+    files: tuple[str, ...]
+
+    @property
+    def n_tokens(self) -> int:
+        """Number of usable tokens."""
+        return len(self.row_of)
+
+
+def assemble(tokens: Iterable[Token], *, kind: VocabularyKind, files: tuple[str, ...]) -> Vocabulary:
+    """Decide which tokens are usable, by the rules at the head of this module.
+
+    A row named more than once keeps the role that leaves it out; a second role of another text does not change that.
+
+    Args:
+        tokens: Row ids, at least 0 and below ``MAX_ROWS``, with bytes and roles, in any order.
+        kind: How the files spell bytes.
+        files: Names of the files the tokens come from; errors name the first.
+
+    Returns:
+        The vocabulary.
+
+    Raises:
+        VocabularyError: A row id is out of range, or no usable token is left.
+    """
+    text_of: dict[int, bytes] = {}
+    fallback: set[int] = set()
+    left_out: dict[int, Role] = {}
+    spellings: dict[int, set[bytes]] = {}  # only of rows that have several
+    for row, text, role in tokens:
+        if not 0 <= row < MAX_ROWS:
+            _refuse_row(row, text, files[0])
+        if role is Role.TEXT or role is Role.FALLBACK:
+            if not text:
+                left_out.setdefault(row, Role.UNUSED)
+                continue
+            if text_of.setdefault(row, text) != text:
+                spellings.setdefault(row, {text_of[row]}).add(text)
+            if role is Role.FALLBACK:
+                fallback.add(row)
+        else:
+            left_out[row] = role
+    n_rows = 1 + max(max(text_of, default=-1), max(left_out, default=-1))
+
+    row_of: dict[bytes, int] = {}
+    doublets: dict[bytes, list[int]] = {}
+    fallback_of: dict[bytes, list[int]] = {}
+    for row, text in text_of.items():
+        if row in left_out:
+            continue
+        if row in spellings:
+            for spelling in spellings[row]:
+                doublets.setdefault(spelling, []).append(row)
+        elif row in fallback:
+            fallback_of.setdefault(text, []).append(row)
+        elif row_of.setdefault(text, row) != row:
+            doublets.setdefault(text, []).append(row)
+    for text, rows in doublets.items():
+        if text in row_of:
+            rows.append(row_of.pop(text))
+    for text, rows in fallback_of.items():
+        if text in row_of or text in doublets or len(rows) > 1:
+            doublets.setdefault(text, []).extend(rows)
+        else:
+            row_of[text] = rows[0]
+
+    if not row_of:
+        raise VocabularyError(
+            f"expected a vocabulary of text, found {n_rows} rows and not one usable token; "
+            "the file is damaged or does not belong to a language model",
+            subject=files[0],
+        )
+    roles = list(left_out.values())
+    n_special, n_reserved = roles.count(Role.SPECIAL), roles.count(Role.RESERVED)
+    n_duplicate = len({row for rows in doublets.values() for row in rows})
+    return Vocabulary(
+        kind=kind,
+        row_of=row_of,
+        n_rows=n_rows,
+        n_special=n_special,
+        n_reserved=n_reserved,
+        n_unused=n_rows - len(row_of) - n_special - n_reserved - n_duplicate,
+        n_duplicate=n_duplicate,
+        duplicates={text: tuple(sorted(rows)) for text, rows in doublets.items()},
+        files=files,
+    )
+
+
+def _refuse_row(row: int, text: bytes, file: str) -> NoReturn:
+    raise VocabularyError(
+        f"token {text[:40]!r} has the id {row}, expected 0 to {MAX_ROWS - 1}; the file is damaged, get it anew",
+        subject=file,
+    )

@@ -1,0 +1,48 @@
+"""``vocab.txt``: one token a line, the row is the line number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mdir_hf.errors import VocabularyError
+from mdir_hf.vocabulary import spelling
+from mdir_hf.vocabulary.json_file import glimpse
+from mdir_hf.vocabulary.tokens import Role, Token, VocabularyKind
+
+
+def word_list_tokens(data: bytes, file: str) -> tuple[VocabularyKind, Iterator[Token]]:
+    """Read a ``vocab.txt``; names decide what is special, the content decides whether it is WordPiece.
+
+    Args:
+        data: The file, UTF-8, lines ending in LF or CR LF.
+        file: Its name, for errors.
+
+    Returns:
+        The convention, and the tokens; an empty line is an unused row.
+
+    Raises:
+        VocabularyError: The file is not UTF-8 text.
+    """
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as exc:
+        raise VocabularyError(
+            f"expected one token a line in UTF-8, found {glimpse(data)}: {exc}", subject=file
+        ) from exc
+    if "\0" in text:
+        raise VocabularyError(f"expected one token a line, found {glimpse(data)}, with zero bytes", subject=file)
+    # Not splitlines(): tokens such as U+2028 end a line for Python, and not for the format.
+    lines = [line.removesuffix("\r") for line in text.split("\n")]
+    if not lines[-1]:
+        lines.pop()
+    kind = spelling.guess_kind(lines)
+    spell = spelling.SPELLERS[kind]
+
+    def tokens() -> Iterator[Token]:
+        for row, line in enumerate(lines):
+            if line:
+                yield row, spell(line), spelling.role_by_name(line)
+            else:
+                yield row, b"", Role.UNUSED
+
+    return kind, tokens()

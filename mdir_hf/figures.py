@@ -44,8 +44,8 @@ def draw_figures(report: HomologyReport, *, dark: bool = False) -> Mapping[str, 
     theme = DARK if dark else LIGHT
     figures: dict[str, Figure] = {}
     for name in ("embedding", "unembedding"):
-        if name in report.pictures:
-            figures[name] = _heat_map(report, name, report.pictures[name], theme)
+        if name in report.arrays:
+            figures[name] = _heat_map(report, name, report.arrays[name], theme)
     matrix = report.embedding
     if matrix is not None and matrix.placebo is not None and matrix.trace is not None and matrix.threshold:
         figures["null"] = _null(matrix, theme)

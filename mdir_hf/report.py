@@ -179,7 +179,9 @@ class HomologyReport:
         seconds: Wall-clock seconds of each step.
         seed: Seed of every random choice.
         version: Version of this package.
-        pictures: Reduced matrices for figures; not serialised.
+        arrays: What is too large for JSON, not serialised: ``embedding`` (the polar factor, reduced for pictures) and
+            ``embedding_channels`` (``(2, m)``, matched channels of the reference and of the candidate), and the same
+            for ``unembedding``.
     """
 
     verdict: Verdict
@@ -200,11 +202,11 @@ class HomologyReport:
     seconds: Mapping[str, float]
     seed: int
     version: str
-    pictures: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    arrays: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain containers, in the order of the schema."""
-        body = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "pictures"}
+        body = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "arrays"}
         for name, value in body.items():
             if hasattr(value, "__dataclass_fields__"):
                 body[name] = asdict(value)

@@ -41,7 +41,7 @@ class Matching:
         threshold: The trace that this factor would need for significance at 0.1 %; both bounds of the formula hold.
         log_p: Natural log of the bound for this matching alone (no other multiplicity).
         log_p_trimmed: The same without the best n/16, n/4 and n/2 of the channels; keys of ``TRIMS``.
-        n_significant: Number of channels whose entry is significant by itself at 1 % over all entries.
+        is_significant: Which channels' entries are significant by themselves at 1 % over all entries; ``(n_narrow,)``.
     """
 
     reference: IntArray
@@ -53,7 +53,20 @@ class Matching:
     threshold: float
     log_p: float
     log_p_trimmed: dict[str, float]
-    n_significant: int
+    is_significant: npt.NDArray[np.bool_]
+
+    @property
+    def n_significant(self) -> int:
+        """Number of channels matched each by itself."""
+        return int(self.is_significant.sum())
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether the channels that are significant by themselves (all, if none is) keep their number."""
+        keep = self.is_significant if self.is_significant.any() else np.ones_like(self.is_significant)
+        same = (self.reference == self.candidate)[keep]
+        # At 1 % over all entries a stray channel may be wrong; a real relabelling moves far more than one in twenty.
+        return bool(same.mean() > 0.95)
 
 
 def best_matching(polar: torch.Tensor, *, signed: bool, log_alpha: float | None = None) -> Matching | None:
@@ -98,7 +111,7 @@ def best_matching(polar: torch.Tensor, *, signed: bool, log_alpha: float | None 
     rows = np.arange(n_narrow, dtype=np.int64)
     signed_entries = narrow.cpu().numpy()[rows, columns].astype(np.float64)
     entries = np.abs(signed_entries) if signed else signed_entries
-    log_p, trimmed, n_significant = _evidence(entries, row_energy, column_energy[columns], n_wide, signed=signed)
+    log_p, trimmed, is_significant = _evidence(entries, row_energy, column_energy[columns], n_wide, signed=signed)
     rate = min(n_wide / max(row_energy.sum(), 1e-300), n_narrow / max(column_energy[columns].sum(), 1e-300))
     nats = log_n_matchings(n_narrow, n_wide, n_narrow, signed=signed) - np.log(REMARKABLE)
     reference, candidate = (columns, rows) if transposed else (rows, columns)
@@ -113,13 +126,13 @@ def best_matching(polar: torch.Tensor, *, signed: bool, log_alpha: float | None 
         threshold=float(np.sqrt(2.0 * nats / rate)),
         log_p=log_p,
         log_p_trimmed=trimmed,
-        n_significant=n_significant,
+        is_significant=is_significant[order],
     )
 
 
 def _evidence(
     entries: FloatArray, row_energy: FloatArray, column_energy: FloatArray, n_wide: int, *, signed: bool
-) -> tuple[float, dict[str, float], int]:
+) -> tuple[float, dict[str, float], npt.NDArray[np.bool_]]:
     n_narrow = len(entries)
 
     def log_p(keep: npt.NDArray[np.intp]) -> float:
@@ -137,12 +150,15 @@ def _evidence(
     trimmed = {name: log_p(ascending[: n_narrow - n_narrow // share]) for name, share in TRIMS.items()}
     n_comparisons = n_narrow * n_wide * (2 if signed else 1)
     log_channel_alpha = float(np.log(CHANNEL_ALPHA))
-    n_significant = sum(
-        max(
-            log_p_entry(float(u), line_energy=float(r), n_haar=n_wide, n_comparisons=n_comparisons),
-            log_p_entry(float(u), line_energy=float(c), n_haar=n_narrow, n_comparisons=n_comparisons),
-        )
-        < log_channel_alpha
-        for u, r, c in zip(entries, row_energy, column_energy, strict=True)
+    is_significant = np.array(
+        [
+            max(
+                log_p_entry(float(u), line_energy=float(r), n_haar=n_wide, n_comparisons=n_comparisons),
+                log_p_entry(float(u), line_energy=float(c), n_haar=n_narrow, n_comparisons=n_comparisons),
+            )
+            < log_channel_alpha
+            for u, r, c in zip(entries, row_energy, column_energy, strict=True)
+        ],
+        dtype=bool,
     )
-    return log_p(np.arange(n_narrow)), trimmed, n_significant
+    return log_p(np.arange(n_narrow)), trimmed, is_significant

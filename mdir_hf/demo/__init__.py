@@ -1,0 +1,1 @@
+"""The demonstration: a small lineage of models, and a Hub on this machine to serve it."""

@@ -1,0 +1,23 @@
+"""The only folder that knows the Hub and HTTP: a name becomes files pinned to a commit, read by byte ranges.
+
+``HF_ENDPOINT``, ``HF_HUB_OFFLINE``, ``HF_HOME`` and ``MDIR_HF_CACHE`` are read when something is opened, not at import.
+"""
+
+from mdir_hf.hub.ledger import IoLedger
+from mdir_hf.hub.local import LocalFile, LocalRepository
+from mdir_hf.hub.ranges import HubFile
+from mdir_hf.hub.reference import Reference, parse_reference
+from mdir_hf.hub.remote import HubRepository
+from mdir_hf.hub.repository import Repository, open_repository
+
+__all__ = [
+    "HubFile",
+    "HubRepository",
+    "IoLedger",
+    "LocalFile",
+    "LocalRepository",
+    "Reference",
+    "Repository",
+    "open_repository",
+    "parse_reference",
+]

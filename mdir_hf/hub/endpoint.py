@@ -1,0 +1,63 @@
+"""Which Hub is asked, whether it may be asked at all, and who may see the token.
+
+The Hub client reads ``HF_ENDPOINT`` and ``HF_HUB_OFFLINE`` once, when it is imported. A Space, a test or a notebook that
+sets them later would be ignored silently, so they are read here at every call and the endpoint is passed on per call.
+"""
+
+from __future__ import annotations
+
+import os
+from urllib.parse import urlsplit
+
+from huggingface_hub import constants
+
+from mdir_hf.errors import InputError
+
+_TRUE = frozenset({"1", "ON", "YES", "TRUE"})  # what the Hub client takes for true
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+# The public Hub and its short domain: a mirror or the short domain may redirect there, and tokens belong there.
+_PUBLIC_HUB = ("https://huggingface.co", "https://hf.co")
+
+Origin = tuple[str, str, int]
+"""Scheme, host and port: the unit to which a token is entrusted."""
+
+
+def current_endpoint() -> str:
+    """Return the Hub's base URL without a trailing slash: ``HF_ENDPOINT`` now, else what the client read at import.
+
+    Raises:
+        InputError: If ``HF_ENDPOINT`` is not an http(s) URL.
+    """
+    endpoint = (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
+    parts = urlsplit(endpoint)
+    if parts.scheme not in _DEFAULT_PORTS or not parts.hostname:
+        raise InputError(
+            f"HF_ENDPOINT is {endpoint!r}, expected an address like https://huggingface.co; unset or correct it"
+        )
+    return endpoint
+
+
+def is_offline() -> bool:
+    """Tell whether ``HF_HUB_OFFLINE`` (or ``TRANSFORMERS_OFFLINE``) forbids the network, now or at the client's import."""
+    asked = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""
+    return constants.is_offline_mode() or asked.upper() in _TRUE
+
+
+def origin(url: str) -> Origin:
+    """Return scheme, lower-case host and port of a URL."""
+    parts = urlsplit(url)
+    return (
+        parts.scheme.lower(),
+        (parts.hostname or "").lower(),
+        parts.port or _DEFAULT_PORTS.get(parts.scheme.lower(), 0),
+    )
+
+
+def may_see_token(url: str, endpoint: str) -> bool:
+    """Tell whether a request to ``url`` may carry the token: only on the Hub's own origin, never on a CDN."""
+    return origin(url) in {origin(endpoint), *map(origin, _PUBLIC_HUB)}
+
+
+def hub_hosts() -> frozenset[str]:
+    """Return the hosts whose web addresses name repositories."""
+    return frozenset({"huggingface.co", "www.huggingface.co", "hf.co", urlsplit(current_endpoint()).netloc.lower()})

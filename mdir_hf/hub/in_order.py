@@ -1,0 +1,80 @@
+"""Several reads in flight, results in order, memory bounded, and a prompt end."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
+from typing import TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
+_Job = tuple["Future[R]", T]
+
+
+def in_order(
+    tasks: Sequence[T], work: Callable[[T, threading.Event], R], *, n_in_flight: int, name: str
+) -> Iterator[R]:
+    """Yield ``work(task, cancelled)`` for every task in order, with at most ``n_in_flight`` running or waiting to be taken.
+
+    The first failure cancels the others and is raised. Leaving early (an exception, Ctrl-C, a dropped iterator) cancels
+    them too and does not wait for them: the threads are daemons, so not even a stuck connection holds the interpreter.
+
+    Args:
+        tasks: What to work on.
+        work: Called in another thread; should look at the event now and then and stop when it is set.
+        n_in_flight: Bound on threads, and on results held.
+        name: Name of the threads.
+    """
+    n_threads = min(n_in_flight, len(tasks))
+    if n_threads <= 1:
+        never = threading.Event()
+        for task in tasks:
+            yield work(task, never)
+        return
+    jobs: queue.SimpleQueue[_Job[R, T] | None] = queue.SimpleQueue()
+    cancelled = threading.Event()
+    first_failure: list[BaseException] = []
+
+    def worker() -> None:
+        while (job := jobs.get()) is not None:
+            future, task = job
+            if cancelled.is_set():
+                future.cancel()
+                continue
+            try:
+                future.set_result(work(task, cancelled))
+            except BaseException as exc:  # handed over to the thread that asked
+                if not cancelled.is_set():
+                    first_failure.append(exc)
+                    cancelled.set()
+                future.set_exception(exc)
+            del future, task, job  # while waiting for more, hold no result
+
+    for number in range(n_threads):
+        threading.Thread(target=worker, name=f"{name}-{number}", daemon=True).start()
+    pending: deque[Future[R]] = deque()
+    try:
+        for task in tasks:
+            future: Future[R] = Future()
+            pending.append(future)
+            jobs.put((future, task))
+            if len(pending) >= n_in_flight:
+                yield _taken(pending, first_failure)
+        while pending:
+            yield _taken(pending, first_failure)
+    finally:
+        cancelled.set()
+        for _ in range(n_threads):
+            jobs.put(None)
+
+
+def _taken(pending: deque[Future[R]], first_failure: list[BaseException]) -> R:
+    future = pending.popleft()
+    while not wait((future,), timeout=0.5).done:
+        pass  # woken now and then: on Windows a wait without end ignores Ctrl-C
+    if first_failure:
+        raise first_failure[0]
+    return future.result()

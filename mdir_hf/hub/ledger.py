@@ -1,0 +1,106 @@
+"""How many bytes were read, from where, and how many still may be."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from mdir_hf.errors import ByteBudgetError, InputError
+
+
+class IoLedger:
+    """Counts what every source of a comparison reads, and stops it at a cap. Thread safe.
+
+    One ledger may serve several repositories; ``files`` is keyed by the label of each file, so two ``config.json`` stay apart.
+
+    Args:
+        max_bytes: Most bytes that may be fetched from the network (or read from a local folder); None: no cap.
+            Bytes that a cache on this disk already holds are free.
+        on_bytes: Called with the number of bytes each time some arrive, cached ones included, for a progress bar.
+            Calls are serialised; they may come from any thread.
+
+    Attributes:
+        bytes_read: Bytes fetched from the network, or read from a local source.
+        bytes_from_cache: Bytes that one of the caches on this disk held already.
+        requests: HTTP requests made for file metadata and content, retries included.
+        files: Bytes of either kind, by file label.
+    """
+
+    def __init__(self, *, max_bytes: int | None = None, on_bytes: Callable[[int], None] | None = None) -> None:
+        if max_bytes is not None and max_bytes < 0:
+            raise InputError(f"the cap on bytes is {max_bytes}, expected 0 or more")
+        self.max_bytes = max_bytes
+        self.on_bytes = on_bytes
+        self.bytes_read = 0
+        self.bytes_from_cache = 0
+        self.requests = 0
+        self.files: dict[str, int] = {}
+        self._reserved = 0
+        self._lock = threading.Lock()
+        self._progress_lock = threading.Lock()
+
+    @contextmanager
+    def reserve(self, label: str, n_bytes: int) -> Iterator[Callable[[int], None]]:
+        """Hold ``n_bytes`` of the cap for one read, and count what arrives.
+
+        Reads in flight at the same time hold their bytes together, so the cap cannot be passed by concurrency.
+
+        Args:
+            label: Label of the file, e.g. ``owner/name@0123abc:model.safetensors``.
+            n_bytes: What the read is about to ask for.
+
+        Yields:
+            A function to call with the size of each piece that arrives.
+
+        Raises:
+            ByteBudgetError: If the read would pass ``max_bytes``; nothing has been read then.
+        """
+        with self._lock:
+            self._check(label, n_bytes)
+            self._reserved += n_bytes
+        left = n_bytes
+
+        def arrived(n_arrived: int) -> None:
+            nonlocal left
+            with self._lock:
+                if n_arrived > left:  # bytes fetched a second time, after a file was found changed
+                    self._check(label, n_arrived - left)
+                covered = min(n_arrived, left)
+                left -= covered
+                self._reserved -= covered
+                self.bytes_read += n_arrived
+                self.files[label] = self.files.get(label, 0) + n_arrived
+            self._progress(n_arrived)
+
+        try:
+            yield arrived
+        finally:
+            with self._lock:
+                self._reserved -= left
+
+    def served_from_cache(self, label: str, n_bytes: int) -> None:
+        """Count bytes that a cache on this disk held; they are free of the cap."""
+        with self._lock:
+            self.bytes_from_cache += n_bytes
+            self.files[label] = self.files.get(label, 0) + n_bytes
+        self._progress(n_bytes)
+
+    def requested(self, n_requests: int = 1) -> None:
+        """Count HTTP requests."""
+        with self._lock:
+            self.requests += n_requests
+
+    def _check(self, label: str, n_bytes: int) -> None:
+        if self.max_bytes is None or self.bytes_read + self._reserved + n_bytes <= self.max_bytes:
+            return
+        raise ByteBudgetError(
+            f"the next read needs {n_bytes:,} bytes, and {self.bytes_read + self._reserved:,} of the {self.max_bytes:,} "
+            "bytes allowed are read or being read; raise the cap on bytes, or compare at a lighter level",
+            subject=label,
+        )
+
+    def _progress(self, n_bytes: int) -> None:
+        if self.on_bytes is not None and n_bytes:
+            with self._progress_lock:
+                self.on_bytes(n_bytes)

@@ -1,0 +1,179 @@
+"""Where the content of a file of a repository lies at the moment.
+
+The Hub answers a HEAD with the file's commit, ETag and size, and with a place: itself for small files, a signed address on
+a CDN for large ones. Signed addresses expire; the Hub then gives another one for the same content.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from dataclasses import dataclass
+from urllib.parse import parse_qs, urljoin, urlsplit
+
+from huggingface_hub import get_hf_file_metadata, hf_hub_url
+
+from mdir_hf.errors import ServerError
+from mdir_hf.hub.endpoint import origin
+from mdir_hf.hub.errors_map import hub_errors
+from mdir_hf.hub.ledger import IoLedger
+from mdir_hf.hub.retry import with_patience
+
+HEAD_TIMEOUT_S = 10.0
+_EXPIRY_MARGIN_S = 30.0
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class HubPlace:
+    """Which file of which repository, and how to ask for it.
+
+    Attributes:
+        repo: ``owner/name``.
+        commit: Full commit sha.
+        path: Path in the repository.
+        endpoint: Base URL of the Hub.
+        token: Token, True, False or None as the Hub client takes them.
+        label: What an error calls the repository.
+    """
+
+    repo: str
+    commit: str
+    path: str
+    endpoint: str
+    token: str | bool | None
+    label: str
+
+    def __repr__(self) -> str:  # a token must not reach a log through a printed object
+        return f"HubPlace({self.label}:{self.path})"
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """Where content lies, and what it is.
+
+    Attributes:
+        url: Address to send ranged GETs to; a secret where it is signed. Empty once found to be stale.
+        etag: What the Hub calls the content: sha256 for LFS files, git blob id for small ones.
+        n_bytes: Size.
+        expires_at: When to ask anew, on the monotonic clock; infinity if the address does not say.
+    """
+
+    url: str
+    etag: str
+    n_bytes: int
+    expires_at: float
+
+    def __repr__(self) -> str:
+        return f"Location(etag={self.etag!r}, n_bytes={self.n_bytes})"
+
+
+class Locator:
+    """Finds the location of one file, once, and again when it has expired. Thread safe.
+
+    Args:
+        place: The file.
+        n_bytes: Size the repository's listing gave, to be confirmed; None: unknown.
+        etag: Digest the listing gave, likewise.
+        ledger: Where to count requests.
+    """
+
+    def __init__(self, place: HubPlace, *, n_bytes: int | None, etag: str | None, ledger: IoLedger) -> None:
+        self.place = place
+        self._n_bytes = n_bytes
+        self._etag = etag
+        self._ledger = ledger
+        self._lock = threading.Lock()
+        self._known: Location | None = None
+
+    def current(self) -> Location:
+        """Return where the content lies, asking the Hub the first time and after it expired.
+
+        Raises:
+            HubError: If the Hub cannot be asked or refuses, or if the content is no longer what it was.
+        """
+        with self._lock:  # concurrent first reads make one HEAD
+            known = self._known
+            if known is None or not known.url or time.monotonic() >= known.expires_at:
+                found = self._head()
+                if known is not None and (found.etag, found.n_bytes) != (known.etag, known.n_bytes):
+                    raise ServerError(
+                        f"the Hub now has other content here: ETag {found.etag}, {found.n_bytes:,} bytes; before it was "
+                        f"ETag {known.etag}, {known.n_bytes:,} bytes. Start again",
+                        subject=self._label,
+                    )
+                self._known = known = found
+            return known
+
+    def forget(self, location: Location) -> None:
+        """Have the place asked for again, unless another thread has done so; what the content is stays known."""
+        with self._lock:
+            if self._known is location:
+                self._known = Location("", location.etag, location.n_bytes, 0.0)
+
+    def moved(self, location: Location, target: str) -> None:
+        """Follow a redirect from a location.
+
+        Raises:
+            ServerError: If it leads from https to something less.
+        """
+        url = self._secured(location.url, target)
+        with self._lock:
+            if self._known is location:
+                self._known = Location(url, location.etag, location.n_bytes, _expires_at(url))
+
+    @property
+    def _label(self) -> str:
+        return f"{self.place.label}:{self.place.path}"
+
+    def _head(self) -> Location:
+        place = self.place
+        url = hf_hub_url(place.repo, place.path, revision=place.commit, endpoint=place.endpoint)
+        with hub_errors(place.label, file=place.path, revision=place.commit):
+            metadata = with_patience(
+                lambda: get_hf_file_metadata(url, token=place.token, timeout=HEAD_TIMEOUT_S, endpoint=place.endpoint),
+                before_each=self._ledger.requested,
+            )
+        etag, n_bytes = metadata.etag, metadata.size
+        if etag is None or n_bytes is None or metadata.commit_hash is None:
+            raise ServerError(
+                "the answer lacks the headers of a Hub (commit, ETag or size); check HF_ENDPOINT and any proxy",
+                subject=self._label,
+            )
+        if metadata.commit_hash != place.commit:
+            raise ServerError(
+                f"commit {place.commit} was asked for and the Hub answers for {metadata.commit_hash}",
+                subject=self._label,
+            )
+        if self._n_bytes not in (None, n_bytes):
+            raise ServerError(
+                f"the Hub lists this file with {self._n_bytes:,} bytes and serves it with {n_bytes:,}",
+                subject=self._label,
+            )
+        # Mirrors may have ETags of their own; two sha256 that differ are two contents.
+        if self._etag not in (None, etag) and _SHA256.fullmatch(self._etag or "") and _SHA256.fullmatch(etag):
+            raise ServerError(
+                f"the Hub lists this file with sha256 {self._etag} and serves it with ETag {etag}", subject=self._label
+            )
+        location = self._secured(url, metadata.location)
+        return Location(location, etag, n_bytes, _expires_at(location))
+
+    def _secured(self, url: str, target: str) -> str:
+        target = urljoin(url, target)
+        scheme = origin(target)[0]
+        if scheme not in ("http", "https") or (origin(url)[0] == "https" and scheme != "https"):
+            raise ServerError("the server redirects away from a secure connection; refused", subject=self._label)
+        return target
+
+
+def _expires_at(url: str) -> float:
+    """Return when a signed address expires; a server whose clock disagrees with ours is left to say so itself."""
+    query = parse_qs(urlsplit(url).query)
+    for name in ("X-Amz-Expires", "Expires"):
+        text = query.get(name, [""])[0]
+        if text.isdigit() and len(text) < 12:
+            lifetime_s = float(text) if name == "X-Amz-Expires" else float(text) - time.time()
+            if lifetime_s > 2 * _EXPIRY_MARGIN_S:
+                return time.monotonic() + lifetime_s - _EXPIRY_MARGIN_S
+    return float("inf")

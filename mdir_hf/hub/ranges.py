@@ -1,0 +1,302 @@
+"""Byte ranges of one file on the Hub, at one commit.
+
+One HEAD finds where the content lies; every range is then a single GET there. What comes back is believed only if status,
+``Content-Range`` and length all say that it is the range asked for.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from huggingface_hub.utils import build_hf_headers, get_session  # type: ignore[attr-defined]
+
+from mdir_hf.checkpoint.sources import Span
+from mdir_hf.errors import HubError, MdirError, RangeIgnoredError, ServerError, ShortReadError
+from mdir_hf.hub.endpoint import may_see_token
+from mdir_hf.hub.errors_map import of_status, translate
+from mdir_hf.hub.in_order import in_order
+from mdir_hf.hub.ledger import IoLedger
+from mdir_hf.hub.local import check_span
+from mdir_hf.hub.location import HubPlace, Location, Locator
+from mdir_hf.hub.range_cache import RangeCache, content_key
+from mdir_hf.hub.retry import RETRIED_STATUSES, Patience, is_transient
+
+CONNECT_TIMEOUT_S = 10.0
+READ_TIMEOUT_S = 30.0
+"""Longest silence of a server in the middle of a body, not the longest duration of a read."""
+DEFAULT_IN_FLIGHT = 8
+
+_MOVED = frozenset({301, 302, 303, 307, 308})
+_STALE = frozenset({401, 403, 404, 410, 416})  # a CDN whose signature expired; a mirror that lost track of the file
+_MOST_MOVES = 4  # refreshed or redirected locations within one read
+_PROGRESS_BYTES = 1 << 20  # a connection that gave this much before it broke was worth having
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+
+
+class HubFile:
+    """A file of a Hub repository as a byte source, read by HTTP ranges. Thread safe.
+
+    Args:
+        place: The file.
+        n_bytes: Its size where the repository listing gave one; else found by the HEAD.
+        etag: Its digest where the listing gave one: sha256 (LFS) or git blob id.
+        ledger: Where to count, and the cap.
+        cache: Ranges fetched before; None: neither look nor keep.
+        use_cached: Whether to look there; False still keeps what is fetched.
+        n_in_flight: Requests in flight at most, in :meth:`read_many`.
+
+    Cost: one HEAD before the first byte, then one GET per span that is not cached.
+    """
+
+    gap_bytes = 1 << 18
+    """Bytes worth reading over to save a request: 256 KiB take about as long as one more round trip."""
+
+    def __init__(
+        self,
+        place: HubPlace,
+        *,
+        n_bytes: int | None = None,
+        etag: str | None = None,
+        ledger: IoLedger | None = None,
+        cache: RangeCache | None = None,
+        use_cached: bool = True,
+        n_in_flight: int = DEFAULT_IN_FLIGHT,
+    ) -> None:
+        self._place = place
+        self._n_bytes = n_bytes
+        self._etag = etag
+        self._ledger = ledger or IoLedger()
+        self._cache = cache
+        self._use_cached = use_cached
+        self._n_in_flight = n_in_flight
+        self._locator = Locator(place, n_bytes=n_bytes, etag=etag, ledger=self._ledger)
+
+    def __repr__(self) -> str:
+        return f"HubFile({self.label!r})"
+
+    @property
+    def label(self) -> str:
+        """``owner/name@0123abc:path``."""
+        return f"{self._place.label}:{self._place.path}"
+
+    @property
+    def n_bytes(self) -> int:
+        """Size of the file, in bytes; costs a HEAD if the listing of the repository did not give it.
+
+        Raises:
+            HubError: If the HEAD fails.
+        """
+        return self._n_bytes if self._n_bytes is not None else self._locator.current().n_bytes
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Return exactly the bytes ``[start, stop)``.
+
+        Raises:
+            ShortReadError: If the file ends before ``stop``, or the connection kept dropping.
+            RangeIgnoredError: If the server sends something else than the range.
+            RateLimitedError: If it still answers 429 after every retry, or asks for an unreasonable wait.
+            ServerError: If it fails otherwise after every retry, or the file changed.
+            ByteBudgetError: If the read would pass the cap on bytes.
+        """
+        return self._read((start, stop), None)
+
+    def read_many(self, spans: Sequence[Span]) -> Iterator[bytes]:
+        """Yield the bytes of each span, in order, with several requests in flight.
+
+        Memory: at most ``n_in_flight`` spans. The first failure cancels the others; so does dropping the iterator.
+
+        Raises:
+            HubError: As for :meth:`read`.
+        """
+        for start, stop in spans:
+            check_span(start, stop, self.n_bytes, self.label)
+        return in_order(spans, self._read, n_in_flight=self._n_in_flight, name="mdir-hf-range")
+
+    def _read(self, span: Span, cancelled: threading.Event | None) -> bytes:
+        start, stop = span
+        check_span(start, stop, self.n_bytes, self.label)
+        if start == stop:
+            return b""
+        if self._cache is not None and self._use_cached:
+            cached = self._cache.get(self._key(), start, stop)
+            if cached is not None:
+                self._ledger.served_from_cache(self.label, len(cached))
+                return cached
+        with self._ledger.reserve(self.label, stop - start) as arrived:
+            content = self._fetch(start, stop, arrived, cancelled)
+        if self._cache is not None:
+            self._cache.put(self._key(), start, content)
+        return content
+
+    def _key(self) -> str:
+        place = self._place
+        etag = self._etag or self._locator.current().etag
+        return content_key(endpoint=place.endpoint, etag=etag, repo=place.repo, commit=place.commit, path=place.path)
+
+    def _fetch(self, start: int, stop: int, arrived: Callable[[int], None], cancelled: threading.Event | None) -> bytes:
+        """Ask until the whole range has come, each time from where the last answer broke off."""
+        body = _Body(start, stop)
+        patience = Patience()
+        n_moves = 0
+        while True:
+            n_before = body.n_arrived
+            failure: MdirError | None = None
+            cause: Exception | None = None
+            headers: Mapping[str, str] | None = None
+            location = self._locator.current()
+            try:
+                self._ledger.requested()
+                with self._get(location.url, body.position, stop) as response:
+                    status = response.status_code
+                    if self._is_content(status, body, location):
+                        self._believe(response, body, location)
+                        self._receive(response, body, arrived, cancelled)
+                    elif status in _MOVED and "location" in response.headers and n_moves < _MOST_MOVES:
+                        n_moves += 1
+                        self._locator.moved(location, response.headers["location"])
+                        continue
+                    elif status in _STALE and n_moves < _MOST_MOVES and (status == 416 or self._is_off_hub(location)):
+                        n_moves += 1
+                        self._locator.forget(location)
+                        continue
+                    else:
+                        failure = self._refused(status, response.headers, body, location)
+                        if status not in RETRIED_STATUSES:
+                            raise failure
+                        headers = response.headers
+            except _ContentChangedError:
+                body = _Body(start, stop)
+                failure = ServerError("its content changed while it was read; start again", subject=self.label)
+            except MdirError:
+                raise
+            except Exception as exc:
+                if not is_transient(exc):
+                    translated = translate(exc, subject=self._place.label, file=self._place.path)
+                    if translated is None:
+                        raise
+                    raise translated from exc
+                cause = exc
+            if body.position == stop:
+                return body.content()
+            if body.n_arrived - n_before >= _PROGRESS_BYTES:
+                patience.progressed()
+            if (cancelled is not None and cancelled.is_set()) or not patience.failed(headers, cancelled):
+                raise (failure or self._dropped(body, cause)) from cause
+
+    def _get(self, url: str, start: int, stop: int) -> Any:  # noqa: ANN401 - a response of httpx or of httpx2
+        headers = build_hf_headers(token=self._place.token if may_see_token(url, self._place.endpoint) else False)
+        # Compressed content would make every offset a lie.
+        headers |= {"Accept-Encoding": "identity", "Range": f"bytes={start}-{stop - 1}"}
+        timeouts_s = (CONNECT_TIMEOUT_S, READ_TIMEOUT_S, READ_TIMEOUT_S, READ_TIMEOUT_S)  # connect, read, write, pool
+        # Redirects are followed here, by hand: each one decides anew who may see the token.
+        return get_session().stream("GET", url, headers=headers, timeout=timeouts_s, follow_redirects=False)
+
+    def _is_off_hub(self, location: Location) -> bool:
+        return not may_see_token(location.url, self._place.endpoint)
+
+    def _is_content(self, status: int, body: _Body, location: Location) -> bool:
+        """Tell whether the status promises the bytes asked for; 200 does if the whole file was."""
+        return status == 206 or (status == 200 and (body.position, body.stop) == (0, location.n_bytes))
+
+    def _believe(self, response: Any, body: _Body, location: Location) -> None:  # noqa: ANN401
+        """Check that the answer is the range asked for, before any of its body is read."""
+        headers = response.headers
+        asked = f"bytes {body.position}-{body.stop - 1}/{location.n_bytes}"
+        said = headers.get("content-range", "").strip()
+        length = headers.get("content-length", "")
+        n_asked = body.stop - body.position
+        wrong = None
+        if response.status_code == 206:
+            match = _CONTENT_RANGE.fullmatch(said)
+            if match is None or tuple(map(int, match.groups())) != (body.position, body.stop - 1, location.n_bytes):
+                wrong = f"sent {said!r}"
+            elif length.isdigit() and int(length) > n_asked:
+                wrong = f"announces {int(length):,} bytes, not {n_asked:,}"
+        elif length != str(n_asked):
+            wrong = f"sent a whole file of {length or 'unknown'} bytes"
+        if headers.get("content-encoding", "identity").lower() != "identity":
+            wrong = f"sent it compressed ({headers['content-encoding']})"
+        if wrong is not None:
+            raise RangeIgnoredError(
+                f"{asked!r} was asked for and the server {wrong}; nothing was read", subject=self.label
+            )
+        etag = headers.get("etag")
+        if None not in (body.etag, etag) and body.etag != etag:
+            raise _ContentChangedError
+        body.etag = etag or body.etag
+
+    def _receive(
+        self,
+        response: Any,
+        body: _Body,
+        arrived: Callable[[int], None],
+        cancelled: threading.Event | None,
+    ) -> None:
+        for piece in response.iter_raw():
+            if cancelled is not None and cancelled.is_set():
+                raise ShortReadError("the read was cancelled", subject=self.label)
+            arrived(body.add(piece))
+            if body.position == body.stop:
+                return
+
+    def _refused(self, status: int, headers: Mapping[str, str], body: _Body, location: Location) -> MdirError:
+        span = f"bytes {body.position:,} to {body.stop - 1:,}"
+        if status == 200:
+            return RangeIgnoredError(
+                f"the server answered 200 instead of 206 for {span}: it ignored the range. Nothing was read; "
+                f"download the {location.n_bytes:,} bytes with `hf download` and name the folder",
+                subject=self.label,
+            )
+        if status == 416:
+            return ServerError(
+                f"{span} of {location.n_bytes:,} were refused (416); the server says {headers.get('content-range')!r}",
+                subject=self.label,
+            )
+        if status in _STALE and self._is_off_hub(location):
+            return ServerError(
+                f"the storage behind the Hub refuses the address the Hub gives for it ({status}), also a fresh one; "
+                "try again later",
+                subject=self.label,
+            )
+        lowered = {key.lower(): value for key, value in headers.items()}
+        return of_status(status, headers=lowered, subject=self._place.label, file=self._place.path)
+
+    def _dropped(self, body: _Body, cause: Exception | None) -> HubError:
+        how = "ended" if cause is None else f"broke ({type(cause).__name__})"
+        return ShortReadError(
+            f"the connection {how} after {body.n_arrived:,} of {body.stop - body.start:,} bytes, on every attempt; "
+            "try again later",
+            subject=self.label,
+        )
+
+
+class _ContentChangedError(Exception):
+    """A later answer within one read is about other content than the first; never leaves this file."""
+
+
+class _Body:
+    """How far one read has come."""
+
+    def __init__(self, start: int, stop: int) -> None:
+        self.start = start
+        self.stop = stop
+        self.etag: str | None = None
+        self.n_arrived = 0
+        self._pieces: list[bytes] = []
+
+    @property
+    def position(self) -> int:
+        return self.start + self.n_arrived
+
+    def add(self, piece: bytes) -> int:
+        """Take a piece, cut at the end of the range; return how much of it was taken."""
+        piece = piece[: self.stop - self.position]
+        self._pieces.append(piece)
+        self.n_arrived += len(piece)
+        return len(piece)
+
+    def content(self) -> bytes:
+        return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)

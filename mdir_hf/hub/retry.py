@@ -1,0 +1,104 @@
+"""When to ask a server again, after how long, and when to give up.
+
+The client's own ``http_backoff`` waits as long as a ``Retry-After`` header says, however long, and cannot resume half a body.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.utils import parse_ratelimit_headers  # type: ignore[attr-defined]
+
+T = TypeVar("T")
+
+RETRIED_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
+LONGEST_WAIT_S = 310.0
+"""The Hub counts requests in windows of 300 s, so no honest wait is longer; beyond it we stop and say so."""
+
+_TRANSIENT = frozenset({"TimeoutException", "NetworkError", "RemoteProtocolError"})
+_never = threading.Event()
+
+
+def pause(wait_s: float, cancelled: threading.Event | None = None) -> None:
+    """Wait, unless cancelled; the one place where this folder sleeps, so that tests can replace it."""
+    (cancelled or _never).wait(wait_s)
+
+
+def is_transport_error(exc: BaseException) -> bool:
+    """Tell whether the HTTP library raised this (1.x of the Hub client uses httpx, 2.x httpx2; neither is imported here)."""
+    return isinstance(exc, HfHubHTTPError.__bases__[0]) and not isinstance(exc, HfHubHTTPError)
+
+
+def is_transient(exc: BaseException) -> bool:
+    """Tell whether asking again may help: a timeout, a lost connection, or a status worth retrying."""
+    if isinstance(exc, HfHubHTTPError):
+        return exc.response.status_code in RETRIED_STATUSES
+    return is_transport_error(exc) and any(kind.__name__ in _TRANSIENT for kind in type(exc).__mro__)
+
+
+def asked_wait_s(headers: Mapping[str, str]) -> float | None:
+    """Return how long the server asks us to wait, in seconds: ``RateLimit`` when used up, else ``Retry-After``, else None."""
+    try:
+        limit = parse_ratelimit_headers(headers)
+    except ValueError:
+        limit = None
+    if limit is not None and limit.remaining == 0:
+        return float(limit.reset_in_seconds) + 1  # the header counts whole seconds
+    value = next((value.strip() for key, value in headers.items() if key.lower() == "retry-after"), "")
+    return float(value) + 1 if value.isdigit() and len(value) < 10 else None
+
+
+@dataclass(slots=True)
+class Patience:
+    """How often and how long one operation has failed, and whether to try again.
+
+    Attributes:
+        attempts: Failures in a row after which to give up.
+        failures: Failures in a row so far.
+    """
+
+    attempts: int = 6
+    failures: int = 0
+
+    def progressed(self) -> None:
+        """Start counting anew: the operation moved on."""
+        self.failures = 0
+
+    def failed(self, headers: Mapping[str, str] | None = None, cancelled: threading.Event | None = None) -> bool:
+        """Count a failure; wait and return True if it is worth asking again, else return False at once.
+
+        Waits 0.5, 1, 2, 4, 8 s (with up to 25 % added at random, so that clients do not return together), or what the server asks.
+        """
+        self.failures += 1
+        if self.failures >= self.attempts:
+            return False
+        wait_s = asked_wait_s(headers) if headers is not None else None
+        if wait_s is None:
+            wait_s = min(8.0, 0.5 * 2 ** (self.failures - 1)) * (1 + random.random() / 4)
+        if wait_s > LONGEST_WAIT_S:
+            return False
+        pause(wait_s, cancelled)
+        return True
+
+
+def with_patience(call: Callable[[], T], *, before_each: Callable[[], None] = lambda: None) -> T:
+    """Call until it succeeds, fails for good, or patience ends; the last exception is raised as it is.
+
+    Args:
+        call: A request through the Hub client that raises on an error status.
+        before_each: Called before every try, to count requests.
+    """
+    patience = Patience()
+    while True:
+        before_each()
+        try:
+            return call()
+        except Exception as exc:
+            headers = exc.response.headers if isinstance(exc, HfHubHTTPError) else None
+            if not is_transient(exc) or not patience.failed(headers):
+                raise

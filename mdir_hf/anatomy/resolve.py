@@ -1,0 +1,235 @@
+"""From a config and tensor names to the anatomy of a model: which tensor plays which role."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from ..errors import AnatomyError
+from . import tables
+from .config import Config, ConfigSizes, read_sizes
+from .layers import Layer, choose_stack, find_stacks, is_in_layer, place_layers
+from .roles import Role, WeightPart
+
+ShapeOf = Callable[[str], tuple[int, ...]]
+"""Gives the stored shape of a tensor by name; each call may cost the header of a shard."""
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """Which tensor of a checkpoint plays which role.
+
+    Attributes:
+        architecture: ``model_type`` of the language model, or ``unknown``.
+        hidden_size: Width of the residual stream, ``d_model``.
+        embedding_size: Width of the embedding; differs from ``hidden_size`` where it is projected.
+        embedding_rows: Rows of the embedding, padding included.
+        vocabulary_size: As the config has it, or None.
+        n_layers: Layers that were found.
+        n_heads: Query heads per layer, or None.
+        n_kv_heads: Key/value heads per layer, or None.
+        head_dim: Width of a head, or None.
+        embedding: Input embedding, ``(d_vocab, d_model)``.
+        unembedding: Output head, ``(d_vocab, d_model)``; None if there is no tensor of its own.
+        tied: Whether the output head is the embedding. A head that is stored counts as one of its own even where the
+            config ties it; then a note says so, and the two must be compared before they count as two witnesses.
+        final_norm: Scale of the norm in front of the output head, or None.
+        layers: The layers of the language model, in order.
+        unplaced: Names of the language model's stack that no row of the table knows.
+        notes: What a reader should know, in sentences.
+    """
+
+    architecture: str
+    hidden_size: int
+    embedding_size: int
+    embedding_rows: int
+    vocabulary_size: int | None
+    n_layers: int
+    n_heads: int | None
+    n_kv_heads: int | None
+    head_dim: int | None
+    embedding: WeightPart
+    unembedding: WeightPart | None
+    tied: bool
+    final_norm: WeightPart | None = None
+    layers: tuple[Layer, ...] = ()
+    unplaced: tuple[str, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+    def check_shapes(self, layer: Layer, shape_of: ShapeOf) -> None:
+        """Check the stored shapes of a layer against the width of the model; costs the headers of its shards.
+
+        Raises:
+            AnatomyError: If a tensor cannot be what its name says: naming it, the shape expected and the one found.
+        """
+        for role, part in layer.parts.items():
+            stored = tuple(shape_of(part.tensor))
+            n_axes = 1 if role.is_norm else 2
+            if len(stored) != n_axes:
+                what = "a vector" if role.is_norm else "a matrix"
+                raise AnatomyError(f"tensor {part.tensor!r} (role {role.value}) has shape {stored}; expected {what}")
+            if role.is_norm:
+                continue
+            d_out, d_in = part.shape(stored)
+            axis, found = ("input", d_in) if role.reads_stream else ("output", d_out)
+            if found != self.hidden_size:
+                raise AnatomyError(
+                    f"tensor {part.tensor!r} (role {role.value}, stored shape {stored}) has {axis} side {found}; "
+                    f"expected the width of the model, {self.hidden_size}"
+                )
+            self._check_heads(role, part, stored, d_out)
+
+    def _check_heads(self, role: Role, part: WeightPart, stored: tuple[int, ...], d_out: int) -> None:
+        if role is not Role.Q or self.n_heads is None or self.head_dim is None:
+            return
+        if d_out != self.n_heads * self.head_dim:
+            raise AnatomyError(
+                f"tensor {part.tensor!r} (role q, stored shape {stored}) has {d_out} rows of queries; "
+                f"expected {self.n_heads} heads of {self.head_dim}"
+            )
+
+
+def resolve_anatomy(config: Config | None, names: Iterable[str], shape_of: ShapeOf) -> Anatomy:
+    """Decide which tensor plays which role, from names; read the shapes of embedding and unembedding only.
+
+    Args:
+        config: The parsed ``config.json``; None where there is none: names alone carry an embedding comparison.
+        names: Names of all tensors of the checkpoint.
+        shape_of: Gives the stored shape of one tensor; called for the embedding and, if it has its own tensor, the
+            unembedding. ``lambda name: source.spec(name).shape`` for a tensor source.
+
+    Raises:
+        AnatomyError: If no tensor can be the embedding, or its shape contradicts the config.
+    """
+    all_names = sorted(names)
+    sizes = read_sizes(config)
+    notes: list[str] = [] if config is not None else ["there is no config; names and shapes decided"]
+    embedding = _find_embedding(all_names, sizes.architecture)
+    shape = _check_embedding(embedding, shape_of, sizes)
+    hidden_size = shape[1] if sizes.hidden_size is None else sizes.hidden_size
+    if sizes.vocabulary_size is not None and sizes.vocabulary_size != shape[0]:
+        notes.append(f"the config says {sizes.vocabulary_size} tokens, the embedding has {shape[0]} rows")
+
+    unembedding = _find_unembedding(all_names, sizes.architecture, embedding)
+    if unembedding is None:
+        tied = sizes.ties_embeddings is not False
+    else:
+        tied = False
+        _check_unembedding(unembedding, shape_of, (hidden_size, shape[1], sizes.unembedding_size))
+        if sizes.ties_embeddings:
+            notes.append(
+                f"the config ties the unembedding to the embedding, and {unembedding!r} is stored nevertheless; "
+                "it is a second witness only if it differs"
+            )
+
+    stack = choose_stack(find_stacks(all_names), embedding)
+    layers: tuple[Layer, ...] = ()
+    unplaced: tuple[str, ...] = ()
+    final_norm = None
+    if stack is not None:
+        layers, unplaced = place_layers(stack, sizes, notes)
+        final_norm = _find_final_norm(all_names, stack.prefix)
+    n_kv_heads = sizes.n_heads if sizes.n_kv_heads is None else sizes.n_kv_heads
+    return Anatomy(
+        architecture=sizes.architecture,
+        hidden_size=hidden_size,
+        embedding_size=shape[1],
+        embedding_rows=shape[0],
+        vocabulary_size=sizes.vocabulary_size,
+        n_layers=len(layers),
+        n_heads=sizes.n_heads,
+        n_kv_heads=n_kv_heads,
+        head_dim=_head_dim(sizes),
+        embedding=WeightPart(embedding),
+        unembedding=None if unembedding is None else WeightPart(unembedding),
+        tied=tied,
+        final_norm=None if final_norm is None else WeightPart(final_norm),
+        layers=layers,
+        unplaced=unplaced,
+        notes=tuple(notes),
+    )
+
+
+def _find_embedding(names: list[str], architecture: str) -> str:
+    outside = [name for name in names if not is_in_layer(name)]
+    for candidates in (
+        [name for name in outside if not _belongs_elsewhere(name)],
+        outside,  # a model called visual_bert is no vision tower
+    ):
+        found = _first_match(candidates, tables.EMBEDDING_ROWS, architecture)
+        if found is not None:
+            return found
+    raise AnatomyError(
+        f"no tensor is named like an input embedding among {len(names)} ({_some(names)}); looked for "
+        + ", ".join(_readable(row.pattern) for row in tables.EMBEDDING_ROWS if not row.model_types)
+    )
+
+
+def _find_unembedding(names: list[str], architecture: str, embedding: str) -> str | None:
+    candidates = [
+        name for name in names if name != embedding and not is_in_layer(name) and not _belongs_elsewhere(name)
+    ]
+    return _first_match(candidates, tables.UNEMBEDDING_ROWS, architecture)
+
+
+def _find_final_norm(names: list[str], stack_prefix: str) -> str | None:
+    folder = stack_prefix.rpartition(".")[0]
+    start = folder + "." if folder else ""
+    inside = {name.removeprefix(start): name for name in names if name.startswith(start)}
+    for row in tables.FINAL_NORM_ROWS:
+        for rest, name in inside.items():
+            if re.fullmatch(row.pattern, rest):
+                return name
+    return None
+
+
+def _first_match(candidates: list[str], rows: tuple[tables.EdgeRow, ...], architecture: str) -> str | None:
+    for row in rows:
+        if row.model_types and architecture not in row.model_types:
+            continue
+        pattern = re.compile(row.pattern if row.at_root else rf"(?:.*\.)?(?:{row.pattern})")
+        matching = [name for name in candidates if pattern.fullmatch(name)]
+        if matching:
+            # A model with encoder and decoder has an embedding in each; the decoder is the language model.
+            return min(matching, key=lambda name: ("encoder" in name, "decoder" not in name, name.count("."), name))
+    return None
+
+
+def _check_embedding(name: str, shape_of: ShapeOf, sizes: ConfigSizes) -> tuple[int, int]:
+    shape = tuple(shape_of(name))
+    if len(shape) != 2 or 0 in shape:
+        raise AnatomyError(f"the embedding {name!r} has shape {shape}; expected (tokens, width), both positive")
+    allowed = [size for size in (sizes.hidden_size, sizes.embedding_size) if size is not None]
+    if allowed and shape[1] not in allowed:
+        raise AnatomyError(
+            f"the embedding {name!r} has shape {shape}; the config expects width {' or '.join(map(str, allowed))}"
+        )
+    return shape[0], shape[1]
+
+
+def _check_unembedding(name: str, shape_of: ShapeOf, widths: tuple[int | None, ...]) -> None:
+    shape = tuple(shape_of(name))
+    if len(shape) != 2 or shape[0] == 0 or shape[1] not in widths:
+        expected = " or ".join(str(width) for width in dict.fromkeys(widths) if width is not None)
+        raise AnatomyError(f"the unembedding {name!r} has shape {shape}; expected (tokens, {expected})")
+
+
+def _head_dim(sizes: ConfigSizes) -> int | None:
+    if sizes.head_dim is not None:
+        return sizes.head_dim
+    if sizes.hidden_size is None or sizes.n_heads is None or sizes.hidden_size % sizes.n_heads:
+        return None
+    return sizes.hidden_size // sizes.n_heads
+
+
+def _belongs_elsewhere(name: str) -> bool:
+    return any(word in name.lower() for word in tables.OTHER_STACKS)
+
+
+def _readable(pattern: str) -> str:
+    return pattern.replace("\\", "").replace("?", "")
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")

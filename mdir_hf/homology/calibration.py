@@ -70,11 +70,10 @@ def calibrate(rows: PairedRows, *, generator: torch.Generator) -> Calibration:
     """
     x = _subset(rows.reference, generator)
     y = _subset(rows.candidate, generator)
-    shuffled = torch.randperm(len(y), generator=generator)
+    shuffled = torch.randperm(len(y), generator=generator).to(y.device)
     reference, candidate = row_factors(x), row_factors(y)
     re_paired = RowFactors(candidate.left[shuffled], candidate.scale, candidate.right)
-    gaussian = torch.randn(candidate.right.shape, dtype=candidate.right.dtype, generator=generator)
-    rotated = RowFactors(candidate.left, candidate.scale, torch.linalg.qr(gaussian).Q)
+    rotated = RowFactors(candidate.left, candidate.scale, _haar_frame(candidate.right, generator))
     return Calibration(
         re_paired=_placebo(reference, re_paired),
         rotated=_placebo(reference, rotated),
@@ -101,13 +100,21 @@ def privileged_basis_z(rows: torch.Tensor, *, generator: torch.Generator, n_dire
     if len(rows) < 8:
         return 0.0
     n = rows.shape[1]
-    directions = torch.randn(n, n_directions, dtype=rows.dtype, generator=generator)
+    directions = torch.randn(n, n_directions, dtype=rows.dtype, generator=generator).to(rows.device)
     turned = rows @ (directions / directions.norm(dim=0))
     scores = []
     for of_columns, of_directions in zip(_shape(rows), _shape(turned), strict=True):
         spread = of_directions.std() * math.sqrt(1.0 / len(of_columns) + 1.0 / n_directions)
         scores.append(float((of_columns.mean() - of_directions.mean()) / spread.clamp(min=1e-12)))
     return max(scores, key=abs)
+
+
+def _haar_frame(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Draw ``(n, k)`` orthonormal columns uniformly."""
+    q, r = torch.linalg.qr(torch.randn(like.shape, dtype=like.dtype, generator=generator).to(like.device))
+    # LAPACK fixes the signs of R by the data, which makes q alone not Haar (Mezzadri 2007).
+    signs: torch.Tensor = torch.where(r.diagonal() < 0, -1.0, 1.0).to(q.dtype)
+    return torch.mul(q, signs)
 
 
 def _shape(columns: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -123,7 +130,7 @@ def _subset(rows: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     n = rows.shape[1]
     if n <= MAX_PLACEBO_CHANNELS:
         return rows
-    return rows[:, torch.randperm(n, generator=generator)[:MAX_PLACEBO_CHANNELS]]
+    return rows[:, torch.randperm(n, generator=generator)[:MAX_PLACEBO_CHANNELS].to(rows.device)]
 
 
 def _placebo(reference: RowFactors, candidate: RowFactors) -> Placebo:

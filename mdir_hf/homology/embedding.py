@@ -14,8 +14,16 @@ import numpy as np
 import torch
 
 from mdir_hf.homology.matching import TRIMS, Matching, best_matching
-from mdir_hf.homology.polar import FLOAT64_CHANNELS, PolarFactor, polar_factor, polar_factor_of_rows, row_factors
-from mdir_hf.homology.rows import PairedRows, pair_rows, whitening
+from mdir_hf.homology.polar import (
+    FLOAT64_CHANNELS,
+    PolarFactor,
+    polar_factor,
+    polar_factor_of_rows,
+    row_factors,
+    whitened_polar_factor,
+)
+from mdir_hf.homology.products import cross_product
+from mdir_hf.homology.rows import PairedRows, pair_rows
 from mdir_hf.homology.significance import log_p_looks
 
 VIEWS = ("centred", "whitened")
@@ -27,6 +35,9 @@ FEW_ROWS = 1024
 
 SCREEN_CHANNELS = 256
 """Beyond it a look tests this many channels of the reference, drawn by seed, against all of the candidate."""
+
+BLOCK_ROWS = 4096
+"""Rows multiplied at a time, however the stream is cut: long enough for a matrix product at full speed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,7 +115,7 @@ class EmbeddingTest:
 
     def sequential_correction(self, look: Look) -> float:
         """What stopping at this look costs, in nats: ln s(s+1)."""
-        s = self.looks.index(look) + 1
+        s = next(number for number, known in enumerate(self.looks, start=1) if known is look)
         return math.log(s * (s + 1))
 
     def screen(self, reference: torch.Tensor, candidate: torch.Tensor, *, is_last: bool = False) -> Look:
@@ -118,18 +129,22 @@ class EmbeddingTest:
         Returns:
             The look, also appended to :attr:`looks`. Cost O(r^2 n + r n^2), never O(n^3) for few rows.
         """
-        rows = pair_rows(reference.to(self._device), candidate.to(self._device))
+        widths = (reference.shape[1], candidate.shape[1])
+        is_few = len(reference) <= FEW_ROWS or max(widths) <= FEW_ROWS
+        dtype = torch.float64 if is_few else torch.float32
+        rows = pair_rows(reference.to(self._device), candidate.to(self._device), dtype=dtype)
         self.rows = rows
-        n_rows, widths = len(rows.reference), (reference.shape[1], candidate.shape[1])
+        n_rows = len(rows.reference)
         factors: Iterator[tuple[str, PolarFactor]]
         if n_rows < 2:
             factors = iter((("centred", PolarFactor(torch.zeros(widths, dtype=torch.float64), 0, math.inf)),))
-        elif n_rows <= FEW_ROWS or max(widths) <= FEW_ROWS:
+        elif is_few:
             x, y = row_factors(rows.reference), row_factors(rows.candidate)
             factors = ((view, polar_factor_of_rows(x, y, whitened=view == "whitened")) for view in VIEWS)
         else:
             channels = torch.randperm(widths[0], generator=self._generator)[:SCREEN_CHANNELS].to(self._device)
-            factors = iter((("centred", polar_factor(rows.reference[:, channels].T @ rows.candidate)),))
+            cross = cross_product(rows.reference[:, channels], rows.candidate)
+            factors = iter((("centred", polar_factor(cross)),))
         return self._record("screen", n_rows, factors, is_last=is_last)
 
     def full(self, blocks: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> Look:
@@ -150,18 +165,18 @@ class EmbeddingTest:
         sample = self.rows
         widths = (sample.reference.shape[1], sample.candidate.shape[1])
         dtype = torch.float64 if max(widths) <= FLOAT64_CHANNELS else torch.float32
-        means = (sample.reference_mean, sample.candidate_mean)
-        cross = torch.zeros(widths, dtype=torch.float64, device=self._device)
+        cross = torch.zeros(widths, dtype=dtype, device=self._device)
         n_rows = 0
-        for reference, candidate in blocks:
-            block = pair_rows(reference.to(self._device), candidate.to(self._device), means=means, dtype=dtype)
-            cross += block.reference.T @ block.candidate
+        for reference, candidate in _regrouped(blocks):
+            block = pair_rows(reference.to(self._device), candidate.to(self._device), like=sample, dtype=dtype)
+            cross += cross_product(block.reference, block.candidate)
             n_rows += len(block.reference)
 
         def factors() -> Iterator[tuple[str, PolarFactor]]:
-            yield "centred", polar_factor(cross.to(dtype))
-            left, right = whitening(sample.reference), whitening(sample.candidate)
-            yield "whitened", polar_factor((left @ cross @ right).to(dtype))
+            yield "centred", polar_factor(cross)
+            if len(sample.reference) >= 2:
+                x, y = row_factors(sample.reference), row_factors(sample.candidate)
+                yield "whitened", whitened_polar_factor(cross, x, y)
 
         return self._record("embedding", n_rows, factors(), is_last=True)
 
@@ -171,7 +186,8 @@ class EmbeddingTest:
         best: Look | None = None
         for view, factor in factors:
             for signed in (False, True):
-                level = None if is_last and view == VIEWS[0] else self.log_alpha
+                # One matching is wanted even where none can be significant: the plain one, to say where c lies.
+                level = None if is_last and view == VIEWS[0] and not signed else self.log_alpha
                 matching = best_matching(factor.matrix, signed=signed, log_alpha=level)
                 log_p = 0.0 if matching is None else min(0.0, matching.log_p + correction)
                 trimmed = {} if matching is None else matching.log_p_trimmed
@@ -199,13 +215,43 @@ def matched_scale(reference: torch.Tensor, candidate: torch.Tensor, matching: Ma
     Args:
         reference: ``(r, n_reference)`` raw rows.
         candidate: ``(r, n_candidate)`` raw rows of the same tokens.
-        matching: Which channel of one is which of the other. Signs are taken from the data.
+        matching: Which channel of one is which of the other, and with which sign.
 
     Returns:
         The scale; 1.0 for a plain fine-tune. Noise in the candidate does not bias it, noise in the reference does.
     """
     x = reference.double()[:, torch.from_numpy(matching.reference)]
     y = candidate.double()[:, torch.from_numpy(matching.candidate)]
-    per_channel = (x * y).sum(dim=0)
-    overlap = per_channel.abs().sum() if matching.signed else per_channel.sum()
-    return float(overlap / (x * x).sum())
+    signs = torch.from_numpy(matching.signs).double()
+    return float(((x * y).sum(dim=0) * signs).sum() / (x * x).sum())
+
+
+def _regrouped(
+    blocks: Iterable[tuple[torch.Tensor, torch.Tensor]],
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Cut a stream of paired blocks anew, every ``BLOCK_ROWS`` rows, so that how it came does not matter."""
+    waiting: list[tuple[torch.Tensor, torch.Tensor]] = []
+    n_waiting = 0
+    for reference, candidate in blocks:
+        if len(reference) != len(candidate):
+            raise ValueError(
+                f"a block pairs {len(reference)} rows of the reference with {len(candidate)} of the candidate; "
+                "both must hold the same tokens in the same order"
+            )
+        start = 0
+        while start < len(reference):
+            stop = min(len(reference), start + BLOCK_ROWS - n_waiting)
+            waiting.append((reference[start:stop], candidate[start:stop]))
+            n_waiting += stop - start
+            start = stop
+            if n_waiting == BLOCK_ROWS:
+                yield _joined(waiting)
+                waiting, n_waiting = [], 0
+    if waiting:
+        yield _joined(waiting)
+
+
+def _joined(parts: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])

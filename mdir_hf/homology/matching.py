@@ -35,7 +35,8 @@ class Matching:
         reference: Matched channels of the reference, ascending.
         candidate: Channel of the candidate matched to each.
         entries: Matched entries of U, their absolute values where signed.
-        n_negative: How many of them have a negative entry.
+        signs: ``+1`` or ``-1`` of each pair; all +1 unless signed.
+        n_negative: How many of the matched entries of U are negative.
         signed: Whether signs were free.
         trace: Sum of ``entries``.
         threshold: The trace that this factor would need for significance at 0.1 %; both bounds of the formula hold.
@@ -47,6 +48,7 @@ class Matching:
     reference: IntArray
     candidate: IntArray
     entries: FloatArray
+    signs: IntArray
     n_negative: int
     signed: bool
     trace: float
@@ -120,6 +122,7 @@ def best_matching(polar: torch.Tensor, *, signed: bool, log_alpha: float | None 
         reference=reference[order],
         candidate=candidate[order],
         entries=entries[order],
+        signs=np.where(signed & (signed_entries < 0), -1, 1).astype(np.int64)[order],
         n_negative=int((signed_entries < 0).sum()),
         signed=signed,
         trace=float(entries.sum()),

@@ -1,7 +1,8 @@
 """Preparing embedding rows, in ways that commute with every rotation of the residual stream.
 
 Only preprocessings f with f(E Q) = f(E) Q keep the null distribution exact (statistics.md section 0): choosing and
-dropping rows, centring, normalising rows, whitening. Scaling or clipping columns does not, and is not done.
+dropping rows by their lengths, centring, normalising rows, whitening. Scaling or clipping columns does not, and is
+not done. Each may look at both models, as long as it turns with the one whose rotation invariance the null rests on.
 """
 
 from __future__ import annotations
@@ -10,22 +11,22 @@ from dataclasses import dataclass
 
 import torch
 
-from mdir_hf.homology.polar import RowFactors, row_factors
-
 NEGLIGIBLE_NORM = 1e-6
-"""Rows shorter than this share of the median are empty (never-trained, padding) and say nothing."""
+"""Rows shorter than this share of the median, before or after centring, are empty (never trained, padding)."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class PairedRows:
     """Centred, unit-length rows of both models on the same tokens.
 
     Attributes:
-        reference: ``(r, n_reference)`` float64.
-        candidate: ``(r, n_candidate)`` float64.
+        reference: ``(r, n_reference)``, float64 unless asked otherwise.
+        candidate: ``(r, n_candidate)``, the same.
         reference_mean: ``(n_reference,)``, what was subtracted.
         candidate_mean: ``(n_candidate,)``.
-        kept: ``(r_given,)`` bool, the rows that were not empty in either.
+        kept: ``(r_given,)`` bool, the rows that were neither empty nor non-finite in either model.
+        shortest: Shortest length that counts as a row: of the reference before and after centring, and of the
+            candidate before and after centring.
     """
 
     reference: torch.Tensor
@@ -33,41 +34,61 @@ class PairedRows:
     reference_mean: torch.Tensor
     candidate_mean: torch.Tensor
     kept: torch.Tensor
+    shortest: tuple[float, float, float, float]
 
 
 def pair_rows(
     reference: torch.Tensor,
     candidate: torch.Tensor,
     *,
-    means: tuple[torch.Tensor, torch.Tensor] | None = None,
+    like: PairedRows | None = None,
     dtype: torch.dtype = torch.float64,
 ) -> PairedRows:
-    """Centre both blocks of rows, drop the rows that are empty in either, and normalise the rest.
+    """Drop the rows that are empty or not finite in either model, centre both blocks, and normalise the rest.
 
     Args:
-        reference: ``(r, n_reference)``, any floating dtype.
+        reference: ``(r, n_reference)``, any floating dtype. Not modified.
         candidate: ``(r, n_candidate)``, the same tokens in the same order.
-        means: Subtract these instead of the blocks' own means (a stream uses the means of its sample).
+        like: Use the means and shortest lengths of these rows instead of the blocks' own. A stream that is cut into
+            blocks gives the same rows wherever it is cut only if it measures them all by one sample.
         dtype: What to compute in.
 
     Returns:
-        The paired rows. Cost O(r n).
+        The paired rows, possibly none. Cost O(r n); memory the two results.
     """
-    x, y = reference.to(dtype), candidate.to(dtype)
-    x_mean, y_mean = (x.mean(dim=0), y.mean(dim=0)) if means is None else (means[0].to(dtype), means[1].to(dtype))
-    x, y = x - x_mean, y - y_mean
-    x_norm, y_norm = x.norm(dim=1), y.norm(dim=1)
-    kept = (x_norm > NEGLIGIBLE_NORM * x_norm.median()) & (y_norm > NEGLIGIBLE_NORM * y_norm.median())
+    # Clones where the dtype already fits: from here on everything happens in place.
+    x, y = reference.detach().to(dtype, copy=True), candidate.detach().to(dtype, copy=True)
+    x_raw, y_raw = x.norm(dim=1), y.norm(dim=1)
+    raw = (_shortest(x_raw), _shortest(y_raw)) if like is None else (like.shortest[0], like.shortest[2])
+    kept = _long(x_raw, raw[0]) & _long(y_raw, raw[1])
     if not bool(kept.all()):
-        x, y, x_norm, y_norm = x[kept], y[kept], x_norm[kept], y_norm[kept]
-    return PairedRows(x / x_norm[:, None], y / y_norm[:, None], x_mean, y_mean, kept)
+        x, y = x[kept], y[kept]
+    if like is not None:
+        x_mean, y_mean = like.reference_mean.to(dtype), like.candidate_mean.to(dtype)
+    elif len(x):
+        x_mean, y_mean = x.mean(dim=0), y.mean(dim=0)
+    else:
+        x_mean, y_mean = x.new_zeros(x.shape[1]), y.new_zeros(y.shape[1])
+    x_norm, y_norm = x.sub_(x_mean).norm(dim=1), y.sub_(y_mean).norm(dim=1)
+    if like is None:
+        # A row that equals the mean up to rounding is as empty as one of zeros: measure it against the raw lengths too.
+        rounding = 64.0 * torch.finfo(dtype).eps / NEGLIGIBLE_NORM
+        centred = (max(_shortest(x_norm), rounding * raw[0]), max(_shortest(y_norm), rounding * raw[1]))
+    else:
+        centred = (like.shortest[1], like.shortest[3])
+    still = _long(x_norm, centred[0]) & _long(y_norm, centred[1])
+    if not bool(still.all()):
+        x, y, x_norm, y_norm = x[still], y[still], x_norm[still], y_norm[still]
+        kept[kept.clone()] = still
+    x.div_(x_norm[:, None])
+    y.div_(y_norm[:, None])
+    return PairedRows(x, y, x_mean, y_mean, kept, (raw[0], centred[0], raw[1], centred[1]))
 
 
-def whitening(rows: torch.Tensor) -> torch.Tensor:
-    """Return ``(X^T X)^(-1/2)`` of a sample of rows, inverted on the directions the sample has.
+def _shortest(norms: torch.Tensor) -> float:
+    finite = norms[torch.isfinite(norms)]
+    return NEGLIGIBLE_NORM * float(finite.median()) if len(finite) else 0.0
 
-    A function of the sample that turns with it, so that whitening all rows by it keeps the null exact.
-    Cost O(r n^2 + n^3).
-    """
-    factors: RowFactors = row_factors(rows)
-    return (factors.right / factors.scale) @ factors.right.T
+
+def _long(norms: torch.Tensor, shortest: float) -> torch.Tensor:
+    return torch.isfinite(norms) & (norms > shortest)

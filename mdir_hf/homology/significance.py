@@ -52,15 +52,38 @@ def log_p_matching(
         ValueError: If the sizes contradict each other.
 
     References:
-        facts: statistics.md sections 0, 1 and 3; paper, Algorithm 1 and the section on the p-value.
+        docs/method.md, section "The bound"; paper, Algorithm 1 and the section on the p-value.
     """
+    bound = log_bound(
+        trace,
+        n_narrow=n_narrow,
+        n_wide=n_wide,
+        narrow_energy=narrow_energy,
+        wide_energy=wide_energy,
+        n_matched=n_matched,
+        signed=signed,
+    )
+    return min(0.0, bound)
+
+
+def log_bound(
+    trace: float,
+    *,
+    n_narrow: int,
+    n_wide: int,
+    narrow_energy: float,
+    wide_energy: float,
+    n_matched: int | None = None,
+    signed: bool = False,
+) -> float:
+    """Return the bound of :func:`log_p_matching` before it is cut at 0, for showing how far below it the null lies."""
     m = n_narrow if n_matched is None else n_matched
     if not 0 <= m <= n_narrow <= n_wide:
         raise ValueError(f"expected 0 <= n_matched <= n_narrow <= n_wide, got {m}, {n_narrow}, {n_wide}")
+    log_count = log_n_matchings(n_narrow, n_wide, m, signed=signed)
     if m == 0 or trace <= 0.0 or narrow_energy <= 0.0 or wide_energy <= 0.0:
-        return 0.0
-    exponent = 0.5 * trace * trace * min(n_wide / narrow_energy, n_narrow / wide_energy)
-    return min(0.0, log_n_matchings(n_narrow, n_wide, m, signed=signed) - exponent)
+        return log_count
+    return log_count - 0.5 * trace * trace * min(n_wide / narrow_energy, n_narrow / wide_energy)
 
 
 def log_n_matchings(n_narrow: int, n_wide: int, n_matched: int, *, signed: bool = False) -> float:
@@ -100,8 +123,9 @@ def log_p_looks(log_p_by_look: list[float]) -> float:
 
 
 def threshold_trace(n_narrow: int, n_wide: int, log_alpha: float, *, signed: bool = False) -> float:
-    """Smallest trace of a full-rank polar factor (``n_narrow`` orthonormal rows) that is significant at alpha.
+    """Trace of a full-rank polar factor (``n_narrow`` orthonormal rows) from which every matching is significant.
 
-    With as much energy on either side as a full matching can have, so that no smaller trace is ever significant.
+    With as much energy on either side as a full matching can have. On a square factor it is the threshold; on a
+    rectangular one a smaller trace can be significant where the matched columns hold less than all the energy.
     """
     return math.sqrt(2.0 * (log_n_matchings(n_narrow, n_wide, n_narrow, signed=signed) - log_alpha))

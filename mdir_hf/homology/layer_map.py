@@ -1,0 +1,352 @@
+"""Algorithm 2: which layer of the candidate descends from which layer of the reference.
+
+For one representative matrix per layer (V by default) the polar factor of ``W W'^T`` is tested for a permutation of
+output channels, over all L x L' pairs of layers.
+
+What the p-values rest on: the two models are independent and ONE model's matrices are left-invariant, ``H W ~ W`` for
+rotations H of the output (head) side, given everything else. That is exact at Gaussian initialisation, a gauge
+symmetry for V within heads, and an assumption after training. Whatever the layers share on the residual side
+(anisotropy, outlier channels, the fitted basis change itself) is harmless. The cells off the map are the natural
+control: they must be silent (statistics.md section 6).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from mdir_hf.errors import InputError
+from mdir_hf.homology.combine import (
+    count_related,
+    log_p_by_layer,
+    log_p_hommel,
+    log_p_of_best,
+    log_p_ordered_map,
+    log_p_rueger,
+)
+from mdir_hf.homology.layer_order import LayerRun, Pattern, classify_layers, layer_runs, ordered_matching
+from mdir_hf.homology.layer_screen import (
+    SCREEN_CHANNELS,
+    ScreenedColumn,
+    cross_product,
+    screen_channels,
+    screen_column,
+)
+from mdir_hf.homology.matching import best_matching
+from mdir_hf.homology.polar import polar_factor, polar_factor_of_rows, row_factors
+
+Layers = Sequence[torch.Tensor | Callable[[], torch.Tensor]]
+"""One matrix ``(d_out, n)`` per layer, or a function that loads it. Each is asked for when needed and let go after."""
+
+FLOAT64_CHANNELS = 512
+"""Up to this many output channels a full test is float64; beyond, float32 (three times as fast)."""
+
+FULL_CHANNELS = 2 * SCREEN_CHANNELS
+"""Layers of no more output channels than this are not screened: the full test costs no more."""
+
+CANNOT_COUNT = -1e-9
+"""A matching whose p cannot fall below 1 is not searched for."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerMatch:
+    """A candidate layer and its ancestor.
+
+    Attributes:
+        reference: Layer of the reference, 0-based.
+        candidate: Layer of the candidate, 0-based.
+        log_p: Natural log of p, corrected for the search over all pairs of layers.
+    """
+
+    reference: int
+    candidate: int
+    log_p: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerMap:
+    """The map between the layers of two models, and its evidence. Natural logarithms, at most 0.
+
+    Attributes:
+        log_p: ``(L, L')``; each cell is valid by itself, corrected for ``tests_per_cell`` and nothing else.
+        is_full: ``(L, L')`` where the full polar factor was computed. Elsewhere the cell is silent in the screen
+            (p = 1), or significant by the screened channels alone where ``refine="undecided"``.
+        tests_per_cell: What each cell is corrected for: permutation and signed permutation, times two where the screen
+            may decide a cell.
+        multiplicity: By how much a cell's p is multiplied before it counts: L L' (times the caller's ``n_tests``).
+        matches: Every candidate layer that has a significant ancestor, once, with its best one; in candidate order.
+        ordered: The maximal ordered matching of significant cells, pairs (reference, candidate): each layer of either
+            model at most once, order kept. For a depth-upscaled model this is shorter than ``matches``.
+        pattern: How the candidate was made, see :func:`~mdir_hf.homology.layer_order.classify_layers`.
+        runs: ``matches`` as runs of consecutive layers.
+        log_p_map: p for the whole map under ANY dependence: Rüger's ``(L / k) p_(k)`` with k = half the layers of the
+            shallower model, each with its best partner in the other, corrected for that search.
+        log_p_any: The same by Hommel's rule, over every k: for maps of which only a small part is related.
+        log_p_fisher: Fisher's sum along the best ordered map; holds only if layers are independent under the null.
+        n_related: At least this many layers of the shallower model have a relative, at confidence 1 - alpha, under any
+            dependence.
+    """
+
+    log_p: npt.NDArray[np.float64]
+    is_full: npt.NDArray[np.bool_]
+    tests_per_cell: int
+    multiplicity: int
+    matches: tuple[LayerMatch, ...]
+    ordered: tuple[tuple[int, int], ...]
+    pattern: Pattern
+    runs: tuple[LayerRun, ...]
+    log_p_map: float
+    log_p_any: float
+    log_p_fisher: float
+    n_related: int
+
+
+def map_layers(
+    reference: Layers,
+    candidate: Layers,
+    *,
+    log_alpha: float,
+    signed: bool = True,
+    refine: Literal["hits", "undecided"] = "hits",
+    n_screened: int = SCREEN_CHANNELS,
+    n_tests: int = 1,
+    seed: int = 0,
+    device: str | torch.device = "cpu",
+) -> LayerMap:
+    """Find every candidate layer's ancestor among the reference's layers.
+
+    Args:
+        reference: L matrices ``(d_out, n)``, y = W x, ALREADY carried into the candidate's residual basis. Any floating
+            dtype; output widths may differ from layer to layer and from the candidate's.
+        candidate: L' matrices ``(d_out', n)``.
+        log_alpha: Natural log of the level fixed in advance.
+        signed: Whether each cell is tested for a signed permutation too.
+        refine: ``hits`` gives every cell that is not silent its full test. ``undecided`` keeps the screen's own valid,
+            weaker bound where that is significant already: the same matches several times faster, for when only the
+            map is asked for.
+        n_screened: Output channels that the screen looks at; 0 tests every cell in full.
+        n_tests: Other tests of the same comparison to correct for (a second basis tried, a second matrix).
+        seed: Seed of the screened channels.
+        device: Where products and factorisations run.
+
+    Returns:
+        The map. Cost 2 L L' d0 d' n flops for the screen, and O(d d' n + d^3) for each full cell. Memory: ``L d0 n``
+        floats, one layer of each model, and a few ``L d0 d'``, where L counts the model with fewer output channels. Its
+        layers are loaded once, and once more for every full cell in them; the other model's layers once (the first
+        layer of both once more, for its shape).
+
+    Raises:
+        InputError: If a side has no layers, a layer is no finite matrix, or residual widths differ.
+
+    References:
+        paper, Algorithm 2; facts: statistics.md section 6, numerics.md section 5.
+    """
+    if not len(reference) or not len(candidate):
+        raise InputError(f"a layer map needs layers on both sides, got {len(reference)} and {len(candidate)}")
+    reference_side, candidate_side = (
+        _Side("reference", reference, torch.device(device)),
+        _Side("candidate", candidate, torch.device(device)),
+    )
+    is_swapped = n_screened > 0 and reference_side.n_channels() > candidate_side.n_channels()
+    rows, columns = (candidate_side, reference_side) if is_swapped else (reference_side, candidate_side)
+    search = _Search(rows, columns, log_alpha, signed, refine, n_screened, n_tests, seed)
+    log_p, is_full = search.run()
+    search.refine_rivals(log_p, is_full, axis=1 if is_swapped else 0)
+    return search.summarise(*((log_p.T.copy(), is_full.T.copy()) if is_swapped else (log_p, is_full)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """The layers of one model, loaded and checked one at a time."""
+
+    name: str
+    layers: Layers
+    device: torch.device
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def load(self, index: int, width: int | None) -> torch.Tensor:
+        source = self.layers[index]
+        layer = (source if isinstance(source, torch.Tensor) else source()).to(self.device)
+        if layer.dtype != torch.float64:
+            layer = layer.float()
+        if layer.ndim != 2 or 0 in layer.shape:
+            raise InputError(f"layer {index} of the {self.name} is no matrix (d_out, n): shape {tuple(layer.shape)}")
+        if width is not None and layer.shape[1] != width:
+            raise InputError(
+                f"layer {index} of the {self.name} has residual width {layer.shape[1]}, expected {width}; "
+                "carry the reference into the candidate's residual basis first"
+            )
+        if not bool(torch.isfinite(layer).all()):
+            raise InputError(f"layer {index} of the {self.name} holds values that are not finite")
+        return layer
+
+    def n_channels(self) -> int:
+        return self.load(0, None).shape[0]
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """One pass over all cells; ``rows`` is the side with fewer output channels, whose channels are screened.
+
+    Every screened channel of the narrower side can have a partner on the wider one; the other way round most could not.
+    """
+
+    rows: _Side
+    columns: _Side
+    log_alpha: float
+    signed: bool
+    refine: Literal["hits", "undecided"]
+    n_screened: int
+    n_tests: int
+    seed: int
+
+    @property
+    def tests_per_cell(self) -> int:
+        # In "hits" mode a cell reports p = 1 or its full p: the screen only ever withholds evidence, and costs nothing.
+        return (2 if self.signed else 1) * (2 if self.refine == "undecided" else 1)
+
+    @property
+    def multiplicity(self) -> int:
+        return len(self.rows) * len(self.columns) * self.n_tests
+
+    @property
+    def log_alpha_cell(self) -> float:
+        return self.log_alpha - math.log(self.multiplicity)
+
+    def run(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+        shape = (len(self.rows), len(self.columns))
+        log_p, is_full = np.zeros(shape), np.zeros(shape, dtype=np.bool_)
+        rows = self._screened_rows()
+        width: int | None = None if rows is None else rows.shape[2]
+        for j in range(shape[1]):
+            layer = self.columns.load(j, width)
+            width = layer.shape[1]
+            undecided = list(range(shape[0]))
+            if rows is not None and layer.shape[0] > FULL_CHANNELS:
+                decided, undecided = self._triage(screen_column(rows, layer, signed=self.signed))
+                for i, value in decided.items():
+                    log_p[i, j] = value
+            for i in undecided:
+                partner = self.rows.load(i, width)
+                log_p[i, j] = log_p_of_layers(partner, layer, signed=self.signed, tests_per_cell=self.tests_per_cell)
+                is_full[i, j] = True
+        return log_p, is_full
+
+    def _screened_rows(self) -> torch.Tensor | None:
+        """Load each layer once and keep its screened channels; None where screening saves nothing."""
+        if self.n_screened == 0:
+            return None
+        rows: list[torch.Tensor] = []
+        width: int | None = None
+        for i in range(len(self.rows)):
+            layer = self.rows.load(i, width)
+            width = layer.shape[1]
+            channels = screen_channels(layer.shape[0], min(self.n_screened, width), seed=self.seed)
+            if layer.shape[0] <= FULL_CHANNELS:
+                return None
+            rows.append(layer[channels.to(layer.device)].float())
+        return torch.stack(rows)
+
+    def _triage(self, column: ScreenedColumn) -> tuple[dict[int, float], list[int]]:
+        """Split a screened column into cells that the screen decides and cells that need their full test."""
+        decided: dict[int, float] = {}
+        undecided: list[int] = []
+        for i in map(int, np.flatnonzero(~column.is_null)):
+            bound = 0.0
+            if column.is_bulk[i] or self.refine == "undecided":
+                bound = _log_p_of_polar(column.polar[i], signed=self.signed, tests=self.tests_per_cell)
+            is_hit = bound < self.log_alpha_cell
+            if is_hit and self.refine == "undecided":
+                decided[i] = bound
+            elif is_hit or not column.is_bulk[i]:
+                undecided.append(i)
+        return decided, undecided
+
+    def refine_rivals(self, log_p: npt.NDArray[np.float64], is_full: npt.NDArray[np.bool_], axis: int) -> None:
+        """Test in full, in place, where a candidate layer has several possible ancestors.
+
+        Bounds on few channels and full ones do not compare; without this the better ancestor might lose.
+
+        Args:
+            log_p: ``(rows, columns)``.
+            is_full: ``(rows, columns)``.
+            axis: The axis that runs over reference layers.
+        """
+        is_hit = log_p < self.log_alpha_cell
+        for i, j in np.argwhere(is_hit & ~is_full & (is_hit.sum(axis=axis, keepdims=True) > 1)):
+            pair = (self.rows.load(int(i), None), self.columns.load(int(j), None))
+            log_p[i, j] = log_p_of_layers(*pair, signed=self.signed, tests_per_cell=self.tests_per_cell)
+            is_full[i, j] = True
+
+    def summarise(self, log_p: npt.NDArray[np.float64], is_full: npt.NDArray[np.bool_]) -> LayerMap:
+        corrected = np.minimum(0.0, log_p + math.log(self.multiplicity))
+        best = log_p.argmin(axis=0)
+        matches = tuple(
+            LayerMatch(int(i), j, float(corrected[i, j]))
+            for j, i in enumerate(best)
+            if corrected[i, j] < self.log_alpha
+        )
+        pairs = [(match.reference, match.candidate) for match in matches]
+        ordered = ordered_matching(log_p, -self.log_alpha_cell)
+        # Fisher's union covers any choice among ordered maps; pairs below the level of a single layer would add to it.
+        evidence = ordered_matching(log_p, 1.0)
+        fisher = log_p_ordered_map([float(log_p[i, j]) for i, j in evidence], *log_p.shape)
+        by_layer = log_p_by_layer(log_p)
+        return LayerMap(
+            log_p=log_p,
+            is_full=is_full,
+            tests_per_cell=self.tests_per_cell,
+            multiplicity=self.multiplicity,
+            matches=matches,
+            ordered=tuple(ordered),
+            pattern=classify_layers(pairs, *log_p.shape),
+            runs=layer_runs(pairs),
+            log_p_map=log_p_of_best(log_p_rueger(by_layer, (len(by_layer) + 1) // 2), self.n_tests),
+            log_p_any=log_p_of_best(log_p_hommel(by_layer), self.n_tests),
+            log_p_fisher=log_p_of_best(fisher, self.n_tests),
+            n_related=count_related(by_layer, self.log_alpha - math.log(self.n_tests)),
+        )
+
+
+def log_p_of_layers(
+    reference: torch.Tensor, candidate: torch.Tensor, *, signed: bool = True, tests_per_cell: int = 2
+) -> float:
+    """Test one pair of layers in full: the polar factor of ``W W'^T``, its best matching, and the bound.
+
+    Where both have more output channels than the residual stream is wide, the factor has rank n and is taken from thin
+    factors of the two matrices, never completed by a null basis.
+
+    Args:
+        reference: ``(d_out, n)`` in the candidate's residual basis.
+        candidate: ``(d_out', n)``.
+        signed: Whether a signed permutation is tested too.
+        tests_per_cell: By how many tests the smaller p is corrected.
+
+    Returns:
+        Natural log of p, at most 0; corrected for ``tests_per_cell`` only. Cost O(d d' n + d d' min(d, d')).
+    """
+    n_narrow, n_wide = sorted((reference.shape[0], candidate.shape[0]))
+    dtype = torch.float64 if n_wide <= FLOAT64_CHANNELS else torch.float32
+    rows, columns = reference.to(dtype), candidate.to(dtype)
+    if reference.shape[1] < n_narrow:
+        polar = polar_factor_of_rows(row_factors(rows.T), row_factors(columns.T), whitened=False).matrix
+    else:
+        polar = polar_factor(cross_product(rows, columns)).matrix
+    return _log_p_of_polar(polar, signed=signed, tests=tests_per_cell)
+
+
+def _log_p_of_polar(polar: torch.Tensor, *, signed: bool, tests: int) -> float:
+    log_p = 0.0
+    for with_signs in (False, True) if signed else (False,):
+        matching = best_matching(polar, signed=with_signs, log_alpha=CANNOT_COUNT)
+        if matching is not None:
+            log_p = min(log_p, matching.log_p)
+    return log_p_of_best(log_p, tests)

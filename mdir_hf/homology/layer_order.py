@@ -1,0 +1,105 @@
+"""What a set of matched layers says about how one model was made of another: order, runs, pattern."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Pattern = Literal["none", "identity", "pruned", "repeated", "reordered", "partial"]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRun:
+    """Consecutive candidate layers that descend from consecutive reference layers.
+
+    Attributes:
+        reference: First layer of the run in the reference, 0-based.
+        candidate: First layer of the run in the candidate, 0-based.
+        length: Number of layers.
+    """
+
+    reference: int
+    candidate: int
+    length: int
+
+
+def ordered_matching(log_p: npt.NDArray[np.float64], penalty: float) -> list[tuple[int, int]]:
+    """Find the order-preserving matching of largest evidence (paper, "maximal ordered matching").
+
+    ``D[i, j] = max(D[i-1, j], D[i, j-1], D[i-1, j-1] + max(0, -ln p_ij - penalty))``: every layer of either model is
+    used at most once, and later layers match later layers.
+
+    Args:
+        log_p: ``(L, L')`` natural logs, finite.
+        penalty: What a pair must bring, in nats, to be worth its place; pairs that bring no more are left out.
+
+    Returns:
+        Pairs (reference layer, candidate layer), ascending in both. Cost O(L L').
+    """
+    gain = np.maximum(0.0, -log_p - penalty)
+    n_reference, n_candidate = gain.shape
+    total = np.zeros((n_reference + 1, n_candidate + 1))
+    for i in range(1, n_reference + 1):
+        for j in range(1, n_candidate + 1):
+            total[i, j] = max(total[i - 1, j], total[i, j - 1], total[i - 1, j - 1] + gain[i - 1, j - 1])
+    pairs: list[tuple[int, int]] = []
+    i, j = n_reference, n_candidate
+    while i > 0 and j > 0:
+        if total[i, j] == total[i - 1, j]:
+            i -= 1
+        elif total[i, j] == total[i, j - 1]:
+            j -= 1
+        else:
+            i, j = i - 1, j - 1
+            pairs.append((i, j))
+    return pairs[::-1]
+
+
+def layer_runs(pairs: Sequence[tuple[int, int]]) -> tuple[LayerRun, ...]:
+    """Group matched layers into maximal runs that go up by one in both models.
+
+    Args:
+        pairs: (reference layer, candidate layer), ascending in the candidate layer.
+
+    Returns:
+        The runs in candidate order. SOLAR-10.7B on Mistral-7B reads ``(0, 0, 24), (8, 24, 24)``.
+    """
+    runs: list[LayerRun] = []
+    for reference, candidate in pairs:
+        last = runs[-1] if runs else None
+        if last and (reference, candidate) == (last.reference + last.length, last.candidate + last.length):
+            runs[-1] = LayerRun(last.reference, last.candidate, last.length + 1)
+        else:
+            runs.append(LayerRun(reference, candidate, 1))
+    return tuple(runs)
+
+
+def classify_layers(pairs: Sequence[tuple[int, int]], n_reference: int, n_candidate: int) -> Pattern:
+    """Name how the candidate's layers descend from the reference's. The first that fits, in this order.
+
+    - ``none``: no candidate layer has an ancestor.
+    - ``partial``: some have, some have not.
+    - ``repeated``: all have, and some ancestor more than one descendant (depth upscaling).
+    - ``reordered``: all have, each its own, not in the reference's order.
+    - ``pruned``: all have, each its own, in order, and reference layers are left over.
+    - ``identity``: layer i descends from layer i, throughout.
+
+    Args:
+        pairs: (reference layer, candidate layer), each candidate layer at most once, ascending in it.
+        n_reference: Depth of the reference.
+        n_candidate: Depth of the candidate.
+    """
+    ancestors = [reference for reference, _ in pairs]
+    if not pairs:
+        return "none"
+    if len(pairs) < n_candidate:
+        return "partial"
+    if len(set(ancestors)) < len(ancestors):
+        return "repeated"
+    if ancestors != sorted(ancestors):
+        return "reordered"
+    return "identity" if n_candidate == n_reference else "pruned"

@@ -1,0 +1,118 @@
+"""What happens to a model on its way to another name: channels permuted and rescaled, channels cut, another tokenizer.
+
+All of them take a Llama-like causal LM of transformers: pre-norm blocks with RMSNorm, bias-free linear maps, gated MLP.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedModel
+
+# Weights that read the residual stream carry it on their columns, weights that write to it on their rows.
+_READS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+_WRITES = ("o_proj", "down_proj")
+
+
+@torch.no_grad()
+def permute_channels(model: PreTrainedModel, permutation: torch.Tensor, *, scale: float = 1.0) -> None:
+    """Reorder the channels of the residual stream and multiply it by ``scale``, in place; the function stays the same.
+
+    The embedding and all that writes to the stream are scaled; RMSNorm takes the factor out again, and exactly, because
+    its epsilon is scaled with the square. A tied head sees the scaled embedding, so there the final gain is divided.
+
+    Args:
+        model: A Llama-like causal LM, any float dtype. Scales that are a power of two are exact in each.
+        permutation: Int64 tensor of shape (hidden_size,): new channel i is old channel ``permutation[i]``.
+        scale: Factor on the residual stream, positive.
+    """
+    body, tied = model.model, model.config.tie_word_embeddings
+    body.embed_tokens.weight.copy_(body.embed_tokens.weight[:, permutation] * scale)
+    if not tied:
+        model.lm_head.weight.copy_(model.lm_head.weight[:, permutation])
+    body.norm.weight.copy_(body.norm.weight[permutation] / (scale if tied else 1.0))
+    for layer in body.layers:
+        for norm in (layer.input_layernorm, layer.post_attention_layernorm):
+            norm.weight.copy_(norm.weight[permutation])
+        for name, module in layer.named_modules():
+            leaf = name.rpartition(".")[2]
+            if leaf in _READS:
+                module.weight.copy_(module.weight[:, permutation])
+            elif leaf in _WRITES:
+                module.weight.copy_(module.weight[permutation] * scale)
+    epsilon = model.config.rms_norm_eps * scale**2
+    model.config.rms_norm_eps = epsilon
+    for module in model.modules():
+        if hasattr(module, "variance_epsilon"):
+            module.variance_epsilon = epsilon
+
+
+@torch.no_grad()
+def keep_channels(model: PreTrainedModel, kept: torch.Tensor) -> PreTrainedModel:
+    """A narrower model with only some channels of the residual stream; its function is damaged, as by any pruning.
+
+    Args:
+        model: A Llama-like causal LM; not modified.
+        kept: Int64 tensor of shape (n_kept,), the channels that stay, in their new order.
+
+    Returns:
+        A new model with ``hidden_size`` n_kept and the heads and MLP width of the old one.
+    """
+    config = model.config
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    narrow = _rebuilt(model, hidden_size=kept.numel(), head_dim=head_dim)
+    weights = {}
+    for name, weight in model.state_dict().items():
+        writes = weight.ndim == 1 or any(leaf in name for leaf in _WRITES)
+        weights[name] = weight[kept] if writes else weight[:, kept]
+    narrow.load_state_dict(weights)
+    return narrow
+
+
+@torch.no_grad()
+def replace_tokenizer(model: PreTrainedModel, old: Tokenizer, new: Tokenizer) -> PreTrainedModel:
+    """The same body under another tokenizer; rows of tokens that spell the same text are carried over, the rest drawn.
+
+    Draws from torch's global generator.
+
+    Args:
+        model: A causal LM with ``old``'s vocabulary; not modified.
+        old: The tokenizer ``model`` was trained with.
+        new: The one to give it.
+
+    Returns:
+        A new model with ``new``'s vocabulary.
+    """
+    rebuilt = _rebuilt(
+        model,
+        vocab_size=new.get_vocab_size(),
+        bos_token_id=new.token_to_id("<s>"),
+        eos_token_id=new.token_to_id("</s>"),
+    )
+    old_ids, new_ids = _spellings(old), _spellings(new)
+    common = sorted(old_ids.keys() & new_ids.keys())
+    source = torch.tensor([old_ids[text] for text in common])
+    target = torch.tensor([new_ids[text] for text in common])
+    fresh, weights = rebuilt.state_dict(), model.state_dict()
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        rows = fresh[name].clone()
+        rows[target] = weights[name][source]
+        weights[name] = rows
+    rebuilt.load_state_dict(weights)
+    return rebuilt
+
+
+def _rebuilt(model: PreTrainedModel, **changes: object) -> PreTrainedModel:
+    config = type(model.config)(**{**model.config.to_dict(), **changes})
+    return type(model)(config).to(model.dtype)
+
+
+def _spellings(tokenizer: Tokenizer) -> dict[str, int]:
+    # Decoded behind another token, because the first of a sentence loses its leading space. A token that is part of a
+    # character spells nothing by itself.
+    texts = {tokenizer.decoder.decode(["x", token])[1:]: index for token, index in tokenizer.get_vocab().items()}
+    return {text: index for text, index in texts.items() if "\ufffd" not in text}

@@ -1,0 +1,210 @@
+"""Outer transformations: how a weight of the reference is carried into the residual basis of the candidate.
+
+The residual stream of a transformer may be turned by any orthogonal matrix U once the gains of its norms are folded
+into the projections behind them (paper, section on the invariant transformation group: U_Q = U_K = U_V = U_O = U).
+Every weight here is ``(d_out, d_in)``, ``y = W x``; U is ``(n_reference, n_candidate)`` with ``E' ~ E U``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from mdir_hf.homology.matching import Matching
+
+Kind = Literal["identity", "permutation", "signed_permutation", "rotation", "channels"]
+
+LEFT_INVARIANCE = (
+    "The models are independent, and given everything else in it one of them has no preferred axes on the side of its "
+    "heads or neurons: its matrix W and H W have the same law for every rotation H of that side."
+)
+"""What every p-value of a layer rests on (statistics.md section 6): exact at Gaussian initialisation, a symmetry of
+attention inside each head, an assumption for trained heads and neurons."""
+
+_OUTER_NULL: dict[str, str] = {
+    "identity": "The residual basis was taken as it is, nothing was fitted.",
+    "permutation": "The residual channels were matched on the embeddings, which that rotation leaves fixed.",
+    "signed_permutation": "The residual channels and signs were matched on the embeddings, which that rotation leaves "
+    "fixed.",
+    "channels": "Channels of the wider model were selected on the embeddings, which that rotation leaves fixed.",
+    "rotation": "The rotation was fitted on the embeddings of common tokens: it is a nuisance and no evidence by "
+    "itself, and it also aligns features that both models learnt from language, so compare with other layers.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class OuterTransformation:
+    """U, which carries reference weights into the candidate's residual basis.
+
+    Attributes:
+        kind: What it is.
+        n_reference: Residual width of the reference.
+        n_candidate: Residual width of the candidate.
+        matrix: ``(n_reference, n_candidate)`` where it is a rotation, else None.
+        reference: Matched reference channels, ``(k,)`` int64, where it is a matching of channels, else None.
+        candidate: The candidate's channel of each, ``(k,)``.
+        signs: ``(k,)`` of +1 and -1.
+    """
+
+    kind: Kind
+    n_reference: int
+    n_candidate: int
+    matrix: torch.Tensor | None = None
+    reference: torch.Tensor | None = None
+    candidate: torch.Tensor | None = None
+    signs: torch.Tensor | None = None
+
+    @classmethod
+    def identity(cls, n: int) -> OuterTransformation:
+        """Take both models to live in the same basis, of width ``n``."""
+        return cls("identity", n, n)
+
+    @classmethod
+    def rotation(cls, matrix: torch.Tensor) -> OuterTransformation:
+        """Use a fitted orthogonal map ``(n_reference, n_candidate)``, or a partial isometry where rank was lacking."""
+        return cls("rotation", matrix.shape[0], matrix.shape[1], matrix=matrix)
+
+    @classmethod
+    def from_matching(cls, matching: Matching, polar: torch.Tensor) -> OuterTransformation:
+        """Use a matching of channels; its signs are read off the polar factor that it was found in.
+
+        Args:
+            matching: Result of :func:`~mdir_hf.homology.matching.best_matching`.
+            polar: The U it was found in, ``(n_reference, n_candidate)``.
+
+        Returns:
+            A (signed) permutation, or a selection of channels where the widths differ.
+        """
+        reference, candidate = torch.from_numpy(matching.reference), torch.from_numpy(matching.candidate)
+        signs = torch.ones(len(reference), dtype=torch.float64)
+        if matching.signed:
+            entries = polar[reference.to(polar.device), candidate.to(polar.device)].cpu()
+            signs = torch.where(entries < 0, -1.0, 1.0).double()
+        n_reference, n_candidate = polar.shape
+        kind: Kind = "signed_permutation" if matching.signed else "permutation"
+        if n_reference != n_candidate:
+            kind = "channels"
+        return cls(kind, n_reference, n_candidate, reference=reference, candidate=candidate, signs=signs)
+
+    @property
+    def null(self) -> str:
+        """What a p-value computed behind this transformation rests on, in a sentence or two."""
+        return f"{LEFT_INVARIANCE} {_OUTER_NULL[self.kind]}"
+
+    def carry_in(self, weight: torch.Tensor) -> torch.Tensor:
+        """Carry a weight that reads the residual stream: ``W U``, for q, k, v, gate and up.
+
+        Args:
+            weight: ``(d_out, n_reference)``.
+
+        Returns:
+            ``(d_out, n_candidate)``; channels of the candidate that have no counterpart are zero.
+
+        Raises:
+            ValueError: If the weight's input width is not ``n_reference``.
+        """
+        if weight.shape[1] != self.n_reference:
+            raise ValueError(
+                f"carrying a weight of shape {tuple(weight.shape)}: expected {self.n_reference} input channels"
+            )
+        if self.kind == "identity":
+            return weight
+        if self.matrix is not None:
+            return weight @ self.matrix.to(weight)
+        assert self.reference is not None and self.candidate is not None and self.signs is not None
+        device = weight.device
+        carried = torch.zeros(weight.shape[0], self.n_candidate, dtype=weight.dtype, device=device)
+        carried[:, self.candidate.to(device)] = weight[:, self.reference.to(device)] * self.signs.to(weight)
+        return carried
+
+    def carry_out(self, weight: torch.Tensor) -> torch.Tensor:
+        """Carry a weight that writes to the residual stream: ``U^T W``, for o and down.
+
+        Args:
+            weight: ``(n_reference, d_in)``.
+
+        Returns:
+            ``(n_candidate, d_in)``.
+
+        Raises:
+            ValueError: If the weight's output width is not ``n_reference``.
+        """
+        if weight.shape[0] != self.n_reference:
+            raise ValueError(
+                f"carrying a weight of shape {tuple(weight.shape)}: expected {self.n_reference} output channels"
+            )
+        return self.carry_in(weight.T).T
+
+
+@dataclass(frozen=True, slots=True)
+class OuterCandidates:
+    """The outer transformations to try on the body.
+
+    Attributes:
+        transformations: In the order to try them; empty where nothing relates the two residual streams.
+    """
+
+    transformations: tuple[OuterTransformation, ...]
+
+    @property
+    def log_n_tests(self) -> float:
+        """What trying all of them costs, in nats; added to every log p of the body."""
+        return math.log(max(1, len(self.transformations)))
+
+
+def outer_candidates(
+    n_reference: int,
+    n_candidate: int,
+    *,
+    polar: torch.Tensor | None = None,
+    matching: Matching | None = None,
+) -> OuterCandidates:
+    """Choose which outer transformations to test the body with (paper, Algorithm 1: U_E; issue of silent embeddings).
+
+    Args:
+        n_reference: Residual width of the reference.
+        n_candidate: Residual width of the candidate.
+        polar: Polar factor of the common tokens' embeddings, None without a common vocabulary.
+        matching: Its matching where that is significant, else None.
+
+    Returns:
+        The significant matching alone; where the embeddings are silent both the fitted rotation and the identity,
+        counted as two tests (a model retrained under a new tokenizer keeps its body in the old basis); the identity
+        alone without a common vocabulary; nothing where moreover the widths differ.
+
+    Raises:
+        ValueError: If a matching comes without the polar factor it was found in.
+    """
+    if matching is not None:
+        if polar is None:
+            raise ValueError("a matching was given without the polar factor it was found in; pass polar too")
+        return OuterCandidates((OuterTransformation.from_matching(matching, polar),))
+    found: list[OuterTransformation] = []
+    if polar is not None:
+        found.append(OuterTransformation.rotation(polar))
+    if n_reference == n_candidate:
+        found.append(OuterTransformation.identity(n_reference))
+    return OuterCandidates(tuple(found))
+
+
+def fold_gain(weight: torch.Tensor, gain: torch.Tensor | None, *, plus_one: bool = False) -> torch.Tensor:
+    """Fold the gain of an RMSNorm into the projection that reads its output: ``W diag(g)``.
+
+    Only then do the norm and every rotation of the residual stream commute (paper, appendix: orthogonal matrices and
+    RMSNorms commute).
+
+    Args:
+        weight: ``(d_out, n)``.
+        gain: ``(n,)``, None for a norm without gain.
+        plus_one: Whether the norm multiplies by ``1 + g`` (Gemma).
+
+    Returns:
+        ``(d_out, n)``.
+    """
+    if gain is None:
+        return weight
+    factor = gain.to(weight)
+    return weight * (factor + 1.0 if plus_one else factor)

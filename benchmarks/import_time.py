@@ -1,0 +1,34 @@
+"""`import mdir_hf` costs under 200 ms more than bare Python.
+
+Starts both in turn, so that a busy machine weighs on both alike; prints the ratio of the medians and their difference.
+"""
+
+import statistics
+import subprocess
+import sys
+import time
+
+RUNS = 21
+
+
+def start_ms(statement: str) -> float:
+    """Wall time of a new interpreter that runs one statement."""
+    start = time.perf_counter()
+    subprocess.run([sys.executable, "-c", statement], check=True)
+    return (time.perf_counter() - start) * 1000
+
+
+def main() -> None:
+    """Measure and print."""
+    bare_ms, with_import_ms = [], []
+    for _ in range(RUNS):
+        bare_ms.append(start_ms("pass"))
+        with_import_ms.append(start_ms("import mdir_hf"))
+    bare, with_import = statistics.median(bare_ms), statistics.median(with_import_ms)
+    print(f"python -c pass              {bare:7.1f} ms (median of {RUNS})")
+    print(f"python -c 'import mdir_hf'  {with_import:7.1f} ms")
+    print(f"ratio {with_import / bare:.2f}, difference {with_import - bare:.1f} ms (goal: under 200 ms)")
+
+
+if __name__ == "__main__":
+    main()

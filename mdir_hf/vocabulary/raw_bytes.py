@@ -12,7 +12,9 @@ from mdir_hf.errors import VocabularyError
 from mdir_hf.vocabulary.json_file import described, row_id, shown
 from mdir_hf.vocabulary.tokens import Role, Token
 
-TIKTOKEN_LINE = re.compile(rb"([A-Za-z0-9+/]*={0,2})[ \t]+([0-9]{1,9})")
+# Padding alone is a token of no bytes: the last of Whisper's.
+_BASE64 = re.compile(rb"[A-Za-z0-9+/]*={0,2}")
+TIKTOKEN_LINE = re.compile(rb"(" + _BASE64.pattern + rb")[ \t]+([0-9]{1,9})")
 # Escapes that Python writes itself; at others the parser of literals warns, or reads them as what nobody meant.
 _ESCAPES = rb"\\'\"abfnrtvx"
 
@@ -131,6 +133,8 @@ def rwkv_tokens(data: bytes, file: str) -> Iterator[Token]:
 
 def _from_base64(encoded: bytes, place: str, file: str) -> bytes:
     try:
+        if _BASE64.fullmatch(encoded) is None:
+            raise ValueError("a character outside the alphabet")
         return binascii.a2b_base64(encoded)
     except ValueError as exc:
         raise VocabularyError(f"expected base64 on {place}, found {encoded[:40]!r}: {exc}", subject=file) from exc

@@ -1,0 +1,161 @@
+import json
+
+import pytest
+import torch
+from conformance_tensors import MemoryTree, safetensors_bytes
+
+from mdir_hf.checkpoint import open_checkpoint
+from mdir_hf.errors import CorruptCheckpointError, NoWeightsError, UnsupportedFormatError
+
+
+def content(value):
+    return safetensors_bytes({"w": torch.full((1, 1), float(value))})
+
+
+def index(path):
+    return json.dumps({"weight_map": {"w": path}}).encode()
+
+
+FOUND = {
+    "one file": ({"model.safetensors": 1, "other.safetensors": 2}, None),
+    "one file, as transformers does, before an index": (
+        {
+            "model.safetensors": 1,
+            "model-00001-of-00001.safetensors": 2,
+            "model.safetensors.index.json": "model-00001-of-00001.safetensors",
+        },
+        None,
+    ),
+    "index": (
+        {
+            "model-00001-of-00001.safetensors": 1,
+            "model.safetensors.index.json": "model-00001-of-00001.safetensors",
+            "x.safetensors": 2,
+        },
+        None,
+    ),
+    "index with shards in a folder": (
+        {"shards/a.safetensors": 1, "model.safetensors.index.json": "shards/a.safetensors"},
+        None,
+    ),
+    "only file": ({"weights.safetensors": 1, "config.json": b"{}"}, None),
+    "only file beside an adapter": ({"weights.safetensors": 1, "adapter_model.safetensors": 2}, None),
+    "one shard given as a file": ({"model-00002-of-00003.safetensors": 1}, None),
+    "shards without index": ({"model-00001-of-00001.safetensors": 1, "config.json": b"{}"}, None),
+    "shards of another stem": ({"pytorch_model-00001-of-00001.safetensors": 1, "config.json": b"{}"}, None),
+    "shards named model before others": (
+        {"model-00001-of-00001.safetensors": 1, "x-00001-of-00001.safetensors": 2},
+        None,
+    ),
+    "before pickles": ({"model.safetensors": 1, "pytorch_model.bin": b""}, None),
+    "variant": ({"model.safetensors": 2, "model.fp16.safetensors": 1}, "fp16"),
+    "index of a variant": (
+        {"model.safetensors": 2, "a.safetensors": 1, "model.safetensors.index.fp16.json": "a.safetensors"},
+        "fp16",
+    ),
+    "older index of a variant": (
+        {"model.safetensors": 2, "a.safetensors": 1, "model.fp16.safetensors.index.json": "a.safetensors"},
+        "fp16",
+    ),
+    "shards of a variant": (
+        {"model-00001-of-00001.safetensors": 2, "model.fp16-00001-of-00001.safetensors": 1},
+        "fp16",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FOUND)
+def test_the_right_file_is_opened(case):
+    files, variant = FOUND[case]
+    built = {
+        path: what if isinstance(what, bytes) else index(what) if isinstance(what, str) else content(what)
+        for path, what in files.items()
+    }
+    assert open_checkpoint(MemoryTree(built), variant=variant).read("w").item() == 1
+
+
+REFUSED = {
+    "pickles": (["pytorch_model.bin"], r"PyTorch pickle files \(pytorch_model.bin\).*convert them to safetensors"),
+    "sharded pickles": (["pytorch_model-00001-of-00002.bin", "pytorch_model.bin.index.json"], "PyTorch pickle files"),
+    "original Llama": (["consolidated.00.pth"], "PyTorch pickle files"),
+    "RWKV": (["RWKV-x060-World-7B.pth"], "PyTorch pickle files"),
+    "GGUF": (["model.Q4_K_M.gguf", "model.Q8_0.gguf"], r"GGUF \(model.Q4_K_M.gguf, model.Q8_0.gguf\).*converted from"),
+    "TensorFlow": (["tf_model.h5"], "TensorFlow or Flax files"),
+    "Flax": (["flax_model.msgpack"], "TensorFlow or Flax files"),
+    "ONNX": (["model.onnx"], "ONNX"),
+    "several files": (
+        ["a.safetensors", "b.safetensors"],
+        r"2 files is the model cannot be told \(a.safetensors, b.saf",
+    ),
+    "several sets": (["a-00001-of-00001.safetensors", "b-00001-of-00001.safetensors"], "several sets of shards"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_format_that_is_not_read_is_named(case):
+    paths, message = REFUSED[case]
+    with pytest.raises(UnsupportedFormatError, match=message):
+        open_checkpoint(MemoryTree({**dict.fromkeys(paths, b""), "config.json": b"{}"}))
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (b'{"base_model_name_or_path": "org/base"}', "PEFT adapter of 'org/base'"),
+        (b"{}", "PEFT adapter of a base model that its adapter_config.json omits"),
+        (b"not json", "PEFT adapter of a base model"),
+        (b"[]", "PEFT adapter of a base model"),
+        (None, "PEFT adapter of a base model"),
+    ],
+)
+def test_an_adapter_is_refused_with_the_name_of_its_base(config, message):
+    files = {"adapter_model.safetensors": b""} | ({} if config is None else {"adapter_config.json": config})
+    with pytest.raises(UnsupportedFormatError, match=message):
+        open_checkpoint(MemoryTree(files))
+
+
+def test_an_incomplete_set_of_shards_is_refused_with_the_first_one_missing():
+    files = {"model-00001-of-00003.safetensors": b"", "model-00003-of-00003.safetensors": b"", "config.json": b"{}"}
+    with pytest.raises(
+        CorruptCheckpointError, match=r"2 of 3 shards model-…-of-00003.*; shard 2 is the first one missing"
+    ):
+        open_checkpoint(MemoryTree(files))
+
+
+def test_one_shard_of_a_repository_is_an_incomplete_set():
+    files = {"model-00001-of-00002.safetensors": b"", "config.json": b"{}"}
+    with pytest.raises(CorruptCheckpointError, match="shard 2 is the first one missing"):
+        open_checkpoint(MemoryTree(files))
+
+
+def test_shards_that_do_not_count_from_one_are_refused():
+    files = {f"model-0000{number}-of-00002.safetensors": b"" for number in (0, 1, 2)}
+    with pytest.raises(CorruptCheckpointError, match="numbers do not run from 1"):
+        open_checkpoint(MemoryTree(files))
+
+
+def test_a_repository_without_weights_says_what_was_looked_for():
+    with pytest.raises(
+        NoWeightsError, match=r"2 files \(README.md, config.json\); looked for model.safetensors, .*gguf"
+    ):
+        open_checkpoint(MemoryTree({"config.json": b"{}", "README.md": b""}))
+
+
+def test_training_state_is_no_model():
+    with pytest.raises(NoWeightsError, match="no weights among 3 files"):
+        open_checkpoint(MemoryTree({"training_args.bin": b"", "optimizer.pt": b"", "scheduler.pt": b""}))
+
+
+def test_an_empty_repository_has_no_weights():
+    with pytest.raises(NoWeightsError, match="no weights among 0 files"):
+        open_checkpoint(MemoryTree({}))
+
+
+def test_weights_in_a_subfolder_are_pointed_out():
+    with pytest.raises(NoWeightsError, match=r"in a subfolder \(unet/model.safetensors\)"):
+        open_checkpoint(MemoryTree({"unet/model.safetensors": b"", "config.json": b"{}"}))
+
+
+def test_a_missing_variant_names_what_is_there():
+    with pytest.raises(NoWeightsError, match=r"for the variant 'fp16'; without a variant there is model.safetensors"):
+        open_checkpoint(MemoryTree({"model.safetensors": b""}), variant="fp16")

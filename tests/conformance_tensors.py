@@ -1,0 +1,224 @@
+"""What every tensor source must do, whatever it stands on, and a file tree in memory to stand it on.
+
+A new source subclasses :class:`TensorSourceConformance` in a test module, implements ``make``, and inherits the suite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+
+from mdir_hf.checkpoint.sources import FileEntry, Span, TensorSource
+from mdir_hf.errors import (
+    CorruptCheckpointError,
+    FileMissingError,
+    InputError,
+    ShortReadError,
+    TensorNotFoundError,
+    UnsupportedFormatError,
+)
+
+
+class MemoryBytes:
+    """A file in memory that remembers which spans were read."""
+
+    def __init__(self, label: str, content: bytes, *, max_gap_bytes: int | None = None) -> None:
+        self.label = label
+        self.content = content
+        self.reads: list[Span] = []
+        if max_gap_bytes is not None:
+            self.max_gap_bytes = max_gap_bytes
+
+    @property
+    def n_bytes(self) -> int:
+        return len(self.content)
+
+    def read(self, start: int, stop: int) -> bytes:
+        self.reads.append((start, stop))
+        if not 0 <= start <= stop <= len(self.content):
+            raise ShortReadError(f"asked for {start}..{stop} of {len(self.content)}", subject=self.label)
+        return self.content[start:stop]
+
+    def read_many(self, spans: Sequence[Span]) -> Iterator[bytes]:
+        for start, stop in spans:
+            yield self.read(start, stop)
+
+
+class MemoryTree:
+    """Files in memory; ``opened`` holds the byte source of each file that was opened."""
+
+    def __init__(self, files: Mapping[str, bytes], *, label: str = "tree", max_gap_bytes: int | None = 0) -> None:
+        self.label = label
+        self.contents = dict(files)
+        self.files = {path: FileEntry(path, len(content)) for path, content in files.items()}
+        self.opened: dict[str, MemoryBytes] = {}
+        self._max_gap_bytes = max_gap_bytes
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> MemoryTree:
+        paths = [path for path in folder.rglob("*") if path.is_file()]
+        return cls({path.relative_to(folder).as_posix(): path.read_bytes() for path in paths})
+
+    def open(self, path: str) -> MemoryBytes:
+        if path not in self.contents:
+            raise FileMissingError(f"there is no {path}", subject=self.label)
+        source = MemoryBytes(f"{self.label}:{path}", self.contents[path], max_gap_bytes=self._max_gap_bytes)
+        return self.opened.setdefault(path, source)
+
+    def read(self, path: str, *, max_bytes: int = 64 << 20) -> bytes:
+        if path not in self.contents:
+            raise FileMissingError(f"there is no {path}", subject=self.label)
+        assert len(self.contents[path]) <= max_bytes
+        return self.contents[path]
+
+
+def safetensors_bytes(tensors: Mapping[str, torch.Tensor]) -> bytes:
+    """A valid file, written by the format's own library."""
+    return safetensors.torch.save({name: tensor.contiguous() for name, tensor in tensors.items()})
+
+
+def random_tensors() -> dict[str, torch.Tensor]:
+    """A few tensors of every readable dtype and of the shapes that break careless readers."""
+    rng = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=rng, dtype=torch.float64)
+
+    return {
+        "embed.weight": normal(40, 6).bfloat16(),
+        "half": normal(9, 5).half(),
+        "single": normal(7, 3).float(),
+        "double": normal(4, 3),
+        "norm": normal(6).float(),
+        "scalar": normal().float(),
+        "cube": normal(2, 3, 4).float(),
+        "one": normal(1, 1).bfloat16(),
+        "no_rows": normal(0, 4).float(),
+        "no_columns": normal(4, 0).float(),
+        "integers": torch.arange(12, dtype=torch.int32).reshape(3, 4),
+        "mask": torch.tensor([True, False]),
+    }
+
+
+READABLE = [name for name in random_tensors() if name not in ("integers", "mask")]
+MATRICES = ["embed.weight", "half", "single", "double", "one"]
+
+
+class TensorSourceConformance:
+    """The suite. Subclasses say how a source over given tensors is made."""
+
+    def make(self, tensors: Mapping[str, torch.Tensor], tmp_path: Path) -> TensorSource:
+        raise NotImplementedError
+
+    @pytest.fixture
+    def tensors(self) -> dict[str, torch.Tensor]:
+        return random_tensors()
+
+    @pytest.fixture
+    def source(self, tensors, tmp_path):
+        return self.make(tensors, tmp_path)
+
+    def test_names_are_all_names_sorted(self, source, tensors):
+        assert source.names() == tuple(sorted(tensors))
+
+    def test_size_counts_at_least_every_tensor(self, source, tensors):
+        assert source.n_bytes >= sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+    @pytest.mark.parametrize("name", sorted(random_tensors()))
+    def test_spec_has_the_stored_shape_and_size(self, source, tensors, name):
+        spec = source.spec(name)
+        tensor = tensors[name]
+        assert (spec.name, spec.shape) == (name, tuple(tensor.shape))
+        assert spec.n_bytes == tensor.numel() * tensor.element_size()
+
+    @pytest.mark.parametrize(
+        ("name", "dtype"), [("embed.weight", "BF16"), ("half", "F16"), ("single", "F32"), ("double", "F64")]
+    )
+    def test_spec_names_the_stored_dtype(self, source, name, dtype):
+        assert source.spec(name).dtype == dtype
+
+    @pytest.mark.parametrize("name", READABLE)
+    def test_a_whole_tensor_is_read_exactly(self, source, tensors, name):
+        expected = tensors[name] if name == "double" else tensors[name].float()
+        if name in ("no_rows", "no_columns"):
+            expected = expected.float()
+        got = source.read(name)
+        assert got.dtype == expected.dtype
+        assert got.shape == expected.shape
+        assert torch.equal(got, expected)
+
+    @pytest.mark.parametrize("name", MATRICES)
+    def test_rows_come_in_the_order_asked_and_may_repeat(self, source, tensors, name):
+        n_rows = tensors[name].shape[0]
+        rows = np.random.default_rng(1).integers(0, n_rows, size=2 * n_rows)
+        expected = tensors[name][torch.from_numpy(rows)]
+        got = source.read_rows(name, rows)
+        assert got.dtype == (torch.float64 if name == "double" else torch.float32)
+        assert torch.equal(got, expected.to(got.dtype))
+
+    @pytest.mark.parametrize("max_gap_bytes", [0, 1, 12, 24, 1 << 20])
+    def test_the_gap_read_over_does_not_change_rows(self, source, tensors, max_gap_bytes):
+        rows = np.array([31, 2, 3, 39, 0, 8], dtype=np.int64)
+        got = source.read_rows("embed.weight", rows, max_gap_bytes=max_gap_bytes)
+        assert torch.equal(got, tensors["embed.weight"][torch.from_numpy(rows)].float())
+
+    def test_no_rows_asked_are_no_rows(self, source):
+        assert source.read_rows("embed.weight", np.empty(0, dtype=np.int64)).shape == (0, 6)
+
+    def test_rows_without_columns_are_empty(self, source):
+        assert source.read_rows("no_columns", np.array([3, 0])).shape == (2, 0)
+
+    def test_what_was_read_may_be_changed_without_changing_the_source(self, source, tensors):
+        source.read("embed.weight").zero_()
+        source.read_rows("embed.weight", np.array([0])).zero_()
+        assert torch.equal(source.read("embed.weight"), tensors["embed.weight"].float())
+
+    @pytest.mark.parametrize("row", [-1, 40, 1 << 40])
+    def test_a_row_outside_of_the_matrix_is_refused(self, source, row):
+        with pytest.raises(InputError, match=r"shape \(40, 6\) has no row"):
+            source.read_rows("embed.weight", np.array([0, row]))
+
+    def test_a_row_of_a_tensor_without_rows_is_refused(self, source):
+        with pytest.raises(InputError, match=r"'no_rows' of shape \(0, 4\) has no row 0"):
+            source.read_rows("no_rows", np.array([0]))
+
+    @pytest.mark.parametrize("name", ["norm", "scalar", "cube"])
+    def test_rows_of_what_is_no_matrix_are_refused(self, source, name):
+        with pytest.raises(InputError, match="only a matrix has rows"):
+            source.read_rows(name, np.array([0]))
+
+    @pytest.mark.parametrize("ask", ["spec", "read"])
+    def test_an_unknown_name_is_said(self, source, ask):
+        with pytest.raises(TensorNotFoundError, match=r"no tensor 'embed\.weigth'"):
+            getattr(source, ask)("embed.weigth")
+
+    @pytest.mark.parametrize("name", ["integers", "mask"])
+    def test_what_is_no_weight_is_refused_with_its_dtype(self, source, name):
+        with pytest.raises(UnsupportedFormatError, match=rf"'{name}' holds .* \({source.spec(name).dtype}\)"):
+            source.read(name)
+
+    @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+    def test_weights_that_are_no_numbers_are_refused_with_their_row(self, tmp_path, value, dtype):
+        weights = torch.ones(8, 3, dtype=dtype)
+        weights[5, 1] = value
+        source = self.make({"w": weights}, tmp_path)
+        with pytest.raises(CorruptCheckpointError, match=r"'w' .* NaN or infinity, first seen in row 5"):
+            source.read("w")
+        with pytest.raises(CorruptCheckpointError, match=r"'w' .* NaN or infinity, first seen in row 5"):
+            source.read_rows("w", np.array([7, 5, 0]))
+
+    def test_rows_are_read_beside_one_that_is_no_number(self, tmp_path):
+        weights = torch.ones(8, 3)
+        weights[5, 1] = float("nan")
+        source = self.make({"w": weights}, tmp_path)
+        assert torch.equal(source.read_rows("w", np.array([4, 6]), max_gap_bytes=1 << 20), torch.ones(2, 3))
+
+    def test_huge_finite_weights_are_not_taken_for_infinity(self, tmp_path):
+        weights = torch.full((4, 3), torch.finfo(torch.float32).max)
+        assert torch.equal(self.make({"w": weights}, tmp_path).read("w"), weights)

@@ -5,13 +5,15 @@ import json
 from collections.abc import Callable
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mdir_hf.errors import VocabularyError
 from mdir_hf.vocabulary import read_vocabulary
 
 DEEP = 100_000
+# A busy machine must not fail a test of behaviour.
+UNTIMED = settings(deadline=None)
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "vocab.json", "tekken.json"])
@@ -99,13 +101,14 @@ def damaged(draw: Callable[..., object], data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("name", FILES)
+@UNTIMED
 @given(choice=st.data())
 def test_damaged_files_end_in_a_vocabulary_or_in_our_error(name: str, choice):
     check(name, choice.draw(damaged(FILES[name])))
 
 
+@UNTIMED
 @given(choice=st.data())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_damaged_sentencepiece_models_end_in_a_vocabulary_or_in_our_error(sentencepiece_file, choice):
     model = sentencepiece_file([("<unk>", 2), ("<s>", 3), ("<0x41>", 6), ("▁a", 1), ("A", 0), ("b" * 200, 4)])
     check("tokenizer.model", choice.draw(damaged(model)))
@@ -133,6 +136,7 @@ def places(node: object, path: tuple[object, ...] = ()) -> list[tuple[object, ..
     ],
     ids=["bpe", "unigram", "tekken", "vocab"],
 )
+@UNTIMED
 @given(choice=st.data())
 def test_any_value_in_the_place_of_another_ends_in_a_vocabulary_or_in_our_error(name: str, file, choice):
     changed = json.loads(json.dumps(file))

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
@@ -9,6 +9,7 @@ from mdir_hf.vocabulary import VocabularyKind, spelling
 from mdir_hf.vocabulary.tokens import Role
 
 
+@settings(deadline=None)  # a busy machine must not fail a test of behaviour
 @given(st.text())
 def test_byte_level_undoes_the_alphabet_of_tokenizers_for_any_text(text: str):
     alphabet = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

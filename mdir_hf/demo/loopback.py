@@ -1,8 +1,8 @@
 """A Hub on this machine: folders served over HTTP as the Hub serves repositories, and as strictly.
 
-Two origins on 127.0.0.1, each with a port of its own: the "hub" (API, small files, redirects) and the "CDN" (large files
-behind signed addresses that expire; it refuses requests that carry a token). Everything asked is logged, and faults can be
-injected, so that a client can be shown to cope with them. It is for demonstrations and tests; it is no server.
+Two origins on 127.0.0.1, each with a port of its own: the "hub" (API, small files, redirects) and the "CDN" (large
+files behind signed addresses that expire; it refuses requests that carry a token). Everything asked is logged, and
+faults can be injected, so that a client can be shown to cope with them. For demonstrations and tests only.
 
     with LoopbackHub() as hub:
         hub.add_repository("owner/name", folder)
@@ -68,11 +68,11 @@ class Fault:
     """Something that goes wrong, for as many matching requests as said.
 
     Attributes:
-        kind: ``status``: answer ``status`` with ``headers``. ``ignore_range``: send the whole file with 200. ``drop``: close
-            the connection after ``after_bytes`` of body. ``truncate``: announce and send only ``after_bytes``, under a
-            Content-Range that promises all. ``slow``: wait ``delay_s`` before every 64 KiB. ``wrong_content_range``: name
-            another range than the one sent. ``changed_etag``: another ETag (and size) than before. ``no_content_length``:
-            close the connection to end the body.
+        kind: ``status``: answer ``status`` with ``headers``. ``ignore_range``: send the whole file with 200. ``drop``:
+            close the connection after ``after_bytes`` of body. ``truncate``: announce and send only ``after_bytes``,
+            under a Content-Range that promises all. ``slow``: wait ``delay_s`` before every 64 KiB.
+            ``wrong_content_range``: name another range than the one sent. ``changed_etag``: another ETag (and size)
+            than before. ``no_content_length``: close the connection to end the body.
         origin: Only requests to this server; None: both.
         method: Only requests with this method; None: both.
         path: Only paths that contain this.
@@ -167,7 +167,9 @@ class LoopbackHub:
 
     def rename_repository(self, old: str, new: str) -> None:
         """Give a repository another name; the old one redirects, as on the Hub."""
-        self._repositories[new] = self._repositories.pop(old)
+        repository = self._repositories.pop(old)
+        repository.repo_id = new
+        self._repositories[new] = repository
         self._renamed[old] = new
 
     def expire_locations(self) -> None:
@@ -259,16 +261,16 @@ class _Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
     server: _Server
 
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002, ANN401
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: ANN401
         """Print nothing; the hub keeps its own log."""
 
-    def do_HEAD(self) -> None:  # noqa: N802
+    def do_HEAD(self) -> None:
         self._serve()
 
-    def do_GET(self) -> None:  # noqa: N802
+    def do_GET(self) -> None:
         self._serve()
 
-    def do_POST(self) -> None:  # noqa: N802
+    def do_POST(self) -> None:
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self._serve()
 

@@ -51,7 +51,7 @@ class StoredRepository:
     commits: dict[str, dict[str, StoredFile]] = field(default_factory=dict)
 
     def add_revision(self, name: str, folder: Path) -> str:
-        """Take a folder as a branch; return its commit sha, made from names, sizes and times of its files, not their bytes."""
+        """Take a folder as a branch; return its commit sha, made from names, sizes and times of the files, unread."""
         files: dict[str, StoredFile] = {}
         description: list[object] = [self.repo_id]
         for place in sorted(folder.rglob("*")):

@@ -1,7 +1,7 @@
 """Which Hub is asked, whether it may be asked at all, and who may see the token.
 
-The Hub client reads ``HF_ENDPOINT`` and ``HF_HUB_OFFLINE`` once, when it is imported. A Space, a test or a notebook that
-sets them later would be ignored silently, so they are read here at every call and the endpoint is passed on per call.
+The Hub client reads ``HF_ENDPOINT`` and ``HF_HUB_OFFLINE`` once, when it is imported. A Space, a test or a notebook
+that sets them later would be ignored silently, so they are read here at every call, and the endpoint is passed on.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def current_endpoint() -> str:
 
 
 def is_offline() -> bool:
-    """Tell whether ``HF_HUB_OFFLINE`` (or ``TRANSFORMERS_OFFLINE``) forbids the network, now or at the client's import."""
+    """Tell whether ``HF_HUB_OFFLINE`` or ``TRANSFORMERS_OFFLINE`` forbids the network, now or at import."""
     asked = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""
     return constants.is_offline_mode() or asked.upper() in _TRUE
 

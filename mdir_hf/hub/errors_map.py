@@ -1,11 +1,10 @@
 """What the Hub client raises, said in this package's words.
 
-Messages are written here from scratch: the client's own hold full addresses, and the address of a file on a CDN is a secret.
+Messages are written here from scratch: the client's own hold full addresses, and an address on the CDN is a secret.
 """
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from urllib.parse import urlsplit
@@ -29,7 +28,6 @@ from mdir_hf.hub.retry import asked_wait_s, is_transport_error
 
 _BAD_TOKEN = "Invalid credentials in Authorization header"  # X-Error-Message of the Hub, as its client matches it
 _LOG_IN = "log in with `hf auth login`, set HF_TOKEN, or pass token="
-_CACHE_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM})
 
 
 @contextmanager
@@ -88,13 +86,13 @@ def of_status(
         return FileMissingError(f"there is no file {file!r} at this commit", subject=subject)
     if status == 401 and said == _BAD_TOKEN:
         return RepositoryNotFoundError(
-            f"the Hub does not accept this token (401: it is wrong, expired or revoked); {_LOG_IN}, or pass token=False",
+            f"the Hub does not accept this token (401: wrong, expired or revoked); {_LOG_IN}, or pass token=False",
             subject=subject,
         )
     if status == 401 or code == "RepoNotFound":
         return RepositoryNotFoundError(
-            "there is no such repository, or it is private, or gated and you are not logged in; the Hub does not say which. "
-            f"Check the spelling (no local folder has this name either), and {_LOG_IN} if it is not public",
+            "there is no such repository, or it is private, or gated and you are not logged in; the Hub does not say "
+            f"which. Check the spelling (no local folder has this name either), and {_LOG_IN} if it is not public",
             subject=subject,
         )
     if status == 403:
@@ -175,24 +173,24 @@ def _connection(exc: BaseException, subject: str, file: str | None, revision: st
     timed_out = any(kind.__name__ in ("TimeoutException", "TimeoutError") for kind in type(exc).__mro__)
     what = "did not answer in time" if timed_out else f"could not be reached ({type(exc).__name__})"
     return ServerError(
-        f"{host or 'the Hub'} {what}{_of(file)}; check the connection (and HF_ENDPOINT), or pass local_files_only=True to "
-        "use what is downloaded already",
+        f"{host or 'the Hub'} {what}{_of(file)}; check the connection (and HF_ENDPOINT), or pass "
+        "local_files_only=True to use what is downloaded already",
         subject=subject,
     )
 
 
 def _disk(exc: OSError, subject: str, file: str | None, revision: str | None) -> MdirError | None:
-    if exc.errno in _CACHE_ERRNOS:
+    if isinstance(exc, (ConnectionError, TimeoutError)):
+        return _connection(exc, subject, file, revision)
+    if exc.errno is not None:
         return HubError(
-            f"cannot write to the Hub's cache: {exc.strerror}{_of(file)}; free some space, or set HF_HOME or cache_dir=",
+            f"cannot write to the Hub's cache: {exc.strerror}{_of(file)}; free some space, or set HF_HOME or cache_dir",
             subject=subject,
         )
     if "Consistency check failed" in str(exc):
         return ShortReadError(
             f"the download ended early{_of(file)}; try again, with force_download=True", subject=subject
         )
-    if isinstance(exc, (ConnectionError, TimeoutError)):
-        return _connection(exc, subject, file, revision)
     return None
 
 
@@ -262,35 +260,15 @@ _TRANSLATIONS: dict[str, Translation] = {
 # Families of calls this package never makes: inference, buckets, jobs, uploads, the command line, sandboxes.
 _TRANSLATIONS |= dict.fromkeys(
     [
-        "BucketNotFoundError",
-        "BucketBatchError",
-        "JobNotFoundError",
-        "InferenceTimeoutError",
-        "InferenceEndpointError",
-        "InferenceEndpointTimeoutError",
-        "SafetensorsParsingError",
-        "NotASafetensorsRepoError",
-        "TextGenerationError",
-        "ValidationError",
-        "GenerationError",
-        "OverloadedError",
-        "IncompleteGenerationError",
-        "UnknownError",
-        "DryRunError",
-        "DDUFError",
-        "DDUFCorruptedFileError",
-        "DDUFExportError",
-        "DDUFInvalidEntryNameError",
-        "StrictDataclassError",
-        "StrictDataclassDefinitionError",
-        "StrictDataclassFieldValidationError",
-        "StrictDataclassClassValidationError",
-        "FileDuplicationError",
-        "CLIError",
-        "ConfirmationError",
-        "CLIExtensionInstallError",
-        "SandboxError",
-        "SandboxCommandError",
+        *("InferenceTimeoutError", "InferenceEndpointError", "InferenceEndpointTimeoutError"),
+        *("TextGenerationError", "ValidationError", "GenerationError", "OverloadedError"),
+        *("IncompleteGenerationError", "UnknownError"),
+        *("BucketNotFoundError", "BucketBatchError", "JobNotFoundError", "SandboxError", "SandboxCommandError"),
+        *("SafetensorsParsingError", "NotASafetensorsRepoError", "DryRunError", "FileDuplicationError"),
+        *("DDUFError", "DDUFCorruptedFileError", "DDUFExportError", "DDUFInvalidEntryNameError"),
+        *("StrictDataclassError", "StrictDataclassDefinitionError"),
+        *("StrictDataclassFieldValidationError", "StrictDataclassClassValidationError"),
+        *("CLIError", "ConfirmationError", "CLIExtensionInstallError"),
     ],
     _unasked,
 )

@@ -17,7 +17,7 @@ _Job = tuple["Future[R]", T]
 def in_order(
     tasks: Sequence[T], work: Callable[[T, threading.Event], R], *, n_in_flight: int, name: str
 ) -> Iterator[R]:
-    """Yield ``work(task, cancelled)`` for every task in order, with at most ``n_in_flight`` running or waiting to be taken.
+    """Yield ``work(task, cancelled)`` for every task in order, at most ``n_in_flight`` running or waiting to be taken.
 
     The first failure cancels the others and is raised. Leaving early (an exception, Ctrl-C, a dropped iterator) cancels
     them too and does not wait for them: the threads are daemons, so not even a stuck connection holds the interpreter.

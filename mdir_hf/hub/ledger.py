@@ -12,7 +12,7 @@ from mdir_hf.errors import ByteBudgetError, InputError
 class IoLedger:
     """Counts what every source of a comparison reads, and stops it at a cap. Thread safe.
 
-    One ledger may serve several repositories; ``files`` is keyed by the label of each file, so two ``config.json`` stay apart.
+    One ledger may serve several repositories: ``files`` is keyed by file label, so two ``config.json`` stay apart.
 
     Args:
         max_bytes: Most bytes that may be fetched from the network (or read from a local folder); None: no cap.
@@ -95,8 +95,8 @@ class IoLedger:
         if self.max_bytes is None or self.bytes_read + self._reserved + n_bytes <= self.max_bytes:
             return
         raise ByteBudgetError(
-            f"the next read needs {n_bytes:,} bytes, and {self.bytes_read + self._reserved:,} of the {self.max_bytes:,} "
-            "bytes allowed are read or being read; raise the cap on bytes, or compare at a lighter level",
+            f"the next read needs {n_bytes:,} bytes, and {self.bytes_read + self._reserved:,} of the "
+            f"{self.max_bytes:,} bytes allowed are used or held; raise the cap on bytes, or compare at a lighter level",
             subject=label,
         )
 

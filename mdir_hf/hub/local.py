@@ -266,7 +266,7 @@ class LocalRepository:
         if real.is_relative_to(self.folder):
             return
         repository = _cache_folder_of(self.folder)
-        # <cache>/models--a--b/snapshots/<sha>/f -> ../../blobs/<etag>, which 2.x may link on to <cache>/blobs/<xx>/<hash>.
+        # <cache>/models--a--b/snapshots/<sha>/f -> ../../blobs/<etag>; 2.x may link on to <cache>/blobs/<xx>/<hash>.
         if repository is not None and (
             real.is_relative_to(repository / "blobs") or real.is_relative_to(repository.parent / "blobs")
         ):

@@ -1,7 +1,7 @@
 """Where the content of a file of a repository lies at the moment.
 
-The Hub answers a HEAD with the file's commit, ETag and size, and with a place: itself for small files, a signed address on
-a CDN for large ones. Signed addresses expire; the Hub then gives another one for the same content.
+The Hub answers a HEAD with the file's commit, ETag and size, and with a place: itself for small files, a signed address
+on a CDN for large ones. Signed addresses expire; the Hub then gives another one for the same content.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ class Locator:
                 found = self._head()
                 if known is not None and (found.etag, found.n_bytes) != (known.etag, known.n_bytes):
                     raise ServerError(
-                        f"the Hub now has other content here: ETag {found.etag}, {found.n_bytes:,} bytes; before it was "
-                        f"ETag {known.etag}, {known.n_bytes:,} bytes. Start again",
+                        f"the Hub now has other content here: ETag {found.etag}, {found.n_bytes:,} bytes; before it "
+                        f"was ETag {known.etag}, {known.n_bytes:,} bytes. Start again",
                         subject=self._label,
                     )
                 self._known = known = found

@@ -19,7 +19,7 @@ def safe_path(path: str, *, subject: str) -> str:
         subject: What an error calls the repository.
 
     Raises:
-        UnsafePathError: If it is empty, absolute, has a drive, a backslash, a control character, or a ``.``/``..`` part.
+        UnsafePathError: If it is empty, absolute, has a drive, a backslash, a control character or a ``..`` part.
     """
     why = None
     if not path or path.startswith("/") or _DRIVE.match(path):

@@ -1,8 +1,9 @@
 """Byte ranges fetched before, kept on this disk so that a second comparison of the same model is free.
 
-Layout: ``<root>/ranges/<key[:2]>/<key>/<start>-<stop>``, one file per piece: the bytes, then 24 bytes of length and BLAKE2b.
-The key is made of the Hub's address and the content's digest (or commit and file), so an entry never goes stale.
-Several processes may share a root: a piece appears by rename, whole or not at all, and whoever finds one damaged deletes it.
+Layout: ``<root>/ranges/<key[:2]>/<key>/<start>-<stop>``, one file per piece: the bytes, then 24 bytes of length and
+BLAKE2b. The key is made of the Hub's address and the content's digest (or commit and file), so nothing goes stale.
+Several processes may share a root: a piece appears by rename, whole or not at all, and whoever finds one damaged
+deletes it.
 """
 
 from __future__ import annotations
@@ -61,8 +62,8 @@ def cache_max_bytes() -> int:
 def content_key(*, endpoint: str, etag: str | None, repo: str, commit: str, path: str) -> str:
     """Return the name under which a file's ranges are kept: 40 hex digits.
 
-    An ETag that is a digest names the content, so copies of a file in other repositories share their ranges. The address of
-    the Hub is part of it: what one server calls by a digest is not trusted to answer for another.
+    An ETag that is a digest names the content, so copies of a file in other repositories share their ranges. The
+    address of the Hub is part of it: what one server calls by a digest is not trusted to answer for another.
     """
     name = etag if etag is not None and _DIGEST.fullmatch(etag) else f"{repo}\n{commit}\n{path}"
     return hashlib.blake2b(f"{endpoint}\n{name}".encode(), digest_size=20).hexdigest()
@@ -158,7 +159,9 @@ class RangeCache:
         path = self._path(key, span)
         if path.exists():
             return
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.root.parent.parent.mkdir(parents=True, exist_ok=True)
+        for folder in (self.root.parent, self.root, path.parent.parent, path.parent):
+            folder.mkdir(exist_ok=True, mode=0o700)
         self._make_room(len(piece) + _N_TRAILER)
         # mkstemp gives 0600: gated and private content stays with its reader.
         descriptor, temporary = tempfile.mkstemp(prefix=_TEMPORARY, dir=self.root)

@@ -1,7 +1,7 @@
 """Byte ranges of one file on the Hub, at one commit.
 
-One HEAD finds where the content lies; every range is then a single GET there. What comes back is believed only if status,
-``Content-Range`` and length all say that it is the range asked for.
+One HEAD finds where the content lies; every range is then a single GET there. What comes back is believed only if
+status, ``Content-Range`` and length all say that it is the range asked for.
 """
 
 from __future__ import annotations
@@ -230,7 +230,7 @@ class HubFile:
 
     def _receive(
         self,
-        response: Any,
+        response: Any,  # noqa: ANN401
         body: _Body,
         arrived: Callable[[int], None],
         cancelled: threading.Event | None,

@@ -51,13 +51,14 @@ class Reference:
 
 
 def parse_reference(reference: str | os.PathLike[str]) -> Reference:
-    """Say which repository, folder or file a text names.
+    r"""Say which repository, folder or file a text names.
 
     Something that exists on this disk wins over a repo id of the same name; a text that looks like a path
-    (``./x``, ``/x``, ``~/x``, ``C:\\x``) or a weight file is never taken for a repo id.
+    (``./x``, ``/x``, ``~/x``, ``C:\x``) or a weight file is never taken for a repo id.
 
     Args:
-        reference: ``owner/name``, ``name``, either with ``@revision``, a Hub address (also ``hf://``), a folder, a weight file.
+        reference: ``owner/name``, ``name``, either with ``@revision``, a Hub address (also ``hf://``), a folder, or a
+            weight file.
 
     Raises:
         InvalidReferenceError: If it is none of these, or names a path that does not exist.

@@ -1,6 +1,6 @@
 """When to ask a server again, after how long, and when to give up.
 
-The client's own ``http_backoff`` waits as long as a ``Retry-After`` header says, however long, and cannot resume half a body.
+The client's own ``http_backoff`` waits as long as a ``Retry-After`` header says, however long, and resumes no body.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def pause(wait_s: float, cancelled: threading.Event | None = None) -> None:
 
 
 def is_transport_error(exc: BaseException) -> bool:
-    """Tell whether the HTTP library raised this (1.x of the Hub client uses httpx, 2.x httpx2; neither is imported here)."""
+    """Tell whether the HTTP library raised this: httpx under the Hub client 1.x, httpx2 under 2.x, neither imported."""
     return isinstance(exc, HfHubHTTPError.__bases__[0]) and not isinstance(exc, HfHubHTTPError)
 
 
@@ -42,7 +42,7 @@ def is_transient(exc: BaseException) -> bool:
 
 
 def asked_wait_s(headers: Mapping[str, str]) -> float | None:
-    """Return how long the server asks us to wait, in seconds: ``RateLimit`` when used up, else ``Retry-After``, else None."""
+    """Return the wait the server asks for, in seconds: ``RateLimit`` when used up, else ``Retry-After``, else None."""
     try:
         limit = parse_ratelimit_headers(headers)
     except ValueError:
@@ -72,7 +72,7 @@ class Patience:
     def failed(self, headers: Mapping[str, str] | None = None, cancelled: threading.Event | None = None) -> bool:
         """Count a failure; wait and return True if it is worth asking again, else return False at once.
 
-        Waits 0.5, 1, 2, 4, 8 s (with up to 25 % added at random, so that clients do not return together), or what the server asks.
+        Waits 0.5, 1, 2, 4, 8 s (up to 25 % more at random, so that clients do not return together), or as asked.
         """
         self.failures += 1
         if self.failures >= self.attempts:

@@ -1,6 +1,8 @@
 """Fixtures any test may import: a Hub on this machine, and a home for the Hub client that is not the user's."""
 
 import json
+import time
+import types
 
 import huggingface_hub.utils._detect_agent as detect_agent
 import numpy as np
@@ -12,9 +14,9 @@ from mdir_hf.demo.loopback import LoopbackHub
 from mdir_hf.hub import retry
 
 _ENVIRONMENT = (
-    "HF_TOKEN HUGGING_FACE_HUB_TOKEN HF_ENDPOINT HF_HUB_OFFLINE TRANSFORMERS_OFFLINE HF_HUB_CACHE MDIR_HF_CACHE "
-    "MDIR_HF_CACHE_MAX_BYTES"
-).split()
+    *("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_ENDPOINT", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HUB_CACHE"),
+    *("MDIR_HF_CACHE", "MDIR_HF_CACHE_MAX_BYTES"),
+)
 
 
 @pytest.fixture
@@ -41,7 +43,9 @@ def waits(monkeypatch):
     """Replace every wait by a note of how long it would have been; our own and the Hub client's."""
     noted = []
     monkeypatch.setattr(retry, "pause", lambda wait_s, cancelled=None: noted.append(wait_s))
-    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", noted.append)
+    client_time = types.SimpleNamespace(**{**vars(time), "sleep": noted.append})
+    monkeypatch.setattr("huggingface_hub.utils._http.time", client_time)
+    monkeypatch.setattr("huggingface_hub.file_download.time", client_time)
     return noted
 
 

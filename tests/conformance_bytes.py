@@ -1,0 +1,83 @@
+"""What every byte source does, whatever stands behind it. Subclass, and give a ``source`` fixture over ``CONTENT``."""
+
+import concurrent.futures
+
+import numpy as np
+import pytest
+
+from mdir_hf.checkpoint.sources import ByteSource
+from mdir_hf.errors import InputError, ShortReadError
+
+CONTENT = np.random.default_rng(7).integers(0, 256, 100_003, dtype=np.uint8).tobytes()
+"""A prime number of bytes, so that nothing divides evenly."""
+
+
+class ByteSourceConformance:
+    """One suite for every :class:`ByteSource`."""
+
+    @pytest.fixture
+    def source(self):
+        raise NotImplementedError("give a source whose bytes are CONTENT")
+
+    def test_is_a_byte_source(self, source):
+        assert isinstance(source, ByteSource)
+
+    def test_knows_its_size(self, source):
+        assert source.n_bytes == len(CONTENT)
+
+    def test_has_a_label_for_messages(self, source):
+        assert isinstance(source.label, str)
+        assert source.label
+
+    @pytest.mark.parametrize(
+        ("start", "stop"), [(0, 1), (0, 8), (17, 4242), (65_535, 65_537), (100_002, 100_003), (0, 100_003)]
+    )
+    def test_read_gives_exactly_the_bytes_asked_for(self, source, start, stop):
+        got = source.read(start, stop)
+        assert type(got) is bytes
+        assert got == CONTENT[start:stop]
+
+    @pytest.mark.parametrize("at", [0, 500, 100_003])
+    def test_an_empty_range_is_no_bytes(self, source, at):
+        assert source.read(at, at) == b""
+
+    def test_reading_twice_gives_the_same(self, source):
+        assert source.read(100, 200) == source.read(100, 200)
+
+    @pytest.mark.parametrize(("start", "stop"), [(0, 100_004), (100_003, 100_004), (200_000, 200_001)])
+    def test_reading_past_the_end_is_a_short_read_that_names_the_source(self, source, start, stop):
+        with pytest.raises(ShortReadError, match=r"100,003") as caught:
+            source.read(start, stop)
+        assert source.label in str(caught.value)
+
+    @pytest.mark.parametrize(("start", "stop"), [(-1, 5), (9, 3), (-5, -1)])
+    def test_what_is_no_range_is_refused(self, source, start, stop):
+        with pytest.raises(InputError, match="0 <= start <= stop"):
+            source.read(start, stop)
+
+    def test_read_many_gives_each_span_in_the_order_asked(self, source):
+        spans = [(90_000, 90_100), (0, 10), (50, 50), (40_000, 70_000), (0, 10), (100_000, 100_003)]
+        assert list(source.read_many(spans)) == [CONTENT[start:stop] for start, stop in spans]
+
+    def test_read_many_keeps_the_order_of_many_spans(self, source):
+        spans = [(start, start + 97) for start in range(0, 99_000, 1_001)]
+        assert list(source.read_many(spans)) == [CONTENT[start:stop] for start, stop in spans]
+
+    def test_read_many_of_nothing_is_nothing(self, source):
+        assert list(source.read_many([])) == []
+
+    def test_read_many_refuses_a_span_past_the_end(self, source):
+        with pytest.raises(ShortReadError, match=r"100,003"):
+            list(source.read_many([(0, 5), (100_000, 100_004)]))
+
+    def test_read_many_may_be_left_early(self, source):
+        pieces = source.read_many([(start, start + 10) for start in range(0, 90_000, 1_000)])
+        assert next(pieces) == CONTENT[:10]
+        del pieces
+        assert source.read(3, 7) == CONTENT[3:7]
+
+    def test_several_threads_may_read_at_once(self, source):
+        starts = range(0, 100_000, 5_003)
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            got = list(pool.map(lambda start: source.read(start, start + 3), starts))
+        assert got == [CONTENT[start : start + 3] for start in starts]

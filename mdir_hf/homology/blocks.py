@@ -35,9 +35,9 @@ IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
-class Pattern:
-    """Pattern energies of every pair of heads, and what the bound needs besides.
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadPattern:
+    """HeadPattern energies of every pair of heads, and what the bound needs besides.
 
     Attributes:
         scores: ``(H_reference, H_candidate)``, energy of U inside the pattern of each pair of heads.
@@ -75,7 +75,7 @@ def log_p_pattern(statistic: float, *, energy: float, n_haar: int, log_n_maps: f
 
 
 def log_p_head_map(
-    pattern: Pattern, reference: IntArray, candidate: IntArray, log_n_maps: float
+    pattern: HeadPattern, reference: IntArray, candidate: IntArray, log_n_maps: float
 ) -> tuple[float, float]:
     """Evaluate a head map on a pattern.
 
@@ -106,7 +106,7 @@ def log_p_head_map(
     return statistic, log_p
 
 
-def best_head_map(pattern: Pattern) -> tuple[IntArray, IntArray, float]:
+def best_head_map(pattern: HeadPattern) -> tuple[IntArray, IntArray, float]:
     """Match the heads of the side with fewer of them into the other's, maximising T.
 
     Returns:
@@ -117,7 +117,7 @@ def best_head_map(pattern: Pattern) -> tuple[IntArray, IntArray, float]:
     return reference.astype(np.int64), candidate.astype(np.int64), log_n_matchings(narrow, wide, narrow)
 
 
-def block_pattern(polar: torch.Tensor, n_heads_reference: int, n_heads_candidate: int) -> Pattern:
+def block_pattern(polar: torch.Tensor, n_heads_reference: int, n_heads_candidate: int) -> HeadPattern:
     """Energies of whole blocks: heads that may be mixed by any rotation inside (statistics.md section 6).
 
     Args:
@@ -132,7 +132,7 @@ def block_pattern(polar: torch.Tensor, n_heads_reference: int, n_heads_candidate
     d, d_other = n_reference // n_heads_reference, n_candidate // n_heads_candidate
     squares = polar.double().square().reshape(n_heads_reference, d, n_heads_candidate, d_other)
     scores = squares.sum(dim=(1, 3)).cpu().numpy()
-    return Pattern(
+    return HeadPattern(
         scores=scores,
         reference_energy=scores.sum(axis=1) * d_other,
         candidate_energy=scores.sum(axis=0) * d,

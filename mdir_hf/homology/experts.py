@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from mdir_hf.homology.blocks import FloatArray
+from mdir_hf.homology.combine import log_p_of_best
 from mdir_hf.homology.gauge import OuterTransformation
 from mdir_hf.homology.neurons import MlpWeights, NeuronMatching, match_neurons
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ExpertMap:
     """Origins of the experts of one layer.
 
@@ -63,9 +63,8 @@ def match_experts(
     carried = [expert.carried(outer) for expert in reference]
     pairs = [[match_neurons(expert, other) for other in candidate] for expert in carried]
     matrix: FloatArray = np.array([[pair.log_p for pair in row] for row in pairs])
-    correction = math.log(matrix.size)
     best = matrix.argmin(axis=0)
-    log_p = tuple(min(0.0, float(matrix[i, j]) + correction) for j, i in enumerate(best))
+    log_p = tuple(log_p_of_best(float(matrix[i, j]), matrix.size) for j, i in enumerate(best))
     return ExpertMap(
         origins=tuple(int(i) if p < log_alpha else None for i, p in zip(best, log_p, strict=True)),
         log_p=log_p,

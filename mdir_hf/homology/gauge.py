@@ -35,7 +35,7 @@ _OUTER_NULL: dict[str, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class OuterTransformation:
     """U, which carries reference weights into the candidate's residual basis.
 
@@ -68,26 +68,26 @@ class OuterTransformation:
         return cls("rotation", matrix.shape[0], matrix.shape[1], matrix=matrix)
 
     @classmethod
-    def from_matching(cls, matching: Matching, polar: torch.Tensor) -> OuterTransformation:
-        """Use a matching of channels; its signs are read off the polar factor that it was found in.
+    def from_matching(cls, matching: Matching, n_reference: int, n_candidate: int) -> OuterTransformation:
+        """Use a matching of channels found by :func:`~mdir_hf.homology.matching.best_matching`.
 
         Args:
-            matching: Result of :func:`~mdir_hf.homology.matching.best_matching`.
-            polar: The U it was found in, ``(n_reference, n_candidate)``.
+            matching: The matching.
+            n_reference: Residual width of the reference.
+            n_candidate: Residual width of the candidate.
 
         Returns:
             A (signed) permutation, or a selection of channels where the widths differ.
         """
-        reference, candidate = torch.from_numpy(matching.reference), torch.from_numpy(matching.candidate)
-        signs = torch.ones(len(reference), dtype=torch.float64)
-        if matching.signed:
-            entries = polar[reference.to(polar.device), candidate.to(polar.device)].cpu()
-            signs = torch.where(entries < 0, -1.0, 1.0).double()
-        n_reference, n_candidate = polar.shape
         kind: Kind = "signed_permutation" if matching.signed else "permutation"
-        if n_reference != n_candidate:
-            kind = "channels"
-        return cls(kind, n_reference, n_candidate, reference=reference, candidate=candidate, signs=signs)
+        return cls(
+            kind if n_reference == n_candidate else "channels",
+            n_reference,
+            n_candidate,
+            reference=torch.from_numpy(matching.reference),
+            candidate=torch.from_numpy(matching.candidate),
+            signs=torch.from_numpy(matching.signs),
+        )
 
     @property
     def null(self) -> str:
@@ -139,7 +139,7 @@ class OuterTransformation:
         return self.carry_in(weight.T).T
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class OuterCandidates:
     """The outer transformations to try on the body.
 
@@ -174,14 +174,9 @@ def outer_candidates(
         The significant matching alone; where the embeddings are silent both the fitted rotation and the identity,
         counted as two tests (a model retrained under a new tokenizer keeps its body in the old basis); the identity
         alone without a common vocabulary; nothing where moreover the widths differ.
-
-    Raises:
-        ValueError: If a matching comes without the polar factor it was found in.
     """
     if matching is not None:
-        if polar is None:
-            raise ValueError("a matching was given without the polar factor it was found in; pass polar too")
-        return OuterCandidates((OuterTransformation.from_matching(matching, polar),))
+        return OuterCandidates((OuterTransformation.from_matching(matching, n_reference, n_candidate),))
     found: list[OuterTransformation] = []
     if polar is not None:
         found.append(OuterTransformation.rotation(polar))

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from scipy.optimize import linear_sum_assignment
 
-from mdir_hf.homology.blocks import FloatArray, IntArray, Pattern
+from mdir_hf.homology.blocks import FloatArray, HeadPattern, IntArray
 from mdir_hf.homology.polar import RELATIVE_RANK_TOLERANCE, polar_factor
 from mdir_hf.homology.significance import log_n_matchings
 
@@ -60,7 +60,7 @@ def canonical_heads(rows: torch.Tensor, n_heads: int) -> torch.Tensor:
 
 def residual_pattern(
     reference: torch.Tensor, candidate: torch.Tensor, n_heads_reference: int, n_heads_candidate: int
-) -> Pattern:
+) -> HeadPattern:
     """Energies of squared cosines of principal angles between heads' subspaces in the residual stream.
 
     ``T = sum_h |Z_sigma(h) Z'_h^T|_F^2`` with both Z from :func:`canonical_heads`. Under
@@ -83,10 +83,10 @@ def residual_pattern(
     scores = cosines.reshape(n_heads_reference, d, n_heads_candidate, d_other).sum(dim=(1, 3))
     in_reference = reference.double().square().reshape(n_heads_reference, -1).sum(dim=1) * d_other
     in_candidate = candidate.double().square().reshape(n_heads_candidate, -1).sum(dim=1) * d
-    return Pattern(scores.cpu().numpy(), in_reference.cpu().numpy(), in_candidate.cpu().numpy(), n, n)
+    return HeadPattern(scores.cpu().numpy(), in_reference.cpu().numpy(), in_candidate.cpu().numpy(), n, n)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class HeadMap:
     """Which KV head and which query head of the candidate is which of the reference.
 
@@ -108,8 +108,8 @@ class HeadMap:
 
 
 def find_head_map(
-    kv_patterns: Sequence[Pattern],
-    q_patterns: Sequence[Pattern],
+    kv_patterns: Sequence[HeadPattern],
+    q_patterns: Sequence[HeadPattern],
     *,
     n_kv_heads: tuple[int, int],
     n_heads: tuple[int, int],
@@ -154,14 +154,14 @@ def find_head_map(
     )
 
 
-def _weighted(patterns: Sequence[Pattern], shape: tuple[int, int]) -> FloatArray:
+def _weighted(patterns: Sequence[HeadPattern], shape: tuple[int, int]) -> FloatArray:
     total: FloatArray = np.zeros(shape)
     for pattern in patterns:
         total += 0.5 * (pattern.n_reference + pattern.n_candidate) * pattern.scores
     return total
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class HeadTransformation:
     """Head map and inner map of each head that take the reference's rows to the candidate's.
 

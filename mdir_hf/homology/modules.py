@@ -15,7 +15,8 @@ from typing import Literal
 
 import torch
 
-from mdir_hf.homology.blocks import IntArray, Pattern, best_head_map, block_pattern, log_p_head_map
+from mdir_hf.homology.blocks import HeadPattern, IntArray, best_head_map, block_pattern, log_p_head_map
+from mdir_hf.homology.combine import log_p_of_best
 from mdir_hf.homology.gauge import OuterTransformation, fold_gain
 from mdir_hf.homology.heads import (
     SUBSPACE_NULL,
@@ -47,7 +48,7 @@ IN_ROLES: tuple[Role, ...] = ("q", "k", "v", "gate", "up")
 ROLES: tuple[Role, ...] = ("q", "k", "v", "o", "gate", "up", "down")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class LayerWeights:
     """The weights of one layer, each ``(d_out, d_in)`` with ``y = W x``; what a model lacks is None.
 
@@ -122,7 +123,7 @@ class LayerWeights:
         return None if self.up is None or self.down is None else MlpWeights(self.up, self.down, self.gate)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ModuleEvidence:
     """What one test on one role found.
 
@@ -197,7 +198,7 @@ def layer_log_p(evidence: Sequence[ModuleEvidence]) -> float:
     """Combine the tests of a layer: the smallest p times their number, valid under any dependence."""
     if not evidence:
         return 0.0
-    return min(0.0, min(e.log_p for e in evidence) + math.log(len(evidence)))
+    return log_p_of_best(min(e.log_p for e in evidence), len(evidence))
 
 
 def _permutations(
@@ -223,13 +224,13 @@ def _permutations(
             )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _HeadTest:
     """One role's pattern, what the test is called, and how to solve for the inner maps once the heads are known."""
 
     role: Role
     test: Test
-    pattern: Pattern
+    pattern: HeadPattern
     rows: torch.Tensor
     other_rows: torch.Tensor
     layouts: tuple[RopeLayout, RopeLayout] | None = None

@@ -32,7 +32,7 @@ from mdir_hf.homology.polar import polar_factor_of_rows, row_factors
 from mdir_hf.homology.significance import log_n_matchings
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class MlpWeights:
     """The weights of one MLP or one expert, gains folded in.
 
@@ -52,7 +52,7 @@ class MlpWeights:
         return MlpWeights(outer.carry_in(self.up), outer.carry_out(self.down), gate)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class NeuronMatching:
     """An injective matching of neurons and its evidence.
 

@@ -13,7 +13,7 @@ from typing import Literal
 
 import torch
 
-from mdir_hf.homology.blocks import IntArray, Pattern
+from mdir_hf.homology.blocks import HeadPattern, IntArray
 
 RopeLayout = Literal["half", "interleaved"]
 """``half``: plane f is the rows (f, f + d/2) of a head (rotate-half). ``interleaved``: (2f, 2f + 1)."""
@@ -74,7 +74,7 @@ def plane_pattern(
     candidate: tuple[torch.Tensor, torch.Tensor],
     *,
     signs_only: bool = False,
-) -> Pattern:
+) -> HeadPattern:
     """Energies of U along ``a + bJ`` of matching planes, for every pair of heads.
 
     With the 2 x 2 block u of a plane the energy is ``((u11 + u22)^2 + (u12 - u21)^2) / 2``, or its first half where
@@ -115,7 +115,7 @@ def plane_pattern(
         scores = scores + still_blocks.sum(dim=(2, 3))
         reference_energy = reference_energy + still.shape[1] * by_row[still].sum(dim=1)
         candidate_energy = candidate_energy + still.shape[1] * by_column[still_columns].sum(dim=1)
-    return Pattern(
+    return HeadPattern(
         scores=scores.cpu().numpy(),
         reference_energy=reference_energy.cpu().numpy(),
         candidate_energy=candidate_energy.cpu().numpy(),
@@ -124,7 +124,7 @@ def plane_pattern(
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class PlaneTransformation:
     """Head map and plane turns that take the reference's q or k to the candidate's.
 

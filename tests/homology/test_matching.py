@@ -1,0 +1,158 @@
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import linear_sum_assignment
+
+from mdir_hf.homology import matching as matching_module
+from mdir_hf.homology.matching import best_matching
+from tests.homology.reference import haar
+
+
+def near(permutation, noise, rng):
+    """The polar factor of a permutation matrix with noise on it."""
+    n = len(permutation)
+    left, _, right_t = np.linalg.svd(np.eye(n)[permutation] + noise * rng.standard_normal((n, n)) / math.sqrt(n))
+    return torch.from_numpy(left @ right_t)
+
+
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize("shape", [(4, 4), (3, 5), (5, 3)])
+def test_the_matching_is_the_best_of_all(shape, signed):
+    rng = np.random.default_rng(0)
+    u = rng.standard_normal(shape)
+    narrow = u if shape[0] <= shape[1] else u.T
+    weights = np.abs(narrow) if signed else narrow
+    n1, n2 = narrow.shape
+    best = max(sum(weights[i, p[i]] for i in range(n1)) for p in itertools.permutations(range(n2), n1))
+    assert best_matching(torch.from_numpy(u), signed=signed).trace == pytest.approx(best, rel=1e-12)
+
+
+def test_row_maxima_that_form_a_permutation_are_taken_without_an_assignment(monkeypatch):
+    rng = np.random.default_rng(1)
+    permutation = rng.permutation(64)
+    u = near(permutation, 0.5, rng)
+    _, expected = linear_sum_assignment(u.numpy(), maximize=True)
+
+    def never(*_args, **_kwargs):
+        raise AssertionError("an assignment was solved")
+
+    monkeypatch.setattr(matching_module, "linear_sum_assignment", never)
+    found = best_matching(u, signed=False)
+    np.testing.assert_array_equal(found.candidate, expected)
+    np.testing.assert_array_equal(found.candidate, permutation)
+
+
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize(("n1", "n2", "rank"), [(48, 48, 48), (48, 48, 12), (32, 64, 32), (64, 32, 16)])
+def test_the_shortcut_never_loses_a_significant_matching(n1, n2, rank, signed):
+    rng = np.random.default_rng(2)
+    passed = lost = 0
+    for noise in np.linspace(0.02, 1.5, 40):
+        m = np.eye(n1, n2)[rng.permutation(n1)][:, rng.permutation(n2)]
+        left, _, right_t = np.linalg.svd(m + noise * rng.standard_normal((n1, n2)) / math.sqrt(n2), full_matrices=False)
+        u = torch.from_numpy(left[:, :rank] @ right_t[:rank])
+        exact = best_matching(u, signed=signed).log_p
+        # Levels on either side of the exact value, and far from it.
+        for level in (exact - 5.0, exact * 1.0001 - 1e-9, exact * 0.999, -2.0, math.log(1e-10)):
+            found = best_matching(u, signed=signed, log_alpha=level)
+            if exact < level:
+                lost += found is None
+                passed += found is not None and found.log_p == exact
+    assert lost == 0
+    assert passed >= 15
+
+
+def test_strangers_are_dismissed_without_an_assignment(monkeypatch):
+    def never(*_args, **_kwargs):
+        raise AssertionError("an assignment was solved")
+
+    monkeypatch.setattr(matching_module, "linear_sum_assignment", never)
+    u = torch.from_numpy(haar(256, np.random.default_rng(3)))
+    assert best_matching(u, signed=False, log_alpha=math.log(1e-3)) is None
+    assert best_matching(u, signed=True, log_alpha=math.log(1e-3)) is None
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_the_transposed_factor_has_the_inverse_matching_and_the_same_p(signed):
+    rng = np.random.default_rng(4)
+    for shape in ((32, 32), (20, 48)):
+        m = np.eye(*shape) + 0.3 * rng.standard_normal(shape) / math.sqrt(shape[1])
+        left, _, right_t = np.linalg.svd(m, full_matrices=False)
+        u = torch.from_numpy(left @ right_t)
+        one, other = best_matching(u, signed=signed), best_matching(u.T, signed=signed)
+        assert dict(zip(one.reference, one.candidate, strict=True)) == dict(
+            zip(other.candidate, other.reference, strict=True)
+        )
+        assert one.log_p == pytest.approx(other.log_p, rel=1e-12)
+        assert one.log_p_trimmed == pytest.approx(other.log_p_trimmed, rel=1e-12)
+
+
+def test_reference_channels_come_in_ascending_order_with_their_own_entries():
+    rng = np.random.default_rng(5)
+    u = torch.from_numpy(rng.standard_normal((30, 12)))
+    found = best_matching(u, signed=False)
+    assert np.all(np.diff(found.reference) > 0)
+    np.testing.assert_allclose(found.entries, u.numpy()[found.reference, found.candidate])
+
+
+def test_signs_say_which_channels_were_flipped():
+    rng = np.random.default_rng(6)
+    flips = np.where(rng.uniform(size=64) < 0.5, -1, 1)
+    u = near(np.arange(64), 0.3, rng) * torch.from_numpy(flips)
+    found = best_matching(u, signed=True)
+    np.testing.assert_array_equal(found.signs, flips)
+    assert found.n_negative == (flips < 0).sum()
+    assert found.entries.min() > 0.0
+
+
+def test_an_unsigned_matching_has_no_signs():
+    u = near(np.arange(16), 0.3, np.random.default_rng(7))
+    assert set(best_matching(u, signed=False).signs) == {1}
+
+
+def test_few_shared_axes_are_significant_only_before_trimming():
+    rng = np.random.default_rng(8)
+    n, shared = 256, 40
+    u = np.eye(n)
+    u[shared:, shared:] = haar(n - shared, rng)
+    found = best_matching(torch.from_numpy(u), signed=False)
+    assert found.log_p < math.log(1e-10)
+    assert found.log_p_trimmed["n/2"] == 0.0
+
+
+def test_a_copy_is_significant_after_trimming_half_of_it():
+    found = best_matching(near(np.arange(256), 0.5, np.random.default_rng(9)), signed=False)
+    assert found.log_p < found.log_p_trimmed["n/16"] < found.log_p_trimmed["n/2"] < math.log(1e-10)
+
+
+def test_channels_of_a_copy_are_each_significant_and_those_of_strangers_are_not():
+    rng = np.random.default_rng(10)
+    assert best_matching(near(np.arange(128), 0.3, rng), signed=False).n_significant == 128
+    strangers = [best_matching(torch.from_numpy(haar(64, rng)), signed=False).n_significant for _ in range(30)]
+    # 1 % family-wise each: more than three of thirty has probability below 1e-3.
+    assert sum(count > 0 for count in strangers) <= 3
+
+
+def test_only_the_shared_channels_count_as_matched_by_themselves():
+    u = np.eye(128)
+    u[40:, 40:] = haar(88, np.random.default_rng(11))
+    found = best_matching(torch.from_numpy(u), signed=False)
+    np.testing.assert_array_equal(np.flatnonzero(found.is_significant), np.arange(40))
+
+
+def test_a_factor_of_zeros_has_a_matching_worth_nothing():
+    found = best_matching(torch.zeros(6, 9, dtype=torch.float64), signed=False)
+    assert found.trace == 0.0
+    assert found.log_p == 0.0
+    assert not found.is_significant.any()
+
+
+def test_float32_and_float64_factors_agree():
+    u = near(np.random.default_rng(12).permutation(64), 0.5, np.random.default_rng(13))
+    one, other = best_matching(u, signed=False), best_matching(u.float(), signed=False)
+    np.testing.assert_array_equal(one.candidate, other.candidate)
+    # Entries are rounded to 6e-8 each; log p goes with the square of their sum.
+    assert other.log_p == pytest.approx(one.log_p, rel=1e-6)

@@ -1,0 +1,192 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from mdir_hf.homology import products
+from mdir_hf.homology.matching import best_matching
+from mdir_hf.homology.polar import (
+    polar_factor,
+    polar_factor_of_rows,
+    row_factors,
+    whitened_polar_factor,
+)
+from mdir_hf.homology.significance import log_p_matching
+from tests.homology import reference as textbook
+
+# Entries of an orthogonal factor are at most 1 and cost a few hundred roundings.
+ENTRY = 1e-10
+
+
+def rows(r, n, seed=0, rank=None):
+    rng = np.random.default_rng(seed)
+    if rank is None:
+        return torch.from_numpy(rng.standard_normal((r, n)))
+    return torch.from_numpy(rng.standard_normal((r, rank)) @ rng.standard_normal((rank, n)))
+
+
+@pytest.mark.parametrize("shape", [(16, 16), (12, 30), (30, 12), (1, 8)])
+def test_at_full_rank_it_is_the_textbooks_polar_factor(shape):
+    cross = rows(*shape)
+    factor = polar_factor(cross)
+    np.testing.assert_allclose(factor.matrix.numpy(), textbook.polar(cross.numpy()), atol=ENTRY)
+    assert factor.rank == min(shape)
+
+
+def test_a_rank_deficient_factor_keeps_only_the_directions_of_the_data():
+    cross = rows(20, 20, rank=7)
+    factor = polar_factor(cross)
+    assert factor.rank == 7
+    assert float((factor.matrix**2).sum()) == pytest.approx(7.0, abs=ENTRY)
+    projector = torch.linalg.pinv(cross) @ cross
+    np.testing.assert_allclose((factor.matrix @ projector).numpy(), factor.matrix.numpy(), atol=1e-8)
+
+
+def test_float32_finds_the_same_rank():
+    assert polar_factor(rows(40, 40, rank=11).float()).rank == 11
+
+
+def test_the_factor_turns_with_the_model():
+    cross, q = rows(24, 24), torch.from_numpy(textbook.haar(24, np.random.default_rng(1)))
+    np.testing.assert_allclose(polar_factor(cross @ q).matrix, polar_factor(cross).matrix @ q, atol=1e-9)
+
+
+def test_the_transposed_product_has_the_transposed_factor():
+    cross = rows(10, 25)
+    np.testing.assert_allclose(polar_factor(cross.T).matrix, polar_factor(cross).matrix.T, atol=ENTRY)
+
+
+def test_scaling_changes_nothing():
+    cross = rows(16, 16)
+    np.testing.assert_allclose(polar_factor(1e-8 * cross).matrix, polar_factor(cross).matrix, atol=ENTRY)
+
+
+def test_a_product_of_zeros_has_rank_zero():
+    factor = polar_factor(torch.zeros(5, 8, dtype=torch.float64))
+    assert factor.rank == 0
+    assert not factor.matrix.any()
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_values_that_are_not_finite_are_refused(bad):
+    cross = rows(6, 4)
+    cross[2, 1] = bad
+    with pytest.raises(ValueError, match=r"\(6, 4\).*not finite"):
+        polar_factor(cross)
+
+
+def test_float32_that_does_not_converge_is_done_again_in_float64(monkeypatch):
+    svd = torch.linalg.svd
+    seen = []
+
+    def stubborn(matrix, **kwargs):
+        seen.append(matrix.dtype)
+        if matrix.dtype is torch.float32:
+            raise torch.linalg.LinAlgError("did not converge")
+        return svd(matrix, **kwargs)
+
+    cross = rows(12, 12).float()
+    expected = polar_factor(cross).matrix
+    monkeypatch.setattr(torch.linalg, "svd", stubborn)
+    found = polar_factor(cross)
+    assert seen == [torch.float32, torch.float64]
+    assert found.matrix.dtype is torch.float32
+    np.testing.assert_allclose(found.matrix, expected, atol=1e-4)  # cond 100 times float32 rounding
+
+
+@pytest.mark.parametrize("r", [3, 15, 16, 60])
+def test_the_factor_of_few_rows_is_that_of_their_cross_product(r):
+    x, y = rows(r, 16, seed=1), rows(r, 24, seed=2)
+    found = polar_factor_of_rows(row_factors(x), row_factors(y), whitened=False)
+    np.testing.assert_allclose(found.matrix, polar_factor(x.T @ y).matrix, atol=1e-8)
+    assert found.rank == min(r, 16)
+
+
+@pytest.mark.parametrize("r", [8, 60])
+def test_the_whitened_factor_of_rows_is_that_of_whitened_rows(r):
+    x, y = rows(r, 16, seed=1), rows(r, 16, seed=2)
+    expected = textbook.polar(textbook.whitened_rows(x.numpy()).T @ textbook.whitened_rows(y.numpy()))
+    found = polar_factor_of_rows(row_factors(x), row_factors(y), whitened=True)
+    if r < 16:  # the textbook completes the null space: compare inside the span of the rows
+        span = row_factors(x).right.numpy()
+        np.testing.assert_allclose(span.T @ found.matrix.numpy(), span.T @ expected, atol=1e-8)
+    else:
+        np.testing.assert_allclose(found.matrix, expected, atol=1e-8)
+
+
+def test_whitening_a_stream_by_a_sample_of_all_its_rows_is_whitening_the_rows():
+    x, y = rows(80, 16, seed=1), rows(80, 24, seed=2)
+    streamed = whitened_polar_factor(x.T @ y, row_factors(x), row_factors(y))
+    at_once = polar_factor_of_rows(row_factors(x), row_factors(y), whitened=True)
+    np.testing.assert_allclose(streamed.matrix, at_once.matrix, atol=1e-8)
+
+
+def test_whitening_by_a_sample_turns_with_the_model():
+    x, y = rows(80, 16, seed=1), rows(80, 16, seed=2)
+    q = torch.from_numpy(textbook.haar(16, np.random.default_rng(3)))
+    for few in (6, 40):
+        plain = whitened_polar_factor(x.T @ y, row_factors(x[:few]), row_factors(y[:few]))
+        turned = whitened_polar_factor(x.T @ y @ q, row_factors(x[:few]), row_factors((y @ q)[:few]))
+        np.testing.assert_allclose(turned.matrix, plain.matrix @ q, atol=1e-8)
+
+
+@pytest.mark.parametrize("shape", [(9, 30), (30, 9)])
+def test_row_factors_put_the_rows_together_again(shape):
+    x = rows(*shape, rank=5)
+    found = row_factors(x)
+    assert found.scale.shape == (5,)
+    np.testing.assert_allclose((found.left * found.scale) @ found.right.T, x, atol=1e-10)
+
+
+@pytest.mark.parametrize("has_onednn", [True, False])
+def test_a_float32_product_is_the_float64_one_rounded(monkeypatch, has_onednn):
+    monkeypatch.setattr(products, "_HAS_ONEDNN", has_onednn)
+    x, y = rows(300, 17, seed=1), rows(300, 23, seed=2)
+    found = products.cross_product(x.float(), y.float())
+    assert found.dtype is torch.float32
+    np.testing.assert_allclose(found, x.T @ y, atol=1e-3)  # sums of 300 products of size 1, rounded to 6e-8 each
+
+
+def test_a_torch_whose_onednn_kernel_is_missing_multiplies_all_the_same(monkeypatch):
+    def missing(*_args):
+        raise RuntimeError("no kernel")
+
+    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", missing, raising=False)
+    monkeypatch.setattr(products, "_HAS_ONEDNN", True)
+    x = rows(10, 4).float()
+    np.testing.assert_allclose(products.cross_product(x, x), x.T @ x, rtol=1e-6)
+
+
+class TestTheNullBasisOfLapack:
+    """DESIGN section 4: a product of rank n < m neurons, and what completing its polar factor does."""
+
+    m, n = 768, 128
+
+    def product(self, noise):
+        """``W'^T W`` of two (n, m) matrices; noise None for strangers, else a relative that drifted by it."""
+        one = rows(self.n, self.m, seed=3)
+        other = rows(self.n, self.m, seed=4)
+        return (other if noise is None else one + noise * other).T @ one
+
+    def completed(self, cross):
+        left, _, right_t = torch.linalg.svd(cross)
+        return left @ right_t
+
+    def test_the_completed_factor_with_the_rank_aware_bound_calls_a_stranger_related(self):
+        matching = best_matching(self.completed(self.product(None)), signed=False)
+        log_p = log_p_matching(matching.trace, n_narrow=self.m, n_wide=self.m, narrow_energy=self.n, wide_energy=self.n)
+        assert log_p / math.log(10) < -1000
+
+    def test_the_truncated_factor_is_silent_on_strangers(self):
+        factor = polar_factor(self.product(None))
+        assert factor.rank == self.n
+        assert best_matching(factor.matrix, signed=False).log_p == 0.0
+
+    def test_the_truncated_factor_is_several_times_stronger_on_relatives_than_the_papers_bound(self):
+        cross = self.product(1.0)
+        ours = best_matching(polar_factor(cross).matrix, signed=False).log_p
+        c = best_matching(self.completed(cross), signed=False).trace
+        papers = math.lgamma(self.m + 1) - c * c / 2
+        assert ours < 3 * min(papers, 0.0)
+        assert papers < math.log(1e-10)  # both see the relative; ours sees it better

@@ -30,6 +30,8 @@ import numpy.typing as npt
 import torch
 from scipy.special import gammaln, log_ndtr
 
+from mdir_hf.homology.polar import RELATIVE_RANK_TOLERANCE
+
 SCREEN_CHANNELS = 64
 """Output channels of a reference layer that the screen looks at."""
 
@@ -80,9 +82,10 @@ def screen_column(rows: torch.Tensor, candidate: torch.Tensor, *, signed: bool) 
     cross = cross.view(n_layers, n_screened, -1)
     polar = polar_factors_of_wide(cross)
     above, below = polar.amax(dim=2), -polar.amin(dim=2)
-    z = _z_of_row_maxima(above, polar.shape[2], signed=False)
+    norms = torch.linalg.vector_norm(polar, dim=2)
+    z = _z_of_row_maxima(above, norms, polar.shape[2], signed=False)
     if signed:
-        z = np.maximum(z, _z_of_row_maxima(torch.maximum(above, below), polar.shape[2], signed=True))
+        z = np.maximum(z, _z_of_row_maxima(torch.maximum(above, below), norms, polar.shape[2], signed=True))
     return ScreenedColumn(polar, z, z < NULL_Z, _is_bulk(z))
 
 
@@ -93,13 +96,12 @@ def polar_factors_of_wide(cross: torch.Tensor) -> torch.Tensor:
         cross: ``(batch, d0, d)`` with d0 <= d.
 
     Returns:
-        The factors in the dtype of ``cross``. The d0 x d0 eigenproblems are float64 whatever that is: a Gram matrix
-        squares the condition number.
+        The factors in the dtype of ``cross``. Gram matrices and their d0 x d0 eigenproblems are float64 whatever that
+        is: squaring squares the condition number, and outlier channels make that large.
     """
-    gram = (cross @ cross.mT).double()
-    values, vectors = torch.linalg.eigh(gram)
-    # A Gram matrix of rounded entries carries no eigenvalue below eps times its largest: those directions are dropped.
-    floor = cross.shape[1] * torch.finfo(cross.dtype).eps * values[:, -1:].clamp(min=1e-300)
+    wide = cross.double()
+    values, vectors = torch.linalg.eigh(wide @ wide.mT)
+    floor = (RELATIVE_RANK_TOLERANCE[torch.float32] ** 2 * values[:, -1:]).clamp(min=1e-300)
     inverse_root = torch.where(values > floor, values.clamp(min=1e-300).rsqrt(), torch.zeros_like(values))
     root: torch.Tensor = (vectors * inverse_root[:, None, :]) @ vectors.mT
     return root.to(cross.dtype) @ cross
@@ -145,11 +147,13 @@ def _has_onednn() -> bool:
     return is_built and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
-def _z_of_row_maxima(maxima: torch.Tensor, n: int, *, signed: bool) -> npt.NDArray[np.float64]:
+def _z_of_row_maxima(maxima: torch.Tensor, norms: torch.Tensor, n: int, *, signed: bool) -> npt.NDArray[np.float64]:
+    """Standardise the sums of row maxima. Rows are shorter than 1 where the factor has not full rank."""
     mean, sd = row_maximum_moments(n, signed=signed)
-    n_rows = maxima.shape[1]
-    total = maxima.double().sum(dim=1).cpu().numpy()
-    z: npt.NDArray[np.float64] = (total - n_rows * mean) / (math.sqrt(n_rows) * sd)
+    excess = (maxima.double() - mean * norms.double()).sum(dim=1)
+    z: npt.NDArray[np.float64] = (
+        (excess / (sd * torch.linalg.vector_norm(norms.double(), dim=1).clamp(min=1e-12))).cpu().numpy()
+    )
     return z
 
 

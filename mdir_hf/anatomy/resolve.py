@@ -78,16 +78,6 @@ class Anatomy:
                     f"tensor {part.tensor!r} (role {role.value}, stored shape {stored}) has {axis} side {found}; "
                     f"expected the width of the model, {self.hidden_size}"
                 )
-            self._check_heads(role, part, stored, d_out)
-
-    def _check_heads(self, role: Role, part: WeightPart, stored: tuple[int, ...], d_out: int) -> None:
-        if role is not Role.Q or self.n_heads is None or self.head_dim is None:
-            return
-        if d_out != self.n_heads * self.head_dim:
-            raise AnatomyError(
-                f"tensor {part.tensor!r} (role q, stored shape {stored}) has {d_out} rows of queries; "
-                f"expected {self.n_heads} heads of {self.head_dim}"
-            )
 
 
 def resolve_anatomy(config: Config | None, names: Iterable[str], shape_of: ShapeOf) -> Anatomy:

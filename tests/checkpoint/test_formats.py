@@ -2,10 +2,10 @@ import json
 
 import pytest
 import torch
-from conformance_tensors import MemoryTree, safetensors_bytes
 
 from mdir_hf.checkpoint import open_checkpoint
 from mdir_hf.errors import CorruptCheckpointError, NoWeightsError, UnsupportedFormatError
+from tests.conformance_tensors import MemoryTree, safetensors_bytes
 
 
 def content(value):

@@ -1,9 +1,9 @@
 import pytest
 import torch
-from conformance_tensors import TensorSourceConformance
 
 from mdir_hf.checkpoint import MemorySource
 from mdir_hf.errors import InputError
+from tests.conformance_tensors import TensorSourceConformance
 
 
 class TestMemorySource(TensorSourceConformance):

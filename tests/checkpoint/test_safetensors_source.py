@@ -3,11 +3,11 @@ import json
 import numpy as np
 import pytest
 import torch
-from conformance_tensors import MemoryTree, TensorSourceConformance, safetensors_bytes
 
 from mdir_hf.checkpoint import SafetensorsSource, open_checkpoint
 from mdir_hf.checkpoint.dtypes import DTYPES
 from mdir_hf.errors import CorruptCheckpointError, TensorNotFoundError, UnsafePathError, UnsupportedFormatError
+from tests.conformance_tensors import MemoryTree, TensorSourceConformance, safetensors_bytes
 
 
 def sharded(tensors, n_shards, **index_more):

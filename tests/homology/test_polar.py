@@ -161,32 +161,38 @@ def test_a_torch_whose_onednn_kernel_is_missing_multiplies_all_the_same(monkeypa
 class TestTheNullBasisOfLapack:
     """DESIGN section 4: a product of rank n < m neurons, and what completing its polar factor does."""
 
-    m, n = 768, 128
+    m = 768
 
-    def product(self, noise):
+    def product(self, n, noise):
         """``W'^T W`` of two (n, m) matrices; noise None for strangers, else a relative that drifted by it."""
-        one = rows(self.n, self.m, seed=3)
-        other = rows(self.n, self.m, seed=4)
+        one, other = rows(n, self.m, seed=3), rows(n, self.m, seed=4)
         return (other if noise is None else one + noise * other).T @ one
 
-    def completed(self, cross):
+    def completed_trace(self, cross):
         left, _, right_t = torch.linalg.svd(cross)
-        return left @ right_t
+        return best_matching(left @ right_t, signed=False).trace
 
     def test_the_completed_factor_with_the_rank_aware_bound_calls_a_stranger_related(self):
-        matching = best_matching(self.completed(self.product(None)), signed=False)
-        log_p = log_p_matching(matching.trace, n_narrow=self.m, n_wide=self.m, narrow_energy=self.n, wide_energy=self.n)
+        n = 256
+        c = self.completed_trace(self.product(n, None))
+        log_p = log_p_matching(c, n_narrow=self.m, n_wide=self.m, narrow_energy=n, wide_energy=n)
         assert log_p / math.log(10) < -1000
 
-    def test_the_truncated_factor_is_silent_on_strangers(self):
-        factor = polar_factor(self.product(None))
-        assert factor.rank == self.n
-        assert best_matching(factor.matrix, signed=False).log_p == 0.0
+    @pytest.mark.parametrize("n", [128, 256])
+    def test_the_completed_factor_calls_a_stranger_related_even_with_the_papers_bound(self, n):
+        c = self.completed_trace(self.product(n, None))
+        assert math.lgamma(self.m + 1) - c * c / 2 < math.log(1e-10)
 
-    def test_the_truncated_factor_is_several_times_stronger_on_relatives_than_the_papers_bound(self):
-        cross = self.product(1.0)
+    @pytest.mark.parametrize("n", [128, 256])
+    def test_the_truncated_factor_is_silent_on_strangers(self, n):
+        factor = polar_factor(self.product(n, None))
+        assert factor.rank == n
+        assert best_matching(factor.matrix, signed=False).log_p == 0.0
+        assert best_matching(factor.matrix, signed=True).log_p == 0.0
+
+    def test_the_truncated_factor_is_three_times_stronger_on_relatives_than_the_papers_bound(self):
+        cross = self.product(256, 1.0)
         ours = best_matching(polar_factor(cross).matrix, signed=False).log_p
-        c = best_matching(self.completed(cross), signed=False).trace
-        papers = math.lgamma(self.m + 1) - c * c / 2
-        assert ours < 3 * min(papers, 0.0)
-        assert papers < math.log(1e-10)  # both see the relative; ours sees it better
+        papers = math.lgamma(self.m + 1) - self.completed_trace(cross) ** 2 / 2
+        assert papers < math.log(1e-10)  # both see the relative
+        assert ours < 3 * papers

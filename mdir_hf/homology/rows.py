@@ -56,8 +56,7 @@ def pair_rows(
     Returns:
         The paired rows, possibly none. Cost O(r n); memory the two results.
     """
-    # Clones where the dtype already fits: from here on everything happens in place.
-    x, y = reference.detach().to(dtype, copy=True), candidate.detach().to(dtype, copy=True)
+    x, y = _own_copy(reference, dtype), _own_copy(candidate, dtype)  # from here on everything happens in place
     x_raw, y_raw = x.norm(dim=1), y.norm(dim=1)
     raw = (_shortest(x_raw), _shortest(y_raw)) if like is None else (like.shortest[0], like.shortest[2])
     kept = _long(x_raw, raw[0]) & _long(y_raw, raw[1])
@@ -83,6 +82,11 @@ def pair_rows(
     x.div_(x_norm[:, None])
     y.div_(y_norm[:, None])
     return PairedRows(x, y, x_mean, y_mean, kept, (raw[0], centred[0], raw[1], centred[1]))
+
+
+def _own_copy(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    # Row by row in memory: sums over a row, and so the last bit of p, do not depend on how the rows were stored.
+    return rows.detach().to(dtype, copy=True, memory_format=torch.contiguous_format)
 
 
 def _shortest(norms: torch.Tensor) -> float:

@@ -1,0 +1,98 @@
+"""Strangers: independent Gaussian models of many shapes, every path of the test, and no small p."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from mdir_hf.homology.embedding import EmbeddingTest
+from mdir_hf.homology.matching import best_matching
+from mdir_hf.homology.polar import polar_factor
+from tests.homology.reference import haar
+
+SHAPES = [
+    # n_reference, n_candidate, tokens, pairs
+    (8, 8, 40, 60),
+    (16, 16, 60, 50),
+    (32, 32, 100, 40),
+    (64, 64, 200, 40),
+    (128, 128, 400, 15),
+    (256, 256, 800, 5),
+    (64, 64, 20, 25),  # fewer tokens than channels
+    (128, 128, 64, 10),
+    (16, 48, 120, 30),
+    (48, 16, 120, 30),
+    (32, 128, 50, 15),
+]
+
+
+def test_the_shapes_make_three_hundred_pairs():
+    assert sum(shape[3] for shape in SHAPES) >= 300
+
+
+@pytest.mark.parametrize(("n_reference", "n_candidate", "n_tokens", "n_pairs"), SHAPES)
+def test_no_pair_of_strangers_has_a_p_below_one_in_a_thousand(n_reference, n_candidate, n_tokens, n_pairs):
+    rng = np.random.default_rng([n_reference, n_candidate, n_tokens])
+    smallest = 0.0
+    for seed in range(n_pairs):
+        e = torch.from_numpy(rng.standard_normal((n_tokens, n_reference)))
+        f = torch.from_numpy(rng.standard_normal((n_tokens, n_candidate)))
+        # One test only and a level of 1, so that neither a correction nor a shortcut hides a small p.
+        test = EmbeddingTest(log_alpha=0.0, n_tests=1, seed=seed)
+        for n_rows in (n_tokens // 4, n_tokens // 2, n_tokens):
+            test.screen(e[:n_rows], f[:n_rows], is_last=True)
+        test.full([(e, f)])
+        smallest = min(smallest, *(look.log_p for look in test.looks))
+        assert all(p == 0.0 or p > math.log(1e-3) for look in test.looks for p in look.log_p_trimmed.values())
+    assert smallest > math.log(1e-3)
+
+
+@pytest.mark.parametrize("shared", ["token spectrum", "row norms", "duplicate rows", "mean direction"])
+def test_structure_shared_by_strangers_makes_no_small_p(shared):
+    rng = np.random.default_rng(7)
+    n, n_tokens = 64, 300
+    for _ in range(8):
+        e, f = (rng.standard_normal((n_tokens, n)) for _ in range(2))
+        if shared == "token spectrum":
+            z = rng.standard_normal((n_tokens, n_tokens)) * (1.0 + np.arange(n_tokens)) ** -1.0
+            e, f = z @ e, z @ f
+        elif shared == "row norms":
+            norms = np.exp(rng.standard_normal((n_tokens, 1)))
+            e, f = norms * e, norms * f
+        elif shared == "duplicate rows":
+            e[200:], f[200:] = e[:100], f[:100]
+        else:
+            e, f = e + 5.0 * rng.standard_normal(n), f + 5.0 * rng.standard_normal(n)
+        test = EmbeddingTest(log_alpha=0.0, n_tests=1)
+        test.screen(torch.from_numpy(e), torch.from_numpy(f), is_last=True)
+        assert test.full([(torch.from_numpy(e), torch.from_numpy(f))]).log_p == 0.0
+        assert test.looks[0].log_p == 0.0
+
+
+def test_one_model_with_a_basis_of_its_own_makes_no_small_p():
+    # The theorem asks for the rotation invariance of one model only.
+    rng = np.random.default_rng(8)
+    for _ in range(10):
+        e = rng.standard_normal((300, 64)) * (rng.uniform(size=(300, 64)) < 0.03)
+        f = rng.standard_normal((300, 64))
+        for one, other in ((e, f), (f, e)):
+            test = EmbeddingTest(log_alpha=0.0, n_tests=1)
+            assert test.screen(torch.from_numpy(one), torch.from_numpy(other), is_last=True).log_p == 0.0
+
+
+def test_the_null_of_an_embedding_is_that_of_a_haar_matrix():
+    rng = np.random.default_rng(9)
+    n, n_draws = 32, 200
+    exact = [best_matching(torch.from_numpy(haar(n, rng)), signed=False).trace for _ in range(n_draws)]
+    embeddings = [
+        best_matching(
+            polar_factor(torch.from_numpy(rng.standard_normal((100, n)).T @ rng.standard_normal((100, n)))).matrix,
+            signed=False,
+        ).trace
+        for _ in range(n_draws)
+    ]
+    spread = math.sqrt((np.var(exact) + np.var(embeddings)) / n_draws)
+    assert abs(np.mean(exact) - np.mean(embeddings)) < 4 * spread
+    # statistics.md section 2, one power of two below its table: well under the threshold at 0.1 %.
+    assert max(embeddings) < math.sqrt(2 * (math.lgamma(n + 1) + math.log(1e3)))

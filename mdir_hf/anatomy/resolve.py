@@ -106,7 +106,9 @@ def resolve_anatomy(config: Config | None, names: Iterable[str], shape_of: Shape
         tied = sizes.ties_embeddings is not False
     else:
         tied = False
-        _check_unembedding(unembedding, shape_of, (hidden_size, shape[1], sizes.unembedding_size))
+        width = _check_unembedding(unembedding, shape_of)
+        if width not in (hidden_size, shape[1], sizes.unembedding_size):
+            notes.append(f"the unembedding {unembedding!r} is {width} wide, the model {hidden_size}")
         if sizes.ties_embeddings:
             notes.append(
                 f"the config ties the unembedding to the embedding, and {unembedding!r} is stored nevertheless; "
@@ -198,11 +200,11 @@ def _check_embedding(name: str, shape_of: ShapeOf, sizes: ConfigSizes) -> tuple[
     return shape[0], shape[1]
 
 
-def _check_unembedding(name: str, shape_of: ShapeOf, widths: tuple[int | None, ...]) -> None:
+def _check_unembedding(name: str, shape_of: ShapeOf) -> int:
     shape = tuple(shape_of(name))
-    if len(shape) != 2 or shape[0] == 0 or shape[1] not in widths:
-        expected = " or ".join(str(width) for width in dict.fromkeys(widths) if width is not None)
-        raise AnatomyError(f"the unembedding {name!r} has shape {shape}; expected (tokens, {expected})")
+    if len(shape) != 2 or 0 in shape:
+        raise AnatomyError(f"the unembedding {name!r} has shape {shape}; expected (tokens, width), both positive")
+    return shape[1]
 
 
 def _head_dim(sizes: ConfigSizes) -> int | None:

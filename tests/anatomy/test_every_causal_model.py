@@ -1,0 +1,78 @@
+"""Embedding and unembedding of every causal model that transformers knows, against what the modules say themselves."""
+
+import warnings
+
+import pytest
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from mdir_hf.anatomy import resolve_anatomy
+from mdir_hf.errors import AnatomyError
+
+# What the default config of a class lacks to build the class.
+COMPLETED = {
+    "hunyuan_v1_dense": {"head_dim": 128},
+    "hunyuan_v1_moe": {"head_dim": 128},
+    "ministral": {"head_dim": 128},
+    "nemotron": {"num_key_value_heads": 8},
+    "reformer": {"is_decoder": True},
+}
+
+# Default configs of transformers 5.23 that do not build; a real config.json supplies what they lack.
+CANNOT_BE_BUILT = {
+    "cohere_compass_text",
+    "dbrx",
+    "dots1",
+    "gemma3n",
+    "gemma4_assistant",
+    "gemma4_unified_assistant",
+    "lfm2_moe",
+    "musicgen",
+    "musicgen_melody",
+    "qwen4_exp",
+    "qwen4_exp_text",
+}
+
+
+def on_meta(model_type):
+    """The module without memory for its weights, and with two layers where its config allows to say so."""
+    more = COMPLETED.get(model_type, {})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for config_of in (
+            lambda: CONFIG_MAPPING[model_type](**more, num_hidden_layers=2),
+            lambda: CONFIG_MAPPING[model_type](**more),
+        ):
+            try:
+                with torch.device("meta"):
+                    return AutoModelForCausalLM.from_config(config_of())
+            except Exception as exc:  # whatever a class does not like about two layers
+                failure = exc
+    raise failure
+
+
+@pytest.mark.parametrize("model_type", sorted(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - CANNOT_BE_BUILT))
+def test_embedding_and_unembedding_are_those_of_the_module_and_shapes_fit(model_type):
+    model = on_meta(model_type)
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
+
+    anatomy = resolve_anatomy(model.config.to_dict(), shapes, shapes.__getitem__)
+
+    assert parameters[anatomy.embedding.tensor] is model.get_input_embeddings().weight
+    assert anatomy.unembedding is not None
+    assert parameters[anatomy.unembedding.tensor] is model.get_output_embeddings().weight
+    for layer in anatomy.layers:
+        anatomy.check_shapes(layer, shapes.__getitem__)
+
+
+def test_few_classes_are_left_out():
+    assert len(CANNOT_BE_BUILT) <= 11
+    assert len(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - CANNOT_BE_BUILT) >= 168
+
+
+@pytest.mark.parametrize("names", [[], ["model.layers.0.self_attn.q_proj.weight"], ["vision_tower.conv.weight"]])
+def test_without_an_embedding_there_is_no_language_model(names):
+    with pytest.raises(AnatomyError, match="no tensor is named like an input embedding"):
+        resolve_anatomy({"model_type": "llama"}, names, lambda name: (1, 1))

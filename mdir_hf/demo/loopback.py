@@ -1,8 +1,8 @@
 """A Hub on this machine: folders served over HTTP as the Hub serves repositories, and as strictly.
 
-Two origins on 127.0.0.1, each with a port of its own: the "hub" (API, small files, redirects) and the "CDN" (large
-files behind signed addresses that expire; it refuses requests that carry a token). Everything asked is logged, and
-faults can be injected, so that a client can be shown to cope with them. For demonstrations and tests only.
+Two origins, 127.0.0.1 and localhost, each with a port of its own: the "hub" (API, small files, redirects) and the
+"CDN" (large files behind signed addresses that expire; it refuses requests that carry a token). Everything asked is
+logged, and faults can be injected, so that a client can be shown to cope with them. For demonstrations and tests only.
 
     with LoopbackHub() as hub:
         hub.add_repository("owner/name", folder)
@@ -121,7 +121,9 @@ class LoopbackHub:
         self._secret = secrets.token_bytes(16)
         self._lock = threading.Lock()
         self._servers = [_Server(self, "hub"), _Server(self, "cdn")]
-        self.endpoint, self.cdn_endpoint = (f"http://127.0.0.1:{server.server_port}" for server in self._servers)
+        # Two host names, not only two ports: the Hub client 1.x takes every port of a host for the same server.
+        self.endpoint = f"http://127.0.0.1:{self._servers[0].server_port}"
+        self.cdn_endpoint = f"http://localhost:{self._servers[1].server_port}"
 
     def __enter__(self) -> LoopbackHub:
         for server in self._servers:

@@ -7,16 +7,29 @@ that sets them later would be ignored silently, so they are read here at every c
 from __future__ import annotations
 
 import os
+from typing import TypedDict
 from urllib.parse import urlsplit
 
 from huggingface_hub import constants
 
+from mdir_hf._version import __version__
 from mdir_hf.errors import InputError
 
 _TRUE = frozenset({"1", "ON", "YES", "TRUE"})  # what the Hub client takes for true
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 # The public Hub and its short domain: a mirror or the short domain may redirect there, and tokens belong there.
 _PUBLIC_HUB = ("https://huggingface.co", "https://hf.co")
+
+
+class Caller(TypedDict):
+    """Who asks, in the words of the Hub client's functions."""
+
+    library_name: str
+    library_version: str
+
+
+CALLER = Caller(library_name="mdir-hf", library_version=__version__)
+"""For the ``User-Agent`` of every request."""
 
 Origin = tuple[str, str, int]
 """Scheme, host and port: the unit to which a token is entrusted."""

@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, urljoin, urlsplit
 from huggingface_hub import get_hf_file_metadata, hf_hub_url
 
 from mdir_hf.errors import ServerError
-from mdir_hf.hub.endpoint import origin
+from mdir_hf.hub.endpoint import CALLER, origin
 from mdir_hf.hub.errors_map import hub_errors
 from mdir_hf.hub.ledger import IoLedger
 from mdir_hf.hub.retry import with_patience
@@ -132,7 +132,9 @@ class Locator:
         url = hf_hub_url(place.repo, place.path, revision=place.commit, endpoint=place.endpoint)
         with hub_errors(place.label, file=place.path, revision=place.commit):
             metadata = with_patience(
-                lambda: get_hf_file_metadata(url, token=place.token, timeout=HEAD_TIMEOUT_S, endpoint=place.endpoint),
+                lambda: get_hf_file_metadata(
+                    url, token=place.token, timeout=HEAD_TIMEOUT_S, endpoint=place.endpoint, **CALLER
+                ),
                 before_each=self._ledger.requested,
             )
         etag, n_bytes = metadata.etag, metadata.size

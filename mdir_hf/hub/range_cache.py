@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import functools
 import hashlib
 import os
 import re
@@ -69,6 +70,19 @@ def content_key(*, endpoint: str, etag: str | None, repo: str, commit: str, path
     return hashlib.blake2b(f"{endpoint}\n{name}".encode(), digest_size=20).hexdigest()
 
 
+def shared_range_cache() -> RangeCache:
+    """Return this process's cache for the place and bound that the environment names now.
+
+    Shared, because looking at what is on the disk costs a ``stat`` per piece, and a survey opens thousands of models.
+    """
+    return _shared(cache_root(), cache_max_bytes())
+
+
+@functools.lru_cache(maxsize=8)
+def _shared(root: Path, max_bytes: int) -> RangeCache:
+    return RangeCache(root, max_bytes=max_bytes)
+
+
 class RangeCache:
     """A bounded store of byte ranges; failing to write never fails a read.
 
@@ -82,7 +96,8 @@ class RangeCache:
         self.max_bytes = cache_max_bytes() if max_bytes is None else max_bytes
         self._writable = self.max_bytes > 0
         self._lock = threading.Lock()
-        self._n_bytes: int | None = None  # size of all pieces when last counted, and what was written since
+        self._n_bytes = 0  # of all pieces, when last counted
+        self._n_uncounted: int | None = None  # written since; None: not counted yet
         self._spans: dict[str, list[tuple[int, int]]] = {}
 
     @property
@@ -113,6 +128,8 @@ class RangeCache:
             piece = content[offset : offset + PIECE_BYTES]
             try:
                 self._store(key, (start + offset, start + offset + len(piece)), piece)
+            except FileNotFoundError:
+                continue  # somebody is clearing the cache away; there is no harm in that
             except OSError:
                 self._writable = False
                 return
@@ -182,25 +199,30 @@ class RangeCache:
     def _make_room(self, n_bytes: int) -> None:
         """Delete what was used longest ago, down to nine tenths of the bound, when the bound is reached."""
         with self._lock:
-            if self._n_bytes is None:
+            if self._n_uncounted is None:
                 self._sweep_strays()
-                self._n_bytes = sum(size for _, size, _ in self._pieces())
-            self._n_bytes += n_bytes
-            if self._n_bytes <= self.max_bytes:
+                self._n_bytes, self._n_uncounted = sum(size for _, size, _ in self._pieces()), 0
+            self._n_uncounted += n_bytes
+            # Other processes write and delete here too, so a look at the disk is due now and then.
+            if self._n_bytes + self._n_uncounted <= self.max_bytes and self._n_uncounted <= self.max_bytes // 8:
                 return
-            pieces = sorted(self._pieces())  # counted again: other processes write and delete here too
+            pieces = sorted(self._pieces())
             total = sum(size for _, size, _ in pieces) + n_bytes
-            for _, size, path in pieces:
+            is_full = total > self.max_bytes
+            for _, size, path in pieces if is_full else ():
                 if total <= self.max_bytes * 9 // 10:
                     break
+                if path.name.startswith(_TEMPORARY):  # somebody is writing it; strays are swept by age
+                    continue
                 with contextlib.suppress(OSError):
                     path.unlink()
                     total -= size
-            self._n_bytes = total
-            self._spans.clear()
+            self._n_bytes, self._n_uncounted = total, 0
+            if is_full:
+                self._spans.clear()
 
     def _pieces(self) -> Iterator[tuple[float, int, Path]]:
-        """Yield when last used, size and path of every piece of every key."""
+        """Yield when last used, size and path of every piece of every key, and of those being written."""
         for folder, _, names in os.walk(self.root):
             for name in names:
                 path = Path(folder, name)

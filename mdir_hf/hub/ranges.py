@@ -15,7 +15,7 @@ from huggingface_hub.utils import build_hf_headers, get_session  # type: ignore[
 
 from mdir_hf.checkpoint.sources import Span
 from mdir_hf.errors import HubError, MdirError, RangeIgnoredError, ServerError, ShortReadError
-from mdir_hf.hub.endpoint import may_see_token
+from mdir_hf.hub.endpoint import CALLER, may_see_token
 from mdir_hf.hub.errors_map import of_status, translate
 from mdir_hf.hub.in_order import in_order
 from mdir_hf.hub.ledger import IoLedger
@@ -187,7 +187,8 @@ class HubFile:
                 raise (failure or self._dropped(body, cause)) from cause
 
     def _get(self, url: str, start: int, stop: int) -> Any:  # noqa: ANN401 - a response of httpx or of httpx2
-        headers = build_hf_headers(token=self._place.token if may_see_token(url, self._place.endpoint) else False)
+        token = self._place.token if may_see_token(url, self._place.endpoint) else False
+        headers = build_hf_headers(token=token, **CALLER)
         # Compressed content would make every offset a lie.
         headers |= {"Accept-Encoding": "identity", "Range": f"bytes={start}-{stop - 1}"}
         timeouts_s = (CONNECT_TIMEOUT_S, READ_TIMEOUT_S, READ_TIMEOUT_S, READ_TIMEOUT_S)  # connect, read, write, pool

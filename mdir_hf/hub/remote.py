@@ -14,13 +14,13 @@ from tqdm import tqdm
 
 from mdir_hf.checkpoint.sources import ByteSource, FileEntry
 from mdir_hf.errors import FileMissingError, HubError, ServerError
-from mdir_hf.hub.endpoint import current_endpoint
+from mdir_hf.hub.endpoint import CALLER, current_endpoint
 from mdir_hf.hub.errors_map import hub_errors
 from mdir_hf.hub.ledger import IoLedger
 from mdir_hf.hub.local import LocalFile, check_size
 from mdir_hf.hub.location import HubPlace
 from mdir_hf.hub.paths import safe_path
-from mdir_hf.hub.range_cache import RangeCache
+from mdir_hf.hub.range_cache import shared_range_cache
 from mdir_hf.hub.ranges import HubFile
 from mdir_hf.hub.retry import with_patience
 
@@ -61,7 +61,7 @@ class HubRepository:
         self._force_download = force_download
         self._prefix = f"{subfolder}/" if subfolder else ""
         self._endpoint = current_endpoint()
-        self._ranges = RangeCache()
+        self._ranges = shared_range_cache()
         self._opened: dict[str, ByteSource] = {}
         self._downloaded: set[str] = set()
         commit, self._files = self._listing()
@@ -127,7 +127,7 @@ class HubRepository:
 
     def _listing(self) -> tuple[str, dict[str, FileEntry]]:
         asked = self.revision or constants.DEFAULT_REVISION
-        api = HfApi(endpoint=self._endpoint, token=self._token)
+        api = HfApi(endpoint=self._endpoint, token=self._token, **CALLER)
         with hub_errors(f"{self.repo}@{asked}" if self.revision else self.repo, revision=asked):
             info = with_patience(
                 lambda: api.model_info(self.repo, revision=asked, files_metadata=True, timeout=LISTING_TIMEOUT_S),
@@ -191,6 +191,7 @@ class HubRepository:
                 token=self._token,
                 endpoint=self._endpoint,
                 tqdm_class=_SILENT_BAR,
+                **CALLER,
             )
 
         try:

@@ -1,0 +1,102 @@
+import threading
+
+import pytest
+
+from mdir_hf.errors import ByteBudgetError, InputError
+from mdir_hf.hub import IoLedger
+
+
+def test_reads_and_cached_bytes_are_counted_apart_and_by_file():
+    ledger = IoLedger()
+    with ledger.reserve("a", 10) as arrived:
+        arrived(4)
+        arrived(6)
+    ledger.served_from_cache("a", 5)
+    ledger.served_from_cache("b", 7)
+    ledger.requested()
+    ledger.requested(2)
+    assert (ledger.bytes_read, ledger.bytes_from_cache, ledger.requests) == (10, 12, 3)
+    assert ledger.files == {"a": 15, "b": 7}
+
+
+def test_the_cap_may_be_reached_and_not_passed():
+    ledger = IoLedger(max_bytes=10)
+    with ledger.reserve("a", 10) as arrived:
+        arrived(10)
+    with pytest.raises(ByteBudgetError, match=r"b: the next read needs 1 bytes, and 10 of the 10 bytes.*raise the cap"):
+        ledger.reserve("b", 1).__enter__()
+
+
+def test_what_is_held_counts_against_the_cap_until_it_is_let_go():
+    ledger = IoLedger(max_bytes=10)
+    with ledger.reserve("a", 8), pytest.raises(ByteBudgetError):
+        ledger.reserve("b", 3).__enter__()
+    with ledger.reserve("b", 3) as arrived:
+        arrived(3)
+    assert ledger.bytes_read == 3
+
+
+def test_a_read_that_fails_gives_back_only_what_did_not_arrive():
+    ledger = IoLedger(max_bytes=10)
+    with pytest.raises(OSError, match="broken"), ledger.reserve("a", 8) as arrived:
+        arrived(5)
+        raise OSError("broken")
+    with ledger.reserve("b", 5), pytest.raises(ByteBudgetError):
+        ledger.reserve("c", 1).__enter__()
+
+
+def test_bytes_that_come_a_second_time_count_and_stay_under_the_cap():
+    ledger = IoLedger(max_bytes=10)
+    with pytest.raises(ByteBudgetError), ledger.reserve("a", 6) as arrived:
+        arrived(6)
+        arrived(4)
+        arrived(1)
+    assert ledger.bytes_read == 10
+
+
+def test_cached_bytes_are_free_of_the_cap():
+    ledger = IoLedger(max_bytes=0)
+    ledger.served_from_cache("a", 1000)
+    assert ledger.bytes_from_cache == 1000
+
+
+def test_a_negative_cap_is_refused():
+    with pytest.raises(InputError, match="expected 0 or more"):
+        IoLedger(max_bytes=-1)
+
+
+def test_progress_adds_up_to_everything_that_arrived():
+    seen = []
+    ledger = IoLedger(on_bytes=seen.append)
+    with ledger.reserve("a", 10) as arrived:
+        arrived(4)
+        arrived(0)
+        arrived(6)
+    ledger.served_from_cache("b", 5)
+    assert seen == [4, 6, 5]
+
+
+def test_threads_lose_no_byte_and_progress_is_serialised():
+    total, inside = 0, threading.Lock()
+
+    def on_bytes(n_bytes):
+        nonlocal total
+        assert inside.acquire(blocking=False), "two calls at once"
+        total += n_bytes
+        inside.release()
+
+    ledger = IoLedger(on_bytes=on_bytes, max_bytes=80_000)
+
+    def work():
+        for _ in range(1000):
+            with ledger.reserve("a", 10) as arrived:
+                arrived(10)
+                ledger.requested()
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert ledger.bytes_read == ledger.files["a"] == total == 80_000
+    assert ledger.requests == 8000

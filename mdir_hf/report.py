@@ -10,6 +10,7 @@ import enum
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from mdir_hf.errors import InputError
@@ -145,7 +146,7 @@ class InputOutput:
         bytes_read: Bytes fetched from the network or read from local files, tokenizers and configs included.
         bytes_from_cache: Bytes served by our own cache of ranges.
         bytes_of_weights: Stored size of the two checkpoints.
-        requests: Number of requests (reads, for local files).
+        requests: Number of HTTP requests; none for local files.
         files: Files touched, as ``repo@commit:path``.
     """
 
@@ -272,6 +273,8 @@ def _matrix_report(body: Any) -> MatrixReport | None:  # noqa: ANN401 - parsed J
     return MatrixReport(**{**body, "placebo": placebo, "looks": looks})
 
 
+LINE_WIDTH = 100
+
 HEADLINE = {
     Verdict.HOMOLOGOUS: "HOMOLOGOUS: the two models share weight ancestry",
     Verdict.NO_EVIDENCE: "NO EVIDENCE of shared weight ancestry was found",
@@ -306,10 +309,13 @@ def _lines(report: HomologyReport) -> list[str]:
     row(
         "read",
         f"{n_bytes_text(report.io.bytes_read)}{cached}, against {n_bytes_text(report.io.bytes_of_weights)} of weights"
-        f" ({100 * share:.2g} %), in {report.io.requests} requests and {sum(report.seconds.values()):.1f} s",
+        f" ({share:.1%}), in {report.io.requests} requests and {sum(report.seconds.values()):.1f} s",
     )
     lines.append("")
-    lines += [f"  {MEANING}", *(f"  - {caveat}" for caveat in report.caveats)]
+    for bullet, sentence in (("", MEANING), *(("- ", caveat) for caveat in report.caveats)):
+        lines.append(
+            fill(sentence, LINE_WIDTH, initial_indent=f"  {bullet}", subsequent_indent="  " + " " * len(bullet))
+        )
     return lines
 
 

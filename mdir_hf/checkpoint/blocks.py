@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -20,7 +20,7 @@ def iter_row_blocks(
     block_rows: int,
     *,
     max_gap_bytes: int | None = None,
-) -> Iterator[torch.Tensor]:
+) -> Generator[torch.Tensor, None, None]:
     """Yield the rows of a matrix in blocks, in the order asked; the next block is read while one is used.
 
     Closing the generator early (``break``, an exception, Ctrl-C) waits for the one read under way and leaves no thread.

@@ -35,12 +35,13 @@ class Format:
     open: Callable[[FileTree, str | None], TensorSource | None]
 
 
-def open_checkpoint(tree: FileTree, *, variant: str | None = None) -> TensorSource:
+def open_checkpoint(tree: FileTree, *, variant: str | None = None, file: str | None = None) -> TensorSource:
     """Find the weights of a model and give lazy access to them. Reads at most the index file.
 
     Args:
         tree: The files of the model; its root is where the weights are looked for.
         variant: As in transformers: ``fp16`` for ``model.fp16.safetensors``.
+        file: The one weight file, or index, that somebody named; nothing else is looked for then.
 
     Raises:
         NoWeightsError: If nothing in the root holds weights (of that variant).
@@ -49,11 +50,25 @@ def open_checkpoint(tree: FileTree, *, variant: str | None = None) -> TensorSour
         CorruptCheckpointError: If the index is no index, or a shard of a set without index is missing.
         UnsafePathError: If the index names a file outside of its folder.
     """
+    if file is not None:
+        return _open_named(tree, file)
     for known in FORMATS:
         source = known.open(tree, variant)
         if source is not None:
             return source
     raise _no_weights(tree, variant)
+
+
+def _open_named(tree: FileTree, file: str) -> TensorSource:
+    if file.endswith(".safetensors"):
+        return SafetensorsSource(tree, paths=[file])
+    if file.endswith(".json"):
+        data = tree.read(file, max_bytes=MAX_INDEX_N_BYTES)
+        return SafetensorsSource(tree, index=parse_index(data, path=file, label=f"{tree.label}:{file}"))
+    raise UnsupportedFormatError(
+        f"{file!r} is neither a .safetensors file nor the index of a sharded one, which is what this version reads",
+        subject=tree.label,
+    )
 
 
 def _open_single(tree: FileTree, variant: str | None) -> TensorSource | None:

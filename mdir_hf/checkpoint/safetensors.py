@@ -32,8 +32,8 @@ class SafetensorsSource:
         tree: Where the files are.
         paths: The weight files, where no index names them; every header is then read when names are asked for.
         index: The parsed index, where there is one.
-        max_gap_bytes: Default of :meth:`read_rows`. None: what the byte source says of itself (an attribute
-            ``max_gap_bytes``; a local file has 0, nothing unwanted is read), else 128 KiB.
+        max_gap_bytes: Default of :meth:`read_rows`. None: what the byte source says of itself
+            (``gap_bytes``), else 128 KiB.
         max_span_bytes: Longest single read; bounds memory.
     """
 
@@ -214,7 +214,7 @@ class SafetensorsSource:
     def _gap_for(self, source: ByteSource) -> int:
         if self._max_gap_bytes is not None:
             return self._max_gap_bytes
-        return int(getattr(source, "max_gap_bytes", REMOTE_MAX_GAP_BYTES))
+        return int(getattr(source, "gap_bytes", REMOTE_MAX_GAP_BYTES))
 
     def _span_step(self) -> int:
         return max(8, self._max_span_bytes // 8 * 8)  # no element is wider than 8 bytes, and none may be cut

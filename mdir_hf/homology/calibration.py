@@ -48,14 +48,12 @@ class Calibration:
     Attributes:
         re_paired: Rows of one model paired with other tokens' rows (D2): shows artefacts of scale.
         rotated: One model turned by a Haar rotation (D4): shows where the null lies.
-        reference_basis_z: Privileged-basis index of the reference (D1): how far the axes stand out among directions.
-        candidate_basis_z: The same of the candidate.
+        basis_z: Privileged-basis index of reference and candidate (D1): how far the axes stand out among directions.
     """
 
     re_paired: Placebo
     rotated: Placebo
-    reference_basis_z: float
-    candidate_basis_z: float
+    basis_z: tuple[float, float]
 
 
 def calibrate(rows: PairedRows, *, generator: torch.Generator) -> Calibration:
@@ -77,8 +75,10 @@ def calibrate(rows: PairedRows, *, generator: torch.Generator) -> Calibration:
     return Calibration(
         re_paired=_placebo(reference, re_paired),
         rotated=_placebo(reference, rotated),
-        reference_basis_z=privileged_basis_z(rows.reference, generator=generator),
-        candidate_basis_z=privileged_basis_z(rows.candidate, generator=generator),
+        basis_z=(
+            privileged_basis_z(rows.reference, generator=generator),
+            privileged_basis_z(rows.candidate, generator=generator),
+        ),
     )
 
 

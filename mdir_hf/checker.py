@@ -1,0 +1,192 @@
+"""``HomologyChecker``: the one place that joins files, roles, vocabularies and mathematics."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import NoReturn
+
+from mdir_hf.comparison import IoCount, Settings, compare_models
+from mdir_hf.errors import InputError, RemoteCodeRefusedError
+from mdir_hf.hub import IoLedger, open_repository
+from mdir_hf.model import Model
+from mdir_hf.plan import ReadPlan
+from mdir_hf.report import HomologyReport
+
+LEVELS = ("auto", "screen", "embedding")
+
+
+class HomologyChecker:
+    """Holds a reference model and compares others with it.
+
+    Example:
+        >>> checker = HomologyChecker.from_pretrained("Qwen/Qwen2.5-0.5B")  # doctest: +SKIP
+        >>> print(checker.compare("someone/their-model"))  # doctest: +SKIP
+
+    Use :meth:`from_pretrained`. One checker compares one candidate at a time; calls from several threads queue.
+    """
+
+    def __init__(
+        self,
+        reference: Model,
+        *,
+        ledger: IoLedger,
+        alpha: float = 1e-10,
+        seed: int = 0,
+        device: str = "cpu",
+        token: str | bool | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+        local_files_only: bool = False,
+        force_download: bool = False,
+    ) -> None:
+        if not 0.0 < alpha < 1.0:
+            raise InputError(f"alpha must lie between 0 and 1, got {alpha}")
+        self.reference = reference
+        self.alpha = alpha
+        self.seed = seed
+        self.device = device
+        self._ledger = ledger
+        self._is_first = True
+        self._lock = threading.Lock()
+        self._token = token
+        self._cache_dir = cache_dir
+        self._local_files_only = local_files_only
+        self._force_download = force_download
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        repo_or_folder: str | os.PathLike[str],
+        *,
+        revision: str | None = None,
+        token: str | bool | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+        local_files_only: bool = False,
+        force_download: bool = False,
+        subfolder: str = "",
+        variant: str | None = None,
+        device: str = "cpu",
+        alpha: float = 1e-10,
+        seed: int = 0,
+        trust_remote_code: bool = False,
+    ) -> HomologyChecker:
+        """Open the reference model. Reads its config, the index of its weights and one header; no weights.
+
+        Args:
+            repo_or_folder: ``owner/name``, ``owner/name@revision``, a Hub URL, a local folder or weight file.
+            revision: Branch, tag or commit.
+            token: Token for gated and private models; None or True: the stored one, False: none.
+            cache_dir: The Hub cache to use; the standard one by default.
+            local_files_only: Use no network.
+            force_download: Do not use what is cached.
+            subfolder: Folder of the repository that holds the model.
+            variant: ``fp16`` reads ``model.fp16.safetensors``.
+            device: torch device for the matrix products.
+            alpha: Level of every comparison, in (0, 1), fixed before looking.
+            seed: Seed of every random choice.
+            trust_remote_code: Refused: tensors and tokenizers are read as data, nothing is executed.
+
+        Raises:
+            InputError: If what names the model, or an argument, cannot be used.
+            HubError: If the model's files cannot be had.
+            CheckpointError: If it has no weights that can be read.
+            AnatomyError: If they are not those of a language model.
+        """
+        if trust_remote_code:
+            _refuse_remote_code()
+        ledger = IoLedger()
+        repository = open_repository(
+            repo_or_folder,
+            revision=revision,
+            token=token,
+            cache_dir=cache_dir,
+            local_files_only=local_files_only,
+            force_download=force_download,
+            subfolder=subfolder,
+            ledger=ledger,
+        )
+        return cls(
+            Model(repository, variant=variant),
+            ledger=ledger,
+            alpha=alpha,
+            seed=seed,
+            device=device,
+            token=token,
+            cache_dir=cache_dir,
+            local_files_only=local_files_only,
+            force_download=force_download,
+        )
+
+    def compare(
+        self,
+        repo_or_folder: str | os.PathLike[str],
+        *,
+        level: str = "auto",
+        revision: str | None = None,
+        token: str | bool | None = None,
+        subfolder: str = "",
+        variant: str | None = None,
+        max_bytes: int | None = None,
+        max_memory_bytes: int | None = None,
+        progress: bool = True,
+        on_plan: Callable[[ReadPlan], None] | None = None,
+        trust_remote_code: bool = False,
+    ) -> HomologyReport:
+        """Compare another model with the reference.
+
+        Args:
+            repo_or_folder: The candidate, named as in :meth:`from_pretrained`.
+            level: ``auto`` looks at more and more tokens and stops at the first decisive look; ``screen`` stops
+                before the full test; ``embedding`` always runs the full test on every common token.
+            revision: Branch, tag or commit of the candidate.
+            token: Its token; the reference's by default.
+            subfolder: Folder of the candidate's repository that holds the model.
+            variant: Its variant.
+            max_bytes: Hard cap on the bytes that this comparison reads.
+            max_memory_bytes: Refuse what would need more; the machine's memory by default.
+            progress: Whether to show a bar of bytes on standard error where that is a terminal.
+            on_plan: Called with the plan before the weights are read.
+            trust_remote_code: Refused.
+
+        Returns:
+            The report. Its ``io`` counts this comparison; the first one also counts opening the reference.
+
+        Raises:
+            MdirError: Where the question cannot be asked or the files cannot be had; "cannot tell" is a verdict.
+        """
+        if trust_remote_code:
+            _refuse_remote_code()
+        if level not in LEVELS:
+            raise InputError(f"level {level!r} is not known; choose from {', '.join(LEVELS)}")
+        with self._lock:
+            io = IoCount(self._ledger, from_start=self._is_first)
+            self._is_first = False
+            self._ledger.max_bytes = None if max_bytes is None else self._ledger.bytes_read + max_bytes
+            repository = open_repository(
+                repo_or_folder,
+                revision=revision,
+                token=self._token if token is None else token,
+                cache_dir=self._cache_dir,
+                local_files_only=self._local_files_only,
+                force_download=self._force_download,
+                subfolder=subfolder,
+                ledger=self._ledger,
+            )
+            settings = Settings(
+                level=level,
+                alpha=self.alpha,
+                seed=self.seed,
+                device=self.device,
+                max_memory_bytes=max_memory_bytes,
+                progress=progress,
+                on_plan=on_plan,
+            )
+            return compare_models(self.reference, Model(repository, variant=variant), io, settings)
+
+
+def _refuse_remote_code() -> NoReturn:
+    raise RemoteCodeRefusedError(
+        "mdir_hf reads tensors and tokenizer files as data and never runs a repository's code; "
+        "leave trust_remote_code out"
+    )

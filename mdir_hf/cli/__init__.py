@@ -1,0 +1,5 @@
+"""The command line ``mdir-hf``, also installed as ``hf-mdir`` so that ``hf mdir`` finds it."""
+
+from mdir_hf.cli.main import main
+
+__all__ = ["main"]

@@ -1,0 +1,25 @@
+"""``mdir-hf demo``."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add ``demo`` to the command line."""
+    parser = commands.add_parser(
+        "demo",
+        help="build a small lineage, serve it on this machine as the Hub does, and compare it",
+        description="Build a small lineage of models, serve it over loopback as the Hub does, and compare its members "
+        "through the real client. Needs no network; needs mdir-hf[demo].",
+    )
+    parser.add_argument("--folder", type=Path, default=Path("demo-out"), help="where it goes (default demo-out)")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the demo and return the exit status."""
+    from mdir_hf.demo.show import run_demo
+
+    return run_demo(options.folder)

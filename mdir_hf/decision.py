@@ -1,0 +1,132 @@
+"""From evidence to a verdict: the rules, in one place.
+
+statistics.md section 9, with one departure: a privileged basis in both models (D1) is a caveat and not by itself
+"inconclusive", because every trained model has one to some degree; what it could do to the p-value is what the
+re-pairing placebo and the n/2-trimmed p measure, and those do decide.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mdir_hf.homology.significance import log_n_matchings
+from mdir_hf.report import Reason, Verdict
+
+PRIVILEGED_Z = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What one pair of matrices says.
+
+    Attributes:
+        log_p: Natural log of p over all looks, corrected for all tests.
+        log_p_robust: The same without the best half of the channels, of the look that is reported.
+        is_settled: Whether some look is significant both ways.
+        settled_by: The step that settled it.
+        re_paired_is_silent: Whether the re-pairing placebo is where chance puts it.
+        basis_z: Privileged-basis index of either model.
+        common_tokens: Common tokens.
+        rows_used: Tokens used by the look that is reported.
+        widths: Channels of either model.
+    """
+
+    log_p: float
+    log_p_robust: float
+    is_settled: bool
+    settled_by: str | None
+    re_paired_is_silent: bool
+    basis_z: tuple[float, float]
+    common_tokens: int
+    rows_used: int
+    widths: tuple[int, int]
+
+    def is_significant(self, alpha: float) -> bool:
+        """Whether p, trimmed or not, is below the level fixed in advance."""
+        return self.log_p < math.log(alpha)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A verdict with its reason and the sentences that go with it."""
+
+    verdict: Verdict
+    reason: Reason | None
+    settled_by: str | None
+    caveats: tuple[str, ...]
+
+
+def decide(evidence: Mapping[str, Evidence], *, alpha: float, level: str) -> Decision:
+    """Apply the verdict rules.
+
+    Args:
+        evidence: Evidence by matrix (embedding, unembedding), in the order tested.
+        alpha: The level.
+        level: What was asked for.
+
+    Returns:
+        Homologous where a matrix is settled and its placebo silent; inconclusive where it is significant without
+        that, or where not even a plain copy could have been significant; no evidence otherwise.
+    """
+    for one in evidence.values():
+        if one.is_settled and one.re_paired_is_silent:
+            return Decision(Verdict.HOMOLOGOUS, None, one.settled_by, _caveats_of_finding(one))
+    for one in evidence.values():
+        if one.is_settled:
+            return Decision(Verdict.INCONCLUSIVE, Reason.NULL_NOT_VALIDATED, None, ())
+    if any(one.is_significant(alpha) for one in evidence.values()):
+        return Decision(Verdict.INCONCLUSIVE, Reason.FEW_SHARED_AXES, None, ())
+    if evidence and all(not could_settle(one, alpha) for one in evidence.values()):
+        return Decision(Verdict.INCONCLUSIVE, Reason.TOO_FEW_COMMON_TOKENS, None, ())
+    return Decision(Verdict.NO_EVIDENCE, None, None, _caveats_of_silence(evidence, level))
+
+
+def could_settle(evidence: Evidence, alpha: float) -> bool:
+    """Whether a plain copy would be significant on this many common tokens, without its best half of channels too.
+
+    The polar factor of a copy on r tokens is a projection of rank r - 1 (centring takes one), whose trace is its rank.
+    """
+    n_narrow, n_wide = sorted(evidence.widths)
+    rank = min(evidence.common_tokens - 1, n_narrow)
+    n_kept = n_narrow - n_narrow // 2
+    if rank <= 0:
+        return False
+    exponent = 0.5 * (rank / 2) ** 2 * n_narrow / (rank / 2)  # half the channels carry half of trace and energy
+    # 8 tests, 9 looks: ln 8 + ln 90; stated generously, because it only decides between two kinds of "not found".
+    return log_n_matchings(n_narrow, n_wide, n_kept) - exponent + math.log(8 * 90) < math.log(alpha)
+
+
+def _caveats_of_finding(evidence: Evidence) -> tuple[str, ...]:
+    caveats = []
+    if min(abs(z) for z in evidence.basis_z) > PRIVILEGED_Z:
+        caveats.append(
+            f"Some axes stand out in both models (z = {evidence.basis_z[0]:.0f} and {evidence.basis_z[1]:.0f}), so "
+            "that neither is rotation invariant to the letter; the placebo with re-paired tokens is silent, and the "
+            "finding holds without the best half of the channels."
+        )
+    if len(set(evidence.widths)) > 1:
+        caveats.append(
+            "The models differ in width; p is the weaker of the bounds that either model's rotation invariance gives."
+        )
+    return tuple(caveats)
+
+
+def _caveats_of_silence(evidence: Mapping[str, Evidence], level: str) -> tuple[str, ...]:
+    caveats = ["Not found is not unrelated."]
+    read = next(iter(evidence.values()), None)
+    if read is not None and level == "screen" and read.rows_used < read.common_tokens:
+        caveats.append(
+            f"Only {read.rows_used} of {read.common_tokens} common tokens were looked at (level screen); heavily "
+            "trained relatives need the full test."
+        )
+    if read is not None and read.common_tokens < min(read.widths):
+        caveats.append(
+            f"The models share {read.common_tokens} tokens, fewer than they have channels, which makes the test weak."
+        )
+    caveats.append(
+        "Embeddings were compared, the layers were not: a model whose embeddings were retrained, or whose residual "
+        "stream was rotated, is not found by this version."
+    )
+    return tuple(caveats)

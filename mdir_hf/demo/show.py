@@ -1,0 +1,103 @@
+"""``mdir-hf demo``: the main job from beginning to end, on a lineage built here and served over loopback HTTP."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mdir_hf.demo.lineage import Member, build_lineage
+from mdir_hf.demo.loopback import LoopbackHub
+from mdir_hf.report import HomologyReport, n_bytes_text
+
+if TYPE_CHECKING:
+    from mdir_hf.checker import HomologyChecker
+
+EXPECTED = {"related": "homologous", "stranger": "no_evidence"}
+
+
+def run_demo(folder: Path) -> int:
+    """Build the lineage, serve it, compare every member with the base, and print what came out.
+
+    Args:
+        folder: Where the models, the cache of the Hub client, the reports and the figures go.
+
+    Returns:
+        0 if every verdict is the one that the lineage was built for, else 1.
+
+    Raises:
+        InputError: If what the demo needs is not installed, or the folder cannot be used.
+    """
+    started = time.perf_counter()
+    with LoopbackHub() as hub, _environment({"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(folder / "hf-home")}):
+        lineage = build_lineage(folder / "models", progress=_progress)
+        sys.stderr.write("\n")
+        for member in lineage.members:
+            hub.add_repository(member.repo, member.folder)
+        built_s = time.perf_counter() - started
+        sys.stdout.write(
+            f"Models built in {built_s:.0f} s (or taken from an earlier run) and served at {hub.endpoint}, "
+            "as the Hub serves them.\n\n"
+            f"{'candidate':<22}{'verdict':<14}{'log10 p':>10}  {'settled by':<12}{'read':>10}{'of':>10}  requests\n"
+        )
+        # Only now: the Hub client reads its environment when it is first imported.
+        from mdir_hf.checker import HomologyChecker
+
+        surprises = []
+        for member in lineage.candidates:
+            checker = HomologyChecker.from_pretrained(lineage.reference.repo, cache_dir=folder / "hf-home" / "hub")
+            report = _compare(checker, member, folder)
+            sys.stdout.write(_row(member, report) + "\n")
+            sys.stdout.flush()
+            if report.verdict.value != EXPECTED[member.relation]:
+                surprises.append(member.repo)
+    sys.stdout.write("\nWhat each model is:\n")
+    for member in lineage.members:
+        sys.stdout.write(f"  {member.repo:<20} {member.description} ({member.relation}: {member.reason})\n")
+    reports = (folder / "reports").resolve()
+    sys.stdout.write(
+        f"\nReports and figures: {reports}/<name>/report.html, report.md, report.json, embedding.png\n"
+        f"In all {time.perf_counter() - started:.0f} s.\n"
+    )
+    if surprises:
+        sys.stdout.write(f"Not what the lineage was built for: {', '.join(surprises)}\n")
+    return 1 if surprises else 0
+
+
+def _compare(checker: HomologyChecker, member: Member, folder: Path) -> HomologyReport:
+    from mdir_hf.saving import save_report
+
+    report = checker.compare(member.repo, progress=False)
+    save_report(report, folder / "reports" / member.repo.rpartition("/")[2])
+    return report
+
+
+def _row(member: Member, report: HomologyReport) -> str:
+    return (
+        f"{member.repo:<22}{report.verdict.value:<14}{report.log10_p:>10.0f}  {report.settled_by or '-':<12}"
+        f"{n_bytes_text(report.io.bytes_read):>10}{n_bytes_text(report.io.bytes_of_weights):>10}"
+        f"  {report.io.requests:>8}"
+    )
+
+
+def _progress(doing: str, share: float) -> None:
+    sys.stderr.write(f"\r\033[K{100 * share:3.0f} %  {doing}" if sys.stderr.isatty() else "")
+    sys.stderr.flush()
+
+
+@contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -1,0 +1,124 @@
+"""What a comparison would read and need, known from headers alone and printed before the read."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from mdir_hf.checkpoint import TensorSpec
+from mdir_hf.errors import MemoryBudgetError
+from mdir_hf.report import n_bytes_text
+
+FIRST_LOOK_ROWS = 512
+"""Enough for all channels of a small model and for 0.03 % of the bytes of one of 8 billion weights."""
+
+MAX_SCREEN_ROWS = 4096
+SCREEN_ROWS_PER_CHANNEL = 4
+"""A screen goes up to 4 n rows, which finds heavily trained relatives (statistics.md section 5), and stops at 4096."""
+
+BLOCK_ROWS = 4096
+BASE_MEMORY_BYTES = 350 << 20
+"""What Python, torch and two vocabularies of 128,000 tokens take (measured)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPlan:
+    """What will be read of one pair of matrices, at least and at most.
+
+    Attributes:
+        reference: The reference's matrix.
+        candidate: The candidate's.
+        common_tokens: Tokens that both vocabularies hold.
+        look_rows: Rows of each look of the screen, doubling.
+        screen_bytes: Bytes of weights that the first and the last look need, gaps between rows not counted.
+        full_bytes: Bytes of weights that the full test needs.
+        bytes_of_weights: Stored size of the two checkpoints.
+        peak_memory_bytes: Estimate for the whole comparison.
+        level: What was asked for.
+    """
+
+    reference: TensorSpec
+    candidate: TensorSpec
+    common_tokens: int
+    look_rows: tuple[int, ...]
+    screen_bytes: tuple[int, int]
+    full_bytes: int
+    bytes_of_weights: int
+    peak_memory_bytes: int
+    level: str
+
+    def __str__(self) -> str:
+        def matrix(spec: TensorSpec) -> str:
+            return f"{spec.name} {' x '.join(map(str, spec.shape))} {spec.dtype}"
+
+        first, last = (n_bytes_text(n) for n in self.screen_bytes)
+        full = "" if self.level == "screen" else f", the full test {n_bytes_text(self.full_bytes)}"
+        return (
+            f"plan: {matrix(self.reference)} against {matrix(self.candidate)}, {self.common_tokens} common tokens\n"
+            f"      the screen reads {first} to {last}{full}, of {n_bytes_text(self.bytes_of_weights)} of weights; "
+            f"peak memory about {n_bytes_text(self.peak_memory_bytes)}"
+        )
+
+
+def make_plan(
+    reference: TensorSpec, candidate: TensorSpec, *, common_tokens: int, bytes_of_weights: int, level: str
+) -> ReadPlan:
+    """Plan the reads of one pair of matrices.
+
+    Args:
+        reference: Spec of the reference's matrix, ``(V, n)``.
+        candidate: Spec of the candidate's.
+        common_tokens: Number of common tokens.
+        bytes_of_weights: Stored size of the two checkpoints.
+        level: auto, screen or embedding.
+    """
+    row_n_bytes = sum(spec.n_bytes // spec.shape[0] for spec in (reference, candidate))
+    widths = (reference.shape[1], candidate.shape[1])
+    last = min(SCREEN_ROWS_PER_CHANNEL * max(widths), MAX_SCREEN_ROWS, common_tokens)
+    look_rows = [min(FIRST_LOOK_ROWS, last)]
+    while look_rows[-1] < last:
+        look_rows.append(min(2 * look_rows[-1], last))
+    if level == "embedding":
+        look_rows = look_rows[-1:]  # one look gives the means; nothing is to be settled early
+    n_wide, square = max(widths), widths[0] * widths[1]
+    # Rows of the last look in float32 and float64, the cross product and its polar factor, SVD workspace, one block.
+    memory = BASE_MEMORY_BYTES + 12 * last * sum(widths) + 8 * 4 * square
+    if level != "screen":
+        memory += 8 * 4 * n_wide * n_wide + 12 * BLOCK_ROWS * sum(widths)
+    return ReadPlan(
+        reference=reference,
+        candidate=candidate,
+        common_tokens=common_tokens,
+        look_rows=tuple(look_rows),
+        screen_bytes=(look_rows[0] * row_n_bytes, look_rows[-1] * row_n_bytes),
+        full_bytes=common_tokens * row_n_bytes,
+        bytes_of_weights=bytes_of_weights,
+        peak_memory_bytes=memory,
+        level=level,
+    )
+
+
+def check_memory(plan: ReadPlan, max_memory_bytes: int | None) -> None:
+    """Refuse a comparison that cannot fit, before anything is read.
+
+    Args:
+        plan: The plan.
+        max_memory_bytes: Memory allowed; None: what the machine has.
+
+    Raises:
+        MemoryBudgetError: If the estimate passes it.
+    """
+    allowed = max_memory_bytes if max_memory_bytes is not None else _machine_memory_bytes()
+    if allowed is not None and plan.peak_memory_bytes > allowed:
+        raise MemoryBudgetError(
+            f"comparing {plan.reference.name} {plan.reference.shape} with {plan.candidate.name} {plan.candidate.shape} "
+            f"needs about {n_bytes_text(plan.peak_memory_bytes)} of memory and {n_bytes_text(allowed)} are allowed; "
+            "use level 'screen', or a machine with more memory"
+        )
+
+
+def _machine_memory_bytes() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # not every system tells
+        return None

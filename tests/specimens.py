@@ -1,0 +1,72 @@
+"""Small model folders made by hand, for tests of everything above the file formats; nothing is trained."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+
+def tokens(n_tokens: int, *, first: int = 0) -> list[str]:
+    """Distinct plain words."""
+    return [f"w{number}" for number in range(first, first + n_tokens)]
+
+
+def tokenizer_json(words: Sequence[str]) -> dict[str, object]:
+    """A tokenizer.json of whole words."""
+    return {
+        "version": "1.0",
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "Whitespace"},
+        "post_processor": None,
+        "decoder": None,
+        "model": {"type": "WordLevel", "vocab": {w: i for i, w in enumerate(words)}, "unk_token": words[0]},
+    }
+
+
+def write_model(
+    folder: Path,
+    embedding: torch.Tensor,
+    *,
+    unembedding: torch.Tensor | None = None,
+    words: Sequence[str] | None = None,
+    config: dict[str, object] | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    further: dict[str, torch.Tensor] | None = None,
+) -> Path:
+    """Write a folder as ``save_pretrained`` would, with the weights given and no layers.
+
+    Args:
+        folder: Made.
+        embedding: ``(V, n)``.
+        unembedding: ``(V, n)``, None for a tied model.
+        words: The vocabulary, row by row; by default one word for each row. An empty list writes no tokenizer.
+        config: Replaces the default config.
+        dtype: Of the stored weights.
+        further: More tensors.
+    """
+    folder.mkdir(parents=True)
+    tensors = {"model.embed_tokens.weight": embedding, **(further or {})}
+    if unembedding is not None:
+        tensors["lm_head.weight"] = unembedding
+    save_file({name: t.to(dtype).contiguous() for name, t in tensors.items()}, folder / "model.safetensors")
+    words = tokens(len(embedding)) if words is None else words
+    if words:
+        (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json(words)))
+    default = {
+        "model_type": "llama",
+        "hidden_size": embedding.shape[1],
+        "vocab_size": len(embedding),
+        "tie_word_embeddings": unembedding is None,
+    }
+    (folder / "config.json").write_text(json.dumps(default if config is None else config))
+    return folder
+
+
+def gaussian(n_rows: int, width: int, seed: int) -> torch.Tensor:
+    """Rows of an untrained embedding, ``(n_rows, width)``."""
+    return 0.02 * torch.randn(n_rows, width, generator=torch.Generator().manual_seed(seed))

@@ -1,0 +1,258 @@
+"""How far homologous models have drifted from each other: the lengths that family trees are built of.
+
+p-values rank nothing: they depend on widths and rows. Distances of aligned raw rows do: where drifts are independent
+they add along a lineage, ``D2(A, C) = D2(A, B) + D2(B, C)`` for A -> B -> C, which is what neighbour joining and the
+four-point condition need (statistics.md section 7). No direction is ever read off: "closer in weights", never "derived
+from".
+
+All statistics are means of inner products per token, so one pass over the rows serves them all. Errors come from a
+bootstrap over tokens: tokens are dealt at random into groups, and groups are resampled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from mdir_hf.errors import InputError
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+BOOTSTRAP_GROUPS = 1024
+"""Groups of tokens. A spread estimated from so many is itself known to 2 %."""
+
+RESAMPLES = 1000
+COVERAGE = 0.95
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Alignment:
+    """How one model's channels are carried onto those of another.
+
+    Attributes:
+        source: ``(m,)`` matched channels of the model that is carried.
+        target: ``(m,)`` the channels they go to.
+        signs: ``(m,)`` +1 or -1 for each pair, or None where no sign is turned.
+        scale: Carried rows are multiplied by this; 1 for a plain fine-tune.
+    """
+
+    source: IntArray
+    target: IntArray
+    signs: FloatArray | None = None
+    scale: float = 1.0
+
+    @classmethod
+    def identity(cls, n_channels: int) -> Alignment:
+        """Every channel onto itself, as between a model and its fine-tune."""
+        channels = np.arange(n_channels, dtype=np.int64)
+        return cls(channels, channels)
+
+    def carry(self, rows: torch.Tensor, channels: IntArray | None = None) -> torch.Tensor:
+        """Carry rows onto the target's channels.
+
+        Args:
+            rows: ``(r, n_source)``.
+            channels: Which target channels to return, all of them matched; None for ``target`` as it stands.
+
+        Returns:
+            ``(r, len(channels))`` float64.
+
+        Raises:
+            InputError: If a channel asked for is not matched.
+        """
+        order = np.arange(len(self.target))
+        if channels is not None:
+            by_target = np.argsort(self.target)
+            place = np.searchsorted(self.target, channels, sorter=by_target)
+            order = by_target[np.minimum(place, len(by_target) - 1)]
+            missing = channels[self.target[order] != channels]
+            if len(missing):
+                raise InputError(f"{len(missing)} target channels are not matched, the first is {missing[0]}")
+        carried = rows[:, torch.from_numpy(self.source[order]).to(rows.device)].double() * self.scale
+        if self.signs is not None:
+            carried = carried * torch.from_numpy(self.signs[order]).to(carried)
+        return carried
+
+
+def common_channels(alignments: Sequence[Alignment]) -> IntArray:
+    """Return the target channels that every one of the alignments reaches, ascending."""
+    common = alignments[0].target
+    for alignment in alignments[1:]:
+        common = np.intersect1d(common, alignment.target)
+    return np.sort(common)
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A statistic with its bootstrap error over tokens.
+
+    Attributes:
+        value: On all tokens.
+        standard_error: Standard deviation over resamples.
+        low: Lower end of the 95 % percentile interval.
+        high: Upper end.
+    """
+
+    value: float
+    standard_error: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenGeometry:
+    """Inner products of several aligned models' rows, summed over groups of tokens. Made by :func:`token_geometry`.
+
+    Attributes:
+        products: ``(groups, m, m)``: sums over a group's tokens of ``<x_i - x_0, x_j - x_0>`` for models i, j.
+            Differences from the first model, so that near copies lose no digits.
+        n_tokens: ``(groups,)`` tokens in each group.
+        n_channels: Channels compared.
+        seed: Seed of the resampling.
+    """
+
+    products: FloatArray
+    n_tokens: IntArray
+    n_channels: int
+    seed: int
+
+    def distance(self, a: int, b: int) -> Estimate:
+        """Return ``D2(A, B) = |A - B|_F^2 / (V n)``: mean squared difference per entry, in squared weight units."""
+        return self._estimate(lambda products, n: self._squared(products, n, a, b))
+
+    def distances(self) -> FloatArray:
+        """Return D2 between all models, ``(m, m)``, symmetric with a zero diagonal."""
+        products, n = self.products.sum(axis=0), float(self.n_tokens.sum())
+        norms = np.diagonal(products)
+        squared: FloatArray = (norms[:, None] + norms[None, :] - 2.0 * products) / (n * self.n_channels)
+        np.fill_diagonal(squared, 0.0)
+        return np.maximum(squared, 0.0)
+
+    def ancestor_cosine(self, a: int, b: int, c: int) -> Estimate:
+        """Return ``cos(A - B, C - B)`` over all entries.
+
+        0 where B lies on the path between A and C (their common ancestor, or the middle of a chain); 0.5 for three
+        equally long branches from an unseen root. A value near 0 supports B on the path; a positive one decides
+        nothing, because training on common data pulls A and C the same way.
+
+        Raises:
+            InputError: If A or C equals B, so that there is no direction.
+        """
+
+        def cosine(products: FloatArray, n: FloatArray) -> FloatArray:
+            inner = products[:, a, c] - products[:, a, b] - products[:, b, c] + products[:, b, b]
+            lengths = self._squared(products, n, a, b) * self._squared(products, n, c, b)
+            with np.errstate(divide="ignore", invalid="ignore"):
+                ratio: FloatArray = inner / (n * self.n_channels) / np.sqrt(lengths)
+            return ratio
+
+        if self.distance(a, b).value == 0.0 or self.distance(c, b).value == 0.0:
+            raise InputError(f"model {b} equals model {a} or {c} on every token: there is no direction to compare")
+        return self._estimate(cosine)
+
+    def is_closer(self, a: int, b: int, c: int) -> tuple[Estimate, float]:
+        """Compare ``D2(A, B)`` with ``D2(A, C)`` on the same resampled tokens.
+
+        Returns:
+            The difference ``D2(A, C) - D2(A, B)``, positive where B is closer to A, and the share of resamples in which
+            it is not: the bootstrap's one-sided p, at least 1 / (resamples + 1).
+        """
+
+        def difference(products: FloatArray, n: FloatArray) -> FloatArray:
+            return self._squared(products, n, a, c) - self._squared(products, n, a, b)
+
+        draws = difference(*self._resampled())
+        share = float((np.sum(draws <= 0.0) + 1) / (len(draws) + 1))
+        return self._estimate(difference), share
+
+    def _squared(self, products: FloatArray, n: FloatArray, a: int, b: int) -> FloatArray:
+        total = products[:, a, a] + products[:, b, b] - 2.0 * products[:, a, b]
+        return np.maximum(total, 0.0) / (n * self.n_channels)
+
+    def _resampled(self) -> tuple[FloatArray, FloatArray]:
+        """Sums over resampled groups: ``(RESAMPLES, m, m)`` and ``(RESAMPLES,)``. The same draws at every call."""
+        n_groups = len(self.n_tokens)
+        rng = np.random.default_rng(self.seed)
+        counts = rng.multinomial(n_groups, np.full(n_groups, 1.0 / n_groups), size=RESAMPLES).astype(np.float64)
+        flat = counts @ self.products.reshape(n_groups, -1)
+        return flat.reshape(RESAMPLES, *self.products.shape[1:]), counts @ self.n_tokens
+
+    def _estimate(self, statistic: Callable[[FloatArray, FloatArray], FloatArray]) -> Estimate:
+        whole = statistic(self.products.sum(axis=0)[None], np.array([float(self.n_tokens.sum())]))
+        draws = statistic(*self._resampled())
+        low, high = np.quantile(draws, [(1.0 - COVERAGE) / 2.0, (1.0 + COVERAGE) / 2.0])
+        return Estimate(float(whole[0]), float(draws.std(ddof=1)), float(low), float(high))
+
+
+def token_geometry(
+    blocks: Iterable[Sequence[torch.Tensor]],
+    *,
+    alignments: Sequence[Alignment] | None = None,
+    n_groups: int = BOOTSTRAP_GROUPS,
+    seed: int = 0,
+) -> TokenGeometry:
+    """Stream the common tokens' raw rows of several homologous models once.
+
+    Args:
+        blocks: For each block of tokens one ``(b, n_i)`` tensor per model, the same tokens in the same order. Raw rows:
+            centring or normalising them would destroy additivity.
+        alignments: For each model how it is carried onto the channels of one of them (that one by the identity). None
+            where all are in the same basis. Only channels that all of them reach are compared.
+        n_groups: Groups for the bootstrap; tokens are dealt to them at random.
+        seed: Seed of dealing and resampling.
+
+    Returns:
+        The inner products. Cost O(V m^2 n); memory one block of every model and O(groups m^2).
+
+    Raises:
+        InputError: If there are fewer than two tokens or two models, or blocks disagree in shape.
+
+    References:
+        facts: statistics.md section 7.
+    """
+    generator = np.random.default_rng(seed)
+    channels = None if alignments is None else common_channels(alignments)
+    products: FloatArray | None = None
+    n_tokens = np.zeros(n_groups, dtype=np.int64)
+    n_channels = 0
+    for block in blocks:
+        rows = _aligned(block, alignments, channels)
+        if products is None:
+            products, n_channels = np.zeros((n_groups, len(rows), len(rows))), rows.shape[2]
+        if (len(rows), rows.shape[2]) != (products.shape[1], n_channels):
+            raise InputError(
+                f"blocks disagree: {len(rows)} models of {rows.shape[2]} channels, "
+                f"expected {products.shape[1]} of {n_channels}"
+            )
+        drift = rows - rows[:1]
+        per_token = torch.einsum("itn,jtn->tij", drift, drift).cpu().numpy()
+        group = generator.integers(n_groups, size=len(per_token))
+        np.add.at(products, group, per_token)
+        n_tokens += np.bincount(group, minlength=n_groups)
+    if products is None or n_tokens.sum() < 2:
+        raise InputError(f"distances need at least two common tokens, got {int(n_tokens.sum())}")
+    occupied = n_tokens > 0
+    return TokenGeometry(products[occupied], n_tokens[occupied], n_channels, seed)
+
+
+def _aligned(
+    block: Sequence[torch.Tensor], alignments: Sequence[Alignment] | None, channels: IntArray | None
+) -> torch.Tensor:
+    """Stack a block's models on common channels, ``(m, b, n)`` float64."""
+    if len(block) < 2:
+        raise InputError(f"distances need at least two models, got {len(block)}")
+    if alignments is None:
+        rows = [model.double() for model in block]
+    elif len(alignments) != len(block):
+        raise InputError(f"got {len(alignments)} alignments for {len(block)} models")
+    else:
+        rows = [alignment.carry(model, channels) for alignment, model in zip(alignments, block, strict=True)]
+    shapes = {tuple(model.shape) for model in rows}
+    if len(shapes) > 1:
+        raise InputError(f"models of one block disagree in tokens or channels: {sorted(shapes)}; pass alignments")
+    return torch.stack(rows)

@@ -1,0 +1,150 @@
+"""Small models that are truly trained, in two architectures, built once and kept.
+
+For each architecture: ``base``; ``fine-tune`` (a third as many steps more, on prose); ``continuation`` (half as many steps again as
+the base had, on code, at the same peak rate); ``other-seed`` (the base's data in the base's order from another
+initialisation). Saved in BF16, and continued from what was saved, as on the Hub.
+"""
+
+import hashlib
+import json
+import os
+import tempfile
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.utils import logging
+
+import mdir_hf.demo.lineage
+import mdir_hf.demo.text
+import mdir_hf.demo.training
+import mdir_hf.demo.transformations
+from mdir_hf.demo.lineage import Lineage, build_lineage
+from mdir_hf.demo.text import BEGIN, END, read_corpus, train_byte_level_bpe
+from mdir_hf.demo.training import encode, mean_loss, seeded_single_thread, train
+
+ARCHITECTURES = ("llama", "gpt-neox")
+NAMES = ("base", "fine-tune", "continuation", "other-seed")
+
+VOCABULARY_SIZE = 4096
+SEQUENCE_LENGTH = 64
+# name -> (trained from, or the seed of its initialisation; text; steps; peak learning rate; seed of the order of batches)
+RECIPES = {
+    "base": (0, "code", 300, 3e-3, 0),
+    "other-seed": (1, "code", 300, 3e-3, 0),
+    "fine-tune": ("base", "prose", 100, 1e-3, 1),
+    "continuation": ("base", "code", 450, 3e-3, 2),
+}
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A folder like a Hub snapshot, and how the training went: losses in nats per token, step by step and held out."""
+
+    folder: Path
+    losses: tuple[float, ...]
+    held_out_loss: float
+
+
+@dataclass(frozen=True)
+class Text:
+    """Token ids to learn from and held out, int64 tensors of shape (n_tokens,)."""
+
+    learnt: torch.Tensor
+    held_out: torch.Tensor
+
+
+def cache_folder():
+    """Where built models are kept: under MDIR_HF_TEST_CACHE, in a folder named by what they are built from."""
+    root = os.environ.get("MDIR_HF_TEST_CACHE") or Path(__file__).parents[2] / ".trained-models"
+    modules = (mdir_hf.demo.lineage, mdir_hf.demo.text, mdir_hf.demo.training, mdir_hf.demo.transformations)
+    sources = b"".join(Path(path).read_bytes() for path in (__file__, *(module.__file__ for module in modules)))
+    return Path(root) / hashlib.sha256(sources).hexdigest()[:16]
+
+
+def demo_lineage() -> Lineage:
+    """The family of ``mdir-hf demo``; about a minute and a half when not built yet."""
+    return build_lineage(cache_folder() / "lineage")
+
+
+def trained_model(architecture, name) -> TrainedModel:
+    """One of ``NAMES`` in one of ``ARCHITECTURES``; up to half a minute when not built yet, with what it is trained from."""
+    folder = cache_folder() / architecture / name
+    if not folder.exists():
+        _build(architecture, name, folder)
+    record = json.loads((folder / "training.json").read_text())
+    return TrainedModel(folder, tuple(record["losses"]), record["held_out_loss"])
+
+
+def unigram_loss(kind) -> float:
+    """Loss on held-out text of the best guess that ignores all context, in nats per token: what has to be beaten."""
+    text = texts()[kind]
+    counts = torch.bincount(text.learnt, minlength=VOCABULARY_SIZE).double() + 1
+    return -(counts / counts.sum()).log()[text.held_out].mean().item()
+
+
+def texts():
+    return _tokenizer_and_texts()[1]
+
+
+@lru_cache(maxsize=1)
+def _tokenizer_and_texts():
+    corpus = read_corpus()
+    learnt = {"code": corpus.code[:-1], "prose": corpus.prose[:-1]}
+    held_out = {"code": corpus.code[-1:], "prose": corpus.prose[-1:]}
+    tokenizer = train_byte_level_bpe([*learnt["code"], *learnt["prose"]], vocabulary_size=VOCABULARY_SIZE)
+    split = {kind: Text(encode(tokenizer, learnt[kind]), encode(tokenizer, held_out[kind])) for kind in learnt}
+    return tokenizer, split
+
+
+def _build(architecture, name, folder):
+    origin, kind, steps, learning_rate, order_seed = RECIPES[name]
+    tokenizer, split = _tokenizer_and_texts()
+    logging.disable_progress_bar()
+    if isinstance(origin, str):
+        model_class = GPTNeoXForCausalLM if architecture == "gpt-neox" else LlamaForCausalLM
+        model = model_class.from_pretrained(trained_model(architecture, origin).folder, dtype=torch.float32)
+        init_seed = 0
+    else:
+        init_seed = origin
+    with seeded_single_thread(init_seed):
+        if not isinstance(origin, str):
+            model = _new_model(architecture)
+        losses = train(
+            model,
+            split[kind].learnt,
+            steps=steps,
+            learning_rate=learning_rate,
+            sequence_length=SEQUENCE_LENGTH,
+            order_seed=order_seed,
+        )
+        record = {
+            "losses": losses,
+            "held_out_loss": mean_loss(model, split[kind].held_out, sequence_length=SEQUENCE_LENGTH),
+        }
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".building-") as building:
+        made = Path(building) / name
+        model.to(torch.bfloat16).save_pretrained(made)
+        PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=BEGIN, eos_token=END).save_pretrained(made)
+        (made / "training.json").write_text(json.dumps(record))
+        made.rename(folder)
+
+
+def _new_model(architecture):
+    common = {
+        "vocab_size": VOCABULARY_SIZE,
+        "hidden_size": 128,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 128,
+        "tie_word_embeddings": False,
+        "initializer_range": 0.06,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+    }
+    if architecture == "gpt-neox":
+        return GPTNeoXForCausalLM(GPTNeoXConfig(**common, intermediate_size=512))
+    return LlamaForCausalLM(LlamaConfig(**common, intermediate_size=344, num_key_value_heads=2))

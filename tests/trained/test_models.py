@@ -1,0 +1,38 @@
+"""The models of the other tests here are what they claim to be: trained, not drawn."""
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.trained.models import ARCHITECTURES, NAMES, RECIPES, trained_model, unigram_loss
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_trained_model_predicts_held_out_text_better_than_any_guess_without_context(architecture, name):
+    # Half a nat: far more than the 0.01 by which the mean over 4096 held-out tokens moves between runs of one recipe.
+    assert trained_model(architecture, name).held_out_loss < unigram_loss(RECIPES[name][1]) - 0.5
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_continuation_is_trained_half_as_long_again_as_its_base_and_learns_more(architecture):
+    base, continuation = trained_model(architecture, "base"), trained_model(architecture, "continuation")
+
+    assert len(continuation.losses) == 1.5 * len(base.losses)
+    assert continuation.held_out_loss < base.held_out_loss
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_another_seed_shares_all_but_the_weights(architecture):
+    base, other = trained_model(architecture, "base").folder, trained_model(architecture, "other-seed").folder
+
+    for file in ("config.json", "tokenizer.json"):
+        assert (base / file).read_bytes() == (other / file).read_bytes()
+    left, right = load_file(base / "model.safetensors"), load_file(other / "model.safetensors")
+    matrices = [name for name in left if left[name].ndim == 2]
+    # Frequent tokens get a common mean from common data; that apart, the entries of two seeds are uncorrelated.
+    for name in matrices:
+        rows = torch.stack([(m - m.mean(0)).flatten() for m in (left[name].double(), right[name].double())])
+        assert abs(torch.corrcoef(rows)[0, 1]) < 0.1

@@ -1,8 +1,8 @@
 """Small models that are truly trained, in two architectures, built once and kept.
 
-For each architecture: ``base``; ``fine-tune`` (a third as many steps more, on prose); ``continuation`` (half as many steps again as
-the base had, on code, at the same peak rate); ``other-seed`` (the base's data in the base's order from another
-initialisation). Saved in BF16, and continued from what was saved, as on the Hub.
+For each architecture: ``base``; ``fine-tune`` (the base, a third as many steps more on prose); ``continuation`` (the base,
+one and a half times as many steps more on code, at the same peak rate); ``other-seed`` (the base's data in the base's order
+from another initialisation). Saved in BF16, and continued from what was saved, as on the Hub.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ NAMES = ("base", "fine-tune", "continuation", "other-seed")
 
 VOCABULARY_SIZE = 4096
 SEQUENCE_LENGTH = 64
-# name -> (trained from, or the seed of its initialisation; text; steps; peak learning rate; seed of the order of batches)
+# name -> (trained from, or seed of its initialisation; text; steps; peak learning rate; seed of the order of batches)
 RECIPES = {
     "base": (0, "code", 300, 3e-3, 0),
     "other-seed": (1, "code", 300, 3e-3, 0),
@@ -56,22 +56,26 @@ class Text:
     held_out: torch.Tensor
 
 
-def cache_folder():
-    """Where built models are kept: under MDIR_HF_TEST_CACHE, in a folder named by what they are built from."""
+def cache_folder(*files):
+    """Where what these source files build is kept: under MDIR_HF_TEST_CACHE, in a folder named by their content."""
     root = os.environ.get("MDIR_HF_TEST_CACHE") or Path(__file__).parents[2] / ".trained-models"
-    modules = (mdir_hf.demo.lineage, mdir_hf.demo.text, mdir_hf.demo.training, mdir_hf.demo.transformations)
-    sources = b"".join(Path(path).read_bytes() for path in (__file__, *(module.__file__ for module in modules)))
-    return Path(root) / hashlib.sha256(sources).hexdigest()[:16]
+    return Path(root) / hashlib.sha256(b"".join(Path(file).read_bytes() for file in files)).hexdigest()[:16]
+
+
+# Read once: an edit while models are being built must not move the folder under them.
+_TRAINING_FILES = (mdir_hf.demo.text.__file__, mdir_hf.demo.training.__file__)
+MODELS_FOLDER = cache_folder(__file__, *_TRAINING_FILES)
+LINEAGE_FOLDER = cache_folder(mdir_hf.demo.lineage.__file__, mdir_hf.demo.transformations.__file__, *_TRAINING_FILES)
 
 
 def demo_lineage() -> Lineage:
     """The family of ``mdir-hf demo``; about a minute and a half when not built yet."""
-    return build_lineage(cache_folder() / "lineage")
+    return build_lineage(LINEAGE_FOLDER)
 
 
 def trained_model(architecture, name) -> TrainedModel:
-    """One of ``NAMES`` in one of ``ARCHITECTURES``; up to half a minute when not built yet, with what it is trained from."""
-    folder = cache_folder() / architecture / name
+    """One of ``NAMES`` in one of ``ARCHITECTURES``; about half a minute when not built yet, and as much for its base."""
+    folder = MODELS_FOLDER / architecture / name
     if not folder.exists():
         _build(architecture, name, folder)
     record = json.loads((folder / "training.json").read_text())

@@ -27,12 +27,12 @@ from mdir_hf.errors import (
 class MemoryBytes:
     """A file in memory that remembers which spans were read."""
 
-    def __init__(self, label: str, content: bytes, *, max_gap_bytes: int | None = None) -> None:
+    def __init__(self, label: str, content: bytes, *, gap_bytes: int | None = None) -> None:
         self.label = label
         self.content = content
         self.reads: list[Span] = []
-        if max_gap_bytes is not None:
-            self.max_gap_bytes = max_gap_bytes
+        if gap_bytes is not None:
+            self.gap_bytes = gap_bytes
 
     @property
     def n_bytes(self) -> int:
@@ -52,12 +52,12 @@ class MemoryBytes:
 class MemoryTree:
     """Files in memory; ``opened`` holds the byte source of each file that was opened."""
 
-    def __init__(self, files: Mapping[str, bytes], *, label: str = "tree", max_gap_bytes: int | None = 0) -> None:
+    def __init__(self, files: Mapping[str, bytes], *, label: str = "tree", gap_bytes: int | None = 0) -> None:
         self.label = label
         self.contents = dict(files)
         self.files = {path: FileEntry(path, len(content)) for path, content in files.items()}
         self.opened: dict[str, MemoryBytes] = {}
-        self._max_gap_bytes = max_gap_bytes
+        self._gap_bytes = gap_bytes
 
     @classmethod
     def from_folder(cls, folder: Path) -> MemoryTree:
@@ -67,7 +67,7 @@ class MemoryTree:
     def open(self, path: str) -> MemoryBytes:
         if path not in self.contents:
             raise FileMissingError(f"there is no {path}", subject=self.label)
-        source = MemoryBytes(f"{self.label}:{path}", self.contents[path], max_gap_bytes=self._max_gap_bytes)
+        source = MemoryBytes(f"{self.label}:{path}", self.contents[path], gap_bytes=self._gap_bytes)
         return self.opened.setdefault(path, source)
 
     def read(self, path: str, *, max_bytes: int = 64 << 20) -> bytes:

@@ -90,7 +90,7 @@ def read_sizes(config: Config | None) -> ConfigSizes:
     Raises:
         AnatomyError: If a size is there and is no positive integer. (A list of sizes, one per layer, counts as unsaid.)
     """
-    if config is None:
+    if not config:
         return ConfigSizes()
     inner = language_config(config)
     architecture = inner.get("model_type", config.get("model_type"))

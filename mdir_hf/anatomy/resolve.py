@@ -10,7 +10,7 @@ from ..errors import AnatomyError
 from . import tables
 from .config import Config, ConfigSizes, read_sizes
 from .layers import Layer, choose_stack, find_stacks, is_in_layer, place_layers
-from .roles import Role, WeightPart
+from .roles import WeightPart
 
 ShapeOf = Callable[[str], tuple[int, ...]]
 """Gives the stored shape of a tensor by name; each call may cost the header of a shard."""
@@ -84,7 +84,7 @@ def resolve_anatomy(config: Config | None, names: Iterable[str], shape_of: Shape
     """Decide which tensor plays which role, from names; read the shapes of embedding and unembedding only.
 
     Args:
-        config: The parsed ``config.json``; None where there is none: names alone carry an embedding comparison.
+        config: The parsed ``config.json``; None or empty where there is none: names alone carry an embedding comparison.
         names: Names of all tensors of the checkpoint.
         shape_of: Gives the stored shape of one tensor; called for the embedding and, if it has its own tensor, the
             unembedding. ``lambda name: source.spec(name).shape`` for a tensor source.
@@ -94,7 +94,7 @@ def resolve_anatomy(config: Config | None, names: Iterable[str], shape_of: Shape
     """
     all_names = sorted(names)
     sizes = read_sizes(config)
-    notes: list[str] = [] if config is not None else ["there is no config; names and shapes decided"]
+    notes: list[str] = [] if config else ["there is no config; names and shapes decided"]
     embedding = _find_embedding(all_names, sizes.architecture)
     shape = _check_embedding(embedding, shape_of, sizes)
     hidden_size = shape[1] if sizes.hidden_size is None else sizes.hidden_size

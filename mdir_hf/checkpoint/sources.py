@@ -24,6 +24,9 @@ class ByteSource(Protocol):
     Attributes:
         label: What an error calls it, e.g. ``owner/name@0123abc:model.safetensors``.
         n_bytes: Size of the file.
+
+    A source may also carry ``gap_bytes``: how many unwanted bytes are cheaper read over than a second read would be.
+    Without it, a source is taken for a remote one.
     """
 
     @property

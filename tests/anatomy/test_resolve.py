@@ -42,8 +42,9 @@ def test_the_prefix_is_free(prefix):
     assert anatomy.final_norm.tensor == f"{prefix}norm.weight"
 
 
-def test_without_a_config_names_and_shapes_decide():
-    anatomy = resolve(llama_names(), config=None)
+@pytest.mark.parametrize("config", [None, {}])
+def test_without_a_config_names_and_shapes_decide(config):
+    anatomy = resolve(llama_names(), config=config)
     assert (anatomy.architecture, anatomy.hidden_size, anatomy.vocabulary_size) == ("unknown", 8, None)
     assert (anatomy.n_layers, anatomy.layers[0].missing) == (2, ())
     assert anatomy.notes == ("there is no config; names and shapes decided",)

@@ -159,3 +159,18 @@ def test_weights_in_a_subfolder_are_pointed_out():
 def test_a_missing_variant_names_what_is_there():
     with pytest.raises(NoWeightsError, match=r"for the variant 'fp16'; without a variant there is model.safetensors"):
         open_checkpoint(MemoryTree({"model.safetensors": b""}), variant="fp16")
+
+
+def test_a_named_file_is_opened_whatever_else_is_there():
+    tree = MemoryTree({"model.safetensors": content(2), "other.safetensors": content(1)})
+    assert open_checkpoint(tree, file="other.safetensors").read("w").item() == 1
+
+
+def test_a_named_index_is_opened():
+    files = {"model.safetensors": content(2), "a.safetensors": content(1), "old.index.json": index("a.safetensors")}
+    assert open_checkpoint(MemoryTree(files), file="old.index.json").read("w").item() == 1
+
+
+def test_a_named_file_of_another_format_is_refused():
+    with pytest.raises(UnsupportedFormatError, match=r"'model\.gguf' is neither a \.safetensors file nor the index"):
+        open_checkpoint(MemoryTree({"model.gguf": b"GGUF"}), file="model.gguf")

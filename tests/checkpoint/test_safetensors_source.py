@@ -93,8 +93,8 @@ def test_a_header_is_read_once(weights):
     assert len(tree.opened["model.safetensors"].reads) == 1
 
 
-def test_a_local_file_is_read_without_waste(weights):
-    tree = MemoryTree({"model.safetensors": safetensors_bytes(weights)}, max_gap_bytes=0)
+def test_where_a_read_costs_nothing_no_byte_is_wasted(weights):
+    tree = MemoryTree({"model.safetensors": safetensors_bytes(weights)}, gap_bytes=0)
     source = open_checkpoint(tree)
     start = source.spec("embed.weight").start
     source.read_rows("embed.weight", np.array([9, 0, 2]))
@@ -104,7 +104,7 @@ def test_a_local_file_is_read_without_waste(weights):
 
 
 def test_a_source_that_says_nothing_of_its_cost_is_taken_for_a_remote_one(weights):
-    tree = MemoryTree({"model.safetensors": safetensors_bytes(weights)}, max_gap_bytes=None)
+    tree = MemoryTree({"model.safetensors": safetensors_bytes(weights)}, gap_bytes=None)
     source = open_checkpoint(tree)
     start = source.spec("embed.weight").start
     source.read_rows("embed.weight", np.array([999, 0, 2]))

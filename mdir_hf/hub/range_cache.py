@@ -1,7 +1,7 @@
 """Byte ranges fetched before, kept on this disk so that a second comparison of the same model is free.
 
-Layout: ``<root>/ranges/<key[:2]>/<key>/<start>-<stop>``, one file per piece: the bytes, then 24 bytes of length and
-BLAKE2b. The key is made of the Hub's address and the content's digest (or commit and file), so nothing goes stale.
+Layout: ``<root>/ranges/<key[:2]>/<key>/<start>-<stop>``, one file per piece: the bytes, then their length and half
+their SHA-256 in 24 bytes. The key is made of the Hub's address and the content's digest (or commit and file), so nothing goes stale.
 Several processes may share a root: a piece appears by rename, whole or not at all, and whoever finds one damaged
 deletes it.
 """
@@ -246,4 +246,4 @@ class RangeCache:
 
 
 def _trailer(piece: bytes) -> bytes:
-    return len(piece).to_bytes(8, "little") + hashlib.blake2b(piece, digest_size=_N_DIGEST).digest()
+    return len(piece).to_bytes(8, "little") + hashlib.sha256(piece).digest()[:_N_DIGEST]

@@ -84,7 +84,8 @@ def resolve_anatomy(config: Config | None, names: Iterable[str], shape_of: Shape
     """Decide which tensor plays which role, from names; read the shapes of embedding and unembedding only.
 
     Args:
-        config: The parsed ``config.json``; None or empty where there is none: names alone carry an embedding comparison.
+        config: The parsed ``config.json``; None or empty where there is none: names alone carry an
+            embedding comparison.
         names: Names of all tensors of the checkpoint.
         shape_of: Gives the stored shape of one tensor; called for the embedding and, if it has its own tensor, the
             unembedding. ``lambda name: source.spec(name).shape`` for a tensor source.

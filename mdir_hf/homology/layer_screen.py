@@ -81,11 +81,11 @@ def screen_column(rows: torch.Tensor, candidate: torch.Tensor, *, signed: bool) 
     cross = cross_product(rows[:, :n_screened].reshape(-1, n), candidate.to(rows.dtype))
     cross = cross.view(n_layers, n_screened, -1)
     polar = polar_factors_of_wide(cross)
-    above, below = polar.amax(dim=2), -polar.amin(dim=2)
+    least, above = torch.aminmax(polar, dim=2)
     norms = torch.linalg.vector_norm(polar, dim=2)
     z = _z_of_row_maxima(above, norms, polar.shape[2], signed=False)
     if signed:
-        z = np.maximum(z, _z_of_row_maxima(torch.maximum(above, below), norms, polar.shape[2], signed=True))
+        z = np.maximum(z, _z_of_row_maxima(torch.maximum(above, -least), norms, polar.shape[2], signed=True))
     return ScreenedColumn(polar, z, z < NULL_Z, _is_bulk(z))
 
 

@@ -103,7 +103,7 @@ def gaussian_pairs(n_pairs: int, rng: np.random.Generator) -> None:
 
 
 def language(n: int, rng: np.random.Generator) -> tuple[Rows, Callable[[], Rows]]:
-    """Latents that all models of a language share, and a source of models that each read them in directions of their own."""
+    """Latents that the models of a language share, and a source of models that read them in directions of their own."""
     n_tokens, n_latents = 8 * n, 4 * n
     spectrum = (1.0 + np.arange(n_latents)) ** -0.5
     latents = rng.standard_t(5, (n_tokens, n_latents)) * spectrum

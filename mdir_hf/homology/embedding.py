@@ -202,6 +202,8 @@ class EmbeddingTest:
                 )
                 if best is None or look.log_p < best.log_p:
                     best, self.polar = look, factor.matrix
+                if matching is not None and bool(matching.is_significant.all()):
+                    break  # every channel is matched by itself with the sign it has: free signs add nothing
             if best is not None and max(best.log_p, best.log_p_robust) < self.log_alpha:
                 break
         assert best is not None  # there is always at least one view

@@ -23,6 +23,9 @@ REMARKABLE = 1e-3
 CHANNEL_ALPHA = 0.01
 """Family-wise level at which a single channel counts as matched by itself."""
 
+ROUNDING = 1e-4
+"""Relative margin for float32 sums over a whole factor before one is dismissed without an assignment."""
+
 TRIMS = {"n/16": 16, "n/4": 4, "n/2": 2}
 """Shares of the best channels that the trimmed p-values leave out; fixed in advance."""
 
@@ -89,23 +92,30 @@ def best_matching(polar: torch.Tensor, *, signed: bool, log_alpha: float | None 
     narrow = polar.T if transposed else polar  # (n_narrow, n_wide)
     weights = narrow.abs() if signed else narrow
     best, where = weights.max(dim=1)
-    row_energy, column_energy = (
-        torch.linalg.vector_norm(narrow, dim=side, dtype=torch.float64).square().cpu().numpy() for side in (1, 0)
-    )
     n_narrow, n_wide = narrow.shape
-    if log_alpha is not None:
-        # The fewest columns' energy any matching can hold bounds the exponent from above.
-        least = float(np.sort(column_energy)[:n_narrow].sum())
-        bound = log_p_matching(
-            float(best.double().clamp(min=0).sum()),
+    total = float(torch.linalg.vector_norm(narrow)) ** 2
+    most = float(best.double().clamp(min=0).sum())  # no matching has a larger trace
+
+    def cannot_reach(wide_energy: float) -> bool:
+        if log_alpha is None:
+            return False
+        # A margin for rounding: a dismissed factor is summed in its own dtype.
+        best_case = log_p_matching(
+            most * (1.0 + ROUNDING),
             n_narrow=n_narrow,
             n_wide=n_wide,
-            narrow_energy=float(row_energy.sum()),
-            wide_energy=max(least, 1e-300),
+            narrow_energy=total * (1.0 - ROUNDING),
+            wide_energy=max(wide_energy * (1.0 - ROUNDING), 1e-300),
             signed=signed,
         )
-        if bound > log_alpha:
-            return None
+        return best_case > log_alpha
+
+    if cannot_reach(0.0):
+        return None
+    row_energy, column_energy = _line_energies(narrow)
+    # The fewest columns' energy that any matching can hold bounds the exponent from above.
+    if cannot_reach(float(np.sort(column_energy)[:n_narrow].sum())):
+        return None
     columns = where.cpu().numpy().astype(np.int64)
     if len(np.unique(columns)) != n_narrow:
         _, assigned = linear_sum_assignment(weights.cpu().numpy(), maximize=True)
@@ -152,16 +162,18 @@ def _evidence(
     ascending = np.argsort(entries, kind="stable")
     trimmed = {name: log_p(ascending[: n_narrow - n_narrow // share]) for name, share in TRIMS.items()}
     n_comparisons = n_narrow * n_wide * (2 if signed else 1)
-    log_channel_alpha = float(np.log(CHANNEL_ALPHA))
-    is_significant = np.array(
-        [
-            max(
-                log_p_entry(float(u), line_energy=float(r), n_haar=n_wide, n_comparisons=n_comparisons),
-                log_p_entry(float(u), line_energy=float(c), n_haar=n_narrow, n_comparisons=n_comparisons),
-            )
-            < log_channel_alpha
-            for u, r, c in zip(entries, row_energy, column_energy, strict=True)
-        ],
-        dtype=bool,
+    by_itself = np.maximum(
+        log_p_entry(entries, line_energy=row_energy, n_haar=n_wide, n_comparisons=n_comparisons),
+        log_p_entry(entries, line_energy=column_energy, n_haar=n_narrow, n_comparisons=n_comparisons),
     )
-    return log_p(np.arange(n_narrow)), trimmed, is_significant
+    return log_p(np.arange(n_narrow)), trimmed, by_itself < np.log(CHANNEL_ALPHA)
+
+
+def _line_energies(factor: torch.Tensor) -> tuple[FloatArray, FloatArray]:
+    """Sums of squares of the rows and of the columns, a few hundred rows at a time."""
+    rows, columns = [], torch.zeros(factor.shape[1], dtype=torch.float64, device=factor.device)
+    for start in range(0, factor.shape[0], 256):
+        squares = factor[start : start + 256].square()
+        rows.append(squares.sum(dim=1))
+        columns += squares.sum(dim=0)
+    return torch.cat(rows).double().cpu().numpy(), columns.cpu().numpy()

@@ -14,6 +14,9 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+import numpy.typing as npt
+
 LN10 = math.log(10.0)
 
 
@@ -96,21 +99,24 @@ def log_n_matchings(n_narrow: int, n_wide: int, n_matched: int, *, signed: bool 
     return choose_rows + place_them + (n_matched * math.log(2.0) if signed else 0.0)
 
 
-def log_p_entry(entry: float, *, line_energy: float, n_haar: int, n_comparisons: int) -> float:
-    """Bound for one entry of U alone: the same formula with X a single matrix unit.
+def log_p_entry(
+    entry: npt.ArrayLike, *, line_energy: npt.ArrayLike, n_haar: int, n_comparisons: int
+) -> npt.NDArray[np.float64]:
+    """Bound for single entries of U alone: the same formula with X a single matrix unit.
 
     Args:
-        entry: The entry's value.
-        line_energy: Sum of squares of the line of U that it lies on, on the side that is not rotated.
+        entry: The entries' values.
+        line_energy: For each, sum of squares of the line of U that it lies on, on the side that is not rotated.
         n_haar: Dimension of the rotated side.
-        n_comparisons: How many entries it was the best of.
+        n_comparisons: How many entries each was the best of.
 
     Returns:
-        Natural logarithm of the bound, at most 0.
+        Natural logarithms of the bound, at most 0.
     """
-    if entry <= 0.0 or line_energy <= 0.0:
-        return 0.0
-    return min(0.0, math.log(n_comparisons) - 0.5 * n_haar * entry * entry / line_energy)
+    u, energy = np.asarray(entry, dtype=np.float64), np.asarray(line_energy, dtype=np.float64)
+    exponent = 0.5 * n_haar * np.clip(u, 0.0, None) ** 2 / np.maximum(energy, 1e-300)
+    bound: npt.NDArray[np.float64] = np.minimum(0.0, math.log(n_comparisons) - exponent)
+    return bound
 
 
 def log_p_looks(log_p_by_look: list[float]) -> float:

@@ -196,3 +196,21 @@ class TestTheNullBasisOfLapack:
         papers = math.lgamma(self.m + 1) - self.completed_trace(cross) ** 2 / 2
         assert papers < math.log(1e-10)  # both see the relative
         assert ours < 3 * papers
+
+
+@pytest.mark.parametrize("smallest", [1.0, 1e-3, 1e-5, 1e-9])
+def test_few_rows_keep_small_directions_as_exactly_as_an_svd(smallest):
+    # Down to 1e-4 the r x r Gram matrix is good enough; below, the SVD has to decide; both are right.
+    rng = np.random.default_rng(0)
+    left, right = textbook.haar(12, rng), textbook.haar(40, rng)[:, :12]
+    scale = np.geomspace(1.0, smallest, 12)
+    found = row_factors(torch.from_numpy((left * scale) @ right.T))
+    assert found.scale.shape == (12,)
+    np.testing.assert_allclose(found.scale, scale, rtol=1e-6)
+    # Neighbouring directions turn by rounding over their size.
+    np.testing.assert_allclose(np.abs((found.right.numpy() * right).sum(axis=0)), 1.0, atol=1e-6)
+
+
+def test_repeated_rows_have_the_rank_of_the_distinct_ones():
+    x = rows(10, 40)
+    assert row_factors(torch.cat([x, x[:4]])).scale.shape == (10,)

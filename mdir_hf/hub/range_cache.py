@@ -1,9 +1,9 @@
 """Byte ranges fetched before, kept on this disk so that a second comparison of the same model is free.
 
 Layout: ``<root>/ranges/<key[:2]>/<key>/<start>-<stop>``, one file per piece: the bytes, then their length and half
-their SHA-256 in 24 bytes. The key is made of the Hub's address and the content's digest (or commit and file), so nothing goes stale.
-Several processes may share a root: a piece appears by rename, whole or not at all, and whoever finds one damaged
-deletes it.
+their SHA-256 in 24 bytes. The key is made of the Hub's address and the content's digest (or commit and file), so
+nothing goes stale. Several processes may share a root: a piece appears by rename, whole or not at all, and whoever
+finds one damaged deletes it.
 """
 
 from __future__ import annotations

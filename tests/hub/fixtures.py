@@ -8,7 +8,6 @@ import huggingface_hub.utils._detect_agent as detect_agent
 import numpy as np
 import pytest
 from huggingface_hub import constants
-from huggingface_hub.utils import close_session
 
 from mdir_hf.demo.loopback import LoopbackHub
 from mdir_hf.hub import retry
@@ -21,7 +20,7 @@ _ENVIRONMENT = (
 
 @pytest.fixture
 def hf_home(tmp_path, monkeypatch):
-    """Redirect everything the Hub client and our cache keep to tmp_path; start and end without open connections."""
+    """Redirect everything the Hub client and our cache keep to tmp_path."""
     home = tmp_path / "hf-home"
     for name in _ENVIRONMENT:
         monkeypatch.delenv(name, raising=False)
@@ -33,9 +32,7 @@ def hf_home(tmp_path, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     # Else the client's first call asks the real Hub which coding agents there are.
     monkeypatch.setattr(detect_agent, "_registry", {"standardEnvVars": [], "harnesses": {}})
-    close_session()
-    yield home
-    close_session()
+    return home
 
 
 @pytest.fixture
@@ -55,7 +52,6 @@ def loopback_hub(hf_home, monkeypatch):
     with LoopbackHub() as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
         yield hub
-        close_session()
 
 
 @pytest.fixture

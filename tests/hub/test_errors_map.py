@@ -1,5 +1,4 @@
 import inspect
-import json
 import socket
 
 import huggingface_hub.errors
@@ -173,5 +172,5 @@ def test_no_message_holds_an_address_or_a_token(loopback_hub, model_folder):
     for status in (400, 401, 403, 404, 416, 429, 500):
         exc = provoked(loopback_hub, Fault("status", status=status, headers={"X-Error-Message": "see http://x/?sig=1"}))
         said = str(translate(exc, subject="o/n"))
-        assert "http" not in said.replace("https://huggingface.co", "")
-        assert json.dumps(said).isascii()
+        assert "http" not in said
+        assert "sig=1" not in said

@@ -198,7 +198,7 @@ class TestTheNullBasisOfLapack:
         assert ours < 3 * papers
 
 
-@pytest.mark.parametrize("smallest", [1.0, 1e-3, 1e-5, 1e-9])
+@pytest.mark.parametrize("smallest", [0.1, 1e-3, 1e-5, 1e-9])
 def test_few_rows_keep_small_directions_as_exactly_as_an_svd(smallest):
     # Down to 1e-4 the r x r Gram matrix is good enough; below, the SVD has to decide; both are right.
     rng = np.random.default_rng(0)

@@ -90,8 +90,8 @@ def mean_loss(
 def seeded_single_thread(seed: int) -> Iterator[None]:
     """Seed torch's global generator, from which models are drawn, and compute on one thread; put both back at the end.
 
-    One thread, because at these sizes two gain little, and lose much where anything else uses the cores (a step of 0.13 s
-    took 2.6 s on two cores at load 10); and because sums then come out alike on every number of cores.
+    One thread, because at these sizes two gain little, and lose much where anything else uses the cores (a step of
+    0.13 s took 2.6 s on two cores at load 10); and because sums then come out alike on every number of cores.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

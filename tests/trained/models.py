@@ -1,8 +1,8 @@
 """Small models that are truly trained, in two architectures, built once and kept.
 
-For each architecture: ``base``; ``fine-tune`` (the base, a third as many steps more on prose); ``continuation`` (the base,
-one and a half times as many steps more on code, at the same peak rate); ``other-seed`` (the base's data in the base's order
-from another initialisation). Saved in BF16, and continued from what was saved, as on the Hub.
+For each architecture: ``base``; ``fine-tune`` (the base, a third as many steps more on prose); ``continuation`` (the
+base, one and a half times as many steps more on code, at the same peak rate); ``other-seed`` (the base's data in the
+base's order from another initialisation). Saved in BF16, and continued from what was saved, as on the Hub.
 """
 
 import hashlib
@@ -74,7 +74,7 @@ def demo_lineage() -> Lineage:
 
 
 def trained_model(architecture, name) -> TrainedModel:
-    """One of ``NAMES`` in one of ``ARCHITECTURES``; about half a minute when not built yet, and as much for its base."""
+    """One of ``NAMES`` in one of ``ARCHITECTURES``; half a minute when not built yet, and as much for its base."""
     folder = MODELS_FOLDER / architecture / name
     if not folder.exists():
         _build(architecture, name, folder)

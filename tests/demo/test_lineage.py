@@ -1,0 +1,194 @@
+import json
+import sys
+from functools import partial
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from mdir_hf.demo import lineage, text
+from mdir_hf.demo.lineage import build_lineage
+from mdir_hf.demo.text import read_corpus
+from mdir_hf.errors import InputError
+from tests.trained.models import demo_lineage
+
+RELATED = {"demo/fine-tune", "demo/permuted", "demo/pruned", "demo/other-tokenizer"}
+STRANGERS = {"demo/other-seed", "demo/other-width"}
+
+
+@pytest.fixture(scope="module")
+def one_step_lineage(tmp_path_factory):
+    """The whole family, trained for one step each: its files are as they will be, its weights hardly trained."""
+    folder = tmp_path_factory.mktemp("lineage")
+    heard = []
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("_BASE_STEPS", "_FINE_TUNE_STEPS", "_RETOKENIZED_STEPS", "_PRUNED_STEPS", "_NARROW_STEPS"):
+            patch.setattr(lineage, name, 1)
+        patch.setattr(lineage, "_TOTAL_STEPS", 6)
+        patch.setattr(text, "read_corpus", partial(read_corpus, code_n_chars=300_000, prose_n_chars=300_000))
+        built = build_lineage(folder, progress=lambda doing, share: heard.append((doing, share)))
+    return built, heard
+
+
+@pytest.fixture(scope="module")
+def built(one_step_lineage):
+    return one_step_lineage[0]
+
+
+def weights(member):
+    return {name: w for file in sorted(member.folder.glob("*.safetensors")) for name, w in load_file(file).items()}
+
+
+def member(built, name):
+    return next(member for member in built.members if member.repo == f"demo/{name}")
+
+
+def test_relatives_and_strangers_are_told_apart(built):
+    assert (built.reference.repo, built.reference.relation) == ("demo/base", "reference")
+    assert {m.repo for m in built.candidates if m.relation == "related"} == RELATED
+    assert {m.repo for m in built.candidates if m.relation == "stranger"} == STRANGERS
+
+
+def test_every_member_says_what_it_is_and_why_it_is_related_or_not(built):
+    for m in built.members:
+        assert len(m.description) > 20
+        assert len(m.reason) > 10
+
+
+def test_every_member_lies_where_a_hub_would_serve_it_from(built):
+    for m in built.members:
+        assert m.folder == built.folder / m.repo
+        assert {"config.json", "tokenizer.json"} <= {file.name for file in m.folder.iterdir()}
+
+
+def test_weights_are_in_bfloat16(built):
+    for m in built.members:
+        assert {w.dtype for w in weights(m).values()} == {torch.bfloat16}
+        assert json.loads((m.folder / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_the_base_is_untied_and_one_stranger_is_tied(built):
+    assert "lm_head.weight" in weights(built.reference)
+    assert "lm_head.weight" not in weights(member(built, "other-width"))
+
+
+def test_one_member_comes_in_shards(built):
+    assert (member(built, "fine-tune").folder / "model.safetensors.index.json").is_file()
+
+
+def test_the_permuted_member_is_the_fine_tune_to_the_bit_once_its_channels_are_put_back(built):
+    permuted = member(built, "permuted")
+    before, after = weights(member(built, "fine-tune")), weights(permuted)
+
+    restored = after["model.embed_tokens.weight"][:, torch.tensor(permuted.channels).argsort()] / permuted.scale
+
+    assert sorted(permuted.channels) == list(range(192))
+    assert permuted.channels != tuple(range(192))
+    assert torch.equal(restored, before["model.embed_tokens.weight"])
+
+
+def test_the_pruned_member_has_channels_of_the_base(built):
+    pruned = member(built, "pruned")
+    before, after = (weights(m)["model.embed_tokens.weight"].float() for m in (built.reference, pruned))
+
+    # One step at 1e-3 moves no weight by more than 2e-3, and BF16 keeps 8 bits of values below 0.5.
+    torch.testing.assert_close(after, before[:, list(pruned.channels)], rtol=0, atol=5e-3)
+
+
+def test_another_tokenizer_is_of_another_kind(built):
+    kinds = {
+        m.repo: json.loads((m.folder / "tokenizer.json").read_text())["model"]["type"]
+        for m in (built.reference, member(built, "other-tokenizer"))
+    }
+
+    assert kinds == {"demo/base": "BPE", "demo/other-tokenizer": "Unigram"}
+
+
+def test_the_hard_stranger_has_the_configuration_and_tokenizer_of_the_base(built):
+    for file in ("config.json", "tokenizer.json"):
+        assert (member(built, "other-seed").folder / file).read_bytes() == (built.reference.folder / file).read_bytes()
+
+
+def test_progress_names_what_is_done_and_ends_at_all(one_step_lineage):
+    _, heard = one_step_lineage
+    shares = [share for _, share in heard]
+
+    assert shares == sorted(shares)
+    assert (shares[0], shares[-1]) == (0.0, 1.0)
+    assert {"training demo/base", "training demo/other-seed"} <= {doing for doing, _ in heard}
+
+
+def test_a_finished_lineage_is_taken_as_it_is(built):
+    written = {file: file.stat().st_mtime_ns for file in built.folder.rglob("*")}
+
+    assert build_lineage(built.folder) == built
+    assert {file: file.stat().st_mtime_ns for file in built.folder.rglob("*")} == written
+
+
+@pytest.mark.parametrize("change", ["recipe", "seed"])
+def test_a_lineage_of_another_recipe_or_seed_is_built_anew(built, tmp_path, monkeypatch, change):
+    record = json.loads((built.folder / "demo" / "lineage.json").read_text())
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo" / "lineage.json").write_text(json.dumps({**record, change: 99}))
+    started = stop_before_building(monkeypatch)
+
+    with pytest.raises(KeyboardInterrupt):
+        build_lineage(tmp_path)
+
+    assert started == [tmp_path]
+
+
+@pytest.mark.parametrize("record", ["", "[]", "{}", '{"recipe": 2, "seed": 0, "members": [1]}'])
+def test_a_damaged_record_means_building_anew(tmp_path, monkeypatch, record):
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo" / "lineage.json").write_text(record)
+    started = stop_before_building(monkeypatch)
+
+    with pytest.raises(KeyboardInterrupt):
+        build_lineage(tmp_path)
+
+    assert started == [tmp_path]
+
+
+def test_an_interrupted_build_leaves_nothing(tmp_path, monkeypatch):
+    stop_before_building(monkeypatch)
+
+    with pytest.raises(KeyboardInterrupt):
+        build_lineage(tmp_path / "new")
+
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+def stop_before_building(monkeypatch):
+    started = []
+
+    def interrupt(workshop):
+        started.append(workshop._folder.parent)
+        (workshop._folder / "half-written").touch()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(lineage._Workshop, "build", interrupt)
+    return started
+
+
+def test_a_folder_of_somebody_else_is_not_replaced(tmp_path):
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo" / "thesis.tex").touch()
+
+    with pytest.raises(InputError, match=r"holds no lineage\.json: it was not built here; choose another folder"):
+        build_lineage(tmp_path)
+
+    assert (tmp_path / "demo" / "thesis.tex").exists()
+
+
+def test_without_transformers_the_error_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+
+    with pytest.raises(InputError, match=r"pip install 'mdir-hf\[demo\]'"):
+        build_lineage(tmp_path)
+
+
+@pytest.mark.slow
+def test_every_model_of_the_demo_has_learnt_something():
+    # ln 4096 = 8.3 is an even guess; the best guess without context is at about 7.
+    assert {m.repo: m.held_out_loss for m in demo_lineage().members if m.held_out_loss >= 7.0} == {}

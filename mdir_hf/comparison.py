@@ -205,7 +205,7 @@ def _test_matrix(
     with _progress(name, plan, ledger, settings.progress) as bar:
         with course.step("screen"):
             for n_rows in plan.look_rows:
-                x, y = reader.sample(sampler.take(n_rows))
+                x, y = reader.sample(sampler.take(n_rows), max_gap_bytes=sampler.max_gap_bytes)
                 test.screen(x, y, is_last=settings.level == "screen" and n_rows == plan.look_rows[-1])
                 if test.is_settled and settings.level != "embedding":
                     break
@@ -283,11 +283,13 @@ class _PairReader:
             torch.zeros((0, spec.shape[1])) for spec in (plan.reference, plan.candidate)
         )
 
-    def sample(self, positions: np.ndarray[Any, np.dtype[np.int64]]) -> tuple[torch.Tensor, torch.Tensor]:
+    def sample(
+        self, positions: np.ndarray[Any, np.dtype[np.int64]], *, max_gap_bytes: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the rows of a sample that holds every earlier one, and read only those that are new."""
         new = np.setdiff1d(positions, self._taken, assume_unique=True)
         self._rows = tuple(
-            torch.cat([old, _read(model, name, rows[new])])
+            torch.cat([old, _read(model, name, rows[new], max_gap_bytes)])
             for old, (model, name, rows) in zip(self._rows, self._sides, strict=True)
         )
         self._taken = np.concatenate([self._taken, new])
@@ -310,9 +312,9 @@ class _PairReader:
             yield from zip(left, right, strict=True)
 
 
-def _read(model: Model, name: str, rows: np.ndarray[Any, np.dtype[np.int64]]) -> torch.Tensor:
+def _read(model: Model, name: str, rows: np.ndarray[Any, np.dtype[np.int64]], max_gap_bytes: int) -> torch.Tensor:
     try:
-        return model.tensors.read_rows(name, rows)
+        return model.tensors.read_rows(name, rows, max_gap_bytes=max_gap_bytes)
     except MdirError as exc:
         raise exc.about(model.label) from exc.__cause__
 

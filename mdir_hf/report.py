@@ -228,9 +228,9 @@ class HomologyReport:
         """
         try:
             body = json.loads(text)
-            schema = body.pop("schema")
-        except (ValueError, AttributeError, KeyError, RecursionError) as exc:
-            raise InputError(f"this is not a report of mdir-hf (expected a JSON object of schema {SCHEMA})") from exc
+        except (ValueError, RecursionError) as exc:
+            raise InputError(f"this is not a report of mdir-hf: not JSON ({exc})") from exc
+        schema = body.pop("schema", None) if isinstance(body, dict) else None
         if schema != SCHEMA:
             raise InputError(
                 f"expected a report of schema {SCHEMA}, got {schema!r}; read it with a version that knows it"

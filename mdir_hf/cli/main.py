@@ -8,7 +8,8 @@ import sys
 from collections.abc import Callable, Sequence
 
 from mdir_hf._version import __version__
-from mdir_hf.cli import compare, demo
+from mdir_hf.cli.compare import add_command as add_compare
+from mdir_hf.cli.demo import add_command as add_demo
 from mdir_hf.errors import MdirError
 
 EXIT_KNOWN_ERROR = 1
@@ -30,8 +31,8 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"mdir-hf {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    compare.add_command(commands)
-    demo.add_command(commands)
+    add_compare(commands)
+    add_demo(commands)
     return parser
 
 

@@ -21,6 +21,9 @@ REQUEST_COST_BYTES = 128 << 10
 LARGEST_RUN_BYTES = 128 << 10
 """With one tokenizer a run costs no wasted bytes, so it is only as long as makes its request worth while."""
 
+SMALL_GAP_BYTES = 16 << 10
+"""With one tokenizer the runs are few, and reading over the gaps between them would read most of a small embedding."""
+
 WINDOW_ROWS = tuple(2**i for i in range(4, 14))
 
 
@@ -32,6 +35,10 @@ class RowSampler:
         row_n_bytes: Stored bytes of a row of the reference's and of the candidate's embedding.
         n_first: Size of the sample that the window is chosen for.
         seed: Seed of the spread over the vocabulary.
+
+    Attributes:
+        window_rows: Rows of a window.
+        max_gap_bytes: Gap between rows of a sample that is worth reading over.
     """
 
     def __init__(
@@ -43,9 +50,11 @@ class RowSampler:
             window = max(w for w in WINDOW_ROWS if w * max(row_n_bytes) <= LARGEST_RUN_BYTES or w == WINDOW_ROWS[0])
             # Small rows would make one window of the whole first sample: keep the sample spread over the vocabulary.
             self.window_rows = max(WINDOW_ROWS[0], min(window, n_first // 4))
+            self.max_gap_bytes = SMALL_GAP_BYTES
         else:
             costs = {w: self._cost(w, n_first, row_n_bytes, seed) for w in WINDOW_ROWS}
             self.window_rows = min(costs, key=lambda w: costs[w])
+            self.max_gap_bytes = REQUEST_COST_BYTES
         self._rank_of_token = self._ranks(self.window_rows, seed)
 
     def take(self, n_tokens: int) -> IntArray:

@@ -1,0 +1,42 @@
+"""Bytes and memory of a comparison at the size of Llama-3.1-8B, against what the two checkpoints hold.
+
+Run from the repository: ``.venv/bin/python -m benchmarks.llama_8b_bytes``. Needs 3 GB of disk for a while.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from mdir_hf.demo.loopback import LoopbackHub
+from tests.large import llama_8b
+from tests.large.measure import run_compare
+
+
+def main() -> None:
+    """Print one line for each kind of copy."""
+    tokenizer = llama_8b.tokenizer_of_real_size()
+    with tempfile.TemporaryDirectory() as place, LoopbackHub() as hub:
+        for name, rows in (
+            ("base", llama_8b.base_rows),
+            ("fine-tune", llama_8b.fine_tuned_rows),
+            ("resaved", llama_8b.resaved_rows),
+        ):
+            digests = llama_8b.write_checkpoint(Path(place, name), rows, tokenizer)
+            hub.add_repository(f"llama/{name}", Path(place, name), sha256=digests)
+        for candidate in ("fine-tune", "resaved"):
+            run = run_compare(
+                "llama/base", f"llama/{candidate}", endpoint=hub.endpoint, home=Path(place, f"home-{candidate}")
+            )
+            report = run.report
+            io = report["io"]
+            print(
+                f"{candidate:10} {report['verdict']}, log10 p {report['log10_p']:.0f}, by {report['settled_by']}: "
+                f"read {io['bytes_read'] / 1e6:.1f} MB of {io['bytes_of_weights'] / 1e9:.1f} GB "
+                f"({100 * run.share_read:.3f} %) in {io['requests']} requests, "
+                f"peak memory {run.peak_memory_bytes / 2**20:.0f} MiB, seconds {report['seconds']}"
+            )
+
+
+if __name__ == "__main__":
+    main()

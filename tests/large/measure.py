@@ -1,0 +1,45 @@
+"""Run ``mdir-hf compare`` as a user would, and see what it read and how much memory it took."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+RUNNER = """
+import resource, sys
+from mdir_hf.cli import main
+status = main(sys.argv[1:])
+sys.stderr.write(f"\\npeak {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}\\n")
+raise SystemExit(status)
+"""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run: the report, and the peak resident memory in bytes."""
+
+    report: dict[str, Any]
+    peak_memory_bytes: int
+
+    @property
+    def share_read(self) -> float:
+        """Bytes read, tokenizers and all, over the bytes of the two checkpoints."""
+        return float(self.report["io"]["bytes_read"] / self.report["io"]["bytes_of_weights"])
+
+
+def run_compare(reference: str, candidate: str, *options: str, endpoint: str, home: Path) -> Run:
+    """Compare two repositories of a loopback Hub in a process of its own, with empty caches."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "MDIR_HF_"))}
+    environment = {**kept, "HF_ENDPOINT": endpoint, "HF_HOME": str(home), "NO_PROXY": "127.0.0.1"}
+    result = subprocess.run(
+        [sys.executable, "-c", RUNNER, "compare", reference, candidate, "--json", *options],
+        env=environment, capture_output=True, text=True, timeout=900, check=False,
+    )  # fmt: skip
+    if result.returncode != 0:
+        raise RuntimeError(f"mdir-hf compare ended with {result.returncode}: {result.stderr[-2000:]}")
+    return Run(json.loads(result.stdout), 1024 * int(result.stderr.rsplit("peak ", 1)[1]))

@@ -1,0 +1,49 @@
+"""A checkpoint of the shape of Llama-3.1-8B is settled with next to none of its bytes."""
+
+from __future__ import annotations
+
+import pytest
+
+from mdir_hf.demo.loopback import LoopbackHub
+from tests.large import llama_8b
+from tests.large.measure import run_compare
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("llama-8b")
+    tokenizer = llama_8b.tokenizer_of_real_size()
+    with LoopbackHub() as hub:
+        base_digests = None
+        for name, rows in (
+            ("base", llama_8b.base_rows),
+            ("fine-tune", llama_8b.fine_tuned_rows),
+            ("resaved", llama_8b.resaved_rows),
+        ):
+            digests = llama_8b.write_checkpoint(folder / name, rows, tokenizer)
+            hub.add_repository(f"llama/{name}", folder / name, sha256=digests)
+            base_digests = base_digests or digests
+        hub.add_repository("llama/mirror", folder / "base", sha256=base_digests)
+        yield hub
+
+
+@pytest.mark.parametrize("candidate", ["fine-tune", "resaved", "mirror"])
+def test_relatives_are_settled_with_under_a_500th_of_the_bytes_and_under_a_gibibyte_of_memory(hub, candidate, tmp_path):
+    run = run_compare("llama/base", f"llama/{candidate}", endpoint=hub.endpoint, home=tmp_path)
+    assert run.report["verdict"] == "homologous"
+    assert run.share_read < 0.002
+    assert run.peak_memory_bytes < 1 << 30
+    n_tokenizers = sum(path.endswith("tokenizer.json") for path in run.report["io"]["files"])
+    assert n_tokenizers == (0 if candidate == "mirror" else 1)
+
+
+def test_an_exact_copy_is_settled_by_digests_without_a_weight_byte(hub, tmp_path):
+    hub.requests.clear()
+    run = run_compare("llama/base", "llama/mirror", endpoint=hub.endpoint, home=tmp_path)
+    assert run.report["settled_by"] == "identical_files"
+    assert run.report["embedding"] is None
+    weights = [r for r in hub.requests if r.method == "GET" and ".safetensors" in r.path and "index" not in r.path]
+    # Opening each model reads the header of the shard that holds its embedding; tensors begin behind it.
+    assert all(int(r.range.removeprefix("bytes=").split("-")[0]) < 100_008 for r in weights)

@@ -1,0 +1,75 @@
+"""The verdict rules, one by one."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+
+from mdir_hf.decision import Evidence, could_settle, decide
+from mdir_hf.report import Reason, Verdict
+
+ALPHA = 1e-10
+FOUND = Evidence(
+    log_p=-500.0,
+    log_p_robust=-100.0,
+    is_settled=True,
+    settled_by="screen",
+    re_paired_is_silent=True,
+    basis_z=(0.0, 0.0),
+    common_tokens=1000,
+    rows_used=512,
+    widths=(64, 64),
+)
+SILENT = dataclasses.replace(FOUND, log_p=0.0, log_p_robust=0.0, is_settled=False, settled_by=None)
+
+
+def verdict(*evidence: Evidence, level: str = "auto"):
+    named = dict(zip(("embedding", "unembedding"), evidence, strict=False))
+    decision = decide(named, alpha=ALPHA, level=level)
+    return decision.verdict, decision.reason
+
+
+def test_significant_both_ways_with_a_silent_placebo_is_homologous():
+    assert verdict(FOUND) == (Verdict.HOMOLOGOUS, None)
+
+
+def test_nothing_significant_is_no_evidence():
+    assert verdict(SILENT) == (Verdict.NO_EVIDENCE, None)
+
+
+def test_one_witness_is_enough():
+    assert verdict(SILENT, dataclasses.replace(FOUND, settled_by="unembedding"))[0] is Verdict.HOMOLOGOUS
+
+
+def test_significant_on_the_best_channels_only_is_few_shared_axes():
+    shared = dataclasses.replace(FOUND, log_p_robust=0.0, is_settled=False)
+    assert verdict(shared) == (Verdict.INCONCLUSIVE, Reason.FEW_SHARED_AXES)
+
+
+def test_a_placebo_that_speaks_up_makes_it_inconclusive():
+    loud = dataclasses.replace(FOUND, re_paired_is_silent=False)
+    assert verdict(loud) == (Verdict.INCONCLUSIVE, Reason.NULL_NOT_VALIDATED)
+
+
+def test_too_few_tokens_for_even_a_copy_is_inconclusive():
+    few = dataclasses.replace(SILENT, common_tokens=9, rows_used=9)
+    assert verdict(few) == (Verdict.INCONCLUSIVE, Reason.TOO_FEW_COMMON_TOKENS)
+
+
+def test_axes_that_stand_out_in_both_models_are_a_caveat_and_in_one_are_not():
+    both = decide({"embedding": dataclasses.replace(FOUND, basis_z=(30.0, -20.0))}, alpha=ALPHA, level="auto")
+    one = decide({"embedding": dataclasses.replace(FOUND, basis_z=(30.0, 1.0))}, alpha=ALPHA, level="auto")
+    assert any("stand out in both" in caveat for caveat in both.caveats)
+    assert not any("stand out" in caveat for caveat in one.caveats)
+
+
+@pytest.mark.parametrize("n", [64, 896, 4096])
+def test_whether_a_copy_could_be_significant_agrees_with_the_bound(n):
+    # Half of the channels of a copy on r tokens: trace and energy r/2, against ln (n!/(n/2)!) + ln C(n, n/2).
+    matchings = math.lgamma(n + 1) - math.lgamma(n // 2 + 1) + math.lgamma(n + 1) - 2 * math.lgamma(n // 2 + 1)
+    rank_needed = (matchings + math.log(720) - math.log(ALPHA)) * 4 / n
+    for rank, able in ((math.ceil(rank_needed) + 1, True), (math.floor(rank_needed) - 1, False)):
+        tokens = dataclasses.replace(SILENT, widths=(n, n), common_tokens=rank + 1)
+        assert could_settle(tokens, ALPHA) is able

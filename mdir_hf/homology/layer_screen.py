@@ -11,6 +11,8 @@ What is guaranteed, and what is not:
   positive and costs no multiplicity: it is a gate, not a test.
 - A cell whose d0-channel bound is significant by itself is never called silent: such a bound lies beyond the null law,
   and there the caller computes it.
+- Unequal channel norms move a whole column of the map up. A cell there that looks like most of its column is called
+  silent too, unless its own bound is significant or it is the best of its column.
 - That no cell is lost whose FULL test is significant is not a theorem: the polar factor of some rows is not some rows
   of the polar factor, and no bound on the latter is cheaper than forming the whole product. What speaks for it: a full
   test needs a mean matched entry of ``sqrt(2 (ln d! - ln alpha)) / d``, which lies several standard deviations of the

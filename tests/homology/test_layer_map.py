@@ -242,6 +242,34 @@ def test_rivals_for_one_ancestry_are_compared_by_their_full_tests():
     assert np.argwhere(found.is_full).tolist() == [[0, 0], [1, 0]]
 
 
+def test_a_candidate_layer_that_resembles_every_reference_layer_is_not_taken_for_the_null():
+    # Upscaled from a single layer: a column without any null cell, from which the bulk of the column says nothing.
+    base = model(1, 72)
+    reference = descend(base, [0] * 10, 73, noise=1.0)
+    found = map_layers(reference, descend(base, [0], 74), log_alpha=LOG_ALPHA)
+    assert found.is_full.all()
+    assert (found.log_p + math.log(10) < LOG_ALPHA).all()
+
+
+def test_number_of_related_layers_pays_for_the_other_tests():
+    layer = model(1, 75, channels=40, width=40)
+    candidate = descend(layer, [0], 76, noise=1.0)
+    level = log_p_of_layers(layer[0], candidate[0]) + 0.1
+    related = [map_layers(layer, candidate, log_alpha=level, n_tests=k).n_related for k in (1, 2)]
+    assert related == [1, 0]
+
+
+def test_channels_of_the_narrower_model_are_screened():
+    # One channel in 16 of the wide model has a partner: of 64 screened ones only 4 would.
+    generator = torch.Generator().manual_seed(77)
+    wide = model(3, 78, channels=16 * 136)
+    narrow = [w[torch.randperm(len(w), generator=generator)[:136]] for w in wide]
+    narrow = [w + 2.0 * torch.randn(w.shape, generator=generator) for w in narrow]
+    for reference, candidate in ((wide, narrow), (narrow, wide)):
+        found = map_layers(reference, candidate, log_alpha=LOG_ALPHA)
+        assert found.pattern == "identity"
+
+
 def test_every_p_is_multiplied_by_the_pairs_and_by_the_other_tests():
     reference = model(3, 43)
     candidate = descend(reference, [0, 1], 44)

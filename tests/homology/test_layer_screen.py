@@ -110,6 +110,14 @@ def test_scores_are_standard_too_where_both_models_share_their_residual_space():
     assert abs(scores.mean()) < 0.4
 
 
+def test_scores_of_layers_of_low_rank_are_standard_too():
+    layers = [gaussian(200, 20, seed=i) @ gaussian(20, 256, seed=100 + i) for i in range(12)]
+    scores = np.concatenate(
+        [screen_column(screened(layers), gaussian(200, 256, seed=50 + j), signed=False).z for j in range(12)]
+    )
+    assert abs(scores.mean()) < 0.5
+
+
 def test_unequal_channel_norms_move_a_whole_column_and_not_its_relative():
     norms = torch.exp(1.2 * gaussian(256, 1, seed=9))
     layers = [gaussian(256, 512, seed=i) for i in range(12)]

@@ -180,3 +180,37 @@ def _plane_turns(n_heads, d, generator, *, signs_only):
         return torch.cat((torch.cat((a, -b), dim=2), torch.cat((b, a), dim=2)), dim=1)
 
     return turn(scale), turn(1 / scale)
+
+
+def language(n_tokens, seed=0):
+    """Text of a language to learn: each token has four likely successors, which also depend on a topic that lasts."""
+    generator = torch.Generator().manual_seed(12345)  # the language is the same in every text
+    successors = torch.randint(VOCABULARY, (4, VOCABULARY, 4), generator=generator)
+    drawn = torch.Generator().manual_seed(seed)
+    topic_changes = torch.rand(n_tokens, generator=drawn) < 0.05
+    topics = torch.randint(4, (n_tokens,), generator=drawn).tolist()
+    # frequent successors are frequent in the way words are
+    choices = torch.multinomial(torch.tensor([0.5, 0.25, 0.15, 0.1]), n_tokens, True, generator=drawn).tolist()
+    text, topic = [0], 0
+    table = successors.tolist()
+    for change, new_topic, choice in zip(topic_changes.tolist()[1:], topics[1:], choices[1:], strict=True):
+        topic = new_topic if change else topic
+        text.append(table[topic][text[-1]][choice])
+    return torch.tensor(text)
+
+
+def trained(model, *, steps=150, learning_rate=5e-3, seed=0, length=32, batch=8):
+    """Train a copy of a model on the language with AdamW in float32; returns it in float64, and its losses."""
+    model = copy.deepcopy(model).float().train()
+    text = language(steps * batch * length, seed=seed).reshape(steps, batch, length)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.1)
+    losses = []
+    for step, tokens in enumerate(text):
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate * min(1.0, (step + 1) / 20) * (1 - step / steps)
+        loss = model(tokens, labels=tokens).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return model.double().eval(), losses

@@ -16,6 +16,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 
 from mdir_hf.homology.blocks import FloatArray, HeadPattern, IntArray
+from mdir_hf.homology.neurons import unit_rows
 from mdir_hf.homology.polar import RELATIVE_RANK_TOLERANCE, polar_factor
 from mdir_hf.homology.significance import log_n_matchings
 
@@ -32,6 +33,20 @@ RESIDUAL_SUBSPACE_NULL = (
     "from the same language: secondary evidence, only next to other layers and other models."
 )
 """Null of :func:`residual_pattern`."""
+
+
+def unit_heads(rows: torch.Tensor, n_heads: int) -> torch.Tensor:
+    """Bring every head to unit energy, so that heavy heads in both models are not taken for each other.
+
+    Args:
+        rows: ``(H d, n)``.
+        n_heads: H.
+
+    Returns:
+        ``(H d, n)``; a head of zeros stays zero.
+    """
+    heads = rows.reshape(n_heads, -1)
+    return unit_rows(heads).reshape(rows.shape)
 
 
 def canonical_heads(rows: torch.Tensor, n_heads: int) -> torch.Tensor:

@@ -10,6 +10,7 @@ from mdir_hf.homology.gauge import OuterTransformation
 from mdir_hf.homology.heads import SUBSPACE_NULL
 from mdir_hf.homology.matching import best_matching
 from mdir_hf.homology.modules import ROLES, LayerWeights, analyse_layer, layer_log_p
+from mdir_hf.homology.neurons import inner_polar, unit_rows
 from tests.homology.obfuscation import haar
 from tests.homology.reference import polar
 
@@ -79,9 +80,9 @@ def test_strangers_are_silent_in_every_role_and_every_test():
 
 
 @pytest.mark.parametrize("role", ["q", "k", "v", "gate", "up"])
-def test_the_permutation_test_of_a_reader_is_the_papers(role):
+def test_the_permutation_test_of_a_reader_is_the_papers_on_rows_of_one_length(role):
     x, y = layer(), noisy(layer(), 0.5)
-    u = polar((x.weight(role) @ y.weight(role).T).numpy())
+    u = polar((unit_rows(x.weight(role)) @ unit_rows(y.weight(role)).T).numpy())
     d = u.shape[0]
     found = by_test(analyse_layer(x, y, identity(), roles=[role]))[role, "permutation"]
     if d <= N:  # full rank: the paper's formula to the letter
@@ -91,6 +92,31 @@ def test_the_permutation_test_of_a_reader_is_the_papers(role):
     else:  # rank n < d, never completed
         bound = math.lgamma(d + 1) - found.statistic**2 * d / (2 * N)
         assert found.log_p == pytest.approx(bound, rel=1e-9)
+
+
+def heavy(seed):
+    """A layer whose rows, planes, heads and neurons are of widely different length, as training can make them."""
+    g = torch.Generator().manual_seed(1000 + seed)
+    x = layer(seed, n=64, n_heads=8, n_kv=8, m=96)
+    lengths = {r: torch.exp(2.0 * draw(w.shape[0] if r not in ("o", "down") else w.shape[1], generator=g))
+               for r in ROLES if (w := x.weight(r)) is not None}  # fmt: skip
+    per_head = torch.exp(1.5 * draw(8, generator=g)).repeat_interleave(D)
+    scaled = {r: x.weight(r) * lengths[r][:, None] for r in ("q", "k", "gate", "up")}
+    return replace(
+        x, **scaled, v=x.v * per_head[:, None], o=x.o * per_head, down=x.down * lengths["down"]
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rows_of_widely_different_length_do_not_make_strangers_related(seed):
+    evidence = analyse_layer(heavy(2 * seed), heavy(2 * seed + 1), identity(64))
+    assert all(e.log_p > math.log(1e-3) for e in evidence)
+
+
+def test_the_polar_factor_of_raw_rows_of_widely_different_length_calls_strangers_related():
+    # what the test above would come to without bringing rows to one length
+    worst = [best_matching(inner_polar(heavy(2 * s).q, heavy(2 * s + 1).q), signed=False).log_p for s in range(3)]
+    assert min(worst) < LOG_ALPHA
 
 
 @pytest.mark.parametrize("role", ["o", "down"])
@@ -209,6 +235,19 @@ def test_the_null_of_each_test_is_said():
     for e in analyse_layer(layer(), layer(1), outer):
         assert e.null.startswith(outer.null)
         assert (SUBSPACE_NULL in e.null) == (e.test == "subspaces")
+
+
+def test_a_narrower_model_is_found_behind_a_selection_of_channels():
+    x, kept = layer(n=64, n_heads=8, n_kv=4), torch.randperm(64, generator=torch.Generator().manual_seed(0))[:48]
+    readers = {r: x.weight(r)[:, kept] for r in ("q", "k", "v", "gate", "up")}
+    y = noisy(replace(x, **readers, o=x.o[kept], down=x.down[kept]), 0.2)
+    u = torch.zeros(64, 48, dtype=torch.float64)
+    u[kept, torch.arange(48)] = 1.0
+    outer = OuterTransformation.from_matching(best_matching(u, signed=False), 64, 48)
+    found = by_test(analyse_layer(x, y, outer))
+    assert found["mlp", "neurons"].log_p < LOG_ALPHA
+    assert found["q", "planes"].log_p < LOG_ALPHA
+    assert found["o", "subspaces"].log_p < LOG_ALPHA
 
 
 def test_the_tests_of_a_layer_are_counted():

@@ -20,8 +20,9 @@ help: ## Show this list
 demo: .venv/.installed ## Build a small family of models, compare them through a local hub, print the verdicts
 	$(BIN)/mdir-hf demo
 
+# One process per core and one thread per process: torch and BLAS crawl when they have more threads than cores.
 test: .venv/.installed ## The tests, without the slow ones
-	$(BIN)/python -m pytest -m 'not slow' -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not slow' -n 2
 
 test-slow: .venv/.installed ## The slow tests: truly trained models, large sparse files
 	$(BIN)/python -m pytest -m slow

@@ -14,7 +14,7 @@ from mdir_hf.model import Model
 from mdir_hf.plan import ReadPlan
 from mdir_hf.report import HomologyReport
 
-LEVELS = ("auto", "screen", "embedding")
+LEVELS = ("auto", "screen", "embedding", "body")
 
 
 class HomologyChecker:
@@ -137,8 +137,9 @@ class HomologyChecker:
 
         Args:
             repo_or_folder: The candidate, named as in :meth:`from_pretrained`.
-            level: ``auto`` looks at more and more tokens and stops at the first decisive look; ``screen`` stops
-                before the full test; ``embedding`` always runs the full test on every common token.
+            level: ``auto`` looks at more and more tokens and stops at the first decisive look, and goes on to the
+                layers where the embeddings are silent; ``screen`` stops before the full test; ``embedding`` always
+                runs the full test on every common token; ``body`` does, and maps and analyses all layers.
             revision: Branch, tag or commit of the candidate.
             token: Its token; the reference's by default.
             subfolder: Folder of the candidate's repository that holds the model.

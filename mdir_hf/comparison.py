@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 import numpy as np
@@ -16,11 +16,14 @@ from tqdm import tqdm
 
 from mdir_hf._version import __version__
 from mdir_hf.anatomy import WeightPart
+from mdir_hf.body import BodyEvidence, compare_bodies, layers_report, modules_report
 from mdir_hf.checkpoint import iter_row_blocks
-from mdir_hf.decision import Evidence, decide
+from mdir_hf.decision import BodySummary, Evidence, decide
 from mdir_hf.errors import MdirError
 from mdir_hf.homology.calibration import Calibration, Placebo, calibrate
 from mdir_hf.homology.embedding import TESTS_PER_MATRIX, EmbeddingTest, matched_scale
+from mdir_hf.homology.gauge import outer_candidates
+from mdir_hf.homology.matching import Matching
 from mdir_hf.homology.reduction import reduce_peaks
 from mdir_hf.homology.significance import LN10
 from mdir_hf.hub import IoLedger
@@ -36,6 +39,9 @@ from mdir_hf.report import (
 )
 from mdir_hf.vocabulary import CommonVocabulary, common_vocabulary
 from mdir_hf.vocabulary.sampling import RowSampler
+
+FULL_LEVELS = ("embedding", "body")
+"""Levels that always look at every common token."""
 
 FEWEST_ROWS_TO_CALIBRATE = 16
 """A placebo on fewer rows could not speak up."""
@@ -90,6 +96,10 @@ class _Course:
     matrices: dict[str, MatrixReport] = field(default_factory=dict)
     evidence: dict[str, Evidence] = field(default_factory=dict)
     arrays: dict[str, Any] = field(default_factory=dict)
+    body: BodyEvidence | None = None
+    polar: torch.Tensor | None = None
+    matching: Matching | None = None
+    n_looks: int = 0
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
@@ -132,9 +142,44 @@ def compare_models(reference: Model, candidate: Model, io: IoCount, settings: Se
         if number == 0 and settings.on_plan is not None:
             settings.on_plan(plan)
         evidence = _test_matrix(name, reference, candidate, common, plan, course, io.ledger, n_tests=n_tests)
-        if evidence.is_settled:
+        if evidence.is_settled and settings.level != "body":
             break
+    is_settled = any(evidence.is_settled for evidence in course.evidence.values())
+    if settings.level == "body" or (settings.level == "auto" and not is_settled):
+        with course.step("body"):
+            n_tests += _test_body(reference, candidate, course)
     return _report(reference, candidate, course, io, n_tests=n_tests, same_files=False)
+
+
+def _test_body(reference: Model, candidate: Model, course: _Course) -> int:
+    """Run Algorithms 2 and 3, as one more look after those at the embeddings; return how many tests it took."""
+    settings = course.settings
+    settled = next((e for e in course.evidence.values() if e.is_settled), None)
+    outers = outer_candidates(
+        reference.width,
+        candidate.width,
+        polar=course.polar if settled is None else None,
+        matching=course.matching if settled is not None else None,
+    ).transformations
+    # Looks at matrices spend 1 - 1/(s + 1) of alpha in all; the body takes the next share (statistics.md section 5).
+    spent = math.log((course.n_looks + 1) * (course.n_looks + 2))
+    evidence = compare_bodies(
+        reference,
+        candidate,
+        outers,
+        log_alpha=math.log(settings.alpha) - spent,
+        all_layers=settings.level == "body",
+        seed=settings.seed,
+        device=settings.device,
+    )
+    if evidence is None:
+        course.caveats.append(
+            "The layers were not compared: nothing relates the two residual streams, or no role of a layer was found "
+            "in both models."
+        )
+        return 0
+    course.body = replace(evidence, log_p=min(0.0, evidence.log_p + spent))
+    return evidence.n_tests
 
 
 def _same_files(reference: Model, candidate: Model, course: _Course) -> bool:
@@ -207,10 +252,11 @@ def _test_matrix(
             for n_rows in plan.look_rows:
                 x, y = reader.sample(sampler.take(n_rows), max_gap_bytes=sampler.max_gap_bytes)
                 test.screen(x, y, is_last=settings.level == "screen" and n_rows == plan.look_rows[-1])
-                if test.is_settled and settings.level != "embedding":
+                if test.is_settled and settings.level not in FULL_LEVELS:
                     break
         settled_by = "screen" if test.is_settled else None
-        if settings.level == "embedding" or (settings.level == "auto" and not test.is_settled and len(common)):
+        wants_full = settings.level in FULL_LEVELS or (settings.level == "auto" and not test.is_settled)
+        if wants_full and len(common):
             bar.total = bar.n + plan.full_bytes
             bar.refresh()
             with course.step(name):
@@ -221,7 +267,7 @@ def _test_matrix(
             calibration = None
             if len(test.rows.reference) >= FEWEST_ROWS_TO_CALIBRATE:
                 calibration = calibrate(test.rows, generator=torch.Generator().manual_seed(settings.seed))
-    look = test.looks[-1] if settings.level == "embedding" else test.best_look()
+    look = test.looks[-1] if settings.level in FULL_LEVELS else test.best_look()
     correction = test.sequential_correction(look)
     trimmed = {k: min(0.0, p + correction) for k, p in look.log_p_trimmed.items()}
     evidence = Evidence(
@@ -245,6 +291,11 @@ def _test_matrix(
         transformation = "signed_permutation" if matching.signed and matching.n_negative else "permutation"
     x, y = reader.rows()
     course.evidence[name] = evidence
+    course.n_looks = max(course.n_looks, len(plan.look_rows) + 1)
+    if name == "embedding":
+        course.polar = test.polar if len(common) else None
+    if evidence.is_settled and course.matching is None:
+        course.matching = matching
     course.matrices[name] = MatrixReport(
         common_tokens=len(common),
         rows_used=look.n_rows,
@@ -357,8 +408,16 @@ def _report(
     reference: Model, candidate: Model, course: _Course, io: IoCount, *, n_tests: int, same_files: bool
 ) -> HomologyReport:
     settings = course.settings
-    decision = decide(course.evidence, alpha=settings.alpha, level=settings.level)
-    log10_p = min((e.log_p for e in course.evidence.values()), default=0.0) / LN10
+    body = course.body
+    decision = decide(
+        course.evidence,
+        alpha=settings.alpha,
+        level=settings.level,
+        body=None if body is None else BodySummary(body.log_p, body.outer.kind, body.stray_share),
+    )
+    log10_p = min(*(e.log_p for e in course.evidence.values()), 0.0 if body is None else body.log_p, 0.0) / LN10
+    if decision.settled_by == "body" and body is not None and body.outer.kind == "rotation":
+        course.matrices["embedding"] = replace(course.matrices["embedding"], transformation="rotation")
     return HomologyReport(
         verdict=Verdict.HOMOLOGOUS if same_files else decision.verdict,
         reason=None if same_files else decision.reason,
@@ -371,8 +430,8 @@ def _report(
         candidate=candidate.summary(),
         embedding=course.matrices.get("embedding"),
         unembedding=course.matrices.get("unembedding"),
-        layers=None,
-        modules=None,
+        layers=None if body is None else layers_report(body, reference, candidate),
+        modules=None if body is None or not body.modules else modules_report(body),
         caveats=(*course.caveats, *(() if same_files else decision.caveats)),
         io=io.result(reference.tensors.n_bytes + candidate.tensors.n_bytes),
         seconds=_rounded(course.seconds),

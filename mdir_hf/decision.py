@@ -16,6 +16,16 @@ from mdir_hf.report import Reason, Verdict
 
 PRIVILEGED_Z = 3.0
 
+MAX_STRAY_SHARE = 0.1
+"""Off the layer map cells must be silent; with more than this share significant its null does not hold."""
+
+_BODY_CAVEATS = {
+    "identity": "The embeddings do not agree and the layers do, in the same residual basis: as after a change of "
+    "tokenizer or a retraining of the embeddings.",
+    "rotation": "The residual stream of one model is that of the other under a rotation, as after deliberate "
+    "obfuscation; the rotation was fitted on the embeddings and is no evidence by itself.",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
@@ -49,6 +59,21 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True)
+class BodySummary:
+    """What the layers say.
+
+    Attributes:
+        log_p: Natural log of p of the layer map, corrected for all maps and looks.
+        outer: Kind of the outer transformation that carried the layers.
+        stray_share: Share of the cells off the map that are significant; near 0 where the null of the layers holds.
+    """
+
+    log_p: float
+    outer: str
+    stray_share: float
+
+
+@dataclass(frozen=True, slots=True)
 class Decision:
     """A verdict with its reason and the sentences that go with it."""
 
@@ -58,29 +83,35 @@ class Decision:
     caveats: tuple[str, ...]
 
 
-def decide(evidence: Mapping[str, Evidence], *, alpha: float, level: str) -> Decision:
+def decide(evidence: Mapping[str, Evidence], *, alpha: float, level: str, body: BodySummary | None = None) -> Decision:
     """Apply the verdict rules.
 
     Args:
         evidence: Evidence by matrix (embedding, unembedding), in the order tested.
         alpha: The level.
         level: What was asked for.
+        body: What the layers say, None where they were not compared.
 
     Returns:
-        Homologous where a matrix is settled and its placebo silent; inconclusive where it is significant without
-        that, or where not even a plain copy could have been significant; no evidence otherwise.
+        Homologous where a matrix is settled and its placebo silent, or the layer map is significant and silent off the
+        map; inconclusive where one is significant without that, or where not even a plain copy could have been
+        significant; no evidence otherwise.
     """
     for one in evidence.values():
         if one.is_settled and one.re_paired_is_silent:
             return Decision(Verdict.HOMOLOGOUS, None, one.settled_by, _caveats_of_finding(one))
+    if body is not None and body.log_p < math.log(alpha) and body.stray_share <= MAX_STRAY_SHARE:
+        return Decision(Verdict.HOMOLOGOUS, None, "body", (_BODY_CAVEATS.get(body.outer, ""),))
+    if body is not None and body.log_p < math.log(alpha):
+        return Decision(Verdict.INCONCLUSIVE, Reason.NULL_NOT_VALIDATED, None, (_stray_caveat(body),))
     for one in evidence.values():
         if one.is_settled:
             return Decision(Verdict.INCONCLUSIVE, Reason.NULL_NOT_VALIDATED, None, ())
     if any(one.is_significant(alpha) for one in evidence.values()):
         return Decision(Verdict.INCONCLUSIVE, Reason.FEW_SHARED_AXES, None, ())
-    if evidence and all(not could_settle(one, alpha) for one in evidence.values()):
+    if body is None and all(not could_settle(one, alpha) for one in evidence.values()):
         return Decision(Verdict.INCONCLUSIVE, Reason.TOO_FEW_COMMON_TOKENS, None, ())
-    return Decision(Verdict.NO_EVIDENCE, None, None, _caveats_of_silence(evidence, level))
+    return Decision(Verdict.NO_EVIDENCE, None, None, _caveats_of_silence(evidence, level, body))
 
 
 def could_settle(evidence: Evidence, alpha: float) -> bool:
@@ -113,7 +144,14 @@ def _caveats_of_finding(evidence: Evidence) -> tuple[str, ...]:
     return tuple(caveats)
 
 
-def _caveats_of_silence(evidence: Mapping[str, Evidence], level: str) -> tuple[str, ...]:
+def _stray_caveat(body: BodySummary) -> str:
+    return (
+        f"{body.stray_share:.0%} of the layer pairs off the map are significant, too: the layers of these models share "
+        "features whatever their ancestry, so the map's p-value cannot be trusted."
+    )
+
+
+def _caveats_of_silence(evidence: Mapping[str, Evidence], level: str, body: BodySummary | None) -> tuple[str, ...]:
     caveats = ["Not found is not unrelated."]
     read = next(iter(evidence.values()), None)
     if read is not None and level == "screen" and read.rows_used < read.common_tokens:
@@ -125,8 +163,9 @@ def _caveats_of_silence(evidence: Mapping[str, Evidence], level: str) -> tuple[s
         caveats.append(
             f"The models share {read.common_tokens} tokens, fewer than they have channels, which makes the test weak."
         )
-    caveats.append(
-        "Embeddings were compared, the layers were not: a model whose embeddings were retrained, or whose residual "
-        "stream was rotated, is not found by this version."
-    )
+    if body is None:
+        caveats.append(
+            f"The layers were not compared (level {level}): a model whose embeddings were retrained, or whose residual "
+            "stream was rotated, is found by level auto or body."
+        )
     return tuple(caveats)

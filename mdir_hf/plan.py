@@ -78,7 +78,7 @@ def make_plan(
     look_rows = [min(FIRST_LOOK_ROWS, last)]
     while look_rows[-1] < last:
         look_rows.append(min(2 * look_rows[-1], last))
-    if level == "embedding":
+    if level in ("embedding", "body"):
         look_rows = look_rows[-1:]  # one look gives the means; nothing is to be settled early
     n_wide, square = max(widths), widths[0] * widths[1]
     # Rows of the last look in float32 and float64, the cross product and its polar factor, SVD workspace, one block.

@@ -167,8 +167,8 @@ class HomologyReport:
         log10_p: Headline, corrected for ``tests`` tests and for every look; at most 0.
         alpha: The level.
         tests: How many tests the headline was corrected for.
-        level: What was asked for: auto, screen or embedding.
-        settled_by: The step that decided: identical_files, screen, embedding, unembedding, or None.
+        level: What was asked for: auto, screen, embedding or body.
+        settled_by: The step that decided: identical_files, screen, embedding, unembedding, body, or None.
         reference: One model.
         candidate: The other.
         embedding: Algorithm 1 on the embeddings, None if not run.
@@ -304,6 +304,8 @@ def _lines(report: HomologyReport) -> list[str]:
     for name, matrix in (("embedding", report.embedding), ("unembedding", report.unembedding)):
         if matrix is not None:
             lines += _matrix_lines(name, matrix)
+    if report.layers is not None:
+        lines += _layer_lines(report.layers, report.modules or ())
     share = report.io.bytes_read / report.io.bytes_of_weights if report.io.bytes_of_weights else 0.0
     cached = f" and {n_bytes_text(report.io.bytes_from_cache)} from the cache" if report.io.bytes_from_cache else ""
     row(
@@ -348,6 +350,31 @@ def _matrix_lines(name: str, matrix: MatrixReport) -> list[str]:
             f"  {'':<12} placebo (re-paired tokens) {state}: trace {placebo.trace:.1f}, significant from"
             f" {placebo.threshold:.1f}"
         )
+    return lines
+
+
+def _layer_lines(layers: Mapping[str, Any], modules: tuple[Mapping[str, Any], ...]) -> list[str]:
+    matches = layers["matches"]
+    outer = {"identity": "the same residual basis", "rotation": "a fitted rotation"}.get(
+        layers["outer"], "the channels matched on the embeddings"
+    )
+    n_layers = len(layers["matrix"][0]) if layers["matrix"] else 0
+    lines = [
+        f"  {'layers':<12} {len(matches)} of {n_layers} have an ancestor ({layers['role']}, through {outer}); "
+        f"pattern: {layers['pattern']}; log10 p {layers['log10_p']:.1f}"
+    ]
+    if matches:
+        pairs = ", ".join(f"{reference}>{candidate}" for reference, candidate, _ in matches)
+        lines.append(
+            fill(f"reference>candidate: {pairs}", LINE_WIDTH, initial_indent=" " * 15, subsequent_indent=" " * 15)
+        )
+    best: dict[tuple[str, str], float] = {}
+    for module in modules:
+        test = (module["role"], module["test"])
+        best[test] = min(best.get(test, 0.0), module["log10_p"])
+    if best:
+        tests = ", ".join(f"{role} {test.replace('_', ' ')} {p:.0f}" for (role, test), p in best.items() if p < 0.0)
+        lines.append(fill(f"modules: {tests}", LINE_WIDTH, initial_indent=f"  {'':<13}", subsequent_indent=" " * 15))
     return lines
 
 

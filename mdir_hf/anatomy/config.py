@@ -28,6 +28,7 @@ class ConfigSizes:
         head_dim: Width of a head.
         vocabulary_size: Rows of the embedding, padding included.
         ties_embeddings: Whether the unembedding is the embedding.
+        rotary_share: Share of a head that rotary positions turn.
     """
 
     architecture: str = "unknown"
@@ -40,6 +41,7 @@ class ConfigSizes:
     head_dim: int | None = None
     vocabulary_size: int | None = None
     ties_embeddings: bool | None = None
+    rotary_share: float | None = None
 
     @property
     def heads(self) -> HeadCounts | None:
@@ -106,7 +108,18 @@ def read_sizes(config: Config | None) -> ConfigSizes:
         head_dim=_size(inner, tables.HEAD_DIM_KEYS),
         vocabulary_size=_size(inner, tables.VOCABULARY_SIZE_KEYS) or _size(config, tables.VOCABULARY_SIZE_KEYS),
         ties_embeddings=ties if isinstance(ties, bool) else None,
+        rotary_share=_rotary_share(inner),
     )
+
+
+def _rotary_share(config: Config) -> float | None:
+    nested = config.get("rope_parameters")
+    for place in (config, nested if isinstance(nested, Mapping) else {}):
+        for key in tables.PARTIAL_ROTARY_KEYS:
+            value = place.get(key)
+            if isinstance(value, int | float) and 0.0 < value <= 1.0:
+                return float(value)
+    return None
 
 
 def _size(config: Config, keys: tuple[str, ...]) -> int | None:

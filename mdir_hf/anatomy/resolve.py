@@ -30,6 +30,9 @@ class Anatomy:
         n_heads: Query heads per layer, or None.
         n_kv_heads: Key/value heads per layer, or None.
         head_dim: Width of a head, or None.
+        rope: How rotated rows pair up: ``half``, ``none`` where positions do not enter q and k, or ``unknown``.
+        rotary_dim: Rows of a head that are rotated, from its first; None for all, or unknown.
+        norms_add_one: Whether the norms multiply by ``1 + g``.
         embedding: Input embedding, ``(d_vocab, d_model)``.
         unembedding: Output head, ``(d_vocab, d_model)``; None if there is no tensor of its own.
         tied: Whether the output head is the embedding. A head that is stored counts as one of its own even where the
@@ -56,6 +59,9 @@ class Anatomy:
     layers: tuple[Layer, ...] = ()
     unplaced: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default=())
+    rope: tables.RopeLayout = "unknown"
+    rotary_dim: int | None = None
+    norms_add_one: bool = False
 
     def check_shapes(self, layer: Layer, shape_of: ShapeOf) -> None:
         """Check the stored shapes of a layer against the width of the model; costs the headers of its shards.
@@ -141,6 +147,9 @@ def resolve_anatomy(config: Config | None, names: Iterable[str], shape_of: Shape
         layers=layers,
         unplaced=unplaced,
         notes=tuple(notes),
+        rope=tables.ROPE_LAYOUTS.get(sizes.architecture, "unknown"),
+        rotary_dim=_rotary_dim(sizes),
+        norms_add_one=sizes.architecture in tables.NORMS_ADDING_ONE,
     )
 
 
@@ -214,6 +223,14 @@ def _head_dim(sizes: ConfigSizes) -> int | None:
     if sizes.hidden_size is None or sizes.n_heads is None or sizes.hidden_size % sizes.n_heads:
         return None
     return sizes.hidden_size // sizes.n_heads
+
+
+def _rotary_dim(sizes: ConfigSizes) -> int | None:
+    head_dim = _head_dim(sizes)
+    if head_dim is None or sizes.rotary_share in (None, 1.0):
+        return None
+    assert sizes.rotary_share is not None
+    return int(head_dim * sizes.rotary_share)
 
 
 def _belongs_elsewhere(name: str) -> bool:

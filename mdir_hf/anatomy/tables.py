@@ -12,6 +12,7 @@ is known for, and for the others it stays unplaced.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from .roles import WHOLE, FusedRows, Layout, Role
 
@@ -185,3 +186,28 @@ N_HEADS_KEYS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "decode
 N_KV_HEADS_KEYS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num")
 HEAD_DIM_KEYS = ("head_dim", "head_size", "attention_head_dim", "kv_channels")
 VOCABULARY_SIZE_KEYS = ("vocab_size", "padded_vocab_size", "n_vocab")
+
+RopeLayout = Literal["half", "none", "unknown"]
+
+ROPE_LAYOUTS: dict[str, RopeLayout] = {
+    **dict.fromkeys(
+        (
+            *("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gemma", "gemma2", "gemma3"),
+            *("gemma3_text", "phi3", "olmo", "olmo2", "olmo3", "stablelm", "gpt_neox", "granite", "smollm3"),
+        ),
+        "half",
+    ),
+    **dict.fromkeys(("gpt2", "openai-gpt", "opt", "bloom", "mpt", "gpt_bigcode", "gpt_neo"), "none"),
+}
+"""How the rows of a rotated head pair up, by ``model_type``; ``none`` where positions do not enter q and k."""
+
+PARTIAL_ROTARY_KEYS = ("partial_rotary_factor", "rotary_pct")
+"""Config keys for the share of a head that is rotated; also inside of ``rope_parameters``."""
+
+NORMS_ADDING_ONE = frozenset(
+    {
+        *("gemma", "gemma2", "gemma3", "gemma3_text", "recurrent_gemma", "vaultgemma", "t5gemma", "nemotron"),
+        *("qwen3_next", "qwen3_5", "qwen3_5_text"),
+    }
+)
+"""Families whose norms multiply by ``1 + g``."""

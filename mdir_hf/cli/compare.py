@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from mdir_hf.plan import ReadPlan
 
 EXIT_VERDICT = 3
-LEVELS = ("auto", "screen", "embedding")
+LEVELS = ("auto", "screen", "embedding", "body")
 VERDICTS = ("homologous", "no_evidence", "inconclusive")
 SIZE_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
@@ -27,7 +27,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     parser.add_argument("reference", metavar="A")
     parser.add_argument("candidate", metavar="B")
-    parser.add_argument("--level", choices=LEVELS, default="auto", help="auto stops as soon as alpha is reached")
+    parser.add_argument("--level", choices=LEVELS, default="auto", help="auto (default) stops as soon as it can")
     parser.add_argument("--alpha", type=_alpha, default=1e-10, help="level, fixed before looking (default 1e-10)")
     parser.add_argument("--seed", type=int, default=0, help="seed of every random choice (default 0)")
     parser.add_argument("--json", action="store_true", help="print one JSON object on standard output, nothing else")

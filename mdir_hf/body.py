@@ -1,0 +1,258 @@
+"""The layers of two models: which descends from which, and through which inner transformations.
+
+Joins ``anatomy`` (where the weights are) with Algorithms 2 and 3. One layer of each model is in memory at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from mdir_hf.anatomy import Role, read_part
+from mdir_hf.homology.gauge import OuterTransformation, fold_gain
+from mdir_hf.homology.heads import HeadTransformation
+from mdir_hf.homology.layer_map import LayerMap, map_layers
+from mdir_hf.homology.matching import Matching
+from mdir_hf.homology.modules import LayerWeights, ModuleEvidence, analyse_layer
+from mdir_hf.homology.neurons import NeuronMatching
+from mdir_hf.homology.planes import PlaneTransformation
+from mdir_hf.homology.significance import LN10
+from mdir_hf.model import Model
+
+REPRESENTATIVES = (Role.V, Role.K, Role.UP)
+"""Matrices that stand for a layer, in the order tried; V first as in the paper. Each tried one is counted."""
+
+TESTS_PER_MAP = 2
+"""A map is read twice: as a whole (half of the layers related), and for any part of it."""
+
+SAMPLED_LAYERS = 3
+"""How many matched layers are analysed in full where the verdict does not need it."""
+
+
+@dataclass(frozen=True, slots=True)
+class BodyEvidence:
+    """What the layers say.
+
+    Attributes:
+        log_p: Natural log of p of the map, corrected for every map that was to be tried; at most 0.
+        outer: The outer transformation that carried the layers.
+        role: The representative matrix.
+        layer_map: The map.
+        stray_share: Share of the cells off the map that are significant.
+        modules: Algorithm 3 on matched layers: (reference layer, candidate layer, evidence).
+        n_tests: How many tests ``log_p`` was corrected for.
+    """
+
+    log_p: float
+    outer: OuterTransformation
+    role: Role
+    layer_map: LayerMap
+    stray_share: float
+    modules: tuple[tuple[int, int, ModuleEvidence], ...]
+    n_tests: int
+
+
+def representatives(reference: Model, candidate: Model) -> tuple[Role, ...]:
+    """The roles that can stand for a layer: those that every layer of both models with any attention or MLP has."""
+    return tuple(role for role in REPRESENTATIVES if all(_layers_with(model, role) for model in (reference, candidate)))
+
+
+def compare_bodies(
+    reference: Model,
+    candidate: Model,
+    outers: Sequence[OuterTransformation],
+    *,
+    log_alpha: float,
+    all_layers: bool,
+    seed: int,
+    device: str,
+) -> BodyEvidence | None:
+    """Map the layers of two models, behind each outer transformation and with each representative in turn.
+
+    Args:
+        reference: One model.
+        candidate: The other.
+        outers: Outer transformations to try; all of them are counted.
+        log_alpha: Natural log of the level that is left for the body.
+        all_layers: Whether every matched layer is analysed by Algorithm 3, or a few of them.
+        seed: Seed of the screened channels.
+        device: Where matrix products run.
+
+    Returns:
+        The first map that is significant, else the most significant one; None where the models have no layers that can
+        be compared.
+
+    Cost: reads the representative of every layer, once per map; then all weights of the layers analysed.
+    """
+    roles = representatives(reference, candidate)
+    n_maps = len(outers) * len(roles)
+    best: BodyEvidence | None = None
+    for outer in outers:
+        for role in roles:
+            evidence = _try_map(
+                reference, candidate, outer, role, log_alpha=log_alpha, n_maps=n_maps, seed=seed, device=device
+            )
+            if best is None or evidence.log_p < best.log_p:
+                best = evidence
+            if best.log_p < log_alpha:
+                return _with_modules(best, reference, candidate, all_layers=all_layers)
+    return best
+
+
+def _try_map(
+    reference: Model,
+    candidate: Model,
+    outer: OuterTransformation,
+    role: Role,
+    *,
+    log_alpha: float,
+    n_maps: int,
+    seed: int,
+    device: str,
+) -> BodyEvidence:
+    def carried(index: int) -> torch.Tensor:
+        return outer.carry_in(_representative(reference, role, index))
+
+    layer_map = map_layers(
+        [partial(carried, index) for index in _layers_with(reference, role)],
+        [partial(_representative, candidate, role, index) for index in _layers_with(candidate, role)],
+        log_alpha=log_alpha,
+        refine="undecided",
+        n_tests=n_maps,
+        seed=seed,
+        device=device,
+    )
+    log_p = min(layer_map.log_p_map, layer_map.log_p_any) + math.log(TESTS_PER_MAP)
+    level = log_alpha - math.log(layer_map.multiplicity)
+    is_hit = layer_map.log_p < level
+    on_map = sum(bool(is_hit[m.reference, m.candidate]) for m in layer_map.matches)
+    n_off = is_hit.size - len(layer_map.matches)
+    stray_share = (int(is_hit.sum()) - on_map) / n_off if n_off else 0.0
+    return BodyEvidence(min(0.0, log_p), outer, role, layer_map, stray_share, (), n_maps * TESTS_PER_MAP)
+
+
+def _with_modules(evidence: BodyEvidence, reference: Model, candidate: Model, *, all_layers: bool) -> BodyEvidence:
+    mine, other = _layers_with(reference, evidence.role), _layers_with(candidate, evidence.role)
+    matches = [(mine[m.reference], other[m.candidate]) for m in evidence.layer_map.matches]
+    if not all_layers and len(matches) > SAMPLED_LAYERS:
+        step = (len(matches) - 1) / (SAMPLED_LAYERS - 1)
+        matches = [matches[round(step * i)] for i in range(SAMPLED_LAYERS)]
+    modules = tuple(
+        (i, j, found)
+        for i, j in matches
+        for found in analyse_layer(layer_weights(reference, i), layer_weights(candidate, j), evidence.outer)
+    )
+    return BodyEvidence(
+        evidence.log_p,
+        evidence.outer,
+        evidence.role,
+        evidence.layer_map,
+        evidence.stray_share,
+        modules,
+        evidence.n_tests,
+    )
+
+
+def _layers_with(model: Model, role: Role) -> tuple[int, ...]:
+    return tuple(position for position, layer in enumerate(model.anatomy.layers) if role in layer.parts)
+
+
+def _representative(model: Model, role: Role, position: int) -> torch.Tensor:
+    """One matrix with the gain of its norm folded in, ``(d_out, n)``."""
+    parts = model.anatomy.layers[position].parts
+    gain = parts.get(Role.MLP_NORM if role is Role.UP else Role.ATTENTION_NORM)
+    weight = read_part(model.tensors, parts[role])
+    return fold_gain(
+        weight, None if gain is None else read_part(model.tensors, gain), plus_one=model.anatomy.norms_add_one
+    )
+
+
+def layer_weights(model: Model, position: int) -> LayerWeights:
+    """Read one layer for Algorithm 3; what the anatomy did not place is None.
+
+    Args:
+        model: The model.
+        position: Position in ``model.anatomy.layers``.
+
+    Returns:
+        The weights, gains folded in.
+    """
+    anatomy = model.anatomy
+    parts = anatomy.layers[position].parts
+
+    def read(role: Role) -> torch.Tensor | None:
+        return read_part(model.tensors, parts[role]) if role in parts else None
+
+    n_heads = anatomy.n_heads or 1
+    return LayerWeights(
+        q=read(Role.Q),
+        k=read(Role.K),
+        v=read(Role.V),
+        o=read(Role.O),
+        gate=read(Role.GATE),
+        up=read(Role.UP),
+        down=read(Role.DOWN),
+        n_heads=n_heads,
+        n_kv_heads=anatomy.n_kv_heads or n_heads,
+        rope=anatomy.rope,
+        rotary_dim=anatomy.rotary_dim,
+        qk_norm=Role.Q_NORM in parts,
+        attention_gain=read(Role.ATTENTION_NORM),
+        mlp_gain=read(Role.MLP_NORM),
+    ).folded(plus_one=anatomy.norms_add_one)
+
+
+def layers_report(evidence: BodyEvidence, reference: Model, candidate: Model) -> dict[str, Any]:
+    """The part ``layers`` of a report."""
+    mine, other = _layers_with(reference, evidence.role), _layers_with(candidate, evidence.role)
+    layer_map = evidence.layer_map
+    return {
+        "role": evidence.role.value,
+        "outer": evidence.outer.kind,
+        "pattern": layer_map.pattern,
+        "matches": [[mine[m.reference], other[m.candidate], m.log_p / LN10] for m in layer_map.matches],
+        "log10_p": evidence.log_p / LN10,
+        "log10_p_fisher": layer_map.log_p_fisher / LN10,
+        "related_layers_at_least": layer_map.n_related,
+        "stray_share": evidence.stray_share,
+        "matrix": (layer_map.log_p / LN10).tolist(),
+        "null": evidence.outer.null,
+    }
+
+
+def modules_report(evidence: BodyEvidence) -> tuple[dict[str, Any], ...]:
+    """The part ``modules`` of a report, Algorithm 3 on matched layers; p is corrected for these tests."""
+    log_n = math.log(max(1, len(evidence.modules)))
+    return tuple(
+        {
+            "layer": [i, j],
+            "role": found.role,
+            "test": found.test,
+            "trace": found.statistic,
+            "normalized_trace": found.normalized,
+            "log10_p": min(0.0, found.log_p + log_n) / LN10,
+            "scale": found.scale,
+            "found": describe(found),
+        }
+        for i, j, found in evidence.modules
+    )
+
+
+def describe(found: ModuleEvidence) -> dict[str, Any] | None:
+    """Say in data what inner transformation a test found: which heads, how many signs, whether anything moved."""
+    transformation = found.transformation
+    if isinstance(transformation, Matching):
+        return {"moves": not transformation.is_identity, "negative": transformation.n_negative}
+    if isinstance(transformation, NeuronMatching):
+        pairs = zip(transformation.reference.tolist(), transformation.candidate.tolist(), strict=True)
+        n_moved = sum(i != j for i, j in pairs)
+        return {"moved_neurons": n_moved, "matched_neurons": len(transformation.reference)}
+    if isinstance(transformation, HeadTransformation | PlaneTransformation):
+        pairs = zip(transformation.reference.tolist(), transformation.candidate.tolist(), strict=True)
+        return {"heads": [list(pair) for pair in pairs], "residual": transformation.residual}
+    return None

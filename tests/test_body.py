@@ -1,0 +1,139 @@
+"""Where the embeddings are silent the layers speak: retrained, rotated, deepened and pruned relatives, and strangers."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+import torch
+
+from mdir_hf import HomologyChecker, Verdict
+from tests.homology.obfuscation import logits, new_model, obfuscate
+from tests.specimens import tokenizer_json, tokens
+
+pytest.importorskip("transformers")
+
+V = 160  # the vocabulary of tests.homology.obfuscation, whose logits take such tokens
+SIZES = {
+    "hidden_size": 96, "intermediate_size": 200, "num_hidden_layers": 4, "num_attention_heads": 8,
+    "num_key_value_heads": 4, "head_dim": 16,
+}  # fmt: skip
+
+
+@pytest.fixture
+def save(tmp_path, monkeypatch):
+    from huggingface_hub.utils import disable_progress_bars
+
+    disable_progress_bars()
+
+    def save_model(model, name, *, words=None):
+        copy.deepcopy(model).float().save_pretrained(tmp_path / name)
+        vocabulary = words or tokens(V)
+        (tmp_path / name / "tokenizer.json").write_text(json.dumps(tokenizer_json(vocabulary)))
+        return tmp_path / name
+
+    return save_model
+
+
+@pytest.fixture
+def base():
+    return new_model(seed=0, **SIZES)
+
+
+def compare(reference, candidate, **options):
+    return HomologyChecker.from_pretrained(reference).compare(candidate, progress=False, **options)
+
+
+@torch.no_grad()
+def drift(model, share, seed=1):
+    """Move every matrix by Gaussian noise of a share of its size."""
+    generator = torch.Generator().manual_seed(seed)
+    for weight in model.parameters():
+        if weight.ndim == 2:
+            weight += share * weight.std() * torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
+    return model
+
+
+@torch.no_grad()
+def new_embeddings(model, seed=5):
+    generator = torch.Generator().manual_seed(seed)
+    for weight in (model.model.embed_tokens.weight, model.lm_head.weight):
+        weight.copy_(0.1 * torch.randn(weight.shape, generator=generator, dtype=weight.dtype))
+    return model
+
+
+def test_a_model_with_new_embeddings_is_found_by_its_layers_in_the_old_basis(base, save):
+    candidate = save(drift(new_embeddings(copy.deepcopy(base)), 0.3), "retrained")
+    report = compare(save(base, "base"), candidate)
+    assert report.verdict is Verdict.HOMOLOGOUS
+    assert report.settled_by == "body"
+    assert report.layers["outer"] == "identity"
+    assert [match[:2] for match in report.layers["matches"]] == [[i, i] for i in range(4)]
+    assert report.embedding.transformation == "none"
+
+
+def test_without_a_common_vocabulary_the_layers_are_compared_in_the_old_basis(base, save):
+    candidate = save(drift(copy.deepcopy(base), 0.3), "renamed", words=tokens(V, first=1000))
+    report = compare(save(base, "base"), candidate)
+    assert report.embedding.common_tokens == 0
+    assert report.verdict is Verdict.HOMOLOGOUS
+    assert report.layers["outer"] == "identity"
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
+def test_a_whole_obfuscation_is_found_at_level_auto_and_named(architecture, save):
+    model = new_model(architecture, seed=0, **SIZES)
+    hidden, _ = obfuscate(model, seed=3)
+    # The norms of transformers compute in float32, whatever the weights are in.
+    assert torch.allclose(logits(model), logits(hidden), rtol=1e-4, atol=1e-4)
+    report = compare(save(model, "base"), save(hidden, "hidden"))
+    assert report.verdict is Verdict.HOMOLOGOUS
+    assert report.embedding.log10_p == 0.0
+    assert report.embedding.transformation == "rotation"
+    assert report.layers["outer"] == "rotation"
+    assert [match[:2] for match in report.layers["matches"]] == [[i, i] for i in range(4)]
+    found = {m["test"] for m in report.modules if m["log10_p"] < -10}
+    assert {"planes", "subspaces", "neurons"} <= found
+
+
+@pytest.mark.parametrize("level", ["auto", "body"])
+def test_a_stranger_is_silent_in_its_layers_too(base, save, level):
+    report = compare(save(base, "base"), save(new_model(seed=9, **SIZES), "stranger"), level=level)
+    assert report.verdict is Verdict.NO_EVIDENCE
+    assert report.layers["matches"] == []
+    assert report.layers["log10_p"] == 0.0
+    assert report.modules is None
+
+
+@torch.no_grad()
+def with_layers(base, layers, seed=1):
+    model = new_model(seed=seed, **{**SIZES, "num_hidden_layers": len(layers)})
+    model.model.embed_tokens.load_state_dict(base.model.embed_tokens.state_dict())
+    for here, there in enumerate(layers):
+        model.model.layers[here].load_state_dict(base.model.layers[there].state_dict())
+    return model
+
+
+@pytest.mark.parametrize(
+    ("layers", "pattern"), [([0, 1, 2, 1, 2, 3], "repeated"), ([0, 3], "pruned"), ([0, 1, 2, 3], "identity")]
+)
+def test_depth_changes_are_read_off_the_layer_map(base, save, layers, pattern):
+    report = compare(save(base, "base"), save(drift(with_layers(base, layers), 0.2), "deep"), level="body")
+    assert [match[:2] for match in report.layers["matches"]] == [[there, here] for here, there in enumerate(layers)]
+    assert report.layers["pattern"] == pattern
+    assert {tuple(m["layer"]) for m in report.modules} == {(there, here) for here, there in enumerate(layers)}
+
+
+def test_the_text_shows_layers_and_modules(base, save):
+    text = str(compare(save(base, "base"), save(drift(copy.deepcopy(base), 0.2), "x"), level="body"))
+    assert "4 of 4 have an ancestor" in text
+    assert "0>0, 1>1, 2>2, 3>3" in text
+    assert "modules: q permutation" in text
+
+
+def test_a_report_with_layers_reads_back(base, save):
+    from mdir_hf import HomologyReport
+
+    report = compare(save(base, "base"), save(drift(copy.deepcopy(base), 0.2), "x"), level="body")
+    assert HomologyReport.from_json(report.to_json()) == report

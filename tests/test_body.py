@@ -1,4 +1,4 @@
-"""Where the embeddings are silent the layers speak: retrained, rotated, deepened and pruned relatives, and strangers."""
+"""Where the embeddings are silent the layers speak: retrained, rotated, deepened, pruned relatives, and strangers."""
 
 from __future__ import annotations
 

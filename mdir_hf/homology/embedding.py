@@ -188,7 +188,7 @@ class EmbeddingTest:
             for signed in (False, True):
                 # One matching is wanted even where none can be significant: the plain one, to say where c lies.
                 level = None if is_last and view == VIEWS[0] and not signed else self.log_alpha
-                matching = best_matching(factor.matrix, signed=signed, log_alpha=level)
+                matching = best_matching(factor.matrix, signed=signed, log_alpha=level, exact=is_last)
                 log_p = 0.0 if matching is None else min(0.0, matching.log_p + correction)
                 trimmed = {} if matching is None else matching.log_p_trimmed
                 look = Look(

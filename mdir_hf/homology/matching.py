@@ -26,6 +26,9 @@ CHANNEL_ALPHA = 0.01
 ROUNDING = 1e-4
 """Relative margin for float32 sums over a whole factor before one is dismissed without an assignment."""
 
+GREEDY_ROUNDS, GREEDY_REST = 8, 256
+"""A greedy matching leaves to the assignment what is undecided after so many rounds, or so few rows."""
+
 TRIMS = {"n/16": 16, "n/4": 4, "n/2": 2}
 """Shares of the best channels that the trimmed p-values leave out; fixed in advance."""
 
@@ -74,7 +77,9 @@ class Matching:
         return bool(same.mean() > 0.95)
 
 
-def best_matching(polar: torch.Tensor, *, signed: bool, log_alpha: float | None = None) -> Matching | None:
+def best_matching(
+    polar: torch.Tensor, *, signed: bool, log_alpha: float | None = None, exact: bool = True
+) -> Matching | None:
     """Find the matching of largest trace, ``argmax_P Tr(P U^T)`` (paper, Algorithm 1).
 
     Where the largest entries of the rows already form a matching they are the optimum and no assignment is solved.
@@ -84,6 +89,8 @@ def best_matching(polar: torch.Tensor, *, signed: bool, log_alpha: float | None 
         signed: Whether signs are free, i.e. whether absolute values are matched.
         log_alpha: If given, return None when not even the sum of the row maxima could reach this significance: then no
             matching can, and the assignment is not solved.
+        exact: Whether the optimum is wanted even where a greedy matching is significant at ``log_alpha`` already, and
+            stays so without its best half. Any matching gives a valid p; the greedy one costs no O(n^3).
 
     Returns:
         The matching with its evidence, or None. Cost O(n^2), and O(n^3) at worst for the assignment.
@@ -117,11 +124,58 @@ def best_matching(polar: torch.Tensor, *, signed: bool, log_alpha: float | None 
     if cannot_reach(float(np.sort(column_energy)[:n_narrow].sum())):
         return None
     columns = where.cpu().numpy().astype(np.int64)
-    if len(np.unique(columns)) != n_narrow:
-        _, assigned = linear_sum_assignment(weights.cpu().numpy(), maximize=True)
-        columns = assigned.astype(np.int64)
+    is_optimal = len(np.unique(columns)) == n_narrow
+    if not is_optimal and not exact and log_alpha is not None:
+        quick = _matching(narrow, _greedy(weights), row_energy, column_energy, signed=signed, transposed=transposed)
+        if max(quick.log_p, quick.log_p_trimmed["n/2"]) < log_alpha:
+            return quick
+    if not is_optimal:
+        columns = _assignment(weights)
+    return _matching(narrow, columns, row_energy, column_energy, signed=signed, transposed=transposed)
+
+
+def _assignment(weights: torch.Tensor) -> IntArray:
+    _, columns = linear_sum_assignment(weights.cpu().numpy(), maximize=True)
+    return np.asarray(columns, dtype=np.int64)
+
+
+def _greedy(weights: torch.Tensor) -> IntArray:
+    """Give every column to the row that wants it most, round after round; solve what is left when it is small."""
+    columns = np.empty(weights.shape[0], dtype=np.int64)
+    rows, free = torch.arange(weights.shape[0]), torch.arange(weights.shape[1])
+    rest = weights
+    for _ in range(GREEDY_ROUNDS):
+        if len(rows) <= GREEDY_REST:
+            break
+        best, where = (part.cpu() for part in rest.max(dim=1))
+        order = torch.argsort(best, descending=True)
+        taken, first = np.unique(where[order].numpy(), return_index=True)
+        winners = order.numpy()[first]
+        columns[rows.numpy()[winners]] = free.numpy()[taken]
+        losers, left = np.ones(len(rows), dtype=bool), np.ones(len(free), dtype=bool)
+        losers[winners], left[taken] = False, False
+        keep_rows, keep_free = torch.from_numpy(np.flatnonzero(losers)), torch.from_numpy(np.flatnonzero(left))
+        rows, free = rows[keep_rows], free[keep_free]
+        rest = rest[keep_rows.to(rest.device)][:, keep_free.to(rest.device)]
+    if len(rows):
+        columns[rows.numpy()] = free.numpy()[_assignment(rest)]
+    return columns
+
+
+def _matching(
+    narrow: torch.Tensor,
+    columns: IntArray,
+    row_energy: FloatArray,
+    column_energy: FloatArray,
+    *,
+    signed: bool,
+    transposed: bool,
+) -> Matching:
+    """Weigh the evidence of row i matched to ``columns[i]``, for every row of the narrower side."""
+    n_narrow, n_wide = narrow.shape
     rows = np.arange(n_narrow, dtype=np.int64)
-    signed_entries = narrow.cpu().numpy()[rows, columns].astype(np.float64)
+    where = torch.from_numpy(columns).to(narrow.device)
+    signed_entries = narrow.gather(1, where[:, None])[:, 0].double().cpu().numpy()
     entries = np.abs(signed_entries) if signed else signed_entries
     log_p, trimmed, is_significant = _evidence(entries, row_energy, column_energy[columns], n_wide, signed=signed)
     rate = min(n_wide / max(row_energy.sum(), 1e-300), n_narrow / max(column_energy[columns].sum(), 1e-300))

@@ -13,8 +13,8 @@ import torch
 
 from mdir_hf.homology.products import cross_product
 
-FLOAT64_CHANNELS = 2048
-"""Up to this width the n x n matrices are float64; beyond, float32 (half the memory, twice the speed)."""
+FLOAT64_CHANNELS = 1024
+"""Up to this width everything is float64, p exact to rounding; beyond, float32 (half the memory, thrice the speed)."""
 
 RELATIVE_RANK_TOLERANCE = {
     # Singular values below this share of the largest are rounding, not data: about sqrt(n) eps for n in the thousands.

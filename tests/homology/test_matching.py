@@ -156,3 +156,49 @@ def test_float32_and_float64_factors_agree():
     np.testing.assert_array_equal(one.candidate, other.candidate)
     # Entries are rounded to 6e-8 each; log p goes with the square of their sum.
     assert other.log_p == pytest.approx(one.log_p, rel=1e-6)
+
+
+class TestWithoutTheOptimum:
+    def test_a_greedy_matching_is_taken_where_it_is_significant(self, monkeypatch):
+        # Row maxima collide here, and what the greedy rounds leave is far below the whole.
+        def small_only(weights, **kwargs):
+            assert weights.shape[0] <= matching_module.GREEDY_REST
+            return linear_sum_assignment(weights, **kwargs)
+
+        monkeypatch.setattr(matching_module, "linear_sum_assignment", small_only)
+        rng = np.random.default_rng(14)
+        u = near(rng.permutation(400), 2.5, rng)
+        found = best_matching(u, signed=False, log_alpha=math.log(1e-10), exact=False)
+        assert max(found.log_p, found.log_p_trimmed["n/2"]) < math.log(1e-10)
+        assert len(set(u.argmax(dim=1).tolist())) < 400
+
+    @pytest.mark.parametrize("signed", [False, True])
+    @pytest.mark.parametrize("shape", [(300, 300), (280, 400), (400, 280)])
+    def test_a_greedy_matching_is_a_matching_and_close_to_the_optimum(self, shape, signed, monkeypatch):
+        monkeypatch.setattr(matching_module, "GREEDY_REST", 20)
+        rng = np.random.default_rng(15)
+        u = torch.from_numpy(np.linalg.qr(rng.standard_normal((max(shape), min(shape))))[0])
+        u = (u if shape[0] > shape[1] else u.T) + 0.4 * torch.eye(*shape)
+        greedy = best_matching(u, signed=signed, log_alpha=-1.0, exact=False)
+        optimum = best_matching(u, signed=signed)
+        assert len(set(greedy.reference)) == len(set(greedy.candidate)) == min(shape)
+        np.testing.assert_allclose(
+            greedy.entries,
+            np.abs(u.numpy()[greedy.reference, greedy.candidate])
+            if signed
+            else u.numpy()[greedy.reference, greedy.candidate],
+        )
+        assert 0.9 * optimum.trace < greedy.trace <= optimum.trace * (1 + 1e-12)
+
+    def test_one_column_that_every_row_wants_does_not_cost_a_round_each(self):
+        u = torch.from_numpy(0.01 * np.random.default_rng(16).standard_normal((300, 300))) + torch.eye(300)
+        u[:, 0] += 2.0
+        found = best_matching(u, signed=False, log_alpha=-1.0, exact=False)
+        assert sorted(found.candidate) == list(range(300))
+
+    def test_the_optimum_is_sought_where_a_greedy_matching_would_not_do(self):
+        rng = np.random.default_rng(17)
+        u = near(rng.permutation(48), 2.0, rng)
+        exact = best_matching(u, signed=False)
+        level = exact.log_p * 0.999  # so near the optimum that nothing less reaches it
+        assert best_matching(u, signed=False, log_alpha=level, exact=False).trace == exact.trace

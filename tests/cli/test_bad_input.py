@@ -1,0 +1,172 @@
+"""What can be wrong with a model or its server: each gives one line that says so, and leaves nothing half-written."""
+
+from __future__ import annotations
+
+import json
+import struct
+
+import pytest
+
+from mdir_hf.cli import main
+from mdir_hf.demo.loopback import Fault
+from tests.hub.fixtures import hf_home, loopback_hub, waits
+from tests.specimens import gaussian, write_model
+
+__all__ = ["hf_home", "loopback_hub", "waits"]
+
+V, N = 1200, 64
+
+
+@pytest.fixture
+def base(tmp_path):
+    return write_model(tmp_path / "base", gaussian(V, N, 0))
+
+
+@pytest.fixture
+def twin(tmp_path):
+    return write_model(tmp_path / "twin", gaussian(V, N, 0) + 0.1 * gaussian(V, N, 1))
+
+
+@pytest.fixture
+def served(loopback_hub, base, twin, waits):
+    """A Hub with ``some/base`` and ``some/twin``; waits take no time."""
+    loopback_hub.add_repository("some/base", base)
+    loopback_hub.add_repository("some/twin", twin)
+    return loopback_hub
+
+
+def refused(capsys, *arguments: str) -> str:
+    """Run a comparison that cannot be done; return its one line."""
+    assert main(["compare", *arguments, "--quiet"]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1 and err.startswith("mdir-hf: error: ")
+    return err
+
+
+def test_no_such_repository(served, capsys):
+    assert "some/nothing" in refused(capsys, "some/base", "some/nothing")
+
+
+def test_gated_without_a_token_and_with_one(served, twin, capsys, monkeypatch):
+    served.add_repository("some/gated", twin, gated=True)
+    said = refused(capsys, "some/base", "some/gated")
+    assert "some/gated" in said and ("gated" in said or "log in" in said)
+    monkeypatch.setenv("HF_TOKEN", served.token)
+    assert main(["compare", "some/base", "some/gated", "--quiet"]) == 0
+    assert not [request for request in served.sent("cdn") if request.had_token]
+    assert served.token not in capsys.readouterr().out
+
+
+def test_wrong_revision(served, capsys):
+    said = refused(capsys, "some/base", "some/twin@v9")
+    assert "v9" in said and "some/twin" in said
+
+
+def test_a_repository_without_weights(served, tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "README.md").write_text("nothing here")
+    served.add_repository("some/empty", tmp_path / "empty")
+    assert "no weights" in refused(capsys, "some/base", "some/empty")
+
+
+def test_a_repository_with_pickled_weights_only(served, tmp_path, capsys):
+    (tmp_path / "pickled").mkdir()
+    (tmp_path / "pickled" / "pytorch_model.bin").write_bytes(b"\x80\x02cos\nsystem\n")
+    served.add_repository("some/pickled", tmp_path / "pickled")
+    assert "pytorch_model.bin" in refused(capsys, "some/base", "some/pickled")
+
+
+def rewrite(folder, change):
+    """Give the weight file of a folder another header, and as many bytes as before behind it."""
+    path = folder / "model.safetensors"
+    content = path.read_bytes()
+    (n_bytes,) = struct.unpack("<Q", content[:8])
+    header = json.loads(content[8 : 8 + n_bytes])
+    change(header)
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + content[8 + n_bytes :])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda h: h["model.embed_tokens.weight"].update(shape=[V, N + 1]), "model.embed_tokens.weight"),
+        (lambda h: h["model.embed_tokens.weight"].update(data_offsets=[0, 10**12]), "model.embed_tokens.weight"),
+        (lambda h: h["model.embed_tokens.weight"].update(data_offsets=[8, 8 + 2 * V * N]), "model.embed_tokens.weight"),
+        (lambda h: h["model.embed_tokens.weight"].update(dtype="F64"), "model.embed_tokens.weight"),
+        (lambda h: h["model.embed_tokens.weight"].update(dtype="Q9"), "Q9"),
+    ],
+    ids=["lying shape", "offsets past the end", "hole in front", "lying dtype", "unknown dtype"],
+)
+def test_a_lying_header(base, twin, change, said, capsys):
+    rewrite(twin, change)
+    assert said in refused(capsys, str(base), str(twin))
+
+
+@pytest.mark.parametrize("n_bytes", [0, 4, 40, 5000])
+def test_a_truncated_file(base, twin, n_bytes, capsys):
+    path = twin / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:n_bytes])
+    assert "model.safetensors" in refused(capsys, str(base), str(twin))
+
+
+def test_a_server_that_ignores_ranges(served, capsys):
+    served.faults.append(Fault("ignore_range", origin="cdn", times=None))
+    said = refused(capsys, "some/base", "some/twin")
+    assert "range" in said and "model.safetensors" in said
+
+
+def test_a_connection_that_drops_once_is_resumed(served, capsys):
+    served.faults.append(Fault("drop", origin="cdn", method="GET", after_bytes=1000, times=2))
+    assert main(["compare", "some/base", "some/twin", "--json", "--quiet"]) == 0
+    assert json.loads(capsys.readouterr().out)["verdict"] == "homologous"
+
+
+def test_a_connection_that_always_drops(served, capsys):
+    served.faults.append(Fault("drop", origin="cdn", method="GET", after_bytes=0, times=None))
+    assert "model.safetensors" in refused(capsys, "some/base", "some/twin")
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_burst_of_refusals_is_waited_out(served, status, capsys, waits):
+    served.faults.append(Fault("status", status=status, times=3, headers={"Retry-After": "7"}))
+    assert main(["compare", "some/base", "some/twin", "--quiet"]) == 0
+    capsys.readouterr()
+    assert any(wait_s >= 7 for wait_s in waits)
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_endless_refusals(served, status, capsys):
+    served.faults.append(Fault("status", status=status, times=None))
+    assert "some/" in refused(capsys, "some/base", "some/twin")
+
+
+@pytest.mark.parametrize("content", ["{", "[1, 2]", '"llama"', "[" * 100_000, '{"hidden_size": -1}'])
+def test_a_config_that_is_none(base, twin, content, capsys):
+    (twin / "config.json").write_text(content)
+    assert "config" in refused(capsys, str(base), str(twin))
+
+
+def test_a_tokenizer_that_is_none(base, twin, capsys):
+    (twin / "tokenizer.json").write_text("{]")
+    assert "tokenizer.json" in refused(capsys, str(base), str(twin))
+
+
+@pytest.mark.parametrize("path", ["../base/model.safetensors", "C:\\weights\\model.safetensors", "/etc/passwd", "a\\b"])
+def test_a_shard_outside_of_the_repository(base, twin, path, capsys):
+    index = {"metadata": {}, "weight_map": {"model.embed_tokens.weight": path}}
+    (twin / "model.safetensors").unlink()
+    (twin / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert "model.safetensors.index.json" in refused(capsys, str(base), str(twin))
+
+
+def test_nothing_is_left_half_written_after_errors(served, hf_home, tmp_path, capsys):
+    served.faults.append(Fault("drop", origin="cdn", method="GET", after_bytes=500, times=None))
+    refused(capsys, "some/base", "some/twin", "--save", str(tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+    served.faults.clear()
+    # What the caches kept is whole: the next run succeeds with it.
+    assert main(["compare", "some/base", "some/twin", "--save", str(tmp_path / "out"), "--quiet"]) == 0
+    capsys.readouterr()
+    assert (tmp_path / "out" / "report.json").exists()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from io import BytesIO
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mdir_hf.errors import InputError
 
@@ -32,7 +32,7 @@ def draw_figures(report: HomologyReport, *, dark: bool = False) -> Mapping[str, 
 
     Returns:
         Figures by name: ``embedding`` (heat map of the polar factor), ``null`` (observed trace against placebo and
-        threshold), ``looks`` (p against tokens read).
+        threshold), ``looks`` (p against tokens read), ``layers`` (every layer against every layer).
 
     Raises:
         InputError: If matplotlib is not installed.
@@ -51,6 +51,8 @@ def draw_figures(report: HomologyReport, *, dark: bool = False) -> Mapping[str, 
         figures["null"] = _null(matrix, theme)
     if matrix is not None and matrix.looks:
         figures["looks"] = _looks(report, matrix, theme)
+    if report.layers is not None:
+        figures["layers"] = _layer_map(report, report.layers, theme)
     return figures
 
 
@@ -122,7 +124,8 @@ def _null(matrix: MatrixReport, theme: Mapping[str, str]) -> Figure:
     axes.barh(list(shares), list(shares.values()), color=[NULL, NULL, OBSERVED], height=0.6)
     axes.axvline(1.0, color=theme["ink"], linewidth=1.2, linestyle="--")
     for y, share in enumerate(shares.values()):
-        axes.text(share, y, f" {share:.2f}", va="center", color=theme["ink"], fontsize=8)
+        clear_of_line = share if share > 1.0 else max(share, 1.02)
+        axes.text(clear_of_line, y, f" {share:.2f}", va="center", color=theme["ink"], fontsize=8)
     axes.set_xlabel("trace over the trace that is significant at 0.1 % (dashed line)")
     axes.set_xlim(0, max(1.3, *shares.values()) * 1.15)
     _style(axes, theme, title="Observed against what chance gives")
@@ -154,5 +157,28 @@ def _looks(report: HomologyReport, matrix: MatrixReport, theme: Mapping[str, str
     figure.set_label(
         f"Line chart: with {rows[-1]} common tokens read, log10 p is {min(p for _, p in matrix.looks):.0f} "
         f"at a level of {report.alpha:g}."
+    )
+    return figure
+
+
+def _layer_map(report: HomologyReport, layers: Mapping[str, Any], theme: Mapping[str, str]) -> Figure:
+    import numpy as np
+
+    evidence = -np.array(layers["matrix"], dtype=float)
+    figure = _new_figure(theme, 5.6, 4.6)
+    axes = figure.subplots()
+    # Evidence spans from nothing to tens of thousands: its logarithm shows weak ancestors beside strong ones.
+    image = axes.imshow(np.log10(1.0 + evidence), cmap="cividis", vmin=0.0, interpolation="nearest", aspect="auto")
+    matches = layers["matches"]
+    axes.plot([j for _, j, _ in matches], [i for i, *_ in matches], "x", color=NULL, markersize=5)
+    axes.set_xlabel(f"layer of {report.candidate.repo}")
+    axes.set_ylabel(f"layer of {report.reference.repo}")
+    _style(axes, theme, title=f"Layer map ({layers['role']}): {layers['pattern']}; x: ancestor")
+    bar = figure.colorbar(image, ax=axes, shrink=0.85, label="log10(1 - log10 p)")
+    bar.ax.tick_params(colors=theme["ink"], labelsize=8)
+    bar.ax.yaxis.label.set_color(theme["ink"])
+    figure.set_label(
+        f"Layer map: {len(matches)} of {evidence.shape[1]} layers of {report.candidate.repo} have an ancestor among the "
+        f"{evidence.shape[0]} layers of {report.reference.repo}; pattern: {layers['pattern']}."
     )
     return figure

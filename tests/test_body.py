@@ -132,6 +132,12 @@ def test_the_text_shows_layers_and_modules(base, save):
     assert "modules: q permutation" in text
 
 
+def test_the_layer_map_is_drawn(base, save):
+    pytest.importorskip("matplotlib")
+    report = compare(save(base, "base"), save(drift(with_layers(base, [0, 3]), 0.2), "x"), level="body")
+    assert "2 of 2 layers" in report.figures()["layers"].get_label()
+
+
 def test_a_report_with_layers_reads_back(base, save):
     from mdir_hf import HomologyReport
 

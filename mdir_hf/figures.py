@@ -178,7 +178,7 @@ def _layer_map(report: HomologyReport, layers: Mapping[str, Any], theme: Mapping
     bar.ax.tick_params(colors=theme["ink"], labelsize=8)
     bar.ax.yaxis.label.set_color(theme["ink"])
     figure.set_label(
-        f"Layer map: {len(matches)} of {evidence.shape[1]} layers of {report.candidate.repo} have an ancestor among the "
-        f"{evidence.shape[0]} layers of {report.reference.repo}; pattern: {layers['pattern']}."
+        f"Layer map: {len(matches)} of {evidence.shape[1]} layers of {report.candidate.repo} have an ancestor among "
+        f"the {evidence.shape[0]} layers of {report.reference.repo}; pattern: {layers['pattern']}."
     )
     return figure

@@ -53,6 +53,7 @@ class ReadPlan:
 
         first, last = (n_bytes_text(n) for n in self.screen_bytes)
         full = "" if self.level == "screen" else f", the full test {n_bytes_text(self.full_bytes)}"
+        full += {"auto": ", the layers more if all that is silent", "body": ", the layers the rest"}.get(self.level, "")
         return (
             f"plan: {matrix(self.reference)} against {matrix(self.candidate)}, {self.common_tokens} common tokens\n"
             f"      the screen reads {first} to {last}{full}, of {n_bytes_text(self.bytes_of_weights)} of weights; "

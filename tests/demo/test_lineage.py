@@ -138,7 +138,7 @@ def test_a_lineage_of_another_recipe_or_seed_is_built_anew(built, tmp_path, monk
     assert started == [tmp_path]
 
 
-@pytest.mark.parametrize("record", ["", "[]", "{}", '{"recipe": 2, "seed": 0, "members": [1]}'])
+@pytest.mark.parametrize("record", ["", "[]", "{}", '{"recipe": 3, "seed": 0, "members": [1]}'])
 def test_a_damaged_record_means_building_anew(tmp_path, monkeypatch, record):
     (tmp_path / "demo").mkdir()
     (tmp_path / "demo" / "lineage.json").write_text(record)

@@ -36,9 +36,11 @@ from mdir_hf.homology.heads import (
 from mdir_hf.homology.matching import Matching, best_matching
 from mdir_hf.homology.neurons import MlpWeights, NeuronMatching, inner_polar, match_neurons, unit_rows
 from mdir_hf.homology.planes import (
+    FREQUENCY_NULL,
     LAYOUTS,
     PlaneTransformation,
     RopeLayout,
+    frequency_pattern,
     normalise_planes,
     plane_pattern,
     plane_rows,
@@ -46,7 +48,7 @@ from mdir_hf.homology.planes import (
 )
 
 Role = Literal["q", "k", "v", "o", "gate", "up", "down"]
-Test = Literal["permutation", "signed_permutation", "blocks", "planes", "subspaces", "neurons"]
+Test = Literal["permutation", "signed_permutation", "blocks", "planes", "frequencies", "subspaces", "neurons"]
 Transformation = Matching | HeadTransformation | PlaneTransformation | NeuronMatching
 
 IN_ROLES: tuple[Role, ...] = ("q", "k", "v", "gate", "up")
@@ -167,8 +169,8 @@ def analyse_layer(
 
     - every role: permutation and signed permutation of its rows;
     - v and o: rotations per head (``blocks``), and any invertible map per head (``subspaces``);
-    - q and k: turns and scales per frequency plane, or signs behind QK-norm (``planes``); ``blocks`` and
-      ``subspaces`` where there are no rotary positions;
+    - q and k: turns and scales per frequency plane, or signs behind QK-norm (``planes``, and ``frequencies`` under a
+      weaker null); ``blocks`` and ``subspaces`` where there are no rotary positions;
     - gate, up and down: one joint permutation with signs and scales (``neurons``).
 
     All head tests share one map of KV groups and queries. Biases, and norms on the outputs of sublayers, are not used.
@@ -260,7 +262,7 @@ def _attention(
             canonical = inner_polar(canonical_heads(x, heads[0]), canonical_heads(y, heads[1]))
             tests.append(_HeadTest(role, "subspaces", block_pattern(canonical, *heads), x, y))
         elif x.shape[0] // heads[0] == y.shape[0] // heads[1] and reference.rotary_dim == candidate.rotary_dim:
-            tests.append(_planes(role, x, y, reference, candidate))
+            tests += _planes(role, x, y, reference, candidate)
     if not tests:
         return []
     q_tests = [t for t in tests if t.role in ("q", "o")]
@@ -276,18 +278,24 @@ def _attention(
 
 def _planes(
     role: Role, x: torch.Tensor, y: torch.Tensor, reference: LayerWeights, candidate: LayerWeights
-) -> _HeadTest:
+) -> list[_HeadTest]:
     """Test every pair of layouts that may be the right one and keep the best; all of them are paid for."""
-    tried: list[tuple[float, _HeadTest]] = []
+    tried: list[tuple[float, list[_HeadTest]]] = []
     pairs = [(a, b) for a in _layouts(reference) for b in _layouts(candidate)]
+    signs_only = reference.qk_norm and candidate.qk_norm
+    paid = math.log(len(pairs))
     for pair in pairs:
         rows = plane_rows(len(x), _n_heads(reference, role), pair[0], rotary_dim=reference.rotary_dim)
         columns = plane_rows(len(y), _n_heads(candidate, role), pair[1], rotary_dim=candidate.rotary_dim)
-        polar = inner_polar(normalise_planes(x, rows[0]), normalise_planes(y, columns[0]))
-        signs_only = reference.qk_norm and candidate.qk_norm
-        pattern = plane_pattern(polar, rows, columns, signs_only=signs_only)
+        level, other_level = normalise_planes(x, rows[0]), normalise_planes(y, columns[0])
+        pattern = plane_pattern(inner_polar(level, other_level), rows, columns, signs_only=signs_only)
+        by_frequency = frequency_pattern(level, other_level, rows[0], columns[0], signs_only=signs_only)
         _, log_p = log_p_head_map(pattern, *best_head_map(pattern))
-        tried.append((log_p, _HeadTest(role, "planes", pattern, x, y, pair, math.log(len(pairs)))))
+        both = [
+            _HeadTest(role, "planes", pattern, x, y, pair, paid),
+            _HeadTest(role, "frequencies", by_frequency, x, y, pair, paid),
+        ]
+        tried.append((log_p, both))
     return min(tried, key=lambda t: t[0])[1]
 
 
@@ -320,7 +328,7 @@ def _evaluate(
         )
     else:
         transformation = solve_heads(test.rows, test.other_rows, heads[0], heads[1], n_heads=n_heads)
-    null = f"{outer.null} {SUBSPACE_NULL}" if test.test == "subspaces" else outer.null
+    narrower = {"subspaces": SUBSPACE_NULL, "frequencies": FREQUENCY_NULL}.get(test.test)
     return ModuleEvidence(
         role=test.role,
         test=test.test,
@@ -329,7 +337,7 @@ def _evaluate(
         log_p=min(0.0, log_p + test.log_n_layouts),
         scale=_scale(test.rows, test.other_rows),
         transformation=transformation,
-        null=null,
+        null=outer.null if narrower is None else f"{outer.null} {narrower}",
     )
 
 

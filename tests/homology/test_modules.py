@@ -11,6 +11,7 @@ from mdir_hf.homology.heads import SUBSPACE_NULL
 from mdir_hf.homology.matching import best_matching
 from mdir_hf.homology.modules import ROLES, LayerWeights, analyse_layer, layer_log_p
 from mdir_hf.homology.neurons import inner_polar, unit_rows
+from mdir_hf.homology.planes import FREQUENCY_NULL
 from tests.homology.obfuscation import haar
 from tests.homology.reference import polar
 
@@ -59,7 +60,9 @@ def test_every_role_gets_the_tests_that_its_transformations_allow():
     assert tests == [
         *permutations,
         ("q", "planes"),
+        ("q", "frequencies"),
         ("k", "planes"),
+        ("k", "frequencies"),
         ("v", "blocks"),
         ("v", "subspaces"),
         ("o", "blocks"),
@@ -235,6 +238,7 @@ def test_the_null_of_each_test_is_said():
     for e in analyse_layer(layer(), layer(1), outer):
         assert e.null.startswith(outer.null)
         assert (SUBSPACE_NULL in e.null) == (e.test == "subspaces")
+        assert (FREQUENCY_NULL in e.null) == (e.test == "frequencies")
 
 
 def test_a_narrower_model_is_found_behind_a_selection_of_channels():

@@ -15,7 +15,7 @@ from tests.homology.obfuscation import SIZES, layers_of, logits, new_model, obfu
 
 LOG_ALPHA = math.log(1e-10)
 N_LAYERS = SIZES["num_hidden_layers"]
-N_TESTS = 21
+N_TESTS = 23
 """Tests of a layer pair of a gated model with rotary positions."""
 
 
@@ -115,6 +115,7 @@ def test_every_inner_transformation_of_an_obfuscated_model_is_found_and_explains
         queries, groups = secrets.q_heads[layer].tolist(), secrets.kv_heads[layer].tolist()
         for role, test, origins in (
             ("q", "planes", queries),
+            ("q", "frequencies", queries),
             ("k", "planes", groups),
             ("v", "subspaces", groups),
             ("o", "subspaces", queries),
@@ -179,7 +180,7 @@ def test_a_trained_fine_tuned_and_obfuscated_model_is_found_layer_by_layer(learn
 def test_strangers_that_learnt_the_same_language_are_silent_in_every_one_of_a_thousand_tests(learnt):
     """The null as it is met: universal features, aligned by a rotation fitted on the common tokens.
 
-    3 pairs of models, 9 pairs of layers, 21 tests, behind the fitted rotation and behind the identity: 1134 tests.
+    3 pairs of models, 9 pairs of layers, 23 tests, behind the fitted rotation and behind the identity: 1242 tests.
     """
     log_p = []
     for a, b in ((0, 1), (0, 2), (1, 2)):
@@ -188,7 +189,7 @@ def test_strangers_that_learnt_the_same_language_are_silent_in_every_one_of_a_th
                 log_p += [e.log_p for e in evidence]
     assert len(log_p) == 3 * N_LAYERS**2 * N_TESTS * 2
     assert min(log_p) > LOG_ALPHA
-    # The bounds hold far from tightly: of 1134 tests one in a thousand may fall below 1e-3, and here none is near it.
+    # The bounds hold far from tightly: of 1242 tests one in a thousand may fall below 1e-3, and here none is near it.
     assert sum(p < math.log(1e-2) for p in log_p) == 0
 
 

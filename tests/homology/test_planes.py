@@ -8,7 +8,14 @@ import torch
 
 from mdir_hf.homology.blocks import best_head_map, log_p_head_map
 from mdir_hf.homology.neurons import inner_polar
-from mdir_hf.homology.planes import LAYOUTS, normalise_planes, plane_pattern, plane_rows, solve_planes
+from mdir_hf.homology.planes import (
+    LAYOUTS,
+    frequency_pattern,
+    normalise_planes,
+    plane_pattern,
+    plane_rows,
+    solve_planes,
+)
 from tests.homology.obfuscation import haar
 
 H, D, N = 4, 8, 64
@@ -95,6 +102,36 @@ def test_on_haar_factors_the_bound_holds(signs_only, rotary_dim):
     for a in (0.5, 0.2, 0.05, 0.01):
         # three standard errors of the count
         assert np.mean(log_p <= math.log(a)) <= a + 3 * math.sqrt(a * (1 - a) / len(log_p))
+
+
+@pytest.mark.parametrize("signs_only", [False, True])
+def test_on_rows_that_are_isotropic_within_each_frequency_only_the_frequency_bound_holds(signs_only):
+    # Strangers that read the same 24 directions at every frequency, others at each: rows of one frequency are isotropic
+    # across heads, rows of different frequency are not. The bound over all rows is no bound then.
+    h, d, n = 4, 16, 256
+    planes = plane_rows(h * d, h, "half")
+    basis = haar(n, torch.Generator().manual_seed(5))
+    generator = torch.Generator().manual_seed(0)
+    heads = np.arange(h)
+
+    def rows():
+        drawn = torch.zeros(h * d, n, dtype=torch.float64)
+        for f in range(d // 2):
+            part = torch.randn(2 * h, 12, dtype=torch.float64, generator=generator)
+            drawn[planes[0][:, f].reshape(-1)] = part @ basis[12 * f : 12 * (f + 1)]
+        return normalise_planes(drawn, planes[0])
+
+    by_frequency, over_all = [], []
+    for _ in range(300):
+        x, y = rows(), rows()
+        pattern = frequency_pattern(x, y, planes[0], planes[0], signs_only=signs_only)
+        by_frequency.append(log_p_head_map(pattern, heads, heads, 0.0)[1])
+        pattern = plane_pattern(inner_polar(x, y), planes, planes, signs_only=signs_only)
+        over_all.append(log_p_head_map(pattern, heads, heads, 0.0)[1])
+    for a in (0.5, 0.2, 0.05):
+        # three standard errors of the count
+        assert np.mean(np.array(by_frequency) <= math.log(a)) <= a + 3 * math.sqrt(a * (1 - a) / 300)
+    assert np.median(over_all) < math.log(1e-10)
 
 
 @pytest.mark.parametrize("seed", range(5))

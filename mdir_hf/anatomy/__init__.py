@@ -6,7 +6,7 @@
 from .config import ConfigSizes, language_config, read_config, read_sizes
 from .layers import Layer
 from .resolve import Anatomy, resolve_anatomy
-from .roles import FusedRows, HeadCounts, Role, WeightPart, WholeTensor, read_part
+from .roles import FusedRows, HeadCounts, Role, WeightPart, WholeTensor, read_experts, read_part
 
 __all__ = [
     "Anatomy",
@@ -19,6 +19,7 @@ __all__ = [
     "WholeTensor",
     "language_config",
     "read_config",
+    "read_experts",
     "read_part",
     "read_sizes",
     "resolve_anatomy",

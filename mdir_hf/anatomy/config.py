@@ -29,6 +29,7 @@ class ConfigSizes:
         vocabulary_size: Rows of the embedding, padding included.
         ties_embeddings: Whether the unembedding is the embedding.
         rotary_share: Share of a head that rotary positions turn.
+        n_experts: Routed experts per layer.
     """
 
     architecture: str = "unknown"
@@ -42,6 +43,7 @@ class ConfigSizes:
     vocabulary_size: int | None = None
     ties_embeddings: bool | None = None
     rotary_share: float | None = None
+    n_experts: int | None = None
 
     @property
     def heads(self) -> HeadCounts | None:
@@ -109,6 +111,7 @@ def read_sizes(config: Config | None) -> ConfigSizes:
         vocabulary_size=_size(inner, tables.VOCABULARY_SIZE_KEYS) or _size(config, tables.VOCABULARY_SIZE_KEYS),
         ties_embeddings=ties if isinstance(ties, bool) else None,
         rotary_share=_rotary_share(inner),
+        n_experts=_n_experts(inner),
     )
 
 
@@ -120,6 +123,12 @@ def _rotary_share(config: Config) -> float | None:
             if isinstance(value, int | float) and 0.0 < value <= 1.0:
                 return float(value)
     return None
+
+
+def _n_experts(config: Config) -> int | None:
+    # Dense models of families with experts say 0, or nothing.
+    counts = (config.get(key) for key in tables.N_EXPERTS_KEYS)
+    return next((n for n in counts if type(n) is int and 0 < n <= tables.MOST_EXPERTS), None)
 
 
 def _size(config: Config, keys: tuple[str, ...]) -> int | None:

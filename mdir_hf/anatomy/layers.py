@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from . import tables
@@ -13,7 +13,7 @@ from .config import ConfigSizes
 from .roles import Role, WeightPart
 
 _IN_LAYER = re.compile(r"(?:(?P<prefix>.*?)\.)?(?P<index>\d{1,6})\.(?P<rest>.+)")
-_EXPECTED = (Role.Q, Role.K, Role.V, Role.O, Role.UP, Role.DOWN)
+_ATTENTION = (Role.Q, Role.K, Role.V, Role.O)
 
 
 @dataclass(frozen=True)
@@ -23,12 +23,22 @@ class Layer:
     Attributes:
         index: Its number in the checkpoint, 0-based.
         parts: Where the weight of each role is stored.
-        missing: Roles that a layer of this model should have and that were not found in this one.
+        missing: Roles that a layer of this model should have and that were not found in this one, or not in every one
+            of its experts.
+        experts: Routed experts by number, each with its own gate, up and down.
+        shared_experts: Experts that every token passes; families that have several store them as one.
     """
 
     index: int
     parts: Mapping[Role, WeightPart]
     missing: tuple[Role, ...] = ()
+    experts: tuple[Mapping[Role, WeightPart], ...] = ()
+    shared_experts: tuple[Mapping[Role, WeightPart], ...] = ()
+
+    def all_parts(self) -> Iterator[tuple[Role, WeightPart]]:
+        """Every part of it, those of experts too."""
+        for parts in (self.parts, *self.experts, *self.shared_experts):
+            yield from parts.items()
 
 
 @dataclass(frozen=True)
@@ -111,28 +121,58 @@ def place_layers(stack: Stack, sizes: ConfigSizes, notes: list[str]) -> tuple[tu
             indices = [index for index in indices if index < sizes.n_layers]
         if len(indices) < sizes.n_layers:
             notes.append(f"the config says {sizes.n_layers} layers; {len(indices)} are there")
-    placed: dict[int, dict[Role, WeightPart]] = {}
+    placed = {index: _Placed() for index in indices}
     unplaced: list[str] = []
-    for index in indices:
-        placed[index] = {}
+    for index, found in placed.items():
         for rest in stack.names[index]:
-            if not _place(stack, index, rest, sizes, placed[index]) and not re.fullmatch(tables.NOT_WEIGHTS, rest):
+            if not _place(stack, index, rest, sizes, found) and not re.fullmatch(tables.NOT_WEIGHTS, rest):
                 unplaced.append(stack.tensor(index, rest))
-    has_gate = any(Role.GATE in parts for parts in placed.values())
-    expected = (*_EXPECTED, Role.GATE) if has_gate else _EXPECTED
-    layers = tuple(
-        Layer(index, MappingProxyType(parts), tuple(role for role in expected if role not in parts))
-        for index, parts in placed.items()
-    )
-    return layers, tuple(unplaced)
+    has_gate = any(Role.GATE in parts for found in placed.values() for parts in found.mlps())
+    of_mlp = (Role.UP, Role.DOWN, Role.GATE) if has_gate else (Role.UP, Role.DOWN)
+    return tuple(found.layer(index, of_mlp) for index, found in placed.items()), tuple(unplaced)
 
 
-def _place(stack: Stack, index: int, rest: str, sizes: ConfigSizes, parts: dict[Role, WeightPart]) -> bool:
+@dataclass
+class _Placed:
+    """What was placed so far in one layer; experts by number."""
+
+    parts: dict[Role, WeightPart] = field(default_factory=dict)
+    experts: dict[int, dict[Role, WeightPart]] = field(default_factory=lambda: defaultdict(dict))
+    shared: dict[Role, WeightPart] = field(default_factory=dict)
+
+    def routed(self) -> list[dict[Role, WeightPart]]:
+        """The routed experts in order; a number that is skipped has no parts."""
+        return [self.experts.get(number, {}) for number in range(max(self.experts, default=-1) + 1)]
+
+    def mlps(self) -> list[dict[Role, WeightPart]]:
+        """The experts, or the layer itself where it has none."""
+        return [*self.routed(), *([self.shared] if self.shared else [])] or [self.parts]
+
+    def layer(self, index: int, of_mlp: tuple[Role, ...]) -> Layer:
+        """The layer, in which every MLP should have the roles ``of_mlp``."""
+        missing = [role for role in _ATTENTION if role not in self.parts]
+        missing += [role for role in of_mlp if any(role not in parts for parts in self.mlps())]
+        experts = tuple(MappingProxyType(parts) for parts in self.routed())
+        shared = (MappingProxyType(self.shared),) if self.shared else ()
+        return Layer(index, MappingProxyType(self.parts), tuple(missing), experts, shared)
+
+
+def _place(stack: Stack, index: int, rest: str, sizes: ConfigSizes, found: _Placed) -> bool:
     for row in tables.LAYER_ROWS:
-        if not re.fullmatch(row.pattern, rest) or not _holds(row, stack.names[index], sizes.architecture):
+        match = re.fullmatch(row.pattern, rest)
+        if match is None or not _holds(row, stack.names[index], sizes.architecture):
             continue
+        if row.experts == "stacked" and sizes.n_experts is None:
+            continue  # how many there are would cost the header of its shard
         for role, layout in row.parts:
-            parts[role] = WeightPart(stack.tensor(index, rest), layout, row.transposed, sizes.heads)
+            part = WeightPart(stack.tensor(index, rest), layout, row.transposed, sizes.heads)
+            if row.experts == "numbered":
+                found.experts[int(match["expert"])][role] = part
+            elif row.experts == "stacked":
+                for number in range(sizes.n_experts or 0):
+                    found.experts[number][role] = replace(part, expert=number)
+            else:
+                (found.shared if row.experts == "shared" else found.parts)[role] = part
         return True
     return False
 

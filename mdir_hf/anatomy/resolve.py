@@ -69,11 +69,15 @@ class Anatomy:
         Raises:
             AnatomyError: If a tensor cannot be what its name says: naming it, the shape expected and the one found.
         """
-        for role, part in layer.parts.items():
+        for role, part in layer.all_parts():
             stored = tuple(shape_of(part.tensor))
-            n_axes = 1 if role.is_norm else 2
+            if part.expert is not None and len(stored) == 3 and stored[0] != len(layer.experts):
+                raise AnatomyError(
+                    f"tensor {part.tensor!r} has shape {stored}; the config says {len(layer.experts)} experts"
+                )
+            n_axes = 1 if role.is_norm else 2 if part.expert is None else 3
             if len(stored) != n_axes:
-                what = "a vector" if role.is_norm else "a matrix"
+                what = {1: "a vector", 2: "a matrix", 3: "a stack of matrices, one for each expert"}[n_axes]
                 raise AnatomyError(f"tensor {part.tensor!r} (role {role.value}) has shape {stored}; expected {what}")
             if role.is_norm:
                 continue

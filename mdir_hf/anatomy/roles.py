@@ -6,6 +6,7 @@ Past this folder every weight is ``(d_out, d_in)``, ``y = W x``. Fused tensors, 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Literal, Protocol
@@ -41,11 +42,13 @@ class Role(str, Enum):
     """Scale of the norm on queries, per head or over all heads."""
     K_NORM = "k_norm"
     """Scale of the norm on keys, per head or over all heads."""
+    ROUTER = "router"
+    """What decides which experts a token goes to, ``(n_experts, d_model)``."""
 
     @property
     def reads_stream(self) -> bool:
         """Whether its input side is the residual stream: ``d_in == d_model``."""
-        return self in (Role.Q, Role.K, Role.V, Role.GATE, Role.UP)
+        return self in (Role.Q, Role.K, Role.V, Role.GATE, Role.UP, Role.ROUTER)
 
     @property
     def writes_stream(self) -> bool:
@@ -149,17 +152,19 @@ class WeightPart:
         layout: Which rows of the ``(d_out, d_in)`` matrix it is.
         transposed: Whether the checkpoint stores ``(d_in, d_out)``.
         heads: Head counts that the layout needs, where they are known.
+        expert: Which matrix along the first axis, where the tensor stacks those of all experts; None for a matrix.
     """
 
     tensor: str
     layout: Layout = WHOLE
     transposed: bool = False
     heads: HeadCounts | None = None
+    expert: int | None = None
 
     @property
     def is_whole(self) -> bool:
         """Whether every row of the tensor belongs to it."""
-        return self.layout == WHOLE
+        return self.layout == WHOLE and self.expert is None
 
     def rows(self, stored_shape: tuple[int, ...]) -> IntArray:
         """Return its rows in the ``(d_out, d_in)`` matrix, given the shape of the stored tensor.
@@ -167,7 +172,8 @@ class WeightPart:
         Raises:
             AnatomyError: If the tensor cannot be divided as its layout says; names it.
         """
-        n_rows = stored_shape[-1] if self.transposed else stored_shape[0]
+        matrix = self._matrix_shape(stored_shape)
+        n_rows = matrix[-1] if self.transposed else matrix[0]
         try:
             return self.layout.rows(n_rows, self.heads)
         except AnatomyError as exc:
@@ -176,8 +182,18 @@ class WeightPart:
     def shape(self, stored_shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return its own shape, ``(d_out, d_in)`` or ``(d,)``, given the shape of the stored tensor."""
         n_rows = len(self.rows(stored_shape))
-        rest = stored_shape[:-1] if self.transposed else stored_shape[1:]
-        return (n_rows, *rest)
+        matrix = self._matrix_shape(stored_shape)
+        return (n_rows, *(matrix[:-1] if self.transposed else matrix[1:]))
+
+    def _matrix_shape(self, stored_shape: tuple[int, ...]) -> tuple[int, ...]:
+        if self.expert is None:
+            return stored_shape
+        if len(stored_shape) != 3 or self.expert >= stored_shape[0]:
+            raise AnatomyError(
+                f"tensor {self.tensor!r} has shape {stored_shape}; expected a stack of matrices, with more than "
+                f"{self.expert} experts along its first axis"
+            )
+        return stored_shape[1:]
 
 
 class TensorReader(Protocol):
@@ -212,11 +228,14 @@ def read_part(source: TensorReader, part: WeightPart) -> torch.Tensor:
 
     Returns:
         Tensor of shape ``(d_out, d_in)`` (norms: ``(d,)``), contiguous, dtype as the source returns it. A part of a
-        transposed tensor reads the whole tensor, since its rows are columns of the file.
+        transposed tensor reads the whole tensor, since its rows are columns of the file, and so does one expert of a
+        stack: see :func:`read_experts`.
 
     Raises:
         AnatomyError: If the tensor cannot be divided as its layout says.
     """
+    if part.expert is not None:
+        return _take(source.read(part.tensor), part)
     if part.is_whole:
         stored = source.read(part.tensor)
         return stored.T.contiguous() if part.transposed else stored
@@ -227,6 +246,43 @@ def read_part(source: TensorReader, part: WeightPart) -> torch.Tensor:
     if part.transposed:
         return source.read(part.tensor).T[torch.from_numpy(rows)].contiguous()
     return source.read_rows(part.tensor, rows)
+
+
+def read_experts(
+    source: TensorReader, experts: Iterable[Mapping[Role, WeightPart]]
+) -> Iterator[dict[Role, torch.Tensor]]:
+    """Read the weights of some experts, one expert after the other.
+
+    Args:
+        source: Where the tensors are.
+        experts: The parts of each, from one layer.
+
+    Yields:
+        The weights of each expert, as :func:`read_part` returns them. A tensor that stacks all experts is read once
+        and kept until the last expert is yielded; of the others, one expert is in memory.
+
+    Raises:
+        AnatomyError: If a tensor cannot be divided as its layout says.
+    """
+    stacks: dict[str, torch.Tensor] = {}
+    for parts in experts:
+        weights: dict[Role, torch.Tensor] = {}
+        for role, part in parts.items():
+            if part.expert is None:
+                weights[role] = read_part(source, part)
+                continue
+            if part.tensor not in stacks:
+                stacks[part.tensor] = source.read(part.tensor)
+            weights[role] = _take(stacks[part.tensor], part)
+        yield weights
+
+
+def _take(stack: torch.Tensor, part: WeightPart) -> torch.Tensor:
+    """Take one expert's weight out of a stack."""
+    rows = torch.from_numpy(part.rows(tuple(stack.shape)))
+    assert part.expert is not None
+    matrix = stack[part.expert]
+    return (matrix.T if part.transposed else matrix)[rows].contiguous()
 
 
 def _number(count: Count, heads: HeadCounts | None) -> int:

@@ -43,6 +43,9 @@ class LayerRow:
         model_types: Families it holds for; empty: any.
         beside: The row holds only in a layer that also has a tensor matching this.
         unless_beside: The row does not hold in a layer that has a tensor matching this.
+        experts: ``numbered`` where it belongs to the routed expert whose number is the pattern's group ``expert``,
+            ``stacked`` where it holds those of all routed experts, ``(n_experts, ..., ...)``, ``shared`` where it
+            belongs to the expert that every token passes; None outside of experts.
     """
 
     pattern: str
@@ -51,10 +54,19 @@ class LayerRow:
     model_types: frozenset[str] = frozenset()
     beside: str | None = None
     unless_beside: str | None = None
+    experts: Literal["numbered", "stacked", "shared"] | None = None
 
 
 _CONV1D = frozenset({"gpt2", "openai-gpt"})
 _NEOX = frozenset({"gpt_neox"})
+_GATE_THEN_UP = ((Role.GATE, FusedRows(1, (1, 1), 0)), (Role.UP, FusedRows(1, (1, 1), 1)))
+# Files written with save_original_format=False have the stacked names of the module.
+_STACKED_IN_MODULES = frozenset(
+    {
+        *("mixtral", "phimoe", "qwen2_moe", "qwen3_moe", "qwen3_5_moe", "qwen3_5_moe_text", "olmoe"),
+        *("deepseek_v2", "deepseek_v3", "glm4_moe", "ernie4_5_moe", "hunyuan_v1_moe"),
+    }
+)
 
 EMBEDDING_ROWS: tuple[EdgeRow, ...] = (
     EdgeRow(r"local_encoder\.embed_tokens\.weight", frozenset({"blt"})),
@@ -133,7 +145,7 @@ LAYER_ROWS: tuple[LayerRow, ...] = (
     ),
     LayerRow(
         r"mlp\.gate_up_proj\.weight",
-        ((Role.GATE, FusedRows(1, (1, 1), 0)), (Role.UP, FusedRows(1, (1, 1), 1))),
+        _GATE_THEN_UP,
         model_types=frozenset({"phi3", "glm", "glm4"}),
     ),
     # Qwen3-Next and Qwen3.5 put an output gate beside each query head.
@@ -161,11 +173,80 @@ LAYER_ROWS: tuple[LayerRow, ...] = (
         beside=r"input_layernorm\.weight",
         unless_beside=r"pre_(feedforward|mlp|ff)_layernorm\.weight",
     ),
+    # Mixtures of experts. Mixtral: w1 is gate, w3 up, w2 down.
+    *(
+        LayerRow(
+            rf"block_sparse_moe\.experts\.(?P<expert>\d{{1,4}})\.{name}\.weight", ((role, WHOLE),), experts="numbered"
+        )
+        for name, role in (("w1", Role.GATE), ("w3", Role.UP), ("w2", Role.DOWN))
+    ),
+    *(
+        LayerRow(rf"mlp\.experts\.(?P<expert>\d{{1,4}})\.{name}_proj\.weight", ((role, WHOLE),), experts="numbered")
+        for name, role in (("gate", Role.GATE), ("up", Role.UP), ("down", Role.DOWN))
+    ),
+    *(
+        LayerRow(
+            rf"(?:mlp|feed_forward)\.shared_(?:experts?|mlp)\.{name}_proj\.weight", ((role, WHOLE),), experts="shared"
+        )
+        for name, role in (("gate", Role.GATE), ("up", Role.UP), ("down", Role.DOWN))
+    ),
+    # gpt-oss: stored (d_in, d_out), gate and up in turns.
+    LayerRow(
+        r"mlp\.experts\.gate_up_proj",
+        ((Role.GATE, FusedRows("rows", (1, 1), 0)), (Role.UP, FusedRows("rows", (1, 1), 1))),
+        transposed=True,
+        model_types=frozenset({"gpt_oss"}),
+        experts="stacked",
+    ),
+    # Llama-4: stored (d_in, d_out), gate before up.
+    LayerRow(
+        r"feed_forward\.experts\.gate_up_proj",
+        _GATE_THEN_UP,
+        transposed=True,
+        model_types=frozenset({"llama4_text"}),
+        experts="stacked",
+    ),
+    LayerRow(
+        r"(?:mlp|feed_forward)\.experts\.down_proj",
+        ((Role.DOWN, WHOLE),),
+        transposed=True,
+        model_types=frozenset({"gpt_oss", "llama4_text"}),
+        experts="stacked",
+    ),
+    LayerRow(r"mlp\.experts\.gate_up_proj", _GATE_THEN_UP, model_types=_STACKED_IN_MODULES, experts="stacked"),
+    LayerRow(r"mlp\.experts\.down_proj", ((Role.DOWN, WHOLE),), model_types=_STACKED_IN_MODULES, experts="stacked"),
+    LayerRow(
+        r"block_sparse_moe\.input_linear\.weight",
+        _GATE_THEN_UP,
+        model_types=frozenset({"granitemoe"}),
+        experts="stacked",
+    ),
+    LayerRow(
+        r"block_sparse_moe\.output_linear\.weight",
+        ((Role.DOWN, WHOLE),),
+        model_types=frozenset({"granitemoe"}),
+        experts="stacked",
+    ),
+    *(
+        LayerRow(rf"{folder}\.{name}\.weight", ((Role.ROUTER, WHOLE),), beside=rf"{folder}\.({experts})\..+")
+        for folder, name, experts in (
+            ("block_sparse_moe", "gate", "experts"),
+            ("block_sparse_moe", r"router\.layer", "input_linear"),
+            ("mlp", r"(?:gate|gate\.wg|router)", "experts"),
+            ("feed_forward", "router", "experts"),
+        )
+    ),
 )
 """Weights of a layer. Source: the modelling files of transformers 5.23, each family checked by value in the tests."""
 
-NOT_WEIGHTS = r"(.*\.)?(bias|masked_bias|rotary_emb\.inv_freq)"
-"""Names in a layer that hold no matrix anybody would miss: biases, masks, rotary frequencies."""
+NOT_WEIGHTS = (
+    r"(.*\.)?(bias|masked_bias|rotary_emb\.inv_freq|e_score_correction_bias|(gate_up|down)_proj_bias"
+    r"|shared_expert_gate\.weight)"
+)
+"""Names in a layer that hold no matrix anybody would miss: biases, masks, rotary frequencies, a gate of one row."""
+
+MOST_EXPERTS = 10_000
+"""More experts in a layer than this are taken for a mistake."""
 
 OTHER_STACKS = ("vision", "visual", "audio", "image", "video", "speech", "mtp", "draft", "eagle", "medusa")
 """Words in a prefix that say: not the language model, or not its own layers (multi-token prediction heads)."""
@@ -184,6 +265,7 @@ UNEMBEDDING_SIZE_KEYS = ("output_embedding_size",)
 N_LAYERS_KEYS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "decoder_layers", "num_decoder_layers")
 N_HEADS_KEYS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "decoder_attention_heads")
 N_KV_HEADS_KEYS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num")
+N_EXPERTS_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 HEAD_DIM_KEYS = ("head_dim", "head_size", "attention_head_dim", "kv_channels")
 VOCABULARY_SIZE_KEYS = ("vocab_size", "padded_vocab_size", "n_vocab")
 

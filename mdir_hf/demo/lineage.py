@@ -1,6 +1,6 @@
 """A small family of language models, truly trained, for looking at what a comparison says of each kind of relative.
 
-One base, four descendants that hide it more and more, and two strangers, the first of which shares everything with the
+One base, five descendants that hide it more and more, and two strangers, the first of which shares everything with the
 base but the seed. Built with transformers and saved as the Hub would hold them: safetensors in BF16, config.json,
 tokenizer.json.
 """
@@ -29,7 +29,7 @@ Progress = Callable[[str, float], None]
 _Split = tuple["torch.Tensor", "torch.Tensor"]  # token ids to learn from, and held out
 
 # Raise with every change of what is built: a folder with another recipe is built anew.
-RECIPE = 3
+RECIPE = 4
 _RECORD = "demo/lineage.json"
 
 _HIDDEN_SIZE = 192
@@ -48,6 +48,11 @@ _MEMBERS: dict[str, tuple[Relation, str, str]] = {
     "permuted": (
         "related",
         "the fine-tune with its channels in another order and its embedding four times as large; it computes the same",
+        "its weights are the fine-tune's, which began as the base's",
+    ),
+    "rotated": (
+        "related",
+        "the fine-tune with its residual stream turned by a random rotation; it computes the same",
         "its weights are the fine-tune's, which began as the base's",
     ),
     "pruned": (
@@ -171,7 +176,12 @@ class _Workshop:
 
         from mdir_hf.demo.text import read_corpus, train_byte_level_bpe, train_unigram
         from mdir_hf.demo.training import encode, seeded_single_thread
-        from mdir_hf.demo.transformations import keep_channels, permute_channels, replace_tokenizer
+        from mdir_hf.demo.transformations import (
+            keep_channels,
+            permute_channels,
+            replace_tokenizer,
+            rotate_channels,
+        )
 
         self._say("reading the standard library, learning two tokenizers")
         corpus = read_corpus()
@@ -192,6 +202,9 @@ class _Workshop:
             permuted, permutation = copy.deepcopy(fine_tune), torch.randperm(_HIDDEN_SIZE)
             permute_channels(permuted, permutation, scale=_SCALE)
 
+            rotated = copy.deepcopy(fine_tune)
+            rotate_channels(rotated, torch.linalg.qr(torch.randn(_HIDDEN_SIZE, _HIDDEN_SIZE)).Q)
+
             kept = torch.randperm(_HIDDEN_SIZE)[_N_PRUNED_CHANNELS:].sort().values
             pruned = keep_channels(base, kept)
             self._train("pruned", pruned, code, _PRUNED_STEPS)
@@ -210,6 +223,7 @@ class _Workshop:
                 # In shards, as large models come.
                 self._save("fine-tune", fine_tune, bpe, prose, max_shard_size="5MB"),
                 self._save("permuted", permuted, bpe, prose, channels=permutation, scale=_SCALE),
+                self._save("rotated", rotated, bpe, prose),
                 self._save("pruned", pruned, bpe, code, channels=kept),
                 self._save("other-tokenizer", retokenized, unigram, prose_in_unigram),
                 self._save("other-seed", other_seed, bpe, code),

@@ -1,4 +1,4 @@
-"""What happens to a model on its way to another name: channels permuted and rescaled, channels cut, another tokenizer.
+"""What happens to a model on its way to another name: channels permuted, rotated or cut, another tokenizer.
 
 All of them take a Llama-like causal LM of transformers: pre-norm blocks with RMSNorm, bias-free linear maps, gated MLP.
 """
@@ -49,6 +49,33 @@ def permute_channels(model: PreTrainedModel, permutation: torch.Tensor, *, scale
     for module in model.modules():
         if hasattr(module, "variance_epsilon"):
             module.variance_epsilon = epsilon
+
+
+@torch.no_grad()
+def rotate_channels(model: PreTrainedModel, rotation: torch.Tensor) -> None:
+    """Turn the residual stream by an orthogonal matrix, in place; the function stays the same up to rounding.
+
+    The gains of the norms are folded into the weights that read the stream, because only a norm without gains commutes
+    with a rotation; a tied head would have nowhere to put the last of them.
+
+    Args:
+        model: A Llama-like causal LM with untied embeddings, in a float dtype that ``rotation`` has too.
+        rotation: Orthogonal matrix of shape (hidden_size, hidden_size).
+    """
+    body = model.model
+    body.embed_tokens.weight.copy_(body.embed_tokens.weight @ rotation)
+    model.lm_head.weight.copy_((model.lm_head.weight * body.norm.weight) @ rotation)
+    body.norm.weight.fill_(1.0)
+    for layer in body.layers:
+        for name, module in layer.named_modules():
+            leaf = name.rpartition(".")[2]
+            if leaf in _READS:
+                norm = layer.input_layernorm if "self_attn" in name else layer.post_attention_layernorm
+                module.weight.copy_((module.weight * norm.weight) @ rotation)
+            elif leaf in _WRITES:
+                module.weight.copy_(rotation.T @ module.weight)
+        for norm in (layer.input_layernorm, layer.post_attention_layernorm):
+            norm.weight.fill_(1.0)
 
 
 @torch.no_grad()

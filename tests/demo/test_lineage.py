@@ -12,7 +12,7 @@ from mdir_hf.demo.text import read_corpus
 from mdir_hf.errors import InputError
 from tests.trained.models import demo_lineage
 
-RELATED = {"demo/fine-tune", "demo/permuted", "demo/pruned", "demo/other-tokenizer"}
+RELATED = {"demo/fine-tune", "demo/permuted", "demo/rotated", "demo/pruned", "demo/other-tokenizer"}
 STRANGERS = {"demo/other-seed", "demo/other-width"}
 
 
@@ -138,7 +138,7 @@ def test_a_lineage_of_another_recipe_or_seed_is_built_anew(built, tmp_path, monk
     assert started == [tmp_path]
 
 
-@pytest.mark.parametrize("record", ["", "[]", "{}", '{"recipe": 3, "seed": 0, "members": [1]}'])
+@pytest.mark.parametrize("record", ["", "[]", "{}", '{"recipe": 4, "seed": 0, "members": [1]}'])
 def test_a_damaged_record_means_building_anew(tmp_path, monkeypatch, record):
     (tmp_path / "demo").mkdir()
     (tmp_path / "demo" / "lineage.json").write_text(record)

@@ -3,7 +3,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from mdir_hf.demo.transformations import keep_channels, permute_channels, replace_tokenizer
+from mdir_hf.demo.transformations import keep_channels, permute_channels, replace_tokenizer, rotate_channels
 
 # Only the order of sums differs, over at most 48 terms; RMSNorm computes in float32 whatever it is given.
 ROUNDING = {"rtol": 1e-5, "atol": 1e-5}
@@ -79,6 +79,25 @@ def test_every_weight_of_the_residual_stream_is_moved(make_model):
 
     unmoved = [name for name, weight in model.state_dict().items() if torch.equal(weight, before[name])]
     assert unmoved == []
+
+
+def test_a_rotated_residual_stream_computes_the_same(make_model):
+    model = make_model()
+    before = logits(model)
+
+    rotate_channels(model, torch.linalg.qr(torch.randn(32, 32, dtype=torch.float64)).Q)
+
+    torch.testing.assert_close(logits(model), before, **ROUNDING)
+
+
+def test_a_rotation_mixes_every_channel_of_the_embedding(make_model):
+    model = make_model()
+    before = model.model.embed_tokens.weight.detach().clone()
+    rotation = torch.linalg.qr(torch.randn(32, 32, dtype=torch.float64)).Q
+
+    rotate_channels(model, rotation)
+
+    torch.testing.assert_close(model.model.embed_tokens.weight.detach(), before @ rotation)
 
 
 def test_cutting_channels_leaves_the_others_as_they_were(make_model):

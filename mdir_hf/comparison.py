@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from mdir_hf._version import __version__
 from mdir_hf.anatomy import WeightPart
-from mdir_hf.body import BodyEvidence, compare_bodies, layers_report, modules_report
+from mdir_hf.body import BodyEvidence, compare_bodies, is_supported, layers_report, modules_report
 from mdir_hf.checkpoint import iter_row_blocks
 from mdir_hf.decision import BodySummary, Evidence, decide
 from mdir_hf.errors import MdirError
@@ -413,7 +413,9 @@ def _report(
         course.evidence,
         alpha=settings.alpha,
         level=settings.level,
-        body=None if body is None else BodySummary(body.log_p, body.outer.kind, body.stray_share),
+        body=None
+        if body is None
+        else BodySummary(body.log_p, body.outer.kind, body.stray_share, is_supported(body, math.log(settings.alpha))),
     )
     log10_p = min(*(e.log_p for e in course.evidence.values()), 0.0 if body is None else body.log_p, 0.0) / LN10
     if decision.settled_by == "body" and body is not None and body.outer.kind == "rotation":

@@ -20,10 +20,14 @@ MAX_STRAY_SHARE = 0.1
 """Off the layer map cells must be silent; with more than this share significant its null does not hold."""
 
 _BODY_CAVEATS = {
-    "identity": "The embeddings do not agree and the layers do, in the same residual basis: as after a change of "
-    "tokenizer or a retraining of the embeddings.",
-    "rotation": "The residual stream of one model is that of the other under a rotation, as after deliberate "
-    "obfuscation; the rotation was fitted on the embeddings and is no evidence by itself.",
+    "identity": (
+        "The embeddings do not agree and the layers do, in the same residual basis: as after a change of tokenizer or "
+        "a retraining of the embeddings.",
+    ),
+    "rotation": (
+        "The residual stream of one model is that of the other under a rotation, as after deliberate obfuscation; the "
+        "rotation was fitted on the embeddings and is no evidence by itself.",
+    ),
 }
 
 
@@ -66,11 +70,14 @@ class BodySummary:
         log_p: Natural log of p of the layer map, corrected for all maps and looks.
         outer: Kind of the outer transformation that carried the layers.
         stray_share: Share of the cells off the map that are significant; near 0 where the null of the layers holds.
+        is_supported: Whether, behind a fitted rotation, the analysed layers speak in the tests that features which
+            unrelated models learn alike do not reach; True where no rotation was fitted.
     """
 
     log_p: float
     outer: str
     stray_share: float
+    is_supported: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +107,11 @@ def decide(evidence: Mapping[str, Evidence], *, alpha: float, level: str, body: 
     for one in evidence.values():
         if one.is_settled and one.re_paired_is_silent:
             return Decision(Verdict.HOMOLOGOUS, None, one.settled_by, _caveats_of_finding(one))
-    if body is not None and body.log_p < math.log(alpha) and body.stray_share <= MAX_STRAY_SHARE:
-        return Decision(Verdict.HOMOLOGOUS, None, "body", (_BODY_CAVEATS.get(body.outer, ""),))
     if body is not None and body.log_p < math.log(alpha):
-        return Decision(Verdict.INCONCLUSIVE, Reason.NULL_NOT_VALIDATED, None, (_stray_caveat(body),))
+        doubts = _doubts(body)
+        if not doubts:
+            return Decision(Verdict.HOMOLOGOUS, None, "body", _BODY_CAVEATS.get(body.outer, ()))
+        return Decision(Verdict.INCONCLUSIVE, Reason.NULL_NOT_VALIDATED, None, doubts)
     for one in evidence.values():
         if one.is_settled:
             return Decision(Verdict.INCONCLUSIVE, Reason.NULL_NOT_VALIDATED, None, ())
@@ -144,11 +152,19 @@ def _caveats_of_finding(evidence: Evidence) -> tuple[str, ...]:
     return tuple(caveats)
 
 
-def _stray_caveat(body: BodySummary) -> str:
-    return (
-        f"{body.stray_share:.0%} of the layer pairs off the map are significant, too: the layers of these models share "
-        "features whatever their ancestry, so the map's p-value cannot be trusted."
-    )
+def _doubts(body: BodySummary) -> tuple[str, ...]:
+    doubts = []
+    if body.stray_share > MAX_STRAY_SHARE:
+        doubts.append(
+            f"{body.stray_share:.0%} of the layer pairs off the map are significant, too: the layers of these models "
+            "share features whatever their ancestry, so the map's p-value cannot be trusted."
+        )
+    if not body.is_supported:
+        doubts.append(
+            "The layers agree only behind a rotation fitted on the embeddings, and not in the tests that stay silent "
+            "on unrelated models of the same language."
+        )
+    return tuple(doubts)
 
 
 def _caveats_of_silence(evidence: Mapping[str, Evidence], level: str, body: BodySummary | None) -> tuple[str, ...]:

@@ -143,3 +143,17 @@ def test_a_report_with_layers_reads_back(base, save):
 
     report = compare(save(base, "base"), save(drift(copy.deepcopy(base), 0.2), "x"), level="body")
     assert HomologyReport.from_json(report.to_json()) == report
+
+
+@torch.no_grad()
+def test_strangers_with_heavy_row_lengths_are_silent_in_their_layers(save):
+    models = [new_model(seed=seed, **SIZES) for seed in (0, 9)]
+    for seed, model in enumerate(models):
+        generator = torch.Generator().manual_seed(seed)
+        for layer in model.model.layers:
+            for projection in (layer.self_attn.v_proj, layer.self_attn.k_proj, layer.mlp.up_proj, layer.mlp.gate_proj):
+                lengths = torch.randn(len(projection.weight), 1, generator=generator, dtype=torch.float64)
+                projection.weight *= (1.5 * lengths).exp()
+    report = compare(save(models[0], "a"), save(models[1], "b"))
+    assert report.verdict is Verdict.NO_EVIDENCE
+    assert report.layers["log10_p"] == 0.0

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from mdir_hf.decision import Evidence, could_settle, decide
+from mdir_hf.decision import BodySummary, Evidence, could_settle, decide
 from mdir_hf.report import Reason, Verdict
 
 ALPHA = 1e-10
@@ -73,3 +73,25 @@ def test_whether_a_copy_could_be_significant_agrees_with_the_bound(n):
     for rank, able in ((math.ceil(rank_needed) + 1, True), (math.floor(rank_needed) - 1, False)):
         tokens = dataclasses.replace(SILENT, widths=(n, n), common_tokens=rank + 1)
         assert could_settle(tokens, ALPHA) is able
+
+
+BODY = BodySummary(log_p=-500.0, outer="identity", stray_share=0.0, is_supported=True)
+
+
+def body_verdict(body):
+    decision = decide({"embedding": SILENT}, alpha=ALPHA, level="auto", body=body)
+    return decision.verdict, decision.reason, decision.settled_by
+
+
+def test_a_significant_layer_map_is_homologous_where_the_embedding_is_silent():
+    assert body_verdict(BODY) == (Verdict.HOMOLOGOUS, None, "body")
+
+
+def test_a_silent_layer_map_is_no_evidence():
+    assert body_verdict(dataclasses.replace(BODY, log_p=0.0)) == (Verdict.NO_EVIDENCE, None, None)
+
+
+@pytest.mark.parametrize("doubt", [{"stray_share": 0.5}, {"outer": "rotation", "is_supported": False}])
+def test_a_layer_map_whose_null_does_not_hold_is_inconclusive(doubt):
+    body = dataclasses.replace(BODY, **doubt)
+    assert body_verdict(body) == (Verdict.INCONCLUSIVE, Reason.NULL_NOT_VALIDATED, None)

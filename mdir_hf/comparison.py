@@ -1,113 +1,48 @@
-"""One comparison, step by step: same files, plan, screen, full test, verdict."""
+"""One comparison, step by step: same files, plan, screen, full test, layers, verdict."""
 
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
-import torch
-from huggingface_hub.utils.tqdm import are_progress_bars_disabled
-from tqdm import tqdm
 
 from mdir_hf._version import __version__
 from mdir_hf.anatomy import WeightPart
 from mdir_hf.body import BodyEvidence, compare_bodies, is_supported, layers_report, modules_report
-from mdir_hf.checkpoint import iter_row_blocks
-from mdir_hf.decision import BodySummary, Evidence, decide
-from mdir_hf.errors import MdirError
-from mdir_hf.homology.calibration import Calibration, Placebo, calibrate
-from mdir_hf.homology.embedding import TESTS_PER_MATRIX, EmbeddingTest, matched_scale
+from mdir_hf.decision import BodySummary, Decision, decide
+from mdir_hf.homology.embedding import TESTS_PER_MATRIX
 from mdir_hf.homology.gauge import outer_candidates
-from mdir_hf.homology.matching import Matching
 from mdir_hf.homology.reduction import reduce_peaks
 from mdir_hf.homology.significance import LN10
-from mdir_hf.hub import IoLedger
+from mdir_hf.matrices import MatrixOutcome, Stopwatch, compare_matrices
 from mdir_hf.model import Model, share_vocabulary
-from mdir_hf.plan import BLOCK_ROWS, ReadPlan, check_memory, make_plan
-from mdir_hf.report import (
-    HomologyReport,
-    InputOutput,
-    MatrixReport,
-    PlaceboReport,
-    PlaceboResult,
-    Verdict,
-)
+from mdir_hf.plan import check_memory, make_plan
+from mdir_hf.reading import IoCount
+from mdir_hf.report import HomologyReport, Verdict
+from mdir_hf.settings import Settings
 from mdir_hf.vocabulary import CommonVocabulary, common_vocabulary
-from mdir_hf.vocabulary.sampling import RowSampler
-
-FULL_LEVELS = ("embedding", "body")
-"""Levels that always look at every common token."""
-
-FEWEST_ROWS_TO_CALIBRATE = 16
-"""A placebo on fewer rows could not speak up."""
 
 LOG10_P_EQUAL_DIGESTS = -256.0 * math.log10(2.0)
 """The chance that two independent files have the same SHA-256."""
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What a comparison is asked to do; see ``HomologyChecker``."""
-
-    level: str
-    alpha: float
-    seed: int
-    device: str
-    max_memory_bytes: int | None
-    progress: bool
-    on_plan: Callable[[ReadPlan], None] | None
-
-
-class IoCount:
-    """What a ledger counts from some moment on."""
-
-    def __init__(self, ledger: IoLedger, *, from_start: bool = False) -> None:
-        self.ledger = ledger
-        self._read = 0 if from_start else ledger.bytes_read
-        self._cached = 0 if from_start else ledger.bytes_from_cache
-        self._requests = 0 if from_start else ledger.requests
-        self._files = {} if from_start else dict(ledger.files)
-
-    def result(self, bytes_of_weights: int) -> InputOutput:
-        """The counts since then."""
-        now = self.ledger
-        touched = sorted(name for name, n_bytes in now.files.items() if n_bytes != self._files.get(name))
-        return InputOutput(
-            bytes_read=now.bytes_read - self._read,
-            bytes_from_cache=now.bytes_from_cache - self._cached,
-            bytes_of_weights=bytes_of_weights,
-            requests=now.requests - self._requests,
-            files=tuple(touched),
-        )
 
 
 @dataclass
 class _Course:
     """What a comparison has found so far."""
 
-    settings: Settings
-    seconds: dict[str, float] = field(default_factory=dict)
-    caveats: list[str] = field(default_factory=list)
-    matrices: dict[str, MatrixReport] = field(default_factory=dict)
-    evidence: dict[str, Evidence] = field(default_factory=dict)
-    arrays: dict[str, Any] = field(default_factory=dict)
+    matrices: dict[str, MatrixOutcome] = field(default_factory=dict)
     body: BodyEvidence | None = None
-    polar: torch.Tensor | None = None
-    matching: Matching | None = None
+    caveats: list[str] = field(default_factory=list)
+    stopwatch: Stopwatch = field(default_factory=Stopwatch)
+    n_tests: int = 0
     n_looks: int = 0
 
-    @contextmanager
-    def step(self, name: str) -> Iterator[None]:
-        started = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
+    @property
+    def settled(self) -> MatrixOutcome | None:
+        """The first pair of matrices that settled the question."""
+        return next((outcome for outcome in self.matrices.values() if outcome.evidence.is_settled), None)
 
 
 def compare_models(reference: Model, candidate: Model, io: IoCount, settings: Settings) -> HomologyReport:
@@ -125,75 +60,42 @@ def compare_models(reference: Model, candidate: Model, io: IoCount, settings: Se
     Raises:
         MdirError: Where the question cannot be asked or the files cannot be had.
     """
-    course = _Course(settings)
-    bytes_of_weights = reference.tensors.n_bytes + candidate.tensors.n_bytes
-    same_files = _same_files(reference, candidate, course)
-    if same_files and settings.level == "auto":
-        course.caveats.append("p is the chance that two independent 256-bit digests agree; no weight was read.")
-        return _report(reference, candidate, course, io, n_tests=1, same_files=True)
-    with course.step("vocabulary"):
-        common = _common_vocabulary(reference, candidate, course)
-    pairs = _pairs(reference, candidate, course)
-    n_tests = TESTS_PER_MATRIX * len(pairs)
-    for number, (name, parts) in enumerate(pairs.items()):
-        specs = [model.matrix_spec(part) for model, part in zip((reference, candidate), parts, strict=True)]
-        plan = make_plan(*specs, common_tokens=len(common), bytes_of_weights=bytes_of_weights, level=settings.level)
-        check_memory(plan, settings.max_memory_bytes)
-        if number == 0 and settings.on_plan is not None:
-            settings.on_plan(plan)
-        evidence = _test_matrix(name, reference, candidate, common, plan, course, io.ledger, n_tests=n_tests)
-        if evidence.is_settled and settings.level != "body":
-            break
-    is_settled = any(evidence.is_settled for evidence in course.evidence.values())
-    if settings.level == "body" or (settings.level == "auto" and not is_settled):
-        with course.step("body"):
-            n_tests += _test_body(reference, candidate, course)
-    return _report(reference, candidate, course, io, n_tests=n_tests, same_files=False)
-
-
-def _test_body(reference: Model, candidate: Model, course: _Course) -> int:
-    """Run Algorithms 2 and 3, as one more look after those at the embeddings; return how many tests it took."""
-    settings = course.settings
-    settled = next((e for e in course.evidence.values() if e.is_settled), None)
-    outers = outer_candidates(
-        reference.width,
-        candidate.width,
-        polar=course.polar if settled is None else None,
-        matching=course.matching if settled is not None else None,
-    ).transformations
-    # Looks at matrices spend 1 - 1/(s + 1) of alpha in all; the body takes the next share (statistics.md section 5).
-    spent = math.log((course.n_looks + 1) * (course.n_looks + 2))
-    evidence = compare_bodies(
-        reference,
-        candidate,
-        outers,
-        log_alpha=math.log(settings.alpha) - spent,
-        all_layers=settings.level == "body",
-        seed=settings.seed,
-        device=settings.device,
-    )
-    if evidence is None:
-        course.caveats.append(
-            "The layers were not compared: nothing relates the two residual streams, or no role of a layer was found "
-            "in both models."
+    course = _Course()
+    n_same, is_same = _same_files(reference, candidate)
+    if is_same and settings.level == "auto":
+        course.n_tests = 1
+        decision = Decision(
+            Verdict.HOMOLOGOUS,
+            None,
+            "identical_files",
+            ("All weight files have the same SHA-256 in both; p is the chance that independent digests agree.",),
         )
-        return 0
-    course.body = replace(evidence, log_p=min(0.0, evidence.log_p + spent))
-    return evidence.n_tests
+        return _report(reference, candidate, course, io, settings, decision, LOG10_P_EQUAL_DIGESTS)
+    if n_same and not is_same:
+        course.caveats.append(f"{n_same} weight files are the same bytes in both; this did not enter the p-value.")
+    with course.stopwatch.step("vocabulary"):
+        common = _common_vocabulary(reference, candidate, course)
+    _test_matrices(reference, candidate, common, course, io, settings)
+    if settings.level == "body" or (settings.level == "auto" and course.settled is None):
+        with course.stopwatch.step("body"):
+            _test_body(reference, candidate, course, settings)
+    decision = decide(
+        {name: outcome.evidence for name, outcome in course.matrices.items()},
+        alpha=settings.alpha,
+        level=settings.level,
+        body=None if course.body is None else _summary(course.body, settings),
+    )
+    log_p = [outcome.evidence.log_p for outcome in course.matrices.values()]
+    log_p += [] if course.body is None else [course.body.log_p]
+    return _report(reference, candidate, course, io, settings, decision, min(0.0, *log_p) / LN10)
 
 
-def _same_files(reference: Model, candidate: Model, course: _Course) -> bool:
-    with course.step("digests"):
-        mine, other = reference.digests(), candidate.digests()
-        if mine is None or other is None:
-            return False
-        shared = set(mine.values()) & set(other.values())
-        if shared and set(mine.values()) != set(other.values()):
-            course.caveats.append(
-                f"{len(shared)} weight files are the same bytes in both ({len(mine)} and {len(other)} files in all); "
-                "this did not enter the p-value."
-            )
-        return set(mine.values()) == set(other.values())
+def _same_files(reference: Model, candidate: Model) -> tuple[int, bool]:
+    """Return how many weight files have the same digest in both, and whether all of them have."""
+    mine, other = reference.digests(), candidate.digests()
+    if mine is None or other is None:
+        return 0, False
+    return len(set(mine.values()) & set(other.values())), set(mine.values()) == set(other.values())
 
 
 def _common_vocabulary(reference: Model, candidate: Model, course: _Course) -> CommonVocabulary:
@@ -215,233 +117,121 @@ def _common_vocabulary(reference: Model, candidate: Model, course: _Course) -> C
     return CommonVocabulary(rows, rows, len(rows), False, 0, 0)
 
 
-def _pairs(reference: Model, candidate: Model, course: _Course) -> dict[str, tuple[WeightPart, WeightPart]]:
+def _pairs(reference: Model, candidate: Model, level: str) -> dict[str, tuple[WeightPart, WeightPart]]:
     pairs = {"embedding": (reference.anatomy.embedding, candidate.anatomy.embedding)}
-    mine, other = reference.anatomy.unembedding, candidate.anatomy.unembedding
-    if course.settings.level != "screen" and mine is not None and other is not None:
-        pairs["unembedding"] = (mine, other)
+    mine, other = reference.anatomy, candidate.anatomy
+    # A head that is stored although the config ties it is the embedding once more, and no second witness.
+    is_second_witness = not (mine.declares_tied and other.declares_tied)
+    if level != "screen" and mine.unembedding is not None and other.unembedding is not None and is_second_witness:
+        pairs["unembedding"] = (mine.unembedding, other.unembedding)
     return pairs
 
 
-def _test_matrix(
-    name: str,
-    reference: Model,
-    candidate: Model,
-    common: CommonVocabulary,
-    plan: ReadPlan,
-    course: _Course,
-    ledger: IoLedger,
-    *,
-    n_tests: int,
-) -> Evidence:
-    settings = course.settings
-    test = EmbeddingTest(
-        log_alpha=math.log(settings.alpha), n_tests=n_tests, seed=settings.seed, device=settings.device
+def _test_matrices(
+    reference: Model, candidate: Model, common: CommonVocabulary, course: _Course, io: IoCount, settings: Settings
+) -> None:
+    """Run Algorithm 1 on the embeddings, and on the unembeddings where those are silent or everything is asked for."""
+    pairs = _pairs(reference, candidate, settings.level)
+    course.n_tests = TESTS_PER_MATRIX * len(pairs)
+    for name, (mine, other) in pairs.items():
+        plan = make_plan(
+            reference.matrix_spec(mine),
+            candidate.matrix_spec(other),
+            common_tokens=len(common),
+            bytes_of_weights=reference.tensors.n_bytes + candidate.tensors.n_bytes,
+            level=settings.level,
+        )
+        check_memory(plan, settings.max_memory_bytes)
+        if settings.on_plan is not None and not course.matrices:
+            settings.on_plan(plan)
+        course.matrices[name] = compare_matrices(
+            name,
+            reference,
+            candidate,
+            common,
+            plan,
+            settings=settings,
+            n_tests=course.n_tests,
+            ledger=io.ledger,
+            stopwatch=course.stopwatch,
+        )
+        course.n_looks = max(course.n_looks, len(plan.look_rows) + 1)
+        if course.settled is not None and settings.level != "body":
+            return
+
+
+def _test_body(reference: Model, candidate: Model, course: _Course, settings: Settings) -> None:
+    """Run Algorithms 2 and 3, as one more look after those at the matrices."""
+    settled = course.settled
+    outers = outer_candidates(
+        reference.width,
+        candidate.width,
+        polar=course.matrices["embedding"].polar if settled is None else None,
+        matching=None if settled is None else settled.matching,
     )
-    sampler = RowSampler(
-        common,
-        row_n_bytes=(
-            plan.reference.n_bytes // plan.reference.shape[0],
-            plan.candidate.n_bytes // plan.candidate.shape[0],
-        ),
+    # Looks at matrices spend 1 - 1/(s + 1) of alpha in all; the body takes the next share (statistics.md section 5).
+    spent = math.log((course.n_looks + 1) * (course.n_looks + 2))
+    evidence = compare_bodies(
+        reference,
+        candidate,
+        outers.transformations,
+        log_alpha=math.log(settings.alpha) - spent,
+        all_layers=settings.level == "body",
         seed=settings.seed,
+        device=settings.device,
     )
-    reader = _PairReader(reference, candidate, common, plan)
-    with _progress(name, plan, ledger, settings.progress) as bar:
-        with course.step("screen"):
-            for n_rows in plan.look_rows:
-                x, y = reader.sample(sampler.take(n_rows), max_gap_bytes=sampler.max_gap_bytes)
-                test.screen(x, y, is_last=settings.level == "screen" and n_rows == plan.look_rows[-1])
-                if test.is_settled and settings.level not in FULL_LEVELS:
-                    break
-        settled_by = "screen" if test.is_settled else None
-        wants_full = settings.level in FULL_LEVELS or (settings.level == "auto" and not test.is_settled)
-        if wants_full and len(common):
-            bar.total = bar.n + plan.full_bytes
-            bar.refresh()
-            with course.step(name):
-                test.full(reader.blocks())
-            settled_by = name if test.is_settled else None
-        with course.step("calibration"):
-            assert test.rows is not None  # a screen always runs
-            calibration = None
-            if len(test.rows.reference) >= FEWEST_ROWS_TO_CALIBRATE:
-                calibration = calibrate(test.rows, generator=torch.Generator().manual_seed(settings.seed))
-    look = test.looks[-1] if settings.level in FULL_LEVELS else test.best_look()
-    correction = test.sequential_correction(look)
-    trimmed = {k: min(0.0, p + correction) for k, p in look.log_p_trimmed.items()}
-    evidence = Evidence(
-        log_p=test.log_p,
-        log_p_robust=trimmed["n/2"],
-        is_settled=test.is_settled,
-        settled_by=settled_by,
-        re_paired_is_silent=calibration is not None and calibration.re_paired.is_silent,
-        basis_z=(0.0, 0.0) if calibration is None else calibration.basis_z,
-        common_tokens=len(common),
-        rows_used=look.n_rows,
-        widths=(plan.reference.shape[1], plan.candidate.shape[1]),
-    )
-    matching = look.matching
-    n_narrow = min(evidence.widths)
-    if matching is None or not evidence.is_settled:
-        transformation = "none"
-    elif matching.is_identity and not matching.n_negative:
-        transformation = "identity"
-    else:
-        transformation = "signed_permutation" if matching.signed and matching.n_negative else "permutation"
-    x, y = reader.rows()
-    course.evidence[name] = evidence
-    course.n_looks = max(course.n_looks, len(plan.look_rows) + 1)
-    if name == "embedding":
-        course.polar = test.polar if len(common) else None
-    if evidence.is_settled and course.matching is None:
-        course.matching = matching
-    course.matrices[name] = MatrixReport(
-        common_tokens=len(common),
-        rows_used=look.n_rows,
-        rank=look.rank,
-        trace=None if matching is None else matching.trace,
-        threshold=None if matching is None else matching.threshold,
-        normalized_trace=None if matching is None else matching.trace / n_narrow,
-        coverage=None if matching is None else matching.n_significant / n_narrow,
-        matched_channels=None if matching is None else matching.n_significant,
-        transformation=transformation,
-        scale=matched_scale(x, y, matching) if matching is not None and evidence.is_settled else None,
-        view=look.view,
-        log10_p=test.log_p / LN10,
-        log10_p_trimmed={k: p / LN10 for k, p in trimmed.items()},
-        placebo=None if calibration is None else _placebo_report(calibration),
-        looks=tuple((k.n_rows, min(0.0, k.log_p + test.sequential_correction(k)) / LN10) for k in test.looks),
-    )
-    if test.polar is not None:
-        course.arrays[name] = reduce_peaks(test.polar)
-    if matching is not None:
-        course.arrays[f"{name}_channels"] = np.stack([matching.reference, matching.candidate])
-    return evidence
-
-
-class _PairReader:
-    """Rows of both models' matrices on the same tokens; what a screen has read is not read again."""
-
-    def __init__(self, reference: Model, candidate: Model, common: CommonVocabulary, plan: ReadPlan) -> None:
-        self._sides = (
-            (reference, plan.reference.name, common.reference_rows),
-            (candidate, plan.candidate.name, common.candidate_rows),
+    if evidence is None:
+        course.caveats.append(
+            "The layers were not compared: nothing relates the two residual streams, or no role of a layer was found "
+            "in both models."
         )
-        self._n_common = len(common)
-        self._taken = np.zeros(0, dtype=np.int64)
-        self._rows: tuple[torch.Tensor, ...] = tuple(
-            torch.zeros((0, spec.shape[1])) for spec in (plan.reference, plan.candidate)
-        )
-
-    def sample(
-        self, positions: np.ndarray[Any, np.dtype[np.int64]], *, max_gap_bytes: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the rows of a sample that holds every earlier one, and read only those that are new."""
-        new = np.setdiff1d(positions, self._taken, assume_unique=True)
-        self._rows = tuple(
-            torch.cat([old, _read(model, name, rows[new], max_gap_bytes)])
-            for old, (model, name, rows) in zip(self._rows, self._sides, strict=True)
-        )
-        self._taken = np.concatenate([self._taken, new])
-        return self.rows()
-
-    def rows(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Every row read so far."""
-        reference, candidate = self._rows
-        return reference, candidate
-
-    def blocks(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield all common rows: those in memory first, then the rest in blocks read ahead."""
-        yield self.rows()
-        rest = np.setdiff1d(np.arange(self._n_common, dtype=np.int64), self._taken, assume_unique=True)
-        (mine, name, rows), (other, other_name, other_rows) = self._sides
-        with (
-            closing(iter_row_blocks(mine.tensors, name, rows[rest], BLOCK_ROWS)) as left,
-            closing(iter_row_blocks(other.tensors, other_name, other_rows[rest], BLOCK_ROWS)) as right,
-        ):
-            yield from zip(left, right, strict=True)
+        return
+    course.body = replace(evidence, log_p=min(0.0, evidence.log_p + spent))
+    course.n_tests += evidence.n_tests
 
 
-def _read(model: Model, name: str, rows: np.ndarray[Any, np.dtype[np.int64]], max_gap_bytes: int) -> torch.Tensor:
-    try:
-        return model.tensors.read_rows(name, rows, max_gap_bytes=max_gap_bytes)
-    except MdirError as exc:
-        raise exc.about(model.label) from exc.__cause__
-
-
-@contextmanager
-def _progress(name: str, plan: ReadPlan, ledger: IoLedger, is_wanted: bool) -> Iterator[tqdm[NoReturn]]:
-    """Show a bar of bytes on standard error, where that is a terminal."""
-    bar: tqdm[NoReturn] = tqdm(
-        total=plan.screen_bytes[1],
-        unit="B",
-        unit_scale=True,
-        desc=f"reading {name} rows",
-        disable=None if is_wanted and not are_progress_bars_disabled() else True,  # None: unless a terminal
-        leave=False,
-    )
-
-    def advance(n_bytes: int) -> None:
-        bar.update(n_bytes)
-
-    before, ledger.on_bytes = ledger.on_bytes, advance
-    try:
-        yield bar
-    finally:
-        ledger.on_bytes = before
-        bar.close()
-
-
-def _placebo_report(calibration: Calibration) -> PlaceboReport:
-    def result(placebo: Placebo) -> PlaceboResult:
-        return PlaceboResult(placebo.trace, placebo.threshold, placebo.log_p / LN10, placebo.n_channels)
-
-    return PlaceboReport(
-        re_paired=result(calibration.re_paired),
-        rotated=result(calibration.rotated),
-        privileged_basis_z=calibration.basis_z,
-    )
+def _summary(body: BodyEvidence, settings: Settings) -> BodySummary:
+    supported = is_supported(body, math.log(settings.alpha))
+    return BodySummary(body.log_p, body.outer.kind, body.stray_share, supported)
 
 
 def _report(
-    reference: Model, candidate: Model, course: _Course, io: IoCount, *, n_tests: int, same_files: bool
+    reference: Model,
+    candidate: Model,
+    course: _Course,
+    io: IoCount,
+    settings: Settings,
+    decision: Decision,
+    log10_p: float,
 ) -> HomologyReport:
-    settings = course.settings
     body = course.body
-    decision = decide(
-        course.evidence,
-        alpha=settings.alpha,
-        level=settings.level,
-        body=None
-        if body is None
-        else BodySummary(body.log_p, body.outer.kind, body.stray_share, is_supported(body, math.log(settings.alpha))),
-    )
-    log10_p = min(*(e.log_p for e in course.evidence.values()), 0.0 if body is None else body.log_p, 0.0) / LN10
+    reports = {name: outcome.report for name, outcome in course.matrices.items()}
     if decision.settled_by == "body" and body is not None and body.outer.kind == "rotation":
-        course.matrices["embedding"] = replace(course.matrices["embedding"], transformation="rotation")
+        reports["embedding"] = replace(reports["embedding"], transformation="rotation")
+    arrays: dict[str, Any] = {}
+    for name, outcome in course.matrices.items():
+        if outcome.polar is not None:
+            arrays[name] = reduce_peaks(outcome.polar)
+        if outcome.channels is not None:
+            arrays[f"{name}_channels"] = outcome.channels
     return HomologyReport(
-        verdict=Verdict.HOMOLOGOUS if same_files else decision.verdict,
-        reason=None if same_files else decision.reason,
-        log10_p=LOG10_P_EQUAL_DIGESTS if same_files else log10_p,
+        verdict=decision.verdict,
+        reason=decision.reason,
+        log10_p=log10_p,
         alpha=settings.alpha,
-        tests=n_tests,
+        tests=course.n_tests,
         level=settings.level,
-        settled_by="identical_files" if same_files else decision.settled_by,
+        settled_by=decision.settled_by,
         reference=reference.summary(),
         candidate=candidate.summary(),
-        embedding=course.matrices.get("embedding"),
-        unembedding=course.matrices.get("unembedding"),
+        embedding=reports.get("embedding"),
+        unembedding=reports.get("unembedding"),
         layers=None if body is None else layers_report(body, reference, candidate),
         modules=None if body is None or not body.modules else modules_report(body),
-        caveats=(*course.caveats, *(() if same_files else decision.caveats)),
+        caveats=(*course.caveats, *decision.caveats),
         io=io.result(reference.tensors.n_bytes + candidate.tensors.n_bytes),
-        seconds=_rounded(course.seconds),
+        seconds=course.stopwatch.seconds,
         seed=settings.seed,
         version=__version__,
-        arrays=course.arrays,
+        arrays=arrays,
     )
-
-
-def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:
-    return {name: round(value, 4) for name, value in seconds.items()}

@@ -259,3 +259,14 @@ def test_the_text_names_verdict_models_and_evidence(checker, base):
 def test_what_is_not_a_report_is_refused(text):
     with pytest.raises(InputError, match="report"):
         HomologyReport.from_json(text)
+
+
+def test_a_head_that_is_stored_although_it_is_tied_is_no_second_witness(tmp_path):
+    config = {"model_type": "llama", "hidden_size": N, "vocab_size": V, "tie_word_embeddings": True}
+    folders = [
+        write_model(tmp_path / name, gaussian(V, N, seed), unembedding=gaussian(V, N, seed), config=config)
+        for name, seed in (("a", 0), ("b", 1))
+    ]
+    report = compare(HomologyChecker.from_pretrained(folders[0]), folders[1])
+    assert report.unembedding is None
+    assert report.tests == 4

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parent.parent
 FOLDERS = {"homology", "anatomy", "vocabulary", "checkpoint", "hub"}
 GROUND = {"report", "errors", "_version"}
 # One room in several files: what the checker plans, opens, compares and concludes.
-CHECKER = {"body", "checker", "comparison", "decision", "model", "plan"}
+CHECKER = {"body", "checker", "comparison", "decision", "matrices", "mixtures", "model", "plan", "reading", "settings"}
 JOINED = FOLDERS | GROUND | CHECKER | {"figures", "saving"}
 
 # Room of mdir_hf -> the rooms it may import from. A new room fails the first test below until it is given a place here.

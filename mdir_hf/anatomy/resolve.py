@@ -37,6 +37,7 @@ class Anatomy:
         unembedding: Output head, ``(d_vocab, d_model)``; None if there is no tensor of its own.
         tied: Whether the output head is the embedding. A head that is stored counts as one of its own even where the
             config ties it; then a note says so, and the two must be compared before they count as two witnesses.
+        declares_tied: Whether the config ties them, stored head or not.
         final_norm: Scale of the norm in front of the output head, or None.
         layers: The layers of the language model, in order.
         unplaced: Names of the language model's stack that no row of the table knows.
@@ -55,6 +56,7 @@ class Anatomy:
     embedding: WeightPart
     unembedding: WeightPart | None
     tied: bool
+    declares_tied: bool = False
     final_norm: WeightPart | None = None
     layers: tuple[Layer, ...] = ()
     unplaced: tuple[str, ...] = ()
@@ -147,6 +149,7 @@ def resolve_anatomy(config: Config | None, names: Iterable[str], shape_of: Shape
         embedding=WeightPart(embedding),
         unembedding=None if unembedding is None else WeightPart(unembedding),
         tied=tied,
+        declares_tied=bool(sizes.ties_embeddings),
         final_norm=None if final_norm is None else WeightPart(final_norm),
         layers=layers,
         unplaced=unplaced,

@@ -1,0 +1,205 @@
+"""Algorithm 1 on one pair of matrices, the embeddings or the unembeddings: read, look, calibrate, report."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from mdir_hf.decision import Evidence
+from mdir_hf.homology.calibration import Calibration, Placebo, calibrate
+from mdir_hf.homology.embedding import EmbeddingTest, matched_scale
+from mdir_hf.homology.matching import Matching
+from mdir_hf.homology.significance import LN10
+from mdir_hf.hub import IoLedger
+from mdir_hf.model import Model
+from mdir_hf.plan import ReadPlan
+from mdir_hf.reading import PairReader, reading_progress
+from mdir_hf.report import MatrixReport, PlaceboReport, PlaceboResult
+from mdir_hf.settings import Settings
+from mdir_hf.vocabulary import CommonVocabulary
+from mdir_hf.vocabulary.sampling import RowSampler
+
+FULL_LEVELS = ("embedding", "body")
+"""Levels that always look at every common token."""
+
+FEWEST_ROWS_TO_CALIBRATE = 16
+"""A placebo on fewer rows could not speak up."""
+
+
+@dataclass
+class Stopwatch:
+    """Wall-clock seconds of each step."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """Add the time that the block takes to a step."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = round(self.seconds.get(name, 0.0) + time.perf_counter() - started, 4)
+
+
+@dataclass(frozen=True)
+class MatrixOutcome:
+    """What one pair of matrices says.
+
+    Attributes:
+        evidence: For the verdict.
+        report: For the report.
+        polar: Polar factor of the look that is reported, ``(n_reference, n_candidate)``; None without common tokens.
+        matching: Its matching where it is significant, else None.
+        channels: Matched channels of reference and candidate, ``(2, m)``, significant or not; None where none was
+            solved for.
+    """
+
+    evidence: Evidence
+    report: MatrixReport
+    polar: torch.Tensor | None
+    matching: Matching | None
+    channels: npt.NDArray[np.int64] | None
+
+
+def compare_matrices(
+    name: str,
+    reference: Model,
+    candidate: Model,
+    common: CommonVocabulary,
+    plan: ReadPlan,
+    *,
+    settings: Settings,
+    n_tests: int,
+    ledger: IoLedger,
+    stopwatch: Stopwatch,
+) -> MatrixOutcome:
+    """Look at more and more common tokens, and at all of them if that is needed or asked for.
+
+    Args:
+        name: ``embedding`` or ``unembedding``.
+        reference: One model.
+        candidate: The other.
+        common: Rows of the same tokens.
+        plan: Which matrices, and how many rows each look takes.
+        settings: Level, alpha and the rest.
+        n_tests: By how many tests of this comparison every p is multiplied.
+        ledger: Counts what is read, for the progress bar.
+        stopwatch: Takes the time of each step.
+
+    Returns:
+        The outcome.
+
+    Raises:
+        MdirError: Where rows cannot be read.
+    """
+    test = EmbeddingTest(
+        log_alpha=math.log(settings.alpha), n_tests=n_tests, seed=settings.seed, device=settings.device
+    )
+    row_n_bytes = (
+        plan.reference.n_bytes // plan.reference.shape[0],
+        plan.candidate.n_bytes // plan.candidate.shape[0],
+    )
+    sampler = RowSampler(common, row_n_bytes=row_n_bytes, seed=settings.seed)
+    reader = PairReader(reference, candidate, common, plan)
+    with reading_progress(name, plan, ledger, settings.progress) as bar:
+        with stopwatch.step("screen"):
+            for n_rows in plan.look_rows:
+                x, y = reader.sample(sampler.take(n_rows), max_gap_bytes=sampler.max_gap_bytes)
+                test.screen(x, y, is_last=settings.level == "screen" and n_rows == plan.look_rows[-1])
+                if test.is_settled and settings.level not in FULL_LEVELS:
+                    break
+        settled_by = "screen" if test.is_settled else None
+        wants_full = settings.level in FULL_LEVELS or (settings.level == "auto" and not test.is_settled)
+        if wants_full and len(common):
+            bar.total = bar.n + plan.full_bytes
+            bar.refresh()
+            with stopwatch.step(name):
+                test.full(reader.blocks())
+            settled_by = name if test.is_settled else None
+    with stopwatch.step("calibration"):
+        calibration = _calibrate(test, settings.seed)
+    return _outcome(test, calibration, reader, plan, len(common), settled_by, is_full=settings.level in FULL_LEVELS)
+
+
+def _calibrate(test: EmbeddingTest, seed: int) -> Calibration | None:
+    if test.rows is None or len(test.rows.reference) < FEWEST_ROWS_TO_CALIBRATE:
+        return None
+    return calibrate(test.rows, generator=torch.Generator().manual_seed(seed))
+
+
+def _outcome(
+    test: EmbeddingTest,
+    calibration: Calibration | None,
+    reader: PairReader,
+    plan: ReadPlan,
+    n_common: int,
+    settled_by: str | None,
+    *,
+    is_full: bool,
+) -> MatrixOutcome:
+    look = test.looks[-1] if is_full else test.best_look()
+    correction = test.sequential_correction(look)
+    trimmed = {share: min(0.0, p + correction) for share, p in look.log_p_trimmed.items()}
+    widths = (plan.reference.shape[1], plan.candidate.shape[1])
+    evidence = Evidence(
+        log_p=test.log_p,
+        log_p_robust=trimmed["n/2"],
+        is_settled=test.is_settled,
+        settled_by=settled_by,
+        re_paired_is_silent=calibration is not None and calibration.re_paired.is_silent,
+        basis_z=(0.0, 0.0) if calibration is None else calibration.basis_z,
+        common_tokens=n_common,
+        rows_used=look.n_rows,
+        widths=widths,
+    )
+    matching = look.matching
+    found = matching if evidence.is_settled else None
+    report = MatrixReport(
+        common_tokens=n_common,
+        rows_used=look.n_rows,
+        rank=look.rank,
+        trace=None if matching is None else matching.trace,
+        threshold=None if matching is None else matching.threshold,
+        normalized_trace=None if matching is None else matching.trace / min(widths),
+        coverage=None if matching is None else matching.n_significant / min(widths),
+        matched_channels=None if matching is None else matching.n_significant,
+        transformation="none" if found is None else _transformation(found),
+        scale=None if found is None else matched_scale(*reader.rows(), found),
+        view=look.view,
+        log10_p=test.log_p / LN10,
+        log10_p_trimmed={share: p / LN10 for share, p in trimmed.items()},
+        placebo=None if calibration is None else _placebo_report(calibration),
+        looks=tuple((k.n_rows, min(0.0, k.log_p + test.sequential_correction(k)) / LN10) for k in test.looks),
+    )
+    return MatrixOutcome(
+        evidence=evidence,
+        report=report,
+        polar=test.polar if n_common else None,
+        matching=found,
+        channels=None if matching is None else np.stack([matching.reference, matching.candidate]),
+    )
+
+
+def _transformation(matching: Matching) -> str:
+    if matching.signed and bool((matching.signs[matching.is_significant] < 0).any()):
+        return "signed_permutation"
+    return "identity" if matching.is_identity else "permutation"
+
+
+def _placebo_report(calibration: Calibration) -> PlaceboReport:
+    def result(placebo: Placebo) -> PlaceboResult:
+        return PlaceboResult(placebo.trace, placebo.threshold, placebo.log_p / LN10, placebo.n_channels)
+
+    return PlaceboReport(
+        re_paired=result(calibration.re_paired),
+        rotated=result(calibration.rotated),
+        privileged_basis_z=calibration.basis_z,
+    )

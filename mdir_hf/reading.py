@@ -1,0 +1,117 @@
+"""Reading rows of two models on the same tokens, counting the bytes and showing them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import NoReturn
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from huggingface_hub.utils.tqdm import are_progress_bars_disabled
+from tqdm import tqdm
+
+from mdir_hf.checkpoint import iter_row_blocks
+from mdir_hf.errors import MdirError
+from mdir_hf.hub import IoLedger
+from mdir_hf.model import Model
+from mdir_hf.plan import BLOCK_ROWS, ReadPlan
+from mdir_hf.report import InputOutput
+from mdir_hf.vocabulary import CommonVocabulary
+
+IntArray = npt.NDArray[np.int64]
+
+
+class IoCount:
+    """What a ledger counts from some moment on."""
+
+    def __init__(self, ledger: IoLedger, *, from_start: bool = False) -> None:
+        self.ledger = ledger
+        self._read = 0 if from_start else ledger.bytes_read
+        self._cached = 0 if from_start else ledger.bytes_from_cache
+        self._requests = 0 if from_start else ledger.requests
+        self._files = {} if from_start else dict(ledger.files)
+
+    def result(self, bytes_of_weights: int) -> InputOutput:
+        """The counts since then."""
+        now = self.ledger
+        touched = sorted(name for name, n_bytes in now.files.items() if n_bytes != self._files.get(name))
+        return InputOutput(
+            bytes_read=now.bytes_read - self._read,
+            bytes_from_cache=now.bytes_from_cache - self._cached,
+            bytes_of_weights=bytes_of_weights,
+            requests=now.requests - self._requests,
+            files=tuple(touched),
+        )
+
+
+class PairReader:
+    """Rows of both models' matrices on the same tokens; what a screen has read is not read again."""
+
+    def __init__(self, reference: Model, candidate: Model, common: CommonVocabulary, plan: ReadPlan) -> None:
+        self._sides = (
+            (reference, plan.reference.name, common.reference_rows),
+            (candidate, plan.candidate.name, common.candidate_rows),
+        )
+        self._n_common = len(common)
+        self._taken = np.zeros(0, dtype=np.int64)
+        self._rows: tuple[torch.Tensor, ...] = tuple(
+            torch.zeros((0, spec.shape[1])) for spec in (plan.reference, plan.candidate)
+        )
+
+    def sample(self, positions: IntArray, *, max_gap_bytes: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the rows of a sample that holds every earlier one, and read only those that are new."""
+        new = np.setdiff1d(positions, self._taken, assume_unique=True)
+        self._rows = tuple(
+            torch.cat([old, _read(model, name, rows[new], max_gap_bytes)])
+            for old, (model, name, rows) in zip(self._rows, self._sides, strict=True)
+        )
+        self._taken = np.concatenate([self._taken, new])
+        return self.rows()
+
+    def rows(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Every row read so far."""
+        reference, candidate = self._rows
+        return reference, candidate
+
+    def blocks(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield all common rows: those in memory first, then the rest in blocks read ahead."""
+        yield self.rows()
+        rest = np.setdiff1d(np.arange(self._n_common, dtype=np.int64), self._taken, assume_unique=True)
+        (mine, name, rows), (other, other_name, other_rows) = self._sides
+        with (
+            closing(iter_row_blocks(mine.tensors, name, rows[rest], BLOCK_ROWS)) as left,
+            closing(iter_row_blocks(other.tensors, other_name, other_rows[rest], BLOCK_ROWS)) as right,
+        ):
+            yield from zip(left, right, strict=True)
+
+
+def _read(model: Model, name: str, rows: IntArray, max_gap_bytes: int) -> torch.Tensor:
+    try:
+        return model.tensors.read_rows(name, rows, max_gap_bytes=max_gap_bytes)
+    except MdirError as exc:
+        raise exc.about(model.label) from exc.__cause__
+
+
+@contextmanager
+def reading_progress(name: str, plan: ReadPlan, ledger: IoLedger, is_wanted: bool) -> Iterator[tqdm[NoReturn]]:
+    """Show a bar of bytes on standard error, where that is a terminal."""
+    bar: tqdm[NoReturn] = tqdm(
+        total=plan.screen_bytes[1],
+        unit="B",
+        unit_scale=True,
+        desc=f"reading {name} rows",
+        disable=None if is_wanted and not are_progress_bars_disabled() else True,  # None: unless a terminal
+        leave=False,
+    )
+
+    def advance(n_bytes: int) -> None:
+        bar.update(n_bytes)
+
+    before, ledger.on_bytes = ledger.on_bytes, advance
+    try:
+        yield bar
+    finally:
+        ledger.on_bytes = before
+        bar.close()

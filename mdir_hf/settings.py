@@ -1,0 +1,31 @@
+"""What a comparison is asked to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from mdir_hf.plan import ReadPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a comparison is asked to do; see :class:`~mdir_hf.checker.HomologyChecker`.
+
+    Attributes:
+        level: auto, screen, embedding or body.
+        alpha: Level of significance, fixed before looking.
+        seed: Seed of every random choice.
+        device: torch device of the matrix products.
+        max_memory_bytes: Refuse what would need more; None: what the machine has.
+        progress: Whether to show a bar of bytes on a terminal.
+        on_plan: Called with the plan before weights are read.
+    """
+
+    level: str
+    alpha: float
+    seed: int
+    device: str
+    max_memory_bytes: int | None
+    progress: bool
+    on_plan: Callable[[ReadPlan], None] | None

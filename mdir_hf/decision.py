@@ -128,7 +128,7 @@ def could_settle(evidence: Evidence, alpha: float) -> bool:
     The polar factor of a copy on r tokens is a projection of rank r - 1 (centring takes one), whose trace is its rank.
     """
     n_narrow, n_wide = sorted(evidence.widths)
-    rank = min(evidence.common_tokens - 1, n_narrow)
+    rank = min((evidence.common_tokens if evidence.rows_used else 0) - 1, n_narrow)  # rows of zeros are no rows
     n_kept = n_narrow - n_narrow // 2
     if rank <= 0:
         return False

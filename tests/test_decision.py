@@ -58,6 +58,11 @@ def test_too_few_tokens_for_even_a_copy_is_inconclusive():
     assert verdict(few) == (Verdict.INCONCLUSIVE, Reason.TOO_FEW_COMMON_TOKENS)
 
 
+def test_embeddings_of_zeros_are_inconclusive():
+    empty = dataclasses.replace(SILENT, rows_used=0)
+    assert verdict(empty) == (Verdict.INCONCLUSIVE, Reason.TOO_FEW_COMMON_TOKENS)
+
+
 def test_axes_that_stand_out_in_both_models_are_a_caveat_and_in_one_are_not():
     both = decide({"embedding": dataclasses.replace(FOUND, basis_z=(30.0, -20.0))}, alpha=ALPHA, level="auto")
     one = decide({"embedding": dataclasses.replace(FOUND, basis_z=(30.0, 1.0))}, alpha=ALPHA, level="auto")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,7 @@ from mdir_hf.homology.modules import LayerWeights, ModuleEvidence, analyse_layer
 from mdir_hf.homology.neurons import NeuronMatching, unit_rows
 from mdir_hf.homology.planes import PlaneTransformation
 from mdir_hf.homology.significance import LN10
+from mdir_hf.mixtures import ExpertOrigins, experts_report, has_experts, trace_experts
 from mdir_hf.model import Model
 
 REPRESENTATIVES = (Role.V, Role.K, Role.UP)
@@ -50,6 +51,7 @@ class BodyEvidence:
         stray_share: Share of the cells off the map that are significant.
         modules: Algorithm 3 on matched layers: (reference layer, candidate layer, evidence).
         n_tests: How many tests ``log_p`` was corrected for.
+        experts: Origins of the experts of those matched layers where either model is a mixture.
     """
 
     log_p: float
@@ -59,6 +61,7 @@ class BodyEvidence:
     stray_share: float
     modules: tuple[tuple[int, int, ModuleEvidence], ...]
     n_tests: int
+    experts: tuple[ExpertOrigins, ...] = ()
 
 
 def representatives(reference: Model, candidate: Model) -> tuple[Role, ...]:
@@ -104,7 +107,7 @@ def compare_bodies(
             if best is None or evidence.log_p < best.log_p:
                 best = evidence
             if best.log_p < log_alpha:
-                return _with_modules(best, reference, candidate, all_layers=all_layers)
+                return _with_modules(best, reference, candidate, log_alpha=log_alpha, all_layers=all_layers)
     return best
 
 
@@ -141,7 +144,9 @@ def _try_map(
     return BodyEvidence(min(0.0, log_p), outer, role, layer_map, stray_share, (), n_maps * TESTS_PER_MAP)
 
 
-def _with_modules(evidence: BodyEvidence, reference: Model, candidate: Model, *, all_layers: bool) -> BodyEvidence:
+def _with_modules(
+    evidence: BodyEvidence, reference: Model, candidate: Model, *, log_alpha: float, all_layers: bool
+) -> BodyEvidence:
     mine, other = _layers_with(reference, evidence.role), _layers_with(candidate, evidence.role)
     matches = [(mine[m.reference], other[m.candidate]) for m in evidence.layer_map.matches]
     if not all_layers and len(matches) > SAMPLED_LAYERS:
@@ -152,15 +157,10 @@ def _with_modules(evidence: BodyEvidence, reference: Model, candidate: Model, *,
         for i, j in matches
         for found in analyse_layer(layer_weights(reference, i), layer_weights(candidate, j), evidence.outer)
     )
-    return BodyEvidence(
-        evidence.log_p,
-        evidence.outer,
-        evidence.role,
-        evidence.layer_map,
-        evidence.stray_share,
-        modules,
-        evidence.n_tests,
-    )
+    mixed = [(i, j) for i, j in matches if has_experts(reference, i) or has_experts(candidate, j)]
+    level = log_alpha - math.log(max(1, len(modules) + len(mixed)))
+    traced = (trace_experts(reference, candidate, pair, evidence.outer, log_alpha=level) for pair in mixed)
+    return replace(evidence, modules=modules, experts=tuple(origins for origins in traced if origins is not None))
 
 
 def is_supported(evidence: BodyEvidence, log_alpha: float) -> bool:
@@ -249,8 +249,8 @@ def layers_report(evidence: BodyEvidence, reference: Model, candidate: Model) ->
 
 def modules_report(evidence: BodyEvidence) -> tuple[dict[str, Any], ...]:
     """The part ``modules`` of a report, Algorithm 3 on matched layers; p is corrected for these tests."""
-    log_n = math.log(max(1, len(evidence.modules)))
-    return tuple(
+    log_n = math.log(max(1, len(evidence.modules) + len(evidence.experts)))
+    found_by_role = tuple(
         {
             "layer": [i, j],
             "role": found.role,
@@ -263,6 +263,7 @@ def modules_report(evidence: BodyEvidence) -> tuple[dict[str, Any], ...]:
         }
         for i, j, found in evidence.modules
     )
+    return found_by_role + tuple(experts_report(origins, log_n_tests=log_n) for origins in evidence.experts)
 
 
 def describe(found: ModuleEvidence) -> dict[str, Any] | None:

@@ -369,13 +369,31 @@ def _layer_lines(layers: Mapping[str, Any], modules: tuple[Mapping[str, Any], ..
             fill(f"reference>candidate: {pairs}", LINE_WIDTH, initial_indent=" " * 15, subsequent_indent=" " * 15)
         )
     best: dict[tuple[str, str], float] = {}
+    mixtures = [module["found"] for module in modules if module["role"] == "experts"]
     for module in modules:
+        if module["role"] == "experts":
+            continue
         test = (module["role"], module["test"])
         best[test] = min(best.get(test, 0.0), module["log10_p"])
     if best:
         tests = ", ".join(f"{role} {test.replace('_', ' ')} {p:.0f}" for (role, test), p in best.items() if p < 0.0)
         lines.append(fill(f"modules: {tests}", LINE_WIDTH, initial_indent=f"  {'':<13}", subsequent_indent=" " * 15))
+    if mixtures:
+        lines.append(f"  {'':<13}experts: {_experts_text(mixtures)}")
     return lines
+
+
+def _experts_text(mixtures: list[Mapping[str, Any]]) -> str:
+    """How many experts come from where, over all layers that were looked at."""
+    traced = [(name, origin) for found in mixtures for name, origin, _ in found["experts"]]
+    n_all = len(traced) + sum(len(found["without_origin"]) for found in mixtures)
+    counts = {
+        "from a dense MLP": sum(origin is None for _, origin in traced),
+        "from the expert in the same place": sum(origin is not None and name == origin for name, origin in traced),
+        "from another expert": sum(origin is not None and name != origin for name, origin in traced),
+    }
+    parts = ", ".join(f"{n} {where}" for where, n in counts.items() if n)
+    return f"{len(traced)} of {n_all} have an origin" + (f": {parts}" if parts else "")
 
 
 def n_bytes_text(n_bytes: float) -> str:

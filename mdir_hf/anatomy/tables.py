@@ -289,7 +289,7 @@ PARTIAL_ROTARY_KEYS = ("partial_rotary_factor", "rotary_pct")
 NORMS_ADDING_ONE = frozenset(
     {
         *("gemma", "gemma2", "gemma3", "gemma3_text", "recurrent_gemma", "vaultgemma", "t5gemma", "nemotron"),
-        *("qwen3_next", "qwen3_5", "qwen3_5_text"),
+        *("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"),
     }
 )
 """Families whose norms multiply by ``1 + g``."""

@@ -226,5 +226,29 @@ def test_every_pair_of_experts_is_paid_for():
 
 
 def test_no_expert_is_an_error():
-    with pytest.raises(ValueError, match="got 0 and 1"):
-        match_experts([], [mlp()], identity(), log_alpha=-23.0)
+    for reference, candidate in (([], [mlp()]), ([mlp()], [])):
+        with pytest.raises(ValueError, match=f"got {len(reference)} of the reference's"):
+            match_experts(reference, candidate, identity(), log_alpha=-23.0)
+
+
+def test_of_many_experts_a_few_are_matched_in_full_and_none_is_lost_however_noisy(monkeypatch):
+    from mdir_hf.homology import experts
+
+    reference = [mlp(seed=s) for s in range(12)]
+    generator = torch.Generator().manual_seed(0)
+    candidate = [moved(expert, torch.randperm(M, generator=generator), noise=0.8) for expert in reference[::-1]]
+    tried = []
+    monkeypatch.setattr(experts, "match_neurons", lambda a, b: tried.append(1) or match_neurons(a, b))
+    found = match_experts(reference, candidate, identity(), log_alpha=math.log(1e-10))
+    assert len(tried) == 12 * experts.SHORTLIST
+    every_pair = np.array([[match_neurons(a, b).log_p for b in candidate] for a in reference])
+    np.testing.assert_array_equal(found.matrix.min(axis=0), every_pair.min(axis=0))
+    significant = every_pair.min(axis=0) + math.log(144) < math.log(1e-10)
+    assert significant.sum() > 0
+    assert [o is not None for o in found.origins] == significant.tolist()
+    assert [o for o in found.origins if o is not None] == [11 - j for j in range(12) if significant[j]]
+
+
+def test_experts_of_the_candidate_may_come_one_by_one():
+    found = match_experts([mlp()], (mlp(seed=s) for s in (0, 5)), identity(), log_alpha=math.log(1e-10))
+    assert found.origins == (0, None)

@@ -1,0 +1,144 @@
+"""Mixtures of experts: which MLP or which expert of the reference every expert of a matched layer came from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from mdir_hf.anatomy import Role, WeightPart, read_experts, read_part
+from mdir_hf.homology.experts import ExpertMap, match_experts
+from mdir_hf.homology.gauge import OuterTransformation, fold_gain
+from mdir_hf.homology.layer_map import FLOAT64_CHANNELS
+from mdir_hf.homology.neurons import MlpWeights
+from mdir_hf.homology.significance import LN10
+from mdir_hf.model import Model
+
+ExpertName = int | str | None
+"""A routed expert by its number, ``shared``, or None for the MLP of a dense layer."""
+
+_MLP_ROLES = (Role.GATE, Role.UP, Role.DOWN)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExpertOrigins:
+    """Where the experts of one candidate layer came from.
+
+    Attributes:
+        layer: Layer of the reference and layer of the candidate.
+        reference: What the MLPs of the reference's layer are called, in the order of ``found``.
+        candidate: The same of the candidate's.
+        found: Origins and evidence.
+    """
+
+    layer: tuple[int, int]
+    reference: tuple[ExpertName, ...]
+    candidate: tuple[ExpertName, ...]
+    found: ExpertMap
+
+
+def has_experts(model: Model, position: int) -> bool:
+    """Whether a layer is a mixture, given its position in ``model.anatomy.layers``."""
+    layer = model.anatomy.layers[position]
+    return bool(layer.experts or layer.shared_experts)
+
+
+def trace_experts(
+    reference: Model,
+    candidate: Model,
+    layer: tuple[int, int],
+    outer: OuterTransformation,
+    *,
+    log_alpha: float,
+) -> ExpertOrigins | None:
+    """Map every expert of a candidate's layer to its origin in the reference's: its dense MLP, or an expert.
+
+    A dense layer counts as one expert, so upcycling, experts merged into an MLP, and experts shuffled, cut finer or
+    replaced are the same question.
+
+    Args:
+        reference: One model.
+        candidate: The other.
+        layer: Positions in ``anatomy.layers``, reference's and candidate's.
+        outer: Carries the reference into the candidate's residual basis.
+        log_alpha: Natural log of the level at which an origin is named.
+
+    Returns:
+        The origins, None where one of the layers has no MLP that could be read. Memory: all experts of the reference's
+        layer and one of the candidate's (all where they are stored as one tensor).
+    """
+    mine, other = _mlp_parts(reference, layer[0]), _mlp_parts(candidate, layer[1])
+    if not mine or not other:
+        return None
+    dtype = torch.float64 if candidate.width <= FLOAT64_CHANNELS else torch.float32
+    found = match_experts(
+        list(_read_mlps(reference, layer[0], mine, dtype)),
+        _read_mlps(candidate, layer[1], other, dtype),
+        outer,
+        log_alpha=log_alpha,
+    )
+    return ExpertOrigins(layer, tuple(name for name, _ in mine), tuple(name for name, _ in other), found)
+
+
+def experts_report(origins: ExpertOrigins, *, log_n_tests: float) -> dict[str, Any]:
+    """One entry of the part ``modules`` of a report.
+
+    Args:
+        origins: What was found in one layer.
+        log_n_tests: Natural log of the number of tests to correct for, past the pairs of experts.
+
+    Returns:
+        The entry. Its trace is that of the most significant pair; ``found`` names [candidate's expert, its origin,
+        log10 p] of those that have one, and those that have none. An expert is its number or ``shared``, a dense MLP
+        None.
+    """
+    found = origins.found
+    log10_p = [min(0.0, p + log_n_tests) / LN10 for p in found.log_p]
+    best = min(range(len(log10_p)), key=log10_p.__getitem__)
+    traced = zip(origins.candidate, found.origins, log10_p, strict=True)
+    return {
+        "layer": list(origins.layer),
+        "role": "experts",
+        "test": "neurons",
+        "trace": found.matchings[best].trace,
+        "normalized_trace": found.matchings[best].normalized_trace,
+        "log10_p": log10_p[best],
+        "scale": None,
+        "found": {
+            "experts": [[name, origins.reference[i], p] for name, i, p in traced if i is not None],
+            "without_origin": [name for name, i in zip(origins.candidate, found.origins, strict=True) if i is None],
+        },
+    }
+
+
+def _mlp_parts(model: Model, position: int) -> list[tuple[ExpertName, Mapping[Role, WeightPart]]]:
+    """Everything in a layer that is an MLP, by name: its dense one, its experts, those that are shared."""
+    layer = model.anatomy.layers[position]
+    named: list[tuple[ExpertName, Mapping[Role, WeightPart]]] = [
+        (None, layer.parts),
+        *enumerate(layer.experts),
+        *(("shared", parts) for parts in layer.shared_experts),
+    ]
+    return [
+        (name, {role: parts[role] for role in _MLP_ROLES if role in parts})
+        for name, parts in named
+        if Role.UP in parts and Role.DOWN in parts
+    ]
+
+
+def _read_mlps(
+    model: Model, position: int, named: list[tuple[ExpertName, Mapping[Role, WeightPart]]], dtype: torch.dtype
+) -> Iterator[MlpWeights]:
+    """Read the MLPs of a layer one after the other, the gain of the norm before them folded in."""
+    anatomy = model.anatomy
+    norm = anatomy.layers[position].parts.get(Role.MLP_NORM)
+    gain = None if norm is None else read_part(model.tensors, norm)
+
+    def folded(weight: torch.Tensor) -> torch.Tensor:
+        return fold_gain(weight.to(dtype), gain, plus_one=anatomy.norms_add_one)
+
+    for weights in read_experts(model.tensors, (parts for _, parts in named)):
+        gate = weights.get(Role.GATE)
+        yield MlpWeights(folded(weights[Role.UP]), weights[Role.DOWN].to(dtype), None if gate is None else folded(gate))

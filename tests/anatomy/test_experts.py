@@ -171,6 +171,11 @@ def test_a_layer_with_experts_has_no_dense_mlp(mixture):
     assert dense == [Role.UP in layer.parts for layer in mixture.anatomy.layers]
 
 
+def test_norms_that_start_at_zero_add_one(mixture):
+    scale = mixture.model.model.norm.weight  # never trained: the norm of a new model changes no length
+    assert mixture.anatomy.norms_add_one == bool((scale == 0).all())
+
+
 # --- by hand
 
 

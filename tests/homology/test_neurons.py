@@ -252,3 +252,14 @@ def test_of_many_experts_a_few_are_matched_in_full_and_none_is_lost_however_nois
 def test_experts_of_the_candidate_may_come_one_by_one():
     found = match_experts([mlp()], (mlp(seed=s) for s in (0, 5)), identity(), log_alpha=math.log(1e-10))
     assert found.origins == (0, None)
+
+
+def test_experts_of_strangers_are_silent_in_five_hundred_pairs():
+    smallest = 0.0
+    for draw_number in range(50):
+        reference = [mlp(16, 24, seed=1000 + 10 * draw_number + k) for k in range(2)]
+        candidate = [mlp(16, 24 if k % 2 else 12, seed=5000 + 10 * draw_number + k) for k in range(5)]
+        found = match_experts(reference, candidate, OuterTransformation.identity(16), log_alpha=math.log(1e-10))
+        assert found.origins == (None,) * 5
+        smallest = min(smallest, float(found.matrix.min()))
+    assert smallest > math.log(1.0 / 500)  # a bound, and not a tight one: none of 500 comes near its level

@@ -7,14 +7,14 @@ import threading
 from collections.abc import Callable
 from typing import NoReturn
 
-from mdir_hf.comparison import compare_models
+from mdir_hf.comparison.model import Model
+from mdir_hf.comparison.plan import ReadPlan
+from mdir_hf.comparison.reading import IoCount
+from mdir_hf.comparison.settings import Settings
+from mdir_hf.comparison.steps import compare_models
 from mdir_hf.errors import InputError, RemoteCodeRefusedError
 from mdir_hf.hub import IoLedger, open_repository
-from mdir_hf.model import Model
-from mdir_hf.plan import ReadPlan
-from mdir_hf.reading import IoCount
 from mdir_hf.report import HomologyReport
-from mdir_hf.settings import Settings
 
 LEVELS = ("auto", "screen", "embedding", "body")
 

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from mdir_hf.decision import BodySummary, Evidence, could_settle, decide
+from mdir_hf.comparison.decision import BodySummary, Evidence, could_settle, decide
 from mdir_hf.report import Reason, Verdict
 
 ALPHA = 1e-10

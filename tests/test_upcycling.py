@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from mdir_hf import HomologyChecker, HomologyReport, Verdict
+from mdir_hf.comparison.mixtures import ExpertOrigins, experts_report
 from mdir_hf.homology.experts import match_experts
 from mdir_hf.homology.gauge import OuterTransformation
 from mdir_hf.homology.neurons import MlpWeights
-from mdir_hf.mixtures import ExpertOrigins, experts_report
 from tests.specimens import tokenizer_json, tokens
 
 transformers = pytest.importorskip("transformers")
@@ -212,7 +212,7 @@ def test_a_mixture_that_is_a_stranger_is_silent(save, reference, seed):
 
 
 def test_wide_models_are_traced_in_single_precision(save, monkeypatch):
-    monkeypatch.setattr("mdir_hf.mixtures.FLOAT64_CHANNELS", WIDTH - 1)
+    monkeypatch.setattr("mdir_hf.comparison.mixtures.FLOAT64_CHANNELS", WIDTH - 1)
     dense = new_model("llama", 0)
     report = compare(save(dense, "dense"), save(upcycle_to_mixtral(dense), "mixture"))
     assert mixtures(report) == {(i, i): ({0: None, 1: None, 2: None}, [3]) for i in range(LAYERS)}

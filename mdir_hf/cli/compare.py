@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from mdir_hf.errors import RemoteCodeRefusedError
 
 if TYPE_CHECKING:
-    from mdir_hf.plan import ReadPlan
+    from mdir_hf.comparison.plan import ReadPlan
 
 EXIT_VERDICT = 3
 LEVELS = ("auto", "screen", "embedding", "body")

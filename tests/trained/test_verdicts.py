@@ -48,8 +48,8 @@ def test_architectures_of_equal_width_data_and_tokenizer_are_strangers():
 
 
 def test_a_shared_seed_is_found_even_across_architectures():
-    # Both bases were drawn from seed 0. The streams overlap by chance of sizes: rows of Llama's up projection in layer 0
-    # began as the very numbers of rows of GPT-NeoX's attention and MLP, and still have cosines of 0.85 with them.
+    # Both bases were drawn from seed 0, and the streams overlap by chance of sizes: rows of Llama's up projection in
+    # layer 0 began as the very numbers of rows of GPT-NeoX's layer 0, and still have cosines of 0.85 with them.
     report = compare(trained_model("llama", "base").folder, trained_model("gpt-neox", "base").folder)
     assert report.verdict is Verdict.HOMOLOGOUS
     assert report.settled_by == "body"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mdir_hf.plan import ReadPlan
+from mdir_hf.comparison.plan import ReadPlan
 
 
 @dataclass(frozen=True, slots=True)

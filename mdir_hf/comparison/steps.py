@@ -10,18 +10,18 @@ import numpy as np
 
 from mdir_hf._version import __version__
 from mdir_hf.anatomy import WeightPart
-from mdir_hf.body import BodyEvidence, compare_bodies, is_supported, layers_report, modules_report
-from mdir_hf.decision import BodySummary, Decision, decide
+from mdir_hf.comparison.body import BodyEvidence, compare_bodies, is_supported, layers_report, modules_report
+from mdir_hf.comparison.decision import BodySummary, Decision, decide
+from mdir_hf.comparison.matrices import MatrixOutcome, Stopwatch, compare_matrices
+from mdir_hf.comparison.model import Model, share_vocabulary
+from mdir_hf.comparison.plan import check_memory, make_plan
+from mdir_hf.comparison.reading import IoCount
+from mdir_hf.comparison.settings import Settings
 from mdir_hf.homology.embedding import TESTS_PER_MATRIX
 from mdir_hf.homology.gauge import outer_candidates
 from mdir_hf.homology.reduction import reduce_peaks
 from mdir_hf.homology.significance import LN10
-from mdir_hf.matrices import MatrixOutcome, Stopwatch, compare_matrices
-from mdir_hf.model import Model, share_vocabulary
-from mdir_hf.plan import check_memory, make_plan
-from mdir_hf.reading import IoCount
 from mdir_hf.report import HomologyReport, Verdict
-from mdir_hf.settings import Settings
 from mdir_hf.vocabulary import CommonVocabulary, common_vocabulary
 
 LOG10_P_EQUAL_DIGESTS = -256.0 * math.log10(2.0)

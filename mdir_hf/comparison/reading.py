@@ -13,10 +13,10 @@ from huggingface_hub.utils.tqdm import are_progress_bars_disabled
 from tqdm import tqdm
 
 from mdir_hf.checkpoint import iter_row_blocks
+from mdir_hf.comparison.model import Model
+from mdir_hf.comparison.plan import BLOCK_ROWS, ReadPlan
 from mdir_hf.errors import MdirError
 from mdir_hf.hub import IoLedger
-from mdir_hf.model import Model
-from mdir_hf.plan import BLOCK_ROWS, ReadPlan
 from mdir_hf.report import InputOutput
 from mdir_hf.vocabulary import CommonVocabulary
 

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from mdir_hf.anatomy import Role, WeightPart, read_experts, read_part
+from mdir_hf.comparison.model import Model
 from mdir_hf.homology.experts import ExpertMap, match_experts
 from mdir_hf.homology.gauge import OuterTransformation, fold_gain
 from mdir_hf.homology.layer_map import FLOAT64_CHANNELS
 from mdir_hf.homology.neurons import MlpWeights
 from mdir_hf.homology.significance import LN10
-from mdir_hf.model import Model
 
 ExpertName = int | str | None
 """A routed expert by its number, ``shared``, or None for the MLP of a dense layer."""

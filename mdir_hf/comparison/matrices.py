@@ -12,17 +12,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from mdir_hf.decision import Evidence
+from mdir_hf.comparison.decision import Evidence
+from mdir_hf.comparison.model import Model
+from mdir_hf.comparison.plan import ReadPlan
+from mdir_hf.comparison.reading import PairReader, reading_progress
+from mdir_hf.comparison.settings import Settings
 from mdir_hf.homology.calibration import Calibration, Placebo, calibrate
 from mdir_hf.homology.embedding import EmbeddingTest, matched_scale
 from mdir_hf.homology.matching import Matching
 from mdir_hf.homology.significance import LN10
 from mdir_hf.hub import IoLedger
-from mdir_hf.model import Model
-from mdir_hf.plan import ReadPlan
-from mdir_hf.reading import PairReader, reading_progress
 from mdir_hf.report import MatrixReport, PlaceboReport, PlaceboResult
-from mdir_hf.settings import Settings
 from mdir_hf.vocabulary import CommonVocabulary
 from mdir_hf.vocabulary.sampling import RowSampler
 

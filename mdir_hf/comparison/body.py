@@ -14,6 +14,8 @@ from typing import Any
 import torch
 
 from mdir_hf.anatomy import Role, read_part
+from mdir_hf.comparison.mixtures import ExpertOrigins, experts_report, has_experts, trace_experts
+from mdir_hf.comparison.model import Model
 from mdir_hf.homology.gauge import OuterTransformation, fold_gain
 from mdir_hf.homology.heads import HeadTransformation
 from mdir_hf.homology.layer_map import LayerMap, map_layers
@@ -22,8 +24,6 @@ from mdir_hf.homology.modules import LayerWeights, ModuleEvidence, analyse_layer
 from mdir_hf.homology.neurons import NeuronMatching, unit_rows
 from mdir_hf.homology.planes import PlaneTransformation
 from mdir_hf.homology.significance import LN10
-from mdir_hf.mixtures import ExpertOrigins, experts_report, has_experts, trace_experts
-from mdir_hf.model import Model
 
 REPRESENTATIVES = (Role.V, Role.K, Role.UP)
 """Matrices that stand for a layer, in the order tried; V first as in the paper. Each tried one is counted."""

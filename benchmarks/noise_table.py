@@ -5,8 +5,9 @@ E' = E + s RMS(E) N. The signal of a model of width n has the spectrum k^-a; the
     n - c ~ s^2 / (2 V) sum_ij lbar / (l_i + l_j),     l the eigenvalues of E^T E / V, lbar their mean,
 
 n^2 s^2 / (4 V) for a flat spectrum and more for a steeper one, so that the losses of the paper tell the spectrum of
-its models. With --reduce R both V and s^2 are divided by R, which leaves the law and the losses as they are and costs
-R times less.
+its models. With --reduce R both V and s^2 are divided by R, which leaves the law as it is and costs R times less; the
+sampled spectrum is wider than that of k^-a by n R / V, though, and the losses with it, so the law is printed for the
+sampled spectrum as well.
 
 Nothing is standardised here: the paper's Algorithm 1 takes the polar factor of the raw product, and the trace of the
 package's centred, row-normalised view is printed in a column of its own.
@@ -42,8 +43,8 @@ def first_order_loss(eigenvalues: np.ndarray, n_tokens: int, noise: float) -> fl
 
 def simulate(
     width: int, n_tokens: int, exponent: float, noises: list[float], seed: int
-) -> tuple[list[float], list[float]]:
-    """Return the traces of the raw product and of the package's view, one of each per noise level."""
+) -> tuple[list[float], list[float], np.ndarray]:
+    """Return traces of the raw product and of the package's view, one per noise level, and the sampled eigenvalues."""
     generator = torch.Generator().manual_seed(seed)
     amplitude = torch.from_numpy(spectrum(width, exponent)).float().sqrt()
     q, _ = torch.linalg.qr(torch.randn(width, width, generator=generator))
@@ -65,7 +66,8 @@ def simulate(
         assert matching is not None
         return matching.trace
 
-    return [trace(m) for m in raw], [trace(m) for m in view]
+    sampled = torch.linalg.eigvalsh(raw[0].double()).numpy() / n_tokens  # the first noise level is 0: this is E^T E
+    return [trace(m) for m in raw], [trace(m) for m in view], sampled
 
 
 def spectrum(width: int, exponent: float) -> np.ndarray:
@@ -94,7 +96,9 @@ def main() -> None:
         eigenvalues = spectrum(args.width, exponent)
         law = [args.width - first_order_loss(eigenvalues, n_tokens, noise) for noise in noises]
         print(f"{f'first-order law, k^-{exponent:g}':>34} " + " ".join(f"{c:9.2f}" for c in law))
-        raw, view = simulate(args.width, n_tokens, exponent, noises, args.seed)
+        raw, view, sampled = simulate(args.width, n_tokens, exponent, noises, args.seed)
+        law = [args.width - first_order_loss(sampled, n_tokens, noise) for noise in noises]
+        print(f"{'the same on the sampled spectrum':>34} " + " ".join(f"{c:9.2f}" for c in law))
         print(f"{f'simulated, k^-{exponent:g}':>34} " + " ".join(f"{c:9.2f}" for c in raw))
         print(f"{'centred and row-normalised':>34} " + " ".join(f"{c:9.2f}" for c in view), flush=True)
     grid = np.linspace(0.0, 0.5, 51)

@@ -157,3 +157,22 @@ def test_strangers_with_heavy_row_lengths_are_silent_in_their_layers(save):
     report = compare(save(models[0], "a"), save(models[1], "b"))
     assert report.verdict is Verdict.NO_EVIDENCE
     assert report.layers["log10_p"] == 0.0
+
+
+def test_heads_that_the_config_has_wrong_do_not_stop_the_analysis(base, save):
+    folders = [save(base, "base"), save(drift(copy.deepcopy(base), 0.2), "x")]
+    for folder in folders:
+        config = json.loads((folder / "config.json").read_text())
+        config |= {"num_attention_heads": 7, "num_key_value_heads": 7, "head_dim": None}
+        (folder / "config.json").write_text(json.dumps(config))
+    report = compare(*folders, level="body")
+    assert report.verdict is Verdict.HOMOLOGOUS
+    assert {m["role"] for m in report.modules} >= {"q", "k", "v", "o", "mlp"}
+
+
+def test_the_plan_of_a_body_counts_the_memory_of_its_mlp(base, save):
+    plans = []
+    folder = save(base, "base")
+    for level in ("embedding", "body"):
+        HomologyChecker.from_pretrained(folder).compare(folder, level=level, progress=False, on_plan=plans.append)
+    assert plans[1].peak_memory_bytes - plans[0].peak_memory_bytes >= 3 * 8 * SIZES["intermediate_size"] ** 2

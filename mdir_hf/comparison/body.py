@@ -20,9 +20,11 @@ from mdir_hf.homology.gauge import OuterTransformation, fold_gain
 from mdir_hf.homology.heads import HeadTransformation
 from mdir_hf.homology.layer_map import LayerMap, map_layers
 from mdir_hf.homology.matching import Matching
-from mdir_hf.homology.modules import LayerWeights, ModuleEvidence, analyse_layer
+from mdir_hf.homology.modules import ROLES, LayerWeights, ModuleEvidence, analyse_layer
+from mdir_hf.homology.modules import Role as ModuleRole
 from mdir_hf.homology.neurons import NeuronMatching, unit_rows
 from mdir_hf.homology.planes import PlaneTransformation
+from mdir_hf.homology.polar import FLOAT64_CHANNELS
 from mdir_hf.homology.significance import LN10
 
 REPRESENTATIVES = (Role.V, Role.K, Role.UP)
@@ -34,6 +36,11 @@ also aligns features that unrelated models learn alike, only the whole map count
 
 SURE_TESTS = ("subspaces", "frequencies", "neurons")
 """Tests of a layer that stayed silent on strangers trained on the same text, behind the fitted rotation."""
+
+MANY_NEURONS = 4096
+"""MLPs of more neurons are left out of sampled layers: their polar factors take minutes, and attention speaks too."""
+
+ATTENTION: tuple[ModuleRole, ...] = ("q", "k", "v", "o")
 
 SAMPLED_LAYERS = 3
 """How many matched layers are analysed in full where the verdict does not need it."""
@@ -155,12 +162,33 @@ def _with_modules(
     modules = tuple(
         (i, j, found)
         for i, j in matches
-        for found in analyse_layer(layer_weights(reference, i), layer_weights(candidate, j), evidence.outer)
+        for found in _analyse(reference, candidate, (i, j), evidence.outer, log_alpha, is_sample=not all_layers)
     )
     mixed = [(i, j) for i, j in matches if has_experts(reference, i) or has_experts(candidate, j)]
     level = log_alpha - math.log(max(1, len(modules) + len(mixed)))
     traced = (trace_experts(reference, candidate, pair, evidence.outer, log_alpha=level) for pair in mixed)
     return replace(evidence, modules=modules, experts=tuple(origins for origins in traced if origins is not None))
+
+
+def _analyse(
+    reference: Model,
+    candidate: Model,
+    pair: tuple[int, int],
+    outer: OuterTransformation,
+    log_alpha: float,
+    *,
+    is_sample: bool,
+) -> list[ModuleEvidence]:
+    first, second = layer_weights(reference, pair[0]), layer_weights(candidate, pair[1])
+    is_wide = any(layer.up is not None and layer.up.shape[0] > MANY_NEURONS for layer in (first, second))
+    return analyse_layer(
+        first,
+        second,
+        outer,
+        roles=ATTENTION if is_sample and is_wide else ROLES,
+        log_alpha=log_alpha,
+        dtype=torch.float32 if outer.n_candidate > FLOAT64_CHANNELS else torch.float64,
+    )
 
 
 def is_supported(evidence: BodyEvidence, log_alpha: float) -> bool:
@@ -174,6 +202,14 @@ def is_supported(evidence: BodyEvidence, log_alpha: float) -> bool:
     layers = {(i, j) for i, j, _ in evidence.modules}
     sure = {(i, j) for i, j, found in evidence.modules if found.test in SURE_TESTS and found.log_p < level}
     return bool(layers) and sure == layers
+
+
+def n_neurons(model: Model) -> int:
+    """Neurons of the MLP of the first layer that has one, 0 where none was placed; costs the header of its shard."""
+    for position in _layers_with(model, Role.UP)[:1]:
+        part = model.anatomy.layers[position].parts[Role.UP]
+        return part.shape(tuple(model.tensors.spec(part.tensor).shape))[0]
+    return 0
 
 
 def _layers_with(model: Model, role: Role) -> tuple[int, ...]:
@@ -210,17 +246,22 @@ def layer_weights(model: Model, position: int) -> LayerWeights:
     def read(role: Role) -> torch.Tensor | None:
         return read_part(model.tensors, parts[role]) if role in parts else None
 
+    q, k, v, o = (read(role) for role in (Role.Q, Role.K, Role.V, Role.O))
     n_heads = anatomy.n_heads or 1
+    n_kv_heads = anatomy.n_kv_heads or n_heads
+    sides = ((q, 0, n_heads), (k, 0, n_kv_heads), (v, 0, n_kv_heads), (o, 1, n_heads))
+    if any(weight is not None and weight.shape[side] % n for weight, side, n in sides):
+        n_heads = n_kv_heads = 1  # heads of this layer are not those of the config: test without them
     return LayerWeights(
-        q=read(Role.Q),
-        k=read(Role.K),
-        v=read(Role.V),
-        o=read(Role.O),
+        q=q,
+        k=k,
+        v=v,
+        o=o,
         gate=read(Role.GATE),
         up=read(Role.UP),
         down=read(Role.DOWN),
         n_heads=n_heads,
-        n_kv_heads=anatomy.n_kv_heads or n_heads,
+        n_kv_heads=n_kv_heads,
         rope=anatomy.rope,
         rotary_dim=anatomy.rotary_dim,
         qk_norm=Role.Q_NORM in parts,

@@ -62,7 +62,13 @@ class ReadPlan:
 
 
 def make_plan(
-    reference: TensorSpec, candidate: TensorSpec, *, common_tokens: int, bytes_of_weights: int, level: str
+    reference: TensorSpec,
+    candidate: TensorSpec,
+    *,
+    common_tokens: int,
+    bytes_of_weights: int,
+    level: str,
+    n_neurons: int = 0,
 ) -> ReadPlan:
     """Plan the reads of one pair of matrices.
 
@@ -71,7 +77,8 @@ def make_plan(
         candidate: Spec of the candidate's.
         common_tokens: Number of common tokens.
         bytes_of_weights: Stored size of the two checkpoints.
-        level: auto, screen or embedding.
+        level: auto, screen, embedding or body.
+        n_neurons: Neurons of the wider MLP, where layers are going to be analysed.
     """
     row_n_bytes = sum(spec.n_bytes // spec.shape[0] for spec in (reference, candidate))
     widths = (reference.shape[1], candidate.shape[1])
@@ -86,6 +93,9 @@ def make_plan(
     memory = BASE_MEMORY_BYTES + 12 * last * sum(widths) + 8 * 4 * square
     if level != "screen":
         memory += 8 * 4 * n_wide * n_wide + 12 * BLOCK_ROWS * sum(widths)
+    if level == "body":
+        # The polar factor of an MLP, its absolute values and the assignment's copy, and the layer's weights twice.
+        memory += 8 * 3 * n_neurons * n_neurons + 8 * 2 * 4 * n_neurons * n_wide
     return ReadPlan(
         reference=reference,
         candidate=candidate,

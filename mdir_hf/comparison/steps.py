@@ -10,7 +10,7 @@ import numpy as np
 
 from mdir_hf._version import __version__
 from mdir_hf.anatomy import WeightPart
-from mdir_hf.comparison.body import BodyEvidence, compare_bodies, is_supported, layers_report, modules_report
+from mdir_hf.comparison.body import BodyEvidence, compare_bodies, is_supported, layers_report, modules_report, n_neurons
 from mdir_hf.comparison.decision import BodySummary, Decision, decide
 from mdir_hf.comparison.matrices import MatrixOutcome, Stopwatch, compare_matrices
 from mdir_hf.comparison.model import Model, share_vocabulary
@@ -140,6 +140,7 @@ def _test_matrices(
             common_tokens=len(common),
             bytes_of_weights=reference.tensors.n_bytes + candidate.tensors.n_bytes,
             level=settings.level,
+            n_neurons=max(n_neurons(reference), n_neurons(candidate)) if settings.level == "body" else 0,
         )
         check_memory(plan, settings.max_memory_bytes)
         if settings.on_plan is not None and not course.matrices:

@@ -40,7 +40,7 @@ class Reason(str, enum.Enum):
 REASON_TEXT = {
     Reason.TOO_FEW_COMMON_TOKENS: "the two vocabularies share too few tokens for even a plain copy to be significant",
     Reason.FEW_SHARED_AXES: "the models agree on a few channels only, as unrelated models with outlier channels can",
-    Reason.NULL_NOT_VALIDATED: "a placebo that should be silent was not, so the p-value of this pair cannot be trusted",
+    Reason.NULL_NOT_VALIDATED: "the models agree, but what the p-value of this pair rests on could not be validated",
 }
 
 

@@ -270,3 +270,35 @@ def test_a_head_that_is_stored_although_it_is_tied_is_no_second_witness(tmp_path
     report = compare(HomologyChecker.from_pretrained(folders[0]), folders[1])
     assert report.unembedding is None
     assert report.tests == 4
+
+
+def sparse_reader(latents, width, seed):
+    """An embedding whose every axis reads a few of the features that a language has."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (latents.shape[1], width)
+    loadings = torch.randn(shape, generator=generator) * (torch.rand(shape, generator=generator) < 0.01)
+    return 0.02 * latents @ loadings
+
+
+def test_strangers_whose_axes_carry_sparse_features_of_the_same_language_are_not_called_homologous(tmp_path):
+    width = 192
+    generator = torch.Generator().manual_seed(0)
+    spectrum = (1.0 + torch.arange(4 * width)) ** -0.5
+    latents = torch.randn(8 * width, 4 * width, generator=generator) * spectrum
+    folders = [write_model(tmp_path / name, sparse_reader(latents, width, seed)) for name, seed in (("a", 1), ("b", 2))]
+    report = compare(HomologyChecker.from_pretrained(folders[0]), folders[1])
+    assert min(map(abs, report.embedding.placebo.privileged_basis_z)) > 3
+    assert report.verdict is not Verdict.HOMOLOGOUS
+
+
+def test_a_relative_with_privileged_axes_is_found_and_the_caveat_said(tmp_path):
+    width = 192
+    generator = torch.Generator().manual_seed(0)
+    spectrum = (1.0 + torch.arange(4 * width)) ** -0.5
+    latents = torch.randn(8 * width, 4 * width, generator=generator) * spectrum
+    base = sparse_reader(latents, width, 1)
+    drift = 0.3 * base.std() * torch.randn(base.shape, generator=generator)
+    folders = [write_model(tmp_path / "a", base), write_model(tmp_path / "b", base + drift)]
+    report = compare(HomologyChecker.from_pretrained(folders[0]), folders[1])
+    assert report.verdict is Verdict.HOMOLOGOUS
+    assert any("p is no theorem" in caveat for caveat in report.caveats)

@@ -16,6 +16,7 @@ FOUND = Evidence(
     log_p_robust=-100.0,
     is_settled=True,
     settled_by="screen",
+    coverage=0.5,
     re_paired_is_silent=True,
     basis_z=(0.0, 0.0),
     common_tokens=1000,
@@ -63,11 +64,24 @@ def test_embeddings_of_zeros_are_inconclusive():
     assert verdict(empty) == (Verdict.INCONCLUSIVE, Reason.TOO_FEW_COMMON_TOKENS)
 
 
-def test_axes_that_stand_out_in_both_models_are_a_caveat_and_in_one_are_not():
-    both = decide({"embedding": dataclasses.replace(FOUND, basis_z=(30.0, -20.0))}, alpha=ALPHA, level="auto")
+def test_axes_that_stand_out_in_both_models_ask_for_most_channels_and_become_a_caveat():
+    both = dataclasses.replace(FOUND, basis_z=(30.0, -20.0))
+    assert verdict(both) == (Verdict.INCONCLUSIVE, Reason.NULL_NOT_VALIDATED)
+    covered = decide({"embedding": dataclasses.replace(both, coverage=0.9)}, alpha=ALPHA, level="auto")
+    assert covered.verdict is Verdict.HOMOLOGOUS
+    assert any("p is no theorem" in caveat for caveat in covered.caveats)
+
+
+def test_axes_that_stand_out_in_one_model_do_not_matter():
     one = decide({"embedding": dataclasses.replace(FOUND, basis_z=(30.0, 1.0))}, alpha=ALPHA, level="auto")
-    assert any("stand out in both" in caveat for caveat in both.caveats)
+    assert one.verdict is Verdict.HOMOLOGOUS
     assert not any("stand out" in caveat for caveat in one.caveats)
+
+
+def test_layers_settle_what_an_embedding_with_privileged_axes_leaves_open():
+    both = dataclasses.replace(FOUND, basis_z=(30.0, -20.0))
+    decision = decide({"embedding": both}, alpha=ALPHA, level="auto", body=BODY)
+    assert (decision.verdict, decision.settled_by) == (Verdict.HOMOLOGOUS, "body")
 
 
 @pytest.mark.parametrize("n", [64, 896, 4096])

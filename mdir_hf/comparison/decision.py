@@ -1,8 +1,10 @@
 """From evidence to a verdict: the rules, in one place.
 
-statistics.md section 9, with one departure: a privileged basis in both models (D1) is a caveat and not by itself
-"inconclusive", because every trained model has one to some degree; what it could do to the p-value is what the
-re-pairing placebo and the n/2-trimmed p measure, and those do decide.
+An embedding settles the question where three things hold (docs/method.md, "Verdicts"): p is below alpha, with and
+without the best half of the channels; the placebo with re-paired tokens is silent; and one of the models has no
+privileged axes, or at least three quarters of all channels are matched each by itself. Where both models have
+privileged axes the p-value is no theorem, and in simulations strangers with sparse features on their axes pass the
+first two and match up to six channels in ten.
 """
 
 from __future__ import annotations
@@ -15,6 +17,11 @@ from mdir_hf.homology.significance import log_n_matchings
 from mdir_hf.report import Reason, Verdict
 
 PRIVILEGED_Z = 3.0
+"""Privileged-basis index above which a model's axes stand out."""
+
+TRUSTED_COVERAGE = 0.75
+"""Share of channels matched each by itself that outweighs privileged axes in both models. Chosen on simulations at
+width 256 (docs/LOG.md, 2026-11-20): strangers reach 0.58, relatives that drifted by twice their size 0.93."""
 
 MAX_STRAY_SHARE = 0.1
 """Off the layer map cells must be silent; with more than this share significant its null does not hold."""
@@ -40,6 +47,7 @@ class Evidence:
         log_p_robust: The same without the best half of the channels, of the look that is reported.
         is_settled: Whether some look is significant both ways.
         settled_by: The step that settled it.
+        coverage: Share of channels matched each by itself, in the look that is reported.
         re_paired_is_silent: Whether the re-pairing placebo is where chance puts it.
         basis_z: Privileged-basis index of either model.
         common_tokens: Common tokens.
@@ -51,11 +59,23 @@ class Evidence:
     log_p_robust: float
     is_settled: bool
     settled_by: str | None
+    coverage: float
     re_paired_is_silent: bool
     basis_z: tuple[float, float]
     common_tokens: int
     rows_used: int
     widths: tuple[int, int]
+
+    @property
+    def both_privileged(self) -> bool:
+        """Whether the axes of both models stand out, so that neither is rotation invariant."""
+        return min(abs(z) for z in self.basis_z) > PRIVILEGED_Z
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether it settles the question: significant both ways, calibrated, beyond what privileged axes can do."""
+        holds = not self.both_privileged or self.coverage >= TRUSTED_COVERAGE
+        return self.is_settled and self.re_paired_is_silent and holds
 
     def is_significant(self, alpha: float) -> bool:
         """Whether p, trimmed or not, is below the level fixed in advance."""
@@ -105,7 +125,7 @@ def decide(evidence: Mapping[str, Evidence], *, alpha: float, level: str, body: 
         significant; no evidence otherwise.
     """
     for one in evidence.values():
-        if one.is_settled and one.re_paired_is_silent:
+        if one.is_trusted:
             return Decision(Verdict.HOMOLOGOUS, None, one.settled_by, _caveats_of_finding(one))
     if body is not None and body.log_p < math.log(alpha):
         doubts = _doubts(body)
@@ -114,7 +134,7 @@ def decide(evidence: Mapping[str, Evidence], *, alpha: float, level: str, body: 
         return Decision(Verdict.INCONCLUSIVE, Reason.NULL_NOT_VALIDATED, None, doubts)
     for one in evidence.values():
         if one.is_settled:
-            return Decision(Verdict.INCONCLUSIVE, Reason.NULL_NOT_VALIDATED, None, ())
+            return Decision(Verdict.INCONCLUSIVE, Reason.NULL_NOT_VALIDATED, None, _doubts_of_matrix(one))
     if any(one.is_significant(alpha) for one in evidence.values()):
         return Decision(Verdict.INCONCLUSIVE, Reason.FEW_SHARED_AXES, None, ())
     if body is None and all(not could_settle(one, alpha) for one in evidence.values()):
@@ -139,17 +159,28 @@ def could_settle(evidence: Evidence, alpha: float) -> bool:
 
 def _caveats_of_finding(evidence: Evidence) -> tuple[str, ...]:
     caveats = []
-    if min(abs(z) for z in evidence.basis_z) > PRIVILEGED_Z:
+    if evidence.both_privileged:
         caveats.append(
             f"Some axes stand out in both models (z = {evidence.basis_z[0]:.0f} and {evidence.basis_z[1]:.0f}), so "
-            "that neither is rotation invariant to the letter; the placebo with re-paired tokens is silent, and the "
-            "finding holds without the best half of the channels."
+            f"that neither is rotation invariant and p is no theorem here; {evidence.coverage:.0%} of the channels are "
+            "matched each by itself, which unrelated models reach only if nearly every axis carries the same feature "
+            "in both."
         )
     if len(set(evidence.widths)) > 1:
         caveats.append(
             "The models differ in width; p is the weaker of the bounds that either model's rotation invariance gives."
         )
     return tuple(caveats)
+
+
+def _doubts_of_matrix(evidence: Evidence) -> tuple[str, ...]:
+    if not evidence.re_paired_is_silent:
+        return ("The placebo with re-paired tokens is significant, and it should be silent.",)
+    return (
+        f"Axes stand out in both models (z = {evidence.basis_z[0]:.0f} and {evidence.basis_z[1]:.0f}), and only "
+        f"{evidence.coverage:.0%} of the channels are matched each by itself: unrelated models whose axes carry some "
+        "of the same features look like this, too.",
+    )
 
 
 def _doubts(body: BodySummary) -> tuple[str, ...]:

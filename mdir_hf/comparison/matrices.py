@@ -109,24 +109,28 @@ def compare_matrices(
     )
     sampler = RowSampler(common, row_n_bytes=row_n_bytes, seed=settings.seed)
     reader = PairReader(reference, candidate, common, plan)
+
+    def conclude(settled_by: str) -> MatrixOutcome:
+        with stopwatch.step("calibration"):
+            calibration = _calibrate(test, settings.seed)
+        return _outcome(test, calibration, reader, plan, len(common), settled_by, is_full=settings.level in FULL_LEVELS)
+
     with reading_progress(name, plan, ledger, settings.progress) as bar:
         with stopwatch.step("screen"):
             for n_rows in plan.look_rows:
                 x, y = reader.sample(sampler.take(n_rows), max_gap_bytes=sampler.max_gap_bytes)
                 test.screen(x, y, is_last=settings.level == "screen" and n_rows == plan.look_rows[-1])
                 if test.is_settled and settings.level not in FULL_LEVELS:
-                    break
-        settled_by = "screen" if test.is_settled else None
-        wants_full = settings.level in FULL_LEVELS or (settings.level == "auto" and not test.is_settled)
-        if wants_full and len(common):
-            bar.total = bar.n + plan.full_bytes
-            bar.refresh()
-            with stopwatch.step(name):
-                test.full(reader.blocks())
-            settled_by = name if test.is_settled else None
-    with stopwatch.step("calibration"):
-        calibration = _calibrate(test, settings.seed)
-    return _outcome(test, calibration, reader, plan, len(common), settled_by, is_full=settings.level in FULL_LEVELS)
+                    outcome = conclude("screen")
+                    if outcome.evidence.is_trusted:
+                        return outcome
+        if settings.level == "screen" or not len(common):
+            return conclude("screen")
+        bar.total = bar.n + plan.full_bytes
+        bar.refresh()
+        with stopwatch.step(name):
+            test.full(reader.blocks())
+    return conclude(name)
 
 
 def _calibrate(test: EmbeddingTest, seed: int) -> Calibration | None:
@@ -141,7 +145,7 @@ def _outcome(
     reader: PairReader,
     plan: ReadPlan,
     n_common: int,
-    settled_by: str | None,
+    stage: str,
     *,
     is_full: bool,
 ) -> MatrixOutcome:
@@ -149,18 +153,20 @@ def _outcome(
     correction = test.sequential_correction(look)
     trimmed = {share: min(0.0, p + correction) for share, p in look.log_p_trimmed.items()}
     widths = (plan.reference.shape[1], plan.candidate.shape[1])
+    matching = look.matching
+    coverage = None if matching is None else matching.n_significant / min(widths)
     evidence = Evidence(
         log_p=test.log_p,
         log_p_robust=trimmed["n/2"],
         is_settled=test.is_settled,
-        settled_by=settled_by,
+        settled_by=stage if test.is_settled else None,
+        coverage=coverage or 0.0,
         re_paired_is_silent=calibration is not None and calibration.re_paired.is_silent,
         basis_z=(0.0, 0.0) if calibration is None else calibration.basis_z,
         common_tokens=n_common,
         rows_used=look.n_rows,
         widths=widths,
     )
-    matching = look.matching
     found = matching if evidence.is_settled else None
     report = MatrixReport(
         common_tokens=n_common,
@@ -169,7 +175,7 @@ def _outcome(
         trace=None if matching is None else matching.trace,
         threshold=None if matching is None else matching.threshold,
         normalized_trace=None if matching is None else matching.trace / min(widths),
-        coverage=None if matching is None else matching.n_significant / min(widths),
+        coverage=coverage,
         matched_channels=None if matching is None else matching.n_significant,
         transformation="none" if found is None else _transformation(found),
         scale=None if found is None else matched_scale(*reader.rows(), found),

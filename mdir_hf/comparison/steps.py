@@ -41,8 +41,13 @@ class _Course:
 
     @property
     def settled(self) -> MatrixOutcome | None:
-        """The first pair of matrices that settled the question."""
-        return next((outcome for outcome in self.matrices.values() if outcome.evidence.is_settled), None)
+        """The first pair of matrices that settles the question."""
+        return next((outcome for outcome in self.matrices.values() if outcome.evidence.is_trusted), None)
+
+    @property
+    def matched(self) -> MatrixOutcome | None:
+        """The first pair of matrices whose channels are matched significantly, whether or not that settles it."""
+        return next((outcome for outcome in self.matrices.values() if outcome.matching is not None), None)
 
 
 def compare_models(reference: Model, candidate: Model, io: IoCount, settings: Settings) -> HomologyReport:
@@ -163,12 +168,12 @@ def _test_matrices(
 
 def _test_body(reference: Model, candidate: Model, course: _Course, settings: Settings) -> None:
     """Run Algorithms 2 and 3, as one more look after those at the matrices."""
-    settled = course.settled
+    matched = course.matched
     outers = outer_candidates(
         reference.width,
         candidate.width,
-        polar=course.matrices["embedding"].polar if settled is None else None,
-        matching=None if settled is None else settled.matching,
+        polar=course.matrices["embedding"].polar,
+        matching=None if matched is None else matched.matching,
     )
     # Looks at matrices spend 1 - 1/(s + 1) of alpha in all; the body takes the next share (statistics.md section 5).
     spent = math.log((course.n_looks + 1) * (course.n_looks + 2))

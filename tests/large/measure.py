@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+# Not ru_maxrss: a child inherits the peak of the process that started it.
 RUNNER = """
-import resource, sys
+import pathlib, re, sys
 from mdir_hf.cli import main
 status = main(sys.argv[1:])
-sys.stderr.write(f"\\npeak {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}\\n")
+peak = re.search(r"VmHWM:\\s+(\\d+) kB", pathlib.Path("/proc/self/status").read_text())[1]
+sys.stderr.write(f"\\npeak {peak}\\n")
 raise SystemExit(status)
 """
 

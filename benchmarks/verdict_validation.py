@@ -310,7 +310,7 @@ EMBEDDING_FAMILIES = (
     Family("sparse loadings 1 % in one", sparse_loadings(0.01, 1)),
     Family("sparse loadings 10 % in both", sparse_loadings(0.1, 2)),
     Family("sparse loadings 3 % in both", sparse_loadings(0.03, 2)),
-    Family("* sparse loadings 1 % in both", sparse_loadings(0.01, 2), "shared axes"),
+    Family("sparse loadings 1 % in both", sparse_loadings(0.01, 2)),
     Family("5 % of channels, same feature .9", shared_axes(0.05, 0.9)),
     Family("25 % of channels, same feature .9", shared_axes(0.25, 0.9)),
     Family("* all channels, same feature .3", shared_axes(1.0, 0.3), "shared axes"),

@@ -15,10 +15,9 @@ from pathlib import Path
 import torch
 from embedding_speed import LOG_ALPHA, Embeddings, in_a_process, measured, options
 
-from mdir_hf.comparison.plan import FIRST_LOOK_ROWS
+from mdir_hf.comparison.plan import first_look_rows
 from mdir_hf.homology.embedding import FEW_ROWS, TESTS_PER_MATRIX, EmbeddingTest
 
-FIRST_ROWS = FIRST_LOOK_ROWS
 RUN = 16
 """Rows are read in runs of neighbouring ids spread over the vocabulary, as the package does."""
 
@@ -30,9 +29,9 @@ def rows_spread(data: Embeddings, model: int, n_rows: int) -> torch.Tensor:
 
 
 def screen(data: Embeddings) -> tuple[float, float]:
-    """Look at 512, 1024, ... rows until settled, as the package does; returns the rows used and ln p."""
+    """Look at more and more rows until settled, as the package does; returns the rows used and ln p."""
     test = EmbeddingTest(log_alpha=LOG_ALPHA, n_tests=TESTS_PER_MATRIX)
-    n_rows = FIRST_ROWS
+    n_rows = first_look_rows(data.width)
     while n_rows <= min(8 * FEW_ROWS, data.n_tokens):
         test.screen(rows_spread(data, 0, n_rows), rows_spread(data, 1, n_rows))
         if test.is_settled:

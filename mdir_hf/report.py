@@ -112,6 +112,7 @@ class MatrixReport:
         normalized_trace: c over the narrower width.
         coverage: Share of channels matched each by itself.
         matched_channels: Their number: entries of the polar factor significant at 1 % over all entries.
+        stray_channels: Channels that resemble another one than their own, too; next to none in relatives.
         transformation: identity, permutation, signed_permutation, rotation or none.
         scale: s of E' ~ s E P, None where nothing was found.
         view: centred or whitened.
@@ -129,6 +130,7 @@ class MatrixReport:
     normalized_trace: float | None
     coverage: float | None
     matched_channels: int | None
+    stray_channels: int | None
     transformation: str
     scale: float | None
     view: str

@@ -16,7 +16,9 @@ FOUND = Evidence(
     log_p_robust=-100.0,
     is_settled=True,
     settled_by="screen",
+    strength=0.4,
     coverage=0.5,
+    stray_share=0.3,
     re_paired_is_silent=True,
     basis_z=(0.0, 0.0),
     common_tokens=1000,
@@ -64,12 +66,18 @@ def test_embeddings_of_zeros_are_inconclusive():
     assert verdict(empty) == (Verdict.INCONCLUSIVE, Reason.TOO_FEW_COMMON_TOKENS)
 
 
-def test_axes_that_stand_out_in_both_models_ask_for_most_channels_and_become_a_caveat():
+@pytest.mark.parametrize("better", [{"strength": 0.9}, {"stray_share": 0.01}])
+def test_axes_that_stand_out_in_both_models_ask_for_a_strong_or_clean_match_and_become_a_caveat(better):
     both = dataclasses.replace(FOUND, basis_z=(30.0, -20.0))
     assert verdict(both) == (Verdict.INCONCLUSIVE, Reason.NULL_NOT_VALIDATED)
-    covered = decide({"embedding": dataclasses.replace(both, coverage=0.9)}, alpha=ALPHA, level="auto")
-    assert covered.verdict is Verdict.HOMOLOGOUS
-    assert any("p is no theorem" in caveat for caveat in covered.caveats)
+    strong = decide({"embedding": dataclasses.replace(both, **better)}, alpha=ALPHA, level="auto")
+    assert strong.verdict is Verdict.HOMOLOGOUS
+    assert any("p is no theorem" in caveat for caveat in strong.caveats)
+
+
+def test_a_match_of_few_channels_is_not_clean_for_want_of_strays():
+    few = dataclasses.replace(FOUND, basis_z=(30.0, -20.0), coverage=0.05, stray_share=0.0)
+    assert verdict(few) == (Verdict.INCONCLUSIVE, Reason.NULL_NOT_VALIDATED)
 
 
 def test_axes_that_stand_out_in_one_model_do_not_matter():

@@ -2,9 +2,9 @@
 
 An embedding settles the question where three things hold (docs/method.md, "Verdicts"): p is below alpha, with and
 without the best half of the channels; the placebo with re-paired tokens is silent; and one of the models has no
-privileged axes, or at least three quarters of all channels are matched each by itself. Where both models have
-privileged axes the p-value is no theorem, and in simulations strangers with sparse features on their axes pass the
-first two and match up to six channels in ten.
+privileged axes, or the match is stronger or cleaner than shared features on privileged axes make it. Where both models
+have privileged axes the p-value is no theorem: in simulations, strangers with sparse features of the same language on
+their axes pass the first two.
 """
 
 from __future__ import annotations
@@ -19,9 +19,15 @@ from mdir_hf.report import Reason, Verdict
 PRIVILEGED_Z = 3.0
 """Privileged-basis index above which a model's axes stand out."""
 
-TRUSTED_COVERAGE = 0.75
-"""Share of channels matched each by itself that outweighs privileged axes in both models. Chosen on simulations at
-width 256 (docs/LOG.md, 2026-11-20): strangers reach 0.58, relatives that drifted by twice their size 0.93."""
+TRUSTED_STRENGTH = 0.6
+"""Trace over rank that outweighs privileged axes in both models: in simulations strangers reach 0.52."""
+
+TRUSTED_STRAY_SHARE = 0.05
+"""Stray channels per matched one up to which it does: strangers have 0.15 and more, a relative next to none unless its
+drift is on the axes, too. Both chosen on the simulations of docs/LOG.md, 2026-11-20."""
+
+LEAST_COVERAGE = 0.1
+"""A tenth of the channels must be matched each by itself before strays can be missed."""
 
 MAX_STRAY_SHARE = 0.1
 """Off the layer map cells must be silent; with more than this share significant its null does not hold."""
@@ -47,7 +53,10 @@ class Evidence:
         log_p_robust: The same without the best half of the channels, of the look that is reported.
         is_settled: Whether some look is significant both ways.
         settled_by: The step that settled it.
-        coverage: Share of channels matched each by itself, in the look that is reported.
+        strength: Trace over rank of the look that is reported, in [0, 1].
+        coverage: Share of channels matched each by itself.
+        stray_share: Channels that also resemble another than their own, per matched one; see
+            :func:`~mdir_hf.homology.calibration.count_stray_channels`.
         re_paired_is_silent: Whether the re-pairing placebo is where chance puts it.
         basis_z: Privileged-basis index of either model.
         common_tokens: Common tokens.
@@ -59,7 +68,9 @@ class Evidence:
     log_p_robust: float
     is_settled: bool
     settled_by: str | None
+    strength: float
     coverage: float
+    stray_share: float
     re_paired_is_silent: bool
     basis_z: tuple[float, float]
     common_tokens: int
@@ -74,7 +85,8 @@ class Evidence:
     @property
     def is_trusted(self) -> bool:
         """Whether it settles the question: significant both ways, calibrated, beyond what privileged axes can do."""
-        holds = not self.both_privileged or self.coverage >= TRUSTED_COVERAGE
+        is_clean = self.coverage >= LEAST_COVERAGE and self.stray_share <= TRUSTED_STRAY_SHARE
+        holds = not self.both_privileged or self.strength >= TRUSTED_STRENGTH or is_clean
         return self.is_settled and self.re_paired_is_silent and holds
 
     def is_significant(self, alpha: float) -> bool:
@@ -162,9 +174,9 @@ def _caveats_of_finding(evidence: Evidence) -> tuple[str, ...]:
     if evidence.both_privileged:
         caveats.append(
             f"Some axes stand out in both models (z = {evidence.basis_z[0]:.0f} and {evidence.basis_z[1]:.0f}), so "
-            f"that neither is rotation invariant and p is no theorem here; {evidence.coverage:.0%} of the channels are "
-            "matched each by itself, which unrelated models reach only if nearly every axis carries the same feature "
-            "in both."
+            "that neither is rotation invariant and p is no theorem here. The match (trace over rank "
+            f"{evidence.strength:.2f}, {evidence.stray_share:.2f} stray channels per matched one) is stronger or "
+            "cleaner than features that unrelated models share have made it in simulations."
         )
     if len(set(evidence.widths)) > 1:
         caveats.append(
@@ -177,9 +189,9 @@ def _doubts_of_matrix(evidence: Evidence) -> tuple[str, ...]:
     if not evidence.re_paired_is_silent:
         return ("The placebo with re-paired tokens is significant, and it should be silent.",)
     return (
-        f"Axes stand out in both models (z = {evidence.basis_z[0]:.0f} and {evidence.basis_z[1]:.0f}), and only "
-        f"{evidence.coverage:.0%} of the channels are matched each by itself: unrelated models whose axes carry some "
-        "of the same features look like this, too.",
+        f"Axes stand out in both models (z = {evidence.basis_z[0]:.0f} and {evidence.basis_z[1]:.0f}), and the match "
+        f"is neither strong (trace over rank {evidence.strength:.2f}) nor clean ({evidence.stray_share:.2f} stray "
+        "channels per matched one): unrelated models whose axes carry some of the same features look like this, too.",
     )
 
 

@@ -17,7 +17,7 @@ from mdir_hf.comparison.model import Model
 from mdir_hf.comparison.plan import ReadPlan
 from mdir_hf.comparison.reading import PairReader, reading_progress
 from mdir_hf.comparison.settings import Settings
-from mdir_hf.homology.calibration import Calibration, Placebo, calibrate
+from mdir_hf.homology.calibration import Calibration, Placebo, calibrate, count_stray_channels
 from mdir_hf.homology.embedding import EmbeddingTest, matched_scale
 from mdir_hf.homology.matching import Matching
 from mdir_hf.homology.significance import LN10
@@ -155,12 +155,17 @@ def _outcome(
     widths = (plan.reference.shape[1], plan.candidate.shape[1])
     matching = look.matching
     coverage = None if matching is None else matching.n_significant / min(widths)
+    n_stray = None
+    if matching is not None and test.polar is not None and look is test.looks[-1]:
+        n_stray = count_stray_channels(test.polar, matching)
     evidence = Evidence(
         log_p=test.log_p,
         log_p_robust=trimmed["n/2"],
         is_settled=test.is_settled,
         settled_by=stage if test.is_settled else None,
+        strength=0.0 if matching is None else matching.trace / max(1, look.rank),
         coverage=coverage or 0.0,
+        stray_share=math.inf if matching is None or n_stray is None else n_stray / max(1, matching.n_significant),
         re_paired_is_silent=calibration is not None and calibration.re_paired.is_silent,
         basis_z=(0.0, 0.0) if calibration is None else calibration.basis_z,
         common_tokens=n_common,
@@ -176,6 +181,7 @@ def _outcome(
         threshold=None if matching is None else matching.threshold,
         normalized_trace=None if matching is None else matching.trace / min(widths),
         coverage=coverage,
+        stray_channels=n_stray,
         matched_channels=None if matching is None else matching.n_significant,
         transformation="none" if found is None else _transformation(found),
         scale=None if found is None else matched_scale(*reader.rows(), found),

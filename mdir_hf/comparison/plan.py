@@ -9,8 +9,10 @@ from mdir_hf.checkpoint import TensorSpec
 from mdir_hf.errors import MemoryBudgetError
 from mdir_hf.report import n_bytes_text
 
-FIRST_LOOK_ROWS = 512
-"""Enough for all channels of a small model and for 0.03 % of the bytes of one of 8 billion weights."""
+FIRST_LOOK_ROWS = (64, 512)
+FIRST_LOOK_VALUES = 1 << 19
+"""The first look takes 512 rows of a small model, which is all of its channels, and fewer the wider: 128 at n = 4096.
+Near copies need no more (statistics.md section 5), and a look at n = 4096 costs more with every row."""
 
 MAX_SCREEN_ROWS = 4096
 SCREEN_ROWS_PER_CHANNEL = 4
@@ -83,7 +85,7 @@ def make_plan(
     row_n_bytes = sum(spec.n_bytes // spec.shape[0] for spec in (reference, candidate))
     widths = (reference.shape[1], candidate.shape[1])
     last = min(SCREEN_ROWS_PER_CHANNEL * max(widths), MAX_SCREEN_ROWS, common_tokens)
-    look_rows = [min(FIRST_LOOK_ROWS, last)]
+    look_rows = [min(first_look_rows(max(widths)), last)]
     while look_rows[-1] < last:
         look_rows.append(min(2 * look_rows[-1], last))
     if level in ("embedding", "body"):
@@ -107,6 +109,12 @@ def make_plan(
         peak_memory_bytes=memory,
         level=level,
     )
+
+
+def first_look_rows(width: int) -> int:
+    """How many rows the first look takes at this width."""
+    least, most = FIRST_LOOK_ROWS
+    return max(least, min(most, FIRST_LOOK_VALUES // width))
 
 
 def check_memory(plan: ReadPlan, max_memory_bytes: int | None) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from mdir_hf.homology.matching import REMARKABLE, best_matching
+from mdir_hf.homology.matching import CHANNEL_ALPHA, REMARKABLE, Matching, best_matching
 from mdir_hf.homology.polar import RowFactors, polar_factor_of_rows, row_factors
 from mdir_hf.homology.rows import PairedRows
 
@@ -80,6 +80,33 @@ def calibrate(rows: PairedRows, *, generator: torch.Generator) -> Calibration:
             privileged_basis_z(rows.candidate, generator=generator),
         ),
     )
+
+
+def count_stray_channels(polar: torch.Tensor, matching: Matching) -> int:
+    """Count the channels that resemble a channel beside their own: an entry off the matching, significant by itself.
+
+    Relatives have next to none, because a channel has one ancestor. Strangers whose axes carry the same features do,
+    because a feature stands on several axes.
+
+    Args:
+        polar: U, ``(n_reference, n_candidate)``.
+        matching: Its matching.
+
+    Returns:
+        Number of channels of the narrower side. Signs are free, whatever the matching's. Cost O(n^2).
+    """
+    magnitudes = polar.abs()
+    own = (torch.from_numpy(matching.reference).to(polar.device), torch.from_numpy(matching.candidate).to(polar.device))
+    squares = magnitudes.square()
+    row_energy, column_energy = squares.sum(dim=1, dtype=torch.float64), squares.sum(dim=0, dtype=torch.float64)
+    # The bound of one entry (log_p_entry), for either side's invariance, at 1 % over all entries and both signs.
+    nats = math.log(2 * polar.numel() / CHANNEL_ALPHA)
+    least = torch.maximum(
+        (2 * nats / polar.shape[1] * row_energy).sqrt()[:, None], (2 * nats / polar.shape[0] * column_energy).sqrt()
+    )
+    is_stray = magnitudes > least
+    is_stray[own] = False
+    return int(is_stray.any(dim=int(polar.shape[0] <= polar.shape[1])).sum())
 
 
 def privileged_basis_z(rows: torch.Tensor, *, generator: torch.Generator, n_directions: int = 512) -> float:

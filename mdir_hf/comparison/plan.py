@@ -12,11 +12,11 @@ from mdir_hf.report import n_bytes_text
 FIRST_LOOK_ROWS = (64, 512)
 FIRST_LOOK_VALUES = 1 << 19
 """The first look takes 512 rows of a small model, which is all of its channels, and fewer the wider: 128 at n = 4096.
-Near copies need no more (statistics.md section 5), and a look at n = 4096 costs more with every row."""
+Near copies need no more (docs/method.md, "Looks"), and a look at n = 4096 costs more with every row."""
 
 MAX_SCREEN_ROWS = 4096
 SCREEN_ROWS_PER_CHANNEL = 4
-"""A screen goes up to 4 n rows, which finds heavily trained relatives (statistics.md section 5), and stops at 4096."""
+"""A screen goes up to 4 n rows, which finds heavily trained relatives (docs/method.md, "Looks"), and stops at 4096."""
 
 BLOCK_ROWS = 4096
 BASE_MEMORY_BYTES = 350 << 20

@@ -175,7 +175,7 @@ def _test_body(reference: Model, candidate: Model, course: _Course, settings: Se
         polar=course.matrices["embedding"].polar,
         matching=None if matched is None else matched.matching,
     )
-    # Looks at matrices spend 1 - 1/(s + 1) of alpha in all; the body takes the next share (statistics.md section 5).
+    # Looks at matrices spend 1 - 1/(s + 1) of alpha in all; the body takes the next share (docs/method.md, "Looks").
     spent = math.log((course.n_looks + 1) * (course.n_looks + 2))
     evidence = compare_bodies(
         reference,

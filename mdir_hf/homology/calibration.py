@@ -1,6 +1,6 @@
 """What a reader needs to trust a p-value: placebos that must be silent, and how privileged the axes are.
 
-statistics.md section 4, D1, D2 and D4. None of these enters the p-value; they enter the verdict.
+docs/method.md, "Calibration". None of these enters the p-value; they enter the verdict.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 p-values rank nothing: they depend on widths and rows. Distances of aligned raw rows do: where drifts are independent
 they add along a lineage, ``D2(A, C) = D2(A, B) + D2(B, C)`` for A -> B -> C, which is what neighbour joining and the
-four-point condition need (statistics.md section 7). No direction is ever read off: "closer in weights", never "derived
-from".
+four-point condition need (docs/method.md, "Distances"). No direction is ever read off: "closer in weights", never
+"derived from".
 
 All statistics are means of inner products per token, so one pass over the rows serves them all. Errors come from a
 bootstrap over tokens: tokens are dealt at random into groups, and groups are resampled.
@@ -213,7 +213,7 @@ def token_geometry(
         InputError: If there are fewer than two tokens or two models, or blocks disagree in shape.
 
     References:
-        facts: statistics.md section 7.
+        docs/method.md, "Distances".
     """
     generator = np.random.default_rng(seed)
     channels = None if alignments is None else common_channels(alignments)

@@ -7,7 +7,7 @@ What the p-values rest on: the two models are independent and ONE model's matric
 rotations H of the output (head) side, given everything else. That is exact at Gaussian initialisation, a gauge
 symmetry for V within heads, and an assumption after training. Whatever the layers share on the residual side
 (anisotropy, outlier channels, the fitted basis change itself) is harmless. The cells off the map are the natural
-control: they must be silent (statistics.md section 6).
+control: they must be silent (docs/method.md, "Layers").
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def map_layers(
         InputError: If a side has no layers, a layer is no finite matrix, or residual widths differ.
 
     References:
-        paper, Algorithm 2; facts: statistics.md section 6, numerics.md section 5.
+        paper, Algorithm 2; docs/method.md, "Layers".
     """
     if not len(reference) or not len(candidate):
         raise InputError(f"a layer map needs layers on both sides, got {len(reference)} and {len(candidate)}")

@@ -123,7 +123,7 @@ def log_p_looks(log_p_by_look: list[float]) -> float:
     """Combine successive looks at growing data: ``min_s [ln p_s + ln s(s+1)]``, s = 1, 2, ...
 
     Valid at any stopping time, under any dependence between the looks, because sum 1/(s(s+1)) = 1
-    (statistics.md section 5).
+    (docs/method.md, "Looks").
     """
     return min((min(0.0, p + math.log(s * (s + 1))) for s, p in enumerate(log_p_by_look, start=1)), default=0.0)
 

@@ -51,7 +51,7 @@ def test_re_pairing_shows_an_artefact_of_column_scales():
 
 
 def test_the_rotated_placebo_lies_where_the_null_does():
-    # statistics.md section 2: at n = 128 the null has mean 27.85 and sd 0.33; the threshold is 31.73.
+    # Simulated elsewhere, 24 draws: at n = 128 the null has mean 27.85 and sd 0.33; the threshold is 31.73.
     found = calibrate(pair_rows(gaussian(512, 128, 1), gaussian(512, 128, 2)), generator=generator())
     assert found.rotated.trace == pytest.approx(27.85, abs=4 * 0.33)
     assert found.rotated.threshold == pytest.approx(31.73, abs=0.01)

@@ -94,5 +94,5 @@ def test_the_null_of_an_embedding_is_that_of_a_haar_matrix():
     ]
     spread = math.sqrt((np.var(exact) + np.var(embeddings)) / n_draws)
     assert abs(np.mean(exact) - np.mean(embeddings)) < 4 * spread
-    # statistics.md section 2, one power of two below its table: well under the threshold at 0.1 %.
+    # A table simulated elsewhere, one power of two below its table: well under the threshold at 0.1 %.
     assert max(embeddings) < math.sqrt(2 * (math.lgamma(n + 1) + math.log(1e3)))

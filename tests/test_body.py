@@ -176,3 +176,39 @@ def test_the_plan_of_a_body_counts_the_memory_of_its_mlp(base, save):
     for level in ("embedding", "body"):
         HomologyChecker.from_pretrained(folder).compare(folder, level=level, progress=False, on_plan=plans.append)
     assert plans[1].peak_memory_bytes - plans[0].peak_memory_bytes >= 3 * 8 * SIZES["intermediate_size"] ** 2
+
+
+@torch.no_grad()
+def pruned_rows(model, share):
+    """Keep the largest entries of every row of every layer's matrices."""
+    for weight in model.model.layers.parameters():
+        if weight.ndim == 2:
+            n_kept = max(1, round(share * weight.shape[1]))
+            least = weight.abs().topk(n_kept, dim=1).values[:, -1:]
+            weight *= weight.abs() >= least
+    return model
+
+
+@pytest.mark.parametrize("n_layers", [1, 4])
+@pytest.mark.parametrize("share", [0.05, 0.15])
+def test_strangers_with_a_few_large_entries_in_each_row_are_not_called_homologous(save, share, n_layers):
+    models = [pruned_rows(new_model(seed=seed, **{**SIZES, "num_hidden_layers": n_layers}), share) for seed in (0, 9)]
+    report = compare(save(models[0], "a"), save(models[1], "b"))
+    assert report.verdict is not Verdict.HOMOLOGOUS
+
+
+@torch.no_grad()
+def test_strangers_with_cubed_weights_are_not_called_homologous(save):
+    models = [new_model(seed=seed, **{**SIZES, "num_hidden_layers": 1}) for seed in (0, 9)]
+    for model in models:
+        for weight in model.model.layers.parameters():
+            if weight.ndim == 2:
+                weight.copy_(weight**3 / weight.std() ** 2)
+    report = compare(save(models[0], "a"), save(models[1], "b"))
+    assert report.verdict is not Verdict.HOMOLOGOUS
+
+
+def test_the_placebo_of_relatives_is_silent(base, save):
+    report = compare(save(base, "base"), save(drift(new_embeddings(copy.deepcopy(base)), 0.3), "x"))
+    assert report.verdict is Verdict.HOMOLOGOUS
+    assert report.layers["placebo_log10_p"] == 0.0

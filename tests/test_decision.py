@@ -102,7 +102,7 @@ def test_whether_a_copy_could_be_significant_agrees_with_the_bound(n):
         assert could_settle(tokens, ALPHA) is able
 
 
-BODY = BodySummary(log_p=-500.0, outer="identity", stray_share=0.0, is_supported=True)
+BODY = BodySummary(log_p=-500.0, outer="identity", stray_share=0.0, placebo_is_silent=True, is_supported=True)
 
 
 def body_verdict(body):
@@ -118,7 +118,9 @@ def test_a_silent_layer_map_is_no_evidence():
     assert body_verdict(dataclasses.replace(BODY, log_p=0.0)) == (Verdict.NO_EVIDENCE, None, None)
 
 
-@pytest.mark.parametrize("doubt", [{"stray_share": 0.5}, {"outer": "rotation", "is_supported": False}])
+@pytest.mark.parametrize(
+    "doubt", [{"stray_share": 0.5}, {"placebo_is_silent": False}, {"outer": "rotation", "is_supported": False}]
+)
 def test_a_layer_map_whose_null_does_not_hold_is_inconclusive(doubt):
     body = dataclasses.replace(BODY, **doubt)
     assert body_verdict(body) == (Verdict.INCONCLUSIVE, Reason.NULL_NOT_VALIDATED, None)

@@ -37,6 +37,9 @@ also aligns features that unrelated models learn alike, only the whole map count
 SURE_TESTS = ("subspaces", "frequencies", "neurons")
 """Tests of a layer that stayed silent on strangers trained on the same text, behind the fitted rotation."""
 
+N_PLACEBOS = 2
+"""A significant map is made again this often, each time with the residual channels of one side shuffled."""
+
 MANY_NEURONS = 4096
 """MLPs of more neurons are left out of sampled layers: their polar factors take minutes, and attention speaks too."""
 
@@ -56,6 +59,8 @@ class BodyEvidence:
         role: The representative matrix.
         layer_map: The map.
         stray_share: Share of the cells off the map that are significant.
+        placebo_log_p: Smallest natural log of p of a single cell where the residual channels are shuffled; 0 where
+            nothing was significant and no placebo was needed.
         modules: Algorithm 3 on matched layers: (reference layer, candidate layer, evidence).
         n_tests: How many tests ``log_p`` was corrected for.
         experts: Origins of the experts of those matched layers where either model is a mixture.
@@ -68,6 +73,7 @@ class BodyEvidence:
     stray_share: float
     modules: tuple[tuple[int, int, ModuleEvidence], ...]
     n_tests: int
+    placebo_log_p: float = 0.0
     experts: tuple[ExpertOrigins, ...] = ()
 
 
@@ -114,6 +120,8 @@ def compare_bodies(
             if best is None or evidence.log_p < best.log_p:
                 best = evidence
             if best.log_p < log_alpha:
+                placebo = _placebo_log_p(reference, candidate, outer, role, log_alpha, seed=seed, device=device)
+                best = replace(best, placebo_log_p=placebo)
                 return _with_modules(best, reference, candidate, log_alpha=log_alpha, all_layers=all_layers)
     return best
 
@@ -149,6 +157,45 @@ def _try_map(
     n_off = is_hit.size - len(layer_map.matches)
     stray_share = (int(is_hit.sum()) - on_map) / n_off if n_off else 0.0
     return BodyEvidence(min(0.0, log_p), outer, role, layer_map, stray_share, (), n_maps * TESTS_PER_MAP)
+
+
+def _placebo_log_p(
+    reference: Model,
+    candidate: Model,
+    outer: OuterTransformation,
+    role: Role,
+    log_alpha: float,
+    *,
+    seed: int,
+    device: str,
+) -> float:
+    """Map the layers again with the residual channels of the reference shuffled, where nothing can be related.
+
+    Rows with few large entries, in both models, make cosines heavy-tailed and cells of strangers significant; they do
+    so in any pairing of the channels (measured: on every such pair, and on no relative).
+
+    Returns:
+        Natural log of the smallest p of any cell, not corrected for their number: the bound is so conservative that
+        a silent null leaves it at 0.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    smallest = 0.0
+    for _ in range(N_PLACEBOS):
+        shuffled = torch.randperm(outer.n_candidate, generator=generator)
+
+        def carried(index: int, shuffled: torch.Tensor = shuffled) -> torch.Tensor:
+            return unit_rows(outer.carry_in(_representative(reference, role, index))[:, shuffled])
+
+        placebo = map_layers(
+            [partial(carried, index) for index in _layers_with(reference, role)],
+            [partial(_representative, candidate, role, index) for index in _layers_with(candidate, role)],
+            log_alpha=log_alpha,
+            refine="undecided",
+            seed=seed,
+            device=device,
+        )
+        smallest = min(smallest, float(placebo.log_p.min()))
+    return smallest
 
 
 def _with_modules(
@@ -283,6 +330,7 @@ def layers_report(evidence: BodyEvidence, reference: Model, candidate: Model) ->
         "log10_p_fisher": layer_map.log_p_fisher / LN10,
         "related_layers_at_least": layer_map.n_related,
         "stray_share": evidence.stray_share,
+        "placebo_log10_p": evidence.placebo_log_p / LN10,
         "matrix": (layer_map.log_p / LN10).tolist(),
         "null": evidence.outer.null,
     }

@@ -102,6 +102,7 @@ class BodySummary:
         log_p: Natural log of p of the layer map, corrected for all maps and looks.
         outer: Kind of the outer transformation that carried the layers.
         stray_share: Share of the cells off the map that are significant; near 0 where the null of the layers holds.
+        placebo_is_silent: Whether no cell is significant at 0.1 % where the residual channels are shuffled.
         is_supported: Whether, behind a fitted rotation, the analysed layers speak in the tests that features which
             unrelated models learn alike do not reach; True where no rotation was fitted.
     """
@@ -109,6 +110,7 @@ class BodySummary:
     log_p: float
     outer: str
     stray_share: float
+    placebo_is_silent: bool
     is_supported: bool
 
 
@@ -201,6 +203,11 @@ def _doubts(body: BodySummary) -> tuple[str, ...]:
         doubts.append(
             f"{body.stray_share:.0%} of the layer pairs off the map are significant, too: the layers of these models "
             "share features whatever their ancestry, so the map's p-value cannot be trusted."
+        )
+    if not body.placebo_is_silent:
+        doubts.append(
+            "Layers are significant even where the residual channels of one model are shuffled, as happens where rows "
+            "of both have few large entries (sparse or heavily pruned weights): the map's p-value cannot be trusted."
         )
     if not body.is_supported:
         doubts.append(

@@ -19,6 +19,7 @@ from mdir_hf.comparison.reading import IoCount
 from mdir_hf.comparison.settings import Settings
 from mdir_hf.homology.embedding import TESTS_PER_MATRIX
 from mdir_hf.homology.gauge import outer_candidates
+from mdir_hf.homology.matching import REMARKABLE
 from mdir_hf.homology.reduction import reduce_peaks
 from mdir_hf.homology.significance import LN10
 from mdir_hf.report import HomologyReport, Verdict
@@ -198,7 +199,8 @@ def _test_body(reference: Model, candidate: Model, course: _Course, settings: Se
 
 def _summary(body: BodyEvidence, settings: Settings) -> BodySummary:
     supported = is_supported(body, math.log(settings.alpha))
-    return BodySummary(body.log_p, body.outer.kind, body.stray_share, supported)
+    silent = body.placebo_log_p > math.log(REMARKABLE)
+    return BodySummary(body.log_p, body.outer.kind, body.stray_share, silent, supported)
 
 
 def _report(

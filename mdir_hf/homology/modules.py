@@ -311,6 +311,9 @@ def _evaluate(
         else (found.kv_reference, found.kv_candidate, found.log_n_kv_maps)
     )
     statistic, log_p = log_p_head_map(test.pattern, *heads)
+    # One factor per frequency has the rank of its rows; one factor for all has no more than the residual width.
+    sides = (test.rows, test.other_rows)
+    largest = min(len(side) if test.test == "frequencies" else min(side.shape) for side in sides)
     n_heads = (_n_heads(reference, test.role), _n_heads(candidate, test.role))
     transformation: Transformation
     if test.layouts is not None:
@@ -335,7 +338,7 @@ def _evaluate(
         role=test.role,
         test=test.test,
         statistic=statistic,
-        normalized=statistic / min(*test.rows.shape, *test.other_rows.shape),
+        normalized=statistic / largest,
         log_p=min(0.0, log_p + test.log_n_layouts),
         scale=_scale(test.rows, test.other_rows),
         transformation=transformation,

@@ -264,3 +264,21 @@ def test_the_tests_of_a_layer_are_counted():
 def test_rows_that_do_not_divide_into_heads_are_refused():
     with pytest.raises(ValueError, match=r"q: 32 and 32 rows do not divide into \(5, 4\) heads"):
         analyse_layer(replace(layer(), n_heads=5), layer(), identity(), roles=["q"])
+
+
+def test_no_statistic_of_a_copy_exceeds_the_largest_it_can_be():
+    # Few residual channels for many rows: the rank of one factor for all rows is n, that of one per frequency is not.
+    generator = torch.Generator().manual_seed(0)
+    shapes = {
+        "q": (96, 24),
+        "k": (48, 24),
+        "v": (48, 24),
+        "o": (24, 96),
+        "up": (60, 24),
+        "gate": (60, 24),
+        "down": (24, 60),
+    }
+    weights = {role: torch.randn(shape, dtype=torch.float64, generator=generator) for role, shape in shapes.items()}
+    layer = LayerWeights(**weights, n_heads=8, n_kv_heads=4)
+    for found in analyse_layer(layer, layer, OuterTransformation.identity(24)):
+        assert found.normalized <= 1 + 1e-9, (found.role, found.test)

@@ -20,6 +20,14 @@ __all__ = ["hf_home", "loopback_hub"]
 
 V, N = 1200, 64
 
+# A process started from a job in the background ignores Ctrl-C, and so do its children unless they ask for it.
+HEEDING_CTRL_C = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from mdir_hf.cli import main
+raise SystemExit(main())
+"""
+
 
 @pytest.fixture
 def pair(tmp_path):
@@ -194,7 +202,7 @@ def test_ctrl_c_ends_with_130_one_line_and_no_half_written_file(tmp_path, loopba
     home = tmp_path / "home"
     environment = {**os.environ, "HF_ENDPOINT": loopback_hub.endpoint, "HF_HOME": str(home)}
     process = subprocess.Popen(
-        [sys.executable, "-m", "mdir_hf", "compare", "some/base", "some/twin", "--save", str(tmp_path / "out")],
+        [sys.executable, "-c", HEEDING_CTRL_C, "compare", "some/base", "some/twin", "--save", str(tmp_path / "out")],
         env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     deadline = time.monotonic() + 60

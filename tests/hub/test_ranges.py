@@ -1,3 +1,4 @@
+import contextlib
 import json
 import os
 import signal
@@ -478,8 +479,10 @@ def test_ranges_in_flight_share_the_cap(loopback_hub, content):
 def test_ctrl_c_ends_a_read_at_once_and_leaves_nothing_broken(loopback_hub, content, hf_home, tmp_path):
     loopback_hub.faults.append(Fault("slow", origin="cdn", times=None, delay_s=20))
     script = """
-        import sys
+        import signal
         from mdir_hf.hub import open_repository
+        # A process started from a job in the background ignores Ctrl-C, and so do its children unless they ask for it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         source = open_repository("owner/name").open("model.safetensors")
         print("reading", flush=True)
         list(source.read_many([(start, start + 100) for start in range(0, 100_000, 1000)]))
@@ -496,7 +499,8 @@ def test_ctrl_c_ends_a_read_at_once_and_leaves_nothing_broken(loopback_hub, cont
         stderr=subprocess.PIPE,
         text=True,
     )
-    with process:
+    with process, contextlib.ExitStack() as at_the_end:
+        at_the_end.callback(process.kill)  # leaving the block waits for it
         assert process.stdout.readline() == "reading\n"
         deadline = time.monotonic() + 10
         while len(gets(loopback_hub)) < 8:

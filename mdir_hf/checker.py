@@ -47,7 +47,7 @@ class HomologyChecker:
         self.reference = reference
         self.alpha = alpha
         self.seed = seed
-        self.device = device
+        self.device = _available_device(device)
         self._ledger = ledger
         self._is_first = True
         self._lock = threading.Lock()
@@ -84,7 +84,7 @@ class HomologyChecker:
             force_download: Do not use what is cached.
             subfolder: Folder of the repository that holds the model.
             variant: ``fp16`` reads ``model.fp16.safetensors``.
-            device: torch device for the matrix products.
+            device: torch device for the matrix products; ``auto``: a CUDA device where there is one, else the CPU.
             alpha: Level of every comparison, in (0, 1), fixed before looking.
             seed: Seed of every random choice.
             trust_remote_code: Refused: tensors and tokenizers are read as data, nothing is executed.
@@ -186,6 +186,22 @@ class HomologyChecker:
                 on_plan=on_plan,
             )
             return compare_models(self.reference, Model(repository, variant=variant), io, settings)
+
+
+def _available_device(device: str) -> str:
+    import torch
+
+    if device == "auto":
+        # Not every accelerator will do: the small factors are float64, which Apple's does not have.
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.zeros(1, dtype=torch.float64, device=device)
+    except (RuntimeError, AssertionError, TypeError) as exc:
+        reason = str(exc).strip().splitlines()[0] if str(exc).strip() else type(exc).__name__
+        raise InputError(
+            f"device {device!r} cannot be used here ({reason}); choose cpu, auto, or a device of this machine"
+        ) from exc
+    return device
 
 
 def _refuse_remote_code() -> NoReturn:

@@ -302,3 +302,14 @@ def test_a_relative_with_privileged_axes_is_found_and_the_caveat_said(tmp_path):
     report = compare(HomologyChecker.from_pretrained(folders[0]), folders[1])
     assert report.verdict is Verdict.HOMOLOGOUS
     assert any("p is no theorem" in caveat for caveat in report.caveats)
+
+
+@pytest.mark.parametrize("device", ["cuda:99", "abacus", "meta:x"])
+def test_a_device_that_is_not_there_is_refused_with_a_sentence(base, device):
+    with pytest.raises(InputError, match="cannot be used here"):
+        HomologyChecker.from_pretrained(base, device=device)
+
+
+def test_the_device_may_be_left_to_the_machine(base):
+    expected = "cuda" if torch.cuda.is_available() else "cpu"
+    assert HomologyChecker.from_pretrained(base, device="auto").device == expected

@@ -52,7 +52,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     reading.add_argument("--candidate-variant", help="the same for B")
     reading.add_argument("--max-bytes", type=_size, metavar="SIZE", help="hard cap on what is read, e.g. 500M or 2G")
     reading.add_argument("--max-memory", type=_size, metavar="SIZE", help="refuse what would need more memory")
-    reading.add_argument("--device", default="cpu", help="torch device for the matrix products (default cpu)")
+    reading.add_argument("--device", default="cpu", help="torch device for the matrix products, or auto (default cpu)")
     parser.add_argument("--trust-remote-code", action="store_true", help=argparse.SUPPRESS)
     parser.set_defaults(run=run)
 

@@ -34,12 +34,12 @@ from mdir_hf.homology.layer_order import LayerRun, Pattern, classify_layers, lay
 from mdir_hf.homology.layer_screen import (
     SCREEN_CHANNELS,
     ScreenedColumn,
-    cross_product,
     screen_channels,
     screen_column,
 )
 from mdir_hf.homology.matching import best_matching
 from mdir_hf.homology.polar import polar_factor, polar_factor_of_rows, row_factors
+from mdir_hf.homology.products import cross_product
 
 Layers = Sequence[torch.Tensor | Callable[[], torch.Tensor]]
 """One matrix ``(d_out, n)`` per layer, or a function that loads it. Each is asked for when needed and let go after."""
@@ -339,7 +339,7 @@ def log_p_of_layers(
     if reference.shape[1] < n_narrow:
         polar = polar_factor_of_rows(row_factors(rows.T), row_factors(columns.T), whitened=False).matrix
     else:
-        polar = polar_factor(cross_product(rows, columns)).matrix
+        polar = polar_factor(cross_product(rows.T, columns.T)).matrix
     return _log_p_of_polar(polar, signed=signed, tests=tests_per_cell)
 
 

@@ -7,12 +7,12 @@ import torch
 from mdir_hf.homology.layer_map import log_p_of_layers
 from mdir_hf.homology.layer_screen import (
     NULL_Z,
-    cross_product,
     polar_factors_of_wide,
     row_maximum_moments,
     screen_channels,
     screen_column,
 )
+from mdir_hf.homology.products import cross_product
 from mdir_hf.homology.significance import log_p_matching
 
 LOG_ALPHA = math.log(1e-10)
@@ -74,11 +74,11 @@ def test_cross_product_is_the_matrix_product(shape):
     rows, columns, n = shape
     a, b = gaussian(rows, n, seed=6), gaussian(columns, n, seed=7)
     expected = a.double() @ b.double().T
-    assert torch.allclose(cross_product(a, b).double(), expected, atol=1e-5 * math.sqrt(n))
+    assert torch.allclose(cross_product(a.T, b.T).double(), expected, atol=1e-5 * math.sqrt(n))
 
 
 def test_cross_product_of_doubles_stays_double():
-    product = cross_product(gaussian(4, 8, seed=1).double(), gaussian(5, 8, seed=2).double())
+    product = cross_product(gaussian(8, 4, seed=1).double(), gaussian(8, 5, seed=2).double())
     assert product.dtype == torch.float64
 
 

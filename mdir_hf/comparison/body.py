@@ -104,8 +104,8 @@ def compare_bodies(
         device: Where matrix products run.
 
     Returns:
-        The first map that is significant, else the most significant one; None where the models have no layers that can
-        be compared.
+        The first map that is significant and gives every candidate layer an ancestor; else, of those significant, the
+        one with most ancestors; else the most significant one. None where the models have no layers to compare.
 
     Cost: reads the representative of every layer, once per map; then all weights of the layers analysed.
     """
@@ -113,16 +113,24 @@ def compare_bodies(
     n_maps = len(outers) * len(roles)
     best: BodyEvidence | None = None
     for outer in outers:
+        significant: list[BodyEvidence] = []
         for role in roles:
+            if significant and role is Role.UP:
+                break  # reading every MLP is not worth a few more layers on the map
             evidence = _try_map(
                 reference, candidate, outer, role, log_alpha=log_alpha, n_maps=n_maps, seed=seed, device=device
             )
             if best is None or evidence.log_p < best.log_p:
                 best = evidence
-            if best.log_p < log_alpha:
-                placebo = _placebo_log_p(reference, candidate, outer, role, log_alpha, seed=seed, device=device)
-                best = replace(best, placebo_log_p=placebo)
-                return _with_modules(best, reference, candidate, log_alpha=log_alpha, all_layers=all_layers)
+            if evidence.log_p < log_alpha:
+                significant.append(evidence)
+                if len(evidence.layer_map.matches) == evidence.layer_map.log_p.shape[1]:
+                    break
+        if significant:
+            fullest = max(significant, key=lambda e: len(e.layer_map.matches))
+            placebo = _placebo_log_p(reference, candidate, outer, fullest.role, log_alpha, seed=seed, device=device)
+            fullest = replace(fullest, placebo_log_p=placebo)
+            return _with_modules(fullest, reference, candidate, log_alpha=log_alpha, all_layers=all_layers)
     return best
 
 

@@ -126,12 +126,3 @@ def log_p_looks(log_p_by_look: list[float]) -> float:
     (docs/method.md, "Looks").
     """
     return min((min(0.0, p + math.log(s * (s + 1))) for s, p in enumerate(log_p_by_look, start=1)), default=0.0)
-
-
-def threshold_trace(n_narrow: int, n_wide: int, log_alpha: float, *, signed: bool = False) -> float:
-    """Trace of a full-rank polar factor (``n_narrow`` orthonormal rows) from which every matching is significant.
-
-    With as much energy on either side as a full matching can have. On a square factor it is the threshold; on a
-    rectangular one a smaller trace can be significant where the matched columns hold less than all the energy.
-    """
-    return math.sqrt(2.0 * (log_n_matchings(n_narrow, n_wide, n_narrow, signed=signed) - log_alpha))

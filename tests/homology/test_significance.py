@@ -12,7 +12,6 @@ from mdir_hf.homology.significance import (
     log_p_entry,
     log_p_looks,
     log_p_matching,
-    threshold_trace,
 )
 from tests.homology.reference import haar
 
@@ -100,17 +99,6 @@ def test_the_number_of_matchings_is_what_counting_gives(n1, n2):
         )
         assert log_n_matchings(n1, n2, m) == pytest.approx(math.log(counted), abs=1e-12)
         assert log_n_matchings(n1, n2, m, signed=True) == pytest.approx(math.log(counted * 2**m), abs=1e-12)
-
-
-def test_a_square_factor_at_its_threshold_has_p_alpha():
-    c = threshold_trace(512, 512, math.log(1e-3))
-    assert square(c, 512) == pytest.approx(math.log(1e-3), rel=1e-9)  # a difference of two numbers of 2700
-
-
-def test_every_rectangular_matching_above_the_threshold_is_significant():
-    c = threshold_trace(64, 256, math.log(1e-10)) * (1 + 1e-12)
-    for held in (16.0, 32.0, 64.0):
-        assert log_bound(c, n_narrow=64, n_wide=256, narrow_energy=64.0, wide_energy=held) <= math.log(1e-10)
 
 
 def test_one_entry_is_a_matching_of_one_pair():

@@ -4,7 +4,7 @@ PYTHON ?= python3
 CONSTRAIN ?= -c constraints.txt
 BIN := .venv/bin
 
-.PHONY: help demo test test-slow check space clean
+.PHONY: help demo test test-slow check space examples screenshots chromium coverage clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list
@@ -24,7 +24,7 @@ demo: .venv/.installed ## Build a small family of models, compare them through a
 test: .venv/.installed ## The tests, without the slow ones
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not slow' -n 2
 
-test-slow: .venv/.installed ## The slow tests: truly trained models, large sparse files
+test-slow: .venv/.installed chromium ## The slow tests: trained models, large sparse files, the Space in Chromium
 	$(BIN)/python -m pytest -m slow
 
 check: .venv/.installed ## Lint, format and types
@@ -32,8 +32,23 @@ check: .venv/.installed ## Lint, format and types
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-space: ## The Gradio Space (not yet)
-	@echo 'The Space is not part of this version; `make demo` shows the same comparison in a terminal.' >&2; exit 1
+space: .venv/.installed ## The Space on this machine, over the demo's models: no network needed
+	$(BIN)/mdir-hf space --demo
+
+coverage: .venv/.installed ## Every causal model of transformers: roles by value, a relative, a stranger; docs/coverage.md
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.coverage
+
+examples: .venv/.installed ## Renew the stored results of the Space and the pictures of its page on the method
+	OMP_NUM_THREADS=1 $(BIN)/python docs/make_examples.py
+
+screenshots: .venv/.installed chromium ## Renew the screenshots of the Space in docs/images
+	OMP_NUM_THREADS=1 $(BIN)/python docs/make_screenshots.py
+
+# Slow tests and screenshots open the Space in Chromium. Where there is none, CI may install it: it runs as root.
+chromium:
+	@command -v chromium || command -v google-chrome \
+	  || { test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -y -qq chromium; } \
+	  || { echo 'Install Chromium: the Space is opened in it.' >&2; exit 1; }
 
 clean: ## Remove what the other targets made
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .trained-models demo-out build dist

@@ -8,19 +8,78 @@ from typing import TYPE_CHECKING
 from mdir_hf._version import __version__
 
 if TYPE_CHECKING:
+    from mdir_hf.cards.badge import Badge, make_badge
+    from mdir_hf.cards.declared import DeclaredLineage, declared_lineage
     from mdir_hf.checker import HomologyChecker
-    from mdir_hf.errors import MdirError
-    from mdir_hf.report import HomologyReport, Reason, Verdict
+    from mdir_hf.comparison.plan import ReadPlan
+    from mdir_hf.comparison.progress import Progress
+    from mdir_hf.errors import (
+        ByteBudgetError,
+        GatedRepositoryError,
+        MdirError,
+        MemoryBudgetError,
+        RepositoryNotFoundError,
+        StoppedError,
+    )
+    from mdir_hf.figures import figure_bytes, figure_img
+    from mdir_hf.hub.resolve import ResolvedModel, resolve_model
+    from mdir_hf.names import shown_name
+    from mdir_hf.report import HomologyReport, MatrixReport, ModelSummary, PlaceboResult, Reason, Verdict
 
 _HOME_OF = {
+    "Badge": "mdir_hf.cards.badge",
+    "ByteBudgetError": "mdir_hf.errors",
+    "DeclaredLineage": "mdir_hf.cards.declared",
+    "GatedRepositoryError": "mdir_hf.errors",
     "HomologyChecker": "mdir_hf.checker",
     "HomologyReport": "mdir_hf.report",
+    "MatrixReport": "mdir_hf.report",
     "MdirError": "mdir_hf.errors",
+    "MemoryBudgetError": "mdir_hf.errors",
+    "ModelSummary": "mdir_hf.report",
+    "PlaceboResult": "mdir_hf.report",
+    "Progress": "mdir_hf.comparison.progress",
+    "ReadPlan": "mdir_hf.comparison.plan",
     "Reason": "mdir_hf.report",
+    "RepositoryNotFoundError": "mdir_hf.errors",
+    "ResolvedModel": "mdir_hf.hub.resolve",
+    "StoppedError": "mdir_hf.errors",
     "Verdict": "mdir_hf.report",
+    "declared_lineage": "mdir_hf.cards.declared",
+    "figure_bytes": "mdir_hf.figures",
+    "figure_img": "mdir_hf.figures",
+    "make_badge": "mdir_hf.cards.badge",
+    "resolve_model": "mdir_hf.hub.resolve",
+    "shown_name": "mdir_hf.names",
 }
 
-__all__ = ["HomologyChecker", "HomologyReport", "MdirError", "Reason", "Verdict", "__version__"]
+__all__ = [
+    "Badge",
+    "ByteBudgetError",
+    "DeclaredLineage",
+    "GatedRepositoryError",
+    "HomologyChecker",
+    "HomologyReport",
+    "MatrixReport",
+    "MdirError",
+    "MemoryBudgetError",
+    "ModelSummary",
+    "PlaceboResult",
+    "Progress",
+    "ReadPlan",
+    "Reason",
+    "RepositoryNotFoundError",
+    "ResolvedModel",
+    "StoppedError",
+    "Verdict",
+    "__version__",
+    "declared_lineage",
+    "figure_bytes",
+    "figure_img",
+    "make_badge",
+    "resolve_model",
+    "shown_name",
+]
 
 
 def __getattr__(name: str) -> object:

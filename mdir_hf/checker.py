@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import NoReturn
 
 from mdir_hf.comparison.model import Model
 from mdir_hf.comparison.plan import ReadPlan
+from mdir_hf.comparison.progress import Progress, Watch
 from mdir_hf.comparison.reading import IoCount
 from mdir_hf.comparison.settings import Settings
-from mdir_hf.comparison.steps import compare_models
+from mdir_hf.comparison.steps import compare_models, plan_comparison
 from mdir_hf.errors import InputError, RemoteCodeRefusedError
 from mdir_hf.hub import IoLedger, open_repository
 from mdir_hf.report import HomologyReport
@@ -41,6 +43,8 @@ class HomologyChecker:
         cache_dir: str | os.PathLike[str] | None = None,
         local_files_only: bool = False,
         force_download: bool = False,
+        allow_local: bool = True,
+        use_caches: bool = True,
     ) -> None:
         if not 0.0 < alpha < 1.0:
             raise InputError(f"alpha must lie between 0 and 1, got {alpha}")
@@ -55,6 +59,8 @@ class HomologyChecker:
         self._cache_dir = cache_dir
         self._local_files_only = local_files_only
         self._force_download = force_download
+        self._allow_local = allow_local
+        self._use_caches = use_caches
 
     @classmethod
     def from_pretrained(
@@ -68,9 +74,12 @@ class HomologyChecker:
         force_download: bool = False,
         subfolder: str = "",
         variant: str | None = None,
+        tokenizer: str | os.PathLike[str] | None = None,
         device: str = "cpu",
         alpha: float = 1e-10,
         seed: int = 0,
+        allow_local: bool = True,
+        use_caches: bool = True,
         trust_remote_code: bool = False,
     ) -> HomologyChecker:
         """Open the reference model. Reads its config, the index of its weights and one header; no weights.
@@ -83,10 +92,14 @@ class HomologyChecker:
             local_files_only: Use no network.
             force_download: Do not use what is cached.
             subfolder: Folder of the repository that holds the model.
-            variant: ``fp16`` reads ``model.fp16.safetensors``.
+            variant: ``fp16`` reads ``model.fp16.safetensors``, ``Q4_K_M`` of several GGUF files the one of that name.
+            tokenizer: Repository or folder to read its vocabulary from, where its own has none or another one.
             device: torch device for the matrix products; ``auto``: a CUDA device where there is one, else the CPU.
             alpha: Level of every comparison, in (0, 1), fixed before looking.
             seed: Seed of every random choice.
+            allow_local: False: both models must be on the Hub. For servers, where strangers choose the names.
+            use_caches: False: no cache on this disk is read or written, for either model. For servers that read with
+                somebody's token: what it may read stays with its owner.
             trust_remote_code: Refused: tensors and tokenizers are read as data, nothing is executed.
 
         Raises:
@@ -98,18 +111,24 @@ class HomologyChecker:
         if trust_remote_code:
             _refuse_remote_code()
         ledger = IoLedger()
-        repository = open_repository(
-            repo_or_folder,
-            revision=revision,
+        open_one = partial(
+            open_repository,
             token=token,
             cache_dir=cache_dir,
             local_files_only=local_files_only,
             force_download=force_download,
-            subfolder=subfolder,
+            allow_local=allow_local,
+            use_caches=use_caches,
             ledger=ledger,
         )
+        repository = open_one(repo_or_folder, revision=revision, subfolder=subfolder)
         return cls(
-            Model(repository, variant=variant),
+            Model(
+                repository,
+                variant=variant,
+                tokenizer=None if tokenizer is None else open_one(tokenizer),
+                open_other=open_one,
+            ),
             ledger=ledger,
             alpha=alpha,
             seed=seed,
@@ -118,6 +137,8 @@ class HomologyChecker:
             cache_dir=cache_dir,
             local_files_only=local_files_only,
             force_download=force_download,
+            allow_local=allow_local,
+            use_caches=use_caches,
         )
 
     def compare(
@@ -129,10 +150,12 @@ class HomologyChecker:
         token: str | bool | None = None,
         subfolder: str = "",
         variant: str | None = None,
+        tokenizer: str | os.PathLike[str] | None = None,
         max_bytes: int | None = None,
         max_memory_bytes: int | None = None,
         progress: bool = True,
         on_plan: Callable[[ReadPlan], None] | None = None,
+        on_progress: Callable[[Progress], None] | None = None,
         trust_remote_code: bool = False,
     ) -> HomologyReport:
         """Compare another model with the reference.
@@ -146,10 +169,13 @@ class HomologyChecker:
             token: Its token; the reference's by default.
             subfolder: Folder of the candidate's repository that holds the model.
             variant: Its variant.
+            tokenizer: Where to read its vocabulary from, as in :meth:`from_pretrained`.
             max_bytes: Hard cap on the bytes that this comparison reads.
             max_memory_bytes: Refuse what would need more; the machine's memory by default.
             progress: Whether to show a bar of bytes on standard error where that is a terminal.
             on_plan: Called with the plan before the weights are read.
+            on_progress: Called whenever a stage begins or bytes arrive, from any thread, one call at a time. What it
+                raises stops the comparison: an ``MdirError`` as it is, anything else inside a ``StoppedError``.
             trust_remote_code: Refused.
 
         Returns:
@@ -160,22 +186,12 @@ class HomologyChecker:
         """
         if trust_remote_code:
             _refuse_remote_code()
-        if level not in LEVELS:
-            raise InputError(f"level {level!r} is not known; choose from {', '.join(LEVELS)}")
+        _check_level(level)
         with self._lock:
             io = IoCount(self._ledger, from_start=self._is_first)
             self._is_first = False
             self._ledger.max_bytes = None if max_bytes is None else self._ledger.bytes_read + max_bytes
-            repository = open_repository(
-                repo_or_folder,
-                revision=revision,
-                token=self._token if token is None else token,
-                cache_dir=self._cache_dir,
-                local_files_only=self._local_files_only,
-                force_download=self._force_download,
-                subfolder=subfolder,
-                ledger=self._ledger,
-            )
+            watch = Watch(on_progress)
             settings = Settings(
                 level=level,
                 alpha=self.alpha,
@@ -184,8 +200,95 @@ class HomologyChecker:
                 max_memory_bytes=max_memory_bytes,
                 progress=progress,
                 on_plan=on_plan,
+                watch=watch,
             )
-            return compare_models(self.reference, Model(repository, variant=variant), io, settings)
+            with watch.over(self._ledger):
+                watch.enter("opening")
+                candidate = self._open(
+                    repo_or_folder,
+                    revision=revision,
+                    token=token,
+                    subfolder=subfolder,
+                    variant=variant,
+                    tokenizer=tokenizer,
+                )
+                return compare_models(self.reference, candidate, io, settings)
+
+    def plan(
+        self,
+        repo_or_folder: str | os.PathLike[str],
+        *,
+        level: str = "auto",
+        revision: str | None = None,
+        token: str | bool | None = None,
+        subfolder: str = "",
+        variant: str | None = None,
+        tokenizer: str | os.PathLike[str] | None = None,
+    ) -> ReadPlan:
+        """Say what a comparison would read, and how much memory it would need, before it is run.
+
+        Reads the candidate's config, index and one header, and both tokenizers; no weights. They are cached, so that
+        :meth:`compare` does not fetch them again.
+
+        Args:
+            repo_or_folder: The candidate, named as in :meth:`from_pretrained`.
+            level: As in :meth:`compare`.
+            revision: Branch, tag or commit of the candidate.
+            token: Its token; the reference's by default.
+            subfolder: Folder of the candidate's repository that holds the model.
+            variant: Its variant.
+            tokenizer: Where to read its vocabulary from, as in :meth:`from_pretrained`.
+
+        Returns:
+            The plan; its text is what the command line prints.
+
+        Raises:
+            MdirError: Where the files cannot be had.
+        """
+        _check_level(level)
+        with self._lock:
+            candidate = self._open(
+                repo_or_folder,
+                revision=revision,
+                token=token,
+                subfolder=subfolder,
+                variant=variant,
+                tokenizer=tokenizer,
+            )
+            return plan_comparison(self.reference, candidate, level=level)
+
+    def _open(
+        self,
+        repo_or_folder: str | os.PathLike[str],
+        *,
+        revision: str | None,
+        token: str | bool | None,
+        subfolder: str,
+        variant: str | None,
+        tokenizer: str | os.PathLike[str] | None,
+    ) -> Model:
+        open_one = partial(
+            open_repository,
+            token=self._token if token is None else token,
+            cache_dir=self._cache_dir,
+            local_files_only=self._local_files_only,
+            force_download=self._force_download,
+            allow_local=self._allow_local,
+            use_caches=self._use_caches,
+            ledger=self._ledger,
+        )
+        repository = open_one(repo_or_folder, revision=revision, subfolder=subfolder)
+        return Model(
+            repository,
+            variant=variant,
+            tokenizer=None if tokenizer is None else open_one(tokenizer),
+            open_other=open_one,
+        )
+
+
+def _check_level(level: str) -> None:
+    if level not in LEVELS:
+        raise InputError(f"level {level!r} is not known; choose from {', '.join(LEVELS)}")
 
 
 def _available_device(device: str) -> str:

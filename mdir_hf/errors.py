@@ -14,16 +14,21 @@
  │    ├── ``ServerError``: 5xx, or an answer we cannot use, after every retry
  │    ├── ``RangeIgnoredError``: the server sent a whole file for a byte range
  │    ├── ``ShortReadError``: fewer bytes than asked for
- │    └── ``ByteBudgetError``: the next read would pass the cap on bytes
+ │    ├── ``ByteBudgetError``: the next read would pass the cap on bytes
+ │    └── ``PullRequestError``: the Hub, or its present state, does not allow the pull request
  ├── ``CheckpointError`` (ValueError): the weight files are not what they should be
  │    ├── ``NoWeightsError``: nothing here holds weights
  │    ├── ``UnsupportedFormatError``: weights, in a format or dtype we do not read
  │    ├── ``CorruptCheckpointError``: header, index, offsets or values contradict each other
  │    ├── ``UnsafePathError``: a file name that leaves the repository
+ │    ├── ``UnsafePickleError``: a pickle that names something else than tensors
  │    └── ``TensorNotFoundError``: a name the checkpoint does not hold
  ├── ``AnatomyError`` (ValueError): config or tensor names that do not describe a language model
  ├── ``VocabularyError`` (ValueError): tokenizer files missing, unreadable, or of another model
- └── ``MemoryBudgetError``: the comparison would not fit
+ ├── ``CardError`` (ValueError): a model card that cannot be read, or not be changed without harm
+ ├── ``MemoryBudgetError``: the comparison would not fit
+ ├── ``StoppedError``: whoever listened to its progress stopped it
+ └── ``WorkersLostError``: the executor of a survey broke
 
 "Not enough evidence" is not an error: it is the verdict ``inconclusive`` with a reason.
 """
@@ -119,6 +124,10 @@ class ByteBudgetError(HubError):
     """The next read would pass the cap on bytes set by the caller."""
 
 
+class PullRequestError(HubError):
+    """A pull request cannot be opened: no token or right, discussions disabled, or the repository has moved on."""
+
+
 class CheckpointError(MdirError, ValueError):
     """The weight files are not what they should be."""
 
@@ -139,6 +148,10 @@ class UnsafePathError(CheckpointError):
     """A file name in an index leaves the repository."""
 
 
+class UnsafePickleError(CheckpointError):
+    """A pickle names, or would run, something that no file of weights needs; nothing of it was run."""
+
+
 class TensorNotFoundError(CheckpointError):
     """The checkpoint holds no tensor of that name."""
 
@@ -151,5 +164,17 @@ class VocabularyError(MdirError, ValueError):
     """Tokenizer files are missing, unreadable, or do not belong to the embedding."""
 
 
+class CardError(MdirError, ValueError):
+    """A model card cannot be read as one, or cannot be changed without changing what its author wrote."""
+
+
 class MemoryBudgetError(MdirError):
     """The comparison would not fit into the memory allowed."""
+
+
+class StoppedError(MdirError):
+    """The listener of a comparison raised, which stops the comparison."""
+
+
+class WorkersLostError(MdirError):
+    """The executor of a survey takes no more tasks; what was computed is kept."""

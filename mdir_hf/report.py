@@ -35,12 +35,14 @@ class Reason(str, enum.Enum):
     TOO_FEW_COMMON_TOKENS = "too_few_common_tokens"
     FEW_SHARED_AXES = "few_shared_axes_only"
     NULL_NOT_VALIDATED = "null_not_validated"
+    WEIGHTS_UNREADABLE = "weights_unreadable"
 
 
 REASON_TEXT = {
     Reason.TOO_FEW_COMMON_TOKENS: "the two vocabularies share too few tokens for even a plain copy to be significant",
     Reason.FEW_SHARED_AXES: "the models agree on a few channels only, as unrelated models with outlier channels can",
     Reason.NULL_NOT_VALIDATED: "the models agree, but what the p-value of this pair rests on could not be validated",
+    Reason.WEIGHTS_UNREADABLE: "the embeddings are silent, and the layers are stored in a form that is not read here",
 }
 
 
@@ -56,6 +58,7 @@ class ModelSummary:
         hidden_size: Width n of the residual stream.
         layers: Number of decoder layers, None where the names do not tell.
         vocabulary: Number of rows of the embedding.
+        quantization: How its weights are quantised, e.g. ``GPTQ, 4 bits in groups of 128``; None where they are not.
     """
 
     repo: str
@@ -65,6 +68,7 @@ class ModelSummary:
     hidden_size: int | None
     layers: int | None
     vocabulary: int | None
+    quantization: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,8 +187,9 @@ class HomologyReport:
         seed: Seed of every random choice.
         version: Version of this package.
         arrays: What is too large for JSON, not serialised: ``embedding`` (the polar factor, reduced for pictures) and
-            ``embedding_channels`` (``(2, m)``, matched channels of the reference and of the candidate), and the same
-            for ``unembedding``.
+            ``embedding_channels`` (``(2, m)``, matched channels of the reference and of the candidate),
+            ``embedding_matched`` where the match is significant and moves channels (the polar factor with matched
+            channels on the diagonal, reduced likewise), and the same for ``unembedding``.
     """
 
     verdict: Verdict
@@ -251,11 +256,35 @@ class HomologyReport:
         except (TypeError, ValueError, KeyError) as exc:
             raise InputError(f"this report of schema {SCHEMA} lacks or adds fields: {exc}") from exc
 
-    def figures(self) -> Mapping[str, Figure]:
-        """Draw the matplotlib figures that this report has the data for, by name (needs ``mdir-hf[plot]``)."""
+    @property
+    def icon(self) -> str:
+        """One character for the verdict: a full, an empty or a half circle. Put words beside it."""
+        return ICON[self.verdict]
+
+    @property
+    def headline(self) -> str:
+        """The verdict as a sentence without its full stop, with the reason where it is inconclusive."""
+        return SENTENCE[self.verdict] + (f": {REASON_TEXT[self.reason]}" if self.reason is not None else "")
+
+    @property
+    def means(self) -> str:
+        """What the verdict means, for people."""
+        return MEANS[self.verdict]
+
+    @property
+    def does_not_mean(self) -> tuple[str, ...]:
+        """What the verdict does not mean: sentences to stand wherever the verdict stands."""
+        return DOES_NOT_MEAN[self.verdict]
+
+    def figures(self, *, dark: bool = False) -> Mapping[str, Figure]:
+        """Draw the matplotlib figures that this report has the data for, by name (needs ``mdir-hf[plot]``).
+
+        Args:
+            dark: Light ink on dark paper.
+        """
         from mdir_hf.figures import draw_figures
 
-        return draw_figures(self)
+        return draw_figures(self, dark=dark)
 
     def __str__(self) -> str:
         return "\n".join(_lines(self))
@@ -287,6 +316,46 @@ MEANING = (
     "p bounds the chance of such agreement between independently trained models. It is not a probability of "
     "guilt, has no direction, and a shared random seed counts as shared ancestry."
 )
+
+ICON = {Verdict.HOMOLOGOUS: "●", Verdict.NO_EVIDENCE: "○", Verdict.INCONCLUSIVE: "◐"}
+"""Full, empty and half: told apart without colour, and none of them a tick or a cross."""
+
+SENTENCE = {
+    Verdict.HOMOLOGOUS: "The two models share weight ancestry",
+    Verdict.NO_EVIDENCE: "No evidence of shared weight ancestry was found",
+    Verdict.INCONCLUSIVE: "The comparison is inconclusive",
+}
+
+MEANS = {
+    Verdict.HOMOLOGOUS: (
+        "Models trained independently agree this well with a probability of at most p, and p is below the level alpha "
+        "that was fixed before looking. The weights of the two have a common origin: one was made from the other, or "
+        "both from a third, or both began from the same random initialisation."
+    ),
+    Verdict.NO_EVIDENCE: (
+        "Where this comparison looked, the two models agree no better than models trained independently may."
+    ),
+    Verdict.INCONCLUSIVE: "For this pair the question could not be answered either way, for the reason given.",
+}
+
+DOES_NOT_MEAN = {
+    Verdict.HOMOLOGOUS: (
+        "It has no direction: the weights do not say which model came first.",
+        "It is no accusation: whether the origin was declared or allowed is not looked at.",
+        "p is not the probability of guilt, and not a measure of how much is shared: log10 p of -300 and of -7000 are "
+        "both overwhelming.",
+        "The common origin can be as little as a shared random seed.",
+    ),
+    Verdict.NO_EVIDENCE: (
+        "Not found is not unrelated: a model trained until nothing is left, or hidden in a way that is not looked "
+        "for, is not found.",
+        "It says nothing about distillation, shared data or a shared tokenizer, which are not weight ancestry.",
+    ),
+    Verdict.INCONCLUSIVE: (
+        "It speaks neither for nor against shared ancestry.",
+        "It is not a weak form of another verdict: what would settle it was not there to be read.",
+    ),
+}
 
 
 def _lines(report: HomologyReport) -> list[str]:
@@ -330,6 +399,7 @@ def _model_line(model: ModelSummary) -> str:
     facts += [f"width {model.hidden_size}"] if model.hidden_size else []
     facts += [f"{model.layers} layers"] if model.layers else []
     facts += [f"{model.vocabulary} embedding rows"] if model.vocabulary else []
+    facts += [model.quantization] if model.quantization else []
     return f"{name}{commit}  ({', '.join(facts)})"
 
 
@@ -381,11 +451,11 @@ def _layer_lines(layers: Mapping[str, Any], modules: tuple[Mapping[str, Any], ..
         tests = ", ".join(f"{role} {test.replace('_', ' ')} {p:.0f}" for (role, test), p in best.items() if p < 0.0)
         lines.append(fill(f"modules: {tests}", LINE_WIDTH, initial_indent=f"  {'':<13}", subsequent_indent=" " * 15))
     if mixtures:
-        lines.append(f"  {'':<13}experts: {_experts_text(mixtures)}")
+        lines.append(f"  {'':<13}experts: {experts_text(mixtures)}")
     return lines
 
 
-def _experts_text(mixtures: list[Mapping[str, Any]]) -> str:
+def experts_text(mixtures: list[Mapping[str, Any]]) -> str:
     """How many experts come from where, over all layers that were looked at."""
     traced = [(name, origin) for found in mixtures for name, origin, _ in found["experts"]]
     n_all = len(traced) + sum(len(found["without_origin"]) for found in mixtures)

@@ -98,6 +98,8 @@ def random_tensors() -> dict[str, torch.Tensor]:
         "scalar": normal().float(),
         "cube": normal(2, 3, 4).float(),
         "one": normal(1, 1).bfloat16(),
+        "fp8": normal(6, 8).to(torch.float8_e4m3fn),
+        "fp8_wide": normal(3, 4).to(torch.float8_e5m2),
         "no_rows": normal(0, 4).float(),
         "no_columns": normal(4, 0).float(),
         "integers": torch.arange(12, dtype=torch.int32).reshape(3, 4),
@@ -106,7 +108,7 @@ def random_tensors() -> dict[str, torch.Tensor]:
 
 
 READABLE = [name for name in random_tensors() if name not in ("integers", "mask")]
-MATRICES = ["embed.weight", "half", "single", "double", "one"]
+MATRICES = ["embed.weight", "half", "single", "double", "one", "fp8", "fp8_wide"]
 
 
 class TensorSourceConformance:
@@ -156,10 +158,10 @@ class TensorSourceConformance:
     def test_rows_come_in_the_order_asked_and_may_repeat(self, source, tensors, name):
         n_rows = tensors[name].shape[0]
         rows = np.random.default_rng(1).integers(0, n_rows, size=2 * n_rows)
-        expected = tensors[name][torch.from_numpy(rows)]
         got = source.read_rows(name, rows)
+        expected = tensors[name].to(got.dtype)[torch.from_numpy(rows)]
         assert got.dtype == (torch.float64 if name == "double" else torch.float32)
-        assert torch.equal(got, expected.to(got.dtype))
+        assert torch.equal(got, expected)
 
     @pytest.mark.parametrize("max_gap_bytes", [0, 1, 12, 24, 1 << 20])
     def test_the_gap_read_over_does_not_change_rows(self, source, tensors, max_gap_bytes):
@@ -187,7 +189,31 @@ class TensorSourceConformance:
         with pytest.raises(InputError, match=r"'no_rows' of shape \(0, 4\) has no row 0"):
             source.read_rows("no_rows", np.array([0]))
 
-    @pytest.mark.parametrize("name", ["norm", "scalar", "cube"])
+    def test_rows_of_a_stack_of_matrices_are_numbered_through(self, source, tensors):
+        rows = np.array([5, 0, 3], dtype=np.int64)
+        assert torch.equal(source.read_rows("cube", rows), tensors["cube"].reshape(-1, 4)[torch.from_numpy(rows)])
+        with pytest.raises(InputError, match=r"shape \(2, 3, 4\) has no row 6"):
+            source.read_rows("cube", np.array([6]))
+
+    @pytest.mark.parametrize("name", sorted(random_tensors()))
+    def test_a_stored_tensor_is_read_as_it_is(self, source, tensors, name):
+        got = source.read_stored(name)
+        assert got.dtype == tensors[name].dtype
+        assert torch.equal(got.reshape(-1).view(torch.uint8), tensors[name].reshape(-1).view(torch.uint8))
+
+    @pytest.mark.parametrize("name", ["embed.weight", "integers", "fp8", "cube"])
+    def test_stored_rows_are_read_as_they_are(self, source, tensors, name):
+        rows = np.array([2, 0, 2], dtype=np.int64)
+        got = source.read_stored_rows(name, rows)
+        expected = tensors[name].reshape(-1, tensors[name].shape[-1])[torch.from_numpy(rows)]
+        assert got.dtype == expected.dtype
+        assert torch.equal(got.view(torch.uint8), expected.view(torch.uint8))
+
+    def test_a_checkpoint_names_its_format(self, source):
+        assert source.description.format
+        assert source.description.quantization is None
+
+    @pytest.mark.parametrize("name", ["norm", "scalar"])
     def test_rows_of_what_is_no_matrix_are_refused(self, source, name):
         with pytest.raises(InputError, match="only a matrix has rows"):
             source.read_rows(name, np.array([0]))

@@ -7,6 +7,7 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from mdir_hf import HomologyChecker, Verdict
 from tests.homology.obfuscation import logits, new_model, obfuscate
@@ -71,6 +72,25 @@ def test_a_model_with_new_embeddings_is_found_by_its_layers_in_the_old_basis(bas
     assert report.layers["outer"] == "identity"
     assert [match[:2] for match in report.layers["matches"]] == [[i, i] for i in range(4)]
     assert report.embedding.transformation == "none"
+
+
+def test_the_map_says_which_layers_its_rows_and_columns_are(base, save):
+    def without_attention_in(folder, layer):
+        tensors = load_file(folder / "model.safetensors")
+        kept = {name: t for name, t in tensors.items() if f"layers.{layer}.self_attn" not in name}
+        save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+        return folder
+
+    reference = without_attention_in(save(base, "base"), 1)
+    candidate = without_attention_in(save(drift(new_embeddings(copy.deepcopy(base)), 0.3), "retrained"), 2)
+    layers = compare(reference, candidate).layers
+    assert layers["role"] in ("v", "k")
+    assert (layers["reference_layers"], layers["candidate_layers"]) == ([0, 2, 3], [0, 1, 3])
+    assert [match[:2] for match in layers["matches"]] == [[0, 0], [3, 3]]
+    evidence = [
+        layers["matrix"][layers["reference_layers"].index(i)][layers["candidate_layers"].index(i)] for i in (0, 3)
+    ]
+    assert max(evidence) < -10
 
 
 def test_without_a_common_vocabulary_the_layers_are_compared_in_the_old_basis(base, save):

@@ -235,7 +235,7 @@ def test_the_report_reads_back_from_its_json_and_holds_the_contract(checker, bas
     assert body["schema"] == "mdir-hf/report/1"
     assert list(body)[:7] == ["schema", "verdict", "reason", "log10_p", "alpha", "tests", "level"]
     assert set(body["reference"]) == {
-        "repo", "revision", "commit", "architecture", "hidden_size", "layers", "vocabulary",
+        "repo", "revision", "commit", "architecture", "hidden_size", "layers", "vocabulary", "quantization",
     }  # fmt: skip
     assert {
         "common_tokens", "rows_used", "rank", "trace", "normalized_trace", "coverage", "matched_channels",

@@ -61,6 +61,19 @@ def test_too_few_tokens_for_even_a_copy_is_inconclusive():
     assert verdict(few) == (Verdict.INCONCLUSIVE, Reason.TOO_FEW_COMMON_TOKENS)
 
 
+@pytest.mark.parametrize(
+    ("evidence", "expected"),
+    [
+        (SILENT, (Verdict.INCONCLUSIVE, Reason.WEIGHTS_UNREADABLE)),
+        (FOUND, (Verdict.HOMOLOGOUS, None)),
+        (dataclasses.replace(SILENT, rows_used=0), (Verdict.INCONCLUSIVE, Reason.TOO_FEW_COMMON_TOKENS)),
+    ],
+)
+def test_layers_that_cannot_be_read_matter_where_nothing_else_decides(evidence, expected):
+    decision = decide({"embedding": evidence}, alpha=ALPHA, level="auto", layers_are_unreadable=True)
+    assert (decision.verdict, decision.reason) == expected
+
+
 def test_embeddings_of_zeros_are_inconclusive():
     empty = dataclasses.replace(SILENT, rows_used=0)
     assert verdict(empty) == (Verdict.INCONCLUSIVE, Reason.TOO_FEW_COMMON_TOKENS)

@@ -45,6 +45,11 @@ def test_importing_the_checker_loads_neither_models_nor_plots_nor_the_space():
     )
 
 
+def test_a_badge_needs_no_maths():
+    statement = "from mdir_hf import make_badge; import mdir_hf.cards.badge_folder"
+    assert loaded_by(statement) & HEAVY <= {"huggingface_hub"}
+
+
 def test_the_names_of_the_package_are_listed_without_loading_them():
     loaded = loaded_by("import mdir_hf; assert 'HomologyChecker' in dir(mdir_hf)")
 

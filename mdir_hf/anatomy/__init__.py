@@ -4,9 +4,11 @@
 """
 
 from .config import ConfigSizes, language_config, read_config, read_sizes
+from .gguf import gguf_config
 from .layers import Layer
+from .parts import Part, WeightPart, WeightProduct, part_shape, read_experts, read_part
 from .resolve import Anatomy, resolve_anatomy
-from .roles import FusedRows, HeadCounts, Role, WeightPart, WholeTensor, read_experts, read_part
+from .roles import FusedRows, HeadCounts, Role, RowsOfEach, WholeTensor
 
 __all__ = [
     "Anatomy",
@@ -14,10 +16,15 @@ __all__ = [
     "FusedRows",
     "HeadCounts",
     "Layer",
+    "Part",
     "Role",
+    "RowsOfEach",
     "WeightPart",
+    "WeightProduct",
     "WholeTensor",
+    "gguf_config",
     "language_config",
+    "part_shape",
     "read_config",
     "read_experts",
     "read_part",

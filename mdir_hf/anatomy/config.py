@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from ..errors import AnatomyError
 from . import tables
+from .layer_heads import read_layer_heads
 from .roles import HeadCounts
+from .rotary import Rotation, read_rotations
 
 Config = Mapping[str, object]
 
@@ -28,8 +30,13 @@ class ConfigSizes:
         head_dim: Width of a head.
         vocabulary_size: Rows of the embedding, padding included.
         ties_embeddings: Whether the unembedding is the embedding.
-        rotary_share: Share of a head that rotary positions turn.
+        rotation: How positions turn q and k.
+        layer_rotations: How they do so in layers that differ from the model's, by number.
         n_experts: Routed experts per layer.
+        n_shared_experts: Experts per layer that every token passes.
+        numbers: Every integer by its key, those of dictionaries inside as ``outer.inner``.
+        flags: Every yes, no and word of it, as ``numbers``.
+        layer_heads: Head counts of layers that differ from the model's, by number.
     """
 
     architecture: str = "unknown"
@@ -42,15 +49,34 @@ class ConfigSizes:
     head_dim: int | None = None
     vocabulary_size: int | None = None
     ties_embeddings: bool | None = None
-    rotary_share: float | None = None
+    rotation: Rotation = field(default_factory=Rotation)
     n_experts: int | None = None
+    n_shared_experts: int | None = None
+    numbers: Mapping[str, int] = field(default_factory=dict, compare=False, repr=False)
+    flags: Mapping[str, bool | str] = field(default_factory=dict, compare=False, repr=False)
+    layer_heads: Mapping[int, HeadCounts] = field(default_factory=dict, compare=False, repr=False)
+    layer_rotations: Mapping[int, Rotation] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def heads(self) -> HeadCounts | None:
         """Head counts, where they are known."""
         if self.n_heads is None:
             return None
-        return HeadCounts(self.n_heads, self.n_heads if self.n_kv_heads is None else self.n_kv_heads)
+        n_kv_heads = self.n_heads if self.n_kv_heads is None else self.n_kv_heads
+        return HeadCounts(self.n_heads, n_kv_heads, self.numbers)
+
+    @property
+    def width_of_head(self) -> int | None:
+        """Width of a head, from the width of the model where the config does not say."""
+        if self.head_dim is not None:
+            return self.head_dim
+        if self.hidden_size is None or self.n_heads is None or self.hidden_size % self.n_heads:
+            return None
+        return self.hidden_size // self.n_heads
+
+    def heads_of(self, index: int) -> HeadCounts | None:
+        """Head counts of one layer, where they are known."""
+        return self.layer_heads.get(index, self.heads)
 
 
 def read_config(data: bytes, *, label: str = "config.json") -> dict[str, object]:
@@ -99,7 +125,7 @@ def read_sizes(config: Config | None) -> ConfigSizes:
     inner = language_config(config)
     architecture = inner.get("model_type", config.get("model_type"))
     ties = inner.get("tie_word_embeddings", config.get("tie_word_embeddings"))
-    return ConfigSizes(
+    sizes = ConfigSizes(
         architecture=architecture if isinstance(architecture, str) and architecture else "unknown",
         hidden_size=_size(inner, tables.HIDDEN_SIZE_KEYS),
         embedding_size=_size(inner, tables.EMBEDDING_SIZE_KEYS),
@@ -107,27 +133,34 @@ def read_sizes(config: Config | None) -> ConfigSizes:
         n_layers=_size(inner, tables.N_LAYERS_KEYS),
         n_heads=_size(inner, tables.N_HEADS_KEYS),
         n_kv_heads=_size(inner, tables.N_KV_HEADS_KEYS),
-        head_dim=_size(inner, tables.HEAD_DIM_KEYS),
+        # Latent attention without positions gives the width of what they turn, 0, for the width of a head.
+        head_dim=_size({key: inner[key] for key in tables.HEAD_DIM_KEYS if inner.get(key)}, tables.HEAD_DIM_KEYS),
         vocabulary_size=_size(inner, tables.VOCABULARY_SIZE_KEYS) or _size(config, tables.VOCABULARY_SIZE_KEYS),
         ties_embeddings=ties if isinstance(ties, bool) else None,
-        rotary_share=_rotary_share(inner),
-        n_experts=_n_experts(inner),
+        n_experts=_n_experts(inner, tables.N_EXPERTS_KEYS),
+        n_shared_experts=_n_experts(inner, tables.N_SHARED_EXPERTS_KEYS),
+        numbers={key: value for key, value in _scalars(inner) if type(value) is int},
+        flags={key: value for key, value in _scalars(inner) if isinstance(value, bool | str)},
     )
+    layer_heads = read_layer_heads(inner, sizes.architecture, sizes.heads, sizes.numbers)
+    rotation, layer_rotations = read_rotations(inner, sizes.architecture, sizes.flags, sizes.width_of_head)
+    return replace(sizes, layer_heads=layer_heads, rotation=rotation, layer_rotations=layer_rotations)
 
 
-def _rotary_share(config: Config) -> float | None:
-    nested = config.get("rope_parameters")
-    for place in (config, nested if isinstance(nested, Mapping) else {}):
-        for key in tables.PARTIAL_ROTARY_KEYS:
-            value = place.get(key)
-            if isinstance(value, int | float) and 0.0 < value <= 1.0:
-                return float(value)
-    return None
+def _scalars(config: Config) -> Iterator[tuple[str, object]]:
+    """Everything in it and in the dictionaries inside, as ``outer.inner``."""
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            yield from ((f"{key}.{name}", inside) for name, inside in value.items())
+        else:
+            yield key, value
 
 
-def _n_experts(config: Config) -> int | None:
-    # Dense models of families with experts say 0, or nothing.
-    counts = (config.get(key) for key in tables.N_EXPERTS_KEYS)
+def _n_experts(config: Config, keys: tuple[str, ...]) -> int | None:
+    # Dense models of families with experts say 0, or nothing. DBRX keeps them in a config inside.
+    inside = config.get("ffn_config")
+    places = (config, inside if isinstance(inside, Mapping) else {})
+    counts = (place.get(key) for place in places for key in keys)
     return next((n for n in counts if type(n) is int and 0 < n <= tables.MOST_EXPERTS), None)
 
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 
-from ..errors import AnatomyError
+from ..errors import AnatomyError, UnsupportedFormatError
 from . import tables
 from .config import Config, ConfigSizes, read_sizes
-from .layers import Layer, choose_stack, find_stacks, is_in_layer, place_layers
-from .roles import WeightPart
-
-ShapeOf = Callable[[str], tuple[int, ...]]
-"""Gives the stored shape of a tensor by name; each call may cost the header of a shard."""
+from .layers import Layer, Stack, choose_stack, find_stacks, is_in_layer, place_layers
+from .parts import ShapeOf, WeightPart, WeightProduct, part_shape
+from .roles import Role
 
 
 @dataclass(frozen=True)
@@ -30,7 +28,8 @@ class Anatomy:
         n_heads: Query heads per layer, or None.
         n_kv_heads: Key/value heads per layer, or None.
         head_dim: Width of a head, or None.
-        rope: How rotated rows pair up: ``half``, ``none`` where positions do not enter q and k, or ``unknown``.
+        rope: How rotated rows pair up: ``half``, ``interleaved``, ``none`` where positions do not enter q and k, or
+            ``unknown``.
         rotary_dim: Rows of a head that are rotated, from its first; None for all, or unknown.
         norms_add_one: Whether the norms multiply by ``1 + g``.
         embedding: Input embedding, ``(d_vocab, d_model)``.
@@ -72,24 +71,32 @@ class Anatomy:
             AnatomyError: If a tensor cannot be what its name says: naming it, the shape expected and the one found.
         """
         for role, part in layer.all_parts():
+            if isinstance(part, WeightProduct):
+                self._check_side(
+                    role, f"product {' x '.join(part.tensors)!r} (role {role.value})", part_shape(part, shape_of)
+                )
+                continue
             stored = tuple(shape_of(part.tensor))
-            if part.expert is not None and len(stored) == 3 and stored[0] != len(layer.experts):
+            is_stack = part.expert is not None and part.n_experts is None
+            if is_stack and len(stored) == 3 and stored[0] not in (len(layer.experts), len(layer.shared_experts)):
                 raise AnatomyError(
                     f"tensor {part.tensor!r} has shape {stored}; the config says {len(layer.experts)} experts"
                 )
-            n_axes = 1 if role.is_norm else 2 if part.expert is None else 3
+            if role in (Role.Q_NORM, Role.K_NORM) and len(stored) == 2:
+                continue  # Chameleon scales every head by itself
+            n_axes = 1 if role.is_norm else 3 if is_stack or part.joined else 2
             if len(stored) != n_axes:
                 what = {1: "a vector", 2: "a matrix", 3: "a stack of matrices, one for each expert"}[n_axes]
                 raise AnatomyError(f"tensor {part.tensor!r} (role {role.value}) has shape {stored}; expected {what}")
-            if role.is_norm:
-                continue
-            d_out, d_in = part.shape(stored)
-            axis, found = ("input", d_in) if role.reads_stream else ("output", d_out)
-            if found != self.hidden_size:
-                raise AnatomyError(
-                    f"tensor {part.tensor!r} (role {role.value}, stored shape {stored}) has {axis} side {found}; "
-                    f"expected the width of the model, {self.hidden_size}"
-                )
+            if not role.is_norm:
+                label = f"tensor {part.tensor!r} (role {role.value}, stored shape {stored})"
+                self._check_side(role, label, part.shape(stored))
+
+    def _check_side(self, role: Role, label: str, shape: tuple[int, ...]) -> None:
+        d_out, d_in = shape
+        axis, found = ("input", d_in) if role.reads_stream else ("output", d_out)
+        if found != self.hidden_size:
+            raise AnatomyError(f"{label} has {axis} side {found}; expected the width of the model, {self.hidden_size}")
 
 
 def resolve_anatomy(config: Config | None, names: Iterable[str], shape_of: ShapeOf) -> Anatomy:
@@ -106,7 +113,7 @@ def resolve_anatomy(config: Config | None, names: Iterable[str], shape_of: Shape
         AnatomyError: If no tensor can be the embedding, or its shape contradicts the config.
     """
     all_names = sorted(names)
-    sizes = read_sizes(config)
+    sizes = _with_family(read_sizes(config), all_names)
     notes: list[str] = [] if config else ["there is no config; names and shapes decided"]
     embedding = _find_embedding(all_names, sizes.architecture)
     shape = _check_embedding(embedding, shape_of, sizes)
@@ -119,22 +126,27 @@ def resolve_anatomy(config: Config | None, names: Iterable[str], shape_of: Shape
         tied = sizes.ties_embeddings is not False
     else:
         tied = False
-        width = _check_unembedding(unembedding, shape_of)
-        if width not in (hidden_size, shape[1], sizes.unembedding_size):
+        try:
+            width = _check_unembedding(unembedding, shape_of)
+        except UnsupportedFormatError as exc:  # the embedding is there all the same
+            notes.append(f"the unembedding is not read: {exc.message}")
+            unembedding, width = None, None
+        if width not in (None, hidden_size, shape[1], sizes.unembedding_size):
             notes.append(f"the unembedding {unembedding!r} is {width} wide, the model {hidden_size}")
-        if sizes.ties_embeddings:
+        if unembedding is not None and sizes.ties_embeddings:
             notes.append(
                 f"the config ties the unembedding to the embedding, and {unembedding!r} is stored nevertheless; "
                 "it is a second witness only if it differs"
             )
 
-    stack = choose_stack(find_stacks(all_names), embedding)
+    stack = choose_stack(find_stacks(all_names, sizes.architecture), embedding, sizes)
     layers: tuple[Layer, ...] = ()
     unplaced: tuple[str, ...] = ()
     final_norm = None
     if stack is not None:
+        sizes = _with_heads(_of_stack(sizes, stack.prefix), stack, shape_of)
         layers, unplaced = place_layers(stack, sizes, notes)
-        final_norm = _find_final_norm(all_names, stack.prefix)
+        final_norm = _find_final_norm(all_names, stack.prefix, sizes.architecture)
     n_kv_heads = sizes.n_heads if sizes.n_kv_heads is None else sizes.n_kv_heads
     return Anatomy(
         architecture=sizes.architecture,
@@ -145,7 +157,7 @@ def resolve_anatomy(config: Config | None, names: Iterable[str], shape_of: Shape
         n_layers=len(layers),
         n_heads=sizes.n_heads,
         n_kv_heads=n_kv_heads,
-        head_dim=_head_dim(sizes),
+        head_dim=sizes.width_of_head,
         embedding=WeightPart(embedding),
         unembedding=None if unembedding is None else WeightPart(unembedding),
         tied=tied,
@@ -154,9 +166,9 @@ def resolve_anatomy(config: Config | None, names: Iterable[str], shape_of: Shape
         layers=layers,
         unplaced=unplaced,
         notes=tuple(notes),
-        rope=tables.ROPE_LAYOUTS.get(sizes.architecture, "unknown"),
-        rotary_dim=_rotary_dim(sizes),
-        norms_add_one=sizes.architecture in tables.NORMS_ADDING_ONE,
+        rope=sizes.rotation.layout,
+        rotary_dim=sizes.rotation.dim,
+        norms_add_one=bool(sizes.flags.get("norms_add_one", sizes.architecture in tables.NORMS_ADDING_ONE)),
     )
 
 
@@ -182,11 +194,49 @@ def _find_unembedding(names: list[str], architecture: str, embedding: str) -> st
     return _first_match(candidates, tables.UNEMBEDDING_ROWS, architecture)
 
 
-def _find_final_norm(names: list[str], stack_prefix: str) -> str | None:
+def _with_family(sizes: ConfigSizes, names: list[str]) -> ConfigSizes:
+    """Tell the family by its names where no config does."""
+    if sizes.architecture != "unknown":
+        return sizes
+    for pattern, family in tables.SIGNS:
+        if any(re.fullmatch(rf"(?:.*\.)?{pattern}", name) for name in names):
+            return replace(sizes, architecture=family)
+    return sizes
+
+
+def _of_stack(sizes: ConfigSizes, prefix: str) -> ConfigSizes:
+    """The number of layers and heads of an encoder or a decoder, where a config gives both."""
+    for side in ("decoder", "encoder"):
+        if side in prefix:
+            n_layers, n_heads = (
+                next((n for key in keys if (n := sizes.numbers.get(key, 0)) > 0), None)
+                for keys in (
+                    (f"{side}_layers", f"num_{side}_layers"),
+                    (f"{side}_attention_heads", f"num_{side}_attention_heads"),
+                )
+            )
+            return replace(sizes, n_layers=n_layers or sizes.n_layers, n_heads=n_heads or sizes.n_heads)
+    return sizes
+
+
+def _with_heads(sizes: ConfigSizes, stack: Stack, shape_of: ShapeOf) -> ConfigSizes:
+    """Count heads on a tensor that has a row for each, in families whose config does not tell, or tells otherwise."""
+    for index, rests in stack.names.items():
+        for rest in rests:
+            if any(re.fullmatch(pattern, rest) for pattern in tables.HEADS_FROM_SHAPE):
+                shape = tuple(shape_of(stack.tensor(index, rest)))
+                if len(shape) == 2 and 0 not in shape:
+                    return replace(sizes, n_heads=shape[0], n_kv_heads=shape[0], head_dim=shape[1])
+    return sizes
+
+
+def _find_final_norm(names: list[str], stack_prefix: str, architecture: str) -> str | None:
     folder = stack_prefix.rpartition(".")[0]
     start = folder + "." if folder else ""
     inside = {name.removeprefix(start): name for name in names if name.startswith(start)}
     for row in tables.FINAL_NORM_ROWS:
+        if row.model_types and architecture not in row.model_types:
+            continue
         for rest, name in inside.items():
             if re.fullmatch(row.pattern, rest):
                 return name
@@ -222,22 +272,6 @@ def _check_unembedding(name: str, shape_of: ShapeOf) -> int:
     if len(shape) != 2 or 0 in shape:
         raise AnatomyError(f"the unembedding {name!r} has shape {shape}; expected (tokens, width), both positive")
     return shape[1]
-
-
-def _head_dim(sizes: ConfigSizes) -> int | None:
-    if sizes.head_dim is not None:
-        return sizes.head_dim
-    if sizes.hidden_size is None or sizes.n_heads is None or sizes.hidden_size % sizes.n_heads:
-        return None
-    return sizes.hidden_size // sizes.n_heads
-
-
-def _rotary_dim(sizes: ConfigSizes) -> int | None:
-    head_dim = _head_dim(sizes)
-    if head_dim is None or sizes.rotary_share in (None, 1.0):
-        return None
-    assert sizes.rotary_share is not None
-    return int(head_dim * sizes.rotary_share)
 
 
 def _belongs_elsewhere(name: str) -> bool:

@@ -1,19 +1,15 @@
-"""What a weight does in a language model, and where its rows lie in a stored tensor.
-
-Past this folder every weight is ``(d_out, d_in)``, ``y = W x``. Fused tensors, transposed ones (Conv1D stores
-``(d_in, d_out)``) and per-head interleaving end here and nowhere else.
-"""
+"""What a weight does in a language model, and which rows of a stored matrix it is."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from ..errors import AnatomyError
 
@@ -33,7 +29,7 @@ class Role(str, Enum):
     UP = "up"
     DOWN = "down"
     ATTENTION_NORM = "attention_norm"
-    """Scale of the norm in front of attention, ``(d_model,)``."""
+    """Scale of the norm in front of attention, or of the mixer in its place, ``(d_model,)``."""
     MLP_NORM = "mlp_norm"
     """Scale of the norm in front of the MLP, ``(d_model,)``."""
     FINAL_NORM = "final_norm"
@@ -42,23 +38,39 @@ class Role(str, Enum):
     """Scale of the norm on queries, per head or over all heads."""
     K_NORM = "k_norm"
     """Scale of the norm on keys, per head or over all heads."""
+    KV_LATENT = "kv_latent"
+    """What latent attention compresses keys and values to, ``(rank, d_model)``; any rotation of it can be undone."""
+    SSM_IN = "ssm_in"
+    """Input of a state-space mixer or gated convolution, what runs through the recurrence, ``(d_inner, d_model)``."""
+    SSM_OUT = "ssm_out"
+    """Output projection of a state-space mixer or gated convolution, ``(d_model, d_inner)``."""
+    MIXER_GATE = "mixer_gate"
+    """What multiplies the output of a mixer before its output projection, ``(d_inner, d_model)``."""
     ROUTER = "router"
     """What decides which experts a token goes to, ``(n_experts, d_model)``."""
 
     @property
     def reads_stream(self) -> bool:
         """Whether its input side is the residual stream: ``d_in == d_model``."""
-        return self in (Role.Q, Role.K, Role.V, Role.GATE, Role.UP, Role.ROUTER)
+        return self in _READERS
 
     @property
     def writes_stream(self) -> bool:
         """Whether its output side is the residual stream: ``d_out == d_model``."""
-        return self in (Role.O, Role.DOWN)
+        return self in (Role.O, Role.DOWN, Role.SSM_OUT)
 
     @property
     def is_norm(self) -> bool:
         """Whether it is the scale of a norm, a vector."""
         return self.value.endswith("norm")
+
+
+_READERS = frozenset(
+    {
+        *(Role.Q, Role.K, Role.V, Role.GATE, Role.UP, Role.ROUTER),
+        *(Role.KV_LATENT, Role.SSM_IN, Role.MIXER_GATE),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +80,17 @@ class HeadCounts:
     Attributes:
         n_heads: Query heads.
         n_kv_heads: Key/value heads; equal to ``n_heads`` without grouping.
+        numbers: Every integer of the config by its key, for layouts that ask for one.
     """
 
     n_heads: int
     n_kv_heads: int
+    numbers: Mapping[str, int] = field(default_factory=dict, compare=False, repr=False)
 
 
-Count = int | Literal["heads", "kv_heads", "heads_per_kv_head", "rows"]
-"""A number that stands in a layout, or where to take it from; ``rows``: as many groups as the rows allow."""
+Count = int | str
+"""A number that stands in a layout, or where to take it from: ``heads``, ``kv_heads``, ``heads_per_kv_head``, a key
+of the config, or a product of such (``mamba_n_heads*mamba_d_head``); as groups also ``rows``: as many as there are."""
 
 
 class Layout(Protocol):
@@ -93,6 +108,10 @@ class Layout(Protocol):
         """
         ...
 
+    def is_known(self, heads: HeadCounts | None) -> bool:
+        """Whether the config tells every number that the layout needs."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class WholeTensor:
@@ -102,6 +121,11 @@ class WholeTensor:
         """Return all of them."""
         del heads
         return np.arange(n_rows, dtype=np.int64)
+
+    def is_known(self, heads: HeadCounts | None) -> bool:
+        """Return True."""
+        del heads
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +149,10 @@ class FusedRows:
 
     def rows(self, n_rows: int, heads: HeadCounts | None) -> IntArray:
         """Return the row numbers of the share, group by group. Cost: O(rows of the share)."""
-        shares = [_number(share, heads) for share in self.shares]
-        groups = n_rows // sum(shares) if self.groups == "rows" else _number(self.groups, heads)
+        shares = [number_of(share, heads) for share in self.shares]
+        common = math.gcd(*shares)
+        shares = [share // common for share in shares]
+        groups = n_rows // sum(shares) if self.groups == "rows" else number_of(self.groups, heads)
         n_units = groups * sum(shares)
         if n_units == 0 or n_rows % n_units:
             raise AnatomyError(
@@ -139,161 +165,104 @@ class FusedRows:
         group_starts = np.arange(groups, dtype=np.int64) * (sum(shares) * unit)
         return (group_starts[:, None] + within[None, :]).reshape(-1)
 
+    def is_known(self, heads: HeadCounts | None) -> bool:
+        """Whether the config tells its groups and shares."""
+        try:
+            for count in (self.groups, *self.shares):
+                if count != "rows":
+                    number_of(count, heads)
+        except AnatomyError:
+            return False
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class PairedRows:
+    """The whole tensor, the rows of each head in another order: the two halves of the head in turns.
+
+    Rotary positions turn row ``i`` of a head together with row ``i + d/2`` in transformers, and with row ``i + 1`` in
+    Meta's own files and in GGUF. This gives them in the order of transformers.
+
+    Attributes:
+        heads: How many heads there are.
+    """
+
+    heads: Count
+
+    def rows(self, n_rows: int, heads: HeadCounts | None) -> IntArray:
+        """Return for each row, in the order of transformers, where it is stored."""
+        n_heads = number_of(self.heads, heads)
+        if n_rows % (2 * n_heads):
+            raise AnatomyError(f"{n_rows} rows cannot be paired in {n_heads} heads")
+        place = np.arange(n_rows, dtype=np.int64)
+        in_pairs: IntArray = place.reshape(n_heads, n_rows // n_heads // 2, 2).transpose(0, 2, 1).reshape(-1)
+        return in_pairs
+
+    def is_known(self, heads: HeadCounts | None) -> bool:
+        """Whether the config tells how many heads there are."""
+        return FusedRows(self.heads, (1,), 0).is_known(heads)
+
+
+@dataclass(frozen=True, slots=True)
+class RowsOfEach:
+    """Some rows of each of equal groups, whatever else is in a group.
+
+    Attributes:
+        groups: How many groups there are.
+        count: How many rows are taken of each.
+        from_end: Whether those are the last of a group, or the first.
+    """
+
+    groups: Count
+    count: Count
+    from_end: bool = False
+
+    def rows(self, n_rows: int, heads: HeadCounts | None) -> IntArray:
+        """Return the row numbers, group by group. Cost: O(rows taken)."""
+        groups, count = number_of(self.groups, heads), number_of(self.count, heads)
+        size = n_rows // groups
+        if n_rows % groups or count > size:
+            raise AnatomyError(f"{n_rows} rows cannot be {groups} group(s) of {count} rows or more")
+        first = size - count if self.from_end else 0
+        starts = first + size * np.arange(groups, dtype=np.int64)
+        taken: IntArray = (starts[:, None] + np.arange(count, dtype=np.int64)).reshape(-1)
+        return taken
+
+    def is_known(self, heads: HeadCounts | None) -> bool:
+        """Whether the config tells how many."""
+        try:
+            number_of(self.groups, heads), number_of(self.count, heads)
+        except AnatomyError:
+            return False
+        return True
+
 
 WHOLE = WholeTensor()
 
 
-@dataclass(frozen=True, slots=True)
-class WeightPart:
-    """Where the weight of one role is stored.
-
-    Attributes:
-        tensor: Name in the checkpoint.
-        layout: Which rows of the ``(d_out, d_in)`` matrix it is.
-        transposed: Whether the checkpoint stores ``(d_in, d_out)``.
-        heads: Head counts that the layout needs, where they are known.
-        expert: Which matrix along the first axis, where the tensor stacks those of all experts; None for a matrix.
-    """
-
-    tensor: str
-    layout: Layout = WHOLE
-    transposed: bool = False
-    heads: HeadCounts | None = None
-    expert: int | None = None
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether every row of the tensor belongs to it."""
-        return self.layout == WHOLE and self.expert is None
-
-    def rows(self, stored_shape: tuple[int, ...]) -> IntArray:
-        """Return its rows in the ``(d_out, d_in)`` matrix, given the shape of the stored tensor.
-
-        Raises:
-            AnatomyError: If the tensor cannot be divided as its layout says; names it.
-        """
-        matrix = self._matrix_shape(stored_shape)
-        n_rows = matrix[-1] if self.transposed else matrix[0]
-        try:
-            return self.layout.rows(n_rows, self.heads)
-        except AnatomyError as exc:
-            raise AnatomyError(f"tensor {self.tensor!r} of shape {stored_shape}: {exc.message}") from exc
-
-    def shape(self, stored_shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return its own shape, ``(d_out, d_in)`` or ``(d,)``, given the shape of the stored tensor."""
-        n_rows = len(self.rows(stored_shape))
-        matrix = self._matrix_shape(stored_shape)
-        return (n_rows, *(matrix[:-1] if self.transposed else matrix[1:]))
-
-    def _matrix_shape(self, stored_shape: tuple[int, ...]) -> tuple[int, ...]:
-        if self.expert is None:
-            return stored_shape
-        if len(stored_shape) != 3 or self.expert >= stored_shape[0]:
-            raise AnatomyError(
-                f"tensor {self.tensor!r} has shape {stored_shape}; expected a stack of matrices, with more than "
-                f"{self.expert} experts along its first axis"
-            )
-        return stored_shape[1:]
-
-
-class TensorReader(Protocol):
-    """As much of a tensor source as reading a part takes."""
-
-    def read(self, name: str) -> torch.Tensor:
-        """Return a whole tensor."""
-        ...
-
-    def read_rows(self, name: str, rows: IntArray) -> torch.Tensor:
-        """Return some rows of a matrix."""
-        ...
-
-    def spec(self, name: str) -> TensorShape:
-        """Return something that knows the stored shape."""
-        ...
-
-
-class TensorShape(Protocol):
-    """Anything with a shape."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...  # noqa: D102  said by the name
-
-
-def read_part(source: TensorReader, part: WeightPart) -> torch.Tensor:
-    """Read the weight of one role.
-
-    Args:
-        source: Where the tensors are; a whole tensor or some of its rows are read, nothing else.
-        part: Which one.
-
-    Returns:
-        Tensor of shape ``(d_out, d_in)`` (norms: ``(d,)``), contiguous, dtype as the source returns it. A part of a
-        transposed tensor reads the whole tensor, since its rows are columns of the file, and so does one expert of a
-        stack: see :func:`read_experts`.
+def number_of(count: Count, heads: HeadCounts | None) -> int:
+    """Look up a count that a layout names.
 
     Raises:
-        AnatomyError: If the tensor cannot be divided as its layout says.
+        AnatomyError: If the config does not tell, or the heads cannot be shared evenly.
     """
-    if part.expert is not None:
-        return _take(source.read(part.tensor), part)
-    if part.is_whole:
-        stored = source.read(part.tensor)
-        return stored.T.contiguous() if part.transposed else stored
-    shape = tuple(source.spec(part.tensor).shape)
-    if len(shape) != 2:
-        raise AnatomyError(f"tensor {part.tensor!r} has shape {shape}; a fused weight must be a matrix")
-    rows = part.rows(shape)
-    if part.transposed:
-        return source.read(part.tensor).T[torch.from_numpy(rows)].contiguous()
-    return source.read_rows(part.tensor, rows)
-
-
-def read_experts(
-    source: TensorReader, experts: Iterable[Mapping[Role, WeightPart]]
-) -> Iterator[dict[Role, torch.Tensor]]:
-    """Read the weights of some experts, one expert after the other.
-
-    Args:
-        source: Where the tensors are.
-        experts: The parts of each, from one layer.
-
-    Yields:
-        The weights of each expert, as :func:`read_part` returns them. A tensor that stacks all experts is read once
-        and kept until the last expert is yielded; of the others, one expert is in memory.
-
-    Raises:
-        AnatomyError: If a tensor cannot be divided as its layout says.
-    """
-    stacks: dict[str, torch.Tensor] = {}
-    for parts in experts:
-        weights: dict[Role, torch.Tensor] = {}
-        for role, part in parts.items():
-            if part.expert is None:
-                weights[role] = read_part(source, part)
-                continue
-            if part.tensor not in stacks:
-                stacks[part.tensor] = source.read(part.tensor)
-            weights[role] = _take(stacks[part.tensor], part)
-        yield weights
-
-
-def _take(stack: torch.Tensor, part: WeightPart) -> torch.Tensor:
-    """Take one expert's weight out of a stack."""
-    rows = torch.from_numpy(part.rows(tuple(stack.shape)))
-    assert part.expert is not None
-    matrix = stack[part.expert]
-    return (matrix.T if part.transposed else matrix)[rows].contiguous()
-
-
-def _number(count: Count, heads: HeadCounts | None) -> int:
     if isinstance(count, int):
         return count
+    if count.isdigit():
+        return int(count)
+    if "*" in count:
+        return math.prod(number_of(factor, heads) for factor in count.split("*"))
     if heads is None:
         raise AnatomyError("the number of attention heads is needed to split it, and the config does not tell")
     if count == "heads":
         return heads.n_heads
     if count == "kv_heads":
         return heads.n_kv_heads
-    if count == "heads_per_kv_head" and heads.n_heads % heads.n_kv_heads == 0:
+    if count == "heads_per_kv_head":
+        if heads.n_heads % heads.n_kv_heads:
+            raise AnatomyError(f"{heads.n_heads} heads cannot be shared by {heads.n_kv_heads} key/value heads")
         return heads.n_heads // heads.n_kv_heads
-    raise AnatomyError(f"{heads.n_heads} heads cannot be shared by {heads.n_kv_heads} key/value heads")
+    number = heads.numbers.get(count, 0)
+    if number < 1:
+        raise AnatomyError(f"{count!r} is needed to split it, and the config does not tell")
+    return number

@@ -4,6 +4,7 @@ Whatever gives files and byte ranges (:class:`~mdir_hf.checkpoint.sources.FileTr
 :class:`~mdir_hf.checkpoint.sources.TensorSource` through :func:`open_checkpoint`.
 """
 
+from .adapters import AdapterConfig, has_adapter
 from .blocks import iter_row_blocks
 from .formats import open_checkpoint
 from .memory import MemorySource
@@ -11,6 +12,7 @@ from .safetensors import SafetensorsSource
 from .sources import ByteSource, FileEntry, FileTree, TensorSource, TensorSpec
 
 __all__ = [
+    "AdapterConfig",
     "ByteSource",
     "FileEntry",
     "FileTree",
@@ -18,6 +20,7 @@ __all__ = [
     "SafetensorsSource",
     "TensorSource",
     "TensorSpec",
+    "has_adapter",
     "iter_row_blocks",
     "open_checkpoint",
 ]

@@ -1,30 +1,88 @@
-"""Stored bytes to float tensors, and the refusal of what is no weight. Pure."""
+"""Stored bytes to tensors, and the refusal of what is no weight. Pure."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from ..errors import CorruptCheckpointError, UnsupportedFormatError
 from .dtypes import DTYPES
+from .small_floats import decode_e2m1
 from .sources import TensorSpec
 
 
-def readable_dtype(spec: TensorSpec, label: str) -> torch.dtype:
-    """Return how the bytes of a tensor are viewed.
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """How numbers are stored: in units that can be decoded one by one.
 
-    Raises:
-        UnsupportedFormatError: If its bytes alone are not weights.
+    Attributes:
+        n_values: Numbers in one unit; 1 for plain dtypes, the block size of a quantised type.
+        n_bytes: Bytes of one unit.
+        decode: From the bytes of whole units to a flat tensor, which may be written to.
+        n_decoded: Elements that ``decode`` gives for one unit; ``n_values`` but for raw bytes.
     """
+
+    n_values: int
+    n_bytes: int
+    decode: Callable[[bytes], torch.Tensor]
+    n_decoded: int
+
+    def bytes_of(self, n_values: int) -> int:
+        """Stored size of so many numbers, which must be whole units."""
+        return n_values // self.n_values * self.n_bytes
+
+    def decoded(self, n_values: int) -> int:
+        """Elements that so many numbers, which must be whole units, give when decoded."""
+        return n_values // self.n_values * self.n_decoded
+
+
+def stored_encoding(spec: TensorSpec) -> Encoding:
+    """How the elements of a tensor are stored, viewed in their own dtype; those that torch lacks as raw bytes."""
     dtype = DTYPES[spec.dtype]
     if dtype.torch_dtype is None:
+        n_values = 8 // math.gcd(8, dtype.n_bits)
+        n_bytes = n_values * dtype.n_bits // 8
+        return Encoding(n_values, n_bytes, partial(view_bytes, dtype=torch.uint8), n_decoded=n_bytes)
+    return Encoding(1, dtype.torch_dtype.itemsize, partial(view_bytes, dtype=dtype.torch_dtype), n_decoded=1)
+
+
+def weight_encoding(spec: TensorSpec, label: str) -> Encoding:
+    """How the elements of a tensor are decoded to numbers.
+
+    Raises:
+        UnsupportedFormatError: If its bytes alone are no weights.
+    """
+    check_weight(spec, label)
+    if spec.dtype != "F4":
+        return stored_encoding(spec)
+    if spec.shape and spec.shape[-1] % 2:
         raise UnsupportedFormatError(
-            f"tensor {spec.name!r} holds {dtype.meaning} ({spec.dtype}), and {dtype.meaning} are not read by this "
-            "version; compare the unquantised checkpoint it was made from, if there is one",
+            f"tensor {spec.name!r} has rows of {spec.shape[-1]} 4-bit numbers, which end within a byte", subject=label
+        )
+    return Encoding(2, 1, _decode_f4, n_decoded=2)
+
+
+def _decode_f4(data: bytes) -> torch.Tensor:
+    return decode_e2m1(view_bytes(data, torch.uint8))
+
+
+def check_weight(spec: TensorSpec, label: str) -> None:
+    """Refuse a tensor whose bytes alone are no weights.
+
+    Raises:
+        UnsupportedFormatError: If they are not.
+    """
+    dtype = DTYPES[spec.dtype]
+    if not dtype.is_weight:
+        raise UnsupportedFormatError(
+            f"tensor {spec.name!r} holds {dtype.meaning} ({spec.dtype}), and what would make weights of them was not "
+            "found beside it; compare the unquantised checkpoint it was made from, if there is one",
             subject=label,
         )
-    return dtype.torch_dtype
 
 
 def result_dtype(stored: torch.dtype) -> torch.dtype:

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import fnmatch
-import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from ..errors import CheckpointError, CorruptCheckpointError, NoWeightsError, UnsupportedFormatError
-from .index import parse_index
+from .adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, AdaptedSource, AdapterConfig, has_adapter, read_adapter_config
+from .gguf import open_gguf, open_named_gguf
+from .index import MAX_INDEX_N_BYTES, parse_index
+from .pytorch import PYTORCH_SUFFIXES, PytorchSource, open_only_pytorch_file
+from .quantization import DequantizedSource
 from .safetensors import SafetensorsSource
+from .shards import ShardedTensors
 from .sources import FileTree, TensorSource
 
-_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})\.safetensors")
-_ADAPTER = "adapter_model.safetensors"
-MAX_INDEX_N_BYTES = 256 << 20
-"""Largest index file read; that of a 671B mixture of experts has 9 MB."""
+_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})(?P<suffix>\.safetensors|\.bin)")
+OpenBase = Callable[[AdapterConfig], TensorSource]
+"""Opens the weights of the base that an adapter names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +38,79 @@ class Format:
     open: Callable[[FileTree, str | None], TensorSource | None]
 
 
-def open_checkpoint(tree: FileTree, *, variant: str | None = None, file: str | None = None) -> TensorSource:
+@dataclass(frozen=True, slots=True)
+class _Naming:
+    """How transformers names the files of a format: one file, an index, shards, each with a variant or without.
+
+    Attributes:
+        base: Name without suffix, variant and number.
+        suffix: With its dot.
+        source: What reads them.
+    """
+
+    base: str
+    suffix: str
+    source: type[ShardedTensors]
+
+    def stem(self, variant: str | None) -> str:
+        """Name of the one file without suffix."""
+        return self.base if variant is None else f"{self.base}.{variant}"
+
+    def open_single(self, tree: FileTree, variant: str | None) -> TensorSource | None:
+        """Open the one file."""
+        name = self.stem(variant) + self.suffix
+        return self.source(tree, paths=[name]) if name in tree.files else None
+
+    def open_index(self, tree: FileTree, variant: str | None) -> TensorSource | None:
+        """Open the shards of an index, which is read."""
+        names = [f"{self.base}{self.suffix}.index.json"]
+        if variant is not None:
+            # transformers puts the variant before the last suffix; some tools put it before the first.
+            names = [f"{self.base}{self.suffix}.index.{variant}.json", f"{self.stem(variant)}{self.suffix}.index.json"]
+        return next((_open_index(tree, name, self.source) for name in names if name in tree.files), None)
+
+    def open_shards(self, tree: FileTree, variant: str | None) -> TensorSource | None:
+        """Open a set of shards that is whole and has no index."""
+        sets: dict[tuple[str, int], dict[int, str]] = defaultdict(dict)
+        for name in _in_root(tree):
+            match = _SHARD.fullmatch(name)
+            if match and match["suffix"] == self.suffix and not name.startswith("adapter_"):
+                sets[match["stem"], int(match["total"])][int(match["number"])] = name
+        named_so = {key: shards for key, shards in sets.items() if key[0] == self.stem(variant)}
+        candidates = named_so or ({} if variant is not None else sets)
+        if not candidates:
+            return None
+        if len(candidates) > 1:
+            found = ", ".join(sorted(f"{stem}-…-of-{total:05}" for stem, total in candidates))
+            raise UnsupportedFormatError(
+                f"there are several sets of shards and no index ({found}); which one is the model cannot be told",
+                subject=tree.label,
+            )
+        ((stem, total), shards) = next(iter(candidates.items()))
+        missing = [number for number in range(1, total + 1) if number not in shards]
+        if missing or len(shards) != total:
+            raise CorruptCheckpointError(
+                f"{len(shards)} of {total} shards {stem}-…-of-{total:05}{self.suffix} are there and there is no index; "
+                + (f"shard {missing[0]} is the first one missing" if missing else "their numbers do not run from 1"),
+                subject=tree.label,
+            )
+        return self.source(tree, paths=shards.values())
+
+
+_SAFETENSORS = _Naming("model", ".safetensors", SafetensorsSource)
+_PYTORCH = _Naming("pytorch_model", ".bin", PytorchSource)
+
+
+def open_checkpoint(
+    tree: FileTree, *, variant: str | None = None, file: str | None = None, open_base: OpenBase | None = None
+) -> TensorSource:
     """Find the weights of a model and give lazy access to them. Reads at most the index file.
 
     Args:
         tree: The files of the model; its root is where the weights are looked for.
         variant: As in transformers: ``fp16`` for ``model.fp16.safetensors``.
         file: The one weight file, or index, that somebody named; nothing else is looked for then.
+        open_base: Opens the base of an adapter; without it, adapters are refused.
 
     Raises:
         NoWeightsError: If nothing in the root holds weights (of that variant).
@@ -50,42 +119,44 @@ def open_checkpoint(tree: FileTree, *, variant: str | None = None, file: str | N
         CorruptCheckpointError: If the index is no index, or a shard of a set without index is missing.
         UnsafePathError: If the index names a file outside of its folder.
     """
+    if open_base is not None and file in ADAPTER_WEIGHTS and has_adapter(tree):
+        return _open_adapter(tree, open_base)
     if file is not None:
-        return _open_named(tree, file)
+        return _as_numbers(_open_named(tree, file), tree)
     for known in FORMATS:
+        if known is _PEFT_ADAPTER and open_base is not None and has_adapter(tree):
+            return _open_adapter(tree, open_base)
         source = known.open(tree, variant)
         if source is not None:
-            return source
+            return _as_numbers(source, tree)
     raise _no_weights(tree, variant)
 
 
+def _as_numbers(source: TensorSource, tree: FileTree) -> TensorSource:
+    """Have quantised weights read as numbers, where companions beside them say how (in GGUF the type does)."""
+    return DequantizedSource(source, tree) if isinstance(source, ShardedTensors) else source
+
+
 def _open_named(tree: FileTree, file: str) -> TensorSource:
-    if file.endswith(".safetensors"):
+    name = file.lower()
+    if name.endswith(".safetensors"):
         return SafetensorsSource(tree, paths=[file])
-    if file.endswith(".json"):
-        data = tree.read(file, max_bytes=MAX_INDEX_N_BYTES)
-        return SafetensorsSource(tree, index=parse_index(data, path=file, label=f"{tree.label}:{file}"))
+    if name.endswith(".json"):
+        return _open_index(tree, file, PytorchSource if ".bin." in name else SafetensorsSource)
+    if name.endswith(PYTORCH_SUFFIXES):
+        return PytorchSource(tree, paths=[file])
+    if name.endswith(".gguf"):
+        return open_named_gguf(tree, file)
     raise UnsupportedFormatError(
-        f"{file!r} is neither a .safetensors file nor the index of a sharded one, which is what this version reads",
+        f"{file!r} is neither a .safetensors, .bin, .pth, .pt or .gguf file nor the index of a sharded one, which is "
+        "what this version reads",
         subject=tree.label,
     )
 
 
-def _open_single(tree: FileTree, variant: str | None) -> TensorSource | None:
-    name = _stem(variant) + ".safetensors"
-    return SafetensorsSource(tree, paths=[name]) if name in tree.files else None
-
-
-def _open_index(tree: FileTree, variant: str | None) -> TensorSource | None:
-    names = ["model.safetensors.index.json"]
-    if variant is not None:
-        # transformers puts the variant before the last suffix; some tools put it before the first.
-        names = [f"model.safetensors.index.{variant}.json", f"model.{variant}.safetensors.index.json"]
-    for name in names:
-        if name in tree.files:
-            data = tree.read(name, max_bytes=MAX_INDEX_N_BYTES)
-            return SafetensorsSource(tree, index=parse_index(data, path=name, label=f"{tree.label}:{name}"))
-    return None
+def _open_index(tree: FileTree, name: str, source: type[ShardedTensors]) -> TensorSource:
+    data = tree.read(name, max_bytes=MAX_INDEX_N_BYTES)
+    return source(tree, index=parse_index(data, path=name, label=f"{tree.label}:{name}"))
 
 
 def _open_only_file(tree: FileTree, variant: str | None) -> TensorSource | None:
@@ -96,34 +167,6 @@ def _open_only_file(tree: FileTree, variant: str | None) -> TensorSource | None:
     if _SHARD.fullmatch(names[0]) and len(tree.files) > 1:
         return None  # the rest of a set of shards is missing; that is said below
     return SafetensorsSource(tree, paths=names)
-
-
-def _open_shards_without_index(tree: FileTree, variant: str | None) -> TensorSource | None:
-    sets: dict[tuple[str, int], dict[int, str]] = defaultdict(dict)
-    for name in _safetensors_in_root(tree):
-        match = _SHARD.fullmatch(name)
-        if match:
-            sets[match["stem"], int(match["total"])][int(match["number"])] = name
-    stem = _stem(variant)
-    named_so = {key: shards for key, shards in sets.items() if key[0] == stem}
-    candidates = named_so or ({} if variant is not None else sets)
-    if not candidates:
-        return None
-    if len(candidates) > 1:
-        found = ", ".join(sorted(f"{stem}-…-of-{total:05}" for stem, total in candidates))
-        raise UnsupportedFormatError(
-            f"there are several sets of shards and no index ({found}); which one is the model cannot be told",
-            subject=tree.label,
-        )
-    ((stem, total), shards) = next(iter(candidates.items()))
-    missing = [number for number in range(1, total + 1) if number not in shards]
-    if missing or len(shards) != total:
-        raise CorruptCheckpointError(
-            f"{len(shards)} of {total} shards {stem}-…-of-{total:05}.safetensors are there and there is no index; "
-            + (f"shard {missing[0]} is the first one missing" if missing else "their numbers do not run from 1"),
-            subject=tree.label,
-        )
-    return SafetensorsSource(tree, paths=shards.values())
 
 
 def _refuse_unclear(tree: FileTree, variant: str | None) -> TensorSource | None:
@@ -137,20 +180,21 @@ def _refuse_unclear(tree: FileTree, variant: str | None) -> TensorSource | None:
     return None
 
 
+def _open_adapter(tree: FileTree, open_base: OpenBase) -> TensorSource:
+    config = read_adapter_config(tree)
+    weights = next(name for name in ADAPTER_WEIGHTS if name in tree.files)
+    source = PytorchSource if weights.endswith(PYTORCH_SUFFIXES) else SafetensorsSource
+    return AdaptedSource(open_base(config), source(tree, paths=[weights]), config)
+
+
 def _refuse_adapter(tree: FileTree, variant: str | None) -> TensorSource | None:
-    if variant is not None or _ADAPTER not in tree.files:
+    weights = next((name for name in ADAPTER_WEIGHTS if name in tree.files), None)
+    if variant is not None or weights is None:
         return None
-    base = None
-    if "adapter_config.json" in tree.files:
-        try:
-            config = json.loads(tree.read("adapter_config.json", max_bytes=1 << 20))
-            base = config.get("base_model_name_or_path") if isinstance(config, dict) else None
-        except (ValueError, RecursionError):
-            base = None
-    whose = f"of {base!r}" if isinstance(base, str) and base else "of a base model that its adapter_config.json omits"
     raise UnsupportedFormatError(
-        f"this is a PEFT adapter {whose}: it holds only differences ({_ADAPTER}), which this version does not read; "
-        "compare its base model, or a merged copy",
+        f"this is a PEFT adapter ({weights}), which holds only differences to a base model, "
+        + ("and the base is not opened here" if ADAPTER_CONFIG in tree.files else f"and there is no {ADAPTER_CONFIG}")
+        + "; compare its base model, or a merged copy",
         subject=tree.label,
     )
 
@@ -171,24 +215,29 @@ def _refusal(name: str, patterns: str, advice: str) -> Format:
     return Format(name, patterns, refuse)
 
 
+_PEFT_ADAPTER = Format("PEFT adapter", " and ".join((ADAPTER_CONFIG, ADAPTER_WEIGHTS[0])), _refuse_adapter)
 _CONVERT = "convert them to safetensors (`save_pretrained` writes it), or compare a copy that has it"
 
 FORMATS: tuple[Format, ...] = (
-    Format("safetensors, one file", "model.safetensors", _open_single),
-    Format("safetensors, sharded", "model.safetensors.index.json", _open_index),
+    Format("safetensors, one file", "model.safetensors", _SAFETENSORS.open_single),
+    Format("safetensors, sharded", "model.safetensors.index.json", _SAFETENSORS.open_index),
+    Format("PyTorch, one file", "pytorch_model.bin", _PYTORCH.open_single),
+    Format("PyTorch, sharded", "pytorch_model.bin.index.json", _PYTORCH.open_index),
     Format("safetensors, one file of any name", "*.safetensors", _open_only_file),
-    Format("safetensors, shards without index", "model-00001-of-000NN.safetensors", _open_shards_without_index),
+    Format("safetensors, shards without index", "model-00001-of-000NN.safetensors", _SAFETENSORS.open_shards),
+    Format("PyTorch, shards without index", "pytorch_model-00001-of-000NN.bin", _PYTORCH.open_shards),
     Format("safetensors, several files", "*.safetensors", _refuse_unclear),
-    Format("PEFT adapter", _ADAPTER, _refuse_adapter),
-    _refusal("PyTorch pickle files", "pytorch_model*.bin model*.bin consolidated*.pth *.pth model*.pt", _CONVERT),
-    _refusal("GGUF", "*.gguf", "compare the checkpoint that it was converted from"),
+    _PEFT_ADAPTER,
+    Format("PyTorch, one file of any name", "*.pth, *.pt, *model*.bin", open_only_pytorch_file),
+    Format("GGUF", "*.gguf", open_gguf),
     _refusal("TensorFlow or Flax files", "tf_model*.h5 flax_model*.msgpack model.ckpt*", _CONVERT),
     _refusal("ONNX", "*.onnx", "compare the checkpoint that it was exported from"),
     _refusal("NumPy archives", "*.npz", _CONVERT),
 )
 """Every format this version knows, in the order of preference; a new format is a new row.
 
-Where one file and an index are both there, transformers loads the one file, so it is what users run.
+Where one file and an index are both there, transformers loads the one file, so it is what users run; and it looks for
+its own names in both formats before anybody would look for other ones.
 """
 
 
@@ -196,7 +245,9 @@ def _no_weights(tree: FileTree, variant: str | None) -> CheckpointError:
     patterns = ("*.safetensors", "*.bin", "*.gguf", "*.pth")
     below = [path for path in sorted(tree.files) if any(fnmatch.fnmatchcase(path, "*/" + p) for p in patterns)]
     if variant is not None:
-        others = _safetensors_in_root(tree)
+        others = _safetensors_in_root(tree) or [
+            path for path in _in_root(tree) if path.lower().endswith((".gguf", *PYTORCH_SUFFIXES))
+        ]
         looked_for = f"{_stem(variant)}.safetensors or its index, for the variant {variant!r}"
         hint = f"; without a variant there is {_some(others)}" if others else ""
     else:

@@ -10,6 +10,7 @@ and ``tests/checkpoint/test_header_against_safetensors.py`` holds us to it. Wher
 - Stricter, because the format's README forbids it although its code lets it pass: white space before the ``{``;
   the same name twice (the last one would win, and another reader may take the first).
 - Stricter, because no writer produces it: an entry written as a JSON array, a dtype written as ``{"F32": null}``.
+- Stricter, to bound memory: a header of more values than some 200,000 tensors have is refused before it is parsed.
 - More lenient: an unknown field of an entry may be nested deeper than 127 levels (up to Python's own limit).
 """
 
@@ -22,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NoReturn, cast
 
-from ..errors import CorruptCheckpointError
+from ..errors import CorruptCheckpointError, UnsupportedFormatError
 from .dtypes import DTYPES
 from .sources import TensorSpec
 
@@ -31,6 +32,9 @@ LENGTH_N_BYTES = 8
 
 MAX_HEADER_N_BYTES = 100_000_000
 """Longest header the format allows (``MAX_HEADER_SIZE`` in safetensors)."""
+
+MAX_STRUCTURE = 2_000_000
+"""Most commas and opening brackets in a header. A tensor takes about nine; parsed, each may take 200 bytes."""
 
 _U64_MAX = 2**64 - 1
 _FIELDS = ("dtype", "shape", "data_offsets")
@@ -94,13 +98,26 @@ def parse_header(header: bytes, *, n_file_bytes: int, path: str, label: str) -> 
 
     Raises:
         CorruptCheckpointError: If anything in it breaks the rules of the format.
+        UnsupportedFormatError: If it describes more than any checkpoint has.
     """
+    n_structure = count_structure(header)
+    if n_structure > MAX_STRUCTURE:
+        raise UnsupportedFormatError(
+            f"the header of {len(header):,} bytes lists {n_structure:,} values and groups of values, and is read up to "
+            f"{MAX_STRUCTURE:,}, which is enough for some 200,000 tensors in one file",
+            subject=label,
+        )
     entries = _load_object(header, label)
     metadata = _check_metadata(entries.pop("__metadata__", None), label)
     base = LENGTH_N_BYTES + len(header)
     specs = [_read_entry(name, entry, base=base, path=path, label=label) for name, entry in entries.items()]
     _check_tiling(specs, base=base, n_file_bytes=n_file_bytes, label=label)
     return Header(tensors={spec.name: spec for spec in specs}, metadata=metadata)
+
+
+def count_structure(text: bytes) -> int:
+    """How many values a JSON text can have at most: its commas and opening brackets, wherever they stand."""
+    return sum(text.count(mark) for mark in (b",", b"[", b"{"))
 
 
 class _JsonError(ValueError):

@@ -11,7 +11,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..errors import CorruptCheckpointError, UnsafePathError
+from ..errors import CorruptCheckpointError, UnsafePathError, UnsupportedFormatError
+from .header import count_structure
+
+MAX_INDEX_N_BYTES = 64 << 20
+"""Largest index file read; that of a 671B mixture of experts has 9 MB."""
+
+MAX_INDEX_TENSORS = 1_000_000
+"""Most tensors in an index; that of a 671B mixture of experts names 91,991."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +47,15 @@ def parse_index(data: bytes, *, path: str, label: str) -> ShardIndex:
     Raises:
         CorruptCheckpointError: If it is not JSON, or its ``weight_map`` does not map names to file names.
         UnsafePathError: If a shard path leaves the folder, or is no path of a repository.
+        UnsupportedFormatError: If it names more tensors than any checkpoint has.
     """
+    n_structure = count_structure(data)
+    if n_structure > MAX_INDEX_TENSORS:
+        raise UnsupportedFormatError(
+            f"the index lists {n_structure:,} values, and is read up to {MAX_INDEX_TENSORS:,}; no checkpoint has as "
+            "many tensors",
+            subject=label,
+        )
     try:
         loaded = json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as exc:

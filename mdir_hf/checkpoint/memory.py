@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -9,10 +10,10 @@ import numpy.typing as npt
 import torch
 
 from ..errors import InputError, TensorNotFoundError
-from .decode import first_not_finite, not_finite, readable_dtype, result_dtype
+from .decode import check_weight, first_not_finite, not_finite, result_dtype
 from .dtypes import NAME_OF_TORCH_DTYPE
-from .safetensors import check_rows
-from .sources import TensorSpec
+from .ranged import check_rows
+from .sources import Description, TensorSpec
 
 
 class MemorySource:
@@ -55,6 +56,11 @@ class MemorySource:
         """No files."""
         return ()
 
+    @property
+    def description(self) -> Description:
+        """Tensors in memory, nothing more."""
+        return Description("memory")
+
     def names(self) -> tuple[str, ...]:
         """Names of all tensors, sorted."""
         return tuple(self._specs)
@@ -86,25 +92,39 @@ class MemorySource:
         return out
 
     def read_rows(self, name: str, rows: npt.NDArray[np.int64], *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some rows of a matrix as a float32 copy on the CPU (float64 stays float64), in the order asked.
+        """Return some rows as a float32 copy on the CPU (float64 stays float64), in the order asked.
 
         Raises:
-            InputError: If it is no matrix, or a row is outside of it.
+            InputError: If it has no rows, or a row is outside of it.
             TensorNotFoundError: If there is no such tensor.
             UnsupportedFormatError: If its dtype is not a plain weight.
             CorruptCheckpointError: If a wanted row holds NaN or infinity.
         """
-        del max_gap_bytes  # nothing is read over
         spec = self.spec(name)
-        readable_dtype(spec, self.label)
-        wanted = check_rows(spec, rows, self.label)
-        tensor = self._tensors[name]
-        out = self._as_weights(spec, tensor[torch.from_numpy(wanted).to(tensor.device)])
+        check_weight(spec, self.label)
+        stored = self.read_stored_rows(name, rows, max_gap_bytes=max_gap_bytes)
+        out = self._as_weights(spec, stored)
         bad = first_not_finite(out)
         if bad is not None:
-            raise not_finite(spec, int(wanted[bad // spec.shape[1]]), self.label)
+            raise not_finite(spec, int(np.asarray(rows).reshape(-1)[bad // spec.shape[-1]]), self.label)
         return out
 
+    def read_stored(self, name: str) -> torch.Tensor:
+        """Return a copy on the CPU of a whole tensor in its own dtype."""
+        self.spec(name)
+        return self._tensors[name].detach().to(device="cpu", copy=True, memory_format=torch.contiguous_format)
+
+    def read_stored_rows(
+        self, name: str, rows: npt.NDArray[np.int64], *, max_gap_bytes: int | None = None
+    ) -> torch.Tensor:
+        """Return a copy on the CPU of some rows in their own dtype, ``(k, d)``."""
+        del max_gap_bytes  # nothing is read over
+        spec = self.spec(name)
+        wanted = torch.from_numpy(check_rows(spec, rows, self.label))
+        tensor = self._tensors[name].detach()
+        return tensor.reshape(math.prod(spec.shape[:-1]), spec.shape[-1])[wanted.to(tensor.device)].cpu()
+
     def _as_weights(self, spec: TensorSpec, tensor: torch.Tensor) -> torch.Tensor:
-        dtype = result_dtype(readable_dtype(spec, self.label))
+        check_weight(spec, self.label)
+        dtype = result_dtype(tensor.dtype)
         return tensor.detach().to(device="cpu", dtype=dtype, copy=True, memory_format=torch.contiguous_format)

@@ -1,12 +1,13 @@
 """The two seams of the package: a byte source, and the tensor source that stands on it.
 
-Every implementation passes the conformance suites in ``tests/conformance.py``.
+Every implementation passes the conformance suites in ``tests/conformance_*.py``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
@@ -135,13 +136,31 @@ class TensorSpec:
         return self.stop - self.start
 
 
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What a checkpoint says about itself.
+
+    Attributes:
+        format: How a user would call the format, e.g. ``safetensors``.
+        quantization: How its weights are quantised, e.g. ``GPTQ, 4 bits in groups of 128``; None where they are not.
+        notes: What a reader of a result should know, in sentences.
+        metadata: What the format itself holds beside tensors: key and value pairs of a GGUF header.
+    """
+
+    format: str
+    quantization: str | None = None
+    notes: tuple[str, ...] = ()
+    metadata: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
+
+
 class TensorSource(Protocol):
-    """The tensors of one checkpoint, read lazily.
+    """The weights of one checkpoint, read lazily.
 
     Attributes:
         label: For messages.
         n_bytes: Stored size of all weight files, in bytes.
         paths: The weight files.
+        description: What the checkpoint says about itself.
     """
 
     @property
@@ -159,6 +178,11 @@ class TensorSource(Protocol):
         """The weight files."""
         ...
 
+    @property
+    def description(self) -> Description:
+        """What the checkpoint says about itself; may cost the header of a file."""
+        ...
+
     def names(self) -> tuple[str, ...]:
         """Names of all tensors, sorted. With an index file no header is read for this."""
         ...
@@ -173,7 +197,7 @@ class TensorSource(Protocol):
         ...
 
     def read(self, name: str) -> torch.Tensor:
-        """Return a whole tensor as float32 (float64 stays float64), shape as stored.
+        """Return a whole tensor as float32 (float64 stays float64), shape as in its spec.
 
         Raises:
             UnsupportedFormatError: If the dtype cannot be read as numbers.
@@ -182,9 +206,65 @@ class TensorSource(Protocol):
         ...
 
     def read_rows(self, name: str, rows: npt.NDArray[np.int64], *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some rows of a matrix, ``(len(rows), d)``, float32 (float64 stays float64), in the order asked.
+        """Return some rows, ``(len(rows), d)``, float32 (float64 stays float64), in the order asked.
 
-        Neighbouring rows are fetched together; a gap of up to ``max_gap_bytes`` is read over and dropped
-        (None: the source's own choice, from what a request costs it).
+        A row is what lies along the last axis; a stack ``(..., m, d)`` counts as one matrix of all its rows, so that
+        row ``i`` of matrix ``e`` has the number ``e * m + i``. Neighbouring rows are fetched together; a gap of up to
+        ``max_gap_bytes`` is read over and dropped (None: the source's own choice, from what a request costs it).
+
+        Raises:
+            InputError: If the tensor has no rows (one axis or none), or a row is outside of it.
         """
+        ...
+
+
+class StoredTensors(Protocol):
+    """The same tensors as the files store them: codes, scales, packed words. Dequantisation stands on it.
+
+    Attributes:
+        label: For messages.
+        n_bytes: Stored size of all weight files, in bytes.
+        paths: The weight files.
+        description: What the checkpoint says about itself.
+    """
+
+    @property
+    def label(self) -> str:
+        """What an error calls it."""
+        ...
+
+    @property
+    def n_bytes(self) -> int:
+        """Size, in bytes."""
+        ...
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The weight files."""
+        ...
+
+    @property
+    def description(self) -> Description:
+        """What the checkpoint says about itself."""
+        ...
+
+    def names(self) -> tuple[str, ...]:
+        """Names of all tensors, sorted."""
+        ...
+
+    def spec(self, name: str) -> TensorSpec:
+        """Shape, dtype and place of a tensor."""
+        ...
+
+    def read_stored(self, name: str) -> torch.Tensor:
+        """Return a whole tensor in its stored dtype and shape.
+
+        Dtypes that torch lacks (F4, F6) come as uint8, the last axis in bytes.
+        """
+        ...
+
+    def read_stored_rows(
+        self, name: str, rows: npt.NDArray[np.int64], *, max_gap_bytes: int | None = None
+    ) -> torch.Tensor:
+        """Return some rows in the stored dtype, numbered and ordered as in :meth:`TensorSource.read_rows`."""
         ...

@@ -5,17 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from mdir_hf.cli.arguments import LEVELS, VERDICTS, add_fail_on, alpha, exit_status, print_plan, size
 from mdir_hf.errors import RemoteCodeRefusedError
-
-if TYPE_CHECKING:
-    from mdir_hf.comparison.plan import ReadPlan
-
-EXIT_VERDICT = 3
-LEVELS = ("auto", "screen", "embedding", "body")
-VERDICTS = ("homologous", "no_evidence", "inconclusive")
-SIZE_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -28,18 +20,11 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument("reference", metavar="A")
     parser.add_argument("candidate", metavar="B")
     parser.add_argument("--level", choices=LEVELS, default="auto", help="auto (default) stops as soon as it can")
-    parser.add_argument("--alpha", type=_alpha, default=1e-10, help="level, fixed before looking (default 1e-10)")
+    parser.add_argument("--alpha", type=alpha, default=1e-10, help="level, fixed before looking (default 1e-10)")
     parser.add_argument("--seed", type=int, default=0, help="seed of every random choice (default 0)")
     parser.add_argument("--json", action="store_true", help="print one JSON object on standard output, nothing else")
     parser.add_argument("--save", metavar="DIR", type=Path, help="write report.json, .md, .html and the figures there")
-    parser.add_argument(
-        "--fail-on",
-        metavar="VERDICT",
-        action="append",
-        default=[],
-        type=_verdicts,
-        help="exit with 3 on this verdict (homologous, no_evidence, inconclusive; repeatable, or with commas)",
-    )
+    add_fail_on(parser, "verdict", VERDICTS)
     parser.add_argument("--quiet", action="store_true", help="no plan and no progress on standard error")
     reading = parser.add_argument_group("reading")
     reading.add_argument("--token", help="token for gated and private models (default: HF_TOKEN or the saved login)")
@@ -48,10 +33,12 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     reading.add_argument("--force-download", action="store_true", help="do not use what is cached")
     reading.add_argument("--subfolder", default="", help="folder of A's repository that holds the model")
     reading.add_argument("--candidate-subfolder", default="", help="the same for B")
-    reading.add_argument("--variant", help="read A's model.<variant>.safetensors")
+    reading.add_argument("--variant", help="read A's model.<variant>.safetensors, or the GGUF file of that name")
     reading.add_argument("--candidate-variant", help="the same for B")
-    reading.add_argument("--max-bytes", type=_size, metavar="SIZE", help="hard cap on what is read, e.g. 500M or 2G")
-    reading.add_argument("--max-memory", type=_size, metavar="SIZE", help="refuse what would need more memory")
+    reading.add_argument("--tokenizer", metavar="REPO", help="repository or folder to read A's vocabulary from")
+    reading.add_argument("--candidate-tokenizer", metavar="REPO", help="the same for B")
+    reading.add_argument("--max-bytes", type=size, metavar="SIZE", help="hard cap on what is read, e.g. 500M or 2G")
+    reading.add_argument("--max-memory", type=size, metavar="SIZE", help="refuse what would need more memory")
     reading.add_argument("--device", default="cpu", help="torch device for the matrix products, or auto (default cpu)")
     parser.add_argument("--trust-remote-code", action="store_true", help=argparse.SUPPRESS)
     parser.set_defaults(run=run)
@@ -78,6 +65,7 @@ def run(options: argparse.Namespace) -> int:
         force_download=options.force_download,
         subfolder=options.subfolder,
         variant=options.variant,
+        tokenizer=options.tokenizer,
         device=options.device,
         alpha=options.alpha,
         seed=options.seed,
@@ -87,10 +75,11 @@ def run(options: argparse.Namespace) -> int:
         level=options.level,
         subfolder=options.candidate_subfolder,
         variant=options.candidate_variant,
+        tokenizer=options.candidate_tokenizer,
         max_bytes=options.max_bytes,
         max_memory_bytes=options.max_memory,
         progress=not options.quiet,
-        on_plan=None if options.quiet else _print_plan,
+        on_plan=None if options.quiet else print_plan,
     )
     sys.stdout.write((report.to_json() if options.json else str(report)) + "\n")
     sys.stdout.flush()
@@ -99,40 +88,4 @@ def run(options: argparse.Namespace) -> int:
 
         save_report(report, options.save)
         sys.stderr.write(f"saved in {options.save}\n")
-    fail_on = {verdict for verdicts in options.fail_on for verdict in verdicts}
-    return EXIT_VERDICT if report.verdict.value in fail_on else 0
-
-
-def _print_plan(plan: ReadPlan) -> None:
-    sys.stderr.write(f"{plan}\n")
-    sys.stderr.flush()
-
-
-def _alpha(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError as exc:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from exc
-    if not 0.0 < value < 1.0:
-        raise argparse.ArgumentTypeError(f"alpha must lie between 0 and 1, got {text}")
-    return value
-
-
-def _verdicts(text: str) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in text.split(","))
-    for name in names:
-        if name not in VERDICTS:
-            raise argparse.ArgumentTypeError(f"{name!r} is not a verdict; choose from {', '.join(VERDICTS)}")
-    return names
-
-
-def _size(text: str) -> int:
-    digits = text.rstrip("kMGTB")
-    unit = text[len(digits) :].removesuffix("B")
-    try:
-        value = float(digits) * SIZE_UNITS[unit]
-    except (ValueError, KeyError) as exc:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size; write bytes, or 500M, 2G") from exc
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"a size cannot be negative, got {text}")
-    return int(value)
+    return exit_status(options, report.verdict.value)

@@ -8,11 +8,22 @@ import sys
 from collections.abc import Callable, Sequence
 
 from mdir_hf._version import __version__
+from mdir_hf.cli.badge import add_command as add_badge
+from mdir_hf.cli.card import add_command as add_card
 from mdir_hf.cli.compare import add_command as add_compare
 from mdir_hf.cli.demo import add_command as add_demo
+from mdir_hf.cli.identify import add_command as add_identify
+from mdir_hf.cli.inspect import add_command as add_inspect
+from mdir_hf.cli.space import add_command as add_space
+from mdir_hf.cli.survey import add_command as add_survey
+from mdir_hf.cli.tree import add_command as add_tree
+from mdir_hf.cli.verify import add_command as add_verify
+from mdir_hf.cli.verify_badge import add_command as add_verify_badge
 from mdir_hf.errors import MdirError
+from mdir_hf.names import shown_name
 
 EXIT_KNOWN_ERROR = 1
+MAX_ERROR_LENGTH = 2000
 EXIT_USAGE = 2  # argparse's own
 EXIT_INTERRUPTED = 130  # the shell's convention, 128 + SIGINT
 
@@ -32,6 +43,15 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"mdir-hf {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     add_compare(commands)
+    add_inspect(commands)
+    add_survey(commands)
+    add_tree(commands)
+    add_identify(commands)
+    add_verify(commands)
+    add_badge(commands)
+    add_card(commands)
+    add_verify_badge(commands)
+    add_space(commands)
     add_demo(commands)
     return parser
 
@@ -49,7 +69,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except MdirError as exc:
         if os.environ.get("MDIR_DEBUG"):
             raise
-        sys.stderr.write(f"mdir-hf: error: {' '.join(str(exc).split())}\n")
+        # What a hostile file is called, or claims, may be in it: one short line, whatever that is.
+        sys.stderr.write(f"mdir-hf: error: {shown_name(str(exc), length=MAX_ERROR_LENGTH)}\n")
+        return EXIT_KNOWN_ERROR
+    except MemoryError:
+        if os.environ.get("MDIR_DEBUG"):
+            raise
+        sys.stderr.write("mdir-hf: error: the memory of this machine was used up; try --level screen\n")
         return EXIT_KNOWN_ERROR
     except KeyboardInterrupt:
         sys.stderr.write("\nmdir-hf: interrupted; nothing was left half-written\n")

@@ -13,22 +13,24 @@ from typing import Any
 
 import torch
 
-from mdir_hf.anatomy import Role, read_part
+from mdir_hf.anatomy import Role
+from mdir_hf.comparison.layers import layer_weights, layers_with, read_mixer, read_representative
 from mdir_hf.comparison.mixtures import ExpertOrigins, experts_report, has_experts, trace_experts
 from mdir_hf.comparison.model import Model
-from mdir_hf.homology.gauge import OuterTransformation, fold_gain
+from mdir_hf.homology.gauge import OuterTransformation
 from mdir_hf.homology.heads import HeadTransformation
 from mdir_hf.homology.layer_map import LayerMap, map_layers
 from mdir_hf.homology.matching import Matching
-from mdir_hf.homology.modules import ROLES, LayerWeights, ModuleEvidence, analyse_layer
+from mdir_hf.homology.modules import ROLES, LayerWeights, ModuleEvidence, analyse_layer, analyse_mixer
 from mdir_hf.homology.modules import Role as ModuleRole
 from mdir_hf.homology.neurons import NeuronMatching, unit_rows
 from mdir_hf.homology.planes import PlaneTransformation
 from mdir_hf.homology.polar import FLOAT64_CHANNELS
 from mdir_hf.homology.significance import LN10
 
-REPRESENTATIVES = (Role.V, Role.K, Role.UP)
-"""Matrices that stand for a layer, in the order tried; V first as in the paper. Each tried one is counted."""
+REPRESENTATIVES = (Role.KV_LATENT, Role.V, Role.K, Role.UP)
+"""Matrices that stand for a layer, in the order tried; V first as in the paper, save where latent attention has a
+smaller one in front of it that K and V share. Each tried one is counted."""
 
 TESTS_PER_MAP = 2
 """A map is read twice: as a whole (half of the layers related), and for any part of it. Behind a fitted rotation, which
@@ -43,7 +45,10 @@ N_PLACEBOS = 2
 MANY_NEURONS = 4096
 """MLPs of more neurons are left out of sampled layers: their polar factors take minutes, and attention speaks too."""
 
-ATTENTION: tuple[ModuleRole, ...] = ("q", "k", "v", "o")
+MANY_ROWS = 8192
+"""So are projections of more rows than this over all heads: those of latent attention reach 16384."""
+
+MLP: tuple[ModuleRole, ...] = ("gate", "up", "down")
 
 SAMPLED_LAYERS = 3
 """How many matched layers are analysed in full where the verdict does not need it."""
@@ -78,8 +83,17 @@ class BodyEvidence:
 
 
 def representatives(reference: Model, candidate: Model) -> tuple[Role, ...]:
-    """The roles that can stand for a layer: those that every layer of both models with any attention or MLP has."""
-    return tuple(role for role in REPRESENTATIVES if all(_layers_with(model, role) for model in (reference, candidate)))
+    """The roles that can stand for a layer, in the order to try them: those that both models have.
+
+    Those that stand for more layers come first (a hybrid has keys, or latents, in few of its layers); MLPs, the largest
+    to read, come last whatever they stand for.
+    """
+
+    def left_out(role: Role) -> float:
+        return max(1.0 - len(layers_with(m, role)) / len(m.anatomy.layers) for m in (reference, candidate))
+
+    present = [role for role in REPRESENTATIVES if all(layers_with(m, role) for m in (reference, candidate))]
+    return tuple(sorted(present, key=lambda role: (role is Role.UP, left_out(role))))
 
 
 def compare_bodies(
@@ -146,11 +160,11 @@ def _try_map(
     device: str,
 ) -> BodyEvidence:
     def carried(index: int) -> torch.Tensor:
-        return unit_rows(outer.carry_in(_representative(reference, role, index)))
+        return unit_rows(outer.carry_in(read_representative(reference, role, index)))
 
     layer_map = map_layers(
-        [partial(carried, index) for index in _layers_with(reference, role)],
-        [partial(_representative, candidate, role, index) for index in _layers_with(candidate, role)],
+        [partial(carried, index) for index in layers_with(reference, role)],
+        [partial(read_representative, candidate, role, index) for index in layers_with(candidate, role)],
         log_alpha=log_alpha,
         refine="undecided",
         n_tests=n_maps,
@@ -192,11 +206,11 @@ def _placebo_log_p(
         shuffled = torch.randperm(outer.n_candidate, generator=generator)
 
         def carried(index: int, shuffled: torch.Tensor = shuffled) -> torch.Tensor:
-            return unit_rows(outer.carry_in(_representative(reference, role, index))[:, shuffled])
+            return unit_rows(outer.carry_in(read_representative(reference, role, index))[:, shuffled])
 
         placebo = map_layers(
-            [partial(carried, index) for index in _layers_with(reference, role)],
-            [partial(_representative, candidate, role, index) for index in _layers_with(candidate, role)],
+            [partial(carried, index) for index in layers_with(reference, role)],
+            [partial(read_representative, candidate, role, index) for index in layers_with(candidate, role)],
             log_alpha=log_alpha,
             refine="undecided",
             seed=seed,
@@ -209,7 +223,7 @@ def _placebo_log_p(
 def _with_modules(
     evidence: BodyEvidence, reference: Model, candidate: Model, *, log_alpha: float, all_layers: bool
 ) -> BodyEvidence:
-    mine, other = _layers_with(reference, evidence.role), _layers_with(candidate, evidence.role)
+    mine, other = layers_with(reference, evidence.role), layers_with(candidate, evidence.role)
     matches = [(mine[m.reference], other[m.candidate]) for m in evidence.layer_map.matches]
     if not all_layers and len(matches) > SAMPLED_LAYERS:
         step = (len(matches) - 1) / (SAMPLED_LAYERS - 1)
@@ -235,15 +249,24 @@ def _analyse(
     is_sample: bool,
 ) -> list[ModuleEvidence]:
     first, second = layer_weights(reference, pair[0]), layer_weights(candidate, pair[1])
-    is_wide = any(layer.up is not None and layer.up.shape[0] > MANY_NEURONS for layer in (first, second))
-    return analyse_layer(
-        first,
-        second,
-        outer,
-        roles=ATTENTION if is_sample and is_wide else ROLES,
-        log_alpha=log_alpha,
-        dtype=torch.float32 if outer.n_candidate > FLOAT64_CHANNELS else torch.float64,
-    )
+    roles = _narrow_roles(first, second) if is_sample else ROLES
+    dtype = torch.float32 if outer.n_candidate > FLOAT64_CHANNELS else torch.float64
+    evidence = analyse_layer(first, second, outer, roles=roles, log_alpha=log_alpha, dtype=dtype)
+    mixer, other = read_mixer(reference, pair[0], dtype), read_mixer(candidate, pair[1], dtype)
+    if mixer is None or other is None or (is_sample and max(len(mixer.up), len(other.up)) > MANY_NEURONS):
+        return evidence
+    return [*evidence, analyse_mixer(mixer, other, outer)]
+
+
+def _narrow_roles(reference: LayerWeights, candidate: LayerWeights) -> tuple[ModuleRole, ...]:
+    """The roles whose tests take seconds."""
+
+    def is_narrow(role: ModuleRole) -> bool:
+        most = MANY_NEURONS if role in MLP else MANY_ROWS
+        rows = (layer.inner_rows("up" if role in MLP else role) for layer in (reference, candidate))
+        return all(weight is None or len(weight) <= most for weight in rows)
+
+    return tuple(role for role in ROLES if is_narrow(role))
 
 
 def is_supported(evidence: BodyEvidence, log_alpha: float) -> bool:
@@ -259,75 +282,9 @@ def is_supported(evidence: BodyEvidence, log_alpha: float) -> bool:
     return bool(layers) and sure == layers
 
 
-def n_neurons(model: Model) -> int:
-    """Neurons of the MLP of the first layer that has one, 0 where none was placed; costs the header of its shard."""
-    for position in _layers_with(model, Role.UP)[:1]:
-        part = model.anatomy.layers[position].parts[Role.UP]
-        return part.shape(tuple(model.tensors.spec(part.tensor).shape))[0]
-    return 0
-
-
-def _layers_with(model: Model, role: Role) -> tuple[int, ...]:
-    return tuple(position for position, layer in enumerate(model.anatomy.layers) if role in layer.parts)
-
-
-def _representative(model: Model, role: Role, position: int) -> torch.Tensor:
-    """One matrix with the gain of its norm folded in and its rows brought to one length, ``(d_out, n)``.
-
-    Heavy-tailed row lengths in both models fool the polar factor of raw rows (measured: ln p = -176 on strangers).
-    """
-    parts = model.anatomy.layers[position].parts
-    gain = parts.get(Role.MLP_NORM if role is Role.UP else Role.ATTENTION_NORM)
-    weight = read_part(model.tensors, parts[role])
-    folded = fold_gain(
-        weight, None if gain is None else read_part(model.tensors, gain), plus_one=model.anatomy.norms_add_one
-    )
-    return unit_rows(folded)
-
-
-def layer_weights(model: Model, position: int) -> LayerWeights:
-    """Read one layer for Algorithm 3; what the anatomy did not place is None.
-
-    Args:
-        model: The model.
-        position: Position in ``model.anatomy.layers``.
-
-    Returns:
-        The weights, gains folded in.
-    """
-    anatomy = model.anatomy
-    parts = anatomy.layers[position].parts
-
-    def read(role: Role) -> torch.Tensor | None:
-        return read_part(model.tensors, parts[role]) if role in parts else None
-
-    q, k, v, o = (read(role) for role in (Role.Q, Role.K, Role.V, Role.O))
-    n_heads = anatomy.n_heads or 1
-    n_kv_heads = anatomy.n_kv_heads or n_heads
-    sides = ((q, 0, n_heads), (k, 0, n_kv_heads), (v, 0, n_kv_heads), (o, 1, n_heads))
-    if any(weight is not None and weight.shape[side] % n for weight, side, n in sides):
-        n_heads = n_kv_heads = 1  # heads of this layer are not those of the config: test without them
-    return LayerWeights(
-        q=q,
-        k=k,
-        v=v,
-        o=o,
-        gate=read(Role.GATE),
-        up=read(Role.UP),
-        down=read(Role.DOWN),
-        n_heads=n_heads,
-        n_kv_heads=n_kv_heads,
-        rope=anatomy.rope,
-        rotary_dim=anatomy.rotary_dim,
-        qk_norm=Role.Q_NORM in parts,
-        attention_gain=read(Role.ATTENTION_NORM),
-        mlp_gain=read(Role.MLP_NORM),
-    ).folded(plus_one=anatomy.norms_add_one)
-
-
 def layers_report(evidence: BodyEvidence, reference: Model, candidate: Model) -> dict[str, Any]:
     """The part ``layers`` of a report."""
-    mine, other = _layers_with(reference, evidence.role), _layers_with(candidate, evidence.role)
+    mine, other = layers_with(reference, evidence.role), layers_with(candidate, evidence.role)
     layer_map = evidence.layer_map
     return {
         "role": evidence.role.value,
@@ -339,6 +296,8 @@ def layers_report(evidence: BodyEvidence, reference: Model, candidate: Model) ->
         "related_layers_at_least": layer_map.n_related,
         "stray_share": evidence.stray_share,
         "placebo_log10_p": evidence.placebo_log_p / LN10,
+        "reference_layers": list(mine),
+        "candidate_layers": list(other),
         "matrix": (layer_map.log_p / LN10).tolist(),
         "null": evidence.outer.null,
     }

@@ -124,7 +124,14 @@ class Decision:
     caveats: tuple[str, ...]
 
 
-def decide(evidence: Mapping[str, Evidence], *, alpha: float, level: str, body: BodySummary | None = None) -> Decision:
+def decide(
+    evidence: Mapping[str, Evidence],
+    *,
+    alpha: float,
+    level: str,
+    body: BodySummary | None = None,
+    layers_are_unreadable: bool = False,
+) -> Decision:
     """Apply the verdict rules.
 
     Args:
@@ -132,11 +139,12 @@ def decide(evidence: Mapping[str, Evidence], *, alpha: float, level: str, body: 
         alpha: The level.
         level: What was asked for.
         body: What the layers say, None where they were not compared.
+        layers_are_unreadable: Whether they would have been compared, and are stored in a form that is not read.
 
     Returns:
         Homologous where a matrix is settled and its placebo silent, or the layer map is significant and silent off the
-        map; inconclusive where one is significant without that, or where not even a plain copy could have been
-        significant; no evidence otherwise.
+        map; inconclusive where one is significant without that, where not even a plain copy could have been
+        significant, or where layers that should have been compared cannot be read; no evidence otherwise.
     """
     for one in evidence.values():
         if one.is_trusted:
@@ -153,6 +161,8 @@ def decide(evidence: Mapping[str, Evidence], *, alpha: float, level: str, body: 
         return Decision(Verdict.INCONCLUSIVE, Reason.FEW_SHARED_AXES, None, ())
     if body is None and all(not could_settle(one, alpha) for one in evidence.values()):
         return Decision(Verdict.INCONCLUSIVE, Reason.TOO_FEW_COMMON_TOKENS, None, ())
+    if layers_are_unreadable:
+        return Decision(Verdict.INCONCLUSIVE, Reason.WEIGHTS_UNREADABLE, None, ())
     return Decision(Verdict.NO_EVIDENCE, None, None, _caveats_of_silence(evidence, level, body))
 
 

@@ -107,7 +107,7 @@ def compare_matrices(
         plan.reference.n_bytes // plan.reference.shape[0],
         plan.candidate.n_bytes // plan.candidate.shape[0],
     )
-    sampler = RowSampler(common, row_n_bytes=row_n_bytes, seed=settings.seed)
+    sampler = RowSampler(common, row_n_bytes=row_n_bytes, n_last=plan.look_rows[-1], seed=settings.seed)
     reader = PairReader(reference, candidate, common, plan)
 
     def conclude(settled_by: str) -> MatrixOutcome:
@@ -116,6 +116,7 @@ def compare_matrices(
         return _outcome(test, calibration, reader, plan, len(common), settled_by, is_full=settings.level in FULL_LEVELS)
 
     with reading_progress(name, plan, ledger, settings.progress) as bar:
+        settings.watch.enter("screen" if name == "embedding" else name, plan.screen_bytes[1])
         with stopwatch.step("screen"):
             for n_rows in plan.look_rows:
                 x, y = reader.sample(sampler.take(n_rows), max_gap_bytes=sampler.max_gap_bytes)
@@ -128,15 +129,17 @@ def compare_matrices(
             return conclude("screen")
         bar.total = bar.n + plan.full_bytes
         bar.refresh()
+        settings.watch.enter(name, plan.full_bytes)
         with stopwatch.step(name):
             test.full(reader.blocks())
     return conclude(name)
 
 
 def _calibrate(test: EmbeddingTest, seed: int) -> Calibration | None:
-    if test.rows is None or len(test.rows.reference) < FEWEST_ROWS_TO_CALIBRATE:
+    rows = test.rows
+    if rows is None or len(rows.reference) < FEWEST_ROWS_TO_CALIBRATE:
         return None
-    return calibrate(test.rows, generator=torch.Generator().manual_seed(seed))
+    return calibrate(rows, generator=torch.Generator().manual_seed(seed))
 
 
 def _outcome(

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from mdir_hf.anatomy import Role, WeightPart, read_experts, read_part
+from mdir_hf.anatomy import Part, Role, read_experts
+from mdir_hf.comparison.layers import check_shape, read_role
 from mdir_hf.comparison.model import Model
 from mdir_hf.homology.experts import ExpertMap, match_experts
 from mdir_hf.homology.gauge import OuterTransformation, fold_gain
@@ -113,10 +114,10 @@ def experts_report(origins: ExpertOrigins, *, log_n_tests: float) -> dict[str, A
     }
 
 
-def _mlp_parts(model: Model, position: int) -> list[tuple[ExpertName, Mapping[Role, WeightPart]]]:
+def _mlp_parts(model: Model, position: int) -> list[tuple[ExpertName, Mapping[Role, Part]]]:
     """Everything in a layer that is an MLP, by name: its dense one, its experts, those that are shared."""
     layer = model.anatomy.layers[position]
-    named: list[tuple[ExpertName, Mapping[Role, WeightPart]]] = [
+    named: list[tuple[ExpertName, Mapping[Role, Part]]] = [
         (None, layer.parts),
         *enumerate(layer.experts),
         *(("shared", parts) for parts in layer.shared_experts),
@@ -129,16 +130,17 @@ def _mlp_parts(model: Model, position: int) -> list[tuple[ExpertName, Mapping[Ro
 
 
 def _read_mlps(
-    model: Model, position: int, named: list[tuple[ExpertName, Mapping[Role, WeightPart]]], dtype: torch.dtype
+    model: Model, position: int, named: list[tuple[ExpertName, Mapping[Role, Part]]], dtype: torch.dtype
 ) -> Iterator[MlpWeights]:
     """Read the MLPs of a layer one after the other, the gain of the norm before them folded in."""
-    anatomy = model.anatomy
-    norm = anatomy.layers[position].parts.get(Role.MLP_NORM)
-    gain = None if norm is None else read_part(model.tensors, norm)
+    layer = model.anatomy.layers[position]
+    gain = read_role(model, layer, Role.MLP_NORM) if Role.MLP_NORM in layer.parts else None
 
     def folded(weight: torch.Tensor) -> torch.Tensor:
-        return fold_gain(weight.to(dtype), gain, plus_one=anatomy.norms_add_one)
+        return fold_gain(weight.to(dtype), gain, plus_one=model.anatomy.norms_add_one)
 
-    for weights in read_experts(model.tensors, (parts for _, parts in named)):
+    experts = [parts for _, parts in named]
+    for parts, read in zip(experts, read_experts(model.tensors, experts), strict=True):
+        weights = {role: check_shape(model, layer, role, parts[role], weight) for role, weight in read.items()}
         gate = weights.get(Role.GATE)
         yield MlpWeights(folded(weights[Role.UP]), weights[Role.DOWN].to(dtype), None if gate is None else folded(gate))

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cached_property, partial
 
-from mdir_hf.anatomy import Anatomy, WeightPart, read_config, resolve_anatomy
-from mdir_hf.checkpoint import TensorSource, TensorSpec, open_checkpoint
+from mdir_hf.anatomy import Anatomy, WeightPart, gguf_config, read_config, resolve_anatomy
+from mdir_hf.checkpoint import TensorSource, TensorSpec
+from mdir_hf.comparison.bases import OpenRepository, Weights, about_model, open_weights
 from mdir_hf.errors import AnatomyError, MdirError, UnsupportedFormatError
-from mdir_hf.hub import Repository
+from mdir_hf.hub import Repository, open_repository
 from mdir_hf.report import ModelSummary
-from mdir_hf.vocabulary import Vocabulary, read_vocabulary, vocabulary_files
+from mdir_hf.vocabulary import Vocabulary, gguf_vocabulary, read_vocabulary, vocabulary_files
 
 CONFIG = "config.json"
+MAX_CONFIG_N_BYTES = 8 << 20
+TOKENS = "tokenizer.ggml.tokens"
 
 
 class Model:
@@ -22,10 +25,14 @@ class Model:
 
     Args:
         repository: Where its files are.
-        variant: As in transformers: ``fp16`` reads ``model.fp16.safetensors``.
+        variant: As in transformers: ``fp16`` reads ``model.fp16.safetensors``; of several GGUF files part of a name.
+        tokenizer: Where its tokenizer files are instead, and whatever vocabulary its own files hold counts nothing.
+        open_other: Opens the base of an adapter; by default as ``open_repository`` does.
 
     Attributes:
         repository: Where its files are.
+        tokenizer: Where its tokenizer files are, if not with its weights.
+        weights: What its weights are put together from.
         tensors: Its weights.
         anatomy: Which tensor plays which role.
 
@@ -35,19 +42,36 @@ class Model:
         HubError: If a file cannot be had.
     """
 
-    def __init__(self, repository: Repository, *, variant: str | None = None) -> None:
+    tokenizer: Repository | None = None
+
+    def __init__(
+        self,
+        repository: Repository,
+        *,
+        variant: str | None = None,
+        tokenizer: Repository | None = None,
+        open_other: OpenRepository | None = None,
+    ) -> None:
         self.repository = repository
+        self.tokenizer = tokenizer
+        open_other = open_other or partial(open_repository, ledger=repository.ledger)
         try:
-            self.tensors: TensorSource = open_checkpoint(repository, variant=variant, file=repository.file)
+            self.weights: Weights = open_weights(repository, variant=variant, open_other=open_other)
+            self.tensors: TensorSource = self.weights.tensors
+            self._metadata = self.tensors.description.metadata
             config: Mapping[str, object] = {}
-            if CONFIG in repository.files:
-                config = read_config(repository.read(CONFIG))
+            if self._metadata:
+                # A GGUF file says itself how it is laid out; a config.json beside it is that of another layout.
+                config = gguf_config(self._metadata)
+            elif CONFIG in self.weights.base.files:
+                # The config beside an adapter, if any, is that of its training; the layout is that of its base.
+                config = read_config(self.weights.base.read(CONFIG, max_bytes=MAX_CONFIG_N_BYTES))
             self.anatomy: Anatomy = resolve_anatomy(
                 config, self.tensors.names(), lambda name: self.tensors.spec(name).shape
             )
             self.n_rows, self.width = self._matrix_shape(self.anatomy.embedding)
         except MdirError as exc:
-            raise exc.about(repository.label) from exc.__cause__
+            raise about_model(exc, repository) from exc.__cause__
 
     @property
     def label(self) -> str:
@@ -56,22 +80,37 @@ class Model:
 
     @cached_property
     def vocabulary_paths(self) -> tuple[str, ...]:
-        """The tokenizer files that would be read; empty where there is no tokenizer."""
-        return vocabulary_files(self.repository.files)
+        """The tokenizer files that would be read; empty where there is none, or the weights bring their own."""
+        return () if self._brings_tokens else vocabulary_files(self.tokenizer_files.files)
 
     @cached_property
     def vocabulary(self) -> Vocabulary | None:
-        """The vocabulary, None where the repository has no tokenizer files.
+        """The vocabulary: that of the weight file where it has one, else of the tokenizer files; None without any.
 
         Raises:
             VocabularyError: If the files are not what their kind of tokenizer should be.
         """
-        if not self.vocabulary_paths:
-            return None
         try:
-            return read_vocabulary(self.repository.files, self.repository.read)
+            if self._brings_tokens:
+                return gguf_vocabulary(self._metadata, file=self.tensors.paths[0])
+            if not self.vocabulary_paths and self.tokenizer is None:
+                return None
+            return read_vocabulary(self.tokenizer_files.files, self.tokenizer_files.read)
         except MdirError as exc:
-            raise exc.about(self.label) from exc.__cause__
+            raise exc.about(self.tokenizer_files.label) from exc.__cause__
+
+    @property
+    def _brings_tokens(self) -> bool:
+        """Whether the vocabulary stands in the header of the weights."""
+        return TOKENS in self._metadata and self.tokenizer is None
+
+    @cached_property
+    def tokenizer_files(self) -> Repository:
+        """Where its tokenizer files are: of an adapter its own repository, or the first one under it that has any."""
+        if self.tokenizer is not None:
+            return self.tokenizer
+        repositories = [layer.repository for layer in self.weights.layers]
+        return next((found for found in repositories if vocabulary_files(found.files)), self.repository)
 
     def matrix_spec(self, part: WeightPart) -> TensorSpec:
         """Where an embedding or unembedding lies, checked to be a plain matrix of rows.
@@ -93,8 +132,7 @@ class Model:
 
     def digests(self) -> dict[str, str] | None:
         """SHA-256 of every weight file, None unless all are known without reading them."""
-        known = {path: self.repository.files[path].sha256 for path in self.tensors.paths}
-        return {path: sha for path, sha in known.items() if sha is not None} if all(known.values()) else None
+        return self.weights.digests()
 
     def summary(self) -> ModelSummary:
         """What a report says about this model."""
@@ -106,6 +144,7 @@ class Model:
             hidden_size=self.width,
             layers=self.anatomy.n_layers,
             vocabulary=self.n_rows,
+            quantization=self.tensors.description.quantization,
         )
 
     def _matrix_shape(self, part: WeightPart) -> tuple[int, int]:
@@ -123,7 +162,7 @@ def share_vocabulary(reference: Model, candidate: Model) -> bool:
     if not paths or paths != candidate.vocabulary_paths:
         return False
     for path in paths:
-        mine, other = reference.repository.files[path], candidate.repository.files[path]
+        mine, other = reference.tokenizer_files.files[path], candidate.tokenizer_files.files[path]
         same_sha = mine.sha256 is not None and mine.sha256 == other.sha256
         same_blob = mine.blob_id is not None and mine.blob_id == other.blob_id
         if not (same_sha or same_blob):

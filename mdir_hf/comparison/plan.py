@@ -18,9 +18,11 @@ MAX_SCREEN_ROWS = 4096
 SCREEN_ROWS_PER_CHANNEL = 4
 """A screen goes up to 4 n rows, which finds heavily trained relatives (docs/method.md, "Looks"), and stops at 4096."""
 
-BLOCK_ROWS = 4096
-BASE_MEMORY_BYTES = 350 << 20
-"""What Python, torch and two vocabularies of 128,000 tokens take (measured)."""
+BASE_MEMORY_BYTES = 420 << 20
+"""What Python, torch, two vocabularies of 128,000 tokens and the names of 90,000 tensors take (measured)."""
+
+N_SQUARES_OF_FULL_TEST = 8
+"""float32 matrices of n x n at the peak of a full test: 6.4 of the SVD beyond its input (measured), M, and a block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +92,12 @@ def make_plan(
         look_rows.append(min(2 * look_rows[-1], last))
     if level in ("embedding", "body"):
         look_rows = look_rows[-1:]  # one look gives the means; nothing is to be settled early
-    n_wide, square = max(widths), widths[0] * widths[1]
-    # Rows of the last look in float32 and float64, the cross product and its polar factor, SVD workspace, one block.
-    memory = BASE_MEMORY_BYTES + 12 * last * sum(widths) + 8 * 4 * square
-    if level != "screen":
-        memory += 8 * 4 * n_wide * n_wide + 12 * BLOCK_ROWS * sum(widths)
+    n_wide = max(widths)
+    # The rows of the last look stay, as stored; a look holds them once more in float64 or float32, and a few matrices
+    # of the size of the polar factor. A full test holds M, LAPACK's copy of it, its factors and the workspace.
+    look_bytes = 8 * last * sum(widths) + 4 * 4 * widths[0] * widths[1]
+    full_bytes = 0 if level == "screen" else 4 * N_SQUARES_OF_FULL_TEST * n_wide * n_wide
+    memory = BASE_MEMORY_BYTES + last * row_n_bytes + max(look_bytes, full_bytes)
     if level == "body":
         # The polar factor of an MLP, its absolute values and the assignment's copy, and the layer's weights twice.
         memory += 8 * 3 * n_neurons * n_neurons + 8 * 2 * 4 * n_neurons * n_wide

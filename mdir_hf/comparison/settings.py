@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mdir_hf.comparison.plan import ReadPlan
+from mdir_hf.comparison.progress import Watch
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,7 @@ class Settings:
         max_memory_bytes: Refuse what would need more; None: what the machine has.
         progress: Whether to show a bar of bytes on a terminal.
         on_plan: Called with the plan before weights are read.
+        watch: Tells how far it is.
     """
 
     level: str
@@ -28,4 +30,5 @@ class Settings:
     device: str
     max_memory_bytes: int | None
     progress: bool
-    on_plan: Callable[[ReadPlan], None] | None
+    on_plan: Callable[[ReadPlan], None] | None = None
+    watch: Watch = field(default_factory=Watch)

@@ -10,17 +10,19 @@ import numpy as np
 
 from mdir_hf._version import __version__
 from mdir_hf.anatomy import WeightPart
-from mdir_hf.comparison.body import BodyEvidence, compare_bodies, is_supported, layers_report, modules_report, n_neurons
+from mdir_hf.comparison.body import BodyEvidence, compare_bodies, is_supported, layers_report, modules_report
 from mdir_hf.comparison.decision import BodySummary, Decision, decide
+from mdir_hf.comparison.layers import n_neurons
 from mdir_hf.comparison.matrices import MatrixOutcome, Stopwatch, compare_matrices
 from mdir_hf.comparison.model import Model, share_vocabulary
-from mdir_hf.comparison.plan import check_memory, make_plan
+from mdir_hf.comparison.plan import ReadPlan, check_memory, make_plan
 from mdir_hf.comparison.reading import IoCount
 from mdir_hf.comparison.settings import Settings
+from mdir_hf.errors import AnatomyError, UnsupportedFormatError
 from mdir_hf.homology.embedding import TESTS_PER_MATRIX
 from mdir_hf.homology.gauge import outer_candidates
 from mdir_hf.homology.matching import REMARKABLE
-from mdir_hf.homology.reduction import reduce_peaks
+from mdir_hf.homology.reduction import matched_order, reduce_peaks
 from mdir_hf.homology.significance import LN10
 from mdir_hf.report import HomologyReport, Verdict
 from mdir_hf.vocabulary import CommonVocabulary, common_vocabulary
@@ -39,16 +41,12 @@ class _Course:
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
     n_tests: int = 0
     n_looks: int = 0
+    layers_are_unreadable: bool = False
 
     @property
     def settled(self) -> MatrixOutcome | None:
         """The first pair of matrices that settles the question."""
         return next((outcome for outcome in self.matrices.values() if outcome.evidence.is_trusted), None)
-
-    @property
-    def matched(self) -> MatrixOutcome | None:
-        """The first pair of matrices whose channels are matched significantly, whether or not that settles it."""
-        return next((outcome for outcome in self.matrices.values() if outcome.matching is not None), None)
 
 
 def compare_models(reference: Model, candidate: Model, io: IoCount, settings: Settings) -> HomologyReport:
@@ -67,6 +65,8 @@ def compare_models(reference: Model, candidate: Model, io: IoCount, settings: Se
         MdirError: Where the question cannot be asked or the files cannot be had.
     """
     course = _Course()
+    for model in (reference, candidate):
+        course.caveats += [_about(model, note) for note in model.tensors.description.notes]
     n_same, is_same = _same_files(reference, candidate)
     if is_same and settings.level == "auto":
         course.n_tests = 1
@@ -80,20 +80,67 @@ def compare_models(reference: Model, candidate: Model, io: IoCount, settings: Se
     if n_same and not is_same:
         course.caveats.append(f"{n_same} weight files are the same bytes in both; this did not enter the p-value.")
     with course.stopwatch.step("vocabulary"):
+        settings.watch.enter("vocabulary")
         common = _common_vocabulary(reference, candidate, course)
     _test_matrices(reference, candidate, common, course, io, settings)
     if settings.level == "body" or (settings.level == "auto" and course.settled is None):
         with course.stopwatch.step("body"):
-            _test_body(reference, candidate, course, settings)
+            settings.watch.enter("layers")
+            try:
+                _test_body(reference, candidate, course, settings)
+            except UnsupportedFormatError as exc:
+                if settings.level == "body":
+                    raise
+                course.layers_are_unreadable = True  # the embeddings were read, and they may have the answer
+                course.caveats.append(f"The layers were not compared: {exc}.")
     decision = decide(
         {name: outcome.evidence for name, outcome in course.matrices.items()},
         alpha=settings.alpha,
         level=settings.level,
         body=None if course.body is None else _summary(course.body, settings),
+        layers_are_unreadable=course.layers_are_unreadable,
     )
     log_p = [outcome.evidence.log_p for outcome in course.matrices.values()]
     log_p += [] if course.body is None else [course.body.log_p]
     return _report(reference, candidate, course, io, settings, decision, min(0.0, *log_p) / LN10)
+
+
+def plan_comparison(reference: Model, candidate: Model, *, level: str) -> ReadPlan:
+    """Say what a comparison would read and need; reads the tokenizers and headers, no weights.
+
+    Args:
+        reference: One model.
+        candidate: The other.
+        level: auto, screen, embedding or body.
+    """
+    common = _common_vocabulary(reference, candidate, _Course())
+    mine, other = _pairs(reference, candidate, level)["embedding"]
+    return _plan(reference, candidate, mine, other, common, level)
+
+
+def _plan(
+    reference: Model, candidate: Model, mine: WeightPart, other: WeightPart, common: CommonVocabulary, level: str
+) -> ReadPlan:
+    return make_plan(
+        reference.matrix_spec(mine),
+        candidate.matrix_spec(other),
+        common_tokens=len(common),
+        bytes_of_weights=reference.tensors.n_bytes + candidate.tensors.n_bytes,
+        level=level,
+        n_neurons=max(n_neurons(reference), n_neurons(candidate)) if level == "body" else 0,
+    )
+
+
+def _late_notes(reference: Model, candidate: Model, course: _Course) -> list[str]:
+    """Notes on the weights that only reading them brought up."""
+    notes = [_about(model, note) for model in (reference, candidate) for note in model.tensors.description.notes]
+    return [note for note in notes if note not in course.caveats]
+
+
+def _about(model: Model, note: str) -> str:
+    """A note on the weights of a model as a sentence that names it."""
+    sentence = note if note.startswith(model.label) else f"{model.label}: {note}"
+    return sentence if sentence.endswith(".") else f"{sentence}."
 
 
 def _same_files(reference: Model, candidate: Model) -> tuple[int, bool]:
@@ -106,6 +153,9 @@ def _same_files(reference: Model, candidate: Model) -> tuple[int, bool]:
 
 def _common_vocabulary(reference: Model, candidate: Model, course: _Course) -> CommonVocabulary:
     share_vocabulary(reference, candidate)
+    for model in (reference, candidate):
+        if model.tokenizer is not None:
+            course.caveats.append(f"The vocabulary of {model.label} was read from {model.tokenizer.label}, as asked.")
     mine, other = reference.vocabulary, candidate.vocabulary
     if mine is not None and other is not None:
         return common_vocabulary(mine, other, n_reference_rows=reference.n_rows, n_candidate_rows=candidate.n_rows)
@@ -126,11 +176,20 @@ def _common_vocabulary(reference: Model, candidate: Model, course: _Course) -> C
 def _pairs(reference: Model, candidate: Model, level: str) -> dict[str, tuple[WeightPart, WeightPart]]:
     pairs = {"embedding": (reference.anatomy.embedding, candidate.anatomy.embedding)}
     mine, other = reference.anatomy, candidate.anatomy
-    # A head that is stored although the config ties it is the embedding once more, and no second witness.
-    is_second_witness = not (mine.declares_tied and other.declares_tied)
+    # A head that is the embedding once more, by the config or by its place in the file, is no second witness.
+    is_second_witness = not (_has_tied_head(reference) and _has_tied_head(candidate))
     if level != "screen" and mine.unembedding is not None and other.unembedding is not None and is_second_witness:
         pairs["unembedding"] = (mine.unembedding, other.unembedding)
     return pairs
+
+
+def _has_tied_head(model: Model) -> bool:
+    anatomy = model.anatomy
+    if anatomy.declares_tied or anatomy.unembedding is None:
+        return True
+    # torch.save writes tied tensors once; safetensors cannot.
+    embedding, head = (model.tensors.spec(part.tensor) for part in (anatomy.embedding, anatomy.unembedding))
+    return (embedding.path, embedding.start, embedding.stop) == (head.path, head.start, head.stop)
 
 
 def _test_matrices(
@@ -140,14 +199,8 @@ def _test_matrices(
     pairs = _pairs(reference, candidate, settings.level)
     course.n_tests = TESTS_PER_MATRIX * len(pairs)
     for name, (mine, other) in pairs.items():
-        plan = make_plan(
-            reference.matrix_spec(mine),
-            candidate.matrix_spec(other),
-            common_tokens=len(common),
-            bytes_of_weights=reference.tensors.n_bytes + candidate.tensors.n_bytes,
-            level=settings.level,
-            n_neurons=max(n_neurons(reference), n_neurons(candidate)) if settings.level == "body" else 0,
-        )
+        rows = common.within(reference.matrix_spec(mine).shape[0], candidate.matrix_spec(other).shape[0])
+        plan = _plan(reference, candidate, mine, other, rows, settings.level)
         check_memory(plan, settings.max_memory_bytes)
         if settings.on_plan is not None and not course.matrices:
             settings.on_plan(plan)
@@ -155,7 +208,7 @@ def _test_matrices(
             name,
             reference,
             candidate,
-            common,
+            rows,
             plan,
             settings=settings,
             n_tests=course.n_tests,
@@ -169,24 +222,31 @@ def _test_matrices(
 
 def _test_body(reference: Model, candidate: Model, course: _Course, settings: Settings) -> None:
     """Run Algorithms 2 and 3, as one more look after those at the matrices."""
-    matched = course.matched
+    # An embedding that is projected on its way in has channels of its own, which say nothing about the stream's.
+    widths = (reference.anatomy.hidden_size, candidate.anatomy.hidden_size)
+    of_stream = [outcome for outcome in course.matrices.values() if outcome.evidence.widths == widths]
     outers = outer_candidates(
-        reference.width,
-        candidate.width,
-        polar=course.matrices["embedding"].polar,
-        matching=None if matched is None else matched.matching,
+        *widths,
+        polar=next((outcome.polar for outcome in of_stream if outcome is course.matrices["embedding"]), None),
+        matching=next((outcome.matching for outcome in of_stream if outcome.matching is not None), None),
     )
     # Looks at matrices spend 1 - 1/(s + 1) of alpha in all; the body takes the next share (docs/method.md, "Looks").
     spent = math.log((course.n_looks + 1) * (course.n_looks + 2))
-    evidence = compare_bodies(
-        reference,
-        candidate,
-        outers.transformations,
-        log_alpha=math.log(settings.alpha) - spent,
-        all_layers=settings.level == "body",
-        seed=settings.seed,
-        device=settings.device,
-    )
+    try:
+        evidence = compare_bodies(
+            reference,
+            candidate,
+            outers.transformations,
+            log_alpha=math.log(settings.alpha) - spent,
+            all_layers=settings.level == "body",
+            seed=settings.seed,
+            device=settings.device,
+        )
+    except AnatomyError as exc:
+        if settings.level == "body":
+            raise
+        course.caveats.append(f"The layers were not compared: {exc}.")  # nobody asked for them
+        return
     if evidence is None:
         course.caveats.append(
             "The layers were not compared: nothing relates the two residual streams, or no role of a layer was found "
@@ -220,8 +280,12 @@ def _report(
     for name, outcome in course.matrices.items():
         if outcome.polar is not None:
             arrays[name] = reduce_peaks(outcome.polar)
-        if outcome.channels is not None:
-            arrays[f"{name}_channels"] = outcome.channels
+        if outcome.channels is None:
+            continue
+        arrays[f"{name}_channels"] = outcome.channels
+        if outcome.polar is not None and outcome.matching is not None and not outcome.matching.is_identity:
+            rows, columns = matched_order(outcome.channels, *outcome.polar.shape)
+            arrays[f"{name}_matched"] = reduce_peaks(outcome.polar, rows=rows, columns=columns)
     return HomologyReport(
         verdict=decision.verdict,
         reason=decision.reason,
@@ -236,7 +300,7 @@ def _report(
         unembedding=reports.get("unembedding"),
         layers=None if body is None else layers_report(body, reference, candidate),
         modules=None if body is None or not body.modules else modules_report(body),
-        caveats=(*course.caveats, *decision.caveats),
+        caveats=(*course.caveats, *_late_notes(reference, candidate, course), *decision.caveats),
         io=io.result(reference.tensors.n_bytes + candidate.tensors.n_bytes),
         seconds=course.stopwatch.seconds,
         seed=settings.seed,

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from urllib.parse import parse_qs
 
+from mdir_hf.demo.loopback_commits import PullRequest, Writer
 from mdir_hf.demo.loopback_repos import Digests, StoredRepository
 from mdir_hf.demo.loopback_server import Fault, LoggedRequest, Origin, Server
 
@@ -37,6 +38,7 @@ class LoopbackHub:
     Attributes:
         token: A token that may read everything.
         outsider_token: A valid token of somebody without access to gated or private repositories.
+        reading_token: A token that may read everything and write nothing.
         requests: Everything asked so far, in order of arrival.
         faults: What is to go wrong; used up as requests match.
     """
@@ -46,11 +48,13 @@ class LoopbackHub:
         self.redirects_small_files = redirects_small_files
         self.token = f"hf_{secrets.token_hex(17)}"
         self.outsider_token = f"hf_{secrets.token_hex(17)}"
+        self.reading_token = f"hf_{secrets.token_hex(17)}"
         self.requests: list[LoggedRequest] = []
         self.faults: list[Fault] = []
         self._repositories: dict[str, StoredRepository] = {}
         self._renamed: dict[str, str] = {}
         self._digests = Digests()
+        self.writer = Writer()
         self._secret = secrets.token_bytes(16)
         self._lock = threading.Lock()
         self._servers = [Server(self, "hub"), Server(self, "cdn")]
@@ -70,6 +74,7 @@ class LoopbackHub:
             server.shutdown()
             server.close_connections()
             server.server_close()
+        self.writer.close()
 
     def add_repository(
         self,
@@ -80,6 +85,7 @@ class LoopbackHub:
         gated: bool = False,
         revisions: Mapping[str, str | Path] | None = None,
         sha256: Mapping[str, str] | None = None,
+        discussions: bool = True,
     ) -> str:
         """Serve a folder as a repository.
 
@@ -90,15 +96,35 @@ class LoopbackHub:
             gated: Strangers get the listing and no file.
             revisions: Further branches or tags, each a folder.
             sha256: Digests of large files by path, for files too large to read.
+            discussions: Whether pull requests may be opened.
 
         Returns:
             The commit sha of ``main``.
         """
-        repository = StoredRepository(repo_id, private, gated, dict(sha256 or {}))
+        repository = StoredRepository(repo_id, private, gated, dict(sha256 or {}), has_discussions=discussions)
         for name, place in {**(revisions or {}), "main": folder}.items():
             repository.add_revision(name, Path(place))
         self._repositories[repo_id] = repository
         return repository.revisions["main"]
+
+    def pull_requests(self, repo_id: str) -> list[PullRequest]:
+        """Return the pull requests of a repository, oldest first."""
+        return self._repositories[repo_id].pull_requests
+
+    def merge(self, repo_id: str, number: int) -> str:
+        """Merge a pull request whose base is still the head; return the new commit of its branch."""
+        repository = self._repositories[repo_id]
+        wanted = repository.pull_requests[number - 1]
+        if repository.revisions[wanted.branch] != wanted.base:
+            raise ValueError(f"{wanted.branch} has moved since pull request {number} was opened")
+        repository.revisions[wanted.branch] = wanted.commit
+        wanted.status = "merged"
+        return wanted.commit
+
+    def content(self, repo_id: str, path: str, revision: str = "main") -> bytes:
+        """Return a file as a repository holds it."""
+        repository = self._repositories[repo_id]
+        return repository.commits[repository.commit(revision) or ""][path].place.read_bytes()
 
     def rename_repository(self, old: str, new: str) -> None:
         """Give a repository another name; the old one redirects, as on the Hub."""
@@ -131,6 +157,10 @@ class LoopbackHub:
     def find(self, repo_id: str) -> StoredRepository | None:
         """Return a repository by its present name."""
         return self._repositories.get(repo_id)
+
+    def repositories(self) -> tuple[StoredRepository, ...]:
+        """Return every repository."""
+        return tuple(self._repositories.values())
 
     def new_name(self, repo_id: str) -> str | None:
         """Return what a repository is called now, if it was renamed."""

@@ -8,7 +8,10 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mdir_hf.demo.loopback_commits import PullRequest
 
 # The Hub's own .gitattributes for new model repositories, as far as models here use it.
 LFS_SUFFIXES = (".safetensors", ".bin", ".gguf", ".model", ".pt", ".pth", ".h5", ".onnx", ".msgpack", ".npz", ".zip")
@@ -41,6 +44,8 @@ class StoredRepository:
         private: Whether strangers are told that it does not exist.
         gated: Whether strangers see the listing and no content.
         sha256: Digests by path, believed instead of computed.
+        has_discussions: Whether discussions and pull requests are enabled.
+        pull_requests: Pull requests, oldest first.
     """
 
     repo_id: str
@@ -49,6 +54,8 @@ class StoredRepository:
     sha256: Mapping[str, str]
     revisions: dict[str, str] = field(default_factory=dict)
     commits: dict[str, dict[str, StoredFile]] = field(default_factory=dict)
+    has_discussions: bool = True
+    pull_requests: list[PullRequest] = field(default_factory=list)
 
     def add_revision(self, name: str, folder: Path) -> str:
         """Take a folder as a branch; return its commit sha, made from names, sizes and times of the files, unread."""
@@ -63,6 +70,18 @@ class StoredRepository:
         commit = hashlib.sha1(json.dumps(description).encode(), usedforsecurity=False).hexdigest()
         self.revisions[name] = commit
         self.commits[commit] = files
+        return commit
+
+    def add_commit(self, name: str, parent: str, added: Mapping[str, Path]) -> str:
+        """Put files on top of a commit, and have a branch (or the ref of a pull request) point there."""
+        files = dict(self.commits[parent])
+        for path, place in added.items():
+            n_bytes = place.stat().st_size
+            files[path] = StoredFile(place, n_bytes, path.endswith(LFS_SUFFIXES) or n_bytes > LFS_BYTES)
+        description = json.dumps([self.repo_id, parent, sorted(map(str, added.values()))]).encode()
+        commit = hashlib.sha1(description, usedforsecurity=False).hexdigest()
+        self.commits[commit] = files
+        self.revisions[name] = commit
         return commit
 
     def commit(self, revision: str) -> str | None:

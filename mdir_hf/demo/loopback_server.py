@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
+from mdir_hf.demo.loopback_commits import RefusedError, discussions
 from mdir_hf.demo.loopback_repos import StoredFile, StoredRepository
 
 if TYPE_CHECKING:
@@ -138,8 +139,8 @@ class Handler(BaseHTTPRequestHandler):
         self._serve()
 
     def do_POST(self) -> None:
-        """Answer that there is nothing to post to."""
-        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        """Answer what was written."""
+        self._posted = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self._serve()
 
     def _serve(self) -> None:
@@ -153,7 +154,7 @@ class Handler(BaseHTTPRequestHandler):
         self._fault = self._hub.take_fault(self._log)
         if self._fault is not None and self._fault.kind == "status":
             self._answer(self._fault.status, b'{"error":"injected"}', dict(self._fault.headers))
-        elif self.command == "POST":
+        elif self.command == "POST" and self.server.origin == "cdn":
             self._error(404, "", "Not found")
         elif self.server.origin == "cdn":
             self._serve_cdn()
@@ -166,14 +167,33 @@ class Handler(BaseHTTPRequestHandler):
 
     def _token(self) -> str:
         sent = self.headers.get("Authorization", "").removeprefix("Bearer ")
-        known = {"": "anonymous", self._hub.token: "owner", self._hub.outsider_token: "outsider"}
+        known = {
+            "": "anonymous",
+            self._hub.token: "owner",
+            self._hub.reading_token: "owner",
+            self._hub.outsider_token: "outsider",
+        }
         return known.get(sent, "invalid")
 
+    def _may_write(self) -> bool:
+        return self._hub.reading_token not in self.headers.get("Authorization", "")
+
     def _serve_hub(self) -> None:
-        if self._path == "/api/agent-harnesses":
+        if self.command == "POST":
+            try:
+                self._serve_post()
+            except RefusedError as refusal:
+                self._error(refusal.status, refusal.code, refusal.message)
+        elif self._path == "/api/agent-harnesses":
             self._json({"standardEnvVars": [], "harnesses": {}})
+        elif self._path == "/api/models":
+            self._search()
         elif match := re.fullmatch(r"/api/models/([^/]+(?:/[^/]+)?)/tree/([^/]+)(?:/(.*))?", self._raw_path()):
             self._listing(*map(unquote, match.groups(default="")))
+        elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/discussions", self._raw_path()):
+            repository = self._repository(unquote(match[1]))
+            if repository is not None:
+                self._json(discussions(repository, parse_qs(self._query)))
         elif match := re.fullmatch(r"/api/models/([^/]+(?:/[^/]+)??)(?:/revision/([^/]+))?", self._raw_path()):
             self._model_info(unquote(match[1]), unquote(match[2] or "main"))
         elif match := re.fullmatch(
@@ -182,6 +202,36 @@ class Handler(BaseHTTPRequestHandler):
             self._resolve(*map(unquote, match.groups()))
         else:
             self._error(404, "", "Not found")
+
+    def _serve_post(self) -> None:
+        if self._path == "/api/validate-yaml":
+            status, remarks = self._hub.writer.validate(self._posted)
+            self._answer(status, json.dumps(remarks).encode(), {"Content-Type": "application/json; charset=utf-8"})
+            return
+        match = re.fullmatch(r"/api/models/([^/]+/[^/]+)/(preupload|commit)/([^/]+)", self._raw_path())
+        if match is None:
+            raise RefusedError(404, "", "Not found")
+        repo_id, action, revision = map(unquote, match.groups())
+        if self._token() == "anonymous":
+            raise RefusedError(401, "", "Invalid username or password.")
+        repository = self._repository(repo_id)
+        commit = self._commit(repository, revision) if repository is not None else None
+        if repository is None or commit is None:
+            return
+        create_pr = parse_qs(self._query).get("create_pr") == ["1"]
+        if not self._may_write():
+            raise RefusedError(403, "", "Forbidden: you must use a write token to access this resource.")
+        if self._token() != "owner" and not create_pr:
+            raise RefusedError(403, "", "Forbidden: pass `create_pr=1` as a query parameter to create a Pull Request")
+        if create_pr and not repository.has_discussions:
+            raise RefusedError(403, "", "Discussions are disabled for this repo")
+        writer = self._hub.writer
+        if action == "preupload":
+            self._json(writer.preupload(self._hub, repository, commit, self._posted))
+        elif self.headers.get("Content-Type") != "application/x-ndjson":
+            raise RefusedError(400, "", "Expected application/x-ndjson")
+        else:
+            self._json(writer.commit(self._hub, repository, revision, self._posted, create_pr=create_pr))
 
     def _raw_path(self) -> str:
         return urlsplit(self.path).path  # a revision with a slash comes quoted
@@ -205,6 +255,16 @@ class Handler(BaseHTTPRequestHandler):
         if commit is None:
             self._error(404, "RevisionNotFound", f"Invalid rev id: {revision}")
         return commit
+
+    def _search(self) -> None:
+        query = parse_qs(self._query)
+        wanted, limit = query.get("search", [""])[0].lower(), query.get("limit", ["1000"])[0]
+        found = [
+            {"_id": repository.repo_id, "id": repository.repo_id, "modelId": repository.repo_id, "downloads": 0}
+            for repository in self._hub.repositories()
+            if wanted in repository.repo_id.lower() and (not repository.private or self._token() == "owner")
+        ]
+        self._json(found[: int(limit) if limit.isdigit() else 1000])
 
     def _model_info(self, repo_id: str, revision: str) -> None:
         repository = self._repository(repo_id)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from mdir_hf.homology.matching import CHANNEL_ALPHA, REMARKABLE, Matching, best_matching
+from mdir_hf.homology.matching import CHANNEL_ALPHA, REMARKABLE, ROWS_AT_ONCE, Matching, best_matching, line_energies
 from mdir_hf.homology.polar import RowFactors, polar_factor_of_rows, row_factors
 from mdir_hf.homology.rows import PairedRows
 
@@ -95,18 +95,23 @@ def count_stray_channels(polar: torch.Tensor, matching: Matching) -> int:
     Returns:
         Number of channels of the narrower side. Signs are free, whatever the matching's. Cost O(n^2).
     """
-    magnitudes = polar.abs()
-    own = (torch.from_numpy(matching.reference).to(polar.device), torch.from_numpy(matching.candidate).to(polar.device))
-    squares = magnitudes.square()
-    row_energy, column_energy = squares.sum(dim=1, dtype=torch.float64), squares.sum(dim=0, dtype=torch.float64)
+    n_reference, n_candidate = polar.shape
+    row_energy, column_energy = (torch.from_numpy(energy).to(polar.device) for energy in line_energies(polar))
     # The bound of one entry (log_p_entry), for either side's invariance, at 1 % over all entries and both signs.
     nats = math.log(2 * polar.numel() / CHANNEL_ALPHA)
-    least = torch.maximum(
-        (2 * nats / polar.shape[1] * row_energy).sqrt()[:, None], (2 * nats / polar.shape[0] * column_energy).sqrt()
-    )
-    is_stray = magnitudes > least
-    is_stray[own] = False
-    return int(is_stray.any(dim=int(polar.shape[0] <= polar.shape[1])).sum())
+    least_square = (2 * nats / n_candidate * row_energy, 2 * nats / n_reference * column_energy)
+    partner = torch.full((n_reference,), -1)
+    partner[torch.from_numpy(matching.reference)] = torch.from_numpy(matching.candidate)
+    partner = partner.to(polar.device)
+    strays_of_row, strays_of_column = [], torch.zeros(n_candidate, dtype=torch.bool, device=polar.device)
+    for start in range(0, n_reference, ROWS_AT_ONCE):
+        block = slice(start, start + ROWS_AT_ONCE)
+        is_stray = polar[block].double().square() > torch.maximum(least_square[0][block, None], least_square[1])
+        has_partner = torch.nonzero(partner[block] >= 0)[:, 0]
+        is_stray[has_partner, partner[block][has_partner]] = False
+        strays_of_row.append(is_stray.any(dim=1))
+        strays_of_column |= is_stray.any(dim=0)
+    return int((torch.cat(strays_of_row) if n_reference <= n_candidate else strays_of_column).sum())
 
 
 def privileged_basis_z(rows: torch.Tensor, *, generator: torch.Generator, n_directions: int = 512) -> float:

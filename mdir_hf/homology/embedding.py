@@ -23,7 +23,7 @@ from mdir_hf.homology.polar import (
     whitened_polar_factor,
 )
 from mdir_hf.homology.products import cross_product
-from mdir_hf.homology.rows import PairedRows, pair_rows
+from mdir_hf.homology.rows import PairedRows, RowStandard, pair_rows
 from mdir_hf.homology.significance import log_p_looks
 
 VIEWS = ("centred", "whitened")
@@ -36,8 +36,9 @@ FEW_ROWS = 1024
 SCREEN_CHANNELS = 256
 """Beyond it a look tests this many channels of the reference, drawn by seed, against all of the candidate."""
 
-BLOCK_ROWS = 4096
-"""Rows multiplied at a time, however the stream is cut: long enough for a matrix product at full speed."""
+BLOCK_ROWS, FEWEST_BLOCK_ROWS, BLOCK_VALUES = 4096, 512, 1 << 23
+"""Rows multiplied at a time, however the stream is cut: long enough for a matrix product at full speed, and fewer of
+wide models, whose blocks would take more memory than anything else (32 MiB in float32)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,6 +69,11 @@ class Look:
         return self.log_p_trimmed["n/2"]
 
 
+def block_rows(width: int) -> int:
+    """How many rows of a model of this width are read and multiplied at a time."""
+    return max(FEWEST_BLOCK_ROWS, min(BLOCK_ROWS, BLOCK_VALUES // max(1, width)))
+
+
 class EmbeddingTest:
     """Tests one pair of matrices whose rows are tokens and whose columns are residual channels.
 
@@ -87,9 +93,18 @@ class EmbeddingTest:
         self.n_tests = n_tests
         self.looks: list[Look] = []
         self.polar: torch.Tensor | None = None
-        self.rows: PairedRows | None = None
+        self._sample: tuple[torch.Tensor, torch.Tensor, torch.dtype] | None = None
+        self._standard: RowStandard | None = None
         self._generator = torch.Generator().manual_seed(seed)
         self._device = torch.device(device)
+
+    @property
+    def rows(self) -> PairedRows | None:
+        """The rows of the last screen, prepared anew at every call, for a full test needs the room; None before one."""
+        if self._sample is None:
+            return None
+        reference, candidate, dtype = self._sample
+        return pair_rows(reference.to(self._device), candidate.to(self._device), dtype=dtype)
 
     @property
     def log_p(self) -> float:
@@ -132,8 +147,10 @@ class EmbeddingTest:
         widths = (reference.shape[1], candidate.shape[1])
         is_few = len(reference) <= FEW_ROWS or max(widths) <= FEW_ROWS
         dtype = torch.float64 if is_few else torch.float32
-        rows = pair_rows(reference.to(self._device), candidate.to(self._device), dtype=dtype)
-        self.rows = rows
+        self._sample = (reference, candidate, dtype)
+        rows = self.rows
+        assert rows is not None
+        self._standard = rows.standard
         n_rows = len(rows.reference)
         factors: Iterator[tuple[str, PolarFactor]]
         if n_rows < 2:
@@ -160,25 +177,35 @@ class EmbeddingTest:
         Raises:
             RuntimeError: If no screen has run before.
         """
-        if self.rows is None:
+        if self._standard is None or self._sample is None:
             raise RuntimeError("full() needs the means of a screen; call screen() first")
-        sample = self.rows
-        widths = (sample.reference.shape[1], sample.candidate.shape[1])
+        widths = (self._sample[0].shape[1], self._sample[1].shape[1])
         dtype = torch.float64 if max(widths) <= FLOAT64_CHANNELS else torch.float32
         cross = torch.zeros(widths, dtype=dtype, device=self._device)
-        n_rows = 0
-        for reference, candidate in _regrouped(blocks):
-            block = pair_rows(reference.to(self._device), candidate.to(self._device), like=sample, dtype=dtype)
-            cross += cross_product(block.reference, block.candidate)
-            n_rows += len(block.reference)
+        n_rows = self._add_products(cross, blocks, self._standard)
 
         def factors() -> Iterator[tuple[str, PolarFactor]]:
             yield "centred", polar_factor(cross)
-            if len(sample.reference) >= 2:
+            sample = self.rows
+            if sample is not None and len(sample.reference) >= 2:
                 x, y = row_factors(sample.reference), row_factors(sample.candidate)
                 yield "whitened", whitened_polar_factor(cross, x, y)
 
         return self._record("embedding", n_rows, factors(), is_last=True)
+
+    def _add_products(
+        self,
+        cross: torch.Tensor,
+        blocks: Iterable[tuple[torch.Tensor, torch.Tensor]],
+        standard: RowStandard,
+    ) -> int:
+        """Add the products of all blocks to ``cross``, and return the number of their rows."""
+        n_rows = 0
+        for reference, candidate in _regrouped(blocks, block_rows(max(cross.shape))):
+            block = pair_rows(reference.to(self._device), candidate.to(self._device), like=standard, dtype=cross.dtype)
+            cross += cross_product(block.reference, block.candidate)
+            n_rows += len(block.reference)
+        return n_rows
 
     def _record(self, stage: str, n_rows: int, factors: Iterator[tuple[str, PolarFactor]], *, is_last: bool) -> Look:
         """Test views and gauge groups in turn and stop at the first significant one; the count is paid in full."""
@@ -229,9 +256,9 @@ def matched_scale(reference: torch.Tensor, candidate: torch.Tensor, matching: Ma
 
 
 def _regrouped(
-    blocks: Iterable[tuple[torch.Tensor, torch.Tensor]],
+    blocks: Iterable[tuple[torch.Tensor, torch.Tensor]], n_rows: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Cut a stream of paired blocks anew, every ``BLOCK_ROWS`` rows, so that how it came does not matter."""
+    """Cut a stream of paired blocks anew, every ``n_rows`` rows, so that how it came does not matter."""
     waiting: list[tuple[torch.Tensor, torch.Tensor]] = []
     n_waiting = 0
     for reference, candidate in blocks:
@@ -242,11 +269,11 @@ def _regrouped(
             )
         start = 0
         while start < len(reference):
-            stop = min(len(reference), start + BLOCK_ROWS - n_waiting)
+            stop = min(len(reference), start + n_rows - n_waiting)
             waiting.append((reference[start:stop], candidate[start:stop]))
             n_waiting += stop - start
             start = stop
-            if n_waiting == BLOCK_ROWS:
+            if n_waiting == n_rows:
                 yield _joined(waiting)
                 waiting, n_waiting = [], 0
     if waiting:

@@ -23,6 +23,9 @@ REMARKABLE = 1e-3
 CHANNEL_ALPHA = 0.01
 """Family-wise level at which a single channel counts as matched by itself."""
 
+ROWS_AT_ONCE = 256
+"""Rows of a factor in work at a time, where a copy of the whole would be the largest thing in memory."""
+
 ROUNDING = 1e-4
 """Relative margin for float32 sums over a whole factor before one is dismissed without an assignment."""
 
@@ -119,7 +122,7 @@ def best_matching(
 
     if cannot_reach(0.0):
         return None
-    row_energy, column_energy = _line_energies(narrow)
+    row_energy, column_energy = line_energies(narrow)
     # The fewest columns' energy that any matching can hold bounds the exponent from above.
     if cannot_reach(float(np.sort(column_energy)[:n_narrow].sum())):
         return None
@@ -223,11 +226,11 @@ def _evidence(
     return log_p(np.arange(n_narrow)), trimmed, by_itself < np.log(CHANNEL_ALPHA)
 
 
-def _line_energies(factor: torch.Tensor) -> tuple[FloatArray, FloatArray]:
-    """Sums of squares of the rows and of the columns, a few hundred rows at a time."""
+def line_energies(factor: torch.Tensor) -> tuple[FloatArray, FloatArray]:
+    """Return the sums of squares of the rows and of the columns, float64. A few hundred rows are in work at a time."""
     rows, columns = [], torch.zeros(factor.shape[1], dtype=torch.float64, device=factor.device)
-    for start in range(0, factor.shape[0], 256):
-        squares = factor[start : start + 256].square()
+    for start in range(0, factor.shape[0], ROWS_AT_ONCE):
+        squares = factor[start : start + ROWS_AT_ONCE].square()
         rows.append(squares.sum(dim=1))
         columns += squares.sum(dim=0)
     return torch.cat(rows).double().cpu().numpy(), columns.cpu().numpy()

@@ -48,7 +48,9 @@ from mdir_hf.homology.planes import (
 )
 
 Role = Literal["q", "k", "v", "o", "gate", "up", "down"]
-Test = Literal["permutation", "signed_permutation", "blocks", "planes", "frequencies", "subspaces", "neurons"]
+Test = Literal[
+    "permutation", "signed_permutation", "blocks", "planes", "frequencies", "subspaces", "neurons", "channels"
+]
 Transformation = Matching | HeadTransformation | PlaneTransformation | NeuronMatching
 
 IN_ROLES: tuple[Role, ...] = ("q", "k", "v", "gate", "up")
@@ -137,7 +139,7 @@ class ModuleEvidence:
     """What one test on one role found.
 
     Attributes:
-        role: ``q`` to ``down``, or ``mlp`` for gate, up and down together.
+        role: ``q`` to ``down``; ``mlp`` for gate, up and down together, ``mixer`` for the same of a state space.
         test: Which inner transformations it looks for.
         statistic: The trace c, or the pattern energy T.
         normalized: Statistic over the largest it can be, 1 for a copy.
@@ -147,7 +149,7 @@ class ModuleEvidence:
         null: What the p-value rests on.
     """
 
-    role: Literal["q", "k", "v", "o", "gate", "up", "down", "mlp"]
+    role: Literal["q", "k", "v", "o", "gate", "up", "down", "mlp", "mixer"]
     test: Test
     statistic: float
     normalized: float
@@ -202,6 +204,28 @@ def analyse_layer(
             ModuleEvidence("mlp", "neurons", found.trace, found.normalized_trace, found.log_p, scale, found, outer.null)
         )
     return evidence
+
+
+def analyse_mixer(reference: MlpWeights, candidate: MlpWeights, outer: OuterTransformation) -> ModuleEvidence:
+    """Test a state-space mixer for a joint permutation of its channels.
+
+    Its input, its gate and its output share channels as up, gate and down of an MLP share neurons, and the bound of
+    :mod:`~mdir_hf.homology.neurons` holds as it stands. What runs along the channels in between is not looked at.
+
+    Args:
+        reference: Input, gate and output projection of the reference's mixer, gains folded in.
+        candidate: The same of the candidate's.
+        outer: U_E.
+
+    Returns:
+        The evidence, test ``channels``. Cost as of :func:`~mdir_hf.homology.neurons.match_neurons`.
+    """
+    carried = reference.carried(outer)
+    found = match_neurons(carried, candidate)
+    scale = _scale(carried.up, candidate.up)
+    return ModuleEvidence(
+        "mixer", "channels", found.trace, found.normalized_trace, found.log_p, scale, found, outer.null
+    )
 
 
 def layer_log_p(evidence: Sequence[ModuleEvidence]) -> float:

@@ -6,26 +6,59 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-PICTURE_SIZE = 384
+PICTURE_SIZE = 256
+"""Cells along a side: each still has a pixel of its own where a picture is as wide as a phone."""
+
+Channels = npt.NDArray[np.int64]
 
 
-def reduce_peaks(matrix: torch.Tensor, *, max_size: int = PICTURE_SIZE) -> npt.NDArray[np.float32]:
-    """Return the largest absolute value of each block of a matrix.
+def reduce_peaks(
+    matrix: torch.Tensor,
+    *,
+    rows: Channels | None = None,
+    columns: Channels | None = None,
+    max_size: int = PICTURE_SIZE,
+) -> npt.NDArray[np.float32]:
+    """Return the largest absolute value of each block of a matrix, its rows and columns reordered first if asked.
 
     Averaging, and the resampling of plotting libraries, hide the single entries that make a permutation.
 
     Args:
         matrix: ``(n, m)``, any floating dtype.
+        rows: Order of the rows, a permutation of 0 … n - 1; None: as they are.
+        columns: The same for columns.
         max_size: Neither side of the result is longer.
 
     Returns:
-        ``(<= max_size, <= max_size)`` float32, non-negative. Cost O(n m).
+        ``(<= max_size, <= max_size)`` float32, non-negative. Cost O(n m); memory, one block of rows.
     """
     heights, widths = (_edges(size, max_size) for size in matrix.shape)
-    values = matrix.detach().abs().float().cpu().numpy()
-    rows = np.maximum.reduceat(values, heights, axis=0)
-    reduced: npt.NDArray[np.float32] = np.maximum.reduceat(rows, widths, axis=1)
+    reduced = np.empty((len(heights), len(widths)), dtype=np.float32)
+    ends = [*heights[1:].tolist(), matrix.shape[0]]
+    for position, (start, stop) in enumerate(zip(heights.tolist(), ends, strict=True)):
+        block = matrix[start:stop] if rows is None else matrix[torch.from_numpy(rows[start:stop]).to(matrix.device)]
+        peaks = block.detach().abs().amax(dim=0).float().cpu().numpy()
+        reduced[position] = np.maximum.reduceat(peaks if columns is None else peaks[columns], widths)
     return reduced
+
+
+def matched_order(channels: Channels, n_rows: int, n_columns: int) -> tuple[Channels, Channels]:
+    """Order the channels of two models so that matched ones stand on the diagonal.
+
+    Args:
+        channels: ``(2, m)``, matched channels of the reference and of the candidate, each at most once.
+        n_rows: Channels of the reference.
+        n_columns: Channels of the candidate.
+
+    Returns:
+        Rows, and columns: the matched ones as the reference orders them, then those without a partner.
+    """
+    matched = channels[:, np.argsort(channels[0], kind="stable")]
+    rows, columns = (
+        np.concatenate([mine, np.setdiff1d(np.arange(size, dtype=np.int64), mine)])
+        for mine, size in zip(matched, (n_rows, n_columns), strict=True)
+    )
+    return rows, columns
 
 
 def _edges(size: int, max_size: int) -> npt.NDArray[np.intp]:

@@ -16,32 +16,43 @@ NEGLIGIBLE_NORM = 1e-6
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class RowStandard:
+    """What a block of rows was measured by, so that others can be measured alike.
+
+    Attributes:
+        reference_mean: ``(n_reference,)``, what is subtracted.
+        candidate_mean: ``(n_candidate,)``.
+        shortest: Shortest length that counts as a row: of the reference before and after centring, and of the
+            candidate before and after centring.
+    """
+
+    reference_mean: torch.Tensor
+    candidate_mean: torch.Tensor
+    shortest: tuple[float, float, float, float]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class PairedRows:
     """Centred, unit-length rows of both models on the same tokens.
 
     Attributes:
         reference: ``(r, n_reference)``, float64 unless asked otherwise.
         candidate: ``(r, n_candidate)``, the same.
-        reference_mean: ``(n_reference,)``, what was subtracted.
-        candidate_mean: ``(n_candidate,)``.
         kept: ``(r_given,)`` bool, the rows that were neither empty nor non-finite in either model.
-        shortest: Shortest length that counts as a row: of the reference before and after centring, and of the
-            candidate before and after centring.
+        standard: What they were measured by.
     """
 
     reference: torch.Tensor
     candidate: torch.Tensor
-    reference_mean: torch.Tensor
-    candidate_mean: torch.Tensor
     kept: torch.Tensor
-    shortest: tuple[float, float, float, float]
+    standard: RowStandard
 
 
 def pair_rows(
     reference: torch.Tensor,
     candidate: torch.Tensor,
     *,
-    like: PairedRows | None = None,
+    like: RowStandard | None = None,
     dtype: torch.dtype = torch.float64,
 ) -> PairedRows:
     """Drop the rows that are empty or not finite in either model, centre both blocks, and normalise the rest.
@@ -49,7 +60,7 @@ def pair_rows(
     Args:
         reference: ``(r, n_reference)``, any floating dtype. Not modified.
         candidate: ``(r, n_candidate)``, the same tokens in the same order.
-        like: Use the means and shortest lengths of these rows instead of the blocks' own. A stream that is cut into
+        like: Use these means and shortest lengths instead of the blocks' own. A stream that is cut into
             blocks gives the same rows wherever it is cut only if it measures them all by one sample.
         dtype: What to compute in.
 
@@ -81,7 +92,7 @@ def pair_rows(
         kept[kept.clone()] = still
     x.div_(x_norm[:, None])
     y.div_(y_norm[:, None])
-    return PairedRows(x, y, x_mean, y_mean, kept, (raw[0], centred[0], raw[1], centred[1]))
+    return PairedRows(x, y, kept, RowStandard(x_mean, y_mean, (raw[0], centred[0], raw[1], centred[1])))
 
 
 def _own_copy(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -9,6 +9,7 @@ from mdir_hf.hub.ranges import HubFile
 from mdir_hf.hub.reference import Reference, parse_reference
 from mdir_hf.hub.remote import HubRepository
 from mdir_hf.hub.repository import Repository, open_repository
+from mdir_hf.hub.resolve import ResolvedModel, resolve_model
 
 __all__ = [
     "HubFile",
@@ -18,6 +19,8 @@ __all__ = [
     "LocalRepository",
     "Reference",
     "Repository",
+    "ResolvedModel",
     "open_repository",
     "parse_reference",
+    "resolve_model",
 ]

@@ -18,10 +18,16 @@ from mdir_hf.hub.endpoint import hub_hosts
 WEIGHT_SUFFIXES = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth", ".gguf")
 """File names that name a model by themselves."""
 
-_ACCEPTED = (
-    "accepted are owner/name, owner/name@revision, a Hub address such as https://huggingface.co/owner/name, "
-    "a local folder, or a local weight file (.safetensors or its .index.json)"
+_ACCEPTED_ON_THE_HUB = (
+    "accepted are owner/name, owner/name@revision, owner/name/file.gguf, or a Hub address such as "
+    "https://huggingface.co/owner/name"
 )
+_ACCEPTED = (
+    "accepted are owner/name, owner/name@revision, owner/name/file.gguf, a Hub address such as "
+    "https://huggingface.co/owner/name, a local folder, or a local weight file "
+    "(.safetensors, .bin or their .index.json, .pth, .pt, .gguf)"
+)
+_HUB_ONLY = "folders and files of this machine are not read here"
 _OTHER_KINDS = {"datasets": "a dataset", "spaces": "a Space", "kernels": "a kernel", "buckets": "a bucket"}
 _NOT_OWNERS = frozenset(
     {"api", "blog", "collections", "docs", "join", "learn", "login", "papers", "posts", "settings", "tasks"}
@@ -50,23 +56,34 @@ class Reference:
     folder: Path | None = None
 
 
-def parse_reference(reference: str | os.PathLike[str]) -> Reference:
+def parse_reference(reference: str | os.PathLike[str], *, allow_local: bool = True) -> Reference:
     r"""Say which repository, folder or file a text names.
 
     Something that exists on this disk wins over a repo id of the same name; a text that looks like a path
     (``./x``, ``/x``, ``~/x``, ``C:\x``) or a weight file is never taken for a repo id.
 
     Args:
-        reference: ``owner/name``, ``name``, either with ``@revision``, a Hub address (also ``hf://``), a folder, or a
-            weight file.
+        reference: ``owner/name``, ``name``, either with ``@revision``, ``owner/name/file.gguf``, a Hub address (also
+            ``hf://``), a folder, or a weight file.
+        allow_local: False where strangers choose the name: only the Hub is meant then, this disk is not looked at, and
+            no message tells what is on it.
 
     Raises:
         InvalidReferenceError: If it is none of these, or names a path that does not exist.
 
     Cost: a few ``stat`` calls; no network.
     """
+    try:
+        return _parse(reference, allow_local)
+    except InvalidReferenceError as exc:
+        if allow_local:
+            raise
+        raise InvalidReferenceError(exc.message.replace(_ACCEPTED, _ACCEPTED_ON_THE_HUB)) from exc.__cause__
+
+
+def _parse(reference: str | os.PathLike[str], allow_local: bool) -> Reference:
     if isinstance(reference, os.PathLike):
-        return _local(os.fspath(reference))
+        return _local(os.fspath(reference)) if allow_local else _refuse(os.fspath(reference), _HUB_ONLY)
     if not isinstance(reference, str):
         raise InvalidReferenceError(
             f"a model is named by a text or a path, not by {type(reference).__name__}; {_ACCEPTED}"
@@ -75,12 +92,17 @@ def parse_reference(reference: str | os.PathLike[str]) -> Reference:
     if not text or "\0" in text:
         raise InvalidReferenceError(f"the name of the model is empty; {_ACCEPTED}")
     if text.lower().startswith("hf://"):
-        return _hub_uri(text)
+        return _hub_uri(text, text)
     if "://" in text or text.split("/", 1)[0].lower() in hub_hosts():
         return _hub_url(text)
-    if _LOOKS_LIKE_A_PATH.search(text) or _exists(Path(text)):
+    looks_like_a_path = _LOOKS_LIKE_A_PATH.search(text) is not None
+    if looks_like_a_path and not allow_local:
+        _refuse(text, _HUB_ONLY)
+    if looks_like_a_path or (allow_local and _exists(Path(text))):
         return _local(text)
-    if text.lower().endswith(WEIGHT_SUFFIXES) and text.count("/") != 1:
+    if text.lower().endswith((".gguf", ".pth")) and text.count("/") > 1:
+        return _hub_uri(f"hf://{text}", text)  # one of the quantisations, or of the models (RWKV), in a repository
+    if allow_local and text.lower().endswith(WEIGHT_SUFFIXES) and text.count("/") != 1:
         return _local(text)
     repo_id, _, revision = text.partition("@")
     if "@" in text and not revision:
@@ -112,8 +134,8 @@ def _exists(path: Path) -> bool:
         return False
 
 
-def _hub_uri(text: str) -> Reference:
-    rest = text[len("hf://") :].strip("/")
+def _hub_uri(uri: str, text: str) -> Reference:
+    rest = uri[len("hf://") :].strip("/")
     kind, _, after = rest.partition("/")
     if kind in _OTHER_KINDS:
         _refuse(text, f"it names {_OTHER_KINDS[kind]}, not a model")

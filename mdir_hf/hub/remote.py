@@ -27,7 +27,7 @@ from mdir_hf.hub.retry import with_patience
 LISTING_TIMEOUT_S = 30.0
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 # The client draws a bar per file; ours counts the whole comparison, so theirs stay silent.
-_SILENT_BAR = cast(Any, functools.partial(tqdm, disable=True))
+SILENT_BAR = cast(Any, functools.partial(tqdm, disable=True))
 
 
 class HubRepository:
@@ -50,6 +50,7 @@ class HubRepository:
         force_download: bool = False,
         subfolder: str = "",
         file: str | None = None,
+        use_caches: bool = True,
         ledger: IoLedger | None = None,
     ) -> None:
         self.repo = repo
@@ -61,7 +62,8 @@ class HubRepository:
         self._force_download = force_download
         self._prefix = f"{subfolder}/" if subfolder else ""
         self._endpoint = current_endpoint()
-        self._ranges = shared_range_cache()
+        self._use_caches = use_caches
+        self._ranges = shared_range_cache() if use_caches else None
         self._opened: dict[str, ByteSource] = {}
         self._downloaded: set[str] = set()
         commit, self._files = self._listing()
@@ -97,7 +99,7 @@ class HubRepository:
         return self._opened[path]
 
     def read(self, path: str, *, max_bytes: int = 64 << 20) -> bytes:
-        """Return a whole small file, downloaded into the Hub's cache unless it is there.
+        """Return a whole small file, downloaded into the Hub's cache unless it is there or caches are not used.
 
         Raises:
             FileMissingError: If there is no such file.
@@ -108,6 +110,8 @@ class HubRepository:
         entry = self._entry(path)
         label = f"{self.label}:{path}"
         check_size(entry.n_bytes, max_bytes, label)
+        if not self._use_caches:
+            return self.open(path).read(0, entry.n_bytes)
         force = self._force_download and path not in self._downloaded
         downloaded = None if force else self._in_cache(path)
         if downloaded is None:
@@ -135,6 +139,9 @@ class HubRepository:
             )
         if info.sha is None or not _COMMIT.fullmatch(info.sha):
             raise ServerError(f"the Hub does not say which commit {asked!r} is", subject=self.repo)
+        if self._token is False and (info.private or info.gated):
+            # What lies in the caches was read with somebody's token; whoever comes with none asks the Hub.
+            self._use_caches, self._ranges = False, None
         files: dict[str, FileEntry] = {}
         for sibling in info.siblings or ():
             name = sibling.rfilename
@@ -177,6 +184,8 @@ class HubRepository:
         )
 
     def _in_cache(self, path: str) -> str | None:
+        if not self._use_caches:
+            return None
         found = try_to_load_from_cache(self.repo, self._prefix + path, cache_dir=self._cache_dir, revision=self._commit)
         return found if isinstance(found, str) else None
 
@@ -190,7 +199,7 @@ class HubRepository:
                 force_download=force,
                 token=self._token,
                 endpoint=self._endpoint,
-                tqdm_class=_SILENT_BAR,
+                tqdm_class=SILENT_BAR,
                 **CALLER,
             )
 

@@ -63,6 +63,8 @@ def open_repository(
     local_files_only: bool = False,
     force_download: bool = False,
     subfolder: str = "",
+    allow_local: bool = True,
+    use_caches: bool = True,
     ledger: IoLedger | None = None,
 ) -> Repository:
     """Find what a text names, and pin it to one commit.
@@ -75,6 +77,9 @@ def open_repository(
         local_files_only: Never touch the network; resolve the revision from the cache, too.
         force_download: Ask the network also for what a cache holds.
         subfolder: Folder inside the repository that takes the place of its root.
+        allow_local: False refuses folders and files of this machine: for a server that reads what strangers name.
+        use_caches: False neither reads nor writes any cache on this disk, so that what one person's token may read
+            stays with that person: the Hub is asked for every byte, with that token.
         ledger: Where to count what is read; a new one by default.
 
     Returns:
@@ -87,7 +92,7 @@ def open_repository(
 
     Cost: one API request for a repository on the Hub, none for a folder or offline.
     """
-    parsed = parse_reference(reference)
+    parsed = parse_reference(reference, allow_local=allow_local)
     revision = _one_of("revision", parsed.text, parsed.revision, revision)
     subfolder = _one_of("subfolder", parsed.text, parsed.subfolder, subfolder.strip("/")) or ""
     if subfolder:
@@ -99,6 +104,10 @@ def open_repository(
     if force_download and (local_files_only or is_offline()):
         raise InputError("force_download needs the network, which local_files_only or HF_HUB_OFFLINE forbids")
     if local_files_only or is_offline():
+        if not use_caches:
+            raise InputError(
+                "reading without caches needs the network, which local_files_only or HF_HUB_OFFLINE forbids"
+            )
         return _open_cached(parsed, revision=revision, subfolder=subfolder, cache_dir=cache_dir, ledger=ledger)
     return HubRepository(
         parsed.repo_id,
@@ -108,6 +117,7 @@ def open_repository(
         force_download=force_download,
         subfolder=subfolder,
         file=parsed.file,
+        use_caches=use_caches,
         ledger=ledger,
     )
 

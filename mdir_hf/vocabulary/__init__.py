@@ -2,6 +2,7 @@
 
 from mdir_hf.vocabulary.common import CommonVocabulary, common_vocabulary
 from mdir_hf.vocabulary.files import read_vocabulary, vocabulary_files
+from mdir_hf.vocabulary.gguf_tokens import gguf_vocabulary
 from mdir_hf.vocabulary.tokens import Vocabulary, VocabularyKind
 
 __all__ = [
@@ -9,6 +10,7 @@ __all__ = [
     "Vocabulary",
     "VocabularyKind",
     "common_vocabulary",
+    "gguf_vocabulary",
     "read_vocabulary",
     "vocabulary_files",
 ]

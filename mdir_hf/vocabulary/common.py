@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,25 @@ class CommonVocabulary:
 
     def __len__(self) -> int:
         return len(self.reference_rows)
+
+    def within(self, n_reference_rows: int, n_candidate_rows: int) -> CommonVocabulary:
+        """Leave out the pairs that matrices of fewer rows do not have: an output head may lack the added tokens.
+
+        Args:
+            n_reference_rows: Rows of the reference's matrix.
+            n_candidate_rows: Rows of the candidate's.
+        """
+        kept = (self.reference_rows < n_reference_rows) & (self.candidate_rows < n_candidate_rows)
+        if kept.all():
+            return self
+        rows, others = self.reference_rows[kept], self.candidate_rows[kept]
+        return replace(
+            self,
+            reference_rows=rows,
+            candidate_rows=others,
+            n_same_row=int(np.count_nonzero(rows == others)),
+            identical=False,
+        )
 
 
 def common_vocabulary(

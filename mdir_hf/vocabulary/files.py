@@ -8,14 +8,20 @@ from itertools import chain
 from typing import Any
 
 from mdir_hf.errors import VocabularyError
-from mdir_hf.vocabulary.json_file import glimpse, load_object
+from mdir_hf.vocabulary.json_file import glimpse, is_web_page, load_object
 from mdir_hf.vocabulary.raw_bytes import RWKV_LINE, TIKTOKEN_LINE, lines_of, rwkv_tokens, tekken_tokens, tiktoken_tokens
 from mdir_hf.vocabulary.sentencepiece_model import sentencepiece_tokens
-from mdir_hf.vocabulary.tokenizer_json import added_json_tokens, tokenizer_json_tokens, vocab_json_tokens
-from mdir_hf.vocabulary.tokens import Token, Vocabulary, VocabularyKind, assemble
+from mdir_hf.vocabulary.tokenizer_json import (
+    added_json_tokens,
+    declared_tokens,
+    tokenizer_json_tokens,
+    vocab_json_tokens,
+)
+from mdir_hf.vocabulary.tokens import Role, Token, Vocabulary, VocabularyKind, assemble
 from mdir_hf.vocabulary.word_list import word_list_tokens
 
 ADDED_TOKENS = "added_tokens.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
 
 # In order of preference. tokenizer.json comes first because it alone is complete: pieces, added tokens and flags.
 _PRIMARY = [
@@ -34,7 +40,11 @@ _PRIMARY = [
         r"rwkv_vocab_.*\.txt",
     )
 ]
-_HAS_COMPANION = re.compile(r"vocab\.json|.*\.model(\.v\d+)?")
+# What a tokenizer.json holds besides its pieces stands in files of its own where there is none.
+_COMPANIONS = (
+    (ADDED_TOKENS, re.compile(r"vocab\.json|.*\.model(\.v\d+)?")),
+    (TOKENIZER_CONFIG, re.compile(r"vocab\.json|.*\.model(\.v\d+)?|.*\.tiktoken|vocab\.txt")),
+)
 
 
 def vocabulary_files(names: Collection[str]) -> tuple[str, ...]:
@@ -46,22 +56,21 @@ def vocabulary_files(names: Collection[str]) -> tuple[str, ...]:
         names: The file names of one folder of a repository; names with a ``/`` belong to other folders and are ignored.
 
     Returns:
-        The primary file and then its companion, if any; empty where no file is known to hold a vocabulary.
+        The primary file and then its companions, if any; empty where no file is known to hold a vocabulary.
         ``merges.txt`` is never among them: it does not say which row a token has.
     """
     here = sorted(name for name in names if "/" not in name)
     for pattern in _PRIMARY:
         for name in here:
             if pattern.fullmatch(name):
-                companion = ADDED_TOKENS in here and _HAS_COMPANION.fullmatch(name)
-                return (name, ADDED_TOKENS) if companion else (name,)
+                return (name, *(beside for beside, of in _COMPANIONS if beside in here and of.fullmatch(name)))
     return ()
 
 
 def read_vocabulary(names: Collection[str], read: Callable[[str], bytes]) -> Vocabulary:
     """Read the vocabulary of a repository as data; no code of the repository and no tokenizer library is run.
 
-    The most complete of the files is read, with its companion, and nothing else; a broken file is an error and no
+    The most complete of the files is read, with its companions, and nothing else; a broken file is an error and no
     reason to try the next. Formats are told by content: a ``tokenizer.model`` may hold SentencePiece or tiktoken ranks.
 
     Args:
@@ -83,6 +92,9 @@ def read_vocabulary(names: Collection[str], read: Callable[[str], bytes]) -> Voc
     file = files[0]
     try:
         kind, tokens = _tokens(files, read)
+        if TOKENIZER_CONFIG in files:
+            config = load_object(read(TOKENIZER_CONFIG), TOKENIZER_CONFIG)
+            tokens = _with_flags(list(tokens), declared_tokens(config, TOKENIZER_CONFIG))
         return assemble(tokens, kind=kind, files=files)
     except UnicodeEncodeError as exc:
         raise VocabularyError(
@@ -90,15 +102,22 @@ def read_vocabulary(names: Collection[str], read: Callable[[str], bytes]) -> Voc
         ) from exc
 
 
+def _with_flags(tokens: list[Token], declared: Iterable[Token]) -> Iterable[Token]:
+    """Add what a config says of rows: which to leave out, and the text of those that the primary file does not have."""
+    rows = {row for row, _, _ in tokens}
+    return chain(tokens, (token for token in declared if token[2] is not Role.TEXT or token[0] not in rows))
+
+
 def _tokens(files: tuple[str, ...], read: Callable[[str], bytes]) -> tuple[VocabularyKind, Iterable[Token]]:
     """Tell the format from the content, the name deciding only where the content does not, and read the tokens."""
     file, data = files[0], read(files[0])
     head = data[:4096].removeprefix(b"\xef\xbb\xbf")
-    if head.startswith(b"version https://git-lfs"):
+    is_json = file.endswith(".json")
+    if head.startswith(b"version https://git-lfs") or (not is_json and (not data or is_web_page(data))):
         raise VocabularyError(f"expected a vocabulary, found {glimpse(data)}", subject=file)
     added = load_object(read(ADDED_TOKENS), ADDED_TOKENS) if ADDED_TOKENS in files else {}
     is_text = file.endswith(".txt")
-    if file.endswith(".json") or (head.lstrip().startswith(b"{") and not is_text):
+    if is_json or (head.lstrip().startswith(b"{") and not is_text):
         return _json_tokens(load_object(data, file), file, added)
     line = next((line for _, line in lines_of(head)), b"")
     if RWKV_LINE.fullmatch(line) or file.startswith("rwkv_vocab"):

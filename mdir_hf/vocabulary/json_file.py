@@ -77,7 +77,15 @@ def glimpse(data: bytes) -> str:
         return "an empty file"
     if data.startswith(b"version https://git-lfs"):
         return "a Git LFS pointer instead of the file (run `git lfs pull`)"
+    if is_web_page(data):
+        return "a web page instead of the file (an error page that was saved; download it again)"
     return f"{len(data)} bytes that begin with {data[:24]!r}"
+
+
+def is_web_page(data: bytes) -> bool:
+    """Whether a file is HTML: what a server says instead of a file is often saved under the name of the file."""
+    start = data[:4096].removeprefix(b"\xef\xbb\xbf").lstrip()
+    return start[:9].lower().startswith((b"<!doctype", b"<html"))
 
 
 def shown(value: object) -> str:

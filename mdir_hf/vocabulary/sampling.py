@@ -26,6 +26,10 @@ SMALL_GAP_BYTES = 16 << 10
 
 WINDOW_ROWS = tuple(2**i for i in range(4, 14))
 
+N_FINE_WINDOWS, N_COARSE_WINDOWS = 32, 16
+"""With one tokenizer a sample begins with windows spread over the vocabulary, and the rest of the largest one comes in
+a few longer ones: a look at 4096 rows of 14 kB takes 46 requests, not 256."""
+
 
 class RowSampler:
     """Nested samples of the common vocabulary: a larger sample holds every smaller one.
@@ -34,15 +38,22 @@ class RowSampler:
         common: The common vocabulary of the two models.
         row_n_bytes: Stored bytes of a row of the reference's and of the candidate's embedding.
         n_first: Size of the sample that the window is chosen for.
+        n_last: Size of the largest sample that is going to be taken, whose requests are kept few.
         seed: Seed of the spread over the vocabulary.
 
     Attributes:
-        window_rows: Rows of a window.
+        window_rows: Rows of a window; of the first ones, with one tokenizer.
         max_gap_bytes: Gap between rows of a sample that is worth reading over.
     """
 
     def __init__(
-        self, common: CommonVocabulary, *, row_n_bytes: tuple[int, int], n_first: int = 256, seed: int = 0
+        self,
+        common: CommonVocabulary,
+        *,
+        row_n_bytes: tuple[int, int],
+        n_first: int = 256,
+        n_last: int = 4096,
+        seed: int = 0,
     ) -> None:
         self._reference = common.reference_rows
         self._candidate = common.candidate_rows
@@ -51,11 +62,12 @@ class RowSampler:
             # Small rows would make one window of the whole first sample: keep the sample spread over the vocabulary.
             self.window_rows = max(WINDOW_ROWS[0], min(window, n_first // 4))
             self.max_gap_bytes = SMALL_GAP_BYTES
+            self._rank_of_token = self._spread_ranks(self.window_rows, n_last, seed)
         else:
             costs = {w: self._cost(w, n_first, row_n_bytes, seed) for w in WINDOW_ROWS}
             self.window_rows = min(costs, key=lambda w: costs[w])
             self.max_gap_bytes = REQUEST_COST_BYTES
-        self._rank_of_token = self._ranks(self.window_rows, seed)
+            self._rank_of_token = self._ranks(self.window_rows, seed)
 
     def take(self, n_tokens: int) -> IntArray:
         """Return the positions, ascending, of a sample of at least ``n_tokens`` common tokens (all, if fewer).
@@ -67,6 +79,31 @@ class RowSampler:
             return np.zeros(0, dtype=np.int64)
         last_rank = np.partition(self._rank_of_token, n_tokens - 1)[n_tokens - 1]
         return np.flatnonzero(self._rank_of_token <= last_rank).astype(np.int64)
+
+    def _spread_ranks(self, window: int, n_last: int, seed: int) -> IntArray:
+        """Rank, for each token, of its window where both models have the same rows.
+
+        The vocabulary is cut into long windows in random order. One short window out of each of the first ones comes
+        first, then the other long windows, last what is left of the first ones.
+        """
+        per_coarse = -(-max(0, n_last - N_FINE_WINDOWS * window) // N_COARSE_WINDOWS)
+        n_parts = 1
+        while n_parts * window < per_coarse:
+            n_parts *= 2
+        rng = np.random.default_rng(seed)
+        coarse = self._reference // (n_parts * window)
+        part = self._reference // window % n_parts
+        n_coarse = int(coarse.max()) + 1
+        place = np.empty(n_coarse, dtype=np.int64)
+        present = rng.permutation(np.unique(coarse))
+        place[present] = np.arange(len(present))
+        # Which short window of a long one comes first: one that holds tokens, drawn from those.
+        order = rng.permutation(len(self._reference))
+        chosen = np.empty(n_coarse, dtype=np.int64)
+        chosen[coarse[order]] = part[order]
+        is_first = place[coarse] < N_FINE_WINDOWS
+        is_left = is_first & (part != chosen[coarse])
+        return np.where(is_left, len(present) + place[coarse], place[coarse])
 
     def _ranks(self, window: int, seed: int) -> IntArray:
         """Rank, for each token, of its pair of windows: densest first, equally dense ones in random order."""

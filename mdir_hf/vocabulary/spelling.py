@@ -100,9 +100,10 @@ def guess_kind(tokens: Iterable[str]) -> VocabularyKind:
 
 
 # Places kept for later use. Published names: <|reserved_special_token_7|>, <reserved_7>, <unused7>, [unused7],
-# <extra_id_7>, <|extra_7|>, <|placeholder7|>, <|dummy_7|>, <SPECIAL_7>, [control_7].
+# <extra_id_7>, <|extra_7|>, <|placeholder7|>, <|dummy_7|>, <SPECIAL_7>, [control_7]; [PAD7] in GGUF files.
 _RESERVED = re.compile(
-    r"[<\[]\|?(?:reserved\w*?|unused|extra(?:_id)?|placeholder|dummy|special|control)[_\- ]?\d+\|?[>\]]", re.IGNORECASE
+    r"[<\[]\|?(?:reserved\w*?|unused|extra(?:_id)?|placeholder|dummy|special|control|pad)[_\- ]?\d+\|?[>\]]",
+    re.IGNORECASE,
 )
 # <|endoftext|>, and DeepSeek's full-width bars.
 _CONTROL = re.compile(r"<[|\uff5c].+[|\uff5c]>", re.DOTALL)

@@ -121,6 +121,23 @@ def added_json_tokens(found: dict[str, Any], file: str) -> Iterator[Token]:
         yield row_id(value, string, file), string.encode(), spelling.role_by_name(string)
 
 
+def declared_tokens(config: dict[str, Any], file: str) -> Iterator[Token]:
+    """Read what a ``tokenizer_config.json`` says of single rows (``added_tokens_decoder``): literal text, and flags.
+
+    Raises:
+        VocabularyError: A row or a token is not of the type that the file has there; raised while the tokens are drawn.
+    """
+    declared = config.get("added_tokens_decoder")
+    for row, entry in (_member(config, "added_tokens_decoder", dict, file) if declared is not None else {}).items():
+        if not (row.isascii() and row.isdigit() and len(row) < 10) or not isinstance(entry, dict):
+            raise VocabularyError(
+                f'expected "added_tokens_decoder" to map numbers to objects, found {row[:40]!r}: {described(entry)}',
+                subject=file,
+            )
+        string = _member(entry, "content", str, file)
+        yield int(row), string.encode(), _role_of_added(string, entry)
+
+
 def _spelt(row: int, string: str, role: Role, kind: VocabularyKind, spell: spelling.Speller) -> Token:
     if kind is VocabularyKind.SENTENCEPIECE and role is Role.TEXT:
         byte = spelling.fallback_byte(string)
@@ -160,12 +177,14 @@ def _added_tokens(found: dict[str, Any], file: str) -> dict[int, tuple[str, Role
             raise VocabularyError(f'expected objects in "added_tokens", found {described(entry)}', subject=file)
         string = _member(entry, "content", str, file)
         row = row_id(entry.get("id"), string, file)
-        if spelling.is_reserved(string):
-            role = Role.RESERVED
-        else:
-            role = Role.SPECIAL if entry.get("special") is True or spelling.is_control(string) else Role.TEXT
-        added[row] = string, role
+        added[row] = string, _role_of_added(string, entry)
     return added
+
+
+def _role_of_added(string: str, entry: dict[str, Any]) -> Role:
+    if spelling.is_reserved(string):
+        return Role.RESERVED
+    return Role.SPECIAL if entry.get("special") is True or spelling.is_control(string) else Role.TEXT
 
 
 def _member(parent: dict[str, Any], name: str, kind: type, file: str) -> Any:  # noqa: ANN401 - JSON of the type asked for

@@ -1,4 +1,9 @@
-"""Embedding and unembedding of every causal model that transformers knows, against what the modules say themselves."""
+"""Every causal model that transformers knows, at its real size without memory for its weights.
+
+Embedding and unembedding are those that the module names; the shapes of what else was placed fit together as those of
+an attention and of an MLP do. (Whether each role does what it should is judged by value, at a tiny size:
+benchmarks/coverage.py.)
+"""
 
 import warnings
 
@@ -7,7 +12,8 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from mdir_hf.anatomy import resolve_anatomy
+from mdir_hf.anatomy import HeadCounts, Role, resolve_anatomy
+from mdir_hf.anatomy.parts import part_shape
 from mdir_hf.errors import AnatomyError
 
 # What the default config of a class lacks to build the class.
@@ -33,6 +39,12 @@ CANNOT_BE_BUILT = {
     "qwen4_exp",
     "qwen4_exp_text",
 }
+
+
+ATTENTION = (Role.Q, Role.K, Role.V, Role.O)
+OF_A_MIX = {Role.V, Role.KV_LATENT, Role.SSM_IN}
+WITHOUT_ATTENTION = {"zaya"}  # a convolution stands between its projections and attention
+WITHOUT_MLP = {"falcon_mamba", "mamba", "mamba2", "zamba", "zamba2"}  # Zamba's reads something else than the stream
 
 
 def on_meta(model_type):
@@ -65,6 +77,32 @@ def test_embedding_and_unembedding_are_those_of_the_module_and_shapes_fit(model_
     assert parameters[anatomy.unembedding.tensor] is model.get_output_embeddings().weight
     for layer in anatomy.layers:
         anatomy.check_shapes(layer, shapes.__getitem__)
+        check_attention(anatomy, layer, shapes.__getitem__)
+        for mlp in (layer.parts, *layer.experts, *layer.shared_experts):
+            check_mlp(mlp, shapes.__getitem__)
+    placed = {role for layer in anatomy.layers for role, _ in layer.all_parts()}
+    assert bool(placed & OF_A_MIX) != (model_type in WITHOUT_ATTENTION)
+    assert bool({Role.UP, Role.DOWN} & placed) != (model_type in WITHOUT_MLP)
+
+
+def check_attention(anatomy, layer, shape_of):
+    """Heads divide the rows; queries and keys are as wide; the output reads what the values of all heads give."""
+    heads = layer.heads or (anatomy.n_heads and HeadCounts(anatomy.n_heads, anatomy.n_kv_heads))
+    shapes = {role: part_shape(layer.parts[role], shape_of) for role in ATTENTION if role in layer.parts}
+    if heads is None or Role.MIXER_GATE in layer.parts or shapes.keys() != set(ATTENTION):
+        return  # RWKV and linear attention have heads of another kind
+    (q_rows, _), (k_rows, _), (v_rows, _), (_, o_columns) = (shapes[role] for role in ATTENTION)
+    assert q_rows % heads.n_heads == k_rows % heads.n_kv_heads == v_rows % heads.n_kv_heads == 0
+    assert q_rows // heads.n_heads == k_rows // heads.n_kv_heads
+    assert o_columns // heads.n_heads == v_rows // heads.n_kv_heads
+
+
+def check_mlp(parts, shape_of):
+    """As many neurons in gate and up as down reads."""
+    shapes = {role: part_shape(parts[role], shape_of) for role in (Role.GATE, Role.UP, Role.DOWN) if role in parts}
+    neurons = {shape[0] if role is not Role.DOWN else shape[1] for role, shape in shapes.items()}
+    assert len(neurons) <= 1
+    assert not shapes or {Role.UP, Role.DOWN} <= shapes.keys()
 
 
 def test_few_classes_are_left_out():

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mdir_hf.anatomy import FusedRows, HeadCounts, WeightPart, WholeTensor, read_part
+from mdir_hf.anatomy import FusedRows, HeadCounts, RowsOfEach, WeightPart, WholeTensor, read_part
 from mdir_hf.checkpoint import MemorySource
 from mdir_hf.errors import AnatomyError
 
@@ -28,6 +28,31 @@ def test_parts_interleaved_per_group_are_those_of_a_view():
     for at, taken in enumerate((slice(0, 2), slice(2, 3), slice(3, 4))):
         rows = FusedRows("kv_heads", ("heads_per_kv_head", 1, 1), at).rows(24, HEADS)
         assert rows.tolist() == stored[:, taken].reshape(-1).tolist()
+
+
+def test_some_rows_of_each_group_are_those_of_a_view():
+    heads = HeadCounts(4, 2, {"nope": 3, "value": 2})
+    stored = np.arange(4 * 5).reshape(4, 5)  # n_heads, nope + value
+    assert RowsOfEach("heads", "nope").rows(20, heads).tolist() == stored[:, :3].reshape(-1).tolist()
+    assert RowsOfEach("heads", "value", from_end=True).rows(20, heads).tolist() == stored[:, 3:].reshape(-1).tolist()
+    assert RowsOfEach(1, "nope").rows(5, heads).tolist() == [0, 1, 2]
+    assert RowsOfEach(1, "nope").is_known(heads)
+    assert not RowsOfEach(1, "rope").is_known(heads)
+
+
+@pytest.mark.parametrize("n_rows", [22, 8])
+def test_more_rows_of_a_group_than_it_has_are_refused(n_rows):
+    with pytest.raises(AnatomyError, match=rf"{n_rows} rows cannot be 4 group\(s\) of 3 rows or more"):
+        RowsOfEach("heads", 3).rows(n_rows, HEADS)
+
+
+def test_shares_may_be_numbers_of_the_config_and_products_of_them():
+    heads = HeadCounts(4, 2, {"n": 3, "d": 4, "state": 2})
+    assert FusedRows(1, ("n*d", "state"), 1).rows(14, heads).tolist() == [12, 13]
+    assert FusedRows("n", ("n*d", "n*state"), 1).rows(18, heads).tolist() == [4, 5, 10, 11, 16, 17]  # relative: 2 to 1
+    with pytest.raises(AnatomyError, match="'absent' is needed to split it, and the config does not tell"):
+        FusedRows(1, ("absent", 1), 0).rows(14, heads)
+    assert not FusedRows(1, ("absent", 1), 0).is_known(heads)
 
 
 def test_every_other_row():
@@ -98,3 +123,35 @@ def test_a_fused_weight_that_is_no_matrix_is_refused(source):
 def test_layouts_compare_by_value():
     assert WeightPart("w", WholeTensor()).is_whole
     assert not WeightPart("w", FusedRows(1, (1, 1), 0)).is_whole
+
+
+def test_heads_on_an_axis_of_their_own_are_joined():
+    stored = torch.arange(24.0).reshape(2, 3, 4)  # d_model, n_heads, d_head
+    source = MemorySource({"o": stored})
+    output = WeightPart("o", joined=True)
+    assert torch.equal(read_part(source, output), stored.reshape(2, 12))
+    assert torch.equal(read_part(source, WeightPart("o", joined=True, transposed=True)), stored.reshape(2, 12).T)
+    assert output.shape((2, 3, 4)) == (2, 12)
+    with pytest.raises(AnatomyError, match=r"'o' has shape \(2, 12\); expected heads on an axis of theirs"):
+        output.shape((2, 12))
+
+
+GATE, UP = (WeightPart("w", FusedRows(1, (1, 1), at), expert=1, stream=(1, 4)) for at in (0, 1))
+DOWN = WeightPart("w", expert=1, stream=(0, 4))
+
+
+@pytest.mark.parametrize("part", [GATE, UP, DOWN])
+def test_a_stack_that_files_hold_either_way_round_is_read_by_the_width_of_the_model(part):
+    d_out, d_in = (6, 4) if part is not DOWN else (4, 3)
+    straight = torch.randn(2, d_out, d_in)
+    turned = straight.transpose(1, 2).contiguous()
+    got = [read_part(MemorySource({"w": stack}), part) for stack in (straight, turned)]
+    assert torch.equal(*got)
+    assert torch.equal(got[0], {GATE: straight[1, :3], UP: straight[1, 3:], DOWN: straight[1]}[part])
+    assert part.shape(tuple(turned.shape)) == part.shape(tuple(straight.shape)) == tuple(got[0].shape)
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 4), (2, 6, 8)])
+def test_a_stack_that_could_lie_either_way_is_refused(shape):
+    with pytest.raises(AnatomyError, match=r"files hold it either way round, and its axis of width 4"):
+        GATE.shape(shape)

@@ -120,11 +120,10 @@ def test_what_no_row_knows_is_unplaced_and_biases_are_not_missed():
 @pytest.mark.parametrize(
     ("model_type", "name"),
     [
-        ("gpt_bigcode", "attn.c_attn.weight"),  # not transposed, other order
-        ("qwen", "attn.c_attn.weight"),
+        ("unknown", "attn.c_attn.weight"),  # q|k|v, or by groups; Conv1D, or a linear layer
         ("bloom", "attention.query_key_value.weight"),
         ("unknown", "attention.query_key_value.weight"),
-        ("starcoder2", "mlp.c_fc.weight"),  # not transposed
+        ("unknown", "mlp.c_fc.weight"),  # Conv1D, or a linear layer
         ("codegen", "self_attn.qkv_proj.weight"),
     ],
 )
@@ -180,3 +179,16 @@ def test_a_norm_that_is_a_matrix_is_refused_when_its_layer_is_checked():
     anatomy = resolve(names)
     with pytest.raises(AnatomyError, match=r"attention_norm\) has shape \(8, 8\); expected a vector"):
         anatomy.check_shapes(anatomy.layers[0], lambda name: (8, 8))
+
+
+def test_layers_that_are_spread_over_folders_are_put_together():
+    rests = ("attentions.{}.q_lin.weight", "ffns.{}.lin1.weight", "layer_norm1.{}.weight", "layer_norm1.{}.bias")
+    names = [f"transformer.{rest.format(index)}" for index in (0, 1) for rest in rests]
+    config = {"model_type": "xlm", "emb_dim": 8, "n_layers": 2, "n_heads": 2}
+    anatomy = resolve_anatomy(config, ["transformer.embeddings.weight", *names], lambda name: (30, 8))
+    assert [layer.parts[Role.Q].tensor for layer in anatomy.layers] == [
+        "transformer.attentions.0.q_lin.weight",
+        "transformer.attentions.1.q_lin.weight",
+    ]
+    assert anatomy.layers[1].parts[Role.UP].tensor == "transformer.ffns.1.lin1.weight"
+    assert anatomy.unplaced == ("transformer.layer_norm1.0.weight", "transformer.layer_norm1.1.weight")

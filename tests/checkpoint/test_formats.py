@@ -5,11 +5,16 @@ import torch
 
 from mdir_hf.checkpoint import open_checkpoint
 from mdir_hf.errors import CorruptCheckpointError, NoWeightsError, UnsupportedFormatError
+from tests.checkpoint.pytorch.archives import saved
 from tests.conformance_tensors import MemoryTree, safetensors_bytes
 
 
 def content(value):
     return safetensors_bytes({"w": torch.full((1, 1), float(value))})
+
+
+def pickled(value):
+    return saved({"w": torch.full((1, 1), float(value))})
 
 
 def index(path):
@@ -48,6 +53,24 @@ FOUND = {
         None,
     ),
     "before pickles": ({"model.safetensors": 1, "pytorch_model.bin": b""}, None),
+    "standard pickles before a file of any name": ({"extra.safetensors": 2, "pytorch_model.bin": pickled(1)}, None),
+    "pickles": ({"pytorch_model.bin": pickled(1), "training_args.bin": b"", "optimizer.pt": b""}, None),
+    "sharded pickles": (
+        {
+            "pytorch_model-00001-of-00001.bin": pickled(1),
+            "pytorch_model.bin.index.json": "pytorch_model-00001-of-00001.bin",
+        },
+        None,
+    ),
+    "pickles of a variant": ({"pytorch_model.bin": pickled(2), "pytorch_model.fp16.bin": pickled(1)}, "fp16"),
+    "sharded pickles of a variant": (
+        {"a.bin": pickled(1), "pytorch_model.bin": pickled(2), "pytorch_model.bin.index.fp16.json": "a.bin"},
+        "fp16",
+    ),
+    "shards of pickles without index": ({"pytorch_model-00001-of-00001.bin": pickled(1), "config.json": b"{}"}, None),
+    "original Llama, one slice": ({"consolidated.00.pth": pickled(1), "params.json": b"{}"}, None),
+    "RWKV": ({"RWKV-x060-World-7B-v2.1.pth": pickled(1), "README.md": b""}, None),
+    "one pickle of a trainer": ({"model.pt": pickled(1), "rng_state_0.pth": b"", "scheduler.pt": b""}, None),
     "variant": ({"model.safetensors": 2, "model.fp16.safetensors": 1}, "fp16"),
     "index of a variant": (
         {"model.safetensors": 2, "a.safetensors": 1, "model.safetensors.index.fp16.json": "a.safetensors"},
@@ -75,11 +98,12 @@ def test_the_right_file_is_opened(case):
 
 
 REFUSED = {
-    "pickles": (["pytorch_model.bin"], r"PyTorch pickle files \(pytorch_model.bin\).*convert them to safetensors"),
-    "sharded pickles": (["pytorch_model-00001-of-00002.bin", "pytorch_model.bin.index.json"], "PyTorch pickle files"),
-    "original Llama": (["consolidated.00.pth"], "PyTorch pickle files"),
-    "RWKV": (["RWKV-x060-World-7B.pth"], "PyTorch pickle files"),
-    "GGUF": (["model.Q4_K_M.gguf", "model.Q8_0.gguf"], r"GGUF \(model.Q4_K_M.gguf, model.Q8_0.gguf\).*converted from"),
+    "original Llama": (["consolidated.00.pth", "consolidated.01.pth"], "2 slices for tensor parallelism"),
+    "several RWKV": (
+        ["RWKV-x060-World-1B6.pth", "RWKV-x060-World-7B.pth"],
+        r"2 PyTorch files.*cannot be told \(RWKV-x060-World-1B6.pth, RWKV.*owner/name/file.pth",
+    ),
+    "GGUF": (["model.Q4_K_M.gguf", "model.Q8_0.gguf"], r"2 GGUF models.*: model.Q4_K_M, model.Q8_0; name one file"),
     "TensorFlow": (["tf_model.h5"], "TensorFlow or Flax files"),
     "Flax": (["flax_model.msgpack"], "TensorFlow or Flax files"),
     "ONNX": (["model.onnx"], "ONNX"),
@@ -98,20 +122,33 @@ def test_a_format_that_is_not_read_is_named(case):
         open_checkpoint(MemoryTree({**dict.fromkeys(paths, b""), "config.json": b"{}"}))
 
 
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        (b'{"base_model_name_or_path": "org/base"}', "PEFT adapter of 'org/base'"),
-        (b"{}", "PEFT adapter of a base model that its adapter_config.json omits"),
-        (b"not json", "PEFT adapter of a base model"),
-        (b"[]", "PEFT adapter of a base model"),
-        (None, "PEFT adapter of a base model"),
-    ],
-)
-def test_an_adapter_is_refused_with_the_name_of_its_base(config, message):
-    files = {"adapter_model.safetensors": b""} | ({} if config is None else {"adapter_config.json": config})
-    with pytest.raises(UnsupportedFormatError, match=message):
-        open_checkpoint(MemoryTree(files))
+@pytest.mark.parametrize("weights", ["adapter_model.safetensors", "adapter_model.bin"])
+def test_an_adapter_is_refused_where_its_base_cannot_be_opened(weights):
+    with pytest.raises(UnsupportedFormatError, match=rf"PEFT adapter \({weights}\), .* the base is not opened here"):
+        open_checkpoint(MemoryTree({weights: b"", "adapter_config.json": b"{}"}))
+
+
+@pytest.mark.parametrize("options", [{}, {"open_base": lambda config: None}])
+def test_an_adapter_without_config_is_refused(options):
+    with pytest.raises(UnsupportedFormatError, match=r"and there is no adapter_config\.json"):
+        open_checkpoint(MemoryTree({"adapter_model.safetensors": b""}), **options)
+
+
+ADAPTER = {"adapter_config.json": b'{"r": 1}', "adapter_model.safetensors": safetensors_bytes({})}
+
+
+@pytest.mark.parametrize("variant", [None, "fp16"])
+@pytest.mark.parametrize("file", [None, "adapter_model.safetensors"])
+def test_an_adapter_is_opened_on_its_base(variant, file):
+    base = open_checkpoint(MemoryTree({"model.safetensors": content(1)}, label="base"))
+    source = open_checkpoint(MemoryTree(ADAPTER), variant=variant, file=file, open_base=lambda config: base)
+    assert source.read("w").item() == 1
+    assert "an adapter (LoRA) on base" in source.description.notes[0]
+
+
+def test_whole_weights_count_before_an_adapter_beside_them():
+    tree = MemoryTree({**ADAPTER, "model.safetensors": content(1)})
+    assert open_checkpoint(tree, open_base=lambda config: pytest.fail("opened")).read("w").item() == 1
 
 
 def test_an_incomplete_set_of_shards_is_refused_with_the_first_one_missing():
@@ -166,11 +203,24 @@ def test_a_named_file_is_opened_whatever_else_is_there():
     assert open_checkpoint(tree, file="other.safetensors").read("w").item() == 1
 
 
+@pytest.mark.parametrize("file", ["old.bin", "old.PTH", "old.pt"])
+def test_a_named_pickle_is_opened_whatever_else_is_there(file):
+    tree = MemoryTree({"model.safetensors": content(2), file: pickled(1), "optimizer.pt": b""})
+    assert open_checkpoint(tree, file=file).read("w").item() == 1
+
+
+def test_a_named_index_of_pickles_is_opened():
+    files = {"a.bin": pickled(1), "pytorch_model.bin.index.json": index("a.bin")}
+    assert open_checkpoint(MemoryTree(files), file="pytorch_model.bin.index.json").read("w").item() == 1
+
+
 def test_a_named_index_is_opened():
     files = {"model.safetensors": content(2), "a.safetensors": content(1), "old.index.json": index("a.safetensors")}
     assert open_checkpoint(MemoryTree(files), file="old.index.json").read("w").item() == 1
 
 
 def test_a_named_file_of_another_format_is_refused():
-    with pytest.raises(UnsupportedFormatError, match=r"'model\.gguf' is neither a \.safetensors file nor the index"):
-        open_checkpoint(MemoryTree({"model.gguf": b"GGUF"}), file="model.gguf")
+    with pytest.raises(
+        UnsupportedFormatError, match=r"'model\.h5' is neither a \.safetensors, \.bin, .* nor the index"
+    ):
+        open_checkpoint(MemoryTree({"model.h5": b""}), file="model.h5")

@@ -4,7 +4,7 @@ import pytest
 
 from mdir_hf.checkpoint.dtypes import DTYPES
 from mdir_hf.checkpoint.header import parse_header, read_header_n_bytes
-from mdir_hf.errors import CorruptCheckpointError
+from mdir_hf.errors import CorruptCheckpointError, UnsupportedFormatError
 
 
 def entry(dtype="F32", shape=(1,), offsets=(0, 4), **more):
@@ -123,3 +123,9 @@ def test_a_length_that_cannot_be_is_refused_before_more_is_read(case):
 def test_the_longest_header_allowed_is_allowed():
     prefix = (10**8).to_bytes(8, "little") + b"{"
     assert read_header_n_bytes(prefix, n_file_bytes=10**8 + 8, label="m") == 10**8
+
+
+def test_a_header_of_more_than_any_checkpoint_has_is_refused_before_it_is_parsed():
+    header = b'{"a":[' + b"[]," * 1_000_000 + b"0]}"
+    with pytest.raises(UnsupportedFormatError, match=r"lists 2,000,002 values .* is read up to 2,000,000"):
+        parse_header(header, n_file_bytes=8 + len(header), path="p", label="file")

@@ -148,6 +148,46 @@ def test_a_config_that_is_none(base, twin, content, capsys):
     assert "config" in refused(capsys, str(base), str(twin))
 
 
+@pytest.fixture
+def strangers_with_a_layer(tmp_path):
+    """Two strangers of one layer each, the second with values of another width."""
+    config = {"model_type": "llama", "hidden_size": N, "vocab_size": V, "num_attention_heads": 4}
+    value = "model.layers.0.self_attn.v_proj.weight"
+    return (
+        write_model(tmp_path / "one", gaussian(V, N, 2), config=config, further={value: gaussian(N, N, 3)}),
+        write_model(tmp_path / "other", gaussian(V, N, 4), config=config, further={value: gaussian(N, N + 1, 5)}),
+    )
+
+
+def test_a_layer_of_another_shape(strangers_with_a_layer, capsys):
+    one, other = map(str, strangers_with_a_layer)
+    said = refused(capsys, one, other, "--level", "body")
+    assert "v_proj.weight' (role v of layer 0) has shape (64, 65); expected (…, 64)" in said
+    # Nobody asked for the layers: the embeddings are compared, and that is said.
+    assert main(["compare", one, other, "--json", "--quiet"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["layers"] is None
+    assert any("The layers were not compared" in caveat and "(64, 65)" in caveat for caveat in report["caveats"])
+
+
+def test_an_error_is_one_short_line_whatever_a_file_is_called(base, twin, capsys):
+    rewrite(
+        twin,
+        lambda h: h.update({"x" * 100_000 + "\x1b[31m\u202e": {"dtype": "F32", "shape": [1], "data_offsets": [0, 2]}}),
+    )
+    said = refused(capsys, str(base), str(twin))
+    assert len(said) < 2100 and said[:-1].isprintable()
+    assert "model.safetensors" in said and "takes 4" in said
+
+
+def test_memory_that_runs_out_is_one_line(base, twin, capsys, monkeypatch):
+    def run_out(*arguments, **options):
+        raise MemoryError
+
+    monkeypatch.setattr("mdir_hf.checker.compare_models", run_out)
+    assert "memory" in refused(capsys, str(base), str(twin))
+
+
 def test_a_tokenizer_that_is_none(base, twin, capsys):
     (twin / "tokenizer.json").write_text("{]")
     assert "tokenizer.json" in refused(capsys, str(base), str(twin))

@@ -160,7 +160,7 @@ def test_a_stream_longer_than_a_block_is_the_sum_of_its_blocks(monkeypatch):
 
 
 def test_a_stream_is_read_once_and_lazily(monkeypatch):
-    monkeypatch.setattr(embedding_module, "BLOCK_ROWS", 50)
+    monkeypatch.setattr(embedding_module, "block_rows", lambda width: 50)
     alive = []
     cross_product = embedding_module.cross_product
 

@@ -17,7 +17,7 @@ def test_rows_are_centred_first_and_then_given_unit_length():
     found = pair_rows(x, y)
     np.testing.assert_allclose(found.reference, textbook.centred_unit_rows(x), atol=1e-14)
     np.testing.assert_allclose(found.candidate, textbook.centred_unit_rows(y), atol=1e-14)
-    np.testing.assert_allclose(found.candidate_mean, y.mean(dim=0))
+    np.testing.assert_allclose(found.standard.candidate_mean, y.mean(dim=0))
     assert found.kept.all()
 
 
@@ -61,7 +61,7 @@ def test_a_row_of_zeros_in_either_model_is_dropped_before_the_mean_is_taken():
     found = pair_rows(x, y)
     assert found.kept.tolist() == [False] * 4 + [True] * 36
     np.testing.assert_allclose(found.reference, whole.reference, atol=1e-14)
-    np.testing.assert_allclose(found.reference_mean, whole.reference_mean, atol=1e-14)
+    np.testing.assert_allclose(found.standard.reference_mean, whole.standard.reference_mean, atol=1e-14)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -87,7 +87,7 @@ def test_fewer_than_two_rows_leave_nothing_and_no_warning(r):
     found = pair_rows(draw(r=r), draw(r=r, n=12))
     assert found.reference.shape == (0, 8)
     assert found.candidate.shape == (0, 12)
-    assert torch.isfinite(found.reference_mean).all()
+    assert torch.isfinite(found.standard.reference_mean).all()
 
 
 def test_mostly_empty_rows_keep_the_few_that_are_not():
@@ -100,8 +100,8 @@ def test_blocks_measured_by_one_sample_are_pieces_of_the_whole():
     x, y = draw(r=60, seed=1), draw(r=60, seed=2)
     x[50:] *= 1e-9  # a block of rows that are short beside the sample, and not beside each other
     sample = pair_rows(x[:20], y[:20])
-    whole = pair_rows(x, y, like=sample)
-    pieces = [pair_rows(x[k : k + 10], y[k : k + 10], like=sample) for k in range(0, 60, 10)]
+    whole = pair_rows(x, y, like=sample.standard)
+    pieces = [pair_rows(x[k : k + 10], y[k : k + 10], like=sample.standard) for k in range(0, 60, 10)]
     assert torch.equal(torch.cat([p.reference for p in pieces]), whole.reference)
     assert torch.equal(torch.cat([p.kept for p in pieces]), whole.kept)
     assert not whole.kept[50:].any()

@@ -158,3 +158,11 @@ def test_a_digest_given_is_believed_and_a_huge_file_never_read(loopback_hub, tmp
 def test_other_addresses_are_not_found(loopback_hub):
     assert get(f"{loopback_hub.endpoint}/api/whatever").status_code == 404
     assert get(f"{loopback_hub.endpoint}/").status_code == 404
+
+
+def test_the_client_searches_names_and_finds_nothing_private(loopback_hub, api):
+    found = {model.id for model in api.list_models(search="OWNER", sort="downloads")}
+    own = {model.id for model in api.list_models(search="secret", token=loopback_hub.token)}
+    assert (found, own) == ({"owner/name", "owner/gated"}, {"owner/secret"})
+    assert len(list(api.list_models(search="owner", limit=1))) == 1
+    assert list(api.list_models(search="nothing of the kind")) == []

@@ -25,6 +25,8 @@ def somewhere_empty(tmp_path, monkeypatch, hf_home):
         ("owner/name@refs/pr/1", "owner/name", "refs/pr/1", "", None),
         ("Owner-1/na.me_2", "Owner-1/na.me_2", None, "", None),
         ("owner/name-gguf.gguf", "owner/name-gguf.gguf", None, "", None),
+        ("owner/name/model-Q4_K_M.gguf", "owner/name", None, "", "model-Q4_K_M.gguf"),
+        ("owner/name@v1/Q4/model-00001-of-00002.GGUF", "owner/name", "v1", "Q4", "model-00001-of-00002.GGUF"),
         ("https://huggingface.co/owner/name", "owner/name", None, "", None),
         ("https://huggingface.co/owner/name/", "owner/name", None, "", None),
         ("http://huggingface.co/owner/name", "owner/name", None, "", None),
@@ -95,6 +97,8 @@ def test_an_address_on_the_mirror_that_hf_endpoint_names(monkeypatch):
         ("models\\nope", "no such folder"),
         ("/nope/model.safetensors", "no such file"),
         ("nope.safetensors", "no such file"),
+        ("./a/b/nope.gguf", "no such file"),
+        ("nope.gguf", "no such file"),
         ("a/b/nope.safetensors.index.json", "no such file"),
     ],
 )
@@ -105,7 +109,7 @@ def test_what_names_no_model_is_refused_with_the_reason(text, why):
 
 def test_a_refusal_says_what_is_accepted():
     with pytest.raises(
-        InvalidReferenceError, match=r"owner/name@revision, a Hub address .*, a local folder, or a local"
+        InvalidReferenceError, match=r"owner/name/file.gguf, a Hub address .*, a local folder, or a local"
     ):
         parse_reference("./nope")
 
@@ -169,3 +173,37 @@ def test_an_endpoint_that_is_no_address_is_refused(monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", "huggingface")
     with pytest.raises(InputError, match="HF_ENDPOINT is 'huggingface'"):
         open_repository("owner/name")
+
+
+@pytest.mark.parametrize("text", ["owner", "owner/name", "owner/model.safetensors", "model.safetensors"])
+def test_where_only_the_hub_is_meant_a_folder_or_file_of_the_same_name_is_not_looked_at(tmp_path, text):
+    (tmp_path / "owner" / "name").mkdir(parents=True)
+    (tmp_path / "owner" / "model.safetensors").touch()
+    (tmp_path / "model.safetensors").touch()
+
+    assert parse_reference(text).folder is not None
+    assert parse_reference(text, allow_local=False) == Reference(text, repo_id=text)
+
+
+@pytest.mark.parametrize(
+    "there", ["{}", "{}/there", "{}/there.txt", "{}/there.safetensors", "./there", "~", "..\\there"]
+)
+def test_where_only_the_hub_is_meant_no_message_tells_what_is_on_this_disk(tmp_path, there):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there.txt").touch()
+    (tmp_path / "there.safetensors").touch()
+    messages = []
+    for text in (there.format(tmp_path), there.format("/nowhere"), there.format(tmp_path / "absent")):
+        with pytest.raises(InvalidReferenceError) as caught:
+            parse_reference(text, allow_local=False)
+        messages.append(str(caught.value).replace(repr(text), "it"))
+
+    assert len(set(messages)) == 1
+    assert "local folder" not in messages[0]
+
+
+def test_where_only_the_hub_is_meant_a_path_object_is_refused(tmp_path):
+    with pytest.raises(InvalidReferenceError, match="not read here"):
+        parse_reference(tmp_path, allow_local=False)
+    with pytest.raises(InvalidReferenceError, match="not read here"):
+        open_repository(tmp_path, allow_local=False)

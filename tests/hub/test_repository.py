@@ -549,3 +549,51 @@ def test_what_our_cache_keeps_is_for_its_user_alone(loopback_hub, model_folder, 
     (kept,) = [path for path in (hf_home / "mdir-hf").rglob("*-*") if path.is_file()]
     assert kept.stat().st_mode & 0o077 == 0
     assert (hf_home / "mdir-hf").stat().st_mode & 0o077 == 0
+
+
+def everything_under(folder):
+    return [path for path in folder.rglob("*") if path.is_file()] if folder.exists() else []
+
+
+def test_without_caches_nothing_is_kept_on_this_disk(loopback_hub, model_folder, hf_home):
+    loopback_hub.add_repository("owner/secret", model_folder, gated=True)
+    repository = open_repository("owner/secret", token=loopback_hub.token, use_caches=False)
+
+    assert repository.read("config.json") == (model_folder / "config.json").read_bytes()
+    assert (
+        repository.open("model.safetensors").read(10, 5000)
+        == (model_folder / "model.safetensors").read_bytes()[10:5000]
+    )
+
+    assert everything_under(hf_home) == []
+
+
+def test_without_caches_what_somebody_else_may_read_is_not_read_from_their_cache(loopback_hub, model_folder):
+    loopback_hub.add_repository("owner/secret", model_folder, gated=True)
+    theirs = open_repository("owner/secret", token=loopback_hub.token)
+    theirs.read("config.json")
+    theirs.open("model.safetensors").read(0, 5000)
+
+    mine = open_repository("owner/secret", token=loopback_hub.outsider_token, use_caches=False)
+    with pytest.raises(GatedRepositoryError):
+        mine.read("config.json")
+    with pytest.raises(GatedRepositoryError):
+        mine.open("model.safetensors").read(0, 5000)
+
+
+def test_without_caches_the_network_is_needed(loopback_hub, commit):
+    with pytest.raises(InputError, match="without caches"):
+        open_repository("owner/name", use_caches=False, local_files_only=True)
+
+
+def test_who_comes_without_a_token_gets_nothing_gated_out_of_the_caches(loopback_hub, model_folder):
+    loopback_hub.add_repository("owner/secret", model_folder, gated=True)
+    owners = open_repository("owner/secret", token=loopback_hub.token)
+    owners.read("config.json")
+    owners.open("model.safetensors").read(0, 5000)
+
+    strangers = open_repository("owner/secret", token=False)
+    with pytest.raises(GatedRepositoryError):
+        strangers.read("config.json")
+    with pytest.raises(GatedRepositoryError):
+        strangers.open("model.safetensors").read(0, 5000)

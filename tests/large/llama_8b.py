@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+
+from tests.large.sparse import fill_shards, write_sparse_checkpoint
 
 VOCABULARY, WIDTH, LAYERS, MLP, KV = 128_256, 4096, 32, 14_336, 1024
 N_SHARDS = 4
@@ -47,60 +48,15 @@ def tensor_shapes() -> dict[str, tuple[int, ...]]:
 
 
 def write_checkpoint(folder: Path, rows: Callable[[], torch.Tensor], tokenizer: bytes) -> dict[str, str]:
-    """Write the sparse shards, the index, the config and the tokenizer.
-
-    Args:
-        folder: Made.
-        rows: Gives ``(UNIQUE_ROWS, WIDTH)``, which the embedding repeats.
-        tokenizer: Content of tokenizer.json.
+    """Write the checkpoint; ``rows`` gives ``(UNIQUE_ROWS, WIDTH)``, which the embedding repeats.
 
     Returns:
-        A made-up SHA-256 by shard, different for every folder, so that nobody reads 16 GB of holes to compute one.
+        A made-up SHA-256 by shard.
     """
-    folder.mkdir(parents=True)
-    shards: list[dict[str, tuple[int, ...]]] = [{}]
-    n_bytes = 0
-    for name, shape in tensor_shapes().items():
-        size = 2 * torch.Size(shape).numel()
-        if n_bytes + size > SHARD_LIMIT_BYTES:
-            shards.append({})
-            n_bytes = 0
-        shards[-1][name] = shape
-        n_bytes += size
+    shards = fill_shards({name: ("BF16", shape) for name, shape in tensor_shapes().items()}, SHARD_LIMIT_BYTES)
     assert len(shards) == N_SHARDS
-    weight_map, digests = {}, {}
-    for number, shard in enumerate(shards, start=1):
-        path = f"model-{number:05}-of-{N_SHARDS:05}.safetensors"
-        _write_shard(folder / path, shard, rows)
-        weight_map |= dict.fromkeys(shard, path)
-        digests[path] = f"{abs(hash((str(folder), path))):064x}"
-    total = sum(2 * torch.Size(shape).numel() for shape in tensor_shapes().values())
-    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
-    (folder / "config.json").write_text(json.dumps(CONFIG, indent=2))
-    (folder / "tokenizer.json").write_bytes(tokenizer)
-    return digests
-
-
-def _write_shard(path: Path, shard: dict[str, tuple[int, ...]], rows: Callable[[], torch.Tensor]) -> None:
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    at = 0
-    for name, shape in shard.items():
-        size = 2 * torch.Size(shape).numel()
-        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [at, at + size]}
-        at += size
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        start = 8 + len(text)
-        file.truncate(start + at)
-        if "model.embed_tokens.weight" in shard:
-            block = rows().to(torch.bfloat16).view(torch.uint8).numpy().tobytes()
-            row_n_bytes = 2 * WIDTH
-            for first in range(0, VOCABULARY, UNIQUE_ROWS):
-                n_rows = min(UNIQUE_ROWS, VOCABULARY - first)
-                os.pwrite(file.fileno(), block[: n_rows * row_n_bytes], start + first * row_n_bytes)
+    repeated_rows = {"model.embed_tokens.weight": rows}
+    return write_sparse_checkpoint(folder, shards, config=CONFIG, tokenizer=tokenizer, repeated_rows=repeated_rows)
 
 
 def tokenizer_of_real_size() -> bytes:

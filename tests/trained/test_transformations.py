@@ -9,7 +9,7 @@ import torch
 
 from mdir_hf import HomologyChecker, Verdict
 from mdir_hf.anatomy import read_part
-from mdir_hf.comparison.body import layer_weights
+from mdir_hf.comparison.layers import layer_weights
 from mdir_hf.homology.embedding import EmbeddingTest
 from mdir_hf.homology.gauge import OuterTransformation
 from mdir_hf.homology.neurons import match_neurons

@@ -97,3 +97,12 @@ def test_left_out_doublets_are_in_no_pair():
     reference = assemble(doubled, kind=VocabularyKind.PLAIN, files=("vocab.txt",))
     common = common_vocabulary(reference, vocabulary_of({b"a": 0, b"b": 1}), n_reference_rows=3, n_candidate_rows=2)
     assert common.reference_rows.tolist() == [0]
+
+
+def test_a_matrix_of_fewer_rows_takes_the_tokens_that_it_has():
+    common = pair(numbered(6), {b"t5": 0, b"t1": 1, b"t0": 2, b"t2": 9})
+    assert common.within(1000, 1000) is common
+    fewer = common.within(5, 9)
+    assert fewer.reference_rows.tolist() == [0, 1]
+    assert fewer.candidate_rows.tolist() == [2, 1]
+    assert (fewer.n_same_row, fewer.identical) == (1, False)

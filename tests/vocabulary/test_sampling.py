@@ -46,6 +46,18 @@ def test_with_one_tokenizer_few_runs_cover_the_sample_and_are_spread_over_the_vo
     assert ids[taken].max() - ids[taken].min() > 64_000
 
 
+def test_with_one_tokenizer_a_large_sample_comes_in_a_few_longer_runs_and_the_first_ones_stay_spread():
+    ids = np.arange(129_280)
+    sampler = RowSampler(common(ids, ids), row_n_bytes=(14_336, 14_336), seed=3)
+    first, last = sampler.take(128), sampler.take(4096)
+    assert len(first) == 128
+    assert n_runs(ids[first], gap=1) == 8  # windows of 16 rows, no two of them neighbours
+    assert ids[first].max() - ids[first].min() > 64_000
+    assert 4096 <= len(last) < 4096 + 256
+    assert n_runs(ids[last], gap=1) <= 48
+    assert len(sampler.take(len(ids))) == len(ids)
+
+
 def test_shifted_ids_still_make_few_runs_on_both_sides():
     ids = np.arange(3, 32_000)
     sampler = RowSampler(common(ids, ids + 768), row_n_bytes=(8192, 8192))

@@ -41,7 +41,6 @@ def test_added_tokens_beside_a_model_are_read_too(read, sentencepiece_file):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "found an empty file and no piece in them"),
         (b"\x12\x00", "found 2 bytes that begin with .* and no piece in them"),
         (b"\x0a\x05\x0a\x01a", "after 0 pieces: a field of 5 bytes at byte 2, where 3 are left"),
         (b"\x0a\x03\x0a\x01a\x0a\xff\xff\xff\xff\x0f", "after 1 pieces: a field of 4294967295 bytes"),

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import base64
+
 import pytest
 
 from mdir_hf.errors import FileMissingError, VocabularyError
@@ -68,19 +70,60 @@ def test_an_error_of_the_reader_comes_through_as_it_is():
         read_vocabulary(["tokenizer.json"], read)
 
 
+EVERY_KIND = [
+    *("tokenizer.json", "vocab.json", "tokenizer.model", "a.tiktoken", "tekken.json", "vocab.txt", "rwkv_vocab_v1.txt"),
+]
+
+
+@pytest.mark.parametrize("name", EVERY_KIND)
 @pytest.mark.parametrize(
-    "name", ["tokenizer.json", "vocab.json", "tokenizer.model", "a.tiktoken", "tekken.json", "vocab.txt"]
+    ("data", "what"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "a Git LFS pointer"),
+        (b"<!DOCTYPE html>\n<html><body>404</body></html>", "a web page instead of the file"),
+        (b"\xef\xbb\xbf \r\n<html>\n<head>", "a web page instead of the file"),
+        (b"", "an empty file"),
+    ],
+    ids=["pointer", "web page", "web page with a mark", "empty"],
 )
-def test_a_git_lfs_pointer_is_called_what_it_is(read, name: str):
-    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
-    with pytest.raises(VocabularyError, match=rf"{name}: expected .* found a Git LFS pointer"):
-        read({name: pointer})
+def test_what_was_downloaded_instead_of_the_file_is_called_what_it_is(read, name: str, data: bytes, what: str):
+    with pytest.raises(VocabularyError, match=rf"{name}: expected .* found {what}"):
+        read({name: data})
 
 
 def test_json_in_a_model_file_is_read_as_json(read):
     vocabulary = read({"tokenizer.model": {"model": {"vocab": {"Ġa": 0}}, "decoder": {"type": "ByteLevel"}}})
     assert vocabulary.kind is VocabularyKind.BYTE_LEVEL
     assert vocabulary.row_of == {b" a": 0}
+
+
+def test_a_plain_vocabulary_in_a_model_file_is_read_as_one(read):
+    assert read({"tokenizer.model": {"Ġa": 0, "b": 1}}).row_of == {b" a": 0, b"b": 1}
+
+
+def test_a_tokenizer_json_beside_a_tekken_is_read_and_says_the_same(read):
+    vocab = [{"rank": rank, "token_bytes": base64.b64encode(text).decode()} for rank, text in enumerate([b"a", b" b"])]
+    tekken = {"config": {"default_vocab_size": 4, "default_num_special_tokens": 2}, "vocab": vocab}
+    special = [{"id": row, "content": f"<{row}>", "special": True} for row in range(2)]
+    both = {
+        "tekken.json": tekken,
+        "tokenizer.json": {
+            "added_tokens": special,
+            "decoder": {"type": "ByteLevel"},
+            "model": {"vocab": {"<0>": 0, "<1>": 1, "a": 2, "Ġb": 3}},
+        },
+    }
+    assert vocabulary_files(both) == ("tokenizer.json",)
+    assert read(both).row_of == read({"tekken.json": tekken}).row_of == {b"a": 2, b" b": 3}
+    assert read({"tekken.json": tekken}).n_special == read(both).n_special == 2
+
+
+def test_lines_may_end_as_on_windows_in_every_format_of_lines(read):
+    lines = {"vocab.txt": b"[PAD]\nrun\n##ning\n", "a.tiktoken": b"YQ== 0\nIGI= 1\n", "rwkv_vocab_v1.txt": b"1 'a' 1\n"}
+    for name, data in lines.items():
+        assert read({name: data.replace(b"\n", b"\r\n")}).row_of == read({name: data}).row_of
+    pretty = b'{\r\n  "a": 0,\r\n  "b": 1\r\n}\r\n'
+    assert read({"vocab.json": pretty}).row_of == {b"a": 0, b"b": 1}
 
 
 def test_json_may_have_a_byte_order_mark(read):

@@ -1,0 +1,362 @@
+"""What our reader makes of every causal language model that the installed transformers knows.
+
+For each class a tiny model (width 64, two layers, 2048 tokens) is saved with ``save_pretrained``, in the names of its
+files and in those of its modules, and opened as users open theirs. Then
+
+- the embedding must be, bit by bit, the one that the module itself names;
+- every role that was placed is held against one recorded forward pass: q, k and v must be what attention was given, o
+  must read what it returns, gate, up and down must make the output of an MLP or of an expert, a norm must stand where
+  we say it stands. No name is believed in that; what does something else than we say is counted as wrong;
+- a copy with 1 % of noise on every weight must be found, and a model of the same shape and another seed must not.
+
+Prints a table and totals, and writes ``docs/coverage.md``. A class that transformers itself cannot build or run has a
+row that says so. Takes about three minutes on two idle cores.
+
+    python -m benchmarks.coverage [--only llama,mixtral] [--jobs 2] [--json FILE] [--no-page]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+import transformers
+from transformers import PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from mdir_hf import HomologyChecker
+from mdir_hf.anatomy import Anatomy, Role, read_part
+from mdir_hf.comparison.model import Model
+from mdir_hf.errors import MdirError
+from tests.anatomy.forward_record import ForwardRecord, record_forward
+from tests.anatomy.judgement import Judgement, judge
+from tests.anatomy.tiny_causal import MORE_TOKENS, build_module, inputs_of, save_and_open
+
+PAGE = Path(__file__).parent.parent / "docs" / "coverage.md"
+NOISE = 0.01
+
+ATTENTION = (Role.Q, Role.K, Role.V, Role.O)
+MIXER = (Role.SSM_IN, Role.SSM_OUT)
+MLP = (Role.UP, Role.DOWN, Role.GATE)
+
+REASONS: dict[str, str] = {
+    "axk2": "queries read a latent before and behind its norm, side by side: their two factors make no product",
+    "blt": "four stacks for bytes and patches; the layers compared are those of the byte encoder",
+    "deepseek_v4": "the output passes two factors in groups, which make no product of two matrices",
+    "gemma3n": "transformers builds it with the package timm only; its text model has a row of its own",
+    "gemma4_assistant": "transformers cannot build it: one of its checks asks that every layer borrows keys, another "
+    "refuses that",
+    "gemma4_unified_assistant": "the last two of its four layers borrow the keys and values of the model it assists",
+    "hrm_text": "two stacks that run in turns; the layers compared are those of the slow one",
+    "jetmoe": "queries and outputs belong to the experts of its attention",
+    "longcat_flash": "two attentions and two MLPs in a layer; the first of each stands for it",
+    **dict.fromkeys(
+        ("musicgen", "musicgen_melody"), "codes of sound, four at a time, each with an embedding: none is the embedding"
+    ),
+    **dict.fromkeys(
+        ("zamba", "zamba2"),
+        "attention and MLP are shared by layers, read stream and embedding side by side, and do not write the stream",
+    ),
+    "zaya": "a convolution mixes queries and keys on their way, and half of the values are those of the token before",
+}
+"""Why a row is not full; the test of the whole table asks that these are the rows that are not."""
+
+HELD_ELSEWHERE = {
+    "minimax": "tests/anatomy/test_linear_attention.py",
+    "rwkv": "tests/anatomy/test_rwkv.py",
+}
+"""Recurrent layers whose arithmetic the record does not see, and the test that holds their roles by value."""
+
+MIXER_TEST = "tests/anatomy/test_state_space.py"
+
+
+@dataclass
+class Row:
+    """What became of one class.
+
+    Attributes:
+        model_type: As transformers lists it.
+        name: The class.
+        embedding: Whether ours is the module's own.
+        attention: Roles proved in every layer that attends, as ``q k v o``; ``-`` where nothing attends.
+        mlp: Roles proved in every layer that has an MLP or experts; ``-`` where none has.
+        mixer: Layers with a state-space mixer or a gated convolution; :data:`MIXER_TEST` holds their roles.
+        relative: Whether the noisy copy was found.
+        stranger: Whether the stranger was passed over.
+        wrong: Sentences about roles that do something else than we say.
+        left: Names of matrices that have no role.
+        problem: What stopped us, where something did.
+        seconds: Time it took.
+    """
+
+    model_type: str
+    name: str
+    embedding: bool = False
+    attention: str = ""
+    mlp: str = ""
+    mixer: int = 0
+    relative: bool = False
+    stranger: bool = False
+    wrong: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+    problem: str = ""
+    seconds: float = 0.0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether everything that a model of its kind has was placed and proved."""
+        return (
+            self.embedding
+            and self.attention in ("q k v o", "-")
+            and self.mlp in ("gate up down", "up down", "-")
+            and self.relative
+            and self.stranger
+            and not self.wrong
+            and not self.problem
+        )
+
+
+def cover(model_type: str) -> Row:
+    """Fill the row of one class; whatever goes wrong stands in it."""
+    started = time.perf_counter()
+    row = Row(model_type, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type])
+    with warnings.catch_warnings(), tempfile.TemporaryDirectory() as folder:
+        warnings.simplefilter("ignore")
+        _fill(row, Path(folder))
+    row.seconds = round(time.perf_counter() - started, 2)
+    return row
+
+
+def _fill(row: Row, folder: Path) -> None:
+    try:
+        module = build_module(row.model_type)
+    except Exception as exc:  # whatever transformers does not like about one class is a row, not a crash
+        row.problem = f"transformers cannot build it: {_one_line(exc)}"
+        return
+    try:
+        ours = save_and_open(module, folder / "reference")
+    except MdirError as exc:
+        row.problem = exc.message
+        return
+    embedding = read_part(ours.tensors, ours.anatomy.embedding)
+    row.embedding = torch.equal(embedding, module.get_input_embeddings().weight)
+    try:
+        record = record_forward(module, more_tokens=MORE_TOKENS.get(row.model_type, ()), **inputs_of(row.model_type))
+    except Exception as exc:
+        row.problem = f"transformers cannot run it on a token: {_one_line(exc)}"
+    else:
+        _hold(row, ours, record)
+        _hold_names_of_modules(row, ours, module, record, folder)
+    try:
+        _compare(row, module, folder)
+    except MdirError as exc:
+        row.problem = f"the comparison ends in an error: {exc.message}"
+
+
+def _hold(row: Row, ours: Model, record: ForwardRecord) -> None:
+    """Hold our roles against the record."""
+    anatomy = ours.anatomy
+    found = judge(anatomy, ours.tensors, record)
+    if row.model_type in HELD_ELSEWHERE:
+        for layer, proved in zip(anatomy.layers, found.proved, strict=True):
+            if layer.rope == "none":
+                found.wrong = [sentence for sentence in found.wrong if not sentence.startswith(f"layer {layer.index}:")]
+                proved.update(layer.parts)
+    row.wrong = found.wrong
+    row.attention = _attention(anatomy, record, found)
+    row.mlp = _mlp(anatomy, found)
+    row.mixer = sum(Role.SSM_IN in layer.parts for layer in anatomy.layers)
+    row.left = list(_left(ours))
+
+
+def _hold_names_of_modules(row: Row, ours: Model, module: PreTrainedModel, record: ForwardRecord, folder: Path) -> None:
+    """Do it again with the names that modules have, where files have others."""
+    theirs = save_and_open(module, folder / "in_modules", original_format=False)
+    if set(theirs.tensors.names()) == set(ours.tensors.names()):
+        return
+    again = Row(row.model_type, row.name)
+    _hold(again, theirs, record)
+    row.wrong += [f"{sentence} (in the names of modules)" for sentence in again.wrong]
+    if (again.attention, again.mlp, again.mixer) != (row.attention, row.mlp, row.mixer):
+        row.problem = f"in the names of modules: {again.attention or 'no attention'}, {again.mlp or 'no MLP'}"
+
+
+def _attention(anatomy: Anatomy, record: ForwardRecord, found: Judgement) -> str:
+    attends = [
+        proved
+        for layer, proved in zip(anatomy.layers, found.proved, strict=True)
+        if any(role in layer.parts for role in ATTENTION)
+    ]
+    if not attends:
+        return "" if record.attention else "-"
+    everywhere = " ".join(role.value for role in ATTENTION if all(role in proved for proved in attends))
+    n_seen, n_placed = found.n_attention
+    return f"{everywhere} in {n_placed} of {n_seen}" if everywhere and n_placed < n_seen else everywhere
+
+
+def _mlp(anatomy: Anatomy, found: Judgement) -> str:
+    """Roles that every layer with an MLP has proved; stacks of experts that have no role count as one that has not."""
+    layers = [
+        proved
+        for layer, proved in zip(anatomy.layers, found.proved, strict=True)
+        if any(role in parts for parts in (layer.parts, *layer.experts, *layer.shared_experts) for role in MLP)
+    ]
+    if not layers:
+        return "" if any(role in layer.missing for layer in anatomy.layers for role in MLP) else "-"
+    if any(re.search(r"experts\.(gate|up|down|w\d)", name) for name in anatomy.unplaced if _is_whole_expert(name)):
+        return ""
+    return " ".join(role.value for role in (Role.GATE, Role.UP, Role.DOWN) if all(role in proved for proved in layers))
+
+
+def _is_whole_expert(name: str) -> bool:
+    # LongCat stores gates of experts that do nothing.
+    return re.search(r"experts\.\d+\.", name) is None
+
+
+def _left(ours: Model) -> Iterator[str]:
+    """Names of matrices without a role, layer numbers taken out."""
+    stack = re.compile(r"^.*?\.\d+\.")
+    matrices = [name for name in ours.anatomy.unplaced if len(ours.tensors.spec(name).shape) > 1]
+    yield from sorted({stack.sub("", name).removesuffix(".weight") for name in matrices})
+
+
+def _compare(row: Row, module: PreTrainedModel, folder: Path) -> None:
+    noise = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.numel() > 1:
+                parameter += torch.randn(parameter.shape, generator=noise) * NOISE * parameter.std()
+    save_and_open(module, folder / "relative")
+    save_and_open(build_module(row.model_type, seed=1), folder / "stranger")
+
+    def verdict(candidate: str, level: str) -> str:
+        checker = HomologyChecker.from_pretrained(folder / "reference")
+        return checker.compare(folder / candidate, level=level, progress=False).verdict.value
+
+    row.relative = verdict("relative", "body") == "homologous"
+    row.stranger = verdict("stranger", "auto") != "homologous"
+
+
+def _one_line(exc: Exception) -> str:
+    text = " ".join(str(exc).split())
+    return f"{type(exc).__name__}: {text[:160]}" if text else type(exc).__name__
+
+
+# --- the table
+
+HEADER = (
+    "class",
+    "model type",
+    "embedding",
+    "attention",
+    "MLP",
+    "relative found",
+    "stranger silent",
+    "what is left, and why",
+)
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    """One line of the table."""
+    attention = " + ".join(filter(None, (row.attention or "no", f"{row.mixer} mixers" if row.mixer else "")))
+    what = [f"WRONG: {sentence}" for sentence in row.wrong]
+    what.append(REASONS.get(row.model_type, row.problem) if not row.is_full else "")
+    if row.left:
+        what.append("no role: " + ", ".join(row.left))
+    return (
+        row.name,
+        row.model_type,
+        "yes" if row.embedding else "no",
+        attention,
+        row.mlp or "no",
+        "yes" if row.relative else "no",
+        "yes" if row.stranger else "no",
+        "; ".join(sentence for sentence in what if sentence),
+    )
+
+
+def totals(rows: Sequence[Row]) -> list[str]:
+    """Sentences under the table."""
+    n = len(rows)
+
+    def count(what: Iterable[bool]) -> str:
+        return f"{sum(what)} of {n}"
+
+    return [
+        f"{count(row.embedding for row in rows)} embeddings are the module's own",
+        f"{count(row.attention in ('q k v o', '-') for row in rows)} classes have q, k, v and o proved in every layer "
+        f"that attends ({sum(row.attention == '-' for row in rows)} have no attention)",
+        f"{count(row.mlp in ('gate up down', 'up down', '-') for row in rows)} classes have the MLP proved in every "
+        f"layer that has one ({sum(row.mlp == '-' for row in rows)} have none)",
+        f"{sum(len(row.wrong) for row in rows)} roles are wrong",
+        f"{count(row.relative for row in rows)} relatives are found",
+        f"{count(row.stranger for row in rows)} strangers are passed over",
+        f"{count(row.is_full for row in rows)} rows are full",
+    ]
+
+
+def page(rows: Sequence[Row]) -> str:
+    """The table as Markdown."""
+    lines = [
+        "# Every causal language model that transformers knows",
+        "",
+        f"Written by `make coverage`, with transformers {transformers.__version__}. What each column means and how it "
+        "is checked is said in `benchmarks/coverage.py`. Roles of mixers are held by "
+        f"`{MIXER_TEST}`, those of the recurrent layers of "
+        + ", ".join(f"{name} by `{test}`" for name, test in HELD_ELSEWHERE.items())
+        + ".",
+        "",
+        *(f"- {sentence}" for sentence in totals(rows)),
+        "",
+        "| " + " | ".join(HEADER) + " |",
+        "|" + " --- |" * len(HEADER),
+        *("| " + " | ".join(cell.replace("|", "/") for cell in cells(row)) + " |" for row in rows),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _quietly() -> None:
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the table, and write what was asked for."""
+    parser = argparse.ArgumentParser(description="Coverage of the causal language models of transformers.")
+    parser.add_argument("--only", help="model types, with commas")
+    parser.add_argument("--jobs", type=int, default=2, help="processes (default 2)")
+    parser.add_argument("--json", type=Path, help="also write the rows here")
+    parser.add_argument("--no-page", action="store_true", help="do not write docs/coverage.md")
+    options = parser.parse_args(argv)
+    chosen = options.only.split(",") if options.only else list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    unknown = sorted(set(chosen) - set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
+    if unknown:
+        parser.error(f"transformers {transformers.__version__} has no causal model called {', '.join(unknown)}")
+    rows: list[Row] = []
+    _quietly()
+    with ProcessPoolExecutor(options.jobs, initializer=_quietly) as pool:
+        for row in pool.map(cover, chosen):
+            rows.append(row)
+            print(" | ".join(cells(row)), flush=True)
+    print()
+    print("\n".join(totals(rows)))
+    if options.json:
+        options.json.write_text(json.dumps([asdict(row) | {"full": row.is_full} for row in rows], indent=1) + "\n")
+    if not options.only and not options.no_page:
+        PAGE.write_text(page(rows), encoding="utf-8")
+    return 1 if any(row.wrong for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

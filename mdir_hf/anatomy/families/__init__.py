@@ -1,0 +1,49 @@
+"""How the tensors of a layer are called, one file per kind of family; rows are tried in the order they stand here.
+
+Files of one kind of family stand first, general names after them. Source: the modelling files of transformers 5.23,
+each family checked by value in the tests.
+"""
+
+from __future__ import annotations
+
+from ..rows import LayerRow, ProductRow
+from . import (
+    classic,
+    encoders,
+    experts,
+    fused,
+    gguf,
+    latent_attention,
+    llama,
+    norms,
+    recurrent,
+    remote_code,
+    state_space,
+)
+
+LAYER_ROWS: tuple[LayerRow, ...] = (
+    *latent_attention.ROWS,
+    *remote_code.ROWS,
+    *recurrent.ROWS,
+    *state_space.ROWS,
+    *encoders.ROWS,
+    *fused.ROWS,
+    *classic.ROWS,
+    *llama.ROWS,
+    *norms.ROWS,
+    *experts.ROWS,
+    *gguf.ROWS,
+)
+"""Weights of a layer: the first row that applies counts."""
+
+PRODUCT_ROWS: tuple[ProductRow, ...] = (
+    *latent_attention.PRODUCT_ROWS,
+    *remote_code.PRODUCT_ROWS,
+    *gguf.PRODUCT_ROWS,
+)
+"""Weights of a layer that are stored as two factors, for roles that no tensor has by itself."""
+
+SIGNS = recurrent.SIGNS
+HEADS_FROM_SHAPE = recurrent.HEADS_FROM_SHAPE
+
+__all__ = ["HEADS_FROM_SHAPE", "LAYER_ROWS", "PRODUCT_ROWS", "SIGNS"]

@@ -1,0 +1,86 @@
+"""Multi-head latent attention (DeepSeek-V2 and after): q, k and v are products through a latent with a norm in it.
+
+Heads hold rows without positions, then rows that rotary positions turn. Those of k that are turned come straight from
+the stream and are shared by all heads. Q and K here are the rows without positions: they have the free invertible map
+per head that v and o have, and no planes. The turned rows stay out of every role.
+"""
+
+from __future__ import annotations
+
+from ..roles import WHOLE, Role, RowsOfEach
+from ..rows import LayerRow, ProductRow
+
+_ALL_HEADS = ("heads", "heads")  # every head has keys and values of its own, whatever the config says of groups
+# Layers without positions, in some families, have no turned rows, and more of the others.
+_WITHOUT_POSITIONS = RowsOfEach("heads", "qk_nope_head_dim")
+_VALUES = RowsOfEach("heads", "v_head_dim", from_end=True)
+_LATENT = RowsOfEach(1, "kv_lora_rank")
+
+# Longcat has two attentions and two MLPs in a layer, and experts beside; the first of each stands for it.
+_LONGCAT = frozenset({"longcat_flash"})
+_ATTENTION = r"(?:self_attn|attention|self_attn\.0)"
+
+_DEEPSEEK_V4 = frozenset({"deepseek_v4"})
+
+ROWS: tuple[LayerRow, ...] = (
+    LayerRow(
+        rf"{_ATTENTION}\.q_proj\.weight",
+        ((Role.Q, _WITHOUT_POSITIONS),),
+        beside=rf"{_ATTENTION}\.(?:kv_b_proj|wkv_b)\.weight",
+        rope="none",
+        n_heads=_ALL_HEADS,
+    ),
+    LayerRow(rf"{_ATTENTION}\.(?:kv_a_proj|wkv_a)_with_mqa\.weight", ((Role.KV_LATENT, _LATENT),)),
+    LayerRow(r"attention\.dense\.weight", ((Role.O, WHOLE),), beside=r"attention\.(?:kv_b_proj|wkv_b)\.weight"),
+    LayerRow(r"self_attn\.0\.o_proj\.weight", ((Role.O, WHOLE),)),
+    LayerRow(r"input_layernorm\.0\.weight", ((Role.ATTENTION_NORM, WHOLE),), model_types=_LONGCAT),
+    LayerRow(r"post_attention_layernorm\.0\.weight", ((Role.MLP_NORM, WHOLE),), model_types=_LONGCAT),
+    LayerRow(r"mlp\.router\.classifier\.weight", ((Role.ROUTER, WHOLE),), model_types=_LONGCAT),
+    *(
+        LayerRow(rf"mlps\.0\.{name}_proj\.weight", ((role, WHOLE),), model_types=_LONGCAT)
+        for name, role in (("gate", Role.GATE), ("up", Role.UP), ("down", Role.DOWN))
+    ),
+    # DeepSeek-V4: one key for all heads, which is the value too. Its output passes two factors in groups.
+    LayerRow(
+        r"(?:attn\.wkv|self_attn\.kv_proj)\.weight",
+        ((Role.K, WHOLE), (Role.V, WHOLE)),
+        model_types=_DEEPSEEK_V4,
+        n_heads=("heads", 1),
+    ),
+    LayerRow(r"(?:attn\.norm|self_attn\.kv_norm)\.weight", ((Role.K_NORM, WHOLE),), model_types=_DEEPSEEK_V4),
+    LayerRow(r"attn_norm\.weight", ((Role.ATTENTION_NORM, WHOLE),), model_types=_DEEPSEEK_V4),
+    LayerRow(r"ffn_norm\.weight", ((Role.MLP_NORM, WHOLE),), model_types=_DEEPSEEK_V4),
+)
+
+PRODUCT_ROWS: tuple[ProductRow, ...] = (
+    ProductRow(
+        Role.Q,
+        rf"{_ATTENTION}\.q_b_proj\.weight",
+        rf"{_ATTENTION}\.q_a_proj\.weight",
+        rf"{_ATTENTION}\.q_a_layernorm\.weight",
+        left_layout=_WITHOUT_POSITIONS,
+        except_model_types=frozenset({"axk2"}),  # reads the latent before and behind its norm, side by side
+        rope="none",
+        n_heads=_ALL_HEADS,
+    ),
+    *(
+        ProductRow(
+            role,
+            rf"{_ATTENTION}\.(?:kv_b_proj|wkv_b)\.weight",
+            rf"{_ATTENTION}\.(?:kv_a_proj|wkv_a)_with_mqa\.weight",
+            rf"{_ATTENTION}\.kv_a_(?:layer)?norm\.weight",
+            left_layout=layout,
+            right_layout=_LATENT,
+            rope="none",
+            n_heads=_ALL_HEADS,
+        )
+        for role, layout in ((Role.K, _WITHOUT_POSITIONS), (Role.V, _VALUES))
+    ),
+    ProductRow(
+        Role.Q,
+        r"(?:attn\.wq_b|self_attn\.q_b_proj)\.weight",
+        r"(?:attn\.wq_a|self_attn\.q_a_proj)\.weight",
+        r"(?:attn\.q_norm|self_attn\.q_a_norm)\.weight",
+        model_types=_DEEPSEEK_V4,
+    ),
+)

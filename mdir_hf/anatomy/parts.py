@@ -1,0 +1,294 @@
+"""Where the weight of a role is stored, and reading it.
+
+Past this folder every weight is ``(d_out, d_in)``, ``y = W x``. Fused tensors, transposed ones (Conv1D stores
+``(d_in, d_out)``), per-head interleaving and weights that are stored as two factors end here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from ..errors import AnatomyError
+from .roles import WHOLE, HeadCounts, IntArray, Layout, Role
+
+ShapeOf = Callable[[str], tuple[int, ...]]
+"""Gives the stored shape of a tensor by name; each call may cost the header of a shard."""
+
+FLOAT64_ENTRIES = 1 << 24
+"""Products of up to this many entries are float64. A product has fewer directions than rows and columns, and whoever
+takes its rank in float64 must not find the rounding of float32 beyond them; larger ones are worked on in float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightPart:
+    """Where the weight of one role is stored.
+
+    Attributes:
+        tensor: Name in the checkpoint.
+        layout: Which rows of the ``(d_out, d_in)`` matrix it is.
+        transposed: Whether the checkpoint stores ``(d_in, d_out)``.
+        heads: Head counts that the layout needs, where they are known.
+        expert: Which matrix along the first axis, where the tensor stacks those of all experts; None for a matrix.
+        n_experts: Of how many experts the matrices lie one below another in one matrix; None for a stack or one matrix.
+        joined: Whether it is stored with three axes of which the last two, heads and their width, are one.
+        stream: Where files hold the matrix either way round: which axis of ``(d_out, d_in)`` is that of the residual
+            stream, and its width; they overrule ``transposed``.
+        per_head: Whether it is a stack ``(heads, ..., ...)`` whose matrices follow one another, each transposed where
+            ``transposed`` says so.
+    """
+
+    tensor: str
+    layout: Layout = WHOLE
+    transposed: bool = False
+    heads: HeadCounts | None = None
+    expert: int | None = None
+    per_head: bool = False
+    n_experts: int | None = None
+    stream: tuple[int, int] | None = None
+    joined: bool = False
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """Names of all tensors it takes."""
+        return (self.tensor,)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every row of the tensor belongs to it."""
+        return self.layout == WHOLE and self.expert is None and not self.per_head
+
+    def rows(self, stored_shape: tuple[int, ...]) -> IntArray:
+        """Return its rows in the ``(d_out, d_in)`` matrix, given the shape of the stored tensor.
+
+        Raises:
+            AnatomyError: If the tensor cannot be divided as its layout says; names it.
+        """
+        matrix = self._matrix_shape(stored_shape)
+        n_rows = matrix[-1] if self.is_transposed(stored_shape) else matrix[0]
+        try:
+            return self.layout.rows(n_rows, self.heads)
+        except AnatomyError as exc:
+            raise AnatomyError(f"tensor {self.tensor!r} of shape {stored_shape}: {exc.message}") from exc
+
+    def shape(self, stored_shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return its own shape, ``(d_out, d_in)`` or ``(d,)``, given the shape of the stored tensor."""
+        n_rows = len(self.rows(stored_shape))
+        matrix = self._matrix_shape(stored_shape)
+        return (n_rows, *(matrix[:-1] if self.is_transposed(stored_shape) else matrix[1:]))
+
+    def is_transposed(self, stored_shape: tuple[int, ...]) -> bool:
+        """Whether the stored matrix is ``(d_in, d_out)``.
+
+        Raises:
+            AnatomyError: If that is told by the width of the model, and both axes or none have it.
+        """
+        if self.stream is None:
+            return self.transposed
+        axis, width = self.stream
+        matrix = self._matrix_shape(stored_shape)
+        if (matrix[axis] == width) == (matrix[1 - axis] == width):
+            raise AnatomyError(
+                f"tensor {self.tensor!r} has shape {stored_shape}; files hold it either way round, and its axis of "
+                f"width {width}, which would tell, is not to be made out"
+            )
+        return matrix[1 - axis] == width
+
+    def _matrix_shape(self, stored_shape: tuple[int, ...]) -> tuple[int, ...]:
+        if self.per_head:
+            return self._joined_shape(stored_shape)
+        if self.joined:
+            if len(stored_shape) != 3:
+                raise AnatomyError(
+                    f"tensor {self.tensor!r} has shape {stored_shape}; expected heads on an axis of theirs"
+                )
+            return (stored_shape[0], stored_shape[1] * stored_shape[2])
+        if self.expert is None:
+            return stored_shape
+        if self.n_experts is not None:
+            if len(stored_shape) != 2 or stored_shape[0] % self.n_experts:
+                raise AnatomyError(
+                    f"tensor {self.tensor!r} has shape {stored_shape}; expected the matrices of {self.n_experts} "
+                    "experts one below another"
+                )
+            return (stored_shape[0] // self.n_experts, stored_shape[1])
+        if len(stored_shape) != 3 or self.expert >= stored_shape[0]:
+            raise AnatomyError(
+                f"tensor {self.tensor!r} has shape {stored_shape}; expected a stack of matrices, with more than "
+                f"{self.expert} experts along its first axis"
+            )
+        return stored_shape[1:]
+
+    def _joined_shape(self, stored_shape: tuple[int, ...]) -> tuple[int, ...]:
+        if len(stored_shape) != 3:
+            raise AnatomyError(f"tensor {self.tensor!r} has shape {stored_shape}; expected one matrix for each head")
+        n_heads, d_out, d_in = stored_shape
+        return (d_out, n_heads * d_in) if self.transposed else (n_heads * d_out, d_in)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightProduct:
+    """The weight of one role that is stored as two factors, ``left diag(gain) right``, a norm between them.
+
+    The norm divides by one number per token, so up to that number the product is what the role does. Of multi-head
+    latent attention it is the object to compare: any rotation of the latent, undone in the other factor, leaves it.
+    Its rank is that of the latent, usually below both of its sides.
+
+    Attributes:
+        left: ``(d_out, r)``.
+        right: ``(r, d_in)``.
+        gain: ``(r,)`` scale of the norm in between, None without one.
+    """
+
+    left: WeightPart
+    right: WeightPart
+    gain: WeightPart | None = None
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """Names of all tensors it takes."""
+        return (self.left.tensor, *(() if self.gain is None else (self.gain.tensor,)), self.right.tensor)
+
+    @property
+    def tensor(self) -> str:
+        """Name of the tensor whose rows are its rows."""
+        return self.left.tensor
+
+    @property
+    def heads(self) -> HeadCounts | None:
+        """Head counts that its layouts need."""
+        return self.left.heads
+
+
+Part = WeightPart | WeightProduct
+"""Where the weight of a role is stored: in one tensor, or as a product."""
+
+
+def part_shape(part: Part, shape_of: ShapeOf) -> tuple[int, ...]:
+    """Return the shape of a part, ``(d_out, d_in)`` or ``(d,)``; costs the headers of its shards.
+
+    Raises:
+        AnatomyError: If a tensor cannot be divided as its layout says, or two factors do not fit.
+    """
+    if isinstance(part, WeightPart):
+        return part.shape(tuple(shape_of(part.tensor)))
+    left, right = (factor.shape(tuple(shape_of(factor.tensor))) for factor in (part.left, part.right))
+    gain = (left[-1],) if part.gain is None else part.gain.shape(tuple(shape_of(part.gain.tensor)))
+    if len(left) != 2 or len(right) != 2 or left[1] != right[0] or gain != (left[1],):
+        raise AnatomyError(
+            f"{' x '.join(part.tensors)}: factors of shapes {left} and {right}, with a norm of {gain} between them, "
+            "do not make a product"
+        )
+    return left[0], right[1]
+
+
+class TensorReader(Protocol):
+    """As much of a tensor source as reading a part takes."""
+
+    def read(self, name: str) -> torch.Tensor:
+        """Return a whole tensor."""
+        ...
+
+    def read_rows(self, name: str, rows: IntArray) -> torch.Tensor:
+        """Return some rows of a matrix."""
+        ...
+
+    def spec(self, name: str) -> TensorShape:
+        """Return something that knows the stored shape."""
+        ...
+
+
+class TensorShape(Protocol):
+    """Anything with a shape."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...  # noqa: D102  said by the name
+
+
+def read_part(source: TensorReader, part: Part) -> torch.Tensor:
+    """Read the weight of one role.
+
+    Args:
+        source: Where the tensors are; a whole tensor or some of its rows are read, nothing else.
+        part: Which one.
+
+    Returns:
+        Tensor of shape ``(d_out, d_in)`` (norms: ``(d,)``), contiguous, dtype as the source returns it; a product is
+        float64, or float32 past :data:`FLOAT64_ENTRIES`. A part of a transposed tensor reads the whole tensor, since
+        its rows are columns of the file, and so does one expert of a stack: see :func:`read_experts`. Of the factors
+        of a product only the rows that it takes are read; it costs O(d_out r d_in).
+
+    Raises:
+        AnatomyError: If the tensor cannot be divided as its layout says, or the factors of a product do not fit.
+    """
+    if isinstance(part, WeightProduct):
+        return _read_product(source, part)
+    if part.expert is not None:
+        return _take(source.read(part.tensor), part)
+    if part.per_head:
+        return _join(source.read(part.tensor), part)
+    if part.is_whole:
+        stored = source.read(part.tensor)
+        if part.joined:
+            stored = stored.reshape(part._matrix_shape(tuple(stored.shape)))
+        return stored.T.contiguous() if part.transposed else stored
+    shape = tuple(source.spec(part.tensor).shape)
+    if len(shape) != 2:
+        raise AnatomyError(f"tensor {part.tensor!r} has shape {shape}; a fused weight must be a matrix")
+    rows = part.rows(shape)
+    if part.transposed:
+        return source.read(part.tensor).T[torch.from_numpy(rows)].contiguous()
+    return source.read_rows(part.tensor, rows)
+
+
+def read_experts(source: TensorReader, experts: Iterable[Mapping[Role, Part]]) -> Iterator[dict[Role, torch.Tensor]]:
+    """Read the weights of some experts, one expert after the other.
+
+    Args:
+        source: Where the tensors are.
+        experts: The parts of each, from one layer.
+
+    Yields:
+        The weights of each expert, as :func:`read_part` returns them. A tensor that stacks all experts is read once
+        and kept until the last expert is yielded; of the others, one expert is in memory.
+
+    Raises:
+        AnatomyError: If a tensor cannot be divided as its layout says.
+    """
+    stacks: dict[str, torch.Tensor] = {}
+    for parts in experts:
+        weights: dict[Role, torch.Tensor] = {}
+        for role, part in parts.items():
+            if isinstance(part, WeightProduct) or part.expert is None:
+                weights[role] = read_part(source, part)
+                continue
+            if part.tensor not in stacks:
+                stacks[part.tensor] = source.read(part.tensor)
+            weights[role] = _take(stacks[part.tensor], part)
+        yield weights
+
+
+def _read_product(source: TensorReader, product: WeightProduct) -> torch.Tensor:
+    d_out, d_in = part_shape(product, lambda name: tuple(source.spec(name).shape))
+    dtype = torch.float64 if d_out * d_in <= FLOAT64_ENTRIES else torch.float32
+    right = read_part(source, product.right).to(dtype)
+    if product.gain is not None:
+        right = right * read_part(source, product.gain).to(dtype)[:, None]
+    return read_part(source, product.left).to(dtype) @ right
+
+
+def _join(stack: torch.Tensor, part: WeightPart) -> torch.Tensor:
+    """Put the matrices of all heads one under another."""
+    rows = torch.from_numpy(part.rows(tuple(stack.shape)))
+    return (stack.transpose(1, 2) if part.transposed else stack).flatten(0, 1)[rows].contiguous()
+
+
+def _take(stack: torch.Tensor, part: WeightPart) -> torch.Tensor:
+    """Take one expert's weight out of a stack."""
+    rows = torch.from_numpy(part.rows(tuple(stack.shape)))
+    assert part.expert is not None
+    matrix = (stack if part.n_experts is None else stack.reshape(part.n_experts, -1, stack.shape[-1]))[part.expert]
+    return (matrix.T if part.is_transposed(tuple(stack.shape)) else matrix)[rows].contiguous()

@@ -1,0 +1,4 @@
+"""Badges and model cards: a result stated where people look, in neutral words, so that anybody can compute it again.
+
+Nothing is imported here: a badge needs no torch, and comparing does.
+"""

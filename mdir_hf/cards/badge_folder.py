@@ -1,0 +1,56 @@
+"""A badge as files: picture, snippet and endpoint beside the report that they speak of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mdir_hf.cards.badge import Badge
+from mdir_hf.cards.claim import claim_of_report
+from mdir_hf.cards.report_file import REPORT_NAME, read_report
+from mdir_hf.errors import InputError
+from mdir_hf.report import HomologyReport
+from mdir_hf.saving.folder import write_file
+
+
+def write_badge(badge: Badge, report: HomologyReport, snippet: str, folder: Path) -> tuple[Path, ...]:
+    """Write badge.svg, badge.md, badge.json, and report.json unless it lies there.
+
+    Args:
+        badge: The badge of the report.
+        report: The report.
+        snippet: The Markdown.
+        folder: Made if it does not exist.
+
+    Returns:
+        The paths written. Each is written beside its place and moved into it.
+
+    Raises:
+        InputError: If the folder cannot be written, or holds the report of another comparison.
+    """
+    contents = {
+        "badge.svg": badge.svg,
+        "badge.md": f"{snippet}\n",
+        "badge.json": badge.endpoint_json,
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not _holds(folder / REPORT_NAME, badge):
+            contents[REPORT_NAME] = f"{report.to_json()}\n"
+        return tuple(write_file(folder / name, text.encode("utf-8")) for name, text in contents.items())
+    except OSError as exc:
+        raise InputError(f"cannot write into {folder}: {exc.strerror}") from exc
+
+
+def _holds(path: Path, badge: Badge) -> bool:
+    """Tell whether the report lies there already; another one is not overwritten."""
+    if not path.exists():
+        return False
+    try:
+        is_same = claim_of_report(read_report(path)) == badge.claim
+    except InputError:
+        is_same = False
+    if not is_same:
+        raise InputError("is another file than the report of this badge; name another folder with --output").about(
+            str(path)
+        )
+    return True

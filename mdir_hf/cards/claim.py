@@ -1,0 +1,243 @@
+"""What a badge claims: two pinned models, a verdict, and everything needed to compute it again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+
+from mdir_hf.errors import InputError
+from mdir_hf.report import HomologyReport, ModelSummary, Verdict
+
+SCHEMA = "mdir-hf/badge/1"
+LEVELS = ("auto", "screen", "embedding", "body")
+SHORT_DIGEST = 12
+"""Hex digits of a digest that are shown; 48 bits are enough to tell reports apart by eye."""
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_REVISION = re.compile(r"[!-~]{1,200}")  # git allows more; nothing but plain ASCII is stated
+_VERSION = re.compile(r"[\w.+!-]{1,64}", re.ASCII)
+_LEAST_LOG10_P = -1e12  # a million channels, all matched, give half of that
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedModel:
+    """One side of a claim.
+
+    Attributes:
+        repo: Repo id on the Hub, None for a folder or file on somebody's disk, whose path is nobody's business.
+        revision: The revision that was asked for, None for the default branch.
+        commit: The commit it stood for; None for what is not on the Hub.
+    """
+
+    repo: str | None
+    revision: str | None
+    commit: str | None
+
+    def __str__(self) -> str:
+        return "a local folder" if self.repo is None else f"{self.repo}@{self.commit}"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A result, reduced to what a badge says and to what repeats it.
+
+    Attributes:
+        reference: One model.
+        candidate: The other.
+        verdict: The verdict.
+        log10_p: Headline p-value of the report; at most 0.
+        alpha: The level it was judged at.
+        level: auto, screen, embedding or body.
+        seed: Seed of every random choice.
+        version: Version of this package that computed it.
+        report_sha256: Digest of the canonical JSON of the report.
+    """
+
+    reference: PinnedModel
+    candidate: PinnedModel
+    verdict: Verdict
+    log10_p: float
+    alpha: float
+    level: str
+    seed: int
+    version: str
+    report_sha256: str
+
+    @property
+    def label(self) -> str:
+        """Left side of a badge."""
+        return "shared weight ancestry" if self.verdict is Verdict.HOMOLOGOUS else "weight ancestry"
+
+    @property
+    def message(self) -> str:
+        """Right side of a badge."""
+        return {
+            Verdict.HOMOLOGOUS: p_text(self.log10_p),
+            Verdict.NO_EVIDENCE: "no evidence found",
+            Verdict.INCONCLUSIVE: "inconclusive",
+        }[self.verdict]
+
+    @property
+    def sentence(self) -> str:
+        """Both sides, for somebody who cannot see the badge."""
+        return f"{self.label.capitalize()}: {self.message}"
+
+    @property
+    def short_digest(self) -> str:
+        """The digits of the report's digest that are shown."""
+        return self.report_sha256[:SHORT_DIGEST]
+
+    @property
+    def description(self) -> str:
+        """What was compared, with what, and what the number means."""
+        return (
+            f"{self.reference} and {self.candidate}. Report sha256 {self.short_digest}, mdir-hf {self.version}, "
+            f"alpha {self.alpha:g}. p bounds the chance of such agreement between independently trained models; it "
+            "has no direction."
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The claim as plain containers; :func:`claim_of_dict` reads it back."""
+        return {
+            "schema": SCHEMA,
+            "verdict": self.verdict.value,
+            "log10_p": self.log10_p,
+            "alpha": self.alpha,
+            "level": self.level,
+            "seed": self.seed,
+            "version": self.version,
+            **{
+                side: {"repo": model.repo, "revision": model.revision, "commit": model.commit}
+                for side, model in (("reference", self.reference), ("candidate", self.candidate))
+            },
+            "report_sha256": self.report_sha256,
+        }
+
+
+def p_text(log10_p: float) -> str:
+    """Bound a p-value by a power of ten that it lies below: ``p < 1e-30`` for 10^-30.2, and for 10^-31 too.
+
+    The bound is strict, so that rounding never turns it into a stronger claim than the number supports.
+    """
+    exponent = max(0, math.ceil(-log10_p) - 1)
+    return f"p < 1e-{exponent}" if exponent else "p < 1"
+
+
+def canonical_json(report: HomologyReport) -> bytes:
+    """The one byte string of a report that its digest is taken of: sorted keys, no spaces, ASCII.
+
+    Raises:
+        InputError: If the report holds what is not a JSON value, or a number that is not finite.
+    """
+    try:
+        text = json.dumps(report.to_dict(), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as exc:
+        raise InputError(f"this report cannot be written as JSON: {exc}") from exc
+    return text.encode("ascii")
+
+
+def claim_of_report(report: HomologyReport) -> Claim:
+    """Reduce a report to its claim.
+
+    Raises:
+        InputError: If a field that the claim rests on does not hold what it should.
+    """
+    return _checked(
+        Claim(
+            reference=_pinned(report.reference),
+            candidate=_pinned(report.candidate),
+            verdict=report.verdict,
+            log10_p=report.log10_p,
+            alpha=report.alpha,
+            level=report.level,
+            seed=report.seed,
+            version=report.version,
+            report_sha256=hashlib.sha256(canonical_json(report)).hexdigest(),
+        )
+    )
+
+
+def claim_of_dict(body: object) -> Claim:
+    """Read back what :meth:`Claim.to_dict` gave.
+
+    Raises:
+        InputError: If it is anything else.
+    """
+    schema = body.get("schema") if isinstance(body, dict) else None
+    if not isinstance(body, dict) or schema != SCHEMA:
+        raise InputError(f"expected the data of a badge of schema {SCHEMA}, got {_shown(schema)}")
+    try:
+        fields = {name: value for name, value in body.items() if name != "schema"}
+        fields["verdict"] = Verdict(fields["verdict"])
+        for side in ("reference", "candidate"):
+            fields[side] = PinnedModel(**fields[side])
+        return _checked(Claim(**fields))
+    except (TypeError, ValueError, KeyError) as exc:
+        if isinstance(exc, InputError):
+            raise
+        raise InputError(f"this badge of schema {SCHEMA} lacks or adds data: {_shown(str(exc))}") from exc
+
+
+def is_hub_id(text: object) -> bool:
+    """Tell whether a text can be the id of a repository on the Hub, in plain ASCII."""
+    if not isinstance(text, str) or not text.isascii():
+        return False
+    try:
+        validate_repo_id(text)
+    except HFValidationError:
+        return False
+    return True
+
+
+def _pinned(model: ModelSummary) -> PinnedModel:
+    if not is_hub_id(model.repo) or model.commit is None:
+        return PinnedModel(None, None, None)
+    revision = model.revision or None
+    return PinnedModel(model.repo, revision, model.commit)
+
+
+def _checked(claim: Claim) -> Claim:
+    """Return the claim if every field holds what it should: reports and badges come from anywhere."""
+    for model in (claim.reference, claim.candidate):
+        if model.repo is None:
+            _require(model == PinnedModel(None, None, None), "a model without a repo", model.commit)
+        else:
+            _require(is_hub_id(model.repo), "the id of a repository", model.repo)
+            _require(_matches(_COMMIT, model.commit), "a commit of 40 hex digits", model.commit)
+            is_named = model.revision is None or _matches(_REVISION, model.revision)
+            _require(is_named, "a branch, tag or commit", model.revision)
+    _require(_is_number(claim.log10_p) and _LEAST_LOG10_P < claim.log10_p <= 0, "log10_p at most 0", claim.log10_p)
+    _require(_is_number(claim.alpha) and 0 < claim.alpha < 1, "alpha between 0 and 1", claim.alpha)
+    _require(claim.level in LEVELS, f"a level out of {', '.join(LEVELS)}", claim.level)
+    _require(type(claim.seed) is int, "a whole number as seed", claim.seed)
+    _require(_matches(_VERSION, claim.version), "a version", claim.version)
+    _require(_matches(_SHA256, claim.report_sha256), "a SHA-256", claim.report_sha256)
+    is_supported = claim.verdict is not Verdict.HOMOLOGOUS or claim.log10_p < 0
+    _require(is_supported, "log10_p below 0 with the verdict homologous", claim.log10_p)
+    return claim
+
+
+def _require(holds: bool, expected: str, got: object) -> None:
+    if not holds:
+        raise InputError(f"this result cannot be stated: expected {expected}, got {_shown(got)}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _matches(pattern: re.Pattern[str], value: object) -> bool:
+    return isinstance(value, str) and pattern.fullmatch(value) is not None
+
+
+def _shown(value: object) -> str:
+    text = ascii(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,234 @@
+"""The YAML block at the head of a model card: read as data, and changed in single places.
+
+``huggingface_hub`` reads it (``metadata_load``) and writes new values (``yaml_dump``). It cannot write one field into a
+block and leave the rest as it was (comments, quotes, order, line ends), so here the text is cut at the marks of the
+YAML parser, and ``metadata_load`` has the last word on whether the result says what it should.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+from huggingface_hub.repocard import REGEX_YAML_BLOCK, metadata_load
+from huggingface_hub.utils import yaml_dump  # type: ignore[attr-defined]
+
+from mdir_hf.cards.text_lines import line_end
+from mdir_hf.errors import CardError
+
+BOM = "\ufeff"
+MOST_BYTES = 8 << 20
+"""Largest README.md that is read. Pictures do not belong into it, and the longest cards have some hundred kB."""
+
+_MOST_YAML_CHARACTERS = 1 << 20  # cards with all results of a large benchmark reach several hundred thousand
+_MOST_DIGITS = 1000  # YAML knows numbers to base 60, whose reading takes the square of their length
+_MOST_NODES = 200_000
+"""Nodes of a block with every alias written out. A card has some hundred; aliases of aliases make any number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A README.md in its parts; put together they are its bytes.
+
+    Attributes:
+        bom: A byte order mark, or nothing.
+        opening: The line that opens the front matter; empty where there is none.
+        block: The YAML.
+        closing: The line that closes it, with the line end before it.
+        body: The Markdown.
+    """
+
+    bom: str
+    opening: str
+    block: str
+    closing: str
+    body: str
+
+    def __str__(self) -> str:
+        return self.bom + self.opening + self.block + self.closing + self.body
+
+    def to_bytes(self) -> bytes:
+        """The file."""
+        return str(self).encode("utf-8")
+
+    @property
+    def line_end(self) -> str:
+        """What ends most of its lines."""
+        return line_end(str(self))
+
+
+def parse_card(content: bytes, *, subject: str) -> Card:
+    """Split a README.md where the Hub does.
+
+    Args:
+        content: The file.
+        subject: What an error calls it.
+
+    Raises:
+        CardError: If it is not UTF-8.
+    """
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as exc:
+        raise CardError(f"is not UTF-8 (byte {exc.start:,}); save it as UTF-8 first", subject=subject) from exc
+    bom = BOM if text.startswith(BOM) else ""
+    text = text[len(bom) :]
+    match = REGEX_YAML_BLOCK.search(text)
+    if match is None:
+        return Card(bom, "", "", "", text)
+    return Card(bom, match[1], match[2], match[3], text[match.end() :])
+
+
+def read_metadata(card: Card, *, subject: str) -> dict[str, Any]:
+    """Return the metadata of a card, built of plain values only; empty where it has none.
+
+    Raises:
+        CardError: If the YAML is not a mapping, is larger than a card's may be, asks for anything but plain values, or
+            multiplies itself through aliases.
+    """
+    if not card.opening:
+        return {}
+    if len(card.block) > _MOST_YAML_CHARACTERS:
+        raise CardError(
+            f"its front matter has {len(card.block):,} characters, expected at most {_MOST_YAML_CHARACTERS:,}",
+            subject=subject,
+        )
+    try:
+        _check_size(yaml.compose(card.block, Loader=yaml.SafeLoader), subject)
+        with tempfile.TemporaryDirectory() as folder:
+            place = Path(folder, "README.md")
+            place.write_bytes(f"---\n{card.block}\n---\n".encode())
+            data = metadata_load(place)
+    except CardError:
+        raise
+    except Exception as exc:  # on hostile text the YAML parser raises nearly anything, AttributeError included
+        _refuse_yaml(exc, subject)
+    return {} if data is None else data
+
+
+def with_metadata(card: Card, values: Mapping[str, str | list[str]], *, subject: str) -> Card:
+    """Set fields in the front matter, making one where there is none.
+
+    A field that has the value already is left as it is written; a list that only grows gets lines of its own; new
+    fields go to the end.
+
+    Args:
+        card: The card.
+        values: New values by name, texts or lists of texts.
+        subject: What an error calls the card.
+
+    Returns:
+        The card, with every byte outside of the changed values as it was.
+
+    Raises:
+        CardError: If the front matter is written in a way in which that cannot be done safely.
+    """
+    before = read_metadata(card, subject=subject)
+    changes = {name: value for name, value in values.items() if before.get(name) != value}
+    if not changes:
+        return card
+    changed = card
+    for name, value in changes.items():
+        changed = _with_field(changed, name, value, subject)
+    try:
+        after = read_metadata(changed, subject=subject)
+    except CardError:
+        after = {}
+    if after != {**before, **changes}:
+        raise CardError(
+            f"its front matter is written in a way in which {' and '.join(changes)} cannot be set without touching "
+            "the rest; add it by hand",
+            subject=subject,
+        )
+    return changed
+
+
+def _with_field(card: Card, name: str, value: str | list[str], subject: str) -> Card:
+    end = card.line_end
+    if not card.opening:
+        return Card(card.bom, f"---{end}", _dumped(name, value, end), f"{end}---{end}", card.body)
+    root = yaml.compose(card.block, Loader=yaml.SafeLoader)
+    pairs = [] if root is None else root.value
+    if root is not None and root.flow_style:
+        raise CardError(f"its front matter is one {{…}}; add {name} by hand", subject=subject)
+    found = [(key, node) for key, node in pairs if key.value == name]
+    if len(found) > 1:
+        raise CardError(f"its front matter names {name} {len(found)} times; leave one", subject=subject)
+    block = card.block
+    if not found:
+        separator = "" if not block or block.endswith(("\n", "\r")) else end
+        block = f"{block}{separator}{_dumped(name, value, end)}"
+    else:
+        block = _replaced(block, *found[0], value, end)
+    return Card(card.bom, card.opening, block, card.closing, card.body)
+
+
+def _replaced(block: str, key: yaml.Node, node: yaml.Node, value: str | list[str], end: str) -> str:
+    """Return the block with another value for a field that is there."""
+    stop = len(block[: _end_of(node)].rstrip())  # the mark of a text in lines lies behind its last line end
+    old = [item.value for item in node.value] if isinstance(node, yaml.SequenceNode) else None
+    if old and not node.flow_style and isinstance(value, list) and value[: len(old)] == old:
+        indent = " " * node.start_mark.column
+        added = "".join(f"{end}{indent}- {_scalar(item)}" for item in value[len(old) :])
+        stop += len(block[stop:].splitlines()[0]) if block[stop:].splitlines() else 0  # behind a comment
+        return block[:stop] + added + block[stop:]
+    written = f"[{', '.join(map(_scalar, value))}]" if isinstance(value, list) else _scalar(value)
+    return f"{block[: key.end_mark.index]}: {written}{block[stop:]}"
+
+
+def _end_of(node: yaml.Node) -> int:
+    """Return where the text of a node ends; the mark of a block collection lies behind what follows it."""
+    if isinstance(node, yaml.ScalarNode) or node.flow_style or not node.value:
+        return int(node.end_mark.index)
+    last = node.value[-1]
+    return _end_of(last[1] if isinstance(last, tuple) else last)
+
+
+def _dumped(name: str, value: str | list[str], end: str) -> str:
+    text: str = yaml_dump({name: value}, sort_keys=False)
+    return text.rstrip("\n").replace("\n", end)
+
+
+def _scalar(text: str) -> str:
+    return str(yaml_dump({"k": text})).removeprefix("k:").strip()
+
+
+def _check_size(root: yaml.Node | None, subject: str) -> None:
+    """Refuse YAML whose aliases stand for more than a card can mean; loading it would fill the memory."""
+    weights: dict[int, int] = {}
+    open_nodes: set[int] = set()
+
+    def weight(node: yaml.Node) -> int:
+        if isinstance(node, yaml.ScalarNode):
+            if len(node.value) > _MOST_DIGITS and node.tag.endswith((":int", ":float")):
+                raise CardError(f"its front matter holds a number of {len(node.value):,} characters", subject=subject)
+            return 1
+        if id(node) in open_nodes:
+            raise CardError("its front matter contains itself", subject=subject)
+        if id(node) not in weights:
+            open_nodes.add(id(node))
+            children = [part for pair in node.value for part in (pair if isinstance(pair, tuple) else (pair,))]
+            weights[id(node)] = 1 + sum(map(weight, children))
+            open_nodes.discard(id(node))
+        return weights[id(node)]
+
+    if root is not None and not isinstance(root, yaml.MappingNode):
+        raise CardError("its front matter is not a mapping of fields to values", subject=subject)
+    if root is not None and weight(root) > _MOST_NODES:
+        raise CardError(
+            f"its front matter stands for more than {_MOST_NODES:,} values once its aliases are written out",
+            subject=subject,
+        )
+
+
+def _refuse_yaml(exc: Exception, subject: str) -> NoReturn:
+    # The parser's message quotes the text; what it says of the problem and the line is enough.
+    mark = getattr(exc, "problem_mark", None)
+    where = f" in line {mark.line + 2}" if mark is not None else ""
+    problem = getattr(exc, "problem", None) or type(exc).__name__
+    said = ascii(str(problem))[1:-1][:200]
+    raise CardError(f"its front matter cannot be read{where}: {said}", subject=subject) from exc

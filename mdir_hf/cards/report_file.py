@@ -1,0 +1,57 @@
+"""A report in a file on this disk."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from mdir_hf.errors import InputError
+from mdir_hf.report import HomologyReport
+
+REPORT_NAME = "report.json"
+MOST_BYTES = 16 << 20
+"""Largest report that is read; one of two models with 100 layers has less than 1 MB."""
+
+
+def read_report(path: str | os.PathLike[str]) -> HomologyReport:
+    """Read a report from a file on this disk.
+
+    Raises:
+        InputError: If it cannot be read, or is none.
+    """
+    name = os.fspath(path)
+    try:
+        return HomologyReport.from_json(local_text(name))
+    except InputError as exc:
+        raise exc.about(name) from exc.__cause__
+
+
+def local_text(name: str) -> str:
+    """Return a text file of bounded size.
+
+    Raises:
+        InputError: If it cannot be read, is larger than :data:`MOST_BYTES`, or is not UTF-8.
+    """
+    path = Path(name)
+    try:
+        if not path.is_file():
+            raise InputError("there is no such file", subject=name)
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+    except OSError as exc:
+        raise InputError(f"cannot be read: {exc.strerror}", subject=name) from exc
+    if len(content) > MOST_BYTES:
+        raise InputError(f"has more than {MOST_BYTES:,} bytes, which no report has", subject=name)
+    return decoded(content, name)
+
+
+def decoded(content: bytes, name: str) -> str:
+    """Return bytes as a text, without a byte order mark.
+
+    Raises:
+        InputError: If they are not UTF-8.
+    """
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as exc:
+        raise InputError("is not a text in UTF-8", subject=name) from exc

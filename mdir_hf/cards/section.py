@@ -1,0 +1,131 @@
+"""The lineage section of a model card: Markdown between two markers, replaced as a whole, the rest left alone."""
+
+from __future__ import annotations
+
+import re
+
+from mdir_hf.cards.badge import Badge
+from mdir_hf.cards.claim import PinnedModel
+from mdir_hf.cards.fences import code_lines
+from mdir_hf.cards.text_lines import line_end, split_lines
+from mdir_hf.errors import CardError
+from mdir_hf.report import HomologyReport
+
+BEGIN = "<!-- mdir-hf:lineage:begin -->"
+END = "<!-- mdir-hf:lineage:end -->"
+FOLDER = ".lineage"
+"""Where the report and its picture lie in the repository that the card is of."""
+
+REPORT_PATH, BADGE_PATH = f"{FOLDER}/report.json", f"{FOLDER}/badge.svg"
+
+_MEANING = (
+    "p bounds the chance of such agreement between independently trained models. It has no direction, and a shared "
+    "random seed counts as shared ancestry."
+)
+_MOST_CAVEATS, _LONGEST_CAVEAT = 8, 600
+
+
+def lineage_section(badge: Badge, report: HomologyReport, *, repo: str, other: PinnedModel, endpoint: str) -> str:
+    """Write the section, markers included, with line feeds.
+
+    Args:
+        badge: The badge of the report.
+        report: The report.
+        repo: The repository whose card this is.
+        other: The model it was compared with, on the Hub.
+        endpoint: Base URL of the Hub.
+    """
+    claim = badge.claim
+    mine = claim.candidate if other is claim.reference else claim.reference
+    report_url = f"{endpoint}/{repo}/blob/main/{REPORT_PATH}"
+    lines = [
+        BEGIN,
+        "<!-- Written by `mdir-hf card`, which replaces everything up to the end marker. -->",
+        "## Weight ancestry",
+        "",
+        badge.markdown(f"{endpoint}/{repo}/resolve/main/{BADGE_PATH}", report_url),
+        "",
+        f"**{claim.sentence.replace('<', '&lt;')}** (log10 p = {claim.log10_p:.1f}, alpha = {claim.alpha:g}).",
+        "",
+        "| compared | at commit |",
+        "|---|---|",
+        *(f"| {markdown_text(model.repo or '')} | {_commit_link(model, endpoint)} |" for model in (mine, other)),
+        "",
+        _MEANING,
+        "",
+        *(f"- {markdown_text(caveat[:_LONGEST_CAVEAT])}" for caveat in report.caveats[:_MOST_CAVEATS]),
+        *([""] if report.caveats else []),
+        f"Measured by mdir-hf {markdown_text(claim.version)}, seed {claim.seed}, level {claim.level}; report sha256 "
+        f"`{claim.short_digest}`. To compute it again: `mdir-hf verify-badge {report_url}`",
+        END,
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def replace_section(body: str, section: str) -> str:
+    """Put the section in the place of its earlier self, or at the end.
+
+    Args:
+        body: The card behind its front matter.
+        section: What :func:`lineage_section` gave.
+
+    Returns:
+        The body with the section, in the body's line ends. Everything outside of the section is kept byte for byte;
+        markers in code blocks, inside of lines or without their partner are text like any other.
+
+    Raises:
+        CardError: If there are two sections, or the end of the text lies in a code block that nothing closes.
+    """
+    end_of_line = line_end(body)
+    section = section.replace("\n", end_of_line)
+    lines = split_lines(body)
+    found, ends_in_code = _find(lines)
+    if len(found) > 1:
+        raise CardError(f"the card holds {len(found)} lineage sections; remove all but one (lines {found}) first")
+    if found:
+        first, last = found[0]
+        if not lines[last].endswith(("\r", "\n")):
+            section = section.removesuffix(end_of_line)
+        return "".join([*lines[:first], section, *lines[last + 1 :]])
+    if ends_in_code:
+        raise CardError("the card ends inside of a code block that nothing closes; close it first")
+    if not body.strip():
+        return body + section
+    n_ends = len(body) - len(body.rstrip("\r\n")) if end_of_line != "\r\n" else body[-4:].count("\r\n")
+    return body + end_of_line * max(0, 2 - n_ends) + section
+
+
+def markdown_text(text: str) -> str:
+    r"""Write a text for Markdown so that nothing in it is markup, in one line: ``\`` before ASCII punctuation.
+
+    ``&``, ``<`` and ``>`` become entities, because some renderers look for HTML before they look for backslashes; so
+    does what would make a link of a bare address.
+    """
+    line = " ".join("".join(c if c.isprintable() or c.isspace() else "\ufffd" for c in text).split())
+    escaped = "".join(_ENTITIES.get(c) or (f"\\{c}" if c in _MARKUP else c) for c in line)
+    return re.sub("(?i)www[.]", lambda match: f"{match[0][:3]}&#46;", escaped)
+
+
+_ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": "&#64;"}
+_MARKUP = frozenset("\\`*_{}[]()#+!|~^$:")
+
+
+def _commit_link(model: PinnedModel, endpoint: str) -> str:
+    return f"[`{(model.commit or '')[:12]}`]({endpoint}/{model.repo}/tree/{model.commit})"
+
+
+def _find(lines: list[str]) -> tuple[list[tuple[int, int]], bool]:
+    """Return the first and last line of every section, and whether the text ends in a code block."""
+    bare = [line.rstrip("\r\n") for line in lines]
+    is_code, ends_in_code = code_lines(bare)
+    found: list[tuple[int, int]] = []
+    begin: int | None = None
+    for number, text in enumerate(bare):
+        if is_code[number]:
+            continue
+        if text.rstrip() == BEGIN:
+            begin = number  # of two in a row the later one is the beginning of something
+        elif text.rstrip() == END and begin is not None:
+            found.append((begin, number))
+            begin = None
+    return found, ends_in_code

@@ -1,0 +1,205 @@
+"""``mdir-hf verify``: every declared base model set beside what the weights say."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from mdir_hf.cards.declared import DeclaredLineage, declared_in, declared_lineage
+from mdir_hf.cards.heads import hub_reference
+from mdir_hf.checker import HomologyChecker
+from mdir_hf.comparison.plan import ReadPlan
+from mdir_hf.errors import InputError, MdirError, StoppedError
+from mdir_hf.hub import open_repository
+from mdir_hf.report import REASON_TEXT, HomologyReport, Verdict
+
+SCHEMA = "mdir-hf/lineage/1"
+MOST_BASES = 32
+"""Declared base models that are compared; the largest known merges have about a dozen."""
+
+_MOST_ANCESTORS = 16  # declared ancestors that are looked up for a cycle
+
+MEASURED = {
+    Verdict.HOMOLOGOUS: "shared weight ancestry",
+    Verdict.NO_EVIDENCE: "no evidence of shared weight ancestry found",
+    Verdict.INCONCLUSIVE: "inconclusive",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BaseCheck:
+    """One declared base model and what was measured.
+
+    Attributes:
+        base: The declared base model.
+        report: The comparison, with the base as the reference; None if there was none.
+        why_not: Why there was none, else None.
+    """
+
+    base: str
+    report: HomologyReport | None
+    why_not: str | None
+
+    @property
+    def outcome(self) -> str:
+        """The verdict, or ``not_measured``."""
+        return "not_measured" if self.report is None else self.report.verdict.value
+
+
+@dataclass(frozen=True, slots=True)
+class LineageCheck:
+    """What a model card declares and what was measured, base by base.
+
+    Attributes:
+        declared: The declaration.
+        bases: One entry for each declared base model, in order.
+        cycle: A chain of declarations that leads back to this model, this model first and last; None if none was found.
+    """
+
+    declared: DeclaredLineage
+    bases: tuple[BaseCheck, ...]
+    cycle: tuple[str, ...] | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain containers, for JSON."""
+        bases = [
+            {
+                "base": one.base,
+                "outcome": one.outcome,
+                "why_not": one.why_not,
+                "report": None if one.report is None else one.report.to_dict(),
+            }
+            for one in self.bases
+        ]
+        cycle = None if self.cycle is None else list(self.cycle)
+        return {"schema": SCHEMA, "declared": asdict(self.declared), "bases": bases, "cycle": cycle}
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self))
+
+
+def verify_lineage(
+    repo: str | os.PathLike[str],
+    *,
+    revision: str | None = None,
+    token: str | bool | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    level: str = "auto",
+    alpha: float = 1e-10,
+    seed: int = 0,
+    device: str = "cpu",
+    max_bytes: int | None = None,
+    progress: bool = True,
+    on_plan: Callable[[ReadPlan], None] | None = None,
+) -> LineageCheck:
+    """Compare a model with every base model that its card declares.
+
+    Args:
+        repo: The model; see :func:`~mdir_hf.cards.declared.declared_lineage`.
+        revision: Branch, tag or commit of the model.
+        token: As the Hub client takes it.
+        cache_dir: The Hub's cache.
+        level: Of every comparison.
+        alpha: Likewise.
+        seed: Likewise.
+        device: Likewise.
+        max_bytes: Most bytes that one comparison may read.
+        progress: Whether to draw a bar where standard error is a terminal.
+        on_plan: Called with the plan of each comparison.
+
+    Returns:
+        A base model that is missing, gated, private or unreadable is an entry that says so, not an error.
+
+    Raises:
+        CardError: If the card cannot be read.
+        InputError: If an argument cannot be used.
+        HubError: If the model's own repository cannot be had.
+    """
+    declared = declared_lineage(repo, revision=revision, token=token, cache_dir=cache_dir)
+
+    def measure(base: str) -> HomologyReport:
+        checker = HomologyChecker.from_pretrained(
+            hub_reference(base), token=token, cache_dir=cache_dir, device=device, alpha=alpha, seed=seed
+        )
+        return checker.compare(
+            repo, revision=revision, level=level, max_bytes=max_bytes, progress=progress, on_plan=on_plan
+        )
+
+    def declarations(base: str) -> DeclaredLineage:
+        return declared_in(open_repository(hub_reference(base), token=token, cache_dir=cache_dir))
+
+    bases = tuple(_check(declared, base, number, measure) for number, base in enumerate(declared.base_models))
+    return LineageCheck(declared, bases, _cycle(declared, declarations))
+
+
+def _check(declared: DeclaredLineage, base: str, number: int, measure: Callable[[str], HomologyReport]) -> BaseCheck:
+    if _is_same(base, declared.repo):
+        return BaseCheck(base, None, "it declares itself as its own base model")
+    if number >= MOST_BASES:
+        return BaseCheck(base, None, f"only the first {MOST_BASES} declared base models are compared")
+    if declared.is_adapter and declared.adapter_of is not None and _is_same(base, declared.adapter_of):
+        why = "the repository holds an adapter that is put on this very model, whose weights it shares by construction"
+        return BaseCheck(base, None, why)
+    try:
+        return BaseCheck(base, measure(base), None)
+    except (InputError, StoppedError):
+        raise
+    except MdirError as exc:
+        return BaseCheck(base, None, " ".join(str(exc).split()))
+
+
+def _cycle(declared: DeclaredLineage, declarations: Callable[[str], DeclaredLineage]) -> tuple[str, ...] | None:
+    """Follow declarations upwards, nearest first, until one names the model itself."""
+    chains: list[tuple[str, ...]] = [
+        (declared.repo, base) for base in declared.base_models if not _is_same(base, declared.repo)
+    ]
+    seen = {declared.repo.lower()}
+    n_asked = 0
+    while chains and n_asked < _MOST_ANCESTORS:
+        chain = chains.pop(0)
+        if chain[-1].lower() in seen:
+            continue
+        seen.add(chain[-1].lower())
+        n_asked += 1
+        try:
+            bases = declarations(chain[-1]).base_models
+        except MdirError:
+            continue  # what cannot be read declares nothing to us; the comparison has said why
+        for base in bases:
+            if _is_same(base, declared.repo):
+                return (*chain, declared.repo)
+            chains.append((*chain, base))
+    return None
+
+
+def _is_same(repo: str, other: str) -> bool:
+    return repo.lower() == other.lower()
+
+
+def _lines(check: LineageCheck) -> list[str]:
+    declared = check.declared
+    commit = f" [{declared.commit[:8]}]" if declared.commit else ""
+    lines = [f"{declared.repo}{commit}"]
+    for one in check.bases:
+        relation = f"{declared.relation} of {one.base}" if declared.relation else f"base model {one.base}"
+        lines.append(f"  declared: {relation} ({declared.source}); measured: {_measured(one)}")
+    if not check.bases:
+        lines.append("  declared: no base model; nothing to compare with")
+    if check.cycle is not None:
+        lines.append(f"  the declarations lead in a circle: {' -> '.join(check.cycle)}")
+    if declared.new_version is not None:
+        lines.append(f"  the card names a newer version: {declared.new_version}")
+    lines += [f"  ignored, for it is no id of a repository or known relation: {text}" for text in declared.ignored]
+    return lines
+
+
+def _measured(one: BaseCheck) -> str:
+    report = one.report
+    if report is None:
+        return f"not measured: {one.why_not}"
+    text = MEASURED[report.verdict]
+    if report.reason is not None:
+        text += f", {REASON_TEXT[report.reason]}"
+    return f"{text}, log10 p = {report.log10_p:.1f}"

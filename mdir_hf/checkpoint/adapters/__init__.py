@@ -1,0 +1,13 @@
+"""PEFT adapters: a base model, and the difference that the adapter makes to its weights."""
+
+from .config import ADAPTER_CONFIG, ADAPTER_WEIGHTS, AdapterConfig, has_adapter, read_adapter_config
+from .source import AdaptedSource
+
+__all__ = [
+    "ADAPTER_CONFIG",
+    "ADAPTER_WEIGHTS",
+    "AdaptedSource",
+    "AdapterConfig",
+    "has_adapter",
+    "read_adapter_config",
+]

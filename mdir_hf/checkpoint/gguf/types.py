@@ -1,0 +1,90 @@
+"""How the numbers of a GGUF tensor may be stored.
+
+Source: ``enum ggml_type`` and the block structs of ggml. The tests hold the sizes against those of the ``gguf``
+package, which dequantises the quantised types.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PLAIN = frozenset({"F64", "F32", "F16", "BF16", "I8", "I16", "I32", "I64"})
+"""Types of one number each, which have the same names and bytes in safetensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class GgmlType:
+    """One type of a tensor.
+
+    Attributes:
+        number: In the file.
+        name: As ggml calls it, e.g. ``Q4_K``.
+        n_values: Numbers in one block.
+        n_bytes: Bytes of one block; 0 where this version does not know them.
+    """
+
+    number: int
+    name: str
+    n_values: int
+    n_bytes: int
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is read without dequantising."""
+        return self.name in PLAIN
+
+
+GGML_TYPES: dict[int, GgmlType] = {
+    number: GgmlType(number, name, n_values, n_bytes)
+    for number, name, n_values, n_bytes in (
+        (0, "F32", 1, 4),
+        (1, "F16", 1, 2),
+        (2, "Q4_0", 32, 18),
+        (3, "Q4_1", 32, 20),
+        (6, "Q5_0", 32, 22),
+        (7, "Q5_1", 32, 24),
+        (8, "Q8_0", 32, 34),
+        (9, "Q8_1", 32, 40),
+        (10, "Q2_K", 256, 84),
+        (11, "Q3_K", 256, 110),
+        (12, "Q4_K", 256, 144),
+        (13, "Q5_K", 256, 176),
+        (14, "Q6_K", 256, 210),
+        (15, "Q8_K", 256, 292),
+        (16, "IQ2_XXS", 256, 66),
+        (17, "IQ2_XS", 256, 74),
+        (18, "IQ3_XXS", 256, 98),
+        (19, "IQ1_S", 256, 50),
+        (20, "IQ4_NL", 32, 18),
+        (21, "IQ3_S", 256, 110),
+        (22, "IQ2_S", 256, 82),
+        (23, "IQ4_XS", 256, 136),
+        (24, "I8", 1, 1),
+        (25, "I16", 1, 2),
+        (26, "I32", 1, 4),
+        (27, "I64", 1, 8),
+        (28, "F64", 1, 8),
+        (29, "IQ1_M", 256, 56),
+        (30, "BF16", 1, 2),
+        # Rows in turns, for one kind of processor; ggml has dropped them.
+        (31, "Q4_0_4_4", 32, 18),
+        (32, "Q4_0_4_8", 32, 18),
+        (33, "Q4_0_8_8", 32, 18),
+        (34, "TQ1_0", 256, 54),
+        (35, "TQ2_0", 256, 66),
+        (36, "IQ4_NL_4_4", 32, 18),
+        (37, "IQ4_NL_4_8", 32, 18),
+        (38, "IQ4_NL_8_8", 32, 18),
+        (39, "MXFP4", 32, 17),
+        (40, "NVFP4", 64, 36),
+        (41, "Q1_0", 128, 18),
+    )
+}
+"""Every type this version knows the size of, by its number."""
+
+NUMBER_OF_TYPE: dict[str, int] = {known.name: known.number for known in GGML_TYPES.values()}
+
+
+def ggml_type(number: int) -> GgmlType:
+    """Return the type of a number; one that is not known has a name that says so, and no size."""
+    return GGML_TYPES.get(number) or GgmlType(number, f"type {number}", 1, 0)

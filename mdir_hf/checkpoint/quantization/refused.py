@@ -1,0 +1,106 @@
+"""Schemes that are recognised by their tensors and not read, each with the reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedScheme:
+    """A scheme that this version does not read.
+
+    Attributes:
+        name: As its authors call it.
+        markers: Tensors of a module that tell it: the first counts as the codes, the last is seen first.
+        further: What else it writes into the module.
+        reason: What stands in the way, to follow "which this version does not read: ".
+    """
+
+    name: str
+    markers: tuple[str, ...]
+    further: tuple[str, ...]
+    reason: str
+
+    @property
+    def parts(self) -> frozenset[str]:
+        """All last parts of names that belong to it."""
+        return frozenset((*self.markers, *self.further))
+
+
+_CODEBOOK = "its weights are entries of codebooks, in an order of their own"
+_SUBCLASS = "its packing depends on a tensor class that only that library knows"
+
+REFUSED: tuple[RefusedScheme, ...] = (
+    RefusedScheme("EXL3", ("trellis",), ("suh", "svh", "su", "sv", "mcg", "mul1"), "a trellis code under a rotation"),
+    RefusedScheme(
+        "EXL2",
+        ("q_weight", "q_scale"),
+        ("q_scale_max", "q_groups", "q_group_map", "q_perm", "q_invperm"),
+        "its bit width changes within a matrix",
+    ),
+    RefusedScheme("AQLM", ("codes", "codebooks"), ("scales",), _CODEBOOK),
+    RefusedScheme(
+        "VPTQ",
+        ("indices", "centroids"),
+        ("res_indices", "res_centroids", "outlier_indices", "outlier_centroids", "perm", "weight_scale", "weight_bias"),
+        _CODEBOOK,
+    ),
+    RefusedScheme("QuIP#", ("Qidxs",), ("SU", "SV", "Wscale", "codebook_id", "A", "B"), _CODEBOOK),
+    RefusedScheme(
+        "SpQR",
+        ("dense_weights", "row_offsets"),
+        ("col_vals", "in_perm"),
+        "its outliers are kept apart, as a sparse matrix",
+    ),
+    RefusedScheme("HIGGS", ("tables", "tables2"), ("scales",), "its weights are rotated by blocks and looked up"),
+    RefusedScheme(
+        "FP-Quant",
+        ("qweight", "forward_hadamard_matrix"),
+        ("scales", "dqweight", "backward_hadamard_matrix", "weight_global_scale", "act_global_scale"),
+        "its weights are rotated by blocks before they are quantised",
+    ),
+    RefusedScheme("SINQ", ("W_q", "meta"), (), _SUBCLASS),
+    RefusedScheme(
+        "HQQ",
+        ("W_q",),
+        (
+            *("scale", "zero", "nbits", "group_size", "axis", "packing", "shape", "channel_wise", "encoded_state_dict"),
+            *("compute_dtype", "offload_meta", "optimize", "round_zero", "unpack_view_dtype", "view_as_float"),
+            *("quant_scale", "quant_zero", "stores_quant_config"),
+        ),
+        _SUBCLASS,
+    ),
+    RefusedScheme("quanto", ("_data", "_scale"), ("_shift", "input_scale", "output_scale"), _SUBCLASS),
+    RefusedScheme("torchao", ("_weight_qdata",), ("_weight_scale", "_weight_zero_point", "_weight_zero"), _SUBCLASS),
+    RefusedScheme("Marlin", ("B", "s"), ("meta", "workspace"), "its tiles are laid out for one kind of GPU"),
+    RefusedScheme(
+        "2:4 sparse Marlin",
+        ("weight_packed", "scale_packed", "meta"),
+        (),
+        "its tiles are laid out for one kind of GPU",
+    ),
+    RefusedScheme(
+        "compressed-tensors, sparse",
+        ("compressed", "bitmask"),
+        ("shape", "row_offsets"),
+        "only the entries that are not zero are stored",
+    ),
+    RefusedScheme(
+        "Gemma, packed",
+        ("embedding_quantized",),
+        ("embedding_scale",),
+        "which modules have how many bits, only patterns in its config tell",
+    ),
+    RefusedScheme(
+        "SVDQuant",
+        ("svdquant_lora_a", "svdquant_lora_b"),
+        ("weight", "weight_scale", "weight_scale_2", "pre_quant_scale", "input_scale"),
+        "a part of each weight is kept apart, as a product of two thin matrices",
+    ),
+)
+"""In the order in which they are tried: those whose tensors hold another's stand first."""
+
+TELLTALES = frozenset(scheme.markers[-1] for scheme in REFUSED)
+"""Last parts of names that make a module worth looking at."""
+
+REASON: dict[str, str] = {scheme.name: scheme.reason for scheme in REFUSED}

@@ -1,0 +1,49 @@
+"""``mdir-hf badge report.json``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add ``badge`` to the command line."""
+    parser = commands.add_parser(
+        "badge",
+        help="make a badge of a report",
+        description="Make a badge of a report: badge.svg, badge.md (the picture, linked to the report) and badge.json "
+        "(a shields endpoint), beside report.json. Reads nothing but the report.",
+    )
+    parser.add_argument("report", metavar="REPORT.json", type=Path, help="what `mdir-hf compare --json` printed")
+    parser.add_argument("--output", metavar="DIR", type=Path, help="where to (default: the folder of the report)")
+    parser.add_argument("--image-url", default="badge.svg", help="where the picture will lie (default badge.svg)")
+    parser.add_argument("--report-url", default="report.json", help="where the report will lie (default report.json)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object on standard output, nothing else")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Write the badge and say what was written."""
+    from mdir_hf.cards.badge import make_badge
+    from mdir_hf.cards.badge_folder import write_badge
+    from mdir_hf.cards.report_file import read_report
+
+    report = read_report(options.report)
+    badge = make_badge(report)
+    snippet = badge.markdown(options.image_url, options.report_url)
+    written = write_badge(badge, report, snippet, options.output or options.report.parent)
+    if options.json:
+        said = {
+            "label": badge.label,
+            "message": badge.message,
+            "markdown": snippet,
+            "report_sha256": badge.claim.report_sha256,
+            "files": [str(path) for path in written],
+        }
+        sys.stdout.write(json.dumps(said) + "\n")
+    else:
+        sys.stdout.write(f"{badge.label} | {badge.message}\n\n{snippet}\n\n")
+        sys.stdout.write("".join(f"wrote {path}\n" for path in written))
+    return 0

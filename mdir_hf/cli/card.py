@@ -1,0 +1,89 @@
+"""``mdir-hf card REPO --report report.json``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mdir_hf.cards.card import CardProposal
+
+RELATIONS = ("finetune", "merge", "quantized", "adapter")
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add ``card`` to the command line."""
+    parser = commands.add_parser(
+        "card",
+        help="write a report into a model card",
+        description="Write a section on weight ancestry into the model card of REPO. Prints the new card, and what "
+        "changes in it on standard error; --create-pr proposes it, with the report and a badge, as one pull request.",
+    )
+    parser.add_argument("repo", metavar="REPO", help="owner/name on the Hub, one of the two models of the report")
+    parser.add_argument("--report", metavar="FILE", type=Path, required=True, help="what `compare --json` printed")
+    parser.add_argument("--create-pr", action="store_true", help="open a pull request; needs a token that may")
+    parser.add_argument("--output", metavar="FILE", type=Path, help="write the new card there instead of printing it")
+    parser.add_argument(
+        "--confirm-base-model",
+        action="store_true",
+        help="you are the author, and the other model is a base model of this one: set base_model",
+    )
+    parser.add_argument("--base-model-relation", choices=RELATIONS, help="set base_model_relation, too")
+    parser.add_argument("--token", help="the token to use (default: HF_TOKEN or the saved login)")
+    parser.add_argument("--cache-dir", type=Path, help="the Hub cache to use (default: HF_HUB_CACHE)")
+    parser.set_defaults(run=run, refuse=parser.error)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Write the card, show it or propose it."""
+    if options.base_model_relation and not options.confirm_base_model:
+        options.refuse("--base-model-relation is the author's word: it needs --confirm-base-model")
+    from mdir_hf.cards.card import propose_card
+    from mdir_hf.cards.report_file import read_report
+
+    proposal = propose_card(
+        options.repo,
+        read_report(options.report),
+        relation=options.base_model_relation,
+        confirm_base_model=options.confirm_base_model,
+        token=options.token,
+        cache_dir=options.cache_dir,
+    )
+    sys.stderr.write("the repository holds all of this already\n" if proposal.is_unchanged else proposal.diff())
+    if proposal.changed:
+        names = ", ".join(ascii(path)[1:-1] for path in proposal.changed[:5])
+        sys.stderr.write(f"note: since the commit of the report these files changed: {names}\n")
+    if options.create_pr:
+        return _create_pull_request(proposal, options.token)
+    if options.output is not None:
+        _write(options.output, proposal.after)
+    else:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(proposal.after)
+        sys.stdout.buffer.flush()
+    others = " and ".join(path for path in proposal.files if path != "README.md")
+    sys.stderr.write(f"nothing was sent; the card links to {others}, which --create-pr proposes along with it\n")
+    return 0
+
+
+def _create_pull_request(proposal: CardProposal, token: str | None) -> int:
+    if proposal.is_unchanged:
+        return 0
+    opened = proposal.open_pull_request(token=token)
+    for note in opened.notes:
+        sys.stderr.write(f"note: {note}\n")
+    sys.stdout.write(f"{opened.url}\n")
+    return 0
+
+
+def _write(path: Path, content: bytes) -> None:
+    from mdir_hf.errors import InputError
+    from mdir_hf.saving.folder import write_file
+
+    try:
+        write_file(path, content)
+    except OSError as exc:
+        raise InputError(f"cannot write {path}: {exc.strerror}") from exc
+    sys.stderr.write(f"wrote {path}\n")

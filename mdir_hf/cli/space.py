@@ -1,0 +1,151 @@
+"""``mdir-hf space``: the Space on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import ipaddress
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from mdir_hf.errors import InputError
+
+DEFAULT_PORT = 7860
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add ``space`` to the command line."""
+    parser = commands.add_parser(
+        "space",
+        help="open the comparison as a page on this machine",
+        description="Open the Space on this machine: a page with two fields, a verdict and its evidence. "
+        "Needs mdir-hf[space].",
+    )
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to listen at (default 127.0.0.1: this machine only)"
+    )
+    parser.add_argument(
+        "--port", type=int, default=DEFAULT_PORT, help=f"port (default {DEFAULT_PORT}; 0: any free one)"
+    )
+    parser.add_argument("--endpoint", metavar="URL", help="the Hub to read from (default: HF_ENDPOINT)")
+    parser.add_argument(
+        "--allow-local",
+        action="store_true",
+        help="take folders and files of this machine for models, too; only with a host that is this machine",
+    )
+    parser.add_argument(
+        "--use-token",
+        action="store_true",
+        help="read with HF_TOKEN or the saved login, for whoever opens the page; only with a host that is this machine",
+    )
+    parser.add_argument("--limited", action="store_true", help="with the limits that a Space on small hardware has")
+    parser.add_argument(
+        "--demo", action="store_true", help="build the small lineage of `mdir-hf demo` and serve it, too"
+    )
+    parser.add_argument("--folder", type=Path, default=Path("demo-out"), help="where the demo goes (default demo-out)")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serve until interrupted, and return the exit status."""
+    for flag in ("allow_local", "use_token"):
+        if getattr(options, flag) and not _is_this_machine(options.host):
+            raise InputError(
+                f"--{flag.replace('_', '-')} opens what only you may read to whoever reaches {options.host}; leave it "
+                "out, or listen at 127.0.0.1"
+            )
+    for module in ("gradio", "matplotlib"):
+        if importlib.util.find_spec(module) is None:
+            raise InputError(f"the Space needs {module}: pip install 'mdir-hf[space]'")
+    os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
+    if options.endpoint:
+        os.environ["HF_ENDPOINT"] = options.endpoint
+    with _demo_hub(options.folder) if options.demo else nullcontext():
+        _serve(options)
+    return 0
+
+
+def space_folder() -> Path:
+    """Return where the Space's own code lies: inside an installed package, or beside it in a clone.
+
+    Raises:
+        InputError: If it is in neither place.
+    """
+    package = Path(__file__).resolve().parent.parent
+    for folder in (package / "_space", package.parent / "space"):
+        if (folder / "mdir_space" / "page.py").is_file():
+            return folder
+    raise InputError("this installation of mdir-hf lacks the Space; install it again, or start it from a clone")
+
+
+def _serve(options: argparse.Namespace) -> None:
+    folder = str(space_folder())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    # Only now: the Hub client and gradio read the environment when they are imported.
+    desk_module, page = (importlib.import_module(f"mdir_space.{name}") for name in ("desk", "page"))
+    limits = importlib.import_module("mdir_space.limits")
+    desk = desk_module.Desk(
+        desk_module.Serving(
+            limits=limits.limits_from_environment() if options.limited else limits.Limits(),
+            allow_local=options.allow_local,
+            own_token=_own_token() if options.use_token else None,
+        )
+    )
+    demo: Any = page.build_page(desk)
+    try:
+        _, url, _ = demo.launch(
+            server_name=options.host,
+            server_port=options.port or None,
+            prevent_thread_lock=True,
+            **page.launch_options(desk),
+        )
+    except OSError as exc:
+        raise InputError(f"port {options.port} of {options.host} cannot be used; name another with --port") from exc
+    sys.stdout.write(f"Open {url} (Ctrl-C ends it).\n")
+    sys.stdout.flush()
+    try:
+        demo.block_thread()
+    finally:
+        demo.close(verbose=False)
+
+
+def _own_token() -> str:
+    from huggingface_hub import get_token
+
+    token = get_token()
+    if not token:
+        raise InputError("--use-token found no token; set HF_TOKEN, or log in with `hf auth login`")
+    return token
+
+
+def _is_this_machine(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+@contextmanager
+def _demo_hub(folder: Path) -> Iterator[None]:
+    """Serve the demo's lineage as the Hub does, in place of the Hub."""
+    from mdir_hf.demo.lineage import build_lineage
+    from mdir_hf.demo.loopback import LoopbackHub
+
+    def progress(doing: str, share: float) -> None:
+        sys.stderr.write(f"\r\033[K{100 * share:3.0f} %  {doing}" if sys.stderr.isatty() else "")
+        sys.stderr.flush()
+
+    os.environ["HF_HOME"] = str(folder.resolve() / "hf-home")
+    lineage = build_lineage(folder / "models", progress=progress)
+    with LoopbackHub() as hub:
+        os.environ["HF_ENDPOINT"] = hub.endpoint
+        for member in lineage.members:
+            hub.add_repository(member.repo, member.folder)
+        sys.stdout.write("Models to compare: " + ", ".join(member.repo for member in lineage.members) + "\n")
+        yield

@@ -1,0 +1,135 @@
+"""``mdir-hf survey A B C … --out DIR``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mdir_hf.cli.arguments import alpha, size
+from mdir_hf.errors import InputError
+
+if TYPE_CHECKING:
+    from mdir_hf.survey.results import SurveyReport
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add ``survey`` to the command line."""
+    parser = commands.add_parser(
+        "survey",
+        help="compare every pair of many models",
+        description="Compare every pair of many models. Each is read once, by a sample of its rows; results go to a "
+        "folder, line by line, and a survey that was stopped goes on where it was.",
+    )
+    parser.add_argument("models", metavar="REPO", nargs="*", help="owner/name, owner/name@revision, a folder or a file")
+    parser.add_argument("--from", dest="lists", metavar="FILE", type=Path, action="append", default=[],
+                        help="file with a model on each line (# begins a comment; repeatable)")  # fmt: skip
+    parser.add_argument("--out", metavar="DIR", type=Path, help="where the results go; needed unless --join is given")
+    parser.add_argument("--join", metavar="DIR", type=Path, nargs="+", help="join the shards that lie in these folders")
+    parser.add_argument("--alpha", type=alpha, default=1e-10, help="level of the whole survey (default 1e-10)")
+    parser.add_argument("--tokens", type=int, default=2048, help="rows read of every model (default 2048)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of every random choice (default 0)")
+    parser.add_argument("--shard", type=_shard, default=(0, 1), metavar="I/N", help="do part I of N, from 0")
+    parser.add_argument("--workers", type=int, help="processes on this machine (default: none but this one)")
+    parser.add_argument("--scheduler", metavar="tcp://HOST:PORT", help="run on a dask cluster")
+    parser.add_argument("--declared", action="store_true", help="put the base models that the cards declare beside it")
+    parser.add_argument(
+        "--cache-bytes", type=size, default=8 << 30, metavar="SIZE", help="bound on the rows kept in DIR"
+    )
+    parser.add_argument("--token", help="token for gated and private models (default: HF_TOKEN or the saved login)")
+    parser.add_argument("--cache-dir", type=Path, help="the Hub cache to use (default: HF_HUB_CACHE)")
+    parser.add_argument("--local-files-only", action="store_true", help="use no network")
+    parser.add_argument("--json", action="store_true", help="print one JSON object on standard output, nothing else")
+    parser.add_argument("--quiet", action="store_true", help="no progress on standard error")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Survey, print, and return the exit status."""
+    from mdir_hf.survey.results import RESULTS, read_survey
+    from mdir_hf.survey.saving import save_survey
+
+    if options.join:
+        report = read_survey([folder / RESULTS for folder in options.join])
+        folder = options.out
+    else:
+        if options.out is None:
+            raise InputError("name a folder for the results with --out")
+        report, folder = _survey(options), options.out
+    sys.stdout.write((report.to_json() if options.json else _text(report)) + "\n")
+    sys.stdout.flush()
+    if folder is not None:
+        save_survey(report, folder)
+        if not options.quiet:
+            sys.stderr.write(f"saved in {folder}\n")
+    return 0
+
+
+def _survey(options: argparse.Namespace) -> SurveyReport:
+    from mdir_hf.survey.engines import open_executor
+    from mdir_hf.survey.run import SurveyPlan, run_survey
+
+    plan = SurveyPlan(
+        names=_names(options),
+        alpha=options.alpha,
+        seed=options.seed,
+        n_tokens=options.tokens,
+        shard=options.shard,
+        options={
+            "token": options.token,
+            "cache_dir": options.cache_dir,
+            "local_files_only": options.local_files_only,
+        },
+        cache_bytes=options.cache_bytes,
+        progress=not options.quiet,
+    )
+    with open_executor(workers=options.workers, scheduler=options.scheduler) as executor:
+        report = run_survey(plan, options.out, executor=executor)
+    if options.declared:
+        from mdir_hf.survey.declared import add_declared
+
+        report = add_declared(
+            report, token=options.token, cache_dir=options.cache_dir, local_files_only=options.local_files_only
+        )
+    return report
+
+
+def _names(options: argparse.Namespace) -> tuple[str, ...]:
+    names = list(options.models)
+    for path in options.lists:
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as exc:
+            raise InputError(f"cannot read the list of models {path}: {exc}") from exc
+        names += [name for line in lines if (name := line.split("#")[0].strip())]
+    return tuple(dict.fromkeys(names))
+
+
+def _shard(text: str) -> tuple[int, int]:
+    at, slash, n_shards = text.partition("/")
+    if not slash or not at.isdigit() or not n_shards.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is no shard; write 0/4 for the first of four")
+    return int(at), int(n_shards)
+
+
+def _text(report: SurveyReport) -> str:
+    lines = []
+    for group in report.groups():
+        lines.append(f"{'group' if len(group) > 1 else 'alone'}: {', '.join(group)}")
+        related = [pair for pair in report.pairs if set(pair) <= set(group) and report.is_related(*pair)]
+        for pair in related:
+            found = report.pairs[pair]
+            lines.append(f"  {pair[0]} ~ {pair[1]}: log10 p = {found.log10_p:.0f}, {found.transformation}")
+    lines += [f"not read: {name}: {found.error}" for name, found in report.models.items() if found.error]
+    lines += [f"not computed: {a} ~ {b}: {found.error}" for (a, b), found in report.pairs.items() if found.error]
+    for first, middle, second in report.contradictions():
+        lines.append(f"worth a look: {middle} is related to {first} and to {second}, which show no relation")
+    if any(found.declared_bases is not None for found in report.models.values()):
+        lines += [f"related, and declared by neither: {a} ~ {b}" for a, b in report.undeclared()]
+        lines += [f"declared, and no evidence found: {name} from {base}" for name, base in report.unsupported()]
+    n_missing = len(report.missing())
+    missing = f", {n_missing} still missing" if n_missing else ""
+    n_read = len(report.readable())
+    lines.append(f"{n_read} of {len(report.names)} models read, {len(report.pairs)} pairs compared{missing}")
+    return "\n".join(lines)

@@ -1,0 +1,149 @@
+"""Reading the layers of a model for comparison: which can be compared by a role, and their weights, gains folded in."""
+
+from __future__ import annotations
+
+import torch
+
+from mdir_hf.anatomy import Layer, Part, Role, part_shape, read_part
+from mdir_hf.comparison.model import Model
+from mdir_hf.errors import AnatomyError
+from mdir_hf.homology.gauge import fold_gain
+from mdir_hf.homology.modules import LayerWeights
+from mdir_hf.homology.neurons import MlpWeights, unit_rows
+
+STANDS_IN = {Role.V: Role.SSM_IN}
+"""What stands for V in a layer without attention: the input of its state-space mixer. So a hybrid has one map of all of
+its layers, and since values and mixer inputs of strangers are silent, its layers find ancestors of their own kind."""
+
+
+def n_neurons(model: Model) -> int:
+    """Neurons of the MLP of the first layer that has one, 0 where none was placed; costs the header of its shard."""
+    for position in layers_with(model, Role.UP)[:1]:
+        part = model.anatomy.layers[position].parts[Role.UP]
+        return part_shape(part, lambda name: model.tensors.spec(name).shape)[0]
+    return 0
+
+
+def layers_with(model: Model, role: Role) -> tuple[int, ...]:
+    """Positions in ``model.anatomy.layers`` of the layers that a role, or what stands in for it, can stand for."""
+    layers = model.anatomy.layers
+    return tuple(position for position, layer in enumerate(layers) if standing_for(layer, role) is not None)
+
+
+def standing_for(layer: Layer, role: Role) -> Role | None:
+    """The role that stands for a layer: the one asked for, else what stands in for it."""
+    if role in layer.parts:
+        return role
+    other = STANDS_IN.get(role)
+    return other if other in layer.parts else None
+
+
+def read_representative(model: Model, role: Role, position: int) -> torch.Tensor:
+    """Read the matrix that stands for a layer, ``(d_out, n)``, the gain of its norm folded in, its rows of one length.
+
+    Heavy-tailed row lengths in both models fool the polar factor of raw rows (measured: ln p = -176 on strangers).
+    """
+    layer = model.anatomy.layers[position]
+    standing = standing_for(layer, role)
+    assert standing is not None
+    gain = _read_if_placed(model, layer, Role.MLP_NORM if role is Role.UP else Role.ATTENTION_NORM)
+    return unit_rows(fold_gain(read_role(model, layer, standing), gain, plus_one=model.anatomy.norms_add_one))
+
+
+def read_role(model: Model, layer: Layer, role: Role) -> torch.Tensor:
+    """Read what plays a role in a layer: ``(d_out, d_in)``, one side of it the width of the model, or a norm ``(d,)``.
+
+    Raises:
+        AnatomyError: If it has another shape: files may name anything anyhow, and a matrix product would not say why.
+        MdirError: If it cannot be read.
+    """
+    return check_shape(model, layer, role, layer.parts[role], read_part(model.tensors, layer.parts[role]))
+
+
+def check_shape(model: Model, layer: Layer, role: Role, part: Part, weight: torch.Tensor) -> torch.Tensor:
+    """Return a weight, or refuse one whose shape its role cannot have.
+
+    Raises:
+        AnatomyError: If a side that should be the width of the model is not, or it is no matrix; norms: no vector.
+    """
+    width = model.anatomy.hidden_size
+    shape = tuple(weight.shape)
+    is_matrix = len(shape) == 2 and 0 not in shape
+    if role.is_norm:
+        fits, expected = shape == (width,), f"({width},)"
+    elif role.reads_stream:
+        fits, expected = is_matrix and shape[1] == width, f"(…, {width})"
+    elif role.writes_stream:
+        fits, expected = is_matrix and shape[0] == width, f"({width}, …)"
+    else:
+        fits, expected = is_matrix, "a matrix"
+    if not fits:
+        raise AnatomyError(
+            f"tensor {part.tensor!r} (role {role.value} of layer {layer.index}) has shape {shape}; "
+            f"expected {expected}, so the layers of this model cannot be compared; --level embedding compares the rest",
+            subject=model.label,
+        )
+    return weight
+
+
+def _read_if_placed(model: Model, layer: Layer, role: Role) -> torch.Tensor | None:
+    return read_role(model, layer, role) if role in layer.parts else None
+
+
+def layer_weights(model: Model, position: int) -> LayerWeights:
+    """Read one layer for Algorithm 3; what the anatomy did not place is None.
+
+    Args:
+        model: The model.
+        position: Position in ``model.anatomy.layers``.
+
+    Returns:
+        The weights, gains folded in.
+    """
+    anatomy = model.anatomy
+    layer = anatomy.layers[position]
+    parts = layer.parts
+
+    def read(role: Role) -> torch.Tensor | None:
+        return _read_if_placed(model, layer, role)
+
+    q, k, v, o = (read(role) for role in (Role.Q, Role.K, Role.V, Role.O))
+    n_heads = layer.heads.n_heads if layer.heads else anatomy.n_heads or 1
+    n_kv_heads = layer.heads.n_kv_heads if layer.heads else anatomy.n_kv_heads or n_heads
+    rope = layer.rope or anatomy.rope
+    rotary_dim = anatomy.rotary_dim if layer.rope is None else layer.rotary_dim
+    sides = ((q, 0, n_heads), (k, 0, n_kv_heads), (v, 0, n_kv_heads), (o, 1, n_heads))
+    if any(weight is not None and weight.shape[side] % n for weight, side, n in sides):
+        # Heads of this layer are not those of the config: test without them, and without the planes inside of them.
+        n_heads = n_kv_heads = 1
+        rope, rotary_dim = "none", None
+    return LayerWeights(
+        q=q,
+        k=k,
+        v=v,
+        o=o,
+        gate=read(Role.GATE),
+        up=read(Role.UP),
+        down=read(Role.DOWN),
+        n_heads=n_heads,
+        n_kv_heads=n_kv_heads,
+        rope=rope,
+        rotary_dim=rotary_dim,
+        qk_norm=Role.Q_NORM in parts,
+        attention_gain=read(Role.ATTENTION_NORM),
+        mlp_gain=read(Role.MLP_NORM),
+    ).folded(plus_one=anatomy.norms_add_one)
+
+
+def read_mixer(model: Model, position: int, dtype: torch.dtype) -> MlpWeights | None:
+    """A state-space mixer as what it is to its channels, a gated MLP; None where the layer has none."""
+    layer = model.anatomy.layers[position]
+    if Role.SSM_IN not in layer.parts or Role.SSM_OUT not in layer.parts:
+        return None
+    gain = _read_if_placed(model, layer, Role.ATTENTION_NORM)
+
+    def folded(role: Role) -> torch.Tensor:
+        return fold_gain(read_role(model, layer, role).to(dtype), gain, plus_one=model.anatomy.norms_add_one)
+
+    gate = folded(Role.MIXER_GATE) if Role.MIXER_GATE in layer.parts else None
+    return MlpWeights(folded(Role.SSM_IN), read_role(model, layer, Role.SSM_OUT).to(dtype), gate)

@@ -1,0 +1,58 @@
+"""Which figures a report has the data for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from mdir_hf.figures.evidence import draw_looks, draw_null
+from mdir_hf.figures.layer_map import draw_layer_map
+from mdir_hf.figures.module_strip import draw_module_strip
+from mdir_hf.figures.polar_factor import draw_polar_factor
+from mdir_hf.figures.sheet import drawing
+from mdir_hf.figures.theme import theme_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from mdir_hf.report import HomologyReport
+
+
+def draw_figures(report: HomologyReport, *, dark: bool = False) -> Mapping[str, Figure]:
+    """Draw every figure that the report holds the data for.
+
+    Args:
+        report: A report; one read back from JSON has no matrices, so no heat map.
+        dark: Light ink on dark paper.
+
+    Returns:
+        Figures by name, in the order in which they are best looked at: ``embedding`` (heat map of the polar factor),
+        ``embedding_matched`` (the same with matched channels on the diagonal, where they had moved), the same two of
+        ``unembedding``, ``null`` (observed trace against placebos and threshold), ``looks`` (p against tokens read),
+        ``layers`` (every layer against every layer), ``modules`` (every role of every matched pair of layers).
+
+    Raises:
+        InputError: If matplotlib is not installed.
+    """
+    theme = theme_of(dark=dark)
+    figures: dict[str, Figure] = {}
+    with drawing():
+        for name in ("embedding", "unembedding"):
+            for is_matched in (False, True):
+                key = f"{name}_matched" if is_matched else name
+                if key in report.arrays:
+                    figures[key] = draw_polar_factor(report, name, report.arrays[key], theme, is_matched=is_matched)
+        matrices = {
+            name: matrix
+            for name, matrix in (("embedding", report.embedding), ("unembedding", report.unembedding))
+            if matrix is not None
+        }
+        if any(matrix.placebo is not None for matrix in matrices.values()):
+            figures["null"] = draw_null(matrices, theme)
+        if any(matrix.looks for matrix in matrices.values()):
+            figures["looks"] = draw_looks(report, matrices, theme)
+        if report.layers is not None and report.layers["matrix"]:
+            figures["layers"] = draw_layer_map(report, report.layers, theme)
+        if report.modules:
+            figures["modules"] = draw_module_strip(report, theme)
+    return figures

@@ -1,0 +1,97 @@
+"""Colours, and how evidence becomes a shade: one scale for all figures, so that two of them can be compared."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.colors import Colormap
+
+
+@dataclass(frozen=True, slots=True)
+class Theme:
+    """Colours of a figure, as ``#rrggbb``.
+
+    Attributes:
+        ink: Text.
+        muted: Text that comes second; 4.5 : 1 against paper.
+        paper: Ground.
+        grid: Lines and frames.
+        hatch: Lines across a cell where nothing was computed.
+        observed: What was measured (Okabe-Ito blue, lightened on dark paper).
+        null: What chance gives (Okabe-Ito vermilion, lightened on dark paper).
+        ramp: From nothing to overwhelming evidence; its luminance runs one way, so it reads in greyscale.
+    """
+
+    ink: str
+    muted: str
+    paper: str
+    grid: str
+    hatch: str
+    observed: str
+    null: str
+    ramp: tuple[str, ...]
+
+
+LIGHT = Theme(
+    ink="#1b1f24",
+    muted="#57606a",
+    paper="#ffffff",
+    grid="#c4ccd5",
+    hatch="#a8b1bb",
+    observed="#0072b2",
+    null="#c04f00",
+    ramp=("#f4f6f8", "#b5cde6", "#5b93c4", "#1f5c99", "#0b2545"),
+)
+DARK = Theme(
+    ink="#e6edf3",
+    muted="#9da7b1",
+    paper="#111418",
+    grid="#3d444d",
+    hatch="#545d68",
+    observed="#56b4e9",
+    null="#f0883e",
+    ramp=("#1c2128", "#1d4468", "#3f86bd", "#9cc9ee", "#f4f9fe"),
+)
+
+FULL_SHADE = 4.0
+"""-log10 p of 10^4 has the darkest shade: more than any number of tests could ask for."""
+
+_EQUAL_LUMINANCE = math.sqrt(1.05 * 0.05) - 0.05
+"""Where black and white have the same contrast."""
+
+EVIDENCE_TICKS = (0, 1, 10, 100, 1000, 10_000)
+
+
+def theme_of(*, dark: bool) -> Theme:
+    """The dark theme or the light one."""
+    return DARK if dark else LIGHT
+
+
+@lru_cache(maxsize=2)
+def colour_map(theme: Theme) -> Colormap:
+    """The ramp of a theme for values in [0, 1]."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    return LinearSegmentedColormap.from_list("evidence", theme.ramp)
+
+
+def evidence_shade(log10_p: float) -> float:
+    """Place a p on the ramp: log10(1 - log10 p) / 4, in [0, 1], so that -20 and -7000 both show beside 0."""
+    return min(1.0, math.log10(1.0 + max(0.0, -log10_p)) / FULL_SHADE)
+
+
+@lru_cache(maxsize=4096)
+def ink_on(theme: Theme, shade: float) -> str:
+    """Black or white, whichever is easier to read on a cell of this shade: one of them has 4.5 : 1 on any ground."""
+    red, green, blue, _ = colour_map(theme)(shade)
+    return "#000000" if _luminance(red, green, blue) > _EQUAL_LUMINANCE else "#ffffff"
+
+
+def _luminance(*rgb: float) -> float:
+    """Relative luminance of WCAG, of values in [0, 1]."""
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in rgb]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

@@ -1,0 +1,159 @@
+"""Writing to the Hub: one commit as one pull request, and nothing else."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from huggingface_hub import CommitOperationAdd, HfApi, constants, get_token
+from huggingface_hub.errors import HfHubHTTPError
+
+from mdir_hf.errors import CardError, OfflineError, PullRequestError, ServerError
+from mdir_hf.hub.endpoint import CALLER, current_endpoint, is_offline
+from mdir_hf.hub.errors_map import hub_errors
+
+_DISABLED = re.compile(r"(discussion|pull request)s?\b.*\bdisabled|disabled\b.*\b(discussion|pull request)", re.I)
+
+
+@dataclass(frozen=True, slots=True)
+class PullRequest:
+    """A pull request that was opened.
+
+    Attributes:
+        url: Its page.
+        commit: The commit it holds.
+        notes: What the Hub remarked.
+    """
+
+    url: str
+    commit: str
+    notes: tuple[str, ...]
+
+
+def open_pull_request(
+    repo: str,
+    files: Mapping[str, bytes],
+    *,
+    parent_commit: str,
+    title: str,
+    description: str,
+    branch: str = constants.DEFAULT_REVISION,
+    token: str | bool | None = None,
+) -> PullRequest:
+    """Propose files to a model repository, in one commit on top of the commit that they were made from.
+
+    Args:
+        repo: ``owner/name``.
+        files: Contents by path.
+        parent_commit: Full sha of the head that the contents were made from.
+        title: First line of the commit, and title of the pull request.
+        description: Markdown.
+        branch: The branch it is for.
+        token: A token that may write discussions; None or True: the stored one.
+
+    Returns:
+        The pull request.
+
+    Raises:
+        PullRequestError: If there is no token, it lacks the right, discussions are disabled, the head has moved, or a
+            pull request of this title is open.
+        CardError: If the Hub does not accept the metadata of a README.md among the files.
+        HubError: If the Hub cannot be asked.
+
+    Cost: five requests.
+    """
+    if is_offline():
+        raise OfflineError("a pull request needs the network, which HF_HUB_OFFLINE forbids", subject=repo)
+    if token is False or (not isinstance(token, str) and get_token() is None):
+        raise PullRequestError(
+            "a pull request needs a token, and there is none; log in with `hf auth login`, set HF_TOKEN or use --token",
+            subject=repo,
+        )
+    api = HfApi(endpoint=current_endpoint(), token=token, **CALLER)
+    with _write_errors(repo), hub_errors(repo, revision=branch):
+        _refuse_a_second(api, repo, title)
+        head = api.model_info(repo, revision=branch).sha
+        if head != parent_commit:
+            raise _moved(repo, parent_commit, head)
+        operations = [CommitOperationAdd(path, content) for path, content in files.items()]
+        with warnings.catch_warnings(record=True) as remarks:
+            warnings.simplefilter("always")
+            info = api.create_commit(
+                repo,
+                operations,
+                commit_message=title,
+                commit_description=description,
+                revision=branch,
+                create_pr=True,
+                parent_commit=parent_commit,
+            )
+    notes = [" ".join(str(remark.message).split()) for remark in remarks if remark.category is UserWarning]
+    ignored = [operation.path_in_repo for operation in operations if operation._should_ignore]
+    if ignored:
+        notes.append(f"left out, because the repository's .gitignore names them: {', '.join(ignored)}")
+    if info.pr_url is None:
+        raise PullRequestError("nothing was proposed: the repository holds these files already", subject=repo)
+    return PullRequest(info.pr_url, info.oid, tuple(notes))
+
+
+def _refuse_a_second(api: HfApi, repo: str, title: str) -> None:
+    open_ones = api.get_repo_discussions(repo, discussion_type="pull_request", discussion_status="open")
+    for known in open_ones:
+        if known.title == title:
+            raise PullRequestError(
+                f"pull request {known.num} has the same title and is open; merge or close it first ({known.url})",
+                subject=repo,
+            )
+
+
+def _moved(repo: str, parent_commit: str, head: str | None) -> PullRequestError:
+    now = "" if head is None else f" to {head[:7]}"
+    return PullRequestError(
+        f"the repository moved from {parent_commit[:7]}{now} while its card was being written; run the command again",
+        subject=repo,
+    )
+
+
+@contextmanager
+def _write_errors(repo: str) -> Iterator[None]:
+    """Say what the Hub's refusals to write mean; what is left goes the way of every error of its client."""
+    try:
+        yield
+    except (PullRequestError, CardError):
+        raise
+    except Exception as exc:
+        cause = exc.__cause__ if exc.__cause__ is not None else exc
+        refusal = _refusal(cause, repo)
+        if refusal is None:
+            raise
+        raise refusal from cause
+
+
+def _refusal(exc: BaseException, repo: str) -> PullRequestError | CardError | ServerError | None:
+    if isinstance(exc, HfHubHTTPError):
+        status, said = exc.response.status_code, f"{exc.server_message or ''} {exc}"
+        if status == 412:
+            return PullRequestError(
+                "the repository has moved on while its card was being written; run the command again", subject=repo
+            )
+        if status in (400, 403, 404, 409, 410) and _DISABLED.search(said):
+            return PullRequestError(
+                "discussions and pull requests are disabled for this repository; its owner can enable them in its "
+                "settings, or add the files that --output writes",
+                subject=repo,
+            )
+        if status == 403:
+            return PullRequestError(
+                "this token may not open pull requests here (403); use one with write access, or a fine-grained one "
+                "with the right to write discussions",
+                subject=repo,
+            )
+    elif isinstance(exc, ValueError) and "Invalid metadata in README.md" in str(exc):
+        said = " ".join(str(exc).split("\n", 1)[-1].split())
+        return CardError(f"the Hub does not accept the metadata of this card: {ascii(said)[1:-1][:300]}", subject=repo)
+    elif isinstance(exc, ValueError) and type(exc).__name__ == "JSONDecodeError":
+        return ServerError("the Hub answered something that is not JSON; try again later", subject=repo)
+    return None

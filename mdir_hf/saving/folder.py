@@ -1,0 +1,82 @@
+"""Writing the files of a saved report, each of them whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from mdir_hf.errors import InputError
+from mdir_hf.figures import draw_figures, figure_bytes, figure_img
+from mdir_hf.report import HomologyReport
+from mdir_hf.saving.document import report_document
+from mdir_hf.saving.markdown import markdown_text
+from mdir_hf.saving.markup import Html
+from mdir_hf.saving.page import html_page
+
+
+def check_save_folder(folder: Path) -> None:
+    """Fail before anything is read where nothing could be written.
+
+    Raises:
+        InputError: If the place is a file, or is not writable.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"cannot save into {folder}: it is a file; name a folder")
+    parent = folder
+    while not parent.exists():
+        parent = parent.parent
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise InputError(f"cannot save into {folder}: {parent} is not writable")
+
+
+def save_report(report: HomologyReport, folder: Path) -> tuple[Path, ...]:
+    """Write report.json, report.md, report.html and the figures (SVG and PNG, light and dark).
+
+    Every file is written beside its place and moved into it, so that an interruption leaves no half of one.
+
+    Args:
+        report: What to save.
+        folder: Made if it does not exist; files of the same names are replaced.
+
+    Returns:
+        The paths written.
+
+    Raises:
+        InputError: If the folder cannot be written, or matplotlib is missing.
+    """
+    contents: dict[str, bytes] = {"report.json": (report.to_json() + "\n").encode()}
+    light, dark = draw_figures(report), draw_figures(report, dark=True)
+    for suffix, figures in (("", light), ("-dark", dark)):
+        for name, figure in figures.items():
+            for file_format in ("svg", "png"):
+                contents[f"{name}{suffix}.{file_format}"] = figure_bytes(figure, file_format)
+    document = report_document(report)
+    images = {name: Html(figure_img(figure, dark[name])) for name, figure in light.items()}
+    alt_texts = {name: str(figure.get_label()) for name, figure in light.items()}
+    contents["report.md"] = _encoded(markdown_text(report, document, alt_texts))
+    contents["report.html"] = _encoded(html_page(report, document, images))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return tuple(write_file(folder / name, content) for name, content in contents.items())
+    except OSError as exc:
+        raise InputError(f"cannot save into {folder}: {exc.strerror}") from exc
+
+
+def _encoded(text: str) -> bytes:
+    # Paths that are no UTF-8 come as lone surrogates, which no UTF-8 file can hold.
+    return text.encode("utf-8", "replace")
+
+
+def write_file(path: Path, content: bytes) -> Path:
+    """Write a file beside its place and move it there, so that an interruption leaves no half of one."""
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    return path

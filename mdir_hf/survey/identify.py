@@ -1,0 +1,180 @@
+"""Which known base models does a model descend from, or share ancestry with?"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mdir_hf.checker import HomologyChecker
+from mdir_hf.comparison.model import Model
+from mdir_hf.errors import InputError, MdirError
+from mdir_hf.homology.significance import LN10
+from mdir_hf.hub import IoLedger, open_repository
+from mdir_hf.report import HomologyReport, ModelSummary, n_bytes_text
+from mdir_hf.survey.fingerprint import take_fingerprint
+from mdir_hf.survey.index import BaseIndex
+from mdir_hf.survey.pairs import compare_fingerprints
+
+SCHEMA = "mdir-hf/identification/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Ancestor:
+    """A base model that a search proposed, and what became of it.
+
+    Attributes:
+        base: The base model, at the commit that the index holds.
+        log10_p: Of the rows that the index keeps, corrected for every base of the index; at most 0.
+        common_tokens: Tokens that it rests on.
+        report: The comparison of the two models, decided at alpha over the number of bases; None where none was made.
+        error: Why that comparison could not be made.
+    """
+
+    base: ModelSummary
+    log10_p: float
+    common_tokens: int
+    report: HomologyReport | None = None
+    error: str | None = None
+
+    @property
+    def verdict(self) -> str | None:
+        """Verdict of the comparison, None without one."""
+        return None if self.report is None else self.report.verdict.value
+
+
+@dataclass(frozen=True, slots=True)
+class Identification:
+    """What an index knows of a model.
+
+    Attributes:
+        model: The model.
+        ancestors: The bases proposed, most likely first.
+        n_bases: Bases that were looked at.
+        alpha: Level over all of them.
+        bytes_read: Bytes read of the model for the search.
+    """
+
+    model: ModelSummary
+    ancestors: tuple[Ancestor, ...]
+    n_bases: int
+    alpha: float
+    bytes_read: int
+
+    @property
+    def found(self) -> tuple[Ancestor, ...]:
+        """Those confirmed by a comparison, or where none was made significant by the index alone."""
+        return tuple(
+            one
+            for one in self.ancestors
+            if (one.verdict == "homologous" if one.report is not None else one.log10_p < math.log10(self.alpha))
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain containers."""
+        return {
+            "schema": SCHEMA,
+            "model": _summary(self.model),
+            "found": [one.base.repo for one in self.found],
+            "candidates": [
+                {
+                    "base": _summary(one.base),
+                    "log10_p": one.log10_p,
+                    "common_tokens": one.common_tokens,
+                    "verdict": one.verdict,
+                    "report": None if one.report is None else one.report.to_dict(),
+                    "error": one.error,
+                }
+                for one in self.ancestors
+            ],
+            "bases": self.n_bases,
+            "alpha": self.alpha,
+            "bytes_read": self.bytes_read,
+        }
+
+    def to_json(self) -> str:
+        """One JSON object of the schema ``mdir-hf/identification/1``."""
+        return json.dumps(self.to_dict(), indent=2, ensure_ascii=False, allow_nan=False)
+
+    def __str__(self) -> str:
+        read = n_bytes_text(self.bytes_read)
+        lines = [f"{self.model.repo}: looked for among {self.n_bases} base models, {read} read"]
+        found = self.found
+        for one in self.ancestors:
+            p = f"log10 p = {one.log10_p:.0f} by the index"
+            if one.report is not None:
+                p += f", {one.report.verdict.value} by comparison (log10 p = {one.report.log10_p:.0f})"
+            elif one.error is not None:
+                p += f", not compared: {one.error}"
+            if one in found:
+                lines.append(f"  shared weight ancestry with {one.base.repo}: {p}")
+            elif one.error is not None:
+                lines.append(f"  {one.base.repo}: {p}")
+        if not found:
+            lines.append("  no shared ancestry found with any of them; that does not say it has none")
+        return "\n".join(lines)
+
+
+def identify(
+    repo_or_folder: str | os.PathLike[str],
+    index: BaseIndex,
+    *,
+    top: int = 5,
+    confirm: bool = True,
+    alpha: float = 1e-10,
+    level: str = "auto",
+    seed: int = 0,
+    device: str = "cpu",
+    options: Mapping[str, Any] | None = None,
+) -> Identification:
+    """Find the base models of an index that a model shares ancestry with.
+
+    Args:
+        repo_or_folder: The model.
+        index: The bases.
+        top: How many of the most likely ones are looked at closely.
+        confirm: Whether those that the index finds significant are compared with the model itself, from their commits.
+        alpha: Level over all bases of the index.
+        level: Level of those comparisons.
+        seed: Seed of every random choice.
+        device: torch device of the matrix products.
+        options: How repositories are opened: token, cache_dir, local_files_only.
+
+    Returns:
+        The bases proposed with their evidence. A comparison that cannot be made is an error of that base only.
+
+    Raises:
+        MdirError: If the model cannot be read.
+        InputError: If the index is empty.
+    """
+    if not len(index):
+        raise InputError("the index holds no base models; add some with `mdir-hf index`")
+    kept = dict(options or {})
+    ledger = IoLedger()
+    query = take_fingerprint(Model(open_repository(repo_or_folder, ledger=ledger, **kept)), index.tokens)
+    of_index = math.log(len(index))
+    ancestors = []
+    for hit in index.search(query, top=top):
+        base = index.fingerprint(hit.base)
+        by_index = compare_fingerprints(base, query, alpha=alpha / len(index), seed=seed, device=device)
+        log10_p = min(0.0, by_index.log10_p + of_index / LN10)
+        report = error = None
+        if confirm and log10_p < math.log10(alpha):
+            try:
+                checker = HomologyChecker.from_pretrained(
+                    hit.base.repo, revision=hit.base.commit, alpha=alpha / len(index), seed=seed, device=device, **kept
+                )
+                report = checker.compare(repo_or_folder, level=level, progress=False)
+            except MdirError as exc:
+                error = " ".join(str(exc).split())
+        ancestors.append(Ancestor(hit.base, log10_p, hit.common_tokens, report, error))
+    ancestors.sort(key=lambda one: one.log10_p)
+    return Identification(query.model, tuple(ancestors), len(index), alpha, ledger.bytes_read)
+
+
+def _summary(model: ModelSummary) -> dict[str, Any]:
+    names = ("repo", "commit", "architecture", "hidden_size")
+    return {name: getattr(model, name) for name in names}

@@ -1,0 +1,33 @@
+"""Two fingerprints in, one report out: the screen of a comparison, on the rows that both kept."""
+
+from __future__ import annotations
+
+from mdir_hf.comparison.reading import IoCount
+from mdir_hf.comparison.settings import Settings
+from mdir_hf.comparison.steps import compare_models
+from mdir_hf.hub import IoLedger
+from mdir_hf.report import HomologyReport
+from mdir_hf.survey.fingerprint import Fingerprint, SampledModel
+
+
+def compare_fingerprints(
+    reference: Fingerprint, candidate: Fingerprint, *, alpha: float = 1e-10, seed: int = 0, device: str = "cpu"
+) -> HomologyReport:
+    """Run the screen of a comparison on kept rows; nothing is read.
+
+    Args:
+        reference: One model.
+        candidate: The other.
+        alpha: Level of significance, fixed in advance.
+        seed: Seed of every random choice.
+        device: torch device of the matrix products.
+
+    Returns:
+        The report of a comparison at level ``screen``: the same looks, the same p, the same verdicts. The common tokens
+        that it counts are those of the sample. Cost O(r n min(r, n)) for r common tokens of the sample.
+    """
+    settings = Settings(
+        level="screen", alpha=alpha, seed=seed, device=device, max_memory_bytes=None, progress=False, on_plan=None
+    )
+    io = IoCount(IoLedger(), from_start=True)
+    return compare_models(SampledModel(reference), SampledModel(candidate), io, settings)

@@ -1,0 +1,376 @@
+"""A survey from its list of models to its report: read every model once, compare every pair once, lose nothing."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from huggingface_hub.utils.tqdm import are_progress_bars_disabled
+from tqdm import tqdm
+
+from mdir_hf._version import __version__
+from mdir_hf.errors import InputError, MdirError, WorkersLostError
+from mdir_hf.hub import IoLedger
+from mdir_hf.survey.fingerprint import Fingerprint, sample_name
+from mdir_hf.survey.results import RESULTS, ModelResult, PairResult, ResultFile, SurveyReport, read_survey
+from mdir_hf.survey.sample import choose_tokens
+from mdir_hf.survey.store import DEFAULT_MAX_BYTES, FingerprintStore
+from mdir_hf.survey.work import Taken, compare_tile, open_model, take
+from mdir_hf.vocabulary import Vocabulary
+
+N_TOKENS = 2048
+"""Rows read of every model. A screen of one pair that is settled needs a few hundred."""
+
+TILE_MODELS = 8
+"""A task compares the models of two such groups: few of them in memory, and few sent to a worker, for 64 pairs."""
+
+READERS = 4
+"""Models read at a time where no executor is given."""
+
+ATTEMPTS = 2
+"""A tile whose worker died is tried pair by pair; a pair whose worker died again is given up."""
+
+SAMPLE = "sample.json"
+FINGERPRINTS = "fingerprints"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class SurveyPlan:
+    """What a survey is asked to do.
+
+    Attributes:
+        names: Models, each once.
+        alpha: Chance that any pair of independent models is called homologous; each pair is decided at its share.
+        seed: Seed of every random choice.
+        n_tokens: Rows read of every model.
+        shard: Which part of the pairs is ours, and of how many: ``(0, 1)`` for all.
+        options: How repositories are opened, as ``open_repository`` takes it: token, cache_dir, ...
+        cache_bytes: Bound on the fingerprints kept.
+        progress: Whether to show progress on standard error where that is a terminal.
+    """
+
+    names: tuple[str, ...]
+    alpha: float = 1e-10
+    seed: int = 0
+    n_tokens: int = N_TOKENS
+    shard: tuple[int, int] = (0, 1)
+    options: Mapping[str, Any] | None = None
+    cache_bytes: int = DEFAULT_MAX_BYTES
+    progress: bool = True
+
+    @property
+    def alpha_of_pair(self) -> float:
+        """Level of one pair."""
+        return self.alpha / max(1, math.comb(len(self.names), 2))
+
+
+def run_survey(plan: SurveyPlan, folder: Path, *, executor: Executor | None = None) -> SurveyReport:
+    """Compare every pair of a list of models.
+
+    Args:
+        plan: What to do.
+        folder: Where results go, line by line, and fingerprints. A survey that was stopped goes on where it was.
+        executor: Runs the reading of models and the comparing of tiles; None: reads in threads, compares here.
+            Its workers must have this package; they need no common disk.
+
+    Returns:
+        The report. Models that cannot be read, and pairs that cannot be computed, are in it with the reason.
+
+    Raises:
+        InputError: If the list, the shard or the folder cannot be used.
+        WorkersLostError: If the executor broke; what was computed is kept, and the survey can be run again.
+
+    Cost: bytes O(models), once; time O(pairs) of some milliseconds to a second each, with the width.
+    """
+    _check(plan)
+    path = folder / RESULTS
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tokens, failures = _sample(plan, folder / SAMPLE)
+        results = ResultFile(path, _settings(plan, tokens))
+    except OSError as exc:
+        raise InputError(f"cannot write a survey there: {exc.strerror}", subject=str(folder)) from exc
+    for name, error in failures.items():
+        if name not in results.models or results.models[name].error:
+            results.add_model(ModelResult(name, None, error))
+    store = FingerprintStore(folder / FINGERPRINTS, sample_name(tokens), max_bytes=plan.cache_bytes)
+    tiles = _tiles(plan)
+    in_shard = {name for tile in tiles for pair in tile for name in pair}
+    wanted = [name for name in plan.names if name in in_shard and name not in failures]
+    _read_models(plan, wanted, tokens, store, results, executor)
+    _compare_pairs(plan, tiles, tokens, store, results, executor)
+    return SurveyReport(plan.names, results.models, results.pairs, _settings(plan, tokens))
+
+
+def kept_fingerprints(folder: Path) -> tuple[SurveyReport, dict[str, Fingerprint]]:
+    """Read a survey back with the rows that it kept.
+
+    Args:
+        folder: Where the survey wrote.
+
+    Returns:
+        The report, and the fingerprints that are still there, by name.
+
+    Raises:
+        InputError: If there is no survey.
+    """
+    report = read_survey([folder / RESULTS])
+    store = FingerprintStore(folder / FINGERPRINTS, str(report.settings.get("sample")))
+    found = {name: store.get(name) for name in report.readable()}
+    return report, {name: kept for name, kept in found.items() if kept is not None}
+
+
+def _check(plan: SurveyPlan) -> None:
+    if len(plan.names) < 2:
+        raise InputError(f"a survey needs at least two models, and got {len(plan.names)}")
+    if len(set(plan.names)) != len(plan.names):
+        twice = next(name for name in plan.names if plan.names.count(name) > 1)
+        raise InputError(f"{twice!r} stands in the list twice")
+    at, n_shards = plan.shard
+    if not 0 <= at < n_shards:
+        raise InputError(f"there is no shard {at} of {n_shards}; they are numbered from 0")
+    if not 0.0 < plan.alpha < 1.0:
+        raise InputError(f"alpha must lie between 0 and 1, got {plan.alpha}")
+    if plan.n_tokens < 16:
+        raise InputError(f"a sample of {plan.n_tokens} tokens shows nothing; take some hundreds")
+
+
+def _settings(plan: SurveyPlan, tokens: Sequence[bytes]) -> dict[str, Any]:
+    return {
+        "names": list(plan.names),
+        "alpha": plan.alpha,
+        "alpha_of_pair": plan.alpha_of_pair,
+        "seed": plan.seed,
+        "sampled_tokens": len(tokens),
+        "sample": sample_name(tokens),
+        "shard": list(plan.shard),
+        "version": __version__,
+    }
+
+
+def _sample(plan: SurveyPlan, path: Path) -> tuple[tuple[bytes, ...], dict[str, str]]:
+    """Choose the tokens, once: models that are gone or changed by the next run must not change them.
+
+    Returns:
+        The tokens, and the models that could not be opened, with the reason.
+    """
+    asked = {"names": list(plan.names), "n_tokens": plan.n_tokens, "seed": plan.seed}
+    if path.exists():
+        try:
+            known = json.loads(path.read_text())
+            if {key: known[key] for key in asked} == asked:
+                return tuple(base64.b64decode(token) for token in known["tokens"]), {}
+        except (ValueError, KeyError, TypeError) as exc:
+            raise InputError(f"it does not hold the sample of a survey ({exc}); delete it", subject=str(path)) from exc
+        raise InputError("it was made for other models, or other options; name another folder", subject=str(path))
+    vocabularies, failures = _vocabularies(plan)
+    if not vocabularies:
+        first = next(iter(failures.values()))
+        raise InputError(f"none of the {len(plan.names)} models can be opened; the first: {first}")
+    tokens = choose_tokens(vocabularies, plan.n_tokens, seed=plan.seed)
+    text = json.dumps({**asked, "tokens": [base64.b64encode(token).decode() for token in tokens]})
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(text)
+    temporary.replace(path)
+    return tokens, failures
+
+
+def _vocabularies(plan: SurveyPlan) -> tuple[list[Vocabulary], dict[str, str]]:
+    """Read the tokenizer of every model; one object for all models whose tokenizer files are the same bytes."""
+    known: dict[tuple[tuple[str, str], ...], Vocabulary] = {}
+    found: list[Vocabulary] = []
+    failures: dict[str, str] = {}
+
+    def read(name: str) -> tuple[tuple[tuple[str, str], ...] | None, Vocabulary]:
+        model = open_model(name, plan.options or {}, IoLedger())
+        files = model.tokenizer_files.files
+        ids = tuple((path, files[path].sha256 or files[path].blob_id or "") for path in model.vocabulary_paths)
+        key = ids if ids and all(digest for _, digest in ids) else None
+        vocabulary = (None if key is None else known.get(key)) or model.vocabulary
+        if vocabulary is None:
+            raise InputError("it has no tokenizer files, and rows cannot be told apart without them", subject=name)
+        return key, vocabulary
+
+    with ThreadPoolExecutor(READERS) as pool:
+        for name, future in [(name, pool.submit(read, name)) for name in plan.names]:
+            try:
+                key, vocabulary = future.result()
+            except MdirError as exc:
+                failures[name] = " ".join(str(exc).split())
+                continue
+            if key is not None:
+                vocabulary = known.setdefault(key, vocabulary)
+            found.append(vocabulary)
+    return found, failures
+
+
+def _tiles(plan: SurveyPlan) -> list[list[tuple[str, str]]]:
+    """Cut the pairs of this shard into tasks that take few models each. Every pair is in one tile of one shard."""
+    groups = [plan.names[at : at + TILE_MODELS] for at in range(0, len(plan.names), TILE_MODELS)]
+    place = {name: at for at, name in enumerate(plan.names)}
+    tiles = [list(combinations(group, 2)) for group in groups]
+    tiles += [[(a, b) for a in first for b in second] for first, second in combinations(groups, 2)]
+    at, n_shards = plan.shard
+    # Tiles of one row of groups go to one shard, as far as that is even: it reads fewer models.
+    tiles = sorted((tile for tile in tiles if tile), key=lambda tile: (place[tile[0][0]], place[tile[0][1]]))
+    share = -(-len(tiles) // n_shards)
+    return tiles[at * share : (at + 1) * share]
+
+
+def _read_models(
+    plan: SurveyPlan,
+    wanted: Sequence[str],
+    tokens: Sequence[bytes],
+    store: FingerprintStore,
+    results: ResultFile,
+    executor: Executor | None,
+) -> None:
+    """Read the sampled rows of every model that is not kept yet."""
+    done = {name for name, found in results.models.items() if found.error is None and name in store}
+    todo = [name for name in wanted if name not in done]
+    options = dict(plan.options or {})
+    with _bar(plan, "models", len(todo)) as bar:
+
+        def record(outcome: Taken) -> None:
+            if outcome.fingerprint is not None:
+                store.put(outcome.name, outcome.fingerprint)
+            model = None if outcome.fingerprint is None else outcome.fingerprint.model
+            results.add_model(ModelResult(outcome.name, model, outcome.error, outcome.bytes_read))
+            bar.update()
+
+        def give_up(name: str, why: str) -> None:
+            record(Taken(name, None, why, 0))
+
+        tasks = [(name, (name, tokens, options)) for name in todo]
+        if executor is not None:
+            _run(executor, take, tasks, record, give_up)
+            return
+        with ThreadPoolExecutor(READERS) as pool:
+            _run(pool, take, tasks, record, give_up)
+
+
+def _compare_pairs(
+    plan: SurveyPlan,
+    tiles: Sequence[Sequence[tuple[str, str]]],
+    tokens: Sequence[bytes],
+    store: FingerprintStore,
+    results: ResultFile,
+    executor: Executor | None,
+) -> None:
+    """Compare every pair of readable models that has no result yet."""
+    readable = {name for name, found in results.models.items() if found.error is None}
+    todo = [
+        left
+        for tile in tiles
+        if (left := [p for p in tile if p not in results.pairs and p[0] in readable and p[1] in readable])
+    ]
+    options = dict(plan.options or {})
+
+    def fingerprint(name: str) -> Fingerprint:
+        kept = store.get(name)
+        if kept is None:  # dropped since: the bound is smaller than the survey
+            again = take(name, tokens, options)
+            if again.fingerprint is None:
+                raise InputError(f"it could be read before, and cannot be now: {again.error}", subject=name)
+            store.put(name, again.fingerprint)
+            kept = again.fingerprint
+        return kept
+
+    with _bar(plan, "pairs", sum(map(len, todo))) as bar:
+
+        def record(outcome: list[PairResult]) -> None:
+            results.add_pairs(outcome)
+            bar.update(len(outcome))
+
+        if executor is None:
+            for tile in todo:
+                fingerprints = {name: fingerprint(name) for name in dict.fromkeys(n for pair in tile for n in pair)}
+                for pair in tile:
+                    record(compare_tile(fingerprints, [pair], alpha=plan.alpha_of_pair, seed=plan.seed))
+            return
+
+        def arguments(tile: Sequence[tuple[str, str]]) -> tuple[Any, ...]:
+            fingerprints = {name: fingerprint(name) for name in dict.fromkeys(n for pair in tile for n in pair)}
+            return fingerprints, list(tile), plan.alpha_of_pair, plan.seed
+
+        failed: list[tuple[str, str]] = []
+        _run(
+            executor,
+            _compare_tile,
+            ((tile, lambda tile=tile: arguments(tile)) for tile in todo),  # type: ignore[misc]
+            record,
+            lambda tile, why: failed.extend(tile),
+        )
+        # A tile may have lost its worker to one of its pairs: alone, each harms only itself.
+        _run(
+            executor,
+            _compare_tile,
+            ((pair, lambda pair=pair: arguments([pair])) for pair in failed),  # type: ignore[misc]
+            record,
+            lambda pair, why: record([PairResult(pair[0], pair[1], None, error=why)]),
+        )
+
+
+def _compare_tile(
+    fingerprints: Mapping[str, Fingerprint], pairs: Sequence[tuple[str, str]], alpha: float, seed: int
+) -> list[PairResult]:
+    return compare_tile(fingerprints, pairs, alpha=alpha, seed=seed)
+
+
+def _run(
+    executor: Executor,
+    work: Callable[..., T],
+    tasks: Iterable[tuple[Any, tuple[Any, ...] | Callable[[], tuple[Any, ...]]]],
+    record: Callable[[T], None],
+    give_up: Callable[[Any, str], None],
+) -> None:
+    """Run tasks a few at a time, so that their arguments are not all in memory, and record what they return.
+
+    Raises:
+        WorkersLostError: If the executor takes no more tasks.
+    """
+    n_in_flight = 2 * max(1, int(getattr(executor, "_max_workers", 0) or READERS))
+    upcoming: Iterator[Any] = iter(tasks)
+    running: dict[Future[T], Any] = {}
+    is_open = True
+    try:
+        while is_open or running:
+            while is_open and len(running) < n_in_flight:
+                task = next(upcoming, None)
+                if task is None:
+                    is_open = False
+                    break
+                what, arguments = task
+                running[executor.submit(work, *(arguments() if callable(arguments) else arguments))] = what
+            done, _ = wait(running, return_when=FIRST_COMPLETED)
+            for future in done:
+                what = running.pop(future)
+                try:
+                    outcome = future.result()
+                except BrokenExecutor:
+                    raise
+                except Exception as exc:  # whatever a worker's death looks like in this executor
+                    give_up(what, f"its worker failed: {type(exc).__name__} {' '.join(str(exc).split())[:200]}")
+                    continue
+                record(outcome)
+    except BrokenExecutor as exc:
+        raise WorkersLostError(
+            f"the workers are gone ({exc}); what was computed is kept: run the same survey again to go on"
+        ) from exc
+    finally:
+        for future in running:
+            future.cancel()
+
+
+def _bar(plan: SurveyPlan, what: str, total: int) -> tqdm[NoReturn]:
+    disabled = None if plan.progress and not are_progress_bars_disabled() else True  # None: unless a terminal
+    return tqdm(total=total, desc=what, unit=what.removesuffix("s"), disable=disabled, leave=False)

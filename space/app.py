@@ -1,0 +1,25 @@
+"""The Space. ``python app.py`` here, or ``mdir-hf space``, starts it on this machine."""
+
+from __future__ import annotations
+
+try:
+    import spaces  # on ZeroGPU, before torch
+except ImportError:
+    pass
+else:
+
+    @spaces.GPU(duration=1)
+    def none_is_needed() -> None:
+        """Do nothing: ZeroGPU starts no Space without such a function, and comparisons run on the processor."""
+
+
+from mdir_space.desk import Desk, Serving
+from mdir_space.limits import limits_from_environment
+from mdir_space.page import build_page, launch_options
+from mdir_space.visitor import signing_in_is_possible
+
+desk = Desk(Serving(limits=limits_from_environment(), may_sign_in=signing_in_is_possible()))
+demo = build_page(desk)
+
+if __name__ == "__main__":
+    demo.launch(**launch_options(desk))

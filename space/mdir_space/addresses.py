@@ -1,0 +1,66 @@
+"""Links that open a comparison again, and what such a link says."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from urllib.parse import urlencode
+
+import gradio as gr
+
+from mdir_space.question import DEFAULT_ALPHA, LONGEST_NAME
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a link asks, as it stands in it; nothing has been checked.
+
+    Attributes:
+        reference: ``a``, empty if it is not there.
+        candidate: ``b``, likewise.
+        level: ``level``, auto if it is not there.
+        alpha: ``alpha``, as text, empty if it is not there.
+    """
+
+    reference: str = ""
+    candidate: str = ""
+    level: str = "auto"
+    alpha: str = ""
+
+
+def read_link(request: gr.Request | None) -> Asked:
+    """Return what the address of a page asks."""
+    query = {} if request is None else dict(request.query_params)
+
+    def value(name: str, default: str = "") -> str:
+        # One character more than a name may have, so that too long a name is refused and not cut.
+        return str(query.get(name, default)).strip()[: LONGEST_NAME + 1]
+
+    return Asked(value("a"), value("b"), value("level", "auto"), value("alpha"))
+
+
+def query_of(reference: str, candidate: str, level: str, alpha: float) -> str:
+    """Return the query that asks a question again; what is the default is left out."""
+    fields = {"a": reference, "b": candidate}
+    fields |= {"level": level} if level != "auto" else {}
+    fields |= {"alpha": f"{alpha:g}"} if alpha != DEFAULT_ALPHA else {}
+    return urlencode(fields, safe="/@:")
+
+
+def page_address(request: gr.Request | None) -> str:
+    """Return the address at which people find this page: that of the Space, else the one that was asked for."""
+    space = os.environ.get("SPACE_ID", "")
+    if space:
+        return f"https://huggingface.co/spaces/{space}"
+    return f"{server_address(request)}/"
+
+
+def server_address(request: gr.Request | None) -> str:
+    """Return the address at which programs find this server."""
+    host = os.environ.get("SPACE_HOST", "").split(",")[0].strip()
+    if host:
+        return f"https://{host}"
+    headers = {} if request is None else {name.lower(): value for name, value in dict(request.headers).items()}
+    scheme = str(headers.get("x-forwarded-proto", "http")).split(",")[0].strip()
+    host = str(headers.get("x-forwarded-host") or headers.get("host") or "127.0.0.1:7860").split(",")[0].strip()
+    return f"{scheme if scheme in ('http', 'https') else 'http'}://{host}"

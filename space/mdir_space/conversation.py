@@ -1,0 +1,189 @@
+"""One visitor's comparison on the page: from the click to the last figure, as updates of the panels."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass, fields
+from typing import Any
+
+import gradio as gr
+
+from mdir_hf import DeclaredLineage, HomologyReport, MdirError, declared_lineage
+from mdir_space.access import Access
+from mdir_space.addresses import page_address, query_of, server_address
+from mdir_space.desk import Answered, Desk, Working
+from mdir_space.examples import Example
+from mdir_space.notices import BROKEN, alert, plan_notice, progress_notice
+from mdir_space.panels import calibration_panel, evidence_panel, layers_panel, modules_panel
+from mdir_space.pictures import Pictures
+from mdir_space.question import Question, RefusedError, ask
+from mdir_space.reproduce import badge_panel, reproduce_panel
+from mdir_space.verdict_card import declared_text, verdict_card
+from mdir_space.visitor import Visitor
+
+log = logging.getLogger(__name__)
+
+Updates = dict[gr.components.Component | gr.blocks.BlockContext, Any]
+
+
+@dataclass(frozen=True)
+class Panels:
+    """The parts of the page that a comparison fills."""
+
+    plan: gr.HTML
+    status: gr.HTML
+    alert: gr.HTML
+    verdict: gr.HTML
+    details: gr.Column
+    evidence: gr.HTML
+    layers: gr.HTML
+    modules: gr.HTML
+    calibration: gr.HTML
+    reproduce: gr.HTML
+    badge: gr.HTML
+    compare: gr.Button
+    cancel: gr.Button
+
+    def all(self) -> list[Any]:
+        """All of them, for ``outputs=``."""
+        return [getattr(self, field.name) for field in fields(self)]
+
+    def busy(self, is_busy: bool) -> Updates:
+        """Offer to cancel while a comparison is at work, and to compare while none is."""
+        # "hidden" and not False: what is taken off the page comes back too late for an answer that is quick.
+        return {
+            self.compare: gr.update(visible="hidden" if is_busy else True),
+            self.cancel: gr.update(visible=True if is_busy else "hidden"),
+        }
+
+    def cleared(self) -> Updates:
+        """Take away what an earlier comparison left."""
+        return {
+            self.status: "",
+            self.alert: "",
+            self.verdict: "",
+            self.details: gr.update(visible=False),
+        }
+
+
+async def accumulated(updates: AsyncIterator[Updates]) -> AsyncIterator[Updates]:
+    """Repeat in every update what the earlier ones said.
+
+    The browser shows the last of the updates that come within one frame, and of those before it, nothing. What stays
+    the same is not sent again.
+    """
+    said: Updates = {}
+    async with aclosing(updates):
+        async for more in updates:
+            said |= more
+            yield dict(said)
+
+
+async def converse(
+    desk: Desk, panels: Panels, asked: tuple[object, object, object, object], visitor: Visitor, request: gr.Request
+) -> AsyncIterator[Updates]:
+    """Answer on the page.
+
+    Args:
+        desk: Where questions are answered.
+        panels: What to fill.
+        asked: The two names, level and alpha, as they came from the browser.
+        visitor: Who asks.
+        request: Their request, for the links.
+    """
+    question: Question | None = None
+    yield {**panels.cleared(), **panels.busy(True)}
+    try:
+        question = ask(*asked)
+        async with aclosing(desk.answer(question, visitor)) as steps:
+            async for step in steps:
+                if isinstance(step, Answered):
+                    async for updates in _show(panels, question, step, request):
+                        yield updates
+                    continue
+                updates = {panels.status: progress_notice(step)}
+                if isinstance(step, Working) and step.plan is not None:
+                    updates[panels.plan] = plan_notice(step.plan, desk.pace, desk.serving.limits)
+                yield updates
+    except RefusedError as refused:
+        gr.Warning("Not compared. The message on the page says why.", title="Not compared", duration=6)
+        yield {panels.status: "", panels.alert: alert(refused, question), **panels.busy(False)}
+    except Exception:
+        log.exception("a comparison failed in a way that is not foreseen")
+        gr.Warning("Not compared. The message on the page says why.", title="Not compared", duration=6)
+        yield {panels.status: "", panels.alert: alert(RefusedError(BROKEN)), **panels.busy(False)}
+
+
+async def _show(panels: Panels, question: Question, answered: Answered, request: gr.Request) -> AsyncIterator[Updates]:
+    """Show the verdict at once, what is declared and the figures as they come."""
+    report = answered.report
+    query = query_of(question.reference, question.candidate, question.level, question.alpha)
+    link = f"{page_address(request)}?{query}"
+    note = "Kept from an earlier visit: the same commits, level and alpha." if answered.was_kept else ""
+    yield {
+        panels.status: "",
+        panels.verdict: verdict_card(report, link=link, note=note),
+        **panels.busy(False),
+    }
+    declared = await asyncio.to_thread(_declared, report, answered.access)
+    yield {panels.verdict: verdict_card(report, link=link, note=note, declared=declared)}
+    async for updates in details(panels, report, link, server_address(request)):
+        yield updates
+
+
+async def details(
+    panels: Panels, report: HomologyReport, link: str, server: str, *, is_example: bool = False
+) -> AsyncIterator[Updates]:
+    """Fill the tabs; figures are drawn in a thread, one tab after the other."""
+    yield {
+        panels.details: gr.update(visible=True),
+        panels.evidence: "",
+        panels.layers: "",
+        panels.modules: "",
+        panels.calibration: "",
+        panels.reproduce: reproduce_panel(report, server=server, is_example=is_example),
+        panels.badge: badge_panel(report, link),
+    }
+    pictures = await asyncio.to_thread(Pictures, report)
+    for panel, render in (
+        (panels.evidence, evidence_panel),
+        (panels.layers, layers_panel),
+        (panels.modules, modules_panel),
+        (panels.calibration, calibration_panel),
+    ):
+        yield {panel: await asyncio.to_thread(render, report, pictures)}
+    yield {panels.status: '<span class="unseen settled" data-say="The evidence is complete."></span>'}
+
+
+def _declared(report: HomologyReport, access: Access) -> str:
+    def read(repo: str, commit: str | None) -> DeclaredLineage | None:
+        if commit is None:
+            return None
+        try:
+            return declared_lineage(
+                repo,
+                revision=commit,
+                token=access.token if access.token is not None else False,
+                use_caches=access.token is None,
+            )
+        except MdirError:  # a card that cannot be read declares nothing
+            return None
+
+    models = (access.reference, access.candidate)
+    return declared_text(report, tuple(read(model.repo, model.commit) for model in models))  # type: ignore[arg-type]
+
+
+async def show_example(panels: Panels, example: Example, request: gr.Request) -> AsyncIterator[Updates]:
+    """Show a stored result."""
+    report = example.report
+    yield {
+        **panels.cleared(),
+        **panels.busy(False),
+        panels.plan: "",
+        panels.verdict: verdict_card(report, note=example.note),
+    }
+    async for updates in details(panels, report, "", server_address(request), is_example=True):
+        yield updates

@@ -1,0 +1,52 @@
+"""Results that open at once: stored reports on models that ``mdir-hf demo`` builds, with what the models are."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from mdir_hf import HomologyReport
+
+FOLDER = Path(__file__).resolve().parent.parent / "examples"
+INDEX = "index.json"
+
+
+@dataclass(frozen=True)
+class Example:
+    """A stored result.
+
+    Attributes:
+        name: Of its files, ``<name>.json`` and ``<name>.npz``.
+        title: What the candidate is to the reference, in some words.
+        note: What these models are.
+        folder: Where the files lie.
+    """
+
+    name: str
+    title: str
+    note: str
+    folder: Path = FOLDER
+
+    @cached_property
+    def report(self) -> HomologyReport:
+        """The report, with the arrays that its figures are drawn from."""
+        import numpy as np
+
+        report = HomologyReport.from_json((self.folder / f"{self.name}.json").read_text(encoding="utf-8"))
+        with np.load(self.folder / f"{self.name}.npz", allow_pickle=False) as stored:
+            arrays = {
+                name: stored[name] / np.float32(255) if stored[name].dtype == np.uint8 else stored[name]
+                for name in stored.files
+            }
+        return replace(report, arrays=arrays)
+
+
+def stored_examples(folder: Path = FOLDER) -> tuple[Example, ...]:
+    """Return the examples, in the order in which the page offers them; none where there are none."""
+    index = folder / INDEX
+    if not index.is_file():
+        return ()
+    entries = json.loads(index.read_text(encoding="utf-8"))
+    return tuple(Example(entry["name"], entry["title"], entry["note"], folder) for entry in entries)

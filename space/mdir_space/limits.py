@@ -1,0 +1,66 @@
+"""How much one visitor, and all of them, may ask of this machine."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+PREFIX = "MDIR_SPACE_"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of a comparison and of the queue; None: unbounded.
+
+    Attributes:
+        seconds: Longest wall-clock time of one comparison, in seconds.
+        n_bytes: Most bytes that one comparison may read.
+        memory_bytes: Most memory that one comparison may need, by its plan.
+        n_running: Comparisons at a time.
+        n_waiting: Comparisons that may wait for their turn.
+        n_per_visitor: Comparisons of one visitor that may run or wait.
+    """
+
+    seconds: float | None = None
+    n_bytes: int | None = None
+    memory_bytes: int | None = None
+    n_running: int = 2
+    n_waiting: int = 100
+    n_per_visitor: int | None = None
+
+
+CPU_BASIC = Limits(
+    seconds=600.0, n_bytes=4_000_000_000, memory_bytes=7_000_000_000, n_running=2, n_waiting=30, n_per_visitor=4
+)
+"""For 2 virtual cores and 16 GB: two comparisons of 7 GB leave room for Python, torch and the pages of files."""
+
+
+def limits_from_environment() -> Limits:
+    """Return the limits of a Space: those of CPU basic, unless variables such as ``MDIR_SPACE_SECONDS`` say otherwise.
+
+    The owner of a larger machine sets ``MDIR_SPACE_`` and the attribute's name in capitals to a number; 0: unbounded.
+    """
+    return Limits(
+        seconds=_number("SECONDS", CPU_BASIC.seconds),
+        n_bytes=_whole("N_BYTES", CPU_BASIC.n_bytes),
+        memory_bytes=_whole("MEMORY_BYTES", CPU_BASIC.memory_bytes),
+        n_running=_whole("N_RUNNING", CPU_BASIC.n_running) or CPU_BASIC.n_running,
+        n_waiting=_whole("N_WAITING", CPU_BASIC.n_waiting) or CPU_BASIC.n_waiting,
+        n_per_visitor=_whole("N_PER_VISITOR", CPU_BASIC.n_per_visitor),
+    )
+
+
+def _number(name: str, default: float | None) -> float | None:
+    text = os.environ.get(PREFIX + name, "").replace("_", "").strip()
+    if not text:
+        return default
+    try:
+        value = float(text)
+    except ValueError as exc:
+        raise ValueError(f"{PREFIX}{name} is {text!r}, expected a number; 0 for no limit") from exc
+    return value if value > 0 else None
+
+
+def _whole(name: str, default: int | None) -> int | None:
+    value = _number(name, default)
+    return None if value is None else int(value)

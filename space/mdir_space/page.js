@@ -1,0 +1,86 @@
+(() => {
+  "use strict";
+  // A region that stays, so that screen readers hear what changes in it; gradio replaces the content of its own.
+  const say = (words) => {
+    let region = document.getElementById("said");
+    if (!region) {
+      region = document.createElement("div");
+      region.id = "said";
+      region.className = "unseen";
+      region.setAttribute("role", "status");
+      region.setAttribute("aria-live", "polite");
+      document.body.append(region);
+    }
+    if (region.textContent !== words) region.textContent = words;
+  };
+
+  const copied = async (button) => {
+    const field = button.dataset.from && document.getElementById(button.dataset.from);
+    const words = field ? field.value : button.closest(".copyable").querySelector("code").textContent;
+    try {
+      await navigator.clipboard.writeText(words);
+    } catch {
+      // Pages inside a frame may lack the permission; what is selected can still be copied.
+      if (field) field.select();
+      else getSelection().selectAllChildren(button.closest(".copyable").querySelector("code"));
+      document.execCommand("copy");
+    }
+    button.textContent = "Copied";
+    say("Copied");
+    setTimeout(() => { button.textContent = "Copy"; }, 1500);
+  };
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest("button.copy");
+    if (button) copied(button);
+  });
+
+  // Signing in leads back to the comparison that was asked for; gradio's own way back loses all but the first field.
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest("#sign-in");
+    if (!button || !button.textContent.includes("Sign in")) return;
+    event.stopImmediatePropagation();
+    location.assign(`/login/huggingface?_target_url=${encodeURIComponent(location.pathname + location.search)}`);
+  }, true);
+
+  const connect = () => {
+    // The fields show the names that the server suggests while one types.
+    for (const id of ["model-a", "model-b"]) {
+      const input = document.querySelector(`#${id} input, #${id} textarea`);
+      if (input && input.getAttribute("list") !== `${id}-names`) {
+        input.setAttribute("list", `${id}-names`);
+        for (const [name, value] of [["autocomplete", "off"], ["autocapitalize", "off"], ["spellcheck", "false"]]) {
+          input.setAttribute(name, value);
+        }
+      }
+    }
+  };
+
+  let shown = "";
+  let told = "";
+  const changed = () => {
+    connect();
+    const progress = document.querySelector("#status [data-say]");
+    const words = document.querySelector("#verdict-words");
+    const verdict = words ? words.closest(".verdict") : null;
+    const telling = progress ? progress.dataset.say : "";
+    if (telling && telling !== told) say(telling);
+    told = telling;
+    const now = verdict ? verdict.querySelector(".pair").textContent + words.textContent : "";
+    if (verdict && now !== shown) {
+      say(words.textContent);
+      const calm = matchMedia("(prefers-reduced-motion: reduce)").matches;
+      if (verdict.getBoundingClientRect().top > innerHeight * 0.6) {
+        verdict.scrollIntoView({ behavior: calm ? "auto" : "smooth", block: "start" });
+      }
+      const link = document.getElementById("share-link");
+      if (link) history.replaceState(null, "", new URL(link.value).search);
+    }
+    shown = now;
+  };
+  const watch = () => {
+    new MutationObserver(changed).observe(document.body, { childList: true, subtree: true });
+    changed();
+  };
+  if (document.body) watch();
+  else document.addEventListener("DOMContentLoaded", watch);
+})();

@@ -1,0 +1,294 @@
+"""The page: two fields, a verdict, tabs of evidence; and the same comparison for programs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+
+from mdir_space.addresses import read_link
+from mdir_space.conversation import Panels, Updates, accumulated, converse, show_example
+from mdir_space.desk import Desk
+from mdir_space.examples import Example, stored_examples
+from mdir_space.method_page import method_page
+from mdir_space.notices import plan_notice
+from mdir_space.programs import add_programs
+from mdir_space.question import DEFAULT_ALPHA, LEVELS, RefusedError, ask
+from mdir_space.suggestions import Suggestions, datalist
+from mdir_space.visitor import visitor_of
+
+TITLE = "mdir-hf: do two models share weight ancestry?"
+HERE = Path(__file__).resolve().parent
+PREFLIGHT_DELAY_S = 0.4
+"""Leaving a field for the button asks for the plan, and the click that follows calls it off in this time."""
+
+INTRODUCTION = """
+<header class="intro">
+<h1>Do two models share weight ancestry?</h1>
+<p>Name two models. A few megabytes of their weights are read and compared, and the answer comes with a p-value.
+No inference, and nobody's code is run.</p>
+</header>
+"""
+FOOTER = """
+<footer class="foot">
+<p><a href="method">How it works</a> · <a href="https://arxiv.org/abs/2508.06309" target="_blank"
+rel="noopener">The paper (arXiv:2508.06309)</a> · On your own machine: <code>pip install mdir-hf</code></p>
+<p>No visitor is tracked, and no run is recorded. What a signed-in visitor reads with their own rights is kept nowhere
+and shown to nobody else.</p>
+</footer>
+"""
+
+
+def build_page(desk: Desk) -> gr.Blocks:
+    """Build the whole Space around a desk."""
+    suggestions = Suggestions()
+    with gr.Blocks(title=TITLE, analytics_enabled=False, fill_width=False) as demo:
+        gr.Navbar(main_page_name="Compare", elem_id="navigation")
+        with gr.Column(elem_id="page"):
+            gr.HTML(INTRODUCTION)
+            with gr.Row(elem_id="models"):
+                first = _model_field("One model", "model-a")
+                second = _model_field("The other model", "model-b")
+            options = [gr.HTML(datalist(f"{name}-names", ()), elem_classes="unseen") for name in ("model-a", "model-b")]
+            with gr.Accordion("Options", open=False, elem_id="options"):
+                level = gr.Radio(
+                    [(f"{name}: {what}", name) for name, what in LEVELS.items()],
+                    value="auto",
+                    label="How far to go",
+                    elem_id="level",
+                )
+                alpha = gr.Textbox(
+                    f"{DEFAULT_ALPHA:g}",
+                    label="Alpha",
+                    info="The p-value from which on a result counts, fixed before looking.",
+                    max_lines=1,
+                    elem_id="alpha",
+                )
+            plan = gr.HTML(elem_id="plan")
+            with gr.Row(elem_id="actions"):
+                compare = gr.Button("Compare", variant="primary", elem_id="compare")
+                cancel = gr.Button("Cancel", variant="stop", elem_id="cancel", visible="hidden")
+                if desk.serving.may_sign_in:
+                    gr.LoginButton("Sign in for gated models", "Sign out {}", size="md", elem_id="sign-in")
+            status, alert = gr.HTML(elem_id="status"), gr.HTML(elem_id="alert")
+            examples = _examples_row()
+            panels = _panels(plan, status, alert, compare, cancel)
+            gr.HTML(FOOTER)
+        fields = [first, second, level, alpha]
+        _listen(desk, fields, panels, examples)
+        for field, names in zip((first, second), options, strict=True):
+            _suggest(suggestions, field, names)
+        add_programs(desk)
+    with demo.route("How it works", "/method"):
+        method_page()
+    return demo
+
+
+def launch_options(desk: Desk) -> dict[str, Any]:
+    """Return what ``launch`` needs besides host and port."""
+    limits = desk.serving.limits
+    return {
+        "theme": theme(),
+        "css": (HERE / "style.css").read_text(encoding="utf-8"),
+        "head": f"<script>{(HERE / 'page.js').read_text(encoding='utf-8')}</script>",
+        "footer_links": [],
+        "run_history": False,
+        "show_error": False,
+        "mcp_server": True,
+        # Waiting comparisons hold a slot of the queue each, and cost next to nothing there.
+        "max_threads": limits.n_running + limits.n_waiting + 40,
+        "ssr_mode": False,
+        "quiet": True,
+    }
+
+
+def theme() -> gr.themes.Base:
+    """Return the page's theme: system fonts, grey and one blue; the colours are those of the figures."""
+    return gr.themes.Base(
+        primary_hue=gr.themes.colors.blue,
+        neutral_hue=gr.themes.colors.slate,
+        font=["system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "sans-serif"],
+        font_mono=["ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace"],
+        radius_size=gr.themes.sizes.radius_sm,
+    ).set(
+        color_accent="#00609a",
+        body_background_fill="#ffffff",
+        body_background_fill_dark="#111418",
+        background_fill_primary="#ffffff",
+        background_fill_primary_dark="#111418",
+        background_fill_secondary="#f4f6f8",
+        background_fill_secondary_dark="#1c2128",
+        block_background_fill="#ffffff",
+        block_background_fill_dark="#111418",
+        body_text_color="#1b1f24",
+        body_text_color_dark="#e6edf3",
+        body_text_color_subdued="#57606a",
+        body_text_color_subdued_dark="#9da7b1",
+        border_color_primary="#c4ccd5",
+        border_color_primary_dark="#3d444d",
+        link_text_color="#00609a",
+        link_text_color_dark="#79c0ff",
+        button_primary_background_fill="#00609a",
+        button_primary_background_fill_hover="#004d7c",
+        button_primary_background_fill_dark="#1f6feb",
+        button_primary_background_fill_hover_dark="#388bfd",
+        button_primary_border_color="#00609a",
+        button_primary_border_color_dark="#1f6feb",
+        button_primary_text_color="#ffffff",
+        button_primary_text_color_dark="#ffffff",
+        block_border_width="0px",
+        block_shadow="none",
+        block_label_text_color="#1b1f24",
+        input_background_fill="#ffffff",
+        input_background_fill_dark="#0d1014",
+        input_border_color="#8c959f",
+        input_border_color_dark="#6e7681",
+        input_border_width="1px",
+    )
+
+
+def _model_field(label: str, element_id: str) -> gr.Textbox:
+    return gr.Textbox(
+        label=label,
+        placeholder="owner/name, owner/name@revision, or its address",
+        max_lines=1,
+        lines=1,
+        elem_id=element_id,
+        min_width=280,
+    )
+
+
+def _examples_row() -> list[tuple[gr.Button, Example]]:
+    stored = stored_examples()
+    if not stored:
+        return []
+    gr.HTML('<p class="examples-head" id="examples-head">Or open a result that is stored here:</p>')
+    with gr.Row(elem_id="examples"):
+        return [
+            (gr.Button(example.title, size="sm", variant="secondary", elem_classes="example", min_width=120), example)
+            for example in stored
+        ]
+
+
+def _panels(plan: gr.HTML, status: gr.HTML, alert: gr.HTML, compare: gr.Button, cancel: gr.Button) -> Panels:
+    verdict = gr.HTML(elem_id="verdict")
+    tabs = {}
+    with gr.Column(visible=False, elem_id="details") as details, gr.Tabs():
+        for name in ("Evidence", "Layers", "Modules", "Calibration", "Reproduce", "Badge"):
+            with gr.Tab(name, elem_id=f"tab-{name.lower()}"):
+                tabs[name.lower()] = gr.HTML(elem_classes="panel", elem_id=f"panel-{name.lower()}")
+    return Panels(plan, status, alert, verdict, details, compare=compare, cancel=cancel, **tabs)
+
+
+def _listen(desk: Desk, fields: list[Any], panels: Panels, examples: list[tuple[gr.Button, Example]]) -> None:
+    """Connect the page to the desk. Nothing a visitor asks or reads is held anywhere but in these calls."""
+    hidden: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+
+    async def run(
+        first: str,
+        second: str,
+        level: str,
+        alpha: str,
+        request: gr.Request,
+        account: gr.OAuthProfile | None,
+        account_token: gr.OAuthToken | None,
+    ) -> AsyncIterator[Updates]:
+        visitor = visitor_of(request, account, account_token)
+        async with aclosing(
+            accumulated(converse(desk, panels, (first, second, level, alpha), visitor, request))
+        ) as all_:
+            async for updates in all_:
+                yield updates
+
+    def fill_fields(request: gr.Request) -> Updates:
+        asked = read_link(request)
+        if not asked.reference and not asked.candidate:
+            # An update, even one that changes nothing, takes away what somebody has begun to type; an error does not.
+            raise gr.Error("nothing is asked", visible=False, print_exception=False)
+        if asked.level not in LEVELS:
+            gr.Warning("The link asks for a level that is not known; auto is taken.", title="Level", duration=10)
+        values = (asked.reference, asked.candidate, asked.level if asked.level in LEVELS else "", asked.alpha)
+        return {field: value if value else gr.skip() for field, value in zip(fields, values, strict=True)}
+
+    async def preflight(
+        first: str,
+        second: str,
+        level: str,
+        alpha: str,
+        request: gr.Request,
+        account: gr.OAuthProfile | None,
+        account_token: gr.OAuthToken | None,
+    ) -> str:
+        await asyncio.sleep(PREFLIGHT_DELAY_S)
+        try:
+            question = ask(first, second, level, alpha)
+            plan = await desk.plan(question, visitor_of(request, account, account_token))
+        except RefusedError:
+            return ""  # whoever is still typing is not to be corrected; the click says it
+        return plan_notice(plan, desk.pace, desk.serving.limits)
+
+    planning = gr.on(
+        [fields[0].blur, fields[1].blur, fields[2].change],
+        preflight,
+        fields,
+        panels.plan,
+        trigger_mode="always_last",
+        concurrency_limit=8,
+        **hidden,
+    )
+    running = [
+        gr.on(
+            [panels.compare.click, fields[0].submit, fields[1].submit],
+            run,
+            fields,
+            panels.all(),
+            cancels=[planning],
+            concurrency_limit=None,
+            **hidden,
+        ),
+        gr.on(None, fill_fields, None, fields, concurrency_limit=None, **hidden).success(
+            run, fields, panels.all(), concurrency_limit=None, **hidden
+        ),
+    ]
+    for button, example in examples:
+        running.append(_open_on_click(button, example, panels, hidden))
+    panels.cancel.click(
+        lambda: {
+            panels.status: '<p class="stopped" data-say="Stopped">Stopped. Nothing more is read.</p>',
+            **panels.busy(False),
+        },
+        None,
+        panels.all(),
+        cancels=running,
+        queue=False,
+        **hidden,
+    )
+
+
+def _open_on_click(button: gr.Button, example: Example, panels: Panels, hidden: dict[str, Any]) -> gr.events.Dependency:
+    async def show(request: gr.Request) -> AsyncIterator[Updates]:
+        async for updates in accumulated(show_example(panels, example, request)):
+            yield updates
+
+    return button.click(show, None, panels.all(), concurrency_limit=8, **hidden)
+
+
+def _suggest(suggestions: Suggestions, field: gr.Textbox, names: gr.HTML) -> None:
+    element_id = f"{field.elem_id}-names"
+
+    def suggest(typed: str) -> str:
+        return datalist(element_id, suggestions.names(typed))
+
+    field.input(
+        suggest,
+        field,
+        names,
+        queue=False,
+        trigger_mode="always_last",
+        show_progress="hidden",
+        api_visibility="private",
+    )

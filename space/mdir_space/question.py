@@ -1,0 +1,96 @@
+"""What a visitor asks, checked before anything is done with it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+LEVELS = {
+    "auto": "stops as soon as the question is settled, and goes on to the layers where the embeddings are silent",
+    "screen": "looks at a few thousand tokens of the embeddings and at nothing else",
+    "embedding": "compares the embeddings, and untied unembeddings, on every common token",
+    "body": "does that, and maps and analyses every layer",
+}
+DEFAULT_ALPHA = 1e-10
+LONGEST_NAME = 400
+"""Repo ids have at most 96 characters; an address with a revision and a folder has some more."""
+
+
+class RefusedError(Exception):
+    """Why a question is not answered, in words for the visitor.
+
+    Args:
+        message: One paragraph, plain text.
+        runs_locally: Whether the same comparison may well work on the visitor's own machine.
+        may_sign_in: Whether signing in may help.
+    """
+
+    def __init__(self, message: str, *, runs_locally: bool = False, may_sign_in: bool = False) -> None:
+        super().__init__(message)
+        self.message = message
+        self.runs_locally = runs_locally
+        self.may_sign_in = may_sign_in
+
+
+@dataclass(frozen=True)
+class Question:
+    """A comparison as a visitor puts it.
+
+    Attributes:
+        reference: What names the one model, as typed.
+        candidate: What names the other.
+        level: auto, screen, embedding or body.
+        alpha: Level of significance, in (0, 1).
+    """
+
+    reference: str
+    candidate: str
+    level: str = "auto"
+    alpha: float = DEFAULT_ALPHA
+
+
+def ask(reference: object, candidate: object, level: object = "auto", alpha: object = DEFAULT_ALPHA) -> Question:
+    """Make a question of what came from a browser or a program.
+
+    Raises:
+        RefusedError: If a name is missing or too long, the level is not one, or alpha is not in (0, 1).
+    """
+    names = [_name(text, which) for text, which in ((reference, "first"), (candidate, "second"))]
+    if level not in LEVELS:
+        raise RefusedError(f"The level {shortened(str(level))} is not known. Choose one of {', '.join(LEVELS)}.")
+    return Question(names[0], names[1], str(level), _alpha(alpha))
+
+
+def _name(text: object, which: str) -> str:
+    name = "" if text is None else str(text).strip()
+    if not name:
+        raise RefusedError(
+            f"The {which} model is not named. Give its id on the Hub, such as owner/name, or its address."
+        )
+    if len(name) > LONGEST_NAME:
+        raise RefusedError(
+            f"The name of the {which} model has {len(name):,} characters. No model on the Hub has one of more than "
+            f"{LONGEST_NAME}."
+        )
+    return name
+
+
+def _alpha(value: object) -> float:
+    try:
+        alpha = float(str(value).strip().replace("−", "-")) if str(value).strip() else DEFAULT_ALPHA
+    except ValueError:
+        alpha = math.nan
+    if not 0.0 < alpha < 1.0:
+        raise RefusedError(
+            f"Alpha is {shortened(str(value))}. It is the p-value from which on a result counts: a number between 0 "
+            "and 1, such as 1e-10."
+        )
+    return alpha
+
+
+def shortened(text: str, length: int = 80) -> str:
+    """Return a text of at most so many characters, elided in the middle."""
+    if len(text) <= length:
+        return text
+    head = (length - 1) // 2
+    return text[:head] + "…" + text[len(text) - (length - 1 - head) :]

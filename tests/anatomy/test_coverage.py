@@ -1,0 +1,114 @@
+"""The table of every causal language model: a few rows here, all of them where there is time."""
+
+import json
+
+import pytest
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from benchmarks import coverage
+from benchmarks.coverage import PAGE, REASONS, Row, cells, cover, main, page, totals
+
+# One of each kind: plain, fused, transposed, experts numbered and stacked, latent, hybrid, with a decoder alone, old.
+FEW = (
+    *("llama", "gpt2", "falcon", "codegen", "dbrx", "mixtral", "gpt_oss", "deepseek_v3", "qwen3_next", "gemma3_text"),
+    *("opt", "bart", "jamba", "jetmoe", "xlm"),
+)
+
+
+@pytest.mark.parametrize("model_type", FEW)
+def test_a_class_has_every_role_finds_its_relative_and_passes_over_a_stranger(model_type):
+    check(cover(model_type))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", sorted(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - set(FEW)))
+def test_every_class_has_every_role_or_a_reason(model_type):
+    check(cover(model_type))
+
+
+def check(row):
+    assert row.wrong == []
+    assert row.is_full == (row.model_type not in REASONS), cells(row)
+    if row.model_type not in NOT_COMPARED:
+        assert (row.embedding, row.relative, row.stranger) == (True, True, True), cells(row)
+
+
+NOT_COMPARED = {"gemma3n", "gemma4_assistant", "musicgen", "musicgen_melody"}
+
+
+def test_reasons_are_those_of_classes_that_there_are():
+    assert set(REASONS) <= set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    assert set(REASONS) >= NOT_COMPARED
+
+
+def test_the_page_has_a_line_for_every_class():
+    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    listed = [line.split(" | ")[1] for line in lines if line.startswith("| ") and "model type" not in line]
+    assert listed == list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    assert "- 0 roles are wrong" in lines
+
+
+# --- what the table makes of a row
+
+FULL = Row("llama", "LlamaForCausalLM", True, "q k v o", "gate up down", 0, True, True)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"embedding": False},
+        {"attention": "q k v"},
+        {"attention": "q k v o in 1 of 2"},
+        {"attention": ""},
+        {"mlp": "up"},
+        {"mlp": ""},
+        {"relative": False},
+        {"stranger": False},
+        {"wrong": ["layer 0: q is k"]},
+        {"problem": "transformers cannot build it"},
+    ],
+)
+def test_a_row_that_lacks_something_is_not_full(change):
+    row = Row(**(vars(FULL) | change))
+    assert not row.is_full
+    assert FULL.is_full
+    assert "- 1 of 2 rows are full" in page([FULL, row]).splitlines()
+
+
+def test_what_is_wrong_stands_in_the_table():
+    row = Row("llama", "LlamaForCausalLM", wrong=["layer 0: q is k"], left=["mlp.odd"])
+    assert cells(row)[-1] == "WRONG: layer 0: q is k; no role: mlp.odd"
+    assert "1 roles are wrong" in totals([row])
+
+
+def test_a_class_that_transformers_cannot_build_is_a_row(monkeypatch):
+    def fail(*_, **__):
+        raise ImportError("no  timm\nhere")
+
+    monkeypatch.setattr(coverage, "build_module", fail)
+    row = cover("llama")
+    assert row.problem == "transformers cannot build it: ImportError: no timm here"
+    assert not row.is_full
+
+
+def test_a_class_that_transformers_cannot_run_is_compared_nevertheless(monkeypatch):
+    def fail(*_, **__):
+        raise ValueError("wants sound")
+
+    monkeypatch.setattr(coverage, "record_forward", fail)
+    row = cover("gpt2")
+    assert row.problem == "transformers cannot run it on a token: ValueError: wants sound"
+    assert (row.embedding, row.relative, row.stranger, row.attention) == (True, True, True, "")
+
+
+def test_rows_can_be_chosen_and_written(tmp_path, capsys):
+    assert main(["--only", "gpt2", "--jobs", "1", "--json", str(tmp_path / "rows.json")]) == 0
+    assert "GPT2LMHeadModel | gpt2 | yes | q k v o | up down | yes | yes" in capsys.readouterr().out
+    (row,) = json.loads((tmp_path / "rows.json").read_text())
+    assert (row["name"], row["full"], row["wrong"]) == ("GPT2LMHeadModel", True, [])
+
+
+def test_a_class_that_is_none_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        main(["--only", "gpt2,gpt_of_tomorrow"])
+    assert "has no causal model called gpt_of_tomorrow" in capsys.readouterr().err

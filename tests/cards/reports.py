@@ -1,0 +1,66 @@
+"""Reports made by hand, honest and hostile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mdir_hf import HomologyReport, Verdict
+from mdir_hf.report import InputOutput, ModelSummary
+
+BASE_COMMIT, TUNED_COMMIT = "a1" * 20, "b2" * 20
+
+
+def model(repo: Any = "owner/base", commit: Any = BASE_COMMIT, revision: Any = None) -> ModelSummary:
+    return ModelSummary(repo, revision, commit, "llama", 64, 2, 1200)
+
+
+def a_report(**fields: Any) -> HomologyReport:
+    """A report of owner/base and me/tuned, homologous at log10 p = -30.2, but for what is given."""
+    standard: dict[str, Any] = {
+        "verdict": Verdict.HOMOLOGOUS,
+        "reason": None,
+        "log10_p": -30.2,
+        "alpha": 1e-10,
+        "tests": 4,
+        "level": "auto",
+        "settled_by": "screen",
+        "reference": model(),
+        "candidate": model("me/tuned", TUNED_COMMIT),
+        "embedding": None,
+        "unembedding": None,
+        "layers": None,
+        "modules": None,
+        "caveats": (),
+        "io": InputOutput(1, 0, 2, 3, ()),
+        "seconds": {"screen": 0.1},
+        "seed": 0,
+        "version": "0.1.0",
+    }
+    return HomologyReport(**{**standard, **fields})
+
+
+HOSTILE_TEXTS = [
+    "<script>alert(1)</script>",
+    'x" onload="alert(1)',
+    "' onload='alert(1)",
+    "]]></desc><script>alert(1)</script>",
+    "--><script>alert(1)</script><!--",
+    "](javascript:alert(1)) [x",
+    "a\nbase_model: evil/model\n---\n# taken over",
+    "| a | b |\n|---|---|",
+    "<!-- mdir-hf:lineage:end -->",
+    "&amp;&#x3c;script&#x3e;",
+    "\x00\x08\x1b[31mred",
+    "\ud800 lone surrogate",
+    "\u202egnp.exe",
+    "../../etc/passwd",
+    "https://evil.example/a/b",
+    "owner/name extra",
+    "x" * 10_000,
+    "",
+    None,
+    5,
+    ["owner/name"],
+    {"a": 1},
+]
+"""What may stand where a report should name a repository."""

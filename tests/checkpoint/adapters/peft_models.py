@@ -1,0 +1,133 @@
+"""Tiny base models with PEFT adapters on them, saved as users save them, and merged by PEFT itself."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import peft
+import torch
+import transformers
+from safetensors.torch import save_file
+
+SIZES = {
+    "vocab_size": 40,
+    "hidden_size": 24,
+    "intermediate_size": 36,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "attention_bias": True,
+    "tie_word_embeddings": False,
+}
+GPT2_SIZES = {"vocab_size": 40, "n_embd": 24, "n_layer": 2, "n_head": 4, "n_positions": 16}
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """A base, an adapter on it, and what PEFT makes of the two.
+
+    Attributes:
+        base: Folder of the base.
+        adapter: Folder of the adapter.
+        merged: Weights of the merged model, by the names in the files of the base.
+        expected_base: Weights of the base.
+    """
+
+    base: Path
+    adapter: Path
+    merged: dict[str, torch.Tensor]
+    expected_base: dict[str, torch.Tensor]
+
+
+def make_base(folder: Path, kind: str = "llama", *, seed: int = 0) -> Any:
+    """Save a small model in float32 and return it."""
+    torch.manual_seed(seed)
+    config = transformers.GPT2Config(**GPT2_SIZES) if kind == "gpt2" else transformers.LlamaConfig(**SIZES)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    for parameter in model.parameters():
+        parameter.data.normal_(std=0.3)
+    model.save_pretrained(folder)
+    if kind == "gpt2":
+        _rename(folder, lambda name: name.removeprefix("transformer."))
+    return model
+
+
+def make_adapted(
+    tmp_path: Path,
+    config: Any,
+    *,
+    kind: str = "llama",
+    safe: bool = True,
+    change: Callable[[Any], None] | None = None,
+    save_embedding_layers: bool | str = "auto",
+) -> Adapted:
+    """Put an adapter on a small model, fill it with random numbers, save it, and merge it.
+
+    Args:
+        tmp_path: Where to save.
+        config: A config of PEFT.
+        kind: ``llama`` or ``gpt2``.
+        safe: Save as safetensors, else as ``adapter_model.bin``.
+        change: Done to the base in memory before the adapter is made.
+        save_embedding_layers: Whether the embedding itself is saved with the adapter; ``auto``: if it is adapted.
+    """
+    base, adapter = tmp_path / "base", tmp_path / "adapter"
+    model = make_base(base, kind)
+    stored = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    if change is not None:
+        change(model)
+    model.name_or_path = str(base)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        adapted = peft.get_peft_model(model, config)
+        for name, parameter in adapted.named_parameters():
+            if "lora_" in name or "modules_to_save" in name or "trainable_tokens" in name:
+                parameter.data.normal_(std=0.2)
+        # Magnitudes are lengths.
+        for name, parameter in adapted.named_parameters():
+            if "magnitude" in name:
+                parameter.data.abs_()
+        adapted.save_pretrained(adapter, safe_serialization=safe, save_embedding_layers=save_embedding_layers)
+        merged = adapted.merge_and_unload().state_dict()
+    names = (lambda name: name.removeprefix("transformer.")) if kind == "gpt2" else (lambda name: name)
+    return Adapted(
+        base,
+        adapter,
+        {names(name): tensor.detach().clone() for name, tensor in merged.items()},
+        {names(name): tensor for name, tensor in stored.items()},
+    )
+
+
+def edit_config(adapter: Path, **values: object) -> None:
+    """Change entries of an ``adapter_config.json``; None removes one."""
+    path = adapter / "adapter_config.json"
+    config = json.loads(path.read_text())
+    for key, value in values.items():
+        if value is None:
+            config.pop(key, None)
+        else:
+            config[key] = value
+    path.write_text(json.dumps(config))
+
+
+def write_adapter(folder: Path, tensors: dict[str, torch.Tensor], **config: object) -> Path:
+    """Write an adapter by hand."""
+    folder.mkdir(parents=True)
+    whole = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "base_model_name_or_path": "base", **config}
+    (folder / "adapter_config.json").write_text(json.dumps(whole))
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "adapter_model.safetensors")
+    return folder
+
+
+def _rename(folder: Path, new_name: Callable[[str], str]) -> None:
+    """Name the tensors of GPT-2 as its repository does, which is not what transformers writes."""
+    from safetensors.torch import load_file
+
+    path = folder / "model.safetensors"
+    tensors = {new_name(name): tensor for name, tensor in load_file(path).items()}
+    save_file(tensors, path, metadata={"format": "pt"})

@@ -1,0 +1,25 @@
+"""``--tokenizer`` and ``--candidate-tokenizer``: where a repository ships no vocabulary, another one's is read."""
+
+from __future__ import annotations
+
+import json
+
+from mdir_hf.cli import main
+from tests.specimens import gaussian, tokens, write_model
+
+V, N = 1200, 64
+
+
+def test_a_vocabulary_is_borrowed_from_the_repository_that_is_named(tmp_path, capsys):
+    base = write_model(tmp_path / "base", gaussian(V, N, 0))
+    turned = gaussian(V, N, 0).flip(0)
+    relative = write_model(tmp_path / "relative", turned, words=[])
+    other = write_model(tmp_path / "other", gaussian(V, N, 5), words=tokens(V)[::-1])
+    assert main(["compare", str(base), str(relative), "--json", "--quiet"]) == 0
+    assert json.loads(capsys.readouterr().out)["verdict"] == "no_evidence"
+    options = ["--candidate-tokenizer", str(other), "--json", "--quiet"]
+    assert main(["compare", str(base), str(relative), *options]) == 0
+    assert json.loads(capsys.readouterr().out)["verdict"] == "homologous"
+    options = ["--tokenizer", str(other), "--json", "--quiet"]
+    assert main(["compare", str(relative), str(base), *options]) == 0
+    assert json.loads(capsys.readouterr().out)["verdict"] == "homologous"

@@ -1,0 +1,229 @@
+"""``mdir-hf badge``, ``card``, ``verify`` and ``verify-badge`` as people and scripts use them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from mdir_hf import HomologyChecker, HomologyReport, make_badge
+from mdir_hf.cli import main
+from tests.hub.fixtures import hf_home, loopback_hub
+from tests.specimens import gaussian, write_model
+
+__all__ = ["hf_home", "loopback_hub"]
+
+V, N = 1200, 64
+CARD = b"---\r\nlicense: mit\r\n---\r\n# Tuned\r\n"
+
+
+@pytest.fixture
+def hub(loopback_hub, tmp_path):
+    """owner/base, and me/tuned that declares it."""
+    loopback_hub.add_repository("owner/base", write_model(tmp_path / "base", gaussian(V, N, 0)))
+    folder = write_model(tmp_path / "tuned", gaussian(V, N, 0) + 0.2 * gaussian(V, N, 1))
+    (folder / "README.md").write_bytes(CARD)
+    loopback_hub.add_repository("me/tuned", folder)
+    return loopback_hub
+
+
+@pytest.fixture
+def report(hub, tmp_path):
+    """What ``compare --json`` prints, in a file."""
+    path = tmp_path / "in" / "first.json"
+    path.parent.mkdir()
+    compared = HomologyChecker.from_pretrained("owner/base").compare("me/tuned", progress=False)
+    path.write_text(compared.to_json() + "\n")
+    return path
+
+
+def refused(capsys, *arguments: object) -> str:
+    assert main([str(argument) for argument in arguments]) == 1
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and err.startswith("mdir-hf: error: ")
+    return err
+
+
+def test_a_badge_lies_beside_its_report(report, tmp_path, capsys):
+    assert main(["badge", str(report), "--output", str(tmp_path / "out")]) == 0
+    said = capsys.readouterr().out
+    badge = make_badge(HomologyReport.from_json(report.read_text()))
+    assert f"shared weight ancestry | {badge.message}" in said
+    folder = tmp_path / "out"
+    assert {path.name for path in folder.iterdir()} == {"badge.svg", "badge.md", "badge.json", "report.json"}
+    assert (folder / "badge.svg").read_text() == badge.svg
+    assert (folder / "badge.json").read_text() == badge.endpoint_json
+    assert (folder / "badge.md").read_text() == badge.markdown("badge.svg", "report.json") + "\n"
+    assert HomologyReport.from_json((folder / "report.json").read_text()) == HomologyReport.from_json(
+        report.read_text()
+    )
+
+
+def test_a_badge_goes_to_the_folder_of_its_report_by_default(report, capsys):
+    before = report.read_bytes()
+    assert main(["badge", str(report)]) == 0
+    assert {path.name for path in report.parent.iterdir()} == {
+        "badge.svg", "badge.md", "badge.json", "report.json", "first.json",
+    }  # fmt: skip
+    assert main(["badge", str(report.parent / "report.json")]) == 0  # the report itself is not written again
+    assert report.read_bytes() == before
+    capsys.readouterr()
+
+
+def test_the_report_of_another_comparison_is_not_overwritten(report, capsys):
+    (report.parent / "report.json").write_text("{}")
+    assert "another file" in refused(capsys, "badge", report)
+    assert (report.parent / "report.json").read_text() == "{}"
+    assert not (report.parent / "badge.svg").exists()
+
+
+def test_badge_json_is_one_object(report, tmp_path, capsys):
+    urls = ["--image-url", "https://x.example/b.svg", "--report-url", "https://x.example/r.json"]
+    assert main(["badge", str(report), "--output", str(tmp_path / "out"), "--json", *urls]) == 0
+    body = json.loads(capsys.readouterr().out)
+    assert body["message"].startswith("p < 1e-") and len(body["report_sha256"]) == 64
+    assert body["markdown"].endswith("(https://x.example/b.svg)](https://x.example/r.json)")
+    assert len(body["files"]) == 4
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"schema": "other"}', "\x00"])
+def test_a_badge_of_no_report_is_one_line(tmp_path, capsys, content):
+    (tmp_path / "x.json").write_text(content)
+    assert "x.json" in refused(capsys, "badge", tmp_path / "x.json")
+    assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_a_badge_into_a_file_is_refused(report, tmp_path, capsys):
+    (tmp_path / "taken").write_text("x")
+    assert "taken" in refused(capsys, "badge", report, "--output", tmp_path / "taken")
+
+
+def test_the_card_goes_to_stdout_as_it_is_and_the_diff_to_stderr(report, capsysbinary):
+    assert main(["card", "me/tuned", "--report", str(report)]) == 0
+    out, err = capsysbinary.readouterr()
+    assert out.startswith(CARD) and out.count(b"\r\n") == out.count(b"\n")
+    assert b"+## Weight ancestry" in err and b"nothing was sent" in err
+
+
+def test_the_card_goes_to_a_file(report, tmp_path, capsys):
+    place = tmp_path / "README.md"
+    options = ["--confirm-base-model", "--base-model-relation", "finetune"]
+    assert main(["card", "me/tuned", "--report", str(report), "--output", str(place), *options]) == 0
+    assert capsys.readouterr().out == ""
+    assert b"base_model: owner/base\r\nbase_model_relation: finetune\r\n---\r\n" in place.read_bytes()
+    assert "no/such" in refused_err(capsys, "card", "me/tuned", "--report", report, "--output", tmp_path / "no/such/x")
+
+
+def refused_err(capsys, *arguments: object) -> str:
+    """Like refused, behind a diff."""
+    assert main([str(argument) for argument in arguments]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    return err.splitlines()[-1]
+
+
+def test_a_relation_needs_the_authors_word(report, capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        main(["card", "me/tuned", "--report", str(report), "--base-model-relation", "merge"])
+    assert exit_info.value.code == 2
+    assert "--confirm-base-model" in capsys.readouterr().err
+
+
+def test_one_pull_request_and_then_nothing_more_to_say(report, hub, capsys, monkeypatch):
+    command = ["card", "me/tuned", "--report", str(report), "--create-pr"]
+    assert "hf auth login" in refused_err(capsys, *command)
+    monkeypatch.setenv("HF_TOKEN", hub.token)
+    assert main(command) == 0
+    assert capsys.readouterr().out == f"{hub.endpoint}/me/tuned/discussions/1\n"
+    assert "pull request 1" in refused_err(capsys, *command)
+    hub.merge("me/tuned", 1)
+    assert main(command) == 0
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", "the repository holds all of this already\n")
+    assert len(hub.pull_requests("me/tuned")) == 1
+    # And what the card now shows holds.
+    assert main(["verify-badge", f"{hub.endpoint}/me/tuned/resolve/main/.lineage/badge.svg", "--quiet"]) == 0
+    assert capsys.readouterr().out.startswith("MATCH")
+
+
+def test_a_report_of_other_models_is_refused(report, capsys):
+    assert "does not mention" in refused(capsys, "card", "owner/elsewhere", "--report", report)
+
+
+def test_verify_sets_the_card_beside_the_weights(hub, tmp_path, capsys):
+    (tmp_path / "tuned" / "README.md").write_text("---\nbase_model: [owner/base, owner/none]\n---\n")
+    hub.add_repository("me/tuned", tmp_path / "tuned")
+    assert main(["verify", "me/tuned"]) == 0
+    out, err = capsys.readouterr()
+    assert "declared: base model owner/base (README.md); measured: shared weight ancestry" in out
+    assert "measured: not measured" in out
+    assert "plan:" in err
+    assert main(["verify", "me/tuned", "--quiet", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["schema"] == "mdir-hf/lineage/1" and err == ""
+
+
+@pytest.mark.parametrize(
+    ("fail_on", "status"),
+    [("homologous", 3), ("no_evidence", 0), ("no_evidence,inconclusive,not_measured", 3), ("inconclusive", 0)],
+)
+def test_verify_fails_on_what_is_named(hub, tmp_path, fail_on, status, capsys):
+    (tmp_path / "tuned" / "README.md").write_text("---\nbase_model: [owner/base, owner/none]\n---\n")
+    hub.add_repository("me/tuned", tmp_path / "tuned")
+    assert main(["verify", "me/tuned", "--quiet", "--fail-on", fail_on]) == status
+    capsys.readouterr()
+
+
+def test_verify_of_nothing_declared(hub, capsys):
+    assert main(["verify", "me/tuned", "--fail-on", "not_measured,no_evidence", "--quiet"]) == 0
+    assert "no base model" in capsys.readouterr().out
+
+
+def test_verify_of_nothing_at_all(hub, capsys):
+    assert "me/none" in refused(capsys, "verify", "me/none", "--quiet")
+
+
+def test_verify_badge_prints_and_fails_on_what_is_named(report, hub, tmp_path, capsys):
+    assert main(["verify-badge", str(report), "--quiet", "--fail-on", "stale,different"]) == 0
+    assert main(["verify-badge", str(report), "--quiet", "--fail-on", "match"]) == 3
+    capsys.readouterr()
+    assert main(["verify-badge", str(report), "--json", "--quiet"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["state"] == "match" and err == ""
+    body = json.loads(report.read_text())
+    report.write_text(json.dumps({**body, "log10_p": 3 * body["log10_p"]}))
+    assert main(["verify-badge", str(report), "--quiet", "--fail-on", "different"]) == 3
+    assert "off by" in capsys.readouterr().out
+
+
+def test_verify_badge_of_a_model_in_a_folder_of_its_repository(hub, tmp_path, capsys):
+    (tmp_path / "deep").mkdir()
+    shutil.move(tmp_path / "tuned", tmp_path / "deep" / "v2")
+    hub.add_repository("me/tuned", tmp_path / "deep")
+    assert main(["compare", "owner/base", "me/tuned", "--candidate-subfolder", "v2", "--json", "--quiet"]) == 0
+    (tmp_path / "r.json").write_text(capsys.readouterr().out)
+    assert main(["verify-badge", str(tmp_path / "r.json"), "--candidate-subfolder", "v2", "--quiet"]) == 0
+    assert capsys.readouterr().out.startswith("MATCH")
+    assert main(["verify-badge", str(tmp_path / "r.json"), "--quiet"]) == 1
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["badge"],
+        ["card", "a/b"],
+        ["card", "a/b", "--report", "x", "--confirm-base-model", "--base-model-relation", "child"],
+        ["verify"],
+        ["verify", "a/b", "--fail-on", "false"],
+        ["verify-badge"],
+        ["verify-badge", "x", "--fail-on", "homologous"],
+        ["verify-badge", "x", "--level", "deep"],
+    ],
+)
+def test_wrong_usage_ends_with_2(arguments, capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        main(arguments)
+    assert exit_info.value.code == 2
+    assert "usage:" in capsys.readouterr().err

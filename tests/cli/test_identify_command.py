@@ -1,0 +1,55 @@
+"""``mdir-hf index`` and ``mdir-hf identify`` as a user types them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from mdir_hf.cli import main
+from tests.specimens import gaussian, write_model
+
+
+@pytest.fixture
+def folders(tmp_path):
+    base = gaussian(1500, 96, 0)
+    return {
+        name: str(write_model(tmp_path / name, values))
+        for name, values in {
+            "base": base,
+            "other": gaussian(1500, 96, 1),
+            "tuned": base + 0.2 * gaussian(1500, 96, 2),
+        }.items()
+    }
+
+
+def test_an_index_is_built_extended_and_searched(folders, tmp_path, capsys):
+    index = str(tmp_path / "bases.safetensors")
+    assert main(["index", index, folders["base"]]) == 0
+    assert "1 base models" in capsys.readouterr().out
+    assert main(["index", index, folders["other"]]) == 0
+    assert "2 base models" in capsys.readouterr().out
+    assert main(["identify", folders["tuned"], "--index", index, "--json"]) == 0
+    body = json.loads(capsys.readouterr().out)
+    assert body["schema"] == "mdir-hf/identification/1"
+    assert body["found"] == [folders["base"]]
+    assert body["bases"] == 2
+    assert main(["identify", folders["tuned"], "--index", index, "--no-confirm"]) == 0
+    assert folders["base"] in capsys.readouterr().out
+
+
+def test_what_cannot_be_added_is_said_and_the_rest_is(folders, tmp_path, capsys):
+    index = tmp_path / "bases.safetensors"
+    (tmp_path / "empty").mkdir()
+    assert main(["index", str(index), str(tmp_path / "empty"), folders["base"]]) == 0
+    out, err = capsys.readouterr()
+    assert "not added" in err and "1 base models" in out
+    before = index.read_bytes()
+    assert main(["index", str(index), str(tmp_path / "empty")]) == 1
+    assert index.read_bytes() == before
+
+
+def test_an_index_that_is_not_there_is_one_line(folders, tmp_path, capsys):
+    assert main(["identify", folders["tuned"], "--index", str(tmp_path / "none")]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("mdir-hf: error: ") and err.count("\n") == 1

@@ -1,0 +1,204 @@
+"""Reports with everything that can be drawn, made by hand: no comparison is run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mdir_hf import HomologyReport, Verdict
+from mdir_hf.report import InputOutput, MatrixReport, ModelSummary, PlaceboReport, PlaceboResult
+
+WIDTH = 24
+PERMUTATION = np.random.default_rng(0).permutation(WIDTH)
+
+LONG_NAME = "owner/" + "very-long-model-name-" * 500
+
+HOSTILE_NAMES = [
+    LONG_NAME,
+    "$x_1^2$ $\\frac{1}$",  # an even number of dollars: matplotlib would read formulas, and fail at the second
+    "<script>alert(1)</script>",
+    '"><script>alert(1)</script>',
+    "' onload='alert(1)",
+    "](javascript:alert(1)) ![x](y) `code` | cell | **b**",
+    "``` \n# taken over\n- list",
+    "]]></desc></svg><script>alert(1)</script>",
+    "--><script>alert(1)</script><!--",
+    "&lt;b&gt; &amp; &#x3c;",
+    "line\nbreak\r\n\ttab\x00\x08\x1b[31mred\x7f\x85\u2028end",
+    "שלום/مرحبا\u202egnp.exe\u202c\u200b",
+    "模型/大语言模型-🤖🚀-한국어",
+    "e" + "\u0301" * 400,
+    "caf\udce9-not-utf8",
+    "W" * 300,
+    "https://evil.example/a www.evil.example me@evil.example",
+    "x; rm -rf / #'\"$(id)`id`",
+    "{{ 7*7 }} {% raw %}",
+    "back\\slash' and \\x41 \n over two lines",
+    " ",
+    "",
+]
+
+
+def a_model(repo: str = "owner/base", *, commit: str | None = "a1" * 20, hidden_size: int = WIDTH) -> ModelSummary:
+    return ModelSummary(repo, "main", commit, "llama", hidden_size, 3, 1200, "GPTQ, 4 bits in groups of 128")
+
+
+def a_placebo(*, ratio: float = 0.9, log10_p: float = 0.0) -> PlaceboResult:
+    return PlaceboResult(trace=10.0 * ratio, threshold=10.0, log10_p=log10_p, channels=WIDTH)
+
+
+def a_matrix(**fields: Any) -> MatrixReport:
+    """Embeddings of a permuted copy, but for what is given."""
+    standard: dict[str, Any] = {
+        "common_tokens": 1000,
+        "rows_used": 512,
+        "rank": WIDTH,
+        "trace": 23.9,
+        "threshold": 10.0,
+        "normalized_trace": 0.996,
+        "coverage": 1.0,
+        "matched_channels": WIDTH,
+        "stray_channels": 0,
+        "transformation": "permutation",
+        "scale": 3.98,
+        "view": "centred",
+        "log10_p": -812.4,
+        "log10_p_trimmed": {"n/16": -700.0, "n/4": -500.0, "n/2": -300.0},
+        "placebo": PlaceboReport(a_placebo(), a_placebo(ratio=0.85), (1.2, -0.7)),
+        "looks": ((128, -90.1), (256, -300.0), (512, -812.4)),
+    }
+    return MatrixReport(**{**standard, **fields})
+
+
+def a_layer_map(n_reference: int, n_candidate: int, **fields: Any) -> dict[str, Any]:
+    """A map whose layers descend in order as far as they go, with a little evidence off the diagonal."""
+    matrix = np.zeros((n_reference, n_candidate))
+    matches = [[i, i, -40.0 - i] for i in range(min(n_reference, n_candidate))]
+    for i, j, log10_p in matches:
+        matrix[i, j] = log10_p
+    if n_candidate > 1:
+        matrix[0, -1] = -1.5
+    return {
+        "role": "v",
+        "outer": "permutation",
+        "pattern": "identity" if n_reference == n_candidate else "partial",
+        "matches": matches,
+        "log10_p": -39.0,
+        "log10_p_fisher": -100.0,
+        "related_layers_at_least": 1,
+        "stray_share": 0.0,
+        "placebo_log10_p": 0.0,
+        "reference_layers": list(range(n_reference)),
+        "candidate_layers": list(range(n_candidate)),
+        "matrix": matrix.tolist(),
+        "null": "",
+        **fields,
+    }
+
+
+def a_module(
+    layer: tuple[int, int], role: str, test: str, log10_p: float, found: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    return {
+        "layer": list(layer),
+        "role": role,
+        "test": test,
+        "trace": 1.0,
+        "normalized_trace": 0.5,
+        "log10_p": log10_p,
+        "scale": 1.0,
+        "found": found,
+    }
+
+
+def modules_of(pairs: list[tuple[int, int]]) -> tuple[dict[str, Any], ...]:
+    """Every kind of test, with what each finds."""
+    heads = {"heads": [[0, 1], [1, 0]], "residual": 0.1}
+    return tuple(
+        module
+        for pair in pairs
+        for module in (
+            a_module(pair, "q", "permutation", -12.0, {"moves": True, "negative": 0}),
+            a_module(pair, "q", "planes", -90.0, heads),
+            a_module(pair, "k", "frequencies", -20.0, heads),
+            a_module(pair, "v", "signed_permutation", -20.0, {"moves": True, "negative": 3}),
+            a_module(pair, "o", "blocks", -7000.0, heads),
+            a_module(pair, "up", "permutation", 0.0, {"moves": True, "negative": 0}),
+            a_module(pair, "mlp", "neurons", -41_000.0, {"moved_neurons": 5, "matched_neurons": 64}),
+            a_module(
+                pair,
+                "experts",
+                "neurons",
+                -300.0,
+                {"experts": [[0, None, -300.0], [1, 1, -20.0]], "without_origin": [2]},
+            ),
+        )
+    )
+
+
+def arrays_of(name: str = "embedding") -> dict[str, Any]:
+    rng = np.random.default_rng(1)
+    picture = 0.1 * rng.random((WIDTH, WIDTH), dtype=np.float32)
+    picture[np.arange(WIDTH), PERMUTATION] = 0.97
+    return {
+        name: picture,
+        f"{name}_channels": np.stack([np.arange(WIDTH), PERMUTATION]),
+        f"{name}_matched": picture[:, PERMUTATION],
+    }
+
+
+def a_report(**fields: Any) -> HomologyReport:
+    """A report with every part, homologous, but for what is given."""
+    standard: dict[str, Any] = {
+        "verdict": Verdict.HOMOLOGOUS,
+        "reason": None,
+        "log10_p": -812.4,
+        "alpha": 1e-10,
+        "tests": 14,
+        "level": "body",
+        "settled_by": "embedding",
+        "reference": a_model(),
+        "candidate": a_model("me/tuned", commit="b2" * 20),
+        "embedding": a_matrix(),
+        "unembedding": a_matrix(log10_p=-700.0, looks=((128, 0.0), (512, -700.0))),
+        "layers": a_layer_map(3, 3),
+        "modules": modules_of([(0, 0), (2, 2)]),
+        "caveats": ("A caveat.",),
+        "io": InputOutput(2_000_000, 0, 16_000_000_000, 12, ("owner/base@a1a1:config.json",)),
+        "seconds": {"screen": 0.25},
+        "seed": 0,
+        "version": "0.1.0",
+        "arrays": {**arrays_of(), **arrays_of("unembedding")},
+    }
+    return HomologyReport(**{**standard, **fields})
+
+
+def stranger() -> HomologyReport:
+    """Nothing was found anywhere, and no trace was solved for."""
+    silent = a_matrix(
+        trace=None,
+        threshold=None,
+        normalized_trace=None,
+        coverage=None,
+        matched_channels=None,
+        stray_channels=None,
+        transformation="none",
+        scale=None,
+        log10_p=0.0,
+        log10_p_trimmed={"n/16": 0.0, "n/4": 0.0, "n/2": 0.0},
+        looks=((512, -0.0),),
+    )
+    layers = a_layer_map(3, 3, matches=[], pattern="none", log10_p=-0.0, matrix=[[-0.0] * 3] * 3)
+    noise = np.full((WIDTH, WIDTH), 0.15, dtype=np.float32)
+    return a_report(
+        verdict=Verdict.NO_EVIDENCE,
+        settled_by=None,
+        log10_p=-0.0,
+        embedding=silent,
+        unembedding=None,
+        layers=layers,
+        modules=None,
+        caveats=(),
+        arrays={"embedding": noise},
+    )

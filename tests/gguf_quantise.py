@@ -1,0 +1,60 @@
+"""The two K-quants that are met most, encoded: the ``gguf`` package only decodes them. Plain rounding, no search."""
+
+from __future__ import annotations
+
+import gguf
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType as Type
+
+
+def quantised(matrix: torch.Tensor, kind: str) -> torch.Tensor | tuple[np.ndarray, Type]:
+    """What a converter stores of a tensor: vectors as they are, rows that blocks do not fill as F16."""
+    if matrix.dim() < 2 or kind == "F32":
+        return matrix.float()
+    n_values = 1 if kind == "F16" else gguf.constants.GGML_QUANT_SIZES[Type[kind]][0]
+    if kind == "F16" or matrix.shape[-1] % n_values:
+        return matrix.half()
+    values = matrix.float().numpy()
+    if kind not in _ENCODERS:
+        return gguf.quants.quantize(values, Type[kind]), Type[kind]
+    blocks = _ENCODERS[kind](values.reshape(-1, 256))
+    return blocks.reshape(*values.shape[:-1], -1), Type[kind]
+
+
+def _q6_k(blocks: np.ndarray) -> np.ndarray:
+    """256 numbers: ``d * scale[16] * q``, q of 6 bits; 4 low bits in ql, 2 high ones in qh."""
+    groups = blocks.reshape(-1, 16, 16)
+    scale = np.abs(groups).max(axis=2) / 31
+    d = np.maximum(scale.max(axis=1, keepdims=True) / 127, 1e-8).astype(np.float16)
+    steps = np.clip(np.rint(scale / d), 1, 127).astype(np.int8)
+    q = np.rint(groups / (d * steps)[:, :, None].astype(np.float32))
+    q = (np.clip(q, -32, 31) + 32).astype(np.uint8).reshape(-1, 2, 4, 32)  # halves of 128, four runs of 32
+    low, high = q & 0xF, q >> 4
+    ql = np.concatenate([low[:, :, 0] | low[:, :, 2] << 4, low[:, :, 1] | low[:, :, 3] << 4], axis=2)
+    qh = high[:, :, 0] | high[:, :, 1] << 2 | high[:, :, 2] << 4 | high[:, :, 3] << 6
+    n = len(blocks)
+    return np.concatenate([ql.reshape(n, -1), qh.reshape(n, -1), steps.view(np.uint8), d.view(np.uint8)], axis=1)
+
+
+def _q4_k(blocks: np.ndarray) -> np.ndarray:
+    """256 numbers: ``d * scale[8] * q - dmin * least[8]``, q of 4 bits, scales and minima of 6 bits in 12 bytes."""
+    groups = blocks.reshape(-1, 8, 32)
+    least = np.minimum(groups.min(axis=2), 0)
+    scale = (groups.max(axis=2) - least) / 15
+    d = np.maximum(scale.max(axis=1, keepdims=True) / 63, 1e-8).astype(np.float16)
+    d_least = np.maximum(-least.min(axis=1, keepdims=True) / 63, 1e-8).astype(np.float16)
+    steps = np.clip(np.rint(scale / d), 1, 63).astype(np.uint8)
+    minima = np.clip(np.rint(-least / d_least), 0, 63).astype(np.uint8)
+    shifted = groups + (d_least * minima)[:, :, None].astype(np.float32)
+    q = np.clip(np.rint(shifted / (d * steps)[:, :, None].astype(np.float32)), 0, 15).astype(np.uint8)
+    packed = np.empty((len(blocks), 12), np.uint8)
+    packed[:, :4] = steps[:, :4] | (steps[:, 4:] >> 4) << 6
+    packed[:, 4:8] = minima[:, :4] | (minima[:, 4:] >> 4) << 6
+    packed[:, 8:] = (steps[:, 4:] & 0xF) | (minima[:, 4:] & 0xF) << 4
+    pairs = q.reshape(-1, 4, 2, 32)
+    qs = (pairs[:, :, 0] | pairs[:, :, 1] << 4).reshape(len(blocks), -1)
+    return np.concatenate([d.view(np.uint8), d_least.view(np.uint8), packed, qs], axis=1)
+
+
+_ENCODERS = {"Q4_K": _q4_k, "Q6_K": _q6_k}

@@ -1,0 +1,141 @@
+"""Opening one pull request, and saying why it cannot be opened."""
+
+from __future__ import annotations
+
+import pytest
+from huggingface_hub import HfApi
+
+from mdir_hf.demo.loopback import Fault
+from mdir_hf.errors import CardError, OfflineError, PullRequestError, RepositoryNotFoundError, ServerError
+from mdir_hf.hub.pull_request import open_pull_request
+
+FILES = {"README.md": b"---\nlicense: mit\n---\n# T\n", ".lineage/report.json": b"{}"}
+
+
+@pytest.fixture
+def head(loopback_hub, model_folder):
+    return loopback_hub.add_repository("owner/name", model_folder)
+
+
+def propose(hub, head, files=FILES, *, token=None, **options):
+    return open_pull_request(
+        "owner/name",
+        files,
+        parent_commit=head,
+        title="Add a section",
+        description="What it says",
+        token=hub.token if token is None else token,
+        **options,
+    )
+
+
+def test_one_commit_with_every_file_on_top_of_the_head(loopback_hub, head):
+    opened = propose(loopback_hub, head)
+    assert opened.url == f"{loopback_hub.endpoint}/owner/name/discussions/1"
+    assert opened.notes == ()
+    (pull_request,) = loopback_hub.pull_requests("owner/name")
+    assert (pull_request.base, pull_request.commit, pull_request.branch) == (head, opened.commit, "main")
+    assert pull_request.title == "Add a section"
+    for path, content in FILES.items():
+        assert loopback_hub.content("owner/name", path, "refs/pr/1") == content
+
+
+def test_the_stored_token_is_used_and_an_outsider_may_propose(loopback_hub, head, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", loopback_hub.outsider_token)
+    assert open_pull_request("owner/name", FILES, parent_commit=head, title="T", description="").url
+
+
+def refusal(kind, *arguments, **options):
+    with pytest.raises(kind) as caught:
+        propose(*arguments, **options)
+    said = str(caught.value)
+    assert said.startswith("owner/name: ") and "http" not in said.replace("127.0.0.1", "")[:30]
+    return said
+
+
+def test_without_a_token_nothing_is_asked(loopback_hub, head):
+    assert "hf auth login" in refusal(PullRequestError, loopback_hub, head, token=False)
+    assert not loopback_hub.requests
+
+
+def test_a_token_that_is_not_accepted(loopback_hub, head):
+    assert "token" in refusal(RepositoryNotFoundError, loopback_hub, head, token="hf_wrong")
+
+
+def test_a_token_that_may_only_read(loopback_hub, head):
+    said = refusal(PullRequestError, loopback_hub, head, token=loopback_hub.reading_token)
+    assert "write access" in said and "fine-grained" in said
+
+
+def test_disabled_discussions(loopback_hub, model_folder):
+    head = loopback_hub.add_repository("owner/name", model_folder, discussions=False)
+    assert "disabled" in refusal(PullRequestError, loopback_hub, head)
+
+
+def test_a_head_that_has_moved_before_is_noticed_and_nothing_sent(loopback_hub, head):
+    api = HfApi(endpoint=loopback_hub.endpoint, token=loopback_hub.token)
+    api.upload_file(path_or_fileobj=b"x", path_in_repo="x", repo_id="owner/name")
+    loopback_hub.requests.clear()
+    said = refusal(PullRequestError, loopback_hub, head)
+    assert f"moved from {head[:7]} to {api.model_info('owner/name').sha[:7]}" in said
+    assert not loopback_hub.sent(path="/commit/")
+
+
+def test_a_head_that_moves_in_between(loopback_hub, head):
+    loopback_hub.faults.append(Fault("status", path="/commit/", status=412))
+    assert "moved on" in refusal(PullRequestError, loopback_hub, head)
+
+
+def test_it_stands_on_its_parent_even_if_the_head_moves_after_the_last_look(loopback_hub, head, monkeypatch):
+    api = HfApi(endpoint=loopback_hub.endpoint, token=loopback_hub.token)
+    seen = api.model_info("owner/name")
+    api.upload_file(path_or_fileobj=b"x", path_in_repo="x", repo_id="owner/name")
+    monkeypatch.setattr(HfApi, "model_info", lambda *_, **__: seen)
+    propose(loopback_hub, head)
+    assert loopback_hub.pull_requests("owner/name")[0].base == head
+
+
+def test_a_second_one_of_the_same_title_waits_for_the_first(loopback_hub, head):
+    propose(loopback_hub, head)
+    with pytest.raises(PullRequestError, match="pull request 1 has the same title"):
+        propose(loopback_hub, head)
+    loopback_hub.pull_requests("owner/name")[0].status = "closed"
+    assert propose(loopback_hub, head).url.endswith("/2")
+
+
+def test_metadata_that_the_hub_does_not_accept(loopback_hub, head):
+    files = {"README.md": b"---\nbase_model_relation: child\n---\n"}
+    assert "base_model_relation" in refusal(CardError, loopback_hub, head, files)
+    assert not loopback_hub.pull_requests("owner/name")
+
+
+def test_what_the_hub_remarks_is_passed_on(loopback_hub, head):
+    assert "metadata" in propose(loopback_hub, head, {"README.md": b"# T\n"}).notes[0]
+
+
+def test_a_gitignore_that_leaves_files_out_is_told(loopback_hub, model_folder):
+    (model_folder / ".gitignore").write_text(".lineage\n")
+    head = loopback_hub.add_repository("owner/name", model_folder)
+    assert any(".lineage/report.json" in note for note in propose(loopback_hub, head).notes)
+
+
+def test_files_that_are_there_already(loopback_hub, head, model_folder):
+    files = {"config.json": (model_folder / "config.json").read_bytes()}
+    assert "already" in refusal(PullRequestError, loopback_hub, head, files)
+
+
+def test_no_such_repository(loopback_hub, head):
+    with pytest.raises(RepositoryNotFoundError):
+        open_pull_request("owner/no", FILES, parent_commit=head, title="T", description="", token=loopback_hub.token)
+
+
+@pytest.mark.parametrize("path", ["discussions", "/api/models/owner/name", "preupload", "/commit/", "validate-yaml"])
+def test_a_server_that_fails_is_one_of_our_errors(loopback_hub, head, waits, path):
+    loopback_hub.faults.append(Fault("status", path=path, status=500, times=None))
+    refusal(ServerError, loopback_hub, head)
+
+
+def test_offline_it_is_not_tried(loopback_hub, head, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    refusal(OfflineError, loopback_hub, head)
+    assert not loopback_hub.requests

@@ -1,0 +1,77 @@
+"""A checkpoint of the shape of DeepSeek-V3 (671B, 163 shards, FP8, MLA, experts) is screened like any other.
+
+The full test of this width takes minutes: ``benchmarks/deepseek_v3_bytes.py`` runs it.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from mdir_hf.cli import main
+from mdir_hf.demo.loopback import LoopbackHub
+from tests.large import deepseek_v3, llama_8b
+from tests.large.measure import run_compare
+
+pytestmark = pytest.mark.slow
+
+EMBEDDING_SHARD, HEAD_SHARD = "model-00001-of-00163.safetensors", "model-00163-of-00163.safetensors"
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("deepseek-v3")
+    tokenizer = llama_8b.tokenizer_of_real_size()
+    with LoopbackHub() as hub:
+        for name, rows in (
+            ("base", deepseek_v3.base_rows),
+            ("fine-tune", deepseek_v3.fine_tuned_rows),
+            ("stranger", deepseek_v3.stranger_rows),
+        ):
+            digests = deepseek_v3.write_checkpoint(folder / name, rows, tokenizer)
+            hub.add_repository(f"deepseek/{name}", folder / name, sha256=digests)
+        hub.folder = folder
+        yield hub
+
+
+def weight_files(run) -> set[str]:
+    return {path.rsplit(":", 1)[1] for path in run.report["io"]["files"] if path.endswith(".safetensors")}
+
+
+def test_the_checkpoint_has_the_published_size():
+    shapes = deepseek_v3.tensors()
+    assert len(shapes) == 91_991
+
+
+def test_a_relative_is_settled_by_a_few_dozen_requests_and_megabytes(hub, tmp_path):
+    run = run_compare("deepseek/base", "deepseek/fine-tune", endpoint=hub.endpoint, home=tmp_path)
+    assert run.report["verdict"] == "homologous"
+    assert run.report["settled_by"] == "screen"
+    assert weight_files(run) == {EMBEDDING_SHARD, HEAD_SHARD}
+    io = run.report["io"]
+    assert io["bytes_read"] < 60e6  # two indices of 9 MB, one tokenizer of 10 MB and the rows
+    assert io["requests"] < 100
+    assert run.peak_memory_bytes < 2 << 30
+
+
+def test_a_stranger_is_screened_with_under_200_requests_for_each_model_and_two_gibibytes(hub, tmp_path):
+    run = run_compare("deepseek/base", "deepseek/stranger", "--level", "screen", endpoint=hub.endpoint, home=tmp_path)
+    assert run.report["verdict"] == "no_evidence"
+    assert weight_files(run) == {EMBEDDING_SHARD, HEAD_SHARD}
+    assert run.report["io"]["requests"] < 200
+    assert run.peak_memory_bytes < 2 << 30
+
+
+def test_it_is_inspected_without_its_161_other_headers(hub, capsys):
+    assert main(["inspect", str(hub.folder / "base"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    dense, mixed = found["layer_groups"]
+    assert (dense["layers"], mixed["layers"]) == ([0, 1, 2], list(range(3, 61)))
+    assert {"q", "k", "v", "o", "gate", "up", "down"} <= set(dense["roles"])
+    assert {"q", "k", "v", "o", "router"} <= set(mixed["roles"])
+    assert (mixed["experts"], mixed["shared_experts"]) == (256, 1)
+    assert mixed["expert_roles"] == ["gate", "up", "down"]
+    assert "FP8" in found["quantization"]
+    assert found["unplaced"] == []
+    assert found["io"]["bytes_read"] < 30e6

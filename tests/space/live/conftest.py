@@ -1,0 +1,91 @@
+"""A Space and a Chromium, started once for all tests here."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+from playwright.sync_api import expect, sync_playwright
+
+from mdir_hf.demo.loopback import LoopbackHub
+from tests.space.models import add_models
+from tests.space.servers import running_command
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+TIMEOUT_MS = 60_000
+"""Not what is expected of the page: other programs share the machine."""
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if "tests/space/live" in item.path.as_posix():
+            item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(scope="session")
+def shared_hub(tmp_path_factory):
+    with LoopbackHub() as hub:
+        add_models(hub, tmp_path_factory.mktemp("models"))
+        yield hub
+
+
+@pytest.fixture
+def live_hub(shared_hub):
+    """The Hub that the server reads from; faults last for one test."""
+    yield shared_hub
+    shared_hub.faults.clear()
+
+
+@pytest.fixture(scope="session")
+def server(shared_hub, tmp_path_factory):
+    """``mdir-hf space`` with the limits of a Space, and a token of its own that opens everything."""
+    home = tmp_path_factory.mktemp("home")
+    environment = {"HF_ENDPOINT": shared_hub.endpoint, "HF_TOKEN": shared_hub.token, "MDIR_SPACE_N_RUNNING": "2"}
+    with running_command(["--limited"], environment, home) as running:
+        running.home = home
+        yield running
+
+
+@pytest.fixture(scope="session")
+def chromium():
+    if CHROMIUM is None:
+        pytest.fail("Chromium is not installed: apt-get install chromium")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def visit(chromium, server):
+    """Open the Space as a visitor of one's own: ``visit("/?a=…", color_scheme="dark")``."""
+    expect.set_options(timeout=TIMEOUT_MS)
+    contexts = []
+
+    def visit(address="/", *, base=None, may_ask=(), **options):
+        context = chromium.new_context(
+            base_url=base or server.url, **{"viewport": {"width": 1200, "height": 900}, **options}
+        )
+        context.set_default_timeout(TIMEOUT_MS)
+        context.route(lambda url: not _is_here(url), lambda route: route.abort())
+        contexts.append(context)
+        page = context.new_page()
+        page.outside, page.faults = [], []
+        page.on(
+            "request", lambda r: None if _is_here(r.url) or r.url.startswith(may_ask) else page.outside.append(r.url)
+        )
+        page.on("pageerror", lambda error: page.faults.append(str(error)))
+        page.on("dialog", lambda dialog: (page.faults.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        page.goto(address)
+        return page
+
+    yield visit
+    for context in contexts:
+        faults = [(page.outside, page.faults) for page in context.pages]
+        context.close()
+        for outside, thrown in faults:
+            assert (outside, thrown) == ([], [])
+
+
+def _is_here(url):
+    return url.startswith(("http://127.0.0.1:", "http://localhost:", "data:", "blob:"))

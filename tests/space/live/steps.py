@@ -1,0 +1,57 @@
+"""What a visitor does on the page."""
+
+from __future__ import annotations
+
+from playwright.sync_api import Page, expect
+
+TABS = ("Evidence", "Layers", "Modules", "Calibration", "Reproduce", "Badge")
+
+
+def fill(page: Page, first: str, second: str) -> None:
+    """Name the two models."""
+    page.get_by_label("One model").fill(first)
+    page.get_by_label("The other model").fill(second)
+
+
+def compare(page: Page, first: str, second: str) -> None:
+    """Name two models and press the button."""
+    fill(page, first, second)
+    page.get_by_role("button", name="Compare", exact=True).click()
+
+
+def verdict(page: Page) -> str:
+    """Wait for the verdict and return its words."""
+    words = page.locator("#verdict-words")
+    expect(words).to_be_visible()
+    return words.inner_text()
+
+
+def settle(page: Page) -> None:
+    """Wait until the last tab is filled and the button is back."""
+    expect(page.locator("#status .settled")).to_be_attached()
+    expect(page.get_by_role("button", name="Compare", exact=True)).to_be_visible()
+
+
+def open_tab(page: Page, name: str) -> str:
+    """Open a tab, on a phone from the menu that holds those that have no room, and return its text."""
+    tab = page.get_by_role("tab", name=name)
+    if tab.count() and tab.first.is_visible():
+        tab.first.click()
+    else:
+        page.locator("#details .overflow-menu button").first.click()
+        page.locator("#details .overflow-dropdown button", has_text=name).click()
+    panel = page.locator(f"#panel-{name.lower()}")
+    expect(panel).to_be_visible()
+    return panel.inner_text().replace("\N{NO-BREAK SPACE}", " ")
+
+
+def refusal(page: Page) -> str:
+    """Wait for the message that stays, and return it."""
+    alert = page.locator("#alert [role=alert]")
+    expect(alert).to_be_visible()
+    return alert.inner_text()
+
+
+def overflow(page: Page) -> int:
+    """How many pixels the page is wider than the window."""
+    return page.evaluate("document.documentElement.scrollWidth - window.innerWidth")

@@ -1,0 +1,297 @@
+"""The page in Chromium, from two names to a verdict and its evidence."""
+
+import base64
+import json
+import re
+import time
+
+import pytest
+from playwright.sync_api import expect
+
+from mdir_hf import HomologyReport
+from mdir_hf.demo.loopback import Fault
+from tests.space.live.steps import TABS, compare, fill, open_tab, overflow, refusal, settle, verdict
+from tests.space.models import BASE, DECLARED, GATED, LARGE, LARGER, PRIVATE, RELATED, STRANGER
+
+
+def slow(hub, path, delay_s=0.3):
+    hub.faults.append(Fault("slow", origin="cdn", path=path, times=None, delay_s=delay_s))
+
+
+def test_two_names_give_progress_with_bytes_then_a_verdict_then_its_evidence(visit, live_hub):
+    slow(live_hub, "stranger")
+    page = visit()
+    compare(page, BASE, STRANGER)
+
+    expect(page.locator("#status progress")).to_be_visible()
+    expect(page.locator("#status")).to_contain_text(re.compile(r"[\d.]+ (kB|MB) read, at most [\d.]+ (kB|MB)"))
+    expect(page.get_by_role("button", name="Cancel")).to_be_visible()
+    assert verdict(page).endswith("No evidence of shared weight ancestry was found.")
+    settle(page)
+    assert page.locator("#status").inner_text().strip() == ""
+    card = page.locator(".verdict").inner_text()
+    assert f"{BASE} and {STRANGER}" in card
+    assert "Not found is not unrelated" in card
+    assert "Reads " in page.locator("#plan").inner_text()
+
+
+def test_every_tab_opens_with_what_it_promises(visit):
+    page = visit()
+    compare(page, BASE, RELATED)
+    assert verdict(page).endswith("The two models share weight ancestry.")
+    settle(page)
+
+    text = {name: open_tab(page, name) for name in TABS}
+
+    assert "Common tokens" in text["Evidence"]
+    assert "1,499 tokens" in text["Evidence"]
+    assert "The layers were not compared" in text["Layers"]
+    assert "The layers were not compared" in text["Modules"]
+    assert "Re-paired tokens" in text["Calibration"]
+    assert "mdir-hf compare" in text["Reproduce"]
+    assert "HomologyChecker" in text["Reproduce"]
+    assert "[![Shared weight ancestry" in text["Badge"]
+
+
+def test_the_report_to_download_is_the_report_and_the_commits_stand_on_the_page(visit, live_hub):
+    page = visit()
+    compare(page, BASE, RELATED)
+    settle(page)
+    text = open_tab(page, "Reproduce")
+    link = page.get_by_role("link", name="Download the report (JSON)")
+
+    report = HomologyReport.from_json(base64.b64decode(link.get_attribute("href").partition(",")[2]).decode())
+
+    assert report.verdict.value == "homologous"
+    assert report.candidate.commit == live_hub.find(RELATED).revisions["main"]
+    assert report.candidate.commit in text
+    assert link.get_attribute("download") == "owner_base-owner_related.json"
+
+
+def test_pictures_have_words_and_show_one_theme_at_a_time(visit):
+    page = visit()
+    compare(page, BASE, RELATED)
+    settle(page)
+    pictures = page.locator("#panel-evidence figure img")
+    assert pictures.count() >= 4
+    assert all(len(pictures.nth(k).get_attribute("alt")) > 40 for k in range(pictures.count()))
+    assert all(pictures.nth(k).evaluate("e => e.naturalWidth") > 100 for k in range(pictures.count()))
+    assert page.locator("#panel-evidence .when-dark img").first.is_hidden()
+    assert page.locator("#panel-evidence .when-light img").first.is_visible()
+
+
+def test_a_link_opens_the_comparison_and_the_page_gives_that_link(visit, server):
+    page = visit(f"/?a={BASE}&b=https://huggingface.co/{RELATED}/tree/main&level=embedding&alpha=1e-20")
+    assert verdict(page).endswith("share weight ancestry.")
+    assert page.get_by_label("One model").input_value() == BASE
+    link = page.get_by_label("Link to this comparison").input_value()
+    assert link == (f"{server.url}/?a={BASE}&b=https://huggingface.co/{RELATED}/tree/main&level=embedding&alpha=1e-20")
+    expect(page).to_have_url(link)
+    card = page.locator(".verdict").inner_text()
+    assert "@main" in card
+    assert "10−20 (alpha)" in card
+
+    again = visit(link.removeprefix(server.url))
+    assert verdict(again) == verdict(page)
+    assert "Kept from an earlier visit" in again.locator(".verdict").inner_text()
+
+
+def test_leaving_both_fields_shows_the_plan_before_anything_heavy(visit, live_hub):
+    page = visit()
+    read = sum(request.bytes_sent for request in live_hub.sent("cdn"))
+    fill(page, BASE, STRANGER)
+    page.get_by_label("The other model").press("Tab")
+    expect(page.locator("#plan")).to_contain_text("it fits")
+    assert re.search(r"Reads [\d.]+ kB .*at most .* of weights\. Takes .* Needs", page.locator("#plan").inner_text())
+    assert sum(request.bytes_sent for request in live_hub.sent("cdn")) - read < 1500 * 96 * 2
+
+
+def in_the_middle_of_reading(page):
+    expect(page.locator("#status")).to_contain_text(re.compile(r"embeddings\s+[1-9][\d.]* (kB|MB) read"))
+
+
+def test_cancel_stops_the_reading_and_the_next_comparison_works(visit, live_hub):
+    slow(live_hub, "large")
+    page = visit()
+    compare(page, LARGE, LARGER)
+    in_the_middle_of_reading(page)
+    page.get_by_role("button", name="Cancel").click()
+    expect(page.locator("#status")).to_contain_text("Stopped. Nothing more is read.")
+    expect(page.get_by_role("button", name="Compare", exact=True)).to_be_visible()
+    time.sleep(2.0)  # what was in the air arrives
+    asked = len(live_hub.requests)
+    time.sleep(1.5)
+    assert len(live_hub.requests) == asked
+    assert page.locator("#verdict-words").count() == 0
+
+    live_hub.faults.clear()
+    compare(page, BASE, RELATED)
+    assert verdict(page).endswith("share weight ancestry.")
+
+
+def test_closing_the_page_stops_the_reading(visit, live_hub):
+    slow(live_hub, "large")
+    page = visit(f"/?a={LARGE}&b={LARGER}")
+    in_the_middle_of_reading(page)
+    page.close()
+    time.sleep(3.0)
+    asked = len(live_hub.requests)
+    time.sleep(1.5)
+    assert len(live_hub.requests) == asked
+
+
+def test_a_wrong_name_is_answered_by_a_message_that_stays_and_one_toast(visit):
+    page = visit()
+    compare(page, BASE, "owner/absent")
+    message = refusal(page)
+    assert "owner/absent was not found on the Hub" in message
+    assert "Traceback" not in page.content()
+    assert page.get_by_test_id("toast-body").count() == 1
+    page.get_by_test_id("toast-close").click()
+    assert refusal(page) == message
+
+    compare(page, BASE, RELATED)
+    assert verdict(page).endswith("share weight ancestry.")
+    assert page.locator("#alert [role=alert]").count() == 0
+
+
+@pytest.mark.parametrize("name", [GATED, PRIVATE])
+def test_what_is_not_public_is_refused_although_the_server_has_a_token(visit, live_hub, name):
+    page = visit(f"/?a={BASE}&b={name}")
+    message = refusal(page)
+    assert "is gated" in message if name == GATED else "was not found" in message
+    assert page.locator("#verdict-words").count() == 0
+    assert not any(request.had_token for request in live_hub.requests)
+
+
+@pytest.mark.parametrize("name", ["/etc", "/etc/passwd", "../..", "~", "file:///etc/passwd", "space"])
+def test_folders_of_the_server_are_not_read(visit, name):
+    page = visit()
+    compare(page, name, BASE)
+    message = refusal(page)
+    assert "no such folder" not in message
+    assert "weight file" not in message
+
+
+HOSTILE = {
+    "markup": '<img src=x onerror="alert(1)">/<script>alert(2)</script>',
+    "closing tags": "</textarea></p></section><b>x",
+    "ten thousand": "owner/" + "x" * 10_000,
+    "right to left": "owner/\u202egnp.exe\u202c",
+    "another alphabet": "владелец/模型-🦙",
+    "controls": "owner/a\u0000b\u0007",
+    "template": "owner/${7*7}{{7*7}}",
+    "quotes": "owner/'\";--",
+    "path": "owner/../../etc",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE.values(), ids=HOSTILE)
+def test_hostile_names_are_text_and_nothing_else(visit, name):
+    page = visit()
+    compare(page, name, BASE)
+    message = refusal(page)
+    assert len(message) < 1500
+    assert page.locator("#alert img, #alert script, #alert b").count() == 0
+    assert overflow(page) == 0
+
+
+def test_a_hostile_link_is_text_and_nothing_else(visit):
+    page = visit(
+        "/?a=%3Cimg%20src=x%20onerror=alert(1)%3E&b=%22%3E%3Cscript%3Ealert(2)%3C/script%3E&level=%3Cb%3E&alpha=x"
+    )
+    assert "Alpha is x" in refusal(page)
+    expect(page.get_by_text("auto is taken")).to_be_visible()
+    assert page.locator("#alert img, #alert script, #alert b").count() == 0
+
+
+def test_two_visitors_at_once_see_each_their_own(visit, live_hub):
+    slow(live_hub, "related")
+    slow(live_hub, "stranger")
+    one, other = visit(), visit()
+    compare(one, RELATED, DECLARED)
+    compare(other, RELATED, STRANGER)
+
+    assert verdict(one).endswith("share weight ancestry.")
+    assert verdict(other).endswith("No evidence of shared weight ancestry was found.")
+    settle(one)
+    settle(other)
+    assert STRANGER not in one.content()
+    assert DECLARED not in other.content()
+
+
+def test_what_a_card_declares_stands_beside_what_was_measured(visit):
+    page = visit()
+    compare(page, BASE, DECLARED)
+    verdict(page)
+    declared = page.locator(".declared")
+    expect(declared).to_contain_text(f"{DECLARED} declares {BASE} as its base (finetune).")
+    expect(declared).to_contain_text(f"{BASE} declares no base model.")
+    expect(declared).to_contain_text("The measurement agrees with what is declared.")
+
+
+def test_typing_suggests_names_of_public_models(visit):
+    page = visit()
+    field = page.get_by_label("One model")
+    field.press_sequentially("owner/", delay=30)
+    options = page.locator("#model-a-names option")
+    expect(options).to_have_count(7)
+    assert field.evaluate("e => e.list.id") == "model-a-names"
+    values = {options.nth(k).get_attribute("value") for k in range(7)}
+    assert BASE in values
+    assert PRIVATE not in values
+    assert field.input_value() == "owner/"
+
+
+def test_stored_results_open_at_once_and_say_what_they_are(visit, live_hub):
+    page = visit()
+    asked = len(live_hub.requests)
+    page.get_by_role("button", name="Channels reordered").click()
+    assert verdict(page).endswith("share weight ancestry.")
+    assert "they are not on the Hub" in page.locator(".verdict .note").inner_text()
+    settle(page)
+    assert "6 of 6 layers" in open_tab(page, "Layers")
+    assert page.locator("#panel-layers figure img").count() == 2
+    assert "Each matrix" in open_tab(page, "Modules")
+    assert page.locator("#panel-modules details tbody tr").count() > 20
+    assert "mdir-hf demo" in open_tab(page, "Reproduce")
+    assert len(live_hub.requests) == asked
+
+    page.get_by_role("button", name="Two strangers").click()
+    expect(page.locator("#verdict-words")).to_contain_text("No evidence")
+
+
+def test_copy_copies(visit, chromium):
+    page = visit(permissions=["clipboard-read", "clipboard-write"])
+    compare(page, BASE, RELATED)
+    settle(page)
+    page.get_by_role("button", name="Copy the link").click()
+    expect(page.locator("#said")).to_have_text("Copied")
+    assert page.evaluate("navigator.clipboard.readText()") == page.get_by_label("Link to this comparison").input_value()
+    open_tab(page, "Badge")
+    page.get_by_role("button", name="Copy: For a badge service (shields endpoint)").click()
+    assert json.loads(page.evaluate("navigator.clipboard.readText()"))["schemaVersion"] == 1
+
+
+def test_the_method_has_a_page_with_a_picture_for_each_idea(visit):
+    page = visit()
+    page.get_by_role("link", name="How it works").first.click()
+    expect(page.get_by_role("heading", name="How it works")).to_be_visible()
+    headings = page.locator("article.method h2")
+    assert headings.count() == 7
+    pictures = page.locator("article.method figure img:visible")
+    assert pictures.count() == 9
+    for k in range(9):
+        pictures.nth(k).scroll_into_view_if_needed()
+        expect(pictures.nth(k)).to_have_js_property("complete", True)
+        assert pictures.nth(k).evaluate("e => e.naturalWidth") > 100
+        assert len(pictures.nth(k).get_attribute("alt")) > 40
+
+
+def test_nothing_private_reached_the_disk_of_the_server(visit, server, live_hub):
+    compare(page := visit(), BASE, GATED)
+    refusal(page)
+    kept = [path.as_posix() for path in server.home.rglob("*") if path.is_file()]
+    assert not any("gated" in path or "private" in path for path in kept)
+    tokens = (live_hub.token.encode(), live_hub.outsider_token.encode())
+    assert not any(token in path.read_bytes() for path in server.home.rglob("*") if path.is_file() for token in tokens)

@@ -1,0 +1,183 @@
+"""The same comparison for programs: through gradio_client and through MCP."""
+
+import ast
+import contextlib
+import json
+import threading
+import time
+
+import pytest
+from gradio_client import Client
+from gradio_client.exceptions import AppError
+from mcp import ClientSession
+from mcp.client.streamable_http import streamable_http_client
+
+from mdir_hf.demo.loopback import Fault
+from tests.space.coroutines import finish
+from tests.space.live.steps import compare, verdict
+from tests.space.models import BASE, GATED, LARGE, LARGER, RELATED, STRANGER
+
+RESULT_TIMEOUT_S = 120
+
+
+@pytest.fixture
+def client(server):
+    with contextlib.closing(Client(server.url, verbose=False)) as client:
+        yield client
+
+
+def test_a_program_finds_two_endpoints_and_nothing_of_the_page(client):
+    endpoints = client.view_api(return_format="dict")["named_endpoints"]
+    assert set(endpoints) == {"/compare", "/plan"}
+    names = [parameter["parameter_name"] for parameter in endpoints["/compare"]["parameters"]]
+    assert names == ["reference", "candidate", "level", "alpha"]
+
+
+def test_a_comparison_gives_the_slim_report_with_words(client):
+    report = client.predict(BASE, RELATED, api_name="/compare")
+    assert (report["schema"], report["verdict"]) == ("mdir-hf/report/1", "homologous")
+    assert report["log10_p"] < -500
+    assert report["headline"] == "The two models share weight ancestry"
+    assert any("no direction" in sentence for sentence in report["does_not_mean"])
+    assert len(json.dumps(report)) < 8000
+
+    assert client.predict(BASE, STRANGER, "embedding", 1e-6, api_name="/compare")["alpha"] == 1e-6
+
+
+def test_a_plan_gives_bytes_and_memory(client):
+    plan = client.predict(BASE, RELATED, api_name="/plan")
+    assert 0 < plan["bytes_at_least"] <= plan["bytes_at_most"] <= plan["bytes_of_weights"]
+    assert plan["common_tokens"] == 1499
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("owner/absent", BASE), "was not found on the Hub"),
+        ((BASE, GATED), "is gated"),
+        ((BASE, ""), "second model is not named"),
+        (("/etc/passwd", BASE), "not read here"),
+        (("x" * 10_000, BASE), "10,000 characters"),
+        (("<script>alert(1)</script>", BASE), "does not name a model"),
+        ((BASE, RELATED, "everything"), "not known"),
+        ((BASE, RELATED, "auto", 7.0), "Alpha is 7"),
+    ],
+)
+def test_a_program_is_told_in_a_sentence_why_not(client, arguments, message):
+    with pytest.raises(AppError, match=message) as caught:
+        client.predict(*arguments, api_name="/compare")
+    assert "Traceback" not in str(caught.value)
+    assert len(str(caught.value)) < 1200
+
+
+def test_a_program_follows_the_progress_in_bytes(client, live_hub):
+    live_hub.faults.append(Fault("slow", origin="cdn", path="large", times=None, delay_s=0.1))
+    job = client.submit(LARGE, LARGER, "screen", 1e-7, api_name="/compare")
+    seen = []
+    while not job.done():
+        seen += [unit for unit in job.status().progress_data or [] if unit.unit == "bytes"]
+        time.sleep(0.05)
+    assert job.result(timeout=RESULT_TIMEOUT_S)["verdict"] == "no_evidence"
+    assert any(unit.index and unit.length and unit.desc == "screen" for unit in seen)
+
+
+def test_a_program_that_cancels_stops_the_reading(client, live_hub):
+    live_hub.faults.append(Fault("slow", origin="cdn", path="large", times=None, delay_s=0.4))
+    job = client.submit(LARGE, LARGER, "embedding", 1e-8, api_name="/compare")
+    while not any(unit.index for unit in job.status().progress_data or []):
+        time.sleep(0.05)
+    job.cancel()
+    time.sleep(3.0)  # what was in the air arrives
+    asked = len(live_hub.requests)
+    time.sleep(1.5)
+    assert len(live_hub.requests) == asked
+
+
+def test_a_token_in_the_header_reads_for_that_caller_alone(server, live_hub, client):
+    own = Client(server.url, verbose=False, headers={"x-hf-token": live_hub.token})
+    with contextlib.closing(own):
+        assert own.predict(BASE, GATED, api_name="/compare")["verdict"] == "homologous"
+    with pytest.raises(AppError, match="is gated"):
+        client.predict(BASE, GATED, api_name="/compare")
+    other = Client(server.url, verbose=False, headers={"x-hf-token": live_hub.outsider_token})
+    with contextlib.closing(other), pytest.raises(AppError, match="has not been granted access"):
+        other.predict(BASE, GATED, api_name="/compare")
+
+
+def test_fifty_at_once_are_all_answered_and_the_page_goes_on_answering(server, live_hub, visit):
+    live_hub.faults.append(Fault("slow", origin="cdn", path="large", times=None, delay_s=0.02))
+    clients = [Client(server.url, verbose=False, headers={"x-forwarded-for": f"10.0.0.{k}"}) for k in range(10)]
+    outcomes = []
+
+    def ask(client, alpha):
+        try:
+            outcomes.append(client.submit(LARGE, LARGER, "screen", alpha, api_name="/compare").result(RESULT_TIMEOUT_S))
+        except AppError as refused:
+            outcomes.append(str(refused))
+
+    threads = [
+        threading.Thread(target=ask, args=(client, 10.0 ** -(20 + 5 * k + j)))
+        for k, client in enumerate(clients)
+        for j in range(5)
+    ]
+    for thread in threads:
+        thread.start()
+    page = visit(extra_http_headers={"x-forwarded-for": "10.0.1.1"})
+    page.get_by_role("button", name="A fine-tune").click()
+    assert verdict(page).endswith("share weight ancestry.")
+    for thread in threads:
+        thread.join()
+    for client in clients:
+        client.close()
+
+    assert len(outcomes) == 50
+    answered = [outcome["verdict"] for outcome in outcomes if isinstance(outcome, dict)]
+    refused = [outcome for outcome in outcomes if isinstance(outcome, str)]
+    assert set(answered) == {"no_evidence"}
+    assert len(answered) >= 10
+    assert all("queue is full" in words or "comparisons of yours" in words for words in refused)
+
+    compare(page, BASE, RELATED)
+    assert verdict(page).endswith("share weight ancestry.")
+
+
+def ask_as_an_agent(server, use):
+    async def session():
+        async with (
+            streamable_http_client(f"{server.url}/gradio_api/mcp/") as (read, write, _),
+            ClientSession(read, write) as agent,
+        ):
+            await agent.initialize()
+            return await use(agent)
+
+    return finish(session())
+
+
+def test_an_agent_finds_the_tools_with_what_they_take(server):
+    async def look(agent):
+        return (await agent.list_tools()).tools
+
+    tools = {tool.name: tool for tool in ask_as_an_agent(server, look)}
+    assert {name.rpartition("_")[2] for name in tools} == {"compare", "plan"}
+    tool = next(tool for name, tool in tools.items() if name.endswith("compare"))
+    assert "share weight ancestry" in tool.description
+    assert "no direction" in tool.description
+    properties = tool.inputSchema["properties"]
+    assert set(properties) == {"reference", "candidate", "level", "alpha"}
+    assert "owner/name" in properties["reference"]["description"]
+
+
+def test_an_agent_gets_the_same_report_and_the_same_refusal(server, client):
+    async def use(agent):
+        tools = (await agent.list_tools()).tools
+        name = next(tool.name for tool in tools if tool.name.endswith("compare"))
+        good = await agent.call_tool(name, {"reference": BASE, "candidate": RELATED})
+        bad = await agent.call_tool(name, {"reference": BASE, "candidate": "owner/absent"})
+        return good, bad
+
+    good, bad = ask_as_an_agent(server, use)
+    report = ast.literal_eval(good.content[0].text)  # gradio writes it as Python would
+    through_the_api = client.predict(BASE, RELATED, api_name="/compare")
+    assert (report["verdict"], report["log10_p"]) == (through_the_api["verdict"], through_the_api["log10_p"])
+    assert bad.isError
+    assert "was not found on the Hub" in bad.content[0].text

@@ -1,0 +1,114 @@
+"""The folder ``space`` as the Hub runs it, with signing in: everybody reads with their own rights and no other's."""
+
+import shutil
+import socket
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.space.identity_provider import IdentityProvider
+from tests.space.live.steps import compare, refusal, settle, verdict
+from tests.space.models import BASE, GATED, PRIVATE
+from tests.space.servers import ROOT, running
+
+# In a Space gradio draws the Hub's own header around the page.
+GRADIO_ASKS_IN_A_SPACE = ("https://fonts.googleapis.com/css2", "https://huggingface.co/api/spaces/owner/mdir-hf")
+
+
+def free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def provider(shared_hub):
+    with IdentityProvider({"reader": shared_hub.token, "outsider": shared_hub.outsider_token}) as provider:
+        yield provider
+
+
+@pytest.fixture(scope="module")
+def space(shared_hub, provider, tmp_path_factory):
+    home = tmp_path_factory.mktemp("space-home")
+    # Uploaded alone, the folder has nothing beside it.
+    app = shutil.copytree(ROOT / "space", home / "app", ignore=shutil.ignore_patterns("__pycache__")) / "app.py"
+    port = free_port()
+    environment = {
+        **provider.environment,
+        "SYSTEM": "spaces",
+        "SPACE_ID": "owner/mdir-hf",
+        "HF_ENDPOINT": shared_hub.endpoint,
+        "HF_TOKEN": shared_hub.token,
+        "GRADIO_SERVER_PORT": str(port),
+        "GRADIO_SERVER_NAME": "127.0.0.1",
+    }
+    with running([str(app)], environment, home, says="MCP server") as server:
+        server.home, server.url = home, f"http://127.0.0.1:{port}"
+        yield server
+
+
+@pytest.fixture
+def come(visit, space):
+    """Open the Space as somebody who is not signed in."""
+    return lambda address="/": visit(address, base=space.url, may_ask=GRADIO_ASKS_IN_A_SPACE)
+
+
+def sign_in(page, provider, account):
+    provider.next_account = account
+    page.get_by_role("button", name="Sign in for gated models").click()
+    expect(page.get_by_role("button", name=f"Sign out {account}")).to_be_visible()
+
+
+def test_a_gated_model_is_read_after_signing_in_and_the_link_survives_it(come, provider):
+    page = come(f"/?a={BASE}&b={GATED}")
+    assert "Sign in with an account" in refusal(page)
+
+    sign_in(page, provider, "reader")
+
+    assert page.get_by_label("The other model").input_value() == GATED
+    assert verdict(page).endswith("share weight ancestry.")
+    link = page.get_by_label("Link to this comparison").input_value()
+    assert link == f"https://huggingface.co/spaces/owner/mdir-hf?a={BASE}&b={GATED}"
+    settle(page)
+
+
+def test_what_one_account_read_is_shown_to_no_other_visitor(come, provider, space):
+    reader = come()
+    sign_in(reader, provider, "reader")
+    for name in (GATED, PRIVATE):
+        compare(reader, BASE, name)
+        assert verdict(reader).endswith("share weight ancestry.")
+        settle(reader)
+
+        stranger = come()
+        compare(stranger, BASE, name)
+        refusal(stranger)
+        assert stranger.locator("#verdict-words").count() == 0
+
+    kept = [path.as_posix() for path in space.home.rglob("*") if path.is_file()]
+    assert not any("gated" in path or "private" in path for path in kept)
+
+
+def test_an_account_without_access_is_told_so(come, provider):
+    page = come()
+    sign_in(page, provider, "outsider")
+    compare(page, BASE, GATED)
+    assert "your account has not been granted access" in refusal(page)
+
+
+def test_signing_out_ends_the_rights(come, provider):
+    page = come()
+    sign_in(page, provider, "reader")
+    page.get_by_role("button", name="Sign out reader").click()
+    expect(page.get_by_role("button", name="Sign in for gated models")).to_be_visible()
+    compare(page, BASE, GATED)
+    assert "Sign in with an account" in refusal(page)
+
+
+def test_the_page_says_nothing_of_anybodys_token(come, provider, shared_hub):
+    page = come()
+    sign_in(page, provider, "reader")
+    compare(page, BASE, GATED)
+    verdict(page)
+    settle(page)
+    assert shared_hub.token not in page.content()

@@ -1,0 +1,30 @@
+"""What the Space is shown in tests: small hand-made models on a Hub on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mdir_hf.demo.loopback import LoopbackHub
+from tests.specimens import gaussian, write_model
+
+V, N = 1500, 96
+BASE, RELATED, STRANGER = "owner/base", "owner/related", "owner/stranger"
+GATED, PRIVATE, DECLARED = "owner/gated", "owner/private", "owner/declared"
+LARGE, LARGER = "owner/large", "owner/larger"
+"""Strangers of 6 MB each, enough to be in the middle of reading them."""
+
+
+def add_models(hub: LoopbackHub, folder: Path) -> None:
+    """Serve a base, a noised copy of it, a stranger; copies that are gated or private; one that declares its base."""
+    base = gaussian(V, N, 0)
+    noised = base + 0.3 * gaussian(V, N, 1)
+    hub.add_repository(BASE, write_model(folder / "base", base))
+    hub.add_repository(RELATED, write_model(folder / "related", noised))
+    hub.add_repository(STRANGER, write_model(folder / "stranger", gaussian(V, N, 2)))
+    hub.add_repository(GATED, write_model(folder / "gated", base + 0.3 * gaussian(V, N, 3)), gated=True)
+    hub.add_repository(PRIVATE, write_model(folder / "private", base + 0.3 * gaussian(V, N, 4)), private=True)
+    hub.add_repository(LARGE, write_model(folder / "large", gaussian(6000, 512, 6)))
+    hub.add_repository(LARGER, write_model(folder / "larger", gaussian(6000, 512, 7)))
+    declared = write_model(folder / "declared", base + 0.3 * gaussian(V, N, 5))
+    (declared / "README.md").write_text(f"---\nbase_model: {BASE}\nbase_model_relation: finetune\n---\n# A model\n")
+    hub.add_repository(DECLARED, declared)

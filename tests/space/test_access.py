@@ -1,0 +1,115 @@
+from dataclasses import replace
+
+import pytest
+
+from mdir_space.access import find_access
+from mdir_space.examples import stored_examples
+from mdir_space.question import Question, RefusedError
+from mdir_space.results import PublicResults, result_key
+from tests.space.models import BASE, GATED, PRIVATE, RELATED
+from tests.specimens import gaussian, write_model
+
+RULES = {"allow_local": False, "may_sign_in": False}
+
+
+def access(reference, candidate, token=None, **rules):
+    return find_access(Question(reference, candidate), token, **{**RULES, **rules})
+
+
+def test_public_models_are_read_without_a_token_even_by_who_has_one(hub):
+    found = access(BASE, RELATED, hub.token)
+    assert (found.token, found.is_shared) == (None, True)
+    assert not any(request.had_token for request in hub.requests)
+
+
+@pytest.mark.parametrize("pair", [(BASE, GATED), (GATED, BASE), (BASE, PRIVATE), (PRIVATE, GATED)])
+def test_anything_else_is_read_with_the_visitors_token_and_not_shared(hub, pair):
+    found = access(*pair, hub.token)
+    assert (found.token, found.is_shared) == (hub.token, False)
+    assert result_key(found, Question(*pair)) is None
+
+
+def test_a_gated_model_is_refused_to_who_has_no_token(hub):
+    with pytest.raises(RefusedError, match=f"{GATED} is gated") as caught:
+        access(BASE, GATED)
+    assert caught.value.runs_locally
+    with pytest.raises(RefusedError, match="Sign in") as caught:
+        access(GATED, BASE, may_sign_in=True)
+    assert caught.value.may_sign_in
+
+
+def test_a_private_model_looks_like_none_to_strangers(hub):
+    messages = []
+    for name, token in ((PRIVATE, None), ("owner/absent", None), (PRIVATE, hub.outsider_token)):
+        with pytest.raises(RefusedError, match="was not found on the Hub") as caught:
+            access(BASE, name, token)
+        messages.append(caught.value.message.replace(name, "it"))
+    assert messages[0] == messages[1]
+
+
+def test_the_token_of_the_server_opens_nothing(hub, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", hub.token)
+    for name in (PRIVATE, GATED):
+        with pytest.raises(RefusedError):
+            access(BASE, name)
+    assert not any(request.had_token for request in hub.requests)
+
+
+def test_the_token_is_not_printed(hub):
+    assert hub.token not in repr(access(BASE, GATED, hub.token))
+
+
+def test_local_models_are_refused_unless_allowed_and_the_message_is_the_same_for_all(hub, tmp_path):
+    write_model(tmp_path / "mine", gaussian(200, 16, 0))
+    messages = set()
+    for path in (tmp_path / "mine", tmp_path / "absent", "/etc/passwd"):
+        with pytest.raises(RefusedError) as caught:
+            access(BASE, str(path))
+        messages.add(caught.value.message.replace(str(path), "it"))
+    assert len(messages) == 1
+
+    found = access(BASE, str(tmp_path / "mine"), allow_local=True)
+    assert (found.candidate.commit, found.token, found.is_shared) == (None, None, False)
+
+
+def test_a_result_belongs_to_commits_level_and_alpha(hub, tmp_path):
+    found = access(BASE, RELATED)
+    key = result_key(found, Question(BASE, RELATED))
+
+    assert key == result_key(access(f"{BASE}@main", RELATED), Question("typed otherwise", RELATED))
+    assert key != result_key(found, Question(BASE, RELATED, "body"))
+    assert key != result_key(found, Question(BASE, RELATED, "auto", 1e-6))
+    assert key != result_key(access(RELATED, BASE), Question(RELATED, BASE))
+
+    later = write_model(tmp_path / "later", gaussian(300, 96, 7))
+    hub.find(RELATED).add_revision("main", later)
+    assert key != result_key(access(BASE, RELATED), Question(BASE, RELATED))
+
+
+def test_a_model_that_was_public_and_is_not_any_more_shares_nothing(hub):
+    before = access(BASE, RELATED)
+    hub.find(RELATED).gated = True
+    with pytest.raises(RefusedError, match="gated"):
+        access(BASE, RELATED)
+    after = access(BASE, RELATED, hub.token)
+    assert (before.is_shared, after.is_shared) == (True, False)
+
+
+def test_results_are_bounded_and_what_is_for_one_visitor_is_not_kept():
+    report = stored_examples()[0].report
+    results = PublicResults(most=2)
+    for number in range(3):
+        results.keep((number,), replace(report, seed=number))
+    results.keep(None, report)
+
+    assert results.get((0,)) is None
+    assert [results.get((number,)).seed for number in (1, 2)] == [1, 2]
+    assert results.get(None) is None
+
+
+def test_a_result_that_rests_on_a_third_repository_is_not_kept():
+    report = stored_examples()[0].report
+    results = PublicResults()
+    third = replace(report, io=replace(report.io, files=(*report.io.files, "owner/third@0123456:model.safetensors")))
+    results.keep(("key",), third)
+    assert results.get(("key",)) is None

@@ -1,0 +1,123 @@
+import types
+
+import pytest
+
+from mdir_hf.demo.loopback import Fault
+from mdir_space.addresses import Asked, page_address, query_of, read_link, server_address
+from mdir_space.limits import CPU_BASIC, Limits, limits_from_environment
+from mdir_space.suggestions import Suggestions, datalist
+from mdir_space.visitor import Visitor, signing_in_is_possible, visitor_of
+from tests.space.models import BASE, PRIVATE
+
+
+def request(query=None, headers=None, host="1.2.3.4"):
+    return types.SimpleNamespace(
+        query_params=query or {}, headers=headers or {}, client=types.SimpleNamespace(host=host), session=None
+    )
+
+
+def test_a_link_gives_back_the_question_that_it_was_made_of():
+    from urllib.parse import parse_qsl
+
+    for question in [("a/b", "c/d@v1", "auto", 1e-10), ("https://huggingface.co/a/b", "c d&e=f#g", "body", 1e-6)]:
+        asked = read_link(request(dict(parse_qsl(query_of(*question)))))
+        assert (asked.reference, asked.candidate, asked.level, float(asked.alpha or 1e-10)) == question
+
+
+def test_a_plain_link_is_plain():
+    assert query_of("a/b", "c/d@v1", "auto", 1e-10) == "a=a/b&b=c/d@v1"
+    assert read_link(request()) == read_link(None) == Asked("", "", "auto", "")
+
+
+def test_a_link_with_far_too_much_in_it_is_cut_where_it_will_be_refused():
+    asked = read_link(request({"a": "x" * 100_000}))
+    assert 400 < len(asked.reference) < 500
+
+
+def test_the_link_is_that_of_the_space_and_else_of_the_host_that_was_asked(monkeypatch):
+    for name in ("SPACE_ID", "SPACE_HOST"):
+        monkeypatch.delenv(name, raising=False)
+    asked = request(headers={"host": "127.0.0.1:7860"})
+    assert page_address(asked) == "http://127.0.0.1:7860/"
+    behind = request(headers={"Host": "inner:80", "X-Forwarded-Proto": "https", "X-Forwarded-Host": "models.example"})
+    assert server_address(behind) == "https://models.example"
+    strange = request(headers={"host": "h", "x-forwarded-proto": "javascript"})
+    assert server_address(strange) == "http://h"
+
+    monkeypatch.setenv("SPACE_ID", "owner/space")
+    monkeypatch.setenv("SPACE_HOST", "owner-space.hf.space,custom.example")
+    assert page_address(asked) == "https://huggingface.co/spaces/owner/space"
+    assert server_address(asked) == "https://owner-space.hf.space"
+
+
+def test_visitors_are_told_apart_by_account_or_address_and_their_token_is_not_printed():
+    account = types.SimpleNamespace(username="somebody")
+    token = types.SimpleNamespace(token="hf_secret")
+    signed_in = visitor_of(request(), account, token)
+    assert (signed_in.key, signed_in.token) == ("account somebody", "hf_secret")
+    assert "hf_secret" not in repr(signed_in)
+    assert visitor_of(request()).key == "address 1.2.3.4"
+    assert visitor_of(request(headers={"X-Forwarded-For": "5.6.7.8, 1.2.3.4"})).key == "address 5.6.7.8"
+    assert visitor_of(request(headers={"X-HF-Token": "hf_own"})).token == "hf_own"
+    assert visitor_of(None) == Visitor("address ")
+
+
+def test_the_token_of_the_server_is_nobodys(monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_server")
+    assert visitor_of(request()).token is None
+
+
+def test_signing_in_is_offered_in_a_space_only(monkeypatch):
+    monkeypatch.setenv("OAUTH_CLIENT_ID", "x")
+    monkeypatch.delenv("SYSTEM", raising=False)
+    assert not signing_in_is_possible()
+    monkeypatch.setenv("SYSTEM", "spaces")
+    assert signing_in_is_possible()
+    monkeypatch.delenv("OAUTH_CLIENT_ID")
+    assert not signing_in_is_possible()
+
+
+def test_limits_are_those_of_small_hardware_unless_the_owner_says_otherwise(monkeypatch):
+    assert limits_from_environment() == CPU_BASIC
+    monkeypatch.setenv("MDIR_SPACE_SECONDS", "1_200")
+    monkeypatch.setenv("MDIR_SPACE_N_BYTES", "0")
+    monkeypatch.setenv("MDIR_SPACE_N_RUNNING", "8")
+    limits = limits_from_environment()
+    assert (limits.seconds, limits.n_bytes, limits.n_running) == (1200.0, None, 8)
+    assert limits.memory_bytes == CPU_BASIC.memory_bytes
+    monkeypatch.setenv("MDIR_SPACE_SECONDS", "long")
+    with pytest.raises(ValueError, match="MDIR_SPACE_SECONDS is 'long'"):
+        limits_from_environment()
+    assert Limits().seconds is None
+
+
+def test_suggestions_are_public_models_asked_for_without_a_token_and_once(hub, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", hub.token)
+    suggestions = Suggestions()
+    assert BASE in suggestions.names("owner/")
+    assert PRIVATE not in suggestions.names("owner/")
+    assert len(hub.sent("hub", "/api/models")) == 1
+    assert not any(asked.had_token for asked in hub.requests)
+
+
+@pytest.mark.parametrize(
+    "typed", ["", "ow", "https://huggingface.co/owner", "/etc/passwd", "~/x", "owner/base@v", "x" * 97]
+)
+def test_what_cannot_be_the_beginning_of_a_name_is_not_asked_for(hub, typed):
+    assert Suggestions().names(typed) == ()
+    assert hub.requests == []
+
+
+def test_a_hub_that_fails_is_left_alone_for_a_while(hub, waits):
+    hub.faults.append(Fault("status", path="/api/models", status=500, times=None))
+    suggestions = Suggestions()
+    assert suggestions.names("owner/") == ()
+    asked = len(hub.requests)
+    assert suggestions.names("other") == ()
+    assert len(hub.requests) == asked
+
+
+def test_suggested_names_are_text():
+    assert datalist("x", ('"><script>', "a/b")) == (
+        '<datalist id="x"><option value="&quot;&gt;&lt;script&gt;"></option><option value="a/b"></option></datalist>'
+    )

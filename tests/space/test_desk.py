@@ -1,0 +1,281 @@
+"""The desk answers questions, lets them wait, stops them, and keeps what is private to its reader."""
+
+import asyncio
+import itertools
+import threading
+from contextlib import aclosing
+
+import pytest
+
+from mdir_hf import HomologyChecker
+from mdir_hf.demo.loopback import Fault
+from mdir_space import desk as desk_module
+from mdir_space.desk import Answered, Desk, Serving, Waiting, Working
+from mdir_space.limits import Limits
+from mdir_space.question import Question, RefusedError
+from mdir_space.visitor import Visitor
+from tests.space.coroutines import finish
+from tests.space.models import BASE, GATED, PRIVATE, RELATED, STRANGER
+from tests.specimens import gaussian, write_model
+from tests.test_adapters import write_adapter
+
+ANYBODY = Visitor("address 1.2.3.4")
+
+
+@pytest.fixture
+def desk(hub):
+    return Desk(Serving())
+
+
+async def steps_of(desk, question, visitor=ANYBODY):
+    async with aclosing(desk.answer(question, visitor)) as steps:
+        return [step async for step in steps]
+
+
+def answer(desk, question, visitor=ANYBODY):
+    last = finish(steps_of(desk, question, visitor))[-1]
+    assert isinstance(last, Answered)
+    return last
+
+
+def slow_weights(hub, repo, delay_s=0.2):
+    """Every 64 KiB of the weights of a repository take so long, for ever."""
+    hub.faults.append(Fault("slow", origin="cdn", path=repo, times=None, delay_s=delay_s))
+
+
+async def until(condition):
+    for _ in range(1000):
+        if condition():
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError("that did not happen within 20 s")
+
+
+def test_relatives_and_strangers_are_told_apart(desk):
+    assert answer(desk, Question(BASE, RELATED)).report.verdict.value == "homologous"
+    assert answer(desk, Question(BASE, STRANGER)).report.verdict.value == "no_evidence"
+
+
+def test_every_step_says_what_goes_on_and_the_plan_comes_before_the_end(desk, hub):
+    slow_weights(hub, "related")
+    steps = finish(steps_of(desk, Question(BASE, RELATED)))
+
+    working = [step for step in steps if isinstance(step, Working)]
+    assert isinstance(steps[-1], Answered)
+    assert working[-1].plan.common_tokens == 1499
+    assert working[-1].progress.bytes_read > 0
+    assert all(a.progress.bytes_read <= b.progress.bytes_read for a, b in itertools.pairwise(working))
+
+
+def test_the_revision_that_was_asked_for_stands_beside_the_commit_that_was_read(desk, hub):
+    report = answer(desk, Question(f"{BASE}@main", RELATED)).report
+    assert (report.reference.repo, report.reference.revision) == (BASE, "main")
+    assert report.reference.commit == hub.find(BASE).revisions["main"]
+    assert report.candidate.revision is None
+
+
+def test_a_public_result_is_kept_and_its_second_reader_reads_nothing(desk, hub):
+    first = answer(desk, Question(BASE, RELATED))
+    weights = len(hub.sent("cdn"))
+    second = answer(desk, Question(BASE, RELATED), Visitor("somebody else"))
+
+    assert (first.was_kept, second.was_kept) == (False, True)
+    assert second.report == first.report
+    assert len(hub.sent("cdn")) == weights
+
+
+def test_a_branch_that_moved_is_compared_anew(desk, hub, tmp_path):
+    before = answer(desk, Question(BASE, RELATED)).report
+    hub.find(RELATED).add_revision("main", write_model(tmp_path / "later", gaussian(1500, 96, 9)))
+    after = answer(desk, Question(BASE, RELATED))
+
+    assert not after.was_kept
+    assert (before.verdict.value, after.report.verdict.value) == ("homologous", "no_evidence")
+
+
+@pytest.mark.parametrize("name", [GATED, PRIVATE])
+def test_what_one_visitor_may_read_is_kept_nowhere_and_refused_to_the_next(desk, hub, hf_home, name):
+    reader = Visitor("account reader", hub.token)
+    report = answer(desk, Question(BASE, name), reader).report
+    assert report.verdict.value == "homologous"
+    assert report.io.bytes_from_cache == 0
+    assert [path for path in hf_home.rglob("*") if path.is_file()] == []
+
+    for stranger in (ANYBODY, Visitor("account outsider", hub.outsider_token)):
+        with pytest.raises(RefusedError):
+            answer(desk, Question(BASE, name), stranger)
+    assert not answer(desk, Question(BASE, name), reader).was_kept
+
+
+def test_an_account_without_access_to_a_gated_model_is_told_so(desk, hub):
+    with pytest.raises(RefusedError, match="has not been granted access"):
+        answer(desk, Question(BASE, GATED), Visitor("account outsider", hub.outsider_token))
+
+
+def test_closing_the_answer_stops_the_reading(desk, hub):
+    slow_weights(hub, "", delay_s=0.15)
+
+    async def look_and_leave():
+        async with aclosing(desk.answer(Question(BASE, STRANGER, "body"), ANYBODY)) as steps:
+            async for step in steps:
+                if isinstance(step, Working) and step.progress.stage == "screen":
+                    break
+        # What is in the air arrives; after it nothing is asked for any more.
+        await until(lambda: len(desk._room) == 0)
+        asked = len(hub.requests)
+        await asyncio.sleep(1.0)
+        return asked
+
+    asked = finish(look_and_leave())
+    assert len(hub.requests) == asked
+    assert sum(request.bytes_sent for request in hub.sent("cdn")) < 2 * 1500 * 96 * 2
+
+
+def test_a_stopped_comparison_holds_its_place_until_its_thread_has_ended(hub):
+    desk = Desk(Serving(Limits(n_running=1)))
+    slow_weights(hub, "stranger", delay_s=0.5)
+
+    async def take_turns():
+        async with aclosing(desk.answer(Question(BASE, STRANGER), ANYBODY)) as steps:
+            async for step in steps:
+                if isinstance(step, Working) and step.progress.stage == "screen":
+                    break
+        return await steps_of(desk, Question(BASE, RELATED))
+
+    steps = finish(take_turns())
+    assert isinstance(steps[-1], Answered)
+    assert len(desk._room) == 0
+
+
+def test_those_who_wait_are_told_how_many_are_ahead_and_all_are_answered(hub):
+    desk = Desk(Serving(Limits(n_running=1)))
+    slow_weights(hub, "related", delay_s=0.3)
+
+    async def ask_four():
+        questions = [Question(BASE, RELATED, alpha=10.0 ** -(4 + k)) for k in range(4)]
+        return await asyncio.gather(*(steps_of(desk, question) for question in questions))
+
+    answers = finish(ask_four())
+    assert all(isinstance(steps[-1], Answered) for steps in answers)
+    longest = [max((step.n_ahead for step in steps if isinstance(step, Waiting)), default=0) for steps in answers]
+    assert sorted(longest) == [0, 1, 2, 3]
+
+
+def test_fifty_who_ask_the_same_at_once_cost_one_comparison(hub):
+    desk = Desk(Serving(Limits(n_running=1, n_waiting=100)))
+    slow_weights(hub, "related", delay_s=0.2)
+
+    async def ask_fifty():
+        return await asyncio.gather(*(steps_of(desk, Question(BASE, RELATED)) for _ in range(50)))
+
+    answers = finish(ask_fifty())
+    assert {steps[-1].report.verdict.value for steps in answers} == {"homologous"}
+    assert sum(not steps[-1].was_kept for steps in answers) == 1
+
+
+def test_whoever_finds_the_room_full_is_told_to_run_it_at_home_and_the_others_are_answered(hub):
+    desk = Desk(Serving(Limits(n_running=1, n_waiting=2)))
+    slow_weights(hub, "related", delay_s=0.3)
+
+    async def ask_many():
+        questions = [Question(BASE, RELATED, alpha=10.0 ** -(4 + k)) for k in range(12)]
+        return await asyncio.gather(*(steps_of(desk, question) for question in questions), return_exceptions=True)
+
+    outcomes = finish(ask_many())
+    refused = [outcome for outcome in outcomes if isinstance(outcome, RefusedError)]
+    assert len(refused) == 9
+    assert all("queue is full" in outcome.message and outcome.runs_locally for outcome in refused)
+    assert all(isinstance(outcome[-1], Answered) for outcome in outcomes if not isinstance(outcome, RefusedError))
+
+
+def test_a_comparison_that_takes_too_long_is_stopped_and_says_what_to_do(hub):
+    desk = Desk(Serving(Limits(seconds=0.5)))
+    slow_weights(hub, "", delay_s=0.2)
+    with pytest.raises(RefusedError, match="longest that one may take") as caught:
+        answer(desk, Question(BASE, STRANGER))
+    assert caught.value.runs_locally
+    assert len(desk._room) == 0
+
+
+def test_a_comparison_that_gives_no_sign_of_life_is_given_up(hub, monkeypatch):
+    desk = Desk(Serving(Limits(seconds=0.2)))
+    ended = threading.Event()
+    monkeypatch.setattr(desk_module, "GRACE_S", 0.2)
+    monkeypatch.setattr(desk_module.Comparison, "run", lambda self: ended.wait(20))
+
+    async def wait_in_vain():
+        with pytest.raises(RefusedError, match="longest that one may take"):
+            await steps_of(desk, Question(BASE, RELATED))
+        held = len(desk._room)
+        ended.set()
+        await until(lambda: len(desk._room) == 0)
+        return held
+
+    assert finish(wait_in_vain()) == 1
+
+
+def test_too_many_bytes_are_refused_before_they_are_read(hub):
+    desk = Desk(Serving(Limits(n_bytes=50_000)))
+    with pytest.raises(RefusedError, match="more than one may read here") as caught:
+        answer(desk, Question(BASE, RELATED))
+    assert caught.value.runs_locally
+    assert sum(request.bytes_sent for request in hub.sent("cdn")) < 1500 * 96 * 2
+
+
+def test_too_much_memory_is_refused_before_weights_are_read(hub):
+    desk = Desk(Serving(Limits(memory_bytes=1000)))
+    with pytest.raises(RefusedError, match="does not fit on this machine") as caught:
+        answer(desk, Question(BASE, RELATED))
+    assert caught.value.runs_locally
+
+
+def test_a_plan_reads_no_weights(desk, hub):
+    plan = finish(desk.plan(Question(BASE, RELATED), ANYBODY))
+    assert plan.common_tokens == 1499
+    assert sum(request.bytes_sent for request in hub.sent("cdn")) < 1500 * 96 * 2
+
+
+def test_a_plan_tells_strangers_nothing_of_a_gated_model(desk, hub):
+    finish(desk.plan(Question(BASE, GATED), Visitor("account reader", hub.token)))
+    with pytest.raises(RefusedError):
+        finish(desk.plan(Question(BASE, GATED), ANYBODY))
+
+
+def test_a_fault_of_ours_is_not_shown_as_a_refusal_and_frees_the_place(desk, monkeypatch):
+    def broken(self):
+        raise ZeroDivisionError("ours")
+
+    monkeypatch.setattr(desk_module.Comparison, "run", broken)
+    with pytest.raises(ZeroDivisionError):
+        answer(desk, Question(BASE, RELATED))
+    assert len(desk._room) == 0
+
+
+class TestAdapters:
+    """A public adapter may stand on a base that is not public."""
+
+    @pytest.fixture
+    def adapter(self, hub, tmp_path):
+        layer = {"model.layers.0.self_attn.q_proj.weight": gaussian(64, 64, 100)}
+        base = write_model(tmp_path / "gated-base", gaussian(1200, 64, 0), further=layer)
+        hub.add_repository("some/gated-base", base, gated=True)
+        hub.add_repository("some/copy", write_model(tmp_path / "copy", gaussian(1200, 64, 0), further=layer))
+        hub.add_repository("some/adapter", write_adapter(tmp_path / "adapter", "some/gated-base"))
+        return "some/adapter"
+
+    def test_it_is_read_with_the_visitors_token_and_kept_for_nobody(self, desk, hub, hf_home, adapter):
+        reader = Visitor("account reader", hub.token)
+        question = Question(adapter, "some/copy")
+        answered = answer(desk, question, reader)
+        assert answered.report.verdict.value == "homologous"
+        assert answered.access.token == hub.token
+        assert not any("gated-base" in path.as_posix() for path in hf_home.rglob("*"))
+        assert not answer(desk, question, reader).was_kept
+
+        with pytest.raises(RefusedError):
+            answer(desk, question)
+
+    def test_strangers_do_not_get_it_out_of_the_caches_of_the_owner_of_the_machine(self, desk, hub, adapter):
+        HomologyChecker.from_pretrained(adapter, token=hub.token).compare("some/copy", progress=False)
+        with pytest.raises(RefusedError):
+            answer(desk, Question(adapter, "some/copy"))

@@ -1,0 +1,75 @@
+"""The folder that is uploaded: its card, its requirements, and that it stands alone."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mdir_hf import __version__
+
+ROOT = Path(__file__).parent.parent.parent
+SPACE = ROOT / "space"
+
+
+@pytest.fixture(scope="module")
+def card():
+    _, front_matter, body = (SPACE / "README.md").read_text(encoding="utf-8").split("---\n", 2)
+    return yaml.safe_load(front_matter), body
+
+
+def test_the_card_asks_for_what_the_page_needs(card):
+    fields, _ = card
+    assert (fields["sdk"], fields["app_file"], fields["license"]) == ("gradio", "app.py", "apache-2.0")
+    assert fields["hf_oauth"] is True
+    assert fields["hf_oauth_scopes"] == ["gated-repos"]
+    assert "mcp-server" in fields["tags"]
+    assert len(fields["short_description"]) <= 60  # the Hub refuses more
+    assert fields["python_version"] in ("3.12.12", "3.10.13")  # what ZeroGPU has
+
+
+def test_the_card_names_the_gradio_that_is_tested(card):
+    pinned = re.search(r"^gradio==(.+)$", (ROOT / "constraints.txt").read_text(), re.M)
+    assert card[0]["sdk_version"] == pinned[1]
+
+
+def test_the_requirements_are_pinned_to_this_package():
+    lines = [line for line in (SPACE / "requirements.txt").read_text().splitlines() if line and line[0] != "#"]
+    assert lines[0] == f"mdir-hf[space]=={__version__}"
+    assert lines[1:] == ["torch>=2.8,<2.12"]
+
+
+def test_every_limit_stands_in_the_card_with_its_default(card):
+    from dataclasses import fields
+
+    from mdir_space.limits import CPU_BASIC, Limits
+
+    told = dict(re.findall(r"`(MDIR_SPACE_\w+)` \| (\d+)", card[1]))
+    assert told == {f"MDIR_SPACE_{f.name.upper()}": f"{getattr(CPU_BASIC, f.name):.0f}" for f in fields(Limits)}
+
+
+def test_no_file_is_too_large_for_git_on_the_hub():
+    assert all(path.stat().st_size < 1 << 20 for path in SPACE.rglob("*") if "__pycache__" not in path.parts)
+
+
+def test_the_wheel_holds_the_space():
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert '[tool.hatch.build.targets.wheel.force-include]\n"space" = "mdir_hf/_space"\n' in project
+
+
+@pytest.mark.slow
+def test_on_zero_gpu_there_is_a_function_for_the_gpu_and_spaces_comes_before_torch(tmp_path):
+    (tmp_path / "spaces.py").write_text(
+        "import sys\n"
+        "assert 'torch' not in sys.modules\n"
+        "found = []\n"
+        "def GPU(duration):\n"
+        "    return lambda function: found.append((function.__name__, duration)) or function\n"
+    )
+    script = "import app, spaces; print(spaces.found)"
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{SPACE}:{ROOT}", "GRADIO_ANALYTICS_ENABLED": "False"}
+    output = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert output.stdout.strip().splitlines()[-1] == "[('none_is_needed', 1)]"

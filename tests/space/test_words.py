@@ -1,0 +1,245 @@
+"""What the page says: escaped whatever it is about, in numbers with units, and neutral."""
+
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+
+from mdir_hf import DeclaredLineage, HomologyReport, Progress, ReadPlan, Reason, Verdict
+from mdir_space.desk import Waiting, Working
+from mdir_space.estimate import Pace, bytes_of, duration_text, size_text
+from mdir_space.examples import stored_examples
+from mdir_space.limits import Limits
+from mdir_space.markup import alpha_text, log10_p, number
+from mdir_space.notices import alert, does_not_fit, plan_notice, progress_notice
+from mdir_space.panels import calibration_panel, evidence_panel, layers_panel, modules_panel
+from mdir_space.pictures import Pictures
+from mdir_space.question import Question, RefusedError
+from mdir_space.reproduce import badge_panel, command_line, python_lines, reproduce_panel, slim_report
+from mdir_space.verdict_card import declared_text, verdict_card
+
+EXAMPLES = {example.name: example for example in stored_examples()}
+HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>\n```$(rm -rf ~)`id`"
+
+
+@pytest.fixture(scope="module")
+def permuted():
+    return EXAMPLES["permuted"].report
+
+
+@pytest.fixture(scope="module")
+def hostile(permuted):
+    return replace(
+        permuted,
+        reference=replace(
+            permuted.reference, repo=HOSTILE, revision=HOSTILE, architecture=HOSTILE, quantization=HOSTILE
+        ),
+        candidate=replace(permuted.candidate, repo=HOSTILE, revision=HOSTILE, commit=None),
+        caveats=(HOSTILE,),
+    )
+
+
+class Tags(HTMLParser):
+    """Which elements and attributes a piece of HTML has, and whether every element is closed."""
+
+    VOID = frozenset({"img", "br", "input", "source"})
+
+    def __init__(self, html):
+        super().__init__()
+        self.found, self.attributes, self.open = set(), set(), []
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag, attributes):
+        self.found.add(tag)
+        self.attributes |= {name for name, _ in attributes}
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def pieces(report):
+    pictures = Pictures(report)
+    declared = DeclaredLineage(report.reference.repo, None, (HOSTILE,), HOSTILE, "README.md", None, (), False)
+    yield verdict_card(report, declared=declared_text(report, (declared, declared)), link=HOSTILE, note=HOSTILE)
+    yield from (panel(report, pictures) for panel in (evidence_panel, layers_panel, modules_panel, calibration_panel))
+    yield reproduce_panel(report, server=HOSTILE)
+    yield badge_panel(report, "https://huggingface.co/spaces/a/b?a=%3Cb%3E&b=c")
+    yield alert(RefusedError(HOSTILE, runs_locally=True), Question(HOSTILE, HOSTILE))
+
+
+@pytest.fixture(scope="module")
+def rendered():
+    """Every piece of the page for a relative with layers and for a stranger."""
+    return [html for name in ("permuted", "other-seed") for html in pieces(EXAMPLES[name].report)]
+
+
+def test_whatever_a_repository_is_called_it_stays_text(hostile):
+    for html in pieces(hostile):
+        tags = Tags(html)
+        assert tags.open == []
+        assert "script" not in tags.found
+        assert not any(name.startswith("on") for name in tags.attributes)
+        assert "<img src=x" not in html
+
+
+def test_every_piece_closes_what_it_opens(rendered):
+    assert all(Tags(html).open == [] for html in rendered)
+
+
+def test_the_command_keeps_a_hostile_name_one_word():
+    import shlex
+
+    command = command_line(HOSTILE, "a/b", "auto", 1e-10)
+    assert shlex.split(command.replace("\\\n", " "))[2:] == [HOSTILE, "a/b"]
+
+
+def test_the_python_lines_run_and_hold_the_names_as_they_are(hostile):
+    import ast
+
+    texts = [node.value for node in ast.walk(ast.parse(python_lines(hostile))) if isinstance(node, ast.Constant)]
+    assert any(HOSTILE in str(text) for text in texts)
+
+
+def test_the_command_and_the_code_repeat_the_comparison_that_was_made(permuted):
+    report = replace(permuted, alpha=1e-6, seed=3)
+    assert "level='body'" in python_lines(report)
+    assert "alpha=1e-06, seed=3" in python_lines(report)
+    assert f"{report.reference.repo}@{report.reference.commit}" in python_lines(report)
+    command = command_line("a/b", "c/d", "body", 1e-6)
+    assert command == "mdir-hf compare a/b c/d --level body --alpha 1e-06"
+    assert command_line("a/b", "c/d", "auto", 1e-10) == "mdir-hf compare a/b c/d"
+
+
+def test_the_words_of_the_verdict_stand_on_its_card(permuted):
+    for report in (permuted, EXAMPLES["other-seed"].report):
+        card = verdict_card(report)
+        assert report.headline in card
+        assert report.icon in card
+        for sentence in (report.means, *report.does_not_mean):
+            assert sentence.replace("'", "&#x27;") in card
+
+
+def test_an_inconclusive_verdict_says_why(permuted):
+    report = replace(permuted, verdict=Verdict.INCONCLUSIVE, reason=Reason.FEW_SHARED_AXES, settled_by=None)
+    card = verdict_card(report)
+    assert "The comparison is inconclusive: the models agree on a few channels only" in card
+    assert 'class="verdict inconclusive"' in card
+
+
+def test_no_piece_accuses(rendered):
+    words = " ".join(re.sub("<[^>]*>", " ", html) for html in rendered).lower()
+    for accusation in ("copied", "stolen", "plagiar", "theft", "launder", "infring"):
+        assert accusation not in words
+
+
+@pytest.mark.parametrize(
+    ("verdict", "declared", "sentence"),
+    [
+        ("homologous", True, "The measurement agrees with what is declared."),
+        ("homologous", False, "a card need not name every ancestor"),
+        ("no_evidence", True, "found no trace of it in the weights"),
+        ("no_evidence", False, "Neither card names the other model."),
+        ("inconclusive", True, "The measurement adds nothing"),
+    ],
+)
+def test_what_is_declared_and_what_was_measured_stand_side_by_side(permuted, verdict, declared, sentence):
+    report = replace(permuted, verdict=Verdict(verdict), reason=None)
+    bases = ("DEMO/base",) if declared else ("somebody/else",)
+    candidate = DeclaredLineage("demo/permuted", None, bases, "finetune", "README.md", None, (), False)
+    assert sentence in declared_text(report, (None, candidate))
+
+
+def test_nothing_is_said_of_cards_that_could_not_be_read(permuted):
+    assert declared_text(permuted, (None, None)) == ""
+
+
+def test_the_slim_report_is_small_and_holds_no_matrix(permuted):
+    slim = slim_report(permuted)
+    assert len(json.dumps(slim)) < len(permuted.to_json()) / 5
+    assert (slim["verdict"], slim["log10_p"]) == ("homologous", permuted.log10_p)
+    assert "matrix" not in slim["layers"]
+    assert len(slim["layers"]["matches"]) == 6
+    assert slim["modules"]["gate"] == min(m["log10_p"] for m in permuted.modules if m["role"] == "gate")
+    assert "files" not in slim["io"]
+
+
+def test_the_examples_are_reports_of_this_schema_with_what_their_figures_need():
+    assert list(EXAMPLES) == ["fine-tune", "permuted", "rotated", "other-tokenizer", "other-seed"]
+    verdicts = {name: example.report.verdict.value for name, example in EXAMPLES.items()}
+    assert verdicts == {**dict.fromkeys(EXAMPLES, "homologous"), "other-seed": "no_evidence"}
+    for example in EXAMPLES.values():
+        assert isinstance(example.report, HomologyReport)
+        assert {"embedding", "looks", "null"} <= set(example.report.figures())
+        assert 0.0 <= example.report.arrays["embedding"].min() < example.report.arrays["embedding"].max() <= 1.0
+        assert "not on the Hub" in example.note
+    assert {"layers", "modules", "embedding_matched"} <= set(EXAMPLES["permuted"].report.figures())
+
+
+def plan(level="auto", **changes):
+    class Spec:
+        shape = (4096, 192)
+
+    fields = {
+        **{"reference": Spec, "candidate": Spec, "common_tokens": 4094, "look_rows": (512, 768)},
+        **{"screen_bytes": (400_000, 600_000), "full_bytes": 3_000_000, "bytes_of_weights": 16_000_000},
+        **{"peak_memory_bytes": 450_000_000, "level": level},
+    }
+    return ReadPlan(**{**fields, **changes})
+
+
+@pytest.mark.parametrize(
+    ("level", "words"),
+    [
+        ("auto", "Reads 400 kB if the first look settles it, at most 16 MB of 16 MB of weights."),
+        ("screen", "Reads 400 kB to 600 kB of 16 MB of weights."),
+        ("embedding", "Reads 3 MB of 16 MB of weights."),
+        ("body", "Reads 3 MB to 16 MB of 16 MB of weights."),
+    ],
+)
+def test_a_plan_says_what_is_read_how_long_it_takes_and_whether_it_fits(level, words):
+    said = plan_notice(plan(level), Pace(), Limits())
+    assert words in said
+    assert "Takes a few seconds, by estimate. Needs 450 MB of memory; it fits." in said
+
+
+def test_a_plan_that_does_not_fit_says_so():
+    assert "one comparison may use 300 MB here" in plan_notice(plan(), Pace(), Limits(memory_bytes=300_000_000))
+    assert "one comparison may read 100 kB here" in does_not_fit(plan(), Limits(n_bytes=100_000))
+    assert does_not_fit(plan(), Limits(n_bytes=500_000, memory_bytes=500_000_000)) == ""
+
+
+def test_the_pace_is_learnt_from_what_was_read(permuted):
+    pace = Pace()
+    before = pace.seconds(plan(full_bytes=10**9, bytes_of_weights=10**10))[1]
+    slow = replace(permuted, io=replace(permuted.io, bytes_read=10_000_000), seconds={"screen": 100.0})
+    for _ in range(20):
+        pace.learn(slow)
+    assert pace.bytes_per_s == pytest.approx(100_000, rel=0.2)  # 0.7^20 of the first guess is left: 12,000
+    assert pace.seconds(plan(full_bytes=10**9, bytes_of_weights=10**10))[1] > 50 * before
+    assert bytes_of(plan("embedding")) == (3_000_000, 3_000_000)
+
+
+def test_progress_says_bytes_and_how_many_are_ahead():
+    said = progress_notice(Working(None, Progress("screen", 1_500_000, 3_000_000), 4.2))
+    assert "Looking at the embeddings" in said
+    assert "1.5 MB read, at most 3 MB" in said
+    assert 'value="0.500"' in said
+    assert "value" not in progress_notice(Working(None, Progress("opening", 0), 0.0))
+    assert "1 comparison is ahead of yours" in progress_notice(Waiting(1))
+    assert "7 comparisons are ahead of yours" in progress_notice(Waiting(7))
+
+
+def test_numbers_have_units_and_true_minus_signs():
+    assert number(-1234.56, 1, unit="tokens") == "−1,234.6&nbsp;tokens"
+    assert (log10_p(-7642.4), log10_p(-12.34), log10_p(0.0)) == ("−7,642", "−12.3", "0")
+    assert "not computed" in number(None)
+    assert (alpha_text(1e-10), alpha_text(0.05)) == ("10<sup>−10</sup>", "0.05")
+    assert [size_text(n) for n in (0, 999, 1000, 15_800_000, 2.5e9, 3e12)] == [
+        *("0 bytes", "999 bytes", "1 kB", "15.8 MB", "2.5 GB", "3 TB")
+    ]
+    assert [duration_text(s) for s in (0.1, 12, 62, 600)] == ["a few seconds", "10 seconds", "60 seconds", "10 minutes"]

@@ -1,0 +1,152 @@
+"""An index proposes ancestors from a few rows; it must rank true ones first, stay silent on strangers, and survive."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from mdir_hf import Verdict
+from mdir_hf.comparison.model import Model
+from mdir_hf.errors import CorruptCheckpointError, InputError
+from mdir_hf.hub import open_repository
+from mdir_hf.report import ModelSummary
+from mdir_hf.survey.fingerprint import Fingerprint
+from mdir_hf.survey.identify import identify
+from mdir_hf.survey.index import BYTES_PER_BASE, BaseIndex, choose_index_tokens
+from mdir_hf.survey.pairs import compare_fingerprints
+from tests.specimens import gaussian, write_model
+
+WORDS = tuple(f"word{i}".encode() for i in range(96))
+
+
+def rows(n_rows: int, width: int, seed: int) -> torch.Tensor:
+    return torch.randn(n_rows, width, generator=torch.Generator().manual_seed(seed))
+
+
+def kept(name: str, values: torch.Tensor) -> Fingerprint:
+    model = ModelSummary(name, None, "0" * 40, "llama", values.shape[1], 2, len(values))
+    return Fingerprint(model, WORDS[: len(values)], values.bfloat16(), 10**9)
+
+
+def base(name: str, width: int, seed: int) -> Fingerprint:
+    return kept(name, rows(len(WORDS), width, seed)[: BYTES_PER_BASE // (2 * width)])
+
+
+@pytest.fixture(scope="module")
+def index():
+    widths = [512, 768, 1024, 2048]
+    return BaseIndex(WORDS, [base(f"base/{i}", widths[i % 4], i) for i in range(24)])
+
+
+@pytest.mark.parametrize("number", [0, 1, 2, 3])
+@pytest.mark.parametrize("change", ["tuned", "permuted", "signed", "pruned"])
+def test_the_true_base_is_first_and_significant_whatever_was_done(index, number, change):
+    width = index.bases[number].rows.shape[1]
+    own = rows(len(WORDS), width, number)
+    generator = torch.Generator().manual_seed(7)
+    moved = own + 0.2 * rows(len(WORDS), width, 1000)
+    if change != "tuned":
+        moved = moved[:, torch.randperm(width, generator=generator)]
+    if change == "signed":
+        moved = moved * torch.where(torch.rand(width, generator=generator) < 0.5, -1.0, 1.0)
+    if change == "pruned":
+        moved = moved[:, : 3 * width // 4]
+    query = kept("query", moved)
+    best, second = index.search(query, top=2)
+    assert best.base.repo == f"base/{number}"
+    assert second.log_p > -40.0
+    report = compare_fingerprints(index.fingerprint(best.base), query, alpha=1e-10 / len(index))
+    assert report.verdict is Verdict.HOMOLOGOUS
+
+
+def test_strangers_match_nothing(index):
+    for seed in range(500, 520):
+        query = kept("query", rows(len(WORDS), [512, 1024, 2048][seed % 3], seed))
+        hit = index.search(query, top=1)[0]
+        report = compare_fingerprints(index.fingerprint(hit.base), query, alpha=1e-10 / len(index))
+        assert report.verdict is not Verdict.HOMOLOGOUS
+        assert report.log10_p + math.log10(len(index)) > -3.0
+
+
+def test_an_index_survives_its_file(index, tmp_path):
+    index.save(tmp_path / "deep" / "bases.safetensors")
+    loaded = BaseIndex.load(tmp_path / "deep" / "bases.safetensors")
+    assert loaded.tokens == index.tokens
+    assert [one.model for one in loaded.bases] == [one.model for one in index.bases]
+    assert all(torch.equal(a.rows, b.rows) for a, b in zip(loaded.bases, index.bases, strict=True))
+    query = kept("query", rows(len(WORDS), 768, 1))
+    assert loaded.search(query) == index.search(query)
+
+
+def test_500_bases_of_any_width_stay_under_100_megabytes():
+    for width in (1024, 2048, 4096, 8192):
+        assert 500 * base("x", width, 0).n_bytes < 100e6
+
+
+@pytest.mark.parametrize("content", [b"", b"nonsense" * 40])
+def test_a_file_that_is_no_index_is_said(tmp_path, content):
+    (tmp_path / "x").write_bytes(content)
+    with pytest.raises(CorruptCheckpointError, match="no index of base models"):
+        BaseIndex.load(tmp_path / "x")
+
+
+def test_a_fingerprint_is_no_index(tmp_path):
+    (tmp_path / "x").write_bytes(base("x", 512, 0).to_bytes())
+    with pytest.raises(CorruptCheckpointError, match="expected mdir-hf/index/1"):
+        BaseIndex.load(tmp_path / "x")
+
+
+@pytest.fixture
+def folders(tmp_path):
+    return {
+        name: str(write_model(tmp_path / name, values))
+        for name, values in {
+            "first": gaussian(1500, 96, 0),
+            "second": gaussian(1500, 96, 1),
+            "tuned": gaussian(1500, 96, 1) + 0.2 * gaussian(1500, 96, 2),
+            "stranger": gaussian(1500, 96, 3),
+        }.items()
+    }
+
+
+@pytest.fixture
+def built(folders):
+    models = [Model(open_repository(folders[name])) for name in ("first", "second")]
+    index = BaseIndex(choose_index_tokens([model.vocabulary for model in models], 96))
+    for model in models:
+        index.add(model)
+    return index
+
+
+def test_a_model_is_identified_and_the_finding_confirmed_by_comparison(built, folders):
+    found = identify(folders["tuned"], built)
+    assert [one.base.repo for one in found.found] == [folders["second"]]
+    assert found.found[0].report.verdict is Verdict.HOMOLOGOUS
+    assert found.found[0].report.alpha == pytest.approx(1e-10 / 2)
+    assert found.bytes_read < found.found[0].report.io.bytes_of_weights
+    assert "shared weight ancestry" in str(found)
+
+
+def test_a_stranger_is_compared_with_nothing(built, folders):
+    found = identify(folders["stranger"], built)
+    assert found.found == ()
+    assert all(one.report is None for one in found.ancestors)
+    assert "does not say it has none" in str(found)
+
+
+def test_a_base_that_is_gone_is_an_error_of_that_base_only(built, folders, tmp_path):
+    (tmp_path / "second" / "model.safetensors").unlink()
+    (hit, *_) = identify(folders["tuned"], built).ancestors
+    assert hit.report is None and "no weights" in hit.error
+
+
+def test_a_base_added_again_replaces_itself(built, folders):
+    built.add(Model(open_repository(folders["first"])))
+    assert len(built) == 2
+
+
+def test_an_empty_index_is_said(folders):
+    with pytest.raises(InputError, match="no base models"):
+        identify(folders["tuned"], BaseIndex(WORDS))

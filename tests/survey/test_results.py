@@ -1,0 +1,37 @@
+"""What follows from the pairs: groups, contradictions, and what was declared."""
+
+from __future__ import annotations
+
+from mdir_hf.survey.results import ModelResult, PairResult, SurveyReport
+
+NAMES = ("a", "b", "c", "d")
+
+
+def survey(*related, declared=None) -> SurveyReport:
+    pairs = {}
+    for i, first in enumerate(NAMES):
+        for second in NAMES[i + 1 :]:
+            verdict = "homologous" if (first, second) in related else "no_evidence"
+            pairs[first, second] = PairResult(first, second, verdict, log10_p=-50.0 if verdict == "homologous" else 0.0)
+    models = {name: ModelResult(name, None, declared_bases=(declared or {}).get(name, ())) for name in NAMES}
+    return SurveyReport(NAMES, models, pairs, {"alpha": 1e-10})
+
+
+def test_chains_join_and_strangers_stand_alone():
+    assert survey(("a", "c"), ("c", "d")).groups() == (("a", "c", "d"), ("b",))
+    assert survey().groups() == (("a",), ("b",), ("c",), ("d",))
+
+
+def test_a_chain_that_is_no_clique_is_worth_a_look():
+    assert survey(("a", "c"), ("c", "d")).contradictions() == (("a", "c", "d"),)
+    assert survey(("a", "c"), ("c", "d"), ("a", "d")).contradictions() == ()
+
+
+def test_declarations_are_set_beside_the_measurement():
+    found = survey(("a", "b"), ("c", "d"), declared={"b": ("a",), "c": ("a", "elsewhere")})
+    assert found.undeclared() == (("c", "d"),)
+    assert found.unsupported() == (("c", "a"),)
+
+
+def test_two_models_that_declare_one_base_have_declared_their_relation():
+    assert survey(("a", "b"), declared={"a": ("x",), "b": ("x",)}).undeclared() == ()

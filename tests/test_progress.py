@@ -1,0 +1,90 @@
+"""What a listener is told while a comparison runs, and that it can stop it."""
+
+import threading
+from itertools import pairwise
+
+import pytest
+
+from mdir_hf import HomologyChecker, Progress, StoppedError
+from mdir_hf.errors import ByteBudgetError
+from tests.hub.fixtures import hf_home, loopback_hub
+from tests.specimens import gaussian, write_model
+
+__all__ = ["hf_home", "loopback_hub"]
+
+V, N = 1500, 96
+
+
+@pytest.fixture
+def pair(tmp_path):
+    return write_model(tmp_path / "base", gaussian(V, N, 0)), write_model(tmp_path / "stranger", gaussian(V, N, 1))
+
+
+def stages(seen: list[Progress]) -> list[str]:
+    return list(dict.fromkeys(progress.stage for progress in seen))
+
+
+def test_every_stage_is_told_in_order_and_bytes_only_grow(pair):
+    seen: list[Progress] = []
+    checker = HomologyChecker.from_pretrained(pair[0])
+    report = checker.compare(pair[1], progress=False, on_progress=seen.append)
+    assert stages(seen) == ["opening", "vocabulary", "screen", "embedding", "layers"]
+    assert all(before.bytes_read <= after.bytes_read for before, after in pairwise(seen))
+    # Opening the reference was before; the rest of what the report counts was seen.
+    assert 0 < seen[-1].bytes_read <= report.io.bytes_read + report.io.bytes_from_cache
+
+
+def test_what_is_expected_covers_what_a_full_test_reads(pair):
+    seen: list[Progress] = []
+    HomologyChecker.from_pretrained(pair[0]).compare(
+        pair[1], progress=False, level="embedding", on_progress=seen.append
+    )
+    last = seen[-1]
+    assert last.stage == "embedding"
+    assert last.bytes_expected is not None
+    assert last.bytes_read <= last.bytes_expected
+
+
+@pytest.mark.parametrize("stage", ["opening", "vocabulary", "screen", "embedding"])
+def test_a_listener_that_raises_stops_the_comparison_and_the_checker_stays_usable(pair, stage):
+    def stop(progress: Progress) -> None:
+        if progress.stage == stage:
+            raise OSError("changed my mind")  # of the kind that a reading thread would try again
+
+    checker = HomologyChecker.from_pretrained(pair[0])
+    with pytest.raises(StoppedError, match=f"stopped during {stage} .*changed my mind"):
+        checker.compare(pair[1], progress=False, on_progress=stop)
+    assert checker.compare(pair[0], progress=False).verdict.value == "homologous"
+
+
+def test_our_own_errors_pass_through_as_they_are(pair):
+    def stop(progress: Progress) -> None:
+        raise ByteBudgetError("enough")
+
+    with pytest.raises(ByteBudgetError, match="enough"):
+        HomologyChecker.from_pretrained(pair[0]).compare(pair[1], progress=False, on_progress=stop)
+
+
+def test_a_comparison_over_http_stops_at_the_next_bytes_and_leaves_no_thread(pair, loopback_hub):
+    for name, folder in zip(("a/base", "a/stranger"), pair, strict=True):
+        loopback_hub.add_repository(name, folder)
+    seen: list[Progress] = []
+
+    def stop(progress: Progress) -> None:
+        seen.append(progress)
+        if progress.stage == "screen" and progress.bytes_read > seen[0].bytes_read + 4096:
+            raise KeyError("cancel")
+
+    checker = HomologyChecker.from_pretrained("a/base")
+    with pytest.raises(StoppedError):
+        checker.compare("a/stranger", progress=False, on_progress=stop)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("mdir")]
+
+
+@pytest.mark.parametrize("level", ["auto", "screen", "embedding", "body"])
+def test_a_plan_is_that_of_the_comparison(pair, level):
+    checker = HomologyChecker.from_pretrained(pair[0])
+    plans = []
+    plan = checker.plan(pair[1], level=level)
+    checker.compare(pair[1], level=level, progress=False, on_plan=plans.append)
+    assert plans == [plan]

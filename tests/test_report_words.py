@@ -1,0 +1,36 @@
+"""The words that go with a verdict, wherever it is shown."""
+
+from __future__ import annotations
+
+import pytest
+
+from mdir_hf import Reason, Verdict
+from mdir_hf.report import DOES_NOT_MEAN, HEADLINE, ICON, MEANS, REASON_TEXT, SENTENCE
+from tests.figures.drawn_reports import a_report
+
+
+def test_every_verdict_has_all_of_them_and_its_own():
+    for words in (ICON, SENTENCE, MEANS, DOES_NOT_MEAN, HEADLINE):
+        assert set(words) == set(Verdict)
+        assert len(set(words.values())) == len(Verdict) and all(words.values())
+    assert all(len(icon) == 1 for icon in ICON.values())
+    assert set(REASON_TEXT) == set(Reason)
+
+
+@pytest.mark.parametrize("reason", list(Reason))
+def test_an_inconclusive_headline_gives_its_reason(reason):
+    report = a_report(verdict=Verdict.INCONCLUSIVE, reason=reason)
+
+    assert report.headline == f"The comparison is inconclusive: {REASON_TEXT[reason]}"
+    assert report.icon == "◐" and report.means == MEANS[Verdict.INCONCLUSIVE]
+
+
+def test_words_accuse_nobody_and_claim_no_strangers():
+    every = " ".join(
+        [*SENTENCE.values(), *MEANS.values(), *(s for words in DOES_NOT_MEAN.values() for s in words)]
+    ).lower()
+
+    assert not [word for word in ("copied", "stole", "plagiar", "fraud", "derived from", "theft") if word in every]
+    assert "are unrelated" not in every
+    for words in DOES_NOT_MEAN.values():
+        assert all(sentence.endswith(".") for sentence in words)

@@ -1,0 +1,210 @@
+"""Models whose vocabularies hold the same tokens under other ids are compared token by token, and found."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from mdir_hf import HomologyChecker, Verdict
+from mdir_hf.errors import VocabularyError
+from tests.gguf_writer import gguf_bytes
+from tests.specimens import gaussian, write_model
+
+N = 64
+REAL_DATA = os.environ.get("MDIR_HF_REAL_DATA")
+needs_real_data = pytest.mark.skipif(not REAL_DATA, reason="set MDIR_HF_REAL_DATA to the folder of real tokenizers")
+
+
+def model(folder: Path, rows: torch.Tensor, tokenizer: dict[str, bytes]) -> Path:
+    write_model(folder, rows, words=[])
+    for name, data in tokenizer.items():
+        (folder / name).write_bytes(data)
+    return folder
+
+
+def compared(reference: Path, candidate: Path, **options):
+    return HomologyChecker.from_pretrained(reference).compare(candidate, progress=False, level="embedding", **options)
+
+
+def moved(rows: torch.Tensor, new_row_of: dict[int, int], n_rows: int) -> torch.Tensor:
+    """Rows of a relative at other ids; the other rows of its embedding are its own."""
+    out = gaussian(n_rows, N, 7)
+    for old, new in new_row_of.items():
+        out[new] = rows[old]
+    return out + 0.3 * gaussian(n_rows, N, 8)
+
+
+def check(tmp_path, rows, tokenizer, new_row_of, n_rows, new_tokenizer, *, keeps_ids: bool, n_common: int):
+    """A relative under the other ids is found; the same rows under their old ids are not."""
+    reference = model(tmp_path / "reference", rows, tokenizer)
+    report = compared(reference, model(tmp_path / "relative", moved(rows, new_row_of, n_rows), new_tokenizer))
+    assert report.verdict is Verdict.HOMOLOGOUS
+    assert report.embedding.common_tokens == n_common
+    assert report.embedding.transformation == "identity"
+    assert report.embedding.normalized_trace > 0.9
+    stranger = model(tmp_path / "stranger", gaussian(n_rows, N, 9), new_tokenizer)
+    assert compared(reference, stranger).verdict is Verdict.NO_EVIDENCE
+    if not keeps_ids:
+        by_number = torch.cat([rows, gaussian(n_rows - len(rows), N, 3)])
+        assert compared(reference, model(tmp_path / "by-number", by_number, new_tokenizer)).verdict is (
+            Verdict.NO_EVIDENCE
+        )
+
+
+def byte_level(words: list[str]) -> dict[str, bytes]:
+    return {"vocab.json": json.dumps({word: row for row, word in enumerate(words)}).encode(), "merges.txt": b""}
+
+
+def words(n: int) -> list[str]:
+    return [f"Ġw{number}" for number in range(n)]
+
+
+def test_permuted_ids(tmp_path):
+    n = 900
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(1)).tolist()
+    while any(i == j for i, j in enumerate(order)):  # nothing may stay in its place
+        order = torch.randperm(n, generator=torch.Generator().manual_seed(sum(order[:3]))).tolist()
+    new_words = [""] * n
+    for old, new in enumerate(order):
+        new_words[new] = words(n)[old]
+    new_row_of = dict(enumerate(order))
+    check(
+        tmp_path,
+        gaussian(n, N, 0),
+        byte_level(words(n)),
+        new_row_of,
+        n,
+        byte_level(new_words),
+        keeps_ids=False,
+        n_common=n,
+    )
+
+
+def test_shifted_ids(tmp_path):
+    n, shift = 900, 57
+    shifted = [f"<|{number}|>" for number in range(shift)] + words(n)
+    new_row_of = {row: row + shift for row in range(n)}
+    check(
+        tmp_path,
+        gaussian(n, N, 0),
+        byte_level(words(n)),
+        new_row_of,
+        n + shift,
+        byte_level(shifted),
+        keeps_ids=False,
+        n_common=n,
+    )
+
+
+def test_a_vocabulary_that_is_part_of_another(tmp_path):
+    n, more = 900, 300
+    ranks = {b" w%d" % number: number for number in range(n)}
+    small = {"a.tiktoken": b"".join(base64.b64encode(text) + b" %d\n" % rank for text, rank in ranks.items())}
+    larger = byte_level(words(n + more))  # the same tokens in another format, and more of them
+    same_rows = {row: row for row in range(n)}
+    check(tmp_path, gaussian(n, N, 0), small, same_rows, n + more, larger, keeps_ids=True, n_common=n)
+
+
+@needs_real_data
+def test_gpt_2_and_its_ids_in_the_order_of_opt(tmp_path):
+    folder = Path(REAL_DATA) / "tokenizers" / "gpt2"
+    ids = json.loads((folder / "vocab.json").read_text())
+    # OPT counts the tokens of GPT-2 by frequency, after four of its own; any fixed order shows the same.
+    order = torch.randperm(len(ids), generator=torch.Generator().manual_seed(5)).tolist()
+    opt = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3} | {token: order[row] + 4 for token, row in ids.items()}
+    new_row_of = {row: order[row] + 4 for token, row in ids.items()}
+    check(
+        tmp_path,
+        gaussian(len(ids), N, 0),
+        {"vocab.json": (folder / "vocab.json").read_bytes()},
+        new_row_of,
+        len(opt),
+        {"vocab.json": json.dumps(opt).encode()},
+        keeps_ids=False,
+        n_common=50256,
+    )
+
+
+@needs_real_data
+def test_mistral_v1_and_v3(tmp_path):
+    folder = Path(REAL_DATA) / "tokenizers" / "mistral"
+    v1, v3 = (folder / name for name in ("tokenizer.model.v1", "mistral_instruct_tokenizer_240323.model.v3"))
+    check(
+        tmp_path,
+        gaussian(32000, N, 0),
+        {"tokenizer.model": v1.read_bytes()},
+        {row: row + 768 for row in range(3, 32000)},
+        32768,
+        {"tokenizer.model.v3": v3.read_bytes()},
+        keeps_ids=False,
+        n_common=31872,
+    )
+
+
+@needs_real_data
+def test_cl100k_is_part_of_llama_3(tmp_path):
+    ranks = (Path(REAL_DATA) / "tokenizers" / "openai" / "cl100k_base.tiktoken").read_bytes()
+    n = ranks.count(b"\n")
+    # Llama-3's tokenizer.model: the ranks of cl100k, then its own 28,000.
+    own = b"".join(base64.b64encode(b" llama%d" % number) + b" %d\n" % (n + number) for number in range(28_000))
+    check(
+        tmp_path,
+        gaussian(n, N, 0),
+        {"cl100k_base.tiktoken": ranks},
+        {row: row for row in range(n)},
+        n + 28_000 + 256,
+        {"tokenizer.model": ranks + own},
+        keeps_ids=True,
+        n_common=n,
+    )
+
+
+@pytest.fixture
+def without_tokenizer(tmp_path):
+    """A model, a relative whose ids are turned round and that brings no tokenizer, and one that does."""
+    n = 900
+    rows = gaussian(n, N, 0)
+    reference = model(tmp_path / "reference", rows, byte_level(words(n)))
+    turned = {row: n - 1 - row for row in range(n)}
+    relative = model(tmp_path / "relative", moved(rows, turned, n), {})
+    other = model(tmp_path / "other", gaussian(n, N, 5), byte_level(words(n)[::-1]))
+    return reference, relative, other
+
+
+def test_a_model_without_tokenizer_is_paired_by_number_and_found_with_that_of_another(without_tokenizer):
+    reference, relative, other = without_tokenizer
+    report = compared(reference, relative)
+    assert report.verdict is Verdict.NO_EVIDENCE
+    assert any("paired by their number" in caveat for caveat in report.caveats)
+    report = compared(reference, relative, tokenizer=other)
+    assert report.verdict is Verdict.HOMOLOGOUS
+    assert any(caveat == f"The vocabulary of {relative} was read from {other}, as asked." for caveat in report.caveats)
+
+
+def test_the_reference_may_lack_its_tokenizer_too(without_tokenizer):
+    reference, relative, other = without_tokenizer
+    checker = HomologyChecker.from_pretrained(relative, tokenizer=other)
+    assert checker.compare(reference, progress=False).verdict is Verdict.HOMOLOGOUS
+    assert checker.plan(reference).common_tokens == 900
+
+
+def test_a_tokenizer_that_is_named_counts_whatever_the_model_brings(without_tokenizer, tmp_path):
+    reference, _, other = without_tokenizer
+    tokens = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": words(900)}
+    (tmp_path / "gguf").mkdir()
+    embedding = moved(gaussian(900, N, 0), {row: 899 - row for row in range(900)}, 900)
+    (tmp_path / "gguf" / "m.gguf").write_bytes(gguf_bytes({"token_embd.weight": embedding}, tokens))
+    assert compared(reference, tmp_path / "gguf").verdict is Verdict.NO_EVIDENCE
+    assert compared(reference, tmp_path / "gguf", tokenizer=other).verdict is Verdict.HOMOLOGOUS
+
+
+def test_a_tokenizer_that_is_named_and_not_there_is_an_error(without_tokenizer, tmp_path):
+    reference, relative, _ = without_tokenizer
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(VocabularyError, match=r"empty: expected tokenizer\.json, vocab\.json"):
+        compared(reference, relative, tokenizer=tmp_path / "empty")

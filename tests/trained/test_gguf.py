@@ -1,0 +1,102 @@
+"""GGUF copies of trained models: the source is found through every type, at every level, and strangers stay silent."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from mdir_hf import HomologyChecker, Verdict
+from tests.gguf_converter import to_gguf, vocabulary_keys
+from tests.trained.models import trained_model, unigram_loss
+from tests.trained.wide import wide_model
+
+pytestmark = pytest.mark.slow
+
+OF_256 = ("Q4_K", "Q6_K")
+"""Types whose blocks take 256 numbers of a row."""
+
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory):
+    """A GGUF copy of a trained model, made once, in a folder with nothing else."""
+    made: dict[tuple[str, str, str], Path] = {}
+
+    def convert(architecture: str, name: str, kind: str) -> Path:
+        key = (architecture, name, kind)
+        if key not in made:
+            source = original(architecture, name)
+            config = json.loads((source / "config.json").read_text())
+            vocabulary = vocabulary_keys(json.loads((source / "tokenizer.json").read_text()), config["vocab_size"])
+            folder = made[key] = tmp_path_factory.mktemp("-".join(key))
+            state = load_file(source / "model.safetensors")
+            (folder / f"model-{kind}.gguf").write_bytes(
+                to_gguf(config["model_type"], config, state, kind=kind, **vocabulary)
+            )
+        return made[key]
+
+    return convert
+
+
+def original(architecture: str, name: str) -> Path:
+    return (wide_model(name) if architecture == "wide" else trained_model(architecture, name)).folder
+
+
+def compare(reference, candidate, **options):
+    return HomologyChecker.from_pretrained(reference).compare(candidate, progress=False, **options)
+
+
+def test_the_wide_model_has_learnt_more_than_frequencies():
+    assert wide_model("base").held_out_loss < 0.8 * unigram_loss("code")
+
+
+CASES = [
+    *(("llama", kind) for kind in ("F16", "Q8_0", "Q4_0")),
+    *(("gpt-neox", kind) for kind in ("F16", "Q4_0")),
+    *(("wide", kind) for kind in OF_256),
+]
+
+
+@pytest.mark.parametrize("level", ["auto", "body"])
+@pytest.mark.parametrize(("architecture", "kind"), CASES)
+def test_the_source_of_a_gguf_copy_is_found(converted, architecture, kind, level):
+    source = original(architecture, "base")
+    report = compare(source, converted(architecture, "base", kind), level=level)
+    assert report.verdict is Verdict.HOMOLOGOUS
+    assert report.embedding.transformation == "identity"
+    if level == "body":
+        n_layers = 2 if architecture == "wide" else 4
+        assert [match[:2] for match in report.layers["matches"]] == [[i, i] for i in range(n_layers)]
+        roles = {module["role"] for module in report.modules if module["log10_p"] < -10}
+        assert {"v", "o", "up", "down"} <= roles
+        if kind in ("F16", "Q8_0"):
+            assert {"q", "k"} <= roles  # rotary pairs are where they were
+
+
+@pytest.mark.parametrize("level", ["auto", "body"])
+@pytest.mark.parametrize(("architecture", "kind"), [("llama", "Q4_0"), ("gpt-neox", "F16"), ("wide", "Q4_K")])
+def test_a_gguf_copy_of_a_stranger_is_silent(converted, architecture, kind, level):
+    stranger = converted(architecture, "other-seed", kind)
+    report = compare(original(architecture, "base"), stranger, level=level)
+    assert report.verdict is Verdict.NO_EVIDENCE, json.dumps(report.to_dict(), indent=1)
+
+
+def test_a_gguf_copy_of_a_fine_tune_is_found_from_a_gguf_copy_of_its_base(converted):
+    report = compare(converted("llama", "base", "Q8_0"), converted("llama", "fine-tune", "Q4_0"))
+    assert report.verdict is Verdict.HOMOLOGOUS
+
+
+def test_of_a_gguf_file_on_the_hub_the_header_is_read_once_and_of_the_rest_a_fraction(converted, loopback_hub):
+    folder = converted("wide", "base", "Q4_K")
+    (path,) = folder.glob("*.gguf")
+    loopback_hub.add_repository("owner/base-GGUF", folder)
+    report = compare(original("wide", "base"), f"hf://owner/base-GGUF/{path.name}")
+    assert report.verdict is Verdict.HOMOLOGOUS
+    sent = [request for request in loopback_hub.sent("cdn") if request.method == "GET"]
+    spans = sorted(tuple(map(int, request.range.removeprefix("bytes=").split("-"))) for request in sent)
+    assert spans[0][0] == 0
+    assert all(before[1] < after[0] for before, after in pairwise(spans)), "a byte was read twice"
+    assert sum(stop - start + 1 for start, stop in spans) < path.stat().st_size / 3

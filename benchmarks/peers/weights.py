@@ -1,0 +1,64 @@
+"""The weights of a model by role, as its files have them, through the readers of ``mdir_hf``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from benchmarks.peers.interface import CannotSayError
+from mdir_hf.anatomy import Layer, Role, read_experts, read_part
+from mdir_hf.comparison.model import Model
+from mdir_hf.hub import open_repository
+
+
+def open_model(folder: Path) -> Model:
+    """Open a model of a local folder.
+
+    Raises:
+        MdirError: If it cannot be read.
+    """
+    return Model(open_repository(folder))
+
+
+def read_embedding(model: Model) -> torch.Tensor:
+    """The embedding, float32 of shape (V, n)."""
+    return read_part(model.tensors, model.anatomy.embedding).float()
+
+
+def read_layer(model: Model, layer: Layer, *roles: Role) -> dict[Role, torch.Tensor]:
+    """Some weights of a layer, float32 of shape (d_out, d_in); of routed experts their mean, which helps the peer.
+
+    Raises:
+        CannotSayError: If the layer has no such weight.
+    """
+    weights = {role: read_part(model.tensors, layer.parts[role]).float() for role in roles if role in layer.parts}
+    missing = [role for role in roles if role not in weights]
+    if missing and layer.experts and all(role in parts for parts in layer.experts for role in missing):
+        asked = [{role: parts[role] for role in missing} for parts in layer.experts]
+        experts = list(read_experts(model.tensors, asked))
+        weights |= {role: torch.stack([found[role].float() for found in experts]).mean(0) for role in missing}
+    for role in roles:
+        if role not in weights:
+            raise CannotSayError(f"layer {layer.index} has no {role.value}")
+    return weights
+
+
+def optional(model: Model, layer: Layer, *roles: Role) -> dict[Role, torch.Tensor]:
+    """Those of some weights of a layer that it has."""
+    found: dict[Role, torch.Tensor] = {}
+    for role in roles:
+        try:
+            found |= read_layer(model, layer, role)
+        except CannotSayError:
+            continue
+    return found
+
+
+def head_counts(model: Model, layer: Layer) -> tuple[int, int]:
+    """Query heads and key/value heads of a layer."""
+    n_heads = layer.heads.n_heads if layer.heads else model.anatomy.n_heads
+    n_kv_heads = layer.heads.n_kv_heads if layer.heads else model.anatomy.n_kv_heads
+    if not n_heads:
+        raise CannotSayError("the config does not tell the number of heads")
+    return n_heads, n_kv_heads or n_heads

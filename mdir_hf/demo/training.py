@@ -36,7 +36,7 @@ def train(
     order_seed: int = 0,
     on_step: Callable[[], None] | None = None,
 ) -> list[float]:
-    """Train with AdamW, a linear warm-up over the first twentieth and a cosine to a tenth of the peak.
+    """Train on random stretches of a text, as :func:`optimize` does.
 
     Nothing here draws from torch's global generator: two models trained with the same ``order_seed`` on the same tokens
     see the same batches in the same order, whatever they were initialised with.
@@ -54,15 +54,43 @@ def train(
     Returns:
         The loss of each step in nats per token, before that step's update.
     """
+    order = torch.Generator().manual_seed(order_seed)
+
+    def loss_of_next_batch() -> torch.Tensor:
+        starts = torch.randint(tokens.numel() - sequence_length, (batch_size,), generator=order)
+        batch = tokens[starts[:, None] + torch.arange(sequence_length)]  # (batch_size, sequence_length)
+        loss: torch.Tensor = model(input_ids=batch, labels=batch, use_cache=False).loss
+        return loss
+
+    return optimize(model, loss_of_next_batch, steps=steps, learning_rate=learning_rate, on_step=on_step)
+
+
+def optimize(
+    model: torch.nn.Module,
+    next_loss: Callable[[], torch.Tensor],
+    *,
+    steps: int,
+    learning_rate: float,
+    on_step: Callable[[], None] | None = None,
+) -> list[float]:
+    """Minimise any loss with AdamW, a linear warm-up over the first twentieth and a cosine to a tenth of the peak.
+
+    Args:
+        model: Trained in place; parameters that take no gradient stay as they are.
+        next_loss: Called once a step, for a scalar with a graph to the parameters.
+        steps: Optimiser steps, at least 1.
+        learning_rate: The peak.
+        on_step: Called after each step.
+
+    Returns:
+        The loss of each step, before that step's update.
+    """
     optimizer = torch.optim.AdamW(_decay_groups(model), lr=learning_rate, betas=(0.9, 0.95), fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _share_of_peak(step, steps))
-    order = torch.Generator().manual_seed(order_seed)
     losses = []
     model.train()
     for _ in range(steps):
-        starts = torch.randint(tokens.numel() - sequence_length, (batch_size,), generator=order)
-        batch = tokens[starts[:, None] + torch.arange(sequence_length)]  # (batch_size, sequence_length)
-        loss = model(input_ids=batch, labels=batch, use_cache=False).loss
+        loss = next_loss()
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -103,7 +131,7 @@ def seeded_single_thread(seed: int) -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _decay_groups(model: PreTrainedModel) -> list[dict[str, Any]]:
+def _decay_groups(model: torch.nn.Module) -> list[dict[str, Any]]:
     # Matrices decay, gains and biases do not: decayed gains would shrink the residual stream they scale.
     matrices = [p for p in model.parameters() if p.ndim >= 2]
     vectors = [p for p in model.parameters() if p.ndim < 2]

@@ -92,7 +92,7 @@ def optimize(
     for _ in range(steps):
         loss = next_loss()
         optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()

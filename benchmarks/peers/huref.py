@@ -1,0 +1,75 @@
+"""HuRef: products of weights and embeddings that no change of basis inside a head touches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from benchmarks.peers.inference import statements
+from benchmarks.peers.interface import CannotSayError, Peer, PeerScore
+from benchmarks.peers.weights import head_counts, open_model, optional, read_embedding, read_layer
+from mdir_hf.anatomy import Role
+from mdir_hf.comparison.model import Model
+
+N_TOKENS = 512
+N_LAYERS = 2
+
+
+class HuRef(Peer):
+    """Cosine of the standardised invariant terms of the last two layers (the method's ICS).
+
+    With X the embeddings of the rarest tokens that the model's own tokenizer makes of a text: X Wq' Wk X', X Wv' Wo'
+    X' and, of the MLP, X (Wg' * Wu') Wd' X' (X Wu' Wd' X' without a gate). The method takes 4096 tokens of some
+    32,000 by a corpus of its own; here 512, of text that comes with Python. Where fewer keys than queries have heads,
+    each key head is repeated for its queries, as attention does. Of another tokenizer other tokens are taken, as
+    there.
+    """
+
+    name = "HuRef"
+    source = "HuRef, NeurIPS 2024, arXiv:2312.04828"
+
+    def read(self, folder: Path) -> torch.Tensor:
+        """Six standardised matrices, float32 of shape (6, N_TOKENS, N_TOKENS); the length of the whole is 1."""
+        model = open_model(folder)
+        x = read_embedding(model)[_rarest_rows(folder, model)]
+        if x.shape[1] != model.anatomy.hidden_size:
+            raise CannotSayError("the embedding is projected before the first layer")
+        terms = []
+        for layer in model.anatomy.layers[-N_LAYERS:]:
+            weights = read_layer(model, layer, Role.Q, Role.K, Role.V, Role.O, Role.UP, Role.DOWN)
+            n_heads, n_kv_heads = head_counts(model, layer)
+            q, o = weights[Role.Q], weights[Role.O]
+            k, v = (_repeated(weights[role], n_kv_heads, n_heads) for role in (Role.K, Role.V))
+            if k.shape != q.shape or v.shape[0] != o.shape[1]:
+                raise CannotSayError(f"layer {layer.index} has heads of unlike widths")
+            up, gate = weights[Role.UP], optional(model, layer, Role.GATE).get(Role.GATE)
+            mlp = up if gate is None else gate * up
+            terms += [(x @ q.T) @ (k @ x.T), (x @ v.T) @ (o.T @ x.T), (x @ mlp.T) @ (weights[Role.DOWN].T @ x.T)]
+        standard = torch.stack([(term - term.mean()) / term.std() for term in terms])
+        return standard / standard.norm()
+
+    def compare(self, a: torch.Tensor, b: torch.Tensor) -> PeerScore:
+        """Cosine of the two stacks, in [-1, 1]."""
+        if a.shape != b.shape:
+            raise CannotSayError(f"invariant terms of shapes {tuple(a.shape)} and {tuple(b.shape)}")
+        return PeerScore(float((a * b).sum()))
+
+
+def _repeated(weight: torch.Tensor, n_kv_heads: int, n_heads: int) -> torch.Tensor:
+    """Each key/value head once for every query head of its group; (n_heads * d, n)."""
+    heads = weight.reshape(n_kv_heads, -1, weight.shape[1])
+    return heads.repeat_interleave(n_heads // n_kv_heads, dim=0).flatten(0, 1)
+
+
+def _rarest_rows(folder: Path, model: Model) -> torch.Tensor:
+    """The rows of the embedding least often met in a text, rarest last; ties by id."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    ids = tokenizer(" ".join(statements()[:2000]), add_special_tokens=False, verbose=False)["input_ids"]
+    n_rows = min(model.n_rows, len(tokenizer))
+    if n_rows < N_TOKENS:
+        raise CannotSayError(f"{n_rows} tokens; the method as run here takes {N_TOKENS}")
+    counts = torch.bincount(torch.tensor(ids), minlength=n_rows)[:n_rows]
+    return counts.argsort(descending=True, stable=True)[-N_TOKENS:]

@@ -16,12 +16,14 @@ import hmac
 import secrets
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Literal
 from urllib.parse import parse_qs
 
 from mdir_hf.demo.loopback_commits import PullRequest, Writer
+from mdir_hf.demo.loopback_lists import LARGEST_PAGE, StoredCollection, new_collection
 from mdir_hf.demo.loopback_repos import Digests, StoredRepository
 from mdir_hf.demo.loopback_server import Fault, LoggedRequest, Origin, Server
 
@@ -41,6 +43,7 @@ class LoopbackHub:
         reading_token: A token that may read everything and write nothing.
         requests: Everything asked so far, in order of arrival.
         faults: What is to go wrong; used up as requests match.
+        largest_page: Models on a page of a list.
     """
 
     def __init__(self, *, signature_lifetime_s: int = 3600, redirects_small_files: bool = False) -> None:
@@ -51,7 +54,9 @@ class LoopbackHub:
         self.reading_token = f"hf_{secrets.token_hex(17)}"
         self.requests: list[LoggedRequest] = []
         self.faults: list[Fault] = []
+        self.largest_page = LARGEST_PAGE
         self._repositories: dict[str, StoredRepository] = {}
+        self._collections: dict[str, StoredCollection] = {}
         self._renamed: dict[str, str] = {}
         self._digests = Digests()
         self.writer = Writer()
@@ -86,6 +91,9 @@ class LoopbackHub:
         revisions: Mapping[str, str | Path] | None = None,
         sha256: Mapping[str, str] | None = None,
         discussions: bool = True,
+        kind: Literal["model", "dataset"] = "model",
+        pipeline_tag: str | None = "text-generation",
+        downloads: int = 0,
     ) -> str:
         """Serve a folder as a repository.
 
@@ -97,15 +105,42 @@ class LoopbackHub:
             revisions: Further branches or tags, each a folder.
             sha256: Digests of large files by path, for files too large to read.
             discussions: Whether pull requests may be opened.
+            kind: Elsewhere a data set is named ``datasets/owner/name``.
+            pipeline_tag: What the Hub takes it for.
+            downloads: By which lists are sorted.
 
         Returns:
             The commit sha of ``main``.
         """
-        repository = StoredRepository(repo_id, private, gated, dict(sha256 or {}), has_discussions=discussions)
+        repository = StoredRepository(
+            repo_id,
+            private,
+            gated,
+            dict(sha256 or {}),
+            has_discussions=discussions,
+            kind=kind,
+            pipeline_tag=pipeline_tag,
+            downloads=downloads,
+        )
         for name, place in {**(revisions or {}), "main": folder}.items():
             repository.add_revision(name, Path(place))
-        self._repositories[repo_id] = repository
+        self._repositories[repository.address] = repository
         return repository.revisions["main"]
+
+    def add_collection(
+        self, owner: str, title: str, items: Sequence[str | tuple[str, str]], *, private: bool = False
+    ) -> str:
+        """Serve a collection; return its slug.
+
+        Args:
+            owner: Whose.
+            title: Its title.
+            items: Repo ids of models, or ``(kind, id)`` of other things.
+            private: Strangers are told that it does not exist.
+        """
+        collection = new_collection(owner, title, items, private=private)
+        self._collections[collection.slug] = collection
+        return collection.slug
 
     def pull_requests(self, repo_id: str) -> list[PullRequest]:
         """Return the pull requests of a repository, oldest first."""
@@ -161,6 +196,10 @@ class LoopbackHub:
     def repositories(self) -> tuple[StoredRepository, ...]:
         """Return every repository."""
         return tuple(self._repositories.values())
+
+    def collection(self, slug: str) -> StoredCollection | None:
+        """Return a collection."""
+        return self._collections.get(slug)
 
     def new_name(self, repo_id: str) -> str | None:
         """Return what a repository is called now, if it was renamed."""

@@ -1,7 +1,7 @@
 """What the loopback Hub does when asked to write: checks of a card, uploads of small files, commits, pull requests.
 
 As strict as the Hub where a client can go wrong: who may write, on top of which commit, with which metadata. Large
-files are not taken.
+files are taken in one part.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 import base64
 import binascii
 import fnmatch
+import hashlib
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,6 +71,7 @@ class Writer:
     def __init__(self) -> None:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._n_commits = 0
+        self._lfs: dict[str, bytes] = {}
 
     def close(self) -> None:
         """Remove what was committed."""
@@ -111,11 +113,31 @@ class Writer:
             )
         return {"files": answers}
 
+    def lfs_batch(self, hub: LoopbackHub, body: bytes) -> dict[str, Any]:
+        """Answer where large files are to be sent."""
+        asked = _object(body)
+        objects = [
+            {
+                "oid": str(one["oid"]),
+                "size": int(one["size"]),
+                "actions": {"upload": {"href": hub.sign(f"/lfs/{one['oid']}")}},
+            }
+            for one in asked.get("objects", [])
+        ]
+        return {"transfer": "basic", "objects": objects}
+
+    def take_lfs(self, oid: str, content: bytes) -> bool:
+        """Keep a large file until it is committed; False where it is not what it was announced to be."""
+        if hashlib.sha256(content).hexdigest() != oid:
+            return False
+        self._lfs[oid] = content
+        return True
+
     def commit(
         self, hub: LoopbackHub, repository: StoredRepository, branch: str, body: bytes, *, create_pr: bool
     ) -> dict[str, Any]:
         """Answer a commit: make it, on the branch or as a pull request for it."""
-        header, added = _operations(body)
+        header, added = _operations(body, self._lfs)
         head = repository.revisions.get(branch)
         if head is None:
             raise RefusedError(404, "RevisionNotFound", f"Invalid rev id: {branch}")
@@ -134,13 +156,13 @@ class Writer:
         answer = {
             "success": True,
             "commitOid": commit,
-            "commitUrl": f"{hub.endpoint}/{repository.repo_id}/commit/{commit}",
+            "commitUrl": f"{hub.endpoint}/{repository.address}/commit/{commit}",
             "hookOutput": "",
         }
         if create_pr:
             title, description = str(header["summary"]), str(header.get("description", ""))
             repository.pull_requests.append(PullRequest(number, title, description, branch, parent, commit))
-            answer["pullRequestUrl"] = f"{hub.endpoint}/{repository.repo_id}/discussions/{number}"
+            answer["pullRequestUrl"] = f"{hub.endpoint}/{repository.address}/discussions/{number}"
         return answer
 
     def _stored(self, added: dict[str, bytes]) -> dict[str, Path]:
@@ -166,7 +188,7 @@ def discussions(repository: StoredRepository, asked: dict[str, list[str]]) -> di
             "author": {"name": "somebody"},
             "createdAt": "2026-11-21T00:00:00.000Z",
             "status": known.status,
-            "repo": {"name": repository.repo_id, "type": "model"},
+            "repo": {"name": repository.repo_id, "type": repository.kind},
             "isPullRequest": True,
         }
         for known in repository.pull_requests
@@ -177,14 +199,14 @@ def discussions(repository: StoredRepository, asked: dict[str, list[str]]) -> di
     return {"discussions": listed, "count": len(listed), "start": 0, "numClosedDiscussions": 0}
 
 
-def _operations(body: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:
+def _operations(body: bytes, lfs: Mapping[str, bytes]) -> tuple[dict[str, Any], dict[str, bytes]]:
     """Return the header of a commit and the contents that it adds, by path."""
     lines = [line for line in body.split(b"\n") if line.strip()]
     items = [_object(line) for line in lines]
     if not items or items[0].get("key") != "header" or not items[0].get("value", {}).get("summary"):
         raise RefusedError(400, "", "The first line of a commit must be its header, with a summary")
     added: dict[str, bytes] = {}
-    for path, content in _files(items[1:]):
+    for path, content in _files(items[1:], lfs):
         parts = path.split("/")
         if path.startswith("/") or any(part in ("", ".", "..", ".git") for part in parts):
             raise RefusedError(400, "", f"Invalid path: {path}")
@@ -194,11 +216,17 @@ def _operations(body: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:
     return items[0]["value"], added
 
 
-def _files(items: list[dict[str, Any]]) -> Iterator[tuple[str, bytes]]:
+def _files(items: list[dict[str, Any]], lfs: Mapping[str, bytes]) -> Iterator[tuple[str, bytes]]:
     for item in items:
         value = item.get("value", {})
+        if item.get("key") == "lfsFile":
+            content = lfs.get(str(value.get("oid")))
+            if content is None or len(content) != value.get("size"):
+                raise RefusedError(400, "", f"{value.get('path')} was not uploaded")
+            yield str(value["path"]), content
+            continue
         if item.get("key") != "file" or value.get("encoding") != "base64":
-            raise RefusedError(400, "", f"This hub takes small files only, not {item.get('key')}")
+            raise RefusedError(400, "", f"This hub does not take {item.get('key')}")
         try:
             content = base64.b64decode(str(value["content"]), validate=True)
         except (KeyError, binascii.Error) as exc:

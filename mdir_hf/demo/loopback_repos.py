@@ -46,6 +46,9 @@ class StoredRepository:
         sha256: Digests by path, believed instead of computed.
         has_discussions: Whether discussions and pull requests are enabled.
         pull_requests: Pull requests, oldest first.
+        kind: ``model`` or ``dataset``.
+        pipeline_tag: What the Hub takes the model for.
+        downloads: By which lists are sorted.
     """
 
     repo_id: str
@@ -56,11 +59,19 @@ class StoredRepository:
     commits: dict[str, dict[str, StoredFile]] = field(default_factory=dict)
     has_discussions: bool = True
     pull_requests: list[PullRequest] = field(default_factory=list)
+    kind: str = "model"
+    pipeline_tag: str | None = "text-generation"
+    downloads: int = 0
+
+    @property
+    def address(self) -> str:
+        """Its path on the Hub: what a repository is known by, models by their id alone."""
+        return self.repo_id if self.kind == "model" else f"{self.kind}s/{self.repo_id}"
 
     def add_revision(self, name: str, folder: Path) -> str:
         """Take a folder as a branch; return its commit sha, made from names, sizes and times of the files, unread."""
         files: dict[str, StoredFile] = {}
-        description: list[object] = [self.repo_id]
+        description: list[object] = [self.address]
         for place in sorted(folder.rglob("*")):
             if place.is_file():
                 path, status = place.relative_to(folder).as_posix(), place.stat()
@@ -78,7 +89,7 @@ class StoredRepository:
         for path, place in added.items():
             n_bytes = place.stat().st_size
             files[path] = StoredFile(place, n_bytes, path.endswith(LFS_SUFFIXES) or n_bytes > LFS_BYTES)
-        description = json.dumps([self.repo_id, parent, sorted(map(str, added.values()))]).encode()
+        description = json.dumps([self.address, parent, sorted(map(str, added.values()))]).encode()
         commit = hashlib.sha1(description, usedforsecurity=False).hexdigest()
         self.commits[commit] = files
         self.revisions[name] = commit

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from mdir_hf.demo.loopback_commits import RefusedError, discussions
+from mdir_hf.demo.loopback_lists import model_page
 from mdir_hf.demo.loopback_repos import StoredFile, StoredRepository
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ FaultKind = Literal[
     "status", "ignore_range", "drop", "truncate", "slow", "wrong_content_range", "changed_etag", "no_content_length"
 ]
 _BLOCK = 1 << 16
+_API = r"/api/(models|datasets)/"
+_NAME = r"([^/]+(?:/[^/]+)?)"
 _SINGLE_RANGE = re.compile(r"bytes=(\d+)-(\d*)")
 
 
@@ -120,6 +123,10 @@ class Server(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
+def _address(kind: str, name: str) -> str:
+    return name if kind == "models" else f"{kind}/{name}"
+
+
 class Handler(BaseHTTPRequestHandler):
     """Answers the requests of one connection."""
 
@@ -143,6 +150,21 @@ class Handler(BaseHTTPRequestHandler):
         self._posted = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self._serve()
 
+    def do_PUT(self) -> None:
+        """Take a large file."""
+        self._posted = self._body_sent()
+        self._serve()
+
+    def _body_sent(self) -> bytes:
+        if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        blocks = []
+        while n_bytes := int(self.rfile.readline().split(b";")[0], 16):
+            blocks.append(self.rfile.read(n_bytes))
+            self.rfile.readline()
+        self.rfile.readline()
+        return b"".join(blocks)
+
     def _serve(self) -> None:
         self._hub = self.server.hub
         parts = urlsplit(self.path)
@@ -154,6 +176,8 @@ class Handler(BaseHTTPRequestHandler):
         self._fault = self._hub.take_fault(self._log)
         if self._fault is not None and self._fault.kind == "status":
             self._answer(self._fault.status, b'{"error":"injected"}', dict(self._fault.headers))
+        elif self.command == "PUT":
+            self._take_upload()
         elif self.command == "POST" and self.server.origin == "cdn":
             self._error(404, "", "Not found")
         elif self.server.origin == "cdn":
@@ -188,16 +212,20 @@ class Handler(BaseHTTPRequestHandler):
             self._json({"standardEnvVars": [], "harnesses": {}})
         elif self._path == "/api/models":
             self._search()
-        elif match := re.fullmatch(r"/api/models/([^/]+(?:/[^/]+)?)/tree/([^/]+)(?:/(.*))?", self._raw_path()):
-            self._listing(*map(unquote, match.groups(default="")))
-        elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/discussions", self._raw_path()):
-            repository = self._repository(unquote(match[1]))
+        elif match := re.fullmatch(r"/api/collections/([^/]+/[^/]+)", self._raw_path()):
+            self._collection(unquote(match[1]))
+        elif match := re.fullmatch(rf"{_API}{_NAME}/tree/([^/]+)(?:/(.*))?", self._raw_path()):
+            kind, *asked = map(unquote, match.groups(default=""))
+            self._listing(_address(kind, asked[0]), *asked[1:])
+        elif match := re.fullmatch(rf"{_API}([^/]+/[^/]+)/discussions", self._raw_path()):
+            repository = self._repository(_address(*map(unquote, match.groups())))
             if repository is not None:
                 self._json(discussions(repository, parse_qs(self._query)))
-        elif match := re.fullmatch(r"/api/models/([^/]+(?:/[^/]+)??)(?:/revision/([^/]+))?", self._raw_path()):
-            self._model_info(unquote(match[1]), unquote(match[2] or "main"))
+        elif match := re.fullmatch(rf"{_API}([^/]+(?:/[^/]+)??)(?:/revision/([^/]+))?", self._raw_path()):
+            self._model_info(_address(*map(unquote, match.group(1, 2))), unquote(match[3] or "main"))
         elif match := re.fullmatch(
-            r"(?:/api/resolve-cache/models)?/([^/]+(?:/[^/]+)?)/resolve/([^/]+)/(.+)", self._raw_path()
+            r"(?:/api/resolve-cache/models)?/((?:datasets/[^/]+/)?[^/]+(?:/[^/]+)?)/resolve/([^/]+)/(.+)",
+            self._raw_path(),
         ):
             self._resolve(*map(unquote, match.groups()))
         else:
@@ -208,17 +236,23 @@ class Handler(BaseHTTPRequestHandler):
             status, remarks = self._hub.writer.validate(self._posted)
             self._answer(status, json.dumps(remarks).encode(), {"Content-Type": "application/json; charset=utf-8"})
             return
-        match = re.fullmatch(r"/api/models/([^/]+/[^/]+)/(preupload|commit)/([^/]+)", self._raw_path())
-        if match is None:
+        match = re.fullmatch(rf"{_API}([^/]+/[^/]+)/(preupload|commit)/([^/]+)", self._raw_path())
+        lfs = re.fullmatch(r"/((?:datasets/)?[^/]+/[^/]+)\.git/info/lfs/objects/batch", self._raw_path())
+        if match is None and lfs is None:
             raise RefusedError(404, "", "Not found")
-        repo_id, action, revision = map(unquote, match.groups())
+        if match is not None:
+            kind, name, action, revision = map(unquote, match.groups())
+            repo_id = _address(kind, name)
+        elif lfs is not None:
+            repo_id, action, revision = unquote(lfs[1]), "lfs", "main"
         if self._token() == "anonymous":
             raise RefusedError(401, "", "Invalid username or password.")
         repository = self._repository(repo_id)
         commit = self._commit(repository, revision) if repository is not None else None
         if repository is None or commit is None:
             return
-        create_pr = parse_qs(self._query).get("create_pr") == ["1"]
+        # Whoever may propose may upload what is proposed.
+        create_pr = action == "lfs" or parse_qs(self._query).get("create_pr") == ["1"]
         if not self._may_write():
             raise RefusedError(403, "", "Forbidden: you must use a write token to access this resource.")
         if self._token() != "owner" and not create_pr:
@@ -226,7 +260,9 @@ class Handler(BaseHTTPRequestHandler):
         if create_pr and not repository.has_discussions:
             raise RefusedError(403, "", "Discussions are disabled for this repo")
         writer = self._hub.writer
-        if action == "preupload":
+        if action == "lfs":
+            self._json(writer.lfs_batch(self._hub, self._posted))
+        elif action == "preupload":
             self._json(writer.preupload(self._hub, repository, commit, self._posted))
         elif self.headers.get("Content-Type") != "application/x-ndjson":
             raise RefusedError(400, "", "Expected application/x-ndjson")
@@ -257,14 +293,21 @@ class Handler(BaseHTTPRequestHandler):
         return commit
 
     def _search(self) -> None:
-        query = parse_qs(self._query)
-        wanted, limit = query.get("search", [""])[0].lower(), query.get("limit", ["1000"])[0]
-        found = [
-            {"_id": repository.repo_id, "id": repository.repo_id, "modelId": repository.repo_id, "downloads": 0}
-            for repository in self._hub.repositories()
-            if wanted in repository.repo_id.lower() and (not repository.private or self._token() == "owner")
+        visible = [
+            known
+            for known in self._hub.repositories()
+            if known.kind == "model" and (not known.private or self._token() == "owner")
         ]
-        self._json(found[: int(limit) if limit.isdigit() else 1000])
+        address = f"{self._hub.endpoint}/api/models"
+        page, after = model_page(visible, self._query, largest_page=self._hub.largest_page, address=address)
+        self._json(page, {} if after is None else {"Link": f'<{after}>; rel="next"'})
+
+    def _collection(self, slug: str) -> None:
+        collection = self._hub.collection(slug)
+        if collection is None or (collection.private and self._token() != "owner"):
+            self._error(404, "", "Collection not found")
+        else:
+            self._json(collection.answer())
 
     def _model_info(self, repo_id: str, revision: str) -> None:
         repository = self._repository(repo_id)
@@ -327,7 +370,7 @@ class Handler(BaseHTTPRequestHandler):
         if self._fault is not None and self._fault.kind == "changed_etag":
             etag, n_bytes = hashlib.new("sha256" if file.is_lfs else "sha1", etag.encode()).hexdigest(), n_bytes + 1
         if file.is_lfs:
-            place = f"/{quote(repository.repo_id, safe='')}/{commit}/{quote(path)}"
+            place = f"/{quote(repository.address, safe='')}/{commit}/{quote(path)}"
             headers |= {"X-Linked-Size": str(n_bytes), "X-Linked-Etag": f'"{etag}"', "ETag": f'"{etag}"'}
             self._answer(302, b"", {**headers, "Location": self._hub.sign(place)})
         elif self._hub.redirects_small_files and not self._path.startswith("/api/"):
@@ -337,6 +380,16 @@ class Handler(BaseHTTPRequestHandler):
             self._content(file, {**headers, "ETag": f'"{etag}"'}, may_compress=True)
 
     # The CDN.
+
+    def _take_upload(self) -> None:
+        is_ours = self.server.origin == "cdn" and self._hub.accepts(self._raw_path(), self._query)
+        match = re.fullmatch(r"/lfs/([0-9a-f]{64})", self._raw_path()) if is_ours else None
+        if match is None or "Authorization" in self.headers:
+            self._answer(403, b"<Error><Code>AccessDenied</Code></Error>", {})
+        elif not self._hub.writer.take_lfs(match[1], self._posted):
+            self._answer(400, b"<Error><Code>BadDigest</Code></Error>", {})
+        else:
+            self._answer(200, b"", {})
 
     def _serve_cdn(self) -> None:
         if "Authorization" in self.headers:
@@ -408,8 +461,9 @@ class Handler(BaseHTTPRequestHandler):
                 start += len(block)
                 left_before_drop -= len(block)
 
-    def _json(self, content: object) -> None:
-        self._answer(200, json.dumps(content).encode(), {"Content-Type": "application/json; charset=utf-8"})
+    def _json(self, content: object, headers: Mapping[str, str] | None = None) -> None:
+        kind = {"Content-Type": "application/json; charset=utf-8"}
+        self._answer(200, json.dumps(content).encode(), {**kind, **(headers or {})})
 
     def _error(self, status: int, code: str, message: str, headers: Mapping[str, str] | None = None) -> None:
         said = {"X-Error-Message": message, "Content-Type": "application/json; charset=utf-8", **(headers or {})}

@@ -4,6 +4,7 @@
 """
 
 from mdir_hf.hub.ledger import IoLedger
+from mdir_hf.hub.listing import ModelList, models_of_author, models_of_collection
 from mdir_hf.hub.local import LocalFile, LocalRepository
 from mdir_hf.hub.ranges import HubFile
 from mdir_hf.hub.reference import Reference, parse_reference
@@ -17,9 +18,12 @@ __all__ = [
     "IoLedger",
     "LocalFile",
     "LocalRepository",
+    "ModelList",
     "Reference",
     "Repository",
     "ResolvedModel",
+    "models_of_author",
+    "models_of_collection",
     "open_repository",
     "parse_reference",
     "resolve_model",

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 
 from mdir_hf.cli import main
+from tests.hub.fixtures import hf_home, loopback_hub
 from tests.survey.conftest import expected_groups, population
 
-__all__ = ["expected_groups", "population"]
+__all__ = ["expected_groups", "hf_home", "loopback_hub", "population"]
 
 
 def test_it_prints_groups_and_saves_them(population, expected_groups, tmp_path, capsys):
@@ -51,3 +52,23 @@ def test_a_scheduler_that_does_not_answer_is_one_line(population, tmp_path, caps
     assert main(command) == 1
     err = capsys.readouterr().err
     assert err.startswith("mdir-hf: error: ") and "dask" in err and err.count("\n") == 1
+
+
+def test_models_of_an_author_and_of_a_collection_are_surveyed(population, loopback_hub, tmp_path, capsys):
+    for name, folder in population.items():
+        loopback_hub.add_repository(f"lab/{name.replace('/', '-')}", folder)
+    slug = loopback_hub.add_collection("me", "Some", ["lab/a-base", "lab/a-tuned"])
+    command = ["survey", "--collection", slug, "--out", str(tmp_path / "some"), "--tokens", "256", "--json", "--quiet"]
+    assert main(command) == 0
+    assert json.loads(capsys.readouterr().out)["groups"] == [["lab/a-base", "lab/a-tuned"]]
+    command = ["survey", "--author", "lab", "--limit", "5", "--out", str(tmp_path / "all"), "--tokens", "256"]
+    assert main(command) == 0
+    out, err = capsys.readouterr()
+    assert "5 of 5 models read" in out
+    assert "lab: the 5 most downloaded of more models" in err
+
+
+def test_an_author_without_models_is_one_line(loopback_hub, tmp_path, capsys):
+    assert main(["survey", "--author", "nobody", "--out", str(tmp_path / "out")]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("mdir-hf: error: nobody: ") and err.count("\n") == 1

@@ -161,3 +161,38 @@ def test_a_commit_has_its_own_content_type_and_needs_a_known_parent(loopback_hub
 
 def test_the_cdn_takes_nothing(loopback_hub, head):
     assert get_session().post(f"{loopback_hub.cdn_endpoint}/x", content=b"x").status_code == 404
+
+
+# The client sends large files in a way that its own HTTP library will drop.
+OLD_UPLOAD = pytest.mark.filterwarnings("ignore:Use 'content")
+
+
+@pytest.fixture
+def without_xet(monkeypatch):
+    """Large files by the older of the client's two ways; the other is a program of its own."""
+    monkeypatch.setattr("huggingface_hub._commit_api.is_xet_available", lambda: False)
+
+
+@OLD_UPLOAD
+def test_large_files_are_uploaded_first_and_then_committed(loopback_hub, api, head, without_xet):
+    commit(api, {"deep/rows.safetensors": b"x" * 100_000, "a.txt": b"1"}, create_pr=True)
+    assert loopback_hub.content("owner/name", "deep/rows.safetensors", "refs/pr/1") == b"x" * 100_000
+    (upload,) = [request for request in loopback_hub.requests if request.method == "PUT"]
+    assert (upload.origin, upload.had_token, upload.status) == ("cdn", False, 200)
+
+
+@OLD_UPLOAD
+def test_a_data_set_of_the_same_name_is_another_repository(loopback_hub, api, head, tmp_path, without_xet):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.txt").write_text("one")
+    loopback_hub.add_repository("owner/name", tmp_path / "data", kind="dataset")
+    operations = [CommitOperationAdd("b.txt", b"2"), CommitOperationAdd("c.bin", b"3")]
+    made = api.create_commit("owner/name", operations, commit_message="Add", repo_type="dataset", create_pr=True)
+    assert made.pr_url == f"{loopback_hub.endpoint}/datasets/owner/name/discussions/1"
+    assert loopback_hub.pull_requests("owner/name") == []
+    assert [one.title for one in loopback_hub.pull_requests("datasets/owner/name")] == ["Add"]
+    for path, content in {"a.txt": b"one", "c.bin": b"3"}.items():
+        place = hf_hub_download(
+            "owner/name", path, repo_type="dataset", revision="refs/pr/1", endpoint=loopback_hub.endpoint
+        )
+        assert Path(place).read_bytes() == content

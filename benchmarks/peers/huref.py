@@ -46,14 +46,14 @@ class HuRef(Peer):
             up, gate = weights[Role.UP], optional(model, layer, Role.GATE).get(Role.GATE)
             mlp = up if gate is None else gate * up
             terms += [(x @ q.T) @ (k @ x.T), (x @ v.T) @ (o.T @ x.T), (x @ mlp.T) @ (weights[Role.DOWN].T @ x.T)]
-        standard = torch.stack([(term - term.mean()) / term.std() for term in terms])
-        return standard / standard.norm()
+        standard = torch.stack([(term - term.mean()) / term.std() for term in (term.double() for term in terms)])
+        return (standard / standard.norm()).float()
 
     def compare(self, a: torch.Tensor, b: torch.Tensor) -> PeerScore:
         """Cosine of the two stacks, in [-1, 1]."""
         if a.shape != b.shape:
             raise CannotSayError(f"invariant terms of shapes {tuple(a.shape)} and {tuple(b.shape)}")
-        return PeerScore(float((a * b).sum()))
+        return PeerScore(float(a.double().flatten() @ b.double().flatten()))
 
 
 def _repeated(weight: torch.Tensor, n_kv_heads: int, n_heads: int) -> torch.Tensor:

@@ -1,0 +1,445 @@
+"""Train the zoo, or what of it is missing.
+
+    python -m benchmarks.zoo.build [--family llama ...] [--small]
+
+Every model is kept as it would lie on the Hub: weights in BF16 (or quantised), config.json, tokenizer.json; its
+children are made from what was saved. They lie in ``.trained-models`` beside those of the tests, or where
+MDIR_HF_TEST_CACHE says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn import functional
+
+from benchmarks.zoo import edits
+from benchmarks.zoo.members import FAMILIES, MEMBERS, MIXTURES, Family, Model, models
+from benchmarks.zoo.stack import Shape, new_model, take_apart
+from mdir_hf.demo.text import BEGIN, END, read_corpus, train_byte_level_bpe, train_unigram
+from mdir_hf.demo.training import encode, mean_loss, optimize, seeded_single_thread, train
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedModel
+
+RECIPE = 1
+"""Raise with every change of what is built: models of another recipe are not taken for these."""
+
+SEQUENCE_LENGTH = 64
+BATCH_SIZE = 8
+N_SAMPLED_TOKENS = 24
+TEXTS = ("code", "prose")
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How large the models are and how long they are trained.
+
+    With 64 value rows, V alone is significant at 1e-10 for a layer that keeps a normalised trace of 0.35:
+    ln 64! + ln(10^10 · 16) = 231 against c²/2, c at most 64. Embeddings of 192 channels need 0.22.
+
+    Attributes:
+        name: Of its folder.
+        shape: The sizes of a Llama or Qwen3; the others have keys and values for every head, and ungated MLPs.
+        pruned_width: Channels that width pruning leaves where heads keep their size by themselves.
+        base_steps: Steps of a base; everything else is a share of it.
+        families: Which are built.
+    """
+
+    name: str
+    shape: Shape
+    pruned_width: int
+    base_steps: int
+    families: tuple[str, ...] = tuple(FAMILIES)
+
+    def steps(self, share: float) -> int:
+        """So many times the steps of a base, at least one."""
+        return max(1, round(share * self.base_steps))
+
+
+FULL = Scale("full", Shape(3072, 192, 512, 4, 6, 2, 32, False), 144, 300)
+SMALL = Scale("small", Shape(1024, 96, 256, 2, 4, 2, 32, False), 64, 60, ("llama",))
+"""A slice of one family, for the tests: minutes less, and the same recipes."""
+
+SHARES = {
+    "continued": 2.5,
+    "sft": 0.25,
+    "domain": 0.25,
+    "lora": 0.25,
+    "rl": 0.1,
+    "width-pruned": 0.15,
+    "depth-pruned": 0.15,
+    "depth-upscaled": 0.15,
+    "moe-upcycled": 0.15,
+    "retokenised": 0.5,
+    "distilled": 0.8,
+    "obfuscated": 0.05,
+}
+"""Steps of each kind of training as a share of the base's."""
+
+
+def folder_of(scale: Scale) -> Path:
+    """Where the models of a scale are kept."""
+    root = os.environ.get("MDIR_HF_TEST_CACHE") or Path(__file__).parents[2] / ".trained-models"
+    return Path(root) / f"zoo-{scale.name}-{RECIPE}"
+
+
+def folder_of_model(model: Model, scale: Scale) -> Path:
+    """Where one model is kept, built or not."""
+    return folder_of(scale) / model.family / model.member
+
+
+def record_of(model: Model, scale: Scale) -> dict[str, Any]:
+    """How the training of a built model went: steps, losses, seconds."""
+    record: dict[str, Any] = json.loads((folder_of_model(model, scale) / "zoo.json").read_text())
+    return record
+
+
+def built(model: Model, scale: Scale) -> Path:
+    """The folder of a model; trains it and its parents where they are missing."""
+    folder = folder_of_model(model, scale)
+    if not folder.exists():
+        for parent in MEMBERS[model.member].parents or _teachers(model):
+            built(Model(model.family, parent), scale)
+        _Workshop(FAMILIES[model.family], scale).build(model.member, folder)
+    return folder
+
+
+def _teachers(model: Model) -> tuple[str, ...]:
+    return ("base",) if model.member == "distilled" else ()
+
+
+class Text:
+    """The text of a scale under one tokenizer: token ids to learn from and held out, questions and answers."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        corpus = read_corpus()
+        self.tokenizer = tokenizer
+        shards = {"code": corpus.code, "prose": corpus.prose}
+        self.learnt = {kind: encode(tokenizer, shards[kind][:-1]) for kind in TEXTS}
+        self.held_out = {kind: encode(tokenizer, shards[kind][-1:]) for kind in TEXTS}
+        self.questions = _questions(tokenizer, "".join(corpus.code[:-1]))
+
+    @property
+    def letters(self) -> torch.Tensor:
+        """Share of letters in what each token spells, (vocabulary,)."""
+        spelt = [self.tokenizer.decode([i], skip_special_tokens=False) for i in range(self.tokenizer.get_vocab_size())]
+        return torch.tensor([sum(map(str.isalpha, text)) / max(1, len(text)) for text in spelt])
+
+
+@lru_cache(maxsize=4)
+def text_of(kind: str, vocabulary: int) -> Text:
+    """The text under a ``bpe`` or a ``unigram`` tokenizer of so many tokens; some seconds, once."""
+    corpus = read_corpus()
+    learnt = [*corpus.code[:2], *corpus.prose[:3]]  # half a million characters: a unigram model takes 8 s for them
+    learn = train_byte_level_bpe if kind == "bpe" else train_unigram
+    return Text(learn(learnt, vocabulary_size=vocabulary))
+
+
+def _questions(tokenizer: Tokenizer, code: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and labels, both (n, SEQUENCE_LENGTH): what a function does, by the first line of its docstring."""
+    found = re.findall(r"def (\w+)\((.*?)\)[^\n]*:\n\s+r?\"\"\"([^\n\"]{10,})", code)
+    end = tokenizer.token_to_id(END)
+    ids, labels = [], []
+    for name, arguments, answer in found:
+        question = tokenizer.encode(f"Question: what does {name}({arguments}) do?\nAnswer:").ids
+        whole = [*question, *tokenizer.encode(f" {answer}").ids, end][:SEQUENCE_LENGTH]
+        if len(whole) > len(question) + 2:
+            padding = [end] * (SEQUENCE_LENGTH - len(whole))
+            ids.append(whole + padding)
+            labels.append([-100] * len(question) + whole[len(question) :] + [-100] * len(padding))
+    return torch.tensor(ids), torch.tensor(labels)
+
+
+class _Workshop:
+    """Makes the members of one family, each from the folders of its parents."""
+
+    def __init__(self, family: Family, scale: Scale) -> None:
+        self.family, self.scale = family, scale
+        self.text = text_of(family.tokenizer, scale.shape.vocabulary)
+        self.other = next(kind for kind in TEXTS if kind != family.text)
+
+    def build(self, member: str, folder: Path) -> None:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        started = time.process_time()
+        with (
+            tempfile.TemporaryDirectory(dir=folder.parent, prefix=".building-") as building,
+            seeded_single_thread(1000 + sum(map(ord, member))),
+        ):
+            made = Path(building) / member
+            record = self._store(member, made) if member in self.family.formats else self._train(member, made)
+            record |= {"member": member, "family": self.family.name, "cpu_s": time.process_time() - started}
+            (made / "zoo.json").write_text(json.dumps(record))
+            made.rename(folder)
+
+    def _train(self, member: str, folder: Path) -> dict[str, Any]:
+        text = self.text
+        if member == "retokenised":
+            other = "unigram" if self.family.tokenizer == "bpe" else "bpe"
+            text = text_of(other, self.scale.shape.vocabulary)
+        model, losses, more = self._made(member, text)
+        kind = self.other if member in ("domain", "lora", "other-data", "obfuscated") else self.family.text
+        record = {
+            "steps": len(losses),
+            "first_loss": sum(losses[:5]) / max(1, len(losses[:5])) if losses else None,
+            "last_loss": sum(losses[-5:]) / 5 if losses else None,
+            "held_out_text": kind,
+            "held_out_loss": mean_loss(model, text.held_out[kind], sequence_length=SEQUENCE_LENGTH),
+            "n_parameters": sum(weight.numel() for weight in model.parameters()),
+            **more,
+        }
+        _save(model, text.tokenizer, folder)
+        return record
+
+    def _made(self, member: str, text: Text) -> tuple[PreTrainedModel, list[float], dict[str, Any]]:
+        """The model, the loss of each step of training, and what else is worth noting."""
+        generator = torch.Generator().manual_seed(7)
+        seed = MEMBERS[member].seed
+        if member == "distilled":
+            return self._distilled(self._new(seed))
+        if seed is not None:
+            model = self._new(seed)
+            kind = self.other if member == "other-data" else self.family.text
+            return model, self._learn(model, text.learnt[kind], 1.0, rate=3e-3), {}
+        parents = [self._parent(name) for name in MEMBERS[member].parents]
+        model = parents[0]
+        if member == "merge":
+            return edits.average(*parents), [], {}
+        if member == "noised":
+            return edits.disturb(model, generator), [], {}
+        if member == "sft":
+            return model, self._fine_tuned_on_answers(model), {}
+        if member == "lora":
+            return self._lora(model)
+        if member == "rl":
+            return self._reinforced(model)
+        share = SHARES[member]
+        if member == "continued":
+            return model, self._learn(model, text.learnt[self.family.text], share, rate=3e-3, order=2), {}
+        if member == "domain":
+            return model, self._learn(model, text.learnt[self.other], share, order=1), {}
+        model = self._edited(member, model, text, generator)
+        kind = self.other if member == "obfuscated" else self.family.text
+        return model, self._learn(model, text.learnt[kind], share, order=3), {}
+
+    def _edited(self, member: str, model: PreTrainedModel, text: Text, generator: torch.Generator) -> PreTrainedModel:
+        stack = take_apart(model)
+        n_layers = len(stack.blocks)
+        if member == "width-pruned":
+            own_heads = stack.n_kv_heads == stack.n_heads
+            n_heads = stack.n_heads * 2 // 3 if own_heads else stack.n_heads
+            width = n_heads * stack.head_dim if own_heads else self.scale.pruned_width
+            n_neurons = stack.blocks[0].up.weight.shape[0] * 3 // 4
+            stack = edits.cut_width(stack, n_channels=width, n_heads=n_heads, n_neurons=n_neurons)
+        elif member == "depth-pruned":
+            stack = edits.take_layers(stack, [i for i in range(n_layers) if i != n_layers // 2])
+        elif member == "depth-upscaled":
+            stack = edits.take_layers(stack, [*range(n_layers - 1), *range(1, n_layers)])
+        elif member == "retokenised":
+            stack = edits.draw_embeddings(stack, text.tokenizer.get_vocab_size(), generator)
+        elif member == "obfuscated":
+            stack = edits.obfuscate(stack, generator)
+        elif member == "moe-upcycled":
+            return edits.upcycle(stack, MIXTURES[self.family.name])
+        return edits.rebuilt(stack)
+
+    def _new(self, seed: int | None) -> PreTrainedModel:
+        shape = self.scale.shape
+        if self.family.architecture in ("gpt2", "gpt_neox"):
+            own = {"n_kv_heads": shape.n_heads, "n_neurons": 4 * shape.width}
+            shape = Shape(**{**asdict(shape), **own, "head_dim": shape.width // shape.n_heads})
+        tokens = self.text.tokenizer.get_vocab_size()
+        shape = Shape(**{**asdict(shape), "vocabulary": tokens, "tied": self.family.tied})
+        # Families are drawn apart, too.
+        torch.manual_seed(100 * list(FAMILIES).index(self.family.name) + (seed or 0))
+        return new_model(self.family.architecture, shape)
+
+    def _parent(self, member: str) -> PreTrainedModel:
+        from transformers import AutoModelForCausalLM
+
+        folder = folder_of_model(Model(self.family.name, member), self.scale)
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        return model
+
+    def _learn(
+        self, model: PreTrainedModel, tokens: torch.Tensor, share: float, *, rate: float = 1e-3, order: int = 0
+    ) -> list[float]:
+        return train(
+            model,
+            tokens,
+            steps=self.scale.steps(share),
+            learning_rate=rate,
+            batch_size=BATCH_SIZE,
+            sequence_length=SEQUENCE_LENGTH,
+            order_seed=order,
+        )
+
+    def _optimized(
+        self, member: str, model: torch.nn.Module, next_loss: Callable[[], torch.Tensor], rate: float
+    ) -> list[float]:
+        return optimize(model, next_loss, steps=self.scale.steps(SHARES[member]), learning_rate=rate)
+
+    def _batches(self, tokens: torch.Tensor, order: int, length: int = SEQUENCE_LENGTH) -> Callable[[], torch.Tensor]:
+        drawn = torch.Generator().manual_seed(order)
+
+        def next_batch() -> torch.Tensor:
+            starts = torch.randint(tokens.numel() - length, (BATCH_SIZE,), generator=drawn)
+            return tokens[starts[:, None] + torch.arange(length)]
+
+        return next_batch
+
+    def _fine_tuned_on_answers(self, model: PreTrainedModel) -> list[float]:
+        ids, labels = self.text.questions
+        drawn = torch.Generator().manual_seed(4)
+
+        def next_loss() -> torch.Tensor:
+            rows = torch.randint(len(ids), (BATCH_SIZE,), generator=drawn)
+            loss: torch.Tensor = model(input_ids=ids[rows], labels=labels[rows], use_cache=False).loss
+            return loss
+
+        return self._optimized("sft", model, next_loss, 1e-3)
+
+    def _lora(self, model: PreTrainedModel) -> tuple[PreTrainedModel, list[float], dict[str, Any]]:
+        import peft
+
+        conv = self.family.architecture == "gpt2"
+        config = peft.LoraConfig(
+            r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM", fan_in_fan_out=conv
+        )
+        adapted = peft.get_peft_model(model, config)
+        next_batch = self._batches(self.text.learnt[self.other], 5)
+
+        def next_loss() -> torch.Tensor:
+            batch = next_batch()
+            loss: torch.Tensor = adapted(input_ids=batch, labels=batch, use_cache=False).loss
+            return loss
+
+        losses = self._optimized("lora", adapted, next_loss, 3e-3)
+        merged: PreTrainedModel = adapted.merge_and_unload()
+        return merged, losses, {}
+
+    def _reinforced(self, model: PreTrainedModel) -> tuple[PreTrainedModel, list[float], dict[str, Any]]:
+        """REINFORCE with the batch's mean as baseline, on continuations of eight tokens of text."""
+        next_prompt = self._batches(self.text.learnt[self.family.text], 6, length=8)
+        letters, rewards = self.text.letters, []
+
+        def next_loss() -> torch.Tensor:
+            prompt = next_prompt()
+            sampled = _sample(model, prompt, N_SAMPLED_TOKENS)
+            reward = letters[sampled[:, prompt.shape[1] :]].mean(dim=1)
+            rewards.append(float(reward.mean()))
+            logits = model(input_ids=sampled[:, :-1], use_cache=False).logits[:, prompt.shape[1] - 1 :]
+            chosen = sampled[:, prompt.shape[1] :, None]
+            log_p = functional.log_softmax(logits.float(), -1).gather(-1, chosen)[..., 0].sum(1)
+            return -((reward - reward.mean()) / (reward.std() + 1e-6) * log_p).mean()
+
+        losses = self._optimized("rl", model, next_loss, 1e-3)
+        n = max(1, len(rewards) // 5)
+        return model, losses, {"first_reward": sum(rewards[:n]) / n, "last_reward": sum(rewards[-n:]) / n}
+
+    def _distilled(self, student: PreTrainedModel) -> tuple[PreTrainedModel, list[float], dict[str, Any]]:
+        teacher = self._parent("base").eval()
+        next_batch = self._batches(self.text.learnt[self.family.text], 8)
+
+        def next_loss() -> torch.Tensor:
+            batch = next_batch()
+            with torch.no_grad():
+                target = functional.log_softmax(teacher(input_ids=batch, use_cache=False).logits.float(), -1)
+            guess = functional.log_softmax(student(input_ids=batch, use_cache=False).logits.float(), -1)
+            return functional.kl_div(guess, target, log_target=True, reduction="batchmean") / SEQUENCE_LENGTH
+
+        return student, self._optimized("distilled", student, next_loss, 3e-3), {}
+
+    def _store(self, kind: str, folder: Path) -> dict[str, Any]:
+        """The base in another format."""
+        from safetensors.torch import load_file
+
+        base = folder_of_model(Model(self.family.name, "base"), self.scale)
+        state = load_file(base / "model.safetensors")
+        if kind.startswith("gguf"):
+            from tests.gguf_converter import to_gguf, vocabulary_keys
+
+            config = json.loads((base / "config.json").read_text())
+            keys = vocabulary_keys(json.loads((base / "tokenizer.json").read_text()), config["vocab_size"])
+            name = kind.removeprefix("gguf-").upper()
+            folder.mkdir()
+            written = to_gguf(config["model_type"], config, state, kind=name, **keys)
+            (folder / f"model-{name}.gguf").write_bytes(written)
+            return {"steps": 0}
+        from safetensors.torch import save_file
+
+        from tests.checkpoint.quantization.writers import SCHEMES
+
+        scheme = SCHEMES[kind]
+        shutil.copytree(base, folder, ignore=shutil.ignore_patterns("zoo.json"))
+        stored, n_quantised = {}, 0
+        for name, tensor in state.items():
+            fits = tensor.ndim == 2 and all(s % d == 0 for s, d in zip(tensor.shape, scheme.divides, strict=True))
+            if ".layers." in name and fits:
+                stored |= scheme.write(tensor.float(), name.removesuffix(".weight")).tensors
+                n_quantised += 1
+            else:
+                stored[name] = tensor
+        save_file({name: tensor.contiguous() for name, tensor in stored.items()}, folder / "model.safetensors")
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | scheme.model_config))
+        return {"steps": 0, "n_quantised": n_quantised}
+
+
+@torch.no_grad()
+def _sample(model: PreTrainedModel, tokens: torch.Tensor, n_new: int) -> torch.Tensor:
+    past, step = None, tokens
+    for _ in range(n_new):
+        out = model(input_ids=step, past_key_values=past, use_cache=True)
+        past = out.past_key_values
+        step = torch.multinomial(out.logits[:, -1].float().softmax(-1), 1)
+        tokens = torch.cat([tokens, step], 1)
+    return tokens
+
+
+def _save(model: PreTrainedModel, tokenizer: Tokenizer, folder: Path) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    model = copy.deepcopy(model).to(torch.bfloat16)
+    model.save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=BEGIN, eos_token=END).save_pretrained(folder)
+
+
+def main() -> None:
+    """Build what is missing and print a line for each model."""
+    from transformers.utils import logging
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--family", choices=FAMILIES, action="append", help="only these; all by default")
+    parser.add_argument("--small", action="store_true", help="the slice that the tests build")
+    arguments = parser.parse_args()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    scale = SMALL if arguments.small else FULL
+    total = 0.0
+    for model in models(tuple(arguments.family or scale.families)):
+        built(model, scale)
+        record = record_of(model, scale)
+        total += record["cpu_s"]
+        loss = record.get("held_out_loss")
+        told = "" if loss is None else f"held-out loss {loss:.3f} ({record['held_out_text']})"
+        print(f"{model.name:24} {record['steps']:5} steps {record['cpu_s']:7.1f} s  {told}", flush=True)
+    print(f"{total / 60:.1f} minutes of processor time in all")
+
+
+if __name__ == "__main__":
+    main()

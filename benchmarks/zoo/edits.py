@@ -1,0 +1,225 @@
+"""What is done to the weights of a model without training: cut, deepened, upcycled, averaged, disturbed, hidden."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from benchmarks.zoo.stack import INITIALIZER_RANGE, Affine, Stack, new_model, put_together, shape_of, state_dict
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def cut_width(stack: Stack, *, n_channels: int, n_heads: int, n_neurons: int) -> Stack:
+    """A narrower copy: of channels, query heads and neurons those with the largest weights stay, in their order.
+
+    Heads are cut only where every head has keys and values of its own.
+    """
+    made = copy.deepcopy(stack)
+    d = made.head_dim
+    channels = _largest(made.embedding.norm(dim=0), n_channels)
+    made.embedding = made.embedding[:, channels]
+    made.head = None if made.head is None else made.head[:, channels]
+    made.positions = None if made.positions is None else made.positions[:, channels]
+    made.norm = _rows(made.norm, channels)
+    for block in made.blocks:
+        heads = _largest(block.o.weight.reshape(-1, made.n_heads, d).square().sum((0, 2)), n_heads)
+        rows = (d * heads[:, None] + torch.arange(d)).flatten()
+        neurons = _largest(block.down.weight.norm(dim=0), n_neurons)
+        block.attention_norm, block.mlp_norm = (_rows(x, channels) for x in (block.attention_norm, block.mlp_norm))
+        block.q = _columns(_rows(block.q, rows), channels)
+        kv = rows if made.n_kv_heads == made.n_heads else torch.arange(block.k.weight.shape[0])
+        block.k, block.v = (_columns(_rows(x, kv), channels) for x in (block.k, block.v))
+        block.o = _rows(_columns(block.o, rows), channels)
+        block.up = _columns(_rows(block.up, neurons), channels)
+        block.gate = None if block.gate is None else _columns(_rows(block.gate, neurons), channels)
+        block.down = _rows(_columns(block.down, neurons), channels)
+    if made.n_kv_heads == made.n_heads:
+        made.n_kv_heads = n_heads
+    elif n_heads != made.n_heads:
+        raise ValueError("heads that share keys and values are not cut")
+    made.n_heads = n_heads
+    return made
+
+
+def take_layers(stack: Stack, layers: Sequence[int]) -> Stack:
+    """A copy whose layers are copies of these."""
+    made = copy.deepcopy(stack)
+    made.blocks = [copy.deepcopy(stack.blocks[layer]) for layer in layers]
+    return made
+
+
+@torch.no_grad()
+def upcycle(stack: Stack, architecture: str, *, n_experts: int = 4) -> PreTrainedModel:
+    """A mixture whose experts are all the MLP of the dense model; its routers come from torch's global generator."""
+    mixture = new_model(architecture, shape_of(stack), n_experts=n_experts)
+    dense = {name: weight for name, weight in state_dict(stack).items() if ".mlp." not in name}
+    for index, block in enumerate(stack.blocks):
+        at = f"model.layers.{index}.mlp.experts"
+        both = torch.cat([block.gate.weight, block.up.weight])
+        dense[f"{at}.gate_up_proj"] = both.expand(n_experts, -1, -1).clone()
+        dense[f"{at}.down_proj"] = block.down.weight.expand(n_experts, -1, -1).clone()
+    missing = mixture.load_state_dict(dense, strict=False)
+    assert not missing.unexpected_keys, missing.unexpected_keys
+    assert all(name.endswith("mlp.gate.weight") for name in missing.missing_keys), missing.missing_keys
+    return mixture
+
+
+@torch.no_grad()
+def average(one: PreTrainedModel, other: PreTrainedModel) -> PreTrainedModel:
+    """A model of the mean of every weight of two."""
+    made = copy.deepcopy(one)
+    theirs = other.state_dict()
+    made.load_state_dict({name: (weight + theirs[name]) / 2 for name, weight in one.state_dict().items()})
+    return made
+
+
+@torch.no_grad()
+def disturb(model: PreTrainedModel, generator: torch.Generator, *, size: float = 1.0) -> PreTrainedModel:
+    """A copy with Gaussian noise on every entry of every matrix, ``size`` times its root mean square."""
+    made = copy.deepcopy(model)
+    for weight in made.parameters():  # a tied matrix comes once
+        if weight.ndim >= 2:
+            weight += size * weight.square().mean().sqrt() * torch.randn(weight.shape, generator=generator)
+    return made
+
+
+def draw_embeddings(stack: Stack, vocabulary: int, generator: torch.Generator) -> Stack:
+    """A copy for another vocabulary: every row of embedding and head is drawn as at initialisation."""
+    made = copy.deepcopy(stack)
+    width = made.embedding.shape[1]
+
+    def drawn() -> torch.Tensor:
+        return INITIALIZER_RANGE * torch.randn(vocabulary, width, generator=generator)
+
+    made.embedding = drawn()
+    made.head = None if made.head is None else drawn()
+    return made
+
+
+@torch.no_grad()
+def obfuscate(stack: Stack, generator: torch.Generator) -> Stack:
+    """A copy with the same function and other numbers everywhere, in float64; a tied head is untied.
+
+    The residual stream is turned by a random rotation (one that fixes the all-ones direction where norms subtract the
+    mean) and the gains are folded; key-value groups and the queries in them are reordered; V and O are rotated inside
+    each head; Q and K turn in the planes that Llama's rotary positions leave free; neurons are reordered, with signs
+    where a gate allows them.
+    """
+    made = _map(copy.deepcopy(stack), lambda tensor: tensor.double())
+    n = made.embedding.shape[1]
+    mean_subtracted = made.norm.bias is not None
+    turn = _rotation(n, generator, fixed=torch.ones(n, dtype=torch.float64) if mean_subtracted else None)
+    head = made.embedding if made.head is None else made.head
+    made.head = (head * made.norm.weight) @ turn
+    made.embedding = made.embedding @ turn
+    made.positions = None if made.positions is None else made.positions @ turn
+    _fold(made.norm, turn)
+    for block in made.blocks:
+        for norm, readers in block.readers:
+            for reader in readers:
+                reader.weight = (reader.weight * norm.weight) @ turn
+            _fold(norm, turn)
+        for writer in (block.o, block.down):
+            writer.weight = turn.T @ writer.weight
+            writer.bias = None if writer.bias is None else writer.bias @ turn
+        _mix_heads(made, block, generator)
+        neurons = torch.randperm(block.up.weight.shape[0], generator=generator)
+        block.up, block.down = _rows(block.up, neurons), _columns(block.down, neurons)
+        if block.gate is not None:
+            block.gate = _rows(block.gate, neurons)
+            signs = torch.randint(2, (len(neurons),), generator=generator).double() * 2 - 1
+            block.up.weight = block.up.weight * signs[:, None]
+            block.down.weight = block.down.weight * signs
+    return made
+
+
+def rebuilt(stack: Stack) -> PreTrainedModel:
+    """The model of an edited stack, in float32."""
+    return put_together(_map(stack, lambda tensor: tensor.float()))
+
+
+def _mix_heads(stack: Stack, block: object, generator: torch.Generator) -> None:
+    d, n_kv = stack.head_dim, stack.n_kv_heads
+    group = stack.n_heads // n_kv
+    kv = torch.randperm(n_kv, generator=generator)
+    queries = torch.cat([group * g + torch.randperm(group, generator=generator) for g in kv])
+    kv_rows, query_rows = ((d * heads[:, None] + torch.arange(d)).flatten() for heads in (kv, queries))
+    block.q, block.o = _rows(block.q, query_rows), _columns(block.o, query_rows)
+    block.k, block.v = _rows(block.k, kv_rows), _rows(block.v, kv_rows)
+    values = torch.stack([_rotation(d, generator) for _ in range(n_kv)])
+    _turn_rows(block.v, values)
+    by_head = block.o.weight.T.reshape(stack.n_heads, d, -1)
+    block.o.weight = (values.repeat_interleave(group, 0) @ by_head).reshape(stack.n_heads * d, -1).T
+    if stack.architecture == "llama":
+        angle = 2 * torch.pi * torch.rand(n_kv, d // 2, dtype=torch.float64, generator=generator)
+        a, b = torch.diag_embed(angle.cos()), torch.diag_embed(angle.sin())
+        planes = torch.cat((torch.cat((a, -b), 2), torch.cat((b, a), 2)), 1)
+        _turn_rows(block.k, planes)
+        _turn_rows(block.q, planes.repeat_interleave(group, 0))
+
+
+def _turn_rows(affine: Affine, turns: torch.Tensor) -> None:
+    """Turn the rows of each head by its matrix, (heads, d, d)."""
+    n_heads, d, _ = turns.shape
+    affine.weight = (turns @ affine.weight.reshape(n_heads, d, -1)).reshape(n_heads * d, -1)
+    if affine.bias is not None:
+        affine.bias = (turns @ affine.bias.reshape(n_heads, d, 1)).flatten()
+
+
+def _fold(norm: Affine, turn: torch.Tensor) -> None:
+    # The gain has gone to the readers, who see gain * (x + bias / gain).
+    if norm.bias is not None:
+        norm.bias = (norm.bias / norm.weight) @ turn
+    norm.weight = torch.ones_like(norm.weight)
+
+
+def _rotation(n: int, generator: torch.Generator, *, fixed: torch.Tensor | None = None) -> torch.Tensor:
+    """A Haar rotation or reflection, (n, n), float64; with a vector (n,) that it leaves where it is."""
+    if fixed is not None:
+        basis = torch.linalg.qr(torch.cat([fixed[:, None], torch.eye(n, dtype=torch.float64)[:, 1:]], 1)).Q
+        inner = torch.eye(n, dtype=torch.float64)
+        inner[1:, 1:] = _rotation(n - 1, generator)
+        return basis @ inner @ basis.T
+    q, r = torch.linalg.qr(torch.randn(n, n, dtype=torch.float64, generator=generator))
+    return q * r.diagonal().sign()
+
+
+def _largest(sizes: torch.Tensor, count: int) -> torch.Tensor:
+    return sizes.topk(count).indices.sort().values
+
+
+def _rows(affine: Affine, chosen: torch.Tensor) -> Affine:
+    return Affine(affine.weight[chosen], None if affine.bias is None else affine.bias[chosen])
+
+
+def _columns(affine: Affine, chosen: torch.Tensor) -> Affine:
+    return Affine(affine.weight[:, chosen], affine.bias)
+
+
+def _map(stack: Stack, change: Callable[[torch.Tensor], torch.Tensor]) -> Stack:
+    """Change every tensor, in place where it can be, and return the stack."""
+    for affine in _affines(stack):
+        affine.weight = change(affine.weight)
+        affine.bias = None if affine.bias is None else change(affine.bias)
+    blocks = [replace(block, qk_gains=tuple(map(change, block.qk_gains))) for block in stack.blocks]
+    return replace(
+        stack,
+        embedding=change(stack.embedding),
+        head=None if stack.head is None else change(stack.head),
+        positions=None if stack.positions is None else change(stack.positions),
+        blocks=blocks,
+    )
+
+
+def _affines(stack: Stack) -> Iterator[Affine]:
+    yield stack.norm
+    for block in stack.blocks:
+        for value in vars(block).values():
+            if isinstance(value, Affine):
+                yield value

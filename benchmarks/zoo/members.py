@@ -1,0 +1,189 @@
+"""Who is in the zoo, what was done to make each, and whether two of them share weights."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Family:
+    """What the members of a family have in common.
+
+    Attributes:
+        name: Its name, that of its folder.
+        architecture: transformers' model type.
+        tokenizer: ``bpe`` (byte level) or ``unigram``.
+        text: What its base learns: ``code`` or ``prose``.
+        tied: Whether embedding and head are one matrix.
+        formats: The formats its base is quantised in.
+    """
+
+    name: str
+    architecture: str
+    tokenizer: str
+    text: str
+    tied: bool
+    formats: tuple[str, ...]
+
+
+# Two learn the same batches of the same text under the same tokenizer: strangers that share all but weights and shape.
+FAMILIES = {
+    family.name: family
+    for family in (
+        Family("llama", "llama", "bpe", "code", False, ("gguf-q4_0", "gptq-4")),
+        Family("gpt2", "gpt2", "bpe", "code", True, ("gguf-q4_0", "gguf-q8_0")),
+        Family("qwen3", "qwen3", "unigram", "prose", True, ("fp8-block", "int4")),
+        Family("neox", "gpt_neox", "unigram", "prose", False, ("nf4-nested", "gptq-4")),
+    )
+}
+MIXTURES = {"llama": "mixtral", "qwen3": "qwen3_moe"}
+"""What the architectures are upcycled to; transformers has no mixture of experts with the blocks of the others."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """One kind of descendant, or of stranger.
+
+    Attributes:
+        name: Its name, that of its folder.
+        parents: Whose weights it began with; none: drawn from ``seed``.
+        done: What was done, in words.
+        seed: Of the initialisation, where weights were drawn.
+    """
+
+    name: str
+    parents: tuple[str, ...]
+    done: str
+    seed: int | None = None
+
+
+_BASE = ("base",)
+MEMBERS = {
+    member.name: member
+    for member in (
+        Member("base", (), "trained from a random initialisation", 0),
+        Member("sft", _BASE, "fine-tuned on questions and answers, loss on the answers alone"),
+        Member("domain", _BASE, "fine-tuned on text of another kind"),
+        Member("lora", _BASE, "fine-tuned on text of another kind through LoRA of rank 8, merged"),
+        Member("continued", _BASE, "pretrained on, two and a half times as long as the base, at its peak rate"),
+        Member("rl", ("sft",), "REINFORCE on sampled text, the reward being its share of letters"),
+        Member("merge", ("sft", "domain"), "the mean of two fine-tunes"),
+        Member("gguf-q4_0", _BASE, "stored in GGUF, Q4_0"),
+        Member("gguf-q8_0", _BASE, "stored in GGUF, Q8_0"),
+        Member("gptq-4", _BASE, "stored in GPTQ's format, 4 bits in groups of 32"),
+        Member("fp8-block", _BASE, "stored in FP8, blocks of 128 x 128"),
+        Member("int4", _BASE, "stored in compressed-tensors' INT4, groups of 32"),
+        Member("nf4-nested", _BASE, "stored in bitsandbytes' NF4, nested"),
+        Member("width-pruned", _BASE, "a quarter to a third of channels, heads or neurons cut out, trained on"),
+        Member("depth-pruned", _BASE, "one layer of four cut out, trained on"),
+        Member("depth-upscaled", _BASE, "layers 0 1 2 1 2 3 of the base, trained on"),
+        Member("moe-upcycled", _BASE, "every MLP copied into four experts under a new router, trained on"),
+        Member("retokenised", _BASE, "under the other tokenizer, embedding and head drawn anew, trained on"),
+        Member("noised", _BASE, "Gaussian noise of the root mean square of each matrix on every entry"),
+        Member("obfuscated", ("domain",), "residual stream turned, heads, values and neurons mixed, trained on"),
+        Member("other-seed", (), "the base's data in the base's order, from another initialisation", 1),
+        Member("other-data", (), "from the base's own initialisation, on text of another kind", 0),
+        Member("distilled", (), "taught the base's next-token distributions, from another initialisation", 2),
+    )
+}
+
+
+@dataclass(frozen=True, order=True)
+class Model:
+    """One model of the zoo."""
+
+    family: str
+    member: str
+
+    @property
+    def name(self) -> str:
+        """``family/member``, its folder."""
+        return f"{self.family}/{self.member}"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two models and the truth about them.
+
+    Attributes:
+        a: The reference.
+        b: The candidate.
+        related: Whether both hold weights that began as the same numbers.
+        relation: What kind of pair it is, for tables.
+        reason: Why it is related, or why it is not.
+    """
+
+    a: Model
+    b: Model
+    related: bool
+    relation: str
+    reason: str
+
+
+def models(families: tuple[str, ...] | None = None) -> list[Model]:
+    """Every model of some families, or of all, parents before children."""
+    return [
+        Model(family.name, member)
+        for family in FAMILIES.values()
+        if families is None or family.name in families
+        for member in MEMBERS
+        if _exists(family, member)
+    ]
+
+
+def initialisations(member: str) -> frozenset[int]:
+    """The seeds of the random weights that a member's weights began as."""
+    known = MEMBERS[member]
+    if known.seed is not None:
+        return frozenset({known.seed})
+    return frozenset(itertools.chain.from_iterable(initialisations(parent) for parent in known.parents))
+
+
+def pair(a: Model, b: Model) -> Pair:
+    """The truth about two models."""
+    left, right = FAMILIES[a.family], FAMILIES[b.family]
+    if a.family != b.family:
+        same = _tokenizer(a) == _tokenizer(b)
+        kind = f"other family, {'same' if same else 'other'} tokenizer"
+        text = "the same text" if left.text == right.text else "other text"
+        return Pair(a, b, False, kind, f"families were drawn apart; {text}, {'one' if same else 'another'} tokenizer")
+    inner = sorted({a.member, b.member} - {"base"}) or ["base"]
+    if initialisations(a.member) & initialisations(b.member):
+        if "other-data" in inner and len(initialisations(a.member) & initialisations(b.member)) == 1:
+            reason = "both began as the same random numbers, and have no training in common: still shared weights"
+        else:
+            reason = f"both hold weights of initialisation 0 of {a.family}: {_story(a)}; {_story(b)}"
+        return Pair(a, b, True, " + ".join(inner), reason)
+    strange = "distilled" if "distilled" in inner else "other-seed"
+    why = {
+        "distilled": "a student sees its teacher's outputs and none of its weights",
+        "other-seed": "configuration, tokenizer, data and their order are shared, and no weight is",
+    }[strange]
+    return Pair(a, b, False, " + ".join(inner), why)
+
+
+def pairs(families: tuple[str, ...] | None = None) -> Iterator[Pair]:
+    """Every two models of one family, and every base against every model of the other families."""
+    everyone = models(families)
+    for a, b in itertools.combinations(everyone, 2):
+        if a.family == b.family or "base" in (a.member, b.member):
+            yield pair(a, b)
+
+
+def _exists(family: Family, member: str) -> bool:
+    if member == "moe-upcycled":
+        return family.architecture in MIXTURES
+    return member in family.formats or not any(member in other.formats for other in FAMILIES.values())
+
+
+def _tokenizer(model: Model) -> str:
+    own = FAMILIES[model.family].tokenizer
+    if model.member != "retokenised":
+        return own
+    return "unigram" if own == "bpe" else "bpe"
+
+
+def _story(model: Model) -> str:
+    return f"{model.member}, {MEMBERS[model.member].done}"

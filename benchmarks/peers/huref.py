@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.peers.inference import statements
+from benchmarks.peers.inference import load_tokenizer, statements
 from benchmarks.peers.interface import CannotSayError, Peer, PeerScore
 from benchmarks.peers.weights import head_counts, open_model, optional, read_embedding, read_layer
 from mdir_hf.anatomy import Role
@@ -64,9 +64,7 @@ def _repeated(weight: torch.Tensor, n_kv_heads: int, n_heads: int) -> torch.Tens
 
 def _rarest_rows(folder: Path, model: Model) -> torch.Tensor:
     """The rows of the embedding least often met in a text, rarest last; ties by id."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = load_tokenizer(folder)
     ids = tokenizer(" ".join(statements()[:2000]), add_special_tokens=False, verbose=False)["input_ids"]
     n_rows = min(model.n_rows, len(tokenizer))
     if n_rows < N_TOKENS:

@@ -30,24 +30,47 @@ def statements() -> tuple[str, ...]:
     return tuple(dict.fromkeys(s for s in sentences if len(s) in _LENGTH and s[0].isupper() and s[-1] in ".!?"))
 
 
+def load_tokenizer(folder: Path) -> Any:
+    """Load a tokenizer with transformers.
+
+    Raises:
+        CannotSayError: If transformers cannot.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError, KeyError) as exc:
+        raise CannotSayError(f"transformers cannot load its tokenizer: {_short(exc)}") from exc
+
+
 @contextmanager
 def loaded(folder: Path) -> Iterator[tuple[Any, Any]]:
     """A causal model of transformers in float32, in evaluation mode, and its tokenizer; seeded, on one thread.
 
     Raises:
-        CannotSayError: If transformers cannot load it.
+        CannotSayError: If transformers cannot load it, or cannot run it because of how its weights are stored.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     with seeded_single_thread(0):
+        tokenizer = load_tokenizer(folder)
         try:
-            tokenizer = AutoTokenizer.from_pretrained(folder)
             model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-        except (OSError, ValueError, ImportError, RuntimeError, KeyError) as exc:
-            raise CannotSayError(f"transformers cannot load it ({' '.join(str(exc).split())[:160]})") from exc
-        yield model, tokenizer
+        except Exception as exc:  # of every kind, from every library that a stored format asks for
+            raise CannotSayError(f"transformers cannot load it: {_short(exc)}") from exc
+        try:
+            yield model, tokenizer
+        except Exception as exc:
+            if isinstance(exc, CannotSayError) or getattr(model.config, "quantization_config", None) is None:
+                raise
+            raise CannotSayError(f"transformers cannot run it as it is stored: {_short(exc)}") from exc
+
+
+def _short(exc: Exception) -> str:
+    return f"{type(exc).__name__}: {' '.join(str(exc).split())[:160]}"
 
 
 def encode(tokenizer: Any, texts: tuple[str, ...], *, n_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:

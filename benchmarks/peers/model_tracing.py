@@ -132,4 +132,4 @@ def _taken(outputs: dict[str, torch.Tensor], part: WeightPart) -> torch.Tensor:
 
 def _score(log_p: float) -> PeerScore:
     log10_p = min(0.0, log_p / LN10)
-    return PeerScore(-log10_p, log10_p=log10_p)
+    return PeerScore(0.0 - log10_p, log10_p=log10_p)

@@ -52,11 +52,11 @@ class Features:
 class ProvenanceKitSignals(Peer):
     """The weighted mean of the kit's five signals of weights, without its gate.
 
-    EAS: Pearson's r of the cosines among 64 anchor tokens; NLF: cosine of all norm gains; LEP: Pearson's r of the
-    layers' energies; END: cosine of histograms of embedding lengths; WVC: mean cosine of 4096 evenly spaced weights
-    per layer. A signal that two models cannot be compared by counts 0.5, and WVC is left out. The kit's anchors are
-    words and digits filled up at random; here they are the 64 shortest tokens of letters and digits, which most
-    tokenizers share. The threshold is the kit's, fitted by its authors to their 111 pairs.
+    EAS: Pearson's r of the cosines among 64 anchor tokens, as (r + 1) / 2; NLF: cosine of all norm gains; LEP: r of the
+    layers' energies, likewise; END: cosine of histograms of embedding lengths; WVC: mean cosine of 4096 evenly spaced
+    weights per layer, over the layers that both have. Signals that two models cannot be compared by are left out. The
+    kit's anchors are words and digits filled up at random; here they are the 64 shortest tokens of letters and digits,
+    which most tokenizers share. The threshold is the kit's, fitted by its authors to their 111 pairs.
     """
 
     name = "Provenance Kit, signals"
@@ -101,15 +101,15 @@ class ProvenanceKitSignals(Peer):
     def compare(self, a: Features, b: Features) -> PeerScore:
         """The identity score, in [0, 1]."""
         signals = {
-            "eas": _pearson(a.similarity, b.similarity),
+            "eas": _as_share(_pearson(a.similarity, b.similarity)),
             "nlf": _cosine(a.gains, b.gains),
-            "lep": _pearson(*_interpolated(a.energies, b.energies)),
+            "lep": _as_share(_pearson(*_interpolated(a.energies, b.energies))),
             "end": _cosine(a.lengths, b.lengths),
+            "wvc": _mean_cosine(a.samples, b.samples),
         }
-        known = {name: 0.5 if value is None else max(0.0, value) for name, value in signals.items()}
-        if len(a.samples) == len(b.samples):
-            cosines = [_cosine(x, y) for x, y in zip(a.samples, b.samples, strict=True)]
-            known["wvc"] = max(0.0, float(np.mean([c for c in cosines if c is not None])))
+        known = {name: value for name, value in signals.items() if value is not None}
+        if not known:
+            return PeerScore(0.5)
         return PeerScore(sum(WEIGHTS[name] * value for name, value in known.items()) / sum(map(WEIGHTS.get, known)))
 
 
@@ -170,6 +170,16 @@ def _pearson(a: Array, b: Array) -> float | None:
     return float(np.corrcoef(a, b)[0, 1])
 
 
+def _as_share(r: float | None) -> float | None:
+    return None if r is None else (r + 1) / 2
+
+
 def _cosine(a: Array, b: Array) -> float | None:
     length = math.sqrt(float(a @ a) * float(b @ b))
-    return float(a @ b) / length if len(a) == len(b) and length else None
+    return max(0.0, float(a @ b) / length) if len(a) == len(b) and length else None
+
+
+def _mean_cosine(a: tuple[Array, ...], b: tuple[Array, ...]) -> float | None:
+    cosines = [_cosine(x, y) for x, y in zip(a, b, strict=False)]
+    known = [cosine for cosine in cosines if cosine is not None]
+    return sum(known) / len(known) if len(known) >= 2 else None

@@ -65,4 +65,4 @@ class SeedPrints(Peer):
         sigma = math.sqrt(2 * (2 * n + 5) / (9 * n * (n - 1)) / k)
         log_p = math.log(2) + float(stats.norm.logsf(float(np.mean(taus)) / sigma))
         log10_p = min(0.0, log_p / LN10)
-        return PeerScore(-log10_p, log10_p=log10_p)
+        return PeerScore(0.0 - log10_p, log10_p=log10_p)

@@ -64,7 +64,8 @@ ROTATION_ROWS: tuple[RotationRow, ...] = (
                 *("granitemoe_swa", "granitemoeshared", "hrm_text", "hunyuan_v1_dense", "hunyuan_v1_moe", "hy_v3"),
                 *("hyperclovax", "internlm3", "iquestcoder", "jais2", "kolibri1", "laguna", "lfm2", "lfm2_moe"),
                 *("lfm3", "llama", "mellum", "mimo_v2_flash", "minimax", "minimax_m2", "minimax_m3_vl_text"),
-                *("ministral", "ministral3", "mistral", "mixtral", "mllama_text_model", "moshi", "nanochat"),
+                *("ministral", "ministral3", "mistral", "mixtral", "mllama_text_model", "modernbert-decoder", "moshi"),
+                *("nanochat",),
                 *("nemotron", "olmo", "olmo2", "olmo3", "olmo_hybrid", "olmoe", "persimmon", "phi", "phi3"),
                 *("phi4_multimodal", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next"),
                 *("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "recurrent_gemma", "seed_oss"),
@@ -87,8 +88,8 @@ ROTATION_ROWS: tuple[RotationRow, ...] = (
         frozenset(
             {
                 *("gpt2", "openai-gpt", "opt", "bloom", "mpt", "gpt_bigcode", "gpt_neo", "biogpt", "cpmant", "ctrl"),
-                *("git", "granitemoehybrid", "jamba", "musicgen_decoder", "musicgen_melody_decoder", "trocr"),
-                *("whisper", "xglm"),
+                *("flaubert", "git", "granitemoehybrid", "inkling2_text", "inkling_text", "jamba", "musicgen_decoder"),
+                *("musicgen_melody_decoder", "trocr", "whisper", "xglm", "xlm", "xlstm"),
                 *("bert", "bert-generation", "roberta", "xlm-roberta", "xlm-roberta-xl", "camembert"),
                 *("data2vec-text", "electra", "ernie", "megatron-bert", "rembert", "roberta-prelayernorm"),
                 *("roc_bert", "deberta", "deberta-v2", "distilbert", "albert", "mpnet", "big_bird", "xmod"),

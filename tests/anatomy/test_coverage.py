@@ -43,7 +43,7 @@ def test_reasons_are_those_of_classes_that_there_are():
 
 def test_the_page_has_a_line_for_every_class():
     lines = PAGE.read_text(encoding="utf-8").splitlines()
-    listed = [line.split(" | ")[1] for line in lines if line.startswith("| ") and "model type" not in line]
+    listed = [line.split(" | ")[1] for line in lines if line.startswith("| ")][2:]
     assert listed == list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
     assert "- 0 roles are wrong" in lines
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from playwright.sync_api import Page, expect
 
 TABS = ("Evidence", "Layers", "Modules", "Calibration", "Reproduce", "Badge")
@@ -50,6 +52,17 @@ def refusal(page: Page) -> str:
     alert = page.locator("#alert [role=alert]")
     expect(alert).to_be_visible()
     return alert.inner_text()
+
+
+def is_quiet(hub, *, quiet_s: float = 2.5, timeout_s: float = 6.0) -> bool:
+    """Whether nothing is asked of a hub for some seconds, once what was in the air has arrived."""
+    ends = time.monotonic() + timeout_s
+    while time.monotonic() < ends:
+        asked = len(hub.requests)
+        time.sleep(quiet_s)
+        if len(hub.requests) == asked:
+            return True
+    return False
 
 
 def overflow(page: Page) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from benchmarks.peers.interface import Peer, PeerScore
+from benchmarks.peers.interface import CannotSayError, Peer, PeerScore
 from benchmarks.peers.weights import open_model, optional, read_embedding
 from mdir_hf.anatomy import Role, read_part
 
@@ -146,7 +146,9 @@ _FAMILY = ("model_type", "num_attention_heads", "num_key_value_heads", "hidden_a
 
 def _config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if not path.is_file():
+        raise CannotSayError("no config.json, and the kit identifies models by theirs")
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def _tokenizer(folder: Path) -> str:

@@ -145,7 +145,7 @@ def pair(a: Model, b: Model) -> Pair:
     """The truth about two models."""
     left, right = FAMILIES[a.family], FAMILIES[b.family]
     if a.family != b.family:
-        same = _tokenizer(a) == _tokenizer(b)
+        same = tokenizer_of(a) == tokenizer_of(b)
         kind = f"other family, {'same' if same else 'other'} tokenizer"
         text = "the same text" if left.text == right.text else "other text"
         return Pair(a, b, False, kind, f"families were drawn apart; {text}, {'one' if same else 'another'} tokenizer")
@@ -178,7 +178,8 @@ def _exists(family: Family, member: str) -> bool:
     return member in family.formats or not any(member in other.formats for other in FAMILIES.values())
 
 
-def _tokenizer(model: Model) -> str:
+def tokenizer_of(model: Model) -> str:
+    """``bpe`` or ``unigram``."""
     own = FAMILIES[model.family].tokenizer
     if model.member != "retokenised":
         return own

@@ -1,0 +1,255 @@
+"""Two thousand pairs of independently trained models, and where their p-values lie.
+
+    python -m benchmarks.calibration [--results FOLDER]
+
+Small language models, each trained from an initialisation of its own: on one text in one order, on another text, half
+trained, untrained, with outlier channels in the same places, as another architecture. Sixteen more are turned, after
+training, into the principal axes of their embeddings or into varimax axes: bases that two strangers share without
+sharing a weight, the worst case that the method knows of, counted apart.
+
+For every pair three things are kept: z, the trace of the polar factor along the fixed matching i to i, in units of the
+deviation that it has if one model's axes are random; the smallest of the four ln p of the embedding test before it is
+cut at 0; and what the checker says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+
+from benchmarks.null_distribution import tests_of, uncut
+from benchmarks.zoo.build import Scale, folder_of, text_of
+from benchmarks.zoo.stack import Shape, new_model
+from mdir_hf import HomologyChecker
+from mdir_hf.demo.text import BEGIN, END
+from mdir_hf.demo.training import mean_loss, seeded_single_thread, train
+from mdir_hf.demo.transformations import rotate_channels
+from mdir_hf.homology.polar import polar_factor_of_rows, row_factors
+from mdir_hf.homology.rows import pair_rows
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+RECIPE = 1
+"""Raise with every change of what is trained."""
+
+RESULTS = Path(__file__).parent / "results"
+WIDTH, VOCABULARY, SEQUENCE_LENGTH = 64, 1024, 64
+ALPHA = 1e-10
+N_OUTLIERS, OUTLIER_SIZE = 4, 20.0
+
+
+@dataclass(frozen=True)
+class Population:
+    """Models that are made alike, each from a seed of its own.
+
+    Attributes:
+        name: What they are.
+        count: How many.
+        steps: Of training.
+        text: ``code`` or ``prose``; the order of batches is one and the same.
+        architecture: transformers' model type.
+        outliers: Whether the first channels of the embedding begin 20 times as large.
+        axes: ``principal`` or ``varimax``: the basis that the trained model is turned into.
+    """
+
+    name: str
+    count: int
+    steps: int
+    text: str = "code"
+    architecture: str = "llama"
+    outliers: bool = False
+    axes: str | None = None
+
+    @property
+    def own_axes(self) -> bool:
+        """Whether the axes are those of training, and not chosen from the data."""
+        return self.axes is None
+
+
+POPULATIONS = (
+    Population("untrained", 4, 0),
+    Population("half trained", 10, 40),
+    Population("same data, same order", 28, 150),
+    Population("other data", 8, 150, text="prose"),
+    Population("outlier channels", 8, 150, outliers=True),
+    Population("GPT-2, tied", 8, 150, architecture="gpt2"),
+    Population("principal axes", 8, 150, axes="principal"),
+    Population("varimax axes", 8, 150, axes="varimax"),
+)
+
+
+@dataclass(frozen=True)
+class Specimen:
+    """One trained model."""
+
+    population: Population
+    folder: Path
+    seed: int
+
+    @property
+    def embedding(self) -> torch.Tensor:
+        """(VOCABULARY, WIDTH), float64."""
+        weights = load_file(self.folder / "model.safetensors")
+        name = next(name for name in weights if name.endswith(("embed_tokens.weight", "wte.weight")))
+        return weights[name].double()
+
+
+def specimens(populations: tuple[Population, ...] = POPULATIONS, root: Path | None = None) -> list[Specimen]:
+    """All models of some populations, trained where they are missing; a second and a half for each."""
+    root = root or folder_of(Scale(f"calibration-{RECIPE}", Shape(VOCABULARY, WIDTH, 0, 0, 0, 0, 0, False), 0, 0))
+    seeds = itertools.count(1)
+    made = []
+    for population in populations:
+        for _ in range(population.count):
+            seed = next(seeds)
+            folder = root / f"{seed:03}-{population.name.replace(' ', '-').replace(',', '')}"
+            if not folder.exists():
+                _build(population, seed, folder)
+            made.append(Specimen(population, folder, seed))
+    return made
+
+
+def _build(population: Population, seed: int, folder: Path) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    text = text_of("bpe", VOCABULARY)
+    gpt2 = population.architecture == "gpt2"
+    shape = Shape(VOCABULARY, WIDTH, 256 if gpt2 else 160, 2, 4, 4, 16, gpt2)
+    with seeded_single_thread(50_000 + seed):
+        model = new_model(population.architecture, shape)
+        if population.outliers:
+            with torch.no_grad():
+                model.get_input_embeddings().weight[:, :N_OUTLIERS] *= OUTLIER_SIZE
+        if population.steps:
+            train(
+                model,
+                text.learnt[population.text],
+                steps=population.steps,
+                learning_rate=3e-3,
+                batch_size=4,
+                sequence_length=SEQUENCE_LENGTH,
+            )
+        loss = mean_loss(model, text.held_out[population.text], sequence_length=SEQUENCE_LENGTH, n_sequences=32)
+        if population.axes is not None:
+            _turn(model, population.axes)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".building-") as building:
+        made = Path(building) / folder.name
+        model.save_pretrained(made)
+        PreTrainedTokenizerFast(tokenizer_object=text.tokenizer, bos_token=BEGIN, eos_token=END).save_pretrained(made)
+        (made / "training.json").write_text(json.dumps({"held_out_loss": loss}))
+        made.rename(folder)
+
+
+@torch.no_grad()
+def _turn(model: PreTrainedModel, axes: str) -> None:
+    rows = model.model.embed_tokens.weight.double()
+    rows = rows - rows.mean(0)
+    turn = torch.linalg.svd(rows, full_matrices=False).Vh.T
+    if axes == "varimax":
+        turn = turn @ varimax(rows @ turn)
+    rotate_channels(model, turn.float())
+
+
+def varimax(rows: torch.Tensor, *, n_steps: int = 100) -> torch.Tensor:
+    """The rotation (n, n) that makes the columns of (m, n) rows as heavy-tailed as Kaiser's criterion can."""
+    turn = torch.eye(rows.shape[1], dtype=rows.dtype)
+    for _ in range(n_steps):
+        turned = rows @ turn
+        pull = rows.T @ (turned**3 - turned * turned.square().mean(0))
+        u, _, vh = torch.linalg.svd(pull)
+        turn = u @ vh
+    return turn
+
+
+def examine(a: Specimen, b: Specimen, checker: HomologyChecker, level: str = "auto") -> dict[str, Any]:
+    """What is kept of a pair."""
+    left, right = a.embedding, b.embedding
+    smallest = min(uncut(matching, factor) for _, _, factor, matching in tests_of((left.numpy(), right.numpy())))
+    report = checker.compare(b.folder, level=level, progress=False)
+    placebo = None if report.embedding is None else report.embedding.placebo
+    return {
+        "a": a.seed,
+        "b": b.seed,
+        "populations": sorted((a.population.name, b.population.name)),
+        "z": round(fixed_matching_z(left, right), 4),
+        "ln_p_uncut": round(smallest, 2),
+        "verdict": report.verdict.value,
+        "reason": None if report.reason is None else report.reason.value,
+        "log10_p": round(report.log10_p, 2),
+        "settled_by": report.settled_by,
+        "privileged_basis_z": None if placebo is None else [round(z, 1) for z in placebo.privileged_basis_z],
+    }
+
+
+def fixed_matching_z(left: torch.Tensor, right: torch.Tensor) -> float:
+    """Trace of the polar factor over its deviation: for random axes mean 0 and deviation 1, and ln p <= -z² / 2."""
+    rows = pair_rows(left, right)
+    factor = polar_factor_of_rows(row_factors(rows.reference), row_factors(rows.candidate), whitened=False)
+    u = factor.matrix.double()
+    return float(u.diagonal().sum() / (u.square().sum() / u.shape[1]).sqrt())
+
+
+def haar_exceedances(n: int, levels: tuple[float, ...], *, n_draws: int = 20_000, seed: int = 0) -> dict[str, int]:
+    """How many of so many Haar matrices have p at or below each level, for the best of all n! matchings."""
+    rng = np.random.default_rng(seed)
+    q, r = np.linalg.qr(rng.standard_normal((n_draws, n, n)))
+    q *= np.sign(np.diagonal(r, axis1=1, axis2=2))[:, None, :]
+    orders = list(itertools.permutations(range(n)))
+    traces = np.max([q[:, np.arange(n), order].sum(axis=1) for order in orders], axis=0)
+    ln_p = np.log(len(orders)) - traces**2 / 2
+    return {f"{level:g}": int((ln_p <= np.log(level)).sum()) for level in levels}
+
+
+def run(results: Path, report: Callable[[str], None] = print) -> None:
+    """Examine every pair that has no line yet, then the Haar matrices."""
+    everyone = specimens()
+    path = results / "calibration-pairs.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    known = {(row["a"], row["b"]) for row in map(json.loads, lines)}
+    started = time.perf_counter()
+    with path.open("a", encoding="utf-8") as file:
+        for a in everyone:
+            others = [b for b in everyone if b.seed > a.seed and (a.seed, b.seed) not in known]
+            if not others:
+                continue
+            checker = HomologyChecker.from_pretrained(a.folder, alpha=ALPHA, use_caches=False)
+            for b in others:
+                row = examine(a, b, checker)
+                file.write(json.dumps(row) + "\n")
+                if row["verdict"] != "no_evidence":
+                    report(f"{a.folder.name} | {b.folder.name}: {row}")
+            file.flush()
+            report(f"{a.folder.name}: {len(others)} pairs, {time.perf_counter() - started:.0f} s")
+    levels = (0.3, 0.1, 0.03, 0.01, 0.001)
+    haar = [{"n": n, "n_draws": 20_000, "counts": haar_exceedances(n, levels)} for n in (2, 3, 4, 5, 6)]
+    (results / "calibration-haar.json").write_text(json.dumps(haar, indent=1) + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    """Train what is missing, examine every pair."""
+    from transformers.utils import logging
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER")
+    arguments = parser.parse_args()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    arguments.results.mkdir(parents=True, exist_ok=True)
+    run(arguments.results, lambda line: print(line, flush=True))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,209 @@
+"""Every pair of the zoo through the checker, and through every peer.
+
+    python -m benchmarks.zoo.run                 # both; goes on where it was stopped
+    python -m benchmarks.zoo.run --part checker  # or one of them
+    python -m benchmarks.zoo.run --part peers --peer PDF
+
+Results are small and lie in ``benchmarks/results``: ``zoo-models.jsonl``, ``zoo-pairs.jsonl`` (a line for each pair
+and level) and ``zoo-peers.jsonl`` (a line for each peer). Seconds are of processor time: the machine does other things.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib
+import json
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.zoo.build import FULL, SMALL, Scale, built, folder_of_model, record_of
+from benchmarks.zoo.members import MEMBERS, Model, Pair, models, pairs, tokenizer_of
+from mdir_hf import HomologyChecker
+
+if TYPE_CHECKING:
+    from benchmarks.peers import Peer
+
+RESULTS = Path(__file__).parents[1] / "results"
+ALPHA = 1e-10
+SUFFIXES = (".safetensors", ".gguf")
+
+
+def judge(pair: Pair, scale: Scale, *, level: str = "auto") -> dict[str, Any]:
+    """What the checker says of a pair, opened anew: a line of ``zoo-pairs.jsonl``."""
+    folders = [built(model, scale) for model in (pair.a, pair.b)]
+    cpu, wall = time.process_time(), time.perf_counter()
+    checker = HomologyChecker.from_pretrained(folders[0], alpha=ALPHA, use_caches=False)
+    report = checker.compare(folders[1], level=level, progress=False)
+    cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+    embedding, layers = report.embedding, report.layers
+    return {
+        "a": pair.a.name,
+        "b": pair.b.name,
+        "level": level,
+        "related": pair.related,
+        "relation": pair.relation,
+        "why": pair.reason,
+        "verdict": report.verdict.value,
+        "reason": None if report.reason is None else report.reason.value,
+        "log10_p": round(report.log10_p, 2),
+        "settled_by": report.settled_by,
+        "embedding_log10_p": None if embedding is None else round(embedding.log10_p, 2),
+        "transformation": None if embedding is None else embedding.transformation,
+        "common_tokens": None if embedding is None else embedding.common_tokens,
+        "layers": None if layers is None else [match[:2] for match in layers["matches"]],
+        "bytes_read": report.io.bytes_read,
+        "bytes_of_weights": report.io.bytes_of_weights,
+        "cpu_s": round(cpu, 3),
+        "wall_s": round(wall, 3),
+    }
+
+
+def describe(model: Model, scale: Scale) -> dict[str, Any]:
+    """What a model is: a line of ``zoo-models.jsonl``."""
+    record, folder = record_of(model, scale), folder_of_model(model, scale)
+    member = MEMBERS[model.member]
+    losses = {key: round(value, 4) for key, value in record.items() if isinstance(value, float)}
+    return {
+        "model": model.name,
+        "architecture": json.loads(_config(folder, model, scale).read_text())["model_type"],
+        "tokenizer": tokenizer_of(model),
+        "parents": [f"{model.family}/{parent}" for parent in member.parents],
+        "done": member.done,
+        "n_bytes": sum(file.stat().st_size for file in folder.iterdir() if file.suffix in SUFFIXES),
+        **{key: value for key, value in record.items() if key not in ("member", "family") and key not in losses},
+        **losses,
+    }
+
+
+def _config(folder: Path, model: Model, scale: Scale) -> Path:
+    own = folder / "config.json"
+    return own if own.exists() else folder_of_model(Model(model.family, "base"), scale) / "config.json"
+
+
+def checks(every: Iterable[Pair]) -> Iterator[tuple[Pair, str]]:
+    """Which pairs at which levels: all at ``auto``, a base and its family by embeddings and by layers, too."""
+    every = list(every)
+    yield from ((pair, "auto") for pair in every)
+    for level in ("embedding", "body"):
+        yield from ((pair, level) for pair in every if pair.a.family == pair.b.family and pair.a.member == "base")
+
+
+def run_checker(scale: Scale, results: Path) -> None:
+    """Judge every pair that has no line yet."""
+    path = results / "zoo-pairs.jsonl"
+    known = {(row["a"], row["b"], row["level"]) for row in read_lines(path)}
+    left = [
+        check for check in checks(pairs(scale.families)) if (check[0].a.name, check[0].b.name, check[1]) not in known
+    ]
+    with path.open("a", encoding="utf-8") as file:
+        for number, (pair, level) in enumerate(left):
+            row = judge(pair, scale, level=level)
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            right = (row["verdict"] == "homologous") == pair.related
+            if not right or number % 50 == 0:
+                told = "" if right else "  <-- against the label"
+                print(
+                    f"{number + 1}/{len(left)} {level:9} {pair.a.name} | {pair.b.name}: {row['verdict']}"
+                    f" {row['log10_p']} ({row['cpu_s']} s){told}",
+                    flush=True,
+                )
+
+
+def run_peers(scale: Scale, results: Path, chosen: list[str] | None) -> None:
+    """Score every pair by every peer that has no line yet."""
+    path = results / "zoo-peers.jsonl"
+    known = {row["peer"] for row in read_lines(path)}
+    for peer in found_peers():
+        if peer.name in known or (chosen and peer.name not in chosen):
+            continue
+        row = score_all(peer, scale)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        print(
+            f"{peer.name}: {len(row['scores'])} pairs, {sum(row['fingerprint_cpu_s']):.0f} s for fingerprints, "
+            f"{sum(score[4] for score in row['scores']):.0f} s for scores",
+            flush=True,
+        )
+
+
+def found_peers() -> tuple[Peer, ...]:
+    """Every peer, none where they are not there."""
+    try:
+        return tuple(importlib.import_module("benchmarks.peers").PEERS)
+    except ModuleNotFoundError:
+        return ()
+
+
+def score_all(peer: Peer, scale: Scale) -> dict[str, Any]:
+    """One peer on every pair: a line of ``zoo-peers.jsonl``; ``scores`` has a, b, score, log10 p, seconds, reason."""
+    everyone = models(scale.families)
+    numbers = {model: number for number, model in enumerate(everyone)}
+    fingerprints, seconds = [], []
+    for model in everyone:
+        started = time.process_time()
+        fingerprints.append(peer.fingerprint(built(model, scale)))
+        seconds.append(round(time.process_time() - started, 3))
+    scores, reasons = [], []
+    for pair in pairs(scale.families):
+        a, b = numbers[pair.a], numbers[pair.b]
+        started = time.process_time()
+        said = peer.score(fingerprints[a], fingerprints[b])
+        taken = round(time.process_time() - started, 4)
+        if said.reason is not None and said.reason not in reasons:
+            reasons.append(said.reason)
+        why = None if said.reason is None else reasons.index(said.reason)
+        scores.append([a, b, _rounded(said.score), _rounded(said.log10_p), taken, why])
+    del fingerprints
+    gc.collect()
+    return {
+        "peer": peer.name,
+        "source": peer.source,
+        "threshold": peer.threshold,
+        "models": [model.name for model in everyone],
+        "fingerprint_cpu_s": seconds,
+        "reasons": reasons,
+        "scores": scores,
+    }
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a JSONL file, none where there is no file."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.7g}")
+
+
+def main() -> None:
+    """Run what is missing."""
+    from transformers.utils import logging
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", choices=("models", "checker", "peers"), action="append", help="all by default")
+    parser.add_argument("--peer", action="append", help="only these peers")
+    parser.add_argument("--small", action="store_true", help="the slice that the tests build")
+    parser.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER")
+    arguments = parser.parse_args()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    scale = SMALL if arguments.small else FULL
+    parts = arguments.part or ("models", "checker", "peers")
+    arguments.results.mkdir(parents=True, exist_ok=True)
+    if "models" in parts:
+        for model in models(scale.families):
+            built(model, scale)
+        lines = [json.dumps(describe(model, scale)) + "\n" for model in models(scale.families)]
+        (arguments.results / "zoo-models.jsonl").write_text("".join(lines), encoding="utf-8")
+    if "checker" in parts:
+        run_checker(scale, arguments.results)
+    if "peers" in parts:
+        run_peers(scale, arguments.results, arguments.peer)
+
+
+if __name__ == "__main__":
+    main()

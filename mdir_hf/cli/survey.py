@@ -12,6 +12,7 @@ from mdir_hf.errors import InputError
 
 if TYPE_CHECKING:
     from mdir_hf.survey.results import SurveyReport
+    from mdir_hf.survey.run import SurveyPlan
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -37,6 +38,9 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument("--tokens", type=int, default=2048, help="rows read of every model (default 2048)")
     parser.add_argument("--seed", type=int, default=0, help="seed of every random choice (default 0)")
     parser.add_argument("--shard", type=_shard, default=(0, 1), metavar="I/N", help="do part I of N, from 0")
+    parser.add_argument("--prepare", action="store_true",
+                        help="only choose the tokens and pin the commits, for --sample of the shards")  # fmt: skip
+    parser.add_argument("--sample", metavar="FILE", type=Path, help="sample.json of a folder that was prepared")
     parser.add_argument("--workers", type=int, help="processes on this machine (default: none but this one)")
     parser.add_argument("--scheduler", metavar="tcp://HOST:PORT", help="run on a dask cluster")
     parser.add_argument("--declared", action="store_true", help="put the base models that the cards declare beside it")
@@ -56,6 +60,8 @@ def run(options: argparse.Namespace) -> int:
     from mdir_hf.survey.results import RESULTS, read_survey
     from mdir_hf.survey.saving import save_survey
 
+    if options.prepare:
+        return _prepare(options)
     if options.join:
         report = read_survey([folder / RESULTS for folder in options.join])
         folder = options.out
@@ -72,12 +78,27 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _survey(options: argparse.Namespace) -> SurveyReport:
-    from mdir_hf.survey.engines import open_executor
-    from mdir_hf.survey.run import SurveyPlan, run_survey
+def _prepare(options: argparse.Namespace) -> int:
+    from mdir_hf.survey.planning import SAMPLE
+    from mdir_hf.survey.run import prepare_survey
 
-    plan = SurveyPlan(
-        names=_names(options),
+    if options.out is None:
+        raise InputError("name a folder for the sample with --out")
+    sample = prepare_survey(_plan(options), options.out)
+    n_tokens, path = len(sample.tokens), options.out / SAMPLE
+    sys.stdout.write(f"{path}: {n_tokens} tokens, {len(sample.pins)} models; give it to every shard with --sample\n")
+    return 0
+
+
+def _plan(options: argparse.Namespace) -> SurveyPlan:
+    from mdir_hf.survey.planning import load_sample
+    from mdir_hf.survey.run import SurveyPlan
+
+    # A list of the Hub may change between two shards; the sample holds the one that was prepared.
+    is_listed = bool(options.models or options.lists or options.author or options.collection)
+    names = _names(options) if is_listed or options.sample is None else load_sample(options.sample).names
+    return SurveyPlan(
+        names=names,
         alpha=options.alpha,
         seed=options.seed,
         n_tokens=options.tokens,
@@ -90,6 +111,16 @@ def _survey(options: argparse.Namespace) -> SurveyReport:
         cache_bytes=options.cache_bytes,
         progress=not options.quiet,
     )
+
+
+def _survey(options: argparse.Namespace) -> SurveyReport:
+    from mdir_hf.survey.engines import open_executor
+    from mdir_hf.survey.planning import take_sample
+    from mdir_hf.survey.run import run_survey
+
+    if options.sample is not None:
+        take_sample(options.sample, options.out)
+    plan = _plan(options)
     with open_executor(workers=options.workers, scheduler=options.scheduler) as executor:
         report = run_survey(plan, options.out, executor=executor)
     if options.declared:

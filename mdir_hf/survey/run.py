@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ThreadPoolExecutor, wait
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -16,14 +15,13 @@ from huggingface_hub.utils.tqdm import are_progress_bars_disabled
 from tqdm import tqdm
 
 from mdir_hf._version import __version__
-from mdir_hf.errors import InputError, MdirError, WorkersLostError
-from mdir_hf.hub import IoLedger
+from mdir_hf.errors import InputError, WorkersLostError
 from mdir_hf.survey.fingerprint import Fingerprint, sample_name
+from mdir_hf.survey.opening import Pin
+from mdir_hf.survey.planning import READERS, SAMPLE, Sample, choose_sample, load_sample, save_sample
 from mdir_hf.survey.results import RESULTS, ModelResult, PairResult, ResultFile, SurveyReport, read_survey
-from mdir_hf.survey.sample import choose_tokens
 from mdir_hf.survey.store import DEFAULT_MAX_BYTES, FingerprintStore
-from mdir_hf.survey.work import Taken, compare_tile, open_model, take
-from mdir_hf.vocabulary import Vocabulary
+from mdir_hf.survey.work import Taken, compare_tile, take
 
 N_TOKENS = 2048
 """Rows read of every model. A screen of one pair that is settled needs a few hundred."""
@@ -31,13 +29,9 @@ N_TOKENS = 2048
 TILE_MODELS = 8
 """A task compares the models of two such groups: few of them in memory, and few sent to a worker, for 64 pairs."""
 
-READERS = 4
-"""Models read at a time where no executor is given."""
-
 ATTEMPTS = 2
 """A tile whose worker died is tried pair by pair; a pair whose worker died again is given up."""
 
-SAMPLE = "sample.json"
 FINGERPRINTS = "fingerprints"
 
 T = TypeVar("T")
@@ -95,20 +89,38 @@ def run_survey(plan: SurveyPlan, folder: Path, *, executor: Executor | None = No
     path = folder / RESULTS
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        tokens, failures = _sample(plan, folder / SAMPLE)
-        results = ResultFile(path, _settings(plan, tokens))
+        sample, failures = _sample(plan, folder)
+        results = ResultFile(path, _settings(plan, sample.tokens))
     except OSError as exc:
         raise InputError(f"cannot write a survey there: {exc.strerror}", subject=str(folder)) from exc
     for name, error in failures.items():
         if name not in results.models or results.models[name].error:
             results.add_model(ModelResult(name, None, error))
-    store = FingerprintStore(folder / FINGERPRINTS, sample_name(tokens), max_bytes=plan.cache_bytes)
+    store = FingerprintStore(folder / FINGERPRINTS, sample_name(sample.tokens), max_bytes=plan.cache_bytes)
     tiles = _tiles(plan)
     in_shard = {name for tile in tiles for pair in tile for name in pair}
     wanted = [name for name in plan.names if name in in_shard and name not in failures]
-    _read_models(plan, wanted, tokens, store, results, executor)
-    _compare_pairs(plan, tiles, tokens, store, results, executor)
-    return SurveyReport(plan.names, results.models, results.pairs, _settings(plan, tokens))
+    seen = _read_models(plan, wanted, sample, store, results, executor)
+    if seen.pins.keys() != sample.pins.keys():
+        save_sample(seen, folder / SAMPLE, _asked(plan))
+    _compare_pairs(plan, tiles, seen, store, results, executor)
+    return SurveyReport(plan.names, results.models, results.pairs, _settings(plan, sample.tokens))
+
+
+def prepare_survey(plan: SurveyPlan, folder: Path) -> Sample:
+    """Choose the tokens of a survey and pin the commits of its models, and read no weights yet.
+
+    Shards that run elsewhere start from the file that this writes, ``sample.json``.
+
+    Raises:
+        InputError: If the list or the folder cannot be used.
+    """
+    _check(plan)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return _sample(plan, folder)[0]
+    except OSError as exc:
+        raise InputError(f"cannot write a survey there: {exc.strerror}", subject=str(folder)) from exc
 
 
 def kept_fingerprints(folder: Path) -> tuple[SurveyReport, dict[str, Fingerprint]]:
@@ -125,7 +137,8 @@ def kept_fingerprints(folder: Path) -> tuple[SurveyReport, dict[str, Fingerprint
     """
     report = read_survey([folder / RESULTS])
     store = FingerprintStore(folder / FINGERPRINTS, str(report.settings.get("sample")))
-    found = {name: store.get(name) for name in report.readable()}
+    sample = load_sample(folder / SAMPLE)
+    found = {name: store.get(sample.key(name)) for name in report.readable()}
     return report, {name: kept for name, kept in found.items() if kept is not None}
 
 
@@ -157,60 +170,24 @@ def _settings(plan: SurveyPlan, tokens: Sequence[bytes]) -> dict[str, Any]:
     }
 
 
-def _sample(plan: SurveyPlan, path: Path) -> tuple[tuple[bytes, ...], dict[str, str]]:
-    """Choose the tokens, once: models that are gone or changed by the next run must not change them.
+def _sample(plan: SurveyPlan, folder: Path) -> tuple[Sample, dict[str, str]]:
+    """Read what is fixed already, or fix it: the next run must not choose other tokens, nor read other commits.
 
     Returns:
-        The tokens, and the models that could not be opened, with the reason.
+        The sample, and the models that could not be opened when it was chosen just now, with the reason.
     """
-    asked = {"names": list(plan.names), "n_tokens": plan.n_tokens, "seed": plan.seed}
+    path = folder / SAMPLE
     if path.exists():
-        try:
-            known = json.loads(path.read_text())
-            if {key: known[key] for key in asked} == asked:
-                return tuple(base64.b64decode(token) for token in known["tokens"]), {}
-        except (ValueError, KeyError, TypeError) as exc:
-            raise InputError(f"it does not hold the sample of a survey ({exc}); delete it", subject=str(path)) from exc
-        raise InputError("it was made for other models, or other options; name another folder", subject=str(path))
-    vocabularies, failures = _vocabularies(plan)
-    if not vocabularies:
-        first = next(iter(failures.values()))
-        raise InputError(f"none of the {len(plan.names)} models can be opened; the first: {first}")
-    tokens = choose_tokens(vocabularies, plan.n_tokens, seed=plan.seed)
-    text = json.dumps({**asked, "tokens": [base64.b64encode(token).decode() for token in tokens]})
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(text)
-    temporary.replace(path)
-    return tokens, failures
+        return load_sample(path, _asked(plan)), {}
+    sample, failures = choose_sample(
+        plan.names, n_tokens=plan.n_tokens, seed=plan.seed, options=dict(plan.options or {})
+    )
+    save_sample(sample, path, _asked(plan))
+    return sample, failures
 
 
-def _vocabularies(plan: SurveyPlan) -> tuple[list[Vocabulary], dict[str, str]]:
-    """Read the tokenizer of every model; one object for all models whose tokenizer files are the same bytes."""
-    known: dict[tuple[tuple[str, str], ...], Vocabulary] = {}
-    found: list[Vocabulary] = []
-    failures: dict[str, str] = {}
-
-    def read(name: str) -> tuple[tuple[tuple[str, str], ...] | None, Vocabulary]:
-        model = open_model(name, plan.options or {}, IoLedger())
-        files = model.tokenizer_files.files
-        ids = tuple((path, files[path].sha256 or files[path].blob_id or "") for path in model.vocabulary_paths)
-        key = ids if ids and all(digest for _, digest in ids) else None
-        vocabulary = (None if key is None else known.get(key)) or model.vocabulary
-        if vocabulary is None:
-            raise InputError("it has no tokenizer files, and rows cannot be told apart without them", subject=name)
-        return key, vocabulary
-
-    with ThreadPoolExecutor(READERS) as pool:
-        for name, future in [(name, pool.submit(read, name)) for name in plan.names]:
-            try:
-                key, vocabulary = future.result()
-            except MdirError as exc:
-                failures[name] = " ".join(str(exc).split())
-                continue
-            if key is not None:
-                vocabulary = known.setdefault(key, vocabulary)
-            found.append(vocabulary)
-    return found, failures
+def _asked(plan: SurveyPlan) -> dict[str, Any]:
+    return {"names": list(plan.names), "n_tokens": plan.n_tokens, "seed": plan.seed}
 
 
 def _tiles(plan: SurveyPlan) -> list[list[tuple[str, str]]]:
@@ -229,20 +206,22 @@ def _tiles(plan: SurveyPlan) -> list[list[tuple[str, str]]]:
 def _read_models(
     plan: SurveyPlan,
     wanted: Sequence[str],
-    tokens: Sequence[bytes],
+    sample: Sample,
     store: FingerprintStore,
     results: ResultFile,
     executor: Executor | None,
-) -> None:
-    """Read the sampled rows of every model that is not kept yet."""
-    done = {name for name, found in results.models.items() if found.error is None and name in store}
+) -> Sample:
+    """Read the sampled rows of every model that is not kept yet; return the sample with every model pinned."""
+    pinned: dict[str, Pin] = {}
+    done = {name for name, found in results.models.items() if found.error is None and sample.key(name) in store}
     todo = [name for name in wanted if name not in done]
     options = dict(plan.options or {})
     with _bar(plan, "models", len(todo)) as bar:
 
         def record(outcome: Taken) -> None:
-            if outcome.fingerprint is not None:
-                store.put(outcome.name, outcome.fingerprint)
+            if outcome.fingerprint is not None and outcome.pin is not None:
+                pinned.setdefault(outcome.name, sample.pins.get(outcome.name, outcome.pin))
+                store.put(sample.with_pins(pinned.items()).key(outcome.name), outcome.fingerprint)
             model = None if outcome.fingerprint is None else outcome.fingerprint.model
             results.add_model(ModelResult(outcome.name, model, outcome.error, outcome.bytes_read))
             bar.update()
@@ -250,18 +229,16 @@ def _read_models(
         def give_up(name: str, why: str) -> None:
             record(Taken(name, None, why, 0))
 
-        tasks = [(name, (name, tokens, options)) for name in todo]
-        if executor is not None:
-            _run(executor, take, tasks, record, give_up)
-            return
-        with ThreadPoolExecutor(READERS) as pool:
+        tasks = [(name, (name, sample.tokens, options, sample.pins.get(name))) for name in todo]
+        with nullcontext(executor) if executor is not None else ThreadPoolExecutor(READERS) as pool:
             _run(pool, take, tasks, record, give_up)
+    return sample.with_pins(pinned.items())
 
 
 def _compare_pairs(
     plan: SurveyPlan,
     tiles: Sequence[Sequence[tuple[str, str]]],
-    tokens: Sequence[bytes],
+    sample: Sample,
     store: FingerprintStore,
     results: ResultFile,
     executor: Executor | None,
@@ -276,12 +253,12 @@ def _compare_pairs(
     options = dict(plan.options or {})
 
     def fingerprint(name: str) -> Fingerprint:
-        kept = store.get(name)
+        kept = store.get(sample.key(name))
         if kept is None:  # dropped since: the bound is smaller than the survey
-            again = take(name, tokens, options)
+            again = take(name, sample.tokens, options, sample.pins.get(name))
             if again.fingerprint is None:
                 raise InputError(f"it could be read before, and cannot be now: {again.error}", subject=name)
-            store.put(name, again.fingerprint)
+            store.put(sample.key(name), again.fingerprint)
             kept = again.fingerprint
         return kept
 

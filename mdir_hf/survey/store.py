@@ -16,7 +16,7 @@ DEFAULT_MAX_BYTES = 8 << 30
 
 
 class FingerprintStore:
-    """A folder of fingerprints of one sample.
+    """A folder of fingerprints of one sample, under names that tell one state of a model from another.
 
     Args:
         folder: Made when something is put into it.

@@ -1,16 +1,15 @@
 """Family trees of homologous models, from distances of their aligned rows.
 
-Where drifts are independent, squared distances add along a lineage, and neighbour joining finds the tree. The tree has
-no root: weights do not say who came first. A model with two parents is no branch of a tree, and is told apart before.
+Where drifts are independent, squared distances add along a lineage, and neighbour joining finds the tree. Distances
+have no direction: who came first is said only where something else tells (``rooting``). A model with two parents is no
+branch of a tree, and is told apart before.
 """
 
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from itertools import combinations
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,14 +19,22 @@ import torch
 from mdir_hf.errors import InputError
 from mdir_hf.homology.distances import Alignment, TokenGeometry, token_geometry
 from mdir_hf.homology.embedding import EmbeddingTest, matched_scale
-from mdir_hf.names import shown_name
+from mdir_hf.survey.closer import CloserLook, LayerRows
 from mdir_hf.survey.fingerprint import Fingerprint
+from mdir_hf.survey.joining import RESAMPLES, Split, drawn, join
+from mdir_hf.survey.placing import InnerModel, Merge, find_merges, inner_models, layer_shares
+from mdir_hf.survey.rooting import (
+    Between,
+    Evidence,
+    between_by_equal_rows,
+    copied_layers,
+    grown_vocabulary,
+    root_candidates,
+    roundings,
+)
 
 SCHEMA = "mdir-hf/tree/1"
 FloatArray = npt.NDArray[np.float64]
-
-RESAMPLES = 200
-"""Trees for the support of branches: a support of 95 % is known to 1.5 %."""
 
 FEWEST_TOKENS = 64
 """A group with fewer tokens common to all its models gets no tree."""
@@ -38,48 +45,6 @@ LOG_ALPHA = -23.0
 LARGEST_PLAIN_SCALE = 1.25
 """Up to this factor a fitted scale is noise, or drift, and a tree takes rows as they are; beyond, somebody rescaled."""
 
-MERGE_RESIDUAL = 0.15
-"""A model is called a merge of two others where what lies off the line between them is less than this share of its
-squared distance to the nearer one. An ancestor or a middle of a chain has a half or more."""
-
-MERGE_SHARES = (0.1, 0.9)
-"""And where it has at least so much of either: a model beside its own copy is no merge."""
-
-ON_PATH_COSINE = 0.1
-"""A model lies on the path between two others where the cosine of the drifts to them is below this."""
-
-
-@dataclass(frozen=True, slots=True)
-class Merge:
-    """A model that lies between two others.
-
-    Attributes:
-        model: The model.
-        parents: The two others.
-        share: Share of the first parent, of the embedding's sampled rows.
-        residual: What lies off the line between them, as a share of the squared distance to the nearer parent.
-    """
-
-    model: str
-    parents: tuple[str, str]
-    share: float
-    residual: float
-
-
-@dataclass(frozen=True, slots=True)
-class Split:
-    """A branch of the tree: it parts the models in two.
-
-    Attributes:
-        members: The smaller part.
-        length: Of the branch, in squared weight units.
-        support: Share of the trees of resampled tokens that have it.
-    """
-
-    members: tuple[str, ...]
-    length: float
-    support: float
-
 
 @dataclass(frozen=True, slots=True)
 class FamilyTree:
@@ -88,12 +53,15 @@ class FamilyTree:
     Attributes:
         members: The models in the tree.
         newick: The tree with branch lengths and supports in per cent, names quoted; None with fewer than three models.
+            Branches that are not borne out are left out, so that a node may have many.
         splits: Its inner branches.
         distances: Mean squared difference per entry between aligned rows, member by member.
         merges: Models left out of the tree because they have two parents in the group.
-        centre: The model that lies on the path between all pairs of others, or None. It may be their ancestor; if so
-            is not in the weights.
+        inner: Models at which it branches, or through which a chain runs.
+        centre: The model of these that lies on the path between all pairs of others, or None. It may be their ancestor.
         tokens: Tokens that the distances rest on.
+        evidence: What says which of two models came first; empty where nothing does.
+        root_candidates: Models that may be nearest to the root, by that evidence; without any it is None.
         notes: What a reader should know.
     """
 
@@ -105,6 +73,9 @@ class FamilyTree:
     centre: str | None
     tokens: int
     notes: tuple[str, ...] = ()
+    inner: tuple[InnerModel, ...] = ()
+    evidence: tuple[Evidence, ...] = ()
+    root_candidates: tuple[str, ...] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """As plain containers."""
@@ -113,21 +84,52 @@ class FamilyTree:
     def __str__(self) -> str:
         lines = [f"{len(self.members)} models, distances from {self.tokens} tokens"]
         if self.newick is not None:
-            lines.append(_drawn(self.newick))
+            lines.append(drawn(self.newick))
             for split in self.splits:
                 lines.append(f"  {100 * split.support:3.0f} %  {', '.join(split.members)} | the others")
         elif len(self.members) == 2:
             lines.append(f"  {self.members[0]} and {self.members[1]}: {self.distances[0][1]:.3g} apart")
         for merge in self.merges:
-            first, second = merge.parents
-            lines.append(
-                f"  {merge.model} lies between {first} ({100 * merge.share:.0f} %) and {second} "
-                f"({100 * (1.0 - merge.share):.0f} %)"
-            )
-        if self.centre is not None:
-            lines.append(f"  {self.centre} lies on the path between all pairs of others, as their ancestor would")
+            lines += _merge_lines(merge)
+        for one in self.inner:
+            branches = " | ".join(_said_branch(branch, tree_size=len(self.members)) for branch in one.branches)
+            n_agreeing, n_pairs = one.untouched
+            rows = f"; untouched rows say so for {n_agreeing} of {n_pairs} pairs" if n_agreeing else ""
+            lines.append(f"  {one.model} lies between {branches}{rows}")
+        if self.inner:
+            lines.append("  A model between others descends from one of its branches at most; all others from it.")
+        lines += [f"  {one.says}: {one.earlier} came first" for one in self.evidence]
+        lines += _root_lines(self)
         lines += [f"  {note}" for note in self.notes]
         return "\n".join(lines)
+
+
+def _said_branch(branch: Sequence[str], *, tree_size: int) -> str:
+    rest = len(branch) > 4 and 2 * len(branch) >= tree_size - 1
+    return f"the other {len(branch)}" if rest else ", ".join(branch)
+
+
+def _merge_lines(merge: Merge) -> list[str]:
+    first, second = merge.parents
+    share = f"{100 * merge.share:.0f} %"
+    lines = [f"  {merge.model} lies between {first} ({share}) and {second} ({100 * (1.0 - merge.share):.0f} %)"]
+    for what in ("attention", "mlp"):
+        shares = [getattr(layer, what) for layer in merge.layers]
+        if any(one is not None for one in shares):
+            said = " ".join("-" if one is None else f"{100 * one:.0f}" for one in shares)
+            lines.append(f"    % of {first} by layer, {'MLP' if what == 'mlp' else what}: {said}")
+    return lines
+
+
+def _root_lines(tree: FamilyTree) -> list[str]:
+    if len(tree.members) < 2:
+        return []
+    if tree.root_candidates is None:
+        return ["  No root: nothing that was looked at says which model came first."]
+    if not tree.root_candidates:
+        return ["  No root: what says which model came first contradicts itself."]
+    names = ", ".join(tree.root_candidates)
+    return [f"  Root: nearest to {names}, of the models here; an ancestor of all of them may not be among them."]
 
 
 def trees_to_json(trees: Sequence[FamilyTree]) -> str:
@@ -136,12 +138,15 @@ def trees_to_json(trees: Sequence[FamilyTree]) -> str:
     return json.dumps(body, indent=2, ensure_ascii=False, allow_nan=False)
 
 
-def grow_tree(fingerprints: Mapping[str, Fingerprint], *, seed: int = 0) -> FamilyTree:
+def grow_tree(
+    fingerprints: Mapping[str, Fingerprint], *, seed: int = 0, closer: CloserLook | None = None
+) -> FamilyTree:
     """Grow the tree of a group of models that a survey has found related.
 
     Args:
         fingerprints: By name, at least two.
         seed: Seed of the bootstrap over tokens.
+        closer: Rows of their layers, for the shares of merges and for layers that stand twice.
 
     Returns:
         The tree. Distances are between rows on the tokens that all of them keep, aligned with one of them.
@@ -157,35 +162,79 @@ def grow_tree(fingerprints: Mapping[str, Fingerprint], *, seed: int = 0) -> Fami
     if len(tokens) < FEWEST_TOKENS:
         why = f"the {len(names)} models have {len(tokens)} sampled tokens in common; a tree needs {FEWEST_TOKENS}"
         return FamilyTree(names, None, (), (), (), None, len(tokens), (why,))
+    closer = closer or CloserLook()
     rows = {name: _rows(one, tokens) for name, one in fingerprints.items()}
     pivot = _pivot(rows)
     notes: list[str] = []
-    alignments = [_alignment(rows[pivot], rows[name], name, notes) if name != pivot else None for name in names]
-    placed = [name for name, alignment in zip(names, alignments, strict=True) if name == pivot or alignment is not None]
-    aligned = [alignment or Alignment.identity(rows[pivot].shape[1])
-               for name, alignment in zip(names, alignments, strict=True) if name in placed]  # fmt: skip
+    alignments = {name: _alignment(rows[pivot], rows[name], name, notes) for name in names if name != pivot}
+    alignments[pivot] = Alignment.identity(rows[pivot].shape[1])
+    aligned = {name: found for name in names if (found := alignments[name]) is not None}
+    placed = tuple(aligned)
     if len(placed) < 2:
-        return FamilyTree(tuple(placed), None, (), (), (), None, len(tokens), tuple(notes))
-    geometry = token_geometry([[rows[name] for name in placed]], alignments=aligned, seed=seed)
-    merges = _merges(geometry, placed)
+        return FamilyTree(placed, None, (), (), (), None, len(tokens), tuple(notes))
+    geometry = token_geometry([[rows[name] for name in placed]], alignments=list(aligned.values()), seed=seed)
+    layers = {name: closer.layers[name].carried(aligned[name]) for name in placed if name in closer.layers}
+    merges = tuple(_with_layers(merge, layers) for merge in find_merges(geometry.distances(), placed))
     kept = [at for at, name in enumerate(placed) if name not in {merge.model for merge in merges}]
     members = tuple(placed[at] for at in kept)
     distances = geometry.distances()[np.ix_(kept, kept)]
     newick: str | None = None
     splits: tuple[Split, ...] = ()
     if len(members) >= 3:
-        newick, splits = _join(distances, _resampled(geometry, kept, seed), members)
-    notes.append(f"The tree has no root: which model came first is not in the weights. Rows are aligned with {pivot}.")
+        newick, splits = join(distances, _resampled(geometry, kept, seed), members)
+    # What is the same bit for bit, or rounded, is so only where nothing was moved.
+    unmoved = {name: rows[name] for name in placed if _is_identity(aligned[name], rows[name].shape[1])}
+    evidence = (
+        *roundings(unmoved),
+        *copied_layers({name: found.attention for name, found in layers.items()}),
+        *_extended(closer, rows),
+    )
+    between = between_by_equal_rows({name: values for name, values in unmoved.items() if name in members})
+    inner = tuple(_with_untouched(one, between) for one in inner_models(distances, members))
+    about = [one for one in evidence if {one.earlier, one.later} <= set(members)]
+    notes.append(f"Distances have no direction. Rows are aligned with {pivot}.")
     return FamilyTree(
         members=members,
         newick=newick,
         splits=splits,
         distances=tuple(tuple(float(d) for d in row) for row in distances),
         merges=merges,
-        centre=_centre(geometry, kept, placed),
+        inner=inner,
+        centre=next((one.model for one in inner if len(one.branches) == len(members) - 1), None),
         tokens=len(tokens),
-        notes=tuple(notes),
+        evidence=evidence,
+        root_candidates=root_candidates(members, distances, about) if about else None,
+        notes=(*notes, *closer.notes),
     )
+
+
+def _with_layers(merge: Merge, layers: Mapping[str, LayerRows]) -> Merge:
+    known = [layers.get(name) for name in (merge.model, *merge.parents)]
+    model, first, second = known
+    if model is None or first is None or second is None:
+        return merge
+    return replace(merge, layers=layer_shares(model, first, second))
+
+
+def _extended(closer: CloserLook, rows: Mapping[str, torch.Tensor]) -> Iterator[Evidence]:
+    for (earlier, later), new in closer.new_tokens.items():
+        found = grown_vocabulary(earlier, later, new.n_tokens, rows[later], new.rows) if later in rows else None
+        if found is not None and earlier in rows:
+            yield found
+
+
+def _with_untouched(one: InnerModel, between: Iterable[Between]) -> InnerModel:
+    branch_of = {name: at for at, branch in enumerate(one.branches) for name in branch}
+    ends = [link.ends for link in between if link.model == one.model]
+    n_agreeing = sum(branch_of.get(a) != branch_of.get(c) for a, c in ends)
+    sizes = [len(branch) for branch in one.branches]
+    return replace(one, untouched=(n_agreeing, (sum(sizes) ** 2 - sum(size**2 for size in sizes)) // 2))
+
+
+def _is_identity(alignment: Alignment, width: int) -> bool:
+    everything = np.arange(width)
+    same = np.array_equal(alignment.source, everything) and np.array_equal(alignment.target, everything)
+    return same and alignment.signs is None and alignment.scale == 1.0
 
 
 def _rows(one: Fingerprint, tokens: Sequence[bytes]) -> torch.Tensor:
@@ -228,53 +277,6 @@ def _is_aligned(pivot: torch.Tensor, other: torch.Tensor) -> bool:
     return float(own.median()) > 0.5
 
 
-def _merges(geometry: TokenGeometry, names: Sequence[str]) -> tuple[Merge, ...]:
-    """Find models that lie on the line between two others, which no tree of independent drifts puts there."""
-    products = geometry.products.sum(axis=0)
-    squared = np.diagonal(products)[:, None] + np.diagonal(products)[None, :] - 2.0 * products
-    found: list[Merge] = []
-    for i in range(len(names)):
-        best: Merge | None = None
-        for a, b in combinations([at for at in range(len(names)) if at != i], 2):
-            if squared[a, b] <= 0.0:
-                continue
-            # The point of the line from B to A that is nearest to model i: <i - B, A - B> / |A - B|^2.
-            inner = 0.5 * (squared[i, b] + squared[a, b] - squared[i, a])
-            share = inner / squared[a, b]
-            nearer = min(squared[i, a], squared[i, b])
-            if not MERGE_SHARES[0] < share < MERGE_SHARES[1] or nearer <= 0.0:
-                continue
-            residual = max(0.0, squared[i, b] - inner * share) / nearer
-            if residual < MERGE_RESIDUAL and (best is None or residual < best.residual):
-                best = Merge(names[i], (names[a], names[b]), float(share), float(residual))
-        if best is not None:
-            found.append(best)
-    # Of models that each lie between the others (a merge, and nothing else between its parents) the surest are kept.
-    merges: list[Merge] = []
-    for merge in sorted(found, key=lambda merge: merge.residual):
-        if not any(merge.model in other.parents for other in merges):
-            merges.append(merge)
-    return tuple(merges)
-
-
-def _centre(geometry: TokenGeometry, kept: Sequence[int], names: Sequence[str]) -> str | None:
-    """The model on the path between all pairs of others, if there is one."""
-    if len(kept) < 3:
-        return None
-    products = geometry.products.sum(axis=0)
-    squared = np.diagonal(products)[:, None] + np.diagonal(products)[None, :] - 2.0 * products
-    worst: dict[int, float] = {}
-    for b in kept:
-        cosines = [
-            (squared[a, b] + squared[c, b] - squared[a, c]) / (2.0 * np.sqrt(squared[a, b] * squared[c, b]))
-            for a, c in combinations([at for at in kept if at != b], 2)
-            if squared[a, b] > 0.0 and squared[c, b] > 0.0
-        ]
-        worst[b] = max(cosines, default=1.0)
-    best = min(worst, key=worst.__getitem__)
-    return names[best] if worst[best] < ON_PATH_COSINE else None
-
-
 def _resampled(geometry: TokenGeometry, kept: Sequence[int], seed: int) -> Iterable[FloatArray]:
     """Distances on resampled groups of tokens."""
     rng = np.random.default_rng(seed)
@@ -286,68 +288,3 @@ def _resampled(geometry: TokenGeometry, kept: Sequence[int], seed: int) -> Itera
         norms = np.diagonal(summed)
         squared = norms[:, None] + norms[None, :] - 2.0 * summed
         yield np.maximum(squared, 0.0) / (float(counts @ geometry.n_tokens) * geometry.n_channels)
-
-
-def _join(
-    distances: FloatArray, resampled: Iterable[FloatArray], names: Sequence[str]
-) -> tuple[str, tuple[Split, ...]]:
-    """Neighbour joining, and how many trees of resampled tokens have each inner branch."""
-    tree = _neighbour_joining(distances)
-    whole = frozenset(range(len(names)))
-    found = _splits(tree, whole)
-    counts: Counter[frozenset[int]] = Counter()
-    for sample in resampled:
-        counts.update(_splits(_neighbour_joining(sample), whole).keys())
-    support = {side: counts[side] / RESAMPLES for side in found}
-    splits = tuple(
-        Split(tuple(names[at] for at in sorted(side)), length, support[side])
-        for side, length in sorted(found.items(), key=lambda item: (-len(item[0]), sorted(item[0])))
-    )
-    return _newick(tree.root, names, support, whole) + ";", splits
-
-
-def _neighbour_joining(distances: FloatArray) -> Any:  # noqa: ANN401 - biopython has no types
-    try:
-        from Bio.Phylo.TreeConstruction import DistanceMatrix, DistanceTreeConstructor
-    except ImportError as exc:
-        raise InputError("a tree needs biopython: pip install 'mdir-hf[tree]'") from exc
-    labels = [str(at) for at in range(len(distances))]
-    lower = [[float(d) for d in row[: at + 1]] for at, row in enumerate(distances)]
-    return DistanceTreeConstructor().nj(DistanceMatrix(labels, lower))
-
-
-def _drawn(newick: str) -> str:
-    from io import StringIO
-
-    from Bio import Phylo
-
-    tree = Phylo.read(StringIO(newick), "newick")
-    for leaf in tree.get_terminals():
-        leaf.name = shown_name(leaf.name, length=38)  # what the drawing has room for
-    drawing = StringIO()
-    Phylo.draw_ascii(tree, file=drawing)
-    return drawing.getvalue().rstrip()
-
-
-def _splits(tree: Any, whole: frozenset[int]) -> dict[frozenset[int], float]:  # noqa: ANN401
-    """The inner branches: the side without model 0, and the length, negative ones (noise) as 0."""
-    found: dict[frozenset[int], float] = {}
-    for clade in tree.get_nonterminals():
-        side = _side(clade, whole)
-        if 1 < len(side) < len(whole) - 1:
-            found[side] = found.get(side, 0.0) + max(0.0, clade.branch_length or 0.0)
-    return found
-
-
-def _side(clade: Any, whole: frozenset[int]) -> frozenset[int]:  # noqa: ANN401
-    below = frozenset(int(leaf.name) for leaf in clade.get_terminals())
-    return whole - below if 0 in below else below
-
-
-def _newick(clade: Any, names: Sequence[str], support: Mapping[frozenset[int], float], whole: frozenset[int]) -> str:  # noqa: ANN401
-    length = f":{max(0.0, clade.branch_length or 0.0):.6g}"
-    if clade.is_terminal():
-        return "'" + names[int(clade.name)].replace("'", "''") + "'" + length
-    inside = ",".join(_newick(child, names, support, whole) for child in clade.clades)
-    share = support.get(_side(clade, whole))
-    return f"({inside})" + ("" if share is None else f"{100 * share:.0f}") + length

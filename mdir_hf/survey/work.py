@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-from mdir_hf.comparison.model import Model
 from mdir_hf.errors import MdirError
-from mdir_hf.hub import IoLedger, open_repository
+from mdir_hf.hub import IoLedger
 from mdir_hf.survey.fingerprint import Fingerprint, take_fingerprint
+from mdir_hf.survey.opening import Pin, open_model, pin_of
 from mdir_hf.survey.pairs import compare_fingerprints
 from mdir_hf.survey.results import PairResult
 
@@ -27,31 +26,23 @@ class Taken:
         fingerprint: Its rows; None where it could not be read.
         error: Why it could not be read.
         bytes_read: Bytes read of it.
+        pin: The commits that it was read at.
     """
 
     name: str
     fingerprint: Fingerprint | None
     error: str | None
     bytes_read: int
+    pin: Pin | None = None
 
 
-def open_model(name: str, options: Mapping[str, Any], ledger: IoLedger) -> Model:
-    """Open a model by name; ``options`` are those of ``open_repository``.
-
-    Raises:
-        MdirError: If it cannot be opened.
-    """
-    bases = {key: value for key, value in options.items() if key not in ("revision", "subfolder")}
-    return Model(
-        open_repository(name, ledger=ledger, **options), open_other=partial(open_repository, ledger=ledger, **bases)
-    )
-
-
-def take(name: str, tokens: Sequence[bytes], options: Mapping[str, Any]) -> Taken:
-    """Open a model and read its rows of the sample."""
+def take(name: str, tokens: Sequence[bytes], options: Mapping[str, Any], pin: Pin | None = None) -> Taken:
+    """Open a model, at the commits that it is pinned to, and read its rows of the sample."""
     ledger = IoLedger()
     try:
-        return Taken(name, take_fingerprint(open_model(name, options, ledger), tokens), None, ledger.bytes_read)
+        model = open_model(name, options, ledger, pin)
+        fingerprint = take_fingerprint(model, tokens)
+        return Taken(name, fingerprint, None, ledger.bytes_read, pin_of(name, model) if pin is None else pin)
     except (MdirError, OSError, MemoryError) as exc:
         return Taken(name, None, _one_line(exc), ledger.bytes_read)
 

@@ -22,7 +22,7 @@ def test_each_group_of_a_survey_gets_its_tree(population, tmp_path, capsys):
     assert json.loads((tmp_path / "out" / "tree.json").read_text()) == body
     assert main(["tree", out]) == 0
     text = capsys.readouterr().out
-    assert "no root" in text and "models/a-permuted" in text
+    assert "No root" in text and "models/a-permuted" in text
 
 
 def test_a_folder_without_survey_is_one_line(tmp_path, capsys):

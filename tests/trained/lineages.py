@@ -40,7 +40,7 @@ MERGES = {
 
 
 def lineage_model(name) -> Path:
-    """A folder like a Hub snapshot; some seconds for each ancestor that is not built yet, half a minute for the root."""
+    """A folder like a Hub snapshot; a second for each model, half a minute for the root."""
     if name == ROOT:
         return trained_model("llama", "base").folder
     folder = FOLDER / name

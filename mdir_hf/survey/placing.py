@@ -1,0 +1,181 @@
+"""Models that stand on a path between others: merges, ancestors, middles of chains. From squared distances alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from mdir_hf.survey.closer import LayerRows
+
+FloatArray = npt.NDArray[np.float64]
+
+MERGE_RESIDUAL = 0.15
+"""A model is called a merge of two others where what lies off the line between them is less than this share of its
+squared distance to the nearer one. An ancestor or a middle of a chain has a half or more."""
+
+MERGE_SHARES = (0.1, 0.9)
+"""And where it has at least so much of either: a model beside its own copy is no merge."""
+
+ON_PATH_COSINE = 0.2
+"""A model lies on the path between two others where the cosine of the drifts to them is below this. Fine-tunes of one
+model on text of one kind have up to 0.12; two models that share k steps out of a and b have k / sqrt(a b)."""
+
+SAME_BRANCH_COSINE = 0.3
+"""And both are on one side of it where the cosine is above this; between the two nothing is said."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShare:
+    """What a merge has of its first parent in one layer.
+
+    Attributes:
+        layer: 0-based.
+        attention: Share in the values' projection; 0 is all of the second parent. None where it cannot be told: nothing
+            was read, or the parents do not differ there.
+        mlp: Share in the up projection.
+    """
+
+    layer: int
+    attention: float | None
+    mlp: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """A model that lies between two others.
+
+    Attributes:
+        model: The model.
+        parents: The two others.
+        share: Share of the first parent, of the embedding's sampled rows.
+        residual: What lies off the line between them, as a share of the squared distance to the nearer parent.
+        layers: Shares of the first parent layer by layer; empty where layers were not read.
+    """
+
+    model: str
+    parents: tuple[str, str]
+    share: float
+    residual: float
+    layers: tuple[LayerShare, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class InnerModel:
+    """A model at which the tree branches, or through which a chain runs.
+
+    Weights do not say on which of its branches its own ancestor is; on all the others are its descendants.
+
+    Attributes:
+        model: The model.
+        branches: The other models, by branch.
+        cosine: The largest cosine between drifts to models of different branches; 0 where it lies exactly on the path.
+        untouched: Pairs of models of different branches of which rows that are the same bit for bit say so as well,
+            and all such pairs.
+    """
+
+    model: str
+    branches: tuple[tuple[str, ...], ...]
+    cosine: float
+    untouched: tuple[int, int] = (0, 0)
+
+
+def find_merges(squared: FloatArray, names: Sequence[str]) -> tuple[Merge, ...]:
+    """Find models that lie on the line between two others, which no tree of independent drifts puts there.
+
+    Args:
+        squared: ``(m, m)`` squared distances.
+        names: Of the m models.
+    """
+    found: list[Merge] = []
+    for i in range(len(names)):
+        best: Merge | None = None
+        for a, b in combinations([at for at in range(len(names)) if at != i], 2):
+            if squared[a, b] <= 0.0:
+                continue
+            # The point of the line from B to A that is nearest to model i: <i - B, A - B> / |A - B|^2.
+            inner = 0.5 * (squared[i, b] + squared[a, b] - squared[i, a])
+            share = inner / squared[a, b]
+            nearer = min(squared[i, a], squared[i, b])
+            if not MERGE_SHARES[0] < share < MERGE_SHARES[1] or nearer <= 0.0:
+                continue
+            residual = max(0.0, squared[i, b] - inner * share) / nearer
+            if residual < MERGE_RESIDUAL and (best is None or residual < best.residual):
+                best = Merge(names[i], (names[a], names[b]), float(share), float(residual))
+        if best is not None:
+            found.append(best)
+    # Of models that each lie between the others (a merge, and nothing else between its parents) the surest are kept.
+    merges: list[Merge] = []
+    for merge in sorted(found, key=lambda merge: merge.residual):
+        if not any(merge.model in other.parents for other in merges):
+            merges.append(merge)
+    return tuple(merges)
+
+
+def layer_shares(model: LayerRows, first: LayerRows, second: LayerRows) -> tuple[LayerShare, ...]:
+    """Measure what a merge has of its first parent, layer by layer.
+
+    Args:
+        model: The merge.
+        first: Its first parent, in the same channels.
+        second: The other one.
+
+    Returns:
+        The shares; empty where the three have not as many layers.
+    """
+    n_layers = len(model.attention)
+    if len({n_layers, len(first.attention), len(second.attention)}) > 1:
+        return ()
+    return tuple(
+        LayerShare(
+            at,
+            _share(model.attention[at], first.attention[at], second.attention[at]),
+            _share(model.mlp[at], first.mlp[at], second.mlp[at]),
+        )
+        for at in range(n_layers)
+    )
+
+
+def inner_models(squared: FloatArray, names: Sequence[str]) -> tuple[InnerModel, ...]:
+    """Find models that lie on the path between others.
+
+    Args:
+        squared: ``(m, m)`` squared distances.
+        names: Of the m models.
+
+    Returns:
+        Those for which the others fall into two or more branches, and clearly so. Cost O(m^3).
+    """
+    found = []
+    for b in range(len(names)):
+        others = [at for at in range(len(names)) if at != b and squared[at, b] > 0.0]
+        if len(others) < 2:
+            continue
+        branch_of = {at: {at} for at in others}
+        cosines = {}
+        for a, c in combinations(others, 2):
+            inner = 0.5 * (squared[a, b] + squared[c, b] - squared[a, c])
+            cosines[a, c] = float(inner / np.sqrt(squared[a, b] * squared[c, b]))
+            if cosines[a, c] > SAME_BRANCH_COSINE and branch_of[a] is not branch_of[c]:
+                branch_of[a] |= branch_of[c]
+                for at in branch_of[c]:
+                    branch_of[at] = branch_of[a]
+        across = [cosine for (a, c), cosine in cosines.items() if branch_of[a] is not branch_of[c]]
+        if across and max(across) < ON_PATH_COSINE:
+            branches = {id(branch): tuple(names[at] for at in sorted(branch)) for branch in branch_of.values()}
+            ordered = tuple(sorted(branches.values(), key=lambda branch: (len(branch), branch)))
+            found.append(InnerModel(names[b], ordered, max(0.0, *across)))
+    return tuple(found)
+
+
+def _share(merged: torch.Tensor | None, a: torch.Tensor | None, b: torch.Tensor | None) -> float | None:
+    if merged is None or a is None or b is None or not merged.shape == a.shape == b.shape:
+        return None
+    apart = (a - b).double()
+    n_squared = float(apart.square().sum())
+    # Parents that share a layer say nothing of it.
+    return None if n_squared == 0.0 else float(((merged - b).double() * apart).sum()) / n_squared

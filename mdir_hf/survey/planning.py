@@ -1,0 +1,158 @@
+"""What is fixed before a survey reads any weights: its tokens, and the commit of every model.
+
+Both stand in one file. Whoever runs a part of the survey elsewhere, or goes on with it next week, compares the same
+rows of the same files.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from mdir_hf.errors import InputError, MdirError
+from mdir_hf.hub import IoLedger
+from mdir_hf.saving.folder import write_file
+from mdir_hf.survey.opening import Pin, open_model, pin_of
+from mdir_hf.survey.sample import choose_tokens
+from mdir_hf.vocabulary import Vocabulary
+
+SAMPLE = "sample.json"
+
+READERS = 4
+"""Models opened at a time."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The tokens of a survey and the files of its models.
+
+    Attributes:
+        tokens: Those whose rows are read of every model that has them.
+        pins: What each name stands for; models that could not be opened are missing.
+        names: All models that it was chosen for.
+    """
+
+    tokens: tuple[bytes, ...]
+    pins: Mapping[str, Pin] = field(default_factory=dict)
+    names: tuple[str, ...] = ()
+
+    def key(self, name: str) -> str:
+        """Name the weights of a model, whatever the name stands for by now."""
+        pin = self.pins.get(name)
+        return name if pin is None else f"{name}\0{pin.key}"
+
+    def with_pins(self, pins: Iterable[tuple[str, Pin]]) -> Sample:
+        """The same with more models pinned; what is pinned stays."""
+        return replace(self, pins={**dict(pins), **self.pins})
+
+
+def choose_sample(
+    names: tuple[str, ...], *, n_tokens: int, seed: int, options: Mapping[str, Any]
+) -> tuple[Sample, dict[str, str]]:
+    """Open every model, and choose the tokens by their vocabularies.
+
+    Args:
+        names: Models.
+        n_tokens: Tokens that each pair should have in common.
+        seed: Seed of the choice.
+        options: How repositories are opened.
+
+    Returns:
+        The sample, and the models that could not be opened, with the reason.
+
+    Raises:
+        InputError: If none can be opened.
+    """
+    vocabularies, pins, failures = _vocabularies(names, options)
+    if not vocabularies:
+        first = next(iter(failures.values()))
+        raise InputError(f"none of the {len(names)} models can be opened; the first: {first}")
+    return Sample(choose_tokens(vocabularies, n_tokens, seed=seed), pins, names), failures
+
+
+def save_sample(sample: Sample, path: Path, asked: Mapping[str, Any]) -> None:
+    """Write a sample, whole or not at all."""
+    body = {
+        **asked,
+        "tokens": [base64.b64encode(token).decode() for token in sample.tokens],
+        "pins": {name: pin.to_dict() for name, pin in sample.pins.items()},
+    }
+    write_file(path, json.dumps(body).encode())
+
+
+def load_sample(path: Path, asked: Mapping[str, Any] | None = None) -> Sample:
+    """Read a sample back.
+
+    Args:
+        path: The file.
+        asked: What it must have been chosen for; None: whatever it was.
+
+    Raises:
+        InputError: If it is none, or was chosen for something else.
+    """
+    try:
+        body = json.loads(path.read_text(encoding="utf-8"))
+        known = None if asked is None else {key: body[key] for key in asked}
+        tokens = tuple(base64.b64decode(token, validate=True) for token in body["tokens"])
+        pins = {name: Pin(**pin) for name, pin in body["pins"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
+        raise InputError(f"it does not hold the sample of a survey ({exc}); delete it", subject=str(path)) from exc
+    if known != asked:
+        raise InputError("it was made for other models, or other options; name another folder", subject=str(path))
+    return Sample(tokens, pins, tuple(body.get("names", ())))
+
+
+def take_sample(path: Path, folder: Path) -> None:
+    """Start a survey in a folder from the sample of another one.
+
+    Raises:
+        InputError: If it is none, or the folder has begun with another one.
+    """
+    sample = load_sample(path)
+    own = folder / SAMPLE
+    if own.exists():
+        if load_sample(own).tokens != sample.tokens:
+            raise InputError("it was begun with another sample; name another folder", subject=str(folder))
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_file(own, path.read_bytes())
+    except OSError as exc:
+        raise InputError(f"cannot write a survey there: {exc.strerror}", subject=str(folder)) from exc
+
+
+def _vocabularies(
+    names: tuple[str, ...], options: Mapping[str, Any]
+) -> tuple[list[Vocabulary], dict[str, Pin], dict[str, str]]:
+    """Read the tokenizer of every model; one object for all models whose tokenizer files are the same bytes."""
+    known: dict[tuple[tuple[str, str], ...], Vocabulary] = {}
+    found: list[Vocabulary] = []
+    pins: dict[str, Pin] = {}
+    failures: dict[str, str] = {}
+
+    def read(name: str) -> tuple[tuple[tuple[str, str], ...] | None, Vocabulary, Pin]:
+        model = open_model(name, options, IoLedger())
+        files = model.tokenizer_files.files
+        ids = tuple((path, files[path].sha256 or files[path].blob_id or "") for path in model.vocabulary_paths)
+        key = ids if ids and all(digest for _, digest in ids) else None
+        vocabulary = (None if key is None else known.get(key)) or model.vocabulary
+        if vocabulary is None:
+            raise InputError("it has no tokenizer files, and rows cannot be told apart without them", subject=name)
+        return key, vocabulary, pin_of(name, model)
+
+    with ThreadPoolExecutor(READERS) as pool:
+        for name, future in [(name, pool.submit(read, name)) for name in names]:
+            try:
+                key, vocabulary, pins[name] = future.result()
+            except MdirError as exc:
+                failures[name] = " ".join(str(exc).split())
+                continue
+            if key is not None:
+                vocabulary = known.setdefault(key, vocabulary)
+            found.append(vocabulary)
+    return found, pins, failures

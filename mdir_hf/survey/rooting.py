@@ -1,0 +1,291 @@
+"""Which of two relatives came first, where something other than distance says so.
+
+Distances have no direction. What has: numbers rounded away, which nobody can put back; a layer that stands twice; rows
+that were put at the mean of others because their tokens were new. And rows that training left alone, bit for bit, say
+which model lies between two others. Each function returns nothing where it cannot tell, which is nearly always.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations, permutations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from mdir_hf.vocabulary import Vocabulary
+
+ROUNDED_SHARE = 0.99
+"""So much of the coarser model must be what rounding makes of the finer one; ties and later repairs are the rest."""
+
+GROUPS = (0, 128, 64, 32)
+"""Entries of a row that may have levels of their own, as quantisers make them; 0: all of a row."""
+
+LEVELS_PER_ENTRY = 0.5
+"""A group lies on levels where it has at most so many distinct values for an entry."""
+
+FLOATS = (torch.bfloat16, torch.float16)
+
+ROUNDED_ROWS, ROUNDED_GROUPS = 64, 1024
+"""Rows, and groups of them, that are looked at."""
+
+UNIFORM, FLATNESS = (0.03, 0.13), 2.5
+"""Place in a cell of width 1: mean square, and fourth moment over the square of that. What was rounded lies anywhere in
+its cell (1/12 and 1.8; less and more where a level beside it is not in use); a drift away from the levels lies near the
+middle, or like a normal draw (3)."""
+
+COPIED_COSINE = 0.3
+"""Rows of two layers are copies above it; layers that learnt apart stay below 0.05."""
+
+MEAN_ROW_SHARE = 0.1
+"""New rows lie at the mean of the others where they are nearer to it than this share of what others are."""
+
+FEWEST_ROWS = 8
+"""Fewer equal, or new, rows say nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Something that says which of two relatives came first.
+
+    Attributes:
+        kind: rounding, layers or vocabulary.
+        earlier: The model that was there first, or a model like it.
+        later: The one that was made from it.
+        says: One sentence.
+    """
+
+    kind: str
+    earlier: str
+    later: str
+    says: str
+
+
+@dataclass(frozen=True, slots=True)
+class Between:
+    """A model that lies between two others by rows that are the same bit for bit.
+
+    Attributes:
+        model: The one in the middle.
+        ends: The other two.
+        equal_rows: Rows that it has from one of them alone, and from the other alone.
+    """
+
+    model: str
+    ends: tuple[str, str]
+    equal_rows: tuple[int, int]
+
+
+def roundings(rows: Mapping[str, torch.Tensor]) -> tuple[Evidence, ...]:
+    """Find models that are another one with its numbers rounded.
+
+    A fine-tune of a quantised model that stays within the rounding is no evidence: it lies near the levels, and what
+    was rounded lies anywhere between them.
+
+    Args:
+        rows: By name, ``(r, n)``, the same tokens; of the same shape and in the same basis where there is anything to
+            find.
+
+    Returns:
+        A piece of evidence for each such pair. Cost O(m r n log n), and for each pair of a model on some grid and one
+        that is not on it O(r n), of :data:`ROUNDED_ROWS` rows.
+    """
+    kept = {name: values[:ROUNDED_ROWS].float() for name, values in rows.items()}
+    grids = {name: _grids(values) for name, values in kept.items()}
+    found = []
+    for later, earlier in permutations(kept, 2):
+        fine, coarse = kept[earlier], kept[later]
+        finer_than = [grid for grid in grids[later] if grid not in grids[earlier]]
+        if fine.shape != coarse.shape or not finer_than:
+            continue
+        grain = next((grid for grid in finer_than if _is_rounded(fine, coarse, grid)), None)
+        if grain is not None:
+            says = f"{later} is {earlier} rounded to {_said(grain)}, which cannot be undone"
+            found.append(Evidence("rounding", earlier, later, says))
+    return tuple(found)
+
+
+def between_by_equal_rows(rows: Mapping[str, torch.Tensor]) -> tuple[Between, ...]:
+    """Find models that share untouched rows with one relative, others with another, and those two share none of them.
+
+    Args:
+        rows: By name, ``(r, n)``, the same tokens, as stored.
+
+    Returns:
+        Triples. Rows that are equal in all three count for nothing. Cost O(m^2 r n + m^3 r).
+    """
+    names = list(rows)
+    equal = {
+        frozenset(pair): (rows[pair[0]] == rows[pair[1]]).all(dim=1).numpy()
+        for pair in combinations(names, 2)
+        if rows[pair[0]].shape == rows[pair[1]].shape
+    }
+    found = []
+    for middle in names:
+        for a, c in combinations([name for name in names if name != middle], 2):
+            sides = [equal.get(frozenset(pair)) for pair in ((middle, a), (middle, c), (a, c))]
+            if any(side is None for side in sides):
+                continue
+            with_a, with_c, ends = (np.asarray(side) for side in sides)
+            n_a, n_c = int((with_a & ~with_c).sum()), int((with_c & ~with_a).sum())
+            if min(n_a, n_c) >= FEWEST_ROWS and not (ends & ~with_a).any():
+                found.append(Between(middle, (a, c), (n_a, n_c)))
+    return tuple(found)
+
+
+def copied_layers(rows: Mapping[str, Sequence[torch.Tensor | None]]) -> tuple[Evidence, ...]:
+    """Find models in which a layer of a relative stands twice, as depth up-scaling makes them.
+
+    Args:
+        rows: By name, for each layer some rows of one of its matrices, all in the same basis; None where there are no
+            such rows.
+
+    Returns:
+        For each such model, the relatives whose layers stand once. Cost O(L^2) products of those rows for each pair.
+    """
+    units = {name: _unit(layers) for name, layers in rows.items()}
+    twice = {name: _copies(own, own) for name, own in units.items()}
+    found = []
+    for earlier, later in permutations(rows, 2):
+        if twice[earlier] or not twice[later] or units[earlier].shape[1] != units[later].shape[1]:
+            continue
+        origin = _copies(units[later], units[earlier])
+        doubled = [
+            (i, j, k) for i, j in sorted(twice[later]) for k in range(len(units[earlier])) if {(i, k), (j, k)} <= origin
+        ]
+        if doubled:
+            i, j, k = doubled[0]
+            says = f"layers {i} and {j} of {later} are both layer {k} of {earlier}, which stands there once"
+            found.append(Evidence("layers", earlier, later, says))
+    return tuple(found)
+
+
+def grown_vocabulary(
+    earlier: str, later: str, n_new: int, old_rows: torch.Tensor, new_rows: torch.Tensor
+) -> Evidence | None:
+    """Tell whether a vocabulary was extended, its new rows put at the mean of the others.
+
+    A larger vocabulary alone says nothing: one may be cut as well as extended.
+
+    Args:
+        earlier: Name of the model whose vocabulary the other's extends.
+        later: Name of the other.
+        n_new: Tokens that it alone has.
+        old_rows: A spread sample of its rows on tokens of both, ``(r, n)``.
+        new_rows: Its rows on tokens that it alone has, ``(s, n)``.
+    """
+    if len(new_rows) < FEWEST_ROWS or len(old_rows) < FEWEST_ROWS:
+        return None
+    mean = old_rows.float().mean(dim=0)
+    usual = float((old_rows.float() - mean).norm(dim=1).median())
+    apart = float((new_rows.float() - mean).norm(dim=1).median())
+    # The mean of a sample is that far from the mean of all.
+    if usual == 0.0 or apart > (MEAN_ROW_SHARE + 2.0 / len(old_rows) ** 0.5) * usual:
+        return None
+    says = f"{later} has {n_new} tokens more than {earlier}, and their rows lie at the mean of the others"
+    return Evidence("vocabulary", earlier, later, says)
+
+
+def is_extension(small: Vocabulary, large: Vocabulary) -> bool:
+    """Whether one vocabulary holds the other, at the same rows, and more."""
+    row_of = large.row_of
+    return len(row_of) > len(small.row_of) and all(row_of.get(token) == row for token, row in small.row_of.items())
+
+
+def root_candidates(
+    names: Sequence[str], distances: npt.NDArray[np.float64], evidence: Iterable[Evidence]
+) -> tuple[str, ...]:
+    """Which models may be nearest to the root of a tree, for all that the evidence says.
+
+    Args:
+        names: m models.
+        distances: ``(m, m)`` between them.
+        evidence: What is known of pairs of them; of others it is not looked at.
+
+    Returns:
+        Models that lie on the earlier side of every piece of evidence; without any, all of them.
+    """
+    place = {name: at for at, name in enumerate(names)}
+    left = list(names)
+    for one in evidence:
+        if one.earlier in place and one.later in place:
+            earlier, later = distances[place[one.earlier]], distances[place[one.later]]
+            left = [name for name in left if earlier[place[name]] < later[place[name]]]
+    return tuple(left)
+
+
+def _grids(rows: torch.Tensor) -> list[torch.dtype | int]:
+    """Grids that rows lie on: a narrow float, or levels of each group of so many entries."""
+    grids: list[torch.dtype | int] = [dtype for dtype in FLOATS if torch.equal(rows.to(dtype).float(), rows)]
+    for group in GROUPS:
+        width = group or rows.shape[1]
+        if rows.shape[1] % width == 0:
+            ordered = rows.reshape(-1, width).sort(dim=1).values
+            n_distinct = 1 + (ordered.diff(dim=1) != 0).sum(dim=1)
+            if _share((n_distinct > 2) & (n_distinct <= LEVELS_PER_ENTRY * width)) > 0.5:
+                grids.append(width)
+    return grids
+
+
+def _is_rounded(fine: torch.Tensor, coarse: torch.Tensor, grid: torch.dtype | int) -> bool:
+    if isinstance(grid, int):
+        return _is_rounded_to_levels(fine, coarse, grid)
+    moved = fine != fine.to(grid).float()
+    if _share(fine.to(grid).float() == coarse) < ROUNDED_SHARE:
+        return False
+    above = torch.nextafter(coarse.to(grid), torch.tensor(torch.inf, dtype=grid)).float()
+    return _is_uniform((fine - coarse)[moved] / (above - coarse)[moved])
+
+
+def _is_rounded_to_levels(fine: torch.Tensor, coarse: torch.Tensor, group: int) -> bool:
+    n_right = n_all = 0
+    places = []
+    for mine, theirs in zip(*(rows.reshape(-1, group)[:ROUNDED_GROUPS] for rows in (fine, coarse)), strict=True):
+        levels = torch.unique(theirs)
+        if not 2 < len(levels) <= LEVELS_PER_ENTRY * group:
+            continue
+        at = torch.bucketize(mine, (levels[1:] + levels[:-1]) / 2)
+        n_right += int((levels[at] == theirs).sum())
+        n_all += group
+        inner = (at > 0) & (at < len(levels) - 1)
+        own = at[inner]
+        gap = torch.minimum(levels[own + 1] - levels[own], levels[own] - levels[own - 1])
+        places.append((mine[inner] - levels[own]) / gap)
+    return n_all > 0 and n_right >= ROUNDED_SHARE * n_all and _is_uniform(torch.cat(places))
+
+
+def _said(grid: torch.dtype | int) -> str:
+    if isinstance(grid, int):
+        return f"a few levels in each {grid} numbers of a row"
+    return str(grid).removeprefix("torch.")
+
+
+def _is_uniform(places: torch.Tensor) -> bool:
+    low, high = UNIFORM
+    square = float(places.square().mean()) if len(places) >= 64 else 0.0
+    return low < square < high and float(places.pow(4).mean()) < FLATNESS * square**2
+
+
+def _share(equal: torch.Tensor) -> float:
+    return float(equal.float().mean())
+
+
+def _unit(layers: Sequence[torch.Tensor | None]) -> torch.Tensor:
+    """One unit vector for each layer, ``(L, entries)``; zeros for layers of another shape than the first."""
+    kept = [layer for layer in layers if layer is not None]
+    if not kept:
+        return torch.zeros(len(layers), 0)
+    like = kept[0]
+    rows = [layer if layer is not None and layer.shape == like.shape else torch.zeros_like(like) for layer in layers]
+    flat = torch.stack([layer.float().flatten() for layer in rows])
+    unit: torch.Tensor = flat / flat.norm(dim=1, keepdim=True).clamp(min=1e-12)
+    return unit
+
+
+def _copies(x: torch.Tensor, y: torch.Tensor) -> set[tuple[int, int]]:
+    """Pairs of layers that are alike; of a model with itself, each pair once."""
+    i, j = np.nonzero((x @ y.T).numpy() > COPIED_COSINE)
+    pairs = set(zip(i.tolist(), j.tolist(), strict=True))
+    return {(a, b) for a, b in pairs if a < b} if x is y else pairs

@@ -1,0 +1,114 @@
+"""A survey reads what a name stood for when it first saw it, whatever happens on the Hub in between."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from mdir_hf.errors import InputError
+from mdir_hf.hub import IoLedger
+from mdir_hf.survey import run as run_module
+from mdir_hf.survey.opening import Pin, open_model, pin_of
+from mdir_hf.survey.planning import SAMPLE, load_sample
+from mdir_hf.survey.run import SurveyPlan, kept_fingerprints, prepare_survey, run_survey
+from mdir_hf.survey.work import take
+from tests.hub.fixtures import hf_home, loopback_hub
+from tests.specimens import gaussian, write_model
+from tests.test_adapters import N, V, serve, write_base
+
+__all__ = ["hf_home", "loopback_hub"]
+
+
+@pytest.fixture
+def hub(loopback_hub, tmp_path):
+    """A base, an adapter on it, a fine-tune; and what each of them is later."""
+    for at, name in enumerate(("base", "tuned", "later")):
+        loopback_hub.add_repository(f"some/{name}", write_base(tmp_path / name, seed=at))
+    serve(loopback_hub, tmp_path, "some/adapter", "some/base")
+    return loopback_hub
+
+
+def move(hub, name, tmp_path):
+    """A new commit of a repository; the old one is still there."""
+    return hub.find(name).add_revision("main", tmp_path / "later")
+
+
+NAMES = ("some/base", "some/adapter", "some/tuned")
+
+
+def plan(**options):
+    return SurveyPlan(NAMES, n_tokens=256, progress=False, **options)
+
+
+def test_a_pin_opens_the_same_commit_and_the_same_base(hub, tmp_path):
+    pin = pin_of("some/adapter", open_model("some/adapter", {}, IoLedger()))
+    before = take("some/adapter", [b"w1", b"w2"], {}, pin).fingerprint.rows
+    assert (len(pin.commit), list(pin.bases)) == (40, ["some/base"])
+    move(hub, "some/base", tmp_path)
+    assert torch.equal(take("some/adapter", [b"w1", b"w2"], {}, pin).fingerprint.rows, before)
+    assert not torch.equal(take("some/adapter", [b"w1", b"w2"], {}).fingerprint.rows, before)
+
+
+def test_pins_of_subfolders_files_and_folders(hub, tmp_path):
+    write_model(tmp_path / "repo" / "deep", gaussian(V, N, 5))
+    commit = hub.add_repository("some/deep", tmp_path / "repo")
+    pin = pin_of("hf://models/some/deep/deep", open_model("hf://models/some/deep/deep", {}, IoLedger()))
+    assert pin == Pin(f"hf://models/some/deep@{commit}/deep", commit, {})
+    assert open_model("some/deep", {}, IoLedger(), pin).repository.commit == commit
+    folder = str(tmp_path / "base")
+    assert pin_of(folder, open_model(folder, {}, IoLedger())) == Pin(folder)
+
+
+def test_adapters_on_other_commits_of_a_base_are_kept_apart(hub, tmp_path):
+    before = pin_of("some/adapter", open_model("some/adapter", {}, IoLedger()))
+    move(hub, "some/base", tmp_path)
+    after = pin_of("some/adapter", open_model("some/adapter", {}, IoLedger()))
+    assert before.commit == after.commit and before.key != after.key
+
+
+def test_rows_that_were_dropped_are_read_again_from_the_same_commits(hub, tmp_path):
+    first = run_survey(plan(), tmp_path / "out")
+    before = kept_fingerprints(tmp_path / "out")[1]
+    for kept in (tmp_path / "out" / "fingerprints").iterdir():
+        kept.unlink()
+    for name in NAMES[:2]:
+        move(hub, name, tmp_path)
+    again = run_survey(plan(), tmp_path / "out")
+    after = kept_fingerprints(tmp_path / "out")[1]
+    for name in NAMES:
+        assert torch.equal(after[name].rows, before[name].rows), name
+        assert again.models[name].model.commit == first.models[name].model.commit
+
+
+def test_a_model_that_appears_later_is_pinned_when_it_is_read(hub, tmp_path):
+    hidden = hub._repositories.pop("some/tuned")
+    assert run_survey(plan(), tmp_path / "out").models["some/tuned"].error is not None
+    hub._repositories["some/tuned"] = hidden
+    assert run_survey(plan(), tmp_path / "out").models["some/tuned"].error is None
+    pins = load_sample(tmp_path / "out" / SAMPLE).pins
+    assert pins["some/tuned"].commit == hidden.revisions["main"]
+    assert set(kept_fingerprints(tmp_path / "out")[1]) == set(NAMES)
+
+
+def test_shards_of_one_preparation_read_the_same_commits_and_join(hub, tmp_path, monkeypatch):
+    monkeypatch.setattr(run_module, "TILE_MODELS", 1)
+    prepare_survey(plan(), tmp_path / "whole")
+    assert not (tmp_path / "whole" / "results.jsonl").exists()
+    move(hub, "some/base", tmp_path)
+    reports = []
+    for at in range(2):
+        folder = tmp_path / f"shard-{at}"
+        folder.mkdir()
+        (folder / SAMPLE).write_bytes((tmp_path / "whole" / SAMPLE).read_bytes())
+        reports.append(run_survey(plan(shard=(at, 2)), folder))
+    commits = {report.models["some/base"].model.commit for report in reports if "some/base" in report.models}
+    assert commits == {load_sample(tmp_path / "whole" / SAMPLE).pins["some/base"].commit}
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", json.dumps({"tokens": ["!"], "pins": {}})])
+def test_a_damaged_sample_is_said(tmp_path, content):
+    (tmp_path / SAMPLE).write_text(content)
+    with pytest.raises(InputError, match="does not hold the sample"):
+        load_sample(tmp_path / SAMPLE)

@@ -1,0 +1,93 @@
+"""Trees of models that were truly trained: the topology is known, and comes back with its support."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from mdir_hf.cli import main
+from mdir_hf.survey.run import SurveyPlan, kept_fingerprints, run_survey
+from mdir_hf.survey.tree import grow_tree
+from tests.hub.fixtures import hf_home, loopback_hub
+from tests.trained.lineages import CHAIN, MERGES, PARENT_OF, ROOT, STAR, TREE, lineage_model
+
+__all__ = ["hf_home", "loopback_hub"]
+
+pytestmark = pytest.mark.slow
+
+
+def descendants(name) -> frozenset[str]:
+    return frozenset({name}).union(*(descendants(child) for child, parent in PARENT_OF.items() if parent == name))
+
+
+def expected_splits(members):
+    """Branches with two models or more on either side."""
+    everything = frozenset(members)
+    sides = [descendants(name) & everything for name in members if name in PARENT_OF]
+    return {frozenset({side, everything - side}) for side in sides if 1 < len(side) < len(everything) - 1}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("survey")
+
+
+@pytest.fixture(scope="module")
+def fingerprints(folder):
+    name_of = {str(lineage_model(name)): name for name in (ROOT, *PARENT_OF, *MERGES)}
+    report = run_survey(SurveyPlan(tuple(name_of), n_tokens=1024, progress=False), folder)
+    assert len(report.groups()) == 1
+    return {name_of[path]: kept for path, kept in kept_fingerprints(folder)[1].items()}
+
+
+@pytest.mark.parametrize(
+    "members",
+    [(ROOT, *TREE), (ROOT, *CHAIN), (ROOT, *STAR), (ROOT, *PARENT_OF), tuple(PARENT_OF)],
+    ids=["two levels", "chain", "star", "all", "all but the root"],
+)
+def test_the_tree_that_was_trained_comes_back(fingerprints, members):
+    tree = grow_tree({name: fingerprints[name] for name in members})
+    everything = frozenset(members)
+    found = {frozenset({frozenset(split.members), everything - frozenset(split.members)}) for split in tree.splits}
+    assert found == expected_splits(members)
+    assert all(split.support > 0.9 for split in tree.splits)
+    assert tree.merges == ()
+
+
+@pytest.mark.parametrize("name", [ROOT, "left", "right", "chain-1", "chain-2"])
+def test_every_ancestor_stands_where_its_descendants_part(fingerprints, name):
+    members = (ROOT, *PARENT_OF)
+    inner = {one.model: one for one in grow_tree({name: fingerprints[name] for name in members}).inner}
+    below = [descendants(child) for child, parent in PARENT_OF.items() if parent == name]
+    above = frozenset(members) - descendants(name)
+    assert {frozenset(branch) for branch in inner[name].branches} == {*below, *([above] if above else [])}
+    agreeing, n_pairs = inner[name].untouched
+    assert agreeing > 0.9 * n_pairs
+
+
+def test_nothing_but_ancestors_stands_there_and_no_root_is_claimed(fingerprints):
+    tree = grow_tree({name: fingerprints[name] for name in (ROOT, *PARENT_OF)})
+    assert {one.model for one in tree.inner} == set(PARENT_OF.values())
+    assert tree.centre is None and tree.root_candidates is None
+
+
+def test_merges_are_told_with_the_shares_of_each_layer(loopback_hub, tmp_path, capsys):
+    members = (ROOT, "left", "left-a", "left-b", "right", "right-b", "star-1", *MERGES)
+    for name in members:
+        loopback_hub.add_repository(f"lab/{name}", lineage_model(name))
+    assert main(["survey", "--author", "lab", "--out", str(tmp_path), "--tokens", "512", "--quiet"]) == 0
+    capsys.readouterr()
+    assert main(["tree", str(tmp_path), "--layers", "--json"]) == 0
+    (tree,) = json.loads(capsys.readouterr().out)["trees"]
+    merges = {merge["model"]: merge for merge in tree["merges"]}
+    assert merges.keys() == {f"lab/{name}" for name in MERGES}
+    for name, (first, second, by_layer, of_embedding) in MERGES.items():
+        merge = merges[f"lab/{name}"]
+        is_first = merge["parents"][0] == f"lab/{first}"
+        assert set(merge["parents"]) == {f"lab/{first}", f"lab/{second}"}
+        for layer, share in zip(merge["layers"], by_layer, strict=True):
+            # Rounded to BF16, where a step is a few per cent of what 30 steps of training moved.
+            expected = pytest.approx(share if is_first else 1.0 - share, abs=0.03)
+            assert layer["attention"] == expected and layer["mlp"] == expected
+        assert merge["share"] == pytest.approx(of_embedding if is_first else 1.0 - of_embedding, abs=0.03)

@@ -114,6 +114,8 @@ def new_model(architecture: str, shape: Shape, *, n_experts: int = 4) -> PreTrai
     if architecture == "gpt_neox":
         return transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(**common))
     common |= {"num_key_value_heads": shape.n_kv_heads, "head_dim": shape.head_dim}
+    # Said, because the defaults of a Mixtral are not those of a Llama.
+    common |= {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}, "rms_norm_eps": 1e-6}
     if architecture == "mixtral":
         return transformers.MixtralForCausalLM(
             transformers.MixtralConfig(**common, num_local_experts=n_experts, num_experts_per_tok=2)

@@ -20,7 +20,9 @@ from mdir_hf.homology.polar import (
     polar_factor,
     polar_factor_of_rows,
     row_factors,
+    whitened_core,
     whitened_polar_factor,
+    whitener,
 )
 from mdir_hf.homology.products import cross_product
 from mdir_hf.homology.rows import PairedRows, RowStandard, pair_rows
@@ -184,14 +186,23 @@ class EmbeddingTest:
         cross = torch.zeros(widths, dtype=dtype, device=self._device)
         n_rows = self._add_products(cross, blocks, self._standard)
 
-        def factors() -> Iterator[tuple[str, PolarFactor]]:
-            yield "centred", polar_factor(cross)
-            sample = self.rows
-            if sample is not None and len(sample.reference) >= 2:
-                x, y = row_factors(sample.reference), row_factors(sample.candidate)
-                yield "whitened", whitened_polar_factor(cross, x, y)
+        factors = self._factors_of_all(cross)
+        del cross  # the largest thing there is: held by the generator alone, which lets go of it
+        return self._record("embedding", n_rows, factors, is_last=True)
 
-        return self._record("embedding", n_rows, factors(), is_last=True)
+    def _factors_of_all(self, cross: torch.Tensor) -> Iterator[tuple[str, PolarFactor]]:
+        yield "centred", polar_factor(cross)
+        sample = self.rows
+        if sample is None or len(sample.reference) < 2:
+            return
+        y = whitener(sample.candidate)
+        rows = sample.reference
+        del sample
+        x = whitener(rows)
+        del rows
+        core = whitened_core(cross, x, y)
+        del cross
+        yield "whitened", whitened_polar_factor(core, x, y)
 
     def _add_products(
         self,

@@ -57,6 +57,19 @@ class RowFactors:
     right: torch.Tensor
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Whitener:
+    """What whitens with a sample of rows.
+
+    Attributes:
+        scale: ``(k,)``, the singular values of the sample.
+        right: ``(n, k)``, the directions that it spans.
+    """
+
+    scale: torch.Tensor
+    right: torch.Tensor
+
+
 def polar_factor(cross: torch.Tensor) -> PolarFactor:
     """Return Ortho(M) of a cross product, truncated to its rank.
 
@@ -126,24 +139,42 @@ def polar_factor_of_rows(reference: RowFactors, candidate: RowFactors, *, whiten
     return _turned(polar_factor(core), reference.right, candidate.right)
 
 
-def whitened_polar_factor(cross: torch.Tensor, reference: RowFactors, candidate: RowFactors) -> PolarFactor:
-    """Return ``Ortho(W_x M W_y)``, both sides whitened by a sample of rows, ``W = (X^T X)^(-1/2)`` where X has rank.
+def whitener(rows: torch.Tensor) -> Whitener:
+    """Return what whitens with ``(r, n)`` rows, ``W = (X^T X)^(-1/2)`` where X has rank. Cost O(r n min(r, n))."""
+    factors = row_factors(rows)
+    return Whitener(factors.scale, factors.right)
+
+
+def whitened_core(cross: torch.Tensor, reference: Whitener, candidate: Whitener) -> torch.Tensor:
+    """Return ``W_x M W_y`` between the directions that two samples of rows span.
+
+    Args:
+        cross: M over all rows, ``(n_reference, n_candidate)``.
+        reference: Of the reference's sample.
+        candidate: Of the candidate's sample.
+
+    Returns:
+        ``(k_reference, k_candidate)``, in the dtype of ``cross``. Cost O(n^2 k) for samples of rank k.
+    """
+    half = cross_product(reference.right.to(cross.dtype), cross_product(cross.t(), candidate.right.to(cross.dtype)))
+    return half.div_(reference.scale[:, None]).div_(candidate.scale[None, :])
+
+
+def whitened_polar_factor(core: torch.Tensor, reference: Whitener, candidate: Whitener) -> PolarFactor:
+    """Return ``Ortho(W_x M W_y)``, both sides whitened by a sample of rows.
 
     A function of the sample that turns with it, so the null stays exact whatever the sample is; one with fewer rows
     than channels restricts the view to the directions it spans, and makes it cheaper.
 
     Args:
-        cross: M over all rows, ``(n_reference, n_candidate)``.
-        reference: Factors of the reference's sample.
-        candidate: Factors of the candidate's sample.
+        core: What :func:`whitened_core` returns; a step of its own, so that M need not be kept during this one.
+        reference: Of the reference's sample.
+        candidate: Of the candidate's sample.
 
     Returns:
-        The factor. Cost O(n^2 k + k^3) for samples of rank k.
+        The factor, ``(n_reference, n_candidate)``. Cost O(n^2 k + k^3) for samples of rank k.
     """
-    right = candidate.right.to(cross.dtype)
-    half = cross_product(reference.right.to(cross.dtype), cross_product(cross.t(), right))
-    core = half.double() / reference.scale[:, None] / candidate.scale[None, :]
-    return _turned(polar_factor(core.to(cross.dtype)), reference.right, candidate.right)
+    return _turned(polar_factor(core), reference.right, candidate.right)
 
 
 def _turned(small: PolarFactor, left: torch.Tensor, right: torch.Tensor) -> PolarFactor:

@@ -10,7 +10,9 @@ from mdir_hf.homology.polar import (
     polar_factor,
     polar_factor_of_rows,
     row_factors,
+    whitened_core,
     whitened_polar_factor,
+    whitener,
 )
 from mdir_hf.homology.significance import log_p_matching
 from tests.homology import reference as textbook
@@ -24,6 +26,11 @@ def rows(r, n, seed=0, rank=None):
     if rank is None:
         return torch.from_numpy(rng.standard_normal((r, n)))
     return torch.from_numpy(rng.standard_normal((r, rank)) @ rng.standard_normal((rank, n)))
+
+
+def whitened(cross, x, y):
+    by = whitener(x), whitener(y)
+    return whitened_polar_factor(whitened_core(cross, *by), *by)
 
 
 @pytest.mark.parametrize("shape", [(16, 16), (12, 30), (30, 12), (1, 8)])
@@ -117,7 +124,7 @@ def test_the_whitened_factor_of_rows_is_that_of_whitened_rows(r):
 
 def test_whitening_a_stream_by_a_sample_of_all_its_rows_is_whitening_the_rows():
     x, y = rows(80, 16, seed=1), rows(80, 24, seed=2)
-    streamed = whitened_polar_factor(x.T @ y, row_factors(x), row_factors(y))
+    streamed = whitened(x.T @ y, x, y)
     at_once = polar_factor_of_rows(row_factors(x), row_factors(y), whitened=True)
     np.testing.assert_allclose(streamed.matrix, at_once.matrix, atol=1e-8)
 
@@ -126,8 +133,8 @@ def test_whitening_by_a_sample_turns_with_the_model():
     x, y = rows(80, 16, seed=1), rows(80, 16, seed=2)
     q = torch.from_numpy(textbook.haar(16, np.random.default_rng(3)))
     for few in (6, 40):
-        plain = whitened_polar_factor(x.T @ y, row_factors(x[:few]), row_factors(y[:few]))
-        turned = whitened_polar_factor(x.T @ y @ q, row_factors(x[:few]), row_factors((y @ q)[:few]))
+        plain = whitened(x.T @ y, x[:few], y[:few])
+        turned = whitened(x.T @ y @ q, x[:few], (y @ q)[:few])
         np.testing.assert_allclose(turned.matrix, plain.matrix @ q, atol=1e-8)
 
 

@@ -58,6 +58,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 def run(options: argparse.Namespace) -> int:
     """Survey, print, and return the exit status."""
     from mdir_hf.survey.results import RESULTS, read_survey
+    from mdir_hf.survey.run import kept_fingerprints
     from mdir_hf.survey.saving import save_survey
 
     if options.prepare:
@@ -72,7 +73,9 @@ def run(options: argparse.Namespace) -> int:
     sys.stdout.write((report.to_json() if options.json else _text(report)) + "\n")
     sys.stdout.flush()
     if folder is not None:
-        save_survey(report, folder)
+        # Of shards that were joined, and of models dropped for the bound, no rows are here.
+        kept = {} if options.join else kept_fingerprints(folder)[1]
+        save_survey(report, folder, fingerprints=kept)
         if not options.quiet:
             sys.stderr.write(f"saved in {folder}\n")
     return 0

@@ -5,7 +5,8 @@ first call and not with this package.
 """
 
 from mdir_hf.figures.all_figures import draw_figures
+from mdir_hf.figures.dendrogram import draw_dendrogram
 from mdir_hf.figures.rendering import figure_bytes, figure_img
 from mdir_hf.figures.survey_matrix import draw_survey_matrix
 
-__all__ = ["draw_figures", "draw_survey_matrix", "figure_bytes", "figure_img"]
+__all__ = ["draw_dendrogram", "draw_figures", "draw_survey_matrix", "figure_bytes", "figure_img"]

@@ -114,7 +114,7 @@ def _draw(
         theme,
         HEAD + side + below,
         title,
-        f"−log10 p of {_counted(n, 'model')}, each against each{in_groups}",
+        f"−log10 p of {_counted(n, 'model')}, each against each, as log(1 − log10 p){in_groups}",
         width=width,
     )
     axes = add_axes(figure, theme, _NAMES, below, side, side)

@@ -1,31 +1,43 @@
-"""A finished survey in a folder: JSON, Markdown and, where matplotlib is there, the matrix."""
+"""A finished survey in a folder: JSON, Markdown and, where matplotlib is there, the matrix and the dendrogram."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
 from mdir_hf.errors import InputError
 from mdir_hf.saving.folder import write_file
+from mdir_hf.survey.aligning import align_rows
+from mdir_hf.survey.fingerprint import Fingerprint
 from mdir_hf.survey.results import SurveyReport
 
+_FIGURES = {
+    "matrix.svg": "Matrix of all pairs, darker where the evidence is stronger",
+    "dendrogram.svg": "Dendrogram of each group of relatives",
+}
 
-def save_survey(report: SurveyReport, folder: Path) -> tuple[Path, ...]:
-    """Write ``survey.json``, ``survey.md`` and the matrix as SVG and PNG, light and dark.
+
+def save_survey(
+    report: SurveyReport, folder: Path, *, fingerprints: Mapping[str, Fingerprint] | None = None
+) -> tuple[Path, ...]:
+    """Write ``survey.json``, ``survey.md``, the matrix and the dendrogram as SVG and PNG, light and dark.
 
     Args:
         report: The survey.
+        fingerprints: Rows that were kept, by name; groups that have them all are drawn in the dendrogram.
         folder: Made if it does not exist; files of the same names are replaced, each whole or not at all.
 
     Returns:
-        The paths written. Without matplotlib the matrix is left out.
+        The paths written. Without matplotlib there are no figures.
 
     Raises:
         InputError: If the folder cannot be written.
     """
-    contents = {"survey.json": (report.to_json() + "\n").encode(), "survey.md": _markdown(report).encode()}
+    contents = {"survey.json": (report.to_json() + "\n").encode()}
     if find_spec("matplotlib") is not None and len(report.readable()) > 1:
-        contents |= _matrix(report)
+        contents |= _matrix(report) | _dendrogram(report, fingerprints or {})
+    contents["survey.md"] = _markdown(report, contents).encode()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         return tuple(write_file(folder / name, content) for name, content in contents.items())
@@ -54,7 +66,26 @@ def _matrix(report: SurveyReport) -> dict[str, bytes]:
     return contents
 
 
-def _markdown(report: SurveyReport) -> str:
+def _dendrogram(report: SurveyReport, fingerprints: Mapping[str, Fingerprint]) -> dict[str, bytes]:
+    from mdir_hf.figures import draw_dendrogram, figure_bytes
+
+    groups = []
+    for group in report.groups():
+        if len(group) > 1 and all(name in fingerprints for name in group):
+            aligned = align_rows({name: fingerprints[name] for name in group})
+            if len(aligned.names) > 1:
+                groups.append((aligned.names, aligned.relative_distances()))
+    if not groups:
+        return {}
+    alone = sum(len(group) == 1 for group in report.groups())
+    return {
+        f"dendrogram{suffix}.{kind}": figure_bytes(draw_dendrogram(groups, alone=alone, dark=dark), kind)
+        for suffix, dark in (("", False), ("-dark", True))
+        for kind in ("svg", "png")
+    }
+
+
+def _markdown(report: SurveyReport, written: Collection[str]) -> str:
     # Names are the users' words: in a code block nothing in them is markup.
     groups = "\n".join(", ".join(group) for group in report.groups() if len(group) > 1) or "none"
     alone = "\n".join(group[0] for group in report.groups() if len(group) == 1) or "none"
@@ -63,6 +94,7 @@ def _markdown(report: SurveyReport) -> str:
         f"{len(report.readable())} models, {len(report.pairs)} pairs, alpha = {report.settings['alpha']:g} for all of "
         "them together. A group is joined by chains of pairs with shared weight ancestry; p says neither who came "
         "first nor that the others are unrelated.",
+        *(f"![{what}]({name})" for name, what in _FIGURES.items() if name in written),
         "## Groups",
         _block(groups),
         "## No relation found",
@@ -72,11 +104,26 @@ def _markdown(report: SurveyReport) -> str:
     if contradictions:
         lines = [f"{middle}: related to {a} and to {b}, which show no relation" for a, middle, b in contradictions]
         parts += ["## Worth a look", _block("\n".join(lines))]
+    if any(found.declared_bases is not None for found in report.models.values()):
+        parts += ["## Declared and measured", _block("\n".join(_declared(report)))]
     failures = [f"{name}: {found.error}" for name, found in report.models.items() if found.error]
     failures += [f"{a}, {b}: {found.error}" for (a, b), found in report.pairs.items() if found.error]
     if failures:
         parts += ["## Could not be read or compared", _block("\n".join(failures))]
     return "\n\n".join(parts) + "\n"
+
+
+def _declared(report: SurveyReport) -> list[str]:
+    lines = []
+    for name in report.readable():
+        for base in report.models[name].declared_bases or ():
+            if base in report.models:
+                measured = "shared ancestry found" if report.is_related(name, base) else "no evidence found"
+            else:
+                measured = "not in this survey"
+            lines.append(f"{name} declares {base}: {measured}")
+    lines += [f"{a} and {b}: shared ancestry found, declared by neither" for a, b in report.undeclared()]
+    return lines or ["no card declares a base model, and no pair is related"]
 
 
 def _block(text: str) -> str:

@@ -17,8 +17,8 @@ import numpy.typing as npt
 import torch
 
 from mdir_hf.errors import InputError
-from mdir_hf.homology.distances import Alignment, TokenGeometry, token_geometry
-from mdir_hf.homology.embedding import EmbeddingTest, matched_scale
+from mdir_hf.homology.distances import TokenGeometry
+from mdir_hf.survey.aligning import align_rows
 from mdir_hf.survey.closer import CloserLook, LayerRows
 from mdir_hf.survey.fingerprint import Fingerprint
 from mdir_hf.survey.joining import RESAMPLES, Split, drawn, join
@@ -35,15 +35,6 @@ from mdir_hf.survey.rooting import (
 
 SCHEMA = "mdir-hf/tree/1"
 FloatArray = npt.NDArray[np.float64]
-
-FEWEST_TOKENS = 64
-"""A group with fewer tokens common to all its models gets no tree."""
-
-LOG_ALPHA = -23.0
-"""Alignments are looked for among models that a survey has found related already."""
-
-LARGEST_PLAIN_SCALE = 1.25
-"""Up to this factor a fitted scale is noise, or drift, and a tree takes rows as they are; beyond, somebody rescaled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,22 +149,13 @@ def grow_tree(
     names = tuple(fingerprints)
     if len(names) < 2:
         raise InputError("a tree needs at least two models")
-    tokens = sorted(set.intersection(*(set(one.tokens) for one in fingerprints.values())))
-    if len(tokens) < FEWEST_TOKENS:
-        why = f"the {len(names)} models have {len(tokens)} sampled tokens in common; a tree needs {FEWEST_TOKENS}"
-        return FamilyTree(names, None, (), (), (), None, len(tokens), (why,))
     closer = closer or CloserLook()
-    rows = {name: _rows(one, tokens) for name, one in fingerprints.items()}
-    pivot = _pivot(rows)
-    notes: list[str] = []
-    alignments = {name: _alignment(rows[pivot], rows[name], name, notes) for name in names if name != pivot}
-    alignments[pivot] = Alignment.identity(rows[pivot].shape[1])
-    aligned = {name: found for name in names if (found := alignments[name]) is not None}
-    placed = tuple(aligned)
+    found = align_rows(fingerprints)
+    placed, notes = found.names, list(found.notes)
     if len(placed) < 2:
-        return FamilyTree(placed, None, (), (), (), None, len(tokens), tuple(notes))
-    geometry = token_geometry([[rows[name] for name in placed]], alignments=list(aligned.values()), seed=seed)
-    layers = {name: closer.layers[name].carried(aligned[name]) for name in placed if name in closer.layers}
+        return FamilyTree(placed or names, None, (), (), (), None, found.n_tokens, tuple(notes))
+    geometry = found.geometry(seed=seed)
+    layers = {name: closer.layers[name].carried(found.alignments[name]) for name in placed if name in closer.layers}
     merges = tuple(_with_layers(merge, layers) for merge in find_merges(geometry.distances(), placed))
     kept = [at for at, name in enumerate(placed) if name not in {merge.model for merge in merges}]
     members = tuple(placed[at] for at in kept)
@@ -183,16 +165,16 @@ def grow_tree(
     if len(members) >= 3:
         newick, splits = join(distances, _resampled(geometry, kept, seed), members)
     # What is the same bit for bit, or rounded, is so only where nothing was moved.
-    unmoved = {name: rows[name] for name in placed if _is_identity(aligned[name], rows[name].shape[1])}
+    unmoved = {name: found.rows[name] for name in placed if found.is_unmoved(name)}
     evidence = (
         *roundings(unmoved),
-        *copied_layers({name: found.attention for name, found in layers.items()}),
-        *_extended(closer, rows),
+        *copied_layers({name: rows.attention for name, rows in layers.items()}),
+        *_extended(closer, found.rows),
     )
     between = between_by_equal_rows({name: values for name, values in unmoved.items() if name in members})
     inner = tuple(_with_untouched(one, between) for one in inner_models(distances, members))
     about = [one for one in evidence if {one.earlier, one.later} <= set(members)]
-    notes.append(f"Distances have no direction. Rows are aligned with {pivot}.")
+    notes.append(f"Distances have no direction. Rows are aligned with {found.pivot}.")
     return FamilyTree(
         members=members,
         newick=newick,
@@ -201,7 +183,7 @@ def grow_tree(
         merges=merges,
         inner=inner,
         centre=next((one.model for one in inner if len(one.branches) == len(members) - 1), None),
-        tokens=len(tokens),
+        tokens=found.n_tokens,
         evidence=evidence,
         root_candidates=root_candidates(members, distances, about) if about else None,
         notes=(*notes, *closer.notes),
@@ -218,9 +200,10 @@ def _with_layers(merge: Merge, layers: Mapping[str, LayerRows]) -> Merge:
 
 def _extended(closer: CloserLook, rows: Mapping[str, torch.Tensor]) -> Iterator[Evidence]:
     for (earlier, later), new in closer.new_tokens.items():
-        found = grown_vocabulary(earlier, later, new.n_tokens, rows[later], new.rows) if later in rows else None
-        if found is not None and earlier in rows:
-            yield found
+        if earlier in rows and later in rows:
+            found = grown_vocabulary(earlier, later, new.n_tokens, rows[later], new.rows)
+            if found is not None:
+                yield found
 
 
 def _with_untouched(one: InnerModel, between: Iterable[Between]) -> InnerModel:
@@ -229,52 +212,6 @@ def _with_untouched(one: InnerModel, between: Iterable[Between]) -> InnerModel:
     n_agreeing = sum(branch_of.get(a) != branch_of.get(c) for a, c in ends)
     sizes = [len(branch) for branch in one.branches]
     return replace(one, untouched=(n_agreeing, (sum(sizes) ** 2 - sum(size**2 for size in sizes)) // 2))
-
-
-def _is_identity(alignment: Alignment, width: int) -> bool:
-    everything = np.arange(width)
-    same = np.array_equal(alignment.source, everything) and np.array_equal(alignment.target, everything)
-    return same and alignment.signs is None and alignment.scale == 1.0
-
-
-def _rows(one: Fingerprint, tokens: Sequence[bytes]) -> torch.Tensor:
-    place = {token: at for at, token in enumerate(one.tokens)}
-    return one.rows[[place[token] for token in tokens]].float()
-
-
-def _pivot(rows: Mapping[str, torch.Tensor]) -> str:
-    """The widest model: everything can be aligned with it."""
-    return max(rows, key=lambda name: rows[name].shape[1])
-
-
-def _alignment(pivot: torch.Tensor, other: torch.Tensor, name: str, notes: list[str]) -> Alignment | None:
-    """Carry a model onto the pivot's channels by the matching that Algorithm 1 finds."""
-    if pivot.shape == other.shape and _is_aligned(pivot, other):
-        return Alignment.identity(pivot.shape[1])
-    test = EmbeddingTest(log_alpha=LOG_ALPHA)
-    matching = test.screen(pivot, other, is_last=True).matching
-    if matching is None or not test.is_settled:
-        notes.append(f"{name} is not in the tree: its sampled rows cannot be aligned with the others'.")
-        return None
-    scale = matched_scale(pivot, other, matching)
-    is_plain = 1.0 / LARGEST_PLAIN_SCALE < scale < LARGEST_PLAIN_SCALE
-    if not is_plain:
-        notes.append(f"{name} was divided by {scale:.3g}, the scale that fits its rows to the others'.")
-    return Alignment(
-        source=matching.candidate,
-        target=matching.reference,
-        signs=matching.signs.astype(np.float64) if matching.signed else None,
-        scale=1.0 if is_plain else 1.0 / scale,
-    )
-
-
-def _is_aligned(pivot: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether every channel is most like the one of its own number: then nothing was moved."""
-    x, y = (rows - rows.mean(dim=0) for rows in (pivot, other))
-    x, y = (rows / rows.norm(dim=0).clamp(min=1e-12) for rows in (x, y))
-    own = (x * y).sum(dim=0)
-    # 0.5 between channels of their own number, over every token, does not happen among permuted ones.
-    return float(own.median()) > 0.5
 
 
 def _resampled(geometry: TokenGeometry, kept: Sequence[int], seed: int) -> Iterable[FloatArray]:

@@ -22,6 +22,8 @@ def test_it_prints_groups_and_saves_them(population, expected_groups, tmp_path, 
     assert (out / "survey.md").read_text().startswith("# Weight ancestry")
     assert (out / "matrix.svg").read_text().count("<svg") == 1
     assert (out / "matrix-dark.png").read_bytes().startswith(b"\x89PNG")
+    assert "Dendrogram of 5 models in 2 groups" in (out / "dendrogram.svg").read_text()
+    assert "![Dendrogram of each group of relatives](dendrogram.svg)" in (out / "survey.md").read_text()
 
 
 def test_a_list_in_a_file_with_comments(population, tmp_path, capsys):

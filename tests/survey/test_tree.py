@@ -218,3 +218,15 @@ def test_where_nothing_tells_no_root_is_named(lineage):
     tree = grow_tree(family(lineage))
     assert tree.evidence == () and tree.root_candidates is None
     assert "No root" in str(tree)
+
+
+def test_a_member_that_was_rescaled_in_place_is_brought_back(lineage):
+    lineage["left/a"] = 3.0 * lineage["left/a"]
+    tree = grow_tree(family(lineage))
+    assert has(tree, "left", "left/a", "left/b") > 0.95
+    assert any("left/a was divided by 3" in note for note in tree.notes)
+
+
+def test_a_noised_member_is_not_taken_for_a_rescaled_one(lineage):
+    lineage["left/a"] = lineage["left/a"] + drift(77, 1.2)
+    assert not any("divided" in note for note in grow_tree(family(lineage)).notes)

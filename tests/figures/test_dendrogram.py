@@ -1,0 +1,62 @@
+"""Dendrograms of a survey: leaves in the order of the tree, equal copies, names of any kind, sizes of any number."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mdir_hf.errors import InputError
+from mdir_hf.figures import draw_dendrogram, figure_bytes
+from mdir_hf.figures.dendrogram import MOST_ROWS
+
+pytest.importorskip("matplotlib")
+
+APART = np.array([[0.0, 0.5, 0.1], [0.5, 0.0, 0.5], [0.1, 0.5, 0.0]])
+
+
+def names_of(figure):
+    return [label.get_text() for label in figure.axes[0].get_yticklabels()]
+
+
+def test_the_closest_stand_together_and_join_where_their_distance_is():
+    figure = draw_dendrogram([(["a", "far", "b"], APART)])
+    assert names_of(figure) in (["a", "b", "far"], ["far", "a", "b"], ["b", "a", "far"], ["far", "b", "a"])
+    joins = sorted(max(line.get_xdata()) for line in figure.axes[0].lines)
+    assert joins == pytest.approx([0.1, 0.5])
+    assert figure.axes[0].get_xscale() == "log"
+
+
+def test_the_finding_is_the_alt_text():
+    figure = draw_dendrogram([(["a", "far", "b"], APART), (["x", "y"], [[0.0, 0.3], [0.3, 0.0]])], alone=4)
+    assert figure.get_label() == "Dendrogram of 5 models in 2 groups. The closest are a and b, 0.1 apart."
+    assert any("4 more related to none" in text.get_text() for text in figure.texts)
+
+
+@pytest.mark.parametrize("n", [2, 40])
+@pytest.mark.parametrize("dark", [False, True])
+def test_equal_copies_and_hostile_names_are_drawn_and_the_bytes_repeat(n, dark):
+    rng = np.random.default_rng(0)
+    points = rng.normal(size=(n, 8))
+    points[1] = points[0]
+    apart = np.linalg.norm(points[:, None] - points[None], axis=2)
+    names = [
+        "<b>$x$\u202e",
+        *(f"owner-{at}/model-with-a-name-longer-than-any-figure-has-room-for" for at in range(1, n)),
+    ]
+    first, second = (figure_bytes(draw_dendrogram([(names, apart)], dark=dark), "svg") for _ in range(2))
+    assert first == second
+    assert b"<b>" not in first
+
+
+def test_what_does_not_fit_on_a_sheet_is_counted():
+    size = MOST_ROWS // 2 + 1
+    big = (1.0 - np.eye(size), [f"m{at}" for at in range(size)])
+    figure = draw_dendrogram([(big[1], big[0])] * 2)
+    assert len(names_of(figure)) == size
+    assert any("1 groups left out" in text.get_text() for text in figure.texts)
+
+
+@pytest.mark.parametrize("groups", [[], [(["a"], [[0.0]])], [(["a", "b"], [[0.0]])]])
+def test_what_is_no_group_is_said(groups):
+    with pytest.raises(InputError, match="m x m distances"):
+        draw_dendrogram(groups)

@@ -80,13 +80,13 @@ class Population:
 
 POPULATIONS = (
     Population("untrained", 4, 0),
-    Population("half trained", 10, 40),
-    Population("same data, same order", 28, 150),
-    Population("other data", 8, 150, text="prose"),
-    Population("outlier channels", 8, 150, outliers=True),
-    Population("GPT-2, tied", 8, 150, architecture="gpt2"),
-    Population("principal axes", 8, 150, axes="principal"),
-    Population("varimax axes", 8, 150, axes="varimax"),
+    Population("half trained", 10, 25),
+    Population("same data, same order", 28, 100),
+    Population("other data", 8, 100, text="prose"),
+    Population("outlier channels", 8, 100, outliers=True),
+    Population("GPT-2, tied", 8, 100, architecture="gpt2"),
+    Population("principal axes", 8, 100, axes="principal"),
+    Population("varimax axes", 8, 100, axes="varimax"),
 )
 
 

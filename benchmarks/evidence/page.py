@@ -1,0 +1,60 @@
+"""The page: sections in their order, and what was not run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from benchmarks.evidence.calibration import calibration_section
+from benchmarks.evidence.peers import peers_section
+from benchmarks.evidence.tables import Results
+from benchmarks.evidence.zoo import zoo_section
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A page in parts, and the figures that it shows, by file name."""
+
+    text: str
+    figures: dict[str, Figure]
+
+
+def make_evidence(results: Results) -> Evidence:
+    """The page and its figures; a section whose results are missing is left out and named at the end."""
+    figures: dict[str, Figure] = {}
+    sections, missing = [], []
+    for name, needs, section in SECTIONS:
+        if all(need in results for need in needs):
+            sections.append(section(results, figures))
+        else:
+            missing.append(f"- {name}: no `{'`, `'.join(need for need in needs if need not in results)}` in results")
+    not_run = "\n".join([*NOT_RUN, *missing])
+    return Evidence("\n\n".join([OPENING, *sections, f"## What was not run\n\n{not_run}"]) + "\n", figures)
+
+
+OPENING = """# Evidence
+
+Written by `python -m benchmarks.evidence` from the files in `benchmarks/results`; a test holds that this page is what
+they give. Models, pairs, peers and metrics are described where they are made: `benchmarks/zoo`, `benchmarks/peers`,
+`benchmarks/metrics.py`, `benchmarks/calibration.py`. Alpha is 1e-10, fixed before looking, in every decision here."""
+
+NOT_RUN = (
+    "- Nothing here was run on a model of the Hub: the machine had no network. LeaFBench's own 65 models wait for "
+    "somebody "
+    "who has one.",
+    "- Models are of 192 channels and at most 5 million parameters, trained for a minute. What long training does to "
+    "real models is not shown by them.",
+    "- One draw of everything: one seed for each kind of descendant and family, so that rates over kinds have no error "
+    "bars of their own.",
+)
+
+SECTIONS: tuple[tuple[str, tuple[str, ...], Callable[[Results, dict[str, Figure]], str]], ...] = (
+    ("The zoo", ("zoo-models", "zoo-pairs"), zoo_section),
+    ("Others on the same pairs", ("zoo-pairs", "zoo-peers"), peers_section),
+    ("Calibration", ("calibration-pairs", "calibration-haar"), calibration_section),
+)
+"""Name, result files and what writes them, in the order of the page."""

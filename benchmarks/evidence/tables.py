@@ -1,0 +1,29 @@
+"""Result files, and Markdown made of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+Results = dict[str, list[Row]]
+RESULTS = Path(__file__).parents[1] / "results"
+
+
+def read_results(folder: Path = RESULTS) -> Results:
+    """Every result file there is, by its name without suffix."""
+    found = {}
+    for path in sorted(folder.glob("*.json*")):
+        text = path.read_text(encoding="utf-8")
+        found[path.stem] = (
+            [json.loads(line) for line in text.splitlines()] if path.suffix == ".jsonl" else json.loads(text)
+        )
+    return found
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

@@ -1,0 +1,213 @@
+"""The section on the zoo: who is in it, how pairs are decided, what is missed and why."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from benchmarks.evidence.tables import Results, Row, table
+from benchmarks.metrics import decisions, upper_bound_of_rate
+from benchmarks.zoo.members import FAMILIES, MEMBERS, models
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+WHY_MISSED: tuple[tuple[str, Callable[[Row], bool], str], ...] = ()
+"""Kinds of related pairs that are missed: what they are called, which they are, why."""
+
+
+def zoo_section(results: Results, figures: dict[str, Figure]) -> str:
+    """Who is in the zoo, and how the checker decided."""
+    rows = [row for row in results["zoo-pairs"] if row["level"] == "auto"]
+    figures["evidence-zoo.png"] = draw_zoo(rows)
+    counted = decisions((row["verdict"] == "homologous" for row in rows), (row["related"] for row in rows))
+    n_strangers = counted.false_positives + counted.true_negatives
+    n_related = counted.true_positives + counted.false_negatives
+    bound = upper_bound_of_rate(counted.false_positives, n_strangers)
+    minutes = sum(row["cpu_s"] for row in results["zoo-models"]) / 60
+    inconclusive = sum(row["verdict"] == "inconclusive" for row in rows)
+    parts = [
+        "## The zoo",
+        f"{len(results['zoo-models'])} models of {len(FAMILIES)} families, trained in {minutes:.0f} minutes of one "
+        f"core; "
+        f"{len(rows)} pairs: all within a family, and each base with every model of the other families.",
+        f"- **{counted.false_positives} of {n_strangers} unrelated pairs** are called homologous (a rate below "
+        f"{bound:.2g} "
+        "at 95 %, if pairs were independent, which they are not: they share models).",
+        f"- **{counted.true_positives} of {n_related} related pairs** are found. The {counted.false_negatives} that "
+        f"are not "
+        "are listed below with their reasons.",
+        f"- {inconclusive} verdicts are `inconclusive`; they count as not found.",
+        "### What the models are",
+        members_table(results["zoo-models"]),
+        "Losses are in nats per token on held-out text, of the text that the model learnt last; under another "
+        "tokenizer "
+        "they do not compare. `noised` and `retokenised` show what was lost.",
+        "### Each base and its descendants",
+        "log10 p at level `auto`, and what settled it (s: the screen of the embeddings, e: the embeddings, u: the "
+        "unembeddings, b: the layers); `-` where nothing was found. Strangers are in italics.",
+        base_table(rows),
+        "![Matrix of all pairs within each of the four families: related pairs are found but where they are marked, "
+        "and no "
+        "pair with a stranger is](images/evidence-zoo.png)",
+        "### By relation",
+        "All pairs in which a member takes part, within its family.",
+        relation_table(rows),
+        "### Related, and not found",
+        missed_text(rows),
+        "### One witness alone",
+        levels_text(results["zoo-pairs"]),
+    ]
+    return "\n\n".join(parts)
+
+
+def members_table(rows: list[Row]) -> str:
+    """Members down, families across: held-out loss."""
+    loss = {row["model"]: row.get("held_out_loss") for row in rows}
+    body = []
+    for name, member in MEMBERS.items():
+        there = [f"{family}/{name}" in loss for family in FAMILIES]
+        cells = [
+            "" if not here else "stored" if loss[f"{family}/{name}"] is None else f"{loss[f'{family}/{name}']:.2f}"
+            for family, here in zip(FAMILIES, there, strict=True)
+        ]
+        seed = "" if member.seed is None else f", seed {member.seed}"
+        origin = f"from {' and '.join(member.parents)}" if member.parents else f"from nothing{seed}"
+        body.append([name, f"{member.done} ({origin})", *cells])
+    families = [f"{family.name}, {family.tokenizer}, {family.text}" for family in FAMILIES.values()]
+    return table(["member", "what was done", *families], body)
+
+
+def base_table(rows: list[Row]) -> str:
+    """Members down, families across: log10 p against the base."""
+    known = {frozenset((row["a"], row["b"])): row for row in rows}
+    body = []
+    for name in MEMBERS:
+        if name == "base":
+            continue
+        cells, related = [], True
+        for family in FAMILIES:
+            row = known.get(frozenset((f"{family}/base", f"{family}/{name}")))
+            cells.append("" if row is None else outcome(row))
+            related = related if row is None else row["related"]
+        body.append([name if related else f"*{name}*", *cells])
+    return table(["member", *FAMILIES], body)
+
+
+def outcome(row: Row) -> str:
+    """log10 p and what settled it."""
+    if row["verdict"] == "inconclusive":
+        return f"inconclusive: {row['reason']}"
+    if row["verdict"] != "homologous":
+        return "-"
+    step = {"screen": "s", "embedding": "e", "unembedding": "u", "body": "b"}.get(row["settled_by"], row["settled_by"])
+    return f"{row['log10_p']:,.0f} {step}"
+
+
+def relation_table(rows: list[Row]) -> str:
+    """Found and not, for each member over its pairs in the family, and across families."""
+    found: dict[str, Counter[str]] = defaultdict(Counter)
+    for row in rows:
+        a, b = (name.split("/") for name in (row["a"], row["b"]))
+        names = {row["relation"]} if a[0] != b[0] else {a[1], b[1]}
+        for name in names:
+            kind = "related" if row["related"] else "unrelated"
+            found[name][kind] += 1
+            found[name][f"{kind} {row['verdict']}"] += 1
+    order = [*MEMBERS, *sorted(name for name in found if name not in MEMBERS)]
+    body = [
+        [
+            name,
+            f"{found[name]['related homologous']} of {found[name]['related']}" if found[name]["related"] else "",
+            f"{found[name]['unrelated homologous']} of {found[name]['unrelated']}" if found[name]["unrelated"] else "",
+            str(found[name]["related inconclusive"] + found[name]["unrelated inconclusive"]),
+        ]
+        for name in order
+        if name in found
+    ]
+    return table(["member", "related, found", "unrelated, called homologous", "inconclusive"], body)
+
+
+def missed_text(rows: list[Row]) -> str:
+    """What was missed, by its reason; what has none is said to have none."""
+    missed = [row for row in rows if row["related"] and row["verdict"] != "homologous"]
+    if not missed:
+        return "None."
+    lines, left = [], list(missed)
+    for name, is_it, why in WHY_MISSED:
+        these = [row for row in left if is_it(row)]
+        left = [row for row in left if not is_it(row)]
+        if these:
+            lines.append(f"- **{name}** ({len(these)}): {why} {', '.join(map(pair_name, these))}.")
+    lines += [f"- **No reason is known**: {pair_name(row)} ({row['verdict']})." for row in left]
+    return "\n".join(lines)
+
+
+def pair_name(row: Row) -> str:
+    """``family: a + b``."""
+    (family, a), (_, b) = (name.split("/") for name in (row["a"], row["b"]))
+    return f"{family}: {a} + {b}"
+
+
+def levels_text(rows: list[Row]) -> str:
+    """How much embeddings or layers alone find of the pairs with a base."""
+    body = []
+    chosen = {(row["a"], row["b"]) for row in rows if row["level"] == "embedding"}
+    for level, says in (
+        ("auto", "what users get"),
+        ("embedding", "embeddings and unembeddings alone"),
+        ("body", "both, and every layer"),
+    ):
+        these = [row for row in rows if row["level"] == level and (row["a"], row["b"]) in chosen]
+        found = sum(row["verdict"] == "homologous" for row in these if row["related"])
+        wrong = sum(row["verdict"] == "homologous" for row in these if not row["related"])
+        related = sum(row["related"] for row in these)
+        body.append(
+            [
+                f"`{level}`: {says}",
+                f"{found} of {related}",
+                f"{wrong} of {len(these) - related}",
+                f"{statistics.median(row['cpu_s'] for row in these):.2f} s",
+                f"{statistics.median(row['bytes_read'] / row['bytes_of_weights'] for row in these):.0%}",
+            ]
+        )
+    header = [
+        "level, a base and its family",
+        "related, found",
+        "unrelated, called homologous",
+        "median time",
+        "median share of bytes",
+    ]
+    note = "Bytes read include tokenizers, which are a large part of what such small models weigh."
+    return table(header, body) + "\n\n" + note
+
+
+def draw_zoo(rows: list[Row]) -> Figure:
+    """Four matrices of log(-log10 p), marked where the decision is against the label."""
+    from matplotlib.figure import Figure
+
+    known = {frozenset((row["a"], row["b"])): row for row in rows}
+    figure = Figure(figsize=(13, 12), layout="constrained")
+    image = None
+    for axes, family in zip(figure.subplots(2, 2).flat, FAMILIES, strict=True):
+        names = [model.member for model in models((family,))]
+        grid = np.full((len(names), len(names)), np.nan)
+        for i, a in enumerate(names):
+            for j, b in enumerate(names):
+                row = known.get(frozenset((f"{family}/{a}", f"{family}/{b}")))
+                if row is None:
+                    continue
+                grid[i, j] = math.log10(max(1.0, -row["log10_p"])) if row["verdict"] == "homologous" else 0.0
+                if (row["verdict"] == "homologous") != row["related"]:
+                    axes.text(j, i, "x", ha="center", va="center", color="tab:orange", fontweight="bold")
+        image = axes.imshow(grid, cmap="cividis", vmin=0, vmax=4)
+        axes.set_xticks(range(len(names)), names, rotation=90, fontsize=8)
+        axes.set_yticks(range(len(names)), names, fontsize=8)
+        axes.set_title(f"{family}: x is a decision against the label")
+    figure.colorbar(image, ax=figure.axes, shrink=0.5, label="log10 of -log10 p; 0: nothing found")
+    return figure

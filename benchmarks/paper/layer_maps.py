@@ -1,0 +1,113 @@
+"""The paper's layer maps: a SOLAR-like deepened copy, a pruned copy and a stranger, by MDIR and by CKA.
+
+The deepened copy has the first and the last three quarters of the base's layers, one after the other, as SOLAR-10.7B
+has of Mistral's; the pruned one fewer layers, channels and neurons. Both were trained on. CKA compares hidden states of
+last tokens behind every layer, as REEF does. Both methods answer one question: which layer of the base does each
+layer come from?
+
+    python -m benchmarks.paper.layer_maps [--tiny]
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from benchmarks.paper.models import BASE, Scale, built, pruned_layers, upscaled_layers
+from benchmarks.paper.output import draw_maps, log_shades, p_text, run, table
+from benchmarks.peers.inference import encode, loaded, statements
+from benchmarks.peers.reef import linear_cka
+from mdir_hf import HomologyChecker
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+N_STATEMENTS, N_TOKENS = 200, 48
+
+
+def layer_maps(scale: Scale) -> tuple[dict[str, Any], str, dict[str, Figure]]:
+    """Three pairs, two maps each."""
+    n_layers = scale.qwen3.n_layers
+    origins: dict[str, tuple[int, ...] | None] = {
+        "upscaled": upscaled_layers(n_layers),
+        "pruned": pruned_layers(n_layers),
+        "seed3-code": None,
+    }
+    base = built(BASE, scale)
+    states = hidden_states(base)
+    rows, data, figures = [], {}, {}
+    for name, truth in origins.items():
+        other = built(name, scale)
+        report = HomologyChecker.from_pretrained(base, use_caches=False).compare(other, level="body", progress=False)
+        assert report.layers is not None
+        mdir = np.array(report.layers["matrix"])
+        theirs = hidden_states(other)
+        cka = np.array([[linear_cka(x, y) for y in theirs] for x in states])
+        named = {j: i for i, j, _ in report.layers["matches"]}
+        by_mdir = [named.get(j) for j in range(mdir.shape[1])]
+        by_cka = [int(i) for i in cka.argmax(axis=0)]
+        data[name] = {
+            "origins": None if truth is None else list(truth),
+            "mdir": by_mdir,
+            "cka": by_cka,
+            "log10_p": round(report.layers["log10_p"], 1),
+            "verdict": report.verdict.value,
+            "mdir_matrix": mdir.round(1).tolist(),
+            "cka_matrix": cka.round(3).tolist(),
+        }
+        rows.append(
+            [
+                name,
+                report.verdict.value,
+                p_text(report.layers["log10_p"]),
+                _right(by_mdir, truth),
+                _right(by_cka, truth),
+                f"{cka.max(axis=0).mean():.2f}",
+            ]
+        )
+        figures[name] = draw_maps(
+            f"{name}: layers of the base down, its own across",
+            "left: log10(1 - log10 p) of MDIR; right: CKA of hidden states",
+            [("MDIR", log_shades(mdir), 4.0), ("CKA", cka, 1.0)],
+            axes_names=("layer", "layer of the base"),
+        )
+    section = (
+        "## Layer maps (the paper's figures 2 and 8)\n\n"
+        + table(
+            [
+                "candidate",
+                "verdict",
+                "p of the map",
+                "origins named by MDIR",
+                "by the largest CKA",
+                "largest CKA, mean",
+            ],
+            rows,
+        )
+        + "\n\nMDIR names no origin where it has no evidence; CKA always has a largest entry, between strangers, "
+        "too.\n\n" + "\n".join(f"![Layer maps of {name}](paper-layer-maps-{name}.png)" for name in figures)
+    )
+    return data, section, figures
+
+
+@torch.no_grad()
+def hidden_states(folder: Path) -> list[npt.NDArray[np.float64] | torch.Tensor]:
+    """What stands behind each layer at the last token of each statement, L tensors (N_STATEMENTS, n), float64."""
+    with loaded(folder) as (model, tokenizer):
+        ids, lengths = encode(tokenizer, statements()[:N_STATEMENTS], n_tokens=N_TOKENS)
+        states = model(input_ids=ids, output_hidden_states=True, use_cache=False).hidden_states[1:]
+    return [state[torch.arange(len(ids)), lengths - 1].double() for state in states]
+
+
+def _right(named: list[int | None], truth: tuple[int, ...] | None) -> str:
+    if truth is None:
+        return f"{sum(i is not None for i in named)} named, none is right"
+    return f"{sum(i == j for i, j in zip(named, truth, strict=True))} of {len(truth)} right"
+
+
+if __name__ == "__main__":
+    run("layer-maps", layer_maps)

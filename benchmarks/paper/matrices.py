@@ -1,0 +1,107 @@
+"""The paper's pictures of matrices: pruning, upcycling and strangers, in embeddings and inside a layer.
+
+|U| of the embeddings, of attention V and of MLP up in a layer and its ancestor, the latter two carried through the
+matched channels. Pruning leaves oblique lines, since fewer channels go the same way; upcycling a diagonal; strangers
+nothing.
+
+    python -m benchmarks.paper.matrices [--tiny]
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from benchmarks.paper.models import BASE, FULL, Scale, built, pruned_layers
+from benchmarks.paper.output import draw_maps, p_text, run, table
+from benchmarks.peers.weights import optional
+from benchmarks.zoo import build as zoo
+from benchmarks.zoo.members import Model as Member
+from mdir_hf import HomologyChecker
+from mdir_hf.anatomy import Role
+from mdir_hf.comparison.model import Model
+from mdir_hf.homology.matching import Matching, best_matching
+from mdir_hf.homology.polar import polar_factor
+from mdir_hf.homology.reduction import reduce_peaks
+from mdir_hf.hub import open_repository
+from mdir_hf.vocabulary import common_vocabulary
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def matrices(scale: Scale) -> tuple[dict[str, Any], str, dict[str, Figure]]:
+    """Three pairs, three matrices each."""
+    base = built(BASE, scale)
+    kept = pruned_layers(scale.qwen3.n_layers)
+    pairs: dict[str, tuple[Path, Path, int, int]] = {
+        "pruned": (base, built("pruned", scale), kept[2], 2),
+        "strangers": (base, built("seed3-code", scale), 1, 1),
+    }
+    if scale is FULL:
+        upcycled = (zoo.built(Member("llama", name), zoo.FULL) for name in ("base", "moe-upcycled"))
+        pairs["upcycled"] = (*upcycled, 1, 1)
+    rows, data, figures = [], {}, {}
+    for name, (one, other, mine, theirs) in pairs.items():
+        found = _traces(one, other, mine, theirs)
+        report = HomologyChecker.from_pretrained(one, use_caches=False).compare(
+            other, level="embedding", progress=False
+        )
+        data[name] = {
+            "log10_p": round(report.log10_p, 1),
+            "layers": [mine, theirs],
+            "normalized_traces": {what: round(trace, 4) for what, (trace, _) in found.items()},
+        }
+        rows.append([name, p_text(report.log10_p), *(f"{trace:.3f}" for trace, _ in found.values())])
+        figures[name] = draw_maps(
+            {
+                "pruned": "Pruning: lines, for what is left is in order",
+                "upcycled": "Upcycling: diagonals, the experts' mean included",
+                "strangers": "Strangers: nothing stands out",
+            }[name],
+            "square root of |polar factor|",
+            [(what, picture, 1.0) for what, (_, picture) in found.items()],
+            side=1.9,
+        )
+    section = (
+        "## Matrices (the paper's figures 3 to 5)\n\n"
+        + table(["pair", "p, embeddings", "embedding: trace / n", "V", "up"], rows)
+        + "\n\n"
+        + "\n".join(f"![Polar factors of {name}](paper-matrices-{name}.png)" for name in figures)
+    )
+    return data, section, figures
+
+
+def _traces(one: Path, other: Path, mine: int, theirs: int) -> dict[str, tuple[float, npt.NDArray[np.floating]]]:
+    """Normalised trace and picture of each matrix; of experts their mean."""
+    a, b = (Model(open_repository(folder)) for folder in (one, other))
+    assert a.vocabulary is not None
+    assert b.vocabulary is not None
+    common = common_vocabulary(a.vocabulary, b.vocabulary, n_reference_rows=a.n_rows, n_candidate_rows=b.n_rows)
+    x, y = (
+        model.tensors.read(model.anatomy.embedding.tensor).double()[torch.from_numpy(rows)]
+        for model, rows in ((a, common.reference_rows), (b, common.candidate_rows))
+    )
+    matching, embedding = _factor(x - x.mean(0), y - y.mean(0))
+    found = {"embedding": (matching.trace / len(matching.reference), embedding)}
+    for words, role in ((f"V, layers {mine} and {theirs}", Role.V), (f"up, layers {mine} and {theirs}", Role.UP)):
+        w = optional(a, a.anatomy.layers[mine], role)[role][:, torch.from_numpy(matching.reference)].double()
+        v = optional(b, b.anatomy.layers[theirs], role)[role][:, torch.from_numpy(matching.candidate)].double()
+        inner, picture = _factor(w.T, v.T)
+        found[words] = (inner.trace / len(inner.reference), picture)
+    return found
+
+
+def _factor(x: torch.Tensor, y: torch.Tensor) -> tuple[Matching, npt.NDArray[np.floating]]:
+    factor = polar_factor(x.T @ y).matrix
+    matching = best_matching(factor, signed=False)
+    assert matching is not None
+    return matching, np.sqrt(np.clip(reduce_peaks(factor), 0.0, 1.0))
+
+
+if __name__ == "__main__":
+    run("matrices", matrices)

@@ -1,0 +1,225 @@
+"""The small models of the paper's experiments, trained when first asked for and kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from benchmarks.zoo.build import Text, text_of
+from benchmarks.zoo.edits import cut_width, rebuilt, take_layers
+from benchmarks.zoo.stack import Shape, new_model, take_apart
+from mdir_hf.demo.text import BEGIN, END
+from mdir_hf.demo.training import mean_loss, seeded_single_thread, train
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+RECIPE = 1
+"""Raise with every change of what is built."""
+
+SEQUENCE_LENGTH, BATCH_SIZE = 64, 8
+TOKENS_PER_STEP = SEQUENCE_LENGTH * BATCH_SIZE
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Sizes and lengths.
+
+    Attributes:
+        name: Of its folder.
+        qwen3: The paper's ablation has Qwen3's architecture, and so have these; eight layers of 96 value rows.
+        llama: A wider model with a head of its own, for the second noise table.
+        steps: Of a base.
+        short_steps: Of what is trained on after a layer was cut or copied.
+        retokenised_steps: When embeddings under another tokenizer are looked at; the last is the end of the training.
+        pruned_width: Channels that are left.
+    """
+
+    name: str
+    qwen3: Shape
+    llama: Shape
+    steps: int
+    short_steps: int
+    retokenised_steps: tuple[int, ...]
+    pruned_width: int
+
+
+FULL = Scale(
+    "full",
+    Shape(2048, 160, 416, 8, 6, 3, 32, True),
+    Shape(2048, 224, 576, 4, 7, 7, 32, False),
+    300,
+    60,
+    (25, 50, 100, 150, 200, 300, 400, 600),
+    96,
+)
+TINY = Scale(
+    "tiny",
+    Shape(1024, 64, 128, 4, 4, 2, 32, True),
+    Shape(1024, 64, 128, 2, 2, 2, 32, False),
+    12,
+    4,
+    (2, 6),
+    48,
+)
+"""For the tests: everything runs, little is learnt."""
+
+# What a base is trained from: architecture, seed of the initialisation, text.
+BASES = {
+    "seed2-code": ("qwen3", 2, "code"),
+    "seed2-prose": ("qwen3", 2, "prose"),
+    "seed3-code": ("qwen3", 3, "code"),
+    "seed3-prose": ("qwen3", 3, "prose"),
+    "llama": ("llama", 4, "code"),
+}
+BASE = "seed2-code"
+
+
+def upscaled_layers(n_layers: int) -> tuple[int, ...]:
+    """SOLAR's recipe: the first three quarters of the layers, then the last three quarters."""
+    kept = 3 * n_layers // 4
+    return (*range(kept), *range(n_layers - kept, n_layers))
+
+
+def pruned_layers(n_layers: int) -> tuple[int, ...]:
+    """The first two and last two layers and every second one between, as Llama-3.2-1B has kept them closest there."""
+    return (0, 1, *range(3, n_layers - 2, 2), n_layers - 2, n_layers - 1)
+
+
+def text(scale: Scale, kind: str = "bpe") -> Text:
+    """Token ids under the byte-level BPE of the bases, or under a ``unigram`` tokenizer."""
+    return text_of(kind, scale.qwen3.vocabulary)
+
+
+def folder_of(name: str, scale: Scale) -> Path:
+    """Where a model is kept, built or not."""
+    root = os.environ.get("MDIR_HF_TEST_CACHE") or Path(__file__).parents[2] / ".trained-models"
+    return Path(root) / f"paper-{scale.name}-{RECIPE}" / name
+
+
+def built(name: str, scale: Scale) -> Path:
+    """The folder of a model, trained if it is not there.
+
+    Args:
+        name: One of ``BASES``, ``fine-tuned``, ``upscaled``, ``pruned``, or ``retokenised-STEP``.
+        scale: How large.
+    """
+    folder = folder_of(name, scale)
+    if not folder.exists():
+        if name.startswith("retokenised-"):
+            _retokenise(scale)
+        else:
+            model, losses = _trained(name, scale)
+            kind = "prose" if name == "fine-tuned" or name.endswith("prose") else "code"
+            save(model, text(scale), folder, losses, kind)
+    return folder
+
+
+def load(folder: Path) -> PreTrainedModel:
+    """A model in float32."""
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return model.eval()
+
+
+def losses_of(name: str, scale: Scale) -> dict[str, float]:
+    """First, last and held-out loss of a model's training, in nats per token."""
+    found: dict[str, float] = json.loads((built(name, scale) / "training.json").read_text())
+    return found
+
+
+def save(model: PreTrainedModel, learnt: Text, folder: Path, losses: Sequence[float], kind: str) -> None:
+    """Keep a model in BF16 with its tokenizer; the folder appears whole or not at all."""
+    from transformers import PreTrainedTokenizerFast
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    first, last = (sum(part) / len(part) if part else float("nan") for part in (losses[:5], losses[-5:]))
+    held_out = mean_loss(model, learnt.held_out[kind], sequence_length=SEQUENCE_LENGTH)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".building-") as building:
+        made = Path(building) / folder.name
+        # A copy by its values: the model may be trained on.
+        state = {name: weight.to(torch.bfloat16) for name, weight in model.state_dict().items()}
+        copied = type(model)(model.config).to(torch.bfloat16)
+        copied.load_state_dict(state)
+        copied.save_pretrained(made)
+        PreTrainedTokenizerFast(tokenizer_object=learnt.tokenizer, bos_token=BEGIN, eos_token=END).save_pretrained(made)
+        (made / "training.json").write_text(json.dumps({"first": first, "last": last, "held_out": held_out}))
+        made.rename(folder)
+
+
+def _trained(name: str, scale: Scale) -> tuple[PreTrainedModel, list[float]]:
+    learnt = text(scale).learnt
+    if name in BASES:
+        architecture, seed, kind = BASES[name]
+        with seeded_single_thread(seed):
+            model = new_model(architecture, scale.llama if architecture == "llama" else scale.qwen3)
+            return model, _train(model, learnt[kind], scale.steps, 3e-3)
+    model = load(built(BASE, scale))
+    with seeded_single_thread(0):
+        if name == "fine-tuned":
+            return model, _train(model, learnt["prose"], scale.short_steps, 1e-3, order=1)
+        stack = take_apart(model)
+        if name == "upscaled":
+            stack = take_layers(stack, upscaled_layers(len(stack.blocks)))
+        elif name == "pruned":
+            stack = take_layers(stack, pruned_layers(len(stack.blocks)))
+            neurons = stack.blocks[0].up.weight.shape[0]
+            stack = cut_width(stack, n_channels=scale.pruned_width, n_heads=stack.n_heads, n_neurons=neurons * 3 // 4)
+        else:
+            raise ValueError(f"no recipe for {name!r}")
+        model = rebuilt(stack)
+        return model, _train(model, learnt["code"], scale.short_steps, 1e-3, order=1)
+
+
+def _retokenise(scale: Scale) -> None:
+    """Give the base new embeddings under another tokenizer, and keep it at every step that the table asks for.
+
+    The paper begins with zeros, which Qwen2's biases give a gradient; a model without biases would stay there for
+    ever, so that these begin with draws of a thousandth of the usual size. All weights are trained, at one peak rate.
+    """
+    learnt = text(scale, "unigram")
+    with seeded_single_thread(5):
+        base = load(built(BASE, scale))
+        stack = take_apart(base)
+        vocabulary = learnt.tokenizer.get_vocab_size()
+        model = new_model("qwen3", replace(scale.qwen3, vocabulary=vocabulary))
+        state = dict(base.state_dict())
+        drawn = 1e-3 * float(stack.embedding.std()) * torch.randn(vocabulary, scale.qwen3.width)
+        state["model.embed_tokens.weight"] = state["lm_head.weight"] = drawn
+        model.load_state_dict(state)
+        step, wanted = 0, set(scale.retokenised_steps)
+
+        def keep() -> None:
+            nonlocal step
+            step += 1
+            folder = folder_of(f"retokenised-{step}", scale)
+            if step in wanted and not folder.exists():
+                save(model, learnt, folder, [], "code")
+                model.train()
+
+        _train(model, learnt.learnt["code"], max(wanted), 1e-3, order=2, on_step=keep)
+
+
+def _train(model: PreTrainedModel, tokens: torch.Tensor, steps: int, rate: float, *, order: int = 0, on_step=None):
+    return train(
+        model,
+        tokens,
+        steps=steps,
+        learning_rate=rate,
+        batch_size=BATCH_SIZE,
+        sequence_length=SEQUENCE_LENGTH,
+        order_seed=order,
+        on_step=on_step,
+    )

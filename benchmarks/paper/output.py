@@ -1,0 +1,117 @@
+"""Where a script leaves its numbers, its section and its pictures, and how matrices are drawn."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.paper.models import FULL, TINY, Scale
+from mdir_hf.figures.rendering import figure_bytes
+from mdir_hf.figures.sheet import HEAD, add_axes, drawing, new_sheet
+from mdir_hf.figures.theme import colour_map, theme_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+RESULTS = Path(__file__).parents[1] / "results"
+
+_LEFT, _BELOW, _GAP = 0.65, 0.6, 0.6
+
+
+def save_results(name: str, data: Mapping[str, Any], section: str, figures: Mapping[str, Figure], folder: Path) -> None:
+    """Write ``paper-NAME.json``, ``paper-NAME.md`` and ``paper-NAME-FIGURE.png``.
+
+    Args:
+        name: Of the experiment.
+        data: Plain containers of numbers.
+        section: Markdown that begins with a heading of the second level; pictures are named relative to the folder.
+        figures: By name.
+        folder: Made if it is not there.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"paper-{name}.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    (folder / f"paper-{name}.md").write_text(section.rstrip() + "\n", encoding="utf-8")
+    for key, figure in figures.items():
+        (folder / f"paper-{name}-{key}.png").write_bytes(figure_bytes(figure, "png"))
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
+
+
+def p_text(log10_p: float, log10_alpha: float = -10.0) -> str:
+    """10^-123, or NS for what is not significant at the level fixed in advance."""
+    return f"10^{log10_p:.0f}" if log10_p < log10_alpha else f"NS (10^{log10_p:.1f})" if log10_p < -0.05 else "NS"
+
+
+def draw_maps(
+    title: str,
+    subtitle: str,
+    maps: Sequence[tuple[str, npt.NDArray[np.floating], float]],
+    *,
+    side: float = 2.2,
+    axes_names: tuple[str, str] = ("", ""),
+) -> Figure:
+    """Draw matrices side by side, pale for 0 and dark for their own largest value on the scale.
+
+    Args:
+        title: What is to be seen.
+        subtitle: What is drawn.
+        maps: Caption, non-negative matrix, and the value that has the darkest shade.
+        side: Inches of each map's longer side.
+        axes_names: Of columns and rows.
+    """
+    theme = theme_of(dark=False)
+    with drawing():
+        shapes = [(side * m.shape[1] / max(m.shape), side * m.shape[0] / max(m.shape)) for _, m, _ in maps]
+        width = _LEFT + sum(w for w, _ in shapes) + _GAP * len(maps)
+        height = max(h for _, h in shapes)
+        figure = new_sheet(theme, HEAD + height + _BELOW, title, subtitle, width=max(5.0, width))
+        left = _LEFT
+        for (caption, matrix, darkest), (w, h) in zip(maps, shapes, strict=True):
+            axes = add_axes(figure, theme, left, _BELOW + height - h, w, h)
+            axes.imshow(
+                np.clip(np.nan_to_num(matrix) / darkest, 0, 1),
+                cmap=colour_map(theme),
+                vmin=0,
+                vmax=1,
+                interpolation="none",
+                aspect="auto",
+            )
+            axes.set_xlabel(f"{caption}\n{axes_names[0]}".strip(), fontsize=7, color=theme.ink)
+            if left == _LEFT:
+                axes.set_ylabel(axes_names[1], fontsize=7, color=theme.ink)
+            axes.tick_params(labelsize=6)
+            left += w + _GAP
+        figure.set_label(f"{title}. {subtitle}")
+    return figure
+
+
+def log_shades(log10_p: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:
+    """log10(1 - log10 p), so that -20 and -7000 both show beside 0."""
+    return np.log10(1 - np.minimum(log10_p, 0.0))
+
+
+def run(name: str, experiment: Callable[[Scale], tuple[dict[str, Any], str, dict[str, Figure]]]) -> None:
+    """The command line of one experiment: do it, print its section, save everything."""
+    parser = argparse.ArgumentParser(description=f"paper-{name}")
+    parser.add_argument("--tiny", action="store_true", help="models of a few steps, to see that it runs")
+    parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR")
+    options = parser.parse_args()
+    data, section, figures = experiment(TINY if options.tiny else FULL)
+    save_results(name, data, section, figures, options.out)
+    print(section)
+
+
+def rounded(value: float, digits: int = 4) -> float | None:
+    """A number for JSON: rounded, None where it is not finite."""
+    return round(value, digits) if math.isfinite(value) else None

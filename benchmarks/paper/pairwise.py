@@ -1,0 +1,113 @@
+"""The paper's matrix of every pair, and whether "homologous" is an equivalence relation on it.
+
+Sixteen models: those of the other scripts and some of the lineage zoo (trained if they are not there), in four
+architectures, both ways round. Reflexive: every model is homologous to itself. Symmetric: both orders have one verdict.
+Transitive: what is homologous to one of two homologous models is to the other, too.
+
+    python -m benchmarks.paper.pairwise [--tiny]
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.paper.models import BASE, FULL, Scale, built
+from benchmarks.paper.output import run
+from benchmarks.zoo import build as zoo
+from benchmarks.zoo.members import Model
+from mdir_hf import HomologyChecker
+from mdir_hf.figures import draw_survey_matrix
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+OWN = {
+    BASE: "paper/base",
+    "seed2-prose": "paper/base",  # the same initialisation
+    "fine-tuned": "paper/base",
+    "upscaled": "paper/base",
+    "pruned": "paper/base",
+    "seed3-code": "paper/other seed",
+    "llama": "paper/llama",
+}
+ZOO = (
+    *(("llama", member) for member in ("base", "sft", "width-pruned", "moe-upcycled")),
+    *(("gpt2", member) for member in ("base", "continued")),
+    *(("qwen3", member) for member in ("base", "retokenised")),
+    ("neox", "base"),
+)
+
+
+def pairwise(scale: Scale) -> tuple[dict[str, Any], str, dict[str, Figure]]:
+    """Every ordered pair."""
+    folders: dict[str, Path] = {f"paper/{name}": built(name, scale) for name in OWN}
+    lineage = {f"paper/{name}": group for name, group in OWN.items()}
+    if scale is FULL:
+        folders |= {f"{family}/{member}": zoo.built(Model(family, member), zoo.FULL) for family, member in ZOO}
+        lineage |= {f"{family}/{member}": f"zoo/{family}" for family, member in ZOO}
+    names = list(folders)
+    verdicts: dict[tuple[str, str], str] = {}
+    log10_p: dict[tuple[str, str], float] = {}
+    for one in names:
+        checker = HomologyChecker.from_pretrained(folders[one], use_caches=False)
+        for other in names:
+            report = checker.compare(folders[other], progress=False)
+            verdicts[one, other] = report.verdict.value
+            log10_p[one, other] = round(report.log10_p, 1)
+    related = {pair for pair, verdict in verdicts.items() if verdict == "homologous"}
+    breaks = equivalence_breaks(names, related)
+    wrong = [
+        [one, other, verdicts[one, other]]
+        for one, other in product(names, names)
+        if ((one, other) in related) != (lineage[one] == lineage[other])
+    ]
+    data = {
+        "models": names,
+        "lineage": lineage,
+        "verdicts": [[verdicts[one, other] for other in names] for one in names],
+        "log10_p": [[log10_p[one, other] for other in names] for one in names],
+        "breaks": breaks,
+        "against_lineage": wrong,
+    }
+    groups = [[name for name in names if lineage[name] == group] for group in dict.fromkeys(lineage.values())]
+    figure = draw_survey_matrix(
+        names,
+        [[min(log10_p[one, other], log10_p[other, one]) for other in names] for one in names],
+        [[None if one == other else verdicts[one, other] for other in names] for one in names],
+        groups=groups,
+    )
+    n = len(names)
+    section = (
+        "## Every pair (the paper's figure 1)\n\n"
+        f"{n} models, {n * n} ordered pairs at level auto. Not reflexive: {len(breaks['reflexive'])}; not symmetric: "
+        f"{len(breaks['symmetric'])}; not transitive: {len(breaks['transitive'])} triples. Against the lineage: "
+        f"{len(wrong)}{'' if not wrong else ' (' + '; '.join(f'{a} with {b}: {v}' for a, b, v in wrong) + ')'}.\n\n"
+        "Ancestry of weights need not be transitive (the parents of a merge may share nothing): here it is "
+        "found to be, or not, and is not assumed.\n\n![Matrix of all pairs](paper-pairwise-matrix.png)"
+    )
+    return data, section, {"matrix": figure}
+
+
+def equivalence_breaks(names: list[str], related: set[tuple[str, str]]) -> dict[str, list[list[str]]]:
+    """Where a relation is not reflexive, symmetric or transitive.
+
+    Args:
+        names: Everything it is about.
+        related: Ordered pairs.
+
+    Returns:
+        Lists of names: one, ordered pairs, and triples (a, b, c) with a ~ b ~ c and not a ~ c.
+    """
+    return {
+        "reflexive": [[name] for name in names if (name, name) not in related],
+        "symmetric": [[a, b] for a, b in sorted(related) if (b, a) not in related],
+        "transitive": [
+            [a, b, c] for a, b, c in product(names, repeat=3) if {(a, b), (b, c)} <= related and (a, c) not in related
+        ],
+    }
+
+
+if __name__ == "__main__":
+    run("pairwise", pairwise)

@@ -1,0 +1,112 @@
+"""The paper's scripts on models of a few steps: everything runs, and what does not need training is right."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.paper import noise as noise_module
+from benchmarks.paper.ablation import ablation
+from benchmarks.paper.layer_maps import layer_maps
+from benchmarks.paper.matrices import matrices
+from benchmarks.paper.models import BASE, TINY, built, load, pruned_layers, upscaled_layers
+from benchmarks.paper.noise import add_noise, noise
+from benchmarks.paper.output import p_text, save_results, table
+from benchmarks.paper.pairwise import equivalence_breaks
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kept_for_this_module(tmp_path_factory):
+    """Models of a few steps, in a folder of their own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MDIR_HF_TEST_CACHE", str(tmp_path_factory.mktemp("paper")))
+        yield
+
+
+def test_solar_has_the_first_and_the_last_three_quarters_of_the_layers():
+    assert upscaled_layers(32) == (*range(24), *range(8, 32))
+
+
+def test_pruning_keeps_both_ends_and_every_second_layer_between():
+    assert pruned_layers(8) == (0, 1, 3, 5, 6, 7)
+
+
+def test_a_relation_with_a_hole_is_no_equivalence():
+    whole = {(a, b) for a in "abc" for b in "abc"}
+    assert not any(equivalence_breaks(list("abc"), whole).values())
+    found = equivalence_breaks(list("abc"), whole - {("a", "a"), ("a", "c")})
+    assert found["reflexive"] == [["a"]]
+    assert found["symmetric"] == [["c", "a"]]
+    assert ["a", "b", "c"] in found["transitive"]
+
+
+def test_p_is_ns_unless_it_is_below_the_level():
+    assert p_text(-4750.2) == "10^-4750"
+    assert p_text(-3.0).startswith("NS")
+    assert p_text(0.0) == "NS"
+
+
+def test_a_table_has_a_row_for_each_row():
+    assert table(["a", "b"], [["1", "2"], ["3", "4"]]).splitlines() == [
+        "| a | b |",
+        "|---|---|",
+        "| 1 | 2 |",
+        "| 3 | 4 |",
+    ]
+
+
+@pytest.mark.slow
+def test_noise_of_one_root_mean_square_leaves_a_cosine_of_seven_tenths():
+    model = load(built(BASE, TINY))
+    noisy = add_noise(model, 1.0)
+    x, y = (m.get_input_embeddings().weight.detach().flatten() for m in (model, noisy))
+    assert float(torch.nn.functional.cosine_similarity(x, y, dim=0)) == pytest.approx(math.sqrt(0.5), abs=0.01)
+
+
+@pytest.mark.slow
+def test_the_noise_tables_begin_with_a_copy_and_end_in_silence(tmp_path, monkeypatch):
+    levels = (0.0, 1.0, 30.0)
+    monkeypatch.setattr(noise_module, "LEVELS", levels)
+    data, section, figures = noise(TINY)
+    save_results("noise", data, section, figures, tmp_path)
+    saved = json.loads((tmp_path / "paper-noise.json").read_text())
+    for key in "ab":
+        rows = saved[key]["rows"]
+        assert [row["level"] for row in rows] == list(levels)
+        assert rows[0]["normalized_trace"] == pytest.approx(1.0, abs=1e-6)
+        assert rows[0]["reef"] == rows[0]["huref"] == pytest.approx(1.0, abs=1e-3)
+        assert rows[0]["verdict"] == "homologous"
+        traces = [row["trace"] for row in rows]
+        assert traces[2] < traces[1] < traces[0]
+        assert rows[-1]["verdict"] != "homologous"
+
+
+@pytest.mark.slow
+def test_the_ablation_follows_the_seed_and_not_the_text():
+    data, section, figures = ablation(TINY)
+    assert data["n_wrong"] == 0
+    assert sum(row["same_seed"] for row in data["rows"]) == 2
+    assert "embeddings" in figures
+    assert section.startswith("## ")
+
+
+@pytest.mark.slow
+def test_layer_maps_name_the_copied_layers_and_cka_names_something_for_strangers():
+    data, _, figures = layer_maps(TINY)
+    assert data["upscaled"]["mdir"] == data["upscaled"]["origins"]
+    assert data["seed3-code"]["mdir"] == [None] * 4
+    assert len(data["seed3-code"]["cka"]) == 4
+    assert np.shape(data["upscaled"]["cka_matrix"]) == (4, 6)
+    assert set(figures) == set(data)
+
+
+@pytest.mark.slow
+def test_matrices_of_a_pruned_copy_stand_out_and_those_of_strangers_do_not():
+    data, _, _ = matrices(TINY)
+    pruned, strangers = (list(data[name]["normalized_traces"].values()) for name in ("pruned", "strangers"))
+    assert pruned[0] > 0.8 > 0.6 > strangers[0]
+    assert pruned[1] > strangers[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -98,11 +99,21 @@ def _draw(
         row += len(names) + _GAP
     _name_rows(axes, theme, places, labels)
     axes.set_ylim(row - _GAP - 0.5, -0.5)
+    ticks = _round_values(floor, top)
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.set_xticks([], minor=True)
     axes.set_xlabel("difference", color=theme.ink, fontsize=SMALL_SIZE)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     figure.set_label(_said(groups, some))
     return figure
+
+
+def _round_values(low: float, high: float) -> list[float]:
+    """1, 2 and 5 times powers of ten, or the powers alone where there is no room for more."""
+    exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    factors = (1, 2, 5) if len(exponents) <= 4 else (1,)
+    return [value for exponent in exponents for f in factors if low <= (value := f * 10.0**exponent) <= high]
 
 
 def _name_rows(axes: Axes, theme: Theme, places: Sequence[float], names: Sequence[str]) -> None:

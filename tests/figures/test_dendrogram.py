@@ -24,6 +24,7 @@ def test_the_closest_stand_together_and_join_where_their_distance_is():
     joins = sorted(max(line.get_xdata()) for line in figure.axes[0].lines)
     assert joins == pytest.approx([0.1, 0.5])
     assert figure.axes[0].get_xscale() == "log"
+    assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["0.05", "0.1", "0.2", "0.5"]
 
 
 def test_the_finding_is_the_alt_text():

@@ -6,14 +6,14 @@ import io
 from pathlib import Path
 
 from benchmarks.evidence.page import make_evidence
-from benchmarks.evidence.tables import read_results
+from benchmarks.evidence.tables import read_results, read_written
 
 DOCS = Path(__file__).parents[2] / "docs"
 
 
 def main() -> None:
     """Write the page and its figures."""
-    evidence = make_evidence(read_results())
+    evidence = make_evidence(read_results(), read_written())
     (DOCS / "evidence.md").write_text(evidence.text, encoding="utf-8")
     for name, figure in evidence.figures.items():
         data = io.BytesIO()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,8 +24,13 @@ class Evidence:
     figures: dict[str, Figure]
 
 
-def make_evidence(results: Results) -> Evidence:
-    """The page and its figures; a section whose results are missing is left out and named at the end."""
+def make_evidence(results: Results, written: Mapping[str, str]) -> Evidence:
+    """The page and its figures; a section whose results are missing is left out and named at the end.
+
+    Args:
+        results: Result files by name.
+        written: Sections that other scripts have written, Markdown by name.
+    """
     figures: dict[str, Figure] = {}
     sections, missing = [], []
     for name, needs, section in SECTIONS:
@@ -32,6 +38,11 @@ def make_evidence(results: Results) -> Evidence:
             sections.append(section(results, figures))
         else:
             missing.append(f"- {name}: no `{'`, `'.join(need for need in needs if need not in results)}` in results")
+    for name, title in PAPER.items():
+        if name in written:
+            sections.append(re.sub(r"\]\((paper-[^)]+\.png)\)", r"](../benchmarks/results/\1)", written[name]).strip())
+        else:
+            missing.append(f"- {title}: no `{name}` in results")
     not_run = "\n".join([*NOT_RUN, *missing])
     return Evidence("\n\n".join([OPENING, *sections, f"## What was not run\n\n{not_run}"]) + "\n", figures)
 
@@ -42,10 +53,19 @@ Written by `python -m benchmarks.evidence` from the files in `benchmarks/results
 they give. Models, pairs, peers and metrics are described where they are made: `benchmarks/zoo`, `benchmarks/peers`,
 `benchmarks/metrics.py`, `benchmarks/calibration.py`. Alpha is 1e-10, fixed before looking, in every decision here."""
 
+PAPER = {
+    "paper-noise": "The paper's tables of noise",
+    "paper-changed-tokenizer": "The paper's table of a changed tokenizer",
+    "paper-ablation": "The paper's ablation of seed and data",
+    "paper-layer-maps": "The paper's layer maps",
+    "paper-pairwise": "The paper's matrix of all pairs",
+    "paper-matrices": "The paper's pictures of matrices",
+}
+"""Sections that ``benchmarks.paper`` writes, in the order of the page."""
+
 NOT_RUN = (
     "- Nothing here was run on a model of the Hub: the machine had no network. LeaFBench's own 65 models wait for "
-    "somebody "
-    "who has one.",
+    "somebody who has one (`python -m benchmarks.leafbench`).",
     "- Models are of 192 channels and at most 5 million parameters, trained for a minute. What long training does to "
     "real models is not shown by them.",
     "- One draw of everything: one seed for each kind of descendant and family, so that rates over kinds have no error "

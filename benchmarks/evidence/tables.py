@@ -23,6 +23,11 @@ def read_results(folder: Path = RESULTS) -> Results:
     return found
 
 
+def read_written(folder: Path = RESULTS) -> dict[str, str]:
+    """Every section that another script has written, Markdown by name."""
+    return {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.md"))}
+
+
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A Markdown table."""
     lines = [header, ["---"] * len(header), *rows]

@@ -116,6 +116,7 @@ STRANGERS = [m.member for m in models(("llama",)) if m != BASE and not pair(BASE
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft asks for it
 @pytest.mark.parametrize("member", RELATED)
 def test_a_relative_of_the_base_is_found(member):
     row = judge(pair(BASE, Model("llama", member)), SMALL)

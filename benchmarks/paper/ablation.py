@@ -68,6 +68,7 @@ def ablation(scale: Scale) -> tuple[dict[str, Any], str, dict[str, Figure]]:
         "One seed, two texts: a diagonal. Two seeds, one text: noise",
         "square root of |polar factor| of the embeddings, channel against channel",
         pictures,
+        side=1.6,
     )
     return {"rows": rows, "losses": losses, "n_wrong": len(wrong)}, section, {"embeddings": figure}
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
@@ -25,6 +27,9 @@ TITLE = "mdir-hf: do two models share weight ancestry?"
 HERE = Path(__file__).resolve().parent
 PREFLIGHT_DELAY_S = 0.4
 """Leaving a field for the button asks for the plan, and the click that follows calls it off in this time."""
+STOPPING_S, LAST_WORDS_S = 5.0, 0.3
+"""How long a comparison that is cancelled may take to let go, and how long what it said last is under way: an update
+that reached the page after the answer to the cancelling would offer to cancel what is over."""
 
 INTRODUCTION = """
 <header class="intro">
@@ -186,6 +191,7 @@ def _panels(plan: gr.HTML, status: gr.HTML, alert: gr.HTML, compare: gr.Button, 
 
 def _listen(desk: Desk, fields: list[Any], panels: Panels, examples: list[tuple[gr.Button, Example]]) -> None:
     """Connect the page to the desk. Nothing a visitor asks or reads is held anywhere but in these calls."""
+    at_work: Counter[str | None] = Counter()  # comparisons of each page that is open somewhere
     hidden: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 
     async def run(
@@ -198,11 +204,25 @@ def _listen(desk: Desk, fields: list[Any], panels: Panels, examples: list[tuple[
         account_token: gr.OAuthToken | None,
     ) -> AsyncIterator[Updates]:
         visitor = visitor_of(request, account, account_token)
-        async with aclosing(
-            accumulated(converse(desk, panels, (first, second, level, alpha), visitor, request))
-        ) as all_:
-            async for updates in all_:
-                yield updates
+        at_work[request.session_hash] += 1
+        try:
+            async with aclosing(
+                accumulated(converse(desk, panels, (first, second, level, alpha), visitor, request))
+            ) as all_:
+                async for updates in all_:
+                    yield updates
+        finally:
+            at_work[request.session_hash] -= 1
+            if not at_work[request.session_hash]:
+                del at_work[request.session_hash]
+
+    async def stop(request: gr.Request) -> Updates:
+        ends = time.monotonic() + STOPPING_S
+        while at_work[request.session_hash] and time.monotonic() < ends:
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(LAST_WORDS_S)
+        stopped = '<p class="stopped" data-say="Stopped">Stopped. Nothing more is read.</p>'
+        return {panels.status: stopped, **panels.busy(False)}
 
     def fill_fields(request: gr.Request) -> Updates:
         asked = read_link(request)
@@ -256,16 +276,9 @@ def _listen(desk: Desk, fields: list[Any], panels: Panels, examples: list[tuple[
     ]
     for button, example in examples:
         running.append(_open_on_click(button, example, panels, hidden))
-    panels.cancel.click(
-        lambda: {
-            panels.status: '<p class="stopped" data-say="Stopped">Stopped. Nothing more is read.</p>',
-            **panels.busy(False),
-        },
-        None,
-        panels.all(),
-        cancels=running,
-        queue=False,
-        **hidden,
+    # In two steps: a function beside ``cancels`` is answered before anything is cancelled.
+    panels.cancel.click(None, None, None, cancels=running, queue=False, **hidden).then(
+        stop, None, panels.all(), queue=False, **hidden
     )
 
 

@@ -4,7 +4,7 @@ PYTHON ?= python3
 CONSTRAIN ?= -c constraints.txt
 BIN := .venv/bin
 
-.PHONY: help demo test test-slow check space examples screenshots chromium coverage clean
+.PHONY: help demo test test-slow check space examples screenshots chromium coverage evidence clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list
@@ -24,8 +24,9 @@ demo: .venv/.installed ## Build a small family of models, compare them through a
 test: .venv/.installed ## The tests, without the slow ones
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not slow' -n 2
 
+# A file stays with one process: what it trains or starts, all its tests share.
 test-slow: .venv/.installed chromium ## The slow tests: trained models, large sparse files, the Space in Chromium
-	$(BIN)/python -m pytest -m slow
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow -n 2 --dist loadfile
 
 check: .venv/.installed ## Lint, format and types
 	$(BIN)/ruff check
@@ -37,6 +38,11 @@ space: .venv/.installed ## The Space on this machine, over the demo's models: no
 
 coverage: .venv/.installed ## Every causal model of transformers: roles by value, a relative, a stranger; docs/coverage.md
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.coverage
+
+evidence: .venv/.installed ## Train the lineage zoo, judge it beside peers, calibrate; docs/evidence.md: an hour or two of one core
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.zoo.run
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.calibration
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.evidence
 
 examples: .venv/.installed ## Renew the stored results of the Space and the pictures of its page on the method
 	OMP_NUM_THREADS=1 $(BIN)/python docs/make_examples.py

@@ -17,7 +17,8 @@ import mdir_hf.demo.training
 import tests.trained.models
 from mdir_hf.demo.text import BEGIN, END
 from mdir_hf.demo.training import seeded_single_thread, train
-from tests.trained.models import _tokenizer_and_texts, cache_folder, texts, trained_model
+from tests.trained.cache import build_once, cache_folder
+from tests.trained.models import _tokenizer_and_texts, texts, trained_model
 
 FOLDER = cache_folder(
     __file__, tests.trained.models.__file__, mdir_hf.demo.text.__file__, mdir_hf.demo.training.__file__
@@ -44,8 +45,7 @@ def lineage_model(name) -> Path:
     if name == ROOT:
         return trained_model("llama", "base").folder
     folder = FOLDER / name
-    if not folder.exists():
-        _save(_merged(name) if name in MERGES else _trained(name), folder)
+    build_once(folder, lambda: _save(_merged(name) if name in MERGES else _trained(name), folder))
     return folder
 
 
@@ -86,7 +86,6 @@ def _open(name):
 
 
 def _save(model, folder):
-    folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".building-") as building:
         made = Path(building) / folder.name
         model.to(torch.bfloat16).save_pretrained(made)

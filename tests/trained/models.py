@@ -5,15 +5,14 @@ base, one and a half times as many steps more on code, at the same peak rate); `
 base's order from another initialisation). Saved in BF16, and continued from what was saved, as on the Hub.
 """
 
-import hashlib
 import json
-import os
 import tempfile
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 import torch
+from filelock import FileLock
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
 
@@ -24,6 +23,7 @@ import mdir_hf.demo.transformations
 from mdir_hf.demo.lineage import Lineage, build_lineage
 from mdir_hf.demo.text import BEGIN, END, read_corpus, train_byte_level_bpe
 from mdir_hf.demo.training import encode, mean_loss, seeded_single_thread, train
+from tests.trained.cache import build_once, cache_folder
 
 ARCHITECTURES = ("llama", "gpt-neox")
 NAMES = ("base", "fine-tune", "continuation", "other-seed")
@@ -56,12 +56,6 @@ class Text:
     held_out: torch.Tensor
 
 
-def cache_folder(*files):
-    """Where what these source files build is kept: under MDIR_HF_TEST_CACHE, in a folder named by their content."""
-    root = os.environ.get("MDIR_HF_TEST_CACHE") or Path(__file__).parents[2] / ".trained-models"
-    return Path(root) / hashlib.sha256(b"".join(Path(file).read_bytes() for file in files)).hexdigest()[:16]
-
-
 # Read once: an edit while models are being built must not move the folder under them.
 _TRAINING_FILES = (mdir_hf.demo.text.__file__, mdir_hf.demo.training.__file__)
 MODELS_FOLDER = cache_folder(__file__, *_TRAINING_FILES)
@@ -70,14 +64,15 @@ LINEAGE_FOLDER = cache_folder(mdir_hf.demo.lineage.__file__, mdir_hf.demo.transf
 
 def demo_lineage() -> Lineage:
     """The family of ``mdir-hf demo``; about a minute and a half when not built yet."""
-    return build_lineage(LINEAGE_FOLDER)
+    LINEAGE_FOLDER.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(LINEAGE_FOLDER.with_suffix(".lock")):
+        return build_lineage(LINEAGE_FOLDER)
 
 
 def trained_model(architecture, name) -> TrainedModel:
     """One of ``NAMES`` in one of ``ARCHITECTURES``; half a minute when not built yet, and as much for its base."""
     folder = MODELS_FOLDER / architecture / name
-    if not folder.exists():
-        _build(architecture, name, folder)
+    build_once(folder, lambda: _build(architecture, name, folder))
     record = json.loads((folder / "training.json").read_text())
     return TrainedModel(folder, tuple(record["losses"]), record["held_out_loss"])
 
@@ -128,7 +123,6 @@ def _build(architecture, name, folder):
             "losses": losses,
             "held_out_loss": mean_loss(model, split[kind].held_out, sequence_length=SEQUENCE_LENGTH),
         }
-    folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".building-") as building:
         made = Path(building) / name
         model.to(torch.bfloat16).save_pretrained(made)

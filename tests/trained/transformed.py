@@ -25,7 +25,8 @@ from mdir_hf.demo.text import BEGIN, END, read_corpus, train_unigram
 from mdir_hf.demo.training import encode, seeded_single_thread, train
 from mdir_hf.demo.transformations import keep_channels, permute_channels, replace_tokenizer
 from tests.homology.obfuscation import haar, obfuscate
-from tests.trained.models import SEQUENCE_LENGTH, VOCABULARY_SIZE, cache_folder, texts, trained_model
+from tests.trained.cache import build_once, cache_folder
+from tests.trained.models import SEQUENCE_LENGTH, VOCABULARY_SIZE, texts, trained_model
 
 FOLDER = cache_folder(
     __file__,
@@ -227,8 +228,7 @@ TRANSFORMATIONS = {
 def transformed(name, *, stranger=False) -> Transformed:
     """One of ``TRANSFORMATIONS`` of the base or its fine-tune, or of the other seed; seconds when not built yet."""
     folder = FOLDER / ("stranger" if stranger else "relative") / name
-    if not folder.exists():
-        _build(TRANSFORMATIONS[name], name, folder, stranger=stranger)
+    build_once(folder, lambda: _build(TRANSFORMATIONS[name], name, folder, stranger=stranger))
     record = json.loads((folder / "transformation.json").read_text())
     return Transformed(folder, record["secrets"], tuple(record["losses"]))
 
@@ -272,7 +272,6 @@ def _build(transformation, name, folder, *, stranger):
                 sequence_length=SEQUENCE_LENGTH,
                 order_seed=3,
             )
-    folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".building-") as building:
         made = Path(building) / name
         model.to(torch.bfloat16).save_pretrained(made)

@@ -15,7 +15,8 @@ import mdir_hf.demo.training
 from mdir_hf.demo.text import BEGIN, END
 from mdir_hf.demo.training import mean_loss, seeded_single_thread, train
 from tests.trained import models
-from tests.trained.models import SEQUENCE_LENGTH, VOCABULARY_SIZE, TrainedModel, cache_folder
+from tests.trained.cache import build_once, cache_folder
+from tests.trained.models import SEQUENCE_LENGTH, VOCABULARY_SIZE, TrainedModel
 
 FOLDER = cache_folder(__file__, models.__file__, mdir_hf.demo.text.__file__, mdir_hf.demo.training.__file__)
 SEEDS = {"base": 0, "other-seed": 1}
@@ -24,8 +25,7 @@ SEEDS = {"base": 0, "other-seed": 1}
 def wide_model(name: str) -> TrainedModel:
     """One of :data:`SEEDS`; a minute when not built yet."""
     folder = FOLDER / name
-    if not folder.exists():
-        _build(name, folder)
+    build_once(folder, lambda: _build(name, folder))
     record = json.loads((folder / "training.json").read_text())
     return TrainedModel(folder, tuple(record["losses"]), record["held_out_loss"])
 
@@ -52,7 +52,6 @@ def _build(name: str, folder: Path) -> None:
         code = split["code"]
         losses = train(model, code.learnt, steps=150, learning_rate=3e-3, sequence_length=SEQUENCE_LENGTH, order_seed=0)
         held_out = mean_loss(model, code.held_out, sequence_length=SEQUENCE_LENGTH)
-    folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".building-") as building:
         made = Path(building) / name
         model.to(torch.bfloat16).save_pretrained(made)

@@ -8,6 +8,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from huggingface_hub import constants
+
 from mdir_hf.cards.badge import make_badge
 from mdir_hf.cards.claim import Claim, PinnedModel, is_hub_id
 from mdir_hf.cards.declared import README, RELATIONS
@@ -85,7 +87,7 @@ class CardProposal:
             title=TITLE,
             description=self._description(),
             token=token,
-            **({} if self.branch is None else {"branch": self.branch}),
+            branch=self.branch or constants.DEFAULT_REVISION,
         )
 
     def _description(self) -> str:

@@ -10,6 +10,9 @@ from typing import Any
 from mdir_hf.cli.arguments import LEVELS, alpha
 from mdir_hf.errors import InputError, MdirError
 
+LARGEST_INDEX_BYTES = 4 << 30
+"""Of an index that is downloaded: room for twenty thousand bases."""
+
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add ``identify`` and ``index`` to the command line."""
@@ -20,7 +23,8 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "what is found by comparing the models themselves.",
     )
     parser.add_argument("model", metavar="REPO", help="owner/name, owner/name@revision, a Hub URL, a folder or a file")
-    parser.add_argument("--index", type=Path, required=True, help="file that `mdir-hf index` made")
+    parser.add_argument("--index", required=True, metavar="FILE|URL",
+                        help="file that `mdir-hf index` made, here or the address of one on the Hub")  # fmt: skip
     parser.add_argument("--top", type=int, default=5, help="how many bases are looked at closely (default 5)")
     parser.add_argument("--alpha", type=alpha, default=1e-10, help="level over all bases (default 1e-10)")
     parser.add_argument("--level", choices=LEVELS, default="auto", help="level of the comparisons (default auto)")
@@ -48,7 +52,7 @@ def run_identify(options: argparse.Namespace) -> int:
 
     found = identify(
         options.model,
-        BaseIndex.load(options.index),
+        BaseIndex.load(_index_path(options)),
         top=options.top,
         confirm=not options.no_confirm,
         alpha=options.alpha,
@@ -57,6 +61,16 @@ def run_identify(options: argparse.Namespace) -> int:
     )
     sys.stdout.write((found.to_json() if options.json else str(found)) + "\n")
     return 0
+
+
+def _index_path(options: argparse.Namespace) -> Path:
+    if not options.index.startswith(("http://", "https://")):
+        return Path(options.index)
+    from mdir_hf.hub.hub_file import fetch_hub_file
+
+    return fetch_hub_file(
+        options.index, max_bytes=LARGEST_INDEX_BYTES, token=options.token, cache_dir=options.cache_dir
+    )[0]
 
 
 def run_index(options: argparse.Namespace) -> int:

@@ -14,6 +14,7 @@ from mdir_hf.cli.compare import add_command as add_compare
 from mdir_hf.cli.demo import add_command as add_demo
 from mdir_hf.cli.identify import add_command as add_identify
 from mdir_hf.cli.inspect import add_command as add_inspect
+from mdir_hf.cli.publish import add_command as add_publish
 from mdir_hf.cli.space import add_command as add_space
 from mdir_hf.cli.survey import add_command as add_survey
 from mdir_hf.cli.tree import add_command as add_tree
@@ -47,6 +48,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_survey(commands)
     add_tree(commands)
     add_identify(commands)
+    add_publish(commands)
     add_verify(commands)
     add_badge(commands)
     add_card(commands)

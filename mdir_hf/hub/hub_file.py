@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -43,6 +44,14 @@ def read_hub_file(
 
     Cost: a HEAD, and a download unless it is in the cache.
     """
+    place, commit = fetch_hub_file(url, max_bytes=max_bytes, token=token, cache_dir=cache_dir)
+    return place.read_bytes(), commit
+
+
+def fetch_hub_file(
+    url: str, *, max_bytes: int, token: str | bool | None = None, cache_dir: str | os.PathLike[str] | None = None
+) -> tuple[Path, str]:
+    """Download a file from the Hub into its cache; as :func:`read_hub_file`, but return where it lies."""
     kind, repo, revision, path = parse_file_url(url)
     label = f"{repo}@{revision}"
     endpoint = current_endpoint()
@@ -70,7 +79,7 @@ def read_hub_file(
                 **CALLER,
             )
         )
-        return Path(place).read_bytes(), metadata.commit_hash
+        return Path(place), metadata.commit_hash
 
 
 def parse_file_url(url: str) -> tuple[str, str, str, str]:

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Literal
 
 from huggingface_hub import CommitOperationAdd, HfApi, constants, get_token
 from huggingface_hub.errors import HfHubHTTPError
@@ -37,22 +38,24 @@ def open_pull_request(
     repo: str,
     files: Mapping[str, bytes],
     *,
-    parent_commit: str,
+    parent_commit: str | None,
     title: str,
     description: str,
     branch: str = constants.DEFAULT_REVISION,
     token: str | bool | None = None,
+    kind: Literal["model", "dataset"] = "model",
 ) -> PullRequest:
-    """Propose files to a model repository, in one commit on top of the commit that they were made from.
+    """Propose files to a repository, in one commit on top of the commit that they were made from.
 
     Args:
         repo: ``owner/name``.
         files: Contents by path.
-        parent_commit: Full sha of the head that the contents were made from.
+        parent_commit: Full sha of the head that the contents were made from; None: any head will do.
         title: First line of the commit, and title of the pull request.
         description: Markdown.
         branch: The branch it is for.
         token: A token that may write discussions; None or True: the stored one.
+        kind: Of the repository.
 
     Returns:
         The pull request.
@@ -74,9 +77,9 @@ def open_pull_request(
         )
     api = HfApi(endpoint=current_endpoint(), token=token, **CALLER)
     with _write_errors(repo), hub_errors(repo, revision=branch):
-        _refuse_a_second(api, repo, title)
-        head = api.model_info(repo, revision=branch).sha
-        if head != parent_commit:
+        _refuse_a_second(api, repo, title, kind)
+        head = api.repo_info(repo, revision=branch, repo_type=kind).sha
+        if parent_commit is not None and head != parent_commit:
             raise _moved(repo, parent_commit, head)
         operations = [CommitOperationAdd(path, content) for path, content in files.items()]
         with warnings.catch_warnings(record=True) as remarks:
@@ -88,7 +91,8 @@ def open_pull_request(
                 commit_description=description,
                 revision=branch,
                 create_pr=True,
-                parent_commit=parent_commit,
+                parent_commit=parent_commit or head,
+                repo_type=kind,
             )
     notes = [" ".join(str(remark.message).split()) for remark in remarks if remark.category is UserWarning]
     ignored = [operation.path_in_repo for operation in operations if operation._should_ignore]
@@ -99,8 +103,8 @@ def open_pull_request(
     return PullRequest(info.pr_url, info.oid, tuple(notes))
 
 
-def _refuse_a_second(api: HfApi, repo: str, title: str) -> None:
-    open_ones = api.get_repo_discussions(repo, discussion_type="pull_request", discussion_status="open")
+def _refuse_a_second(api: HfApi, repo: str, title: str, kind: str) -> None:
+    open_ones = api.get_repo_discussions(repo, repo_type=kind, discussion_type="pull_request", discussion_status="open")
     for known in open_ones:
         if known.title == title:
             raise PullRequestError(
@@ -112,7 +116,8 @@ def _refuse_a_second(api: HfApi, repo: str, title: str) -> None:
 def _moved(repo: str, parent_commit: str, head: str | None) -> PullRequestError:
     now = "" if head is None else f" to {head[:7]}"
     return PullRequestError(
-        f"the repository moved from {parent_commit[:7]}{now} while its card was being written; run the command again",
+        f"the repository moved from {parent_commit[:7]}{now} while the files for it were being written; run the "
+        "command again",
         subject=repo,
     )
 
@@ -137,7 +142,8 @@ def _refusal(exc: BaseException, repo: str) -> PullRequestError | CardError | Se
         status, said = exc.response.status_code, f"{exc.server_message or ''} {exc}"
         if status == 412:
             return PullRequestError(
-                "the repository has moved on while its card was being written; run the command again", subject=repo
+                "the repository has moved on while the files for it were being written; run the command again",
+                subject=repo,
             )
         if status in (400, 403, 404, 409, 410) and _DISABLED.search(said):
             return PullRequestError(

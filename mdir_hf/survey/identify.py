@@ -15,11 +15,15 @@ from mdir_hf.errors import InputError, MdirError
 from mdir_hf.homology.significance import LN10
 from mdir_hf.hub import IoLedger, open_repository
 from mdir_hf.report import HomologyReport, ModelSummary, n_bytes_text
-from mdir_hf.survey.fingerprint import take_fingerprint
-from mdir_hf.survey.index import BaseIndex
+from mdir_hf.survey.fingerprint import Fingerprint, take_fingerprint
+from mdir_hf.survey.index import BaseIndex, Hit
 from mdir_hf.survey.pairs import compare_fingerprints
 
 SCHEMA = "mdir-hf/identification/1"
+
+SILENT_SHARE = 0.5
+"""A guess of a search that has less than this share of the evidence asked for is not tested: to match thousands of
+channels of two strangers takes seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,12 +159,8 @@ def identify(
     kept = dict(options or {})
     ledger = IoLedger()
     query = take_fingerprint(Model(open_repository(repo_or_folder, ledger=ledger, **kept)), index.tokens)
-    of_index = math.log(len(index))
     ancestors = []
-    for hit in index.search(query, top=top):
-        base = index.fingerprint(hit.base)
-        by_index = compare_fingerprints(base, query, alpha=alpha / len(index), seed=seed, device=device)
-        log10_p = min(0.0, by_index.log10_p + of_index / LN10)
+    for hit, log10_p in tested_hits(index, query, top=top, alpha=alpha, seed=seed, device=device):
         report = error = None
         if confirm and log10_p < math.log10(alpha):
             try:
@@ -173,6 +173,36 @@ def identify(
         ancestors.append(Ancestor(hit.base, log10_p, hit.common_tokens, report, error))
     ancestors.sort(key=lambda one: one.log10_p)
     return Identification(query.model, tuple(ancestors), len(index), alpha, ledger.bytes_read)
+
+
+def tested_hits(
+    index: BaseIndex, query: Fingerprint, *, top: int, alpha: float, seed: int = 0, device: str = "cpu"
+) -> list[tuple[Hit, float]]:
+    """Search an index, and test what it ranks first on the rows that both kept.
+
+    Args:
+        index: The bases.
+        query: The model, on the sample of the index.
+        top: How many are looked at closely.
+        alpha: Level over all bases.
+        seed: Seed of every random choice.
+        device: torch device of the matrix products.
+
+    Returns:
+        The hits with their log10 p, corrected for every base of the index, at most 0; 0 too for those that are not
+        tested, since the search finds nothing. Its guess errs on the side of relatives: it counts the best partner of
+        every channel, and no matching has a larger trace.
+    """
+    found = []
+    silent_log_p = SILENT_SHARE * math.log(alpha / len(index))
+    for hit in index.search(query, top=top):
+        log10_p = 0.0
+        if hit.log_p < silent_log_p:
+            base = index.fingerprint(hit.base)
+            report = compare_fingerprints(base, query, alpha=alpha / len(index), seed=seed, device=device)
+            log10_p = min(0.0, report.log10_p + math.log(len(index)) / LN10)
+        found.append((hit, log10_p))
+    return found
 
 
 def _summary(model: ModelSummary) -> dict[str, Any]:

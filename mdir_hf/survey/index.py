@@ -111,13 +111,17 @@ class BaseIndex:
         """
         place = {token: at for at, token in enumerate(query.tokens)}
         rows = query.rows.float()
+        # Bases of one width keep the same tokens, and the query's side is the same for all of them.
+        known: dict[tuple[int, ...], tuple[torch.Tensor, torch.Tensor]] = {}
         hits = []
         for base in self.bases:
             shared = [(place[token], at) for at, token in enumerate(base.tokens) if token in place]
             if len(shared) < LEAST_ROWS:
                 continue
-            mine, theirs = (torch.tensor(part) for part in zip(*shared, strict=True))
-            log_p = _likely_log_p(base.rows[theirs].float(), rows[mine])
+            mine, theirs = zip(*shared, strict=True)
+            if mine not in known:
+                known[mine] = _orthonormal(rows[list(mine)])
+            log_p = _likely_log_p(_orthonormal(base.rows[list(theirs)].float()), known[mine])
             hits.append(Hit(base.model, log_p, len(shared)))
         return sorted(hits, key=lambda hit: hit.log_p)[:top]
 
@@ -215,13 +219,12 @@ def _mixed(token: bytes) -> bytes:
     return hashlib.sha256(token).digest()
 
 
-def _likely_log_p(base: torch.Tensor, query: torch.Tensor) -> float:
-    """Guess ln p of two blocks of few rows, ``(r, n_base)`` and ``(r, n_query)``, from the identity or a few channels.
+def _likely_log_p(x: tuple[torch.Tensor, torch.Tensor], y: tuple[torch.Tensor, torch.Tensor]) -> float:
+    """Guess ln p of two blocks of few rows, as :func:`_orthonormal` gives them, from the identity or a few channels.
 
     The identity needs the trace of the polar factor only. For a permutation the best partner of some channels stands
     for that of all of them.
     """
-    x, y = _orthonormal(base), _orthonormal(query)
     # U = V_x Ortho(L_x^T L_y) V_y^T, the whitened view: it needs no scale, and few rows are well conditioned.
     core_left, _, core_right = torch.linalg.svd(x[0].T @ y[0], full_matrices=False)
     rank = core_left.shape[1]

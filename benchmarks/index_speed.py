@@ -1,0 +1,113 @@
+"""An index of 500 synthetic bases: its size, the time of a query, what is found, and false matches among strangers.
+
+    python -m benchmarks.index_speed [--bases 500] [--relatives 40] [--strangers 200] [--threads 1]
+
+Bases are Gaussian, of widths 1024 to 4096, with a common direction and rows of many lengths as trained embeddings have.
+A query's own reads are not counted: it is made here, on the tokens of the index.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from mdir_hf.report import ModelSummary
+from mdir_hf.survey.fingerprint import Fingerprint
+from mdir_hf.survey.identify import tested_hits
+from mdir_hf.survey.index import BYTES_PER_BASE, QUERY_TOKENS, BaseIndex
+
+WORDS = tuple(f"word{at}".encode() for at in range(QUERY_TOKENS))
+WIDTHS = (1024, 2048, 3072, 4096)
+ALPHA = 1e-10
+TOP = 5
+CHANGES = ("tuned", "continued", "permuted", "flipped", "pruned")
+
+
+def rows(width: int, seed: int) -> torch.Tensor:
+    """Rows of a base: a common direction, and lengths that differ by a factor."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.exp(0.4 * torch.randn(len(WORDS), 1, generator=generator))
+    common = 0.5 * torch.randn(1, width, generator=generator)
+    return 0.02 * lengths * (torch.randn(len(WORDS), width, generator=generator) + common)
+
+
+def kept(name: str, values: torch.Tensor) -> Fingerprint:
+    """What an index, or a query, keeps of a model."""
+    model = ModelSummary(name, None, "0" * 40, "llama", values.shape[1], 2, len(values))
+    return Fingerprint(model, WORDS[: len(values)], values.bfloat16(), 10**9)
+
+
+def relative(width: int, seed: int, change: str) -> torch.Tensor:
+    """A descendant of a base."""
+    generator = torch.Generator().manual_seed(10_000 + seed)
+    noise = 1.0 if change == "continued" else 0.2
+    made = rows(width, seed) + 0.02 * noise * torch.randn(len(WORDS), width, generator=generator)
+    if change in ("permuted", "flipped", "pruned"):
+        made = made[:, torch.randperm(width, generator=generator)]
+    if change == "flipped":
+        made = made * torch.where(torch.rand(width, generator=generator) < 0.5, -1.0, 1.0)
+    return made[:, : 3 * width // 4] if change == "pruned" else made
+
+
+def ask(index: BaseIndex, query: Fingerprint) -> tuple[float, list[str]]:
+    """Do what ``identify`` does before it compares models: seconds, and the bases that it would go on with."""
+    started = time.perf_counter()
+    hits = tested_hits(index, query, top=TOP, alpha=ALPHA)
+    found = [hit.base.repo for hit, log10_p in hits if log10_p < math.log10(ALPHA)]
+    return time.perf_counter() - started, found
+
+
+def main() -> None:
+    """Build, ask, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bases", type=int, default=500)
+    parser.add_argument("--relatives", type=int, default=40)
+    parser.add_argument("--strangers", type=int, default=200)
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    width_of = [WIDTHS[at % len(WIDTHS)] for at in range(options.bases)]
+    bases = [kept(f"base/{at}", rows(width, at)[: BYTES_PER_BASE // (2 * width)]) for at, width in enumerate(width_of)]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "bases.safetensors"
+        BaseIndex(WORDS, bases).save(path)
+        started = time.perf_counter()
+        index = BaseIndex.load(path)
+        loaded_s, n_bytes = time.perf_counter() - started, path.stat().st_size
+    print(f"{len(index)} bases of widths {WIDTHS}: {n_bytes / 1e6:.1f} MB, {n_bytes / len(index) / 1e3:.0f} kB a base,")
+    print(f"  loaded in {loaded_s:.2f} s")
+    right: dict[str, list[bool]] = {change: [] for change in CHANGES}
+    seconds, n_false = [], 0
+    for number in range(options.relatives):
+        at = (37 * number) % len(index)
+        change = CHANGES[number % len(CHANGES)]
+        spent, found = ask(index, kept("query", relative(width_of[at], at, change)))
+        seconds.append(spent)
+        right[change].append(f"base/{at}" in found)
+        n_false += len(set(found) - {f"base/{at}"})
+    for change, outcomes in right.items():
+        print(f"  {change}: {sum(outcomes)} of {len(outcomes)} found")
+    n_matches = 0
+    for number in range(options.strangers):
+        query = kept("query", rows(WIDTHS[number % len(WIDTHS)], 1_000_000 + number))
+        spent, found = ask(index, query)
+        seconds.append(spent)
+        n_matches += len(found)
+    print(
+        f"false matches: {n_matches} among {options.strangers} strangers, {n_false} beside the true base of relatives"
+    )
+    quantiles = np.quantile(seconds, [0.5, 0.95, 1.0])
+    print(
+        f"a query: {quantiles[0]:.2f} s (median), {quantiles[1]:.2f} s (95 %), {quantiles[2]:.2f} s (worst), ", end=""
+    )
+    print(f"{options.threads} thread; {1e3 * quantiles[0] / len(index):.1f} ms a base")
+
+
+if __name__ == "__main__":
+    main()

@@ -17,7 +17,21 @@ from benchmarks.zoo.members import FAMILIES, MEMBERS, models
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-WHY_MISSED: tuple[tuple[str, Callable[[Row], bool], str], ...] = ()
+WHY_MISSED: tuple[tuple[str, Callable[[Row], bool], str], ...] = (
+    (
+        "New embeddings against fewer channels",
+        lambda row: {"width-pruned", "retokenised"} == members_of(row),
+        "which channels were cut is read off rows that both embeddings began with, and one of them was drawn anew. "
+        "The rows of the layers themselves could stand for tokens where heads and neurons are still in their order; "
+        "that is not built.",
+    ),
+    (
+        "New embeddings against a turned residual stream",
+        lambda row: {"retokenised", "obfuscated"} == members_of(row),
+        "a rotation is fitted on rows that both embeddings began with, and one of them was drawn anew; the layers' own "
+        "rows are mixed as well. Nothing that is compared here is left in common.",
+    ),
+)
 """Kinds of related pairs that are missed: what they are called, which they are, why."""
 
 
@@ -148,6 +162,11 @@ def missed_text(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
+def members_of(row: Row) -> set[str]:
+    """The two members of a pair within a family."""
+    return {row["a"].split("/")[1], row["b"].split("/")[1]}
+
+
 def pair_name(row: Row) -> str:
     """``family: a + b``."""
     (family, a), (_, b) = (name.split("/") for name in (row["a"], row["b"]))
@@ -158,6 +177,8 @@ def levels_text(rows: list[Row]) -> str:
     """How much embeddings or layers alone find of the pairs with a base."""
     body = []
     chosen = {(row["a"], row["b"]) for row in rows if row["level"] == "embedding"}
+    if not chosen:
+        return "Not run."
     for level, says in (
         ("auto", "what users get"),
         ("embedding", "embeddings and unembeddings alone"),

@@ -69,7 +69,7 @@ def matrices(scale: Scale) -> tuple[dict[str, Any], str, dict[str, Figure]]:
         )
     section = (
         "## Matrices (the paper's figures 3 to 5)\n\n"
-        + table(["pair", "p, embeddings", "embedding: trace / n", "V", "up"], rows)
+        + table(["pair", "p, embeddings", "embedding: trace / rank", "V", "up"], rows)
         + "\n\n"
         + "\n".join(f"![Polar factors of {name}](paper-matrices-{name}.png)" for name in figures)
     )
@@ -86,21 +86,22 @@ def _traces(one: Path, other: Path, mine: int, theirs: int) -> dict[str, tuple[f
         model.tensors.read(model.anatomy.embedding.tensor).double()[torch.from_numpy(rows)]
         for model, rows in ((a, common.reference_rows), (b, common.candidate_rows))
     )
-    matching, embedding = _factor(x - x.mean(0), y - y.mean(0))
-    found = {"embedding": (matching.trace / len(matching.reference), embedding)}
+    matching, trace, embedding = _factor(x - x.mean(0), y - y.mean(0))
+    found = {"embedding": (trace, embedding)}
     for words, role in ((f"V, layers {mine} and {theirs}", Role.V), (f"up, layers {mine} and {theirs}", Role.UP)):
         w = optional(a, a.anatomy.layers[mine], role)[role][:, torch.from_numpy(matching.reference)].double()
         v = optional(b, b.anatomy.layers[theirs], role)[role][:, torch.from_numpy(matching.candidate)].double()
-        inner, picture = _factor(w.T, v.T)
-        found[words] = (inner.trace / len(inner.reference), picture)
+        _, trace, picture = _factor(w.T, v.T)
+        found[words] = (trace, picture)
     return found
 
 
-def _factor(x: torch.Tensor, y: torch.Tensor) -> tuple[Matching, npt.NDArray[np.floating]]:
-    factor = polar_factor(x.T @ y).matrix
-    matching = best_matching(factor, signed=False)
+def _factor(x: torch.Tensor, y: torch.Tensor) -> tuple[Matching, float, npt.NDArray[np.floating]]:
+    """The best matching of the polar factor, its trace over the factor's rank, which a copy has, and its picture."""
+    factor = polar_factor(x.T @ y)
+    matching = best_matching(factor.matrix, signed=False)
     assert matching is not None
-    return matching, np.sqrt(np.clip(reduce_peaks(factor), 0.0, 1.0))
+    return matching, matching.trace / factor.rank, np.sqrt(np.clip(reduce_peaks(factor.matrix), 0.0, 1.0))
 
 
 if __name__ == "__main__":

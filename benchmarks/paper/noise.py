@@ -39,6 +39,7 @@ KEYS = {
     "trace": "Trace (MDIR)",
     "normalized_trace": "Normalized trace",
     "log10_p": "p (mdir-hf)",
+    "verdict": "verdict (mdir-hf)",
     "cosine": "Cosine of embeddings",
     "huref": "HuRef",
     "reef": "CKA (REEF)",
@@ -65,9 +66,10 @@ def noise(scale: Scale) -> tuple[dict[str, Any], str, dict[str, Figure]]:
         + "\n\n".join(sections)
         + f"\n\nGuessing by frequency alone has a perplexity of {by_frequency:.0f}. "
         + " ".join(
-            f"({key}): useless from noise {useless:g} on, detected up to {found:g}."
+            f"({key}): worse than that from noise {useless:g} on, called homologous up to {found:g}."
             for key, (useless, found) in lost.items()
         )
+        + " Inconclusive is what is significant only with the best half of the channels."
     )
     return data, section, {}
 
@@ -135,7 +137,11 @@ def _shown(key: str, row: dict[str, Any]) -> str:
         return "—"
     if key == "log10_p":
         return p_text(value)
-    return f"{value:,.0f}" if key == "perplexity" and value >= 100 else f"{value:g}"
+    if key == "verdict":
+        return value.replace("_", " ")
+    if key == "perplexity" and value >= 100:
+        return f"{value:,.0f}" if value < 1e6 else f"{value:.0e}"
+    return f"{value:g}"
 
 
 if __name__ == "__main__":

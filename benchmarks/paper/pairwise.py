@@ -78,16 +78,22 @@ def pairwise(scale: Scale) -> tuple[dict[str, Any], str, dict[str, Figure]]:
         [[None if one == other else verdicts[one, other] for other in names] for one in names],
         groups=groups,
     )
-    n = len(names)
-    section = (
+    return data, section_of(data), {"matrix": figure}
+
+
+def section_of(data: dict[str, Any]) -> str:
+    """The section of a page, from the numbers alone."""
+    n, breaks, wrong = len(data["models"]), data["breaks"], data["against_lineage"]
+    told = "" if not wrong else " (" + "; ".join(f"{a} with {b}: {verdict}" for a, b, verdict in wrong) + ")"
+    is_one = "" if not any(breaks.values()) else "not "
+    return (
         "## Every pair (the paper's figure 1)\n\n"
         f"{n} models, {n * n} ordered pairs at level auto. Not reflexive: {len(breaks['reflexive'])}; not symmetric: "
         f"{len(breaks['symmetric'])}; not transitive: {len(breaks['transitive'])} triples. Against the lineage: "
-        f"{len(wrong)}{'' if not wrong else ' (' + '; '.join(f'{a} with {b}: {v}' for a, b, v in wrong) + ')'}.\n\n"
-        "Ancestry of weights need not be transitive (the parents of a merge may share nothing): here it is "
-        "found to be, or not, and is not assumed.\n\n![Matrix of all pairs](paper-pairwise-matrix.png)"
+        f"{len(wrong)}{told}.\n\n"
+        f"So what was found on these models is {is_one}an equivalence relation. It need not be one elsewhere: the "
+        "parents of a merge may share nothing.\n\n![Matrix of all pairs](paper-pairwise-matrix.png)\n"
     )
-    return data, section, {"matrix": figure}
 
 
 def equivalence_breaks(names: list[str], related: set[tuple[str, str]]) -> dict[str, list[list[str]]]:

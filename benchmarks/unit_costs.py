@@ -1,0 +1,163 @@
+"""What one model, one pair and one question to an index cost: bytes, requests, processor seconds. And many of them.
+
+    python -m benchmarks.unit_costs [--width 2048] [--tokens 64000] [--bases 5000] [--uploads 1000]
+
+Everything is read over the loopback Hub with empty caches. Processor seconds are those of one thread, so that what else
+the machine does counts little. Then the costs of every upload against every base are added up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from mdir_hf.demo.loopback import LoopbackHub
+from tests.specimens import gaussian, write_model
+
+T = TypeVar("T")
+DOLLARS_AN_HOUR, CORES = 0.03, 8
+"""Hugging Face's cpu-upgrade, as its price list said in November 2026."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What something took.
+
+    Attributes:
+        n_bytes: Bytes sent by the Hub and its CDN.
+        n_requests: Requests to both.
+        cpu_s: Processor seconds of this process, the loopback servers' included.
+    """
+
+    n_bytes: int
+    n_requests: int
+    cpu_s: float
+
+    def __str__(self) -> str:
+        return f"{self.n_bytes / 1e6:8.2f} MB {self.n_requests:5d} requests {self.cpu_s:8.3f} s"
+
+
+def measured(hub: LoopbackHub, work: Callable[[], T]) -> tuple[Cost, T]:
+    """Do something, and say what it took."""
+    hub.requests.clear()
+    started = time.process_time()
+    result = work()
+    spent = time.process_time() - started
+    return Cost(sum(one.bytes_sent for one in hub.requests), len(hub.requests), spent), result
+
+
+def main() -> None:
+    """Measure, add up, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--width", type=int, default=2048)
+    parser.add_argument("--tokens", type=int, default=64_000, help="rows of the embedding")
+    parser.add_argument("--bases", type=int, default=5000, help="base models in the index")
+    parser.add_argument("--uploads", type=int, default=1000, help="models uploaded in a day")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder, LoopbackHub() as hub:
+        place = Path(folder)
+        os.environ.update(HF_ENDPOINT=hub.endpoint, HF_HOME=str(place / "home"), MDIR_HF_CACHE=str(place / "ranges"))
+        base = gaussian(options.tokens, options.width, 0)
+        made = {
+            "some/base": base,
+            "some/tuned": base + 0.2 * gaussian(options.tokens, options.width, 1),
+            "some/stranger": gaussian(options.tokens, options.width, 2),
+        }
+        for name, values in made.items():
+            hub.add_repository(name, write_model(place / name, values))
+        del base, made
+        costs = measure(hub, place)
+    print(f"width {options.width}, {options.tokens} tokens, BF16; one thread")
+    for what, cost in costs.items():
+        print(f"  {what:<42}{cost}")
+    add_up(costs, options.bases, options.uploads)
+
+
+def measure(hub: LoopbackHub, place: Path) -> dict[str, Cost]:
+    """Run each kind of work once."""
+    # Only now: the Hub client reads its environment when it is first imported.
+    from mdir_hf.checker import HomologyChecker
+    from mdir_hf.hub import IoLedger
+    from mdir_hf.survey.identify import identify
+    from mdir_hf.survey.index import BaseIndex, choose_index_tokens
+    from mdir_hf.survey.opening import open_model
+    from mdir_hf.survey.pairs import compare_fingerprints
+    from mdir_hf.survey.sample import choose_tokens
+    from mdir_hf.survey.work import take
+
+    names = ("some/base", "some/tuned", "some/stranger")
+    costs: dict[str, Cost] = {}
+    costs["a model: listing, header, tokenizer"], opened = measured(
+        hub, lambda: [(model := open_model(names[0], {}, IoLedger())), model.vocabulary][1]
+    )
+    assert opened is not None
+    tokens = choose_tokens([opened], 2048)
+    kept = {}
+    for name in names:  # the tokenizer of the first one lies in the cache by now
+        costs["a model: 2048 rows for a survey"], taken = measured(hub, lambda name=name: take(name, tokens, {}))
+        kept[name] = taken.fingerprint
+    costs["a pair of a survey: relatives"], _ = measured(
+        hub, lambda: compare_fingerprints(kept[names[0]], kept[names[1]])
+    )
+    costs["a pair of a survey: strangers"], _ = measured(
+        hub, lambda: compare_fingerprints(kept[names[0]], kept[names[2]])
+    )
+    index = BaseIndex(choose_index_tokens([opened]))
+    costs["a base model into the index"], own = measured(hub, lambda: index.add(open_model(names[0], {}, IoLedger())))
+    for at in range(99):
+        index.bases.append(
+            type(own)(
+                type(own.model)(f"x/{at}", None, "0" * 40, "llama", own.rows.shape[1], 2, own.model.vocabulary),
+                own.tokens,
+                gaussian(*own.rows.shape, 10 + at).bfloat16(),
+                own.bytes_of_weights,
+            )
+        )
+    fresh = place / "fresh"
+    costs["a question: reads, and 100 bases"], found = measured(
+        hub, lambda: identify(names[2], index, confirm=False, options={"cache_dir": fresh})
+    )
+    assert not found.found
+    query = take(names[2], index.tokens, {}).fingerprint
+    assert query is not None
+    costs["  of that the search, 100 bases"], _ = measured(hub, lambda: index.search(query))
+
+    def compare() -> str:
+        checker = HomologyChecker.from_pretrained(names[0], cache_dir=place / "other", force_download=True)
+        return checker.compare(names[1], progress=False).verdict.value
+
+    costs["a confirmation: a full comparison"], verdict = measured(hub, compare)
+    assert verdict == "homologous"
+    return costs
+
+
+def add_up(costs: dict[str, Cost], n_bases: int, n_uploads: int) -> None:
+    """Print what every upload of a day against every base takes."""
+    question, search = costs["a question: reads, and 100 bases"], costs["  of that the search, 100 bases"]
+    build, confirm = costs["a base model into the index"], costs["a confirmation: a full comparison"]
+    opening = costs["a model: listing, header, tokenizer"]
+    once_s = n_bases * (build.cpu_s + opening.cpu_s)
+    once_bytes = n_bases * (build.n_bytes + opening.n_bytes)
+    each_s = question.cpu_s - search.cpu_s + search.cpu_s * n_bases / 100 + confirm.cpu_s
+    n_bytes = n_uploads * (question.n_bytes + confirm.n_bytes)
+    n_requests = n_uploads * (question.n_requests + confirm.n_requests)
+    hours = n_uploads * each_s / 3600
+    print(f"{n_bases} bases: index built once with {once_bytes / 1e9:.0f} GB and {once_s / 3600:.1f} h of one core")
+    print(f"{n_uploads} uploads a day against all of them, one confirmation for each:")
+    print(f"  {n_bytes / 1e9:.1f} GB, {n_requests} requests, {hours:.1f} h of one core ({each_s:.0f} s an upload)")
+    print(
+        f"  {hours / CORES * DOLLARS_AN_HOUR:.3f} dollars a day on {CORES} cores at {DOLLARS_AN_HOUR} dollars an hour"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -81,9 +81,9 @@ def _finding(rows: list[dict[str, Any]]) -> str:
     n_found = sum(row["verdict"] == "homologous" for row in rows)
     return (
         "**The paper's table is not reproduced at this size**: it has 10^-4750 after 3.3 billion tokens, and these "
-        f"embeddings, after {rows[-1]['tokens']:,} tokens, have not found back to the basis of the body. The layers tell: "
-        f"{n_found} of {len(rows)} are homologous by them, the first after {rows[0]['tokens']:,} tokens, where the paper "
-        "has nothing significant yet."
+        f"embeddings, after {rows[-1]['tokens']:,}, have not found back to the basis of the body. The layers tell: "
+        f"{n_found} of {len(rows)} are homologous by them, the first after {rows[0]['tokens']:,} tokens, where the "
+        "paper has nothing significant yet."
     )
 
 

@@ -59,7 +59,7 @@ class InstalledPeer(Peer):
         answer = json.loads(line)
         if answer["score"] is None:
             raise CannotSayError(answer["reason"])
-        return PeerScore(answer["score"])
+        return PeerScore(answer["score"], elsewhere_cpu_s=answer["cpu_s"])
 
     def _started(self) -> subprocess.Popen[str]:
         if self._process is None:

@@ -26,11 +26,13 @@ class PeerScore:
         score: The higher the more related; None where the peer cannot say.
         log10_p: Base-10 logarithm of its p-value, None for peers that have none. As the peer defines it, valid or not.
         reason: Why there is no score.
+        elsewhere_cpu_s: Processor seconds that another process took for it.
     """
 
     score: float | None
     log10_p: float | None = None
     reason: str | None = None
+    elsewhere_cpu_s: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ Reads one JSON list of two folders a line and writes one JSON object a line. Sta
 import json
 import os
 import sys
+import time
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -40,12 +41,13 @@ def main() -> None:
     ask = {"provenancekit": provenance_kit, "weightscope": weightscope}[sys.argv[1]](Path(sys.argv[2]))
     for line in sys.stdin:
         a, b = json.loads(line)
+        started = time.process_time()
         with redirect_stdout(sys.stderr):
             try:
                 answer = ask(a, b)
             except Exception as exc:  # whatever it stumbles over is its answer to this pair
                 answer = {"score": None, "reason": f"{type(exc).__name__}: {' '.join(str(exc).split())[:200]}"}
-        answers.write(json.dumps(answer) + "\n")
+        answers.write(json.dumps({**answer, "cpu_s": time.process_time() - started}) + "\n")
 
 
 if __name__ == "__main__":

@@ -152,7 +152,7 @@ def score_all(peer: Peer, scale: Scale) -> dict[str, Any]:
         a, b = numbers[pair.a], numbers[pair.b]
         started = time.process_time()
         said = peer.score(fingerprints[a], fingerprints[b])
-        taken = round(time.process_time() - started, 4)
+        taken = round(time.process_time() - started + said.elsewhere_cpu_s, 4)
         if said.reason is not None and said.reason not in reasons:
             reasons.append(said.reason)
         why = None if said.reason is None else reasons.index(said.reason)

@@ -57,14 +57,14 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def run(options: argparse.Namespace) -> int:
     """Survey, print, and return the exit status."""
-    from mdir_hf.survey.results import RESULTS, read_survey
     from mdir_hf.survey.run import kept_fingerprints
     from mdir_hf.survey.saving import save_survey
+    from mdir_hf.survey.shards import join_shards
 
     if options.prepare:
         return _prepare(options)
     if options.join:
-        report = read_survey([folder / RESULTS for folder in options.join])
+        report = join_shards(options.join, options.out)
         folder = options.out
     else:
         if options.out is None:
@@ -73,9 +73,7 @@ def run(options: argparse.Namespace) -> int:
     sys.stdout.write((report.to_json() if options.json else _text(report)) + "\n")
     sys.stdout.flush()
     if folder is not None:
-        # Of shards that were joined, and of models dropped for the bound, no rows are here.
-        kept = {} if options.join else kept_fingerprints(folder)[1]
-        save_survey(report, folder, fingerprints=kept)
+        save_survey(report, folder, fingerprints=kept_fingerprints(folder)[1])
         if not options.quiet:
             sys.stderr.write(f"saved in {folder}\n")
     return 0

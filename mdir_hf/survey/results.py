@@ -225,6 +225,17 @@ class ResultFile:
             os.fsync(file.fileno())
 
 
+def result_lines(report: SurveyReport) -> bytes:
+    """A survey as the lines of a result file, of which it is then the only shard."""
+    settings = {"kind": "settings", "schema": SCHEMA, "names": list(report.names), **report.settings, "shard": [0, 1]}
+    lines = [
+        settings,
+        *({"kind": "model", **asdict(report.models[name])} for name in report.names if name in report.models),
+    ]
+    lines += [{"kind": "pair", **asdict(found)} for found in report.pairs.values()]
+    return "".join(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n" for line in lines).encode()
+
+
 def read_survey(paths: Sequence[Path], names: Sequence[str] | None = None) -> SurveyReport:
     """Read a survey back, or join the parts that several shards of it wrote.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from mdir_hf.cli import main
+from mdir_hf.survey import run as run_module
 from tests.hub.fixtures import hf_home, loopback_hub
 from tests.survey.conftest import expected_groups, population
 
@@ -74,3 +75,33 @@ def test_an_author_without_models_is_one_line(loopback_hub, tmp_path, capsys):
     assert main(["survey", "--author", "nobody", "--out", str(tmp_path / "out")]) == 1
     err = capsys.readouterr().err
     assert err.startswith("mdir-hf: error: nobody: ") and err.count("\n") == 1
+
+
+def test_shards_from_one_sample_are_joined_into_a_survey_with_trees(population, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(run_module, "TILE_MODELS", 2)
+    common = ["--tokens", "256", "--quiet"]
+    assert main(["survey", *population.values(), *common, "--out", str(tmp_path / "plan"), "--prepare"]) == 0
+    sample = str(tmp_path / "plan" / "sample.json")
+    assert f"{sample}: 256 tokens, 6 models" in capsys.readouterr().out.replace("\n", " ")
+    folders = [str(tmp_path / f"part-{at}") for at in range(2)]
+    for at, folder in enumerate(folders):
+        assert main(["survey", "--sample", sample, *common, "--out", folder, "--shard", f"{at}/2"]) == 0
+    whole = str(tmp_path / "whole")
+    capsys.readouterr()
+    assert main(["survey", "--join", *folders, "--out", whole, "--quiet", "--json"]) == 0
+    body = json.loads(capsys.readouterr().out)
+    assert len(body["pairs"]) == 15 and not body["missing"]
+    assert (tmp_path / "whole" / "dendrogram.svg").exists()
+    assert main(["tree", whole, "--json"]) == 0
+    assert [len(tree["members"]) for tree in json.loads(capsys.readouterr().out)["trees"]] == [3, 2]
+    assert main(["survey", "--sample", sample, *common, "--out", whole]) == 0  # nothing is left to do
+    assert "15 pairs compared" in capsys.readouterr().out
+
+
+def test_a_folder_of_another_sample_is_refused(population, tmp_path, capsys):
+    names = list(population.values())
+    for at, chosen in enumerate((names, names[:3])):
+        command = ["survey", *chosen, "--out", str(tmp_path / f"{at}"), "--tokens", str(256 - at), "--prepare"]
+        assert main(command) == 0
+    assert main(["survey", "--sample", str(tmp_path / "0" / "sample.json"), "--out", str(tmp_path / "1")]) == 1
+    assert "another sample" in capsys.readouterr().err

@@ -66,6 +66,7 @@ def zoo_section(results: Results, figures: dict[str, Figure]) -> str:
         "log10 p at level `auto`, and what settled it (s: the screen of the embeddings, e: the embeddings, u: the "
         "unembeddings, b: the layers); `-` where nothing was found. Strangers are in italics.",
         base_table(rows),
+        twins_text(rows),
         "![Matrix of all pairs within each of the four families: related pairs are found but where they are marked, "
         "and no "
         "pair with a stranger is](images/evidence-zoo.png)",
@@ -111,6 +112,21 @@ def base_table(rows: list[Row]) -> str:
             related = related if row is None else row["related"]
         body.append([name if related else f"*{name}*", *cells])
     return table(["member", *FAMILIES], body)
+
+
+def twins_text(rows: list[Row]) -> str:
+    """How much of the initialisation is left, which is what same-seed twins show."""
+    found = [
+        row["log10_p"]
+        for row in rows
+        if row["related"] and row["a"].endswith("/base") and row["b"].endswith("/other-data")
+    ]
+    return (
+        "`other-data` shares with the base nothing but the numbers that both began as, and is counted as related: "
+        "shared initialisation is shared weights. That it is found at "
+        f"{', '.join(f'{p:,.0f}' for p in found)} also says how much of the initialisation so short a training leaves: "
+        "longer training is harder than anything here."
+    )
 
 
 def outcome(row: Row) -> str:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from mdir_hf.cli.arguments import LEVELS, alpha
-from mdir_hf.errors import InputError, MdirError
+from mdir_hf.cli.model_list import add_list_arguments, listed_models
+from mdir_hf.errors import InputError
 
 LARGEST_INDEX_BYTES = 4 << 30
 """Of an index that is downloaded: room for twenty thousand bases."""
@@ -36,11 +37,11 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser = commands.add_parser(
         "index",
         help="build or extend an index of base models",
-        description="Read a few rows of each base model into an index file. An index that exists is extended, and a "
-        "base of the same name replaced.",
+        description="Read a few rows of each base model into an index file. An index that exists is extended; a base "
+        "that it holds at the same commit is left as it is, and at another commit replaced.",
     )
     parser.add_argument("index", metavar="FILE", type=Path, help="the index")
-    parser.add_argument("models", metavar="REPO", nargs="+", help="base models")
+    add_list_arguments(parser)
     _add_reading(parser)
     parser.set_defaults(run=run_index)
 
@@ -75,35 +76,21 @@ def _index_path(options: argparse.Namespace) -> Path:
 
 def run_index(options: argparse.Namespace) -> int:
     """Add bases to an index, and return the exit status."""
-    from mdir_hf.comparison.model import Model
-    from mdir_hf.hub import open_repository
-    from mdir_hf.survey.index import BaseIndex, choose_index_tokens
+    from mdir_hf.survey.index import BaseIndex
+    from mdir_hf.survey.indexing import extend_index
 
+    names = listed_models(options)
+    if not names:
+        raise InputError("name the base models, or a list of them with --from, --author or --collection")
     known = BaseIndex.load(options.index) if options.index.exists() else None
-    opened: list[Model] = []
-    n_failed = 0
-    for name in options.models:
-        try:
-            model = Model(open_repository(name, **_reading(options)))
-            if model.vocabulary is None:
-                raise InputError("it has no tokenizer files", subject=name)
-            opened.append(model)
-        except MdirError as exc:
-            n_failed += 1
-            sys.stderr.write(f"not added: {' '.join(str(exc).split())}\n")
-    if known is None:
-        known = BaseIndex(choose_index_tokens([model.vocabulary for model in opened if model.vocabulary is not None]))
-    for model in opened:
-        try:
-            base = known.add(model)
-            sys.stderr.write(f"added: {model.label}, {len(base.tokens)} rows\n")
-        except MdirError as exc:
-            n_failed += 1
-            sys.stderr.write(f"not added: {' '.join(str(exc).split())}\n")
-    if n_failed == len(options.models):
+
+    def said(name: str, outcome: str) -> None:
+        sys.stderr.write(f"{outcome}: {name}\n" if outcome in ("added", "known") else f"not added: {outcome}\n")
+
+    index, n_failed = extend_index(known, names, options.index, on_model=said, options=_reading(options))
+    if n_failed == len(names):
         raise InputError("none of the models could be added; the index is as it was", subject=str(options.index))
-    known.save(options.index)
-    sys.stdout.write(f"{options.index}: {len(known)} base models, {known.n_bytes / 1e6:.1f} MB of rows\n")
+    sys.stdout.write(f"{options.index}: {len(index)} base models, {index.n_bytes / 1e6:.1f} MB of rows\n")
     return 0
 
 

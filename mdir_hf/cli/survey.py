@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mdir_hf.cli.arguments import alpha, size
+from mdir_hf.cli.model_list import add_list_arguments, is_list_given, listed_models
 from mdir_hf.errors import InputError
 
 if TYPE_CHECKING:
@@ -23,15 +24,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         description="Compare every pair of many models. Each is read once, by a sample of its rows; results go to a "
         "folder, line by line, and a survey that was stopped goes on where it was.",
     )
-    parser.add_argument("models", metavar="REPO", nargs="*", help="owner/name, owner/name@revision, a folder or a file")
-    parser.add_argument("--from", dest="lists", metavar="FILE", type=Path, action="append", default=[],
-                        help="file with a model on each line (# begins a comment; repeatable)")  # fmt: skip
-    parser.add_argument("--author", metavar="NAME", action="append", default=[],
-                        help="models of a user or organisation, most downloaded first (repeatable)")  # fmt: skip
-    parser.add_argument("--limit", type=int, default=100, help="how many models of an author at most (default 100)")
-    parser.add_argument("--any-task", action="store_true", help="not only those that the Hub takes for text generation")
-    parser.add_argument("--collection", metavar="SLUG", action="append", default=[],
-                        help="the models of a collection, by slug or address (repeatable)")  # fmt: skip
+    add_list_arguments(parser)
     parser.add_argument("--out", metavar="DIR", type=Path, help="where the results go; needed unless --join is given")
     parser.add_argument("--join", metavar="DIR", type=Path, nargs="+", help="join the shards that lie in these folders")
     parser.add_argument("--alpha", type=alpha, default=1e-10, help="level of the whole survey (default 1e-10)")
@@ -96,8 +89,8 @@ def _plan(options: argparse.Namespace) -> SurveyPlan:
     from mdir_hf.survey.run import SurveyPlan
 
     # A list of the Hub may change between two shards; the sample holds the one that was prepared.
-    is_listed = bool(options.models or options.lists or options.author or options.collection)
-    names = _names(options) if is_listed or options.sample is None else load_sample(options.sample).names
+    is_listed = is_list_given(options) or options.sample is None
+    names = listed_models(options) if is_listed else load_sample(options.sample).names
     return SurveyPlan(
         names=names,
         alpha=options.alpha,
@@ -131,35 +124,6 @@ def _survey(options: argparse.Namespace) -> SurveyReport:
             report, token=options.token, cache_dir=options.cache_dir, local_files_only=options.local_files_only
         )
     return report
-
-
-def _names(options: argparse.Namespace) -> tuple[str, ...]:
-    names = list(options.models)
-    for path in options.lists:
-        try:
-            lines = path.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as exc:
-            raise InputError(f"cannot read the list of models {path}: {exc}") from exc
-        names += [name for line in lines if (name := line.split("#")[0].strip())]
-    names += _listed(options)
-    return tuple(dict.fromkeys(names))
-
-
-def _listed(options: argparse.Namespace) -> list[str]:
-    """What the Hub lists."""
-    from mdir_hf.hub import models_of_author, models_of_collection
-
-    if (options.author or options.collection) and options.local_files_only:
-        raise InputError("--local-files-only uses no network, and --author and --collection need it")
-    names: list[str] = []
-    for author in options.author:
-        found = models_of_author(author, limit=options.limit, text_generation=not options.any_task, token=options.token)
-        names += found.names
-        if found.is_cut and not options.quiet:
-            sys.stderr.write(f"{author}: the {options.limit} most downloaded of more models; --limit takes more\n")
-    for collection in options.collection:
-        names += models_of_collection(collection, token=options.token).names
-    return names
 
 
 def _shard(text: str) -> tuple[int, int]:

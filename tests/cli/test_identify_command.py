@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from mdir_hf.cli import main
+from tests.hub.fixtures import hf_home, loopback_hub
 from tests.specimens import gaussian, write_model
+
+__all__ = ["hf_home", "loopback_hub"]
 
 
 @pytest.fixture
@@ -53,3 +57,30 @@ def test_an_index_that_is_not_there_is_one_line(folders, tmp_path, capsys):
     assert main(["identify", folders["tuned"], "--index", str(tmp_path / "none")]) == 1
     err = capsys.readouterr().err
     assert err.startswith("mdir-hf: error: ") and err.count("\n") == 1
+
+
+def test_an_index_of_a_collection_is_not_read_twice(folders, loopback_hub, tmp_path, capsys):
+    for name, folder in folders.items():
+        loopback_hub.add_repository(f"lab/{name}", folder)
+    slug = loopback_hub.add_collection("me", "Bases", ["lab/base", "lab/other"])
+    index = tmp_path / "bases.safetensors"
+    command = ["index", str(index), "--collection", slug]
+    assert main(command) == 0
+    before = index.read_bytes()
+    out, err = capsys.readouterr()
+    assert "2 base models" in out and err.count("added: ") == 2
+    loopback_hub.requests.clear()
+    assert main(command) == 0
+    assert capsys.readouterr().err == "known: lab/base\nknown: lab/other\n"
+    assert index.read_bytes() == before
+    assert not loopback_hub.sent("cdn")
+    loopback_hub.find("lab/base").add_revision("main", Path(folders["tuned"]))  # a new commit
+    assert main(command) == 0
+    assert capsys.readouterr().err == "added: lab/base\nknown: lab/other\n"
+    assert main(["identify", "lab/tuned", "--index", str(index), "--no-confirm", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["found"] == ["lab/base"]
+
+
+def test_an_index_of_nothing_is_refused(tmp_path, capsys):
+    assert main(["index", str(tmp_path / "x")]) == 1
+    assert "--collection" in capsys.readouterr().err

@@ -1,0 +1,103 @@
+"""Building an index of many base models: a few in memory at a time, and what was read is never read again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from mdir_hf.comparison.model import Model
+from mdir_hf.errors import InputError, MdirError
+from mdir_hf.hub import open_repository
+from mdir_hf.survey.index import BaseIndex, choose_index_tokens
+from mdir_hf.vocabulary import Vocabulary
+
+READERS = 4
+"""Models read at a time."""
+
+CHOOSING = 32
+"""Models by whose vocabularies the tokens of a new index are chosen: a vocabulary takes tens of megabytes."""
+
+SAVED_EVERY = 16
+"""Models after which the index is written, so that a kill costs no more than these."""
+
+
+def extend_index(
+    index: BaseIndex | None,
+    names: Sequence[str],
+    path: Path,
+    *,
+    on_model: Callable[[str, str], None],
+    options: Mapping[str, Any] | None = None,
+) -> tuple[BaseIndex, int]:
+    """Add base models to an index and write it.
+
+    Args:
+        index: What is there; None for a new one, whose tokens are chosen by the first models of the list.
+        names: Base models. One that the index holds at the same commit is not read.
+        path: Where the index is written, while it grows and in the end.
+        on_model: Told of each model: its name, and ``added``, ``known``, or why it could not be added.
+        options: How repositories are opened: token, cache_dir, local_files_only.
+
+    Returns:
+        The index, and how many models could not be added. Nothing is written where nothing was added.
+
+    Raises:
+        InputError: If the index cannot be written, or no model of a new one can be opened.
+    """
+    how = dict(options or {})
+    if index is None:
+        index = BaseIndex(choose_index_tokens(_vocabularies(names, how)))
+    commits = {base.model.repo: base.model.commit for base in index.bases}
+    n_failed = n_new = 0
+
+    def opened(name: str) -> Model | MdirError | None:
+        try:
+            repository = open_repository(name, **how)
+            if repository.commit is not None and commits.get(repository.repo) == repository.commit:
+                return None
+            model = Model(repository)
+            _ = model.vocabulary  # read here, several at a time
+        except MdirError as exc:
+            return exc
+        return model
+
+    with ThreadPoolExecutor(READERS) as pool:
+        for start in range(0, len(names), READERS):
+            some = names[start : start + READERS]
+            for name, found in zip(some, pool.map(opened, some), strict=True):
+                if found is None:
+                    on_model(name, "known")
+                    continue
+                try:
+                    if isinstance(found, MdirError):
+                        raise found
+                    index.add(found)
+                except MdirError as exc:
+                    n_failed += 1
+                    on_model(name, " ".join(str(exc).split()))
+                    continue
+                on_model(name, "added")
+                n_new += 1
+                if n_new % SAVED_EVERY == 0:
+                    index.save(path)
+    if n_new:
+        index.save(path)
+    return index, n_failed
+
+
+def _vocabularies(names: Sequence[str], how: Mapping[str, Any]) -> list[Vocabulary]:
+    found: list[Vocabulary] = []
+    for name in names:
+        if len(found) == CHOOSING:
+            break
+        try:
+            vocabulary = Model(open_repository(name, **how)).vocabulary
+        except MdirError:
+            continue  # named when it is its turn to be added
+        if vocabulary is not None:
+            found.append(vocabulary)
+    if not found:
+        raise InputError(f"none of the {len(names)} models can be opened with its tokenizer; the index is as it was")
+    return found

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from typing import NoReturn
 
 import numpy as np
@@ -90,6 +91,7 @@ class PairReader:
             closing(iter_row_blocks(other.tensors, other_name, other_rows[rest], n_rows)) as right,
         ):
             yield from zip(left, right, strict=True)
+        return_freed_memory()
 
 
 def _read(model: Model, name: str, rows: IntArray, max_gap_bytes: int) -> torch.Tensor:
@@ -106,6 +108,16 @@ def narrowed(rows: torch.Tensor) -> torch.Tensor:
         if torch.equal(narrow.to(rows.dtype), rows):
             return narrow
     return rows
+
+
+def return_freed_memory() -> None:
+    """Give what was freed back to the system, where the C library is glibc; elsewhere nothing happens.
+
+    glibc keeps a heap for every thread, and in it what that thread freed: 0.8 GB after eight threads had read 3.7 GB
+    (measured), which the decomposition that follows may need.
+    """
+    with suppress(AttributeError, OSError, TypeError):  # no such function, or no C library under this name
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 @contextmanager

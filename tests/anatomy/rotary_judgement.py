@@ -42,10 +42,12 @@ def rotary_turns(
     n = heads.n_heads if role is Role.Q else heads.n_kv_heads
     gain = layer.parts.get(Role(f"{role.value}_norm"))
     scale = None if gain is None else read_part(source, gain).double()
+    entered = record.entered.get(value.shape[1])
+    if entered is None or not len(entered):
+        return None
+    values = entered @ value.T
     for call in record.attention:
-        for x in record.entered.get(value.shape[1], ()):
-            if not _is_repeated(value @ x, call.v):
-                continue
+        for x in entered[_repeated(values, call.v)]:
             given = getattr(call, role.value)
             made = (weight @ x).reshape(n, -1)
             if made.shape[1] != given.shape[1] or len(given) % n:
@@ -55,11 +57,13 @@ def rotary_turns(
     return None
 
 
-def _is_repeated(made: torch.Tensor, given: torch.Tensor) -> bool:
-    width = given.shape[1]
-    if made.numel() % width or len(given) % (made.numel() // width):
-        return False
-    return torch.allclose(_unit(made.reshape(-1, width)), _unit(given[:: given.numel() // made.numel()]), atol=SAME)
+def _repeated(made: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+    """Which of some values, ``(n, heads * width)``, are those that attention was given, repeated for its queries."""
+    n_heads, rest = divmod(made.shape[1], given.shape[1])
+    if rest or not n_heads or len(given) % n_heads:
+        return torch.zeros(len(made), dtype=torch.bool)
+    given = _unit(given[:: len(given) // n_heads])
+    return torch.isclose(_unit(made.reshape(len(made), n_heads, -1)), given, atol=SAME).flatten(1).all(dim=1)
 
 
 def _before_the_norm(
@@ -77,7 +81,7 @@ def _before_the_norm(
 
 
 def _unit(rows: torch.Tensor) -> torch.Tensor:
-    return rows / rows.norm(dim=1, keepdim=True)
+    return rows / rows.norm(dim=-1, keepdim=True)
 
 
 def _turns(made: torch.Tensor, given: torch.Tensor) -> Iterator[Turn]:

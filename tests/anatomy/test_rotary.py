@@ -26,7 +26,11 @@ NOT_HERE = {
 # What it does to queries is none of the turns that a test knows.
 OTHERWISE = {"gpt_neox_japanese"}
 
-BY_LAYER = {"gemma3n_text": {"intermediate_size": [64] * 8}}
+MORE = {
+    "gemma3n_text": {"intermediate_size": [64] * 8},
+    "hrm_text": {"H_cycles": 1, "L_cycles": 1, "L_bp_cycles": [1]},  # 64 passes otherwise
+}
+"""What a config wants besides."""
 
 
 def check_turns(module, folder):
@@ -56,7 +60,7 @@ def eight_layers(model_type):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            return build_module(model_type, num_hidden_layers=8, **BY_LAYER.get(model_type, {}))
+            return build_module(model_type, num_hidden_layers=8, **MORE.get(model_type, {}))
         except Exception:  # a config that keeps its text model inside
             return build_module(model_type, text_config={"num_hidden_layers": 8})
 

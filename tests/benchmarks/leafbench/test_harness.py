@@ -13,16 +13,16 @@ from tests.specimens import gaussian, tokens, write_model
 
 __all__ = ["hf_home", "loopback_hub"]
 
-V, N = 400, 48
+V, N = 300, 32
 
 
-def stand_ins(hub, place, *, missing=()):
+def stand_ins(hub, place, *, missing=(), first=65):
     """Serve a small model for each of LeaFBench's 65: those of a family are one base and its noisy copies."""
     suite = leafbench()
     bases = {pair.candidate: pair.reference for pair in reversed(suite.pairs) if pair.related}
     families = sorted(set(bases.values()))
     for number, model in enumerate(suite.models):
-        if model in missing:
+        if model in missing or number >= first:
             continue
         family = families.index(bases[model])
         rows = gaussian(V, N, family) + 0.1 * gaussian(V, N, 1000 + number)
@@ -32,7 +32,7 @@ def stand_ins(hub, place, *, missing=()):
     return suite
 
 
-def small_suite(suite, n_references=3, n_candidates=20):
+def small_suite(suite, n_references=2, n_candidates=20):
     references = list(dict.fromkeys(pair.reference for pair in suite.pairs))[:n_references]
     candidates = suite.models[:n_candidates]
     pairs = tuple(pair for pair in suite.pairs if pair.reference in references and pair.candidate in candidates)
@@ -42,11 +42,11 @@ def small_suite(suite, n_references=3, n_candidates=20):
 @pytest.mark.slow
 def test_the_whole_of_leafbench_is_planned_run_and_reported(loopback_hub, tmp_path, capsys):
     stand_ins(loopback_hub, tmp_path / "models")
-    assert main(["plan", "--suite", "leafbench", "--tokens", "256"]) == 0
+    assert main(["plan", "--suite", "leafbench", "--tokens", "160"]) == 0
     planned = capsys.readouterr().out
     assert "65 models can be opened, 0 cannot; 845 pairs" in planned
     assert "peak memory" in planned
-    assert main(["run", "--suite", "leafbench", "--tokens", "256", "--out", str(tmp_path / "out")]) == 0
+    assert main(["run", "--suite", "leafbench", "--tokens", "160", "--out", str(tmp_path / "out")]) == 0
     assert capsys.readouterr().out.count("homologous") == 123
     assert main(["report", "--suite", "leafbench", str(tmp_path / "out"), "--save", str(tmp_path / "saved")]) == 0
     text = capsys.readouterr().out
@@ -63,8 +63,8 @@ def test_the_whole_of_leafbench_is_planned_run_and_reported(loopback_hub, tmp_pa
 
 
 def test_every_model_is_read_once_and_nothing_is_run_twice(loopback_hub, tmp_path):
-    suite = small_suite(stand_ins(loopback_hub, tmp_path / "models"))
-    settings = RunSettings(n_tokens=256)
+    suite = small_suite(stand_ins(loopback_hub, tmp_path / "models", first=20))
+    settings = RunSettings(n_tokens=160)
     first = list(run_suite(suite, tmp_path / "out", settings))
     assert len(first) == len(suite.pairs)
     lines = [json.loads(line) for line in (tmp_path / "out" / RESULTS).read_text().splitlines()]
@@ -75,8 +75,8 @@ def test_every_model_is_read_once_and_nothing_is_run_twice(loopback_hub, tmp_pat
 
 
 def test_a_run_stopped_in_the_middle_goes_on_where_it_was(loopback_hub, tmp_path):
-    suite = small_suite(stand_ins(loopback_hub, tmp_path / "models"))
-    settings = RunSettings(n_tokens=256)
+    suite = small_suite(stand_ins(loopback_hub, tmp_path / "models", first=20))
+    settings = RunSettings(n_tokens=160)
     running = run_suite(suite, tmp_path / "out", settings)
     begun = [next(running) for _ in range(7)]
     running.close()
@@ -87,9 +87,9 @@ def test_a_run_stopped_in_the_middle_goes_on_where_it_was(loopback_hub, tmp_path
 
 
 def test_shards_are_joined_by_the_report(loopback_hub, tmp_path, capsys):
-    suite = small_suite(stand_ins(loopback_hub, tmp_path / "models"))
+    suite = small_suite(stand_ins(loopback_hub, tmp_path / "models", first=20))
     for at in range(2):
-        list(run_suite(suite, tmp_path / f"{at}" / "leafbench", RunSettings(n_tokens=256, shard=(at, 2))))
+        list(run_suite(suite, tmp_path / f"{at}" / "leafbench", RunSettings(n_tokens=160, shard=(at, 2))))
     assert main(["report", "--suite", "leafbench", "--json", str(tmp_path / "0"), str(tmp_path / "1")]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["n_compared"] == len(suite.pairs)
@@ -98,8 +98,8 @@ def test_shards_are_joined_by_the_report(loopback_hub, tmp_path, capsys):
 
 def test_a_model_that_is_not_there_costs_its_own_pairs_only_and_is_tried_again(loopback_hub, tmp_path):
     missing = "Qwen/Qwen2.5-Math-7B"
-    suite = small_suite(stand_ins(loopback_hub, tmp_path / "models", missing=(missing,)))
-    settings = RunSettings(n_tokens=256)
+    suite = small_suite(stand_ins(loopback_hub, tmp_path / "models", missing=(missing,), first=20))
+    settings = RunSettings(n_tokens=160)
     failed = [found for found in run_suite(suite, tmp_path / "out", settings) if found.error]
     assert {found.candidate for found in failed} == {missing}
     loopback_hub.add_repository(missing, write_model(tmp_path / "late", gaussian(V, N, 5)))
@@ -109,7 +109,7 @@ def test_a_model_that_is_not_there_costs_its_own_pairs_only_and_is_tried_again(l
 
 
 def test_higher_levels_compare_pair_by_pair(loopback_hub, tmp_path):
-    suite = small_suite(stand_ins(loopback_hub, tmp_path / "models"), n_references=1, n_candidates=16)
+    suite = small_suite(stand_ins(loopback_hub, tmp_path / "models", first=20), n_references=1, n_candidates=16)
     found = {
         pair.candidate: pair.verdict for pair in run_suite(suite, tmp_path / "out", RunSettings(level="embedding"))
     }
@@ -130,6 +130,6 @@ def test_a_plan_names_what_cannot_be_opened_and_the_rest_goes_on(loopback_hub, t
 def test_other_options_in_the_same_folder_are_refused(loopback_hub, tmp_path, capsys):
     stand_ins(loopback_hub, tmp_path / "models")
     suite = Suite("leafbench", "", (LabelledPair("Qwen/Qwen2.5-7B", "Qwen/Qwen2.5-7B-Instruct", True, "instruct"),))
-    list(run_suite(suite, tmp_path / "leafbench", RunSettings(n_tokens=256)))
+    list(run_suite(suite, tmp_path / "leafbench", RunSettings(n_tokens=160)))
     assert main(["run", "--suite", "leafbench", "--tokens", "128", "--out", str(tmp_path)]) == 1
     assert "name another folder" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,16 +16,21 @@ from benchmarks.paper.models import BASE, TINY, built, load, pruned_layers, upsc
 from benchmarks.paper.noise import add_noise, noise
 from benchmarks.paper.output import p_text, save_results, table
 from benchmarks.paper.pairwise import equivalence_breaks
+from benchmarks.zoo import build
+from mdir_hf.demo.text import read_corpus
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def kept_for_this_module(tmp_path_factory):
-    """Models of a few steps, in a folder of their own."""
+    """Models of a few steps on a part of the text, in a folder of their own."""
+    build.text_of.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MDIR_HF_TEST_CACHE", str(tmp_path_factory.mktemp("paper")))
+        patch.setattr(build, "read_corpus", partial(read_corpus, code_n_chars=300_000, prose_n_chars=350_000))
         yield
+    build.text_of.cache_clear()
 
 
 def test_solar_has_the_first_and_the_last_three_quarters_of_the_layers():

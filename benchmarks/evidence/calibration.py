@@ -42,35 +42,30 @@ def calibration_section(results: Results, figures: dict[str, Figure]) -> str:
         [
             "## Calibration",
             f"**{len(ordinary):,} pairs of {n_models} models**, each trained from an initialisation of its own "
-            f"(width 64; same "
-            "text in the same order, other text, half trained, untrained, outlier channels in the same places, another "
-            f"architecture): **{wrong} called homologous**, "
+            "(width 64; same text in the same order, other text, half trained, untrained, outlier channels in the "
+            f"same places, another architecture): **{wrong} called homologous**, "
             f"{sum(row['verdict'] == 'inconclusive' for row in ordinary)} inconclusive, smallest reported log10 p "
             f"{min(row['log10_p'] for row in ordinary):.1f}. The embedding test's ln p before it is cut at 0 is at "
-            f"least "
-            f"{min(row['ln_p_uncut'] for row in ordinary):.1f} (four tests each; ln 1e-10 is -23.0).",
+            f"least {min(row['ln_p_uncut'] for row in ordinary):.1f} (four tests each; ln 1e-10 is -23.0).",
             populations_table(rows),
             "### A test that can fail",
             "The bound is so far from what strangers reach that no count of theirs says much about it. So the one "
-            "matching of "
-            "channel i to channel i, fixed in advance, is looked at as well: without n! matchings to pay for, ln p is "
-            "-z²/2, where z has mean 0 and deviation 1 if one model's axes are random. "
-            f"Measured: mean {z.mean():.3f}, deviation {z.std():.3f}.",
+            "matching of channel i to channel i, fixed in advance, is looked at as well: without n! matchings to "
+            "pay for, ln p is -z²/2, where z has mean 0 and deviation 1 if one model's axes are random. Measured: "
+            f"mean {z.mean():.3f}, deviation {z.std():.3f}.",
             table(
                 ["p at most", "the bound allows", "a normal z gives", "its 99 % binomial band", "pairs observed"], body
             ),
             "Pairs share models. If every model's axes are random, traces of pairs are still independent two by "
-            "two, so that "
-            "the variance of a count is that of the binomial; the band takes its shape for granted, too.",
+            "two, so that the variance of a count is that of the binomial; the band takes its shape for granted, "
+            "too.",
             "At n = 2 to 6 the whole bound, n! matchings included, is near enough to be tested: share of Haar "
-            "matrices whose "
-            "best matching has p at or below the level.",
+            "matrices whose best matching has p at or below the level.",
             table(["n", "matrices", *(f"p <= {level}" for level in LEVELS)], haar),
             "### Axes that strangers share",
             adversarial_text(adversarial),
             "![Two histograms over independent pairs: z of the fixed matching under the normal curve, and ln p "
-            "before it is "
-            "cut, all of it above 0](images/evidence-calibration.png)",
+            "before it is cut, all of it above 0](images/evidence-calibration.png)",
         ]
     )
 
@@ -113,14 +108,10 @@ def adversarial_text(rows: list[Row]) -> str:
     wrong_both = sum(row["verdict"] == "homologous" for row in both)
     return (
         "Sixteen more models were turned, after training, into the principal axes of their embeddings (as a slicing "
-        "tool "
-        "does) or into varimax axes, which follow features: bases in which two strangers may share axes without "
-        "sharing a "
-        f"weight, which no test of axes can tell from a copy in the worst case. Of {len(rows):,} pairs with such a "
-        f"model "
-        f"{wrong} are called homologous, of the {len(both)} with two of them {wrong_both}; the smallest ln p before "
-        f"the cut "
-        f"is {min(row['ln_p_uncut'] for row in rows):.1f}, "
+        "tool does) or into varimax axes, which follow features: bases in which two strangers may share axes "
+        f"without sharing a weight, which no test of axes can tell from a copy in the worst case. Of {len(rows):,} "
+        f"pairs with such a model {wrong} are called homologous, of the {len(both)} with two of them {wrong_both}; "
+        f"the smallest ln p before the cut is {min(row['ln_p_uncut'] for row in rows):.1f}, "
         f"{sum(row['verdict'] == 'inconclusive' for row in rows)} are inconclusive."
     )
 

@@ -66,10 +66,10 @@ PAPER = {
 NOT_RUN = (
     "- Nothing here was run on a model of the Hub: the machine had no network. LeaFBench's own 65 models wait for "
     "somebody who has one (`python -m benchmarks.leafbench`).",
-    "- Models are of 192 channels and at most 5 million parameters, trained for a minute. What long training does to "
-    "real models is not shown by them.",
-    "- One draw of everything: one seed for each kind of descendant and family, so that rates over kinds have no error "
-    "bars of their own.",
+    "- Models of the zoo have 192 channels and some five million parameters, trained for a minute. What long "
+    "training does to real models is not shown by them.",
+    "- One draw of everything: one seed for each kind of descendant and family, so that rates over kinds have no "
+    "error bars of their own.",
 )
 
 SECTIONS: tuple[tuple[str, tuple[str, ...], Callable[[Results, dict[str, Figure]], str]], ...] = (

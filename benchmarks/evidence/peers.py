@@ -13,120 +13,211 @@ from benchmarks.metrics import decisions, leafbench_metrics, mahalanobis_ceiling
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+OURS = "mdir-hf"
+
 
 def peers_section(results: Results, figures: dict[str, Figure]) -> str:
     """Every method on the same pairs."""
     del figures
     ours = {(row["a"], row["b"]): row for row in results["zoo-pairs"] if row["level"] == "auto"}
-    own_seconds = statistics.mean(row["cpu_s"] for row in ours.values())
-    judged = [of_checker(ours), *(of_peer(row, ours) for row in results["zoo-peers"])]
-    decided, ranked, costs = [], [], []
-    for method in judged:
-        fixed = "" if method.decided is None else errors(method.decided, method.related)
-        answered = [(s, r) for s, r in zip(method.scores, method.related, strict=True) if s is not None]
-        name = f"**{method.name}**" if method is judged[0] else method.name
-        if len({r for _, r in answered}) == 2:
-            scores, related = zip(*answered, strict=True)
-            numbers = leafbench_metrics(scores, related)
-            best = errors([s >= numbers.threshold for s in scores], related)
-            low = min(scores) - 1.0
-            everywhere = leafbench_metrics([low if s is None else s for s in method.scores], method.related)
-            ranked.append(
-                [
-                    name,
-                    f"{numbers.accuracy:.3f}",
-                    f"{numbers.auc:.3f}",
-                    f"{numbers.partial_auc:.3f}",
-                    f"{numbers.mahalanobis:.2f}",
-                    f"{numbers.tpr_at_1_percent_fpr:.3f}",
-                    f"{everywhere.auc:.3f}",
-                    f"{everywhere.tpr_at_1_percent_fpr:.3f}",
-                ]
-            )
-        else:
-            best = ""
-        decided.append([name, str(len(answered)), method.rule, fixed, best])
-        costs.append([name, f"{method.seconds:.2f}", f"{method.seconds / own_seconds:.1f}"])
+    packages_last = sorted(results["zoo-peers"], key=lambda row: "(package)" in row["peer"])
+    judged = [of_checker(ours), *(of_peer(row, ours) for row in packages_last)]
     n_related = sum(judged[0].related)
     ceiling = mahalanobis_ceiling(n_related, len(judged[0].related) - n_related)
+    shares: dict[bool, list[float]] = {True: [], False: []}
+    for row in ours.values():
+        shares[row["settled_by"] == "screen"].append(row["bytes_read"] / row["bytes_of_weights"])
+    settled, others = (statistics.median(shares[is_settled]) for is_settled in (True, False))
     return "\n\n".join(
         [
             "## Others on the same pairs",
-            f"All {len(ours)} pairs of the zoo. Each peer is written from its description, at its own sizes "
-            "(`benchmarks/peers` says what each leaves open); a pair that a peer cannot score counts as not answered. "
-            "Written from memory of papers and at sizes that they were not made for, peers may do better elsewhere.",
+            f"All {len(ours)} pairs of the zoo, {n_related} of them related. Each peer is written from its "
+            "description, at its own sizes (`benchmarks/peers` says what was left open); packages are what their "
+            "authors publish. None was made for models so small, and some need what a stored or upcycled model here "
+            "does not offer: a pair that a method cannot score has no answer.",
             "### Decisions",
-            "False positives and false negatives among the pairs that a method answers. *Own rule*: its published "
-            "threshold "
-            "or level, where it has one that is not fitted to the scores being judged. *Best threshold*: the one "
-            "that does "
-            "best on these very scores, which nobody has in advance.",
-            table(["method", "pairs answered", "own rule", "errors by it", "errors at its best threshold"], decided),
+            "False positives (FP) and false negatives (FN). *Own rule*: its published threshold or level, where it "
+            "has one that is not fitted to the scores being judged; a pair without an answer is not called related. "
+            "*At 1e-10*: the same by its own p-value, where it has one. *Best threshold*: the one that does best on "
+            "these very scores, which nobody has in advance, over the pairs answered. *Before the first error*: "
+            "related pairs that score higher than every unrelated one.",
+            table(
+                [
+                    "method",
+                    "answered",
+                    "own rule",
+                    "errors by it",
+                    "at 1e-10",
+                    "best threshold",
+                    "before the first error",
+                ],
+                [decision_row(method) for method in judged],
+            ),
+            where_others_are_right(judged, ours),
             "### LeaFBench's metrics",
             "As its code computes them (`benchmarks/metrics.py` names what is wrong with each), over the pairs "
-            "answered; the "
-            f"last two columns count a pair without an answer as the least related. MD cannot exceed {ceiling:.2f} "
-            f"on these "
-            "pairs for any method, and scores that say no more than yes or no come nearest to it.",
+            "answered; the last two columns count a pair without an answer as the least related. MD cannot exceed "
+            f"{ceiling:.2f} on these pairs for any method, and scores that say no more than yes or no come nearest "
+            "to it.",
             table(
                 ["method", "ACC", "AUC", "pAUC", "MD", "TPR at 1 % FPR", "AUC, all pairs", "TPR at 1 % FPR, all pairs"],
-                ranked,
+                [metrics_row(method) for method in judged if method.is_ranked],
             ),
-            "### Time",
+            "### Time and bytes",
             "Seconds of one core for a pair that was not met before: for the checker opening, reading and "
-            "comparing, for "
-            "peers two fingerprints and a score; the same machine, one run. Peers read both models whole; the "
-            "checker read "
-            f"{statistics.median(r['bytes_read'] / r['bytes_of_weights'] for r in ours.values()):.0%} (median) of the "
-            "bytes of weights, tokenizers included.",
-            table(["method", "seconds per pair", "times the checker's"], costs),
+            "comparing, for peers two fingerprints and a score. In a study of many models a fingerprint is made "
+            "once, and is then cheaper than the checker's pairs (`mdir-hf survey`, which reads each model once, was "
+            f"not timed here). Of the bytes of weights the checker read {settled:.0%} where the embeddings' screen "
+            f"settled a pair and {others:.0%} where it did not (medians; more than all where tokenizers, a large "
+            "part at these sizes, are counted and layers are read for a second map). What peers read was not "
+            "counted; their descriptions have them load both models.",
+            table(
+                ["method", "seconds for a new pair", "times the checker's", "seconds for one more pair"],
+                [
+                    [named(m), f"{m.seconds:.2f}", f"{m.seconds / judged[0].seconds:.2g}", f"{m.score_seconds:.3f}"]
+                    for m in judged
+                ],
+            ),
         ]
     )
 
 
+def decision_row(method: Judged) -> list[str]:
+    """One method's decisions."""
+    answered, related = method.answered
+    best = before = ""
+    if method.is_ranked:
+        numbers = leafbench_metrics(answered, related)
+        best = errors([score >= numbers.threshold for score in answered], related)
+        highest = max(score for score, is_related in zip(answered, related, strict=True) if not is_related)
+        n_before = sum(score > highest for score in answered)
+        before = f"{n_before} of {sum(method.related)}"
+    return [
+        named(method),
+        str(len(answered)),
+        method.rule,
+        "" if method.decided is None else errors(method.decided, method.related),
+        "" if method.at_alpha is None else errors(method.at_alpha, method.related),
+        best,
+        before,
+    ]
+
+
+def metrics_row(method: Judged) -> list[str]:
+    """One method's five numbers, and two of them with unanswered pairs last."""
+    answered, related = method.answered
+    numbers = leafbench_metrics(answered, related)
+    last = min(answered) - 1.0
+    everywhere = leafbench_metrics([last if score is None else score for score in method.scores], method.related)
+    five = (numbers.accuracy, numbers.auc, numbers.partial_auc, numbers.mahalanobis, numbers.tpr_at_1_percent_fpr)
+    return [named(method), *(f"{value:.3f}" for value in (*five, everywhere.auc, everywhere.tpr_at_1_percent_fpr))]
+
+
+def where_others_are_right(judged: Sequence[Judged], ours: dict[tuple[str, str], Row]) -> str:
+    """Related pairs that the checker misses and another method ranks above every unrelated pair."""
+    missed = {key for key, row in ours.items() if row["related"] and row["verdict"] != "homologous"}
+    lines = []
+    for method in judged[1:]:
+        answered, related = method.answered
+        if not method.is_ranked:
+            continue
+        highest = max(score for score, is_related in zip(answered, related, strict=True) if not is_related)
+        found = [
+            key
+            for key, score in zip(method.pairs, method.scores, strict=True)
+            if key in missed and score is not None and score > highest
+        ]
+        if found:
+            lines.append(f"{method.name} {len(found)} ({', '.join(f'{a} + {b}' for a, b in found)})")
+    told = "; ".join(lines) if lines else "none does"
+    return (
+        f"Of the {len(missed)} related pairs that the checker misses, others rank above every unrelated pair: {told}."
+    )
+
+
+def named(method: Judged) -> str:
+    """Its name, ours in bold."""
+    return f"**{method.name}**" if method.name == OURS else method.name
+
+
 @dataclass(frozen=True)
 class Judged:
-    """One method on all pairs: scores (None: no answer), decisions by its own rule, seconds for a new pair."""
+    """One method on all pairs.
+
+    Attributes:
+        name: Its name.
+        pairs: The pairs, in the order of what follows.
+        related: The truth.
+        scores: None where it has no answer.
+        decided: Decisions by its own rule, None where it has none.
+        at_alpha: Decisions by its p-value at 1e-10, None where it has none.
+        rule: Its own rule, in words.
+        seconds: Mean processor time of a new pair.
+        score_seconds: The same where both models have been met before.
+    """
 
     name: str
+    pairs: list[tuple[str, str]]
     related: list[bool]
     scores: list[float | None]
     decided: list[bool] | None
+    at_alpha: list[bool] | None
     rule: str
     seconds: float
+    score_seconds: float
+
+    @property
+    def answered(self) -> tuple[list[float], list[bool]]:
+        """Scores and truth of the pairs that have an answer."""
+        both = [(score, related) for score, related in zip(self.scores, self.related, strict=True) if score is not None]
+        return [score for score, _ in both], [related for _, related in both]
+
+    @property
+    def is_ranked(self) -> bool:
+        """Whether pairs of both kinds have an answer."""
+        return len(set(self.answered[1])) == 2
 
 
 def of_checker(ours: dict[tuple[str, str], Row]) -> Judged:
-    """The checker as one of the methods."""
+    """The checker as one of the methods; it keeps nothing between pairs here."""
     rows = list(ours.values())
+    decided = [row["verdict"] == "homologous" for row in rows]
+    seconds = statistics.mean(row["cpu_s"] for row in rows)
     return Judged(
-        "mdir-hf",
+        OURS,
+        list(ours),
         [row["related"] for row in rows],
         [score_of_log10_p(row["log10_p"]) for row in rows],
-        [row["verdict"] == "homologous" for row in rows],
+        decided,
+        decided,
         "verdict at 1e-10",
-        statistics.mean(row["cpu_s"] for row in rows),
+        seconds,
+        seconds,
     )
 
 
 def of_peer(row: Row, ours: dict[tuple[str, str], Row]) -> Judged:
     """A peer as one of them."""
     names, threshold = row["models"], row["threshold"]
-    related, scores, decided, seconds = [], [], [], []
-    has_p = any(score[3] is not None for score in row["scores"])
-    for a, b, score, log10_p, taken, _ in row["scores"]:
-        pair = ours.get((names[a], names[b]))
-        if pair is None:
-            continue
-        related.append(pair["related"])
-        scores.append(score)
-        accepted = False
-        if score is not None:
-            accepted = score >= threshold if threshold is not None else log10_p is not None and log10_p <= -10
-        decided.append(accepted)
-        seconds.append(row["fingerprint_cpu_s"][a] + row["fingerprint_cpu_s"][b] + taken)
+    made = row["fingerprint_cpu_s"]
+    kept = [(score, (names[score[0]], names[score[1]])) for score in row["scores"]]
+    kept = [(score, key) for score, key in kept if key in ours]
+    scores = [score[2] for score, _ in kept]
+    has_p = any(score[3] is not None for score, _ in kept)
+    at_alpha = [score[3] is not None and score[3] <= -10 for score, _ in kept] if has_p else None
+    decided = at_alpha if threshold is None else [value is not None and value >= threshold for value in scores]
     rule = f"score at least {threshold:g}" if threshold is not None else "its p at 1e-10" if has_p else "none"
-    return Judged(row["peer"], related, scores, decided if rule != "none" else None, rule, statistics.mean(seconds))
+    return Judged(
+        row["peer"],
+        [key for _, key in kept],
+        [ours[key]["related"] for _, key in kept],
+        scores,
+        decided,
+        at_alpha,
+        rule,
+        statistics.mean(made[score[0]] + made[score[1]] + score[4] for score, _ in kept),
+        statistics.mean(score[4] for score, _ in kept),
+    )
 
 
 def errors(accepted: Sequence[bool], related: Sequence[bool]) -> str:

@@ -28,8 +28,8 @@ WHY_MISSED: tuple[tuple[str, Callable[[Row], bool], str], ...] = (
     (
         "New embeddings against a turned residual stream",
         lambda row: {"retokenised", "obfuscated"} == members_of(row),
-        "a rotation is fitted on rows that both embeddings began with, and one of them was drawn anew; the layers' own "
-        "rows are mixed as well. Nothing that is compared here is left in common.",
+        "a rotation is fitted on rows that both embeddings began with, and one of them was drawn anew; the layers' "
+        "own rows are mixed as well. Nothing that is compared here is left in common.",
     ),
 )
 """Kinds of related pairs that are missed: what they are called, which they are, why."""
@@ -48,28 +48,23 @@ def zoo_section(results: Results, figures: dict[str, Figure]) -> str:
     parts = [
         "## The zoo",
         f"{len(results['zoo-models'])} models of {len(FAMILIES)} families, trained in {minutes:.0f} minutes of one "
-        f"core; "
-        f"{len(rows)} pairs: all within a family, and each base with every model of the other families.",
+        f"core; {len(rows)} pairs: all within a family, and each base with every model of the other families.",
         f"- **{counted.false_positives} of {n_strangers} unrelated pairs** are called homologous (a rate below "
-        f"{bound:.2g} "
-        "at 95 %, if pairs were independent, which they are not: they share models).",
+        f"{bound:.2g} at 95 %, if pairs were independent, which they are not: they share models).",
         f"- **{counted.true_positives} of {n_related} related pairs** are found. The {counted.false_negatives} that "
-        f"are not "
-        "are listed below with their reasons.",
+        "are not are listed below with their reasons.",
         f"- {inconclusive} verdicts are `inconclusive`; they count as not found.",
         "### What the models are",
         members_table(results["zoo-models"]),
         "Losses are in nats per token on held-out text, of the text that the model learnt last; under another "
-        "tokenizer "
-        "they do not compare. `noised` and `retokenised` show what was lost.",
+        "tokenizer they do not compare. `noised` and `retokenised` show what was lost.",
         "### Each base and its descendants",
         "log10 p at level `auto`, and what settled it (s: the screen of the embeddings, e: the embeddings, u: the "
         "unembeddings, b: the layers); `-` where nothing was found. Strangers are in italics.",
         base_table(rows),
         twins_text(rows),
         "![Matrix of all pairs within each of the four families: related pairs are found but where they are marked, "
-        "and no "
-        "pair with a stranger is](images/evidence-zoo.png)",
+        "and no pair with a stranger is](images/evidence-zoo.png)",
         "### By relation",
         "All pairs in which a member takes part, within its family.",
         relation_table(rows),
@@ -77,6 +72,7 @@ def zoo_section(results: Results, figures: dict[str, Figure]) -> str:
         missed_text(rows),
         "### One witness alone",
         levels_text(results["zoo-pairs"]),
+        maps_text(results["zoo-pairs"]),
     ]
     return "\n\n".join(parts)
 
@@ -123,9 +119,9 @@ def twins_text(rows: list[Row]) -> str:
     ]
     return (
         "`other-data` shares with the base nothing but the numbers that both began as, and is counted as related: "
-        "shared initialisation is shared weights. That it is found at "
-        f"{', '.join(f'{p:,.0f}' for p in found)} also says how much of the initialisation so short a training leaves: "
-        "longer training is harder than anything here."
+        f"shared initialisation is shared weights. That it is found at {', '.join(f'{p:,.0f}' for p in found)} also "
+        "says how much of the initialisation so short a training leaves: longer training is harder than anything "
+        "here."
     )
 
 
@@ -222,6 +218,27 @@ def levels_text(rows: list[Row]) -> str:
     ]
     note = "Bytes read include tokenizers, which are a large part of what such small models weigh."
     return table(header, body) + "\n\n" + note
+
+
+LAYERS_WERE = {
+    "depth-pruned": [[0, 0], [1, 1], [3, 2]],
+    "depth-upscaled": [[0, 0], [1, 1], [2, 2], [1, 3], [2, 4], [3, 5]],
+}
+"""Which layer of the base (first) each layer of a descendant was, for families of four layers."""
+
+
+def maps_text(rows: list[Row]) -> str:
+    """Whether layers are traced to where they came from."""
+    maps = [
+        (row["layers"], LAYERS_WERE.get(row["b"].split("/")[1], [[0, 0], [1, 1], [2, 2], [3, 3]]))
+        for row in rows
+        if row["level"] == "body" and row["related"]
+    ]
+    right = sum(found == was for found, was in maps)
+    return (
+        f"At level `body` every layer is traced to the layer that it came from, and to no other, in {right} of the "
+        f"{len(maps)} related pairs with a base, pruned and upscaled depths among them."
+    )
 
 
 def draw_zoo(rows: list[Row]) -> Figure:

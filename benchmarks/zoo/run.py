@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.zoo.build import FULL, SMALL, Scale, built, folder_of_model, record_of
+from benchmarks.zoo.build import FULL, SMALL, Scale, built, folder_of, folder_of_model, record_of
 from benchmarks.zoo.members import MEMBERS, Model, Pair, models, pairs, tokenizer_of
 from mdir_hf import HomologyChecker
 
@@ -153,9 +153,10 @@ def score_all(peer: Peer, scale: Scale) -> dict[str, Any]:
         started = time.process_time()
         said = peer.score(fingerprints[a], fingerprints[b])
         taken = round(time.process_time() - started + said.elsewhere_cpu_s, 4)
-        if said.reason is not None and said.reason not in reasons:
-            reasons.append(said.reason)
-        why = None if said.reason is None else reasons.index(said.reason)
+        reason = None if said.reason is None else without_paths(said.reason, scale)
+        if reason is not None and reason not in reasons:
+            reasons.append(reason)
+        why = None if reason is None else reasons.index(reason)
         scores.append([a, b, _rounded(said.score), _rounded(said.log10_p), taken, why])
     del fingerprints
     gc.collect()
@@ -168,6 +169,11 @@ def score_all(peer: Peer, scale: Scale) -> dict[str, Any]:
         "reasons": reasons,
         "scores": scores,
     }
+
+
+def without_paths(reason: str, scale: Scale) -> str:
+    """A reason without the folder that the models lie in, which differs from machine to machine."""
+    return reason.replace(f"{folder_of(scale).resolve()}/", "").replace(f"{folder_of(scale)}/", "")
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ import torch
 
 from mdir_hf.report import ModelSummary
 from mdir_hf.survey.fingerprint import Fingerprint
-from mdir_hf.survey.identify import tested_hits
+from mdir_hf.survey.identify import judge_hits
 from mdir_hf.survey.index import BYTES_PER_BASE, QUERY_TOKENS, BaseIndex
 
 WORDS = tuple(f"word{at}".encode() for at in range(QUERY_TOKENS))
@@ -58,7 +58,7 @@ def relative(width: int, seed: int, change: str) -> torch.Tensor:
 def ask(index: BaseIndex, query: Fingerprint) -> tuple[float, list[str]]:
     """Do what ``identify`` does before it compares models: processor seconds, and the bases that it finds."""
     started = time.process_time()
-    hits = tested_hits(index, query, top=TOP, alpha=ALPHA)
+    hits = judge_hits(index, query, top=TOP, alpha=ALPHA)
     found = [hit.base.repo for hit, log10_p in hits if log10_p < math.log10(ALPHA)]
     return time.process_time() - started, found
 

@@ -21,6 +21,9 @@ from mdir_hf.survey.pairs import compare_fingerprints
 
 SCHEMA = "mdir-hf/identification/1"
 
+TESTS_OF_A_BASE = 2
+"""Channels in one order, and any matching of channels."""
+
 SILENT_SHARE = 0.5
 """A guess of a search that has less than this share of the evidence asked for is not tested: to match thousands of
 channels of two strangers takes seconds."""
@@ -160,7 +163,7 @@ def identify(
     ledger = IoLedger()
     query = take_fingerprint(Model(open_repository(repo_or_folder, ledger=ledger, **kept)), index.tokens)
     ancestors = []
-    for hit, log10_p in tested_hits(index, query, top=top, alpha=alpha, seed=seed, device=device):
+    for hit, log10_p in judge_hits(index, query, top=top, alpha=alpha, seed=seed, device=device):
         report = error = None
         if confirm and log10_p < math.log10(alpha):
             try:
@@ -175,7 +178,7 @@ def identify(
     return Identification(query.model, tuple(ancestors), len(index), alpha, ledger.bytes_read)
 
 
-def tested_hits(
+def judge_hits(
     index: BaseIndex, query: Fingerprint, *, top: int, alpha: float, seed: int = 0, device: str = "cpu"
 ) -> list[tuple[Hit, float]]:
     """Search an index, and test what it ranks first on the rows that both kept.
@@ -189,19 +192,21 @@ def tested_hits(
         device: torch device of the matrix products.
 
     Returns:
-        The hits with their log10 p, corrected for every base of the index, at most 0; 0 too for those that are not
-        tested, since the search finds nothing. Its guess errs on the side of relatives: it counts the best partner of
-        every channel, and no matching has a larger trace.
+        The hits with their log10 p, corrected for two tests of every base of the index, at most 0. The first test is of
+        channels in one order, and where it is significant the other, of all matchings of channels, is not made. Nor is
+        it where the search finds nothing (0 then): its guess errs on the side of relatives, since it counts the best
+        partner of every channel, and no matching has a larger trace.
     """
     found = []
-    silent_log_p = SILENT_SHARE * math.log(alpha / len(index))
+    alpha_of_base = alpha / (TESTS_OF_A_BASE * len(index))
+    correction = math.log(TESTS_OF_A_BASE * len(index))
     for hit in index.search(query, top=top):
-        log10_p = 0.0
-        if hit.log_p < silent_log_p:
+        log_p = hit.identity_log_p
+        if log_p >= math.log(alpha_of_base) and hit.log_p < SILENT_SHARE * math.log(alpha_of_base):
             base = index.fingerprint(hit.base)
-            report = compare_fingerprints(base, query, alpha=alpha / len(index), seed=seed, device=device)
-            log10_p = min(0.0, report.log10_p + math.log(len(index)) / LN10)
-        found.append((hit, log10_p))
+            report = compare_fingerprints(base, query, alpha=alpha_of_base, seed=seed, device=device)
+            log_p = min(log_p, report.log10_p * LN10)
+        found.append((hit, min(0.0, (log_p + correction) / LN10)))
     return found
 
 

@@ -48,11 +48,14 @@ class Hit:
     Attributes:
         base: The base model.
         log_p: Natural log of what p is likely to be, before any correction: for ranking, not for judging.
+        identity_log_p: Natural log of a bound on p for channels in one order: one matching, fixed in advance, so that
+            nothing is paid for having chosen it. 0 between models of different widths.
         common_tokens: Tokens that both kept.
     """
 
     base: ModelSummary
     log_p: float
+    identity_log_p: float
     common_tokens: int
 
 
@@ -121,8 +124,8 @@ class BaseIndex:
             mine, theirs = zip(*shared, strict=True)
             if mine not in known:
                 known[mine] = _orthonormal(rows[list(mine)])
-            log_p = _likely_log_p(_orthonormal(base.rows[list(theirs)].float()), known[mine])
-            hits.append(Hit(base.model, log_p, len(shared)))
+            guess, identity = _log_p(_orthonormal(base.rows[list(theirs)].float()), known[mine])
+            hits.append(Hit(base.model, guess, identity, len(shared)))
         return sorted(hits, key=lambda hit: hit.log_p)[:top]
 
     def fingerprint(self, base: ModelSummary) -> Fingerprint:
@@ -219,29 +222,31 @@ def _mixed(token: bytes) -> bytes:
     return hashlib.sha256(token).digest()
 
 
-def _likely_log_p(x: tuple[torch.Tensor, torch.Tensor], y: tuple[torch.Tensor, torch.Tensor]) -> float:
+def _log_p(x: tuple[torch.Tensor, torch.Tensor], y: tuple[torch.Tensor, torch.Tensor]) -> tuple[float, float]:
     """Guess ln p of two blocks of few rows, as :func:`_orthonormal` gives them, from the identity or a few channels.
 
-    The identity needs the trace of the polar factor only. For a permutation the best partner of some channels stands
-    for that of all of them.
+    Returns:
+        The guess, and the bound for the identity. That one needs the trace c of the factor U of rank r only:
+        ``ln p <= -c^2 n / 2r`` for a matching of all channels that was fixed in advance (docs/method.md). For a
+        permutation the best partner of some channels stands for that of all of them.
     """
     # U = V_x Ortho(L_x^T L_y) V_y^T, the whitened view: it needs no scale, and few rows are well conditioned.
     core_left, _, core_right = torch.linalg.svd(x[0].T @ y[0], full_matrices=False)
     rank = core_left.shape[1]
     left, right = x[1] @ core_left, y[1] @ core_right.T  # (n_x, rank), (n_y, rank)
     n_narrow, n_wide = sorted((len(left), len(right)))
-    best = 0.0
+    identity = 0.0
     if n_narrow == n_wide:
         trace = float((left * right).sum())
-        best = min(best, -trace * abs(trace) * n_wide / (2.0 * rank))  # one matching, fixed in advance
-        if best < -math.lgamma(n_wide + 1):
-            return float(best)
+        identity = min(0.0, -trace * abs(trace) * n_wide / (2.0 * rank))
+        if identity < -math.lgamma(n_wide + 1):
+            return identity, identity
     step = max(1, len(left) // SCANNED_CHANNELS)
     scanned = left[::step]
     per_channel = float((scanned @ right.T).abs().amax(dim=1).mean())
     trace = per_channel * n_narrow
     nats = math.lgamma(n_wide + 1) - math.lgamma(n_wide - n_narrow + 1) + n_narrow * math.log(2.0)
-    return float(min(best, nats - trace * trace * n_wide / (2.0 * rank)))
+    return min(identity, nats - trace * trace * n_wide / (2.0 * rank)), identity
 
 
 def _orthonormal(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

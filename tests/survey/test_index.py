@@ -13,7 +13,7 @@ from mdir_hf.errors import CorruptCheckpointError, InputError
 from mdir_hf.hub import open_repository
 from mdir_hf.report import ModelSummary
 from mdir_hf.survey.fingerprint import Fingerprint
-from mdir_hf.survey.identify import identify
+from mdir_hf.survey.identify import identify, judge_hits
 from mdir_hf.survey.index import BYTES_PER_BASE, BaseIndex, choose_index_tokens
 from mdir_hf.survey.pairs import compare_fingerprints
 from tests.specimens import gaussian, write_model
@@ -150,3 +150,27 @@ def test_a_base_added_again_replaces_itself(built, folders):
 def test_an_empty_index_is_said(folders):
     with pytest.raises(InputError, match="no base models"):
         identify(folders["tuned"], BaseIndex(WORDS))
+
+
+def test_the_bound_for_channels_in_one_order_is_kept_among_strangers():
+    widths, n_bases = (256, 512), 200
+    strangers = BaseIndex(WORDS, [kept(f"s/{at}", rows(40, widths[at % 2], at)) for at in range(n_bases)])
+    found = [
+        hit.identity_log_p
+        for seed in range(10)
+        for hit in strangers.search(kept("query", rows(96, widths[seed % 2], 10_000 + seed)), top=n_bases)
+    ]
+    # 1000 pairs of one width, each below ln q with chance at most q.
+    assert sum(log_p < math.log(0.01) for log_p in found) <= 25
+    assert min(found) > math.log(1e-6)
+
+
+def test_a_long_continuation_is_found_by_few_rows_of_a_wide_base():
+    own = rows(len(WORDS), 4096, 1)
+    wide = BaseIndex(WORDS, [kept(f"b/{at}", rows(23, 4096, at)) for at in (0, 1, 2)])
+    query = kept("query", own + rows(len(WORDS), 4096, 1000))  # as much noise as there was
+    # The rows of a draw do not depend on how many follow.
+    assert torch.equal(rows(23, 4096, 1), own[:23])
+    (hit, log10_p), *others = judge_hits(wide, query, top=3, alpha=1e-10)
+    assert hit.base.repo == "b/1" and log10_p < -100
+    assert all(p > -10 for _, p in others)

@@ -57,7 +57,8 @@ def noise(scale: Scale) -> tuple[dict[str, Any], str, dict[str, Figure]]:
         folder = built(name, scale)
         rows = [_row(folder, level, scale, held_out) for level in LEVELS]
         width = int(load(folder).config.hidden_size)
-        data[key] = {"model": words, "width": width, "rows": rows}
+        whole = _with_layers(folder, LEVELS[-1], scale)
+        data[key] = {"model": words, "width": width, "rows": rows, "log10_p_with_layers": whole}
         shown = [[label, *(_shown(measure, row) for row in rows)] for measure, label in KEYS.items()]
         sections.append(f"({key}) {words}, n = {width}\n\n" + table(["noise / RMS", *map(str, LEVELS)], shown))
     lost = {key: _last_found(data[key]["rows"], by_frequency) for key in MODELS}
@@ -69,7 +70,10 @@ def noise(scale: Scale) -> tuple[dict[str, Any], str, dict[str, Figure]]:
             f"({key}): worse than that from noise {useless:g} on, called homologous up to {found:g}."
             for key, (useless, found) in lost.items()
         )
-        + " Inconclusive is what is significant only with the best half of the channels."
+        + " Inconclusive is what is significant only with the best half of the channels. These p are of embeddings "
+        f"alone; the layers, which have no noise, tell at noise {LEVELS[-1]:g}, too: "
+        + ", ".join(p_text(data[key]["log10_p_with_layers"]) for key in MODELS)
+        + "."
     )
     return data, section, {}
 
@@ -103,6 +107,15 @@ def _row(folder: Path, level: float, scale: Scale, held_out: torch.Tensor) -> di
         "reef": reef,
         "perplexity": rounded(math.exp(min(700.0, mean_loss(noisy, held_out, sequence_length=SEQUENCE_LENGTH))), 1),
     }
+
+
+def _with_layers(folder: Path, level: float, scale: Scale) -> float:
+    """log10 p at level auto, which goes on to the layers where embeddings are silent."""
+    with tempfile.TemporaryDirectory() as place:
+        other = Path(place) / "noisy"
+        save(add_noise(load(folder), level), text(scale), other, [], "code")
+        checker = HomologyChecker.from_pretrained(folder, use_caches=False)
+        return round(checker.compare(other, progress=False).log10_p, 1)
 
 
 @torch.no_grad()

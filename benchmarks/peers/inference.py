@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from benchmarks.peers.interface import CannotSayError
+from benchmarks.peers.weights import open_model
 from mdir_hf.demo.text import read_corpus
 from mdir_hf.demo.training import seeded_single_thread
 
@@ -48,25 +49,46 @@ def load_tokenizer(folder: Path) -> Any:
 def loaded(folder: Path) -> Iterator[tuple[Any, Any]]:
     """A causal model of transformers in float32, in evaluation mode, and its tokenizer; seeded, on one thread.
 
+    Quantised weights are read by ``mdir_hf`` and put into a model of float32: transformers runs few of their formats
+    without the GPU kernels that they were made for, and leaves out weights of others without an error.
+
     Raises:
-        CannotSayError: If transformers cannot load it, or cannot run it because of how its weights are stored.
+        CannotSayError: If it cannot be loaded, or some of its weights are not found.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     with seeded_single_thread(0):
         tokenizer = load_tokenizer(folder)
         try:
-            model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-        except Exception as exc:  # of every kind, from every library that a stored format asks for
+            config = AutoConfig.from_pretrained(folder)
+            if getattr(config, "quantization_config", None) is None:
+                model, told = AutoModelForCausalLM.from_pretrained(
+                    folder, dtype=torch.float32, output_loading_info=True
+                )
+                missing = sorted(told["missing_keys"])
+            else:
+                model, missing = _dequantised(folder, config)
+        except (OSError, ValueError, KeyError, ImportError, RuntimeError) as exc:
             raise CannotSayError(f"transformers cannot load it: {_short(exc)}") from exc
-        try:
-            yield model, tokenizer
-        except Exception as exc:
-            if isinstance(exc, CannotSayError) or getattr(model.config, "quantization_config", None) is None:
-                raise
-            raise CannotSayError(f"transformers cannot run it as it is stored: {_short(exc)}") from exc
+        if missing:
+            raise CannotSayError(f"{len(missing)} weights are not found, the first {missing[0]}")
+        yield model.eval(), tokenizer
+
+
+def _dequantised(folder: Path, config: Any) -> tuple[Any, list[str]]:
+    """A model of float32 with the numbers that quantised weights stand for, and the names of weights not found."""
+    from transformers import AutoModelForCausalLM
+
+    source = open_model(folder).tensors
+    del config.quantization_config
+    kind = type(AutoModelForCausalLM.from_config(config))
+    weights = {name: source.read(name).float() for name in source.names()}
+    model, told = kind.from_pretrained(
+        None, config=config, state_dict=weights, dtype=torch.float32, output_loading_info=True
+    )
+    return model, sorted(told["missing_keys"])
 
 
 def _short(exc: Exception) -> str:

@@ -1,9 +1,12 @@
 import copy
+import json
+import shutil
 import warnings
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
 
@@ -11,6 +14,7 @@ from benchmarks.peers.inference import statements
 from mdir_hf.demo.text import BEGIN, END, train_byte_level_bpe, train_unigram
 from mdir_hf.demo.training import seeded_single_thread
 from mdir_hf.demo.transformations import permute_channels, rotate_channels
+from tests.checkpoint.quantization.writers import SCHEMES
 
 WIDTH, LAYERS = 64, 4
 
@@ -51,6 +55,21 @@ def add_noise(model, share):
             weight.add_(share * weight.std() * torch.randn(weight.shape))
 
 
+def quantise(folder, quantised):
+    """Store the layers of a model in compressed-tensors' INT4."""
+    scheme = SCHEMES["int4"]
+    shutil.copytree(folder, quantised)
+    stored = {}
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        if ".layers." in name and tensor.ndim == 2:
+            stored |= scheme.write(tensor.float(), name.removesuffix(".weight")).tensors
+        else:
+            stored[name] = tensor
+    save_file({name: tensor.contiguous() for name, tensor in stored.items()}, quantised / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    (quantised / "config.json").write_text(json.dumps(config | scheme.model_config))
+
+
 @pytest.fixture(scope="session")
 def models(tmp_path_factory) -> dict[str, Path]:
     """A base and what may become of it, two strangers and one that no peer here can read; none is trained."""
@@ -82,6 +101,7 @@ def models(tmp_path_factory) -> dict[str, Path]:
     for name, (model, tokenizer) in members.items():
         model.save_pretrained(root / name)
         PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=BEGIN, eos_token=END).save_pretrained(root / name)
+    quantise(root / "base", root / "int4")
     (root / "empty").mkdir()
     return {path.name: path for path in root.iterdir()}
 

@@ -130,6 +130,12 @@ def test_the_gate_of_the_kit_calls_strangers_of_one_config_the_same_without_thei
     assert ask(ProvenanceKit(), "narrow").score == ask(ProvenanceKitSignals(), "narrow").score
 
 
+@pytest.mark.parametrize("peer", [HuRef(), Reef(), Awm(), Match()], ids=names)
+def test_quantised_weights_are_read_as_the_numbers_that_they_stand_for(peer, ask):
+    quantised, stranger = ask(peer, "int4"), ask(peer, "stranger")
+    assert quantised.score > 0.9 > 0.1 + abs(stranger.score) or quantised.score > 100 + stranger.score
+
+
 def test_another_tokenizer_is_a_reason_for_match(ask):
     assert "tokenizer" in ask(Match(), "other-tokenizer").reason
 

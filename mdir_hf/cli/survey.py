@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from mdir_hf.survey.run import SurveyPlan
 
 
+MOST_PAIRS = 15
+"""Pairs of a group that are printed; JSON has them all."""
+
+
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add ``survey`` to the command line."""
     parser = commands.add_parser(
@@ -63,6 +67,12 @@ def run(options: argparse.Namespace) -> int:
         if options.out is None:
             raise InputError("name a folder for the results with --out")
         report, folder = _survey(options), options.out
+    if options.declared:
+        from mdir_hf.survey.declared import add_declared
+
+        report = add_declared(
+            report, token=options.token, cache_dir=options.cache_dir, local_files_only=options.local_files_only
+        )
     sys.stdout.write((report.to_json() if options.json else _text(report)) + "\n")
     sys.stdout.flush()
     if folder is not None:
@@ -117,12 +127,6 @@ def _survey(options: argparse.Namespace) -> SurveyReport:
     plan = _plan(options)
     with open_executor(workers=options.workers, scheduler=options.scheduler) as executor:
         report = run_survey(plan, options.out, executor=executor)
-    if options.declared:
-        from mdir_hf.survey.declared import add_declared
-
-        report = add_declared(
-            report, token=options.token, cache_dir=options.cache_dir, local_files_only=options.local_files_only
-        )
     return report
 
 
@@ -135,12 +139,19 @@ def _shard(text: str) -> tuple[int, int]:
 
 def _text(report: SurveyReport) -> str:
     lines = []
+    compared = {name for pair in report.pairs for name in pair}
     for group in report.groups():
+        if len(group) == 1 and group[0] not in compared:
+            continue  # not read, or not by this shard
         lines.append(f"{'group' if len(group) > 1 else 'alone'}: {', '.join(group)}")
         related = [pair for pair in report.pairs if set(pair) <= set(group) and report.is_related(*pair)]
-        for pair in related:
+        # Of a large group the weakest relations are what one looks at.
+        related.sort(key=lambda pair: report.pairs[pair].log10_p or 0.0, reverse=True)
+        for pair in related[:MOST_PAIRS]:
             found = report.pairs[pair]
             lines.append(f"  {pair[0]} ~ {pair[1]}: log10 p = {found.log10_p:.0f}, {found.transformation}")
+        if len(related) > MOST_PAIRS:
+            lines.append(f"  and {len(related) - MOST_PAIRS} more related pairs of it, with smaller p")
     lines += [f"not read: {name}: {found.error}" for name, found in report.models.items() if found.error]
     lines += [f"not computed: {a} ~ {b}: {found.error}" for (a, b), found in report.pairs.items() if found.error]
     for first, middle, second in report.contradictions():

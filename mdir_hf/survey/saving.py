@@ -88,7 +88,8 @@ def _dendrogram(report: SurveyReport, fingerprints: Mapping[str, Fingerprint]) -
 def _markdown(report: SurveyReport, written: Collection[str]) -> str:
     # Names are the users' words: in a code block nothing in them is markup.
     groups = "\n".join(", ".join(group) for group in report.groups() if len(group) > 1) or "none"
-    alone = "\n".join(group[0] for group in report.groups() if len(group) == 1) or "none"
+    compared = {name for pair in report.pairs for name in pair}
+    alone = "\n".join(g[0] for g in report.groups() if len(g) == 1 and g[0] in compared) or "none"
     parts = [
         "# Weight ancestry of many models",
         f"{len(report.readable())} models, {len(report.pairs)} pairs, alpha = {report.settings['alpha']:g} for all of "

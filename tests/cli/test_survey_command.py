@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 from mdir_hf.cli import main
 from mdir_hf.survey import run as run_module
 from tests.hub.fixtures import hf_home, loopback_hub
+from tests.specimens import gaussian, write_model
 from tests.survey.conftest import expected_groups, population
 
 __all__ = ["expected_groups", "hf_home", "loopback_hub", "population"]
@@ -105,3 +107,26 @@ def test_a_folder_of_another_sample_is_refused(population, tmp_path, capsys):
         assert main(command) == 0
     assert main(["survey", "--sample", str(tmp_path / "0" / "sample.json"), "--out", str(tmp_path / "1")]) == 1
     assert "another sample" in capsys.readouterr().err
+
+
+def test_of_a_large_group_the_weakest_pairs_are_shown_and_the_others_counted(tmp_path, capsys):
+    names = []
+    for at in range(7):
+        rows = gaussian(400, 64, 0) + 0.1 * at * gaussian(400, 64, 10 + at)
+        names.append(str(write_model(tmp_path / f"m{at}", rows)))
+    assert main(["survey", *names, "--out", str(tmp_path / "out"), "--tokens", "256", "--quiet"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(" ~ " in line for line in lines) == 15
+    assert "  and 6 more related pairs of it, with smaller p" in lines
+
+
+def test_declarations_are_read_for_joined_shards_too(loopback_hub, population, tmp_path, capsys):
+    card = Path(population["a/tuned"]) / "README.md"
+    card.write_text("---\nbase_model: lab/a-base\n---\n# T\n")
+    for name in ("a/base", "a/tuned", "b/base"):
+        loopback_hub.add_repository(f"lab/{name.replace('/', '-')}", population[name])
+    out = str(tmp_path / "out")
+    assert main(["survey", "--author", "lab", "--out", out, "--tokens", "256", "--quiet"]) == 0
+    assert main(["survey", "--join", out, "--out", str(tmp_path / "whole"), "--declared", "--quiet"]) == 0
+    said = (tmp_path / "whole" / "survey.md").read_text()
+    assert "lab/a-tuned declares lab/a-base: shared ancestry found" in said

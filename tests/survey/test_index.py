@@ -64,10 +64,12 @@ def test_the_true_base_is_first_and_significant_whatever_was_done(index, number,
 def test_strangers_match_nothing(index):
     for seed in range(500, 520):
         query = kept("query", rows(len(WORDS), [512, 1024, 2048][seed % 3], seed))
+        assert all(log10_p > -3.0 for _, log10_p in judge_hits(index, query, top=5, alpha=1e-10))
         hit = index.search(query, top=1)[0]
-        report = compare_fingerprints(index.fingerprint(hit.base), query, alpha=1e-10 / len(index))
-        assert report.verdict is not Verdict.HOMOLOGOUS
-        assert report.log10_p + math.log10(len(index)) > -3.0
+        if hit.base.hidden_size == 512:  # of wider ones the matching takes seconds
+            report = compare_fingerprints(index.fingerprint(hit.base), query, alpha=1e-10 / len(index))
+            assert report.verdict is not Verdict.HOMOLOGOUS
+            assert report.log10_p + math.log10(len(index)) > -3.0
 
 
 def test_an_index_survives_its_file(index, tmp_path):

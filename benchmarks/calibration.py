@@ -29,7 +29,7 @@ import torch
 from safetensors.torch import load_file
 
 from benchmarks.null_distribution import tests_of, uncut
-from benchmarks.zoo.build import Scale, folder_of, text_of
+from benchmarks.zoo.build import cache_root, text_of
 from benchmarks.zoo.stack import Shape, new_model
 from mdir_hf import HomologyChecker
 from mdir_hf.demo.text import BEGIN, END
@@ -72,11 +72,6 @@ class Population:
     outliers: bool = False
     axes: str | None = None
 
-    @property
-    def own_axes(self) -> bool:
-        """Whether the axes are those of training, and not chosen from the data."""
-        return self.axes is None
-
 
 POPULATIONS = (
     Population("untrained", 4, 0),
@@ -108,7 +103,7 @@ class Specimen:
 
 def specimens(populations: tuple[Population, ...] = POPULATIONS, root: Path | None = None) -> list[Specimen]:
     """All models of some populations, trained where they are missing; a second and a half for each."""
-    root = root or folder_of(Scale(f"calibration-{RECIPE}", Shape(VOCABULARY, WIDTH, 0, 0, 0, 0, 0, False), 0, 0))
+    root = root or cache_root() / f"calibration-{RECIPE}"
     seeds = itertools.count(1)
     made = []
     for population in populations:

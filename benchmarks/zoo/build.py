@@ -92,10 +92,14 @@ SHARES = {
 """Steps of each kind of training as a share of the base's."""
 
 
+def cache_root() -> Path:
+    """Where trained models are kept."""
+    return Path(os.environ.get("MDIR_HF_TEST_CACHE") or Path(__file__).parents[2] / ".trained-models")
+
+
 def folder_of(scale: Scale) -> Path:
     """Where the models of a scale are kept."""
-    root = os.environ.get("MDIR_HF_TEST_CACHE") or Path(__file__).parents[2] / ".trained-models"
-    return Path(root) / f"zoo-{scale.name}-{RECIPE}"
+    return cache_root() / f"zoo-{scale.name}-{RECIPE}"
 
 
 def folder_of_model(model: Model, scale: Scale) -> Path:

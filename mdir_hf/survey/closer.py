@@ -6,7 +6,8 @@ layer, and whether a layer stands twice.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import permutations
 
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 
 from mdir_hf.anatomy import Layer, Role, WeightPart
-from mdir_hf.comparison.model import Model
+from mdir_hf.comparison.model import Model, share_vocabulary
 from mdir_hf.errors import MdirError
 from mdir_hf.homology.distances import Alignment
 from mdir_hf.survey.rooting import is_extension
@@ -97,6 +98,7 @@ def look_closer(models: Mapping[str, Model]) -> CloserLook:
             layers[name] = read_layer_rows(model)
         except MdirError as exc:
             notes.append(f"The layers of {name} could not be read: {' '.join(str(exc).split())}")
+    _share_vocabularies(list(models.values()))
     new_tokens: dict[tuple[str, str], NewTokens] = {}
     for earlier, later in permutations(models, 2):
         try:
@@ -121,6 +123,15 @@ def read_layer_rows(model: Model) -> LayerRows:
         tuple(_first_rows(model, layer, Role.V) for layer in layers),
         tuple(_first_rows(model, layer, Role.UP) for layer in layers),
     )
+
+
+def _share_vocabularies(models: Sequence[Model]) -> None:
+    """Let models with the same tokenizer files have one vocabulary in memory: each takes tens of megabytes."""
+    distinct: list[Model] = []
+    for model in models:
+        with suppress(MdirError):  # said when the vocabulary is asked for
+            if not any(share_vocabulary(known, model) for known in distinct):
+                distinct.append(model)
 
 
 def _first_rows(model: Model, layer: Layer, role: Role) -> torch.Tensor | None:

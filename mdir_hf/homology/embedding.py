@@ -42,6 +42,9 @@ BLOCK_ROWS, FEWEST_BLOCK_ROWS, BLOCK_VALUES = 4096, 512, 1 << 23
 """Rows multiplied at a time, however the stream is cut: long enough for a matrix product at full speed, and fewer of
 wide models, whose blocks would take more memory than anything else (32 MiB in float32)."""
 
+PRODUCT_CHANNELS = 2048
+"""Channels of the reference multiplied at a time: the product of a wide model is as large as the sum it is added to."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Look:
@@ -214,7 +217,9 @@ class EmbeddingTest:
         n_rows = 0
         for reference, candidate in _regrouped(blocks, block_rows(max(cross.shape))):
             block = pair_rows(reference.to(self._device), candidate.to(self._device), like=standard, dtype=cross.dtype)
-            cross += cross_product(block.reference, block.candidate)
+            for start in range(0, len(cross), PRODUCT_CHANNELS):
+                some = slice(start, start + PRODUCT_CHANNELS)
+                cross[some] += cross_product(block.reference[:, some], block.candidate)
             n_rows += len(block.reference)
         return n_rows
 

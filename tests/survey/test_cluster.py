@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from itertools import combinations
@@ -12,6 +14,7 @@ import pytest
 
 from mdir_hf.survey import run as run_module
 from mdir_hf.survey.engines import open_executor
+from mdir_hf.survey.results import read_survey
 from mdir_hf.survey.run import SurveyPlan, run_survey
 
 distributed = pytest.importorskip(
@@ -63,3 +66,30 @@ def test_a_killed_worker_and_a_broken_model_cost_nothing_else(cluster, populatio
         assert together.pairs[pair].verdict == found.verdict
         # Other numbers of threads sum in another order.
         assert together.pairs[pair].log10_p == pytest.approx(found.log10_p, rel=1e-9)
+
+
+def test_a_client_killed_in_the_middle_is_resumed_on_the_same_cluster(cluster, population, tmp_path):
+    script = (
+        "import os, signal, sys\nfrom pathlib import Path\n"
+        "from mdir_hf.survey import results, run\nfrom mdir_hf.survey.engines import open_executor\n"
+        "run.TILE_MODELS = 2\n"
+        "add = results.ResultFile.add_pairs\n"
+        "def dying(self, found):\n"
+        "    add(self, found)\n"
+        "    if len(self.pairs) >= 4:\n        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "results.ResultFile.add_pairs = dying\n"
+        "with open_executor(scheduler=sys.argv[2]) as executor:\n"
+        "    plan = run.SurveyPlan(tuple(sys.argv[3:]), n_tokens=512, progress=False)\n"
+        "    run.run_survey(plan, Path(sys.argv[1]), executor=executor)\n"
+    )
+    names, out = tuple(population.values()), tmp_path / "out"
+    command = [sys.executable, "-c", script, str(out), cluster.scheduler_address, *names]
+    assert subprocess.run(command, timeout=120).returncode == -signal.SIGKILL
+    before = read_survey([out / "results.jsonl"]).pairs
+    assert 4 <= len(before) < 15
+    with open_executor(scheduler=cluster.scheduler_address) as executor:
+        report = run_survey(SurveyPlan(names, n_tokens=512, progress=False), out, executor=executor)
+    assert report.is_complete and len(report.pairs) == 15
+    assert {pair: report.pairs[pair] for pair in before} == before  # nothing was computed twice
+    lines = (out / "results.jsonl").read_text().splitlines()
+    assert sum('"kind": "pair"' in line for line in lines) == 15

@@ -19,7 +19,7 @@ FloatArray = npt.NDArray[np.float64]
 RESAMPLES = 200
 """Trees for the support of branches: a support of 95 % is known to 1.5 %."""
 
-LEAST_SUPPORT = 0.5
+LEAST_SUPPORT = 0.7
 """A branch that fewer of the resampled trees have is not drawn."""
 
 SHORTEST_BRANCH = 0.1

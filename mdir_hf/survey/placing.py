@@ -84,6 +84,16 @@ class InnerModel:
     untouched: tuple[int, int] = (0, 0)
 
 
+def equal_models(squared: FloatArray, names: Sequence[str]) -> dict[str, str]:
+    """Name for each model the first that has the same rows, itself where there is none before it.
+
+    Args:
+        squared: ``(m, m)`` squared distances, 0 between models whose rows are the same once they are aligned.
+        names: Of the m models.
+    """
+    return {name: names[int(np.flatnonzero(squared[at] <= 0.0)[0])] for at, name in enumerate(names)}
+
+
 def find_merges(squared: FloatArray, names: Sequence[str]) -> tuple[Merge, ...]:
     """Find models that lie on the line between two others, which no tree of independent drifts puts there.
 

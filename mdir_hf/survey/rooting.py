@@ -89,22 +89,23 @@ def roundings(rows: Mapping[str, torch.Tensor]) -> tuple[Evidence, ...]:
             find.
 
     Returns:
-        A piece of evidence for each such pair. Cost O(m r n log n), and for each pair of a model on some grid and one
-        that is not on it O(r n), of :data:`ROUNDED_ROWS` rows.
+        A piece of evidence for each rounded model: what it was rounded from, or of several close ones that which it
+        fits best. Cost O(m r n log n), and for each pair of a model on some grid and one that is not on it O(r n), of
+        :data:`ROUNDED_ROWS` rows.
     """
     kept = {name: values[:ROUNDED_ROWS].float() for name, values in rows.items()}
     grids = {name: _grids(values) for name, values in kept.items()}
-    found = []
+    best: dict[str, tuple[float, Evidence]] = {}
     for later, earlier in permutations(kept, 2):
         fine, coarse = kept[earlier], kept[later]
-        finer_than = [grid for grid in grids[later] if grid not in grids[earlier]]
-        if fine.shape != coarse.shape or not finer_than:
-            continue
-        grain = next((grid for grid in finer_than if _is_rounded(fine, coarse, grid)), None)
-        if grain is not None:
-            says = f"{later} is {earlier} rounded to {_said(grain)}, which cannot be undone"
-            found.append(Evidence("rounding", earlier, later, says))
-    return tuple(found)
+        for grid in grids[later]:
+            if grid in grids[earlier] or fine.shape != coarse.shape:
+                continue
+            share = _rounded_share(fine, coarse, grid)
+            if share >= ROUNDED_SHARE and (later not in best or share > best[later][0]):
+                says = f"{later} is {earlier} rounded to {_said(grid)}, which cannot be undone"
+                best[later] = (share, Evidence("rounding", earlier, later, says))
+    return tuple(evidence for _, evidence in best.values())
 
 
 def between_by_equal_rows(rows: Mapping[str, torch.Tensor]) -> tuple[Between, ...]:
@@ -229,17 +230,17 @@ def _grids(rows: torch.Tensor) -> list[torch.dtype | int]:
     return grids
 
 
-def _is_rounded(fine: torch.Tensor, coarse: torch.Tensor, grid: torch.dtype | int) -> bool:
+def _rounded_share(fine: torch.Tensor, coarse: torch.Tensor, grid: torch.dtype | int) -> float:
+    """Share of the entries that rounding makes what they are; 0 where their differences are not those of rounding."""
     if isinstance(grid, int):
-        return _is_rounded_to_levels(fine, coarse, grid)
+        return _share_on_levels(fine, coarse, grid)
     moved = fine != fine.to(grid).float()
-    if _share(fine.to(grid).float() == coarse) < ROUNDED_SHARE:
-        return False
     above = torch.nextafter(coarse.to(grid), torch.tensor(torch.inf, dtype=grid)).float()
-    return _is_uniform((fine - coarse)[moved] / (above - coarse)[moved])
+    is_even = _is_uniform((fine - coarse)[moved] / (above - coarse)[moved])
+    return _share(fine.to(grid).float() == coarse) if is_even else 0.0
 
 
-def _is_rounded_to_levels(fine: torch.Tensor, coarse: torch.Tensor, group: int) -> bool:
+def _share_on_levels(fine: torch.Tensor, coarse: torch.Tensor, group: int) -> float:
     n_right = n_all = 0
     places = []
     for mine, theirs in zip(*(rows.reshape(-1, group)[:ROUNDED_GROUPS] for rows in (fine, coarse)), strict=True):
@@ -253,7 +254,7 @@ def _is_rounded_to_levels(fine: torch.Tensor, coarse: torch.Tensor, group: int) 
         own = at[inner]
         gap = torch.minimum(levels[own + 1] - levels[own], levels[own] - levels[own - 1])
         places.append((mine[inner] - levels[own]) / gap)
-    return n_all > 0 and n_right >= ROUNDED_SHARE * n_all and _is_uniform(torch.cat(places))
+    return n_right / n_all if n_all > 0 and _is_uniform(torch.cat(places)) else 0.0
 
 
 def _said(grid: torch.dtype | int) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from mdir_hf.survey.aligning import align_rows
 from mdir_hf.survey.closer import CloserLook, LayerRows
 from mdir_hf.survey.fingerprint import Fingerprint
 from mdir_hf.survey.joining import RESAMPLES, Split, drawn, join
-from mdir_hf.survey.placing import InnerModel, Merge, find_merges, inner_models, layer_shares
+from mdir_hf.survey.placing import InnerModel, Merge, equal_models, find_merges, inner_models, layer_shares
 from mdir_hf.survey.rooting import (
     Between,
     Evidence,
@@ -53,6 +53,7 @@ class FamilyTree:
         tokens: Tokens that the distances rest on.
         evidence: What says which of two models came first; empty where nothing does.
         root_candidates: Models that may be nearest to the root, by that evidence; without any it is None.
+        copies: Models left out because another one, which is named, has the same rows once they are aligned.
         notes: What a reader should know.
     """
 
@@ -67,6 +68,7 @@ class FamilyTree:
     inner: tuple[InnerModel, ...] = ()
     evidence: tuple[Evidence, ...] = ()
     root_candidates: tuple[str, ...] | None = None
+    copies: Mapping[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """As plain containers."""
@@ -80,6 +82,7 @@ class FamilyTree:
                 lines.append(f"  {100 * split.support:3.0f} %  {', '.join(split.members)} | the others")
         elif len(self.members) == 2:
             lines.append(f"  {self.members[0]} and {self.members[1]}: {self.distances[0][1]:.3g} apart")
+        lines += [f"  {name} has the rows of {first}" for name, first in self.copies.items()]
         for merge in self.merges:
             lines += _merge_lines(merge)
         for one in self.inner:
@@ -151,10 +154,16 @@ def grow_tree(
         raise InputError("a tree needs at least two models")
     closer = closer or CloserLook()
     found = align_rows(fingerprints)
-    placed, notes = found.names, list(found.notes)
-    if len(placed) < 2:
-        return FamilyTree(placed or names, None, (), (), (), None, found.n_tokens, tuple(notes))
+    notes = list(found.notes)
+    if len(found.names) < 2:
+        return FamilyTree(found.names or names, None, (), (), (), None, found.n_tokens, tuple(notes))
     geometry = found.geometry(seed=seed)
+    # Copies would only make branches of no length.
+    first_of = equal_models(geometry.distances(), found.names)
+    chosen = [at for at, name in enumerate(found.names) if first_of[name] == name]
+    geometry = replace(geometry, products=geometry.products[:, chosen][:, :, chosen])
+    placed = tuple(found.names[at] for at in chosen)
+    copies = {name: first for name, first in first_of.items() if name != first}
     layers = {name: closer.layers[name].carried(found.alignments[name]) for name in placed if name in closer.layers}
     merges = tuple(_with_layers(merge, layers) for merge in find_merges(geometry.distances(), placed))
     kept = [at for at, name in enumerate(placed) if name not in {merge.model for merge in merges}]
@@ -177,6 +186,7 @@ def grow_tree(
     notes.append(f"Distances have no direction. Rows are aligned with {found.pivot}.")
     return FamilyTree(
         members=members,
+        copies=copies,
         newick=newick,
         splits=splits,
         distances=tuple(tuple(float(d) for d in row) for row in distances),

@@ -39,6 +39,12 @@ def test_a_quantised_copy_came_later(group):
     assert [(one.earlier, one.later) for one in roundings(rows)] == [("fine", "coarse")]
 
 
+def test_of_two_close_models_that_was_rounded_which_fits_best():
+    fine = normal(0)
+    rows = {"near": fine + 1e-4 * normal(1), "fine": fine, "coarse": quantised(fine, 128, n_levels=7)}
+    assert [(one.earlier, one.later) for one in roundings(rows)] == [("fine", "coarse")]
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_copy_in_16_bits_of_a_model_in_32_came_later(dtype):
     fine = normal(0)

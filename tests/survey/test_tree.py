@@ -230,3 +230,19 @@ def test_a_member_that_was_rescaled_in_place_is_brought_back(lineage):
 def test_a_noised_member_is_not_taken_for_a_rescaled_one(lineage):
     lineage["left/a"] = lineage["left/a"] + drift(77, 1.2)
     assert not any("divided" in note for note in grow_tree(family(lineage)).notes)
+
+
+def test_copies_are_named_and_make_no_branches(lineage):
+    order = torch.randperm(N, generator=torch.Generator().manual_seed(9))
+    lineage["left/a-permuted"] = lineage["left/a"][:, order]
+    lineage["copy"] = lineage["base"].clone()
+    tree = grow_tree(family(lineage))
+    assert tree.copies == {"left/a-permuted": "left/a", "copy": "base"}
+    assert not set(tree.members) & set(tree.copies)
+    assert "copy has the rows of base" in str(tree)
+    assert has(tree, "left", "left/a", "left/b") > 0.95
+
+
+def test_a_group_of_copies_has_no_tree(lineage):
+    tree = grow_tree(family({"a": lineage["base"], "b": lineage["base"].clone()}))
+    assert (tree.members, tree.newick, tree.copies) == (("a",), None, {"b": "a"})

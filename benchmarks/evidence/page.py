@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from benchmarks.evidence.calibration import calibration_section
+from benchmarks.evidence.losses import losses_section
 from benchmarks.evidence.peers import peers_section
 from benchmarks.evidence.tables import Results
 from benchmarks.evidence.zoo import zoo_section
@@ -75,6 +76,7 @@ NOT_RUN = (
 SECTIONS: tuple[tuple[str, tuple[str, ...], Callable[[Results, dict[str, Figure]], str]], ...] = (
     ("The zoo", ("zoo-models", "zoo-pairs"), zoo_section),
     ("Others on the same pairs", ("zoo-pairs", "zoo-peers"), peers_section),
+    ("Where we lose", ("zoo-pairs", "zoo-peers"), losses_section),
     ("Calibration", ("calibration-pairs", "calibration-haar"), calibration_section),
 )
 """Name, result files and what writes them, in the order of the page."""

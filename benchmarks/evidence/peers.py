@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -89,9 +90,7 @@ def decision_row(method: Judged) -> list[str]:
     if method.is_ranked:
         numbers = leafbench_metrics(answered, related)
         best = errors([score >= numbers.threshold for score in answered], related)
-        highest = max(score for score, is_related in zip(answered, related, strict=True) if not is_related)
-        n_before = sum(score > highest for score in answered)
-        before = f"{n_before} of {sum(method.related)}"
+        before = f"{len(above_every_stranger(method))} of {sum(method.related)}"
     return [
         named(method),
         str(len(answered)),
@@ -116,23 +115,20 @@ def metrics_row(method: Judged) -> list[str]:
 def where_others_are_right(judged: Sequence[Judged], ours: dict[tuple[str, str], Row]) -> str:
     """Related pairs that the checker misses and another method ranks above every unrelated pair."""
     missed = {key for key, row in ours.items() if row["related"] and row["verdict"] != "homologous"}
-    lines = []
-    for method in judged[1:]:
-        answered, related = method.answered
-        if not method.is_ranked:
-            continue
-        highest = max(score for score, is_related in zip(answered, related, strict=True) if not is_related)
-        found = [
-            key
-            for key, score in zip(method.pairs, method.scores, strict=True)
-            if key in missed and score is not None and score > highest
-        ]
-        if found:
-            lines.append(f"{method.name} {len(found)} ({', '.join(f'{a} + {b}' for a, b in found)})")
+    found = {method.name: sorted(missed & above_every_stranger(method)) for method in judged[1:]}
+    lines = [f"{name} {len(keys)} ({', '.join(f'{a} + {b}' for a, b in keys)})" for name, keys in found.items() if keys]
     told = "; ".join(lines) if lines else "none does"
     return (
         f"Of the {len(missed)} related pairs that the checker misses, others rank above every unrelated pair: {told}."
     )
+
+
+def above_every_stranger(method: Judged) -> set[tuple[str, str]]:
+    """The related pairs that a method ranks above every unrelated one."""
+    everything = list(zip(method.pairs, method.scores, method.related, strict=True))
+    strangers = [score for _, score, is_related in everything if score is not None and not is_related]
+    highest = max(strangers, default=math.inf)
+    return {key for key, score, is_related in everything if is_related and score is not None and score > highest}
 
 
 def named(method: Judged) -> str:

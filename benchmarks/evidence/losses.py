@@ -37,7 +37,7 @@ def losses_section(results: Results, figures: dict[str, Figure]) -> str:
             "is strangers and hidden relatives that cost.",
             f"- {len(hidden)} related pairs are found by their layers alone; the embeddings are silent in them. "
             f"Their evidence is thinner: the weakest has log10 p {max(row['log10_p'] for row in hidden):.0f}, where "
-            "embeddings reach -7,647.",
+            f"embeddings reach {most:,.0f}.",
             "- A shared initialisation cannot be told from shared training, and no verdict says who came first.",
         ]
     )

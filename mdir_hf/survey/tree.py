@@ -122,6 +122,9 @@ def _root_lines(tree: FamilyTree) -> list[str]:
         return ["  No root: nothing that was looked at says which model came first."]
     if not tree.root_candidates:
         return ["  No root: what says which model came first contradicts itself."]
+    others = [name for name in tree.members if name not in tree.root_candidates]
+    if len(others) < len(tree.root_candidates):
+        return [f"  Root: not at {', '.join(others)}, nor beyond; which of the others came first nothing says."]
     names = ", ".join(tree.root_candidates)
     return [f"  Root: nearest to {names}, of the models here; an ancestor of all of them may not be among them."]
 

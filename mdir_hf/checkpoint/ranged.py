@@ -30,6 +30,8 @@ ROW_SPAN_FACTOR = 8
 """Whoever asks for rows has room for them, so that one read of them may be longer than a piece of a whole tensor: a
 block of rows of a wide embedding is one request, and its full test some dozens."""
 
+ROWS_AT_ONCE = 512
+
 IntArray = npt.NDArray[np.int64]
 
 
@@ -186,15 +188,17 @@ class RangedTensors(ABC):
             else []
         )
         for part, data in zip(plan, source.read_many([part.span for part in plan]), strict=True):
-            values = encoding.decode(data).reshape(-1, width)[torch.from_numpy(part.offsets)]  # rows of this span
+            decoded = encoding.decode(data).reshape(-1, width)
             if out is None:
-                dtype = result_dtype(values.dtype) if widen else values.dtype
+                dtype = result_dtype(decoded.dtype) if widen else decoded.dtype
                 out = torch.empty((wanted.size, width), dtype=dtype)
-            values = values.to(out.dtype)
-            bad = first_not_finite(values) if widen else None
-            if bad is not None:
-                raise not_finite(spec, int(wanted[part.slots[bad // width]]), source.label)
-            out[torch.from_numpy(part.slots)] = values
+            for start in range(0, len(part.slots), ROWS_AT_ONCE):  # a widened copy of all would be the largest thing
+                some = slice(start, start + ROWS_AT_ONCE)
+                values = decoded[torch.from_numpy(part.offsets[some])].to(out.dtype)
+                bad = first_not_finite(values) if widen else None
+                if bad is not None:
+                    raise not_finite(spec, int(wanted[part.slots[some][bad // width]]), source.label)
+                out[torch.from_numpy(part.slots[some])] = values
         return _empty(encoding, widen=widen).reshape(wanted.size, width) if out is None else out
 
     def _byte_source(self, path: str) -> ByteSource:

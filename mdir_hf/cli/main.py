@@ -14,6 +14,7 @@ from mdir_hf.cli.compare import add_command as add_compare
 from mdir_hf.cli.demo import add_command as add_demo
 from mdir_hf.cli.identify import add_command as add_identify
 from mdir_hf.cli.inspect import add_command as add_inspect
+from mdir_hf.cli.memory import keep_no_freed_blocks
 from mdir_hf.cli.publish import add_command as add_publish
 from mdir_hf.cli.space import add_command as add_space
 from mdir_hf.cli.survey import add_command as add_survey
@@ -66,6 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     options = build_parser().parse_args(arguments)
     run: Callable[[argparse.Namespace], int] = options.run
+    keep_no_freed_blocks()
     try:
         return run(options)
     except MdirError as exc:

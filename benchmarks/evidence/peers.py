@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.evidence.tables import Results, Row, table
 from benchmarks.metrics import decisions, leafbench_metrics, mahalanobis_ceiling, score_of_log10_p
+from benchmarks.zoo.members import MEMBERS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -55,6 +56,11 @@ def peers_section(results: Results, figures: dict[str, Figure]) -> str:
                 [decision_row(method) for method in judged],
             ),
             where_others_are_right(judged, ours),
+            "### By relation, side by side",
+            "In how many families a method calls a base and its descendant related, each peer at its best "
+            "threshold; strangers are in italics, and any number above 0 there is an error. `?`: no answer in any "
+            "family.",
+            relation_table(judged),
             "### LeaFBench's metrics",
             "As its code computes them (`benchmarks/metrics.py` names what is wrong with each), over the pairs "
             "answered; the last two columns count a pair without an answer as the least related. MD cannot exceed "
@@ -110,6 +116,36 @@ def metrics_row(method: Judged) -> list[str]:
     everywhere = leafbench_metrics([last if score is None else score for score in method.scores], method.related)
     five = (numbers.accuracy, numbers.auc, numbers.partial_auc, numbers.mahalanobis, numbers.tpr_at_1_percent_fpr)
     return [named(method), *(f"{value:.3f}" for value in (*five, everywhere.auc, everywhere.tpr_at_1_percent_fpr))]
+
+
+def relation_table(judged: Sequence[Judged]) -> str:
+    """Members down, methods across: families in which a base and this member are called related."""
+    methods = [method for method in judged if method.is_ranked]
+    accepted = [accepted_at_best(method) for method in methods]
+    body = []
+    for name in MEMBERS:
+        keys = [key for key in methods[0].pairs if is_with_base(key, name)]
+        if keys:
+            truth = dict(zip(methods[0].pairs, methods[0].related, strict=True))[keys[0]]
+            cells = [
+                f"{sum(found[key] for key in keys if key in found)}" if any(key in found for key in keys) else "?"
+                for found in accepted
+            ]
+            body.append([name if truth else f"*{name}*", str(len(keys)), *cells])
+    return table(["member", "families", *map(named, methods)], body)
+
+
+def accepted_at_best(method: Judged) -> dict[tuple[str, str], bool]:
+    """The decisions of a method on the pairs that it answers, at the threshold that does best on them."""
+    threshold = leafbench_metrics(*method.answered).threshold
+    scored = zip(method.pairs, method.scores, strict=True)
+    return {key: score >= threshold for key, score in scored if score is not None}
+
+
+def is_with_base(key: tuple[str, str], member: str) -> bool:
+    """Whether a pair is a base and this member of its family."""
+    (one, a), (other, b) = (name.split("/") for name in key)
+    return one == other and a == "base" and b == member
 
 
 def where_others_are_right(judged: Sequence[Judged], ours: dict[tuple[str, str], Row]) -> str:

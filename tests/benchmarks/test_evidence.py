@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.evidence.page import PAPER, SECTIONS, make_evidence
-from benchmarks.evidence.peers import of_peer
+from benchmarks.evidence.peers import above_every_stranger, of_checker, of_peer
+from benchmarks.evidence.peers import relation_table as side_by_side
 from benchmarks.evidence.tables import RESULTS, read_results, read_written
 from benchmarks.evidence.zoo import base_table, missed_text, relation_table
 
@@ -112,3 +113,36 @@ def test_a_peer_with_p_values_and_no_threshold_is_judged_at_alpha():
         ours,
     )
     assert (judged.rule, judged.decided) == ("its p at 1e-10", [True, False])
+
+
+def judged_pairs():
+    rows = (
+        row("base", "sft"),
+        row("base", "retokenised", verdict="no_evidence", log10_p=0.0),
+        row("base", "other-seed", related=False, verdict="no_evidence", log10_p=0.0),
+    )
+    ours = {(r["a"], r["b"]): r for r in rows}
+    peer = of_peer(
+        {
+            "peer": "P",
+            "threshold": None,
+            "models": ["llama/base", "llama/sft", "llama/retokenised", "llama/other-seed"],
+            "fingerprint_cpu_s": [0.0] * 4,
+            "scores": [[0, 1, 0.4, None, 0.0, None], [0, 2, None, None, 0.0, 0], [0, 3, 0.6, None, 0.0, None]],
+        },
+        ours,
+    )
+    return of_checker(ours), peer
+
+
+def test_only_relatives_above_every_stranger_count_before_the_first_error():
+    checker, peer = judged_pairs()
+    assert above_every_stranger(checker) == {("llama/base", "llama/sft")}
+    assert above_every_stranger(peer) == set()
+
+
+def test_side_by_side_a_pair_without_an_answer_is_a_question_mark():
+    text = side_by_side(judged_pairs())
+    assert "| sft | 1 | 1 | 0 |" in text
+    assert "| retokenised | 1 | 0 | ? |" in text
+    assert "| *other-seed* | 1 | 0 | 0 |" in text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from io import StringIO
@@ -22,10 +22,9 @@ RESAMPLES = 200
 LEAST_SUPPORT = 0.7
 """A branch that fewer of the resampled trees have is not drawn."""
 
-LEAST_COMMON = 0.2
-"""Nor is one whose length is less than this share of the (geometric mean of the) ways along it to the nearest models of
-two branches at either of its ends: the cosine of their drifts. Models that learnt from like text, or long, have so much in
-common without an ancestor (up to 0.15 was measured, true branches from 0.5 on), and no resampling of tokens shows it."""
+SHORTEST_BRANCH = 0.1
+"""Nor is one that is shorter than this share of the least distance across it: models that learnt from like text have so
+much in common (up to 0.064 was measured, true branches from 0.99 on), and no resampling of tokens shows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +62,10 @@ def join(distances: FloatArray, resampled: Iterable[FloatArray], names: Sequence
     counts: Counter[frozenset[int]] = Counter()
     for sample in resampled:
         counts.update(_splits(_neighbour_joining(sample), whole).keys())
-    common = _common_shares(tree, whole)
     support = {
         side: share
-        for side in found
-        if (share := counts[side] / RESAMPLES) >= LEAST_SUPPORT and common.get(side, 0.0) >= LEAST_COMMON
+        for side, length in found.items()
+        if (share := counts[side] / RESAMPLES) >= LEAST_SUPPORT and length >= _least_length(side, whole, distances)
     }
     _collapse(tree.root, set(found) - set(support), whole)
     splits = tuple(
@@ -89,31 +87,9 @@ def drawn(newick: str) -> str:
     return drawing.getvalue().rstrip()
 
 
-def _common_shares(tree: Any, whole: frozenset[int]) -> dict[frozenset[int], float]:  # noqa: ANN401
-    """For each inner branch, the smaller of the cosines that it makes at its two ends."""
-    near: dict[Any, list[tuple[Any, float]]] = defaultdict(list)
-    branches = [
-        (above, below, max(0.0, below.branch_length or 0.0))
-        for above in tree.get_nonterminals()
-        for below in above.clades
-    ]
-    if len(tree.root.clades) == 2:  # a root in the middle of a branch
-        (_, a, x), (_, b, y) = [branch for branch in branches if branch[0] is tree.root]
-        branches = [(a, b, x + y), *(branch for branch in branches if branch[0] is not tree.root)]
-    for above, below, length in branches:
-        near[above].append((below, length))
-        near[below].append((above, length))
-
-    def ways(node: Any, coming_from: Any) -> list[float]:  # noqa: ANN401
-        """How far it is to the nearest model along each other branch of a node."""
-        return sorted(length + min(ways(n, node), default=0.0) for n, length in near[node] if n is not coming_from)
-
-    shares = {}
-    for above, below, length in branches:
-        if length > 0.0 and not above.is_terminal() and not below.is_terminal():
-            ends = [ways(below, above)[:2], ways(above, below)[:2]]
-            shares[_side(below, whole)] = min(length / ((length + h) * (length + k)) ** 0.5 for h, k in ends)
-    return shares
+def _least_length(side: frozenset[int], whole: frozenset[int], distances: FloatArray) -> float:
+    across = distances[np.ix_(sorted(side), sorted(whole - side))]
+    return SHORTEST_BRANCH * float(across.min())
 
 
 def _smaller(side: frozenset[int], whole: frozenset[int]) -> frozenset[int]:

@@ -100,6 +100,11 @@ class Specimen:
         name = next(name for name in weights if name.endswith(("embed_tokens.weight", "wte.weight")))
         return weights[name].double()
 
+    @property
+    def held_out_loss(self) -> float:
+        """Nats per token of text that it never saw."""
+        return round(float(json.loads((self.folder / "training.json").read_text())["held_out_loss"]), 3)
+
 
 def specimens(populations: tuple[Population, ...] = POPULATIONS, root: Path | None = None) -> list[Specimen]:
     """All models of some populations, trained where they are missing; a second and a half for each."""
@@ -211,6 +216,9 @@ def haar_exceedances(n: int, levels: tuple[float, ...], *, n_draws: int = 20_000
 def run(results: Path, report: Callable[[str], None] = print) -> None:
     """Examine every pair that has no line yet, then the Haar matrices."""
     everyone = specimens()
+    described = [{"seed": s.seed, "population": s.population.name, "held_out_loss": s.held_out_loss} for s in everyone]
+    lines = [json.dumps(row) + "\n" for row in described]
+    (results / "calibration-models.jsonl").write_text("".join(lines), encoding="utf-8")
     path = results / "calibration-pairs.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     known = {(row["a"], row["b"]) for row in map(json.loads, lines)}

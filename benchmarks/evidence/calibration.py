@@ -47,7 +47,7 @@ def calibration_section(results: Results, figures: dict[str, Figure]) -> str:
             f"{sum(row['verdict'] == 'inconclusive' for row in ordinary)} inconclusive, smallest reported log10 p "
             f"{min(row['log10_p'] for row in ordinary):.1f}. The embedding test's ln p before it is cut at 0 is at "
             f"least {min(row['ln_p_uncut'] for row in ordinary):.1f} (four tests each; ln 1e-10 is -23.0).",
-            populations_table(rows),
+            populations_table(rows, results["calibration-models"]),
             "### A test that can fail",
             "The bound is so far from what strangers reach that no count of theirs says much about it. So the one "
             "matching of channel i to channel i, fixed in advance, is looked at as well: without n! matchings to "
@@ -70,7 +70,7 @@ def calibration_section(results: Results, figures: dict[str, Figure]) -> str:
     )
 
 
-def populations_table(rows: list[Row]) -> str:
+def populations_table(rows: list[Row], specimens: list[Row]) -> str:
     """By the two populations of a pair; only pairs of one kind, and all mixed ones together."""
     grouped: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
@@ -78,10 +78,15 @@ def populations_table(rows: list[Row]) -> str:
         special = sorted(set(ADVERSARIAL) & {a, b})
         if a == b:
             grouped[a].append(row)
+        elif len(special) == 2:
+            grouped[" and ".join(special)].append(row)
         elif special:
-            grouped[f"{' or '.join(special)}, with others"].append(row)
+            grouped[f"{special[0]}, with others"].append(row)
         else:
             grouped["two kinds"].append(row)
+    losses: dict[str, list[float]] = defaultdict(list)
+    for specimen in specimens:
+        losses[specimen["population"]].append(specimen["held_out_loss"])
     body = []
     for name, these in sorted(grouped.items(), key=lambda item: (any(x in item[0] for x in ADVERSARIAL), item[0])):
         uncut = sorted(row["ln_p_uncut"] for row in these)
@@ -89,6 +94,7 @@ def populations_table(rows: list[Row]) -> str:
         body.append(
             [
                 name,
+                f"{statistics.mean(losses[name]):.2f}" if name in losses else "",
                 f"{len(these):,}",
                 f"{uncut[0]:.1f}",
                 f"{uncut[len(uncut) // 20]:.1f}",
@@ -97,7 +103,16 @@ def populations_table(rows: list[Row]) -> str:
                 str(verdicts["inconclusive"]),
             ]
         )
-    header = ["both models are", "pairs", "ln p, smallest", "5 %", "median", "homologous", "inconclusive"]
+    header = [
+        "both models are",
+        "held-out loss",
+        "pairs",
+        "ln p, smallest",
+        "5 %",
+        "median",
+        "homologous",
+        "inconclusive",
+    ]
     return table(header, body)
 
 

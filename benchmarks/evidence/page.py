@@ -77,6 +77,6 @@ SECTIONS: tuple[tuple[str, tuple[str, ...], Callable[[Results, dict[str, Figure]
     ("The zoo", ("zoo-models", "zoo-pairs"), zoo_section),
     ("Others on the same pairs", ("zoo-pairs", "zoo-peers"), peers_section),
     ("Where we lose", ("zoo-pairs", "zoo-peers"), losses_section),
-    ("Calibration", ("calibration-pairs", "calibration-haar"), calibration_section),
+    ("Calibration", ("calibration-models", "calibration-pairs", "calibration-haar"), calibration_section),
 )
 """Name, result files and what writes them, in the order of the page."""

@@ -153,8 +153,8 @@ class Description:
     metadata: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
 
 
-class TensorSource(Protocol):
-    """The weights of one checkpoint, read lazily.
+class Checkpoint(Protocol):
+    """What one checkpoint holds, known before any of it is read.
 
     Attributes:
         label: For messages.
@@ -196,6 +196,10 @@ class TensorSource(Protocol):
         """
         ...
 
+
+class TensorSource(Checkpoint, Protocol):
+    """The weights of one checkpoint, read lazily."""
+
     def read(self, name: str) -> torch.Tensor:
         """Return a whole tensor as float32 (float64 stays float64), shape as in its spec.
 
@@ -218,43 +222,8 @@ class TensorSource(Protocol):
         ...
 
 
-class StoredTensors(Protocol):
-    """The same tensors as the files store them: codes, scales, packed words. Dequantisation stands on it.
-
-    Attributes:
-        label: For messages.
-        n_bytes: Stored size of all weight files, in bytes.
-        paths: The weight files.
-        description: What the checkpoint says about itself.
-    """
-
-    @property
-    def label(self) -> str:
-        """What an error calls it."""
-        ...
-
-    @property
-    def n_bytes(self) -> int:
-        """Size, in bytes."""
-        ...
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """The weight files."""
-        ...
-
-    @property
-    def description(self) -> Description:
-        """What the checkpoint says about itself."""
-        ...
-
-    def names(self) -> tuple[str, ...]:
-        """Names of all tensors, sorted."""
-        ...
-
-    def spec(self, name: str) -> TensorSpec:
-        """Shape, dtype and place of a tensor."""
-        ...
+class StoredTensors(Checkpoint, Protocol):
+    """The same tensors as the files store them: codes, scales, packed words. Dequantisation stands on it."""
 
     def read_stored(self, name: str) -> torch.Tensor:
         """Return a whole tensor in its stored dtype and shape.

@@ -108,23 +108,29 @@ def roundings(rows: Mapping[str, torch.Tensor]) -> tuple[Evidence, ...]:
     return tuple(evidence for _, evidence in best.values())
 
 
-def between_by_equal_rows(rows: Mapping[str, torch.Tensor]) -> tuple[Between, ...]:
+def between_by_equal_rows(
+    rows: Mapping[str, torch.Tensor], middles: Sequence[str] | None = None
+) -> tuple[Between, ...]:
     """Find models that share untouched rows with one relative, others with another, and those two share none of them.
 
     Args:
         rows: By name, ``(r, n)``, the same tokens, as stored.
+        middles: Models of which it is asked; None: of all.
 
     Returns:
-        Triples. Rows that are equal in all three count for nothing. Cost O(m^2 r n + m^3 r).
+        Triples. Rows that are equal in all three count for nothing. Cost O(m^2 r n), and O(m^2 r) for each middle.
     """
     names = list(rows)
+    middles = [name for name in names if middles is None or name in middles]
+    if not middles:
+        return ()
     equal = {
         frozenset(pair): (rows[pair[0]] == rows[pair[1]]).all(dim=1).numpy()
         for pair in combinations(names, 2)
         if rows[pair[0]].shape == rows[pair[1]].shape
     }
     found = []
-    for middle in names:
+    for middle in middles:
         for a, c in combinations([name for name in names if name != middle], 2):
             sides = [equal.get(frozenset(pair)) for pair in ((middle, a), (middle, c), (a, c))]
             if any(side is None for side in sides):

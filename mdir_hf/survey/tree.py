@@ -183,8 +183,10 @@ def grow_tree(
         *copied_layers({name: rows.attention for name, rows in layers.items()}),
         *_extended(closer, found.rows),
     )
-    between = between_by_equal_rows({name: values for name, values in unmoved.items() if name in members})
-    inner = tuple(_with_untouched(one, between) for one in inner_models(distances, members))
+    inner = inner_models(distances, members)
+    in_tree = {name: values for name, values in unmoved.items() if name in members}
+    between = between_by_equal_rows(in_tree, [one.model for one in inner])
+    inner = tuple(_with_untouched(one, between) for one in inner)
     about = [one for one in evidence if {one.earlier, one.later} <= set(members)]
     notes.append(f"Distances have no direction. Rows are aligned with {found.pivot}.")
     return FamilyTree(

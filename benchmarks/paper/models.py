@@ -7,15 +7,17 @@ import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
+from benchmarks.zoo import build as zoo
 from benchmarks.zoo.build import Text, text_of
 from benchmarks.zoo.edits import cut_width, rebuilt, take_layers
 from benchmarks.zoo.stack import Shape, new_model, take_apart
-from mdir_hf.demo.text import BEGIN, END
+from mdir_hf.demo.text import BEGIN, END, train_byte_level_bpe
 from mdir_hf.demo.training import mean_loss, seeded_single_thread, train
 
 if TYPE_CHECKING:
@@ -39,6 +41,9 @@ class Scale:
         steps: Of a base.
         short_steps: Of what is trained on after a layer was cut or copied.
         retokenised_steps: When embeddings under another tokenizer are looked at; the last is the end of the training.
+        small: A smaller one that can be trained longer, for new embeddings on a body that is held fast.
+        small_steps: Of its base, of batches twice as large.
+        embedded_steps: When its new embeddings are looked at.
         pruned_width: Channels that are left.
     """
 
@@ -49,6 +54,9 @@ class Scale:
     short_steps: int
     retokenised_steps: tuple[int, ...]
     pruned_width: int
+    small: Shape
+    small_steps: int
+    embedded_steps: tuple[int, ...]
 
 
 FULL = Scale(
@@ -59,6 +67,9 @@ FULL = Scale(
     60,
     (25, 50, 100, 150, 200, 300, 400, 600),
     96,
+    Shape(1024, 64, 192, 4, 4, 2, 32, True),
+    2500,
+    (10, 20, 40, 80, 160, 320, 640),
 )
 TINY = Scale(
     "tiny",
@@ -68,6 +79,9 @@ TINY = Scale(
     4,
     (2, 6),
     48,
+    Shape(600, 32, 64, 2, 2, 1, 16, True),
+    4,
+    (1, 3),
 )
 """For the tests: everything runs, little is learnt."""
 
@@ -98,6 +112,14 @@ def text(scale: Scale, kind: str = "bpe") -> Text:
     return text_of(kind, scale.qwen3.vocabulary)
 
 
+@lru_cache(maxsize=2)
+def small_text(n_tokens: int, *, is_other: bool) -> Text:
+    """The text under a byte-level BPE of so many tokens, learnt from the first of the code or from other parts."""
+    corpus = zoo.read_corpus()
+    learnt = [*corpus.code[6:10], *corpus.prose[:1]] if is_other else corpus.code[:4]
+    return Text(train_byte_level_bpe(learnt, vocabulary_size=n_tokens))
+
+
 def folder_of(name: str, scale: Scale) -> Path:
     """Where a model is kept, built or not."""
     root = os.environ.get("MDIR_HF_TEST_CACHE") or Path(__file__).parents[2] / ".trained-models"
@@ -108,13 +130,18 @@ def built(name: str, scale: Scale) -> Path:
     """The folder of a model, trained if it is not there.
 
     Args:
-        name: One of ``BASES``, ``fine-tuned``, ``upscaled``, ``pruned``, or ``retokenised-STEP``.
+        name: One of ``BASES``, ``fine-tuned``, ``upscaled``, ``pruned``, ``small``, ``retokenised-STEP`` or
+            ``embedded-STEP``.
         scale: How large.
     """
     folder = folder_of(name, scale)
     if not folder.exists():
         if name.startswith("retokenised-"):
             _retokenise(scale)
+        elif name == "small":
+            _train_small(scale)
+        elif name.startswith("embedded-"):
+            _embed(scale)
         else:
             model, losses = _trained(name, scale)
             kind = "prose" if name == "fine-tuned" or name.endswith("prose") else "code"
@@ -199,26 +226,68 @@ def _retokenise(scale: Scale) -> None:
         drawn = 1e-3 * float(stack.embedding.std()) * torch.randn(vocabulary, scale.qwen3.width)
         state["model.embed_tokens.weight"] = state["lm_head.weight"] = drawn
         model.load_state_dict(state)
-        step, wanted = 0, set(scale.retokenised_steps)
-
-        def keep() -> None:
-            nonlocal step
-            step += 1
-            folder = folder_of(f"retokenised-{step}", scale)
-            if step in wanted and not folder.exists():
-                save(model, learnt, folder, [], "code")
-                model.train()
-
-        _train(model, learnt.learnt["code"], max(wanted), 1e-3, order=2, on_step=keep)
+        _train_and_keep(model, learnt, "retokenised", scale.retokenised_steps, 1e-3, scale, order=2)
 
 
-def _train(model: PreTrainedModel, tokens: torch.Tensor, steps: int, rate: float, *, order: int = 0, on_step=None):
+def _train_and_keep(
+    model: PreTrainedModel, learnt: Text, name: str, steps: Sequence[int], rate: float, scale: Scale, **how: int
+) -> None:
+    """Train to the last of some steps, and keep the model at each as ``NAME-STEP``."""
+    step = 0
+
+    def keep() -> None:
+        nonlocal step
+        step += 1
+        folder = folder_of(f"{name}-{step}", scale)
+        if step in steps and not folder.exists():
+            save(model, learnt, folder, [], "code")
+            model.train()
+
+    _train(model, learnt.learnt["code"], max(steps), rate, on_step=keep, **how)
+
+
+def _train_small(scale: Scale) -> None:
+    """Train the small base; its embedding begins small, so that what it holds in the end is learnt."""
+    learnt = small_text(scale.small.vocabulary, is_other=False)
+    with seeded_single_thread(2):
+        model = new_model("qwen3", scale.small)
+        with torch.no_grad():
+            model.get_input_embeddings().weight.div_(30)
+        losses = _train(model, learnt.learnt["code"], scale.small_steps, 3e-3, batch_size=2 * BATCH_SIZE)
+        save(model, learnt, folder_of("small", scale), losses, "code")
+
+
+def _embed(scale: Scale) -> None:
+    """Learn new embeddings under another tokenizer for the small base, whose body is held fast."""
+    learnt = small_text(scale.small.vocabulary, is_other=True)
+    with seeded_single_thread(5):
+        model = load(built("small", scale))
+        embedding = model.get_input_embeddings().weight
+        with torch.no_grad():
+            embedding.copy_(1e-3 * embedding.std() * torch.randn(embedding.shape))
+        for weight in model.parameters():
+            weight.requires_grad_(weight is embedding)
+        _train_and_keep(
+            model, learnt, "embedded", scale.embedded_steps, 1e-2, scale, order=3, batch_size=2 * BATCH_SIZE
+        )
+
+
+def _train(
+    model: PreTrainedModel,
+    tokens: torch.Tensor,
+    steps: int,
+    rate: float,
+    *,
+    order: int = 0,
+    batch_size: int = BATCH_SIZE,
+    on_step=None,
+) -> list[float]:
     return train(
         model,
         tokens,
         steps=steps,
         learning_rate=rate,
-        batch_size=BATCH_SIZE,
+        batch_size=batch_size,
         sequence_length=SEQUENCE_LENGTH,
         order_seed=order,
         on_step=on_step,

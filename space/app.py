@@ -13,7 +13,6 @@ else:
         """Do nothing: ZeroGPU starts no Space without such a function, and comparisons run on the processor."""
 
 
-from mdir_hf.cli.memory import keep_no_freed_blocks
 from mdir_space.desk import Desk, Serving
 from mdir_space.limits import limits_from_environment
 from mdir_space.page import build_page, launch_options
@@ -23,5 +22,4 @@ desk = Desk(Serving(limits=limits_from_environment(), may_sign_in=signing_in_is_
 demo = build_page(desk)
 
 if __name__ == "__main__":
-    keep_no_freed_blocks()
     demo.launch(**launch_options(desk))

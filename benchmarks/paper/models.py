@@ -69,7 +69,7 @@ FULL = Scale(
     96,
     Shape(1024, 64, 192, 4, 4, 2, 32, True),
     2500,
-    (10, 20, 40, 80, 160, 320, 640),
+    (20, 40, 80, 160, 320, 640, 1280),
 )
 TINY = Scale(
     "tiny",
@@ -226,24 +226,17 @@ def _retokenise(scale: Scale) -> None:
         drawn = 1e-3 * float(stack.embedding.std()) * torch.randn(vocabulary, scale.qwen3.width)
         state["model.embed_tokens.weight"] = state["lm_head.weight"] = drawn
         model.load_state_dict(state)
-        _train_and_keep(model, learnt, "retokenised", scale.retokenised_steps, 1e-3, scale, order=2)
+        step = 0
 
+        def keep() -> None:
+            nonlocal step
+            step += 1
+            folder = folder_of(f"retokenised-{step}", scale)
+            if step in scale.retokenised_steps and not folder.exists():
+                save(model, learnt, folder, [], "code")
+                model.train()
 
-def _train_and_keep(
-    model: PreTrainedModel, learnt: Text, name: str, steps: Sequence[int], rate: float, scale: Scale, **how: int
-) -> None:
-    """Train to the last of some steps, and keep the model at each as ``NAME-STEP``."""
-    step = 0
-
-    def keep() -> None:
-        nonlocal step
-        step += 1
-        folder = folder_of(f"{name}-{step}", scale)
-        if step in steps and not folder.exists():
-            save(model, learnt, folder, [], "code")
-            model.train()
-
-    _train(model, learnt.learnt["code"], max(steps), rate, on_step=keep, **how)
+        _train(model, learnt.learnt["code"], max(scale.retokenised_steps), 1e-3, order=2, on_step=keep)
 
 
 def _train_small(scale: Scale) -> None:
@@ -267,9 +260,23 @@ def _embed(scale: Scale) -> None:
             embedding.copy_(1e-3 * embedding.std() * torch.randn(embedding.shape))
         for weight in model.parameters():
             weight.requires_grad_(weight is embedding)
-        _train_and_keep(
-            model, learnt, "embedded", scale.embedded_steps, 1e-2, scale, order=3, batch_size=2 * BATCH_SIZE
-        )
+        # As in the paper: no warm-up, and a rate that falls quadratically to 0. No decay, which rare rows would follow.
+        n_steps, tokens = max(scale.embedded_steps), learnt.learnt["code"]
+        optimizer = torch.optim.AdamW([embedding], lr=1e-2, betas=(0.9, 0.95), weight_decay=0.0)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: (1 - step / n_steps) ** 2)
+        order = torch.Generator().manual_seed(3)
+        model.train()
+        for step in range(1, n_steps + 1):
+            starts = torch.randint(tokens.numel() - SEQUENCE_LENGTH, (2 * BATCH_SIZE,), generator=order)
+            batch = tokens[starts[:, None] + torch.arange(SEQUENCE_LENGTH)]
+            optimizer.zero_grad(set_to_none=True)
+            torch.autograd.backward(model(input_ids=batch, labels=batch, use_cache=False).loss)
+            torch.nn.utils.clip_grad_norm_([embedding], 1.0)
+            optimizer.step()
+            schedule.step()
+            if step in scale.embedded_steps and not (folder := folder_of(f"embedded-{step}", scale)).exists():
+                save(model, learnt, folder, [], "code")
+                model.train()
 
 
 def _train(

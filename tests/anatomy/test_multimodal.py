@@ -25,13 +25,21 @@ def rope(section, **more):
     return {"text_config": {"rope_parameters": rope_parameters}}
 
 
+_KOSMOS = {"embed_dim": 64, "ffn_dim": 96, "layers": 2, "attention_heads": 4}
+
 # What a class needs besides small sizes.
 MORE = {
-    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen2_5_omni_thinker", "glm4v", "glm46v", "glm_ocr"), rope([4, 2, 2])),
+    **dict.fromkeys(("qwen2_5_vl", "qwen2_5_omni_thinker", "glm4v", "glm46v", "glm_ocr"), rope([4, 2, 2])),
     **dict.fromkeys(("cosmos3_edge", "paddleocr_vl"), rope([8, 4, 4])),
     "glm4v_moe": rope([2, 1, 1]),
+    "qwen2_vl": {**rope([4, 2, 2]), "vision_config": {"depth": 2, "embed_dim": 64}},
+    "kosmos-2": {"text_config": _KOSMOS},
+    "kosmos-2.5": {"text_config": _KOSMOS},
     "chameleon": {"vocabulary_map": {"<image>": 3}},
-    "emu3": {"vocabulary_map": {"<image>": 3, "<|extra_200|>": 4, "<|visual token 000000|>": 5}},
+    "emu3": {
+        "vocabulary_map": {"<image>": 3, "<|extra_200|>": 4, "<|visual token 000000|>": 5},
+        "vq_config": {"base_channels": 32},
+    },
     "granite_docling": {"vision_config": {"out_hidden_size": 64}},
     "inkling2": {"vision_config": {"text_hidden_size": 64}},
     "molmo2": {"adapter_config": {"vision_feature_layer": [1, 0]}},

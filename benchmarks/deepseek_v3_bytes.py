@@ -37,6 +37,7 @@ def main() -> None:
                 level,
                 endpoint=hub.endpoint,
                 home=Path(place, f"home-{candidate}-{level}"),
+                timeout_s=7200.0,
             )
             report = run.report
             io = report["io"]

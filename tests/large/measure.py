@@ -34,13 +34,15 @@ class Run:
         return float(self.report["io"]["bytes_read"] / self.report["io"]["bytes_of_weights"])
 
 
-def run_compare(reference: str, candidate: str, *options: str, endpoint: str, home: Path) -> Run:
+def run_compare(
+    reference: str, candidate: str, *options: str, endpoint: str, home: Path, timeout_s: float = 900.0
+) -> Run:
     """Compare two repositories of a loopback Hub in a process of its own, with empty caches."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "MDIR_HF_"))}
     environment = {**kept, "HF_ENDPOINT": endpoint, "HF_HOME": str(home), "NO_PROXY": "127.0.0.1"}
     result = subprocess.run(
         [sys.executable, "-c", RUNNER, "compare", reference, candidate, "--json", *options],
-        env=environment, capture_output=True, text=True, timeout=900, check=False,
+        env=environment, capture_output=True, text=True, timeout=timeout_s, check=False,
     )  # fmt: skip
     if result.returncode != 0:
         raise RuntimeError(f"mdir-hf compare ended with {result.returncode}: {result.stderr[-2000:]}")

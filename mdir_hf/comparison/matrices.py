@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from mdir_hf.comparison.settings import Settings
 from mdir_hf.homology.calibration import Calibration, Placebo, calibrate, count_stray_channels
 from mdir_hf.homology.embedding import EmbeddingTest, matched_scale
 from mdir_hf.homology.matching import Matching
+from mdir_hf.homology.reduction import matched_order, reduce_peaks
 from mdir_hf.homology.significance import LN10
 from mdir_hf.hub import IoLedger
 from mdir_hf.report import MatrixReport, PlaceboReport, PlaceboResult
@@ -28,6 +29,9 @@ from mdir_hf.vocabulary.sampling import RowSampler
 
 FULL_LEVELS = ("embedding", "body")
 """Levels that always look at every common token."""
+
+BODY_LEVELS = ("auto", "body")
+"""Levels that may go on to the layers."""
 
 FEWEST_ROWS_TO_CALIBRATE = 16
 """A placebo on fewer rows could not speak up."""
@@ -56,7 +60,9 @@ class MatrixOutcome:
     Attributes:
         evidence: For the verdict.
         report: For the report.
-        polar: Polar factor of the look that is reported, ``(n_reference, n_candidate)``; None without common tokens.
+        polar: Polar factor of the look that is reported, ``(n_reference, n_candidate)``, where the layers may want it:
+            of the embedding, at levels that reach them. None else, since of a wide model it is large.
+        pictures: The same, reduced: under an empty name, and ``_matched`` with partners brought together.
         matching: Its matching where it is significant, else None.
         channels: Matched channels of reference and candidate, ``(2, m)``, significant or not; None where none was
             solved for.
@@ -65,6 +71,7 @@ class MatrixOutcome:
     evidence: Evidence
     report: MatrixReport
     polar: torch.Tensor | None
+    pictures: Mapping[str, npt.NDArray[np.float32]]
     matching: Matching | None
     channels: npt.NDArray[np.int64] | None
 
@@ -113,7 +120,11 @@ def compare_matrices(
     def conclude(settled_by: str) -> MatrixOutcome:
         with stopwatch.step("calibration"):
             calibration = _calibrate(test, settings.seed)
-        return _outcome(test, calibration, reader, plan, len(common), settled_by, is_full=settings.level in FULL_LEVELS)
+        outcome = _outcome(
+            test, calibration, reader, plan, len(common), settled_by, is_full=settings.level in FULL_LEVELS
+        )
+        may_be_wanted = name == "embedding" and settings.level in BODY_LEVELS
+        return outcome if may_be_wanted else replace(outcome, polar=None)
 
     with reading_progress(name, plan, ledger, settings.progress) as bar:
         settings.watch.enter("screen" if name == "embedding" else name, plan.screen_bytes[1])
@@ -194,13 +205,26 @@ def _outcome(
         placebo=None if calibration is None else _placebo_report(calibration),
         looks=tuple((k.n_rows, min(0.0, k.log_p + test.sequential_correction(k)) / LN10) for k in test.looks),
     )
+    polar = test.polar if n_common else None
+    channels = None if matching is None else np.stack([matching.reference, matching.candidate])
     return MatrixOutcome(
         evidence=evidence,
         report=report,
-        polar=test.polar if n_common else None,
+        polar=polar,
+        pictures={} if polar is None else _pictures(polar, found, channels),
         matching=found,
-        channels=None if matching is None else np.stack([matching.reference, matching.candidate]),
+        channels=channels,
     )
+
+
+def _pictures(
+    polar: torch.Tensor, found: Matching | None, channels: npt.NDArray[np.int64] | None
+) -> dict[str, npt.NDArray[np.float32]]:
+    pictures = {"": reduce_peaks(polar)}
+    if found is not None and channels is not None and not found.is_identity:
+        rows, columns = matched_order(channels, *polar.shape)
+        pictures["_matched"] = reduce_peaks(polar, rows=rows, columns=columns)
+    return pictures
 
 
 def _transformation(matching: Matching) -> str:

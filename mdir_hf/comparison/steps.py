@@ -22,7 +22,6 @@ from mdir_hf.errors import AnatomyError, UnsupportedFormatError
 from mdir_hf.homology.embedding import TESTS_PER_MATRIX
 from mdir_hf.homology.gauge import outer_candidates
 from mdir_hf.homology.matching import REMARKABLE
-from mdir_hf.homology.reduction import matched_order, reduce_peaks
 from mdir_hf.homology.significance import LN10
 from mdir_hf.report import HomologyReport, Verdict
 from mdir_hf.vocabulary import CommonVocabulary, common_vocabulary
@@ -278,14 +277,9 @@ def _report(
         reports["embedding"] = replace(reports["embedding"], transformation="rotation")
     arrays: dict[str, Any] = {}
     for name, outcome in course.matrices.items():
-        if outcome.polar is not None:
-            arrays[name] = reduce_peaks(outcome.polar)
-        if outcome.channels is None:
-            continue
-        arrays[f"{name}_channels"] = outcome.channels
-        if outcome.polar is not None and outcome.matching is not None and not outcome.matching.is_identity:
-            rows, columns = matched_order(outcome.channels, *outcome.polar.shape)
-            arrays[f"{name}_matched"] = reduce_peaks(outcome.polar, rows=rows, columns=columns)
+        arrays |= {f"{name}{kind}": picture for kind, picture in outcome.pictures.items()}
+        if outcome.channels is not None:
+            arrays[f"{name}_channels"] = outcome.channels
     return HomologyReport(
         verdict=decision.verdict,
         reason=decision.reason,

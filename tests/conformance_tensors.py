@@ -13,6 +13,7 @@ import pytest
 import safetensors.torch
 import torch
 
+from mdir_hf.checkpoint import ranged
 from mdir_hf.checkpoint.sources import FileEntry, Span, TensorSource
 from mdir_hf.errors import (
     CorruptCheckpointError,
@@ -238,6 +239,18 @@ class TensorSourceConformance:
             source.read("w")
         with pytest.raises(CorruptCheckpointError, match=r"'w' .* NaN or infinity, first seen in row 5"):
             source.read_rows("w", np.array([7, 5, 0]))
+
+    def test_rows_that_are_widened_a_few_at_a_time_keep_their_places(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(ranged, "ROWS_AT_ONCE", 2)
+        weights = torch.arange(8.0).repeat_interleave(3).reshape(8, 3)  # which FP8 holds exactly
+        source = self.make({"w": weights}, tmp_path)
+        order = np.array([7, 0, 5, 5, 2])
+        assert torch.equal(source.read_rows("w", order, max_gap_bytes=1 << 20), weights[order])
+        weights[5, 1] = float("nan")
+        (tmp_path / "bad").mkdir()
+        source = self.make({"w": weights}, tmp_path / "bad")
+        with pytest.raises(CorruptCheckpointError, match="first seen in row 5"):
+            source.read_rows("w", np.array([0, 1, 2, 5, 7]), max_gap_bytes=1 << 20)
 
     def test_rows_are_read_beside_one_that_is_no_number(self, tmp_path):
         weights = torch.ones(8, 3)

@@ -382,6 +382,15 @@ def test_wide_models_are_tested_in_float32_with_the_same_result(monkeypatch):
     np.testing.assert_array_equal(look.matching.candidate, exact.matching.candidate)
 
 
+def test_products_in_slices_are_the_whole_product(monkeypatch):
+    e, f, *_ = pair(128, 1000)
+    at_once = full_look(e, f)
+    monkeypatch.setattr(embedding_module, "PRODUCT_CHANNELS", 48)  # two slices and the rest
+    look = full_look(e, f)
+    assert look.log_p == pytest.approx(at_once.log_p, rel=1e-12)  # float64: another order of rounding at most
+    np.testing.assert_array_equal(look.matching.candidate, at_once.matching.candidate)
+
+
 def test_looks_are_combined_so_that_one_may_stop_at_any():
     e, f, *_ = pair(64, 600, noise=2.0)
     test = EmbeddingTest(log_alpha=LOG_ALPHA)

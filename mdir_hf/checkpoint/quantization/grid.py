@@ -69,11 +69,20 @@ class Grid:
             stored: Where the companion is read from.
             rows: Rows of the weight, numbered through all its matrices.
         """
+        return self.spread(lambda needed: self.decode(self._read(stored, needed)), rows)
+
+    def spread(self, numbers_of: Callable[[IntArray], torch.Tensor], rows: IntArray) -> torch.Tensor:
+        """As :meth:`at`, of numbers that are read in another way.
+
+        Args:
+            numbers_of: Gives rows of the grid, ``(k, c)`` float32.
+            rows: Rows of the weight, numbered through all its matrices.
+        """
         matrix, row = np.divmod(rows, self.shape[1])
         if self.grid[0] == 1:
             matrix = np.zeros_like(matrix)
         needed, places = np.unique(matrix * self.grid[1] + row // self.block[0], return_inverse=True)
-        values = self.decode(self._read(stored, needed))[torch.from_numpy(places.reshape(-1))]
+        values = numbers_of(needed)[torch.from_numpy(places.reshape(-1))]
         if self.group_of_column is not None:
             return values[:, self.group_of_column]
         if self.grid[2] == 1 or self.grid[2] == self.shape[2]:

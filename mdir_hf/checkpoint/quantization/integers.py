@@ -93,29 +93,18 @@ class PackedZeros:
 
     def at(self, stored: StoredRows, rows: IntArray) -> torch.Tensor:
         """Zero points of some rows, float32, ``(k, d)`` or ``(k, 1)``. Reads the words that hold them."""
-        return replace(self.grid, decode=_identity).at(_UnpackedRows(self, stored), rows)
+        return self.grid.spread(partial(self._unpacked, stored), rows)
 
-
-@dataclass(frozen=True, slots=True)
-class _UnpackedRows:
-    """Rows of packed zero points as if they were stored one by one."""
-
-    zeros: PackedZeros
-    stored: StoredRows
-
-    def read_stored(self, name: str) -> torch.Tensor:
-        raise NotImplementedError  # packed zero points have two axes, and rows of them are asked
-
-    def read_stored_rows(self, name: str, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        bits, columns = self.zeros.bits, self.zeros.grid.grid[2]
+    def _unpacked(self, stored: StoredRows, rows: IntArray) -> torch.Tensor:
+        bits, columns = self.bits, self.grid.grid[2]
         # Runs of so many numbers fill whole words.
-        per_run, words_per_run = (32, bits) if self.zeros.unpack is unpack_dense else (32 // bits, 1)
+        per_run, words_per_run = (32, bits) if self.unpack is unpack_dense else (32 // bits, 1)
         runs, places = np.unique(rows // per_run, return_inverse=True)
-        n_words = self.zeros.grid.spec.shape[-2]
+        n_words = self.grid.spec.shape[-2]
         word_rows = np.minimum((runs[:, None] * words_per_run + np.arange(words_per_run)).reshape(-1), n_words - 1)
-        words = self.stored.read_stored_rows(name, word_rows, max_gap_bytes=max_gap_bytes)
+        words = stored.read_stored_rows(self.grid.spec.name, word_rows)
         by_run = words.reshape(len(runs), words_per_run, columns).transpose(1, 2)  # (runs, columns, words)
-        numbers = self.zeros.unpack(by_run.contiguous(), bits)[:, :, :per_run]
+        numbers = self.unpack(by_run.contiguous(), bits)[:, :, :per_run]
         chosen = numbers[torch.from_numpy(places.reshape(-1)), :, torch.from_numpy(rows % per_run)]
         return chosen.to(torch.float32).sub_(2 ** (bits - 1))
 
@@ -189,7 +178,3 @@ def _unpacked(words: torch.Tensor, *, bits: int, unpack: Unpack) -> torch.Tensor
 def _signed_half(codes: torch.Tensor) -> torch.Tensor:
     signed = codes.to(torch.float32)
     return torch.where(signed >= 8, signed - 16, signed)
-
-
-def _identity(values: torch.Tensor) -> torch.Tensor:
-    return values

@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.zoo.build import FULL, SMALL, Scale, built, folder_of, folder_of_model, record_of
 from benchmarks.zoo.members import MEMBERS, Model, Pair, models, pairs, tokenizer_of
 from mdir_hf import HomologyChecker
+from mdir_hf.comparison.model import Model as OpenModel
+from mdir_hf.hub import IoLedger, open_repository
 
 if TYPE_CHECKING:
     from benchmarks.peers import Peer
@@ -35,7 +37,10 @@ def judge(pair: Pair, scale: Scale, *, level: str = "auto") -> dict[str, Any]:
     """What the checker says of a pair, opened anew: a line of ``zoo-pairs.jsonl``."""
     folders = [built(model, scale) for model in (pair.a, pair.b)]
     cpu, wall = time.process_time(), time.perf_counter()
-    checker = HomologyChecker.from_pretrained(folders[0], alpha=ALPHA, use_caches=False)
+    # As HomologyChecker.from_pretrained does it, with a ledger that tells weights from tokenizers and configs.
+    ledger = IoLedger()
+    reference = OpenModel(open_repository(folders[0], use_caches=False, ledger=ledger))
+    checker = HomologyChecker(reference, ledger=ledger, alpha=ALPHA, use_caches=False)
     report = checker.compare(folders[1], level=level, progress=False)
     cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
     embedding, layers = report.embedding, report.layers
@@ -55,6 +60,7 @@ def judge(pair: Pair, scale: Scale, *, level: str = "auto") -> dict[str, Any]:
         "common_tokens": None if embedding is None else embedding.common_tokens,
         "layers": None if layers is None else [match[:2] for match in layers["matches"]],
         "bytes_read": report.io.bytes_read,
+        "bytes_beside_weights": sum(n for label, n in ledger.files.items() if not label.endswith(SUFFIXES)),
         "bytes_of_weights": report.io.bytes_of_weights,
         "cpu_s": round(cpu, 3),
         "wall_s": round(wall, 3),

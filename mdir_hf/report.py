@@ -124,6 +124,8 @@ class MatrixReport:
         log10_p_trimmed: The same without the best n/16, n/4 and n/2 of the channels.
         placebo: Calibration on the same rows.
         looks: Every look: rows used and its corrected log10 p.
+        log10_p_signs: The same with one vote for each channel, its sign, where they were compared in their own order;
+            None else. At most 0.
     """
 
     common_tokens: int
@@ -142,6 +144,7 @@ class MatrixReport:
     log10_p_trimmed: Mapping[str, float]
     placebo: PlaceboReport | None
     looks: tuple[tuple[int, float], ...]
+    log10_p_signs: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -414,6 +417,8 @@ def _matrix_lines(name: str, matrix: MatrixReport) -> list[str]:
             f" {matrix.matched_channels} channels each matched by itself"
         )
     trimmed = ", ".join(f"{p:.1f} without the best {k}" for k, p in matrix.log10_p_trimmed.items())
+    if matrix.log10_p_signs is not None:
+        trimmed += f", {matrix.log10_p_signs:.1f} by the signs alone"
     lines.append(f"  {'':<12} log10 p {matrix.log10_p:.1f}; {trimmed}")
     if matrix.placebo is not None:
         placebo = matrix.placebo.re_paired

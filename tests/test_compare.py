@@ -99,14 +99,27 @@ def test_a_retrained_embedding_is_found_by_the_unembedding(tmp_path):
     other = write_model(tmp_path / "x", gaussian(V, N, 2), unembedding=head + 0.1 * gaussian(V, N, 3))
     report = compare(HomologyChecker.from_pretrained(base), other)
     assert report.verdict is Verdict.HOMOLOGOUS
-    assert report.tests == 8
+    assert report.tests == 12  # three groups, two views, two matrices
     assert report.embedding.log10_p == 0.0
     assert report.unembedding.transformation == "identity"
 
 
+def test_a_relative_whose_channels_kept_their_order_is_found_under_much_noise(checker, tmp_path):
+    # Noise of 16 times the rows: no channel is told from another, all of them together agree with themselves.
+    report = compare(checker, write_model(tmp_path / "x", gaussian(V, N, 0) + 16.0 * gaussian(V, N, 5)))
+    assert report.verdict is Verdict.HOMOLOGOUS
+    assert report.embedding.transformation == "identity"
+    assert report.embedding.log10_p_signs < -10
+    assert "by the signs alone" in str(report)
+    permuted = gaussian(V, N, 0)[:, torch.randperm(N, generator=torch.Generator().manual_seed(6))]
+    report = compare(checker, write_model(tmp_path / "y", permuted + 16.0 * gaussian(V, N, 5)))
+    assert report.verdict is Verdict.NO_EVIDENCE
+    assert report.embedding.log10_p_signs is None
+
+
 def test_tied_models_are_tested_once(checker, tmp_path):
     report = compare(checker, write_model(tmp_path / "x", gaussian(V, N, 1)))
-    assert report.tests == 4
+    assert report.tests == 6
     assert report.unembedding is None
 
 
@@ -269,7 +282,7 @@ def test_a_head_that_is_stored_although_it_is_tied_is_no_second_witness(tmp_path
     ]
     report = compare(HomologyChecker.from_pretrained(folders[0]), folders[1])
     assert report.unembedding is None
-    assert report.tests == 4
+    assert report.tests == 6
 
 
 def sparse_reader(latents, width, seed):

@@ -168,13 +168,16 @@ def _outcome(
     trimmed = {share: min(0.0, p + correction) for share, p in look.log_p_trimmed.items()}
     widths = (plan.reference.shape[1], plan.candidate.shape[1])
     matching = look.matching
-    coverage = None if matching is None else matching.n_significant / min(widths)
+    # A screen of a wide model looks at some channels of the reference only; shares are of those.
+    n_channels = 0 if matching is None else len(matching.reference)
+    coverage = None if matching is None else matching.n_significant / n_channels
     n_stray = None
-    if matching is not None and test.polar is not None and look is test.looks[-1]:
-        n_stray = count_stray_channels(test.polar, matching)
+    on_factor = look.matching_on_factor
+    if on_factor is not None and test.polar is not None and look is test.looks[-1]:
+        n_stray = count_stray_channels(test.polar, on_factor)
     evidence = Evidence(
         log_p=test.log_p,
-        log_p_robust=trimmed["n/2"],
+        log_p_robust=min(0.0, look.log_p_robust + correction),
         is_settled=test.is_settled,
         settled_by=stage if test.is_settled else None,
         strength=0.0 if matching is None else matching.trace / max(1, look.rank),
@@ -193,7 +196,7 @@ def _outcome(
         rank=look.rank,
         trace=None if matching is None else matching.trace,
         threshold=None if matching is None else matching.threshold,
-        normalized_trace=None if matching is None else matching.trace / min(widths),
+        normalized_trace=None if matching is None else matching.trace / n_channels,
         coverage=coverage,
         stray_channels=n_stray,
         matched_channels=None if matching is None else matching.n_significant,
@@ -202,6 +205,7 @@ def _outcome(
         view=look.view,
         log10_p=test.log_p / LN10,
         log10_p_trimmed={share: p / LN10 for share, p in trimmed.items()},
+        log10_p_signs=None if look.log_p_signs is None else min(0.0, look.log_p_signs + correction) / LN10,
         placebo=None if calibration is None else _placebo_report(calibration),
         looks=tuple((k.n_rows, min(0.0, k.log_p + test.sequential_correction(k)) / LN10) for k in test.looks),
     )
@@ -211,18 +215,16 @@ def _outcome(
         evidence=evidence,
         report=report,
         polar=polar,
-        pictures={} if polar is None else _pictures(polar, found, channels),
+        pictures={} if polar is None else _pictures(polar, None if found is None or found.is_identity else on_factor),
         matching=found,
         channels=channels,
     )
 
 
-def _pictures(
-    polar: torch.Tensor, found: Matching | None, channels: npt.NDArray[np.int64] | None
-) -> dict[str, npt.NDArray[np.float32]]:
+def _pictures(polar: torch.Tensor, moved: Matching | None) -> dict[str, npt.NDArray[np.float32]]:
     pictures = {"": reduce_peaks(polar)}
-    if found is not None and channels is not None and not found.is_identity:
-        rows, columns = matched_order(channels, *polar.shape)
+    if moved is not None:
+        rows, columns = matched_order(np.stack([moved.reference, moved.candidate]), *polar.shape)
         pictures["_matched"] = reduce_peaks(polar, rows=rows, columns=columns)
     return pictures
 

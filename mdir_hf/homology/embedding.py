@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
-from mdir_hf.homology.matching import TRIMS, Matching, best_matching
+from mdir_hf.homology.matching import TRIMS, IntArray, Matching, best_matching, matching_in_order, quick_matching
 from mdir_hf.homology.polar import (
     FLOAT64_CHANNELS,
     PolarFactor,
@@ -29,8 +29,8 @@ from mdir_hf.homology.rows import PairedRows, RowStandard, pair_rows
 from mdir_hf.homology.significance import log_p_looks
 
 VIEWS = ("centred", "whitened")
-TESTS_PER_MATRIX = 2 * len(VIEWS)
-"""Each view is tested for a permutation and for a signed permutation."""
+TESTS_PER_MATRIX = 3 * len(VIEWS)
+"""Each view is tested for a permutation, for a signed permutation, and for the channels in their own order."""
 
 FEW_ROWS = 1024
 """Up to this many rows (or channels) a look goes through the rows' own thin SVD, in float64, over all channels."""
@@ -58,6 +58,9 @@ class Look:
         matching: Its matching, None where no matching could have been significant.
         log_p: Natural log of p, corrected for the tests of this comparison (not yet for earlier looks).
         log_p_trimmed: The same without the best n/16, n/4, n/2 of the channels.
+        log_p_robust: The same where few channels cannot carry it: significant where more than some axes are shared.
+        log_p_signs: The same with one vote for each channel, where these were taken in their own order; else None.
+        channels: Channels of the reference that the rows of U stand for, ascending; None: all of them.
     """
 
     stage: str
@@ -67,11 +70,16 @@ class Look:
     matching: Matching | None
     log_p: float
     log_p_trimmed: dict[str, float]
+    log_p_robust: float
+    log_p_signs: float | None
+    channels: IntArray | None
 
     @property
-    def log_p_robust(self) -> float:
-        """The n/2-trimmed p (corrected alike): significant only where more than a few axes are shared."""
-        return self.log_p_trimmed["n/2"]
+    def matching_on_factor(self) -> Matching | None:
+        """The matching with rows of U in place of channels of the reference."""
+        if self.matching is None or self.channels is None:
+            return self.matching
+        return replace(self.matching, reference=np.searchsorted(self.channels, self.matching.reference))
 
 
 def block_rows(width: int) -> int:
@@ -122,10 +130,7 @@ class EmbeddingTest:
 
         Significant on few channels only is no reason to stop looking: it may be a handful of shared outlier axes.
         """
-        return any(
-            max(look.log_p, look.log_p_robust) + self.sequential_correction(look) < self.log_alpha
-            for look in self.looks
-        )
+        return any(self._settles(look, self.sequential_correction(look)) for look in self.looks)
 
     def best_look(self) -> Look:
         """The look that carries the headline p: the one with the smallest corrected p, the last one if none has any."""
@@ -158,16 +163,18 @@ class EmbeddingTest:
         self._standard = rows.standard
         n_rows = len(rows.reference)
         factors: Iterator[tuple[str, PolarFactor]]
+        channels: IntArray | None = None
         if n_rows < 2:
             factors = iter((("centred", PolarFactor(torch.zeros(widths, dtype=torch.float64), 0, math.inf)),))
         elif is_few:
             x, y = row_factors(rows.reference), row_factors(rows.candidate)
             factors = ((view, polar_factor_of_rows(x, y, whitened=view == "whitened")) for view in VIEWS)
         else:
-            channels = torch.randperm(widths[0], generator=self._generator)[:SCREEN_CHANNELS].to(self._device)
-            cross = cross_product(rows.reference[:, channels], rows.candidate)
+            drawn = torch.randperm(widths[0], generator=self._generator)[:SCREEN_CHANNELS].sort().values
+            channels = drawn.numpy()
+            cross = cross_product(rows.reference[:, drawn.to(self._device)], rows.candidate)
             factors = iter((("centred", polar_factor(cross)),))
-        return self._record("screen", n_rows, factors, is_last=is_last)
+        return self._record("screen", n_rows, factors, channels=channels, is_last=is_last)
 
     def full(self, blocks: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> Look:
         """Look at all common rows, streamed in blocks; the last screen's rows give means and whitening.
@@ -191,7 +198,7 @@ class EmbeddingTest:
 
         factors = self._factors_of_all(cross)
         del cross  # the largest thing there is: held by the generator alone, which lets go of it
-        return self._record("embedding", n_rows, factors, is_last=True)
+        return self._record("embedding", n_rows, factors, channels=None, is_last=True)
 
     def _factors_of_all(self, cross: torch.Tensor) -> Iterator[tuple[str, PolarFactor]]:
         yield "centred", polar_factor(cross)
@@ -223,35 +230,86 @@ class EmbeddingTest:
             n_rows += len(block.reference)
         return n_rows
 
-    def _record(self, stage: str, n_rows: int, factors: Iterator[tuple[str, PolarFactor]], *, is_last: bool) -> Look:
-        """Test views and gauge groups in turn and stop at the first significant one; the count is paid in full."""
+    def _record(
+        self,
+        stage: str,
+        n_rows: int,
+        factors: Iterator[tuple[str, PolarFactor]],
+        *,
+        channels: IntArray | None,
+        is_last: bool,
+    ) -> Look:
+        """Test views and gauge groups in turn and stop at the first that settles it; the count is paid in full."""
         correction = math.log(self.n_tests)
         best: Look | None = None
         for view, factor in factors:
-            for signed in (False, True):
-                # One matching is wanted even where none can be significant: the plain one, to say where c lies.
-                level = None if is_last and view == VIEWS[0] and not signed else self.log_alpha
-                matching = best_matching(factor.matrix, signed=signed, log_alpha=level, exact=is_last)
-                log_p = 0.0 if matching is None else min(0.0, matching.log_p + correction)
-                trimmed = {} if matching is None else matching.log_p_trimmed
-                look = Look(
-                    stage,
-                    n_rows,
-                    factor.rank,
-                    view,
-                    matching,
-                    log_p,
-                    {name: min(0.0, trimmed.get(name, 0.0) + correction) for name in TRIMS},
-                )
-                if best is None or look.log_p < best.log_p:
+            for matching in self._matchings(factor.matrix, view, stage, channels, is_last=is_last):
+                look = _look(stage, n_rows, factor.rank, view, matching, channels, correction)
+                if best is None or self._settles(look) or look.log_p < best.log_p:
                     best, self.polar = look, factor.matrix
-                if matching is not None and bool(matching.is_significant.all()):
-                    break  # every channel is matched by itself with the sign it has: free signs add nothing
-            if best is not None and max(best.log_p, best.log_p_robust) < self.log_alpha:
+                if self._settles(best):
+                    break
+            if best is not None and self._settles(best):
                 break
-        assert best is not None  # there is always at least one view
+        assert best is not None  # there is always at least one view, and in it one matching or none
         self.looks.append(best)
         return best
+
+    def _settles(self, look: Look, correction: float = 0.0) -> bool:
+        return max(look.log_p, look.log_p_robust) + correction < self.log_alpha
+
+    def _matchings(
+        self, polar: torch.Tensor, view: str, stage: str, channels: IntArray | None, *, is_last: bool
+    ) -> Iterator[Matching | None]:
+        """Try what is cheap before what is not: greedy matchings, channels in their own order, assignments."""
+        level = self.log_alpha - math.log(self.n_tests)
+        for signed in (False, True):
+            quick = quick_matching(polar, signed=signed, log_alpha=level)
+            if quick is not None:
+                # With all tokens the optimum is wanted, too: it is what the paper calls the trace.
+                yield best_matching(polar, signed=signed) if stage == "embedding" else quick
+        in_order = None
+        if self._sample is not None and self._sample[0].shape[1] == self._sample[1].shape[1]:
+            in_order = matching_in_order(polar, channels)
+            if max(in_order.log_p, in_order.log_p_robust) < level:
+                yield in_order
+        for signed in (False, True):
+            # One matching is wanted even where none can be significant: the plain one, to say where c lies.
+            is_wanted = is_last and view == VIEWS[0] and not signed
+            found = best_matching(polar, signed=signed, log_alpha=None if is_wanted else self.log_alpha)
+            yield found
+            if found is not None and bool(found.is_significant.all()):
+                return  # every channel is matched by itself with the sign it has: nothing else adds to that
+        if in_order is not None:
+            yield in_order
+
+
+def _look(
+    stage: str,
+    n_rows: int,
+    rank: int,
+    view: str,
+    matching: Matching | None,
+    channels: IntArray | None,
+    correction: float,
+) -> Look:
+    def corrected(log_p: float) -> float:
+        return min(0.0, log_p + correction)
+
+    if matching is None:
+        return Look(stage, n_rows, rank, view, None, 0.0, dict.fromkeys(TRIMS, 0.0), 0.0, None, channels)
+    return Look(
+        stage,
+        n_rows,
+        rank,
+        view,
+        matching if channels is None else matching.of_channels(channels),
+        corrected(matching.log_p),
+        {name: corrected(log_p) for name, log_p in matching.log_p_trimmed.items()},
+        corrected(matching.log_p_robust),
+        None if matching.log_p_signs is None else corrected(matching.log_p_signs),
+        channels,
+    )
 
 
 def matched_scale(reference: torch.Tensor, candidate: torch.Tensor, matching: Matching) -> float:

@@ -5,14 +5,15 @@ A matching found in any way gives a valid p-value, so shortcuts only ever cost p
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from scipy.optimize import linear_sum_assignment
 
-from mdir_hf.homology.significance import log_n_matchings, log_p_entry, log_p_matching
+from mdir_hf.homology.significance import log_n_matchings, log_p_entry, log_p_matching, log_p_signs
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
@@ -51,6 +52,7 @@ class Matching:
         threshold: The trace that this factor would need for significance at 0.1 %; both bounds of the formula hold.
         log_p: Natural log of the bound for this matching alone (no other multiplicity).
         log_p_trimmed: The same without the best n/16, n/4 and n/2 of the channels; keys of ``TRIMS``.
+        log_p_signs: The same where every pair has one vote; None unless the matching was fixed in advance.
         is_significant: Which channels' entries are significant by themselves at 1 % over all entries; ``(n_narrow,)``.
     """
 
@@ -65,11 +67,26 @@ class Matching:
     log_p: float
     log_p_trimmed: dict[str, float]
     is_significant: npt.NDArray[np.bool_]
+    log_p_signs: float | None = None
+
+    @property
+    def log_p_robust(self) -> float:
+        """What is left when few channels cannot carry it: significant only where more than some axes are shared.
+
+        The p without the best half of the channels. A matching fixed in advance is significant where its channels agree
+        so little that half of them say nothing; there it is the better of that and of one vote each, counted as two.
+        """
+        trimmed = self.log_p_trimmed["n/2"]
+        return trimmed if self.log_p_signs is None else min(0.0, min(trimmed, self.log_p_signs) + math.log(2.0))
 
     @property
     def n_significant(self) -> int:
         """Number of channels matched each by itself."""
         return int(self.is_significant.sum())
+
+    def of_channels(self, reference: IntArray) -> Matching:
+        """Name the channels of the reference, where U has the rows of some of them only, in ascending order."""
+        return replace(self, reference=reference[self.reference])
 
     @property
     def is_identity(self) -> bool:
@@ -80,9 +97,7 @@ class Matching:
         return bool(same.mean() > 0.95)
 
 
-def best_matching(
-    polar: torch.Tensor, *, signed: bool, log_alpha: float | None = None, exact: bool = True
-) -> Matching | None:
+def best_matching(polar: torch.Tensor, *, signed: bool, log_alpha: float | None = None) -> Matching | None:
     """Find the matching of largest trace, ``argmax_P Tr(P U^T)`` (paper, Algorithm 1).
 
     Where the largest entries of the rows already form a matching they are the optimum and no assignment is solved.
@@ -92,49 +107,106 @@ def best_matching(
         signed: Whether signs are free, i.e. whether absolute values are matched.
         log_alpha: If given, return None when not even the sum of the row maxima could reach this significance: then no
             matching can, and the assignment is not solved.
-        exact: Whether the optimum is wanted even where a greedy matching is significant at ``log_alpha`` already, and
-            stays so without its best half. Any matching gives a valid p; the greedy one costs no O(n^3).
 
     Returns:
         The matching with its evidence, or None. Cost O(n^2), and O(n^3) at worst for the assignment.
     """
-    transposed = polar.shape[0] > polar.shape[1]
-    narrow = polar.T if transposed else polar  # (n_narrow, n_wide)
-    weights = narrow.abs() if signed else narrow
-    best, where = weights.max(dim=1)
-    n_narrow, n_wide = narrow.shape
-    total = float(torch.linalg.vector_norm(narrow)) ** 2
-    most = float(best.double().clamp(min=0).sum())  # no matching has a larger trace
-
-    def cannot_reach(wide_energy: float) -> bool:
-        if log_alpha is None:
-            return False
-        # A margin for rounding: a dismissed factor is summed in its own dtype.
-        best_case = log_p_matching(
-            most * (1.0 + ROUNDING),
-            n_narrow=n_narrow,
-            n_wide=n_wide,
-            narrow_energy=total * (1.0 - ROUNDING),
-            wide_energy=max(wide_energy * (1.0 - ROUNDING), 1e-300),
-            signed=signed,
-        )
-        return best_case > log_alpha
-
-    if cannot_reach(0.0):
+    search = _Search.of(polar, signed=signed, log_alpha=log_alpha)
+    if search is None:
         return None
-    row_energy, column_energy = line_energies(narrow)
-    # The fewest columns' energy that any matching can hold bounds the exponent from above.
-    if cannot_reach(float(np.sort(column_energy)[:n_narrow].sum())):
+    return search.weigh(search.columns if search.is_optimal else _assignment(search.weights))
+
+
+def quick_matching(polar: torch.Tensor, *, signed: bool, log_alpha: float) -> Matching | None:
+    """Find a matching that will do: significant, and so in its robust form, but not of the largest trace there is.
+
+    Args:
+        polar: U, ``(n_reference, n_candidate)``.
+        signed: Whether signs are free.
+        log_alpha: The level.
+
+    Returns:
+        A greedy matching, which is a valid one (any is), or None where it is not significant both ways; the best one
+        might be, then. Cost O(n^2), where the assignment takes seconds from 4096 channels on.
+    """
+    search = _Search.of(polar, signed=signed, log_alpha=log_alpha)
+    if search is None:
         return None
-    columns = where.cpu().numpy().astype(np.int64)
-    is_optimal = len(np.unique(columns)) == n_narrow
-    if not is_optimal and not exact and log_alpha is not None:
-        quick = _matching(narrow, _greedy(weights), row_energy, column_energy, signed=signed, transposed=transposed)
-        if max(quick.log_p, quick.log_p_trimmed["n/2"]) < log_alpha:
-            return quick
-    if not is_optimal:
-        columns = _assignment(weights)
-    return _matching(narrow, columns, row_energy, column_energy, signed=signed, transposed=transposed)
+    found = search.weigh(search.columns if search.is_optimal else _greedy(search.weights))
+    return found if max(found.log_p, found.log_p_robust) < log_alpha else None
+
+
+def matching_in_order(polar: torch.Tensor, columns: IntArray | None = None) -> Matching:
+    """Weigh the matching that was fixed before anything was looked at: every channel with the one of its number.
+
+    Args:
+        polar: U, ``(k, n)``, k <= n.
+        columns: Channel of each row of U; the row's number by default.
+
+    Returns:
+        The matching, whatever its evidence: no other was considered, so that no count of matchings is paid. Whether a
+        single channel is significant by itself is judged as in any other matching. Cost O(k n).
+    """
+    row_energy, column_energy = line_energies(polar)
+    columns = np.arange(polar.shape[0], dtype=np.int64) if columns is None else columns
+    return _weigh(polar, columns, row_energy, column_energy, signed=False, transposed=False, is_fixed=True)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Search:
+    """A factor whose matchings are worth a look."""
+
+    narrow: torch.Tensor
+    weights: torch.Tensor
+    columns: IntArray
+    row_energy: FloatArray
+    column_energy: FloatArray
+    signed: bool
+    transposed: bool
+
+    @classmethod
+    def of(cls, polar: torch.Tensor, *, signed: bool, log_alpha: float | None) -> _Search | None:
+        """Prepare a factor; None where no matching can reach the level."""
+        transposed = polar.shape[0] > polar.shape[1]
+        narrow = polar.T if transposed else polar  # (n_narrow, n_wide)
+        weights = narrow.abs() if signed else narrow
+        best, where = weights.max(dim=1)
+        n_narrow, n_wide = narrow.shape
+        total = float(torch.linalg.vector_norm(narrow)) ** 2
+        most = float(best.double().clamp(min=0).sum())  # no matching has a larger trace
+
+        def cannot_reach(wide_energy: float) -> bool:
+            if log_alpha is None:
+                return False
+            # A margin for rounding: a dismissed factor is summed in its own dtype.
+            best_case = log_p_matching(
+                most * (1.0 + ROUNDING),
+                n_narrow=n_narrow,
+                n_wide=n_wide,
+                narrow_energy=total * (1.0 - ROUNDING),
+                wide_energy=max(wide_energy * (1.0 - ROUNDING), 1e-300),
+                signed=signed,
+            )
+            return best_case > log_alpha
+
+        if cannot_reach(0.0):
+            return None
+        row_energy, column_energy = line_energies(narrow)
+        # The fewest columns' energy that any matching can hold bounds the exponent from above.
+        if cannot_reach(float(np.sort(column_energy)[:n_narrow].sum())):
+            return None
+        columns = where.cpu().numpy().astype(np.int64)
+        return cls(narrow, weights, columns, row_energy, column_energy, signed, transposed)
+
+    @property
+    def is_optimal(self) -> bool:
+        """Whether the largest entries of the rows form a matching: then it is the best one."""
+        return len(np.unique(self.columns)) == len(self.columns)
+
+    def weigh(self, columns: IntArray) -> Matching:
+        """Weigh the evidence of row i matched to ``columns[i]``."""
+        energies = (self.row_energy, self.column_energy)
+        return _weigh(self.narrow, columns, *energies, signed=self.signed, transposed=self.transposed)
 
 
 def _assignment(weights: torch.Tensor) -> IntArray:
@@ -165,7 +237,7 @@ def _greedy(weights: torch.Tensor) -> IntArray:
     return columns
 
 
-def _matching(
+def _weigh(
     narrow: torch.Tensor,
     columns: IntArray,
     row_energy: FloatArray,
@@ -173,6 +245,7 @@ def _matching(
     *,
     signed: bool,
     transposed: bool,
+    is_fixed: bool = False,
 ) -> Matching:
     """Weigh the evidence of row i matched to ``columns[i]``, for every row of the narrower side."""
     n_narrow, n_wide = narrow.shape
@@ -180,9 +253,12 @@ def _matching(
     where = torch.from_numpy(columns).to(narrow.device)
     signed_entries = narrow.gather(1, where[:, None])[:, 0].double().cpu().numpy()
     entries = np.abs(signed_entries) if signed else signed_entries
-    log_p, trimmed, is_significant = _evidence(entries, row_energy, column_energy[columns], n_wide, signed=signed)
+    log_p, trimmed, is_significant = _evidence(
+        entries, row_energy, column_energy[columns], n_wide, signed=signed, is_fixed=is_fixed
+    )
     rate = min(n_wide / max(row_energy.sum(), 1e-300), n_narrow / max(column_energy[columns].sum(), 1e-300))
-    nats = log_n_matchings(n_narrow, n_wide, n_narrow, signed=signed) - np.log(REMARKABLE)
+    log_count = 0.0 if is_fixed else log_n_matchings(n_narrow, n_wide, n_narrow, signed=signed)
+    nats = log_count - np.log(REMARKABLE)
     reference, candidate = (columns, rows) if transposed else (rows, columns)
     order = np.argsort(reference)
     return Matching(
@@ -197,11 +273,18 @@ def _matching(
         log_p=log_p,
         log_p_trimmed=trimmed,
         is_significant=is_significant[order],
+        log_p_signs=log_p_signs(entries) if is_fixed else None,
     )
 
 
 def _evidence(
-    entries: FloatArray, row_energy: FloatArray, column_energy: FloatArray, n_wide: int, *, signed: bool
+    entries: FloatArray,
+    row_energy: FloatArray,
+    column_energy: FloatArray,
+    n_wide: int,
+    *,
+    signed: bool,
+    is_fixed: bool,
 ) -> tuple[float, dict[str, float], npt.NDArray[np.bool_]]:
     n_narrow = len(entries)
 
@@ -214,6 +297,7 @@ def _evidence(
             wide_energy=float(column_energy[keep].sum()),
             n_matched=len(keep),
             signed=signed,
+            is_fixed=is_fixed,
         )
 
     ascending = np.argsort(entries, kind="stable")

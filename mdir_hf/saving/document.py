@@ -184,6 +184,7 @@ def _matrix_column(matrix: MatrixReport) -> dict[str, str]:
     return {
         "log10 p": number(matrix.log10_p),
         **{f"without the best {share} of the channels": number(p) for share, p in matrix.log10_p_trimmed.items()},
+        "by the signs alone": "–" if matrix.log10_p_signs is None else number(matrix.log10_p_signs),
         "found": _FOUND.get(matrix.transformation, matrix.transformation),
         "scale of the candidate": "–" if matrix.scale is None else f"{matrix.scale:.3g}",
         "common tokens": str(matrix.common_tokens),

@@ -108,6 +108,9 @@ def _matrix_facts(matrix: MatrixReport) -> list[tuple[str, str, str]]:
         )
         for share, value in matrix.log10_p_trimmed.items()
     ]
+    if matrix.log10_p_signs is not None:
+        meaning = "The same with one vote for each channel, its sign: a few outliers are a few votes."
+        rows.append(("log10 p by the signs alone", log10_p(matrix.log10_p_signs), meaning))
     return rows
 
 

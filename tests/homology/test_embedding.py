@@ -53,7 +53,7 @@ SHAPES = [(8, 8), (48, 48), (48, 80), (80, 48), (256, 256), (512, 512)]
 
 @pytest.mark.parametrize(("n", "n_candidate"), SHAPES)
 def test_p_is_that_of_the_textbook(n, n_candidate):
-    e, f, *_ = pair(max(n, n_candidate), 3 * max(n, n_candidate), noise=0.3)
+    e, f, *_ = pair(max(n, n_candidate), 3 * max(n, n_candidate), noise=0.3, permute=True)
     e, f = e[:, :n], f[:, :n_candidate]
     expected = textbook.embedding_test(e, f)
     for look in (look_at(e, f, n_tests=1)[1], full_look(e, f, n_tests=1)):
@@ -71,11 +71,20 @@ def test_p_of_a_signed_match_is_that_of_the_textbook():
     assert look.log_p == pytest.approx(expected.log_p, rel=1e-6)
 
 
+def test_p_of_channels_in_their_own_order_is_that_of_the_textbook():
+    e, f, *_ = pair(256, 1500, noise=20.0)
+    expected = textbook.embedding_test_in_order(e, f)
+    assert expected < LOG_ALPHA  # so that the comparison is one of numbers
+    for look in (look_at(e, f, n_tests=1)[1], full_look(e, f, n_tests=1)):
+        assert look.log_p == pytest.approx(expected, rel=1e-6)
+        assert look.matching.is_identity
+
+
 def test_p_of_the_whitened_view_is_that_of_the_textbook():
     # A few columns of enormous scale hide the match from the centred view.
     rng = np.random.default_rng(0)
     scales = np.exp(2.0 * rng.standard_normal(64))
-    e, f, *_ = pair(64, 600, noise=3.0)
+    e, f, *_ = pair(64, 600, noise=3.0, permute=True)
     f = f * torch.from_numpy(rng.permutation(scales))
     e = e * torch.from_numpy(scales)
     textbooks = {
@@ -130,10 +139,11 @@ def test_a_copy_with_pruned_channels_is_found_either_way_round():
 @pytest.mark.parametrize(("n", "r"), [(256, 17), (256, 40), (256, 255), (128, 14)])
 def test_a_pure_copy_on_few_rows_is_worth_half_n_times_the_rank(n, r):
     e, _ = strangers(n, r)
-    look = look_at(e, e, n_tests=1)[1]
+    permutation = torch.randperm(n, generator=torch.Generator().manual_seed(0))
+    look = look_at(e, e[:, permutation], n_tests=1)[1]
     assert look.rank == r - 1  # centring takes one
     assert look.log_p == pytest.approx(math.lgamma(n + 1) - (r - 1) * n / 2, rel=1e-9)
-    np.testing.assert_array_equal(look.matching.candidate, np.arange(n))
+    np.testing.assert_array_equal(permutation[look.matching.candidate], np.arange(n))
 
 
 def test_few_rows_of_strangers_say_nothing():
@@ -349,11 +359,26 @@ class TestManyRowsOfWideModels:
         assert look.log_p < LOG_ALPHA
         assert test.is_settled
 
+    def test_its_channels_go_by_their_numbers_in_the_model(self):
+        e, f, permutation, _ = pair(128, 1500, noise=0.5, permute=True, signs=True)
+        look = EmbeddingTest(log_alpha=LOG_ALPHA).screen(e, f)
+        np.testing.assert_array_equal(permutation[look.matching.candidate], look.matching.reference)
+        np.testing.assert_array_equal(look.channels, look.matching.reference)
+        np.testing.assert_array_equal(look.matching_on_factor.reference, np.arange(32))
+        assert abs(matched_scale(e, f, look.matching) - 1.0) < 0.01  # 48,000 entries, noise of half their size
+
+    def test_channels_in_their_own_order_are_compared_with_themselves(self):
+        e, f, *_ = pair(128, 1500, noise=12.0)
+        look = EmbeddingTest(log_alpha=math.log(1e-4)).screen(e, f)
+        assert look.matching.log_p_signs is not None
+        assert look.log_p < math.log(1e-4)
+        assert look.matching.is_identity
+
     def test_strangers_are_not(self):
         test = EmbeddingTest(log_alpha=LOG_ALPHA)
         for seed in range(20):
             test.screen(*strangers(128, 400, seed=seed))
-        assert test.log_p == 0.0
+        assert test.log_p > math.log(1e-3)
 
     def test_the_candidate_may_be_narrower_than_the_channels_drawn(self):
         e, f, *_ = pair(128, 1500, n_candidate=24, noise=0.3)
@@ -400,6 +425,17 @@ def test_looks_are_combined_so_that_one_may_stop_at_any():
     assert test.log_p == min(0.0, *corrected)
     assert test.best_look() is test.looks[int(np.argmin(corrected))]
     assert test.sequential_correction(test.looks[2]) == pytest.approx(math.log(12))
+
+
+def test_a_relative_in_the_old_order_is_found_where_no_search_finds_it():
+    # Noise of twenty times the rows leaves every channel far below the best of 256 others.
+    e, f, *_ = pair(256, 1500, noise=20.0)
+    look = full_look(e, f)
+    assert max(look.log_p, look.log_p_robust) < LOG_ALPHA
+    assert look.log_p_signs is not None
+    assert look.matching.is_identity
+    e, f, *_ = pair(256, 1500, noise=20.0, permute=True)
+    assert full_look(e, f).log_p > math.log(1e-3)
 
 
 def test_nothing_found_is_reported_by_the_last_look():

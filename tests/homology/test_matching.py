@@ -7,7 +7,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 
 from mdir_hf.homology import matching as matching_module
-from mdir_hf.homology.matching import best_matching
+from mdir_hf.homology.matching import best_matching, matching_in_order, quick_matching
 from tests.homology.reference import haar
 
 
@@ -169,7 +169,7 @@ class TestWithoutTheOptimum:
         rng = np.random.default_rng(14)
         u = near(rng.permutation(400), 0.5, rng)
         u[:20] = u[20:40]
-        found = best_matching(u, signed=False, log_alpha=math.log(1e-10), exact=False)
+        found = quick_matching(u, signed=False, log_alpha=math.log(1e-10))
         assert max(found.log_p, found.log_p_trimmed["n/2"]) < math.log(1e-10)
         assert len(set(u.argmax(dim=1).tolist())) < 400
 
@@ -180,7 +180,7 @@ class TestWithoutTheOptimum:
         rng = np.random.default_rng(15)
         u = torch.from_numpy(np.linalg.qr(rng.standard_normal((max(shape), min(shape))))[0])
         u = (u if shape[0] > shape[1] else u.T) + 0.4 * torch.eye(*shape)
-        greedy = best_matching(u, signed=signed, log_alpha=-1.0, exact=False)
+        greedy = quick_matching(u, signed=signed, log_alpha=-1.0)
         optimum = best_matching(u, signed=signed)
         assert len(set(greedy.reference)) == len(set(greedy.candidate)) == min(shape)
         np.testing.assert_allclose(
@@ -194,7 +194,7 @@ class TestWithoutTheOptimum:
     def test_one_column_that_every_row_wants_does_not_cost_a_round_each(self):
         u = torch.from_numpy(0.01 * np.random.default_rng(16).standard_normal((300, 300))) + torch.eye(300)
         u[:, 0] += 2.0
-        found = best_matching(u, signed=False, log_alpha=-1.0, exact=False)
+        found = quick_matching(u, signed=False, log_alpha=-1.0)
         assert sorted(found.candidate) == list(range(300))
 
     def test_the_optimum_is_sought_where_a_greedy_matching_would_not_do(self):
@@ -202,4 +202,46 @@ class TestWithoutTheOptimum:
         u = near(rng.permutation(48), 2.0, rng)
         exact = best_matching(u, signed=False)
         level = exact.log_p * 0.999  # so near the optimum that nothing less reaches it
-        assert best_matching(u, signed=False, log_alpha=level, exact=False).trace == exact.trace
+        assert quick_matching(u, signed=False, log_alpha=level) is None
+        assert best_matching(u, signed=False, log_alpha=level).trace == exact.trace
+
+
+class TestChannelsInTheirOwnOrder:
+    def test_a_copy_pays_for_no_choice(self):
+        found = matching_in_order(torch.eye(40, dtype=torch.float64))
+        assert found.log_p == pytest.approx(-(40**2) / 2, rel=1e-12)  # -c^2 / 2 with c = n
+        assert found.log_p_signs == pytest.approx(-40 / 2, rel=1e-12)  # 40 votes of 40
+        assert found.is_identity
+        # Without the best half: 20 pairs, and C(40, 20) ways to have chosen them.
+        kept = math.log(math.comb(40, 20)) - 20**2 / 2 * 40 / 20
+        assert found.log_p_trimmed["n/2"] == pytest.approx(kept, rel=1e-9)
+
+    def test_a_faint_agreement_of_all_channels_is_found_where_no_search_finds_it(self):
+        n, rng = 400, np.random.default_rng(20)
+        u = torch.from_numpy(haar(n, rng) + 0.04 * np.eye(n))  # a tenth of what chance gives the best of n entries
+        found = matching_in_order(u)
+        assert max(found.log_p, found.log_p_robust) < math.log(1e-10)
+        assert best_matching(u, signed=True).log_p == best_matching(u, signed=False).log_p == 0.0
+
+    def test_a_few_axes_however_outstanding_are_a_few_votes(self):
+        u, rng = np.eye(256), np.random.default_rng(21)
+        u[24:, 24:] = haar(232, rng)
+        found = matching_in_order(torch.from_numpy(u))
+        assert found.log_p < math.log(1e-10)
+        assert found.log_p_robust > math.log(1e-3)
+
+    def test_rows_of_some_channels_are_matched_with_the_columns_of_those(self):
+        columns = np.array([3, 8, 20])
+        u = torch.zeros(3, 32, dtype=torch.float64)
+        u[torch.arange(3), torch.from_numpy(columns)] = 1.0
+        found = matching_in_order(u, columns)
+        assert found.trace == 3.0
+        np.testing.assert_array_equal(found.candidate, columns)
+        np.testing.assert_array_equal(found.of_channels(columns).reference, columns)
+        assert found.of_channels(columns).is_identity
+        # Row energy 3 of n = 32, column energy 3 of 3: the weaker of 32 c^2 / 2 e and 3 c^2 / 2 e.
+        assert found.log_p == pytest.approx(-0.5 * 9 * min(32 / 3, 3 / 3), rel=1e-12)
+
+    def test_channels_of_opposite_signs_vote_against(self):
+        assert matching_in_order(-torch.eye(20, dtype=torch.float64)).log_p == 0.0
+        assert matching_in_order(-torch.eye(20, dtype=torch.float64)).log_p_signs == 0.0

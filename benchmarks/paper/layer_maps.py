@@ -20,6 +20,7 @@ import torch
 from benchmarks.paper.models import BASE, Scale, built, pruned_layers, upscaled_layers
 from benchmarks.paper.output import draw_maps, log_shades, p_text, run, table
 from benchmarks.peers.inference import encode, loaded, statements
+from benchmarks.peers.reads import Reads
 from benchmarks.peers.reef import linear_cka
 from mdir_hf import HomologyChecker
 
@@ -97,7 +98,7 @@ def layer_maps(scale: Scale) -> tuple[dict[str, Any], str, dict[str, Figure]]:
 @torch.no_grad()
 def hidden_states(folder: Path) -> list[npt.NDArray[np.float64] | torch.Tensor]:
     """What stands behind each layer at the last token of each statement, L tensors (N_STATEMENTS, n), float64."""
-    with loaded(folder) as (model, tokenizer):
+    with loaded(folder, Reads()) as (model, tokenizer):
         ids, lengths = encode(tokenizer, statements()[:N_STATEMENTS], n_tokens=N_TOKENS)
         states = model(input_ids=ids, output_hidden_states=True, use_cache=False).hidden_states[1:]
     return [state[torch.arange(len(ids)), lengths - 1].double() for state in states]

@@ -11,6 +11,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 
 from benchmarks.peers.interface import CannotSayError, Peer, PeerScore
+from benchmarks.peers.reads import Reads
 from benchmarks.peers.weights import open_model, read_embedding, read_layer
 from mdir_hf.anatomy import Role
 
@@ -39,9 +40,9 @@ class Awm(Peer):
     source = "AWM, ICLR 2026, arXiv:2510.06738"
     threshold = STRANGERS_MEAN + 1.96 * STRANGERS_DEVIATION
 
-    def read(self, folder: Path) -> Weights:
+    def read(self, folder: Path, reads: Reads) -> Weights:
         """Read embedding, queries and keys."""
-        model = open_model(folder)
+        model = open_model(folder, reads)
         if model.vocabulary is None:
             raise CannotSayError("no tokenizer")
         layers = [read_layer(model, layer, Role.Q, Role.K) for layer in model.anatomy.layers]

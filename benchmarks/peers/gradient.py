@@ -8,6 +8,7 @@ import torch
 
 from benchmarks.peers.inference import encode, loaded, statements
 from benchmarks.peers.interface import CannotSayError, Peer, PeerScore
+from benchmarks.peers.reads import Reads
 from benchmarks.peers.weights import open_model, optional
 from mdir_hf.anatomy import Role
 
@@ -31,9 +32,9 @@ class LeafBenchGradient(Peer):
     name = "Gradient (LeaFBench)"
     source = "the baseline named Gradient in LeaFBench"
 
-    def read(self, folder: Path) -> torch.Tensor:
+    def read(self, folder: Path, reads: Reads) -> torch.Tensor:
         """Float64 of shape (14,)."""
-        with loaded(folder) as (model, tokenizer):
+        with loaded(folder, reads) as (model, tokenizer):
             ids, lengths = encode(tokenizer, statements()[:N_STATEMENTS], n_tokens=N_TOKENS)
             labels = ids.masked_fill(torch.arange(N_TOKENS) >= lengths[:, None], -100)
             model(input_ids=ids, labels=labels, use_cache=False).loss.backward()
@@ -60,9 +61,9 @@ class TensorGuard(Peer):
     name = "TensorGuard"
     source = "TensorGuard, arXiv:2506.01631"
 
-    def read(self, folder: Path) -> dict[Role, torch.Tensor]:
+    def read(self, folder: Path, reads: Reads) -> dict[Role, torch.Tensor]:
         """For each role that the model has, float64 of shape (4 perturbations, 5 moments)."""
-        model = open_model(folder)
+        model = open_model(folder, reads)
         layers = model.anatomy.layers
         chosen = sorted({round(i * (len(layers) - 1) / (N_SAMPLED_LAYERS - 1)) for i in range(N_SAMPLED_LAYERS)})
         found: dict[Role, list[torch.Tensor]] = {}

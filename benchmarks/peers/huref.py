@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from benchmarks.peers.inference import load_tokenizer, statements
 from benchmarks.peers.interface import CannotSayError, Peer, PeerScore
-from benchmarks.peers.weights import head_counts, open_model, optional, read_embedding, read_layer
+from benchmarks.peers.reads import Reads
+from benchmarks.peers.weights import head_counts, open_model, optional, read_layer
 from mdir_hf.anatomy import Role
 from mdir_hf.comparison.model import Model
 
@@ -29,10 +32,11 @@ class HuRef(Peer):
     name = "HuRef"
     source = "HuRef, NeurIPS 2024, arXiv:2312.04828"
 
-    def read(self, folder: Path) -> torch.Tensor:
+    def read(self, folder: Path, reads: Reads) -> torch.Tensor:
         """Six standardised matrices, float32 of shape (6, N_TOKENS, N_TOKENS); the length of the whole is 1."""
-        model = open_model(folder)
-        x = read_embedding(model)[_rarest_rows(folder, model)]
+        model = open_model(folder, reads)
+        rows = _rarest_rows(folder, model, reads)
+        x = model.tensors.read_rows(model.matrix_spec(model.anatomy.embedding).name, rows).float()
         if x.shape[1] != model.anatomy.hidden_size:
             raise CannotSayError("the embedding is projected before the first layer")
         terms = []
@@ -62,12 +66,12 @@ def _repeated(weight: torch.Tensor, n_kv_heads: int, n_heads: int) -> torch.Tens
     return heads.repeat_interleave(n_heads // n_kv_heads, dim=0).flatten(0, 1)
 
 
-def _rarest_rows(folder: Path, model: Model) -> torch.Tensor:
+def _rarest_rows(folder: Path, model: Model, reads: Reads) -> npt.NDArray[np.int64]:
     """The rows of the embedding least often met in a text, rarest last; ties by id."""
-    tokenizer = load_tokenizer(folder)
+    tokenizer = load_tokenizer(folder, reads)
     ids = tokenizer(" ".join(statements()[:2000]), add_special_tokens=False, verbose=False)["input_ids"]
     n_rows = min(model.n_rows, len(tokenizer))
     if n_rows < N_TOKENS:
         raise CannotSayError(f"{n_rows} tokens; the method as run here takes {N_TOKENS}")
     counts = torch.bincount(torch.tensor(ids), minlength=n_rows)[:n_rows]
-    return counts.argsort(descending=True, stable=True)[-N_TOKENS:]
+    return counts.argsort(descending=True, stable=True)[-N_TOKENS:].numpy()

@@ -16,11 +16,15 @@ from typing import Any
 import torch
 
 from benchmarks.peers.interface import CannotSayError
+from benchmarks.peers.reads import Reads
 from benchmarks.peers.weights import open_model
 from mdir_hf.demo.text import read_corpus
 from mdir_hf.demo.training import seeded_single_thread
 
 _LENGTH = range(40, 161)
+CONFIG, GENERATION = "config.json", "generation_config.json"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+"""What transformers opens of a folder for a tokenizer of the kind that the zoo's models have, as strace shows."""
 
 
 @lru_cache(maxsize=1)
@@ -31,14 +35,15 @@ def statements() -> tuple[str, ...]:
     return tuple(dict.fromkeys(s for s in sentences if len(s) in _LENGTH and s[0].isupper() and s[-1] in ".!?"))
 
 
-def load_tokenizer(folder: Path) -> Any:
-    """Load a tokenizer with transformers.
+def load_tokenizer(folder: Path, reads: Reads) -> Any:
+    """Load a tokenizer with transformers, and count its files.
 
     Raises:
         CannotSayError: If transformers cannot.
     """
     from transformers import AutoTokenizer
 
+    _count(folder, reads, CONFIG, *TOKENIZER_FILES)
     try:
         return AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError, KeyError) as exc:
@@ -46,11 +51,12 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 @contextmanager
-def loaded(folder: Path) -> Iterator[tuple[Any, Any]]:
+def loaded(folder: Path, reads: Reads) -> Iterator[tuple[Any, Any]]:
     """A causal model of transformers in float32, in evaluation mode, and its tokenizer; seeded, on one thread.
 
     Quantised weights are read by ``mdir_hf`` and put into a model of float32: transformers runs few of their formats
-    without the GPU kernels that they were made for, and leaves out weights of others without an error.
+    without the GPU kernels that they were made for, and leaves out weights of others without an error. Of others
+    transformers takes every weight out of files that it maps, so that the files count whole.
 
     Raises:
         CannotSayError: If it cannot be loaded, or some of its weights are not found.
@@ -60,7 +66,7 @@ def loaded(folder: Path) -> Iterator[tuple[Any, Any]]:
 
     logging.disable_progress_bar()
     with seeded_single_thread(0):
-        tokenizer = load_tokenizer(folder)
+        tokenizer = load_tokenizer(folder, reads)
         try:
             config = AutoConfig.from_pretrained(folder)
             if getattr(config, "quantization_config", None) is None:
@@ -68,8 +74,9 @@ def loaded(folder: Path) -> Iterator[tuple[Any, Any]]:
                     folder, dtype=torch.float32, output_loading_info=True
                 )
                 missing = sorted(told["missing_keys"])
+                _count(folder, reads, GENERATION, *(file.name for file in folder.glob("*.safetensors")))
             else:
-                model, missing = _dequantised(folder, config)
+                model, missing = _dequantised(folder, config, reads)
         except (OSError, ValueError, KeyError, ImportError, RuntimeError) as exc:
             raise CannotSayError(f"transformers cannot load it: {_short(exc)}") from exc
         if missing:
@@ -77,11 +84,11 @@ def loaded(folder: Path) -> Iterator[tuple[Any, Any]]:
         yield model.eval(), tokenizer
 
 
-def _dequantised(folder: Path, config: Any) -> tuple[Any, list[str]]:
+def _dequantised(folder: Path, config: Any, reads: Reads) -> tuple[Any, list[str]]:
     """A model of float32 with the numbers that quantised weights stand for, and the names of weights not found."""
     from transformers import AutoModelForCausalLM
 
-    source = open_model(folder).tensors
+    source = open_model(folder, reads).tensors
     del config.quantization_config
     kind = type(AutoModelForCausalLM.from_config(config))
     weights = {name: source.read(name).float() for name in source.names()}
@@ -89,6 +96,12 @@ def _dequantised(folder: Path, config: Any) -> tuple[Any, list[str]]:
         None, config=config, state_dict=weights, dtype=torch.float32, output_loading_info=True
     )
     return model, sorted(told["missing_keys"])
+
+
+def _count(folder: Path, reads: Reads, *names: str) -> None:
+    for file in (folder / name for name in names):
+        if file.is_file():
+            reads.add(file)
 
 
 def _short(exc: Exception) -> str:

@@ -16,8 +16,10 @@ import os
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from benchmarks.peers.interface import CannotSayError, Peer, PeerScore
+from benchmarks.peers.reads import Reads
 
 VARIABLE = "MDIR_HF_PEERS_PYTHON"
 
@@ -38,28 +40,49 @@ class InstalledPeer(Peer):
         self._package, self._python = package, python
         self._process: subprocess.Popen[str] | None = None
 
-    def read(self, folder: Path) -> Path:
-        """The folder: these packages take pairs."""
-        return folder.resolve()
+    def warm_up(self, folder: Path) -> None:
+        """Import what the package imports when it is first used; of the model nothing is kept."""
+        self._ask("warm_up", [folder.resolve()])
+
+    def read(self, folder: Path, reads: Reads) -> Path:
+        """The folder, since these packages take pairs; the kit keeps the model's features in its own cache.
+
+        Raises:
+            CannotSayError: If the package fails on it.
+        """
+        folder = folder.resolve()
+        answer = self._ask("prepare", [folder])
+        _count(answer, reads)
+        if answer["reason"] is not None:
+            raise CannotSayError(answer["reason"])
+        return folder
 
     def compare(self, a: Path, b: Path) -> PeerScore:
         """Ask the package.
 
         Raises:
-            CannotSayError: With what it answered instead of a score.
+            CannotSayError: If it has ended.
         """
+        answer = self._ask("compare", [a, b])
+        reads = Reads()
+        _count(answer, reads)
+        return PeerScore(answer["score"], reason=answer["reason"], n_bytes_of_weights=reads.n_bytes_of_weights)
+
+    def _ask(self, ask: str, folders: list[Path]) -> dict[str, Any]:
         process = self._started()
         assert process.stdin is not None and process.stdout is not None
-        process.stdin.write(json.dumps([str(a), str(b)]) + "\n")
-        process.stdin.flush()
+        try:
+            process.stdin.write(json.dumps({"ask": ask, "folders": [str(folder) for folder in folders]}) + "\n")
+            process.stdin.flush()
+        except BrokenPipeError:  # it ended before it was asked, and the empty line below says so
+            pass
         line = process.stdout.readline()
         if not line:
             self._process = None
             raise CannotSayError(f"{self._package} ended with status {process.wait()}")
-        answer = json.loads(line)
-        if answer["score"] is None:
-            raise CannotSayError(answer["reason"])
-        return PeerScore(answer["score"], elsewhere_cpu_s=answer["cpu_s"])
+        answer: dict[str, Any] = json.loads(line)
+        self.elsewhere_cpu_s += answer["cpu_s"]
+        return answer
 
     def _started(self) -> subprocess.Popen[str]:
         if self._process is None:
@@ -83,6 +106,11 @@ class InstalledPeer(Peer):
             atexit.register(process.kill)
             self._process = process
         return self._process
+
+
+def _count(answer: dict[str, Any], reads: Reads) -> None:
+    for file, start, stop in answer["read"]:
+        reads.add(Path(file), start, stop)
 
 
 def installed_peers() -> tuple[Peer, ...]:

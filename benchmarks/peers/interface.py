@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.peers.reads import Reads
 from mdir_hf.errors import MdirError
 
 
@@ -26,13 +27,14 @@ class PeerScore:
         score: The higher the more related; None where the peer cannot say.
         log10_p: Base-10 logarithm of its p-value, None for peers that have none. As the peer defines it, valid or not.
         reason: Why there is no score.
-        elsewhere_cpu_s: Processor seconds that another process took for it.
+        n_bytes_of_weights: What it read of weights for this score, as :class:`Reads` counts; 0 where fingerprints hold
+            all that it needs.
     """
 
     score: float | None
     log10_p: float | None = None
     reason: str | None = None
-    elsewhere_cpu_s: float = 0.0
+    n_bytes_of_weights: int = 0
 
 
 @dataclass(frozen=True)
@@ -54,23 +56,30 @@ class Peer(ABC):
         source: Where it is described.
         threshold: The score from which on its authors call two models related; None where they publish no number that
             is not fitted to the scores being judged.
+        elsewhere_cpu_s: Processor seconds that another process has taken for it so far.
     """
 
     name: str
     source: str
     threshold: float | None = None
+    elsewhere_cpu_s: float = 0.0
 
-    def fingerprint(self, folder: Path) -> Any:
+    def warm_up(self, folder: Path) -> None:
+        """Pay what is paid once for all models, such as imports, on a model; nothing of it is kept."""
+        self.fingerprint(folder)
+
+    def fingerprint(self, folder: Path, reads: Reads | None = None) -> Any:
         """Compute what can be computed from one model.
 
         Args:
             folder: A model in the layout of the Hub, with its tokenizer.
+            reads: Where to count what it reads of the model.
 
         Returns:
             For :meth:`score` only; :class:`Unusable` where the peer cannot read this model.
         """
         try:
-            return self.read(folder)
+            return self.read(folder, Reads() if reads is None else reads)
         except (CannotSayError, MdirError) as exc:
             return Unusable(f"{folder.name}: {' '.join(str(exc).split())}")
 
@@ -85,8 +94,8 @@ class Peer(ABC):
             return PeerScore(None, reason=str(exc))
 
     @abstractmethod
-    def read(self, folder: Path) -> Any:
-        """Compute the fingerprint of a model.
+    def read(self, folder: Path, reads: Reads) -> Any:
+        """Compute the fingerprint of a model, and count what is read of it.
 
         Raises:
             CannotSayError: If this peer cannot read such a model.

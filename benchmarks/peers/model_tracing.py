@@ -13,6 +13,7 @@ from scipy.optimize import linear_sum_assignment
 
 from benchmarks.peers.inference import loaded, statements
 from benchmarks.peers.interface import CannotSayError, Peer, PeerScore
+from benchmarks.peers.reads import Reads
 from benchmarks.peers.tails import fisher_log_p, spearman_log_p
 from benchmarks.peers.weights import open_model, optional
 from mdir_hf.anatomy import Role, WeightPart
@@ -35,9 +36,9 @@ class Csu(Peer):
     name = "model-tracing CSU"
     source = _SOURCE
 
-    def read(self, folder: Path) -> list[torch.Tensor]:
+    def read(self, folder: Path, reads: Reads) -> list[torch.Tensor]:
         """Rows of up_proj of each layer, scaled to length 1; float32 of shape (neurons, n)."""
-        model = open_model(folder)
+        model = open_model(folder, reads)
         ups = [optional(model, layer, Role.UP).get(Role.UP) for layer in model.anatomy.layers]
         if not ups or any(up is None for up in ups):
             raise CannotSayError("not every layer has an MLP")
@@ -73,9 +74,9 @@ class Match(Peer):
     threshold = 6.0
 
     @torch.no_grad()
-    def read(self, folder: Path) -> Activations:
+    def read(self, folder: Path, reads: Reads) -> Activations:
         """Run the model once."""
-        anatomy = open_model(folder).anatomy
+        anatomy = open_model(folder, reads).anatomy
         parts = [(layer.parts.get(Role.GATE), layer.parts.get(Role.UP)) for layer in anatomy.layers]
         if not parts or any(gate is None or up is None for gate, up in parts):
             raise CannotSayError("not every layer has one gated MLP")
@@ -87,7 +88,7 @@ class Match(Peer):
 
             return hook
 
-        with loaded(folder) as (model, tokenizer):
+        with loaded(folder, reads) as (model, tokenizer):
             text = " ".join(statements()[:100])
             ids = torch.tensor(tokenizer(text, add_special_tokens=False)["input_ids"][: N_SEQUENCES * N_TOKENS])
             for name in {part.tensor for pair in parts for part in pair}:

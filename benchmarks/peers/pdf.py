@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.peers.interface import CannotSayError, Peer, PeerScore
+from benchmarks.peers.reads import Reads
 from benchmarks.peers.weights import open_model, read_layer
 from mdir_hf.anatomy import Role
 
@@ -25,9 +26,9 @@ class Pdf(Peer):
     name = "PDF"
     source = "Intrinsic Fingerprint of LLMs, arXiv:2507.03014; as in LeaFBench"
 
-    def read(self, folder: Path) -> Curves:
+    def read(self, folder: Path, reads: Reads) -> Curves:
         """One curve of length L for each of four roles."""
-        model = open_model(folder)
+        model = open_model(folder, reads)
         layers = [read_layer(model, layer, *ROLES) for layer in model.anatomy.layers]
         if len(layers) < 2:
             raise CannotSayError("a curve over depth needs two layers")

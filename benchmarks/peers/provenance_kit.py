@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from benchmarks.peers.interface import CannotSayError, Peer, PeerScore
+from benchmarks.peers.reads import Reads
 from benchmarks.peers.weights import open_model, optional, read_embedding
 from mdir_hf.anatomy import Role, read_part
 
@@ -63,9 +64,9 @@ class ProvenanceKitSignals(Peer):
     source = "cisco-ai-defense/model-provenance-kit 1.0, docs"
     threshold = 0.75
 
-    def read(self, folder: Path) -> Features:
+    def read(self, folder: Path, reads: Reads) -> Features:
         """Read every weight once."""
-        model = open_model(folder)
+        model = open_model(folder, reads)
         embedding = read_embedding(model).double()
         row_of = {} if model.vocabulary is None else model.vocabulary.row_of
         anchors = sorted((text for text in row_of if row_of[text] < len(embedding)), key=lambda text: (len(text), text))
@@ -85,11 +86,11 @@ class ProvenanceKitSignals(Peer):
             samples.append(weights[np.linspace(0, len(weights) - 1, N_SAMPLED).astype(np.int64)].numpy())
         if model.anatomy.final_norm is not None:
             gains.append(read_part(model.tensors, model.anatomy.final_norm).double())
-        config = _config(folder)
+        config, tokenizer = _config(folder, reads), _tokenizer(folder, reads)
         shares = np.histogram((lengths / lengths.mean()).numpy(), bins=N_BINS, range=(0.0, 2.0))[0] / len(lengths)
         return Features(
             architecture=_digest([config.get(key) for key in _ARCHITECTURE]),
-            family=_digest([[config.get(key) for key in _FAMILY], config.get("rope_parameters"), _tokenizer(folder)]),
+            family=_digest([[config.get(key) for key in _FAMILY], config.get("rope_parameters"), tokenizer]),
             sizes=(model.width, len(model.anatomy.layers)),
             similarity=similarity,
             gains=torch.cat(gains).numpy() if gains else np.zeros(0),
@@ -144,16 +145,21 @@ _ARCHITECTURE = (
 _FAMILY = ("model_type", "num_attention_heads", "num_key_value_heads", "hidden_act", "rms_norm_eps", "layer_norm_eps")
 
 
-def _config(folder: Path) -> dict[str, Any]:
+def _config(folder: Path, reads: Reads) -> dict[str, Any]:
     path = folder / "config.json"
     if not path.is_file():
         raise CannotSayError("no config.json, and the kit identifies models by theirs")
+    reads.add(path)
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def _tokenizer(folder: Path) -> str:
+def _tokenizer(folder: Path, reads: Reads) -> str:
     files = [folder / name for name in ("tokenizer.json", "tokenizer.model", "vocab.json")]
-    return next((hashlib.sha256(file.read_bytes()).hexdigest() for file in files if file.is_file()), "")
+    file = next((file for file in files if file.is_file()), None)
+    if file is None:
+        return ""
+    reads.add(file)
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def _digest(fields: list[Any]) -> str:

@@ -8,6 +8,7 @@ import torch
 
 from benchmarks.peers.inference import encode, loaded, statements
 from benchmarks.peers.interface import Peer, PeerScore
+from benchmarks.peers.reads import Reads
 
 N_STATEMENTS = 200
 N_TOKENS = 48
@@ -26,9 +27,9 @@ class Reef(Peer):
     source = "REEF, ICLR 2025, arXiv:2410.14273"
 
     @torch.no_grad()
-    def read(self, folder: Path) -> torch.Tensor:
+    def read(self, folder: Path, reads: Reads) -> torch.Tensor:
         """Hidden states of the last tokens, float64 of shape (N_STATEMENTS, n)."""
-        with loaded(folder) as (model, tokenizer):
+        with loaded(folder, reads) as (model, tokenizer):
             ids, lengths = encode(tokenizer, statements()[:N_STATEMENTS], n_tokens=N_TOKENS)
             states = model(input_ids=ids, output_hidden_states=True, use_cache=False).hidden_states
         layer = max(1, round(DEPTH * (len(states) - 1)))

@@ -1,6 +1,11 @@
-"""Answers pairs of folders with the score of a rival package; runs in the environment of that package, not in ours.
+"""Asks a rival package about folders; runs in the environment of that package, not in ours.
 
-Reads one JSON list of two folders a line and writes one JSON object a line. Start: rival.py PACKAGE CACHE_FOLDER.
+Reads one JSON object a line and writes one a line. Start: rival.py PACKAGE CACHE_FOLDER. A question is ``{"ask":
+"compare", "folders": [a, b]}``, or ``prepare`` or ``warm_up`` with one folder.
+
+What it reads is counted in this process, which does nothing else: the tensors that are taken out of safetensors files,
+by their place in the file, with each header, and every other file of the folders that Python opens, as a whole. Nothing
+of the kernel tells it better: files are mapped, so that no read is seen, and pages come in by more than is asked for.
 """
 
 import json
@@ -10,44 +15,126 @@ import time
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
+from typing import Any, NamedTuple
+
+import safetensors
+
+Spans = set[tuple[str, int, int]]
 
 
-def provenance_kit(cache: Path) -> Callable[[str, str], dict[str, object]]:
-    """The pipeline score of ``provenancekit compare``."""
+class Package(NamedTuple):
+    """What can be asked: the score of two folders, to keep what it keeps of one, and to do its imports with one."""
+
+    compare: Callable[[str, str], dict[str, object]]
+    prepare: Callable[[str], object]
+    warm_up: Callable[[str], object]
+
+
+def provenance_kit(cache: Path) -> Package:
+    """The pipeline score of ``provenancekit compare``, which keeps the features of every model that it has met."""
     from provenancekit.core.scanner import ModelProvenanceScanner
-    from provenancekit.services.cache import CacheService
+    from provenancekit.services.cache import CacheService, NullCache
 
     scanner = ModelProvenanceScanner(cache=CacheService(cache_dir=cache))
-    return lambda a, b: {"score": float(scanner.compare(a, b).scores.pipeline_score)}
+    forgetful = ModelProvenanceScanner(cache=NullCache())
+    return Package(
+        compare=lambda a, b: {"score": float(scanner.compare(a, b).scores.pipeline_score)},
+        prepare=lambda folder: scanner.compare(folder, folder),
+        warm_up=lambda folder: forgetful.compare(folder, folder),
+    )
 
 
-def weightscope(cache: Path) -> Callable[[str, str], dict[str, object]]:
-    """The share of unchanged weights of ``weightscope lineage``."""
+def weightscope(cache: Path) -> Package:
+    """The share of unchanged weights of ``weightscope lineage``, which reads both models for every pair."""
     from weightscope.lineage import find_lineage
 
-    def ask(a: str, b: str) -> dict[str, object]:
+    def compare(a: str, b: str) -> dict[str, object]:
         found = find_lineage(b, [a], cache_dir=str(cache))[0]
         if found.verdict in ("failed", "architecture_mismatch"):
             return {"score": None, "reason": found.error or found.verdict}
         return {"score": float(found.sparsity)}
 
-    return ask
+    return Package(compare, prepare=lambda folder: None, warm_up=lambda folder: compare(folder, folder))
+
+
+PACKAGES = {"provenancekit": provenance_kit, "weightscope": weightscope}
+
+
+def count_tensors(spans: Spans) -> None:
+    """Make ``safetensors.safe_open`` tell which bytes it is asked for; before anybody else has imported it."""
+    safe_open = safetensors.safe_open
+
+    class CountedFile:
+        def __init__(self, filename: Any, *args: Any, **options: Any) -> None:
+            self._path, self._file = os.path.realpath(filename), safe_open(filename, *args, **options)
+            with Path(self._path).open("rb") as file:
+                n_header = int.from_bytes(file.read(8), "little")
+                self._places = {
+                    name: [8 + n_header + at for at in entry["data_offsets"]]
+                    for name, entry in json.loads(file.read(n_header)).items()
+                    if name != "__metadata__"
+                }
+            spans.add((self._path, 0, 8 + n_header))
+
+        def __enter__(self) -> "CountedFile":
+            self._file.__enter__()
+            return self
+
+        def __exit__(self, *exc: Any) -> Any:
+            return self._file.__exit__(*exc)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._file, name)
+
+        def get_tensor(self, name: str) -> Any:
+            self._count(name)
+            return self._file.get_tensor(name)
+
+        def get_tensors(self, *args: Any, **options: Any) -> Any:
+            found = self._file.get_tensors(*args, **options)
+            self._count(*found)
+            return found
+
+        def get_slice(self, name: str) -> Any:
+            # More than a slice may take; on the zoo nobody takes less than the whole.
+            self._count(name)
+            return self._file.get_slice(name)
+
+        def _count(self, *names: str) -> None:
+            spans.update((self._path, *self._places[name]) for name in names)
+
+    safetensors.safe_open = CountedFile
 
 
 def main() -> None:
     """Answer until the input ends."""
     # Only answers may stand on standard output, whatever the package prints.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    ask = {"provenancekit": provenance_kit, "weightscope": weightscope}[sys.argv[1]](Path(sys.argv[2]))
+    spans: Spans = set()
+    folders: list[str] = []
+
+    def opened(event: str, args: tuple[Any, ...]) -> None:
+        if event == "open" and isinstance(args[0], (str, os.PathLike)) and not str(args[0]).endswith(".safetensors"):
+            path = os.path.realpath(args[0])
+            if path.startswith(tuple(folder + os.sep for folder in folders)):
+                spans.add((path, 0, Path(path).stat().st_size))
+
+    count_tensors(spans)
+    package = PACKAGES[sys.argv[1]](Path(sys.argv[2]))
+    sys.addaudithook(opened)
     for line in sys.stdin:
-        a, b = json.loads(line)
+        question = json.loads(line)
+        folders[:] = question["folders"]
+        spans.clear()
         started = time.process_time()
         with redirect_stdout(sys.stderr):
             try:
-                answer = ask(a, b)
+                answer = getattr(package, question["ask"])(*folders)
             except Exception as exc:  # whatever it stumbles over is its answer to this pair
                 answer = {"score": None, "reason": f"{type(exc).__name__}: {' '.join(str(exc).split())[:200]}"}
-        answers.write(json.dumps({**answer, "cpu_s": time.process_time() - started}) + "\n")
+        cpu_s = time.process_time() - started
+        said = answer if isinstance(answer, dict) else {}
+        answers.write(json.dumps({"reason": None, **said, "cpu_s": cpu_s, "read": sorted(spans)}) + "\n")
 
 
 if __name__ == "__main__":

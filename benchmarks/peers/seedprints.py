@@ -13,6 +13,7 @@ from scipy import special, stats
 
 from benchmarks.peers.inference import loaded
 from benchmarks.peers.interface import CannotSayError, Peer, PeerScore
+from benchmarks.peers.reads import Reads
 from mdir_hf.homology.significance import LN10
 
 N_SEQUENCES = 512
@@ -44,9 +45,9 @@ class SeedPrints(Peer):
     threshold = 2.0
 
     @torch.no_grad()
-    def read(self, folder: Path) -> Outputs:
+    def read(self, folder: Path, reads: Reads) -> Outputs:
         """Run the model on the same random tokens as every other."""
-        with loaded(folder) as (model, _):
+        with loaded(folder, reads) as (model, _):
             if model.get_input_embeddings().weight.shape[0] < N_IDS:
                 raise CannotSayError(f"fewer than {N_IDS} tokens")
             ids = torch.randint(N_IDS, (N_SEQUENCES, N_TOKENS), generator=torch.Generator().manual_seed(0))

@@ -7,18 +7,18 @@ from pathlib import Path
 import torch
 
 from benchmarks.peers.interface import CannotSayError
+from benchmarks.peers.reads import CountedFolder, Reads
 from mdir_hf.anatomy import Layer, Role, read_experts, read_part
 from mdir_hf.comparison.model import Model
-from mdir_hf.hub import open_repository
 
 
-def open_model(folder: Path) -> Model:
-    """Open a model of a local folder.
+def open_model(folder: Path, reads: Reads) -> Model:
+    """Open a model of a local folder, and count what is read of it.
 
     Raises:
         MdirError: If it cannot be read.
     """
-    return Model(open_repository(folder))
+    return Model(CountedFolder(folder, reads))
 
 
 def read_embedding(model: Model) -> torch.Tensor:

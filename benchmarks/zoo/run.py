@@ -12,25 +12,22 @@ from __future__ import annotations
 
 import argparse
 import gc
-import importlib
 import json
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from benchmarks.peers import PEERS, Peer
+from benchmarks.peers.reads import WEIGHT_SUFFIXES, Reads
 from benchmarks.zoo.build import FULL, SMALL, Scale, built, folder_of, folder_of_model, record_of
 from benchmarks.zoo.members import MEMBERS, Model, Pair, models, pairs, tokenizer_of
 from mdir_hf import HomologyChecker
 from mdir_hf.comparison.model import Model as OpenModel
 from mdir_hf.hub import IoLedger, open_repository
 
-if TYPE_CHECKING:
-    from benchmarks.peers import Peer
-
 RESULTS = Path(__file__).parents[1] / "results"
 ALPHA = 1e-10
-SUFFIXES = (".safetensors", ".gguf")
 
 
 def judge(pair: Pair, scale: Scale, *, level: str = "auto") -> dict[str, Any]:
@@ -60,7 +57,7 @@ def judge(pair: Pair, scale: Scale, *, level: str = "auto") -> dict[str, Any]:
         "common_tokens": None if embedding is None else embedding.common_tokens,
         "layers": None if layers is None else [match[:2] for match in layers["matches"]],
         "bytes_read": report.io.bytes_read,
-        "bytes_beside_weights": sum(n for label, n in ledger.files.items() if not label.endswith(SUFFIXES)),
+        "bytes_beside_weights": sum(n for label, n in ledger.files.items() if not label.endswith(WEIGHT_SUFFIXES)),
         "bytes_of_weights": report.io.bytes_of_weights,
         "cpu_s": round(cpu, 3),
         "wall_s": round(wall, 3),
@@ -78,7 +75,7 @@ def describe(model: Model, scale: Scale) -> dict[str, Any]:
         "tokenizer": tokenizer_of(model),
         "parents": [f"{model.family}/{parent}" for parent in member.parents],
         "done": member.done,
-        "n_bytes": sum(file.stat().st_size for file in folder.iterdir() if file.suffix in SUFFIXES),
+        "n_bytes": sum(file.stat().st_size for file in folder.iterdir() if file.suffix in WEIGHT_SUFFIXES),
         **{key: value for key, value in record.items() if key not in ("member", "family") and key not in losses},
         **losses,
     }
@@ -123,7 +120,7 @@ def run_peers(scale: Scale, results: Path, chosen: list[str] | None) -> None:
     """Score every pair by every peer that has no line yet."""
     path = results / "zoo-peers.jsonl"
     known = {row["peer"] for row in read_lines(path)}
-    for peer in found_peers():
+    for peer in PEERS:
         if peer.name in known or (chosen and peer.name not in chosen):
             continue
         row = score_all(peer, scale)
@@ -136,34 +133,33 @@ def run_peers(scale: Scale, results: Path, chosen: list[str] | None) -> None:
         )
 
 
-def found_peers() -> tuple[Peer, ...]:
-    """Every peer, none where they are not there."""
-    try:
-        return tuple(importlib.import_module("benchmarks.peers").PEERS)
-    except ModuleNotFoundError:
-        return ()
-
-
 def score_all(peer: Peer, scale: Scale) -> dict[str, Any]:
-    """One peer on every pair: a line of ``zoo-peers.jsonl``; ``scores`` has a, b, score, log10 p, seconds, reason."""
+    """One peer on every pair: a line of ``zoo-peers.jsonl``.
+
+    ``scores`` has a, b, score, log10 p, seconds, reason, bytes of weights; ``fingerprint_bytes`` those of weights.
+    """
     everyone = models(scale.families)
     numbers = {model: number for number, model in enumerate(everyone)}
-    fingerprints, seconds = [], []
+    fingerprints, seconds, weights, beside = [], [], [], []
+    peer.warm_up(built(everyone[0], scale))
     for model in everyone:
-        started = time.process_time()
-        fingerprints.append(peer.fingerprint(built(model, scale)))
-        seconds.append(round(time.process_time() - started, 3))
+        reads = Reads()
+        started = seconds_of(peer)
+        fingerprints.append(peer.fingerprint(built(model, scale), reads))
+        seconds.append(round(seconds_of(peer) - started, 3))
+        weights.append(reads.n_bytes_of_weights)
+        beside.append(reads.n_bytes_beside)
     scores, reasons = [], []
     for pair in pairs(scale.families):
         a, b = numbers[pair.a], numbers[pair.b]
-        started = time.process_time()
+        started = seconds_of(peer)
         said = peer.score(fingerprints[a], fingerprints[b])
-        taken = round(time.process_time() - started + said.elsewhere_cpu_s, 4)
+        taken = round(seconds_of(peer) - started, 4)
         reason = None if said.reason is None else without_paths(said.reason, scale)
         if reason is not None and reason not in reasons:
             reasons.append(reason)
         why = None if reason is None else reasons.index(reason)
-        scores.append([a, b, _rounded(said.score), _rounded(said.log10_p), taken, why])
+        scores.append([a, b, _rounded(said.score), _rounded(said.log10_p), taken, why, said.n_bytes_of_weights])
     del fingerprints
     gc.collect()
     return {
@@ -172,9 +168,16 @@ def score_all(peer: Peer, scale: Scale) -> dict[str, Any]:
         "threshold": peer.threshold,
         "models": [model.name for model in everyone],
         "fingerprint_cpu_s": seconds,
+        "fingerprint_bytes": weights,
+        "fingerprint_bytes_beside": beside,
         "reasons": reasons,
         "scores": scores,
     }
+
+
+def seconds_of(peer: Peer) -> float:
+    """A clock of the processor time that a peer takes, here and in other processes."""
+    return time.process_time() + peer.elsewhere_cpu_s
 
 
 def without_paths(reason: str, scale: Scale) -> str:

@@ -1,0 +1,76 @@
+"""What each peer reads of one large model, from the tensors that it takes: what would have to be fetched of it.
+
+For models of Llama's kind, weights in 16 bit. A test holds these numbers to what is counted of a small model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from benchmarks.peers import gradient, huref
+
+N_BYTES_PER_WEIGHT = 2
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a Llama: rows and channels of the embeddings, layers, channels of all keys, neurons of an MLP."""
+
+    rows: int
+    width: int
+    layers: int
+    kv: int
+    neurons: int
+
+    @property
+    def attention(self) -> int:
+        """Weights of q, k, v and o of a layer."""
+        return 2 * self.width * (self.width + self.kv)
+
+    @property
+    def layer(self) -> int:
+        """Weights of all seven matrices of a layer."""
+        return self.attention + 3 * self.width * self.neurons
+
+    @property
+    def gains(self) -> int:
+        """Weights of all norms."""
+        return self.width * (2 * self.layers + 1)
+
+    @property
+    def all(self) -> int:
+        """All weights, embedding and unembedding apart from each other."""
+        return 2 * self.rows * self.width + self.layers * self.layer + self.gains
+
+
+LLAMA_8B = Shape(rows=128_256, width=4096, layers=32, kv=1024, neurons=14_336)
+"""Of Llama-3.1-8B."""
+
+
+def weights_read(shape: Shape) -> dict[str, tuple[int, str]]:
+    """How many weights each peer reads of a model, and which in words; in the order of ``PEERS``."""
+    embedding = shape.rows * shape.width
+    signals = (embedding + shape.layers * shape.layer + shape.gains, "all but the unembedding")
+    everything = (shape.all, "all")
+    n_sampled, n_last = min(gradient.N_SAMPLED_LAYERS, shape.layers), huref.N_LAYERS
+    return {
+        "HuRef": (
+            huref.N_TOKENS * shape.width + n_last * shape.layer,
+            f"{huref.N_TOKENS} rows of the embedding, every matrix of the last {n_last} layers",
+        ),
+        "REEF": (shape.all, "all; its authors load the model, and the layers up to 18/32 would do"),
+        "PDF": (shape.layers * shape.attention, "q, k, v and o of every layer"),
+        "Gradient (LeaFBench)": everything,
+        "TensorGuard": (n_sampled * shape.layer, f"every matrix of {n_sampled} layers"),
+        "SeedPrints": everything,
+        "AWM": (
+            embedding + shape.layers * shape.width * (shape.width + shape.kv),
+            "the embedding, q and k of every layer",
+        ),
+        "model-tracing CSU": (shape.layers * shape.width * shape.neurons, "up_proj of every layer"),
+        "model-tracing MATCH": everything,
+        "Provenance Kit": signals,
+        "Provenance Kit, signals": signals,
+        "Provenance Kit (package)": everything,
+        "weightscope (package)": (shape.all, "all of the repository's safetensors and JSON files, whole"),
+    }

@@ -1,0 +1,95 @@
+"""Which bytes of a model's files a method reads.
+
+Counted is what a method asks for, each byte once: not what a file system reads ahead, not what is asked for again, and
+of files that are mapped into memory the tensors that are taken out of them, touched or not. That is what would have to
+be fetched of a model that lies elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from mdir_hf.checkpoint.sources import ByteSource, Span
+from mdir_hf.hub.local import LocalRepository
+
+WEIGHT_SUFFIXES = (".safetensors", ".gguf", ".bin", ".pt", ".pth")
+
+
+class Reads:
+    """The bytes that were asked for, by file.
+
+    Tokenizers and configs are counted apart from weights: they are large beside small models alone. The vocabulary of
+    a GGUF file is part of its weight file, and counts as that.
+    """
+
+    def __init__(self) -> None:
+        self._asked: dict[Path, npt.NDArray[np.bool_]] = {}
+
+    def add(self, file: Path, start: int = 0, stop: int | None = None) -> None:
+        """Count the bytes ``[start, stop)`` of a file, by default all of them; again does not count."""
+        file = file.resolve()
+        if file not in self._asked:
+            self._asked[file] = np.zeros(file.stat().st_size, dtype=np.bool_)
+        self._asked[file][start:stop] = True
+
+    @property
+    def n_bytes_of_weights(self) -> int:
+        """Bytes of weight files, their headers included."""
+        return sum(int(asked.sum()) for file, asked in self._asked.items() if file.suffix in WEIGHT_SUFFIXES)
+
+    @property
+    def n_bytes_beside(self) -> int:
+        """Bytes of all other files: tokenizers, configs, indices."""
+        return sum(int(asked.sum()) for file, asked in self._asked.items() if file.suffix not in WEIGHT_SUFFIXES)
+
+
+class CountedFolder(LocalRepository):
+    """A model's folder for the readers of ``mdir_hf``, which counts what they read of it.
+
+    Args:
+        folder: The folder.
+        reads: Where to count.
+    """
+
+    def __init__(self, folder: Path, reads: Reads) -> None:
+        super().__init__(folder, repo=str(folder))
+        self._reads = reads
+
+    def open(self, path: str) -> ByteSource:
+        """Give random access to a file."""
+        return _CountedFile(super().open(path), self.folder / path, self._reads)
+
+    def read(self, path: str, *, max_bytes: int = 64 << 20) -> bytes:
+        """Return a whole small file."""
+        content = super().read(path, max_bytes=max_bytes)
+        self._reads.add(self.folder / path)
+        return content
+
+
+class _CountedFile:
+    gap_bytes = 0
+    """A method is charged for no byte between two rows that it wants."""
+
+    def __init__(self, source: ByteSource, file: Path, reads: Reads) -> None:
+        self._source, self._file, self._reads = source, file, reads
+
+    @property
+    def label(self) -> str:
+        return self._source.label
+
+    @property
+    def n_bytes(self) -> int:
+        return self._source.n_bytes
+
+    def read(self, start: int, stop: int) -> bytes:
+        self._reads.add(self._file, start, stop)
+        return self._source.read(start, stop)
+
+    def read_many(self, spans: Sequence[Span]) -> Iterator[bytes]:
+        for start, stop in spans:
+            self._reads.add(self._file, start, stop)
+        return self._source.read_many(spans)

@@ -15,7 +15,7 @@ from benchmarks.paper.matrices import matrices
 from benchmarks.paper.models import BASE, TINY, built, load, pruned_layers, upscaled_layers
 from benchmarks.paper.noise import add_noise, noise
 from benchmarks.paper.output import p_text, save_results, table
-from benchmarks.paper.pairwise import equivalence_breaks
+from benchmarks.paper.pairwise import equivalence_breaks, pairwise
 from benchmarks.zoo import build
 from mdir_hf.demo.text import read_corpus
 
@@ -116,3 +116,19 @@ def test_matrices_of_a_pruned_copy_stand_out_and_those_of_strangers_do_not():
     pruned, strangers = (list(data[name]["normalized_traces"].values()) for name in ("pruned", "strangers"))
     assert pruned[0] > 0.8 > 0.6 > strangers[0]
     assert pruned[1] > strangers[1]
+
+
+@pytest.mark.slow
+def test_every_pair_both_ways_round_is_judged_by_its_lineage(tmp_path):
+    data, section, figures = pairwise(TINY)
+    save_results("pairwise", data, section, figures, tmp_path)
+    saved = json.loads((tmp_path / "paper-pairwise.json").read_text())
+    n = len(saved["models"])
+    assert np.shape(saved["verdicts"]) == np.shape(saved["log10_p"]) == (n, n)
+    related = {(i, j) for i in range(n) for j in range(n) if saved["verdicts"][i][j] == "homologous"}
+    groups = [saved["lineage"][name] for name in saved["models"]]
+    assert related == {(i, j) for i in range(n) for j in range(n) if groups[i] == groups[j]}
+    assert saved["against_lineage"] == []
+    assert not any(saved["breaks"].values())
+    assert f"{n * n} ordered pairs" in section
+    assert (tmp_path / "paper-pairwise-matrix.png").stat().st_size > 0

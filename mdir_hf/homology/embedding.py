@@ -95,12 +95,20 @@ class EmbeddingTest:
         n_tests: By how many tests of this comparison every p is multiplied.
         seed: Seed of the channels that a screen of many rows looks at.
         device: Where matrix products and SVDs run.
+        must_be_robust: Whether a look that few channels could carry leaves the question open. With next to no rows
+            nothing is robust; a search that goes on to more of them asks for p alone.
 
     The polar factor kept in :attr:`polar` is that of the last look, for pictures.
     """
 
     def __init__(
-        self, *, log_alpha: float, n_tests: int = TESTS_PER_MATRIX, seed: int = 0, device: str = "cpu"
+        self,
+        *,
+        log_alpha: float,
+        n_tests: int = TESTS_PER_MATRIX,
+        seed: int = 0,
+        device: str = "cpu",
+        must_be_robust: bool = True,
     ) -> None:
         self.log_alpha = log_alpha
         self.n_tests = n_tests
@@ -110,6 +118,7 @@ class EmbeddingTest:
         self._standard: RowStandard | None = None
         self._generator = torch.Generator().manual_seed(seed)
         self._device = torch.device(device)
+        self._must_be_robust = must_be_robust
 
     @property
     def rows(self) -> PairedRows | None:
@@ -256,7 +265,8 @@ class EmbeddingTest:
         return best
 
     def _settles(self, look: Look, correction: float = 0.0) -> bool:
-        return max(look.log_p, look.log_p_robust) + correction < self.log_alpha
+        decisive = max(look.log_p, look.log_p_robust) if self._must_be_robust else look.log_p
+        return decisive + correction < self.log_alpha
 
     def _matchings(
         self, polar: torch.Tensor, view: str, stage: str, channels: IntArray | None, *, is_last: bool
@@ -264,14 +274,14 @@ class EmbeddingTest:
         """Try what is cheap before what is not: greedy matchings, channels in their own order, assignments."""
         level = self.log_alpha - math.log(self.n_tests)
         for signed in (False, True):
-            quick = quick_matching(polar, signed=signed, log_alpha=level)
+            quick = quick_matching(polar, signed=signed, log_alpha=level, must_be_robust=self._must_be_robust)
             if quick is not None:
                 # With all tokens the optimum is wanted, too: it is what the paper calls the trace.
                 yield best_matching(polar, signed=signed) if stage == "embedding" else quick
         in_order = None
         if self._sample is not None and self._sample[0].shape[1] == self._sample[1].shape[1]:
             in_order = matching_in_order(polar, channels)
-            if max(in_order.log_p, in_order.log_p_robust) < level:
+            if (max(in_order.log_p, in_order.log_p_robust) if self._must_be_robust else in_order.log_p) < level:
                 yield in_order
         for signed in (False, True):
             # One matching is wanted even where none can be significant: the plain one, to say where c lies.

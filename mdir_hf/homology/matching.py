@@ -117,23 +117,27 @@ def best_matching(polar: torch.Tensor, *, signed: bool, log_alpha: float | None 
     return search.weigh(search.columns if search.is_optimal else _assignment(search.weights))
 
 
-def quick_matching(polar: torch.Tensor, *, signed: bool, log_alpha: float) -> Matching | None:
+def quick_matching(
+    polar: torch.Tensor, *, signed: bool, log_alpha: float, must_be_robust: bool = True
+) -> Matching | None:
     """Find a matching that will do: significant, and so in its robust form, but not of the largest trace there is.
 
     Args:
         polar: U, ``(n_reference, n_candidate)``.
         signed: Whether signs are free.
         log_alpha: The level.
+        must_be_robust: Whether it must be significant without the best half of the channels, too.
 
     Returns:
-        A greedy matching, which is a valid one (any is), or None where it is not significant both ways; the best one
+        A greedy matching, which is a valid one (any is), or None where it is not significant so; the best one
         might be, then. Cost O(n^2), where the assignment takes seconds from 4096 channels on.
     """
     search = _Search.of(polar, signed=signed, log_alpha=log_alpha)
     if search is None:
         return None
     found = search.weigh(search.columns if search.is_optimal else _greedy(search.weights))
-    return found if max(found.log_p, found.log_p_robust) < log_alpha else None
+    decisive = max(found.log_p, found.log_p_robust) if must_be_robust else found.log_p
+    return found if decisive < log_alpha else None
 
 
 def matching_in_order(polar: torch.Tensor, columns: IntArray | None = None) -> Matching:

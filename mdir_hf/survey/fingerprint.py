@@ -55,6 +55,13 @@ class Fingerprint:
         """Size of the rows, in bytes."""
         return self.rows.numel() * self.rows.element_size()
 
+    def common_rows(self, other: Fingerprint) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the rows of both for the tokens that both kept, float32 ``(r, n)`` and ``(r, n_other)``."""
+        place = {token: at for at, token in enumerate(other.tokens)}
+        shared = [(at, place[token]) for at, token in enumerate(self.tokens) if token in place]
+        mine, theirs = (list(rows) for rows in zip(*shared, strict=True)) if shared else ([], [])
+        return self.rows[mine].float(), other.rows[theirs].float()
+
     def to_bytes(self) -> bytes:
         """A safetensors file with the rows, everything else in its metadata."""
         known = {

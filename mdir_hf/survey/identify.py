@@ -12,12 +12,12 @@ from typing import Any
 from mdir_hf.checker import HomologyChecker
 from mdir_hf.comparison.model import Model
 from mdir_hf.errors import InputError, MdirError
+from mdir_hf.homology.embedding import EmbeddingTest
 from mdir_hf.homology.significance import LN10
 from mdir_hf.hub import IoLedger, open_repository
 from mdir_hf.report import HomologyReport, ModelSummary, n_bytes_text
 from mdir_hf.survey.fingerprint import Fingerprint, take_fingerprint
 from mdir_hf.survey.index import BaseIndex, Hit
-from mdir_hf.survey.pairs import compare_fingerprints
 
 SCHEMA = "mdir-hf/identification/1"
 
@@ -203,9 +203,10 @@ def judge_hits(
     for hit in index.search(query, top=top):
         log_p = hit.identity_log_p
         if log_p >= math.log(alpha_of_base) and hit.log_p < SILENT_SHARE * math.log(alpha_of_base):
-            base = index.fingerprint(hit.base)
-            report = compare_fingerprints(base, query, alpha=alpha_of_base, seed=seed, device=device)
-            log_p = min(log_p, report.log10_p * LN10)
+            # An index keeps too few rows for p without the best half of the channels; a comparison has more.
+            test = EmbeddingTest(log_alpha=math.log(alpha_of_base), seed=seed, device=device, must_be_robust=False)
+            test.screen(*index.fingerprint(hit.base).common_rows(query))
+            log_p = min(log_p, test.log_p)
         found.append((hit, min(0.0, (log_p + correction) / LN10)))
     return found
 

@@ -6,10 +6,12 @@ import math
 
 import pytest
 import torch
+from scipy.optimize import linear_sum_assignment
 
 from mdir_hf import Verdict
 from mdir_hf.comparison.model import Model
 from mdir_hf.errors import CorruptCheckpointError, InputError
+from mdir_hf.homology import matching
 from mdir_hf.hub import open_repository
 from mdir_hf.report import ModelSummary
 from mdir_hf.survey.fingerprint import Fingerprint
@@ -59,6 +61,23 @@ def test_the_true_base_is_first_and_significant_whatever_was_done(index, number,
     assert second.log_p > -40.0
     report = compare_fingerprints(index.fingerprint(best.base), query, alpha=1e-10 / len(index))
     assert report.verdict is Verdict.HOMOLOGOUS
+
+
+def test_no_large_assignment_is_solved_for_a_relative_however_its_channels_were_changed(monkeypatch):
+    # At 23 rows nothing is robust; a plain matching that is not significant was once solved to its end before signs.
+    def small_only(weights, **kwargs):
+        assert min(weights.shape) <= matching.GREEDY_REST
+        return linear_sum_assignment(weights, **kwargs)
+
+    monkeypatch.setattr(matching, "linear_sum_assignment", small_only)
+    index = BaseIndex(WORDS, [base("base/0", 4096, 0)])
+    assert len(index.bases[0].tokens) == 23
+    own, generator = rows(len(WORDS), 4096, 0), torch.Generator().manual_seed(8)
+    moved = (own + 0.2 * rows(len(WORDS), 4096, 1000))[:, torch.randperm(4096, generator=generator)]
+    flips = torch.where(torch.rand(4096, generator=generator) < 0.5, -1.0, 1.0)
+    for changed in (moved, moved * flips, moved[:, :3000]):
+        ((_, log10_p),) = judge_hits(index, kept("query", changed), top=5, alpha=1e-10)
+        assert log10_p < -1000
 
 
 def test_strangers_match_nothing(index):

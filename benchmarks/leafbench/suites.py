@@ -2,8 +2,13 @@
 
 Labels are those of who published them. Of the 111 pairs of model-provenance-kit some count what is no ancestry of
 weights: Pythia-1.4b and -deduped share an initialisation at most and stand there as similar, with the provenance
-"none"; a distilled student need not share a weight with its teacher. The paper shows its 25 models in a figure whose
-picture is not part of its text; the 24 that its text names are here.
+"none"; a distilled student need not share a weight with its teacher.
+
+The paper's suite has 24 of its 25 models, because nowhere does its text name one more. Its 25 stand in a figure whose
+picture is not part of its source. The section about them names 20; SOLAR-10.7B and Mistral-7B-v0.1, the upscaling that
+the section announces, Qwen3-0.6B-Base and Qwen3-8B-Base are from its other experiments. The rest of what it names are
+models of its own (a retokenised Qwen2.5-0.5B, four of the ablation) and Llama3-V and MiniCPM-o, a case it recalls. The
+25th is not guessed.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 import json
 import math
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -10,6 +10,7 @@ import torch
 
 from benchmarks.paper import noise as noise_module
 from benchmarks.paper.ablation import ablation
+from benchmarks.paper.changed_tokenizer import changed_tokenizer
 from benchmarks.paper.layer_maps import layer_maps
 from benchmarks.paper.matrices import matrices
 from benchmarks.paper.models import BASE, TINY, built, load, pruned_layers, upscaled_layers
@@ -28,7 +29,8 @@ def kept_for_this_module(tmp_path_factory):
     build.text_of.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MDIR_HF_TEST_CACHE", str(tmp_path_factory.mktemp("paper")))
-        patch.setattr(build, "read_corpus", partial(read_corpus, code_n_chars=300_000, prose_n_chars=350_000))
+        # Read once: the scripts ask for each tokenizer's text anew.
+        patch.setattr(build, "read_corpus", cache(partial(read_corpus, code_n_chars=300_000, prose_n_chars=350_000)))
         yield
     build.text_of.cache_clear()
 
@@ -132,3 +134,19 @@ def test_every_pair_both_ways_round_is_judged_by_its_lineage(tmp_path):
     assert not any(saved["breaks"].values())
     assert f"{n * n} ordered pairs" in section
     assert (tmp_path / "paper-pairwise-matrix.png").stat().st_size > 0
+
+
+@pytest.mark.slow
+def test_under_a_changed_tokenizer_the_layers_tell_from_the_first_look(tmp_path):
+    data, section, figures = changed_tokenizer(TINY)
+    save_results("changed-tokenizer", data, section, figures, tmp_path)
+    saved = json.loads((tmp_path / "paper-changed-tokenizer.json").read_text())
+    for table_of in saved.values():
+        rows = table_of["rows"]
+        tokens = [row["tokens"] for row in rows]
+        assert tokens == sorted(set(tokens))
+        assert [row["verdict"] for row in rows] == ["homologous"] * len(rows)
+        for row in rows:
+            assert f"| {row['tokens']:,} |" in section
+            assert 0 < row["held_out_loss"] < 2 * math.log(TINY.qwen3.vocabulary)
+            assert 0 < row["trace"] <= table_of["width"]

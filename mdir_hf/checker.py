@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NoReturn
 
+from mdir_hf.comparison.bases import open_bases_at
 from mdir_hf.comparison.model import Model
 from mdir_hf.comparison.plan import ReadPlan
 from mdir_hf.comparison.progress import Progress, Watch
@@ -75,6 +76,7 @@ class HomologyChecker:
         subfolder: str = "",
         variant: str | None = None,
         tokenizer: str | os.PathLike[str] | None = None,
+        bases: Sequence[str] = (),
         device: str = "cpu",
         alpha: float = 1e-10,
         seed: int = 0,
@@ -94,6 +96,8 @@ class HomologyChecker:
             subfolder: Folder of the repository that holds the model.
             variant: ``fp16`` reads ``model.fp16.safetensors``, ``Q4_K_M`` of several GGUF files the one of that name.
             tokenizer: Repository or folder to read its vocabulary from, where its own has none or another one.
+            bases: Of an adapter: commits at which to read what lies under it, each ``owner/name@commit``, as the
+                summary in a report has them; by default what its config asks for.
             device: torch device for the matrix products; ``auto``: a CUDA device where there is one, else the CPU.
             alpha: Level of every comparison, in (0, 1), fixed before looking.
             seed: Seed of every random choice.
@@ -127,7 +131,7 @@ class HomologyChecker:
                 repository,
                 variant=variant,
                 tokenizer=None if tokenizer is None else open_one(tokenizer),
-                open_other=open_one,
+                open_other=open_bases_at(open_one, bases),
             ),
             ledger=ledger,
             alpha=alpha,
@@ -151,6 +155,7 @@ class HomologyChecker:
         subfolder: str = "",
         variant: str | None = None,
         tokenizer: str | os.PathLike[str] | None = None,
+        bases: Sequence[str] = (),
         max_bytes: int | None = None,
         max_memory_bytes: int | None = None,
         progress: bool = True,
@@ -170,6 +175,7 @@ class HomologyChecker:
             subfolder: Folder of the candidate's repository that holds the model.
             variant: Its variant.
             tokenizer: Where to read its vocabulary from, as in :meth:`from_pretrained`.
+            bases: At which commits to read what lies under it, likewise.
             max_bytes: Hard cap on the bytes that this comparison reads.
             max_memory_bytes: Refuse what would need more; the machine's memory by default.
             progress: Whether to show a bar of bytes on standard error where that is a terminal.
@@ -211,6 +217,7 @@ class HomologyChecker:
                     subfolder=subfolder,
                     variant=variant,
                     tokenizer=tokenizer,
+                    bases=bases,
                 )
                 return compare_models(self.reference, candidate, io, settings)
 
@@ -266,6 +273,7 @@ class HomologyChecker:
         subfolder: str,
         variant: str | None,
         tokenizer: str | os.PathLike[str] | None,
+        bases: Sequence[str] = (),
     ) -> Model:
         open_one = partial(
             open_repository,
@@ -282,7 +290,7 @@ class HomologyChecker:
             repository,
             variant=variant,
             tokenizer=None if tokenizer is None else open_one(tokenizer),
-            open_other=open_one,
+            open_other=open_bases_at(open_one, bases),
         )
 
 

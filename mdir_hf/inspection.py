@@ -178,6 +178,7 @@ def inspect_model(
     force_download: bool = False,
     subfolder: str = "",
     variant: str | None = None,
+    tokenizer: str | os.PathLike[str] | None = None,
     all_headers: bool | None = None,
 ) -> Inspection:
     """Look at one model as a comparison would, without reading weights.
@@ -191,6 +192,7 @@ def inspect_model(
         force_download: Do not use what is cached.
         subfolder: Folder of the repository that holds the model.
         variant: ``fp16`` reads ``model.fp16.safetensors``.
+        tokenizer: Repository or folder to read its vocabulary from, where its own has none or another one.
         all_headers: Whether to read the header of every weight file, which checks the shape of every weight and tells
             what the layers would cost; None: where there are at most eight.
 
@@ -210,7 +212,8 @@ def inspect_model(
         ledger=ledger,
     )
     repository = open_one(repo_or_folder, revision=revision, subfolder=subfolder)
-    model = Model(repository, variant=variant, open_other=open_one)
+    borrowed = None if tokenizer is None else open_one(tokenizer)
+    model = Model(repository, variant=variant, tokenizer=borrowed, open_other=open_one)
     anatomy = model.anatomy
     notes = [*anatomy.notes, *model.tensors.description.notes]
     vocabulary = _vocabulary(model, notes)
@@ -340,6 +343,8 @@ def _text(found: Inspection) -> Iterable[str]:
     layers = f", {model.layers} layers" if model.layers else ""
     heads = "" if found.heads is None else f", {found.heads[0]} heads ({found.heads[1]} for keys and values)"
     yield f"{model.repo}{at}: {model.architecture}{layers}, width {model.hidden_size}{heads}"
+    if model.read_as:
+        yield _line("read as", model.read_as)
     quantization = "" if found.quantization is None else f", {found.quantization}"
     files = f"{found.files} file{'' if found.files == 1 else 's'}, " if found.files else ""
     size = n_bytes_text(found.bytes_of_weights)

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 SCHEMA = "mdir-hf/report/1"
 
 
+READ_AS = ("subfolder", "variant", "file", "tokenizer", "bases")
+"""What of a :class:`ModelSummary` is in JSON only where it was used: digests of older reports hold."""
+
+
 class Verdict(str, enum.Enum):
     """What the evidence supports. Never a direction, never an accusation, never "unrelated"."""
 
@@ -59,6 +63,12 @@ class ModelSummary:
         layers: Number of decoder layers, None where the names do not tell.
         vocabulary: Number of rows of the embedding.
         quantization: How its weights are quantised, e.g. ``GPTQ, 4 bits in groups of 128``; None where they are not.
+        subfolder: Folder of its repository that holds it, None for the root. Like the next ones it says how the model
+            was read, as far as a repository and a commit alone do not; what was not used is None, and not in the JSON.
+        variant: As asked for, e.g. ``fp16`` or ``Q4_K_M``.
+        file: The one weight file that was named, of several.
+        tokenizer: Where its vocabulary was read from, if elsewhere: ``owner/name@commit``, or a folder.
+        bases: What lies under it if it is an adapter, nearest first: ``owner/name@commit``, or folders.
     """
 
     repo: str
@@ -69,6 +79,21 @@ class ModelSummary:
     layers: int | None
     vocabulary: int | None
     quantization: str | None = None
+    subfolder: str | None = None
+    variant: str | None = None
+    file: str | None = None
+    tokenizer: str | None = None
+    bases: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        """Take the list that JSON has for a tuple."""
+        if isinstance(self.bases, list):
+            object.__setattr__(self, "bases", tuple(self.bases))
+
+    @property
+    def read_as(self) -> str:
+        """How it was read, in words for people; empty where its repository says it all."""
+        return read_as_text({name: getattr(self, name) for name in READ_AS})
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +246,8 @@ class HomologyReport:
         for name, value in body.items():
             if hasattr(value, "__dataclass_fields__"):
                 body[name] = asdict(value)
+        for side in ("reference", "candidate"):
+            body[side] = {name: value for name, value in body[side].items() if value is not None or name not in READ_AS}
         body["verdict"] = self.verdict.value
         body["reason"] = None if self.reason is None else self.reason.value
         return {"schema": SCHEMA, **body}
@@ -305,6 +332,13 @@ def _matrix_report(body: Any) -> MatrixReport | None:  # noqa: ANN401 - parsed J
         )
     looks = tuple((int(n), float(p)) for n, p in body["looks"])
     return MatrixReport(**{**body, "placebo": placebo, "looks": looks})
+
+
+def read_as_text(fields: Mapping[str, Any]) -> str:
+    """Say how a model was read: the fields of :data:`READ_AS` of a summary, those that are not None."""
+    words = {"subfolder": "folder", "tokenizer": "vocabulary of"}
+    said = [f"{words.get(name, name)} {fields[name]}" for name in READ_AS[:-1] if fields[name]]
+    return ", ".join([*said, *(f"on {base}" for base in fields["bases"] or ())])
 
 
 LINE_WIDTH = 100
@@ -403,6 +437,7 @@ def _model_line(model: ModelSummary) -> str:
     facts += [f"{model.layers} layers"] if model.layers else []
     facts += [f"{model.vocabulary} embedding rows"] if model.vocabulary else []
     facts += [model.quantization] if model.quantization else []
+    facts += [model.read_as] if model.read_as else []
     return f"{name}{commit}  ({', '.join(facts)})"
 
 

@@ -13,13 +13,17 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from mdir_hf.errors import InputError
-from mdir_hf.report import HomologyReport, ModelSummary, Verdict
+from mdir_hf.report import READ_AS, HomologyReport, ModelSummary, Verdict, read_as_text
 
 SCHEMA = "mdir-hf/badge/1"
 LEVELS = ("auto", "screen", "embedding", "body")
 SHORT_DIGEST = 12
 """Hex digits of a digest that are shown; 48 bits are enough to tell reports apart by eye."""
 
+A_FOLDER = "a local folder"
+"""What a claim says instead of a path on somebody's disk, which is nobody's business."""
+
+_LONGEST_PLACE = 300
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _REVISION = re.compile(r"[!-~]{1,200}")  # git allows more; nothing but plain ASCII is stated
@@ -35,14 +39,39 @@ class PinnedModel:
         repo: Repo id on the Hub, None for a folder or file on somebody's disk, whose path is nobody's business.
         revision: The revision that was asked for, None for the default branch.
         commit: The commit it stood for; None for what is not on the Hub.
+        subfolder: How it was read, as in :class:`~mdir_hf.report.ModelSummary`; what was not used is None.
+        variant: Likewise.
+        file: Likewise.
+        tokenizer: Likewise, but :data:`A_FOLDER` for a folder on somebody's disk.
+        bases: Likewise.
     """
 
     repo: str | None
     revision: str | None
     commit: str | None
+    subfolder: str | None = None
+    variant: str | None = None
+    file: str | None = None
+    tokenizer: str | None = None
+    bases: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        """Take the list that JSON has for a tuple."""
+        if isinstance(self.bases, list):
+            object.__setattr__(self, "bases", tuple(self.bases))
+
+    @property
+    def read_as(self) -> str:
+        """How it was read, in words; empty where its repository says it all."""
+        return read_as_text({name: getattr(self, name) for name in READ_AS})
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain containers; how it was read only where that was used."""
+        body = {"repo": self.repo, "revision": self.revision, "commit": self.commit}
+        return body | {name: value for name in READ_AS if (value := getattr(self, name)) is not None}
 
     def __str__(self) -> str:
-        return "a local folder" if self.repo is None else f"{self.repo}@{self.commit}"
+        return A_FOLDER if self.repo is None else f"{self.repo}@{self.commit}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +143,7 @@ class Claim:
             "level": self.level,
             "seed": self.seed,
             "version": self.version,
-            **{
-                side: {"repo": model.repo, "revision": model.revision, "commit": model.commit}
-                for side, model in (("reference", self.reference), ("candidate", self.candidate))
-            },
+            **{side: model.to_dict() for side, model in (("reference", self.reference), ("candidate", self.candidate))},
             "report_sha256": self.report_sha256,
         }
 
@@ -201,7 +227,10 @@ def _pinned(model: ModelSummary) -> PinnedModel:
     if not is_hub_id(model.repo) or model.commit is None:
         return PinnedModel(None, None, None)
     revision = model.revision or None
-    return PinnedModel(model.repo, revision, model.commit)
+    read_as = {name: getattr(model, name) for name in READ_AS}
+    if model.tokenizer is not None and not _is_pinned_place(model.tokenizer):
+        read_as["tokenizer"] = A_FOLDER
+    return PinnedModel(model.repo, revision, model.commit, **read_as)
 
 
 def _checked(claim: Claim) -> Claim:
@@ -214,6 +243,14 @@ def _checked(claim: Claim) -> Claim:
             _require(_matches(_COMMIT, model.commit), "a commit of 40 hex digits", model.commit)
             is_named = model.revision is None or _matches(_REVISION, model.revision)
             _require(is_named, "a branch, tag or commit", model.revision)
+            for place in (model.subfolder, model.variant, model.file):
+                _require(place is None or _is_place(place), "a folder, variant or file of a repository", place)
+            tokenizer = model.tokenizer
+            is_known = tokenizer is None or tokenizer == A_FOLDER or _is_pinned_place(tokenizer)
+            _require(is_known, "a tokenizer at a commit", tokenizer)
+            bases = () if model.bases is None else model.bases
+            are_pinned = isinstance(bases, tuple) and all(_is_pinned_place(base) for base in bases)
+            _require(are_pinned, "base models at commits", bases)
     _require(_is_number(claim.log10_p) and _LEAST_LOG10_P < claim.log10_p <= 0, "log10_p at most 0", claim.log10_p)
     _require(_is_number(claim.alpha) and 0 < claim.alpha < 1, "alpha between 0 and 1", claim.alpha)
     _require(claim.level in LEVELS, f"a level out of {', '.join(LEVELS)}", claim.level)
@@ -223,6 +260,19 @@ def _checked(claim: Claim) -> Claim:
     is_supported = claim.verdict is not Verdict.HOMOLOGOUS or claim.log10_p < 0
     _require(is_supported, "log10_p below 0 with the verdict homologous", claim.log10_p)
     return claim
+
+
+def _is_place(text: object) -> bool:
+    """Whether a text can stand inside of a repository and of a line."""
+    is_text = isinstance(text, str) and 0 < len(text) <= _LONGEST_PLACE and text.isprintable()
+    return is_text and not {"", ".", ".."} & set(str(text).split("/"))
+
+
+def _is_pinned_place(text: object) -> bool:
+    """Whether a text is ``owner/name@commit``, and a folder in it or not."""
+    repo, _, rest = text.partition("@") if isinstance(text, str) else ("", "", "")
+    commit, slash, folder = rest.partition("/")
+    return is_hub_id(repo) and _matches(_COMMIT, commit) and (_is_place(folder) if slash else True)
 
 
 def _require(holds: bool, expected: str, got: object) -> None:

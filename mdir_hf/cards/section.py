@@ -49,7 +49,10 @@ def lineage_section(badge: Badge, report: HomologyReport, *, repo: str, other: P
         "",
         "| compared | at commit |",
         "|---|---|",
-        *(f"| {markdown_text(model.repo or '')} | {_commit_link(model, endpoint)} |" for model in (mine, other)),
+        *(
+            f"| {markdown_text(model.repo or '')} | {_commit_link(model, endpoint)}{_read_as(model)} |"
+            for model in (mine, other)
+        ),
         "",
         _MEANING,
         "",
@@ -112,6 +115,10 @@ _MARKUP = frozenset("\\`*_{}[]()#+!|~^$:")
 
 def _commit_link(model: PinnedModel, endpoint: str) -> str:
     return f"[`{(model.commit or '')[:12]}`]({endpoint}/{model.repo}/tree/{model.commit})"
+
+
+def _read_as(model: PinnedModel) -> str:
+    return f" ({markdown_text(model.read_as)})" if model.read_as else ""
 
 
 def _find(lines: list[str]) -> tuple[list[tuple[int, int]], bool]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from mdir_hf._version import __version__
 from mdir_hf.cards.badge_source import BadgeSource, read_badge
-from mdir_hf.cards.claim import claim_of_report
+from mdir_hf.cards.claim import A_FOLDER, PinnedModel, claim_of_report
 from mdir_hf.cards.heads import Head, head_of, hub_reference
 from mdir_hf.checker import HomologyChecker
 from mdir_hf.comparison.plan import ReadPlan
@@ -24,7 +24,9 @@ LEAST_TOLERANCE, RELATIVE_TOLERANCE = 0.5, 1e-5
 
 @dataclass(frozen=True, slots=True)
 class ReadAs:
-    """How a model of a badge was read, where its repository alone does not say; a report does not keep it.
+    """How a model of a badge was read, where its repository alone and the badge do not say.
+
+    Those made before 22 November 2026 do not say it. What is given here goes before what they say.
 
     Attributes:
         subfolder: Folder of the repository that holds the model.
@@ -148,27 +150,20 @@ def verify_badge(
             "one of its models was a local folder, so nobody else can compute it again; compare two models on the Hub",
             subject=found.name,
         )
-    names = [
-        hub_reference(model.repo or "", model.commit, read_as.file)
-        for model, read_as in zip(sides, (reference_as, candidate_as), strict=True)
-    ]
+    reference, candidate = (
+        _opened_as(model, told, found.name) for model, told in zip(sides, (reference_as, candidate_as), strict=True)
+    )
     checker = HomologyChecker.from_pretrained(
-        names[0],
+        **reference,
         token=token,
         cache_dir=cache_dir,
-        subfolder=reference_as.subfolder,
-        variant=reference_as.variant,
-        tokenizer=reference_as.tokenizer,
         device=device,
         alpha=claim.alpha,
         seed=claim.seed,
     )
     report = checker.compare(
-        names[1],
+        **candidate,
         level=level or claim.level,
-        subfolder=candidate_as.subfolder,
-        variant=candidate_as.variant,
-        tokenizer=candidate_as.tokenizer,
         max_bytes=max_bytes,
         progress=progress,
         on_plan=on_plan,
@@ -178,6 +173,26 @@ def verify_badge(
     is_stale = any(head.changed for head in heads)
     state = "different" if differences else "stale" if is_stale else "match"
     return BadgeCheck(state, found, differences, heads, report)
+
+
+def _opened_as(model: PinnedModel, told: ReadAs, source: str) -> dict[str, Any]:
+    """How to open a model of a claim; what a stranger's claim names can only be on the Hub."""
+    tokenizer = told.tokenizer
+    if tokenizer is None and model.tokenizer == A_FOLDER:
+        raise InputError(
+            f"the vocabulary of {model.repo} was read from a local folder; name one with --reference-tokenizer or "
+            "--candidate-tokenizer",
+            subject=source,
+        )
+    if tokenizer is None and model.tokenizer is not None:
+        tokenizer = f"hf://models/{model.tokenizer}"
+    return {
+        "repo_or_folder": hub_reference(model.repo or "", model.commit, told.file or model.file),
+        "subfolder": told.subfolder or model.subfolder or "",
+        "variant": told.variant or model.variant,
+        "tokenizer": tokenizer,
+        "bases": model.bases or (),
+    }
 
 
 def agree(claimed: float, measured: float) -> bool:
@@ -266,7 +281,8 @@ def _lines(check: BadgeCheck) -> list[str]:
     now = claim_of_report(report)
     row("measured", f"{now.sentence} (log10 p {now.log10_p:.1f}, level {now.level}, mdir-hf {__version__})")
     for model, head in zip((claim.reference, claim.candidate), check.heads, strict=True):
-        row("model", f"{model}; {head}")
+        read_as = f" ({model.read_as})" if model.read_as else ""
+        row("model", f"{model}{read_as}; {head}")
     for difference in check.differences:
         row("differs", str(difference))
     if claim.level != now.level:

@@ -37,6 +37,10 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     reading.add_argument("--candidate-variant", help="the same for B")
     reading.add_argument("--tokenizer", metavar="REPO", help="repository or folder to read A's vocabulary from")
     reading.add_argument("--candidate-tokenizer", metavar="REPO", help="the same for B")
+    reading.add_argument("--base", metavar="REPO@COMMIT", action="append", default=[],
+                         help="read what lies under A, an adapter, at this commit (repeatable)")  # fmt: skip
+    reading.add_argument("--candidate-base", metavar="REPO@COMMIT", action="append", default=[],
+                         help="the same for B")  # fmt: skip
     reading.add_argument("--max-bytes", type=size, metavar="SIZE", help="hard cap on what is read, e.g. 500M or 2G")
     reading.add_argument("--max-memory", type=size, metavar="SIZE", help="refuse what would need more memory")
     reading.add_argument("--device", default="cpu", help="torch device for the matrix products, or auto (default cpu)")
@@ -66,6 +70,7 @@ def run(options: argparse.Namespace) -> int:
         subfolder=options.subfolder,
         variant=options.variant,
         tokenizer=options.tokenizer,
+        bases=options.base,
         device=options.device,
         alpha=options.alpha,
         seed=options.seed,
@@ -76,6 +81,7 @@ def run(options: argparse.Namespace) -> int:
         subfolder=options.candidate_subfolder,
         variant=options.candidate_variant,
         tokenizer=options.candidate_tokenizer,
+        bases=options.candidate_base,
         max_bytes=options.max_bytes,
         max_memory_bytes=options.max_memory,
         progress=not options.quiet,

@@ -26,6 +26,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     parser.add_argument("--subfolder", default="", help="folder of the repository that holds the model")
     parser.add_argument("--variant", help="fp16 reads model.fp16.safetensors")
+    parser.add_argument("--tokenizer", metavar="REPO", help="repository or folder to read the vocabulary from")
     parser.add_argument("--token", help="token for gated and private models (default: the stored one)")
     parser.add_argument("--cache-dir", type=Path, help="the Hub cache to use")
     parser.add_argument("--local-files-only", action="store_true", help="use no network")
@@ -45,6 +46,7 @@ def run(options: argparse.Namespace) -> int:
         force_download=options.force_download,
         subfolder=options.subfolder,
         variant=options.variant,
+        tokenizer=options.tokenizer,
         all_headers=options.all_headers,
     )
     sys.stdout.write((found.to_json() if options.json else str(found)) + "\n")

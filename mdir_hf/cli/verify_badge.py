@@ -28,10 +28,11 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument("--quiet", action="store_true", help="no plan and no progress on standard error")
     reading = add_reading(parser)
     for side in ("reference", "candidate"):
-        reading.add_argument(f"--{side}-subfolder", default="", help=f"folder that holds the {side}, if it had one")
-        reading.add_argument(f"--{side}-variant", help=f"variant of the {side}, if it had one")
-        reading.add_argument(f"--{side}-file", help=f"the one weight file of the {side} that was named, if one was")
-        reading.add_argument(f"--{side}-tokenizer", help=f"where the {side}'s vocabulary came from, if elsewhere")
+        reading.add_argument(f"--{side}-subfolder", default="", help=f"folder that holds the {side}; this and the next "
+                             "three only where an older badge does not say it")  # fmt: skip
+        reading.add_argument(f"--{side}-variant", help=f"variant of the {side}")
+        reading.add_argument(f"--{side}-file", help=f"the one weight file of the {side} that was named")
+        reading.add_argument(f"--{side}-tokenizer", help=f"where the {side}'s vocabulary came from")
     parser.set_defaults(run=run)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from mdir_hf.checkpoint import AdapterConfig, TensorSource, has_adapter, open_checkpoint
 from mdir_hf.errors import HubError, InputError, MdirError, UnsupportedFormatError
@@ -134,6 +136,32 @@ def _open_base_repository(adapter: Repository, config: AdapterConfig, open_other
         ) from exc
     except HubError as exc:
         raise exc.about(config.base) from exc.__cause__
+
+
+def open_bases_at(open_one: OpenRepository, bases: Sequence[str]) -> OpenRepository:
+    """Open the base models under an adapter at known commits, whatever their branches stand for now.
+
+    Args:
+        open_one: Opens a repository.
+        bases: ``owner/name@commit``, as a report has them; others are opened as the adapter asks.
+
+    Raises:
+        InputError: If one of them is none.
+    """
+    commits: dict[str, str] = {}
+    for base in bases:
+        repo, _, commit = base.partition("@")
+        if not repo or not re.fullmatch("[0-9a-f]{40}", commit):
+            raise InputError(f"{base!r} does not name a base at a commit; write owner/name@ and 40 hex digits")
+        commits[repo.lower()] = commit
+
+    def open_base(reference: str, *, revision: str | None = None, **options: Any) -> Repository:  # noqa: ANN401
+        commit = commits.get(reference.lower())
+        if commit is None:
+            return open_one(reference, revision=revision, **options)
+        return open_one(f"hf://models/{reference}", revision=commit, **options)
+
+    return open_base
 
 
 def about_model(exc: MdirError, repository: Repository) -> MdirError:

@@ -31,6 +31,7 @@ class Model:
 
     Attributes:
         repository: Where its files are.
+        variant: What was asked for.
         tokenizer: Where its tokenizer files are, if not with its weights.
         weights: What its weights are put together from.
         tensors: Its weights.
@@ -53,6 +54,7 @@ class Model:
         open_other: OpenRepository | None = None,
     ) -> None:
         self.repository = repository
+        self.variant = variant
         self.tokenizer = tokenizer
         open_other = open_other or partial(open_repository, ledger=repository.ledger)
         try:
@@ -136,6 +138,8 @@ class Model:
 
     def summary(self) -> ModelSummary:
         """What a report says about this model."""
+        # The name of a folder or file on this disk has its subfolder and file in it.
+        on_hub = None if self.repository.is_local else self.repository
         return ModelSummary(
             repo=self.repository.repo,
             revision=self.repository.revision,
@@ -145,11 +149,23 @@ class Model:
             layers=self.anatomy.n_layers,
             vocabulary=self.n_rows,
             quantization=self.tensors.description.quantization,
+            subfolder=None if on_hub is None else on_hub.subfolder or None,
+            variant=self.variant,
+            file=None if on_hub is None else on_hub.file,
+            tokenizer=None if self.tokenizer is None else _pinned(self.tokenizer),
+            bases=tuple(_pinned(layer.repository) for layer in self.weights.layers[1:]) or None,
         )
 
     def _matrix_shape(self, part: WeightPart) -> tuple[int, int]:
         n_rows, width = self.matrix_spec(part).shape
         return n_rows, width
+
+
+def _pinned(repository: Repository) -> str:
+    """``owner/name@commit``, with the folder in it if it is not the root; or a folder on this disk."""
+    if repository.is_local or repository.commit is None:
+        return repository.repo
+    return "/".join(part for part in (f"{repository.repo}@{repository.commit}", repository.subfolder) if part)
 
 
 def share_vocabulary(reference: Model, candidate: Model) -> bool:

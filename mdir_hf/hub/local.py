@@ -161,6 +161,7 @@ class LocalRepository:
         missing: Makes the error for a file that is not there.
         is_local: Whether the folder itself was named; False for a snapshot that stands in for its repository on the
             Hub, whose bytes are counted as held by a cache already.
+        subfolder: Folder of that repository that ``folder`` is.
     """
 
     def __init__(
@@ -174,6 +175,7 @@ class LocalRepository:
         ledger: IoLedger | None = None,
         missing: Callable[[str, str], MdirError] | None = None,
         is_local: bool = True,
+        subfolder: str = "",
     ) -> None:
         self.folder = Path(os.path.realpath(folder))
         self.repo = repo or str(folder)
@@ -182,6 +184,7 @@ class LocalRepository:
         self.file = file
         self.ledger = ledger or IoLedger()
         self.is_local = is_local
+        self.subfolder = subfolder
         self._missing = missing
 
     def __repr__(self) -> str:

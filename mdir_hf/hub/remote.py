@@ -55,6 +55,7 @@ class HubRepository:
     ) -> None:
         self.repo = repo
         self.revision = revision
+        self.subfolder = subfolder
         self.file = file
         self.ledger = ledger or IoLedger()
         self._token = token

@@ -32,6 +32,7 @@ class Repository(Protocol):
         revision: The revision that was asked for, None if none was.
         commit: Full sha of the commit everything is pinned to; None for a plain folder.
         is_local: Whether the files lie in a folder that was named; False for a repository on the Hub, cached or not.
+        subfolder: Folder of the repository on the Hub that takes the place of its root; empty for the root itself.
         file: The one weight file that was named, relative to the tree; None for the usual ones.
         ledger: Counts every byte read through it.
     """
@@ -40,6 +41,7 @@ class Repository(Protocol):
     revision: str | None
     commit: str | None
     is_local: bool
+    subfolder: str
     file: str | None
     ledger: IoLedger
 
@@ -173,6 +175,7 @@ def _open_cached(
         ledger=ledger,
         missing=_not_downloaded,
         is_local=False,
+        subfolder=subfolder,
     )
 
 

@@ -149,10 +149,11 @@ def _models(report: HomologyReport) -> Section:
             "layers": _size(model.layers),
             "embedding rows": _size(model.vocabulary),
             "quantised": shown_name(model.quantization) if model.quantization else "no",
+            "read as": shown_name(model.read_as, length=4 * NAME_LENGTH) if model.read_as else "",
         }
 
     reference, candidate = column(report.reference), column(report.candidate)
-    rows = tuple((label, reference[label], candidate[label]) for label in reference)
+    rows = tuple((label, one, candidate[label]) for label, one in reference.items() if one or candidate[label])
     return Section(
         "models", "The two models", tables=(Table("What was compared", ("", "reference", "candidate"), rows),)
     )

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import shlex
+from collections.abc import Iterator
 
 from mdir_hf.report import HomologyReport, ModelSummary
 
 
 def command_line(report: HomologyReport) -> str:
     """The command for a POSIX shell."""
-    models = (_shell_word(_pinned(model)) for model in (report.reference, report.candidate))
+    models = [_shell_word(_pinned(model)) for model in (report.reference, report.candidate)]
+    read_as = [*_options(report.reference, "--"), *_options(report.candidate, "--candidate-")]
     settings = f"--level {report.level} --alpha {report.alpha!r} --seed {report.seed}"
-    return " \\\n  ".join(["mdir-hf compare", *models, settings])
+    return " \\\n  ".join(["mdir-hf compare", *models, *read_as, settings])
 
 
 def python_lines(report: HomologyReport) -> str:
@@ -28,11 +31,36 @@ def python_lines(report: HomologyReport) -> str:
 
 
 def _pinned(model: ModelSummary) -> str:
+    if model.file is not None:
+        return f"hf://models/{model.repo}@{model.commit}/{model.file}"
     return f"{model.repo}@{model.commit}" if model.commit else model.repo
 
 
 def _argument(model: ModelSummary) -> str:
-    return repr(model.repo) + (f", revision={model.commit!r}" if model.commit else "")
+    by_revision = model.commit is not None and model.file is None
+    words = [repr(model.repo), f"revision={model.commit!r}"] if by_revision else [repr(_pinned(model))]
+    words += [f"{name}={value!r}" for name, value in _read_as(model)]
+    bases = _hub_bases(model)
+    return ", ".join([*words, f"{bases=}"] if bases else words)
+
+
+def _options(model: ModelSummary, prefix: str) -> Iterator[str]:
+    for name, value in [*_read_as(model), *(("base", base) for base in _hub_bases(model))]:
+        # Joined, so that a value that begins like an option is none.
+        yield f"{prefix}{name}={_shell_word(value)}"
+
+
+def _read_as(model: ModelSummary) -> Iterator[tuple[str, str]]:
+    for name in ("subfolder", "variant", "tokenizer"):
+        if value := getattr(model, name):
+            # A folder in a repository is named by an address only.
+            is_inside = name == "tokenizer" and re.search("@[0-9a-f]{40}/", value)
+            yield name, f"hf://models/{value}" if is_inside else value
+
+
+def _hub_bases(model: ModelSummary) -> list[str]:
+    """The bases under an adapter that have a commit; folders are what they are."""
+    return [base for base in model.bases or () if re.fullmatch("[^@]+@[0-9a-f]{40}", base)]
 
 
 def _shell_word(text: str) -> str:

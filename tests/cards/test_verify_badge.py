@@ -11,13 +11,14 @@ import torch
 
 from mdir_hf import HomologyChecker, HomologyReport, Verdict, make_badge
 from mdir_hf.cards.badge_folder import write_badge
-from mdir_hf.cards.claim import claim_of_report
+from mdir_hf.cards.claim import claim_of_dict, claim_of_report
 from mdir_hf.cards.heads import Head, head_of
 from mdir_hf.cards.svg import render_svg
 from mdir_hf.cards.verify_badge import LEAST_TOLERANCE, RELATIVE_TOLERANCE, ReadAs, agree, verify_badge
 from mdir_hf.errors import CheckpointError, InputError, RepositoryNotFoundError, RevisionNotFoundError
 from tests.cards.reports import a_report, model
 from tests.specimens import gaussian, tokens, write_model
+from tests.test_adapters import write_adapter, write_base
 
 V, N = 1200, 64
 
@@ -57,7 +58,7 @@ def move(hub, tmp_path):
 
 
 def compare(candidate="me/tuned", **options) -> HomologyReport:
-    return HomologyChecker.from_pretrained("owner/base", **options).compare(candidate, progress=False)
+    return HomologyChecker.from_pretrained("owner/base").compare(candidate, progress=False, **options)
 
 
 def saved(tmp_path, report, name="badge.svg"):
@@ -220,7 +221,9 @@ def test_a_local_folder_cannot_be_pinned(hub, tmp_path):
         verify(saved(tmp_path, report))
 
 
-def test_a_weight_file_and_a_tokenizer_named_elsewhere_are_named_again(hub, tmp_path):
+@pytest.fixture
+def many(hub, tmp_path):
+    """me/many: two weight files, of which one has to be named, and a tokenizer that lies in me/words."""
     # Rows in another order, and the tokenizer that says so in another repository.
     shuffled = torch.randperm(V, generator=torch.Generator().manual_seed(3))
     words = [tokens(V)[row] for row in shuffled]
@@ -233,12 +236,94 @@ def test_a_weight_file_and_a_tokenizer_named_elsewhere_are_named_again(hub, tmp_
     (folder / "config.json").write_bytes((whole / "config.json").read_bytes())
     hub.add_repository("me/many", folder)
     checker = HomologyChecker.from_pretrained("owner/base")
-    report = checker.compare(f"{hub.endpoint}/me/many/blob/main/two.safetensors", tokenizer="me/words", progress=False)
-    source = saved(tmp_path, report, "report.json")
+    return checker.compare(f"{hub.endpoint}/me/many/blob/main/two.safetensors", tokenizer="me/words", progress=False)
+
+
+def without(report, *names):
+    """The report without some of what says how its candidate was read, as older ones are."""
+    return dataclasses.replace(report, candidate=dataclasses.replace(report.candidate, **dict.fromkeys(names)))
+
+
+@pytest.mark.parametrize("name", ["badge.svg", "report.json", "badge.json"])
+def test_a_weight_file_and_a_tokenizer_named_elsewhere_are_found_again(hub, tmp_path, many, move, name):
+    words = many.candidate.tokenizer
+    assert (many.candidate.file, words) == ("two.safetensors", f"me/words@{hub.find('me/words').commit('main')}")
+    source = saved(tmp_path, many, name)
+    move("me/words", tokenizer__json=None)  # the vocabulary is read as it was, too
+    check = verify(source)
+    assert check.state == "match"
+    assert f"(file two.safetensors, vocabulary of {words})" in str(check)
+
+
+def test_what_an_older_report_does_not_say_is_said_again(tmp_path, many):
+    source = saved(tmp_path, without(many, "file", "tokenizer"), "report.json")
     assert verify(source, candidate_as=ReadAs(file="two.safetensors", tokenizer="me/words")).state == "match"
     assert verify(source, candidate_as=ReadAs(file="two.safetensors")).state == "different"
     with pytest.raises(CheckpointError):
         verify(source)
+    assert json.loads(source.read_text())["candidate"].keys() == {
+        *("repo", "revision", "commit", "architecture", "hidden_size", "layers", "vocabulary", "quantization")
+    }
+
+
+def test_a_folder_and_a_variant_are_found_again(hub, tmp_path):
+    place = write_model(tmp_path / "deep" / "er", gaussian(V, N, 0))
+    (place / "model.safetensors").rename(place / "model.fp16.safetensors")
+    hub.add_repository("me/deep", tmp_path / "deep")
+    report = compare("me/deep", subfolder="er", variant="fp16")
+    check = verify(saved(tmp_path, report))
+    assert check.state == "match"
+    assert (check.report.candidate.subfolder, check.report.candidate.variant) == ("er", "fp16")
+    assert "(folder er, variant fp16)" in str(check)
+
+
+def test_a_vocabulary_on_somebodys_disk_is_named_by_nobody_else(hub, tmp_path):
+    report = compare("me/tuned", tokenizer=str(tmp_path / "owner-base"))
+    source = saved(tmp_path, report)
+    assert str(tmp_path) not in source.read_text()
+    with pytest.raises(InputError, match="--candidate-tokenizer"):
+        verify(source)
+    assert verify(source, candidate_as=ReadAs(tokenizer="owner/base")).state == "match"
+
+
+def test_the_base_under_an_adapter_is_read_as_it_was(hub, tmp_path, move):
+    pinned = hub.add_repository("lab/base", write_base(tmp_path / "lab-base"))
+    hub.add_repository("me/lora", write_adapter(tmp_path / "lora", "lab/base"))
+    report = compare("me/lora")
+    assert report.candidate.bases == (f"lab/base@{pinned}",)
+    source = saved(tmp_path, report)
+    stranger = write_base(tmp_path / "next-base", seed=9) / "model.safetensors"
+    move("lab/base", model__safetensors=stranger.read_bytes())
+    check = verify(source)
+    assert (check.state, check.report.candidate.bases) == ("match", report.candidate.bases)
+    assert f"on lab/base@{pinned}" in str(check)
+    # Told apart from an older report, whose base is read as it is now.
+    older = tmp_path / "older.json"
+    older.write_text(without(report, "bases").to_json())
+    assert verify(older).state == "different"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"subfolder": "../up"},
+        {"subfolder": ""},
+        {"file": "/etc/x.gguf"},
+        {"file": "a\nb.gguf"},
+        {"variant": 5},
+        {"tokenizer": "me/words@main"},
+        {"tokenizer": "/home/me/words"},
+        {"bases": "owner/base"},
+        {"bases": ["owner/base"]},
+        {"bases": [f"../x@{'a' * 40}"]},
+    ],
+)
+def test_a_badge_says_nothing_else_of_how_a_model_was_read(fields):
+    body = make_badge(a_report()).claim.to_dict()
+    assert claim_of_dict(body).to_dict() == body
+    body["candidate"].update(fields)
+    with pytest.raises(InputError):
+        claim_of_dict(body)
 
 
 def test_a_badge_names_models_on_the_hub_only(hub, tmp_path, monkeypatch):

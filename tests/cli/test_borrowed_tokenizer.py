@@ -23,3 +23,16 @@ def test_a_vocabulary_is_borrowed_from_the_repository_that_is_named(tmp_path, ca
     options = ["--tokenizer", str(other), "--json", "--quiet"]
     assert main(["compare", str(relative), str(base), *options]) == 0
     assert json.loads(capsys.readouterr().out)["verdict"] == "homologous"
+
+
+def test_inspect_shows_the_vocabulary_that_is_borrowed(tmp_path, capsys):
+    bare = str(write_model(tmp_path / "bare", gaussian(V, N, 0), words=[]))
+    lender = str(write_model(tmp_path / "lender", gaussian(V, N, 1)))
+    assert main(["inspect", bare, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["vocabulary"] is None
+    assert main(["inspect", bare, "--tokenizer", lender, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["vocabulary"]["rows"] == V
+    assert found["model"]["tokenizer"] == lender
+    assert main(["inspect", bare, "--tokenizer", lender]) == 0
+    assert f"vocabulary of {lender}" in " ".join(capsys.readouterr().out.split())

@@ -203,6 +203,11 @@ def test_verify_badge_of_a_model_in_a_folder_of_its_repository(hub, tmp_path, ca
     hub.add_repository("me/tuned", tmp_path / "deep")
     assert main(["compare", "owner/base", "me/tuned", "--candidate-subfolder", "v2", "--json", "--quiet"]) == 0
     (tmp_path / "r.json").write_text(capsys.readouterr().out)
+    assert main(["verify-badge", str(tmp_path / "r.json"), "--quiet"]) == 0
+    assert capsys.readouterr().out.startswith("MATCH")
+    body = json.loads((tmp_path / "r.json").read_text())
+    assert body["candidate"].pop("subfolder") == "v2"  # as an older report
+    (tmp_path / "r.json").write_text(json.dumps(body))
     assert main(["verify-badge", str(tmp_path / "r.json"), "--candidate-subfolder", "v2", "--quiet"]) == 0
     assert capsys.readouterr().out.startswith("MATCH")
     assert main(["verify-badge", str(tmp_path / "r.json"), "--quiet"]) == 1

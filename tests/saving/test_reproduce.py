@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import os
+import shlex
 import shutil
 import subprocess
 
 import pytest
 
+from mdir_hf.cli.main import build_parser
 from mdir_hf.saving.reproduce import command_line, python_lines
 from tests.figures.drawn_reports import HOSTILE_NAMES, a_model, a_report
 
@@ -45,3 +48,18 @@ def test_python_reads_the_names_as_they_are(name):
 
     assert ("from_pretrained", [name], {"revision": "a1" * 20, "alpha": 1e-10, "seed": 0}) in calls
     assert ("compare", [name[::-1]], {"level": "body"}) in calls
+
+
+def test_how_a_model_was_read_is_part_of_the_command():
+    reference = dataclasses.replace(
+        a_model("owner/base"), subfolder="a b", variant="fp16", tokenizer=f"me/w@{'b' * 40}/x"
+    )
+    candidate = dataclasses.replace(a_model("me/many"), file="two.gguf", bases=(f"owner/base@{'c' * 40}", "./here"))
+    report = a_report(reference=reference, candidate=candidate)
+    options = build_parser().parse_args(shlex.split(command_line(report).replace("\\\n", " "))[1:])
+    assert (options.subfolder, options.variant, options.tokenizer) == ("a b", "fp16", f"hf://models/me/w@{'b' * 40}/x")
+    assert options.candidate == f"hf://models/me/many@{'a1' * 20}/two.gguf"
+    assert (options.base, options.candidate_base) == ([], [f"owner/base@{'c' * 40}"])
+    lines = python_lines(report)
+    assert f"'owner/base', revision={'a1' * 20!r}, subfolder='a b', variant='fp16', tokenizer=" in lines
+    assert f"compare('hf://models/me/many@{'a1' * 20}/two.gguf', bases=['owner/base@{'c' * 40}'], level=" in lines

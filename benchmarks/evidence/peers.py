@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from benchmarks.evidence.costs import compared, costs_text
+from benchmarks.evidence.judged import Judged, named, of_checker, of_peer
 from benchmarks.evidence.tables import Results, Row, table
-from benchmarks.metrics import decisions, leafbench_metrics, mahalanobis_ceiling, score_of_log10_p
+from benchmarks.metrics import decisions, leafbench_metrics, mahalanobis_ceiling
 from benchmarks.zoo.members import MEMBERS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-OURS = "mdir-hf"
 
 
 def peers_section(results: Results, figures: dict[str, Figure]) -> str:
@@ -26,10 +24,6 @@ def peers_section(results: Results, figures: dict[str, Figure]) -> str:
     judged = [of_checker(ours), *(of_peer(row, ours) for row in packages_last)]
     n_related = sum(judged[0].related)
     ceiling = mahalanobis_ceiling(n_related, len(judged[0].related) - n_related)
-    shares: dict[bool, list[float]] = {True: [], False: []}
-    for row in ours.values():
-        shares[row["settled_by"] == "screen"].append(row["bytes_read"] / row["bytes_of_weights"])
-    settled, others = (statistics.median(shares[is_settled]) for is_settled in (True, False))
     return "\n\n".join(
         [
             "## Others on the same pairs",
@@ -70,21 +64,7 @@ def peers_section(results: Results, figures: dict[str, Figure]) -> str:
                 ["method", "ACC", "AUC", "pAUC", "MD", "TPR at 1 % FPR", "AUC, all pairs", "TPR at 1 % FPR, all pairs"],
                 [metrics_row(method) for method in judged if method.is_ranked],
             ),
-            "### Time and bytes",
-            "Seconds of one core for a pair that was not met before: for the checker opening, reading and "
-            "comparing, for peers two fingerprints and a score. In a study of many models a fingerprint is made "
-            "once, and is then cheaper than the checker's pairs (`mdir-hf survey`, which reads each model once, was "
-            f"not timed here). Of the bytes of weights the checker read {settled:.0%} where the embeddings' screen "
-            f"settled a pair and {others:.0%} where it did not (medians; more than all where tokenizers, a large "
-            "part at these sizes, are counted and layers are read for a second map). What peers read was not "
-            "counted; their descriptions have them load both models.",
-            table(
-                ["method", "seconds for a new pair", "times the checker's", "seconds for one more pair"],
-                [
-                    [named(m), f"{m.seconds:.2f}", f"{m.seconds / judged[0].seconds:.2g}", f"{m.score_seconds:.3f}"]
-                    for m in judged
-                ],
-            ),
+            costs_text(compared(judged, ours)),
         ]
     )
 
@@ -165,91 +145,6 @@ def above_every_stranger(method: Judged) -> set[tuple[str, str]]:
     strangers = [score for _, score, is_related in everything if score is not None and not is_related]
     highest = max(strangers, default=math.inf)
     return {key for key, score, is_related in everything if is_related and score is not None and score > highest}
-
-
-def named(method: Judged) -> str:
-    """Its name, ours in bold."""
-    return f"**{method.name}**" if method.name == OURS else method.name
-
-
-@dataclass(frozen=True)
-class Judged:
-    """One method on all pairs.
-
-    Attributes:
-        name: Its name.
-        pairs: The pairs, in the order of what follows.
-        related: The truth.
-        scores: None where it has no answer.
-        decided: Decisions by its own rule, None where it has none.
-        at_alpha: Decisions by its p-value at 1e-10, None where it has none.
-        rule: Its own rule, in words.
-        seconds: Mean processor time of a new pair.
-        score_seconds: The same where both models have been met before.
-    """
-
-    name: str
-    pairs: list[tuple[str, str]]
-    related: list[bool]
-    scores: list[float | None]
-    decided: list[bool] | None
-    at_alpha: list[bool] | None
-    rule: str
-    seconds: float
-    score_seconds: float
-
-    @property
-    def answered(self) -> tuple[list[float], list[bool]]:
-        """Scores and truth of the pairs that have an answer."""
-        both = [(score, related) for score, related in zip(self.scores, self.related, strict=True) if score is not None]
-        return [score for score, _ in both], [related for _, related in both]
-
-    @property
-    def is_ranked(self) -> bool:
-        """Whether pairs of both kinds have an answer."""
-        return len(set(self.answered[1])) == 2
-
-
-def of_checker(ours: dict[tuple[str, str], Row]) -> Judged:
-    """The checker as one of the methods; it keeps nothing between pairs here."""
-    rows = list(ours.values())
-    decided = [row["verdict"] == "homologous" for row in rows]
-    seconds = statistics.mean(row["cpu_s"] for row in rows)
-    return Judged(
-        OURS,
-        list(ours),
-        [row["related"] for row in rows],
-        [score_of_log10_p(row["log10_p"]) for row in rows],
-        decided,
-        decided,
-        "verdict at 1e-10",
-        seconds,
-        seconds,
-    )
-
-
-def of_peer(row: Row, ours: dict[tuple[str, str], Row]) -> Judged:
-    """A peer as one of them."""
-    names, threshold = row["models"], row["threshold"]
-    made = row["fingerprint_cpu_s"]
-    kept = [(score, (names[score[0]], names[score[1]])) for score in row["scores"]]
-    kept = [(score, key) for score, key in kept if key in ours]
-    scores = [score[2] for score, _ in kept]
-    has_p = any(score[3] is not None for score, _ in kept)
-    at_alpha = [score[3] is not None and score[3] <= -10 for score, _ in kept] if has_p else None
-    decided = at_alpha if threshold is None else [value is not None and value >= threshold for value in scores]
-    rule = f"score at least {threshold:g}" if threshold is not None else "its p at 1e-10" if has_p else "none"
-    return Judged(
-        row["peer"],
-        [key for _, key in kept],
-        [ours[key]["related"] for _, key in kept],
-        scores,
-        decided,
-        at_alpha,
-        rule,
-        statistics.mean(made[score[0]] + made[score[1]] + score[4] for score, _ in kept),
-        statistics.mean(score[4] for score, _ in kept),
-    )
 
 
 def errors(accepted: Sequence[bool], related: Sequence[bool]) -> str:

@@ -7,11 +7,10 @@ be fetched of a model that lies elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
-
-import numpy as np
-import numpy.typing as npt
 
 from mdir_hf.checkpoint.sources import ByteSource, Span
 from mdir_hf.hub.local import LocalRepository
@@ -27,24 +26,35 @@ class Reads:
     """
 
     def __init__(self) -> None:
-        self._asked: dict[Path, npt.NDArray[np.bool_]] = {}
+        self._asked: dict[str, set[Span]] = {}
 
     def add(self, file: Path, start: int = 0, stop: int | None = None) -> None:
         """Count the bytes ``[start, stop)`` of a file, by default all of them; again does not count."""
-        file = file.resolve()
-        if file not in self._asked:
-            self._asked[file] = np.zeros(file.stat().st_size, dtype=np.bool_)
-        self._asked[file][start:stop] = True
+        span = (start, file.stat().st_size if stop is None else stop)
+        self._asked.setdefault(_real_path(file), set()).add(span)
 
     @property
     def n_bytes_of_weights(self) -> int:
         """Bytes of weight files, their headers included."""
-        return sum(int(asked.sum()) for file, asked in self._asked.items() if file.suffix in WEIGHT_SUFFIXES)
+        return sum(_n_bytes(spans) for file, spans in self._asked.items() if file.endswith(WEIGHT_SUFFIXES))
 
     @property
     def n_bytes_beside(self) -> int:
         """Bytes of all other files: tokenizers, configs, indices."""
-        return sum(int(asked.sum()) for file, asked in self._asked.items() if file.suffix not in WEIGHT_SUFFIXES)
+        return sum(_n_bytes(spans) for file, spans in self._asked.items() if not file.endswith(WEIGHT_SUFFIXES))
+
+
+_real_path = lru_cache(maxsize=1024)(os.path.realpath)
+"""Asked once for a file, and not for each of the many spans that are read of it."""
+
+
+def _n_bytes(spans: Iterable[Span]) -> int:
+    """Bytes of the union of some spans."""
+    n_bytes = reached = 0
+    for start, stop in sorted(spans):
+        n_bytes += max(0, stop - max(start, reached))
+        reached = max(reached, stop)
+    return n_bytes
 
 
 class CountedFolder(LocalRepository):

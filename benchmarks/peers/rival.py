@@ -14,12 +14,15 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import redirect_stdout
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import safetensors
 
 Spans = set[tuple[str, int, int]]
+
+real_path = lru_cache(maxsize=None)(os.path.realpath)  # weightscope opens a file once for every tensor
 
 
 class Package(NamedTuple):
@@ -60,21 +63,27 @@ def weightscope(cache: Path) -> Package:
 PACKAGES = {"provenancekit": provenance_kit, "weightscope": weightscope}
 
 
+def places_of(path: str) -> dict[str, list[int]]:
+    """Start and stop of each tensor of a safetensors file, and of its header under the name of nothing."""
+    with Path(path).open("rb") as file:
+        start = 8 + int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(start - 8))
+    tensors = {name: entry["data_offsets"] for name, entry in header.items() if name != "__metadata__"}
+    return {"": [0, start], **{name: [start + at for at in offsets] for name, offsets in tensors.items()}}
+
+
 def count_tensors(spans: Spans) -> None:
     """Make ``safetensors.safe_open`` tell which bytes it is asked for; before anybody else has imported it."""
     safe_open = safetensors.safe_open
+    headers: dict[str, dict[str, list[int]]] = {}
 
     class CountedFile:
         def __init__(self, filename: Any, *args: Any, **options: Any) -> None:
-            self._path, self._file = os.path.realpath(filename), safe_open(filename, *args, **options)
-            with Path(self._path).open("rb") as file:
-                n_header = int.from_bytes(file.read(8), "little")
-                self._places = {
-                    name: [8 + n_header + at for at in entry["data_offsets"]]
-                    for name, entry in json.loads(file.read(n_header)).items()
-                    if name != "__metadata__"
-                }
-            spans.add((self._path, 0, 8 + n_header))
+            self._path, self._file = real_path(filename), safe_open(filename, *args, **options)
+            if self._path not in headers:
+                headers[self._path] = places_of(self._path)
+            self._places = headers[self._path]
+            self._count("")
 
         def __enter__(self) -> "CountedFile":
             self._file.__enter__()
@@ -115,7 +124,7 @@ def main() -> None:
 
     def opened(event: str, args: tuple[Any, ...]) -> None:
         if event == "open" and isinstance(args[0], (str, os.PathLike)) and not str(args[0]).endswith(".safetensors"):
-            path = os.path.realpath(args[0])
+            path = real_path(args[0])
             if path.startswith(tuple(folder + os.sep for folder in folders)):
                 spans.add((path, 0, Path(path).stat().st_size))
 

@@ -5,8 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.evidence.costs import compared, costs_text
+from benchmarks.evidence.judged import of_checker, of_peer
+from benchmarks.evidence.losses import losses_section
 from benchmarks.evidence.page import PAPER, SECTIONS, make_evidence
-from benchmarks.evidence.peers import above_every_stranger, of_checker, of_peer
+from benchmarks.evidence.peers import above_every_stranger
 from benchmarks.evidence.peers import relation_table as side_by_side
 from benchmarks.evidence.tables import RESULTS, read_results, read_written
 from benchmarks.evidence.zoo import base_table, missed_text, relation_table
@@ -26,8 +29,21 @@ def row(a, b, *, related=True, verdict="homologous", log10_p=-300.0, relation="s
         "log10_p": log10_p,
         "settled_by": "screen",
         "cpu_s": 1.0,
-        "bytes_read": 1,
+        "bytes_read": 3,
+        "bytes_beside_weights": 2,
         "bytes_of_weights": 10,
+    }
+
+
+def peer_row(models, scores, *, threshold=None, cpu_s=(0.0, 0.0, 0.0, 0.0)):
+    return {
+        "peer": "P",
+        "threshold": threshold,
+        "models": models,
+        "fingerprint_cpu_s": cpu_s,
+        "fingerprint_bytes": [1, 2, 3, 4],
+        "fingerprint_bytes_beside": [10, 20, 30, 40],
+        "scores": scores,
     }
 
 
@@ -87,29 +103,28 @@ def test_a_peer_is_judged_by_its_own_threshold_where_it_has_one_and_an_unanswere
 ):
     ours = {(r["a"], r["b"]): r for r in (row("base", "sft"), row("base", "rl"))}
     judged = of_peer(
-        {
-            "peer": "P",
-            "threshold": threshold,
-            "models": ["llama/base", "llama/sft", "llama/rl"],
-            "fingerprint_cpu_s": [1.0, 2.0, 3.0],
-            "scores": [[0, 1, 0.7, None, 0.5, None], [0, 2, None, None, 0.5, 0]],
-        },
+        peer_row(
+            ["llama/base", "llama/sft", "llama/rl"],
+            [[0, 1, 0.7, None, 0.5, None, 4], [0, 2, None, None, 0.5, 0, 4]],
+            threshold=threshold,
+            cpu_s=[1.0, 2.0, 3.0],
+        ),
         ours,
     )
     assert (judged.rule, judged.decided, judged.scores) == (rule, decided, [0.7, None])
-    assert judged.seconds == pytest.approx((3.5 + 4.5) / 2)
+    assert [cost.seconds for cost in judged.costs] == pytest.approx([3.5, 4.5])
+    assert [cost.score_seconds for cost in judged.costs] == [0.5, 0.5]
+    # Two fingerprints, and what the score reads.
+    assert [cost.weights for cost in judged.costs] == [1 + 2 + 4, 1 + 3 + 4]
+    assert [cost.beside for cost in judged.costs] == [10 + 20, 10 + 30]
 
 
 def test_a_peer_with_p_values_and_no_threshold_is_judged_at_alpha():
     ours = {(r["a"], r["b"]): r for r in (row("base", "sft"), row("base", "rl"))}
     judged = of_peer(
-        {
-            "peer": "P",
-            "threshold": None,
-            "models": ["llama/base", "llama/sft", "llama/rl"],
-            "fingerprint_cpu_s": [0.0, 0.0, 0.0],
-            "scores": [[0, 1, 9.0, -12.0, 0.0, None], [0, 2, 8.0, -9.0, 0.0, None]],
-        },
+        peer_row(
+            ["llama/base", "llama/sft", "llama/rl"], [[0, 1, 9.0, -12.0, 0.0, None, 0], [0, 2, 8.0, -9.0, 0.0, None, 0]]
+        ),
         ours,
     )
     assert (judged.rule, judged.decided) == ("its p at 1e-10", [True, False])
@@ -123,13 +138,10 @@ def judged_pairs():
     )
     ours = {(r["a"], r["b"]): r for r in rows}
     peer = of_peer(
-        {
-            "peer": "P",
-            "threshold": None,
-            "models": ["llama/base", "llama/sft", "llama/retokenised", "llama/other-seed"],
-            "fingerprint_cpu_s": [0.0] * 4,
-            "scores": [[0, 1, 0.4, None, 0.0, None], [0, 2, None, None, 0.0, 0], [0, 3, 0.6, None, 0.0, None]],
-        },
+        peer_row(
+            ["llama/base", "llama/sft", "llama/retokenised", "llama/other-seed"],
+            [[0, 1, 0.4, None, 0.0, None, 0], [0, 2, None, None, 0.0, 0, 0], [0, 3, 0.6, None, 0.0, None, 0]],
+        ),
         ours,
     )
     return of_checker(ours), peer
@@ -146,3 +158,64 @@ def test_side_by_side_a_pair_without_an_answer_is_a_question_mark():
     assert "| sft | 1 | 1 | 0 |" in text
     assert "| retokenised | 1 | 0 | ? |" in text
     assert "| *other-seed* | 1 | 0 | 0 |" in text
+
+
+# --- costs
+
+
+def paid(settled_by, *, cpu_s, bytes_read, bytes_beside_weights):
+    return {
+        "settled_by": settled_by,
+        "cpu_s": cpu_s,
+        "bytes_read": bytes_read,
+        "bytes_beside_weights": bytes_beside_weights,
+        "bytes_of_weights": 100,
+    }
+
+
+def beside_the_checker():
+    """The screen settles the first pair, the peer cannot say of the third."""
+    rows = (
+        row("base", "sft") | paid("screen", cpu_s=1.0, bytes_read=12, bytes_beside_weights=10),
+        row("base", "rl") | paid("body", cpu_s=3.0, bytes_read=150, bytes_beside_weights=10),
+        row("base", "other-seed", related=False) | paid("body", cpu_s=9.0, bytes_read=900, bytes_beside_weights=0),
+    )
+    ours = {(r["a"], r["b"]): r for r in rows}
+    peer = peer_row(
+        ["llama/base", "llama/sft", "llama/rl", "llama/other-seed"],
+        [[0, 1, 0.4, None, 0.5, None, 0], [0, 2, 0.4, None, 0.5, None, 10], [0, 3, None, None, 9.0, 0, 99]],
+        cpu_s=[0.0, 0.0, 1.0, 0.0],
+    )
+    return ours, peer
+
+
+def test_costs_are_compared_on_the_pairs_that_a_method_answers():
+    ours, peer = beside_the_checker()
+    checker, other = compared([of_checker(ours), of_peer(peer, ours)], ours)
+    assert checker.weights == pytest.approx((2 + 140 + 900) / 3)
+    assert (other.seconds, other.times_seconds) == pytest.approx((1.0, 1.0 / 2.0))
+    assert other.weights == pytest.approx((3 + 14) / 2)
+    assert other.times_weights() == pytest.approx((3 + 14) / (2 + 140))
+
+
+def test_bytes_are_told_apart_by_whether_the_screen_settles_a_pair():
+    ours, peer = beside_the_checker()
+    checker, other = compared([of_checker(ours), of_peer(peer, ours)], ours)
+    assert (other.times_weights(settled=True), other.times_weights(settled=False)) == pytest.approx((3 / 2, 14 / 140))
+    assert (checker.share_where(True), checker.share_where(False)) == pytest.approx((0.02, (1.4 + 9.0) / 2))
+
+
+def test_the_tables_of_costs_have_a_row_for_each_method():
+    ours, peer = beside_the_checker()
+    text = costs_text(compared([of_checker(ours), of_peer(peer | {"peer": "PDF"}, ours)], ours))
+    assert "| PDF | 1.00 | 0.5 | 0.500 |" in text
+    # Rows of q and o, k and v of a kilobyte of channels: 2 x 2 x 4096 x 5120 x 32 bytes of each model.
+    assert "| PDF | q, k, v and o of every layer | 5.37 | 17% |" in text
+
+
+def test_methods_that_read_or_take_less_are_named_where_we_lose():
+    ours, peer = beside_the_checker()
+    text = losses_section({"zoo-pairs": list(ours.values()), "zoo-peers": [peer]}, {})
+    assert "they answer: P (0.5)." in text
+    assert "in the checker's, by P (0.12)." in text
+    assert "of such pairs no other method reads as much" in text

@@ -1,0 +1,161 @@
+"""The section on time and bytes: what each method takes for a pair, against the checker on the same pairs."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from benchmarks.evidence.judged import Cost, Judged, named
+from benchmarks.evidence.tables import Row, table
+from benchmarks.peers.full_size import LLAMA_8B, N_BYTES_PER_WEIGHT, weights_read
+from mdir_hf.comparison.plan import first_look_rows
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What a method takes of the pairs that it answers, and what the checker takes of the same.
+
+    Attributes:
+        method: The method.
+        own: Its costs.
+        ours: The checker's, of the same pairs.
+        settled: Whether the screen of the embeddings settled the pair for the checker.
+    """
+
+    method: Judged
+    own: list[Cost]
+    ours: list[Cost]
+    settled: list[bool]
+
+    @property
+    def seconds(self) -> float:
+        """Mean processor time of a new pair."""
+        return statistics.mean(cost.seconds for cost in self.own)
+
+    @property
+    def times_seconds(self) -> float:
+        """The same, in the checker's."""
+        return self.seconds / statistics.mean(cost.seconds for cost in self.ours)
+
+    @property
+    def weights(self) -> float:
+        """Mean bytes of weights of a new pair."""
+        return statistics.mean(cost.weights for cost in self.own)
+
+    def share_where(self, settled: bool | None = None) -> float:
+        """Bytes of weights over the size of both models, the median of pairs; which, as in ``times_weights``."""
+        return statistics.median(self.own[i].weights / self.own[i].size for i in self._where(settled))
+
+    def times_weights(self, settled: bool | None = None) -> float:
+        """Bytes of weights in the checker's: of all pairs, or of those that its screen settles, or of the others."""
+        kept = self._where(settled)
+        ours = sum(self.ours[i].weights for i in kept)
+        return sum(self.own[i].weights for i in kept) / ours if ours else math.nan
+
+    def _where(self, settled: bool | None) -> list[int]:
+        return [i for i, is_settled in enumerate(self.settled) if settled in (None, is_settled)]
+
+
+def compared(judged: Sequence[Judged], ours: dict[tuple[str, str], Row]) -> list[Compared]:
+    """Every method beside the checker, which comes first; ``ours`` has its lines."""
+    settled = {key: row["settled_by"] == "screen" for key, row in ours.items()}
+    checker = dict(zip(judged[0].pairs, judged[0].costs, strict=True))
+    found = []
+    for method in judged:
+        told = zip(method.pairs, method.scores, method.costs, strict=True)
+        kept = [(key, cost) for key, score, cost in told if score is not None]
+        found.append(
+            Compared(
+                method, [cost for _, cost in kept], [checker[key] for key, _ in kept], [settled[key] for key, _ in kept]
+            )
+        )
+    return found
+
+
+def costs_text(costs: Sequence[Compared]) -> str:
+    """Two tables of the zoo, and what the peers would read of a model of real size."""
+    return "\n\n".join(
+        [
+            "### Time and bytes",
+            "Of a pair that was not met before, over the pairs that a method answers, and against the checker on the "
+            "same pairs. In a study of many models a fingerprint is made once, and another pair is then cheaper than "
+            "the checker's (`mdir-hf survey`, which reads each model once, was not measured here).",
+            "Seconds are of one core: for the checker opening, reading and comparing, for peers two fingerprints and a "
+            "score. Imports are not counted. The checker's pairs and the peers' were run one after the other on one "
+            "machine with other work, which moves processor times by up to two fifths.",
+            table(
+                ["method", "seconds for a new pair", "times the checker's", "seconds for one more pair"],
+                [
+                    [
+                        named(each.method),
+                        f"{each.seconds:.2f}",
+                        f"{each.times_seconds:.2g}",
+                        f"{statistics.mean(cost.score_seconds for cost in each.own):.3f}",
+                    ]
+                    for each in costs
+                ],
+            ),
+            "Bytes are of weight files, headers included. Of peers each byte counts once that they ask for, and no gap "
+            "between rows; a model that transformers loads counts whole, since it takes every tensor; of packages the "
+            "tensors count that they take out of files, which are mapped, so that the kernel does not tell what was "
+            "read. Of the checker everything counts that it read, twice what it read twice. Its readers, which our "
+            "peers use, too, ask for 100,000 bytes before they know how long a header is: a fiftieth of such a model, "
+            "nothing of a large one. Tokenizers and configs stand apart, once for each model: at these sizes they are "
+            "nearly as much as the weights that a screen reads, and at real sizes little. GGUF files hold them inside.",
+            table(
+                [
+                    "method",
+                    "MB of weights for a new pair",
+                    "times the checker's",
+                    "where its screen settles",
+                    "where it does not",
+                    "share of both models",
+                    "kB beside weights",
+                ],
+                [
+                    [
+                        named(each.method),
+                        f"{each.weights / 1e6:.2f}",
+                        *(_times(each.times_weights(which)) for which in (None, True, False)),
+                        f"{each.share_where():.0%}",
+                        f"{statistics.mean(cost.beside for cost in each.own) / 1e3:.0f}",
+                    ]
+                    for each in costs
+                ],
+            ),
+            f"The checker reads {costs[0].share_where(True):.0%} of both models' weights where the embeddings' screen "
+            f"settles a pair and {costs[0].share_where(False):.0%} where it does not (medians; more than all where "
+            "layers are read for a second map, or parts of one tensor one by one).",
+            full_size_text([each.method.name for each in costs[1:]]),
+        ]
+    )
+
+
+def full_size_text(names: Sequence[str]) -> str:
+    """What each would fetch of a pair as large as Llama-3.1-8B, by the tensors that it takes."""
+    whole = N_BYTES_PER_WEIGHT * LLAMA_8B.all
+    read = weights_read(LLAMA_8B)
+    look = 2 * N_BYTES_PER_WEIGHT * first_look_rows(LLAMA_8B.width) * LLAMA_8B.width
+    return "\n\n".join(
+        [
+            f"Of a pair as large as Llama-3.1-8B ({2 * whole / 1e9:.1f} GB) they would have to fetch, by the tensors "
+            "that they take (computed from shapes, `benchmarks/peers/full_size.py`; not run):",
+            table(
+                ["method", "what it takes of each model", "GB for a new pair", "share"],
+                [
+                    [name, read[name][1], f"{2 * N_BYTES_PER_WEIGHT * read[name][0] / 1e9:.2f}", f"{share:.0%}"]
+                    for name in names
+                    if (share := read[name][0] / LLAMA_8B.all)
+                ],
+            ),
+            f"The checker's first look at such a pair takes {look / 1e6:.1f} MB of weights, which settles near copies "
+            "(`python -m benchmarks.llama_8b_bytes` measures one); a pair that nothing settles costs it the "
+            "embeddings, the unembeddings and every layer of both, as on the zoo.",
+        ]
+    )
+
+
+def _times(ratio: float) -> str:
+    return "" if math.isnan(ratio) else f"{ratio:.2g}"

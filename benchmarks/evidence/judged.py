@@ -1,0 +1,127 @@
+"""What each method said of each pair of the zoo, and what it took."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from benchmarks.evidence.tables import Row
+from benchmarks.metrics import score_of_log10_p
+
+OURS = "mdir-hf"
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a method takes for a pair.
+
+    Attributes:
+        seconds: Processor time of a new pair.
+        score_seconds: The same where both models have been met before.
+        weights: Bytes of weights read of a new pair.
+        beside: Bytes of tokenizers and configs.
+        size: Bytes of both models' weights.
+    """
+
+    seconds: float
+    score_seconds: float
+    weights: int
+    beside: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One method on all pairs.
+
+    Attributes:
+        name: Its name.
+        pairs: The pairs, in the order of what follows.
+        related: The truth.
+        scores: None where it has no answer.
+        decided: Decisions by its own rule, None where it has none.
+        at_alpha: Decisions by its p-value at 1e-10, None where it has none.
+        rule: Its own rule, in words.
+        costs: What it takes.
+    """
+
+    name: str
+    pairs: list[tuple[str, str]]
+    related: list[bool]
+    scores: list[float | None]
+    decided: list[bool] | None
+    at_alpha: list[bool] | None
+    rule: str
+    costs: list[Cost]
+
+    @property
+    def answered(self) -> tuple[list[float], list[bool]]:
+        """Scores and truth of the pairs that have an answer."""
+        both = [(score, related) for score, related in zip(self.scores, self.related, strict=True) if score is not None]
+        return [score for score, _ in both], [related for _, related in both]
+
+    @property
+    def is_ranked(self) -> bool:
+        """Whether pairs of both kinds have an answer."""
+        return len(set(self.answered[1])) == 2
+
+
+def of_checker(ours: dict[tuple[str, str], Row]) -> Judged:
+    """The checker as one of the methods; it keeps nothing between pairs here."""
+    rows = list(ours.values())
+    decided = [row["verdict"] == "homologous" for row in rows]
+    return Judged(
+        OURS,
+        list(ours),
+        [row["related"] for row in rows],
+        [score_of_log10_p(row["log10_p"]) for row in rows],
+        decided,
+        decided,
+        "verdict at 1e-10",
+        [
+            Cost(
+                row["cpu_s"],
+                row["cpu_s"],
+                row["bytes_read"] - row["bytes_beside_weights"],
+                row["bytes_beside_weights"],
+                row["bytes_of_weights"],
+            )
+            for row in rows
+        ],
+    )
+
+
+def of_peer(row: Row, ours: dict[tuple[str, str], Row]) -> Judged:
+    """A peer as one of them."""
+    names, threshold = row["models"], row["threshold"]
+    seconds, weights, beside = (row[f"fingerprint_{what}"] for what in ("cpu_s", "bytes", "bytes_beside"))
+    kept = [(score, (names[score[0]], names[score[1]])) for score in row["scores"]]
+    kept = [(score, key) for score, key in kept if key in ours]
+    scores = [score[2] for score, _ in kept]
+    has_p = any(score[3] is not None for score, _ in kept)
+    at_alpha = [score[3] is not None and score[3] <= -10 for score, _ in kept] if has_p else None
+    decided = at_alpha if threshold is None else [value is not None and value >= threshold for value in scores]
+    rule = f"score at least {threshold:g}" if threshold is not None else "its p at 1e-10" if has_p else "none"
+    return Judged(
+        row["peer"],
+        [key for _, key in kept],
+        [ours[key]["related"] for _, key in kept],
+        scores,
+        decided,
+        at_alpha,
+        rule,
+        [
+            Cost(
+                seconds[a] + seconds[b] + taken,
+                taken,
+                weights[a] + weights[b] + read,
+                beside[a] + beside[b],
+                ours[key]["bytes_of_weights"],
+            )
+            for (a, b, _, _, taken, _, read), key in kept
+        ],
+    )
+
+
+def named(method: Judged) -> str:
+    """Its name, ours in bold."""
+    return f"**{method.name}**" if method.name == OURS else method.name

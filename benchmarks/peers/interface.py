@@ -1,7 +1,8 @@
 """What a peer is: a method of others that says how related two models are.
 
 Each is written from its description, in code of our own, at the sizes that its description gives unless the docstring
-says otherwise. Where a description leaves something open, the choice that helps the peer is taken.
+says otherwise. Where a description leaves something open, the choice that helps the peer is taken. What each would
+fetch of a model of real size is in ``full_size.py``.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@
 
 Results are small and lie in ``benchmarks/results``: ``zoo-models.jsonl``, ``zoo-pairs.jsonl`` (a line for each pair
 and level) and ``zoo-peers.jsonl`` (a line for each peer). Seconds are of processor time: the machine does other things.
+Run both parts one after the other where their times are to be compared. Bytes do not depend on that.
 """
 
 from __future__ import annotations

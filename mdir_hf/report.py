@@ -468,7 +468,7 @@ def _matrix_lines(name: str, matrix: MatrixReport) -> list[str]:
 def _layer_lines(layers: Mapping[str, Any], modules: tuple[Mapping[str, Any], ...]) -> list[str]:
     matches = layers["matches"]
     outer = {"identity": "the same residual basis", "rotation": "a fitted rotation"}.get(
-        layers["outer"], "the channels matched on the embeddings"
+        layers["outer"], f"the channels matched on the {layers.get('fitted_on') or 'embeddings'}"
     )
     n_layers = len(layers["matrix"][0]) if layers["matrix"] else 0
     lines = [

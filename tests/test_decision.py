@@ -115,7 +115,14 @@ def test_whether_a_copy_could_be_significant_agrees_with_the_bound(n):
         assert could_settle(tokens, ALPHA) is able
 
 
-BODY = BodySummary(log_p=-500.0, outer="identity", stray_share=0.0, placebo_is_silent=True, is_supported=True)
+BODY = BodySummary(
+    log_p=-500.0,
+    outer="identity",
+    fitted_on="embeddings",
+    stray_share=0.0,
+    placebo_is_silent=True,
+    is_supported=True,
+)
 
 
 def body_verdict(body):

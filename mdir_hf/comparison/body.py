@@ -17,6 +17,7 @@ from mdir_hf.anatomy import Role
 from mdir_hf.comparison.layers import layer_weights, layers_with, read_mixer, read_representative
 from mdir_hf.comparison.mixtures import ExpertOrigins, experts_report, has_experts, trace_experts
 from mdir_hf.comparison.model import Model
+from mdir_hf.comparison.outers import FITTED_ON, FITTED_ROLE, Attempt
 from mdir_hf.homology.gauge import OuterTransformation
 from mdir_hf.homology.heads import HeadTransformation
 from mdir_hf.homology.layer_map import LayerMap, map_layers
@@ -99,7 +100,7 @@ def representatives(reference: Model, candidate: Model) -> tuple[Role, ...]:
 def compare_bodies(
     reference: Model,
     candidate: Model,
-    outers: Sequence[OuterTransformation],
+    tried: Sequence[Attempt],
     *,
     log_alpha: float,
     all_layers: bool,
@@ -111,7 +112,7 @@ def compare_bodies(
     Args:
         reference: One model.
         candidate: The other.
-        outers: Outer transformations to try; all of them are counted.
+        tried: Outer transformations to try, and with which representatives; all of them are counted.
         log_alpha: Natural log of the level that is left for the body.
         all_layers: Whether every matched layer is analysed by Algorithm 3, or a few of them.
         seed: Seed of the screened channels.
@@ -123,12 +124,14 @@ def compare_bodies(
 
     Cost: reads the representative of every layer, once per map; then all weights of the layers analysed.
     """
-    roles = representatives(reference, candidate)
-    n_maps = len(outers) * len(roles)
+    n_maps = sum(len(attempt.roles) for attempt in tried)
     best: BodyEvidence | None = None
-    for outer in outers:
+    for attempt in tried:
+        outer = attempt.make()
+        if outer is None:
+            continue
         significant: list[BodyEvidence] = []
-        for role in roles:
+        for role in attempt.roles:
             if significant and role is Role.UP:
                 break  # reading every MLP is not worth a few more layers on the map
             evidence = _try_map(
@@ -250,6 +253,8 @@ def _analyse(
 ) -> list[ModuleEvidence]:
     first, second = layer_weights(reference, pair[0]), layer_weights(candidate, pair[1])
     roles = _narrow_roles(first, second) if is_sample else ROLES
+    if outer.fitted_on == FITTED_ON:
+        roles = tuple(role for role in roles if role != FITTED_ROLE.value)
     dtype = torch.float32 if outer.n_candidate > FLOAT64_CHANNELS else torch.float64
     evidence = analyse_layer(first, second, outer, roles=roles, log_alpha=log_alpha, dtype=dtype)
     mixer, other = read_mixer(reference, pair[0], dtype), read_mixer(candidate, pair[1], dtype)
@@ -289,6 +294,7 @@ def layers_report(evidence: BodyEvidence, reference: Model, candidate: Model) ->
     return {
         "role": evidence.role.value,
         "outer": evidence.outer.kind,
+        "fitted_on": evidence.outer.fitted_on if evidence.outer.is_fitted else None,
         "pattern": layer_map.pattern,
         "matches": [[mine[m.reference], other[m.candidate], m.log_p / LN10] for m in layer_map.matches],
         "log10_p": evidence.log_p / LN10,

@@ -39,9 +39,14 @@ _BODY_CAVEATS = {
     ),
     "rotation": (
         "The residual stream of one model is that of the other under a rotation, as after deliberate obfuscation; the "
-        "rotation was fitted on the embeddings and is no evidence by itself.",
+        "rotation was fitted on the {fitted_on} and is no evidence by itself.",
     ),
 }
+
+_NEW_EMBEDDINGS_CAVEAT = (
+    "The embeddings do not agree and the layers do, in a residual basis that their own keys suggested: as after a "
+    "change of tokenizer in a model whose channels were permuted, cut or turned."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +106,7 @@ class BodySummary:
     Attributes:
         log_p: Natural log of p of the layer map, corrected for all maps and looks.
         outer: Kind of the outer transformation that carried the layers.
+        fitted_on: Rows of what it was found on, where it was looked for.
         stray_share: Share of the cells off the map that are significant; near 0 where the null of the layers holds.
         placebo_is_silent: Whether no cell is significant at 0.1 % where the residual channels are shuffled.
         is_supported: Whether, behind a fitted rotation, the analysed layers speak in the tests that features which
@@ -109,6 +115,7 @@ class BodySummary:
 
     log_p: float
     outer: str
+    fitted_on: str
     stray_share: float
     placebo_is_silent: bool
     is_supported: bool
@@ -152,7 +159,7 @@ def decide(
     if body is not None and body.log_p < math.log(alpha):
         doubts = _doubts(body)
         if not doubts:
-            return Decision(Verdict.HOMOLOGOUS, None, "body", _BODY_CAVEATS.get(body.outer, ()))
+            return Decision(Verdict.HOMOLOGOUS, None, "body", _caveats_of_layers(body))
         return Decision(Verdict.INCONCLUSIVE, Reason.NULL_NOT_VALIDATED, None, doubts)
     for one in evidence.values():
         if one.is_settled:
@@ -225,6 +232,11 @@ def _doubts(body: BodySummary) -> tuple[str, ...]:
             "on unrelated models of the same language."
         )
     return tuple(doubts)
+
+
+def _caveats_of_layers(body: BodySummary) -> tuple[str, ...]:
+    caveats = tuple(sentence.format(fitted_on=body.fitted_on) for sentence in _BODY_CAVEATS.get(body.outer, ()))
+    return caveats if body.outer == "identity" or body.fitted_on == "embeddings" else (*caveats, _NEW_EMBEDDINGS_CAVEAT)
 
 
 def _caveats_of_silence(evidence: Mapping[str, Evidence], level: str, body: BodySummary | None) -> tuple[str, ...]:

@@ -10,11 +10,19 @@ import numpy as np
 
 from mdir_hf._version import __version__
 from mdir_hf.anatomy import WeightPart
-from mdir_hf.comparison.body import BodyEvidence, compare_bodies, is_supported, layers_report, modules_report
+from mdir_hf.comparison.body import (
+    BodyEvidence,
+    compare_bodies,
+    is_supported,
+    layers_report,
+    modules_report,
+    representatives,
+)
 from mdir_hf.comparison.decision import BodySummary, Decision, decide
 from mdir_hf.comparison.layers import n_neurons
 from mdir_hf.comparison.matrices import MatrixOutcome, Stopwatch, compare_matrices
 from mdir_hf.comparison.model import Model, share_vocabulary
+from mdir_hf.comparison.outers import attempts
 from mdir_hf.comparison.plan import ReadPlan, check_memory, make_plan
 from mdir_hf.comparison.reading import IoCount
 from mdir_hf.comparison.settings import Settings
@@ -224,10 +232,20 @@ def _test_body(reference: Model, candidate: Model, course: _Course, settings: Se
     # An embedding that is projected on its way in has channels of its own, which say nothing about the stream's.
     widths = (reference.anatomy.hidden_size, candidate.anatomy.hidden_size)
     of_stream = [outcome for outcome in course.matrices.values() if outcome.evidence.widths == widths]
+    matching = next((outcome.matching for outcome in of_stream if outcome.matching is not None), None)
     outers = outer_candidates(
         *widths,
         polar=next((outcome.polar for outcome in of_stream if outcome is course.matrices["embedding"]), None),
-        matching=next((outcome.matching for outcome in of_stream if outcome.matching is not None), None),
+        matching=matching,
+    )
+    tried = attempts(
+        reference,
+        candidate,
+        outers.transformations,
+        representatives(reference, candidate),
+        are_silent=matching is None,
+        seed=settings.seed,
+        device=settings.device,
     )
     # Looks at matrices spend 1 - 1/(s + 1) of alpha in all; the body takes the next share (docs/method.md, "Looks").
     spent = math.log((course.n_looks + 1) * (course.n_looks + 2))
@@ -235,7 +253,7 @@ def _test_body(reference: Model, candidate: Model, course: _Course, settings: Se
         evidence = compare_bodies(
             reference,
             candidate,
-            outers.transformations,
+            tried,
             log_alpha=math.log(settings.alpha) - spent,
             all_layers=settings.level == "body",
             seed=settings.seed,
@@ -259,7 +277,7 @@ def _test_body(reference: Model, candidate: Model, course: _Course, settings: Se
 def _summary(body: BodyEvidence, settings: Settings) -> BodySummary:
     supported = is_supported(body, math.log(settings.alpha))
     silent = body.placebo_log_p > math.log(REMARKABLE)
-    return BodySummary(body.log_p, body.outer.kind, body.stray_share, silent, supported)
+    return BodySummary(body.log_p, body.outer.kind, body.outer.fitted_on, body.stray_share, silent, supported)
 
 
 def _report(
@@ -273,7 +291,8 @@ def _report(
 ) -> HomologyReport:
     body = course.body
     reports = {name: outcome.report for name, outcome in course.matrices.items()}
-    if decision.settled_by == "body" and body is not None and body.outer.kind == "rotation":
+    turned = body is not None and body.outer.kind == "rotation" and body.outer.fitted_on == "embeddings"
+    if decision.settled_by == "body" and turned:
         reports["embedding"] = replace(reports["embedding"], transformation="rotation")
     arrays: dict[str, Any] = {}
     for name, outcome in course.matrices.items():

@@ -26,12 +26,12 @@ attention inside each head, an assumption for trained heads and neurons."""
 
 _OUTER_NULL: dict[str, str] = {
     "identity": "The residual basis was taken as it is, nothing was fitted.",
-    "permutation": "The residual channels were matched on the embeddings, which that rotation leaves fixed.",
-    "signed_permutation": "The residual channels and signs were matched on the embeddings, which that rotation leaves "
-    "fixed.",
-    "channels": "Channels of the wider model were selected on the embeddings, which that rotation leaves fixed.",
-    "rotation": "The rotation was fitted on the embeddings of common tokens: it is a nuisance and no evidence by "
-    "itself, and it also aligns features that both models learnt from language, so compare with other layers.",
+    "permutation": "The residual channels were matched on the {fitted_on}, which that rotation leaves fixed.",
+    "signed_permutation": "The residual channels and signs were matched on the {fitted_on}, which that rotation "
+    "leaves fixed.",
+    "channels": "Channels of the wider model were selected on the {fitted_on}, which that rotation leaves fixed.",
+    "rotation": "The rotation was fitted on rows of the {fitted_on}: it is a nuisance and no evidence by "
+    "itself, and it may also align features that both models learnt from language, so compare with other layers.",
 }
 
 
@@ -47,6 +47,7 @@ class OuterTransformation:
         reference: Matched reference channels, ``(k,)`` int64, where it is a matching of channels, else None.
         candidate: The candidate's channel of each, ``(k,)``.
         signs: ``(k,)`` of +1 and -1.
+        fitted_on: Rows of what it was found on, where it was looked for.
     """
 
     kind: Kind
@@ -56,6 +57,7 @@ class OuterTransformation:
     reference: torch.Tensor | None = None
     candidate: torch.Tensor | None = None
     signs: torch.Tensor | None = None
+    fitted_on: str = "embeddings"
 
     @classmethod
     def identity(cls, n: int) -> OuterTransformation:
@@ -63,18 +65,21 @@ class OuterTransformation:
         return cls("identity", n, n)
 
     @classmethod
-    def rotation(cls, matrix: torch.Tensor) -> OuterTransformation:
+    def rotation(cls, matrix: torch.Tensor, *, fitted_on: str = "embeddings") -> OuterTransformation:
         """Use a fitted orthogonal map ``(n_reference, n_candidate)``, or a partial isometry where rank was lacking."""
-        return cls("rotation", matrix.shape[0], matrix.shape[1], matrix=matrix)
+        return cls("rotation", matrix.shape[0], matrix.shape[1], matrix=matrix, fitted_on=fitted_on)
 
     @classmethod
-    def from_matching(cls, matching: Matching, n_reference: int, n_candidate: int) -> OuterTransformation:
+    def from_matching(
+        cls, matching: Matching, n_reference: int, n_candidate: int, *, fitted_on: str = "embeddings"
+    ) -> OuterTransformation:
         """Use a matching of channels found by :func:`~mdir_hf.homology.matching.best_matching`.
 
         Args:
             matching: The matching.
             n_reference: Residual width of the reference.
             n_candidate: Residual width of the candidate.
+            fitted_on: Rows of what it was found on.
 
         Returns:
             A (signed) permutation, or a selection of channels where the widths differ.
@@ -87,12 +92,18 @@ class OuterTransformation:
             reference=torch.from_numpy(matching.reference),
             candidate=torch.from_numpy(matching.candidate),
             signs=torch.from_numpy(matching.signs),
+            fitted_on=fitted_on,
         )
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether it was looked for, or taken as it is."""
+        return self.kind != "identity"
 
     @property
     def null(self) -> str:
         """What a p-value computed behind this transformation rests on, in a sentence or two."""
-        return f"{LEFT_INVARIANCE} {_OUTER_NULL[self.kind]}"
+        return f"{LEFT_INVARIANCE} {_OUTER_NULL[self.kind].format(fitted_on=self.fitted_on)}"
 
     def carry_in(self, weight: torch.Tensor) -> torch.Tensor:
         """Carry a weight that reads the residual stream: ``W U``, for q, k, v, gate and up.

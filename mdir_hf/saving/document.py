@@ -240,7 +240,7 @@ def _layers(report: HomologyReport) -> list[Section]:
     matches = layers["matches"]
     n_layers = len(layers["matrix"][0]) if layers["matrix"] else 0
     basis = {"identity": "in the same residual basis", "rotation": "behind a rotation fitted on the embeddings"}.get(
-        layers["outer"], "through the channels matched on the embeddings"
+        layers["outer"], f"through the channels matched on the {layers.get('fitted_on') or 'embeddings'}"
     )
     found = (
         f"{len(matches)} of {n_layers} layers of the candidate have an ancestor in the reference, compared by their "

@@ -122,7 +122,7 @@ def layers_panel(report: HomologyReport, pictures: Pictures) -> str:
     matches = layers["matches"]
     n_layers = len(layers["matrix"][0]) if layers["matrix"] else 0
     outer = {"identity": "in the same residual basis", "rotation": "through a fitted rotation"}.get(
-        layers["outer"], "through the channels matched on the embeddings"
+        layers["outer"], f"through the channels matched on the {text(layers.get('fitted_on') or 'embeddings')}"
     )
     found = f"{len(matches)} of {n_layers} layers of the candidate have an ancestor in the reference"
     parts = [

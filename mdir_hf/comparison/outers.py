@@ -1,0 +1,133 @@
+"""Which outer transformations are tried on the layers: those that the embeddings suggest, then what the layers do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from mdir_hf.anatomy import Role
+from mdir_hf.comparison.layers import layers_with, read_representative
+from mdir_hf.comparison.model import Model
+from mdir_hf.homology.embedding import EmbeddingTest
+from mdir_hf.homology.gauge import OuterTransformation
+from mdir_hf.homology.matching import REMARKABLE
+from mdir_hf.homology.row_products import pair_heads
+
+FITTED_ROLE = Role.K
+"""Rows of keys stand for tokens: few, held in their order by rotary positions; and V is left to be tested."""
+
+FITTED_ON = "keys of the layers"
+
+FITTED_LAYERS, FITTED_ROWS = 4, 1024
+"""A copy needs about 2 ln n rows, a fine-tune some hundred; up to a thousand go through thin factors."""
+
+LEAST_RESEMBLANCE = 0.15
+"""Layers whose paired heads resemble each other less are left out: strangers reach 0.07 (docs/LOG.md, 2026-11-22). This
+saves work and decides nothing: it is read off products that no rotation of a residual stream changes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One way to carry the layers of one model into the residual basis of the other.
+
+    Attributes:
+        make: Returns the outer transformation, None where there is none after all; called once, when it is its turn.
+        roles: Representatives whose maps are made behind it, in the order to try them; all are counted beforehand.
+    """
+
+    make: Callable[[], OuterTransformation | None]
+    roles: tuple[Role, ...]
+
+
+def attempts(
+    reference: Model,
+    candidate: Model,
+    from_embeddings: tuple[OuterTransformation, ...],
+    roles: tuple[Role, ...],
+    *,
+    are_silent: bool,
+    seed: int,
+    device: str,
+) -> tuple[Attempt, ...]:
+    """List what is tried on the layers of two models.
+
+    Args:
+        reference: One model.
+        candidate: The other.
+        from_embeddings: What the embeddings suggest.
+        roles: Representatives that both models have.
+        are_silent: Whether no channels were matched on the embeddings; then the layers' own rows are asked, too.
+        seed: Seed of the rows.
+        device: Where matrix products run.
+
+    Returns:
+        The attempts, in their order.
+    """
+    found = [Attempt(lambda outer=outer: outer, roles) for outer in from_embeddings]  # type: ignore[misc]
+    # What a transformation was fitted on cannot be tested behind it.
+    others = tuple(role for role in roles if role is not FITTED_ROLE)
+    if are_silent and others and all(layers_with(model, FITTED_ROLE) for model in (reference, candidate)):
+        found.append(Attempt(lambda: fitted_on_layers(reference, candidate, seed=seed, device=device), others))
+    return tuple(found)
+
+
+def fitted_on_layers(
+    reference: Model, candidate: Model, *, seed: int = 0, device: str = "cpu"
+) -> OuterTransformation | None:
+    """Relate the residual streams of two models by rows of their keys, paired by layer, head and number.
+
+    New embeddings leave nothing on which channels that were permuted, cut or turned could be matched. Rows of the
+    layers can stand for tokens (Algorithm 1 asks nothing of what its rows mean). Heads are paired by the products of
+    their rows, which are the same in every residual basis. What is tested behind it is another matrix of the layers.
+
+    Args:
+        reference: One model.
+        candidate: The other.
+        seed: Seed of the rows.
+        device: Where matrix products run.
+
+    Returns:
+        The matching of channels where it is significant at 0.1 %, else the rotation of these rows; None where the heads
+        of the two models do not resemble each other, or where channels are where they were. Reads the keys of up to
+        four layers of each model.
+    """
+    pairs = list(_paired_rows(reference, candidate, seed))
+    if not pairs:
+        return None
+    x, y = (torch.cat(rows) for rows in zip(*pairs, strict=True))
+    test = EmbeddingTest(log_alpha=math.log(REMARKABLE), seed=seed, device=device)
+    look = test.screen(x, y)
+    widths = (x.shape[1], y.shape[1])
+    if test.is_settled and look.matching is not None:
+        if widths[0] == widths[1] and look.matching.is_identity:
+            return None  # which has been tried
+        return OuterTransformation.from_matching(look.matching, *widths, fitted_on=FITTED_ON)
+    return None if test.polar is None else OuterTransformation.rotation(test.polar, fitted_on=FITTED_ON)
+
+
+def _paired_rows(reference: Model, candidate: Model, seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    positions = list(zip(*(layers_with(model, FITTED_ROLE) for model in (reference, candidate)), strict=False))
+    chosen = positions[:: max(1, -(-len(positions) // FITTED_LAYERS))]
+    generator = torch.Generator().manual_seed(seed)
+    for mine, other in chosen:
+        x, y = _keys_by_head(reference, mine), _keys_by_head(candidate, other)
+        if x.shape[1] != y.shape[1]:
+            continue
+        heads, other_heads, resemblance = pair_heads(x, y)
+        if resemblance < LEAST_RESEMBLANCE:
+            continue
+        x, y = x[torch.from_numpy(heads)].flatten(0, 1), y[torch.from_numpy(other_heads)].flatten(0, 1)
+        rows = torch.randperm(len(x), generator=generator)[: FITTED_ROWS // len(chosen)]
+        yield x[rows], y[rows]
+
+
+def _keys_by_head(model: Model, position: int) -> torch.Tensor:
+    """Keys of a layer, ``(heads, d, n)`` float32, gains folded in, rows of one length; one head where none is known."""
+    keys = read_representative(model, FITTED_ROLE, position).float()
+    layer = model.anatomy.layers[position]
+    n_heads = layer.heads.n_kv_heads if layer.heads else model.anatomy.n_kv_heads or model.anatomy.n_heads or 1
+    n_heads = n_heads if len(keys) % n_heads == 0 else 1
+    return keys.reshape(n_heads, -1, keys.shape[1])

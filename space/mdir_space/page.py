@@ -260,23 +260,23 @@ def _listen(desk: Desk, fields: list[Any], panels: Panels, examples: list[tuple[
         concurrency_limit=8,
         **hidden,
     )
+    # In two steps, here and below: a function beside ``cancels`` is answered before anything is cancelled.
     running = [
         gr.on(
             [panels.compare.click, fields[0].submit, fields[1].submit],
-            run,
-            fields,
-            panels.all(),
+            None,
+            None,
+            None,
             cancels=[planning],
-            concurrency_limit=None,
+            queue=False,
             **hidden,
-        ),
+        ).then(run, fields, panels.all(), concurrency_limit=None, **hidden),
         gr.on(None, fill_fields, None, fields, concurrency_limit=None, **hidden).success(
             run, fields, panels.all(), concurrency_limit=None, **hidden
         ),
     ]
     for button, example in examples:
         running.append(_open_on_click(button, example, panels, hidden))
-    # In two steps: a function beside ``cancels`` is answered before anything is cancelled.
     panels.cancel.click(None, None, None, cancels=running, queue=False, **hidden).then(
         stop, None, panels.all(), queue=False, **hidden
     )

@@ -105,6 +105,15 @@ def test_leaving_both_fields_shows_the_plan_before_anything_heavy(visit, live_hu
     assert sum(request.bytes_sent for request in live_hub.sent("cdn")) - read < 1500 * 96 * 2
 
 
+def test_the_click_calls_off_the_plan_that_leaving_a_field_asked_for(visit):
+    page = visit()
+    sent = []
+    page.on("request", lambda request: sent.append(request.url.rpartition("/")[2]))
+    compare(page, BASE, RELATED)
+    verdict(page)
+    assert "cancel" in sent
+
+
 def in_the_middle_of_reading(page):
     expect(page.locator("#status")).to_contain_text(re.compile(r"embeddings\s+[1-9][\d.]* (kB|MB) read"))
 

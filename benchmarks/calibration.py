@@ -7,9 +7,9 @@ trained, untrained, with outlier channels in the same places, as another archite
 training, into the principal axes of their embeddings or into varimax axes: bases that two strangers share without
 sharing a weight, the worst case that the method knows of, counted apart.
 
-For every pair three things are kept: z, the trace of the polar factor along the fixed matching i to i, in units of the
-deviation that it has if one model's axes are random; the smallest of the four ln p of the embedding test before it is
-cut at 0; and what the checker says.
+For every pair are kept: z, the trace of the polar factor along the fixed matching i to i, in units of the deviation
+that it has if one model's axes are random, and the votes of its signs; the smallest ln p of the four searches for a
+matching before it is cut at 0; and what the checker says.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def examine(a: Specimen, b: Specimen, checker: HomologyChecker, level: str = "au
         "a": a.seed,
         "b": b.seed,
         "populations": sorted((a.population.name, b.population.name)),
-        "z": round(fixed_matching_z(left, right), 4),
+        **fixed_matching(left, right),
         "ln_p_uncut": round(smallest, 2),
         "verdict": report.verdict.value,
         "reason": None if report.reason is None else report.reason.value,
@@ -194,12 +194,16 @@ def examine(a: Specimen, b: Specimen, checker: HomologyChecker, level: str = "au
     }
 
 
-def fixed_matching_z(left: torch.Tensor, right: torch.Tensor) -> float:
-    """Trace of the polar factor over its deviation: for random axes mean 0 and deviation 1, and ln p <= -z² / 2."""
+def fixed_matching(left: torch.Tensor, right: torch.Tensor) -> dict[str, float]:
+    """Trace of the polar factor over its deviation: for random axes mean 0 and deviation 1, and ln p <= -z² / 2.
+
+    And votes: channels with a positive sign less those with a negative one.
+    """
     rows = pair_rows(left, right)
     factor = polar_factor_of_rows(row_factors(rows.reference), row_factors(rows.candidate), whitened=False)
     u = factor.matrix.double()
-    return float(u.diagonal().sum() / (u.square().sum() / u.shape[1]).sqrt())
+    z = float(u.diagonal().sum() / (u.square().sum() / u.shape[1]).sqrt())
+    return {"z": round(z, 4), "votes": int(u.diagonal().sign().sum())}
 
 
 def haar_exceedances(n: int, levels: tuple[float, ...], *, n_draws: int = 20_000, seed: int = 0) -> dict[str, int]:

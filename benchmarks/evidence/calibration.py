@@ -25,7 +25,7 @@ def calibration_section(results: Results, figures: dict[str, Figure]) -> str:
     adversarial = [row for row in rows if set(ADVERSARIAL) & set(row["populations"])]
     figures["evidence-calibration.png"] = draw_calibration(ordinary)
     n_models = len({row["a"] for row in ordinary} | {row["b"] for row in ordinary})
-    z = np.array([row["z"] for row in ordinary])
+    z, votes = (np.array([row[key] for row in ordinary]) for key in ("z", "votes"))
     wrong = sum(row["verdict"] == "homologous" for row in ordinary)
     body = []
     for level in LEVELS:
@@ -45,14 +45,16 @@ def calibration_section(results: Results, figures: dict[str, Figure]) -> str:
             "(width 64; same text in the same order, other text, half trained, untrained, outlier channels in the "
             f"same places, another architecture): **{wrong} called homologous**, "
             f"{sum(row['verdict'] == 'inconclusive' for row in ordinary)} inconclusive, smallest reported log10 p "
-            f"{min(row['log10_p'] for row in ordinary):.1f}. The embedding test's ln p before it is cut at 0 is at "
-            f"least {min(row['ln_p_uncut'] for row in ordinary):.1f} (four tests each; ln 1e-10 is -23.0).",
+            f"{min(row['log10_p'] for row in ordinary):.1f}. Where a matching is searched, ln p before it is cut at 0 "
+            f"is at least {min(row['ln_p_uncut'] for row in ordinary):.1f} (four searches each; ln 1e-10 is -23.0).",
             populations_table(rows, results["calibration-models"]),
             "### A test that can fail",
-            "The bound is so far from what strangers reach that no count of theirs says much about it. So the one "
-            "matching of channel i to channel i, fixed in advance, is looked at as well: without n! matchings to "
-            "pay for, ln p is -z²/2, where z has mean 0 and deviation 1 if one model's axes are random. Measured: "
-            f"mean {z.mean():.3f}, deviation {z.std():.3f}.",
+            "Where a matching is searched the bound is so far from what strangers reach that no count of theirs says "
+            "much about it. Channels in their own order are another matter: one matching, fixed in advance, with no n! "
+            "to pay, and ln p is -z²/2, where z has mean 0 and deviation 1 if one model's axes are random. Measured: "
+            f"mean {z.mean():.3f}, deviation {z.std():.3f}. Their votes, one sign a channel, must be significant as "
+            f"well (64 channels): mean {votes.mean():.2f}, deviation {votes.std():.2f} (8 if signs are tossed), at "
+            f"most {votes.max()} of 64, where alpha asks for more than 54.",
             table(
                 ["p at most", "the bound allows", "a normal z gives", "its 99 % binomial band", "pairs observed"], body
             ),
@@ -126,8 +128,10 @@ def adversarial_text(rows: list[Row]) -> str:
         "tool does) or into varimax axes, which follow features: bases in which two strangers may share axes "
         f"without sharing a weight, which no test of axes can tell from a copy in the worst case. Of {len(rows):,} "
         f"pairs with such a model {wrong} are called homologous, of the {len(both)} with two of them {wrong_both}; "
-        f"the smallest ln p before the cut is {min(row['ln_p_uncut'] for row in rows):.1f}, "
-        f"{sum(row['verdict'] == 'inconclusive' for row in rows)} are inconclusive."
+        f"the smallest ln p of a search before the cut is {min(row['ln_p_uncut'] for row in rows):.1f}, "
+        f"{sum(row['verdict'] == 'inconclusive' for row in rows)} are inconclusive. Along the fixed matching z is at "
+        f"most {max(row['z'] for row in rows):.1f}, its deviation {np.std([row['z'] for row in rows]):.2f}, and votes "
+        f"are at most {max(row['votes'] for row in rows)}: axes that are ordered alike do not make channels agree."
     )
 
 

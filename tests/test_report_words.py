@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
-from mdir_hf import Reason, Verdict
-from mdir_hf.report import DOES_NOT_MEAN, HEADLINE, ICON, MEANS, REASON_TEXT, SENTENCE
+from mdir_hf import HomologyReport, Reason, Verdict
+from mdir_hf.report import DOES_NOT_MEAN, HEADLINE, ICON, MEANS, READ_AS, REASON_TEXT, SENTENCE
+from mdir_hf.saving.document import report_document
 from tests.figures.drawn_reports import a_report
 
 
@@ -23,6 +26,22 @@ def test_an_inconclusive_headline_gives_its_reason(reason):
 
     assert report.headline == f"The comparison is inconclusive: {REASON_TEXT[reason]}"
     assert report.icon == "◐" and report.means == MEANS[Verdict.INCONCLUSIVE]
+
+
+def test_how_a_model_was_read_is_kept_and_said_where_it_was_used():
+    plain = a_report()
+    assert HomologyReport.from_json(plain.to_json()) == plain and not set(READ_AS) & plain.to_dict()["candidate"].keys()
+    candidate = dataclasses.replace(
+        plain.candidate, subfolder="deep/er", variant="Q4_K_M", tokenizer="./words", bases=(f"owner/base@{'a' * 40}",)
+    )
+    report = dataclasses.replace(plain, candidate=candidate)
+    assert HomologyReport.from_json(report.to_json()) == report
+    said = f"folder deep/er, variant Q4_K_M, vocabulary of ./words, on owner/base@{'a' * 40}"
+    assert report.candidate.read_as == said and f", {said})" in str(report)
+    (models,) = [section for section in report_document(report) if section.anchor == "models"]
+    assert ("read as", "", said) in models.tables[0].rows
+    (models,) = [section for section in report_document(plain) if section.anchor == "models"]
+    assert "read as" not in {row[0] for row in models.tables[0].rows}
 
 
 def test_words_accuse_nobody_and_claim_no_strangers():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -115,6 +117,17 @@ def section(report):
     return lineage_section(
         badge, report, repo="me/tuned", other=badge.claim.reference, endpoint="https://huggingface.co"
     )
+
+
+def test_it_says_how_a_model_was_read_and_nothing_in_it_is_markup():
+    candidate = dataclasses.replace(a_report().candidate, file="<b>_x_|.gguf", tokenizer=f"me/words@{'c' * 40}")
+    text = section(a_report(candidate=candidate))
+    row = next(line for line in text.splitlines() if line.startswith("| me/tuned |"))
+    cells = [token for token in MarkdownIt("commonmark").enable("table").parse(text) if token.type == "inline"]
+    (cell,) = [token for token in cells if "vocabulary" in token.content]
+    assert row.count(" | ") == 1 and "html_inline" not in {child.type for child in cell.children}
+    shown = "".join(child.content for child in cell.children)
+    assert shown.endswith(f" (file <b>_x_|.gguf, vocabulary of me/words@{'c' * 40})")
 
 
 def test_it_says_what_was_compared_and_how_to_repeat_it():

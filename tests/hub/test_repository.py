@@ -401,6 +401,17 @@ def no_network_later(monkeypatch):
     return lambda: monkeypatch.setattr(socket.socket, "connect", refuse)
 
 
+def test_a_folder_of_a_repository_is_named_whether_it_is_asked_for_or_in_the_cache(loopback_hub, tmp_path):
+    (tmp_path / "deep" / "er").mkdir(parents=True)
+    (tmp_path / "deep" / "er" / "config.json").write_text("{}")
+    loopback_hub.add_repository("owner/deep", tmp_path / "deep")
+    online = open_repository("owner/deep", subfolder="er")
+    hf_hub_download("owner/deep", "er/config.json", endpoint=loopback_hub.endpoint)
+    offline = open_repository("owner/deep", subfolder="er", local_files_only=True)
+    assert (online.subfolder, offline.subfolder) == ("er", "er")
+    assert open_repository(tmp_path / "deep", subfolder="er").subfolder == ""  # its name has it
+
+
 def test_local_files_only_knows_digests_from_the_cache(loopback_hub, commit, model_folder):
     hf_hub_download("owner/name", WEIGHTS, endpoint=loopback_hub.endpoint)
     hf_hub_download("owner/name", "config.json", endpoint=loopback_hub.endpoint)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from benchmarks.calibration import fixed_matching_z, haar_exceedances, varimax
+from benchmarks.calibration import fixed_matching, haar_exceedances, varimax
 from benchmarks.evidence.calibration import binomial_band, normal_tail
 
 
@@ -14,14 +14,18 @@ def rows(seed, n=24):
 
 
 def test_z_of_a_fixed_matching_has_mean_0_and_deviation_1_for_random_axes():
-    z = torch.tensor([fixed_matching_z(rows(2 * seed), rows(2 * seed + 1)) for seed in range(400)])
-    # Four deviations of a mean and of a deviation of 400 normal draws.
-    assert abs(z.mean()) < 4 / 20
-    assert abs(z.std() - 1) < 4 / math.sqrt(800)
+    found = [fixed_matching(rows(2 * seed), rows(2 * seed + 1)) for seed in range(400)]
+    z, votes = (torch.tensor([float(one[key]) for one in found]) for key in ("z", "votes"))
+    # Four deviations of a mean and of a deviation of 400 normal draws; 24 tossed signs deviate by their root.
+    for values in (z, votes / math.sqrt(24)):
+        assert abs(values.mean()) < 4 / 20
+        assert abs(values.std() - 1) < 4 / math.sqrt(800)
 
 
 def test_z_of_a_model_with_itself_is_the_square_root_of_what_it_can_be():
-    assert fixed_matching_z(rows(0), rows(0)) == pytest.approx(24, rel=1e-6)
+    found = fixed_matching(rows(0), rows(0))
+    assert found["z"] == pytest.approx(24, rel=1e-6)
+    assert found["votes"] == 24
 
 
 def test_varimax_is_a_rotation_that_finds_sparse_axes_again():

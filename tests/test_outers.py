@@ -11,7 +11,7 @@ from mdir_hf import HomologyChecker, HomologyReport, Verdict
 from mdir_hf.comparison.model import Model
 from mdir_hf.comparison.outers import FITTED_ON, fitted_on_layers
 from mdir_hf.hub import open_repository
-from tests.homology.obfuscation import haar, logits, new_model
+from tests.homology.obfuscation import haar, logits, new_model, obfuscate
 from tests.specimens import tokenizer_json, tokens
 
 pytest.importorskip("transformers")
@@ -170,16 +170,27 @@ def test_a_turned_stream_under_new_embeddings_and_heads_in_another_order(base, s
     found_by_keys(compare(save(base, "base"), save(candidate, "candidate")), "rotation")
 
 
+@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
+def test_a_whole_obfuscation_under_new_embeddings(architecture, save):
+    # Heads, values, neurons, planes of rotary positions: turned, scaled and reordered as far as the function allows.
+    model = new_model(architecture, seed=0, **SIZES)
+    hidden, _ = obfuscate(model, seed=3)
+    candidate = save(with_new_embeddings(hidden), "candidate")
+    found_by_keys(compare(save(model, "base"), candidate), "rotation")
+
+
 def opened(folder):
     return Model(open_repository(folder))
 
 
-def test_strangers_are_not_related_by_their_keys(base, save):
-    folders = [save(base, "base"), save(new_model(seed=1, **SIZES), "stranger")]
+def test_strangers_are_not_related_by_their_keys(save):
+    # Heads of 32 rows have products enough for strangers to stay below the bound on resemblance.
+    larger = {**SIZES, "head_dim": 32}
+    folders = [save(new_model(seed=seed, **larger), f"model-{seed}") for seed in (0, 1)]
     assert fitted_on_layers(*map(opened, folders)) is None
     report = compare(*folders, level="body")
     assert report.verdict is Verdict.NO_EVIDENCE
-    # Two outer transformations with V, K and up, the third without K, two readings of each map; and the embeddings.
+    # Two outer transformations with V, K and up, the third without K, two readings of each map; and the embeddings' 12.
     assert report.tests == 2 * (3 + 3 + 2) + 12
 
 

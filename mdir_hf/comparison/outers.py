@@ -9,12 +9,13 @@ from dataclasses import dataclass
 import torch
 
 from mdir_hf.anatomy import Role
-from mdir_hf.comparison.layers import layers_with, read_representative
+from mdir_hf.comparison.layers import layers_with, read_role
 from mdir_hf.comparison.model import Model
 from mdir_hf.homology.embedding import EmbeddingTest
-from mdir_hf.homology.gauge import OuterTransformation
+from mdir_hf.homology.gauge import OuterTransformation, fold_gain
 from mdir_hf.homology.matching import REMARKABLE
-from mdir_hf.homology.row_products import pair_heads
+from mdir_hf.homology.planes import LAYOUTS, RopeLayout, plane_rows
+from mdir_hf.homology.row_products import pair_heads, turn_back
 
 FITTED_ROLE = Role.K
 """Rows of keys stand for tokens: few, held in their order by rotary positions; and V is left to be tested."""
@@ -24,8 +25,8 @@ FITTED_ON = "keys of the layers"
 FITTED_LAYERS, FITTED_ROWS = 4, 1024
 """A copy needs about 2 ln n rows, a fine-tune some hundred; up to a thousand go through thin factors."""
 
-LEAST_RESEMBLANCE = 0.15
-"""Layers whose paired heads resemble each other less are left out: strangers reach 0.07 (docs/LOG.md, 2026-11-22). This
+LEAST_RESEMBLANCE = 0.35
+"""Layers whose paired heads resemble each other less are left out: strangers reach 0.31 (docs/LOG.md, 2026-11-22). This
 saves work and decides nothing: it is read off products that no rotation of a residual stream changes."""
 
 
@@ -91,13 +92,16 @@ def fitted_on_layers(
 
     Returns:
         The matching of channels where it is significant at 0.1 %, else the rotation of these rows; None where the heads
-        of the two models do not resemble each other, or where channels are where they were. Reads the keys of up to
-        four layers of each model.
+        of the two models do not resemble each other, or where channels are where they were. Planes that rotary
+        positions leave free to turn are turned back first. Reads the keys of up to four layers of each model.
     """
     pairs = list(_paired_rows(reference, candidate, seed))
     if not pairs:
         return None
     x, y = (torch.cat(rows) for rows in zip(*pairs, strict=True))
+    if x.is_complex():
+        y = turn_back(x, y)
+        x, y = (torch.cat((planes.real, planes.imag)) for planes in (x, y))
     test = EmbeddingTest(log_alpha=math.log(REMARKABLE), seed=seed, device=device)
     look = test.screen(x, y)
     widths = (x.shape[1], y.shape[1])
@@ -109,25 +113,48 @@ def fitted_on_layers(
 
 
 def _paired_rows(reference: Model, candidate: Model, seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield rows of the keys of some layers, of unit length, head by head; planes as one complex row each."""
     positions = list(zip(*(layers_with(model, FITTED_ROLE) for model in (reference, candidate)), strict=False))
     chosen = positions[:: max(1, -(-len(positions) // FITTED_LAYERS))]
+    layouts = {_plane_layout(m, at) for pair in chosen for m, at in zip((reference, candidate), pair, strict=True)}
+    layout = layouts.pop() if len(layouts) == 1 else None
+    n_rows = FITTED_ROWS // max(1, len(chosen) * (1 if layout is None else 2))
     generator = torch.Generator().manual_seed(seed)
     for mine, other in chosen:
-        x, y = _keys_by_head(reference, mine), _keys_by_head(candidate, other)
+        x, y = _keys_by_head(reference, mine, layout), _keys_by_head(candidate, other, layout)
         if x.shape[1] != y.shape[1]:
             continue
         heads, other_heads, resemblance = pair_heads(x, y)
         if resemblance < LEAST_RESEMBLANCE:
             continue
         x, y = x[torch.from_numpy(heads)].flatten(0, 1), y[torch.from_numpy(other_heads)].flatten(0, 1)
-        rows = torch.randperm(len(x), generator=generator)[: FITTED_ROWS // len(chosen)]
+        rows = torch.randperm(len(x), generator=generator)[:n_rows]
         yield x[rows], y[rows]
 
 
-def _keys_by_head(model: Model, position: int) -> torch.Tensor:
-    """Keys of a layer, ``(heads, d, n)`` float32, gains folded in, rows of one length; one head where none is known."""
-    keys = read_representative(model, FITTED_ROLE, position).float()
-    layer = model.anatomy.layers[position]
-    n_heads = layer.heads.n_kv_heads if layer.heads else model.anatomy.n_kv_heads or model.anatomy.n_heads or 1
+def _plane_layout(model: Model, position: int) -> RopeLayout | None:
+    """How the rows of a head pair up into planes that are free to turn; None where not all of them are."""
+    anatomy, layer = model.anatomy, model.anatomy.layers[position]
+    rope = layer.rope or anatomy.rope
+    is_partial = (anatomy.rotary_dim if layer.rope is None else layer.rotary_dim) is not None
+    return None if is_partial or rope not in LAYOUTS else rope
+
+
+def _keys_by_head(model: Model, position: int, layout: RopeLayout | None) -> torch.Tensor:
+    """Keys of a layer, gains folded in, by head: rows ``(heads, d, n)`` float32, or planes ``(heads, d / 2, n)``.
+
+    One head stands for all where they are not known, or not whole.
+    """
+    anatomy, layer = model.anatomy, model.anatomy.layers[position]
+    gain = read_role(model, layer, Role.ATTENTION_NORM) if Role.ATTENTION_NORM in layer.parts else None
+    keys = fold_gain(read_role(model, layer, FITTED_ROLE), gain, plus_one=anatomy.norms_add_one).float()
+    n_heads = layer.heads.n_kv_heads if layer.heads else anatomy.n_kv_heads or anatomy.n_heads or 1
     n_heads = n_heads if len(keys) % n_heads == 0 else 1
-    return keys.reshape(n_heads, -1, keys.shape[1])
+    if layout is not None and len(keys) // n_heads % 2 == 0:
+        planes, _ = plane_rows(len(keys), n_heads, layout)
+        first, second = keys[planes].unbind(dim=2)
+        by_head = torch.complex(first, second)
+    else:
+        by_head = keys.reshape(n_heads, -1, keys.shape[1])
+    of_one_length: torch.Tensor = by_head / by_head.norm(dim=2, keepdim=True).clamp(min=1e-30)
+    return of_one_length

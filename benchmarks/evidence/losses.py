@@ -26,6 +26,10 @@ def losses_section(results: Results, figures: dict[str, Figure]) -> str:
     lighter = {each.method.name: times for each in others if (times := each.times_weights()) < 1}
     heavier = [each.method.name for each in others if each.times_weights(settled=False) >= 1]
     better = [f"{peer.name} {len(found)}" for peer in peers if (found := missed & above_every_stranger(peer))]
+    missing = [
+        f"- {len(missed)} related pairs of the zoo are not found (above). Methods that rank some of them above every "
+        f"unrelated pair: {', '.join(better) or 'none'}."
+    ] * bool(missed)
     seconds = {
         settled: statistics.median(row["cpu_s"] for row in ours.values() if (row["settled_by"] == "screen") == settled)
         for settled in (True, False)
@@ -34,8 +38,7 @@ def losses_section(results: Results, figures: dict[str, Figure]) -> str:
     hidden = [row for row in ours.values() if row["related"] and row["settled_by"] == "body"]
     told = "\n".join(
         [
-            f"- {len(missed)} related pairs of the zoo are not found (above). Methods that rank some of them above "
-            f"every unrelated pair: {', '.join(better) or 'none'}.",
+            *missing,
             f"- A pair costs {checker.seconds:.2f} s on average. Cheaper, in the checker's time for the pairs that "
             f"they answer: {_told(faster)}. A pair that the screen settles takes {seconds[True]:.2f} s, one that it "
             f"does not {seconds[False]:.2f} s (medians): it is strangers and hidden relatives that cost.",

@@ -132,6 +132,8 @@ def where_others_are_right(judged: Sequence[Judged], ours: dict[tuple[str, str],
     """Related pairs that the checker misses and another method ranks above every unrelated pair."""
     missed = {key for key, row in ours.items() if row["related"] and row["verdict"] != "homologous"}
     found = {method.name: sorted(missed & above_every_stranger(method)) for method in judged[1:]}
+    if not missed:
+        return "There is no related pair that the checker misses."
     lines = [f"{name} {len(keys)} ({', '.join(f'{a} + {b}' for a, b in keys)})" for name, keys in found.items() if keys]
     told = "; ".join(lines) if lines else "none does"
     return (

@@ -81,11 +81,20 @@ def test_embeddings_of_zeros_are_inconclusive():
 
 @pytest.mark.parametrize("better", [{"strength": 0.9}, {"stray_share": 0.01}])
 def test_axes_that_stand_out_in_both_models_ask_for_a_strong_or_clean_match_and_become_a_caveat(better):
-    both = dataclasses.replace(FOUND, basis_z=(30.0, -20.0))
+    both = dataclasses.replace(FOUND, basis_z=(30.0, -20.0), widths=(256, 256))
     assert verdict(both) == (Verdict.INCONCLUSIVE, Reason.NULL_NOT_VALIDATED)
     strong = decide({"embedding": dataclasses.replace(both, **better)}, alpha=ALPHA, level="auto")
     assert strong.verdict is Verdict.HOMOLOGOUS
     assert any("p is no theorem" in caveat for caveat in strong.caveats)
+
+
+@pytest.mark.parametrize(("width", "expected"), [(64, Verdict.INCONCLUSIVE), (160, Verdict.HOMOLOGOUS)])
+def test_a_model_too_narrow_to_show_strays_is_not_clean_for_want_of_them(width, expected):
+    # A fresh draw of strangers at width 64: strength 0.634, coverage 0.56, not one stray.
+    clean = dataclasses.replace(
+        FOUND, basis_z=(42.0, 39.0), strength=0.634, coverage=0.56, stray_share=0.0, widths=(width, width)
+    )
+    assert verdict(clean)[0] is expected
 
 
 def test_a_match_of_few_channels_is_not_clean_for_want_of_strays():

@@ -23,7 +23,7 @@ from mdir_hf.demo.training import mean_loss, seeded_single_thread, train
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-RECIPE = 1
+RECIPE = 2
 """Raise with every change of what is built."""
 
 SEQUENCE_LENGTH, BATCH_SIZE = 64, 8
@@ -69,7 +69,7 @@ FULL = Scale(
     96,
     Shape(1024, 64, 192, 4, 4, 2, 32, True),
     2500,
-    (20, 40, 80, 160, 320, 640, 1280),
+    (40, 80, 160, 400, 800, 1600, 4000),
 )
 TINY = Scale(
     "tiny",

@@ -70,7 +70,7 @@ def noise(scale: Scale) -> tuple[dict[str, Any], str, dict[str, Figure]]:
             f"({key}): worse than that from noise {useless:g} on, called homologous up to {found:g}."
             for key, (useless, found) in lost.items()
         )
-        + " Inconclusive is what is significant only with the best half of the channels. These p are of embeddings "
+        + " Inconclusive is what a few channels carry. These p are of embeddings "
         f"alone; the layers, which have no noise, tell at noise {LEVELS[-1]:g}, too: "
         + ", ".join(p_text(data[key]["log10_p_with_layers"]) for key in MODELS)
         + "."

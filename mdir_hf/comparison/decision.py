@@ -13,18 +13,23 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from mdir_hf.homology.matching import CHANNEL_ALPHA
 from mdir_hf.homology.significance import log_n_matchings
 from mdir_hf.report import Reason, Verdict
 
 PRIVILEGED_Z = 3.0
 """Privileged-basis index above which a model's axes stand out."""
 
-TRUSTED_STRENGTH = 0.6
-"""Trace over rank that outweighs privileged axes in both models: in simulations strangers reach 0.52."""
+TRUSTED_STRENGTH = 0.7
+"""Trace over rank that outweighs privileged axes in both models: in simulations strangers reach 0.63 (at width 64)."""
 
 TRUSTED_STRAY_SHARE = 0.05
 """Stray channels per matched one up to which it does: strangers have 0.15 and more, a relative next to none unless its
-drift is on the axes, too. Both chosen on the simulations of docs/LOG.md, 2026-11-20."""
+drift is on the axes, too. Both chosen on the simulations of docs/LOG.md, 2026-11-20 and 2026-11-22."""
+
+VISIBLE_STRAY = 0.5
+"""Strays are counted by entries that are significant by themselves. Where one of this size would not be, their absence
+says nothing; that is so below about 120 channels."""
 
 LEAST_COVERAGE = 0.1
 """A tenth of the channels must be matched each by itself before strays can be missed."""
@@ -90,7 +95,9 @@ class Evidence:
     @property
     def is_trusted(self) -> bool:
         """Whether it settles the question: significant both ways, calibrated, beyond what privileged axes can do."""
-        is_clean = self.coverage >= LEAST_COVERAGE and self.stray_share <= TRUSTED_STRAY_SHARE
+        n = min(self.widths)
+        would_show = VISIBLE_STRAY**2 * n / 2.0 > math.log(2.0 * n * n / CHANNEL_ALPHA)
+        is_clean = would_show and self.coverage >= LEAST_COVERAGE and self.stray_share <= TRUSTED_STRAY_SHARE
         holds = not self.both_privileged or self.strength >= TRUSTED_STRENGTH or is_clean
         return self.is_settled and self.re_paired_is_silent and holds
 

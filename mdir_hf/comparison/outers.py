@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -67,12 +68,18 @@ def attempts(
     Returns:
         The attempts, in their order.
     """
-    found = [Attempt(lambda outer=outer: outer, roles) for outer in from_embeddings]  # type: ignore[misc]
-    # What a transformation was fitted on cannot be tested behind it.
+    found = [Attempt(partial(_as_it_is, outer), roles) for outer in from_embeddings]
+    # What a transformation was fitted on cannot be tested behind it. Keys of latent attention are products as wide as
+    # all heads together, whose rows nothing holds in their order.
     others = tuple(role for role in roles if role is not FITTED_ROLE)
-    if are_silent and others and all(layers_with(model, FITTED_ROLE) for model in (reference, candidate)):
-        found.append(Attempt(lambda: fitted_on_layers(reference, candidate, seed=seed, device=device), others))
+    has_keys = FITTED_ROLE in roles and Role.KV_LATENT not in roles
+    if are_silent and others and has_keys:
+        found.append(Attempt(partial(fitted_on_layers, reference, candidate, seed=seed, device=device), others))
     return tuple(found)
+
+
+def _as_it_is(outer: OuterTransformation) -> OuterTransformation | None:
+    return outer
 
 
 def fitted_on_layers(

@@ -54,6 +54,15 @@ def test_the_page_is_what_the_script_makes_of_the_results():
         assert (DOCS / "images" / name).exists()
 
 
+def test_the_readme_says_what_the_results_say():
+    rows = [row for row in read_results()["zoo-pairs"] if row["level"] == "auto"]
+    named = {related: [r["verdict"] for r in rows if r["related"] == related] for related in (True, False)}
+    found, wrong = (named[related].count("homologous") for related in (True, False))
+    readme = " ".join((DOCS.parent / "README.md").read_text(encoding="utf-8").split())
+    assert f"{found} related pairs found of {len(named[True])}" in readme
+    assert f"{wrong or 'none'} of {len(named[False])} others called related" in readme
+
+
 def test_pictures_of_the_page_are_there():
     for name in re.findall(r"\]\(([^)]+\.png)\)", (DOCS / "evidence.md").read_text(encoding="utf-8")):
         assert (DOCS / name).exists(), name

@@ -57,7 +57,7 @@ def noise(scale: Scale) -> tuple[dict[str, Any], str, dict[str, Figure]]:
         folder = built(name, scale)
         rows = [_row(folder, level, scale, held_out) for level in LEVELS]
         width = int(load(folder).config.hidden_size)
-        whole = _with_layers(folder, LEVELS[-1], scale)
+        whole = _by_layers(folder, LEVELS[-1], scale)
         data[key] = {"model": words, "width": width, "rows": rows, "log10_p_with_layers": whole}
         shown = [[label, *(_shown(measure, row) for row in rows)] for measure, label in KEYS.items()]
         sections.append(f"({key}) {words}, n = {width}\n\n" + table(["noise / RMS", *map(str, LEVELS)], shown))
@@ -109,13 +109,14 @@ def _row(folder: Path, level: float, scale: Scale, held_out: torch.Tensor) -> di
     }
 
 
-def _with_layers(folder: Path, level: float, scale: Scale) -> float:
-    """log10 p at level auto, which goes on to the layers where embeddings are silent."""
+def _by_layers(folder: Path, level: float, scale: Scale) -> float:
+    """log10 p of the layers alone."""
     with tempfile.TemporaryDirectory() as place:
         other = Path(place) / "noisy"
         save(add_noise(load(folder), level), text(scale), other, [], "code")
         checker = HomologyChecker.from_pretrained(folder, use_caches=False)
-        return round(checker.compare(other, progress=False).log10_p, 1)
+        layers = checker.compare(other, level="body", progress=False).layers
+        return 0.0 if layers is None else round(layers["log10_p"], 1)
 
 
 @torch.no_grad()

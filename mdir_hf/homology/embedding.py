@@ -265,8 +265,10 @@ class EmbeddingTest:
         return best
 
     def _settles(self, look: Look, correction: float = 0.0) -> bool:
-        decisive = max(look.log_p, look.log_p_robust) if self._must_be_robust else look.log_p
-        return decisive + correction < self.log_alpha
+        return self._decisive(look) + correction < self.log_alpha
+
+    def _decisive(self, found: Look | Matching) -> float:
+        return max(found.log_p, found.log_p_robust) if self._must_be_robust else found.log_p
 
     def _matchings(
         self, polar: torch.Tensor, view: str, stage: str, channels: IntArray | None, *, is_last: bool
@@ -281,7 +283,7 @@ class EmbeddingTest:
         in_order = None
         if self._sample is not None and self._sample[0].shape[1] == self._sample[1].shape[1]:
             in_order = matching_in_order(polar, channels)
-            if (max(in_order.log_p, in_order.log_p_robust) if self._must_be_robust else in_order.log_p) < level:
+            if self._decisive(in_order) < level:
                 yield in_order
         for signed in (False, True):
             # One matching is wanted even where none can be significant: the plain one, to say where c lies.

@@ -72,6 +72,7 @@ class Evidence:
         common_tokens: Common tokens.
         rows_used: Tokens used by the look that is reported.
         widths: Channels of either model.
+        is_in_own_order: Whether channels were matched with those of their own number, because no search found them.
     """
 
     log_p: float
@@ -86,6 +87,7 @@ class Evidence:
     common_tokens: int
     rows_used: int
     widths: tuple[int, int]
+    is_in_own_order: bool = False
 
     @property
     def both_privileged(self) -> bool:
@@ -207,6 +209,12 @@ def _caveats_of_finding(evidence: Evidence) -> tuple[str, ...]:
     if len(set(evidence.widths)) > 1:
         caveats.append(
             "The models differ in width; p is the weaker of the bounds that either model's rotation invariance gives."
+        )
+    if evidence.is_in_own_order:
+        caveats.append(
+            "Only all channels together agree, in their own order, and hardly one of them by itself: what long "
+            "training, or noise, leaves of common weights. So faint a trace may also be of numbers that both were "
+            "initialised with (the same code and the same seed)."
         )
     return tuple(caveats)
 

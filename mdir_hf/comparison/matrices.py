@@ -188,6 +188,7 @@ def _outcome(
         common_tokens=n_common,
         rows_used=look.n_rows,
         widths=widths,
+        is_in_own_order=look.log_p_signs is not None,
     )
     found = matching if evidence.is_settled else None
     report = MatrixReport(

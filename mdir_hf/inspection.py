@@ -390,7 +390,14 @@ def _text(found: Inspection) -> Iterable[str]:
 
 
 def _line(name: str, text: str) -> str:
-    return fill(text, 100, initial_indent=f"  {name:<14} ", subsequent_indent=" " * 17, break_long_words=False)
+    return fill(
+        text,
+        100,
+        initial_indent=f"  {name:<14} ",
+        subsequent_indent=" " * 17,
+        break_long_words=False,
+        break_on_hyphens=False,  # names of repositories, files and folders stay whole: they are copied
+    )
 
 
 def _tensor_text(tensor: TensorSummary) -> str:

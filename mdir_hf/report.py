@@ -424,7 +424,14 @@ def _lines(report: HomologyReport) -> list[str]:
     lines.append("")
     for bullet, sentence in (("", MEANING), *(("- ", caveat) for caveat in report.caveats)):
         lines.append(
-            fill(sentence, LINE_WIDTH, initial_indent=f"  {bullet}", subsequent_indent="  " + " " * len(bullet))
+            fill(
+                sentence,
+                LINE_WIDTH,
+                initial_indent=f"  {bullet}",
+                subsequent_indent="  " + " " * len(bullet),
+                break_long_words=False,
+                break_on_hyphens=False,  # names of models stay whole: they are copied
+            )
         )
     return lines
 

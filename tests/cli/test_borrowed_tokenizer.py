@@ -36,3 +36,11 @@ def test_inspect_shows_the_vocabulary_that_is_borrowed(tmp_path, capsys):
     assert found["model"]["tokenizer"] == lender
     assert main(["inspect", bare, "--tokenizer", lender]) == 0
     assert f"vocabulary of {lender}" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_name_with_hyphens_is_never_broken(tmp_path, capsys):
+    bare = str(write_model(tmp_path / "bare", gaussian(V, N, 0), words=[]))
+    for n_hyphens in range(20, 40):  # so that the line would be broken inside the name somewhere
+        lender = str(write_model(tmp_path / ("a-" * n_hyphens + "b"), gaussian(V, N, 1)))
+        assert main(["inspect", bare, "--tokenizer", lender]) == 0
+        assert lender in capsys.readouterr().out

@@ -50,35 +50,18 @@ REASON_TEXT = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ModelSummary:
-    """One side of a comparison.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HowRead:
+    """How a model was read, as far as a repository and a commit alone do not say; what was not used is None.
 
     Attributes:
-        repo: Repo id, or the local path.
-        revision: Revision that was asked for, None for the default branch or a plain folder.
-        commit: The commit it resolved to, None for a plain folder.
-        architecture: ``model_type`` of the config, or ``unknown``.
-        hidden_size: Width n of the residual stream.
-        layers: Number of decoder layers, None where the names do not tell.
-        vocabulary: Number of rows of the embedding.
-        quantization: How its weights are quantised, e.g. ``GPTQ, 4 bits in groups of 128``; None where they are not.
-        subfolder: Folder of its repository that holds it, None for the root. Like the next ones it says how the model
-            was read, as far as a repository and a commit alone do not; what was not used is None, and not in the JSON.
+        subfolder: Folder of its repository that holds it, None for the root.
         variant: As asked for, e.g. ``fp16`` or ``Q4_K_M``.
         file: The one weight file that was named, of several.
         tokenizer: Where its vocabulary was read from, if elsewhere: ``owner/name@commit``, or a folder.
         bases: What lies under it if it is an adapter, nearest first: ``owner/name@commit``, or folders.
     """
 
-    repo: str
-    revision: str | None
-    commit: str | None
-    architecture: str
-    hidden_size: int | None
-    layers: int | None
-    vocabulary: int | None
-    quantization: str | None = None
     subfolder: str | None = None
     variant: str | None = None
     file: str | None = None
@@ -92,8 +75,35 @@ class ModelSummary:
 
     @property
     def read_as(self) -> str:
-        """How it was read, in words for people; empty where its repository says it all."""
-        return read_as_text({name: getattr(self, name) for name in READ_AS})
+        """In words for people; empty where its repository says it all."""
+        words = {"subfolder": "folder", "tokenizer": "vocabulary of"}
+        said = [f"{words.get(name, name)} {value}" for name in READ_AS[:-1] if (value := getattr(self, name))]
+        return ", ".join([*said, *(f"on {base}" for base in self.bases or ())])
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSummary(HowRead):
+    """One side of a comparison.
+
+    Attributes:
+        repo: Repo id, or the local path.
+        revision: Revision that was asked for, None for the default branch or a plain folder.
+        commit: The commit it resolved to, None for a plain folder.
+        architecture: ``model_type`` of the config, or ``unknown``.
+        hidden_size: Width n of the residual stream.
+        layers: Number of decoder layers, None where the names do not tell.
+        vocabulary: Number of rows of the embedding.
+        quantization: How its weights are quantised, e.g. ``GPTQ, 4 bits in groups of 128``; None where they are not.
+    """
+
+    repo: str
+    revision: str | None
+    commit: str | None
+    architecture: str
+    hidden_size: int | None
+    layers: int | None
+    vocabulary: int | None
+    quantization: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,13 +342,6 @@ def _matrix_report(body: Any) -> MatrixReport | None:  # noqa: ANN401 - parsed J
         )
     looks = tuple((int(n), float(p)) for n, p in body["looks"])
     return MatrixReport(**{**body, "placebo": placebo, "looks": looks})
-
-
-def read_as_text(fields: Mapping[str, Any]) -> str:
-    """Say how a model was read: the fields of :data:`READ_AS` of a summary, those that are not None."""
-    words = {"subfolder": "folder", "tokenizer": "vocabulary of"}
-    said = [f"{words.get(name, name)} {fields[name]}" for name in READ_AS[:-1] if fields[name]]
-    return ", ".join([*said, *(f"on {base}" for base in fields["bases"] or ())])
 
 
 LINE_WIDTH = 100

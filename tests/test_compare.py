@@ -118,6 +118,24 @@ def test_a_relative_whose_channels_kept_their_order_is_found_under_much_noise(ch
     assert report.embedding.log10_p_signs is None
 
 
+def test_a_screen_of_some_channels_reports_them_as_the_model_numbers_them(checker, tmp_path, monkeypatch):
+    # As of models wider than 1024 channels: 32 channels of the reference against all of the candidate.
+    monkeypatch.setattr("mdir_hf.homology.embedding.FEW_ROWS", 64)
+    monkeypatch.setattr("mdir_hf.homology.embedding.SCREEN_CHANNELS", 32)
+    order = torch.randperm(N, generator=torch.Generator().manual_seed(7))
+    for name, kept in (("same", torch.arange(N)), ("permuted", order)):
+        rows = 3.0 * (gaussian(V, N, 0) + 0.3 * gaussian(V, N, 5))[:, kept]
+        matrix = (report := compare(checker, write_model(tmp_path / name, rows), level="screen")).embedding
+        assert matrix.rank == matrix.matched_channels == 32
+        assert matrix.coverage == 1.0
+        assert 0.8 < matrix.normalized_trace <= 1.0
+        assert matrix.stray_channels == 0
+        assert matrix.transformation == ("identity" if name == "same" else "permutation")
+        assert abs(matrix.scale - 3.0) < 0.05  # noise of 0.3 on a few thousand entries and more
+        mine, theirs = report.arrays["embedding_channels"]
+        assert (kept[torch.from_numpy(theirs)] == torch.from_numpy(mine)).all()
+
+
 def test_tied_models_are_tested_once(checker, tmp_path):
     report = compare(checker, write_model(tmp_path / "x", gaussian(V, N, 1)))
     assert report.tests == 6

@@ -88,6 +88,14 @@ def test_axes_that_stand_out_in_both_models_ask_for_a_strong_or_clean_match_and_
     assert any("p is no theorem" in caveat for caveat in strong.caveats)
 
 
+@pytest.mark.parametrize("fitted_on", ["embeddings", "keys of the layers"])
+def test_a_rotation_is_said_to_be_fitted_on_what_it_was(fitted_on):
+    for is_supported in (True, False):
+        body = dataclasses.replace(BODY, outer="rotation", fitted_on=fitted_on, is_supported=is_supported)
+        caveats = decide({"embedding": SILENT}, alpha=ALPHA, level="auto", body=body).caveats
+        assert any(f"fitted on the {fitted_on}" in caveat for caveat in caveats)
+
+
 @pytest.mark.parametrize(("width", "expected"), [(64, Verdict.INCONCLUSIVE), (160, Verdict.HOMOLOGOUS)])
 def test_a_model_too_narrow_to_show_strays_is_not_clean_for_want_of_them(width, expected):
     # A fresh draw of strangers at width 64: strength 0.634, coverage 0.56, not one stray.

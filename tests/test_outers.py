@@ -11,6 +11,7 @@ from mdir_hf import HomologyChecker, HomologyReport, Verdict
 from mdir_hf.comparison.model import Model
 from mdir_hf.comparison.outers import FITTED_ON, fitted_on_layers
 from mdir_hf.hub import open_repository
+from mdir_hf.saving.document import report_document
 from tests.homology.obfuscation import haar, logits, new_model, obfuscate
 from tests.specimens import tokenizer_json, tokens
 
@@ -142,7 +143,9 @@ def found_by_keys(report, outer):
     assert report.layers["role"] != "k"
     assert "k" not in {module["role"] for module in report.modules}
     assert HomologyReport.from_json(report.to_json()).layers["fitted_on"] == FITTED_ON
-    assert f"matched on the {FITTED_ON}" in str(report) or "fitted rotation" in str(report)
+    how = "behind a rotation fitted" if outer == "rotation" else "through the channels matched"
+    assert f"{how} on the {FITTED_ON}" in str(report_document(report))
+    assert ("a fitted rotation" if outer == "rotation" else f"matched on the {FITTED_ON}") in str(report)
 
 
 def test_permuted_channels_under_new_embeddings(base, save):

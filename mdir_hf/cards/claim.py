@@ -13,7 +13,7 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from mdir_hf.errors import InputError
-from mdir_hf.report import READ_AS, HomologyReport, ModelSummary, Verdict, read_as_text
+from mdir_hf.report import READ_AS, HomologyReport, HowRead, ModelSummary, Verdict
 
 SCHEMA = "mdir-hf/badge/1"
 LEVELS = ("auto", "screen", "embedding", "body")
@@ -32,38 +32,19 @@ _LEAST_LOG10_P = -1e12  # a million channels, all matched, give half of that
 
 
 @dataclass(frozen=True, slots=True)
-class PinnedModel:
+class PinnedModel(HowRead):
     """One side of a claim.
 
     Attributes:
         repo: Repo id on the Hub, None for a folder or file on somebody's disk, whose path is nobody's business.
         revision: The revision that was asked for, None for the default branch.
         commit: The commit it stood for; None for what is not on the Hub.
-        subfolder: How it was read, as in :class:`~mdir_hf.report.ModelSummary`; what was not used is None.
-        variant: Likewise.
-        file: Likewise.
-        tokenizer: Likewise, but :data:`A_FOLDER` for a folder on somebody's disk.
-        bases: Likewise.
+        tokenizer: Here :data:`A_FOLDER` for a folder on somebody's disk.
     """
 
     repo: str | None
     revision: str | None
     commit: str | None
-    subfolder: str | None = None
-    variant: str | None = None
-    file: str | None = None
-    tokenizer: str | None = None
-    bases: tuple[str, ...] | None = None
-
-    def __post_init__(self) -> None:
-        """Take the list that JSON has for a tuple."""
-        if isinstance(self.bases, list):
-            object.__setattr__(self, "bases", tuple(self.bases))
-
-    @property
-    def read_as(self) -> str:
-        """How it was read, in words; empty where its repository says it all."""
-        return read_as_text({name: getattr(self, name) for name in READ_AS})
 
     def to_dict(self) -> dict[str, Any]:
         """As plain containers; how it was read only where that was used."""

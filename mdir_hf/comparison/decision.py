@@ -243,8 +243,8 @@ def _doubts(body: BodySummary) -> tuple[str, ...]:
         )
     if not body.is_supported:
         doubts.append(
-            "The layers agree only behind a rotation fitted on the embeddings, and not in the tests that stay silent "
-            "on unrelated models of the same language."
+            f"The layers agree only behind a rotation fitted on the {body.fitted_on}, and not in the tests that stay "
+            "silent on unrelated models of the same language."
         )
     return tuple(doubts)
 

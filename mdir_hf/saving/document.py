@@ -239,8 +239,9 @@ def _layers(report: HomologyReport) -> list[Section]:
         return []
     matches = layers["matches"]
     n_layers = len(layers["matrix"][0]) if layers["matrix"] else 0
-    basis = {"identity": "in the same residual basis", "rotation": "behind a rotation fitted on the embeddings"}.get(
-        layers["outer"], f"through the channels matched on the {layers.get('fitted_on') or 'embeddings'}"
+    fitted_on = layers.get("fitted_on") or "embeddings"  # older reports do not say it
+    basis = {"identity": "in the same residual basis", "rotation": f"behind a rotation fitted on the {fitted_on}"}.get(
+        layers["outer"], f"through the channels matched on the {fitted_on}"
     )
     found = (
         f"{len(matches)} of {n_layers} layers of the candidate have an ancestor in the reference, compared by their "

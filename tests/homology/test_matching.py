@@ -216,6 +216,16 @@ class TestChannelsInTheirOwnOrder:
         kept = math.log(math.comb(40, 20)) - 20**2 / 2 * 40 / 20
         assert found.log_p_trimmed["n/2"] == pytest.approx(kept, rel=1e-9)
 
+    def test_the_better_of_votes_and_of_the_worse_half_counts_as_two_tests(self):
+        faint = torch.from_numpy(haar(400, np.random.default_rng(20)) + 0.04 * np.eye(400))
+        for u, votes_win in ((torch.eye(40, dtype=torch.float64), False), (faint, True)):
+            found = matching_in_order(u)
+            by_votes, by_the_rest = found.log_p_signs, found.log_p_trimmed["n/2"]
+            assert (by_votes < by_the_rest) == votes_win
+            assert found.log_p_robust == pytest.approx(min(by_votes, by_the_rest) + math.log(2), rel=1e-12)
+        searched = best_matching(torch.eye(40, dtype=torch.float64), signed=False)
+        assert searched.log_p_robust == searched.log_p_trimmed["n/2"]
+
     def test_a_faint_agreement_of_all_channels_is_found_where_no_search_finds_it(self):
         n, rng = 400, np.random.default_rng(20)
         u = torch.from_numpy(haar(n, rng) + 0.04 * np.eye(n))  # a tenth of what chance gives the best of n entries

@@ -7,20 +7,17 @@ import json
 import pytest
 import torch
 
-from mdir_hf import HomologyChecker, HomologyReport, Verdict
+from mdir_hf import HomologyReport, Verdict
 from mdir_hf.comparison.model import Model
 from mdir_hf.comparison.outers import FITTED_ON, fitted_on_layers
 from mdir_hf.hub import open_repository
 from mdir_hf.saving.document import report_document
 from tests.homology.obfuscation import haar, logits, new_model, obfuscate
 from tests.specimens import tokenizer_json, tokens
+from tests.test_body import SIZES, compare, new_embeddings
 
 pytest.importorskip("transformers")
 
-SIZES = {
-    "hidden_size": 96, "intermediate_size": 200, "num_hidden_layers": 4, "num_attention_heads": 8,
-    "num_key_value_heads": 4, "head_dim": 16,
-}  # fmt: skip
 HEAD, GROUP = SIZES["head_dim"], 2
 
 
@@ -56,14 +53,6 @@ def edited(model, edit, **changes):
         state[name] = moved + noise if moved.ndim == 2 else moved
     other.load_state_dict(state)
     return other
-
-
-@torch.no_grad()
-def with_new_embeddings(model, seed=5):
-    generator = torch.Generator().manual_seed(seed)
-    for weight in (model.model.embed_tokens.weight, model.lm_head.weight):
-        weight.copy_(0.1 * torch.randn(weight.shape, generator=generator, dtype=weight.dtype))
-    return model
 
 
 def writes(name):
@@ -128,10 +117,6 @@ def turned(model, seed=3):
     return edit
 
 
-def compare(reference, candidate, **options):
-    return HomologyChecker.from_pretrained(reference).compare(candidate, progress=False, **options)
-
-
 def found_by_keys(report, outer):
     assert report.verdict is Verdict.HOMOLOGOUS
     assert (report.settled_by, report.layers["outer"], report.layers["fitted_on"]) == ("body", outer, FITTED_ON)
@@ -150,7 +135,7 @@ def found_by_keys(report, outer):
 
 def test_permuted_channels_under_new_embeddings(base, save):
     order = torch.randperm(96, generator=torch.Generator().manual_seed(2))
-    candidate = with_new_embeddings(edited(base, of_channels(order)))
+    candidate = new_embeddings(edited(base, of_channels(order)))
     found_by_keys(compare(save(base, "base"), save(candidate, "candidate")), "permutation")
 
 
@@ -159,7 +144,7 @@ def test_fewer_channels_and_fewer_heads_under_new_embeddings(base, save, first_t
     channels = torch.randperm(96, generator=torch.Generator().manual_seed(2))[:72].sort().values
     edit = chained(of_channels(channels), of_heads([0, 2, 3]))
     smaller = edited(base, edit, hidden_size=72, num_attention_heads=6, num_key_value_heads=3)
-    candidate = save(with_new_embeddings(smaller), "candidate", first_token=first_token)
+    candidate = save(new_embeddings(smaller), "candidate", first_token=first_token)
     found_by_keys(compare(save(base, "base"), candidate), "channels")
 
 
@@ -169,7 +154,7 @@ def test_a_turned_stream_under_new_embeddings_and_heads_in_another_order(base, s
     exact.load_state_dict({name: turned(base)(name, weight) for name, weight in base.state_dict().items()})
     # The norms of transformers compute in float32, whatever the weights are in.
     assert torch.allclose(logits(base), logits(exact), rtol=1e-4, atol=1e-4)
-    candidate = with_new_embeddings(edited(hidden, of_heads([2, 0, 3, 1])))
+    candidate = new_embeddings(edited(hidden, of_heads([2, 0, 3, 1])))
     found_by_keys(compare(save(base, "base"), save(candidate, "candidate")), "rotation")
 
 
@@ -178,7 +163,7 @@ def test_a_whole_obfuscation_under_new_embeddings(architecture, save):
     # Heads, values, neurons, planes of rotary positions: turned, scaled and reordered as far as the function allows.
     model = new_model(architecture, seed=0, **SIZES)
     hidden, _ = obfuscate(model, seed=3)
-    candidate = save(with_new_embeddings(hidden), "candidate")
+    candidate = save(new_embeddings(hidden), "candidate")
     found_by_keys(compare(save(model, "base"), candidate), "rotation")
 
 
@@ -208,7 +193,7 @@ def test_strangers_are_silent_behind_what_was_fitted_on_them(base, save, monkeyp
 
 
 def test_channels_that_stayed_where_they_were_are_no_new_transformation(base, save):
-    candidate = with_new_embeddings(edited(base, lambda name, weight: weight))
+    candidate = new_embeddings(edited(base, lambda name, weight: weight))
     folders = [save(base, "base"), save(candidate, "candidate")]
     assert fitted_on_layers(*map(opened, folders)) is None
     assert compare(*folders).layers["outer"] == "identity"

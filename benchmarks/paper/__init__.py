@@ -9,5 +9,6 @@
 
 Each writes ``paper-NAME.json``, a section ``paper-NAME.md`` and pictures to ``benchmarks/results``. The models are some
 four thousand times smaller than the paper's: shapes are comparable, numbers are not. Models are kept where those of
-the tests are (``.trained-models``); the first script that needs one trains it. With ``--trained`` a script says which.
+the tests are (``.trained-models``); the first script that needs one trains it. Table 4 takes an hour of one core, the
+others minutes.
 """

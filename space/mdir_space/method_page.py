@@ -61,7 +61,10 @@ IDEAS = (
         "<p class='formula'>ln p ≤ ln (number of matchings) − c² n / (2 ‖U‖²)</p>"
         "<p>for n channels and polar factor U. It holds at every size, it counts every matching that could have been "
         "picked, and every look and every test is paid for. On the same rows a placebo is run: tokens paired wrongly, "
-        "or one model rotated at random. It must stay silent.</p>",
+        "or one model rotated at random. It must stay silent.</p>"
+        "<p>One matching is named before looking: every channel with itself. It pays for no choice, and it finds a "
+        "model that was trained or noised until no single channel can be told any more, if its channels still stand "
+        "in their old order.</p>",
         (("chance", "The trace of two relatives against the trace that strangers reach once in a thousand (line)."),),
     ),
     Idea(
@@ -84,9 +87,10 @@ IDEAS = (
     Idea(
         "Matrix by matrix, in spite of rotations",
         "<p>A model may have its whole residual stream rotated, so that no channel keeps its place. The tokens that "
-        "both models share give the rotation away; once it is undone, each matrix of each layer is tested up to what "
-        "its part of the model leaves free: rotations of position planes in queries and keys, any change inside a head "
-        "in values and outputs, the order of neurons in MLPs.</p>",
+        "both models share give the rotation away, or the keys of the layers where the tokens are new; once it is "
+        "undone, each matrix of each layer is tested up to what its part of the model leaves free: rotations of "
+        "position planes in queries and keys, any change inside a head in values and outputs, the order of neurons in "
+        "MLPs.</p>",
         (("modules", "A rotated fine-tune: its matrices, layer by layer, against those of the base."),),
     ),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import tempfile
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ from mdir_hf.demo.training import mean_loss, seeded_single_thread, train
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-RECIPE = 2
+RECIPE = 3
 """Raise with every change of what is built."""
 
 SEQUENCE_LENGTH, BATCH_SIZE = 64, 8
@@ -41,9 +42,9 @@ class Scale:
         steps: Of a base.
         short_steps: Of what is trained on after a layer was cut or copied.
         retokenised_steps: When embeddings under another tokenizer are looked at; the last is the end of the training.
-        small: A smaller one that can be trained longer, for new embeddings on a body that is held fast.
+        small: A smaller one that can be trained longer, for new embeddings on a body that is slow or held fast.
         small_steps: Of its base, of batches twice as large.
-        embedded_steps: When its new embeddings are looked at.
+        embedded_steps: When its new embeddings are looked at; the last is the end of the training.
         pruned_width: Channels that are left.
     """
 
@@ -67,9 +68,9 @@ FULL = Scale(
     60,
     (25, 50, 100, 150, 200, 300, 400, 600),
     96,
-    Shape(1024, 64, 192, 4, 4, 2, 32, True),
+    Shape(1024, 128, 384, 4, 8, 8, 16, True),
     2500,
-    (40, 80, 160, 400, 800, 1600, 4000),
+    (50, 250, 500, 1000, 2000, 4000, 8000),
 )
 TINY = Scale(
     "tiny",
@@ -84,6 +85,13 @@ TINY = Scale(
     (1, 3),
 )
 """For the tests: everything runs, little is learnt."""
+
+# New embeddings for the small base: the body's rate as a share of theirs, and the seed of their draw.
+SLOW = 1 / 300
+EMBEDDED = {"slow": (SLOW, 5), "held": (0.0, 5), "held-seed-6": (0.0, 6), "held-seed-7": (0.0, 7)}
+
+PAPER_WIDTH = 896
+"""Of Qwen2.5-0.5B, whose embeddings the paper replaces."""
 
 # What a base is trained from: architecture, seed of the initialisation, text.
 BASES = {
@@ -131,7 +139,7 @@ def built(name: str, scale: Scale) -> Path:
 
     Args:
         name: One of ``BASES``, ``fine-tuned``, ``upscaled``, ``pruned``, ``small``, ``retokenised-STEP`` or
-            ``embedded-STEP``.
+            one of ``EMBEDDED`` with ``-STEP``.
         scale: How large.
     """
     folder = folder_of(name, scale)
@@ -140,8 +148,8 @@ def built(name: str, scale: Scale) -> Path:
             _retokenise(scale)
         elif name == "small":
             _train_small(scale)
-        elif name.startswith("embedded-"):
-            _embed(scale)
+        elif name.rpartition("-")[0] in EMBEDDED:
+            _embed(name.rpartition("-")[0], scale)
         else:
             model, losses = _trained(name, scale)
             kind = "prose" if name == "fine-tuned" or name.endswith("prose") else "code"
@@ -240,29 +248,44 @@ def _retokenise(scale: Scale) -> None:
 
 
 def _train_small(scale: Scale) -> None:
-    """Train the small base; its embedding begins small, so that what it holds in the end is learnt."""
+    """Train the small base, its embedding and final norm scaled to what they would be at the paper's width.
+
+    A normed state of n channels has length sqrt(n), and logits need the same range at any width. At 64 channels an
+    embedding drawn as usual must grow one long direction for how frequent a token is, ten times any other, beside which
+    the body hardly reads the rest; at 896 it need not. Rows and final states of the length they have there remove that.
+    """
     learnt = small_text(scale.small.vocabulary, is_other=False)
     with seeded_single_thread(2):
         model = new_model("qwen3", scale.small)
         with torch.no_grad():
-            model.get_input_embeddings().weight.div_(30)
+            for weight in (model.get_input_embeddings().weight, model.get_parameter("model.norm.weight")):
+                weight.mul_(math.sqrt(PAPER_WIDTH / scale.small.width))
         losses = _train(model, learnt.learnt["code"], scale.small_steps, 3e-3, batch_size=2 * BATCH_SIZE)
         save(model, learnt, folder_of("small", scale), losses, "code")
 
 
-def _embed(scale: Scale) -> None:
-    """Learn new embeddings under another tokenizer for the small base, whose body is held fast."""
+def _embed(name: str, scale: Scale) -> None:
+    """Learn new embeddings under another tokenizer for the small base, its body slow or held fast.
+
+    As in the paper there is no warm-up, and the rate falls quadratically to 0. The new embeddings decay: a rare row has
+    a step of full size from Adam whenever it has a gradient, and would wander off.
+    """
+    body_share, seed = EMBEDDED[name]
     learnt = small_text(scale.small.vocabulary, is_other=True)
-    with seeded_single_thread(5):
+    with seeded_single_thread(seed):
         model = load(built("small", scale))
         embedding = model.get_input_embeddings().weight
         with torch.no_grad():
             embedding.copy_(1e-3 * embedding.std() * torch.randn(embedding.shape))
-        for weight in model.parameters():
-            weight.requires_grad_(weight is embedding)
-        # As in the paper: no warm-up, and a rate that falls quadratically to 0. No decay, which rare rows would follow.
+        body = [weight for weight in model.parameters() if weight is not embedding]
+        for weight in body:
+            weight.requires_grad_(body_share > 0)
+        groups = [
+            {"params": [embedding], "lr": 1e-2, "weight_decay": 0.3},
+            {"params": body if body_share else [], "lr": 1e-2 * body_share, "weight_decay": 0.0},
+        ]
+        optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95))
         n_steps, tokens = max(scale.embedded_steps), learnt.learnt["code"]
-        optimizer = torch.optim.AdamW([embedding], lr=1e-2, betas=(0.9, 0.95), weight_decay=0.0)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: (1 - step / n_steps) ** 2)
         order = torch.Generator().manual_seed(3)
         model.train()
@@ -271,10 +294,10 @@ def _embed(scale: Scale) -> None:
             batch = tokens[starts[:, None] + torch.arange(SEQUENCE_LENGTH)]
             optimizer.zero_grad(set_to_none=True)
             torch.autograd.backward(model(input_ids=batch, labels=batch, use_cache=False).loss)
-            torch.nn.utils.clip_grad_norm_([embedding], 1.0)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             schedule.step()
-            if step in scale.embedded_steps and not (folder := folder_of(f"embedded-{step}", scale)).exists():
+            if step in scale.embedded_steps and not (folder := folder_of(f"{name}-{step}", scale)).exists():
                 save(model, learnt, folder, [], "code")
                 model.train()
 

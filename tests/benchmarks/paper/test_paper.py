@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.paper import noise as noise_module
 from benchmarks.paper.ablation import ablation
-from benchmarks.paper.changed_tokenizer import changed_tokenizer
+from benchmarks.paper.changed_tokenizer import changed_tokenizer, finding
 from benchmarks.paper.layer_maps import layer_maps
 from benchmarks.paper.matrices import matrices
 from benchmarks.paper.models import BASE, TINY, built, load, pruned_layers, upscaled_layers
@@ -65,6 +65,34 @@ def test_a_table_has_a_row_for_each_row():
         "| 1 | 2 |",
         "| 3 | 4 |",
     ]
+
+
+def _look(tokens, log10_p, channels, verdict="homologous"):
+    return {
+        "tokens": tokens,
+        "log10_p_embedding": log10_p,
+        "log10_p_own_order": log10_p,
+        "verdict_embedding": verdict,
+        "verdict": "homologous",
+        "channels": channels,
+    }
+
+
+def test_a_table_like_the_papers_is_said_to_be_like_it():
+    looks = [_look(1000, -0.2, 3, "no_evidence"), _look(2000, -40.0, 40), _look(3000, -80.0, 64)]
+    assert finding(64, looks) == (
+        "As in the paper, embeddings say nothing at first and are significant from 2,000 tokens on, homologous by "
+        "themselves from 2,000 on; most channels are matched with themselves from 2,000 on, all from 3,000 on. By its "
+        "layers the model is called homologous at 3 of 3 looks."
+    )
+    assert "never all of them" in finding(64, looks[:2])
+    assert "no search for an order finds the channels' own" in finding(64, [looks[0], _look(2000, -40.0, 10)])
+
+
+def test_a_table_unlike_the_papers_is_said_to_be_unlike_it():
+    silent = [_look(1000, 0.0, 3, "no_evidence"), _look(2000, -9.9, 3, "no_evidence")]
+    assert finding(64, silent).startswith("**Not as in the paper**: these embeddings are not significant after 2,000")
+    assert "As in the paper" not in finding(64, [_look(1000, -40.0, 64)])
 
 
 @pytest.mark.slow
@@ -144,9 +172,9 @@ def test_under_a_changed_tokenizer_the_layers_tell_from_the_first_look(tmp_path)
     for table_of in saved.values():
         rows = table_of["rows"]
         tokens = [row["tokens"] for row in rows]
-        assert tokens == sorted(set(tokens))
+        assert tokens == sorted(tokens)
         assert [row["verdict"] for row in rows] == ["homologous"] * len(rows)
         for row in rows:
-            assert f"| {row['tokens']:,} |" in section
-            assert 0 < row["held_out_loss"] < 2 * math.log(TINY.qwen3.vocabulary)
+            assert f"| {row.get('seed', row['tokens']):,} |" in section
+            assert 0 < row["loss"] < 2 * math.log(TINY.qwen3.vocabulary)
             assert 0 < row["trace"] <= table_of["width"]

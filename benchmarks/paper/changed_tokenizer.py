@@ -92,8 +92,9 @@ def changed_tokenizer(scale: Scale) -> tuple[dict[str, Any], str, dict[str, Figu
         "Embeddings are drawn anew at a thousandth of their size (the paper's zeros have no gradient without biases). "
         "*Own channels* are those that the best matching, of n! it could be, gives to themselves. *Own order* is the "
         "identity alone, fixed in advance, before it is corrected for other tests; *votes* are its channels with a "
-        "positive sign, of which half are chance. *p, embeddings* is what `compare --level embedding` says; "
-        "the *loss* is in nats per token of the text that was learnt.\n\n"
+        "positive sign, of which half are chance. *p, embeddings* is what `compare --level embedding` says: "
+        "corrected, and the better of its looks at 512 tokens and at all; the *loss* is in "
+        "nats per token of the text that was learnt.\n\n"
         + "\n\n".join(parts[key] for key in ("slow", "held", "draws", "equal"))
     )
     data = {key: {"width": width, "rows": rows} for key, (width, rows) in tables.items()}

@@ -6,6 +6,7 @@ the full test (``--full``) some minutes: one SVD of 7168 x 7168 for a relative, 
 
 from __future__ import annotations
 
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -20,6 +21,8 @@ def main() -> None:
     comparisons = [("fine-tune", "auto"), ("stranger", "screen")]
     if "--full" in sys.argv[1:]:
         comparisons += [("fine-tune", "embedding"), ("stranger", "embedding")]
+    # Gigabytes are not left behind by a run that somebody ends.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     tokenizer = llama_8b.tokenizer_of_real_size()
     with tempfile.TemporaryDirectory() as place, LoopbackHub() as hub:
         for name, rows in (

@@ -5,6 +5,8 @@ Run from the repository: ``.venv/bin/python -m benchmarks.llama_8b_bytes``. Need
 
 from __future__ import annotations
 
+import signal
+import sys
 import tempfile
 from pathlib import Path
 
@@ -15,6 +17,8 @@ from tests.large.measure import run_compare
 
 def main() -> None:
     """Print one line for each kind of copy."""
+    # Gigabytes are not left behind by a run that somebody ends.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     tokenizer = llama_8b.tokenizer_of_real_size()
     with tempfile.TemporaryDirectory() as place, LoopbackHub() as hub:
         for name, rows in (

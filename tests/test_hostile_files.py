@@ -11,6 +11,7 @@ import pickle
 import re
 import struct
 import sys
+import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -303,14 +304,15 @@ def build(root: Path) -> dict[str, tuple[Path, str]]:
 @pytest.fixture(scope="module")
 def endings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Ending, str]]:
     """How every case ended, and what it should have said."""
-    root = tmp_path_factory.mktemp("hostile")
-    cases = build(root)
-    commands = [
-        ["compare", str(root / "base"), str(folder), "--quiet", *(["--level", "body"] * name.startswith("layers: "))]
-        for name, (folder, _) in cases.items()
-    ]
-    ended = run_limited(commands, root / "out")
-    assert not (root / "witness").exists()
+    with tempfile.TemporaryDirectory(dir=tmp_path_factory.getbasetemp()) as place:
+        root = Path(place)
+        cases = build(root)
+        commands = [
+            ["compare", f"{root / 'base'}", str(folder), "--quiet", *["--level", "body"] * name.startswith("layers: ")]
+            for name, (folder, _) in cases.items()
+        ]
+        ended = run_limited(commands, root / "out")
+        assert not (root / "witness").exists()
     return {name: (ending, said) for (name, (_, said)), ending in zip(cases.items(), ended, strict=True)}
 
 

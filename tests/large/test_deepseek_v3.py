@@ -6,6 +6,8 @@ The full test of this width takes minutes: ``benchmarks/deepseek_v3_bytes.py`` r
 from __future__ import annotations
 
 import json
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -21,9 +23,10 @@ EMBEDDING_SHARD, HEAD_SHARD = "model-00001-of-00163.safetensors", "model-00163-o
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("deepseek-v3")
     tokenizer = llama_8b.tokenizer_of_real_size()
-    with LoopbackHub() as hub:
+    # 5 GB, which go as soon as these tests are done.
+    with tempfile.TemporaryDirectory(dir=tmp_path_factory.getbasetemp()) as place, LoopbackHub() as hub:
+        folder = Path(place)
         for name, rows in (
             ("base", deepseek_v3.base_rows),
             ("fine-tune", deepseek_v3.fine_tuned_rows),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
+
 import pytest
 
 from mdir_hf.demo.loopback import LoopbackHub
@@ -13,9 +16,10 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("llama-8b")
     tokenizer = llama_8b.tokenizer_of_real_size()
-    with LoopbackHub() as hub:
+    # 3 GB, which go as soon as these tests are done.
+    with tempfile.TemporaryDirectory(dir=tmp_path_factory.getbasetemp()) as place, LoopbackHub() as hub:
+        folder = Path(place)
         base_digests = None
         for name, rows in (
             ("base", llama_8b.base_rows),

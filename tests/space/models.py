@@ -12,6 +12,8 @@ BASE, RELATED, STRANGER = "owner/base", "owner/related", "owner/stranger"
 GATED, PRIVATE, DECLARED = "owner/gated", "owner/private", "owner/declared"
 LARGE, LARGER = "owner/large", "owner/larger"
 """Strangers of 6 MB each, enough to be in the middle of reading them."""
+MEDIUM, MEDIUM_STRANGER = "owner/medium", "owner/medium-stranger"
+"""Strangers whose comparison takes a core some tenths of a second, so that fifty of them make a queue and no more."""
 
 
 def add_models(hub: LoopbackHub, folder: Path) -> None:
@@ -25,6 +27,8 @@ def add_models(hub: LoopbackHub, folder: Path) -> None:
     hub.add_repository(PRIVATE, write_model(folder / "private", base + 0.3 * gaussian(V, N, 4)), private=True)
     hub.add_repository(LARGE, write_model(folder / "large", gaussian(6000, 512, 6)))
     hub.add_repository(LARGER, write_model(folder / "larger", gaussian(6000, 512, 7)))
+    hub.add_repository(MEDIUM, write_model(folder / "medium", gaussian(3000, 256, 8)))
+    hub.add_repository(MEDIUM_STRANGER, write_model(folder / "medium-stranger", gaussian(3000, 256, 9)))
     declared = write_model(folder / "declared", base + 0.3 * gaussian(V, N, 5))
     (declared / "README.md").write_text(f"---\nbase_model: {BASE}\nbase_model_relation: finetune\n---\n# A model\n")
     hub.add_repository(DECLARED, declared)

@@ -15,7 +15,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mdir_hf.demo.loopback import Fault
 from tests.space.coroutines import finish
 from tests.space.live.steps import compare, is_quiet, verdict
-from tests.space.models import BASE, GATED, LARGE, LARGER, RELATED, STRANGER
+from tests.space.models import BASE, GATED, LARGE, LARGER, MEDIUM, MEDIUM_STRANGER, RELATED, STRANGER
 
 RESULT_TIMEOUT_S = 120
 SLOW_S = 1.5
@@ -104,13 +104,14 @@ def test_a_token_in_the_header_reads_for_that_caller_alone(server, live_hub, cli
 
 
 def test_fifty_at_once_are_all_answered_and_the_page_goes_on_answering(server, live_hub, visit):
-    live_hub.faults.append(Fault("slow", origin="cdn", path="large", times=None, delay_s=0.02))
+    live_hub.faults.append(Fault("slow", origin="cdn", path="medium", times=None, delay_s=0.02))
     clients = [Client(server.url, verbose=False, headers={"x-forwarded-for": f"10.0.0.{k}"}) for k in range(10)]
     outcomes = []
 
     def ask(client, alpha):
         try:
-            outcomes.append(client.submit(LARGE, LARGER, "screen", alpha, api_name="/compare").result(RESULT_TIMEOUT_S))
+            job = client.submit(MEDIUM, MEDIUM_STRANGER, "screen", alpha, api_name="/compare")
+            outcomes.append(job.result(RESULT_TIMEOUT_S))
         except AppError as refused:
             outcomes.append(str(refused))
 

@@ -124,7 +124,7 @@ def text(scale: Scale, kind: str = "bpe") -> Text:
 def small_text(n_tokens: int, *, is_other: bool) -> Text:
     """The text under a byte-level BPE of so many tokens, learnt from the first of the code or from other parts."""
     corpus = zoo.read_corpus()
-    learnt = [*corpus.code[6:10], *corpus.prose[:1]] if is_other else corpus.code[:4]
+    learnt = [*corpus.code.learnt[6:10], *corpus.prose.learnt[:1]] if is_other else corpus.code.learnt[:4]
     return Text(train_byte_level_bpe(learnt, vocabulary_size=n_tokens))
 
 

@@ -1,7 +1,7 @@
 """What peers that run models need: a model of transformers and statements to run it on.
 
 The published methods take TruthfulQA or WikiText. Here is no network, so that statements are sentences of the
-docstrings and licences that come with Python (``mdir_hf.demo.text``): other words, the same use.
+docstrings that come with Python (``mdir_hf.demo.text``): other words, the same use.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_ma
 @lru_cache(maxsize=1)
 def statements() -> tuple[str, ...]:
     """Some thousand different sentences of 40 to 160 characters, in a fixed order."""
-    prose = " ".join(read_corpus(code_n_chars=1, prose_n_chars=600_000).prose)
+    prose = " ".join(read_corpus(code_n_chars=1, prose_n_chars=600_000).prose.learnt)
     sentences = (" ".join(part.split()) for part in re.split(r"(?<=[.!?])\s|\n\s*\n", prose))
     return tuple(dict.fromkeys(s for s in sentences if len(s) in _LENGTH and s[0].isupper() and s[-1] in ".!?"))
 

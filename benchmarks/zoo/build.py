@@ -133,10 +133,10 @@ class Text:
     def __init__(self, tokenizer: Tokenizer) -> None:
         corpus = read_corpus()
         self.tokenizer = tokenizer
-        shards = {"code": corpus.code, "prose": corpus.prose}
-        self.learnt = {kind: encode(tokenizer, shards[kind][:-1]) for kind in TEXTS}
-        self.held_out = {kind: encode(tokenizer, shards[kind][-1:]) for kind in TEXTS}
-        self.questions = _questions(tokenizer, "".join(corpus.code[:-1]))
+        bodies = {"code": corpus.code, "prose": corpus.prose}
+        self.learnt = {kind: encode(tokenizer, bodies[kind].learnt) for kind in TEXTS}
+        self.held_out = {kind: encode(tokenizer, bodies[kind].held_out) for kind in TEXTS}
+        self.questions = _questions(tokenizer, "".join(corpus.code.learnt))
 
     @property
     def letters(self) -> torch.Tensor:
@@ -149,7 +149,7 @@ class Text:
 def text_of(kind: str, vocabulary: int) -> Text:
     """The text under a ``bpe`` or a ``unigram`` tokenizer of so many tokens; some seconds, once."""
     corpus = read_corpus()
-    learnt = [*corpus.code[:2], *corpus.prose[:3]]  # half a million characters: a unigram model takes 8 s for them
+    learnt = [*corpus.code.learnt[:2], *corpus.prose.learnt[:3]]  # half a million characters: a unigram model takes 8 s for them
     learn = train_byte_level_bpe if kind == "bpe" else train_unigram
     return Text(learn(learnt, vocabulary_size=vocabulary))
 

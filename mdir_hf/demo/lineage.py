@@ -185,12 +185,11 @@ class _Workshop:
 
         self._say("reading the standard library, learning two tokenizers")
         corpus = read_corpus()
-        bpe = train_byte_level_bpe([*corpus.code[:-1], *corpus.prose[:-1]], vocabulary_size=_VOCABULARY_SIZE)
-        unigram = train_unigram(corpus.prose[:-1], vocabulary_size=_VOCABULARY_SIZE)
-        # The last shard of each is held out.
-        code = encode(bpe, corpus.code[:-1]), encode(bpe, corpus.code[-1:])
-        prose = encode(bpe, corpus.prose[:-1]), encode(bpe, corpus.prose[-1:])
-        prose_in_unigram = encode(unigram, corpus.prose[:-1]), encode(unigram, corpus.prose[-1:])
+        bpe = train_byte_level_bpe([*corpus.code.learnt, *corpus.prose.learnt], vocabulary_size=_VOCABULARY_SIZE)
+        unigram = train_unigram(corpus.prose.learnt, vocabulary_size=_VOCABULARY_SIZE)
+        code = encode(bpe, corpus.code.learnt), encode(bpe, corpus.code.held_out)
+        prose = encode(bpe, corpus.prose.learnt), encode(bpe, corpus.prose.held_out)
+        prose_in_unigram = encode(unigram, corpus.prose.learnt), encode(unigram, corpus.prose.held_out)
 
         with seeded_single_thread(self._seed), _no_progress_bars():
             base = self._new_model(_HIDDEN_SIZE)

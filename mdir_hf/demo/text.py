@@ -27,30 +27,46 @@ _LEFT_OUT = frozenset(
     {"site-packages", "dist-packages", "test", "tests", "encodings", "pydoc_data", "lib2to3", "__pycache__"}
 )
 _SHARD_N_CHARS = 100_000
+# Held out are beginnings of so many modules at most, of so many characters each: no one table or licence is all of it.
+_HELD_OUT_N_MODULES = 16
+_HELD_OUT_N_CHARS = 6_000
 # What a Python without its sources (a frozen or zipped one) would give is too little to train on.
 _MIN_N_CHARS = 500_000
 
 
 @dataclass(frozen=True)
-class Corpus:
-    """Two bodies of text in shards of about 100,000 characters.
+class Body:
+    """Text of one kind.
 
     Attributes:
-        code: Python modules, whole.
-        prose: Docstrings of *other* modules, and licences; nothing in it stands in ``code``.
+        learnt: Shards of 100,000 characters.
+        held_out: The beginnings of modules of which nothing is in ``learnt``, spread over all that there are.
     """
 
-    code: tuple[str, ...]
-    prose: tuple[str, ...]
+    learnt: tuple[str, ...]
+    held_out: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Two bodies of text.
+
+    Attributes:
+        code: Python modules.
+        prose: Docstrings of *other* modules; nothing in it stands in ``code``.
+    """
+
+    code: Body
+    prose: Body
 
 
 def read_corpus(*, code_n_chars: int = 2_000_000, prose_n_chars: int = 600_000) -> Corpus:
-    """The first so many characters of code and of prose in the standard library.
+    """So many characters of code and of prose of the standard library to learn from, and some of each held out.
 
     Every second module, in the order of its path, goes to code and the other to prose.
 
     Args:
-        code_n_chars: Where to stop with code; the last module is taken whole.
+        code_n_chars: Characters of code to learn from, in whole shards of 100,000.
         prose_n_chars: The same for prose.
 
     Returns:
@@ -64,11 +80,9 @@ def read_corpus(*, code_n_chars: int = 2_000_000, prose_n_chars: int = 600_000) 
         (path for path in library.rglob("*.py") if _LEFT_OUT.isdisjoint(path.relative_to(library).parts)),
         key=lambda path: path.relative_to(library).as_posix(),
     )
-    code = _shards(_take((_read(path) for path in modules[::2]), code_n_chars))
-    licences = (_read(path) for path in (library / "LICENSE.txt", library / "LICENSE") if path.is_file())
-    docstrings = ("\n\n".join(_docstrings(_read(path))) for path in modules[1::2])
-    prose = _shards(_take(_chain(docstrings, licences), prose_n_chars))
-    n_chars = sum(map(len, code)) + sum(map(len, prose))
+    code = _body((_read(path) for path in modules[::2]), code_n_chars)
+    prose = _body(("\n\n".join(_docstrings(_read(path))) for path in modules[1::2]), prose_n_chars)
+    n_chars = sum(map(len, code.learnt)) + sum(map(len, prose.learnt))
     if n_chars < _MIN_N_CHARS:
         raise InputError(
             f"the standard library at {library} holds {n_chars:,} characters of source, and the demo learns from at "
@@ -131,23 +145,19 @@ def _read(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="replace")
 
 
-def _chain(*parts: Iterator[str]) -> Iterator[str]:
-    for part in parts:
-        yield from part
-
-
-def _take(texts: Iterator[str], n_chars: int) -> Iterator[str]:
-    taken = 0
-    for text in texts:
-        if taken >= n_chars:
-            return
-        taken += len(text)
-        yield text
-
-
-def _shards(texts: Iterator[str]) -> tuple[str, ...]:
-    text = "\n".join(texts)
-    return tuple(text[start : start + _SHARD_N_CHARS] for start in range(0, len(text), _SHARD_N_CHARS))
+def _body(modules: Iterator[str], n_chars: int) -> Body:
+    learnt, n_read = [], 0
+    for module in modules:
+        learnt.append(module)
+        n_read += len(module)
+        if n_read >= n_chars:
+            break
+    text = "\n".join(learnt)
+    shards = [text[start : start + _SHARD_N_CHARS] for start in range(0, len(text), _SHARD_N_CHARS)]
+    # What comes after them was never learnt from; where nothing does, the last of them gives way.
+    unseen = [module[:_HELD_OUT_N_CHARS] for module in modules if len(module) >= _HELD_OUT_N_CHARS]
+    stride = -(-len(unseen) // _HELD_OUT_N_MODULES)
+    return Body(tuple(shards[:-1]), tuple(unseen[::stride]) if unseen else tuple(shards[-1:]))
 
 
 def _docstrings(source: str) -> Iterator[str]:

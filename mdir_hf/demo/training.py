@@ -107,9 +107,9 @@ def optimize(
 def mean_loss(
     model: PreTrainedModel, tokens: torch.Tensor, *, sequence_length: int = 128, n_sequences: int = 64
 ) -> float:
-    """Mean loss in nats per token over the first sequences of ``tokens``, an int64 tensor of shape (n_tokens,)."""
-    n_sequences = min(n_sequences, tokens.numel() // sequence_length)
-    batch = tokens[: n_sequences * sequence_length].view(n_sequences, sequence_length)
+    """Mean loss in nats per token over sequences spread evenly over ``tokens``, an int64 tensor of shape (n_tokens,)."""
+    starts = torch.linspace(0, tokens.numel() - sequence_length, n_sequences).long()
+    batch = tokens[starts[:, None] + torch.arange(sequence_length)]  # (n_sequences, sequence_length)
     model.eval()
     return float(model(input_ids=batch, labels=batch, use_cache=False).loss)
 

@@ -15,23 +15,41 @@ def test_the_corpus_is_the_same_every_time(corpus):
 
 
 @pytest.mark.parametrize("kind", ["code", "prose"])
-def test_as_many_characters_are_read_as_asked_for_and_the_last_module_whole(corpus, kind):
-    n_chars = sum(map(len, getattr(corpus, kind)))
+def test_as_many_characters_are_learnt_as_asked_for_in_shards_of_one_size(corpus, kind):
+    sizes = [len(shard) for shard in getattr(corpus, kind).learnt]
 
-    assert 300_000 <= n_chars < 600_000  # no module of the standard library is larger than 300,000 characters
+    assert set(sizes) == {100_000}
+    assert 3 <= len(sizes) < 6  # the last module is read whole, and none of the library's is larger than 300,000
 
 
-def test_shards_are_of_one_size_but_for_the_last(corpus):
-    sizes = [len(shard) for shard in corpus.code]
+@pytest.mark.parametrize("kind", ["code", "prose"])
+def test_what_is_held_out_is_of_many_modules_and_nothing_of_it_is_learnt(corpus, kind):
+    body = getattr(corpus, kind)
+    learnt = {line for line in "".join(body.learnt).splitlines() if len(line) > 60}
+    held_out = [[line for line in part.splitlines() if len(line) > 60] for part in body.held_out]
 
-    assert len(sizes) > 1
-    assert set(sizes[:-1]) == {100_000}
-    assert 0 < sizes[-1] <= 100_000
+    assert 8 <= len(held_out) <= 16
+    assert {len(part) for part in body.held_out} == {6000}
+    for lines in held_out:
+        # Licences, and docstrings of what several modules inherit, stand in more than one.
+        assert len(learnt.intersection(lines)) <= len(lines) / 4
+
+
+def test_where_all_modules_are_learnt_from_the_last_shard_is_held_out(monkeypatch, tmp_path):
+    for number in range(8):
+        (tmp_path / f"{number}.py").write_text(f"'''{number} {'a' * 150_000}'''\n")
+    monkeypatch.setattr(text.sysconfig, "get_path", lambda name: str(tmp_path))
+
+    corpus = read_corpus()
+
+    assert [len(body.learnt) for body in (corpus.code, corpus.prose)] == [6, 6]
+    assert [len(body.held_out) for body in (corpus.code, corpus.prose)] == [1, 1]
+    assert corpus.code.held_out[0].endswith("aaaaa'''\n")
 
 
 def test_code_is_whole_modules_and_prose_is_what_their_docstrings_say(corpus):
     n_functions_in_code, n_functions_in_prose = (
-        sum(s.count("    def ") for s in k) for k in (corpus.code, corpus.prose)
+        sum(s.count("    def ") for s in k) for k in (corpus.code.learnt, corpus.prose.learnt)
     )
 
     # Docstrings show a few functions as examples.
@@ -48,14 +66,14 @@ def test_a_python_without_its_sources_is_refused_with_what_to_do(tmp_path, monke
 
 
 def test_byte_level_bpe_has_the_size_asked_for_and_loses_nothing(corpus):
-    tokenizer = train_byte_level_bpe(corpus.prose[:1], vocabulary_size=500)
+    tokenizer = train_byte_level_bpe(corpus.prose.learnt[:1], vocabulary_size=500)
 
     assert tokenizer.get_vocab_size() == 500
     assert tokenizer.decode(tokenizer.encode("never seen: žluťoučký 🐎").ids) == "never seen: žluťoučký 🐎"
 
 
 def test_unigram_writes_spaces_as_sentencepiece_does(corpus):
-    tokenizer = train_unigram(corpus.prose[:1], vocabulary_size=500)
+    tokenizer = train_unigram(corpus.prose.learnt[:1], vocabulary_size=500)
 
     assert tokenizer.get_vocab_size() == 500
     assert "▁the" in tokenizer.get_vocab()
@@ -64,7 +82,7 @@ def test_unigram_writes_spaces_as_sentencepiece_does(corpus):
 
 @pytest.mark.parametrize("train", [train_byte_level_bpe, train_unigram])
 def test_both_kinds_have_the_same_special_tokens(train, corpus):
-    tokenizer = train(corpus.prose[:1], vocabulary_size=500)
+    tokenizer = train(corpus.prose.learnt[:1], vocabulary_size=500)
 
     assert tokenizer.token_to_id(BEGIN) is not None
     assert tokenizer.token_to_id(END) is not None

@@ -91,10 +91,9 @@ def texts():
 @lru_cache(maxsize=1)
 def _tokenizer_and_texts():
     corpus = read_corpus()
-    learnt = {"code": corpus.code[:-1], "prose": corpus.prose[:-1]}
-    held_out = {"code": corpus.code[-1:], "prose": corpus.prose[-1:]}
-    tokenizer = train_byte_level_bpe([*learnt["code"], *learnt["prose"]], vocabulary_size=VOCABULARY_SIZE)
-    split = {kind: Text(encode(tokenizer, learnt[kind]), encode(tokenizer, held_out[kind])) for kind in learnt}
+    bodies = {"code": corpus.code, "prose": corpus.prose}
+    tokenizer = train_byte_level_bpe([*corpus.code.learnt, *corpus.prose.learnt], vocabulary_size=VOCABULARY_SIZE)
+    split = {kind: Text(encode(tokenizer, b.learnt), encode(tokenizer, b.held_out)) for kind, b in bodies.items()}
     return tokenizer, split
 
 

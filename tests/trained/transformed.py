@@ -252,8 +252,8 @@ def byte_pairs():
 def unigram():
     """Another tokenizer, of another kind, and prose in it, ``(n_tokens,)``."""
     corpus = read_corpus()
-    tokenizer = train_unigram(corpus.prose[:-1], vocabulary_size=VOCABULARY_SIZE)
-    return tokenizer, encode(tokenizer, corpus.prose[:-1])
+    tokenizer = train_unigram(corpus.prose.learnt, vocabulary_size=VOCABULARY_SIZE)
+    return tokenizer, encode(tokenizer, corpus.prose.learnt)
 
 
 def _build(transformation, name, folder, *, stranger):

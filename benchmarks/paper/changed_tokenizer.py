@@ -94,8 +94,7 @@ def changed_tokenizer(scale: Scale) -> tuple[dict[str, Any], str, dict[str, Figu
         "identity alone, fixed in advance, before it is corrected for other tests; *votes* are its channels with a "
         "positive sign, of which half are chance. *p, embeddings* is what `compare --level embedding` says: "
         "corrected, and the better of its looks at 512 tokens and at all; the *loss* is in "
-        "nats per token of the text that was learnt.\n\n"
-        + "\n\n".join(parts[key] for key in ("slow", "held", "draws", "equal"))
+        "nats per token of held-out code.\n\n" + "\n\n".join(parts[key] for key in ("slow", "held", "draws", "equal"))
     )
     data = {key: {"width": width, "rows": rows} for key, (width, rows) in tables.items()}
     return data | {"draws": {"width": width, "rows": draws}}, section, {}
@@ -106,8 +105,7 @@ def _rows(
 ) -> list[dict[str, Any]]:
     base = built(base_name, scale)
     learnt = text(scale, "unigram") if base_name == BASE else small_text(scale.small.vocabulary, is_other=True)
-    # Of the text that was learnt: what is held out of the code is one table of HTML's entities, and says little.
-    tokens = learnt.learnt["code"]
+    tokens = learnt.held_out["code"]
     rows = []
     for step in steps:
         folder = built(f"{name}-{step}", scale)

@@ -149,7 +149,10 @@ class Text:
 def text_of(kind: str, vocabulary: int) -> Text:
     """The text under a ``bpe`` or a ``unigram`` tokenizer of so many tokens; some seconds, once."""
     corpus = read_corpus()
-    learnt = [*corpus.code.learnt[:2], *corpus.prose.learnt[:3]]  # half a million characters: a unigram model takes 8 s for them
+    learnt = [
+        *corpus.code.learnt[:2],
+        *corpus.prose.learnt[:3],
+    ]  # half a million characters: a unigram model takes 8 s for them
     learn = train_byte_level_bpe if kind == "bpe" else train_unigram
     return Text(learn(learnt, vocabulary_size=vocabulary))
 

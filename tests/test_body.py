@@ -10,6 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mdir_hf import HomologyChecker, Verdict
+from mdir_hf.comparison.model import Model
+from mdir_hf.hub import IoLedger, open_repository
+from mdir_hf.hub.local import LocalFile
 from tests.homology.obfuscation import logits, new_model, obfuscate
 from tests.specimens import tokenizer_json, tokens
 
@@ -232,3 +235,19 @@ def test_the_placebo_of_relatives_is_silent(base, save):
     report = compare(save(base, "base"), save(drift(new_embeddings(copy.deepcopy(base)), 0.3), "x"))
     assert report.verdict is Verdict.HOMOLOGOUS
     assert report.layers["placebo_log10_p"] == 0.0
+
+
+def test_of_one_stranger_the_mlps_are_read_and_of_the_other_some_of_their_rows(save, monkeypatch):
+    monkeypatch.setattr(LocalFile, "gap_bytes", 0)  # at real widths such rows lie megabytes apart
+    sizes = SIZES | {"intermediate_size": 2048}
+    folders = [save(new_model(seed=seed, **sizes), f"wide{seed}") for seed in (0, 1)]
+    ledger = IoLedger()
+    reference = Model(open_repository(folders[0], use_caches=False, ledger=ledger))
+    report = HomologyChecker(reference, ledger=ledger, use_caches=False).compare(folders[1], progress=False)
+    assert report.verdict is Verdict.NO_EVIDENCE
+    mine, other = (sum(n for name, n in ledger.files.items() if name.startswith(f"{f}:model")) for f in folders)
+    mlps = SIZES["num_hidden_layers"] * sizes["intermediate_size"] * SIZES["hidden_size"] * 4
+    # Two maps, with the residual basis as it is and turned, ask for 64 of 2048 rows of each layer: a sixteenth of the
+    # MLPs. Beside that lie embeddings, and keys and values for each map.
+    assert mine < mlps / 3
+    assert other > 2 * mlps

@@ -208,40 +208,37 @@ class TensorShape(Protocol):
     def shape(self) -> tuple[int, ...]: ...  # noqa: D102  said by the name
 
 
-def read_part(source: TensorReader, part: Part) -> torch.Tensor:
-    """Read the weight of one role.
+def read_part(source: TensorReader, part: Part, rows: IntArray | None = None) -> torch.Tensor:
+    """Read the weight of one role, or some of its rows.
 
     Args:
         source: Where the tensors are; a whole tensor or some of its rows are read, nothing else.
-        part: Which one.
+        part: Which one; a matrix where ``rows`` are asked for.
+        rows: Which rows of it, ``(k,)``, in any order; None: all of them.
 
     Returns:
-        Tensor of shape ``(d_out, d_in)`` (norms: ``(d,)``), contiguous, dtype as the source returns it; a product is
-        float64, or float32 past :data:`FLOAT64_ENTRIES`. A part of a transposed tensor reads the whole tensor, since
-        its rows are columns of the file, and so does one expert of a stack: see :func:`read_experts`. Of the factors
-        of a product only the rows that it takes are read; it costs O(d_out r d_in).
+        Tensor of shape ``(d_out, d_in)``, or ``(k, d_in)`` (norms: ``(d,)``), contiguous, dtype as the source returns
+        it; a product is float64, or float32 past :data:`FLOAT64_ENTRIES`. A part of a transposed tensor reads the
+        whole tensor, since its rows are columns of the file, and so does one expert of a stack: see
+        :func:`read_experts`. Of the factors of a product only the rows that it takes are read; it costs
+        O(d_out r d_in).
 
     Raises:
         AnatomyError: If the tensor cannot be divided as its layout says, or the factors of a product do not fit.
     """
     if isinstance(part, WeightProduct):
-        return _read_product(source, part)
-    if part.expert is not None:
-        return _take(source.read(part.tensor), part)
-    if part.per_head:
-        return _join(source.read(part.tensor), part)
-    if part.is_whole:
-        stored = source.read(part.tensor)
-        if part.joined:
-            stored = stored.reshape(part._matrix_shape(tuple(stored.shape)))
-        return stored.T.contiguous() if part.transposed else stored
+        return _read_product(source, part, rows)
     shape = tuple(source.spec(part.tensor).shape)
-    if len(shape) != 2:
+    is_plain = part.expert is None and not (part.per_head or part.joined or part.transposed)
+    if is_plain and not part.is_whole and len(shape) != 2:
         raise AnatomyError(f"tensor {part.tensor!r} has shape {shape}; a fused weight must be a matrix")
-    rows = part.rows(shape)
-    if part.transposed:
-        return source.read(part.tensor).T[torch.from_numpy(rows)].contiguous()
-    return source.read_rows(part.tensor, rows)
+    if is_plain and part.is_whole:
+        return source.read(part.tensor) if rows is None else source.read_rows(part.tensor, rows)
+    if is_plain:
+        own = part.rows(shape)
+        return source.read_rows(part.tensor, own if rows is None else own[rows])
+    weight = _read_whole(source, part)
+    return weight if rows is None else weight[torch.from_numpy(rows)]
 
 
 def read_experts(source: TensorReader, experts: Iterable[Mapping[Role, Part]]) -> Iterator[dict[Role, torch.Tensor]]:
@@ -271,13 +268,29 @@ def read_experts(source: TensorReader, experts: Iterable[Mapping[Role, Part]]) -
         yield weights
 
 
-def _read_product(source: TensorReader, product: WeightProduct) -> torch.Tensor:
+def _read_whole(source: TensorReader, part: WeightPart) -> torch.Tensor:
+    """Read a part whose rows are no rows of the file."""
+    stored = source.read(part.tensor)
+    if part.expert is not None:
+        return _take(stored, part)
+    if part.per_head:
+        return _join(stored, part)
+    if part.is_whole:
+        if part.joined:
+            stored = stored.reshape(part._matrix_shape(tuple(stored.shape)))
+        return stored.T.contiguous() if part.transposed else stored
+    if stored.ndim != 2:
+        raise AnatomyError(f"tensor {part.tensor!r} has shape {tuple(stored.shape)}; a fused weight must be a matrix")
+    return stored.T[torch.from_numpy(part.rows(tuple(stored.shape)))].contiguous()
+
+
+def _read_product(source: TensorReader, product: WeightProduct, rows: IntArray | None) -> torch.Tensor:
     d_out, d_in = part_shape(product, lambda name: tuple(source.spec(name).shape))
     dtype = torch.float64 if d_out * d_in <= FLOAT64_ENTRIES else torch.float32
     right = read_part(source, product.right).to(dtype)
     if product.gain is not None:
         right = right * read_part(source, product.gain).to(dtype)[:, None]
-    return read_part(source, product.left).to(dtype) @ right
+    return read_part(source, product.left, rows).to(dtype) @ right
 
 
 def _join(stack: torch.Tensor, part: WeightPart) -> torch.Tensor:

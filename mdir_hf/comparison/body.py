@@ -8,13 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
 
 from mdir_hf.anatomy import Role
-from mdir_hf.comparison.layers import layer_weights, layers_with, read_mixer, read_representative
+from mdir_hf.comparison.layers import layer_weights, layers_with, read_mixer, representatives_of
 from mdir_hf.comparison.mixtures import ExpertOrigins, experts_report, has_experts, trace_experts
 from mdir_hf.comparison.model import Model
 from mdir_hf.comparison.outers import FITTED_ON, FITTED_ROLE, Attempt
@@ -24,7 +23,7 @@ from mdir_hf.homology.layer_map import LayerMap, map_layers
 from mdir_hf.homology.matching import Matching
 from mdir_hf.homology.modules import ROLES, LayerWeights, ModuleEvidence, analyse_layer, analyse_mixer
 from mdir_hf.homology.modules import Role as ModuleRole
-from mdir_hf.homology.neurons import NeuronMatching, unit_rows
+from mdir_hf.homology.neurons import NeuronMatching
 from mdir_hf.homology.planes import PlaneTransformation
 from mdir_hf.homology.polar import FLOAT64_CHANNELS
 from mdir_hf.homology.significance import LN10
@@ -122,7 +121,8 @@ def compare_bodies(
         The first map that is significant and gives every candidate layer an ancestor; else, of those significant, the
         one with most ancestors; else the most significant one. None where the models have no layers to compare.
 
-    Cost: reads the representative of every layer, once per map; then all weights of the layers analysed.
+    Cost: reads, once per map, what stands for each layer of the model in which that has more rows and some rows of the
+    other's, whole where they may match; then all weights of the layers analysed.
     """
     n_maps = sum(len(attempt.roles) for attempt in tried)
     best: BodyEvidence | None = None
@@ -162,12 +162,9 @@ def _try_map(
     seed: int,
     device: str,
 ) -> BodyEvidence:
-    def carried(index: int) -> torch.Tensor:
-        return unit_rows(outer.carry_in(read_representative(reference, role, index)))
-
     layer_map = map_layers(
-        [partial(carried, index) for index in layers_with(reference, role)],
-        [partial(read_representative, candidate, role, index) for index in layers_with(candidate, role)],
+        representatives_of(reference, role, outer.carry_in),
+        representatives_of(candidate, role),
         log_alpha=log_alpha,
         refine="undecided",
         n_tests=n_maps,
@@ -208,12 +205,12 @@ def _placebo_log_p(
     for _ in range(N_PLACEBOS):
         shuffled = torch.randperm(outer.n_candidate, generator=generator)
 
-        def carried(index: int, shuffled: torch.Tensor = shuffled) -> torch.Tensor:
-            return unit_rows(outer.carry_in(read_representative(reference, role, index))[:, shuffled])
+        def carried(rows: torch.Tensor, shuffled: torch.Tensor = shuffled) -> torch.Tensor:
+            return outer.carry_in(rows)[:, shuffled]
 
         placebo = map_layers(
-            [partial(carried, index) for index in layers_with(reference, role)],
-            [partial(read_representative, candidate, role, index) for index in layers_with(candidate, role)],
+            representatives_of(reference, role, carried),
+            representatives_of(candidate, role),
             log_alpha=log_alpha,
             refine="undecided",
             seed=seed,

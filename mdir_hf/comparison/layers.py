@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from mdir_hf.anatomy import Layer, Part, Role, part_shape, read_part
@@ -10,6 +15,8 @@ from mdir_hf.errors import AnatomyError
 from mdir_hf.homology.gauge import fold_gain
 from mdir_hf.homology.modules import LayerWeights
 from mdir_hf.homology.neurons import MlpWeights, unit_rows
+
+IntArray = npt.NDArray[np.int64]
 
 STANDS_IN = {Role.V: Role.SSM_IN}
 """What stands for V in a layer without attention: the input of its state-space mixer. So a hybrid has one map of all of
@@ -38,36 +45,81 @@ def standing_for(layer: Layer, role: Role) -> Role | None:
     return other if other in layer.parts else None
 
 
-def read_representative(model: Model, role: Role, position: int) -> torch.Tensor:
-    """Read the matrix that stands for a layer, ``(d_out, n)``, the gain of its norm folded in, its rows of one length.
+@dataclass(frozen=True, slots=True)
+class Representative:
+    """The matrix that stands for a layer, ``(d_out, n)``, the gain of its norm folded in, its rows of one length.
 
-    Heavy-tailed row lengths in both models fool the polar factor of raw rows (measured: ln p = -176 on strangers).
+    Heavy-tailed row lengths in both models fool the polar factor of raw rows (measured: ln p = -176 on strangers). It
+    is read when it is asked for, whole or in part.
+
+    Attributes:
+        model: The model.
+        role: What stands for layers.
+        position: Position in ``model.anatomy.layers`` of one that has it.
+        carried: Carries rows ``(k, n)`` into the residual basis of the other model, and may change their lengths.
     """
-    layer = model.anatomy.layers[position]
-    standing = standing_for(layer, role)
-    assert standing is not None
-    gain = _read_if_placed(model, layer, Role.MLP_NORM if role is Role.UP else Role.ATTENTION_NORM)
-    return unit_rows(fold_gain(read_role(model, layer, standing), gain, plus_one=model.anatomy.norms_add_one))
+
+    model: Model
+    role: Role
+    position: int
+    carried: Callable[[torch.Tensor], torch.Tensor] | None = None
+
+    @property
+    def n_channels(self) -> int:
+        """Its rows; costs the header of its shard, and raises as :func:`read_role` where it is no matrix."""
+        layer, standing = self._standing()
+        part = layer.parts[standing]
+        shape = part_shape(part, lambda name: tuple(self.model.tensors.spec(name).shape))
+        check_shape(self.model, layer, standing, part, shape)
+        return shape[0]
+
+    def load(self, channels: torch.Tensor | None = None) -> torch.Tensor:
+        """Read it, or these rows of it."""
+        layer, standing = self._standing()
+        gain = _read_if_placed(self.model, layer, Role.MLP_NORM if self.role is Role.UP else Role.ATTENTION_NORM)
+        rows = read_role(self.model, layer, standing, None if channels is None else channels.numpy())
+        rows = unit_rows(fold_gain(rows, gain, plus_one=self.model.anatomy.norms_add_one))
+        return rows if self.carried is None else unit_rows(self.carried(rows))
+
+    def _standing(self) -> tuple[Layer, Role]:
+        layer = self.model.anatomy.layers[self.position]
+        standing = standing_for(layer, self.role)
+        assert standing is not None
+        return layer, standing
 
 
-def read_role(model: Model, layer: Layer, role: Role) -> torch.Tensor:
+def representatives_of(
+    model: Model, role: Role, carried: Callable[[torch.Tensor], torch.Tensor] | None = None
+) -> list[Representative]:
+    """What stands for the layers of a model that a role can stand for, in their order."""
+    return [Representative(model, role, position, carried) for position in layers_with(model, role)]
+
+
+def read_role(model: Model, layer: Layer, role: Role, rows: IntArray | None = None) -> torch.Tensor:
     """Read what plays a role in a layer: ``(d_out, d_in)``, one side of it the width of the model, or a norm ``(d,)``.
+
+    Args:
+        model: The model.
+        layer: A layer that has the role.
+        role: The role.
+        rows: Which output channels of it, where it reads the residual stream; None: all of them.
 
     Raises:
         AnatomyError: If it has another shape: files may name anything anyhow, and a matrix product would not say why.
         MdirError: If it cannot be read.
     """
-    return check_shape(model, layer, role, layer.parts[role], read_part(model.tensors, layer.parts[role]))
+    weight = read_part(model.tensors, layer.parts[role], rows)
+    check_shape(model, layer, role, layer.parts[role], tuple(weight.shape))
+    return weight
 
 
-def check_shape(model: Model, layer: Layer, role: Role, part: Part, weight: torch.Tensor) -> torch.Tensor:
-    """Return a weight, or refuse one whose shape its role cannot have.
+def check_shape(model: Model, layer: Layer, role: Role, part: Part, shape: tuple[int, ...]) -> None:
+    """Refuse a weight whose shape its role cannot have.
 
     Raises:
         AnatomyError: If a side that should be the width of the model is not, or it is no matrix; norms: no vector.
     """
     width = model.anatomy.hidden_size
-    shape = tuple(weight.shape)
     is_matrix = len(shape) == 2 and 0 not in shape
     if role.is_norm:
         fits, expected = shape == (width,), f"({width},)"
@@ -83,7 +135,6 @@ def check_shape(model: Model, layer: Layer, role: Role, part: Part, weight: torc
             f"expected {expected}, so the layers of this model cannot be compared; --level embedding compares the rest",
             subject=model.label,
         )
-    return weight
 
 
 def _read_if_placed(model: Model, layer: Layer, role: Role) -> torch.Tensor | None:

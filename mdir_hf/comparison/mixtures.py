@@ -141,6 +141,7 @@ def _read_mlps(
 
     experts = [parts for _, parts in named]
     for parts, read in zip(experts, read_experts(model.tensors, experts), strict=True):
-        weights = {role: check_shape(model, layer, role, parts[role], weight) for role, weight in read.items()}
-        gate = weights.get(Role.GATE)
-        yield MlpWeights(folded(weights[Role.UP]), weights[Role.DOWN].to(dtype), None if gate is None else folded(gate))
+        for role, weight in read.items():
+            check_shape(model, layer, role, parts[role], tuple(weight.shape))
+        gate = read.get(Role.GATE)
+        yield MlpWeights(folded(read[Role.UP]), read[Role.DOWN].to(dtype), None if gate is None else folded(gate))

@@ -107,7 +107,7 @@ def optimize(
 def mean_loss(
     model: PreTrainedModel, tokens: torch.Tensor, *, sequence_length: int = 128, n_sequences: int = 64
 ) -> float:
-    """Mean loss in nats per token over sequences spread evenly over ``tokens``, an int64 tensor of shape (n_tokens,)."""
+    """Mean loss in nats per token over sequences spread evenly over ``tokens``, int64 of shape (n_tokens,)."""
     starts = torch.linspace(0, tokens.numel() - sequence_length, n_sequences).long()
     batch = tokens[starts[:, None] + torch.arange(sequence_length)]  # (n_sequences, sequence_length)
     model.eval()

@@ -13,9 +13,9 @@ control: they must be silent (docs/method.md, "Layers").
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -41,14 +41,28 @@ from mdir_hf.homology.matching import best_matching
 from mdir_hf.homology.polar import polar_factor, polar_factor_of_rows, row_factors
 from mdir_hf.homology.products import cross_product
 
-Layers = Sequence[torch.Tensor | Callable[[], torch.Tensor]]
-"""One matrix ``(d_out, n)`` per layer, or a function that loads it. Each is asked for when needed and let go after."""
+
+class StoredLayer(Protocol):
+    """A matrix ``(d_out, n)`` that is loaded when it is asked for, and let go after."""
+
+    @property
+    def n_channels(self) -> int:
+        """How many output channels it has, ``d_out``, known without loading it."""
+        ...
+
+    def load(self, channels: torch.Tensor | None = None) -> torch.Tensor:
+        """Return these output channels of it, ``(k, n)``, or all of them."""
+        ...
+
+
+Layers = Sequence[torch.Tensor | StoredLayer]
+"""One matrix ``(d_out, n)`` per layer."""
 
 FLOAT64_CHANNELS = 512
 """Up to this many output channels a full test is float64; beyond, float32 (three times as fast)."""
 
 FULL_CHANNELS = 2 * SCREEN_CHANNELS
-"""Layers of no more output channels than this are not screened: the full test costs no more."""
+"""Layers of no more output channels than this are not screened: the full test costs no more. They stay in memory."""
 
 CANNOT_COUNT = -1e-9
 """A matching whose p cannot fall below 1 is not searched for."""
@@ -137,9 +151,9 @@ def map_layers(
 
     Returns:
         The map. Cost 2 L L' d0 d' n flops for the screen, and O(d d' n + d^3) for each full cell. Memory: ``L d0 n``
-        floats, one layer of each model, and a few ``L d0 d'``, where L counts the model with fewer output channels. Its
-        layers are loaded once, and once more for every full cell in them; the other model's layers once (the first
-        layer of both once more, for its shape).
+        floats (up to twice that where layers have few channels), one layer of each model, and a few ``L d0 d'``, where
+        L counts the model with fewer output channels. Of its layers d0 channels are loaded, and a whole layer for
+        every full cell in it (once in all, if it has few channels); the other model's layers are loaded once.
 
     Raises:
         InputError: If a side has no layers, a layer is no finite matrix, or residual widths differ.
@@ -153,7 +167,7 @@ def map_layers(
         _Side("reference", reference, torch.device(device)),
         _Side("candidate", candidate, torch.device(device)),
     )
-    is_swapped = n_screened > 0 and reference_side.n_channels() > candidate_side.n_channels()
+    is_swapped = n_screened > 0 and reference_side.n_channels(0) > candidate_side.n_channels(0)
     rows, columns = (candidate_side, reference_side) if is_swapped else (reference_side, candidate_side)
     search = _Search(rows, columns, log_alpha, signed, refine, n_screened, n_tests, seed)
     log_p, is_full = search.run()
@@ -172,9 +186,15 @@ class _Side:
     def __len__(self) -> int:
         return len(self.layers)
 
-    def load(self, index: int, width: int | None) -> torch.Tensor:
+    def load(self, index: int, width: int | None, channels: torch.Tensor | None = None) -> torch.Tensor:
         source = self.layers[index]
-        layer = (source if isinstance(source, torch.Tensor) else source()).to(self.device)
+        if not isinstance(source, torch.Tensor):
+            layer = source.load(channels)
+        elif channels is None or source.ndim != 2:
+            layer = source
+        else:
+            layer = source[channels.to(source.device)]
+        layer = layer.to(self.device)
         if layer.dtype != torch.float64:
             layer = layer.float()
         if layer.ndim != 2 or 0 in layer.shape:
@@ -188,8 +208,11 @@ class _Side:
             raise InputError(f"layer {index} of the {self.name} holds values that are not finite")
         return layer
 
-    def n_channels(self) -> int:
-        return self.load(0, None).shape[0]
+    def n_channels(self, index: int) -> int:
+        source = self.layers[index]
+        if not isinstance(source, torch.Tensor):
+            return source.n_channels
+        return source.shape[0] if source.ndim else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +249,7 @@ class _Search:
         log_p, is_full = np.zeros(shape), np.zeros(shape, dtype=np.bool_)
         rows = self._screened_rows()
         width: int | None = None if rows is None else rows.shape[2]
+        kept: dict[int, torch.Tensor] = {}
         for j in range(shape[1]):
             layer = self.columns.load(j, width)
             width = layer.shape[1]
@@ -235,24 +259,24 @@ class _Search:
                 for i, value in decided.items():
                     log_p[i, j] = value
             for i in undecided:
-                partner = self.rows.load(i, width)
+                partner = kept[i] if i in kept else self.rows.load(i, width)
+                if len(partner) <= FULL_CHANNELS:
+                    kept[i] = partner
                 log_p[i, j] = log_p_of_layers(partner, layer, signed=self.signed, tests_per_cell=self.tests_per_cell)
                 is_full[i, j] = True
         return log_p, is_full
 
     def _screened_rows(self) -> torch.Tensor | None:
-        """Load each layer once and keep its screened channels; None where screening saves nothing."""
-        if self.n_screened == 0:
+        """Load the screened channels of each layer; None where screening saves nothing."""
+        n_channels = [self.rows.n_channels(i) for i in range(len(self.rows))]
+        if self.n_screened == 0 or min(n_channels) <= FULL_CHANNELS:
             return None
         rows: list[torch.Tensor] = []
         width: int | None = None
-        for i in range(len(self.rows)):
-            layer = self.rows.load(i, width)
+        for i, n in enumerate(n_channels):
+            layer = self.rows.load(i, width, screen_channels(n, self.n_screened, seed=self.seed))
             width = layer.shape[1]
-            channels = screen_channels(layer.shape[0], min(self.n_screened, width), seed=self.seed)
-            if layer.shape[0] <= FULL_CHANNELS:
-                return None
-            rows.append(layer[channels.to(layer.device)].float())
+            rows.append(layer[:width].float())
         return torch.stack(rows)
 
     def _triage(self, column: ScreenedColumn) -> tuple[dict[int, float], list[int]]:

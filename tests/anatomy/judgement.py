@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 from transformers.activations import ACT2FN
 
@@ -114,6 +115,7 @@ def _projected(role, part, layer, source, record, call, heads) -> torch.Tensor |
     gain = layer.parts.get(Role.K_NORM if role is Role.V else Role(f"{role.value}_norm"))
     gain = gain if role is not Role.V or is_key_too else None
     scale = None if gain is None else read_part(source, gain).double()
+    _check_some_rows(part, source)
     if isinstance(part, WeightProduct):
         left, right = (read_part(source, factor).double() for factor in (part.left, part.right))
         middle = record.entered.get(left.shape[1])
@@ -132,6 +134,16 @@ def _projected(role, part, layer, source, record, call, heads) -> torch.Tensor |
         if _same_heads(weight @ x, given, heads, role, scale):
             return x
     return None
+
+
+def _check_some_rows(part, source) -> None:
+    """That rows which are read alone are the rows of the whole."""
+    weight = read_part(source, part)
+    rows = np.array([len(weight) - 1, 0, len(weight) // 2])
+    alone = read_part(source, part, rows)
+    # Products of fewer rows may be summed in another order.
+    rtol = 1e-9 if isinstance(part, WeightProduct) else 0.0
+    torch.testing.assert_close(alone, weight[rows], rtol=rtol, atol=rtol * float(weight.abs().max()))
 
 
 def _same_heads(made, given, heads, role, scale) -> bool:

@@ -10,6 +10,7 @@ from transformers.activations import ACT2FN
 from mdir_hf.anatomy import Role, WeightPart, read_config, read_experts, read_part, resolve_anatomy
 from mdir_hf.checkpoint import MemorySource, open_checkpoint
 from mdir_hf.errors import AnatomyError
+from tests.anatomy.counting_source import CountingSource
 from tests.conformance_tensors import MemoryTree
 
 # float32, sums of a few dozen products of order 1: rounding in another order stays far below this.
@@ -177,16 +178,6 @@ def test_norms_that_start_at_zero_add_one(mixture):
 
 
 # --- by hand
-
-
-class CountingSource(MemorySource):
-    def __init__(self, tensors):
-        super().__init__(tensors)
-        self.reads = []
-
-    def read(self, name):
-        self.reads.append(name)
-        return super().read(name)
 
 
 def names_of(rests):

@@ -12,6 +12,7 @@ from mdir_hf.anatomy import resolve_anatomy as resolve
 from mdir_hf.anatomy.parts import FLOAT64_ENTRIES
 from mdir_hf.checkpoint import MemorySource, open_checkpoint
 from mdir_hf.errors import AnatomyError
+from tests.anatomy.counting_source import CountingSource
 from tests.conformance_tensors import MemoryTree
 
 # float32, sums of a few dozen products of order 1: rounding in another order stays far below this.
@@ -213,16 +214,6 @@ def test_a_copy_of_the_embedding_in_a_further_layer_is_left_out():
 
 
 # --- products by hand
-
-
-class CountingSource(MemorySource):
-    def __init__(self, tensors):
-        super().__init__(tensors)
-        self.asked = []
-
-    def read_rows(self, name, rows):
-        self.asked.append((name, rows.tolist()))
-        return super().read_rows(name, rows)
 
 
 def product(latent_dim=8, **numbers):

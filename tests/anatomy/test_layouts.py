@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from mdir_hf.anatomy import FusedRows, HeadCounts, RowsOfEach, WeightPart, WholeTensor, read_part
 from mdir_hf.checkpoint import MemorySource
 from mdir_hf.errors import AnatomyError
+from tests.anatomy.counting_source import CountingSource
 
 HEADS = HeadCounts(n_heads=4, n_kv_heads=2)
 QKV = (0, 1, 2)
@@ -113,6 +114,21 @@ def test_a_part_is_read_as_output_by_input(source, part, expected):
     assert torch.equal(got, expected)
     assert got.is_contiguous()
     assert part.shape(tuple(source.spec(part.tensor).shape)) == tuple(expected.shape)
+
+
+@pytest.mark.parametrize("layout", [WholeTensor(), FusedRows(1, (1, 2), 1)])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_some_rows_are_those_of_the_whole_and_of_rows_in_the_file_no_others_are_read(layout, transposed):
+    stored = torch.arange(54.0).reshape(9, 6).T if transposed else torch.arange(54.0).reshape(9, 6)
+    source = CountingSource({"w": stored})
+    part = WeightPart("w", layout, transposed=transposed)
+    whole = read_part(source, part)
+    rows = np.array([4, 0, 3])
+    source.asked.clear()
+    got = read_part(source, part, rows)
+    assert torch.equal(got, whole[rows])
+    first = 0 if layout == WholeTensor() else 3
+    assert source.asked == ([] if transposed else [("w", [first + 4, first, first + 3])])
 
 
 def test_a_fused_weight_that_is_no_matrix_is_refused(source):

@@ -1,5 +1,6 @@
 import itertools
 import math
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -422,35 +423,56 @@ def test_traces_of_unrelated_layers_lie_where_the_null_says():
 # What cannot be asked is refused, and layers are loaded lazily.
 
 
-def test_layers_are_loaded_one_at_a_time_and_let_go():
-    alive: set[int] = set()
-    loads = {"reference": [0] * 6, "candidate": [0] * 4}
-    matrices = {"reference": model(6, 69)}
-    matrices["candidate"] = [*descend(matrices["reference"], [5, 2], 70), *model(2, 71)]
-    most = 0
+class Stored:
+    """A layer on disk, as it were, that remembers how many channels were asked of it each time."""
 
-    class Tracked(torch.Tensor):
-        def __del__(self):
-            alive.discard(id(self))
+    alive: ClassVar[set[int]] = set()
+    most: ClassVar[int] = 0
 
-    def loader(side: str, index: int):
-        def load() -> torch.Tensor:
-            nonlocal most
-            loads[side][index] += 1
-            tensor = matrices[side][index].clone().as_subclass(Tracked)
-            alive.add(id(tensor))
-            most = max(most, len(alive))
-            return tensor
+    def __init__(self, matrix):
+        self._matrix = matrix
+        self.loads = []
 
-        return load
+    @property
+    def n_channels(self):
+        return len(self._matrix)
 
-    found = map_layers(
-        [loader("reference", i) for i in range(6)], [loader("candidate", j) for j in range(4)], log_alpha=LOG_ALPHA
-    )
+    def load(self, channels=None):
+        tensor = (self._matrix if channels is None else self._matrix[channels]).clone().as_subclass(Tracked)
+        self.loads.append(len(tensor))
+        if channels is None:
+            Stored.alive.add(id(tensor))
+            Stored.most = max(Stored.most, len(Stored.alive))
+        return tensor
+
+
+class Tracked(torch.Tensor):
+    def __del__(self):
+        Stored.alive.discard(id(self))
+
+
+def test_screened_channels_are_loaded_and_whole_layers_one_at_a_time_where_they_may_match():
+    reference = model(6, 69)
+    candidate = [*descend(reference, [5, 2], 70), *model(2, 71)]
+    sides = [[Stored(layer) for layer in side] for side in (reference, candidate)]
+    Stored.most = 0
+    found = map_layers(*sides, log_alpha=LOG_ALPHA)
     assert pairs(found) == [(5, 0), (2, 1)]
-    # Once for its rows, once per full cell; the first ones once more for their shapes.
-    assert loads == {"reference": [2, 1, 2, 1, 1, 2], "candidate": [2, 1, 1, 1]}
-    assert most <= 3
+    whole = map_layers(reference, candidate, log_alpha=LOG_ALPHA)
+    assert np.array_equal(found.log_p, whole.log_p)
+    # 64 channels for the screen, and all of those with a full cell; once each of the other side.
+    assert [layer.loads for layer in sides[0]] == [[64], [64], [64, D], [64], [64], [64, D]]
+    assert [layer.loads for layer in sides[1]] == [[D], [D], [D], [D]]
+    assert Stored.most <= 3  # a cell has two, and the next is loaded before the last is let go
+
+
+def test_layers_of_few_channels_are_loaded_once():
+    reference = [layer[:100] for layer in model(6, 69)]
+    candidate = [*descend(reference, [5, 2], 70), *(layer[:100] for layer in model(2, 71))]
+    sides = [[Stored(layer) for layer in side] for side in (reference, candidate)]
+    found = map_layers(*sides, log_alpha=LOG_ALPHA)
+    assert pairs(found) == [(5, 0), (2, 1)]
+    assert [layer.loads for side in sides for layer in side] == [[100]] * 10
 
 
 @pytest.mark.parametrize("sides", [(0, 3), (3, 0)])

@@ -248,6 +248,6 @@ def test_of_one_stranger_the_mlps_are_read_and_of_the_other_some_of_their_rows(s
     mine, other = (sum(n for name, n in ledger.files.items() if name.startswith(f"{f}:model")) for f in folders)
     mlps = SIZES["num_hidden_layers"] * sizes["intermediate_size"] * SIZES["hidden_size"] * 4
     # Two maps, with the residual basis as it is and turned, ask for 64 of 2048 rows of each layer: a sixteenth of the
-    # MLPs. Beside that lie embeddings, and keys and values for each map.
+    # MLPs. Beside that lie embeddings, and keys and values for each map. Of the candidate MLPs are read once for both.
     assert mine < mlps / 3
-    assert other > 2 * mlps
+    assert mlps < other < mlps + mine

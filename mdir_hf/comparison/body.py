@@ -13,13 +13,13 @@ from typing import Any
 import torch
 
 from mdir_hf.anatomy import Role
-from mdir_hf.comparison.layers import layer_weights, layers_with, read_mixer, representatives_of
+from mdir_hf.comparison.layers import RoleReader, layer_weights, layers_with, read_mixer, representatives_of
 from mdir_hf.comparison.mixtures import ExpertOrigins, experts_report, has_experts, trace_experts
 from mdir_hf.comparison.model import Model
 from mdir_hf.comparison.outers import FITTED_ON, FITTED_ROLE, Attempt
 from mdir_hf.homology.gauge import OuterTransformation
 from mdir_hf.homology.heads import HeadTransformation
-from mdir_hf.homology.layer_map import LayerMap, map_layers
+from mdir_hf.homology.layer_map import LayerMap, map_layers, map_layers_in_step
 from mdir_hf.homology.matching import Matching
 from mdir_hf.homology.modules import ROLES, LayerWeights, ModuleEvidence, analyse_layer, analyse_mixer
 from mdir_hf.homology.modules import Role as ModuleRole
@@ -108,6 +108,8 @@ def compare_bodies(
 ) -> BodyEvidence | None:
     """Map the layers of two models, behind each outer transformation and with each representative in turn.
 
+    MLPs come last, behind all outer transformations at once: they are most of the weights, and are read once.
+
     Args:
         reference: One model.
         candidate: The other.
@@ -118,59 +120,78 @@ def compare_bodies(
         device: Where matrix products run.
 
     Returns:
-        The first map that is significant and gives every candidate layer an ancestor; else, of those significant, the
-        one with most ancestors; else the most significant one. None where the models have no layers to compare.
+        The first map that is significant and gives every candidate layer an ancestor; else, of those significant behind
+        one outer transformation, the one with most ancestors; else the most significant one. None where the models have
+        no layers to compare.
 
     Cost: reads, once per map, what stands for each layer of the model in which that has more rows and some rows of the
-    other's, whole where they may match; then all weights of the layers analysed.
+    other's, whole where they may match; MLPs once for all maps; then all weights of the layers analysed.
     """
     n_maps = sum(len(attempt.roles) for attempt in tried)
-    best: BodyEvidence | None = None
+
+    def maps(outers: Sequence[OuterTransformation], role: Role) -> list[BodyEvidence]:
+        return _maps(reference, candidate, outers, role, log_alpha=log_alpha, n_maps=n_maps, seed=seed, device=device)
+
+    def conclude(found: BodyEvidence) -> BodyEvidence:
+        placebo = _placebo_log_p(reference, candidate, found.outer, found.role, log_alpha, seed=seed, device=device)
+        found = replace(found, placebo_log_p=placebo)
+        return _with_modules(found, reference, candidate, log_alpha=log_alpha, all_layers=all_layers)
+
+    silent: list[BodyEvidence] = []
+    behind: list[OuterTransformation] = []
     for attempt in tried:
         outer = attempt.make()
         if outer is None:
             continue
+        if Role.UP in attempt.roles:
+            behind.append(outer)
         significant: list[BodyEvidence] = []
         for role in attempt.roles:
-            if significant and role is Role.UP:
-                break  # reading every MLP is not worth a few more layers on the map
-            evidence = _try_map(
-                reference, candidate, outer, role, log_alpha=log_alpha, n_maps=n_maps, seed=seed, device=device
-            )
-            if best is None or evidence.log_p < best.log_p:
-                best = evidence
-            if evidence.log_p < log_alpha:
-                significant.append(evidence)
-                if len(evidence.layer_map.matches) == evidence.layer_map.log_p.shape[1]:
-                    break
-        if significant:
-            fullest = max(significant, key=lambda e: len(e.layer_map.matches))
-            placebo = _placebo_log_p(reference, candidate, outer, fullest.role, log_alpha, seed=seed, device=device)
-            fullest = replace(fullest, placebo_log_p=placebo)
-            return _with_modules(fullest, reference, candidate, log_alpha=log_alpha, all_layers=all_layers)
-    return best
+            if role is Role.UP:
+                continue
+            (evidence,) = maps([outer], role)
+            if evidence.log_p >= log_alpha:
+                silent.append(evidence)
+                continue
+            significant.append(evidence)
+            if len(evidence.layer_map.matches) == evidence.layer_map.log_p.shape[1]:
+                break
+        if significant:  # reading every MLP is not worth a few more layers on the map
+            return conclude(max(significant, key=lambda e: len(e.layer_map.matches)))
+    for evidence in maps(behind, Role.UP) if behind else ():
+        if evidence.log_p < log_alpha:
+            return conclude(evidence)
+        silent.append(evidence)
+    return min(silent, key=lambda e: e.log_p, default=None)
 
 
-def _try_map(
+def _maps(
     reference: Model,
     candidate: Model,
-    outer: OuterTransformation,
+    outers: Sequence[OuterTransformation],
     role: Role,
     *,
     log_alpha: float,
     n_maps: int,
     seed: int,
     device: str,
-) -> BodyEvidence:
-    layer_map = map_layers(
-        representatives_of(reference, role, outer.carry_in),
-        representatives_of(candidate, role),
+) -> list[BodyEvidence]:
+    """Map the layers by one role behind some outer transformations; each layer is read once for all of them."""
+    readers = RoleReader(reference, role), RoleReader(candidate, role)
+    layer_maps = map_layers_in_step(
+        [(representatives_of(readers[0], outer.carry_in), representatives_of(readers[1])) for outer in outers],
         log_alpha=log_alpha,
         refine="undecided",
         n_tests=n_maps,
         seed=seed,
         device=device,
     )
+    return [_evidence(outer, role, found, log_alpha, n_maps) for outer, found in zip(outers, layer_maps, strict=True)]
+
+
+def _evidence(
+    outer: OuterTransformation, role: Role, layer_map: LayerMap, log_alpha: float, n_maps: int
+) -> BodyEvidence:
     partial_log_p = 0.0 if outer.kind == "rotation" else layer_map.log_p_any
     log_p = min(layer_map.log_p_map, partial_log_p) + math.log(TESTS_PER_MAP)
     level = log_alpha - math.log(layer_map.multiplicity)
@@ -209,8 +230,8 @@ def _placebo_log_p(
             return outer.carry_in(rows)[:, shuffled]
 
         placebo = map_layers(
-            representatives_of(reference, role, carried),
-            representatives_of(candidate, role),
+            representatives_of(RoleReader(reference, role), carried),
+            representatives_of(RoleReader(candidate, role)),
             log_alpha=log_alpha,
             refine="undecided",
             seed=seed,

@@ -45,54 +45,83 @@ def standing_for(layer: Layer, role: Role) -> Role | None:
     return other if other in layer.parts else None
 
 
-@dataclass(frozen=True, slots=True)
-class Representative:
-    """The matrix that stands for a layer, ``(d_out, n)``, the gain of its norm folded in, its rows of one length.
+class RoleReader:
+    """Reads what stands for the layers of a model: ``(d_out, n)``, the gain of its norm folded in, rows of one length.
 
-    Heavy-tailed row lengths in both models fool the polar factor of raw rows (measured: ln p = -176 on strangers). It
-    is read when it is asked for, whole or in part.
+    Heavy-tailed row lengths in both models fool the polar factor of raw rows (measured: ln p = -176 on strangers). The
+    layer that was last read whole is kept, for whoever asks for it next.
 
-    Attributes:
+    Args:
         model: The model.
-        role: What stands for layers.
-        position: Position in ``model.anatomy.layers`` of one that has it.
-        carried: Carries rows ``(k, n)`` into the residual basis of the other model, and may change their lengths.
+        role: The role that stands for its layers.
     """
 
-    model: Model
-    role: Role
-    position: int
-    carried: Callable[[torch.Tensor], torch.Tensor] | None = None
+    def __init__(self, model: Model, role: Role) -> None:
+        self.model, self.role = model, role
+        self._last: tuple[int, torch.Tensor] | None = None
 
-    @property
-    def n_channels(self) -> int:
-        """Its rows; costs the header of its shard, and raises as :func:`read_role` where it is no matrix."""
-        layer, standing = self._standing()
+    def n_channels(self, position: int) -> int:
+        """Rows of what stands for a layer; costs the header of its shard.
+
+        Raises:
+            AnatomyError: As :func:`read_role`, where it is no matrix of the model's width.
+        """
+        layer, standing = self._standing(position)
         part = layer.parts[standing]
         shape = part_shape(part, lambda name: tuple(self.model.tensors.spec(name).shape))
         check_shape(self.model, layer, standing, part, shape)
         return shape[0]
 
-    def load(self, channels: torch.Tensor | None = None) -> torch.Tensor:
-        """Read it, or these rows of it."""
-        layer, standing = self._standing()
+    def read(self, position: int, channels: torch.Tensor | None) -> torch.Tensor:
+        """Read what stands for a layer, or these rows of it; the caller does not write to it."""
+        if channels is None and self._last is not None and self._last[0] == position:
+            return self._last[1]
+        layer, standing = self._standing(position)
         gain = _read_if_placed(self.model, layer, Role.MLP_NORM if self.role is Role.UP else Role.ATTENTION_NORM)
-        rows = read_role(self.model, layer, standing, None if channels is None else channels.numpy())
-        rows = unit_rows(fold_gain(rows, gain, plus_one=self.model.anatomy.norms_add_one))
-        return rows if self.carried is None else unit_rows(self.carried(rows))
+        rows = None if channels is None else channels.numpy()
+        weight = read_role(self.model, layer, standing, rows)
+        weight = unit_rows(fold_gain(weight, gain, plus_one=self.model.anatomy.norms_add_one))
+        if channels is None:
+            self._last = position, weight
+        return weight
 
-    def _standing(self) -> tuple[Layer, Role]:
-        layer = self.model.anatomy.layers[self.position]
+    def _standing(self, position: int) -> tuple[Layer, Role]:
+        layer = self.model.anatomy.layers[position]
         standing = standing_for(layer, self.role)
         assert standing is not None
         return layer, standing
 
 
+@dataclass(frozen=True, slots=True)
+class Representative:
+    """What stands for a layer, read when it is asked for, whole or in part.
+
+    Attributes:
+        reader: Reads it.
+        position: Position of the layer in ``model.anatomy.layers``.
+        carried: Carries rows ``(k, n)`` into the residual basis of the other model, and may change their lengths.
+    """
+
+    reader: RoleReader
+    position: int
+    carried: Callable[[torch.Tensor], torch.Tensor] | None = None
+
+    @property
+    def n_channels(self) -> int:
+        """Its rows."""
+        return self.reader.n_channels(self.position)
+
+    def load(self, channels: torch.Tensor | None = None) -> torch.Tensor:
+        """Read it, or these rows of it."""
+        rows = self.reader.read(self.position, channels)
+        return rows if self.carried is None else unit_rows(self.carried(rows))
+
+
 def representatives_of(
-    model: Model, role: Role, carried: Callable[[torch.Tensor], torch.Tensor] | None = None
+    reader: RoleReader, carried: Callable[[torch.Tensor], torch.Tensor] | None = None
 ) -> list[Representative]:
     """What stands for the layers of a model that a role can stand for, in their order."""
-    return [Representative(model, role, position, carried) for position in layers_with(model, role)]
+    return [Representative(reader, position, carried) for position in layers_with(reader.model, reader.role)]
 
 
 def read_role(model: Model, layer: Layer, role: Role, rows: IntArray | None = None) -> torch.Tensor:

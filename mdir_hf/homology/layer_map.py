@@ -13,8 +13,9 @@ control: they must be silent (docs/method.md, "Layers").
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Literal, Protocol
 
 import numpy as np
@@ -66,6 +67,10 @@ FULL_CHANNELS = 2 * SCREEN_CHANNELS
 
 CANNOT_COUNT = -1e-9
 """A matching whose p cannot fall below 1 is not searched for."""
+
+
+Cells = tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]
+"""log p, and whether it is of the full polar factor; ``(rows, columns)`` each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,18 +166,66 @@ def map_layers(
     References:
         paper, Algorithm 2; docs/method.md, "Layers".
     """
-    if not len(reference) or not len(candidate):
-        raise InputError(f"a layer map needs layers on both sides, got {len(reference)} and {len(candidate)}")
-    reference_side, candidate_side = (
-        _Side("reference", reference, torch.device(device)),
-        _Side("candidate", candidate, torch.device(device)),
+    (found,) = map_layers_in_step(
+        [(reference, candidate)],
+        log_alpha=log_alpha,
+        signed=signed,
+        refine=refine,
+        n_screened=n_screened,
+        n_tests=n_tests,
+        seed=seed,
+        device=device,
     )
-    is_swapped = n_screened > 0 and reference_side.n_channels(0) > candidate_side.n_channels(0)
-    rows, columns = (candidate_side, reference_side) if is_swapped else (reference_side, candidate_side)
-    search = _Search(rows, columns, log_alpha, signed, refine, n_screened, n_tests, seed)
-    log_p, is_full = search.run()
-    search.refine_rivals(log_p, is_full, axis=1 if is_swapped else 0)
-    return search.summarise(*((log_p.T.copy(), is_full.T.copy()) if is_swapped else (log_p, is_full)))
+    return found
+
+
+def map_layers_in_step(
+    sides: Sequence[tuple[Layers, Layers]],
+    *,
+    log_alpha: float,
+    signed: bool = True,
+    refine: Literal["hits", "undecided"] = "hits",
+    n_screened: int = SCREEN_CHANNELS,
+    n_tests: int = 1,
+    seed: int = 0,
+    device: str | torch.device = "cpu",
+) -> list[LayerMap]:
+    """Make several maps as :func:`map_layers` does, all of them layer by layer.
+
+    Layers of different maps that are made of the same file are asked for one after the other, so that whoever keeps
+    the last one reads each once.
+
+    Args:
+        sides: Reference and candidate of each map.
+        log_alpha: As for :func:`map_layers`, and so all that follow.
+        signed: The same.
+        refine: The same.
+        n_screened: The same.
+        n_tests: The same; the maps made here do not count by themselves.
+        seed: The same.
+        device: The same.
+
+    Returns:
+        The maps, in the order of ``sides``.
+
+    Raises:
+        InputError: As :func:`map_layers`.
+    """
+    searches = []
+    for reference, candidate in sides:
+        if not len(reference) or not len(candidate):
+            raise InputError(f"a layer map needs layers on both sides, got {len(reference)} and {len(candidate)}")
+        mine, other = (
+            _Side("reference", reference, torch.device(device)),
+            _Side("candidate", candidate, torch.device(device)),
+        )
+        is_swapped = n_screened > 0 and mine.n_channels(0) > other.n_channels(0)
+        rows, columns = (other, mine) if is_swapped else (mine, other)
+        searches.append(_Search(rows, columns, is_swapped, log_alpha, signed, refine, n_screened, n_tests, seed))
+    cells = [search.empty() for search in searches]
+    for _ in zip_longest(*(search.columns_into(*of_it) for search, of_it in zip(searches, cells, strict=True))):
+        pass
+    return [search.summarise(*of_it) for search, of_it in zip(searches, cells, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,10 +273,12 @@ class _Search:
     """One pass over all cells; ``rows`` is the side with fewer output channels, whose channels are screened.
 
     Every screened channel of the narrower side can have a partner on the wider one; the other way round most could not.
+    Where the reference is the wider one, the two are swapped.
     """
 
     rows: _Side
     columns: _Side
+    is_swapped: bool
     log_alpha: float
     signed: bool
     refine: Literal["hits", "undecided"]
@@ -244,16 +299,20 @@ class _Search:
     def log_alpha_cell(self) -> float:
         return self.log_alpha - math.log(self.multiplicity)
 
-    def run(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+    def empty(self) -> Cells:
+        """Cells of which nothing is known."""
         shape = (len(self.rows), len(self.columns))
-        log_p, is_full = np.zeros(shape), np.zeros(shape, dtype=np.bool_)
+        return np.zeros(shape), np.zeros(shape, dtype=np.bool_)
+
+    def columns_into(self, log_p: npt.NDArray[np.float64], is_full: npt.NDArray[np.bool_]) -> Iterator[int]:
+        """Fill the cells ``(rows, columns)`` in place, and stop after each column."""
         rows = self._screened_rows()
         width: int | None = None if rows is None else rows.shape[2]
         kept: dict[int, torch.Tensor] = {}
-        for j in range(shape[1]):
+        for j in range(len(self.columns)):
             layer = self.columns.load(j, width)
             width = layer.shape[1]
-            undecided = list(range(shape[0]))
+            undecided = list(range(len(self.rows)))
             if rows is not None and layer.shape[0] > FULL_CHANNELS:
                 decided, undecided = self._triage(screen_column(rows, layer, signed=self.signed))
                 for i, value in decided.items():
@@ -264,7 +323,7 @@ class _Search:
                     kept[i] = partner
                 log_p[i, j] = log_p_of_layers(partner, layer, signed=self.signed, tests_per_cell=self.tests_per_cell)
                 is_full[i, j] = True
-        return log_p, is_full
+            yield j
 
     def _screened_rows(self) -> torch.Tensor | None:
         """Load the screened channels of each layer; None where screening saves nothing."""
@@ -294,16 +353,12 @@ class _Search:
                 undecided.append(i)
         return decided, undecided
 
-    def refine_rivals(self, log_p: npt.NDArray[np.float64], is_full: npt.NDArray[np.bool_], axis: int) -> None:
+    def _refine_rivals(self, log_p: npt.NDArray[np.float64], is_full: npt.NDArray[np.bool_]) -> None:
         """Test in full, in place, where a candidate layer has several possible ancestors.
 
         Bounds on few channels and full ones do not compare; without this the better ancestor might lose.
-
-        Args:
-            log_p: ``(rows, columns)``.
-            is_full: ``(rows, columns)``.
-            axis: The axis that runs over reference layers.
         """
+        axis = 1 if self.is_swapped else 0  # which runs over reference layers
         is_hit = log_p < self.log_alpha_cell
         for i, j in np.argwhere(is_hit & ~is_full & (is_hit.sum(axis=axis, keepdims=True) > 1)):
             pair = (self.rows.load(int(i), None), self.columns.load(int(j), None))
@@ -311,6 +366,10 @@ class _Search:
             is_full[i, j] = True
 
     def summarise(self, log_p: npt.NDArray[np.float64], is_full: npt.NDArray[np.bool_]) -> LayerMap:
+        """Read the map off its cells ``(rows, columns)``, all columns of which were gone through."""
+        self._refine_rivals(log_p, is_full)
+        if self.is_swapped:
+            log_p, is_full = log_p.T.copy(), is_full.T.copy()
         corrected = np.minimum(0.0, log_p + math.log(self.multiplicity))
         best = log_p.argmin(axis=0)
         matches = tuple(

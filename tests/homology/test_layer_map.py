@@ -9,7 +9,7 @@ from scipy.optimize import linear_sum_assignment
 from scipy.special import gammaln
 
 from mdir_hf.errors import InputError
-from mdir_hf.homology.layer_map import LayerMap, log_p_of_layers, map_layers
+from mdir_hf.homology.layer_map import LayerMap, log_p_of_layers, map_layers, map_layers_in_step
 from mdir_hf.homology.layer_order import LayerRun, classify_layers, layer_runs, ordered_matching
 from mdir_hf.homology.layer_screen import row_maximum_moments
 
@@ -473,6 +473,32 @@ def test_layers_of_few_channels_are_loaded_once():
     found = map_layers(*sides, log_alpha=LOG_ALPHA)
     assert pairs(found) == [(5, 0), (2, 1)]
     assert [layer.loads for side in sides for layer in side] == [[100]] * 10
+
+
+@pytest.mark.parametrize("is_reference_wider", [False, True])
+def test_maps_in_step_are_those_made_alone_and_take_turns_at_each_layer(is_reference_wider):
+    reference, candidate = model(4, 72), descend(model(4, 72), [2, 0], 73) + model(1, 74)
+    turned = [layer @ torch.linalg.qr(model(1, 75, channels=N)[0]).Q for layer in reference]
+    if is_reference_wider:
+        reference, turned = ([torch.cat([layer, layer]) for layer in side] for side in (reference, turned))
+    asked = []
+
+    class Shared(Stored):
+        def load(self, channels=None):
+            if channels is None:
+                asked.append(self)
+            return super().load(channels)
+
+    wide = [Shared(layer) for layer in (reference if is_reference_wider else candidate)]
+    sides = [
+        (wide, candidate) if is_reference_wider else (first, wide)
+        for first in (reference, reference if is_reference_wider else turned)
+    ]
+    together = map_layers_in_step(sides, log_alpha=LOG_ALPHA)
+    assert asked[: 2 * len(wide)] == [layer for layer in wide for _ in range(2)]
+    for (first, second), found in zip(sides, together, strict=True):
+        assert np.array_equal(map_layers(first, second, log_alpha=LOG_ALPHA).log_p, found.log_p)
+    assert pairs(together[0]) == [(2, 0), (0, 1)]
 
 
 @pytest.mark.parametrize("sides", [(0, 3), (3, 0)])

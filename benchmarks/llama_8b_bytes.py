@@ -1,6 +1,7 @@
 """Bytes and memory of a comparison at the size of Llama-3.1-8B, against what the two checkpoints hold.
 
-Run from the repository: ``.venv/bin/python -m benchmarks.llama_8b_bytes``. Needs 3 GB of disk for a while.
+Run from the repository: ``.venv/bin/python -m benchmarks.llama_8b_bytes``. Needs 3 GB of disk for a while; 20 GB, and
+a quarter of an hour of two cores, with ``--stranger``: nothing settles that pair, so that all of its layers are mapped.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from tests.large.measure import run_compare
 
 
 def main() -> None:
-    """Print one line for each kind of copy."""
+    """Print one line for each candidate."""
+    with_stranger = "--stranger" in sys.argv[1:]
     # Gigabytes are not left behind by a run that somebody ends.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     tokenizer = llama_8b.tokenizer_of_real_size()
@@ -25,20 +27,28 @@ def main() -> None:
             ("base", llama_8b.base_rows),
             ("fine-tune", llama_8b.fine_tuned_rows),
             ("resaved", llama_8b.resaved_rows),
+            *([("stranger", llama_8b.stranger_rows)] if with_stranger else []),
         ):
-            digests = llama_8b.write_checkpoint(Path(place, name), rows, tokenizer)
+            seed = {"base": 0, "stranger": 1}.get(name) if with_stranger else None
+            digests = llama_8b.write_checkpoint(Path(place, name), rows, tokenizer, layers_seed=seed)
             hub.add_repository(f"llama/{name}", Path(place, name), sha256=digests)
-        for candidate in ("fine-tune", "resaved"):
+        for candidate in ("fine-tune", "resaved", *(["stranger"] if with_stranger else [])):
             run = run_compare(
-                "llama/base", f"llama/{candidate}", endpoint=hub.endpoint, home=Path(place, f"home-{candidate}")
+                "llama/base",
+                f"llama/{candidate}",
+                endpoint=hub.endpoint,
+                home=Path(place, f"home-{candidate}"),
+                timeout_s=7200.0,
             )
             report = run.report
             io = report["io"]
             print(
                 f"{candidate:10} {report['verdict']}, log10 p {report['log10_p']:.0f}, by {report['settled_by']}: "
-                f"read {io['bytes_read'] / 1e6:.1f} MB of {io['bytes_of_weights'] / 1e9:.1f} GB "
+                f"read {io['bytes_read'] / 1e6:.1f} MB of {io['bytes_of_weights'] / 1e9:.1f} GB, "
+                f"{io['bytes_from_cache'] / 1e6:.1f} MB once more "
                 f"({100 * run.share_read:.3f} %) in {io['requests']} requests, "
-                f"peak memory {run.peak_memory_bytes / 2**20:.0f} MiB, seconds {report['seconds']}"
+                f"peak memory {run.peak_memory_bytes / 2**20:.0f} MiB, seconds {report['seconds']}",
+                flush=True,
             )
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from benchmarks.evidence.judged import Cost, Judged, named
 from benchmarks.evidence.tables import Row, table
-from benchmarks.peers.full_size import LLAMA_8B, N_BYTES_PER_WEIGHT, weights_read
+from benchmarks.peers.full_size import LLAMA_8B, N_BYTES_PER_WEIGHT, weights_of_strangers, weights_read
 from mdir_hf.comparison.plan import first_look_rows
 
 
@@ -138,6 +138,7 @@ def full_size_text(names: Sequence[str]) -> str:
     whole = N_BYTES_PER_WEIGHT * LLAMA_8B.all
     read = weights_read(LLAMA_8B)
     look = 2 * N_BYTES_PER_WEIGHT * first_look_rows(LLAMA_8B.width) * LLAMA_8B.width
+    strangers = N_BYTES_PER_WEIGHT * weights_of_strangers(LLAMA_8B)
     return "\n\n".join(
         [
             f"Of a pair as large as Llama-3.1-8B ({2 * whole / 1e9:.1f} GB) they would have to fetch, by the tensors "
@@ -150,9 +151,10 @@ def full_size_text(names: Sequence[str]) -> str:
                     if (share := read[name][0] / LLAMA_8B.all)
                 ],
             ),
-            f"The checker's first look at such a pair takes {look / 1e6:.1f} MB of weights, which settles near copies "
-            "(`python -m benchmarks.llama_8b_bytes` measures one); a pair that nothing settles costs it the "
-            "embeddings, the unembeddings and every layer of both, as on the zoo.",
+            f"The checker's first look at such a pair takes {look / 1e6:.1f} MB of weights, which settles near copies. "
+            f"A pair that nothing settles costs it {strangers / 1e9:.2f} GB, {strangers / (2 * whole):.0%}: rows of "
+            "the embeddings and unembeddings, keys and values for each of two maps, up projections of one model and "
+            "some rows of the other's. `python -m benchmarks.llama_8b_bytes --stranger` measures both.",
         ]
     )
 

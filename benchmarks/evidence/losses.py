@@ -9,6 +9,7 @@ from benchmarks.evidence.costs import compared
 from benchmarks.evidence.judged import of_checker, of_peer
 from benchmarks.evidence.peers import above_every_stranger
 from benchmarks.evidence.tables import Results
+from benchmarks.peers.full_size import LLAMA_8B, weights_of_strangers, weights_read
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,6 +37,9 @@ def losses_section(results: Results, figures: dict[str, Figure]) -> str:
     }
     most = min(row["log10_p"] for row in ours.values())
     hidden = [row for row in ours.values() if row["related"] and row["settled_by"] == "body"]
+    strangers = weights_of_strangers(LLAMA_8B)
+    read = {name: 2 * n_weights / strangers for name, (n_weights, _) in weights_read(LLAMA_8B).items()}
+    of_strangers = {name: ratio for name, ratio in read.items() if ratio < 1}
     told = "\n".join(
         [
             *missing,
@@ -48,8 +52,8 @@ def losses_section(results: Results, figures: dict[str, Figure]) -> str:
             f"- A pair that the screen settles takes {checker.share_where(True):.0%} of the bytes of both models' "
             f"weights, one that it does not {checker.share_where(False):.0%} (medians), and of such pairs "
             f"{', '.join(heavier) or 'no other method'} {'read' if len(heavier) > 1 else 'reads'} as much. Over all "
-            f"pairs that they answer fewer bytes are read, in the checker's, by {_told(lighter)}. At real sizes the "
-            "same holds of strangers: these take a part of the weights, the checker takes every layer.",
+            f"pairs that they answer fewer bytes are read, in the checker's, by {_told(lighter)}. Of two strangers as "
+            f"large as Llama-3.1-8B, in the bytes that the checker would take of them, by {_told(of_strangers)}.",
             "- A shared initialisation cannot be told from shared training, and no verdict says who came first.",
         ]
     )

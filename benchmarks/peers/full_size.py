@@ -1,4 +1,4 @@
-"""What each peer reads of one large model, from the tensors that it takes: what would have to be fetched of it.
+"""What each peer reads of one large model, and the checker of two, from the tensors that they take.
 
 For models of Llama's kind, weights in 16 bit. A test holds these numbers to what is counted of a small model.
 """
@@ -8,6 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from benchmarks.peers import gradient, huref
+from mdir_hf.comparison.outers import FITTED_LAYERS
+from mdir_hf.homology.layer_map import FULL_CHANNELS
+from mdir_hf.homology.layer_screen import SCREEN_CHANNELS
 
 N_BYTES_PER_WEIGHT = 2
 
@@ -74,3 +77,24 @@ def weights_read(shape: Shape) -> dict[str, tuple[int, str]]:
         "Provenance Kit (package)": everything,
         "weightscope (package)": (shape.all, "all of the repository's safetensors and JSON files, whole"),
     }
+
+
+N_MAPS = 2
+"""Of the layers of strangers: with the residual basis as it is, and turned as their embeddings turn best."""
+
+
+def weights_of_strangers(shape: Shape) -> int:
+    """How many weights the checker reads of two models of one shape where nothing settles them, norms left out.
+
+    All rows of embeddings and unembeddings; for each map the keys and values of one model and what is screened of the
+    other's; up projections of one model once for all maps; and keys of a few layers, whose rows may stand for tokens.
+    """
+
+    def screened(n_rows: int) -> int:
+        return n_rows if n_rows <= FULL_CHANNELS else SCREEN_CHANNELS
+
+    rows = (
+        2 * N_MAPS * (shape.kv + screened(shape.kv)) + shape.neurons + N_MAPS * screened(shape.neurons)
+    ) * shape.layers
+    n_fitted = len(range(0, shape.layers, -(-shape.layers // FITTED_LAYERS)))
+    return shape.width * (4 * shape.rows + rows + 2 * n_fitted * shape.kv)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -47,8 +48,16 @@ def tensor_shapes() -> dict[str, tuple[int, ...]]:
     return shapes | {"model.norm.weight": (WIDTH,), "lm_head.weight": (VOCABULARY, WIDTH)}
 
 
-def write_checkpoint(folder: Path, rows: Callable[[], torch.Tensor], tokenizer: bytes) -> dict[str, str]:
-    """Write the checkpoint; ``rows`` gives ``(UNIQUE_ROWS, WIDTH)``, which the embedding repeats.
+def write_checkpoint(
+    folder: Path, rows: Callable[[], torch.Tensor], tokenizer: bytes, *, layers_seed: int | None = None
+) -> dict[str, str]:
+    """Write the checkpoint.
+
+    Args:
+        folder: Made.
+        rows: Gives ``(UNIQUE_ROWS, WIDTH)``, which the embedding repeats.
+        tokenizer: Content of tokenizer.json.
+        layers_seed: Where given, the unembedding and what a layer map reads of the layers are written, too: 5.4 GB.
 
     Returns:
         A made-up SHA-256 by shard.
@@ -56,7 +65,29 @@ def write_checkpoint(folder: Path, rows: Callable[[], torch.Tensor], tokenizer: 
     shards = fill_shards({name: ("BF16", shape) for name, shape in tensor_shapes().items()}, SHARD_LIMIT_BYTES)
     assert len(shards) == N_SHARDS
     repeated_rows = {"model.embed_tokens.weight": rows}
+    if layers_seed is not None:
+        repeated_rows |= _written_layers(layers_seed)
     return write_sparse_checkpoint(folder, shards, config=CONFIG, tokenizer=tokenizer, repeated_rows=repeated_rows)
+
+
+def _written_layers(seed: int) -> dict[str, Callable[[], torch.Tensor]]:
+    """Rows of the unembedding, of keys, values and up projections, all layers alike; gains of one."""
+
+    @cache
+    def drawn(n_rows: int, number: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(10 * seed + number)
+        return 0.02 * torch.randn(n_rows, WIDTH, generator=generator).to(torch.bfloat16)
+
+    rows: dict[str, Callable[[], torch.Tensor]] = {"lm_head.weight": partial(drawn, UNIQUE_ROWS, 0)}
+    for layer in range(LAYERS):
+        at = f"model.layers.{layer}."
+        rows |= {
+            at + "self_attn.k_proj.weight": partial(drawn, KV, 1),
+            at + "self_attn.v_proj.weight": partial(drawn, KV, 2),
+            at + "mlp.up_proj.weight": partial(drawn, MLP, 3),
+            **{f"{at}{norm}_layernorm.weight": partial(torch.ones, WIDTH) for norm in ("input", "post_attention")},
+        }
+    return rows
 
 
 def tokenizer_of_real_size() -> bytes:
@@ -89,6 +120,11 @@ def base_rows() -> torch.Tensor:
 def fine_tuned_rows() -> torch.Tensor:
     """The base's rows, moved by a tenth of their size."""
     return base_rows() + 0.001 * torch.randn(UNIQUE_ROWS, WIDTH, generator=torch.Generator().manual_seed(1))
+
+
+def stranger_rows() -> torch.Tensor:
+    """Rows of nobody."""
+    return 0.01 * torch.randn(UNIQUE_ROWS, WIDTH, generator=torch.Generator().manual_seed(2))
 
 
 def resaved_rows() -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -50,7 +51,8 @@ def write_sparse_checkpoint(
         shards: Tensors of each, in order.
         config: Content of config.json.
         tokenizer: Content of tokenizer.json.
-        repeated_rows: For a BF16 matrix, rows that it repeats from its first to its last; every other tensor is a hole.
+        repeated_rows: For a BF16 matrix, rows that it repeats from its first to its last, or values of a vector; every
+            other tensor is a hole.
 
     Returns:
         A made-up SHA-256 by shard, different for every folder, so that nobody reads gigabytes of holes to compute one.
@@ -87,7 +89,8 @@ def _write_shard(
         data_start = 8 + len(text)
         file.truncate(data_start + at)
         for name in starts.keys() & repeated_rows.keys():
-            n_rows, width = shard[name][1]
+            n_rows, *rest = shard[name][1]
+            width = math.prod(rest)
             rows = repeated_rows[name]().to(torch.bfloat16)
             block = rows.view(torch.uint8).numpy().tobytes()
             for first in range(0, n_rows, len(rows)):

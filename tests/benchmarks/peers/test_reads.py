@@ -1,5 +1,6 @@
 """What peers read, counted, where it is known from the files."""
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from safetensors.torch import save_file
 
 from benchmarks.peers import rival
 from benchmarks.peers.awm import Awm
-from benchmarks.peers.full_size import LLAMA_8B, N_BYTES_PER_WEIGHT, Shape, weights_read
+from benchmarks.peers.full_size import LLAMA_8B, N_BYTES_PER_WEIGHT, Shape, weights_of_strangers, weights_read
 from benchmarks.peers.gradient import LeafBenchGradient, TensorGuard
 from benchmarks.peers.huref import HuRef
 from benchmarks.peers.inference import loaded
@@ -23,9 +24,16 @@ from benchmarks.peers.reads import CountedFolder, Reads
 from benchmarks.peers.reef import Reef
 from benchmarks.peers.seedprints import SeedPrints
 from benchmarks.peers.weights import open_model
+from mdir_hf import HomologyChecker
+from mdir_hf.comparison.model import Model
+from mdir_hf.hub import IoLedger, open_repository
+from mdir_hf.hub.local import LocalFile
 from tests.benchmarks.peers.conftest import LAYERS, WIDTH
+from tests.homology.obfuscation import new_model
 from tests.large import llama_8b
+from tests.specimens import tokenizer_json, tokens
 
+V = 160  # the vocabulary of tests.homology.obfuscation
 needs_packages = pytest.mark.skipif(VARIABLE not in os.environ, reason=f"{VARIABLE} names no interpreter")
 RANGED = (HuRef(), Pdf(), TensorGuard(), Awm(), Csu(), ProvenanceKit(), ProvenanceKitSignals())
 WHOLE = (Reef(), LeafBenchGradient(), SeedPrints(), Match())
@@ -101,6 +109,26 @@ def test_a_peer_that_runs_the_model_reads_all_of_it(peer, models, shape):
     assert of_base(peer, models).n_bytes_of_weights == stored
     # But for the header, which is below 16 KiB here.
     assert 0 < stored - 4 * weights_read(shape)[peer.name][0] < 1 << 14
+
+
+@pytest.mark.parametrize("neurons", [96, 1000])
+def test_the_checker_reads_of_strangers_what_is_said(neurons, tmp_path, monkeypatch):
+    monkeypatch.setattr(LocalFile, "gap_bytes", 0)  # at real widths such rows lie megabytes apart
+    sizes = {"hidden_size": 96, "num_hidden_layers": 6, "num_attention_heads": 6, "num_key_value_heads": 3}
+    for seed in (0, 1):
+        model = new_model(seed=seed, **sizes, head_dim=16, intermediate_size=neurons)
+        model.float().save_pretrained(tmp_path / str(seed))
+        (tmp_path / str(seed) / "tokenizer.json").write_text(json.dumps(tokenizer_json(tokens(V))))
+    ledger = IoLedger()
+    reference = Model(open_repository(tmp_path / "0", use_caches=False, ledger=ledger))
+    report = HomologyChecker(reference, ledger=ledger, use_caches=False).compare(tmp_path / "1", progress=False)
+    assert report.settled_by is None
+    read = sum(n for name, n in ledger.files.items() if name.endswith(".safetensors"))
+    n_common = report.embedding.common_tokens
+    expected = 4 * weights_of_strangers(Shape(rows=n_common, width=96, layers=6, kv=48, neurons=neurons))
+    headers = 2 * 100_000
+    # Gains are read with what stands behind them: six maps of six layers, of both models, and the keys for tokens.
+    assert expected < read - headers < expected + 4 * 96 * (6 * 6 * 2 + 6 * 6 + 8)
 
 
 def test_tokenizers_and_configs_count_beside_weights_and_once(models):

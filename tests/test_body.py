@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mdir_hf import HomologyChecker, Verdict
+from mdir_hf.checkpoint.ranged import RangedTensors
 from mdir_hf.comparison.model import Model
 from mdir_hf.hub import IoLedger, open_repository
 from mdir_hf.hub.local import LocalFile
@@ -118,6 +119,19 @@ def test_a_whole_obfuscation_is_found_at_level_auto_and_named(architecture, save
     assert [match[:2] for match in report.layers["matches"]] == [[i, i] for i in range(4)]
     found = {m["test"] for m in report.modules if m["log10_p"] < -10}
     assert {"planes", "subspaces", "neurons"} <= found
+
+
+def test_a_turned_residual_stream_is_found_before_any_mlp_is_read(base, save, monkeypatch):
+    read = []
+    whole = RangedTensors.read
+    monkeypatch.setattr(RangedTensors, "read", lambda self, name: read.append(name) or whole(self, name))
+    hidden, _ = obfuscate(base, seed=3)
+    report = compare(save(base, "base"), save(hidden, "hidden"))
+    assert (report.settled_by, report.layers["role"]) == ("body", "v")
+    # Those of the sampled layers, once of each model, when the verdict is known.
+    assert [name for name in read if "up_proj" in name] == [
+        f"model.layers.{layer}.mlp.up_proj.weight" for layer in (0, 2, 3) for _ in range(2)
+    ]
 
 
 @pytest.mark.parametrize("level", ["auto", "body"])

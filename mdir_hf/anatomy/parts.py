@@ -68,6 +68,8 @@ class WeightPart:
             AnatomyError: If the tensor cannot be divided as its layout says; names it.
         """
         matrix = self._matrix_shape(stored_shape)
+        if not matrix:
+            raise AnatomyError(f"tensor {self.tensor!r} has shape (), a single number, and no role is one")
         n_rows = matrix[-1] if self.is_transposed(stored_shape) else matrix[0]
         try:
             return self.layout.rows(n_rows, self.heads)

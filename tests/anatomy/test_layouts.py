@@ -136,6 +136,11 @@ def test_a_fused_weight_that_is_no_matrix_is_refused(source):
         read_part(source, WeightPart("cube", FusedRows(1, (1, 1), 0)))
 
 
+def test_a_single_number_plays_no_role():
+    with pytest.raises(AnatomyError, match=r"'w' has shape \(\), a single number"):
+        WeightPart("w").shape(())
+
+
 def test_layouts_compare_by_value():
     assert WeightPart("w", WholeTensor()).is_whole
     assert not WeightPart("w", FusedRows(1, (1, 1), 0)).is_whole

@@ -50,7 +50,8 @@ def compare(reference, candidate, **options):
 
 
 def test_the_wide_model_has_learnt_more_than_frequencies():
-    assert wide_model("base").held_out_loss < 0.8 * unigram_loss("code")
+    # Half a nat, as in test_models.py.
+    assert wide_model("base").held_out_loss < unigram_loss("code") - 0.5
 
 
 CASES = [

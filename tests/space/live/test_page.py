@@ -9,6 +9,7 @@ from playwright.sync_api import expect
 
 from mdir_hf import HomologyReport
 from mdir_hf.demo.loopback import Fault
+from mdir_space.suggestions import MOST_SUGGESTIONS
 from tests.space.live.steps import TABS, compare, fill, is_quiet, open_tab, overflow, refusal, settle, verdict
 from tests.space.models import BASE, DECLARED, GATED, LARGE, LARGER, PRIVATE, RELATED, STRANGER
 
@@ -237,9 +238,9 @@ def test_typing_suggests_names_of_public_models(visit):
     field = page.get_by_label("One model")
     field.press_sequentially("owner/", delay=30)
     options = page.locator("#model-a-names option")
-    expect(options).to_have_count(7)
+    expect(options).to_have_count(MOST_SUGGESTIONS)
     assert field.evaluate("e => e.list.id") == "model-a-names"
-    values = {options.nth(k).get_attribute("value") for k in range(7)}
+    values = {options.nth(k).get_attribute("value") for k in range(MOST_SUGGESTIONS)}
     assert BASE in values
     assert PRIVATE not in values
     assert field.input_value() == "owner/"

@@ -10,7 +10,7 @@ import pytest
 NEEDED_BYTES = {"not slow": 2 << 30}
 """Disk that the tests of ``make test`` want, by the marks they are chosen with: they hold 0.4 GB at most."""
 
-NEEDED_WITH_SLOW_BYTES = 12 << 30
+NEEDED_WITH_SLOW_BYTES = 10 << 30
 """All others: two processes hold 9 GB at most, most of it checkpoints of published size."""
 
 

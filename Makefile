@@ -26,7 +26,7 @@ test: .venv/.installed ## The tests, without the slow ones
 
 # A file stays with one process: what it trains or starts, all its tests share.
 test-slow: .venv/.installed chromium ## The slow tests: trained models, large sparse files, the Space in Chromium
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow -n 2 --dist loadfile --no-loadscope-reorder --durations=25
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow -n 2 --dist loadfile --durations=25
 
 check: .venv/.installed ## Lint, format and types
 	$(BIN)/ruff check

@@ -105,7 +105,7 @@ def main() -> None:
     limit_s = 2.0 * n_cells * SCREEN_CHANNELS * arguments.channels * arguments.width / peak
     for refine in ("hits", "undecided"):
         start = clock()
-        found = map_layers(reference, candidate, log_alpha=LOG_ALPHA, refine=refine)  # type: ignore[arg-type]
+        (found,) = map_layers([(reference, candidate)], log_alpha=LOG_ALPHA, refine=refine)  # type: ignore[arg-type]
         seconds = clock() - start
         print(
             f'refine="{refine}": {seconds[0]:.1f} s ({seconds[1]:.1f} s of CPU), '

@@ -7,15 +7,15 @@ import tempfile
 
 import pytest
 
-NEEDED_BYTES = {"not slow": 2 << 30}
-"""Disk that the tests of ``make test`` want, by the marks they are chosen with: they hold 0.4 GB at most."""
+NEEDED_BYTES = 2 << 30
+"""Disk that a run wants: the tests of ``make test`` hold 0.4 GB at most."""
 
-NEEDED_WITH_SLOW_BYTES = 10 << 30
-"""All others: two processes hold 9 GB at most, most of it checkpoints of published size."""
+NEEDED_BY_SLOW_BYTES = 10 << 30
+"""The same of ``make test-slow``, whose two processes hold 9 GB at most: most of it checkpoints of published size."""
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    needed = NEEDED_BYTES.get(session.config.option.markexpr, NEEDED_WITH_SLOW_BYTES)
+    needed = NEEDED_BY_SLOW_BYTES if session.config.option.markexpr == "slow" else NEEDED_BYTES
     free = shutil.disk_usage(tempfile.gettempdir()).free
     if free < needed:
         pytest.exit(

@@ -308,7 +308,7 @@ def endings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Ending,
         root = Path(place)
         cases = build(root)
         commands = [
-            ["compare", f"{root / 'base'}", str(folder), "--quiet", *["--level", "body"] * name.startswith("layers: ")]
+            ["compare", str(root / "base"), str(folder), "--quiet", *["--level", "body"] * name.startswith("layers: ")]
             for name, (folder, _) in cases.items()
         ]
         ended = run_limited(commands, root / "out")

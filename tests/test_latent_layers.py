@@ -14,9 +14,9 @@ from mdir_hf.anatomy import FusedRows, HeadCounts, WeightPart, WeightProduct, re
 from mdir_hf.checkpoint import MemorySource
 from mdir_hf.comparison import body
 from mdir_hf.homology.gauge import OuterTransformation
-from mdir_hf.homology.layer_map import map_layers
 from mdir_hf.homology.modules import LayerWeights, analyse_layer
 from mdir_hf.homology.neurons import unit_rows
+from tests.homology.one_map import map_layers
 from tests.specimens import tokenizer_json, tokens
 
 ALPHA = math.log(1e-10)

@@ -231,16 +231,16 @@ def read_part(source: TensorReader, part: Part, rows: IntArray | None = None) ->
     if isinstance(part, WeightProduct):
         return _read_product(source, part, rows)
     shape = tuple(source.spec(part.tensor).shape)
-    is_plain = part.expert is None and not (part.per_head or part.joined or part.transposed)
-    if is_plain and not part.is_whole and len(shape) != 2:
+    is_fused = not part.is_whole and part.expert is None and not part.per_head
+    if is_fused and len(shape) != 2:
         raise AnatomyError(f"tensor {part.tensor!r} has shape {shape}; a fused weight must be a matrix")
-    if is_plain and part.is_whole:
-        return source.read(part.tensor) if rows is None else source.read_rows(part.tensor, rows)
-    if is_plain:
+    if part.expert is not None or part.per_head or part.joined or part.transposed:
+        weight = _read_whole(source, part)
+        return weight if rows is None else weight[torch.from_numpy(rows)]
+    if is_fused:
         own = part.rows(shape)
-        return source.read_rows(part.tensor, own if rows is None else own[rows])
-    weight = _read_whole(source, part)
-    return weight if rows is None else weight[torch.from_numpy(rows)]
+        rows = own if rows is None else own[rows]
+    return source.read(part.tensor) if rows is None else source.read_rows(part.tensor, rows)
 
 
 def read_experts(source: TensorReader, experts: Iterable[Mapping[Role, Part]]) -> Iterator[dict[Role, torch.Tensor]]:
@@ -281,8 +281,6 @@ def _read_whole(source: TensorReader, part: WeightPart) -> torch.Tensor:
         if part.joined:
             stored = stored.reshape(part._matrix_shape(tuple(stored.shape)))
         return stored.T.contiguous() if part.transposed else stored
-    if stored.ndim != 2:
-        raise AnatomyError(f"tensor {part.tensor!r} has shape {tuple(stored.shape)}; a fused weight must be a matrix")
     return stored.T[torch.from_numpy(part.rows(tuple(stored.shape)))].contiguous()
 
 

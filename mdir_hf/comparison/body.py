@@ -19,7 +19,7 @@ from mdir_hf.comparison.model import Model
 from mdir_hf.comparison.outers import FITTED_ON, FITTED_ROLE, Attempt
 from mdir_hf.homology.gauge import OuterTransformation
 from mdir_hf.homology.heads import HeadTransformation
-from mdir_hf.homology.layer_map import LayerMap, map_layers, map_layers_in_step
+from mdir_hf.homology.layer_map import LayerMap, map_layers
 from mdir_hf.homology.matching import Matching
 from mdir_hf.homology.modules import ROLES, LayerWeights, ModuleEvidence, analyse_layer, analyse_mixer
 from mdir_hf.homology.modules import Role as ModuleRole
@@ -178,7 +178,7 @@ def _maps(
 ) -> list[BodyEvidence]:
     """Map the layers by one role behind some outer transformations; each layer is read once for all of them."""
     readers = RoleReader(reference, role), RoleReader(candidate, role)
-    layer_maps = map_layers_in_step(
+    layer_maps = map_layers(
         [(representatives_of(readers[0], outer.carry_in), representatives_of(readers[1])) for outer in outers],
         log_alpha=log_alpha,
         refine="undecided",
@@ -229,9 +229,13 @@ def _placebo_log_p(
         def carried(rows: torch.Tensor, shuffled: torch.Tensor = shuffled) -> torch.Tensor:
             return outer.carry_in(rows)[:, shuffled]
 
-        placebo = map_layers(
-            representatives_of(RoleReader(reference, role), carried),
-            representatives_of(RoleReader(candidate, role)),
+        (placebo,) = map_layers(
+            [
+                (
+                    representatives_of(RoleReader(reference, role), carried),
+                    representatives_of(RoleReader(candidate, role)),
+                )
+            ],
             log_alpha=log_alpha,
             refine="undecided",
             seed=seed,

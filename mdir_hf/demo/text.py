@@ -1,7 +1,7 @@
 """Text that every machine with Python has, and tokenizers learnt from it.
 
 The demo needs something to learn from without downloading anything: the sources of the standard library as *code*, the
-docstrings and licences in it as *prose*. Which bytes that gives depends on the Python that runs; for one Python it is
+docstrings in it as *prose*. Which bytes that gives depends on the Python that runs; for one Python it is
 always the same, in the same order.
 """
 

@@ -127,59 +127,6 @@ class LayerMap:
 
 
 def map_layers(
-    reference: Layers,
-    candidate: Layers,
-    *,
-    log_alpha: float,
-    signed: bool = True,
-    refine: Literal["hits", "undecided"] = "hits",
-    n_screened: int = SCREEN_CHANNELS,
-    n_tests: int = 1,
-    seed: int = 0,
-    device: str | torch.device = "cpu",
-) -> LayerMap:
-    """Find every candidate layer's ancestor among the reference's layers.
-
-    Args:
-        reference: L matrices ``(d_out, n)``, y = W x, ALREADY carried into the candidate's residual basis. Any floating
-            dtype; output widths may differ from layer to layer and from the candidate's.
-        candidate: L' matrices ``(d_out', n)``.
-        log_alpha: Natural log of the level fixed in advance.
-        signed: Whether each cell is tested for a signed permutation too.
-        refine: ``hits`` gives every cell that is not silent its full test. ``undecided`` keeps the screen's own valid,
-            weaker bound where that is significant already: the same matches several times faster, for when only the
-            map is asked for.
-        n_screened: Output channels that the screen looks at; 0 tests every cell in full.
-        n_tests: Other tests of the same comparison to correct for (a second basis tried, a second matrix).
-        seed: Seed of the screened channels.
-        device: Where products and factorisations run.
-
-    Returns:
-        The map. Cost 2 L L' d0 d' n flops for the screen, and O(d d' n + d^3) for each full cell. Memory: ``L d0 n``
-        floats (up to twice that where layers have few channels), one layer of each model, and a few ``L d0 d'``, where
-        L counts the model with fewer output channels. Of its layers d0 channels are loaded, and a whole layer for
-        every full cell in it (once in all, if it has few channels); the other model's layers are loaded once.
-
-    Raises:
-        InputError: If a side has no layers, a layer is no finite matrix, or residual widths differ.
-
-    References:
-        paper, Algorithm 2; docs/method.md, "Layers".
-    """
-    (found,) = map_layers_in_step(
-        [(reference, candidate)],
-        log_alpha=log_alpha,
-        signed=signed,
-        refine=refine,
-        n_screened=n_screened,
-        n_tests=n_tests,
-        seed=seed,
-        device=device,
-    )
-    return found
-
-
-def map_layers_in_step(
     sides: Sequence[tuple[Layers, Layers]],
     *,
     log_alpha: float,
@@ -190,26 +137,38 @@ def map_layers_in_step(
     seed: int = 0,
     device: str | torch.device = "cpu",
 ) -> list[LayerMap]:
-    """Make several maps as :func:`map_layers` does, all of them layer by layer.
+    """Find every candidate layer's ancestor among the reference's layers, in one map or in several in step.
 
     Layers of different maps that are made of the same file are asked for one after the other, so that whoever keeps
     the last one reads each once.
 
     Args:
-        sides: Reference and candidate of each map.
-        log_alpha: As for :func:`map_layers`, and so all that follow.
-        signed: The same.
-        refine: The same.
-        n_screened: The same.
-        n_tests: The same; the maps made here do not count by themselves.
-        seed: The same.
-        device: The same.
+        sides: Reference and candidate of each map. Of the reference L matrices ``(d_out, n)``, y = W x, ALREADY carried
+            into the candidate's residual basis; any floating dtype; output widths may differ from layer to layer and
+            from the candidate's. Of the candidate L' matrices ``(d_out', n)``.
+        log_alpha: Natural log of the level fixed in advance.
+        signed: Whether each cell is tested for a signed permutation too.
+        refine: ``hits`` gives every cell that is not silent its full test. ``undecided`` keeps the screen's own valid,
+            weaker bound where that is significant already: the same matches several times faster, for when only the
+            map is asked for.
+        n_screened: Output channels that the screen looks at; 0 tests every cell in full.
+        n_tests: Tests of the same comparison to correct each map for (a second basis tried, a second matrix), those
+            made here among them.
+        seed: Seed of the screened channels.
+        device: Where products and factorisations run.
 
     Returns:
-        The maps, in the order of ``sides``.
+        The maps, in the order of ``sides``. Each costs 2 L L' d0 d' n flops for the screen, and O(d d' n + d^3) for
+        each full cell. Memory of each: ``L d0 n`` floats (up to twice that where layers have few channels), one layer
+        of each model, and a few ``L d0 d'``, where L counts the model with fewer output channels. Of its layers d0
+        channels are loaded, and a whole layer for every full cell in it (once in all, if it has few channels); the
+        other model's layers are loaded once.
 
     Raises:
-        InputError: As :func:`map_layers`.
+        InputError: If a side has no layers, a layer is no finite matrix, or residual widths differ.
+
+    References:
+        paper, Algorithm 2; docs/method.md, "Layers".
     """
     searches = []
     for reference, candidate in sides:

@@ -9,9 +9,11 @@ from scipy.optimize import linear_sum_assignment
 from scipy.special import gammaln
 
 from mdir_hf.errors import InputError
-from mdir_hf.homology.layer_map import LayerMap, log_p_of_layers, map_layers, map_layers_in_step
+from mdir_hf.homology.layer_map import LayerMap, log_p_of_layers
+from mdir_hf.homology.layer_map import map_layers as map_in_step
 from mdir_hf.homology.layer_order import LayerRun, classify_layers, layer_runs, ordered_matching
 from mdir_hf.homology.layer_screen import row_maximum_moments
+from tests.homology.one_map import map_layers
 
 LOG_ALPHA = math.log(1e-10)
 N = 256
@@ -494,7 +496,7 @@ def test_maps_in_step_are_those_made_alone_and_take_turns_at_each_layer(is_refer
         (wide, candidate) if is_reference_wider else (first, wide)
         for first in (reference, reference if is_reference_wider else turned)
     ]
-    together = map_layers_in_step(sides, log_alpha=LOG_ALPHA)
+    together = map_in_step(sides, log_alpha=LOG_ALPHA)
     assert asked[: 2 * len(wide)] == [layer for layer in wide for _ in range(2)]
     for (first, second), found in zip(sides, together, strict=True):
         assert np.array_equal(map_layers(first, second, log_alpha=LOG_ALPHA).log_p, found.log_p)

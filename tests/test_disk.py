@@ -1,0 +1,26 @@
+"""A run of the tests where the disk is too small says so instead of failing everywhere."""
+
+import shutil
+from types import SimpleNamespace
+
+import pytest
+
+from tests.conftest import pytest_sessionstart
+
+
+def start(marks):
+    pytest_sessionstart(SimpleNamespace(config=SimpleNamespace(option=SimpleNamespace(markexpr=marks))))
+
+
+def test_a_disk_too_small_for_the_slow_tests_ends_them_and_no_others(monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=5 << 30))
+    start("not slow")
+    start("")
+    with pytest.raises(pytest.exit.Exception, match=r"need 10 GiB .* where 5\.0 GiB are free: make room"):
+        start("slow")
+
+
+def test_a_full_disk_ends_every_run(monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=1 << 30))
+    with pytest.raises(pytest.exit.Exception, match="need 2 GiB"):
+        start("not slow")

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from mdir_hf import HomologyReport, Reason, Verdict
-from mdir_hf.report import DOES_NOT_MEAN, HEADLINE, ICON, MEANS, READ_AS, REASON_TEXT, SENTENCE
+from mdir_hf.report.result import DOES_NOT_MEAN, HEADLINE, ICON, MEANS, READ_AS, REASON_TEXT, SENTENCE
 from mdir_hf.saving.document import report_document
 from tests.figures.drawn_reports import a_report
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from mdir_hf import HomologyChecker, HomologyReport, Verdict
-from mdir_hf.comparison.mixtures import ExpertOrigins, experts_report
+from mdir_hf.comparison.mixtures import ExpertOrigins
+from mdir_hf.comparison.reporting import experts_report
 from mdir_hf.homology.experts import match_experts
 from mdir_hf.homology.gauge import OuterTransformation
 from mdir_hf.homology.neurons import MlpWeights

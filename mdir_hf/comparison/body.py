@@ -8,25 +8,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
 from mdir_hf.anatomy import Role
 from mdir_hf.comparison.layers import RoleReader, layer_weights, layers_with, read_mixer, representatives_of
-from mdir_hf.comparison.mixtures import ExpertOrigins, experts_report, has_experts, trace_experts
+from mdir_hf.comparison.mixtures import ExpertOrigins, has_experts, trace_experts
 from mdir_hf.comparison.model import Model
 from mdir_hf.comparison.outers import FITTED_ON, FITTED_ROLE, Attempt
 from mdir_hf.homology.gauge import OuterTransformation
-from mdir_hf.homology.heads import HeadTransformation
 from mdir_hf.homology.layer_map import LayerMap, map_layers
-from mdir_hf.homology.matching import Matching
 from mdir_hf.homology.modules import ROLES, LayerWeights, ModuleEvidence, analyse_layer, analyse_mixer
 from mdir_hf.homology.modules import Role as ModuleRole
-from mdir_hf.homology.neurons import NeuronMatching
-from mdir_hf.homology.planes import PlaneTransformation
 from mdir_hf.homology.polar import FLOAT64_CHANNELS
-from mdir_hf.homology.significance import LN10
 
 REPRESENTATIVES = (Role.KV_LATENT, Role.V, Role.K, Role.UP)
 """Matrices that stand for a layer, in the order tried; V first as in the paper, save where latent attention has a
@@ -307,59 +301,3 @@ def is_supported(evidence: BodyEvidence, log_alpha: float) -> bool:
     layers = {(i, j) for i, j, _ in evidence.modules}
     sure = {(i, j) for i, j, found in evidence.modules if found.test in SURE_TESTS and found.log_p < level}
     return bool(layers) and sure == layers
-
-
-def layers_report(evidence: BodyEvidence, reference: Model, candidate: Model) -> dict[str, Any]:
-    """The part ``layers`` of a report."""
-    mine, other = layers_with(reference, evidence.role), layers_with(candidate, evidence.role)
-    layer_map = evidence.layer_map
-    return {
-        "role": evidence.role.value,
-        "outer": evidence.outer.kind,
-        "fitted_on": evidence.outer.fitted_on if evidence.outer.is_fitted else None,
-        "pattern": layer_map.pattern,
-        "matches": [[mine[m.reference], other[m.candidate], m.log_p / LN10] for m in layer_map.matches],
-        "log10_p": evidence.log_p / LN10,
-        "log10_p_fisher": layer_map.log_p_fisher / LN10,
-        "related_layers_at_least": layer_map.n_related,
-        "stray_share": evidence.stray_share,
-        "placebo_log10_p": evidence.placebo_log_p / LN10,
-        "reference_layers": list(mine),
-        "candidate_layers": list(other),
-        "matrix": (layer_map.log_p / LN10).tolist(),
-        "null": evidence.outer.null,
-    }
-
-
-def modules_report(evidence: BodyEvidence) -> tuple[dict[str, Any], ...]:
-    """The part ``modules`` of a report, Algorithm 3 on matched layers; p is corrected for these tests."""
-    log_n = math.log(max(1, len(evidence.modules) + len(evidence.experts)))
-    found_by_role = tuple(
-        {
-            "layer": [i, j],
-            "role": found.role,
-            "test": found.test,
-            "trace": found.statistic,
-            "normalized_trace": found.normalized,
-            "log10_p": min(0.0, found.log_p + log_n) / LN10,
-            "scale": found.scale,
-            "found": describe(found),
-        }
-        for i, j, found in evidence.modules
-    )
-    return found_by_role + tuple(experts_report(origins, log_n_tests=log_n) for origins in evidence.experts)
-
-
-def describe(found: ModuleEvidence) -> dict[str, Any] | None:
-    """Say in data what inner transformation a test found: which heads, how many signs, whether anything moved."""
-    transformation = found.transformation
-    if isinstance(transformation, Matching):
-        return {"moves": not transformation.is_identity, "negative": transformation.n_negative}
-    if isinstance(transformation, NeuronMatching):
-        pairs = zip(transformation.reference.tolist(), transformation.candidate.tolist(), strict=True)
-        n_moved = sum(i != j for i, j in pairs)
-        return {"moved_neurons": n_moved, "matched_neurons": len(transformation.reference)}
-    if isinstance(transformation, HeadTransformation | PlaneTransformation):
-        pairs = zip(transformation.reference.tolist(), transformation.candidate.tolist(), strict=True)
-        return {"heads": [list(pair) for pair in pairs], "residual": transformation.residual}
-    return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -15,7 +14,6 @@ from mdir_hf.homology.experts import ExpertMap, match_experts
 from mdir_hf.homology.gauge import OuterTransformation, fold_gain
 from mdir_hf.homology.layer_map import FLOAT64_CHANNELS
 from mdir_hf.homology.neurons import MlpWeights
-from mdir_hf.homology.significance import LN10
 
 ExpertName = int | str | None
 """A routed expert by its number, ``shared``, or None for the MLP of a dense layer."""
@@ -81,37 +79,6 @@ def trace_experts(
         log_alpha=log_alpha,
     )
     return ExpertOrigins(layer, tuple(name for name, _ in mine), tuple(name for name, _ in other), found)
-
-
-def experts_report(origins: ExpertOrigins, *, log_n_tests: float) -> dict[str, Any]:
-    """One entry of the part ``modules`` of a report.
-
-    Args:
-        origins: What was found in one layer.
-        log_n_tests: Natural log of the number of tests to correct for, past the pairs of experts.
-
-    Returns:
-        The entry. Its trace is that of the most significant pair; ``found`` names [candidate's expert, its origin,
-        log10 p] of those that have one, and those that have none. An expert is its number or ``shared``, a dense MLP
-        None.
-    """
-    found = origins.found
-    log10_p = [min(0.0, p + log_n_tests) / LN10 for p in found.log_p]
-    best = min(range(len(log10_p)), key=log10_p.__getitem__)
-    traced = zip(origins.candidate, found.origins, log10_p, strict=True)
-    return {
-        "layer": list(origins.layer),
-        "role": "experts",
-        "test": "neurons",
-        "trace": found.matchings[best].trace,
-        "normalized_trace": found.matchings[best].normalized_trace,
-        "log10_p": log10_p[best],
-        "scale": None,
-        "found": {
-            "experts": [[name, origins.reference[i], p] for name, i, p in traced if i is not None],
-            "without_origin": [name for name, i in zip(origins.candidate, found.origins, strict=True) if i is None],
-        },
-    }
 
 
 def _mlp_parts(model: Model, position: int) -> list[tuple[ExpertName, Mapping[Role, Part]]]:

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
-from mdir_hf._version import __version__
 from mdir_hf.anatomy import WeightPart
 from mdir_hf.comparison.body import (
     BodyEvidence,
     compare_bodies,
     is_supported,
-    layers_report,
-    modules_report,
     representatives,
 )
 from mdir_hf.comparison.decision import BodySummary, Decision, decide
@@ -25,6 +21,7 @@ from mdir_hf.comparison.model import Model, share_vocabulary
 from mdir_hf.comparison.outers import attempts
 from mdir_hf.comparison.plan import ReadPlan, check_memory, make_plan
 from mdir_hf.comparison.reading import IoCount
+from mdir_hf.comparison.reporting import make_report
 from mdir_hf.comparison.settings import Settings
 from mdir_hf.errors import AnatomyError, UnsupportedFormatError
 from mdir_hf.homology.embedding import TESTS_PER_MATRIX
@@ -289,34 +286,16 @@ def _report(
     decision: Decision,
     log10_p: float,
 ) -> HomologyReport:
-    body = course.body
-    reports = {name: outcome.report for name, outcome in course.matrices.items()}
-    turned = body is not None and body.outer.kind == "rotation" and body.outer.fitted_on == "embeddings"
-    if decision.settled_by == "body" and turned:
-        reports["embedding"] = replace(reports["embedding"], transformation="rotation")
-    arrays: dict[str, Any] = {}
-    for name, outcome in course.matrices.items():
-        arrays |= {f"{name}{kind}": picture for kind, picture in outcome.pictures.items()}
-        if outcome.channels is not None:
-            arrays[f"{name}_channels"] = outcome.channels
-    return HomologyReport(
-        verdict=decision.verdict,
-        reason=decision.reason,
+    return make_report(
+        reference,
+        candidate,
+        matrices=course.matrices,
+        body=course.body,
+        decision=decision,
         log10_p=log10_p,
-        alpha=settings.alpha,
-        tests=course.n_tests,
-        level=settings.level,
-        settled_by=decision.settled_by,
-        reference=reference.summary(),
-        candidate=candidate.summary(),
-        embedding=reports.get("embedding"),
-        unembedding=reports.get("unembedding"),
-        layers=None if body is None else layers_report(body, reference, candidate),
-        modules=None if body is None or not body.modules else modules_report(body),
-        caveats=(*course.caveats, *_late_notes(reference, candidate, course), *decision.caveats),
+        n_tests=course.n_tests,
+        caveats=(*course.caveats, *_late_notes(reference, candidate, course)),
         io=io.result(reference.tensors.n_bytes + candidate.tensors.n_bytes),
         seconds=course.stopwatch.seconds,
-        seed=settings.seed,
-        version=__version__,
-        arrays=arrays,
+        settings=settings,
     )

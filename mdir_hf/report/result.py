@@ -6,7 +6,6 @@ None in both, never invented.
 
 from __future__ import annotations
 
-import enum
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -14,6 +13,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from mdir_hf.errors import InputError
+from mdir_hf.report.terms import Reason, Verdict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,23 +23,6 @@ SCHEMA = "mdir-hf/report/1"
 
 READ_AS = ("subfolder", "variant", "file", "tokenizer", "bases")
 """What of a :class:`ModelSummary` is in JSON only where it was used: digests of older reports hold."""
-
-
-class Verdict(str, enum.Enum):
-    """What the evidence supports. Never a direction, never an accusation, never "unrelated"."""
-
-    HOMOLOGOUS = "homologous"
-    NO_EVIDENCE = "no_evidence"
-    INCONCLUSIVE = "inconclusive"
-
-
-class Reason(str, enum.Enum):
-    """Why a comparison is inconclusive."""
-
-    TOO_FEW_COMMON_TOKENS = "too_few_common_tokens"
-    FEW_SHARED_AXES = "few_shared_axes_only"
-    NULL_NOT_VALIDATED = "null_not_validated"
-    WEIGHTS_UNREADABLE = "weights_unreadable"
 
 
 REASON_TEXT = {

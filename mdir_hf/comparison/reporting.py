@@ -1,0 +1,172 @@
+"""From what a comparison found to the report that says so."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from mdir_hf._version import __version__
+from mdir_hf.comparison.body import BodyEvidence
+from mdir_hf.comparison.decision import Decision
+from mdir_hf.comparison.layers import layers_with
+from mdir_hf.comparison.matrices import MatrixOutcome
+from mdir_hf.comparison.mixtures import ExpertOrigins
+from mdir_hf.comparison.model import Model
+from mdir_hf.comparison.settings import Settings
+from mdir_hf.homology.heads import HeadTransformation
+from mdir_hf.homology.matching import Matching
+from mdir_hf.homology.modules import ModuleEvidence
+from mdir_hf.homology.neurons import NeuronMatching
+from mdir_hf.homology.planes import PlaneTransformation
+from mdir_hf.homology.significance import LN10
+from mdir_hf.report import HomologyReport, InputOutput
+
+
+def make_report(
+    reference: Model,
+    candidate: Model,
+    *,
+    matrices: Mapping[str, MatrixOutcome],
+    body: BodyEvidence | None,
+    decision: Decision,
+    log10_p: float,
+    n_tests: int,
+    caveats: Sequence[str],
+    io: InputOutput,
+    seconds: Mapping[str, float],
+    settings: Settings,
+) -> HomologyReport:
+    """Put together what a comparison found.
+
+    Args:
+        reference: One model.
+        candidate: The other.
+        matrices: What the embeddings, and the unembeddings, say.
+        body: What the layers say, None where they were not compared.
+        decision: The verdict with its reason and caveats.
+        log10_p: The headline.
+        n_tests: How many tests it was corrected for.
+        caveats: Sentences about this comparison, those of the decision not among them.
+        io: What was read.
+        seconds: Time of each step.
+        settings: What was asked for.
+    """
+    reports = {name: outcome.report for name, outcome in matrices.items()}
+    turned = body is not None and body.outer.kind == "rotation" and body.outer.fitted_on == "embeddings"
+    if decision.settled_by == "body" and turned:
+        reports["embedding"] = replace(reports["embedding"], transformation="rotation")
+    arrays: dict[str, Any] = {}
+    for name, outcome in matrices.items():
+        arrays |= {f"{name}{kind}": picture for kind, picture in outcome.pictures.items()}
+        if outcome.channels is not None:
+            arrays[f"{name}_channels"] = outcome.channels
+    return HomologyReport(
+        verdict=decision.verdict,
+        reason=decision.reason,
+        log10_p=log10_p,
+        alpha=settings.alpha,
+        tests=n_tests,
+        level=settings.level,
+        settled_by=decision.settled_by,
+        reference=reference.summary(),
+        candidate=candidate.summary(),
+        embedding=reports.get("embedding"),
+        unembedding=reports.get("unembedding"),
+        layers=None if body is None else layers_report(body, reference, candidate),
+        modules=None if body is None or not body.modules else modules_report(body),
+        caveats=(*caveats, *decision.caveats),
+        io=io,
+        seconds=seconds,
+        seed=settings.seed,
+        version=__version__,
+        arrays=arrays,
+    )
+
+
+def layers_report(evidence: BodyEvidence, reference: Model, candidate: Model) -> dict[str, Any]:
+    """The part ``layers`` of a report."""
+    mine, other = layers_with(reference, evidence.role), layers_with(candidate, evidence.role)
+    layer_map = evidence.layer_map
+    return {
+        "role": evidence.role.value,
+        "outer": evidence.outer.kind,
+        "fitted_on": evidence.outer.fitted_on if evidence.outer.is_fitted else None,
+        "pattern": layer_map.pattern,
+        "matches": [[mine[m.reference], other[m.candidate], m.log_p / LN10] for m in layer_map.matches],
+        "log10_p": evidence.log_p / LN10,
+        "log10_p_fisher": layer_map.log_p_fisher / LN10,
+        "related_layers_at_least": layer_map.n_related,
+        "stray_share": evidence.stray_share,
+        "placebo_log10_p": evidence.placebo_log_p / LN10,
+        "reference_layers": list(mine),
+        "candidate_layers": list(other),
+        "matrix": (layer_map.log_p / LN10).tolist(),
+        "null": evidence.outer.null,
+    }
+
+
+def modules_report(evidence: BodyEvidence) -> tuple[dict[str, Any], ...]:
+    """The part ``modules`` of a report, Algorithm 3 on matched layers; p is corrected for these tests."""
+    log_n = math.log(max(1, len(evidence.modules) + len(evidence.experts)))
+    found_by_role = tuple(
+        {
+            "layer": [i, j],
+            "role": found.role,
+            "test": found.test,
+            "trace": found.statistic,
+            "normalized_trace": found.normalized,
+            "log10_p": min(0.0, found.log_p + log_n) / LN10,
+            "scale": found.scale,
+            "found": describe(found),
+        }
+        for i, j, found in evidence.modules
+    )
+    return found_by_role + tuple(experts_report(origins, log_n_tests=log_n) for origins in evidence.experts)
+
+
+def describe(found: ModuleEvidence) -> dict[str, Any] | None:
+    """Say in data what inner transformation a test found: which heads, how many signs, whether anything moved."""
+    transformation = found.transformation
+    if isinstance(transformation, Matching):
+        return {"moves": not transformation.is_identity, "negative": transformation.n_negative}
+    if isinstance(transformation, NeuronMatching):
+        pairs = zip(transformation.reference.tolist(), transformation.candidate.tolist(), strict=True)
+        n_moved = sum(i != j for i, j in pairs)
+        return {"moved_neurons": n_moved, "matched_neurons": len(transformation.reference)}
+    if isinstance(transformation, HeadTransformation | PlaneTransformation):
+        pairs = zip(transformation.reference.tolist(), transformation.candidate.tolist(), strict=True)
+        return {"heads": [list(pair) for pair in pairs], "residual": transformation.residual}
+    return None
+
+
+def experts_report(origins: ExpertOrigins, *, log_n_tests: float) -> dict[str, Any]:
+    """One entry of the part ``modules`` of a report.
+
+    Args:
+        origins: What was found in one layer.
+        log_n_tests: Natural log of the number of tests to correct for, past the pairs of experts.
+
+    Returns:
+        The entry. Its trace is that of the most significant pair; ``found`` names [candidate's expert, its origin,
+        log10 p] of those that have one, and those that have none. An expert is its number or ``shared``, a dense MLP
+        None.
+    """
+    found = origins.found
+    log10_p = [min(0.0, p + log_n_tests) / LN10 for p in found.log_p]
+    best = min(range(len(log10_p)), key=log10_p.__getitem__)
+    traced = zip(origins.candidate, found.origins, log10_p, strict=True)
+    return {
+        "layer": list(origins.layer),
+        "role": "experts",
+        "test": "neurons",
+        "trace": found.matchings[best].trace,
+        "normalized_trace": found.matchings[best].normalized_trace,
+        "log10_p": log10_p[best],
+        "scale": None,
+        "found": {
+            "experts": [[name, origins.reference[i], p] for name, i, p in traced if i is not None],
+            "without_origin": [name for name, i in zip(origins.candidate, found.origins, strict=True) if i is None],
+        },
+    }

@@ -1,0 +1,47 @@
+"""The result of a comparison: frozen, serialisable, and able to say itself in words. Knows nothing else."""
+
+from mdir_hf.report.result import (
+    DOES_NOT_MEAN,
+    MEANING,
+    MEANS,
+    READ_AS,
+    REASON_TEXT,
+    SCHEMA,
+    SENTENCE,
+    HomologyReport,
+    HowRead,
+    InputOutput,
+    MatrixReport,
+    ModelSummary,
+    PlaceboReport,
+    PlaceboResult,
+    experts_text,
+    n_bytes_text,
+)
+from mdir_hf.report.terms import PLACEBO_LOG10_P, Level, Reason, SettledBy, Term, Transformation, Verdict
+
+__all__ = [
+    "DOES_NOT_MEAN",
+    "MEANING",
+    "MEANS",
+    "PLACEBO_LOG10_P",
+    "READ_AS",
+    "REASON_TEXT",
+    "SCHEMA",
+    "SENTENCE",
+    "HomologyReport",
+    "HowRead",
+    "InputOutput",
+    "Level",
+    "MatrixReport",
+    "ModelSummary",
+    "PlaceboReport",
+    "PlaceboResult",
+    "Reason",
+    "SettledBy",
+    "Term",
+    "Transformation",
+    "Verdict",
+    "experts_text",
+    "n_bytes_text",
+]

@@ -63,7 +63,7 @@ def read_badge(
         if text.lstrip().startswith("<"):
             claim = _claim_of_svg(text)
             return BadgeSource(name, "badge", claim, None, text.replace("\r\n", "\n") == render_svg(claim))
-        body = _json_object(text)
+        body = _json_object(text, "is neither SVG nor JSON")
         if str(body.get("schema")).rpartition("/")[0] == _REPORTS:
             report = HomologyReport.from_json(text)
             return BadgeSource(name, "report", claim_of_report(report), report, True)
@@ -88,11 +88,11 @@ def _text(name: str, token: str | bool | None, cache_dir: str | os.PathLike[str]
     return decoded(content, name)
 
 
-def _json_object(text: str) -> dict[str, Any]:
+def _json_object(text: str, refusal: str) -> dict[str, Any]:
     try:
         body = json.loads(text)
     except (ValueError, RecursionError) as exc:
-        raise InputError("is neither SVG nor JSON") from exc
+        raise InputError(refusal) from exc
     if not isinstance(body, dict):
         raise InputError("is JSON, and not an object")
     return body
@@ -123,4 +123,4 @@ def _claim_of_svg(text: str) -> Claim:
     data = "".join(element.text or "" for element in root.iter() if element.tag.rpartition("}")[2] == "metadata")
     if not data:
         raise InputError("is a picture without the data of a badge of mdir-hf")
-    return claim_of_dict(_json_object(data))
+    return claim_of_dict(_json_object(data, "is a picture whose data is not JSON"))

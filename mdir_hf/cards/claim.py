@@ -12,6 +12,7 @@ from typing import Any
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
+from mdir_hf.cards.printable import quoted
 from mdir_hf.errors import InputError
 from mdir_hf.report import READ_AS, HomologyReport, HowRead, ModelSummary, Verdict
 
@@ -21,10 +22,11 @@ SHORT_DIGEST = 12
 """Hex digits of a digest that are shown; 48 bits are enough to tell reports apart by eye."""
 
 A_FOLDER = "a local folder"
-"""What a claim says instead of a path on somebody's disk, which is nobody's business."""
+"""What a claim states instead of a local path, which can hold private names."""
+
+COMMIT = re.compile(r"[0-9a-f]{40}")
 
 _LONGEST_PLACE = 300
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _REVISION = re.compile(r"[!-~]{1,200}")  # git allows more; nothing but plain ASCII is stated
 _VERSION = re.compile(r"[\w.+!-]{1,64}", re.ASCII)
@@ -36,10 +38,10 @@ class PinnedModel(HowRead):
     """One side of a claim.
 
     Attributes:
-        repo: Repo id on the Hub, None for a folder or file on somebody's disk, whose path is nobody's business.
+        repo: Repo id on the Hub, None for a local folder or file: its path is not published.
         revision: The revision that was asked for, None for the default branch.
-        commit: The commit it stood for; None for what is not on the Hub.
-        tokenizer: Here :data:`A_FOLDER` for a folder on somebody's disk.
+        commit: The commit that the revision pointed at; None for what is not on the Hub.
+        tokenizer: Here :data:`A_FOLDER` for a local folder.
     """
 
     repo: str | None
@@ -57,7 +59,7 @@ class PinnedModel(HowRead):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A result, reduced to what a badge says and to what repeats it.
+    """A result, reduced to what a badge shows and what is needed to compute it again.
 
     Attributes:
         reference: One model.
@@ -97,7 +99,7 @@ class Claim:
 
     @property
     def sentence(self) -> str:
-        """Both sides, for somebody who cannot see the badge."""
+        """Both sides of a badge as one line of text."""
         return f"{self.label.capitalize()}: {self.message}"
 
     @property
@@ -139,7 +141,7 @@ def p_text(log10_p: float) -> str:
 
 
 def canonical_json(report: HomologyReport) -> bytes:
-    """The one byte string of a report that its digest is taken of: sorted keys, no spaces, ASCII.
+    """Return the bytes of a report that its digest is computed from: sorted keys, no spaces, ASCII.
 
     Raises:
         InputError: If the report holds what is not a JSON value, or a number that is not finite.
@@ -180,7 +182,7 @@ def claim_of_dict(body: object) -> Claim:
     """
     schema = body.get("schema") if isinstance(body, dict) else None
     if not isinstance(body, dict) or schema != SCHEMA:
-        raise InputError(f"expected the data of a badge of schema {SCHEMA}, got {_shown(schema)}")
+        raise InputError(f"expected the data of a badge of schema {SCHEMA}, got {quoted(schema, 60)}")
     try:
         fields = {name: value for name, value in body.items() if name != "schema"}
         fields["verdict"] = Verdict(fields["verdict"])
@@ -190,7 +192,7 @@ def claim_of_dict(body: object) -> Claim:
     except (TypeError, ValueError, KeyError) as exc:
         if isinstance(exc, InputError):
             raise
-        raise InputError(f"this badge of schema {SCHEMA} lacks or adds data: {_shown(str(exc))}") from exc
+        raise InputError(f"this badge of schema {SCHEMA} lacks or adds data: {quoted(str(exc), 60)}") from exc
 
 
 def is_hub_id(text: object) -> bool:
@@ -221,7 +223,7 @@ def _checked(claim: Claim) -> Claim:
             _require(model == PinnedModel(None, None, None), "a model without a repo", model.commit)
         else:
             _require(is_hub_id(model.repo), "the id of a repository", model.repo)
-            _require(_matches(_COMMIT, model.commit), "a commit of 40 hex digits", model.commit)
+            _require(_matches(COMMIT, model.commit), "a commit of 40 hex digits", model.commit)
             is_named = model.revision is None or _matches(_REVISION, model.revision)
             _require(is_named, "a branch, tag or commit", model.revision)
             for place in (model.subfolder, model.variant, model.file):
@@ -253,12 +255,12 @@ def _is_pinned_place(text: object) -> bool:
     """Whether a text is ``owner/name@commit``, and a folder in it or not."""
     repo, _, rest = text.partition("@") if isinstance(text, str) else ("", "", "")
     commit, slash, folder = rest.partition("/")
-    return is_hub_id(repo) and _matches(_COMMIT, commit) and (_is_place(folder) if slash else True)
+    return is_hub_id(repo) and _matches(COMMIT, commit) and (_is_place(folder) if slash else True)
 
 
 def _require(holds: bool, expected: str, got: object) -> None:
     if not holds:
-        raise InputError(f"this result cannot be stated: expected {expected}, got {_shown(got)}")
+        raise InputError(f"this result cannot be stated: expected {expected}, got {quoted(got, 60)}")
 
 
 def _is_number(value: object) -> bool:
@@ -267,8 +269,3 @@ def _is_number(value: object) -> bool:
 
 def _matches(pattern: re.Pattern[str], value: object) -> bool:
     return isinstance(value, str) and pattern.fullmatch(value) is not None
-
-
-def _shown(value: object) -> str:
-    text = ascii(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,4 +1,4 @@
-"""What a model card says its model was made from: a declaration, to be set beside a measurement."""
+"""What a model card says its model was made from: a declaration, to be compared with a measurement."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
 
+from mdir_hf.cards import RELATIONS
 from mdir_hf.cards.claim import is_hub_id
 from mdir_hf.cards.front_matter import MOST_BYTES, parse_card, read_metadata
+from mdir_hf.cards.printable import quoted
 from mdir_hf.errors import InvalidReferenceError
 from mdir_hf.hub import Repository, open_repository, parse_reference
 
 README = "README.md"
 ADAPTER_CONFIG = "adapter_config.json"
-RELATIONS = ("finetune", "merge", "quantized", "adapter")
-"""What the Hub knows a model to be of its base models."""
 
 _MOST_CONFIG_BYTES = 1 << 20
 _WEIGHTS = re.compile(r"(model|pytorch_model|consolidated)[^/]*\.(safetensors|bin|pth?)|[^/]+\.gguf", re.I)
@@ -35,7 +35,7 @@ class DeclaredLineage:
         relation: finetune, merge, quantized or adapter; None where the card does not say (the Hub then infers one).
         source: The file that declares them, ``README.md`` or ``adapter_config.json``; None where nothing does.
         new_version: The repo id that the card names as a newer version of this model, else None.
-        ignored: What stands in these fields and is no repo id or known relation, in printable ASCII.
+        ignored: Values of these fields that are not a repo id or known relation, in printable ASCII.
         is_adapter: Whether the repository holds an adapter and no model of its own.
         adapter_of: The repo id that the adapter's config names as its base, else None.
     """
@@ -71,7 +71,7 @@ def declared_lineage(
         token: As the Hub client takes it.
         cache_dir: The Hub's cache; the standard one by default.
         local_files_only: Use no network.
-        use_caches: False: no cache on this disk is read or written; what a token may read stays with its owner.
+        use_caches: False: no cache on this disk is read or written; what a token may read is kept nowhere.
 
     Returns:
         What is declared; nothing is compared.
@@ -79,7 +79,7 @@ def declared_lineage(
     Raises:
         CardError: If the card's front matter cannot be read.
         InputError: If the model is named in a way that cannot be read.
-        HubError: If its files cannot be had.
+        HubError: If its files cannot be read.
 
     Cost: one API request, and one or two small files.
     """
@@ -121,7 +121,7 @@ def _of_metadata(repository: Repository, metadata: Mapping[str, Any]) -> Declare
     def hub_id(field: str, value: object) -> str | None:
         found = _hub_id(value)
         if found is None:
-            ignored.append(f"{field}: {_shown(value)}")
+            ignored.append(f"{field}: {quoted(value, 100)}")
         return found
 
     value = metadata.get("base_model")
@@ -129,7 +129,7 @@ def _of_metadata(repository: Repository, metadata: Mapping[str, Any]) -> Declare
     bases = dict.fromkeys(base for base in (hub_id("base_model", one) for one in values) if base is not None)
     relation = metadata.get("base_model_relation")
     if relation is not None and relation not in RELATIONS:
-        ignored.append(f"base_model_relation: {_shown(relation)}")
+        ignored.append(f"base_model_relation: {quoted(relation, 100)}")
     new_version = metadata.get("new_version")
     names = {PurePosixPath(path).name for path in repository.files if "/" not in path}
     return DeclaredLineage(
@@ -155,8 +155,3 @@ def _hub_id(value: object) -> str | None:
         except InvalidReferenceError:
             return None
     return text if is_hub_id(text) else None
-
-
-def _shown(value: object) -> str:
-    text = ascii(value)
-    return text if len(text) <= 100 else f"{text[:97]}..."

@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mdir_hf.cards import RELATIONS
+
 if TYPE_CHECKING:
     from mdir_hf.cards.card import CardProposal
-
-RELATIONS = ("finetune", "merge", "quantized", "adapter")
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -18,19 +18,19 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser = commands.add_parser(
         "card",
         help="write a report into a model card",
-        description="Write a section on weight ancestry into the model card of REPO. Prints the new card, and what "
-        "changes in it on standard error; --create-pr proposes it, with the report and a badge, as one pull request.",
+        description="Write a section on weight ancestry into the model card of REPO. Prints the new card on standard "
+        "output and its changes on standard error. --create-pr opens one pull request with card, report and badge.",
     )
     parser.add_argument("repo", metavar="REPO", help="owner/name on the Hub, one of the two models of the report")
     parser.add_argument("--report", metavar="FILE", type=Path, required=True, help="what `compare --json` printed")
-    parser.add_argument("--create-pr", action="store_true", help="open a pull request; needs a token that may")
+    parser.add_argument("--create-pr", action="store_true", help="open a pull request; needs a token with write access")
     parser.add_argument("--output", metavar="FILE", type=Path, help="write the new card there instead of printing it")
     parser.add_argument(
         "--confirm-base-model",
         action="store_true",
         help="you are the author, and the other model is a base model of this one: set base_model",
     )
-    parser.add_argument("--base-model-relation", choices=RELATIONS, help="set base_model_relation, too")
+    parser.add_argument("--base-model-relation", choices=RELATIONS, help="set base_model_relation as well")
     parser.add_argument("--token", help="the token to use (default: HF_TOKEN or the saved login)")
     parser.add_argument("--cache-dir", type=Path, help="the Hub cache to use (default: HF_HUB_CACHE)")
     parser.set_defaults(run=run, refuse=parser.error)
@@ -39,8 +39,9 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 def run(options: argparse.Namespace) -> int:
     """Write the card, show it or propose it."""
     if options.base_model_relation and not options.confirm_base_model:
-        options.refuse("--base-model-relation is the author's word: it needs --confirm-base-model")
+        options.refuse("--base-model-relation is for the author of the model to state: it needs --confirm-base-model")
     from mdir_hf.cards.card import propose_card
+    from mdir_hf.cards.printable import unquoted
     from mdir_hf.cards.report_file import read_report
 
     proposal = propose_card(
@@ -53,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
     )
     sys.stderr.write("the repository holds all of this already\n" if proposal.is_unchanged else proposal.diff())
     if proposal.changed:
-        names = ", ".join(ascii(path)[1:-1] for path in proposal.changed[:5])
+        names = ", ".join(map(unquoted, proposal.changed[:5]))
         sys.stderr.write(f"note: since the commit of the report these files changed: {names}\n")
     if options.create_pr:
         return _create_pull_request(proposal, options.token)

@@ -14,6 +14,8 @@ class Term(str, Enum):
     def __str__(self) -> str:
         return str(self.value)
 
+    __hash__ = str.__hash__  # that of Enum is another one, and a set of texts would not know its words
+
 
 class Verdict(Term):
     """What the evidence supports. It has no direction, and it is never "unrelated"."""

@@ -1,0 +1,126 @@
+"""What a test that found nothing would have found: the strongest noise under which a copy is still significant.
+
+A relative is modelled as a copy with independent noise: ``Y = X P + k N`` with rows ``x`` and ``n`` of the same root
+mean square, after centring; k is the noise in units of the weights' own RMS. Up to rotations, which leave U alone,
+``X^T Y = S (S + k G)`` with S the singular values of X and G Gaussian, so the share of U's trace that a copy keeps,
+``c/n``, depends on k and on the rows per channel alone. It is computed once on a small factor of that shape, and put into the
+bound of :mod:`~mdir_hf.homology.significance` at the true size.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from mdir_hf.homology.significance import log_n_choices, log_n_matchings
+
+N_SIMULATED = 160
+"""Channels of the wider model in the factor that stands for U: its trace over n is within 0.01 of that at n = 4096."""
+
+MOST_ROWS_PER_CHANNEL = 24.0
+"""Beyond this many rows a channel, more of them act as less noise: the noise enters as k / sqrt(rows)."""
+
+SAFETY = 0.8
+"""What is left of the expected trace for what the model leaves out: spectra and row lengths of real weights (they take
+up to 8 % off, see docs/LOG.md) and chance. Relatives planted into real weights at the stated noise are found 99 times of 100."""
+
+LOWER_HALF_MEAN = 0.798
+"""Mean of the lower half of standard normal numbers, negated: what the matched entries lose without their best half."""
+
+STRONGEST = 1000.0
+"""No noise beyond this is stated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sizes of a test.
+
+    Attributes:
+        n_narrow: Channels of the narrower side.
+        n_wide: Channels of the wider side.
+        n_rows: Rows that the test has looked at.
+    """
+
+    n_narrow: int
+    n_wide: int
+    n_rows: int
+
+
+def strongest_noise(shape: Shape, *, log_level: float, in_order: bool = False, must_be_robust: bool = True) -> float:
+    """Find the strongest noise under which a copy would be significant, by bisection.
+
+    Args:
+        shape: Sizes of the test; centring takes one row.
+        log_level: Natural log of the level after everything that p is multiplied by.
+        in_order: Whether the copy has its channels where they were (the identity, which pays no count of matchings, with
+            its sign test), or in any order.
+        must_be_robust: Whether it must be significant without its best half of channels, too.
+
+    Returns:
+        k, in units of the weights' own RMS; 0 where not even a plain copy would be significant. Cost: some twenty
+        polar factors of :data:`N_SIMULATED` channels, less where the same was asked before.
+    """
+    if not _is_found(0.0, shape, log_level, in_order, must_be_robust):
+        return 0.0
+    least, most = 0.0, STRONGEST
+    if _is_found(most, shape, log_level, in_order, must_be_robust):
+        return STRONGEST
+    while most - least > 0.01 * max(1.0, most):
+        middle = 0.5 * (least + most) if least < 1.0 else math.sqrt(least * most)
+        if _is_found(middle, shape, log_level, in_order, must_be_robust):
+            least = middle
+        else:
+            most = middle
+    return least
+
+
+def _is_found(noise: float, shape: Shape, log_level: float, in_order: bool, must_be_robust: bool) -> bool:
+    n, n_wide = shape.n_narrow, shape.n_wide
+    share, rank_share = expected_trace(noise, (shape.n_rows - 1) / n_wide, n / n_wide)
+    mean, energy = SAFETY * share, rank_share * n  # of a matched entry; sum of squares of U
+    spread = math.sqrt(max(0.0, energy - n * mean**2) / (n * n_wide))
+    half = n // 2
+    lower = max(0.0, mean - LOWER_HALF_MEAN * spread)
+    # The matched columns of the wider side hold their share of the energy, and what the trace itself makes of it.
+    of_columns = n * mean**2 + (energy - n * mean**2) * n / n_wide
+    per_energy = min(n_wide / energy, n / of_columns)
+    whole = 0.5 * (n * mean) ** 2 * per_energy
+    robust = 0.5 * ((n - half) * lower) ** 2 * per_energy * n / (n - half)
+    if in_order:
+        votes = n * math.erf(mean / max(spread, 1e-9) / math.sqrt(2.0))
+        by_half = robust - log_n_choices(n, n - half)
+        return -whole < log_level and (not must_be_robust or max(by_half, votes**2 / (2 * n)) - math.log(2.0) > -log_level)
+    counted = log_n_matchings(n, n_wide, n) - whole
+    without_best = log_n_matchings(n, n_wide, n - half) - robust
+    return counted < log_level and (not must_be_robust or without_best < log_level)
+
+
+@lru_cache(maxsize=4096)
+def expected_trace(noise: float, rows_per_channel: float, width_share: float = 1.0) -> tuple[float, float]:
+    """Share of the trace of the polar factor that a copy under noise keeps, and the rank over the channels.
+
+    Args:
+        noise: k.
+        rows_per_channel: Rows over channels of the wider model.
+        width_share: Channels of the narrower model over those of the wider one, in (0, 1].
+
+    Returns:
+        ``c / n_narrow`` and ``rank / n_narrow``. Cost O(N_SIMULATED^2 rows_per_channel) for the first, small, call.
+    """
+    n_wide = N_SIMULATED
+    n = max(2, round(width_share * n_wide))
+    if rows_per_channel > MOST_ROWS_PER_CHANNEL:
+        noise *= math.sqrt(MOST_ROWS_PER_CHANNEL / rows_per_channel)
+        rows_per_channel = MOST_ROWS_PER_CHANNEL
+    n_rows = max(1, round(rows_per_channel * n_wide))
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(n_rows, n_wide, generator=generator, dtype=torch.float64)
+    y = x[:, :n] + noise * torch.randn(n_rows, n, generator=generator, dtype=torch.float64)
+    left, values, right = torch.linalg.svd(y.T @ x, full_matrices=False)
+    rank = min(n, n_rows)
+    kept = values > 1e-9 * values[0]
+    polar = (left * kept) @ right
+    return float(polar[:, :n].diagonal().sum()) / n, rank / n

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import partial
 from textwrap import fill
 from typing import Any
 
@@ -18,11 +17,12 @@ from mdir_hf.anatomy import Layer, Part, Role
 from mdir_hf.comparison.body import REPRESENTATIVES
 from mdir_hf.comparison.layers import standing_for
 from mdir_hf.comparison.model import Model
+from mdir_hf.comparison.opening import NamedModel, Reading
 from mdir_hf.comparison.plan import make_plan
-from mdir_hf.comparison.reading import IoCount
+from mdir_hf.comparison.progress import IoCount
 from mdir_hf.errors import AnatomyError, CheckpointError, MdirError, UnsupportedFormatError
-from mdir_hf.hub import IoLedger, open_repository
-from mdir_hf.report import InputOutput, ModelSummary, n_bytes_text
+from mdir_hf.hub import IoLedger
+from mdir_hf.report import InputOutput, Level, ModelSummary, n_bytes_text
 
 SCHEMA = "mdir-hf/inspection/1"
 
@@ -179,6 +179,7 @@ def inspect_model(
     subfolder: str = "",
     variant: str | None = None,
     tokenizer: str | os.PathLike[str] | None = None,
+    bases: Sequence[str] = (),
     all_headers: bool | None = None,
 ) -> Inspection:
     """Look at one model as a comparison would, without reading weights.
@@ -193,6 +194,7 @@ def inspect_model(
         subfolder: Folder of the repository that holds the model.
         variant: ``fp16`` reads ``model.fp16.safetensors``.
         tokenizer: Repository or folder to read its vocabulary from, where its own has none or another one.
+        bases: Of an adapter: commits at which to read what lies under it, each ``owner/name@commit``.
         all_headers: Whether to read the header of every weight file, which checks the shape of every weight and tells
             what the layers would cost; None: where there are at most eight.
 
@@ -203,17 +205,9 @@ def inspect_model(
         MdirError: If the model cannot be had, has no weights that can be read, or is no language model.
     """
     ledger = IoLedger()
-    open_one = partial(
-        open_repository,
-        token=token,
-        cache_dir=cache_dir,
-        local_files_only=local_files_only,
-        force_download=force_download,
-        ledger=ledger,
-    )
-    repository = open_one(repo_or_folder, revision=revision, subfolder=subfolder)
-    borrowed = None if tokenizer is None else open_one(tokenizer)
-    model = Model(repository, variant=variant, tokenizer=borrowed, open_other=open_one)
+    reading = Reading(token, cache_dir, local_files_only, force_download)
+    named = NamedModel(repo_or_folder, revision, subfolder, variant, tokenizer, tuple(bases))
+    model = named.open(reading, ledger)
     anatomy = model.anatomy
     notes = [*anatomy.notes, *model.tensors.description.notes]
     vocabulary = _vocabulary(model, notes)
@@ -303,7 +297,7 @@ def _reads(model: Model, vocabulary: VocabularySummary | None, *, has_headers: b
     spec = model.tensors.spec(anatomy.embedding.tensor)
     n_tokens = spec.shape[0] if vocabulary is None else min(vocabulary.tokens, spec.shape[0])
     plan = make_plan(
-        spec, spec, common_tokens=n_tokens, bytes_of_weights=model.tensors.n_bytes, level="auto"
+        spec, spec, common_tokens=n_tokens, bytes_of_weights=model.tensors.n_bytes, level=Level.AUTO
     )  # of two such models: half of it is this one's
     unembedding = None
     if anatomy.unembedding is not None and not anatomy.declares_tied:

@@ -3,59 +3,35 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from mdir_hf.comparison.comparable import PlacedTensors
 from mdir_hf.comparison.decision import Evidence
-from mdir_hf.comparison.model import Model
 from mdir_hf.comparison.plan import ReadPlan
-from mdir_hf.comparison.reading import PairReader, reading_progress
+from mdir_hf.comparison.progress import Watch
+from mdir_hf.comparison.reading import PairReader
 from mdir_hf.comparison.settings import Settings
 from mdir_hf.homology.calibration import Calibration, Placebo, calibrate, count_stray_channels
 from mdir_hf.homology.embedding import EmbeddingTest, matched_scale
 from mdir_hf.homology.matching import Matching
 from mdir_hf.homology.reduction import matched_order, reduce_peaks
 from mdir_hf.homology.significance import LN10
-from mdir_hf.hub import IoLedger
-from mdir_hf.report import MatrixReport, PlaceboReport, PlaceboResult
+from mdir_hf.report import MatrixReport, PlaceboReport, PlaceboResult, SettledBy
 from mdir_hf.vocabulary import CommonVocabulary
 from mdir_hf.vocabulary.sampling import RowSampler
 
-FULL_LEVELS = ("embedding", "body")
-"""Levels that always look at every common token."""
-
-BODY_LEVELS = ("auto", "body")
-"""Levels that may go on to the layers."""
-
 FEWEST_ROWS_TO_CALIBRATE = 16
-"""A placebo on fewer rows could not speak up."""
-
-
-@dataclass
-class Stopwatch:
-    """Wall-clock seconds of each step."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def step(self, name: str) -> Iterator[None]:
-        """Add the time that the block takes to a step."""
-        started = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[name] = round(self.seconds.get(name, 0.0) + time.perf_counter() - started, 4)
+"""A placebo on fewer rows could not be significant."""
 
 
 @dataclass(frozen=True)
 class MatrixOutcome:
-    """What one pair of matrices says.
+    """What was found on one pair of matrices.
 
     Attributes:
         evidence: For the verdict.
@@ -78,15 +54,14 @@ class MatrixOutcome:
 
 def compare_matrices(
     name: str,
-    reference: Model,
-    candidate: Model,
+    reference: PlacedTensors,
+    candidate: PlacedTensors,
     common: CommonVocabulary,
     plan: ReadPlan,
-    *,
     settings: Settings,
+    watch: Watch,
+    *,
     n_tests: int,
-    ledger: IoLedger,
-    stopwatch: Stopwatch,
 ) -> MatrixOutcome:
     """Look at more and more common tokens, and at all of them if that is needed or asked for.
 
@@ -97,9 +72,8 @@ def compare_matrices(
         common: Rows of the same tokens.
         plan: Which matrices, and how many rows each look takes.
         settings: Level, alpha and the rest.
+        watch: Is told of each step.
         n_tests: By how many tests of this comparison every p is multiplied.
-        ledger: Counts what is read, for the progress bar.
-        stopwatch: Takes the time of each step.
 
     Returns:
         The outcome.
@@ -107,6 +81,7 @@ def compare_matrices(
     Raises:
         MdirError: Where rows cannot be read.
     """
+    level = settings.level
     test = EmbeddingTest(
         log_alpha=math.log(settings.alpha), n_tests=n_tests, seed=settings.seed, device=settings.device
     )
@@ -117,33 +92,31 @@ def compare_matrices(
     sampler = RowSampler(common, row_n_bytes=row_n_bytes, n_last=plan.look_rows[-1], seed=settings.seed)
     reader = PairReader(reference, candidate, common, plan)
 
-    def conclude(settled_by: str) -> MatrixOutcome:
-        with stopwatch.step("calibration"):
+    def conclude(settled_by: SettledBy) -> MatrixOutcome:
+        with watch.step("calibration"):
             calibration = _calibrate(test, settings.seed)
-        outcome = _outcome(
-            test, calibration, reader, plan, len(common), settled_by, is_full=settings.level in FULL_LEVELS
-        )
-        may_be_wanted = name == "embedding" and settings.level in BODY_LEVELS
+        outcome = _outcome(test, calibration, reader, plan, len(common), settled_by, is_full=level.runs_full_test)
+        may_be_wanted = name == "embedding" and level.may_read_layers
         return outcome if may_be_wanted else replace(outcome, polar=None)
 
-    with reading_progress(name, plan, ledger, settings.progress) as bar:
-        settings.watch.enter("screen" if name == "embedding" else name, plan.screen_bytes[1])
-        with stopwatch.step("screen"):
+    with watch.bar(name, plan.screen_bytes[1]) as bar:
+        watch.enter("screen" if name == "embedding" else name, plan.screen_bytes[1])
+        with watch.step("screen"):
             for n_rows in plan.look_rows:
                 x, y = reader.sample(sampler.take(n_rows), max_gap_bytes=sampler.max_gap_bytes)
-                test.screen(x, y, is_last=settings.level == "screen" and n_rows == plan.look_rows[-1])
-                if test.is_settled and settings.level not in FULL_LEVELS:
-                    outcome = conclude("screen")
+                test.screen(x, y, is_last=level.is_screen_only and n_rows == plan.look_rows[-1])
+                if test.is_settled and not level.runs_full_test:
+                    outcome = conclude(SettledBy.SCREEN)
                     if outcome.evidence.is_trusted:
                         return outcome
-        if settings.level == "screen" or not len(common):
-            return conclude("screen")
+        if level.is_screen_only or not len(common):
+            return conclude(SettledBy.SCREEN)
         bar.total = bar.n + plan.full_bytes
         bar.refresh()
-        settings.watch.enter(name, plan.full_bytes)
-        with stopwatch.step(name):
+        watch.enter(name, plan.full_bytes)
+        with watch.step(name):
             test.full(reader.blocks())
-    return conclude(name)
+    return conclude(SettledBy(name))
 
 
 def _calibrate(test: EmbeddingTest, seed: int) -> Calibration | None:
@@ -159,7 +132,7 @@ def _outcome(
     reader: PairReader,
     plan: ReadPlan,
     n_common: int,
-    stage: str,
+    stage: SettledBy,
     *,
     is_full: bool,
 ) -> MatrixOutcome:

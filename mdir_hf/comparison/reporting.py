@@ -9,11 +9,11 @@ from typing import Any
 
 from mdir_hf._version import __version__
 from mdir_hf.comparison.body import BodyEvidence
+from mdir_hf.comparison.comparable import Comparable
 from mdir_hf.comparison.decision import Decision
 from mdir_hf.comparison.layers import layers_with
 from mdir_hf.comparison.matrices import MatrixOutcome
 from mdir_hf.comparison.mixtures import ExpertOrigins
-from mdir_hf.comparison.model import Model
 from mdir_hf.comparison.settings import Settings
 from mdir_hf.homology.heads import HeadTransformation
 from mdir_hf.homology.matching import Matching
@@ -25,8 +25,8 @@ from mdir_hf.report import HomologyReport, InputOutput
 
 
 def make_report(
-    reference: Model,
-    candidate: Model,
+    reference: Comparable,
+    candidate: Comparable,
     *,
     matrices: Mapping[str, MatrixOutcome],
     body: BodyEvidence | None,
@@ -68,7 +68,7 @@ def make_report(
         log10_p=log10_p,
         alpha=settings.alpha,
         tests=n_tests,
-        level=settings.level,
+        level=settings.level.value,
         settled_by=decision.settled_by,
         reference=reference.summary(),
         candidate=candidate.summary(),
@@ -85,7 +85,7 @@ def make_report(
     )
 
 
-def layers_report(evidence: BodyEvidence, reference: Model, candidate: Model) -> dict[str, Any]:
+def layers_report(evidence: BodyEvidence, reference: Comparable, candidate: Comparable) -> dict[str, Any]:
     """The part ``layers`` of a report."""
     mine, other = layers_with(reference, evidence.role), layers_with(candidate, evidence.role)
     layer_map = evidence.layer_map

@@ -147,20 +147,25 @@ def sample_name(tokens: Sequence[bytes]) -> str:
     return digest.hexdigest()[:16]
 
 
-class SampledModel(Model):
-    """A fingerprint in the place of an opened model: its tokens are its vocabulary, and it has no layers."""
+class SampledModel:
+    """A fingerprint in the place of an opened model: its tokens are its vocabulary, and it has no layers.
+
+    Implements :class:`~mdir_hf.comparison.comparable.Comparable`.
+    """
+
+    vocabulary_key = None
+    vocabulary_from = None
 
     def __init__(self, fingerprint: Fingerprint) -> None:
-        self._fingerprint = fingerprint
+        n_rows, width = fingerprint.rows.shape
         commit = fingerprint.model.commit
-        self._label = fingerprint.model.repo if commit is None else f"{fingerprint.model.repo}@{commit[:7]}"
-        self.tensors = MemorySource({EMBEDDING: fingerprint.rows}, label=self._label)
-        self.n_rows, self.width = fingerprint.rows.shape
+        self.label = fingerprint.model.repo if commit is None else f"{fingerprint.model.repo}@{commit[:7]}"
+        self.tensors = MemorySource({EMBEDDING: fingerprint.rows}, label=self.label)
         self.anatomy = Anatomy(
             architecture=fingerprint.model.architecture,
-            hidden_size=self.width,
-            embedding_size=self.width,
-            embedding_rows=self.n_rows,
+            hidden_size=width,
+            embedding_size=width,
+            embedding_rows=n_rows,
             vocabulary_size=None,
             n_layers=0,
             n_heads=None,
@@ -173,7 +178,7 @@ class SampledModel(Model):
         self.vocabulary = Vocabulary(
             kind=VocabularyKind.TIKTOKEN,  # plain bytes
             row_of={token: row for row, token in enumerate(fingerprint.tokens)},
-            n_rows=self.n_rows,
+            n_rows=n_rows,
             n_special=0,
             n_reserved=0,
             n_unused=0,
@@ -181,12 +186,7 @@ class SampledModel(Model):
             duplicates={},
             files=(),
         )
-        self.vocabulary_paths = ()
-
-    @property
-    def label(self) -> str:
-        """``owner/name@0123abc`` or the folder."""
-        return self._label
+        self._fingerprint = fingerprint
 
     def digests(self) -> dict[str, str] | None:
         """SHA-256 of every weight file, None unless all are known."""

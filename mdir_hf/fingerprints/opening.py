@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from mdir_hf.comparison.model import Model
-from mdir_hf.hub import IoLedger, Repository, open_repository, parse_reference
+from mdir_hf.comparison.opening import Reading
+from mdir_hf.hub import IoLedger, Repository, parse_reference
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Pin:
 
 def pin_of(name: str, model: Model) -> Pin:
     """Pin an opened model."""
-    own, *bases = [layer.repository for layer in model.weights.layers]
+    own, *bases = [files.repository for files in model.weights.files]
     commits = {base.repo: base.commit for base in bases if base.commit is not None}
     if own.commit is None or own.is_local:
         return Pin(name, None, commits)
@@ -47,12 +49,12 @@ def pin_of(name: str, model: Model) -> Pin:
     return Pin(f"hf://models/{repo}@{own.commit}{place.removeprefix(repo)}", own.commit, commits)
 
 
-def open_model(name: str, options: Mapping[str, Any], ledger: IoLedger, pin: Pin | None = None) -> Model:
+def open_model(name: str, reading: Reading, ledger: IoLedger, pin: Pin | None = None) -> Model:
     """Open a model.
 
     Args:
         name: As it was asked for.
-        options: How repositories are opened, as ``open_repository`` takes it.
+        reading: How repositories are opened.
         ledger: Counts what is read.
         pin: What the name stood for before; None: what it stands for now.
 
@@ -60,10 +62,16 @@ def open_model(name: str, options: Mapping[str, Any], ledger: IoLedger, pin: Pin
         MdirError: If it cannot be opened.
     """
     pin = pin or Pin(name)
-    of_bases = {key: value for key, value in options.items() if key not in ("revision", "subfolder")}
+    open_one = reading.opener(ledger)
 
-    def open_base(reference: str, *, revision: str | None = None, **more: Any) -> Repository:  # noqa: ANN401
-        wanted = pin.bases.get(reference, revision)
-        return open_repository(reference, revision=wanted, ledger=ledger, **{**of_bases, **more})
+    def open_base(
+        reference: str | os.PathLike[str],
+        *,
+        revision: str | None = None,
+        subfolder: str = "",
+        allow_local: bool = True,
+    ) -> Repository:
+        wanted = pin.bases.get(str(reference), revision)
+        return open_one(reference, revision=wanted, subfolder=subfolder, allow_local=allow_local)
 
-    return Model(open_repository(pin.reference, ledger=ledger, **options), open_other=open_base)
+    return Model(open_one(pin.reference), open_other=open_base)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from mdir_hf.comparison.reading import IoCount
-from mdir_hf.comparison.settings import Settings
+from mdir_hf.comparison.progress import Watch
+from mdir_hf.comparison.settings import Listeners, Settings
 from mdir_hf.comparison.steps import compare_models
 from mdir_hf.fingerprints.fingerprint import Fingerprint, SampledModel
 from mdir_hf.hub import IoLedger
-from mdir_hf.report import HomologyReport
+from mdir_hf.report import HomologyReport, Level
 
 
 def compare_fingerprints(
@@ -26,8 +26,6 @@ def compare_fingerprints(
         The report of a comparison at level ``screen``: the same looks, the same p, the same verdicts. The common tokens
         that it counts are those of the sample. Cost O(r n min(r, n)) for r common tokens of the sample.
     """
-    settings = Settings(
-        level="screen", alpha=alpha, seed=seed, device=device, max_memory_bytes=None, progress=False, on_plan=None
-    )
-    io = IoCount(IoLedger(), from_start=True)
-    return compare_models(SampledModel(reference), SampledModel(candidate), io, settings)
+    settings = Settings(Level.SCREEN, alpha=alpha, seed=seed, device=device)
+    watch = Watch(IoLedger(), Listeners(progress=False))
+    return compare_models(SampledModel(reference), SampledModel(candidate), settings, watch)

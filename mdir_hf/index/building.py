@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
+from mdir_hf.comparison.bases import OpenRepository
 from mdir_hf.comparison.model import Model
+from mdir_hf.comparison.opening import Reading
 from mdir_hf.errors import InputError, MdirError
-from mdir_hf.hub import open_repository
 from mdir_hf.index.base_index import BaseIndex, choose_index_tokens
 from mdir_hf.vocabulary import Vocabulary
 
@@ -29,7 +29,7 @@ def extend_index(
     path: Path,
     *,
     on_model: Callable[[str, str], None],
-    options: Mapping[str, Any] | None = None,
+    reading: Reading = Reading(),
 ) -> tuple[BaseIndex, int]:
     """Add base models to an index and write it.
 
@@ -38,7 +38,7 @@ def extend_index(
         names: Base models. One that the index holds at the same commit is not read.
         path: Where the index is written, while it grows and in the end.
         on_model: Told of each model: its name, and ``added``, ``known``, or why it could not be added.
-        options: How repositories are opened: token, cache_dir, local_files_only.
+        reading: How repositories are opened.
 
     Returns:
         The index, and how many models could not be added. Nothing is written where nothing was added.
@@ -46,15 +46,15 @@ def extend_index(
     Raises:
         InputError: If the index cannot be written, or no model of a new one can be opened.
     """
-    how = dict(options or {})
+    open_one = reading.opener()
     if index is None:
-        index = BaseIndex(choose_index_tokens(_vocabularies(names, how)))
+        index = BaseIndex(choose_index_tokens(_vocabularies(names, open_one)))
     commits = {base.model.repo: base.model.commit for base in index.bases}
     n_failed = n_new = 0
 
     def opened(name: str) -> Model | MdirError | None:
         try:
-            repository = open_repository(name, **how)
+            repository = open_one(name)
             if repository.commit is not None and commits.get(repository.repo) == repository.commit:
                 return None
             model = Model(repository)
@@ -87,13 +87,13 @@ def extend_index(
     return index, n_failed
 
 
-def _vocabularies(names: Sequence[str], how: Mapping[str, Any]) -> list[Vocabulary]:
+def _vocabularies(names: Sequence[str], open_one: OpenRepository) -> list[Vocabulary]:
     found: list[Vocabulary] = []
     for name in names:
         if len(found) == CHOOSING:
             break
         try:
-            vocabulary = Model(open_repository(name, **how)).vocabulary
+            vocabulary = Model(open_one(name)).vocabulary
         except MdirError:
             continue  # named when it is its turn to be added
         if vocabulary is not None:

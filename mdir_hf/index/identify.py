@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mdir_hf.checker import HomologyChecker
-from mdir_hf.comparison.model import Model
+from mdir_hf.comparison.opening import NamedModel, Reading
+from mdir_hf.comparison.settings import Listeners, Settings
 from mdir_hf.errors import InputError, MdirError
 from mdir_hf.fingerprints.fingerprint import Fingerprint, take_fingerprint
 from mdir_hf.homology.embedding import EmbeddingTest
 from mdir_hf.homology.significance import LN10
-from mdir_hf.hub import IoLedger, open_repository
+from mdir_hf.hub import IoLedger
 from mdir_hf.index.base_index import BaseIndex, Hit
 from mdir_hf.report import HomologyReport, ModelSummary, n_bytes_text
 
@@ -126,29 +125,23 @@ class Identification:
 
 
 def identify(
-    repo_or_folder: str | os.PathLike[str],
+    model: NamedModel,
     index: BaseIndex,
     *,
     top: int = 5,
     confirm: bool = True,
-    alpha: float = 1e-10,
-    level: str = "auto",
-    seed: int = 0,
-    device: str = "cpu",
-    options: Mapping[str, Any] | None = None,
+    settings: Settings = Settings(),
+    reading: Reading = Reading(),
 ) -> Identification:
     """Find the base models of an index that a model shares ancestry with.
 
     Args:
-        repo_or_folder: The model.
+        model: The model.
         index: The bases.
         top: How many of the most likely ones are looked at closely.
         confirm: Whether those that the index finds significant are compared with the model itself, from their commits.
-        alpha: Level over all bases of the index.
-        level: Level of those comparisons.
-        seed: Seed of every random choice.
-        device: torch device of the matrix products.
-        options: How repositories are opened: token, cache_dir, local_files_only.
+        settings: Of those comparisons; its alpha holds over all bases of the index.
+        reading: How repositories are opened.
 
     Returns:
         The bases proposed with their evidence. A comparison that cannot be made is an error of that base only.
@@ -159,18 +152,19 @@ def identify(
     """
     if not len(index):
         raise InputError("the index holds no base models; add some with `mdir-hf index`")
-    kept = dict(options or {})
+    alpha, seed, device = settings.alpha, settings.seed, settings.device
+    of_a_base = replace(settings, alpha=alpha / len(index))
     ledger = IoLedger()
-    query = take_fingerprint(Model(open_repository(repo_or_folder, ledger=ledger, **kept)), index.tokens)
+    query = take_fingerprint(model.open(reading, ledger), index.tokens)
     ancestors = []
     for hit, log10_p in judge_hits(index, query, top=top, alpha=alpha, seed=seed, device=device):
         report = error = None
         if confirm and log10_p < math.log10(alpha):
             try:
-                checker = HomologyChecker.from_pretrained(
-                    hit.base.repo, revision=hit.base.commit, alpha=alpha / len(index), seed=seed, device=device, **kept
+                base = NamedModel(hit.base.repo, revision=hit.base.commit)
+                report = HomologyChecker.open(base, reading, of_a_base).compare_with(
+                    model, of_a_base, Listeners(progress=False)
                 )
-                report = checker.compare(repo_or_folder, level=level, progress=False)
             except MdirError as exc:
                 error = " ".join(str(exc).split())
         ancestors.append(Ancestor(hit.base, log10_p, hit.common_tokens, report, error))

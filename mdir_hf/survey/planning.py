@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from mdir_hf.comparison.opening import Reading
 from mdir_hf.errors import InputError, MdirError
 from mdir_hf.fingerprints.opening import Pin, open_model, pin_of
 from mdir_hf.fingerprints.sample import choose_tokens
@@ -52,7 +53,7 @@ class Sample:
 
 
 def choose_sample(
-    names: tuple[str, ...], *, n_tokens: int, seed: int, options: Mapping[str, Any]
+    names: tuple[str, ...], *, n_tokens: int, seed: int, reading: Reading
 ) -> tuple[Sample, dict[str, str]]:
     """Open every model, and choose the tokens by their vocabularies.
 
@@ -60,7 +61,7 @@ def choose_sample(
         names: Models.
         n_tokens: Tokens that each pair should have in common.
         seed: Seed of the choice.
-        options: How repositories are opened.
+        reading: How repositories are opened.
 
     Returns:
         The sample, and the models that could not be opened, with the reason.
@@ -68,7 +69,7 @@ def choose_sample(
     Raises:
         InputError: If none can be opened.
     """
-    vocabularies, pins, failures = _vocabularies(names, options)
+    vocabularies, pins, failures = _vocabularies(names, reading)
     if not vocabularies:
         first = next(iter(failures.values()))
         raise InputError(f"none of the {len(names)} models can be opened; the first: {first}")
@@ -126,20 +127,16 @@ def take_sample(path: Path, folder: Path) -> None:
         raise InputError(f"cannot write a survey there: {exc.strerror}", subject=str(folder)) from exc
 
 
-def _vocabularies(
-    names: tuple[str, ...], options: Mapping[str, Any]
-) -> tuple[list[Vocabulary], dict[str, Pin], dict[str, str]]:
+def _vocabularies(names: tuple[str, ...], reading: Reading) -> tuple[list[Vocabulary], dict[str, Pin], dict[str, str]]:
     """Read the tokenizer of every model; one object for all models whose tokenizer files are the same bytes."""
-    known: dict[tuple[tuple[str, str], ...], Vocabulary] = {}
+    known: dict[object, Vocabulary] = {}
     found: list[Vocabulary] = []
     pins: dict[str, Pin] = {}
     failures: dict[str, str] = {}
 
-    def read(name: str) -> tuple[tuple[tuple[str, str], ...] | None, Vocabulary, Pin]:
-        model = open_model(name, options, IoLedger())
-        files = model.tokenizer_files.files
-        ids = tuple((path, files[path].sha256 or files[path].blob_id or "") for path in model.vocabulary_paths)
-        key = ids if ids and all(digest for _, digest in ids) else None
+    def read(name: str) -> tuple[object, Vocabulary, Pin]:
+        model = open_model(name, reading, IoLedger())
+        key = model.vocabulary_key
         vocabulary = (None if key is None else known.get(key)) or model.vocabulary
         if vocabulary is None:
             raise InputError("it has no tokenizer files, and rows cannot be told apart without them", subject=name)

@@ -15,6 +15,8 @@ from huggingface_hub.utils.tqdm import are_progress_bars_disabled
 from tqdm import tqdm
 
 from mdir_hf._version import __version__
+from mdir_hf.comparison.opening import Reading
+from mdir_hf.comparison.settings import check_alpha, check_seed
 from mdir_hf.errors import InputError, WorkersLostError
 from mdir_hf.fingerprints.fingerprint import Fingerprint, sample_name
 from mdir_hf.fingerprints.opening import Pin
@@ -47,7 +49,7 @@ class SurveyPlan:
         seed: Seed of every random choice.
         n_tokens: Rows read of every model.
         shard: Which part of the pairs is ours, and of how many: ``(0, 1)`` for all.
-        options: How repositories are opened, as ``open_repository`` takes it: token, cache_dir, ...
+        reading: How repositories are opened.
         cache_bytes: Bound on the fingerprints kept.
         progress: Whether to show progress on standard error where that is a terminal.
     """
@@ -57,7 +59,7 @@ class SurveyPlan:
     seed: int = 0
     n_tokens: int = N_TOKENS
     shard: tuple[int, int] = (0, 1)
-    options: Mapping[str, Any] | None = None
+    reading: Reading = Reading()
     cache_bytes: int = DEFAULT_MAX_BYTES
     progress: bool = True
 
@@ -151,8 +153,8 @@ def _check(plan: SurveyPlan) -> None:
     at, n_shards = plan.shard
     if not 0 <= at < n_shards:
         raise InputError(f"there is no shard {at} of {n_shards}; they are numbered from 0")
-    if not 0.0 < plan.alpha < 1.0:
-        raise InputError(f"alpha must lie between 0 and 1, got {plan.alpha}")
+    check_alpha(plan.alpha)
+    check_seed(plan.seed)
     if plan.n_tokens < 16:
         raise InputError(f"a sample of {plan.n_tokens} tokens shows nothing; take some hundreds")
 
@@ -179,9 +181,7 @@ def _sample(plan: SurveyPlan, folder: Path) -> tuple[Sample, dict[str, str]]:
     path = folder / SAMPLE
     if path.exists():
         return load_sample(path, _asked(plan)), {}
-    sample, failures = choose_sample(
-        plan.names, n_tokens=plan.n_tokens, seed=plan.seed, options=dict(plan.options or {})
-    )
+    sample, failures = choose_sample(plan.names, n_tokens=plan.n_tokens, seed=plan.seed, reading=plan.reading)
     save_sample(sample, path, _asked(plan))
     return sample, failures
 
@@ -215,7 +215,6 @@ def _read_models(
     pinned: dict[str, Pin] = {}
     done = {name for name, found in results.models.items() if found.error is None and sample.key(name) in store}
     todo = [name for name in wanted if name not in done]
-    options = dict(plan.options or {})
     with _bar(plan, "models", len(todo)) as bar:
 
         def record(outcome: Taken) -> None:
@@ -229,7 +228,7 @@ def _read_models(
         def give_up(name: str, why: str) -> None:
             record(Taken(name, None, why, 0))
 
-        tasks = [(name, (name, sample.tokens, options, sample.pins.get(name))) for name in todo]
+        tasks = [(name, (name, sample.tokens, plan.reading, sample.pins.get(name))) for name in todo]
         with nullcontext(executor) if executor is not None else ThreadPoolExecutor(READERS) as pool:
             _run(pool, take, tasks, record, give_up)
     return sample.with_pins(pinned.items())
@@ -250,12 +249,11 @@ def _compare_pairs(
         for tile in tiles
         if (left := [p for p in tile if p not in results.pairs and p[0] in readable and p[1] in readable])
     ]
-    options = dict(plan.options or {})
 
     def fingerprint(name: str) -> Fingerprint:
         kept = store.get(sample.key(name))
         if kept is None:  # dropped since: the bound is smaller than the survey
-            again = take(name, sample.tokens, options, sample.pins.get(name))
+            again = take(name, sample.tokens, plan.reading, sample.pins.get(name))
             if again.fingerprint is None:
                 raise InputError(f"it could be read before, and cannot be now: {again.error}", subject=name)
             store.put(sample.key(name), again.fingerprint)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from mdir_hf.comparison.opening import Reading
 from mdir_hf.errors import MdirError
 from mdir_hf.fingerprints.fingerprint import Fingerprint, take_fingerprint
 from mdir_hf.fingerprints.opening import Pin, open_model, pin_of
@@ -36,11 +36,11 @@ class Taken:
     pin: Pin | None = None
 
 
-def take(name: str, tokens: Sequence[bytes], options: Mapping[str, Any], pin: Pin | None = None) -> Taken:
+def take(name: str, tokens: Sequence[bytes], reading: Reading, pin: Pin | None = None) -> Taken:
     """Open a model, at the commits that it is pinned to, and read its rows of the sample."""
     ledger = IoLedger()
     try:
-        model = open_model(name, options, ledger, pin)
+        model = open_model(name, reading, ledger, pin)
         fingerprint = take_fingerprint(model, tokens)
         return Taken(name, fingerprint, None, ledger.bytes_read, pin_of(name, model) if pin is None else pin)
     except (MdirError, OSError, MemoryError) as exc:

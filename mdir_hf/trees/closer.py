@@ -6,8 +6,7 @@ layer, and whether a layer stands twice.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import permutations
 
@@ -15,10 +14,11 @@ import numpy as np
 import torch
 
 from mdir_hf.anatomy import Layer, Role, WeightPart
-from mdir_hf.comparison.model import Model, share_vocabulary
+from mdir_hf.comparison.model import Model
 from mdir_hf.errors import MdirError
 from mdir_hf.homology.distances import Alignment
 from mdir_hf.trees.rooting import is_extension
+from mdir_hf.vocabulary import Vocabulary
 
 ROWS = 32
 """Rows read of a matrix, the first ones: neighbours, so that a matrix costs one request."""
@@ -98,13 +98,25 @@ def look_closer(models: Mapping[str, Model]) -> CloserLook:
             layers[name] = read_layer_rows(model)
         except MdirError as exc:
             notes.append(f"The layers of {name} could not be read: {' '.join(str(exc).split())}")
-    _share_vocabularies(list(models.values()))
-    new_tokens: dict[tuple[str, str], NewTokens] = {}
-    for earlier, later in permutations(models, 2):
+    vocabularies: dict[str, Vocabulary] = {}
+    known: dict[object, Vocabulary] = {}  # models with the same tokenizer files have one in memory
+    for name, model in models.items():
         try:
-            found = _new_tokens(models[earlier], models[later])
+            key = model.vocabulary_key
+            vocabulary = known.get(key) or model.vocabulary
         except MdirError as exc:
-            notes.append(f"The vocabulary of {later} could not be read: {' '.join(str(exc).split())}")
+            notes.append(f"The vocabulary of {name} could not be read: {' '.join(str(exc).split())}")
+            continue
+        if vocabulary is not None:
+            vocabularies[name] = vocabulary
+            if key is not None:
+                known[key] = vocabulary
+    new_tokens: dict[tuple[str, str], NewTokens] = {}
+    for earlier, later in permutations(vocabularies, 2):
+        try:
+            found = _new_tokens(vocabularies[earlier], vocabularies[later], models[later])
+        except MdirError as exc:
+            notes.append(f"The new tokens of {later} could not be read: {' '.join(str(exc).split())}")
             continue
         if found is not None:
             new_tokens[earlier, later] = found
@@ -125,15 +137,6 @@ def read_layer_rows(model: Model) -> LayerRows:
     )
 
 
-def _share_vocabularies(models: Sequence[Model]) -> None:
-    """Let models with the same tokenizer files have one vocabulary in memory: each takes tens of megabytes."""
-    distinct: list[Model] = []
-    for model in models:
-        with suppress(MdirError):  # said when the vocabulary is asked for
-            if not any(share_vocabulary(known, model) for known in distinct):
-                distinct.append(model)
-
-
 def _first_rows(model: Model, layer: Layer, role: Role) -> torch.Tensor | None:
     part = layer.parts.get(role)
     if not isinstance(part, WeightPart) or part.expert is not None or part.per_head or part.joined:
@@ -144,11 +147,11 @@ def _first_rows(model: Model, layer: Layer, role: Role) -> torch.Tensor | None:
     return model.tensors.read_rows(part.tensor, np.sort(part.rows(shape)[:ROWS])).float()
 
 
-def _new_tokens(small: Model, large: Model) -> NewTokens | None:
-    if small.vocabulary is None or large.vocabulary is None or not is_extension(small.vocabulary, large.vocabulary):
+def _new_tokens(small: Vocabulary, large: Vocabulary, model: Model) -> NewTokens | None:
+    """Tokens of a model that another vocabulary lacks; None where the model's does not extend it."""
+    if not is_extension(small, large):
         return None
-    known = small.vocabulary.row_of
-    new = sorted(row for token, row in large.vocabulary.row_of.items() if token not in known and row < large.n_rows)
+    new = sorted(row for token, row in large.row_of.items() if token not in small.row_of and row < model.n_rows)
     ids = np.array(new[:NEW_ROWS], dtype=np.int64)
-    rows = large.tensors.read_rows(large.anatomy.embedding.tensor, ids)
-    return NewTokens(len(large.vocabulary.row_of) - len(known), rows)
+    rows = model.tensors.read_rows(model.anatomy.embedding.tensor, ids)
+    return NewTokens(len(large.row_of) - len(small.row_of), rows)

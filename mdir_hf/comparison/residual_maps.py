@@ -1,4 +1,4 @@
-"""Which outer transformations are tried on the layers: those that the embeddings suggest, then what the layers do."""
+"""Which residual-basis maps are tried on the layers: those found on the embeddings, then one fitted on keys."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from functools import partial
 import torch
 
 from mdir_hf.anatomy import Role
+from mdir_hf.comparison.comparable import PlacedTensors
 from mdir_hf.comparison.layers import layers_with, read_role
-from mdir_hf.comparison.model import Model
+from mdir_hf.comparison.settings import Settings
 from mdir_hf.homology.embedding import EmbeddingTest
 from mdir_hf.homology.gauge import OuterTransformation, fold_gain
 from mdir_hf.homology.matching import REMARKABLE
@@ -19,16 +20,18 @@ from mdir_hf.homology.planes import LAYOUTS, RopeLayout, plane_rows
 from mdir_hf.homology.row_products import pair_heads, turn_back
 
 FITTED_ROLE = Role.K
-"""Rows of keys stand for tokens: few, held in their order by rotary positions; and V is left to be tested."""
+"""Rows of keys take the place of tokens. They are few, rotary positions hold them in their order, and V stays free to
+be tested."""
 
 FITTED_ON = "keys of the layers"
 
 FITTED_LAYERS, FITTED_ROWS = 4, 1024
-"""A copy needs about 2 ln n rows, a fine-tune some hundred; up to a thousand go through thin factors."""
+"""A copy needs about 2 ln n rows, a fine-tune some hundred. Up to a thousand rows go through thin factors, which is
+cheap."""
 
 LEAST_RESEMBLANCE = 0.35
-"""Layers whose paired heads resemble each other less are left out: strangers reach 0.31 (docs/LOG.md, 2026-11-22). This
-saves work and decides nothing: it is read off products that no rotation of a residual stream changes."""
+"""Layers whose paired heads resemble each other less are left out: strangers reach 0.31 (docs/LOG.md, 2026-11-22). It
+saves work and takes nothing from p: no rotation of a residual stream changes the products that it is read off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,7 @@ class Attempt:
     """One way to carry the layers of one model into the residual basis of the other.
 
     Attributes:
-        make: Returns the outer transformation, None where there is none after all; called once, when it is its turn.
+        make: Returns the residual-basis map, None where there is none after all; called once, when it is its turn.
         roles: Representatives whose maps are made behind it, in the order to try them; all are counted beforehand.
     """
 
@@ -45,14 +48,13 @@ class Attempt:
 
 
 def attempts(
-    reference: Model,
-    candidate: Model,
+    reference: PlacedTensors,
+    candidate: PlacedTensors,
     from_embeddings: tuple[OuterTransformation, ...],
     roles: tuple[Role, ...],
+    settings: Settings,
     *,
-    are_silent: bool,
-    seed: int,
-    device: str,
+    are_matched: bool,
 ) -> tuple[Attempt, ...]:
     """List what is tried on the layers of two models.
 
@@ -61,35 +63,36 @@ def attempts(
         candidate: The other.
         from_embeddings: What the embeddings suggest.
         roles: Representatives that both models have.
-        are_silent: Whether no channels were matched on the embeddings; then the layers' own rows are asked, too.
-        seed: Seed of the rows.
-        device: Where matrix products run.
+        settings: Seed and device.
+        are_matched: Whether channels were matched on the embeddings. Where not, rows of the layers are tried, too.
 
     Returns:
         The attempts, in their order.
     """
-    found = [Attempt(partial(_as_it_is, outer), roles) for outer in from_embeddings]
+    found = [Attempt(partial(_given, outer), roles) for outer in from_embeddings]
     # What a transformation was fitted on cannot be tested behind it. Keys of latent attention are products as wide as
     # all heads together, whose rows nothing holds in their order.
     others = tuple(role for role in roles if role is not FITTED_ROLE)
     has_keys = FITTED_ROLE in roles and Role.KV_LATENT not in roles
-    if are_silent and others and has_keys:
-        found.append(Attempt(partial(fitted_on_layers, reference, candidate, seed=seed, device=device), others))
+    if not are_matched and others and has_keys:
+        fit = partial(fitted_on_layers, reference, candidate, seed=settings.seed, device=settings.device)
+        found.append(Attempt(fit, others))
     return tuple(found)
 
 
-def _as_it_is(outer: OuterTransformation) -> OuterTransformation | None:
+def _given(outer: OuterTransformation) -> OuterTransformation | None:
     return outer
 
 
 def fitted_on_layers(
-    reference: Model, candidate: Model, *, seed: int = 0, device: str = "cpu"
+    reference: PlacedTensors, candidate: PlacedTensors, *, seed: int = 0, device: str = "cpu"
 ) -> OuterTransformation | None:
     """Relate the residual streams of two models by rows of their keys, paired by layer, head and number.
 
-    New embeddings leave nothing on which channels that were permuted, cut or turned could be matched. Rows of the
-    layers can stand for tokens (Algorithm 1 asks nothing of what its rows mean). Heads are paired by the products of
-    their rows, which are the same in every residual basis. What is tested behind it is another matrix of the layers.
+    Where the embeddings are new, channels that were permuted, cut or turned cannot be matched on them. Rows of the
+    layers can take the place of tokens (Algorithm 1 asks nothing of what its rows mean). Heads are paired by the
+    products of their rows, which are the same in every residual basis. Another matrix of the layers is tested behind
+    the map.
 
     Args:
         reference: One model.
@@ -119,7 +122,9 @@ def fitted_on_layers(
     return None if test.polar is None else OuterTransformation.rotation(test.polar, fitted_on=FITTED_ON)
 
 
-def _paired_rows(reference: Model, candidate: Model, seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def _paired_rows(
+    reference: PlacedTensors, candidate: PlacedTensors, seed: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield rows of the keys of some layers, of unit length, head by head; planes as one complex row each."""
     positions = list(zip(*(layers_with(model, FITTED_ROLE) for model in (reference, candidate)), strict=False))
     chosen = positions[:: max(1, -(-len(positions) // FITTED_LAYERS))]
@@ -139,7 +144,7 @@ def _paired_rows(reference: Model, candidate: Model, seed: int) -> Iterator[tupl
         yield x[rows], y[rows]
 
 
-def _plane_layout(model: Model, position: int) -> RopeLayout | None:
+def _plane_layout(model: PlacedTensors, position: int) -> RopeLayout | None:
     """How the rows of a head pair up into planes that are free to turn; None where not all of them are."""
     anatomy, layer = model.anatomy, model.anatomy.layers[position]
     rope = layer.rope or anatomy.rope
@@ -147,7 +152,7 @@ def _plane_layout(model: Model, position: int) -> RopeLayout | None:
     return None if is_partial or rope not in LAYOUTS else rope
 
 
-def _keys_by_head(model: Model, position: int, layout: RopeLayout | None) -> torch.Tensor:
+def _keys_by_head(model: PlacedTensors, position: int, layout: RopeLayout | None) -> torch.Tensor:
     """Keys of a layer, gains folded in, by head: rows ``(heads, d, n)`` float32, or planes ``(heads, d / 2, n)``.
 
     One head stands for all where they are not known, or not whole.

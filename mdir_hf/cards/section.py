@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 
+from markdown_it import MarkdownIt
+
 from mdir_hf.cards.badge import Badge
 from mdir_hf.cards.claim import PinnedModel
-from mdir_hf.cards.fences import code_lines
 from mdir_hf.cards.text_lines import line_end, split_lines
 from mdir_hf.errors import CardError
 from mdir_hf.report import HomologyReport
@@ -81,21 +82,21 @@ def replace_section(body: str, section: str) -> str:
     """
     end_of_line = line_end(body)
     section = section.replace("\n", end_of_line)
-    lines = split_lines(body)
-    found, ends_in_code = _find(lines)
+    found = _sections(body)
     if len(found) > 1:
         raise CardError(f"the card holds {len(found)} lineage sections; remove all but one (lines {found}) first")
     if found:
-        first, last = found[0]
+        lines, (first, last) = split_lines(body), found[0]
         if not lines[last].endswith(("\r", "\n")):
             section = section.removesuffix(end_of_line)
         return "".join([*lines[:first], section, *lines[last + 1 :]])
-    if ends_in_code:
-        raise CardError("the card ends inside of a code block that nothing closes; close it first")
     if not body.strip():
         return body + section
     n_ends = len(body) - len(body.rstrip("\r\n")) if end_of_line != "\r\n" else body[-4:].count("\r\n")
-    return body + end_of_line * max(0, 2 - n_ends) + section
+    longer = body + end_of_line * max(0, 2 - n_ends) + section
+    if not _sections(longer):
+        raise CardError("the card ends inside of a code block that nothing closes; close it first")
+    return longer
 
 
 def markdown_text(text: str) -> str:
@@ -121,18 +122,17 @@ def _read_as(model: PinnedModel) -> str:
     return f" ({markdown_text(model.read_as)})" if model.read_as else ""
 
 
-def _find(lines: list[str]) -> tuple[list[tuple[int, int]], bool]:
-    """Return the first and last line of every section, and whether the text ends in a code block."""
-    bare = [line.rstrip("\r\n") for line in lines]
-    is_code, ends_in_code = code_lines(bare)
+def _sections(body: str) -> list[tuple[int, int]]:
+    """Return the first and last line of every section; markers in fenced code are an example of some, and none."""
+    blocks = MarkdownIt("commonmark").disable("inline").parse(body)
+    code = {line for block in blocks if block.type == "fence" and block.map for line in range(*block.map)}
     found: list[tuple[int, int]] = []
     begin: int | None = None
-    for number, text in enumerate(bare):
-        if is_code[number]:
-            continue
-        if text.rstrip() == BEGIN:
+    for number, line in enumerate(split_lines(body)):
+        marker = None if number in code else line.rstrip()
+        if marker == BEGIN:
             begin = number  # of two in a row the later one is the beginning of something
-        elif text.rstrip() == END and begin is not None:
+        elif marker == END and begin is not None:
             found.append((begin, number))
             begin = None
-    return found, ends_in_code
+    return found

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from mdir_hf import make_badge
-from mdir_hf.cards.fences import code_lines
 from mdir_hf.cards.section import BEGIN, END, lineage_section, markdown_text, replace_section
 from mdir_hf.errors import CardError
 from tests.cards.reports import HOSTILE_TEXTS, a_report
@@ -84,15 +83,20 @@ _PIECES = [
 
 
 @settings(deadline=None, max_examples=400)
-@given(st.lists(st.sampled_from(_PIECES), max_size=8))
-def test_code_is_where_commonmark_has_it(lines):
-    """Each marker line is code for us if and only if it is for a CommonMark parser."""
-    lines = [*lines, BEGIN]
-    in_code, _ = code_lines(lines)
-    fences = [token.map for token in MarkdownIt("commonmark").parse("\n".join(lines)) if token.type == "fence"]
-    for number, line in enumerate(lines):
-        if line == BEGIN:
-            assert in_code[number] == any(first < number < last for first, last in fences), lines
+@given(st.lists(st.sampled_from([*_PIECES, OLD]), max_size=8), st.sampled_from(["\n", "\r\n", "\r"]))
+def test_a_reader_of_the_card_never_sees_it_as_code(lines, end):
+    """The section is HTML and text in the page, and the rest of the card is what it was."""
+    body = "\n".join(lines).replace("\n", end)
+    try:
+        after = replace_section(body, SECTION)
+    except CardError:
+        return
+    written = SECTION.replace("\n", end if end in body else "\n").rstrip()
+    assert after.count(written) == 1
+    head, tail = after.split(written)
+    assert body.startswith(head.rstrip("\r\n")) and body.endswith(tail.lstrip("\r\n"))
+    page = MarkdownIt("commonmark").render(after).replace("<p>new</p>", "new")
+    assert page.count(f"{BEGIN}\nnew\n{END}") == 1  # in code, its marks would be shown as &lt;
 
 
 @given(st.text() | st.sampled_from([text for text in HOSTILE_TEXTS if isinstance(text, str)]))

@@ -12,6 +12,7 @@ from typing import Any
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
+from mdir_hf.cards.printable import quoted
 from mdir_hf.errors import InputError
 from mdir_hf.report import READ_AS, HomologyReport, HowRead, ModelSummary, Verdict
 
@@ -180,7 +181,7 @@ def claim_of_dict(body: object) -> Claim:
     """
     schema = body.get("schema") if isinstance(body, dict) else None
     if not isinstance(body, dict) or schema != SCHEMA:
-        raise InputError(f"expected the data of a badge of schema {SCHEMA}, got {_shown(schema)}")
+        raise InputError(f"expected the data of a badge of schema {SCHEMA}, got {quoted(schema, 60)}")
     try:
         fields = {name: value for name, value in body.items() if name != "schema"}
         fields["verdict"] = Verdict(fields["verdict"])
@@ -190,7 +191,7 @@ def claim_of_dict(body: object) -> Claim:
     except (TypeError, ValueError, KeyError) as exc:
         if isinstance(exc, InputError):
             raise
-        raise InputError(f"this badge of schema {SCHEMA} lacks or adds data: {_shown(str(exc))}") from exc
+        raise InputError(f"this badge of schema {SCHEMA} lacks or adds data: {quoted(str(exc), 60)}") from exc
 
 
 def is_hub_id(text: object) -> bool:
@@ -258,7 +259,7 @@ def _is_pinned_place(text: object) -> bool:
 
 def _require(holds: bool, expected: str, got: object) -> None:
     if not holds:
-        raise InputError(f"this result cannot be stated: expected {expected}, got {_shown(got)}")
+        raise InputError(f"this result cannot be stated: expected {expected}, got {quoted(got, 60)}")
 
 
 def _is_number(value: object) -> bool:
@@ -267,8 +268,3 @@ def _is_number(value: object) -> bool:
 
 def _matches(pattern: re.Pattern[str], value: object) -> bool:
     return isinstance(value, str) and pattern.fullmatch(value) is not None
-
-
-def _shown(value: object) -> str:
-    text = ascii(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

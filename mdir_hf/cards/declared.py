@@ -12,6 +12,7 @@ from typing import Any
 
 from mdir_hf.cards.claim import is_hub_id
 from mdir_hf.cards.front_matter import MOST_BYTES, parse_card, read_metadata
+from mdir_hf.cards.printable import quoted
 from mdir_hf.errors import InvalidReferenceError
 from mdir_hf.hub import Repository, open_repository, parse_reference
 
@@ -121,7 +122,7 @@ def _of_metadata(repository: Repository, metadata: Mapping[str, Any]) -> Declare
     def hub_id(field: str, value: object) -> str | None:
         found = _hub_id(value)
         if found is None:
-            ignored.append(f"{field}: {_shown(value)}")
+            ignored.append(f"{field}: {quoted(value, 100)}")
         return found
 
     value = metadata.get("base_model")
@@ -129,7 +130,7 @@ def _of_metadata(repository: Repository, metadata: Mapping[str, Any]) -> Declare
     bases = dict.fromkeys(base for base in (hub_id("base_model", one) for one in values) if base is not None)
     relation = metadata.get("base_model_relation")
     if relation is not None and relation not in RELATIONS:
-        ignored.append(f"base_model_relation: {_shown(relation)}")
+        ignored.append(f"base_model_relation: {quoted(relation, 100)}")
     new_version = metadata.get("new_version")
     names = {PurePosixPath(path).name for path in repository.files if "/" not in path}
     return DeclaredLineage(
@@ -155,8 +156,3 @@ def _hub_id(value: object) -> str | None:
         except InvalidReferenceError:
             return None
     return text if is_hub_id(text) else None
-
-
-def _shown(value: object) -> str:
-    text = ascii(value)
-    return text if len(text) <= 100 else f"{text[:97]}..."

@@ -1,23 +1,22 @@
 """The YAML block at the head of a model card: read as data, and changed in single places.
 
-``huggingface_hub`` reads it (``metadata_load``) and writes new values (``yaml_dump``). It cannot write one field into a
-block and leave the rest as it was (comments, quotes, order, line ends), so here the text is cut at the marks of the
-YAML parser, and ``metadata_load`` has the last word on whether the result says what it should.
+YAML writers re-emit a whole block. Here only the value that is set is written; every other byte stays: comments, quotes,
+order, line ends. The marks of the YAML parser say where a value begins and ends, and the result is read again to see
+that it says what it should.
 """
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NoReturn
+from dataclasses import dataclass, replace
+from typing import Any
 
 import yaml
-from huggingface_hub.repocard import REGEX_YAML_BLOCK, metadata_load
+from huggingface_hub.repocard import REGEX_YAML_BLOCK
 from huggingface_hub.utils import yaml_dump  # type: ignore[attr-defined]
 
-from mdir_hf.cards.text_lines import line_end
+from mdir_hf.cards.printable import unquoted
+from mdir_hf.cards.text_lines import line_end, split_lines
 from mdir_hf.errors import CardError
 
 BOM = "\ufeff"
@@ -28,6 +27,8 @@ _MOST_YAML_CHARACTERS = 1 << 20  # cards with all results of a large benchmark r
 _MOST_DIGITS = 1000  # YAML knows numbers to base 60, whose reading takes the square of their length
 _MOST_NODES = 200_000
 """Nodes of a block with every alias written out. A card has some hundred; aliases of aliases make any number."""
+
+_NOT_A_MAPPING = "its front matter is not a mapping of fields to values"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,24 +91,27 @@ def read_metadata(card: Card, *, subject: str) -> dict[str, Any]:
         CardError: If the YAML is not a mapping, is larger than a card's may be, asks for anything but plain values, or
             multiplies itself through aliases.
     """
-    if not card.opening:
-        return {}
     if len(card.block) > _MOST_YAML_CHARACTERS:
         raise CardError(
             f"its front matter has {len(card.block):,} characters, expected at most {_MOST_YAML_CHARACTERS:,}",
             subject=subject,
         )
     try:
-        _check_size(yaml.compose(card.block, Loader=yaml.SafeLoader), subject)
-        with tempfile.TemporaryDirectory() as folder:
-            place = Path(folder, "README.md")
-            place.write_bytes(f"---\n{card.block}\n---\n".encode())
-            data = metadata_load(place)
+        loader = yaml.SafeLoader(card.block)
+        root = loader.get_single_node()
+        _check_size(root, subject)
+        data = {} if root is None else loader.construct_document(root)
     except CardError:
         raise
     except Exception as exc:  # on hostile text the YAML parser raises nearly anything, AttributeError included
-        _refuse_yaml(exc, subject)
-    return {} if data is None else data
+        # The parser's message quotes the text; what it says of the problem and the line is enough.
+        mark = getattr(exc, "problem_mark", None)
+        where = f" in line {mark.line + 2}" if mark is not None else ""
+        problem = getattr(exc, "problem", None) or type(exc).__name__
+        raise CardError(f"its front matter cannot be read{where}: {unquoted(str(problem))}", subject=subject) from exc
+    if not isinstance(data, dict):
+        raise CardError(_NOT_A_MAPPING, subject=subject)
+    return data
 
 
 def with_metadata(card: Card, values: Mapping[str, str | list[str]], *, subject: str) -> Card:
@@ -135,7 +139,7 @@ def with_metadata(card: Card, values: Mapping[str, str | list[str]], *, subject:
     for name, value in changes.items():
         changed = _with_field(changed, name, value, subject)
     try:
-        after = read_metadata(changed, subject=subject)
+        after = read_metadata(parse_card(changed.to_bytes(), subject=subject), subject=subject)
     except CardError:
         after = {}
     if after != {**before, **changes}:
@@ -148,23 +152,23 @@ def with_metadata(card: Card, values: Mapping[str, str | list[str]], *, subject:
 
 
 def _with_field(card: Card, name: str, value: str | list[str], subject: str) -> Card:
-    end = card.line_end
+    # The Hub knows no front matter that a lone carriage return ends.
+    end = "\n" if card.line_end == "\r" else card.line_end
+    new = str(yaml_dump({name: value}, sort_keys=False)).rstrip("\n").replace("\n", end)
     if not card.opening:
-        return Card(card.bom, f"---{end}", _dumped(name, value, end), f"{end}---{end}", card.body)
+        return replace(card, opening=f"---{end}", block=new, closing=f"{end}---{end}")
+    if card.opening.endswith("\r") and card.closing.startswith("\n"):  # an empty block, in the middle of a line end
+        card = replace(card, opening=f"{card.opening}\n", closing=f"\r{card.closing}")
     root = yaml.compose(card.block, Loader=yaml.SafeLoader)
-    pairs = [] if root is None else root.value
     if root is not None and root.flow_style:
         raise CardError(f"its front matter is one {{…}}; add {name} by hand", subject=subject)
-    found = [(key, node) for key, node in pairs if key.value == name]
+    found = [pair for pair in (root.value if root else ()) if pair[0].value == name]
     if len(found) > 1:
         raise CardError(f"its front matter names {name} {len(found)} times; leave one", subject=subject)
-    block = card.block
-    if not found:
-        separator = "" if not block or block.endswith(("\n", "\r")) else end
-        block = f"{block}{separator}{_dumped(name, value, end)}"
-    else:
-        block = _replaced(block, *found[0], value, end)
-    return Card(card.bom, card.opening, block, card.closing, card.body)
+    if found:
+        return replace(card, block=_replaced(card.block, *found[0], value, end))
+    separator = "" if not card.block or card.block.endswith(("\n", "\r")) else end
+    return replace(card, block=f"{card.block}{separator}{new}")
 
 
 def _replaced(block: str, key: yaml.Node, node: yaml.Node, value: str | list[str], end: str) -> str:
@@ -174,10 +178,11 @@ def _replaced(block: str, key: yaml.Node, node: yaml.Node, value: str | list[str
     if old and not node.flow_style and isinstance(value, list) and value[: len(old)] == old:
         indent = " " * node.start_mark.column
         added = "".join(f"{end}{indent}- {_scalar(item)}" for item in value[len(old) :])
-        stop += len(block[stop:].splitlines()[0]) if block[stop:].splitlines() else 0  # behind a comment
+        stop += len("".join(split_lines(block[stop:])[:1]).rstrip("\r\n"))  # behind a comment
         return block[:stop] + added + block[stop:]
     written = f"[{', '.join(map(_scalar, value))}]" if isinstance(value, list) else _scalar(value)
-    return f"{block[: key.end_mark.index]}: {written}{block[stop:]}"
+    colon = block.index(":", key.end_mark.index)
+    return f"{block[: colon + 1]} {written}{block[stop:]}"
 
 
 def _end_of(node: yaml.Node) -> int:
@@ -186,11 +191,6 @@ def _end_of(node: yaml.Node) -> int:
         return int(node.end_mark.index)
     last = node.value[-1]
     return _end_of(last[1] if isinstance(last, tuple) else last)
-
-
-def _dumped(name: str, value: str | list[str], end: str) -> str:
-    text: str = yaml_dump({name: value}, sort_keys=False)
-    return text.rstrip("\n").replace("\n", end)
 
 
 def _scalar(text: str) -> str:
@@ -217,18 +217,9 @@ def _check_size(root: yaml.Node | None, subject: str) -> None:
         return weights[id(node)]
 
     if root is not None and not isinstance(root, yaml.MappingNode):
-        raise CardError("its front matter is not a mapping of fields to values", subject=subject)
+        raise CardError(_NOT_A_MAPPING, subject=subject)
     if root is not None and weight(root) > _MOST_NODES:
         raise CardError(
             f"its front matter stands for more than {_MOST_NODES:,} values once its aliases are written out",
             subject=subject,
         )
-
-
-def _refuse_yaml(exc: Exception, subject: str) -> NoReturn:
-    # The parser's message quotes the text; what it says of the problem and the line is enough.
-    mark = getattr(exc, "problem_mark", None)
-    where = f" in line {mark.line + 2}" if mark is not None else ""
-    problem = getattr(exc, "problem", None) or type(exc).__name__
-    said = ascii(str(problem))[1:-1][:200]
-    raise CardError(f"its front matter cannot be read{where}: {said}", subject=subject) from exc

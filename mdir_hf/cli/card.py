@@ -41,6 +41,7 @@ def run(options: argparse.Namespace) -> int:
     if options.base_model_relation and not options.confirm_base_model:
         options.refuse("--base-model-relation is the author's word: it needs --confirm-base-model")
     from mdir_hf.cards.card import propose_card
+    from mdir_hf.cards.printable import unquoted
     from mdir_hf.cards.report_file import read_report
 
     proposal = propose_card(
@@ -53,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
     )
     sys.stderr.write("the repository holds all of this already\n" if proposal.is_unchanged else proposal.diff())
     if proposal.changed:
-        names = ", ".join(ascii(path)[1:-1] for path in proposal.changed[:5])
+        names = ", ".join(map(unquoted, proposal.changed[:5]))
         sys.stderr.write(f"note: since the commit of the report these files changed: {names}\n")
     if options.create_pr:
         return _create_pull_request(proposal, options.token)

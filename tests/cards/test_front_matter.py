@@ -108,6 +108,8 @@ def test_plain_aliases_are_read():
         (BOM + "# T\n", BOM + "---\nbase_model: x/y\n---\n# T\n"),
         ("", "---\nbase_model: x/y\n---\n"),
         ("---\n---\n# T\n", "---\nbase_model: x/y\n---\n---\n---\n# T\n"),  # two rules, which the Hub takes for text
+        ("---\r\n---\r\n# T\r\n", "---\r\nbase_model: x/y\r\n---\r\n# T\r\n"),
+        ("# T\rOf old\r", "---\nbase_model: x/y\n---\n# T\rOf old\r"),
         ("---\n# only a comment\n---\n", "---\n# only a comment\nbase_model: x/y\n---\n"),
         ("---\nx: |\n  two\n\n---\n", "---\nx: |\n  two\nbase_model: x/y\n---\n"),
         # A field that is there is replaced in its place.
@@ -199,3 +201,57 @@ def test_whatever_the_card_the_fields_are_set_and_nothing_else_moves(fields, end
     own = {key for key, _, _ in fields} & set(wanted)
     if not own:
         assert all(line in kept for line in text.split(end) if line)
+
+
+# Lines of a block that are none of our business, each a trap of its own.
+_OTHERS = [
+    "license: mit  # why", "# a comment: with a colon", "", "plain: x  #\ta\ttab", 'title: "a\tb"', "'k k': 'it''s'",
+    "notes: |\n  two\n\n  lines\n", "folded: >-\n  a\n  b", 'quoted: "a\n  b"', "license: a\nlicense: b",
+    "one: &one [x]\ntwo: *one", "<<: {k: v}", "model-index:\n- name: x\n  results: []", "? asked\n: answered",
+    "url: http://x#y", "empty:", "word: ä漢\U0001f917", "nested:\n  base_model: in/side", "date: 2026-01-01",
+]  # fmt: skip
+# Ways to say base_model, up to where its value ends, and what stands behind that.
+_OWN = [
+    ("base_model:", " old/one", "  # said so"), ("base_model:", "", "  # nobody"), ("base_model :", "  ''", ""),
+    ("base_model:", "\n- old/one  # first\n- old/two", "  # second\n# of all"), ("'base_model':", ' "old/one"', "  #\ttab"),
+    ("base_model:", "\n    - old/one", "\n\n"), ("base_model:", " [old/one, # x\n  old/two]", ""),
+    ("base_model:", " &unused old/one", ""), ("base_model:", " |\n  old/one\n", "\n# then"),
+    ("base_model:", " >-\n  old/one", "\n"), ("base_model:", " !!str old/one", ""), ("? base_model\n:", " old/one", ""),
+]  # fmt: skip
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    mark=st.sampled_from(["", BOM]),
+    others=st.lists(st.sampled_from(_OTHERS), max_size=6, unique=True),
+    place=st.integers(0, 6),
+    own=st.none() | st.sampled_from(_OWN),
+    body=st.sampled_from(["", "\n", "\n# T", "  \n# T\n\n---\nbase_model: a/b\n---\n", "\n\n\ttext \n\u2028\x85\x00"]),
+    end=st.sampled_from(["\n", "\r\n"]),
+    value=st.sampled_from(["x/y", ["old/one", "x/y"], ["a: b", "x/y"]]),
+)
+def test_every_byte_of_an_odd_card_but_the_value_is_kept(mark, others, place, own, body, end, value):
+    if own is None:
+        head, old, tail = "\n".join([f"{mark}---", *others]), "", f"\n---{body}"
+    else:
+        key, old, behind = own
+        head = "\n".join([f"{mark}---", *others[:place], key])
+        tail = "\n".join([behind, *others[place:], f"---{body}"])
+    head, old, tail = (part.replace("\n", end) for part in (head, old, tail))
+    if head == f"{mark}---" and tail.startswith(f"{end}---"):
+        return  # two rules in a row, which the Hub takes for text
+    changed = set_fields(head + old + tail, base_model=value)
+    assert metadata(changed) == {**metadata(head + old + tail), "base_model": value}
+    assert changed.startswith(head) and changed.endswith(tail)
+    assert set_fields(changed, base_model=value) == changed
+
+
+@given(mark=st.sampled_from(["", BOM]), body=st.text() | st.text(alphabet="a-# \t\r\n"))
+def test_a_card_without_front_matter_gets_one_before_all_of_its_bytes(mark, body):
+    body = body.encode("utf-8", "ignore").decode()
+    if card(mark + body).opening or body.startswith(BOM):
+        return
+    changed = set_fields(mark + body, base_model="x/y")
+    added = changed.removeprefix(mark).removesuffix(body)
+    assert changed == mark + added + body and added.splitlines() == ["---", "base_model: x/y", "---"]
+    assert metadata(changed) == {"base_model": "x/y"}

@@ -2,3 +2,6 @@
 
 Nothing is imported here: a badge needs no torch, and comparing does.
 """
+
+RELATIONS = ("finetune", "merge", "quantized", "adapter")
+"""What a model can be of its base models, in the words of the Hub."""

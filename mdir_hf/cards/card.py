@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 
 from huggingface_hub import constants
 
+from mdir_hf.cards import RELATIONS
 from mdir_hf.cards.badge import make_badge
+from mdir_hf.cards.branches import changed_files, hub_reference
 from mdir_hf.cards.claim import Claim, PinnedModel, is_hub_id
-from mdir_hf.cards.declared import README, RELATIONS
+from mdir_hf.cards.declared import README
 from mdir_hf.cards.front_matter import MOST_BYTES, Card, parse_card, read_metadata, with_metadata
-from mdir_hf.cards.heads import changed_files, hub_reference
 from mdir_hf.cards.section import BADGE_PATH, REPORT_PATH, lineage_section, replace_section
 from mdir_hf.cards.text_lines import split_lines
 from mdir_hf.errors import CardError, InputError, RevisionNotFoundError

@@ -24,8 +24,9 @@ SHORT_DIGEST = 12
 A_FOLDER = "a local folder"
 """What a claim says instead of a path on somebody's disk, which is nobody's business."""
 
+COMMIT = re.compile(r"[0-9a-f]{40}")
+
 _LONGEST_PLACE = 300
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _REVISION = re.compile(r"[!-~]{1,200}")  # git allows more; nothing but plain ASCII is stated
 _VERSION = re.compile(r"[\w.+!-]{1,64}", re.ASCII)
@@ -222,7 +223,7 @@ def _checked(claim: Claim) -> Claim:
             _require(model == PinnedModel(None, None, None), "a model without a repo", model.commit)
         else:
             _require(is_hub_id(model.repo), "the id of a repository", model.repo)
-            _require(_matches(_COMMIT, model.commit), "a commit of 40 hex digits", model.commit)
+            _require(_matches(COMMIT, model.commit), "a commit of 40 hex digits", model.commit)
             is_named = model.revision is None or _matches(_REVISION, model.revision)
             _require(is_named, "a branch, tag or commit", model.revision)
             for place in (model.subfolder, model.variant, model.file):
@@ -254,7 +255,7 @@ def _is_pinned_place(text: object) -> bool:
     """Whether a text is ``owner/name@commit``, and a folder in it or not."""
     repo, _, rest = text.partition("@") if isinstance(text, str) else ("", "", "")
     commit, slash, folder = rest.partition("/")
-    return is_hub_id(repo) and _matches(_COMMIT, commit) and (_is_place(folder) if slash else True)
+    return is_hub_id(repo) and _matches(COMMIT, commit) and (_is_place(folder) if slash else True)
 
 
 def _require(holds: bool, expected: str, got: object) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
 
+from mdir_hf.cards import RELATIONS
 from mdir_hf.cards.claim import is_hub_id
 from mdir_hf.cards.front_matter import MOST_BYTES, parse_card, read_metadata
 from mdir_hf.cards.printable import quoted
@@ -18,8 +19,6 @@ from mdir_hf.hub import Repository, open_repository, parse_reference
 
 README = "README.md"
 ADAPTER_CONFIG = "adapter_config.json"
-RELATIONS = ("finetune", "merge", "quantized", "adapter")
-"""What the Hub knows a model to be of its base models."""
 
 _MOST_CONFIG_BYTES = 1 << 20
 _WEIGHTS = re.compile(r"(model|pytorch_model|consolidated)[^/]*\.(safetensors|bin|pth?)|[^/]+\.gguf", re.I)

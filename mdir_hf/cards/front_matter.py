@@ -1,8 +1,8 @@
 """The YAML block at the head of a model card: read as data, and changed in single places.
 
-YAML writers re-emit a whole block. Here only the value that is set is written; every other byte stays: comments, quotes,
-order, line ends. The marks of the YAML parser say where a value begins and ends, and the result is read again to see
-that it says what it should.
+A YAML writer would write the whole block anew. Here only the value of a field is written; every other byte stays:
+comments, quotes, order, line ends. The YAML parser tells where a value begins and ends, and the result is parsed again
+to check it.
 """
 
 from __future__ import annotations

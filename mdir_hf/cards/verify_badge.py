@@ -1,16 +1,17 @@
-"""``mdir-hf verify-badge``: compute a claim again from the commits it names, and say whether it holds."""
+"""``mdir-hf verify-badge``: compute a claim again from its pinned commits, and say whether it is the same."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from mdir_hf._version import __version__
 from mdir_hf.cards.badge_source import BadgeSource, read_badge
+from mdir_hf.cards.branches import BranchHead, branch_head_of, hub_reference
 from mdir_hf.cards.claim import A_FOLDER, PinnedModel, claim_of_report
-from mdir_hf.cards.heads import Head, head_of, hub_reference
+from mdir_hf.cards.printable import unquoted
 from mdir_hf.checker import HomologyChecker
 from mdir_hf.comparison.plan import ReadPlan
 from mdir_hf.errors import InputError
@@ -23,35 +24,13 @@ LEAST_TOLERANCE, RELATIVE_TOLERANCE = 0.5, 1e-5
 
 
 @dataclass(frozen=True, slots=True)
-class ReadAs:
-    """How a model of a badge was read, where its repository alone and the badge do not say.
-
-    Those made before 22 November 2026 do not say it. What is given here goes before what they say.
-
-    Attributes:
-        subfolder: Folder of the repository that holds the model.
-        variant: As in :meth:`HomologyChecker.compare`.
-        file: The one weight file, such as a GGUF, of several.
-        tokenizer: Repository or folder of its vocabulary.
-    """
-
-    subfolder: str = ""
-    variant: str | None = None
-    file: str | None = None
-    tokenizer: str | None = None
-
-
-_AS_IT_IS = ReadAs()
-
-
-@dataclass(frozen=True, slots=True)
 class Difference:
-    """Something that is not as claimed.
+    """A value that is not as claimed.
 
     Attributes:
-        name: What.
-        claimed: As the badge or report has it.
-        measured: As it is now.
+        name: Its name in the report.
+        claimed: Its value in the badge or report.
+        measured: Its value computed now.
     """
 
     name: str
@@ -67,20 +46,20 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class BadgeCheck:
-    """What became of a claim.
+    """A claim beside what was computed now.
 
     Attributes:
-        state: ``match``; ``stale``: it holds at the commits it names, and a model has changed since; ``different``.
+        state: ``match``; ``stale``: the same at the pinned commits, but a model has changed since; ``different``.
         source: The claim and where it was found.
-        differences: What is not as claimed.
-        heads: Where the two repositories stand.
-        report: The comparison, done again.
+        differences: The values that are not as claimed.
+        branches: The newest commit of each of the two repositories.
+        report: The comparison, computed again.
     """
 
     state: str
     source: BadgeSource
     differences: tuple[Difference, ...]
-    heads: tuple[Head, ...]
+    branches: tuple[BranchHead, ...]
     report: HomologyReport
 
     def to_dict(self) -> dict[str, Any]:
@@ -92,13 +71,8 @@ class BadgeCheck:
             "kind": self.source.kind,
             "claim": self.source.claim.to_dict(),
             "tolerance": {"log10_p": LEAST_TOLERANCE, "relative": RELATIVE_TOLERANCE},
-            "differences": [
-                {"name": one.name, "claimed": one.claimed, "measured": one.measured} for one in self.differences
-            ],
-            "heads": [
-                {"repo": one.repo, "pinned": one.pinned, "head": one.head, "changed": list(one.changed)}
-                for one in self.heads
-            ],
+            "differences": [asdict(one) for one in self.differences],
+            "heads": [asdict(one) for one in self.branches],
             "report": self.report.to_dict(),
         }
 
@@ -112,8 +86,8 @@ def verify_badge(
     level: str | None = None,
     token: str | bool | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
-    reference_as: ReadAs = _AS_IT_IS,
-    candidate_as: ReadAs = _AS_IT_IS,
+    reference_tokenizer: str | None = None,
+    candidate_tokenizer: str | None = None,
     device: str = "cpu",
     max_bytes: int | None = None,
     progress: bool = True,
@@ -123,22 +97,23 @@ def verify_badge(
 
     Args:
         source: See :func:`~mdir_hf.cards.badge_source.read_badge`.
-        level: Another level than the badge's; then only the verdicts are held against each other.
+        level: Another level than the badge's; then only the verdicts are compared.
         token: As the Hub client takes it.
         cache_dir: The Hub's cache.
-        reference_as: How the reference was read.
-        candidate_as: How the candidate was read.
+        reference_tokenizer: Repository or folder of the reference's vocabulary, where it was a folder that the claim
+            does not name.
+        candidate_tokenizer: The same of the candidate.
         device: torch device for the matrix products.
         max_bytes: Most bytes that the comparison may read.
         progress: Whether to draw a bar where standard error is a terminal.
         on_plan: Called with the plan of the comparison.
 
     Returns:
-        What became of the claim.
+        The claim beside what was computed.
 
     Raises:
-        InputError: If there is no claim, or one about a model that is not on the Hub.
-        HubError: If a repository or a pinned commit cannot be had any more.
+        InputError: If the source holds no claim, or one about a model that is not on the Hub.
+        HubError: If a repository or a pinned commit can no longer be read.
 
     Cost: the comparison, and one API request per repository.
     """
@@ -151,33 +126,24 @@ def verify_badge(
             subject=found.name,
         )
     reference, candidate = (
-        _opened_as(model, told, found.name) for model, told in zip(sides, (reference_as, candidate_as), strict=True)
+        _opened_as(model, tokenizer, found.name)
+        for model, tokenizer in zip(sides, (reference_tokenizer, candidate_tokenizer), strict=True)
     )
     checker = HomologyChecker.from_pretrained(
-        **reference,
-        token=token,
-        cache_dir=cache_dir,
-        device=device,
-        alpha=claim.alpha,
-        seed=claim.seed,
+        **reference, token=token, cache_dir=cache_dir, device=device, alpha=claim.alpha, seed=claim.seed
     )
     report = checker.compare(
-        **candidate,
-        level=level or claim.level,
-        max_bytes=max_bytes,
-        progress=progress,
-        on_plan=on_plan,
+        **candidate, level=level or claim.level, max_bytes=max_bytes, progress=progress, on_plan=on_plan
     )
     differences = tuple(_differences(found, report))
-    heads = tuple(head_of(model, token=token, cache_dir=cache_dir) for model in sides)
-    is_stale = any(head.changed for head in heads)
+    branches = tuple(branch_head_of(model, token=token, cache_dir=cache_dir) for model in sides)
+    is_stale = any(branch.changed for branch in branches)
     state = "different" if differences else "stale" if is_stale else "match"
-    return BadgeCheck(state, found, differences, heads, report)
+    return BadgeCheck(state, found, differences, branches, report)
 
 
-def _opened_as(model: PinnedModel, told: ReadAs, source: str) -> dict[str, Any]:
-    """How to open a model of a claim; what a stranger's claim names can only be on the Hub."""
-    tokenizer = told.tokenizer
+def _opened_as(model: PinnedModel, tokenizer: str | None, source: str) -> dict[str, Any]:
+    """Return how to open a model of a claim: on the Hub, and read as it was read then."""
     if tokenizer is None and model.tokenizer == A_FOLDER:
         raise InputError(
             f"the vocabulary of {model.repo} was read from a local folder; name one with --reference-tokenizer or "
@@ -187,23 +153,35 @@ def _opened_as(model: PinnedModel, told: ReadAs, source: str) -> dict[str, Any]:
     if tokenizer is None and model.tokenizer is not None:
         tokenizer = f"hf://models/{model.tokenizer}"
     return {
-        "repo_or_folder": hub_reference(model.repo or "", model.commit, told.file or model.file),
-        "subfolder": told.subfolder or model.subfolder or "",
-        "variant": told.variant or model.variant,
+        "repo_or_folder": hub_reference(model.repo or "", model.commit, model.file),
+        "subfolder": model.subfolder or "",
+        "variant": model.variant,
         "tokenizer": tokenizer,
         "bases": model.bases or (),
     }
 
 
 def agree(claimed: float, measured: float) -> bool:
-    """Tell whether two values of log10 p are the same but for arithmetic.
+    """Tell whether two values of log10 p differ by rounding alone.
 
-    Seed, rows and formula are the same, so what is left is rounding: other orders of summation on other processors and
-    numbers of threads. Measured (docs/LOG.md, 2026-11-21), that changes log10 p by less than 1e-15 of it in float64
-    and by about 1e-7 in float32; a hundred times that is allowed. p can be the small difference of two large terms,
-    ln n! and half the squared trace, so the same share of those (6e4 decades each at n = 16384) is allowed in any case.
+    Seed, rows and formula are the same, so only the order of summation differs: it depends on the processor and on the
+    number of threads. Measured (docs/LOG.md, 2026-11-21), that changes log10 p by less than 1e-15 of it in float64 and
+    by about 1e-7 in float32; a hundred times that is allowed. p can be the small difference of two large terms, ln n!
+    and half the squared trace, so the same share of those (6e4 decades each at n = 16384) is allowed in any case.
     """
     return abs(claimed - measured) <= max(LEAST_TOLERANCE, RELATIVE_TOLERANCE * abs(claimed))
+
+
+# What else of a report has to be the same, part by part; log10 p of each part within the tolerance.
+_OF_MODEL = ("architecture", "hidden_size", "layers", "vocabulary")
+_OF_MATRIX = ("common_tokens", "rows_used", "transformation")
+_OF_PART = {
+    "reference": _OF_MODEL,
+    "candidate": _OF_MODEL,
+    "embedding": _OF_MATRIX,
+    "unembedding": _OF_MATRIX,
+    "layers": ("matches",),
+}
 
 
 def _differences(found: BadgeSource, measured: HomologyReport) -> Iterator[Difference]:
@@ -217,34 +195,23 @@ def _differences(found: BadgeSource, measured: HomologyReport) -> Iterator[Diffe
         return
     if not agree(claim.log10_p, now.log10_p):
         yield Difference("log10_p", float(claim.log10_p), float(now.log10_p))
-    if found.report is not None:
-        yield from _report_differences(found.report.to_dict(), measured.to_dict())
+    if found.report is None:
+        return
+    then, today = found.report.to_dict(), measured.to_dict()
+    for name in ("reason", "tests", "settled_by"):
+        if then[name] != today[name]:
+            yield Difference(name, then[name], today[name])
+    then["layers"], today["layers"] = _layers(then["layers"]), _layers(today["layers"])
+    for part, names in _OF_PART.items():
+        yield from _part_differences(part, then[part], today[part], names)
 
 
-# What a report says beyond its claim, and what has to be the same in both; log10 p within the tolerance.
-_EXACT = ("reason", "tests", "settled_by")
-_EXACT_OF_MODEL = ("architecture", "hidden_size", "layers", "vocabulary")
-_EXACT_OF_MATRIX = ("common_tokens", "rows_used", "transformation")
-
-
-def _report_differences(claimed: dict[str, Any], measured: dict[str, Any]) -> Iterator[Difference]:
-    for name in _EXACT:
-        if claimed[name] != measured[name]:
-            yield Difference(name, claimed[name], measured[name])
-    for side in ("reference", "candidate"):
-        yield from _part(side, claimed[side], measured[side], _EXACT_OF_MODEL)
-    for part in ("embedding", "unembedding"):
-        yield from _part(part, claimed[part], measured[part], _EXACT_OF_MATRIX)
-    yield from _part("layers", _layers(claimed["layers"]), _layers(measured["layers"]), ("matches",))
-
-
-def _part(
+def _part_differences(
     part: str, claimed: dict[str, Any] | None, measured: dict[str, Any] | None, exact: tuple[str, ...]
 ) -> Iterator[Difference]:
     if claimed is None or measured is None:
         if claimed is not measured:
-            words = ["not run" if one is None else "run" for one in (claimed, measured)]
-            yield Difference(part, *words)
+            yield Difference(part, *("not run" if one is None else "run" for one in (claimed, measured)))
         return
     for name in exact:
         if claimed.get(name) != measured.get(name):
@@ -255,7 +222,7 @@ def _part(
 
 
 def _layers(layers: Any) -> dict[str, Any] | None:  # noqa: ANN401 - parsed JSON
-    """The layer map, with its pairs alone for a comparison to the letter."""
+    """Return the layer map without the p-value of each pair, which need not be the same to the last digit."""
     if not isinstance(layers, dict):
         return None
     matches = layers.get("matches")
@@ -265,34 +232,28 @@ def _layers(layers: Any) -> dict[str, Any] | None:  # noqa: ANN401 - parsed JSON
 
 _STATES = {
     "match": "MATCH: computed again from the pinned commits, the result is the same",
-    "stale": "STALE: the result holds at the pinned commits, and a model has changed since",
+    "stale": "STALE: at the pinned commits the result is the same, but a model has changed since",
     "different": "DIFFERENT: computed again from the pinned commits, the result is not what is claimed",
 }
 
 
 def _lines(check: BadgeCheck) -> list[str]:
-    claim, report = check.source.claim, check.report
-    lines = [_STATES[check.state], ""]
-
-    def row(name: str, text: str) -> None:
-        lines.append(f"  {name:<12} {text}")
-
-    row("claimed", f"{claim.sentence} (log10 p {claim.log10_p:.1f}, alpha {claim.alpha:g}, mdir-hf {claim.version})")
-    now = claim_of_report(report)
-    row("measured", f"{now.sentence} (log10 p {now.log10_p:.1f}, level {now.level}, mdir-hf {__version__})")
-    for model, head in zip((claim.reference, claim.candidate), check.heads, strict=True):
+    claim, now = check.source.claim, claim_of_report(check.report)
+    rows = [
+        ("claimed", f"{claim.sentence} (log10 p {claim.log10_p:.1f}, alpha {claim.alpha:g}, mdir-hf {claim.version})"),
+        ("measured", f"{now.sentence} (log10 p {now.log10_p:.1f}, level {now.level}, mdir-hf {__version__})"),
+    ]
+    for model, branch in zip((claim.reference, claim.candidate), check.branches, strict=True):
         read_as = f" ({model.read_as})" if model.read_as else ""
-        row("model", f"{model}{read_as}; {head}")
-    for difference in check.differences:
-        row("differs", str(difference))
+        rows.append(("model", f"{model}{read_as}; {branch}"))
+    rows += [("differs", str(difference)) for difference in check.differences]
     if claim.level != now.level:
-        row("note", f"the claim is of level {claim.level}; at level {now.level} only the verdicts can be compared")
+        text = f"the claim is of level {claim.level}; at level {now.level} only the verdicts can be compared"
+        rows.append(("note", text))
     if check.differences and claim.version != __version__:
-        row("note", f"it was computed by mdir-hf {claim.version}, whose rules may have been others")
-    return lines
+        rows.append(("note", f"it was computed by mdir-hf {claim.version}, which may compute it in another way"))
+    return [_STATES[check.state], "", *(f"  {name:<12} {text}" for name, text in rows)]
 
 
 def _shown(value: object) -> str:
-    text = f"{value:.4g}" if isinstance(value, float) else ascii(value)
-    text = text[1:-1] if isinstance(value, str) else text
-    return text if len(text) <= 200 else f"{text[:197]}..."
+    return f"{value:.4g}" if isinstance(value, float) else unquoted(str(value))

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from mdir_hf.cards.branches import hub_reference
 from mdir_hf.cards.declared import DeclaredLineage, declared_in, declared_lineage
-from mdir_hf.cards.heads import hub_reference
 from mdir_hf.checker import HomologyChecker
 from mdir_hf.comparison.plan import ReadPlan
 from mdir_hf.errors import InputError, MdirError, StoppedError

@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mdir_hf.cards import RELATIONS
+
 if TYPE_CHECKING:
     from mdir_hf.cards.card import CardProposal
-
-RELATIONS = ("finetune", "merge", "quantized", "adapter")
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -17,7 +17,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "verify-badge",
         help="compute a badge or report again from the commits that it names",
         description="Compute a badge or report again, from the commits that it names and with its seed, alpha and "
-        "level, and say match, stale (it holds, and a model has changed since) or different.",
+        "level. Prints match, stale (the same result, but a model has changed since) or different.",
     )
     parser.add_argument(
         "source", metavar="FILE|URL", help="a badge SVG, a report, or an endpoint beside its report; here or on the Hub"
@@ -28,29 +28,24 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument("--quiet", action="store_true", help="no plan and no progress on standard error")
     reading = add_reading(parser)
     for side in ("reference", "candidate"):
-        reading.add_argument(f"--{side}-subfolder", default="", help=f"folder that holds the {side}; this and the next "
-                             "three only where an older badge does not say it")  # fmt: skip
-        reading.add_argument(f"--{side}-variant", help=f"variant of the {side}")
-        reading.add_argument(f"--{side}-file", help=f"the one weight file of the {side} that was named")
-        reading.add_argument(f"--{side}-tokenizer", help=f"where the {side}'s vocabulary came from")
+        reading.add_argument(
+            f"--{side}-tokenizer",
+            help=f"repository or folder of the {side}'s vocabulary, where the badge says only that it was a folder",
+        )
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Compute, print, and return the exit status."""
-    from mdir_hf.cards.verify_badge import ReadAs, verify_badge
+    from mdir_hf.cards.verify_badge import verify_badge
 
-    read_as = [
-        ReadAs(**{name: getattr(options, f"{side}_{name}") for name in ("subfolder", "variant", "file", "tokenizer")})
-        for side in ("reference", "candidate")
-    ]
     check = verify_badge(
         options.source,
         level=options.level,
         token=options.token,
         cache_dir=options.cache_dir,
-        reference_as=read_as[0],
-        candidate_as=read_as[1],
+        reference_tokenizer=options.reference_tokenizer,
+        candidate_tokenizer=options.candidate_tokenizer,
         device=options.device,
         max_bytes=options.max_bytes,
         progress=not options.quiet,

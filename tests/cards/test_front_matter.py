@@ -213,7 +213,8 @@ _OTHERS = [
 # Ways to say base_model, up to where its value ends, and what stands behind that.
 _OWN = [
     ("base_model:", " old/one", "  # said so"), ("base_model:", "", "  # nobody"), ("base_model :", "  ''", ""),
-    ("base_model:", "\n- old/one  # first\n- old/two", "  # second\n# of all"), ("'base_model':", ' "old/one"', "  #\ttab"),
+    ("base_model:", "\n- old/one  # first\n- old/two", "  # second\n# of all"),
+    ("'base_model':", ' "old/one"', "  #\ttab"),
     ("base_model:", "\n    - old/one", "\n\n"), ("base_model:", " [old/one, # x\n  old/two]", ""),
     ("base_model:", " &unused old/one", ""), ("base_model:", " |\n  old/one\n", "\n# then"),
     ("base_model:", " >-\n  old/one", "\n"), ("base_model:", " !!str old/one", ""), ("? base_model\n:", " old/one", ""),

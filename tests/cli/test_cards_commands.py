@@ -205,13 +205,6 @@ def test_verify_badge_of_a_model_in_a_folder_of_its_repository(hub, tmp_path, ca
     (tmp_path / "r.json").write_text(capsys.readouterr().out)
     assert main(["verify-badge", str(tmp_path / "r.json"), "--quiet"]) == 0
     assert capsys.readouterr().out.startswith("MATCH")
-    body = json.loads((tmp_path / "r.json").read_text())
-    assert body["candidate"].pop("subfolder") == "v2"  # as an older report
-    (tmp_path / "r.json").write_text(json.dumps(body))
-    assert main(["verify-badge", str(tmp_path / "r.json"), "--candidate-subfolder", "v2", "--quiet"]) == 0
-    assert capsys.readouterr().out.startswith("MATCH")
-    assert main(["verify-badge", str(tmp_path / "r.json"), "--quiet"]) == 1
-    capsys.readouterr()
 
 
 @pytest.mark.parametrize(

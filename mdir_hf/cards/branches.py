@@ -1,4 +1,4 @@
-"""Where the repositories of a claim stand now, against the commits that it pins."""
+"""What the branches of the compared repositories point at now, beside the commits that a claim pins."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import re
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from mdir_hf.cards.claim import PinnedModel
+from mdir_hf.cards.claim import COMMIT, PinnedModel
+from mdir_hf.cards.printable import unquoted
 from mdir_hf.errors import RepositoryNotFoundError, RevisionNotFoundError
 from mdir_hf.hub import Repository, open_repository
 from mdir_hf.hub.endpoint import is_offline
 
-_COMMIT = re.compile(r"[0-9a-f]{40}")
-# Changes of these say nothing of the weights: a card that shows the badge moves the head by itself.
+# Changes of these say nothing of the weights: adding the badge to a card makes a commit of its own.
 _BESIDE_THE_MODEL = re.compile(
     r"\.git(attributes|ignore)|(.*/)?(LICEN[CS]E|NOTICE|USE_POLICY)[^/]*|\.lineage/.*|\.eval_results/.*"
     r"|.*\.(md|png|jpe?g|gif|svg|webp|pdf)",
@@ -22,13 +22,13 @@ _BESIDE_THE_MODEL = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
-    """Where a repository stands now.
+class BranchHead:
+    """The commit that a branch points at now.
 
     Attributes:
         repo: The repository.
         pinned: The commit of the claim.
-        head: What its branch stands for now; None where that could not be asked.
+        head: The newest commit of the branch; None where it could not be looked up.
         changed: Files of the model that differ between the two, pictures and texts left out.
     """
 
@@ -39,43 +39,43 @@ class Head:
 
     def __str__(self) -> str:
         if self.head is None:
-            return "where its branch stands now could not be asked"
+            return "its branch could not be looked up"
         if self.head == self.pinned:
-            return "still the head of its branch"
+            return "still the newest commit of its branch"
         if not self.changed:
-            return f"the head moved to {self.head[:7]} with no change to the model"
-        shown = ", ".join(ascii(path)[1:-1] for path in self.changed[:3]) + (", ..." if len(self.changed) > 3 else "")
-        return f"the head moved to {self.head[:7]}, changed: {shown}"
+            return f"the newest commit is {self.head[:7]}, with no change to the model"
+        names = ", ".join(map(unquoted, self.changed[:3])) + (", ..." if len(self.changed) > 3 else "")
+        return f"the newest commit is {self.head[:7]}, changed: {names}"
 
 
 def hub_reference(repo: str, revision: str | None = None, file: str | None = None) -> str:
-    """Name a repository so that it can only be one on the Hub: ids come from cards and badges of strangers."""
+    """Name a repository of the Hub; a folder here of the same name is never meant, whoever wrote the id."""
     return f"hf://models/{repo}" + (f"@{quote(revision, safe='')}" if revision else "") + (f"/{file}" if file else "")
 
 
-def head_of(
+def branch_head_of(
     model: PinnedModel, *, token: str | bool | None = None, cache_dir: str | os.PathLike[str] | None = None
-) -> Head:
-    """Ask what the branch of a pinned model stands for now, and which files of the model have changed since.
+) -> BranchHead:
+    """Ask for the newest commit of the branch of a pinned model, and which files of the model have changed since.
 
     Raises:
         HubError: If the Hub cannot be asked.
 
-    Cost: one API request, a second one where the head has moved.
+    Cost: one API request, a second one where there is a newer commit.
     """
     assert model.repo is not None and model.commit is not None
     if is_offline():
-        return Head(model.repo, model.commit, None, ())
-    # Who pinned a commit by hand meant that commit; whether the model moved on is told by its main branch.
-    branch = None if model.revision is None or _COMMIT.fullmatch(model.revision) else model.revision
+        return BranchHead(model.repo, model.commit, None, ())
+    # A revision that is a commit names no branch: the default branch tells whether the model has changed since.
+    branch = None if model.revision is None or COMMIT.fullmatch(model.revision) else model.revision
     try:
         head = open_repository(hub_reference(model.repo, branch), token=token, cache_dir=cache_dir)
     except (RepositoryNotFoundError, RevisionNotFoundError):
-        return Head(model.repo, model.commit, None, ())
+        return BranchHead(model.repo, model.commit, None, ())
     if head.commit == model.commit:
-        return Head(model.repo, model.commit, head.commit, ())
+        return BranchHead(model.repo, model.commit, head.commit, ())
     pinned = open_repository(hub_reference(model.repo, model.commit), token=token, cache_dir=cache_dir)
-    return Head(model.repo, model.commit, head.commit, changed_files(pinned, head))
+    return BranchHead(model.repo, model.commit, head.commit, changed_files(pinned, head))
 
 
 def changed_files(pinned: Repository, head: Repository) -> tuple[str, ...]:

@@ -86,6 +86,7 @@ def measure(hub: LoopbackHub, place: Path) -> dict[str, Cost]:
     """Run each kind of work once."""
     # Only now: the Hub client reads its environment when it is first imported.
     from mdir_hf.checker import HomologyChecker
+    from mdir_hf.comparison.opening import NamedModel, Reading
     from mdir_hf.fingerprints.opening import open_model
     from mdir_hf.fingerprints.pairs import compare_fingerprints
     from mdir_hf.fingerprints.sample import choose_tokens
@@ -97,7 +98,7 @@ def measure(hub: LoopbackHub, place: Path) -> dict[str, Cost]:
     names = ("some/base", "some/tuned", "some/stranger")
     costs: dict[str, Cost] = {}
     costs["a model: listing, header, tokenizer"], opened = measured(
-        hub, lambda: [(model := open_model(names[0], {}, IoLedger())), model.vocabulary][1]
+        hub, lambda: [(model := open_model(names[0], Reading(), IoLedger())), model.vocabulary][1]
     )
     assert opened is not None
     tokens = choose_tokens([opened], 2048)
@@ -112,7 +113,9 @@ def measure(hub: LoopbackHub, place: Path) -> dict[str, Cost]:
         hub, lambda: compare_fingerprints(kept[names[0]], kept[names[2]])
     )
     index = BaseIndex(choose_index_tokens([opened]))
-    costs["a base model into the index"], own = measured(hub, lambda: index.add(open_model(names[0], {}, IoLedger())))
+    costs["a base model into the index"], own = measured(
+        hub, lambda: index.add(open_model(names[0], Reading(), IoLedger()))
+    )
     for at in range(99):
         index.bases.append(
             type(own)(
@@ -124,7 +127,7 @@ def measure(hub: LoopbackHub, place: Path) -> dict[str, Cost]:
         )
     fresh = place / "fresh"
     costs["a question: reads, and 100 bases"], found = measured(
-        hub, lambda: identify(names[2], index, confirm=False, options={"cache_dir": fresh})
+        hub, lambda: identify(NamedModel(names[2]), index, confirm=False, reading=Reading(cache_dir=fresh))
     )
     assert not found.found
     query = take(names[2], index.tokens, {}).fingerprint

@@ -27,6 +27,10 @@ class HomologyChecker:
         >>> print(checker.compare("someone/their-model"))  # doctest: +SKIP
 
     Use :meth:`from_pretrained`. One checker compares one candidate at a time; calls from several threads queue.
+
+    Attributes:
+        reference: The model that others are compared with.
+        settings: Of every comparison, on a device that this machine has.
     """
 
     def __init__(
@@ -38,7 +42,7 @@ class HomologyChecker:
         reading: Reading = Reading(),
     ) -> None:
         self.reference = reference
-        self._settings = _on_this_machine(settings)
+        self.settings = _on_this_machine(settings)
         self._reading = reading
         self._ledger = ledger
         self._is_first = True
@@ -160,7 +164,7 @@ class HomologyChecker:
             _refuse_remote_code()
         model = NamedModel(repo_or_folder, revision, subfolder, variant, tokenizer, tuple(bases))
         settings = replace(
-            self._settings, level=level_named(level), max_bytes=max_bytes, max_memory_bytes=max_memory_bytes
+            self.settings, level=level_named(level), max_bytes=max_bytes, max_memory_bytes=max_memory_bytes
         )
         return self.compare_with(model, settings, Listeners(progress, on_plan, on_progress), token=token)
 

@@ -204,9 +204,14 @@ def inspect_model(
     Raises:
         MdirError: If the model cannot be had, has no weights that can be read, or is no language model.
     """
-    ledger = IoLedger()
-    reading = Reading(token, cache_dir, local_files_only, force_download)
     named = NamedModel(repo_or_folder, revision, subfolder, variant, tokenizer, tuple(bases))
+    reading = Reading(token, cache_dir, local_files_only, force_download)
+    return inspect_named(named, reading, all_headers=all_headers)
+
+
+def inspect_named(named: NamedModel, reading: Reading, *, all_headers: bool | None = None) -> Inspection:
+    """Look at one model as a comparison would; as :func:`inspect_model`, whose arguments these hold."""
+    ledger = IoLedger()
     model = named.open(reading, ledger)
     anatomy = model.anatomy
     notes = [*anatomy.notes, *model.tensors.description.notes]

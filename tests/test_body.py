@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from mdir_hf import HomologyChecker, Verdict
 from mdir_hf.checkpoint.ranged import RangedTensors
 from mdir_hf.comparison.model import Model
+from mdir_hf.comparison.opening import Reading
 from mdir_hf.hub import IoLedger, open_repository
 from mdir_hf.hub.local import LocalFile
 from tests.homology.obfuscation import logits, new_model, obfuscate
@@ -257,7 +258,9 @@ def test_of_one_stranger_the_mlps_are_read_and_of_the_other_some_of_their_rows(s
     folders = [save(new_model(seed=seed, **sizes), f"wide{seed}") for seed in (0, 1)]
     ledger = IoLedger()
     reference = Model(open_repository(folders[0], use_caches=False, ledger=ledger))
-    report = HomologyChecker(reference, ledger=ledger, use_caches=False).compare(folders[1], progress=False)
+    report = HomologyChecker(reference, ledger=ledger, reading=Reading(use_caches=False)).compare(
+        folders[1], progress=False
+    )
     assert report.verdict is Verdict.NO_EVIDENCE
     mine, other = (sum(n for name, n in ledger.files.items() if name.startswith(f"{f}:model")) for f in folders)
     mlps = SIZES["num_hidden_layers"] * sizes["intermediate_size"] * SIZES["hidden_size"] * 4

@@ -344,4 +344,4 @@ def test_a_device_that_is_not_there_is_refused_with_a_sentence(base, device):
 
 def test_the_device_may_be_left_to_the_machine(base):
     expected = "cuda" if torch.cuda.is_available() else "cpu"
-    assert HomologyChecker.from_pretrained(base, device="auto").device == expected
+    assert HomologyChecker.from_pretrained(base, device="auto").settings.device == expected

@@ -6,10 +6,10 @@ import json
 
 import pytest
 import torch
+from mdir_hf.comparison.residual_maps import FITTED_ON, fitted_on_layers
 
 from mdir_hf import HomologyReport, Verdict
 from mdir_hf.comparison.model import Model
-from mdir_hf.comparison.outers import FITTED_ON, fitted_on_layers
 from mdir_hf.hub import open_repository
 from mdir_hf.saving.document import report_document
 from tests.homology.obfuscation import haar, logits, new_model, obfuscate
@@ -122,7 +122,7 @@ def found_by_keys(report, outer):
     assert (report.settled_by, report.layers["outer"], report.layers["fitted_on"]) == ("body", outer, FITTED_ON)
     assert [match[:2] for match in report.layers["matches"]] == [[i, i] for i in range(4)]
     assert report.embedding.transformation == "none"
-    assert any("their own keys suggested" in caveat for caveat in report.caveats)
+    assert any("found on their own keys" in caveat for caveat in report.caveats)
     assert FITTED_ON in report.layers["null"]
     # What the outer transformation was fitted on is no evidence behind it.
     assert report.layers["role"] != "k"
@@ -183,7 +183,7 @@ def test_strangers_are_not_related_by_their_keys(save):
 
 
 def test_strangers_are_silent_behind_what_was_fitted_on_them(base, save, monkeypatch):
-    monkeypatch.setattr("mdir_hf.comparison.outers.LEAST_RESEMBLANCE", -1.0)
+    monkeypatch.setattr("mdir_hf.comparison.residual_maps.LEAST_RESEMBLANCE", -1.0)
     for seed in range(1, 4):
         folders = [save(new_model(seed=0, **SIZES), "base"), save(new_model(seed=seed, **SIZES), f"stranger-{seed}")]
         assert fitted_on_layers(*map(opened, folders)).kind == "rotation"

@@ -5,9 +5,18 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
 
-from mdir_hf.cli.arguments import LEVELS, alpha
+from mdir_hf.cli.arguments import (
+    MODEL,
+    add_computing,
+    add_json,
+    add_model,
+    add_reading,
+    add_settings,
+    model_of,
+    reading_of,
+    settings_of,
+)
 from mdir_hf.cli.model_list import add_list_arguments, listed_models
 from mdir_hf.errors import InputError
 
@@ -23,15 +32,16 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         description="Search an index of base models for those that a model shares weight ancestry with, and confirm "
         "what is found by comparing the models themselves.",
     )
-    parser.add_argument("model", metavar="REPO", help="owner/name, owner/name@revision, a Hub URL, a folder or a file")
+    parser.add_argument("model", metavar="REPO", help=MODEL)
     parser.add_argument("--index", required=True, metavar="FILE|URL",
                         help="file that `mdir-hf index` made, here or the address of one on the Hub")  # fmt: skip
     parser.add_argument("--top", type=int, default=5, help="how many bases are looked at closely (default 5)")
-    parser.add_argument("--alpha", type=alpha, default=1e-10, help="level over all bases (default 1e-10)")
-    parser.add_argument("--level", choices=LEVELS, default="auto", help="level of the comparisons (default auto)")
+    add_settings(parser, over=" over all bases")
     parser.add_argument("--no-confirm", action="store_true", help="search only; compare nothing")
-    parser.add_argument("--json", action="store_true", help="print one JSON object on standard output, nothing else")
-    _add_reading(parser)
+    add_json(parser)
+    reading = add_reading(parser)
+    add_model(reading)
+    add_computing(reading)
     parser.set_defaults(run=run_identify)
 
     parser = commands.add_parser(
@@ -42,7 +52,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     parser.add_argument("index", metavar="FILE", type=Path, help="the index")
     add_list_arguments(parser)
-    _add_reading(parser)
+    add_reading(parser)
     parser.set_defaults(run=run_index)
 
 
@@ -52,13 +62,12 @@ def run_identify(options: argparse.Namespace) -> int:
     from mdir_hf.index.identify import identify
 
     found = identify(
-        options.model,
+        model_of(options, options.model),
         BaseIndex.load(_index_path(options)),
         top=options.top,
         confirm=not options.no_confirm,
-        alpha=options.alpha,
-        level=options.level,
-        options=_reading(options),
+        settings=settings_of(options),
+        reading=reading_of(options),
     )
     sys.stdout.write((found.to_json() if options.json else str(found)) + "\n")
     return 0
@@ -87,18 +96,8 @@ def run_index(options: argparse.Namespace) -> int:
     def said(name: str, outcome: str) -> None:
         sys.stderr.write(f"{outcome}: {name}\n" if outcome in ("added", "known") else f"not added: {outcome}\n")
 
-    index, n_failed = extend_index(known, names, options.index, on_model=said, options=_reading(options))
+    index, n_failed = extend_index(known, names, options.index, on_model=said, reading=reading_of(options))
     if n_failed == len(names):
         raise InputError("none of the models could be added; the index is as it was", subject=str(options.index))
     sys.stdout.write(f"{options.index}: {len(index)} base models, {index.n_bytes / 1e6:.1f} MB of rows\n")
     return 0
-
-
-def _add_reading(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--token", help="token for gated and private models (default: HF_TOKEN or the saved login)")
-    parser.add_argument("--cache-dir", type=Path, help="the Hub cache to use (default: HF_HUB_CACHE)")
-    parser.add_argument("--local-files-only", action="store_true", help="use no network")
-
-
-def _reading(options: argparse.Namespace) -> dict[str, Any]:
-    return {"token": options.token, "cache_dir": options.cache_dir, "local_files_only": options.local_files_only}

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mdir_hf.cli.arguments import alpha, size
+from mdir_hf.cli.arguments import add_json, add_reading, add_seed, alpha, reading_of, size
 from mdir_hf.cli.model_list import add_list_arguments, is_list_given, listed_models
 from mdir_hf.errors import InputError
 
@@ -33,7 +33,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument("--join", metavar="DIR", type=Path, nargs="+", help="join the shards that lie in these folders")
     parser.add_argument("--alpha", type=alpha, default=1e-10, help="level of the whole survey (default 1e-10)")
     parser.add_argument("--tokens", type=int, default=2048, help="rows read of every model (default 2048)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of every random choice (default 0)")
+    add_seed(parser, "every random choice")
     parser.add_argument("--shard", type=_shard, default=(0, 1), metavar="I/N", help="do part I of N, from 0")
     parser.add_argument("--prepare", action="store_true",
                         help="only choose the tokens and pin the commits, for --sample of the shards")  # fmt: skip
@@ -44,11 +44,9 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument(
         "--cache-bytes", type=size, default=8 << 30, metavar="SIZE", help="bound on the rows kept in DIR"
     )
-    parser.add_argument("--token", help="token for gated and private models (default: HF_TOKEN or the saved login)")
-    parser.add_argument("--cache-dir", type=Path, help="the Hub cache to use (default: HF_HUB_CACHE)")
-    parser.add_argument("--local-files-only", action="store_true", help="use no network")
-    parser.add_argument("--json", action="store_true", help="print one JSON object on standard output, nothing else")
+    add_json(parser)
     parser.add_argument("--quiet", action="store_true", help="no progress on standard error")
+    add_reading(parser)
     parser.set_defaults(run=run)
 
 
@@ -70,9 +68,7 @@ def run(options: argparse.Namespace) -> int:
     if options.declared:
         from mdir_hf.survey.declared import add_declared
 
-        report = add_declared(
-            report, token=options.token, cache_dir=options.cache_dir, local_files_only=options.local_files_only
-        )
+        report = add_declared(report, reading_of(options))
     sys.stdout.write((report.to_json() if options.json else _text(report)) + "\n")
     sys.stdout.flush()
     if folder is not None:
@@ -107,11 +103,7 @@ def _plan(options: argparse.Namespace) -> SurveyPlan:
         seed=options.seed,
         n_tokens=options.tokens,
         shard=options.shard,
-        options={
-            "token": options.token,
-            "cache_dir": options.cache_dir,
-            "local_files_only": options.local_files_only,
-        },
+        reading=reading_of(options),
         cache_bytes=options.cache_bytes,
         progress=not options.quiet,
     )

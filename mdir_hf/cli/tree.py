@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mdir_hf.cli.arguments import add_json, add_reading, add_seed, reading_of
 from mdir_hf.errors import InputError
 
 if TYPE_CHECKING:
@@ -28,11 +29,9 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument("--layers", action="store_true",
                         help="also read a few rows of each layer: shares of merges by layer, doubled layers, and "
                         "vocabularies that were extended")  # fmt: skip
-    parser.add_argument("--token", help="token for gated and private models (default: HF_TOKEN or the saved login)")
-    parser.add_argument("--cache-dir", type=Path, help="the Hub cache to use (default: HF_HUB_CACHE)")
-    parser.add_argument("--local-files-only", action="store_true", help="use no network")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the bootstrap over tokens (default 0)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object on standard output, nothing else")
+    add_seed(parser, "the bootstrap over tokens")
+    add_json(parser)
+    add_reading(parser)
     parser.set_defaults(run=run)
 
 
@@ -73,12 +72,11 @@ def _closer(group: Sequence[str], options: argparse.Namespace) -> CloserLook:
     from mdir_hf.trees.closer import look_closer
 
     sample = load_sample(options.survey / SAMPLE)
-    how = {"token": options.token, "cache_dir": options.cache_dir, "local_files_only": options.local_files_only}
     opened: dict[str, Model] = {}
     notes = []
     for name in group:
         try:
-            opened[name] = open_model(name, how, IoLedger(), sample.pins.get(name))
+            opened[name] = open_model(name, reading_of(options), IoLedger(), sample.pins.get(name))
         except MdirError as exc:
             notes.append(f"{name} could not be looked at closer: {' '.join(str(exc).split())}")
     found = look_closer(opened)

@@ -6,7 +6,21 @@ import argparse
 import json
 import sys
 
-from mdir_hf.cli.arguments import LEVELS, VERDICTS, add_fail_on, add_reading, alpha, exit_status, print_plan
+from mdir_hf.cli.arguments import (
+    VERDICTS,
+    add_computing,
+    add_fail_on,
+    add_json,
+    add_model,
+    add_quiet,
+    add_reading,
+    add_settings,
+    exit_status,
+    listeners_of,
+    model_of,
+    reading_of,
+    settings_of,
+)
 
 OUTCOMES = (*VERDICTS, "not_measured")
 
@@ -20,13 +34,13 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "the measurement. What is not declared is not looked for.",
     )
     parser.add_argument("repo", metavar="REPO", help="owner/name, owner/name@revision, a Hub URL, or a folder")
-    parser.add_argument("--level", choices=LEVELS, default="auto", help="auto (default) stops as soon as it can")
-    parser.add_argument("--alpha", type=alpha, default=1e-10, help="level, fixed before looking (default 1e-10)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of every random choice (default 0)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object on standard output, nothing else")
+    add_settings(parser)
+    add_json(parser)
     add_fail_on(parser, "outcome", OUTCOMES)
-    parser.add_argument("--quiet", action="store_true", help="no plan and no progress on standard error")
-    add_reading(parser)
+    add_quiet(parser)
+    reading = add_reading(parser)
+    add_model(reading)
+    add_computing(reading)
     parser.set_defaults(run=run)
 
 
@@ -35,16 +49,10 @@ def run(options: argparse.Namespace) -> int:
     from mdir_hf.cards.verify_lineage import verify_lineage
 
     check = verify_lineage(
-        options.repo,
-        token=options.token,
-        cache_dir=options.cache_dir,
-        level=options.level,
-        alpha=options.alpha,
-        seed=options.seed,
-        device=options.device,
-        max_bytes=options.max_bytes,
-        progress=not options.quiet,
-        on_plan=None if options.quiet else print_plan,
+        model_of(options, options.repo),
+        reading=reading_of(options),
+        settings=settings_of(options),
+        listeners=listeners_of(options),
     )
     sys.stdout.write((json.dumps(check.to_dict(), indent=2) if options.json else str(check)) + "\n")
     return exit_status(options, *(one.outcome for one in check.bases))

@@ -15,6 +15,7 @@ from mdir_hf.cards.branches import BranchHead, branch_head_of
 from mdir_hf.cards.claim import claim_of_dict, claim_of_report
 from mdir_hf.cards.svg import render_svg
 from mdir_hf.cards.verify_badge import LEAST_TOLERANCE, RELATIVE_TOLERANCE, agree, verify_badge
+from mdir_hf.comparison.settings import Listeners
 from mdir_hf.errors import InputError, RepositoryNotFoundError, RevisionNotFoundError
 from tests.cards.reports import a_report, model
 from tests.specimens import gaussian, tokens, write_model
@@ -69,7 +70,7 @@ def saved(tmp_path, report, name="badge.svg"):
 
 
 def verify(source, **options):
-    return verify_badge(source, progress=False, **options)
+    return verify_badge(source, listeners=Listeners(progress=False), **options)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,8 @@ import torch
 from safetensors.torch import save_file
 
 from mdir_hf.cards.verify_lineage import MOST_BASES, verify_lineage
+from mdir_hf.comparison.opening import NamedModel, Reading
+from mdir_hf.comparison.settings import Listeners, Settings
 from mdir_hf.errors import CardError, InputError, RepositoryNotFoundError
 from tests.specimens import gaussian, write_model
 
@@ -40,8 +42,9 @@ def serve(loopback_hub, tmp_path):
     return serve_model
 
 
-def verify(repo, **options):
-    return verify_lineage(repo, progress=False, **options)
+def verify(repo, *, token=None, device="cpu"):
+    settings, listeners = Settings(device=device), Listeners(progress=False)
+    return verify_lineage(NamedModel(repo), reading=Reading(token=token), settings=settings, listeners=listeners)
 
 
 def test_a_true_declaration_is_set_beside_its_measurement(serve):
@@ -195,8 +198,8 @@ def test_its_own_errors_are_errors(serve):
         verify("me/hostile")
     serve("me/tuned", "base_model: me/tuned2", noise=1)
     serve("me/tuned2")
-    with pytest.raises(InputError, match="level"):
-        verify("me/tuned", level="deep")
+    with pytest.raises(InputError, match="device"):
+        verify("me/tuned", device="nonsense")
 
 
 def test_the_json_holds_it_all(serve):

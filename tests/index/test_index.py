@@ -10,6 +10,7 @@ from scipy.optimize import linear_sum_assignment
 
 from mdir_hf import Verdict
 from mdir_hf.comparison.model import Model
+from mdir_hf.comparison.opening import NamedModel
 from mdir_hf.errors import CorruptCheckpointError, InputError
 from mdir_hf.fingerprints.fingerprint import Fingerprint
 from mdir_hf.fingerprints.pairs import compare_fingerprints
@@ -142,7 +143,7 @@ def built(folders):
 
 
 def test_a_model_is_identified_and_the_finding_confirmed_by_comparison(built, folders):
-    found = identify(folders["tuned"], built)
+    found = identify(NamedModel(folders["tuned"]), built)
     assert [one.base.repo for one in found.found] == [folders["second"]]
     assert found.found[0].report.verdict is Verdict.HOMOLOGOUS
     assert found.found[0].report.alpha == pytest.approx(1e-10 / 2)
@@ -151,7 +152,7 @@ def test_a_model_is_identified_and_the_finding_confirmed_by_comparison(built, fo
 
 
 def test_a_stranger_is_compared_with_nothing(built, folders):
-    found = identify(folders["stranger"], built)
+    found = identify(NamedModel(folders["stranger"]), built)
     assert found.found == ()
     assert all(one.report is None for one in found.ancestors)
     assert "does not say it has none" in str(found)
@@ -159,7 +160,7 @@ def test_a_stranger_is_compared_with_nothing(built, folders):
 
 def test_a_base_that_is_gone_is_an_error_of_that_base_only(built, folders, tmp_path):
     (tmp_path / "second" / "model.safetensors").unlink()
-    (hit, *_) = identify(folders["tuned"], built).ancestors
+    (hit, *_) = identify(NamedModel(folders["tuned"]), built).ancestors
     assert hit.report is None and "no weights" in hit.error
 
 
@@ -170,7 +171,7 @@ def test_a_base_added_again_replaces_itself(built, folders):
 
 def test_an_empty_index_is_said(folders):
     with pytest.raises(InputError, match="no base models"):
-        identify(folders["tuned"], BaseIndex(WORDS))
+        identify(NamedModel(folders["tuned"]), BaseIndex(WORDS))
 
 
 def test_the_bound_for_channels_in_one_order_is_kept_among_strangers():

@@ -28,7 +28,7 @@ ALLOWED = {
     "fingerprints": FOLDERS | GROUND | {"comparison"},
     "trees": FOLDERS | GROUND | {"comparison", "fingerprints"},
     "index": FOLDERS | GROUND | {"comparison", "checker", "saving", "fingerprints"},
-    "survey": FOLDERS | GROUND | {"saving", "figures", "cards", "fingerprints", "trees"},
+    "survey": FOLDERS | GROUND | {"comparison", "saving", "figures", "cards", "fingerprints", "trees"},
     "publishing": GROUND | {"hub", "index", "survey"},
     "demo": JOINED,
     "cli": JOINED | MANY | {"cards", "demo"},

@@ -138,13 +138,13 @@ def add_model(group: argparse._ArgumentGroup, *, prefix: str = "", whose: str = 
         whose: What the help calls the model.
     """
     group.add_argument(
-        f"--{prefix}subfolder", default="", metavar="FOLDER", help=f"folder of {whose}'s repository that holds it"
+        f"--{prefix}subfolder", default="", metavar="FOLDER", help=f"folder of its repository that holds {whose}"
     )
     group.add_argument(
-        f"--{prefix}variant", help=f"read {whose}'s model.<variant>.safetensors, or the GGUF file of that name"
+        f"--{prefix}variant", help=f"read model.<variant>.safetensors of {whose}, or the GGUF file of that name"
     )
     group.add_argument(
-        f"--{prefix}tokenizer", metavar="REPO", help=f"repository or folder to read {whose}'s vocabulary from"
+        f"--{prefix}tokenizer", metavar="REPO", help=f"repository or folder to read the vocabulary of {whose} from"
     )
     group.add_argument(
         f"--{prefix}base",

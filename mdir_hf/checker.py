@@ -42,7 +42,7 @@ class HomologyChecker:
         reading: Reading = Reading(),
     ) -> None:
         self.reference = reference
-        self.settings = _on_this_machine(settings)
+        self.settings = replace(settings, device=_available_device(settings.device))
         self._reading = reading
         self._ledger = ledger
         self._is_first = True
@@ -179,13 +179,14 @@ class HomologyChecker:
             listeners: Who is told.
             token: The candidate's token; the reference's by default.
         """
+        settings = replace(settings, device=_available_device(settings.device))
         with self._lock, self._ledger.limited(settings.max_bytes):
             watch = Watch(self._ledger, listeners, from_start=self._is_first)
             self._is_first = False
             with watch.listening():
                 watch.enter("opening")
                 candidate = self._open(model, token)
-                return compare_models(self.reference, candidate, _on_this_machine(settings), watch)
+                return compare_models(self.reference, candidate, settings, watch)
 
     def plan(
         self,
@@ -227,15 +228,6 @@ class HomologyChecker:
 
     def _open(self, model: NamedModel, token: str | bool | None) -> Model:
         return model.open(self._reading if token is None else replace(self._reading, token=token), self._ledger)
-
-
-def _on_this_machine(settings: Settings) -> Settings:
-    """The same on a device that there is.
-
-    Raises:
-        InputError: If there is no such device.
-    """
-    return replace(settings, device=_available_device(settings.device))
 
 
 def _available_device(device: str) -> str:

@@ -10,6 +10,10 @@ import pytest
 import torch
 
 from mdir_hf import HomologyChecker, HomologyReport, Reason, Verdict
+from mdir_hf.comparison.opening import NamedModel, Reading
+from mdir_hf.comparison.progress import Watch
+from mdir_hf.comparison.settings import Listeners, Settings
+from mdir_hf.comparison.steps import compare_models
 from mdir_hf.errors import (
     ByteBudgetError,
     CorruptCheckpointError,
@@ -18,7 +22,12 @@ from mdir_hf.errors import (
     RemoteCodeRefusedError,
     VocabularyError,
 )
+from mdir_hf.hub import IoLedger
+from mdir_hf.report import Level
+from tests.hub.fixtures import hf_home, loopback_hub
 from tests.specimens import gaussian, tokens, write_model
+
+__all__ = ["hf_home", "loopback_hub"]
 
 V, N = 1500, 96
 
@@ -237,6 +246,26 @@ def test_the_byte_cap_holds_for_one_comparison(checker, tmp_path):
     assert compare(checker, other, max_bytes=10_000_000).verdict is Verdict.NO_EVIDENCE
 
 
+def test_a_byte_cap_of_one_comparison_leaves_a_later_plan_alone(checker, tmp_path):
+    other = write_model(tmp_path / "x", gaussian(V, N, 1))
+    with pytest.raises(ByteBudgetError, match="cap"):
+        compare(checker, other, max_bytes=1000)
+    assert checker.plan(other).common_tokens == V - 1
+
+
+def test_a_comparison_leaves_the_candidate_as_it_was_opened(tmp_path, loopback_hub):
+    for name, seed in (("base", 1), ("twin", 2)):
+        loopback_hub.add_repository(f"some/{name}", write_model(tmp_path / name, gaussian(V, N, seed)))
+    reference, candidate = (NamedModel(f"some/{name}").open(Reading()) for name in ("base", "twin"))
+    assert reference.vocabulary_key == candidate.vocabulary_key
+    watch = Watch(IoLedger(), Listeners(progress=False))
+    before = dict(vars(candidate))
+    report = compare_models(reference, candidate, Settings(Level.SCREEN), watch)
+    assert report.embedding.common_tokens == V - 1
+    assert "vocabulary" not in vars(candidate)  # the reference's was used: their tokenizer files are the same
+    assert all(vars(candidate)[name] is value for name, value in before.items())
+
+
 def test_what_cannot_fit_is_refused_before_the_read(checker, tmp_path):
     with pytest.raises(MemoryBudgetError, match="level 'screen'"):
         compare(checker, write_model(tmp_path / "x", gaussian(V, N, 1)), max_memory_bytes=1000)
@@ -253,6 +282,12 @@ def test_remote_code_is_refused_with_a_sentence(base, checker):
 def test_an_impossible_level_is_refused(base, alpha):
     with pytest.raises(InputError, match="between 0 and 1"):
         HomologyChecker.from_pretrained(base, alpha=alpha)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63])
+def test_an_impossible_seed_is_refused_before_anything_is_opened(seed, tmp_path):
+    with pytest.raises(InputError, match="seed"):
+        HomologyChecker.from_pretrained(tmp_path / "nowhere", seed=seed)
 
 
 def test_an_unknown_level_of_comparison_is_refused(checker, base):
@@ -293,7 +328,7 @@ def test_what_is_not_a_report_is_refused(text):
         HomologyReport.from_json(text)
 
 
-def test_a_head_that_is_stored_although_it_is_tied_is_no_second_witness(tmp_path):
+def test_a_head_that_is_stored_although_it_is_tied_is_no_independent_test(tmp_path):
     config = {"model_type": "llama", "hidden_size": N, "vocab_size": V, "tie_word_embeddings": True}
     folders = [
         write_model(tmp_path / name, gaussian(V, N, seed), unembedding=gaussian(V, N, seed), config=config)

@@ -6,10 +6,10 @@ import json
 
 import pytest
 import torch
-from mdir_hf.comparison.residual_maps import FITTED_ON, fitted_on_layers
 
 from mdir_hf import HomologyReport, Verdict
 from mdir_hf.comparison.model import Model
+from mdir_hf.comparison.residual_maps import FITTED_ON, fitted_on_layers
 from mdir_hf.hub import open_repository
 from mdir_hf.saving.document import report_document
 from tests.homology.obfuscation import haar, logits, new_model, obfuscate

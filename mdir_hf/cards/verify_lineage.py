@@ -102,15 +102,14 @@ def verify_lineage(
         InputError: If an argument cannot be used.
         HubError: If the model's own repository cannot be had.
     """
-    open_one = reading.opener()
-    declared = declared_in(open_one(model.repo_or_folder, revision=model.revision))
+    declared = declared_in(reading.open(model.repo_or_folder, revision=model.revision))
 
     def measure(base: str) -> HomologyReport:
         checker = HomologyChecker.open(NamedModel(hub_reference(base)), reading, settings)
         return checker.compare_with(model, settings, listeners)
 
     def declarations(base: str) -> DeclaredLineage:
-        return declared_in(open_one(hub_reference(base)))
+        return declared_in(reading.open(hub_reference(base)))
 
     bases = tuple(_check(declared, base, number, measure) for number, base in enumerate(declared.base_models))
     return LineageCheck(declared, bases, _cycle(declared, declarations))

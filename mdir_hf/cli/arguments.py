@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from mdir_hf.comparison.settings import Listeners, Settings, check_alpha, check_seed
 from mdir_hf.errors import InputError
@@ -15,6 +15,8 @@ from mdir_hf.report import Level, Verdict
 if TYPE_CHECKING:
     from mdir_hf.comparison.opening import NamedModel, Reading
     from mdir_hf.comparison.plan import ReadPlan
+
+N = TypeVar("N", int, float)
 
 EXIT_NAMED = 3
 """Exit status where the outcome is one named by ``--fail-on``."""
@@ -25,28 +27,22 @@ VERDICTS = tuple(verdict.value for verdict in Verdict)
 SIZE_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
-def alpha(text: str) -> float:
-    """Parse a level of significance."""
-    try:
-        value = float(text)
-        check_alpha(value)
-    except InputError as exc:
-        raise argparse.ArgumentTypeError(exc.message) from exc
-    except ValueError as exc:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from exc
-    return value
+def _number(convert: Callable[[str], N], check: Callable[[N], None], kind: str) -> Callable[[str], N]:
+    def parse(text: str) -> N:
+        try:
+            value = convert(text)
+            check(value)
+        except InputError as exc:
+            raise argparse.ArgumentTypeError(exc.message) from exc
+        except ValueError as exc:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a {kind}") from exc
+        return value
+
+    return parse
 
 
-def seed(text: str) -> int:
-    """Parse a seed."""
-    try:
-        value = int(text)
-        check_seed(value)
-    except InputError as exc:
-        raise argparse.ArgumentTypeError(exc.message) from exc
-    except ValueError as exc:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from exc
-    return value
+alpha = _number(float, check_alpha, "number")
+seed = _number(int, check_seed, "whole number")
 
 
 def size(text: str) -> int:
@@ -151,7 +147,7 @@ def add_model(group: argparse._ArgumentGroup, *, prefix: str = "", whose: str = 
         metavar="REPO@COMMIT",
         action="append",
         default=[],
-        help=f"read what lies under {whose}, an adapter, at this commit (repeatable)",
+        help=f"where {whose} is an adapter, a base under it and the commit to read it at (repeatable)",
     )
 
 

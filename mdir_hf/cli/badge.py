@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from mdir_hf.cli.arguments import add_json
+from mdir_hf.cli import arguments
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -22,7 +22,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument("--output", metavar="DIR", type=Path, help="where to (default: the folder of the report)")
     parser.add_argument("--image-url", default="badge.svg", help="where the picture will lie (default badge.svg)")
     parser.add_argument("--report-url", default="report.json", help="where the report will lie (default report.json)")
-    add_json(parser)
+    arguments.add_json(parser)
     parser.set_defaults(run=run)
 
 

@@ -6,21 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from mdir_hf.cli.arguments import (
-    VERDICTS,
-    add_computing,
-    add_fail_on,
-    add_json,
-    add_model,
-    add_quiet,
-    add_reading,
-    add_settings,
-    exit_status,
-    listeners_of,
-    model_of,
-    reading_of,
-    settings_of,
-)
+from mdir_hf.cli import arguments
 from mdir_hf.errors import RemoteCodeRefusedError
 
 
@@ -33,15 +19,15 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     parser.add_argument("reference", metavar="A")
     parser.add_argument("candidate", metavar="B")
-    add_settings(parser)
-    add_json(parser)
+    arguments.add_settings(parser)
+    arguments.add_json(parser)
     parser.add_argument("--save", metavar="DIR", type=Path, help="write report.json, .md, .html and the figures there")
-    add_fail_on(parser, "verdict", VERDICTS)
-    add_quiet(parser)
-    reading = add_reading(parser)
-    add_model(reading, whose="A")
-    add_model(reading, prefix="candidate-", whose="B")
-    add_computing(reading)
+    arguments.add_fail_on(parser, "verdict", arguments.VERDICTS)
+    arguments.add_quiet(parser)
+    reading = arguments.add_reading(parser)
+    arguments.add_model(reading, whose="A")
+    arguments.add_model(reading, prefix="candidate-", whose="B")
+    arguments.add_computing(reading)
     parser.add_argument("--trust-remote-code", action="store_true", help=argparse.SUPPRESS)
     parser.set_defaults(run=run)
 
@@ -59,10 +45,12 @@ def run(options: argparse.Namespace) -> int:
         check_save_folder(options.save)
     from mdir_hf.checker import HomologyChecker
 
-    settings = settings_of(options)
-    checker = HomologyChecker.open(model_of(options, options.reference), reading_of(options), settings)
-    candidate = model_of(options, options.candidate, prefix="candidate_")
-    report = checker.compare_with(candidate, settings, listeners_of(options))
+    settings = arguments.settings_of(options)
+    checker = HomologyChecker.open(
+        arguments.model_of(options, options.reference), arguments.reading_of(options), settings
+    )
+    candidate = arguments.model_of(options, options.candidate, prefix="candidate_")
+    report = checker.compare_with(candidate, settings, arguments.listeners_of(options))
     sys.stdout.write((report.to_json() if options.json else str(report)) + "\n")
     sys.stdout.flush()
     if options.save is not None:
@@ -70,4 +58,4 @@ def run(options: argparse.Namespace) -> int:
 
         save_report(report, options.save)
         sys.stderr.write(f"saved in {options.save}\n")
-    return exit_status(options, report.verdict.value)
+    return arguments.exit_status(options, report.verdict.value)

@@ -6,17 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from mdir_hf.cli.arguments import (
-    MODEL,
-    add_computing,
-    add_json,
-    add_model,
-    add_reading,
-    add_settings,
-    model_of,
-    reading_of,
-    settings_of,
-)
+from mdir_hf.cli import arguments
 from mdir_hf.cli.model_list import add_list_arguments, listed_models
 from mdir_hf.errors import InputError
 
@@ -32,16 +22,16 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         description="Search an index of base models for those that a model shares weight ancestry with, and confirm "
         "what is found by comparing the models themselves.",
     )
-    parser.add_argument("model", metavar="REPO", help=MODEL)
+    parser.add_argument("model", metavar="REPO", help=arguments.MODEL)
     parser.add_argument("--index", required=True, metavar="FILE|URL",
                         help="file that `mdir-hf index` made, here or the address of one on the Hub")  # fmt: skip
     parser.add_argument("--top", type=int, default=5, help="how many bases are looked at closely (default 5)")
-    add_settings(parser, over=" over all bases")
+    arguments.add_settings(parser, over=" over all bases")
     parser.add_argument("--no-confirm", action="store_true", help="search only; compare nothing")
-    add_json(parser)
-    reading = add_reading(parser)
-    add_model(reading)
-    add_computing(reading)
+    arguments.add_json(parser)
+    reading = arguments.add_reading(parser)
+    arguments.add_model(reading)
+    arguments.add_computing(reading)
     parser.set_defaults(run=run_identify)
 
     parser = commands.add_parser(
@@ -52,7 +42,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     parser.add_argument("index", metavar="FILE", type=Path, help="the index")
     add_list_arguments(parser)
-    add_reading(parser)
+    arguments.add_reading(parser)
     parser.set_defaults(run=run_index)
 
 
@@ -62,12 +52,12 @@ def run_identify(options: argparse.Namespace) -> int:
     from mdir_hf.index.identify import identify
 
     found = identify(
-        model_of(options, options.model),
+        arguments.model_of(options, options.model),
         BaseIndex.load(_index_path(options)),
         top=options.top,
         confirm=not options.no_confirm,
-        settings=settings_of(options),
-        reading=reading_of(options),
+        settings=arguments.settings_of(options),
+        reading=arguments.reading_of(options),
     )
     sys.stdout.write((found.to_json() if options.json else str(found)) + "\n")
     return 0
@@ -96,7 +86,7 @@ def run_index(options: argparse.Namespace) -> int:
     def said(name: str, outcome: str) -> None:
         sys.stderr.write(f"{outcome}: {name}\n" if outcome in ("added", "known") else f"not added: {outcome}\n")
 
-    index, n_failed = extend_index(known, names, options.index, on_model=said, reading=reading_of(options))
+    index, n_failed = extend_index(known, names, options.index, on_model=said, reading=arguments.reading_of(options))
     if n_failed == len(names):
         raise InputError("none of the models could be added; the index is as it was", subject=str(options.index))
     sys.stdout.write(f"{options.index}: {len(index)} base models, {index.n_bytes / 1e6:.1f} MB of rows\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from mdir_hf.cli.arguments import MODEL, add_json, add_model, add_reading, model_of, reading_of
+from mdir_hf.cli import arguments
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -16,8 +16,8 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         description="Say what a comparison sees of one model: architecture, roles found in each layer, vocabulary, "
         "quantisation, and what it would read. Reads no weights.",
     )
-    parser.add_argument("model", metavar="REPO", help=MODEL)
-    add_json(parser)
+    parser.add_argument("model", metavar="REPO", help=arguments.MODEL)
+    arguments.add_json(parser)
     parser.add_argument(
         "--all-headers",
         action=argparse.BooleanOptionalAction,
@@ -25,7 +25,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         help="read the header of every weight file: checks every shape, and counts what the layers would cost "
         "(default: where there are at most 8 files)",
     )
-    add_model(add_reading(parser))
+    arguments.add_model(arguments.add_reading(parser))
     parser.set_defaults(run=run)
 
 
@@ -33,7 +33,7 @@ def run(options: argparse.Namespace) -> int:
     """Inspect, print, and return the exit status."""
     from mdir_hf.inspection import inspect_named
 
-    model = model_of(options, options.model)
-    found = inspect_named(model, reading_of(options), all_headers=options.all_headers)
+    model = arguments.model_of(options, options.model)
+    found = inspect_named(model, arguments.reading_of(options), all_headers=options.all_headers)
     sys.stdout.write((found.to_json() if options.json else str(found)) + "\n")
     return 0

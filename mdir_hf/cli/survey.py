@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mdir_hf.cli.arguments import add_json, add_reading, add_seed, alpha, reading_of, size
+from mdir_hf.cli import arguments
 from mdir_hf.cli.model_list import add_list_arguments, is_list_given, listed_models
 from mdir_hf.errors import InputError
 
@@ -31,9 +31,11 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     add_list_arguments(parser)
     parser.add_argument("--out", metavar="DIR", type=Path, help="where the results go; needed unless --join is given")
     parser.add_argument("--join", metavar="DIR", type=Path, nargs="+", help="join the shards that lie in these folders")
-    parser.add_argument("--alpha", type=alpha, default=1e-10, help="level of the whole survey (default 1e-10)")
+    parser.add_argument(
+        "--alpha", type=arguments.alpha, default=1e-10, help="level of the whole survey (default 1e-10)"
+    )
     parser.add_argument("--tokens", type=int, default=2048, help="rows read of every model (default 2048)")
-    add_seed(parser, "every random choice")
+    arguments.add_seed(parser, "every random choice")
     parser.add_argument("--shard", type=_shard, default=(0, 1), metavar="I/N", help="do part I of N, from 0")
     parser.add_argument("--prepare", action="store_true",
                         help="only choose the tokens and pin the commits, for --sample of the shards")  # fmt: skip
@@ -42,11 +44,11 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument("--scheduler", metavar="tcp://HOST:PORT", help="run on a dask cluster")
     parser.add_argument("--declared", action="store_true", help="put the base models that the cards declare beside it")
     parser.add_argument(
-        "--cache-bytes", type=size, default=8 << 30, metavar="SIZE", help="bound on the rows kept in DIR"
+        "--cache-bytes", type=arguments.size, default=8 << 30, metavar="SIZE", help="bound on the rows kept in DIR"
     )
-    add_json(parser)
+    arguments.add_json(parser)
     parser.add_argument("--quiet", action="store_true", help="no progress on standard error")
-    add_reading(parser)
+    arguments.add_reading(parser)
     parser.set_defaults(run=run)
 
 
@@ -68,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
     if options.declared:
         from mdir_hf.survey.declared import add_declared
 
-        report = add_declared(report, reading_of(options))
+        report = add_declared(report, arguments.reading_of(options))
     sys.stdout.write((report.to_json() if options.json else _text(report)) + "\n")
     sys.stdout.flush()
     if folder is not None:
@@ -103,7 +105,7 @@ def _plan(options: argparse.Namespace) -> SurveyPlan:
         seed=options.seed,
         n_tokens=options.tokens,
         shard=options.shard,
-        reading=reading_of(options),
+        reading=arguments.reading_of(options),
         cache_bytes=options.cache_bytes,
         progress=not options.quiet,
     )

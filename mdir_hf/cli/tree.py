@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mdir_hf.cli.arguments import add_json, add_reading, add_seed, reading_of
+from mdir_hf.cli import arguments
 from mdir_hf.errors import InputError
 
 if TYPE_CHECKING:
@@ -29,9 +29,9 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument("--layers", action="store_true",
                         help="also read a few rows of each layer: shares of merges by layer, doubled layers, and "
                         "vocabularies that were extended")  # fmt: skip
-    add_seed(parser, "the bootstrap over tokens")
-    add_json(parser)
-    add_reading(parser)
+    arguments.add_seed(parser, "the bootstrap over tokens")
+    arguments.add_json(parser)
+    arguments.add_reading(parser)
     parser.set_defaults(run=run)
 
 
@@ -76,7 +76,7 @@ def _closer(group: Sequence[str], options: argparse.Namespace) -> CloserLook:
     notes = []
     for name in group:
         try:
-            opened[name] = open_model(name, reading_of(options), IoLedger(), sample.pins.get(name))
+            opened[name] = open_model(name, arguments.reading_of(options), IoLedger(), sample.pins.get(name))
         except MdirError as exc:
             notes.append(f"{name} could not be looked at closer: {' '.join(str(exc).split())}")
     found = look_closer(opened)

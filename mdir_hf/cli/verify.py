@@ -6,23 +6,9 @@ import argparse
 import json
 import sys
 
-from mdir_hf.cli.arguments import (
-    VERDICTS,
-    add_computing,
-    add_fail_on,
-    add_json,
-    add_model,
-    add_quiet,
-    add_reading,
-    add_settings,
-    exit_status,
-    listeners_of,
-    model_of,
-    reading_of,
-    settings_of,
-)
+from mdir_hf.cli import arguments
 
-OUTCOMES = (*VERDICTS, "not_measured")
+OUTCOMES = (*arguments.VERDICTS, "not_measured")
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -34,13 +20,13 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "the measurement. What is not declared is not looked for.",
     )
     parser.add_argument("repo", metavar="REPO", help="owner/name, owner/name@revision, a Hub URL, or a folder")
-    add_settings(parser)
-    add_json(parser)
-    add_fail_on(parser, "outcome", OUTCOMES)
-    add_quiet(parser)
-    reading = add_reading(parser)
-    add_model(reading)
-    add_computing(reading)
+    arguments.add_settings(parser)
+    arguments.add_json(parser)
+    arguments.add_fail_on(parser, "outcome", OUTCOMES)
+    arguments.add_quiet(parser)
+    reading = arguments.add_reading(parser)
+    arguments.add_model(reading)
+    arguments.add_computing(reading)
     parser.set_defaults(run=run)
 
 
@@ -49,10 +35,10 @@ def run(options: argparse.Namespace) -> int:
     from mdir_hf.cards.verify_lineage import verify_lineage
 
     check = verify_lineage(
-        model_of(options, options.repo),
-        reading=reading_of(options),
-        settings=settings_of(options),
-        listeners=listeners_of(options),
+        arguments.model_of(options, options.repo),
+        reading=arguments.reading_of(options),
+        settings=arguments.settings_of(options),
+        listeners=arguments.listeners_of(options),
     )
     sys.stdout.write((json.dumps(check.to_dict(), indent=2) if options.json else str(check)) + "\n")
-    return exit_status(options, *(one.outcome for one in check.bases))
+    return arguments.exit_status(options, *(one.outcome for one in check.bases))

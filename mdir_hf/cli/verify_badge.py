@@ -6,17 +6,7 @@ import argparse
 import json
 import sys
 
-from mdir_hf.cli.arguments import (
-    LEVELS,
-    add_access,
-    add_computing,
-    add_fail_on,
-    add_json,
-    add_quiet,
-    exit_status,
-    listeners_of,
-    reading_of,
-)
+from mdir_hf.cli import arguments
 from mdir_hf.report import Level
 
 STATES = ("match", "stale", "different")
@@ -33,12 +23,14 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument(
         "source", metavar="FILE|URL", help="a badge SVG, a report, or an endpoint beside its report; here or on the Hub"
     )
-    parser.add_argument("--level", choices=LEVELS, help="another level than the badge's: compares the verdicts only")
-    add_json(parser)
-    add_fail_on(parser, "state", STATES)
-    add_quiet(parser)
-    reading = add_access(parser)
-    add_computing(reading)
+    parser.add_argument(
+        "--level", choices=arguments.LEVELS, help="another level than the badge's: compares the verdicts only"
+    )
+    arguments.add_json(parser)
+    arguments.add_fail_on(parser, "state", STATES)
+    arguments.add_quiet(parser)
+    reading = arguments.add_access(parser)
+    arguments.add_computing(reading)
     for side in ("reference", "candidate"):
         reading.add_argument(
             f"--{side}-tokenizer",
@@ -54,13 +46,13 @@ def run(options: argparse.Namespace) -> int:
     check = verify_badge(
         options.source,
         level=None if options.level is None else Level(options.level),
-        reading=reading_of(options),
+        reading=arguments.reading_of(options),
         reference_tokenizer=options.reference_tokenizer,
         candidate_tokenizer=options.candidate_tokenizer,
         device=options.device,
         max_bytes=options.max_bytes,
         max_memory_bytes=options.max_memory,
-        listeners=listeners_of(options),
+        listeners=arguments.listeners_of(options),
     )
     sys.stdout.write((json.dumps(check.to_dict(), indent=2) if options.json else str(check)) + "\n")
-    return exit_status(options, check.state)
+    return arguments.exit_status(options, check.state)

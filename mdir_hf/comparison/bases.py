@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,14 +18,7 @@ MAX_ADAPTERS = 4
 class OpenRepository(Protocol):
     """As :func:`~mdir_hf.hub.open_repository`, with the token, caches and ledger of a comparison filled in."""
 
-    def __call__(  # noqa: D102
-        self,
-        reference: str | os.PathLike[str],
-        *,
-        revision: str | None = None,
-        subfolder: str = "",
-        allow_local: bool = True,
-    ) -> Repository: ...
+    def __call__(self, reference: str, *, revision: str | None = None, allow_local: bool = True) -> Repository: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,17 +158,11 @@ def open_bases_at(open_one: OpenRepository, bases: Sequence[str]) -> OpenReposit
             raise InputError(f"{base!r} does not name a base at a commit; write owner/name@ and 40 hex digits")
         commits[repo.lower()] = commit
 
-    def open_base(
-        reference: str | os.PathLike[str],
-        *,
-        revision: str | None = None,
-        subfolder: str = "",
-        allow_local: bool = True,
-    ) -> Repository:
-        commit = commits.get(str(reference).lower())
+    def open_base(reference: str, *, revision: str | None = None, allow_local: bool = True) -> Repository:
+        commit = commits.get(reference.lower())
         if commit is not None:
             reference, revision = f"hf://models/{reference}", commit
-        return open_one(reference, revision=revision, subfolder=subfolder, allow_local=allow_local)
+        return open_one(reference, revision=revision, allow_local=allow_local)
 
     return open_base
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import partial
 
-from mdir_hf.comparison.bases import OpenRepository, open_bases_at
+from mdir_hf.comparison.bases import open_bases_at
 from mdir_hf.comparison.model import Model
 from mdir_hf.hub import IoLedger, Repository, open_repository
 
@@ -30,34 +31,28 @@ class Reading:
     allow_local: bool = True
     use_caches: bool = True
 
-    def opener(self, ledger: IoLedger | None = None) -> OpenRepository:
-        """Return what opens repositories this way.
-
-        Args:
-            ledger: Counts what is read of all of them; None: each repository has its own.
-        """
-
-        def open_one(
-            reference: str | os.PathLike[str],
-            *,
-            revision: str | None = None,
-            subfolder: str = "",
-            allow_local: bool = True,
-        ) -> Repository:
-            return open_repository(
-                reference,
-                revision=revision,
-                subfolder=subfolder,
-                token=self.token,
-                cache_dir=self.cache_dir,
-                local_files_only=self.local_files_only,
-                force_download=self.force_download,
-                allow_local=self.allow_local and allow_local,
-                use_caches=self.use_caches,
-                ledger=ledger,
-            )
-
-        return open_one
+    def open(
+        self,
+        reference: str | os.PathLike[str],
+        *,
+        revision: str | None = None,
+        subfolder: str = "",
+        allow_local: bool = True,
+        ledger: IoLedger | None = None,
+    ) -> Repository:
+        """Open a repository or folder this way; see :func:`~mdir_hf.hub.open_repository`."""
+        return open_repository(
+            reference,
+            revision=revision,
+            subfolder=subfolder,
+            token=self.token,
+            cache_dir=self.cache_dir,
+            local_files_only=self.local_files_only,
+            force_download=self.force_download,
+            allow_local=self.allow_local and allow_local,
+            use_caches=self.use_caches,
+            ledger=ledger,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +88,7 @@ class NamedModel:
             CheckpointError: If it has no weights that can be read.
             AnatomyError: If they are not those of a language model.
         """
-        open_one = reading.opener(ledger or IoLedger())
+        open_one = partial(reading.open, ledger=ledger or IoLedger())
         repository = open_one(self.repo_or_folder, revision=self.revision, subfolder=self.subfolder)
         return Model(
             repository,

@@ -31,7 +31,7 @@ from mdir_hf.report import HomologyReport, Level, SettledBy, Verdict
 from mdir_hf.vocabulary import CommonVocabulary, common_vocabulary
 
 LOG10_P_EQUAL_DIGESTS = -256.0 * math.log10(2.0)
-"""The chance that two independent files have the same SHA-256."""
+"""The log10 of the chance that two independent files have the same SHA-256."""
 
 IDENTICAL_FILES = Decision(
     Verdict.HOMOLOGOUS,
@@ -39,19 +39,6 @@ IDENTICAL_FILES = Decision(
     SettledBy.IDENTICAL_FILES,
     ("All weight files have the same SHA-256 in both; p is the chance that independent digests agree.",),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class PairedTokens:
-    """Which rows of two models belong together.
-
-    Attributes:
-        common: Rows of the same tokens.
-        caveats: What a reader should know about them.
-    """
-
-    common: CommonVocabulary
-    caveats: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +78,25 @@ class LayersFound:
     are_unreadable: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """All that a comparison found.
+
+    Attributes:
+        matrices: On the embeddings.
+        layers: On the layers.
+        decision: The verdict with its reason and caveats.
+        log10_p: The headline, at most 0.
+        caveats: Sentences about this comparison, those of the decision not among them.
+    """
+
+    matrices: MatricesFound
+    layers: LayersFound
+    decision: Decision
+    log10_p: float
+    caveats: tuple[str, ...]
+
+
 def compare_models(reference: Comparable, candidate: Comparable, settings: Settings, watch: Watch) -> HomologyReport:
     """Compare two models. Every comparison of this package runs through this function.
 
@@ -106,19 +112,36 @@ def compare_models(reference: Comparable, candidate: Comparable, settings: Setti
     Raises:
         MdirError: Where the question cannot be asked or the files cannot be had.
     """
+    found = _findings(reference, candidate, settings, watch)
+    # Reading the weights may have brought up more notes on them.
+    late = tuple(note for note in _notes(reference, candidate) if note not in found.caveats)
+    return make_report(
+        reference,
+        candidate,
+        matrices=found.matrices.outcomes,
+        body=found.layers.body,
+        decision=found.decision,
+        log10_p=found.log10_p,
+        n_tests=found.matrices.n_tests + found.layers.n_tests,
+        caveats=(*found.caveats, *late),
+        io=watch.io.result(reference.tensors.n_bytes + candidate.tensors.n_bytes),
+        seconds=watch.seconds,
+        settings=settings,
+    )
+
+
+def _findings(reference: Comparable, candidate: Comparable, settings: Settings, watch: Watch) -> Findings:
     notes = _notes(reference, candidate)
     n_same, is_same = _same_files(reference, candidate)
     if is_same and settings.level.accepts_equal_files:
         nothing = MatricesFound({}, n_tests=1)
-        return _report(
-            reference, candidate, settings, watch, nothing, LayersFound(), IDENTICAL_FILES, LOG10_P_EQUAL_DIGESTS, notes
-        )
+        return Findings(nothing, LayersFound(), IDENTICAL_FILES, LOG10_P_EQUAL_DIGESTS, notes)
     if n_same and not is_same:
         notes += (f"{n_same} weight files are the same bytes in both; this did not enter the p-value.",)
     with watch.step("vocabulary"):
         watch.enter("vocabulary")
-        paired = _paired_tokens(reference, candidate)
-    matrices = _compare_matrices(reference, candidate, paired.common, settings, watch)
+        common, on_tokens = _common_tokens(reference, candidate)
+    matrices = _compare_matrices(reference, candidate, common, settings, watch)
     layers = LayersFound()
     if settings.level.may_read_layers and not (matrices.settle and settings.level.stops_when_settled):
         with watch.step("body"):
@@ -133,8 +156,7 @@ def compare_models(reference: Comparable, candidate: Comparable, settings: Setti
     )
     log_p = [outcome.evidence.log_p for outcome in matrices.outcomes.values()]
     log_p += [] if layers.body is None else [layers.body.log_p]
-    caveats = (*notes, *paired.caveats, *layers.caveats)
-    return _report(reference, candidate, settings, watch, matrices, layers, decision, min(0.0, *log_p) / LN10, caveats)
+    return Findings(matrices, layers, decision, min(0.0, *log_p) / LN10, (*notes, *on_tokens, *layers.caveats))
 
 
 def plan_comparison(reference: Comparable, candidate: Comparable, level: Level) -> ReadPlan:
@@ -146,7 +168,7 @@ def plan_comparison(reference: Comparable, candidate: Comparable, level: Level) 
         level: How far the comparison would go.
     """
     mine, other = _matrix_pairs(reference, candidate, level)["embedding"]
-    return _plan(reference, candidate, mine, other, _paired_tokens(reference, candidate).common, level)
+    return _plan(reference, candidate, mine, other, _common_tokens(reference, candidate)[0], level)
 
 
 def _plan(
@@ -185,7 +207,8 @@ def _same_files(reference: Comparable, candidate: Comparable) -> tuple[int, bool
     return len(set(mine.values()) & set(other.values())), set(mine.values()) == set(other.values())
 
 
-def _paired_tokens(reference: Comparable, candidate: Comparable) -> PairedTokens:
+def _common_tokens(reference: Comparable, candidate: Comparable) -> tuple[CommonVocabulary, tuple[str, ...]]:
+    """Return the rows of the same tokens, and what a reader should know about them."""
     models = (reference, candidate)
     caveats = tuple(
         f"The vocabulary of {model.label} was read from {model.vocabulary_from}, as asked."
@@ -196,7 +219,7 @@ def _paired_tokens(reference: Comparable, candidate: Comparable) -> PairedTokens
     rows_of_models = (n_rows(reference), n_rows(candidate))
     if mine is not None and other is not None:
         common = common_vocabulary(mine, other, n_reference_rows=rows_of_models[0], n_candidate_rows=rows_of_models[1])
-        return PairedTokens(common, caveats)
+        return common, caveats
     without = " and ".join(model.label for model, v in zip(models, (mine, other), strict=True) if v is None)
     by_number = (
         f"No tokenizer files in {without}: rows were paired by their number. Any pairing keeps the p-value valid, "
@@ -208,7 +231,7 @@ def _paired_tokens(reference: Comparable, candidate: Comparable) -> PairedTokens
         rows = np.arange(n_common, dtype=np.int64)
     else:
         rows = np.array(sorted(row for row in known.row_of.values() if row < n_common), dtype=np.int64)
-    return PairedTokens(CommonVocabulary(rows, rows, len(rows), False, 0, 0), (*caveats, by_number))
+    return CommonVocabulary(rows, rows, len(rows), False, 0, 0), (*caveats, by_number)
 
 
 def _matrix_pairs(
@@ -311,32 +334,4 @@ def _summary(body: BodyEvidence, settings: Settings) -> BodySummary:
         off_match_share=body.stray_share,
         placebo_is_significant=body.placebo_log_p <= math.log(REMARKABLE),
         is_supported=layers_support(body.modules, body.outer.kind, math.log(settings.alpha)),
-    )
-
-
-def _report(
-    reference: Comparable,
-    candidate: Comparable,
-    settings: Settings,
-    watch: Watch,
-    matrices: MatricesFound,
-    layers: LayersFound,
-    decision: Decision,
-    log10_p: float,
-    caveats: tuple[str, ...],
-) -> HomologyReport:
-    # Reading the weights may have brought up more notes on them.
-    late = tuple(note for note in _notes(reference, candidate) if note not in caveats)
-    return make_report(
-        reference,
-        candidate,
-        matrices=matrices.outcomes,
-        body=layers.body,
-        decision=decision,
-        log10_p=log10_p,
-        n_tests=matrices.n_tests + layers.n_tests,
-        caveats=(*caveats, *late),
-        io=watch.io.result(reference.tensors.n_bytes + candidate.tensors.n_bytes),
-        seconds=watch.seconds,
-        settings=settings,
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -62,16 +61,9 @@ def open_model(name: str, reading: Reading, ledger: IoLedger, pin: Pin | None = 
         MdirError: If it cannot be opened.
     """
     pin = pin or Pin(name)
-    open_one = reading.opener(ledger)
 
-    def open_base(
-        reference: str | os.PathLike[str],
-        *,
-        revision: str | None = None,
-        subfolder: str = "",
-        allow_local: bool = True,
-    ) -> Repository:
-        wanted = pin.bases.get(str(reference), revision)
-        return open_one(reference, revision=wanted, subfolder=subfolder, allow_local=allow_local)
+    def open_base(reference: str, *, revision: str | None = None, allow_local: bool = True) -> Repository:
+        revision = pin.bases.get(reference, revision)
+        return reading.open(reference, revision=revision, allow_local=allow_local, ledger=ledger)
 
-    return Model(open_one(pin.reference), open_other=open_base)
+    return Model(reading.open(pin.reference, ledger=ledger), open_other=open_base)

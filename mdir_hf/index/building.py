@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from mdir_hf.comparison.bases import OpenRepository
 from mdir_hf.comparison.model import Model
 from mdir_hf.comparison.opening import Reading
 from mdir_hf.errors import InputError, MdirError
@@ -46,15 +45,14 @@ def extend_index(
     Raises:
         InputError: If the index cannot be written, or no model of a new one can be opened.
     """
-    open_one = reading.opener()
     if index is None:
-        index = BaseIndex(choose_index_tokens(_vocabularies(names, open_one)))
+        index = BaseIndex(choose_index_tokens(_vocabularies(names, reading)))
     commits = {base.model.repo: base.model.commit for base in index.bases}
     n_failed = n_new = 0
 
     def opened(name: str) -> Model | MdirError | None:
         try:
-            repository = open_one(name)
+            repository = reading.open(name)
             if repository.commit is not None and commits.get(repository.repo) == repository.commit:
                 return None
             model = Model(repository)
@@ -87,13 +85,13 @@ def extend_index(
     return index, n_failed
 
 
-def _vocabularies(names: Sequence[str], open_one: OpenRepository) -> list[Vocabulary]:
+def _vocabularies(names: Sequence[str], reading: Reading) -> list[Vocabulary]:
     found: list[Vocabulary] = []
     for name in names:
         if len(found) == CHOOSING:
             break
         try:
-            vocabulary = Model(open_one(name)).vocabulary
+            vocabulary = Model(reading.open(name)).vocabulary
         except MdirError:
             continue  # named when it is its turn to be added
         if vocabulary is not None:

@@ -24,7 +24,7 @@ def add_declared(report: SurveyReport, reading: Reading) -> SurveyReport:
     def declared(name: str) -> ModelResult:
         found = report.models[name]
         try:
-            return replace(found, declared_bases=declared_in(reading.opener()(name)).base_models)
+            return replace(found, declared_bases=declared_in(reading.open(name)).base_models)
         except MdirError:
             return replace(found, declared_bases=None)
 

@@ -53,7 +53,7 @@ class BodyEvidence:
 
     Attributes:
         log_p: Natural log of p of the map, corrected for every map that was to be tried; at most 0.
-        outer: The outer transformation that carried the layers.
+        outer: The residual-basis map that carried the layers.
         role: The representative matrix.
         layer_map: The map.
         stray_share: Off-match hits: share of the cells off the map that are significant.
@@ -97,20 +97,20 @@ def compare_bodies(
     *,
     log_alpha: float,
 ) -> BodyEvidence | None:
-    """Map the layers of two models, behind each outer transformation and with each representative in turn.
+    """Map the layers of two models, behind each residual-basis map and with each representative in turn.
 
-    MLPs come last, behind all outer transformations at once: they are most of the weights, and are read once.
+    MLPs come last, behind all residual-basis maps at once: they are most of the weights, and are read once.
 
     Args:
         reference: One model.
         candidate: The other.
-        tried: Outer transformations to try, and with which representatives; all of them are counted.
+        tried: Residual-basis maps to try, and with which representatives; all of them are counted.
         settings: Seed and device, and a level that says whether all matched layers are analysed by Algorithm 3.
         log_alpha: Natural log of the level of significance that is left for the layers.
 
     Returns:
         The first map that is significant and gives every candidate layer an ancestor; else, of those significant behind
-        one outer transformation, the one with most ancestors; else the most significant one. None where the models have
+        one residual-basis map, the one with most ancestors; else the most significant one. None where the models have
         no layers to compare.
 
     Cost: reads, once per map, what stands for each layer of the model in which that has more rows and some rows of the
@@ -156,7 +156,7 @@ class _Question:
     n_maps: int
 
     def maps(self, outers: Sequence[OuterTransformation], role: Role) -> list[BodyEvidence]:
-        """Map the layers by one role behind some outer transformations; each layer is read once for all of them."""
+        """Map the layers by one role behind some residual-basis maps; each layer is read once for all of them."""
         readers = RoleReader(self.reference, role), RoleReader(self.candidate, role)
         layer_maps = map_layers(
             [(representatives_of(readers[0], outer.carry_in), representatives_of(readers[1])) for outer in outers],

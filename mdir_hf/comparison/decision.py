@@ -120,7 +120,7 @@ class BodySummary:
 
     Attributes:
         log_p: Natural log of p of the layer map, corrected for all maps and looks.
-        outer: Kind of the outer transformation that carried the layers.
+        outer: Kind of the residual-basis map that carried the layers.
         fitted_on: Rows of what it was found on, where it was looked for.
         off_match_share: Share of the layer pairs off the map that are significant; near 0 where the null holds.
         placebo_is_significant: Whether some cell is significant at 0.1 % with the residual channels shuffled.
@@ -192,12 +192,12 @@ def layers_support(modules: Sequence[tuple[int, int, ModuleEvidence]], outer: st
     """Whether the analysed layers support a map.
 
     A rotation that was fitted on tokens also aligns features that unrelated models learn alike. Behind one, every
-    analysed layer must be significant in a test that such features do not reach. Behind any other outer transformation
+    analysed layer must be significant in a test that such features do not reach. Behind any other residual-basis map
     nothing was fitted on meaning, and the map stands by itself.
 
     Args:
         modules: Algorithm 3 on matched layers: (reference layer, candidate layer, evidence).
-        outer: Kind of the outer transformation that carried the layers.
+        outer: Kind of the residual-basis map that carried the layers.
         log_alpha: Natural log of the level over all of them.
     """
     if outer != "rotation":

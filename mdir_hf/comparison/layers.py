@@ -20,7 +20,7 @@ IntArray = npt.NDArray[np.int64]
 
 STANDS_IN = {Role.V: Role.SSM_IN}
 """What stands for V in a layer without attention: the input of its state-space mixer. So a hybrid has one map of all of
-its layers, and since values and mixer inputs of strangers are silent, its layers find ancestors of their own kind."""
+its layers. Values and mixer inputs of strangers are not significant, so its layers find ancestors of their own kind."""
 
 
 def n_neurons(model: PlacedTensors) -> int:

@@ -240,16 +240,15 @@ def _matrix_pairs(
     """The matrices that are compared, by name."""
     mine, other = reference.anatomy, candidate.anatomy
     pairs = {"embedding": (mine.embedding, other.embedding)}
-    if level.is_screen_only or mine.unembedding is None or other.unembedding is None:
-        return pairs
-    # A model with a tied head has one matrix for both. Where both models have, the heads are no independent test.
-    if not (_has_tied_head(reference) and _has_tied_head(candidate)):
+    # A tied head is the embedding once more. Where both models have one, the heads are no independent test.
+    is_independent = not (_has_tied_head(reference) and _has_tied_head(candidate))
+    if not level.is_screen_only and mine.unembedding is not None and other.unembedding is not None and is_independent:
         pairs["unembedding"] = (mine.unembedding, other.unembedding)
     return pairs
 
 
 def _has_tied_head(model: Comparable) -> bool:
-    """Whether the head is the embedding once more, by the config or by its place in the file."""
+    """Whether the head (``lm_head``) is the embedding, by the config or by its place in the file."""
     anatomy = model.anatomy
     if anatomy.declares_tied or anatomy.unembedding is None:
         return True
@@ -303,13 +302,13 @@ def _layers_found(
     widths = (reference.anatomy.hidden_size, candidate.anatomy.hidden_size)
     of_stream = {name: outcome for name, outcome in matrices.outcomes.items() if outcome.evidence.widths == widths}
     matching = next((outcome.matching for outcome in of_stream.values() if outcome.matching is not None), None)
-    outers = outer_candidates(
+    on_embeddings = outer_candidates(
         *widths, polar=of_stream["embedding"].polar if "embedding" in of_stream else None, matching=matching
     )
     tried = attempts(
         reference,
         candidate,
-        outers.transformations,
+        on_embeddings.transformations,
         representatives(reference, candidate),
         settings,
         are_matched=matching is not None,

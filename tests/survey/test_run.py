@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from mdir_hf.comparison.opening import Reading
 from mdir_hf.errors import InputError, WorkersLostError
 from mdir_hf.survey import run as run_module
 from mdir_hf.survey.engines import RESERVE, Engine, open_engine
@@ -244,7 +245,7 @@ def test_a_client_killed_in_the_middle_is_resumed(population, expected_groups, t
         (("one", "one"), {}, "stands in the list twice"),
         (("one", "two"), {"shard": (2, 2)}, "no shard 2 of 2"),
         (("one", "two"), {"alpha": 0.0}, "alpha must lie"),
-        (("no/such-a", "no/such-b"), {"options": {"local_files_only": True}}, "none of the 2 models can be opened"),
+        (("no/such-a", "no/such-b"), {"reading": Reading(local_files_only=True)}, "none of the 2 models can be opened"),
     ],
 )
 def test_what_cannot_be_asked_is_said(tmp_path, hf_home, names, options, message):

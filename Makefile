@@ -4,7 +4,7 @@ PYTHON ?= python3
 CONSTRAIN ?= -c constraints.txt
 BIN := .venv/bin
 
-.PHONY: help demo test test-slow check space examples screenshots chromium coverage evidence clean
+.PHONY: help demo test test-slow check schema space examples screenshots chromium coverage evidence clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list
@@ -43,6 +43,9 @@ evidence: .venv/.installed ## Train the lineage zoo, judge it beside peers, cali
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.zoo.run
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.calibration
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.evidence
+
+schema: .venv/.installed ## Renew the JSON Schema of a report
+	$(BIN)/python docs/make_schema.py
 
 examples: .venv/.installed ## Renew the stored results of the Space and the pictures of its page on the method
 	OMP_NUM_THREADS=1 $(BIN)/python docs/make_examples.py

@@ -14,7 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from mdir_hf import HomologyReport
+    from collections.abc import Iterator
+
+    import numpy as np
+
+    from mdir_hf import HomologyReport, MatrixArrays
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "space" / "examples"
@@ -73,7 +77,8 @@ def main() -> None:
             # Entries of a polar factor, reduced to block maxima, lie between 0 and 1.
             arrays = {
                 key: np.rint(255 * array).astype(np.uint8) if np.issubdtype(array.dtype, np.floating) else array
-                for key, array in report.arrays.items()
+                for name in report.matrices
+                for key, array in _stored(name, getattr(report.arrays, name))
             }
             np.savez_compressed(TARGET / f"{name}.npz", **arrays)
             note = (
@@ -84,6 +89,12 @@ def main() -> None:
             sys.stdout.write(f"{name}: {report.verdict.value}, log10 p {report.log10_p:.0f}\n")
         _draw(reports)
     (TARGET / "index.json").write_text(json.dumps(index, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _stored(name: str, arrays: MatrixArrays) -> Iterator[tuple[str, np.ndarray]]:
+    """The arrays of one pair of matrices under the names that the Space reads them by."""
+    kinds = {"": arrays.polar, "_matched": arrays.matched, "_channels": arrays.channels}
+    yield from ((name + kind, array) for kind, array in kinds.items() if array is not None)
 
 
 def _draw(reports: dict[str, HomologyReport]) -> None:

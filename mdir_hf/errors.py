@@ -3,6 +3,7 @@
 ``MdirError``: what a caller catches to catch all of ours
  ├── ``InputError`` (ValueError): the question as put cannot be asked
  │    ├── ``InvalidReferenceError``: neither a repo id, a Hub URL, a folder nor a weight file
+ │    ├── ``MissingExtraError``: a package of one of our extras is not installed
  │    └── ``RemoteCodeRefusedError``: somebody asked for ``trust_remote_code``
  ├── ``HubError`` (OSError): the place where a model lives did not give what was asked
  │    ├── ``RepositoryNotFoundError``: missing, private, or gated and asked anonymously
@@ -74,6 +75,10 @@ class InputError(MdirError, ValueError):
 
 class InvalidReferenceError(InputError):
     """What names the model is neither a repo id, a Hub URL, a local folder nor a weight file."""
+
+
+class MissingExtraError(InputError):
+    """A package that one of our extras brings is not installed."""
 
 
 class RemoteCodeRefusedError(InputError):

@@ -35,7 +35,7 @@ def ablation(scale: Scale) -> tuple[dict[str, Any], str, dict[str, Figure]]:
                 "same_text": kind == other_kind,
                 "verdict": body.verdict.value,
                 "log10_p_embedding": round(embedding.log10_p, 1),
-                "log10_p_layers": None if body.layers is None else round(body.layers["log10_p"], 1),
+                "log10_p_layers": None if body.layers is None else round(body.layers.log10_p, 1),
                 "normalized_trace": None
                 if embedding.embedding is None or embedding.embedding.normalized_trace is None
                 else round(embedding.embedding.normalized_trace, 4),
@@ -74,7 +74,7 @@ def ablation(scale: Scale) -> tuple[dict[str, Any], str, dict[str, Figure]]:
 
 
 def _picture(report: HomologyReport) -> np.ndarray:
-    return np.sqrt(np.clip(report.arrays["embedding"], 0.0, 1.0))
+    return np.sqrt(np.clip(report.arrays.embedding.polar, 0.0, 1.0))
 
 
 if __name__ == "__main__":

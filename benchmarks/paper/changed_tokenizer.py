@@ -118,7 +118,7 @@ def _rows(
                 **_traces(base, folder),
                 "log10_p_embedding": round(by_embedding.log10_p, 1),
                 "verdict_embedding": by_embedding.verdict.value,
-                "log10_p_layers": None if whole.layers is None else round(whole.layers["log10_p"], 1),
+                "log10_p_layers": None if whole.layers is None else round(whole.layers.log10_p, 1),
                 "verdict": whole.verdict.value,
                 "loss": round(mean_loss(load(folder), tokens, sequence_length=SEQUENCE_LENGTH, n_sequences=512), 3),
             }

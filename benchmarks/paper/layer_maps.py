@@ -45,17 +45,17 @@ def layer_maps(scale: Scale) -> tuple[dict[str, Any], str, dict[str, Figure]]:
         other = built(name, scale)
         report = HomologyChecker.from_pretrained(base, use_caches=False).compare(other, level="body", progress=False)
         assert report.layers is not None
-        mdir = np.array(report.layers["matrix"])
+        mdir = np.array(report.layers.matrix)
         theirs = hidden_states(other)
         cka = np.array([[linear_cka(x, y) for y in theirs] for x in states])
-        named = {j: i for i, j, _ in report.layers["matches"]}
+        named = {j: i for i, j, _ in report.layers.matches}
         by_mdir = [named.get(j) for j in range(mdir.shape[1])]
         by_cka = [int(i) for i in cka.argmax(axis=0)]
         data[name] = {
             "origins": None if truth is None else list(truth),
             "mdir": by_mdir,
             "cka": by_cka,
-            "log10_p": round(report.layers["log10_p"], 1),
+            "log10_p": round(report.layers.log10_p, 1),
             "verdict": report.verdict.value,
             "mdir_matrix": mdir.round(1).tolist(),
             "cka_matrix": cka.round(3).tolist(),
@@ -64,7 +64,7 @@ def layer_maps(scale: Scale) -> tuple[dict[str, Any], str, dict[str, Figure]]:
             [
                 name,
                 report.verdict.value,
-                p_text(report.layers["log10_p"]),
+                p_text(report.layers.log10_p),
                 _right(by_mdir, truth),
                 _right(by_cka, truth),
                 f"{cka.max(axis=0).mean():.2f}",

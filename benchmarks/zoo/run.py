@@ -60,7 +60,7 @@ def judge(pair: Pair, scale: Scale, *, level: str = "auto") -> dict[str, Any]:
         "embedding_log10_p": None if embedding is None else round(embedding.log10_p, 2),
         "transformation": None if embedding is None else embedding.transformation,
         "common_tokens": None if embedding is None else embedding.common_tokens,
-        "layers": None if layers is None else [match[:2] for match in layers["matches"]],
+        "layers": None if layers is None else [[*match[:2]] for match in layers.matches],
         "bytes_read": report.io.bytes_read,
         "bytes_beside_weights": sum(n for label, n in ledger.files.items() if not label.endswith(WEIGHT_SUFFIXES)),
         "bytes_of_weights": report.io.bytes_of_weights,

@@ -19,10 +19,10 @@ _URL_CHARACTERS = "/:?#@!$&*+,;=~%-._"
 class Badge:
     """A result of a comparison as a badge. Made by :func:`make_badge`.
 
-    The wording is neutral: it names shared ancestry and a bound on p, no direction, and nobody.
+    It says whether shared ancestry was found, with a bound on p. It states no direction.
 
     Attributes:
-        claim: What it says, and what repeats the comparison.
+        claim: What it says, and what is needed to compute it again.
         svg: The picture: ASCII text, the same bytes for the same report, with nothing loaded from elsewhere.
     """
 
@@ -43,7 +43,7 @@ class Badge:
     def endpoint_json(self) -> str:
         """The JSON of a shields.io endpoint badge.
 
-        It holds only what that schema knows (anything more is refused there), so to be verified it must lie beside its
+        It holds only the fields of that schema: shields refuses any other. To be verified it must lie beside its
         ``report.json``.
         """
         return json.dumps(endpoint_of(self.claim), indent=2) + "\n"

@@ -1,4 +1,4 @@
-"""A badge as files: picture, snippet and endpoint beside the report that they speak of."""
+"""A badge as files: picture, snippet and endpoint beside the report that they are made from."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def write_badge(badge: Badge, report: HomologyReport, snippet: str, folder: Path
         folder: Made if it does not exist.
 
     Returns:
-        The paths written. Each is written beside its place and moved into it.
+        The paths written. Each is written under another name first, then renamed.
 
     Raises:
         InputError: If the folder cannot be written, or holds the report of another comparison.
@@ -50,7 +50,5 @@ def _holds(path: Path, badge: Badge) -> bool:
     except InputError:
         is_same = False
     if not is_same:
-        raise InputError("is another file than the report of this badge; name another folder with --output").about(
-            str(path)
-        )
+        raise InputError("is not the report of this badge; name another folder with --output").about(str(path))
     return True

@@ -49,7 +49,7 @@ class BranchHead:
 
 
 def hub_reference(repo: str, revision: str | None = None, file: str | None = None) -> str:
-    """Name a repository of the Hub; a folder here of the same name is never meant, whoever wrote the id."""
+    """Name a repository on the Hub, never a local folder of that name: ids come from cards and badges of strangers."""
     return f"hf://models/{repo}" + (f"@{quote(revision, safe='')}" if revision else "") + (f"/{file}" if file else "")
 
 

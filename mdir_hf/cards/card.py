@@ -29,7 +29,7 @@ TITLE = "Add weight ancestry measured by mdir-hf"
 
 @dataclass(frozen=True, slots=True)
 class CardProposal:
-    """A model card before and after, and what belongs to it. Made by :func:`propose_card`.
+    """A model card before and after, with its report and badge. Made by :func:`propose_card`.
 
     Attributes:
         repo: The repository that the card is of.
@@ -39,7 +39,7 @@ class CardProposal:
         before: README.md as it is; None where there is none.
         files: Contents by path: the new README.md, the report and its badge.
         missing: Which of these the repository does not hold in this form.
-        changed: Files of the model that are no longer what the report is about.
+        changed: Files of the model that have changed since the commit of the report.
         claim: What the report claims.
         fields: The fields of metadata that the author confirmed.
     """
@@ -127,10 +127,10 @@ def propose_card(
 
     Raises:
         InputError: If the report does not mention the repository, or one of its models is not on the Hub.
-        CardError: If the card cannot be read, or not be changed without harm; if it declares another base model.
-        HubError: If the card cannot be had.
+        CardError: If the card cannot be read or changed safely; if it declares another base model.
+        HubError: If the card cannot be read.
 
-    Cost: one API request, one small file; one more request where the head has moved since the report.
+    Cost: one API request, one small file; one more request where there is a commit newer than the report's.
     """
     if relation is not None and (relation not in RELATIONS or not confirm_base_model):
         raise InputError(f"a relation is one of {', '.join(RELATIONS)}, and is set with confirm_base_model only")

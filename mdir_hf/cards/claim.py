@@ -21,7 +21,9 @@ SHORT_DIGEST = 12
 """Hex digits of a digest that are shown; 48 bits are enough to tell reports apart by eye."""
 
 A_FOLDER = "a local folder"
-"""What a claim says instead of a path on somebody's disk, which is nobody's business."""
+"""What a claim states instead of a local path, which can hold private names."""
+
+COMMIT = re.compile(r"[0-9a-f]{40}")
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -37,10 +39,10 @@ class PinnedModel(HowRead):
     """One side of a claim.
 
     Attributes:
-        repo: Repo id on the Hub, None for a folder or file on somebody's disk, whose path is nobody's business.
+        repo: Repo id on the Hub, None for a local folder or file: its path is not published.
         revision: The revision that was asked for, None for the default branch.
-        commit: The commit it stood for; None for what is not on the Hub.
-        tokenizer: Here :data:`A_FOLDER` for a folder on somebody's disk.
+        commit: The commit that the revision pointed at; None for what is not on the Hub.
+        tokenizer: Here :data:`A_FOLDER` for a local folder.
     """
 
     repo: str | None
@@ -58,7 +60,7 @@ class PinnedModel(HowRead):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A result, reduced to what a badge says and to what repeats it.
+    """A result, reduced to what a badge shows and what is needed to compute it again.
 
     Attributes:
         reference: One model.
@@ -98,7 +100,7 @@ class Claim:
 
     @property
     def sentence(self) -> str:
-        """Both sides, for somebody who cannot see the badge."""
+        """Both sides of a badge as one line of text."""
         return f"{self.label.capitalize()}: {self.message}"
 
     @property
@@ -140,7 +142,7 @@ def p_text(log10_p: float) -> str:
 
 
 def canonical_json(report: HomologyReport) -> bytes:
-    """The one byte string of a report that its digest is taken of: sorted keys, no spaces, ASCII.
+    """Return the bytes of a report that its digest is computed from: sorted keys, no spaces, ASCII.
 
     Raises:
         InputError: If the report holds what is not a JSON value, or a number that is not finite.

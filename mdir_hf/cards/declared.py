@@ -1,4 +1,4 @@
-"""What a model card says its model was made from: a declaration, to be set beside a measurement."""
+"""What a model card says its model was made from: a declaration, to be compared with a measurement."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class DeclaredLineage:
         relation: finetune, merge, quantized or adapter; None where the card does not say (the Hub then infers one).
         source: The file that declares them, ``README.md`` or ``adapter_config.json``; None where nothing does.
         new_version: The repo id that the card names as a newer version of this model, else None.
-        ignored: What stands in these fields and is no repo id or known relation, in printable ASCII.
+        ignored: Values of these fields that are not a repo id or known relation, in printable ASCII.
         is_adapter: Whether the repository holds an adapter and no model of its own.
         adapter_of: The repo id that the adapter's config names as its base, else None.
     """
@@ -71,7 +71,7 @@ def declared_lineage(
         token: As the Hub client takes it.
         cache_dir: The Hub's cache; the standard one by default.
         local_files_only: Use no network.
-        use_caches: False: no cache on this disk is read or written; what a token may read stays with its owner.
+        use_caches: False: no cache on this disk is read or written; what a token may read is kept nowhere.
 
     Returns:
         What is declared; nothing is compared.
@@ -79,7 +79,7 @@ def declared_lineage(
     Raises:
         CardError: If the card's front matter cannot be read.
         InputError: If the model is named in a way that cannot be read.
-        HubError: If its files cannot be had.
+        HubError: If its files cannot be read.
 
     Cost: one API request, and one or two small files.
     """

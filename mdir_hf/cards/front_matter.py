@@ -166,7 +166,8 @@ def _with_field(card: Card, name: str, value: str | list[str], subject: str) -> 
     if len(found) > 1:
         raise CardError(f"its front matter names {name} {len(found)} times; leave one", subject=subject)
     if found:
-        return replace(card, block=_replaced(card.block, *found[0], value, end))
+        key, node = found[0]
+        return replace(card, block=_replaced(card.block, key, node, value, end))
     separator = "" if not card.block or card.block.endswith(("\n", "\r")) else end
     return replace(card, block=f"{card.block}{separator}{new}")
 

@@ -1,4 +1,4 @@
-"""``mdir-hf verify``: every declared base model set beside what the weights say."""
+"""``mdir-hf verify``: a model compared with every base model that its card declares."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCHEMA = "mdir-hf/lineage/1"
 MOST_BASES = 32
 """Declared base models that are compared; the largest known merges have about a dozen."""
 
-_MOST_ANCESTORS = 16  # declared ancestors that are looked up for a cycle
+_MOST_ANCESTORS = 16  # declared ancestors whose cards are read to find a cycle
 
 MEASURED = {
     Verdict.HOMOLOGOUS: "shared weight ancestry",
@@ -100,7 +100,7 @@ def verify_lineage(
     Raises:
         CardError: If the card cannot be read.
         InputError: If an argument cannot be used.
-        HubError: If the model's own repository cannot be had.
+        HubError: If the model's own repository cannot be read.
     """
     declared = declared_in(reading.open(model.repo_or_folder, revision=model.revision))
 
@@ -121,7 +121,7 @@ def _check(declared: DeclaredLineage, base: str, number: int, measure: Callable[
     if number >= MOST_BASES:
         return BaseCheck(base, None, f"only the first {MOST_BASES} declared base models are compared")
     if declared.is_adapter and declared.adapter_of is not None and _is_same(base, declared.adapter_of):
-        why = "the repository holds an adapter that is put on this very model, whose weights it shares by construction"
+        why = "the repository holds an adapter of this model, which shares its weights by construction"
         return BaseCheck(base, None, why)
     try:
         return BaseCheck(base, measure(base), None)
@@ -147,7 +147,7 @@ def _cycle(declared: DeclaredLineage, declarations: Callable[[str], DeclaredLine
         try:
             bases = declarations(chain[-1]).base_models
         except MdirError:
-            continue  # what cannot be read declares nothing to us; the comparison has said why
+            continue  # the comparison with it has said why it cannot be read
         for base in bases:
             if _is_same(base, declared.repo):
                 return (*chain, declared.repo)
@@ -172,7 +172,7 @@ def _lines(check: LineageCheck) -> list[str]:
         lines.append(f"  the declarations lead in a circle: {' -> '.join(check.cycle)}")
     if declared.new_version is not None:
         lines.append(f"  the card names a newer version: {declared.new_version}")
-    lines += [f"  ignored, for it is no id of a repository or known relation: {text}" for text in declared.ignored]
+    lines += [f"  ignored (not a repository id or a known relation): {text}" for text in declared.ignored]
     return lines
 
 

@@ -19,19 +19,19 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser = commands.add_parser(
         "card",
         help="write a report into a model card",
-        description="Write a section on weight ancestry into the model card of REPO. Prints the new card, and what "
-        "changes in it on standard error; --create-pr proposes it, with the report and a badge, as one pull request.",
+        description="Write a section on weight ancestry into the model card of REPO. Prints the new card on standard "
+        "output and its changes on standard error. --create-pr opens one pull request with card, report and badge.",
     )
     parser.add_argument("repo", metavar="REPO", help="owner/name on the Hub, one of the two models of the report")
     parser.add_argument("--report", metavar="FILE", type=Path, required=True, help="what `compare --json` printed")
-    parser.add_argument("--create-pr", action="store_true", help="open a pull request; needs a token that may")
+    parser.add_argument("--create-pr", action="store_true", help="open a pull request; needs a token with write access")
     parser.add_argument("--output", metavar="FILE", type=Path, help="write the new card there instead of printing it")
     parser.add_argument(
         "--confirm-base-model",
         action="store_true",
         help="you are the author, and the other model is a base model of this one: set base_model",
     )
-    parser.add_argument("--base-model-relation", choices=RELATIONS, help="set base_model_relation, too")
+    parser.add_argument("--base-model-relation", choices=RELATIONS, help="set base_model_relation as well")
     arguments.add_access(parser)
     parser.set_defaults(run=run, refuse=parser.error)
 
@@ -39,7 +39,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 def run(options: argparse.Namespace) -> int:
     """Write the card, show it or propose it."""
     if options.base_model_relation and not options.confirm_base_model:
-        options.refuse("--base-model-relation is the author's word: it needs --confirm-base-model")
+        options.refuse("--base-model-relation is for the author of the model to state: it needs --confirm-base-model")
     from mdir_hf.cards.card import propose_card
     from mdir_hf.cards.printable import unquoted
     from mdir_hf.cards.report_file import read_report

@@ -56,6 +56,7 @@ def run(options: argparse.Namespace) -> int:
     if options.save is not None:
         from mdir_hf.saving import save_report
 
-        save_report(report, options.save)
-        sys.stderr.write(f"saved in {options.save}\n")
+        saved = save_report(report, options.save)
+        without = f", without figures: {saved.without}" if saved.without else ""
+        sys.stderr.write(f"saved in {options.save}{without}\n")
     return arguments.exit_status(options, report.verdict.value)

@@ -16,8 +16,8 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser = commands.add_parser(
         "verify",
         help="compare a model with the base models that its card declares",
-        description="Compare a model with every base model that its card declares, and print the declaration beside "
-        "the measurement. What is not declared is not looked for.",
+        description="Compare a model with every base model that its card declares, and print each declaration beside "
+        "its measurement. No other model is compared.",
     )
     parser.add_argument("repo", metavar="REPO", help="owner/name, owner/name@revision, a Hub URL, or a folder")
     arguments.add_settings(parser)

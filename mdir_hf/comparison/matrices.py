@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,7 +20,16 @@ from mdir_hf.homology.embedding import EmbeddingTest, matched_scale
 from mdir_hf.homology.matching import Matching
 from mdir_hf.homology.reduction import matched_order, reduce_peaks
 from mdir_hf.homology.significance import LN10
-from mdir_hf.report import MatrixReport, PlaceboReport, PlaceboResult, SettledBy
+from mdir_hf.report import (
+    Look,
+    MatrixArrays,
+    MatrixReport,
+    PlaceboReport,
+    PlaceboResult,
+    SettledBy,
+    Transformation,
+    View,
+)
 from mdir_hf.vocabulary import CommonVocabulary
 from mdir_hf.vocabulary.sampling import RowSampler
 
@@ -38,18 +46,15 @@ class MatrixOutcome:
         report: For the report.
         polar: Polar factor of the look that is reported, ``(n_reference, n_candidate)``, where the layers may want it:
             of the embedding, at levels that reach them. None else, since of a wide model it is large.
-        pictures: The same, reduced: under an empty name, and ``_matched`` with partners brought together.
         matching: Its matching where it is significant, else None.
-        channels: Matched channels of reference and candidate, ``(2, m)``, significant or not; None where none was
-            solved for.
+        arrays: The polar factor reduced for pictures, and the matched channels, significant or not.
     """
 
     evidence: Evidence
     report: MatrixReport
     polar: torch.Tensor | None
-    pictures: Mapping[str, npt.NDArray[np.float32]]
     matching: Matching | None
-    channels: npt.NDArray[np.int64] | None
+    arrays: MatrixArrays
 
 
 def compare_matrices(
@@ -174,39 +179,34 @@ def _outcome(
         coverage=coverage,
         stray_channels=n_stray,
         matched_channels=None if matching is None else matching.n_significant,
-        transformation="none" if found is None else _transformation(found),
+        transformation=Transformation.NONE if found is None else _transformation(found),
         scale=None if found is None else matched_scale(*reader.rows(), found),
-        view=look.view,
+        view=View(look.view),
         log10_p=test.log_p / LN10,
         log10_p_trimmed={share: p / LN10 for share, p in trimmed.items()},
         log10_p_signs=None if look.log_p_signs is None else min(0.0, look.log_p_signs + correction) / LN10,
         placebo=None if calibration is None else _placebo_report(calibration),
-        looks=tuple((k.n_rows, min(0.0, k.log_p + test.sequential_correction(k)) / LN10) for k in test.looks),
+        looks=tuple(Look(k.n_rows, min(0.0, k.log_p + test.sequential_correction(k)) / LN10) for k in test.looks),
     )
     polar = test.polar if n_common else None
+    moved = None if found is None or found.is_identity else on_factor
     channels = None if matching is None else np.stack([matching.reference, matching.candidate])
-    return MatrixOutcome(
-        evidence=evidence,
-        report=report,
-        polar=polar,
-        pictures={} if polar is None else _pictures(polar, None if found is None or found.is_identity else on_factor),
-        matching=found,
-        channels=channels,
-    )
+    return MatrixOutcome(evidence, report, polar, found, _arrays(polar, moved, channels))
 
 
-def _pictures(polar: torch.Tensor, moved: Matching | None) -> dict[str, npt.NDArray[np.float32]]:
-    pictures = {"": reduce_peaks(polar)}
-    if moved is not None:
-        rows, columns = matched_order(np.stack([moved.reference, moved.candidate]), *polar.shape)
-        pictures["_matched"] = reduce_peaks(polar, rows=rows, columns=columns)
-    return pictures
+def _arrays(polar: torch.Tensor | None, moved: Matching | None, channels: npt.NDArray[np.int64] | None) -> MatrixArrays:
+    if polar is None:
+        return MatrixArrays(channels=channels)
+    if moved is None:
+        return MatrixArrays(reduce_peaks(polar), None, channels)
+    rows, columns = matched_order(np.stack([moved.reference, moved.candidate]), *polar.shape)
+    return MatrixArrays(reduce_peaks(polar), reduce_peaks(polar, rows=rows, columns=columns), channels)
 
 
-def _transformation(matching: Matching) -> str:
+def _transformation(matching: Matching) -> Transformation:
     if matching.signed and bool((matching.signs[matching.is_significant] < 0).any()):
-        return "signed_permutation"
-    return "identity" if matching.is_identity else "permutation"
+        return Transformation.SIGNED_PERMUTATION
+    return Transformation.IDENTITY if matching.is_identity else Transformation.PERMUTATION
 
 
 def _placebo_report(calibration: Calibration) -> PlaceboReport:

@@ -14,9 +14,7 @@ from mdir_hf.homology.experts import ExpertMap, match_experts
 from mdir_hf.homology.gauge import OuterTransformation, fold_gain
 from mdir_hf.homology.layer_map import FLOAT64_CHANNELS
 from mdir_hf.homology.neurons import MlpWeights
-
-ExpertName = int | str | None
-"""A routed expert by its number, ``shared``, or None for the MLP of a dense layer."""
+from mdir_hf.report import ExpertName
 
 _MLP_ROLES = (Role.GATE, Role.UP, Role.DOWN)
 

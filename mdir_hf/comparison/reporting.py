@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from mdir_hf._version import __version__
 from mdir_hf.comparison.body import BodyEvidence
@@ -15,13 +14,31 @@ from mdir_hf.comparison.layers import layers_with
 from mdir_hf.comparison.matrices import MatrixOutcome
 from mdir_hf.comparison.mixtures import ExpertOrigins
 from mdir_hf.comparison.settings import Settings
-from mdir_hf.homology.heads import HeadTransformation
 from mdir_hf.homology.matching import Matching
 from mdir_hf.homology.modules import ModuleEvidence
 from mdir_hf.homology.neurons import NeuronMatching
-from mdir_hf.homology.planes import PlaneTransformation
 from mdir_hf.homology.significance import LN10
-from mdir_hf.report import HomologyReport, InputOutput
+from mdir_hf.report import (
+    ExpertOrigin,
+    ExpertsFound,
+    HeadsFound,
+    HomologyReport,
+    InputOutput,
+    LayerMatch,
+    LayerPair,
+    LayerPattern,
+    LayerRole,
+    LayersReport,
+    ModuleReport,
+    ModuleRole,
+    ModuleTest,
+    NeuronsFound,
+    ReportArrays,
+    ResidualMap,
+    RowsFound,
+    SettledBy,
+    Transformation,
+)
 
 
 def make_report(
@@ -55,20 +72,15 @@ def make_report(
     """
     reports = {name: outcome.report for name, outcome in matrices.items()}
     turned = body is not None and body.outer.kind == "rotation" and body.outer.fitted_on == "embeddings"
-    if decision.settled_by == "body" and turned:
-        reports["embedding"] = replace(reports["embedding"], transformation="rotation")
-    arrays: dict[str, Any] = {}
-    for name, outcome in matrices.items():
-        arrays |= {f"{name}{kind}": picture for kind, picture in outcome.pictures.items()}
-        if outcome.channels is not None:
-            arrays[f"{name}_channels"] = outcome.channels
+    if decision.settled_by == SettledBy.BODY and turned:
+        reports["embedding"] = replace(reports["embedding"], transformation=Transformation.ROTATION)
     return HomologyReport(
         verdict=decision.verdict,
         reason=decision.reason,
         log10_p=log10_p,
         alpha=settings.alpha,
         tests=n_tests,
-        level=settings.level.value,
+        level=settings.level,
         settled_by=decision.settled_by,
         reference=reference.summary(),
         candidate=candidate.summary(),
@@ -81,92 +93,85 @@ def make_report(
         seconds=seconds,
         seed=settings.seed,
         version=__version__,
-        arrays=arrays,
+        arrays=ReportArrays(**{name: outcome.arrays for name, outcome in matrices.items()}),
     )
 
 
-def layers_report(evidence: BodyEvidence, reference: Comparable, candidate: Comparable) -> dict[str, Any]:
+def layers_report(evidence: BodyEvidence, reference: Comparable, candidate: Comparable) -> LayersReport:
     """The part ``layers`` of a report."""
     mine, other = layers_with(reference, evidence.role), layers_with(candidate, evidence.role)
     layer_map = evidence.layer_map
-    return {
-        "role": evidence.role.value,
-        "outer": evidence.outer.kind,
-        "fitted_on": evidence.outer.fitted_on if evidence.outer.is_fitted else None,
-        "pattern": layer_map.pattern,
-        "matches": [[mine[m.reference], other[m.candidate], m.log_p / LN10] for m in layer_map.matches],
-        "log10_p": evidence.log_p / LN10,
-        "log10_p_fisher": layer_map.log_p_fisher / LN10,
-        "related_layers_at_least": layer_map.n_related,
-        "stray_share": evidence.stray_share,
-        "placebo_log10_p": evidence.placebo_log_p / LN10,
-        "reference_layers": list(mine),
-        "candidate_layers": list(other),
-        "matrix": (layer_map.log_p / LN10).tolist(),
-        "null": evidence.outer.null,
-    }
+    return LayersReport(
+        role=LayerRole(evidence.role.value),
+        outer=ResidualMap(evidence.outer.kind),
+        fitted_on=evidence.outer.fitted_on if evidence.outer.is_fitted else None,
+        pattern=LayerPattern(layer_map.pattern),
+        matches=tuple(LayerMatch(mine[m.reference], other[m.candidate], m.log_p / LN10) for m in layer_map.matches),
+        log10_p=evidence.log_p / LN10,
+        log10_p_fisher=layer_map.log_p_fisher / LN10,
+        related_layers_at_least=layer_map.n_related,
+        stray_share=evidence.stray_share,
+        placebo_log10_p=evidence.placebo_log_p / LN10,
+        reference_layers=mine,
+        candidate_layers=other,
+        matrix=tuple(map(tuple, (layer_map.log_p / LN10).tolist())),
+        null=evidence.outer.null,
+    )
 
 
-def modules_report(evidence: BodyEvidence) -> tuple[dict[str, Any], ...]:
+def modules_report(evidence: BodyEvidence) -> tuple[ModuleReport, ...]:
     """The part ``modules`` of a report, Algorithm 3 on matched layers; p is corrected for these tests."""
     log_n = math.log(max(1, len(evidence.modules) + len(evidence.experts)))
-    found_by_role = tuple(
-        {
-            "layer": [i, j],
-            "role": found.role,
-            "test": found.test,
-            "trace": found.statistic,
-            "normalized_trace": found.normalized,
-            "log10_p": min(0.0, found.log_p + log_n) / LN10,
-            "scale": found.scale,
-            "found": describe(found),
-        }
+    by_role = tuple(
+        ModuleReport(
+            layer=LayerPair(i, j),
+            role=ModuleRole(found.role),
+            test=ModuleTest(found.test),
+            trace=found.statistic,
+            normalized_trace=found.normalized,
+            log10_p=min(0.0, found.log_p + log_n) / LN10,
+            scale=found.scale,
+            found=_found(found),
+        )
         for i, j, found in evidence.modules
     )
-    return found_by_role + tuple(experts_report(origins, log_n_tests=log_n) for origins in evidence.experts)
+    return by_role + tuple(experts_report(origins, log_n_tests=log_n) for origins in evidence.experts)
 
 
-def describe(found: ModuleEvidence) -> dict[str, Any] | None:
+def _found(evidence: ModuleEvidence) -> RowsFound | NeuronsFound | HeadsFound | None:
     """Say in data what inner transformation a test found: which heads, how many signs, whether anything moved."""
-    transformation = found.transformation
+    transformation = evidence.transformation
     if isinstance(transformation, Matching):
-        return {"moves": not transformation.is_identity, "negative": transformation.n_negative}
+        return RowsFound(moves=not transformation.is_identity, negative=transformation.n_negative)
+    if transformation is None:
+        return None
+    pairs = tuple(zip(transformation.reference.tolist(), transformation.candidate.tolist(), strict=True))
     if isinstance(transformation, NeuronMatching):
-        pairs = zip(transformation.reference.tolist(), transformation.candidate.tolist(), strict=True)
-        n_moved = sum(i != j for i, j in pairs)
-        return {"moved_neurons": n_moved, "matched_neurons": len(transformation.reference)}
-    if isinstance(transformation, HeadTransformation | PlaneTransformation):
-        pairs = zip(transformation.reference.tolist(), transformation.candidate.tolist(), strict=True)
-        return {"heads": [list(pair) for pair in pairs], "residual": transformation.residual}
-    return None
+        return NeuronsFound(moved_neurons=sum(i != j for i, j in pairs), matched_neurons=len(pairs))
+    return HeadsFound(heads=pairs, residual=transformation.residual)
 
 
-def experts_report(origins: ExpertOrigins, *, log_n_tests: float) -> dict[str, Any]:
-    """One entry of the part ``modules`` of a report.
+def experts_report(origins: ExpertOrigins, *, log_n_tests: float) -> ModuleReport:
+    """What is said of the experts of one matched pair of layers; its trace is that of the most significant pair.
 
     Args:
         origins: What was found in one layer.
         log_n_tests: Natural log of the number of tests to correct for, past the pairs of experts.
-
-    Returns:
-        The entry. Its trace is that of the most significant pair; ``found`` names [candidate's expert, its origin,
-        log10 p] of those that have one, and those that have none. An expert is its number or ``shared``, a dense MLP
-        None.
     """
     found = origins.found
     log10_p = [min(0.0, p + log_n_tests) / LN10 for p in found.log_p]
     best = min(range(len(log10_p)), key=log10_p.__getitem__)
-    traced = zip(origins.candidate, found.origins, log10_p, strict=True)
-    return {
-        "layer": list(origins.layer),
-        "role": "experts",
-        "test": "neurons",
-        "trace": found.matchings[best].trace,
-        "normalized_trace": found.matchings[best].normalized_trace,
-        "log10_p": log10_p[best],
-        "scale": None,
-        "found": {
-            "experts": [[name, origins.reference[i], p] for name, i, p in traced if i is not None],
-            "without_origin": [name for name, i in zip(origins.candidate, found.origins, strict=True) if i is None],
-        },
-    }
+    traced = list(zip(origins.candidate, found.origins, log10_p, strict=True))
+    return ModuleReport(
+        layer=LayerPair(*origins.layer),
+        role=ModuleRole.EXPERTS,
+        test=ModuleTest.NEURONS,
+        trace=found.matchings[best].trace,
+        normalized_trace=found.matchings[best].normalized_trace,
+        log10_p=log10_p[best],
+        scale=None,
+        found=ExpertsFound(
+            experts=tuple(ExpertOrigin(name, origins.reference[i], p) for name, i, p in traced if i is not None),
+            without_origin=tuple(name for name, i, _ in traced if i is None),
+        ),
+    )

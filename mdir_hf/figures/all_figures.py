@@ -39,19 +39,17 @@ def draw_figures(report: HomologyReport, *, dark: bool = False) -> Mapping[str, 
     with drawing():
         for name in ("embedding", "unembedding"):
             for is_matched in (False, True):
-                key = f"{name}_matched" if is_matched else name
-                if key in report.arrays:
-                    figures[key] = draw_polar_factor(report, name, report.arrays[key], theme, is_matched=is_matched)
-        matrices = {
-            name: matrix
-            for name, matrix in (("embedding", report.embedding), ("unembedding", report.unembedding))
-            if matrix is not None
-        }
+                arrays = getattr(report.arrays, name)
+                picture = arrays.matched if is_matched else arrays.polar
+                if picture is not None:
+                    key = f"{name}_matched" if is_matched else name
+                    figures[key] = draw_polar_factor(report, name, picture, theme, is_matched=is_matched)
+        matrices = report.matrices
         if any(matrix.placebo is not None for matrix in matrices.values()):
             figures["null"] = draw_null(matrices, theme)
         if any(matrix.looks for matrix in matrices.values()):
             figures["looks"] = draw_looks(report, matrices, theme)
-        if report.layers is not None and report.layers["matrix"]:
+        if report.layers is not None and report.layers.matrix:
             figures["layers"] = draw_layer_map(report, report.layers, theme)
         if report.modules:
             figures["modules"] = draw_module_strip(report, theme)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from mdir_hf.figures.sheet import HEAD, POINTS, SHORTEST, add_axes, evidence_ticks, label_sides, new_sheet, shade_bar
 from mdir_hf.figures.theme import EVIDENCE_TICKS, Theme, colour_map, evidence_shade, ink_on
 from mdir_hf.names import shown_name
+from mdir_hf.report import ResidualMap
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from mdir_hf.report import HomologyReport
+    from mdir_hf.report import HomologyReport, LayersReport
 
 SIDE = 3.4
 """Inches of the longer side of the map."""
@@ -28,19 +29,13 @@ RINGED = 0.11
 
 _LEFT, _BELOW = 0.78, 0.72
 
-PATTERNS = {
-    "none": "no layer has an ancestor",
-    "identity": "every layer in its own place",
-    "pruned": "layers were left out",
-    "repeated": "layers were repeated",
-    "reordered": "layers were put in another order",
-    "partial": "some layers have an ancestor",
+_BASIS = {
+    ResidualMap.IDENTITY: "in the same residual basis",
+    ResidualMap.ROTATION: "behind a fitted rotation",
 }
 
-_OUTER = {"identity": "in the same residual basis", "rotation": "behind a fitted rotation"}
 
-
-def draw_layer_map(report: HomologyReport, layers: Mapping[str, Any], theme: Theme) -> Figure:
+def draw_layer_map(report: HomologyReport, layers: LayersReport, theme: Theme) -> Figure:
     """Draw -log10 p of every pair of layers; a ring marks the ancestor of each candidate layer.
 
     Args:
@@ -50,16 +45,16 @@ def draw_layer_map(report: HomologyReport, layers: Mapping[str, Any], theme: The
     """
     import numpy as np
 
-    matrix = layers["matrix"]
+    matrix = layers.matrix
     n_rows, n_columns = len(matrix), len(matrix[0])
-    mine, other = layer_numbers(layers)
+    mine, other = layers.reference_layers, layers.candidate_layers
     cell = min(LARGEST_CELL, SIDE / max(n_rows, n_columns))
     width, height = (max(SHORTEST, cell * n) for n in (n_columns, n_rows))
-    matches = layers["matches"]
-    pattern = PATTERNS.get(layers["pattern"], layers["pattern"])
+    matches = layers.matches
+    pattern = layers.pattern.words
     title = f"{len(matches)} of {n_columns} layers have an ancestor" if matches else "No layer has an ancestor"
-    basis = _OUTER.get(layers["outer"], "through the matched channels")
-    subtitle = f"−log10 p of each pair of layers, compared by their {layers['role'].replace('_', ' ')} {basis}"
+    basis = _BASIS.get(layers.outer, "through the matched channels")
+    subtitle = f"−log10 p of each pair of layers, compared by their {layers.role.words} {basis}"
     mark = "ring" if cell >= RINGED else "dot"
     subtitle += f"\n{mark}s mark ancestors: {pattern}" if matches else f"\na {mark} would mark an ancestor"
     figure = new_sheet(theme, HEAD + height + _BELOW, title, subtitle)
@@ -86,18 +81,9 @@ def draw_layer_map(report: HomologyReport, layers: Mapping[str, Any], theme: The
     figure.set_label(
         f"Layer map: {len(matches)} of {n_columns} layers of {shown_name(report.candidate.repo)} have an ancestor "
         f"among the {n_rows} layers of {shown_name(report.reference.repo)}; {pattern}; "
-        f"log10 p {layers['log10_p'] + 0.0:.0f}."
+        f"log10 p {layers.log10_p + 0.0:.0f}."
     )
     return figure
-
-
-def layer_numbers(layers: Mapping[str, Any]) -> tuple[list[int], list[int]]:
-    """Which layers the rows and the columns of the map are: not every layer of a hybrid stack is compared."""
-    n_rows, n_columns = len(layers["matrix"]), len(layers["matrix"][0])
-    return (
-        list(layers.get("reference_layers") or range(n_rows)),
-        list(layers.get("candidate_layers") or range(n_columns)),
-    )
 
 
 def _mark_ancestors(axes: Axes, theme: Theme, cells: Sequence[tuple[int, int]], shades: Any, cell: float) -> None:  # noqa: ANN401

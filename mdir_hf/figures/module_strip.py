@@ -1,11 +1,10 @@
-"""Every role of every matched pair of layers, with the test that spoke loudest."""
+"""Every role of every matched pair of layers, with its most significant test."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mdir_hf.figures.layer_map import short_number
 from mdir_hf.figures.sheet import (
@@ -24,32 +23,13 @@ from mdir_hf.figures.sheet import (
 )
 from mdir_hf.figures.theme import EVIDENCE_TICKS, Theme, colour_map, evidence_shade, ink_on
 from mdir_hf.names import shown_name
+from mdir_hf.report import ExpertsFound, LayerPair, ModuleReport, ModuleRole, ModuleTest
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from mdir_hf.report import HomologyReport
-
-ROLES = ("q", "k", "v", "o", "gate", "up", "down", "mlp", "experts", "mixer")
-"""Rows, in this order; those that no pair has are left out, others come last."""
-
-SYMBOLS = {
-    "permutation": ("P", "rows permuted"),
-    "signed_permutation": ("±", "rows permuted, with signs"),
-    "blocks": ("R", "a rotation per head"),
-    "subspaces": ("M", "any map per head"),
-    "planes": ("T", "a turn per RoPE plane"),
-    "frequencies": ("F", "turns per frequency"),
-    "neurons": ("N", "neurons permuted and scaled"),
-    "channels": ("C", "channels permuted and scaled"),
-}
-"""Test -> its letter in a cell, and what it looks for."""
-
-OTHER_TEST = ("?", "another test")
-
-SILENT = -3.0
-"""log10 p above which a test counts as silent, as for placebos."""
 
 COLUMNS_OF_A_BAND = 24
 WIDEST_CELL, ROW = 0.6, 0.27
@@ -62,13 +42,8 @@ _LEFT, _RIGHT = 0.72, 0.82
 _LAYER_ROWS = 0.36
 
 
-@dataclass(frozen=True, slots=True)
-class _Cell:
-    """The loudest test of one role on one pair of layers, and how many of its experts have an origin."""
-
-    test: str
-    log10_p: float
-    share: str
+_Cells = Mapping[tuple[ModuleRole, LayerPair], ModuleReport]
+"""The most significant test of each role of each pair of layers."""
 
 
 def draw_module_strip(report: HomologyReport, theme: Theme) -> Figure:
@@ -81,8 +56,7 @@ def draw_module_strip(report: HomologyReport, theme: Theme) -> Figure:
         theme: Colours.
     """
     cells, pairs = _cells(report)
-    roles = [role for role in ROLES if any(key[0] == role for key in cells)]
-    roles += sorted({role for role, _ in cells} - set(ROLES))
+    roles = [role for role in ModuleRole if any(key[0] is role for key in cells)]
     n_columns = math.ceil(len(pairs) / math.ceil(len(pairs) / COLUMNS_OF_A_BAND))
     bands = [pairs[start : start + n_columns] for start in range(0, len(pairs), n_columns)]
     cell = min(WIDEST_CELL, (WIDTH - _LEFT - _RIGHT) / n_columns)
@@ -91,8 +65,8 @@ def draw_module_strip(report: HomologyReport, theme: Theme) -> Figure:
     legend_height = 0.2 * len(legend) + 0.12
     height = HEAD + len(bands) * band_height + 0.12 * (len(bands) - 1) + legend_height + 0.62
     n_analysed = len({pair for _, pair in cells})
-    n_speaking = len({pair for (_, pair), found in cells.items() if found.log10_p <= SILENT})
-    title = f"Modules agree in {n_speaking} of {n_analysed} layer pairs"
+    n_significant = len({pair for (_, pair), found in cells.items() if found.is_significant})
+    title = f"Modules agree in {n_significant} of {n_analysed} layer pairs"
     figure = new_sheet(theme, height, title, _subtitle(len(pairs), n_analysed))
     top = height - HEAD
     for band in bands:
@@ -105,41 +79,33 @@ def draw_module_strip(report: HomologyReport, theme: Theme) -> Figure:
     shade_bar(
         figure, theme, (_LEFT, 0.24, 2.6, 0.12), ticks=evidence_ticks(EVIDENCE_TICKS), label="−log10 p", horizontal=True
     )
-    figure.set_label(_alt_text(report, cells, roles, n_analysed, n_speaking, len(pairs)))
+    figure.set_label(_alt_text(report, cells, roles, n_analysed, n_significant, len(pairs)))
     return figure
 
 
-def _cells(report: HomologyReport) -> tuple[dict[tuple[str, tuple[int, int]], _Cell], list[tuple[int, int]]]:
-    """The loudest test by role and pair of layers, and all matched pairs in the candidate's order."""
-    cells: dict[tuple[str, tuple[int, int]], _Cell] = {}
+def _cells(report: HomologyReport) -> tuple[_Cells, list[LayerPair]]:
+    """The most significant test by role and pair of layers, and all matched pairs in the candidate's order."""
+    cells: dict[tuple[ModuleRole, LayerPair], ModuleReport] = {}
     for module in report.modules or ():
-        pair = (int(module["layer"][0]), int(module["layer"][1]))
-        key = (str(module["role"]), pair)
-        if key not in cells or module["log10_p"] < cells[key].log10_p:
-            cells[key] = _Cell(str(module["test"]), float(module["log10_p"]), _share_of_experts(module))
-    matches = () if report.layers is None else report.layers["matches"]
-    pairs = {pair for _, pair in cells} | {(int(i), int(j)) for i, j, _ in matches}
+        key = (module.role, module.layer)
+        if key not in cells or module.log10_p < cells[key].log10_p:
+            cells[key] = module
+    matches = () if report.layers is None else report.layers.matches
+    pairs = {pair for _, pair in cells} | {LayerPair(m.reference, m.candidate) for m in matches}
     return cells, sorted(pairs, key=lambda pair: pair[::-1])
-
-
-def _share_of_experts(module: Mapping[str, Any]) -> str:
-    if module["role"] != "experts":
-        return ""
-    traced, without = len(module["found"]["experts"]), len(module["found"]["without_origin"])
-    return f"{traced}/{traced + without}"
 
 
 def _subtitle(n_pairs: int, n_analysed: int) -> str:
     sampled = f"\n{n_pairs - n_analysed} more pairs were matched and not analysed" if n_analysed < n_pairs else ""
-    return f"−log10 p of each role of each matched pair of layers, by its loudest test{sampled}"
+    return f"−log10 p of each role of each matched pair of layers, by its most significant test{sampled}"
 
 
 def _draw_band(
     axes: Axes,
     theme: Theme,
-    band: Sequence[tuple[int, int]],
-    roles: Sequence[str],
-    cells: Mapping[tuple[str, tuple[int, int]], _Cell],
+    band: Sequence[LayerPair],
+    roles: Sequence[ModuleRole],
+    cells: _Cells,
     width: float,
 ) -> None:
     from matplotlib.patches import Rectangle
@@ -157,10 +123,10 @@ def _draw_band(
             )
             size = min(TEXT_SIZE, 0.62 * width * POINTS)
             colour = ink_on(theme, shade)
-            if found.log10_p > SILENT:
+            if not found.is_significant:
                 axes.text(column + 0.5, row + 0.5, "·", color=theme.muted, fontsize=size + 2, ha="center", va="center")
             elif width >= NUMBERED:
-                text = found.share or f"{_symbol(found.test)[0]} {short_number(-found.log10_p)}"
+                text = _in_cell(found)
                 axes.text(
                     column + 0.5,
                     row + 0.52,
@@ -171,11 +137,11 @@ def _draw_band(
                     va="center",
                 )
             else:
-                text = _symbol(found.test)[0]
+                text = found.test.letter
                 axes.text(column + 0.5, row + 0.52, text, color=colour, fontsize=size, ha="center", va="center")
     axes.set_xlim(0, len(band))
     axes.set_ylim(len(roles), 0)
-    axes.set_yticks([row + 0.5 for row in range(len(roles))], list(roles))
+    axes.set_yticks([row + 0.5 for row in range(len(roles))], [role.value for role in roles])
     axes.tick_params(axis="both", length=0)
     step = next(s for s in (1, 2, 4, 8) if s * width >= 0.21 or s == 8)
     places = list(range(0, len(band), step))
@@ -194,15 +160,18 @@ def _draw_band(
     )
 
 
-def _symbol(test: str) -> tuple[str, str]:
-    return SYMBOLS.get(test, OTHER_TEST)
+def _in_cell(found: ModuleReport) -> str:
+    """How many experts have an origin; of other parts the letter of the test and -log10 p."""
+    if isinstance(found.found, ExpertsFound):
+        return f"{len(found.found.experts)}/{found.found.n_experts}"
+    return f"{found.test.letter} {short_number(-found.log10_p)}"
 
 
 def _write_counts(
     figure: Figure,
     theme: Theme,
-    roles: Sequence[str],
-    cells: Mapping[tuple[str, tuple[int, int]], _Cell],
+    roles: Sequence[ModuleRole],
+    cells: _Cells,
     *,
     right: float,
     top: float,
@@ -211,7 +180,7 @@ def _write_counts(
     width, height = figure.get_size_inches()
     for row, role in enumerate(roles):
         of_role = [found for (name, _), found in cells.items() if name == role]
-        text = f"{sum(found.log10_p <= SILENT for found in of_role)} of {len(of_role)}"
+        text = f"{sum(found.is_significant for found in of_role)} of {len(of_role)}"
         figure.text(
             (right + 0.08) / width,
             (top - (row + 0.52) * ROW) / height,
@@ -222,12 +191,11 @@ def _write_counts(
         )
 
 
-def _legend_lines(cells: Iterable[_Cell]) -> list[str]:
-    """The legend set into lines that fit: letters of the tests that spoke, then what a dot and hatching are."""
-    speaking = {found.test for found in cells if found.log10_p <= SILENT}
-    entries = [f"{letter} {text}" for test, (letter, text) in SYMBOLS.items() if test in speaking]
-    entries += [" ".join(OTHER_TEST)] if speaking - set(SYMBOLS) else []
-    entries += ["· silent (p > 0.001)", "hatched: not run"]
+def _legend_lines(cells: Iterable[ModuleReport]) -> list[str]:
+    """The legend set into lines that fit: letters of the significant tests, then what a dot and hatching are."""
+    significant = {found.test for found in cells if found.is_significant}
+    entries = [f"{test.letter} {test.words}" for test in ModuleTest if test in significant]
+    entries += ["· not significant (p > 0.001)", "hatched: not run"]
     lines = [""]
     for entry in entries:
         longer = f"{lines[-1]}     {entry}".strip()
@@ -253,10 +221,10 @@ def _write_legend(figure: Figure, theme: Theme, lines: Sequence[str], *, bottom:
 
 def _alt_text(
     report: HomologyReport,
-    cells: Mapping[tuple[str, tuple[int, int]], _Cell],
-    roles: Sequence[str],
+    cells: _Cells,
+    roles: Sequence[ModuleRole],
     n_analysed: int,
-    n_speaking: int,
+    n_significant: int,
     n_pairs: int,
 ) -> str:
     best = {role: min(found.log10_p for (name, _), found in cells.items() if name == role) for role in roles}
@@ -264,6 +232,6 @@ def _alt_text(
     skipped = f" {n_pairs - n_analysed} matched pairs were not analysed." if n_pairs > n_analysed else ""
     return (
         f"Strip of modules of {shown_name(report.reference.repo)} and {shown_name(report.candidate.repo)}: some agree "
-        f"beyond chance in {n_speaking} of {n_analysed} analysed pairs of layers; "
+        f"beyond chance in {n_significant} of {n_analysed} analysed pairs of layers; "
         f"smallest log10 p by role: {loudest}.{skipped}"
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from mdir_hf.figures.sheet import HEAD, SHORTEST, add_axes, label_sides, new_sheet, shade_bar
 from mdir_hf.figures.theme import Theme, colour_map
 from mdir_hf.names import shown_name
+from mdir_hf.report import Transformation
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,11 +23,11 @@ SIDE = 3.4
 _LEFT, _BELOW = 0.78, 0.72
 
 _TITLES = {
-    "identity": "{n} of {m} channels matched, in the same place",
-    "permutation": "{n} of {m} channels matched, in another order",
-    "signed_permutation": "{n} of {m} channels matched, signs turned",
-    "rotation": "Rotated: no channel keeps an axis of its own",
-    "none": "No channel has a partner",
+    Transformation.IDENTITY: "{n} of {m} channels matched, in the same place",
+    Transformation.PERMUTATION: "{n} of {m} channels matched, in another order",
+    Transformation.SIGNED_PERMUTATION: "{n} of {m} channels matched, signs turned",
+    Transformation.ROTATION: "Rotated: no channel keeps an axis of its own",
+    Transformation.NONE: "No channel has a partner",
 }
 
 
@@ -79,11 +80,11 @@ def _ticks(height: float) -> tuple[float, ...]:
 
 
 def _title(matrix: MatrixReport | None, narrower: int, *, is_matched: bool) -> str:
-    found = "none" if matrix is None else matrix.transformation
+    found = Transformation.NONE if matrix is None else matrix.transformation
     n = 0 if matrix is None else matrix.matched_channels or 0
     if is_matched:
         return f"The {n} matched channels on the diagonal"
-    return _TITLES.get(found, found.replace("_", " ")).format(n=n, m=narrower)
+    return _TITLES[found].format(n=n, m=narrower)
 
 
 def _subtitle(name: str, sizes: tuple[int, int], cells: tuple[int, ...], *, is_matched: bool) -> str:
@@ -99,14 +100,16 @@ def _subtitle(name: str, sizes: tuple[int, int], cells: tuple[int, ...], *, is_m
 
 def _alt_text(report: HomologyReport, name: str, matrix: MatrixReport | None, *, is_matched: bool) -> str:
     pair = f"{shown_name(report.reference.repo)} and {shown_name(report.candidate.repo)}"
-    found = "none" if matrix is None else matrix.transformation
-    if matrix is None or found == "none":
+    found = Transformation.NONE if matrix is None else matrix.transformation
+    if matrix is None or found is Transformation.NONE:
         finding = "no channel of one stands out as the partner of a channel of the other"
-    elif found == "rotation":
+    elif found is Transformation.ROTATION:
         finding = "they differ by a rotation, so that no single channels match"
     else:
         n_all = min(report.reference.hidden_size or 0, report.candidate.hidden_size or 0)
-        finding = f"{matrix.matched_channels} of {n_all} channels match one to one, {found.replace('_', ' ')} found"
+        finding = (
+            f"{matrix.matched_channels} of {n_all} channels match one to one, {found.value.replace('_', ' ')} found"
+        )
     order = ", with matched channels brought onto the diagonal" if is_matched else ""
     p = "" if matrix is None else f"; log10 p {matrix.log10_p + 0.0:.0f}"
     return f"Heat map of the polar factor of the {name}s of {pair}{order}: {finding}{p}."

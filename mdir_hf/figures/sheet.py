@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from mdir_hf.errors import InputError
+from mdir_hf.errors import MissingExtraError
 from mdir_hf.figures.theme import Theme, colour_map, evidence_shade
 from mdir_hf.names import ELLIPSIS, shown_name
 
@@ -59,7 +59,7 @@ def drawing() -> Iterator[None]:
     try:
         import matplotlib.style
     except ImportError as exc:
-        raise InputError("figures need matplotlib: pip install 'mdir-hf[plot]'") from exc
+        raise MissingExtraError("figures need matplotlib: pip install 'mdir-hf[plot]'") from exc
     with _LOCK, matplotlib.style.context(["default", _SETTINGS]):
         yield
 

@@ -23,7 +23,7 @@ from mdir_hf.figures.sheet import (
 from mdir_hf.figures.theme import EVIDENCE_TICKS, Theme, colour_map, evidence_shade, ink_on, theme_of
 from mdir_hf.names import shown_name
 from mdir_hf.report import Verdict
-from mdir_hf.report.result import ICON
+from mdir_hf.report.words import ICON
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -14,6 +14,8 @@ class Term(str, Enum):
     def __str__(self) -> str:
         return str(self.value)
 
+    __hash__ = str.__hash__  # that of Enum is another one, and a set of texts would not know its words
+
 
 class Verdict(Term):
     """What the evidence supports. It has no direction, and it is never "unrelated"."""
@@ -89,3 +91,134 @@ class Transformation(Term):
     PERMUTATION = "permutation"
     SIGNED_PERMUTATION = "signed_permutation"
     ROTATION = "rotation"
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        return "nothing" if self is Transformation.NONE else self.value.replace("_", " ")
+
+
+class View(Term):
+    """How the rows of two embeddings were prepared for the test."""
+
+    CENTRED = "centred"
+    WHITENED = "whitened"
+
+
+class ResidualMap(Term):
+    """What carried the layers of one model into the residual basis of the other."""
+
+    IDENTITY = "identity"
+    PERMUTATION = "permutation"
+    SIGNED_PERMUTATION = "signed_permutation"
+    CHANNELS = "channels"
+    ROTATION = "rotation"
+
+
+class LayerPattern(Term):
+    """How the layers of the candidate descend from those of the reference."""
+
+    NONE = "none"
+    IDENTITY = "identity"
+    PRUNED = "pruned"
+    REPEATED = "repeated"
+    REORDERED = "reordered"
+    PARTIAL = "partial"
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        return _PATTERN_WORDS[self]
+
+
+_PATTERN_WORDS = {
+    LayerPattern.NONE: "no layer has an ancestor",
+    LayerPattern.IDENTITY: "every layer in its own place",
+    LayerPattern.PRUNED: "layers were left out",
+    LayerPattern.REPEATED: "layers were repeated",
+    LayerPattern.REORDERED: "layers were put in another order",
+    LayerPattern.PARTIAL: "some layers have an ancestor",
+}
+
+
+class LayerRole(Term):
+    """The matrix that stands for a layer where layers are mapped."""
+
+    V = "v"
+    K = "k"
+    UP = "up"
+    KV_LATENT = "kv_latent"
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        return self.value.replace("_", " ")
+
+
+class ModuleRole(Term):
+    """The part of a layer that a test of Algorithm 3 compares."""
+
+    Q = "q"
+    K = "k"
+    V = "v"
+    O = "o"  # noqa: E741 - the field's letter for the output projection of attention
+    GATE = "gate"
+    UP = "up"
+    DOWN = "down"
+    MLP = "mlp"
+    EXPERTS = "experts"
+    MIXER = "mixer"
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        return _ROLE_WORDS[self]
+
+
+_ROLE_WORDS = {
+    ModuleRole.Q: "query",
+    ModuleRole.K: "key",
+    ModuleRole.V: "value",
+    ModuleRole.O: "attention output",
+    ModuleRole.GATE: "MLP gate",
+    ModuleRole.UP: "MLP up",
+    ModuleRole.DOWN: "MLP down",
+    ModuleRole.MLP: "whole MLP",
+    ModuleRole.EXPERTS: "experts",
+    ModuleRole.MIXER: "state-space mixer",
+}
+
+
+class ModuleTest(Term):
+    """The inner transformations that a test of Algorithm 3 looks for."""
+
+    PERMUTATION = "permutation"
+    SIGNED_PERMUTATION = "signed_permutation"
+    BLOCKS = "blocks"
+    SUBSPACES = "subspaces"
+    PLANES = "planes"
+    FREQUENCIES = "frequencies"
+    NEURONS = "neurons"
+    CHANNELS = "channels"
+
+    @property
+    def letter(self) -> str:
+        """One character, for a cell of a figure."""
+        return _TEST_WORDS[self][0]
+
+    @property
+    def words(self) -> str:
+        """What it looks for."""
+        return _TEST_WORDS[self][1]
+
+
+_TEST_WORDS = {
+    ModuleTest.PERMUTATION: ("P", "rows permuted"),
+    ModuleTest.SIGNED_PERMUTATION: ("±", "rows permuted, with signs"),
+    ModuleTest.BLOCKS: ("R", "a rotation per head"),
+    ModuleTest.SUBSPACES: ("M", "any map per head"),
+    ModuleTest.PLANES: ("T", "a turn per RoPE plane"),
+    ModuleTest.FREQUENCIES: ("F", "turns per frequency"),
+    ModuleTest.NEURONS: ("N", "neurons permuted and scaled"),
+    ModuleTest.CHANNELS: ("C", "channels permuted and scaled"),
+}

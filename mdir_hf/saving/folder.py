@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
-from mdir_hf.errors import InputError
+from mdir_hf.errors import InputError, MissingExtraError
 from mdir_hf.figures import draw_figures, figure_bytes, figure_img
 from mdir_hf.report import HomologyReport
-from mdir_hf.saving.document import report_document
+from mdir_hf.saving.html import html_page
 from mdir_hf.saving.markdown import markdown_text
-from mdir_hf.saving.markup import Html
-from mdir_hf.saving.page import html_page
 
 
 def check_save_folder(folder: Path) -> None:
@@ -30,35 +29,52 @@ def check_save_folder(folder: Path) -> None:
         raise InputError(f"cannot save into {folder}: {parent} is not writable")
 
 
-def save_report(report: HomologyReport, folder: Path) -> tuple[Path, ...]:
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What was written.
+
+    Attributes:
+        paths: The files.
+        without: Why there are no figures; empty where there are.
+    """
+
+    paths: tuple[Path, ...]
+    without: str = ""
+
+
+def save_report(report: HomologyReport, folder: Path) -> Saved:
     """Write report.json, report.md, report.html and the figures (SVG and PNG, light and dark).
 
-    Every file is written beside its place and moved into it, so that an interruption leaves no half of one.
+    Every file is written beside its place and moved into it, so that an interruption leaves no half of one. Where
+    matplotlib is missing, everything but the figures is written.
 
     Args:
         report: What to save.
         folder: Made if it does not exist; files of the same names are replaced.
 
     Returns:
-        The paths written.
+        The paths written, and what is missing.
 
     Raises:
-        InputError: If the folder cannot be written, or matplotlib is missing.
+        InputError: If the folder cannot be written.
     """
     contents: dict[str, bytes] = {"report.json": (report.to_json() + "\n").encode()}
-    light, dark = draw_figures(report), draw_figures(report, dark=True)
+    without = ""
+    try:
+        light, dark = draw_figures(report), draw_figures(report, dark=True)
+    except MissingExtraError as exc:
+        light, dark, without = {}, {}, exc.message
     for suffix, figures in (("", light), ("-dark", dark)):
         for name, figure in figures.items():
             for file_format in ("svg", "png"):
                 contents[f"{name}{suffix}.{file_format}"] = figure_bytes(figure, file_format)
-    document = report_document(report)
-    images = {name: Html(figure_img(figure, dark[name])) for name, figure in light.items()}
+    images = {name: figure_img(figure, dark[name]) for name, figure in light.items()}
     alt_texts = {name: str(figure.get_label()) for name, figure in light.items()}
-    contents["report.md"] = _encoded(markdown_text(report, document, alt_texts))
-    contents["report.html"] = _encoded(html_page(report, document, images))
+    contents["report.md"] = _encoded(markdown_text(report, alt_texts))
+    contents["report.html"] = _encoded(html_page(report, images))
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        return tuple(write_file(folder / name, content) for name, content in contents.items())
+        return Saved(tuple(write_file(folder / name, content) for name, content in contents.items()), without)
     except OSError as exc:
         raise InputError(f"cannot save into {folder}: {exc.strerror}") from exc
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from mdir_hf.report import HomologyReport
-from mdir_hf.saving.document import Section, Table, key_facts, pair_name
+from mdir_hf.report import HomologyReport, Section, Table, describe
+from mdir_hf.report.description import pair_name
 
 # Backslash first. Brackets make links and images, parentheses alone do nothing; a colon matters in an address only.
 _MARKUP = re.compile(r"([\\`*_{}\[\]<>#|~&$@^]|:(?=//))")
@@ -15,21 +15,21 @@ LONGEST_TABLE = 40
 """Rows; the rest is in report.json."""
 
 
-def markdown_text(report: HomologyReport, document: tuple[Section, ...], alt_texts: Mapping[str, str]) -> str:
+def markdown_text(report: HomologyReport, alt_texts: Mapping[str, str]) -> str:
     """Write a report in GitHub's Markdown, with its figures as files beside it.
 
     Args:
         report: The report.
-        document: Its sections; those that are details are left out.
         alt_texts: By figure; a figure without is left out.
     """
+    verdict, *sections = describe(report)
     parts = [
         f"# Weight ancestry of {plain(pair_name(report))}",
         f"{report.icon} **{plain(report.headline)}.**",
-        "\n".join(f"- {plain(name)}: {plain(value)}" for name, value in key_facts(report)),
-        plain(report.means),
+        "\n".join(f"- {plain(fact.name)}: {plain(fact.value)}" for fact in verdict.facts),
+        *(plain(paragraph) for paragraph in verdict.paragraphs),
     ]
-    for section in document:
+    for section in sections:
         if not section.is_detail:
             parts += _section(section, alt_texts)
     return "\n\n".join(parts) + f"\n\nMade by mdir-hf {plain(report.version)}. Everything is in report.json.\n"
@@ -54,8 +54,8 @@ def _section(section: Section, alt_texts: Mapping[str, str]) -> Iterator[str]:
     if section.bullets:
         yield "\n".join(f"- {plain(bullet)}" for bullet in section.bullets)
     yield from (_table(table) for table in section.tables)
-    yield from (f"![{plain(alt_texts[name])}]({name}.png)" for name, _ in section.figures if name in alt_texts)
-    yield from (fenced(language, text) for language, text in section.code)
+    yield from (f"![{plain(alt_texts[name])}]({name}.png)" for name in section.figures if name in alt_texts)
+    yield from (fenced(listing.language, listing.text) for listing in section.code)
 
 
 def _table(table: Table) -> str:

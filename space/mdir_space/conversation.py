@@ -11,13 +11,13 @@ from typing import Any
 
 import gradio as gr
 
-from mdir_hf import DeclaredLineage, HomologyReport, MdirError, declared_lineage
+from mdir_hf import DeclaredLineage, HomologyReport, MdirError, SectionKind, declared_lineage
 from mdir_space.access import Access
 from mdir_space.addresses import page_address, query_of, server_address
 from mdir_space.desk import Answered, Desk, Working
 from mdir_space.examples import Example
 from mdir_space.notices import BROKEN, alert, plan_notice, progress_notice
-from mdir_space.panels import calibration_panel, evidence_panel, layers_panel, modules_panel
+from mdir_space.panels import panel
 from mdir_space.pictures import Pictures
 from mdir_space.question import Question, RefusedError, ask
 from mdir_space.reproduce import badge_panel, reproduce_panel
@@ -148,13 +148,13 @@ async def details(
         panels.badge: badge_panel(report, link),
     }
     pictures = await asyncio.to_thread(Pictures, report)
-    for panel, render in (
-        (panels.evidence, evidence_panel),
-        (panels.layers, layers_panel),
-        (panels.modules, modules_panel),
-        (panels.calibration, calibration_panel),
+    for tab, kind in (
+        (panels.evidence, SectionKind.EVIDENCE),
+        (panels.layers, SectionKind.LAYERS),
+        (panels.modules, SectionKind.MODULES),
+        (panels.calibration, SectionKind.CALIBRATION),
     ):
-        yield {panel: await asyncio.to_thread(render, report, pictures)}
+        yield {tab: await asyncio.to_thread(panel, report, kind, pictures)}
     yield {panels.status: '<span class="unseen settled" data-say="The evidence is complete."></span>'}
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from mdir_hf import HomologyReport
+from mdir_hf import HomologyReport, MatrixArrays, ReportArrays
 
 FOLDER = Path(__file__).resolve().parent.parent / "examples"
 INDEX = "index.json"
@@ -40,7 +40,11 @@ class Example:
                 name: stored[name] / np.float32(255) if stored[name].dtype == np.uint8 else stored[name]
                 for name in stored.files
             }
-        return replace(report, arrays=arrays)
+        of_matrix = {
+            matrix: MatrixArrays(arrays.get(matrix), arrays.get(f"{matrix}_matched"), arrays.get(f"{matrix}_channels"))
+            for matrix in ("embedding", "unembedding")
+        }
+        return replace(report, arrays=ReportArrays(**of_matrix))
 
 
 def stored_examples(folder: Path = FOLDER) -> tuple[Example, ...]:

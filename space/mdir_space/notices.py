@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from mdir_hf import ReadPlan
+from mdir_hf import ReadPlan, compare_command
 from mdir_space.desk import Waiting, Working
 from mdir_space.estimate import Pace, bytes_of, duration_text, size_text
 from mdir_space.limits import Limits
 from mdir_space.markup import code, text
 from mdir_space.question import Question, RefusedError
-from mdir_space.reproduce import command_line
 
 STAGES = {
     "opening": "Opening the two models",
@@ -79,6 +78,6 @@ def alert(refused: RefusedError, question: Question | None = None) -> str:
     """Say why a question is not answered, and what to do instead. Stays until the next question."""
     local = ""
     if refused.runs_locally and question is not None:
-        command = command_line(question.reference, question.candidate, question.level, question.alpha)
+        command = compare_command(question.reference, question.candidate, level=question.level, alpha=question.alpha)
         local = code(f"pip install mdir-hf\n{command}", "The same on your own machine")
     return f'<div class="alert" role="alert"><h2>Not compared</h2><p>{text(refused.message)}</p>{local}</div>'

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from mdir_hf import HomologyReport, figure_img
-from mdir_space.markup import text
+from mdir_hf import FigureName, HomologyReport, figure_img
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,21 +22,13 @@ class Pictures:
         self._light: Mapping[str, Figure] = report.figures()
         self._dark: Mapping[str, Figure] = report.figures(dark=True)
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._light
+    def images(self, names: Iterable[FigureName]) -> dict[str, str]:
+        """Return the elements of those figures that the report has the data for, by name."""
+        return {name.value: self._image(name.value) for name in names if name.value in self._light}
 
-    def show(self, name: str, caption: str) -> str:
-        """Return a figure with its caption, or nothing if the report has no data for it.
-
-        Args:
-            name: As in :meth:`mdir_hf.HomologyReport.figures`.
-            caption: What to look for; text.
-        """
-        if name not in self._light:
-            return ""
+    def _image(self, name: str) -> str:
         # Not <picture>: a page of gradio may be dark on a light system, and the other way round.
-        images = (
+        return "".join(
             f'<span class="when-{theme}">{figure_img(figures[name])}</span>'
             for theme, figures in (("light", self._light), ("dark", self._dark))
         )
-        return f"<figure>{''.join(images)}<figcaption>{text(caption)}</figcaption></figure>"

@@ -4,48 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
+from dataclasses import replace
 from typing import Any
 
-from mdir_hf import HomologyReport, ModelSummary, __version__, make_badge
-from mdir_space.markup import code, download, facts, number, prose, text
-from mdir_space.question import DEFAULT_ALPHA
-
-LONGEST_LINE = 80
-
-
-def pinned_name(model: ModelSummary) -> str:
-    """Return a model's name at the commit that was read."""
-    return model.repo if model.commit is None else f"{model.repo}@{model.commit}"
-
-
-def shell_word(word: str) -> str:
-    """Return a word as a POSIX shell takes it."""
-    import shlex
-
-    return shlex.quote(word)
-
-
-def command_line(reference: str, candidate: str, level: str, alpha: float) -> str:
-    """Return the command that runs a comparison on the visitor's own machine."""
-    words = ["mdir-hf compare", shell_word(reference), shell_word(candidate)]
-    words += [f"--level {level}"] if level != "auto" else []
-    words += [f"--alpha {alpha:g}"] if alpha != DEFAULT_ALPHA else []
-    line = " ".join(words)
-    return line if len(line) <= LONGEST_LINE else " \\\n  ".join(words)
-
-
-def python_lines(report: HomologyReport) -> str:
-    """Return the lines of Python that run the comparison again."""
-    options = [] if report.alpha == DEFAULT_ALPHA else [f"alpha={report.alpha:g}"]
-    options += [] if report.seed == 0 else [f"seed={report.seed}"]
-    reference = ", ".join([repr(pinned_name(report.reference)), *options])
-    level = "" if report.level == "auto" else f", level={report.level!r}"
-    return (
-        "from mdir_hf import HomologyChecker\n\n"
-        f"checker = HomologyChecker.from_pretrained({reference})\n"
-        f"report = checker.compare({pinned_name(report.candidate)!r}{level})\n"
-        "print(report)"
-    )
+from mdir_hf import HomologyReport, Listing, SectionKind, __version__, describe, make_badge, section_html
+from mdir_space.markup import code, download, prose, text
 
 
 def slim_report(report: HomologyReport) -> dict[str, Any]:
@@ -53,7 +16,7 @@ def slim_report(report: HomologyReport) -> dict[str, Any]:
 
     The verdict stands in it in words, beside what it means and does not mean.
     """
-    body = report.to_dict()
+    body = json.loads(report.to_json())
     for name in ("embedding", "unembedding"):
         if body[name] is not None:
             body[name] = {key: value for key, value in body[name].items() if key != "looks"}
@@ -71,8 +34,7 @@ def slim_report(report: HomologyReport) -> dict[str, Any]:
         "means": report.means,
         "does_not_mean": list(report.does_not_mean),
     }
-    plain: dict[str, Any] = json.loads(json.dumps({**words, **body}))
-    return plain
+    return {**words, **body}
 
 
 def reproduce_panel(report: HomologyReport, *, server: str, is_example: bool = False) -> str:
@@ -83,32 +45,21 @@ def reproduce_panel(report: HomologyReport, *, server: str, is_example: bool = F
         server: Base address of this server, for programs.
         is_example: The models are on no Hub; the demo builds them.
     """
-    models = (("Reference", report.reference), ("Candidate", report.candidate))
-    rows = [
-        (
-            f"{side} commit",
-            f"<code>{text(model.commit)}</code>" if model.commit else '<span class="absent">no commit</span>',
-            f"{model.repo}: {_model_facts(model)}",
+    sections = {section.kind: section for section in describe(report)}
+    section, models = sections[SectionKind.REPRODUCE], sections[SectionKind.MODELS]
+    if is_example:
+        section = replace(
+            section,
+            paragraphs=("These models are not on the Hub: the first command builds them and compares them.",),
+            code=(Listing("sh", "mdir-hf demo"), *section.code[1:]),
         )
-        for side, model in models
-    ]
-    rows += [
-        ("Seed", number(report.seed), "Of every random choice; the same seed reads the same rows."),
-        ("Version", text(report.version), "Of mdir-hf."),
-        ("Read", number(len(report.io.files), unit="files"), f"In {report.io.requests:,} requests."),
-    ]
-    stem = "-".join(_file_word(model.repo) for _, model in models)
+    stem = "-".join(_file_word(model.repo) for model in (report.reference, report.candidate))
     links = download(report.to_json(), f"{stem}.json", "Download the report (JSON)", "application/json")
     parts = [
-        prose(
-            "These models are on no Hub: the first command builds them and compares them."
-            if is_example
-            else "The same commits, level, alpha and seed give the same numbers."
-        ),
-        code("mdir-hf demo" if is_example else _command(report), "On the command line"),
-        code(python_lines(report), "In Python"),
+        section_html(section, {}, copyable=True),
         f'<p class="downloads">{links}</p>',
-        facts(rows, "What was compared"),
+        section_html(models, {}),
+        section_html(sections[SectionKind.READ], {}),
     ]
     if not is_example and report.reference.commit and report.candidate.commit:
         parts.append(code(_program_lines(report, server), "From a program (this Space, gradio_client)"))
@@ -121,32 +72,18 @@ def reproduce_panel(report: HomologyReport, *, server: str, is_example: bool = F
     return "".join(parts)
 
 
-def _command(report: HomologyReport) -> str:
-    names = (pinned_name(report.reference), pinned_name(report.candidate))
-    return "pip install mdir-hf\n" + command_line(*names, report.level, report.alpha)
-
-
 def _program_lines(report: HomologyReport, server: str) -> str:
     return (
         "from gradio_client import Client\n\n"
         f"report = Client({server!r}).predict(\n"
-        f"    {pinned_name(report.reference)!r},\n"
-        f"    {pinned_name(report.candidate)!r},\n"
-        f"    {report.level!r},\n"
+        f"    {report.reference.pinned!r},\n"
+        f"    {report.candidate.pinned!r},\n"
+        f"    {report.level.value!r},\n"
         f"    {report.alpha:g},\n"
         "    api_name='/compare',\n"
         ")\n"
         "print(report['verdict'], report['log10_p'])"
     )
-
-
-def _model_facts(model: ModelSummary) -> str:
-    known = [model.architecture]
-    known += [f"width {model.hidden_size:,}"] if model.hidden_size else []
-    known += [f"{model.layers} layers"] if model.layers else []
-    known += [f"{model.vocabulary:,} rows of embedding"] if model.vocabulary else []
-    known += [f"quantised: {model.quantization}"] if model.quantization else []
-    return ", ".join(known)
 
 
 def _file_word(repo: str) -> str:

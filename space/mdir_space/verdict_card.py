@@ -2,27 +2,10 @@
 
 from __future__ import annotations
 
-from mdir_hf import DeclaredLineage, HomologyReport, Verdict, shown_name
-from mdir_space.estimate import size_text
-from mdir_space.markup import alpha_text, log10_p, model_name, number, power_of_ten, text
+from dataclasses import replace
 
-FOUND = {
-    "identity": ("same order", "The channels of the two models stand in the same order."),
-    "permutation": ("reordered", "The channels of the one are those of the other in another order"),
-    "signed_permutation": (
-        "reordered, signs turned",
-        "The channels of the one are those of the other in another order",
-    ),
-    "rotation": ("rotated", "A rotation of the whole residual stream takes the one model to the other."),
-}
-
-SETTLED = {
-    "identical_files": ("same files", "All weight files have the same digests in both."),
-    "screen": ("a first look", "At some tokens of the embeddings; more was not needed."),
-    "embedding": ("embeddings", "On every common token."),
-    "unembedding": ("unembeddings", "On every common token; the embeddings were silent."),
-    "body": ("the layers", "The embeddings alone did not decide."),
-}
+from mdir_hf import DeclaredLineage, HomologyReport, Verdict, describe, section_html, shown_name
+from mdir_space.markup import model_name, text
 
 
 def verdict_card(report: HomologyReport, *, declared: str = "", link: str = "", note: str = "") -> str:
@@ -49,43 +32,8 @@ def verdict_card(report: HomologyReport, *, declared: str = "", link: str = "", 
 
 
 def _numbers(report: HomologyReport) -> str:
-    io, seconds = report.io, sum(report.seconds.values())
-    share = io.bytes_read / io.bytes_of_weights if io.bytes_of_weights else 0.0
-    n_tests = "1 test" if report.tests == 1 else f"{report.tests:,} tests"
-    gloss = f"p is at most {power_of_ten(report.log10_p)}, corrected for {n_tests}."
-    if report.log10_p > -0.05:
-        gloss = "p is 1: nothing stands out from chance."
-    gloss += f" It counts from {alpha_text(report.alpha)} (alpha), fixed before looking."
-    rows = [("log<sub>10</sub> p", log10_p(report.log10_p), gloss)]
-    matrix = report.embedding
-    if report.verdict is Verdict.HOMOLOGOUS and matrix is not None and matrix.transformation in FOUND:
-        found, explanation = FOUND[matrix.transformation]
-        if matrix.scale is not None and abs(matrix.scale - 1.0) > 0.02:
-            explanation = f"{explanation.rstrip('.')}, {matrix.scale:.3g} times as large"
-        rows.append(("Channels", text(found), f"{text(explanation.rstrip('.'))}."))
-    if report.settled_by in SETTLED:
-        settled, explanation = SETTLED[report.settled_by]
-        rows.append(("Settled by", text(settled), text(explanation)))
-    else:
-        looked_at = [name for name, part in _parts(report) if part is not None]
-        rows.append(("Looked at", text(", ".join(looked_at) or "nothing"), "Nothing there settled the question."))
-    cached = f", and {size_text(io.bytes_from_cache)} from the cache of this server" if io.bytes_from_cache else ""
-    rows.append(
-        (
-            "Read",
-            f"{size_text(io.bytes_read)}",
-            f"{share:.1%} of the {size_text(io.bytes_of_weights)} of weights{cached}, in {number(seconds, 1)} s.",
-        )
-    )
-    items = "".join(
-        f'<div><dt>{name}</dt><dd><span class="figure">{value}</span><span class="gloss">{gloss}</span></dd></div>'
-        for name, value, gloss in rows
-    )
-    return f'<dl class="numbers">{items}</dl>'
-
-
-def _parts(report: HomologyReport) -> tuple[tuple[str, object], ...]:
-    return ("embeddings", report.embedding), ("unembeddings", report.unembedding), ("layers", report.layers)
+    verdict = describe(report)[0]
+    return section_html(replace(verdict, paragraphs=()), {})
 
 
 def _meaning(report: HomologyReport) -> str:

@@ -403,7 +403,8 @@ def test_what_is_no_badge_is_one_plain_error(tmp_path, hf_home, content):
     path.write_bytes(content)
     with pytest.raises(InputError) as caught:
         verify(path)
-    assert str(caught.value).isprintable()
+    said = str(caught.value)
+    assert said.isprintable() and said.startswith((f"{path}: ", f"{tmp_path / 'report.json'}: "))
 
 
 def test_a_document_type_is_refused_even_around_true_data(tmp_path, hf_home):

@@ -73,7 +73,7 @@ def test_a_badge_goes_to_the_folder_of_its_report_by_default(report, capsys):
 
 def test_the_report_of_another_comparison_is_not_overwritten(report, capsys):
     (report.parent / "report.json").write_text("{}")
-    assert "another file" in refused(capsys, "badge", report)
+    assert "is not the report of this badge" in refused(capsys, "badge", report)
     assert (report.parent / "report.json").read_text() == "{}"
     assert not (report.parent / "badge.svg").exists()
 

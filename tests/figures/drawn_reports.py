@@ -7,10 +7,39 @@ from typing import Any
 import numpy as np
 
 from mdir_hf import HomologyReport, Verdict
-from mdir_hf.report import InputOutput, MatrixReport, ModelSummary, PlaceboReport, PlaceboResult
+from mdir_hf.report import (
+    ExpertOrigin,
+    ExpertsFound,
+    HeadsFound,
+    InputOutput,
+    LayerMatch,
+    LayerPair,
+    LayerPattern,
+    LayerRole,
+    LayersReport,
+    Level,
+    Look,
+    MatrixArrays,
+    MatrixReport,
+    ModelSummary,
+    ModuleReport,
+    ModuleRole,
+    ModuleTest,
+    NeuronsFound,
+    PlaceboReport,
+    PlaceboResult,
+    ReportArrays,
+    ResidualMap,
+    RowsFound,
+    SettledBy,
+    Transformation,
+    View,
+)
 
 WIDTH = 24
 PERMUTATION = np.random.default_rng(0).permutation(WIDTH)
+
+NO_ARRAYS = ReportArrays()
 
 LONG_NAME = "owner/" + "very-long-model-name-" * 500
 
@@ -60,92 +89,91 @@ def a_matrix(**fields: Any) -> MatrixReport:
         "coverage": 1.0,
         "matched_channels": WIDTH,
         "stray_channels": 0,
-        "transformation": "permutation",
+        "transformation": Transformation.PERMUTATION,
         "scale": 3.98,
-        "view": "centred",
+        "view": View.CENTRED,
         "log10_p": -812.4,
         "log10_p_trimmed": {"n/16": -700.0, "n/4": -500.0, "n/2": -300.0},
         "placebo": PlaceboReport(a_placebo(), a_placebo(ratio=0.85), (1.2, -0.7)),
-        "looks": ((128, -90.1), (256, -300.0), (512, -812.4)),
+        "looks": (Look(128, -90.1), Look(256, -300.0), Look(512, -812.4)),
     }
-    return MatrixReport(**{**standard, **fields})
+    body = {**standard, **fields}
+    body["transformation"] = Transformation(body["transformation"])
+    body["looks"] = tuple(Look(*look) for look in body["looks"])
+    return MatrixReport(**body)
 
 
-def a_layer_map(n_reference: int, n_candidate: int, **fields: Any) -> dict[str, Any]:
+def a_layer_map(n_reference: int, n_candidate: int, **fields: Any) -> LayersReport:
     """A map whose layers descend in order as far as they go, with a little evidence off the diagonal."""
     matrix = np.zeros((n_reference, n_candidate))
-    matches = [[i, i, -40.0 - i] for i in range(min(n_reference, n_candidate))]
+    matches = [LayerMatch(i, i, -40.0 - i) for i in range(min(n_reference, n_candidate))]
     for i, j, log10_p in matches:
         matrix[i, j] = log10_p
     if n_candidate > 1:
         matrix[0, -1] = -1.5
-    return {
-        "role": "v",
-        "outer": "permutation",
-        "pattern": "identity" if n_reference == n_candidate else "partial",
-        "matches": matches,
+    standard: dict[str, Any] = {
+        "role": LayerRole.V,
+        "outer": ResidualMap.PERMUTATION,
+        "fitted_on": "embeddings",
+        "pattern": LayerPattern.IDENTITY if n_reference == n_candidate else LayerPattern.PARTIAL,
+        "matches": tuple(matches),
         "log10_p": -39.0,
         "log10_p_fisher": -100.0,
         "related_layers_at_least": 1,
         "stray_share": 0.0,
         "placebo_log10_p": 0.0,
-        "reference_layers": list(range(n_reference)),
-        "candidate_layers": list(range(n_candidate)),
-        "matrix": matrix.tolist(),
+        "reference_layers": tuple(range(n_reference)),
+        "candidate_layers": tuple(range(n_candidate)),
+        "matrix": tuple(map(tuple, matrix.tolist())),
         "null": "",
-        **fields,
     }
+    body = {**standard, **fields}
+    body["pattern"] = LayerPattern(body["pattern"])
+    body["matches"] = tuple(LayerMatch(*match) for match in body["matches"])
+    body["matrix"] = tuple(tuple(row) for row in body["matrix"])
+    return LayersReport(**body)
 
 
 def a_module(
-    layer: tuple[int, int], role: str, test: str, log10_p: float, found: dict[str, Any] | None = None
-) -> dict[str, Any]:
-    return {
-        "layer": list(layer),
-        "role": role,
-        "test": test,
-        "trace": 1.0,
-        "normalized_trace": 0.5,
-        "log10_p": log10_p,
-        "scale": 1.0,
-        "found": found,
-    }
+    layer: tuple[int, int],
+    role: str,
+    test: str,
+    log10_p: float,
+    found: RowsFound | NeuronsFound | HeadsFound | ExpertsFound | None = None,
+) -> ModuleReport:
+    return ModuleReport(LayerPair(*layer), ModuleRole(role), ModuleTest(test), 1.0, 0.5, log10_p, 1.0, found)
 
 
-def modules_of(pairs: list[tuple[int, int]]) -> tuple[dict[str, Any], ...]:
+def modules_of(pairs: list[tuple[int, int]]) -> tuple[ModuleReport, ...]:
     """Every kind of test, with what each finds."""
-    heads = {"heads": [[0, 1], [1, 0]], "residual": 0.1}
+    heads = HeadsFound(((0, 1), (1, 0)), 0.1)
     return tuple(
         module
         for pair in pairs
         for module in (
-            a_module(pair, "q", "permutation", -12.0, {"moves": True, "negative": 0}),
+            a_module(pair, "q", "permutation", -12.0, RowsFound(moves=True, negative=0)),
             a_module(pair, "q", "planes", -90.0, heads),
             a_module(pair, "k", "frequencies", -20.0, heads),
-            a_module(pair, "v", "signed_permutation", -20.0, {"moves": True, "negative": 3}),
+            a_module(pair, "v", "signed_permutation", -20.0, RowsFound(moves=True, negative=3)),
             a_module(pair, "o", "blocks", -7000.0, heads),
-            a_module(pair, "up", "permutation", 0.0, {"moves": True, "negative": 0}),
-            a_module(pair, "mlp", "neurons", -41_000.0, {"moved_neurons": 5, "matched_neurons": 64}),
+            a_module(pair, "up", "permutation", 0.0, RowsFound(moves=True, negative=0)),
+            a_module(pair, "mlp", "neurons", -41_000.0, NeuronsFound(5, 64)),
             a_module(
                 pair,
                 "experts",
                 "neurons",
                 -300.0,
-                {"experts": [[0, None, -300.0], [1, 1, -20.0]], "without_origin": [2]},
+                ExpertsFound((ExpertOrigin(0, None, -300.0), ExpertOrigin(1, 1, -20.0)), (2,)),
             ),
         )
     )
 
 
-def arrays_of(name: str = "embedding") -> dict[str, Any]:
+def some_arrays() -> MatrixArrays:
     rng = np.random.default_rng(1)
     picture = 0.1 * rng.random((WIDTH, WIDTH), dtype=np.float32)
     picture[np.arange(WIDTH), PERMUTATION] = 0.97
-    return {
-        name: picture,
-        f"{name}_channels": np.stack([np.arange(WIDTH), PERMUTATION]),
-        f"{name}_matched": picture[:, PERMUTATION],
-    }
+    return MatrixArrays(picture, picture[:, PERMUTATION], np.stack([np.arange(WIDTH), PERMUTATION]))
 
 
 def a_report(**fields: Any) -> HomologyReport:
@@ -156,12 +184,12 @@ def a_report(**fields: Any) -> HomologyReport:
         "log10_p": -812.4,
         "alpha": 1e-10,
         "tests": 14,
-        "level": "body",
-        "settled_by": "embedding",
+        "level": Level.BODY,
+        "settled_by": SettledBy.EMBEDDING,
         "reference": a_model(),
         "candidate": a_model("me/tuned", commit="b2" * 20),
         "embedding": a_matrix(),
-        "unembedding": a_matrix(log10_p=-700.0, looks=((128, 0.0), (512, -700.0))),
+        "unembedding": a_matrix(log10_p=-700.0, looks=(Look(128, 0.0), Look(512, -700.0))),
         "layers": a_layer_map(3, 3),
         "modules": modules_of([(0, 0), (2, 2)]),
         "caveats": ("A caveat.",),
@@ -169,7 +197,7 @@ def a_report(**fields: Any) -> HomologyReport:
         "seconds": {"screen": 0.25},
         "seed": 0,
         "version": "0.1.0",
-        "arrays": {**arrays_of(), **arrays_of("unembedding")},
+        "arrays": ReportArrays(some_arrays(), some_arrays()),
     }
     return HomologyReport(**{**standard, **fields})
 
@@ -183,13 +211,13 @@ def stranger() -> HomologyReport:
         coverage=None,
         matched_channels=None,
         stray_channels=None,
-        transformation="none",
+        transformation=Transformation.NONE,
         scale=None,
         log10_p=0.0,
         log10_p_trimmed={"n/16": 0.0, "n/4": 0.0, "n/2": 0.0},
-        looks=((512, -0.0),),
+        looks=(Look(512, -0.0),),
     )
-    layers = a_layer_map(3, 3, matches=[], pattern="none", log10_p=-0.0, matrix=[[-0.0] * 3] * 3)
+    layers = a_layer_map(3, 3, matches=(), pattern=LayerPattern.NONE, log10_p=-0.0, matrix=((-0.0,) * 3,) * 3)
     noise = np.full((WIDTH, WIDTH), 0.15, dtype=np.float32)
     return a_report(
         verdict=Verdict.NO_EVIDENCE,
@@ -200,5 +228,5 @@ def stranger() -> HomologyReport:
         layers=layers,
         modules=None,
         caveats=(),
-        arrays={"embedding": noise},
+        arrays=ReportArrays(MatrixArrays(noise)),
     )

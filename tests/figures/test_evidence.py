@@ -9,13 +9,13 @@ import pytest
 from mdir_hf.figures import figure_bytes
 from mdir_hf.figures.theme import evidence_shade
 from mdir_hf.report import PlaceboReport
-from tests.figures.drawn_reports import a_matrix, a_placebo, a_report
+from tests.figures.drawn_reports import NO_ARRAYS, a_matrix, a_placebo, a_report
 
 pytest.importorskip("matplotlib")
 
 
 def figures_of(**fields):
-    return a_report(**{"unembedding": None, "layers": None, "modules": None, "arrays": {}, **fields}).figures()
+    return a_report(**{"unembedding": None, "layers": None, "modules": None, "arrays": NO_ARRAYS, **fields}).figures()
 
 
 def test_bars_are_traces_over_their_own_thresholds():
@@ -31,7 +31,7 @@ def test_bars_are_traces_over_their_own_thresholds():
     assert axes.lines[0].get_xdata()[0] == 1.0
 
 
-def test_a_placebo_that_speaks_up_is_said():
+def test_a_significant_placebo_is_said():
     placebo = PlaceboReport(a_placebo(ratio=1.7, log10_p=-9.0), a_placebo(), (9.0, 9.0))
 
     assert "a placebo reaches 1.7 times it" in figures_of(embedding=a_matrix(placebo=placebo))["null"].get_label()

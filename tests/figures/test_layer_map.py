@@ -7,13 +7,15 @@ import pytest
 
 from mdir_hf.figures import figure_bytes
 from mdir_hf.figures.layer_map import short_number
-from tests.figures.drawn_reports import a_layer_map, a_report
+from tests.figures.drawn_reports import NO_ARRAYS, a_layer_map, a_report
 
 pytest.importorskip("matplotlib")
 
 
 def layer_axes(layers):
-    figure = a_report(layers=layers, modules=None, arrays={}, embedding=None, unembedding=None).figures()["layers"]
+    figure = a_report(layers=layers, modules=None, arrays=NO_ARRAYS, embedding=None, unembedding=None).figures()[
+        "layers"
+    ]
     return figure, figure.axes[0]
 
 
@@ -39,14 +41,6 @@ def test_marks_stand_on_the_layers_of_a_hybrid():
     assert marks == [(1.0, 0.0), (2.0, 1.0)]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["1", "3", "5"]
     assert [label.get_text() for label in axes.get_xticklabels()] == ["0", "2"]
-
-
-def test_a_report_of_an_older_version_counts_its_layers_from_0():
-    layers = a_layer_map(3, 3)
-    del layers["reference_layers"], layers["candidate_layers"]
-    _, axes = layer_axes(layers)
-
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["0", "1", "2"]
 
 
 def test_small_maps_have_numbers_and_large_ones_have_none():

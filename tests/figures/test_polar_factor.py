@@ -11,6 +11,7 @@ import pytest
 
 from mdir_hf.figures import figure_bytes
 from mdir_hf.figures.theme import LIGHT, colour_map
+from mdir_hf.report import MatrixArrays, ReportArrays
 from tests.figures.drawn_reports import a_matrix, a_model, a_report
 
 pytest.importorskip("matplotlib")
@@ -39,7 +40,7 @@ def test_a_single_peak_is_seen_at_its_channels(sizes, shape, at):
         "reference": a_model(hidden_size=sizes[0]),
         "candidate": a_model("me/tuned", hidden_size=sizes[1]),
     }
-    report = a_report(**models, arrays={"embedding": one_peak(shape, *at)}, layers=None, modules=None)
+    report = a_report(**models, arrays=ReportArrays(MatrixArrays(one_peak(shape, *at))), layers=None, modules=None)
     figure = report.figures()["embedding"]
     axes = figure.axes[0]
     # Axes count channels, also where a cell is many of them.
@@ -64,7 +65,7 @@ def test_a_single_peak_is_seen_at_its_channels(sizes, shape, at):
 
 
 def test_shades_are_the_same_for_every_pair():
-    faint = a_report(arrays={"embedding": np.full((24, 24), 0.04, dtype=np.float32)})
+    faint = a_report(arrays=ReportArrays(MatrixArrays(np.full((24, 24), 0.04, dtype=np.float32))))
     image = faint.figures()["embedding"].axes[0].get_images()[0]
 
     assert image.get_clim() == (0.0, 1.0)  # strangers are pale, whatever their largest entry is

@@ -15,7 +15,7 @@ from mdir_hf.errors import InputError
 from mdir_hf.figures import draw_figures, draw_survey_matrix, figure_bytes, figure_img
 from mdir_hf.figures.sheet import drawing, fitted, text_width
 from mdir_hf.figures.theme import DARK, LIGHT, colour_map, ink_on
-from tests.figures.drawn_reports import HOSTILE_NAMES, a_layer_map, a_model, a_report, modules_of
+from tests.figures.drawn_reports import HOSTILE_NAMES, NO_ARRAYS, a_layer_map, a_model, a_report, modules_of
 
 pytest.importorskip("matplotlib")
 
@@ -152,7 +152,7 @@ def elements(markup):
 
 @pytest.mark.parametrize("name", ["owner/base", *HOSTILE_NAMES])
 def test_an_element_holds_picture_size_and_alt_text_and_nothing_else(name):
-    report = hostile_report(name, arrays={}, modules=None)
+    report = hostile_report(name, arrays=NO_ARRAYS, modules=None)
     light, dark = report.figures()["layers"], report.figures(dark=True)["layers"]
 
     ((tag, img),) = elements(figure_img(light))

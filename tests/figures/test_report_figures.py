@@ -16,7 +16,7 @@ import pytest
 
 from mdir_hf import HomologyChecker, HomologyReport
 from mdir_hf.figures import draw_figures, draw_survey_matrix, figure_bytes
-from tests.figures.drawn_reports import a_report, stranger
+from tests.figures.drawn_reports import NO_ARRAYS, a_report, stranger
 from tests.specimens import gaussian, write_model
 
 matplotlib = pytest.importorskip("matplotlib")
@@ -91,7 +91,9 @@ def test_a_report_from_json_has_every_figure_but_the_heat_maps():
 
 
 def test_a_report_without_evidence_has_no_figures():
-    bare = dataclasses.replace(a_report(), embedding=None, unembedding=None, layers=None, modules=None, arrays={})
+    bare = dataclasses.replace(
+        a_report(), embedding=None, unembedding=None, layers=None, modules=None, arrays=NO_ARRAYS
+    )
 
     assert draw_figures(bare) == {}
 
@@ -137,7 +139,7 @@ def test_rendering_a_figure_again_gives_the_same_bytes(file_format):
 
 
 def test_settings_of_the_user_change_nothing_and_are_not_changed():
-    report = a_report(modules=None, arrays={})
+    report = a_report(modules=None, arrays=NO_ARRAYS)
     plain = {name: figure_bytes(figure, "svg") for name, figure in report.figures().items()}
     with matplotlib.rc_context({"text.usetex": True, "font.size": 40, "savefig.bbox": "tight", "axes.grid": True}):
         before = dict(matplotlib.rcParams)
@@ -161,7 +163,7 @@ def test_threads_change_matplotlibs_settings_one_after_the_other(monkeypatch):
         inside.remove(threading.get_ident())
 
     monkeypatch.setattr(matplotlib.style, "context", watched)
-    report = a_report(embedding=None, unembedding=None, modules=None, arrays={})
+    report = a_report(embedding=None, unembedding=None, modules=None, arrays=NO_ARRAYS)
     before = dict(matplotlib.rcParams)
     with ThreadPoolExecutor(2) as pool:
         one, other = pool.map(lambda _: figure_bytes(report.figures()["layers"], "svg"), range(2))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from mdir_hf.names import shown_name
-from mdir_hf.saving.document import report_document
 from mdir_hf.saving.markdown import fenced, markdown_text, plain
 from tests.figures.drawn_reports import HOSTILE_NAMES, a_layer_map, a_model, a_report
 
@@ -41,7 +40,7 @@ def test_a_name_is_shown_as_it_is(name):
 def test_a_name_changes_nothing_of_the_structure(name):
     def text_of(reference, candidate):
         report = a_report(reference=a_model(reference), candidate=a_model(candidate), caveats=(f"About {reference}.",))
-        return markdown_text(report, report_document(report), {"null": f"Bars of {reference}", "layers": "A map"})
+        return markdown_text(report, {"null": f"Bars of {reference}", "layers": "A map"})
 
     with_name = kinds(text_of(name, name[::-1]))
     ignored = {"text", "text_special"}
@@ -57,7 +56,7 @@ def test_a_name_changes_nothing_of_the_structure(name):
 
 def test_it_says_what_the_page_says_but_for_details():
     report = a_report()
-    text = markdown_text(report, report_document(report), {"null": "Bars", "layers": "A map"})
+    text = markdown_text(report, {"null": "Bars", "layers": "A map"})
 
     assert text.startswith(
         "# Weight ancestry of owner/base and me/tuned\n\n● **The two models share weight ancestry.**"
@@ -75,7 +74,7 @@ def test_it_says_what_the_page_says_but_for_details():
 
 def test_long_tables_end_in_a_word_where_the_rest_is():
     report = a_report(layers=a_layer_map(60, 60))
-    text = markdown_text(report, report_document(report), {})
+    text = markdown_text(report, {})
 
     assert "20 more rows are in report.json." in text
 

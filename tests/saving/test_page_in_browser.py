@@ -8,7 +8,7 @@ import time
 import pytest
 
 from mdir_hf.saving import save_report
-from tests.figures.drawn_reports import HOSTILE_NAMES, a_layer_map, a_model, a_report, modules_of
+from tests.figures.drawn_reports import HOSTILE_NAMES, NO_ARRAYS, a_layer_map, a_model, a_report, modules_of
 
 pytest.importorskip("matplotlib")
 playwright = pytest.importorskip("playwright.sync_api")
@@ -75,7 +75,9 @@ def test_pictures_follow_the_colour_scheme_and_print_is_light(browser, address, 
 
 @pytest.mark.parametrize("name", HOSTILE_NAMES)
 def test_a_hostile_name_runs_nothing_fetches_nothing_and_fits(browser, tmp_path, name):
-    save_report(a_report(reference=a_model(name), candidate=a_model(name[::-1]), modules=None, arrays={}), tmp_path)
+    save_report(
+        a_report(reference=a_model(name), candidate=a_model(name[::-1]), modules=None, arrays=NO_ARRAYS), tmp_path
+    )
     context = browser.new_context(viewport={"width": 390, "height": 800}, bypass_csp=True)
     page = context.new_page()
     happened = []

@@ -1,5 +1,6 @@
 """What the page says: escaped whatever it is about, in numbers with units, and neutral."""
 
+import html
 import json
 import re
 from dataclasses import replace
@@ -7,17 +8,27 @@ from html.parser import HTMLParser
 
 import pytest
 
-from mdir_hf import DeclaredLineage, HomologyReport, Progress, ReadPlan, Reason, Verdict
+from mdir_hf import (
+    DeclaredLineage,
+    HomologyReport,
+    Progress,
+    ReadPlan,
+    Reason,
+    ReportArrays,
+    SectionKind,
+    Verdict,
+    compare_command,
+    describe,
+)
 from mdir_space.desk import Waiting, Working
 from mdir_space.estimate import Pace, bytes_of, duration_text, size_text
 from mdir_space.examples import stored_examples
 from mdir_space.limits import Limits
-from mdir_space.markup import alpha_text, log10_p, number
 from mdir_space.notices import alert, does_not_fit, plan_notice, progress_notice
-from mdir_space.panels import calibration_panel, evidence_panel, layers_panel, modules_panel
+from mdir_space.panels import NOT_RUN, panel
 from mdir_space.pictures import Pictures
 from mdir_space.question import Question, RefusedError
-from mdir_space.reproduce import badge_panel, command_line, python_lines, reproduce_panel, slim_report
+from mdir_space.reproduce import badge_panel, reproduce_panel, slim_report
 from mdir_space.verdict_card import declared_text, verdict_card
 
 EXAMPLES = {example.name: example for example in stored_examples()}
@@ -46,10 +57,10 @@ class Tags(HTMLParser):
 
     VOID = frozenset({"img", "br", "input", "source"})
 
-    def __init__(self, html):
+    def __init__(self, markup):
         super().__init__()
         self.found, self.attributes, self.open = set(), set(), []
-        self.feed(html)
+        self.feed(markup)
         self.close()
 
     def handle_starttag(self, tag, attributes):
@@ -66,7 +77,7 @@ def pieces(report):
     pictures = Pictures(report)
     declared = DeclaredLineage(report.reference.repo, None, (HOSTILE,), HOSTILE, "README.md", None, (), False)
     yield verdict_card(report, declared=declared_text(report, (declared, declared)), link=HOSTILE, note=HOSTILE)
-    yield from (panel(report, pictures) for panel in (evidence_panel, layers_panel, modules_panel, calibration_panel))
+    yield from (panel(report, kind, pictures) for kind in NOT_RUN)
     yield reproduce_panel(report, server=HOSTILE)
     yield badge_panel(report, "https://huggingface.co/spaces/a/b?a=%3Cb%3E&b=c")
     yield alert(RefusedError(HOSTILE, runs_locally=True), Question(HOSTILE, HOSTILE))
@@ -75,44 +86,46 @@ def pieces(report):
 @pytest.fixture(scope="module")
 def rendered():
     """Every piece of the page for a relative with layers and for a stranger."""
-    return [html for name in ("permuted", "other-seed") for html in pieces(EXAMPLES[name].report)]
+    return [piece for name in ("permuted", "other-seed") for piece in pieces(EXAMPLES[name].report)]
 
 
 def test_whatever_a_repository_is_called_it_stays_text(hostile):
-    for html in pieces(hostile):
-        tags = Tags(html)
+    for piece in pieces(hostile):
+        tags = Tags(piece)
         assert tags.open == []
         assert "script" not in tags.found
         assert not any(name.startswith("on") for name in tags.attributes)
-        assert "<img src=x" not in html
+        assert "<img src=x" not in piece
 
 
 def test_every_piece_closes_what_it_opens(rendered):
-    assert all(Tags(html).open == [] for html in rendered)
+    assert all(Tags(piece).open == [] for piece in rendered)
 
 
 def test_the_command_keeps_a_hostile_name_one_word():
     import shlex
 
-    command = command_line(HOSTILE, "a/b", "auto", 1e-10)
-    assert shlex.split(command.replace("\\\n", " "))[2:] == [HOSTILE, "a/b"]
+    name = HOSTILE.replace("\n", " ")  # a line break is written out as $'\\n', which shlex does not know
+    said = alert(RefusedError("too large", runs_locally=True), Question(name, "a/b"))
+    (command,) = re.findall("<code>(.*?)</code>", said, re.DOTALL)
+    words = shlex.split(html.unescape(command).replace("\\\n", " "))
+    assert words[words.index("compare") + 1 :][:2] == [name, "a/b"]
 
 
-def test_the_python_lines_run_and_hold_the_names_as_they_are(hostile):
-    import ast
-
-    texts = [node.value for node in ast.walk(ast.parse(python_lines(hostile))) if isinstance(node, ast.Constant)]
-    assert any(HOSTILE in str(text) for text in texts)
-
-
-def test_the_command_and_the_code_repeat_the_comparison_that_was_made(permuted):
+def test_the_commands_of_the_page_are_those_of_the_package(permuted):
     report = replace(permuted, alpha=1e-6, seed=3)
-    assert "level='body'" in python_lines(report)
-    assert "alpha=1e-06, seed=3" in python_lines(report)
-    assert f"{report.reference.repo}@{report.reference.commit}" in python_lines(report)
-    command = command_line("a/b", "c/d", "body", 1e-6)
-    assert command == "mdir-hf compare a/b c/d --level body --alpha 1e-06"
-    assert command_line("a/b", "c/d", "auto", 1e-10) == "mdir-hf compare a/b c/d"
+    panel_text = html.unescape(reproduce_panel(report, server="http://here"))
+    (section,) = [section for section in describe(report) if section.kind is SectionKind.REPRODUCE]
+    for listing in section.code:
+        assert listing.text in panel_text
+    local = html.unescape(alert(RefusedError("too large", runs_locally=True), Question("a/b", "c/d", "body", 1e-6)))
+    assert compare_command("a/b", "c/d", level="body", alpha=1e-6) in local
+
+
+def test_a_part_that_was_not_run_says_why(permuted):
+    bare = replace(permuted, embedding=None, unembedding=None, layers=None, modules=None, arrays=ReportArrays())
+    for kind, sentence in NOT_RUN.items():
+        assert sentence in panel(bare, kind, Pictures(bare))
 
 
 def test_the_words_of_the_verdict_stand_on_its_card(permuted):
@@ -132,7 +145,7 @@ def test_an_inconclusive_verdict_says_why(permuted):
 
 
 def test_no_piece_accuses(rendered):
-    words = " ".join(re.sub("<[^>]*>", " ", html) for html in rendered).lower()
+    words = " ".join(re.sub("<[^>]*>", " ", piece) for piece in rendered).lower()
     for accusation in ("copied", "stolen", "plagiar", "theft", "launder", "infring"):
         assert accusation not in words
 
@@ -164,7 +177,7 @@ def test_the_slim_report_is_small_and_holds_no_matrix(permuted):
     assert (slim["verdict"], slim["log10_p"]) == ("homologous", permuted.log10_p)
     assert "matrix" not in slim["layers"]
     assert len(slim["layers"]["matches"]) == 6
-    assert slim["modules"]["gate"] == min(m["log10_p"] for m in permuted.modules if m["role"] == "gate")
+    assert slim["modules"]["gate"] == min(m.log10_p for m in permuted.modules if m.role == "gate")
     assert "files" not in slim["io"]
 
 
@@ -175,7 +188,7 @@ def test_the_examples_are_reports_of_this_schema_with_what_their_figures_need():
     for example in EXAMPLES.values():
         assert isinstance(example.report, HomologyReport)
         assert {"embedding", "looks", "null"} <= set(example.report.figures())
-        assert 0.0 <= example.report.arrays["embedding"].min() < example.report.arrays["embedding"].max() <= 1.0
+        assert 0.0 <= example.report.arrays.embedding.polar.min() < example.report.arrays.embedding.polar.max() <= 1.0
         assert "not on the Hub" in example.note
     assert {"layers", "modules", "embedding_matched"} <= set(EXAMPLES["permuted"].report.figures())
 
@@ -234,11 +247,7 @@ def test_progress_says_bytes_and_how_many_are_ahead():
     assert "7 comparisons are ahead of yours" in progress_notice(Waiting(7))
 
 
-def test_numbers_have_units_and_true_minus_signs():
-    assert number(-1234.56, 1, unit="tokens") == "−1,234.6&nbsp;tokens"
-    assert (log10_p(-7642.4), log10_p(-12.34), log10_p(0.0)) == ("−7,642", "−12.3", "0")
-    assert "not computed" in number(None)
-    assert (alpha_text(1e-10), alpha_text(0.05)) == ("10<sup>−10</sup>", "0.05")
+def test_sizes_and_durations_are_round():
     assert [size_text(n) for n in (0, 999, 1000, 15_800_000, 2.5e9, 3e12)] == [
         *("0 bytes", "999 bytes", "1 kB", "15.8 MB", "2.5 GB", "3 TB")
     ]

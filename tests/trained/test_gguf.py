@@ -70,8 +70,8 @@ def test_the_source_of_a_gguf_copy_is_found(converted, architecture, kind, level
     assert report.embedding.transformation == "identity"
     if level == "body":
         n_layers = 2 if architecture == "wide" else 4
-        assert [match[:2] for match in report.layers["matches"]] == [[i, i] for i in range(n_layers)]
-        roles = {module["role"] for module in report.modules if module["log10_p"] < -10}
+        assert [[*match[:2]] for match in report.layers.matches] == [[i, i] for i in range(n_layers)]
+        roles = {module.role for module in report.modules if module.log10_p < -10}
         assert {"v", "o", "up", "down"} <= roles
         if kind in ("F16", "Q8_0"):
             assert {"q", "k"} <= roles  # rotary pairs are where they were

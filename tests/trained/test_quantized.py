@@ -79,7 +79,7 @@ def test_the_layers_of_a_quantised_copy_are_found_where_nothing_else_is_related(
     report = compare(base.folder, tmp_path / "copy")
     assert report.verdict is Verdict.HOMOLOGOUS
     assert report.settled_by == "body"
-    assert [match[:2] for match in report.layers["matches"]] == [[i, i] for i in range(4)]
+    assert [[*match[:2]] for match in report.layers.matches] == [[i, i] for i in range(4)]
 
 
 @pytest.mark.parametrize("name", SCHEMES)
@@ -97,6 +97,6 @@ def test_fused_layers_in_codes_are_read_by_rows(name, tmp_path):
     assert len(set(quantize(base, SCHEMES[name], tmp_path / "copy", embeddings_of=other))) == 1
     report = compare(base.folder, tmp_path / "copy", level="body")
     assert report.verdict is Verdict.HOMOLOGOUS
-    assert [match[:2] for match in report.layers["matches"]] == [[i, i] for i in range(4)]
+    assert [[*match[:2]] for match in report.layers.matches] == [[i, i] for i in range(4)]
     quantize(other, SCHEMES[name], tmp_path / "stranger")
     assert compare(base.folder, tmp_path / "stranger", level="body").verdict is Verdict.NO_EVIDENCE

@@ -30,12 +30,12 @@ def report_on(name, level="auto", *, stranger=False):
 
 
 def layer_pairs(report):
-    return [match[:2] for match in report.layers["matches"]]
+    return [[*match[:2]] for match in report.layers.matches]
 
 
 def modules(report, layer):
     """What was found in one layer of the candidate, by role and test."""
-    return {(m["role"], m["test"]): m for m in report.modules if m["layer"][1] == layer}
+    return {(m.role, m.test): m for m in report.modules if m.layer[1] == layer}
 
 
 def origin_of_each(pairs):
@@ -43,7 +43,7 @@ def origin_of_each(pairs):
 
 
 def analysed_layers(report):
-    return sorted({m["layer"][1] for m in report.modules})
+    return sorted({m.layer[1] for m in report.modules})
 
 
 # --- the edits are what they say
@@ -76,8 +76,8 @@ def test_a_stranger_treated_in_the_same_way_is_silent(name, level):
     report = report_on(name, level, stranger=True)
     assert report.verdict is Verdict.NO_EVIDENCE, json.dumps(report.to_dict(), indent=1)
     assert report.log10_p == 0.0
-    assert report.layers["matches"] == []
-    assert report.layers["stray_share"] == 0.0
+    assert report.layers.matches == []
+    assert report.layers.stray_share == 0.0
 
 
 # --- hidden as a whole, and trained further
@@ -90,8 +90,8 @@ def test_a_model_hidden_as_a_whole_and_trained_further_is_found_by_its_layers_an
     assert report.settled_by == "body"
     assert report.embedding.log10_p == report.unembedding.log10_p == 0.0
     assert report.embedding.transformation == "rotation"
-    assert report.layers["outer"] == "rotation"
-    assert report.layers["stray_share"] == 0.0
+    assert report.layers.outer == "rotation"
+    assert report.layers.stray_share == 0.0
     assert any("rotation" in caveat for caveat in report.caveats)
 
 
@@ -228,14 +228,14 @@ def test_the_layers_of_a_relative_are_mapped(name, ancestors, pattern):
     report = report_on(name, "body")
     assert report.verdict is Verdict.HOMOLOGOUS
     assert layer_pairs(report) == [[there, here] for here, there in enumerate(ancestors)]
-    assert report.layers["pattern"] == pattern
+    assert report.layers.pattern == pattern
     assert analysed_layers(report) == list(range(len(ancestors)))
 
 
 @pytest.mark.parametrize("name", ["narrower", "narrower-and-shallower", "shallower-permuted-retokenised"])
 def test_the_channels_of_a_relative_are_mapped(name):
     report = report_on(name, "body")
-    reference, candidate = report.arrays["embedding_channels"]
+    reference, candidate = report.arrays.embedding.channels
     assert reference[np.argsort(candidate)].tolist() == transformed(name).secrets["channels"]
     assert report.embedding.transformation == "permutation"
     assert report.embedding.coverage == 1.0
@@ -255,7 +255,7 @@ def test_a_model_with_a_new_tokenizer_and_embeddings_from_nothing_is_found_by_it
     assert report.verdict is Verdict.HOMOLOGOUS
     assert report.settled_by == "body"
     assert report.embedding.log10_p == report.unembedding.log10_p == 0.0  # early in training, as in the paper
-    assert report.layers["outer"] == "identity"
+    assert report.layers.outer == "identity"
     assert 1000 < report.embedding.common_tokens < 2048  # of 4096: another tokenizer, and no lack of tokens to compare
     assert any("change of tokenizer" in caveat for caveat in report.caveats)
 

@@ -22,7 +22,7 @@ def test_relatives_are_found(architecture, name, level):
     assert report.verdict is Verdict.HOMOLOGOUS
     assert report.embedding.transformation == "identity"
     if level == "body":
-        assert [match[:2] for match in report.layers["matches"]] == [[i, i] for i in range(4)]
+        assert [[*match[:2]] for match in report.layers.matches] == [[i, i] for i in range(4)]
 
 
 @pytest.mark.parametrize("level", ["auto", "embedding", "body"])
@@ -53,8 +53,8 @@ def test_a_shared_seed_is_found_even_across_architectures():
     report = compare(trained_model("llama", "base").folder, trained_model("gpt-neox", "base").folder)
     assert report.verdict is Verdict.HOMOLOGOUS
     assert report.settled_by == "body"
-    assert report.layers["pattern"] == "partial"
-    assert [match[:2] for match in report.layers["matches"]] == [[0, 0]]
+    assert report.layers.pattern == "partial"
+    assert [[*match[:2]] for match in report.layers.matches] == [[0, 0]]
 
 
 def test_every_member_of_the_demo_lineage_is_what_it_was_built_as():
@@ -71,5 +71,5 @@ def test_moved_and_cut_channels_of_the_demo_lineage_are_recovered_exactly():
         if member.channels is None:
             continue
         report = compare(lineage.reference.folder, member.folder, level="embedding")
-        reference, candidate = report.arrays["embedding_channels"]
+        reference, candidate = report.arrays.embedding.channels
         assert [member.channels[channel] for channel in candidate] == reference.tolist(), member.repo

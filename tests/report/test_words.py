@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 
 from mdir_hf import HomologyReport, Reason, Verdict
-from mdir_hf.report.result import DOES_NOT_MEAN, HEADLINE, ICON, MEANS, READ_AS, REASON_TEXT, SENTENCE
-from mdir_hf.saving.document import report_document
+from mdir_hf.report import READ_AS, SectionKind, describe
+from mdir_hf.report.words import DOES_NOT_MEAN, HEADLINE, ICON, MEANS, REASON_TEXT, SENTENCE
 from tests.figures.drawn_reports import a_report
 
 
@@ -37,10 +37,10 @@ def test_how_a_model_was_read_is_kept_and_said_where_it_was_used():
     report = dataclasses.replace(plain, candidate=candidate)
     assert HomologyReport.from_json(report.to_json()) == report
     said = f"folder deep/er, variant Q4_K_M, vocabulary of ./words, on owner/base@{'a' * 40}"
-    assert report.candidate.read_as == said and f", {said})" in str(report)
-    (models,) = [section for section in report_document(report) if section.anchor == "models"]
+    assert report.candidate.read_as == said and f", {said})" in " ".join(str(report).split())
+    (models,) = [section for section in describe(report) if section.kind is SectionKind.MODELS]
     assert ("read as", "", said) in models.tables[0].rows
-    (models,) = [section for section in report_document(plain) if section.anchor == "models"]
+    (models,) = [section for section in describe(plain) if section.kind is SectionKind.MODELS]
     assert "read as" not in {row[0] for row in models.tables[0].rows}
 
 

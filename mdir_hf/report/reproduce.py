@@ -6,15 +6,37 @@ import re
 import shlex
 from collections.abc import Iterator
 
-from mdir_hf.report import HomologyReport, ModelSummary
+from mdir_hf.report.result import HomologyReport, ModelSummary
+
+LONGEST_LINE = 80
 
 
 def command_line(report: HomologyReport) -> str:
-    """The command for a POSIX shell."""
-    models = [_shell_word(_pinned(model)) for model in (report.reference, report.candidate)]
+    """The command for a POSIX shell that makes a report again."""
+    models = (report.reference, report.candidate)
     read_as = [*_options(report.reference, "--"), *_options(report.candidate, "--candidate-")]
-    settings = f"--level {report.level} --alpha {report.alpha!r} --seed {report.seed}"
-    return " \\\n  ".join(["mdir-hf compare", *models, *read_as, settings])
+    return compare_command(
+        *(model.pinned for model in models), *read_as, level=report.level, alpha=report.alpha, seed=report.seed
+    )
+
+
+def compare_command(
+    reference: str, candidate: str, *options: str, level: str = "auto", alpha: float = 1e-10, seed: int = 0
+) -> str:
+    """The command for a POSIX shell that compares two models, over several lines where it is long.
+
+    Args:
+        reference: What names one model, whatever is in it.
+        candidate: The other.
+        options: More options, fit for a shell.
+        level: As in ``compare``.
+        alpha: Likewise.
+        seed: Likewise.
+    """
+    models = [_shell_word(reference), _shell_word(candidate)]
+    words = ["mdir-hf compare", *models, *options, f"--level {level} --alpha {alpha!r} --seed {seed}"]
+    line = " ".join(words)
+    return line if len(line) <= LONGEST_LINE else " \\\n  ".join(words)
 
 
 def python_lines(report: HomologyReport) -> str:
@@ -25,20 +47,14 @@ def python_lines(report: HomologyReport) -> str:
             "from mdir_hf import HomologyChecker",
             "",
             f"checker = HomologyChecker.from_pretrained({_argument(report.reference)}, {settings})",
-            f"print(checker.compare({_argument(report.candidate)}, level={report.level!r}))",
+            f"print(checker.compare({_argument(report.candidate)}, level={report.level.value!r}))",
         ]
     )
 
 
-def _pinned(model: ModelSummary) -> str:
-    if model.file is not None:
-        return f"hf://models/{model.repo}@{model.commit}/{model.file}"
-    return f"{model.repo}@{model.commit}" if model.commit else model.repo
-
-
 def _argument(model: ModelSummary) -> str:
     by_revision = model.commit is not None and model.file is None
-    words = [repr(model.repo), f"revision={model.commit!r}"] if by_revision else [repr(_pinned(model))]
+    words = [repr(model.repo), f"revision={model.commit!r}"] if by_revision else [repr(model.pinned)]
     words += [f"{name}={value!r}" for name, value in _read_as(model)]
     bases = _hub_bases(model)
     return ", ".join([*words, f"{bases=}"] if bases else words)

@@ -12,7 +12,7 @@ import subprocess
 import pytest
 
 from mdir_hf.cli.main import build_parser
-from mdir_hf.saving.reproduce import command_line, python_lines
+from mdir_hf.report.reproduce import command_line, python_lines
 from tests.figures.drawn_reports import HOSTILE_NAMES, a_model, a_report
 
 BASH = shutil.which("bash")

@@ -1,0 +1,286 @@
+"""A report as a list of sections: what it says, once, for every form that it is shown in.
+
+The terminal shows the title line and the lines in brief; Markdown, HTML and the page of the Space show the rest, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mdir_hf.names import shown_name
+from mdir_hf.report.layer_words import layers_section, modules_section
+from mdir_hf.report.reproduce import command_line, python_lines
+from mdir_hf.report.result import HomologyReport, MatrixReport, ModelSummary, PlaceboResult
+from mdir_hf.report.sections import (
+    Fact,
+    FigureName,
+    Line,
+    Listing,
+    Section,
+    SectionKind,
+    Table,
+    counted,
+    number,
+    percent,
+)
+from mdir_hf.report.terms import SettledBy, Transformation, Verdict
+from mdir_hf.report.words import MEANING, n_bytes_text
+
+NAME_LENGTH = 80
+
+SETTLED = {
+    SettledBy.IDENTICAL_FILES: "files of the same SHA-256",
+    SettledBy.SCREEN: "a first look at the embeddings",
+    SettledBy.EMBEDDING: "the embeddings, all common tokens",
+    SettledBy.UNEMBEDDING: "the unembeddings (lm_head)",
+    SettledBy.BODY: "the layers",
+}
+
+FOUND = {
+    Transformation.NONE: "nothing",
+    Transformation.IDENTITY: "channels in the same order (identity)",
+    Transformation.PERMUTATION: "channels in another order (permutation)",
+    Transformation.SIGNED_PERMUTATION: "channels in another order, some with the sign turned (signed permutation)",
+    Transformation.ROTATION: "nothing by itself; the layers agree behind a rotation that was fitted on it",
+}
+
+_MATRICES = {"embedding": "Embeddings", "unembedding": "Unembeddings (lm_head)"}
+
+
+def describe(report: HomologyReport) -> tuple[Section, ...]:
+    """Lay out a report; a part that was not run has no section.
+
+    Args:
+        report: The report.
+
+    Returns:
+        Its sections, the verdict first.
+    """
+    sections = (
+        _verdict(report),
+        Section(SectionKind.NOT_MEANING, "What it does not mean", bullets=report.does_not_mean),
+        Section(SectionKind.CAVEATS, "Caveats of this result", bullets=report.caveats),
+        _models(report),
+        _evidence(report),
+        _calibration(report),
+        layers_section(report),
+        modules_section(report),
+        _reproduce(report),
+        _read(report),
+    )
+    return tuple(section for section in sections if not section.is_empty)
+
+
+def pair_name(report: HomologyReport, *, length: int = NAME_LENGTH) -> str:
+    """The two models, in words."""
+    return f"{shown_name(report.reference.repo, length=length)} and {shown_name(report.candidate.repo, length=length)}"
+
+
+def _verdict(report: HomologyReport) -> Section:
+    tests = counted(report.tests, "test")
+    brief = [Line("log10 p", f"{number(report.log10_p)}  (alpha {report.alpha:g}, corrected for {tests})")]
+    facts = [
+        Fact("log10 p", number(report.log10_p), f"Corrected for {tests} and for every look."),
+        Fact("alpha", f"{report.alpha:g}", "The level of significance, fixed before looking."),
+    ]
+    if report.settled_by is not None:
+        facts.append(Fact("settled by", SETTLED[report.settled_by], "Nothing more was needed."))
+        brief.append(Line("settled by", SETTLED[report.settled_by]))
+    matrix = report.embedding
+    if report.verdict is Verdict.HOMOLOGOUS and matrix is not None and matrix.transformation is not Transformation.NONE:
+        scale = "" if matrix.scale is None else f" The candidate's rows are {matrix.scale:.3g} times as large."
+        facts.append(Fact("found", matrix.transformation.words, f"{FOUND[matrix.transformation].capitalize()}.{scale}"))
+    facts.append(Fact("read", n_bytes_text(report.io.bytes_read), f"{_share_read(report)} of the weights."))
+    return Section(
+        SectionKind.VERDICT,
+        report.headline,
+        brief=tuple(brief),
+        paragraphs=(report.means, MEANING),
+        facts=tuple(facts),
+    )
+
+
+def _models(report: HomologyReport) -> Section:
+    def column(model: ModelSummary) -> dict[str, str]:
+        return {
+            "model": shown_name(model.repo, length=NAME_LENGTH),
+            "revision": shown_name(model.revision, length=NAME_LENGTH) if model.revision else "–",
+            "commit": model.commit or "–",
+            "architecture": shown_name(model.architecture),
+            "width": _size(model.hidden_size),
+            "layers": _size(model.layers),
+            "embedding rows": _size(model.vocabulary),
+            "quantised": shown_name(model.quantization) if model.quantization else "no",
+            "read as": shown_name(model.read_as, length=4 * NAME_LENGTH) if model.read_as else "",
+        }
+
+    reference, candidate = column(report.reference), column(report.candidate)
+    rows = tuple((label, one, candidate[label]) for label, one in reference.items() if one or candidate[label])
+    return Section(
+        SectionKind.MODELS,
+        "The two models",
+        brief=(
+            Line("reference", _model_line(report.reference)),
+            Line("candidate", _model_line(report.candidate)),
+        ),
+        tables=(Table("What was compared", ("", "reference", "candidate"), rows),),
+    )
+
+
+def _model_line(model: ModelSummary) -> str:
+    name = model.repo + (f"@{model.revision}" if model.revision else "")
+    commit = f" [{model.commit[:8]}]" if model.commit else ""
+    facts = [model.architecture]
+    facts += [f"width {model.hidden_size}"] if model.hidden_size else []
+    facts += [f"{model.layers} layers"] if model.layers else []
+    facts += [f"{model.vocabulary} embedding rows"] if model.vocabulary else []
+    facts += [text for text in (model.quantization, model.read_as) if text]
+    return f"{name}{commit}  ({', '.join(facts)})"
+
+
+def _size(value: int | None) -> str:
+    return "–" if value is None else str(value)
+
+
+def _evidence(report: HomologyReport) -> Section:
+    if not report.matrices:
+        return Section(SectionKind.EVIDENCE, "Evidence")
+    facts = {name: list(_matrix_facts(matrix)) for name, matrix in report.matrices.items()}
+    rows = tuple(
+        (cells[0].name, *(fact.value for fact in cells), cells[0].meaning)
+        for cells in zip(*facts.values(), strict=True)
+    )
+    columns = ("", *(_MATRICES[name].lower() for name in facts), "what it is")
+    return Section(
+        SectionKind.EVIDENCE,
+        "Evidence",
+        brief=tuple(line for name, matrix in report.matrices.items() for line in _matrix_lines(name, matrix)),
+        tables=(Table("Agreement of the channels on the tokens that both vocabularies hold", columns, rows),),
+        figures=(
+            FigureName.EMBEDDING,
+            FigureName.EMBEDDING_MATCHED,
+            FigureName.UNEMBEDDING,
+            FigureName.UNEMBEDDING_MATCHED,
+            FigureName.LOOKS,
+        ),
+    )
+
+
+def _matrix_lines(name: str, matrix: MatrixReport) -> Iterator[Line]:
+    scale = "" if matrix.scale is None else f", scale {matrix.scale:.3g}"
+    used = f"{matrix.rows_used} of {matrix.common_tokens} common tokens used"
+    yield Line(name, f"{used}; found: {FOUND[matrix.transformation]}{scale}")
+    if matrix.trace is not None and matrix.normalized_trace is not None:
+        one_by_one = counted(matrix.matched_channels or 0, "channel")
+        trace = f"trace {matrix.trace:.1f} (normalized {matrix.normalized_trace:.3f}, rank {matrix.rank})"
+        yield Line("", f"{trace}; {one_by_one} significant one by one")
+    shares, trimmed = ", ".join(matrix.log10_p_trimmed), ", ".join(map(number, matrix.log10_p_trimmed.values()))
+    signs = "" if matrix.log10_p_signs is None else f"; by the sign test {number(matrix.log10_p_signs)}"
+    yield Line("", f"log10 p {number(matrix.log10_p)}; without the best {shares} of the channels: {trimmed}{signs}")
+    if matrix.placebo is not None:
+        placebo = matrix.placebo.re_paired
+        traces = f"trace {placebo.trace:.1f}, significant from {placebo.threshold:.1f}"
+        yield Line("", f"placebo (re-paired tokens) {_state(placebo)}: {traces}")
+
+
+def _matrix_facts(matrix: MatrixReport) -> Iterator[Fact]:
+    yield Fact("log10 p", number(matrix.log10_p), "Of this test, corrected for the number of tests and looks.")
+    for share, p in matrix.log10_p_trimmed.items():
+        meaning = f"The same after the best {share} of the n channels are left out: a few outliers do not carry it."
+        yield Fact(f"log10 p without the best {share}", number(p), meaning)
+    signs = "–" if matrix.log10_p_signs is None else number(matrix.log10_p_signs)
+    yield Fact(
+        "log10 p of the sign test", signs, "One vote for each channel, its sign: a few outliers are a few votes."
+    )
+    found = FOUND[matrix.transformation]
+    yield Fact("found", found, "What takes the channels of the reference to those of the candidate.")
+    yield Fact(
+        "scale", "–" if matrix.scale is None else f"{matrix.scale:.3g}", "How much larger the candidate's rows are."
+    )
+    yield Fact("common tokens", f"{matrix.common_tokens:,}", "Tokens that both vocabularies hold.")
+    yield Fact("tokens used", f"{matrix.rows_used:,}", "Those whose rows were used for this result.")
+    yield Fact("trace", number(matrix.trace), "Sum of the matched entries of the polar factor.")
+    yield Fact("significant from", number(matrix.threshold), "The trace that unrelated models pass once in a thousand.")
+    yield Fact("trace over width", number(matrix.normalized_trace, 3), "1 where every channel matches fully.")
+    yield Fact("rank", str(matrix.rank), "Rank of the polar factor: the trace can be no larger.")
+    matched = "–"
+    if matrix.matched_channels is not None and matrix.coverage is not None:
+        matched = f"{matrix.matched_channels} ({matrix.coverage:.0%})"
+    yield Fact("channels significant one by one", matched, "Entries that would be significant at 1 % by themselves.")
+    off_match = _size(matrix.stray_channels)
+    yield Fact(
+        "off-match hits", off_match, "Channels that also resemble another one than their match; rare in relatives."
+    )
+    yield Fact("view", matrix.view.value, "Rows centred, or whitened, too.")
+
+
+def _calibration(report: HomologyReport) -> Section:
+    rows: list[tuple[str, ...]] = []
+    notes: list[str] = []
+    for name, matrix in report.matrices.items():
+        if matrix.placebo is None:
+            continue
+        placebo = matrix.placebo
+        rows.append(_placebo_row(f"{name}, tokens re-paired", placebo.re_paired))
+        rows.append(_placebo_row(f"{name}, one model rotated", placebo.rotated))
+        mine, other = placebo.privileged_basis_z
+        notes.append(
+            f"How far the axes of the {name}s stand out among all directions: z = {number(mine)} in the reference and "
+            f"{number(other)} in the candidate. Above 3 in both, neither model is rotation invariant, and more is "
+            "asked of a match."
+        )
+    if report.layers is not None:
+        notes.append(
+            f"Layers with the residual channels of one model shuffled: smallest log10 p "
+            f"{number(report.layers.placebo_log10_p)}. Off-match hits: {report.layers.stray_share:.1%} of the pairs of "
+            "layers off the map are significant."
+        )
+    columns = ("placebo", "channels", "trace", "significant from", "log10 p", "state")
+    tables = (Table("The test where there is nothing to find", columns, tuple(rows)),) if rows else ()
+    figures = (FigureName.NULL,) if rows else ()
+    return Section(SectionKind.CALIBRATION, "Calibration", paragraphs=tuple(notes), tables=tables, figures=figures)
+
+
+def _placebo_row(name: str, placebo: PlaceboResult) -> tuple[str, ...]:
+    traces = (number(placebo.trace), number(placebo.threshold))
+    return (name, str(placebo.channels), *traces, number(placebo.log10_p), _state(placebo))
+
+
+def _state(placebo: PlaceboResult) -> str:
+    return "SIGNIFICANT" if placebo.is_significant else "not significant"
+
+
+def _reproduce(report: HomologyReport) -> Section:
+    pinned = report.reference.commit is not None and report.candidate.commit is not None
+    said = "Both commits are pinned." if pinned else "A local folder has no commit: keep the files as they are."
+    return Section(
+        SectionKind.REPRODUCE,
+        "Reproduce",
+        paragraphs=(f"With mdir-hf {report.version} and seed {report.seed}. {said}",),
+        code=(Listing("sh", command_line(report)), Listing("python", python_lines(report))),
+    )
+
+
+def _read(report: HomologyReport) -> Section:
+    io = report.io
+    cached = f" and {n_bytes_text(io.bytes_from_cache)} from the cache" if io.bytes_from_cache else ""
+    text = (
+        f"{n_bytes_text(io.bytes_read)}{cached}, against {n_bytes_text(io.bytes_of_weights)} of weights "
+        f"({_share_read(report)}), in {counted(io.requests, 'request')} and {sum(report.seconds.values()):.1f} s"
+    )
+    steps = tuple((step, f"{seconds:.2f}") for step, seconds in report.seconds.items())
+    files = tuple((str(place + 1), shown_name(file, length=160)) for place, file in enumerate(io.files))
+    tables = [Table("Time of each step", ("step", "seconds"), steps)] if steps else []
+    tables += [Table("Files read, in part or as a whole", ("", "file"), files)] if files else []
+    return Section(
+        SectionKind.READ,
+        "What was read",
+        brief=(Line("read", text),),
+        paragraphs=(f"{text}.",),
+        tables=tuple(tables),
+        is_detail=True,
+    )
+
+
+def _share_read(report: HomologyReport) -> str:
+    return percent(report.io.share_read) if report.io.bytes_of_weights else "an unknown share"

@@ -1,0 +1,103 @@
+"""A report as JSON and back: the schema is generated from the classes, and everything that is read is checked by it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, fields, replace
+from functools import cache
+from typing import Any, get_type_hints
+
+from mdir_hf.errors import InputError
+from mdir_hf.report.older import upgraded
+from mdir_hf.report.result import READ_AS, HomologyReport, ModelSummary, Part, ReportArrays
+
+SCHEMA = "mdir-hf/report/2"
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+def plain_of(report: HomologyReport) -> dict[str, object]:
+    """The report as plain containers, in the order of the schema; without its arrays."""
+    body: dict[str, Any] = asdict(replace(report, arrays=ReportArrays()))
+    del body["arrays"]
+    for side in ("reference", "candidate"):
+        body[side] = {name: value for name, value in body[side].items() if value is not None or name not in READ_AS}
+    return {"schema": SCHEMA, **body}
+
+
+def json_of(report: HomologyReport, *, indent: int | None = 2) -> str:
+    """The report as one JSON object."""
+    return json.dumps(plain_of(report), indent=indent, allow_nan=False)
+
+
+def report_of(text: str) -> HomologyReport:
+    """Read a report, of this schema or an older one.
+
+    Raises:
+        InputError: If the text is no report, or one of its fields is not what the schema says.
+    """
+    from pydantic import ValidationError
+
+    try:
+        body = json.loads(text)
+    except (ValueError, RecursionError) as exc:
+        raise InputError(f"this is not a report of mdir-hf: not JSON ({exc})") from exc
+    schema = body.get("schema") if isinstance(body, dict) else None
+    body = upgraded(body)
+    if not isinstance(body, dict) or body.get("schema") != SCHEMA:
+        raise InputError(
+            f"expected a report of schema {SCHEMA}, got {schema!r:.80}; read it with a version that knows it"
+        )
+    given = {name: value for name, value in body.items() if name != "schema"}
+    try:
+        report = HomologyReport(**_adapter().validate_python(given))
+    except ValidationError as exc:
+        first = exc.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(step) for step in first["loc"])
+        raise InputError(f"this report of schema {SCHEMA} is not valid: {where}: {first['msg']}"[:400]) from exc
+    except (OverflowError, RecursionError) as exc:
+        raise InputError(f"this report of schema {SCHEMA} holds a number that no report holds ({exc})") from exc
+    # Validation takes "3" for 3, so what was read is compared with what was written.
+    changed = next(_differences(body, json.loads(json_of(report))), None)
+    if changed is not None:
+        raise InputError(f"this report of schema {SCHEMA} is not valid: {changed} is of another type than it should be")
+    return report
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of a report, generated from its classes; ``report.schema.json`` in this folder is this."""
+    body: dict[str, Any] = _adapter().json_schema()
+    summary = body["$defs"][ModelSummary.__name__]
+    summary["required"] = [name for name in summary["required"] if name not in READ_AS]
+    return {
+        "$schema": DIALECT,
+        "title": "HomologyReport",
+        "description": "The result of comparing two language models for shared weight ancestry.",
+        **{key: value for key, value in body.items() if key not in ("title", "properties", "required")},
+        "properties": {"schema": {"const": SCHEMA}, **body["properties"]},
+        "required": ["schema", *body["required"]],
+    }
+
+
+@cache
+def _adapter() -> Any:  # noqa: ANN401 - pydantic is imported when the first report is read, not before
+    from pydantic import TypeAdapter
+    from typing_extensions import TypedDict
+
+    hints = get_type_hints(HomologyReport, localns={"Figure": object}, include_extras=True)
+    of_json = {field.name: hints[field.name] for field in fields(HomologyReport) if field.name != "arrays"}
+    body = TypedDict("HomologyReport", of_json)  # type: ignore[misc]
+    body.__pydantic_config__ = Part.__pydantic_config__  # type: ignore[attr-defined]
+    return TypeAdapter(body)
+
+
+def _differences(given: Any, read: Any, where: str = "report") -> Iterator[str]:  # noqa: ANN401 - parsed JSON
+    """Where two pieces of JSON differ, but for fields that were left out and are None."""
+    if isinstance(given, dict) and isinstance(read, dict):
+        for name in given.keys() | read.keys():
+            yield from _differences(given.get(name), read.get(name), f"{where}.{name}")
+    elif isinstance(given, list) and isinstance(read, list) and len(given) == len(read):
+        for at, (mine, other) in enumerate(zip(given, read, strict=True)):
+            yield from _differences(mine, other, f"{where}[{at}]")
+    elif given != read or isinstance(given, bool) is not isinstance(read, bool):
+        yield where

@@ -1,0 +1,72 @@
+"""What a verdict says in words, wherever it is shown."""
+
+from __future__ import annotations
+
+from mdir_hf.report.terms import Reason, Verdict
+
+ICON = {Verdict.HOMOLOGOUS: "●", Verdict.NO_EVIDENCE: "○", Verdict.INCONCLUSIVE: "◐"}
+"""Full, empty and half: told apart without colour, and none of them a tick or a cross."""
+
+REASON_TEXT = {
+    Reason.TOO_FEW_COMMON_TOKENS: "the two vocabularies share too few tokens for even a plain copy to be significant",
+    Reason.FEW_SHARED_AXES: "the models agree on a few channels only, as unrelated models with outlier channels can",
+    Reason.NULL_NOT_VALIDATED: "the models agree, but what the p-value of this pair rests on could not be validated",
+    Reason.WEIGHTS_UNREADABLE: "the embeddings show nothing, and the layers are stored in a form that is not read here",
+}
+
+HEADLINE = {
+    Verdict.HOMOLOGOUS: "HOMOLOGOUS: the two models share weight ancestry",
+    Verdict.NO_EVIDENCE: "NO EVIDENCE of shared weight ancestry was found",
+    Verdict.INCONCLUSIVE: "INCONCLUSIVE",
+}
+"""The first line in a terminal, with a word that scripts can look for."""
+
+SENTENCE = {
+    Verdict.HOMOLOGOUS: "The two models share weight ancestry",
+    Verdict.NO_EVIDENCE: "No evidence of shared weight ancestry was found",
+    Verdict.INCONCLUSIVE: "The comparison is inconclusive",
+}
+
+MEANS = {
+    Verdict.HOMOLOGOUS: (
+        "Models trained independently agree this well with a probability of at most p, and p is below the level alpha "
+        "that was fixed before looking. The weights of the two have a common origin: one was made from the other, or "
+        "both from a third, or both began from the same random initialisation."
+    ),
+    Verdict.NO_EVIDENCE: (
+        "Where this comparison looked, the two models agree no better than models that were trained independently."
+    ),
+    Verdict.INCONCLUSIVE: "For this pair the question could not be answered either way, for the reason given.",
+}
+
+DOES_NOT_MEAN = {
+    Verdict.HOMOLOGOUS: (
+        "It has no direction: the weights do not say which model came first.",
+        "It does not say whether the common origin was declared or allowed: that is not looked at.",
+        "p does not measure how much is shared: log10 p of -300 and of -7000 are both overwhelming.",
+        "A shared random seed is enough for a common origin.",
+    ),
+    Verdict.NO_EVIDENCE: (
+        "It is not evidence against shared ancestry: a model that was trained until nothing is left, or changed in "
+        "a way that is not looked for, is not found.",
+        "It says nothing about distillation, shared data or a shared tokenizer, which are not weight ancestry.",
+    ),
+    Verdict.INCONCLUSIVE: (
+        "It speaks neither for nor against shared ancestry.",
+        "It is not a weak form of another verdict: what would settle it was not there to be read.",
+    ),
+}
+
+MEANING = (
+    "p bounds the chance of such agreement between independently trained models. It has no direction, and a shared "
+    "random seed counts as shared ancestry."
+)
+
+
+def n_bytes_text(n_bytes: float) -> str:
+    """A size for people: 512 B, 1.2 MB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(n_bytes) < 1000.0 or unit == "GB":
+            return f"{n_bytes:.0f} {unit}" if unit == "B" else f"{n_bytes:.3g} {unit}"
+        n_bytes /= 1000.0
+    raise AssertionError("unreachable")

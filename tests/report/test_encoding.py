@@ -1,0 +1,145 @@
+"""A report as JSON: back as it was, checked at the door, with a schema that ships and reports of older versions."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from importlib.resources import files
+from pathlib import Path
+from typing import get_args, get_type_hints
+
+import jsonschema
+import pytest
+
+from mdir_hf import HomologyReport, Reason, Verdict
+from mdir_hf.errors import InputError
+from mdir_hf.report import json_schema
+from mdir_hf.report import result as result_module
+from tests.figures.drawn_reports import HOSTILE_NAMES, NO_ARRAYS, a_model, a_report, stranger
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "space" / "examples").glob("*[!x].json"))
+
+REPORTS = {
+    "with everything": a_report(),
+    "of strangers": stranger(),
+    "inconclusive": a_report(verdict=Verdict.INCONCLUSIVE, reason=Reason.FEW_SHARED_AXES, settled_by=None),
+    "of the same files": a_report(
+        embedding=None, unembedding=None, layers=None, modules=None, settled_by="identical_files", arrays=NO_ARRAYS
+    ),
+    **{f"of {name!r:.30}": a_report(reference=a_model(name)) for name in HOSTILE_NAMES},
+}
+
+
+@pytest.mark.parametrize("report", REPORTS.values(), ids=REPORTS)
+def test_a_report_comes_back_as_it_was(report):
+    again = HomologyReport.from_json(report.to_json())
+
+    assert again == report
+    assert again.to_json() == report.to_json()
+    jsonschema.validate(json.loads(report.to_json()), json_schema())
+
+
+def test_the_schema_that_ships_is_the_one_of_the_classes():
+    shipped = json.loads(files("mdir_hf.report").joinpath("report.schema.json").read_text(encoding="utf-8"))
+
+    assert shipped == json_schema(), "run `make schema`"
+    jsonschema.Draft202012Validator.check_schema(shipped)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_every_example_fits_the_schema(path):
+    jsonschema.validate(json.loads(path.read_text(encoding="utf-8")), json_schema())
+
+
+def test_no_field_of_a_report_is_any():
+    seen = set()
+
+    def parts(kind):
+        yield kind
+        for inner in get_args(kind):
+            yield from parts(inner)
+
+    for name, cls in vars(result_module).items():
+        if dataclasses.is_dataclass(cls):
+            hints = get_type_hints(cls, localns={"npt": _Anything(), "np": _Anything(), "Figure": object})
+            for field in dataclasses.fields(cls):
+                assert "typing.Any" not in {str(part) for part in parts(hints[field.name])}, (name, field.name)
+                seen.add(name)
+    assert {"HomologyReport", "LayersReport", "ModuleReport"} <= seen
+
+
+class _Anything:
+    """Stands for numpy where only the annotations are looked at."""
+
+    def __getattr__(self, name):
+        return self
+
+    def __getitem__(self, name):
+        return int
+
+
+def test_a_report_of_schema_1_still_opens():
+    body = json.loads(a_report().to_json())
+    body["schema"] = "mdir-hf/report/1"
+    for name in ("fitted_on", "reference_layers", "candidate_layers"):  # the first version did not have them
+        del body["layers"][name]
+    for side in ("embedding", "unembedding"):
+        del body[side]["log10_p_signs"]
+
+    assert HomologyReport.from_json(json.dumps(body)) == a_report()
+
+
+WRONG = {
+    "a number as text": ("log10_p", "-812.4"),
+    "a text as number": ("version", 1),
+    "p above 1": ("log10_p", 0.5),
+    "a verdict of its own": ("verdict", "guilty"),
+    "true for a number": ("tests", True),
+    "a fraction of a test": ("tests", 1.5),
+    "an integer of 400 digits": ("tests", 10**400),
+    "a negative count": ("seed", -1),
+    "an object for a list": ("caveats", {}),
+    "a list for an object": ("io", []),
+    "another alpha": ("alpha", 1.0),
+    "nothing": ("reference", None),
+    "modules of numbers": ("modules", [1, 2]),
+    "a match of two": ("layers", {**json.loads(a_report().to_json())["layers"], "matches": [[0, 0]]}),
+    "a ragged number": ("layers", {**json.loads(a_report().to_json())["layers"], "matrix": [[0.0], ["x"]]}),
+    "a field too many": ("surprise", 1),
+}
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG.values(), ids=WRONG)
+def test_what_is_not_as_the_schema_says_is_refused_in_words(name, value):
+    body = {**json.loads(a_report().to_json()), name: value}
+
+    with pytest.raises(InputError, match=r"not valid|no report") as caught:
+        HomologyReport.from_json(json.dumps(body))
+    assert len(str(caught.value)) < 600
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "null", "3", '{"schema": "mdir-hf/report/3"}', '{"schema": 1}', "[" * 100_000, "NaN"]
+)
+def test_what_is_no_report_is_refused(text):
+    with pytest.raises(InputError, match="report"):
+        HomologyReport.from_json(text)
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+def test_numbers_that_are_none_are_refused(number):
+    text = a_report().to_json().replace("-812.4", number, 1)
+
+    with pytest.raises(InputError, match="not valid"):
+        HomologyReport.from_json(text)
+
+
+@pytest.mark.parametrize(
+    "field", [field.name for field in dataclasses.fields(HomologyReport) if field.name != "arrays"]
+)
+def test_a_field_that_lacks_is_named(field):
+    body = json.loads(a_report().to_json())
+    del body[field]
+
+    with pytest.raises(InputError, match=field):
+        HomologyReport.from_json(json.dumps(body))

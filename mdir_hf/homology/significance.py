@@ -149,10 +149,17 @@ def log_p_entry(
     return bound
 
 
+def log_cost_of_look(number: int) -> float:
+    """Return what the p of one look is multiplied by for its place among the looks: ``ln s(s+1)``, s = 1, 2, ...
+
+    The shares 1/(s(s+1)) sum to 1, however many looks there will be (docs/method.md, "Looks").
+    """
+    return math.log(number * (number + 1))
+
+
 def log_p_looks(log_p_by_look: list[float]) -> float:
     """Combine successive looks at growing data: ``min_s [ln p_s + ln s(s+1)]``, s = 1, 2, ...
 
-    Valid at any stopping time, under any dependence between the looks, because sum 1/(s(s+1)) = 1
-    (docs/method.md, "Looks").
+    Valid at any stopping time, under any dependence between the looks.
     """
-    return min((min(0.0, p + math.log(s * (s + 1))) for s, p in enumerate(log_p_by_look, start=1)), default=0.0)
+    return min((min(0.0, p + log_cost_of_look(s)) for s, p in enumerate(log_p_by_look, start=1)), default=0.0)

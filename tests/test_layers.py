@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 FOLDERS = {"homology", "anatomy", "vocabulary", "checkpoint", "hub"}
-GROUND = {"report", "names", "errors", "_version"}
+GROUND = {"report", "names", "errors", "processor", "_version"}
 JOINED = FOLDERS | GROUND | {"comparison", "checker", "inspection", "figures", "saving"}
 
 # Room of mdir_hf -> the rooms it may import from. A new room fails the first test below until it is given a place here.
@@ -16,6 +16,7 @@ ALLOWED = {
     "errors": set(),
     "_version": set(),
     "names": set(),
+    "processor": set(),
     "report": {"errors", "_version"},
     **dict.fromkeys(FOLDERS, GROUND),
     "figures": GROUND,

@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 
 from mdir_hf.homology.matching import Matching
+from mdir_hf.processor import all_cores
 
 Kind = Literal["identity", "permutation", "signed_permutation", "rotation", "channels"]
 
@@ -124,7 +125,8 @@ class OuterTransformation:
         if self.kind == "identity":
             return weight
         if self.matrix is not None:
-            return weight @ self.matrix.to(weight)
+            with all_cores(2.0 * weight.numel() * self.n_candidate, weight.device):
+                return weight @ self.matrix.to(weight)
         assert self.reference is not None and self.candidate is not None and self.signs is not None
         device = weight.device
         carried = torch.zeros(weight.shape[0], self.n_candidate, dtype=weight.dtype, device=device)

@@ -241,7 +241,7 @@ def _test_body(reference: Model, candidate: Model, course: _Course, settings: Se
     tried = attempts(
         reference,
         candidate,
-        outers.transformations,
+        outers,
         representatives(reference, candidate),
         are_silent=matching is None,
         seed=settings.seed,

@@ -1,4 +1,4 @@
-"""Every role of every matched pair of layers, with the test that spoke loudest."""
+"""Every role of every matched pair of layers, with its most significant test."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ SYMBOLS = {
 
 OTHER_TEST = ("?", "another test")
 
-SILENT = -3.0
-"""log10 p above which a test counts as silent, as for placebos."""
+SIGNIFICANT = -3.0
+"""log10 p up to which a test counts as significant, as for placebos."""
 
 COLUMNS_OF_A_BAND = 24
 WIDEST_CELL, ROW = 0.6, 0.27
@@ -64,7 +64,7 @@ _LAYER_ROWS = 0.36
 
 @dataclass(frozen=True, slots=True)
 class _Cell:
-    """The loudest test of one role on one pair of layers, and how many of its experts have an origin."""
+    """The most significant test of one role on one pair of layers, and how many of its experts have an origin."""
 
     test: str
     log10_p: float
@@ -91,8 +91,8 @@ def draw_module_strip(report: HomologyReport, theme: Theme) -> Figure:
     legend_height = 0.2 * len(legend) + 0.12
     height = HEAD + len(bands) * band_height + 0.12 * (len(bands) - 1) + legend_height + 0.62
     n_analysed = len({pair for _, pair in cells})
-    n_speaking = len({pair for (_, pair), found in cells.items() if found.log10_p <= SILENT})
-    title = f"Modules agree in {n_speaking} of {n_analysed} layer pairs"
+    n_significant = len({pair for (_, pair), found in cells.items() if found.log10_p <= SIGNIFICANT})
+    title = f"Modules agree in {n_significant} of {n_analysed} layer pairs"
     figure = new_sheet(theme, height, title, _subtitle(len(pairs), n_analysed))
     top = height - HEAD
     for band in bands:
@@ -105,12 +105,12 @@ def draw_module_strip(report: HomologyReport, theme: Theme) -> Figure:
     shade_bar(
         figure, theme, (_LEFT, 0.24, 2.6, 0.12), ticks=evidence_ticks(EVIDENCE_TICKS), label="−log10 p", horizontal=True
     )
-    figure.set_label(_alt_text(report, cells, roles, n_analysed, n_speaking, len(pairs)))
+    figure.set_label(_alt_text(report, cells, roles, n_analysed, n_significant, len(pairs)))
     return figure
 
 
 def _cells(report: HomologyReport) -> tuple[dict[tuple[str, tuple[int, int]], _Cell], list[tuple[int, int]]]:
-    """The loudest test by role and pair of layers, and all matched pairs in the candidate's order."""
+    """The most significant test by role and pair of layers, and all matched pairs in the candidate's order."""
     cells: dict[tuple[str, tuple[int, int]], _Cell] = {}
     for module in report.modules or ():
         pair = (int(module["layer"][0]), int(module["layer"][1]))
@@ -131,7 +131,7 @@ def _share_of_experts(module: Mapping[str, Any]) -> str:
 
 def _subtitle(n_pairs: int, n_analysed: int) -> str:
     sampled = f"\n{n_pairs - n_analysed} more pairs were matched and not analysed" if n_analysed < n_pairs else ""
-    return f"−log10 p of each role of each matched pair of layers, by its loudest test{sampled}"
+    return f"−log10 p of each role of each matched pair of layers, by its most significant test{sampled}"
 
 
 def _draw_band(
@@ -157,7 +157,7 @@ def _draw_band(
             )
             size = min(TEXT_SIZE, 0.62 * width * POINTS)
             colour = ink_on(theme, shade)
-            if found.log10_p > SILENT:
+            if found.log10_p > SIGNIFICANT:
                 axes.text(column + 0.5, row + 0.5, "·", color=theme.muted, fontsize=size + 2, ha="center", va="center")
             elif width >= NUMBERED:
                 text = found.share or f"{_symbol(found.test)[0]} {short_number(-found.log10_p)}"
@@ -211,7 +211,7 @@ def _write_counts(
     width, height = figure.get_size_inches()
     for row, role in enumerate(roles):
         of_role = [found for (name, _), found in cells.items() if name == role]
-        text = f"{sum(found.log10_p <= SILENT for found in of_role)} of {len(of_role)}"
+        text = f"{sum(found.log10_p <= SIGNIFICANT for found in of_role)} of {len(of_role)}"
         figure.text(
             (right + 0.08) / width,
             (top - (row + 0.52) * ROW) / height,
@@ -223,11 +223,11 @@ def _write_counts(
 
 
 def _legend_lines(cells: Iterable[_Cell]) -> list[str]:
-    """The legend set into lines that fit: letters of the tests that spoke, then what a dot and hatching are."""
-    speaking = {found.test for found in cells if found.log10_p <= SILENT}
-    entries = [f"{letter} {text}" for test, (letter, text) in SYMBOLS.items() if test in speaking]
-    entries += [" ".join(OTHER_TEST)] if speaking - set(SYMBOLS) else []
-    entries += ["· silent (p > 0.001)", "hatched: not run"]
+    """The legend set into lines that fit: letters of the significant tests, then what a dot and hatching are."""
+    significant = {found.test for found in cells if found.log10_p <= SIGNIFICANT}
+    entries = [f"{letter} {text}" for test, (letter, text) in SYMBOLS.items() if test in significant]
+    entries += [" ".join(OTHER_TEST)] if significant - set(SYMBOLS) else []
+    entries += ["· not significant (p > 0.001)", "hatched: not run"]
     lines = [""]
     for entry in entries:
         longer = f"{lines[-1]}     {entry}".strip()
@@ -256,14 +256,14 @@ def _alt_text(
     cells: Mapping[tuple[str, tuple[int, int]], _Cell],
     roles: Sequence[str],
     n_analysed: int,
-    n_speaking: int,
+    n_significant: int,
     n_pairs: int,
 ) -> str:
     best = {role: min(found.log10_p for (name, _), found in cells.items() if name == role) for role in roles}
-    loudest = ", ".join(f"{role} {p + 0.0:.0f}" for role, p in best.items())
+    smallest = ", ".join(f"{role} {p + 0.0:.0f}" for role, p in best.items())
     skipped = f" {n_pairs - n_analysed} matched pairs were not analysed." if n_pairs > n_analysed else ""
     return (
         f"Strip of modules of {shown_name(report.reference.repo)} and {shown_name(report.candidate.repo)}: some agree "
-        f"beyond chance in {n_speaking} of {n_analysed} analysed pairs of layers; "
-        f"smallest log10 p by role: {loudest}.{skipped}"
+        f"beyond chance in {n_significant} of {n_analysed} analysed pairs of layers; "
+        f"smallest log10 p by role: {smallest}.{skipped}"
     )

@@ -1,8 +1,9 @@
 """Polar factors of cross products, truncated to the rank the data has.
 
-``Ortho(M) = U V^T`` from the SVD ``M = U S V^T`` (paper, section on matrix analysis). Where M has no full rank only the
-directions with a singular value count: completing them with the null basis that LAPACK happens to return puts
-structure into the factor that is in neither model (measured: it calls strangers related).
+``Ortho(M) = U V^T`` from the SVD ``M = U S V^T`` (paper, section on matrix analysis). For ``M = X^T Y`` it is the
+rotation that takes X closest to Y: the solution of the orthogonal Procrustes problem. Where M has no full rank only the
+directions with a singular value count. To complete them with some basis of the null space puts structure into the
+factor that is in neither model; a basis can be chosen that makes strangers significant.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """What threads cost and gain: small body comparisons with the limiter of ``mdir_hf.processor`` and without it.
 
-Three pairs of Llamas of 4M parameters are compared at level ``body``, in a fresh process each time: with nothing else
+Pairs of Llamas of 4M parameters are compared at level ``body``, in a fresh process each time: with nothing else
 on the machine, beside a busy loop on every core, and under a processor quota of a cgroup (which takes root on Linux).
 OMP_NUM_THREADS of the caller is dropped. ``--sizes`` measures the size from which matrices earn all cores.
 
-    python -m benchmarks.threads [--limit 300] [--sizes]
+    python -m benchmarks.threads [--pairs 3] [--limit 300] [--conditions idle loaded quota] [--sizes]
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ import torch
 
 from mdir_hf import processor
 
-PAIRS = 3
 QUOTA_CORES = 1
 GROUP = "mdir-hf-benchmark"
+PROGRAMS = ("unlimited", "limited")
 CONDITIONS = ("idle", "loaded", "quota")
 SIZES = (64, 128, 256, 512, 768, 1024, 1536, 2048)
 
 
-def write_models(folder: Path) -> None:
+def write_models(folder: Path, n_pairs: int) -> None:
     """Write a base and its drifted copies, whose embeddings are new so that the layers have to decide."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -43,7 +43,7 @@ def write_models(folder: Path) -> None:
     )  # fmt: skip
     torch.manual_seed(0)
     model = LlamaForCausalLM(config)
-    for k in range(PAIRS + 1):
+    for k in range(n_pairs + 1):
         if k:
             with torch.no_grad():
                 for name, weight in model.named_parameters():
@@ -53,7 +53,7 @@ def write_models(folder: Path) -> None:
         (folder / str(k) / "tokenizer.json").write_text(json.dumps(tokenizer_json(tokens(1024))))
 
 
-def compare(folder: Path, *, is_limited: bool) -> dict[str, float]:
+def compare(folder: Path, n_pairs: int, *, is_limited: bool) -> dict[str, float]:
     """Compare the pairs in this process; returns the seconds by the clock and of the processor."""
     if not is_limited:
         processor.one_pool = nullcontext  # before the package imports it
@@ -61,17 +61,18 @@ def compare(folder: Path, *, is_limited: bool) -> dict[str, float]:
 
     wall, cpu = time.perf_counter(), time.process_time()
     log10_p = 0.0
-    for k in range(1, PAIRS + 1):
+    for k in range(1, n_pairs + 1):
         with processor.one_pool():
             checker = HomologyChecker.from_pretrained(folder / "0")
             log10_p += checker.compare(folder / str(k), level="body", progress=False).log10_p
     return {"wall_s": time.perf_counter() - wall, "cpu_s": time.process_time() - cpu, "log10_p": log10_p}
 
 
-def in_a_process(folder: Path, program: str, group: Path | None, limit: float) -> dict[str, float] | None:
+def in_a_process(folder: Path, n_pairs: int, program: str, group: Path | None, limit: float) -> dict[str, float] | None:
     """Run :func:`compare` in a fresh process, inside a cgroup if given; None where it took longer than the limit."""
     environment = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
-    command = [sys.executable, "-m", "benchmarks.threads", "--program", program, "--folder", str(folder)]
+    command = [sys.executable, "-m", "benchmarks.threads", "--program", program]
+    command += ["--folder", str(folder), "--pairs", str(n_pairs)]
 
     def join() -> None:
         if group is not None:
@@ -119,13 +120,13 @@ def quota() -> Iterator[Path]:
         group.rmdir()
 
 
-def ratios(folder: Path, condition: str, limit: float) -> None:
+def ratios(folder: Path, n_pairs: int, condition: str, limit: float) -> None:
     """Print one row: without the limiter, with it, and what it saves."""
     around = {"idle": nullcontext(), "loaded": busy_loops(), "quota": quota()}[condition]
     try:
         with around as group:
             place = group if condition == "quota" else None
-            before, after = (in_a_process(folder, program, place, limit) for program in ("unlimited", "limited"))
+            before, after = (in_a_process(folder, n_pairs, program, place, limit) for program in PROGRAMS)
     except OSError as exc:
         print(f"{condition:8} not measured: {exc}")
         return
@@ -185,24 +186,25 @@ def _best(call: Callable[[], object], threads: int) -> float:
 def main() -> None:
     """Print the ratios, or run one of the programs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--limit", type=float, default=300.0, help="seconds after which a program is given up")
     parser.add_argument("--conditions", nargs="+", choices=CONDITIONS, default=CONDITIONS)
     parser.add_argument("--sizes", action="store_true")
-    parser.add_argument("--program", choices=("limited", "unlimited"), help=argparse.SUPPRESS)
+    parser.add_argument("--program", choices=PROGRAMS, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.program:
-        print(json.dumps(compare(args.folder, is_limited=args.program == "limited")))
+        print(json.dumps(compare(args.folder, args.pairs, is_limited=args.program == "limited")))
         return
     if args.sizes:
         sizes()
         return
     load = f", load {os.getloadavg()[0]:.1f} before it began" if hasattr(os, "getloadavg") else ""
-    print(f"{PAIRS} body comparisons, {processor.usable_cores()} usable cores{load}")
+    print(f"{args.pairs} body comparisons, {processor.usable_cores()} usable cores{load}")
     with tempfile.TemporaryDirectory() as folder:
-        write_models(Path(folder))
+        write_models(Path(folder), args.pairs)
         for condition in args.conditions:
-            ratios(Path(folder), condition, args.limit)
+            ratios(Path(folder), args.pairs, condition, args.limit)
 
 
 if __name__ == "__main__":

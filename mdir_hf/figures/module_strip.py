@@ -51,6 +51,8 @@ OTHER_TEST = ("?", "another test")
 SIGNIFICANT = -3.0
 """log10 p up to which a test counts as significant, as for placebos."""
 
+SILENT = SIGNIFICANT  # what saving/document.py still calls it
+
 COLUMNS_OF_A_BAND = 24
 WIDEST_CELL, ROW = 0.6, 0.27
 """Inches."""

@@ -57,7 +57,8 @@ READING: tuple[Projection, ...] = ("q", "k", "v", "gate", "up")
 
 PROJECTIONS: tuple[Projection, ...] = ("q", "k", "v", "o", "gate", "up", "down")
 
-Role, ROLES = Projection, PROJECTIONS  # what comparison/body.py still calls them
+Role = Projection  # what comparison/body.py still calls them
+ROLES = PROJECTIONS
 
 
 @dataclass(frozen=True, slots=True, eq=False)

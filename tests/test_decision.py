@@ -18,8 +18,8 @@ FOUND = Evidence(
     settled_by=SettledBy.SCREEN,
     strength=0.4,
     coverage=0.5,
-    stray_share=0.3,
-    re_paired_is_silent=True,
+    off_match_share=0.3,
+    re_paired_is_significant=False,
     basis_z=(0.0, 0.0),
     common_tokens=1000,
     rows_used=512,
@@ -52,7 +52,7 @@ def test_significant_on_the_best_channels_only_is_few_shared_axes():
 
 
 def test_a_significant_placebo_makes_it_inconclusive():
-    loud = dataclasses.replace(FOUND, re_paired_is_silent=False)
+    loud = dataclasses.replace(FOUND, re_paired_is_significant=True)
     assert verdict(loud) == (Verdict.INCONCLUSIVE, Reason.NULL_NOT_VALIDATED)
 
 
@@ -79,7 +79,7 @@ def test_embeddings_of_zeros_are_inconclusive():
     assert verdict(empty) == (Verdict.INCONCLUSIVE, Reason.TOO_FEW_COMMON_TOKENS)
 
 
-@pytest.mark.parametrize("better", [{"strength": 0.9}, {"stray_share": 0.01}])
+@pytest.mark.parametrize("better", [{"strength": 0.9}, {"off_match_share": 0.01}])
 def test_axes_that_stand_out_in_both_models_ask_for_a_strong_or_clean_match_and_become_a_caveat(better):
     both = dataclasses.replace(FOUND, basis_z=(30.0, -20.0), widths=(256, 256))
     assert verdict(both) == (Verdict.INCONCLUSIVE, Reason.NULL_NOT_VALIDATED)
@@ -100,13 +100,13 @@ def test_a_rotation_is_said_to_be_fitted_on_what_it_was(fitted_on):
 def test_a_model_too_narrow_to_show_off_match_hits_is_not_clean_for_want_of_them(width, expected):
     # A fresh draw of strangers at width 64: strength 0.634, coverage 0.56, not one off-match hit.
     clean = dataclasses.replace(
-        FOUND, basis_z=(42.0, 39.0), strength=0.634, coverage=0.56, stray_share=0.0, widths=(width, width)
+        FOUND, basis_z=(42.0, 39.0), strength=0.634, coverage=0.56, off_match_share=0.0, widths=(width, width)
     )
     assert verdict(clean)[0] is expected
 
 
 def test_a_match_of_few_channels_is_not_clean_for_want_of_off_match_hits():
-    few = dataclasses.replace(FOUND, basis_z=(30.0, -20.0), coverage=0.05, stray_share=0.0)
+    few = dataclasses.replace(FOUND, basis_z=(30.0, -20.0), coverage=0.05, off_match_share=0.0)
     assert verdict(few) == (Verdict.INCONCLUSIVE, Reason.NULL_NOT_VALIDATED)
 
 

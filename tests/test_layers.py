@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 FOLDERS = {"homology", "anatomy", "vocabulary", "checkpoint", "hub"}
-GROUND = {"report", "names", "errors", "_version"}
+GROUND = {"report", "names", "errors", "processor", "_version"}
 JOINED = FOLDERS | GROUND | {"comparison", "checker", "inspection", "figures", "saving"}
 MANY = {"fingerprints", "trees", "index", "survey", "publishing"}
 
@@ -17,6 +17,7 @@ ALLOWED = {
     "errors": set(),
     "_version": set(),
     "names": set(),
+    "processor": set(),
     "report": {"errors", "names", "_version"},
     **dict.fromkeys(FOLDERS, GROUND),
     "figures": GROUND,

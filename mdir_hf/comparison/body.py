@@ -27,8 +27,7 @@ from mdir_hf.comparison.settings import Settings
 from mdir_hf.homology.gauge import OuterTransformation
 from mdir_hf.homology.layer_map import LayerMap, map_layers
 from mdir_hf.homology.map_evidence import TESTS_PER_MAP, Carry, log_p_of_map, log_p_of_placebos, off_match_share
-from mdir_hf.homology.modules import ROLES, LayerWeights, ModuleEvidence, analyse_layer, analyse_mixer
-from mdir_hf.homology.modules import Role as ModuleRole
+from mdir_hf.homology.modules import ROLES, LayerWeights, ModuleEvidence, Projection, analyse_layer, analyse_mixer
 from mdir_hf.homology.polar import FLOAT64_CHANNELS
 
 REPRESENTATIVES = (Role.KV_LATENT, Role.V, Role.K, Role.UP)
@@ -41,7 +40,7 @@ MANY_NEURONS = 4096
 MANY_ROWS = 8192
 """So are projections of more rows than this over all heads: those of latent attention reach 16384."""
 
-MLP: tuple[ModuleRole, ...] = ("gate", "up", "down")
+MLP: tuple[Projection, ...] = ("gate", "up", "down")
 
 SAMPLED_LAYERS = 3
 """How many matched layers are analysed in full where the verdict does not need it."""
@@ -56,7 +55,7 @@ class BodyEvidence:
         outer: The residual-basis map that carried the layers.
         role: The representative matrix.
         layer_map: The map.
-        stray_share: Off-match hits: share of the cells off the map that are significant.
+        off_match_share: Off-match hits: share of the cells off the map that are significant.
         placebo_log_p: Smallest natural log of p of a single cell where the residual channels are shuffled; 0 where
             nothing was significant and no placebo was needed.
         modules: Algorithm 3 on matched layers: (reference layer, candidate layer, evidence).
@@ -68,7 +67,7 @@ class BodyEvidence:
     outer: OuterTransformation
     role: Role
     layer_map: LayerMap
-    stray_share: float
+    off_match_share: float
     modules: tuple[tuple[int, int, ModuleEvidence], ...]
     n_tests: int
     placebo_log_p: float = 0.0
@@ -172,7 +171,7 @@ class _Question:
                 outer=outer,
                 role=role,
                 layer_map=found,
-                stray_share=off_match_share(found, self.log_alpha),
+                off_match_share=off_match_share(found, self.log_alpha),
                 modules=(),
                 n_tests=self.n_maps * TESTS_PER_MAP,
             )
@@ -220,10 +219,10 @@ class _Question:
         return [*evidence, analyse_mixer(mixer, other, outer)]
 
 
-def _narrow_roles(reference: LayerWeights, candidate: LayerWeights) -> tuple[ModuleRole, ...]:
+def _narrow_roles(reference: LayerWeights, candidate: LayerWeights) -> tuple[Projection, ...]:
     """The roles whose tests take seconds."""
 
-    def is_narrow(role: ModuleRole) -> bool:
+    def is_narrow(role: Projection) -> bool:
         most = MANY_NEURONS if role in MLP else MANY_ROWS
         rows = (layer.inner_rows("up" if role in MLP else role) for layer in (reference, candidate))
         return all(weight is None or len(weight) <= most for weight in rows)

@@ -71,9 +71,9 @@ class Evidence:
         settled_by: The step that settled it.
         strength: Trace over rank of the look that is reported, in [0, 1].
         coverage: Share of channels matched each by itself.
-        stray_share: Off-match hits, channels that also resemble another than their own, per matched one; see
-            :func:`~mdir_hf.homology.calibration.count_stray_channels`.
-        re_paired_is_silent: Whether the re-pairing placebo is not significant, as it should be.
+        off_match_share: Off-match hits, channels that also resemble another than their own, per matched one; see
+            :func:`~mdir_hf.homology.calibration.count_off_match_channels`.
+        re_paired_is_significant: Whether the re-pairing placebo is significant, which it should not be.
         basis_z: Privileged-basis index of either model.
         common_tokens: Common tokens.
         rows_used: Tokens used by the look that is reported.
@@ -87,8 +87,8 @@ class Evidence:
     settled_by: SettledBy | None
     strength: float
     coverage: float
-    stray_share: float
-    re_paired_is_silent: bool
+    off_match_share: float
+    re_paired_is_significant: bool
     basis_z: tuple[float, float]
     common_tokens: int
     rows_used: int
@@ -105,9 +105,9 @@ class Evidence:
         """Whether it settles the question: significant both ways, calibrated, beyond what privileged axes can do."""
         n = min(self.widths)
         would_show = VISIBLE_HIT**2 * n / 2.0 > math.log(2.0 * n * n / CHANNEL_ALPHA)
-        is_clean = would_show and self.coverage >= LEAST_COVERAGE and self.stray_share <= TRUSTED_OFF_MATCH_SHARE
+        is_clean = would_show and self.coverage >= LEAST_COVERAGE and self.off_match_share <= TRUSTED_OFF_MATCH_SHARE
         holds = not self.both_privileged or self.strength >= TRUSTED_STRENGTH or is_clean
-        return self.is_settled and self.re_paired_is_silent and holds
+        return self.is_settled and not self.re_paired_is_significant and holds
 
     def is_significant(self, alpha: float) -> bool:
         """Whether p, trimmed or not, is below the level fixed in advance."""
@@ -231,8 +231,8 @@ def _caveats_of_finding(evidence: Evidence) -> tuple[str, ...]:
         caveats.append(
             f"Some axes stand out in both models (z = {evidence.basis_z[0]:.0f} and {evidence.basis_z[1]:.0f}), so "
             "that neither is rotation invariant and p is no theorem here. The match (trace over rank "
-            f"{evidence.strength:.2f}, {evidence.stray_share:.2f} off-match hits per matched channel) is stronger or "
-            "cleaner than any match of unrelated models that share features was in simulations."
+            f"{evidence.strength:.2f}, {evidence.off_match_share:.2f} off-match hits per matched channel) is stronger "
+            "or cleaner than any match of unrelated models that share features was in simulations."
         )
     if len(set(evidence.widths)) > 1:
         caveats.append(
@@ -248,12 +248,12 @@ def _caveats_of_finding(evidence: Evidence) -> tuple[str, ...]:
 
 
 def _doubts_of_matrix(evidence: Evidence) -> tuple[str, ...]:
-    if not evidence.re_paired_is_silent:
+    if evidence.re_paired_is_significant:
         return ("The placebo with re-paired tokens is significant, and it should not be.",)
     return (
         f"Axes stand out in both models (z = {evidence.basis_z[0]:.0f} and {evidence.basis_z[1]:.0f}), and the match "
-        f"is neither strong (trace over rank {evidence.strength:.2f}) nor clean ({evidence.stray_share:.2f} off-match "
-        "hits per matched channel): unrelated models whose axes carry some of the same features look like this, too.",
+        f"is neither strong (trace over rank {evidence.strength:.2f}) nor clean ({evidence.off_match_share:.2f} "
+        "off-match hits per matched channel): unrelated models whose axes carry some of the same features look like this, too.",
     )
 
 

@@ -15,7 +15,7 @@ from mdir_hf.comparison.plan import ReadPlan
 from mdir_hf.comparison.progress import Watch
 from mdir_hf.comparison.reading import PairReader
 from mdir_hf.comparison.settings import Settings
-from mdir_hf.homology.calibration import Calibration, Placebo, calibrate, count_stray_channels
+from mdir_hf.homology.calibration import Calibration, Placebo, calibrate, count_off_match_channels
 from mdir_hf.homology.embedding import EmbeddingTest, matched_scale
 from mdir_hf.homology.matching import Matching
 from mdir_hf.homology.reduction import matched_order, reduce_peaks
@@ -149,10 +149,10 @@ def _outcome(
     # A screen of a wide model looks at some channels of the reference only; shares are of those.
     n_channels = 0 if matching is None else len(matching.reference)
     coverage = None if matching is None else matching.n_significant / n_channels
-    n_stray = None
+    n_off_match = None
     on_factor = look.matching_on_factor
     if on_factor is not None and test.polar is not None and look is test.looks[-1]:
-        n_stray = count_stray_channels(test.polar, on_factor)
+        n_off_match = count_off_match_channels(test.polar, on_factor)
     evidence = Evidence(
         log_p=test.log_p,
         log_p_robust=min(0.0, look.log_p_robust + correction),
@@ -160,8 +160,10 @@ def _outcome(
         settled_by=stage if test.is_settled else None,
         strength=0.0 if matching is None else matching.trace / max(1, look.rank),
         coverage=coverage or 0.0,
-        stray_share=math.inf if matching is None or n_stray is None else n_stray / max(1, matching.n_significant),
-        re_paired_is_silent=calibration is not None and calibration.re_paired.is_silent,
+        off_match_share=math.inf
+        if matching is None or n_off_match is None
+        else n_off_match / max(1, matching.n_significant),
+        re_paired_is_significant=calibration is None or not calibration.re_paired.is_silent,
         basis_z=(0.0, 0.0) if calibration is None else calibration.basis_z,
         common_tokens=n_common,
         rows_used=look.n_rows,
@@ -177,7 +179,7 @@ def _outcome(
         threshold=None if matching is None else matching.threshold,
         normalized_trace=None if matching is None else matching.trace / n_channels,
         coverage=coverage,
-        stray_channels=n_stray,
+        stray_channels=n_off_match,
         matched_channels=None if matching is None else matching.n_significant,
         transformation=Transformation.NONE if found is None else _transformation(found),
         scale=None if found is None else matched_scale(*reader.rows(), found),

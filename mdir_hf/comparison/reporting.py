@@ -110,7 +110,7 @@ def layers_report(evidence: BodyEvidence, reference: Comparable, candidate: Comp
         log10_p=evidence.log_p / LN10,
         log10_p_fisher=layer_map.log_p_fisher / LN10,
         related_layers_at_least=layer_map.n_related,
-        stray_share=evidence.stray_share,
+        stray_share=evidence.off_match_share,
         placebo_log10_p=evidence.placebo_log_p / LN10,
         reference_layers=mine,
         candidate_layers=other,

@@ -308,7 +308,7 @@ def _layers_found(
     tried = attempts(
         reference,
         candidate,
-        on_embeddings.transformations,
+        on_embeddings,
         representatives(reference, candidate),
         settings,
         are_matched=matching is not None,
@@ -330,7 +330,7 @@ def _summary(body: BodyEvidence, settings: Settings) -> BodySummary:
         log_p=body.log_p,
         outer=body.outer.kind,
         fitted_on=body.outer.fitted_on,
-        off_match_share=body.stray_share,
+        off_match_share=body.off_match_share,
         placebo_is_significant=body.placebo_log_p <= math.log(REMARKABLE),
         is_supported=layers_support(body.modules, body.outer.kind, math.log(settings.alpha)),
     )

@@ -59,7 +59,7 @@ class Look:
         log_p: Natural log of p, corrected for the tests of this comparison (not yet for earlier looks).
         log_p_trimmed: The same without the best n/16, n/4, n/2 of the channels.
         log_p_robust: The same where few channels cannot carry it: significant where more than some axes are shared.
-        log_p_signs: The same with one vote for each channel, where these were taken in their own order; else None.
+        log_p_signs: The same by a sign test, where channels were taken in their own order; else None.
         channels: Channels of the reference that the rows of U stand for, ascending; None: all of them.
     """
 

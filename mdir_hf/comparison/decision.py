@@ -253,7 +253,8 @@ def _doubts_of_matrix(evidence: Evidence) -> tuple[str, ...]:
     return (
         f"Axes stand out in both models (z = {evidence.basis_z[0]:.0f} and {evidence.basis_z[1]:.0f}), and the match "
         f"is neither strong (trace over rank {evidence.strength:.2f}) nor clean ({evidence.off_match_share:.2f} "
-        "off-match hits per matched channel): unrelated models whose axes carry some of the same features look like this, too.",
+        "off-match hits per matched channel). Unrelated models whose axes carry some of the same features look like "
+        "this, too.",
     )
 
 

@@ -177,7 +177,7 @@ def _common_vocabulary(reference: Model, candidate: Model, course: _Course) -> C
         rows = np.arange(n_rows, dtype=np.int64)
     else:
         rows = np.array(sorted(row for row in known.row_of.values() if row < n_rows), dtype=np.int64)
-    return CommonVocabulary(rows, rows, len(rows), False, 0, 0)
+    return CommonVocabulary(rows, rows, 0, 0)
 
 
 def _pairs(reference: Model, candidate: Model, level: str) -> dict[str, tuple[WeightPart, WeightPart]]:

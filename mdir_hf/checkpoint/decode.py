@@ -1,4 +1,4 @@
-"""Stored bytes to tensors, and the refusal of what is no weight. Pure."""
+"""Stored bytes to tensors; refuses tensors that are not weights. Pure."""
 
 from __future__ import annotations
 

@@ -27,8 +27,11 @@ from .sources import ByteSource, Description, FileTree, TensorSpec
 from .spans import MAX_SPAN_BYTES, REMOTE_MAX_GAP_BYTES, coalesce, cut_span
 
 ROW_SPAN_FACTOR = 8
-"""Whoever asks for rows has room for them, so that one read of them may be longer than a piece of a whole tensor: a
-block of rows of a wide embedding is one request, and its full test some dozens."""
+"""How much longer one read of rows may be than one piece of a whole tensor.
+
+The caller holds the rows in memory anyway, so longer reads cost no further memory. They save requests: one block of rows
+of a wide embedding is then one request, and the full test of the embedding some dozens.
+"""
 
 ROWS_AT_ONCE = 512
 
@@ -74,7 +77,7 @@ class RangedTensors(ABC):
 
     @property
     def n_bytes(self) -> int:
-        """Size of the weight files, in bytes; a shard that an index names and the tree lacks counts nothing."""
+        """Size of the weight files, in bytes; shards that an index names and that are missing are not counted."""
         return sum(self._tree.files[path].n_bytes for path in self.paths if path in self._tree.files)
 
     @abstractmethod

@@ -12,7 +12,7 @@ from mdir_hf.vocabulary.tokens import Vocabulary
 
 # Fine-tunes add a token or a few to the tokenizer without growing the embedding, and still run. A tokenizer of another
 # model is off by hundreds at least.
-MAX_STRAY_TOKENS = 16
+MAX_TOKENS_BEYOND = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +62,7 @@ def common_vocabulary(
         The pairs, sorted by reference row; none at all is a result, not an error. About 0.02 s for 128,000 tokens.
 
     Raises:
-        VocabularyError: A vocabulary has more than ``MAX_STRAY_TOKENS`` usable tokens beyond the rows of its embedding,
+        VocabularyError: A vocabulary has more than ``MAX_TOKENS_BEYOND`` usable tokens beyond the rows of its embedding,
             so it belongs to another model.
     """
     n_reference_beyond = _beyond(reference, n_reference_rows, "reference")
@@ -85,7 +85,7 @@ def _beyond(vocabulary: Vocabulary, n_rows: int, side: str) -> int:
     if vocabulary.n_rows <= n_rows:
         return 0
     n_beyond = sum(row >= n_rows for row in vocabulary.row_of.values())
-    if n_beyond > MAX_STRAY_TOKENS:
+    if n_beyond > MAX_TOKENS_BEYOND:
         raise VocabularyError(
             f"the tokenizer of the {side} does not match its embedding: the embedding has {n_rows} rows, and "
             f"{n_beyond} usable tokens lie beyond them (ids up to {max(vocabulary.row_of.values())}). The "

@@ -75,7 +75,7 @@ def _read(
     tokens: Iterable[bytes], types: list[int] | None, kind: VocabularyKind, spell: spelling.Speller
 ) -> Iterator[Token]:
     for row, token in enumerate(tokens):
-        # Some converters cut a token in the middle of a character; it is one nobody else has.
+        # Some converters cut a token in the middle of a character; no other vocabulary has such a token.
         text = token.decode(errors="surrogateescape")
         kind_of_token = _NORMAL if types is None else types[row]
         byte = spelling.fallback_byte(text) if kind in _WITH_FALLBACK else None

@@ -116,7 +116,7 @@ def _fields(data: bytes, start: int, stop: int) -> Iterator[tuple[int, int, int 
 
 
 def _varint(data: bytes, position: int, stop: int) -> tuple[int, int]:
-    if position < stop and data[position] < 0x80:  # nearly all of them
+    if position < stop and data[position] < 0x80:  # nearly all numbers are this short
         return data[position], position + 1
     number = shift = 0
     for place in range(position, min(stop, position + 10)):

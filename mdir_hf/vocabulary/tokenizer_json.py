@@ -97,7 +97,7 @@ def vocab_json_tokens(
     """
     kind = spelling.guess_kind(found)
     spell = spelling.SPELLERS[kind]
-    # GPT-1 and its like mark the end of most words; elsewhere the string is but a token of markup.
+    # GPT-1 and its like mark the end of most words; elsewhere such a string is markup.
     if sum(string.endswith(_END_OF_WORD) for string in found) * 10 > len(found):
         spell = spelling.with_suffix(spell, _END_OF_WORD)
 

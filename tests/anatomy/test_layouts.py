@@ -153,7 +153,7 @@ def test_heads_on_an_axis_of_their_own_are_joined():
     assert torch.equal(read_part(source, output), stored.reshape(2, 12))
     assert torch.equal(read_part(source, WeightPart("o", joined=True, transposed=True)), stored.reshape(2, 12).T)
     assert output.shape((2, 3, 4)) == (2, 12)
-    with pytest.raises(AnatomyError, match=r"'o' has shape \(2, 12\); expected heads on an axis of theirs"):
+    with pytest.raises(AnatomyError, match=r"'o' has shape \(2, 12\); expected an axis of its own for the heads"):
         output.shape((2, 12))
 
 

@@ -68,7 +68,7 @@ def test_a_stored_head_counts_before_what_the_config_says(head, ties, tied, has_
 
 def test_a_head_stored_though_tied_is_noted():
     anatomy = resolve(llama_names(), config=LLAMA | {"tie_word_embeddings": True})
-    assert any("second witness only if it differs" in note for note in anatomy.notes)
+    assert any("independent test only if the two differ" in note for note in anatomy.notes)
 
 
 def test_a_vision_tower_is_not_the_language_model():

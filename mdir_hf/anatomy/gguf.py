@@ -81,7 +81,8 @@ def gguf_config(metadata: Mapping[str, object]) -> dict[str, object]:
 
     Returns:
         The config, as :func:`~mdir_hf.anatomy.config.read_sizes` takes it. A size that the header
-        does not give, or gives differently for each layer, is not in it. Norms never add one: the converter has added it.
+        does not give, or gives differently for each layer, is not in it. Norms never add one: the converter has
+        added it.
     """
     architecture = metadata.get("general.architecture")
     if not isinstance(architecture, str):

@@ -243,7 +243,7 @@ def _by_number(experts: Mapping[int, dict[Role, WeightPart]]) -> list[dict[Role,
 
 @lru_cache(maxsize=1 << 13)
 def _rows_for(rest: str) -> tuple[tuple[tables.LayerRow, re.Match[str]], ...]:
-    """The rows whose pattern a name matches. Kept, because layers repeat their names: 90,000 names would take a minute."""
+    """The rows whose pattern a name matches. Kept, because layers repeat their names: 90,000 would take a minute."""
     matches = ((row, pattern.fullmatch(rest)) for row, pattern in _patterns())
     return tuple((row, match) for row, match in matches if match is not None)
 

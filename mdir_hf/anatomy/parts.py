@@ -138,9 +138,9 @@ class WeightPart:
 class WeightProduct:
     """The weight of one role that is stored as two factors, ``left diag(gain) right``, a norm between them.
 
-    The norm divides by one number per token; up to that number, the product is the linear map of the role. Of multi-head
-    latent attention the product is what can be compared: a rotation of the latent, undone in the other factor, does not
-    change it. Its rank is that of the latent, usually below both of its sides.
+    The norm divides by one number per token; up to that number, the product is the linear map of the role. Of
+    multi-head latent attention the product is what can be compared: a rotation of the latent, undone in the other
+    factor, does not change it. Its rank is that of the latent, usually below both of its sides.
 
     Attributes:
         left: ``(d_out, r)``.

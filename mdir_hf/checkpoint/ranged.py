@@ -29,8 +29,8 @@ from .spans import MAX_SPAN_BYTES, REMOTE_MAX_GAP_BYTES, coalesce, cut_span
 ROW_SPAN_FACTOR = 8
 """How much longer one read of rows may be than one piece of a whole tensor.
 
-The caller holds the rows in memory anyway, so longer reads cost no further memory. They save requests: one block of rows
-of a wide embedding is then one request, and the full test of the embedding some dozens.
+The caller holds the rows in memory anyway, so longer reads cost no further memory. They save requests: one block of
+rows of a wide embedding is then one request, and the full test of the embedding some dozens.
 """
 
 ROWS_AT_ONCE = 512

@@ -1,8 +1,8 @@
 """A small family of language models, truly trained, for looking at what a comparison says of each kind of relative.
 
 One base, five descendants, each harder to recognise than the one before, and two strangers. The first stranger shares
-everything with the base except the seed. Built with transformers and saved as the Hub would hold them: safetensors in BF16, config.json,
-tokenizer.json.
+everything with the base except the seed. Built with transformers and saved as the Hub would hold them: safetensors in
+BF16, config.json, tokenizer.json.
 """
 
 from __future__ import annotations

@@ -22,8 +22,9 @@ _WRITES = ("o_proj", "down_proj")
 def permute_channels(model: PreTrainedModel, permutation: torch.Tensor, *, scale: float = 1.0) -> None:
     """Reorder the channels of the residual stream and multiply it by ``scale``, in place; the function stays the same.
 
-    The embedding and all that writes to the stream are scaled; RMSNorm takes the factor out again; exactly,
-    because its epsilon is scaled with the square. A tied head sees the scaled embedding, so there the final gain is divided.
+    The embedding and all that writes to the stream are scaled; RMSNorm takes the factor out again, exactly,
+    because its epsilon is scaled with the square. A tied head sees the scaled embedding, so there the final gain is
+    divided.
 
     Args:
         model: A Llama-like causal LM, any float dtype. Scales that are a power of two are exact in each.

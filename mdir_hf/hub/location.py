@@ -170,7 +170,7 @@ class Locator:
 
 
 def _expires_at(url: str) -> float:
-    """Return when a signed address expires; if the clocks differ, the server will refuse it and a new one is asked for."""
+    """Return when a signed address expires; if the clocks differ, the server refuses it earlier and a new one is got."""
     query = parse_qs(urlsplit(url).query)
     for name in ("X-Amz-Expires", "Expires"):
         text = query.get(name, [""])[0]

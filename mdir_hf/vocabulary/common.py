@@ -62,8 +62,8 @@ def common_vocabulary(
         The pairs, sorted by reference row; none at all is a result, not an error. About 0.02 s for 128,000 tokens.
 
     Raises:
-        VocabularyError: A vocabulary has more than ``MAX_TOKENS_BEYOND`` usable tokens beyond the rows of its embedding,
-            so it belongs to another model.
+        VocabularyError: A vocabulary has more than ``MAX_TOKENS_BEYOND`` usable tokens beyond the rows of its
+            embedding, so it belongs to another model.
     """
     n_reference_beyond = _beyond(reference, n_reference_rows, "reference")
     n_candidate_beyond = _beyond(candidate, n_candidate_rows, "candidate")

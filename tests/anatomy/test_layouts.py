@@ -174,5 +174,8 @@ def test_a_stack_that_files_hold_either_way_round_is_read_by_the_width_of_the_mo
 
 @pytest.mark.parametrize("shape", [(2, 4, 4), (2, 6, 8)])
 def test_a_stack_that_could_lie_either_way_is_refused(shape):
-    with pytest.raises(AnatomyError, match=r"files hold it either way round, and its axis of width 4"):
+    with pytest.raises(
+        AnatomyError,
+        match=r"files store it either way round, and exactly one axis should have the width of the model, 4",
+    ):
         GATE.shape(shape)

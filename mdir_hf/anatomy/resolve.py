@@ -135,8 +135,8 @@ def resolve_anatomy(config: Config | None, names: Iterable[str], shape_of: Shape
             notes.append(f"the unembedding (lm_head) {unembedding!r} has width {width}, the model {hidden_size}")
         if unembedding is not None and sizes.ties_embeddings:
             notes.append(
-                f"the config ties the unembedding (lm_head) to the embedding, and {unembedding!r} is stored nevertheless; "
-                "it is an independent test only if the two differ"
+                f"the config ties the unembedding (lm_head) to the embedding, and {unembedding!r} is stored "
+                "nevertheless; it is an independent test only if the two differ"
             )
 
     stack = choose_stack(find_stacks(all_names, sizes.architecture), embedding, sizes)

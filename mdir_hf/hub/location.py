@@ -170,7 +170,7 @@ class Locator:
 
 
 def _expires_at(url: str) -> float:
-    """Return when a signed address expires; if the clocks differ, the server refuses it earlier and a new one is got."""
+    """Return when a signed address expires; if the clocks differ, the server refuses it earlier and we ask again."""
     query = parse_qs(urlsplit(url).query)
     for name in ("X-Amz-Expires", "Expires"):
         text = query.get(name, [""])[0]

@@ -89,21 +89,19 @@ class RangeCache:
     Args:
         root: Folder of the cache; :func:`cache_root` by default.
         max_bytes: Bound on its size; :func:`cache_max_bytes` by default, 0: off.
+
+    Attributes:
+        is_writable: False once the cache is off: bounded to 0, or the disk is full or read-only.
     """
 
     def __init__(self, root: Path | None = None, *, max_bytes: int | None = None) -> None:
         self.root = (root if root is not None else cache_root()) / "ranges"
         self.max_bytes = cache_max_bytes() if max_bytes is None else max_bytes
-        self._writable = self.max_bytes > 0
+        self.is_writable = self.max_bytes > 0
         self._lock = threading.Lock()
         self._n_bytes = 0  # of all pieces, when last counted
         self._n_uncounted: int | None = None  # written since; None: not counted yet
         self._spans: dict[str, list[tuple[int, int]]] = {}
-
-    @property
-    def is_writable(self) -> bool:
-        """False once the cache is off: bounded to 0, or the disk is full or read-only."""
-        return self._writable
 
     def get(self, key: str, start: int, stop: int) -> bytes | None:
         """Return the bytes ``[start, stop)`` if pieces kept here cover them and are intact, else None."""
@@ -122,7 +120,7 @@ class RangeCache:
 
     def put(self, key: str, start: int, content: bytes) -> None:
         """Keep the bytes that begin at ``start``; on a full or read-only disk the cache turns itself off."""
-        if not self._writable or len(content) > self.max_bytes // 4:  # one huge read must not push out all others
+        if not self.is_writable or len(content) > self.max_bytes // 4:  # one huge read must not push out all others
             return
         for offset in range(0, len(content), PIECE_BYTES):
             piece = content[offset : offset + PIECE_BYTES]
@@ -131,7 +129,7 @@ class RangeCache:
             except FileNotFoundError:
                 continue  # another process deleted the folder; the piece is only not kept
             except OSError:
-                self._writable = False
+                self.is_writable = False
                 return
 
     def _covering(self, key: str, position: int) -> tuple[int, int] | None:

@@ -16,8 +16,7 @@ import torch
 from ..errors import InputError
 from .decode import (
     Encoding,
-    first_not_finite,
-    not_finite,
+    check_finite,
     result_dtype,
     stored_encoding,
     view_bytes,
@@ -112,10 +111,7 @@ class RangedTensors(ABC):
             if out is None:
                 out = torch.empty(math.prod(spec.shape), dtype=result_dtype(values.dtype))
             widened = values.to(out.dtype)
-            bad = first_not_finite(widened)
-            if bad is not None:
-                raise not_finite(spec, (at + bad) // math.prod(spec.shape[1:]), label)
-            out[at : at + widened.numel()] = widened
+            out[at : at + widened.numel()] = check_finite(widened, spec, label, n_before=at)
             at += widened.numel()
         return _empty(encoding, widen=True).reshape(spec.shape) if out is None else out.reshape(spec.shape)
 
@@ -198,9 +194,8 @@ class RangedTensors(ABC):
             for start in range(0, len(part.slots), ROWS_AT_ONCE):  # a widened copy of all would be the largest thing
                 some = slice(start, start + ROWS_AT_ONCE)
                 values = decoded[torch.from_numpy(part.offsets[some])].to(out.dtype)
-                bad = first_not_finite(values) if widen else None
-                if bad is not None:
-                    raise not_finite(spec, int(wanted[part.slots[some][bad // width]]), source.label)
+                if widen:
+                    check_finite(values, spec, source.label, rows=wanted[part.slots[some]])
                 out[torch.from_numpy(part.slots[some])] = values
         return _empty(encoding, widen=widen).reshape(wanted.size, width) if out is None else out
 

@@ -149,7 +149,7 @@ def test_a_projected_embedding_may_be_narrower_than_the_model():
 
 
 def test_an_unembedding_that_is_no_matrix_is_refused():
-    with pytest.raises(AnatomyError, match=r"unembedding 'lm_head.weight' has shape \(30,\)"):
+    with pytest.raises(AnatomyError, match=r"unembedding \(lm_head\) 'lm_head.weight' has shape \(30,\)"):
         resolve(llama_names(), lm_head_weight=(30,))
 
 

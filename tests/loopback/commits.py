@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
 from mdir_hf.demo.loopback_files import LFS_BYTES, LFS_SUFFIXES
-from tests.loopback.repository import PullRequest, Repository
+from tests.loopback.repository import PullRequest, FullRepository
 
 if TYPE_CHECKING:
     from tests.loopback.hub import FullHub
@@ -66,7 +66,7 @@ class Writer:
         }
         return (400 if errors else 200), answer
 
-    def preupload(self, repository: Repository, commit: str, body: bytes) -> dict[str, Any]:
+    def preupload(self, repository: FullRepository, commit: str, body: bytes) -> dict[str, Any]:
         """Answer which files are to be uploaded how."""
         asked = _object(body)
         files = repository.commits[commit]
@@ -112,7 +112,7 @@ class Writer:
         return True
 
     def commit(
-        self, hub: FullHub, repository: Repository, branch: str, body: bytes, *, create_pr: bool
+        self, hub: FullHub, repository: FullRepository, branch: str, body: bytes, *, create_pr: bool
     ) -> dict[str, Any]:
         """Answer a commit: make it, on the branch or as a pull request for it."""
         header, added = _operations(body, self._lfs)
@@ -156,7 +156,7 @@ class Writer:
         return places
 
 
-def discussions(repository: Repository, asked: dict[str, str]) -> dict[str, Any]:
+def discussions(repository: FullRepository, asked: dict[str, str]) -> dict[str, Any]:
     """Answer the list of discussions; here there are pull requests only."""
     status = asked.get("status", "all")
     listed = [

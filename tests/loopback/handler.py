@@ -14,7 +14,7 @@ from mdir_hf.demo.loopback_server import API, Handler, address_of
 from tests.loopback.commits import RefusedError, discussions
 from tests.loopback.faults import FaultyHandler
 from tests.loopback.lists import model_page
-from tests.loopback.repository import Repository
+from tests.loopback.repository import FullRepository
 
 
 class FullHandler(FaultyHandler):
@@ -73,7 +73,7 @@ class FullHandler(FaultyHandler):
     def _may_write(self) -> bool:
         return self._hub.reading_token not in self.headers.get("Authorization", "")
 
-    def _repository(self, address: str) -> Repository | None:
+    def _repository(self, address: str) -> FullRepository | None:
         new = self._hub.new_name(address)
         known = self._hub.find(address)
         if new is not None:
@@ -86,7 +86,7 @@ class FullHandler(FaultyHandler):
             self._error(404, "RepoNotFound", "Repository not found")
         return None
 
-    def _about(self, repository: Repository, commit: str) -> dict[str, Any]:
+    def _about(self, repository: FullRepository, commit: str) -> dict[str, Any]:
         access = {"private": repository.private, "gated": "auto" if repository.gated else False}
         return {**super()._about(repository, commit), **access}
 

@@ -26,7 +26,7 @@ from tests.loopback.commits import Writer
 from tests.loopback.faults import Fault, LoggedRequest
 from tests.loopback.handler import FullHandler
 from tests.loopback.lists import LARGEST_PAGE, StoredCollection, new_collection
-from tests.loopback.repository import PullRequest, Repository
+from tests.loopback.repository import PullRequest, FullRepository
 
 
 class FullHub(LoopbackHub):
@@ -100,7 +100,7 @@ class FullHub(LoopbackHub):
         Returns:
             The commit sha of ``main``.
         """
-        repository = Repository(
+        repository = FullRepository(
             repo_id,
             private=private,
             gated=gated,

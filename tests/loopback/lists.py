@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from mdir_hf.demo.loopback_server import object_id
-from tests.loopback.repository import Repository
+from tests.loopback.repository import FullRepository
 
 LARGEST_PAGE = 1000
 
@@ -60,7 +60,7 @@ def new_collection(
 
 
 def model_page(
-    repositories: Sequence[Repository], asked: Mapping[str, str], *, largest_page: int, address: str
+    repositories: Sequence[FullRepository], asked: Mapping[str, str], *, largest_page: int, address: str
 ) -> tuple[list[dict[str, Any]], str | None]:
     """Return one page of a search, and the address of the next one.
 

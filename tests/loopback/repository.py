@@ -33,7 +33,7 @@ class PullRequest:
 
 
 @dataclass
-class Repository(StoredRepository):
+class FullRepository(StoredRepository):
     """A repository with access rules, to which commits can be made.
 
     Attributes:

@@ -26,7 +26,7 @@ from tests.loopback.commits import Writer
 from tests.loopback.faults import Fault, LoggedRequest
 from tests.loopback.handler import FullHandler
 from tests.loopback.lists import LARGEST_PAGE, StoredCollection, new_collection
-from tests.loopback.repository import PullRequest, FullRepository
+from tests.loopback.repository import FullRepository, PullRequest
 
 
 class FullHub(LoopbackHub):

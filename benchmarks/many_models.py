@@ -22,8 +22,8 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 from transformers.utils import logging
 
-from mdir_hf.demo.loopback import LoopbackHub
 from mdir_hf.demo.transformations import keep_channels
+from tests.loopback.hub import FullHub
 from tests.trained.lineages import MERGES, PARENT_OF, ROOT, lineage_model
 from tests.trained.models import trained_model
 
@@ -139,7 +139,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="keep the survey here")
     options = parser.parse_args()
     logging.disable_progress_bar()
-    with tempfile.TemporaryDirectory() as folder, LoopbackHub() as hub:
+    with tempfile.TemporaryDirectory() as folder, FullHub() as hub:
         place = Path(folder)
         os.environ.update(HF_ENDPOINT=hub.endpoint, HF_HOME=str(place / "hf-home"))
         (place / "models").mkdir()
@@ -156,7 +156,7 @@ def cpu_seconds() -> float:
     return sum(one.ru_utime + one.ru_stime for one in used)
 
 
-def survey(options: argparse.Namespace, hub: LoopbackHub, families: dict[str, str], out: Path) -> None:
+def survey(options: argparse.Namespace, hub: FullHub, families: dict[str, str], out: Path) -> None:
     """Survey what is served, and print what came out."""
     # Only now: the Hub client reads its environment when it is first imported.
     from mdir_hf.survey.engines import open_engine

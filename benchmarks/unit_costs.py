@@ -19,7 +19,7 @@ from typing import TypeVar
 
 import torch
 
-from mdir_hf.demo.loopback import LoopbackHub
+from tests.loopback.hub import FullHub
 from tests.specimens import gaussian, write_model
 
 T = TypeVar("T")
@@ -45,7 +45,7 @@ class Cost:
         return f"{self.n_bytes / 1e6:8.2f} MB {self.n_requests:5d} requests {self.cpu_s:8.3f} s"
 
 
-def measured(hub: LoopbackHub, work: Callable[[], T]) -> tuple[Cost, T]:
+def measured(hub: FullHub, work: Callable[[], T]) -> tuple[Cost, T]:
     """Do something, and say what it took."""
     hub.requests.clear()
     started = time.process_time()
@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument("--uploads", type=int, default=1000, help="models uploaded in a day")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder, LoopbackHub() as hub:
+    with tempfile.TemporaryDirectory() as folder, FullHub() as hub:
         place = Path(folder)
         os.environ.update(HF_ENDPOINT=hub.endpoint, HF_HOME=str(place / "home"), MDIR_HF_CACHE=str(place / "ranges"))
         base = gaussian(options.tokens, options.width, 0)
@@ -82,7 +82,7 @@ def main() -> None:
     add_up(costs, options.bases, options.uploads)
 
 
-def measure(hub: LoopbackHub, place: Path) -> dict[str, Cost]:
+def measure(hub: FullHub, place: Path) -> dict[str, Cost]:
     """Run each kind of work once."""
     # Only now: the Hub client reads its environment when it is first imported.
     from mdir_hf.checker import HomologyChecker

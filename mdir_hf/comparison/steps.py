@@ -231,7 +231,7 @@ def _common_tokens(reference: Comparable, candidate: Comparable) -> tuple[Common
         rows = np.arange(n_common, dtype=np.int64)
     else:
         rows = np.array(sorted(row for row in known.row_of.values() if row < n_common), dtype=np.int64)
-    return CommonVocabulary(rows, rows, len(rows), False, 0, 0), (*caveats, by_number)
+    return CommonVocabulary(rows, rows, 0, 0), (*caveats, by_number)
 
 
 def _matrix_pairs(

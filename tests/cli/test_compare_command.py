@@ -200,7 +200,7 @@ def test_a_missing_repository_is_said_in_one_line(loopback_hub, pair, capsys):
 
 
 def test_ctrl_c_ends_with_130_one_line_and_no_half_written_file(tmp_path, loopback_hub):
-    from mdir_hf.demo.loopback import Fault
+    from tests.loopback.faults import Fault
 
     for name, seed in (("base", 1), ("twin", 2)):
         folder = write_model(tmp_path / name, gaussian(6000, 256, seed), words=tokens(6000))

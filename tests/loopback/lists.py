@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import parse_qs, urlencode
+from urllib.parse import urlencode
 
-from mdir_hf.demo.loopback_repos import StoredRepository
+from mdir_hf.demo.loopback_server import object_id
+from tests.loopback.repository import FullRepository
 
 LARGEST_PAGE = 1000
 
@@ -43,7 +43,7 @@ class StoredCollection:
             "upvotes": 0,
             "lastUpdated": "2026-11-21T00:00:00.000Z",
             "items": [
-                {"_id": _object_id(name), "type": kind, "id": name, "position": at}
+                {"_id": object_id(name), "type": kind, "id": name, "position": at}
                 for at, (kind, name) in enumerate(self.items)
             ],
         }
@@ -53,24 +53,23 @@ def new_collection(
     owner: str, title: str, items: Sequence[str | tuple[str, str]], *, private: bool = False
 ) -> StoredCollection:
     """Name a collection as the Hub does; items without a kind are models."""
-    slug = f"{owner}/{'-'.join(title.lower().split())}-{_object_id(owner + title)}"
+    slug = f"{owner}/{'-'.join(title.lower().split())}-{object_id(owner + title)}"
     return StoredCollection(
         slug, title, tuple(("model", item) if isinstance(item, str) else item for item in items), private
     )
 
 
 def model_page(
-    repositories: Sequence[StoredRepository], query: str, *, largest_page: int, address: str
+    repositories: Sequence[FullRepository], asked: Mapping[str, str], *, largest_page: int, address: str
 ) -> tuple[list[dict[str, Any]], str | None]:
     """Return one page of a search, and the address of the next one.
 
     Args:
         repositories: Those that the caller may see.
-        query: What was asked.
+        asked: What was asked.
         largest_page: Models on a page at most.
         address: Where the pages are.
     """
-    asked = {name: values[0] for name, values in parse_qs(query).items()}
     wanted = asked.get("search", "").lower()
     found = [
         known
@@ -86,7 +85,7 @@ def model_page(
     stop = start + min(limit, largest_page)
     page = [
         {
-            "_id": _object_id(known.repo_id),
+            "_id": object_id(known.repo_id),
             "id": known.repo_id,
             "modelId": known.repo_id,
             "downloads": known.downloads,
@@ -98,7 +97,3 @@ def model_page(
     if stop >= len(found):
         return page, None
     return page, f"{address}?{urlencode({**asked, 'cursor': stop})}"
-
-
-def _object_id(text: str) -> str:
-    return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()[:24]

@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
-from mdir_hf.demo.loopback_repos import LFS_BYTES, LFS_SUFFIXES, StoredRepository
+from mdir_hf.demo.loopback_files import LFS_BYTES, LFS_SUFFIXES
+from tests.loopback.repository import FullRepository, PullRequest
 
 if TYPE_CHECKING:
-    from mdir_hf.demo.loopback import LoopbackHub
+    from tests.loopback.hub import FullHub
 
 RELATIONS = ("adapter", "finetune", "merge", "quantized")
 
@@ -40,29 +41,6 @@ class RefusedError(Exception):
     status: int
     code: str
     message: str
-
-
-@dataclass
-class PullRequest:
-    """A pull request of the loopback Hub.
-
-    Attributes:
-        number: Counts from 1.
-        title: First line of its commit.
-        description: The rest.
-        branch: Where it wants to go.
-        base: The commit that it builds on.
-        commit: Its own commit.
-        status: open, merged or closed.
-    """
-
-    number: int
-    title: str
-    description: str
-    branch: str
-    base: str
-    commit: str
-    status: str = "open"
 
 
 class Writer:
@@ -88,7 +66,7 @@ class Writer:
         }
         return (400 if errors else 200), answer
 
-    def preupload(self, hub: LoopbackHub, repository: StoredRepository, commit: str, body: bytes) -> dict[str, Any]:
+    def preupload(self, repository: FullRepository, commit: str, body: bytes) -> dict[str, Any]:
         """Answer which files are to be uploaded how."""
         asked = _object(body)
         files = repository.commits[commit]
@@ -108,19 +86,19 @@ class Writer:
                     "path": path,
                     "uploadMode": "lfs" if is_lfs else "regular",
                     "shouldIgnore": _is_ignored(path, str(ignore or "")),
-                    "oid": None if known is None else hub.digests.blob_id(repository, path, known),
+                    "oid": None if known is None else known.blob_id,
                 }
             )
         return {"files": answers}
 
-    def lfs_batch(self, hub: LoopbackHub, body: bytes) -> dict[str, Any]:
+    def lfs_batch(self, hub: FullHub, body: bytes) -> dict[str, Any]:
         """Answer where large files are to be sent."""
         asked = _object(body)
         objects = [
             {
                 "oid": str(one["oid"]),
                 "size": int(one["size"]),
-                "actions": {"upload": {"href": hub.sign(f"/lfs/{one['oid']}")}},
+                "actions": {"upload": {"href": hub.cdn_address(f"/lfs/{one['oid']}")}},
             }
             for one in asked.get("objects", [])
         ]
@@ -134,7 +112,7 @@ class Writer:
         return True
 
     def commit(
-        self, hub: LoopbackHub, repository: StoredRepository, branch: str, body: bytes, *, create_pr: bool
+        self, hub: FullHub, repository: FullRepository, branch: str, body: bytes, *, create_pr: bool
     ) -> dict[str, Any]:
         """Answer a commit: make it, on the branch or as a pull request for it."""
         header, added = _operations(body, self._lfs)
@@ -178,9 +156,9 @@ class Writer:
         return places
 
 
-def discussions(repository: StoredRepository, asked: dict[str, list[str]]) -> dict[str, Any]:
+def discussions(repository: FullRepository, asked: dict[str, str]) -> dict[str, Any]:
     """Answer the list of discussions; here there are pull requests only."""
-    status = asked.get("status", ["all"])[0]
+    status = asked.get("status", "all")
     listed = [
         {
             "title": known.title,
@@ -194,7 +172,7 @@ def discussions(repository: StoredRepository, asked: dict[str, list[str]]) -> di
         for known in repository.pull_requests
         if status in ("all", known.status) or (status == "closed" and known.status == "merged")
     ]
-    if asked.get("type", ["all"])[0] == "discussion":
+    if asked.get("type", "all") == "discussion":
         listed = []
     return {"discussions": listed, "count": len(listed), "start": 0, "numClosedDiscussions": 0}
 

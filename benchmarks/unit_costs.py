@@ -86,12 +86,12 @@ def measure(hub: LoopbackHub, place: Path) -> dict[str, Cost]:
     """Run each kind of work once."""
     # Only now: the Hub client reads its environment when it is first imported.
     from mdir_hf.checker import HomologyChecker
+    from mdir_hf.fingerprints.opening import open_model
+    from mdir_hf.fingerprints.pairs import compare_fingerprints
+    from mdir_hf.fingerprints.sample import choose_tokens
     from mdir_hf.hub import IoLedger
-    from mdir_hf.survey.identify import identify
-    from mdir_hf.survey.index import BaseIndex, choose_index_tokens
-    from mdir_hf.survey.opening import open_model
-    from mdir_hf.survey.pairs import compare_fingerprints
-    from mdir_hf.survey.sample import choose_tokens
+    from mdir_hf.index.base_index import BaseIndex, choose_index_tokens
+    from mdir_hf.index.identify import identify
     from mdir_hf.survey.work import take
 
     names = ("some/base", "some/tuned", "some/stranger")

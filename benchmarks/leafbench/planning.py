@@ -14,9 +14,9 @@ from benchmarks.leafbench.suites import LabelledPair
 from mdir_hf import HomologyChecker
 from mdir_hf.comparison.plan import ReadPlan, make_plan
 from mdir_hf.errors import MdirError
+from mdir_hf.fingerprints.fingerprint import Fingerprint
+from mdir_hf.fingerprints.pairs import compare_fingerprints
 from mdir_hf.report import ModelSummary, n_bytes_text
-from mdir_hf.survey.fingerprint import Fingerprint
-from mdir_hf.survey.pairs import compare_fingerprints
 
 READERS = 8
 PROBE_WIDTH, PROBE_ROWS = 512, 2048

@@ -48,8 +48,8 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def run_identify(options: argparse.Namespace) -> int:
     """Search, confirm, print, and return the exit status."""
-    from mdir_hf.survey.identify import identify
-    from mdir_hf.survey.index import BaseIndex
+    from mdir_hf.index.base_index import BaseIndex
+    from mdir_hf.index.identify import identify
 
     found = identify(
         options.model,
@@ -76,8 +76,8 @@ def _index_path(options: argparse.Namespace) -> Path:
 
 def run_index(options: argparse.Namespace) -> int:
     """Add bases to an index, and return the exit status."""
-    from mdir_hf.survey.index import BaseIndex
-    from mdir_hf.survey.indexing import extend_index
+    from mdir_hf.index.base_index import BaseIndex
+    from mdir_hf.index.building import extend_index
 
     names = listed_models(options)
     if not names:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from mdir_hf.errors import InputError
 
 if TYPE_CHECKING:
-    from mdir_hf.survey.closer import CloserLook
+    from mdir_hf.trees.closer import CloserLook
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
     """Grow, print, save, and return the exit status."""
     from mdir_hf.saving.folder import write_file
     from mdir_hf.survey.run import kept_fingerprints
-    from mdir_hf.survey.tree import grow_tree, trees_to_json
+    from mdir_hf.trees.tree import grow_tree, trees_to_json
 
     report, kept = kept_fingerprints(options.survey)
     trees = []
@@ -67,10 +67,10 @@ def _closer(group: Sequence[str], options: argparse.Namespace) -> CloserLook:
     """Open the models of a group as the survey found them, and look closer."""
     from mdir_hf.comparison.model import Model
     from mdir_hf.errors import MdirError
+    from mdir_hf.fingerprints.opening import open_model
     from mdir_hf.hub import IoLedger
-    from mdir_hf.survey.closer import look_closer
-    from mdir_hf.survey.opening import open_model
     from mdir_hf.survey.planning import SAMPLE, load_sample
+    from mdir_hf.trees.closer import look_closer
 
     sample = load_sample(options.survey / SAMPLE)
     how = {"token": options.token, "cache_dir": options.cache_dir, "local_files_only": options.local_files_only}

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from mdir_hf.errors import InputError, MdirError
+from mdir_hf.fingerprints.opening import Pin, open_model, pin_of
+from mdir_hf.fingerprints.sample import choose_tokens
 from mdir_hf.hub import IoLedger
 from mdir_hf.saving.folder import write_file
-from mdir_hf.survey.opening import Pin, open_model, pin_of
-from mdir_hf.survey.sample import choose_tokens
 from mdir_hf.vocabulary import Vocabulary
 
 SAMPLE = "sample.json"

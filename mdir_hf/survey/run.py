@@ -16,11 +16,11 @@ from tqdm import tqdm
 
 from mdir_hf._version import __version__
 from mdir_hf.errors import InputError, WorkersLostError
-from mdir_hf.survey.fingerprint import Fingerprint, sample_name
-from mdir_hf.survey.opening import Pin
+from mdir_hf.fingerprints.fingerprint import Fingerprint, sample_name
+from mdir_hf.fingerprints.opening import Pin
+from mdir_hf.fingerprints.store import DEFAULT_MAX_BYTES, FingerprintStore
 from mdir_hf.survey.planning import READERS, SAMPLE, Sample, choose_sample, load_sample, save_sample
 from mdir_hf.survey.results import RESULTS, ModelResult, PairResult, ResultFile, SurveyReport, read_survey
-from mdir_hf.survey.store import DEFAULT_MAX_BYTES, FingerprintStore
 from mdir_hf.survey.work import Taken, compare_tile, take
 
 N_TOKENS = 2048

@@ -7,10 +7,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from mdir_hf.errors import InputError
+from mdir_hf.fingerprints.fingerprint import Fingerprint
 from mdir_hf.saving.folder import write_file
-from mdir_hf.survey.aligning import align_rows
-from mdir_hf.survey.fingerprint import Fingerprint
 from mdir_hf.survey.results import SurveyReport
+from mdir_hf.trees.aligning import align_rows
 
 _FIGURES = {
     "matrix.svg": "Matrix of all pairs, darker where the evidence is stronger",

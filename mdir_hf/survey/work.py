@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from mdir_hf.errors import MdirError
+from mdir_hf.fingerprints.fingerprint import Fingerprint, take_fingerprint
+from mdir_hf.fingerprints.opening import Pin, open_model, pin_of
+from mdir_hf.fingerprints.pairs import compare_fingerprints
 from mdir_hf.hub import IoLedger
-from mdir_hf.survey.fingerprint import Fingerprint, take_fingerprint
-from mdir_hf.survey.opening import Pin, open_model, pin_of
-from mdir_hf.survey.pairs import compare_fingerprints
 from mdir_hf.survey.results import PairResult
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import mdir_hf.demo.loopback_server
-from mdir_hf.survey.index import BaseIndex
+from mdir_hf.index.base_index import BaseIndex
 from tests.docs.jobs_hub import JobsHandler, JobsHub
 from tests.specimens import gaussian, write_model
 from tests.survey.conftest import write_population

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from mdir_hf.errors import InputError
+from mdir_hf.fingerprints.opening import Pin, open_model, pin_of
 from mdir_hf.hub import IoLedger
 from mdir_hf.survey import run as run_module
-from mdir_hf.survey.opening import Pin, open_model, pin_of
 from mdir_hf.survey.planning import SAMPLE, load_sample
 from mdir_hf.survey.run import SurveyPlan, kept_fingerprints, prepare_survey, run_survey
 from mdir_hf.survey.work import take

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from mdir_hf.survey.rooting import (
+from mdir_hf.trees.rooting import (
     Evidence,
     between_by_equal_rows,
     copied_layers,

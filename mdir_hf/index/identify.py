@@ -12,12 +12,12 @@ from typing import Any
 from mdir_hf.checker import HomologyChecker
 from mdir_hf.comparison.model import Model
 from mdir_hf.errors import InputError, MdirError
+from mdir_hf.fingerprints.fingerprint import Fingerprint, take_fingerprint
 from mdir_hf.homology.embedding import EmbeddingTest
 from mdir_hf.homology.significance import LN10
 from mdir_hf.hub import IoLedger, open_repository
+from mdir_hf.index.base_index import BaseIndex, Hit
 from mdir_hf.report import HomologyReport, ModelSummary, n_bytes_text
-from mdir_hf.survey.fingerprint import Fingerprint, take_fingerprint
-from mdir_hf.survey.index import BaseIndex, Hit
 
 SCHEMA = "mdir-hf/identification/1"
 

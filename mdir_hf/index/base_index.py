@@ -20,9 +20,9 @@ from safetensors.torch import save
 
 from mdir_hf.comparison.model import Model
 from mdir_hf.errors import CorruptCheckpointError, InputError
+from mdir_hf.fingerprints.fingerprint import Fingerprint, sample_name, take_fingerprint
 from mdir_hf.report import ModelSummary
 from mdir_hf.saving.folder import write_file
-from mdir_hf.survey.fingerprint import Fingerprint, sample_name, take_fingerprint
 from mdir_hf.vocabulary import Vocabulary
 
 FORMAT = "mdir-hf/index/1"

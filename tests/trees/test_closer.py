@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from mdir_hf.comparison.model import Model
+from mdir_hf.fingerprints.fingerprint import take_fingerprint
 from mdir_hf.hub import open_repository
-from mdir_hf.survey.closer import ROWS, look_closer, read_layer_rows
-from mdir_hf.survey.fingerprint import take_fingerprint
-from mdir_hf.survey.rooting import copied_layers
-from mdir_hf.survey.tree import grow_tree
+from mdir_hf.trees.closer import ROWS, look_closer, read_layer_rows
+from mdir_hf.trees.rooting import copied_layers
+from mdir_hf.trees.tree import grow_tree
 from tests.specimens import gaussian, tokens, write_model
 
 V, N, D = 400, 64, 96

@@ -8,10 +8,10 @@ import torch
 from mdir_hf import HomologyChecker, Verdict
 from mdir_hf.comparison.model import Model
 from mdir_hf.errors import CorruptCheckpointError, VocabularyError
+from mdir_hf.fingerprints.fingerprint import Fingerprint, sample_name, take_fingerprint
+from mdir_hf.fingerprints.pairs import compare_fingerprints
+from mdir_hf.fingerprints.sample import choose_tokens
 from mdir_hf.hub import open_repository
-from mdir_hf.survey.fingerprint import Fingerprint, sample_name, take_fingerprint
-from mdir_hf.survey.pairs import compare_fingerprints
-from mdir_hf.survey.sample import choose_tokens
 from tests.specimens import gaussian, tokens, write_model
 
 V, N = 1500, 96

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mdir_hf.errors import InputError
 from mdir_hf.hub.pull_request import PullRequest, open_pull_request
-from mdir_hf.survey.index import BaseIndex
+from mdir_hf.index.base_index import BaseIndex
 from mdir_hf.survey.results import RESULTS, read_survey
 
 PUBLISHED = ("survey.json", "survey.md", "tree.json", "sample.json", RESULTS)

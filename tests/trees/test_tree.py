@@ -8,10 +8,10 @@ import pytest
 import torch
 from Bio import Phylo
 
+from mdir_hf.fingerprints.fingerprint import Fingerprint
 from mdir_hf.report import ModelSummary
-from mdir_hf.survey.closer import CloserLook, LayerRows
-from mdir_hf.survey.fingerprint import Fingerprint
-from mdir_hf.survey.tree import grow_tree
+from mdir_hf.trees.closer import CloserLook, LayerRows
+from mdir_hf.trees.tree import grow_tree
 
 R, N = 600, 96
 WORDS = tuple(f"w{i}".encode() for i in range(R))

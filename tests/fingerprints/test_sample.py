@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mdir_hf.survey.sample import choose_tokens
+from mdir_hf.fingerprints.sample import choose_tokens
 from mdir_hf.vocabulary import Vocabulary
 from mdir_hf.vocabulary.tokens import VocabularyKind
 

@@ -18,7 +18,7 @@ from mdir_hf.anatomy import Layer, Role, WeightPart
 from mdir_hf.comparison.model import Model, share_vocabulary
 from mdir_hf.errors import MdirError
 from mdir_hf.homology.distances import Alignment
-from mdir_hf.survey.rooting import is_extension
+from mdir_hf.trees.rooting import is_extension
 
 ROWS = 32
 """Rows read of a matrix, the first ones: neighbours, so that a matrix costs one request."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from mdir_hf.comparison.reading import IoCount
 from mdir_hf.comparison.settings import Settings
 from mdir_hf.comparison.steps import compare_models
+from mdir_hf.fingerprints.fingerprint import Fingerprint, SampledModel
 from mdir_hf.hub import IoLedger
 from mdir_hf.report import HomologyReport
-from mdir_hf.survey.fingerprint import Fingerprint, SampledModel
 
 
 def compare_fingerprints(

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from mdir_hf.fingerprints.fingerprint import Fingerprint
 from mdir_hf.homology.distances import Alignment, TokenGeometry, token_geometry
 from mdir_hf.homology.embedding import EmbeddingTest, matched_scale
-from mdir_hf.survey.fingerprint import Fingerprint
 
 FloatArray = npt.NDArray[np.float64]
 

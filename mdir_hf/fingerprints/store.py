@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from mdir_hf.errors import CorruptCheckpointError
-from mdir_hf.survey.fingerprint import Fingerprint
+from mdir_hf.fingerprints.fingerprint import Fingerprint
 
 DEFAULT_MAX_BYTES = 8 << 30
 """Room for a thousand models of width 2048 with 2048 rows each."""

@@ -10,7 +10,7 @@ from typing import Any
 from mdir_hf.comparison.model import Model
 from mdir_hf.errors import InputError, MdirError
 from mdir_hf.hub import open_repository
-from mdir_hf.survey.index import BaseIndex, choose_index_tokens
+from mdir_hf.index.base_index import BaseIndex, choose_index_tokens
 from mdir_hf.vocabulary import Vocabulary
 
 READERS = 4

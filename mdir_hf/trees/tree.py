@@ -17,13 +17,13 @@ import numpy.typing as npt
 import torch
 
 from mdir_hf.errors import InputError
+from mdir_hf.fingerprints.fingerprint import Fingerprint
 from mdir_hf.homology.distances import TokenGeometry
-from mdir_hf.survey.aligning import align_rows
-from mdir_hf.survey.closer import CloserLook, LayerRows
-from mdir_hf.survey.fingerprint import Fingerprint
-from mdir_hf.survey.joining import RESAMPLES, Split, drawn, join
-from mdir_hf.survey.placing import InnerModel, Merge, equal_models, find_merges, inner_models, layer_shares
-from mdir_hf.survey.rooting import (
+from mdir_hf.trees.aligning import align_rows
+from mdir_hf.trees.closer import CloserLook, LayerRows
+from mdir_hf.trees.joining import RESAMPLES, Split, drawn, join
+from mdir_hf.trees.placing import InnerModel, Merge, equal_models, find_merges, inner_models, layer_shares
+from mdir_hf.trees.rooting import (
     Between,
     Evidence,
     between_by_equal_rows,

@@ -11,13 +11,13 @@ from scipy.optimize import linear_sum_assignment
 from mdir_hf import Verdict
 from mdir_hf.comparison.model import Model
 from mdir_hf.errors import CorruptCheckpointError, InputError
+from mdir_hf.fingerprints.fingerprint import Fingerprint
+from mdir_hf.fingerprints.pairs import compare_fingerprints
 from mdir_hf.homology import matching
 from mdir_hf.hub import open_repository
+from mdir_hf.index.base_index import BYTES_PER_BASE, BaseIndex, choose_index_tokens
+from mdir_hf.index.identify import identify, judge_hits
 from mdir_hf.report import ModelSummary
-from mdir_hf.survey.fingerprint import Fingerprint
-from mdir_hf.survey.identify import identify, judge_hits
-from mdir_hf.survey.index import BYTES_PER_BASE, BaseIndex, choose_index_tokens
-from mdir_hf.survey.pairs import compare_fingerprints
 from tests.specimens import gaussian, write_model
 
 WORDS = tuple(f"word{i}".encode() for i in range(96))

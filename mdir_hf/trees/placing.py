@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from mdir_hf.survey.closer import LayerRows
+from mdir_hf.trees.closer import LayerRows
 
 FloatArray = npt.NDArray[np.float64]
 

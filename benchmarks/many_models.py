@@ -159,15 +159,15 @@ def cpu_seconds() -> float:
 def survey(options: argparse.Namespace, hub: LoopbackHub, families: dict[str, str], out: Path) -> None:
     """Survey what is served, and print what came out."""
     # Only now: the Hub client reads its environment when it is first imported.
-    from mdir_hf.survey.engines import open_executor
+    from mdir_hf.survey.engines import open_engine
     from mdir_hf.survey.run import SurveyPlan, run_survey
     from mdir_hf.survey.saving import save_survey
 
     hub.requests.clear()
     started, cpu_before = time.perf_counter(), cpu_seconds()
-    with open_executor(workers=options.workers) as executor:
+    with open_engine(workers=options.workers) as engine:
         plan = SurveyPlan(tuple(families), n_tokens=options.tokens, progress=False)
-        report = run_survey(plan, out, executor=executor)
+        report = run_survey(plan, out, engine=engine)
     seconds, cpu = time.perf_counter() - started, cpu_seconds() - cpu_before
     expected = {frozenset(n for n in families if families[n] == family) for family in set(families.values())}
     wrong = [pair for pair in report.pairs if report.is_related(*pair) != (families[pair[0]] == families[pair[1]])]

@@ -118,15 +118,15 @@ def _plan(options: argparse.Namespace) -> SurveyPlan:
 
 
 def _survey(options: argparse.Namespace) -> SurveyReport:
-    from mdir_hf.survey.engines import open_executor
+    from mdir_hf.survey.engines import open_engine
     from mdir_hf.survey.planning import take_sample
     from mdir_hf.survey.run import run_survey
 
     if options.sample is not None:
         take_sample(options.sample, options.out)
     plan = _plan(options)
-    with open_executor(workers=options.workers, scheduler=options.scheduler) as executor:
-        report = run_survey(plan, options.out, executor=executor)
+    with open_engine(workers=options.workers, scheduler=options.scheduler) as engine:
+        report = run_survey(plan, options.out, engine=engine)
     return report
 
 

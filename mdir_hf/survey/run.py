@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ThreadPoolExecutor, wait
-from contextlib import nullcontext
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 from huggingface_hub.utils.tqdm import are_progress_bars_disabled
 from tqdm import tqdm
 
 from mdir_hf._version import __version__
-from mdir_hf.errors import InputError, WorkersLostError
+from mdir_hf.errors import InputError
 from mdir_hf.fingerprints.fingerprint import Fingerprint, sample_name
 from mdir_hf.fingerprints.opening import Pin
 from mdir_hf.fingerprints.store import DEFAULT_MAX_BYTES, FingerprintStore
+from mdir_hf.survey.engines import Engine
 from mdir_hf.survey.planning import READERS, SAMPLE, Sample, choose_sample, load_sample, save_sample
 from mdir_hf.survey.results import RESULTS, ModelResult, PairResult, ResultFile, SurveyReport, read_survey
 from mdir_hf.survey.work import Taken, compare_tile, take
@@ -29,12 +29,9 @@ N_TOKENS = 2048
 TILE_MODELS = 8
 """A task compares the models of two such groups: few of them in memory, and few sent to a worker, for 64 pairs."""
 
-ATTEMPTS = 2
-"""A tile whose worker died is tried pair by pair; a pair whose worker died again is given up."""
-
 FINGERPRINTS = "fingerprints"
 
-T = TypeVar("T")
+Pair = tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -67,21 +64,20 @@ class SurveyPlan:
         return self.alpha / max(1, math.comb(len(self.names), 2))
 
 
-def run_survey(plan: SurveyPlan, folder: Path, *, executor: Executor | None = None) -> SurveyReport:
+def run_survey(plan: SurveyPlan, folder: Path, *, engine: Engine | None = None) -> SurveyReport:
     """Compare every pair of a list of models.
 
     Args:
         plan: What to do.
         folder: Where results go, line by line, and fingerprints. A survey that was stopped goes on where it was.
-        executor: Runs the reading of models and the comparing of tiles; None: reads in threads, compares here.
-            Its workers must have this package; they need no common disk.
+        engine: Runs the reading of models and the comparing of tiles; None: reads in threads, compares here.
 
     Returns:
         The report. Models that cannot be read, and pairs that cannot be computed, are in it with the reason.
 
     Raises:
         InputError: If the list, the shard or the folder cannot be used.
-        WorkersLostError: If the executor broke; what was computed is kept, and the survey can be run again.
+        WorkersLostError: If the workers are gone; what was computed is kept, and the survey can be run again.
 
     Cost: bytes O(models), once; time O(pairs) of some milliseconds to a second each, with the width.
     """
@@ -100,10 +96,10 @@ def run_survey(plan: SurveyPlan, folder: Path, *, executor: Executor | None = No
     tiles = _tiles(plan)
     in_shard = {name for tile in tiles for pair in tile for name in pair}
     wanted = [name for name in plan.names if name in in_shard and name not in failures]
-    seen = _read_models(plan, wanted, sample, store, results, executor)
+    seen = _read_models(plan, wanted, sample, store, results, engine)
     if seen.pins.keys() != sample.pins.keys():
         save_sample(seen, folder / SAMPLE, _asked(plan))
-    _compare_pairs(plan, tiles, seen, store, results, executor)
+    _compare_pairs(plan, tiles, seen, store, results, engine)
     return SurveyReport(plan.names, results.models, results.pairs, _settings(plan, sample.tokens))
 
 
@@ -190,7 +186,7 @@ def _asked(plan: SurveyPlan) -> dict[str, Any]:
     return {"names": list(plan.names), "n_tokens": plan.n_tokens, "seed": plan.seed}
 
 
-def _tiles(plan: SurveyPlan) -> list[list[tuple[str, str]]]:
+def _tiles(plan: SurveyPlan) -> list[list[Pair]]:
     """Cut the pairs of this shard into tasks that take few models each. Every pair is in one tile of one shard."""
     groups = [plan.names[at : at + TILE_MODELS] for at in range(0, len(plan.names), TILE_MODELS)]
     place = {name: at for at, name in enumerate(plan.names)}
@@ -209,7 +205,7 @@ def _read_models(
     sample: Sample,
     store: FingerprintStore,
     results: ResultFile,
-    executor: Executor | None,
+    engine: Engine | None,
 ) -> Sample:
     """Read the sampled rows of every model that is not kept yet; return the sample with every model pinned."""
     pinned: dict[str, Pin] = {}
@@ -230,18 +226,21 @@ def _read_models(
             record(Taken(name, None, why, 0))
 
         tasks = [(name, (name, sample.tokens, options, sample.pins.get(name))) for name in todo]
-        with nullcontext(executor) if executor is not None else ThreadPoolExecutor(READERS) as pool:
-            _run(pool, take, tasks, record, give_up)
+        if engine is not None:
+            engine.run(take, tasks, record, give_up)
+        else:
+            with ThreadPoolExecutor(READERS) as threads:
+                Engine(threads, lambda: READERS).run(take, tasks, record, give_up)
     return sample.with_pins(pinned.items())
 
 
 def _compare_pairs(
     plan: SurveyPlan,
-    tiles: Sequence[Sequence[tuple[str, str]]],
+    tiles: Sequence[Sequence[Pair]],
     sample: Sample,
     store: FingerprintStore,
     results: ResultFile,
-    executor: Executor | None,
+    engine: Engine | None,
 ) -> None:
     """Compare every pair of readable models that has no result yet."""
     readable = {name for name, found in results.models.items() if found.error is None}
@@ -268,84 +267,27 @@ def _compare_pairs(
             results.add_pairs(outcome)
             bar.update(len(outcome))
 
-        if executor is None:
+        def arguments(tile: Sequence[Pair]) -> tuple[Any, ...]:
+            names = dict.fromkeys(name for pair in tile for name in pair)
+            return {name: fingerprint(name) for name in names}, tile, plan.alpha_of_pair, plan.seed
+
+        if engine is None:
             for tile in todo:
-                fingerprints = {name: fingerprint(name) for name in dict.fromkeys(n for pair in tile for n in pair)}
+                fingerprints, _, *how = arguments(tile)
                 for pair in tile:
-                    record(compare_tile(fingerprints, [pair], alpha=plan.alpha_of_pair, seed=plan.seed))
+                    record(compare_tile(fingerprints, [pair], *how))
             return
-
-        def arguments(tile: Sequence[tuple[str, str]]) -> tuple[Any, ...]:
-            fingerprints = {name: fingerprint(name) for name in dict.fromkeys(n for pair in tile for n in pair)}
-            return fingerprints, list(tile), plan.alpha_of_pair, plan.seed
-
-        failed: list[tuple[str, str]] = []
-        _run(
-            executor,
-            _compare_tile,
-            ((tile, lambda tile=tile: arguments(tile)) for tile in todo),  # type: ignore[misc]
-            record,
-            lambda tile, why: failed.extend(tile),
+        failed: list[Pair] = []
+        engine.run(
+            compare_tile, ((tile, arguments(tile)) for tile in todo), record, lambda tile, why: failed.extend(tile)
         )
-        # A tile may have lost its worker to one of its pairs: alone, each harms only itself.
-        _run(
-            executor,
-            _compare_tile,
-            ((pair, lambda pair=pair: arguments([pair])) for pair in failed),  # type: ignore[misc]
+        # One pair may have killed the worker of its tile. Alone, each pair can harm only itself.
+        engine.run(
+            compare_tile,
+            ((pair, arguments([pair])) for pair in failed),
             record,
-            lambda pair, why: record([PairResult(pair[0], pair[1], None, error=why)]),
+            lambda pair, why: record([PairResult(*pair, None, error=why)]),
         )
-
-
-def _compare_tile(
-    fingerprints: Mapping[str, Fingerprint], pairs: Sequence[tuple[str, str]], alpha: float, seed: int
-) -> list[PairResult]:
-    return compare_tile(fingerprints, pairs, alpha=alpha, seed=seed)
-
-
-def _run(
-    executor: Executor,
-    work: Callable[..., T],
-    tasks: Iterable[tuple[Any, tuple[Any, ...] | Callable[[], tuple[Any, ...]]]],
-    record: Callable[[T], None],
-    give_up: Callable[[Any, str], None],
-) -> None:
-    """Run tasks a few at a time, so that their arguments are not all in memory, and record what they return.
-
-    Raises:
-        WorkersLostError: If the executor takes no more tasks.
-    """
-    n_in_flight = 2 * max(1, int(getattr(executor, "_max_workers", 0) or READERS))
-    upcoming: Iterator[Any] = iter(tasks)
-    running: dict[Future[T], Any] = {}
-    is_open = True
-    try:
-        while is_open or running:
-            while is_open and len(running) < n_in_flight:
-                task = next(upcoming, None)
-                if task is None:
-                    is_open = False
-                    break
-                what, arguments = task
-                running[executor.submit(work, *(arguments() if callable(arguments) else arguments))] = what
-            done, _ = wait(running, return_when=FIRST_COMPLETED)
-            for future in done:
-                what = running.pop(future)
-                try:
-                    outcome = future.result()
-                except BrokenExecutor:
-                    raise
-                except Exception as exc:  # whatever a worker's death looks like in this executor
-                    give_up(what, f"its worker failed: {type(exc).__name__} {' '.join(str(exc).split())[:200]}")
-                    continue
-                record(outcome)
-    except BrokenExecutor as exc:
-        raise WorkersLostError(
-            f"the workers are gone ({exc}); what was computed is kept: run the same survey again to go on"
-        ) from exc
-    finally:
-        for future in running:
-            future.cancel()
 
 
 def _bar(plan: SurveyPlan, what: str, total: int) -> tqdm[NoReturn]:

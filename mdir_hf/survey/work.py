@@ -48,7 +48,7 @@ def take(name: str, tokens: Sequence[bytes], options: Mapping[str, Any], pin: Pi
 
 
 def compare_tile(
-    fingerprints: Mapping[str, Fingerprint], pairs: Sequence[tuple[str, str]], *, alpha: float, seed: int
+    fingerprints: Mapping[str, Fingerprint], pairs: Sequence[tuple[str, str]], alpha: float, seed: int
 ) -> list[PairResult]:
     """Compare some pairs of a few models.
 

@@ -178,3 +178,8 @@ class StoppedError(MdirError):
 
 class WorkersLostError(MdirError):
     """The executor of a survey takes no more tasks; what was computed is kept."""
+
+
+def one_line(exc: BaseException) -> str:
+    """What an exception says, without line breaks; the name of its class if it says nothing."""
+    return " ".join(str(exc).split()) or type(exc).__name__

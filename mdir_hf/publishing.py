@@ -1,4 +1,4 @@
-"""Proposing a survey, its trees, or an index of base models to a data set on the Hub, as a pull request."""
+"""A survey with its trees, or an index of base models, as a pull request to a data set on the Hub."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mdir_hf.survey.results import RESULTS, read_survey
 
 PUBLISHED = ("survey.json", "survey.md", "tree.json", "sample.json", RESULTS)
 FIGURES = ("matrix*.svg", "matrix*.png", "dendrogram*.svg", "dendrogram*.png")
-"""What of a survey is proposed; the rows that it keeps are not."""
+"""The files of a survey that are proposed. The rows of weights that it keeps are not among them."""
 
 
 def published_files(place: Path, *, name: str | None = None) -> dict[str, bytes]:
@@ -68,7 +68,8 @@ def publish(
         files,
         parent_commit=None,
         title=f"Add {name or place.resolve().name}",
-        description=f"Adds {what}, made by mdir-hf. p-values say that weights are not independent, and no direction.",
+        description=f"Adds {what}, made by mdir-hf. A small p says that weights are not independent. It does "
+        "not say which model came first.",
         token=token,
         kind="dataset",
     )

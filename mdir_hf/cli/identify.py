@@ -12,7 +12,7 @@ from mdir_hf.cli.model_list import add_list_arguments, listed_models
 from mdir_hf.errors import InputError
 
 LARGEST_INDEX_BYTES = 4 << 30
-"""Of an index that is downloaded: room for twenty thousand bases."""
+"""Bound on an index that is downloaded: enough for twenty thousand bases."""
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -20,14 +20,16 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser = commands.add_parser(
         "identify",
         help="find the base models of an index that a model shares ancestry with",
-        description="Search an index of base models for those that a model shares weight ancestry with, and confirm "
-        "what is found by comparing the models themselves.",
+        description="Search an index of base models for those that a model shares weight ancestry with, and compare "
+        "the model with those that are found.",
     )
     parser.add_argument("model", metavar="REPO", help="owner/name, owner/name@revision, a Hub URL, a folder or a file")
     parser.add_argument("--index", required=True, metavar="FILE|URL",
                         help="file that `mdir-hf index` made, here or the address of one on the Hub")  # fmt: skip
-    parser.add_argument("--top", type=int, default=5, help="how many bases are looked at closely (default 5)")
-    parser.add_argument("--alpha", type=alpha, default=1e-10, help="level over all bases (default 1e-10)")
+    parser.add_argument("--top", type=int, default=5, help="how many bases are tested (default 5)")
+    parser.add_argument(
+        "--alpha", type=alpha, default=1e-10, help="level of significance over all bases (default 1e-10)"
+    )
     parser.add_argument("--level", choices=LEVELS, default="auto", help="level of the comparisons (default auto)")
     parser.add_argument("--no-confirm", action="store_true", help="search only; compare nothing")
     parser.add_argument("--json", action="store_true", help="print one JSON object on standard output, nothing else")
@@ -37,8 +39,8 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser = commands.add_parser(
         "index",
         help="build or extend an index of base models",
-        description="Read a few rows of each base model into an index file. An index that exists is extended; a base "
-        "that it holds at the same commit is left as it is, and at another commit replaced.",
+        description="Read a few rows of each base model into an index file. An index that exists is extended. A base "
+        "that it holds at the same commit is not read again; at another commit it is replaced.",
     )
     parser.add_argument("index", metavar="FILE", type=Path, help="the index")
     add_list_arguments(parser)

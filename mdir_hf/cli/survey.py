@@ -25,8 +25,8 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser = commands.add_parser(
         "survey",
         help="compare every pair of many models",
-        description="Compare every pair of many models. Each is read once, by a sample of its rows; results go to a "
-        "folder, line by line, and a survey that was stopped goes on where it was.",
+        description="Compare every pair of many models. Each model is read once: a sample of its rows. Results are "
+        "written to a folder as they come, and a survey that was stopped goes on where it was.",
     )
     add_list_arguments(parser)
     parser.add_argument("--out", metavar="DIR", type=Path, help="where the results go; needed unless --join is given")
@@ -40,7 +40,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument("--sample", metavar="FILE", type=Path, help="sample.json of a folder that was prepared")
     parser.add_argument("--workers", type=int, help="processes on this machine (default: none but this one)")
     parser.add_argument("--scheduler", metavar="tcp://HOST:PORT", help="run on a dask cluster")
-    parser.add_argument("--declared", action="store_true", help="put the base models that the cards declare beside it")
+    parser.add_argument("--declared", action="store_true", help="compare with the base models that the cards declare")
     parser.add_argument(
         "--cache-bytes", type=size, default=8 << 30, metavar="SIZE", help="bound on the rows kept in DIR"
     )
@@ -145,7 +145,7 @@ def _text(report: SurveyReport) -> str:
             continue  # not read, or not by this shard
         lines.append(f"{'group' if len(group) > 1 else 'alone'}: {', '.join(group)}")
         related = [pair for pair in report.pairs if set(pair) <= set(group) and report.is_related(*pair)]
-        # Of a large group the weakest relations are what one looks at.
+        # In a large group the weakest relations are the interesting ones.
         related.sort(key=lambda pair: report.pairs[pair].log10_p or 0.0, reverse=True)
         for pair in related[:MOST_PAIRS]:
             found = report.pairs[pair]

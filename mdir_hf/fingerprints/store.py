@@ -1,4 +1,4 @@
-"""Fingerprints on the disk, so that a survey that was stopped reads no model twice. Bounded; the oldest go first."""
+"""Fingerprints on the disk, so that a survey that was stopped reads no model twice. Beyond a bound the oldest go."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class FingerprintStore:
         return self._path(name).is_file()
 
     def put(self, name: str, fingerprint: Fingerprint) -> None:
-        """Keep a fingerprint; it appears whole or not at all. Older ones are dropped where the bound is passed."""
+        """Keep a fingerprint; it appears whole or not at all. Beyond the bound, the oldest ones are deleted."""
         self._folder.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(dir=self._folder, prefix="tmp-")
         try:

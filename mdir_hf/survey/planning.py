@@ -1,7 +1,7 @@
 """What is fixed before a survey reads any weights: its tokens, and the commit of every model.
 
-Both stand in one file. Whoever runs a part of the survey elsewhere, or goes on with it next week, compares the same
-rows of the same files.
+Both are in one file. A part of the survey that runs elsewhere, or next week, then compares the same rows of the same
+files.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from mdir_hf.errors import InputError, MdirError
+from mdir_hf.errors import InputError, MdirError, one_line
 from mdir_hf.fingerprints.opening import Pin, open_model, pin_of
 from mdir_hf.fingerprints.sample import choose_tokens
 from mdir_hf.hub import IoLedger
@@ -90,7 +90,7 @@ def load_sample(path: Path, asked: Mapping[str, Any] | None = None) -> Sample:
 
     Args:
         path: The file.
-        asked: What it must have been chosen for; None: whatever it was.
+        asked: What it must have been chosen for; None: anything.
 
     Raises:
         InputError: If it is none, or was chosen for something else.
@@ -117,7 +117,7 @@ def take_sample(path: Path, folder: Path) -> None:
     own = folder / SAMPLE
     if own.exists():
         if load_sample(own).tokens != sample.tokens:
-            raise InputError("it was begun with another sample; name another folder", subject=str(folder))
+            raise InputError("a survey with another sample was begun there; name another folder", subject=str(folder))
         return
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -142,7 +142,9 @@ def _vocabularies(
         key = ids if ids and all(digest for _, digest in ids) else None
         vocabulary = (None if key is None else known.get(key)) or model.vocabulary
         if vocabulary is None:
-            raise InputError("it has no tokenizer files, and rows cannot be told apart without them", subject=name)
+            raise InputError(
+                "it has no tokenizer files, so nothing says which row belongs to which token", subject=name
+            )
         return key, vocabulary, pin_of(name, model)
 
     with ThreadPoolExecutor(READERS) as pool:
@@ -150,7 +152,7 @@ def _vocabularies(
             try:
                 key, vocabulary, pins[name] = future.result()
             except MdirError as exc:
-                failures[name] = " ".join(str(exc).split())
+                failures[name] = one_line(exc)
                 continue
             if key is not None:
                 vocabulary = known.setdefault(key, vocabulary)

@@ -1,4 +1,4 @@
-"""What a survey found, line by line on the disk: nothing that was computed is lost when it is stopped."""
+"""What a survey found. Each result is a line on the disk at once, so that a stop loses nothing that was computed."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from dataclasses import asdict, dataclass, field
 from itertools import combinations
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from scipy.sparse.csgraph import connected_components
 
 from mdir_hf.errors import InputError
 from mdir_hf.report import HomologyReport, ModelSummary
@@ -91,11 +94,6 @@ class SurveyReport:
     pairs: Mapping[tuple[str, str], PairResult]
     settings: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether every model was tried, and every pair of those that could be read was computed."""
-        return len(self.models) == len(self.names) and not self.missing()
-
     def readable(self) -> tuple[str, ...]:
         """Models that were read."""
         return tuple(name for name in self.names if name in self.models and self.models[name].error is None)
@@ -110,22 +108,21 @@ class SurveyReport:
         return found is not None and found.verdict == "homologous"
 
     def groups(self) -> tuple[tuple[str, ...], ...]:
-        """Models joined by chains of homologous pairs; strangers alone in a group of one. Largest first."""
-        group_of = {name: {name} for name in self.names}
-        for first, second in self.pairs:
-            if self.is_related(first, second) and group_of[first] is not group_of[second]:
-                group_of[first] |= group_of[second]
-                for name in group_of[second]:
-                    group_of[name] = group_of[first]
+        """Models joined by chains of homologous pairs; unrelated models are groups of one. Largest first."""
         place = {name: at for at, name in enumerate(self.names)}
-        distinct = {id(group): tuple(sorted(group, key=place.__getitem__)) for group in group_of.values()}
-        return tuple(sorted(distinct.values(), key=lambda group: (-len(group), place[group[0]])))
+        related = np.zeros((len(place), len(place)), dtype=bool)
+        for first, second in self.pairs:
+            related[place[first], place[second]] = self.is_related(first, second)
+        members: dict[int, list[str]] = {}
+        for name, group in zip(self.names, connected_components(related, directed=False)[1], strict=True):
+            members.setdefault(int(group), []).append(name)
+        return tuple(sorted(map(tuple, members.values()), key=lambda group: -len(group)))
 
     def contradictions(self) -> tuple[tuple[str, str, str], ...]:
-        """Triples in which the middle model is related to both others and those were found not to be.
+        """Triples in which the middle model is related to both others, and no relation was found between those.
 
-        Shared ancestry of weights need not be transitive (a merge has two parents that share nothing), and a weak
-        relation may be missed on a sample: each is worth a look.
+        Shared ancestry of weights need not be transitive: the two parents of a merge may share nothing. And a weak
+        relation may be missed on a sample. So each triple is worth a look.
         """
         found = []
         for group in self.groups():
@@ -137,7 +134,7 @@ class SurveyReport:
         return tuple(found)
 
     def undeclared(self) -> tuple[tuple[str, str], ...]:
-        """Pairs found homologous of which neither declares the other, nor both the same base; few cards say all."""
+        """Homologous pairs of which neither declares the other, and which declare no common base."""
         bases = {name: set(self.models[name].declared_bases or ()) for name in self.readable()}
         return tuple(
             (a, b)
@@ -174,11 +171,11 @@ class SurveyReport:
 
 
 class ResultFile:
-    """Appends results to a file, one JSON object a line, each on the disk before the next is computed.
+    """Appends results to a file as lines of JSON, each on the disk before the next is computed.
 
     Args:
         path: The file; made if it is not there. Its first line holds the settings.
-        settings: What this survey asks. A file made by other settings is refused: its p-values answer another question.
+        settings: What this survey asks. A file of other settings is refused: its p-values answer another question.
 
     Raises:
         InputError: If the file was made by other settings, or is no survey.
@@ -191,7 +188,7 @@ class ResultFile:
         is_new = not path.exists() or path.stat().st_size == 0
         if is_new:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._append({"kind": "settings", "schema": SCHEMA, **settings})
+            self._append(_settings_line(settings))
             return
         known, self.models, self.pairs, n_whole = _read(path)
         differing = [key for key, value in settings.items() if known.get(key) != value]
@@ -209,31 +206,39 @@ class ResultFile:
     def add_model(self, result: ModelResult) -> None:
         """Record a model."""
         self.models[result.name] = result
-        self._append({"kind": "model", **asdict(result)})
+        self._append(_line("model", result))
 
     def add_pairs(self, results: Iterable[PairResult]) -> None:
         """Record pairs."""
-        new = list(results)
-        self.pairs |= {(result.reference, result.candidate): result for result in new}
-        self._append(*({"kind": "pair", **asdict(result)} for result in new))
+        new = {(result.reference, result.candidate): result for result in results}
+        self.pairs |= new
+        self._append(*(_line("pair", result) for result in new.values()))
 
-    def _append(self, *lines: Mapping[str, Any]) -> None:
-        text = "".join(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n" for line in lines)
+    def _append(self, *lines: bytes) -> None:
         with self._path.open("ab") as file:
-            file.write(text.encode())
+            file.write(b"".join(lines))
             file.flush()
             os.fsync(file.fileno())
 
 
 def result_lines(report: SurveyReport) -> bytes:
-    """A survey as the lines of a result file, of which it is then the only shard."""
-    settings = {"kind": "settings", "schema": SCHEMA, "names": list(report.names), **report.settings, "shard": [0, 1]}
-    lines = [
-        settings,
-        *({"kind": "model", **asdict(report.models[name])} for name in report.names if name in report.models),
-    ]
-    lines += [{"kind": "pair", **asdict(found)} for found in report.pairs.values()]
-    return "".join(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n" for line in lines).encode()
+    """A survey as the lines of a result file with one shard."""
+    lines = [_settings_line({"names": list(report.names), **report.settings, "shard": [0, 1]})]
+    lines += [_line("model", report.models[name]) for name in report.names if name in report.models]
+    lines += [_line("pair", found) for found in report.pairs.values()]
+    return b"".join(lines)
+
+
+def _settings_line(settings: Mapping[str, Any]) -> bytes:
+    return _json_line({"kind": "settings", "schema": SCHEMA, **settings})
+
+
+def _line(kind: str, result: ModelResult | PairResult) -> bytes:
+    return _json_line({"kind": kind, **asdict(result)})
+
+
+def _json_line(body: Mapping[str, Any]) -> bytes:
+    return (json.dumps(body, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
 def read_survey(paths: Sequence[Path], names: Sequence[str] | None = None) -> SurveyReport:
@@ -244,7 +249,7 @@ def read_survey(paths: Sequence[Path], names: Sequence[str] | None = None) -> Su
         names: Models in order; None: as the settings have them.
 
     Raises:
-        InputError: If a file is none of a survey, or they are of different ones.
+        InputError: If a file is not one of a survey, or they belong to different ones.
     """
     models: dict[str, ModelResult] = {}
     pairs: dict[tuple[str, str], PairResult] = {}

@@ -1,4 +1,4 @@
-"""Making one survey of the parts that several shards of it wrote."""
+"""Joining the parts of a survey that its shards wrote."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def join_shards(folders: Sequence[Path], out: Path | None) -> SurveyReport:
 
     Args:
         folders: Where each of them wrote.
-        out: Made into a folder of the whole survey, with its results, its sample and the rows that the shards kept, so
+        out: Becomes a folder of the whole survey, with its results, its sample and the rows that the shards kept, so
             that trees can be grown there; None: nothing is written.
 
     Returns:

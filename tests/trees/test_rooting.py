@@ -1,4 +1,4 @@
-"""Which came first: each kind of evidence on a pair made so, and silence where nothing tells."""
+"""Which came first: each kind of evidence on a pair made so, and none where nothing tells."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mdir_hf.trees.rooting import (
-    Evidence,
+    OrderEvidence,
     between_by_equal_rows,
     copied_layers,
     grown_vocabulary,
@@ -148,6 +148,8 @@ def test_the_root_lies_on_the_earlier_side_of_all_evidence():
     names = ("a", "b", "c", "d")
     distances = np.abs(np.subtract.outer(np.arange(4.0), np.arange(4.0)))  # a chain
     assert root_candidates(names, distances, []) == names
-    assert root_candidates(names, distances, [Evidence("rounding", "b", "c", "")]) == ("a", "b")
-    assert root_candidates(names, distances, [Evidence("layers", "a", "b", ""), Evidence("x", "z", "a", "")]) == ("a",)
-    assert root_candidates(names, distances, [Evidence("x", "a", "b", ""), Evidence("x", "b", "a", "")]) == ()
+    assert root_candidates(names, distances, [OrderEvidence("rounding", "b", "c", "")]) == ("a", "b")
+    assert root_candidates(
+        names, distances, [OrderEvidence("layers", "a", "b", ""), OrderEvidence("x", "z", "a", "")]
+    ) == ("a",)
+    assert root_candidates(names, distances, [OrderEvidence("x", "a", "b", ""), OrderEvidence("x", "b", "a", "")]) == ()

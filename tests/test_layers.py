@@ -25,7 +25,7 @@ ALLOWED = {
     "checker": FOLDERS | GROUND | {"comparison"},
     "inspection": FOLDERS | GROUND | {"comparison"},
     "cards": JOINED,
-    "fingerprints": FOLDERS | GROUND | {"comparison"},
+    "fingerprints": FOLDERS | GROUND | {"comparison", "saving"},
     "trees": FOLDERS | GROUND | {"comparison", "fingerprints"},
     "index": FOLDERS | GROUND | {"comparison", "checker", "saving", "fingerprints"},
     "survey": FOLDERS | GROUND | {"saving", "figures", "cards", "fingerprints", "trees"},

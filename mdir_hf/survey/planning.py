@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -119,9 +120,20 @@ def take_sample(path: Path, folder: Path) -> None:
         if load_sample(own).tokens != sample.tokens:
             raise InputError("a survey with another sample was begun there; name another folder", subject=str(folder))
         return
+    with writing_into(folder):
+        write_file(own, path.read_bytes())
+
+
+@contextmanager
+def writing_into(folder: Path) -> Iterator[None]:
+    """Make a folder that a survey is written into.
+
+    Raises:
+        InputError: If it cannot be made, or what the ``with`` block does in it fails.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_file(own, path.read_bytes())
+        yield
     except OSError as exc:
         raise InputError(f"cannot write a survey there: {exc.strerror}", subject=str(folder)) from exc
 

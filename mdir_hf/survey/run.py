@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
 from typing import Any, NoReturn
@@ -19,7 +19,7 @@ from mdir_hf.fingerprints.fingerprint import Fingerprint, sample_name
 from mdir_hf.fingerprints.opening import Pin
 from mdir_hf.fingerprints.store import DEFAULT_MAX_BYTES, FingerprintStore
 from mdir_hf.survey.engines import Engine
-from mdir_hf.survey.planning import READERS, SAMPLE, Sample, choose_sample, load_sample, save_sample
+from mdir_hf.survey.planning import READERS, SAMPLE, Sample, choose_sample, load_sample, save_sample, writing_into
 from mdir_hf.survey.results import RESULTS, ModelResult, PairResult, ResultFile, SurveyReport, read_survey
 from mdir_hf.survey.work import Taken, compare_tile, take
 
@@ -55,7 +55,7 @@ class SurveyPlan:
     seed: int = 0
     n_tokens: int = N_TOKENS
     shard: tuple[int, int] = (0, 1)
-    options: Mapping[str, Any] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
     cache_bytes: int = DEFAULT_MAX_BYTES
     progress: bool = True
 
@@ -83,13 +83,9 @@ def run_survey(plan: SurveyPlan, folder: Path, *, engine: Engine | None = None) 
     Cost: bytes O(models), once; time O(pairs) of some milliseconds to a second each, with the width.
     """
     _check(plan)
-    path = folder / RESULTS
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
+    with writing_into(folder):
         sample, failures = _sample(plan, folder)
-        results = ResultFile(path, _settings(plan, sample.tokens))
-    except OSError as exc:
-        raise InputError(f"cannot write a survey there: {exc.strerror}", subject=str(folder)) from exc
+        results = ResultFile(folder / RESULTS, _settings(plan, sample.tokens))
     for name, error in failures.items():
         if name not in results.models or results.models[name].error:
             results.add_model(ModelResult(name, None, error))
@@ -113,11 +109,8 @@ def prepare_survey(plan: SurveyPlan, folder: Path) -> Sample:
         InputError: If the list or the folder cannot be used.
     """
     _check(plan)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
+    with writing_into(folder):
         return _sample(plan, folder)[0]
-    except OSError as exc:
-        raise InputError(f"cannot write a survey there: {exc.strerror}", subject=str(folder)) from exc
 
 
 def kept_fingerprints(folder: Path) -> tuple[SurveyReport, dict[str, Fingerprint]]:
@@ -176,9 +169,7 @@ def _sample(plan: SurveyPlan, folder: Path) -> tuple[Sample, dict[str, str]]:
     path = folder / SAMPLE
     if path.exists():
         return load_sample(path, _asked(plan)), {}
-    sample, failures = choose_sample(
-        plan.names, n_tokens=plan.n_tokens, seed=plan.seed, options=dict(plan.options or {})
-    )
+    sample, failures = choose_sample(plan.names, n_tokens=plan.n_tokens, seed=plan.seed, options=plan.options)
     save_sample(sample, path, _asked(plan))
     return sample, failures
 
@@ -212,7 +203,6 @@ def _read_models(
     pinned: dict[str, Pin] = {}
     done = {name for name, found in results.models.items() if found.error is None and sample.key(name) in store}
     todo = [name for name in wanted if name not in done]
-    options = dict(plan.options or {})
     with _bar(plan, "models", len(todo)) as bar:
 
         def record(outcome: Taken) -> None:
@@ -226,7 +216,7 @@ def _read_models(
         def give_up(name: str, why: str) -> None:
             record(Taken(name, None, why, 0))
 
-        tasks = [(name, (name, sample.tokens, options, sample.pins.get(name))) for name in todo]
+        tasks = [(name, (name, sample.tokens, plan.options, sample.pins.get(name))) for name in todo]
         if engine is not None:
             engine.run(take, tasks, record, give_up)
         else:
@@ -250,12 +240,11 @@ def _compare_pairs(
         for tile in tiles
         if (left := [p for p in tile if p not in results.pairs and p[0] in readable and p[1] in readable])
     ]
-    options = dict(plan.options or {})
 
     def fingerprint(name: str) -> Fingerprint:
         kept = store.get(sample.key(name))
         if kept is None:  # deleted, because the rows of all models together are larger than the bound
-            again = take(name, sample.tokens, options, sample.pins.get(name))
+            again = take(name, sample.tokens, plan.options, sample.pins.get(name))
             if again.fingerprint is None:
                 raise InputError(f"it could be read before, and cannot be read now: {again.error}", subject=name)
             store.put(sample.key(name), again.fingerprint)

@@ -7,9 +7,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from mdir_hf.errors import InputError
 from mdir_hf.fingerprints.fingerprint import Fingerprint
 from mdir_hf.saving.folder import write_file
+from mdir_hf.survey.planning import writing_into
 from mdir_hf.survey.results import SurveyReport
 from mdir_hf.trees.aligning import align_rows
 
@@ -43,11 +43,8 @@ def save_survey(
     if find_spec("matplotlib") is not None and len(report.readable()) > 1:
         contents |= _matrix(report) | _dendrogram(report, fingerprints or {})
     contents["survey.md"] = _markdown(report, contents).encode()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
+    with writing_into(folder):
         return tuple(write_file(folder / name, content) for name, content in contents.items())
-    except OSError as exc:
-        raise InputError(f"cannot save into {folder}: {exc.strerror}") from exc
 
 
 def _matrix(report: SurveyReport) -> dict[str, bytes]:

@@ -58,15 +58,12 @@ def run(options: argparse.Namespace) -> int:
     from mdir_hf.survey.saving import save_survey
     from mdir_hf.survey.shards import join_shards
 
+    folder = options.out
+    if folder is None and (options.prepare or not options.join):
+        raise InputError("name a folder for the results with --out")
     if options.prepare:
         return _prepare(options)
-    if options.join:
-        report = join_shards(options.join, options.out)
-        folder = options.out
-    else:
-        if options.out is None:
-            raise InputError("name a folder for the results with --out")
-        report, folder = _survey(options), options.out
+    report = join_shards(options.join, folder) if options.join else _survey(options)
     if options.declared:
         from mdir_hf.survey.declared import add_declared
 
@@ -86,8 +83,6 @@ def _prepare(options: argparse.Namespace) -> int:
     from mdir_hf.survey.planning import SAMPLE
     from mdir_hf.survey.run import prepare_survey
 
-    if options.out is None:
-        raise InputError("name a folder for the sample with --out")
     sample = prepare_survey(_plan(options), options.out)
     n_tokens, path = len(sample.tokens), options.out / SAMPLE
     sys.stdout.write(f"{path}: {n_tokens} tokens, {len(sample.pins)} models; give it to every shard with --sample\n")
@@ -126,8 +121,7 @@ def _survey(options: argparse.Namespace) -> SurveyReport:
         take_sample(options.sample, options.out)
     plan = _plan(options)
     with open_engine(workers=options.workers, scheduler=options.scheduler) as engine:
-        report = run_survey(plan, options.out, engine=engine)
-    return report
+        return run_survey(plan, options.out, engine=engine)
 
 
 def _shard(text: str) -> tuple[int, int]:

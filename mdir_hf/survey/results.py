@@ -19,6 +19,9 @@ from mdir_hf.report import HomologyReport, ModelSummary
 SCHEMA = "mdir-hf/survey/1"
 RESULTS = "results.jsonl"
 
+Pair = tuple[str, str]
+"""Names of two models, in the order of the list."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelResult:
@@ -91,14 +94,14 @@ class SurveyReport:
 
     names: tuple[str, ...]
     models: Mapping[str, ModelResult]
-    pairs: Mapping[tuple[str, str], PairResult]
+    pairs: Mapping[Pair, PairResult]
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def readable(self) -> tuple[str, ...]:
         """Models that were read."""
         return tuple(name for name in self.names if name in self.models and self.models[name].error is None)
 
-    def missing(self) -> tuple[tuple[str, str], ...]:
+    def missing(self) -> tuple[Pair, ...]:
         """Pairs of readable models that are not computed yet."""
         return tuple(pair for pair in combinations(self.readable(), 2) if pair not in self.pairs)
 
@@ -133,7 +136,7 @@ class SurveyReport:
                         found.append((first, middle, second))
         return tuple(found)
 
-    def undeclared(self) -> tuple[tuple[str, str], ...]:
+    def undeclared(self) -> tuple[Pair, ...]:
         """Homologous pairs of which neither declares the other, and which declare no common base."""
         bases = {name: set(self.models[name].declared_bases or ()) for name in self.readable()}
         return tuple(
@@ -142,7 +145,7 @@ class SurveyReport:
             if self.is_related(a, b) and a not in bases[b] and b not in bases[a] and not bases[a] & bases[b]
         )
 
-    def unsupported(self) -> tuple[tuple[str, str], ...]:
+    def unsupported(self) -> tuple[Pair, ...]:
         """Declared bases (model, base), both surveyed, for which no evidence was found."""
         return tuple(
             (name, base)
@@ -184,7 +187,7 @@ class ResultFile:
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
         self._path = path
         self.models: dict[str, ModelResult] = {}
-        self.pairs: dict[tuple[str, str], PairResult] = {}
+        self.pairs: dict[Pair, PairResult] = {}
         is_new = not path.exists() or path.stat().st_size == 0
         if is_new:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -241,18 +244,17 @@ def _json_line(body: Mapping[str, Any]) -> bytes:
     return (json.dumps(body, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
-def read_survey(paths: Sequence[Path], names: Sequence[str] | None = None) -> SurveyReport:
+def read_survey(paths: Sequence[Path]) -> SurveyReport:
     """Read a survey back, or join the parts that several shards of it wrote.
 
     Args:
         paths: Result files; of shards, all of one survey.
-        names: Models in order; None: as the settings have them.
 
     Raises:
         InputError: If a file is not one of a survey, or they belong to different ones.
     """
     models: dict[str, ModelResult] = {}
-    pairs: dict[tuple[str, str], PairResult] = {}
+    pairs: dict[Pair, PairResult] = {}
     settings: dict[str, Any] | None = None
     for path in paths:
         known, some_models, some_pairs, _ = _read(path)
@@ -264,13 +266,10 @@ def read_survey(paths: Sequence[Path], names: Sequence[str] | None = None) -> Su
         models |= {name: found for name, found in some_models.items() if name not in models or models[name].error}
         pairs |= {pair: found for pair, found in some_pairs.items() if pair not in pairs or pairs[pair].error}
     settings = settings or {}
-    listed = tuple(settings.pop("names", ())) if names is None else tuple(names)
-    return SurveyReport(listed, models, pairs, {k: v for k, v in settings.items() if k not in ("kind", "schema")})
+    return SurveyReport(tuple(settings.pop("names", ())), models, pairs, settings)
 
 
-def _read(
-    path: Path,
-) -> tuple[dict[str, Any], dict[str, ModelResult], dict[tuple[str, str], PairResult], int]:
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, ModelResult], dict[Pair, PairResult], int]:
     """Return settings, models, pairs, and how many bytes of the file are whole lines."""
     try:
         content = path.read_bytes()
@@ -279,13 +278,13 @@ def _read(
     n_whole = content.rfind(b"\n") + 1
     settings: dict[str, Any] = {}
     models: dict[str, ModelResult] = {}
-    pairs: dict[tuple[str, str], PairResult] = {}
+    pairs: dict[Pair, PairResult] = {}
     for number, line in enumerate(content[:n_whole].splitlines(), start=1):
         try:
             body = json.loads(line)
             kind = body.pop("kind")
             if kind == "settings":
-                if body.get("schema") != SCHEMA:
+                if body.pop("schema", None) != SCHEMA:
                     raise ValueError(f"expected {SCHEMA}")
                 settings = body
             elif kind == "model":
@@ -297,7 +296,7 @@ def _read(
                 result = PairResult(**body)
                 pairs[result.reference, result.candidate] = result
         except (ValueError, KeyError, TypeError, AttributeError) as exc:
-            raise InputError(f"line {number} is no result of a survey ({exc})", subject=str(path)) from exc
+            raise InputError(f"line {number} is not a result of a survey ({exc})", subject=str(path)) from exc
     if not settings:
         raise InputError("it does not begin with the settings of a survey", subject=str(path))
     return settings, models, pairs, n_whole

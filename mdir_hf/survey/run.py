@@ -20,7 +20,7 @@ from mdir_hf.fingerprints.opening import Pin
 from mdir_hf.fingerprints.store import DEFAULT_MAX_BYTES, FingerprintStore
 from mdir_hf.survey.engines import Engine
 from mdir_hf.survey.planning import READERS, SAMPLE, Sample, choose_sample, load_sample, save_sample, writing_into
-from mdir_hf.survey.results import RESULTS, ModelResult, PairResult, ResultFile, SurveyReport, read_survey
+from mdir_hf.survey.results import RESULTS, ModelResult, Pair, PairResult, ResultFile, SurveyReport, read_survey
 from mdir_hf.survey.work import Taken, compare_tile, take
 
 N_TOKENS = 2048
@@ -30,8 +30,6 @@ TILE_MODELS = 8
 """A task compares the models of two groups of this size: 64 pairs for which few models are in memory, and few sent."""
 
 FINGERPRINTS = "fingerprints"
-
-Pair = tuple[str, str]
 
 
 @dataclass(frozen=True)

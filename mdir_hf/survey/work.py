@@ -14,7 +14,7 @@ from mdir_hf.fingerprints.fingerprint import Fingerprint, take_fingerprint
 from mdir_hf.fingerprints.opening import Pin, open_model, pin_of
 from mdir_hf.fingerprints.pairs import compare_fingerprints
 from mdir_hf.hub import IoLedger
-from mdir_hf.survey.results import PairResult
+from mdir_hf.survey.results import Pair, PairResult
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def take(name: str, tokens: Sequence[bytes], options: Mapping[str, Any], pin: Pi
 
 
 def compare_tile(
-    fingerprints: Mapping[str, Fingerprint], pairs: Sequence[tuple[str, str]], alpha: float, seed: int
+    fingerprints: Mapping[str, Fingerprint], pairs: Sequence[Pair], alpha: float, seed: int
 ) -> list[PairResult]:
     """Compare some pairs of a few models.
 

@@ -28,7 +28,7 @@
  ├── ``CardError`` (ValueError): a model card that cannot be read, or not be changed without harm
  ├── ``MemoryBudgetError``: the comparison would not fit
  ├── ``StoppedError``: whoever listened to its progress stopped it
- └── ``WorkersLostError``: the executor of a survey broke
+ └── ``WorkersLostError``: the workers of a survey are gone
 
 "Not enough evidence" is not an error: it is the verdict ``inconclusive`` with a reason.
 """
@@ -177,7 +177,7 @@ class StoppedError(MdirError):
 
 
 class WorkersLostError(MdirError):
-    """The executor of a survey takes no more tasks; what was computed is kept."""
+    """The workers of a survey are gone; what was computed is kept."""
 
 
 def one_line(exc: BaseException) -> str:

@@ -1,8 +1,8 @@
-"""Models that lie between others: merges, ancestors, middles of chains. Found from squared distances alone."""
+"""Models that lie between others: merges, ancestors, middles of chains. From distances and equal rows."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -29,6 +29,9 @@ model on text of one kind have up to 0.12; two models that share k steps out of 
 
 SAME_BRANCH_COSINE = 0.3
 """Above this cosine two models are on the same branch. Between this and ``ON_PATH_COSINE`` nothing is said."""
+
+FEWEST_EQUAL_ROWS = 8
+"""Fewer rows that are equal bit for bit say nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,21 @@ class InnerModel:
     branches: tuple[tuple[str, ...], ...]
     cosine: float
     untouched: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Between:
+    """A model that lies between two others by rows that are the same bit for bit.
+
+    Attributes:
+        model: The one in the middle.
+        ends: The other two.
+        equal_rows: Rows that it has from one of them alone, and from the other alone.
+    """
+
+    model: str
+    ends: tuple[str, str]
+    equal_rows: tuple[int, int]
 
 
 def equal_models(squared: FloatArray, names: Sequence[str]) -> dict[str, str]:
@@ -177,6 +195,42 @@ def inner_models(squared: FloatArray, names: Sequence[str]) -> tuple[InnerModel,
             members = [[names[others[at]] for at in np.flatnonzero(branch_of == k)] for k in range(n_branches)]
             branches = tuple(sorted(map(tuple, members), key=lambda branch: (len(branch), branch)))
             found.append(InnerModel(names[b], branches, largest))
+    return tuple(found)
+
+
+def between_by_equal_rows(
+    rows: Mapping[str, torch.Tensor], middles: Sequence[str] | None = None
+) -> tuple[Between, ...]:
+    """Find models that lie between two others, by rows that training left unchanged.
+
+    Such a model shares some rows with one relative and other rows with the other; the two share no rows without it.
+
+    Args:
+        rows: By name, ``(r, n)``, the same tokens, as stored.
+        middles: Models that may lie between others; None: all.
+
+    Returns:
+        Triples. Rows that are equal in all three do not count. Cost O(m^2 r n), and O(m^2 r) for each middle.
+    """
+    names = list(rows)
+    middles = [name for name in names if middles is None or name in middles]
+    if not middles:
+        return ()
+    equal = {
+        frozenset(pair): (rows[pair[0]] == rows[pair[1]]).all(dim=1).numpy()
+        for pair in combinations(names, 2)
+        if rows[pair[0]].shape == rows[pair[1]].shape
+    }
+    found = []
+    for middle in middles:
+        for a, c in combinations([name for name in names if name != middle], 2):
+            sides = [equal.get(frozenset(pair)) for pair in ((middle, a), (middle, c), (a, c))]
+            if any(side is None for side in sides):
+                continue
+            with_a, with_c, ends = (np.asarray(side) for side in sides)
+            n_a, n_c = int((with_a & ~with_c).sum()), int((with_c & ~with_a).sum())
+            if min(n_a, n_c) >= FEWEST_EQUAL_ROWS and not (ends & ~with_a).any():
+                found.append(Between(middle, (a, c), (n_a, n_c)))
     return tuple(found)
 
 

@@ -1,16 +1,15 @@
 """Which of two relatives came first, where something other than distance says so.
 
 Distances have no direction, but some changes have: numbers are rounded and cannot be restored, a layer is copied, rows
-of new tokens are put at the mean of the others. Rows that training left unchanged, bit for bit, have no direction
-either, but they say which model lies between two others. Each function returns nothing where it cannot tell, and that
-is nearly always.
+of new tokens are put at the mean of the others. Each function returns nothing where it cannot tell, and that is nearly
+always.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, permutations
+from itertools import permutations
 
 import numpy as np
 import numpy.typing as npt
@@ -45,7 +44,7 @@ MEAN_ROW_SHARE = 0.1
 """New rows lie at the mean of the others where their distance from it is below this share of the others' distance."""
 
 FEWEST_ROWS = 8
-"""Fewer equal rows, or fewer new rows, say nothing."""
+"""Fewer new rows, or fewer others, say nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,21 +62,6 @@ class OrderEvidence:
     earlier: str
     later: str
     says: str
-
-
-@dataclass(frozen=True, slots=True)
-class Between:
-    """A model that lies between two others by rows that are the same bit for bit.
-
-    Attributes:
-        model: The one in the middle.
-        ends: The other two.
-        equal_rows: Rows that it has from one of them alone, and from the other alone.
-    """
-
-    model: str
-    ends: tuple[str, str]
-    equal_rows: tuple[int, int]
 
 
 def roundings(rows: Mapping[str, torch.Tensor]) -> tuple[OrderEvidence, ...]:
@@ -108,42 +92,6 @@ def roundings(rows: Mapping[str, torch.Tensor]) -> tuple[OrderEvidence, ...]:
                 says = f"{later} is {earlier} rounded to {_said(grid)}, which cannot be undone"
                 best[later] = (share, OrderEvidence("rounding", earlier, later, says))
     return tuple(evidence for _, evidence in best.values())
-
-
-def between_by_equal_rows(
-    rows: Mapping[str, torch.Tensor], middles: Sequence[str] | None = None
-) -> tuple[Between, ...]:
-    """Find models that lie between two others, by rows that training left unchanged.
-
-    Such a model shares some rows with one relative and other rows with the other; the two share no rows without it.
-
-    Args:
-        rows: By name, ``(r, n)``, the same tokens, as stored.
-        middles: Models that may lie between others; None: all.
-
-    Returns:
-        Triples. Rows that are equal in all three do not count. Cost O(m^2 r n), and O(m^2 r) for each middle.
-    """
-    names = list(rows)
-    middles = [name for name in names if middles is None or name in middles]
-    if not middles:
-        return ()
-    equal = {
-        frozenset(pair): (rows[pair[0]] == rows[pair[1]]).all(dim=1).numpy()
-        for pair in combinations(names, 2)
-        if rows[pair[0]].shape == rows[pair[1]].shape
-    }
-    found = []
-    for middle in middles:
-        for a, c in combinations([name for name in names if name != middle], 2):
-            sides = [equal.get(frozenset(pair)) for pair in ((middle, a), (middle, c), (a, c))]
-            if any(side is None for side in sides):
-                continue
-            with_a, with_c, ends = (np.asarray(side) for side in sides)
-            n_a, n_c = int((with_a & ~with_c).sum()), int((with_c & ~with_a).sum())
-            if min(n_a, n_c) >= FEWEST_ROWS and not (ends & ~with_a).any():
-                found.append(Between(middle, (a, c), (n_a, n_c)))
-    return tuple(found)
 
 
 def copied_layers(rows: Mapping[str, Sequence[torch.Tensor | None]]) -> tuple[OrderEvidence, ...]:

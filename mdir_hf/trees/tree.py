@@ -22,16 +22,17 @@ from mdir_hf.homology.distances import TokenGeometry
 from mdir_hf.trees.aligning import align_rows
 from mdir_hf.trees.closer import CloserLook, LayerRows
 from mdir_hf.trees.joining import RESAMPLES, Split, drawn, join
-from mdir_hf.trees.placing import InnerModel, Merge, equal_models, find_merges, inner_models, layer_shares
-from mdir_hf.trees.rooting import (
+from mdir_hf.trees.placing import (
     Between,
-    OrderEvidence,
+    InnerModel,
+    Merge,
     between_by_equal_rows,
-    copied_layers,
-    grown_vocabulary,
-    root_candidates,
-    roundings,
+    equal_models,
+    find_merges,
+    inner_models,
+    layer_shares,
 )
+from mdir_hf.trees.rooting import OrderEvidence, copied_layers, grown_vocabulary, root_candidates, roundings
 
 SCHEMA = "mdir-hf/tree/1"
 FloatArray = npt.NDArray[np.float64]

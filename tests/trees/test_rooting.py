@@ -8,7 +8,6 @@ import torch
 
 from mdir_hf.trees.rooting import (
     OrderEvidence,
-    between_by_equal_rows,
     copied_layers,
     grown_vocabulary,
     is_extension,
@@ -66,24 +65,6 @@ def test_two_models_of_equal_grain_do_not_tell(size):
     assert roundings({"a": base, "b": (base + size * normal(1)).bfloat16().float(), "c": base.clone()}) == ()
     assert roundings({"a": normal(0), "b": normal(0) + size * normal(1)}) == ()
     assert roundings({"a": normal(0), "b": (normal(0) + size * normal(1)).bfloat16().float()}) == ()
-
-
-def test_a_model_that_shares_untouched_rows_with_two_that_share_none_lies_between_them():
-    base = normal(0)
-    first, second = base.clone(), base.clone()
-    first[:120] += normal(1)[:120]  # rows 120 to 200 untouched
-    second[80:] += normal(2)[80:]  # rows 0 to 80 untouched
-    (found,) = between_by_equal_rows({"first": first, "base": base, "second": second})
-    assert (found.model, set(found.ends), sorted(found.equal_rows)) == ("base", {"first", "second"}, [80, 80])
-
-
-def test_rows_that_nobody_touched_do_not_tell():
-    base = normal(0)
-    a, b = base.clone(), base.clone()
-    a[:150] += normal(1)[:150]
-    b[:150] += normal(2)[:150]
-    assert between_by_equal_rows({"a": a, "base": base, "b": b}) == ()
-    assert between_by_equal_rows({"a": a, "wider": normal(0, R, 2 * N), "b": b}) == ()
 
 
 def layers(*seeds: int, noise: int = 0) -> list[torch.Tensor]:

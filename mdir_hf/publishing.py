@@ -1,4 +1,4 @@
-"""Proposing a survey, its trees, or an index of base models to a data set on the Hub, as a pull request."""
+"""A survey with its trees, or an index of base models, as a pull request to a data set on the Hub."""
 
 from __future__ import annotations
 
@@ -9,37 +9,9 @@ from mdir_hf.hub.pull_request import PullRequest, open_pull_request
 from mdir_hf.index.base_index import BaseIndex
 from mdir_hf.survey.results import RESULTS, read_survey
 
-PUBLISHED = ("survey.json", "survey.md", "tree.json", "sample.json", RESULTS)
-FIGURES = ("matrix*.svg", "matrix*.png", "dendrogram*.svg", "dendrogram*.png")
-"""What of a survey is proposed; the rows that it keeps are not."""
-
-
-def published_files(place: Path, *, name: str | None = None) -> dict[str, bytes]:
-    """Collect what a pull request would add.
-
-    Args:
-        place: The folder of a survey, or the file of an index.
-        name: Folder in the data set for a survey, file name there for an index; that of ``place`` by default.
-
-    Returns:
-        Contents by path.
-
-    Raises:
-        InputError: If there is neither a survey nor an index, or it cannot be read.
-        CorruptCheckpointError: If the file is no index.
-    """
-    name = (name or place.resolve().name).strip("/")
-    if not name or any(part in ("", ".", "..") for part in name.split("/")):
-        raise InputError(f"{name!r} is no name in a data set; give one with --name")
-    try:
-        if place.is_file():
-            BaseIndex.load(place)
-            return {name: place.read_bytes()}
-        read_survey([place / RESULTS])
-        found = [place / file for file in PUBLISHED] + [path for glob in FIGURES for path in sorted(place.glob(glob))]
-        return {f"{name}/{path.name}": path.read_bytes() for path in found if path.is_file()}
-    except OSError as exc:
-        raise InputError(f"cannot read it: {exc.strerror}", subject=str(place)) from exc
+PUBLISHED = ("survey.json", "survey.md", "tree.json", "sample.json", RESULTS,
+             "matrix*.svg", "matrix*.png", "dendrogram*.svg", "dendrogram*.png")  # fmt: skip
+"""The files of a survey that are proposed. The rows of weights that it keeps are not among them."""
 
 
 def publish(
@@ -50,25 +22,40 @@ def publish(
     Args:
         place: The folder of a survey, or the file of an index.
         dataset: ``owner/name``.
-        name: See :func:`published_files`.
+        name: Folder in the data set for a survey, file name there for an index; that of ``place`` by default.
         token: A token that may write discussions; None or True: the stored one.
 
     Returns:
         The pull request, and the paths in it.
 
     Raises:
-        InputError: If there is nothing to propose.
+        InputError: If there is neither a survey nor an index, or it cannot be read.
+        CorruptCheckpointError: If the file is no index.
         PullRequestError: If the Hub does not take it.
         HubError: If the Hub cannot be asked.
     """
-    files = published_files(place, name=name)
-    what = f"an index of {len(BaseIndex.load(place))} base models" if place.is_file() else "a survey of weight ancestry"
+    name = name or place.resolve().name
+    path = name.strip("/")
+    if not path or any(part in ("", ".", "..") for part in path.split("/")):
+        raise InputError(f"{path!r} is no name in a data set; give one with --name")
+    try:
+        if place.is_file():
+            what = f"an index of {len(BaseIndex.load(place))} base models"
+            files = {path: place.read_bytes()}
+        else:
+            what = "a survey of weight ancestry"
+            read_survey([place / RESULTS])
+            found = [file for pattern in PUBLISHED for file in sorted(place.glob(pattern))]
+            files = {f"{path}/{file.name}": file.read_bytes() for file in found}
+    except OSError as exc:
+        raise InputError(f"cannot read it: {exc.strerror}", subject=str(place)) from exc
     opened = open_pull_request(
         dataset,
         files,
         parent_commit=None,
-        title=f"Add {name or place.resolve().name}",
-        description=f"Adds {what}, made by mdir-hf. p-values say that weights are not independent, and no direction.",
+        title=f"Add {name}",
+        description=f"Adds {what}, made by mdir-hf. A small p says that weights are not independent. It does "
+        "not say which model came first.",
         token=token,
         kind="dataset",
     )

@@ -26,7 +26,7 @@ ALLOWED = {
     "checker": FOLDERS | GROUND | {"comparison"},
     "inspection": FOLDERS | GROUND | {"comparison"},
     "cards": JOINED,
-    "fingerprints": FOLDERS | GROUND | {"comparison"},
+    "fingerprints": FOLDERS | GROUND | {"comparison", "saving"},
     "trees": FOLDERS | GROUND | {"comparison", "fingerprints"},
     "index": FOLDERS | GROUND | {"comparison", "checker", "saving", "fingerprints"},
     "survey": FOLDERS | GROUND | {"comparison", "saving", "figures", "cards", "fingerprints", "trees"},

@@ -11,7 +11,7 @@ from mdir_hf.cli.model_list import add_list_arguments, listed_models
 from mdir_hf.errors import InputError
 
 LARGEST_INDEX_BYTES = 4 << 30
-"""Of an index that is downloaded: room for twenty thousand bases."""
+"""Bound on an index that is downloaded: enough for twenty thousand bases."""
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -19,14 +19,14 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser = commands.add_parser(
         "identify",
         help="find the base models of an index that a model shares ancestry with",
-        description="Search an index of base models for those that a model shares weight ancestry with, and confirm "
-        "what is found by comparing the models themselves.",
+        description="Search an index of base models for those that a model shares weight ancestry with, and compare "
+        "the model with those that are found.",
     )
     parser.add_argument("model", metavar="REPO", help=arguments.MODEL)
     parser.add_argument("--index", required=True, metavar="FILE|URL",
                         help="file that `mdir-hf index` made, here or the address of one on the Hub")  # fmt: skip
-    parser.add_argument("--top", type=int, default=5, help="how many bases are looked at closely (default 5)")
-    arguments.add_settings(parser, over=" over all bases")
+    parser.add_argument("--top", type=int, default=5, help="how many bases are tested (default 5)")
+    arguments.add_settings(parser, over=" of significance over all bases")
     parser.add_argument("--no-confirm", action="store_true", help="search only; compare nothing")
     arguments.add_json(parser)
     reading = arguments.add_reading(parser)
@@ -37,8 +37,8 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser = commands.add_parser(
         "index",
         help="build or extend an index of base models",
-        description="Read a few rows of each base model into an index file. An index that exists is extended; a base "
-        "that it holds at the same commit is left as it is, and at another commit replaced.",
+        description="Read a few rows of each base model into an index file. An index that exists is extended. A base "
+        "that it holds at the same commit is not read again; at another commit it is replaced.",
     )
     parser.add_argument("index", metavar="FILE", type=Path, help="the index")
     add_list_arguments(parser)

@@ -25,8 +25,8 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser = commands.add_parser(
         "survey",
         help="compare every pair of many models",
-        description="Compare every pair of many models. Each is read once, by a sample of its rows; results go to a "
-        "folder, line by line, and a survey that was stopped goes on where it was.",
+        description="Compare every pair of many models. Each model is read once: a sample of its rows. Results are "
+        "written to a folder as they come, and a survey that was stopped goes on where it was.",
     )
     add_list_arguments(parser)
     parser.add_argument("--out", metavar="DIR", type=Path, help="where the results go; needed unless --join is given")
@@ -42,7 +42,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument("--sample", metavar="FILE", type=Path, help="sample.json of a folder that was prepared")
     parser.add_argument("--workers", type=int, help="processes on this machine (default: none but this one)")
     parser.add_argument("--scheduler", metavar="tcp://HOST:PORT", help="run on a dask cluster")
-    parser.add_argument("--declared", action="store_true", help="put the base models that the cards declare beside it")
+    parser.add_argument("--declared", action="store_true", help="compare with the base models that the cards declare")
     parser.add_argument(
         "--cache-bytes", type=arguments.size, default=8 << 30, metavar="SIZE", help="bound on the rows kept in DIR"
     )
@@ -58,15 +58,12 @@ def run(options: argparse.Namespace) -> int:
     from mdir_hf.survey.saving import save_survey
     from mdir_hf.survey.shards import join_shards
 
+    folder = options.out
+    if folder is None and (options.prepare or not options.join):
+        raise InputError("name a folder for the results with --out")
     if options.prepare:
         return _prepare(options)
-    if options.join:
-        report = join_shards(options.join, options.out)
-        folder = options.out
-    else:
-        if options.out is None:
-            raise InputError("name a folder for the results with --out")
-        report, folder = _survey(options), options.out
+    report = join_shards(options.join, folder) if options.join else _survey(options)
     if options.declared:
         from mdir_hf.survey.declared import add_declared
 
@@ -84,8 +81,6 @@ def _prepare(options: argparse.Namespace) -> int:
     from mdir_hf.survey.planning import SAMPLE
     from mdir_hf.survey.run import prepare_survey
 
-    if options.out is None:
-        raise InputError("name a folder for the sample with --out")
     sample = prepare_survey(_plan(options), options.out)
     n_tokens, path = len(sample.tokens), options.out / SAMPLE
     sys.stdout.write(f"{path}: {n_tokens} tokens, {len(sample.pins)} models; give it to every shard with --sample\n")
@@ -120,8 +115,7 @@ def _survey(options: argparse.Namespace) -> SurveyReport:
         take_sample(options.sample, options.out)
     plan = _plan(options)
     with open_engine(workers=options.workers, scheduler=options.scheduler) as engine:
-        report = run_survey(plan, options.out, engine=engine)
-    return report
+        return run_survey(plan, options.out, engine=engine)
 
 
 def _shard(text: str) -> tuple[int, int]:
@@ -139,7 +133,7 @@ def _text(report: SurveyReport) -> str:
             continue  # not read, or not by this shard
         lines.append(f"{'group' if len(group) > 1 else 'alone'}: {', '.join(group)}")
         related = [pair for pair in report.pairs if set(pair) <= set(group) and report.is_related(*pair)]
-        # Of a large group the weakest relations are what one looks at.
+        # In a large group the weakest relations are the interesting ones.
         related.sort(key=lambda pair: report.pairs[pair].log10_p or 0.0, reverse=True)
         for pair in related[:MOST_PAIRS]:
             found = report.pairs[pair]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mdir_hf.cli import arguments
-from mdir_hf.errors import InputError
+from mdir_hf.errors import InputError, MdirError, one_line
 
 if TYPE_CHECKING:
     from mdir_hf.trees.closer import CloserLook
@@ -22,13 +22,13 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "tree",
         help="grow the family trees of a survey",
         description="Grow a family tree of each group of related models of a `mdir-hf survey`, from the rows that "
-        "it kept. Branches have their support, models with two parents are told apart, and a root is named only where "
-        "something says which model came first.",
+        "it kept. Branches are shown with their support, models with two parents are listed apart, and a root is named "
+        "only where there is evidence which model came first.",
     )
     parser.add_argument("survey", metavar="DIR", type=Path, help="folder of a survey")
     parser.add_argument("--layers", action="store_true",
-                        help="also read a few rows of each layer: shares of merges by layer, doubled layers, and "
-                        "vocabularies that were extended")  # fmt: skip
+                        help="also read a few rows of each layer: shares of merges by layer, layers that occur twice, "
+                        "and vocabularies that were extended")  # fmt: skip
     arguments.add_seed(parser, "the bootstrap over tokens")
     arguments.add_json(parser)
     arguments.add_reading(parser)
@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
             missing = [name for name in group if name not in kept]
             if missing:
                 raise InputError(
-                    f"the rows of {missing[0]} are not kept any more; run the survey again with a larger --cache-bytes",
+                    f"the rows of {missing[0]} are no longer kept; run the survey again with a larger --cache-bytes",
                     subject=str(options.survey),
                 )
             closer = _closer(group, options) if options.layers else None
@@ -58,14 +58,13 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         sys.stdout.write(text + "\n")
     else:
-        sys.stdout.write("\n\n".join(map(str, trees)) + "\n" if trees else "no two models of it are related\n")
+        sys.stdout.write("\n\n".join(map(str, trees)) + "\n" if trees else "no two models of this survey are related\n")
     return 0
 
 
 def _closer(group: Sequence[str], options: argparse.Namespace) -> CloserLook:
     """Open the models of a group as the survey found them, and look closer."""
     from mdir_hf.comparison.model import Model
-    from mdir_hf.errors import MdirError
     from mdir_hf.fingerprints.opening import open_model
     from mdir_hf.hub import IoLedger
     from mdir_hf.survey.planning import SAMPLE, load_sample
@@ -78,6 +77,6 @@ def _closer(group: Sequence[str], options: argparse.Namespace) -> CloserLook:
         try:
             opened[name] = open_model(name, arguments.reading_of(options), IoLedger(), sample.pins.get(name))
         except MdirError as exc:
-            notes.append(f"{name} could not be looked at closer: {' '.join(str(exc).split())}")
+            notes.append(f"{name} could not be looked at closer: {one_line(exc)}")
     found = look_closer(opened)
     return replace(found, notes=(*notes, *found.notes))

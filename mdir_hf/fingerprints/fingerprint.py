@@ -1,6 +1,6 @@
 """What a survey keeps of a model: rows of its embedding for a sample of tokens, in 16 bits where that loses nothing.
 
-A fingerprint compares as a model does: its vocabulary are its tokens, its embedding their rows, and layers it has none.
+A fingerprint stands in a comparison for its model: its tokens are the vocabulary, their rows the embedding.
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ def take_fingerprint(model: Model, tokens: Sequence[bytes], *, max_gap_bytes: in
     vocabulary = model.vocabulary
     if vocabulary is None:
         raise VocabularyError(
-            "it has no tokenizer files, so that nothing says which row is which token's; compare it by itself, or name "
-            "a copy that has them",
+            "it has no tokenizer files, so nothing says which row belongs to which token; compare it by itself, or "
+            "name a copy that has them",
             subject=model.label,
         )
     row_of = vocabulary.row_of

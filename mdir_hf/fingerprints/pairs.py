@@ -23,8 +23,8 @@ def compare_fingerprints(
         device: torch device of the matrix products.
 
     Returns:
-        The report of a comparison at level ``screen``: the same looks, the same p, the same verdicts. The common tokens
-        that it counts are those of the sample. Cost O(r n min(r, n)) for r common tokens of the sample.
+        The report of a comparison at level ``screen``, with the same looks and the same rules. It counts the common
+        tokens of the sample only. Cost O(r n min(r, n)) for r of them.
     """
     settings = Settings(Level.SCREEN, alpha=alpha, seed=seed, device=device)
     watch = Watch(IoLedger(), Listeners(progress=False))

@@ -1,6 +1,6 @@
-"""Which tokens stand for every model of a survey: common to as many vocabularies as can be, cheap to read.
+"""Which tokens are read of every model of a survey: as many vocabularies as possible have them, and reading is cheap.
 
-Any choice of tokens that does not look at the weights keeps p valid. One choice for all models means that each is read
+Any choice of tokens that does not look at the weights keeps p valid. With one choice for all models, each model is read
 once, whatever it is compared with.
 """
 
@@ -15,11 +15,11 @@ import numpy as np
 from mdir_hf.vocabulary import Vocabulary
 
 WINDOW_ROWS = 64
-"""Tokens are taken by windows of so many neighbouring rows of the vocabulary that most models have: a request brings
-many wanted rows, there and, since vocabularies order tokens by frequency, largely in the others."""
+"""Tokens are taken in windows of this many neighbouring rows of the vocabulary that most models have, so that a request
+brings many of them. Most vocabularies order tokens by frequency, so that this largely holds for the others too."""
 
 LEAST_COMMON_SHARE = 0.5
-"""Two vocabularies with fewer sampled tokens in common than this share of the sample get more of their own."""
+"""Two vocabularies with less than this share of the tokens asked for in common get more, from those that they share."""
 
 
 def choose_tokens(vocabularies: Sequence[Vocabulary], n_tokens: int, *, seed: int = 0) -> tuple[bytes, ...]:
@@ -59,7 +59,7 @@ def choose_tokens(vocabularies: Sequence[Vocabulary], n_tokens: int, *, seed: in
         shared = Counter({token: holders[token] for token in mine if token in other and token not in chosen})
         chosen |= dict.fromkeys(_by_windows(distinct[first], shared, n_tokens, seed))
     if len(distinct) > 1:
-        # A vocabulary by itself: two of its models share all of it, however little the others have of it.
+        # Two models with one vocabulary share all of it, even if the others share little of it.
         for key in ranked:
             if n_models[key] > 1 and sum(token in distinct[key].row_of for token in chosen) < enough:
                 rest = Counter({token: 1 for token in distinct[key].row_of if token not in chosen})
@@ -68,7 +68,7 @@ def choose_tokens(vocabularies: Sequence[Vocabulary], n_tokens: int, *, seed: in
 
 
 def _by_windows(vocabulary: Vocabulary, holders: Counter[bytes], n_tokens: int, seed: int) -> Iterable[bytes]:
-    """Take the tokens that most models hold, from the windows of rows that are densest in them; equals by chance."""
+    """Take the tokens that most models hold, from the windows with the most of them; the seed breaks ties."""
     present = [token for token in vocabulary.row_of if holders[token] > 0]
     if not present:
         return ()

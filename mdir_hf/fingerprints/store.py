@@ -1,15 +1,15 @@
-"""Fingerprints on the disk, so that a survey that was stopped reads no model twice. Bounded; the oldest go first."""
+"""Fingerprints on the disk, so that a survey that was stopped reads no model twice. Beyond a bound the oldest go."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import os
-import tempfile
 from pathlib import Path
 
 from mdir_hf.errors import CorruptCheckpointError
 from mdir_hf.fingerprints.fingerprint import Fingerprint
+from mdir_hf.saving.folder import write_file
 
 DEFAULT_MAX_BYTES = 8 << 30
 """Room for a thousand models of width 2048 with 2048 rows each."""
@@ -46,17 +46,9 @@ class FingerprintStore:
         return self._path(name).is_file()
 
     def put(self, name: str, fingerprint: Fingerprint) -> None:
-        """Keep a fingerprint; it appears whole or not at all. Older ones are dropped where the bound is passed."""
+        """Keep a fingerprint; it appears whole or not at all. Beyond the bound, the oldest ones are deleted."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=self._folder, prefix="tmp-")
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(fingerprint.to_bytes())
-            Path(temporary).replace(self._path(name))
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
-        self._trim(keep=self._path(name))
+        self._trim(keep=write_file(self._path(name), fingerprint.to_bytes()))
 
     def _trim(self, keep: Path) -> None:
         known = sorted((path.stat().st_mtime_ns, path) for path in self._folder.glob("*.safetensors"))

@@ -1,7 +1,7 @@
 """An index of base models: a few rows of each, by which a model's likely ancestors are found in milliseconds.
 
-The index proposes and a comparison decides: what a search ranks first is compared on the rows that both kept, and its p
-is multiplied by the number of bases that were looked at.
+The index proposes, and a comparison decides: the bases that a search ranks first are compared on the rows that both
+models kept, and p is multiplied by the number of bases in the index.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import base64
 import hashlib
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,16 +30,16 @@ FORMAT = "mdir-hf/index/1"
 
 BYTES_PER_BASE = 190_000
 """Rows kept of a base, in bytes: 500 bases take less than 100 MB. At width 4096 that is 23 rows of 16 bits, and a copy
-is significant from 15 on (ln n! < r n / 2)."""
+is significant from 15 rows on (ln n! < r n / 2)."""
 
 QUERY_TOKENS = 96
-"""Tokens of the sample. Narrow bases keep all of them, wide ones the first of them."""
+"""Tokens of the sample. Narrow bases keep all of them, wide bases only the first ones."""
 
 LEAST_ROWS = 8
 """Bases with fewer tokens in common are not ranked."""
 
 SCANNED_CHANNELS = 192
-"""Channels of a base that are scanned for their best partner, where the identity finds nothing."""
+"""Channels of a base whose best partner is looked for, where channels in one order show no relation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +48,9 @@ class Hit:
 
     Attributes:
         base: The base model.
-        log_p: Natural log of what p is likely to be, before any correction: for ranking, not for judging.
-        identity_log_p: Natural log of a bound on p for channels in one order: one matching, fixed in advance, so that
-            nothing is paid for having chosen it. 0 between models of different widths.
+        log_p: Natural log of a guess of p, before any correction. It ranks bases; it is no evidence.
+        identity_log_p: Natural log of a bound on p for channels in one order. That matching is fixed in advance, so no
+            correction for a choice is needed. 0 between models of different widths.
         common_tokens: Tokens that both kept.
     """
 
@@ -63,7 +64,7 @@ class BaseIndex:
     """Fingerprints of base models on one sample of tokens, in one file.
 
     Args:
-        tokens: The sample in the order of its use: a base keeps a beginning of it.
+        tokens: The sample, in order: a base keeps the first tokens of it.
         bases: What is kept of each base.
     """
 
@@ -92,10 +93,10 @@ class BaseIndex:
         if len(base.tokens) < LEAST_ROWS:
             raise InputError(
                 f"it holds {len(base.tokens)} of the {len(self.tokens)} tokens of the index, and {LEAST_ROWS} are "
-                "needed; its tokenizer is too far from those that the index was made for",
+                "needed; its tokenizer is too different from those that the index was made for",
                 subject=model.label,
             )
-        if base.rows.element_size() > 2:  # float32 weights: eight bits of a fingerprint's rows are enough
+        if base.rows.element_size() > 2:  # of float32 weights; the eight bits of precision of bfloat16 are enough
             base = Fingerprint(base.model, base.tokens, base.rows.bfloat16(), base.bytes_of_weights, base.digests)
         self.bases = [known for known in self.bases if known.model.repo != base.model.repo]
         self.bases.append(base)
@@ -110,7 +111,7 @@ class BaseIndex:
 
         Returns:
             The best, most likely first. Cost for r common rows of width n: O(r^2 n) each, and O(r n) for every scanned
-            channel where the identity finds nothing: a few milliseconds.
+            channel where channels in one order show no relation: a few milliseconds.
         """
         place = {token: at for at, token in enumerate(query.tokens)}
         rows = query.rows.float()
@@ -197,40 +198,33 @@ class BaseIndex:
 
 
 def choose_index_tokens(vocabularies: Sequence[Vocabulary], n_tokens: int = QUERY_TOKENS) -> tuple[bytes, ...]:
-    """Choose the sample of an index: tokens that most vocabularies hold, single words rather than windows of rows.
+    """Choose the sample of an index: single tokens that most vocabularies hold, not windows of neighbouring rows.
 
-    A base keeps so few that windows would show one corner of the vocabulary; and most of the tokens that all
-    vocabularies hold have small ids everywhere, so that they are read together anyway.
+    A base keeps so few tokens that windows would come from one small part of the vocabulary. And most of the tokens
+    that all vocabularies hold have small ids everywhere, so that few requests bring them anyway.
 
     Args:
-        vocabularies: Those that the index should serve, each once.
+        vocabularies: Those of the models that the index is for, each once.
         n_tokens: How many.
 
     Returns:
         The tokens: those held by most vocabularies, of these the longest, in an order fixed by their bytes alone.
     """
-    holders: dict[bytes, int] = {}
-    for vocabulary in vocabularies:
-        for token in vocabulary.row_of:
-            holders[token] = holders.get(token, 0) + 1
-    # Long tokens that everybody has are words, whose rows training has touched; ties are broken by a mixed order.
-    ranked = sorted(holders, key=lambda token: (-holders[token], -min(len(token), 6), _mixed(token)))
+    holders = Counter(token for vocabulary in vocabularies for token in vocabulary.row_of)
+    # Long tokens that all vocabularies hold are words, whose rows were trained. Hashes break ties.
+    ranked = sorted(holders, key=lambda token: (-holders[token], -min(len(token), 6), hashlib.sha256(token).digest()))
     return tuple(ranked[:n_tokens])
 
 
-def _mixed(token: bytes) -> bytes:
-    return hashlib.sha256(token).digest()
-
-
 def _log_p(x: tuple[torch.Tensor, torch.Tensor], y: tuple[torch.Tensor, torch.Tensor]) -> tuple[float, float]:
-    """Guess ln p of two blocks of few rows, as :func:`_orthonormal` gives them, from the identity or a few channels.
+    """Guess ln p of two blocks of few rows, as :func:`_orthonormal` gives them.
 
     Returns:
-        The guess, and the bound for the identity. That one needs the trace c of the factor U of rank r only:
-        ``ln p <= -c^2 n / 2r`` for a matching of all channels that was fixed in advance (docs/method.md). For a
-        permutation the best partner of some channels stands for that of all of them.
+        The guess, and the bound for channels in one order. The bound needs only the trace c of the polar factor U, of
+        rank r: ``ln p <= -c^2 n / 2r`` for a matching of all channels that was fixed in advance (docs/method.md). For a
+        permutation, c is estimated from the best partners of some channels.
     """
-    # U = V_x Ortho(L_x^T L_y) V_y^T, the whitened view: it needs no scale, and few rows are well conditioned.
+    # U = V_x Ortho(L_x^T L_y) V_y^T, from whitened rows: it needs no scale, and few rows are well conditioned.
     core_left, _, core_right = torch.linalg.svd(x[0].T @ y[0], full_matrices=False)
     rank = core_left.shape[1]
     left, right = x[1] @ core_left, y[1] @ core_right.T  # (n_x, rank), (n_y, rank)
@@ -250,7 +244,7 @@ def _log_p(x: tuple[torch.Tensor, torch.Tensor], y: tuple[torch.Tensor, torch.Te
 
 
 def _orthonormal(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Centre rows, bring them to one length, and return orthonormal bases of what they span: ``(r, k)``, ``(n, k)``."""
+    """Centre rows, scale them to one length, and return orthonormal bases of what they span: ``(r, k)``, ``(n, k)``."""
     centred = rows - rows.mean(dim=0)
     centred = centred / centred.norm(dim=1, keepdim=True).clamp(min=1e-12)
     energies, left = torch.linalg.eigh((centred @ centred.T).double())

@@ -1,4 +1,4 @@
-"""Building an index of many base models: a few in memory at a time, and what was read is never read again."""
+"""Building an index of many base models: few are in memory at a time, and none is read twice."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mdir_hf.comparison.model import Model
 from mdir_hf.comparison.opening import Reading
-from mdir_hf.errors import InputError, MdirError
+from mdir_hf.errors import InputError, MdirError, one_line
 from mdir_hf.index.base_index import BaseIndex, choose_index_tokens
 from mdir_hf.vocabulary import Vocabulary
 
@@ -16,10 +16,10 @@ READERS = 4
 """Models read at a time."""
 
 CHOOSING = 32
-"""Models by whose vocabularies the tokens of a new index are chosen: a vocabulary takes tens of megabytes."""
+"""Models whose vocabularies decide on the tokens of a new index. There are few: each takes tens of megabytes."""
 
 SAVED_EVERY = 16
-"""Models after which the index is written, so that a kill costs no more than these."""
+"""Models after which the index is written, so that a killed program loses no more than these."""
 
 
 def extend_index(
@@ -35,7 +35,7 @@ def extend_index(
     Args:
         index: What is there; None for a new one, whose tokens are chosen by the first models of the list.
         names: Base models. One that the index holds at the same commit is not read.
-        path: Where the index is written, while it grows and in the end.
+        path: Where the index is written, again and again while it grows.
         on_model: Told of each model: its name, and ``added``, ``known``, or why it could not be added.
         reading: How repositories are opened.
 
@@ -74,7 +74,7 @@ def extend_index(
                     index.add(found)
                 except MdirError as exc:
                     n_failed += 1
-                    on_model(name, " ".join(str(exc).split()))
+                    on_model(name, one_line(exc))
                     continue
                 on_model(name, "added")
                 n_new += 1
@@ -93,7 +93,7 @@ def _vocabularies(names: Sequence[str], reading: Reading) -> list[Vocabulary]:
         try:
             vocabulary = Model(reading.open(name)).vocabulary
         except MdirError:
-            continue  # named when it is its turn to be added
+            continue  # the reason is given when the model should be added
         if vocabulary is not None:
             found.append(vocabulary)
     if not found:

@@ -10,7 +10,7 @@ from typing import Any
 from mdir_hf.checker import HomologyChecker
 from mdir_hf.comparison.opening import NamedModel, Reading
 from mdir_hf.comparison.settings import Listeners, Settings
-from mdir_hf.errors import InputError, MdirError
+from mdir_hf.errors import InputError, MdirError, one_line
 from mdir_hf.fingerprints.fingerprint import Fingerprint, take_fingerprint
 from mdir_hf.homology.embedding import EmbeddingTest
 from mdir_hf.homology.significance import LN10
@@ -23,9 +23,9 @@ SCHEMA = "mdir-hf/identification/1"
 TESTS_OF_A_BASE = 2
 """Channels in one order, and any matching of channels."""
 
-SILENT_SHARE = 0.5
-"""A guess of a search that has less than this share of the evidence asked for is not tested: to match thousands of
-channels of two strangers takes seconds."""
+TESTED_FROM_SHARE = 0.5
+"""A base is tested only if the guess of the search reaches this share of the needed ln p: matching the thousands of
+channels of two unrelated models takes seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +34,9 @@ class Ancestor:
 
     Attributes:
         base: The base model, at the commit that the index holds.
-        log10_p: Of the rows that the index keeps, corrected for every base of the index; at most 0.
-        common_tokens: Tokens that it rests on.
-        report: The comparison of the two models, decided at alpha over the number of bases; None where none was made.
+        log10_p: Of the rows that the index keeps, corrected for the number of bases in the index; at most 0.
+        common_tokens: Tokens that this p rests on.
+        report: The comparison of the two models at the level alpha over the number of bases; None where none was made.
         error: Why that comparison could not be made.
     """
 
@@ -48,7 +48,7 @@ class Ancestor:
 
     @property
     def verdict(self) -> str | None:
-        """Verdict of the comparison, None without one."""
+        """Verdict of the comparison; None without a comparison."""
         return None if self.report is None else self.report.verdict.value
 
 
@@ -72,7 +72,7 @@ class Identification:
 
     @property
     def found(self) -> tuple[Ancestor, ...]:
-        """Those confirmed by a comparison, or where none was made significant by the index alone."""
+        """Those that a comparison confirmed; where none was made, those significant by the index alone."""
         return tuple(
             one
             for one in self.ancestors
@@ -120,7 +120,7 @@ class Identification:
             elif one.error is not None:
                 lines.append(f"  {one.base.repo}: {p}")
         if not found:
-            lines.append("  no shared ancestry found with any of them; that does not say it has none")
+            lines.append("  no shared ancestry found with any of them; this does not show that there is none")
         return "\n".join(lines)
 
 
@@ -166,7 +166,7 @@ def identify(
                     model, of_a_base, Listeners(progress=False)
                 )
             except MdirError as exc:
-                error = " ".join(str(exc).split())
+                error = one_line(exc)
         ancestors.append(Ancestor(hit.base, log10_p, hit.common_tokens, report, error))
     ancestors.sort(key=lambda one: one.log10_p)
     return Identification(query.model, tuple(ancestors), len(index), alpha, ledger.bytes_read)
@@ -187,17 +187,17 @@ def judge_hits(
 
     Returns:
         The hits with their log10 p, corrected for two tests of every base of the index, at most 0. The first test is of
-        channels in one order, and where it is significant the other, of all matchings of channels, is not made. Nor is
-        it where the search finds nothing (0 then): its guess errs on the side of relatives, since it counts the best
-        partner of every channel, and no matching has a larger trace.
+        channels in one order. The second, of all matchings of channels, is made only if the first is not significant
+        and the guess of the search is near enough to the level. That guess is too optimistic rather than too strict: it
+        counts the best partner of every channel, and no matching has a larger trace.
     """
     found = []
     alpha_of_base = alpha / (TESTS_OF_A_BASE * len(index))
     correction = math.log(TESTS_OF_A_BASE * len(index))
     for hit in index.search(query, top=top):
         log_p = hit.identity_log_p
-        if log_p >= math.log(alpha_of_base) and hit.log_p < SILENT_SHARE * math.log(alpha_of_base):
-            # An index keeps too few rows for p without the best half of the channels; a comparison has more.
+        if log_p >= math.log(alpha_of_base) and hit.log_p < TESTED_FROM_SHARE * math.log(alpha_of_base):
+            # An index keeps too few rows to ask for a p that holds without the best half of the channels as well.
             test = EmbeddingTest(log_alpha=math.log(alpha_of_base), seed=seed, device=device, must_be_robust=False)
             test.screen(*index.fingerprint(hit.base).common_rows(query))
             log_p = min(log_p, test.log_p)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from mdir_hf.errors import InputError, WorkersLostError
+from mdir_hf.errors import InputError, WorkersLostError, one_line
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -86,7 +86,7 @@ class Engine:
                     except (BrokenExecutor, CancelledError):  # nobody but a lost scheduler cancels a running task
                         raise
                     except Exception as exc:  # a worker's death is another exception in each kind of executor
-                        give_up(key, f"its worker failed: {type(exc).__name__} {' '.join(str(exc).split())[:200]}")
+                        give_up(key, f"its worker failed: {type(exc).__name__} {one_line(exc)[:200]}")
                         continue
                     record(outcome)
         except (BrokenExecutor, CancelledError) as exc:

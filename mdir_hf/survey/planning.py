@@ -1,21 +1,22 @@
 """What is fixed before a survey reads any weights: its tokens, and the commit of every model.
 
-Both stand in one file. Whoever runs a part of the survey elsewhere, or goes on with it next week, compares the same
-rows of the same files.
+Both are in one file. A part of the survey that runs elsewhere, or next week, then compares the same rows of the same
+files.
 """
 
 from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from mdir_hf.comparison.opening import Reading
-from mdir_hf.errors import InputError, MdirError
+from mdir_hf.errors import InputError, MdirError, one_line
 from mdir_hf.fingerprints.opening import Pin, open_model, pin_of
 from mdir_hf.fingerprints.sample import choose_tokens
 from mdir_hf.hub import IoLedger
@@ -91,7 +92,7 @@ def load_sample(path: Path, asked: Mapping[str, Any] | None = None) -> Sample:
 
     Args:
         path: The file.
-        asked: What it must have been chosen for; None: whatever it was.
+        asked: What it must have been chosen for; None: anything.
 
     Raises:
         InputError: If it is none, or was chosen for something else.
@@ -118,11 +119,22 @@ def take_sample(path: Path, folder: Path) -> None:
     own = folder / SAMPLE
     if own.exists():
         if load_sample(own).tokens != sample.tokens:
-            raise InputError("it was begun with another sample; name another folder", subject=str(folder))
+            raise InputError("a survey with another sample was begun there; name another folder", subject=str(folder))
         return
+    with writing_into(folder):
+        write_file(own, path.read_bytes())
+
+
+@contextmanager
+def writing_into(folder: Path) -> Iterator[None]:
+    """Make a folder that a survey is written into.
+
+    Raises:
+        InputError: If it cannot be made, or what the ``with`` block does in it fails.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_file(own, path.read_bytes())
+        yield
     except OSError as exc:
         raise InputError(f"cannot write a survey there: {exc.strerror}", subject=str(folder)) from exc
 
@@ -139,7 +151,9 @@ def _vocabularies(names: tuple[str, ...], reading: Reading) -> tuple[list[Vocabu
         key = model.vocabulary_key
         vocabulary = (None if key is None else known.get(key)) or model.vocabulary
         if vocabulary is None:
-            raise InputError("it has no tokenizer files, and rows cannot be told apart without them", subject=name)
+            raise InputError(
+                "it has no tokenizer files, so nothing says which row belongs to which token", subject=name
+            )
         return key, vocabulary, pin_of(name, model)
 
     with ThreadPoolExecutor(READERS) as pool:
@@ -147,7 +161,7 @@ def _vocabularies(names: tuple[str, ...], reading: Reading) -> tuple[list[Vocabu
             try:
                 key, vocabulary, pins[name] = future.result()
             except MdirError as exc:
-                failures[name] = " ".join(str(exc).split())
+                failures[name] = one_line(exc)
                 continue
             if key is not None:
                 vocabulary = known.setdefault(key, vocabulary)

@@ -21,19 +21,17 @@ from mdir_hf.fingerprints.fingerprint import Fingerprint, sample_name
 from mdir_hf.fingerprints.opening import Pin
 from mdir_hf.fingerprints.store import DEFAULT_MAX_BYTES, FingerprintStore
 from mdir_hf.survey.engines import Engine
-from mdir_hf.survey.planning import READERS, SAMPLE, Sample, choose_sample, load_sample, save_sample
-from mdir_hf.survey.results import RESULTS, ModelResult, PairResult, ResultFile, SurveyReport, read_survey
+from mdir_hf.survey.planning import READERS, SAMPLE, Sample, choose_sample, load_sample, save_sample, writing_into
+from mdir_hf.survey.results import RESULTS, ModelResult, Pair, PairResult, ResultFile, SurveyReport, read_survey
 from mdir_hf.survey.work import Taken, compare_tile, take
 
 N_TOKENS = 2048
-"""Rows read of every model. A screen of one pair that is settled needs a few hundred."""
+"""Rows read of every model. Most related pairs are settled by a few hundred."""
 
 TILE_MODELS = 8
-"""A task compares the models of two such groups: few of them in memory, and few sent to a worker, for 64 pairs."""
+"""A task compares the models of two groups of this size: 64 pairs for which few models are in memory, and few sent."""
 
 FINGERPRINTS = "fingerprints"
-
-Pair = tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,8 @@ class SurveyPlan:
 
     Attributes:
         names: Models, each once.
-        alpha: Chance that any pair of independent models is called homologous; each pair is decided at its share.
+        alpha: Level of the whole survey: the chance that any pair of independent models is called homologous is at
+            most this. Each pair is decided at its share.
         seed: Seed of every random choice.
         n_tokens: Rows read of every model.
         shard: Which part of the pairs is ours, and of how many: ``(0, 1)`` for all.
@@ -84,13 +83,9 @@ def run_survey(plan: SurveyPlan, folder: Path, *, engine: Engine | None = None) 
     Cost: bytes O(models), once; time O(pairs) of some milliseconds to a second each, with the width.
     """
     _check(plan)
-    path = folder / RESULTS
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
+    with writing_into(folder):
         sample, failures = _sample(plan, folder)
-        results = ResultFile(path, _settings(plan, sample.tokens))
-    except OSError as exc:
-        raise InputError(f"cannot write a survey there: {exc.strerror}", subject=str(folder)) from exc
+        results = ResultFile(folder / RESULTS, _settings(plan, sample.tokens))
     for name, error in failures.items():
         if name not in results.models or results.models[name].error:
             results.add_model(ModelResult(name, None, error))
@@ -114,11 +109,8 @@ def prepare_survey(plan: SurveyPlan, folder: Path) -> Sample:
         InputError: If the list or the folder cannot be used.
     """
     _check(plan)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
+    with writing_into(folder):
         return _sample(plan, folder)[0]
-    except OSError as exc:
-        raise InputError(f"cannot write a survey there: {exc.strerror}", subject=str(folder)) from exc
 
 
 def kept_fingerprints(folder: Path) -> tuple[SurveyReport, dict[str, Fingerprint]]:
@@ -145,14 +137,14 @@ def _check(plan: SurveyPlan) -> None:
         raise InputError(f"a survey needs at least two models, and got {len(plan.names)}")
     if len(set(plan.names)) != len(plan.names):
         twice = next(name for name in plan.names if plan.names.count(name) > 1)
-        raise InputError(f"{twice!r} stands in the list twice")
+        raise InputError(f"{twice!r} is in the list twice")
     at, n_shards = plan.shard
     if not 0 <= at < n_shards:
         raise InputError(f"there is no shard {at} of {n_shards}; they are numbered from 0")
     check_alpha(plan.alpha)
     check_seed(plan.seed)
     if plan.n_tokens < 16:
-        raise InputError(f"a sample of {plan.n_tokens} tokens shows nothing; take some hundreds")
+        raise InputError(f"a sample of {plan.n_tokens} tokens is too small to show anything; take some hundreds")
 
 
 def _settings(plan: SurveyPlan, tokens: Sequence[bytes]) -> dict[str, Any]:
@@ -169,10 +161,10 @@ def _settings(plan: SurveyPlan, tokens: Sequence[bytes]) -> dict[str, Any]:
 
 
 def _sample(plan: SurveyPlan, folder: Path) -> tuple[Sample, dict[str, str]]:
-    """Read what is fixed already, or fix it: the next run must not choose other tokens, nor read other commits.
+    """Load the sample, or choose and save it: the next run must use the same tokens and the same commits.
 
     Returns:
-        The sample, and the models that could not be opened when it was chosen just now, with the reason.
+        The sample and, if it was chosen just now, the models that could not be opened, with the reason.
     """
     path = folder / SAMPLE
     if path.exists():
@@ -187,13 +179,13 @@ def _asked(plan: SurveyPlan) -> dict[str, Any]:
 
 
 def _tiles(plan: SurveyPlan) -> list[list[Pair]]:
-    """Cut the pairs of this shard into tasks that take few models each. Every pair is in one tile of one shard."""
+    """Cut the pairs of this shard into tasks with few models each. Every pair is in one tile of one shard."""
     groups = [plan.names[at : at + TILE_MODELS] for at in range(0, len(plan.names), TILE_MODELS)]
     place = {name: at for at, name in enumerate(plan.names)}
     tiles = [list(combinations(group, 2)) for group in groups]
     tiles += [[(a, b) for a in first for b in second] for first, second in combinations(groups, 2)]
     at, n_shards = plan.shard
-    # Tiles of one row of groups go to one shard, as far as that is even: it reads fewer models.
+    # The tiles of one group go to one shard, as far as shards stay of one size: a shard then reads fewer models.
     tiles = sorted((tile for tile in tiles if tile), key=lambda tile: (place[tile[0][0]], place[tile[0][1]]))
     share = -(-len(tiles) // n_shards)
     return tiles[at * share : (at + 1) * share]
@@ -251,10 +243,10 @@ def _compare_pairs(
 
     def fingerprint(name: str) -> Fingerprint:
         kept = store.get(sample.key(name))
-        if kept is None:  # dropped since: the bound is smaller than the survey
+        if kept is None:  # deleted, because the rows of all models together are larger than the bound
             again = take(name, sample.tokens, plan.reading, sample.pins.get(name))
             if again.fingerprint is None:
-                raise InputError(f"it could be read before, and cannot be now: {again.error}", subject=name)
+                raise InputError(f"it could be read before, and cannot be read now: {again.error}", subject=name)
             store.put(sample.key(name), again.fingerprint)
             kept = again.fingerprint
         return kept

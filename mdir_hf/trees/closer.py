@@ -1,7 +1,7 @@
 """A closer look at the models of a tree: some rows of every layer, and rows of tokens that only some of them have.
 
-Rows of the embedding say how far models are apart. Rows of the layers say what a merge took from which parent, layer by
-layer, and whether a layer stands twice.
+Rows of the embedding say how far models are apart. Rows of the layers say how much of each parent a merge has in each
+layer, and whether a layer occurs twice.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import torch
 
 from mdir_hf.anatomy import Layer, Role, WeightPart
 from mdir_hf.comparison.model import Model
-from mdir_hf.errors import MdirError
+from mdir_hf.errors import MdirError, one_line
 from mdir_hf.homology.distances import Alignment
 from mdir_hf.trees.rooting import is_extension
 from mdir_hf.vocabulary import Vocabulary
 
 ROWS = 32
-"""Rows read of a matrix, the first ones: neighbours, so that a matrix costs one request."""
+"""Rows read of a matrix. They are the first ones, so that one request brings them."""
 
 NEW_ROWS = 64
-"""Rows read of tokens that a relative lacks."""
+"""Rows read of tokens that a relative does not have."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +40,7 @@ class LayerRows:
     mlp: tuple[torch.Tensor | None, ...]
 
     def carried(self, alignment: Alignment) -> LayerRows:
-        """The same in another model's channels; their scale is left as it is."""
+        """The same rows in another model's channels. The scale is not changed."""
 
         def carry(rows: torch.Tensor | None) -> torch.Tensor | None:
             if rows is None or int(alignment.source.max(initial=0)) >= rows.shape[1]:
@@ -70,7 +70,7 @@ class CloserLook:
 
     Attributes:
         layers: Rows of their layers, by name; models that could not be read are missing.
-        new_tokens: By the names of a model and of a relative whose vocabulary extends its own.
+        new_tokens: By two names: a model, and a relative whose vocabulary extends the model's.
         notes: Why some could not be read.
         bytes_read: Bytes read of all of them.
     """
@@ -88,8 +88,8 @@ def look_closer(models: Mapping[str, Model]) -> CloserLook:
         models: Opened, by name.
 
     Returns:
-        What was found. A model of L layers of width n costs ``4 L ROWS n`` bytes in 16 bits and 2 L requests: 34 MB of
-        one with 32 layers of 4096. What cannot be read becomes a note.
+        What was found. A model of L layers of width n costs ``4 L ROWS n`` bytes in 16 bits and 2 L requests: 17 MB for
+        32 layers of width 4096. What cannot be read becomes a note.
     """
     layers: dict[str, LayerRows] = {}
     notes: list[str] = []
@@ -97,7 +97,7 @@ def look_closer(models: Mapping[str, Model]) -> CloserLook:
         try:
             layers[name] = read_layer_rows(model)
         except MdirError as exc:
-            notes.append(f"The layers of {name} could not be read: {' '.join(str(exc).split())}")
+            notes.append(f"The layers of {name} could not be read: {one_line(exc)}")
     vocabularies: dict[str, Vocabulary] = {}
     known: dict[object, Vocabulary] = {}  # models with the same tokenizer files have one in memory
     for name, model in models.items():
@@ -105,7 +105,7 @@ def look_closer(models: Mapping[str, Model]) -> CloserLook:
             key = model.vocabulary_key
             vocabulary = known.get(key) or model.vocabulary
         except MdirError as exc:
-            notes.append(f"The vocabulary of {name} could not be read: {' '.join(str(exc).split())}")
+            notes.append(f"The vocabulary of {name} could not be read: {one_line(exc)}")
             continue
         if vocabulary is not None:
             vocabularies[name] = vocabulary
@@ -116,7 +116,7 @@ def look_closer(models: Mapping[str, Model]) -> CloserLook:
         try:
             found = _new_tokens(vocabularies[earlier], vocabularies[later], models[later])
         except MdirError as exc:
-            notes.append(f"The new tokens of {later} could not be read: {' '.join(str(exc).split())}")
+            notes.append(f"The new tokens of {later} could not be read: {one_line(exc)}")
             continue
         if found is not None:
             new_tokens[earlier, later] = found

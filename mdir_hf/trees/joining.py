@@ -17,19 +17,20 @@ from mdir_hf.names import shown_name
 FloatArray = npt.NDArray[np.float64]
 
 RESAMPLES = 200
-"""Trees for the support of branches: a support of 95 % is known to 1.5 %."""
+"""Trees of resampled tokens that give the support of branches: its standard error at a support of 95 % is 1.5 %."""
 
 LEAST_SUPPORT = 0.7
-"""A branch that fewer of the resampled trees have is not drawn."""
+"""A branch is left out if a smaller share of the resampled trees has it."""
 
 SHORTEST_BRANCH = 0.1
-"""Nor is one that is shorter than this share of the least distance across it: models that learnt from like text have so
-much in common (up to 0.064 was measured, true branches from 0.99 on), and no resampling of tokens shows it."""
+"""A branch is left out if it is shorter than this share of the least distance across it. Models trained on similar text
+drift in similar directions, which looks like a short branch, and resampling tokens does not show that it is none. Such
+branches had shares up to 0.064, true ones from 0.99 on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A branch of the tree: it parts the models in two.
+    """A branch of the tree, which parts the models in two.
 
     Attributes:
         members: The smaller part.
@@ -43,7 +44,7 @@ class Split:
 
 
 def join(distances: FloatArray, resampled: Iterable[FloatArray], names: Sequence[str]) -> tuple[str, tuple[Split, ...]]:
-    """Grow an unrooted tree; what its branches do not bear out becomes a node of many branches.
+    """Grow an unrooted tree, without the branches that have too little support or length.
 
     Args:
         distances: ``(m, m)``, at least three models.
@@ -76,7 +77,7 @@ def join(distances: FloatArray, resampled: Iterable[FloatArray], names: Sequence
 
 
 def drawn(newick: str) -> str:
-    """Draw a tree in characters, lying."""
+    """Draw a tree in characters, from left to right."""
     from Bio import Phylo
 
     tree = Phylo.read(StringIO(newick), "newick")
@@ -98,7 +99,7 @@ def _smaller(side: frozenset[int], whole: frozenset[int]) -> frozenset[int]:
 
 
 def _collapse(clade: Any, dropped: Set[frozenset[int]], whole: frozenset[int]) -> None:  # noqa: ANN401
-    """Hang the children of dropped branches onto what these hung on; their length was noise and goes with them."""
+    """Give the children of dropped branches to the parents of these branches, whose length was noise and is dropped."""
     kept: list[Any] = []
     for child in clade.clades:
         _collapse(child, dropped, whole)

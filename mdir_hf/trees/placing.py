@@ -1,32 +1,37 @@
-"""Models that stand on a path between others: merges, ancestors, middles of chains. From squared distances alone."""
+"""Models that lie between others: merges, ancestors, middles of chains. From distances and equal rows."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from scipy.sparse.csgraph import connected_components
 
 from mdir_hf.trees.closer import LayerRows
 
 FloatArray = npt.NDArray[np.float64]
 
 MERGE_RESIDUAL = 0.15
-"""A model is called a merge of two others where what lies off the line between them is less than this share of its
-squared distance to the nearer one. An ancestor or a middle of a chain has a half or more."""
+"""A model is called a merge of two others where its squared distance from the line between them is less than this share
+of its squared distance to the nearer one. For an ancestor or the middle of a chain that share is a half or more."""
 
 MERGE_SHARES = (0.1, 0.9)
-"""And where it has at least so much of either: a model beside its own copy is no merge."""
+"""A merge has at least the first of these shares of each parent, and at most the second. A model very near to one of
+two others is no merge."""
 
 ON_PATH_COSINE = 0.2
 """A model lies on the path between two others where the cosine of the drifts to them is below this. Fine-tunes of one
 model on text of one kind have up to 0.12; two models that share k steps out of a and b have k / sqrt(a b)."""
 
 SAME_BRANCH_COSINE = 0.3
-"""And both are on one side of it where the cosine is above this; between the two nothing is said."""
+"""Above this cosine two models are on the same branch. Between this and ``ON_PATH_COSINE`` nothing is said."""
+
+FEWEST_EQUAL_ROWS = 8
+"""Fewer rows that are equal bit for bit say nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +40,8 @@ class LayerShare:
 
     Attributes:
         layer: 0-based.
-        attention: Share in the values' projection; 0 is all of the second parent. None where it cannot be told: nothing
-            was read, or the parents do not differ there.
+        attention: Share in the projection of V; 0 where everything is the second parent's. None where nothing was read,
+            or the parents do not differ there.
         mlp: Share in the up projection.
     """
 
@@ -53,7 +58,7 @@ class Merge:
         model: The model.
         parents: The two others.
         share: Share of the first parent, of the embedding's sampled rows.
-        residual: What lies off the line between them, as a share of the squared distance to the nearer parent.
+        residual: Squared distance from the line between them, over the squared distance to the nearer parent.
         layers: Shares of the first parent layer by layer; empty where layers were not read.
     """
 
@@ -68,14 +73,15 @@ class Merge:
 class InnerModel:
     """A model at which the tree branches, or through which a chain runs.
 
-    Weights do not say on which of its branches its own ancestor is; on all the others are its descendants.
+    Its own ancestor is on one of its branches at most, and weights do not say on which. The models on its other
+    branches descend from it.
 
     Attributes:
         model: The model.
         branches: The other models, by branch.
         cosine: The largest cosine between drifts to models of different branches; 0 where it lies exactly on the path.
-        untouched: Pairs of models of different branches of which rows that are the same bit for bit say so as well,
-            and all such pairs.
+        untouched: Of the pairs of models on different branches: how many also show it by rows that are equal bit for
+            bit, and how many there are.
     """
 
     model: str
@@ -84,8 +90,23 @@ class InnerModel:
     untouched: tuple[int, int] = (0, 0)
 
 
+@dataclass(frozen=True, slots=True)
+class Between:
+    """A model that lies between two others by rows that are the same bit for bit.
+
+    Attributes:
+        model: The one in the middle.
+        ends: The other two.
+        equal_rows: Rows that it has from one of them alone, and from the other alone.
+    """
+
+    model: str
+    ends: tuple[str, str]
+    equal_rows: tuple[int, int]
+
+
 def equal_models(squared: FloatArray, names: Sequence[str]) -> dict[str, str]:
-    """Name for each model the first that has the same rows, itself where there is none before it.
+    """Return for each model the first model with the same rows: an earlier one, or itself.
 
     Args:
         squared: ``(m, m)`` squared distances, 0 between models whose rows are the same once they are aligned.
@@ -95,7 +116,7 @@ def equal_models(squared: FloatArray, names: Sequence[str]) -> dict[str, str]:
 
 
 def find_merges(squared: FloatArray, names: Sequence[str]) -> tuple[Merge, ...]:
-    """Find models that lie on the line between two others, which no tree of independent drifts puts there.
+    """Find models that lie on the line between two others. Independent drifts put no model there.
 
     Args:
         squared: ``(m, m)`` squared distances.
@@ -118,7 +139,7 @@ def find_merges(squared: FloatArray, names: Sequence[str]) -> tuple[Merge, ...]:
                 best = Merge(names[i], (names[a], names[b]), float(share), float(residual))
         if best is not None:
             found.append(best)
-    # Of models that each lie between the others (a merge, and nothing else between its parents) the surest are kept.
+    # A merge and its parents may each seem to lie between the other two; the one with the least residual is kept.
     merges: list[Merge] = []
     for merge in sorted(found, key=lambda merge: merge.residual):
         if not any(merge.model in other.parents for other in merges):
@@ -158,27 +179,58 @@ def inner_models(squared: FloatArray, names: Sequence[str]) -> tuple[InnerModel,
         names: Of the m models.
 
     Returns:
-        Those for which the others fall into two or more branches, and clearly so. Cost O(m^3).
+        Those for which the others clearly fall into two or more branches. Cost O(m^3).
     """
     found = []
     for b in range(len(names)):
         others = [at for at in range(len(names)) if at != b and squared[at, b] > 0.0]
-        if len(others) < 2:
+        to_b = squared[others, b]
+        inner = 0.5 * (to_b[:, None] + to_b[None, :] - squared[np.ix_(others, others)])
+        cosines = np.triu(inner / np.sqrt(to_b[:, None] * to_b[None, :]), 1)
+        n_branches, branch_of = connected_components(cosines > SAME_BRANCH_COSINE, directed=False)
+        if n_branches < 2:
             continue
-        branch_of = {at: {at} for at in others}
-        cosines = {}
-        for a, c in combinations(others, 2):
-            inner = 0.5 * (squared[a, b] + squared[c, b] - squared[a, c])
-            cosines[a, c] = float(inner / np.sqrt(squared[a, b] * squared[c, b]))
-            if cosines[a, c] > SAME_BRANCH_COSINE and branch_of[a] is not branch_of[c]:
-                branch_of[a] |= branch_of[c]
-                for at in branch_of[c]:
-                    branch_of[at] = branch_of[a]
-        across = [cosine for (a, c), cosine in cosines.items() if branch_of[a] is not branch_of[c]]
-        if across and max(across) < ON_PATH_COSINE:
-            branches = {id(branch): tuple(names[at] for at in sorted(branch)) for branch in branch_of.values()}
-            ordered = tuple(sorted(branches.values(), key=lambda branch: (len(branch), branch)))
-            found.append(InnerModel(names[b], ordered, max(0.0, *across)))
+        largest = float(cosines[branch_of[:, None] != branch_of[None, :]].max())
+        if largest < ON_PATH_COSINE:
+            members = [[names[others[at]] for at in np.flatnonzero(branch_of == k)] for k in range(n_branches)]
+            branches = tuple(sorted(map(tuple, members), key=lambda branch: (len(branch), branch)))
+            found.append(InnerModel(names[b], branches, largest))
+    return tuple(found)
+
+
+def between_by_equal_rows(
+    rows: Mapping[str, torch.Tensor], middles: Sequence[str] | None = None
+) -> tuple[Between, ...]:
+    """Find models that lie between two others, by rows that training left unchanged.
+
+    Such a model shares some rows with one relative and other rows with the other; the two share no rows without it.
+
+    Args:
+        rows: By name, ``(r, n)``, the same tokens, as stored.
+        middles: Models that may lie between others; None: all.
+
+    Returns:
+        Triples. Rows that are equal in all three do not count. Cost O(m^2 r n), and O(m^2 r) for each middle.
+    """
+    names = list(rows)
+    middles = [name for name in names if middles is None or name in middles]
+    if not middles:
+        return ()
+    equal = {
+        frozenset(pair): (rows[pair[0]] == rows[pair[1]]).all(dim=1).numpy()
+        for pair in combinations(names, 2)
+        if rows[pair[0]].shape == rows[pair[1]].shape
+    }
+    found = []
+    for middle in middles:
+        for a, c in combinations([name for name in names if name != middle], 2):
+            sides = [equal.get(frozenset(pair)) for pair in ((middle, a), (middle, c), (a, c))]
+            if any(side is None for side in sides):
+                continue
+            with_a, with_c, ends = (np.asarray(side) for side in sides)
+            n_a, n_c = int((with_a & ~with_c).sum()), int((with_c & ~with_a).sum())
+            if min(n_a, n_c) >= FEWEST_EQUAL_ROWS and not (ends & ~with_a).any():
+                found.append(Between(middle, (a, c), (n_a, n_c)))
     return tuple(found)
 
 
@@ -187,5 +239,5 @@ def _share(merged: torch.Tensor | None, a: torch.Tensor | None, b: torch.Tensor 
         return None
     apart = (a - b).double()
     n_squared = float(apart.square().sum())
-    # Parents that share a layer say nothing of it.
+    # Where the parents do not differ, no share can be measured.
     return None if n_squared == 0.0 else float(((merged - b).double() * apart).sum()) / n_squared

@@ -1,15 +1,15 @@
 """Which of two relatives came first, where something other than distance says so.
 
-Distances have no direction. What has: numbers rounded away, which nobody can put back; a layer that stands twice; rows
-that were put at the mean of others because their tokens were new. And rows that training left alone, bit for bit, say
-which model lies between two others. Each function returns nothing where it cannot tell, which is nearly always.
+Distances have no direction, but some changes have: numbers are rounded and cannot be restored, a layer is copied, rows
+of new tokens are put at the mean of the others. Each function returns nothing where it cannot tell, and that is nearly
+always.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, permutations
+from itertools import permutations
 
 import numpy as np
 import numpy.typing as npt
@@ -18,36 +18,37 @@ import torch
 from mdir_hf.vocabulary import Vocabulary
 
 ROUNDED_SHARE = 0.99
-"""So much of the coarser model must be what rounding makes of the finer one; ties and later repairs are the rest."""
+"""Share of the coarser model's entries that rounding the finer one must give. Ties and later repairs are the rest."""
 
 GROUPS = (0, 128, 64, 32)
-"""Entries of a row that may have levels of their own, as quantisers make them; 0: all of a row."""
+"""Numbers of neighbouring entries of a row to which quantisers give levels of their own; 0 is a whole row."""
 
 LEVELS_PER_ENTRY = 0.5
-"""A group lies on levels where it has at most so many distinct values for an entry."""
+"""A group lies on levels where it has at most this many distinct values for each entry."""
 
 FLOATS = (torch.bfloat16, torch.float16)
 
 ROUNDED_ROWS, ROUNDED_GROUPS = 64, 1024
-"""Rows, and groups of them, that are looked at."""
+"""Rows, and groups of their entries, that are looked at."""
 
 UNIFORM, FLATNESS = (0.03, 0.13), 2.5
-"""Place in a cell of width 1: mean square, and fourth moment over the square of that. What was rounded lies anywhere in
-its cell (1/12 and 1.8; less and more where a level beside it is not in use); a drift away from the levels lies near the
-middle, or like a normal draw (3)."""
+"""Bounds on where numbers lie around their level, in a cell of width 1: the mean square of their distance from it, and
+the fourth moment over the square of that. Numbers that were rounded lie anywhere in the cell, which gives 1/12 and
+1.8 (less and more where a neighbouring level is not used). Numbers that drifted away from a level lie near it, or are
+spread like a normal draw, which gives 3."""
 
 COPIED_COSINE = 0.3
-"""Rows of two layers are copies above it; layers that learnt apart stay below 0.05."""
+"""Rows of two layers are copies above this cosine; layers that were trained apart stay below 0.05."""
 
 MEAN_ROW_SHARE = 0.1
-"""New rows lie at the mean of the others where they are nearer to it than this share of what others are."""
+"""New rows lie at the mean of the others where their distance from it is below this share of the others' distance."""
 
 FEWEST_ROWS = 8
-"""Fewer equal, or new, rows say nothing."""
+"""Fewer new rows, or fewer others, say nothing."""
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class OrderEvidence:
     """Something that says which of two relatives came first.
 
     Attributes:
@@ -63,39 +64,24 @@ class Evidence:
     says: str
 
 
-@dataclass(frozen=True, slots=True)
-class Between:
-    """A model that lies between two others by rows that are the same bit for bit.
-
-    Attributes:
-        model: The one in the middle.
-        ends: The other two.
-        equal_rows: Rows that it has from one of them alone, and from the other alone.
-    """
-
-    model: str
-    ends: tuple[str, str]
-    equal_rows: tuple[int, int]
-
-
-def roundings(rows: Mapping[str, torch.Tensor]) -> tuple[Evidence, ...]:
+def roundings(rows: Mapping[str, torch.Tensor]) -> tuple[OrderEvidence, ...]:
     """Find models that are another one with its numbers rounded.
 
-    A fine-tune of a quantised model that stays within the rounding is no evidence: it lies near the levels, and what
-    was rounded lies anywhere between them.
+    A fine-tune of a quantised model that stays within the rounding is not taken for its origin: its numbers lie near
+    the levels, while numbers before a rounding lie anywhere between them.
 
     Args:
         rows: By name, ``(r, n)``, the same tokens; of the same shape and in the same basis where there is anything to
             find.
 
     Returns:
-        A piece of evidence for each rounded model: what it was rounded from, or of several close ones that which it
-        fits best. Cost O(m r n log n), and for each pair of a model on some grid and one that is not on it O(r n), of
-        :data:`ROUNDED_ROWS` rows.
+        One piece of evidence for each rounded model, with the model that it was rounded from; of several similar ones,
+        with the one that fits best. Cost O(m r n log n), and O(r n) for each pair of which only one lies on a grid,
+        with r at most :data:`ROUNDED_ROWS`.
     """
     kept = {name: values[:ROUNDED_ROWS].float() for name, values in rows.items()}
     grids = {name: _grids(values) for name, values in kept.items()}
-    best: dict[str, tuple[float, Evidence]] = {}
+    best: dict[str, tuple[float, OrderEvidence]] = {}
     for later, earlier in permutations(kept, 2):
         fine, coarse = kept[earlier], kept[later]
         for grid in grids[later]:
@@ -104,53 +90,20 @@ def roundings(rows: Mapping[str, torch.Tensor]) -> tuple[Evidence, ...]:
             share = _rounded_share(fine, coarse, grid)
             if share >= ROUNDED_SHARE and (later not in best or share > best[later][0]):
                 says = f"{later} is {earlier} rounded to {_said(grid)}, which cannot be undone"
-                best[later] = (share, Evidence("rounding", earlier, later, says))
+                best[later] = (share, OrderEvidence("rounding", earlier, later, says))
     return tuple(evidence for _, evidence in best.values())
 
 
-def between_by_equal_rows(
-    rows: Mapping[str, torch.Tensor], middles: Sequence[str] | None = None
-) -> tuple[Between, ...]:
-    """Find models that share untouched rows with one relative, others with another, and those two share none of them.
-
-    Args:
-        rows: By name, ``(r, n)``, the same tokens, as stored.
-        middles: Models of which it is asked; None: of all.
-
-    Returns:
-        Triples. Rows that are equal in all three count for nothing. Cost O(m^2 r n), and O(m^2 r) for each middle.
-    """
-    names = list(rows)
-    middles = [name for name in names if middles is None or name in middles]
-    if not middles:
-        return ()
-    equal = {
-        frozenset(pair): (rows[pair[0]] == rows[pair[1]]).all(dim=1).numpy()
-        for pair in combinations(names, 2)
-        if rows[pair[0]].shape == rows[pair[1]].shape
-    }
-    found = []
-    for middle in middles:
-        for a, c in combinations([name for name in names if name != middle], 2):
-            sides = [equal.get(frozenset(pair)) for pair in ((middle, a), (middle, c), (a, c))]
-            if any(side is None for side in sides):
-                continue
-            with_a, with_c, ends = (np.asarray(side) for side in sides)
-            n_a, n_c = int((with_a & ~with_c).sum()), int((with_c & ~with_a).sum())
-            if min(n_a, n_c) >= FEWEST_ROWS and not (ends & ~with_a).any():
-                found.append(Between(middle, (a, c), (n_a, n_c)))
-    return tuple(found)
-
-
-def copied_layers(rows: Mapping[str, Sequence[torch.Tensor | None]]) -> tuple[Evidence, ...]:
-    """Find models in which a layer of a relative stands twice, as depth up-scaling makes them.
+def copied_layers(rows: Mapping[str, Sequence[torch.Tensor | None]]) -> tuple[OrderEvidence, ...]:
+    """Find models in which a layer of a relative occurs twice, as depth up-scaling makes them.
 
     Args:
         rows: By name, for each layer some rows of one of its matrices, all in the same basis; None where there are no
             such rows.
 
     Returns:
-        For each such model, the relatives whose layers stand once. Cost O(L^2) products of those rows for each pair.
+        For each such model, the relatives in which the layer occurs once. Cost O(L^2) products of those rows for each
+        pair.
     """
     units = {name: _unit(layers) for name, layers in rows.items()}
     twice = {name: _copies(own, own) for name, own in units.items()}
@@ -164,52 +117,52 @@ def copied_layers(rows: Mapping[str, Sequence[torch.Tensor | None]]) -> tuple[Ev
         ]
         if doubled:
             i, j, k = doubled[0]
-            says = f"layers {i} and {j} of {later} are both layer {k} of {earlier}, which stands there once"
-            found.append(Evidence("layers", earlier, later, says))
+            says = f"layers {i} and {j} of {later} are both layer {k} of {earlier}, which has it once"
+            found.append(OrderEvidence("layers", earlier, later, says))
     return tuple(found)
 
 
 def grown_vocabulary(
     earlier: str, later: str, n_new: int, old_rows: torch.Tensor, new_rows: torch.Tensor
-) -> Evidence | None:
-    """Tell whether a vocabulary was extended, its new rows put at the mean of the others.
+) -> OrderEvidence | None:
+    """Tell whether a vocabulary was extended by new rows that were put at the mean of the others.
 
-    A larger vocabulary alone says nothing: one may be cut as well as extended.
+    A larger vocabulary alone says nothing: the smaller one may have been cut from it.
 
     Args:
         earlier: Name of the model whose vocabulary the other's extends.
         later: Name of the other.
-        n_new: Tokens that it alone has.
-        old_rows: A spread sample of its rows on tokens of both, ``(r, n)``.
-        new_rows: Its rows on tokens that it alone has, ``(s, n)``.
+        n_new: Tokens that only the other has.
+        old_rows: The other's rows on tokens of both, a spread sample, ``(r, n)``.
+        new_rows: The other's rows on tokens that only it has, ``(s, n)``.
     """
     if len(new_rows) < FEWEST_ROWS or len(old_rows) < FEWEST_ROWS:
         return None
     mean = old_rows.float().mean(dim=0)
     usual = float((old_rows.float() - mean).norm(dim=1).median())
     apart = float((new_rows.float() - mean).norm(dim=1).median())
-    # The mean of a sample is that far from the mean of all.
+    # 2 / sqrt(r): the mean of a sample of r rows is about that far from the mean of all rows.
     if usual == 0.0 or apart > (MEAN_ROW_SHARE + 2.0 / len(old_rows) ** 0.5) * usual:
         return None
     says = f"{later} has {n_new} tokens more than {earlier}, and their rows lie at the mean of the others"
-    return Evidence("vocabulary", earlier, later, says)
+    return OrderEvidence("vocabulary", earlier, later, says)
 
 
 def is_extension(small: Vocabulary, large: Vocabulary) -> bool:
-    """Whether one vocabulary holds the other, at the same rows, and more."""
+    """Whether a vocabulary holds all tokens of a smaller one, at the same rows, and more tokens."""
     row_of = large.row_of
     return len(row_of) > len(small.row_of) and all(row_of.get(token) == row for token, row in small.row_of.items())
 
 
 def root_candidates(
-    names: Sequence[str], distances: npt.NDArray[np.float64], evidence: Iterable[Evidence]
+    names: Sequence[str], distances: npt.NDArray[np.float64], evidence: Iterable[OrderEvidence]
 ) -> tuple[str, ...]:
-    """Which models may be nearest to the root of a tree, for all that the evidence says.
+    """Return the models that may be nearest to the root of a tree by the evidence.
 
     Args:
         names: m models.
         distances: ``(m, m)`` between them.
-        evidence: What is known of pairs of them; of others it is not looked at.
+        evidence: On pairs of them; evidence on other models is ignored.
 
     Returns:
         Models that lie on the earlier side of every piece of evidence; without any, all of them.
@@ -237,7 +190,7 @@ def _grids(rows: torch.Tensor) -> list[torch.dtype | int]:
 
 
 def _rounded_share(fine: torch.Tensor, coarse: torch.Tensor, grid: torch.dtype | int) -> float:
-    """Share of the entries that rounding makes what they are; 0 where their differences are not those of rounding."""
+    """Share of the coarse entries that rounding the fine ones gives; 0 where the differences do not look rounded."""
     if isinstance(grid, int):
         return _share_on_levels(fine, coarse, grid)
     moved = fine != fine.to(grid).float()

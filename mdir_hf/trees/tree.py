@@ -1,8 +1,8 @@
 """Family trees of homologous models, from distances of their aligned rows.
 
-Where drifts are independent, squared distances add along a lineage, and neighbour joining finds the tree. Distances
-have no direction: who came first is said only where something else tells (``rooting``). A model with two parents is no
-branch of a tree, and is told apart before.
+Each model drifts away from its parent. Where these drifts are independent, squared distances add along a lineage, and
+neighbour joining finds the tree. Distances have no direction: which model came first is said only where there is other
+evidence (``rooting``). A model with two parents has no place in a tree, so merges are found first and left out.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from mdir_hf.homology.distances import TokenGeometry
 from mdir_hf.trees.aligning import align_rows
 from mdir_hf.trees.closer import CloserLook, LayerRows
 from mdir_hf.trees.joining import RESAMPLES, Split, drawn, join
-from mdir_hf.trees.placing import InnerModel, Merge, equal_models, find_merges, inner_models, layer_shares
-from mdir_hf.trees.rooting import (
+from mdir_hf.trees.placing import (
     Between,
-    Evidence,
+    InnerModel,
+    Merge,
     between_by_equal_rows,
-    copied_layers,
-    grown_vocabulary,
-    root_candidates,
-    roundings,
+    equal_models,
+    find_merges,
+    inner_models,
+    layer_shares,
 )
+from mdir_hf.trees.rooting import OrderEvidence, copied_layers, grown_vocabulary, root_candidates, roundings
 
 SCHEMA = "mdir-hf/tree/1"
 FloatArray = npt.NDArray[np.float64]
@@ -44,16 +45,17 @@ class FamilyTree:
     Attributes:
         members: The models in the tree.
         newick: The tree with branch lengths and supports in per cent, names quoted; None with fewer than three models.
-            Branches that are not borne out are left out, so that a node may have many.
+            Branches without enough support are left out, so that a node may have more than two.
         splits: Its inner branches.
         distances: Mean squared difference per entry between aligned rows, member by member.
         merges: Models left out of the tree because they have two parents in the group.
         inner: Models at which it branches, or through which a chain runs.
-        centre: The model of these that lies on the path between all pairs of others, or None. It may be their ancestor.
+        centre: The one of ``inner`` that lies on the path between every pair of the others, or None. It may be their
+            ancestor.
         tokens: Tokens that the distances rest on.
         evidence: What says which of two models came first; empty where nothing does.
-        root_candidates: Models that may be nearest to the root, by that evidence; without any it is None.
-        copies: Models left out because another one, which is named, has the same rows once they are aligned.
+        root_candidates: Models that may be nearest to the root, by that evidence; None without evidence.
+        copies: Models left out because another model has the same rows once they are aligned, and that model.
         notes: What a reader should know.
     """
 
@@ -66,7 +68,7 @@ class FamilyTree:
     tokens: int
     notes: tuple[str, ...] = ()
     inner: tuple[InnerModel, ...] = ()
-    evidence: tuple[Evidence, ...] = ()
+    evidence: tuple[OrderEvidence, ...] = ()
     root_candidates: tuple[str, ...] | None = None
     copies: Mapping[str, str] = field(default_factory=dict)
 
@@ -91,7 +93,8 @@ class FamilyTree:
             rows = f"; untouched rows say so for {n_agreeing} of {n_pairs} pairs" if n_agreeing else ""
             lines.append(f"  {one.model} lies between {branches}{rows}")
         if self.inner:
-            lines.append("  A model between others descends from one of its branches at most; all others from it.")
+            lines.append("  The ancestor of a model between others is on one of its branches at most.")
+            lines.append("  The models on its other branches descend from it.")
         lines += [f"  {one.says}: {one.earlier} came first" for one in self.evidence]
         lines += _root_lines(self)
         lines += [f"  {note}" for note in self.notes]
@@ -119,14 +122,14 @@ def _root_lines(tree: FamilyTree) -> list[str]:
     if len(tree.members) < 2:
         return []
     if tree.root_candidates is None:
-        return ["  No root: nothing that was looked at says which model came first."]
+        return ["  No root: nothing that was read says which model came first."]
     if not tree.root_candidates:
-        return ["  No root: what says which model came first contradicts itself."]
+        return ["  No root: the evidence on which model came first contradicts itself."]
     others = [name for name in tree.members if name not in tree.root_candidates]
     if len(others) < len(tree.root_candidates):
-        return [f"  Root: not at {', '.join(others)}, nor beyond; which of the others came first nothing says."]
+        return [f"  Root: not at {', '.join(others)}, nor beyond; nothing says which of the others came first."]
     names = ", ".join(tree.root_candidates)
-    return [f"  Root: nearest to {names}, of the models here; an ancestor of all of them may not be among them."]
+    return [f"  Root: of these models, nearest to {names}; the ancestor of all need not be among them."]
 
 
 def trees_to_json(trees: Sequence[FamilyTree]) -> str:
@@ -143,7 +146,7 @@ def grow_tree(
     Args:
         fingerprints: By name, at least two.
         seed: Seed of the bootstrap over tokens.
-        closer: Rows of their layers, for the shares of merges and for layers that stand twice.
+        closer: Rows of their layers, for the shares of merges and for layers that occur twice.
 
     Returns:
         The tree. Distances are between rows on the tokens that all of them keep, aligned with one of them.
@@ -161,7 +164,7 @@ def grow_tree(
     if len(found.names) < 2:
         return FamilyTree(found.names or names, None, (), (), (), None, found.n_tokens, tuple(notes))
     geometry = found.geometry(seed=seed)
-    # Copies would only make branches of no length.
+    # Copies would only add branches of length 0.
     first_of = equal_models(geometry.distances(), found.names)
     chosen = [at for at, name in enumerate(found.names) if first_of[name] == name]
     geometry = replace(geometry, products=geometry.products[:, chosen][:, :, chosen])
@@ -176,7 +179,7 @@ def grow_tree(
     splits: tuple[Split, ...] = ()
     if len(members) >= 3:
         newick, splits = join(distances, _resampled(geometry, kept, seed), members)
-    # What is the same bit for bit, or rounded, is so only where nothing was moved.
+    # Rows are equal bit for bit, or rounded from each other, only where no channel was moved.
     unmoved = {name: found.rows[name] for name in placed if found.is_unmoved(name)}
     evidence = (
         *roundings(unmoved),
@@ -206,14 +209,11 @@ def grow_tree(
 
 
 def _with_layers(merge: Merge, layers: Mapping[str, LayerRows]) -> Merge:
-    known = [layers.get(name) for name in (merge.model, *merge.parents)]
-    model, first, second = known
-    if model is None or first is None or second is None:
-        return merge
-    return replace(merge, layers=layer_shares(model, first, second))
+    known = [layers[name] for name in (merge.model, *merge.parents) if name in layers]
+    return replace(merge, layers=layer_shares(*known)) if len(known) == 3 else merge
 
 
-def _extended(closer: CloserLook, rows: Mapping[str, torch.Tensor]) -> Iterator[Evidence]:
+def _extended(closer: CloserLook, rows: Mapping[str, torch.Tensor]) -> Iterator[OrderEvidence]:
     for (earlier, later), new in closer.new_tokens.items():
         if earlier in rows and later in rows:
             found = grown_vocabulary(earlier, later, new.n_tokens, rows[later], new.rows)

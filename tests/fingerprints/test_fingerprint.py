@@ -49,7 +49,7 @@ def prints(family):
     return {name: take_fingerprint(model, sample) for name, model in family.items()}
 
 
-def test_relatives_are_found_and_strangers_stay_silent(prints):
+def test_relatives_are_found_and_strangers_are_not_significant(prints):
     for name in ("tuned", "permuted", "renumbered"):
         report = compare_fingerprints(prints["base"], prints[name])
         assert report.verdict is Verdict.HOMOLOGOUS, name

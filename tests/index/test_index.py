@@ -1,4 +1,5 @@
-"""An index proposes ancestors from a few rows; it must rank true ones first, stay silent on strangers, and survive."""
+"""An index proposes ancestors from a few rows; it must rank true ones first, find nothing among strangers, and
+survive."""
 
 from __future__ import annotations
 
@@ -155,7 +156,7 @@ def test_a_stranger_is_compared_with_nothing(built, folders):
     found = identify(NamedModel(folders["stranger"]), built)
     assert found.found == ()
     assert all(one.report is None for one in found.ancestors)
-    assert "does not say it has none" in str(found)
+    assert "does not show that there is none" in str(found)
 
 
 def test_a_base_that_is_gone_is_an_error_of_that_base_only(built, folders, tmp_path):

@@ -242,7 +242,7 @@ def test_a_client_killed_in_the_middle_is_resumed(population, expected_groups, t
     ("names", "options", "message"),
     [
         (("one",), {}, "at least two models"),
-        (("one", "one"), {}, "stands in the list twice"),
+        (("one", "one"), {}, "is in the list twice"),
         (("one", "two"), {"shard": (2, 2)}, "no shard 2 of 2"),
         (("one", "two"), {"alpha": 0.0}, "alpha must lie"),
         (("no/such-a", "no/such-b"), {"reading": Reading(local_files_only=True)}, "none of the 2 models can be opened"),

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from mdir_hf.comparison.settings import Listeners, Settings, check_alpha, check_seed
+from mdir_hf.comparison.settings import Listeners, Settings
 from mdir_hf.errors import InputError
 from mdir_hf.report import Level, Verdict
 
@@ -27,7 +27,7 @@ VERDICTS = tuple(verdict.value for verdict in Verdict)
 SIZE_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
-def _number(convert: Callable[[str], N], check: Callable[[N], None], kind: str) -> Callable[[str], N]:
+def _number(convert: Callable[[str], N], check: Callable[[N], object], kind: str) -> Callable[[str], N]:
     def parse(text: str) -> N:
         try:
             value = convert(text)
@@ -41,8 +41,8 @@ def _number(convert: Callable[[str], N], check: Callable[[N], None], kind: str) 
     return parse
 
 
-alpha = _number(float, check_alpha, "number")
-seed = _number(int, check_seed, "whole number")
+alpha = _number(float, lambda value: Settings(alpha=value), "number")
+seed = _number(int, lambda value: Settings(seed=value), "whole number")
 
 
 def size(text: str) -> int:

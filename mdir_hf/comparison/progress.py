@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from huggingface_hub.utils.tqdm import are_progress_bars_disabled
@@ -82,17 +82,14 @@ class Watch:
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Tell of bytes that arrive inside the block."""
-        with self._ledger.listening(lambda n_bytes: self._tell(lambda now: _advanced(now, n_bytes))):
+        with self._ledger.listening(self._arrived):
             yield
 
     def enter(self, stage: str, bytes_expected: int | None = None) -> None:
         """Say that a stage begins, which will read at most so many more bytes."""
-
-        def entered(now: Progress) -> Progress:
-            total = None if bytes_expected is None else now.bytes_read + bytes_expected
-            return Progress(stage, now.bytes_read, total)
-
-        self._tell(entered)
+        with self._lock:
+            so_far = self._progress.bytes_read
+            self._tell(Progress(stage, so_far, None if bytes_expected is None else so_far + bytes_expected))
 
     def planned(self, plan: ReadPlan) -> None:
         """Tell of the plan."""
@@ -132,18 +129,17 @@ class Watch:
         with bar, self._ledger.listening(arrived):
             yield bar
 
-    def _tell(self, change: Callable[[Progress], Progress]) -> None:
+    def _arrived(self, n_bytes: int) -> None:
         with self._lock:
-            self._progress = progress = change(self._progress)
-            if self._listeners.on_progress is None:
-                return
-            try:
-                self._listeners.on_progress(progress)
-            except MdirError:
-                raise
-            except Exception as exc:  # a reading thread would take some exceptions for failures of the network
-                raise StoppedError(f"stopped during {progress.stage} by its listener: {exc}") from exc
+            self._tell(replace(self._progress, bytes_read=self._progress.bytes_read + n_bytes))
 
-
-def _advanced(progress: Progress, n_bytes: int) -> Progress:
-    return Progress(progress.stage, progress.bytes_read + n_bytes, progress.bytes_expected)
+    def _tell(self, progress: Progress) -> None:
+        self._progress = progress
+        if self._listeners.on_progress is None:
+            return
+        try:
+            self._listeners.on_progress(progress)
+        except MdirError:
+            raise
+        except Exception as exc:  # a reading thread would take some exceptions for failures of the network
+            raise StoppedError(f"stopped during {progress.stage} by its listener: {exc}") from exc

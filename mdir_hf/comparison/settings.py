@@ -42,8 +42,10 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        check_alpha(self.alpha)
-        check_seed(self.seed)
+        if not 0.0 < self.alpha < 1.0:
+            raise InputError(f"alpha must lie between 0 and 1, got {self.alpha}")
+        if not 0 <= self.seed < SEEDS:
+            raise InputError(f"a seed must be a whole number from 0 to 2^63 - 1, got {self.seed}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,23 +74,3 @@ def level_named(name: str) -> Level:
         return Level(name)
     except ValueError as exc:
         raise InputError(f"level {name!r} is not known; choose from {', '.join(Level)}") from exc
-
-
-def check_alpha(alpha: float) -> None:
-    """Refuse a level of significance outside of (0, 1).
-
-    Raises:
-        InputError: If it is.
-    """
-    if not 0.0 < alpha < 1.0:
-        raise InputError(f"alpha must lie between 0 and 1, got {alpha}")
-
-
-def check_seed(seed: int) -> None:
-    """Refuse a seed that numpy or torch would not take.
-
-    Raises:
-        InputError: If it is one.
-    """
-    if not 0 <= seed < SEEDS:
-        raise InputError(f"a seed must be a whole number from 0 to 2^63 - 1, got {seed}")

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from mdir_hf._version import __version__
 from mdir_hf.comparison.opening import Reading
-from mdir_hf.comparison.settings import check_alpha, check_seed
+from mdir_hf.comparison.settings import Settings
 from mdir_hf.errors import InputError
 from mdir_hf.fingerprints.fingerprint import Fingerprint, sample_name
 from mdir_hf.fingerprints.opening import Pin
@@ -141,8 +141,7 @@ def _check(plan: SurveyPlan) -> None:
     at, n_shards = plan.shard
     if not 0 <= at < n_shards:
         raise InputError(f"there is no shard {at} of {n_shards}; they are numbered from 0")
-    check_alpha(plan.alpha)
-    check_seed(plan.seed)
+    Settings(alpha=plan.alpha, seed=plan.seed)  # which checks them
     if plan.n_tokens < 16:
         raise InputError(f"a sample of {plan.n_tokens} tokens is too small to show anything; take some hundreds")
 

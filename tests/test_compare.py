@@ -23,7 +23,7 @@ from mdir_hf.errors import (
     VocabularyError,
 )
 from mdir_hf.hub import IoLedger
-from mdir_hf.report import Level
+from mdir_hf.report import SCHEMA, Level
 from tests.hub.fixtures import hf_home, loopback_hub
 from tests.specimens import gaussian, tokens, write_model
 
@@ -71,7 +71,7 @@ def test_a_permuted_rescaled_noised_copy_is_found_and_its_permutation_recovered_
     assert report.verdict is Verdict.HOMOLOGOUS
     assert report.embedding.transformation == "permutation"
     assert report.embedding.matched_channels == N
-    reference, candidate = report.arrays["embedding_channels"]
+    reference, candidate = report.arrays.embedding.channels
     assert np.array_equal(permutation.numpy()[candidate], reference)
     # The standard error of a least-squares slope with noise of the size of the signal, over V N products.
     assert abs(report.embedding.scale / 2.5 - 1.0) < 5.0 / math.sqrt(V * N)
@@ -141,7 +141,7 @@ def test_a_screen_of_some_channels_reports_them_as_the_model_numbers_them(checke
         assert matrix.stray_channels == 0
         assert matrix.transformation == ("identity" if name == "same" else "permutation")
         assert abs(matrix.scale - 3.0) < 0.05  # noise of 0.3 on a few thousand entries and more
-        mine, theirs = report.arrays["embedding_channels"]
+        mine, theirs = report.arrays.embedding.channels
         assert (kept[torch.from_numpy(theirs)] == torch.from_numpy(mine)).all()
 
 
@@ -299,7 +299,7 @@ def test_the_report_reads_back_from_its_json_and_holds_the_contract(checker, bas
     report = compare(checker, base)
     assert HomologyReport.from_json(report.to_json()) == report
     body = json.loads(report.to_json())
-    assert body["schema"] == "mdir-hf/report/1"
+    assert body["schema"] == SCHEMA
     assert list(body)[:7] == ["schema", "verdict", "reason", "log10_p", "alpha", "tests", "level"]
     assert set(body["reference"]) == {
         "repo", "revision", "commit", "architecture", "hidden_size", "layers", "vocabulary", "quantization",
@@ -317,11 +317,19 @@ def test_the_text_names_verdict_models_and_evidence(checker, base):
     text = str(compare(checker, base))
     assert text.startswith("HOMOLOGOUS")
     assert str(base) in text
-    assert "log10 p" in text and "not a probability of guilt" in " ".join(text.split())
+    assert "log10 p" in text and "a shared random seed counts as shared ancestry" in " ".join(text.split())
 
 
 @pytest.mark.parametrize(
-    "text", ["{}", "[]", "nonsense", '{"schema": "mdir-hf/report/2"}', '{"schema": "mdir-hf/report/1"}']
+    "text",
+    [
+        "{}",
+        "[]",
+        "nonsense",
+        '{"schema": "mdir-hf/report/3"}',
+        '{"schema": "mdir-hf/report/2"}',
+        '{"schema": "mdir-hf/report/1"}',
+    ],
 )
 def test_what_is_not_a_report_is_refused(text):
     with pytest.raises(InputError, match="report"):

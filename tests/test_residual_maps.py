@@ -7,11 +7,10 @@ import json
 import pytest
 import torch
 
-from mdir_hf import HomologyReport, Verdict
+from mdir_hf import HomologyReport, Verdict, describe
 from mdir_hf.comparison.model import Model
 from mdir_hf.comparison.residual_maps import FITTED_ON, fitted_on_layers
 from mdir_hf.hub import open_repository
-from mdir_hf.saving.document import report_document
 from tests.homology.obfuscation import haar, logits, new_model, obfuscate
 from tests.specimens import tokenizer_json, tokens
 from tests.test_body import SIZES, compare, new_embeddings
@@ -119,17 +118,17 @@ def turned(model, seed=3):
 
 def found_by_keys(report, outer):
     assert report.verdict is Verdict.HOMOLOGOUS
-    assert (report.settled_by, report.layers["outer"], report.layers["fitted_on"]) == ("body", outer, FITTED_ON)
-    assert [match[:2] for match in report.layers["matches"]] == [[i, i] for i in range(4)]
+    assert (report.settled_by, report.layers.outer, report.layers.fitted_on) == ("body", outer, FITTED_ON)
+    assert [[*match[:2]] for match in report.layers.matches] == [[i, i] for i in range(4)]
     assert report.embedding.transformation == "none"
     assert any("found on their own keys" in caveat for caveat in report.caveats)
-    assert FITTED_ON in report.layers["null"]
+    assert FITTED_ON in report.layers.null
     # What the outer transformation was fitted on is no evidence behind it.
-    assert report.layers["role"] != "k"
-    assert "k" not in {module["role"] for module in report.modules}
-    assert HomologyReport.from_json(report.to_json()).layers["fitted_on"] == FITTED_ON
+    assert report.layers.role != "k"
+    assert "k" not in {module.role for module in report.modules}
+    assert HomologyReport.from_json(report.to_json()).layers.fitted_on == FITTED_ON
     how = "behind a rotation fitted" if outer == "rotation" else "through the channels matched"
-    assert f"{how} on the {FITTED_ON}" in str(report_document(report))
+    assert f"{how} on the {FITTED_ON}" in str(describe(report))
     assert ("a fitted rotation" if outer == "rotation" else f"matched on the {FITTED_ON}") in str(report)
 
 
@@ -189,14 +188,14 @@ def test_strangers_are_silent_behind_what_was_fitted_on_them(base, save, monkeyp
         assert fitted_on_layers(*map(opened, folders)).kind == "rotation"
         report = compare(*folders, level="body")
         assert report.verdict is Verdict.NO_EVIDENCE
-        assert report.layers["log10_p"] > -3
+        assert report.layers.log10_p > -3
 
 
 def test_channels_that_stayed_where_they_were_are_no_new_transformation(base, save):
     candidate = new_embeddings(edited(base, lambda name, weight: weight))
     folders = [save(base, "base"), save(candidate, "candidate")]
     assert fitted_on_layers(*map(opened, folders)) is None
-    assert compare(*folders).layers["outer"] == "identity"
+    assert compare(*folders).layers.outer == "identity"
 
 
 def test_keys_of_other_sizes_relate_nothing(base, save):

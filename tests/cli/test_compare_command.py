@@ -13,6 +13,7 @@ import pytest
 
 from mdir_hf import HomologyReport
 from mdir_hf.cli import main
+from mdir_hf.report import SCHEMA
 from tests.hub.fixtures import hf_home, loopback_hub
 from tests.specimens import gaussian, tokens, write_model
 
@@ -48,7 +49,7 @@ def test_json_is_one_object_and_nothing_else_on_stdout(pair, capsys):
     assert main(["compare", pair[0], pair[2], "--json"]) == 0
     body = json.loads(capsys.readouterr().out)
     assert body["verdict"] == "no_evidence"
-    assert body["schema"] == "mdir-hf/report/1"
+    assert body["schema"] == SCHEMA
 
 
 def test_quiet_leaves_stderr_empty(pair, capsys):

@@ -13,6 +13,7 @@ from mdir_hf.cards.verify_lineage import MOST_BASES, verify_lineage
 from mdir_hf.comparison.opening import NamedModel, Reading
 from mdir_hf.comparison.settings import Listeners, Settings
 from mdir_hf.errors import CardError, InputError, RepositoryNotFoundError
+from mdir_hf.report import SCHEMA
 from tests.specimens import gaussian, write_model
 
 V, N = 1200, 64
@@ -209,5 +210,5 @@ def test_the_json_holds_it_all(serve):
     assert body["schema"] == "mdir-hf/lineage/1"
     assert body["declared"]["base_models"] == ["owner/base", "owner/none"]
     assert [one["outcome"] for one in body["bases"]] == ["homologous", "not_measured"]
-    assert body["bases"][0]["report"]["schema"] == "mdir-hf/report/1" and body["bases"][1]["report"] is None
+    assert body["bases"][0]["report"]["schema"] == SCHEMA and body["bases"][1]["report"] is None
     assert body["cycle"] is None

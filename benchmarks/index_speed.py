@@ -17,10 +17,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from mdir_hf.fingerprints.fingerprint import Fingerprint
+from mdir_hf.index.base_index import BYTES_PER_BASE, QUERY_TOKENS, BaseIndex
+from mdir_hf.index.identify import judge_hits
 from mdir_hf.report import ModelSummary
-from mdir_hf.survey.fingerprint import Fingerprint
-from mdir_hf.survey.identify import judge_hits
-from mdir_hf.survey.index import BYTES_PER_BASE, QUERY_TOKENS, BaseIndex
 
 WORDS = tuple(f"word{at}".encode() for at in range(QUERY_TOKENS))
 WIDTHS = (1024, 2048, 3072, 4096)

@@ -11,9 +11,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from mdir_hf.demo.loopback import LoopbackHub
 from tests.large import llama_8b
 from tests.large.measure import run_compare
+from tests.loopback.hub import FullHub
 
 
 def main() -> None:
@@ -22,7 +22,7 @@ def main() -> None:
     # Gigabytes are not left behind by a run that somebody ends.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     tokenizer = llama_8b.tokenizer_of_real_size()
-    with tempfile.TemporaryDirectory() as place, LoopbackHub() as hub:
+    with tempfile.TemporaryDirectory() as place, FullHub() as hub:
         for name, rows in (
             ("base", llama_8b.base_rows),
             ("fine-tune", llama_8b.fine_tuned_rows),

@@ -22,8 +22,8 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 from transformers.utils import logging
 
-from mdir_hf.demo.loopback import LoopbackHub
 from mdir_hf.demo.transformations import keep_channels
+from tests.loopback.hub import FullHub
 from tests.trained.lineages import MERGES, PARENT_OF, ROOT, lineage_model
 from tests.trained.models import trained_model
 
@@ -139,7 +139,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="keep the survey here")
     options = parser.parse_args()
     logging.disable_progress_bar()
-    with tempfile.TemporaryDirectory() as folder, LoopbackHub() as hub:
+    with tempfile.TemporaryDirectory() as folder, FullHub() as hub:
         place = Path(folder)
         os.environ.update(HF_ENDPOINT=hub.endpoint, HF_HOME=str(place / "hf-home"))
         (place / "models").mkdir()
@@ -156,18 +156,18 @@ def cpu_seconds() -> float:
     return sum(one.ru_utime + one.ru_stime for one in used)
 
 
-def survey(options: argparse.Namespace, hub: LoopbackHub, families: dict[str, str], out: Path) -> None:
+def survey(options: argparse.Namespace, hub: FullHub, families: dict[str, str], out: Path) -> None:
     """Survey what is served, and print what came out."""
     # Only now: the Hub client reads its environment when it is first imported.
-    from mdir_hf.survey.engines import open_executor
+    from mdir_hf.survey.engines import open_engine
     from mdir_hf.survey.run import SurveyPlan, run_survey
     from mdir_hf.survey.saving import save_survey
 
     hub.requests.clear()
     started, cpu_before = time.perf_counter(), cpu_seconds()
-    with open_executor(workers=options.workers) as executor:
+    with open_engine(workers=options.workers) as engine:
         plan = SurveyPlan(tuple(families), n_tokens=options.tokens, progress=False)
-        report = run_survey(plan, out, executor=executor)
+        report = run_survey(plan, out, engine=engine)
     seconds, cpu = time.perf_counter() - started, cpu_seconds() - cpu_before
     expected = {frozenset(n for n in families if families[n] == family) for family in set(families.values())}
     wrong = [pair for pair in report.pairs if report.is_related(*pair) != (families[pair[0]] == families[pair[1]])]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, sync_playwright
 
-from mdir_hf.demo.loopback import LoopbackHub
+from tests.loopback.hub import FullHub
 from tests.space.live.conftest import CHROMIUM
 from tests.space.servers import running_command
 from tests.specimens import gaussian, write_model
@@ -24,7 +24,7 @@ N_TOKENS, WIDTH = 32_000, 1024
 
 def main() -> None:
     """Measure and print."""
-    with tempfile.TemporaryDirectory() as folder, LoopbackHub() as hub, sync_playwright() as playwright:
+    with tempfile.TemporaryDirectory() as folder, FullHub() as hub, sync_playwright() as playwright:
         home = Path(folder)
         base = gaussian(N_TOKENS, WIDTH, 0)
         hub.add_repository("owner/base", write_model(home / "base", base))
@@ -41,7 +41,7 @@ def main() -> None:
         print(f"{name:<22}{statistics.median(values):6.2f} {unit}, worst {max(values):.2f} {unit}{told}")
 
 
-def one_run(hub: LoopbackHub, browser: Browser, home: Path) -> tuple[float, float, float, float]:
+def one_run(hub: FullHub, browser: Browser, home: Path) -> tuple[float, float, float, float]:
     """Return seconds of the page load, to the verdict, to the last figure, and megabytes read."""
     home.mkdir()
     with running_command(["--limited"], {"HF_ENDPOINT": hub.endpoint}, home) as server:

@@ -19,7 +19,7 @@ from typing import TypeVar
 
 import torch
 
-from mdir_hf.demo.loopback import LoopbackHub
+from tests.loopback.hub import FullHub
 from tests.specimens import gaussian, write_model
 
 T = TypeVar("T")
@@ -45,7 +45,7 @@ class Cost:
         return f"{self.n_bytes / 1e6:8.2f} MB {self.n_requests:5d} requests {self.cpu_s:8.3f} s"
 
 
-def measured(hub: LoopbackHub, work: Callable[[], T]) -> tuple[Cost, T]:
+def measured(hub: FullHub, work: Callable[[], T]) -> tuple[Cost, T]:
     """Do something, and say what it took."""
     hub.requests.clear()
     started = time.process_time()
@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument("--uploads", type=int, default=1000, help="models uploaded in a day")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder, LoopbackHub() as hub:
+    with tempfile.TemporaryDirectory() as folder, FullHub() as hub:
         place = Path(folder)
         os.environ.update(HF_ENDPOINT=hub.endpoint, HF_HOME=str(place / "home"), MDIR_HF_CACHE=str(place / "ranges"))
         base = gaussian(options.tokens, options.width, 0)
@@ -82,22 +82,23 @@ def main() -> None:
     add_up(costs, options.bases, options.uploads)
 
 
-def measure(hub: LoopbackHub, place: Path) -> dict[str, Cost]:
+def measure(hub: FullHub, place: Path) -> dict[str, Cost]:
     """Run each kind of work once."""
     # Only now: the Hub client reads its environment when it is first imported.
     from mdir_hf.checker import HomologyChecker
+    from mdir_hf.comparison.opening import NamedModel, Reading
+    from mdir_hf.fingerprints.opening import open_model
+    from mdir_hf.fingerprints.pairs import compare_fingerprints
+    from mdir_hf.fingerprints.sample import choose_tokens
     from mdir_hf.hub import IoLedger
-    from mdir_hf.survey.identify import identify
-    from mdir_hf.survey.index import BaseIndex, choose_index_tokens
-    from mdir_hf.survey.opening import open_model
-    from mdir_hf.survey.pairs import compare_fingerprints
-    from mdir_hf.survey.sample import choose_tokens
+    from mdir_hf.index.base_index import BaseIndex, choose_index_tokens
+    from mdir_hf.index.identify import identify
     from mdir_hf.survey.work import take
 
     names = ("some/base", "some/tuned", "some/stranger")
     costs: dict[str, Cost] = {}
     costs["a model: listing, header, tokenizer"], opened = measured(
-        hub, lambda: [(model := open_model(names[0], {}, IoLedger())), model.vocabulary][1]
+        hub, lambda: [(model := open_model(names[0], Reading(), IoLedger())), model.vocabulary][1]
     )
     assert opened is not None
     tokens = choose_tokens([opened], 2048)
@@ -112,7 +113,9 @@ def measure(hub: LoopbackHub, place: Path) -> dict[str, Cost]:
         hub, lambda: compare_fingerprints(kept[names[0]], kept[names[2]])
     )
     index = BaseIndex(choose_index_tokens([opened]))
-    costs["a base model into the index"], own = measured(hub, lambda: index.add(open_model(names[0], {}, IoLedger())))
+    costs["a base model into the index"], own = measured(
+        hub, lambda: index.add(open_model(names[0], Reading(), IoLedger()))
+    )
     for at in range(99):
         index.bases.append(
             type(own)(
@@ -124,7 +127,7 @@ def measure(hub: LoopbackHub, place: Path) -> dict[str, Cost]:
         )
     fresh = place / "fresh"
     costs["a question: reads, and 100 bases"], found = measured(
-        hub, lambda: identify(names[2], index, confirm=False, options={"cache_dir": fresh})
+        hub, lambda: identify(NamedModel(names[2]), index, confirm=False, reading=Reading(cache_dir=fresh))
     )
     assert not found.found
     query = take(names[2], index.tokens, {}).fingerprint

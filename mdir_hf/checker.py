@@ -5,21 +5,18 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import replace
 from typing import NoReturn
 
-from mdir_hf.comparison.bases import open_bases_at
 from mdir_hf.comparison.model import Model
+from mdir_hf.comparison.opening import NamedModel, Reading
 from mdir_hf.comparison.plan import ReadPlan
 from mdir_hf.comparison.progress import Progress, Watch
-from mdir_hf.comparison.reading import IoCount
-from mdir_hf.comparison.settings import Settings
+from mdir_hf.comparison.settings import Listeners, Settings, level_named
 from mdir_hf.comparison.steps import compare_models, plan_comparison
 from mdir_hf.errors import InputError, RemoteCodeRefusedError
-from mdir_hf.hub import IoLedger, open_repository
+from mdir_hf.hub import IoLedger
 from mdir_hf.report import HomologyReport
-
-LEVELS = ("auto", "screen", "embedding", "body")
 
 
 class HomologyChecker:
@@ -30,6 +27,10 @@ class HomologyChecker:
         >>> print(checker.compare("someone/their-model"))  # doctest: +SKIP
 
     Use :meth:`from_pretrained`. One checker compares one candidate at a time; calls from several threads queue.
+
+    Attributes:
+        reference: The model that others are compared with.
+        settings: Of every comparison, on a device that this machine has.
     """
 
     def __init__(
@@ -37,31 +38,15 @@ class HomologyChecker:
         reference: Model,
         *,
         ledger: IoLedger,
-        alpha: float = 1e-10,
-        seed: int = 0,
-        device: str = "cpu",
-        token: str | bool | None = None,
-        cache_dir: str | os.PathLike[str] | None = None,
-        local_files_only: bool = False,
-        force_download: bool = False,
-        allow_local: bool = True,
-        use_caches: bool = True,
+        settings: Settings = Settings(),
+        reading: Reading = Reading(),
     ) -> None:
-        if not 0.0 < alpha < 1.0:
-            raise InputError(f"alpha must lie between 0 and 1, got {alpha}")
         self.reference = reference
-        self.alpha = alpha
-        self.seed = seed
-        self.device = _available_device(device)
+        self.settings = replace(settings, device=_available_device(settings.device))
+        self._reading = reading
         self._ledger = ledger
         self._is_first = True
         self._lock = threading.Lock()
-        self._token = token
-        self._cache_dir = cache_dir
-        self._local_files_only = local_files_only
-        self._force_download = force_download
-        self._allow_local = allow_local
-        self._use_caches = use_caches
 
     @classmethod
     def from_pretrained(
@@ -100,7 +85,7 @@ class HomologyChecker:
                 summary in a report has them; by default what its config asks for.
             device: torch device for the matrix products; ``auto``: a CUDA device where there is one, else the CPU.
             alpha: Level of every comparison, in (0, 1), fixed before looking.
-            seed: Seed of every random choice.
+            seed: Seed of every random choice, in [0, 2^63).
             allow_local: False: both models must be on the Hub. For servers, where strangers choose the names.
             use_caches: False: no cache on this disk is read or written, for either model. For servers that read with
                 somebody's token: what it may read stays with its owner.
@@ -114,36 +99,21 @@ class HomologyChecker:
         """
         if trust_remote_code:
             _refuse_remote_code()
+        model = NamedModel(repo_or_folder, revision, subfolder, variant, tokenizer, tuple(bases))
+        reading = Reading(token, cache_dir, local_files_only, force_download, allow_local, use_caches)
+        return cls.open(model, reading, Settings(alpha=alpha, seed=seed, device=device))
+
+    @classmethod
+    def open(cls, model: NamedModel, reading: Reading, settings: Settings) -> HomologyChecker:
+        """Open the reference model; as :meth:`from_pretrained`, whose arguments these hold.
+
+        Args:
+            model: The reference.
+            reading: How repositories are opened.
+            settings: Of every comparison; each has a level and caps of its own.
+        """
         ledger = IoLedger()
-        open_one = partial(
-            open_repository,
-            token=token,
-            cache_dir=cache_dir,
-            local_files_only=local_files_only,
-            force_download=force_download,
-            allow_local=allow_local,
-            use_caches=use_caches,
-            ledger=ledger,
-        )
-        repository = open_one(repo_or_folder, revision=revision, subfolder=subfolder)
-        return cls(
-            Model(
-                repository,
-                variant=variant,
-                tokenizer=None if tokenizer is None else open_one(tokenizer),
-                open_other=open_bases_at(open_one, bases),
-            ),
-            ledger=ledger,
-            alpha=alpha,
-            seed=seed,
-            device=device,
-            token=token,
-            cache_dir=cache_dir,
-            local_files_only=local_files_only,
-            force_download=force_download,
-            allow_local=allow_local,
-            use_caches=use_caches,
-        )
+        return cls(model.open(reading, ledger), ledger=ledger, settings=settings, reading=reading)
 
     def compare(
         self,
@@ -168,8 +138,8 @@ class HomologyChecker:
         Args:
             repo_or_folder: The candidate, named as in :meth:`from_pretrained`.
             level: ``auto`` looks at more and more tokens and stops at the first decisive look, and goes on to the
-                layers where the embeddings are silent; ``screen`` stops before the full test; ``embedding`` always
-                runs the full test on every common token; ``body`` does, and maps and analyses all layers.
+                layers where the embeddings do not settle it; ``screen`` stops before the full test; ``embedding``
+                always runs the full test on every common token; ``body`` does, and maps and analyses all layers.
             revision: Branch, tag or commit of the candidate.
             token: Its token; the reference's by default.
             subfolder: Folder of the candidate's repository that holds the model.
@@ -192,34 +162,31 @@ class HomologyChecker:
         """
         if trust_remote_code:
             _refuse_remote_code()
-        _check_level(level)
-        with self._lock:
-            io = IoCount(self._ledger, from_start=self._is_first)
+        model = NamedModel(repo_or_folder, revision, subfolder, variant, tokenizer, tuple(bases))
+        settings = replace(
+            self.settings, level=level_named(level), max_bytes=max_bytes, max_memory_bytes=max_memory_bytes
+        )
+        return self.compare_with(model, settings, Listeners(progress, on_plan, on_progress), token=token)
+
+    def compare_with(
+        self, model: NamedModel, settings: Settings, listeners: Listeners, *, token: str | bool | None = None
+    ) -> HomologyReport:
+        """Compare another model with the reference; as :meth:`compare`, whose arguments these hold.
+
+        Args:
+            model: The candidate.
+            settings: What is asked.
+            listeners: Who is told.
+            token: The candidate's token; the reference's by default.
+        """
+        settings = replace(settings, device=_available_device(settings.device))
+        with self._lock, self._ledger.limited(settings.max_bytes):
+            watch = Watch(self._ledger, listeners, from_start=self._is_first)
             self._is_first = False
-            self._ledger.max_bytes = None if max_bytes is None else self._ledger.bytes_read + max_bytes
-            watch = Watch(on_progress)
-            settings = Settings(
-                level=level,
-                alpha=self.alpha,
-                seed=self.seed,
-                device=self.device,
-                max_memory_bytes=max_memory_bytes,
-                progress=progress,
-                on_plan=on_plan,
-                watch=watch,
-            )
-            with watch.over(self._ledger):
+            with watch.listening():
                 watch.enter("opening")
-                candidate = self._open(
-                    repo_or_folder,
-                    revision=revision,
-                    token=token,
-                    subfolder=subfolder,
-                    variant=variant,
-                    tokenizer=tokenizer,
-                    bases=bases,
-                )
-                return compare_models(self.reference, candidate, io, settings)
+                candidate = self._open(model, token)
+                return compare_models(self.reference, candidate, settings, watch)
 
     def plan(
         self,
@@ -231,6 +198,7 @@ class HomologyChecker:
         subfolder: str = "",
         variant: str | None = None,
         tokenizer: str | os.PathLike[str] | None = None,
+        bases: Sequence[str] = (),
     ) -> ReadPlan:
         """Say what a comparison would read, and how much memory it would need, before it is run.
 
@@ -245,6 +213,7 @@ class HomologyChecker:
             subfolder: Folder of the candidate's repository that holds the model.
             variant: Its variant.
             tokenizer: Where to read its vocabulary from, as in :meth:`from_pretrained`.
+            bases: At which commits to read what lies under it, likewise.
 
         Returns:
             The plan; its text is what the command line prints.
@@ -252,51 +221,13 @@ class HomologyChecker:
         Raises:
             MdirError: Where the files cannot be had.
         """
-        _check_level(level)
+        model = NamedModel(repo_or_folder, revision, subfolder, variant, tokenizer, tuple(bases))
+        asked = level_named(level)
         with self._lock:
-            candidate = self._open(
-                repo_or_folder,
-                revision=revision,
-                token=token,
-                subfolder=subfolder,
-                variant=variant,
-                tokenizer=tokenizer,
-            )
-            return plan_comparison(self.reference, candidate, level=level)
+            return plan_comparison(self.reference, self._open(model, token), asked)
 
-    def _open(
-        self,
-        repo_or_folder: str | os.PathLike[str],
-        *,
-        revision: str | None,
-        token: str | bool | None,
-        subfolder: str,
-        variant: str | None,
-        tokenizer: str | os.PathLike[str] | None,
-        bases: Sequence[str] = (),
-    ) -> Model:
-        open_one = partial(
-            open_repository,
-            token=self._token if token is None else token,
-            cache_dir=self._cache_dir,
-            local_files_only=self._local_files_only,
-            force_download=self._force_download,
-            allow_local=self._allow_local,
-            use_caches=self._use_caches,
-            ledger=self._ledger,
-        )
-        repository = open_one(repo_or_folder, revision=revision, subfolder=subfolder)
-        return Model(
-            repository,
-            variant=variant,
-            tokenizer=None if tokenizer is None else open_one(tokenizer),
-            open_other=open_bases_at(open_one, bases),
-        )
-
-
-def _check_level(level: str) -> None:
-    if level not in LEVELS:
-        raise InputError(f"level {level!r} is not known; choose from {', '.join(LEVELS)}")
+    def _open(self, model: NamedModel, token: str | bool | None) -> Model:
+        return model.open(self._reading if token is None else replace(self._reading, token=token), self._ledger)
 
 
 def _available_device(device: str) -> str:

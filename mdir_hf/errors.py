@@ -29,7 +29,7 @@
  ├── ``CardError`` (ValueError): a model card that cannot be read, or not be changed without harm
  ├── ``MemoryBudgetError``: the comparison would not fit
  ├── ``StoppedError``: whoever listened to its progress stopped it
- └── ``WorkersLostError``: the executor of a survey broke
+ └── ``WorkersLostError``: the workers of a survey are gone
 
 "Not enough evidence" is not an error: it is the verdict ``inconclusive`` with a reason.
 """
@@ -182,4 +182,9 @@ class StoppedError(MdirError):
 
 
 class WorkersLostError(MdirError):
-    """The executor of a survey takes no more tasks; what was computed is kept."""
+    """The workers of a survey are gone; what was computed is kept."""
+
+
+def one_line(exc: BaseException) -> str:
+    """What an exception says, without line breaks; the name of its class if it says nothing."""
+    return " ".join(str(exc).split()) or type(exc).__name__

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from mdir_hf import HomologyChecker, Verdict
 from mdir_hf.checkpoint.ranged import RangedTensors
 from mdir_hf.comparison.model import Model
+from mdir_hf.comparison.opening import Reading
 from mdir_hf.hub import IoLedger, open_repository
 from mdir_hf.hub.local import LocalFile
 from tests.homology.obfuscation import logits, new_model, obfuscate
@@ -73,8 +74,8 @@ def test_a_model_with_new_embeddings_is_found_by_its_layers_in_the_old_basis(bas
     report = compare(save(base, "base"), candidate)
     assert report.verdict is Verdict.HOMOLOGOUS
     assert report.settled_by == "body"
-    assert report.layers["outer"] == "identity"
-    assert [match[:2] for match in report.layers["matches"]] == [[i, i] for i in range(4)]
+    assert report.layers.outer == "identity"
+    assert [[*match[:2]] for match in report.layers.matches] == [[i, i] for i in range(4)]
     assert report.embedding.transformation == "none"
 
 
@@ -88,12 +89,10 @@ def test_the_map_says_which_layers_its_rows_and_columns_are(base, save):
     reference = without_attention_in(save(base, "base"), 1)
     candidate = without_attention_in(save(drift(new_embeddings(copy.deepcopy(base)), 0.3), "retrained"), 2)
     layers = compare(reference, candidate).layers
-    assert layers["role"] in ("v", "k")
-    assert (layers["reference_layers"], layers["candidate_layers"]) == ([0, 2, 3], [0, 1, 3])
-    assert [match[:2] for match in layers["matches"]] == [[0, 0], [3, 3]]
-    evidence = [
-        layers["matrix"][layers["reference_layers"].index(i)][layers["candidate_layers"].index(i)] for i in (0, 3)
-    ]
+    assert layers.role in ("v", "k")
+    assert (layers.reference_layers, layers.candidate_layers) == ((0, 2, 3), (0, 1, 3))
+    assert [[*match[:2]] for match in layers.matches] == [[0, 0], [3, 3]]
+    evidence = [layers.matrix[layers.reference_layers.index(i)][layers.candidate_layers.index(i)] for i in (0, 3)]
     assert max(evidence) < -10
 
 
@@ -102,7 +101,7 @@ def test_without_a_common_vocabulary_the_layers_are_compared_in_the_old_basis(ba
     report = compare(save(base, "base"), candidate)
     assert report.embedding.common_tokens == 0
     assert report.verdict is Verdict.HOMOLOGOUS
-    assert report.layers["outer"] == "identity"
+    assert report.layers.outer == "identity"
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
@@ -115,9 +114,9 @@ def test_a_whole_obfuscation_is_found_at_level_auto_and_named(architecture, save
     assert report.verdict is Verdict.HOMOLOGOUS
     assert report.embedding.log10_p == 0.0
     assert report.embedding.transformation == "rotation"
-    assert report.layers["outer"] == "rotation"
-    assert [match[:2] for match in report.layers["matches"]] == [[i, i] for i in range(4)]
-    found = {m["test"] for m in report.modules if m["log10_p"] < -10}
+    assert report.layers.outer == "rotation"
+    assert [[*match[:2]] for match in report.layers.matches] == [[i, i] for i in range(4)]
+    found = {m.test for m in report.modules if m.log10_p < -10}
     assert {"planes", "subspaces", "neurons"} <= found
 
 
@@ -127,7 +126,7 @@ def test_a_turned_residual_stream_is_found_before_any_mlp_is_read(base, save, mo
     monkeypatch.setattr(RangedTensors, "read", lambda self, name: read.append(name) or whole(self, name))
     hidden, _ = obfuscate(base, seed=3)
     report = compare(save(base, "base"), save(hidden, "hidden"))
-    assert (report.settled_by, report.layers["role"]) == ("body", "v")
+    assert (report.settled_by, report.layers.role) == ("body", "v")
     # Those of the sampled layers, once of each model, when the verdict is known.
     assert [name for name in read if "up_proj" in name] == [
         f"model.layers.{layer}.mlp.up_proj.weight" for layer in (0, 2, 3) for _ in range(2)
@@ -138,8 +137,8 @@ def test_a_turned_residual_stream_is_found_before_any_mlp_is_read(base, save, mo
 def test_a_stranger_is_silent_in_its_layers_too(base, save, level):
     report = compare(save(base, "base"), save(new_model(seed=9, **SIZES), "stranger"), level=level)
     assert report.verdict is Verdict.NO_EVIDENCE
-    assert report.layers["matches"] == []
-    assert report.layers["log10_p"] == 0.0
+    assert report.layers.matches == ()
+    assert report.layers.log10_p == 0.0
     assert report.modules is None
 
 
@@ -157,9 +156,9 @@ def with_layers(base, layers, seed=1):
 )
 def test_depth_changes_are_read_off_the_layer_map(base, save, layers, pattern):
     report = compare(save(base, "base"), save(drift(with_layers(base, layers), 0.2), "deep"), level="body")
-    assert [match[:2] for match in report.layers["matches"]] == [[there, here] for here, there in enumerate(layers)]
-    assert report.layers["pattern"] == pattern
-    assert {tuple(m["layer"]) for m in report.modules} == {(there, here) for here, there in enumerate(layers)}
+    assert [[*match[:2]] for match in report.layers.matches] == [[there, here] for here, there in enumerate(layers)]
+    assert report.layers.pattern == pattern
+    assert {tuple(m.layer) for m in report.modules} == {(there, here) for here, there in enumerate(layers)}
 
 
 def test_the_text_shows_layers_and_modules(base, save):
@@ -193,7 +192,7 @@ def test_strangers_with_heavy_row_lengths_are_silent_in_their_layers(save):
                 projection.weight *= (1.5 * lengths).exp()
     report = compare(save(models[0], "a"), save(models[1], "b"))
     assert report.verdict is Verdict.NO_EVIDENCE
-    assert report.layers["log10_p"] == 0.0
+    assert report.layers.log10_p == 0.0
 
 
 def test_heads_that_the_config_has_wrong_do_not_stop_the_analysis(base, save):
@@ -204,7 +203,7 @@ def test_heads_that_the_config_has_wrong_do_not_stop_the_analysis(base, save):
         (folder / "config.json").write_text(json.dumps(config))
     report = compare(*folders, level="body")
     assert report.verdict is Verdict.HOMOLOGOUS
-    assert {m["role"] for m in report.modules} >= {"q", "k", "v", "o", "mlp"}
+    assert {m.role for m in report.modules} >= {"q", "k", "v", "o", "mlp"}
 
 
 def test_the_plan_of_a_body_counts_the_memory_of_its_mlp(base, save):
@@ -248,7 +247,7 @@ def test_strangers_with_cubed_weights_are_not_called_homologous(save):
 def test_the_placebo_of_relatives_is_silent(base, save):
     report = compare(save(base, "base"), save(drift(new_embeddings(copy.deepcopy(base)), 0.3), "x"))
     assert report.verdict is Verdict.HOMOLOGOUS
-    assert report.layers["placebo_log10_p"] == 0.0
+    assert report.layers.placebo_log10_p == 0.0
 
 
 def test_of_one_stranger_the_mlps_are_read_and_of_the_other_some_of_their_rows(save, monkeypatch):
@@ -257,7 +256,9 @@ def test_of_one_stranger_the_mlps_are_read_and_of_the_other_some_of_their_rows(s
     folders = [save(new_model(seed=seed, **sizes), f"wide{seed}") for seed in (0, 1)]
     ledger = IoLedger()
     reference = Model(open_repository(folders[0], use_caches=False, ledger=ledger))
-    report = HomologyChecker(reference, ledger=ledger, use_caches=False).compare(folders[1], progress=False)
+    report = HomologyChecker(reference, ledger=ledger, reading=Reading(use_caches=False)).compare(
+        folders[1], progress=False
+    )
     assert report.verdict is Verdict.NO_EVIDENCE
     mine, other = (sum(n for name, n in ledger.files.items() if name.startswith(f"{f}:model")) for f in folders)
     mlps = SIZES["num_hidden_layers"] * sizes["intermediate_size"] * SIZES["hidden_size"] * 4

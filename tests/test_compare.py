@@ -10,6 +10,10 @@ import pytest
 import torch
 
 from mdir_hf import HomologyChecker, HomologyReport, Reason, Verdict
+from mdir_hf.comparison.opening import NamedModel, Reading
+from mdir_hf.comparison.progress import Watch
+from mdir_hf.comparison.settings import Listeners, Settings
+from mdir_hf.comparison.steps import compare_models
 from mdir_hf.errors import (
     ByteBudgetError,
     CorruptCheckpointError,
@@ -18,7 +22,12 @@ from mdir_hf.errors import (
     RemoteCodeRefusedError,
     VocabularyError,
 )
+from mdir_hf.hub import IoLedger
+from mdir_hf.report import SCHEMA, Level
+from tests.hub.fixtures import hf_home, loopback_hub
 from tests.specimens import gaussian, tokens, write_model
+
+__all__ = ["hf_home", "loopback_hub"]
 
 V, N = 1500, 96
 
@@ -62,7 +71,7 @@ def test_a_permuted_rescaled_noised_copy_is_found_and_its_permutation_recovered_
     assert report.verdict is Verdict.HOMOLOGOUS
     assert report.embedding.transformation == "permutation"
     assert report.embedding.matched_channels == N
-    reference, candidate = report.arrays["embedding_channels"]
+    reference, candidate = report.arrays.embedding.channels
     assert np.array_equal(permutation.numpy()[candidate], reference)
     # The standard error of a least-squares slope with noise of the size of the signal, over V N products.
     assert abs(report.embedding.scale / 2.5 - 1.0) < 5.0 / math.sqrt(V * N)
@@ -110,7 +119,7 @@ def test_a_relative_whose_channels_kept_their_order_is_found_under_much_noise(ch
     assert report.verdict is Verdict.HOMOLOGOUS
     assert report.embedding.transformation == "identity"
     assert report.embedding.log10_p_signs < -10
-    assert "by the signs alone" in str(report)
+    assert "by the sign test" in str(report)
     assert any("the same seed" in caveat for caveat in report.caveats)
     permuted = gaussian(V, N, 0)[:, torch.randperm(N, generator=torch.Generator().manual_seed(6))]
     report = compare(checker, write_model(tmp_path / "y", permuted + 16.0 * gaussian(V, N, 5)))
@@ -132,7 +141,7 @@ def test_a_screen_of_some_channels_reports_them_as_the_model_numbers_them(checke
         assert matrix.stray_channels == 0
         assert matrix.transformation == ("identity" if name == "same" else "permutation")
         assert abs(matrix.scale - 3.0) < 0.05  # noise of 0.3 on a few thousand entries and more
-        mine, theirs = report.arrays["embedding_channels"]
+        mine, theirs = report.arrays.embedding.channels
         assert (kept[torch.from_numpy(theirs)] == torch.from_numpy(mine)).all()
 
 
@@ -237,6 +246,26 @@ def test_the_byte_cap_holds_for_one_comparison(checker, tmp_path):
     assert compare(checker, other, max_bytes=10_000_000).verdict is Verdict.NO_EVIDENCE
 
 
+def test_a_byte_cap_of_one_comparison_leaves_a_later_plan_alone(checker, tmp_path):
+    other = write_model(tmp_path / "x", gaussian(V, N, 1))
+    with pytest.raises(ByteBudgetError, match="cap"):
+        compare(checker, other, max_bytes=1000)
+    assert checker.plan(other).common_tokens == V - 1
+
+
+def test_a_comparison_leaves_the_candidate_as_it_was_opened(tmp_path, loopback_hub):
+    for name, seed in (("base", 1), ("twin", 2)):
+        loopback_hub.add_repository(f"some/{name}", write_model(tmp_path / name, gaussian(V, N, seed)))
+    reference, candidate = (NamedModel(f"some/{name}").open(Reading()) for name in ("base", "twin"))
+    assert reference.vocabulary_key == candidate.vocabulary_key
+    watch = Watch(IoLedger(), Listeners(progress=False))
+    before = dict(vars(candidate))
+    report = compare_models(reference, candidate, Settings(Level.SCREEN), watch)
+    assert report.embedding.common_tokens == V - 1
+    assert "vocabulary" not in vars(candidate)  # the reference's was used: their tokenizer files are the same
+    assert all(vars(candidate)[name] is value for name, value in before.items())
+
+
 def test_what_cannot_fit_is_refused_before_the_read(checker, tmp_path):
     with pytest.raises(MemoryBudgetError, match="level 'screen'"):
         compare(checker, write_model(tmp_path / "x", gaussian(V, N, 1)), max_memory_bytes=1000)
@@ -255,6 +284,12 @@ def test_an_impossible_level_is_refused(base, alpha):
         HomologyChecker.from_pretrained(base, alpha=alpha)
 
 
+@pytest.mark.parametrize("seed", [-1, 2**63])
+def test_an_impossible_seed_is_refused_before_anything_is_opened(seed, tmp_path):
+    with pytest.raises(InputError, match="seed"):
+        HomologyChecker.from_pretrained(tmp_path / "nowhere", seed=seed)
+
+
 def test_an_unknown_level_of_comparison_is_refused(checker, base):
     with pytest.raises(InputError, match="auto, screen, embedding"):
         compare(checker, base, level="deep")
@@ -264,7 +299,7 @@ def test_the_report_reads_back_from_its_json_and_holds_the_contract(checker, bas
     report = compare(checker, base)
     assert HomologyReport.from_json(report.to_json()) == report
     body = json.loads(report.to_json())
-    assert body["schema"] == "mdir-hf/report/1"
+    assert body["schema"] == SCHEMA
     assert list(body)[:7] == ["schema", "verdict", "reason", "log10_p", "alpha", "tests", "level"]
     assert set(body["reference"]) == {
         "repo", "revision", "commit", "architecture", "hidden_size", "layers", "vocabulary", "quantization",
@@ -282,18 +317,26 @@ def test_the_text_names_verdict_models_and_evidence(checker, base):
     text = str(compare(checker, base))
     assert text.startswith("HOMOLOGOUS")
     assert str(base) in text
-    assert "log10 p" in text and "not a probability of guilt" in " ".join(text.split())
+    assert "log10 p" in text and "a shared random seed counts as shared ancestry" in " ".join(text.split())
 
 
 @pytest.mark.parametrize(
-    "text", ["{}", "[]", "nonsense", '{"schema": "mdir-hf/report/2"}', '{"schema": "mdir-hf/report/1"}']
+    "text",
+    [
+        "{}",
+        "[]",
+        "nonsense",
+        '{"schema": "mdir-hf/report/3"}',
+        '{"schema": "mdir-hf/report/2"}',
+        '{"schema": "mdir-hf/report/1"}',
+    ],
 )
 def test_what_is_not_a_report_is_refused(text):
     with pytest.raises(InputError, match="report"):
         HomologyReport.from_json(text)
 
 
-def test_a_head_that_is_stored_although_it_is_tied_is_no_second_witness(tmp_path):
+def test_a_head_that_is_stored_although_it_is_tied_is_no_independent_test(tmp_path):
     config = {"model_type": "llama", "hidden_size": N, "vocab_size": V, "tie_word_embeddings": True}
     folders = [
         write_model(tmp_path / name, gaussian(V, N, seed), unembedding=gaussian(V, N, seed), config=config)
@@ -344,4 +387,4 @@ def test_a_device_that_is_not_there_is_refused_with_a_sentence(base, device):
 
 def test_the_device_may_be_left_to_the_machine(base):
     expected = "cuda" if torch.cuda.is_available() else "cpu"
-    assert HomologyChecker.from_pretrained(base, device="auto").device == expected
+    assert HomologyChecker.from_pretrained(base, device="auto").settings.device == expected

@@ -8,42 +8,42 @@ import math
 import pytest
 
 from mdir_hf.comparison.decision import BodySummary, Evidence, could_settle, decide
-from mdir_hf.report import Reason, Verdict
+from mdir_hf.report import Level, Reason, SettledBy, Verdict
 
 ALPHA = 1e-10
 FOUND = Evidence(
     log_p=-500.0,
     log_p_robust=-100.0,
     is_settled=True,
-    settled_by="screen",
+    settled_by=SettledBy.SCREEN,
     strength=0.4,
     coverage=0.5,
-    stray_share=0.3,
-    re_paired_is_silent=True,
+    off_match_share=0.3,
+    re_paired_is_significant=False,
     basis_z=(0.0, 0.0),
     common_tokens=1000,
     rows_used=512,
     widths=(64, 64),
 )
-SILENT = dataclasses.replace(FOUND, log_p=0.0, log_p_robust=0.0, is_settled=False, settled_by=None)
+NOTHING = dataclasses.replace(FOUND, log_p=0.0, log_p_robust=0.0, is_settled=False, settled_by=None)
 
 
-def verdict(*evidence: Evidence, level: str = "auto"):
+def verdict(*evidence: Evidence, level: Level = Level.AUTO):
     named = dict(zip(("embedding", "unembedding"), evidence, strict=False))
     decision = decide(named, alpha=ALPHA, level=level)
     return decision.verdict, decision.reason
 
 
-def test_significant_both_ways_with_a_silent_placebo_is_homologous():
+def test_significant_both_ways_with_a_placebo_that_is_not_is_homologous():
     assert verdict(FOUND) == (Verdict.HOMOLOGOUS, None)
 
 
 def test_nothing_significant_is_no_evidence():
-    assert verdict(SILENT) == (Verdict.NO_EVIDENCE, None)
+    assert verdict(NOTHING) == (Verdict.NO_EVIDENCE, None)
 
 
-def test_one_witness_is_enough():
-    assert verdict(SILENT, dataclasses.replace(FOUND, settled_by="unembedding"))[0] is Verdict.HOMOLOGOUS
+def test_one_matrix_is_enough():
+    assert verdict(NOTHING, dataclasses.replace(FOUND, settled_by=SettledBy.UNEMBEDDING))[0] is Verdict.HOMOLOGOUS
 
 
 def test_significant_on_the_best_channels_only_is_few_shared_axes():
@@ -51,39 +51,39 @@ def test_significant_on_the_best_channels_only_is_few_shared_axes():
     assert verdict(shared) == (Verdict.INCONCLUSIVE, Reason.FEW_SHARED_AXES)
 
 
-def test_a_placebo_that_speaks_up_makes_it_inconclusive():
-    loud = dataclasses.replace(FOUND, re_paired_is_silent=False)
+def test_a_significant_placebo_makes_it_inconclusive():
+    loud = dataclasses.replace(FOUND, re_paired_is_significant=True)
     assert verdict(loud) == (Verdict.INCONCLUSIVE, Reason.NULL_NOT_VALIDATED)
 
 
 def test_too_few_tokens_for_even_a_copy_is_inconclusive():
-    few = dataclasses.replace(SILENT, common_tokens=9, rows_used=9)
+    few = dataclasses.replace(NOTHING, common_tokens=9, rows_used=9)
     assert verdict(few) == (Verdict.INCONCLUSIVE, Reason.TOO_FEW_COMMON_TOKENS)
 
 
 @pytest.mark.parametrize(
     ("evidence", "expected"),
     [
-        (SILENT, (Verdict.INCONCLUSIVE, Reason.WEIGHTS_UNREADABLE)),
+        (NOTHING, (Verdict.INCONCLUSIVE, Reason.WEIGHTS_UNREADABLE)),
         (FOUND, (Verdict.HOMOLOGOUS, None)),
-        (dataclasses.replace(SILENT, rows_used=0), (Verdict.INCONCLUSIVE, Reason.TOO_FEW_COMMON_TOKENS)),
+        (dataclasses.replace(NOTHING, rows_used=0), (Verdict.INCONCLUSIVE, Reason.TOO_FEW_COMMON_TOKENS)),
     ],
 )
 def test_layers_that_cannot_be_read_matter_where_nothing_else_decides(evidence, expected):
-    decision = decide({"embedding": evidence}, alpha=ALPHA, level="auto", layers_are_unreadable=True)
+    decision = decide({"embedding": evidence}, alpha=ALPHA, level=Level.AUTO, layers_are_unreadable=True)
     assert (decision.verdict, decision.reason) == expected
 
 
 def test_embeddings_of_zeros_are_inconclusive():
-    empty = dataclasses.replace(SILENT, rows_used=0)
+    empty = dataclasses.replace(NOTHING, rows_used=0)
     assert verdict(empty) == (Verdict.INCONCLUSIVE, Reason.TOO_FEW_COMMON_TOKENS)
 
 
-@pytest.mark.parametrize("better", [{"strength": 0.9}, {"stray_share": 0.01}])
+@pytest.mark.parametrize("better", [{"strength": 0.9}, {"off_match_share": 0.01}])
 def test_axes_that_stand_out_in_both_models_ask_for_a_strong_or_clean_match_and_become_a_caveat(better):
     both = dataclasses.replace(FOUND, basis_z=(30.0, -20.0), widths=(256, 256))
     assert verdict(both) == (Verdict.INCONCLUSIVE, Reason.NULL_NOT_VALIDATED)
-    strong = decide({"embedding": dataclasses.replace(both, **better)}, alpha=ALPHA, level="auto")
+    strong = decide({"embedding": dataclasses.replace(both, **better)}, alpha=ALPHA, level=Level.AUTO)
     assert strong.verdict is Verdict.HOMOLOGOUS
     assert any("p is no theorem" in caveat for caveat in strong.caveats)
 
@@ -92,33 +92,33 @@ def test_axes_that_stand_out_in_both_models_ask_for_a_strong_or_clean_match_and_
 def test_a_rotation_is_said_to_be_fitted_on_what_it_was(fitted_on):
     for is_supported in (True, False):
         body = dataclasses.replace(BODY, outer="rotation", fitted_on=fitted_on, is_supported=is_supported)
-        caveats = decide({"embedding": SILENT}, alpha=ALPHA, level="auto", body=body).caveats
+        caveats = decide({"embedding": NOTHING}, alpha=ALPHA, level=Level.AUTO, body=body).caveats
         assert any(f"fitted on the {fitted_on}" in caveat for caveat in caveats)
 
 
 @pytest.mark.parametrize(("width", "expected"), [(64, Verdict.INCONCLUSIVE), (160, Verdict.HOMOLOGOUS)])
-def test_a_model_too_narrow_to_show_strays_is_not_clean_for_want_of_them(width, expected):
-    # A fresh draw of strangers at width 64: strength 0.634, coverage 0.56, not one stray.
+def test_a_model_too_narrow_to_show_off_match_hits_is_not_clean_for_want_of_them(width, expected):
+    # A fresh draw of strangers at width 64: strength 0.634, coverage 0.56, not one off-match hit.
     clean = dataclasses.replace(
-        FOUND, basis_z=(42.0, 39.0), strength=0.634, coverage=0.56, stray_share=0.0, widths=(width, width)
+        FOUND, basis_z=(42.0, 39.0), strength=0.634, coverage=0.56, off_match_share=0.0, widths=(width, width)
     )
     assert verdict(clean)[0] is expected
 
 
-def test_a_match_of_few_channels_is_not_clean_for_want_of_strays():
-    few = dataclasses.replace(FOUND, basis_z=(30.0, -20.0), coverage=0.05, stray_share=0.0)
+def test_a_match_of_few_channels_is_not_clean_for_want_of_off_match_hits():
+    few = dataclasses.replace(FOUND, basis_z=(30.0, -20.0), coverage=0.05, off_match_share=0.0)
     assert verdict(few) == (Verdict.INCONCLUSIVE, Reason.NULL_NOT_VALIDATED)
 
 
 def test_axes_that_stand_out_in_one_model_do_not_matter():
-    one = decide({"embedding": dataclasses.replace(FOUND, basis_z=(30.0, 1.0))}, alpha=ALPHA, level="auto")
+    one = decide({"embedding": dataclasses.replace(FOUND, basis_z=(30.0, 1.0))}, alpha=ALPHA, level=Level.AUTO)
     assert one.verdict is Verdict.HOMOLOGOUS
     assert not any("stand out" in caveat for caveat in one.caveats)
 
 
 def test_layers_settle_what_an_embedding_with_privileged_axes_leaves_open():
     both = dataclasses.replace(FOUND, basis_z=(30.0, -20.0))
-    decision = decide({"embedding": both}, alpha=ALPHA, level="auto", body=BODY)
+    decision = decide({"embedding": both}, alpha=ALPHA, level=Level.AUTO, body=BODY)
     assert (decision.verdict, decision.settled_by) == (Verdict.HOMOLOGOUS, "body")
 
 
@@ -128,7 +128,7 @@ def test_whether_a_copy_could_be_significant_agrees_with_the_bound(n):
     matchings = math.lgamma(n + 1) - math.lgamma(n // 2 + 1) + math.lgamma(n + 1) - 2 * math.lgamma(n // 2 + 1)
     rank_needed = (matchings + math.log(720) - math.log(ALPHA)) * 4 / n
     for rank, able in ((math.ceil(rank_needed) + 1, True), (math.floor(rank_needed) - 1, False)):
-        tokens = dataclasses.replace(SILENT, widths=(n, n), common_tokens=rank + 1)
+        tokens = dataclasses.replace(NOTHING, widths=(n, n), common_tokens=rank + 1)
         assert could_settle(tokens, ALPHA) is able
 
 
@@ -136,27 +136,27 @@ BODY = BodySummary(
     log_p=-500.0,
     outer="identity",
     fitted_on="embeddings",
-    stray_share=0.0,
-    placebo_is_silent=True,
+    off_match_share=0.0,
+    placebo_is_significant=False,
     is_supported=True,
 )
 
 
 def body_verdict(body):
-    decision = decide({"embedding": SILENT}, alpha=ALPHA, level="auto", body=body)
+    decision = decide({"embedding": NOTHING}, alpha=ALPHA, level=Level.AUTO, body=body)
     return decision.verdict, decision.reason, decision.settled_by
 
 
-def test_a_significant_layer_map_is_homologous_where_the_embedding_is_silent():
+def test_a_significant_layer_map_is_homologous_where_the_embedding_is_not():
     assert body_verdict(BODY) == (Verdict.HOMOLOGOUS, None, "body")
 
 
-def test_a_silent_layer_map_is_no_evidence():
+def test_a_layer_map_that_is_not_significant_is_no_evidence():
     assert body_verdict(dataclasses.replace(BODY, log_p=0.0)) == (Verdict.NO_EVIDENCE, None, None)
 
 
 @pytest.mark.parametrize(
-    "doubt", [{"stray_share": 0.5}, {"placebo_is_silent": False}, {"outer": "rotation", "is_supported": False}]
+    "doubt", [{"off_match_share": 0.5}, {"placebo_is_significant": True}, {"outer": "rotation", "is_supported": False}]
 )
 def test_a_layer_map_whose_null_does_not_hold_is_inconclusive(doubt):
     body = dataclasses.replace(BODY, **doubt)

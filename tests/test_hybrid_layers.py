@@ -105,8 +105,8 @@ def test_every_layer_of_a_relative_descends_from_its_own(family, save):
     report = compare(save(base, "base"), save(retrained(base), "retrained"))
     assert report.verdict is Verdict.HOMOLOGOUS
     assert report.settled_by == "body"
-    assert report.layers["role"] == "v"
-    assert [match[:2] for match in report.layers["matches"]] == [
+    assert report.layers.role == "v"
+    assert [[*match[:2]] for match in report.layers.matches] == [
         [i, i] for i in range(FAMILIES[family]["num_hidden_layers"])
     ]
 
@@ -115,8 +115,8 @@ def test_every_layer_of_a_relative_descends_from_its_own(family, save):
 def test_a_stranger_is_silent(family, save):
     report = compare(save(new_model(family, 0), "base"), save(new_model(family, 1), "stranger"), level="body")
     assert report.verdict is Verdict.NO_EVIDENCE
-    assert report.layers["matches"] == []
-    assert report.layers["log10_p"] == 0.0
+    assert report.layers.matches == ()
+    assert report.layers.log10_p == 0.0
 
 
 @pytest.mark.parametrize("family", ATTENTION_LAYERS)
@@ -125,7 +125,7 @@ def test_no_layer_of_one_kind_descends_from_one_of_another(family, save):
     report = compare(save(base, "base"), save(retrained(base), "retrained"))
     special = ATTENTION_LAYERS[family]
     level = math.log10(report.alpha)
-    for i, row in enumerate(report.layers["matrix"]):
+    for i, row in enumerate(report.layers.matrix):
         for j, log10_p in enumerate(row):
             if (i in special) != (j in special):
                 assert log10_p > level
@@ -137,16 +137,16 @@ def test_a_hybrid_that_lost_layers_keeps_the_numbers_of_the_checkpoint(save):
     for here, there in enumerate((3, 4, 5)):
         shorter.model.layers[here].load_state_dict(base.model.layers[there].state_dict(), strict=True)
     report = compare(save(base, "base"), save(shorter, "shorter"))
-    assert [match[:2] for match in report.layers["matches"]] == [[3, 0], [4, 1], [5, 2]]
+    assert [[*match[:2]] for match in report.layers.matches] == [[3, 0], [4, 1], [5, 2]]
 
 
 def test_mixers_are_reported_with_their_channels(save):
     base = new_model("mamba", 0)
     report = compare(save(base, "base"), save(retrained(base), "retrained"))
-    found = [m for m in report.modules if m["role"] == "mixer"]
-    assert {tuple(m["layer"]) for m in found} == {(0, 0), (2, 2), (3, 3)}
-    assert all(m["test"] == "channels" and m["log10_p"] < -10 for m in found)
-    assert all(m["found"]["moved_neurons"] == 0 for m in found)
+    found = [m for m in report.modules if m.role == "mixer"]
+    assert {tuple(m.layer) for m in found} == {(0, 0), (2, 2), (3, 3)}
+    assert all(m.test == "channels" and m.log10_p < -10 for m in found)
+    assert all(m.found.moved_neurons == 0 for m in found)
 
 
 def test_what_stands_for_most_layers_is_tried_first(save):

@@ -236,11 +236,11 @@ def test_a_retrained_model_is_found_by_what_k_and_v_share(save):
     base = new_model(0)
     report = compare(save(base, "base"), save(retrained(base), "retrained"))
     assert report.verdict is Verdict.HOMOLOGOUS
-    assert report.layers["role"] == "kv_latent"
-    assert [match[:2] for match in report.layers["matches"]] == [[i, i] for i in range(4)]
-    tests = {(m["role"], m["test"]) for m in report.modules if m["log10_p"] < -10}
+    assert report.layers.role == "kv_latent"
+    assert [[*match[:2]] for match in report.layers.matches] == [[i, i] for i in range(4)]
+    tests = {(m.role, m.test) for m in report.modules if m.log10_p < -10}
     assert {("v", "blocks"), ("v", "subspaces"), ("k", "blocks"), ("q", "permutation")} <= tests
-    assert not any(m["test"] in ("planes", "frequencies") for m in report.modules)
+    assert not any(m.test in ("planes", "frequencies") for m in report.modules)
 
 
 def test_sampled_layers_leave_out_projections_that_are_too_wide(save, monkeypatch):
@@ -248,7 +248,7 @@ def test_sampled_layers_leave_out_projections_that_are_too_wide(save, monkeypatc
     base = new_model(0)
     report = compare(save(base, "base"), save(retrained(base), "retrained"))
     assert report.verdict is Verdict.HOMOLOGOUS
-    assert {m["role"] for m in report.modules} == {"gate", "up", "down", "mlp", "experts"}
+    assert {m.role for m in report.modules} == {"gate", "up", "down", "mlp", "experts"}
 
 
 def test_rotated_latents_are_found_by_the_values(save):
@@ -260,12 +260,12 @@ def test_rotated_latents_are_found_by_the_values(save):
         torch.testing.assert_close(base.eval()(ids).logits, turned.eval()(ids).logits, rtol=1e-3, atol=1e-4)
     report = compare(save(new_model(0), "base"), save(turned, "turned"))
     assert report.verdict is Verdict.HOMOLOGOUS
-    assert report.layers["role"] == "v"
-    assert [match[:2] for match in report.layers["matches"]] == [[i, i] for i in range(4)]
+    assert report.layers.role == "v"
+    assert [[*match[:2]] for match in report.layers.matches] == [[i, i] for i in range(4)]
 
 
 def test_a_stranger_with_the_same_shapes_is_silent(save):
     report = compare(save(new_model(0), "base"), save(new_model(1), "stranger"), level="body")
     assert report.verdict is Verdict.NO_EVIDENCE
-    assert report.layers["matches"] == []
-    assert report.layers["log10_p"] == 0.0
+    assert report.layers.matches == ()
+    assert report.layers.log10_p == 0.0

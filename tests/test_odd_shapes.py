@@ -35,12 +35,12 @@ def test_channels_of_a_projected_embedding_are_not_taken_for_those_of_the_stream
     report = related("electra", embedding_size=48)
     assert report.verdict.value == "homologous"
     assert report.embedding.matched_channels == 48
-    assert (report.layers["outer"], len(report.layers["matches"])) == ("identity", 2)
-    assert report.layers["log10_p"] < -100
+    assert (report.layers.outer, len(report.layers.matches)) == ("identity", 2)
+    assert report.layers.log10_p < -100
 
 
 def test_more_rotary_rows_than_a_head_has_are_taken_for_all(related):
     # The config of MiniMax-M3 has a number of its own for them, made for heads of 128 rows.
     report = related("minimax_m3_vl_text", rotary_dim=64)
     assert report.verdict.value == "homologous"
-    assert any(module["role"] == "q" for module in report.modules)
+    assert any(module.role == "q" for module in report.modules)

@@ -1,12 +1,16 @@
 """What a listener is told while a comparison runs, and that it can stop it."""
 
 import threading
+import time
 from itertools import pairwise
 
 import pytest
 
 from mdir_hf import HomologyChecker, Progress, StoppedError
+from mdir_hf.comparison.progress import Watch
+from mdir_hf.comparison.settings import Listeners
 from mdir_hf.errors import ByteBudgetError
+from mdir_hf.hub import IoLedger
 from tests.hub.fixtures import hf_home, loopback_hub
 from tests.specimens import gaussian, write_model
 
@@ -88,3 +92,28 @@ def test_a_plan_is_that_of_the_comparison(pair, level):
     plan = checker.plan(pair[1], level=level)
     checker.compare(pair[1], level=level, progress=False, on_plan=plans.append)
     assert plans == [plan]
+
+
+def test_the_listener_is_called_by_one_thread_at_a_time():
+    inside = threading.Lock()
+    overlapped = []
+
+    def listener(_: Progress) -> None:
+        overlapped.append(not inside.acquire(blocking=False))
+        time.sleep(1e-3)
+        inside.release()
+
+    ledger = IoLedger()
+    watch = Watch(ledger, Listeners(on_progress=listener))
+
+    def read() -> None:
+        for _ in range(50):
+            ledger.served_from_cache("file", 1)
+
+    with watch.listening():
+        reader = threading.Thread(target=read)
+        reader.start()
+        for _ in range(50):
+            watch.enter("screen")
+        reader.join()
+    assert overlapped == [False] * 100

@@ -103,7 +103,7 @@ def test_layers_in_codes_are_mapped_by_their_values(save, scheme):
     report = compare(save("original", original), copy, level="body")
     assert report.verdict is Verdict.HOMOLOGOUS
     assert report.settled_by == "body"
-    assert [match[:2] for match in report.layers["matches"]] == [[0, 0], [1, 1]]
+    assert [[*match[:2]] for match in report.layers.matches] == [[0, 0], [1, 1]]
 
 
 @pytest.mark.parametrize("name", ["int8-channel", "fp8-channel", "nvfp4-modelopt", "gptq-4"])

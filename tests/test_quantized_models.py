@@ -91,7 +91,7 @@ def test_a_deepseek_in_ragged_fp8_blocks_is_found_by_its_layers_and_a_stranger_i
     report = compare(original, tmp_path / "copy", level="body")
     assert report.candidate.quantization == "FP8, blocks of 64 x 64"
     assert (report.verdict, report.settled_by) == (Verdict.HOMOLOGOUS, "body")
-    assert [match[:2] for match in report.layers["matches"]] == [[i, i] for i in range(LAYERS)]
+    assert [[*match[:2]] for match in report.layers.matches] == [[i, i] for i in range(LAYERS)]
     in_fp8(deepseek(tmp_path / "other", 1), tmp_path / "stranger", block=64)
     assert compare(original, tmp_path / "stranger", level="body").verdict is Verdict.NO_EVIDENCE
 
@@ -135,5 +135,5 @@ def test_gpt_oss_in_mxfp4_is_what_transformers_loads(tmp_path):
     report = compare(original, quantized, level="body")
     assert report.verdict is Verdict.HOMOLOGOUS
     assert report.candidate.quantization == "MXFP4, in groups of 32"
-    experts = [module["found"]["experts"] for module in report.modules if module["role"] == "experts"]
+    experts = [module.found.experts for module in report.modules if module.role == "experts"]
     assert [[[name, origin] for name, origin, _ in layer] for layer in experts] == [[[i, i] for i in range(4)]] * 2

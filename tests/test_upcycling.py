@@ -129,9 +129,9 @@ def compare(reference, candidate, *, level="body"):
 def mixtures(report):
     """Layer, expert map and experts without an origin, for every layer with experts."""
     return {
-        tuple(module["layer"]): ({a: b for a, b, _ in module["found"]["experts"]}, module["found"]["without_origin"])
+        tuple(module.layer): ({a: b for a, b, _ in module.found.experts}, list(module.found.without_origin))
         for module in report.modules
-        if module["role"] == "experts"
+        if module.role == "experts"
     }
 
 
@@ -141,7 +141,7 @@ def test_every_expert_of_an_upcycled_model_is_traced_to_the_dense_mlp_and_a_new_
     candidate = save(upcycle_to_mixtral(dense), "mixture", stacked=stacked)
     report = compare(save(dense, "dense"), candidate)
     assert report.verdict is Verdict.HOMOLOGOUS
-    assert [match[:2] for match in report.layers["matches"]] == [[0, 0], [1, 1]]
+    assert [[*match[:2]] for match in report.layers.matches] == [[0, 0], [1, 1]]
     assert mixtures(report) == {(i, i): ({0: None, 1: None, 2: None}, [3]) for i in range(LAYERS)}
 
 
@@ -167,7 +167,7 @@ def test_an_upcycled_model_with_new_embeddings_is_found_at_level_auto(save):
     report = compare(save(dense, "dense"), candidate, level="auto")
     assert report.verdict is Verdict.HOMOLOGOUS
     assert report.settled_by == "body"
-    assert report.layers["outer"] == "identity"
+    assert report.layers.outer == "identity"
     assert mixtures(report)[0, 0] == ({0: None, 1: None, 2: None}, [3])
 
 
@@ -199,7 +199,7 @@ def test_experts_of_strangers_behind_the_same_attention_have_no_origin(save):
     report = compare(save(dense, "dense"), save(mixture, "mixture"))
     assert report.verdict is Verdict.HOMOLOGOUS
     assert mixtures(report) == {(i, i): ({}, [0, 1, 2, 3]) for i in range(LAYERS)}
-    assert all(m["log10_p"] == 0.0 for m in report.modules if m["role"] == "experts")
+    assert all(m.log10_p == 0.0 for m in report.modules if m.role == "experts")
 
 
 @pytest.mark.parametrize("seed", [11, 12])
@@ -208,7 +208,7 @@ def test_a_mixture_that_is_a_stranger_is_silent(save, reference, seed):
     mixture = upcycle_to_mixtral(new_model("llama", seed), seed=seed + 50)
     report = compare(save(new_model(reference, 0), "reference"), save(mixture, "mixture"))
     assert report.verdict is Verdict.NO_EVIDENCE
-    assert report.layers["matches"] == []
+    assert report.layers.matches == ()
     assert report.modules is None
 
 
@@ -226,16 +226,16 @@ def test_p_of_an_expert_pays_for_the_other_tests_of_its_report():
     origins = ExpertOrigins((3, 5), (None,), (0, "shared"), found)
     module = experts_report(origins, log_n_tests=math.log(7))
     expected = [(found.matrix[0, j] + math.log(2) + math.log(7)) / math.log(10) for j in range(2)]
-    assert module["layer"] == [3, 5]
-    assert module["found"]["experts"] == [
-        [0, None, pytest.approx(expected[0], rel=1e-12)],
-        ["shared", None, pytest.approx(expected[1], rel=1e-12)],
-    ]
-    assert module["log10_p"] == pytest.approx(min(expected), rel=1e-12)
+    assert module.layer == (3, 5)
+    assert module.found.experts == (
+        (0, None, pytest.approx(expected[0], rel=1e-12)),
+        ("shared", None, pytest.approx(expected[1], rel=1e-12)),
+    )
+    assert module.log10_p == pytest.approx(min(expected), rel=1e-12)
 
 
 def test_the_text_says_where_experts_came_from_and_the_report_reads_back(save):
     dense = new_model("llama", 0)
     report = compare(save(dense, "dense"), save(upcycle_to_mixtral(dense), "mixture"))
-    assert "experts: 6 of 8 have an origin: 6 from a dense MLP" in str(report)
+    assert "6 of 8 have an origin: 6 from a dense MLP" in " ".join(str(report).split())
     assert HomologyReport.from_json(report.to_json()) == report

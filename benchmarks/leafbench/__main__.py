@@ -9,9 +9,11 @@ from pathlib import Path
 
 from benchmarks.leafbench.planning import plan_suite
 from benchmarks.leafbench.reporting import report_markdown, report_suite
-from benchmarks.leafbench.running import LEVELS, RunSettings, run_suite
+from benchmarks.leafbench.running import RunSettings, run_suite
 from benchmarks.leafbench.suites import SUITES
+from mdir_hf.comparison.opening import Reading
 from mdir_hf.errors import MdirError
+from mdir_hf.report import Level
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -33,14 +35,14 @@ def _plan(options: argparse.Namespace) -> None:
             level=options.level,
             n_tokens=options.tokens,
             bytes_per_s=options.megabytes_per_s * 1e6,
-            options=_opening(options),
+            reading=_opening(options),
         )
         print(f"{name}\n{plan}\n", flush=True)
 
 
 def _run(options: argparse.Namespace) -> None:
     settings = RunSettings(
-        level=options.level, seed=options.seed, n_tokens=options.tokens, shard=options.shard, options=_opening(options)
+        level=options.level, seed=options.seed, n_tokens=options.tokens, shard=options.shard, reading=_opening(options)
     )
     for name in options.suite:
         for found in run_suite(SUITES[name](), options.out / name, settings):
@@ -58,15 +60,17 @@ def _report(options: argparse.Namespace) -> None:
             (options.save / f"leafbench-{name}.json").write_text(text, encoding="utf-8")
 
 
-def _opening(options: argparse.Namespace) -> dict[str, object]:
-    return {"token": options.token, "cache_dir": options.cache_dir, "local_files_only": options.local_files_only}
+def _opening(options: argparse.Namespace) -> Reading:
+    return Reading(options.token, options.cache_dir, options.local_files_only)
 
 
 def _parser() -> argparse.ArgumentParser:
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--suite", action="append", choices=sorted(SUITES), required=True, help="which (repeatable)")
     reading = argparse.ArgumentParser(add_help=False)
-    reading.add_argument("--level", choices=LEVELS, default="screen", help="how far to look (default screen)")
+    reading.add_argument(
+        "--level", choices=tuple(map(str, Level)), default="screen", help="how far to look (default screen)"
+    )
     reading.add_argument("--tokens", type=int, default=2048, help="rows read of every model at level screen")
     reading.add_argument("--shard", type=_shard, default=(0, 1), metavar="I/N", help="part I of N, from 0")
     reading.add_argument("--token", help="token for gated models (default: HF_TOKEN or the saved login)")

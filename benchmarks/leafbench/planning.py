@@ -6,17 +6,18 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from benchmarks.leafbench.suites import LabelledPair
 from mdir_hf import HomologyChecker
+from mdir_hf.comparison.opening import NamedModel, Reading
 from mdir_hf.comparison.plan import ReadPlan, make_plan
+from mdir_hf.comparison.settings import Settings
 from mdir_hf.errors import MdirError
-from mdir_hf.report import ModelSummary, n_bytes_text
-from mdir_hf.survey.fingerprint import Fingerprint
-from mdir_hf.survey.pairs import compare_fingerprints
+from mdir_hf.fingerprints.fingerprint import Fingerprint
+from mdir_hf.fingerprints.pairs import compare_fingerprints
+from mdir_hf.report import Level, ModelSummary, n_bytes_text
 
 READERS = 8
 PROBE_WIDTH, PROBE_ROWS = 512, 2048
@@ -61,7 +62,7 @@ class SuitePlan:
 
 
 def plan_suite(
-    pairs: Sequence[LabelledPair], *, level: str, n_tokens: int, bytes_per_s: float, options: Mapping[str, Any]
+    pairs: Sequence[LabelledPair], *, level: str, n_tokens: int, bytes_per_s: float, reading: Reading
 ) -> SuitePlan:
     """Open every model and add up.
 
@@ -70,7 +71,7 @@ def plan_suite(
         level: ``screen`` reads a sample of each model once; other levels compare pair by pair.
         n_tokens: Rows of that sample.
         bytes_per_s: Rate of the network.
-        options: Of ``HomologyChecker.from_pretrained``.
+        reading: How repositories are opened.
 
     Returns:
         The plan. Cost: config, tokenizer, index and one header of each model.
@@ -79,7 +80,7 @@ def plan_suite(
 
     def open_one(name: str) -> ReadPlan | str:
         try:
-            return HomologyChecker.from_pretrained(name, **options).plan(name, level=level)
+            return HomologyChecker.open(NamedModel(name), reading, Settings()).plan(name, level=level)
         except MdirError as exc:
             return " ".join(str(exc).split())
 
@@ -93,7 +94,7 @@ def plan_suite(
             b.reference,
             common_tokens=min(a.common_tokens, b.common_tokens),
             bytes_of_weights=a.bytes_of_weights + b.bytes_of_weights,
-            level=level,
+            level=Level(level),
         )
         for a, b in both
     ]

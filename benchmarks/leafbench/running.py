@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -13,16 +13,16 @@ from typing import Any
 from benchmarks.leafbench.suites import LabelledPair, Suite
 from mdir_hf import HomologyChecker
 from mdir_hf._version import __version__
+from mdir_hf.comparison.opening import NamedModel, Reading
+from mdir_hf.comparison.settings import Settings
 from mdir_hf.errors import InputError, MdirError
+from mdir_hf.fingerprints.fingerprint import sample_name
+from mdir_hf.fingerprints.sample import choose_tokens
+from mdir_hf.fingerprints.store import FingerprintStore
 from mdir_hf.hub import IoLedger
-from mdir_hf.survey.fingerprint import sample_name
 from mdir_hf.survey.results import RESULTS, ModelResult, PairResult, ResultFile
 from mdir_hf.survey.run import FINGERPRINTS, SAMPLE
-from mdir_hf.survey.sample import choose_tokens
-from mdir_hf.survey.store import FingerprintStore
 from mdir_hf.survey.work import compare_tile, open_model, take
-
-LEVELS = ("screen", "auto", "embedding", "body")
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class RunSettings:
         seed: Seed of every random choice.
         n_tokens: Rows read of every model for a screen.
         shard: Which part of the references, and of how many.
-        options: How repositories are opened: token, cache_dir, local_files_only.
+        reading: How repositories are opened.
     """
 
     level: str = "screen"
@@ -43,7 +43,7 @@ class RunSettings:
     seed: int = 0
     n_tokens: int = 2048
     shard: tuple[int, int] = (0, 1)
-    options: Mapping[str, Any] = field(default_factory=dict)
+    reading: Reading = Reading()
 
 
 def run_suite(suite: Suite, folder: Path, settings: RunSettings) -> Iterator[PairResult]:
@@ -97,7 +97,7 @@ def _screen(
     def fingerprint(name: str) -> Any:
         kept = store.get(name)
         if kept is None and name not in errors:
-            taken = take(name, tokens, settings.options)
+            taken = take(name, tokens, settings.reading)
             kept, model = taken.fingerprint, None if taken.fingerprint is None else taken.fingerprint.model
             results.add_model(ModelResult(name, model, taken.error, taken.bytes_read))
             if kept is None:
@@ -123,9 +123,8 @@ def _compare(pairs: Sequence[LabelledPair], results: ResultFile, settings: RunSe
         checker: HomologyChecker | None = None
         error = ""
         try:
-            checker = HomologyChecker.from_pretrained(
-                reference, alpha=settings.alpha, seed=settings.seed, **settings.options
-            )
+            asked = Settings(alpha=settings.alpha, seed=settings.seed)
+            checker = HomologyChecker.open(NamedModel(reference), settings.reading, asked)
         except MdirError as exc:
             error = _one_line(exc)
         for pair in group:
@@ -151,7 +150,7 @@ def _sample(suite: Suite, path: Path, settings: RunSettings) -> tuple[bytes, ...
     vocabularies, failure = [], ""
     for name in suite.models:
         try:
-            vocabulary = open_model(name, settings.options, IoLedger()).vocabulary
+            vocabulary = open_model(name, settings.reading, IoLedger()).vocabulary
             if vocabulary is not None:
                 vocabularies.append(vocabulary)
         except MdirError as exc:

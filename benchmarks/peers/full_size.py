@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from benchmarks.peers import gradient, huref
-from mdir_hf.comparison.outers import FITTED_LAYERS
+from mdir_hf.comparison.residual_maps import FITTED_LAYERS
 from mdir_hf.homology.layer_map import FULL_CHANNELS
 from mdir_hf.homology.layer_screen import SCREEN_CHANNELS
 

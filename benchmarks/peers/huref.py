@@ -36,7 +36,7 @@ class HuRef(Peer):
         """Six standardised matrices, float32 of shape (6, N_TOKENS, N_TOKENS); the length of the whole is 1."""
         model = open_model(folder, reads)
         rows = _rarest_rows(folder, model, reads)
-        x = model.tensors.read_rows(model.matrix_spec(model.anatomy.embedding).name, rows).float()
+        x = model.tensors.read_rows(model.anatomy.embedding.tensor, rows).float()
         if x.shape[1] != model.anatomy.hidden_size:
             raise CannotSayError("the embedding is projected before the first layer")
         terms = []

@@ -25,6 +25,8 @@ from benchmarks.zoo.build import FULL, SMALL, Scale, built, folder_of, folder_of
 from benchmarks.zoo.members import MEMBERS, Model, Pair, models, pairs, tokenizer_of
 from mdir_hf import HomologyChecker
 from mdir_hf.comparison.model import Model as OpenModel
+from mdir_hf.comparison.opening import Reading
+from mdir_hf.comparison.settings import Settings
 from mdir_hf.hub import IoLedger, open_repository
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -38,7 +40,9 @@ def judge(pair: Pair, scale: Scale, *, level: str = "auto") -> dict[str, Any]:
     # As HomologyChecker.from_pretrained does it, with a ledger that tells weights from tokenizers and configs.
     ledger = IoLedger()
     reference = OpenModel(open_repository(folders[0], use_caches=False, ledger=ledger))
-    checker = HomologyChecker(reference, ledger=ledger, alpha=ALPHA, use_caches=False)
+    checker = HomologyChecker(
+        reference, ledger=ledger, settings=Settings(alpha=ALPHA), reading=Reading(use_caches=False)
+    )
     report = checker.compare(folders[1], level=level, progress=False)
     cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
     embedding, layers = report.embedding, report.layers

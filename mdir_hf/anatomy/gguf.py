@@ -80,8 +80,9 @@ def gguf_config(metadata: Mapping[str, object]) -> dict[str, object]:
         metadata: Values by key, as the header has them; lists of numbers hold one for each layer.
 
     Returns:
-        The config, as :func:`~mdir_hf.anatomy.config.read_sizes` takes it. What the header does not say, or says of
-        each layer otherwise, is not in it. Norms never add one: the converter has added it.
+        The config, as :func:`~mdir_hf.anatomy.config.read_sizes` takes it. A size that the header
+        does not give, or gives differently for each layer, is not in it. Norms never add one: the converter has
+        added it.
     """
     architecture = metadata.get("general.architecture")
     if not isinstance(architecture, str):

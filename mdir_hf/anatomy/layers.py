@@ -157,7 +157,7 @@ def place_layers(stack: Stack, sizes: ConfigSizes, notes: list[str]) -> tuple[tu
         if extra:
             notes.append(
                 f"{len(extra)} layer(s) from number {extra[0]} lie past the {sizes.n_layers} of the config "
-                "(multi-token prediction, usually) and are left out"
+                "(usually multi-token prediction) and are left out"
             )
             indices = [index for index in indices if index < sizes.n_layers]
         if len(indices) < sizes.n_layers:
@@ -243,7 +243,7 @@ def _by_number(experts: Mapping[int, dict[Role, WeightPart]]) -> list[dict[Role,
 
 @lru_cache(maxsize=1 << 13)
 def _rows_for(rest: str) -> tuple[tuple[tables.LayerRow, re.Match[str]], ...]:
-    """The rows whose pattern a name matches. Layers repeat their names: without this, 90,000 of them take a minute."""
+    """The rows whose pattern a name matches. Kept, because layers repeat their names: 90,000 would take a minute."""
     matches = ((row, pattern.fullmatch(rest)) for row, pattern in _patterns())
     return tuple((row, match) for row, match in matches if match is not None)
 

@@ -19,8 +19,11 @@ ShapeOf = Callable[[str], tuple[int, ...]]
 """Gives the stored shape of a tensor by name; each call may cost the header of a shard."""
 
 FLOAT64_ENTRIES = 1 << 24
-"""Products of up to this many entries are float64. A product has fewer directions than rows and columns, and whoever
-takes its rank in float64 must not find the rounding of float32 beyond them; larger ones are worked on in float32."""
+"""Products of up to this many entries are float64; larger ones are float32.
+
+The rank of a product is below its number of rows and columns. A rank computed in float64 would count the rounding of a
+float32 product as further directions.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +72,7 @@ class WeightPart:
         """
         matrix = self._matrix_shape(stored_shape)
         if not matrix:
-            raise AnatomyError(f"tensor {self.tensor!r} has shape (), a single number, and no role is one")
+            raise AnatomyError(f"tensor {self.tensor!r} has shape (), a single number; expected a vector or a matrix")
         n_rows = matrix[-1] if self.is_transposed(stored_shape) else matrix[0]
         try:
             return self.layout.rows(n_rows, self.heads)
@@ -94,8 +97,8 @@ class WeightPart:
         matrix = self._matrix_shape(stored_shape)
         if (matrix[axis] == width) == (matrix[1 - axis] == width):
             raise AnatomyError(
-                f"tensor {self.tensor!r} has shape {stored_shape}; files hold it either way round, and its axis of "
-                f"width {width}, which would tell, is not to be made out"
+                f"tensor {self.tensor!r} has shape {stored_shape}; files store it either way round, and "
+                f"exactly one axis should have the width of the model, {width}"
             )
         return matrix[1 - axis] == width
 
@@ -105,7 +108,7 @@ class WeightPart:
         if self.joined:
             if len(stored_shape) != 3:
                 raise AnatomyError(
-                    f"tensor {self.tensor!r} has shape {stored_shape}; expected heads on an axis of theirs"
+                    f"tensor {self.tensor!r} has shape {stored_shape}; expected an axis of its own for the heads"
                 )
             return (stored_shape[0], stored_shape[1] * stored_shape[2])
         if self.expert is None:
@@ -135,9 +138,9 @@ class WeightPart:
 class WeightProduct:
     """The weight of one role that is stored as two factors, ``left diag(gain) right``, a norm between them.
 
-    The norm divides by one number per token, so up to that number the product is what the role does. Of multi-head
-    latent attention it is the object to compare: any rotation of the latent, undone in the other factor, leaves it.
-    Its rank is that of the latent, usually below both of its sides.
+    The norm divides by one number per token; up to that number, the product is the linear map of the role. Of
+    multi-head latent attention the product is what can be compared: a rotation of the latent, undone in the other
+    factor, does not change it. Its rank is that of the latent, usually below both of its sides.
 
     Attributes:
         left: ``(d_out, r)``.

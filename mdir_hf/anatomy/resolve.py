@@ -33,9 +33,9 @@ class Anatomy:
         rotary_dim: Rows of a head that are rotated, from its first; None for all, or unknown.
         norms_add_one: Whether the norms multiply by ``1 + g``.
         embedding: Input embedding, ``(d_vocab, d_model)``.
-        unembedding: Output head, ``(d_vocab, d_model)``; None if there is no tensor of its own.
+        unembedding: Output head (``lm_head``), ``(d_vocab, d_model)``; None if there is no tensor of its own.
         tied: Whether the output head is the embedding. A head that is stored counts as one of its own even where the
-            config ties it; then a note says so, and the two must be compared before they count as two witnesses.
+            config ties it; a note then says so: the head is an independent test only if its weights differ.
         declares_tied: Whether the config ties them, stored head or not.
         final_norm: Scale of the norm in front of the output head, or None.
         layers: The layers of the language model, in order.
@@ -129,14 +129,14 @@ def resolve_anatomy(config: Config | None, names: Iterable[str], shape_of: Shape
         try:
             width = _check_unembedding(unembedding, shape_of)
         except UnsupportedFormatError as exc:  # the embedding is there all the same
-            notes.append(f"the unembedding is not read: {exc.message}")
+            notes.append(f"the unembedding (lm_head) is not read: {exc.message}")
             unembedding, width = None, None
         if width not in (None, hidden_size, shape[1], sizes.unembedding_size):
-            notes.append(f"the unembedding {unembedding!r} is {width} wide, the model {hidden_size}")
+            notes.append(f"the unembedding (lm_head) {unembedding!r} has width {width}, the model {hidden_size}")
         if unembedding is not None and sizes.ties_embeddings:
             notes.append(
-                f"the config ties the unembedding to the embedding, and {unembedding!r} is stored nevertheless; "
-                "it is a second witness only if it differs"
+                f"the config ties the unembedding (lm_head) to the embedding, and {unembedding!r} is stored "
+                "nevertheless; it is an independent test only if the two differ"
             )
 
     stack = choose_stack(find_stacks(all_names, sizes.architecture), embedding, sizes)
@@ -270,7 +270,9 @@ def _check_embedding(name: str, shape_of: ShapeOf, sizes: ConfigSizes) -> tuple[
 def _check_unembedding(name: str, shape_of: ShapeOf) -> int:
     shape = tuple(shape_of(name))
     if len(shape) != 2 or 0 in shape:
-        raise AnatomyError(f"the unembedding {name!r} has shape {shape}; expected (tokens, width), both positive")
+        raise AnatomyError(
+            f"the unembedding (lm_head) {name!r} has shape {shape}; expected (tokens, width), both positive"
+        )
     return shape[1]
 
 

@@ -17,10 +17,8 @@ IntArray = npt.NDArray[np.int64]
 
 
 class Role(str, Enum):
-    """What a weight does. Shapes are ``(d_out, d_in)``; the embedding and unembedding are ``(d_vocab, d_model)``."""
+    """What a weight of a layer does. Shapes are ``(d_out, d_in)``."""
 
-    EMBEDDING = "embedding"
-    UNEMBEDDING = "unembedding"
     Q = "q"
     K = "k"
     V = "v"
@@ -32,8 +30,6 @@ class Role(str, Enum):
     """Scale of the norm in front of attention, or of the mixer in its place, ``(d_model,)``."""
     MLP_NORM = "mlp_norm"
     """Scale of the norm in front of the MLP, ``(d_model,)``."""
-    FINAL_NORM = "final_norm"
-    """Scale of the norm in front of the unembedding, ``(d_model,)``."""
     Q_NORM = "q_norm"
     """Scale of the norm on queries, per head or over all heads."""
     K_NORM = "k_norm"
@@ -177,7 +173,7 @@ class FusedRows:
 
 
 @dataclass(frozen=True, slots=True)
-class PairedRows:
+class InterleavedRows:
     """The whole tensor, the rows of each head in another order: the two halves of the head in turns.
 
     Rotary positions turn row ``i`` of a head together with row ``i + d/2`` in transformers, and with row ``i + 1`` in

@@ -78,7 +78,10 @@ NOT_WEIGHTS = (
     r"(.*[.|])?(bias|masked_bias|rotary_emb\.inv_freq|e_score_correction_bias|(gate_up|down)_proj_bias"
     rf"|shared_expert_gate\.weight|{GGUF_NOT_WEIGHTS})"
 )
-"""Names in a layer that hold no matrix anybody would miss: biases, masks, rotary frequencies, a gate of one row."""
+"""Names in a layer that a comparison does not need: biases, masks, rotary frequencies, a gate of one row.
+
+They get no role, and they are not reported as missing one.
+"""
 
 ONE_SUBLAYER = frozenset({"mamba", "mamba2", "falcon_mamba", "nemotron_h"})
 """Families whose layers are each one thing: attention, an MLP or a state-space mixer."""

@@ -14,15 +14,16 @@ from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from mdir_hf.cards.printable import quoted
 from mdir_hf.errors import InputError
-from mdir_hf.report import READ_AS, HomologyReport, HowRead, ModelSummary, Verdict
+from mdir_hf.report import READ_AS, HomologyReport, HowRead, Level, ModelSummary, Verdict
 
 SCHEMA = "mdir-hf/badge/1"
-LEVELS = ("auto", "screen", "embedding", "body")
 SHORT_DIGEST = 12
 """Hex digits of a digest that are shown; 48 bits are enough to tell reports apart by eye."""
 
 A_FOLDER = "a local folder"
 """What a claim states instead of a local path, which can hold private names."""
+
+COMMIT = re.compile(r"[0-9a-f]{40}")
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -236,7 +237,7 @@ def _checked(claim: Claim) -> Claim:
             _require(are_pinned, "base models at commits", bases)
     _require(_is_number(claim.log10_p) and _LEAST_LOG10_P < claim.log10_p <= 0, "log10_p at most 0", claim.log10_p)
     _require(_is_number(claim.alpha) and 0 < claim.alpha < 1, "alpha between 0 and 1", claim.alpha)
-    _require(claim.level in LEVELS, f"a level out of {', '.join(LEVELS)}", claim.level)
+    _require(claim.level in tuple(Level), f"a level out of {', '.join(Level)}", claim.level)
     _require(type(claim.seed) is int, "a whole number as seed", claim.seed)
     _require(_matches(_VERSION, claim.version), "a version", claim.version)
     _require(_matches(_SHA256, claim.report_sha256), "a SHA-256", claim.report_sha256)

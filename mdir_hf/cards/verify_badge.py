@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,9 +13,10 @@ from mdir_hf.cards.branches import BranchHead, branch_head_of, hub_reference
 from mdir_hf.cards.claim import A_FOLDER, PinnedModel, claim_of_report
 from mdir_hf.cards.printable import unquoted
 from mdir_hf.checker import HomologyChecker
-from mdir_hf.comparison.plan import ReadPlan
+from mdir_hf.comparison.opening import NamedModel, Reading
+from mdir_hf.comparison.settings import Listeners, Settings
 from mdir_hf.errors import InputError
-from mdir_hf.report import HomologyReport
+from mdir_hf.report import HomologyReport, Level
 
 SCHEMA = "mdir-hf/badge-check/1"
 
@@ -83,30 +84,28 @@ class BadgeCheck:
 def verify_badge(
     source: str | os.PathLike[str],
     *,
-    level: str | None = None,
-    token: str | bool | None = None,
-    cache_dir: str | os.PathLike[str] | None = None,
+    level: Level | None = None,
+    reading: Reading = Reading(),
     reference_tokenizer: str | None = None,
     candidate_tokenizer: str | None = None,
     device: str = "cpu",
     max_bytes: int | None = None,
-    progress: bool = True,
-    on_plan: Callable[[ReadPlan], None] | None = None,
+    max_memory_bytes: int | None = None,
+    listeners: Listeners = Listeners(),
 ) -> BadgeCheck:
     """Compare the two models of a badge again, at the commits it names, with its seed, alpha and level.
 
     Args:
         source: See :func:`~mdir_hf.cards.badge_source.read_badge`.
         level: Another level than the badge's; then only the verdicts are compared.
-        token: As the Hub client takes it.
-        cache_dir: The Hub's cache.
+        reading: How repositories are opened.
         reference_tokenizer: Repository or folder of the reference's vocabulary, where it was a folder that the claim
             does not name.
         candidate_tokenizer: The same of the candidate.
         device: torch device for the matrix products.
         max_bytes: Most bytes that the comparison may read.
-        progress: Whether to draw a bar where standard error is a terminal.
-        on_plan: Called with the plan of the comparison.
+        max_memory_bytes: Refuse what would need more.
+        listeners: Who is told of the comparison.
 
     Returns:
         The claim beside what was computed.
@@ -117,6 +116,7 @@ def verify_badge(
 
     Cost: the comparison, and one API request per repository.
     """
+    token, cache_dir = reading.token, reading.cache_dir
     found = read_badge(source, token=token, cache_dir=cache_dir)
     claim = found.claim
     sides = (claim.reference, claim.candidate)
@@ -129,12 +129,8 @@ def verify_badge(
         _opened_as(model, tokenizer, found.name)
         for model, tokenizer in zip(sides, (reference_tokenizer, candidate_tokenizer), strict=True)
     )
-    checker = HomologyChecker.from_pretrained(
-        **reference, token=token, cache_dir=cache_dir, device=device, alpha=claim.alpha, seed=claim.seed
-    )
-    report = checker.compare(
-        **candidate, level=level or claim.level, max_bytes=max_bytes, progress=progress, on_plan=on_plan
-    )
+    settings = Settings(level or Level(claim.level), claim.alpha, claim.seed, device, max_bytes, max_memory_bytes)
+    report = HomologyChecker.open(reference, reading, settings).compare_with(candidate, settings, listeners)
     differences = tuple(_differences(found, report))
     branches = tuple(branch_head_of(model, token=token, cache_dir=cache_dir) for model in sides)
     is_stale = any(branch.changed for branch in branches)
@@ -142,7 +138,7 @@ def verify_badge(
     return BadgeCheck(state, found, differences, branches, report)
 
 
-def _opened_as(model: PinnedModel, tokenizer: str | None, source: str) -> dict[str, Any]:
+def _opened_as(model: PinnedModel, tokenizer: str | None, source: str) -> NamedModel:
     """Return how to open a model of a claim: on the Hub, and read as it was read then."""
     if tokenizer is None and model.tokenizer == A_FOLDER:
         raise InputError(
@@ -152,13 +148,13 @@ def _opened_as(model: PinnedModel, tokenizer: str | None, source: str) -> dict[s
         )
     if tokenizer is None and model.tokenizer is not None:
         tokenizer = f"hf://models/{model.tokenizer}"
-    return {
-        "repo_or_folder": hub_reference(model.repo or "", model.commit, model.file),
-        "subfolder": model.subfolder or "",
-        "variant": model.variant,
-        "tokenizer": tokenizer,
-        "bases": model.bases or (),
-    }
+    return NamedModel(
+        hub_reference(model.repo or "", model.commit, model.file),
+        subfolder=model.subfolder or "",
+        variant=model.variant,
+        tokenizer=tokenizer,
+        bases=model.bases or (),
+    )
 
 
 def agree(claimed: float, measured: float) -> bool:

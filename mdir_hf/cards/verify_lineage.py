@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from mdir_hf.cards.branches import hub_reference
-from mdir_hf.cards.declared import DeclaredLineage, declared_in, declared_lineage
+from mdir_hf.cards.declared import DeclaredLineage, declared_in
 from mdir_hf.checker import HomologyChecker
-from mdir_hf.comparison.plan import ReadPlan
+from mdir_hf.comparison.opening import NamedModel, Reading
+from mdir_hf.comparison.settings import Listeners, Settings
 from mdir_hf.errors import InputError, MdirError, StoppedError
-from mdir_hf.hub import open_repository
 from mdir_hf.report import REASON_TEXT, HomologyReport, Verdict
 
 SCHEMA = "mdir-hf/lineage/1"
@@ -81,33 +80,19 @@ class LineageCheck:
 
 
 def verify_lineage(
-    repo: str | os.PathLike[str],
+    model: NamedModel,
     *,
-    revision: str | None = None,
-    token: str | bool | None = None,
-    cache_dir: str | os.PathLike[str] | None = None,
-    level: str = "auto",
-    alpha: float = 1e-10,
-    seed: int = 0,
-    device: str = "cpu",
-    max_bytes: int | None = None,
-    progress: bool = True,
-    on_plan: Callable[[ReadPlan], None] | None = None,
+    reading: Reading = Reading(),
+    settings: Settings = Settings(),
+    listeners: Listeners = Listeners(),
 ) -> LineageCheck:
     """Compare a model with every base model that its card declares.
 
     Args:
-        repo: The model; see :func:`~mdir_hf.cards.declared.declared_lineage`.
-        revision: Branch, tag or commit of the model.
-        token: As the Hub client takes it.
-        cache_dir: The Hub's cache.
-        level: As in :meth:`HomologyChecker.compare`, for every comparison.
-        alpha: Level of significance of every comparison.
-        seed: Seed of every random choice.
-        device: torch device for the matrix products.
-        max_bytes: Most bytes that one comparison may read.
-        progress: Whether to draw a bar where standard error is a terminal.
-        on_plan: Called with the plan of each comparison.
+        model: The model. Its card is that of the repository, whatever folder of it holds the model.
+        reading: How repositories are opened.
+        settings: Of every comparison, by itself.
+        listeners: Who is told of each comparison.
 
     Returns:
         A base model that is missing, gated, private or unreadable is an entry that says so, not an error.
@@ -117,18 +102,14 @@ def verify_lineage(
         InputError: If an argument cannot be used.
         HubError: If the model's own repository cannot be read.
     """
-    declared = declared_lineage(repo, revision=revision, token=token, cache_dir=cache_dir)
+    declared = declared_in(reading.open(model.repo_or_folder, revision=model.revision))
 
     def measure(base: str) -> HomologyReport:
-        checker = HomologyChecker.from_pretrained(
-            hub_reference(base), token=token, cache_dir=cache_dir, device=device, alpha=alpha, seed=seed
-        )
-        return checker.compare(
-            repo, revision=revision, level=level, max_bytes=max_bytes, progress=progress, on_plan=on_plan
-        )
+        checker = HomologyChecker.open(NamedModel(hub_reference(base)), reading, settings)
+        return checker.compare_with(model, settings, listeners)
 
     def declarations(base: str) -> DeclaredLineage:
-        return declared_in(open_repository(hub_reference(base), token=token, cache_dir=cache_dir))
+        return declared_in(reading.open(hub_reference(base)))
 
     bases = tuple(_check(declared, base, number, measure) for number, base in enumerate(declared.base_models))
     return LineageCheck(declared, bases, _cycle(declared, declarations))

@@ -1,4 +1,4 @@
-"""Stored bytes to tensors, and the refusal of what is no weight. Pure."""
+"""Stored bytes to tensors; refuses tensors that are not weights. Pure."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from ..errors import CorruptCheckpointError, UnsupportedFormatError
@@ -106,9 +108,26 @@ def first_not_finite(values: torch.Tensor) -> int | None:
     return int(bad[0].item()) if bad.numel() else None
 
 
-def not_finite(spec: TensorSpec, row: int, label: str) -> CorruptCheckpointError:
-    """The error for a row that holds NaN or infinity."""
-    return CorruptCheckpointError(
+def check_finite(
+    values: torch.Tensor, spec: TensorSpec, label: str, *, rows: npt.NDArray[np.int64] | None = None, n_before: int = 0
+) -> torch.Tensor:
+    """Return values of a tensor as they are, or refuse them. Costs one pass.
+
+    Args:
+        values: Some of its values, whole rows of it where ``rows`` are given.
+        spec: The tensor.
+        label: What an error calls the file.
+        rows: Which rows these are; None: the values that follow the first ``n_before`` ones.
+        n_before: As said.
+
+    Raises:
+        CorruptCheckpointError: If there is NaN or infinity among them; names the first such row.
+    """
+    bad = first_not_finite(values)
+    if bad is None:
+        return values
+    row = (n_before + bad) // math.prod(spec.shape[1:]) if rows is None else int(rows[bad // spec.shape[-1]])
+    raise CorruptCheckpointError(
         f"tensor {spec.name!r} ({spec.dtype}, shape {spec.shape}) holds NaN or infinity, first seen in row {row:,}; "
         "such weights cannot be compared",
         subject=label,

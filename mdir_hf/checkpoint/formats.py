@@ -40,7 +40,7 @@ class Format:
 
 @dataclass(frozen=True, slots=True)
 class _Naming:
-    """How transformers names the files of a format: one file, an index, shards, each with a variant or without.
+    """How transformers names the files of a format: one file, an index, shards; with a variant or without.
 
     Attributes:
         base: Name without suffix, variant and number.
@@ -236,8 +236,8 @@ FORMATS: tuple[Format, ...] = (
 )
 """Every format this version knows, in the order of preference; a new format is a new row.
 
-Where one file and an index are both there, transformers loads the one file, so it is what users run; and it looks for
-its own names in both formats before anybody would look for other ones.
+Where one file and an index are both there, transformers loads the one file, so it is what users run; and its
+own names, in both formats, come before other names.
 """
 
 

@@ -1,8 +1,8 @@
 """The header of a safetensors file: bytes in, tensor specs out, or a refusal that says what is wrong. Pure.
 
 A file is ``u64 N`` (little endian), ``N`` bytes of JSON that map a name to ``{dtype, shape, data_offsets}``, and the
-data. A range reader never sees the whole file, so everything that would betray a damaged or hostile file has to be
-checked here, against the size the store reports.
+data. Only ranges are read, never the whole file. So a damaged or hostile file must be recognised here, by its
+header and the size that the store reports.
 
 The rules are those of the format's own validator (``Metadata::validate`` in ``safetensors/src/tensor.rs``, 0.8),
 and ``tests/checkpoint/test_header_against_safetensors.py`` holds us to it. Where we differ, deliberately:
@@ -227,7 +227,10 @@ def _n_bytes(name: str, shape: list[int], dtype: str, label: str) -> int:
     if n_bits > _U64_MAX:
         _fail(label, f"tensor {name!r} ({dtype}, shape {tuple(shape)}) has more bits than a 64-bit count can hold")
     if n_bits % 8:
-        _fail(label, f"tensor {name!r} ({dtype}, shape {tuple(shape)}) has {n_bits} bits, which is no number of bytes")
+        _fail(
+            label,
+            f"tensor {name!r} ({dtype}, shape {tuple(shape)}) has {n_bits} bits, which is not a whole number of bytes",
+        )
     return n_bits // 8
 
 

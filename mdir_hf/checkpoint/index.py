@@ -105,7 +105,7 @@ def check_repository_path(path: str, *, label: str) -> None:
 
 
 def _complain_about_total_size(metadata: object) -> str | None:
-    """Judge ``total_size``: a count of bytes, often stale (after a merge, a cast, a tie), so only nonsense counts."""
+    """Check ``total_size``. It is often out of date (after a merge, a cast); only an impossible value is refused."""
     if metadata is None:
         return None
     if not isinstance(metadata, dict):

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from ..errors import InputError, TensorNotFoundError
-from .decode import check_weight, first_not_finite, not_finite, result_dtype
+from .decode import check_finite, check_weight, result_dtype
 from .dtypes import NAME_OF_TORCH_DTYPE
 from .ranged import check_rows
 from .sources import Description, TensorSpec
@@ -85,11 +85,7 @@ class MemorySource:
             CorruptCheckpointError: If it holds NaN or infinity.
         """
         spec = self.spec(name)
-        out = self._as_weights(spec, self._tensors[name])
-        bad = first_not_finite(out)
-        if bad is not None:
-            raise not_finite(spec, bad // int(np.prod(spec.shape[1:])), self.label)
-        return out
+        return check_finite(self._as_weights(spec, self._tensors[name]), spec, self.label)
 
     def read_rows(self, name: str, rows: npt.NDArray[np.int64], *, max_gap_bytes: int | None = None) -> torch.Tensor:
         """Return some rows as a float32 copy on the CPU (float64 stays float64), in the order asked.
@@ -103,11 +99,7 @@ class MemorySource:
         spec = self.spec(name)
         check_weight(spec, self.label)
         stored = self.read_stored_rows(name, rows, max_gap_bytes=max_gap_bytes)
-        out = self._as_weights(spec, stored)
-        bad = first_not_finite(out)
-        if bad is not None:
-            raise not_finite(spec, int(np.asarray(rows).reshape(-1)[bad // spec.shape[-1]]), self.label)
-        return out
+        return check_finite(self._as_weights(spec, stored), spec, self.label, rows=np.asarray(rows).reshape(-1))
 
     def read_stored(self, name: str) -> torch.Tensor:
         """Return a copy on the CPU of a whole tensor in its own dtype."""

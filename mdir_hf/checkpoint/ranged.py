@@ -16,8 +16,7 @@ import torch
 from ..errors import InputError
 from .decode import (
     Encoding,
-    first_not_finite,
-    not_finite,
+    check_finite,
     result_dtype,
     stored_encoding,
     view_bytes,
@@ -27,8 +26,11 @@ from .sources import ByteSource, Description, FileTree, TensorSpec
 from .spans import MAX_SPAN_BYTES, REMOTE_MAX_GAP_BYTES, coalesce, cut_span
 
 ROW_SPAN_FACTOR = 8
-"""Whoever asks for rows has room for them, so that one read of them may be longer than a piece of a whole tensor: a
-block of rows of a wide embedding is one request, and its full test some dozens."""
+"""How much longer one read of rows may be than one piece of a whole tensor.
+
+The caller holds the rows in memory anyway, so longer reads cost no further memory. They save requests: one block of
+rows of a wide embedding is then one request, and the full test of the embedding some dozens.
+"""
 
 ROWS_AT_ONCE = 512
 
@@ -74,7 +76,7 @@ class RangedTensors(ABC):
 
     @property
     def n_bytes(self) -> int:
-        """Size of the weight files, in bytes; a shard that an index names and the tree lacks counts nothing."""
+        """Size of the weight files, in bytes; shards that an index names and that are missing are not counted."""
         return sum(self._tree.files[path].n_bytes for path in self.paths if path in self._tree.files)
 
     @abstractmethod
@@ -109,10 +111,7 @@ class RangedTensors(ABC):
             if out is None:
                 out = torch.empty(math.prod(spec.shape), dtype=result_dtype(values.dtype))
             widened = values.to(out.dtype)
-            bad = first_not_finite(widened)
-            if bad is not None:
-                raise not_finite(spec, (at + bad) // math.prod(spec.shape[1:]), label)
-            out[at : at + widened.numel()] = widened
+            out[at : at + widened.numel()] = check_finite(widened, spec, label, n_before=at)
             at += widened.numel()
         return _empty(encoding, widen=True).reshape(spec.shape) if out is None else out.reshape(spec.shape)
 
@@ -195,9 +194,8 @@ class RangedTensors(ABC):
             for start in range(0, len(part.slots), ROWS_AT_ONCE):  # a widened copy of all would be the largest thing
                 some = slice(start, start + ROWS_AT_ONCE)
                 values = decoded[torch.from_numpy(part.offsets[some])].to(out.dtype)
-                bad = first_not_finite(values) if widen else None
-                if bad is not None:
-                    raise not_finite(spec, int(wanted[part.slots[some][bad // width]]), source.label)
+                if widen:
+                    check_finite(values, spec, source.label, rows=wanted[part.slots[some]])
                 out[torch.from_numpy(part.slots[some])] = values
         return _empty(encoding, widen=widen).reshape(wanted.size, width) if out is None else out
 

@@ -1,4 +1,4 @@
-"""What several commands ask for in the same words."""
+"""What several commands ask for in the same words, and the objects that the answers become."""
 
 from __future__ import annotations
 
@@ -6,28 +6,43 @@ import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
+
+from mdir_hf.comparison.settings import Listeners, Settings
+from mdir_hf.errors import InputError
+from mdir_hf.report import Level, Verdict
 
 if TYPE_CHECKING:
+    from mdir_hf.comparison.opening import NamedModel, Reading
     from mdir_hf.comparison.plan import ReadPlan
+
+N = TypeVar("N", int, float)
 
 EXIT_NAMED = 3
 """Exit status where the outcome is one named by ``--fail-on``."""
 
-LEVELS = ("auto", "screen", "embedding", "body")
-VERDICTS = ("homologous", "no_evidence", "inconclusive")
+MODEL = "owner/name, owner/name@revision, a Hub URL, a folder or a file"
+LEVELS = tuple(level.value for level in Level)
+VERDICTS = tuple(verdict.value for verdict in Verdict)
 SIZE_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
-def alpha(text: str) -> float:
-    """Parse a level of significance."""
-    try:
-        value = float(text)
-    except ValueError as exc:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from exc
-    if not 0.0 < value < 1.0:
-        raise argparse.ArgumentTypeError(f"alpha must lie between 0 and 1, got {text}")
-    return value
+def _number(convert: Callable[[str], N], check: Callable[[N], object], kind: str) -> Callable[[str], N]:
+    def parse(text: str) -> N:
+        try:
+            value = convert(text)
+            check(value)
+        except InputError as exc:
+            raise argparse.ArgumentTypeError(exc.message) from exc
+        except ValueError as exc:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a {kind}") from exc
+        return value
+
+    return parse
+
+
+alpha = _number(float, lambda value: Settings(alpha=value), "number")
+seed = _number(int, lambda value: Settings(seed=value), "whole number")
 
 
 def size(text: str) -> int:
@@ -67,17 +82,122 @@ def exit_status(options: argparse.Namespace, *outcomes: str) -> int:
     return EXIT_NAMED if named.intersection(outcomes) else 0
 
 
-def add_reading(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    """Add what a command that computes comparisons needs to reach the models."""
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Add ``--json``."""
+    parser.add_argument("--json", action="store_true", help="print one JSON object on standard output, nothing else")
+
+
+def add_settings(parser: argparse.ArgumentParser, *, over: str = "") -> None:
+    """Add what a comparison is asked; :func:`settings_of` reads it, with what :func:`add_computing` adds.
+
+    Args:
+        parser: Of the command.
+        over: What alpha is the level of, if not one comparison.
+    """
+    parser.add_argument("--level", choices=LEVELS, default="auto", help="auto (default) stops as soon as it can")
+    parser.add_argument("--alpha", type=alpha, default=1e-10, help=f"level{over}, fixed before looking (default 1e-10)")
+    add_seed(parser, "every random choice")
+
+
+def add_seed(parser: argparse.ArgumentParser, of: str) -> None:
+    """Add ``--seed``."""
+    parser.add_argument("--seed", type=seed, default=0, help=f"seed of {of} (default 0)")
+
+
+def add_quiet(parser: argparse.ArgumentParser) -> None:
+    """Add ``--quiet``; :func:`listeners_of` reads it."""
+    parser.add_argument("--quiet", action="store_true", help="no plan and no progress on standard error")
+
+
+def add_access(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Add what every command needs that asks the Hub; return the group."""
     reading = parser.add_argument_group("reading")
     reading.add_argument("--token", help="token for gated and private models (default: HF_TOKEN or the saved login)")
     reading.add_argument("--cache-dir", type=Path, help="the Hub cache to use (default: HF_HUB_CACHE)")
-    reading.add_argument("--max-bytes", type=size, metavar="SIZE", help="hard cap on what a comparison reads")
-    reading.add_argument("--device", default="cpu", help="torch device for the matrix products, or auto (default cpu)")
     return reading
 
 
-def print_plan(plan: ReadPlan) -> None:
+def add_reading(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Add how repositories are opened; :func:`reading_of` reads it. Return the group."""
+    reading = add_access(parser)
+    reading.add_argument("--local-files-only", action="store_true", help="use no network")
+    reading.add_argument("--force-download", action="store_true", help="do not use what is cached")
+    return reading
+
+
+def add_model(group: argparse._ArgumentGroup, *, prefix: str = "", whose: str = "the model") -> None:
+    """Add how a model is read that is named elsewhere on the command line; :func:`model_of` reads it.
+
+    Args:
+        group: Where.
+        prefix: Of the options, where a command takes two models.
+        whose: What the help calls the model.
+    """
+    group.add_argument(
+        f"--{prefix}subfolder", default="", metavar="FOLDER", help=f"folder of its repository that holds {whose}"
+    )
+    group.add_argument(
+        f"--{prefix}variant", help=f"read model.<variant>.safetensors of {whose}, or the GGUF file of that name"
+    )
+    group.add_argument(
+        f"--{prefix}tokenizer", metavar="REPO", help=f"repository or folder to read the vocabulary of {whose} from"
+    )
+    group.add_argument(
+        f"--{prefix}base",
+        metavar="REPO@COMMIT",
+        action="append",
+        default=[],
+        help=f"where {whose} is an adapter, a base under it and the commit to read it at (repeatable)",
+    )
+
+
+def add_computing(group: argparse._ArgumentGroup) -> None:
+    """Add where a comparison runs and what it may use; :func:`settings_of` reads it."""
+    group.add_argument(
+        "--max-bytes", type=size, metavar="SIZE", help="hard cap on what a comparison reads, e.g. 500M or 2G"
+    )
+    group.add_argument("--max-memory", type=size, metavar="SIZE", help="refuse what would need more memory")
+    group.add_argument("--device", default="cpu", help="torch device for the matrix products, or auto (default cpu)")
+
+
+def model_of(options: argparse.Namespace, name: str, *, prefix: str = "") -> NamedModel:
+    """Return the model that a command line names, with how it is read."""
+    from mdir_hf.comparison.opening import NamedModel
+
+    how = {key: getattr(options, prefix + key) for key in ("subfolder", "variant", "tokenizer")}
+    return NamedModel(name, **how, bases=tuple(getattr(options, f"{prefix}base")))
+
+
+def reading_of(options: argparse.Namespace) -> Reading:
+    """Return how repositories are opened."""
+    from mdir_hf.comparison.opening import Reading
+
+    return Reading(
+        token=options.token,
+        cache_dir=options.cache_dir,
+        local_files_only=getattr(options, "local_files_only", False),
+        force_download=getattr(options, "force_download", False),
+    )
+
+
+def settings_of(options: argparse.Namespace) -> Settings:
+    """Return what a comparison is asked to do."""
+    return Settings(
+        level=Level(options.level),
+        alpha=options.alpha,
+        seed=options.seed,
+        device=options.device,
+        max_bytes=options.max_bytes,
+        max_memory_bytes=options.max_memory,
+    )
+
+
+def listeners_of(options: argparse.Namespace) -> Listeners:
+    """Return who is told: the terminal, unless it is to be quiet."""
+    return Listeners(progress=not options.quiet, on_plan=None if options.quiet else _print_plan)
+
+
+def _print_plan(plan: ReadPlan) -> None:
     """Show the plan of a comparison on standard error, before the weights are read."""
     sys.stderr.write(f"{plan}\n")
     sys.stderr.flush()

@@ -7,6 +7,8 @@ import json
 import sys
 from pathlib import Path
 
+from mdir_hf.cli import arguments
+
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add ``badge`` to the command line."""
@@ -20,7 +22,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument("--output", metavar="DIR", type=Path, help="where to (default: the folder of the report)")
     parser.add_argument("--image-url", default="badge.svg", help="where the picture will lie (default badge.svg)")
     parser.add_argument("--report-url", default="report.json", help="where the report will lie (default report.json)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object on standard output, nothing else")
+    arguments.add_json(parser)
     parser.set_defaults(run=run)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mdir_hf.cards import RELATIONS
+from mdir_hf.cli import arguments
 
 if TYPE_CHECKING:
     from mdir_hf.cards.card import CardProposal
@@ -31,8 +32,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         help="you are the author, and the other model is a base model of this one: set base_model",
     )
     parser.add_argument("--base-model-relation", choices=RELATIONS, help="set base_model_relation as well")
-    parser.add_argument("--token", help="the token to use (default: HF_TOKEN or the saved login)")
-    parser.add_argument("--cache-dir", type=Path, help="the Hub cache to use (default: HF_HUB_CACHE)")
+    arguments.add_access(parser)
     parser.set_defaults(run=run, refuse=parser.error)
 
 

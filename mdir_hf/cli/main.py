@@ -26,7 +26,6 @@ from mdir_hf.names import shown_name
 
 EXIT_KNOWN_ERROR = 1
 MAX_ERROR_LENGTH = 2000
-EXIT_USAGE = 2  # argparse's own
 EXIT_INTERRUPTED = 130  # the shell's convention, 128 + SIGINT
 
 EPILOG = """exit status: 0 for any verdict, 1 for a known error, 2 for wrong usage, 3 for a verdict named by --fail-on.

@@ -10,14 +10,16 @@ from mdir_hf.errors import InputError
 
 
 def add_list_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the ways of naming many models; ``--token`` and ``--local-files-only`` are the command's own."""
+    """Add the ways of naming many models. The command itself has ``--token`` and ``--local-files-only``."""
     parser.add_argument("models", metavar="REPO", nargs="*", help="owner/name, owner/name@revision, a folder or a file")
     parser.add_argument("--from", dest="lists", metavar="FILE", type=Path, action="append", default=[],
                         help="file with a model on each line (# begins a comment; repeatable)")  # fmt: skip
     parser.add_argument("--author", metavar="NAME", action="append", default=[],
                         help="models of a user or organisation, most downloaded first (repeatable)")  # fmt: skip
     parser.add_argument("--limit", type=int, default=100, help="how many models of an author at most (default 100)")
-    parser.add_argument("--any-task", action="store_true", help="not only those that the Hub takes for text generation")
+    parser.add_argument(
+        "--any-task", action="store_true", help="also models that the Hub lists under another task than text generation"
+    )
     parser.add_argument("--collection", metavar="SLUG", action="append", default=[],
                         help="the models of a collection, by slug or address (repeatable)")  # fmt: skip
 

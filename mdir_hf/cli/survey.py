@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mdir_hf.cli.arguments import alpha, size
+from mdir_hf.cli import arguments
 from mdir_hf.cli.model_list import add_list_arguments, is_list_given, listed_models
 from mdir_hf.errors import InputError
 
@@ -25,30 +25,30 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser = commands.add_parser(
         "survey",
         help="compare every pair of many models",
-        description="Compare every pair of many models. Each is read once, by a sample of its rows; results go to a "
-        "folder, line by line, and a survey that was stopped goes on where it was.",
+        description="Compare every pair of many models. Each model is read once: a sample of its rows. Results are "
+        "written to a folder as they come, and a survey that was stopped goes on where it was.",
     )
     add_list_arguments(parser)
     parser.add_argument("--out", metavar="DIR", type=Path, help="where the results go; needed unless --join is given")
     parser.add_argument("--join", metavar="DIR", type=Path, nargs="+", help="join the shards that lie in these folders")
-    parser.add_argument("--alpha", type=alpha, default=1e-10, help="level of the whole survey (default 1e-10)")
+    parser.add_argument(
+        "--alpha", type=arguments.alpha, default=1e-10, help="level of the whole survey (default 1e-10)"
+    )
     parser.add_argument("--tokens", type=int, default=2048, help="rows read of every model (default 2048)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of every random choice (default 0)")
+    arguments.add_seed(parser, "every random choice")
     parser.add_argument("--shard", type=_shard, default=(0, 1), metavar="I/N", help="do part I of N, from 0")
     parser.add_argument("--prepare", action="store_true",
                         help="only choose the tokens and pin the commits, for --sample of the shards")  # fmt: skip
     parser.add_argument("--sample", metavar="FILE", type=Path, help="sample.json of a folder that was prepared")
     parser.add_argument("--workers", type=int, help="processes on this machine (default: none but this one)")
     parser.add_argument("--scheduler", metavar="tcp://HOST:PORT", help="run on a dask cluster")
-    parser.add_argument("--declared", action="store_true", help="put the base models that the cards declare beside it")
+    parser.add_argument("--declared", action="store_true", help="compare with the base models that the cards declare")
     parser.add_argument(
-        "--cache-bytes", type=size, default=8 << 30, metavar="SIZE", help="bound on the rows kept in DIR"
+        "--cache-bytes", type=arguments.size, default=8 << 30, metavar="SIZE", help="bound on the rows kept in DIR"
     )
-    parser.add_argument("--token", help="token for gated and private models (default: HF_TOKEN or the saved login)")
-    parser.add_argument("--cache-dir", type=Path, help="the Hub cache to use (default: HF_HUB_CACHE)")
-    parser.add_argument("--local-files-only", action="store_true", help="use no network")
-    parser.add_argument("--json", action="store_true", help="print one JSON object on standard output, nothing else")
+    arguments.add_json(parser)
     parser.add_argument("--quiet", action="store_true", help="no progress on standard error")
+    arguments.add_reading(parser)
     parser.set_defaults(run=run)
 
 
@@ -58,21 +58,16 @@ def run(options: argparse.Namespace) -> int:
     from mdir_hf.survey.saving import save_survey
     from mdir_hf.survey.shards import join_shards
 
+    folder = options.out
+    if folder is None and (options.prepare or not options.join):
+        raise InputError("name a folder for the results with --out")
     if options.prepare:
         return _prepare(options)
-    if options.join:
-        report = join_shards(options.join, options.out)
-        folder = options.out
-    else:
-        if options.out is None:
-            raise InputError("name a folder for the results with --out")
-        report, folder = _survey(options), options.out
+    report = join_shards(options.join, folder) if options.join else _survey(options)
     if options.declared:
         from mdir_hf.survey.declared import add_declared
 
-        report = add_declared(
-            report, token=options.token, cache_dir=options.cache_dir, local_files_only=options.local_files_only
-        )
+        report = add_declared(report, arguments.reading_of(options))
     sys.stdout.write((report.to_json() if options.json else _text(report)) + "\n")
     sys.stdout.flush()
     if folder is not None:
@@ -86,8 +81,6 @@ def _prepare(options: argparse.Namespace) -> int:
     from mdir_hf.survey.planning import SAMPLE
     from mdir_hf.survey.run import prepare_survey
 
-    if options.out is None:
-        raise InputError("name a folder for the sample with --out")
     sample = prepare_survey(_plan(options), options.out)
     n_tokens, path = len(sample.tokens), options.out / SAMPLE
     sys.stdout.write(f"{path}: {n_tokens} tokens, {len(sample.pins)} models; give it to every shard with --sample\n")
@@ -107,27 +100,22 @@ def _plan(options: argparse.Namespace) -> SurveyPlan:
         seed=options.seed,
         n_tokens=options.tokens,
         shard=options.shard,
-        options={
-            "token": options.token,
-            "cache_dir": options.cache_dir,
-            "local_files_only": options.local_files_only,
-        },
+        reading=arguments.reading_of(options),
         cache_bytes=options.cache_bytes,
         progress=not options.quiet,
     )
 
 
 def _survey(options: argparse.Namespace) -> SurveyReport:
-    from mdir_hf.survey.engines import open_executor
+    from mdir_hf.survey.engines import open_engine
     from mdir_hf.survey.planning import take_sample
     from mdir_hf.survey.run import run_survey
 
     if options.sample is not None:
         take_sample(options.sample, options.out)
     plan = _plan(options)
-    with open_executor(workers=options.workers, scheduler=options.scheduler) as executor:
-        report = run_survey(plan, options.out, executor=executor)
-    return report
+    with open_engine(workers=options.workers, scheduler=options.scheduler) as engine:
+        return run_survey(plan, options.out, engine=engine)
 
 
 def _shard(text: str) -> tuple[int, int]:
@@ -145,7 +133,7 @@ def _text(report: SurveyReport) -> str:
             continue  # not read, or not by this shard
         lines.append(f"{'group' if len(group) > 1 else 'alone'}: {', '.join(group)}")
         related = [pair for pair in report.pairs if set(pair) <= set(group) and report.is_related(*pair)]
-        # Of a large group the weakest relations are what one looks at.
+        # In a large group the weakest relations are the interesting ones.
         related.sort(key=lambda pair: report.pairs[pair].log10_p or 0.0, reverse=True)
         for pair in related[:MOST_PAIRS]:
             found = report.pairs[pair]

@@ -9,10 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mdir_hf.errors import InputError
+from mdir_hf.cli import arguments
+from mdir_hf.errors import InputError, MdirError, one_line
 
 if TYPE_CHECKING:
-    from mdir_hf.survey.closer import CloserLook
+    from mdir_hf.trees.closer import CloserLook
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -21,18 +22,16 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "tree",
         help="grow the family trees of a survey",
         description="Grow a family tree of each group of related models of a `mdir-hf survey`, from the rows that "
-        "it kept. Branches have their support, models with two parents are told apart, and a root is named only where "
-        "something says which model came first.",
+        "it kept. Branches are shown with their support, models with two parents are listed apart, and a root is named "
+        "only where there is evidence which model came first.",
     )
     parser.add_argument("survey", metavar="DIR", type=Path, help="folder of a survey")
     parser.add_argument("--layers", action="store_true",
-                        help="also read a few rows of each layer: shares of merges by layer, doubled layers, and "
-                        "vocabularies that were extended")  # fmt: skip
-    parser.add_argument("--token", help="token for gated and private models (default: HF_TOKEN or the saved login)")
-    parser.add_argument("--cache-dir", type=Path, help="the Hub cache to use (default: HF_HUB_CACHE)")
-    parser.add_argument("--local-files-only", action="store_true", help="use no network")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the bootstrap over tokens (default 0)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object on standard output, nothing else")
+                        help="also read a few rows of each layer: shares of merges by layer, layers that occur twice, "
+                        "and vocabularies that were extended")  # fmt: skip
+    arguments.add_seed(parser, "the bootstrap over tokens")
+    arguments.add_json(parser)
+    arguments.add_reading(parser)
     parser.set_defaults(run=run)
 
 
@@ -40,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
     """Grow, print, save, and return the exit status."""
     from mdir_hf.saving.folder import write_file
     from mdir_hf.survey.run import kept_fingerprints
-    from mdir_hf.survey.tree import grow_tree, trees_to_json
+    from mdir_hf.trees.tree import grow_tree, trees_to_json
 
     report, kept = kept_fingerprints(options.survey)
     trees = []
@@ -49,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
             missing = [name for name in group if name not in kept]
             if missing:
                 raise InputError(
-                    f"the rows of {missing[0]} are not kept any more; run the survey again with a larger --cache-bytes",
+                    f"the rows of {missing[0]} are no longer kept; run the survey again with a larger --cache-bytes",
                     subject=str(options.survey),
                 )
             closer = _closer(group, options) if options.layers else None
@@ -59,27 +58,25 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         sys.stdout.write(text + "\n")
     else:
-        sys.stdout.write("\n\n".join(map(str, trees)) + "\n" if trees else "no two models of it are related\n")
+        sys.stdout.write("\n\n".join(map(str, trees)) + "\n" if trees else "no two models of this survey are related\n")
     return 0
 
 
 def _closer(group: Sequence[str], options: argparse.Namespace) -> CloserLook:
     """Open the models of a group as the survey found them, and look closer."""
     from mdir_hf.comparison.model import Model
-    from mdir_hf.errors import MdirError
+    from mdir_hf.fingerprints.opening import open_model
     from mdir_hf.hub import IoLedger
-    from mdir_hf.survey.closer import look_closer
-    from mdir_hf.survey.opening import open_model
     from mdir_hf.survey.planning import SAMPLE, load_sample
+    from mdir_hf.trees.closer import look_closer
 
     sample = load_sample(options.survey / SAMPLE)
-    how = {"token": options.token, "cache_dir": options.cache_dir, "local_files_only": options.local_files_only}
     opened: dict[str, Model] = {}
     notes = []
     for name in group:
         try:
-            opened[name] = open_model(name, how, IoLedger(), sample.pins.get(name))
+            opened[name] = open_model(name, arguments.reading_of(options), IoLedger(), sample.pins.get(name))
         except MdirError as exc:
-            notes.append(f"{name} could not be looked at closer: {' '.join(str(exc).split())}")
+            notes.append(f"{name} could not be looked at closer: {one_line(exc)}")
     found = look_closer(opened)
     return replace(found, notes=(*notes, *found.notes))

@@ -6,9 +6,9 @@ import argparse
 import json
 import sys
 
-from mdir_hf.cli.arguments import LEVELS, VERDICTS, add_fail_on, add_reading, alpha, exit_status, print_plan
+from mdir_hf.cli import arguments
 
-OUTCOMES = (*VERDICTS, "not_measured")
+OUTCOMES = (*arguments.VERDICTS, "not_measured")
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -20,13 +20,13 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "its measurement. No other model is compared.",
     )
     parser.add_argument("repo", metavar="REPO", help="owner/name, owner/name@revision, a Hub URL, or a folder")
-    parser.add_argument("--level", choices=LEVELS, default="auto", help="auto (default) stops as soon as it can")
-    parser.add_argument("--alpha", type=alpha, default=1e-10, help="level, fixed before looking (default 1e-10)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of every random choice (default 0)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object on standard output, nothing else")
-    add_fail_on(parser, "outcome", OUTCOMES)
-    parser.add_argument("--quiet", action="store_true", help="no plan and no progress on standard error")
-    add_reading(parser)
+    arguments.add_settings(parser)
+    arguments.add_json(parser)
+    arguments.add_fail_on(parser, "outcome", OUTCOMES)
+    arguments.add_quiet(parser)
+    reading = arguments.add_reading(parser)
+    arguments.add_model(reading)
+    arguments.add_computing(reading)
     parser.set_defaults(run=run)
 
 
@@ -35,16 +35,10 @@ def run(options: argparse.Namespace) -> int:
     from mdir_hf.cards.verify_lineage import verify_lineage
 
     check = verify_lineage(
-        options.repo,
-        token=options.token,
-        cache_dir=options.cache_dir,
-        level=options.level,
-        alpha=options.alpha,
-        seed=options.seed,
-        device=options.device,
-        max_bytes=options.max_bytes,
-        progress=not options.quiet,
-        on_plan=None if options.quiet else print_plan,
+        arguments.model_of(options, options.repo),
+        reading=arguments.reading_of(options),
+        settings=arguments.settings_of(options),
+        listeners=arguments.listeners_of(options),
     )
     sys.stdout.write((json.dumps(check.to_dict(), indent=2) if options.json else str(check)) + "\n")
-    return exit_status(options, *(one.outcome for one in check.bases))
+    return arguments.exit_status(options, *(one.outcome for one in check.bases))

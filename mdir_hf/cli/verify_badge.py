@@ -6,7 +6,8 @@ import argparse
 import json
 import sys
 
-from mdir_hf.cli.arguments import LEVELS, add_fail_on, add_reading, exit_status, print_plan
+from mdir_hf.cli import arguments
+from mdir_hf.report import Level
 
 STATES = ("match", "stale", "different")
 
@@ -22,11 +23,14 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument(
         "source", metavar="FILE|URL", help="a badge SVG, a report, or an endpoint beside its report; here or on the Hub"
     )
-    parser.add_argument("--level", choices=LEVELS, help="another level than the badge's: compares the verdicts only")
-    parser.add_argument("--json", action="store_true", help="print one JSON object on standard output, nothing else")
-    add_fail_on(parser, "state", STATES)
-    parser.add_argument("--quiet", action="store_true", help="no plan and no progress on standard error")
-    reading = add_reading(parser)
+    parser.add_argument(
+        "--level", choices=arguments.LEVELS, help="another level than the badge's: compares the verdicts only"
+    )
+    arguments.add_json(parser)
+    arguments.add_fail_on(parser, "state", STATES)
+    arguments.add_quiet(parser)
+    reading = arguments.add_access(parser)
+    arguments.add_computing(reading)
     for side in ("reference", "candidate"):
         reading.add_argument(
             f"--{side}-tokenizer",
@@ -41,15 +45,14 @@ def run(options: argparse.Namespace) -> int:
 
     check = verify_badge(
         options.source,
-        level=options.level,
-        token=options.token,
-        cache_dir=options.cache_dir,
+        level=None if options.level is None else Level(options.level),
+        reading=arguments.reading_of(options),
         reference_tokenizer=options.reference_tokenizer,
         candidate_tokenizer=options.candidate_tokenizer,
         device=options.device,
         max_bytes=options.max_bytes,
-        progress=not options.quiet,
-        on_plan=None if options.quiet else print_plan,
+        max_memory_bytes=options.max_memory,
+        listeners=arguments.listeners_of(options),
     )
     sys.stdout.write((json.dumps(check.to_dict(), indent=2) if options.json else str(check)) + "\n")
-    return exit_status(options, check.state)
+    return arguments.exit_status(options, check.state)

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 from mdir_hf.checkpoint import AdapterConfig, TensorSource, has_adapter, open_checkpoint
 from mdir_hf.errors import HubError, InputError, MdirError, UnsupportedFormatError
 from mdir_hf.hub import Repository
 
-OpenRepository = Callable[..., Repository]
-"""As :func:`~mdir_hf.hub.open_repository`, with the token, caches and ledger of a comparison filled in."""
-
 MAX_ADAPTERS = 4
 """Adapters on adapters that are followed; PEFT makes one."""
 
 
+class OpenRepository(Protocol):
+    """As :func:`~mdir_hf.hub.open_repository`, with the token, caches and ledger of a comparison filled in."""
+
+    def __call__(self, reference: str, *, revision: str | None = None, allow_local: bool = True) -> Repository: ...  # noqa: D102
+
+
 @dataclass(frozen=True, slots=True)
-class Layer:
+class WeightFiles:
     """The weight files of one repository that take part.
 
     Attributes:
@@ -39,26 +42,26 @@ class Weights:
 
     Attributes:
         tensors: Its tensors.
-        layers: What they come from, the model that was named first, the base that has all weights last.
+        files: What they come from, the model that was named first, the base that has all weights last.
     """
 
     tensors: TensorSource
-    layers: tuple[Layer, ...]
+    files: tuple[WeightFiles, ...]
 
     @property
     def base(self) -> Repository:
         """The repository with all weights, and with the config that describes them."""
-        return self.layers[-1].repository
+        return self.files[-1].repository
 
     def digests(self) -> dict[str, str] | None:
         """SHA-256 of every weight file and what is done with it, None unless all are known without reading them."""
         known: dict[str, str] = {}
-        for layer in self.layers:
-            for path in layer.paths:
-                entry = layer.repository.files.get(path)
+        for files in self.files:
+            for path in files.paths:
+                entry = files.repository.files.get(path)
                 if entry is None or entry.sha256 is None:
                     return None
-                known[f"{layer.repository.label}:{path}"] = entry.sha256 + layer.recipe
+                known[f"{files.repository.label}:{path}"] = entry.sha256 + files.recipe
         return known
 
 
@@ -107,10 +110,10 @@ def _open(
 
     tensors = open_checkpoint(repository, variant=variant, file=repository.file, open_base=open_base)
     if not bases:
-        return Weights(tensors, (Layer(repository, tensors.paths),))
+        return Weights(tensors, (WeightFiles(repository, tensors.paths),))
     n_base_paths = len(bases[0].tensors.paths)
-    own = Layer(repository, tensors.paths[n_base_paths:], recipes[0])
-    return Weights(tensors, (own, *bases[0].layers))
+    own = WeightFiles(repository, tensors.paths[n_base_paths:], recipes[0])
+    return Weights(tensors, (own, *bases[0].files))
 
 
 def _open_base_repository(adapter: Repository, config: AdapterConfig, open_other: OpenRepository) -> Repository:
@@ -155,11 +158,11 @@ def open_bases_at(open_one: OpenRepository, bases: Sequence[str]) -> OpenReposit
             raise InputError(f"{base!r} does not name a base at a commit; write owner/name@ and 40 hex digits")
         commits[repo.lower()] = commit
 
-    def open_base(reference: str, *, revision: str | None = None, **options: Any) -> Repository:  # noqa: ANN401
+    def open_base(reference: str, *, revision: str | None = None, allow_local: bool = True) -> Repository:
         commit = commits.get(reference.lower())
-        if commit is None:
-            return open_one(reference, revision=revision, **options)
-        return open_one(f"hf://models/{reference}", revision=commit, **options)
+        if commit is not None:
+            reference, revision = f"hf://models/{reference}", commit
+        return open_one(reference, revision=revision, allow_local=allow_local)
 
     return open_base
 

@@ -1,7 +1,7 @@
 """From evidence to a verdict: the rules, in one place.
 
-An embedding settles the question where three things hold (docs/method.md, "Verdicts"): p is below alpha, with and
-without the best half of the channels; the placebo with re-paired tokens is silent; and one of the models has no
+An embedding settles the question where three things hold (docs/method.md, "Verdicts"). p is below alpha, with and
+without the best half of the channels. The placebo with re-paired tokens is not significant. One of the models has no
 privileged axes, or the match is stronger or cleaner than shared features on privileged axes make it. Where both models
 have privileged axes the p-value is no theorem: in simulations, strangers with sparse features of the same language on
 their axes pass the first two.
@@ -10,32 +10,38 @@ their axes pass the first two.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mdir_hf.homology.matching import CHANNEL_ALPHA
+from mdir_hf.homology.modules import ModuleEvidence
 from mdir_hf.homology.significance import log_n_matchings
-from mdir_hf.report import Reason, Verdict
+from mdir_hf.report import Level, Reason, SettledBy, Verdict
 
 PRIVILEGED_Z = 3.0
 """Privileged-basis index above which a model's axes stand out."""
 
 TRUSTED_STRENGTH = 0.7
-"""Trace over rank that outweighs privileged axes in both models: in simulations strangers reach 0.63 (at width 64)."""
+"""A match this strong (trace over rank) counts although the axes of both models stand out. Strangers reach 0.63 in
+simulations, at width 64."""
 
-TRUSTED_STRAY_SHARE = 0.05
-"""Stray channels per matched one up to which it does: strangers have 0.15 and more, a relative next to none unless its
-drift is on the axes, too. Both chosen on the simulations of docs/LOG.md, 2026-11-20 and 2026-11-22."""
+TRUSTED_OFF_MATCH_SHARE = 0.05
+"""So does a match with this few off-match hits per matched channel. Strangers have 0.15 and more. A relative has next
+to none, unless it drifted along the axes, too. Both limits were chosen on the simulations of docs/LOG.md, 2026-11-20
+and 2026-11-22."""
 
-VISIBLE_STRAY = 0.5
-"""Strays are counted by entries that are significant by themselves. Where one of this size would not be, their absence
-says nothing; that is so below about 120 channels."""
+VISIBLE_HIT = 0.5
+"""An off-match hit is an entry that is significant by itself. In a narrow model not even an entry of this size is: then
+that none were counted says nothing. This is so below about 120 channels."""
 
 LEAST_COVERAGE = 0.1
-"""A tenth of the channels must be matched each by itself before strays can be missed."""
+"""The absence of off-match hits counts only where at least a tenth of the channels are matched each by itself."""
 
-MAX_STRAY_SHARE = 0.1
-"""Off the layer map cells must be silent; with more than this share significant its null does not hold."""
+MAX_OFF_MATCH_SHARE = 0.1
+"""Where more than this share of the layer pairs off the map are significant, the null of the map does not hold."""
+
+SURE_TESTS = ("subspaces", "frequencies", "neurons")
+"""Tests of a layer that were not significant, behind the fitted rotation, on strangers trained on the same text."""
 
 _BODY_CAVEATS = {
     "identity": (
@@ -49,14 +55,14 @@ _BODY_CAVEATS = {
 }
 
 _NEW_EMBEDDINGS_CAVEAT = (
-    "The embeddings do not agree and the layers do, in a residual basis that their own keys suggested: as after a "
+    "The embeddings do not agree and the layers do, in a residual basis that was found on their own keys: as after a "
     "change of tokenizer in a model whose channels were permuted, cut or turned."
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What one pair of matrices says.
+    """What was found on one pair of matrices.
 
     Attributes:
         log_p: Natural log of p over all looks, corrected for all tests.
@@ -65,9 +71,9 @@ class Evidence:
         settled_by: The step that settled it.
         strength: Trace over rank of the look that is reported, in [0, 1].
         coverage: Share of channels matched each by itself.
-        stray_share: Channels that also resemble another than their own, per matched one; see
-            :func:`~mdir_hf.homology.calibration.count_stray_channels`.
-        re_paired_is_silent: Whether the re-pairing placebo is where chance puts it.
+        off_match_share: Off-match hits, channels that also resemble another than their own, per matched one; see
+            :func:`~mdir_hf.homology.calibration.count_off_match_channels`.
+        re_paired_is_significant: Whether the re-pairing placebo is significant, which it should not be.
         basis_z: Privileged-basis index of either model.
         common_tokens: Common tokens.
         rows_used: Tokens used by the look that is reported.
@@ -78,11 +84,11 @@ class Evidence:
     log_p: float
     log_p_robust: float
     is_settled: bool
-    settled_by: str | None
+    settled_by: SettledBy | None
     strength: float
     coverage: float
-    stray_share: float
-    re_paired_is_silent: bool
+    off_match_share: float
+    re_paired_is_significant: bool
     basis_z: tuple[float, float]
     common_tokens: int
     rows_used: int
@@ -98,10 +104,10 @@ class Evidence:
     def is_trusted(self) -> bool:
         """Whether it settles the question: significant both ways, calibrated, beyond what privileged axes can do."""
         n = min(self.widths)
-        would_show = VISIBLE_STRAY**2 * n / 2.0 > math.log(2.0 * n * n / CHANNEL_ALPHA)
-        is_clean = would_show and self.coverage >= LEAST_COVERAGE and self.stray_share <= TRUSTED_STRAY_SHARE
+        would_show = VISIBLE_HIT**2 * n / 2.0 > math.log(2.0 * n * n / CHANNEL_ALPHA)
+        is_clean = would_show and self.coverage >= LEAST_COVERAGE and self.off_match_share <= TRUSTED_OFF_MATCH_SHARE
         holds = not self.both_privileged or self.strength >= TRUSTED_STRENGTH or is_clean
-        return self.is_settled and self.re_paired_is_silent and holds
+        return self.is_settled and not self.re_paired_is_significant and holds
 
     def is_significant(self, alpha: float) -> bool:
         """Whether p, trimmed or not, is below the level fixed in advance."""
@@ -110,23 +116,23 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class BodySummary:
-    """What the layers say.
+    """What was found on the layers, as far as the verdict needs it.
 
     Attributes:
         log_p: Natural log of p of the layer map, corrected for all maps and looks.
-        outer: Kind of the outer transformation that carried the layers.
+        outer: Kind of the residual-basis map that carried the layers.
         fitted_on: Rows of what it was found on, where it was looked for.
-        stray_share: Share of the cells off the map that are significant; near 0 where the null of the layers holds.
-        placebo_is_silent: Whether no cell is significant at 0.1 % where the residual channels are shuffled.
-        is_supported: Whether, behind a fitted rotation, the analysed layers speak in the tests that features which
-            unrelated models learn alike do not reach; True where no rotation was fitted.
+        off_match_share: Share of the layer pairs off the map that are significant; near 0 where the null holds.
+        placebo_is_significant: Whether some cell is significant at 0.1 % with the residual channels shuffled.
+        is_supported: Whether the map stands by itself, or the analysed layers support it; see
+            :func:`layers_support`.
     """
 
     log_p: float
     outer: str
     fitted_on: str
-    stray_share: float
-    placebo_is_silent: bool
+    off_match_share: float
+    placebo_is_significant: bool
     is_supported: bool
 
 
@@ -136,7 +142,7 @@ class Decision:
 
     verdict: Verdict
     reason: Reason | None
-    settled_by: str | None
+    settled_by: SettledBy | None
     caveats: tuple[str, ...]
 
 
@@ -144,7 +150,7 @@ def decide(
     evidence: Mapping[str, Evidence],
     *,
     alpha: float,
-    level: str,
+    level: Level,
     body: BodySummary | None = None,
     layers_are_unreadable: bool = False,
 ) -> Decision:
@@ -153,14 +159,14 @@ def decide(
     Args:
         evidence: Evidence by matrix (embedding, unembedding), in the order tested.
         alpha: The level.
-        level: What was asked for.
-        body: What the layers say, None where they were not compared.
+        level: How far the comparison went.
+        body: What was found on the layers, None where they were not compared.
         layers_are_unreadable: Whether they would have been compared, and are stored in a form that is not read.
 
     Returns:
-        Homologous where a matrix is settled and its placebo silent, or the layer map is significant and silent off the
-        map; inconclusive where one is significant without that, where not even a plain copy could have been
-        significant, or where layers that should have been compared cannot be read; no evidence otherwise.
+        Homologous where a matrix is trusted, or the layer map is significant and nothing casts doubt on it.
+        Inconclusive where one of them is significant without that, where not even a plain copy could have been
+        significant, or where layers that should have been compared cannot be read. No evidence otherwise.
     """
     for one in evidence.values():
         if one.is_trusted:
@@ -168,7 +174,7 @@ def decide(
     if body is not None and body.log_p < math.log(alpha):
         doubts = _doubts(body)
         if not doubts:
-            return Decision(Verdict.HOMOLOGOUS, None, "body", _caveats_of_layers(body))
+            return Decision(Verdict.HOMOLOGOUS, None, SettledBy.BODY, _caveats_of_layers(body))
         return Decision(Verdict.INCONCLUSIVE, Reason.NULL_NOT_VALIDATED, None, doubts)
     for one in evidence.values():
         if one.is_settled:
@@ -179,7 +185,27 @@ def decide(
         return Decision(Verdict.INCONCLUSIVE, Reason.TOO_FEW_COMMON_TOKENS, None, ())
     if layers_are_unreadable:
         return Decision(Verdict.INCONCLUSIVE, Reason.WEIGHTS_UNREADABLE, None, ())
-    return Decision(Verdict.NO_EVIDENCE, None, None, _caveats_of_silence(evidence, level, body))
+    return Decision(Verdict.NO_EVIDENCE, None, None, _caveats_of_no_evidence(evidence, level, body))
+
+
+def layers_support(modules: Sequence[tuple[int, int, ModuleEvidence]], outer: str, log_alpha: float) -> bool:
+    """Whether the analysed layers support a map.
+
+    A rotation that was fitted on tokens also aligns features that unrelated models learn alike. Behind one, every
+    analysed layer must be significant in a test that such features do not reach. Behind any other residual-basis map
+    nothing was fitted on meaning, and the map stands by itself.
+
+    Args:
+        modules: Algorithm 3 on matched layers: (reference layer, candidate layer, evidence).
+        outer: Kind of the residual-basis map that carried the layers.
+        log_alpha: Natural log of the level over all of them.
+    """
+    if outer != "rotation":
+        return True
+    level = log_alpha - math.log(max(1, len(modules)))
+    layers = {(i, j) for i, j, _ in modules}
+    sure = {(i, j) for i, j, found in modules if found.test in SURE_TESTS and found.log_p < level}
+    return bool(layers) and sure == layers
 
 
 def could_settle(evidence: Evidence, alpha: float) -> bool:
@@ -188,12 +214,14 @@ def could_settle(evidence: Evidence, alpha: float) -> bool:
     The polar factor of a copy on r tokens is a projection of rank r - 1 (centring takes one), whose trace is its rank.
     """
     n_narrow, n_wide = sorted(evidence.widths)
-    rank = min((evidence.common_tokens if evidence.rows_used else 0) - 1, n_narrow)  # rows of zeros are no rows
+    # Where every common row is zero no row could be used: then not even a copy has a rank.
+    rank = min((evidence.common_tokens if evidence.rows_used else 0) - 1, n_narrow)
     n_kept = n_narrow - n_narrow // 2
     if rank <= 0:
         return False
     exponent = 0.5 * (rank / 2) ** 2 * n_narrow / (rank / 2)  # half the channels carry half of trace and energy
-    # 8 tests, 9 looks: ln 8 + ln 90; stated generously, because it only decides between two kinds of "not found".
+    # For 8 tests, and the ninth look (9 * 10). Few comparisons have as many; what hangs on it is only whether nothing
+    # found is called inconclusive or no evidence.
     return log_n_matchings(n_narrow, n_wide, n_kept) - exponent + math.log(8 * 90) < math.log(alpha)
 
 
@@ -203,8 +231,8 @@ def _caveats_of_finding(evidence: Evidence) -> tuple[str, ...]:
         caveats.append(
             f"Some axes stand out in both models (z = {evidence.basis_z[0]:.0f} and {evidence.basis_z[1]:.0f}), so "
             "that neither is rotation invariant and p is no theorem here. The match (trace over rank "
-            f"{evidence.strength:.2f}, {evidence.stray_share:.2f} stray channels per matched one) is stronger or "
-            "cleaner than features that unrelated models share have made it in simulations."
+            f"{evidence.strength:.2f}, {evidence.off_match_share:.2f} off-match hits per matched channel) is stronger "
+            "or cleaner than any match of unrelated models that share features was in simulations."
         )
     if len(set(evidence.widths)) > 1:
         caveats.append(
@@ -212,39 +240,40 @@ def _caveats_of_finding(evidence: Evidence) -> tuple[str, ...]:
         )
     if evidence.is_in_own_order:
         caveats.append(
-            "Only all channels together agree, in their own order, and hardly one of them by itself: what long "
-            "training, or noise, leaves of common weights. So faint a trace may also be of numbers that both were "
-            "initialised with (the same code and the same seed)."
+            "The channels agree in their own order, all of them together; hardly any is significant by itself. Long "
+            "training, or noise, leaves this of common weights. Two models that were only initialised with the same "
+            "numbers (the same code and the same seed) can look like this, too."
         )
     return tuple(caveats)
 
 
 def _doubts_of_matrix(evidence: Evidence) -> tuple[str, ...]:
-    if not evidence.re_paired_is_silent:
-        return ("The placebo with re-paired tokens is significant, and it should be silent.",)
+    if evidence.re_paired_is_significant:
+        return ("The placebo with re-paired tokens is significant, and it should not be.",)
     return (
         f"Axes stand out in both models (z = {evidence.basis_z[0]:.0f} and {evidence.basis_z[1]:.0f}), and the match "
-        f"is neither strong (trace over rank {evidence.strength:.2f}) nor clean ({evidence.stray_share:.2f} stray "
-        "channels per matched one): unrelated models whose axes carry some of the same features look like this, too.",
+        f"is neither strong (trace over rank {evidence.strength:.2f}) nor clean ({evidence.off_match_share:.2f} "
+        "off-match hits per matched channel). Unrelated models whose axes carry some of the same features look like "
+        "this, too.",
     )
 
 
 def _doubts(body: BodySummary) -> tuple[str, ...]:
     doubts = []
-    if body.stray_share > MAX_STRAY_SHARE:
+    if body.off_match_share > MAX_OFF_MATCH_SHARE:
         doubts.append(
-            f"{body.stray_share:.0%} of the layer pairs off the map are significant, too: the layers of these models "
-            "share features whatever their ancestry, so the map's p-value cannot be trusted."
+            f"{body.off_match_share:.0%} of the layer pairs off the map are significant, too. The layers of these "
+            "models share features whatever their ancestry, so the map's p-value cannot be trusted."
         )
-    if not body.placebo_is_silent:
+    if body.placebo_is_significant:
         doubts.append(
-            "Layers are significant even where the residual channels of one model are shuffled, as happens where rows "
-            "of both have few large entries (sparse or heavily pruned weights): the map's p-value cannot be trusted."
+            "Layers are significant even with the residual channels of one model shuffled, as happens where rows of "
+            "both have few large entries (sparse or heavily pruned weights): the map's p-value cannot be trusted."
         )
     if not body.is_supported:
         doubts.append(
-            f"The layers agree only behind a rotation fitted on the {body.fitted_on}, and not in the tests that stay "
-            "silent on unrelated models of the same language."
+            f"The layers agree only behind a rotation fitted on the {body.fitted_on}. The tests that are not "
+            "significant on unrelated models of the same language are not significant here either."
         )
     return tuple(doubts)
 
@@ -254,10 +283,12 @@ def _caveats_of_layers(body: BodySummary) -> tuple[str, ...]:
     return caveats if body.outer == "identity" or body.fitted_on == "embeddings" else (*caveats, _NEW_EMBEDDINGS_CAVEAT)
 
 
-def _caveats_of_silence(evidence: Mapping[str, Evidence], level: str, body: BodySummary | None) -> tuple[str, ...]:
+def _caveats_of_no_evidence(
+    evidence: Mapping[str, Evidence], level: Level, body: BodySummary | None
+) -> tuple[str, ...]:
     caveats = ["Not found is not unrelated."]
     read = next(iter(evidence.values()), None)
-    if read is not None and level == "screen" and read.rows_used < read.common_tokens:
+    if read is not None and level.is_screen_only and read.rows_used < read.common_tokens:
         caveats.append(
             f"Only {read.rows_used} of {read.common_tokens} common tokens were looked at (level screen); heavily "
             "trained relatives need the full test."
@@ -268,7 +299,7 @@ def _caveats_of_silence(evidence: Mapping[str, Evidence], level: str, body: Body
         )
     if body is None:
         caveats.append(
-            f"The layers were not compared (level {level}): a model whose embeddings were retrained, or whose residual "
-            "stream was rotated, is found by level auto or body."
+            f"The layers were not compared (level {level}). A model whose embeddings were retrained, or whose residual "
+            "stream was rotated, is found at level auto or body."
         )
     return tuple(caveats)

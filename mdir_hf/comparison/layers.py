@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from mdir_hf.anatomy import Layer, Part, Role, part_shape, read_part
-from mdir_hf.comparison.model import Model
+from mdir_hf.comparison.comparable import PlacedTensors
 from mdir_hf.errors import AnatomyError
 from mdir_hf.homology.gauge import fold_gain
 from mdir_hf.homology.modules import LayerWeights
@@ -20,10 +20,10 @@ IntArray = npt.NDArray[np.int64]
 
 STANDS_IN = {Role.V: Role.SSM_IN}
 """What stands for V in a layer without attention: the input of its state-space mixer. So a hybrid has one map of all of
-its layers, and since values and mixer inputs of strangers are silent, its layers find ancestors of their own kind."""
+its layers. Values and mixer inputs of strangers are not significant, so its layers find ancestors of their own kind."""
 
 
-def n_neurons(model: Model) -> int:
+def n_neurons(model: PlacedTensors) -> int:
     """Neurons of the MLP of the first layer that has one, 0 where none was placed; costs the header of its shard."""
     for position in layers_with(model, Role.UP)[:1]:
         part = model.anatomy.layers[position].parts[Role.UP]
@@ -31,7 +31,7 @@ def n_neurons(model: Model) -> int:
     return 0
 
 
-def layers_with(model: Model, role: Role) -> tuple[int, ...]:
+def layers_with(model: PlacedTensors, role: Role) -> tuple[int, ...]:
     """Positions in ``model.anatomy.layers`` of the layers that a role, or what stands in for it, can stand for."""
     layers = model.anatomy.layers
     return tuple(position for position, layer in enumerate(layers) if standing_for(layer, role) is not None)
@@ -56,7 +56,7 @@ class RoleReader:
         role: The role that stands for its layers.
     """
 
-    def __init__(self, model: Model, role: Role) -> None:
+    def __init__(self, model: PlacedTensors, role: Role) -> None:
         self.model, self.role = model, role
         self._last: tuple[int, torch.Tensor] | None = None
 
@@ -124,7 +124,7 @@ def representatives_of(
     return [Representative(reader, position, carried) for position in layers_with(reader.model, reader.role)]
 
 
-def read_role(model: Model, layer: Layer, role: Role, rows: IntArray | None = None) -> torch.Tensor:
+def read_role(model: PlacedTensors, layer: Layer, role: Role, rows: IntArray | None = None) -> torch.Tensor:
     """Read what plays a role in a layer: ``(d_out, d_in)``, one side of it the width of the model, or a norm ``(d,)``.
 
     Args:
@@ -142,7 +142,7 @@ def read_role(model: Model, layer: Layer, role: Role, rows: IntArray | None = No
     return weight
 
 
-def check_shape(model: Model, layer: Layer, role: Role, part: Part, shape: tuple[int, ...]) -> None:
+def check_shape(model: PlacedTensors, layer: Layer, role: Role, part: Part, shape: tuple[int, ...]) -> None:
     """Refuse a weight whose shape its role cannot have.
 
     Raises:
@@ -166,11 +166,11 @@ def check_shape(model: Model, layer: Layer, role: Role, part: Part, shape: tuple
         )
 
 
-def _read_if_placed(model: Model, layer: Layer, role: Role) -> torch.Tensor | None:
+def _read_if_placed(model: PlacedTensors, layer: Layer, role: Role) -> torch.Tensor | None:
     return read_role(model, layer, role) if role in layer.parts else None
 
 
-def layer_weights(model: Model, position: int) -> LayerWeights:
+def layer_weights(model: PlacedTensors, position: int) -> LayerWeights:
     """Read one layer for Algorithm 3; what the anatomy did not place is None.
 
     Args:
@@ -215,7 +215,7 @@ def layer_weights(model: Model, position: int) -> LayerWeights:
     ).folded(plus_one=anatomy.norms_add_one)
 
 
-def read_mixer(model: Model, position: int, dtype: torch.dtype) -> MlpWeights | None:
+def read_mixer(model: PlacedTensors, position: int, dtype: torch.dtype) -> MlpWeights | None:
     """A state-space mixer as what it is to its channels, a gated MLP; None where the layer has none."""
     layer = model.anatomy.layers[position]
     if Role.SSM_IN not in layer.parts or Role.SSM_OUT not in layer.parts:

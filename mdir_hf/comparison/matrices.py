@@ -3,59 +3,43 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from mdir_hf.comparison.comparable import PlacedTensors
 from mdir_hf.comparison.decision import Evidence
-from mdir_hf.comparison.model import Model
 from mdir_hf.comparison.plan import ReadPlan
-from mdir_hf.comparison.reading import PairReader, reading_progress
+from mdir_hf.comparison.progress import Watch
+from mdir_hf.comparison.reading import PairReader
 from mdir_hf.comparison.settings import Settings
-from mdir_hf.homology.calibration import Calibration, Placebo, calibrate, count_stray_channels
+from mdir_hf.homology.calibration import Calibration, Placebo, calibrate, count_off_match_channels
 from mdir_hf.homology.embedding import EmbeddingTest, matched_scale
 from mdir_hf.homology.matching import Matching
 from mdir_hf.homology.reduction import matched_order, reduce_peaks
 from mdir_hf.homology.significance import LN10
-from mdir_hf.hub import IoLedger
-from mdir_hf.report import Look, MatrixArrays, MatrixReport, PlaceboReport, PlaceboResult, Transformation, View
+from mdir_hf.report import (
+    Look,
+    MatrixArrays,
+    MatrixReport,
+    PlaceboReport,
+    PlaceboResult,
+    SettledBy,
+    Transformation,
+    View,
+)
 from mdir_hf.vocabulary import CommonVocabulary
 from mdir_hf.vocabulary.sampling import RowSampler
 
-FULL_LEVELS = ("embedding", "body")
-"""Levels that always look at every common token."""
-
-BODY_LEVELS = ("auto", "body")
-"""Levels that may go on to the layers."""
-
 FEWEST_ROWS_TO_CALIBRATE = 16
-"""A placebo on fewer rows could not speak up."""
-
-
-@dataclass
-class Stopwatch:
-    """Wall-clock seconds of each step."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def step(self, name: str) -> Iterator[None]:
-        """Add the time that the block takes to a step."""
-        started = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[name] = round(self.seconds.get(name, 0.0) + time.perf_counter() - started, 4)
+"""A placebo on fewer rows could not be significant."""
 
 
 @dataclass(frozen=True)
 class MatrixOutcome:
-    """What one pair of matrices says.
+    """What was found on one pair of matrices.
 
     Attributes:
         evidence: For the verdict.
@@ -75,15 +59,14 @@ class MatrixOutcome:
 
 def compare_matrices(
     name: str,
-    reference: Model,
-    candidate: Model,
+    reference: PlacedTensors,
+    candidate: PlacedTensors,
     common: CommonVocabulary,
     plan: ReadPlan,
-    *,
     settings: Settings,
+    watch: Watch,
+    *,
     n_tests: int,
-    ledger: IoLedger,
-    stopwatch: Stopwatch,
 ) -> MatrixOutcome:
     """Look at more and more common tokens, and at all of them if that is needed or asked for.
 
@@ -94,9 +77,8 @@ def compare_matrices(
         common: Rows of the same tokens.
         plan: Which matrices, and how many rows each look takes.
         settings: Level, alpha and the rest.
+        watch: Is told of each step.
         n_tests: By how many tests of this comparison every p is multiplied.
-        ledger: Counts what is read, for the progress bar.
-        stopwatch: Takes the time of each step.
 
     Returns:
         The outcome.
@@ -104,6 +86,7 @@ def compare_matrices(
     Raises:
         MdirError: Where rows cannot be read.
     """
+    level = settings.level
     test = EmbeddingTest(
         log_alpha=math.log(settings.alpha), n_tests=n_tests, seed=settings.seed, device=settings.device
     )
@@ -114,33 +97,31 @@ def compare_matrices(
     sampler = RowSampler(common, row_n_bytes=row_n_bytes, n_last=plan.look_rows[-1], seed=settings.seed)
     reader = PairReader(reference, candidate, common, plan)
 
-    def conclude(settled_by: str) -> MatrixOutcome:
-        with stopwatch.step("calibration"):
+    def conclude(settled_by: SettledBy) -> MatrixOutcome:
+        with watch.step("calibration"):
             calibration = _calibrate(test, settings.seed)
-        outcome = _outcome(
-            test, calibration, reader, plan, len(common), settled_by, is_full=settings.level in FULL_LEVELS
-        )
-        may_be_wanted = name == "embedding" and settings.level in BODY_LEVELS
+        outcome = _outcome(test, calibration, reader, plan, len(common), settled_by, is_full=level.runs_full_test)
+        may_be_wanted = name == "embedding" and level.may_read_layers
         return outcome if may_be_wanted else replace(outcome, polar=None)
 
-    with reading_progress(name, plan, ledger, settings.progress) as bar:
-        settings.watch.enter("screen" if name == "embedding" else name, plan.screen_bytes[1])
-        with stopwatch.step("screen"):
+    with watch.bar(name, plan.screen_bytes[1]) as bar:
+        watch.enter("screen" if name == "embedding" else name, plan.screen_bytes[1])
+        with watch.step("screen"):
             for n_rows in plan.look_rows:
                 x, y = reader.sample(sampler.take(n_rows), max_gap_bytes=sampler.max_gap_bytes)
-                test.screen(x, y, is_last=settings.level == "screen" and n_rows == plan.look_rows[-1])
-                if test.is_settled and settings.level not in FULL_LEVELS:
-                    outcome = conclude("screen")
+                test.screen(x, y, is_last=level.is_screen_only and n_rows == plan.look_rows[-1])
+                if test.is_settled and not level.runs_full_test:
+                    outcome = conclude(SettledBy.SCREEN)
                     if outcome.evidence.is_trusted:
                         return outcome
-        if settings.level == "screen" or not len(common):
-            return conclude("screen")
+        if level.is_screen_only or not len(common):
+            return conclude(SettledBy.SCREEN)
         bar.total = bar.n + plan.full_bytes
         bar.refresh()
-        settings.watch.enter(name, plan.full_bytes)
-        with stopwatch.step(name):
+        watch.enter(name, plan.full_bytes)
+        with watch.step(name):
             test.full(reader.blocks())
-    return conclude(name)
+    return conclude(SettledBy(name))
 
 
 def _calibrate(test: EmbeddingTest, seed: int) -> Calibration | None:
@@ -156,7 +137,7 @@ def _outcome(
     reader: PairReader,
     plan: ReadPlan,
     n_common: int,
-    stage: str,
+    stage: SettledBy,
     *,
     is_full: bool,
 ) -> MatrixOutcome:
@@ -168,10 +149,10 @@ def _outcome(
     # A screen of a wide model looks at some channels of the reference only; shares are of those.
     n_channels = 0 if matching is None else len(matching.reference)
     coverage = None if matching is None else matching.n_significant / n_channels
-    n_stray = None
+    n_off_match = None
     on_factor = look.matching_on_factor
     if on_factor is not None and test.polar is not None and look is test.looks[-1]:
-        n_stray = count_stray_channels(test.polar, on_factor)
+        n_off_match = count_off_match_channels(test.polar, on_factor)
     evidence = Evidence(
         log_p=test.log_p,
         log_p_robust=min(0.0, look.log_p_robust + correction),
@@ -179,8 +160,10 @@ def _outcome(
         settled_by=stage if test.is_settled else None,
         strength=0.0 if matching is None else matching.trace / max(1, look.rank),
         coverage=coverage or 0.0,
-        stray_share=math.inf if matching is None or n_stray is None else n_stray / max(1, matching.n_significant),
-        re_paired_is_silent=calibration is not None and calibration.re_paired.is_silent,
+        off_match_share=math.inf
+        if matching is None or n_off_match is None
+        else n_off_match / max(1, matching.n_significant),
+        re_paired_is_significant=calibration is None or not calibration.re_paired.is_silent,
         basis_z=(0.0, 0.0) if calibration is None else calibration.basis_z,
         common_tokens=n_common,
         rows_used=look.n_rows,
@@ -196,7 +179,7 @@ def _outcome(
         threshold=None if matching is None else matching.threshold,
         normalized_trace=None if matching is None else matching.trace / n_channels,
         coverage=coverage,
-        stray_channels=n_stray,
+        stray_channels=n_off_match,
         matched_channels=None if matching is None else matching.n_significant,
         transformation=Transformation.NONE if found is None else _transformation(found),
         scale=None if found is None else matched_scale(*reader.rows(), found),

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from mdir_hf.anatomy import Part, Role, read_experts
+from mdir_hf.comparison.comparable import PlacedTensors
 from mdir_hf.comparison.layers import check_shape, read_role
-from mdir_hf.comparison.model import Model
 from mdir_hf.homology.experts import ExpertMap, match_experts
 from mdir_hf.homology.gauge import OuterTransformation, fold_gain
 from mdir_hf.homology.layer_map import FLOAT64_CHANNELS
@@ -36,15 +36,15 @@ class ExpertOrigins:
     found: ExpertMap
 
 
-def has_experts(model: Model, position: int) -> bool:
+def has_experts(model: PlacedTensors, position: int) -> bool:
     """Whether a layer is a mixture, given its position in ``model.anatomy.layers``."""
     layer = model.anatomy.layers[position]
     return bool(layer.experts or layer.shared_experts)
 
 
 def trace_experts(
-    reference: Model,
-    candidate: Model,
+    reference: PlacedTensors,
+    candidate: PlacedTensors,
     layer: tuple[int, int],
     outer: OuterTransformation,
     *,
@@ -69,7 +69,7 @@ def trace_experts(
     mine, other = _mlp_parts(reference, layer[0]), _mlp_parts(candidate, layer[1])
     if not mine or not other:
         return None
-    dtype = torch.float64 if candidate.width <= FLOAT64_CHANNELS else torch.float32
+    dtype = torch.float64 if outer.n_candidate <= FLOAT64_CHANNELS else torch.float32
     found = match_experts(
         list(_read_mlps(reference, layer[0], mine, dtype)),
         _read_mlps(candidate, layer[1], other, dtype),
@@ -79,7 +79,7 @@ def trace_experts(
     return ExpertOrigins(layer, tuple(name for name, _ in mine), tuple(name for name, _ in other), found)
 
 
-def _mlp_parts(model: Model, position: int) -> list[tuple[ExpertName, Mapping[Role, Part]]]:
+def _mlp_parts(model: PlacedTensors, position: int) -> list[tuple[ExpertName, Mapping[Role, Part]]]:
     """Everything in a layer that is an MLP, by name: its dense one, its experts, those that are shared."""
     layer = model.anatomy.layers[position]
     named: list[tuple[ExpertName, Mapping[Role, Part]]] = [
@@ -95,7 +95,7 @@ def _mlp_parts(model: Model, position: int) -> list[tuple[ExpertName, Mapping[Ro
 
 
 def _read_mlps(
-    model: Model, position: int, named: list[tuple[ExpertName, Mapping[Role, Part]]], dtype: torch.dtype
+    model: PlacedTensors, position: int, named: list[tuple[ExpertName, Mapping[Role, Part]]], dtype: torch.dtype
 ) -> Iterator[MlpWeights]:
     """Read the MLPs of a layer one after the other, the gain of the norm before them folded in."""
     layer = model.anatomy.layers[position]

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cached_property, partial
 
-from mdir_hf.anatomy import Anatomy, WeightPart, gguf_config, read_config, resolve_anatomy
-from mdir_hf.checkpoint import TensorSource, TensorSpec
+from mdir_hf.anatomy import Anatomy, gguf_config, read_config, resolve_anatomy
+from mdir_hf.checkpoint import TensorSource
 from mdir_hf.comparison.bases import OpenRepository, Weights, about_model, open_weights
-from mdir_hf.errors import AnatomyError, MdirError, UnsupportedFormatError
+from mdir_hf.comparison.comparable import matrix_spec
+from mdir_hf.errors import MdirError
 from mdir_hf.hub import Repository, open_repository
 from mdir_hf.report import ModelSummary
 from mdir_hf.vocabulary import Vocabulary, gguf_vocabulary, read_vocabulary, vocabulary_files
@@ -19,7 +20,7 @@ TOKENS = "tokenizer.ggml.tokens"
 
 
 class Model:
-    """A language model in a repository or folder.
+    """A language model in a repository or folder. Implements :class:`~mdir_hf.comparison.comparable.Comparable`.
 
     Opening reads the config and the index of the weights, and the header of the one shard that holds the embedding.
 
@@ -71,7 +72,7 @@ class Model:
             self.anatomy: Anatomy = resolve_anatomy(
                 config, self.tensors.names(), lambda name: self.tensors.spec(name).shape
             )
-            self.n_rows, self.width = self._matrix_shape(self.anatomy.embedding)
+            self.n_rows, self.width = matrix_spec(self, self.anatomy.embedding).shape
         except MdirError as exc:
             raise about_model(exc, repository) from exc.__cause__
 
@@ -79,6 +80,18 @@ class Model:
     def label(self) -> str:
         """``owner/name@0123abc`` or the folder."""
         return self.repository.label
+
+    @property
+    def vocabulary_key(self) -> tuple[tuple[str, str], ...] | None:
+        """Tokenizer files and their digests, None unless all are known: the same for the same bytes."""
+        files = self.tokenizer_files.files
+        key = tuple((path, files[path].sha256 or files[path].blob_id or "") for path in self.vocabulary_paths)
+        return key if key and all(digest for _, digest in key) else None
+
+    @property
+    def vocabulary_from(self) -> str | None:
+        """The repository whose tokenizer was asked for in place of its own."""
+        return None if self.tokenizer is None else self.tokenizer.label
 
     @cached_property
     def vocabulary_paths(self) -> tuple[str, ...]:
@@ -111,26 +124,8 @@ class Model:
         """Where its tokenizer files are: of an adapter its own repository, or the first one under it that has any."""
         if self.tokenizer is not None:
             return self.tokenizer
-        repositories = [layer.repository for layer in self.weights.layers]
+        repositories = [files.repository for files in self.weights.files]
         return next((found for found in repositories if vocabulary_files(found.files)), self.repository)
-
-    def matrix_spec(self, part: WeightPart) -> TensorSpec:
-        """Where an embedding or unembedding lies, checked to be a plain matrix of rows.
-
-        Raises:
-            AnatomyError: If it is not a matrix with one row per token.
-        """
-        spec = self.tensors.spec(part.tensor)
-        if len(spec.shape) != 2 or 0 in spec.shape:
-            raise AnatomyError(
-                f"tensor {spec.name!r} should hold one row per token, and has shape {spec.shape}", subject=self.label
-            )
-        if not part.is_whole or part.transposed:
-            raise UnsupportedFormatError(
-                f"tensor {spec.name!r} stores tokens along its second axis, which this version does not read",
-                subject=self.label,
-            )
-        return spec
 
     def digests(self) -> dict[str, str] | None:
         """SHA-256 of every weight file, None unless all are known without reading them."""
@@ -153,12 +148,8 @@ class Model:
             variant=self.variant,
             file=None if on_hub is None else on_hub.file,
             tokenizer=None if self.tokenizer is None else _pinned(self.tokenizer),
-            bases=tuple(_pinned(layer.repository) for layer in self.weights.layers[1:]) or None,
+            bases=tuple(_pinned(files.repository) for files in self.weights.files[1:]) or None,
         )
-
-    def _matrix_shape(self, part: WeightPart) -> tuple[int, int]:
-        n_rows, width = self.matrix_spec(part).shape
-        return n_rows, width
 
 
 def _pinned(repository: Repository) -> str:
@@ -166,22 +157,3 @@ def _pinned(repository: Repository) -> str:
     if repository.is_local or repository.commit is None:
         return repository.repo
     return "/".join(part for part in (f"{repository.repo}@{repository.commit}", repository.subfolder) if part)
-
-
-def share_vocabulary(reference: Model, candidate: Model) -> bool:
-    """Let the candidate use the reference's vocabulary where their tokenizer files are the same bytes.
-
-    Returns:
-        Whether they are. Told by digest, so that identical tokenizers are read and parsed once.
-    """
-    paths = reference.vocabulary_paths
-    if not paths or paths != candidate.vocabulary_paths:
-        return False
-    for path in paths:
-        mine, other = reference.tokenizer_files.files[path], candidate.tokenizer_files.files[path]
-        same_sha = mine.sha256 is not None and mine.sha256 == other.sha256
-        same_blob = mine.blob_id is not None and mine.blob_id == other.blob_id
-        if not (same_sha or same_blob):
-            return False
-    candidate.vocabulary = reference.vocabulary
-    return True

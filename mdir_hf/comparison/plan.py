@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mdir_hf.checkpoint import TensorSpec
 from mdir_hf.errors import MemoryBudgetError
-from mdir_hf.report import n_bytes_text
+from mdir_hf.report import Level, n_bytes_text
 
 FIRST_LOOK_ROWS = (64, 512)
 FIRST_LOOK_VALUES = 1 << 19
@@ -49,15 +49,17 @@ class ReadPlan:
     full_bytes: int
     bytes_of_weights: int
     peak_memory_bytes: int
-    level: str
+    level: Level
 
     def __str__(self) -> str:
         def matrix(spec: TensorSpec) -> str:
             return f"{spec.name} {' x '.join(map(str, spec.shape))} {spec.dtype}"
 
         first, last = (n_bytes_text(n) for n in self.screen_bytes)
-        full = "" if self.level == "screen" else f", the full test {n_bytes_text(self.full_bytes)}"
-        full += {"auto": ", the layers more if all that is silent", "body": ", the layers the rest"}.get(self.level, "")
+        full = "" if self.level.is_screen_only else f", the full test {n_bytes_text(self.full_bytes)}"
+        if self.level.may_read_layers:
+            full += ", the layers "
+            full += "the rest" if self.level.analyses_all_layers else "more if none of that is significant"
         return (
             f"plan: {matrix(self.reference)} against {matrix(self.candidate)}, {self.common_tokens} common tokens\n"
             f"      the screen reads {first} to {last}{full}, of {n_bytes_text(self.bytes_of_weights)} of weights; "
@@ -71,7 +73,7 @@ def make_plan(
     *,
     common_tokens: int,
     bytes_of_weights: int,
-    level: str,
+    level: Level,
     n_neurons: int = 0,
 ) -> ReadPlan:
     """Plan the reads of one pair of matrices.
@@ -81,7 +83,7 @@ def make_plan(
         candidate: Spec of the candidate's.
         common_tokens: Number of common tokens.
         bytes_of_weights: Stored size of the two checkpoints.
-        level: auto, screen, embedding or body.
+        level: How far the comparison goes.
         n_neurons: Neurons of the wider MLP, where layers are going to be analysed.
     """
     row_n_bytes = sum(spec.n_bytes // spec.shape[0] for spec in (reference, candidate))
@@ -90,15 +92,15 @@ def make_plan(
     look_rows = [min(first_look_rows(max(widths)), last)]
     while look_rows[-1] < last:
         look_rows.append(min(2 * look_rows[-1], last))
-    if level in ("embedding", "body"):
+    if level.runs_full_test:
         look_rows = look_rows[-1:]  # one look gives the means; nothing is to be settled early
     n_wide = max(widths)
     # The rows of the last look stay, as stored; a look holds them once more in float64 or float32, and a few matrices
     # of the size of the polar factor. A full test holds M, LAPACK's copy of it, its factors and the workspace.
     look_bytes = 8 * last * sum(widths) + 4 * 4 * widths[0] * widths[1]
-    full_bytes = 0 if level == "screen" else 4 * N_SQUARES_OF_FULL_TEST * n_wide * n_wide
+    full_bytes = 0 if level.is_screen_only else 4 * N_SQUARES_OF_FULL_TEST * n_wide * n_wide
     memory = BASE_MEMORY_BYTES + last * row_n_bytes + max(look_bytes, full_bytes)
-    if level == "body":
+    if level.analyses_all_layers:
         # The polar factor of an MLP, its absolute values and the assignment's copy, and the layer's weights twice.
         memory += 8 * 3 * n_neurons * n_neurons + 8 * 2 * 4 * n_neurons * n_wide
     return ReadPlan(

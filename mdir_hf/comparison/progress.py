@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import threading
+import time
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NoReturn
 
+from huggingface_hub.utils.tqdm import are_progress_bars_disabled
+from tqdm import tqdm
+
+from mdir_hf.comparison.plan import ReadPlan
+from mdir_hf.comparison.settings import Listeners
 from mdir_hf.errors import MdirError, StoppedError
 from mdir_hf.hub import IoLedger
+from mdir_hf.report import InputOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,46 +35,110 @@ class Progress:
     bytes_expected: int | None = None
 
 
+class IoCount:
+    """What a ledger counts from some moment on."""
+
+    def __init__(self, ledger: IoLedger, *, from_start: bool = False) -> None:
+        self.ledger = ledger
+        self._read = 0 if from_start else ledger.bytes_read
+        self._cached = 0 if from_start else ledger.bytes_from_cache
+        self._requests = 0 if from_start else ledger.requests
+        self._files = {} if from_start else dict(ledger.files)
+
+    def result(self, bytes_of_weights: int) -> InputOutput:
+        """The counts since then."""
+        now = self.ledger
+        touched = sorted(name for name, n_bytes in now.files.items() if n_bytes != self._files.get(name))
+        return InputOutput(
+            bytes_read=now.bytes_read - self._read,
+            bytes_from_cache=now.bytes_from_cache - self._cached,
+            bytes_of_weights=bytes_of_weights,
+            requests=now.requests - self._requests,
+            files=tuple(touched),
+        )
+
+
 class Watch:
-    """Tells a listener about a comparison, and stops the comparison where the listener raises.
+    """Accompanies one comparison: counts bytes and seconds, tells its listeners, and stops it where one raises.
 
     Args:
-        listener: Called at the start of every stage and whenever bytes arrive, from any thread, one call at a time.
+        ledger: Counts what is read.
+        listeners: Who is told.
+        from_start: Whether what the ledger has counted so far belongs to this comparison.
+
+    Attributes:
+        io: What is read from now on.
+        seconds: Wall-clock seconds of each step so far.
     """
 
-    def __init__(self, listener: Callable[[Progress], None] | None = None) -> None:
-        self._listener = listener
+    def __init__(self, ledger: IoLedger, listeners: Listeners, *, from_start: bool = False) -> None:
+        self.io = IoCount(ledger, from_start=from_start)
+        self.seconds: dict[str, float] = {}
+        self._ledger = ledger
+        self._listeners = listeners
         self._progress = Progress("opening", 0)
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Tell of bytes that arrive inside the block."""
+        with self._ledger.listening(self._arrived):
+            yield
 
     def enter(self, stage: str, bytes_expected: int | None = None) -> None:
         """Say that a stage begins, which will read at most so many more bytes."""
-        so_far = self._progress.bytes_read
-        total = None if bytes_expected is None else so_far + bytes_expected
-        self._tell(Progress(stage, so_far, total))
+        with self._lock:
+            so_far = self._progress.bytes_read
+            self._tell(Progress(stage, so_far, None if bytes_expected is None else so_far + bytes_expected))
+
+    def planned(self, plan: ReadPlan) -> None:
+        """Tell of the plan."""
+        if self._listeners.on_plan is not None:
+            self._listeners.on_plan(plan)
 
     @contextmanager
-    def over(self, ledger: IoLedger) -> Iterator[None]:
-        """Count what a ledger sees meanwhile."""
-        before = ledger.on_bytes
-
-        def arrived(n_bytes: int) -> None:
-            now = self._progress
-            self._tell(Progress(now.stage, now.bytes_read + n_bytes, now.bytes_expected))
-            if before is not None:
-                before(n_bytes)
-
-        ledger.on_bytes = arrived
+    def step(self, name: str) -> Iterator[None]:
+        """Add the time that the block takes to a step."""
+        started = time.perf_counter()
         try:
             yield
         finally:
-            ledger.on_bytes = before
+            self.seconds[name] = round(self.seconds.get(name, 0.0) + time.perf_counter() - started, 4)
+
+    @contextmanager
+    def bar(self, name: str, n_bytes: int) -> Iterator[tqdm[NoReturn]]:
+        """Show a bar of the bytes that arrive inside the block, on standard error where that is a terminal.
+
+        Args:
+            name: Which rows are read.
+            n_bytes: How many bytes are expected.
+        """
+        is_wanted = self._listeners.progress and not are_progress_bars_disabled()
+        bar: tqdm[NoReturn] = tqdm(
+            total=n_bytes,
+            unit="B",
+            unit_scale=True,
+            desc=f"reading {name} rows",
+            disable=None if is_wanted else True,  # None: unless a terminal
+            leave=False,
+        )
+
+        def arrived(n_bytes: int) -> None:
+            bar.update(n_bytes)
+
+        with bar, self._ledger.listening(arrived):
+            yield bar
+
+    def _arrived(self, n_bytes: int) -> None:
+        with self._lock:
+            self._tell(replace(self._progress, bytes_read=self._progress.bytes_read + n_bytes))
 
     def _tell(self, progress: Progress) -> None:
         self._progress = progress
-        if self._listener is None:
+        if self._listeners.on_progress is None:
             return
         try:
-            self._listener(progress)
+            self._listeners.on_progress(progress)
         except MdirError:
             raise
         except Exception as exc:  # a reading thread would take some exceptions for failures of the network

@@ -1,25 +1,20 @@
-"""Reading rows of two models on the same tokens, counting the bytes and showing them."""
+"""Reading rows of two models on the same tokens."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
-from typing import NoReturn
+from contextlib import closing, suppress
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from huggingface_hub.utils.tqdm import are_progress_bars_disabled
-from tqdm import tqdm
 
 from mdir_hf.checkpoint import iter_row_blocks
-from mdir_hf.comparison.model import Model
+from mdir_hf.comparison.comparable import PlacedTensors
 from mdir_hf.comparison.plan import ReadPlan
 from mdir_hf.errors import MdirError
 from mdir_hf.homology.embedding import block_rows
-from mdir_hf.hub import IoLedger
-from mdir_hf.report import InputOutput
 from mdir_hf.vocabulary import CommonVocabulary
 
 BLOCKS_A_READ = 2
@@ -28,33 +23,12 @@ BLOCKS_A_READ = 2
 IntArray = npt.NDArray[np.int64]
 
 
-class IoCount:
-    """What a ledger counts from some moment on."""
-
-    def __init__(self, ledger: IoLedger, *, from_start: bool = False) -> None:
-        self.ledger = ledger
-        self._read = 0 if from_start else ledger.bytes_read
-        self._cached = 0 if from_start else ledger.bytes_from_cache
-        self._requests = 0 if from_start else ledger.requests
-        self._files = {} if from_start else dict(ledger.files)
-
-    def result(self, bytes_of_weights: int) -> InputOutput:
-        """The counts since then."""
-        now = self.ledger
-        touched = sorted(name for name, n_bytes in now.files.items() if n_bytes != self._files.get(name))
-        return InputOutput(
-            bytes_read=now.bytes_read - self._read,
-            bytes_from_cache=now.bytes_from_cache - self._cached,
-            bytes_of_weights=bytes_of_weights,
-            requests=now.requests - self._requests,
-            files=tuple(touched),
-        )
-
-
 class PairReader:
     """Rows of both models' matrices on the same tokens; what a screen has read is not read again."""
 
-    def __init__(self, reference: Model, candidate: Model, common: CommonVocabulary, plan: ReadPlan) -> None:
+    def __init__(
+        self, reference: PlacedTensors, candidate: PlacedTensors, common: CommonVocabulary, plan: ReadPlan
+    ) -> None:
         self._sides = (
             (reference, plan.reference.name, common.reference_rows),
             (candidate, plan.candidate.name, common.candidate_rows),
@@ -95,7 +69,7 @@ class PairReader:
                 return_freed_memory()
 
 
-def _read(model: Model, name: str, rows: IntArray, max_gap_bytes: int) -> torch.Tensor:
+def _read(model: PlacedTensors, name: str, rows: IntArray, max_gap_bytes: int) -> torch.Tensor:
     try:
         return model.tensors.read_rows(name, rows, max_gap_bytes=max_gap_bytes)
     except MdirError as exc:
@@ -119,30 +93,3 @@ def return_freed_memory() -> None:
     """
     with suppress(AttributeError, OSError, TypeError):  # no such function, or no C library under this name
         ctypes.CDLL(None).malloc_trim(0)
-
-
-@contextmanager
-def reading_progress(name: str, plan: ReadPlan, ledger: IoLedger, is_wanted: bool) -> Iterator[tqdm[NoReturn]]:
-    """Show a bar of bytes on standard error, where that is a terminal."""
-    bar: tqdm[NoReturn] = tqdm(
-        total=plan.screen_bytes[1],
-        unit="B",
-        unit_scale=True,
-        desc=f"reading {name} rows",
-        disable=None if is_wanted and not are_progress_bars_disabled() else True,  # None: unless a terminal
-        leave=False,
-    )
-
-    before = ledger.on_bytes
-
-    def advance(n_bytes: int) -> None:
-        bar.update(n_bytes)
-        if before is not None:
-            before(n_bytes)
-
-    ledger.on_bytes = advance
-    try:
-        yield bar
-    finally:
-        ledger.on_bytes = before
-        bar.close()

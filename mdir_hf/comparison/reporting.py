@@ -8,11 +8,11 @@ from dataclasses import replace
 
 from mdir_hf._version import __version__
 from mdir_hf.comparison.body import BodyEvidence
+from mdir_hf.comparison.comparable import Comparable
 from mdir_hf.comparison.decision import Decision
 from mdir_hf.comparison.layers import layers_with
 from mdir_hf.comparison.matrices import MatrixOutcome
 from mdir_hf.comparison.mixtures import ExpertOrigins
-from mdir_hf.comparison.model import Model
 from mdir_hf.comparison.settings import Settings
 from mdir_hf.homology.matching import Matching
 from mdir_hf.homology.modules import ModuleEvidence
@@ -29,7 +29,6 @@ from mdir_hf.report import (
     LayerPattern,
     LayerRole,
     LayersReport,
-    Level,
     ModuleReport,
     ModuleRole,
     ModuleTest,
@@ -43,8 +42,8 @@ from mdir_hf.report import (
 
 
 def make_report(
-    reference: Model,
-    candidate: Model,
+    reference: Comparable,
+    candidate: Comparable,
     *,
     matrices: Mapping[str, MatrixOutcome],
     body: BodyEvidence | None,
@@ -81,8 +80,8 @@ def make_report(
         log10_p=log10_p,
         alpha=settings.alpha,
         tests=n_tests,
-        level=Level(settings.level),
-        settled_by=None if decision.settled_by is None else SettledBy(decision.settled_by),
+        level=settings.level,
+        settled_by=decision.settled_by,
         reference=reference.summary(),
         candidate=candidate.summary(),
         embedding=reports.get("embedding"),
@@ -98,7 +97,7 @@ def make_report(
     )
 
 
-def layers_report(evidence: BodyEvidence, reference: Model, candidate: Model) -> LayersReport:
+def layers_report(evidence: BodyEvidence, reference: Comparable, candidate: Comparable) -> LayersReport:
     """The part ``layers`` of a report."""
     mine, other = layers_with(reference, evidence.role), layers_with(candidate, evidence.role)
     layer_map = evidence.layer_map
@@ -111,7 +110,7 @@ def layers_report(evidence: BodyEvidence, reference: Model, candidate: Model) ->
         log10_p=evidence.log_p / LN10,
         log10_p_fisher=layer_map.log_p_fisher / LN10,
         related_layers_at_least=layer_map.n_related,
-        stray_share=evidence.stray_share,
+        stray_share=evidence.off_match_share,
         placebo_log10_p=evidence.placebo_log_p / LN10,
         reference_layers=mine,
         candidate_layers=other,

@@ -1,34 +1,76 @@
-"""What a comparison is asked to do."""
+"""What a comparison is asked to do, and who is told about it: each one frozen object, checked where it is made."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from mdir_hf.comparison.plan import ReadPlan
-from mdir_hf.comparison.progress import Watch
+from mdir_hf.errors import InputError
+from mdir_hf.report import Level
+
+if TYPE_CHECKING:
+    from mdir_hf.comparison.plan import ReadPlan
+    from mdir_hf.comparison.progress import Progress
+
+SEEDS = 2**63
+"""Seeds are below this: what numpy and torch both take."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a comparison is asked to do; see :class:`~mdir_hf.checker.HomologyChecker`.
+    """What a comparison is asked to do.
 
     Attributes:
-        level: auto, screen, embedding or body.
-        alpha: Level of significance, fixed before looking.
-        seed: Seed of every random choice.
+        level: How far it goes.
+        alpha: Level of significance in (0, 1), fixed before looking.
+        seed: Seed of every random choice, in [0, 2^63).
         device: torch device of the matrix products.
+        max_bytes: Hard cap on what this comparison reads; None: no cap.
         max_memory_bytes: Refuse what would need more; None: what the machine has.
-        progress: Whether to show a bar of bytes on a terminal.
-        on_plan: Called with the plan before weights are read.
-        watch: Tells how far it is.
+
+    Raises:
+        InputError: If alpha or the seed is outside its range.
     """
 
-    level: str
-    alpha: float
-    seed: int
-    device: str
-    max_memory_bytes: int | None
-    progress: bool
+    level: Level = Level.AUTO
+    alpha: float = 1e-10
+    seed: int = 0
+    device: str = "cpu"
+    max_bytes: int | None = None
+    max_memory_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        if not 0.0 < self.alpha < 1.0:
+            raise InputError(f"alpha must lie between 0 and 1, got {self.alpha}")
+        if not 0 <= self.seed < SEEDS:
+            raise InputError(f"a seed must be a whole number from 0 to 2^63 - 1, got {self.seed}")
+
+
+@dataclass(frozen=True, slots=True)
+class Listeners:
+    """Who is told about a comparison while it runs.
+
+    Attributes:
+        progress: Whether to show a bar of bytes on standard error where that is a terminal.
+        on_plan: Called with the plan before weights are read.
+        on_progress: Called whenever a stage begins or bytes arrive, from any thread, one call at a time. What it raises
+            stops the comparison.
+    """
+
+    progress: bool = True
     on_plan: Callable[[ReadPlan], None] | None = None
-    watch: Watch = field(default_factory=Watch)
+    on_progress: Callable[[Progress], None] | None = None
+
+
+def level_named(name: str) -> Level:
+    """Return the level of a name.
+
+    Raises:
+        InputError: If there is none.
+    """
+    try:
+        return Level(name)
+    except ValueError as exc:
+        raise InputError(f"level {name!r} is not known; choose from {', '.join(Level)}") from exc

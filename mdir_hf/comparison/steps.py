@@ -1,66 +1,110 @@
-"""One comparison, step by step: same files, plan, screen, full test, layers, verdict."""
+"""One comparison, step by step: same files, plan, screen, full test, layers, verdict.
+
+Each step takes what is known and returns what it found, as a frozen object.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from mdir_hf.anatomy import WeightPart
-from mdir_hf.comparison.body import (
-    BodyEvidence,
-    compare_bodies,
-    is_supported,
-    representatives,
-)
-from mdir_hf.comparison.decision import BodySummary, Decision, decide
+from mdir_hf.comparison.body import BodyEvidence, compare_bodies, representatives
+from mdir_hf.comparison.comparable import Comparable, matrix_spec, n_rows, vocabularies_of
+from mdir_hf.comparison.decision import BodySummary, Decision, decide, layers_support
 from mdir_hf.comparison.layers import n_neurons
-from mdir_hf.comparison.matrices import MatrixOutcome, Stopwatch, compare_matrices
-from mdir_hf.comparison.model import Model, share_vocabulary
-from mdir_hf.comparison.outers import attempts
+from mdir_hf.comparison.matrices import MatrixOutcome, compare_matrices
 from mdir_hf.comparison.plan import ReadPlan, check_memory, make_plan
-from mdir_hf.comparison.reading import IoCount
+from mdir_hf.comparison.progress import Watch
 from mdir_hf.comparison.reporting import make_report
+from mdir_hf.comparison.residual_maps import attempts
 from mdir_hf.comparison.settings import Settings
 from mdir_hf.errors import AnatomyError, UnsupportedFormatError
 from mdir_hf.homology.embedding import TESTS_PER_MATRIX
 from mdir_hf.homology.gauge import outer_candidates
 from mdir_hf.homology.matching import REMARKABLE
-from mdir_hf.homology.significance import LN10
-from mdir_hf.report import HomologyReport, Verdict
+from mdir_hf.homology.significance import LN10, log_cost_of_look
+from mdir_hf.report import HomologyReport, Level, SettledBy, Verdict
 from mdir_hf.vocabulary import CommonVocabulary, common_vocabulary
 
 LOG10_P_EQUAL_DIGESTS = -256.0 * math.log10(2.0)
-"""The chance that two independent files have the same SHA-256."""
+"""The log10 of the chance that two independent files have the same SHA-256."""
+
+IDENTICAL_FILES = Decision(
+    Verdict.HOMOLOGOUS,
+    None,
+    SettledBy.IDENTICAL_FILES,
+    ("All weight files have the same SHA-256 in both; p is the chance that independent digests agree.",),
+)
 
 
-@dataclass
-class _Course:
-    """What a comparison has found so far."""
+@dataclass(frozen=True, slots=True)
+class MatricesFound:
+    """What was found on the embeddings, and on the unembeddings (``lm_head``) where they were read.
 
-    matrices: dict[str, MatrixOutcome] = field(default_factory=dict)
-    body: BodyEvidence | None = None
-    caveats: list[str] = field(default_factory=list)
-    stopwatch: Stopwatch = field(default_factory=Stopwatch)
+    Attributes:
+        outcomes: By matrix, in the order tested.
+        n_tests: How many tests they are corrected for.
+        n_looks: How many looks at one matrix there may have been.
+    """
+
+    outcomes: Mapping[str, MatrixOutcome]
     n_tests: int = 0
     n_looks: int = 0
-    layers_are_unreadable: bool = False
 
     @property
-    def settled(self) -> MatrixOutcome | None:
-        """The first pair of matrices that settles the question."""
-        return next((outcome for outcome in self.matrices.values() if outcome.evidence.is_trusted), None)
+    def settle(self) -> bool:
+        """Whether a pair of matrices settles the question."""
+        return any(outcome.evidence.is_trusted for outcome in self.outcomes.values())
 
 
-def compare_models(reference: Model, candidate: Model, io: IoCount, settings: Settings) -> HomologyReport:
-    """Compare two opened models.
+@dataclass(frozen=True, slots=True)
+class LayersFound:
+    """What was found on the layers.
+
+    Attributes:
+        body: The evidence, None where the layers were not compared.
+        n_tests: How many tests it is corrected for.
+        caveats: Why they were not compared.
+        are_unreadable: Whether that is because they are stored in a form that is not read here.
+    """
+
+    body: BodyEvidence | None = None
+    n_tests: int = 0
+    caveats: tuple[str, ...] = ()
+    are_unreadable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """All that a comparison found.
+
+    Attributes:
+        matrices: On the embeddings.
+        layers: On the layers.
+        decision: The verdict with its reason and caveats.
+        log10_p: The headline, at most 0.
+        caveats: Sentences about this comparison, those of the decision not among them.
+    """
+
+    matrices: MatricesFound
+    layers: LayersFound
+    decision: Decision
+    log10_p: float
+    caveats: tuple[str, ...]
+
+
+def compare_models(reference: Comparable, candidate: Comparable, settings: Settings, watch: Watch) -> HomologyReport:
+    """Compare two models. Every comparison of this package runs through this function.
 
     Args:
         reference: One model.
         candidate: The other.
-        io: Counts what is read.
-        settings: Level, alpha, seed and the rest.
+        settings: What is asked.
+        watch: Counts what is read, and is told how far it is.
 
     Returns:
         The report.
@@ -68,86 +112,94 @@ def compare_models(reference: Model, candidate: Model, io: IoCount, settings: Se
     Raises:
         MdirError: Where the question cannot be asked or the files cannot be had.
     """
-    course = _Course()
-    for model in (reference, candidate):
-        course.caveats += [_about(model, note) for note in model.tensors.description.notes]
+    found = _findings(reference, candidate, settings, watch)
+    # Reading the weights may have brought up more notes on them.
+    late = tuple(note for note in _notes(reference, candidate) if note not in found.caveats)
+    return make_report(
+        reference,
+        candidate,
+        matrices=found.matrices.outcomes,
+        body=found.layers.body,
+        decision=found.decision,
+        log10_p=found.log10_p,
+        n_tests=found.matrices.n_tests + found.layers.n_tests,
+        caveats=(*found.caveats, *late),
+        io=watch.io.result(reference.tensors.n_bytes + candidate.tensors.n_bytes),
+        seconds=watch.seconds,
+        settings=settings,
+    )
+
+
+def _findings(reference: Comparable, candidate: Comparable, settings: Settings, watch: Watch) -> Findings:
+    notes = _notes(reference, candidate)
     n_same, is_same = _same_files(reference, candidate)
-    if is_same and settings.level == "auto":
-        course.n_tests = 1
-        decision = Decision(
-            Verdict.HOMOLOGOUS,
-            None,
-            "identical_files",
-            ("All weight files have the same SHA-256 in both; p is the chance that independent digests agree.",),
-        )
-        return _report(reference, candidate, course, io, settings, decision, LOG10_P_EQUAL_DIGESTS)
+    if is_same and settings.level.accepts_equal_files:
+        nothing = MatricesFound({}, n_tests=1)
+        return Findings(nothing, LayersFound(), IDENTICAL_FILES, LOG10_P_EQUAL_DIGESTS, notes)
     if n_same and not is_same:
-        course.caveats.append(f"{n_same} weight files are the same bytes in both; this did not enter the p-value.")
-    with course.stopwatch.step("vocabulary"):
-        settings.watch.enter("vocabulary")
-        common = _common_vocabulary(reference, candidate, course)
-    _test_matrices(reference, candidate, common, course, io, settings)
-    if settings.level == "body" or (settings.level == "auto" and course.settled is None):
-        with course.stopwatch.step("body"):
-            settings.watch.enter("layers")
-            try:
-                _test_body(reference, candidate, course, settings)
-            except UnsupportedFormatError as exc:
-                if settings.level == "body":
-                    raise
-                course.layers_are_unreadable = True  # the embeddings were read, and they may have the answer
-                course.caveats.append(f"The layers were not compared: {exc}.")
+        notes += (f"{n_same} weight files are the same bytes in both; this did not enter the p-value.",)
+    with watch.step("vocabulary"):
+        watch.enter("vocabulary")
+        common, on_tokens = _common_tokens(reference, candidate)
+    matrices = _compare_matrices(reference, candidate, common, settings, watch)
+    layers = LayersFound()
+    if settings.level.may_read_layers and not (matrices.settle and settings.level.stops_when_settled):
+        with watch.step("body"):
+            watch.enter("layers")
+            layers = _compare_layers(reference, candidate, matrices, settings)
     decision = decide(
-        {name: outcome.evidence for name, outcome in course.matrices.items()},
+        {name: outcome.evidence for name, outcome in matrices.outcomes.items()},
         alpha=settings.alpha,
         level=settings.level,
-        body=None if course.body is None else _summary(course.body, settings),
-        layers_are_unreadable=course.layers_are_unreadable,
+        body=None if layers.body is None else _summary(layers.body, settings),
+        layers_are_unreadable=layers.are_unreadable,
     )
-    log_p = [outcome.evidence.log_p for outcome in course.matrices.values()]
-    log_p += [] if course.body is None else [course.body.log_p]
-    return _report(reference, candidate, course, io, settings, decision, min(0.0, *log_p) / LN10)
+    log_p = [outcome.evidence.log_p for outcome in matrices.outcomes.values()]
+    log_p += [] if layers.body is None else [layers.body.log_p]
+    return Findings(matrices, layers, decision, min(0.0, *log_p) / LN10, (*notes, *on_tokens, *layers.caveats))
 
 
-def plan_comparison(reference: Model, candidate: Model, *, level: str) -> ReadPlan:
+def plan_comparison(reference: Comparable, candidate: Comparable, level: Level) -> ReadPlan:
     """Say what a comparison would read and need; reads the tokenizers and headers, no weights.
 
     Args:
         reference: One model.
         candidate: The other.
-        level: auto, screen, embedding or body.
+        level: How far the comparison would go.
     """
-    common = _common_vocabulary(reference, candidate, _Course())
-    mine, other = _pairs(reference, candidate, level)["embedding"]
-    return _plan(reference, candidate, mine, other, common, level)
+    mine, other = _matrix_pairs(reference, candidate, level)["embedding"]
+    return _plan(reference, candidate, mine, other, _common_tokens(reference, candidate)[0], level)
 
 
 def _plan(
-    reference: Model, candidate: Model, mine: WeightPart, other: WeightPart, common: CommonVocabulary, level: str
+    reference: Comparable,
+    candidate: Comparable,
+    mine: WeightPart,
+    other: WeightPart,
+    common: CommonVocabulary,
+    level: Level,
 ) -> ReadPlan:
     return make_plan(
-        reference.matrix_spec(mine),
-        candidate.matrix_spec(other),
+        matrix_spec(reference, mine),
+        matrix_spec(candidate, other),
         common_tokens=len(common),
         bytes_of_weights=reference.tensors.n_bytes + candidate.tensors.n_bytes,
         level=level,
-        n_neurons=max(n_neurons(reference), n_neurons(candidate)) if level == "body" else 0,
+        n_neurons=max(n_neurons(reference), n_neurons(candidate)) if level.analyses_all_layers else 0,
     )
 
 
-def _late_notes(reference: Model, candidate: Model, course: _Course) -> list[str]:
-    """Notes on the weights that only reading them brought up."""
-    notes = [_about(model, note) for model in (reference, candidate) for note in model.tensors.description.notes]
-    return [note for note in notes if note not in course.caveats]
+def _notes(*models: Comparable) -> tuple[str, ...]:
+    """What is known about the weights of models, each as a sentence that names its model."""
+    sentences = []
+    for model in models:
+        for note in model.tensors.description.notes:
+            sentence = note if note.startswith(model.label) else f"{model.label}: {note}"
+            sentences.append(sentence if sentence.endswith(".") else f"{sentence}.")
+    return tuple(sentences)
 
 
-def _about(model: Model, note: str) -> str:
-    """A note on the weights of a model as a sentence that names it."""
-    sentence = note if note.startswith(model.label) else f"{model.label}: {note}"
-    return sentence if sentence.endswith(".") else f"{sentence}."
-
-
-def _same_files(reference: Model, candidate: Model) -> tuple[int, bool]:
+def _same_files(reference: Comparable, candidate: Comparable) -> tuple[int, bool]:
     """Return how many weight files have the same digest in both, and whether all of them have."""
     mine, other = reference.digests(), candidate.digests()
     if mine is None or other is None:
@@ -155,39 +207,48 @@ def _same_files(reference: Model, candidate: Model) -> tuple[int, bool]:
     return len(set(mine.values()) & set(other.values())), set(mine.values()) == set(other.values())
 
 
-def _common_vocabulary(reference: Model, candidate: Model, course: _Course) -> CommonVocabulary:
-    share_vocabulary(reference, candidate)
-    for model in (reference, candidate):
-        if model.tokenizer is not None:
-            course.caveats.append(f"The vocabulary of {model.label} was read from {model.tokenizer.label}, as asked.")
-    mine, other = reference.vocabulary, candidate.vocabulary
+def _common_tokens(reference: Comparable, candidate: Comparable) -> tuple[CommonVocabulary, tuple[str, ...]]:
+    """Return the rows of the same tokens, and what a reader should know about them."""
+    models = (reference, candidate)
+    caveats = tuple(
+        f"The vocabulary of {model.label} was read from {model.vocabulary_from}, as asked."
+        for model in models
+        if model.vocabulary_from is not None
+    )
+    mine, other = vocabularies_of(reference, candidate)
+    rows_of_models = (n_rows(reference), n_rows(candidate))
     if mine is not None and other is not None:
-        return common_vocabulary(mine, other, n_reference_rows=reference.n_rows, n_candidate_rows=candidate.n_rows)
-    without = " and ".join(model.label for model, v in ((reference, mine), (candidate, other)) if v is None)
-    course.caveats.append(
+        common = common_vocabulary(mine, other, n_reference_rows=rows_of_models[0], n_candidate_rows=rows_of_models[1])
+        return common, caveats
+    without = " and ".join(model.label for model, v in zip(models, (mine, other), strict=True) if v is None)
+    by_number = (
         f"No tokenizer files in {without}: rows were paired by their number. Any pairing keeps the p-value valid, "
         "but relatives are missed where the ids differ."
     )
     known = mine if mine is not None else other
-    n_rows = min(reference.n_rows, candidate.n_rows)
+    n_common = min(rows_of_models)
     if known is None:
-        rows = np.arange(n_rows, dtype=np.int64)
+        rows = np.arange(n_common, dtype=np.int64)
     else:
-        rows = np.array(sorted(row for row in known.row_of.values() if row < n_rows), dtype=np.int64)
-    return CommonVocabulary(rows, rows, len(rows), False, 0, 0)
+        rows = np.array(sorted(row for row in known.row_of.values() if row < n_common), dtype=np.int64)
+    return CommonVocabulary(rows, rows, 0, 0), (*caveats, by_number)
 
 
-def _pairs(reference: Model, candidate: Model, level: str) -> dict[str, tuple[WeightPart, WeightPart]]:
-    pairs = {"embedding": (reference.anatomy.embedding, candidate.anatomy.embedding)}
+def _matrix_pairs(
+    reference: Comparable, candidate: Comparable, level: Level
+) -> dict[str, tuple[WeightPart, WeightPart]]:
+    """The matrices that are compared, by name."""
     mine, other = reference.anatomy, candidate.anatomy
-    # A head that is the embedding once more, by the config or by its place in the file, is no second witness.
-    is_second_witness = not (_has_tied_head(reference) and _has_tied_head(candidate))
-    if level != "screen" and mine.unembedding is not None and other.unembedding is not None and is_second_witness:
+    pairs = {"embedding": (mine.embedding, other.embedding)}
+    # A tied head is the embedding once more. Where both models have one, the heads are no independent test.
+    is_independent = not (_has_tied_head(reference) and _has_tied_head(candidate))
+    if not level.is_screen_only and mine.unembedding is not None and other.unembedding is not None and is_independent:
         pairs["unembedding"] = (mine.unembedding, other.unembedding)
     return pairs
 
 
-def _has_tied_head(model: Model) -> bool:
+def _has_tied_head(model: Comparable) -> bool:
+    """Whether the head (``lm_head``) is the embedding, by the config or by its place in the file."""
     anatomy = model.anatomy
     if anatomy.declares_tied or anatomy.unembedding is None:
         return True
@@ -196,106 +257,80 @@ def _has_tied_head(model: Model) -> bool:
     return (embedding.path, embedding.start, embedding.stop) == (head.path, head.start, head.stop)
 
 
-def _test_matrices(
-    reference: Model, candidate: Model, common: CommonVocabulary, course: _Course, io: IoCount, settings: Settings
-) -> None:
-    """Run Algorithm 1 on the embeddings, and on the unembeddings where those are silent or everything is asked for."""
-    pairs = _pairs(reference, candidate, settings.level)
-    course.n_tests = TESTS_PER_MATRIX * len(pairs)
+def _compare_matrices(
+    reference: Comparable, candidate: Comparable, common: CommonVocabulary, settings: Settings, watch: Watch
+) -> MatricesFound:
+    """Run Algorithm 1 on the embeddings, and on the unembeddings unless the embeddings settle the question."""
+    pairs = _matrix_pairs(reference, candidate, settings.level)
+    found = MatricesFound({}, n_tests=TESTS_PER_MATRIX * len(pairs))
     for name, (mine, other) in pairs.items():
-        rows = common.within(reference.matrix_spec(mine).shape[0], candidate.matrix_spec(other).shape[0])
+        rows = common.within(matrix_spec(reference, mine).shape[0], matrix_spec(candidate, other).shape[0])
         plan = _plan(reference, candidate, mine, other, rows, settings.level)
         check_memory(plan, settings.max_memory_bytes)
-        if settings.on_plan is not None and not course.matrices:
-            settings.on_plan(plan)
-        course.matrices[name] = compare_matrices(
-            name,
-            reference,
-            candidate,
-            rows,
-            plan,
-            settings=settings,
-            n_tests=course.n_tests,
-            ledger=io.ledger,
-            stopwatch=course.stopwatch,
-        )
-        course.n_looks = max(course.n_looks, len(plan.look_rows) + 1)
-        if course.settled is not None and settings.level != "body":
-            return
+        if not found.outcomes:
+            watch.planned(plan)
+        outcome = compare_matrices(name, reference, candidate, rows, plan, settings, watch, n_tests=found.n_tests)
+        n_looks = max(found.n_looks, len(plan.look_rows) + 1)
+        found = replace(found, outcomes={**found.outcomes, name: outcome}, n_looks=n_looks)
+        if found.settle and settings.level.stops_when_settled:
+            break
+    return found
 
 
-def _test_body(reference: Model, candidate: Model, course: _Course, settings: Settings) -> None:
-    """Run Algorithms 2 and 3, as one more look after those at the matrices."""
+def _compare_layers(
+    reference: Comparable, candidate: Comparable, matrices: MatricesFound, settings: Settings
+) -> LayersFound:
+    """Run Algorithms 2 and 3, as one more look after those at the matrices.
+
+    Raises:
+        MdirError: If the layers cannot be compared, and the level asks for them.
+    """
+    try:
+        return _layers_found(reference, candidate, matrices, settings)
+    except (AnatomyError, UnsupportedFormatError) as exc:
+        if settings.level.analyses_all_layers:
+            raise
+        # The embeddings were read, and they may have the answer.
+        are_unreadable = isinstance(exc, UnsupportedFormatError)
+        return LayersFound(caveats=(f"The layers were not compared: {exc}.",), are_unreadable=are_unreadable)
+
+
+def _layers_found(
+    reference: Comparable, candidate: Comparable, matrices: MatricesFound, settings: Settings
+) -> LayersFound:
     # An embedding that is projected on its way in has channels of its own, which say nothing about the stream's.
     widths = (reference.anatomy.hidden_size, candidate.anatomy.hidden_size)
-    of_stream = [outcome for outcome in course.matrices.values() if outcome.evidence.widths == widths]
-    matching = next((outcome.matching for outcome in of_stream if outcome.matching is not None), None)
-    outers = outer_candidates(
-        *widths,
-        polar=next((outcome.polar for outcome in of_stream if outcome is course.matrices["embedding"]), None),
-        matching=matching,
+    of_stream = {name: outcome for name, outcome in matrices.outcomes.items() if outcome.evidence.widths == widths}
+    matching = next((outcome.matching for outcome in of_stream.values() if outcome.matching is not None), None)
+    on_embeddings = outer_candidates(
+        *widths, polar=of_stream["embedding"].polar if "embedding" in of_stream else None, matching=matching
     )
     tried = attempts(
         reference,
         candidate,
-        outers.transformations,
+        on_embeddings,
         representatives(reference, candidate),
-        are_silent=matching is None,
-        seed=settings.seed,
-        device=settings.device,
+        settings,
+        are_matched=matching is not None,
     )
-    # Looks at matrices spend 1 - 1/(s + 1) of alpha in all; the body takes the next share (docs/method.md, "Looks").
-    spent = math.log((course.n_looks + 1) * (course.n_looks + 2))
-    try:
-        evidence = compare_bodies(
-            reference,
-            candidate,
-            tried,
-            log_alpha=math.log(settings.alpha) - spent,
-            all_layers=settings.level == "body",
-            seed=settings.seed,
-            device=settings.device,
-        )
-    except AnatomyError as exc:
-        if settings.level == "body":
-            raise
-        course.caveats.append(f"The layers were not compared: {exc}.")  # nobody asked for them
-        return
+    # Looks at matrices spend 1 - 1/(s + 1) of alpha in all; the layers take the next share (docs/method.md, "Looks").
+    spent = log_cost_of_look(matrices.n_looks + 1)
+    evidence = compare_bodies(reference, candidate, tried, settings, log_alpha=math.log(settings.alpha) - spent)
     if evidence is None:
-        course.caveats.append(
+        why = (
             "The layers were not compared: nothing relates the two residual streams, or no role of a layer was found "
             "in both models."
         )
-        return
-    course.body = replace(evidence, log_p=min(0.0, evidence.log_p + spent))
-    course.n_tests += evidence.n_tests
+        return LayersFound(caveats=(why,))
+    return LayersFound(replace(evidence, log_p=min(0.0, evidence.log_p + spent)), evidence.n_tests)
 
 
 def _summary(body: BodyEvidence, settings: Settings) -> BodySummary:
-    supported = is_supported(body, math.log(settings.alpha))
-    silent = body.placebo_log_p > math.log(REMARKABLE)
-    return BodySummary(body.log_p, body.outer.kind, body.outer.fitted_on, body.stray_share, silent, supported)
-
-
-def _report(
-    reference: Model,
-    candidate: Model,
-    course: _Course,
-    io: IoCount,
-    settings: Settings,
-    decision: Decision,
-    log10_p: float,
-) -> HomologyReport:
-    return make_report(
-        reference,
-        candidate,
-        matrices=course.matrices,
-        body=course.body,
-        decision=decision,
-        log10_p=log10_p,
-        n_tests=course.n_tests,
-        caveats=(*course.caveats, *_late_notes(reference, candidate, course)),
-        io=io.result(reference.tensors.n_bytes + candidate.tensors.n_bytes),
-        seconds=course.stopwatch.seconds,
-        settings=settings,
+    return BodySummary(
+        log_p=body.log_p,
+        outer=body.outer.kind,
+        fitted_on=body.outer.fitted_on,
+        off_match_share=body.off_match_share,
+        placebo_is_significant=body.placebo_log_p <= math.log(REMARKABLE),
+        is_supported=layers_support(body.modules, body.outer.kind, math.log(settings.alpha)),
     )

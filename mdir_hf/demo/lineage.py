@@ -1,8 +1,8 @@
 """A small family of language models, truly trained, for looking at what a comparison says of each kind of relative.
 
-One base, five descendants that hide it more and more, and two strangers, the first of which shares everything with the
-base but the seed. Built with transformers and saved as the Hub would hold them: safetensors in BF16, config.json,
-tokenizer.json.
+One base, five descendants, each harder to recognise than the one before, and two strangers. The first stranger shares
+everything with the base except the seed. Built with transformers and saved as the Hub would hold them: safetensors in
+BF16, config.json, tokenizer.json.
 """
 
 from __future__ import annotations
@@ -126,7 +126,8 @@ class Lineage:
 def build_lineage(folder: str | Path, *, seed: int = 0, progress: Progress | None = None) -> Lineage:
     """Build the family, or take the one that an earlier call has finished in the same folder.
 
-    The base is a Llama with 6 layers and grouped queries; untied, so that its unembedding is a second witness.
+    The base is a Llama with 6 layers and grouped queries; untied, so that its unembedding
+    (``lm_head``) is an independent test.
 
     Args:
         folder: Made when missing. Nothing appears in it before the whole family is done.
@@ -241,7 +242,7 @@ class _Workshop:
             num_key_value_heads=2,
             max_position_embeddings=256,
             tie_word_embeddings=tied,
-            # The usual 0.02 suits widths in the thousands; at these it costs a hundred steps before anything is learnt.
+            # The usual 0.02 suits widths in the thousands; at this width the first hundred steps would learn nothing.
             initializer_range=0.06,
             bos_token_id=0,
             eos_token_id=1,

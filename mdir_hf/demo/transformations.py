@@ -1,4 +1,4 @@
-"""What happens to a model on its way to another name: channels permuted, rotated or cut, another tokenizer.
+"""How a copy of a model may be changed: channels permuted, rotated or cut, another tokenizer.
 
 All of them take a Llama-like causal LM of transformers: pre-norm blocks with RMSNorm, bias-free linear maps, gated MLP.
 """
@@ -22,8 +22,9 @@ _WRITES = ("o_proj", "down_proj")
 def permute_channels(model: PreTrainedModel, permutation: torch.Tensor, *, scale: float = 1.0) -> None:
     """Reorder the channels of the residual stream and multiply it by ``scale``, in place; the function stays the same.
 
-    The embedding and all that writes to the stream are scaled; RMSNorm takes the factor out again, and exactly, because
-    its epsilon is scaled with the square. A tied head sees the scaled embedding, so there the final gain is divided.
+    The embedding and all that writes to the stream are scaled; RMSNorm takes the factor out again, exactly,
+    because its epsilon is scaled with the square. A tied head sees the scaled embedding, so there the final gain is
+    divided.
 
     Args:
         model: A Llama-like causal LM, any float dtype. Scales that are a power of two are exact in each.

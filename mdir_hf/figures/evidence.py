@@ -62,7 +62,7 @@ def draw_null(matrices: Mapping[str, MatrixReport], theme: Theme) -> Figure:
         }
         placebos += chance.values()
         rows += [(f"{name}s of the two models", ratio, True), *((text, share, False) for text, share in chance.items())]
-    loudest = max(placebos)
+    largest = max(placebos)
     seen = [ratio for ratio in observed.values() if ratio is not None]
     if not seen:
         title = "No trace was solved for: none could be significant"
@@ -70,7 +70,7 @@ def draw_null(matrices: Mapping[str, MatrixReport], theme: Theme) -> Figure:
         title = "The observed trace is within chance"
     else:
         title = f"The observed trace is {max(seen):.1f} times the significant one"
-    silent = "the placebos stay below it" if loudest < 1.0 else f"a placebo reaches {loudest:.1f} times it"
+    of_placebos = "the placebos stay below it" if largest < 1.0 else f"a placebo reaches {largest:.1f} times it"
     height = _ROW * len(rows) + 0.12
     figure = new_sheet(
         theme,
@@ -89,7 +89,7 @@ def draw_null(matrices: Mapping[str, MatrixReport], theme: Theme) -> Figure:
     )
     figure.set_label(
         f"Bar chart: the observed trace is {values or 'not solved for, as none could be significant, against'} what "
-        f"would be significant at 0.1 %; {silent} (placebos: {', '.join(f'{share:.2f}' for share in placebos)})."
+        f"would be significant at 0.1 %; {of_placebos} (placebos: {', '.join(f'{share:.2f}' for share in placebos)})."
     )
     return figure
 

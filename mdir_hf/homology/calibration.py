@@ -1,4 +1,4 @@
-"""What a reader needs to trust a p-value: placebos that must be silent, and how privileged the axes are.
+"""What a reader needs to trust a p-value: placebos that must not be significant, and how privileged the axes are.
 
 docs/method.md, "Calibration". None of these enters the p-value; they enter the verdict.
 """
@@ -13,6 +13,7 @@ import torch
 from mdir_hf.homology.matching import CHANNEL_ALPHA, REMARKABLE, ROWS_AT_ONCE, Matching, best_matching, line_energies
 from mdir_hf.homology.polar import RowFactors, polar_factor_of_rows, row_factors
 from mdir_hf.homology.rows import PairedRows
+from mdir_hf.processor import all_cores
 
 MAX_PLACEBO_ROWS = 512
 MAX_PLACEBO_CHANNELS = 1024
@@ -82,11 +83,11 @@ def calibrate(rows: PairedRows, *, generator: torch.Generator) -> Calibration:
     )
 
 
-def count_stray_channels(polar: torch.Tensor, matching: Matching) -> int:
-    """Count the channels that resemble a channel beside their own: an entry off the matching, significant by itself.
+def count_off_match_channels(polar: torch.Tensor, matching: Matching) -> int:
+    """Count the channels with an off-match hit: an entry beside the matched one that is significant by itself.
 
-    Relatives have next to none, because a channel has one ancestor. Strangers whose axes carry the same features do,
-    because a feature stands on several axes.
+    Relatives have next to none, because a channel has one ancestor. Strangers whose axes carry the same features have
+    them, because a feature stands on several axes.
 
     Args:
         polar: U, ``(n_reference, n_candidate)``.
@@ -103,15 +104,15 @@ def count_stray_channels(polar: torch.Tensor, matching: Matching) -> int:
     partner = torch.full((n_reference,), -1)
     partner[torch.from_numpy(matching.reference)] = torch.from_numpy(matching.candidate)
     partner = partner.to(polar.device)
-    strays_of_row, strays_of_column = [], torch.zeros(n_candidate, dtype=torch.bool, device=polar.device)
+    hits_of_row, hits_of_column = [], torch.zeros(n_candidate, dtype=torch.bool, device=polar.device)
     for start in range(0, n_reference, ROWS_AT_ONCE):
         block = slice(start, start + ROWS_AT_ONCE)
-        is_stray = polar[block].double().square() > torch.maximum(least_square[0][block, None], least_square[1])
+        is_hit = polar[block].double().square() > torch.maximum(least_square[0][block, None], least_square[1])
         has_partner = torch.nonzero(partner[block] >= 0)[:, 0]
-        is_stray[has_partner, partner[block][has_partner]] = False
-        strays_of_row.append(is_stray.any(dim=1))
-        strays_of_column |= is_stray.any(dim=0)
-    return int((torch.cat(strays_of_row) if n_reference <= n_candidate else strays_of_column).sum())
+        is_hit[has_partner, partner[block][has_partner]] = False
+        hits_of_row.append(is_hit.any(dim=1))
+        hits_of_column |= is_hit.any(dim=0)
+    return int((torch.cat(hits_of_row) if n_reference <= n_candidate else hits_of_column).sum())
 
 
 def privileged_basis_z(rows: torch.Tensor, *, generator: torch.Generator, n_directions: int = 512) -> float:
@@ -133,7 +134,8 @@ def privileged_basis_z(rows: torch.Tensor, *, generator: torch.Generator, n_dire
         return 0.0
     n = rows.shape[1]
     directions = torch.randn(n, n_directions, dtype=rows.dtype, generator=generator).to(rows.device)
-    turned = rows @ (directions / directions.norm(dim=0))
+    with all_cores(2.0 * rows.numel() * n_directions, rows.device):
+        turned = rows @ (directions / directions.norm(dim=0))
     scores = []
     for of_columns, of_directions in zip(_shape(rows), _shape(turned), strict=True):
         spread = of_directions.std() * math.sqrt(1.0 / len(of_columns) + 1.0 / n_directions)

@@ -5,13 +5,13 @@ they add along a lineage, ``D2(A, C) = D2(A, B) + D2(B, C)`` for A -> B -> C, wh
 four-point condition need (docs/method.md, "Distances"). No direction is ever read off: "closer in weights", never
 "derived from".
 
-All statistics are means of inner products per token, so one pass over the rows serves them all. Errors come from a
-bootstrap over tokens: tokens are dealt at random into groups, and groups are resampled.
+All statistics are means of inner products per token, so one pass over the rows serves them all. Tokens are dealt at
+random into groups, whose sums are kept apart: whoever wants errors resamples the groups.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,9 +25,6 @@ IntArray = npt.NDArray[np.int64]
 
 BOOTSTRAP_GROUPS = 1024
 """Groups of tokens. A spread estimated from so many is itself known to 2 %."""
-
-RESAMPLES = 1000
-COVERAGE = 0.95
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,23 +84,6 @@ def common_channels(alignments: Sequence[Alignment]) -> IntArray:
     return np.sort(common)
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """A statistic with its bootstrap error over tokens.
-
-    Attributes:
-        value: On all tokens.
-        standard_error: Standard deviation over resamples.
-        low: Lower end of the 95 % percentile interval.
-        high: Upper end.
-    """
-
-    value: float
-    standard_error: float
-    low: float
-    high: float
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenGeometry:
     """Inner products of several aligned models' rows, summed over groups of tokens. Made by :func:`token_geometry`.
@@ -113,80 +93,23 @@ class TokenGeometry:
             Differences from the first model, so that near copies lose no digits.
         n_tokens: ``(groups,)`` tokens in each group.
         n_channels: Channels compared.
-        seed: Seed of the resampling.
     """
 
     products: FloatArray
     n_tokens: IntArray
     n_channels: int
-    seed: int
-
-    def distance(self, a: int, b: int) -> Estimate:
-        """Return ``D2(A, B) = |A - B|_F^2 / (V n)``: mean squared difference per entry, in squared weight units."""
-        return self._estimate(lambda products, n: self._squared(products, n, a, b))
 
     def distances(self) -> FloatArray:
-        """Return D2 between all models, ``(m, m)``, symmetric with a zero diagonal."""
+        """Return ``D2(A, B) = |A - B|_F^2 / (V n)`` between all models, in squared weight units.
+
+        Returns:
+            ``(m, m)``, symmetric with a zero diagonal: the mean squared difference per entry.
+        """
         products, n = self.products.sum(axis=0), float(self.n_tokens.sum())
         norms = np.diagonal(products)
         squared: FloatArray = (norms[:, None] + norms[None, :] - 2.0 * products) / (n * self.n_channels)
         np.fill_diagonal(squared, 0.0)
         return np.maximum(squared, 0.0)
-
-    def ancestor_cosine(self, a: int, b: int, c: int) -> Estimate:
-        """Return ``cos(A - B, C - B)`` over all entries.
-
-        0 where B lies on the path between A and C (their common ancestor, or the middle of a chain); 0.5 for three
-        equally long branches from an unseen root. A value near 0 supports B on the path; a positive one decides
-        nothing, because training on common data pulls A and C the same way.
-
-        Raises:
-            InputError: If A or C equals B, so that there is no direction.
-        """
-
-        def cosine(products: FloatArray, n: FloatArray) -> FloatArray:
-            inner = products[:, a, c] - products[:, a, b] - products[:, b, c] + products[:, b, b]
-            lengths = self._squared(products, n, a, b) * self._squared(products, n, c, b)
-            with np.errstate(divide="ignore", invalid="ignore"):
-                ratio: FloatArray = inner / (n * self.n_channels) / np.sqrt(lengths)
-            return ratio
-
-        if self.distance(a, b).value == 0.0 or self.distance(c, b).value == 0.0:
-            raise InputError(f"model {b} equals model {a} or {c} on every token: there is no direction to compare")
-        return self._estimate(cosine)
-
-    def is_closer(self, a: int, b: int, c: int) -> tuple[Estimate, float]:
-        """Compare ``D2(A, B)`` with ``D2(A, C)`` on the same resampled tokens.
-
-        Returns:
-            The difference ``D2(A, C) - D2(A, B)``, positive where B is closer to A, and the share of resamples in which
-            it is not: the bootstrap's one-sided p, at least 1 / (resamples + 1).
-        """
-
-        def difference(products: FloatArray, n: FloatArray) -> FloatArray:
-            return self._squared(products, n, a, c) - self._squared(products, n, a, b)
-
-        draws = difference(*self._resampled())
-        share = float((np.sum(draws <= 0.0) + 1) / (len(draws) + 1))
-        return self._estimate(difference), share
-
-    def _squared(self, products: FloatArray, n: FloatArray, a: int, b: int) -> FloatArray:
-        total = products[:, a, a] + products[:, b, b] - 2.0 * products[:, a, b]
-        return np.maximum(total, 0.0) / (n * self.n_channels)
-
-    def _resampled(self) -> tuple[FloatArray, FloatArray]:
-        """Sums over resampled groups: ``(RESAMPLES, m, m)`` and ``(RESAMPLES,)``. The same draws at every call."""
-        n_groups = len(self.n_tokens)
-        rng = np.random.default_rng(self.seed)
-        counts = rng.multinomial(n_groups, np.full(n_groups, 1.0 / n_groups), size=RESAMPLES).astype(np.float64)
-        flat = counts @ self.products.reshape(n_groups, -1)
-        return flat.reshape(RESAMPLES, *self.products.shape[1:]), counts @ self.n_tokens
-
-    def _estimate(self, statistic: Callable[[FloatArray, FloatArray], FloatArray]) -> Estimate:
-        whole = statistic(self.products.sum(axis=0)[None], np.array([float(self.n_tokens.sum())]))
-        draws = statistic(*self._resampled())
-        low, high = np.quantile(draws, [(1.0 - COVERAGE) / 2.0, (1.0 + COVERAGE) / 2.0])
-        return Estimate(float(whole[0]), float(draws.std(ddof=1)), float(low), float(high))
 
 
 def token_geometry(
@@ -204,7 +127,7 @@ def token_geometry(
         alignments: For each model how it is carried onto the channels of one of them (that one by the identity). None
             where all are in the same basis. Only channels that all of them reach are compared.
         n_groups: Groups for the bootstrap; tokens are dealt to them at random.
-        seed: Seed of dealing and resampling.
+        seed: Seed of dealing.
 
     Returns:
         The inner products. Cost O(V m^2 n); memory one block of every model and O(groups m^2).
@@ -237,7 +160,7 @@ def token_geometry(
     if products is None or n_tokens.sum() < 2:
         raise InputError(f"distances need at least two common tokens, got {int(n_tokens.sum())}")
     occupied = n_tokens > 0
-    return TokenGeometry(products[occupied], n_tokens[occupied], n_channels, seed)
+    return TokenGeometry(products[occupied], n_tokens[occupied], n_channels)
 
 
 def _aligned(

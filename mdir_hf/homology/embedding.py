@@ -26,7 +26,7 @@ from mdir_hf.homology.polar import (
 )
 from mdir_hf.homology.products import cross_product
 from mdir_hf.homology.rows import PairedRows, RowStandard, pair_rows
-from mdir_hf.homology.significance import log_p_looks
+from mdir_hf.homology.significance import log_cost_of_look, log_p_looks
 
 VIEWS = ("centred", "whitened")
 TESTS_PER_MATRIX = 3 * len(VIEWS)
@@ -59,7 +59,7 @@ class Look:
         log_p: Natural log of p, corrected for the tests of this comparison (not yet for earlier looks).
         log_p_trimmed: The same without the best n/16, n/4, n/2 of the channels.
         log_p_robust: The same where few channels cannot carry it: significant where more than some axes are shared.
-        log_p_signs: The same with one vote for each channel, where these were taken in their own order; else None.
+        log_p_signs: The same by a sign test, where channels were taken in their own order; else None.
         channels: Channels of the reference that the rows of U stand for, ascending; None: all of them.
     """
 
@@ -143,14 +143,13 @@ class EmbeddingTest:
 
     def best_look(self) -> Look:
         """The look that carries the headline p: the one with the smallest corrected p, the last one if none has any."""
-        corrected = [min(0.0, k.log_p + math.log(s * (s + 1))) for s, k in enumerate(self.looks, start=1)]
+        corrected = [min(0.0, look.log_p + log_cost_of_look(s)) for s, look in enumerate(self.looks, start=1)]
         best = int(np.argmin(corrected))
         return self.looks[best] if corrected[best] < 0.0 else self.looks[-1]
 
     def sequential_correction(self, look: Look) -> float:
         """What stopping at this look costs, in nats: ln s(s+1)."""
-        s = next(number for number, known in enumerate(self.looks, start=1) if known is look)
-        return math.log(s * (s + 1))
+        return log_cost_of_look(next(s for s, known in enumerate(self.looks, start=1) if known is look))
 
     def screen(self, reference: torch.Tensor, candidate: torch.Tensor, *, is_last: bool = False) -> Look:
         """Look at some rows, all that have been read so far.

@@ -1,4 +1,4 @@
-"""Outer transformations: how a weight of the reference is carried into the residual basis of the candidate.
+"""Residual-basis maps, the paper's outer transformations: they carry weights from one model's basis to another's.
 
 The residual stream of a transformer may be turned by any orthogonal matrix U once the gains of its norms are folded
 into the projections behind them (paper, section on the invariant transformation group: U_Q = U_K = U_V = U_O = U).
@@ -7,13 +7,13 @@ Every weight here is ``(d_out, d_in)``, ``y = W x``; U is ``(n_reference, n_cand
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
 from mdir_hf.homology.matching import Matching
+from mdir_hf.processor import all_cores
 
 Kind = Literal["identity", "permutation", "signed_permutation", "rotation", "channels"]
 
@@ -37,7 +37,7 @@ _OUTER_NULL: dict[str, str] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OuterTransformation:
-    """U, which carries reference weights into the candidate's residual basis.
+    """A residual-basis map U, which carries reference weights into the candidate's residual basis.
 
     Attributes:
         kind: What it is.
@@ -124,7 +124,8 @@ class OuterTransformation:
         if self.kind == "identity":
             return weight
         if self.matrix is not None:
-            return weight @ self.matrix.to(weight)
+            with all_cores(2.0 * weight.numel() * self.n_candidate, weight.device):
+                return weight @ self.matrix.to(weight)
         assert self.reference is not None and self.candidate is not None and self.signs is not None
         device = weight.device
         carried = torch.zeros(weight.shape[0], self.n_candidate, dtype=weight.dtype, device=device)
@@ -150,30 +151,14 @@ class OuterTransformation:
         return self.carry_in(weight.T).T
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class OuterCandidates:
-    """The outer transformations to try on the body.
-
-    Attributes:
-        transformations: In the order to try them; empty where nothing relates the two residual streams.
-    """
-
-    transformations: tuple[OuterTransformation, ...]
-
-    @property
-    def log_n_tests(self) -> float:
-        """What trying all of them costs, in nats; added to every log p of the body."""
-        return math.log(max(1, len(self.transformations)))
-
-
 def outer_candidates(
     n_reference: int,
     n_candidate: int,
     *,
     polar: torch.Tensor | None = None,
     matching: Matching | None = None,
-) -> OuterCandidates:
-    """Choose which outer transformations to test the body with (paper, Algorithm 1: U_E; issue of silent embeddings).
+) -> tuple[OuterTransformation, ...]:
+    """Choose which residual-basis maps to test the layers with (paper, Algorithm 1: U_E).
 
     Args:
         n_reference: Residual width of the reference.
@@ -182,18 +167,18 @@ def outer_candidates(
         matching: Its matching where that is significant, else None.
 
     Returns:
-        The significant matching alone; where the embeddings are silent both the fitted rotation and the identity,
-        counted as two tests (a model retrained under a new tokenizer keeps its body in the old basis); the identity
-        alone without a common vocabulary; nothing where moreover the widths differ.
+        In the order to try them; each is one more test to correct for. Where a matching is significant, that alone.
+        Else the fitted rotation, if there are embeddings to fit it on, and the identity, if the widths are equal: a
+        model retrained under a new tokenizer keeps its layers in the old basis. Possibly none.
     """
     if matching is not None:
-        return OuterCandidates((OuterTransformation.from_matching(matching, n_reference, n_candidate),))
+        return (OuterTransformation.from_matching(matching, n_reference, n_candidate),)
     found: list[OuterTransformation] = []
     if polar is not None:
         found.append(OuterTransformation.rotation(polar))
     if n_reference == n_candidate:
         found.append(OuterTransformation.identity(n_reference))
-    return OuterCandidates(tuple(found))
+    return tuple(found)
 
 
 def fold_gain(weight: torch.Tensor, gain: torch.Tensor | None, *, plus_one: bool = False) -> torch.Tensor:

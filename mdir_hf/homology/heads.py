@@ -27,13 +27,6 @@ SUBSPACE_NULL = (
 """Null of the subspace tests: exact for independent Gaussian heads of total width up to n, and blind to which space
 all heads share, so features that both models learnt do not count."""
 
-RESIDUAL_SUBSPACE_NULL = (
-    "The models are independent, and given everything else in it the subspaces of one model's heads are turned at "
-    "random in the residual stream. Training ties them to the embeddings, so that this fails for models which learnt "
-    "from the same language: secondary evidence, only next to other layers and other models."
-)
-"""Null of :func:`residual_pattern`."""
-
 
 def unit_heads(rows: torch.Tensor, n_heads: int) -> torch.Tensor:
     """Bring every head to unit energy, so that heavy heads in both models are not taken for each other.
@@ -71,34 +64,6 @@ def canonical_heads(rows: torch.Tensor, n_heads: int) -> torch.Tensor:
     kept = scale > RELATIVE_RANK_TOLERANCE[rows.dtype] * scale[:, :1]
     orthonormal = (left * kept[:, None, :]) @ right_t
     return polar_factor(orthonormal.reshape(m, n)).matrix
-
-
-def residual_pattern(
-    reference: torch.Tensor, candidate: torch.Tensor, n_heads_reference: int, n_heads_candidate: int
-) -> HeadPattern:
-    """Energies of squared cosines of principal angles between heads' subspaces in the residual stream.
-
-    ``T = sum_h |Z_sigma(h) Z'_h^T|_F^2`` with both Z from :func:`canonical_heads`. Under
-    :data:`RESIDUAL_SUBSPACE_NULL` it is ``sum |Z_sigma(h) O Z'_h^T|^2`` with O Haar on O(n); the proof in
-    :mod:`~mdir_hf.homology.blocks` holds with m = n, the compression being a principal submatrix of
-    ``Z Z^T (x) Z' Z'^T``, whose eigenvalues lie in [0, 1] and whose trace is at most ``sum d' |Z_h|^2``.
-
-    Args:
-        reference: Z of the reference carried into the candidate's residual basis, ``(H d, n)``.
-        candidate: Z' of the candidate, ``(H' d', n)``.
-        n_heads_reference: H.
-        n_heads_candidate: H'.
-
-    Returns:
-        The pattern. It also speaks where a model has a single KV head, of which the block test can say nothing.
-    """
-    n = reference.shape[1]
-    d, d_other = len(reference) // n_heads_reference, len(candidate) // n_heads_candidate
-    cosines = (reference @ candidate.T).double().square()
-    scores = cosines.reshape(n_heads_reference, d, n_heads_candidate, d_other).sum(dim=(1, 3))
-    in_reference = reference.double().square().reshape(n_heads_reference, -1).sum(dim=1) * d_other
-    in_candidate = candidate.double().square().reshape(n_heads_candidate, -1).sum(dim=1) * d
-    return HeadPattern(scores.cpu().numpy(), in_reference.cpu().numpy(), in_candidate.cpu().numpy(), n, n)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,7 +7,7 @@ What the p-values rest on: the two models are independent and ONE model's matric
 rotations H of the output (head) side, given everything else. That is exact at Gaussian initialisation, a gauge
 symmetry for V within heads, and an assumption after training. Whatever the layers share on the residual side
 (anisotropy, outlier channels, the fitted basis change itself) is harmless. The cells off the map are the natural
-control: they must be silent (docs/method.md, "Layers").
+control: they must not be significant (docs/method.md, "Layers").
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ class LayerMap:
 
     Attributes:
         log_p: ``(L, L')``; each cell is valid by itself, corrected for ``tests_per_cell`` and nothing else.
-        is_full: ``(L, L')`` where the full polar factor was computed. Elsewhere the cell is silent in the screen
-            (p = 1), or significant by the screened channels alone where ``refine="undecided"``.
+        is_full: ``(L, L')`` where the full polar factor was computed. Elsewhere the screen decided: the cell is not
+            significant (p = 1), or is so by the screened channels alone where ``refine="undecided"``.
         tests_per_cell: What each cell is corrected for: permutation and signed permutation, times two where the screen
             may decide a cell.
         multiplicity: By how much a cell's p is multiplied before it counts: L L' (times the caller's ``n_tests``).
@@ -148,9 +148,9 @@ def map_layers(
             from the candidate's. Of the candidate L' matrices ``(d_out', n)``.
         log_alpha: Natural log of the level fixed in advance.
         signed: Whether each cell is tested for a signed permutation too.
-        refine: ``hits`` gives every cell that is not silent its full test. ``undecided`` keeps the screen's own valid,
-            weaker bound where that is significant already: the same matches several times faster, for when only the
-            map is asked for.
+        refine: ``hits`` gives every cell beyond the null of the screen its full test. ``undecided`` keeps the screen's
+            own valid, weaker bound where that is significant already: the same matches several times faster, for when
+            only the map is asked for.
         n_screened: Output channels that the screen looks at; 0 tests every cell in full.
         n_tests: Tests of the same comparison to correct each map for (a second basis tried, a second matrix), those
             made here among them.
@@ -180,7 +180,7 @@ def map_layers(
         )
         is_swapped = n_screened > 0 and mine.n_channels(0) > other.n_channels(0)
         rows, columns = (other, mine) if is_swapped else (mine, other)
-        searches.append(_Search(rows, columns, is_swapped, log_alpha, signed, refine, n_screened, n_tests, seed))
+        searches.append(_CellSearch(rows, columns, is_swapped, log_alpha, signed, refine, n_screened, n_tests, seed))
     cells = [search.empty() for search in searches]
     for _ in zip_longest(*(search.columns_into(*of_it) for search, of_it in zip(searches, cells, strict=True))):
         pass
@@ -228,7 +228,7 @@ class _Side:
 
 
 @dataclass(frozen=True, slots=True)
-class _Search:
+class _CellSearch:
     """One pass over all cells; ``rows`` is the side with fewer output channels, whose channels are screened.
 
     Every screened channel of the narrower side can have a partner on the wider one; the other way round most could not.

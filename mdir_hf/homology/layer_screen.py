@@ -3,21 +3,21 @@
 A fixed, seeded set S of d0 output channels of every reference layer is tested against all channels of a candidate
 layer: one matrix product for the whole column of the map, then polar factors of d0 rows through d0 x d0 eigenproblems.
 Under the null ``U_S = Ortho(W_S W'^T)`` has rows that are uniform on a sphere, so the law of the sum of its row maxima
-is known, and a cell that lies within it is called silent.
+is known, and a cell that lies within it is not tested further.
 
 What is guaranteed, and what is not:
 
-- A silent cell is reported with p = 1, which is never smaller than its full p. So the screen cannot create a false
-  positive and costs no multiplicity: it is a gate, not a test.
-- A cell whose d0-channel bound is significant by itself is never called silent: such a bound lies beyond the null law,
+- A cell within the null law is reported with p = 1, which is never smaller than its full p. So the screen cannot
+  create a false positive and costs no multiplicity: it is a gate, not a test.
+- A cell whose d0-channel bound is significant by itself always gets further: such a bound lies beyond the null law,
   and there the caller computes it.
-- Unequal channel norms move a whole column of the map up. A cell there that looks like most of its column is called
-  silent too, unless its own bound is significant or it is the best of its column.
+- Unequal channel norms move a whole column of the map up. A cell there that looks like most of its column is reported
+  with p = 1 too, unless its own bound is significant or it is the best of its column.
 - That no cell is lost whose FULL test is significant is not a theorem: the polar factor of some rows is not some rows
-  of the polar factor, and no bound on the latter is cheaper than forming the whole product. What speaks for it: a full
-  test needs a mean matched entry of ``sqrt(2 (ln d! - ln alpha)) / d``, which lies several standard deviations of the
-  screen above its null mean if the evidence is spread over channels; and if it is concentrated on a share q >= c/d of
-  them (entries are at most 1), all of S misses them with probability at most ``(1 - q)^d0``, 7e-4 at d = 1024 and
+  of the polar factor, and no bound on the latter is cheaper than forming the whole product. The argument for it: a
+  full test needs a mean matched entry of ``sqrt(2 (ln d! - ln alpha)) / d``, which lies several standard deviations of
+  the screen above its null mean if the evidence is spread over channels; and if it is concentrated on a share q >= c/d
+  of them (entries are at most 1), all of S misses them with probability at most ``(1 - q)^d0``, 7e-4 at d = 1024 and
   d0 = 64. Measured misses are in the tests and in ``benchmarks/layer_map_speed.py``.
 """
 
@@ -39,7 +39,7 @@ SCREEN_CHANNELS = 64
 """Output channels of a reference layer that the screen looks at."""
 
 NULL_Z = 4.0
-"""A sum of row maxima fewer than this many standard deviations above its null mean is silent."""
+"""A sum of row maxima fewer than this many standard deviations above its null mean lies within the null."""
 
 MIN_LAYERS_FOR_BULK = 8
 """From this many reference layers on, a candidate layer's own cells say where its null lies."""

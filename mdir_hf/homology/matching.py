@@ -19,7 +19,7 @@ IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 
 REMARKABLE = 1e-3
-"""The level at which thresholds are quoted to readers, and above which a placebo is silent."""
+"""The level at which thresholds are quoted to readers, and at which a placebo must not be significant."""
 
 CHANNEL_ALPHA = 0.01
 """Family-wise level at which a single channel counts as matched by itself."""
@@ -52,7 +52,7 @@ class Matching:
         threshold: The trace that this factor would need for significance at 0.1 %; both bounds of the formula hold.
         log_p: Natural log of the bound for this matching alone (no other multiplicity).
         log_p_trimmed: The same without the best n/16, n/4 and n/2 of the channels; keys of ``TRIMS``.
-        log_p_signs: The same where every pair has one vote; None unless the matching was fixed in advance.
+        log_p_signs: The same by a sign test over the pairs; None unless the matching was fixed in advance.
         is_significant: Which channels' entries are significant by themselves at 1 % over all entries; ``(n_narrow,)``.
     """
 
@@ -71,10 +71,11 @@ class Matching:
 
     @property
     def log_p_robust(self) -> float:
-        """What is left when few channels cannot carry it: significant only where more than some axes are shared.
+        """The p-value that a few outstanding channels cannot make small.
 
-        The p without the best half of the channels. A matching fixed in advance is significant where its channels agree
-        so little that half of them say nothing; there it is the better of that and of one vote each, counted as two.
+        It is the p without the best half of the channels. For a matching that was fixed in advance there is a second
+        such p, the sign test over all pairs: channels that agree only a little may be significant there although half
+        of them are not. The smaller of the two counts, corrected for two tests.
         """
         trimmed = self.log_p_trimmed["n/2"]
         return trimmed if self.log_p_signs is None else min(0.0, min(trimmed, self.log_p_signs) + math.log(2.0))
@@ -93,7 +94,7 @@ class Matching:
         """Whether the channels that are significant by themselves (all, if none is) keep their number."""
         keep = self.is_significant if self.is_significant.any() else np.ones_like(self.is_significant)
         same = (self.reference == self.candidate)[keep]
-        # At 1 % over all entries a stray channel may be wrong; a real relabelling moves far more than one in twenty.
+        # At 1 % over all entries single channels may be matched wrongly; a real relabelling moves more than 5 %.
         return bool(same.mean() > 0.95)
 
 
@@ -111,10 +112,10 @@ def best_matching(polar: torch.Tensor, *, signed: bool, log_alpha: float | None 
     Returns:
         The matching with its evidence, or None. Cost O(n^2), and O(n^3) at worst for the assignment.
     """
-    search = _Search.of(polar, signed=signed, log_alpha=log_alpha)
-    if search is None:
+    factor = _Factor.of(polar, signed=signed, log_alpha=log_alpha)
+    if factor is None:
         return None
-    return search.weigh(search.columns if search.is_optimal else _assignment(search.weights))
+    return factor.weigh(factor.columns if factor.is_optimal else _assignment(factor.weights))
 
 
 def quick_matching(
@@ -132,10 +133,10 @@ def quick_matching(
         A greedy matching, which is a valid one (any is), or None where it is not significant so; the best one
         might be, then. Cost O(n^2), where the assignment takes seconds from 4096 channels on.
     """
-    search = _Search.of(polar, signed=signed, log_alpha=log_alpha)
-    if search is None:
+    factor = _Factor.of(polar, signed=signed, log_alpha=log_alpha)
+    if factor is None:
         return None
-    found = search.weigh(search.columns if search.is_optimal else _greedy(search.weights))
+    found = factor.weigh(factor.columns if factor.is_optimal else _greedy(factor.weights))
     decisive = max(found.log_p, found.log_p_robust) if must_be_robust else found.log_p
     return found if decisive < log_alpha else None
 
@@ -157,8 +158,8 @@ def matching_in_order(polar: torch.Tensor, columns: IntArray | None = None) -> M
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Search:
-    """A factor whose matchings are worth a look."""
+class _Factor:
+    """A polar factor, its narrower side as rows, with what every matching of it is weighed by."""
 
     narrow: torch.Tensor
     weights: torch.Tensor
@@ -169,7 +170,7 @@ class _Search:
     transposed: bool
 
     @classmethod
-    def of(cls, polar: torch.Tensor, *, signed: bool, log_alpha: float | None) -> _Search | None:
+    def of(cls, polar: torch.Tensor, *, signed: bool, log_alpha: float | None) -> _Factor | None:
         """Prepare a factor; None where no matching can reach the level."""
         transposed = polar.shape[0] > polar.shape[1]
         narrow = polar.T if transposed else polar  # (n_narrow, n_wide)

@@ -22,7 +22,6 @@ from typing import Literal
 import torch
 
 from mdir_hf.homology.blocks import HeadPattern, IntArray, best_head_map, block_pattern, log_p_head_map
-from mdir_hf.homology.combine import log_p_of_best
 from mdir_hf.homology.gauge import OuterTransformation, fold_gain
 from mdir_hf.homology.heads import (
     SUBSPACE_NULL,
@@ -47,16 +46,19 @@ from mdir_hf.homology.planes import (
     solve_planes,
 )
 
-Role = Literal["q", "k", "v", "o", "gate", "up", "down"]
+Projection = Literal["q", "k", "v", "o", "gate", "up", "down"]
 Test = Literal[
     "permutation", "signed_permutation", "blocks", "planes", "frequencies", "subspaces", "neurons", "channels"
 ]
 Transformation = Matching | HeadTransformation | PlaneTransformation | NeuronMatching
 
-IN_ROLES: tuple[Role, ...] = ("q", "k", "v", "gate", "up")
-"""Roles that read the residual stream; o and down write to it."""
+READING: tuple[Projection, ...] = ("q", "k", "v", "gate", "up")
+"""Projections that read the residual stream; o and down write to it."""
 
-ROLES: tuple[Role, ...] = ("q", "k", "v", "o", "gate", "up", "down")
+PROJECTIONS: tuple[Projection, ...] = ("q", "k", "v", "o", "gate", "up", "down")
+
+Role = Projection  # what comparison/body.py still calls them
+ROLES = PROJECTIONS
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,7 +109,7 @@ class LayerWeights:
             A layer without gains. Folding twice changes nothing.
         """
         changed: dict[str, torch.Tensor | None] = {"attention_gain": None, "mlp_gain": None}
-        for role in ROLES:
+        for role in PROJECTIONS:
             weight = self.weight(role)
             if weight is None:
                 continue
@@ -115,17 +117,17 @@ class LayerWeights:
             changed[role] = fold_gain(weight.to(dtype), gain, plus_one=plus_one)
         return replace(self, **changed)  # type: ignore[arg-type]
 
-    def weight(self, role: Role) -> torch.Tensor | None:
+    def weight(self, role: Projection) -> torch.Tensor | None:
         """The weight of a role, or None."""
         weight: torch.Tensor | None = getattr(self, role)
         return weight
 
-    def inner_rows(self, role: Role, outer: OuterTransformation | None = None) -> torch.Tensor | None:
+    def inner_rows(self, role: Projection, outer: OuterTransformation | None = None) -> torch.Tensor | None:
         """The weight with its head or neuron side as rows, ``(m, n)``, carried by ``outer`` if given."""
         weight = self.weight(role)
         if weight is None:
             return None
-        rows = weight if role in IN_ROLES else weight.T
+        rows = weight if role in READING else weight.T
         return rows if outer is None else outer.carry_in(rows)
 
     @property
@@ -164,7 +166,7 @@ def analyse_layer(
     candidate: LayerWeights,
     outer: OuterTransformation,
     *,
-    roles: Sequence[Role] = ROLES,
+    roles: Sequence[Projection] = PROJECTIONS,
     log_alpha: float | None = None,
     dtype: torch.dtype = torch.float64,
 ) -> list[ModuleEvidence]:
@@ -187,8 +189,8 @@ def analyse_layer(
         dtype: What to compute in; float32 halves memory and time for wide models.
 
     Returns:
-        Evidence in the order of ``roles``, the permutation tests before the others. Uncorrected: see
-        :func:`layer_log_p`. Cost O(m^2 n) per role, and O(m^3) at worst for its assignments.
+        Evidence in the order of ``roles``, the permutation tests before the others. Not
+        corrected for their number. Cost O(m^2 n) per role, and O(m^3) at worst for its assignments.
 
     Raises:
         ValueError: If a weight contradicts the outer transformation or the head counts.
@@ -228,18 +230,11 @@ def analyse_mixer(reference: MlpWeights, candidate: MlpWeights, outer: OuterTran
     )
 
 
-def layer_log_p(evidence: Sequence[ModuleEvidence]) -> float:
-    """Combine the tests of a layer: the smallest p times their number, valid under any dependence."""
-    if not evidence:
-        return 0.0
-    return log_p_of_best(min(e.log_p for e in evidence), len(evidence))
-
-
 def _permutations(
     reference: LayerWeights,
     candidate: LayerWeights,
     outer: OuterTransformation,
-    roles: Sequence[Role],
+    roles: Sequence[Projection],
     log_alpha: float | None,
 ) -> Iterator[ModuleEvidence]:
     for role in roles:
@@ -262,7 +257,7 @@ def _permutations(
 class _HeadTest:
     """One role's pattern, what the test is called, and how to solve for the inner maps once the heads are known."""
 
-    role: Role
+    role: Projection
     test: Test
     pattern: HeadPattern
     rows: torch.Tensor
@@ -272,7 +267,7 @@ class _HeadTest:
 
 
 def _attention(
-    reference: LayerWeights, candidate: LayerWeights, outer: OuterTransformation, roles: Sequence[Role]
+    reference: LayerWeights, candidate: LayerWeights, outer: OuterTransformation, roles: Sequence[Projection]
 ) -> list[ModuleEvidence]:
     tests: list[_HeadTest] = []
     for role in roles:
@@ -303,7 +298,7 @@ def _attention(
 
 
 def _planes(
-    role: Role, x: torch.Tensor, y: torch.Tensor, reference: LayerWeights, candidate: LayerWeights
+    role: Projection, x: torch.Tensor, y: torch.Tensor, reference: LayerWeights, candidate: LayerWeights
 ) -> list[_HeadTest]:
     """Test every pair of layouts that may be the right one and keep the best; all of them are paid for."""
     tried: list[tuple[float, list[_HeadTest]]] = []
@@ -374,7 +369,7 @@ def _layouts(layer: LayerWeights) -> tuple[RopeLayout, ...]:
     return (layer.rope,) if layer.rope in ("half", "interleaved") else LAYOUTS
 
 
-def _n_heads(layer: LayerWeights, role: Role) -> int:
+def _n_heads(layer: LayerWeights, role: Projection) -> int:
     return layer.n_kv_heads if role in ("k", "v") else layer.n_heads
 
 

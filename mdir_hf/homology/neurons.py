@@ -14,7 +14,7 @@ unchanged; so by the moment bound of docs/method.md, and the union over matching
     ln p <= ln #(P, S) - m' c^2 / (2 e),   m' the number of rotated neurons.
 
 up and down^T share a sign and are stacked before the polar factor, which then has rank up to min(m, 2n). Rows are
-brought to unit length first (the free scale), by which the null speaks of the neurons' directions. The other model's
+brought to unit length first (the free scale), so that the null is one of the neurons' directions. The other model's
 invariance gives the same with columns for rows; the weaker of the two is taken.
 """
 

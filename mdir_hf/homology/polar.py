@@ -1,8 +1,9 @@
 """Polar factors of cross products, truncated to the rank the data has.
 
-``Ortho(M) = U V^T`` from the SVD ``M = U S V^T`` (paper, section on matrix analysis). Where M has no full rank only the
-directions with a singular value count: completing them with the null basis that LAPACK happens to return puts
-structure into the factor that is in neither model (measured: it calls strangers related).
+``Ortho(M) = U V^T`` from the SVD ``M = U S V^T`` (paper, section on matrix analysis). For ``M = X^T Y`` it is the
+rotation that takes X closest to Y: the solution of the orthogonal Procrustes problem. Where M has no full rank only the
+directions with a singular value count. To complete them with some basis of the null space puts structure into the
+factor that is in neither model; a basis can be chosen that makes strangers significant.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from mdir_hf.homology.products import cross_product
+from mdir_hf.processor import all_cores
 
 FLOAT64_CHANNELS = 1024
 """Up to this width everything is float64, p exact to rounding; beyond, float32 (half the memory, thrice the speed)."""
@@ -22,6 +24,8 @@ RELATIVE_RANK_TOLERANCE = {
     torch.float32: 3e-6,
 }
 
+SVD_OPERATIONS, EIGH_OPERATIONS = 20.0, 9.0
+"""Floating-point operations of a decomposition of an n x n matrix, in n^3; of a thin one of m rows, in m n^2."""
 
 GRAM_FLOOR, GRAM_CLEAR = 1e-13, 1e-8
 """Relative eigenvalues of a float64 Gram matrix: rounding below the first, good to eight digits above the second."""
@@ -107,7 +111,9 @@ def _factors_by_gram(rows: torch.Tensor) -> RowFactors | None:
     A Gram matrix squares the condition: eigenvalues below 1e-13 of the largest are rounding, and directions are good to
     1e-16 over the relative eigenvalue. Returns None where one lies between, so that the SVD has to decide.
     """
-    energies, left = torch.linalg.eigh(rows @ rows.t())
+    n_rows, width = rows.shape
+    with all_cores(2.0 * n_rows**2 * width + EIGH_OPERATIONS * n_rows**3, rows.device):
+        energies, left = torch.linalg.eigh(rows @ rows.t())
     energies, left = energies.flip(0), left.flip(1)
     largest = float(energies[0]) if len(energies) else 0.0
     if not largest > 0.0:  # nothing there, or not finite
@@ -116,7 +122,9 @@ def _factors_by_gram(rows: torch.Tensor) -> RowFactors | None:
     if float(energies[rank - 1]) < GRAM_CLEAR * largest:
         return None
     scale = energies[:rank].sqrt()
-    return RowFactors(left[:, :rank], scale, (rows.t() @ left[:, :rank]) / scale)
+    with all_cores(2.0 * n_rows * rank * width, rows.device):
+        right = rows.t() @ left[:, :rank]
+    return RowFactors(left[:, :rank], scale, right / scale)
 
 
 def polar_factor_of_rows(reference: RowFactors, candidate: RowFactors, *, whitened: bool) -> PolarFactor:
@@ -192,10 +200,12 @@ def _thin_svd(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.T
     tall = matrix.t() if is_wide else matrix
     if not bool(torch.isfinite(tall.sum())) and not bool(torch.isfinite(tall).all()):
         raise ValueError(f"cannot factorise a {tuple(matrix.shape)} matrix with values that are not finite")
-    try:
-        left, scale, right_t = torch.linalg.svd(tall, full_matrices=False)
-    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # divide and conquer gave up in float32: rare, seen on graded spectra
-        left, scale, right_t = (part.to(matrix.dtype) for part in torch.linalg.svd(tall.double(), full_matrices=False))
+    with all_cores(SVD_OPERATIONS * tall.shape[0] * tall.shape[1] ** 2, tall.device):
+        try:
+            left, scale, right_t = torch.linalg.svd(tall, full_matrices=False)
+        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # divide and conquer gave up in float32: rare, seen on graded spectra
+            in_float64 = torch.linalg.svd(tall.double(), full_matrices=False)
+            left, scale, right_t = (part.to(matrix.dtype) for part in in_float64)
     return (right_t.t(), scale, left) if is_wide else (left, scale, right_t.t())
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from mdir_hf.processor import all_cores
+
 
 def cross_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """Return ``left^T @ right``.
@@ -18,15 +20,16 @@ def cross_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     Returns:
         ``(n, m)``, the dtype of the inputs. Cost ``2 r n m`` flop.
     """
-    if left.dtype is torch.float32 and left.device.type == "cpu" and _HAS_ONEDNN:
-        try:
-            product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
-                _dense(left.t()), _dense(right.t()), None, "none", [], ""
-            )
-        except RuntimeError:  # a build that has the operator's name and not its kernel
-            return left.t() @ right
-        return product
-    return left.t() @ right
+    with all_cores(2.0 * left.numel() * right.shape[1], left.device):
+        if left.dtype is torch.float32 and left.device.type == "cpu" and _HAS_ONEDNN:
+            try:
+                product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
+                    _dense(left.t()), _dense(right.t()), None, "none", [], ""
+                )
+            except RuntimeError:  # a build that has the operator's name and not its kernel
+                return left.t() @ right
+            return product
+        return left.t() @ right
 
 
 def _dense(matrix: torch.Tensor) -> torch.Tensor:

@@ -109,14 +109,14 @@ def log_n_choices(n: int, n_chosen: int) -> float:
 
 
 def log_p_signs(entries: npt.ArrayLike) -> float:
-    """Bound for a matching fixed in advance in which every pair has one vote: the sign of its entry.
+    """Bound of a sign test over a matching fixed in advance: how many entries are positive, how many negative.
 
-    ``ln p <= -v^2 / 2m`` for v votes for, less those against, of m pairs (Hoeffding). Asks less than the other bounds:
-    that the law of one model stays as it is when single residual channels change their sign. And a few axes, however
-    outstanding, are a few votes.
+    ``ln p <= -v^2 / 2m`` for m entries, v of them more positive than negative (Hoeffding). It asks less than the other
+    bounds: only that the law of one model stays as it is when single residual channels change their sign. A few
+    axes, however outstanding, count as a few signs.
 
     Args:
-        entries: Matched entries of U, ``(m,)``; a 0 does not vote.
+        entries: Matched entries of U, ``(m,)``; a 0 has no sign and is left out.
 
     Returns:
         Natural logarithm of the bound, at most 0.
@@ -124,9 +124,9 @@ def log_p_signs(entries: npt.ArrayLike) -> float:
     References:
         docs/method.md, section "Channels in their own order".
     """
-    votes = np.sign(np.asarray(entries, dtype=np.float64))
-    n_votes, excess = int(np.count_nonzero(votes)), float(votes.sum())
-    return -(excess**2) / (2 * n_votes) if excess > 0.0 else 0.0
+    signs = np.sign(np.asarray(entries, dtype=np.float64))
+    n_signs, excess = int(np.count_nonzero(signs)), float(signs.sum())
+    return -(excess**2) / (2 * n_signs) if excess > 0.0 else 0.0
 
 
 def log_p_entry(
@@ -149,10 +149,17 @@ def log_p_entry(
     return bound
 
 
+def log_cost_of_look(number: int) -> float:
+    """Return what the p of one look is multiplied by for its place among the looks: ``ln s(s+1)``, s = 1, 2, ...
+
+    The shares 1/(s(s+1)) sum to 1, however many looks there will be (docs/method.md, "Looks").
+    """
+    return math.log(number * (number + 1))
+
+
 def log_p_looks(log_p_by_look: list[float]) -> float:
     """Combine successive looks at growing data: ``min_s [ln p_s + ln s(s+1)]``, s = 1, 2, ...
 
-    Valid at any stopping time, under any dependence between the looks, because sum 1/(s(s+1)) = 1
-    (docs/method.md, "Looks").
+    Valid at any stopping time, under any dependence between the looks.
     """
-    return min((min(0.0, p + math.log(s * (s + 1))) for s, p in enumerate(log_p_by_look, start=1)), default=0.0)
+    return min((min(0.0, p + log_cost_of_look(s)) for s, p in enumerate(log_p_by_look, start=1)), default=0.0)

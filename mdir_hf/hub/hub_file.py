@@ -15,7 +15,7 @@ from mdir_hf.hub.endpoint import CALLER, current_endpoint, hub_hosts
 from mdir_hf.hub.errors_map import hub_errors
 from mdir_hf.hub.location import HEAD_TIMEOUT_S
 from mdir_hf.hub.paths import safe_path
-from mdir_hf.hub.remote import SILENT_BAR, hub_cache_dir
+from mdir_hf.hub.remote import HIDDEN_BAR, hub_cache_dir
 from mdir_hf.hub.retry import with_patience
 
 _KINDS = {"models": "model", "datasets": "dataset", "spaces": "space"}
@@ -61,7 +61,10 @@ def fetch_hub_file(
             lambda: get_hf_file_metadata(address, token=token, timeout=HEAD_TIMEOUT_S, endpoint=endpoint, **CALLER)
         )
         if metadata.size is None or metadata.commit_hash is None:
-            raise ServerError("the answer lacks the headers of a Hub (commit or size)", subject=f"{label}:{path}")
+            raise ServerError(
+                "the answer has no commit or no size in its headers; check HF_ENDPOINT and any proxy",
+                subject=f"{label}:{path}",
+            )
         if metadata.size > max_bytes:
             raise ByteBudgetError(
                 f"has {metadata.size:,} bytes, expected at most {max_bytes:,}", subject=f"{label}:{path}"
@@ -75,7 +78,7 @@ def fetch_hub_file(
                 cache_dir=hub_cache_dir(cache_dir),
                 token=token,
                 endpoint=endpoint,
-                tqdm_class=SILENT_BAR,
+                tqdm_class=HIDDEN_BAR,
                 **CALLER,
             )
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from mdir_hf.errors import ByteBudgetError, InputError
 
@@ -15,10 +16,9 @@ class IoLedger:
     One ledger may serve several repositories: ``files`` is keyed by file label, so two ``config.json`` stay apart.
 
     Args:
-        max_bytes: Most bytes that may be fetched from the network (or read from a local folder); None: no cap.
-            Bytes that a cache on this disk already holds are free.
-        on_bytes: Called with the number of bytes each time some arrive, cached ones included, for a progress bar.
-            Calls are serialised; they may come from any thread.
+        max_bytes: Most bytes that may ever be fetched from the network (or read from a local folder) through this
+            ledger; None: no cap. Bytes that a cache on this disk already holds are free. A cap for one piece of work
+            is :meth:`limited`.
 
     Attributes:
         bytes_read: Bytes fetched from the network, or read from a local source.
@@ -27,18 +27,61 @@ class IoLedger:
         files: Bytes of either kind, by file label.
     """
 
-    def __init__(self, *, max_bytes: int | None = None, on_bytes: Callable[[int], None] | None = None) -> None:
-        if max_bytes is not None and max_bytes < 0:
-            raise InputError(f"the cap on bytes is {max_bytes}, expected 0 or more")
-        self.max_bytes = max_bytes
-        self.on_bytes = on_bytes
+    def __init__(self, *, max_bytes: int | None = None) -> None:
+        self.max_bytes = _checked(max_bytes)
+        self.on_bytes: Callable[[int], None] | None = None
         self.bytes_read = 0
         self.bytes_from_cache = 0
         self.requests = 0
         self.files: dict[str, int] = {}
         self._reserved = 0
+        self._caps: list[_Cap] = []
         self._lock = threading.Lock()
+        self._listeners: list[_Listener] = []
         self._progress_lock = threading.Lock()
+
+    @contextmanager
+    def limited(self, max_bytes: int | None) -> Iterator[None]:
+        """Hold a cap on bytes inside the block, and none of its own afterwards.
+
+        Blocks may stand inside each other; a read must then keep to every cap. Bytes are counted for the ledger as a
+        whole: what other threads read through it meanwhile counts too.
+
+        Args:
+            max_bytes: Most bytes that may be read from the beginning of the block; None: no further cap.
+
+        Raises:
+            InputError: If ``max_bytes`` is negative.
+        """
+        if _checked(max_bytes) is None:
+            yield
+            return
+        with self._lock:
+            cap = _Cap(max_bytes, self.bytes_read)
+            self._caps.append(cap)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._caps.remove(cap)
+
+    @contextmanager
+    def listening(self, on_bytes: Callable[[int], None]) -> Iterator[None]:
+        """Call a function inside the block each time bytes arrive, cached ones included; for a progress bar.
+
+        Several may listen at once. Calls come from any thread, one at a time, and none comes after the block.
+
+        Args:
+            on_bytes: Called with the number of bytes. What it raises ends the read. It must not read itself.
+        """
+        listener = _Listener(on_bytes)
+        with self._progress_lock:
+            self._listeners.append(listener)
+        try:
+            yield
+        finally:
+            with self._progress_lock:
+                self._listeners.remove(listener)
 
     @contextmanager
     def reserve(self, label: str, n_bytes: int) -> Iterator[Callable[[int], None]]:
@@ -54,7 +97,7 @@ class IoLedger:
             A function to call with the size of each piece that arrives.
 
         Raises:
-            ByteBudgetError: If the read would pass ``max_bytes``; nothing has been read then.
+            ByteBudgetError: If the read would pass a cap; nothing has been read then.
         """
         with self._lock:
             self._check(label, n_bytes)
@@ -92,15 +135,37 @@ class IoLedger:
             self.requests += n_requests
 
     def _check(self, label: str, n_bytes: int) -> None:
-        if self.max_bytes is None or self.bytes_read + self._reserved + n_bytes <= self.max_bytes:
-            return
-        raise ByteBudgetError(
-            f"the next read needs {n_bytes:,} bytes, and {self.bytes_read + self._reserved:,} of the "
-            f"{self.max_bytes:,} bytes allowed are used or held; raise the cap on bytes, or compare at a lighter level",
-            subject=label,
-        )
+        for cap in [_Cap(self.max_bytes, 0), *self._caps]:
+            used = self.bytes_read - cap.n_bytes_before + self._reserved
+            if cap.max_bytes is not None and used + n_bytes > cap.max_bytes:
+                raise ByteBudgetError(
+                    f"the next read needs {n_bytes:,} bytes, and {used:,} of the {cap.max_bytes:,} bytes allowed are "
+                    "used or held; raise the cap on bytes, or compare at a lighter level",
+                    subject=label,
+                )
 
     def _progress(self, n_bytes: int) -> None:
-        if self.on_bytes is not None and n_bytes:
-            with self._progress_lock:
+        if not n_bytes:
+            return
+        with self._progress_lock:
+            if self.on_bytes is not None:
                 self.on_bytes(n_bytes)
+            for listener in self._listeners:
+                listener.on_bytes(n_bytes)
+
+
+@dataclass(frozen=True, eq=False)  # by identity: two blocks may hold equal caps
+class _Cap:
+    max_bytes: int | None
+    n_bytes_before: int
+
+
+@dataclass(frozen=True, eq=False)  # by identity: a function may listen twice
+class _Listener:
+    on_bytes: Callable[[int], None]
+
+
+def _checked(max_bytes: int | None) -> int | None:
+    if max_bytes is not None and max_bytes < 0:
+        raise InputError(f"the cap on bytes is {max_bytes}, expected 0 or more")
+    return max_bytes

@@ -116,7 +116,7 @@ class Locator:
         """Follow a redirect from a location.
 
         Raises:
-            ServerError: If it leads from https to something less.
+            ServerError: If it leads from https to http.
         """
         url = self._secured(location.url, target)
         with self._lock:
@@ -140,7 +140,7 @@ class Locator:
         etag, n_bytes = metadata.etag, metadata.size
         if etag is None or n_bytes is None or metadata.commit_hash is None:
             raise ServerError(
-                "the answer lacks the headers of a Hub (commit, ETag or size); check HF_ENDPOINT and any proxy",
+                "the answer has no commit, ETag or size in its headers; check HF_ENDPOINT and any proxy",
                 subject=self._label,
             )
         if metadata.commit_hash != place.commit:
@@ -153,7 +153,7 @@ class Locator:
                 f"the Hub lists this file with {self._n_bytes:,} bytes and serves it with {n_bytes:,}",
                 subject=self._label,
             )
-        # Mirrors may have ETags of their own; two sha256 that differ are two contents.
+        # Mirrors may have other kinds of ETags; but two different sha256 mean two different contents.
         if self._etag not in (None, etag) and _SHA256.fullmatch(self._etag or "") and _SHA256.fullmatch(etag):
             raise ServerError(
                 f"the Hub lists this file with sha256 {self._etag} and serves it with ETag {etag}", subject=self._label
@@ -170,7 +170,7 @@ class Locator:
 
 
 def _expires_at(url: str) -> float:
-    """Return when a signed address expires; a server whose clock disagrees with ours is left to say so itself."""
+    """Return when a signed address expires; if the clocks differ, the server refuses it earlier and we ask again."""
     query = parse_qs(urlsplit(url).query)
     for name in ("X-Amz-Expires", "Expires"):
         text = query.get(name, [""])[0]

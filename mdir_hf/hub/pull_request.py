@@ -124,7 +124,7 @@ def _moved(repo: str, parent_commit: str, head: str | None) -> PullRequestError:
 
 @contextmanager
 def _write_errors(repo: str) -> Iterator[None]:
-    """Say what the Hub's refusals to write mean; what is left goes the way of every error of its client."""
+    """Translate the Hub's refusals to write; other errors are translated as everywhere."""
     try:
         yield
     except (PullRequestError, CardError):

@@ -30,7 +30,7 @@ PIECE_BYTES = 4 << 20
 
 _N_DIGEST = 16
 _N_TRAILER = 8 + _N_DIGEST
-_STRAY_AGE_S = 3600.0  # a temporary file this old belongs to a process that was killed
+_ABANDONED_AGE_S = 3600.0  # a temporary file this old belongs to a process that was killed
 _DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _PIECE = re.compile(r"(\d+)-(\d+)")
 _TEMPORARY = "tmp-"
@@ -89,21 +89,19 @@ class RangeCache:
     Args:
         root: Folder of the cache; :func:`cache_root` by default.
         max_bytes: Bound on its size; :func:`cache_max_bytes` by default, 0: off.
+
+    Attributes:
+        is_writable: False once the cache is off: bounded to 0, or the disk is full or read-only.
     """
 
     def __init__(self, root: Path | None = None, *, max_bytes: int | None = None) -> None:
         self.root = (root if root is not None else cache_root()) / "ranges"
         self.max_bytes = cache_max_bytes() if max_bytes is None else max_bytes
-        self._writable = self.max_bytes > 0
+        self.is_writable = self.max_bytes > 0
         self._lock = threading.Lock()
         self._n_bytes = 0  # of all pieces, when last counted
         self._n_uncounted: int | None = None  # written since; None: not counted yet
         self._spans: dict[str, list[tuple[int, int]]] = {}
-
-    @property
-    def is_writable(self) -> bool:
-        """False once the cache is off: bounded to 0, or the disk is full or read-only."""
-        return self._writable
 
     def get(self, key: str, start: int, stop: int) -> bytes | None:
         """Return the bytes ``[start, stop)`` if pieces kept here cover them and are intact, else None."""
@@ -122,16 +120,16 @@ class RangeCache:
 
     def put(self, key: str, start: int, content: bytes) -> None:
         """Keep the bytes that begin at ``start``; on a full or read-only disk the cache turns itself off."""
-        if not self._writable or len(content) > self.max_bytes // 4:  # one huge read must not push out all others
+        if not self.is_writable or len(content) > self.max_bytes // 4:  # one huge read must not push out all others
             return
         for offset in range(0, len(content), PIECE_BYTES):
             piece = content[offset : offset + PIECE_BYTES]
             try:
                 self._store(key, (start + offset, start + offset + len(piece)), piece)
             except FileNotFoundError:
-                continue  # somebody is clearing the cache away; there is no harm in that
+                continue  # another process deleted the folder; the piece is only not kept
             except OSError:
-                self._writable = False
+                self.is_writable = False
                 return
 
     def _covering(self, key: str, position: int) -> tuple[int, int] | None:
@@ -200,10 +198,10 @@ class RangeCache:
         """Delete what was used longest ago, down to nine tenths of the bound, when the bound is reached."""
         with self._lock:
             if self._n_uncounted is None:
-                self._sweep_strays()
+                self._sweep_abandoned()
                 self._n_bytes, self._n_uncounted = sum(size for _, size, _ in self._pieces()), 0
             self._n_uncounted += n_bytes
-            # Other processes write and delete here too, so a look at the disk is due now and then.
+            # Other processes write and delete here too, so the disk is counted again from time to time.
             if self._n_bytes + self._n_uncounted <= self.max_bytes and self._n_uncounted <= self.max_bytes // 8:
                 return
             pieces = sorted(self._pieces())
@@ -212,7 +210,7 @@ class RangeCache:
             for _, size, path in pieces if is_full else ():
                 if total <= self.max_bytes * 9 // 10:
                     break
-                if path.name.startswith(_TEMPORARY):  # somebody is writing it; strays are swept by age
+                if path.name.startswith(_TEMPORARY):  # somebody is writing it; abandoned ones are removed by age
                     continue
                 with contextlib.suppress(OSError):
                     path.unlink()
@@ -230,8 +228,8 @@ class RangeCache:
                     status = path.stat()
                     yield status.st_mtime, status.st_size, path
 
-    def _sweep_strays(self) -> None:
-        oldest = time.time() - _STRAY_AGE_S
+    def _sweep_abandoned(self) -> None:
+        oldest = time.time() - _ABANDONED_AGE_S
         with contextlib.suppress(OSError):
             for path in self.root.glob(f"{_TEMPORARY}*"):
                 with contextlib.suppress(OSError):

@@ -32,7 +32,7 @@ DEFAULT_IN_FLIGHT = 8
 _MOVED = frozenset({301, 302, 303, 307, 308})
 _STALE = frozenset({401, 403, 404, 410, 416})  # a CDN whose signature expired; a mirror that lost track of the file
 _MOST_MOVES = 4  # refreshed or redirected locations within one read
-_PROGRESS_BYTES = 1 << 20  # a connection that gave this much before it broke was worth having
+_PROGRESS_BYTES = 1 << 20  # a connection that brought this much before it broke counts as progress
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 
 
@@ -189,7 +189,7 @@ class HubFile:
     def _get(self, url: str, start: int, stop: int) -> Any:  # noqa: ANN401 - a response of httpx or of httpx2
         token = self._place.token if may_see_token(url, self._place.endpoint) else False
         headers = build_hf_headers(token=token, **CALLER)
-        # Compressed content would make every offset a lie.
+        # Offsets count bytes of the file, so the content must come uncompressed.
         headers |= {"Accept-Encoding": "identity", "Range": f"bytes={start}-{stop - 1}"}
         timeouts_s = (CONNECT_TIMEOUT_S, READ_TIMEOUT_S, READ_TIMEOUT_S, READ_TIMEOUT_S)  # connect, read, write, pool
         # Redirects are followed here, by hand: each one decides anew who may see the token.
@@ -258,7 +258,7 @@ class HubFile:
             )
         if status in _STALE and self._is_off_hub(location):
             return ServerError(
-                f"the storage behind the Hub refuses the address the Hub gives for it ({status}), also a fresh one; "
+                f"the storage behind the Hub refuses the address that the Hub gives ({status}), a new one too; "
                 "try again later",
                 subject=self.label,
             )

@@ -26,8 +26,8 @@ from mdir_hf.hub.retry import with_patience
 
 LISTING_TIMEOUT_S = 30.0
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-# The client draws a bar per file; ours counts the whole comparison, so theirs stay silent.
-SILENT_BAR = cast(Any, functools.partial(tqdm, disable=True))
+# The client draws a bar per file; ours counts the whole comparison, so theirs are not shown.
+HIDDEN_BAR = cast(Any, functools.partial(tqdm, disable=True))
 
 
 class HubRepository:
@@ -200,7 +200,7 @@ class HubRepository:
                 force_download=force,
                 token=self._token,
                 endpoint=self._endpoint,
-                tqdm_class=SILENT_BAR,
+                tqdm_class=HIDDEN_BAR,
                 **CALLER,
             )
 

@@ -53,6 +53,11 @@ class Level(Term):
         return self is Level.SCREEN
 
     @property
+    def accepts_equal_files(self) -> bool:
+        """Whether weight files of the same SHA-256 settle the question, and no weight is read."""
+        return self is Level.AUTO
+
+    @property
     def may_read_layers(self) -> bool:
         """Whether it goes on to the layers where the embeddings do not settle the question."""
         return self in (Level.AUTO, Level.BODY)

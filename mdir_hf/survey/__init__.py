@@ -1,1 +1,1 @@
-"""Many models: every model is read once, its sampled rows are kept, and pairs are computed from those."""
+"""Every pair of many models: each model is read once, each pair is compared once, and a stopped survey goes on."""

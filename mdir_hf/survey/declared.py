@@ -1,30 +1,30 @@
-"""What the cards of surveyed models declare, to be set beside what was measured."""
+"""What the cards of surveyed models declare, to compare with what was measured."""
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
 
-from mdir_hf.cards.declared import declared_lineage
+from mdir_hf.cards.declared import declared_in
+from mdir_hf.comparison.opening import Reading
 from mdir_hf.errors import MdirError
 from mdir_hf.survey.results import ModelResult, SurveyReport
 
 READERS = 8
 
 
-def add_declared(report: SurveyReport, **options: Any) -> SurveyReport:  # noqa: ANN401 - those of declared_lineage
+def add_declared(report: SurveyReport, reading: Reading) -> SurveyReport:
     """Put beside each model the base models that its card declares; None where the card cannot be read.
 
     Args:
         report: The survey.
-        options: How repositories are opened: token, cache_dir, local_files_only.
+        reading: How repositories are opened.
     """
 
     def declared(name: str) -> ModelResult:
         found = report.models[name]
         try:
-            return replace(found, declared_bases=declared_lineage(name, **options).base_models)
+            return replace(found, declared_bases=declared_in(reading.open(name)).base_models)
         except MdirError:
             return replace(found, declared_bases=None)
 

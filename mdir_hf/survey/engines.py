@@ -3,22 +3,107 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Iterator
-from concurrent.futures import Executor, ProcessPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    BrokenExecutor,
+    CancelledError,
+    Executor,
+    Future,
+    ProcessPoolExecutor,
+    wait,
+)
 from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from mdir_hf.errors import InputError
+from mdir_hf.errors import InputError, WorkersLostError, one_line
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 RETRIES = 2
 """How often a dask cluster tries a task again whose worker died."""
 
+RESERVE = 4
+"""Tasks handed out beyond one for each worker, so that no worker waits for its next one. They are few, because the task
+of a tile carries the rows of 16 models: 130 MB where models are 2048 wide."""
+
+ASKED_EVERY_S = 1.0
+"""Seconds after which the number of workers is asked for again, even if no task has ended: a cluster may grow."""
+
+K = TypeVar("K")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Runs the tasks of a survey.
+
+    Attributes:
+        executor: Takes the tasks. Its workers must have this package; they need no common disk.
+        n_workers: Says how many tasks can run at a time now. Asked again and again while tasks are left.
+    """
+
+    executor: Executor
+    n_workers: Callable[[], int]
+
+    def run(
+        self,
+        work: Callable[..., T],
+        tasks: Iterable[tuple[K, tuple[Any, ...]]],
+        record: Callable[[T], None],
+        give_up: Callable[[K, str], None],
+    ) -> None:
+        """Keep every worker busy until all tasks are done.
+
+        Args:
+            work: What a task calls.
+            tasks: A key and the arguments of ``work`` for each task. A task is taken from here only when it is handed
+                out, so that the arguments of all tasks are never in memory at once.
+            record: Called here with what a task returned.
+            give_up: Called here with the key of a task that failed, and why.
+
+        Raises:
+            WorkersLostError: If the executor takes no more tasks.
+        """
+        upcoming = iter(tasks)
+        running: dict[Future[T], K] = {}
+        try:
+            while True:
+                n_workers = max(1, self.n_workers())
+                room = n_workers + min(n_workers, RESERVE) - len(running)
+                for key, arguments in islice(upcoming, max(0, room)):
+                    running[self.executor.submit(work, *arguments)] = key
+                if not running:
+                    return
+                done, _ = wait(running, timeout=ASKED_EVERY_S, return_when=FIRST_COMPLETED)
+                for future in done:
+                    key = running.pop(future)
+                    try:
+                        outcome = future.result()
+                    except (BrokenExecutor, CancelledError):  # nobody but a lost scheduler cancels a running task
+                        raise
+                    except Exception as exc:  # a worker's death is another exception in each kind of executor
+                        give_up(key, f"its worker failed: {type(exc).__name__} {one_line(exc)[:200]}")
+                        continue
+                    record(outcome)
+        except (BrokenExecutor, CancelledError) as exc:
+            raise WorkersLostError(
+                f"the workers are gone ({exc}); what was computed is kept: run the same survey again to go on"
+            ) from exc
+        finally:
+            for future in running:
+                future.cancel()
+
 
 @contextmanager
-def open_executor(*, workers: int | None = None, scheduler: str | None = None) -> Iterator[Executor | None]:
-    """Give an executor for :func:`~mdir_hf.survey.run.run_survey`, and close it afterwards.
+def open_engine(*, workers: int | None = None, scheduler: str | None = None) -> Iterator[Engine | None]:
+    """Give an engine for :func:`~mdir_hf.survey.run.run_survey`, and close it afterwards.
 
     Args:
-        workers: Processes on this machine, with one thread each; None or 1: no executor, everything here.
+        workers: Processes on this machine, with one thread each; None or 1: no engine, everything here.
         scheduler: Address of a dask scheduler, ``tcp://host:8786``.
 
     Raises:
@@ -27,8 +112,8 @@ def open_executor(*, workers: int | None = None, scheduler: str | None = None) -
     if scheduler is not None:
         if workers is not None:
             raise InputError("a scheduler has workers of its own; give either --scheduler or --workers")
-        with _dask(scheduler) as executor:
-            yield executor
+        with _dask(scheduler) as engine:
+            yield engine
     elif workers is None or workers == 1:
         yield None
     elif workers < 1:
@@ -37,7 +122,7 @@ def open_executor(*, workers: int | None = None, scheduler: str | None = None) -
         # Spawned, not forked: torch's threads do not survive a fork.
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(workers, mp_context=context, initializer=_one_thread) as executor:
-            yield executor
+            yield Engine(executor, lambda: workers)
 
 
 def _one_thread() -> None:
@@ -50,7 +135,7 @@ def _one_thread() -> None:
 
 
 @contextmanager
-def _dask(scheduler: str) -> Iterator[Executor]:
+def _dask(scheduler: str) -> Iterator[Engine]:
     try:
         from distributed import Client
     except ImportError as exc:
@@ -62,5 +147,18 @@ def _dask(scheduler: str) -> Iterator[Executor]:
             f"no dask scheduler answers at {scheduler!r} ({exc}); start one with `dask scheduler`, and workers with "
             "`dask worker tcp://HOST:8786 --nworkers 4 --nthreads 1`"
         ) from exc
-    with client, client.get_executor(retries=RETRIES) as executor:
-        yield executor
+    # Not pure: dask would hash every argument, the rows of models too, to find tasks that are the same. None are.
+    with client, client.get_executor(retries=RETRIES, pure=False) as executor:
+        yield Engine(executor, lambda: _n_threads(client))
+
+
+def _n_threads(client: Client) -> int:
+    """Ask a dask cluster how many tasks its workers run at a time.
+
+    Raises:
+        BrokenExecutor: If the scheduler does not answer.
+    """
+    try:
+        return sum(client.nthreads().values())
+    except Exception as exc:  # OSError while the scheduler is gone, others once the client has given up
+        raise BrokenExecutor(f"the dask scheduler does not answer: {exc}") from exc

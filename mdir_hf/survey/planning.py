@@ -1,24 +1,26 @@
 """What is fixed before a survey reads any weights: its tokens, and the commit of every model.
 
-Both stand in one file. Whoever runs a part of the survey elsewhere, or goes on with it next week, compares the same
-rows of the same files.
+Both are in one file. A part of the survey that runs elsewhere, or next week, then compares the same rows of the same
+files.
 """
 
 from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from mdir_hf.errors import InputError, MdirError
+from mdir_hf.comparison.opening import Reading
+from mdir_hf.errors import InputError, MdirError, one_line
+from mdir_hf.fingerprints.opening import Pin, open_model, pin_of
+from mdir_hf.fingerprints.sample import choose_tokens
 from mdir_hf.hub import IoLedger
 from mdir_hf.saving.folder import write_file
-from mdir_hf.survey.opening import Pin, open_model, pin_of
-from mdir_hf.survey.sample import choose_tokens
 from mdir_hf.vocabulary import Vocabulary
 
 SAMPLE = "sample.json"
@@ -52,7 +54,7 @@ class Sample:
 
 
 def choose_sample(
-    names: tuple[str, ...], *, n_tokens: int, seed: int, options: Mapping[str, Any]
+    names: tuple[str, ...], *, n_tokens: int, seed: int, reading: Reading
 ) -> tuple[Sample, dict[str, str]]:
     """Open every model, and choose the tokens by their vocabularies.
 
@@ -60,7 +62,7 @@ def choose_sample(
         names: Models.
         n_tokens: Tokens that each pair should have in common.
         seed: Seed of the choice.
-        options: How repositories are opened.
+        reading: How repositories are opened.
 
     Returns:
         The sample, and the models that could not be opened, with the reason.
@@ -68,7 +70,7 @@ def choose_sample(
     Raises:
         InputError: If none can be opened.
     """
-    vocabularies, pins, failures = _vocabularies(names, options)
+    vocabularies, pins, failures = _vocabularies(names, reading)
     if not vocabularies:
         first = next(iter(failures.values()))
         raise InputError(f"none of the {len(names)} models can be opened; the first: {first}")
@@ -90,7 +92,7 @@ def load_sample(path: Path, asked: Mapping[str, Any] | None = None) -> Sample:
 
     Args:
         path: The file.
-        asked: What it must have been chosen for; None: whatever it was.
+        asked: What it must have been chosen for; None: anything.
 
     Raises:
         InputError: If it is none, or was chosen for something else.
@@ -117,32 +119,41 @@ def take_sample(path: Path, folder: Path) -> None:
     own = folder / SAMPLE
     if own.exists():
         if load_sample(own).tokens != sample.tokens:
-            raise InputError("it was begun with another sample; name another folder", subject=str(folder))
+            raise InputError("a survey with another sample was begun there; name another folder", subject=str(folder))
         return
+    with writing_into(folder):
+        write_file(own, path.read_bytes())
+
+
+@contextmanager
+def writing_into(folder: Path) -> Iterator[None]:
+    """Make a folder that a survey is written into.
+
+    Raises:
+        InputError: If it cannot be made, or what the ``with`` block does in it fails.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_file(own, path.read_bytes())
+        yield
     except OSError as exc:
         raise InputError(f"cannot write a survey there: {exc.strerror}", subject=str(folder)) from exc
 
 
-def _vocabularies(
-    names: tuple[str, ...], options: Mapping[str, Any]
-) -> tuple[list[Vocabulary], dict[str, Pin], dict[str, str]]:
+def _vocabularies(names: tuple[str, ...], reading: Reading) -> tuple[list[Vocabulary], dict[str, Pin], dict[str, str]]:
     """Read the tokenizer of every model; one object for all models whose tokenizer files are the same bytes."""
-    known: dict[tuple[tuple[str, str], ...], Vocabulary] = {}
+    known: dict[object, Vocabulary] = {}
     found: list[Vocabulary] = []
     pins: dict[str, Pin] = {}
     failures: dict[str, str] = {}
 
-    def read(name: str) -> tuple[tuple[tuple[str, str], ...] | None, Vocabulary, Pin]:
-        model = open_model(name, options, IoLedger())
-        files = model.tokenizer_files.files
-        ids = tuple((path, files[path].sha256 or files[path].blob_id or "") for path in model.vocabulary_paths)
-        key = ids if ids and all(digest for _, digest in ids) else None
+    def read(name: str) -> tuple[object, Vocabulary, Pin]:
+        model = open_model(name, reading, IoLedger())
+        key = model.vocabulary_key
         vocabulary = (None if key is None else known.get(key)) or model.vocabulary
         if vocabulary is None:
-            raise InputError("it has no tokenizer files, and rows cannot be told apart without them", subject=name)
+            raise InputError(
+                "it has no tokenizer files, so nothing says which row belongs to which token", subject=name
+            )
         return key, vocabulary, pin_of(name, model)
 
     with ThreadPoolExecutor(READERS) as pool:
@@ -150,7 +161,7 @@ def _vocabularies(
             try:
                 key, vocabulary, pins[name] = future.result()
             except MdirError as exc:
-                failures[name] = " ".join(str(exc).split())
+                failures[name] = one_line(exc)
                 continue
             if key is not None:
                 vocabulary = known.setdefault(key, vocabulary)

@@ -1,4 +1,4 @@
-"""What a survey found, line by line on the disk: nothing that was computed is lost when it is stopped."""
+"""What a survey found. Each result is a line on the disk at once, so that a stop loses nothing that was computed."""
 
 from __future__ import annotations
 
@@ -10,11 +10,17 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from scipy.sparse.csgraph import connected_components
+
 from mdir_hf.errors import InputError
 from mdir_hf.report import HomologyReport, ModelSummary
 
 SCHEMA = "mdir-hf/survey/1"
 RESULTS = "results.jsonl"
+
+Pair = tuple[str, str]
+"""Names of two models, in the order of the list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,19 +94,14 @@ class SurveyReport:
 
     names: tuple[str, ...]
     models: Mapping[str, ModelResult]
-    pairs: Mapping[tuple[str, str], PairResult]
+    pairs: Mapping[Pair, PairResult]
     settings: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether every model was tried, and every pair of those that could be read was computed."""
-        return len(self.models) == len(self.names) and not self.missing()
 
     def readable(self) -> tuple[str, ...]:
         """Models that were read."""
         return tuple(name for name in self.names if name in self.models and self.models[name].error is None)
 
-    def missing(self) -> tuple[tuple[str, str], ...]:
+    def missing(self) -> tuple[Pair, ...]:
         """Pairs of readable models that are not computed yet."""
         return tuple(pair for pair in combinations(self.readable(), 2) if pair not in self.pairs)
 
@@ -110,22 +111,21 @@ class SurveyReport:
         return found is not None and found.verdict == "homologous"
 
     def groups(self) -> tuple[tuple[str, ...], ...]:
-        """Models joined by chains of homologous pairs; strangers alone in a group of one. Largest first."""
-        group_of = {name: {name} for name in self.names}
-        for first, second in self.pairs:
-            if self.is_related(first, second) and group_of[first] is not group_of[second]:
-                group_of[first] |= group_of[second]
-                for name in group_of[second]:
-                    group_of[name] = group_of[first]
+        """Models joined by chains of homologous pairs; unrelated models are groups of one. Largest first."""
         place = {name: at for at, name in enumerate(self.names)}
-        distinct = {id(group): tuple(sorted(group, key=place.__getitem__)) for group in group_of.values()}
-        return tuple(sorted(distinct.values(), key=lambda group: (-len(group), place[group[0]])))
+        related = np.zeros((len(place), len(place)), dtype=bool)
+        for first, second in self.pairs:
+            related[place[first], place[second]] = self.is_related(first, second)
+        members: dict[int, list[str]] = {}
+        for name, group in zip(self.names, connected_components(related, directed=False)[1], strict=True):
+            members.setdefault(int(group), []).append(name)
+        return tuple(sorted(map(tuple, members.values()), key=lambda group: -len(group)))
 
     def contradictions(self) -> tuple[tuple[str, str, str], ...]:
-        """Triples in which the middle model is related to both others and those were found not to be.
+        """Triples in which the middle model is related to both others, and no relation was found between those.
 
-        Shared ancestry of weights need not be transitive (a merge has two parents that share nothing), and a weak
-        relation may be missed on a sample: each is worth a look.
+        Shared ancestry of weights need not be transitive: the two parents of a merge may share nothing. And a weak
+        relation may be missed on a sample. So each triple is worth a look.
         """
         found = []
         for group in self.groups():
@@ -136,8 +136,8 @@ class SurveyReport:
                         found.append((first, middle, second))
         return tuple(found)
 
-    def undeclared(self) -> tuple[tuple[str, str], ...]:
-        """Pairs found homologous of which neither declares the other, nor both the same base; few cards say all."""
+    def undeclared(self) -> tuple[Pair, ...]:
+        """Homologous pairs of which neither declares the other, and which declare no common base."""
         bases = {name: set(self.models[name].declared_bases or ()) for name in self.readable()}
         return tuple(
             (a, b)
@@ -145,7 +145,7 @@ class SurveyReport:
             if self.is_related(a, b) and a not in bases[b] and b not in bases[a] and not bases[a] & bases[b]
         )
 
-    def unsupported(self) -> tuple[tuple[str, str], ...]:
+    def unsupported(self) -> tuple[Pair, ...]:
         """Declared bases (model, base), both surveyed, for which no evidence was found."""
         return tuple(
             (name, base)
@@ -174,11 +174,11 @@ class SurveyReport:
 
 
 class ResultFile:
-    """Appends results to a file, one JSON object a line, each on the disk before the next is computed.
+    """Appends results to a file as lines of JSON, each on the disk before the next is computed.
 
     Args:
         path: The file; made if it is not there. Its first line holds the settings.
-        settings: What this survey asks. A file made by other settings is refused: its p-values answer another question.
+        settings: What this survey asks. A file of other settings is refused: its p-values answer another question.
 
     Raises:
         InputError: If the file was made by other settings, or is no survey.
@@ -187,11 +187,11 @@ class ResultFile:
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
         self._path = path
         self.models: dict[str, ModelResult] = {}
-        self.pairs: dict[tuple[str, str], PairResult] = {}
+        self.pairs: dict[Pair, PairResult] = {}
         is_new = not path.exists() or path.stat().st_size == 0
         if is_new:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._append({"kind": "settings", "schema": SCHEMA, **settings})
+            self._append(_settings_line(settings))
             return
         known, self.models, self.pairs, n_whole = _read(path)
         differing = [key for key, value in settings.items() if known.get(key) != value]
@@ -209,45 +209,52 @@ class ResultFile:
     def add_model(self, result: ModelResult) -> None:
         """Record a model."""
         self.models[result.name] = result
-        self._append({"kind": "model", **asdict(result)})
+        self._append(_line("model", result))
 
     def add_pairs(self, results: Iterable[PairResult]) -> None:
         """Record pairs."""
-        new = list(results)
-        self.pairs |= {(result.reference, result.candidate): result for result in new}
-        self._append(*({"kind": "pair", **asdict(result)} for result in new))
+        new = {(result.reference, result.candidate): result for result in results}
+        self.pairs |= new
+        self._append(*(_line("pair", result) for result in new.values()))
 
-    def _append(self, *lines: Mapping[str, Any]) -> None:
-        text = "".join(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n" for line in lines)
+    def _append(self, *lines: bytes) -> None:
         with self._path.open("ab") as file:
-            file.write(text.encode())
+            file.write(b"".join(lines))
             file.flush()
             os.fsync(file.fileno())
 
 
 def result_lines(report: SurveyReport) -> bytes:
-    """A survey as the lines of a result file, of which it is then the only shard."""
-    settings = {"kind": "settings", "schema": SCHEMA, "names": list(report.names), **report.settings, "shard": [0, 1]}
-    lines = [
-        settings,
-        *({"kind": "model", **asdict(report.models[name])} for name in report.names if name in report.models),
-    ]
-    lines += [{"kind": "pair", **asdict(found)} for found in report.pairs.values()]
-    return "".join(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n" for line in lines).encode()
+    """A survey as the lines of a result file with one shard."""
+    lines = [_settings_line({"names": list(report.names), **report.settings, "shard": [0, 1]})]
+    lines += [_line("model", report.models[name]) for name in report.names if name in report.models]
+    lines += [_line("pair", found) for found in report.pairs.values()]
+    return b"".join(lines)
 
 
-def read_survey(paths: Sequence[Path], names: Sequence[str] | None = None) -> SurveyReport:
+def _settings_line(settings: Mapping[str, Any]) -> bytes:
+    return _json_line({"kind": "settings", "schema": SCHEMA, **settings})
+
+
+def _line(kind: str, result: ModelResult | PairResult) -> bytes:
+    return _json_line({"kind": kind, **asdict(result)})
+
+
+def _json_line(body: Mapping[str, Any]) -> bytes:
+    return (json.dumps(body, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def read_survey(paths: Sequence[Path]) -> SurveyReport:
     """Read a survey back, or join the parts that several shards of it wrote.
 
     Args:
         paths: Result files; of shards, all of one survey.
-        names: Models in order; None: as the settings have them.
 
     Raises:
-        InputError: If a file is none of a survey, or they are of different ones.
+        InputError: If a file is not one of a survey, or they belong to different ones.
     """
     models: dict[str, ModelResult] = {}
-    pairs: dict[tuple[str, str], PairResult] = {}
+    pairs: dict[Pair, PairResult] = {}
     settings: dict[str, Any] | None = None
     for path in paths:
         known, some_models, some_pairs, _ = _read(path)
@@ -259,13 +266,10 @@ def read_survey(paths: Sequence[Path], names: Sequence[str] | None = None) -> Su
         models |= {name: found for name, found in some_models.items() if name not in models or models[name].error}
         pairs |= {pair: found for pair, found in some_pairs.items() if pair not in pairs or pairs[pair].error}
     settings = settings or {}
-    listed = tuple(settings.pop("names", ())) if names is None else tuple(names)
-    return SurveyReport(listed, models, pairs, {k: v for k, v in settings.items() if k not in ("kind", "schema")})
+    return SurveyReport(tuple(settings.pop("names", ())), models, pairs, settings)
 
 
-def _read(
-    path: Path,
-) -> tuple[dict[str, Any], dict[str, ModelResult], dict[tuple[str, str], PairResult], int]:
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, ModelResult], dict[Pair, PairResult], int]:
     """Return settings, models, pairs, and how many bytes of the file are whole lines."""
     try:
         content = path.read_bytes()
@@ -274,13 +278,13 @@ def _read(
     n_whole = content.rfind(b"\n") + 1
     settings: dict[str, Any] = {}
     models: dict[str, ModelResult] = {}
-    pairs: dict[tuple[str, str], PairResult] = {}
+    pairs: dict[Pair, PairResult] = {}
     for number, line in enumerate(content[:n_whole].splitlines(), start=1):
         try:
             body = json.loads(line)
             kind = body.pop("kind")
             if kind == "settings":
-                if body.get("schema") != SCHEMA:
+                if body.pop("schema", None) != SCHEMA:
                     raise ValueError(f"expected {SCHEMA}")
                 settings = body
             elif kind == "model":
@@ -292,7 +296,7 @@ def _read(
                 result = PairResult(**body)
                 pairs[result.reference, result.candidate] = result
         except (ValueError, KeyError, TypeError, AttributeError) as exc:
-            raise InputError(f"line {number} is no result of a survey ({exc})", subject=str(path)) from exc
+            raise InputError(f"line {number} is not a result of a survey ({exc})", subject=str(path)) from exc
     if not settings:
         raise InputError("it does not begin with the settings of a survey", subject=str(path))
     return settings, models, pairs, n_whole

@@ -3,38 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ThreadPoolExecutor, wait
-from contextlib import nullcontext
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 from huggingface_hub.utils.tqdm import are_progress_bars_disabled
 from tqdm import tqdm
 
 from mdir_hf._version import __version__
-from mdir_hf.errors import InputError, WorkersLostError
-from mdir_hf.survey.fingerprint import Fingerprint, sample_name
-from mdir_hf.survey.opening import Pin
-from mdir_hf.survey.planning import READERS, SAMPLE, Sample, choose_sample, load_sample, save_sample
-from mdir_hf.survey.results import RESULTS, ModelResult, PairResult, ResultFile, SurveyReport, read_survey
-from mdir_hf.survey.store import DEFAULT_MAX_BYTES, FingerprintStore
+from mdir_hf.comparison.opening import Reading
+from mdir_hf.comparison.settings import Settings
+from mdir_hf.errors import InputError
+from mdir_hf.fingerprints.fingerprint import Fingerprint, sample_name
+from mdir_hf.fingerprints.opening import Pin
+from mdir_hf.fingerprints.store import DEFAULT_MAX_BYTES, FingerprintStore
+from mdir_hf.survey.engines import Engine
+from mdir_hf.survey.planning import READERS, SAMPLE, Sample, choose_sample, load_sample, save_sample, writing_into
+from mdir_hf.survey.results import RESULTS, ModelResult, Pair, PairResult, ResultFile, SurveyReport, read_survey
 from mdir_hf.survey.work import Taken, compare_tile, take
 
 N_TOKENS = 2048
-"""Rows read of every model. A screen of one pair that is settled needs a few hundred."""
+"""Rows read of every model. Most related pairs are settled by a few hundred."""
 
 TILE_MODELS = 8
-"""A task compares the models of two such groups: few of them in memory, and few sent to a worker, for 64 pairs."""
-
-ATTEMPTS = 2
-"""A tile whose worker died is tried pair by pair; a pair whose worker died again is given up."""
+"""A task compares the models of two groups of this size: 64 pairs for which few models are in memory, and few sent."""
 
 FINGERPRINTS = "fingerprints"
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -43,11 +40,12 @@ class SurveyPlan:
 
     Attributes:
         names: Models, each once.
-        alpha: Chance that any pair of independent models is called homologous; each pair is decided at its share.
+        alpha: Level of the whole survey: the chance that any pair of independent models is called homologous is at
+            most this. Each pair is decided at its share.
         seed: Seed of every random choice.
         n_tokens: Rows read of every model.
         shard: Which part of the pairs is ours, and of how many: ``(0, 1)`` for all.
-        options: How repositories are opened, as ``open_repository`` takes it: token, cache_dir, ...
+        reading: How repositories are opened.
         cache_bytes: Bound on the fingerprints kept.
         progress: Whether to show progress on standard error where that is a terminal.
     """
@@ -57,7 +55,7 @@ class SurveyPlan:
     seed: int = 0
     n_tokens: int = N_TOKENS
     shard: tuple[int, int] = (0, 1)
-    options: Mapping[str, Any] | None = None
+    reading: Reading = Reading()
     cache_bytes: int = DEFAULT_MAX_BYTES
     progress: bool = True
 
@@ -67,32 +65,27 @@ class SurveyPlan:
         return self.alpha / max(1, math.comb(len(self.names), 2))
 
 
-def run_survey(plan: SurveyPlan, folder: Path, *, executor: Executor | None = None) -> SurveyReport:
+def run_survey(plan: SurveyPlan, folder: Path, *, engine: Engine | None = None) -> SurveyReport:
     """Compare every pair of a list of models.
 
     Args:
         plan: What to do.
         folder: Where results go, line by line, and fingerprints. A survey that was stopped goes on where it was.
-        executor: Runs the reading of models and the comparing of tiles; None: reads in threads, compares here.
-            Its workers must have this package; they need no common disk.
+        engine: Runs the reading of models and the comparing of tiles; None: reads in threads, compares here.
 
     Returns:
         The report. Models that cannot be read, and pairs that cannot be computed, are in it with the reason.
 
     Raises:
         InputError: If the list, the shard or the folder cannot be used.
-        WorkersLostError: If the executor broke; what was computed is kept, and the survey can be run again.
+        WorkersLostError: If the workers are gone; what was computed is kept, and the survey can be run again.
 
     Cost: bytes O(models), once; time O(pairs) of some milliseconds to a second each, with the width.
     """
     _check(plan)
-    path = folder / RESULTS
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
+    with writing_into(folder):
         sample, failures = _sample(plan, folder)
-        results = ResultFile(path, _settings(plan, sample.tokens))
-    except OSError as exc:
-        raise InputError(f"cannot write a survey there: {exc.strerror}", subject=str(folder)) from exc
+        results = ResultFile(folder / RESULTS, _settings(plan, sample.tokens))
     for name, error in failures.items():
         if name not in results.models or results.models[name].error:
             results.add_model(ModelResult(name, None, error))
@@ -100,10 +93,10 @@ def run_survey(plan: SurveyPlan, folder: Path, *, executor: Executor | None = No
     tiles = _tiles(plan)
     in_shard = {name for tile in tiles for pair in tile for name in pair}
     wanted = [name for name in plan.names if name in in_shard and name not in failures]
-    seen = _read_models(plan, wanted, sample, store, results, executor)
+    seen = _read_models(plan, wanted, sample, store, results, engine)
     if seen.pins.keys() != sample.pins.keys():
         save_sample(seen, folder / SAMPLE, _asked(plan))
-    _compare_pairs(plan, tiles, seen, store, results, executor)
+    _compare_pairs(plan, tiles, seen, store, results, engine)
     return SurveyReport(plan.names, results.models, results.pairs, _settings(plan, sample.tokens))
 
 
@@ -116,11 +109,8 @@ def prepare_survey(plan: SurveyPlan, folder: Path) -> Sample:
         InputError: If the list or the folder cannot be used.
     """
     _check(plan)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
+    with writing_into(folder):
         return _sample(plan, folder)[0]
-    except OSError as exc:
-        raise InputError(f"cannot write a survey there: {exc.strerror}", subject=str(folder)) from exc
 
 
 def kept_fingerprints(folder: Path) -> tuple[SurveyReport, dict[str, Fingerprint]]:
@@ -147,14 +137,13 @@ def _check(plan: SurveyPlan) -> None:
         raise InputError(f"a survey needs at least two models, and got {len(plan.names)}")
     if len(set(plan.names)) != len(plan.names):
         twice = next(name for name in plan.names if plan.names.count(name) > 1)
-        raise InputError(f"{twice!r} stands in the list twice")
+        raise InputError(f"{twice!r} is in the list twice")
     at, n_shards = plan.shard
     if not 0 <= at < n_shards:
         raise InputError(f"there is no shard {at} of {n_shards}; they are numbered from 0")
-    if not 0.0 < plan.alpha < 1.0:
-        raise InputError(f"alpha must lie between 0 and 1, got {plan.alpha}")
+    Settings(alpha=plan.alpha, seed=plan.seed)  # which checks them
     if plan.n_tokens < 16:
-        raise InputError(f"a sample of {plan.n_tokens} tokens shows nothing; take some hundreds")
+        raise InputError(f"a sample of {plan.n_tokens} tokens is too small to show anything; take some hundreds")
 
 
 def _settings(plan: SurveyPlan, tokens: Sequence[bytes]) -> dict[str, Any]:
@@ -171,17 +160,15 @@ def _settings(plan: SurveyPlan, tokens: Sequence[bytes]) -> dict[str, Any]:
 
 
 def _sample(plan: SurveyPlan, folder: Path) -> tuple[Sample, dict[str, str]]:
-    """Read what is fixed already, or fix it: the next run must not choose other tokens, nor read other commits.
+    """Load the sample, or choose and save it: the next run must use the same tokens and the same commits.
 
     Returns:
-        The sample, and the models that could not be opened when it was chosen just now, with the reason.
+        The sample and, if it was chosen just now, the models that could not be opened, with the reason.
     """
     path = folder / SAMPLE
     if path.exists():
         return load_sample(path, _asked(plan)), {}
-    sample, failures = choose_sample(
-        plan.names, n_tokens=plan.n_tokens, seed=plan.seed, options=dict(plan.options or {})
-    )
+    sample, failures = choose_sample(plan.names, n_tokens=plan.n_tokens, seed=plan.seed, reading=plan.reading)
     save_sample(sample, path, _asked(plan))
     return sample, failures
 
@@ -190,14 +177,14 @@ def _asked(plan: SurveyPlan) -> dict[str, Any]:
     return {"names": list(plan.names), "n_tokens": plan.n_tokens, "seed": plan.seed}
 
 
-def _tiles(plan: SurveyPlan) -> list[list[tuple[str, str]]]:
-    """Cut the pairs of this shard into tasks that take few models each. Every pair is in one tile of one shard."""
+def _tiles(plan: SurveyPlan) -> list[list[Pair]]:
+    """Cut the pairs of this shard into tasks with few models each. Every pair is in one tile of one shard."""
     groups = [plan.names[at : at + TILE_MODELS] for at in range(0, len(plan.names), TILE_MODELS)]
     place = {name: at for at, name in enumerate(plan.names)}
     tiles = [list(combinations(group, 2)) for group in groups]
     tiles += [[(a, b) for a in first for b in second] for first, second in combinations(groups, 2)]
     at, n_shards = plan.shard
-    # Tiles of one row of groups go to one shard, as far as that is even: it reads fewer models.
+    # The tiles of one group go to one shard, as far as shards stay of one size: a shard then reads fewer models.
     tiles = sorted((tile for tile in tiles if tile), key=lambda tile: (place[tile[0][0]], place[tile[0][1]]))
     share = -(-len(tiles) // n_shards)
     return tiles[at * share : (at + 1) * share]
@@ -209,13 +196,12 @@ def _read_models(
     sample: Sample,
     store: FingerprintStore,
     results: ResultFile,
-    executor: Executor | None,
+    engine: Engine | None,
 ) -> Sample:
     """Read the sampled rows of every model that is not kept yet; return the sample with every model pinned."""
     pinned: dict[str, Pin] = {}
     done = {name for name, found in results.models.items() if found.error is None and sample.key(name) in store}
     todo = [name for name in wanted if name not in done]
-    options = dict(plan.options or {})
     with _bar(plan, "models", len(todo)) as bar:
 
         def record(outcome: Taken) -> None:
@@ -229,19 +215,22 @@ def _read_models(
         def give_up(name: str, why: str) -> None:
             record(Taken(name, None, why, 0))
 
-        tasks = [(name, (name, sample.tokens, options, sample.pins.get(name))) for name in todo]
-        with nullcontext(executor) if executor is not None else ThreadPoolExecutor(READERS) as pool:
-            _run(pool, take, tasks, record, give_up)
+        tasks = [(name, (name, sample.tokens, plan.reading, sample.pins.get(name))) for name in todo]
+        if engine is not None:
+            engine.run(take, tasks, record, give_up)
+        else:
+            with ThreadPoolExecutor(READERS) as threads:
+                Engine(threads, lambda: READERS).run(take, tasks, record, give_up)
     return sample.with_pins(pinned.items())
 
 
 def _compare_pairs(
     plan: SurveyPlan,
-    tiles: Sequence[Sequence[tuple[str, str]]],
+    tiles: Sequence[Sequence[Pair]],
     sample: Sample,
     store: FingerprintStore,
     results: ResultFile,
-    executor: Executor | None,
+    engine: Engine | None,
 ) -> None:
     """Compare every pair of readable models that has no result yet."""
     readable = {name for name, found in results.models.items() if found.error is None}
@@ -250,14 +239,13 @@ def _compare_pairs(
         for tile in tiles
         if (left := [p for p in tile if p not in results.pairs and p[0] in readable and p[1] in readable])
     ]
-    options = dict(plan.options or {})
 
     def fingerprint(name: str) -> Fingerprint:
         kept = store.get(sample.key(name))
-        if kept is None:  # dropped since: the bound is smaller than the survey
-            again = take(name, sample.tokens, options, sample.pins.get(name))
+        if kept is None:  # deleted, because the rows of all models together are larger than the bound
+            again = take(name, sample.tokens, plan.reading, sample.pins.get(name))
             if again.fingerprint is None:
-                raise InputError(f"it could be read before, and cannot be now: {again.error}", subject=name)
+                raise InputError(f"it could be read before, and cannot be read now: {again.error}", subject=name)
             store.put(sample.key(name), again.fingerprint)
             kept = again.fingerprint
         return kept
@@ -268,84 +256,27 @@ def _compare_pairs(
             results.add_pairs(outcome)
             bar.update(len(outcome))
 
-        if executor is None:
+        def arguments(tile: Sequence[Pair]) -> tuple[Any, ...]:
+            names = dict.fromkeys(name for pair in tile for name in pair)
+            return {name: fingerprint(name) for name in names}, tile, plan.alpha_of_pair, plan.seed
+
+        if engine is None:
             for tile in todo:
-                fingerprints = {name: fingerprint(name) for name in dict.fromkeys(n for pair in tile for n in pair)}
+                fingerprints, _, *how = arguments(tile)
                 for pair in tile:
-                    record(compare_tile(fingerprints, [pair], alpha=plan.alpha_of_pair, seed=plan.seed))
+                    record(compare_tile(fingerprints, [pair], *how))
             return
-
-        def arguments(tile: Sequence[tuple[str, str]]) -> tuple[Any, ...]:
-            fingerprints = {name: fingerprint(name) for name in dict.fromkeys(n for pair in tile for n in pair)}
-            return fingerprints, list(tile), plan.alpha_of_pair, plan.seed
-
-        failed: list[tuple[str, str]] = []
-        _run(
-            executor,
-            _compare_tile,
-            ((tile, lambda tile=tile: arguments(tile)) for tile in todo),  # type: ignore[misc]
-            record,
-            lambda tile, why: failed.extend(tile),
+        failed: list[Pair] = []
+        engine.run(
+            compare_tile, ((tile, arguments(tile)) for tile in todo), record, lambda tile, why: failed.extend(tile)
         )
-        # A tile may have lost its worker to one of its pairs: alone, each harms only itself.
-        _run(
-            executor,
-            _compare_tile,
-            ((pair, lambda pair=pair: arguments([pair])) for pair in failed),  # type: ignore[misc]
+        # One pair may have killed the worker of its tile. Alone, each pair can harm only itself.
+        engine.run(
+            compare_tile,
+            ((pair, arguments([pair])) for pair in failed),
             record,
-            lambda pair, why: record([PairResult(pair[0], pair[1], None, error=why)]),
+            lambda pair, why: record([PairResult(*pair, None, error=why)]),
         )
-
-
-def _compare_tile(
-    fingerprints: Mapping[str, Fingerprint], pairs: Sequence[tuple[str, str]], alpha: float, seed: int
-) -> list[PairResult]:
-    return compare_tile(fingerprints, pairs, alpha=alpha, seed=seed)
-
-
-def _run(
-    executor: Executor,
-    work: Callable[..., T],
-    tasks: Iterable[tuple[Any, tuple[Any, ...] | Callable[[], tuple[Any, ...]]]],
-    record: Callable[[T], None],
-    give_up: Callable[[Any, str], None],
-) -> None:
-    """Run tasks a few at a time, so that their arguments are not all in memory, and record what they return.
-
-    Raises:
-        WorkersLostError: If the executor takes no more tasks.
-    """
-    n_in_flight = 2 * max(1, int(getattr(executor, "_max_workers", 0) or READERS))
-    upcoming: Iterator[Any] = iter(tasks)
-    running: dict[Future[T], Any] = {}
-    is_open = True
-    try:
-        while is_open or running:
-            while is_open and len(running) < n_in_flight:
-                task = next(upcoming, None)
-                if task is None:
-                    is_open = False
-                    break
-                what, arguments = task
-                running[executor.submit(work, *(arguments() if callable(arguments) else arguments))] = what
-            done, _ = wait(running, return_when=FIRST_COMPLETED)
-            for future in done:
-                what = running.pop(future)
-                try:
-                    outcome = future.result()
-                except BrokenExecutor:
-                    raise
-                except Exception as exc:  # whatever a worker's death looks like in this executor
-                    give_up(what, f"its worker failed: {type(exc).__name__} {' '.join(str(exc).split())[:200]}")
-                    continue
-                record(outcome)
-    except BrokenExecutor as exc:
-        raise WorkersLostError(
-            f"the workers are gone ({exc}); what was computed is kept: run the same survey again to go on"
-        ) from exc
-    finally:
-        for future in running:
-            future.cancel()
 
 
 def _bar(plan: SurveyPlan, what: str, total: int) -> tqdm[NoReturn]:

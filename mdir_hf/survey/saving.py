@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
-from mdir_hf.errors import InputError
+from mdir_hf.fingerprints.fingerprint import Fingerprint
 from mdir_hf.saving.folder import write_file
-from mdir_hf.survey.aligning import align_rows
-from mdir_hf.survey.fingerprint import Fingerprint
+from mdir_hf.survey.planning import writing_into
 from mdir_hf.survey.results import SurveyReport
+from mdir_hf.trees.aligning import align_rows
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_KINDS: tuple[Literal["svg"], Literal["png"]] = ("svg", "png")
 _FIGURES = {
     "matrix.svg": "Matrix of all pairs, darker where the evidence is stronger",
     "dendrogram.svg": "Dendrogram of each group of relatives",
@@ -38,15 +43,12 @@ def save_survey(
     if find_spec("matplotlib") is not None and len(report.readable()) > 1:
         contents |= _matrix(report) | _dendrogram(report, fingerprints or {})
     contents["survey.md"] = _markdown(report, contents).encode()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
+    with writing_into(folder):
         return tuple(write_file(folder / name, content) for name, content in contents.items())
-    except OSError as exc:
-        raise InputError(f"cannot save into {folder}: {exc.strerror}") from exc
 
 
 def _matrix(report: SurveyReport) -> dict[str, bytes]:
-    from mdir_hf.figures import draw_survey_matrix, figure_bytes
+    from mdir_hf.figures import draw_survey_matrix
 
     names = report.readable()
     pairs = {frozenset(pair): found for pair, found in report.pairs.items()}
@@ -58,16 +60,11 @@ def _matrix(report: SurveyReport) -> dict[str, bytes]:
         log10_p.append([0.0 if found is None or found.log10_p is None else found.log10_p for found in row])
     groups = [[name for name in group if name in names] for group in report.groups()]
     groups = [group for group in groups if group]
-    contents = {}
-    for suffix, dark in (("", False), ("-dark", True)):
-        figure = draw_survey_matrix(names, log10_p, verdicts, groups=groups, dark=dark)
-        for kind in ("svg", "png"):
-            contents[f"matrix{suffix}.{kind}"] = figure_bytes(figure, kind)
-    return contents
+    return _pictures("matrix", lambda dark: draw_survey_matrix(names, log10_p, verdicts, groups=groups, dark=dark))
 
 
 def _dendrogram(report: SurveyReport, fingerprints: Mapping[str, Fingerprint]) -> dict[str, bytes]:
-    from mdir_hf.figures import draw_dendrogram, figure_bytes
+    from mdir_hf.figures import draw_dendrogram
 
     groups = []
     for group in report.groups():
@@ -78,11 +75,14 @@ def _dendrogram(report: SurveyReport, fingerprints: Mapping[str, Fingerprint]) -
     if not groups:
         return {}
     alone = sum(len(group) == 1 for group in report.groups())
-    return {
-        f"dendrogram{suffix}.{kind}": figure_bytes(draw_dendrogram(groups, alone=alone, dark=dark), kind)
-        for suffix, dark in (("", False), ("-dark", True))
-        for kind in ("svg", "png")
-    }
+    return _pictures("dendrogram", lambda dark: draw_dendrogram(groups, alone=alone, dark=dark))
+
+
+def _pictures(name: str, draw: Callable[[bool], Figure]) -> dict[str, bytes]:
+    from mdir_hf.figures import figure_bytes
+
+    drawn = {"": draw(False), "-dark": draw(True)}
+    return {f"{name}{suffix}.{kind}": figure_bytes(figure, kind) for suffix, figure in drawn.items() for kind in _KINDS}
 
 
 def _markdown(report: SurveyReport, written: Collection[str]) -> str:
@@ -93,8 +93,8 @@ def _markdown(report: SurveyReport, written: Collection[str]) -> str:
     parts = [
         "# Weight ancestry of many models",
         f"{len(report.readable())} models, {len(report.pairs)} pairs, alpha = {report.settings['alpha']:g} for all of "
-        "them together. A group is joined by chains of pairs with shared weight ancestry; p says neither who came "
-        "first nor that the others are unrelated.",
+        "them together. A group is joined by chains of pairs with shared weight ancestry. p does not say which model "
+        "came first, nor that the others are unrelated.",
         *(f"![{what}]({name})" for name, what in _FIGURES.items() if name in written),
         "## Groups",
         _block(groups),

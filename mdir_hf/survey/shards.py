@@ -1,4 +1,4 @@
-"""Making one survey of the parts that several shards of it wrote."""
+"""Joining the parts of a survey that its shards wrote."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mdir_hf.errors import InputError
 from mdir_hf.saving.folder import write_file
-from mdir_hf.survey.planning import SAMPLE, load_sample
+from mdir_hf.survey.planning import SAMPLE, load_sample, writing_into
 from mdir_hf.survey.results import RESULTS, SurveyReport, read_survey, result_lines
 from mdir_hf.survey.run import FINGERPRINTS
 
@@ -19,7 +19,7 @@ def join_shards(folders: Sequence[Path], out: Path | None) -> SurveyReport:
 
     Args:
         folders: Where each of them wrote.
-        out: Made into a folder of the whole survey, with its results, its sample and the rows that the shards kept, so
+        out: Becomes a folder of the whole survey, with its results, its sample and the rows that the shards kept, so
             that trees can be grown there; None: nothing is written.
 
     Returns:
@@ -34,16 +34,14 @@ def join_shards(folders: Sequence[Path], out: Path | None) -> SurveyReport:
     samples = [load_sample(folder / SAMPLE) for folder in folders]
     if any(sample.tokens != samples[0].tokens for sample in samples):
         raise InputError("the shards read different tokens; start them all from one --sample", subject=str(folders[0]))
-    try:
-        (out / FINGERPRINTS).mkdir(parents=True, exist_ok=True)
+    with writing_into(out):
+        (out / FINGERPRINTS).mkdir(exist_ok=True)
         if out.resolve() not in [folder.resolve() for folder in folders]:
             write_file(out / RESULTS, result_lines(report))
             write_file(out / SAMPLE, (folders[0] / SAMPLE).read_bytes())
         for folder in folders:
             for kept in (folder / FINGERPRINTS).glob("*.safetensors"):
                 _place(kept, out / FINGERPRINTS / kept.name)
-    except OSError as exc:
-        raise InputError(f"cannot write a survey there: {exc.strerror}", subject=str(out)) from exc
     return report
 
 

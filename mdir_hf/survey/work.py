@@ -1,20 +1,20 @@
-"""What a survey gives to its workers: plain functions of plain arguments, so that any executor can run them anywhere.
+"""The tasks of a survey: plain functions of plain arguments, so that any executor can run them anywhere.
 
-They return failures as results. What escapes them is a worker's death or a mistake of ours.
+They return failures as results. If a task raises, its worker died or we have made a mistake.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from mdir_hf.errors import MdirError
+from mdir_hf.comparison.opening import Reading
+from mdir_hf.errors import MdirError, one_line
+from mdir_hf.fingerprints.fingerprint import Fingerprint, take_fingerprint
+from mdir_hf.fingerprints.opening import Pin, open_model, pin_of
+from mdir_hf.fingerprints.pairs import compare_fingerprints
 from mdir_hf.hub import IoLedger
-from mdir_hf.survey.fingerprint import Fingerprint, take_fingerprint
-from mdir_hf.survey.opening import Pin, open_model, pin_of
-from mdir_hf.survey.pairs import compare_fingerprints
-from mdir_hf.survey.results import PairResult
+from mdir_hf.survey.results import Pair, PairResult
 
 
 @dataclass(frozen=True)
@@ -36,19 +36,19 @@ class Taken:
     pin: Pin | None = None
 
 
-def take(name: str, tokens: Sequence[bytes], options: Mapping[str, Any], pin: Pin | None = None) -> Taken:
+def take(name: str, tokens: Sequence[bytes], reading: Reading, pin: Pin | None = None) -> Taken:
     """Open a model, at the commits that it is pinned to, and read its rows of the sample."""
     ledger = IoLedger()
     try:
-        model = open_model(name, options, ledger, pin)
+        model = open_model(name, reading, ledger, pin)
         fingerprint = take_fingerprint(model, tokens)
         return Taken(name, fingerprint, None, ledger.bytes_read, pin_of(name, model) if pin is None else pin)
     except (MdirError, OSError, MemoryError) as exc:
-        return Taken(name, None, _one_line(exc), ledger.bytes_read)
+        return Taken(name, None, one_line(exc), ledger.bytes_read)
 
 
 def compare_tile(
-    fingerprints: Mapping[str, Fingerprint], pairs: Sequence[tuple[str, str]], *, alpha: float, seed: int
+    fingerprints: Mapping[str, Fingerprint], pairs: Sequence[Pair], alpha: float, seed: int
 ) -> list[PairResult]:
     """Compare some pairs of a few models.
 
@@ -64,9 +64,5 @@ def compare_tile(
             report = compare_fingerprints(fingerprints[reference], fingerprints[candidate], alpha=alpha, seed=seed)
             results.append(PairResult.of(reference, candidate, report))
         except (MdirError, ArithmeticError, RuntimeError, ValueError, MemoryError) as exc:
-            results.append(PairResult(reference, candidate, None, error=_one_line(exc)))
+            results.append(PairResult(reference, candidate, None, error=one_line(exc)))
     return results
-
-
-def _one_line(exc: BaseException) -> str:
-    return " ".join(str(exc).split()) or type(exc).__name__

@@ -12,7 +12,7 @@ from mdir_hf.vocabulary.tokens import Vocabulary
 
 # Fine-tunes add a token or a few to the tokenizer without growing the embedding, and still run. A tokenizer of another
 # model is off by hundreds at least.
-MAX_STRAY_TOKENS = 16
+MAX_TOKENS_BEYOND = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,16 +22,12 @@ class CommonVocabulary:
     Attributes:
         reference_rows: Row ids in the reference, int64, strictly ascending, each below its number of rows.
         candidate_rows: Row ids in the candidate, int64, aligned with ``reference_rows``; all different.
-        n_same_row: How many of the pairs have the same row id on both sides.
-        identical: Both vocabularies hold the same usable tokens at the same rows.
         n_reference_beyond: Usable tokens of the reference left out because its embedding has no such row.
         n_candidate_beyond: The same for the candidate.
     """
 
     reference_rows: NDArray[np.int64]
     candidate_rows: NDArray[np.int64]
-    n_same_row: int
-    identical: bool
     n_reference_beyond: int
     n_candidate_beyond: int
 
@@ -48,14 +44,7 @@ class CommonVocabulary:
         kept = (self.reference_rows < n_reference_rows) & (self.candidate_rows < n_candidate_rows)
         if kept.all():
             return self
-        rows, others = self.reference_rows[kept], self.candidate_rows[kept]
-        return replace(
-            self,
-            reference_rows=rows,
-            candidate_rows=others,
-            n_same_row=int(np.count_nonzero(rows == others)),
-            identical=False,
-        )
+        return replace(self, reference_rows=self.reference_rows[kept], candidate_rows=self.candidate_rows[kept])
 
 
 def common_vocabulary(
@@ -73,23 +62,20 @@ def common_vocabulary(
         The pairs, sorted by reference row; none at all is a result, not an error. About 0.02 s for 128,000 tokens.
 
     Raises:
-        VocabularyError: A vocabulary has more than ``MAX_STRAY_TOKENS`` usable tokens beyond the rows of its embedding,
-            so it belongs to another model.
+        VocabularyError: A vocabulary has more than ``MAX_TOKENS_BEYOND`` usable tokens beyond the rows of its
+            embedding, so it belongs to another model.
     """
     n_reference_beyond = _beyond(reference, n_reference_rows, "reference")
     n_candidate_beyond = _beyond(candidate, n_candidate_rows, "candidate")
     row_in_candidate = candidate.row_of.get
     rows = np.fromiter(reference.row_of.values(), dtype=np.int64, count=reference.n_tokens)
     others = np.array([row_in_candidate(text, -1) for text in reference.row_of], dtype=np.int64)
-    same = int(np.count_nonzero(rows == others))
     kept = (others >= 0) & (rows < n_reference_rows) & (others < n_candidate_rows)
     rows, others = rows[kept], others[kept]
     order = np.argsort(rows)
     return CommonVocabulary(
         reference_rows=rows[order],
         candidate_rows=others[order],
-        n_same_row=int(np.count_nonzero(rows == others)),
-        identical=same == reference.n_tokens == candidate.n_tokens,
         n_reference_beyond=n_reference_beyond,
         n_candidate_beyond=n_candidate_beyond,
     )
@@ -99,7 +85,7 @@ def _beyond(vocabulary: Vocabulary, n_rows: int, side: str) -> int:
     if vocabulary.n_rows <= n_rows:
         return 0
     n_beyond = sum(row >= n_rows for row in vocabulary.row_of.values())
-    if n_beyond > MAX_STRAY_TOKENS:
+    if n_beyond > MAX_TOKENS_BEYOND:
         raise VocabularyError(
             f"the tokenizer of the {side} does not match its embedding: the embedding has {n_rows} rows, and "
             f"{n_beyond} usable tokens lie beyond them (ids up to {max(vocabulary.row_of.values())}). The "

@@ -17,7 +17,7 @@ from mdir_hf.vocabulary.tokenizer_json import (
     tokenizer_json_tokens,
     vocab_json_tokens,
 )
-from mdir_hf.vocabulary.tokens import Role, Token, Vocabulary, VocabularyKind, assemble
+from mdir_hf.vocabulary.tokens import Token, TokenType, Vocabulary, VocabularyKind, assemble
 from mdir_hf.vocabulary.word_list import word_list_tokens
 
 ADDED_TOKENS = "added_tokens.json"
@@ -105,7 +105,7 @@ def read_vocabulary(names: Collection[str], read: Callable[[str], bytes]) -> Voc
 def _with_flags(tokens: list[Token], declared: Iterable[Token]) -> Iterable[Token]:
     """Add what a config says of rows: which to leave out, and the text of those that the primary file does not have."""
     rows = {row for row, _, _ in tokens}
-    return chain(tokens, (token for token in declared if token[2] is not Role.TEXT or token[0] not in rows))
+    return chain(tokens, (token for token in declared if token[2] is not TokenType.TEXT or token[0] not in rows))
 
 
 def _tokens(files: tuple[str, ...], read: Callable[[str], bytes]) -> tuple[VocabularyKind, Iterable[Token]]:

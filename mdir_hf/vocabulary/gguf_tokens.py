@@ -13,12 +13,12 @@ from typing import cast
 from mdir_hf.errors import VocabularyError
 from mdir_hf.vocabulary import spelling
 from mdir_hf.vocabulary.json_file import shown
-from mdir_hf.vocabulary.tokens import Role, Token, Vocabulary, VocabularyKind, assemble
+from mdir_hf.vocabulary.tokens import Token, TokenType, Vocabulary, VocabularyKind, assemble
 
 TOKENS, TYPES, MODEL = "tokenizer.ggml.tokens", "tokenizer.ggml.token_type", "tokenizer.ggml.model"
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
-_LEFT_OUT = {_UNKNOWN: Role.SPECIAL, _CONTROL: Role.SPECIAL, _UNUSED: Role.UNUSED}
+_LEFT_OUT = {_UNKNOWN: TokenType.SPECIAL, _CONTROL: TokenType.SPECIAL, _UNUSED: TokenType.UNUSED}
 _NO_VOCABULARY = frozenset({"none", "no_vocab"})
 
 
@@ -75,24 +75,24 @@ def _read(
     tokens: Iterable[bytes], types: list[int] | None, kind: VocabularyKind, spell: spelling.Speller
 ) -> Iterator[Token]:
     for row, token in enumerate(tokens):
-        # Some converters cut a token in the middle of a character; it is one nobody else has.
+        # Some converters cut a token in the middle of a character; no other vocabulary has such a token.
         text = token.decode(errors="surrogateescape")
         kind_of_token = _NORMAL if types is None else types[row]
         byte = spelling.fallback_byte(text) if kind in _WITH_FALLBACK else None
         if spelling.is_reserved(text):
-            yield row, b"", Role.RESERVED
+            yield row, b"", TokenType.RESERVED
         elif kind_of_token in _LEFT_OUT:
             yield row, b"", _LEFT_OUT[kind_of_token]
         elif not token:
-            yield row, b"", Role.UNUSED
+            yield row, b"", TokenType.UNUSED
         elif byte is not None and kind_of_token != _USER_DEFINED:
-            yield row, byte, Role.FALLBACK
+            yield row, byte, TokenType.FALLBACK
         elif kind_of_token == _USER_DEFINED:
             # Added tokens stand for themselves; older converters left the mark of SentencePiece in them.
             literal = spelling.meta_space if kind is VocabularyKind.SENTENCEPIECE else spelling.plain
-            yield row, _spelt(text, token, literal), spelling.role_by_name(text, may_be_markup=True)
+            yield row, _spelt(text, token, literal), spelling.type_by_name(text, may_be_markup=True)
         else:
-            yield row, _spelt(text, token, spell), Role.TEXT if types is not None else spelling.role_by_name(text)
+            yield row, _spelt(text, token, spell), TokenType.TEXT if types is not None else spelling.type_by_name(text)
 
 
 def _spelt(text: str, token: bytes, spell: spelling.Speller) -> bytes:

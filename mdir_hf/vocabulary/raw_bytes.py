@@ -10,7 +10,7 @@ from typing import Any
 
 from mdir_hf.errors import VocabularyError
 from mdir_hf.vocabulary.json_file import described, row_id, shown
-from mdir_hf.vocabulary.tokens import Role, Token
+from mdir_hf.vocabulary.tokens import Token, TokenType
 
 # Padding alone is a token of no bytes: the last of Whisper's.
 _BASE64 = re.compile(rb"[A-Za-z0-9+/]*={0,2}")
@@ -55,7 +55,7 @@ def tiktoken_tokens(data: bytes, file: str) -> Iterator[Token]:
         match = TIKTOKEN_LINE.fullmatch(line)
         if match is None:
             raise _unexpected(number, "base64 and a rank", line, file)
-        yield int(match[2]), _from_base64(match[1], f"line {number}", file), Role.TEXT
+        yield int(match[2]), _from_base64(match[1], f"line {number}", file), TokenType.TEXT
 
 
 def tekken_tokens(found: dict[str, Any], file: str) -> Iterator[Token]:
@@ -88,7 +88,7 @@ def tekken_tokens(found: dict[str, Any], file: str) -> Iterator[Token]:
             subject=file,
         )
     for row in range(n_special):
-        yield row, b"", Role.SPECIAL
+        yield row, b"", TokenType.SPECIAL
     for entry in entries:
         encoded = entry.get("token_bytes") if isinstance(entry, dict) else None
         if not isinstance(entry, dict) or not isinstance(encoded, str):
@@ -98,7 +98,7 @@ def tekken_tokens(found: dict[str, Any], file: str) -> Iterator[Token]:
         if rank < 0:
             raise VocabularyError(f"token {encoded[:40]!r} has the rank {rank}; expected at least 0", subject=file)
         if rank < n_rows - n_special:
-            yield rank + n_special, _from_base64(encoded.encode(), f"rank {rank}", file), Role.TEXT
+            yield rank + n_special, _from_base64(encoded.encode(), f"rank {rank}", file), TokenType.TEXT
 
 
 def rwkv_tokens(data: bytes, file: str) -> Iterator[Token]:
@@ -116,7 +116,7 @@ def rwkv_tokens(data: bytes, file: str) -> Iterator[Token]:
     Raises:
         VocabularyError: A line is something else, or a token is not as long as the line says.
     """
-    yield 0, b"", Role.SPECIAL
+    yield 0, b"", TokenType.SPECIAL
     for number, line in lines_of(data):
         match = RWKV_LINE.fullmatch(line)
         if match is None:
@@ -128,7 +128,7 @@ def rwkv_tokens(data: bytes, file: str) -> Iterator[Token]:
             raise _unexpected(number, "a literal of text or bytes", line, file) from exc
         if not isinstance(text, bytes) or len(text) != int(match[3]):
             raise _unexpected(number, f"a literal of {int(match[3])} bytes", line, file)
-        yield int(match[1]), text, Role.TEXT
+        yield int(match[1]), text, TokenType.TEXT
 
 
 def _from_base64(encoded: bytes, place: str, file: str) -> bytes:

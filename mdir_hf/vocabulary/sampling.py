@@ -19,10 +19,10 @@ REQUEST_COST_BYTES = 128 << 10
 """What a request costs beyond its bytes, in bytes: about 10 ms of latency per request in flight at 100 Mbit/s."""
 
 LARGEST_RUN_BYTES = 128 << 10
-"""With one tokenizer a run costs no wasted bytes, so it is only as long as makes its request worth while."""
+"""With one tokenizer a run wastes no bytes, so it is just long enough to be worth its request."""
 
 SMALL_GAP_BYTES = 16 << 10
-"""With one tokenizer the runs are few, and reading over the gaps between them would read most of a small embedding."""
+"""With one tokenizer there are few runs. Reading the gaps between them as well would read most of a small embedding."""
 
 WINDOW_ROWS = tuple(2**i for i in range(4, 14))
 

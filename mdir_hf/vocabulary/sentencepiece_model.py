@@ -12,17 +12,17 @@ from collections.abc import Iterator
 from mdir_hf.errors import VocabularyError
 from mdir_hf.vocabulary import spelling
 from mdir_hf.vocabulary.json_file import glimpse
-from mdir_hf.vocabulary.tokens import Role, Token
+from mdir_hf.vocabulary.tokens import Token, TokenType
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
-_ROLES = {
-    _NORMAL: Role.TEXT,
-    _UNKNOWN: Role.SPECIAL,
-    _CONTROL: Role.SPECIAL,
-    _USER_DEFINED: Role.TEXT,
-    _UNUSED: Role.UNUSED,
-    _BYTE: Role.FALLBACK,
+_TYPES = {
+    _NORMAL: TokenType.TEXT,
+    _UNKNOWN: TokenType.SPECIAL,
+    _CONTROL: TokenType.SPECIAL,
+    _USER_DEFINED: TokenType.TEXT,
+    _UNUSED: TokenType.UNUSED,
+    _BYTE: TokenType.FALLBACK,
 }
 
 
@@ -58,18 +58,18 @@ def sentencepiece_tokens(data: bytes, file: str) -> Iterator[Token]:
         )
 
 
-def _meaning(piece: str, kind: int) -> tuple[bytes, Role]:
-    role = _ROLES.get(kind)
-    if role is None:
+def _meaning(piece: str, kind: int) -> tuple[bytes, TokenType]:
+    token_type = _TYPES.get(kind)
+    if token_type is None:
         raise ValueError(f"piece {piece[:40]!r} has the unknown type {kind}")
-    if role is Role.FALLBACK:
+    if token_type is TokenType.FALLBACK:
         byte = spelling.fallback_byte(piece)
         if byte is None:
             raise ValueError(f"piece {piece[:40]!r} is typed as a byte and does not read <0xNN>")
-        return byte, role
+        return byte, token_type
     if spelling.is_reserved(piece):
-        role = Role.RESERVED
-    return spelling.meta_space(piece), role
+        token_type = TokenType.RESERVED
+    return spelling.meta_space(piece), token_type
 
 
 def _piece(data: bytes, start: int, stop: int) -> tuple[str, int]:
@@ -116,7 +116,7 @@ def _fields(data: bytes, start: int, stop: int) -> Iterator[tuple[int, int, int 
 
 
 def _varint(data: bytes, position: int, stop: int) -> tuple[int, int]:
-    if position < stop and data[position] < 0x80:  # nearly all of them
+    if position < stop and data[position] < 0x80:  # nearly all numbers are this short
         return data[position], position + 1
     number = shift = 0
     for place in range(position, min(stop, position + 10)):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 
-from mdir_hf.vocabulary.tokens import Role, VocabularyKind
+from mdir_hf.vocabulary.tokens import TokenType, VocabularyKind
 
 Speller = Callable[[str], bytes]
 
@@ -123,17 +123,17 @@ def is_control(token: str) -> bool:
     return token[:1] == "<" and _CONTROL.fullmatch(token) is not None
 
 
-def role_by_name(token: str, *, may_be_markup: bool = False) -> Role:
-    """Return the role that the name alone suggests, for files that flag nothing.
+def type_by_name(token: str, *, may_be_markup: bool = False) -> TokenType:
+    """Return the type that the name alone suggests, for files that flag nothing.
 
     Args:
         token: The token string.
         may_be_markup: Take names such as ``<s>`` as text: web pages are full of them, and Qwen has learnt some.
 
     Returns:
-        The role, text unless the name says otherwise.
+        The type, text unless the name says otherwise.
     """
     if is_reserved(token):
-        return Role.RESERVED
+        return TokenType.RESERVED
     named = token in _SPECIAL_NAMES and not may_be_markup
-    return Role.SPECIAL if named or is_control(token) else Role.TEXT
+    return TokenType.SPECIAL if named or is_control(token) else TokenType.TEXT

@@ -9,7 +9,7 @@ from typing import Any
 from mdir_hf.errors import VocabularyError
 from mdir_hf.vocabulary import spelling
 from mdir_hf.vocabulary.json_file import described, row_id, shown
-from mdir_hf.vocabulary.tokens import Role, Token, VocabularyKind
+from mdir_hf.vocabulary.tokens import Token, TokenType, VocabularyKind
 
 _END_OF_WORD = "</w>"
 # Where <s> and its like are special tokens of a vocab.json, they are numbered first.
@@ -65,15 +65,15 @@ def tokenizer_json_tokens(found: dict[str, Any], file: str) -> tuple[VocabularyK
             listed = added.get(row)
             if listed is not None and listed[0] == string:
                 own.add(row)
-                role = listed[1]
+                token_type = listed[1]
             elif string == unknown:
-                role = Role.SPECIAL
+                token_type = TokenType.SPECIAL
             else:
-                role = Role.RESERVED if spelling.is_reserved(string) else Role.TEXT
-            yield _spelt(row, string, role, kind, spell)
-        for row, (string, role) in added.items():
+                token_type = TokenType.RESERVED if spelling.is_reserved(string) else TokenType.TEXT
+            yield _spelt(row, string, token_type, kind, spell)
+        for row, (string, token_type) in added.items():
             if row not in own:
-                yield row, string.encode(), role
+                yield row, string.encode(), token_type
 
     return kind, tokens()
 
@@ -97,15 +97,15 @@ def vocab_json_tokens(
     """
     kind = spelling.guess_kind(found)
     spell = spelling.SPELLERS[kind]
-    # GPT-1 and its like mark the end of most words; elsewhere the string is but a token of markup.
+    # GPT-1 and its like mark the end of most words; elsewhere such a string is markup.
     if sum(string.endswith(_END_OF_WORD) for string in found) * 10 > len(found):
         spell = spelling.with_suffix(spell, _END_OF_WORD)
 
     def tokens() -> Iterator[Token]:
         for string, value in found.items():
             row = row_id(value, string, file)
-            role = spelling.role_by_name(string, may_be_markup=row >= _N_FIRST_ROWS)
-            yield _spelt(row, string, role, kind, spell)
+            token_type = spelling.type_by_name(string, may_be_markup=row >= _N_FIRST_ROWS)
+            yield _spelt(row, string, token_type, kind, spell)
         yield from added_json_tokens({string: row for string, row in added.items() if string not in found}, added_file)
 
     return kind, tokens()
@@ -118,7 +118,7 @@ def added_json_tokens(found: dict[str, Any], file: str) -> Iterator[Token]:
         VocabularyError: An id is no integer; raised while the tokens are drawn.
     """
     for string, value in found.items():
-        yield row_id(value, string, file), string.encode(), spelling.role_by_name(string)
+        yield row_id(value, string, file), string.encode(), spelling.type_by_name(string)
 
 
 def declared_tokens(config: dict[str, Any], file: str) -> Iterator[Token]:
@@ -135,15 +135,15 @@ def declared_tokens(config: dict[str, Any], file: str) -> Iterator[Token]:
                 subject=file,
             )
         string = _member(entry, "content", str, file)
-        yield int(row), string.encode(), _role_of_added(string, entry)
+        yield int(row), string.encode(), _type_of_added(string, entry)
 
 
-def _spelt(row: int, string: str, role: Role, kind: VocabularyKind, spell: spelling.Speller) -> Token:
-    if kind is VocabularyKind.SENTENCEPIECE and role is Role.TEXT:
+def _spelt(row: int, string: str, token_type: TokenType, kind: VocabularyKind, spell: spelling.Speller) -> Token:
+    if kind is VocabularyKind.SENTENCEPIECE and token_type is TokenType.TEXT:
         byte = spelling.fallback_byte(string)
         if byte is not None:
-            return row, byte, Role.FALLBACK
-    return row, spell(string), role
+            return row, byte, TokenType.FALLBACK
+    return row, spell(string), token_type
 
 
 def _declared_kind(found: dict[str, Any], model: dict[str, Any]) -> VocabularyKind | None:
@@ -169,22 +169,22 @@ def _declared_kind(found: dict[str, Any], model: dict[str, Any]) -> VocabularyKi
     return None
 
 
-def _added_tokens(found: dict[str, Any], file: str) -> dict[int, tuple[str, Role]]:
+def _added_tokens(found: dict[str, Any], file: str) -> dict[int, tuple[str, TokenType]]:
     listed = found.get("added_tokens")
-    added: dict[int, tuple[str, Role]] = {}
+    added: dict[int, tuple[str, TokenType]] = {}
     for entry in _member(found, "added_tokens", list, file) if listed is not None else []:
         if not isinstance(entry, dict):
             raise VocabularyError(f'expected objects in "added_tokens", found {described(entry)}', subject=file)
         string = _member(entry, "content", str, file)
         row = row_id(entry.get("id"), string, file)
-        added[row] = string, _role_of_added(string, entry)
+        added[row] = string, _type_of_added(string, entry)
     return added
 
 
-def _role_of_added(string: str, entry: dict[str, Any]) -> Role:
+def _type_of_added(string: str, entry: dict[str, Any]) -> TokenType:
     if spelling.is_reserved(string):
-        return Role.RESERVED
-    return Role.SPECIAL if entry.get("special") is True or spelling.is_control(string) else Role.TEXT
+        return TokenType.RESERVED
+    return TokenType.SPECIAL if entry.get("special") is True or spelling.is_control(string) else TokenType.TEXT
 
 
 def _member(parent: dict[str, Any], name: str, kind: type, file: str) -> Any:  # noqa: ANN401 - JSON of the type asked for

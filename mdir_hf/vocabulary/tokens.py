@@ -43,7 +43,7 @@ class VocabularyKind(str, enum.Enum):
     """The token string is the text."""
 
 
-class Role(enum.Enum):
+class TokenType(enum.Enum):
     """What a token is there for."""
 
     TEXT = enum.auto()
@@ -58,8 +58,8 @@ class Role(enum.Enum):
     """Marked as unused by the file, or of no bytes at all."""
 
 
-Token = tuple[int, bytes, Role]
-"""Row of the embedding, the bytes the token stands for, its role."""
+Token = tuple[int, bytes, TokenType]
+"""Row of the embedding, the bytes the token stands for, its type."""
 
 
 @dataclass(frozen=True)
@@ -99,10 +99,10 @@ class Vocabulary:
 def assemble(tokens: Iterable[Token], *, kind: VocabularyKind, files: tuple[str, ...]) -> Vocabulary:
     """Decide which tokens are usable, by the rules at the head of this module.
 
-    A row named more than once keeps the role that leaves it out; a second role of another text does not change that.
+    A row named more than once keeps the type that leaves it out; a second type of another text does not change that.
 
     Args:
-        tokens: Row ids, at least 0 and below ``MAX_ROWS``, with bytes and roles, in any order.
+        tokens: Row ids, at least 0 and below ``MAX_ROWS``, with bytes and types, in any order.
         kind: How the files spell bytes.
         files: Names of the files the tokens come from; errors name the first.
 
@@ -114,21 +114,21 @@ def assemble(tokens: Iterable[Token], *, kind: VocabularyKind, files: tuple[str,
     """
     text_of: dict[int, bytes] = {}
     fallback: set[int] = set()
-    left_out: dict[int, Role] = {}
+    left_out: dict[int, TokenType] = {}
     spellings: dict[int, set[bytes]] = {}  # only of rows that have several
-    for row, text, role in tokens:
+    for row, text, token_type in tokens:
         if not 0 <= row < MAX_ROWS:
             _refuse_row(row, text, files[0])
-        if role is Role.TEXT or role is Role.FALLBACK:
+        if token_type is TokenType.TEXT or token_type is TokenType.FALLBACK:
             if not text:
-                left_out.setdefault(row, Role.UNUSED)
+                left_out.setdefault(row, TokenType.UNUSED)
                 continue
             if text_of.setdefault(row, text) != text:
                 spellings.setdefault(row, {text_of[row]}).add(text)
-            if role is Role.FALLBACK:
+            if token_type is TokenType.FALLBACK:
                 fallback.add(row)
         else:
-            left_out[row] = role
+            left_out[row] = token_type
     n_rows = 1 + max(max(text_of, default=-1), max(left_out, default=-1))
 
     row_of: dict[bytes, int] = {}
@@ -159,8 +159,8 @@ def assemble(tokens: Iterable[Token], *, kind: VocabularyKind, files: tuple[str,
             "the file is damaged or does not belong to a language model",
             subject=files[0],
         )
-    roles = list(left_out.values())
-    n_special, n_reserved = roles.count(Role.SPECIAL), roles.count(Role.RESERVED)
+    types = list(left_out.values())
+    n_special, n_reserved = types.count(TokenType.SPECIAL), types.count(TokenType.RESERVED)
     n_duplicate = len({row for rows in doublets.values() for row in rows})
     return Vocabulary(
         kind=kind,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from mdir_hf.errors import VocabularyError
 from mdir_hf.vocabulary import spelling
 from mdir_hf.vocabulary.json_file import glimpse
-from mdir_hf.vocabulary.tokens import Role, Token, VocabularyKind
+from mdir_hf.vocabulary.tokens import Token, TokenType, VocabularyKind
 
 
 def word_list_tokens(data: bytes, file: str) -> tuple[VocabularyKind, Iterator[Token]]:
@@ -41,8 +41,8 @@ def word_list_tokens(data: bytes, file: str) -> tuple[VocabularyKind, Iterator[T
     def tokens() -> Iterator[Token]:
         for row, line in enumerate(lines):
             if line:
-                yield row, spell(line), spelling.role_by_name(line)
+                yield row, spell(line), spelling.type_by_name(line)
             else:
-                yield row, b"", Role.UNUSED
+                yield row, b"", TokenType.UNUSED
 
     return kind, tokens()

@@ -15,7 +15,7 @@ from transformers import (
 )
 
 from mdir_hf.anatomy import Anatomy, HeadCounts, Layer, Role, gguf_config, read_experts, read_part, read_sizes
-from mdir_hf.anatomy.roles import PairedRows
+from mdir_hf.anatomy.roles import InterleavedRows
 from mdir_hf.comparison.model import Model
 from mdir_hf.errors import AnatomyError
 from mdir_hf.hub import IoLedger, open_repository
@@ -143,13 +143,13 @@ def same_experts(original, parts, converted, others) -> None:
 @pytest.mark.parametrize(("n_heads", "n_rows"), [(1, 8), (4, 8), (4, 24), (3, 18)])
 def test_paired_rows_undo_the_order_of_rotary_positions(n_heads, n_rows):
     weight = torch.arange(n_rows * 5.0).reshape(n_rows, 5)
-    rows = PairedRows("heads").rows(n_rows, HeadCounts(n_heads, n_heads))
+    rows = InterleavedRows("heads").rows(n_rows, HeadCounts(n_heads, n_heads))
     assert torch.equal(paired(weight, n_heads)[torch.from_numpy(rows)], weight)
 
 
 def test_rows_that_make_no_pairs_are_refused():
     with pytest.raises(AnatomyError, match="12 rows cannot be paired in 4 heads"):
-        PairedRows(4).rows(12, None)
+        InterleavedRows(4).rows(12, None)
 
 
 def test_experts_of_their_own_and_gate_beside_up_are_placed_too(tmp_path):

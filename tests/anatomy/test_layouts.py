@@ -153,7 +153,7 @@ def test_heads_on_an_axis_of_their_own_are_joined():
     assert torch.equal(read_part(source, output), stored.reshape(2, 12))
     assert torch.equal(read_part(source, WeightPart("o", joined=True, transposed=True)), stored.reshape(2, 12).T)
     assert output.shape((2, 3, 4)) == (2, 12)
-    with pytest.raises(AnatomyError, match=r"'o' has shape \(2, 12\); expected heads on an axis of theirs"):
+    with pytest.raises(AnatomyError, match=r"'o' has shape \(2, 12\); expected an axis of its own for the heads"):
         output.shape((2, 12))
 
 
@@ -174,5 +174,8 @@ def test_a_stack_that_files_hold_either_way_round_is_read_by_the_width_of_the_mo
 
 @pytest.mark.parametrize("shape", [(2, 4, 4), (2, 6, 8)])
 def test_a_stack_that_could_lie_either_way_is_refused(shape):
-    with pytest.raises(AnatomyError, match=r"files hold it either way round, and its axis of width 4"):
+    with pytest.raises(
+        AnatomyError,
+        match=r"files store it either way round, and exactly one axis should have the width of the model, 4",
+    ):
         GATE.shape(shape)

@@ -68,7 +68,7 @@ def test_a_stored_head_counts_before_what_the_config_says(head, ties, tied, has_
 
 def test_a_head_stored_though_tied_is_noted():
     anatomy = resolve(llama_names(), config=LLAMA | {"tie_word_embeddings": True})
-    assert any("second witness only if it differs" in note for note in anatomy.notes)
+    assert any("independent test only if the two differ" in note for note in anatomy.notes)
 
 
 def test_a_vision_tower_is_not_the_language_model():
@@ -149,7 +149,7 @@ def test_a_projected_embedding_may_be_narrower_than_the_model():
 
 
 def test_an_unembedding_that_is_no_matrix_is_refused():
-    with pytest.raises(AnatomyError, match=r"unembedding 'lm_head.weight' has shape \(30,\)"):
+    with pytest.raises(AnatomyError, match=r"unembedding \(lm_head\) 'lm_head.weight' has shape \(30,\)"):
         resolve(llama_names(), lm_head_weight=(30,))
 
 

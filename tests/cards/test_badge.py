@@ -15,9 +15,8 @@ from markdown_it import MarkdownIt
 
 import mdir_hf
 from mdir_hf import Badge, HomologyReport, Verdict, make_badge
-from mdir_hf.cards.claim import LEVELS, SCHEMA, canonical_json, claim_of_dict, claim_of_report, p_text
+from mdir_hf.cards.claim import SCHEMA, canonical_json, claim_of_dict, claim_of_report, p_text
 from mdir_hf.cards.svg import LABEL_COLOR, MESSAGE_COLORS, RIM_COLOR, escape, render_svg
-from mdir_hf.checker import LEVELS as CHECKER_LEVELS
 from mdir_hf.errors import InputError
 from tests.cards.reports import BASE_COMMIT, HOSTILE_TEXTS, TUNED_COMMIT, a_report, model
 
@@ -247,10 +246,6 @@ def test_a_badge_cannot_be_changed_and_its_makers_are_public():
     with pytest.raises(dataclasses.FrozenInstanceError):
         make_badge(a_report()).svg = ""
     assert {"Badge", "make_badge", "DeclaredLineage", "declared_lineage"} <= set(mdir_hf.__all__)
-
-
-def test_levels_are_those_of_the_checker():
-    assert LEVELS == CHECKER_LEVELS
 
 
 def test_the_digest_is_of_the_report_and_not_of_its_spelling():

@@ -15,7 +15,9 @@ from mdir_hf.cards.branches import BranchHead, branch_head_of
 from mdir_hf.cards.claim import claim_of_dict, claim_of_report
 from mdir_hf.cards.svg import render_svg
 from mdir_hf.cards.verify_badge import LEAST_TOLERANCE, RELATIVE_TOLERANCE, agree, verify_badge
+from mdir_hf.comparison.settings import Listeners
 from mdir_hf.errors import InputError, RepositoryNotFoundError, RevisionNotFoundError
+from mdir_hf.report import Level
 from tests.cards.reports import a_report, model
 from tests.specimens import gaussian, tokens, write_model
 from tests.test_adapters import write_adapter, write_base
@@ -69,7 +71,7 @@ def saved(tmp_path, report, name="badge.svg"):
 
 
 def verify(source, **options):
-    return verify_badge(source, progress=False, **options)
+    return verify_badge(source, listeners=Listeners(progress=False), **options)
 
 
 @pytest.mark.parametrize(
@@ -193,13 +195,13 @@ def test_an_endpoint_that_shows_something_else_than_its_report(hub, tmp_path):
 
 def test_at_another_level_only_verdicts_are_compared(hub, tmp_path):
     source = saved(tmp_path, compare(), "report.json")
-    check = verify(source, level="embedding")
+    check = verify(source, level=Level.EMBEDDING)
     assert check.report.level == "embedding" and not agree(check.source.claim.log10_p, check.report.log10_p)
     assert check.state == "match" and "only the verdicts" in str(check)
     overturned = dataclasses.replace(compare(), verdict=Verdict.NO_EVIDENCE)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "r.json").write_text(overturned.to_json())
-    assert verify(tmp_path / "other" / "r.json", level="screen").state == "different"
+    assert verify(tmp_path / "other" / "r.json", level=Level.SCREEN).state == "different"
 
 
 def test_from_an_address_on_the_hub(hub, tmp_path, move):

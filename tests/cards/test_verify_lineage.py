@@ -10,7 +10,10 @@ import torch
 from safetensors.torch import save_file
 
 from mdir_hf.cards.verify_lineage import MOST_BASES, verify_lineage
+from mdir_hf.comparison.opening import NamedModel, Reading
+from mdir_hf.comparison.settings import Listeners, Settings
 from mdir_hf.errors import CardError, InputError, RepositoryNotFoundError
+from mdir_hf.report import SCHEMA
 from tests.specimens import gaussian, write_model
 
 V, N = 1200, 64
@@ -40,8 +43,9 @@ def serve(loopback_hub, tmp_path):
     return serve_model
 
 
-def verify(repo, **options):
-    return verify_lineage(repo, progress=False, **options)
+def verify(repo, *, token=None, device="cpu"):
+    settings, listeners = Settings(device=device), Listeners(progress=False)
+    return verify_lineage(NamedModel(repo), reading=Reading(token=token), settings=settings, listeners=listeners)
 
 
 def test_a_true_declaration_is_set_beside_its_measurement(serve):
@@ -195,8 +199,8 @@ def test_its_own_errors_are_errors(serve):
         verify("me/hostile")
     serve("me/tuned", "base_model: me/tuned2", noise=1)
     serve("me/tuned2")
-    with pytest.raises(InputError, match="level"):
-        verify("me/tuned", level="deep")
+    with pytest.raises(InputError, match="device"):
+        verify("me/tuned", device="nonsense")
 
 
 def test_the_json_holds_it_all(serve):
@@ -206,5 +210,5 @@ def test_the_json_holds_it_all(serve):
     assert body["schema"] == "mdir-hf/lineage/1"
     assert body["declared"]["base_models"] == ["owner/base", "owner/none"]
     assert [one["outcome"] for one in body["bases"]] == ["homologous", "not_measured"]
-    assert body["bases"][0]["report"]["schema"] == "mdir-hf/report/1" and body["bases"][1]["report"] is None
+    assert body["bases"][0]["report"]["schema"] == SCHEMA and body["bases"][1]["report"] is None
     assert body["cycle"] is None

@@ -82,7 +82,7 @@ REFUSED = {
     "elements overflow": ({"a": entry(shape=(2**63, 4))}, "more elements than a 64-bit count"),
     "elements overflow before a zero": ({"a": entry(shape=(2**63, 4, 0), offsets=(0, 0))}, "more elements"),
     "bits overflow": ({"a": entry(shape=(2**60,))}, "more bits than a 64-bit count"),
-    "half a byte": ({"a": entry("F4", (3,), (0, 4))}, "12 bits, which is no number of bytes"),
+    "half a byte": ({"a": entry("F4", (3,), (0, 4))}, "12 bits, which is not a whole number of bytes"),
     "a hole": ({"a": entry(offsets=(1, 5))}, r"'a' leaves a hole after the header: .*offset 1, expected 0"),
     "an overlap": (
         {"a": entry(), "b": entry(offsets=(2, 6))},

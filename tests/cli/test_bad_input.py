@@ -8,8 +8,8 @@ import struct
 import pytest
 
 from mdir_hf.cli import main
-from mdir_hf.demo.loopback import Fault
 from tests.hub.fixtures import hf_home, loopback_hub, waits
+from tests.loopback.faults import Fault
 from tests.specimens import gaussian, write_model
 
 __all__ = ["hf_home", "loopback_hub", "waits"]

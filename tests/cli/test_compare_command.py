@@ -13,6 +13,7 @@ import pytest
 
 from mdir_hf import HomologyReport
 from mdir_hf.cli import main
+from mdir_hf.report import SCHEMA
 from tests.hub.fixtures import hf_home, loopback_hub
 from tests.specimens import gaussian, tokens, write_model
 
@@ -48,7 +49,7 @@ def test_json_is_one_object_and_nothing_else_on_stdout(pair, capsys):
     assert main(["compare", pair[0], pair[2], "--json"]) == 0
     body = json.loads(capsys.readouterr().out)
     assert body["verdict"] == "no_evidence"
-    assert body["schema"] == "mdir-hf/report/1"
+    assert body["schema"] == SCHEMA
 
 
 def test_quiet_leaves_stderr_empty(pair, capsys):
@@ -79,6 +80,13 @@ def test_fail_on_turns_a_verdict_into_status_3(pair, candidate, fail_on, status,
         ["compare", "a"],
         ["compare", "a", "b", "--alpha", "2"],
         ["compare", "a", "b", "--alpha", "x"],
+        ["compare", "a", "b", "--alpha", "nan"],
+        ["compare", "a", "b", "--seed", "-1"],
+        ["compare", "a", "b", "--seed", "0.5"],
+        ["verify", "a", "--seed", "-1"],
+        ["identify", "a", "--index", "f", "--alpha", "0"],
+        ["survey", "a", "b", "--out", "d", "--seed", "-1"],
+        ["tree", "d", "--seed", "-1"],
         ["compare", "a", "b", "--fail-on", "related"],
         ["compare", "a", "b", "--level", "deep"],
         ["compare", "a", "b", "--max-bytes", "many"],
@@ -193,7 +201,7 @@ def test_a_missing_repository_is_said_in_one_line(loopback_hub, pair, capsys):
 
 
 def test_ctrl_c_ends_with_130_one_line_and_no_half_written_file(tmp_path, loopback_hub):
-    from mdir_hf.demo.loopback import Fault
+    from tests.loopback.faults import Fault
 
     for name, seed in (("base", 1), ("twin", 2)):
         folder = write_model(tmp_path / name, gaussian(6000, 256, seed), words=tokens(6000))

@@ -69,11 +69,11 @@ class TestServing:
     def test_the_owners_token_reads_for_the_owner_if_that_is_asked_for(self, tmp_path):
         from gradio_client import Client
 
-        from mdir_hf.demo.loopback import LoopbackHub
+        from tests.loopback.hub import FullHub
         from tests.space.models import BASE, GATED, add_models
         from tests.space.servers import running_command
 
-        with LoopbackHub() as hub:
+        with FullHub() as hub:
             add_models(hub, tmp_path / "models")
             environment = {"HF_TOKEN": hub.token}
             options = ["--use-token", "--endpoint", hub.endpoint]

@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from mdir_hf.demo.loopback import LoopbackHub
-from mdir_hf.demo.loopback_commits import RefusedError
-from mdir_hf.demo.loopback_lists import new_collection
-from mdir_hf.demo.loopback_server import Handler
+from tests.loopback.commits import RefusedError
+from tests.loopback.handler import FullHandler
+from tests.loopback.hub import FullHub
+from tests.loopback.lists import new_collection
 
 FLAVORS = ("cpu-basic", "cpu-upgrade")
 _SPEC = {
@@ -86,7 +86,7 @@ class Job:
         }
 
 
-class JobsHub(LoopbackHub):
+class JobsHub(FullHub):
     """The loopback Hub of the user ``me``.
 
     Args:
@@ -216,11 +216,11 @@ class JobsHub(LoopbackHub):
         assert done.returncode == 0, done.stderr
 
 
-class JobsHandler(Handler):
+class JobsHandler(FullHandler):
     """Answers what the loopback Hub does not know."""
 
     def _serve_hub(self) -> None:
-        path = self._raw_path()
+        path = self._path
         if path == "/api/whoami-v2" and self._token() == "owner":
             self._json({"type": "user", "id": "0" * 24, "name": "me", "orgs": [], "auth": {"type": "access_token"}})
         elif match := re.fullmatch(rf"(?:/api)?/buckets/{_ID}(?:/(.*))?", path):
@@ -282,7 +282,7 @@ class JobsHandler(Handler):
         self._json({"success": True, "processed": len(operations), "succeeded": len(operations), "failed": []})
 
     def _serve_post(self) -> None:
-        path = self._raw_path()
+        path = self._path
         merge = re.fullmatch(rf"/api/(datasets/{_ID})/discussions/(\d+)/merge", path)
         ours = ("/api/jobs/me", "/api/scheduled-jobs/me", "/api/settings/webhooks", "/api/repos/create")
         if path not in ours and not merge:
@@ -323,6 +323,9 @@ class JobsHandler(Handler):
         self._hub.webhooks.append(webhook)
         source = self.jobs[body["jobSourceId"]].answer()
         return {**webhook, "disabled": False, "job": source, "secrets": sorted(body.get("secrets", {}))}
+
+
+JobsHub.handler = JobsHandler
 
 
 def stored_sizes(cas: Path) -> dict[str, int]:

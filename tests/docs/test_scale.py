@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-import mdir_hf.demo.loopback_server
-from mdir_hf.survey.index import BaseIndex
-from tests.docs.jobs_hub import JobsHandler, JobsHub
+from mdir_hf.index.base_index import BaseIndex
+from tests.docs.jobs_hub import JobsHub
 from tests.specimens import gaussian, write_model
 from tests.survey.conftest import write_population
 
@@ -33,8 +32,7 @@ def block(begin: str) -> str:
 
 
 @pytest.fixture
-def hub(tmp_path, monkeypatch):
-    monkeypatch.setattr(mdir_hf.demo.loopback_server, "Handler", JobsHandler)
+def hub(tmp_path):
     with JobsHub(tmp_path / "hub") as hub:
         folders = write_population(tmp_path / "models")
         for name, made in SERVED.items():

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mdir_hf.homology.blocks import HeadPattern, best_head_map, block_pattern, log_p_head_map, log_p_pattern
-from mdir_hf.homology.heads import canonical_heads, find_head_map, residual_pattern, solve_heads
+from mdir_hf.homology.heads import canonical_heads, find_head_map, solve_heads
 from mdir_hf.homology.neurons import inner_polar
 from tests.homology.obfuscation import haar
 
@@ -89,17 +89,6 @@ def test_on_independent_gaussian_heads_the_subspace_bound_holds(h, d, n):
     def pattern(generator):
         heads = torch.randn(h * d, n, dtype=torch.float64, generator=generator)
         return block_pattern(inner_polar(canonical_heads(heads, h), fixed), h, h)
-
-    assert_is_a_bound(uniform_log_p(pattern, 2000, h))
-
-
-@pytest.mark.parametrize(("h", "d", "n"), [(1, 2, 8), (3, 2, 8), (6, 2, 8)])
-def test_on_heads_turned_in_the_residual_stream_the_residual_bound_holds(h, d, n):
-    fixed = canonical_heads(draw(h * d, n, seed=5), h)
-    other = canonical_heads(draw(h * d, n, seed=6), h)
-
-    def pattern(generator):
-        return residual_pattern(other @ haar(n, generator), fixed, h, h)
 
     assert_is_a_bound(uniform_log_p(pattern, 2000, h))
 
@@ -199,23 +188,19 @@ def test_fewer_heads_find_their_origins_among_more():
     assert log_p_head_map(pattern, reference, candidate, log_n)[1] < math.log(1e-10)
 
 
-def test_a_single_head_says_nothing_by_blocks_and_much_by_its_place_in_the_residual_stream():
+def test_a_single_head_has_no_place_among_heads_that_could_be_significant():
     x = draw(16, 128)
     y = invertible(1, 16)[0] @ x
     by_blocks = block_pattern(inner_polar(canonical_heads(x, 1), canonical_heads(y, 1)), 1, 1)
-    in_residual = residual_pattern(canonical_heads(x, 1), canonical_heads(y, 1), 1, 1)
     assert log_p_head_map(by_blocks, *best_head_map(by_blocks))[1] == 0.0
-    assert log_p_head_map(in_residual, *best_head_map(in_residual))[1] < math.log(1e-10)
 
 
-def test_a_space_that_all_heads_share_is_no_evidence_by_blocks_but_fools_the_residual_test():
+def test_a_space_that_all_heads_share_is_no_evidence():
     # Two strangers whose heads all read the same 24 of 128 directions: universal features, no common weights.
     shared = haar(128, torch.Generator().manual_seed(3))[:24]
     x, y = draw(16, 24) @ shared, draw(16, 24, seed=1) @ shared
-    z, w = canonical_heads(x, 4), canonical_heads(y, 4)
-    by_blocks, in_residual = block_pattern(inner_polar(z, w), 4, 4), residual_pattern(z, w, 4, 4)
+    by_blocks = block_pattern(inner_polar(canonical_heads(x, 4), canonical_heads(y, 4)), 4, 4)
     assert log_p_head_map(by_blocks, *best_head_map(by_blocks))[1] == 0.0
-    assert log_p_head_map(in_residual, *best_head_map(in_residual))[1] < math.log(1e-3)
 
 
 def test_the_inner_maps_are_solved_for_and_undone():

@@ -14,7 +14,6 @@ from mdir_hf.homology.polar import (
     whitened_polar_factor,
     whitener,
 )
-from mdir_hf.homology.significance import log_p_matching
 from tests.homology import reference as textbook
 
 # Entries of an orthogonal factor are at most 1 and cost a few hundred roundings.
@@ -165,44 +164,68 @@ def test_a_torch_whose_onednn_kernel_is_missing_multiplies_all_the_same(monkeypa
     np.testing.assert_allclose(products.cross_product(x, x), x.T @ x, rtol=1e-6)
 
 
-class TestTheNullBasisOfLapack:
-    """DESIGN section 4: a product of rank n < m neurons, and what completing its polar factor does."""
+class TestNullDirections:
+    """A product of rank n < m neurons: which basis its null spaces get is an accident, and no evidence."""
 
     m = 768
 
-    def product(self, n, noise):
+    def product(self, n, noise=None):
         """``W'^T W`` of two (n, m) matrices; noise None for strangers, else a relative that drifted by it."""
         one, other = rows(n, self.m, seed=3), rows(n, self.m, seed=4)
         return (other if noise is None else one + noise * other).T @ one
 
-    def completed_trace(self, cross):
+    def null_bases(self, cross):
+        """Some orthonormal bases of what the product maps to nothing, and of what it never reaches."""
         left, _, right_t = torch.linalg.svd(cross)
-        return best_matching(left @ right_t, signed=False).trace
+        rank = polar_factor(cross).rank
+        return left[:, rank:], right_t[rank:].T
 
-    def test_the_completed_factor_with_the_rank_aware_bound_calls_a_stranger_related(self):
-        n = 256
-        c = self.completed_trace(self.product(n, None))
-        log_p = log_p_matching(c, n_narrow=self.m, n_wide=self.m, narrow_energy=n, wide_energy=n)
-        assert log_p / math.log(10) < -1000
+    def completion(self, cross, *, is_adversarial):
+        """A partial isometry between the null spaces: one of largest trace, or one drawn at random."""
+        left, right = self.null_bases(cross)
+        if is_adversarial:
+            between = polar_factor(left.T @ right).matrix
+        else:
+            between = torch.from_numpy(textbook.haar(left.shape[1], np.random.default_rng(5)))
+        return left @ between @ right.T
 
     @pytest.mark.parametrize("n", [128, 256])
-    def test_the_completed_factor_calls_a_stranger_related_even_with_the_papers_bound(self, n):
-        c = self.completed_trace(self.product(n, None))
-        assert math.lgamma(self.m + 1) - c * c / 2 < math.log(1e-10)
-
-    @pytest.mark.parametrize("n", [128, 256])
-    def test_the_truncated_factor_is_silent_on_strangers(self, n):
-        factor = polar_factor(self.product(n, None))
+    def test_the_factor_is_truncated_to_the_rank_and_knows_no_null_direction(self, n):
+        cross = self.product(n)
+        factor, (left, right) = polar_factor(cross), self.null_bases(cross)
         assert factor.rank == n
-        assert best_matching(factor.matrix, signed=False).log_p == 0.0
-        assert best_matching(factor.matrix, signed=True).log_p == 0.0
+        assert float((left.T @ factor.matrix).abs().max()) < ENTRY
+        assert float((factor.matrix @ right).abs().max()) < ENTRY
 
-    def test_the_truncated_factor_is_three_times_stronger_on_relatives_than_the_papers_bound(self):
-        cross = self.product(256, 1.0)
-        ours = best_matching(polar_factor(cross).matrix, signed=False).log_p
-        papers = math.lgamma(self.m + 1) - self.completed_trace(cross) ** 2 / 2
-        assert papers < math.log(1e-10)  # both see the relative
-        assert ours < 3 * papers
+    @pytest.mark.parametrize("n", [128, 256])
+    @pytest.mark.parametrize("is_adversarial", [True, False])
+    def test_a_completed_factor_says_what_its_completion_says(self, n, is_adversarial):
+        # Both complete the same strangers' factor to an orthogonal matrix, which is all that the paper's bound asks.
+        cross = self.product(n)
+        completed = polar_factor(cross).matrix + self.completion(cross, is_adversarial=is_adversarial)
+        np.testing.assert_allclose(completed @ completed.T, np.eye(self.m), atol=ENTRY)
+        log_p = best_matching(completed, signed=False).log_p
+        assert log_p < -1000 if is_adversarial else log_p == 0.0
+
+    @pytest.mark.parametrize("n", [128, 256])
+    @pytest.mark.parametrize("signed", [False, True])
+    def test_the_truncated_factor_of_strangers_is_not_significant(self, n, signed):
+        assert best_matching(polar_factor(self.product(n)).matrix, signed=signed).log_p == 0.0
+
+    @pytest.mark.parametrize("n", [128, 256])
+    def test_rounding_that_points_along_an_adversarial_completion_changes_nothing(self, n):
+        cross = self.product(n)
+        size = 1e-15 * float(torch.linalg.matrix_norm(cross, 2))
+        rounded = polar_factor(cross + size * self.completion(cross, is_adversarial=True))
+        assert rounded.rank == n
+        np.testing.assert_allclose(rounded.matrix, polar_factor(cross).matrix, atol=ENTRY)
+        assert best_matching(rounded.matrix, signed=False).log_p == 0.0
+
+    def test_of_rank_n_the_bound_has_m_over_n_times_the_papers_exponent(self):
+        n = 256
+        found = best_matching(polar_factor(self.product(n, noise=1.0)).matrix, signed=False)
+        assert found.log_p == pytest.approx(math.lgamma(self.m + 1) - self.m / n * found.trace**2 / 2, rel=1e-9)
+        assert found.log_p < math.log(1e-10)  # the relative is seen without any completion
 
 
 @pytest.mark.parametrize("smallest", [0.1, 1e-3, 1e-5, 1e-9])

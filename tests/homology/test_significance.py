@@ -8,6 +8,7 @@ import torch
 from mdir_hf.homology.matching import best_matching
 from mdir_hf.homology.significance import (
     log_bound,
+    log_cost_of_look,
     log_n_matchings,
     log_p_entry,
     log_p_looks,
@@ -207,3 +208,8 @@ def test_the_sharp_rectangular_form_alone_fails_where_only_the_narrow_side_is_in
         hits += count - trace**2 * n2 / (2 * n1) <= math.log(alpha)
     assert exceeds(hits, n_draws, alpha)
     assert hits / n_draws > 0.05
+
+
+def test_the_shares_that_looks_spend_sum_to_less_than_1():
+    shares = [math.exp(-log_cost_of_look(number)) for number in range(1, 1001)]
+    assert sum(shares) == pytest.approx(1 - 1 / 1001)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from huggingface_hub import constants
 
-from mdir_hf.demo.loopback import LoopbackHub
 from mdir_hf.hub import retry
+from tests.loopback.hub import FullHub
 
 _ENVIRONMENT = (
     *("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_ENDPOINT", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HUB_CACHE"),
@@ -49,7 +49,7 @@ def waits(monkeypatch):
 @pytest.fixture
 def loopback_hub(hf_home, monkeypatch):
     """A running Hub on this machine, to which HF_ENDPOINT points; no repository yet."""
-    with LoopbackHub() as hub:
+    with FullHub() as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
         yield hub
 

@@ -7,10 +7,10 @@ from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError
 
 from mdir_hf import errors
-from mdir_hf.demo.loopback import Fault
 from mdir_hf.hub import errors_map
 from mdir_hf.hub.errors_map import hub_errors, of_status, translate
 from mdir_hf.hub.retry import is_transient, is_transport_error
+from tests.loopback.faults import Fault
 
 CLASSES = [
     kind

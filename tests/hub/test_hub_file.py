@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from mdir_hf.demo.loopback import LoopbackHub
 from mdir_hf.errors import (
     ByteBudgetError,
     FileMissingError,
@@ -14,6 +13,7 @@ from mdir_hf.errors import (
     UnsafePathError,
 )
 from mdir_hf.hub.hub_file import parse_file_url, read_hub_file
+from tests.loopback.hub import FullHub
 
 HUB = "https://huggingface.co"
 
@@ -99,7 +99,7 @@ def test_refusals_are_told_as_everywhere(loopback_hub, model_folder, monkeypatch
 
 def test_only_the_endpoint_is_asked_whatever_the_address_says(loopback_hub, model_folder):
     loopback_hub.add_repository("owner/name", model_folder)
-    with LoopbackHub() as other, pytest.raises(InvalidReferenceError):
+    with FullHub() as other, pytest.raises(InvalidReferenceError):
         read_hub_file(f"{other.endpoint}/owner/name/resolve/main/config.json", max_bytes=99)
     assert read_hub_file(f"{HUB}/owner/name/resolve/main/config.json", max_bytes=99)
     assert len(loopback_hub.requests) > 0

@@ -65,15 +65,82 @@ def test_a_negative_cap_is_refused():
         IoLedger(max_bytes=-1)
 
 
+def test_a_limited_block_counts_from_its_beginning_and_leaves_no_cap():
+    ledger = IoLedger()
+    read(ledger, 100)
+    with ledger.limited(10):
+        read(ledger, 4)
+        with pytest.raises(ByteBudgetError, match="needs 7 bytes, and 4 of the 10 bytes allowed"):
+            read(ledger, 7)
+        read(ledger, 6)
+    read(ledger, 1000)
+    assert ledger.bytes_read == 1110
+
+
+def test_a_block_that_fails_leaves_no_cap():
+    ledger = IoLedger()
+    with pytest.raises(ByteBudgetError), ledger.limited(10):
+        read(ledger, 11)
+    read(ledger, 1000)
+
+
+@pytest.mark.parametrize(("outer", "inner"), [(10, 20), (20, 10), (10, None), (10, 10)])
+def test_nested_blocks_keep_every_cap(outer, inner):
+    ledger = IoLedger()
+    with ledger.limited(outer):
+        with ledger.limited(inner), pytest.raises(ByteBudgetError, match="of the 10 bytes"):
+            read(ledger, 11)
+        read(ledger, 10)
+        with pytest.raises(ByteBudgetError):
+            read(ledger, 11)
+
+
+def test_a_block_stays_under_the_cap_of_the_ledger():
+    ledger = IoLedger(max_bytes=10)
+    read(ledger, 4)
+    with ledger.limited(10), pytest.raises(ByteBudgetError, match="needs 7 bytes, and 4 of the 10 bytes"):
+        read(ledger, 7)
+
+
+def test_a_negative_cap_of_a_block_is_refused():
+    ledger = IoLedger()
+    with pytest.raises(InputError, match="expected 0 or more"), ledger.limited(-1):
+        pass
+
+
 def test_progress_adds_up_to_everything_that_arrived():
     seen = []
-    ledger = IoLedger(on_bytes=seen.append)
-    with ledger.reserve("a", 10) as arrived:
-        arrived(4)
-        arrived(0)
-        arrived(6)
-    ledger.served_from_cache("b", 5)
+    ledger = IoLedger()
+    with ledger.listening(seen.append):
+        with ledger.reserve("a", 10) as arrived:
+            arrived(4)
+            arrived(0)
+            arrived(6)
+        ledger.served_from_cache("b", 5)
+    read(ledger, 7)
     assert seen == [4, 6, 5]
+
+
+def test_several_listen_and_each_stops_with_its_own_block():
+    first, second = [], []
+    ledger = IoLedger()
+    with ledger.listening(first.append):
+        with ledger.listening(second.append), ledger.listening(second.append):
+            read(ledger, 3)
+        read(ledger, 4)
+    assert (first, second) == ([3, 4], [3, 3])
+
+
+def test_what_a_listener_raises_ends_the_read_and_holds_nothing():
+    ledger = IoLedger(max_bytes=10)
+
+    def stop(n_bytes):
+        raise OSError("stopped")
+
+    with pytest.raises(OSError, match="stopped"), ledger.listening(stop):
+        read(ledger, 4)
+    read(ledger, 6)
+    assert ledger.bytes_read == 10
 
 
 def test_threads_lose_no_byte_and_progress_is_serialised():
@@ -85,7 +152,7 @@ def test_threads_lose_no_byte_and_progress_is_serialised():
         total += n_bytes
         inside.release()
 
-    ledger = IoLedger(on_bytes=on_bytes, max_bytes=80_000)
+    ledger = IoLedger()
 
     def work():
         for _ in range(1000):
@@ -94,9 +161,15 @@ def test_threads_lose_no_byte_and_progress_is_serialised():
                 ledger.requested()
 
     threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ledger.limited(80_000), ledger.listening(on_bytes):
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
     assert ledger.bytes_read == ledger.files["a"] == total == 80_000
     assert ledger.requests == 8000
+
+
+def read(ledger, n_bytes):
+    with ledger.reserve("a", n_bytes) as arrived:
+        arrived(n_bytes)

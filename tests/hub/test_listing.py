@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from mdir_hf.demo.loopback import Fault
 from mdir_hf.errors import HubError, InputError, InvalidReferenceError, OfflineError, RepositoryNotFoundError
 from mdir_hf.hub import models_of_author, models_of_collection
+from tests.loopback.faults import Fault
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import get_session
 
-from mdir_hf.demo.loopback import LoopbackHub
+from tests.loopback.hub import FullHub
 
 WEIGHTS = "model.safetensors"
 
@@ -129,7 +129,7 @@ def test_the_cdn_refuses_what_is_not_signed(loopback_hub, api, change):
 
 
 def test_the_cdn_refuses_what_has_expired(hf_home, model_folder):
-    with LoopbackHub(signature_lifetime_s=0) as hub:
+    with FullHub(signature_lifetime_s=0) as hub:
         hub.add_repository("owner/name", model_folder)
         assert get(signed(hub).location).status_code == 403
 

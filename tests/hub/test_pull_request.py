@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from huggingface_hub import HfApi
 
-from mdir_hf.demo.loopback import Fault
 from mdir_hf.errors import CardError, OfflineError, PullRequestError, RepositoryNotFoundError, ServerError
 from mdir_hf.hub.pull_request import open_pull_request
+from tests.loopback.faults import Fault
 
 FILES = {"README.md": b"---\nlicense: mit\n---\n# T\n", ".lineage/report.json": b"{}"}
 

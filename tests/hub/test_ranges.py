@@ -10,7 +10,6 @@ import time
 
 import pytest
 
-from mdir_hf.demo.loopback import Fault
 from mdir_hf.errors import (
     ByteBudgetError,
     GatedRepositoryError,
@@ -21,6 +20,7 @@ from mdir_hf.errors import (
     ShortReadError,
 )
 from mdir_hf.hub import IoLedger, open_repository, ranges
+from tests.loopback.faults import Fault
 
 WEIGHTS = "model.safetensors"
 
@@ -125,7 +125,7 @@ def test_the_cdn_refuses_a_token(loopback_hub, source, monkeypatch, waits):
 def test_a_redirect_from_the_hub_to_another_origin_drops_the_token(loopback_hub, model_folder, status):
     loopback_hub.add_repository("owner/secret", model_folder, private=True)
     repository = open_repository("owner/secret", token=loopback_hub.token)
-    elsewhere = loopback_hub.sign(f"/owner%2Fsecret/{repository.commit}/config.json")
+    elsewhere = loopback_hub.cdn_address(f"/owner%2Fsecret/{repository.commit}/config.json")
     loopback_hub.faults.append(
         Fault("status", origin="hub", method="GET", path="config.json", status=status, headers={"Location": elsewhere})
     )

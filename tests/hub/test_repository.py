@@ -6,7 +6,6 @@ import socket
 import pytest
 from huggingface_hub import constants, hf_hub_download
 
-from mdir_hf.demo.loopback import Fault
 from mdir_hf.errors import (
     ByteBudgetError,
     FileMissingError,
@@ -20,6 +19,7 @@ from mdir_hf.errors import (
     UnsafePathError,
 )
 from mdir_hf.hub import IoLedger, open_repository
+from tests.loopback.faults import Fault
 
 WEIGHTS = "model.safetensors"
 

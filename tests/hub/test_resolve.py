@@ -1,8 +1,8 @@
 import pytest
 
-from mdir_hf.demo.loopback import Fault
 from mdir_hf.errors import GatedRepositoryError, InvalidReferenceError, RepositoryNotFoundError, RevisionNotFoundError
 from mdir_hf.hub import open_repository, resolve_model
+from tests.loopback.faults import Fault
 
 
 def test_a_name_stands_for_the_commit_of_its_revision(loopback_hub, model_folder, tmp_path):

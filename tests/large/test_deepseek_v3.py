@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from mdir_hf.cli import main
-from mdir_hf.demo.loopback import LoopbackHub
 from tests.large import deepseek_v3, llama_8b
 from tests.large.measure import run_compare
+from tests.loopback.hub import FullHub
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +25,7 @@ EMBEDDING_SHARD, HEAD_SHARD = "model-00001-of-00163.safetensors", "model-00163-o
 def hub(tmp_path_factory):
     tokenizer = llama_8b.tokenizer_of_real_size()
     # 5 GB, which go as soon as these tests are done.
-    with tempfile.TemporaryDirectory(dir=tmp_path_factory.getbasetemp()) as place, LoopbackHub() as hub:
+    with tempfile.TemporaryDirectory(dir=tmp_path_factory.getbasetemp()) as place, FullHub() as hub:
         folder = Path(place)
         for name, rows in (
             ("base", deepseek_v3.base_rows),

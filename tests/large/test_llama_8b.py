@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from mdir_hf.demo.loopback import LoopbackHub
 from tests.large import llama_8b
 from tests.large.measure import run_compare
+from tests.loopback.hub import FullHub
 
 pytestmark = pytest.mark.slow
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 def hub(tmp_path_factory):
     tokenizer = llama_8b.tokenizer_of_real_size()
     # 3 GB, which go as soon as these tests are done.
-    with tempfile.TemporaryDirectory(dir=tmp_path_factory.getbasetemp()) as place, LoopbackHub() as hub:
+    with tempfile.TemporaryDirectory(dir=tmp_path_factory.getbasetemp()) as place, FullHub() as hub:
         folder = Path(place)
         base_digests = None
         for name, rows in (

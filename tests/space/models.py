@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mdir_hf.demo.loopback import LoopbackHub
+from tests.loopback.hub import FullHub
 from tests.specimens import gaussian, write_model
 
 V, N = 1500, 96
@@ -16,7 +16,7 @@ MEDIUM, MEDIUM_STRANGER = "owner/medium", "owner/medium-stranger"
 """Strangers whose comparison takes a core some tenths of a second, so that fifty of them make a queue and no more."""
 
 
-def add_models(hub: LoopbackHub, folder: Path) -> None:
+def add_models(hub: FullHub, folder: Path) -> None:
     """Serve a base, a noised copy of it, a stranger; copies that are gated or private; one that declares its base."""
     base = gaussian(V, N, 0)
     noised = base + 0.3 * gaussian(V, N, 1)

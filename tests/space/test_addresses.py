@@ -2,11 +2,11 @@ import types
 
 import pytest
 
-from mdir_hf.demo.loopback import Fault
 from mdir_space.addresses import Asked, page_address, query_of, read_link, server_address
 from mdir_space.limits import CPU_BASIC, Limits, limits_from_environment
 from mdir_space.suggestions import Suggestions, datalist
 from mdir_space.visitor import Visitor, signing_in_is_possible, visitor_of
+from tests.loopback.faults import Fault
 from tests.space.models import BASE, PRIVATE
 
 

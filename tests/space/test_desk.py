@@ -8,12 +8,12 @@ from contextlib import aclosing
 import pytest
 
 from mdir_hf import HomologyChecker
-from mdir_hf.demo.loopback import Fault
 from mdir_space import desk as desk_module
 from mdir_space.desk import Answered, Desk, Serving, Waiting, Working
 from mdir_space.limits import Limits
 from mdir_space.question import Question, RefusedError
 from mdir_space.visitor import Visitor
+from tests.loopback.faults import Fault
 from tests.space.coroutines import finish
 from tests.space.models import BASE, GATED, PRIVATE, RELATED, STRANGER
 from tests.specimens import gaussian, write_model

@@ -1,7 +1,8 @@
-"""A survey on a dask cluster of two processes: a worker is killed, a model always fails, the results are the same."""
+"""A survey on a dask cluster: every worker works, one is killed, a model always fails, the results are the same."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -12,20 +13,86 @@ from itertools import combinations
 
 import pytest
 
+from mdir_hf.errors import WorkersLostError
 from mdir_hf.survey import run as run_module
-from mdir_hf.survey.engines import open_executor
+from mdir_hf.survey.engines import open_engine
 from mdir_hf.survey.results import read_survey
 from mdir_hf.survey.run import SurveyPlan, run_survey
 
+dask = pytest.importorskip("dask")
 distributed = pytest.importorskip(
     "distributed", reason="dask.distributed is not installed: pip install 'mdir-hf[cluster]'"
 )
 
-pytestmark = [
-    pytest.mark.slow,
-    # Closing sockets of killed workers is dask's own business.
-    pytest.mark.filterwarnings("ignore"),
-]
+# Closing sockets of killed workers is dask's own business.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+AT_ONCE = 12
+
+
+@pytest.fixture
+def workers_here():
+    """Starts a cluster of so many workers in this process, with two threads each: their tasks can meet."""
+    with contextlib.ExitStack() as stack:
+
+        def start(n_workers):
+            cluster = distributed.LocalCluster(
+                n_workers=n_workers, threads_per_worker=2, processes=False, dashboard_address=None
+            )
+            return stack.enter_context(cluster)
+
+        yield start
+
+
+def meet(barrier):
+    """A task that ends when as many as the barrier is for run at once; it says which worker ran it."""
+    BARRIERS[barrier].wait(timeout=60)
+    return distributed.get_worker().address
+
+
+BARRIERS = {}
+
+
+def run_meetings(cluster, key, before=lambda: None):
+    """Run twice as many tasks as can run at once, and return the workers that ran them."""
+    BARRIERS[key] = threading.Barrier(AT_ONCE)
+    ran_on, failures = [], []
+    with open_engine(scheduler=cluster.scheduler_address) as engine:
+        before()
+        engine.run(
+            meet, ((at, (key,)) for at in range(2 * AT_ONCE)), ran_on.append, lambda at, why: failures.append(why)
+        )
+    assert failures == []
+    return ran_on
+
+
+def test_all_workers_of_a_cluster_work_at_once(workers_here):
+    ran_on = run_meetings(workers_here(6), "all")
+    assert len(ran_on) == 2 * AT_ONCE and len(set(ran_on)) == 6
+
+
+def test_workers_that_join_later_are_given_work(workers_here):
+    cluster = workers_here(1)
+    later = threading.Timer(0.5, cluster.scale, [6])  # while the first tasks wait for the others
+    ran_on = run_meetings(cluster, "later", before=later.start)
+    assert len(ran_on) == 2 * AT_ONCE and len(set(ran_on)) == 6
+
+
+def test_a_scheduler_that_goes_away_is_said(workers_here):
+    cluster, given_up = workers_here(1), []
+
+    def tasks():
+        yield 0, (None,)
+        cluster.close()
+        yield from ((at, (None,)) for at in range(1, 9))
+
+    with (
+        dask.config.set({"distributed.comm.timeouts.connect": "1s"}),
+        open_engine(scheduler=cluster.scheduler_address) as engine,
+        pytest.raises(WorkersLostError, match="run the same survey again"),
+    ):
+        engine.run(time.sleep, tasks(), print, lambda at, why: given_up.append(why))
+    assert given_up == []
 
 
 @pytest.fixture
@@ -36,6 +103,7 @@ def cluster():
         yield cluster
 
 
+@pytest.mark.slow
 def test_a_killed_worker_and_a_broken_model_cost_nothing_else(cluster, population, tmp_path, monkeypatch):
     monkeypatch.setattr(run_module, "TILE_MODELS", 2)  # many tasks, so that the kill falls between them
     broken = population["c/alone"]
@@ -54,8 +122,8 @@ def test_a_killed_worker_and_a_broken_model_cost_nothing_else(cluster, populatio
 
     killer = threading.Thread(target=kill)
     killer.start()
-    with open_executor(scheduler=cluster.scheduler_address) as executor:
-        together = run_survey(SurveyPlan(names, n_tokens=512, progress=False), tmp_path / "together", executor=executor)
+    with open_engine(scheduler=cluster.scheduler_address) as engine:
+        together = run_survey(SurveyPlan(names, n_tokens=512, progress=False), tmp_path / "together", engine=engine)
     killer.join()
 
     assert together.models[broken].error is not None
@@ -68,28 +136,29 @@ def test_a_killed_worker_and_a_broken_model_cost_nothing_else(cluster, populatio
         assert together.pairs[pair].log10_p == pytest.approx(found.log10_p, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_a_client_killed_in_the_middle_is_resumed_on_the_same_cluster(cluster, population, tmp_path):
     script = (
         "import os, signal, sys\nfrom pathlib import Path\n"
-        "from mdir_hf.survey import results, run\nfrom mdir_hf.survey.engines import open_executor\n"
+        "from mdir_hf.survey import results, run\nfrom mdir_hf.survey.engines import open_engine\n"
         "run.TILE_MODELS = 2\n"
         "add = results.ResultFile.add_pairs\n"
         "def dying(self, found):\n"
         "    add(self, found)\n"
         "    if len(self.pairs) >= 4:\n        os.kill(os.getpid(), signal.SIGKILL)\n"
         "results.ResultFile.add_pairs = dying\n"
-        "with open_executor(scheduler=sys.argv[2]) as executor:\n"
+        "with open_engine(scheduler=sys.argv[2]) as engine:\n"
         "    plan = run.SurveyPlan(tuple(sys.argv[3:]), n_tokens=512, progress=False)\n"
-        "    run.run_survey(plan, Path(sys.argv[1]), executor=executor)\n"
+        "    run.run_survey(plan, Path(sys.argv[1]), engine=engine)\n"
     )
     names, out = tuple(population.values()), tmp_path / "out"
     command = [sys.executable, "-c", script, str(out), cluster.scheduler_address, *names]
     assert subprocess.run(command, timeout=120).returncode == -signal.SIGKILL
     before = read_survey([out / "results.jsonl"]).pairs
     assert 4 <= len(before) < 15
-    with open_executor(scheduler=cluster.scheduler_address) as executor:
-        report = run_survey(SurveyPlan(names, n_tokens=512, progress=False), out, executor=executor)
-    assert report.is_complete and len(report.pairs) == 15
+    with open_engine(scheduler=cluster.scheduler_address) as engine:
+        report = run_survey(SurveyPlan(names, n_tokens=512, progress=False), out, engine=engine)
+    assert not report.missing() and len(report.pairs) == 15
     assert {pair: report.pairs[pair] for pair in before} == before  # nothing was computed twice
     lines = (out / "results.jsonl").read_text().splitlines()
     assert sum('"kind": "pair"' in line for line in lines) == 15

@@ -7,10 +7,11 @@ import json
 import pytest
 import torch
 
+from mdir_hf.comparison.opening import Reading
 from mdir_hf.errors import InputError
+from mdir_hf.fingerprints.opening import Pin, open_model, pin_of
 from mdir_hf.hub import IoLedger
 from mdir_hf.survey import run as run_module
-from mdir_hf.survey.opening import Pin, open_model, pin_of
 from mdir_hf.survey.planning import SAMPLE, load_sample
 from mdir_hf.survey.run import SurveyPlan, kept_fingerprints, prepare_survey, run_survey
 from mdir_hf.survey.work import take
@@ -43,28 +44,28 @@ def plan(**options):
 
 
 def test_a_pin_opens_the_same_commit_and_the_same_base(hub, tmp_path):
-    pin = pin_of("some/adapter", open_model("some/adapter", {}, IoLedger()))
-    before = take("some/adapter", [b"w1", b"w2"], {}, pin).fingerprint.rows
+    pin = pin_of("some/adapter", open_model("some/adapter", Reading(), IoLedger()))
+    before = take("some/adapter", [b"w1", b"w2"], Reading(), pin).fingerprint.rows
     assert (len(pin.commit), list(pin.bases)) == (40, ["some/base"])
     move(hub, "some/base", tmp_path)
-    assert torch.equal(take("some/adapter", [b"w1", b"w2"], {}, pin).fingerprint.rows, before)
-    assert not torch.equal(take("some/adapter", [b"w1", b"w2"], {}).fingerprint.rows, before)
+    assert torch.equal(take("some/adapter", [b"w1", b"w2"], Reading(), pin).fingerprint.rows, before)
+    assert not torch.equal(take("some/adapter", [b"w1", b"w2"], Reading()).fingerprint.rows, before)
 
 
 def test_pins_of_subfolders_files_and_folders(hub, tmp_path):
     write_model(tmp_path / "repo" / "deep", gaussian(V, N, 5))
     commit = hub.add_repository("some/deep", tmp_path / "repo")
-    pin = pin_of("hf://models/some/deep/deep", open_model("hf://models/some/deep/deep", {}, IoLedger()))
+    pin = pin_of("hf://models/some/deep/deep", open_model("hf://models/some/deep/deep", Reading(), IoLedger()))
     assert pin == Pin(f"hf://models/some/deep@{commit}/deep", commit, {})
-    assert open_model("some/deep", {}, IoLedger(), pin).repository.commit == commit
+    assert open_model("some/deep", Reading(), IoLedger(), pin).repository.commit == commit
     folder = str(tmp_path / "base")
-    assert pin_of(folder, open_model(folder, {}, IoLedger())) == Pin(folder)
+    assert pin_of(folder, open_model(folder, Reading(), IoLedger())) == Pin(folder)
 
 
 def test_adapters_on_other_commits_of_a_base_are_kept_apart(hub, tmp_path):
-    before = pin_of("some/adapter", open_model("some/adapter", {}, IoLedger()))
+    before = pin_of("some/adapter", open_model("some/adapter", Reading(), IoLedger()))
     move(hub, "some/base", tmp_path)
-    after = pin_of("some/adapter", open_model("some/adapter", {}, IoLedger()))
+    after = pin_of("some/adapter", open_model("some/adapter", Reading(), IoLedger()))
     assert before.commit == after.commit and before.key != after.key
 
 

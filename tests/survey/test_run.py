@@ -8,16 +8,17 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from itertools import combinations
 from pathlib import Path
 
 import pytest
 
+from mdir_hf.comparison.opening import Reading
 from mdir_hf.errors import InputError, WorkersLostError
 from mdir_hf.survey import run as run_module
-from mdir_hf.survey.engines import open_executor
+from mdir_hf.survey.engines import RESERVE, Engine, open_engine
 from mdir_hf.survey.results import RESULTS, read_survey
 from mdir_hf.survey.run import SurveyPlan, run_survey
 from tests.hub.fixtures import hf_home, loopback_hub
@@ -40,7 +41,7 @@ def numbers(report):
 def test_families_are_found_and_every_pair_is_there_once(population, expected_groups, tmp_path):
     report = run_survey(plan(population), tmp_path / "out")
     assert groups(report) == expected_groups
-    assert report.is_complete
+    assert len(report.models) == 6 and not report.missing()
     assert set(report.pairs) == set(combinations(population.values(), 2))
     lines = [json.loads(line) for line in (tmp_path / "out" / RESULTS).read_text().splitlines()]
     assert sum(line["kind"] == "pair" for line in lines) == 15
@@ -151,12 +152,33 @@ def test_rows_dropped_for_the_bound_are_read_again(population, expected_groups, 
 @pytest.mark.slow
 def test_processes_give_what_one_gives(population, tmp_path):
     alone = run_survey(plan(population), tmp_path / "alone")
-    with open_executor(workers=2) as executor:
-        together = run_survey(plan(population), tmp_path / "together", executor=executor)
+    with open_engine(workers=2) as engine:
+        together = run_survey(plan(population), tmp_path / "together", engine=engine)
     assert {p: v for p, (v, _) in numbers(together).items()} == {p: v for p, (v, _) in numbers(alone).items()}
     for pair, (_, log10_p) in numbers(alone).items():
         # Another number of threads sums in another order.
         assert numbers(together)[pair][1] == pytest.approx(log10_p, rel=1e-9)
+
+
+def test_a_local_engine_knows_its_workers_and_hands_out_few_tasks_more():
+    started, most = [], []
+
+    class Waiting(Executor):
+        def submit(self, fn, /, *args, **kwargs):
+            started.append(Future())
+            if len(started) == 6 + RESERVE:  # all that are handed out before one ends
+                most.append(sum(not future.done() for future in started))
+                for future in started:
+                    future.set_result(None)
+            elif len(started) > 6 + RESERVE:
+                started[-1].set_result(None)
+            return started[-1]
+
+    done = []
+    Engine(Waiting(), lambda: 6).run(print, ((at, (at,)) for at in range(30)), done.append, None)
+    assert (most, len(done)) == ([6 + RESERVE], 30)
+    with open_engine(workers=3) as engine:
+        assert engine.n_workers() == 3
 
 
 class Dying(ThreadPoolExecutor):
@@ -167,7 +189,7 @@ class Dying(ThreadPoolExecutor):
         self._poison, self._breaks = poison, breaks
 
     def submit(self, fn, /, *args, **kwargs):
-        if fn is run_module._compare_tile and any(self._poison in pair for pair in args[1]):
+        if fn is run_module.compare_tile and any(self._poison in pair for pair in args[1]):
             future = Future()
             future.set_exception(BrokenProcessPool("gone") if self._breaks else MemoryError("worker died"))
             return future
@@ -177,7 +199,7 @@ class Dying(ThreadPoolExecutor):
 def test_a_poisoned_model_costs_its_own_pairs_only(population, tmp_path):
     poison = population["b/tuned"]
     with Dying(poison, breaks=False) as executor:
-        report = run_survey(plan(population), tmp_path / "out", executor=executor)
+        report = run_survey(plan(population), tmp_path / "out", engine=Engine(executor, lambda: 1))
     failed = {pair for pair, found in report.pairs.items() if found.error}
     assert failed == {pair for pair in combinations(population.values(), 2) if poison in pair}
     assert len(report.pairs) == 15
@@ -189,7 +211,7 @@ def test_a_broken_pool_is_said_and_the_survey_can_be_resumed(population, expecte
         Dying(population["b/tuned"], breaks=True) as executor,
         pytest.raises(WorkersLostError, match="run the same survey again"),
     ):
-        run_survey(plan(population), tmp_path / "out", executor=executor)
+        run_survey(plan(population), tmp_path / "out", engine=Engine(executor, lambda: 1))
     assert groups(run_survey(plan(population), tmp_path / "out")) == expected_groups
 
 
@@ -220,10 +242,10 @@ def test_a_client_killed_in_the_middle_is_resumed(population, expected_groups, t
     ("names", "options", "message"),
     [
         (("one",), {}, "at least two models"),
-        (("one", "one"), {}, "stands in the list twice"),
+        (("one", "one"), {}, "is in the list twice"),
         (("one", "two"), {"shard": (2, 2)}, "no shard 2 of 2"),
         (("one", "two"), {"alpha": 0.0}, "alpha must lie"),
-        (("no/such-a", "no/such-b"), {"options": {"local_files_only": True}}, "none of the 2 models can be opened"),
+        (("no/such-a", "no/such-b"), {"reading": Reading(local_files_only=True)}, "none of the 2 models can be opened"),
     ],
 )
 def test_what_cannot_be_asked_is_said(tmp_path, hf_home, names, options, message):

@@ -5,11 +5,11 @@ import pytest
 
 from mdir_hf.errors import VocabularyError
 from mdir_hf.vocabulary import Vocabulary, VocabularyKind, common_vocabulary
-from mdir_hf.vocabulary.tokens import Role, assemble
+from mdir_hf.vocabulary.tokens import TokenType, assemble
 
 
 def vocabulary_of(rows: dict[bytes, int]) -> Vocabulary:
-    tokens = [(row, text, Role.TEXT) for text, row in rows.items()]
+    tokens = [(row, text, TokenType.TEXT) for text, row in rows.items()]
     return assemble(tokens, kind=VocabularyKind.TIKTOKEN, files=("a.tiktoken",))
 
 
@@ -28,13 +28,12 @@ def test_rows_of_the_same_bytes_are_paired_in_the_order_of_the_reference():
     assert common.reference_rows.tolist() == [2, 5]
     assert common.candidate_rows.tolist() == [7, 1]
     assert common.reference_rows.dtype == common.candidate_rows.dtype == np.int64
-    assert (len(common), common.n_same_row, common.identical) == (2, 0, False)
+    assert len(common) == 2
 
 
-def test_the_same_vocabulary_twice_is_identical():
+def test_the_same_vocabulary_twice_is_paired_row_by_row():
     common = pair(numbered(50), numbered(50))
-    assert common.identical
-    assert common.n_same_row == len(common) == 50
+    assert common.reference_rows.tolist() == common.candidate_rows.tolist() == list(range(50))
 
 
 def test_permuted_ids_are_all_found():
@@ -42,33 +41,29 @@ def test_permuted_ids_are_all_found():
     common = pair(numbered(300), {b"t%d" % token: int(row) for token, row in enumerate(order)})
     assert common.reference_rows.tolist() == list(range(300))
     assert common.candidate_rows.tolist() == order.tolist()
-    assert not common.identical
 
 
 def test_shifted_ids_are_all_found():
     common = pair(numbered(300), numbered(300, start=7))
     assert (common.candidate_rows - common.reference_rows == 7).all()
-    assert (len(common), common.n_same_row, common.identical) == (300, 0, False)
+    assert len(common) == 300
 
 
-def test_a_subset_is_paired_whole_and_is_not_identical():
+def test_a_subset_is_paired_whole():
     common = pair(numbered(300), numbered(200))
-    assert (len(common), common.n_same_row, common.identical) == (200, 200, False)
+    assert common.reference_rows.tolist() == common.candidate_rows.tolist() == list(range(200))
 
 
 def test_no_common_token_is_a_result():
     common = pair({b"a": 0}, {b"b": 0})
-    assert len(common) == common.n_same_row == 0
+    assert len(common) == 0
     assert common.reference_rows.dtype == np.int64
-    assert not common.identical
 
 
 def test_stray_tokens_beyond_the_embedding_are_left_out_and_counted():
     common = pair(numbered(100), numbered(100), n_reference=98, n_candidate=95)
-    assert common.reference_rows.max() == 94
-    assert (len(common), common.n_same_row) == (95, 95)
+    assert common.reference_rows.tolist() == common.candidate_rows.tolist() == list(range(95))
     assert (common.n_reference_beyond, common.n_candidate_beyond) == (2, 5)
-    assert common.identical
 
 
 @pytest.mark.parametrize("side", ["reference", "candidate"])
@@ -83,9 +78,9 @@ def test_a_tokenizer_of_another_model_is_an_error_with_both_numbers(side: str):
 
 
 def test_special_rows_beyond_the_embedding_do_no_harm():
-    tokens = [(row, text, Role.TEXT) for text, row in numbered(10).items()]
+    tokens = [(row, text, TokenType.TEXT) for text, row in numbered(10).items()]
     padded = assemble(
-        [*tokens, *((row, b"<s>", Role.SPECIAL) for row in range(10, 500))],
+        [*tokens, *((row, b"<s>", TokenType.SPECIAL) for row in range(10, 500))],
         kind=VocabularyKind.TIKTOKEN,
         files=("a.tiktoken",),
     )
@@ -93,7 +88,7 @@ def test_special_rows_beyond_the_embedding_do_no_harm():
 
 
 def test_left_out_doublets_are_in_no_pair():
-    doubled = [(0, b"a", Role.TEXT), (1, b"b", Role.TEXT), (2, b"b", Role.TEXT)]
+    doubled = [(0, b"a", TokenType.TEXT), (1, b"b", TokenType.TEXT), (2, b"b", TokenType.TEXT)]
     reference = assemble(doubled, kind=VocabularyKind.PLAIN, files=("vocab.txt",))
     common = common_vocabulary(reference, vocabulary_of({b"a": 0, b"b": 1}), n_reference_rows=3, n_candidate_rows=2)
     assert common.reference_rows.tolist() == [0]
@@ -105,4 +100,3 @@ def test_a_matrix_of_fewer_rows_takes_the_tokens_that_it_has():
     fewer = common.within(5, 9)
     assert fewer.reference_rows.tolist() == [0, 1]
     assert fewer.candidate_rows.tolist() == [2, 1]
-    assert (fewer.n_same_row, fewer.identical) == (1, False)

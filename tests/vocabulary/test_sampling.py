@@ -13,7 +13,7 @@ from mdir_hf.vocabulary.sampling import RowSampler
 
 def common(reference: np.ndarray, candidate: np.ndarray) -> CommonVocabulary:
     reference, candidate = np.asarray(reference, dtype=np.int64), np.asarray(candidate, dtype=np.int64)
-    return CommonVocabulary(reference, candidate, int((reference == candidate).sum()), False, 0, 0)
+    return CommonVocabulary(reference, candidate, 0, 0)
 
 
 def n_runs(rows: np.ndarray, gap: int) -> int:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
 from mdir_hf.vocabulary import VocabularyKind, spelling
-from mdir_hf.vocabulary.tokens import Role
+from mdir_hf.vocabulary.tokens import TokenType
 
 
 @settings(deadline=None)  # a busy machine must not fail a test of behaviour
@@ -75,16 +75,16 @@ def test_a_word_list_is_judged_by_its_commonest_marker(tokens: list[str], kind: 
     ],
 )
 def test_numbered_places_are_reserved(token: str):
-    assert spelling.role_by_name(token) is Role.RESERVED
+    assert spelling.type_by_name(token) is TokenType.RESERVED
 
 
 @pytest.mark.parametrize(
     "token", ["<|endoftext|>", "<s>", "</s>", "<unk>", "[PAD]", "[MASK]", "<｜begin▁of▁sentence｜>"]
 )
 def test_control_tokens_are_known_by_their_names(token: str):
-    assert spelling.role_by_name(token) is Role.SPECIAL
+    assert spelling.type_by_name(token) is TokenType.SPECIAL
 
 
 @pytest.mark.parametrize("token", ["the", "<|", "|>", "<||>", "<b>", "[0]", "reserved_7", "[unused]", "<unused1", "["])
 def test_ordinary_text_is_no_control_token(token: str):
-    assert spelling.role_by_name(token) is Role.TEXT
+    assert spelling.type_by_name(token) is TokenType.TEXT

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mdir_hf.errors import VocabularyError
-from mdir_hf.vocabulary.tokens import MAX_ROWS, Role, Token, Vocabulary, VocabularyKind, assemble
+from mdir_hf.vocabulary.tokens import MAX_ROWS, Token, TokenType, Vocabulary, VocabularyKind, assemble
 
 
 def vocabulary_of(*tokens: Token) -> Vocabulary:
@@ -15,19 +15,19 @@ def vocabulary_of(*tokens: Token) -> Vocabulary:
 
 
 def test_usable_tokens_are_mapped_from_bytes_to_rows():
-    vocabulary = vocabulary_of((0, b"a", Role.TEXT), (3, b"\xff", Role.FALLBACK))
+    vocabulary = vocabulary_of((0, b"a", TokenType.TEXT), (3, b"\xff", TokenType.FALLBACK))
     assert vocabulary.row_of == {b"a": 0, b"\xff": 3}
     assert (vocabulary.n_tokens, vocabulary.n_rows, vocabulary.n_unused) == (2, 4, 2)
 
 
 def test_special_reserved_unused_and_empty_tokens_are_left_out_and_counted():
     vocabulary = vocabulary_of(
-        (0, b"a", Role.TEXT),
-        (1, b"<s>", Role.SPECIAL),
-        (2, b"<unused0>", Role.RESERVED),
-        (3, b"<unused1>", Role.RESERVED),
-        (4, b"x", Role.UNUSED),
-        (5, b"", Role.TEXT),
+        (0, b"a", TokenType.TEXT),
+        (1, b"<s>", TokenType.SPECIAL),
+        (2, b"<unused0>", TokenType.RESERVED),
+        (3, b"<unused1>", TokenType.RESERVED),
+        (4, b"x", TokenType.UNUSED),
+        (5, b"", TokenType.TEXT),
     )
     assert vocabulary.row_of == {b"a": 0}
     assert (vocabulary.n_special, vocabulary.n_reserved, vocabulary.n_unused) == (1, 2, 2)
@@ -35,7 +35,7 @@ def test_special_reserved_unused_and_empty_tokens_are_left_out_and_counted():
 
 def test_two_rows_of_the_same_bytes_are_both_left_out():
     vocabulary = vocabulary_of(
-        (0, b"a", Role.TEXT), (1, b"  ", Role.TEXT), (7, b"  ", Role.TEXT), (9, b"  ", Role.TEXT)
+        (0, b"a", TokenType.TEXT), (1, b"  ", TokenType.TEXT), (7, b"  ", TokenType.TEXT), (9, b"  ", TokenType.TEXT)
     )
     assert vocabulary.row_of == {b"a": 0}
     assert vocabulary.duplicates == {b"  ": (1, 7, 9)}
@@ -43,19 +43,23 @@ def test_two_rows_of_the_same_bytes_are_both_left_out():
 
 
 def test_a_piece_keeps_its_bytes_against_a_fallback_row():
-    vocabulary = vocabulary_of((5, b"A", Role.FALLBACK), (40, b"A", Role.TEXT))
+    vocabulary = vocabulary_of((5, b"A", TokenType.FALLBACK), (40, b"A", TokenType.TEXT))
     assert vocabulary.row_of == {b"A": 40}
     assert vocabulary.duplicates == {b"A": (5,)}
 
 
 def test_two_fallback_rows_of_one_byte_are_both_left_out():
-    vocabulary = vocabulary_of((0, b"a", Role.TEXT), (1, b"\n", Role.FALLBACK), (2, b"\n", Role.FALLBACK))
+    vocabulary = vocabulary_of(
+        (0, b"a", TokenType.TEXT), (1, b"\n", TokenType.FALLBACK), (2, b"\n", TokenType.FALLBACK)
+    )
     assert vocabulary.row_of == {b"a": 0}
     assert vocabulary.duplicates == {b"\n": (1, 2)}
 
 
 def test_a_row_of_two_spellings_is_left_out_with_both():
-    vocabulary = vocabulary_of((0, b"a", Role.TEXT), (1, b"b", Role.TEXT), (1, b"c", Role.TEXT), (2, b"c", Role.TEXT))
+    vocabulary = vocabulary_of(
+        (0, b"a", TokenType.TEXT), (1, b"b", TokenType.TEXT), (1, b"c", TokenType.TEXT), (2, b"c", TokenType.TEXT)
+    )
     assert vocabulary.row_of == {b"a": 0}
     assert vocabulary.duplicates == {b"b": (1,), b"c": (1, 2)}
     assert vocabulary.n_duplicate == 2
@@ -64,26 +68,28 @@ def test_a_row_of_two_spellings_is_left_out_with_both():
 @pytest.mark.parametrize("row", [-1, MAX_ROWS, 10**30])
 def test_a_row_out_of_range_is_an_error(row: int):
     with pytest.raises(VocabularyError, match=rf"vocab\.txt: token b'odd' has the id {row}, expected 0 to"):
-        vocabulary_of((0, b"a", Role.TEXT), (row, b"odd", Role.TEXT))
+        vocabulary_of((0, b"a", TokenType.TEXT), (row, b"odd", TokenType.TEXT))
 
 
 def test_no_usable_token_is_an_error():
     with pytest.raises(VocabularyError, match="found 2 rows and not one usable token"):
-        vocabulary_of((1, b"<s>", Role.SPECIAL))
+        vocabulary_of((1, b"<s>", TokenType.SPECIAL))
 
 
-TOKENS = st.lists(st.tuples(st.integers(0, 9), st.sampled_from([b"", b"a", b"b", b"c", b"d"]), st.sampled_from(Role)))
+TOKENS = st.lists(
+    st.tuples(st.integers(0, 9), st.sampled_from([b"", b"a", b"b", b"c", b"d"]), st.sampled_from(TokenType))
+)
 
 
 @settings(deadline=None)  # a busy machine must not fail a test of behaviour
 @given(TOKENS, st.randoms(use_true_random=False))
 def test_the_rules_hold_for_any_tokens_in_any_order(tokens, random):
-    texts, roles, rows = defaultdict(set), defaultdict(set), defaultdict(set)
-    for row, text, role in tokens:
+    texts, types, rows = defaultdict(set), defaultdict(set), defaultdict(set)
+    for row, text, token_type in tokens:
         texts[row].add(text)
-        roles[row].add(role)
-    usable = {row for row in texts if roles[row] <= {Role.TEXT, Role.FALLBACK} and b"" not in texts[row]}
-    fallback = {row for row in usable if Role.FALLBACK in roles[row] and len(texts[row]) == 1}
+        types[row].add(token_type)
+    usable = {row for row in texts if types[row] <= {TokenType.TEXT, TokenType.FALLBACK} and b"" not in texts[row]}
+    fallback = {row for row in usable if TokenType.FALLBACK in types[row] and len(texts[row]) == 1}
     for row in usable:
         for text in texts[row]:
             rows[text].add(row)

@@ -6,7 +6,7 @@ llama.cpp (what is permuted, split, joined and transposed), each family that tra
 
 from __future__ import annotations
 
-from ..roles import WHOLE, Count, FusedRows, Layout, PairedRows, Role
+from ..roles import WHOLE, Count, FusedRows, InterleavedRows, Layout, Role
 from ..rows import GATE_THEN_UP, LayerRow, ProductRow
 
 _QKV = (Role.Q, Role.K, Role.V)
@@ -66,11 +66,11 @@ _ATTENTION: tuple[LayerRow, ...] = (
     LayerRow(r"attn_kv_a_mqa\.weight", ((Role.KV_LATENT, _LATENT),)),
     # An output gate beside each query head.
     LayerRow(r"attn_q\.weight", ((Role.Q, FusedRows("heads", (1, 1), 0)),), model_types=_GATED_QUERIES),
-    LayerRow(r"attn_q\.weight", ((Role.Q, PairedRows("heads")),), model_types=_PAIRED),
-    LayerRow(r"attn_k\.weight", ((Role.K, PairedRows("kv_heads")),), model_types=_PAIRED),
+    LayerRow(r"attn_q\.weight", ((Role.Q, InterleavedRows("heads")),), model_types=_PAIRED),
+    LayerRow(r"attn_k\.weight", ((Role.K, InterleavedRows("kv_heads")),), model_types=_PAIRED),
     # Reordered too, although positions do not enter it.
-    LayerRow(r"attn_q\.weight", ((Role.Q, PairedRows("heads")),), model_types=_NEMOTRON, rope="none"),
-    LayerRow(r"attn_k\.weight", ((Role.K, PairedRows("kv_heads")),), model_types=_NEMOTRON, rope="none"),
+    LayerRow(r"attn_q\.weight", ((Role.Q, InterleavedRows("heads")),), model_types=_NEMOTRON, rope="none"),
+    LayerRow(r"attn_k\.weight", ((Role.K, InterleavedRows("kv_heads")),), model_types=_NEMOTRON, rope="none"),
     *(LayerRow(rf"{name}\.weight", ((r, WHOLE),), model_types=_T5, rope="none") for name, r in _OF_ATTENTION.items()),
     *(LayerRow(rf"{name}\.weight", ((role, WHOLE),)) for name, role in _OF_ATTENTION.items()),
     # Linear attention of Qwen3-Next and Qwen3.5. Where value heads share a key head they lie in another order than in
@@ -196,4 +196,4 @@ NOT_WEIGHTS = (
     r"|time_mix_(?:lerp_\w+|first|decay|ln|w0|a0|v0|k_k|k_a|r_k)|channel_mix_lerp_\w+|layer_output_scale)\.weight"
     r"|ssm_[ad]"
 )
-"""Names in a layer that hold no matrix anybody would miss."""
+"""Names in a layer that a comparison does not need."""

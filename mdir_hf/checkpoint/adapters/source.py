@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from ...errors import CorruptCheckpointError, UnsupportedFormatError
-from ..decode import first_not_finite, not_finite
+from ..decode import check_finite
 from ..ranged import check_rows
 from ..sources import Description, TensorSource, TensorSpec
 from .config import AdapterConfig
@@ -119,7 +119,9 @@ class AdaptedSource:
         """
         if name in self._biases:
             added, scaling = self._biases[name]
-            return self._finite(name, self._unchanged(name) + scaling * self._adapter.read(added))
+            return check_finite(
+                self._unchanged(name) + scaling * self._adapter.read(added), self.spec(name), self.label
+            )
         whole = self._unchanged(name)
         if not self._is_changed(name):
             return whole
@@ -235,7 +237,7 @@ class AdaptedSource:
                 values *= self._column_scale(name, spec, factors) if transposed else _row_scale(values, factors, rows)
         if name in self._token_rows:
             values = self._with_tokens(name, spec, values, rows)
-        return self._finite(name, values, rows)
+        return check_finite(values, spec, self.label, rows=rows)
 
     def _add(self, values: torch.Tensor, factors: _Factors, rows: IntArray) -> torch.Tensor:
         left = factors.left[torch.from_numpy(rows)]
@@ -306,14 +308,6 @@ class AdaptedSource:
             new = self._adapter.read_rows(stored, np.array(places, dtype=np.int64))
             values = values.clone()
             values[at] = new.to(values.dtype)
-        return values
-
-    def _finite(self, name: str, values: torch.Tensor, rows: IntArray | None = None) -> torch.Tensor:
-        bad = first_not_finite(values)
-        if bad is not None:
-            spec = self._unchanged_spec(name)
-            row = bad // max(1, values.shape[-1]) if values.ndim > 1 else bad
-            raise not_finite(spec, int(row if rows is None else rows[row]), self.label)
         return values
 
     def _note(self) -> str:

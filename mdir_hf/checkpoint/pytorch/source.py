@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from ...errors import CheckpointError, CorruptCheckpointError, MdirError, UnsupportedFormatError
-from ..decode import Encoding, first_not_finite, not_finite, result_dtype
+from ..decode import Encoding, check_finite, result_dtype
 from ..dtypes import DTYPES
 from ..ranged import IntArray, check_rows
 from ..shards import ShardedTensors, ShardHeader
@@ -103,11 +103,7 @@ class PytorchSource(ShardedTensors):
             values = whole.reshape(-1, encoding.decoded(spec.shape[-1]))[index]
         if not widen:
             return values
-        values = values.to(result_dtype(values.dtype))
-        bad = first_not_finite(values)
-        if bad is not None:
-            raise not_finite(spec, int(wanted[bad // spec.shape[-1]]), label)
-        return values
+        return check_finite(values.to(result_dtype(values.dtype)), spec, label, rows=wanted)
 
     def _rows_of_matrix(self, spec: StridedSpec, rows: torch.Tensor, encoding: Encoding) -> torch.Tensor:
         """Read what encloses the wanted rows, which of a transposed matrix is nearly all of it."""

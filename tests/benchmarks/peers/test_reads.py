@@ -26,6 +26,7 @@ from benchmarks.peers.seedprints import SeedPrints
 from benchmarks.peers.weights import open_model
 from mdir_hf import HomologyChecker
 from mdir_hf.comparison.model import Model
+from mdir_hf.comparison.opening import Reading
 from mdir_hf.hub import IoLedger, open_repository
 from mdir_hf.hub.local import LocalFile
 from tests.benchmarks.peers.conftest import LAYERS, WIDTH
@@ -121,7 +122,9 @@ def test_the_checker_reads_of_strangers_what_is_said(neurons, tmp_path, monkeypa
         (tmp_path / str(seed) / "tokenizer.json").write_text(json.dumps(tokenizer_json(tokens(V))))
     ledger = IoLedger()
     reference = Model(open_repository(tmp_path / "0", use_caches=False, ledger=ledger))
-    report = HomologyChecker(reference, ledger=ledger, use_caches=False).compare(tmp_path / "1", progress=False)
+    report = HomologyChecker(reference, ledger=ledger, reading=Reading(use_caches=False)).compare(
+        tmp_path / "1", progress=False
+    )
     assert report.settled_by is None
     read = sum(n for name, n in ledger.files.items() if name.endswith(".safetensors"))
     n_common = report.embedding.common_tokens

@@ -7,7 +7,7 @@ import shutil
 import pytest
 from playwright.sync_api import expect, sync_playwright
 
-from mdir_hf.demo.loopback import LoopbackHub
+from tests.loopback.hub import FullHub
 from tests.space.models import add_models
 from tests.space.servers import running_command
 
@@ -24,7 +24,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def shared_hub(tmp_path_factory):
-    with LoopbackHub() as hub:
+    with FullHub() as hub:
         add_models(hub, tmp_path_factory.mktemp("models"))
         yield hub
 

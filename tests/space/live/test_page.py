@@ -8,8 +8,8 @@ import pytest
 from playwright.sync_api import expect
 
 from mdir_hf import HomologyReport
-from mdir_hf.demo.loopback import Fault
 from mdir_space.suggestions import MOST_SUGGESTIONS
+from tests.loopback.faults import Fault
 from tests.space.live.steps import TABS, compare, fill, is_quiet, open_tab, overflow, refusal, settle, verdict
 from tests.space.models import BASE, DECLARED, GATED, LARGE, LARGER, PRIVATE, RELATED, STRANGER
 

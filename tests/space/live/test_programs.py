@@ -12,7 +12,7 @@ from gradio_client.exceptions import AppError
 from mcp import ClientSession
 from mcp.client.streamable_http import streamable_http_client
 
-from mdir_hf.demo.loopback import Fault
+from tests.loopback.faults import Fault
 from tests.space.coroutines import finish
 from tests.space.live.steps import compare, is_quiet, verdict
 from tests.space.models import BASE, GATED, LARGE, LARGER, MEDIUM, MEDIUM_STRANGER, RELATED, STRANGER

@@ -1,0 +1,172 @@
+"""Which residual-basis maps are tried on the layers: those found on the embeddings, then one fitted on keys."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from mdir_hf.anatomy import Role
+from mdir_hf.comparison.comparable import PlacedTensors
+from mdir_hf.comparison.layers import layers_with, read_role
+from mdir_hf.comparison.settings import Settings
+from mdir_hf.homology.embedding import EmbeddingTest
+from mdir_hf.homology.gauge import OuterTransformation, fold_gain
+from mdir_hf.homology.matching import REMARKABLE
+from mdir_hf.homology.planes import LAYOUTS, RopeLayout, plane_rows
+from mdir_hf.homology.row_products import pair_heads, turn_back
+
+FITTED_ROLE = Role.K
+"""Rows of keys take the place of tokens. They are few, rotary positions hold them in their order, and V stays free to
+be tested."""
+
+FITTED_ON = "keys of the layers"
+
+FITTED_LAYERS, FITTED_ROWS = 4, 1024
+"""A copy needs about 2 ln n rows, a fine-tune some hundred. Up to a thousand rows go through thin factors, which is
+cheap."""
+
+LEAST_RESEMBLANCE = 0.35
+"""Layers whose paired heads resemble each other less are left out: strangers reach 0.31 (docs/LOG.md, 2026-11-22). It
+saves work and takes nothing from p: no rotation of a residual stream changes the products that it is read off."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One way to carry the layers of one model into the residual basis of the other.
+
+    Attributes:
+        make: Returns the residual-basis map, None where there is none after all; called once, when it is its turn.
+        roles: Representatives whose maps are made behind it, in the order to try them; all are counted beforehand.
+    """
+
+    make: Callable[[], OuterTransformation | None]
+    roles: tuple[Role, ...]
+
+
+def attempts(
+    reference: PlacedTensors,
+    candidate: PlacedTensors,
+    from_embeddings: tuple[OuterTransformation, ...],
+    roles: tuple[Role, ...],
+    settings: Settings,
+    *,
+    are_matched: bool,
+) -> tuple[Attempt, ...]:
+    """List what is tried on the layers of two models.
+
+    Args:
+        reference: One model.
+        candidate: The other.
+        from_embeddings: What the embeddings suggest.
+        roles: Representatives that both models have.
+        settings: Seed and device.
+        are_matched: Whether channels were matched on the embeddings. Where not, rows of the layers are tried, too.
+
+    Returns:
+        The attempts, in their order.
+    """
+    found = [Attempt(partial(_given, outer), roles) for outer in from_embeddings]
+    # What a transformation was fitted on cannot be tested behind it. Keys of latent attention are products as wide as
+    # all heads together, whose rows nothing holds in their order.
+    others = tuple(role for role in roles if role is not FITTED_ROLE)
+    has_keys = FITTED_ROLE in roles and Role.KV_LATENT not in roles
+    if not are_matched and others and has_keys:
+        fit = partial(fitted_on_layers, reference, candidate, seed=settings.seed, device=settings.device)
+        found.append(Attempt(fit, others))
+    return tuple(found)
+
+
+def _given(outer: OuterTransformation) -> OuterTransformation | None:
+    return outer
+
+
+def fitted_on_layers(
+    reference: PlacedTensors, candidate: PlacedTensors, *, seed: int = 0, device: str = "cpu"
+) -> OuterTransformation | None:
+    """Relate the residual streams of two models by rows of their keys, paired by layer, head and number.
+
+    Where the embeddings are new, channels that were permuted, cut or turned cannot be matched on them. Rows of the
+    layers can take the place of tokens (Algorithm 1 asks nothing of what its rows mean). Heads are paired by the
+    products of their rows, which are the same in every residual basis. Another matrix of the layers is tested behind
+    the map.
+
+    Args:
+        reference: One model.
+        candidate: The other.
+        seed: Seed of the rows.
+        device: Where matrix products run.
+
+    Returns:
+        The matching of channels where it is significant at 0.1 %, else the rotation of these rows; None where the heads
+        of the two models do not resemble each other, or where channels are where they were. Planes that rotary
+        positions leave free to turn are turned back first. Reads the keys of up to four layers of each model.
+    """
+    pairs = list(_paired_rows(reference, candidate, seed))
+    if not pairs:
+        return None
+    x, y = (torch.cat(rows) for rows in zip(*pairs, strict=True))
+    if x.is_complex():
+        y = turn_back(x, y)
+        x, y = (torch.cat((planes.real, planes.imag)) for planes in (x, y))
+    test = EmbeddingTest(log_alpha=math.log(REMARKABLE), seed=seed, device=device)
+    look = test.screen(x, y)
+    widths = (x.shape[1], y.shape[1])
+    if test.is_settled and look.matching is not None:
+        if widths[0] == widths[1] and look.matching.is_identity:
+            return None  # which has been tried
+        return OuterTransformation.from_matching(look.matching, *widths, fitted_on=FITTED_ON)
+    return None if test.polar is None else OuterTransformation.rotation(test.polar, fitted_on=FITTED_ON)
+
+
+def _paired_rows(
+    reference: PlacedTensors, candidate: PlacedTensors, seed: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield rows of the keys of some layers, of unit length, head by head; planes as one complex row each."""
+    positions = list(zip(*(layers_with(model, FITTED_ROLE) for model in (reference, candidate)), strict=False))
+    chosen = positions[:: max(1, -(-len(positions) // FITTED_LAYERS))]
+    layouts = {_plane_layout(m, at) for pair in chosen for m, at in zip((reference, candidate), pair, strict=True)}
+    layout = layouts.pop() if len(layouts) == 1 else None
+    n_rows = FITTED_ROWS // max(1, len(chosen) * (1 if layout is None else 2))
+    generator = torch.Generator().manual_seed(seed)
+    for mine, other in chosen:
+        x, y = _keys_by_head(reference, mine, layout), _keys_by_head(candidate, other, layout)
+        if x.shape[1] != y.shape[1]:
+            continue
+        heads, other_heads, resemblance = pair_heads(x, y)
+        if resemblance < LEAST_RESEMBLANCE:
+            continue
+        x, y = x[torch.from_numpy(heads)].flatten(0, 1), y[torch.from_numpy(other_heads)].flatten(0, 1)
+        rows = torch.randperm(len(x), generator=generator)[:n_rows]
+        yield x[rows], y[rows]
+
+
+def _plane_layout(model: PlacedTensors, position: int) -> RopeLayout | None:
+    """How the rows of a head pair up into planes that are free to turn; None where not all of them are."""
+    anatomy, layer = model.anatomy, model.anatomy.layers[position]
+    rope = layer.rope or anatomy.rope
+    is_partial = (anatomy.rotary_dim if layer.rope is None else layer.rotary_dim) is not None
+    return None if is_partial or rope not in LAYOUTS else rope
+
+
+def _keys_by_head(model: PlacedTensors, position: int, layout: RopeLayout | None) -> torch.Tensor:
+    """Keys of a layer, gains folded in, by head: rows ``(heads, d, n)`` float32, or planes ``(heads, d / 2, n)``.
+
+    One head stands for all where they are not known, or not whole.
+    """
+    anatomy, layer = model.anatomy, model.anatomy.layers[position]
+    gain = read_role(model, layer, Role.ATTENTION_NORM) if Role.ATTENTION_NORM in layer.parts else None
+    keys = fold_gain(read_role(model, layer, FITTED_ROLE), gain, plus_one=anatomy.norms_add_one).float()
+    n_heads = layer.heads.n_kv_heads if layer.heads else anatomy.n_kv_heads or anatomy.n_heads or 1
+    n_heads = n_heads if len(keys) % n_heads == 0 else 1
+    if layout is not None and len(keys) // n_heads % 2 == 0:
+        planes, _ = plane_rows(len(keys), n_heads, layout)
+        first, second = keys[planes].unbind(dim=2)
+        by_head = torch.complex(first, second)
+    else:
+        by_head = keys.reshape(n_heads, -1, keys.shape[1])
+    of_one_length: torch.Tensor = by_head / by_head.norm(dim=2, keepdim=True).clamp(min=1e-30)
+    return of_one_length

@@ -1,0 +1,198 @@
+"""What a survey keeps of a model: rows of its embedding for a sample of tokens, in 16 bits where that loses nothing.
+
+A fingerprint stands in a comparison for its model: its tokens are the vocabulary, their rows the embedding.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from mdir_hf.anatomy import Anatomy, WeightPart
+from mdir_hf.checkpoint import MemorySource
+from mdir_hf.comparison.model import Model
+from mdir_hf.comparison.reading import narrowed
+from mdir_hf.errors import CorruptCheckpointError, VocabularyError
+from mdir_hf.report import ModelSummary
+from mdir_hf.vocabulary import Vocabulary
+from mdir_hf.vocabulary.tokens import VocabularyKind
+
+FORMAT = "mdir-hf/fingerprint/1"
+EMBEDDING = "embedding"
+
+
+@dataclass(frozen=True, eq=False)
+class Fingerprint:
+    """Sampled rows of one model at one commit.
+
+    Attributes:
+        model: Name, commit, architecture and sizes.
+        tokens: The tokens whose rows are kept, as bytes.
+        rows: Their rows, ``(len(tokens), n)``, bfloat16 or float16 where that is exact, else float32.
+        bytes_of_weights: Stored size of the checkpoint.
+        digests: SHA-256 of every weight file, where all are known.
+        notes: What a reader should know about the checkpoint.
+    """
+
+    model: ModelSummary
+    tokens: tuple[bytes, ...]
+    rows: torch.Tensor
+    bytes_of_weights: int
+    digests: Mapping[str, str] | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def n_bytes(self) -> int:
+        """Size of the rows, in bytes."""
+        return self.rows.numel() * self.rows.element_size()
+
+    def common_rows(self, other: Fingerprint) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the rows of both for the tokens that both kept, float32 ``(r, n)`` and ``(r, n_other)``."""
+        place = {token: at for at, token in enumerate(other.tokens)}
+        shared = [(at, place[token]) for at, token in enumerate(self.tokens) if token in place]
+        mine, theirs = (list(rows) for rows in zip(*shared, strict=True)) if shared else ([], [])
+        return self.rows[mine].float(), other.rows[theirs].float()
+
+    def to_bytes(self) -> bytes:
+        """A safetensors file with the rows, everything else in its metadata."""
+        known = {
+            "format": FORMAT,
+            "model": json.dumps(asdict(self.model)),
+            "tokens": json.dumps([base64.b64encode(token).decode() for token in self.tokens]),
+            "bytes_of_weights": str(self.bytes_of_weights),
+            "digests": json.dumps(None if self.digests is None else dict(self.digests)),
+            "notes": json.dumps(self.notes),
+        }
+        content: bytes = save({"rows": self.rows.contiguous()}, metadata=known)
+        return content
+
+    @classmethod
+    def load(cls, path: Path) -> Fingerprint:
+        """Read a file that :meth:`to_bytes` made.
+
+        Raises:
+            CorruptCheckpointError: If it is not one.
+        """
+        try:
+            with safe_open(path, framework="pt") as file:
+                known = file.metadata() or {}
+                if known.get("format") != FORMAT:
+                    raise ValueError(f"expected {FORMAT}, got {known.get('format')!r}")
+                rows = file.get_tensor("rows")
+            tokens = tuple(base64.b64decode(token, validate=True) for token in json.loads(known["tokens"]))
+            if rows.ndim != 2 or len(rows) != len(tokens):
+                raise ValueError(f"expected one row for each of {len(tokens)} tokens, got shape {tuple(rows.shape)}")
+            return cls(
+                model=ModelSummary(**json.loads(known["model"])),
+                tokens=tokens,
+                rows=rows,
+                bytes_of_weights=int(known["bytes_of_weights"]),
+                digests=json.loads(known["digests"]),
+                notes=tuple(json.loads(known["notes"])),
+            )
+        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as exc:
+            raise CorruptCheckpointError(f"this is no fingerprint: {exc}; delete it", subject=str(path)) from exc
+
+
+def take_fingerprint(model: Model, tokens: Sequence[bytes], *, max_gap_bytes: int | None = None) -> Fingerprint:
+    """Read the sampled rows of a model.
+
+    Args:
+        model: An opened model.
+        tokens: The sample; those that the model's vocabulary lacks, or its embedding has no row for, are left out.
+        max_gap_bytes: Gap between two rows that is read over; None: the source's own choice.
+
+    Returns:
+        The fingerprint. Reads ``len(tokens)`` rows and the gaps between them, once.
+
+    Raises:
+        VocabularyError: If the model has no tokenizer files: then nothing says which row is which token's.
+        MdirError: If the rows cannot be read.
+    """
+    vocabulary = model.vocabulary
+    if vocabulary is None:
+        raise VocabularyError(
+            "it has no tokenizer files, so nothing says which row belongs to which token; compare it by itself, or "
+            "name a copy that has them",
+            subject=model.label,
+        )
+    row_of = vocabulary.row_of
+    found = [token for token in tokens if row_of.get(token, model.n_rows) < model.n_rows]
+    ids = np.array([row_of[token] for token in found], dtype=np.int64)
+    rows = model.tensors.read_rows(model.anatomy.embedding.tensor, ids, max_gap_bytes=max_gap_bytes)
+    return Fingerprint(
+        model=model.summary(),
+        tokens=tuple(found),
+        rows=narrowed(rows),
+        bytes_of_weights=model.tensors.n_bytes,
+        digests=model.digests(),
+        notes=model.tensors.description.notes,
+    )
+
+
+def sample_name(tokens: Sequence[bytes]) -> str:
+    """A short name of a sample, the same for the same set of tokens: fingerprints of one sample compare best."""
+    digest = hashlib.sha256()
+    for token in sorted(tokens):
+        digest.update(len(token).to_bytes(4, "little") + token)
+    return digest.hexdigest()[:16]
+
+
+class SampledModel:
+    """A fingerprint in the place of an opened model: its tokens are its vocabulary, and it has no layers.
+
+    Implements :class:`~mdir_hf.comparison.comparable.Comparable`.
+    """
+
+    vocabulary_key = None
+    vocabulary_from = None
+
+    def __init__(self, fingerprint: Fingerprint) -> None:
+        n_rows, width = fingerprint.rows.shape
+        commit = fingerprint.model.commit
+        self.label = fingerprint.model.repo if commit is None else f"{fingerprint.model.repo}@{commit[:7]}"
+        self.tensors = MemorySource({EMBEDDING: fingerprint.rows}, label=self.label)
+        self.anatomy = Anatomy(
+            architecture=fingerprint.model.architecture,
+            hidden_size=width,
+            embedding_size=width,
+            embedding_rows=n_rows,
+            vocabulary_size=None,
+            n_layers=0,
+            n_heads=None,
+            n_kv_heads=None,
+            head_dim=None,
+            embedding=WeightPart(EMBEDDING),
+            unembedding=None,
+            tied=False,
+        )
+        self.vocabulary = Vocabulary(
+            kind=VocabularyKind.TIKTOKEN,  # plain bytes
+            row_of={token: row for row, token in enumerate(fingerprint.tokens)},
+            n_rows=n_rows,
+            n_special=0,
+            n_reserved=0,
+            n_unused=0,
+            n_duplicate=0,
+            duplicates={},
+            files=(),
+        )
+        self._fingerprint = fingerprint
+
+    def digests(self) -> dict[str, str] | None:
+        """SHA-256 of every weight file, None unless all are known."""
+        known = self._fingerprint.digests
+        return None if known is None else dict(known)
+
+    def summary(self) -> ModelSummary:
+        """What a report says about the model."""
+        return self._fingerprint.model

@@ -1,0 +1,210 @@
+"""Which known base models does a model descend from, or share ancestry with?"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mdir_hf.checker import HomologyChecker
+from mdir_hf.comparison.opening import NamedModel, Reading
+from mdir_hf.comparison.settings import Listeners, Settings
+from mdir_hf.errors import InputError, MdirError, one_line
+from mdir_hf.fingerprints.fingerprint import Fingerprint, take_fingerprint
+from mdir_hf.homology.embedding import EmbeddingTest
+from mdir_hf.homology.significance import LN10
+from mdir_hf.hub import IoLedger
+from mdir_hf.index.base_index import BaseIndex, Hit
+from mdir_hf.report import HomologyReport, ModelSummary, n_bytes_text
+
+SCHEMA = "mdir-hf/identification/1"
+
+TESTS_OF_A_BASE = 2
+"""Channels in one order, and any matching of channels."""
+
+TESTED_FROM_SHARE = 0.5
+"""A base is tested only if the guess of the search reaches this share of the needed ln p: matching the thousands of
+channels of two unrelated models takes seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ancestor:
+    """A base model that a search proposed, and what became of it.
+
+    Attributes:
+        base: The base model, at the commit that the index holds.
+        log10_p: Of the rows that the index keeps, corrected for the number of bases in the index; at most 0.
+        common_tokens: Tokens that this p rests on.
+        report: The comparison of the two models at the level alpha over the number of bases; None where none was made.
+        error: Why that comparison could not be made.
+    """
+
+    base: ModelSummary
+    log10_p: float
+    common_tokens: int
+    report: HomologyReport | None = None
+    error: str | None = None
+
+    @property
+    def verdict(self) -> str | None:
+        """Verdict of the comparison; None without a comparison."""
+        return None if self.report is None else self.report.verdict.value
+
+
+@dataclass(frozen=True, slots=True)
+class Identification:
+    """What an index knows of a model.
+
+    Attributes:
+        model: The model.
+        ancestors: The bases proposed, most likely first.
+        n_bases: Bases that were looked at.
+        alpha: Level over all of them.
+        bytes_read: Bytes read of the model for the search.
+    """
+
+    model: ModelSummary
+    ancestors: tuple[Ancestor, ...]
+    n_bases: int
+    alpha: float
+    bytes_read: int
+
+    @property
+    def found(self) -> tuple[Ancestor, ...]:
+        """Those that a comparison confirmed; where none was made, those significant by the index alone."""
+        return tuple(
+            one
+            for one in self.ancestors
+            if (one.verdict == "homologous" if one.report is not None else one.log10_p < math.log10(self.alpha))
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain containers."""
+        return {
+            "schema": SCHEMA,
+            "model": _summary(self.model),
+            "found": [one.base.repo for one in self.found],
+            "candidates": [
+                {
+                    "base": _summary(one.base),
+                    "log10_p": one.log10_p,
+                    "common_tokens": one.common_tokens,
+                    "verdict": one.verdict,
+                    "report": None if one.report is None else one.report.to_dict(),
+                    "error": one.error,
+                }
+                for one in self.ancestors
+            ],
+            "bases": self.n_bases,
+            "alpha": self.alpha,
+            "bytes_read": self.bytes_read,
+        }
+
+    def to_json(self) -> str:
+        """One JSON object of the schema ``mdir-hf/identification/1``."""
+        return json.dumps(self.to_dict(), indent=2, ensure_ascii=False, allow_nan=False)
+
+    def __str__(self) -> str:
+        read = n_bytes_text(self.bytes_read)
+        lines = [f"{self.model.repo}: looked for among {self.n_bases} base models, {read} read"]
+        found = self.found
+        for one in self.ancestors:
+            p = f"log10 p = {one.log10_p:.0f} by the index"
+            if one.report is not None:
+                p += f", {one.report.verdict.value} by comparison (log10 p = {one.report.log10_p:.0f})"
+            elif one.error is not None:
+                p += f", not compared: {one.error}"
+            if one in found:
+                lines.append(f"  shared weight ancestry with {one.base.repo}: {p}")
+            elif one.error is not None:
+                lines.append(f"  {one.base.repo}: {p}")
+        if not found:
+            lines.append("  no shared ancestry found with any of them; this does not show that there is none")
+        return "\n".join(lines)
+
+
+def identify(
+    model: NamedModel,
+    index: BaseIndex,
+    *,
+    top: int = 5,
+    confirm: bool = True,
+    settings: Settings = Settings(),
+    reading: Reading = Reading(),
+) -> Identification:
+    """Find the base models of an index that a model shares ancestry with.
+
+    Args:
+        model: The model.
+        index: The bases.
+        top: How many of the most likely ones are looked at closely.
+        confirm: Whether those that the index finds significant are compared with the model itself, from their commits.
+        settings: Of those comparisons; its alpha holds over all bases of the index.
+        reading: How repositories are opened.
+
+    Returns:
+        The bases proposed with their evidence. A comparison that cannot be made is an error of that base only.
+
+    Raises:
+        MdirError: If the model cannot be read.
+        InputError: If the index is empty.
+    """
+    if not len(index):
+        raise InputError("the index holds no base models; add some with `mdir-hf index`")
+    alpha, seed, device = settings.alpha, settings.seed, settings.device
+    of_a_base = replace(settings, alpha=alpha / len(index))
+    ledger = IoLedger()
+    query = take_fingerprint(model.open(reading, ledger), index.tokens)
+    ancestors = []
+    for hit, log10_p in judge_hits(index, query, top=top, alpha=alpha, seed=seed, device=device):
+        report = error = None
+        if confirm and log10_p < math.log10(alpha):
+            try:
+                base = NamedModel(hit.base.repo, revision=hit.base.commit)
+                report = HomologyChecker.open(base, reading, of_a_base).compare_with(
+                    model, of_a_base, Listeners(progress=False)
+                )
+            except MdirError as exc:
+                error = one_line(exc)
+        ancestors.append(Ancestor(hit.base, log10_p, hit.common_tokens, report, error))
+    ancestors.sort(key=lambda one: one.log10_p)
+    return Identification(query.model, tuple(ancestors), len(index), alpha, ledger.bytes_read)
+
+
+def judge_hits(
+    index: BaseIndex, query: Fingerprint, *, top: int, alpha: float, seed: int = 0, device: str = "cpu"
+) -> list[tuple[Hit, float]]:
+    """Search an index, and test what it ranks first on the rows that both kept.
+
+    Args:
+        index: The bases.
+        query: The model, on the sample of the index.
+        top: How many are looked at closely.
+        alpha: Level over all bases.
+        seed: Seed of every random choice.
+        device: torch device of the matrix products.
+
+    Returns:
+        The hits with their log10 p, corrected for two tests of every base of the index, at most 0. The first test is of
+        channels in one order. The second, of all matchings of channels, is made only if the first is not significant
+        and the guess of the search is near enough to the level. That guess is too optimistic rather than too strict: it
+        counts the best partner of every channel, and no matching has a larger trace.
+    """
+    found = []
+    alpha_of_base = alpha / (TESTS_OF_A_BASE * len(index))
+    correction = math.log(TESTS_OF_A_BASE * len(index))
+    for hit in index.search(query, top=top):
+        log_p = hit.identity_log_p
+        if log_p >= math.log(alpha_of_base) and hit.log_p < TESTED_FROM_SHARE * math.log(alpha_of_base):
+            # An index keeps too few rows to ask for a p that holds without the best half of the channels as well.
+            test = EmbeddingTest(log_alpha=math.log(alpha_of_base), seed=seed, device=device, must_be_robust=False)
+            test.screen(*index.fingerprint(hit.base).common_rows(query))
+            log_p = min(log_p, test.log_p)
+        found.append((hit, min(0.0, (log_p + correction) / LN10)))
+    return found
+
+
+def _summary(model: ModelSummary) -> dict[str, Any]:
+    names = ("repo", "commit", "architecture", "hidden_size")
+    return {name: getattr(model, name) for name in names}

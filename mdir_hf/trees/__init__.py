@@ -1,0 +1,1 @@
+"""Family trees of related models, from the rows that were kept of them."""

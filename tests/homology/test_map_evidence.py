@@ -1,0 +1,100 @@
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from mdir_hf.homology.gauge import OuterTransformation
+from mdir_hf.homology.map_evidence import N_PLACEBOS, TESTS_PER_MAP, log_p_of_map, log_p_of_placebos, off_match_share
+from tests.homology.one_map import map_layers
+
+LOG_ALPHA = math.log(1e-10)
+N = 64
+
+
+def layers(seed, n_layers=3):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(48, N, dtype=torch.float64, generator=generator) for _ in range(n_layers)]
+
+
+@pytest.fixture(scope="module")
+def of_a_copy():
+    return map_layers(layers(1), layers(1), log_alpha=LOG_ALPHA)
+
+
+def test_a_map_is_read_twice_and_pays_for_both(of_a_copy):
+    found = replace(of_a_copy, log_p_map=-50.0, log_p_any=-80.0)
+    assert log_p_of_map(found, OuterTransformation.identity(N)) == -80.0 + math.log(TESTS_PER_MAP)
+
+
+def test_behind_a_rotation_only_the_whole_map_counts(of_a_copy):
+    found = replace(of_a_copy, log_p_map=-50.0, log_p_any=-80.0)
+    rotation = OuterTransformation.rotation(torch.eye(N))
+    assert log_p_of_map(found, rotation) == -50.0 + math.log(TESTS_PER_MAP)
+
+
+def test_p_of_a_map_is_at_most_1(of_a_copy):
+    found = replace(of_a_copy, log_p_map=-0.1, log_p_any=0.0)
+    assert log_p_of_map(found, OuterTransformation.identity(N)) == 0.0
+
+
+def test_a_copy_has_no_hits_off_its_matches(of_a_copy):
+    assert len(of_a_copy.matches) == 3
+    assert off_match_share(of_a_copy, LOG_ALPHA) == 0.0
+
+
+def test_hits_off_the_matches_are_counted_among_the_cells_off_the_matches(of_a_copy):
+    log_p = of_a_copy.log_p.copy()
+    log_p[0, 1] = log_p[2, 0] = -1000.0
+    assert off_match_share(replace(of_a_copy, log_p=log_p), LOG_ALPHA) == 2 / 6
+
+
+def test_a_cell_is_held_to_its_share_of_the_level(of_a_copy):
+    log_p = np.where(np.eye(3, dtype=bool), of_a_copy.log_p, LOG_ALPHA - 0.1)  # below alpha, and not below alpha / 9
+    assert off_match_share(replace(of_a_copy, log_p=log_p), LOG_ALPHA) == 0.0
+
+
+def test_a_map_of_matches_alone_has_no_share_off_them():
+    one = layers(1, n_layers=1)
+    assert off_match_share(map_layers(one, one, log_alpha=LOG_ALPHA), LOG_ALPHA) == 0.0
+
+
+def placebos(reference, candidate, outer):
+    carried = []
+
+    def both(carry):
+        carried.append(carry)
+        return [carry(layer) for layer in reference], candidate
+
+    return log_p_of_placebos(both, outer, log_alpha=LOG_ALPHA, seed=0), carried
+
+
+def test_the_placebos_of_a_copy_are_not_significant():
+    log_p, carried = placebos(layers(1), layers(1), OuterTransformation.identity(N))
+    assert log_p == 0.0
+    assert len(carried) == N_PLACEBOS
+
+
+def test_the_placebos_of_rows_with_few_large_entries_are_significant():
+    # Every row has one large entry, in the same channel whatever the pairing of channels: a cell of nothing else.
+    spiked = [layer / 1e6 + 1.0 * torch.eye(48, N, dtype=torch.float64)[torch.arange(48)] for layer in layers(1)]
+    shuffled_back = [layer[:, torch.randperm(N, generator=torch.Generator().manual_seed(5))] for layer in spiked]
+    log_p, _ = placebos(spiked, shuffled_back, OuterTransformation.identity(N))
+    assert log_p < math.log(1e-3)
+
+
+def test_each_placebo_shuffles_the_carried_channels_another_way():
+    outer = OuterTransformation.rotation(torch.eye(N, dtype=torch.float64).flip(0))
+    _, carried = placebos(layers(1), layers(1), outer)
+    weight = torch.arange(N, dtype=torch.float64)[None]
+    one, other = (carry(weight)[0].tolist() for carry in carried)
+    assert sorted(one) == sorted(other) == list(range(N))
+    assert one != other
+
+
+def test_placebos_are_the_same_for_the_same_seed():
+    outer = OuterTransformation.identity(N)
+    weight = torch.arange(N, dtype=torch.float64)[None]
+    first, again = (placebos(layers(1), layers(1), outer)[1] for _ in range(2))
+    assert [carry(weight).tolist() for carry in first] == [carry(weight).tolist() for carry in again]

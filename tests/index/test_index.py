@@ -1,0 +1,199 @@
+"""An index proposes ancestors from a few rows; it must rank true ones first, find nothing among strangers, and
+survive."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from scipy.optimize import linear_sum_assignment
+
+from mdir_hf import Verdict
+from mdir_hf.comparison.model import Model
+from mdir_hf.comparison.opening import NamedModel
+from mdir_hf.errors import CorruptCheckpointError, InputError
+from mdir_hf.fingerprints.fingerprint import Fingerprint
+from mdir_hf.fingerprints.pairs import compare_fingerprints
+from mdir_hf.homology import matching
+from mdir_hf.hub import open_repository
+from mdir_hf.index.base_index import BYTES_PER_BASE, BaseIndex, choose_index_tokens
+from mdir_hf.index.identify import identify, judge_hits
+from mdir_hf.report import ModelSummary
+from tests.specimens import gaussian, write_model
+
+WORDS = tuple(f"word{i}".encode() for i in range(96))
+
+
+def rows(n_rows: int, width: int, seed: int) -> torch.Tensor:
+    return torch.randn(n_rows, width, generator=torch.Generator().manual_seed(seed))
+
+
+def kept(name: str, values: torch.Tensor) -> Fingerprint:
+    model = ModelSummary(name, None, "0" * 40, "llama", values.shape[1], 2, len(values))
+    return Fingerprint(model, WORDS[: len(values)], values.bfloat16(), 10**9)
+
+
+def base(name: str, width: int, seed: int) -> Fingerprint:
+    return kept(name, rows(len(WORDS), width, seed)[: BYTES_PER_BASE // (2 * width)])
+
+
+@pytest.fixture(scope="module")
+def index():
+    widths = [512, 768, 1024, 2048]
+    return BaseIndex(WORDS, [base(f"base/{i}", widths[i % 4], i) for i in range(24)])
+
+
+@pytest.mark.parametrize("number", [0, 1, 2, 3])
+@pytest.mark.parametrize("change", ["tuned", "permuted", "signed", "pruned"])
+def test_the_true_base_is_first_and_significant_whatever_was_done(index, number, change):
+    width = index.bases[number].rows.shape[1]
+    own = rows(len(WORDS), width, number)
+    generator = torch.Generator().manual_seed(7)
+    moved = own + 0.2 * rows(len(WORDS), width, 1000)
+    if change != "tuned":
+        moved = moved[:, torch.randperm(width, generator=generator)]
+    if change == "signed":
+        moved = moved * torch.where(torch.rand(width, generator=generator) < 0.5, -1.0, 1.0)
+    if change == "pruned":
+        moved = moved[:, : 3 * width // 4]
+    query = kept("query", moved)
+    best, second = index.search(query, top=2)
+    assert best.base.repo == f"base/{number}"
+    assert second.log_p > -40.0
+    report = compare_fingerprints(index.fingerprint(best.base), query, alpha=1e-10 / len(index))
+    assert report.verdict is Verdict.HOMOLOGOUS
+
+
+def test_no_large_assignment_is_solved_for_a_relative_however_its_channels_were_changed(monkeypatch):
+    # At 23 rows nothing is robust; a plain matching that is not significant was once solved to its end before signs.
+    def small_only(weights, **kwargs):
+        assert min(weights.shape) <= matching.GREEDY_REST
+        return linear_sum_assignment(weights, **kwargs)
+
+    monkeypatch.setattr(matching, "linear_sum_assignment", small_only)
+    index = BaseIndex(WORDS, [base("base/0", 4096, 0)])
+    assert len(index.bases[0].tokens) == 23
+    own, generator = rows(len(WORDS), 4096, 0), torch.Generator().manual_seed(8)
+    moved = (own + 0.2 * rows(len(WORDS), 4096, 1000))[:, torch.randperm(4096, generator=generator)]
+    flips = torch.where(torch.rand(4096, generator=generator) < 0.5, -1.0, 1.0)
+    for changed in (moved, moved * flips, moved[:, :3000]):
+        ((_, log10_p),) = judge_hits(index, kept("query", changed), top=5, alpha=1e-10)
+        assert log10_p < -1000
+
+
+def test_strangers_match_nothing(index):
+    for seed in range(500, 520):
+        query = kept("query", rows(len(WORDS), [512, 1024, 2048][seed % 3], seed))
+        assert all(log10_p > -3.0 for _, log10_p in judge_hits(index, query, top=5, alpha=1e-10))
+        hit = index.search(query, top=1)[0]
+        if hit.base.hidden_size == 512:  # of wider ones the matching takes seconds
+            report = compare_fingerprints(index.fingerprint(hit.base), query, alpha=1e-10 / len(index))
+            assert report.verdict is not Verdict.HOMOLOGOUS
+            assert report.log10_p + math.log10(len(index)) > -3.0
+
+
+def test_an_index_survives_its_file(index, tmp_path):
+    index.save(tmp_path / "deep" / "bases.safetensors")
+    loaded = BaseIndex.load(tmp_path / "deep" / "bases.safetensors")
+    assert loaded.tokens == index.tokens
+    assert [one.model for one in loaded.bases] == [one.model for one in index.bases]
+    assert all(torch.equal(a.rows, b.rows) for a, b in zip(loaded.bases, index.bases, strict=True))
+    query = kept("query", rows(len(WORDS), 768, 1))
+    assert loaded.search(query) == index.search(query)
+
+
+def test_500_bases_of_any_width_stay_under_100_megabytes():
+    for width in (1024, 2048, 4096, 8192):
+        assert 500 * base("x", width, 0).n_bytes < 100e6
+
+
+@pytest.mark.parametrize("content", [b"", b"nonsense" * 40])
+def test_a_file_that_is_no_index_is_said(tmp_path, content):
+    (tmp_path / "x").write_bytes(content)
+    with pytest.raises(CorruptCheckpointError, match="no index of base models"):
+        BaseIndex.load(tmp_path / "x")
+
+
+def test_a_fingerprint_is_no_index(tmp_path):
+    (tmp_path / "x").write_bytes(base("x", 512, 0).to_bytes())
+    with pytest.raises(CorruptCheckpointError, match="expected mdir-hf/index/1"):
+        BaseIndex.load(tmp_path / "x")
+
+
+@pytest.fixture
+def folders(tmp_path):
+    return {
+        name: str(write_model(tmp_path / name, values))
+        for name, values in {
+            "first": gaussian(1500, 96, 0),
+            "second": gaussian(1500, 96, 1),
+            "tuned": gaussian(1500, 96, 1) + 0.2 * gaussian(1500, 96, 2),
+            "stranger": gaussian(1500, 96, 3),
+        }.items()
+    }
+
+
+@pytest.fixture
+def built(folders):
+    models = [Model(open_repository(folders[name])) for name in ("first", "second")]
+    index = BaseIndex(choose_index_tokens([model.vocabulary for model in models], 96))
+    for model in models:
+        index.add(model)
+    return index
+
+
+def test_a_model_is_identified_and_the_finding_confirmed_by_comparison(built, folders):
+    found = identify(NamedModel(folders["tuned"]), built)
+    assert [one.base.repo for one in found.found] == [folders["second"]]
+    assert found.found[0].report.verdict is Verdict.HOMOLOGOUS
+    assert found.found[0].report.alpha == pytest.approx(1e-10 / 2)
+    assert found.bytes_read < found.found[0].report.io.bytes_of_weights
+    assert "shared weight ancestry" in str(found)
+
+
+def test_a_stranger_is_compared_with_nothing(built, folders):
+    found = identify(NamedModel(folders["stranger"]), built)
+    assert found.found == ()
+    assert all(one.report is None for one in found.ancestors)
+    assert "does not show that there is none" in str(found)
+
+
+def test_a_base_that_is_gone_is_an_error_of_that_base_only(built, folders, tmp_path):
+    (tmp_path / "second" / "model.safetensors").unlink()
+    (hit, *_) = identify(NamedModel(folders["tuned"]), built).ancestors
+    assert hit.report is None and "no weights" in hit.error
+
+
+def test_a_base_added_again_replaces_itself(built, folders):
+    built.add(Model(open_repository(folders["first"])))
+    assert len(built) == 2
+
+
+def test_an_empty_index_is_said(folders):
+    with pytest.raises(InputError, match="no base models"):
+        identify(NamedModel(folders["tuned"]), BaseIndex(WORDS))
+
+
+def test_the_bound_for_channels_in_one_order_is_kept_among_strangers():
+    widths, n_bases = (256, 512), 200
+    strangers = BaseIndex(WORDS, [kept(f"s/{at}", rows(40, widths[at % 2], at)) for at in range(n_bases)])
+    found = [
+        hit.identity_log_p
+        for seed in range(10)
+        for hit in strangers.search(kept("query", rows(96, widths[seed % 2], 10_000 + seed)), top=n_bases)
+    ]
+    # 1000 pairs of one width, each below ln q with chance at most q.
+    assert sum(log_p < math.log(0.01) for log_p in found) <= 25
+    assert min(found) > math.log(1e-6)
+
+
+def test_a_long_continuation_is_found_by_few_rows_of_a_wide_base():
+    own = rows(len(WORDS), 4096, 1)
+    wide = BaseIndex(WORDS, [kept(f"b/{at}", rows(23, 4096, at)) for at in (0, 1, 2)])
+    query = kept("query", own + rows(len(WORDS), 4096, 1000))  # as much noise as there was
+    # The rows of a draw do not depend on how many follow.
+    assert torch.equal(rows(23, 4096, 1), own[:23])
+    (hit, log10_p), *others = judge_hits(wide, query, top=3, alpha=1e-10)
+    assert hit.base.repo == "b/1" and log10_p < -100
+    assert all(p > -10 for _, p in others)

@@ -1,0 +1,201 @@
+"""What the loopback Hub of the tests answers beyond the demo's: who may see and write what, lists, commits."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, ClassVar
+from urllib.parse import quote, unquote
+
+from mdir_hf.demo.loopback_files import StoredFile
+from mdir_hf.demo.loopback_server import API, Handler, address_of
+from tests.loopback.commits import RefusedError, discussions
+from tests.loopback.faults import FaultyHandler
+from tests.loopback.lists import model_page
+from tests.loopback.repository import FullRepository
+
+
+class FullHandler(FaultyHandler):
+    """Answers the requests of one connection."""
+
+    routes: ClassVar[tuple[tuple[str, str], ...]] = (
+        (r"/api/collections/([^/]+/[^/]+)", "_collection"),
+        (rf"{API}([^/]+/[^/]+)/discussions", "_discussions"),
+        *Handler.routes,
+        (r"/api/resolve-cache/models/([^/]+(?:/[^/]+)?)/resolve/([^/]+)/(.+)", "_resolve"),
+    )
+
+    def do_POST(self) -> None:
+        self._posted = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self._serve()
+
+    def do_PUT(self) -> None:
+        self._posted = self._body_sent()
+        self._serve()
+
+    def _body_sent(self) -> bytes:
+        if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        blocks = []
+        while n_bytes := int(self.rfile.readline().split(b";")[0], 16):
+            blocks.append(self.rfile.read(n_bytes))
+            self.rfile.readline()
+        self.rfile.readline()
+        return b"".join(blocks)
+
+    # The hub.
+
+    def _serve_hub(self) -> None:
+        if self._token() == "invalid":
+            self._error(401, "", "Invalid credentials in Authorization header")
+        elif self.command == "POST":
+            try:
+                self._serve_post()
+            except RefusedError as refusal:
+                self._error(refusal.status, refusal.code, refusal.message)
+        elif self.command == "PUT":
+            self._error(404, "", "Not found")
+        else:
+            super()._serve_hub()
+
+    def _token(self) -> str:
+        sent = self.headers.get("Authorization", "").removeprefix("Bearer ")
+        known = {
+            "": "anonymous",
+            self._hub.token: "owner",
+            self._hub.reading_token: "owner",
+            self._hub.outsider_token: "outsider",
+        }
+        return known.get(sent, "invalid")
+
+    def _may_write(self) -> bool:
+        return self._hub.reading_token not in self.headers.get("Authorization", "")
+
+    def _repository(self, address: str) -> FullRepository | None:
+        new = self._hub.new_name(address)
+        known = self._hub.find(address)
+        if new is not None:
+            self._answer(307, b"", {"Location": self.path.replace(quote(address), quote(new), 1)})
+        elif known is not None and (not known.private or self._token() == "owner"):
+            return known
+        elif self._token() == "anonymous":
+            self._error(401, "", "Invalid username or password.")  # the Hub does not tell strangers what exists
+        else:
+            self._error(404, "RepoNotFound", "Repository not found")
+        return None
+
+    def _about(self, repository: FullRepository, commit: str) -> dict[str, Any]:
+        access = {"private": repository.private, "gated": "auto" if repository.gated else False}
+        return {**super()._about(repository, commit), **access}
+
+    def _resolve(self, address: str, revision: str, path: str) -> None:
+        known = self._hub.find(address)
+        if known is None or not known.gated or self._token() == "owner" or known.commit(revision) is None:
+            super()._resolve(address, revision, path)
+        elif self._repository(address) is not None:
+            status = 401 if self._token() == "anonymous" else 403
+            self._error(status, "GatedRepo", f"Access to model {address} is restricted.")
+
+    def _content(self, file: StoredFile, headers: Mapping[str, str]) -> None:
+        is_small = self.server.origin == "hub"
+        if is_small and self._hub.redirects_small_files and not self._path.startswith("/api/"):
+            place = f"/api/resolve-cache/models{self._path}"
+            linked = {"X-Linked-Etag": headers["ETag"], "X-Linked-Size": str(file.n_bytes), "Location": place}
+            self._answer(307, b"", {**{name: headers[name] for name in headers if name != "ETag"}, **linked})
+        elif is_small and self.command == "GET" and self._accepts_gzip():
+            self._answer(200, gzip.compress(file.place.read_bytes()), {**headers, "Content-Encoding": "gzip"})
+        else:
+            super()._content(file, headers)
+
+    def _accepts_gzip(self) -> bool:
+        return "gzip" in self.headers.get("Accept-Encoding", "") and "Range" not in self.headers
+
+    # Lists.
+
+    def _search(self) -> None:
+        visible = [
+            known
+            for known in self._hub.repositories()
+            if known.kind == "model" and (not known.private or self._token() == "owner")
+        ]
+        address = f"{self._hub.endpoint}/api/models"
+        page, after = model_page(visible, self._query, largest_page=self._hub.largest_page, address=address)
+        self._json(page, {} if after is None else {"Link": f'<{after}>; rel="next"'})
+
+    def _collection(self, slug: str) -> None:
+        collection = self._hub.collection(slug)
+        if collection is None or (collection.private and self._token() != "owner"):
+            self._error(404, "", "Collection not found")
+        else:
+            self._json(collection.answer())
+
+    def _discussions(self, kind: str, name: str) -> None:
+        repository = self._repository(address_of(kind, name))
+        if repository is not None:
+            self._json(discussions(repository, self._query))
+
+    # What is written.
+
+    def _serve_post(self) -> None:
+        if self._path == "/api/validate-yaml":
+            status, remarks = self._hub.writer.validate(self._posted)
+            self._answer(status, json.dumps(remarks).encode(), {"Content-Type": "application/json; charset=utf-8"})
+            return
+        match = re.fullmatch(rf"{API}([^/]+/[^/]+)/(preupload|commit)/([^/]+)", self._path)
+        lfs = re.fullmatch(r"/((?:datasets/)?[^/]+/[^/]+)\.git/info/lfs/objects/batch", self._path)
+        if match is None and lfs is None:
+            raise RefusedError(404, "", "Not found")
+        if match is not None:
+            kind, name, action, revision = map(unquote, match.groups())
+            address = address_of(kind, name)
+        elif lfs is not None:
+            address, action, revision = unquote(lfs[1]), "lfs", "main"
+        if self._token() == "anonymous":
+            raise RefusedError(401, "", "Invalid username or password.")
+        found = self._commit(address, revision)
+        if found is None:
+            return
+        repository, commit = found
+        # Whoever may propose may upload what is proposed.
+        create_pr = action == "lfs" or self._query.get("create_pr") == "1"
+        if not self._may_write():
+            raise RefusedError(403, "", "Forbidden: you must use a write token to access this resource.")
+        if self._token() != "owner" and not create_pr:
+            raise RefusedError(403, "", "Forbidden: pass `create_pr=1` as a query parameter to create a Pull Request")
+        if create_pr and not repository.has_discussions:
+            raise RefusedError(403, "", "Discussions are disabled for this repo")
+        writer = self._hub.writer
+        if action == "lfs":
+            self._json(writer.lfs_batch(self._hub, self._posted))
+        elif action == "preupload":
+            self._json(writer.preupload(repository, commit, self._posted))
+        elif self.headers.get("Content-Type") != "application/x-ndjson":
+            raise RefusedError(400, "", "Expected application/x-ndjson")
+        else:
+            self._json(writer.commit(self._hub, repository, revision, self._posted, create_pr=create_pr))
+
+    # The CDN.
+
+    def _serve_cdn(self) -> None:
+        is_signed = self._hub.accepts(self._path, self._query)
+        if self.command == "POST":
+            self._error(404, "", "Not found")
+        elif self.command == "PUT":
+            self._take_upload(is_signed)
+        elif "Authorization" in self.headers:  # only one way to authenticate is allowed
+            self._answer(400, b"<Error><Code>InvalidArgument</Code></Error>", {})
+        elif self.command != "GET" or not is_signed:
+            self._answer(403, b"<Error><Code>AccessDenied</Code></Error>", {})
+        else:
+            super()._serve_cdn()
+
+    def _take_upload(self, is_signed: bool) -> None:
+        match = re.fullmatch(r"/lfs/([0-9a-f]{64})", self._path) if is_signed else None
+        if match is None or "Authorization" in self.headers:
+            self._answer(403, b"<Error><Code>AccessDenied</Code></Error>", {})
+        elif not self._hub.writer.take_lfs(match[1], self._posted):
+            self._answer(400, b"<Error><Code>BadDigest</Code></Error>", {})
+        else:
+            self._answer(200, b"", {})

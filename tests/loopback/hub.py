@@ -1,0 +1,201 @@
+"""The loopback Hub of the demo, as strict as the Hub and with all that tests ask of one.
+
+It knows who may read and write, takes commits, signs the addresses of its CDN, which expire, and refuses a token there.
+Everything asked is logged, and faults can be injected, so that a client can be shown to cope with them.
+
+    with FullHub() as hub:
+        hub.add_repository("owner/name", folder, private=True)
+        hub.faults.append(Fault("status", status=503))
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import ClassVar, Literal
+
+from mdir_hf.demo.loopback import LoopbackHub
+from mdir_hf.demo.loopback_server import Origin
+from tests.loopback.commits import Writer
+from tests.loopback.faults import Fault, LoggedRequest
+from tests.loopback.handler import FullHandler
+from tests.loopback.lists import LARGEST_PAGE, StoredCollection, new_collection
+from tests.loopback.repository import FullRepository, PullRequest
+
+
+class FullHub(LoopbackHub):
+    """A Hub on this machine, running while the ``with`` block does.
+
+    Args:
+        signature_lifetime_s: How long a signed CDN address is good for.
+
+    Attributes:
+        token: A token that may read everything.
+        outsider_token: A valid token of somebody without access to gated or private repositories.
+        reading_token: A token that may read everything and write nothing.
+        requests: Everything asked so far, in order of arrival.
+        faults: What is to go wrong; used up as requests match.
+        largest_page: Models on a page of a list.
+        redirects_small_files: Send small files through a second address on the hub, as the Hub does for some clients.
+    """
+
+    handler: ClassVar[type[FullHandler]] = FullHandler
+
+    def __init__(self, *, signature_lifetime_s: int = 3600) -> None:
+        super().__init__()
+        self.signature_lifetime_s = signature_lifetime_s
+        self.redirects_small_files = False
+        self.token = f"hf_{secrets.token_hex(17)}"
+        self.outsider_token = f"hf_{secrets.token_hex(17)}"
+        self.reading_token = f"hf_{secrets.token_hex(17)}"
+        self.requests: list[LoggedRequest] = []
+        self.faults: list[Fault] = []
+        self.largest_page = LARGEST_PAGE
+        self.writer = Writer()
+        self._collections: dict[str, StoredCollection] = {}
+        self._renamed: dict[str, str] = {}
+        self._secret = secrets.token_bytes(16)
+        self._lock = threading.Lock()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, exc, traceback)
+        self.writer.close()
+
+    def add_repository(
+        self,
+        repo_id: str,
+        folder: str | Path,
+        *,
+        private: bool = False,
+        gated: bool = False,
+        revisions: Mapping[str, str | Path] | None = None,
+        sha256: Mapping[str, str] | None = None,
+        discussions: bool = True,
+        kind: Literal["model", "dataset"] = "model",
+        pipeline_tag: str | None = "text-generation",
+        downloads: int = 0,
+    ) -> str:
+        """Serve a folder as a repository.
+
+        Args:
+            repo_id: ``owner/name``.
+            folder: What ``main`` holds.
+            private: Strangers are told that it does not exist.
+            gated: Strangers get the listing and no file.
+            revisions: Further branches or tags, each a folder.
+            sha256: Digests of large files by path, for files too large to read.
+            discussions: Whether pull requests may be opened.
+            kind: Elsewhere a data set is named ``datasets/owner/name``.
+            pipeline_tag: What the Hub takes it for.
+            downloads: By which lists are sorted.
+
+        Returns:
+            The commit sha of ``main``.
+        """
+        repository = FullRepository(
+            repo_id,
+            private=private,
+            gated=gated,
+            has_discussions=discussions,
+            kind=kind,
+            pipeline_tag=pipeline_tag,
+            downloads=downloads,
+        )
+        for name, place in {**(revisions or {}), "main": folder}.items():
+            repository.add_revision(name, Path(place), sha256)
+        self._repositories[repository.address] = repository
+        return repository.revisions["main"]
+
+    def add_collection(
+        self, owner: str, title: str, items: Sequence[str | tuple[str, str]], *, private: bool = False
+    ) -> str:
+        """Serve a collection; return its slug.
+
+        Args:
+            owner: Whose.
+            title: Its title.
+            items: Repo ids of models, or ``(kind, id)`` of other things.
+            private: Strangers are told that it does not exist.
+        """
+        collection = new_collection(owner, title, items, private=private)
+        self._collections[collection.slug] = collection
+        return collection.slug
+
+    def pull_requests(self, address: str) -> list[PullRequest]:
+        """Return the pull requests of a repository, oldest first."""
+        return self._repositories[address].pull_requests
+
+    def merge(self, address: str, number: int) -> str:
+        """Merge a pull request whose base is still the head; return the new commit of its branch."""
+        repository = self._repositories[address]
+        wanted = repository.pull_requests[number - 1]
+        if repository.revisions[wanted.branch] != wanted.base:
+            raise ValueError(f"{wanted.branch} has moved since pull request {number} was opened")
+        repository.revisions[wanted.branch] = wanted.commit
+        wanted.status = "merged"
+        return wanted.commit
+
+    def content(self, address: str, path: str, revision: str = "main") -> bytes:
+        """Return a file as a repository holds it."""
+        repository = self._repositories[address]
+        return repository.commits[repository.commit(revision) or ""][path].place.read_bytes()
+
+    def rename_repository(self, old: str, new: str) -> None:
+        """Give a repository another name; the old one redirects, as on the Hub."""
+        repository = self._repositories.pop(old)
+        repository.repo_id = new
+        self._repositories[new] = repository
+        self._renamed[old] = new
+
+    def expire_locations(self) -> None:
+        """Make every signed address given out so far worthless."""
+        self._secret = secrets.token_bytes(16)
+
+    def sent(self, origin: Origin | None = None, path: str = "") -> list[LoggedRequest]:
+        """Return the logged requests to one server whose path contains a text."""
+        return [request for request in self.requests if origin in (None, request.origin) and path in request.path]
+
+    # What the request handlers ask.
+
+    def take_fault(self, request: LoggedRequest) -> Fault | None:
+        """Return the first fault that matches, and use it up."""
+        with self._lock:
+            for fault in self.faults:
+                if fault.takes(request):
+                    if fault.times is not None:
+                        fault.times -= 1
+                    return fault
+        return None
+
+    def collection(self, slug: str) -> StoredCollection | None:
+        """Return a collection."""
+        return self._collections.get(slug)
+
+    def new_name(self, repo_id: str) -> str | None:
+        """Return what a repository is called now, if it was renamed."""
+        return self._renamed.get(repo_id)
+
+    def cdn_address(self, path: str) -> str:
+        """Return a signed CDN address for a path, good for a while."""
+        expires = int(time.time()) + self.signature_lifetime_s
+        return f"{super().cdn_address(path)}?Expires={expires}&Signature={self._signature(path, expires)}"
+
+    def accepts(self, path: str, query: Mapping[str, str]) -> bool:
+        """Tell whether a CDN address is signed and has not expired."""
+        expires = query.get("Expires", "0")
+        return (
+            expires.isdigit()
+            and time.time() < int(expires)
+            and hmac.compare_digest(query.get("Signature", ""), self._signature(path, int(expires)))
+        )
+
+    def _signature(self, path: str, expires: int) -> str:
+        return hmac.new(self._secret, f"{path}\n{expires}".encode(), hashlib.sha256).hexdigest()

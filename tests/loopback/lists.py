@@ -1,0 +1,99 @@
+"""The lists of the loopback Hub: models by name and author, page by page, and collections."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlencode
+
+from mdir_hf.demo.loopback_server import object_id
+from tests.loopback.repository import FullRepository
+
+LARGEST_PAGE = 1000
+
+
+@dataclass(frozen=True)
+class StoredCollection:
+    """A collection of the loopback Hub.
+
+    Attributes:
+        slug: ``owner/title-`` and 24 hexadecimal digits.
+        title: Its title.
+        items: Kind (``model``, ``dataset``, ``paper``, ``space``) and id of each thing in it.
+        private: Whether strangers are told that it does not exist.
+    """
+
+    slug: str
+    title: str
+    items: tuple[tuple[str, str], ...]
+    private: bool = False
+
+    def answer(self) -> dict[str, Any]:
+        """What the API says of it."""
+        owner = self.slug.partition("/")[0]
+        return {
+            "slug": self.slug,
+            "title": self.title,
+            "description": "",
+            "owner": {"name": owner, "fullname": owner, "type": "user", "isPro": False},
+            "position": 0,
+            "private": self.private,
+            "theme": "blue",
+            "upvotes": 0,
+            "lastUpdated": "2026-11-21T00:00:00.000Z",
+            "items": [
+                {"_id": object_id(name), "type": kind, "id": name, "position": at}
+                for at, (kind, name) in enumerate(self.items)
+            ],
+        }
+
+
+def new_collection(
+    owner: str, title: str, items: Sequence[str | tuple[str, str]], *, private: bool = False
+) -> StoredCollection:
+    """Name a collection as the Hub does; items without a kind are models."""
+    slug = f"{owner}/{'-'.join(title.lower().split())}-{object_id(owner + title)}"
+    return StoredCollection(
+        slug, title, tuple(("model", item) if isinstance(item, str) else item for item in items), private
+    )
+
+
+def model_page(
+    repositories: Sequence[FullRepository], asked: Mapping[str, str], *, largest_page: int, address: str
+) -> tuple[list[dict[str, Any]], str | None]:
+    """Return one page of a search, and the address of the next one.
+
+    Args:
+        repositories: Those that the caller may see.
+        asked: What was asked.
+        largest_page: Models on a page at most.
+        address: Where the pages are.
+    """
+    wanted = asked.get("search", "").lower()
+    found = [
+        known
+        for known in repositories
+        if wanted in known.repo_id.lower()
+        and asked.get("author", "").lower() in ("", known.repo_id.partition("/")[0].lower())
+        and asked.get("pipeline_tag") in (None, known.pipeline_tag)
+    ]
+    if asked.get("sort") == "downloads":
+        found.sort(key=lambda known: -known.downloads)
+    limit = int(asked["limit"]) if asked.get("limit", "").isdigit() else LARGEST_PAGE
+    start = int(asked["cursor"]) if asked.get("cursor", "").isdigit() else 0
+    stop = start + min(limit, largest_page)
+    page = [
+        {
+            "_id": object_id(known.repo_id),
+            "id": known.repo_id,
+            "modelId": known.repo_id,
+            "downloads": known.downloads,
+            "pipeline_tag": known.pipeline_tag,
+            "private": known.private,
+        }
+        for known in found[start:stop]
+    ]
+    if stop >= len(found):
+        return page, None
+    return page, f"{address}?{urlencode({**asked, 'cursor': stop})}"

@@ -1,0 +1,65 @@
+"""A repository of the loopback Hub of the tests: access, kinds, commits, pull requests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mdir_hf.demo.loopback_files import StoredFile, StoredRepository
+
+
+@dataclass
+class PullRequest:
+    """A pull request of the loopback Hub.
+
+    Attributes:
+        number: Counts from 1.
+        title: First line of its commit.
+        description: The rest.
+        branch: Where it wants to go.
+        base: The commit that it builds on.
+        commit: Its own commit.
+        status: open, merged or closed.
+    """
+
+    number: int
+    title: str
+    description: str
+    branch: str
+    base: str
+    commit: str
+    status: str = "open"
+
+
+@dataclass
+class FullRepository(StoredRepository):
+    """A repository with access rules, to which commits can be made.
+
+    Attributes:
+        private: Whether strangers are told that it does not exist.
+        gated: Whether strangers see the listing and no content.
+        has_discussions: Whether discussions and pull requests are enabled.
+        pull_requests: Pull requests, oldest first.
+        kind: ``model`` or ``dataset``.
+        pipeline_tag: What the Hub takes the model for.
+        downloads: By which lists are sorted.
+    """
+
+    private: bool = False
+    gated: bool = False
+    has_discussions: bool = True
+    pull_requests: list[PullRequest] = field(default_factory=list)
+    kind: str = "model"
+    pipeline_tag: str | None = "text-generation"
+    downloads: int = 0
+
+    @property
+    def address(self) -> str:
+        """Its path on the Hub: what a repository is known by, models by their id alone."""
+        return self.repo_id if self.kind == "model" else f"{self.kind}s/{self.repo_id}"
+
+    def add_commit(self, name: str, parent: str, added: Mapping[str, Path]) -> str:
+        """Put files on top of a commit, and have a branch (or the ref of a pull request) point there."""
+        files = self.commits[parent] | {path: StoredFile.at(place, path) for path, place in added.items()}
+        return self.point(name, files, [self.address, parent, sorted(map(str, added.values()))])

@@ -163,13 +163,7 @@ class FusedRows:
 
     def is_known(self, heads: HeadCounts | None) -> bool:
         """Whether the config tells its groups and shares."""
-        try:
-            for count in (self.groups, *self.shares):
-                if count != "rows":
-                    number_of(count, heads)
-        except AnatomyError:
-            return False
-        return True
+        return _are_known(self.shares if self.groups == "rows" else (self.groups, *self.shares), heads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +190,7 @@ class InterleavedRows:
 
     def is_known(self, heads: HeadCounts | None) -> bool:
         """Whether the config tells how many heads there are."""
-        return FusedRows(self.heads, (1,), 0).is_known(heads)
+        return _are_known((self.heads,), heads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,14 +220,19 @@ class RowsOfEach:
 
     def is_known(self, heads: HeadCounts | None) -> bool:
         """Whether the config tells how many."""
-        try:
-            number_of(self.groups, heads), number_of(self.count, heads)
-        except AnatomyError:
-            return False
-        return True
+        return _are_known((self.groups, self.count), heads)
 
 
 WHOLE = WholeTensor()
+
+
+def _are_known(counts: tuple[Count, ...], heads: HeadCounts | None) -> bool:
+    try:
+        for count in counts:
+            number_of(count, heads)
+    except AnatomyError:
+        return False
+    return True
 
 
 def number_of(count: Count, heads: HeadCounts | None) -> int:

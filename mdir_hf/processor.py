@@ -1,8 +1,8 @@
 """Processor cores: how many this process may use, and which work gets more than one of them.
 
 torch has one pool of threads, and the BLAS of numpy and scipy another. On small matrices both spend their time waiting
-for each other: where another program wants the same cores, a product of 64 x 64 takes a thousand times as long with
-two threads as with one (``benchmarks/threads.py``). So a comparison runs inside :func:`one_pool`, on one thread, and
+for each other: where another program wants the same cores, a product of 64 x 64 takes eight hundred times as long with
+two threads as with one. So a comparison runs inside :func:`one_pool`, on one thread, and
 :func:`all_cores` gives torch all of them for the length of a large product.
 """
 
@@ -19,9 +19,10 @@ import torch
 from threadpoolctl import LibController, OpenBLASController, get_cached_controller
 
 LARGE = 5e9
-"""Floating-point operations from which work earns all cores, a tenth of a second of one core. On an idle machine of two
-cores two threads are 1.6 to 2 times as fast from there on; on a busy one each wait for the other thread costs up to
-16 ms, which is then a small part (``benchmarks/threads.py --sizes``)."""
+"""Floating-point operations from which work earns all cores: a tenth of a second of one core. Measured with two threads
+on two cores, one of them shared with another program: an SVD of 1024 x 1024 was 1.6 (float32) to 2.2 times (float64) as
+fast, one of 512 x 512 0.2 times in float64, a product of 64 x 64 took 16 ms in place of 0.02
+(``benchmarks/threads.py --sizes``)."""
 
 T = TypeVar("T")
 

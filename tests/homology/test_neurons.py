@@ -54,13 +54,13 @@ def test_the_inner_polar_factor_of_wide_sides_has_the_rank_of_the_residual_strea
 
 
 def test_a_completed_factor_may_call_strangers_related_and_a_truncated_one_does_not():
-    # Two strangers, 128 channels and 512 neurons. Which null bases a library returns is open; these are ours, chosen
+    # Two strangers, 64 channels and 256 neurons. Which null bases a library returns is open; these are ours, chosen
     # for the largest trace.
-    x, y = draw(512, 128), draw(512, 128, seed=1)
+    x, y = draw(256, 64), draw(256, 64, seed=1)
     truncated = inner_polar(x, y)
-    left, right = (torch.linalg.qr(rows, mode="complete").Q[:, 128:] for rows in (x, y))
+    left, right = (torch.linalg.qr(rows, mode="complete").Q[:, 64:] for rows in (x, y))
     completed = truncated + left @ torch.from_numpy(polar((left.T @ right).numpy())) @ right.T
-    np.testing.assert_allclose((completed @ completed.T).numpy(), np.eye(512), atol=1e-10)
+    np.testing.assert_allclose((completed @ completed.T).numpy(), np.eye(256), atol=1e-10)
     assert best_matching(completed, signed=False).log_p < math.log(1e-10)
     assert best_matching(truncated, signed=False).log_p == 0.0
 

@@ -167,7 +167,7 @@ def test_a_torch_whose_onednn_kernel_is_missing_multiplies_all_the_same(monkeypa
 class TestNullDirections:
     """A product of rank n < m neurons: which basis its null spaces get is an accident, and no evidence."""
 
-    m = 768
+    m = 256
 
     def product(self, n, noise=None):
         """``W'^T W`` of two (n, m) matrices; noise None for strangers, else a relative that drifted by it."""
@@ -189,7 +189,7 @@ class TestNullDirections:
             between = torch.from_numpy(textbook.haar(left.shape[1], np.random.default_rng(5)))
         return left @ between @ right.T
 
-    @pytest.mark.parametrize("n", [128, 256])
+    @pytest.mark.parametrize("n", [48, 96])
     def test_the_factor_is_truncated_to_the_rank_and_knows_no_null_direction(self, n):
         cross = self.product(n)
         factor, (left, right) = polar_factor(cross), self.null_bases(cross)
@@ -197,7 +197,7 @@ class TestNullDirections:
         assert float((left.T @ factor.matrix).abs().max()) < ENTRY
         assert float((factor.matrix @ right).abs().max()) < ENTRY
 
-    @pytest.mark.parametrize("n", [128, 256])
+    @pytest.mark.parametrize("n", [48, 96])
     @pytest.mark.parametrize("is_adversarial", [True, False])
     def test_a_completed_factor_says_what_its_completion_says(self, n, is_adversarial):
         # Both complete the same strangers' factor to an orthogonal matrix, which is all that the paper's bound asks.
@@ -205,14 +205,14 @@ class TestNullDirections:
         completed = polar_factor(cross).matrix + self.completion(cross, is_adversarial=is_adversarial)
         np.testing.assert_allclose(completed @ completed.T, np.eye(self.m), atol=ENTRY)
         log_p = best_matching(completed, signed=False).log_p
-        assert log_p < -1000 if is_adversarial else log_p == 0.0
+        assert log_p < math.log(1e-10) if is_adversarial else log_p == 0.0
 
-    @pytest.mark.parametrize("n", [128, 256])
+    @pytest.mark.parametrize("n", [48, 96])
     @pytest.mark.parametrize("signed", [False, True])
     def test_the_truncated_factor_of_strangers_is_not_significant(self, n, signed):
         assert best_matching(polar_factor(self.product(n)).matrix, signed=signed).log_p == 0.0
 
-    @pytest.mark.parametrize("n", [128, 256])
+    @pytest.mark.parametrize("n", [48, 96])
     def test_rounding_that_points_along_an_adversarial_completion_changes_nothing(self, n):
         cross = self.product(n)
         size = 1e-15 * float(torch.linalg.matrix_norm(cross, 2))
@@ -222,7 +222,7 @@ class TestNullDirections:
         assert best_matching(rounded.matrix, signed=False).log_p == 0.0
 
     def test_of_rank_n_the_bound_has_m_over_n_times_the_papers_exponent(self):
-        n = 256
+        n = 96
         found = best_matching(polar_factor(self.product(n, noise=1.0)).matrix, signed=False)
         assert found.log_p == pytest.approx(math.lgamma(self.m + 1) - self.m / n * found.trace**2 / 2, rel=1e-9)
         assert found.log_p < math.log(1e-10)  # the relative is seen without any completion

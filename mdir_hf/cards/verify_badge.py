@@ -193,7 +193,8 @@ def _differences(found: BadgeSource, measured: HomologyReport) -> Iterator[Diffe
         yield Difference("log10_p", float(claim.log10_p), float(now.log10_p))
     if found.report is None:
         return
-    then, today = found.report.to_dict(), measured.to_dict()
+    then: dict[str, Any] = found.report.to_dict()
+    today: dict[str, Any] = measured.to_dict()
     for name in ("reason", "tests", "settled_by"):
         if then[name] != today[name]:
             yield Difference(name, then[name], today[name])

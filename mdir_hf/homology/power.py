@@ -2,9 +2,9 @@
 
 A relative is modelled as a copy with independent noise: ``Y = X P + k N`` with rows ``x`` and ``n`` of the same root
 mean square, after centring; k is the noise in units of the weights' own RMS. Up to rotations, which leave U alone,
-``X^T Y = S (S + k G)`` with S the singular values of X and G Gaussian, so the share of U's trace that a copy keeps,
-``c/n``, depends on k and on the rows per channel alone. It is computed once on a small factor of that shape, and put into the
-bound of :mod:`~mdir_hf.homology.significance` at the true size.
+``X^T Y = S (S + k G)`` with S the singular values of X and G Gaussian, so the share of U's trace that a copy
+keeps, ``c/n``, depends on k and on the rows per channel alone. It is computed once on a small factor of that shape, and put into
+the bound of :mod:`~mdir_hf.homology.significance` at the true size.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ MOST_ROWS_PER_CHANNEL = 24.0
 """Beyond this many rows a channel, more of them act as less noise: the noise enters as k / sqrt(rows)."""
 
 SAFETY = 0.8
-"""What is left of the expected trace for what the model leaves out: spectra and row lengths of real weights (they take
-up to 8 % off, see docs/LOG.md) and chance. Relatives planted into real weights at the stated noise are found 99 times of 100."""
+"""What is left of the expected trace for what the model leaves out: spectra and row lengths of real weights (they
+take up to 8 % off) and chance. Relatives planted into real weights at the stated noise are found 99 times of 100."""
 
 LOWER_HALF_MEAN = 0.798
 """Mean of the lower half of standard normal numbers, negated: what the matched entries lose without their best half."""
@@ -55,8 +55,8 @@ def strongest_noise(shape: Shape, *, log_level: float, in_order: bool = False, m
     Args:
         shape: Sizes of the test; centring takes one row.
         log_level: Natural log of the level after everything that p is multiplied by.
-        in_order: Whether the copy has its channels where they were (the identity, which pays no count of matchings, with
-            its sign test), or in any order.
+        in_order: Whether the copy has its channels where they were (the identity, which pays no count of matchings,
+            with its sign test), or in any order.
         must_be_robust: Whether it must be significant without its best half of channels, too.
 
     Returns:
@@ -92,7 +92,9 @@ def _is_found(noise: float, shape: Shape, log_level: float, in_order: bool, must
     if in_order:
         votes = n * math.erf(mean / max(spread, 1e-9) / math.sqrt(2.0))
         by_half = robust - log_n_choices(n, n - half)
-        return -whole < log_level and (not must_be_robust or max(by_half, votes**2 / (2 * n)) - math.log(2.0) > -log_level)
+        return -whole < log_level and (
+            not must_be_robust or max(by_half, votes**2 / (2 * n)) - math.log(2.0) > -log_level
+        )
     counted = log_n_matchings(n, n_wide, n) - whole
     without_best = log_n_matchings(n, n_wide, n - half) - robust
     return counted < log_level and (not must_be_robust or without_best < log_level)

@@ -2,8 +2,8 @@
 
 A relative is modelled as a copy with independent noise: ``Y = X P + k N`` with rows ``x`` and ``n`` of the same root
 mean square, after centring; k is the noise in units of the weights' own RMS. Up to rotations, which leave U alone,
-``X^T Y = S (S + k G)`` with S the singular values of X and G Gaussian, so the share of U's trace that a copy
-keeps, ``c/n``, depends on k and on the rows per channel alone. It is computed once on a small factor of that shape, and put into
+``X^T Y = S (S + k G)`` with S the singular values of X and G Gaussian. So the share of the trace that a copy keeps,
+``c/n``, depends on k and on the rows per channel alone. It is computed on a small factor of that shape, and put into
 the bound of :mod:`~mdir_hf.homology.significance` at the true size.
 """
 

@@ -162,10 +162,10 @@ def test_depth_changes_are_read_off_the_layer_map(base, save, layers, pattern):
 
 
 def test_the_text_shows_layers_and_modules(base, save):
-    text = str(compare(save(base, "base"), save(drift(copy.deepcopy(base), 0.2), "x"), level="body"))
-    assert "4 of 4 have an ancestor" in text
+    text = " ".join(str(compare(save(base, "base"), save(drift(copy.deepcopy(base), 0.2), "x"), level="body")).split())
+    assert "4 of 4 layers of the candidate have an ancestor" in text
     assert "0>0, 1>1, 2>2, 3>3" in text
-    assert "modules: q permutation" in text
+    assert "modules smallest log10 p of each test: q permutation" in text
 
 
 def test_the_layer_map_is_drawn(base, save):

@@ -48,47 +48,27 @@ if TYPE_CHECKING:
     from mdir_hf.report.reproduce import compare_command
     from mdir_hf.saving.html import section_html
 
-_HOME_OF = {
-    "Badge": "mdir_hf.cards.badge",
-    "ByteBudgetError": "mdir_hf.errors",
-    "DeclaredLineage": "mdir_hf.cards.declared",
-    "Fact": "mdir_hf.report",
-    "FigureName": "mdir_hf.report",
-    "GatedRepositoryError": "mdir_hf.errors",
-    "HomologyChecker": "mdir_hf.checker",
-    "HomologyReport": "mdir_hf.report",
-    "LayersReport": "mdir_hf.report",
-    "Level": "mdir_hf.report",
-    "Listing": "mdir_hf.report",
-    "MatrixArrays": "mdir_hf.report",
-    "MatrixReport": "mdir_hf.report",
-    "MdirError": "mdir_hf.errors",
-    "MemoryBudgetError": "mdir_hf.errors",
-    "ModelSummary": "mdir_hf.report",
-    "ModuleReport": "mdir_hf.report",
-    "PlaceboResult": "mdir_hf.report",
-    "Progress": "mdir_hf.comparison.progress",
-    "ReadPlan": "mdir_hf.comparison.plan",
-    "Reason": "mdir_hf.report",
-    "ReportArrays": "mdir_hf.report",
-    "RepositoryNotFoundError": "mdir_hf.errors",
-    "ResolvedModel": "mdir_hf.hub.resolve",
-    "Section": "mdir_hf.report",
-    "SectionKind": "mdir_hf.report",
-    "SettledBy": "mdir_hf.report",
-    "StoppedError": "mdir_hf.errors",
-    "Transformation": "mdir_hf.report",
-    "Verdict": "mdir_hf.report",
-    "compare_command": "mdir_hf.report.reproduce",
-    "declared_lineage": "mdir_hf.cards.declared",
-    "describe": "mdir_hf.report",
-    "figure_bytes": "mdir_hf.figures",
-    "figure_img": "mdir_hf.figures",
-    "make_badge": "mdir_hf.cards.badge",
-    "resolve_model": "mdir_hf.hub.resolve",
-    "section_html": "mdir_hf.saving.html",
-    "shown_name": "mdir_hf.names",
+_NAMES = {
+    "mdir_hf.cards.badge": "Badge make_badge",
+    "mdir_hf.cards.declared": "DeclaredLineage declared_lineage",
+    "mdir_hf.checker": "HomologyChecker",
+    "mdir_hf.comparison.plan": "ReadPlan",
+    "mdir_hf.comparison.progress": "Progress",
+    "mdir_hf.errors": (
+        "ByteBudgetError GatedRepositoryError MdirError MemoryBudgetError RepositoryNotFoundError StoppedError "
+    ),
+    "mdir_hf.figures": "figure_bytes figure_img",
+    "mdir_hf.hub.resolve": "ResolvedModel resolve_model",
+    "mdir_hf.names": "shown_name",
+    "mdir_hf.report": (
+        "Fact FigureName HomologyReport LayersReport Level Listing MatrixArrays MatrixReport ModelSummary "
+        "ModuleReport PlaceboResult Reason ReportArrays Section SectionKind SettledBy Transformation "
+        "Verdict describe "
+    ),
+    "mdir_hf.report.reproduce": "compare_command",
+    "mdir_hf.saving.html": "section_html",
 }
+_HOME_OF = {name: home for home, names in _NAMES.items() for name in names.split()}
 
 __all__ = [
     "Badge",

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from mdir_hf._version import __version__
 from mdir_hf.comparison.body import BodyEvidence
 from mdir_hf.comparison.comparable import Comparable
-from mdir_hf.comparison.decision import Decision
+from mdir_hf.comparison.findings import Findings
 from mdir_hf.comparison.layers import layers_with
-from mdir_hf.comparison.matrices import MatrixOutcome
 from mdir_hf.comparison.mixtures import ExpertOrigins
+from mdir_hf.comparison.progress import Watch
 from mdir_hf.comparison.settings import Settings
 from mdir_hf.homology.matching import Matching
 from mdir_hf.homology.modules import ModuleEvidence
@@ -23,7 +22,6 @@ from mdir_hf.report import (
     ExpertsFound,
     HeadsFound,
     HomologyReport,
-    InputOutput,
     LayerMatch,
     LayerPair,
     LayerPattern,
@@ -42,34 +40,18 @@ from mdir_hf.report import (
 
 
 def make_report(
-    reference: Comparable,
-    candidate: Comparable,
-    *,
-    matrices: Mapping[str, MatrixOutcome],
-    body: BodyEvidence | None,
-    decision: Decision,
-    log10_p: float,
-    n_tests: int,
-    caveats: Sequence[str],
-    io: InputOutput,
-    seconds: Mapping[str, float],
-    settings: Settings,
+    reference: Comparable, candidate: Comparable, found: Findings, settings: Settings, watch: Watch
 ) -> HomologyReport:
     """Put together what a comparison found.
 
     Args:
         reference: One model.
         candidate: The other.
-        matrices: What the embeddings, and the unembeddings, say.
-        body: What the layers say, None where they were not compared.
-        decision: The verdict with its reason and caveats.
-        log10_p: The headline.
-        n_tests: How many tests it was corrected for.
-        caveats: Sentences about this comparison, those of the decision not among them.
-        io: What was read.
-        seconds: Time of each step.
+        found: What was found.
         settings: What was asked for.
+        watch: Counted bytes and seconds.
     """
+    matrices, body, decision = found.matrices.outcomes, found.layers.body, found.decision
     reports = {name: outcome.report for name, outcome in matrices.items()}
     turned = body is not None and body.outer.kind == "rotation" and body.outer.fitted_on == "embeddings"
     if decision.settled_by == SettledBy.BODY and turned:
@@ -77,9 +59,9 @@ def make_report(
     return HomologyReport(
         verdict=decision.verdict,
         reason=decision.reason,
-        log10_p=log10_p,
+        log10_p=found.log10_p,
         alpha=settings.alpha,
-        tests=n_tests,
+        tests=found.matrices.n_tests + found.layers.n_tests,
         level=settings.level,
         settled_by=decision.settled_by,
         reference=reference.summary(),
@@ -88,9 +70,9 @@ def make_report(
         unembedding=reports.get("unembedding"),
         layers=None if body is None else layers_report(body, reference, candidate),
         modules=None if body is None or not body.modules else modules_report(body),
-        caveats=(*caveats, *decision.caveats),
-        io=io,
-        seconds=seconds,
+        caveats=(*found.caveats, *decision.caveats),
+        io=watch.io.result(reference.tensors.n_bytes + candidate.tensors.n_bytes),
+        seconds=watch.seconds,
         seed=settings.seed,
         version=__version__,
         arrays=ReportArrays(**{name: outcome.arrays for name, outcome in matrices.items()}),

@@ -6,8 +6,7 @@ Each step takes what is known and returns what it found, as a frozen object.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -15,8 +14,9 @@ from mdir_hf.anatomy import WeightPart
 from mdir_hf.comparison.body import BodyEvidence, compare_bodies, representatives
 from mdir_hf.comparison.comparable import Comparable, matrix_spec, n_rows, vocabularies_of
 from mdir_hf.comparison.decision import BodySummary, Decision, decide, layers_support
+from mdir_hf.comparison.findings import Findings, LayersFound, MatricesFound
 from mdir_hf.comparison.layers import n_neurons
-from mdir_hf.comparison.matrices import MatrixOutcome, compare_matrices
+from mdir_hf.comparison.matrices import compare_matrices
 from mdir_hf.comparison.plan import ReadPlan, check_memory, make_plan
 from mdir_hf.comparison.progress import Watch
 from mdir_hf.comparison.reporting import make_report
@@ -27,6 +27,7 @@ from mdir_hf.homology.embedding import TESTS_PER_MATRIX
 from mdir_hf.homology.gauge import outer_candidates
 from mdir_hf.homology.matching import REMARKABLE
 from mdir_hf.homology.significance import LN10, log_cost_of_look
+from mdir_hf.processor import one_pool
 from mdir_hf.report import HomologyReport, Level, SettledBy, Verdict
 from mdir_hf.vocabulary import CommonVocabulary, common_vocabulary
 
@@ -39,62 +40,6 @@ IDENTICAL_FILES = Decision(
     SettledBy.IDENTICAL_FILES,
     ("All weight files have the same SHA-256 in both; p is the chance that independent digests agree.",),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class MatricesFound:
-    """What was found on the embeddings, and on the unembeddings (``lm_head``) where they were read.
-
-    Attributes:
-        outcomes: By matrix, in the order tested.
-        n_tests: How many tests they are corrected for.
-        n_looks: How many looks at one matrix there may have been.
-    """
-
-    outcomes: Mapping[str, MatrixOutcome]
-    n_tests: int = 0
-    n_looks: int = 0
-
-    @property
-    def settle(self) -> bool:
-        """Whether a pair of matrices settles the question."""
-        return any(outcome.evidence.is_trusted for outcome in self.outcomes.values())
-
-
-@dataclass(frozen=True, slots=True)
-class LayersFound:
-    """What was found on the layers.
-
-    Attributes:
-        body: The evidence, None where the layers were not compared.
-        n_tests: How many tests it is corrected for.
-        caveats: Why they were not compared.
-        are_unreadable: Whether that is because they are stored in a form that is not read here.
-    """
-
-    body: BodyEvidence | None = None
-    n_tests: int = 0
-    caveats: tuple[str, ...] = ()
-    are_unreadable: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Findings:
-    """All that a comparison found.
-
-    Attributes:
-        matrices: On the embeddings.
-        layers: On the layers.
-        decision: The verdict with its reason and caveats.
-        log10_p: The headline, at most 0.
-        caveats: Sentences about this comparison, those of the decision not among them.
-    """
-
-    matrices: MatricesFound
-    layers: LayersFound
-    decision: Decision
-    log10_p: float
-    caveats: tuple[str, ...]
 
 
 def compare_models(reference: Comparable, candidate: Comparable, settings: Settings, watch: Watch) -> HomologyReport:
@@ -112,22 +57,11 @@ def compare_models(reference: Comparable, candidate: Comparable, settings: Setti
     Raises:
         MdirError: Where the question cannot be asked or the files cannot be had.
     """
-    found = _findings(reference, candidate, settings, watch)
+    with one_pool():
+        found = _findings(reference, candidate, settings, watch)
     # Reading the weights may have brought up more notes on them.
     late = tuple(note for note in _notes(reference, candidate) if note not in found.caveats)
-    return make_report(
-        reference,
-        candidate,
-        matrices=found.matrices.outcomes,
-        body=found.layers.body,
-        decision=found.decision,
-        log10_p=found.log10_p,
-        n_tests=found.matrices.n_tests + found.layers.n_tests,
-        caveats=(*found.caveats, *late),
-        io=watch.io.result(reference.tensors.n_bytes + candidate.tensors.n_bytes),
-        seconds=watch.seconds,
-        settings=settings,
-    )
+    return make_report(reference, candidate, replace(found, caveats=(*found.caveats, *late)), settings, watch)
 
 
 def _findings(reference: Comparable, candidate: Comparable, settings: Settings, watch: Watch) -> Findings:

@@ -2,29 +2,27 @@
 
 from mdir_hf.report.description import describe
 from mdir_hf.report.encoding import SCHEMA, json_schema
-from mdir_hf.report.result import (
+from mdir_hf.report.parts import (
     READ_AS,
     ExpertName,
     ExpertOrigin,
     ExpertsFound,
     HeadsFound,
-    HomologyReport,
     HowRead,
     InputOutput,
     LayerMatch,
     LayerPair,
     LayersReport,
     Look,
-    MatrixArrays,
     MatrixReport,
     ModelSummary,
     ModuleReport,
     NeuronsFound,
     PlaceboReport,
     PlaceboResult,
-    ReportArrays,
     RowsFound,
 )
+from mdir_hf.report.result import HomologyReport, MatrixArrays, ReportArrays
 from mdir_hf.report.sections import Fact, FigureName, Line, Listing, Section, SectionKind, Table
 from mdir_hf.report.terms import (
     PLACEBO_LOG10_P,

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 
 from mdir_hf.names import shown_name
 from mdir_hf.report.layer_words import layers_section, modules_section
+from mdir_hf.report.parts import MatrixReport, ModelSummary, PlaceboResult
 from mdir_hf.report.reproduce import command_line, python_lines
-from mdir_hf.report.result import HomologyReport, MatrixReport, ModelSummary, PlaceboResult
+from mdir_hf.report.result import HomologyReport
 from mdir_hf.report.sections import (
     Fact,
     FigureName,

@@ -10,7 +10,8 @@ from typing import Any, get_type_hints
 
 from mdir_hf.errors import InputError
 from mdir_hf.report.older import upgraded
-from mdir_hf.report.result import READ_AS, HomologyReport, ModelSummary, Part, ReportArrays
+from mdir_hf.report.parts import READ_AS, ModelSummary, Part
+from mdir_hf.report.result import HomologyReport, ReportArrays
 
 SCHEMA = "mdir-hf/report/2"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"

@@ -4,15 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mdir_hf.report.result import (
-    ExpertsFound,
-    HeadsFound,
-    HomologyReport,
-    LayersReport,
-    ModuleReport,
-    NeuronsFound,
-    RowsFound,
-)
+from mdir_hf.report.parts import ExpertsFound, HeadsFound, LayersReport, ModuleReport, NeuronsFound, RowsFound
+from mdir_hf.report.result import HomologyReport
 from mdir_hf.report.sections import FigureName, Line, Section, SectionKind, Table, counted, number
 from mdir_hf.report.terms import ModuleRole, ModuleTest, ResidualMap
 

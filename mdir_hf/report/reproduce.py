@@ -6,7 +6,8 @@ import re
 import shlex
 from collections.abc import Iterator
 
-from mdir_hf.report.result import HomologyReport, ModelSummary
+from mdir_hf.report.parts import ModelSummary
+from mdir_hf.report.result import HomologyReport
 
 LONGEST_LINE = 80
 

@@ -13,8 +13,7 @@ import pytest
 
 from mdir_hf import HomologyReport, Reason, Verdict
 from mdir_hf.errors import InputError
-from mdir_hf.report import json_schema
-from mdir_hf.report import result as result_module
+from mdir_hf.report import json_schema, parts, result
 from tests.figures.drawn_reports import HOSTILE_NAMES, NO_ARRAYS, a_model, a_report, stranger
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "space" / "examples").glob("*[!x].json"))
@@ -54,16 +53,16 @@ def test_every_example_fits_the_schema(path):
 def test_no_field_of_a_report_is_any():
     seen = set()
 
-    def parts(kind):
+    def within(kind):
         yield kind
         for inner in get_args(kind):
-            yield from parts(inner)
+            yield from within(inner)
 
-    for name, cls in vars(result_module).items():
+    for name, cls in (vars(parts) | vars(result)).items():
         if dataclasses.is_dataclass(cls):
             hints = get_type_hints(cls, localns={"npt": _Anything(), "np": _Anything(), "Figure": object})
             for field in dataclasses.fields(cls):
-                assert "typing.Any" not in {str(part) for part in parts(hints[field.name])}, (name, field.name)
+                assert "typing.Any" not in {str(part) for part in within(hints[field.name])}, (name, field.name)
                 seen.add(name)
     assert {"HomologyReport", "LayersReport", "ModuleReport"} <= seen
 

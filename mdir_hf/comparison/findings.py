@@ -1,0 +1,66 @@
+"""What each step of a comparison found, as frozen objects that the next step is handed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mdir_hf.comparison.body import BodyEvidence
+from mdir_hf.comparison.decision import Decision
+from mdir_hf.comparison.matrices import MatrixOutcome
+
+
+@dataclass(frozen=True, slots=True)
+class MatricesFound:
+    """What was found on the embeddings, and on the unembeddings (``lm_head``) where they were read.
+
+    Attributes:
+        outcomes: By matrix, in the order tested.
+        n_tests: How many tests they are corrected for.
+        n_looks: How many looks at one matrix there may have been.
+    """
+
+    outcomes: Mapping[str, MatrixOutcome]
+    n_tests: int = 0
+    n_looks: int = 0
+
+    @property
+    def settle(self) -> bool:
+        """Whether a pair of matrices settles the question."""
+        return any(outcome.evidence.is_trusted for outcome in self.outcomes.values())
+
+
+@dataclass(frozen=True, slots=True)
+class LayersFound:
+    """What was found on the layers.
+
+    Attributes:
+        body: The evidence, None where the layers were not compared.
+        n_tests: How many tests it is corrected for.
+        caveats: Why they were not compared.
+        are_unreadable: Whether that is because they are stored in a form that is not read here.
+    """
+
+    body: BodyEvidence | None = None
+    n_tests: int = 0
+    caveats: tuple[str, ...] = ()
+    are_unreadable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """All that a comparison found.
+
+    Attributes:
+        matrices: On the embeddings.
+        layers: On the layers.
+        decision: The verdict with its reason and caveats.
+        log10_p: The headline, at most 0.
+        caveats: Sentences about this comparison, those of the decision not among them.
+    """
+
+    matrices: MatricesFound
+    layers: LayersFound
+    decision: Decision
+    log10_p: float
+    caveats: tuple[str, ...]

@@ -1,0 +1,344 @@
+"""The parts of a result, as frozen dataclasses; their fields are the fields of the JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal, NamedTuple
+
+from annotated_types import Ge, Le
+
+from mdir_hf.report.terms import (
+    PLACEBO_LOG10_P,
+    LayerPattern,
+    LayerRole,
+    ModuleRole,
+    ModuleTest,
+    ResidualMap,
+    Transformation,
+    View,
+)
+
+Count = Annotated[int, Ge(0), Le(2**63)]
+Log10P = Annotated[float, Le(0.0)]
+Share = Annotated[float, Ge(0.0)]
+ExpertName = Annotated[int, Ge(0), Le(2**63)] | Literal["shared"] | None
+"""A routed expert by its number, ``shared``, or None for the MLP of a dense layer."""
+
+READ_AS = ("subfolder", "variant", "file", "tokenizer", "bases")
+"""Fields of a :class:`ModelSummary` that JSON has only where they were used: digests of older reports stay valid."""
+
+
+class Part:
+    """A part of a report: its JSON has these fields and no others, and no number in it is NaN or infinite."""
+
+    __slots__ = ()
+    __pydantic_config__: ClassVar[dict[str, object]] = {"extra": "forbid", "allow_inf_nan": False}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HowRead(Part):
+    """How a model was read, as far as a repository and a commit alone do not say; what was not used is None.
+
+    Attributes:
+        subfolder: Folder of its repository that holds it, None for the root.
+        variant: As asked for, e.g. ``fp16`` or ``Q4_K_M``.
+        file: The one weight file that was named, of several.
+        tokenizer: Where its vocabulary was read from, if elsewhere: ``owner/name@commit``, or a folder.
+        bases: What lies under it if it is an adapter, nearest first: ``owner/name@commit``, or folders.
+    """
+
+    subfolder: str | None = None
+    variant: str | None = None
+    file: str | None = None
+    tokenizer: str | None = None
+    bases: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        """Take the list that JSON has for a tuple."""
+        if isinstance(self.bases, list):
+            object.__setattr__(self, "bases", tuple(self.bases))
+
+    @property
+    def read_as(self) -> str:
+        """In words for people; empty where its repository says it all."""
+        words = {"subfolder": "folder", "tokenizer": "vocabulary of"}
+        said = [f"{words.get(name, name)} {value}" for name in READ_AS[:-1] if (value := getattr(self, name))]
+        return ", ".join([*said, *(f"on {base}" for base in self.bases or ())])
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSummary(HowRead):
+    """One side of a comparison.
+
+    Attributes:
+        repo: Repo id, or the local path.
+        revision: Revision that was asked for, None for the default branch or a plain folder.
+        commit: The commit it resolved to, None for a plain folder.
+        architecture: ``model_type`` of the config, or ``unknown``.
+        hidden_size: Width n of the residual stream.
+        layers: Number of decoder layers, None where the names do not tell.
+        vocabulary: Number of rows of the embedding.
+        quantization: How its weights are quantised, e.g. ``GPTQ, 4 bits in groups of 128``; None where they are not.
+    """
+
+    repo: str
+    revision: str | None
+    commit: str | None
+    architecture: str
+    hidden_size: Count | None
+    layers: Count | None
+    vocabulary: Count | None
+    quantization: str | None = None
+
+    @property
+    def pinned(self) -> str:
+        """What opens these very files again: its name at the commit that was read."""
+        if self.file is not None:
+            return f"hf://models/{self.repo}@{self.commit}/{self.file}"
+        return f"{self.repo}@{self.commit}" if self.commit else self.repo
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceboResult(Part):
+    """The statistic where there is nothing to find; it should lie below its threshold.
+
+    Attributes:
+        trace: c of the placebo.
+        threshold: The c that would be significant at 0.1 %.
+        log10_p: At most 0.
+        channels: Number of channels it was computed on.
+    """
+
+    trace: float
+    threshold: float
+    log10_p: Log10P
+    channels: Count
+
+    @property
+    def is_significant(self) -> bool:
+        """Whether p is below 0.1 %, as it should not be."""
+        return self.log10_p <= PLACEBO_LOG10_P
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceboReport(Part):
+    """Calibration of the embedding test (method: calibration).
+
+    Attributes:
+        re_paired: Tokens of one model paired with other tokens of the other.
+        rotated: One model turned by a random rotation.
+        privileged_basis_z: How far each model's axes stand out among all directions, reference and candidate.
+    """
+
+    re_paired: PlaceboResult
+    rotated: PlaceboResult
+    privileged_basis_z: tuple[float, float]
+
+
+class Look(NamedTuple):
+    """One look at the common tokens: how many were used, and log10 p corrected for all tests and looks."""
+
+    rows: Count
+    log10_p: Log10P
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixReport(Part):
+    """Algorithm 1 on one pair of matrices, the embeddings or the unembeddings (``lm_head``).
+
+    Attributes:
+        common_tokens: Tokens that both vocabularies hold.
+        rows_used: Tokens used by the look that is reported.
+        rank: Rank of the polar factor.
+        trace: c, None where no matching could have been significant and none was solved.
+        threshold: The c that would be significant at 0.1 %.
+        normalized_trace: c over the narrower width.
+        coverage: Share of channels that are significant one by one.
+        matched_channels: Their number: entries of the polar factor significant at 1 % over all entries.
+        stray_channels: Off-match hits: channels that resemble another one than their own, too; next to none in
+            relatives.
+        transformation: What these matrices themselves show; ``rotation`` where the layers showed it.
+        scale: s of E' ~ s E P, None where nothing was found.
+        view: How the rows were prepared.
+        log10_p: Corrected for tests and looks.
+        log10_p_trimmed: The same without the best n/16, n/4 and n/2 of the channels.
+        placebo: Calibration on the same rows.
+        looks: Every look.
+        log10_p_signs: The sign test: p with one vote for each channel, its sign, where channels were compared in their
+            own order; None else.
+    """
+
+    common_tokens: Count
+    rows_used: Count
+    rank: Count
+    trace: float | None
+    threshold: float | None
+    normalized_trace: float | None
+    coverage: float | None
+    matched_channels: Count | None
+    stray_channels: Count | None
+    transformation: Transformation
+    scale: float | None
+    view: View
+    log10_p: Log10P
+    log10_p_trimmed: Mapping[str, Log10P]
+    placebo: PlaceboReport | None
+    looks: tuple[Look, ...]
+    log10_p_signs: Log10P | None = None
+
+
+class LayerPair(NamedTuple):
+    """A layer of the reference and a layer of the candidate, counted from 0."""
+
+    reference: Count
+    candidate: Count
+
+
+class LayerMatch(NamedTuple):
+    """A layer of the candidate with its ancestor in the reference, counted from 0, and the log10 p of the pair."""
+
+    reference: Count
+    candidate: Count
+    log10_p: float
+
+
+@dataclass(frozen=True, slots=True)
+class LayersReport(Part):
+    """Algorithm 2: which layer of the candidate descends from which layer of the reference.
+
+    Attributes:
+        role: The matrix that stands for a layer.
+        outer: The residual-basis map: what carried the reference's layers into the candidate's residual basis.
+        fitted_on: Rows of what that map was fitted on; None where nothing was fitted.
+        pattern: How the candidate's layers descend from the reference's.
+        matches: Every candidate layer that has a significant ancestor, once, in the candidate's order.
+        log10_p: Of the map, corrected for every map that was to be tried.
+        log10_p_fisher: Of the whole map by Fisher's combination.
+        related_layers_at_least: A lower bound on the number of related layers.
+        stray_share: Off-match hits: share of the layer pairs off the map that are significant.
+        placebo_log10_p: Smallest p of a pair of layers where the residual channels are shuffled.
+        reference_layers: Which layer each row of ``matrix`` is; not every layer of a hybrid is compared.
+        candidate_layers: Which layer each column is.
+        matrix: log10 p of every pair of layers.
+        null: What the p-values rest on.
+    """
+
+    role: LayerRole
+    outer: ResidualMap
+    fitted_on: str | None
+    pattern: LayerPattern
+    matches: tuple[LayerMatch, ...]
+    log10_p: Log10P
+    log10_p_fisher: float
+    related_layers_at_least: Count
+    stray_share: Share
+    placebo_log10_p: Log10P
+    reference_layers: tuple[Count, ...]
+    candidate_layers: tuple[Count, ...]
+    matrix: tuple[tuple[float, ...], ...]
+    null: str
+
+    @property
+    def n_candidate_layers(self) -> int:
+        """Layers of the candidate that were mapped."""
+        return len(self.candidate_layers)
+
+
+@dataclass(frozen=True, slots=True)
+class RowsFound(Part):
+    """Rows matched one by one: whether any moved, and of how many the sign is turned."""
+
+    moves: bool
+    negative: Count
+
+
+@dataclass(frozen=True, slots=True)
+class NeuronsFound(Part):
+    """Neurons, or channels of a state space, matched one by one."""
+
+    moved_neurons: Count
+    matched_neurons: Count
+
+
+@dataclass(frozen=True, slots=True)
+class HeadsFound(Part):
+    """Heads matched: (reference head, candidate head), and what the fitted maps leave unexplained, relative."""
+
+    heads: tuple[tuple[Count, Count], ...]
+    residual: float
+
+
+class ExpertOrigin(NamedTuple):
+    """An expert of the candidate, the expert (or dense MLP) of the reference that it came from, and log10 p."""
+
+    candidate: ExpertName
+    reference: ExpertName
+    log10_p: Log10P
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsFound(Part):
+    """Where the experts of one layer came from; those without a significant origin by name."""
+
+    experts: tuple[ExpertOrigin, ...]
+    without_origin: tuple[ExpertName, ...]
+
+    @property
+    def n_experts(self) -> int:
+        """Experts that were looked at."""
+        return len(self.experts) + len(self.without_origin)
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleReport(Part):
+    """Algorithm 3: one test of one part of a matched pair of layers.
+
+    Attributes:
+        layer: The pair.
+        role: The part.
+        test: What was looked for.
+        trace: The statistic; of experts that of the most significant pair.
+        normalized_trace: Over its largest value.
+        log10_p: Corrected for all tests of modules.
+        scale: Factor between the two weights, None where none was fitted.
+        found: The inner transformation, None where none was solved for.
+    """
+
+    layer: LayerPair
+    role: ModuleRole
+    test: ModuleTest
+    trace: float
+    normalized_trace: float
+    log10_p: Log10P
+    scale: float | None
+    found: RowsFound | NeuronsFound | HeadsFound | ExpertsFound | None
+
+    @property
+    def is_significant(self) -> bool:
+        """Whether p is below 0.1 %."""
+        return self.log10_p <= PLACEBO_LOG10_P
+
+
+@dataclass(frozen=True, slots=True)
+class InputOutput(Part):
+    """What was read.
+
+    Attributes:
+        bytes_read: Bytes fetched from the network or read from local files, tokenizers and configs included.
+        bytes_from_cache: Bytes served by our own cache of ranges.
+        bytes_of_weights: Stored size of the two checkpoints.
+        requests: Number of HTTP requests; none for local files.
+        files: Files touched, as ``repo@commit:path``.
+    """
+
+    bytes_read: Count
+    bytes_from_cache: Count
+    bytes_of_weights: Count
+    requests: Count
+    files: tuple[str, ...]
+
+    @property
+    def share_read(self) -> float:
+        """Bytes read over the stored size of the weights; 0 where that is not known."""
+        return self.bytes_read / self.bytes_of_weights if self.bytes_of_weights else 0.0

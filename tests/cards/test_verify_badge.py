@@ -19,6 +19,7 @@ from mdir_hf.comparison.settings import Listeners
 from mdir_hf.errors import InputError, RepositoryNotFoundError, RevisionNotFoundError
 from mdir_hf.report import Level
 from tests.cards.reports import a_report, model
+from tests.figures.drawn_reports import a_layer_map
 from tests.specimens import gaussian, tokens, write_model
 from tests.test_adapters import write_adapter, write_base
 
@@ -143,7 +144,7 @@ def test_a_stranger_called_homologous_is_different(hub, tmp_path):
         (lambda r: dataclasses.replace(r, settled_by="body"), "settled_by"),
         (lambda r: dataclasses.replace(r, tests=1), "tests"),
         (lambda r: dataclasses.replace(r, embedding=None), "embedding"),
-        (lambda r: dataclasses.replace(r, layers={"matches": [], "log10_p": -5.0}), "layers"),
+        (lambda r: dataclasses.replace(r, layers=a_layer_map(3, 3)), "layers"),
         (
             lambda r: dataclasses.replace(r, embedding=dataclasses.replace(r.embedding, transformation="permutation")),
             "embedding.transformation",

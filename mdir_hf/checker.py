@@ -224,7 +224,7 @@ class HomologyChecker:
         model = NamedModel(repo_or_folder, revision, subfolder, variant, tokenizer, tuple(bases))
         asked = level_named(level)
         with self._lock:
-            return plan_comparison(self.reference, self._open(model, token), asked)
+            return plan_comparison(self.reference, self._open(model, token), asked, self.settings.alpha)
 
     def _open(self, model: NamedModel, token: str | bool | None) -> Model:
         return model.open(self._reading if token is None else replace(self._reading, token=token), self._ledger)

@@ -6,8 +6,25 @@ import dataclasses
 import math
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from mdir_hf.comparison.decision import BodySummary, Evidence, could_settle, decide
+from mdir_hf.comparison.decision import (
+    LEAST_COVERAGE,
+    LEAST_NOISE,
+    MAX_OFF_MATCH_SHARE,
+    PRIVILEGED_Z,
+    SURE_TESTS,
+    TRUSTED_OFF_MATCH_SHARE,
+    TRUSTED_STRENGTH,
+    BodySummary,
+    Evidence,
+    could_settle,
+    decide,
+    layers_support,
+)
+from mdir_hf.comparison.reporting import headline
+from mdir_hf.homology.modules import ModuleEvidence
 from mdir_hf.report import Level, Reason, SettledBy, Verdict
 
 ALPHA = 1e-10
@@ -161,3 +178,137 @@ def test_a_layer_map_that_is_not_significant_is_no_evidence():
 def test_a_layer_map_whose_null_does_not_hold_is_inconclusive(doubt):
     body = dataclasses.replace(BODY, **doubt)
     assert body_verdict(body) == (Verdict.INCONCLUSIVE, Reason.NULL_NOT_VALIDATED, None)
+
+
+# One p that means what people take it for.
+
+NUMBERS = st.floats(-2000.0, 0.0)
+
+
+@st.composite
+def evidence_of_any_kind(draw):
+    width = draw(st.sampled_from([64, 119, 121, 896]))
+    return Evidence(
+        log_p=draw(NUMBERS),
+        log_p_robust=draw(NUMBERS),
+        is_settled=draw(st.booleans()),
+        settled_by=SettledBy.EMBEDDING,
+        strength=draw(st.floats(0.0, 1.0)),
+        coverage=draw(st.floats(0.0, 1.0)),
+        off_match_share=draw(st.floats(0.0, 2.0)),
+        re_paired_is_significant=draw(st.booleans()),
+        basis_z=draw(st.tuples(st.floats(-50.0, 50.0), st.floats(-50.0, 50.0))),
+        common_tokens=draw(st.sampled_from([0, 5, 1000, 50_000])),
+        rows_used=draw(st.sampled_from([0, 5, 512])),
+        widths=(width, width),
+    )
+
+
+@st.composite
+def bodies_of_any_kind(draw):
+    return BodySummary(
+        log_p=draw(NUMBERS),
+        outer=draw(st.sampled_from(["identity", "permutation", "rotation"])),
+        fitted_on="embeddings",
+        off_match_share=draw(st.floats(0.0, 1.0)),
+        placebo_is_significant=draw(st.booleans()),
+        is_supported=draw(st.booleans()),
+    )
+
+
+@given(
+    evidence=st.lists(evidence_of_any_kind(), min_size=1, max_size=2),
+    body=st.none() | bodies_of_any_kind(),
+    alpha=st.sampled_from([1e-10, 1e-300, 0.05, math.exp(-100.0)]),
+    level=st.sampled_from(Level),
+    unreadable=st.booleans(),
+    noise=st.floats(0.0, 10.0),
+)
+@settings(max_examples=600, deadline=None)
+def test_p_is_below_alpha_exactly_where_the_verdict_is_homologous(evidence, body, alpha, level, unreadable, noise):
+    named = dict(zip(("embedding", "unembedding"), evidence, strict=False))
+    decision = decide(named, alpha=alpha, level=level, body=body, layers_are_unreadable=unreadable, layers_noise=noise)
+    log10_p = headline(decision, alpha)
+
+    assert (log10_p < math.log10(alpha)) is (decision.verdict is Verdict.HOMOLOGOUS)
+    assert log10_p <= 0.0
+    refused = decision.log_p_not_accepted
+    significant = [one.log_p for one in (*evidence, *([] if body is None else [body])) if one.log_p < math.log(alpha)]
+    if decision.verdict is Verdict.HOMOLOGOUS:
+        assert decision.log_p in significant
+    else:
+        assert refused == min(significant, default=None)  # nothing that was found is hidden
+
+
+def test_what_settles_the_question_gives_the_p_and_a_smaller_rejected_one_stays_visible():
+    # Unrelated embeddings with 3 % sparse loadings over related layers: the embeddings' p was the headline once.
+    sparse = dataclasses.replace(FOUND, log_p=-358.0, log_p_robust=0.0, is_settled=False)
+    body = dataclasses.replace(BODY, log_p=-60.0)
+    decision = decide({"embedding": sparse}, alpha=ALPHA, level=Level.AUTO, body=body)
+
+    assert (decision.verdict, decision.settled_by) == (Verdict.HOMOLOGOUS, SettledBy.BODY)
+    assert (decision.log_p, decision.log_p_not_accepted) == (-60.0, -358.0)
+
+
+@pytest.mark.parametrize(
+    ("noise", "expected"),
+    [
+        (LEAST_NOISE, (Verdict.NO_EVIDENCE, None)),
+        (LEAST_NOISE - 0.01, (Verdict.INCONCLUSIVE, Reason.FEW_SHARED_AXES)),
+    ],
+)
+def test_few_shared_axes_are_a_remark_where_layers_that_could_have_spoken_show_nothing(noise, expected):
+    shared = dataclasses.replace(FOUND, log_p=-1800.0, log_p_robust=0.0, is_settled=False)
+    body = dataclasses.replace(BODY, log_p=0.0)
+    decision = decide({"embedding": shared}, alpha=ALPHA, level=Level.AUTO, body=body, layers_noise=noise)
+
+    assert (decision.verdict, decision.reason) == expected
+    assert (decision.log_p, decision.log_p_not_accepted) == (0.0, -1800.0)
+    if decision.verdict is Verdict.NO_EVIDENCE:
+        assert any("a few channels only" in caveat for caveat in decision.caveats)
+
+
+BOTH = dataclasses.replace(FOUND, basis_z=(30.0, -20.0), widths=(896, 896), strength=0.3, coverage=0.5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_trusted"),
+    [
+        ({"strength": TRUSTED_STRENGTH}, True),
+        ({"strength": TRUSTED_STRENGTH - 0.001}, False),
+        ({"off_match_share": TRUSTED_OFF_MATCH_SHARE}, True),
+        ({"off_match_share": TRUSTED_OFF_MATCH_SHARE + 0.001}, False),
+        ({"off_match_share": 0.0, "coverage": LEAST_COVERAGE}, True),
+        ({"off_match_share": 0.0, "coverage": LEAST_COVERAGE - 0.001}, False),
+        ({"basis_z": (PRIVILEGED_Z, 30.0)}, True),
+        ({"basis_z": (-PRIVILEGED_Z, 30.0)}, True),
+        ({"basis_z": (PRIVILEGED_Z + 0.01, 30.0)}, False),
+        ({"basis_z": (30.0, -PRIVILEGED_Z - 0.01)}, False),
+        # An entry of 0.5 is significant by itself from 119 channels on: 0.5^2 n / 2 > ln(2 n^2 / 0.01).
+        ({"off_match_share": 0.0, "widths": (119, 119)}, True),
+        ({"off_match_share": 0.0, "widths": (118, 118)}, False),
+    ],
+)
+def test_each_number_of_the_rule_for_privileged_axes_counts(fields, is_trusted):
+    assert dataclasses.replace(BOTH, **fields).is_trusted is is_trusted
+
+
+@pytest.mark.parametrize("off_match_share", [MAX_OFF_MATCH_SHARE, MAX_OFF_MATCH_SHARE + 0.001])
+def test_a_tenth_of_the_pairs_off_the_map_may_be_significant_and_no_more(off_match_share):
+    expected = Verdict.HOMOLOGOUS if off_match_share <= MAX_OFF_MATCH_SHARE else Verdict.INCONCLUSIVE
+    assert body_verdict(dataclasses.replace(BODY, off_match_share=off_match_share))[0] is expected
+
+
+@pytest.mark.parametrize("test", ["subspaces", "frequencies", "neurons", "blocks", "planes", "permutation"])
+def test_behind_a_rotation_each_layer_needs_a_test_that_shared_features_do_not_reach(test):
+    def module(name, log_p):
+        return ModuleEvidence("v", name, 1.0, 0.5, log_p, 1.0, None, "")
+
+    level = math.log(ALPHA) - math.log(3)
+    others = [(0, 0, module("neurons", level - 1.0)), (1, 1, module("permutation", -900.0))]
+    decisive = layers_support([*others, (1, 1, module(test, level - 0.01))], "rotation", math.log(ALPHA))
+
+    assert decisive is (test in SURE_TESTS)
+    assert not layers_support([*others, (1, 1, module(test, level + 0.01))], "rotation", math.log(ALPHA))
+    assert layers_support(others, "permutation", math.log(ALPHA))
+    assert not layers_support([], "rotation", math.log(ALPHA))

@@ -43,6 +43,16 @@ MAX_OFF_MATCH_SHARE = 0.1
 SURE_TESTS = ("subspaces", "frequencies", "neurons")
 """Tests of a layer that were not significant, behind the fitted rotation, on strangers trained on the same text."""
 
+LEAST_NOISE = 1.0
+"""Agreement on a few axes is outweighed by layers that are not significant where these would have been with noise as
+large as the weights themselves. Independently trained models of one recipe share some dozens of axes (docs/evidence.md,
+"Real models"): of Qwen2.5-Coder-0.5B and -1.5B 74 channels are significant one by one, and no layer."""
+
+FEW_AXES = (
+    "The {name}s agree on a few channels only, and not without them: models that were trained independently on like "
+    "data share some axes. The layers were compared, and show nothing."
+)
+
 _BODY_CAVEATS = {
     "identity": (
         "The embeddings do not agree and the layers do, in the same residual basis: as after a change of tokenizer or "
@@ -109,10 +119,6 @@ class Evidence:
         holds = not self.both_privileged or self.strength >= TRUSTED_STRENGTH or is_clean
         return self.is_settled and not self.re_paired_is_significant and holds
 
-    def is_significant(self, alpha: float) -> bool:
-        """Whether p, trimmed or not, is below the level fixed in advance."""
-        return self.log_p < math.log(alpha)
-
 
 @dataclass(frozen=True, slots=True)
 class BodySummary:
@@ -138,12 +144,24 @@ class BodySummary:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A verdict with its reason and the sentences that go with it."""
+    """A verdict with its reason, the p that it rests on, and the sentences that go with it.
+
+    Attributes:
+        verdict: The verdict.
+        reason: Why it is inconclusive, else None.
+        settled_by: The step that settled it, else None.
+        log_p: Natural log of p of the evidence that the verdict rests on, after every condition: below that of alpha
+            exactly where the verdict is homologous.
+        caveats: Sentences about the evidence.
+        log_p_not_accepted: Smallest natural log of a p below alpha that failed a condition; None where none did.
+    """
 
     verdict: Verdict
     reason: Reason | None
     settled_by: SettledBy | None
+    log_p: float
     caveats: tuple[str, ...]
+    log_p_not_accepted: float | None = None
 
 
 def decide(
@@ -153,6 +171,7 @@ def decide(
     level: Level,
     body: BodySummary | None = None,
     layers_are_unreadable: bool = False,
+    layers_noise: float = 0.0,
 ) -> Decision:
     """Apply the verdict rules.
 
@@ -162,30 +181,46 @@ def decide(
         level: How far the comparison went.
         body: What was found on the layers, None where they were not compared.
         layers_are_unreadable: Whether they would have been compared, and are stored in a form that is not read.
+        layers_noise: The strongest noise, in units of the weights' RMS, under which a copy would have been found by
+            its layers; 0 where they were not compared.
 
     Returns:
         Homologous where a matrix is trusted, or the layer map is significant and nothing casts doubt on it.
         Inconclusive where one of them is significant without that, where not even a plain copy could have been
         significant, or where layers that should have been compared cannot be read. No evidence otherwise.
     """
+    log_alpha = math.log(alpha)
+    doubts = () if body is None else _doubts(body)
+    refused = [one.log_p for one in evidence.values() if one.log_p < log_alpha and not one.is_trusted]
+    refused += [body.log_p] if body is not None and body.log_p < log_alpha and doubts else []
+    not_accepted = min(refused, default=None)
     for one in evidence.values():
-        if one.is_trusted:
-            return Decision(Verdict.HOMOLOGOUS, None, one.settled_by, _caveats_of_finding(one))
-    if body is not None and body.log_p < math.log(alpha):
-        doubts = _doubts(body)
-        if not doubts:
-            return Decision(Verdict.HOMOLOGOUS, None, SettledBy.BODY, _caveats_of_layers(body))
-        return Decision(Verdict.INCONCLUSIVE, Reason.NULL_NOT_VALIDATED, None, doubts)
+        if one.is_trusted and one.log_p < log_alpha:
+            caveats = _caveats_of_finding(one)
+            return Decision(Verdict.HOMOLOGOUS, None, one.settled_by, one.log_p, caveats, not_accepted)
+    if body is not None and body.log_p < log_alpha and not doubts:
+        caveats = _caveats_of_layers(body)
+        return Decision(Verdict.HOMOLOGOUS, None, SettledBy.BODY, body.log_p, caveats, not_accepted)
+    found = [*(one.log_p for one in evidence.values()), *([] if body is None else [body.log_p])]
+    accepted = min((log_p for log_p in found if log_p >= log_alpha), default=0.0)
+
+    def inconclusive(reason: Reason, caveats: tuple[str, ...] = ()) -> Decision:
+        return Decision(Verdict.INCONCLUSIVE, reason, None, accepted, caveats, not_accepted)
+
+    if body is not None and body.log_p < log_alpha:
+        return inconclusive(Reason.NULL_NOT_VALIDATED, doubts)
     for one in evidence.values():
         if one.is_settled:
-            return Decision(Verdict.INCONCLUSIVE, Reason.NULL_NOT_VALIDATED, None, _doubts_of_matrix(one))
-    if any(one.is_significant(alpha) for one in evidence.values()):
-        return Decision(Verdict.INCONCLUSIVE, Reason.FEW_SHARED_AXES, None, ())
+            return inconclusive(Reason.NULL_NOT_VALIDATED, _doubts_of_matrix(one))
+    on_few_axes = [name for name, one in evidence.items() if one.log_p < log_alpha]
+    if on_few_axes and (body is None or layers_noise < LEAST_NOISE):
+        return inconclusive(Reason.FEW_SHARED_AXES)
     if body is None and all(not could_settle(one, alpha) for one in evidence.values()):
-        return Decision(Verdict.INCONCLUSIVE, Reason.TOO_FEW_COMMON_TOKENS, None, ())
+        return inconclusive(Reason.TOO_FEW_COMMON_TOKENS)
     if layers_are_unreadable:
-        return Decision(Verdict.INCONCLUSIVE, Reason.WEIGHTS_UNREADABLE, None, ())
-    return Decision(Verdict.NO_EVIDENCE, None, None, _caveats_of_no_evidence(evidence, level, body))
+        return inconclusive(Reason.WEIGHTS_UNREADABLE)
+    caveats = (*(FEW_AXES.format(name=name) for name in on_few_axes), *_caveats_of_no_evidence(evidence, level, body))
+    return Decision(Verdict.NO_EVIDENCE, None, None, accepted, caveats, not_accepted)
 
 
 def layers_support(modules: Sequence[tuple[int, int, ModuleEvidence]], outer: str, log_alpha: float) -> bool:
@@ -286,7 +321,7 @@ def _caveats_of_layers(body: BodySummary) -> tuple[str, ...]:
 def _caveats_of_no_evidence(
     evidence: Mapping[str, Evidence], level: Level, body: BodySummary | None
 ) -> tuple[str, ...]:
-    caveats = ["Not found is not unrelated."]
+    caveats = []
     read = next(iter(evidence.values()), None)
     if read is not None and level.is_screen_only and read.rows_used < read.common_tokens:
         caveats.append(

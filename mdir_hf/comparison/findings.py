@@ -39,12 +39,15 @@ class LayersFound:
         n_tests: How many tests it is corrected for.
         caveats: Why they were not compared.
         are_unreadable: Whether that is because they are stored in a form that is not read here.
+        noise: The strongest noise, in units of the weights' RMS, under which a copy would have been found by its
+            layers; 0 where they were not compared.
     """
 
     body: BodyEvidence | None = None
     n_tests: int = 0
     caveats: tuple[str, ...] = ()
     are_unreadable: bool = False
+    noise: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +57,11 @@ class Findings:
     Attributes:
         matrices: On the embeddings.
         layers: On the layers.
-        decision: The verdict with its reason and caveats.
-        log10_p: The headline, at most 0.
+        decision: The verdict with its reason, its p and its caveats.
         caveats: Sentences about this comparison, those of the decision not among them.
     """
 
     matrices: MatricesFound
     layers: LayersFound
     decision: Decision
-    log10_p: float
     caveats: tuple[str, ...]

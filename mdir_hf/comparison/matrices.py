@@ -48,6 +48,7 @@ class MatrixOutcome:
             of the embedding, at levels that reach them. None else, since of a wide model it is large.
         matching: Its matching where it is significant, else None.
         arrays: The polar factor reduced for pictures, and the matched channels, significant or not.
+        n_channels: Channels of the reference that the last look was at; a screen of a wide model draws some.
     """
 
     evidence: Evidence
@@ -55,6 +56,7 @@ class MatrixOutcome:
     polar: torch.Tensor | None
     matching: Matching | None
     arrays: MatrixArrays
+    n_channels: int
 
 
 def compare_matrices(
@@ -193,7 +195,9 @@ def _outcome(
     polar = test.polar if n_common else None
     moved = None if found is None or found.is_identity else on_factor
     channels = None if matching is None else np.stack([matching.reference, matching.candidate])
-    return MatrixOutcome(evidence, report, polar, found, _arrays(polar, moved, channels))
+    drawn = test.looks[-1].channels
+    n_channels = widths[0] if drawn is None else len(drawn)
+    return MatrixOutcome(evidence, report, polar, found, _arrays(polar, moved, channels), n_channels)
 
 
 def _arrays(polar: torch.Tensor | None, moved: Matching | None, channels: npt.NDArray[np.int64] | None) -> MatrixArrays:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from mdir_hf.checkpoint import TensorSpec
 from mdir_hf.errors import MemoryBudgetError
+from mdir_hf.homology.embedding import FEW_ROWS, SCREEN_CHANNELS, TESTS_PER_MATRIX
+from mdir_hf.homology.power import Shape, noise_of_looks
 from mdir_hf.report import Level, n_bytes_text
 
 FIRST_LOOK_ROWS = (64, 512)
@@ -39,6 +41,8 @@ class ReadPlan:
         bytes_of_weights: Stored size of the two checkpoints.
         peak_memory_bytes: Estimate for the whole comparison.
         level: What was asked for.
+        excluded_noise: What a "no" of the embeddings would exclude: copies under noise up to this strength, in units of
+            the weights' RMS, the channels in any order.
     """
 
     reference: TensorSpec
@@ -50,6 +54,7 @@ class ReadPlan:
     bytes_of_weights: int
     peak_memory_bytes: int
     level: Level
+    excluded_noise: float
 
     def __str__(self) -> str:
         def matrix(spec: TensorSpec) -> str:
@@ -63,7 +68,9 @@ class ReadPlan:
         return (
             f"plan: {matrix(self.reference)} against {matrix(self.candidate)}, {self.common_tokens} common tokens\n"
             f"      the screen reads {first} to {last}{full}, of {n_bytes_text(self.bytes_of_weights)} of weights; "
-            f"peak memory about {n_bytes_text(self.peak_memory_bytes)}"
+            f"peak memory about {n_bytes_text(self.peak_memory_bytes)}\n"
+            "      a copy would be found by its embeddings under noise of up to "
+            f"{self.excluded_noise:.1f} times the weights"
         )
 
 
@@ -75,6 +82,7 @@ def make_plan(
     bytes_of_weights: int,
     level: Level,
     n_neurons: int = 0,
+    alpha: float = 1e-10,
 ) -> ReadPlan:
     """Plan the reads of one pair of matrices.
 
@@ -85,6 +93,7 @@ def make_plan(
         bytes_of_weights: Stored size of the two checkpoints.
         level: How far the comparison goes.
         n_neurons: Neurons of the wider MLP, where layers are going to be analysed.
+        alpha: The level of significance.
     """
     row_n_bytes = sum(spec.n_bytes // spec.shape[0] for spec in (reference, candidate))
     widths = (reference.shape[1], candidate.shape[1])
@@ -103,6 +112,9 @@ def make_plan(
     if level.analyses_all_layers:
         # The polar factor of an MLP, its absolute values and the assignment's copy, and the layer's weights twice.
         memory += 8 * 3 * n_neurons * n_neurons + 8 * 2 * 4 * n_neurons * n_wide
+    is_drawn = level.is_screen_only and last > FEW_ROWS and max(widths) > FEW_ROWS
+    n_narrow = min(*widths, SCREEN_CHANNELS) if is_drawn else min(widths)
+    shape = Shape(n_narrow, n_wide, last if level.is_screen_only else common_tokens)
     return ReadPlan(
         reference=reference,
         candidate=candidate,
@@ -113,6 +125,7 @@ def make_plan(
         bytes_of_weights=bytes_of_weights,
         peak_memory_bytes=memory,
         level=level,
+        excluded_noise=noise_of_looks(shape, alpha=alpha, n_tests=TESTS_PER_MATRIX, n_looks=len(look_rows) + 1),
     )
 
 

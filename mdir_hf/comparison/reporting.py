@@ -8,6 +8,8 @@ from dataclasses import replace
 from mdir_hf._version import __version__
 from mdir_hf.comparison.body import BodyEvidence
 from mdir_hf.comparison.comparable import Comparable
+from mdir_hf.comparison.decision import Decision
+from mdir_hf.comparison.exclusion import exclusion
 from mdir_hf.comparison.findings import Findings
 from mdir_hf.comparison.layers import layers_with
 from mdir_hf.comparison.mixtures import ExpertOrigins
@@ -36,6 +38,7 @@ from mdir_hf.report import (
     RowsFound,
     SettledBy,
     Transformation,
+    Verdict,
 )
 
 
@@ -59,7 +62,7 @@ def make_report(
     return HomologyReport(
         verdict=decision.verdict,
         reason=decision.reason,
-        log10_p=found.log10_p,
+        log10_p=headline(decision, settings.alpha),
         alpha=settings.alpha,
         tests=found.matrices.n_tests + found.layers.n_tests,
         level=settings.level,
@@ -75,8 +78,20 @@ def make_report(
         seconds=watch.seconds,
         seed=settings.seed,
         version=__version__,
+        log10_p_not_accepted=None if decision.log_p_not_accepted is None else decision.log_p_not_accepted / LN10,
+        excludes=exclusion(found.matrices, found.layers, alpha=settings.alpha)
+        if decision.verdict is Verdict.NO_EVIDENCE
+        else None,
         arrays=ReportArrays(**{name: outcome.arrays for name, outcome in matrices.items()}),
     )
+
+
+def headline(decision: Decision, alpha: float) -> float:
+    """The headline: rounding does not carry it over the level of significance."""
+    log10_alpha, log10_p = math.log10(alpha), min(0.0, decision.log_p) / LN10
+    if decision.verdict is Verdict.HOMOLOGOUS:
+        return min(log10_p, math.nextafter(log10_alpha, -math.inf))
+    return max(log10_p, log10_alpha)
 
 
 def layers_report(evidence: BodyEvidence, reference: Comparable, candidate: Comparable) -> LayersReport:

@@ -14,6 +14,7 @@ from mdir_hf.anatomy import WeightPart
 from mdir_hf.comparison.body import BodyEvidence, compare_bodies, representatives
 from mdir_hf.comparison.comparable import Comparable, matrix_spec, n_rows, vocabularies_of
 from mdir_hf.comparison.decision import BodySummary, Decision, decide, layers_support
+from mdir_hf.comparison.exclusion import layers_noise
 from mdir_hf.comparison.findings import Findings, LayersFound, MatricesFound
 from mdir_hf.comparison.layers import n_neurons
 from mdir_hf.comparison.matrices import compare_matrices
@@ -38,6 +39,7 @@ IDENTICAL_FILES = Decision(
     Verdict.HOMOLOGOUS,
     None,
     SettledBy.IDENTICAL_FILES,
+    LOG10_P_EQUAL_DIGESTS * LN10,
     ("All weight files have the same SHA-256 in both; p is the chance that independent digests agree.",),
 )
 
@@ -69,7 +71,7 @@ def _findings(reference: Comparable, candidate: Comparable, settings: Settings, 
     n_same, is_same = _same_files(reference, candidate)
     if is_same and settings.level.accepts_equal_files:
         nothing = MatricesFound({}, n_tests=1)
-        return Findings(nothing, LayersFound(), IDENTICAL_FILES, LOG10_P_EQUAL_DIGESTS, notes)
+        return Findings(nothing, LayersFound(), IDENTICAL_FILES, notes)
     if n_same and not is_same:
         notes += (f"{n_same} weight files are the same bytes in both; this did not enter the p-value.",)
     with watch.step("vocabulary"):
@@ -87,22 +89,22 @@ def _findings(reference: Comparable, candidate: Comparable, settings: Settings, 
         level=settings.level,
         body=None if layers.body is None else _summary(layers.body, settings),
         layers_are_unreadable=layers.are_unreadable,
+        layers_noise=layers.noise,
     )
-    log_p = [outcome.evidence.log_p for outcome in matrices.outcomes.values()]
-    log_p += [] if layers.body is None else [layers.body.log_p]
-    return Findings(matrices, layers, decision, min(0.0, *log_p) / LN10, (*notes, *on_tokens, *layers.caveats))
+    return Findings(matrices, layers, decision, (*notes, *on_tokens, *layers.caveats))
 
 
-def plan_comparison(reference: Comparable, candidate: Comparable, level: Level) -> ReadPlan:
+def plan_comparison(reference: Comparable, candidate: Comparable, level: Level, alpha: float) -> ReadPlan:
     """Say what a comparison would read and need; reads the tokenizers and headers, no weights.
 
     Args:
         reference: One model.
         candidate: The other.
         level: How far the comparison would go.
+        alpha: Its level of significance.
     """
     mine, other = _matrix_pairs(reference, candidate, level)["embedding"]
-    return _plan(reference, candidate, mine, other, _common_tokens(reference, candidate)[0], level)
+    return _plan(reference, candidate, mine, other, _common_tokens(reference, candidate)[0], level, alpha)
 
 
 def _plan(
@@ -112,6 +114,7 @@ def _plan(
     other: WeightPart,
     common: CommonVocabulary,
     level: Level,
+    alpha: float,
 ) -> ReadPlan:
     return make_plan(
         matrix_spec(reference, mine),
@@ -120,6 +123,7 @@ def _plan(
         bytes_of_weights=reference.tensors.n_bytes + candidate.tensors.n_bytes,
         level=level,
         n_neurons=max(n_neurons(reference), n_neurons(candidate)) if level.analyses_all_layers else 0,
+        alpha=alpha,
     )
 
 
@@ -199,7 +203,7 @@ def _compare_matrices(
     found = MatricesFound({}, n_tests=TESTS_PER_MATRIX * len(pairs))
     for name, (mine, other) in pairs.items():
         rows = common.within(matrix_spec(reference, mine).shape[0], matrix_spec(candidate, other).shape[0])
-        plan = _plan(reference, candidate, mine, other, rows, settings.level)
+        plan = _plan(reference, candidate, mine, other, rows, settings.level, settings.alpha)
         check_memory(plan, settings.max_memory_bytes)
         if not found.outcomes:
             watch.planned(plan)
@@ -256,7 +260,8 @@ def _layers_found(
             "in both models."
         )
         return LayersFound(caveats=(why,))
-    return LayersFound(replace(evidence, log_p=min(0.0, evidence.log_p + spent)), evidence.n_tests)
+    noise = layers_noise(reference, candidate, evidence, log_alpha=math.log(settings.alpha) - spent)
+    return LayersFound(replace(evidence, log_p=min(0.0, evidence.log_p + spent)), evidence.n_tests, noise=noise)
 
 
 def _summary(body: BodyEvidence, settings: Settings) -> BodySummary:

@@ -15,12 +15,12 @@ from functools import lru_cache
 
 import torch
 
-from mdir_hf.homology.significance import log_n_choices, log_n_matchings
+from mdir_hf.homology.significance import log_cost_of_look, log_n_choices, log_n_matchings
 
-N_SIMULATED = 160
-"""Channels of the wider model in the factor that stands for U: its trace over n is within 0.01 of that at n = 4096."""
+N_SIMULATED = 96
+"""Channels of the wider model in the factor that stands for U: its trace over n is within 0.02 of that at n = 4096."""
 
-MOST_ROWS_PER_CHANNEL = 24.0
+MOST_ROWS_PER_CHANNEL = 16.0
 """Beyond this many rows a channel, more of them act as less noise: the noise enters as k / sqrt(rows)."""
 
 SAFETY = 0.8
@@ -75,6 +75,20 @@ def strongest_noise(shape: Shape, *, log_level: float, in_order: bool = False, m
         else:
             most = middle
     return least
+
+
+def noise_of_looks(shape: Shape, *, alpha: float, n_tests: int, n_looks: int, in_order: bool = False) -> float:
+    """Find the strongest noise under which a copy would be significant at the last of some looks at an embedding.
+
+    Args:
+        shape: Sizes of that look.
+        alpha: The level of significance.
+        n_tests: By how many tests p is multiplied.
+        n_looks: How many looks there were, this one among them.
+        in_order: As for :func:`strongest_noise`.
+    """
+    level = math.log(alpha) - math.log(n_tests) - log_cost_of_look(n_looks)
+    return strongest_noise(shape, log_level=level, in_order=in_order)
 
 
 def _is_found(noise: float, shape: Shape, log_level: float, in_order: bool, must_be_robust: bool) -> bool:

@@ -4,6 +4,7 @@ from mdir_hf.report.description import describe
 from mdir_hf.report.encoding import SCHEMA, json_schema
 from mdir_hf.report.parts import (
     READ_AS,
+    Exclusion,
     ExpertName,
     ExpertOrigin,
     ExpertsFound,
@@ -46,6 +47,7 @@ __all__ = [
     "READ_AS",
     "REASON_TEXT",
     "SCHEMA",
+    "Exclusion",
     "ExpertName",
     "ExpertOrigin",
     "ExpertsFound",

@@ -61,6 +61,7 @@ def describe(report: HomologyReport) -> tuple[Section, ...]:
         _verdict(report),
         Section(SectionKind.NOT_MEANING, "What it does not mean", bullets=report.does_not_mean),
         Section(SectionKind.CAVEATS, "Caveats of this result", bullets=report.caveats),
+        _excludes(report),
         _models(report),
         _evidence(report),
         _calibration(report),
@@ -84,6 +85,10 @@ def _verdict(report: HomologyReport) -> Section:
         Fact("log10 p", number(report.log10_p), f"Corrected for {tests} and for every look."),
         Fact("alpha", f"{report.alpha:g}", "The level of significance, fixed before looking."),
     ]
+    if report.log10_p_not_accepted is not None:
+        refused = number(report.log10_p_not_accepted)
+        facts.append(Fact("log10 p not accepted", refused, "Found, but it failed a condition: see the caveats."))
+        brief.append(Line("not accepted", f"log10 p {refused} was found and failed a condition"))
     if report.settled_by is not None:
         facts.append(Fact("settled by", SETTLED[report.settled_by], "Nothing more was needed."))
         brief.append(Line("settled by", SETTLED[report.settled_by]))
@@ -98,6 +103,42 @@ def _verdict(report: HomologyReport) -> Section:
         brief=tuple(brief),
         paragraphs=(report.means, MEANING),
         facts=tuple(facts),
+    )
+
+
+def _excludes(report: HomologyReport) -> Section:
+    found = report.excludes
+    if found is None:
+        return Section(SectionKind.EXCLUDES, "What this excludes")
+    parts = [
+        ("on the embeddings, the channels in any order", found.embedding_noise),
+        ("on the embeddings, the channels where they were", found.embedding_noise_in_order),
+        ("on the layers, the heads in any order", found.layers_noise),
+    ]
+    facts = tuple(
+        Fact(
+            f"noise {where}",
+            f"up to {min(strength, 100.0):.2g} times the weights",
+            "Such a copy would have been found.",
+        )
+        for where, strength in parts
+        if strength is not None
+    )
+    brief = ", ".join(
+        f"{min(strength, 100.0):.2g} times the weights {where.partition(',')[0]}"
+        for where, strength in (parts[0], parts[2])
+        if strength is not None
+    )
+    text = (
+        "A copy of one model whose weights were changed by independent noise of up to this strength would have been "
+        "found on what was read, 99 times of 100. The strength is in units of the root mean square of the weights."
+    )
+    return Section(
+        SectionKind.EXCLUDES,
+        "What this excludes",
+        brief=(Line("excludes", f"a copy under noise of up to {brief}"),),
+        paragraphs=(text,),
+        facts=facts,
     )
 
 

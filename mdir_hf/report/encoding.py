@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, fields, replace
 from functools import cache
@@ -12,6 +13,7 @@ from mdir_hf.errors import InputError
 from mdir_hf.report.older import upgraded
 from mdir_hf.report.parts import READ_AS, ModelSummary, Part
 from mdir_hf.report.result import HomologyReport, ReportArrays
+from mdir_hf.report.terms import Verdict
 
 SCHEMA = "mdir-hf/report/2"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -59,6 +61,11 @@ def report_of(text: str) -> HomologyReport:
     except (OverflowError, RecursionError) as exc:
         raise InputError(f"this report of schema {SCHEMA} holds a number that no report holds ({exc})") from exc
     # Validation takes "3" for 3, so what was read is compared with what was written.
+    if (report.log10_p < math.log10(report.alpha)) is not (report.verdict is Verdict.HOMOLOGOUS):
+        raise InputError(
+            f"this report of schema {SCHEMA} contradicts itself: log10 p is {report.log10_p}, alpha {report.alpha:g}, "
+            f"and the verdict {report.verdict}; p is below alpha exactly where it is homologous"
+        )
     changed = next(_differences(body, json.loads(json_of(report))), None)
     if changed is not None:
         raise InputError(f"this report of schema {SCHEMA} is not valid: {changed} is of another type than it should be")

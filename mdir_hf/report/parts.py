@@ -321,6 +321,24 @@ class ModuleReport(Part):
 
 
 @dataclass(frozen=True, slots=True)
+class Exclusion(Part):
+    """What a "no" excludes: copies under noise up to these strengths would have been found, 99 times of 100.
+
+    Noise is independent and as large in every channel. Its strength is in units of the weights' own root mean square,
+    of the embeddings after centring. None where that part was not compared.
+
+    Attributes:
+        embedding_noise: On the embeddings, the channels in any order.
+        embedding_noise_in_order: The same, the channels where they were.
+        layers_noise: On the layers, in the same residual basis or one that the embeddings show, the heads in any order.
+    """
+
+    embedding_noise: Share
+    embedding_noise_in_order: Share | None
+    layers_noise: Share | None
+
+
+@dataclass(frozen=True, slots=True)
 class InputOutput(Part):
     """What was read.
 

@@ -10,6 +10,7 @@ from annotated_types import Ge, Gt, Lt
 
 from mdir_hf.report.parts import (
     Count,
+    Exclusion,
     InputOutput,
     LayersReport,
     Log10P,
@@ -56,7 +57,8 @@ class HomologyReport:
     Attributes:
         verdict: What the evidence supports at the level fixed in advance.
         reason: Why it is inconclusive, else None.
-        log10_p: Headline, corrected for ``tests`` tests and for every look; at most 0.
+        log10_p: p of the evidence that the verdict rests on, after every condition, corrected for ``tests`` tests and
+            for every look. Below log10 of alpha exactly where the verdict is homologous; at most 0.
         alpha: The level of significance.
         tests: How many tests the headline was corrected for.
         level: How far the comparison was asked to go.
@@ -72,6 +74,8 @@ class HomologyReport:
         seconds: Wall-clock seconds of each step.
         seed: Seed of every random choice.
         version: Version of this package.
+        log10_p_not_accepted: Smallest p below alpha that was found and failed a condition; None where none did.
+        excludes: What a ``no_evidence`` excludes; None for other verdicts.
         arrays: What is too large for JSON; not serialised.
     """
 
@@ -93,6 +97,8 @@ class HomologyReport:
     seconds: Mapping[str, Annotated[float, Ge(0.0)]]
     seed: Count
     version: str
+    log10_p_not_accepted: Log10P | None = None
+    excludes: Exclusion | None = None
     arrays: ReportArrays = field(default=ReportArrays(), compare=False, repr=False)
 
     @property

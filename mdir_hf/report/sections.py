@@ -14,6 +14,7 @@ class SectionKind(Term):
     VERDICT = "verdict"
     NOT_MEANING = "not-meaning"
     CAVEATS = "caveats"
+    EXCLUDES = "excludes"
     MODELS = "models"
     EVIDENCE = "evidence"
     CALIBRATION = "calibration"

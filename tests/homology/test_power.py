@@ -1,0 +1,79 @@
+"""What a test that found nothing would have found: held against planted copies, and against the bound itself."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from mdir_hf.homology.embedding import TESTS_PER_MATRIX, EmbeddingTest
+from mdir_hf.homology.power import STRONGEST, Shape, expected_trace, noise_of_looks, strongest_noise
+
+LOG_ALPHA = math.log(1e-10)
+
+
+def test_a_copy_without_noise_keeps_its_whole_trace():
+    for rows in (1.0, 4.0, 40.0):
+        share, rank = expected_trace(0.0, rows)
+        assert share == pytest.approx(1.0, abs=1e-9) and rank == 1.0
+
+
+def test_on_fewer_rows_than_channels_the_trace_is_the_rank():
+    share, rank = expected_trace(0.0, 0.5)
+    assert share == pytest.approx(0.5, abs=0.01) and rank == pytest.approx(0.5)
+
+
+def test_the_trace_falls_with_noise_and_rises_with_rows():
+    falling = [expected_trace(noise, 4.0)[0] for noise in (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)]
+    assert falling == sorted(falling, reverse=True)
+    rising = [expected_trace(3.0, rows)[0] for rows in (1.0, 2.0, 4.0, 8.0, 16.0, 64.0)]
+    assert rising == sorted(rising)
+
+
+@pytest.mark.parametrize("noise", [1.0, 4.0])
+def test_the_share_of_the_trace_does_not_depend_on_the_width(noise):
+    n, n_rows = 240, 960
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(n_rows, n, generator=generator, dtype=torch.float64)
+    y = x + noise * torch.randn(n_rows, n, generator=generator, dtype=torch.float64)
+    left, _, right = torch.linalg.svd(y.T @ x)
+
+    # Shares of two sizes differ by O(1/n): 1/96 of the simulated factor, and chance of that order.
+    assert float((left @ right).trace()) / n == pytest.approx(expected_trace(noise, 4.0)[0], abs=0.04)
+
+
+@pytest.mark.parametrize("in_order", [False, True])
+def test_more_rows_exclude_stronger_noise_and_fewer_than_a_copy_needs_exclude_nothing(in_order):
+    noise = [
+        strongest_noise(Shape(192, 192, rows), log_level=LOG_ALPHA - 6.0, in_order=in_order)
+        for rows in (5, 192, 768, 4096, 50_000)
+    ]
+    assert in_order or noise[0] == 0.0  # the identity pays no count: four ranks are enough for it
+    assert noise == sorted(noise) and noise[-1] <= STRONGEST
+    if in_order:
+        assert noise[2] > strongest_noise(Shape(192, 192, 768), log_level=LOG_ALPHA - 6.0)
+
+
+@pytest.mark.parametrize(("n", "n_rows"), [(96, 400), (192, 768)])
+def test_copies_planted_at_the_stated_noise_are_found(n, n_rows):
+    noise = noise_of_looks(Shape(n, n, n_rows), alpha=1e-10, n_tests=TESTS_PER_MATRIX, n_looks=1)
+    assert noise > 1.0
+    for seed in range(8):  # benchmarks/power.py plants a hundred into real weights
+        generator = torch.Generator().manual_seed(seed)
+        x = torch.randn(n_rows, n, generator=generator)
+        y = (x + noise * torch.randn(n_rows, n, generator=generator))[:, torch.randperm(n, generator=generator)]
+        test = EmbeddingTest(log_alpha=LOG_ALPHA)
+        test.screen(x, y, is_last=True)
+        assert test.is_settled, seed
+
+
+def test_far_beyond_the_stated_noise_nothing_is_found():
+    n, n_rows = 96, 400
+    noise = 6.0 * noise_of_looks(Shape(n, n, n_rows), alpha=1e-10, n_tests=TESTS_PER_MATRIX, n_looks=1)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(n_rows, n, generator=generator)
+    y = (x + noise * torch.randn(n_rows, n, generator=generator))[:, torch.randperm(n, generator=generator)]
+    test = EmbeddingTest(log_alpha=LOG_ALPHA)
+    test.screen(x, y, is_last=True)
+    assert not test.is_settled

@@ -15,7 +15,8 @@ def upgraded(body: Any) -> Any:  # noqa: ANN401 - parsed JSON, whatever somebody
     """Bring a report of schema 1 to schema 2; anything else is returned as it is, for the check to refuse."""
     if not isinstance(body, dict) or body.get("schema") != OLDEST:
         return body
-    new: dict[str, Any] = {**body, "schema": "mdir-hf/report/2", **_headline(body)}
+    missing = {"log10_p_not_accepted": None, "excludes": None}
+    new: dict[str, Any] = {**body, "schema": "mdir-hf/report/2", **missing, **_headline(body)}
     layers = body.get("layers")
     if isinstance(layers, dict) and isinstance(layers.get("matrix"), list):
         matrix = layers["matrix"]

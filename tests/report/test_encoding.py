@@ -13,7 +13,7 @@ import pytest
 
 from mdir_hf import HomologyReport, Reason, Verdict
 from mdir_hf.errors import InputError
-from mdir_hf.report import json_schema, parts, result
+from mdir_hf.report import Exclusion, json_schema, parts, result
 from tests.figures.drawn_reports import HOSTILE_NAMES, NO_ARRAYS, a_model, a_report, stranger
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "space" / "examples").glob("*[!x].json"))
@@ -21,7 +21,14 @@ EXAMPLES = sorted((Path(__file__).parents[2] / "space" / "examples").glob("*[!x]
 REPORTS = {
     "with everything": a_report(),
     "of strangers": stranger(),
-    "inconclusive": a_report(verdict=Verdict.INCONCLUSIVE, reason=Reason.FEW_SHARED_AXES, settled_by=None),
+    "inconclusive": a_report(
+        verdict=Verdict.INCONCLUSIVE,
+        reason=Reason.FEW_SHARED_AXES,
+        settled_by=None,
+        log10_p=0.0,
+        log10_p_not_accepted=-781.2,
+    ),
+    "of a no that says what it excludes": dataclasses.replace(stranger(), excludes=Exclusion(6.6, 68.0, None)),
     "of the same files": a_report(
         embedding=None, unembedding=None, layers=None, modules=None, settled_by="identical_files", arrays=NO_ARRAYS
     ),
@@ -80,12 +87,42 @@ class _Anything:
 def test_a_report_of_schema_1_still_opens():
     body = json.loads(a_report().to_json())
     body["schema"] = "mdir-hf/report/1"
+    for name in ("log10_p_not_accepted", "excludes"):
+        del body[name]
     for name in ("fitted_on", "reference_layers", "candidate_layers"):  # the first version did not have them
         del body["layers"][name]
     for side in ("embedding", "unembedding"):
         del body[side]["log10_p_signs"]
 
     assert HomologyReport.from_json(json.dumps(body)) == a_report()
+
+
+@pytest.mark.parametrize(
+    ("fields", "log10_p", "not_accepted"),
+    [
+        ({"verdict": "no_evidence", "log10_p": -4.0}, -4.0, None),
+        ({"verdict": "inconclusive", "reason": "few_shared_axes_only", "log10_p": -781.0}, 0.0, -781.0),
+        ({"log10_p": -9000.0, "settled_by": "body"}, -39.0, None),
+        ({"log10_p": -812.4, "settled_by": "embedding"}, -812.4, None),
+    ],
+)
+def test_the_headline_of_schema_1_becomes_the_p_that_the_verdict_rests_on(fields, log10_p, not_accepted):
+    body = {**json.loads(a_report().to_json()), "schema": "mdir-hf/report/1", **fields}
+    for name in ("log10_p_not_accepted", "excludes"):
+        del body[name]
+    report = HomologyReport.from_json(json.dumps(body))
+
+    assert (report.log10_p, report.log10_p_not_accepted) == (log10_p, not_accepted)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "log10_p"), [("homologous", -9.9), ("no_evidence", -10.1), ("inconclusive", -800.0)]
+)
+def test_a_report_whose_p_and_verdict_contradict_each_other_is_refused(verdict, log10_p):
+    body = {**json.loads(a_report().to_json()), "verdict": verdict, "log10_p": log10_p}
+
+    with pytest.raises(InputError, match="contradicts itself"):
+        HomologyReport.from_json(json.dumps(body))
 
 
 WRONG = {

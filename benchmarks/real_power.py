@@ -26,14 +26,14 @@ ALPHA = 1e-10
 def embedding_of(folder: Path) -> torch.Tensor:
     """The embedding in float32, ``(V, n)``."""
     with safe_open(folder / "model.safetensors", framework="pt") as file:
-        (name,) = [name for name in file.keys() if name.endswith("embed_tokens.weight")]  # noqa: SIM118 - it is no dictionary
+        (name,) = [name for name in file.keys() if name.endswith("embed_tokens.weight")]  # noqa: SIM118
         return file.get_tensor(name).float()
 
 
 def values_of(folder: Path) -> list[torch.Tensor]:
     """The values of every layer in float32, ``(m, n)``, rows brought to one length."""
     with safe_open(folder / "model.safetensors", framework="pt") as file:
-        names = [name for name in file.keys() if name.endswith("self_attn.v_proj.weight")]  # noqa: SIM118 - it is no dictionary
+        names = [name for name in file.keys() if name.endswith("self_attn.v_proj.weight")]  # noqa: SIM118
         layers = [
             file.get_tensor(name).float()
             for name in sorted(names, key=lambda n: int(n.split(".layers.")[1].split(".")[0]))

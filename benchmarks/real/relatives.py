@@ -296,6 +296,12 @@ EDITS = {
             is_attack=True,
         ),
         Edited(
+            "permuted-noise-3",
+            "channels reordered, then noise of 3 RMS",
+            one_after_the_other(permuted, noise(3.0)),
+            is_attack=True,
+        ),
+        Edited(
             "rotated-noise-1",
             "residual stream rotated, then noise of 1 RMS",
             one_after_the_other(edits.turn_stream, noise(1.0)),

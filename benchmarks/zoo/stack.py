@@ -6,6 +6,7 @@ so that an edit is written once.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -66,6 +67,16 @@ class Stack:
     def head_dim(self) -> int:
         """Channels of a head."""
         return self.blocks[0].q.weight.shape[0] // self.n_heads
+
+    def matrices(self) -> Iterator[torch.Tensor]:
+        """Embedding, head and the matrices of every block, each once, to be changed in place."""
+        yield self.embedding
+        if self.head is not None:
+            yield self.head
+        for block in self.blocks:
+            for part in vars(block).values():
+                if isinstance(part, Affine) and part.weight.ndim == 2:
+                    yield part.weight
 
 
 @dataclass(frozen=True)

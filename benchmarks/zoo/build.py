@@ -14,7 +14,6 @@ import copy
 import json
 import os
 import re
-import shutil
 import tempfile
 import time
 from collections.abc import Callable
@@ -26,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn import functional
 
-from benchmarks.zoo import edits
+from benchmarks.zoo import edits, formats
 from benchmarks.zoo.members import FAMILIES, MEMBERS, MIXTURES, Family, Model, models
 from benchmarks.zoo.stack import Shape, new_model, take_apart
 from mdir_hf.demo.text import BEGIN, END, read_corpus, train_byte_level_bpe, train_unigram
@@ -373,38 +372,8 @@ class _Workshop:
 
     def _store(self, kind: str, folder: Path) -> dict[str, Any]:
         """The base in another format."""
-        from safetensors.torch import load_file
-
         base = folder_of_model(Model(self.family.name, "base"), self.scale)
-        state = load_file(base / "model.safetensors")
-        if kind.startswith("gguf"):
-            from tests.gguf_converter import to_gguf, vocabulary_keys
-
-            config = json.loads((base / "config.json").read_text())
-            keys = vocabulary_keys(json.loads((base / "tokenizer.json").read_text()), config["vocab_size"])
-            name = kind.removeprefix("gguf-").upper()
-            folder.mkdir()
-            written = to_gguf(config["model_type"], config, state, kind=name, **keys)
-            (folder / f"model-{name}.gguf").write_bytes(written)
-            return {"steps": 0}
-        from safetensors.torch import save_file
-
-        from tests.checkpoint.quantization.writers import SCHEMES
-
-        scheme = SCHEMES[kind]
-        shutil.copytree(base, folder, ignore=shutil.ignore_patterns("zoo.json"))
-        stored, n_quantised = {}, 0
-        for name, tensor in state.items():
-            fits = tensor.ndim == 2 and all(s % d == 0 for s, d in zip(tensor.shape, scheme.divides, strict=True))
-            if ".layers." in name and fits:
-                stored |= scheme.write(tensor.float(), name.removesuffix(".weight")).tensors
-                n_quantised += 1
-            else:
-                stored[name] = tensor
-        save_file({name: tensor.contiguous() for name, tensor in stored.items()}, folder / "model.safetensors")
-        config = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(config | scheme.model_config))
-        return {"steps": 0, "n_quantised": n_quantised}
+        return {"steps": 0, **formats.store(base, kind, folder, beside=("zoo.json",))}
 
 
 @torch.no_grad()

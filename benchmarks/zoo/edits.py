@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from benchmarks.zoo.stack import INITIALIZER_RANGE, Affine, Stack, new_model, put_together, shape_of, state_dict
+from benchmarks.zoo.stack import INITIALIZER_RANGE, Affine, Block, Stack, new_model, put_together, shape_of, state_dict
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -106,15 +106,28 @@ def draw_embeddings(stack: Stack, vocabulary: int, generator: torch.Generator) -
 def obfuscate(stack: Stack, generator: torch.Generator) -> Stack:
     """A copy with the same function and other numbers everywhere, in float64; a tied head is untied.
 
-    The residual stream is turned by a random rotation (one that fixes the all-ones direction where norms subtract the
-    mean) and the gains are folded; key-value groups and the queries in them are reordered; V and O are rotated inside
-    each head; Q and K turn in the planes that Llama's rotary positions leave free; neurons are reordered, with signs
-    where a gate allows them.
+    The residual stream is turned, see :func:`turn_stream`; in every layer heads are shuffled and values turned, Q and K
+    turn in the planes that rotary positions in halves leave free, and neurons are shuffled with signs.
+    """
+    made = turn_stream(stack, generator)
+    for block in made.blocks:
+        shuffle_heads(made, block, generator)
+        turn_values(made, block, generator)
+        turn_planes(made, block, generator)
+        shuffle_neurons(block, generator, signed=True)
+    return made
+
+
+@torch.no_grad()
+def turn_stream(stack: Stack, generator: torch.Generator) -> Stack:
+    """A copy in float64 whose residual stream is turned by a random rotation, with the gains folded; a head is untied.
+
+    Where norms subtract the mean the rotation fixes the all-ones direction.
     """
     made = _map(copy.deepcopy(stack), lambda tensor: tensor.double())
     n = made.embedding.shape[1]
     mean_subtracted = made.norm.bias is not None
-    turn = _rotation(n, generator, fixed=torch.ones(n, dtype=torch.float64) if mean_subtracted else None)
+    turn = rotation(n, generator, fixed=torch.ones(n, dtype=torch.float64) if mean_subtracted else None)
     head = made.embedding if made.head is None else made.head
     made.head = (head * made.norm.weight) @ turn
     made.embedding = made.embedding @ turn
@@ -128,23 +141,12 @@ def obfuscate(stack: Stack, generator: torch.Generator) -> Stack:
         for writer in (block.o, block.down):
             writer.weight = turn.T @ writer.weight
             writer.bias = None if writer.bias is None else writer.bias @ turn
-        _mix_heads(made, block, generator)
-        neurons = torch.randperm(block.up.weight.shape[0], generator=generator)
-        block.up, block.down = _rows(block.up, neurons), _columns(block.down, neurons)
-        if block.gate is not None:
-            block.gate = _rows(block.gate, neurons)
-            signs = torch.randint(2, (len(neurons),), generator=generator).double() * 2 - 1
-            block.up.weight = block.up.weight * signs[:, None]
-            block.down.weight = block.down.weight * signs
     return made
 
 
-def rebuilt(stack: Stack) -> PreTrainedModel:
-    """The model of an edited stack, in float32."""
-    return put_together(_map(stack, lambda tensor: tensor.float()))
-
-
-def _mix_heads(stack: Stack, block: object, generator: torch.Generator) -> None:
+@torch.no_grad()
+def shuffle_heads(stack: Stack, block: Block, generator: torch.Generator) -> None:
+    """Reorder the key-value groups of a layer of ``stack``, and the queries in each, in place."""
     d, n_kv = stack.head_dim, stack.n_kv_heads
     group = stack.n_heads // n_kv
     kv = torch.randperm(n_kv, generator=generator)
@@ -152,16 +154,49 @@ def _mix_heads(stack: Stack, block: object, generator: torch.Generator) -> None:
     kv_rows, query_rows = ((d * heads[:, None] + torch.arange(d)).flatten() for heads in (kv, queries))
     block.q, block.o = _rows(block.q, query_rows), _columns(block.o, query_rows)
     block.k, block.v = _rows(block.k, kv_rows), _rows(block.v, kv_rows)
-    values = torch.stack([_rotation(d, generator) for _ in range(n_kv)])
+
+
+@torch.no_grad()
+def turn_values(stack: Stack, block: Block, generator: torch.Generator) -> None:
+    """Turn V and O of a layer of ``stack`` by a random rotation inside each key-value head, in place."""
+    d, n_kv = stack.head_dim, stack.n_kv_heads
+    values = torch.stack([rotation(d, generator) for _ in range(n_kv)]).to(block.v.weight.dtype)
     _turn_rows(block.v, values)
     by_head = block.o.weight.T.reshape(stack.n_heads, d, -1)
-    block.o.weight = (values.repeat_interleave(group, 0) @ by_head).reshape(stack.n_heads * d, -1).T
-    if stack.architecture == "llama":
-        angle = 2 * torch.pi * torch.rand(n_kv, d // 2, dtype=torch.float64, generator=generator)
-        a, b = torch.diag_embed(angle.cos()), torch.diag_embed(angle.sin())
-        planes = torch.cat((torch.cat((a, -b), 2), torch.cat((b, a), 2)), 1)
-        _turn_rows(block.k, planes)
-        _turn_rows(block.q, planes.repeat_interleave(group, 0))
+    turned = values.repeat_interleave(stack.n_heads // n_kv, 0) @ by_head
+    block.o.weight = turned.reshape(stack.n_heads * d, -1).T
+
+
+@torch.no_grad()
+def turn_planes(stack: Stack, block: Block, generator: torch.Generator) -> None:
+    """Turn Q and K of a layer of ``stack`` alike in every rotary plane, in place; nothing where that is not free."""
+    if stack.architecture not in ("llama", "qwen2"):
+        return
+    d, n_kv = stack.head_dim, stack.n_kv_heads
+    angle = 2 * torch.pi * torch.rand(n_kv, d // 2, dtype=torch.float64, generator=generator)
+    a, b = torch.diag_embed(angle.cos()), torch.diag_embed(angle.sin())
+    planes = torch.cat((torch.cat((a, -b), 2), torch.cat((b, a), 2)), 1).to(block.k.weight.dtype)
+    _turn_rows(block.k, planes)
+    _turn_rows(block.q, planes.repeat_interleave(stack.n_heads // n_kv, 0))
+
+
+@torch.no_grad()
+def shuffle_neurons(block: Block, generator: torch.Generator, *, signed: bool) -> None:
+    """Reorder the neurons of a layer in place, with random signs where ``signed`` and a gate allows them."""
+    neurons = torch.randperm(block.up.weight.shape[0], generator=generator)
+    block.up, block.down = _rows(block.up, neurons), _columns(block.down, neurons)
+    if block.gate is None:
+        return
+    block.gate = _rows(block.gate, neurons)
+    if signed:
+        signs = (torch.randint(2, (len(neurons),), generator=generator) * 2 - 1).to(block.up.weight.dtype)
+        block.up.weight = block.up.weight * signs[:, None]
+        block.down.weight = block.down.weight * signs
+
+
+def rebuilt(stack: Stack) -> PreTrainedModel:
+    """The model of an edited stack, in float32."""
+    return put_together(_map(stack, lambda tensor: tensor.float()))
 
 
 def _turn_rows(affine: Affine, turns: torch.Tensor) -> None:
@@ -179,12 +214,12 @@ def _fold(norm: Affine, turn: torch.Tensor) -> None:
     norm.weight = torch.ones_like(norm.weight)
 
 
-def _rotation(n: int, generator: torch.Generator, *, fixed: torch.Tensor | None = None) -> torch.Tensor:
+def rotation(n: int, generator: torch.Generator, *, fixed: torch.Tensor | None = None) -> torch.Tensor:
     """A Haar rotation or reflection, (n, n), float64; with a vector (n,) that it leaves where it is."""
     if fixed is not None:
         basis = torch.linalg.qr(torch.cat([fixed[:, None], torch.eye(n, dtype=torch.float64)[:, 1:]], 1)).Q
         inner = torch.eye(n, dtype=torch.float64)
-        inner[1:, 1:] = _rotation(n - 1, generator)
+        inner[1:, 1:] = rotation(n - 1, generator)
         return basis @ inner @ basis.T
     q, r = torch.linalg.qr(torch.randn(n, n, dtype=torch.float64, generator=generator))
     return q * r.diagonal().sign()

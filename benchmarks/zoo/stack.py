@@ -6,6 +6,7 @@ so that an edit is written once.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -66,6 +67,16 @@ class Stack:
     def head_dim(self) -> int:
         """Channels of a head."""
         return self.blocks[0].q.weight.shape[0] // self.n_heads
+
+    def matrices(self) -> Iterator[torch.Tensor]:
+        """Embedding, head and the matrices of every block, each once, to be changed in place."""
+        yield self.embedding
+        if self.head is not None:
+            yield self.head
+        for block in self.blocks:
+            for part in vars(block).values():
+                if isinstance(part, Affine) and part.weight.ndim == 2:
+                    yield part.weight
 
 
 @dataclass(frozen=True)
@@ -146,7 +157,7 @@ def shape_of(stack: Stack) -> Shape:
 
 @torch.no_grad()
 def take_apart(model: PreTrainedModel) -> Stack:
-    """The weights of a Llama, Qwen3, GPT-NeoX or GPT-2, copied, in the model's dtype."""
+    """The weights of a Llama, Qwen2, Qwen3, GPT-NeoX or GPT-2, copied, in the model's dtype."""
     config = model.config
     architecture = config.model_type
     state = {name: weight.detach().clone() for name, weight in model.state_dict().items()}
@@ -249,6 +260,7 @@ def state_dict(stack: Stack) -> dict[str, torch.Tensor]:
 # Name of the body, and in it of the embedding, of the layers and of the last norm.
 _TOP = {
     "llama": ("model", "embed_tokens", "layers", "norm"),
+    "qwen2": ("model", "embed_tokens", "layers", "norm"),
     "qwen3": ("model", "embed_tokens", "layers", "norm"),
     "gpt_neox": ("gpt_neox", "embed_in", "layers", "final_layer_norm"),
     "gpt2": ("transformer", "wte", "h", "ln_f"),

@@ -1,0 +1,55 @@
+"""Fetch, build, judge, print."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from benchmarks.real.judging import MODELS, RESULTS, describe, judge_all
+from benchmarks.real.pairs import pairs
+from benchmarks.real.sources import UnavailableError
+from benchmarks.real.table import summary, table
+from benchmarks.real.workshop import models
+from benchmarks.zoo.run import read_lines
+
+
+def main() -> None:
+    """Do one part, or all."""
+    from transformers.utils import logging
+
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.real", description=__doc__)
+    parser.add_argument("part", nargs="?", choices=("build", "judge", "table", "all"), default="all")
+    parser.add_argument("--base", action="append", help="only pairs and models with this base, e.g. smollm2-135m")
+    parser.add_argument("--kind", action="append", help="only pairs of this kind, e.g. attack")
+    parser.add_argument("--all", action="store_true", help="every relative against every other base, not a sample")
+    parser.add_argument("--results", type=Path, default=RESULTS, metavar="FILE")
+    arguments = parser.parse_args()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    chosen = [
+        pair
+        for pair in pairs(every=arguments.all)
+        if (not arguments.base or {pair.a.base, pair.b.base} <= set(arguments.base))
+        and (not arguments.kind or pair.kind in arguments.kind)
+    ]
+    if arguments.part in ("build", "all"):
+        wanted = {model for pair in chosen for model in (pair.a, pair.b)}
+        described = []
+        for model in models():
+            if model in wanted:
+                try:
+                    described.append(describe(model))
+                except UnavailableError as exc:
+                    print(f"passed over {model.name}: {exc}", flush=True)
+        known = {row["model"]: row for row in read_lines(MODELS)} | {row["model"]: row for row in described}
+        MODELS.write_text("".join(json.dumps(row) + "\n" for row in known.values()), encoding="utf-8")
+    if arguments.part in ("judge", "all"):
+        judge_all(chosen, arguments.results)
+    if arguments.part in ("table", "all"):
+        rows = read_lines(arguments.results)
+        print(table(rows), summary(rows), sep="\n\n")
+
+
+if __name__ == "__main__":
+    main()

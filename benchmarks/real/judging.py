@@ -1,0 +1,126 @@
+"""Every pair through the checker, a line of JSON each, written as soon as it is known."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.real.pairs import Pair
+from benchmarks.real.sources import UnavailableError
+from benchmarks.real.workshop import Model, built
+from benchmarks.zoo.run import read_lines
+from mdir_hf import HomologyChecker, MdirError
+
+if TYPE_CHECKING:
+    from mdir_hf import HomologyReport
+
+RESULTS = Path(__file__).parents[1] / "results" / "real-pairs.jsonl"
+MODELS = RESULTS.with_name("real-models.jsonl")
+ALPHA = 1e-10
+
+
+def judge(pair: Pair, *, level: str = "auto") -> dict[str, Any]:
+    """What the checker says of a pair, opened anew: a line of ``real-pairs.jsonl``."""
+    folders = [str(built(model)) for model in (pair.a, pair.b)]
+    cpu, wall = time.process_time(), time.perf_counter()
+    row: dict[str, Any] = {
+        "a": pair.a.name,
+        "b": pair.b.name,
+        "level": level,
+        "kind": pair.kind,
+        "related": pair.is_related,
+    }
+    try:
+        checker = HomologyChecker.from_pretrained(folders[0], use_caches=False, alpha=ALPHA)
+        row |= numbers(checker.compare(folders[1], level=level, progress=False))
+    except MdirError as exc:
+        row |= {"verdict": "error", "error": str(exc).replace(folders[0], pair.a.name).replace(folders[1], pair.b.name)}
+    cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+    return {**row, "cpu_s": round(cpu, 1), "wall_s": round(wall, 1)}
+
+
+def numbers(report: HomologyReport) -> dict[str, Any]:
+    """What is kept of a report: the one place here that knows its fields."""
+    said = report.to_dict()
+    row = {key: said[key] for key in ("verdict", "reason", "log10_p", "settled_by", "tests")}
+    row |= {
+        "bytes_read": said["io"]["bytes_read"],
+        "bytes_of_weights": said["io"]["bytes_of_weights"],
+        "embedding": None if said["embedding"] is None else _matrix(said["embedding"]),
+        "unembedding": None if said["unembedding"] is None else _matrix(said["unembedding"]),
+        "layers": None if said["layers"] is None else _layers(said["layers"]),
+    }
+    return row
+
+
+def _matrix(matrix: dict[str, Any]) -> dict[str, Any]:
+    placebo, matched = matrix["placebo"], matrix["matched_channels"]
+    row = {
+        "common_tokens": matrix["common_tokens"],
+        "rows_used": matrix["rows_used"],
+        "transformation": matrix["transformation"],
+        "log10_p": matrix["log10_p"],
+        "log10_p_half": matrix["log10_p_trimmed"]["n/2"],
+        "log10_p_signs": matrix["log10_p_signs"],
+        "strength": matrix["normalized_trace"],
+        "coverage": matrix["coverage"],
+        "matched_channels": matched,
+        "stray_share": None if not matched else matrix["stray_channels"] / matched,
+        "placebo_log10_p": None if placebo is None else placebo["re_paired"]["log10_p"],
+        "basis_z": None if placebo is None else list(placebo["privileged_basis_z"]),
+    }
+    return {key: _rounded(value) for key, value in row.items()}
+
+
+def _layers(layers: dict[str, Any]) -> dict[str, Any]:
+    row = {
+        "log10_p": layers["log10_p"],
+        "n_matched": len(layers["matches"]),
+        "n_layers": len(layers["candidate_layers"]),
+        "role": layers["role"],
+        "outer": layers["outer"],
+        "fitted_on": layers["fitted_on"],
+        "stray_share": layers["stray_share"],
+        "placebo_log10_p": layers["placebo_log10_p"],
+    }
+    return {key: _rounded(value) for key, value in row.items()}
+
+
+def judge_all(every: Iterable[Pair], results: Path) -> None:
+    """Judge what has no line yet; a pair whose packages cannot be had is passed over with a message."""
+    known = {(row["a"], row["b"], row["level"]) for row in read_lines(results)}
+    for pair in every:
+        if (pair.a.name, pair.b.name, "auto") in known:
+            continue
+        try:
+            row = judge(pair)
+        except UnavailableError as exc:
+            print(f"passed over {pair.a.name} | {pair.b.name}: {exc}", flush=True)
+            continue
+        with results.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        against = "" if row["verdict"] == ("homologous" if pair.is_related else "no_evidence") else "   <-- look"
+        print(
+            f"{row['verdict']:13} {row.get('log10_p', 0):10.1f} {row['cpu_s']:7.1f} s  "
+            f"{pair.a.name} | {pair.b.name}{against}",
+            flush=True,
+        )
+
+
+def describe(model: Model) -> dict[str, Any]:
+    """What a built model is: a line of ``real-models.jsonl``."""
+    folder = built(model)
+    made = folder / "made.json"
+    record = json.loads(made.read_text(encoding="utf-8")) if made.exists() else {"done": "as its packages hold it"}
+    suffixes = (".safetensors", ".gguf")
+    n_bytes = sum(file.stat().st_size for file in folder.iterdir() if file.suffix in suffixes)
+    return {"model": model.name, "n_bytes": n_bytes, **record}
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    return [_rounded(each) for each in value] if isinstance(value, list) else value

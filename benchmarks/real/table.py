@@ -1,0 +1,55 @@
+"""The table of results: what was judged how, and how far each rule was from its threshold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+HEAD = ("reference", "candidate", "kind", "verdict", "log10 p", "MB", "s", "strength", "coverage", "strays", "layers")
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """The results as a Markdown table, relatives first; what goes against the truth is marked."""
+    ordered = sorted(rows, key=lambda row: (not row["related"], row["a"], row["kind"], row["b"]))
+    lines = ["| " + " | ".join(HEAD) + " |", "|" + "---|" * len(HEAD)]
+    lines += ["| " + " | ".join(_cells(row)) + " |" for row in ordered]
+    return "\n".join(lines)
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> str:
+    """How many of each kind were decided as they should be."""
+    lines = []
+    for kind in sorted({row["kind"] for row in rows}):
+        chosen = [row for row in rows if row["kind"] == kind]
+        right = sum(_is_right(row) for row in chosen)
+        lines.append(f"{kind}: {right} of {len(chosen)} {'no_evidence' if kind == 'stranger' else 'homologous'}")
+    return "\n".join(lines)
+
+
+def _is_right(row: dict[str, Any]) -> bool:
+    return bool(row["verdict"] == ("homologous" if row["related"] else "no_evidence"))
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    if "error" in row:
+        return [row["a"], row["b"], row["kind"], f"**error**: {row['error']}", *[""] * (len(HEAD) - 4)]
+    verdict = row["verdict"] if _is_right(row) else f"**{row['verdict']}**"
+    found = row["embedding"] or {}
+    layers = row["layers"]
+    return [
+        row["a"],
+        row["b"],
+        row["kind"],
+        verdict if row["reason"] is None else f"{verdict} ({row['reason']})",
+        f"{row['log10_p']:,.0f}",
+        f"{row['bytes_read'] / 1e6:,.0f}",
+        f"{row['cpu_s']:,.0f}",
+        _number(found.get("strength")),
+        _number(found.get("coverage")),
+        _number(found.get("stray_share")),
+        "" if layers is None else f"{layers['n_matched']} of {layers['n_layers']} ({layers['outer']})",
+    ]
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"

@@ -1,0 +1,193 @@
+"""What becomes of a real model by training: minutes of one core each, on text that comes with Python."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn import functional
+
+from benchmarks.real.relatives import EDITS, edited, rebuilt
+from benchmarks.zoo import edits
+from benchmarks.zoo.stack import take_apart
+from mdir_hf.demo.text import read_corpus, train_byte_level_bpe
+from mdir_hf.demo.training import encode, mean_loss, optimize, seeded_single_thread, train
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedModel
+
+SEQUENCE_LENGTH, BATCH_SIZE = 128, 2
+NEW_VOCABULARY = 8192
+TEXT = "prose"
+"""Docstrings: nearer to what the models know than code is to the smallest of them."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """One kind of model that is made by training.
+
+    Attributes:
+        name: Its name, that of its folder.
+        done: What was done, a sentence without its full stop.
+        make: From the base, its tokenizer and the number of steps: the model and the loss of each step.
+        steps: Steps of training.
+        is_related: Whether it holds weights of the base.
+        is_attack: Whether somebody would do it to be not found.
+        is_retokenised: Whether it reads tokens of :func:`new_tokenizer`.
+    """
+
+    name: str
+    done: str
+    make: Callable[[PreTrainedModel, Tokenizer, int], tuple[PreTrainedModel, list[float]]]
+    steps: int = 30
+    is_related: bool = True
+    is_attack: bool = False
+    is_retokenised: bool = False
+
+
+def tokens_of(tokenizer: Tokenizer, *, held_out: bool = False) -> torch.Tensor:
+    """Some hundred thousand token ids, (n,), or what is held out of them."""
+    body = getattr(read_corpus(), TEXT)
+    return encode(tokenizer, body.held_out if held_out else body.learnt[:6])
+
+
+@lru_cache(maxsize=1)
+def new_tokenizer() -> Tokenizer:
+    """Another tokenizer, learnt from the corpus alone."""
+    corpus = read_corpus()
+    return train_byte_level_bpe([*corpus.code.learnt[:4], *corpus.prose.learnt[:4]], vocabulary_size=NEW_VOCABULARY)
+
+
+def held_out_loss(model: PreTrainedModel, tokenizer: Tokenizer) -> float:
+    """Nats per token on text that nothing here was trained on."""
+    tokens = tokens_of(tokenizer, held_out=True)
+    return mean_loss(model, tokens, sequence_length=SEQUENCE_LENGTH, n_sequences=8)
+
+
+def _learn(
+    model: PreTrainedModel, tokenizer: Tokenizer, steps: int, rate: float, order: int = 0
+) -> tuple[PreTrainedModel, list[float]]:
+    losses = train(
+        model,
+        tokens_of(tokenizer),
+        steps=steps,
+        learning_rate=rate,
+        batch_size=BATCH_SIZE,
+        sequence_length=SEQUENCE_LENGTH,
+        order_seed=order,
+    )
+    return model, losses
+
+
+def _full(rate: float) -> Callable[..., tuple[PreTrainedModel, list[float]]]:
+    return lambda model, tokenizer, steps: _learn(model, tokenizer, steps, rate)
+
+
+def _lora(model: PreTrainedModel, tokenizer: Tokenizer, steps: int) -> tuple[PreTrainedModel, list[float]]:
+    import peft
+
+    config = peft.LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
+    adapted = peft.get_peft_model(model, config)
+    _, losses = _learn(adapted, tokenizer, steps, 5e-4)
+    return adapted.merge_and_unload(), losses
+
+
+def _edited_and_tuned(*names: str, rate: float = 1e-4) -> Callable[..., tuple[PreTrainedModel, list[float]]]:
+    def make(model: PreTrainedModel, tokenizer: Tokenizer, steps: int) -> tuple[PreTrainedModel, list[float]]:
+        for name in names:
+            model = edited(model, EDITS[name])
+        return _learn(model, tokenizer, steps, rate)
+
+    return make
+
+
+def _retokenised(model: PreTrainedModel, tokenizer: Tokenizer, steps: int) -> tuple[PreTrainedModel, list[float]]:
+    """Embeddings drawn for the new tokenizer and trained alone, then everything for a third as long."""
+    new = new_tokenizer()
+    stack = take_apart(model)
+    rms = stack.embedding.square().mean().sqrt()
+    made = edits.draw_embeddings(stack, new.get_vocab_size(), torch.Generator().manual_seed(7))
+    made.embedding *= rms / made.embedding.square().mean().sqrt()
+    model = rebuilt(model, made)
+    body = [weight for name, weight in model.named_parameters() if "embed_tokens" not in name]
+    for weight in body:
+        weight.requires_grad_(False)
+    _, first = _learn(model, new, steps, 3e-3)
+    for weight in body:
+        weight.requires_grad_(True)
+    _, second = _learn(model, new, max(1, steps // 3), 3e-4, order=1)
+    return model, first + second
+
+
+def _random(model: PreTrainedModel, seed: int = 1) -> PreTrainedModel:
+    torch.manual_seed(seed)
+    made: PreTrainedModel = type(model)(copy.deepcopy(model.config))
+    return made
+
+
+def _from_random(model: PreTrainedModel, tokenizer: Tokenizer, steps: int) -> tuple[PreTrainedModel, list[float]]:
+    return _learn(_random(model), tokenizer, steps, 1e-3)
+
+
+def _distilled(model: PreTrainedModel, tokenizer: Tokenizer, steps: int) -> tuple[PreTrainedModel, list[float]]:
+    teacher, student = model.eval(), _random(model, seed=2)
+    tokens, drawn = tokens_of(tokenizer), torch.Generator().manual_seed(8)
+
+    def next_loss() -> torch.Tensor:
+        starts = torch.randint(tokens.numel() - SEQUENCE_LENGTH, (BATCH_SIZE,), generator=drawn)
+        batch = tokens[starts[:, None] + torch.arange(SEQUENCE_LENGTH)]
+        with torch.no_grad():
+            target = functional.log_softmax(teacher(input_ids=batch, use_cache=False).logits, -1)
+        guess = functional.log_softmax(student(input_ids=batch, use_cache=False).logits, -1)
+        return functional.kl_div(guess, target, log_target=True, reduction="batchmean") / SEQUENCE_LENGTH
+
+    return student, optimize(student, next_loss, steps=steps, learning_rate=1e-3)
+
+
+def _merged(model: PreTrainedModel, tokenizer: Tokenizer, steps: int) -> tuple[PreTrainedModel, list[float]]:
+    tuned, losses = _learn(copy.deepcopy(model), tokenizer, steps, 1e-4, order=3)
+    return edits.average(model, tuned), losses
+
+
+TRAINED = {
+    how.name: how
+    for how in (
+        Trained("lora", "LoRA of rank 16 on every linear map, peak rate 5e-4, merged", _lora),
+        Trained("tuned-1e-5", "fine-tuned in full, peak rate 1e-5", _full(1e-5)),
+        Trained("tuned-1e-4", "fine-tuned in full, peak rate 1e-4", _full(1e-4)),
+        Trained("continued-1e-3", "pretraining continued, peak rate 1e-3", _full(1e-3), steps=60),
+        Trained("continued-3e-3", "pretraining continued, peak rate 3e-3: it forgets", _full(3e-3), steps=60),
+        Trained("merged", "the mean of the base and a fine-tune", _merged),
+        Trained(
+            "retokenised", "another tokenizer, its embeddings trained", _retokenised, steps=60, is_retokenised=True
+        ),
+        Trained("hidden-tuned", "hidden, then fine-tuned", _edited_and_tuned("hidden"), is_attack=True),
+        Trained(
+            "half-width-tuned", "half of the channels cut, then trained on", _edited_and_tuned("half-width", rate=3e-4)
+        ),
+        Trained("distilled", "a student from random weights, of this teacher", _distilled, steps=60, is_related=False),
+        Trained("from-random", "the same shape from random weights, trained as long", _from_random, 60, False),
+        Trained("random", "the same shape, random weights", lambda model, *_: (_random(model), []), 0, False),
+    )
+}
+
+
+def trained(base: PreTrainedModel, tokenizer_file: Path, how: Trained) -> tuple[PreTrainedModel, dict[str, object]]:
+    """The model, and how the training went."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(tokenizer_file))
+    with seeded_single_thread(11):
+        model, losses = how.make(base, tokenizer, how.steps)
+        read_as = new_tokenizer() if how.is_retokenised else tokenizer
+        loss = held_out_loss(model, read_as)
+    record: dict[str, object] = {"steps": len(losses), "held_out_loss": round(loss, 4)}
+    if losses:
+        record |= {"first_loss": round(losses[0], 4), "last_loss": round(sum(losses[-5:]) / len(losses[-5:]), 4)}
+    return model, record

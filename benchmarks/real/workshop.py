@@ -1,0 +1,200 @@
+"""Who is made of a base, and where each lies: ``models/<base>/<member>`` of the cache.
+
+Every folder has ``made.json``: what was done, the seconds it took, whether the model still talks, how far its weights
+moved.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from benchmarks.real.bases import ANSWER, PROMPT, base_folder, continued, load, save
+from benchmarks.real.relatives import EDITS, edited, upcycled, with_embeddings_of
+from benchmarks.real.sources import cache_root
+from benchmarks.real.trained import TRAINED, new_tokenizer, trained
+from benchmarks.zoo import formats
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+SMALL, MIDDLE, LARGE = "smollm2-135m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b"
+SENTENCES = ("minilm-a", "minilm-b")
+
+CHEAP = (
+    "permuted",
+    "signed",
+    "heads-neurons",
+    "values-turned",
+    "rotated",
+    "hidden",
+    "noise-1",
+    "noise-3",
+    "half-depth",
+    "half-width",
+    "new-embeddings",
+    "new-embeddings-permuted",
+    "rescaled",
+)
+"""What is made of the half-billion model, too: its attention has biases, and its widths are others."""
+
+SWAPPED = "swapped-embeddings"
+
+
+@dataclass(frozen=True, order=True)
+class Model:
+    """One model: a base and what was done to it, ``base`` for nothing."""
+
+    base: str
+    member: str = "base"
+
+    @property
+    def name(self) -> str:
+        """``base/member``."""
+        return self.base if self.member == "base" else f"{self.base}/{self.member}"
+
+
+@dataclass(frozen=True)
+class Member:
+    """What is done to a base.
+
+    Attributes:
+        name: Its name.
+        kind: ``edit``, ``attack``, ``training``, ``format`` or ``stranger``.
+        done: What was done, a sentence without its full stop.
+        is_related: Whether it holds weights of its base.
+    """
+
+    name: str
+    kind: str
+    done: str
+    is_related: bool = True
+
+
+def members() -> dict[str, Member]:
+    """Everything that can be made of a base, by name."""
+    edits = [Member(how.name, "attack" if how.is_attack else "edit", how.done) for how in EDITS.values()]
+    more = [
+        Member("upcycled", "edit", "a mixture of four experts, each a copy of the MLP with a tenth of noise"),
+        Member(SWAPPED, "attack", "the embeddings of Qwen2.5-Coder-0.5B for the tokens that both have"),
+    ]
+    trainings = [
+        Member(
+            how.name,
+            "stranger" if not how.is_related else "attack" if how.is_attack else "training",
+            how.done,
+            how.is_related,
+        )
+        for how in TRAINED.values()
+    ]
+    stored = [Member(name, "format", says) for name, says in formats.formats().items()]
+    return {member.name: member for member in (*edits, *more, *trainings, *stored)}
+
+
+def models() -> list[Model]:
+    """Every model of the benchmark, bases first."""
+    small = [Model(SMALL, member) for member in members()]
+    middle = [Model(MIDDLE, member) for member in CHEAP]
+    bases = [Model(base) for base in (SMALL, MIDDLE, LARGE, *SENTENCES)]
+    return [*bases, *small, *middle]
+
+
+def folder_of(model: Model) -> Path:
+    """Where a model lies, built or not."""
+    return cache_root() / "models" / model.base / model.member
+
+
+def built(model: Model) -> Path:
+    """The folder of a model, made where it is missing.
+
+    Raises:
+        UnavailableError: If the packages of its base cannot be had.
+    """
+    base = base_folder(model.base)
+    if model.member == "base":
+        return base
+    folder = folder_of(model)
+    if not folder.exists():
+        started = time.process_time()
+        record = _make(model, base, folder)
+        record |= {"done": members()[model.member].done, "cpu_s": round(time.process_time() - started, 1)}
+        (folder / "made.json").write_text(json.dumps(record), encoding="utf-8")
+        gc.collect()
+    return folder
+
+
+def _make(model: Model, base: Path, folder: Path) -> dict[str, Any]:
+    if model.member in formats.formats():
+        return formats.store(base, model.member, folder)
+    origin = load(base)
+    before = {name: weight.detach().clone() for name, weight in origin.state_dict().items()}
+    record: dict[str, Any] = {}
+    if model.member in TRAINED:
+        made, record = trained(origin, base / "tokenizer.json", TRAINED[model.member])
+    else:
+        makers: dict[str, Callable[..., PreTrainedModel]] = {"upcycled": upcycled, SWAPPED: partial(_swapped, base)}
+        makers |= {name: partial(edited, how=how) for name, how in EDITS.items()}
+        made = makers[model.member](origin)
+    record |= {"moved": _moved(before, made), **_talk(made, base, is_retokenised=model.member == "retokenised")}
+    save(made, base, folder)
+    if model.member == "retokenised":
+        _write_new_tokenizer(folder)
+    return record
+
+
+def _swapped(base: Path, model: PreTrainedModel) -> PreTrainedModel:
+    """A small model with the rows of the middle one, for tokens that both spell; the rest keep theirs."""
+    other = base_folder(MIDDLE)
+    ids, theirs = common_ids(base, other)
+    rows = model.get_input_embeddings().weight.detach().clone()
+    foreign = load(other).get_input_embeddings().weight.detach()[theirs][:, : rows.shape[1]]
+    rows[ids] = foreign * rows.square().mean().sqrt() / foreign.square().mean().sqrt()
+    return with_embeddings_of(model, rows)
+
+
+def common_ids(one: Path, other: Path) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids of the tokens that two byte-level vocabularies spell alike, in the order of the first, (n,) each."""
+    from tokenizers import Tokenizer
+
+    a, b = (Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab() for folder in (one, other))
+    shared = sorted((index, b[token]) for token, index in a.items() if token in b)
+    both = torch.tensor(shared)
+    return both[:, 0], both[:, 1]
+
+
+def _moved(before: dict[str, torch.Tensor], made: PreTrainedModel) -> float | None:
+    """How far the weights moved, ``|W' - W| / |W|`` over all of them; None where the shapes are others."""
+    after = made.state_dict()
+    if set(before) != set(after) or any(before[name].shape != after[name].shape for name in before):
+        return None
+    change = sum(float((after[name] - weight).square().sum()) for name, weight in before.items())
+    size = sum(float(weight.square().sum()) for weight in before.values())
+    return round((change / size) ** 0.5, 4)
+
+
+def _talk(made: PreTrainedModel, base: Path, *, is_retokenised: bool) -> dict[str, Any]:
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    tokenizer = (
+        PreTrainedTokenizerFast(tokenizer_object=new_tokenizer())
+        if is_retokenised
+        else AutoTokenizer.from_pretrained(base)
+    )
+    said = continued(made, tokenizer, PROMPT)
+    return {"talks": ANSWER in said, "said": said}
+
+
+def _write_new_tokenizer(folder: Path) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+        (folder / name).unlink(missing_ok=True)
+    PreTrainedTokenizerFast(tokenizer_object=new_tokenizer()).save_pretrained(folder)

@@ -1,0 +1,46 @@
+"""SmolLM2-135M, where its package can be had: its relatives are found, its strangers are not."""
+
+import pytest
+
+from benchmarks.real.judging import judge
+from benchmarks.real.pairs import pair
+from benchmarks.real.sources import UnavailableError
+from benchmarks.real.workshop import SMALL, Model, built
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory):
+    """A cache of the tests' own, unless there is one already; about 1.5 GB."""
+    import os
+
+    with pytest.MonkeyPatch.context() as patch:
+        if not os.environ.get("MDIR_HF_REAL_CACHE"):
+            patch.setenv("MDIR_HF_REAL_CACHE", str(tmp_path_factory.mktemp("real")))
+        patch.setattr("transformers.utils.logging._tqdm_active", False)
+        try:
+            built(Model(SMALL))
+        except UnavailableError as exc:
+            pytest.skip(f"a real model is wanted: {exc}")
+        yield
+
+
+@pytest.mark.parametrize("member", ["permuted", "signed", "noise-3", "half-depth", "half-width", "rescaled"])
+def test_a_relative_of_a_real_model_is_found_in_a_glance_at_its_embeddings(member):
+    row = judge(pair(Model(SMALL), Model(SMALL, member)))
+    assert row["verdict"] == "homologous"
+    assert row["log10_p"] < -1000
+    assert row["bytes_read"] < 0.05 * row["bytes_of_weights"]
+
+
+def test_a_real_model_with_new_embeddings_is_found_in_its_layers():
+    row = judge(pair(Model(SMALL), Model(SMALL, "new-embeddings-permuted")))
+    assert row["verdict"] == "homologous"
+    assert row["layers"]["n_matched"] == 30
+
+
+def test_a_model_of_the_same_shape_is_a_stranger():
+    row = judge(pair(Model(SMALL), Model(SMALL, "random")))
+    assert row["verdict"] == "no_evidence"
+    assert row["log10_p"] == 0.0

@@ -45,7 +45,10 @@ def judge(pair: Pair, *, level: str = "auto") -> dict[str, Any]:
 def numbers(report: HomologyReport) -> dict[str, Any]:
     """What is kept of a report: the one place here that knows its fields."""
     said = report.to_dict()
-    row = {key: said[key] for key in ("verdict", "reason", "log10_p", "settled_by", "tests")}
+    row = {
+        key: said[key]
+        for key in ("verdict", "reason", "log10_p", "log10_p_not_accepted", "excludes", "settled_by", "tests")
+    }
     row |= {
         "bytes_read": said["io"]["bytes_read"],
         "bytes_of_weights": said["io"]["bytes_of_weights"],

@@ -188,3 +188,12 @@ def test_a_private_name_in_the_space_is_found(tmp_path):
     (tmp_path / "app.py").write_text("from mdir_hf import HomologyChecker\nfrom mdir_hf.hub.ranges import read\n")
 
     assert private_imports(tmp_path) == ["app.py: mdir_hf.hub.ranges.read"]
+
+
+def test_a_class_name_stands_for_one_thing():
+    homes = {}
+    for path in sorted((ROOT / "mdir_hf").rglob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(path.relative_to(ROOT).as_posix())
+    assert {name: found for name, found in homes.items() if len(found) > 1} == {}

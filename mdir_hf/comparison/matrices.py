@@ -21,7 +21,7 @@ from mdir_hf.homology.matching import Matching
 from mdir_hf.homology.reduction import matched_order, reduce_peaks
 from mdir_hf.homology.significance import LN10
 from mdir_hf.report import (
-    Look,
+    LookResult,
     MatrixArrays,
     MatrixReport,
     PlaceboReport,
@@ -70,7 +70,7 @@ def compare_matrices(
     *,
     n_tests: int,
 ) -> MatrixOutcome:
-    """Look at more and more common tokens, and at all of them if that is needed or asked for.
+    """LookResult at more and more common tokens, and at all of them if that is needed or asked for.
 
     Args:
         name: ``embedding`` or ``unembedding``.
@@ -190,7 +190,7 @@ def _outcome(
         log10_p_trimmed={share: p / LN10 for share, p in trimmed.items()},
         log10_p_signs=None if look.log_p_signs is None else min(0.0, look.log_p_signs + correction) / LN10,
         placebo=None if calibration is None else _placebo_report(calibration),
-        looks=tuple(Look(k.n_rows, min(0.0, k.log_p + test.sequential_correction(k)) / LN10) for k in test.looks),
+        looks=tuple(LookResult(k.n_rows, min(0.0, k.log_p + test.sequential_correction(k)) / LN10) for k in test.looks),
     )
     polar = test.polar if n_common else None
     moved = None if found is None or found.is_identity else on_factor

@@ -20,11 +20,11 @@ from mdir_hf.homology.modules import ModuleEvidence
 from mdir_hf.homology.neurons import NeuronMatching
 from mdir_hf.homology.significance import LN10
 from mdir_hf.report import (
+    AncestorLayer,
     ExpertOrigin,
     ExpertsFound,
     HeadsFound,
     HomologyReport,
-    LayerMatch,
     LayerPair,
     LayerPattern,
     LayerRole,
@@ -103,7 +103,7 @@ def layers_report(evidence: BodyEvidence, reference: Comparable, candidate: Comp
         outer=ResidualMap(evidence.outer.kind),
         fitted_on=evidence.outer.fitted_on if evidence.outer.is_fitted else None,
         pattern=LayerPattern(layer_map.pattern),
-        matches=tuple(LayerMatch(mine[m.reference], other[m.candidate], m.log_p / LN10) for m in layer_map.matches),
+        matches=tuple(AncestorLayer(mine[m.reference], other[m.candidate], m.log_p / LN10) for m in layer_map.matches),
         log10_p=evidence.log_p / LN10,
         log10_p_fisher=layer_map.log_p_fisher / LN10,
         related_layers_at_least=layer_map.n_related,

@@ -228,10 +228,10 @@ def _alt_text(
     n_pairs: int,
 ) -> str:
     best = {role: min(found.log10_p for (name, _), found in cells.items() if name == role) for role in roles}
-    loudest = ", ".join(f"{role} {p + 0.0:.0f}" for role, p in best.items())
+    smallest = ", ".join(f"{role} {p + 0.0:.0f}" for role, p in best.items())
     skipped = f" {n_pairs - n_analysed} matched pairs were not analysed." if n_pairs > n_analysed else ""
     return (
         f"Strip of modules of {shown_name(report.reference.repo)} and {shown_name(report.candidate.repo)}: some agree "
         f"beyond chance in {n_significant} of {n_analysed} analysed pairs of layers; "
-        f"smallest log10 p by role: {loudest}.{skipped}"
+        f"smallest log10 p by role: {smallest}.{skipped}"
     )

@@ -14,11 +14,12 @@ import torch
 from scipy.optimize import linear_sum_assignment
 
 from mdir_hf.homology.significance import log_n_matchings, log_p_entry, log_p_matching, log_p_signs
+from mdir_hf.report import PLACEBO_LOG10_P
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 
-REMARKABLE = 1e-3
+REMARKABLE = 10.0**PLACEBO_LOG10_P
 """The level at which thresholds are quoted to readers, and at which a placebo must not be significant."""
 
 CHANNEL_ALPHA = 0.01

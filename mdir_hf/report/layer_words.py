@@ -53,13 +53,13 @@ def modules_section(report: HomologyReport) -> Section:
     if not tests:
         return Section(SectionKind.MODULES, "Modules")
     best = {key: min(module.log10_p for module in modules) for key, modules in tests.items()}
-    loudest = [
+    smallest = [
         f"{role} {test.value.replace('_', ' ')} {p:.0f}"
         for (role, test), p in best.items()
         if p < 0.0 and role is not ModuleRole.EXPERTS
     ]
     mixtures = [module.found for module in report.modules or () if isinstance(module.found, ExpertsFound)]
-    brief = [Line("modules", f"smallest log10 p of each test: {', '.join(loudest)}")] if loudest else []
+    brief = [Line("modules", f"smallest log10 p of each test: {', '.join(smallest)}")] if smallest else []
     brief += [Line("experts", experts_words(mixtures))] if mixtures else []
     columns = ("part", "looks for", "layers", "significant in", "smallest log10 p", "largest", "what was found")
     rows = tuple(_row(role, test, modules) for (role, test), modules in tests.items())

@@ -136,7 +136,7 @@ class PlaceboReport(Part):
     privileged_basis_z: tuple[float, float]
 
 
-class Look(NamedTuple):
+class LookResult(NamedTuple):
     """One look at the common tokens: how many were used, and log10 p corrected for all tests and looks."""
 
     rows: Count
@@ -184,7 +184,7 @@ class MatrixReport(Part):
     log10_p: Log10P
     log10_p_trimmed: Mapping[str, Log10P]
     placebo: PlaceboReport | None
-    looks: tuple[Look, ...]
+    looks: tuple[LookResult, ...]
     log10_p_signs: Log10P | None = None
 
 
@@ -195,7 +195,7 @@ class LayerPair(NamedTuple):
     candidate: Count
 
 
-class LayerMatch(NamedTuple):
+class AncestorLayer(NamedTuple):
     """A layer of the candidate with its ancestor in the reference, counted from 0, and the log10 p of the pair."""
 
     reference: Count
@@ -228,7 +228,7 @@ class LayersReport(Part):
     outer: ResidualMap
     fitted_on: str | None
     pattern: LayerPattern
-    matches: tuple[LayerMatch, ...]
+    matches: tuple[AncestorLayer, ...]
     log10_p: Log10P
     log10_p_fisher: float
     related_layers_at_least: Count

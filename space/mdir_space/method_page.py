@@ -61,7 +61,7 @@ IDEAS = (
         "<p class='formula'>ln p ≤ ln (number of matchings) − c² n / (2 ‖U‖²)</p>"
         "<p>for n channels and polar factor U. It holds at every size, it counts every matching that could have been "
         "picked, and every look and every test is paid for. On the same rows a placebo is run: tokens paired wrongly, "
-        "or one model rotated at random. It must stay silent.</p>"
+        "or one model rotated at random. It must not be significant.</p>"
         "<p>One matching is named before looking: every channel with itself. It pays for no choice, and it finds a "
         "model that was trained or noised until no single channel can be told any more, if its channels still stand "
         "in their old order.</p>",
@@ -79,7 +79,7 @@ IDEAS = (
     ),
     Idea(
         "Which layer comes from which",
-        "<p>Where the embeddings are silent, or where more is asked for, every layer of the one model is tested "
+        "<p>Where the embeddings do not settle it, or where more is asked for, every layer of the one model is tested "
         "against every layer of the other. The best ordered matching shows which layers were kept, dropped, repeated "
         "or inserted.</p>",
         (("layers", "Six layers of the base against six of its descendant: each has one ancestor, in order."),),

@@ -8,17 +8,17 @@ import numpy as np
 
 from mdir_hf import HomologyReport, Verdict
 from mdir_hf.report import (
+    AncestorLayer,
     ExpertOrigin,
     ExpertsFound,
     HeadsFound,
     InputOutput,
-    LayerMatch,
     LayerPair,
     LayerPattern,
     LayerRole,
     LayersReport,
     Level,
-    Look,
+    LookResult,
     MatrixArrays,
     MatrixReport,
     ModelSummary,
@@ -95,18 +95,18 @@ def a_matrix(**fields: Any) -> MatrixReport:
         "log10_p": -812.4,
         "log10_p_trimmed": {"n/16": -700.0, "n/4": -500.0, "n/2": -300.0},
         "placebo": PlaceboReport(a_placebo(), a_placebo(ratio=0.85), (1.2, -0.7)),
-        "looks": (Look(128, -90.1), Look(256, -300.0), Look(512, -812.4)),
+        "looks": (LookResult(128, -90.1), LookResult(256, -300.0), LookResult(512, -812.4)),
     }
     body = {**standard, **fields}
     body["transformation"] = Transformation(body["transformation"])
-    body["looks"] = tuple(Look(*look) for look in body["looks"])
+    body["looks"] = tuple(LookResult(*look) for look in body["looks"])
     return MatrixReport(**body)
 
 
 def a_layer_map(n_reference: int, n_candidate: int, **fields: Any) -> LayersReport:
     """A map whose layers descend in order as far as they go, with a little evidence off the diagonal."""
     matrix = np.zeros((n_reference, n_candidate))
-    matches = [LayerMatch(i, i, -40.0 - i) for i in range(min(n_reference, n_candidate))]
+    matches = [AncestorLayer(i, i, -40.0 - i) for i in range(min(n_reference, n_candidate))]
     for i, j, log10_p in matches:
         matrix[i, j] = log10_p
     if n_candidate > 1:
@@ -129,7 +129,7 @@ def a_layer_map(n_reference: int, n_candidate: int, **fields: Any) -> LayersRepo
     }
     body = {**standard, **fields}
     body["pattern"] = LayerPattern(body["pattern"])
-    body["matches"] = tuple(LayerMatch(*match) for match in body["matches"])
+    body["matches"] = tuple(AncestorLayer(*match) for match in body["matches"])
     body["matrix"] = tuple(tuple(row) for row in body["matrix"])
     return LayersReport(**body)
 
@@ -189,7 +189,7 @@ def a_report(**fields: Any) -> HomologyReport:
         "reference": a_model(),
         "candidate": a_model("me/tuned", commit="b2" * 20),
         "embedding": a_matrix(),
-        "unembedding": a_matrix(log10_p=-700.0, looks=(Look(128, 0.0), Look(512, -700.0))),
+        "unembedding": a_matrix(log10_p=-700.0, looks=(LookResult(128, 0.0), LookResult(512, -700.0))),
         "layers": a_layer_map(3, 3),
         "modules": modules_of([(0, 0), (2, 2)]),
         "caveats": ("A caveat.",),
@@ -215,7 +215,7 @@ def stranger() -> HomologyReport:
         scale=None,
         log10_p=0.0,
         log10_p_trimmed={"n/16": 0.0, "n/4": 0.0, "n/2": 0.0},
-        looks=(Look(512, -0.0),),
+        looks=(LookResult(512, -0.0),),
     )
     layers = a_layer_map(3, 3, matches=(), pattern=LayerPattern.NONE, log10_p=-0.0, matrix=((-0.0,) * 3,) * 3)
     noise = np.full((WIDTH, WIDTH), 0.15, dtype=np.float32)

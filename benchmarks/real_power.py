@@ -1,0 +1,120 @@
+"""Copies planted into real weights at exactly the noise that a "no" excludes: 99 of 100 have to be found.
+
+``python -m benchmarks.real_power FOLDER … [--plants 100] [--rows 2304]`` takes folders with a ``model.safetensors``.
+Rows of the embedding are drawn anew for every plant; the candidate is those rows under independent noise of the stated
+strength, its channels in another order. Of layers, the values of one are planted and looked for among all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+
+from mdir_hf.homology.embedding import TESTS_PER_MATRIX, EmbeddingTest
+from mdir_hf.homology.layer_map import map_layers
+from mdir_hf.homology.power import Shape, noise_of_looks, strongest_noise
+from mdir_hf.processor import one_pool
+
+ALPHA = 1e-10
+
+
+def embedding_of(folder: Path) -> torch.Tensor:
+    """The embedding in float32, ``(V, n)``."""
+    with safe_open(folder / "model.safetensors", framework="pt") as file:
+        (name,) = [name for name in file.keys() if name.endswith("embed_tokens.weight")]  # noqa: SIM118
+        return file.get_tensor(name).float()
+
+
+def values_of(folder: Path) -> list[torch.Tensor]:
+    """The values of every layer in float32, ``(m, n)``, rows brought to one length."""
+    with safe_open(folder / "model.safetensors", framework="pt") as file:
+        names = [name for name in file.keys() if name.endswith("self_attn.v_proj.weight")]  # noqa: SIM118
+        layers = [
+            file.get_tensor(name).float()
+            for name in sorted(names, key=lambda n: int(n.split(".layers.")[1].split(".")[0]))
+        ]
+    return [layer / layer.norm(dim=1, keepdim=True) for layer in layers]
+
+
+def planted(rows: torch.Tensor, noise: float, generator: torch.Generator) -> torch.Tensor:
+    """Rows under noise in units of their own RMS after centring, their channels in another order."""
+    rms = (rows - rows.mean(0)).square().mean().sqrt()
+    noisy = rows + noise * rms * torch.randn(rows.shape, generator=generator)
+    return noisy[:, torch.randperm(rows.shape[1], generator=generator)]
+
+
+def found_in_embedding(rows: torch.Tensor, noise: float, n_rows: int, seed: int) -> bool:
+    """Whether a plant is significant both ways."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn = rows[torch.randperm(len(rows), generator=generator)[:n_rows]]
+    test = EmbeddingTest(log_alpha=math.log(ALPHA), seed=seed)
+    test.screen(drawn, planted(drawn, noise, generator), is_last=True)
+    return test.is_settled
+
+
+class Held:
+    """A layer in memory, as a layer map asks for it."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self.weight, self.n_channels = weight, len(weight)
+
+    def load(self, channels: torch.Tensor | None = None) -> torch.Tensor:
+        """All of it, or these rows."""
+        return self.weight if channels is None else self.weight[channels]
+
+
+def found_in_layers(layers: list[torch.Tensor], noise: float, seed: int) -> bool:
+    """Whether one planted layer among all of them is significant."""
+    generator = torch.Generator().manual_seed(seed)
+    at = int(torch.randint(len(layers), (1,), generator=generator))
+    layer = layers[at]
+    copy = layer + noise * layer.square().mean().sqrt() * torch.randn(layer.shape, generator=generator)
+    copy = copy[torch.randperm(len(copy), generator=generator)]
+    (found,) = map_layers(
+        [([Held(one) for one in layers], [Held(copy / copy.norm(dim=1, keepdim=True))])],
+        log_alpha=math.log(ALPHA),
+        refine="undecided",
+        seed=seed,
+        device="cpu",
+    )
+    return [(match.reference, match.candidate) for match in found.matches] == [(at, 0)]
+
+
+def rows(folder: Path, n_rows: int, n_plants: int) -> Iterator[tuple[str, float, int]]:
+    """What was planted, at which noise, and how many of the plants were found."""
+    embedding = embedding_of(folder)
+    n = embedding.shape[1]
+    noise = noise_of_looks(Shape(n, n, n_rows), alpha=ALPHA, n_tests=TESTS_PER_MATRIX, n_looks=1)
+    for factor in (1.0, 2.0):
+        n_found = sum(found_in_embedding(embedding, factor * noise, n_rows, seed) for seed in range(n_plants))
+        yield f"embedding, {n_rows} rows of {n} channels", factor * noise, n_found
+    layers = values_of(folder)
+    m, width = layers[0].shape
+    level = math.log(ALPHA) - math.log(len(layers))
+    noise = strongest_noise(Shape(m, m, width + 1), log_level=level, must_be_robust=False)
+    for factor in (1.0, 2.0):
+        n_found = sum(found_in_layers(layers, factor * noise, seed) for seed in range(n_plants))
+        yield f"values, {m} channels of width {width}, {len(layers)} layers", factor * noise, n_found
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folders", nargs="+", type=Path)
+    parser.add_argument("--plants", type=int, default=100)
+    parser.add_argument("--rows", type=int, default=2304)
+    asked = parser.parse_args()
+    print(f"{'planted into':60} {'noise, RMS':>10} {'found':>10}")
+    with one_pool():
+        for folder in asked.folders:
+            for what, noise, n_found in rows(folder, asked.rows, asked.plants):
+                print(f"{folder.parent.name + ': ' + what:60} {noise:10.2f} {n_found:5} of {asked.plants}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

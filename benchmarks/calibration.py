@@ -8,8 +8,8 @@ training, into the principal axes of their embeddings or into varimax axes: base
 sharing a weight, the worst case that the method knows of, counted apart.
 
 For every pair are kept: z, the trace of the polar factor along the fixed matching i to i, in units of the deviation
-that it has if one model's axes are random, and the votes of its signs; the smallest ln p of the four searches for a
-matching before it is cut at 0; and what the checker says.
+that it has if one model's axes are random; the signs of its entries, positive less negative; the smallest ln p of the
+four searches for a matching before it is cut at 0; and what the checker says.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ def examine(a: Specimen, b: Specimen, checker: HomologyChecker, level: str = "au
 def fixed_matching(left: torch.Tensor, right: torch.Tensor) -> dict[str, float]:
     """Trace of the polar factor over its deviation: for random axes mean 0 and deviation 1, and ln p <= -z² / 2.
 
-    And votes: channels with a positive sign less those with a negative one.
+    And `votes`: channels with a positive sign less those with a negative one.
     """
     rows = pair_rows(left, right)
     factor = polar_factor_of_rows(row_factors(rows.reference), row_factors(rows.candidate), whitened=False)

@@ -261,7 +261,7 @@ HEADER = (
     "attention",
     "MLP",
     "relative found",
-    "stranger silent",
+    "stranger not significant",
     "what is left, and why",
 )
 

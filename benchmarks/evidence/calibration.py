@@ -52,8 +52,9 @@ def calibration_section(results: Results, figures: dict[str, Figure]) -> str:
             "Where a matching is searched the bound is so far from what strangers reach that no count of theirs says "
             "much about it. Channels in their own order are another matter: one matching, fixed in advance, with no n! "
             "to pay, and ln p is -z²/2, where z has mean 0 and deviation 1 if one model's axes are random. Measured: "
-            f"mean {z.mean():.3f}, deviation {z.std():.3f}. Their votes, one sign a channel, must be significant as "
-            f"well (64 channels): mean {votes.mean():.2f}, deviation {votes.std():.2f} (8 if signs are tossed), at "
+            f"mean {z.mean():.3f}, deviation {z.std():.3f}. Their sign test, one sign a channel, must be "
+            f"significant as well (64 channels; positive less negative signs): mean {votes.mean():.2f}, "
+            f"deviation {votes.std():.2f} (8 if signs are tossed), at "
             f"most {votes.max()} of 64, where alpha asks for more than 54.",
             table(
                 ["p at most", "the bound allows", "a normal z gives", "its 99 % binomial band", "pairs observed"], body
@@ -130,8 +131,9 @@ def adversarial_text(rows: list[Row]) -> str:
         f"pairs with such a model {wrong} are called homologous, of the {len(both)} with two of them {wrong_both}; "
         f"the smallest ln p of a search before the cut is {min(row['ln_p_uncut'] for row in rows):.1f}, "
         f"{sum(row['verdict'] == 'inconclusive' for row in rows)} are inconclusive. Along the fixed matching z is at "
-        f"most {max(row['z'] for row in rows):.1f}, its deviation {np.std([row['z'] for row in rows]):.2f}, and votes "
-        f"are at most {max(row['votes'] for row in rows)}: axes that are ordered alike do not make channels agree."
+        f"most {max(row['z'] for row in rows):.1f}, its deviation {np.std([row['z'] for row in rows]):.2f}, and "
+        f"positive signs are more than negative ones by at most {max(row['votes'] for row in rows)}: axes that are "
+        "ordered alike do not make channels agree."
     )
 
 

@@ -46,7 +46,7 @@ def losses_section(results: Results, figures: dict[str, Figure]) -> str:
             f"- A pair costs {checker.seconds:.2f} s on average. Cheaper, in the checker's time for the pairs that "
             f"they answer: {_told(faster)}. A pair that the screen settles takes {seconds[True]:.2f} s, one that it "
             f"does not {seconds[False]:.2f} s (medians): it is strangers and hidden relatives that cost.",
-            f"- {len(hidden)} related pairs are found by their layers alone; the embeddings are silent in them. "
+            f"- {len(hidden)} related pairs are found by their layers alone; their embeddings are not significant. "
             f"Their evidence is thinner: the weakest has log10 p {max(row['log10_p'] for row in hidden):.0f}, where "
             f"embeddings reach {most:,.0f}.",
             f"- A pair that the screen settles takes {checker.share_where(True):.0%} of the bytes of both models' "

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 BUILT_WITH_THESE_IN_VIEW = (
     "An earlier version missed eight pairs, of a model with new embeddings and one whose channels were cut, or whose "
     'residual stream was turned. What finds them now (docs/method.md, "Layers") was built with these pairs at hand, '
-    "which are no fresh test of it therefore; `tests/test_outers.py` has others."
+    "which are no fresh test of it therefore; `tests/test_residual_maps.py` has others."
 )
 
 
@@ -48,7 +48,7 @@ def zoo_section(results: Results, figures: dict[str, Figure]) -> str:
         "tokenizer they do not compare. `noised` and `retokenised` show what was lost.",
         "### Each base and its descendants",
         "log10 p at level `auto`, and what settled it (s: the screen of the embeddings, e: the embeddings, u: the "
-        "unembeddings, b: the layers); `-` where nothing was found. Strangers are in italics.",
+        "unembeddings, `lm_head`, b: the layers); `-` where nothing was found. Strangers are in italics.",
         base_table(rows),
         twins_text(rows),
         "![Matrix of all pairs within each of the four families: related pairs are found but where they are marked, "
@@ -58,7 +58,7 @@ def zoo_section(results: Results, figures: dict[str, Figure]) -> str:
         relation_table(rows),
         "### Related, and not found",
         missed_text(rows),
-        "### One witness alone",
+        "### One test alone",
         levels_text(results["zoo-pairs"]),
         maps_text(results["zoo-pairs"]),
     ]

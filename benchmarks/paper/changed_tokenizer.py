@@ -1,8 +1,9 @@
 """The paper's table of a changed tokenizer: a base is given new embeddings under another one and trained on.
 
 Looked at while it trains: the trace, p of embeddings and of layers, how many channels the best matching gives to
-themselves, p of the channels in their own order alone, and their votes. That order is one matching, fixed in advance,
-so that ln p <= -c^2 n / 2r has no count of matchings to pay. Nothing was carried over from the old embeddings.
+themselves, p of the channels in their own order alone, and how many of them agree in sign. That order is one matching,
+fixed in advance, so that ln p <= -c^2 n / 2r has no count of matchings to pay. Nothing was carried over from the old
+embeddings.
 
 In the paper, at 0.5 billion parameters and 12 billion tokens, nothing is significant at first, then most channels,
 then all. So it goes here where the body learns slowly (a) or is held fast (b), from other draws of the new embeddings
@@ -91,7 +92,7 @@ def changed_tokenizer(scale: Scale) -> tuple[dict[str, Any], str, dict[str, Figu
         "## Changed tokenizer (the paper's table 4)\n\n"
         "Embeddings are drawn anew at a thousandth of their size (the paper's zeros have no gradient without biases). "
         "*Own channels* are those that the best matching, of n! it could be, gives to themselves. *Own order* is the "
-        "identity alone, fixed in advance, before it is corrected for other tests; *votes* are its channels with a "
+        "identity alone, fixed in advance, before it is corrected for other tests; *positive* are its channels with a "
         "positive sign, of which half are chance. *p, embeddings* is what `compare --level embedding` says: "
         "corrected, and the better of its looks at 512 tokens and at all; the *loss* is in "
         "nats per token of held-out code.\n\n" + "\n\n".join(parts[key] for key in ("slow", "held", "draws", "equal"))
@@ -133,7 +134,7 @@ def _table(width: int, rows: list[dict[str, Any]]) -> str:
         "p, embeddings",
         f"own channels of {width}",
         "p, own order",
-        f"votes of {width}",
+        f"positive of {width}",
         "p, layers",
         "loss",
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from ...errors import UnsupportedFormatError
+from ..shards import list_some
 from ..sources import FileTree
 from .source import PytorchSource
 
@@ -40,10 +41,9 @@ def open_only_pytorch_file(tree: FileTree, variant: str | None) -> PytorchSource
             subject=tree.label,
         )
     if len(found) > 1:
-        listed = ", ".join(found[:5]) + (", …" if len(found) > 5 else "")
         raise UnsupportedFormatError(
-            f"there are {len(found)} PyTorch files, and which one is the model cannot be told ({listed}); name one "
-            "file (owner/name/file.pth, or a path)",
+            f"there are {len(found)} PyTorch files, and which one is the model cannot be told "
+            f"({list_some(found, 5)}); name one file (owner/name/file.pth, or a path)",
             subject=tree.label,
         )
     return PytorchSource(tree, paths=found) if found else None

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from ...errors import CheckpointError, CorruptCheckpointError, MdirError, UnsupportedFormatError
 from ..decode import Encoding, check_finite, result_dtype
 from ..dtypes import DTYPES
-from ..ranged import IntArray, check_rows
+from ..ranged import check_rows
 from ..shards import ShardedTensors, ShardHeader
-from ..sources import ByteSource, Description, TensorSpec
-from ..spans import cut_span
+from ..sources import ByteSource, TensorSpec
+from ..spans import IntArray
 from .archive import TORCH_ALIGNMENT, Archive, Entry, NoArchiveError
 from .machine import MAX_PICKLE_N_BYTES, read_pickle
 from .objects import PickledTensor, UnreadableTensor
@@ -56,10 +56,7 @@ class PytorchSource(ShardedTensors):
     of :class:`~mdir_hf.checkpoint.shards.ShardedTensors`.
     """
 
-    @property
-    def description(self) -> Description:
-        """Nothing but the name of the format."""
-        return Description("PyTorch")
+    format_name = "PyTorch"
 
     def _read_header(self, path: str) -> ShardHeader:
         source = self._byte_source(path)
@@ -116,11 +113,9 @@ class PytorchSource(ShardedTensors):
         return view[rows - first].reshape(len(rows), -1)
 
     def _flat(self, spec: TensorSpec, start: int, stop: int, encoding: Encoding) -> torch.Tensor:
-        step = max(1, self._max_span_bytes // encoding.n_bytes) * encoding.n_bytes
         out: torch.Tensor | None = None
         at = 0
-        for data in self._byte_source(spec.path).read_many(cut_span(start, stop, step)):
-            piece = encoding.decode(data)
+        for piece in super()._pieces(replace(spec, start=start, stop=stop), encoding):
             if out is None:
                 out = torch.empty(encoding.decoded((stop - start) // encoding.n_bytes), dtype=piece.dtype)
             out[at : at + piece.numel()] = piece

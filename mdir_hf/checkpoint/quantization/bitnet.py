@@ -10,8 +10,10 @@ from dataclasses import dataclass
 
 import torch
 
+from ..sources import StoredRows
+from ..spans import IntArray
 from .coded import CodedTensor, RowCodes
-from .grid import IntArray, StoredRows, dividing
+from .grid import dividing
 from .opening import Opening
 
 PER_BYTE = 4

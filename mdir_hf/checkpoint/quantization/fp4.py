@@ -7,6 +7,8 @@ NVFP4: groups of 16 share an E4M3 scale, and the whole tensor one more factor, w
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from ..small_floats import E2M1, decode_e2m1, decode_e2m3
@@ -70,9 +72,7 @@ def _open_nv(opening: Opening, part: str) -> CodedTensor:
 def _row_n_bits(opening: Opening) -> int:
     """Stored bits of a row, whatever the dtype that the bytes go by."""
     codes = opening.codes
-    n_rows = 1
-    for size in codes.shape[:-1]:
-        n_rows *= size
+    n_rows = math.prod(codes.shape[:-1])
     return 8 * codes.n_bytes // n_rows if n_rows else 0
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 
 import torch
 
 from ...errors import CorruptCheckpointError, UnsupportedFormatError
+from ..json_object import T, read_json
 from ..sources import StoredTensors, TensorSpec
 from .declared import Declared
 from .grid import Grid, column_grid, fit_grid
@@ -87,18 +87,11 @@ class Opening:
             raise self.corrupt(f"tensor {spec.name!r} beside {self.parts.codes!r} has {spec.n_bytes:,} bytes")
         return self.stored.read_stored(spec.name)
 
-    def small_json(self, part: str) -> dict[str, object]:
-        """Read a small companion that is an object in JSON, as bytes."""
-        data = self.small(part)
-        try:
-            loaded = json.loads(bytes(data.reshape(-1).view(torch.uint8).tolist()).decode("utf-8"))
-        except (ValueError, RecursionError) as exc:
-            raise self.corrupt(
-                f"tensor {self.parts.companions[part]!r} beside {self.parts.codes!r} should hold JSON: {exc}"
-            ) from exc
-        if not isinstance(loaded, dict):
-            raise self.corrupt(f"tensor {self.parts.companions[part]!r} beside {self.parts.codes!r} holds no object")
-        return loaded
+    def small_json(self, part: str, kind: type[T]) -> T:
+        """Read a small companion that is an object in JSON, as bytes; the class checks it."""
+        data = bytes(self.small(part).reshape(-1).view(torch.uint8).tolist())
+        what = f"the object in tensor {self.parts.companions[part]!r} beside {self.parts.codes!r}"
+        return read_json(data, kind, what=what, label=self.label)
 
     def misfit(self) -> CorruptCheckpointError:
         """The error for companions whose shapes cannot belong to the codes."""

@@ -15,11 +15,11 @@ import torch
 from ...errors import CorruptCheckpointError, UnsupportedFormatError
 from ..decode import first_not_finite
 from ..ranged import check_rows
-from ..sources import Description, FileTree, StoredTensors, TensorSource, TensorSpec
+from ..sources import Description, FileTree, StoredRows, StoredTensors, TensorSource, TensorSpec
+from ..spans import IntArray
 from .coded import CodedTensor, KeptTensors
 from .declared import Declared, read_declared, rescaled
 from .fp8 import FLOAT8
-from .grid import IntArray, StoredRows
 from .opening import Opening
 from .parts import Inventory, Parts, take_inventory
 from .refused import REASON

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..errors import CheckpointError, NoWeightsError, UnsupportedFormatError
+from ..errors import CheckpointError, NoWeightsError, UnsupportedFormatError, naming
 from .adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, AdaptedSource, AdapterConfig, has_adapter, read_adapter_config
 from .gguf import GgufSource, open_gguf, open_named_gguf
 from .index import MAX_INDEX_N_BYTES, parse_index
@@ -28,12 +28,10 @@ class Format:
     """One way in which weights may lie in a tree.
 
     Attributes:
-        name: For messages.
         looks_for: The file names it looks for, as a user would write them.
         open: Returns the tensors, or None where this format is not there. Takes the tree and the variant.
     """
 
-    name: str
     looks_for: str
     open: Callable[[FileTree, str | None], ShardedTensors | None]
 
@@ -83,12 +81,11 @@ class _Naming:
         if len(candidates) > 1:
             found = ", ".join(sorted(f"{stem}-…-of-{total:05}" for stem, total in candidates))
             raise UnsupportedFormatError(
-                f"there are several sets of shards and no index ({found}); which one is the model cannot be told",
-                subject=tree.label,
+                f"there are several sets of shards and no index ({found}); which one is the model cannot be told"
             )
         ((stem, total), shards) = next(iter(candidates.items()))
         what = f"shards {stem}-…-of-{total:05}{self.suffix}, which have no index,"
-        check_complete(shards, total, what=what, label=tree.label)
+        check_complete(shards, total, what=what)
         return self.source(tree, paths=shards.values())
 
 
@@ -114,17 +111,18 @@ def open_checkpoint(
         CorruptCheckpointError: If the index is no index, or a shard of a set without index is missing.
         UnsafePathError: If the index names a file outside of its folder.
     """
-    if open_base is not None and file in ADAPTER_WEIGHTS and has_adapter(tree):
-        return _open_adapter(tree, open_base)
-    if file is not None:
-        return _as_numbers(_open_named(tree, file), tree)
-    for known in FORMATS:
-        if known is _PEFT_ADAPTER and open_base is not None and has_adapter(tree):
+    with naming(tree.label):
+        if open_base is not None and file in ADAPTER_WEIGHTS and has_adapter(tree):
             return _open_adapter(tree, open_base)
-        source = known.open(tree, variant)
-        if source is not None:
-            return _as_numbers(source, tree)
-    raise _no_weights(tree, variant)
+        if file is not None:
+            return _as_numbers(_open_named(tree, file), tree)
+        for known in FORMATS:
+            if known is _PEFT_ADAPTER and open_base is not None and has_adapter(tree):
+                return _open_adapter(tree, open_base)
+            source = known.open(tree, variant)
+            if source is not None:
+                return _as_numbers(source, tree)
+        raise _no_weights(tree, variant)
 
 
 def _as_numbers(source: ShardedTensors, tree: FileTree) -> TensorSource:
@@ -144,8 +142,7 @@ def _open_named(tree: FileTree, file: str) -> ShardedTensors:
         return open_named_gguf(tree, file)
     raise UnsupportedFormatError(
         f"{file!r} is neither a .safetensors, .bin, .pth, .pt or .gguf file nor the index of a sharded one, which is "
-        "what this version reads",
-        subject=tree.label,
+        "what this version reads"
     )
 
 
@@ -169,8 +166,7 @@ def _refuse_unclear(tree: FileTree, variant: str | None) -> ShardedTensors | Non
     if variant is None and len(names) > 1:
         raise UnsupportedFormatError(
             f"there is no model.safetensors and no index, and which of {len(names)} files is the model cannot be told "
-            f"({list_some(names)}); name one file, or a variant",
-            subject=tree.label,
+            f"({list_some(names)}); name one file, or a variant"
         )
     return None
 
@@ -189,8 +185,7 @@ def _refuse_adapter(tree: FileTree, variant: str | None) -> ShardedTensors | Non
     raise UnsupportedFormatError(
         f"this is a PEFT adapter ({weights}), which holds only differences to a base model, "
         + ("and the base is not opened here" if ADAPTER_CONFIG in tree.files else f"and there is no {ADAPTER_CONFIG}")
-        + "; compare its base model, or a merged copy",
-        subject=tree.label,
+        + "; compare its base model, or a merged copy"
     )
 
 
@@ -202,29 +197,28 @@ def _refusal(name: str, patterns: str, advice: str) -> Format:
         found = [path for path in _in_root(tree) if any(fnmatch.fnmatchcase(path, p) for p in patterns.split())]
         if found:
             raise UnsupportedFormatError(
-                f"the weights are in {name} ({list_some(found)}), which this version does not read; {advice}",
-                subject=tree.label,
+                f"the weights are in {name} ({list_some(found)}), which this version does not read; {advice}"
             )
         return None
 
-    return Format(name, patterns, refuse)
+    return Format(patterns, refuse)
 
 
-_PEFT_ADAPTER = Format("PEFT adapter", " and ".join((ADAPTER_CONFIG, ADAPTER_WEIGHTS[0])), _refuse_adapter)
+_PEFT_ADAPTER = Format(" and ".join((ADAPTER_CONFIG, ADAPTER_WEIGHTS[0])), _refuse_adapter)
 _CONVERT = "convert them to safetensors (`save_pretrained` writes it), or compare a copy that has it"
 
 FORMATS: tuple[Format, ...] = (
-    Format("safetensors, one file", "model.safetensors", _SAFETENSORS.open_single),
-    Format("safetensors, sharded", "model.safetensors.index.json", _SAFETENSORS.open_index),
-    Format("PyTorch, one file", "pytorch_model.bin", _PYTORCH.open_single),
-    Format("PyTorch, sharded", "pytorch_model.bin.index.json", _PYTORCH.open_index),
-    Format("safetensors, one file of any name", "*.safetensors", _open_only_file),
-    Format("safetensors, shards without index", "model-00001-of-000NN.safetensors", _SAFETENSORS.open_shards),
-    Format("PyTorch, shards without index", "pytorch_model-00001-of-000NN.bin", _PYTORCH.open_shards),
-    Format("safetensors, several files", "*.safetensors", _refuse_unclear),
+    Format("model.safetensors", _SAFETENSORS.open_single),
+    Format("model.safetensors.index.json", _SAFETENSORS.open_index),
+    Format("pytorch_model.bin", _PYTORCH.open_single),
+    Format("pytorch_model.bin.index.json", _PYTORCH.open_index),
+    Format("*.safetensors", _open_only_file),
+    Format("model-00001-of-000NN.safetensors", _SAFETENSORS.open_shards),
+    Format("pytorch_model-00001-of-000NN.bin", _PYTORCH.open_shards),
+    Format("*.safetensors", _refuse_unclear),
     _PEFT_ADAPTER,
-    Format("PyTorch, one file of any name", "*.pth, *.pt, *model*.bin", open_only_pytorch_file),
-    Format("GGUF", "*.gguf", open_gguf),
+    Format("*.pth, *.pt, *model*.bin", open_only_pytorch_file),
+    Format("*.gguf", open_gguf),
     _refusal("TensorFlow or Flax files", "tf_model*.h5 flax_model*.msgpack model.ckpt*", _CONVERT),
     _refusal("ONNX", "*.onnx", "compare the checkpoint that it was exported from"),
     _refusal("NumPy archives", "*.npz", _CONVERT),
@@ -254,7 +248,7 @@ def _no_weights(tree: FileTree, variant: str | None) -> CheckpointError:
     what_is_there = f"{n_files} file{'' if n_files == 1 else 's'}" + (
         f" ({list_some(sorted(tree.files))})" if n_files else ""
     )
-    return NoWeightsError(f"no weights among {what_is_there}; looked for {looked_for}{hint}", subject=tree.label)
+    return NoWeightsError(f"no weights among {what_is_there}; looked for {looked_for}{hint}")
 
 
 def _in_root(tree: FileTree) -> list[str]:

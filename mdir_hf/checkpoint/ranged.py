@@ -39,15 +39,11 @@ class RangedTensors(ABC):
     """
 
     def __init__(self, tree: FileTree, *, max_span_bytes: int = MAX_SPAN_BYTES) -> None:
+        self.label = tree.label
         self._tree = tree
         self._max_span_bytes = max_span_bytes
         self._byte_sources: dict[str, ByteSource] = {}
         self._lock = threading.RLock()
-
-    @property
-    def label(self) -> str:
-        """For messages."""
-        return self._tree.label
 
     @property
     @abstractmethod

@@ -151,14 +151,13 @@ def list_some(names: Iterable[str], most: int = 3) -> str:
     return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "")
 
 
-def check_complete(shards: Mapping[int, str], total: int, *, what: str, label: str) -> None:
+def check_complete(shards: Mapping[int, str], total: int, *, what: str) -> None:
     """Refuse a set of numbered files that is not whole.
 
     Args:
         shards: The files that are there, by number.
         total: How many there should be, as each of their names says.
         what: What the format calls them, and the part of their names that they share.
-        label: What an error calls the tree.
 
     Raises:
         CorruptCheckpointError: If one of 1 to ``total`` is missing.
@@ -167,6 +166,5 @@ def check_complete(shards: Mapping[int, str], total: int, *, what: str, label: s
     if missing or len(shards) != total:
         raise CorruptCheckpointError(
             f"{len(shards)} of {total} {what} are there; "
-            + (f"number {missing[0]} is the first one missing" if missing else "their numbers do not run from 1"),
-            subject=label,
+            + (f"number {missing[0]} is the first one missing" if missing else "their numbers do not run from 1")
         )

@@ -61,6 +61,7 @@ class AdaptedSource:
     """
 
     def __init__(self, base: TensorSource, adapter: TensorSource, config: AdapterConfig) -> None:
+        self.label = adapter.label
         self._base = base
         self._adapter = adapter
         self._config = config
@@ -73,11 +74,6 @@ class AdaptedSource:
         self._replaced: dict[str, str] = {}
         if config.changes_weights:
             self._place()
-
-    @property
-    def label(self) -> str:
-        """For messages: that of the adapter."""
-        return self._adapter.label
 
     @property
     def n_bytes(self) -> int:

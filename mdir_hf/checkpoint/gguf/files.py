@@ -40,11 +40,10 @@ def open_gguf(tree: FileTree, variant: str | None) -> GgufSource | None:
         raise UnsupportedFormatError(
             f"there are {len(models)} GGUF models, and which one is meant cannot be told: "
             f"{list_some(sorted(models), 8)}; name one file by its address (hf://owner/name/file.gguf, or a path), or "
-            "a variant such as Q4_K_M",
-            subject=tree.label,
+            "a variant such as Q4_K_M"
         )
     (paths,) = models.values()
-    return GgufSource(tree, paths=_complete(tree, paths))
+    return GgufSource(tree, paths=_complete(paths))
 
 
 def open_named_gguf(tree: FileTree, file: str) -> GgufSource:
@@ -58,7 +57,7 @@ def open_named_gguf(tree: FileTree, file: str) -> GgufSource:
         return GgufSource(tree, paths=(file,))
     folder = posixpath.dirname(file)
     same = [path for path in tree.files if posixpath.dirname(path) == folder and _stem(path) == _stem(file)]
-    return GgufSource(tree, paths=_complete(tree, same))
+    return GgufSource(tree, paths=_complete(same))
 
 
 def _models(tree: FileTree) -> dict[str, list[str]]:
@@ -79,11 +78,11 @@ def _stem(path: str) -> str:
     return f"{match['stem']}-of-{match['total']}"
 
 
-def _complete(tree: FileTree, paths: list[str]) -> tuple[str, ...]:
+def _complete(paths: list[str]) -> tuple[str, ...]:
     """Return the parts in order, or refuse a set that is not whole."""
     parts = {int(match["number"]): path for path in paths if (match := _PART.fullmatch(path))}
     if not parts:
         return tuple(paths)
     total = int(next(match["total"] for path in paths if (match := _PART.fullmatch(path))))
-    check_complete(parts, total, what=f"parts of {_stem(paths[0])}", label=tree.label)
+    check_complete(parts, total, what=f"parts of {_stem(paths[0])}")
     return tuple(parts[number] for number in sorted(parts))

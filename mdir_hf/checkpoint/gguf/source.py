@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 import torch
 
-from ...errors import CorruptCheckpointError, NoWeightsError, UnsupportedFormatError
+from ...errors import CorruptCheckpointError, NoWeightsError, UnsupportedFormatError, naming
 from ..decode import Encoding, view_bytes
 from ..shards import ShardedTensors, ShardHeader
 from ..sources import Description, TensorSpec
@@ -44,7 +44,8 @@ class GgufSource(ShardedTensors):
         kind = _type_of(spec)
         if kind.is_plain:
             return super()._weight_encoding(spec, label)
-        return weight_encoding(kind, tensor=spec.name, label=label)
+        with naming(label):
+            return weight_encoding(kind, tensor=spec.name)
 
     def _stored_encoding(self, spec: TensorSpec) -> Encoding:
         kind = _type_of(spec)
@@ -67,10 +68,11 @@ class GgufSource(ShardedTensors):
         source, number = self._byte_source(path), self.paths.index(path)
         # The vocabulary stands in the first part; the headers of the others are short.
         header = read_gguf_header(source, path=path, first_n_bytes=FIRST_READ_N_BYTES[0] if number else None)
-        _check_part(header, number, len(self.paths), source.label)
-        if number == 0:
-            _check_is_model(header, source.label)
-            self._metadata = header.metadata
+        with naming(source.label):
+            _check_part(header, number, len(self.paths))
+            if number == 0:
+                _check_is_model(header)
+                self._metadata = header.metadata
         return ShardHeader(header.tensors)
 
 
@@ -79,19 +81,18 @@ def _type_of(spec: TensorSpec) -> GgmlType:
     return GGML_TYPES[number] if number is not None else ggml_type(int(spec.dtype.removeprefix("type ")))
 
 
-def _check_part(header: GgufHeader, number: int, n_parts: int, label: str) -> None:
+def _check_part(header: GgufHeader, number: int, n_parts: int) -> None:
     count, own = header.metadata.get("split.count", n_parts), header.metadata.get("split.no", number)
     if n_parts == 1 and count in (0, 1):
         return
     if (count, own) != (n_parts, number):
         raise CorruptCheckpointError(
             f"the header says that this is part {own!r:.20} (from 0) of {count!r:.20}, its name that it is part "
-            f"{number} of {n_parts}; the files belong to different splits, or were renamed",
-            subject=label,
+            f"{number} of {n_parts}; the files belong to different splits, or were renamed"
         )
 
 
-def _check_is_model(header: GgufHeader, label: str) -> None:
+def _check_is_model(header: GgufHeader) -> None:
     kind, architecture = (header.metadata.get(key) for key in ("general.type", "general.architecture"))
     what = {
         "adapter": "a LoRA adapter, which holds only differences; compare its base model, or a merged copy",
@@ -100,4 +101,4 @@ def _check_is_model(header: GgufHeader, label: str) -> None:
     }
     refused = what.get(str(kind)) or (what["mmproj"] if architecture == "clip" else None)
     if refused is not None:
-        raise UnsupportedFormatError(f"this GGUF file is {refused}", subject=label)
+        raise UnsupportedFormatError(f"this GGUF file is {refused}")

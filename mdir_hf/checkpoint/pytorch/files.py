@@ -37,14 +37,12 @@ def open_only_pytorch_file(tree: FileTree, variant: str | None) -> PytorchSource
         raise UnsupportedFormatError(
             f"the weights are cut into {len(slices)} slices for tensor parallelism ({slices[0]}, …): each file holds a "
             "part of every matrix, which this version does not put together; compare the copy in the layout of "
-            "transformers, which most such repositories have in their root or under another name",
-            subject=tree.label,
+            "transformers, which most such repositories have in their root or under another name"
         )
     if len(found) > 1:
         raise UnsupportedFormatError(
             f"there are {len(found)} PyTorch files, and which one is the model cannot be told "
-            f"({list_some(found, 5)}); name one file (owner/name/file.pth, or a path)",
-            subject=tree.label,
+            f"({list_some(found, 5)}); name one file (owner/name/file.pth, or a path)"
         )
     return PytorchSource(tree, paths=found) if found else None
 

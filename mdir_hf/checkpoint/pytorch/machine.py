@@ -12,7 +12,7 @@ from __future__ import annotations
 import pickletools
 import struct
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 from ...errors import CorruptCheckpointError, MdirError, UnsafePickleError, UnsupportedFormatError
 from .objects import Global, Inert, apply, is_allowed, make_storage
@@ -28,11 +28,9 @@ _MAX_MEMO_BITS = 32
 """As in the binary opcodes; the one in digits knows no bound, and would let places in the memo collide."""
 
 
-class _Mark:
-    """Where the items of a container begin on the stack."""
+_MARK = object()
+"""Where the items of a container begin on the stack."""
 
-
-_MARK = _Mark()
 _PUSHED_AS_THEY_ARE = frozenset((
     "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT",
     "STRING", "BINSTRING", "SHORT_BINSTRING", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8",
@@ -191,21 +189,17 @@ def _global(module: object, name: object) -> Global:
     if not isinstance(name, str) or not isinstance(module, str):
         raise ValueError("it names a global by something that is no name")
     asked = Global(module, name)
-    if not is_allowed(asked):
-        _refuse(asked)
-    return asked
-
-
-def _instance(kind: object) -> object:
-    if isinstance(kind, Global) and str(kind) in ("collections.OrderedDict", "collections.defaultdict"):
-        return {}
-    return Inert(str(kind) if isinstance(kind, Global) else "an object")
-
-
-def _refuse(asked: Global) -> NoReturn:
+    if is_allowed(asked):
+        return asked
     shown = "".join(letter if letter.isprintable() else "�" for letter in str(asked))[:120]
     raise UnsafePickleError(
         f"its data.pkl names {shown!r}, which no file of weights needs and which an unpickler would import or call; "
         "nothing of it was run. Do not load this file with torch.load(weights_only=False); compare a copy in "
         "safetensors"
     )
+
+
+def _instance(kind: object) -> object:
+    if isinstance(kind, Global) and str(kind) in ("collections.OrderedDict", "collections.defaultdict"):
+        return {}
+    return Inert(str(kind) if isinstance(kind, Global) else "an object")

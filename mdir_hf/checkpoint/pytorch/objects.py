@@ -275,11 +275,6 @@ def _from_type(arguments: tuple[Any, ...]) -> object:
     return apply(function, inner)
 
 
-def _ordered_dict(arguments: tuple[Any, ...]) -> object:
-    # Items come afterwards, one by one. A dict made from a list would let a short pickle copy a long list often.
-    return {} if not arguments else Inert("collections.OrderedDict")
-
-
 def _size(arguments: tuple[Any, ...]) -> object:
     return arguments[0] if len(arguments) == 1 and isinstance(arguments[0], tuple) else Inert("torch.Size")
 
@@ -298,7 +293,8 @@ REBUILDERS: Final[dict[str, Callable[[tuple[Any, ...]], object]]] = {
     "torch._tensor._rebuild_from_type_v2": _from_type,
     "torch.tensor._rebuild_from_type": _from_type,
     "torch.nn.parameter.Parameter": _parameter,
-    "collections.OrderedDict": _ordered_dict,
+    # Items come afterwards, one by one. A dict made from a list would let a short pickle copy a long list often.
+    "collections.OrderedDict": lambda arguments: Inert("collections.OrderedDict") if arguments else {},
     "collections.defaultdict": lambda arguments: {},
     "torch.Size": _size,
 }

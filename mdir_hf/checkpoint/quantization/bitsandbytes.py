@@ -42,15 +42,8 @@ class _State:
     shape: tuple[_Size, _Size]
     blocksize: _Block
     quant_type: object = None
-
-
-@dataclass(frozen=True)
-class _NestedState:
-    """The same of factors that are codes themselves."""
-
-    __pydantic_config__ = AS_WRITTEN
-    nested_blocksize: _Block
-    nested_offset: float
+    nested_blocksize: _Block | None = None
+    nested_offset: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,10 +127,11 @@ def open_four_bits(opening: Opening) -> CodedTensor:
     nested = None
     if absmax.dtype == "U8":
         outer = opening.spec("nested_absmax")
-        inner = opening.small_json("quant_state", _NestedState)
-        _check_length(opening, outer, -(-math.prod(absmax.shape) // inner.nested_blocksize))
-        numbers_of_factors = _numbers(opening, "nested_quant_map", 256)
-        nested = (outer.name, inner.nested_blocksize, numbers_of_factors, float(inner.nested_offset))
+        outer_block, offset = state.nested_blocksize, state.nested_offset
+        if outer_block is None or offset is None:
+            raise opening.corrupt(f"the state of {codes.name!r} does not say how the factors of its blocks are nested")
+        _check_length(opening, outer, -(-math.prod(absmax.shape) // outer_block))
+        nested = (outer.name, outer_block, _numbers(opening, "nested_quant_map", 256), float(offset))
     label = "FP4" if state.quant_type == "fp4" else "NF4"
     coded = BlockCodes(
         shape, label, codes, f"bitsandbytes {label}, blocks of {block}", block, absmax.name, numbers, nested
@@ -158,7 +152,7 @@ def open_eight_bits(opening: Opening) -> CodedTensor:
     if opening.has("format") and int(opening.small("format").reshape(-1)[0]) != 0:
         raise opening.refuse("int8 tiles laid out for one kind of GPU (its weight_format is not 0)")
     maxima = opening.grid("row_maxima", codes.shape, block=(1, codes.shape[1]))
-    scale = replace(maxima, decode=_over_127)
+    scale = replace(maxima, decode=lambda stored: widen(stored) / 127)
     return _as_in_file(
         opening, RowCodes(codes.shape, "INT8", codes, "bitsandbytes INT8, one scale per row", widen, scales=(scale,))
     )
@@ -183,7 +177,3 @@ def _check_length(opening: Opening, spec: TensorSpec, length: int) -> None:
         raise opening.corrupt(
             f"tensor {spec.name!r} beside {opening.codes.name!r} has shape {spec.shape}; expected {length:,} numbers"
         )
-
-
-def _over_127(maxima: torch.Tensor) -> torch.Tensor:
-    return maxima.to(torch.float32) / 127

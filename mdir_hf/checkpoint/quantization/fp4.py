@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import math
 
-import torch
-
 from ..small_floats import E2M1, decode_e2m1, decode_e2m3
 from .coded import CodedTensor, PairedRowCodes, RowCodes
 from .grid import Grid, dividing
@@ -60,7 +58,7 @@ def _open_nv(opening: Opening, part: str) -> CodedTensor:
         if scales.shape != (stack[0], stack[1] // NV_GROUP, stack[2]) or stack[1] % NV_GROUP:
             raise opening.misfit()
         pair = (opening.grid(part, stack, block=(NV_GROUP, 1)), _whole_factor(opening, stack))
-        return PairedRowCodes(stack, "NVFP4", codes, meaning, _from_codes, scales=pair)
+        return PairedRowCodes(stack, "NVFP4", codes, meaning, lambda halves: E2M1[halves.int()], scales=pair)
     shape = (*scales.shape[:-1], scales.shape[-1] * NV_GROUP)
     if scales.shape[:-1] != codes.shape[:-1] or _row_n_bits(opening) != 4 * shape[-1]:
         raise opening.misfit()
@@ -81,7 +79,3 @@ def _whole_factor(opening: Opening, shape: tuple[int, ...]) -> Grid:
     if opening.has("global_scale") or opening.parts.form == "packed":
         return dividing(opening.grid("global_scale", shape))
     return opening.grid("scale_2", shape)
-
-
-def _from_codes(codes: torch.Tensor) -> torch.Tensor:
-    return E2M1[codes.int()]

@@ -165,7 +165,7 @@ def open_qweight(opening: Opening) -> CodedTensor:
         is_awq=is_awq,
         zeros_are_one_less="v2" not in declared.layout,
         is_symmetric=declared.is_symmetric,
-        label=opening.label,
+        label=opening.stored.label,
     )
     method = "AWQ" if is_awq or declared.method == "awq" else "GPTQ"
     described = f"in groups of {group_size}" if n_groups > 1 else "one scale per row"

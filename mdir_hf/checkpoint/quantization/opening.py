@@ -91,7 +91,7 @@ class Opening:
         """Read a small companion that is an object in JSON, as bytes; the class checks it."""
         data = bytes(self.small(part).reshape(-1).view(torch.uint8).tolist())
         what = f"the object in tensor {self.parts.companions[part]!r} beside {self.parts.codes!r}"
-        return read_json(data, kind, what=what, label=self.label)
+        return read_json(data, kind, what=what, label=self.stored.label)
 
     def misfit(self) -> CorruptCheckpointError:
         """The error for companions whose shapes cannot belong to the codes."""
@@ -105,7 +105,7 @@ class Opening:
 
     def corrupt(self, message: str) -> CorruptCheckpointError:
         """An error about this weight."""
-        return CorruptCheckpointError(message, subject=self.label)
+        return CorruptCheckpointError(message, subject=self.stored.label)
 
     def refuse(self, reason: str) -> UnsupportedFormatError:
         """The refusal of this weight, with the reason."""
@@ -113,10 +113,5 @@ class Opening:
         return UnsupportedFormatError(
             f"tensor {codes.name!r} ({codes.dtype}, shape {codes.shape}) is quantised in a way that this version does "
             f"not read: {reason}; compare the unquantised checkpoint it was made from, if there is one",
-            subject=self.label,
+            subject=self.stored.label,
         )
-
-    @property
-    def label(self) -> str:
-        """What an error calls the checkpoint."""
-        return self.stored.label

@@ -58,6 +58,7 @@ class DequantizedSource:
     """
 
     def __init__(self, stored: StoredSource, tree: FileTree) -> None:
+        self.label = stored.label
         self._source = stored
         self._tree = tree
         self._lock = threading.RLock()
@@ -68,11 +69,6 @@ class DequantizedSource:
         self._specimens: tuple[str, ...] | None = None
         self._kept: tuple[str, KeptTensors] | None = None
         self._plain_narrow: str | None = None
-
-    @property
-    def label(self) -> str:
-        """For messages."""
-        return self._source.label
 
     @property
     def n_bytes(self) -> int:

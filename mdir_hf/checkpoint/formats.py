@@ -84,8 +84,8 @@ class _Naming:
                 f"there are several sets of shards and no index ({found}); which one is the model cannot be told"
             )
         ((stem, total), shards) = next(iter(candidates.items()))
-        what = f"shards {stem}-…-of-{total:05}{self.suffix}, which have no index,"
-        check_complete(shards, total, what=what)
+        named = f"{stem}-…-of-{total:05}{self.suffix}, which have no index,"
+        check_complete(shards, total, what="shard", named=named)
         return self.source(tree, paths=shards.values())
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from functools import cache
+from typing import Any, TypeVar
 
 from ..errors import CorruptCheckpointError
 
@@ -25,10 +26,10 @@ def read_json(data: bytes, kind: type[T], *, what: str, label: str) -> T:
         CorruptCheckpointError: If it is no JSON object, or a value is not of the type and within the limits of its
             field; names the field.
     """
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import ValidationError
 
     try:
-        return TypeAdapter(kind).validate_json(data)
+        found: T = _adapter(kind).validate_json(data)
     except ValidationError as exc:
         # Of the alternatives of a union, the one that got furthest is the one that was meant.
         error = max(exc.errors(include_url=False), key=lambda error: len(error["loc"]))
@@ -38,3 +39,11 @@ def read_json(data: bytes, kind: type[T], *, what: str, label: str) -> T:
         raise CorruptCheckpointError(
             f"{what} cannot be right: its {error['loc'][0]} is {error['input']!r:.80}; {said}", subject=label
         ) from exc
+    return found
+
+
+@cache
+def _adapter(kind: Any) -> Any:  # noqa: ANN401 - pydantic is imported when the first object is read, not before
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)

@@ -151,13 +151,14 @@ def list_some(names: Iterable[str], most: int = 3) -> str:
     return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "")
 
 
-def check_complete(shards: Mapping[int, str], total: int, *, what: str) -> None:
+def check_complete(shards: Mapping[int, str], total: int, *, what: str, named: str) -> None:
     """Refuse a set of numbered files that is not whole.
 
     Args:
         shards: The files that are there, by number.
         total: How many there should be, as each of their names says.
-        what: What the format calls them, and the part of their names that they share.
+        what: What the format calls one of them.
+        named: What their names have in common.
 
     Raises:
         CorruptCheckpointError: If one of 1 to ``total`` is missing.
@@ -165,6 +166,6 @@ def check_complete(shards: Mapping[int, str], total: int, *, what: str) -> None:
     missing = [number for number in range(1, total + 1) if number not in shards]
     if missing or len(shards) != total:
         raise CorruptCheckpointError(
-            f"{len(shards)} of {total} {what} are there; "
-            + (f"number {missing[0]} is the first one missing" if missing else "their numbers do not run from 1")
+            f"{len(shards)} of {total} {what}s {named} are there; "
+            + (f"{what} {missing[0]} is the first one missing" if missing else "their numbers do not run from 1")
         )

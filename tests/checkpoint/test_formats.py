@@ -154,14 +154,14 @@ def test_whole_weights_count_before_an_adapter_beside_them():
 def test_an_incomplete_set_of_shards_is_refused_with_the_first_one_missing():
     files = {"model-00001-of-00003.safetensors": b"", "model-00003-of-00003.safetensors": b"", "config.json": b"{}"}
     with pytest.raises(
-        CorruptCheckpointError, match=r"2 of 3 shards model-…-of-00003.*; number 2 is the first one missing"
+        CorruptCheckpointError, match=r"2 of 3 shards model-…-of-00003.*; shard 2 is the first one missing"
     ):
         open_checkpoint(MemoryTree(files))
 
 
 def test_one_shard_of_a_repository_is_an_incomplete_set():
     files = {"model-00001-of-00002.safetensors": b"", "config.json": b"{}"}
-    with pytest.raises(CorruptCheckpointError, match="number 2 is the first one missing"):
+    with pytest.raises(CorruptCheckpointError, match="shard 2 is the first one missing"):
         open_checkpoint(MemoryTree(files))
 
 

@@ -98,26 +98,14 @@ class AdapterConfig:
     @property
     def recipe(self) -> str:
         """All that decides, beside its tensors, what it makes of a base; equal for adapters that do the same."""
-        rows = sorted((module, numbers) for module, numbers in self.token_rows.items())
-        return repr(
-            (
-                self.kind,
-                self.alpha,
-                list(self.alpha_pattern.items()),
-                self.is_rank_stabilized,
-                self.is_transposed,
-                self.has_magnitudes,
-                rows,
-            )
-        )
+        switches = (self.is_rank_stabilized, self.is_transposed, self.has_magnitudes)
+        alphas, rows = list(self.alpha_pattern.items()), sorted(self.token_rows.items())
+        return repr((self.kind, self.alpha, alphas, *switches, rows))
 
     def scaling(self, module: str, rank: int) -> float:
         """What B A is multiplied by in one module."""
-        alpha = self.alpha
-        for pattern, value in self.alpha_pattern.items():
-            if _ends_with(module, pattern):
-                alpha = value
-                break
+        own = (value for pattern, value in self.alpha_pattern.items() if _ends_with(module, pattern))
+        alpha = next(own, self.alpha)
         return alpha / math.sqrt(rank) if self.is_rank_stabilized else alpha / rank
 
 

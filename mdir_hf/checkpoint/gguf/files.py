@@ -84,5 +84,5 @@ def _complete(paths: list[str]) -> tuple[str, ...]:
     if not parts:
         return tuple(paths)
     total = int(next(match["total"] for path in paths if (match := _PART.fullmatch(path))))
-    check_complete(parts, total, what=f"parts of {_stem(paths[0])}")
+    check_complete(parts, total, what="part", named=f"of {_stem(paths[0])}")
     return tuple(parts[number] for number in sorted(parts))

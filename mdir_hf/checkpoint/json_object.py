@@ -29,7 +29,7 @@ def read_json(data: bytes, kind: type[T], *, what: str, label: str) -> T:
     from pydantic import ValidationError
 
     try:
-        found: T = _adapter(kind).validate_json(data)
+        found: T = _adapter(kind).validate_json(data)  # type: ignore[arg-type]  # a class is hashable
     except ValidationError as exc:
         # Of the alternatives of a union, the one that got furthest is the one that was meant.
         error = max(exc.errors(include_url=False), key=lambda error: len(error["loc"]))

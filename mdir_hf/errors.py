@@ -36,6 +36,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class MdirError(Exception):
     """Base of every error of this package.
@@ -63,6 +66,15 @@ class MdirError(Exception):
     def __reduce__(self) -> tuple[object, ...]:
         # Exceptions pickle through their args; ours carry more than args, and surveys send them between processes.
         return (_rebuild, (type(self), self.message, self.subject))
+
+
+@contextmanager
+def naming(subject: str) -> Iterator[None]:
+    """Have every error of ours from inside be about this object, unless it names one already."""
+    try:
+        yield
+    except MdirError as exc:
+        raise exc.about(subject) from exc.__cause__
 
 
 def _rebuild(kind: type[MdirError], message: str, subject: str | None) -> MdirError:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..errors import CheckpointError, CorruptCheckpointError, NoWeightsError, UnsupportedFormatError
+from ..errors import CheckpointError, NoWeightsError, UnsupportedFormatError, naming
 from .adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, AdaptedSource, AdapterConfig, has_adapter, read_adapter_config
-from .gguf import open_gguf, open_named_gguf
+from .gguf import GgufSource, open_gguf, open_named_gguf
 from .index import MAX_INDEX_N_BYTES, parse_index
 from .pytorch import PYTORCH_SUFFIXES, PytorchSource, open_only_pytorch_file
 from .quantization import DequantizedSource
 from .safetensors import SafetensorsSource
-from .shards import ShardedTensors
+from .shards import ShardedTensors, check_complete, list_some
 from .sources import FileTree, TensorSource
 
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})(?P<suffix>\.safetensors|\.bin)")
@@ -28,14 +28,12 @@ class Format:
     """One way in which weights may lie in a tree.
 
     Attributes:
-        name: For messages.
         looks_for: The file names it looks for, as a user would write them.
         open: Returns the tensors, or None where this format is not there. Takes the tree and the variant.
     """
 
-    name: str
     looks_for: str
-    open: Callable[[FileTree, str | None], TensorSource | None]
+    open: Callable[[FileTree, str | None], ShardedTensors | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +54,12 @@ class _Naming:
         """Name of the one file without suffix."""
         return self.base if variant is None else f"{self.base}.{variant}"
 
-    def open_single(self, tree: FileTree, variant: str | None) -> TensorSource | None:
+    def open_single(self, tree: FileTree, variant: str | None) -> ShardedTensors | None:
         """Open the one file."""
         name = self.stem(variant) + self.suffix
         return self.source(tree, paths=[name]) if name in tree.files else None
 
-    def open_index(self, tree: FileTree, variant: str | None) -> TensorSource | None:
+    def open_index(self, tree: FileTree, variant: str | None) -> ShardedTensors | None:
         """Open the shards of an index, which is read."""
         names = [f"{self.base}{self.suffix}.index.json"]
         if variant is not None:
@@ -69,7 +67,7 @@ class _Naming:
             names = [f"{self.base}{self.suffix}.index.{variant}.json", f"{self.stem(variant)}{self.suffix}.index.json"]
         return next((_open_index(tree, name, self.source) for name in names if name in tree.files), None)
 
-    def open_shards(self, tree: FileTree, variant: str | None) -> TensorSource | None:
+    def open_shards(self, tree: FileTree, variant: str | None) -> ShardedTensors | None:
         """Open a set of shards that is whole and has no index."""
         sets: dict[tuple[str, int], dict[int, str]] = defaultdict(dict)
         for name in _in_root(tree):
@@ -83,17 +81,11 @@ class _Naming:
         if len(candidates) > 1:
             found = ", ".join(sorted(f"{stem}-…-of-{total:05}" for stem, total in candidates))
             raise UnsupportedFormatError(
-                f"there are several sets of shards and no index ({found}); which one is the model cannot be told",
-                subject=tree.label,
+                f"there are several sets of shards and no index ({found}); which one is the model cannot be told"
             )
         ((stem, total), shards) = next(iter(candidates.items()))
-        missing = [number for number in range(1, total + 1) if number not in shards]
-        if missing or len(shards) != total:
-            raise CorruptCheckpointError(
-                f"{len(shards)} of {total} shards {stem}-…-of-{total:05}{self.suffix} are there and there is no index; "
-                + (f"shard {missing[0]} is the first one missing" if missing else "their numbers do not run from 1"),
-                subject=tree.label,
-            )
+        named = f"{stem}-…-of-{total:05}{self.suffix}, which have no index,"
+        check_complete(shards, total, what="shard", named=named)
         return self.source(tree, paths=shards.values())
 
 
@@ -119,25 +111,26 @@ def open_checkpoint(
         CorruptCheckpointError: If the index is no index, or a shard of a set without index is missing.
         UnsafePathError: If the index names a file outside of its folder.
     """
-    if open_base is not None and file in ADAPTER_WEIGHTS and has_adapter(tree):
-        return _open_adapter(tree, open_base)
-    if file is not None:
-        return _as_numbers(_open_named(tree, file), tree)
-    for known in FORMATS:
-        if known is _PEFT_ADAPTER and open_base is not None and has_adapter(tree):
+    with naming(tree.label):
+        if open_base is not None and file in ADAPTER_WEIGHTS and has_adapter(tree):
             return _open_adapter(tree, open_base)
-        source = known.open(tree, variant)
-        if source is not None:
-            return _as_numbers(source, tree)
-    raise _no_weights(tree, variant)
+        if file is not None:
+            return _as_numbers(_open_named(tree, file), tree)
+        for known in FORMATS:
+            if known is _PEFT_ADAPTER and open_base is not None and has_adapter(tree):
+                return _open_adapter(tree, open_base)
+            source = known.open(tree, variant)
+            if source is not None:
+                return _as_numbers(source, tree)
+        raise _no_weights(tree, variant)
 
 
-def _as_numbers(source: TensorSource, tree: FileTree) -> TensorSource:
+def _as_numbers(source: ShardedTensors, tree: FileTree) -> TensorSource:
     """Have quantised weights read as numbers, where companions beside them say how (in GGUF the type does)."""
-    return DequantizedSource(source, tree) if isinstance(source, ShardedTensors) else source
+    return source if isinstance(source, GgufSource) else DequantizedSource(source, tree)
 
 
-def _open_named(tree: FileTree, file: str) -> TensorSource:
+def _open_named(tree: FileTree, file: str) -> ShardedTensors:
     name = file.lower()
     if name.endswith(".safetensors"):
         return SafetensorsSource(tree, paths=[file])
@@ -149,17 +142,16 @@ def _open_named(tree: FileTree, file: str) -> TensorSource:
         return open_named_gguf(tree, file)
     raise UnsupportedFormatError(
         f"{file!r} is neither a .safetensors, .bin, .pth, .pt or .gguf file nor the index of a sharded one, which is "
-        "what this version reads",
-        subject=tree.label,
+        "what this version reads"
     )
 
 
-def _open_index(tree: FileTree, name: str, source: type[ShardedTensors]) -> TensorSource:
+def _open_index(tree: FileTree, name: str, source: type[ShardedTensors]) -> ShardedTensors:
     data = tree.read(name, max_bytes=MAX_INDEX_N_BYTES)
     return source(tree, index=parse_index(data, path=name, label=f"{tree.label}:{name}"))
 
 
-def _open_only_file(tree: FileTree, variant: str | None) -> TensorSource | None:
+def _open_only_file(tree: FileTree, variant: str | None) -> ShardedTensors | None:
     """One weight file under any name: a folder with nothing else, or a path that named the file itself."""
     names = _safetensors_in_root(tree)
     if variant is not None or len(names) != 1:
@@ -169,13 +161,12 @@ def _open_only_file(tree: FileTree, variant: str | None) -> TensorSource | None:
     return SafetensorsSource(tree, paths=names)
 
 
-def _refuse_unclear(tree: FileTree, variant: str | None) -> TensorSource | None:
+def _refuse_unclear(tree: FileTree, variant: str | None) -> ShardedTensors | None:
     names = _safetensors_in_root(tree)
     if variant is None and len(names) > 1:
         raise UnsupportedFormatError(
             f"there is no model.safetensors and no index, and which of {len(names)} files is the model cannot be told "
-            f"({_some(names)}); name one file, or a variant",
-            subject=tree.label,
+            f"({list_some(names)}); name one file, or a variant"
         )
     return None
 
@@ -187,49 +178,47 @@ def _open_adapter(tree: FileTree, open_base: OpenBase) -> TensorSource:
     return AdaptedSource(open_base(config), source(tree, paths=[weights]), config)
 
 
-def _refuse_adapter(tree: FileTree, variant: str | None) -> TensorSource | None:
+def _refuse_adapter(tree: FileTree, variant: str | None) -> ShardedTensors | None:
     weights = next((name for name in ADAPTER_WEIGHTS if name in tree.files), None)
     if variant is not None or weights is None:
         return None
     raise UnsupportedFormatError(
         f"this is a PEFT adapter ({weights}), which holds only differences to a base model, "
         + ("and the base is not opened here" if ADAPTER_CONFIG in tree.files else f"and there is no {ADAPTER_CONFIG}")
-        + "; compare its base model, or a merged copy",
-        subject=tree.label,
+        + "; compare its base model, or a merged copy"
     )
 
 
 def _refusal(name: str, patterns: str, advice: str) -> Format:
     """A format that is recognised by its file names, and not read by this version."""
 
-    def refuse(tree: FileTree, variant: str | None) -> TensorSource | None:
+    def refuse(tree: FileTree, variant: str | None) -> ShardedTensors | None:
         del variant
         found = [path for path in _in_root(tree) if any(fnmatch.fnmatchcase(path, p) for p in patterns.split())]
         if found:
             raise UnsupportedFormatError(
-                f"the weights are in {name} ({_some(found)}), which this version does not read; {advice}",
-                subject=tree.label,
+                f"the weights are in {name} ({list_some(found)}), which this version does not read; {advice}"
             )
         return None
 
-    return Format(name, patterns, refuse)
+    return Format(patterns, refuse)
 
 
-_PEFT_ADAPTER = Format("PEFT adapter", " and ".join((ADAPTER_CONFIG, ADAPTER_WEIGHTS[0])), _refuse_adapter)
+_PEFT_ADAPTER = Format(" and ".join((ADAPTER_CONFIG, ADAPTER_WEIGHTS[0])), _refuse_adapter)
 _CONVERT = "convert them to safetensors (`save_pretrained` writes it), or compare a copy that has it"
 
 FORMATS: tuple[Format, ...] = (
-    Format("safetensors, one file", "model.safetensors", _SAFETENSORS.open_single),
-    Format("safetensors, sharded", "model.safetensors.index.json", _SAFETENSORS.open_index),
-    Format("PyTorch, one file", "pytorch_model.bin", _PYTORCH.open_single),
-    Format("PyTorch, sharded", "pytorch_model.bin.index.json", _PYTORCH.open_index),
-    Format("safetensors, one file of any name", "*.safetensors", _open_only_file),
-    Format("safetensors, shards without index", "model-00001-of-000NN.safetensors", _SAFETENSORS.open_shards),
-    Format("PyTorch, shards without index", "pytorch_model-00001-of-000NN.bin", _PYTORCH.open_shards),
-    Format("safetensors, several files", "*.safetensors", _refuse_unclear),
+    Format("model.safetensors", _SAFETENSORS.open_single),
+    Format("model.safetensors.index.json", _SAFETENSORS.open_index),
+    Format("pytorch_model.bin", _PYTORCH.open_single),
+    Format("pytorch_model.bin.index.json", _PYTORCH.open_index),
+    Format("*.safetensors", _open_only_file),
+    Format("model-00001-of-000NN.safetensors", _SAFETENSORS.open_shards),
+    Format("pytorch_model-00001-of-000NN.bin", _PYTORCH.open_shards),
+    Format("*.safetensors", _refuse_unclear),
     _PEFT_ADAPTER,
-    Format("PyTorch, one file of any name", "*.pth, *.pt, *model*.bin", open_only_pytorch_file),
-    Format("GGUF", "*.gguf", open_gguf),
+    Format("*.pth, *.pt, *model*.bin", open_only_pytorch_file),
+    Format("*.gguf", open_gguf),
     _refusal("TensorFlow or Flax files", "tf_model*.h5 flax_model*.msgpack model.ckpt*", _CONVERT),
     _refusal("ONNX", "*.onnx", "compare the checkpoint that it was exported from"),
     _refusal("NumPy archives", "*.npz", _CONVERT),
@@ -248,22 +237,18 @@ def _no_weights(tree: FileTree, variant: str | None) -> CheckpointError:
         others = _safetensors_in_root(tree) or [
             path for path in _in_root(tree) if path.lower().endswith((".gguf", *PYTORCH_SUFFIXES))
         ]
-        looked_for = f"{_stem(variant)}.safetensors or its index, for the variant {variant!r}"
-        hint = f"; without a variant there is {_some(others)}" if others else ""
+        looked_for = f"{_SAFETENSORS.stem(variant)}.safetensors or its index, for the variant {variant!r}"
+        hint = f"; without a variant there is {list_some(others)}" if others else ""
     else:
         looked_for = ", ".join(dict.fromkeys(known.looks_for for known in FORMATS))
         hint = ""
     if below and not hint:
-        hint = f"; there are weights in a subfolder ({_some(below)}): name that subfolder"
+        hint = f"; there are weights in a subfolder ({list_some(below)}): name that subfolder"
     n_files = len(tree.files)
     what_is_there = f"{n_files} file{'' if n_files == 1 else 's'}" + (
-        f" ({_some(sorted(tree.files))})" if n_files else ""
+        f" ({list_some(sorted(tree.files))})" if n_files else ""
     )
-    return NoWeightsError(f"no weights among {what_is_there}; looked for {looked_for}{hint}", subject=tree.label)
-
-
-def _stem(variant: str | None) -> str:
-    return "model" if variant is None else f"model.{variant}"
+    return NoWeightsError(f"no weights among {what_is_there}; looked for {looked_for}{hint}")
 
 
 def _in_root(tree: FileTree) -> list[str]:
@@ -272,8 +257,3 @@ def _in_root(tree: FileTree) -> list[str]:
 
 def _safetensors_in_root(tree: FileTree) -> list[str]:
     return [path for path in _in_root(tree) if path.endswith(".safetensors") and not path.startswith("adapter_")]
-
-
-def _some(names: Iterable[str]) -> str:
-    listed = list(names)
-    return ", ".join(listed[:3]) + (", …" if len(listed) > 3 else "")

@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NoReturn, cast
 
-from ..errors import CorruptCheckpointError, UnsupportedFormatError
+from ..errors import CorruptCheckpointError, UnsupportedFormatError, naming
 from .dtypes import DTYPES
 from .sources import TensorSpec
 
@@ -65,22 +65,22 @@ def read_header_n_bytes(prefix: bytes, *, n_file_bytes: int, label: str) -> int:
     Raises:
         CorruptCheckpointError: If the file is too short for a header of that length, or the length is not allowed.
     """
-    if n_file_bytes < LENGTH_N_BYTES or len(prefix) < LENGTH_N_BYTES:
-        _fail(label, f"the file has {n_file_bytes} bytes, and a safetensors file starts with 8 bytes of header length")
-    n_bytes = int.from_bytes(prefix[:LENGTH_N_BYTES], "little")
-    if prefix.startswith(b"version https://git-lfs"):
-        _fail(label, "this is a Git LFS pointer, not the weights; fetch the file itself (`git lfs pull`)")
-    if n_bytes > MAX_HEADER_N_BYTES:
-        _fail(label, f"the header claims {n_bytes:,} bytes; the format allows {MAX_HEADER_N_BYTES:,}")
-    if LENGTH_N_BYTES + n_bytes > n_file_bytes:
-        _fail(
-            label,
-            f"the header claims {n_bytes:,} bytes, but only {n_file_bytes - LENGTH_N_BYTES:,} follow in this file of "
-            f"{n_file_bytes:,}; it is truncated, or no safetensors file",
-        )
-    first = prefix[LENGTH_N_BYTES : LENGTH_N_BYTES + 1]
-    if first and n_bytes and first != b"{":
-        _fail(label, f"the header starts with {first!r}, and a safetensors header starts with '{{'")
+    with naming(label):
+        if n_file_bytes < LENGTH_N_BYTES or len(prefix) < LENGTH_N_BYTES:
+            _fail(f"the file has {n_file_bytes} bytes, and a safetensors file starts with 8 bytes of header length")
+        n_bytes = int.from_bytes(prefix[:LENGTH_N_BYTES], "little")
+        if prefix.startswith(b"version https://git-lfs"):
+            _fail("this is a Git LFS pointer, not the weights; fetch the file itself (`git lfs pull`)")
+        if n_bytes > MAX_HEADER_N_BYTES:
+            _fail(f"the header claims {n_bytes:,} bytes; the format allows {MAX_HEADER_N_BYTES:,}")
+        if LENGTH_N_BYTES + n_bytes > n_file_bytes:
+            _fail(
+                f"the header claims {n_bytes:,} bytes, but only {n_file_bytes - LENGTH_N_BYTES:,} follow in this file "
+                f"of {n_file_bytes:,}; it is truncated, or no safetensors file"
+            )
+        first = prefix[LENGTH_N_BYTES : LENGTH_N_BYTES + 1]
+        if first and n_bytes and first != b"{":
+            _fail(f"the header starts with {first!r}, and a safetensors header starts with '{{'")
     return n_bytes
 
 
@@ -100,18 +100,18 @@ def parse_header(header: bytes, *, n_file_bytes: int, path: str, label: str) -> 
         CorruptCheckpointError: If anything in it breaks the rules of the format.
         UnsupportedFormatError: If it describes more than any checkpoint has.
     """
-    n_structure = count_structure(header)
-    if n_structure > MAX_STRUCTURE:
-        raise UnsupportedFormatError(
-            f"the header of {len(header):,} bytes lists {n_structure:,} values and groups of values, and is read up to "
-            f"{MAX_STRUCTURE:,}, which is enough for some 200,000 tensors in one file",
-            subject=label,
-        )
-    entries = _load_object(header, label)
-    metadata = _check_metadata(entries.pop("__metadata__", None), label)
-    base = LENGTH_N_BYTES + len(header)
-    specs = [_read_entry(name, entry, base=base, path=path, label=label) for name, entry in entries.items()]
-    _check_tiling(specs, base=base, n_file_bytes=n_file_bytes, label=label)
+    with naming(label):
+        n_structure = count_structure(header)
+        if n_structure > MAX_STRUCTURE:
+            raise UnsupportedFormatError(
+                f"the header of {len(header):,} bytes lists {n_structure:,} values and groups of values, and is read "
+                f"up to {MAX_STRUCTURE:,}, which is enough for some 200,000 tensors in one file"
+            )
+        entries = _load_object(header)
+        metadata = _check_metadata(entries.pop("__metadata__", None))
+        base = LENGTH_N_BYTES + len(header)
+        specs = [_read_entry(name, entry, base=base, path=path) for name, entry in entries.items()]
+        _check_tiling(specs, base=base, n_file_bytes=n_file_bytes)
     return Header(tensors={spec.name: spec for spec in specs}, metadata=metadata)
 
 
@@ -124,13 +124,13 @@ class _JsonError(ValueError):
     """A rule of JSON, as the format reads it, that Python's parser does not hold."""
 
 
-def _load_object(header: bytes, label: str) -> dict[str, object]:
+def _load_object(header: bytes) -> dict[str, object]:
     try:
         text = header.decode("utf-8")
     except UnicodeDecodeError as exc:
-        raise CorruptCheckpointError(f"the header is not UTF-8: {exc}", subject=label) from exc
+        raise CorruptCheckpointError(f"the header is not UTF-8: {exc}") from exc
     if not text.startswith("{"):
-        _fail(label, f"the header starts with {text[:1]!r}, and a safetensors header starts with '{{'")
+        _fail(f"the header starts with {text[:1]!r}, and a safetensors header starts with '{{'")
     try:
         loaded = json.loads(
             text,
@@ -143,11 +143,11 @@ def _load_object(header: bytes, label: str) -> dict[str, object]:
             # Half of a surrogate pair is no character; Python lets it pass, the format does not.
             json.dumps(loaded, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError as exc:
-        raise CorruptCheckpointError(f"the header escapes half a surrogate pair: {exc}", subject=label) from exc
+        raise CorruptCheckpointError(f"the header escapes half a surrogate pair: {exc}") from exc
     except ValueError as exc:
-        raise CorruptCheckpointError(f"the header is not valid JSON: {exc}", subject=label) from exc
+        raise CorruptCheckpointError(f"the header is not valid JSON: {exc}") from exc
     except RecursionError as exc:
-        raise CorruptCheckpointError("the header is nested too deeply", subject=label) from exc
+        raise CorruptCheckpointError("the header is nested too deeply") from exc
     return cast("dict[str, object]", loaded)
 
 
@@ -180,78 +180,74 @@ def _refuse_constant(name: str) -> NoReturn:
     raise _JsonError(f"{name} is not JSON")
 
 
-def _check_metadata(metadata: object, label: str) -> dict[str, str]:
+def _check_metadata(metadata: object) -> dict[str, str]:
     if metadata is None:
         return {}
     if not isinstance(metadata, dict):
-        _fail(label, f"__metadata__ is {_kind(metadata)}; it must map strings to strings")
+        _fail(f"__metadata__ is {_kind(metadata)}; it must map strings to strings")
     for key, value in metadata.items():
         if not isinstance(value, str):
-            _fail(label, f"__metadata__[{key!r}] is {_kind(value)}; it must be a string")
+            _fail(f"__metadata__[{key!r}] is {_kind(value)}; it must be a string")
     return metadata
 
 
-def _read_entry(name: str, entry: object, *, base: int, path: str, label: str) -> TensorSpec:
+def _read_entry(name: str, entry: object, *, base: int, path: str) -> TensorSpec:
     if not isinstance(entry, dict):
-        _fail(label, f"tensor {name!r} is described by {_kind(entry)}; expected an object with {', '.join(_FIELDS)}")
+        _fail(f"tensor {name!r} is described by {_kind(entry)}; expected an object with {', '.join(_FIELDS)}")
     missing = [field for field in _FIELDS if field not in entry]
     if missing:
-        _fail(label, f"tensor {name!r} has no {' and no '.join(missing)}")
+        _fail(f"tensor {name!r} has no {' and no '.join(missing)}")
     dtype, shape, offsets = (entry[field] for field in _FIELDS)
     if not isinstance(dtype, str) or dtype not in DTYPES:
-        _fail(label, f"tensor {name!r} has dtype {dtype!r}, which the format does not know; known: {', '.join(DTYPES)}")
+        _fail(f"tensor {name!r} has dtype {dtype!r}, which the format does not know; known: {', '.join(DTYPES)}")
     if not isinstance(shape, list) or not all(_is_u64(size) for size in shape):
-        _fail(label, f"tensor {name!r} has shape {shape!r}; expected a list of integers from 0 to 2^64 - 1")
+        _fail(f"tensor {name!r} has shape {shape!r}; expected a list of integers from 0 to 2^64 - 1")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(_is_u64(offset) for offset in offsets):
-        _fail(label, f"tensor {name!r} has data_offsets {offsets!r}; expected two integers from 0 to 2^64 - 1")
+        _fail(f"tensor {name!r} has data_offsets {offsets!r}; expected two integers from 0 to 2^64 - 1")
     start, stop = offsets
-    expected = _n_bytes(name, shape, dtype, label)
+    expected = _n_bytes(name, shape, dtype)
     if stop < start:
-        _fail(label, f"tensor {name!r} ends at {stop}, before it starts at {start}")
+        _fail(f"tensor {name!r} ends at {stop}, before it starts at {start}")
     if stop - start != expected:
         _fail(
-            label,
             f"tensor {name!r} occupies {stop - start:,} bytes (data_offsets {start}..{stop}); "
-            f"{dtype} of shape {tuple(shape)} takes {expected:,}",
+            f"{dtype} of shape {tuple(shape)} takes {expected:,}"
         )
     return TensorSpec(name=name, shape=tuple(shape), dtype=dtype, path=path, start=base + start, stop=base + stop)
 
 
-def _n_bytes(name: str, shape: list[int], dtype: str, label: str) -> int:
+def _n_bytes(name: str, shape: list[int], dtype: str) -> int:
     n_elements = 1
     for size in shape:
         n_elements *= size
         if n_elements > _U64_MAX:
-            _fail(label, f"tensor {name!r} of shape {tuple(shape)} has more elements than a 64-bit count can hold")
+            _fail(f"tensor {name!r} of shape {tuple(shape)} has more elements than a 64-bit count can hold")
     n_bits = n_elements * DTYPES[dtype].n_bits
     if n_bits > _U64_MAX:
-        _fail(label, f"tensor {name!r} ({dtype}, shape {tuple(shape)}) has more bits than a 64-bit count can hold")
+        _fail(f"tensor {name!r} ({dtype}, shape {tuple(shape)}) has more bits than a 64-bit count can hold")
     if n_bits % 8:
         _fail(
-            label,
-            f"tensor {name!r} ({dtype}, shape {tuple(shape)}) has {n_bits} bits, which is not a whole number of bytes",
+            f"tensor {name!r} ({dtype}, shape {tuple(shape)}) has {n_bits} bits, which is not a whole number of bytes"
         )
     return n_bits // 8
 
 
-def _check_tiling(specs: list[TensorSpec], *, base: int, n_file_bytes: int, label: str) -> None:
+def _check_tiling(specs: list[TensorSpec], *, base: int, n_file_bytes: int) -> None:
     end = base
     previous = "the header"
     for spec in sorted(specs, key=lambda spec: (spec.start, spec.stop)):
         if spec.start != end:
             what = "leaves a hole after" if spec.start > end else "overlaps"
             _fail(
-                label,
                 f"tensor {spec.name!r} {what} {previous}: it starts at data offset {spec.start - base:,}, "
-                f"expected {end - base:,}",
+                f"expected {end - base:,}"
             )
         end = spec.stop
         previous = repr(spec.name)
     if end != n_file_bytes:
         _fail(
-            label,
             f"header and tensors take {end:,} bytes, but the file has {n_file_bytes:,}; "
-            + ("it is truncated" if n_file_bytes < end else "the rest belongs to no tensor"),
+            + ("it is truncated" if n_file_bytes < end else "the rest belongs to no tensor")
         )
 
 
@@ -264,5 +260,5 @@ def _kind(value: object) -> str:
     return names.get(type(value), "a number")
 
 
-def _fail(label: str, message: str) -> NoReturn:
-    raise CorruptCheckpointError(message, subject=label)
+def _fail(message: str) -> NoReturn:
+    raise CorruptCheckpointError(message)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..errors import CorruptCheckpointError, UnsafePathError, UnsupportedFormatError
+from ..errors import CorruptCheckpointError, UnsafePathError, UnsupportedFormatError, naming
 from .header import count_structure
 
 MAX_INDEX_N_BYTES = 64 << 20
@@ -49,38 +49,38 @@ def parse_index(data: bytes, *, path: str, label: str) -> ShardIndex:
         UnsafePathError: If a shard path leaves the folder, or is no path of a repository.
         UnsupportedFormatError: If it names more tensors than any checkpoint has.
     """
-    n_structure = count_structure(data)
-    if n_structure > MAX_INDEX_TENSORS:
-        raise UnsupportedFormatError(
-            f"the index lists {n_structure:,} values, and is read up to {MAX_INDEX_TENSORS:,}; no checkpoint has as "
-            "many tensors",
-            subject=label,
-        )
-    try:
-        loaded = json.loads(data.decode("utf-8"))
-    except (ValueError, RecursionError) as exc:
-        raise CorruptCheckpointError(f"the index is not JSON: {exc}", subject=label) from exc
-    weight_map = loaded.get("weight_map") if isinstance(loaded, dict) else None
-    if not isinstance(weight_map, dict):
-        raise CorruptCheckpointError("the index has no 'weight_map' object from tensor to shard", subject=label)
-    folder = posixpath.dirname(path)
-    shard_of_value: dict[str, str] = {}
-    for name, shard in weight_map.items():
-        if not isinstance(shard, str):
-            raise CorruptCheckpointError(
-                f"the index maps tensor {name!r} to {shard!r}; expected the name of a shard", subject=label
+    with naming(label):
+        n_structure = count_structure(data)
+        if n_structure > MAX_INDEX_TENSORS:
+            raise UnsupportedFormatError(
+                f"the index lists {n_structure:,} values, and is read up to {MAX_INDEX_TENSORS:,}; no checkpoint has "
+                "as many tensors"
             )
-        if shard not in shard_of_value:
-            check_repository_path(shard, label=label)
-            shard_of_value[shard] = posixpath.join(folder, shard)
-    return ShardIndex(
-        path=path,
-        weight_map={name: shard_of_value[shard] for name, shard in weight_map.items()},
-        complaint=_complain_about_total_size(loaded.get("metadata")),
-    )
+        try:
+            loaded = json.loads(data.decode("utf-8"))
+        except (ValueError, RecursionError) as exc:
+            raise CorruptCheckpointError(f"the index is not JSON: {exc}") from exc
+        weight_map = loaded.get("weight_map") if isinstance(loaded, dict) else None
+        if not isinstance(weight_map, dict):
+            raise CorruptCheckpointError("the index has no 'weight_map' object from tensor to shard")
+        folder = posixpath.dirname(path)
+        shard_of_value: dict[str, str] = {}
+        for name, shard in weight_map.items():
+            if not isinstance(shard, str):
+                raise CorruptCheckpointError(
+                    f"the index maps tensor {name!r} to {shard!r}; expected the name of a shard"
+                )
+            if shard not in shard_of_value:
+                check_repository_path(shard)
+                shard_of_value[shard] = posixpath.join(folder, shard)
+        return ShardIndex(
+            path=path,
+            weight_map={name: shard_of_value[shard] for name, shard in weight_map.items()},
+            complaint=_complain_about_total_size(loaded.get("metadata")),
+        )
 
 
-def check_repository_path(path: str, *, label: str) -> None:
+def check_repository_path(path: str) -> None:
     """Refuse a file name that is not a plain relative path, on any operating system.
 
     Raises:
@@ -99,9 +99,7 @@ def check_repository_path(path: str, *, label: str) -> None:
         rule = "an empty file or folder name"
     else:
         return
-    raise UnsafePathError(
-        f"names the file {path!r}, {rule}; a shard must be a plain path inside the repository", subject=label
-    )
+    raise UnsafePathError(f"names the file {path!r}, {rule}; a shard must be a plain path inside the repository")
 
 
 def _complain_about_total_size(metadata: object) -> str | None:

@@ -23,13 +23,21 @@ class MemorySource:
         tensors: Name to tensor; any device, any layout. Not copied, so they must not change while this is used.
         label: What an error calls it.
 
+    Attributes:
+        n_bytes: Size of all tensors, in bytes.
+        paths: No files.
+
     Raises:
         InputError: If a tensor has a dtype that no checkpoint can hold.
     """
 
+    paths: tuple[str, ...]
+
     def __init__(self, tensors: Mapping[str, torch.Tensor], *, label: str = "memory") -> None:
         self._tensors = dict(tensors)
-        self._label = label
+        self.label = label
+        self.paths = ()
+        self.description = Description("memory")
         self._specs: dict[str, TensorSpec] = {}
         at = 0
         for name, tensor in sorted(self._tensors.items()):
@@ -39,27 +47,7 @@ class MemorySource:
             stop = at + tensor.numel() * tensor.element_size()
             self._specs[name] = TensorSpec(name, tuple(tensor.shape), dtype, path="", start=at, stop=stop)
             at = stop
-        self._n_bytes = at
-
-    @property
-    def label(self) -> str:
-        """For messages."""
-        return self._label
-
-    @property
-    def n_bytes(self) -> int:
-        """Size of all tensors, in bytes."""
-        return self._n_bytes
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """No files."""
-        return ()
-
-    @property
-    def description(self) -> Description:
-        """Tensors in memory, nothing more."""
-        return Description("memory")
+        self.n_bytes = at
 
     def names(self) -> tuple[str, ...]:
         """Names of all tensors, sorted."""

@@ -10,20 +10,12 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from ..errors import InputError
-from .decode import (
-    Encoding,
-    check_finite,
-    result_dtype,
-    stored_encoding,
-    view_bytes,
-    weight_encoding,
-)
+from .decode import Encoding, check_finite, result_dtype, stored_encoding, view_bytes, weight_encoding
 from .sources import ByteSource, Description, FileTree, TensorSpec
-from .spans import MAX_SPAN_BYTES, REMOTE_MAX_GAP_BYTES, coalesce, cut_span
+from .spans import MAX_SPAN_BYTES, REMOTE_MAX_GAP_BYTES, IntArray, coalesce, cut_span
 
 ROW_SPAN_FACTOR = 8
 """How much longer one read of rows may be than one piece of a whole tensor.
@@ -34,8 +26,6 @@ rows of a wide embedding is then one request, and the full test of the embedding
 
 ROWS_AT_ONCE = 512
 
-IntArray = npt.NDArray[np.int64]
-
 
 class RangedTensors(ABC):
     """Reads tensors by the place that their specs give. Implements ``TensorSource`` and ``StoredTensors``.
@@ -45,24 +35,15 @@ class RangedTensors(ABC):
 
     Args:
         tree: Where the files are.
-        max_gap_bytes: Default of :meth:`read_rows`. None: what the byte source says of itself
-            (``gap_bytes``), else 128 KiB.
         max_span_bytes: Longest single read; bounds memory.
     """
 
-    def __init__(
-        self, tree: FileTree, *, max_gap_bytes: int | None = None, max_span_bytes: int = MAX_SPAN_BYTES
-    ) -> None:
+    def __init__(self, tree: FileTree, *, max_span_bytes: int = MAX_SPAN_BYTES) -> None:
+        self.label = tree.label
         self._tree = tree
-        self._max_gap_bytes = max_gap_bytes
         self._max_span_bytes = max_span_bytes
         self._byte_sources: dict[str, ByteSource] = {}
         self._lock = threading.RLock()
-
-    @property
-    def label(self) -> str:
-        """For messages."""
-        return self._tree.label
 
     @property
     @abstractmethod
@@ -121,7 +102,8 @@ class RangedTensors(ABC):
         Args:
             name: A matrix ``(n_rows, d)`` of the checkpoint, or a stack of them, whose rows are numbered through.
             rows: Row numbers, shape ``(k,)``, in any order; repeated ones are read once.
-            max_gap_bytes: Gap between two wanted rows that is read over and dropped; None: the default of this source.
+            max_gap_bytes: Gap between two wanted rows that is read over and dropped. None: what the byte source says of
+                itself (``gap_bytes``), else 128 KiB.
 
         Returns:
             Tensor of shape ``(k, d)``, in the order asked. Peak memory is that and the reads in flight.
@@ -172,17 +154,14 @@ class RangedTensors(ABC):
     ) -> torch.Tensor:
         source = self._byte_source(spec.path)
         wanted = check_rows(spec, rows, source.label)
+        if max_gap_bytes is None:
+            max_gap_bytes = int(getattr(source, "gap_bytes", REMOTE_MAX_GAP_BYTES))
         row_n_bytes = encoding.bytes_of(spec.shape[-1])
         width = encoding.decoded(spec.shape[-1])
         out: torch.Tensor | None = None
+        longest = ROW_SPAN_FACTOR * self._max_span_bytes
         plan = (
-            coalesce(
-                wanted,
-                row_n_bytes,
-                spec.start,
-                max_gap_bytes=self._gap_for(source) if max_gap_bytes is None else max_gap_bytes,
-                max_span_bytes=ROW_SPAN_FACTOR * self._max_span_bytes,
-            )
+            coalesce(wanted, row_n_bytes, spec.start, max_gap_bytes=max_gap_bytes, max_span_bytes=longest)
             if row_n_bytes
             else []
         )
@@ -205,11 +184,6 @@ class RangedTensors(ABC):
             if source is None:
                 source = self._byte_sources[path] = self._tree.open(path)
             return source
-
-    def _gap_for(self, source: ByteSource) -> int:
-        if self._max_gap_bytes is not None:
-            return self._max_gap_bytes
-        return int(getattr(source, "gap_bytes", REMOTE_MAX_GAP_BYTES))
 
 
 def check_rows(spec: TensorSpec, rows: IntArray, label: str) -> IntArray:

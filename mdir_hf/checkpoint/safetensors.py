@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from .header import LENGTH_N_BYTES, parse_header, read_header_n_bytes
 from .shards import ShardedTensors, ShardHeader
-from .sources import Description
 
 HEADER_GUESS_N_BYTES = 100_000
 """First read of a file: 97 % of the headers of the 1000 most used repositories are shorter (huggingface_hub)."""
@@ -17,10 +16,7 @@ class SafetensorsSource(ShardedTensors):
     :class:`~mdir_hf.checkpoint.shards.ShardedTensors`.
     """
 
-    @property
-    def description(self) -> Description:
-        """Nothing but the name of the format."""
-        return Description("safetensors")
+    format_name = "safetensors"
 
     def _read_header(self, path: str) -> ShardHeader:
         source = self._byte_source(path)

@@ -7,11 +7,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import ClassVar
 
 from ..errors import CorruptCheckpointError, TensorNotFoundError, UnsupportedFormatError
 from .index import ShardIndex
 from .ranged import RangedTensors
-from .sources import FileTree, TensorSpec
+from .sources import Description, FileTree, TensorSpec
 from .spans import MAX_SPAN_BYTES
 
 
@@ -38,10 +39,13 @@ class ShardedTensors(RangedTensors):
         tree: Where the files are.
         paths: The weight files, where no index names them; every header is then read when names are asked for.
         index: The parsed index, where there is one.
-        max_gap_bytes: Default of :meth:`read_rows`. None: what the byte source says of itself
-            (``gap_bytes``), else 128 KiB.
         max_span_bytes: Longest single read; bounds memory.
+
+    Attributes:
+        format_name: How a user would call the format.
     """
+
+    format_name: ClassVar[str]
 
     def __init__(
         self,
@@ -49,10 +53,9 @@ class ShardedTensors(RangedTensors):
         *,
         paths: Iterable[str] = (),
         index: ShardIndex | None = None,
-        max_gap_bytes: int | None = None,
         max_span_bytes: int = MAX_SPAN_BYTES,
     ) -> None:
-        super().__init__(tree, max_gap_bytes=max_gap_bytes, max_span_bytes=max_span_bytes)
+        super().__init__(tree, max_span_bytes=max_span_bytes)
         self._index = index
         self._paths = tuple(sorted(set(paths if index is None else index.weight_map.values())))
         self._headers: dict[str, ShardHeader] = {}
@@ -66,6 +69,11 @@ class ShardedTensors(RangedTensors):
     def paths(self) -> tuple[str, ...]:
         """The weight files, sorted; with an index, those that it names."""
         return self._paths
+
+    @property
+    def description(self) -> Description:
+        """Nothing but the name of the format."""
+        return Description(self.format_name)
 
     def names(self) -> tuple[str, ...]:
         """Names of all tensors, sorted. Reads no header where there is an index, else every header."""
@@ -81,7 +89,7 @@ class ShardedTensors(RangedTensors):
         """
         path = self._paths_of_names().get(name)
         if path is None:
-            raise TensorNotFoundError(f"there is no tensor {name!r} in {_list_some(self._paths)}", subject=self.label)
+            raise TensorNotFoundError(f"there is no tensor {name!r} in {list_some(self._paths)}", subject=self.label)
         self._check_index(name, path)
         header = self._header(path)
         if name in header.unreadable:
@@ -137,5 +145,27 @@ class ShardedTensors(RangedTensors):
         return self.label if self._index is None else f"{self.label}:{self._index.path}"
 
 
-def _list_some(paths: tuple[str, ...]) -> str:
-    return ", ".join(paths[:3]) + (f" and {len(paths) - 3} more files" if len(paths) > 3 else "")
+def list_some(names: Iterable[str], most: int = 3) -> str:
+    """The first few names, for a message."""
+    listed = list(names)
+    return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "")
+
+
+def check_complete(shards: Mapping[int, str], total: int, *, what: str, named: str) -> None:
+    """Refuse a set of numbered files that is not whole.
+
+    Args:
+        shards: The files that are there, by number.
+        total: How many there should be, as each of their names says.
+        what: What the format calls one of them.
+        named: What their names have in common.
+
+    Raises:
+        CorruptCheckpointError: If one of 1 to ``total`` is missing.
+    """
+    missing = [number for number in range(1, total + 1) if number not in shards]
+    if missing or len(shards) != total:
+        raise CorruptCheckpointError(
+            f"{len(shards)} of {total} {what}s {named} are there; "
+            + (f"{what} {missing[0]} is the first one missing" if missing else "their numbers do not run from 1")
+        )

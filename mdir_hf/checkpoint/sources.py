@@ -23,22 +23,18 @@ Span = tuple[int, int]
 class ByteSource(Protocol):
     """Random access to the bytes of one immutable file.
 
-    Attributes:
-        label: What an error calls it, e.g. ``owner/name@0123abc:model.safetensors``.
-        n_bytes: Size of the file.
-
     A source may also carry ``gap_bytes``: how many unwanted bytes are cheaper read over than a second read would be.
     Without it, a source is taken for a remote one.
     """
 
     @property
     def label(self) -> str:
-        """What an error calls it."""
+        """What an error calls it, e.g. ``owner/name@0123abc:model.safetensors``."""
         ...
 
     @property
     def n_bytes(self) -> int:
-        """Size, in bytes."""
+        """Size of the file."""
         ...
 
     def read(self, start: int, stop: int) -> bytes:
@@ -75,16 +71,11 @@ class FileEntry:
 
 
 class FileTree(Protocol):
-    """The files of one model at one commit, local or remote alike.
-
-    Attributes:
-        label: ``owner/name@0123abc`` or the folder, for messages.
-        files: Every file, by path.
-    """
+    """The files of one model at one commit, local or remote alike."""
 
     @property
     def label(self) -> str:
-        """What an error calls it."""
+        """``owner/name@0123abc`` or the folder, for messages."""
         ...
 
     @property
@@ -154,14 +145,7 @@ class Description:
 
 
 class Checkpoint(Protocol):
-    """What one checkpoint holds, known before any of it is read.
-
-    Attributes:
-        label: For messages.
-        n_bytes: Stored size of all weight files, in bytes.
-        paths: The weight files.
-        description: What the checkpoint says about itself.
-    """
+    """What one checkpoint holds, known before any of it is read."""
 
     @property
     def label(self) -> str:
@@ -170,7 +154,7 @@ class Checkpoint(Protocol):
 
     @property
     def n_bytes(self) -> int:
-        """Size, in bytes."""
+        """Stored size of all weight files, in bytes."""
         ...
 
     @property
@@ -222,7 +206,7 @@ class TensorSource(Checkpoint, Protocol):
         ...
 
 
-class StoredTensors(Checkpoint, Protocol):
+class StoredRows(Protocol):
     """The same tensors as the files store them: codes, scales, packed words. Dequantisation stands on it."""
 
     def read_stored(self, name: str) -> torch.Tensor:
@@ -237,3 +221,7 @@ class StoredTensors(Checkpoint, Protocol):
     ) -> torch.Tensor:
         """Return some rows in the stored dtype, numbered and ordered as in :meth:`TensorSource.read_rows`."""
         ...
+
+
+class StoredTensors(Checkpoint, StoredRows, Protocol):
+    """Stored tensors, and which of them there are."""

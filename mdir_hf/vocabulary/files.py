@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import chain
 from typing import Any
 
-from mdir_hf.errors import VocabularyError
+from mdir_hf.errors import VocabularyError, naming
 from mdir_hf.vocabulary.json_file import glimpse, is_web_page, load_object
 from mdir_hf.vocabulary.raw_bytes import RWKV_LINE, TIKTOKEN_LINE, lines_of, rwkv_tokens, tekken_tokens, tiktoken_tokens
 from mdir_hf.vocabulary.sentencepiece_model import sentencepiece_tokens
@@ -89,17 +89,21 @@ def read_vocabulary(names: Collection[str], read: Callable[[str], bytes]) -> Voc
             "expected tokenizer.json, vocab.json, a SentencePiece .model, .tiktoken, tekken.json, vocab.txt or "
             f"rwkv_vocab_*.txt, found none among {len(names)} files; name a repository or subfolder that has one"
         )
-    file = files[0]
-    try:
-        kind, tokens = _tokens(files, read)
-        if TOKENIZER_CONFIG in files:
-            config = load_object(read(TOKENIZER_CONFIG), TOKENIZER_CONFIG)
-            tokens = _with_flags(list(tokens), declared_tokens(config, TOKENIZER_CONFIG))
-        return assemble(tokens, kind=kind, files=files)
-    except UnicodeEncodeError as exc:
-        raise VocabularyError(
-            f"expected text, found a token with half of a surrogate pair: {exc}", subject=file
-        ) from exc
+    with naming(files[0]):
+        try:
+            kind, tokens = _tokens(files, read)
+            if TOKENIZER_CONFIG in files:
+                config = load_object(read(TOKENIZER_CONFIG), TOKENIZER_CONFIG)
+                tokens = _with_flags(list(tokens), _of_file(TOKENIZER_CONFIG, declared_tokens(config)))
+            return assemble(tokens, kind=kind, files=files)
+        except UnicodeEncodeError as exc:
+            raise VocabularyError(f"expected text, found a token with half of a surrogate pair: {exc}") from exc
+
+
+def _of_file(file: str, tokens: Iterable[Token]) -> Iterator[Token]:
+    """The same tokens; an error of theirs is about this file."""
+    with naming(file):
+        yield from tokens
 
 
 def _with_flags(tokens: list[Token], declared: Iterable[Token]) -> Iterable[Token]:
@@ -114,27 +118,29 @@ def _tokens(files: tuple[str, ...], read: Callable[[str], bytes]) -> tuple[Vocab
     head = data[:4096].removeprefix(b"\xef\xbb\xbf")
     is_json = file.endswith(".json")
     if head.startswith(b"version https://git-lfs") or (not is_json and (not data or is_web_page(data))):
-        raise VocabularyError(f"expected a vocabulary, found {glimpse(data)}", subject=file)
+        raise VocabularyError(f"expected a vocabulary, found {glimpse(data)}")
     added = load_object(read(ADDED_TOKENS), ADDED_TOKENS) if ADDED_TOKENS in files else {}
     is_text = file.endswith(".txt")
     if is_json or (head.lstrip().startswith(b"{") and not is_text):
         return _json_tokens(load_object(data, file), file, added)
     line = next((line for _, line in lines_of(head)), b"")
     if RWKV_LINE.fullmatch(line) or file.startswith("rwkv_vocab"):
-        return VocabularyKind.RWKV, rwkv_tokens(data, file)
+        return VocabularyKind.RWKV, rwkv_tokens(data)
     if is_text:
-        return word_list_tokens(data, file)
+        return word_list_tokens(data)
     if TIKTOKEN_LINE.fullmatch(line) or file.endswith(".tiktoken"):
-        tokens, kind = tiktoken_tokens(data, file), VocabularyKind.TIKTOKEN
+        tokens, kind = tiktoken_tokens(data), VocabularyKind.TIKTOKEN
     else:
-        tokens, kind = sentencepiece_tokens(data, file), VocabularyKind.SENTENCEPIECE
-    return kind, chain(tokens, added_json_tokens(added, ADDED_TOKENS))
+        tokens, kind = sentencepiece_tokens(data), VocabularyKind.SENTENCEPIECE
+    return kind, chain(tokens, _of_file(ADDED_TOKENS, added_json_tokens(added)))
 
 
 def _json_tokens(found: dict[str, Any], file: str, added: dict[str, Any]) -> tuple[VocabularyKind, Iterable[Token]]:
     if isinstance(found.get("vocab"), list) or file.startswith("tekken"):
-        return VocabularyKind.TEKKEN, tekken_tokens(found, file)
+        return VocabularyKind.TEKKEN, tekken_tokens(found)
     # In a plain vocab.json "model" may be a token, and then it has a number.
     if isinstance(found.get("model"), dict) or file == "tokenizer.json":
-        return tokenizer_json_tokens(found, file)
-    return vocab_json_tokens(found, file, added, ADDED_TOKENS)
+        return tokenizer_json_tokens(found)
+    kind, tokens = vocab_json_tokens(found)
+    others = added_json_tokens({string: row for string, row in added.items() if string not in found})
+    return kind, chain(tokens, _of_file(ADDED_TOKENS, others))

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from typing import cast
 
-from mdir_hf.errors import VocabularyError
+from mdir_hf.errors import VocabularyError, naming
 from mdir_hf.vocabulary import spelling
 from mdir_hf.vocabulary.json_file import shown
 from mdir_hf.vocabulary.tokens import Token, TokenType, Vocabulary, VocabularyKind, assemble
@@ -39,26 +39,25 @@ def gguf_vocabulary(metadata: Mapping[str, object], *, file: str) -> Vocabulary 
     tokens, model = metadata.get(TOKENS), metadata.get(MODEL)
     if tokens is None or model in _NO_VOCABULARY:
         return None
-    if isinstance(tokens, str | bytes) or not isinstance(tokens, Sized) or not isinstance(tokens, Iterable):
-        raise VocabularyError(f"expected {TOKENS} to be an array of strings, found {shown(tokens)}", subject=file)
-    if any(not isinstance(token, bytes) for token in tokens):
-        raise VocabularyError(f"expected {TOKENS} to hold strings, found other values", subject=file)
-    types = _types(metadata.get(TYPES), len(tokens), file)
+    with naming(file):
+        if isinstance(tokens, str | bytes) or not isinstance(tokens, Sized) or not isinstance(tokens, Iterable):
+            raise VocabularyError(f"expected {TOKENS} to be an array of strings, found {shown(tokens)}")
+        if any(not isinstance(token, bytes) for token in tokens):
+            raise VocabularyError(f"expected {TOKENS} to hold strings, found other values")
+        types = _types(metadata.get(TYPES), len(tokens))
     kind, spell = _convention(model, tokens)
     return assemble(_read(tokens, types, kind, spell), kind=kind, files=(file,))
 
 
-def _types(found: object, n_tokens: int, file: str) -> list[int] | None:
+def _types(found: object, n_tokens: int) -> list[int] | None:
     if found is None:
         return None
     try:
         types = [int(value) for value in cast("Iterable[int]", found)]
     except (TypeError, ValueError, OverflowError) as exc:
-        raise VocabularyError(
-            f"expected {TYPES} to be an array of integers, found {shown(found)}", subject=file
-        ) from exc
+        raise VocabularyError(f"expected {TYPES} to be an array of integers, found {shown(found)}") from exc
     if len(types) != n_tokens:
-        raise VocabularyError(f"expected a type for each of {n_tokens} tokens, found {len(types)}", subject=file)
+        raise VocabularyError(f"expected a type for each of {n_tokens} tokens, found {len(types)}")
     return types
 
 

@@ -94,15 +94,12 @@ def shown(value: object) -> str:
     return described(value) if isinstance(value, dict | list) else f"{value!r:.60}"
 
 
-def row_id(value: object, token: str, file: str) -> int:
+def row_id(value: object, token: str) -> int:
     """Check that a JSON value is an integer.
 
     Raises:
         VocabularyError: It is something else.
     """
     if type(value) is not int:
-        raise VocabularyError(
-            f"token {token[:40]!r} has the id {shown(value)}; expected an integer",
-            subject=file,
-        )
+        raise VocabularyError(f"token {token[:40]!r} has the id {shown(value)}; expected an integer")
     return value

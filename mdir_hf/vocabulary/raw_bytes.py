@@ -38,12 +38,11 @@ def lines_of(data: bytes) -> Iterator[tuple[int, bytes]]:
             yield number, content
 
 
-def tiktoken_tokens(data: bytes, file: str) -> Iterator[Token]:
+def tiktoken_tokens(data: bytes) -> Iterator[Token]:
     """Read tiktoken ranks: a token in base64, a space, its rank, which is its row.
 
     Args:
         data: The file.
-        file: Its name, for errors.
 
     Yields:
         The tokens. Special tokens stand in code elsewhere, not in such a file.
@@ -54,11 +53,11 @@ def tiktoken_tokens(data: bytes, file: str) -> Iterator[Token]:
     for number, line in lines_of(data):
         match = TIKTOKEN_LINE.fullmatch(line)
         if match is None:
-            raise _unexpected(number, "base64 and a rank", line, file)
-        yield int(match[2]), _from_base64(match[1], f"line {number}", file), TokenType.TEXT
+            raise _unexpected(number, "base64 and a rank", line)
+        yield int(match[2]), _from_base64(match[1], f"line {number}"), TokenType.TEXT
 
 
-def tekken_tokens(found: dict[str, Any], file: str) -> Iterator[Token]:
+def tekken_tokens(found: dict[str, Any]) -> Iterator[Token]:
     """Read a ``tekken.json``.
 
     The special tokens come first, ``default_num_special_tokens`` of them; the row of a token is its rank plus their
@@ -66,7 +65,6 @@ def tekken_tokens(found: dict[str, Any], file: str) -> Iterator[Token]:
 
     Args:
         found: The whole file.
-        file: Its name, for errors.
 
     Yields:
         The tokens, special ones first.
@@ -77,38 +75,35 @@ def tekken_tokens(found: dict[str, Any], file: str) -> Iterator[Token]:
     config, entries = found.get("config"), found.get("vocab")
     if not isinstance(config, dict) or not isinstance(entries, list):
         raise VocabularyError(
-            f'expected "config" to be an object and "vocab" a list, found {described(config)} and {described(entries)}',
-            subject=file,
+            f'expected "config" to be an object and "vocab" a list, found {described(config)} and {described(entries)}'
         )
-    n_rows = row_id(config.get("default_vocab_size"), "default_vocab_size", file)
-    n_special = row_id(config.get("default_num_special_tokens"), "default_num_special_tokens", file)
+    n_rows = row_id(config.get("default_vocab_size"), "default_vocab_size")
+    n_special = row_id(config.get("default_num_special_tokens"), "default_num_special_tokens")
     if not (0 <= n_special <= n_rows <= len(entries) + n_special and n_special <= len(entries)):
         raise VocabularyError(
-            f"expected {n_rows} rows, {n_special} of them special, found {len(entries)} tokens, which do not fill them",
-            subject=file,
+            f"expected {n_rows} rows, {n_special} of them special, found {len(entries)} tokens, which do not fill them"
         )
     for row in range(n_special):
         yield row, b"", TokenType.SPECIAL
     for entry in entries:
         encoded = entry.get("token_bytes") if isinstance(entry, dict) else None
         if not isinstance(entry, dict) or not isinstance(encoded, str):
-            raise VocabularyError(f'expected objects with "rank" and "token_bytes", found {shown(entry)}', subject=file)
-        rank = row_id(entry.get("rank"), encoded, file)
+            raise VocabularyError(f'expected objects with "rank" and "token_bytes", found {shown(entry)}')
+        rank = row_id(entry.get("rank"), encoded)
         # A negative rank would pass for a special row.
         if rank < 0:
-            raise VocabularyError(f"token {encoded[:40]!r} has the rank {rank}; expected at least 0", subject=file)
+            raise VocabularyError(f"token {encoded[:40]!r} has the rank {rank}; expected at least 0")
         if rank < n_rows - n_special:
-            yield rank + n_special, _from_base64(encoded.encode(), f"rank {rank}", file), TokenType.TEXT
+            yield rank + n_special, _from_base64(encoded.encode(), f"rank {rank}"), TokenType.TEXT
 
 
-def rwkv_tokens(data: bytes, file: str) -> Iterator[Token]:
+def rwkv_tokens(data: bytes) -> Iterator[Token]:
     """Read the word list of RWKV: row, a Python literal of text or bytes, number of bytes.
 
     Literals are parsed as data, never evaluated. Row 0, the end of text, is not in the file.
 
     Args:
         data: The file.
-        file: Its name, for errors.
 
     Yields:
         The tokens.
@@ -120,25 +115,25 @@ def rwkv_tokens(data: bytes, file: str) -> Iterator[Token]:
     for number, line in lines_of(data):
         match = RWKV_LINE.fullmatch(line)
         if match is None:
-            raise _unexpected(number, "a row, a literal and a length", line, file)
+            raise _unexpected(number, "a row, a literal and a length", line)
         try:
             literal = ast.literal_eval(match[2].decode())
             text = literal.encode() if isinstance(literal, str) else literal
         except (ValueError, SyntaxError, RecursionError, MemoryError) as exc:
-            raise _unexpected(number, "a literal of text or bytes", line, file) from exc
+            raise _unexpected(number, "a literal of text or bytes", line) from exc
         if not isinstance(text, bytes) or len(text) != int(match[3]):
-            raise _unexpected(number, f"a literal of {int(match[3])} bytes", line, file)
+            raise _unexpected(number, f"a literal of {int(match[3])} bytes", line)
         yield int(match[1]), text, TokenType.TEXT
 
 
-def _from_base64(encoded: bytes, place: str, file: str) -> bytes:
+def _from_base64(encoded: bytes, place: str) -> bytes:
     try:
         if _BASE64.fullmatch(encoded) is None:
             raise ValueError("a character outside the alphabet")
         return binascii.a2b_base64(encoded)
     except ValueError as exc:
-        raise VocabularyError(f"expected base64 on {place}, found {encoded[:40]!r}: {exc}", subject=file) from exc
+        raise VocabularyError(f"expected base64 on {place}, found {encoded[:40]!r}: {exc}") from exc
 
 
-def _unexpected(number: int, expected: str, line: bytes, file: str) -> VocabularyError:
-    return VocabularyError(f"expected {expected} on line {number}, found {line[:60]!r}", subject=file)
+def _unexpected(number: int, expected: str, line: bytes) -> VocabularyError:
+    return VocabularyError(f"expected {expected} on line {number}, found {line[:60]!r}")

@@ -26,12 +26,11 @@ _TYPES = {
 }
 
 
-def sentencepiece_tokens(data: bytes, file: str) -> Iterator[Token]:
+def sentencepiece_tokens(data: bytes) -> Iterator[Token]:
     """Read the pieces of a SentencePiece model.
 
     Args:
         data: The file, a serialised ``ModelProto``.
-        file: Its name, for errors.
 
     Yields:
         The tokens, in the order of their ids.
@@ -49,13 +48,10 @@ def sentencepiece_tokens(data: bytes, file: str) -> Iterator[Token]:
                 row += 1
     except ValueError as exc:  # also UnicodeDecodeError
         raise VocabularyError(
-            f"expected a SentencePiece model, found {glimpse(data)}, which make no sense after {row} pieces: {exc}",
-            subject=file,
+            f"expected a SentencePiece model, found {glimpse(data)}, which make no sense after {row} pieces: {exc}"
         ) from exc
     if row == 0:
-        raise VocabularyError(
-            f"expected a SentencePiece model, found {glimpse(data)} and no piece in them", subject=file
-        )
+        raise VocabularyError(f"expected a SentencePiece model, found {glimpse(data)} and no piece in them")
 
 
 def _meaning(piece: str, kind: int) -> tuple[bytes, TokenType]:

@@ -16,7 +16,7 @@ _END_OF_WORD = "</w>"
 _N_FIRST_ROWS = 16
 
 
-def tokenizer_json_tokens(found: dict[str, Any], file: str) -> tuple[VocabularyKind, Iterator[Token]]:
+def tokenizer_json_tokens(found: dict[str, Any]) -> tuple[VocabularyKind, Iterator[Token]]:
     """Read a ``tokenizer.json``.
 
     Flags decide: an added token is special where the file says so, or where it is named ``<|…|>``. A row is reserved
@@ -25,7 +25,6 @@ def tokenizer_json_tokens(found: dict[str, Any], file: str) -> tuple[VocabularyK
 
     Args:
         found: The whole file.
-        file: Its name, for errors.
 
     Returns:
         The convention, and the tokens.
@@ -34,18 +33,16 @@ def tokenizer_json_tokens(found: dict[str, Any], file: str) -> tuple[VocabularyK
         VocabularyError: Something in the file is not of the type that the format has there; also while the tokens are
             drawn.
     """
-    model = _member(found, "model", dict, file)
+    model = _member(found, "model", dict)
     vocabulary = model.get("vocab")
     if isinstance(vocabulary, list):
-        strings = [_unigram_piece(entry, place, file) for place, entry in enumerate(vocabulary)]
+        strings = [_unigram_piece(entry, place) for place, entry in enumerate(vocabulary)]
         entries: Iterable[tuple[str, object]] = zip(strings, range(len(strings)), strict=True)
     elif isinstance(vocabulary, dict):
         strings = list(vocabulary)
         entries = vocabulary.items()
     else:
-        raise VocabularyError(
-            f'expected "model.vocab" to be an object or a list, found {described(vocabulary)}', subject=file
-        )
+        raise VocabularyError(f'expected "model.vocab" to be an object or a list, found {described(vocabulary)}')
     kind = _declared_kind(found, model) or spelling.guess_kind(strings)
     spell = spelling.SPELLERS[kind]
     prefix = model.get("continuing_subword_prefix")
@@ -53,7 +50,7 @@ def tokenizer_json_tokens(found: dict[str, Any], file: str) -> tuple[VocabularyK
         spell = partial(spelling.wordpiece, prefix=prefix)
     if isinstance(suffix := model.get("end_of_word_suffix"), str) and suffix:
         spell = spelling.with_suffix(spell, suffix)
-    added = _added_tokens(found, file)
+    added = _added_tokens(found)
     unknown = model.get("unk_token")
     if isinstance(vocabulary, list) and type(place := model.get("unk_id")) is int and 0 <= place < len(strings):
         unknown = strings[place]
@@ -61,7 +58,7 @@ def tokenizer_json_tokens(found: dict[str, Any], file: str) -> tuple[VocabularyK
     def tokens() -> Iterator[Token]:
         own = set()
         for string, value in entries:
-            row = row_id(value, string, file)
+            row = row_id(value, string)
             listed = added.get(row)
             if listed is not None and listed[0] == string:
                 own.add(row)
@@ -78,16 +75,11 @@ def tokenizer_json_tokens(found: dict[str, Any], file: str) -> tuple[VocabularyK
     return kind, tokens()
 
 
-def vocab_json_tokens(
-    found: dict[str, Any], file: str, added: dict[str, Any], added_file: str
-) -> tuple[VocabularyKind, Iterator[Token]]:
-    """Read a ``vocab.json`` (token string to row) and its ``added_tokens.json``; names decide what is special.
+def vocab_json_tokens(found: dict[str, Any]) -> tuple[VocabularyKind, Iterator[Token]]:
+    """Read a ``vocab.json`` (token string to row); names decide what is special.
 
     Args:
-        found: ``vocab.json``.
-        file: Its name, for errors.
-        added: ``added_tokens.json``, literal text; may be empty.
-        added_file: Its name, for errors.
+        found: The whole file.
 
     Returns:
         The convention, judged from the content, and the tokens.
@@ -103,38 +95,36 @@ def vocab_json_tokens(
 
     def tokens() -> Iterator[Token]:
         for string, value in found.items():
-            row = row_id(value, string, file)
+            row = row_id(value, string)
             token_type = spelling.type_by_name(string, may_be_markup=row >= _N_FIRST_ROWS)
             yield _spelt(row, string, token_type, kind, spell)
-        yield from added_json_tokens({string: row for string, row in added.items() if string not in found}, added_file)
 
     return kind, tokens()
 
 
-def added_json_tokens(found: dict[str, Any], file: str) -> Iterator[Token]:
+def added_json_tokens(found: dict[str, Any]) -> Iterator[Token]:
     """Read an ``added_tokens.json`` (literal text to row); names decide what is special.
 
     Raises:
         VocabularyError: An id is no integer; raised while the tokens are drawn.
     """
     for string, value in found.items():
-        yield row_id(value, string, file), string.encode(), spelling.type_by_name(string)
+        yield row_id(value, string), string.encode(), spelling.type_by_name(string)
 
 
-def declared_tokens(config: dict[str, Any], file: str) -> Iterator[Token]:
+def declared_tokens(config: dict[str, Any]) -> Iterator[Token]:
     """Read what a ``tokenizer_config.json`` says of single rows (``added_tokens_decoder``): literal text, and flags.
 
     Raises:
         VocabularyError: A row or a token is not of the type that the file has there; raised while the tokens are drawn.
     """
     declared = config.get("added_tokens_decoder")
-    for row, entry in (_member(config, "added_tokens_decoder", dict, file) if declared is not None else {}).items():
+    for row, entry in (_member(config, "added_tokens_decoder", dict) if declared is not None else {}).items():
         if not (row.isascii() and row.isdigit() and len(row) < 10) or not isinstance(entry, dict):
             raise VocabularyError(
-                f'expected "added_tokens_decoder" to map numbers to objects, found {row[:40]!r}: {described(entry)}',
-                subject=file,
+                f'expected "added_tokens_decoder" to map numbers to objects, found {row[:40]!r}: {described(entry)}'
             )
-        string = _member(entry, "content", str, file)
+        string = _member(entry, "content", str)
         yield int(row), string.encode(), _type_of_added(string, entry)
 
 
@@ -169,14 +159,14 @@ def _declared_kind(found: dict[str, Any], model: dict[str, Any]) -> VocabularyKi
     return None
 
 
-def _added_tokens(found: dict[str, Any], file: str) -> dict[int, tuple[str, TokenType]]:
+def _added_tokens(found: dict[str, Any]) -> dict[int, tuple[str, TokenType]]:
     listed = found.get("added_tokens")
     added: dict[int, tuple[str, TokenType]] = {}
-    for entry in _member(found, "added_tokens", list, file) if listed is not None else []:
+    for entry in _member(found, "added_tokens", list) if listed is not None else []:
         if not isinstance(entry, dict):
-            raise VocabularyError(f'expected objects in "added_tokens", found {described(entry)}', subject=file)
-        string = _member(entry, "content", str, file)
-        row = row_id(entry.get("id"), string, file)
+            raise VocabularyError(f'expected objects in "added_tokens", found {described(entry)}')
+        string = _member(entry, "content", str)
+        row = row_id(entry.get("id"), string)
         added[row] = string, _type_of_added(string, entry)
     return added
 
@@ -187,18 +177,16 @@ def _type_of_added(string: str, entry: dict[str, Any]) -> TokenType:
     return TokenType.SPECIAL if entry.get("special") is True or spelling.is_control(string) else TokenType.TEXT
 
 
-def _member(parent: dict[str, Any], name: str, kind: type, file: str) -> Any:  # noqa: ANN401 - JSON of the type asked for
+def _member(parent: dict[str, Any], name: str, kind: type) -> Any:  # noqa: ANN401 - JSON of the type asked for
     value = parent.get(name)
     if not isinstance(value, kind):
         expected = described(kind())
         found = described(value) if name in parent else "no such key"
-        raise VocabularyError(f'expected "{name}" to be {expected}, found {found}', subject=file)
+        raise VocabularyError(f'expected "{name}" to be {expected}, found {found}')
     return value
 
 
-def _unigram_piece(entry: object, place: int, file: str) -> str:
+def _unigram_piece(entry: object, place: int) -> str:
     if isinstance(entry, list) and entry and isinstance(entry[0], str):
         return entry[0]
-    raise VocabularyError(
-        f'expected [piece, score] at place {place} of "model.vocab", found {shown(entry)}', subject=file
-    )
+    raise VocabularyError(f'expected [piece, score] at place {place} of "model.vocab", found {shown(entry)}')

@@ -10,12 +10,11 @@ from mdir_hf.vocabulary.json_file import glimpse
 from mdir_hf.vocabulary.tokens import Token, TokenType, VocabularyKind
 
 
-def word_list_tokens(data: bytes, file: str) -> tuple[VocabularyKind, Iterator[Token]]:
+def word_list_tokens(data: bytes) -> tuple[VocabularyKind, Iterator[Token]]:
     """Read a ``vocab.txt``; names decide what is special, the content decides whether it is WordPiece.
 
     Args:
         data: The file, UTF-8, lines ending in LF or CR LF.
-        file: Its name, for errors.
 
     Returns:
         The convention, and the tokens; an empty line is an unused row.
@@ -26,11 +25,9 @@ def word_list_tokens(data: bytes, file: str) -> tuple[VocabularyKind, Iterator[T
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as exc:
-        raise VocabularyError(
-            f"expected one token a line in UTF-8, found {glimpse(data)}: {exc}", subject=file
-        ) from exc
+        raise VocabularyError(f"expected one token a line in UTF-8, found {glimpse(data)}: {exc}") from exc
     if "\0" in text:
-        raise VocabularyError(f"expected one token a line, found {glimpse(data)}, with zero bytes", subject=file)
+        raise VocabularyError(f"expected one token a line, found {glimpse(data)}, with zero bytes")
     # Not splitlines(): tokens such as U+2028 end a line for Python, and not for the format.
     lines = [line.removesuffix("\r") for line in text.split("\n")]
     if not lines[-1]:

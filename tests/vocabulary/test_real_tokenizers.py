@@ -147,7 +147,7 @@ def test_a_gguf_vocabulary_is_that_of_the_files_it_was_made_from(vocabularies, n
 def test_sentencepiece_itself_reads_the_same_pieces_and_types(real_data: Path, name: str):
     path = real_data / "tokenizers" / name
     witness = sentencepiece.SentencePieceProcessor(model_file=str(path))
-    tokens = list(sentencepiece_tokens(path.read_bytes(), name))
+    tokens = list(sentencepiece_tokens(path.read_bytes()))
     assert len(tokens) == witness.get_piece_size()
     for row, text, token_type in tokens:
         piece = witness.id_to_piece(row)

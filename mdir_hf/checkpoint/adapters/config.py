@@ -5,15 +5,17 @@ Source: peft 0.21, ``tuners/lora/config.py`` and ``tuners/lora/layer.py``.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import NoReturn
+from typing import Annotated
 
-from ...errors import CorruptCheckpointError, UnsupportedFormatError
+from annotated_types import Ge, Le
+
+from ...errors import UnsupportedFormatError
+from ..json_object import AS_WRITTEN, read_json
 from ..sources import FileTree
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -21,7 +23,8 @@ ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 """In the order in which PEFT looks for them."""
 
 MAX_CONFIG_N_BYTES = 4 << 20
-_MAX_RANK = 1 << 20
+_WHAT = "the config of the adapter"
+_MERGE = "merge it (`model.merge_and_unload()`) and compare the result"
 
 _LEAVES_WEIGHTS_ALONE = {
     "PROMPT_TUNING": "prompt tuning",
@@ -32,7 +35,6 @@ _LEAVES_WEIGHTS_ALONE = {
     "CARTRIDGE": "a cartridge (a trained prefix)",
     "ADAPTION_PROMPT": "adaption prompts (LLaMA-Adapter)",
 }
-_KINDS = ("LORA", "TRAINABLE_TOKENS")
 
 _MOVES_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Initialisations that subtract the first value of B A from the base when an adapter is made: B A alone is then no
@@ -96,27 +98,45 @@ class AdapterConfig:
     @property
     def recipe(self) -> str:
         """All that decides, beside its tensors, what it makes of a base; equal for adapters that do the same."""
-        rows = sorted((module, numbers) for module, numbers in self.token_rows.items())
-        return repr(
-            (
-                self.kind,
-                self.alpha,
-                list(self.alpha_pattern.items()),
-                self.is_rank_stabilized,
-                self.is_transposed,
-                self.has_magnitudes,
-                rows,
-            )
-        )
+        switches = (self.is_rank_stabilized, self.is_transposed, self.has_magnitudes)
+        alphas, rows = list(self.alpha_pattern.items()), sorted(self.token_rows.items())
+        return repr((self.kind, self.alpha, alphas, *switches, rows))
 
     def scaling(self, module: str, rank: int) -> float:
         """What B A is multiplied by in one module."""
-        alpha = self.alpha
-        for pattern, value in self.alpha_pattern.items():
-            if _ends_with(module, pattern):
-                alpha = value
-                break
+        own = (value for pattern, value in self.alpha_pattern.items() if _ends_with(module, pattern))
+        alpha = next(own, self.alpha)
         return alpha / math.sqrt(rank) if self.is_rank_stabilized else alpha / rank
+
+
+_Rank = Annotated[int, Ge(1), Le(1 << 20)]
+_Rows = list[Annotated[int, Ge(0)]]
+
+
+@dataclass(frozen=True)
+class _Peft:
+    """What the config of any adapter says."""
+
+    __pydantic_config__ = AS_WRITTEN
+    peft_type: str | None = None
+    base_model_name_or_path: str | None = None
+    revision: str | None = None
+    token_indices: _Rows | dict[str, _Rows] | None = None
+
+
+@dataclass(frozen=True)
+class _Lora:
+    """What the config of a LoRA adapter says besides; defaults are those of PEFT."""
+
+    __pydantic_config__ = AS_WRITTEN
+    r: _Rank = 8
+    rank_pattern: dict[str, _Rank] | None = None
+    lora_alpha: float = 8
+    alpha_pattern: dict[str, float] | None = None
+    use_rslora: object = None
+    fan_in_fan_out: object = None
+    use_dora: object = None
+    trainable_token_indices: _Rows | dict[str, _Rows] | None = None
 
 
 def has_adapter(tree: FileTree) -> bool:
@@ -133,115 +153,54 @@ def read_adapter_config(tree: FileTree) -> AdapterConfig:
     """
     label = f"{tree.label}:{ADAPTER_CONFIG}"
     data = tree.read(ADAPTER_CONFIG, max_bytes=MAX_CONFIG_N_BYTES)
-    try:
-        loaded = json.loads(data.decode("utf-8"))
-    except (ValueError, RecursionError) as exc:
-        raise CorruptCheckpointError(f"the config of the adapter is not JSON: {exc}", subject=label) from exc
-    if not isinstance(loaded, dict):
-        raise CorruptCheckpointError("the config of the adapter is no JSON object", subject=label)
-    return _Reader(loaded, label).read()
-
-
-class _Reader:
-    def __init__(self, config: Mapping[str, object], label: str) -> None:
-        self._config = config
-        self._label = label
-
-    def read(self) -> AdapterConfig:
-        kind = self._text("peft_type") or "LORA"
-        base, revision = self._text("base_model_name_or_path"), self._text("revision")
-        if kind in _LEAVES_WEIGHTS_ALONE:
-            return AdapterConfig(kind, False, base, revision)
-        if kind not in _KINDS:
-            raise UnsupportedFormatError(
-                f"this is a PEFT adapter of the type {kind[:40]!r} on {base!r}; this version reads LoRA, rsLoRA, DoRA "
-                "and retrained tokens; merge it (`model.merge_and_unload()`) and compare the result",
-                subject=self._label,
-            )
-        if kind == "TRAINABLE_TOKENS":
-            return AdapterConfig(kind, True, base, revision, token_rows=self._token_rows("token_indices"))
-        self._refuse_features(base)
-        return AdapterConfig(
-            kind,
-            True,
-            base,
-            revision,
-            rank=self._rank(self._config.get("r", 8), "r"),
-            ranks=frozenset(self._rank(rank, "rank_pattern") for rank in self._object("rank_pattern").values()),
-            alpha=self._number(self._config.get("lora_alpha", 8), "lora_alpha"),
-            alpha_pattern=self._alpha_pattern(),
-            is_rank_stabilized=bool(self._config.get("use_rslora")),
-            is_transposed=bool(self._config.get("fan_in_fan_out")),
-            has_magnitudes=bool(self._config.get("use_dora")),
-            token_rows=self._token_rows("trainable_token_indices"),
+    said = read_json(data, _Peft, what=_WHAT, label=label)
+    kind, base, revision = said.peft_type or "LORA", said.base_model_name_or_path or None, said.revision or None
+    if kind in _LEAVES_WEIGHTS_ALONE:
+        return AdapterConfig(kind, False, base, revision)
+    if kind == "TRAINABLE_TOKENS":
+        return AdapterConfig(kind, True, base, revision, token_rows=_by_module(said.token_indices))
+    if kind != "LORA":
+        raise UnsupportedFormatError(
+            f"this is a PEFT adapter of the type {kind[:40]!r} on {base!r}; this version reads LoRA, rsLoRA, DoRA "
+            f"and retrained tokens; {_MERGE}",
+            subject=label,
         )
-
-    def _refuse_features(self, base: str | None) -> None:
-        found = next((why for feature, why in _REFUSED_FEATURES.items() if self._config.get(feature)), None)
-        start = self._config.get("init_lora_weights")
-        if isinstance(start, str) and start.lower().startswith(_MOVES_THE_BASE):
-            found = f"was started from a part of its base that was taken out of it (init_lora_weights {start[:40]!r})"
-        if found is not None:
+    features = read_json(data, dict[str, object], what=_WHAT, label=label)
+    found = next((why for feature, why in _REFUSED_FEATURES.items() if features.get(feature)), None)
+    start = features.get("init_lora_weights")
+    if isinstance(start, str) and start.lower().startswith(_MOVES_THE_BASE):
+        found = f"was started from a part of its base that was taken out of it (init_lora_weights {start[:40]!r})"
+    if found is not None:
+        raise UnsupportedFormatError(
+            f"this LoRA adapter on {base!r} {found}, so its weights are not W + s B A; {_MERGE}", subject=label
+        )
+    lora = read_json(data, _Lora, what=_WHAT, label=label)
+    for name in lora.alpha_pattern or ():
+        if not _PLAIN_PATTERN.fullmatch(name):
             raise UnsupportedFormatError(
-                f"this LoRA adapter on {base!r} {found}, so its weights are not W + s B A; merge it "
-                "(`model.merge_and_unload()`) and compare the result",
-                subject=self._label,
+                f"its alpha_pattern has the regular expression {name[:80]!r}; only plain ends of names are read; "
+                f"{_MERGE}",
+                subject=label,
             )
-
-    def _alpha_pattern(self) -> dict[str, float]:
-        pattern = self._object("alpha_pattern")
-        for name in pattern:
-            if not _PLAIN_PATTERN.fullmatch(name):
-                raise UnsupportedFormatError(
-                    f"its alpha_pattern has the regular expression {name[:80]!r}; only plain ends of names are read; "
-                    "merge it (`model.merge_and_unload()`) and compare the result",
-                    subject=self._label,
-                )
-        return {name: self._number(value, "alpha_pattern") for name, value in pattern.items()}
-
-    def _token_rows(self, key: str) -> dict[str, tuple[int, ...]]:
-        found = self._config.get(key)
-        if found is None:
-            return {}
-        named = found if isinstance(found, dict) else {"": found}
-        rows: dict[str, tuple[int, ...]] = {}
-        for module, numbers in named.items():
-            if not isinstance(numbers, list) or not all(type(number) is int and number >= 0 for number in numbers):
-                self._fail(f"its {key} are no lists of row numbers")
-            rows[module] = tuple(numbers)
-        return rows
-
-    def _text(self, key: str) -> str | None:
-        found = self._config.get(key)
-        if found is not None and not isinstance(found, str):
-            self._fail(f"its {key} is {found!r:.80}; expected a text")
-        return found or None
-
-    def _object(self, key: str) -> dict[str, object]:
-        found = self._config.get(key) or {}
-        if not isinstance(found, dict):
-            self._fail(f"its {key} is {found!r:.80}; expected an object")
-        return found
-
-    def _rank(self, value: object, key: str) -> int:
-        if type(value) is not int or not 1 <= value <= _MAX_RANK:
-            self._fail(f"its {key} is {value!r:.80}; expected a rank of at least 1")
-        return value
-
-    def _number(self, value: object, key: str) -> float:
-        if type(value) not in (int, float) or not math.isfinite(_as_float(value)):
-            self._fail(f"its {key} is {value!r:.80}; expected a number")
-        return _as_float(value)
-
-    def _fail(self, why: str) -> NoReturn:
-        raise CorruptCheckpointError(f"the config of the adapter cannot be right: {why}", subject=self._label)
+    return AdapterConfig(
+        kind,
+        True,
+        base,
+        revision,
+        rank=lora.r,
+        ranks=frozenset((lora.rank_pattern or {}).values()),
+        alpha=float(lora.lora_alpha),
+        alpha_pattern={name: float(alpha) for name, alpha in (lora.alpha_pattern or {}).items()},
+        is_rank_stabilized=bool(lora.use_rslora),
+        is_transposed=bool(lora.fan_in_fan_out),
+        has_magnitudes=bool(lora.use_dora),
+        token_rows=_by_module(lora.trainable_token_indices),
+    )
 
 
-def _as_float(value: object) -> float:
-    try:
-        return float(value)  # type: ignore[arg-type]
-    except (OverflowError, TypeError, ValueError):
-        return math.inf
+def _by_module(rows: _Rows | dict[str, _Rows] | None) -> dict[str, tuple[int, ...]]:
+    named = rows if isinstance(rows, dict) else {} if rows is None else {"": rows}
+    return {module: tuple(numbers) for module, numbers in named.items()}
 
 
 def _ends_with(module: str, pattern: str) -> bool:

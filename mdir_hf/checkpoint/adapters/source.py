@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from ...errors import CorruptCheckpointError, UnsupportedFormatError
 from ..decode import check_finite
 from ..ranged import check_rows
 from ..sources import Description, TensorSource, TensorSpec
+from ..spans import IntArray
 from .config import AdapterConfig
 from .names import BaseNames, ModuleChange, sort_names
-
-IntArray = npt.NDArray[np.int64]
 
 _BLOCK_N_VALUES = 1 << 24
 """Values of a block where all rows must be seen to know the lengths of columns: 64 MiB in float32."""
@@ -27,7 +24,10 @@ _BLOCK_N_VALUES = 1 << 24
 class _Change:
     """What is done to one matrix of the base: ``scaling`` times ``B A``, or its transpose, is added."""
 
-    parts: ModuleChange
+    a: str
+    b: str
+    magnitude: str | None
+    is_embedding: bool
     scaling: float
     transposed: bool
 
@@ -61,6 +61,7 @@ class AdaptedSource:
     """
 
     def __init__(self, base: TensorSource, adapter: TensorSource, config: AdapterConfig) -> None:
+        self.label = adapter.label
         self._base = base
         self._adapter = adapter
         self._config = config
@@ -73,11 +74,6 @@ class AdaptedSource:
         self._replaced: dict[str, str] = {}
         if config.changes_weights:
             self._place()
-
-    @property
-    def label(self) -> str:
-        """For messages: that of the adapter."""
-        return self._adapter.label
 
     @property
     def n_bytes(self) -> int:
@@ -117,12 +113,11 @@ class AdaptedSource:
         Raises:
             CorruptCheckpointError: If it, or what is added to it, is not finite, or does not fit.
         """
+        source, stored = self._origin(name)
+        whole = source.read(stored)
         if name in self._biases:
             added, scaling = self._biases[name]
-            return check_finite(
-                self._unchanged(name) + scaling * self._adapter.read(added), self.spec(name), self.label
-            )
-        whole = self._unchanged(name)
+            return check_finite(whole + scaling * self._adapter.read(added), self.spec(name), self.label)
         if not self._is_changed(name):
             return whole
         return self._change(name, whole, np.arange(whole.shape[0], dtype=np.int64))
@@ -134,9 +129,8 @@ class AdaptedSource:
             InputError: If it has no rows, or a row is outside of it.
             CorruptCheckpointError: If a wanted row is not finite, or the adapter does not fit.
         """
-        stored = self._replaced.get(name)
-        source, stored_name = (self._base, name) if stored is None else (self._adapter, stored)
-        values = source.read_rows(stored_name, rows, max_gap_bytes=max_gap_bytes)
+        source, stored = self._origin(name)
+        values = source.read_rows(stored, rows, max_gap_bytes=max_gap_bytes)
         return self._change(name, values, np.asarray(rows, dtype=np.int64)) if self._is_changed(name) else values
 
     def _place(self) -> None:
@@ -146,7 +140,7 @@ class AdaptedSource:
         for name, stored in names.replaced.items():
             replaced = base.find(name) or name
             if replaced in self._replaced:
-                raise CorruptCheckpointError(f"the adapter holds two tensors for {replaced!r}", subject=self.label)
+                raise self._corrupt(f"the adapter holds two tensors for {replaced!r}")
             self._replaced[replaced] = stored
         known = BaseNames({*self._base.names(), *self._replaced}) if self._replaced else base
         for module, change in names.modules.items():
@@ -161,51 +155,46 @@ class AdaptedSource:
             if change.tokens is not None:
                 self._token_rows[weight] = (change.tokens, self._rows_of(module))
             if change.a is not None and change.b is not None:
-                self._changes[weight] = self._pair(module, change)
+                self._changes[weight] = self._pair(module, change.a, change.b, change)
                 bias = known.find(f"{module}.bias")
                 if change.bias is not None and bias is not None:
                     self._biases[bias] = (change.bias, self._changes[weight].scaling)
 
-    def _pair(self, module: str, change: ModuleChange) -> _Change:
+    def _pair(self, module: str, a_name: str, b_name: str, change: ModuleChange) -> _Change:
         """Check the two factors of a module against each other and the config."""
-        assert change.a is not None and change.b is not None
-        a, b = self._adapter.spec(change.a).shape, self._adapter.spec(change.b).shape
+        a, b = self._adapter.spec(a_name).shape, self._adapter.spec(b_name).shape
         if len(a) != 2 or len(b) != 2 or a[0] != b[1] or 0 in (*a, *b):
-            raise CorruptCheckpointError(
+            raise self._corrupt(
                 f"the factors of {module!r} do not make a product: A has shape {a} and B {b}, expected (r, d_in) and "
-                "(d_out, r)",
-                subject=self.label,
+                "(d_out, r)"
             )
         config = self._config
         if a[0] != config.rank and a[0] not in config.ranks:
-            raise CorruptCheckpointError(
+            raise self._corrupt(
                 f"the factors of {module!r} have rank {a[0]}, and the config says {config.rank}"
-                + (f" or {', '.join(map(str, sorted(config.ranks)))}" if config.ranks else ""),
-                subject=self.label,
+                + (f" or {', '.join(map(str, sorted(config.ranks)))}" if config.ranks else "")
             )
         if config.has_magnitudes and change.magnitude is None:
-            raise CorruptCheckpointError(f"the adapter lacks the magnitudes of {module!r} (DoRA)", subject=self.label)
-        return _Change(change, config.scaling(module, a[0]), self._is_transposed(change, a, b))
-
-    def _is_transposed(self, change: ModuleChange, a: tuple[int, ...], b: tuple[int, ...]) -> bool:
-        return change.is_embedding or (self._config.is_transposed and a[1] == b[0])
+            raise self._corrupt(f"the adapter lacks the magnitudes of {module!r} (DoRA)")
+        scaling = config.scaling(module, a[0])
+        transposed = change.is_embedding or (config.is_transposed and a[1] == b[0])
+        return _Change(a_name, b_name, change.magnitude, change.is_embedding, scaling, transposed)
 
     def _rows_of(self, module: str) -> dict[int, int]:
         """Row of the base to row of the adapter's tensor."""
         for pattern, numbers in self._config.token_rows.items():
             if pattern in ("", module) or module.endswith("." + pattern):
                 return {row: at for at, row in enumerate(numbers)}
-        raise CorruptCheckpointError(
-            f"the adapter holds rows of {module!r}, and its config does not say which", subject=self.label
-        )
+        raise self._corrupt(f"the adapter holds rows of {module!r}, and its config does not say which")
+
+    def _origin(self, name: str) -> tuple[TensorSource, str]:
+        """Where a tensor is before it is changed, and its name there."""
+        stored = self._replaced.get(name)
+        return (self._base, name) if stored is None else (self._adapter, stored)
 
     def _unchanged_spec(self, name: str) -> TensorSpec:
-        stored = self._replaced.get(name)
-        return self._base.spec(name) if stored is None else replace(self._adapter.spec(stored), name=name)
-
-    def _unchanged(self, name: str) -> torch.Tensor:
-        stored = self._replaced.get(name)
-        return self._base.read(name) if stored is None else self._adapter.read(stored)
+        source, stored = self._origin(name)
+        return replace(source.spec(stored), name=name)
 
     def _is_changed(self, name: str) -> bool:
         return name in self._changes or name in self._token_rows
@@ -213,16 +202,14 @@ class AdaptedSource:
     def _check_fit(self, name: str, spec: TensorSpec) -> bool:
         """Check a matrix against its factors; return whether the difference is the transpose of their product."""
         change = self._changes[name]
-        assert change.parts.a is not None and change.parts.b is not None
-        d_in, d_out = self._adapter.spec(change.parts.a).shape[1], self._adapter.spec(change.parts.b).shape[0]
+        d_in, d_out = self._adapter.spec(change.a).shape[1], self._adapter.spec(change.b).shape[0]
         if change.transposed and spec.shape == (d_in, d_out):
             return True
-        if not change.parts.is_embedding and spec.shape in ((d_out, d_in), (d_in, d_out)):
+        if not change.is_embedding and spec.shape in ((d_out, d_in), (d_in, d_out)):
             return spec.shape != (d_out, d_in)
-        raise CorruptCheckpointError(
+        raise self._corrupt(
             f"the adapter changes tensor {name!r} of shape {spec.shape} by a product of shape {(d_out, d_in)}, which "
-            "does not fit; it was made for another base",
-            subject=self.label,
+            "does not fit; it was made for another base"
         )
 
     def _change(self, name: str, values: torch.Tensor, rows: IntArray) -> torch.Tensor:
@@ -232,16 +219,12 @@ class AdaptedSource:
         if name in self._changes:
             transposed = self._check_fit(name, spec)
             factors = self._factors(name, transposed)
-            values = self._add(values, factors, rows)
+            values = _add(values, factors, rows)
             if factors.magnitude is not None:
                 values *= self._column_scale(name, spec, factors) if transposed else _row_scale(values, factors, rows)
         if name in self._token_rows:
             values = self._with_tokens(name, spec, values, rows)
         return check_finite(values, spec, self.label, rows=rows)
-
-    def _add(self, values: torch.Tensor, factors: _Factors, rows: IntArray) -> torch.Tensor:
-        left = factors.left[torch.from_numpy(rows)]
-        return values + (left @ factors.right).to(values.dtype)
 
     def _factors(self, name: str, transposed: bool) -> _Factors:
         """The factors of a matrix, scaled; those of the last one are kept, as rows of an embedding are read often."""
@@ -249,16 +232,14 @@ class AdaptedSource:
             if self._held is not None and self._held[0] == name:
                 return self._held[1]
         change = self._changes[name]
-        assert change.parts.a is not None and change.parts.b is not None
-        a, b = self._adapter.read(change.parts.a), self._adapter.read(change.parts.b)
+        a, b = self._adapter.read(change.a), self._adapter.read(change.b)
         left, right = (a.T, b.T) if transposed else (b, a)
         magnitude = None
-        if self._config.has_magnitudes and change.parts.magnitude is not None:
-            magnitude = self._adapter.read(change.parts.magnitude).reshape(-1)
+        if self._config.has_magnitudes and change.magnitude is not None:
+            magnitude = self._adapter.read(change.magnitude).reshape(-1)
             if len(magnitude) != len(b):
-                raise CorruptCheckpointError(
-                    f"the adapter has {len(magnitude)} magnitudes for tensor {name!r}; expected {len(b)}",
-                    subject=self.label,
+                raise self._corrupt(
+                    f"the adapter has {len(magnitude)} magnitudes for tensor {name!r}; expected {len(b)}"
                 )
         factors = _Factors(left, change.scaling * right, magnitude)
         with self._lock:
@@ -271,37 +252,28 @@ class AdaptedSource:
             known = self._column_scales.get(name)
         if known is None:
             assert factors.magnitude is not None
-            squares = torch.zeros(spec.shape[1], dtype=torch.float64)
-            for rows, values in self._blocks(name, spec):
-                squares += self._add(values, factors, rows).double().square().sum(dim=0)
+            source, stored = self._origin(name)
+            n_rows, width = spec.shape
+            squares = torch.zeros(width, dtype=torch.float64)
+            step = max(1, _BLOCK_N_VALUES // width)
+            for start in range(0, n_rows, step):
+                rows = np.arange(start, min(start + step, n_rows), dtype=np.int64)
+                squares += _add(source.read_rows(stored, rows), factors, rows).double().square().sum(dim=0)
             known = (factors.magnitude.double() / squares.sqrt()).float()
             with self._lock:
                 self._column_scales[name] = known
         return known
 
-    def _blocks(self, name: str, spec: TensorSpec) -> Iterator[tuple[IntArray, torch.Tensor]]:
-        stored = self._replaced.get(name)
-        source, stored_name = (self._base, name) if stored is None else (self._adapter, stored)
-        n_rows, width = spec.shape
-        step = max(1, _BLOCK_N_VALUES // width)
-        for start in range(0, n_rows, step):
-            rows = np.arange(start, min(start + step, n_rows), dtype=np.int64)
-            yield rows, source.read_rows(stored_name, rows)
-
     def _with_tokens(self, name: str, spec: TensorSpec, values: torch.Tensor, rows: IntArray) -> torch.Tensor:
         stored, place_of = self._token_rows[name]
         shape = self._adapter.spec(stored).shape
         if shape != (len(place_of), spec.shape[-1]):
-            raise CorruptCheckpointError(
+            raise self._corrupt(
                 f"the adapter replaces {len(place_of)} rows of tensor {name!r} of shape {spec.shape} by a tensor of "
-                f"shape {shape}",
-                subject=self.label,
+                f"shape {shape}"
             )
         if max(place_of, default=0) >= spec.shape[0]:
-            raise CorruptCheckpointError(
-                f"the adapter replaces row {max(place_of):,} of tensor {name!r} of shape {spec.shape}",
-                subject=self.label,
-            )
+            raise self._corrupt(f"the adapter replaces row {max(place_of):,} of tensor {name!r} of shape {spec.shape}")
         wanted = [(at, place_of[row]) for at, row in enumerate(rows.tolist()) if row in place_of]
         if wanted:
             at, places = (list(column) for column in zip(*wanted, strict=True))
@@ -309,6 +281,9 @@ class AdaptedSource:
             values = values.clone()
             values[at] = new.to(values.dtype)
         return values
+
+    def _corrupt(self, message: str) -> CorruptCheckpointError:
+        return CorruptCheckpointError(message, subject=self.label)
 
     def _note(self) -> str:
         config = self._config
@@ -326,6 +301,10 @@ class AdaptedSource:
         if self._replaced:
             said.append(f"{_count(len(self._replaced), 'tensor')} saved whole")
         return f"{where}; {', '.join(said) if said else 'it changes nothing'}."
+
+
+def _add(values: torch.Tensor, factors: _Factors, rows: IntArray) -> torch.Tensor:
+    return values + (factors.left[torch.from_numpy(rows)] @ factors.right).to(values.dtype)
 
 
 def _row_scale(values: torch.Tensor, factors: _Factors, rows: IntArray) -> torch.Tensor:

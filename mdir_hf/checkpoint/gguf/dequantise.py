@@ -18,18 +18,17 @@ VALUES_AT_A_TIME = 1 << 18
 _Dequantise = Callable[[np.ndarray], np.ndarray]
 
 
-def weight_encoding(kind: GgmlType, *, tensor: str, label: str) -> Encoding:
+def weight_encoding(kind: GgmlType, *, tensor: str) -> Encoding:
     """How the blocks of a quantised type become numbers.
 
     Args:
         kind: The type.
         tensor: Name of the tensor, for errors.
-        label: The file, for errors.
 
     Raises:
         UnsupportedFormatError: If the package is not installed, or does not dequantise this type.
     """
-    dequantise = _find(kind, tensor, label)
+    dequantise = _find(kind, tensor)
     return Encoding(
         n_values=kind.n_values,
         n_bytes=kind.n_bytes,
@@ -38,20 +37,18 @@ def weight_encoding(kind: GgmlType, *, tensor: str, label: str) -> Encoding:
     )
 
 
-def _find(kind: GgmlType, tensor: str, label: str) -> _Dequantise:
+def _find(kind: GgmlType, tensor: str) -> _Dequantise:
     what = f"tensor {tensor!r} holds {kind.name} weights"
     if not kind.n_bytes:
         raise UnsupportedFormatError(
             f"tensor {tensor!r} holds weights of GGUF {kind.name}, which this version does not know; "
-            "compare another quantisation of the model, or the checkpoint it was made from",
-            subject=label,
+            "compare another quantisation of the model, or the checkpoint it was made from"
         )
     try:
         import gguf
     except ImportError as exc:
         raise UnsupportedFormatError(
-            f"{what}, and the package that dequantises them is not installed; run `pip install 'mdir-hf[gguf]'`",
-            subject=label,
+            f"{what}, and the package that dequantises them is not installed; run `pip install 'mdir-hf[gguf]'`"
         ) from exc
     try:
         number = gguf.GGMLQuantizationType(kind.number)
@@ -59,8 +56,7 @@ def _find(kind: GgmlType, tensor: str, label: str) -> _Dequantise:
     except (ValueError, NotImplementedError) as exc:
         raise UnsupportedFormatError(
             f"{what}, which the installed gguf package does not dequantise; update it (`pip install -U gguf`), "
-            "or compare another quantisation of the model",
-            subject=label,
+            "or compare another quantisation of the model"
         ) from exc
     return partial(gguf.quants.dequantize, qtype=number)
 

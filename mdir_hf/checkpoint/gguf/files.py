@@ -6,7 +6,8 @@ import posixpath
 import re
 from collections import defaultdict
 
-from ...errors import CorruptCheckpointError, UnsupportedFormatError
+from ...errors import UnsupportedFormatError
+from ..shards import check_complete, list_some
 from ..sources import FileTree
 from .source import GgufSource
 
@@ -36,15 +37,13 @@ def open_gguf(tree: FileTree, variant: str | None) -> GgufSource | None:
     if not models:
         return None
     if len(models) > 1:
-        stems = sorted(models)
-        listed = ", ".join(stems[:8]) + (f" and {len(stems) - 8} more" if len(stems) > 8 else "")
         raise UnsupportedFormatError(
-            f"there are {len(models)} GGUF models, and which one is meant cannot be told: {listed}; name one file by "
-            "its address (hf://owner/name/file.gguf, or a path), or a variant such as Q4_K_M",
-            subject=tree.label,
+            f"there are {len(models)} GGUF models, and which one is meant cannot be told: "
+            f"{list_some(sorted(models), 8)}; name one file by its address (hf://owner/name/file.gguf, or a path), or "
+            "a variant such as Q4_K_M"
         )
     (paths,) = models.values()
-    return GgufSource(tree, paths=_complete(tree, paths))
+    return GgufSource(tree, paths=_complete(paths))
 
 
 def open_named_gguf(tree: FileTree, file: str) -> GgufSource:
@@ -58,7 +57,7 @@ def open_named_gguf(tree: FileTree, file: str) -> GgufSource:
         return GgufSource(tree, paths=(file,))
     folder = posixpath.dirname(file)
     same = [path for path in tree.files if posixpath.dirname(path) == folder and _stem(path) == _stem(file)]
-    return GgufSource(tree, paths=_complete(tree, same))
+    return GgufSource(tree, paths=_complete(same))
 
 
 def _models(tree: FileTree) -> dict[str, list[str]]:
@@ -79,17 +78,11 @@ def _stem(path: str) -> str:
     return f"{match['stem']}-of-{match['total']}"
 
 
-def _complete(tree: FileTree, paths: list[str]) -> tuple[str, ...]:
+def _complete(paths: list[str]) -> tuple[str, ...]:
     """Return the parts in order, or refuse a set that is not whole."""
     parts = {int(match["number"]): path for path in paths if (match := _PART.fullmatch(path))}
     if not parts:
         return tuple(paths)
     total = int(next(match["total"] for path in paths if (match := _PART.fullmatch(path))))
-    missing = [number for number in range(1, total + 1) if number not in parts]
-    if missing or len(parts) != total:
-        raise CorruptCheckpointError(
-            f"{len(parts)} of {total} parts of {_stem(paths[0])} are there; "
-            + (f"part {missing[0]} is the first one missing" if missing else "their numbers do not run from 1"),
-            subject=tree.label,
-        )
+    check_complete(parts, total, what="part", named=f"of {_stem(paths[0])}")
     return tuple(parts[number] for number in sorted(parts))

@@ -76,20 +76,11 @@ class GrowingPrefix:
     """
 
     def __init__(self, source: ByteSource, *, first_n_bytes: int) -> None:
+        self.label, self.n_file_bytes = source.label, source.n_bytes
         self._source = source
         self._data = bytearray()
         self._first_n_bytes = first_n_bytes
         self.at = 0
-
-    @property
-    def label(self) -> str:
-        """The file, for messages."""
-        return self._source.label
-
-    @property
-    def n_file_bytes(self) -> int:
-        """Size of the file."""
-        return self._source.n_bytes
 
     def uint32(self, what: str) -> int:
         """Read a number and step past it."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from ...errors import CorruptCheckpointError, UnsupportedFormatError
@@ -253,15 +253,7 @@ class Archive:
                 self._fail(f"the entry {entry.name!r} overlaps what follows it, or leaves the file")
             if entry.name in placed:
                 self._fail(f"the entry {entry.name!r} stands in its directory twice")
-            placed[entry.name] = Entry(
-                entry.name,
-                entry.header_start,
-                entry.n_bytes,
-                entry.n_name_bytes,
-                entry.is_stored,
-                entry.has_descriptor,
-                stop,
-            )
+            placed[entry.name] = replace(entry, stop=stop)
         return placed
 
     def _fail(self, why: str) -> NoReturn:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from ...errors import UnsupportedFormatError
+from ..shards import list_some
 from ..sources import FileTree
 from .source import PytorchSource
 
@@ -36,15 +37,12 @@ def open_only_pytorch_file(tree: FileTree, variant: str | None) -> PytorchSource
         raise UnsupportedFormatError(
             f"the weights are cut into {len(slices)} slices for tensor parallelism ({slices[0]}, …): each file holds a "
             "part of every matrix, which this version does not put together; compare the copy in the layout of "
-            "transformers, which most such repositories have in their root or under another name",
-            subject=tree.label,
+            "transformers, which most such repositories have in their root or under another name"
         )
     if len(found) > 1:
-        listed = ", ".join(found[:5]) + (", …" if len(found) > 5 else "")
         raise UnsupportedFormatError(
-            f"there are {len(found)} PyTorch files, and which one is the model cannot be told ({listed}); name one "
-            "file (owner/name/file.pth, or a path)",
-            subject=tree.label,
+            f"there are {len(found)} PyTorch files, and which one is the model cannot be told "
+            f"({list_some(found, 5)}); name one file (owner/name/file.pth, or a path)"
         )
     return PytorchSource(tree, paths=found) if found else None
 

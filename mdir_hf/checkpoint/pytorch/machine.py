@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import pickletools
 import struct
-from typing import Any, NoReturn
+from collections.abc import Callable
+from typing import Any
 
 from ...errors import CorruptCheckpointError, MdirError, UnsafePickleError, UnsupportedFormatError
 from .objects import Global, Inert, apply, is_allowed, make_storage
@@ -27,20 +28,14 @@ _MAX_MEMO_BITS = 32
 """As in the binary opcodes; the one in digits knows no bound, and would let places in the memo collide."""
 
 
-class _Mark:
-    """Where the items of a container begin on the stack."""
+_MARK = object()
+"""Where the items of a container begin on the stack."""
 
-
-_MARK = _Mark()
 _PUSHED_AS_THEY_ARE = frozenset((
     "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT",
     "STRING", "BINSTRING", "SHORT_BINSTRING", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8",
     "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8",
 ))  # fmt: skip
-_CONSTANTS: dict[str, object] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
-_PUTS = frozenset(("PUT", "BINPUT", "LONG_BINPUT"))
-_GETS = frozenset(("GET", "BINGET", "LONG_BINGET"))
-_TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 _NO_OPS = frozenset(("PROTO", "FRAME"))
 
 
@@ -89,30 +84,14 @@ class _Machine:
         raise ValueError("it has no end")
 
     def _step(self, name: str, argument: Any) -> None:  # noqa: ANN401
-        stack = self._stack
         if name in _PUSHED_AS_THEY_ARE:
-            stack.append(argument)
-        elif name in _PUTS:
-            if argument.bit_length() > _MAX_MEMO_BITS:
-                raise ValueError(f"it remembers something under {argument.bit_length()} bits")
-            self._memo[argument] = stack[-1]
-        elif name in _GETS:
-            stack.append(self._memo[argument])
-        elif name in _CONSTANTS:
-            stack.append(_CONSTANTS[name])
-        elif name in _TUPLES:
-            items = tuple(stack[-_TUPLES[name] :])
-            if len(items) < _TUPLES[name]:
-                raise IndexError("its stack runs empty")
-            del stack[-len(items) :]
-            stack.append(items)
-        elif name == "MARK":
-            stack.append(_MARK)
+            self._stack.append(argument)
+        elif name in _PUSHES:
+            self._stack.append(_PUSHES[name](self, argument))
+        elif name in _ACTS:
+            _ACTS[name](self, argument)
         elif name not in _NO_OPS:
-            handler = _HANDLERS.get(name)
-            if handler is None:
-                raise UnsafePickleError(f"its data.pkl uses the opcode {name}, which no state dict needs")
-            handler(self, argument)
+            raise UnsafePickleError(f"its data.pkl uses the opcode {name}, which no state dict needs")
 
     def _items(self) -> list[Any]:
         """Take everything above the last mark, and the mark."""
@@ -125,154 +104,102 @@ class _Machine:
         del self._stack[at:]
         return items
 
-    def _memoize(self, _: object) -> None:
-        self._memo[len(self._memo)] = self._stack[-1]
+    def _take(self, n_items: int) -> list[Any]:
+        """Take so many items off the stack, the lowest first."""
+        return [self._stack.pop() for _ in range(n_items)][::-1]
 
-    def _pop(self, _: object) -> None:
-        self._stack.pop()
-
-    def _pop_mark(self, _: object) -> None:
-        self._items()
-
-    def _dup(self, _: object) -> None:
-        self._stack.append(self._stack[-1])
-
-    def _empty_list(self, _: object) -> None:
-        self._stack.append([])
-
-    def _list(self, _: object) -> None:
-        self._stack.append(self._items())
-
-    def _append(self, _: object) -> None:
-        item = self._stack.pop()
-        self._extend([item])
-
-    def _appends(self, _: object) -> None:
-        self._extend(self._items())
+    def _put(self, place: int) -> None:
+        if place.bit_length() > _MAX_MEMO_BITS:
+            raise ValueError(f"it remembers something under {place.bit_length()} bits")
+        self._memo[place] = self._stack[-1]
 
     def _extend(self, items: list[Any]) -> None:
         if isinstance(self._stack[-1], list):
             self._stack[-1].extend(items)
 
-    def _tuple(self, _: object) -> None:
-        self._stack.append(tuple(self._items()))
-
-    def _empty_dict(self, _: object) -> None:
-        self._stack.append({})
-
-    def _dict(self, _: object) -> None:
-        items = self._items()
-        self._stack.append({})
-        self._set_items(items)
-
-    def _set_item(self, _: object) -> None:
-        value, key = self._stack.pop(), self._stack.pop()
-        self._set_items([key, value])
-
-    def _set_many(self, _: object) -> None:
-        self._set_items(self._items())
-
     def _set_items(self, items: list[Any]) -> None:
-        target = self._stack[-1]
-        if isinstance(target, dict):
-            for key, value in zip(items[::2], items[1::2], strict=True):
-                # Weights are named by strings, lists of them by numbers; other keys are of what is not read.
-                if type(key) is str or (type(key) is int and key.bit_length() <= _MAX_KEY_BITS):
-                    target[key] = value
+        if isinstance(self._stack[-1], dict):
+            _fill(self._stack[-1], items)
 
-    def _set(self, _: object) -> None:
-        self._stack.append(Inert("set"))
-
-    def _set_of_items(self, _: object) -> None:
+    def _frozenset(self) -> Inert:
         self._items()
-        self._stack.append(Inert("frozenset"))
+        return Inert("frozenset")
 
-    def _drop_items(self, _: object) -> None:
+    def _instance(self, asked: str) -> object:
         self._items()
-
-    def _global(self, argument: str) -> None:
-        module, _, name = argument.partition(" ")
-        self._name(module, name)
-
-    def _stack_global(self, _: object) -> None:
-        name, module = self._stack.pop(), self._stack.pop()
-        if not isinstance(name, str) or not isinstance(module, str):
-            raise ValueError("it names a global by something that is no name")
-        self._name(module, name)
-
-    def _name(self, module: str, name: str) -> None:
-        asked = Global(module, name)
-        if not is_allowed(asked):
-            _refuse(asked)
-        self._stack.append(asked)
-
-    def _reduce(self, _: object) -> None:
-        arguments, function = self._stack.pop(), self._stack.pop()
-        self._stack.append(apply(function, arguments))
-
-    def _new(self, _: object) -> None:
-        self._stack.pop()
-        self._stack.append(_instance(self._stack.pop()))
-
-    def _new_with_keywords(self, _: object) -> None:
-        self._stack.pop()
-        self._new(None)
-
-    def _instance(self, argument: str) -> None:
-        self._items()
-        self._global(argument)
-        self._stack.append(_instance(self._stack.pop()))
-
-    def _object(self, _: object) -> None:
-        self._stack.append(_instance(self._items()[0]))
-
-    def _build(self, _: object) -> None:
-        self._stack.pop()  # attributes of an object: `_metadata` of a state dict, and whatever inert ones have
-
-    def _persistent(self, _: object) -> None:
-        self._stack.append(make_storage(self._stack.pop()))
+        return _instance(_global(*asked.split(" ", 1)))
 
 
-_HANDLERS = {
-    "MEMOIZE": _Machine._memoize,
-    "POP": _Machine._pop,
-    "POP_MARK": _Machine._pop_mark,
-    "DUP": _Machine._dup,
-    "EMPTY_LIST": _Machine._empty_list,
-    "LIST": _Machine._list,
-    "APPEND": _Machine._append,
-    "APPENDS": _Machine._appends,
-    "TUPLE": _Machine._tuple,
-    "EMPTY_DICT": _Machine._empty_dict,
-    "DICT": _Machine._dict,
-    "SETITEM": _Machine._set_item,
-    "SETITEMS": _Machine._set_many,
-    "EMPTY_SET": _Machine._set,
-    "ADDITEMS": _Machine._drop_items,
-    "FROZENSET": _Machine._set_of_items,
-    "GLOBAL": _Machine._global,
-    "STACK_GLOBAL": _Machine._stack_global,
-    "REDUCE": _Machine._reduce,
-    "NEWOBJ": _Machine._new,
-    "NEWOBJ_EX": _Machine._new_with_keywords,
-    "INST": _Machine._instance,
-    "OBJ": _Machine._object,
-    "BUILD": _Machine._build,
-    "BINPERSID": _Machine._persistent,
+_Handler = Callable[[_Machine, Any], object]
+
+_PUSHES: dict[str, _Handler] = {
+    "NONE": lambda machine, _: None,
+    "NEWTRUE": lambda machine, _: True,
+    "NEWFALSE": lambda machine, _: False,
+    "MARK": lambda machine, _: _MARK,
+    **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), lambda machine, place: machine._memo[place]),
+    "DUP": lambda machine, _: machine._stack[-1],
+    "EMPTY_TUPLE": lambda machine, _: (),
+    "TUPLE1": lambda machine, _: tuple(machine._take(1)),
+    "TUPLE2": lambda machine, _: tuple(machine._take(2)),
+    "TUPLE3": lambda machine, _: tuple(machine._take(3)),
+    "TUPLE": lambda machine, _: tuple(machine._items()),
+    "EMPTY_LIST": lambda machine, _: [],
+    "LIST": lambda machine, _: machine._items(),
+    "EMPTY_DICT": lambda machine, _: {},
+    "DICT": lambda machine, _: _fill({}, machine._items()),
+    "EMPTY_SET": lambda machine, _: Inert("set"),
+    "FROZENSET": lambda machine, _: machine._frozenset(),
+    "GLOBAL": lambda machine, asked: _global(*asked.split(" ", 1)),
+    "STACK_GLOBAL": lambda machine, _: _global(*machine._take(2)),
+    "REDUCE": lambda machine, _: apply(*machine._take(2)),
+    "NEWOBJ": lambda machine, _: _instance(machine._take(2)[0]),
+    "NEWOBJ_EX": lambda machine, _: _instance(machine._take(3)[0]),
+    "INST": lambda machine, asked: machine._instance(asked),
+    "OBJ": lambda machine, _: _instance(machine._items()[0]),
+    "BINPERSID": lambda machine, _: make_storage(machine._stack.pop()),
 }
-"""Every opcode that does something; EXT1 to EXT4, PERSID and out-of-band buffers have no place in a checkpoint."""
+"""Opcodes that put one thing on the stack, whatever they take from it."""
+
+_ACTS: dict[str, _Handler] = {
+    **dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT"), _Machine._put),
+    "MEMOIZE": lambda machine, _: machine._put(len(machine._memo)),
+    "POP": lambda machine, _: machine._stack.pop(),
+    "POP_MARK": lambda machine, _: machine._items(),
+    "APPEND": lambda machine, _: machine._extend(machine._take(1)),
+    "APPENDS": lambda machine, _: machine._extend(machine._items()),
+    "SETITEM": lambda machine, _: machine._set_items(machine._take(2)),
+    "SETITEMS": lambda machine, _: machine._set_items(machine._items()),
+    "ADDITEMS": lambda machine, _: machine._items(),
+    # Attributes of an object: `_metadata` of a state dict, and whatever inert ones have.
+    "BUILD": lambda machine, _: machine._stack.pop(),
+}
+"""The others that do something; EXT1 to EXT4, PERSID and out-of-band buffers have no place in a checkpoint."""
 
 
-def _instance(kind: object) -> object:
-    if isinstance(kind, Global) and str(kind) in ("collections.OrderedDict", "collections.defaultdict"):
-        return {}
-    return Inert(str(kind) if isinstance(kind, Global) else "an object")
+def _fill(target: dict[Any, Any], items: list[Any]) -> dict[Any, Any]:
+    for key, value in zip(items[::2], items[1::2], strict=True):
+        # Weights are named by strings, lists of them by numbers; other keys are of what is not read.
+        if type(key) is str or (type(key) is int and key.bit_length() <= _MAX_KEY_BITS):
+            target[key] = value
+    return target
 
 
-def _refuse(asked: Global) -> NoReturn:
+def _global(module: object, name: object) -> Global:
+    if not isinstance(name, str) or not isinstance(module, str):
+        raise ValueError("it names a global by something that is no name")
+    asked = Global(module, name)
+    if is_allowed(asked):
+        return asked
     shown = "".join(letter if letter.isprintable() else "�" for letter in str(asked))[:120]
     raise UnsafePickleError(
         f"its data.pkl names {shown!r}, which no file of weights needs and which an unpickler would import or call; "
         "nothing of it was run. Do not load this file with torch.load(weights_only=False); compare a copy in "
         "safetensors"
     )
+
+
+def _instance(kind: object) -> object:
+    if isinstance(kind, Global) and str(kind) in ("collections.OrderedDict", "collections.defaultdict"):
+        return {}
+    return Inert(str(kind) if isinstance(kind, Global) else "an object")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
 from ...errors import CorruptCheckpointError
+from ..dtypes import NAME_OF_TORCH_DTYPE
 
 MAX_AXES = 64
 """As many as torch allows."""
@@ -117,31 +118,9 @@ _UNREADABLE_STORAGES = {
     "QUInt2x4Storage": "numbers quantised by torch (quint2x4)",
 }
 TORCH_DTYPES: Final[dict[str, str]] = {
-    "float64": "F64",
-    "double": "F64",
-    "float32": "F32",
-    "float": "F32",
-    "float16": "F16",
-    "half": "F16",
-    "bfloat16": "BF16",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e5m2": "F8_E5M2",
-    "float8_e4m3fnuz": "F8_E4M3FNUZ",
-    "float8_e5m2fnuz": "F8_E5M2FNUZ",
-    "float8_e8m0fnu": "F8_E8M0",
-    "int64": "I64",
-    "long": "I64",
-    "int32": "I32",
-    "int": "I32",
-    "int16": "I16",
-    "short": "I16",
-    "int8": "I8",
-    "uint8": "U8",
-    "uint16": "U16",
-    "uint32": "U32",
-    "uint64": "U64",
-    "bool": "BOOL",
-    "complex64": "C64",
+    **{str(dtype).removeprefix("torch."): name for dtype, name in NAME_OF_TORCH_DTYPE.items()},
+    "float8_e8m0fnu": "F8_E8M0",  # older torch has no such dtype, and its files may name it
+    **{"double": "F64", "float": "F32", "half": "F16", "long": "I64", "int": "I32", "short": "I16"},
 }
 _REFUSED_TENSORS = {
     "_rebuild_qtensor": "quantised by torch",
@@ -243,16 +222,14 @@ def apply(function: object, arguments: object) -> object:
 
 
 def _tensor(arguments: tuple[Any, ...]) -> object:
-    if len(arguments) < 4:
+    if len(arguments) < 4 or not isinstance(arguments[0], Storage):
         _refuse_arguments()
-    storage, offset, shape, stride = arguments[:4]
-    if not isinstance(storage, Storage):
-        _refuse_arguments()
+    storage = arguments[0]
     if storage.unreadable is not None:
         return UnreadableTensor(storage.unreadable)
     if storage.dtype is None:
         _refuse_arguments()
-    return _view(storage, storage.dtype, offset, shape, stride)
+    return _view(storage, storage.dtype, *arguments[1:4])
 
 
 def _tensor_of_raw_bytes(arguments: tuple[Any, ...]) -> object:
@@ -298,11 +275,6 @@ def _from_type(arguments: tuple[Any, ...]) -> object:
     return apply(function, inner)
 
 
-def _ordered_dict(arguments: tuple[Any, ...]) -> object:
-    # Items come afterwards, one by one. A dict made from a list would let a short pickle copy a long list often.
-    return {} if not arguments else Inert("collections.OrderedDict")
-
-
 def _size(arguments: tuple[Any, ...]) -> object:
     return arguments[0] if len(arguments) == 1 and isinstance(arguments[0], tuple) else Inert("torch.Size")
 
@@ -321,7 +293,8 @@ REBUILDERS: Final[dict[str, Callable[[tuple[Any, ...]], object]]] = {
     "torch._tensor._rebuild_from_type_v2": _from_type,
     "torch.tensor._rebuild_from_type": _from_type,
     "torch.nn.parameter.Parameter": _parameter,
-    "collections.OrderedDict": _ordered_dict,
+    # Items come afterwards, one by one. A dict made from a list would let a short pickle copy a long list often.
+    "collections.OrderedDict": lambda arguments: Inert("collections.OrderedDict") if arguments else {},
     "collections.defaultdict": lambda arguments: {},
     "torch.Size": _size,
 }

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from ...errors import CheckpointError, CorruptCheckpointError, MdirError, UnsupportedFormatError
+from ...errors import CheckpointError, CorruptCheckpointError, UnsupportedFormatError, naming
 from ..decode import Encoding, check_finite, result_dtype
 from ..dtypes import DTYPES
-from ..ranged import IntArray, check_rows
+from ..ranged import check_rows
 from ..shards import ShardedTensors, ShardHeader
-from ..sources import ByteSource, Description, TensorSpec
-from ..spans import cut_span
+from ..sources import ByteSource, TensorSpec
+from ..spans import IntArray
 from .archive import TORCH_ALIGNMENT, Archive, Entry, NoArchiveError
 from .machine import MAX_PICKLE_N_BYTES, read_pickle
 from .objects import PickledTensor, UnreadableTensor
@@ -56,24 +56,19 @@ class PytorchSource(ShardedTensors):
     of :class:`~mdir_hf.checkpoint.shards.ShardedTensors`.
     """
 
-    @property
-    def description(self) -> Description:
-        """Nothing but the name of the format."""
-        return Description("PyTorch")
+    format_name = "PyTorch"
 
     def _read_header(self, path: str) -> ShardHeader:
         source = self._byte_source(path)
-        try:
-            archive = Archive(source)
-        except NoArchiveError as exc:
-            raise _other_format(source) from exc
-        root, pickle_entry = _find_pickle(archive)
-        alignment = _read_small_entries(archive, root, pickle_entry)
-        held = read_pickle(archive.content(pickle_entry), label=source.label)
-        try:
+        with naming(source.label):
+            try:
+                archive = Archive(source)
+            except NoArchiveError as exc:
+                raise _other_format(source) from exc
+            root, pickle_entry = _find_pickle(archive)
+            alignment = _read_small_entries(archive, root, pickle_entry)
+            held = read_pickle(archive.content(pickle_entry), label=source.label)
             leaves = find_tensors(held, as_named=self._index is not None, is_shard=len(self.paths) > 1)
-        except MdirError as exc:
-            raise exc.about(source.label) from exc.__cause__
         archive.forget()
         unreadable = {name: leaf.kind for name, leaf in leaves.items() if isinstance(leaf, UnreadableTensor)}
         tensors = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, PickledTensor)}
@@ -116,11 +111,9 @@ class PytorchSource(ShardedTensors):
         return view[rows - first].reshape(len(rows), -1)
 
     def _flat(self, spec: TensorSpec, start: int, stop: int, encoding: Encoding) -> torch.Tensor:
-        step = max(1, self._max_span_bytes // encoding.n_bytes) * encoding.n_bytes
         out: torch.Tensor | None = None
         at = 0
-        for data in self._byte_source(spec.path).read_many(cut_span(start, stop, step)):
-            piece = encoding.decode(data)
+        for piece in super()._pieces(replace(spec, start=start, stop=stop), encoding):
             if out is None:
                 out = torch.empty(encoding.decoded((stop - start) // encoding.n_bytes), dtype=piece.dtype)
             out[at : at + piece.numel()] = piece
@@ -152,8 +145,9 @@ class _Specs(Mapping[str, TensorSpec]):
         spec = self._specs.get(name)
         if spec is None:
             tensor = self._tensors[name]
-            entry, start = self._place(tensor, name)
-            spec = _spec(name, tensor, path=self._path, start=start, n_bytes=entry.n_bytes, label=self._archive.label)
+            with naming(self._archive.label):
+                entry, start = self._place(tensor, name)
+                spec = _spec(name, tensor, path=self._path, start=start, n_bytes=entry.n_bytes)
             self._specs[name] = spec
         return spec
 
@@ -161,10 +155,7 @@ class _Specs(Mapping[str, TensorSpec]):
         key = f"{self._root}data/{tensor.storage.key}"
         entry = self._archive.entries.get(key)
         if entry is None:
-            raise CorruptCheckpointError(
-                f"tensor {name!r} should lie in the entry {key!r}, and the archive has none",
-                subject=self._archive.label,
-            )
+            raise CorruptCheckpointError(f"tensor {name!r} should lie in the entry {key!r}, and the archive has none")
         self._archive.check_stored(entry)
         start = entry.aligned_start(self._alignment)
         return entry, self._archive.data_start(entry) if start is None else start
@@ -180,22 +171,18 @@ def _other_format(source: ByteSource) -> CheckpointError:
     head = source.read(0, min(source.n_bytes, 512))
     for magic, what in _OTHER_FORMATS:
         if head.startswith(magic):
-            return UnsupportedFormatError(what, subject=source.label)
+            return UnsupportedFormatError(what)
     if head.startswith(_MAGIC_OF_LEGACY) or head[257:262] == b"ustar":
         return UnsupportedFormatError(
             f"this was written by torch before 1.6, or without its zip format, and cannot be read by ranges; "
-            f"{_LOAD_AND_SAVE}",
-            subject=source.label,
+            f"{_LOAD_AND_SAVE}"
         )
     if head.startswith(b"PK"):
         return CorruptCheckpointError(
             f"this zip archive of {source.n_bytes:,} bytes breaks off before its directory; the upload or the download "
-            "is incomplete",
-            subject=source.label,
+            "is incomplete"
         )
-    return CorruptCheckpointError(
-        f"this is no file of torch.save: it starts with {head[:8]!r}, and is no zip archive", subject=source.label
-    )
+    return CorruptCheckpointError(f"this is no file of torch.save: it starts with {head[:8]!r}, and is no zip archive")
 
 
 def _find_pickle(archive: Archive) -> tuple[str, Entry]:
@@ -204,23 +191,20 @@ def _find_pickle(archive: Archive) -> tuple[str, Entry]:
     if len(found) != 1:
         what = "no data.pkl" if not found else f"{len(found)} of them"
         raise UnsupportedFormatError(
-            f"this zip archive was not written by torch.save: it should hold one data.pkl and has {what}",
-            subject=archive.label,
+            f"this zip archive was not written by torch.save: it should hold one data.pkl and has {what}"
         )
     root = found[0][: -len("data.pkl")]
     if f"{root}constants.pkl" in archive.entries:
         raise UnsupportedFormatError(
             "this is a TorchScript program, which this version does not read; save the state dict of the model that it "
-            "was made from",
-            subject=archive.label,
+            "was made from"
         )
     entry = archive.entries[found[0]]
     archive.check_stored(entry)
     if entry.n_bytes > MAX_PICKLE_N_BYTES:
         raise UnsupportedFormatError(
             f"its data.pkl has {entry.n_bytes:,} bytes, and is read up to {MAX_PICKLE_N_BYTES:,}; save the state dict "
-            "alone, as safetensors",
-            subject=archive.label,
+            "alone, as safetensors"
         )
     return root, entry
 
@@ -235,25 +219,24 @@ def _read_small_entries(archive: Archive, root: str, pickle_entry: Entry) -> int
             stop = entry.furthest_stop
     archive.keep(pickle_entry.header_start, stop)
     if order is not None:
-        _refuse_long(order, archive.label)
+        _refuse_long(order)
         if archive.content(order) != b"little":
             raise UnsupportedFormatError(
-                f"its numbers are stored big-endian, which this version does not read; {_LOAD_AND_SAVE}",
-                subject=archive.label,
+                f"its numbers are stored big-endian, which this version does not read; {_LOAD_AND_SAVE}"
             )
     if alignment is None:
         return TORCH_ALIGNMENT
-    _refuse_long(alignment, archive.label)
+    _refuse_long(alignment)
     text = archive.content(alignment)
     return int(text) if text.isdigit() and 0 < int(text) <= 1 << 30 else TORCH_ALIGNMENT
 
 
-def _refuse_long(entry: Entry, label: str) -> None:
+def _refuse_long(entry: Entry) -> None:
     if entry.n_bytes > _SMALL_ENTRIES_N_BYTES:
-        raise CorruptCheckpointError(f"its entry {entry.name!r} has {entry.n_bytes:,} bytes", subject=label)
+        raise CorruptCheckpointError(f"its entry {entry.name!r} has {entry.n_bytes:,} bytes")
 
 
-def _spec(name: str, tensor: PickledTensor, *, path: str, start: int, n_bytes: int, label: str) -> TensorSpec:
+def _spec(name: str, tensor: PickledTensor, *, path: str, start: int, n_bytes: int) -> TensorSpec:
     """Place a view of a storage that lies at ``start``, and refuse one that leaves it."""
     item = DTYPES[tensor.dtype].n_bits // 8
     n_stored = n_bytes // item
@@ -262,8 +245,7 @@ def _spec(name: str, tensor: PickledTensor, *, path: str, start: int, n_bytes: i
     if n_values > n_stored:
         raise CorruptCheckpointError(
             f"tensor {name!r}: its storage should have {n_values:,} elements of {tensor.dtype}, and the archive holds "
-            f"{n_bytes:,} bytes of it",
-            subject=label,
+            f"{n_bytes:,} bytes of it"
         )
     shape, stride = tensor.shape, tensor.stride
     n_elements = math.prod(shape)
@@ -274,14 +256,12 @@ def _spec(name: str, tensor: PickledTensor, *, path: str, start: int, n_bytes: i
     if tensor.offset + extent > n_values:
         raise CorruptCheckpointError(
             f"tensor {name!r} of shape {shape} with strides {stride} reaches from element {tensor.offset:,} to "
-            f"{tensor.offset + extent:,} of a storage that has {n_values:,}",
-            subject=label,
+            f"{tensor.offset + extent:,} of a storage that has {n_values:,}"
         )
     if n_elements > n_values:
         raise UnsupportedFormatError(
             f"tensor {name!r} of shape {shape} repeats the {n_values:,} elements of its storage (an expanded view), "
-            "which this version does not read; save its contiguous copy",
-            subject=label,
+            "which this version does not read; save its contiguous copy"
         )
     first = start + tensor.offset * item
     if _is_contiguous(shape, stride):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -60,21 +60,12 @@ def find_tensors(root: object, *, as_named: bool = False, is_shard: bool = False
 def _choose(root: object) -> object:
     """Follow the keys of trainers to the dict that holds the weights."""
     for _ in range(_MAX_NESTING):
-        inner = _named_part(root)
+        parts = [root.get(key) for key in _HOLDS_THE_WEIGHTS] if isinstance(root, dict) else []
+        inner = next((part for part in parts if isinstance(part, dict) and _holds_tensors(part)), None)
         if inner is None:
-            return root
+            break
         root = inner
     return root
-
-
-def _named_part(root: object) -> dict[object, object] | None:
-    if not isinstance(root, dict):
-        return None
-    for key in _HOLDS_THE_WEIGHTS:
-        inner = root.get(key)
-        if isinstance(inner, dict) and _holds_tensors(inner):
-            return inner
-    return None
 
 
 def _holds_tensors(value: object, depth: int = 3) -> bool:
@@ -98,14 +89,10 @@ def _collect(value: object, name: str, depth: int, bounds: _Bounds) -> None:
         bounds.n_characters += len(name)
         bounds.leaves[name] = value
     elif isinstance(value, dict | list) and depth < _MAX_NESTING:
-        for key, inner in _parts(value):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
             if isinstance(inner, Leaf | dict | list):
                 bounds.n_characters += len(name)
                 _collect(inner, f"{name}.{key}" if name else str(key), depth + 1, bounds)
-
-
-def _parts(value: dict[object, object] | list[object]) -> Iterator[tuple[object, object]]:
-    yield from value.items() if isinstance(value, dict) else enumerate(value)
 
 
 def _without_wrappers(leaves: Mapping[str, Leaf]) -> Mapping[str, Leaf]:

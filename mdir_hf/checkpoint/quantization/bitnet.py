@@ -10,8 +10,10 @@ from dataclasses import dataclass
 
 import torch
 
+from ..sources import StoredRows
+from ..spans import IntArray
 from .coded import CodedTensor, RowCodes
-from .grid import IntArray, StoredRows, dividing
+from .grid import dividing, widen
 from .opening import Opening
 
 PER_BYTE = 4
@@ -42,8 +44,5 @@ def open_ternary(opening: Opening) -> CodedTensor:
         raise opening.misfit()
     if opening.declared.settings.get("linear_class") != "autobitlinear":
         scale = dividing(scale)
-    return QuarteredRowCodes(shape, "INT2", codes, "BitNet, three values", _ternary, scales=(scale,))
-
-
-def _ternary(codes: torch.Tensor) -> torch.Tensor:
-    return codes.to(torch.float32) - 1
+    meaning = "BitNet, three values"
+    return QuarteredRowCodes(shape, "INT2", codes, meaning, lambda packed: widen(packed) - 1, scales=(scale,))

@@ -10,15 +10,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import numpy as np
 import torch
+from annotated_types import Ge, Le, Lt
 
+from ..json_object import AS_WRITTEN
 from ..small_floats import as_bytes
-from ..sources import TensorSpec
+from ..sources import StoredRows, TensorSpec
+from ..spans import IntArray
 from .coded import CodedTensor, KeptTensors, RowCodes
 from .gptq import ColumnCodes
-from .grid import IntArray, StoredRows, widen
+from .grid import widen
 from .opening import Opening
 
 MOST_BLOCK = 1 << 20
@@ -26,39 +30,37 @@ ONE_REQUEST_SHARE = 4
 """Where more than one row in so many is asked for, the whole tensor is read: entries have no rows in the file."""
 
 
+_Size = Annotated[int, Ge(1), Lt(2**31)]
+_Block = Annotated[int, Ge(1), Le(MOST_BLOCK)]
+
+
+@dataclass(frozen=True)
+class _State:
+    """What bitsandbytes keeps in JSON beside codes of 4 bits."""
+
+    __pydantic_config__ = AS_WRITTEN
+    shape: tuple[_Size, _Size]
+    blocksize: _Block
+    quant_type: object = None
+    nested_blocksize: _Block | None = None
+    nested_offset: float | None = None
+
+
 @dataclass(frozen=True, slots=True)
-class BlockCodes:
-    """NF4 or FP4 codes of consecutive entries.
+class BlockCodes(CodedTensor):
+    """NF4 or FP4 codes of consecutive entries, in bytes of any dtype; the factors are always read whole.
 
     Attributes:
-        shape: ``(d_out, d_in)``.
-        dtype: ``NF4`` or ``FP4``.
-        codes: Where the codes are, bytes of any dtype.
-        meaning: The scheme in a user's words.
         block: Entries that share a factor.
         absmax: Name of the factors.
         quant_map: The 16 numbers.
         nested: Name of the outer factors, their block, their 256 numbers and the offset; None where factors are floats.
     """
 
-    shape: tuple[int, ...]
-    dtype: str
-    codes: TensorSpec
-    meaning: str
     block: int
     absmax: str
     quant_map: torch.Tensor
     nested: tuple[str, int, torch.Tensor, float] | None = None
-
-    @property
-    def rows_together(self) -> int:
-        """One: every row stands for itself."""
-        return 1
-
-    @property
-    def reads_rows(self) -> bool:
-        """Rows are read alone; the factors are always read whole, a thirtieth of the tensor or less."""
-        return True
 
     def rows(self, stored: StoredRows, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
         """Return some rows."""
@@ -111,8 +113,8 @@ def open_four_bits(opening: Opening) -> CodedTensor:
         CorruptCheckpointError: If a companion is missing, or sizes contradict each other.
     """
     codes = opening.codes
-    state = opening.small_json("quant_state")
-    shape, block, kind = _shape(opening, state), _positive(opening, state, "blocksize"), state.get("quant_type")
+    state = opening.small_json("quant_state", _State)
+    shape, block = state.shape, state.blocksize
     n = math.prod(shape)
     if codes.n_bytes != -(-n // 2):
         raise opening.corrupt(
@@ -125,13 +127,12 @@ def open_four_bits(opening: Opening) -> CodedTensor:
     nested = None
     if absmax.dtype == "U8":
         outer = opening.spec("nested_absmax")
-        outer_block = _positive(opening, state, "nested_blocksize")
+        outer_block, offset = state.nested_blocksize, state.nested_offset
+        if outer_block is None or offset is None:
+            raise opening.corrupt(f"the state of {codes.name!r} does not say how the factors of its blocks are nested")
         _check_length(opening, outer, -(-math.prod(absmax.shape) // outer_block))
-        offset = state.get("nested_offset")
-        if not isinstance(offset, int | float):
-            raise opening.corrupt(f"the state of {codes.name!r} has nested_offset {offset!r}; expected a number")
         nested = (outer.name, outer_block, _numbers(opening, "nested_quant_map", 256), float(offset))
-    label = "FP4" if kind == "fp4" else "NF4"
+    label = "FP4" if state.quant_type == "fp4" else "NF4"
     coded = BlockCodes(
         shape, label, codes, f"bitsandbytes {label}, blocks of {block}", block, absmax.name, numbers, nested
     )
@@ -151,7 +152,7 @@ def open_eight_bits(opening: Opening) -> CodedTensor:
     if opening.has("format") and int(opening.small("format").reshape(-1)[0]) != 0:
         raise opening.refuse("int8 tiles laid out for one kind of GPU (its weight_format is not 0)")
     maxima = opening.grid("row_maxima", codes.shape, block=(1, codes.shape[1]))
-    scale = replace(maxima, decode=_over_127)
+    scale = replace(maxima, decode=lambda stored: widen(stored) / 127)
     return _as_in_file(
         opening, RowCodes(codes.shape, "INT8", codes, "bitsandbytes INT8, one scale per row", widen, scales=(scale,))
     )
@@ -165,20 +166,6 @@ def _as_in_file(opening: Opening, coded: BlockCodes | RowCodes) -> CodedTensor:
     return ColumnCodes((d_in, d_out), coded.dtype, coded.codes, coded.meaning, coded.rows, transposed=True)
 
 
-def _shape(opening: Opening, state: dict[str, object]) -> tuple[int, int]:
-    shape = state.get("shape")
-    if isinstance(shape, list) and len(shape) == 2 and all(type(size) is int and 0 < size < 2**31 for size in shape):
-        return shape[0], shape[1]
-    raise opening.corrupt(f"the state of {opening.codes.name!r} has shape {shape!r}; expected two sizes")
-
-
-def _positive(opening: Opening, state: dict[str, object], key: str) -> int:
-    value = state.get(key)
-    if type(value) is int and 0 < value <= MOST_BLOCK:
-        return value
-    raise opening.corrupt(f"the state of {opening.codes.name!r} has {key} {value!r}; expected a positive integer")
-
-
 def _numbers(opening: Opening, part: str, length: int) -> torch.Tensor:
     spec = opening.spec(part)
     _check_length(opening, spec, length)
@@ -190,7 +177,3 @@ def _check_length(opening: Opening, spec: TensorSpec, length: int) -> None:
         raise opening.corrupt(
             f"tensor {spec.name!r} beside {opening.codes.name!r} has shape {spec.shape}; expected {length:,} numbers"
         )
-
-
-def _over_127(maxima: torch.Tensor) -> torch.Tensor:
-    return maxima.to(torch.float32) / 127

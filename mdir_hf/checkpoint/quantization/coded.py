@@ -3,42 +3,45 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
 
-from ..sources import StoredTensors, TensorSpec
-from .grid import Grid, IntArray, Numbers, StoredRows
+from ..sources import StoredRows, StoredTensors, TensorSpec
+from ..spans import IntArray
+from .grid import Grid, Numbers
 
 
-class CodedTensor(Protocol):
+@dataclass(frozen=True, slots=True)
+class CodedTensor(ABC):
     """One quantised weight.
 
     Attributes:
-        shape: Logical shape.
+        shape: Logical shape, ``(..., m, d)``.
         dtype: What a user would call the dtype, e.g. ``INT4``.
         codes: Where its codes are.
         meaning: The scheme in a user's words.
-        rows_together: Rows that are decoded together, whichever of them is asked for.
-        reads_rows: Whether some rows cost less than the whole tensor.
     """
 
-    @property
-    def shape(self) -> tuple[int, ...]: ...  # noqa: D102  said above
-    @property
-    def dtype(self) -> str: ...  # noqa: D102
-    @property
-    def codes(self) -> TensorSpec: ...  # noqa: D102
-    @property
-    def meaning(self) -> str: ...  # noqa: D102
-    @property
-    def rows_together(self) -> int: ...  # noqa: D102
-    @property
-    def reads_rows(self) -> bool: ...  # noqa: D102
+    shape: tuple[int, ...]
+    dtype: str
+    codes: TensorSpec
+    meaning: str
 
+    @property
+    def rows_together(self) -> int:
+        """Rows that are decoded together, whichever of them is asked for."""
+        return 1
+
+    @property
+    def reads_rows(self) -> bool:
+        """Whether some rows cost less than the whole tensor."""
+        return True
+
+    @abstractmethod
     def rows(self, stored: StoredRows, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
         """Return some rows, float32, ``(k, d)``, in the order asked; values are not checked.
 
@@ -47,42 +50,23 @@ class CodedTensor(Protocol):
             rows: Row numbers, valid ones, numbered through a stack.
             max_gap_bytes: As in ``TensorSource.read_rows``.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
-class RowCodes:
+class RowCodes(CodedTensor):
     """Codes that lie row by row: row i of the weight is row i of the codes.
 
     Attributes:
-        shape: Logical shape, ``(..., m, d)``.
-        dtype: For users.
-        codes: Where the codes are.
-        meaning: The scheme in a user's words.
         decode: From rows of codes, ``(k, w)``, to float32 of their own, ``(k, >= d)``; what is past d is padding.
         scales: What the numbers are multiplied by, one after the other.
         zero: What is subtracted before.
         offset: What is added at last.
     """
 
-    shape: tuple[int, ...]
-    dtype: str
-    codes: TensorSpec
-    meaning: str
     decode: Callable[[torch.Tensor], torch.Tensor]
     scales: tuple[Grid, ...] = ()
     zero: Numbers | None = None
     offset: Numbers | None = None
-
-    @property
-    def rows_together(self) -> int:
-        """One: every row stands for itself."""
-        return 1
-
-    @property
-    def reads_rows(self) -> bool:
-        """Rows are read alone."""
-        return True
 
     def rows(self, stored: StoredRows, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
         """Return some rows; reads these rows of the codes, and of the companions."""

@@ -7,7 +7,7 @@ NVFP4: groups of 16 share an E4M3 scale, and the whole tensor one more factor, w
 
 from __future__ import annotations
 
-import torch
+import math
 
 from ..small_floats import E2M1, decode_e2m1, decode_e2m3
 from .coded import CodedTensor, PairedRowCodes, RowCodes
@@ -58,7 +58,7 @@ def _open_nv(opening: Opening, part: str) -> CodedTensor:
         if scales.shape != (stack[0], stack[1] // NV_GROUP, stack[2]) or stack[1] % NV_GROUP:
             raise opening.misfit()
         pair = (opening.grid(part, stack, block=(NV_GROUP, 1)), _whole_factor(opening, stack))
-        return PairedRowCodes(stack, "NVFP4", codes, meaning, _from_codes, scales=pair)
+        return PairedRowCodes(stack, "NVFP4", codes, meaning, lambda halves: E2M1[halves.int()], scales=pair)
     shape = (*scales.shape[:-1], scales.shape[-1] * NV_GROUP)
     if scales.shape[:-1] != codes.shape[:-1] or _row_n_bits(opening) != 4 * shape[-1]:
         raise opening.misfit()
@@ -70,9 +70,7 @@ def _open_nv(opening: Opening, part: str) -> CodedTensor:
 def _row_n_bits(opening: Opening) -> int:
     """Stored bits of a row, whatever the dtype that the bytes go by."""
     codes = opening.codes
-    n_rows = 1
-    for size in codes.shape[:-1]:
-        n_rows *= size
+    n_rows = math.prod(codes.shape[:-1])
     return 8 * codes.n_bytes // n_rows if n_rows else 0
 
 
@@ -81,7 +79,3 @@ def _whole_factor(opening: Opening, shape: tuple[int, ...]) -> Grid:
     if opening.has("global_scale") or opening.parts.form == "packed":
         return dividing(opening.grid("global_scale", shape))
     return opening.grid("scale_2", shape)
-
-
-def _from_codes(codes: torch.Tensor) -> torch.Tensor:
-    return E2M1[codes.int()]

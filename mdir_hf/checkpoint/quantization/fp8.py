@@ -33,11 +33,5 @@ def open_fp8(opening: Opening) -> CodedTensor:
     )
     if opening.has("scale_2"):
         scales += (opening.grid("scale_2", codes.shape),)
-    return RowCodes(
-        codes.shape,
-        codes.dtype,
-        codes,
-        meaning,
-        widen,
-        scales=(*scales, *opening.column_scale(codes.shape)),
-    )
+    scales += opening.column_scale(codes.shape)
+    return RowCodes(codes.shape, codes.dtype, codes, meaning, widen, scales=scales)

@@ -12,47 +12,28 @@ import numpy as np
 import torch
 
 from ..small_floats import decode_e2m1, decode_e8m0
-from ..sources import TensorSpec
+from ..sources import StoredRows, TensorSpec
+from ..spans import IntArray
 from .coded import CodedTensor
-from .grid import IntArray, StoredRows
 from .opening import Opening
 
 GROUP = 32
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertBlocks:
-    """The experts of one layer.
+class ExpertBlocks(CodedTensor):
+    """The experts of one layer, ``(experts, in, out)``; each is read alone.
 
     Attributes:
-        shape: ``(experts, in, out)``.
-        codes: Where the codes are.
         scales: Where the scales are.
     """
 
-    shape: tuple[int, ...]
-    codes: TensorSpec
     scales: TensorSpec
-
-    @property
-    def dtype(self) -> str:
-        """For users."""
-        return "MXFP4"
-
-    @property
-    def meaning(self) -> str:
-        """For users."""
-        return f"MXFP4, in groups of {GROUP}"
 
     @property
     def rows_together(self) -> int:
         """The rows of an expert."""
         return self.shape[1]
-
-    @property
-    def reads_rows(self) -> bool:
-        """An expert is read alone."""
-        return True
 
     def rows(self, stored: StoredRows, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
         """Return some rows; reads the experts that they belong to, whole."""
@@ -87,4 +68,5 @@ def open_expert_blocks(opening: Opening) -> CodedTensor:
     if codes.dtype != "U8" or scales.dtype not in ("U8", "F8_E8M0"):
         raise opening.refuse(f"blocks of {codes.dtype} with scales of {scales.dtype}, not the bytes of MXFP4")
     n_experts, d_out, n_groups, _ = codes.shape
-    return ExpertBlocks((n_experts, n_groups * GROUP, d_out), codes, scales)
+    shape = (n_experts, n_groups * GROUP, d_out)
+    return ExpertBlocks(shape, "MXFP4", codes, f"MXFP4, in groups of {GROUP}", scales)

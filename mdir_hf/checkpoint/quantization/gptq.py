@@ -19,10 +19,10 @@ import numpy as np
 import torch
 
 from ...errors import CorruptCheckpointError
-from ..sources import TensorSpec
+from ..sources import StoredRows, TensorSpec
+from ..spans import IntArray
 from .bits import unpack_dense
 from .coded import CodedTensor
-from .grid import IntArray, StoredRows
 from .opening import Opening
 
 GPTQ_BITS = (2, 3, 4, 8)
@@ -34,22 +34,14 @@ _AWQ_PLACE = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 @dataclass(frozen=True, slots=True)
-class ColumnCodes:
+class ColumnCodes(CodedTensor):
     """Codes stored ``(d_in, d_out)``: a row of the weight is a column of the file.
 
     Attributes:
-        shape: ``(d_out, d_in)``, or the other way round where the unquantised file has it so.
-        dtype: For users.
-        codes: Where the codes are.
-        meaning: The scheme in a user's words.
         columns: Returns rows ``(k, d_in)`` of the linear map, given where to read and which.
         transposed: Whether the logical tensor is ``(d_in, d_out)``.
     """
 
-    shape: tuple[int, ...]
-    dtype: str
-    codes: TensorSpec
-    meaning: str
     columns: Callable[[StoredRows, IntArray], torch.Tensor]
     transposed: bool = False
 
@@ -76,15 +68,13 @@ class ColumnCodes:
 class _Layout:
     """Names, sizes and conventions of one weight."""
 
-    qweight: str
-    qzeros: str | None
-    scales: str
+    qweight: TensorSpec
+    qzeros: TensorSpec | None
+    scales: TensorSpec
+    g_idx: TensorSpec | None
     bits: int
     d_in: int
-    d_out: int
-    n_groups: int
     group_size: int
-    g_idx: str | None
     is_awq: bool
     zeros_are_one_less: bool
     is_symmetric: bool | None
@@ -92,14 +82,14 @@ class _Layout:
 
     def columns(self, stored: StoredRows, rows: IntArray) -> torch.Tensor:
         chosen = torch.from_numpy(rows)
-        scales = stored.read_stored(self.scales)[:, chosen].to(torch.float32)
+        scales = stored.read_stored(self.scales.name)[:, chosen].to(torch.float32)
         zeros = self._zeros(stored)[:, chosen].to(torch.float32)
         codes = self._codes(stored, chosen).to(torch.float32)  # (k, d_in)
         groups = self._groups(stored)
         return (codes - zeros.T[:, groups]).mul_(scales.T[:, groups])
 
     def _codes(self, stored: StoredRows, chosen: torch.Tensor) -> torch.Tensor:
-        words = stored.read_stored(self.qweight)
+        words = stored.read_stored(self.qweight.name)
         if not self.is_awq:
             return unpack_dense(words[:, chosen].T.contiguous(), self.bits)[:, : self.d_in]
         return _awq_columns(words, chosen).T.contiguous()
@@ -108,11 +98,11 @@ class _Layout:
         """All zero points, ``(groups, d_out)``."""
         middle = 2 ** (self.bits - 1)
         if self.qzeros is None:
-            return torch.full((self.n_groups, self.d_out), middle)
-        words = stored.read_stored(self.qzeros)
+            return torch.full(self.scales.shape, middle)
+        words = stored.read_stored(self.qzeros.name)
         if self.is_awq:
-            return _awq_columns(words, torch.arange(self.d_out)).int()
-        zeros = unpack_dense(words, self.bits)[:, : self.d_out].int()
+            return _awq_columns(words, torch.arange(self.scales.shape[1])).int()
+        zeros = unpack_dense(words, self.bits)[:, : self.scales.shape[1]].int()
         one_less = self.zeros_are_one_less
         if self.is_symmetric is not False and bool((zeros == zeros[0, 0]).all()):
             one_less = {middle: False, middle - 1: True}.get(int(zeros[0, 0]), one_less)
@@ -122,12 +112,12 @@ class _Layout:
         """The group of each input channel, ``(d_in,)``."""
         if self.g_idx is None:
             return torch.arange(self.d_in) // self.group_size
-        groups = stored.read_stored(self.g_idx).long()
+        groups = stored.read_stored(self.g_idx.name).long()
         lowest, highest = int(groups.min()), int(groups.max())
-        if lowest < 0 or highest >= self.n_groups:
+        if lowest < 0 or highest >= self.scales.shape[0]:
             raise CorruptCheckpointError(
-                f"tensor {self.g_idx!r} beside {self.qweight!r} names groups from {lowest} to {highest}; there are "
-                f"{self.n_groups}",
+                f"tensor {self.g_idx.name!r} beside {self.qweight.name!r} names groups from {lowest} to {highest}; "
+                f"there are {self.scales.shape[0]}",
                 subject=self.label,
             )
         return groups
@@ -165,19 +155,17 @@ def open_qweight(opening: Opening) -> CodedTensor:
     if -(-d_in // group_size) != n_groups:
         raise opening.misfit()
     layout = _Layout(
-        qweight=codes.name,
-        qzeros=None if zeros is None else zeros.name,
-        scales=scales.name,
-        bits=bits,
-        d_in=d_in,
-        d_out=d_out,
-        n_groups=n_groups,
-        group_size=group_size,
-        g_idx=None if g_idx is None else g_idx.name,
+        codes,
+        zeros,
+        scales,
+        g_idx,
+        bits,
+        d_in,
+        group_size,
         is_awq=is_awq,
         zeros_are_one_less="v2" not in declared.layout,
         is_symmetric=declared.is_symmetric,
-        label=opening.label,
+        label=opening.stored.label,
     )
     method = "AWQ" if is_awq or declared.method == "awq" else "GPTQ"
     described = f"in groups of {group_size}" if n_groups > 1 else "one scale per row"

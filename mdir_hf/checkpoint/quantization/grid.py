@@ -8,13 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from ..small_floats import decode_e8m0
-from ..sources import TensorSpec
-
-IntArray = npt.NDArray[np.int64]
+from ..sources import StoredRows, TensorSpec
+from ..spans import IntArray
 
 USUAL_BLOCK = 128
 """The block of every FP8 checkpoint that does not say."""
@@ -25,18 +23,6 @@ class Numbers(Protocol):
 
     def at(self, stored: StoredRows, rows: IntArray) -> torch.Tensor:
         """Return those of some rows, float32, ``(k, d)`` or ``(k, 1)``."""
-        ...
-
-
-class StoredRows(Protocol):
-    """As much of ``StoredTensors`` as dequantising takes."""
-
-    def read_stored(self, name: str) -> torch.Tensor:
-        """Return a whole tensor in its stored dtype."""
-        ...
-
-    def read_stored_rows(self, name: str, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some rows in the stored dtype."""
         ...
 
 

@@ -14,9 +14,11 @@ from functools import partial
 import numpy as np
 import torch
 
+from ..sources import StoredRows
+from ..spans import IntArray
 from .bits import unpack_dense, unpack_padded
 from .coded import CodedTensor, PairedRowCodes, RowCodes
-from .grid import Grid, IntArray, Numbers, StoredRows, widen
+from .grid import Grid, Numbers, widen
 from .opening import Opening
 
 Unpack = Callable[[torch.Tensor, int], torch.Tensor]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 
 import torch
 
@@ -16,7 +15,7 @@ from ..small_floats import as_bytes, decode_e2m1
 from ..sources import TensorSpec
 from .bits import unpack_dense
 from .coded import CodedTensor, RowCodes
-from .grid import decode_numbers
+from .grid import decode_numbers, widen
 from .opening import Opening
 
 BYTE_MODES = {"mxfp4": (4, 32), "mxfp8": (8, 32), "nvfp4": (4, 16)}
@@ -54,7 +53,7 @@ def open_words(opening: Opening) -> CodedTensor:
         f"INT{bits}",
         codes,
         f"MLX, {bits} bits in groups of {group}",
-        partial(_unpacked, bits=bits),
+        lambda words: widen(unpack_dense(words, bits)),
         scales=(opening.grid("scales", shape, block=(1, group)),),
         offset=offset,
     )
@@ -89,10 +88,6 @@ def _declared(opening: Opening) -> Iterator[tuple[int, int]]:
 
 def _module(opening: Opening) -> str:
     return opening.parts.name.removesuffix(".weight")
-
-
-def _unpacked(words: torch.Tensor, *, bits: int) -> torch.Tensor:
-    return unpack_dense(words, bits).to(torch.float32)
 
 
 def _e4m3(stored: torch.Tensor) -> torch.Tensor:

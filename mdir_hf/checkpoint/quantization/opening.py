@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 
 import torch
 
 from ...errors import CorruptCheckpointError, UnsupportedFormatError
+from ..json_object import T, read_json
 from ..sources import StoredTensors, TensorSpec
 from .declared import Declared
 from .grid import Grid, column_grid, fit_grid
@@ -87,18 +87,11 @@ class Opening:
             raise self.corrupt(f"tensor {spec.name!r} beside {self.parts.codes!r} has {spec.n_bytes:,} bytes")
         return self.stored.read_stored(spec.name)
 
-    def small_json(self, part: str) -> dict[str, object]:
-        """Read a small companion that is an object in JSON, as bytes."""
-        data = self.small(part)
-        try:
-            loaded = json.loads(bytes(data.reshape(-1).view(torch.uint8).tolist()).decode("utf-8"))
-        except (ValueError, RecursionError) as exc:
-            raise self.corrupt(
-                f"tensor {self.parts.companions[part]!r} beside {self.parts.codes!r} should hold JSON: {exc}"
-            ) from exc
-        if not isinstance(loaded, dict):
-            raise self.corrupt(f"tensor {self.parts.companions[part]!r} beside {self.parts.codes!r} holds no object")
-        return loaded
+    def small_json(self, part: str, kind: type[T]) -> T:
+        """Read a small companion that is an object in JSON, as bytes; the class checks it."""
+        data = bytes(self.small(part).reshape(-1).view(torch.uint8).tolist())
+        what = f"the object in tensor {self.parts.companions[part]!r} beside {self.parts.codes!r}"
+        return read_json(data, kind, what=what, label=self.stored.label)
 
     def misfit(self) -> CorruptCheckpointError:
         """The error for companions whose shapes cannot belong to the codes."""
@@ -112,7 +105,7 @@ class Opening:
 
     def corrupt(self, message: str) -> CorruptCheckpointError:
         """An error about this weight."""
-        return CorruptCheckpointError(message, subject=self.label)
+        return CorruptCheckpointError(message, subject=self.stored.label)
 
     def refuse(self, reason: str) -> UnsupportedFormatError:
         """The refusal of this weight, with the reason."""
@@ -120,10 +113,5 @@ class Opening:
         return UnsupportedFormatError(
             f"tensor {codes.name!r} ({codes.dtype}, shape {codes.shape}) is quantised in a way that this version does "
             f"not read: {reason}; compare the unquantised checkpoint it was made from, if there is one",
-            subject=self.label,
+            subject=self.stored.label,
         )
-
-    @property
-    def label(self) -> str:
-        """What an error calls the checkpoint."""
-        return self.stored.label

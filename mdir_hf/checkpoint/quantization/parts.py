@@ -149,7 +149,7 @@ class Inventory:
         """Tensors that hang on this one by their name and that no scheme here knows."""
         return tuple(
             other
-            for other in _starting_with(self.stored, name)
+            for other in (*_between(self.stored, name + "."), *_between(self.stored, name + "_"))
             if other not in self.parts
             and other not in self.quantized
             and _OF_QUANTISATION.search(other.removeprefix(name))
@@ -236,10 +236,6 @@ def _refused_parts(names: Sequence[str], module: str) -> Parts | None:
             own = {leaf: name for leaf, name in leaves.items() if leaf in scheme.parts}
             return Parts(weight, own[scheme.markers[0]], scheme.name, MappingProxyType(own))
     return None
-
-
-def _starting_with(names: Sequence[str], name: str) -> list[str]:
-    return [*_between(names, name + "."), *_between(names, name + "_")]
 
 
 def _between(names: Sequence[str], prefix: str) -> list[str]:

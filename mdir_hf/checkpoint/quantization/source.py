@@ -15,11 +15,11 @@ import torch
 from ...errors import CorruptCheckpointError, UnsupportedFormatError
 from ..decode import first_not_finite
 from ..ranged import check_rows
-from ..sources import Description, FileTree, StoredTensors, TensorSource, TensorSpec
+from ..sources import Description, FileTree, StoredRows, StoredTensors, TensorSource, TensorSpec
+from ..spans import IntArray
 from .coded import CodedTensor, KeptTensors
 from .declared import Declared, read_declared, rescaled
 from .fp8 import FLOAT8
-from .grid import IntArray, StoredRows
 from .opening import Opening
 from .parts import Inventory, Parts, take_inventory
 from .refused import REASON
@@ -58,6 +58,7 @@ class DequantizedSource:
     """
 
     def __init__(self, stored: StoredSource, tree: FileTree) -> None:
+        self.label = stored.label
         self._source = stored
         self._tree = tree
         self._lock = threading.RLock()
@@ -68,11 +69,6 @@ class DequantizedSource:
         self._specimens: tuple[str, ...] | None = None
         self._kept: tuple[str, KeptTensors] | None = None
         self._plain_narrow: str | None = None
-
-    @property
-    def label(self) -> str:
-        """For messages."""
-        return self._source.label
 
     @property
     def n_bytes(self) -> int:

@@ -238,7 +238,7 @@ def opened(tmp_path, tensors, **config):
 @pytest.mark.parametrize(
     ("tensors", "config", "message"),
     [
-        (factors(), {"r": 0}, "its r is 0; expected a rank of at least 1"),
+        (factors(), {"r": 0}, "its r is 0; it should be greater than or equal to 1"),
         (factors(), {"r": -1}, "its r is -1"),
         (factors(), {"r": "2"}, "its r is '2'"),
         (factors(), {"r": 2.0}, "its r is 2.0"),
@@ -247,11 +247,11 @@ def opened(tmp_path, tensors, **config):
         (factors(), {"lora_alpha": float("nan")}, "its lora_alpha is nan"),
         (factors(), {"lora_alpha": 10**400}, "its lora_alpha is 1000"),
         (factors(), {"rank_pattern": {"x": 0}}, "its rank_pattern is 0"),
-        (factors(), {"rank_pattern": [1]}, r"its rank_pattern is \[1\]; expected an object"),
+        (factors(), {"rank_pattern": [1]}, r"its rank_pattern is \[1\]; it should be an object"),
         (factors(), {"alpha_pattern": {"x": None}}, "its alpha_pattern is None"),
-        (factors(), {"peft_type": 3}, "its peft_type is 3; expected a text"),
+        (factors(), {"peft_type": 3}, "its peft_type is 3; it should be a valid string"),
         (factors(), {"base_model_name_or_path": ["a"]}, "base_model_name_or_path"),
-        (factors(), {"trainable_token_indices": [-1]}, "no lists of row numbers"),
+        (factors(), {"trainable_token_indices": [-1]}, "its trainable_token_indices is -1; it should be greater"),
         (factors(r=3), {}, "have rank 3, and the config says 2"),
         (factors(r=3), {"rank_pattern": {"x": 5}}, "have rank 3, and the config says 2 or 5"),
         ({f"{LAYER}.lora_A.weight": torch.ones(2, 24)}, {}, "lacks the factor B"),

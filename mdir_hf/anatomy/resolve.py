@@ -22,7 +22,6 @@ class Anatomy:
         architecture: ``model_type`` of the language model, or ``unknown``.
         hidden_size: Width of the residual stream, ``d_model``.
         embedding_size: Width of the embedding; differs from ``hidden_size`` where it is projected.
-        embedding_rows: Rows of the embedding, padding included.
         vocabulary_size: As the config has it, or None.
         n_layers: Layers that were found.
         n_heads: Query heads per layer, or None.
@@ -46,7 +45,6 @@ class Anatomy:
     architecture: str
     hidden_size: int
     embedding_size: int
-    embedding_rows: int
     vocabulary_size: int | None
     n_layers: int
     n_heads: int | None
@@ -152,7 +150,6 @@ def resolve_anatomy(config: Config | None, names: Iterable[str], shape_of: Shape
         architecture=sizes.architecture,
         hidden_size=hidden_size,
         embedding_size=shape[1],
-        embedding_rows=shape[0],
         vocabulary_size=sizes.vocabulary_size,
         n_layers=len(layers),
         n_heads=sizes.n_heads,

@@ -9,11 +9,10 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from types import MappingProxyType
 
-from ..errors import AnatomyError
 from . import tables
 from .config import ConfigSizes
 from .parts import Part, WeightPart, WeightProduct
-from .roles import Count, HeadCounts, Role, number_of
+from .roles import HeadCounts, Role, head_counts
 
 _FOLDER_MARK = "|"
 _IN_LAYER = re.compile(r"(?:(?P<prefix>.*?)\.)?(?P<index>\d{1,6})\.(?P<rest>.+)")
@@ -234,7 +233,7 @@ class _Placed:
         if row.rope is not None:
             self.rope, self.rotary_dim = row.rope, None
         if row.n_heads is not None:
-            self.heads = _heads_of(row.n_heads, heads) or self.heads
+            self.heads = head_counts(row.n_heads, heads) or self.heads  # None: the tests will do without heads
 
 
 def _by_number(experts: Mapping[int, dict[Role, WeightPart]]) -> list[dict[Role, WeightPart]]:
@@ -330,13 +329,6 @@ def _sibling(stack: Stack, index: int, pattern: str | None) -> str | None:
         return None
     matching = [rest for rest in stack.names[index] if re.fullmatch(pattern, rest)]
     return matching[0] if len(matching) == 1 else None
-
-
-def _heads_of(counts: tuple[Count, Count], heads: HeadCounts | None) -> HeadCounts | None:
-    try:
-        return HeadCounts(number_of(counts[0], heads), number_of(counts[1], heads))
-    except AnatomyError:  # the config does not tell; the tests of this layer will do without heads
-        return None
 
 
 def _holds(row: tables.LayerRow, siblings: tuple[str, ...], sizes: ConfigSizes) -> bool:

@@ -125,7 +125,7 @@ def resolve_anatomy(config: Config | None, names: Iterable[str], shape_of: Shape
     else:
         tied = False
         try:
-            width = _check_unembedding(unembedding, shape_of)
+            _, width = _edge_shape(f"unembedding (lm_head) {unembedding!r}", shape_of(unembedding))
         except UnsupportedFormatError as exc:  # the embedding is there all the same
             notes.append(f"the unembedding (lm_head) is not read: {exc.message}")
             unembedding, width = None, None
@@ -178,9 +178,11 @@ def _find_embedding(names: list[str], architecture: str) -> str:
         found = _first_match(candidates, tables.EMBEDDING_ROWS, architecture)
         if found is not None:
             return found
+    some = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+    patterns = ", ".join(row.pattern for row in tables.EMBEDDING_ROWS if not row.model_types)
+    looked_for = patterns.replace("\\", "").replace("?", "")
     raise AnatomyError(
-        f"no tensor is named like an input embedding among {len(names)} ({_some(names)}); looked for "
-        + ", ".join(_readable(row.pattern) for row in tables.EMBEDDING_ROWS if not row.model_types)
+        f"no tensor is named like an input embedding among {len(names)} ({some}); looked for {looked_for}"
     )
 
 
@@ -231,19 +233,17 @@ def _find_final_norm(names: list[str], stack_prefix: str, architecture: str) -> 
     folder = stack_prefix.rpartition(".")[0]
     start = folder + "." if folder else ""
     inside = {name.removeprefix(start): name for name in names if name.startswith(start)}
-    for row in tables.FINAL_NORM_ROWS:
-        if row.model_types and architecture not in row.model_types:
-            continue
-        for rest, name in inside.items():
-            if re.fullmatch(row.pattern, rest):
-                return name
-    return None
+    found = (
+        name
+        for row in _of_family(tables.FINAL_NORM_ROWS, architecture)
+        for rest, name in inside.items()
+        if re.fullmatch(row.pattern, rest)
+    )
+    return next(found, None)
 
 
 def _first_match(candidates: list[str], rows: tuple[tables.EdgeRow, ...], architecture: str) -> str | None:
-    for row in rows:
-        if row.model_types and architecture not in row.model_types:
-            continue
+    for row in _of_family(rows, architecture):
         pattern = re.compile(row.pattern if row.at_root else rf"(?:.*\.)?(?:{row.pattern})")
         matching = [name for name in candidates if pattern.fullmatch(name)]
         if matching:
@@ -252,34 +252,25 @@ def _first_match(candidates: list[str], rows: tuple[tables.EdgeRow, ...], archit
     return None
 
 
+def _of_family(rows: tuple[tables.EdgeRow, ...], architecture: str) -> list[tables.EdgeRow]:
+    return [row for row in rows if not row.model_types or architecture in row.model_types]
+
+
 def _check_embedding(name: str, shape_of: ShapeOf, sizes: ConfigSizes) -> tuple[int, int]:
-    shape = tuple(shape_of(name))
-    if len(shape) != 2 or 0 in shape:
-        raise AnatomyError(f"the embedding {name!r} has shape {shape}; expected (tokens, width), both positive")
+    shape = _edge_shape(f"embedding {name!r}", shape_of(name))
     allowed = [size for size in (sizes.hidden_size, sizes.embedding_size) if size is not None]
     if allowed and shape[1] not in allowed:
         raise AnatomyError(
             f"the embedding {name!r} has shape {shape}; the config expects width {' or '.join(map(str, allowed))}"
         )
-    return shape[0], shape[1]
+    return shape
 
 
-def _check_unembedding(name: str, shape_of: ShapeOf) -> int:
-    shape = tuple(shape_of(name))
+def _edge_shape(what: str, shape: tuple[int, ...]) -> tuple[int, int]:
     if len(shape) != 2 or 0 in shape:
-        raise AnatomyError(
-            f"the unembedding (lm_head) {name!r} has shape {shape}; expected (tokens, width), both positive"
-        )
-    return shape[1]
+        raise AnatomyError(f"the {what} has shape {tuple(shape)}; expected (tokens, width), both positive")
+    return shape[0], shape[1]
 
 
 def _belongs_elsewhere(name: str) -> bool:
     return any(word in name.lower() for word in tables.OTHER_STACKS)
-
-
-def _readable(pattern: str) -> str:
-    return pattern.replace("\\", "").replace("?", "")
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")

@@ -143,21 +143,16 @@ class Locator:
                 "the answer has no commit, ETag or size in its headers; check HF_ENDPOINT and any proxy",
                 subject=self._label,
             )
+        wrong = None
         if metadata.commit_hash != place.commit:
-            raise ServerError(
-                f"commit {place.commit} was asked for and the Hub answers for {metadata.commit_hash}",
-                subject=self._label,
-            )
-        if self._n_bytes not in (None, n_bytes):
-            raise ServerError(
-                f"the Hub lists this file with {self._n_bytes:,} bytes and serves it with {n_bytes:,}",
-                subject=self._label,
-            )
+            wrong = f"commit {place.commit} was asked for and the Hub answers for {metadata.commit_hash}"
+        elif self._n_bytes not in (None, n_bytes):
+            wrong = f"the Hub lists this file with {self._n_bytes:,} bytes and serves it with {n_bytes:,}"
         # Mirrors may have other kinds of ETags; but two different sha256 mean two different contents.
-        if self._etag not in (None, etag) and _SHA256.fullmatch(self._etag or "") and _SHA256.fullmatch(etag):
-            raise ServerError(
-                f"the Hub lists this file with sha256 {self._etag} and serves it with ETag {etag}", subject=self._label
-            )
+        elif self._etag not in (None, etag) and _SHA256.fullmatch(self._etag or "") and _SHA256.fullmatch(etag):
+            wrong = f"the Hub lists this file with sha256 {self._etag} and serves it with ETag {etag}"
+        if wrong is not None:
+            raise ServerError(wrong, subject=self._label)
         location = self._secured(url, metadata.location)
         return Location(location, etag, n_bytes, _expires_at(location))
 

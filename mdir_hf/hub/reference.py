@@ -18,13 +18,11 @@ from mdir_hf.hub.endpoint import hub_hosts
 WEIGHT_SUFFIXES = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth", ".gguf")
 """File names that name a model by themselves."""
 
-_ACCEPTED_ON_THE_HUB = (
-    "accepted are owner/name, owner/name@revision, owner/name/file.gguf, or a Hub address such as "
-    "https://huggingface.co/owner/name"
-)
+_NAMES = "accepted are owner/name, owner/name@revision, owner/name/file.gguf,"
+_ADDRESS = "a Hub address such as https://huggingface.co/owner/name"
+_ACCEPTED_ON_THE_HUB = f"{_NAMES} or {_ADDRESS}"
 _ACCEPTED = (
-    "accepted are owner/name, owner/name@revision, owner/name/file.gguf, a Hub address such as "
-    "https://huggingface.co/owner/name, a local folder, or a local weight file "
+    f"{_NAMES} {_ADDRESS}, a local folder, or a local weight file "
     "(.safetensors, .bin or their .index.json, .pth, .pt, .gguf)"
 )
 _HUB_ONLY = "folders and files of this machine are not read here"

@@ -128,10 +128,8 @@ def _add_heads(config: dict[str, object], own: Mapping[str, object]) -> None:
         config["num_attention_heads"] = config.get("ssm_time_step_rank")  # a state-space mixer has heads of its own
     n_value_heads, inner = config.get("ssm_time_step_rank"), config.get("ssm_inner_size")
     if isinstance(n_value_heads, int) and isinstance(inner, int) and inner % n_value_heads == 0:
-        config["linear_num_key_heads"], config["linear_key_head_dim"] = (
-            config.get("ssm_group_count"),
-            config.get("ssm_state_size"),
-        )
+        config["linear_num_key_heads"] = config.get("ssm_group_count")
+        config["linear_key_head_dim"] = config.get("ssm_state_size")
         config["linear_num_value_heads"], config["linear_value_head_dim"] = n_value_heads, inner // n_value_heads
 
 

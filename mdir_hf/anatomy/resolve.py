@@ -9,9 +9,11 @@ from dataclasses import dataclass, field, replace
 from ..errors import AnatomyError, UnsupportedFormatError
 from . import tables
 from .config import Config, ConfigSizes, read_sizes
+from .families.recurrent import HEADS_FROM_SHAPE, SIGNS
 from .layers import Layer, Stack, choose_stack, find_stacks, is_in_layer, place_layers
 from .parts import ShapeOf, WeightPart, WeightProduct, part_shape
 from .roles import Role
+from .rows import EdgeRow, RopeLayout
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class Anatomy:
     layers: tuple[Layer, ...] = ()
     unplaced: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default=())
-    rope: tables.RopeLayout = "unknown"
+    rope: RopeLayout = "unknown"
     rotary_dim: int | None = None
     norms_add_one: bool = False
 
@@ -197,7 +199,7 @@ def _with_family(sizes: ConfigSizes, names: list[str]) -> ConfigSizes:
     """Tell the family by its names where no config does."""
     if sizes.architecture != "unknown":
         return sizes
-    for pattern, family in tables.SIGNS:
+    for pattern, family in SIGNS:
         if any(re.fullmatch(rf"(?:.*\.)?{pattern}", name) for name in names):
             return replace(sizes, architecture=family)
     return sizes
@@ -222,7 +224,7 @@ def _with_heads(sizes: ConfigSizes, stack: Stack, shape_of: ShapeOf) -> ConfigSi
     """Count heads on a tensor that has a row for each, in families whose config does not tell, or tells otherwise."""
     for index, rests in stack.names.items():
         for rest in rests:
-            if any(re.fullmatch(pattern, rest) for pattern in tables.HEADS_FROM_SHAPE):
+            if any(re.fullmatch(pattern, rest) for pattern in HEADS_FROM_SHAPE):
                 shape = tuple(shape_of(stack.tensor(index, rest)))
                 if len(shape) == 2 and 0 not in shape:
                     return replace(sizes, n_heads=shape[0], n_kv_heads=shape[0], head_dim=shape[1])
@@ -242,7 +244,7 @@ def _find_final_norm(names: list[str], stack_prefix: str, architecture: str) -> 
     return next(found, None)
 
 
-def _first_match(candidates: list[str], rows: tuple[tables.EdgeRow, ...], architecture: str) -> str | None:
+def _first_match(candidates: list[str], rows: tuple[EdgeRow, ...], architecture: str) -> str | None:
     for row in _of_family(rows, architecture):
         pattern = re.compile(row.pattern if row.at_root else rf"(?:.*\.)?(?:{row.pattern})")
         matching = [name for name in candidates if pattern.fullmatch(name)]
@@ -252,7 +254,7 @@ def _first_match(candidates: list[str], rows: tuple[tables.EdgeRow, ...], archit
     return None
 
 
-def _of_family(rows: tuple[tables.EdgeRow, ...], architecture: str) -> list[tables.EdgeRow]:
+def _of_family(rows: tuple[EdgeRow, ...], architecture: str) -> list[EdgeRow]:
     return [row for row in rows if not row.model_types or architecture in row.model_types]
 
 

@@ -11,15 +11,8 @@ is known for, and for the others it stays unplaced.
 
 from __future__ import annotations
 
-from .families import HEADS_FROM_SHAPE as HEADS_FROM_SHAPE
-from .families import LAYER_ROWS as LAYER_ROWS
-from .families import PRODUCT_ROWS as PRODUCT_ROWS
-from .families import SIGNS as SIGNS
 from .families.gguf import NOT_WEIGHTS as GGUF_NOT_WEIGHTS
-from .rows import EdgeRow as EdgeRow
-from .rows import LayerRow as LayerRow
-from .rows import ProductRow as ProductRow
-from .rows import RopeLayout as RopeLayout
+from .rows import EdgeRow
 
 
 def _anywhere(names: str) -> tuple[EdgeRow, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import stat
 import threading
 import weakref
@@ -24,10 +23,8 @@ from mdir_hf.errors import (
     UnsafePathError,
 )
 from mdir_hf.hub.ledger import IoLedger
-from mdir_hf.hub.paths import safe_path
+from mdir_hf.hub.paths import COMMIT, SHA256, safe_path
 
-_COMMIT = re.compile(r"[0-9a-f]{40}")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 _MOST_FILES = 100_000  # a model has at most some thousand files; more means that somebody named a home folder
 
 
@@ -211,8 +208,8 @@ class LocalRepository:
                 entries[relative] = FileEntry(
                     relative,
                     status.st_size,
-                    sha256=blob if _SHA256.fullmatch(blob) else None,
-                    blob_id=blob if _COMMIT.fullmatch(blob) else None,
+                    sha256=blob if SHA256.fullmatch(blob) else None,
+                    blob_id=blob if COMMIT.fullmatch(blob) else None,
                 )
         return entries
 
@@ -287,7 +284,7 @@ def commit_of_snapshot(folder: Path) -> str | None:
 def _cache_folder_of(folder: Path) -> Path | None:
     """Return ``<cache>/models--owner--name`` if the folder is (inside) one of its snapshots, else None."""
     for inner in (folder, *folder.parents):
-        if inner.parent.name == "snapshots" and _COMMIT.fullmatch(inner.name) and "--" in inner.parent.parent.name:
+        if inner.parent.name == "snapshots" and COMMIT.fullmatch(inner.name) and "--" in inner.parent.parent.name:
             return inner.parent.parent
     return None
 

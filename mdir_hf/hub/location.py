@@ -6,7 +6,6 @@ on a CDN for large ones. Signed addresses expire; the Hub then gives another one
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from dataclasses import dataclass
@@ -18,11 +17,11 @@ from mdir_hf.errors import ServerError
 from mdir_hf.hub.endpoint import CALLER, origin
 from mdir_hf.hub.errors_map import hub_errors
 from mdir_hf.hub.ledger import IoLedger
+from mdir_hf.hub.paths import SHA256
 from mdir_hf.hub.retry import with_patience
 
 HEAD_TIMEOUT_S = 10.0
 _EXPIRY_MARGIN_S = 30.0
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +148,7 @@ class Locator:
         elif self._n_bytes not in (None, n_bytes):
             wrong = f"the Hub lists this file with {self._n_bytes:,} bytes and serves it with {n_bytes:,}"
         # Mirrors may have other kinds of ETags; but two different sha256 mean two different contents.
-        elif self._etag not in (None, etag) and _SHA256.fullmatch(self._etag or "") and _SHA256.fullmatch(etag):
+        elif self._etag not in (None, etag) and SHA256.fullmatch(self._etag or "") and SHA256.fullmatch(etag):
             wrong = f"the Hub lists this file with sha256 {self._etag} and serves it with ETag {etag}"
         if wrong is not None:
             raise ServerError(wrong, subject=self._label)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -16,11 +15,9 @@ from mdir_hf.errors import FileMissingError, InputError, OfflineError
 from mdir_hf.hub.endpoint import is_offline
 from mdir_hf.hub.ledger import IoLedger
 from mdir_hf.hub.local import LocalRepository
-from mdir_hf.hub.paths import safe_path
+from mdir_hf.hub.paths import COMMIT, safe_path
 from mdir_hf.hub.reference import Reference, parse_reference
 from mdir_hf.hub.remote import HubRepository, hub_cache_dir
-
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @runtime_checkable
@@ -173,13 +170,13 @@ def _open_cached(
 
 
 def _cached_commit(repository: Path, revision: str) -> str | None:
-    if _COMMIT.fullmatch(revision):
+    if COMMIT.fullmatch(revision):
         return revision
     try:
         commit = (repository / "refs" / revision).read_text().strip()
     except OSError:
         return None
-    return commit if _COMMIT.fullmatch(commit) else None
+    return commit if COMMIT.fullmatch(commit) else None
 
 
 def _not_cached(what: str, subject: str) -> OfflineError:

@@ -6,37 +6,28 @@ from collections.abc import Iterable, Mapping
 from typing import cast
 
 MODEL_TYPES: dict[str, str] = {
-    "arctic": "arctic",
     "bailingmoe": "bailing_moe",
     "bailingmoe2": "bailing_moe_v2",
     "chatglm": "glm",
     "command-r": "cohere",
     "deepseek2": "deepseek_v2",
     "deepseek2-ocr": "deepseek_v2",
-    "ernie4_5-moe": "ernie4_5_moe",
-    "exaone-moe": "exaone_moe",
-    "falcon-h1": "falcon_h1",
     "gemma3": "gemma3_text",
     "gemma3n": "gemma3n_text",
     "gemma4": "gemma4_text",
     "gemma-embedding": "gemma3_text",
     "glm-dsa": "glm_moe_dsa",
     "glm4moe": "glm4_moe",
-    "gpt-oss": "gpt_oss",
     "gptneox": "gpt_neox",
     "granitehybrid": "granitemoehybrid",
     "hunyuan-dense": "hunyuan_v1_dense",
     "hunyuan-moe": "hunyuan_v1_moe",
-    "kimi-linear": "kimi_linear",
     "lfm2moe": "lfm2_moe",
-    "llada-moe": "llada_moe",
     "llama-embed": "llama",
     "llama4": "llama4_text",
-    "minimax-m2": "minimax_m2",
     "mistral3": "ministral3",
     "modern-bert": "modernbert",
     "nemotron_h_moe": "nemotron_h",
-    "pangu-embedded": "pangu_embedded",
     "phi2": "phi",
     "qwen2moe": "qwen2_moe",
     "qwen2vl": "qwen2_vl",
@@ -49,7 +40,7 @@ MODEL_TYPES: dict[str, str] = {
     "starcoder": "gpt_bigcode",
     "t5encoder": "t5",
 }
-"""``model_type`` of transformers for the architectures that GGUF calls otherwise."""
+"""``model_type`` of transformers for the architectures that GGUF calls otherwise, hyphens apart."""
 
 _SIZES = {
     "embedding_length": "hidden_size",
@@ -137,10 +128,8 @@ def _add_heads(config: dict[str, object], own: Mapping[str, object]) -> None:
         config["num_attention_heads"] = config.get("ssm_time_step_rank")  # a state-space mixer has heads of its own
     n_value_heads, inner = config.get("ssm_time_step_rank"), config.get("ssm_inner_size")
     if isinstance(n_value_heads, int) and isinstance(inner, int) and inner % n_value_heads == 0:
-        config["linear_num_key_heads"], config["linear_key_head_dim"] = (
-            config.get("ssm_group_count"),
-            config.get("ssm_state_size"),
-        )
+        config["linear_num_key_heads"] = config.get("ssm_group_count")
+        config["linear_key_head_dim"] = config.get("ssm_state_size")
         config["linear_num_value_heads"], config["linear_value_head_dim"] = n_value_heads, inner // n_value_heads
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import cast
 
-from ..errors import AnatomyError
-from .roles import Count, HeadCounts, number_of
+from .roles import Count, HeadCounts, head_counts
 
 _Config = Mapping[str, object]
 
@@ -65,14 +65,10 @@ def read_layer_heads(
 
 def _put(found: dict[int, HeadCounts], index: int, counts: tuple[object, object], heads: HeadCounts | None) -> None:
     """Keep the heads of a layer, if both counts are counts."""
-    first, second = counts
     if not all(type(count) in (int, str) for count in counts):
         return
-    try:
-        own = HeadCounts(number_of(first, heads), number_of(second, heads))  # type: ignore[arg-type]
-    except AnatomyError:
-        return
-    if own.n_heads > 0 and own.n_kv_heads > 0:
+    own = head_counts(cast("tuple[Count, Count]", counts), heads)
+    if own is not None and own.n_heads > 0 and own.n_kv_heads > 0:
         found[index] = own
 
 

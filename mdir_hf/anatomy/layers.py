@@ -9,11 +9,12 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from types import MappingProxyType
 
-from ..errors import AnatomyError
 from . import tables
 from .config import ConfigSizes
+from .families import LAYER_ROWS, PRODUCT_ROWS
 from .parts import Part, WeightPart, WeightProduct
-from .roles import Count, HeadCounts, Role, number_of
+from .roles import HeadCounts, Role, head_counts
+from .rows import LayerRow, ProductRow, RopeLayout
 
 _FOLDER_MARK = "|"
 _IN_LAYER = re.compile(r"(?:(?P<prefix>.*?)\.)?(?P<index>\d{1,6})\.(?P<rest>.+)")
@@ -42,7 +43,7 @@ class Layer:
     experts: tuple[Mapping[Role, WeightPart], ...] = ()
     shared_experts: tuple[Mapping[Role, WeightPart], ...] = ()
     heads: HeadCounts | None = None
-    rope: tables.RopeLayout | None = None
+    rope: RopeLayout | None = None
     rotary_dim: int | None = None
 
     def all_parts(self) -> Iterator[tuple[Role, Part]]:
@@ -187,7 +188,7 @@ class _Placed:
     experts: dict[int, dict[Role, WeightPart]] = field(default_factory=lambda: defaultdict(dict))
     shared: dict[int, dict[Role, WeightPart]] = field(default_factory=lambda: defaultdict(dict))
     heads: HeadCounts | None = None
-    rope: tables.RopeLayout | None = None
+    rope: RopeLayout | None = None
     rotary_dim: int | None = None
 
     @classmethod
@@ -229,12 +230,12 @@ class _Placed:
             rotary_dim=self.rotary_dim,
         )
 
-    def note(self, row: tables.LayerRow | tables.ProductRow, heads: HeadCounts | None) -> None:
+    def note(self, row: LayerRow | ProductRow, heads: HeadCounts | None) -> None:
         """Keep what a row says of the layer as a whole."""
         if row.rope is not None:
             self.rope, self.rotary_dim = row.rope, None
         if row.n_heads is not None:
-            self.heads = _heads_of(row.n_heads, heads) or self.heads
+            self.heads = head_counts(row.n_heads, heads) or self.heads  # None: the tests will do without heads
 
 
 def _by_number(experts: Mapping[int, dict[Role, WeightPart]]) -> list[dict[Role, WeightPart]]:
@@ -242,15 +243,15 @@ def _by_number(experts: Mapping[int, dict[Role, WeightPart]]) -> list[dict[Role,
 
 
 @lru_cache(maxsize=1 << 13)
-def _rows_for(rest: str) -> tuple[tuple[tables.LayerRow, re.Match[str]], ...]:
+def _rows_for(rest: str) -> tuple[tuple[LayerRow, re.Match[str]], ...]:
     """The rows whose pattern a name matches. Kept, because layers repeat their names: 90,000 would take a minute."""
     matches = ((row, pattern.fullmatch(rest)) for row, pattern in _patterns())
     return tuple((row, match) for row, match in matches if match is not None)
 
 
 @lru_cache(maxsize=1)
-def _patterns() -> tuple[tuple[tables.LayerRow, re.Pattern[str]], ...]:
-    return tuple((row, re.compile(row.pattern)) for row in tables.LAYER_ROWS)  # more than ``re`` itself remembers
+def _patterns() -> tuple[tuple[LayerRow, re.Pattern[str]], ...]:
+    return tuple((row, re.compile(row.pattern)) for row in LAYER_ROWS)  # more than ``re`` itself remembers
 
 
 def _place(stack: Stack, index: int, rest: str, sizes: ConfigSizes, found: _Placed) -> bool:
@@ -287,7 +288,7 @@ def _place(stack: Stack, index: int, rest: str, sizes: ConfigSizes, found: _Plac
     return False
 
 
-def _n_experts(row: tables.LayerRow, sizes: ConfigSizes) -> int | None:
+def _n_experts(row: LayerRow, sizes: ConfigSizes) -> int | None:
     """How many experts a tensor holds; 0 for one or none, None where the config does not tell."""
     if row.experts in ("stacked", "below"):
         return sizes.n_experts
@@ -298,7 +299,7 @@ def _place_products(stack: Stack, index: int, sizes: ConfigSizes, found: _Placed
     """Place the roles that two tensors have together; returns the names of all that take part."""
     used: set[str] = set()
     heads = sizes.heads_of(index)
-    for row in tables.PRODUCT_ROWS:
+    for row in PRODUCT_ROWS:
         if row.role in found.parts or (row.model_types and sizes.architecture not in row.model_types):
             continue
         if sizes.architecture in row.except_model_types:
@@ -332,14 +333,7 @@ def _sibling(stack: Stack, index: int, pattern: str | None) -> str | None:
     return matching[0] if len(matching) == 1 else None
 
 
-def _heads_of(counts: tuple[Count, Count], heads: HeadCounts | None) -> HeadCounts | None:
-    try:
-        return HeadCounts(number_of(counts[0], heads), number_of(counts[1], heads))
-    except AnatomyError:  # the config does not tell; the tests of this layer will do without heads
-        return None
-
-
-def _holds(row: tables.LayerRow, siblings: tuple[str, ...], sizes: ConfigSizes) -> bool:
+def _holds(row: LayerRow, siblings: tuple[str, ...], sizes: ConfigSizes) -> bool:
     if row.model_types and sizes.architecture not in row.model_types:
         return False
     if any(sizes.flags.get(key) not in answers for key, answers in row.when):

@@ -103,35 +103,27 @@ class WeightPart:
         return matrix[1 - axis] == width
 
     def _matrix_shape(self, stored_shape: tuple[int, ...]) -> tuple[int, ...]:
-        if self.per_head:
-            return self._joined_shape(stored_shape)
-        if self.joined:
-            if len(stored_shape) != 3:
-                raise AnatomyError(
-                    f"tensor {self.tensor!r} has shape {stored_shape}; expected an axis of its own for the heads"
-                )
+        n_axes = len(stored_shape)
+        if self.per_head and n_axes == 3:
+            n_heads, d_out, d_in = stored_shape
+            return (d_out, n_heads * d_in) if self.transposed else (n_heads * d_out, d_in)
+        if self.joined and n_axes == 3:
             return (stored_shape[0], stored_shape[1] * stored_shape[2])
-        if self.expert is None:
+        if self.per_head:
+            expected = "one matrix for each head"
+        elif self.joined:
+            expected = "an axis of its own for the heads"
+        elif self.expert is None:
             return stored_shape
-        if self.n_experts is not None:
-            if len(stored_shape) != 2 or stored_shape[0] % self.n_experts:
-                raise AnatomyError(
-                    f"tensor {self.tensor!r} has shape {stored_shape}; expected the matrices of {self.n_experts} "
-                    "experts one below another"
-                )
-            return (stored_shape[0] // self.n_experts, stored_shape[1])
-        if len(stored_shape) != 3 or self.expert >= stored_shape[0]:
-            raise AnatomyError(
-                f"tensor {self.tensor!r} has shape {stored_shape}; expected a stack of matrices, with more than "
-                f"{self.expert} experts along its first axis"
-            )
-        return stored_shape[1:]
-
-    def _joined_shape(self, stored_shape: tuple[int, ...]) -> tuple[int, ...]:
-        if len(stored_shape) != 3:
-            raise AnatomyError(f"tensor {self.tensor!r} has shape {stored_shape}; expected one matrix for each head")
-        n_heads, d_out, d_in = stored_shape
-        return (d_out, n_heads * d_in) if self.transposed else (n_heads * d_out, d_in)
+        elif self.n_experts is not None:
+            if n_axes == 2 and stored_shape[0] % self.n_experts == 0:
+                return (stored_shape[0] // self.n_experts, stored_shape[1])
+            expected = f"the matrices of {self.n_experts} experts one below another"
+        else:
+            if n_axes == 3 and self.expert < stored_shape[0]:
+                return stored_shape[1:]
+            expected = f"a stack of matrices, with more than {self.expert} experts along its first axis"
+        raise AnatomyError(f"tensor {self.tensor!r} has shape {stored_shape}; expected {expected}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +230,7 @@ def read_part(source: TensorReader, part: Part, rows: IntArray | None = None) ->
     if is_fused and len(shape) != 2:
         raise AnatomyError(f"tensor {part.tensor!r} has shape {shape}; a fused weight must be a matrix")
     if part.expert is not None or part.per_head or part.joined or part.transposed:
-        weight = _read_whole(source, part)
+        weight = _take(source.read(part.tensor), part)
         return weight if rows is None else weight[torch.from_numpy(rows)]
     if is_fused:
         own = part.rows(shape)
@@ -273,20 +265,6 @@ def read_experts(source: TensorReader, experts: Iterable[Mapping[Role, Part]]) -
         yield weights
 
 
-def _read_whole(source: TensorReader, part: WeightPart) -> torch.Tensor:
-    """Read a part whose rows are no rows of the file."""
-    stored = source.read(part.tensor)
-    if part.expert is not None:
-        return _take(stored, part)
-    if part.per_head:
-        return _join(stored, part)
-    if part.is_whole:
-        if part.joined:
-            stored = stored.reshape(part._matrix_shape(tuple(stored.shape)))
-        return stored.T.contiguous() if part.transposed else stored
-    return stored.T[torch.from_numpy(part.rows(tuple(stored.shape)))].contiguous()
-
-
 def _read_product(source: TensorReader, product: WeightProduct, rows: IntArray | None) -> torch.Tensor:
     d_out, d_in = part_shape(product, lambda name: tuple(source.spec(name).shape))
     dtype = torch.float64 if d_out * d_in <= FLOAT64_ENTRIES else torch.float32
@@ -296,15 +274,19 @@ def _read_product(source: TensorReader, product: WeightProduct, rows: IntArray |
     return read_part(source, product.left, rows).to(dtype) @ right
 
 
-def _join(stack: torch.Tensor, part: WeightPart) -> torch.Tensor:
-    """Put the matrices of all heads one under another."""
-    rows = torch.from_numpy(part.rows(tuple(stack.shape)))
-    return (stack.transpose(1, 2) if part.transposed else stack).flatten(0, 1)[rows].contiguous()
-
-
-def _take(stack: torch.Tensor, part: WeightPart) -> torch.Tensor:
-    """Take one expert's weight out of a stack."""
-    rows = torch.from_numpy(part.rows(tuple(stack.shape)))
-    assert part.expert is not None
-    matrix = (stack if part.n_experts is None else stack.reshape(part.n_experts, -1, stack.shape[-1]))[part.expert]
-    return (matrix.T if part.is_transposed(tuple(stack.shape)) else matrix)[rows].contiguous()
+def _take(stored: torch.Tensor, part: WeightPart) -> torch.Tensor:
+    """Take a part out of the whole tensor that holds it."""
+    shape = tuple(stored.shape)
+    rows = None if part.is_whole else part.rows(shape)
+    if part.per_head:
+        matrix = (stored.transpose(1, 2) if part.transposed else stored).flatten(0, 1)
+    else:
+        if part.expert is not None:
+            stack = stored if part.n_experts is None else stored.reshape(part.n_experts, -1, shape[-1])
+            matrix = stack[part.expert]
+        else:
+            matrix = stored.reshape(part._matrix_shape(shape))
+        if part.is_transposed(shape):
+            matrix = matrix.T
+    # The rows of one expert are copied, so that they do not keep the stack in memory.
+    return (matrix if rows is None else matrix[torch.from_numpy(rows)]).contiguous()

@@ -9,9 +9,11 @@ from dataclasses import dataclass, field, replace
 from ..errors import AnatomyError, UnsupportedFormatError
 from . import tables
 from .config import Config, ConfigSizes, read_sizes
+from .families.recurrent import HEADS_FROM_SHAPE, SIGNS
 from .layers import Layer, Stack, choose_stack, find_stacks, is_in_layer, place_layers
 from .parts import ShapeOf, WeightPart, WeightProduct, part_shape
 from .roles import Role
+from .rows import EdgeRow, RopeLayout
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,6 @@ class Anatomy:
         architecture: ``model_type`` of the language model, or ``unknown``.
         hidden_size: Width of the residual stream, ``d_model``.
         embedding_size: Width of the embedding; differs from ``hidden_size`` where it is projected.
-        embedding_rows: Rows of the embedding, padding included.
         vocabulary_size: As the config has it, or None.
         n_layers: Layers that were found.
         n_heads: Query heads per layer, or None.
@@ -46,7 +47,6 @@ class Anatomy:
     architecture: str
     hidden_size: int
     embedding_size: int
-    embedding_rows: int
     vocabulary_size: int | None
     n_layers: int
     n_heads: int | None
@@ -60,7 +60,7 @@ class Anatomy:
     layers: tuple[Layer, ...] = ()
     unplaced: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default=())
-    rope: tables.RopeLayout = "unknown"
+    rope: RopeLayout = "unknown"
     rotary_dim: int | None = None
     norms_add_one: bool = False
 
@@ -127,7 +127,7 @@ def resolve_anatomy(config: Config | None, names: Iterable[str], shape_of: Shape
     else:
         tied = False
         try:
-            width = _check_unembedding(unembedding, shape_of)
+            _, width = _edge_shape(f"unembedding (lm_head) {unembedding!r}", shape_of(unembedding))
         except UnsupportedFormatError as exc:  # the embedding is there all the same
             notes.append(f"the unembedding (lm_head) is not read: {exc.message}")
             unembedding, width = None, None
@@ -152,7 +152,6 @@ def resolve_anatomy(config: Config | None, names: Iterable[str], shape_of: Shape
         architecture=sizes.architecture,
         hidden_size=hidden_size,
         embedding_size=shape[1],
-        embedding_rows=shape[0],
         vocabulary_size=sizes.vocabulary_size,
         n_layers=len(layers),
         n_heads=sizes.n_heads,
@@ -181,9 +180,11 @@ def _find_embedding(names: list[str], architecture: str) -> str:
         found = _first_match(candidates, tables.EMBEDDING_ROWS, architecture)
         if found is not None:
             return found
+    some = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+    patterns = ", ".join(row.pattern for row in tables.EMBEDDING_ROWS if not row.model_types)
+    looked_for = patterns.replace("\\", "").replace("?", "")
     raise AnatomyError(
-        f"no tensor is named like an input embedding among {len(names)} ({_some(names)}); looked for "
-        + ", ".join(_readable(row.pattern) for row in tables.EMBEDDING_ROWS if not row.model_types)
+        f"no tensor is named like an input embedding among {len(names)} ({some}); looked for {looked_for}"
     )
 
 
@@ -198,7 +199,7 @@ def _with_family(sizes: ConfigSizes, names: list[str]) -> ConfigSizes:
     """Tell the family by its names where no config does."""
     if sizes.architecture != "unknown":
         return sizes
-    for pattern, family in tables.SIGNS:
+    for pattern, family in SIGNS:
         if any(re.fullmatch(rf"(?:.*\.)?{pattern}", name) for name in names):
             return replace(sizes, architecture=family)
     return sizes
@@ -223,7 +224,7 @@ def _with_heads(sizes: ConfigSizes, stack: Stack, shape_of: ShapeOf) -> ConfigSi
     """Count heads on a tensor that has a row for each, in families whose config does not tell, or tells otherwise."""
     for index, rests in stack.names.items():
         for rest in rests:
-            if any(re.fullmatch(pattern, rest) for pattern in tables.HEADS_FROM_SHAPE):
+            if any(re.fullmatch(pattern, rest) for pattern in HEADS_FROM_SHAPE):
                 shape = tuple(shape_of(stack.tensor(index, rest)))
                 if len(shape) == 2 and 0 not in shape:
                     return replace(sizes, n_heads=shape[0], n_kv_heads=shape[0], head_dim=shape[1])
@@ -234,19 +235,17 @@ def _find_final_norm(names: list[str], stack_prefix: str, architecture: str) -> 
     folder = stack_prefix.rpartition(".")[0]
     start = folder + "." if folder else ""
     inside = {name.removeprefix(start): name for name in names if name.startswith(start)}
-    for row in tables.FINAL_NORM_ROWS:
-        if row.model_types and architecture not in row.model_types:
-            continue
-        for rest, name in inside.items():
-            if re.fullmatch(row.pattern, rest):
-                return name
-    return None
+    found = (
+        name
+        for row in _of_family(tables.FINAL_NORM_ROWS, architecture)
+        for rest, name in inside.items()
+        if re.fullmatch(row.pattern, rest)
+    )
+    return next(found, None)
 
 
-def _first_match(candidates: list[str], rows: tuple[tables.EdgeRow, ...], architecture: str) -> str | None:
-    for row in rows:
-        if row.model_types and architecture not in row.model_types:
-            continue
+def _first_match(candidates: list[str], rows: tuple[EdgeRow, ...], architecture: str) -> str | None:
+    for row in _of_family(rows, architecture):
         pattern = re.compile(row.pattern if row.at_root else rf"(?:.*\.)?(?:{row.pattern})")
         matching = [name for name in candidates if pattern.fullmatch(name)]
         if matching:
@@ -255,34 +254,25 @@ def _first_match(candidates: list[str], rows: tuple[tables.EdgeRow, ...], archit
     return None
 
 
+def _of_family(rows: tuple[EdgeRow, ...], architecture: str) -> list[EdgeRow]:
+    return [row for row in rows if not row.model_types or architecture in row.model_types]
+
+
 def _check_embedding(name: str, shape_of: ShapeOf, sizes: ConfigSizes) -> tuple[int, int]:
-    shape = tuple(shape_of(name))
-    if len(shape) != 2 or 0 in shape:
-        raise AnatomyError(f"the embedding {name!r} has shape {shape}; expected (tokens, width), both positive")
+    shape = _edge_shape(f"embedding {name!r}", shape_of(name))
     allowed = [size for size in (sizes.hidden_size, sizes.embedding_size) if size is not None]
     if allowed and shape[1] not in allowed:
         raise AnatomyError(
             f"the embedding {name!r} has shape {shape}; the config expects width {' or '.join(map(str, allowed))}"
         )
-    return shape[0], shape[1]
+    return shape
 
 
-def _check_unembedding(name: str, shape_of: ShapeOf) -> int:
-    shape = tuple(shape_of(name))
+def _edge_shape(what: str, shape: tuple[int, ...]) -> tuple[int, int]:
     if len(shape) != 2 or 0 in shape:
-        raise AnatomyError(
-            f"the unembedding (lm_head) {name!r} has shape {shape}; expected (tokens, width), both positive"
-        )
-    return shape[1]
+        raise AnatomyError(f"the {what} has shape {tuple(shape)}; expected (tokens, width), both positive")
+    return shape[0], shape[1]
 
 
 def _belongs_elsewhere(name: str) -> bool:
     return any(word in name.lower() for word in tables.OTHER_STACKS)
-
-
-def _readable(pattern: str) -> str:
-    return pattern.replace("\\", "").replace("?", "")
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")

@@ -261,3 +261,11 @@ def number_of(count: Count, heads: HeadCounts | None) -> int:
     if number < 1:
         raise AnatomyError(f"{count!r} is needed to split it, and the config does not tell")
     return number
+
+
+def head_counts(counts: tuple[Count, Count], heads: HeadCounts | None) -> HeadCounts | None:
+    """Look up query heads and key/value heads; None where the config does not tell both."""
+    try:
+        return HeadCounts(number_of(counts[0], heads), number_of(counts[1], heads))
+    except AnatomyError:
+        return None

@@ -5,7 +5,7 @@ Source: the modelling files of transformers 5.23, each family checked by value i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .rows import YES, Answer, RopeLayout
@@ -65,8 +65,7 @@ ROTATION_ROWS: tuple[RotationRow, ...] = (
                 *("hyperclovax", "internlm3", "iquestcoder", "jais2", "kolibri1", "laguna", "lfm2", "lfm2_moe"),
                 *("lfm3", "llama", "mellum", "mimo_v2_flash", "minimax", "minimax_m2", "minimax_m3_vl_text"),
                 *("ministral", "ministral3", "mistral", "mixtral", "mllama_text_model", "modernbert-decoder", "moshi"),
-                *("nanochat",),
-                *("nemotron", "olmo", "olmo2", "olmo3", "olmo_hybrid", "olmoe", "persimmon", "phi", "phi3"),
+                *("nanochat", "nemotron", "olmo", "olmo2", "olmo3", "olmo_hybrid", "olmoe", "persimmon", "phi", "phi3"),
                 *("phi4_multimodal", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next"),
                 *("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "recurrent_gemma", "seed_oss"),
                 *("smollm3", "solar_open", "stablelm", "starcoder2", "vaultgemma"),
@@ -140,8 +139,9 @@ def read_rotations(
     types = config.get("layer_types")
     names = [name for name in types if isinstance(name, str)] if isinstance(types, list) else []
     parameters = config.get("rope_parameters")
+    is_mixed = len(set(names)) > 1
     for index, name in enumerate(names):
-        own = _of_layer_type(rows, name, names)
+        own: RopeLayout | None = next((row.layout for row in rows if is_mixed and name in row.layer_types), None)
         inside = parameters.get(name) if isinstance(parameters, Mapping) else None
         dim = _dim(inside, head_dim) if isinstance(inside, Mapping) else whole.dim
         layers[index] = Rotation(own or layout, None if own == "none" else dim)
@@ -151,11 +151,6 @@ def read_rotations(
             if is_turned == 0:
                 layers[index] = Rotation("none")
     return whole, {index: own for index, own in layers.items() if own != whole}
-
-
-def _of_layer_type(rows: Iterable[RotationRow], name: str, names: list[str]) -> RopeLayout | None:
-    is_mixed = any(other != name for other in names)
-    return next((row.layout for row in rows if is_mixed and name in row.layer_types), None)
 
 
 def _dim(config: _Config, head_dim: int | None) -> int | None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, TypedDict
 
 from .roles import WHOLE, Count, FusedRows, Layout, Role
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # in typing from Python 3.11 on
 
 RopeLayout = Literal["half", "interleaved", "none", "unknown"]
 """How the rows of a head pair up where positions turn them: ``half`` (i, i + d/2), ``interleaved`` (2i, 2i + 1),
@@ -103,46 +106,34 @@ class ProductRow:
     n_heads: tuple[Count, Count] | None = None
 
 
-GATE_THEN_UP: tuple[tuple[Role, Layout], ...] = (
-    (Role.GATE, FusedRows(1, (1, 1), 0)),
-    (Role.UP, FusedRows(1, (1, 1), 1)),
-)
-"""Parts of a tensor that holds the rows of gate, then those of up."""
+Parts = tuple[tuple[Role, Layout], ...]
+"""Role and layout of each weight in a tensor."""
+
+ATTENTION = (Role.Q, Role.K, Role.V, Role.O)
+QKV = (Role.Q, Role.K, Role.V)
+GATED_MLP = (Role.GATE, Role.UP, Role.DOWN)
+MLP = (Role.UP, Role.DOWN)
+NORMS = (Role.ATTENTION_NORM, Role.MLP_NORM)
+HEAD_NORMS = (Role.Q_NORM, Role.K_NORM)
+"""Roles in the order in which :func:`named` takes words for them."""
+
+NUMBER = r"(?P<expert>\d{1,4})"
+"""The number of an expert, in a pattern."""
 
 
-def whole_rows(
-    roles: Mapping[str, Role | tuple[Role, ...]],
-    model_types: Iterable[str] = (),
-    *,
-    transposed: bool = False,
-    when: tuple[tuple[str, frozenset[Answer]], ...] = (),
-) -> tuple[LayerRow, ...]:
-    """Rows for tensors that are one weight each.
-
-    Args:
-        roles: Role by name, a regular expression without its ending ``.weight``; two roles where one norm stands in
-            front of both attention and MLP.
-        model_types: As in :class:`LayerRow`.
-        transposed: As in :class:`LayerRow`.
-        when: As in :class:`LayerRow`.
-    """
-    families = frozenset(model_types)
-    return tuple(
-        LayerRow(
-            rf"(?:{name})\.weight",
-            tuple((one, WHOLE) for one in ((role,) if isinstance(role, Role) else role)),
-            transposed=transposed,
-            model_types=families,
-            when=when,
-        )
-        for name, role in roles.items()
-    )
-
-
-def fused_rows(roles: tuple[Role, ...], groups: Count, shares: tuple[Count, ...]) -> tuple[tuple[Role, Layout], ...]:
+def fused_rows(roles: tuple[Role, ...], groups: Count, shares: tuple[Count, ...]) -> Parts:
     """Parts of a tensor in which several weights lie as :class:`~mdir_hf.anatomy.roles.FusedRows` says, in order."""
     return tuple((role, FusedRows(groups, shares, at)) for at, role in enumerate(roles))
 
+
+GATE_THEN_UP = fused_rows((Role.GATE, Role.UP), 1, (1, 1))
+GATE_AND_UP_IN_TURNS = fused_rows((Role.GATE, Role.UP), "rows", (1, 1))
+THIRDS = fused_rows(QKV, 1, (1, 1, 1))
+CONTIGUOUS = fused_rows(QKV, 1, ("heads", "kv_heads", "kv_heads"))
+PER_HEAD = fused_rows(QKV, "heads", (1, 1, 1))
+PER_GROUP = fused_rows(QKV, "kv_heads", ("heads_per_kv_head", 1, 1))
+"""Parts of a tensor that holds the rows of gate and of up, or those of q, k and v: one after the other, for each head,
+or for each group of heads that share a key."""
 
 YES: frozenset[Answer] = frozenset({True})
 NO: frozenset[Answer] = frozenset({False})
@@ -151,23 +142,52 @@ NO_OR_UNSAID: frozenset[Answer] = frozenset({False, None})
 """Answers for ``LayerRow.when``."""
 
 
-def rows_in_folder(
-    names: dict[str, Role],
+class Said(TypedDict, total=False):
+    """What :func:`rows` may say of each of its rows, as in :class:`LayerRow`."""
+
+    transposed: bool | None
+    when: tuple[tuple[str, frozenset[Answer]], ...]
+    beside: str | None
+    unless_beside: str | None
+    experts: ExpertStorage | None
+    joined: bool
+    rope: RopeLayout | None
+    n_heads: tuple[Count, Count] | None
+
+
+def rows(
+    weights: Mapping[str, Role | tuple[Role | tuple[Role, Layout], ...]],
+    model_types: Set[str] = frozenset(),
     *,
-    folder: str,
-    beside: str | None = None,
-    model_types: frozenset[str] = frozenset(),
-    n_heads: tuple[Count, Count] | None = None,
+    ending: str = r"\.weight",
+    **said: Unpack[Said],
 ) -> tuple[LayerRow, ...]:
-    """One row for each name in a folder; positions do not enter any of them."""
+    """Rows for several tensors, of each of which the same is said.
+
+    Args:
+        weights: What a tensor holds, by its name, a regular expression without ``ending``: one whole weight; two roles
+            where one norm stands in front of both attention and MLP; or role and layout of each weight in it.
+        model_types: As in :class:`LayerRow`.
+        ending: What all names end with, a regular expression.
+        said: As in :class:`LayerRow`.
+    """
     return tuple(
-        LayerRow(
-            rf"{folder}\.{name}\.weight",
-            ((role, WHOLE),),
-            beside=beside,
-            model_types=model_types,
-            rope="none",
-            n_heads=n_heads,
-        )
-        for name, role in names.items()
+        LayerRow(rf"(?:{name}){ending}", _parts(held), model_types=frozenset(model_types), **said)
+        for name, held in weights.items()
     )
+
+
+def named(pattern: str, words: str, roles: tuple[Role, ...]) -> dict[str, Role]:
+    """Roles by name, for :func:`rows`, of tensors whose names differ in one word.
+
+    Args:
+        pattern: The names, with ``%s`` for the word.
+        words: The word for each role, with spaces between them.
+        roles: One for each word.
+    """
+    return {pattern.replace("%s", word): role for word, role in zip(words.split(), roles, strict=True)}
+
+
+def _parts(held: Role | tuple[Role | tuple[Role, Layout], ...]) -> Parts:
+    roles = (held,) if isinstance(held, Role) else held
+    return tuple((one, WHOLE) if isinstance(one, Role) else one for one in roles)

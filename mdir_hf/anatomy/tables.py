@@ -11,66 +11,41 @@ is known for, and for the others it stays unplaced.
 
 from __future__ import annotations
 
-from .families import HEADS_FROM_SHAPE as HEADS_FROM_SHAPE
-from .families import LAYER_ROWS as LAYER_ROWS
-from .families import PRODUCT_ROWS as PRODUCT_ROWS
-from .families import SIGNS as SIGNS
 from .families.gguf import NOT_WEIGHTS as GGUF_NOT_WEIGHTS
-from .rows import EdgeRow as EdgeRow
-from .rows import LayerRow as LayerRow
-from .rows import ProductRow as ProductRow
-from .rows import RopeLayout as RopeLayout
+from .rows import EdgeRow
+
+
+def _anywhere(names: str) -> tuple[EdgeRow, ...]:
+    return tuple(EdgeRow(rf"{name}\.weight") for name in names.split())
+
 
 EMBEDDING_ROWS: tuple[EdgeRow, ...] = (
     EdgeRow(r"local_encoder\.embed_tokens\.weight", frozenset({"blt"})),
     EdgeRow(r"w\.weight", frozenset({"ctrl"})),
-    EdgeRow(r"embed_tokens\.weight"),
-    EdgeRow(r"wte\.weight"),
+    *_anywhere("embed_tokens wte"),
     EdgeRow(r"wte\.embedding", frozenset({"molmo", "molmo2", "molmo2_text"})),
-    EdgeRow(r"word_embeddings\.weight"),
-    EdgeRow(r"word_embedding\.weight"),
-    EdgeRow(r"tok_embeddings\.weight"),
-    EdgeRow(r"tokens_embed\.weight"),
-    EdgeRow(r"token_embeddings?\.weight"),
-    EdgeRow(r"embed_in\.weight"),
-    EdgeRow(r"input_embedding\.weight"),
-    EdgeRow(r"embeddings\.weight"),
-    EdgeRow(r"embedding\.weight"),
-    EdgeRow(r"shared\.weight"),
-    EdgeRow(r"embed\.weight"),
-    EdgeRow(r"emb\.weight"),
+    *_anywhere("word_embeddings word_embedding tok_embeddings tokens_embed token_embeddings? embed_in input_embedding"),
+    *_anywhere("embeddings embedding shared embed emb"),
     EdgeRow(r"token_embd\.weight", at_root=True),
 )
 """Input embedding, ``(d_vocab, d_model)``. Every ``get_input_embeddings`` of the causal models of transformers 5.23."""
 
 UNEMBEDDING_ROWS: tuple[EdgeRow, ...] = (
-    EdgeRow(r"lm_head\.weight"),
-    EdgeRow(r"(?:lm_)?head\.decoder\.weight"),
-    EdgeRow(r"lm_head\.linear\.weight"),
+    *_anywhere(r"lm_head (?:lm_)?head\.decoder lm_head\.linear"),
     EdgeRow(r"transformer\.ff_out\.weight", frozenset({"llada", "hf_olmo", "molmo"})),
-    EdgeRow(r"cls\.predictions\.decoder\.weight"),
-    EdgeRow(r"generator_lm_head\.weight"),
-    EdgeRow(r"embed_out\.weight"),
-    EdgeRow(r"output_projection\.weight"),
-    EdgeRow(r"output_layer\.weight"),
-    EdgeRow(r"pred_layer\.proj\.weight"),
-    EdgeRow(r"lm_loss\.weight"),
-    EdgeRow(r"proj_out\.weight", at_root=True),
-    EdgeRow(r"output\.weight", at_root=True),
-    EdgeRow(r"head\.weight", at_root=True),
-    EdgeRow(r"decoder\.weight", at_root=True),
+    *_anywhere(
+        r"cls\.predictions\.decoder generator_lm_head embed_out output_projection output_layer pred_layer\.proj"
+    ),
+    *_anywhere("lm_loss"),
+    *(EdgeRow(rf"{name}\.weight", at_root=True) for name in ("proj_out", "output", "head", "decoder")),
 )
 """Output head, ``(d_vocab, d_model)``. Every ``get_output_embeddings`` of the causal models of transformers 5.23."""
 
 FINAL_NORM_ROWS: tuple[EdgeRow, ...] = (
-    EdgeRow(r"norm\.weight"),
-    EdgeRow(r"ln_f\.weight"),
-    EdgeRow(r"final_layer_?norm\.weight"),
-    EdgeRow(r"norm_f\.weight"),
-    EdgeRow(r"ln_out\.weight"),
+    *_anywhere("norm ln_f final_layer_?norm norm_f ln_out"),
     EdgeRow(r"final_norm\.weight", frozenset({"recurrent_gemma"})),
     EdgeRow(r"(?:embedding|token_embd)_norm\.weight", frozenset({"lfm2", "lfm2_moe", "lfm3"})),
-    EdgeRow(r"output_norm\.weight"),
+    *_anywhere("output_norm"),
 )
 """Norm in front of the head; searched in the folder of the layer stack only."""
 
@@ -110,21 +85,14 @@ NESTED_CONFIGS: tuple[tuple[str, ...], ...] = (
 
 HIDDEN_SIZE_KEYS = ("hidden_size", "n_embd", "d_model", "n_embed", "emb_dim", "model_dim", "dim", "hidden_dim")
 EMBEDDING_SIZE_KEYS = (
-    "embedding_size",
-    "word_embed_proj_dim",
-    "input_embedding_size",
-    "d_embed",
-    "embed_dim",
-    "embedding_rank",
+    *("embedding_size", "word_embed_proj_dim", "input_embedding_size", "d_embed", "embed_dim", "embedding_rank"),
 )
 UNEMBEDDING_SIZE_KEYS = ("output_embedding_size",)
 N_LAYERS_KEYS = (
     *("num_hidden_layers", "n_layer", "num_layers", "n_layers", "decoder_layers", "num_decoder_layers"),
     "num_transformer_layers",
 )
-N_HEADS_KEYS = (
-    *("num_attention_heads", "n_head", "num_heads", "n_heads", "decoder_attention_heads", "attention_heads"),
-)
+N_HEADS_KEYS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "decoder_attention_heads", "attention_heads")
 N_KV_HEADS_KEYS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "n_kv_heads", "multi_query_group_num")
 N_EXPERTS_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 N_SHARED_EXPERTS_KEYS = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")

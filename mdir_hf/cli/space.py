@@ -133,19 +133,8 @@ def _is_this_machine(host: str) -> bool:
 
 @contextmanager
 def _demo_hub(folder: Path) -> Iterator[None]:
-    """Serve the demo's lineage as the Hub does, in place of the Hub."""
-    from mdir_hf.demo.lineage import build_lineage
-    from mdir_hf.demo.loopback import LoopbackHub
+    from mdir_hf.demo.show import served_lineage
 
-    def progress(doing: str, share: float) -> None:
-        sys.stderr.write(f"\r\033[K{100 * share:3.0f} %  {doing}" if sys.stderr.isatty() else "")
-        sys.stderr.flush()
-
-    os.environ["HF_HOME"] = str(folder.resolve() / "hf-home")
-    lineage = build_lineage(folder / "models", progress=progress)
-    with LoopbackHub() as hub:
-        os.environ["HF_ENDPOINT"] = hub.endpoint
-        for member in lineage.members:
-            hub.add_repository(member.repo, member.folder)
+    with served_lineage(folder) as (lineage, _):
         sys.stdout.write("Models to compare: " + ", ".join(member.repo for member in lineage.members) + "\n")
         yield

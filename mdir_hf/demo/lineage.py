@@ -155,7 +155,7 @@ def build_lineage(folder: str | Path, *, seed: int = 0, progress: Progress | Non
         raise InputError("the demo builds its models with transformers: pip install 'mdir-hf[demo]'") from exc
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".building-", dir=folder) as building:
-        members = _Workshop(Path(building), seed, progress or _ignore).build()
+        members = _Workshop(Path(building), seed, progress or (lambda doing, share: None)).build()
         _write(Path(building), seed, members)
         if (folder / "demo").exists():
             shutil.rmtree(folder / "demo")
@@ -298,10 +298,6 @@ class _Workshop:
     def _step(self) -> None:
         self._steps_done += 1
         self._say(self._doing)
-
-
-def _ignore(doing: str, share: float) -> None:
-    """Progress that nobody follows."""
 
 
 @contextmanager

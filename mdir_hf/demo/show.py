@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mdir_hf.demo.lineage import Member, build_lineage
+from mdir_hf.demo.lineage import Lineage, Member, build_lineage
 from mdir_hf.demo.loopback import LoopbackHub
 from mdir_hf.report import HomologyReport, n_bytes_text
 
@@ -33,14 +33,11 @@ def run_demo(folder: Path) -> int:
         InputError: If what the demo needs is not installed, or the folder cannot be used.
     """
     started = time.perf_counter()
-    with LoopbackHub() as hub, _environment({"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(folder / "hf-home")}):
-        lineage = build_lineage(folder / "models", progress=_progress)
+    with served_lineage(folder) as (lineage, endpoint):
         sys.stderr.write("\n")
-        for member in lineage.members:
-            hub.add_repository(member.repo, member.folder)
         built_s = time.perf_counter() - started
         sys.stdout.write(
-            f"Models built in {built_s:.0f} s (or taken from an earlier run) and served at {hub.endpoint}, "
+            f"Models built in {built_s:.0f} s (or taken from an earlier run) and served at {endpoint}, "
             "as the Hub serves them.\n\n"
             f"{'candidate':<22}{'verdict':<14}{'log10 p':>10}  {'settled by':<12}{'read':>10}{'of':>10}  requests\n"
         )
@@ -66,6 +63,27 @@ def run_demo(folder: Path) -> int:
     if surprises:
         sys.stdout.write(f"Not what the lineage was built for: {', '.join(surprises)}\n")
     return 1 if surprises else 0
+
+
+@contextmanager
+def served_lineage(folder: Path) -> Iterator[tuple[Lineage, str]]:
+    """Build the lineage, say on stderr how far it is, and serve it in place of the Hub while the block runs.
+
+    Args:
+        folder: Where the models and the cache of the Hub client go.
+
+    Yields:
+        The lineage, and the address of the hub.
+
+    Raises:
+        InputError: If what the demo needs is not installed, or the folder cannot be used.
+    """
+    home = str(folder.resolve() / "hf-home")
+    with LoopbackHub() as hub, _environment({"HF_ENDPOINT": hub.endpoint, "HF_HOME": home}):
+        lineage = build_lineage(folder / "models", progress=_progress)
+        for member in lineage.members:
+            hub.add_repository(member.repo, member.folder)
+        yield lineage, hub.endpoint
 
 
 def _compare(checker: HomologyChecker, member: Member, folder: Path) -> HomologyReport:

@@ -165,7 +165,6 @@ class SampledModel:
             architecture=fingerprint.model.architecture,
             hidden_size=width,
             embedding_size=width,
-            embedding_rows=n_rows,
             vocabulary_size=None,
             n_layers=0,
             n_heads=None,

@@ -6,8 +6,11 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 from mdir_hf.errors import ByteBudgetError, InputError
+
+T = TypeVar("T")
 
 
 class IoLedger:
@@ -28,16 +31,14 @@ class IoLedger:
     """
 
     def __init__(self, *, max_bytes: int | None = None) -> None:
-        self.max_bytes = _checked(max_bytes)
-        self.on_bytes: Callable[[int], None] | None = None
         self.bytes_read = 0
         self.bytes_from_cache = 0
         self.requests = 0
         self.files: dict[str, int] = {}
         self._reserved = 0
-        self._caps: list[_Cap] = []
+        self._caps = _caps(max_bytes, 0)
         self._lock = threading.Lock()
-        self._listeners: list[_Listener] = []
+        self._listeners: list[Callable[[int], None]] = []
         self._progress_lock = threading.Lock()
 
     @contextmanager
@@ -53,17 +54,8 @@ class IoLedger:
         Raises:
             InputError: If ``max_bytes`` is negative.
         """
-        if _checked(max_bytes) is None:
+        with _held(self._caps, _caps(max_bytes, self.bytes_read), self._lock):
             yield
-            return
-        with self._lock:
-            cap = _Cap(max_bytes, self.bytes_read)
-            self._caps.append(cap)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._caps.remove(cap)
 
     @contextmanager
     def listening(self, on_bytes: Callable[[int], None]) -> Iterator[None]:
@@ -74,14 +66,8 @@ class IoLedger:
         Args:
             on_bytes: Called with the number of bytes. What it raises ends the read. It must not read itself.
         """
-        listener = _Listener(on_bytes)
-        with self._progress_lock:
-            self._listeners.append(listener)
-        try:
+        with _held(self._listeners, [on_bytes], self._progress_lock):
             yield
-        finally:
-            with self._progress_lock:
-                self._listeners.remove(listener)
 
     @contextmanager
     def reserve(self, label: str, n_bytes: int) -> Iterator[Callable[[int], None]]:
@@ -135,9 +121,9 @@ class IoLedger:
             self.requests += n_requests
 
     def _check(self, label: str, n_bytes: int) -> None:
-        for cap in [_Cap(self.max_bytes, 0), *self._caps]:
+        for cap in self._caps:
             used = self.bytes_read - cap.n_bytes_before + self._reserved
-            if cap.max_bytes is not None and used + n_bytes > cap.max_bytes:
+            if used + n_bytes > cap.max_bytes:
                 raise ByteBudgetError(
                     f"the next read needs {n_bytes:,} bytes, and {used:,} of the {cap.max_bytes:,} bytes allowed are "
                     "used or held; raise the cap on bytes, or compare at a lighter level",
@@ -148,24 +134,29 @@ class IoLedger:
         if not n_bytes:
             return
         with self._progress_lock:
-            if self.on_bytes is not None:
-                self.on_bytes(n_bytes)
-            for listener in self._listeners:
-                listener.on_bytes(n_bytes)
+            for on_bytes in self._listeners:
+                on_bytes(n_bytes)
 
 
-@dataclass(frozen=True, eq=False)  # by identity: two blocks may hold equal caps
+@dataclass(frozen=True, slots=True)
 class _Cap:
-    max_bytes: int | None
+    max_bytes: int
     n_bytes_before: int
 
 
-@dataclass(frozen=True, eq=False)  # by identity: a function may listen twice
-class _Listener:
-    on_bytes: Callable[[int], None]
-
-
-def _checked(max_bytes: int | None) -> int | None:
+def _caps(max_bytes: int | None, n_bytes_before: int) -> list[_Cap]:
     if max_bytes is not None and max_bytes < 0:
         raise InputError(f"the cap on bytes is {max_bytes}, expected 0 or more")
-    return max_bytes
+    return [] if max_bytes is None else [_Cap(max_bytes, n_bytes_before)]
+
+
+@contextmanager
+def _held(among: list[T], items: list[T], lock: threading.Lock) -> Iterator[None]:
+    with lock:
+        among += items
+    try:
+        yield
+    finally:
+        with lock:
+            for item in items:
+                among.remove(item)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import stat
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from mdir_hf.checkpoint.sources import ByteSource, FileEntry, Span
+from mdir_hf.checkpoint.sources import FileEntry, Span
 from mdir_hf.errors import (
     ByteBudgetError,
     FileMissingError,
@@ -23,10 +23,8 @@ from mdir_hf.errors import (
     UnsafePathError,
 )
 from mdir_hf.hub.ledger import IoLedger
-from mdir_hf.hub.paths import safe_path
+from mdir_hf.hub.paths import COMMIT, SHA256, safe_path
 
-_COMMIT = re.compile(r"[0-9a-f]{40}")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 _MOST_FILES = 100_000  # a model has at most some thousand files; more means that somebody named a home folder
 
 
@@ -52,6 +50,10 @@ class LocalFile:
         ledger: Where to count what is read.
         from_cache: Count as bytes a cache held already, free of the cap on bytes.
 
+    Attributes:
+        label: What an error calls the file.
+        n_bytes: Its size.
+
     Raises:
         FileMissingError: If it cannot be opened.
     """
@@ -67,32 +69,22 @@ class LocalFile:
         ledger: IoLedger | None = None,
         from_cache: bool = False,
     ) -> None:
-        self._label = label or os.fspath(path)
+        self.label = label or os.fspath(path)
         self._ledger = ledger or IoLedger()
         self._from_cache = from_cache
         try:
             # O_NONBLOCK: a named pipe must not hang the open; it is refused just below.
             descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0))
         except OSError as exc:
-            raise FileMissingError(f"cannot be opened: {exc.strerror}", subject=self._label) from exc
+            raise FileMissingError(f"cannot be opened: {exc.strerror}", subject=self.label) from exc
         self._close = weakref.finalize(self, os.close, descriptor)
         self._descriptor = descriptor
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             self.close()
-            raise FileMissingError("is not a regular file", subject=self._label)
-        self._n_bytes = status.st_size
+            raise FileMissingError("is not a regular file", subject=self.label)
+        self.n_bytes = status.st_size
         self._seek_lock = threading.Lock()
-
-    @property
-    def label(self) -> str:
-        """What an error calls the file."""
-        return self._label
-
-    @property
-    def n_bytes(self) -> int:
-        """Size of the file, in bytes."""
-        return self._n_bytes
 
     def read(self, start: int, stop: int) -> bytes:
         """Return exactly the bytes ``[start, stop)``.
@@ -101,14 +93,14 @@ class LocalFile:
             ShortReadError: If the file ends before ``stop``, or shrank since it was opened.
             ByteBudgetError: If the read would pass the cap of the ledger.
         """
-        check_span(start, stop, self._n_bytes, self._label)
+        check_span(start, stop, self.n_bytes, self.label)
         if start == stop:
             return b""
         if self._from_cache:
             content = self._read(start, stop)
-            self._ledger.served_from_cache(self._label, len(content))
+            self._ledger.served_from_cache(self.label, len(content))
             return content
-        with self._ledger.reserve(self._label, stop - start) as arrived:
+        with self._ledger.reserve(self.label, stop - start) as arrived:
             content = self._read(start, stop)
             arrived(len(content))
         return content
@@ -116,7 +108,7 @@ class LocalFile:
     def read_many(self, spans: Sequence[Span]) -> Iterator[bytes]:
         """Yield the bytes of each span, in order, one span in memory at a time."""
         for start, stop in spans:
-            check_span(start, stop, self._n_bytes, self._label)
+            check_span(start, stop, self.n_bytes, self.label)
         return (self.read(start, stop) for start, stop in spans)
 
     def close(self) -> None:
@@ -130,11 +122,11 @@ class LocalFile:
             try:
                 piece = self._read_at(position, stop - position)
             except OSError as exc:
-                raise HubError(f"cannot be read at byte {position:,}: {exc.strerror}", subject=self._label) from exc
+                raise HubError(f"cannot be read at byte {position:,}: {exc.strerror}", subject=self.label) from exc
             if not piece:
                 raise ShortReadError(
                     f"bytes {start:,} to {stop:,} were asked for, and the file now ends at {position:,}",
-                    subject=self._label,
+                    subject=self.label,
                 )
             pieces.append(piece)
             position += len(piece)  # one call gives at most 2 GiB on Linux
@@ -148,11 +140,16 @@ class LocalFile:
             return os.read(self._descriptor, n_bytes)
 
 
+def _not_in_folder(path: str, label: str) -> MdirError:
+    return FileMissingError(f"there is no file {path!r} in this folder", subject=label)
+
+
+@dataclass(eq=False, repr=False)
 class LocalRepository:
     """The files of a folder on this disk, or of a snapshot in the Hub's cache.
 
-    Args:
-        folder: The folder.
+    Attributes:
+        folder: The folder, links followed.
         repo: How a report names it; the folder by default.
         revision: The revision that was asked for.
         commit: Commit the folder holds; found from the path for a snapshot in the Hub's cache.
@@ -164,28 +161,21 @@ class LocalRepository:
         subfolder: Folder of that repository that ``folder`` is.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        repo: str | None = None,
-        revision: str | None = None,
-        commit: str | None = None,
-        file: str | None = None,
-        ledger: IoLedger | None = None,
-        missing: Callable[[str, str], MdirError] | None = None,
-        is_local: bool = True,
-        subfolder: str = "",
-    ) -> None:
-        self.folder = Path(os.path.realpath(folder))
-        self.repo = repo or str(folder)
-        self.revision = revision
-        self.commit = commit or commit_of_snapshot(self.folder)
-        self.file = file
-        self.ledger = ledger or IoLedger()
-        self.is_local = is_local
-        self.subfolder = subfolder
-        self._missing = missing
+    folder: Path
+    _: KW_ONLY
+    repo: str = ""
+    revision: str | None = None
+    commit: str | None = None
+    file: str | None = None
+    ledger: IoLedger = field(default_factory=IoLedger)
+    missing: Callable[[str, str], MdirError] = _not_in_folder
+    is_local: bool = True
+    subfolder: str = ""
+
+    def __post_init__(self) -> None:
+        self.repo = self.repo or str(self.folder)
+        self.folder = Path(os.path.realpath(self.folder))
+        self.commit = self.commit or commit_of_snapshot(self.folder)
 
     def __repr__(self) -> str:
         return f"LocalRepository({self.label!r})"
@@ -218,19 +208,29 @@ class LocalRepository:
                 entries[relative] = FileEntry(
                     relative,
                     status.st_size,
-                    sha256=blob if _SHA256.fullmatch(blob) else None,
-                    blob_id=blob if _COMMIT.fullmatch(blob) else None,
+                    sha256=blob if SHA256.fullmatch(blob) else None,
+                    blob_id=blob if COMMIT.fullmatch(blob) else None,
                 )
         return entries
 
-    def open(self, path: str) -> ByteSource:
+    def open(self, path: str) -> LocalFile:
         """Give random access to a file.
 
         Raises:
             FileMissingError: If there is no such file.
             UnsafePathError: If the path, or a link on it, leaves the folder.
         """
-        return self._file(path)
+        place = self.folder / safe_path(path, subject=self.label)
+        try:
+            mode = place.stat().st_mode
+        except OSError as exc:
+            if exc.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL):
+                raise FileMissingError(f"{path!r} cannot be read: {exc.strerror}", subject=self.label) from exc
+            mode = 0
+        if not stat.S_ISREG(mode):
+            raise self.missing(path, self.label)
+        self._refuse_link_leaving(place, path)
+        return LocalFile(place, label=f"{self.label}:{path}", ledger=self.ledger, from_cache=not self.is_local)
 
     def read(self, path: str, *, max_bytes: int = 64 << 20) -> bytes:
         """Return a whole small file.
@@ -240,29 +240,12 @@ class LocalRepository:
             ByteBudgetError: If it is larger than ``max_bytes``.
             UnsafePathError: If the path, or a link on it, leaves the folder.
         """
-        source = self._file(path)
+        source = self.open(path)
         try:
             check_size(source.n_bytes, max_bytes, source.label)
             return source.read(0, source.n_bytes)
         finally:
             source.close()
-
-    def _file(self, path: str) -> LocalFile:
-        place = self.folder / safe_path(path, subject=self.label)
-        try:
-            mode = place.stat().st_mode
-        except OSError as exc:
-            if exc.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL):
-                raise FileMissingError(f"{path!r} cannot be read: {exc.strerror}", subject=self.label) from exc
-            mode = 0
-        if not stat.S_ISREG(mode):
-            raise (
-                self._missing(path, self.label)
-                if self._missing
-                else FileMissingError(f"there is no file {path!r} in this folder", subject=self.label)
-            )
-        self._refuse_link_leaving(place, path)
-        return LocalFile(place, label=f"{self.label}:{path}", ledger=self.ledger, from_cache=not self.is_local)
 
     def _refuse_link_leaving(self, place: Path, path: str) -> None:
         real = Path(os.path.realpath(place))
@@ -301,7 +284,7 @@ def commit_of_snapshot(folder: Path) -> str | None:
 def _cache_folder_of(folder: Path) -> Path | None:
     """Return ``<cache>/models--owner--name`` if the folder is (inside) one of its snapshots, else None."""
     for inner in (folder, *folder.parents):
-        if inner.parent.name == "snapshots" and _COMMIT.fullmatch(inner.name) and "--" in inner.parent.parent.name:
+        if inner.parent.name == "snapshots" and COMMIT.fullmatch(inner.name) and "--" in inner.parent.parent.name:
             return inner.parent.parent
     return None
 

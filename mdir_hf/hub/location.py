@@ -6,7 +6,6 @@ on a CDN for large ones. Signed addresses expire; the Hub then gives another one
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from dataclasses import dataclass
@@ -18,11 +17,11 @@ from mdir_hf.errors import ServerError
 from mdir_hf.hub.endpoint import CALLER, origin
 from mdir_hf.hub.errors_map import hub_errors
 from mdir_hf.hub.ledger import IoLedger
+from mdir_hf.hub.paths import SHA256
 from mdir_hf.hub.retry import with_patience
 
 HEAD_TIMEOUT_S = 10.0
 _EXPIRY_MARGIN_S = 30.0
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,21 +142,16 @@ class Locator:
                 "the answer has no commit, ETag or size in its headers; check HF_ENDPOINT and any proxy",
                 subject=self._label,
             )
+        wrong = None
         if metadata.commit_hash != place.commit:
-            raise ServerError(
-                f"commit {place.commit} was asked for and the Hub answers for {metadata.commit_hash}",
-                subject=self._label,
-            )
-        if self._n_bytes not in (None, n_bytes):
-            raise ServerError(
-                f"the Hub lists this file with {self._n_bytes:,} bytes and serves it with {n_bytes:,}",
-                subject=self._label,
-            )
+            wrong = f"commit {place.commit} was asked for and the Hub answers for {metadata.commit_hash}"
+        elif self._n_bytes not in (None, n_bytes):
+            wrong = f"the Hub lists this file with {self._n_bytes:,} bytes and serves it with {n_bytes:,}"
         # Mirrors may have other kinds of ETags; but two different sha256 mean two different contents.
-        if self._etag not in (None, etag) and _SHA256.fullmatch(self._etag or "") and _SHA256.fullmatch(etag):
-            raise ServerError(
-                f"the Hub lists this file with sha256 {self._etag} and serves it with ETag {etag}", subject=self._label
-            )
+        elif self._etag not in (None, etag) and SHA256.fullmatch(self._etag or "") and SHA256.fullmatch(etag):
+            wrong = f"the Hub lists this file with sha256 {self._etag} and serves it with ETag {etag}"
+        if wrong is not None:
+            raise ServerError(wrong, subject=self._label)
         location = self._secured(url, metadata.location)
         return Location(location, etag, n_bytes, _expires_at(location))
 

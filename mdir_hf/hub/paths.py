@@ -1,4 +1,4 @@
-"""File names inside a repository: plain, relative, and never leaving it."""
+"""File names inside a repository: plain, relative, and never leaving it; and what a digest looks like."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import re
 
 from mdir_hf.errors import UnsafePathError
 
+COMMIT = re.compile(r"[0-9a-f]{40}")
+"""The sha of a commit, or the id of a git blob."""
+SHA256 = re.compile(r"[0-9a-f]{64}")
 _DRIVE = re.compile(r"^[A-Za-z]:")
 
 

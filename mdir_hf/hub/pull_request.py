@@ -17,6 +17,16 @@ from mdir_hf.hub.endpoint import CALLER, current_endpoint, is_offline
 from mdir_hf.hub.errors_map import hub_errors
 
 _DISABLED = re.compile(r"(discussion|pull request)s?\b.*\bdisabled|disabled\b.*\b(discussion|pull request)", re.I)
+_MEANWHILE = "while the files for it were being written; run the command again"
+_ARE_DISABLED = (
+    "discussions and pull requests are disabled for this repository; its owner can enable them in its settings, or add "
+    "the files that --output writes"
+)
+_REFUSALS = {
+    403: "this token may not open pull requests here (403); use one with write access, or a fine-grained one with the "
+    "right to write discussions",
+    412: f"the repository has moved on {_MEANWHILE}",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +90,8 @@ def open_pull_request(
         _refuse_a_second(api, repo, title, kind)
         head = api.repo_info(repo, revision=branch, repo_type=kind).sha
         if parent_commit is not None and head != parent_commit:
-            raise _moved(repo, parent_commit, head)
+            now = "" if head is None else f" to {head[:7]}"
+            raise PullRequestError(f"the repository moved from {parent_commit[:7]}{now} {_MEANWHILE}", subject=repo)
         operations = [CommitOperationAdd(path, content) for path, content in files.items()]
         with warnings.catch_warnings(record=True) as remarks:
             warnings.simplefilter("always")
@@ -113,15 +124,6 @@ def _refuse_a_second(api: HfApi, repo: str, title: str, kind: str) -> None:
             )
 
 
-def _moved(repo: str, parent_commit: str, head: str | None) -> PullRequestError:
-    now = "" if head is None else f" to {head[:7]}"
-    return PullRequestError(
-        f"the repository moved from {parent_commit[:7]}{now} while the files for it were being written; run the "
-        "command again",
-        subject=repo,
-    )
-
-
 @contextmanager
 def _write_errors(repo: str) -> Iterator[None]:
     """Translate the Hub's refusals to write; other errors are translated as everywhere."""
@@ -140,26 +142,12 @@ def _write_errors(repo: str) -> Iterator[None]:
 def _refusal(exc: BaseException, repo: str) -> PullRequestError | CardError | ServerError | None:
     if isinstance(exc, HfHubHTTPError):
         status, said = exc.response.status_code, f"{exc.server_message or ''} {exc}"
-        if status == 412:
-            return PullRequestError(
-                "the repository has moved on while the files for it were being written; run the command again",
-                subject=repo,
-            )
-        if status in (400, 403, 404, 409, 410) and _DISABLED.search(said):
-            return PullRequestError(
-                "discussions and pull requests are disabled for this repository; its owner can enable them in its "
-                "settings, or add the files that --output writes",
-                subject=repo,
-            )
-        if status == 403:
-            return PullRequestError(
-                "this token may not open pull requests here (403); use one with write access, or a fine-grained one "
-                "with the right to write discussions",
-                subject=repo,
-            )
-    elif isinstance(exc, ValueError) and "Invalid metadata in README.md" in str(exc):
+        is_disabled = status in (400, 403, 404, 409, 410) and _DISABLED.search(said)
+        why = _ARE_DISABLED if is_disabled else _REFUSALS.get(status)
+        return None if why is None else PullRequestError(why, subject=repo)
+    if isinstance(exc, ValueError) and "Invalid metadata in README.md" in str(exc):
         said = " ".join(str(exc).split("\n", 1)[-1].split())
         return CardError(f"the Hub does not accept the metadata of this card: {ascii(said)[1:-1][:300]}", subject=repo)
-    elif isinstance(exc, ValueError) and type(exc).__name__ == "JSONDecodeError":
+    if isinstance(exc, ValueError) and type(exc).__name__ == "JSONDecodeError":
         return ServerError("the Hub answered something that is not JSON; try again later", subject=repo)
     return None

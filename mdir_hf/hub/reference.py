@@ -18,13 +18,11 @@ from mdir_hf.hub.endpoint import hub_hosts
 WEIGHT_SUFFIXES = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth", ".gguf")
 """File names that name a model by themselves."""
 
-_ACCEPTED_ON_THE_HUB = (
-    "accepted are owner/name, owner/name@revision, owner/name/file.gguf, or a Hub address such as "
-    "https://huggingface.co/owner/name"
-)
+_NAMES = "accepted are owner/name, owner/name@revision, owner/name/file.gguf,"
+_ADDRESS = "a Hub address such as https://huggingface.co/owner/name"
+_ACCEPTED_ON_THE_HUB = f"{_NAMES} or {_ADDRESS}"
 _ACCEPTED = (
-    "accepted are owner/name, owner/name@revision, owner/name/file.gguf, a Hub address such as "
-    "https://huggingface.co/owner/name, a local folder, or a local weight file "
+    f"{_NAMES} {_ADDRESS}, a local folder, or a local weight file "
     "(.safetensors, .bin or their .index.json, .pth, .pt, .gguf)"
 )
 _HUB_ONLY = "folders and files of this machine are not read here"
@@ -135,24 +133,23 @@ def _exists(path: Path) -> bool:
 
 
 def _hub_uri(uri: str, text: str) -> Reference:
-    rest = uri[len("hf://") :].strip("/")
-    kind, _, after = rest.partition("/")
-    if kind in _OTHER_KINDS:
-        _refuse(text, f"it names {_OTHER_KINDS[kind]}, not a model")
-    segments = (after if kind == "models" else rest).split("/")
+    segments = _of_a_model(uri[len("hf://") :].strip("/").split("/"), text)
     name, _, revision = "/".join(segments[:2]).partition("@")
     return _with_place(text, _valid_repo_id(name, text), unquote(revision) or None, segments[2:], is_file=None)
+
+
+def _of_a_model(segments: list[str], text: str) -> list[str]:
+    kind = segments[0] if segments else ""
+    if kind in _OTHER_KINDS:
+        _refuse(text, f"it names {_OTHER_KINDS[kind]}, not a model")
+    return segments[1:] if kind == "models" else segments
 
 
 def _hub_url(text: str) -> Reference:
     parts = urlsplit(text if "://" in text else f"https://{text}")
     if parts.scheme not in ("http", "https") or parts.netloc.rpartition("@")[2].lower() not in hub_hosts():
         _refuse(text, "its host is not the Hub's (set HF_ENDPOINT for a mirror)")
-    segments = [unquote(segment) for segment in parts.path.split("/") if segment]
-    if segments and segments[0] in _OTHER_KINDS:
-        _refuse(text, f"it names {_OTHER_KINDS[segments[0]]}, not a model")
-    if segments[:1] == ["models"]:
-        del segments[0]
+    segments = _of_a_model([unquote(segment) for segment in parts.path.split("/") if segment], text)
     if not segments or segments[0] in _NOT_OWNERS:
         _refuse(text, "the address names no model")
     page_words = ("tree", "blob", "resolve", "raw", "commit", "commits", "discussions", "blame")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -19,13 +18,12 @@ from mdir_hf.hub.errors_map import hub_errors
 from mdir_hf.hub.ledger import IoLedger
 from mdir_hf.hub.local import LocalFile, check_size
 from mdir_hf.hub.location import HubPlace
-from mdir_hf.hub.paths import safe_path
+from mdir_hf.hub.paths import COMMIT, safe_path
 from mdir_hf.hub.range_cache import shared_range_cache
 from mdir_hf.hub.ranges import HubFile
 from mdir_hf.hub.retry import with_patience
 
 LISTING_TIMEOUT_S = 30.0
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 # The client draws a bar per file; ours counts the whole comparison, so theirs are not shown.
 HIDDEN_BAR = cast(Any, functools.partial(tqdm, disable=True))
 
@@ -138,7 +136,7 @@ class HubRepository:
                 lambda: api.model_info(self.repo, revision=asked, files_metadata=True, timeout=LISTING_TIMEOUT_S),
                 before_each=self.ledger.requested,
             )
-        if info.sha is None or not _COMMIT.fullmatch(info.sha):
+        if info.sha is None or not COMMIT.fullmatch(info.sha):
             raise ServerError(f"the Hub does not say which commit {asked!r} is", subject=self.repo)
         if self._token is False and (info.private or info.gated):
             # What lies in the caches was read with somebody's token; whoever comes with none asks the Hub.

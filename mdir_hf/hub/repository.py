@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -12,15 +11,13 @@ from huggingface_hub import constants
 from huggingface_hub.file_download import repo_folder_name
 
 from mdir_hf.checkpoint.sources import ByteSource, FileEntry
-from mdir_hf.errors import FileMissingError, InputError, MdirError, OfflineError
+from mdir_hf.errors import FileMissingError, InputError, OfflineError
 from mdir_hf.hub.endpoint import is_offline
 from mdir_hf.hub.ledger import IoLedger
 from mdir_hf.hub.local import LocalRepository
-from mdir_hf.hub.paths import safe_path
+from mdir_hf.hub.paths import COMMIT, safe_path
 from mdir_hf.hub.reference import Reference, parse_reference
 from mdir_hf.hub.remote import HubRepository, hub_cache_dir
-
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @runtime_checkable
@@ -103,13 +100,10 @@ def open_repository(
     if parsed.folder is not None:
         return _open_folder(parsed, revision=revision, subfolder=subfolder, ledger=ledger)
     assert parsed.repo_id is not None
-    if force_download and (local_files_only or is_offline()):
-        raise InputError("force_download needs the network, which local_files_only or HF_HUB_OFFLINE forbids")
     if local_files_only or is_offline():
-        if not use_caches:
-            raise InputError(
-                "reading without caches needs the network, which local_files_only or HF_HUB_OFFLINE forbids"
-            )
+        if force_download or not use_caches:
+            what = "force_download" if force_download else "reading without caches"
+            raise InputError(f"{what} needs the network, which local_files_only or HF_HUB_OFFLINE forbids")
         return _open_cached(parsed, revision=revision, subfolder=subfolder, cache_dir=cache_dir, ledger=ledger)
     return HubRepository(
         parsed.repo_id,
@@ -158,11 +152,7 @@ def _open_cached(
     repository = Path(hub_cache_dir(cache_dir), repo_folder_name(repo_id=parsed.repo_id, repo_type="model"))
     commit = _cached_commit(repository, safe_path(asked, subject=parsed.repo_id))
     if commit is None or not (repository / "snapshots" / commit).is_dir():
-        raise OfflineError(
-            f"revision {asked!r} is not in the cache, and the network may not be used; unset HF_HUB_OFFLINE and "
-            "local_files_only, or download it first with `hf download`",
-            subject=parsed.repo_id,
-        )
+        raise _not_cached(f"revision {asked!r}", parsed.repo_id)
     folder = repository / "snapshots" / commit / subfolder
     if not folder.is_dir():
         raise OfflineError(f"the cache holds no folder {subfolder!r} of it", subject=f"{parsed.repo_id}@{commit[:7]}")
@@ -173,27 +163,27 @@ def _open_cached(
         commit=commit,
         file=parsed.file,
         ledger=ledger,
-        missing=_not_downloaded,
+        missing=lambda path, label: _not_cached(repr(path), label),
         is_local=False,
         subfolder=subfolder,
     )
 
 
 def _cached_commit(repository: Path, revision: str) -> str | None:
-    if _COMMIT.fullmatch(revision):
+    if COMMIT.fullmatch(revision):
         return revision
     try:
         commit = (repository / "refs" / revision).read_text().strip()
     except OSError:
         return None
-    return commit if _COMMIT.fullmatch(commit) else None
+    return commit if COMMIT.fullmatch(commit) else None
 
 
-def _not_downloaded(path: str, label: str) -> MdirError:
+def _not_cached(what: str, subject: str) -> OfflineError:
     return OfflineError(
-        f"{path!r} is not in the cache, and the network may not be used; unset HF_HUB_OFFLINE and local_files_only, or "
+        f"{what} is not in the cache, and the network may not be used; unset HF_HUB_OFFLINE and local_files_only, or "
         "download it first with `hf download`",
-        subject=label,
+        subject=subject,
     )
 
 

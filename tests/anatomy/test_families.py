@@ -27,7 +27,7 @@ def layers(tiny):
 def test_architecture_and_sizes_are_those_of_the_config(tiny):
     anatomy = tiny.anatomy
     assert anatomy.architecture == tiny.family
-    assert (anatomy.hidden_size, anatomy.embedding_size, anatomy.embedding_rows) == (24, 24, 40)
+    assert (anatomy.hidden_size, anatomy.embedding_size) == (24, 24)
     assert (anatomy.vocabulary_size, anatomy.n_layers, anatomy.n_heads) == (40, 2, 4)
     assert anatomy.n_kv_heads == tiny.config.get("num_key_value_heads", 4)
     assert anatomy.head_dim == tiny.config.get("head_dim", 6)

@@ -46,7 +46,7 @@ def test_every_role_is_the_weight_of_the_checkpoint_it_was_made_from(model_type,
     original, converted = both(model_type, tmp_path)
     theirs, ours = original.anatomy, converted.anatomy
     assert ours.architecture == ALIASES.get(model_type, model_type)
-    for size in ("hidden_size", "n_layers", "embedding_rows", "vocabulary_size", "tied"):
+    for size in ("hidden_size", "n_layers", "embedding_size", "vocabulary_size", "tied"):
         assert getattr(ours, size) == getattr(theirs, size), size
     assert not ours.norms_add_one
     assert same(original, theirs.embedding, converted, ours.embedding)

@@ -43,7 +43,4 @@ PRODUCT_ROWS: tuple[ProductRow, ...] = (
 )
 """Weights of a layer that are stored as two factors, for roles that no tensor has by itself."""
 
-SIGNS = recurrent.SIGNS
-HEADS_FROM_SHAPE = recurrent.HEADS_FROM_SHAPE
-
-__all__ = ["HEADS_FROM_SHAPE", "LAYER_ROWS", "PRODUCT_ROWS", "SIGNS"]
+__all__ = ["LAYER_ROWS", "PRODUCT_ROWS"]

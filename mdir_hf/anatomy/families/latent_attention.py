@@ -7,8 +7,8 @@ per head that v and o have, and no planes. The turned rows stay out of every rol
 
 from __future__ import annotations
 
-from ..roles import WHOLE, Role, RowsOfEach
-from ..rows import LayerRow, ProductRow
+from ..roles import Role, RowsOfEach
+from ..rows import GATED_MLP, NORMS, LayerRow, ProductRow, named, rows
 
 _ALL_HEADS = ("heads", "heads")  # every head has keys and values of its own, whatever the config says of groups
 # Layers without positions, in some families, have no turned rows, and more of the others.
@@ -17,39 +17,33 @@ _VALUES = RowsOfEach("heads", "v_head_dim", from_end=True)
 _LATENT = RowsOfEach(1, "kv_lora_rank")
 
 # Longcat has two attentions and two MLPs in a layer, and experts beside; the first of each stands for it.
-_LONGCAT = frozenset({"longcat_flash"})
+_LONGCAT = {"longcat_flash"}
 _ATTENTION = r"(?:self_attn|attention|self_attn\.0)"
 
 _DEEPSEEK_V4 = frozenset({"deepseek_v4"})
 
 ROWS: tuple[LayerRow, ...] = (
-    LayerRow(
-        rf"{_ATTENTION}\.q_proj\.weight",
-        ((Role.Q, _WITHOUT_POSITIONS),),
+    *rows(
+        {rf"{_ATTENTION}\.q_proj": ((Role.Q, _WITHOUT_POSITIONS),)},
         beside=rf"{_ATTENTION}\.(?:kv_b_proj|wkv_b)\.weight",
         rope="none",
         n_heads=_ALL_HEADS,
     ),
-    LayerRow(rf"{_ATTENTION}\.(?:kv_a_proj|wkv_a)_with_mqa\.weight", ((Role.KV_LATENT, _LATENT),)),
-    LayerRow(r"attention\.dense\.weight", ((Role.O, WHOLE),), beside=r"attention\.(?:kv_b_proj|wkv_b)\.weight"),
-    LayerRow(r"self_attn\.0\.o_proj\.weight", ((Role.O, WHOLE),)),
-    LayerRow(r"input_layernorm\.0\.weight", ((Role.ATTENTION_NORM, WHOLE),), model_types=_LONGCAT),
-    LayerRow(r"post_attention_layernorm\.0\.weight", ((Role.MLP_NORM, WHOLE),), model_types=_LONGCAT),
-    LayerRow(r"mlp\.router\.classifier\.weight", ((Role.ROUTER, WHOLE),), model_types=_LONGCAT),
-    *(
-        LayerRow(rf"mlps\.0\.{name}_proj\.weight", ((role, WHOLE),), model_types=_LONGCAT)
-        for name, role in (("gate", Role.GATE), ("up", Role.UP), ("down", Role.DOWN))
+    *rows({rf"{_ATTENTION}\.(?:kv_a_proj|wkv_a)_with_mqa": ((Role.KV_LATENT, _LATENT),)}),
+    *rows({r"attention\.dense": Role.O}, beside=r"attention\.(?:kv_b_proj|wkv_b)\.weight"),
+    *rows({r"self_attn\.0\.o_proj": Role.O}),
+    *rows(
+        {
+            **named(r"%s_layernorm\.0", "input post_attention", NORMS),
+            r"mlp\.router\.classifier": Role.ROUTER,
+            **named(r"mlps\.0\.%s_proj", "gate up down", GATED_MLP),
+        },
+        _LONGCAT,
     ),
     # DeepSeek-V4: one key for all heads, which is the value too. Its output passes two factors in groups.
-    LayerRow(
-        r"(?:attn\.wkv|self_attn\.kv_proj)\.weight",
-        ((Role.K, WHOLE), (Role.V, WHOLE)),
-        model_types=_DEEPSEEK_V4,
-        n_heads=("heads", 1),
-    ),
-    LayerRow(r"(?:attn\.norm|self_attn\.kv_norm)\.weight", ((Role.K_NORM, WHOLE),), model_types=_DEEPSEEK_V4),
-    LayerRow(r"attn_norm\.weight", ((Role.ATTENTION_NORM, WHOLE),), model_types=_DEEPSEEK_V4),
-    LayerRow(r"ffn_norm\.weight", ((Role.MLP_NORM, WHOLE),), model_types=_DEEPSEEK_V4),
+    *rows({r"(?:attn\.wkv|self_attn\.kv_proj)": (Role.K, Role.V)}, _DEEPSEEK_V4, n_heads=("heads", 1)),
+    *rows({r"(?:attn\.norm|self_attn\.kv_norm)": Role.K_NORM}, _DEEPSEEK_V4),
+    *rows(named("%s_norm", "attn ffn", NORMS), _DEEPSEEK_V4),
 )
 
 PRODUCT_ROWS: tuple[ProductRow, ...] = (

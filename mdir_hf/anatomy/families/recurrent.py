@@ -6,16 +6,15 @@ count as of one head.
 
 from __future__ import annotations
 
-from ..roles import WHOLE, Count, FusedRows, Role
-from ..rows import LayerRow, rows_in_folder
+from ..roles import Count, Role
+from ..rows import ATTENTION, GATED_MLP, MLP, NORMS, PER_HEAD, QKV, LayerRow, fused_rows, named, rows
 
-_ATTENTION = (Role.Q, Role.K, Role.V, Role.O)
+_GATED_ATTENTION = (*ATTENTION, Role.MIXER_GATE)
 
-
-_QWEN3_NEXT = frozenset({"qwen3_next"})
-_QWEN3_5 = frozenset({"qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen4_exp_text"})
-_LIGHTNING = frozenset({"minimax", "minimax_text_01"})
+_QWEN3_5 = {"qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen4_exp_text"}
+_LIGHTNING = {"minimax", "minimax_text_01"}
 _DELTA = r"(?:self_attn|attention)"
+_BESIDE_DELTA = rf"{_DELTA}\.(?:forget_gate\.)?A_log"
 
 _QKVZ: tuple[Count, ...] = (
     *(2 * ("linear_num_key_heads*linear_key_head_dim",)),
@@ -25,110 +24,74 @@ _QKVZ: tuple[Count, ...] = (
 _RWKV: tuple[LayerRow, ...] = (
     # BlinkDL's names (att, ffn) and those of transformers (attention, feed_forward); the learnt mixing of neighbouring
     # tokens says that it is RWKV.
-    *rows_in_folder(
-        {"receptance": Role.Q, "key": Role.K, "value": Role.V, "output": Role.O, "gate": Role.MIXER_GATE},
-        folder=r"(?:att|attention)",
+    *rows(
+        named(r"(?:att|attention)\.%s", "receptance key value output gate", _GATED_ATTENTION),
         beside=r"(?:att|attention)\.(?:time_mix_\w+|time_maa_\w+|x_r)",
+        rope="none",
     ),
-    *rows_in_folder(
-        {"key": Role.UP, "value": Role.DOWN},
-        folder=r"(?:ffn|feed_forward)",
+    *rows(
+        named(r"(?:ffn|feed_forward)\.%s", "key value", MLP),
         beside=r"(?:ffn|feed_forward)\.(?:time_mix_\w+|time_maa_\w+|x_k)",
+        rope="none",
     ),
     # flash-linear-attention; of version 6 the projections carry their mixing along.
-    *rows_in_folder(
-        {
-            r"r_proj(?:\.linear)?": Role.Q,
-            r"k_proj(?:\.linear)?": Role.K,
-            r"v_proj(?:\.linear)?": Role.V,
-            r"o_proj": Role.O,
-            r"g_proj\.linear": Role.MIXER_GATE,
-        },
-        folder="attn",
+    *rows(
+        named(r"attn\.%s_proj(?:\.linear)?", "r k v", QKV)
+        | {r"attn\.o_proj": Role.O, r"attn\.g_proj\.linear": Role.MIXER_GATE},
         beside=r"attn\.(?:x_r|x_bias)",
+        rope="none",
     ),
-    *rows_in_folder({r"key\.linear": Role.UP, "value": Role.DOWN}, folder="ffn", beside=r"ffn\.key\.linear\.weight"),
-    *(
-        LayerRow(rf"{name}\.weight", ((role, WHOLE),), beside=r"(?:att|attn|attention)\.(?:time_m\w+|x_r|x_bias)")
-        for name, role in (
-            (r"(?:ln1|attn_norm)", Role.ATTENTION_NORM),
-            (r"(?:ln2|ffn_norm)", Role.MLP_NORM),
-        )
+    *rows(named(r"ffn\.%s", r"key\.linear value", MLP), beside=r"ffn\.key\.linear\.weight", rope="none"),
+    *rows(
+        named("%s", "(?:ln1|attn_norm) (?:ln2|ffn_norm)", NORMS),
+        beside=r"(?:att|attn|attention)\.(?:time_m\w+|x_r|x_bias)",
     ),
 )
 
 _LINEAR_ATTENTION: tuple[LayerRow, ...] = (
     # Qwen3-Next: for each key head q|k|v|z, v and z of the value heads that share it.
-    LayerRow(
-        r"linear_attn\.in_proj_qkvz\.weight",
-        tuple(
-            (role, FusedRows("linear_num_key_heads", _QKVZ, at))
-            for at, role in enumerate((Role.Q, Role.K, Role.V, Role.MIXER_GATE))
-        ),
-        model_types=_QWEN3_NEXT,
+    *rows(
+        {r"linear_attn\.in_proj_qkvz": fused_rows((*QKV, Role.MIXER_GATE), "linear_num_key_heads", _QKVZ)},
+        {"qwen3_next"},
         rope="none",
         n_heads=(1, 1),
     ),
-    LayerRow(
-        r"linear_attn\.in_proj_qkv\.weight",
-        tuple((role, FusedRows(1, _QKVZ[:3], at)) for at, role in enumerate((Role.Q, Role.K, Role.V))),
-        model_types=_QWEN3_5,
+    *rows({r"linear_attn\.in_proj_qkv": fused_rows(QKV, 1, _QKVZ[:3])}, _QWEN3_5, rope="none", n_heads=(1, 1)),
+    *rows(
+        {r"linear_attn\.in_proj_z": Role.MIXER_GATE, r"linear_attn\.out_proj": Role.O},
+        _QWEN3_5,
         rope="none",
         n_heads=(1, 1),
     ),
-    *rows_in_folder(
-        {"in_proj_z": Role.MIXER_GATE, "out_proj": Role.O}, folder="linear_attn", model_types=_QWEN3_5, n_heads=(1, 1)
-    ),
-    *rows_in_folder({"out_proj": Role.O}, folder="linear_attn", model_types=_QWEN3_NEXT, n_heads=(1, 1)),
-    *rows_in_folder(
-        {"q_proj": Role.Q, "k_proj": Role.K, "v_proj": Role.V, "o_proj": Role.O, "g_proj": Role.MIXER_GATE},
-        folder="linear_attn",
+    *rows({r"linear_attn\.out_proj": Role.O}, {"qwen3_next"}, rope="none", n_heads=(1, 1)),
+    *rows(
+        named(r"linear_attn\.%s_proj", "q k v o g", _GATED_ATTENTION),
         beside=r"linear_attn\.A_log",
+        rope="none",
         n_heads=(1, 1),
     ),
     # Kimi's delta attention, in the place and with the names of attention; Bailing's own files call it so.
-    *rows_in_folder(
-        {"q_proj": Role.Q, "k_proj": Role.K, "v_proj": Role.V, "(?:o_proj|dense)": Role.O},
-        folder=_DELTA,
-        beside=rf"{_DELTA}\.(?:forget_gate\.)?A_log",
+    *rows(
+        named(rf"{_DELTA}\.%s", "q_proj k_proj v_proj (?:o_proj|dense)", ATTENTION),
+        beside=_BESIDE_DELTA,
+        rope="none",
         n_heads=(1, 1),
     ),
-    *rows_in_folder(
-        {"g_proj": Role.MIXER_GATE},
-        folder=_DELTA,
-        beside=rf"{_DELTA}\.(?:forget_gate\.)?A_log",
-        model_types=frozenset({"bailing_hybrid"}),
-    ),
-    *(
-        LayerRow(rf"{name}\.weight", ((role, WHOLE),), beside=r"linear_attn\.A_log")
-        for name, role in (
-            ("attention_layer_norm", Role.ATTENTION_NORM),
-            ("feedforward_layer_norm", Role.MLP_NORM),
-        )
-    ),
-    *(
-        LayerRow(
-            rf"block_sparse_moe\.{folder}{name}_proj\.weight",
-            ((role, WHOLE),),
-            model_types=frozenset({"kimi_linear", "minimax_m3_vl_text"}),
-            experts="shared" if folder else None,
-        )
-        for folder in ("", r"shared_experts\.")
-        for name, role in (("gate", Role.GATE), ("up", Role.UP), ("down", Role.DOWN))
+    *rows({rf"{_DELTA}\.g_proj": Role.MIXER_GATE}, {"bailing_hybrid"}, beside=_BESIDE_DELTA, rope="none"),
+    *rows(named("%s_layer_norm", "attention feedforward", NORMS), beside=r"linear_attn\.A_log"),
+    *rows(named(r"block_sparse_moe\.%s_proj", "gate up down", GATED_MLP), {"kimi_linear", "minimax_m3_vl_text"}),
+    *rows(
+        named(r"block_sparse_moe\.shared_experts\.%s_proj", "gate up down", GATED_MLP),
+        {"kimi_linear", "minimax_m3_vl_text"},
+        experts="shared",
     ),
     # MiniMax's lightning attention: view(n_heads, 3, d_head, d_model).
-    LayerRow(
-        r"self_attn\.qkv_proj\.weight",
-        tuple((role, FusedRows("heads", (1, 1, 1), at)) for at, role in enumerate(_ATTENTION[:3])),
-        model_types=_LIGHTNING,
-        rope="none",
-        n_heads=("heads", "heads"),
-    ),
-    *rows_in_folder(
-        {"out_proj": Role.O, "output_gate": Role.MIXER_GATE},
-        folder="self_attn",
-        model_types=_LIGHTNING,
+    *rows({r"self_attn\.qkv_proj": PER_HEAD}, _LIGHTNING, rope="none", n_heads=("heads", "heads")),
+    *rows(
+        {r"self_attn\.out_proj": Role.O, r"self_attn\.output_gate": Role.MIXER_GATE},
+        _LIGHTNING,
         beside=r"self_attn\.output_gate\.weight",
+        rope="none",
     ),
 )
 

@@ -8,6 +8,7 @@ strength, its channels in another order. Of layers, the values of one are plante
 from __future__ import annotations
 
 import argparse
+import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from mdir_hf.homology.power import Shape, noise_of_looks, strongest_noise
 from mdir_hf.processor import one_pool
 
 ALPHA = 1e-10
+RESULTS = Path(__file__).parent / "results" / "real-power.jsonl"
 
 
 def embedding_of(folder: Path) -> torch.Tensor:
@@ -108,12 +110,18 @@ def main() -> None:
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("--plants", type=int, default=100)
     parser.add_argument("--rows", type=int, default=2304)
+    parser.add_argument("--write", action="store_true", help="write the rows to benchmarks/results")
     asked = parser.parse_args()
     print(f"{'planted into':60} {'noise, RMS':>10} {'found':>10}")
+    written = []
     with one_pool():
         for folder in asked.folders:
             for what, noise, n_found in rows(folder, asked.rows, asked.plants):
+                row = {"model": folder.parent.name, "planted_into": what, "noise": round(noise, 2), "found": n_found}
+                written.append({**row, "plants": asked.plants})
                 print(f"{folder.parent.name + ': ' + what:60} {noise:10.2f} {n_found:5} of {asked.plants}", flush=True)
+    if asked.write:
+        RESULTS.write_text("".join(json.dumps(row) + "\n" for row in written), encoding="utf-8")
 
 
 if __name__ == "__main__":

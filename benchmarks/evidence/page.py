@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from benchmarks.evidence.calibration import calibration_section
 from benchmarks.evidence.losses import losses_section
 from benchmarks.evidence.peers import peers_section
+from benchmarks.evidence.real import real_section
 from benchmarks.evidence.tables import Results
 from benchmarks.evidence.zoo import zoo_section
 
@@ -74,6 +75,7 @@ NOT_RUN = (
 )
 
 SECTIONS: tuple[tuple[str, tuple[str, ...], Callable[[Results, dict[str, Figure]], str]], ...] = (
+    ("Real models", ("real-pairs", "real-models", "real-power", "real-shared-axes", "real-neuron-signs"), real_section),
     ("The zoo", ("zoo-models", "zoo-pairs"), zoo_section),
     ("Others on the same pairs", ("zoo-pairs", "zoo-peers"), peers_section),
     ("Where we lose", ("zoo-pairs", "zoo-peers"), losses_section),

@@ -59,7 +59,7 @@ def test_more_rows_exclude_stronger_noise_and_fewer_than_a_copy_needs_exclude_no
 def test_copies_planted_at_the_stated_noise_are_found(n, n_rows):
     noise = noise_of_looks(Shape(n, n, n_rows), alpha=1e-10, n_tests=TESTS_PER_MATRIX, n_looks=1)
     assert noise > 1.0
-    for seed in range(8):  # benchmarks/power.py plants a hundred into real weights
+    for seed in range(8):  # benchmarks/real_power.py plants a hundred into real weights
         generator = torch.Generator().manual_seed(seed)
         x = torch.randn(n_rows, n, generator=generator)
         y = (x + noise * torch.randn(n_rows, n, generator=generator))[:, torch.randperm(n, generator=generator)]

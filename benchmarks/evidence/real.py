@@ -1,0 +1,67 @@
+"""The section on real, long-trained models."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from benchmarks.evidence.tables import Results, Row, table
+from benchmarks.real.table import summary
+from benchmarks.real.table import table as table_of_pairs
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def real_section(results: Results, figures: dict[str, Figure]) -> str:
+    """What the checker says of real models, what a "no" excludes there, and what real strangers share."""
+    pairs = results["real-pairs"]
+    strangers = [row for row in pairs if not row["related"]]
+    wrong = sum(row["verdict"] == "homologous" for row in strangers)
+    return "\n\n".join(
+        [
+            "## Real models",
+            "Weights that others have trained for long, taken from packages (`benchmarks/real`, `make real`), and what "
+            f"was made of them: {len(results['real-models'])} models. {sum(row['related'] for row in pairs)} related "
+            f"pairs and {len(strangers)} pairs of strangers have been judged so far; **{wrong} strangers are called "
+            "homologous**.",
+            "\n".join(f"- {line}" for line in summary(pairs).splitlines()),
+            table_of_pairs(pairs),
+            "### What a no excludes, tried",
+            "Copies planted at exactly the stated noise, and at twice that noise (`python -m benchmarks.real_power`).",
+            table(
+                ["model", "planted into", "noise, RMS", "found"],
+                [
+                    [row["model"], row["planted_into"], f"{row['noise']:.2f}", f"{row['found']} of {row['plants']}"]
+                    for row in results["real-power"]
+                ],
+            ),
+            "### What real strangers share",
+            "log10 p of Algorithm 1 on 20,000 common tokens, in several views, and without the best channels "
+            "(`python -m benchmarks.real.shared_axes`).",
+            table(
+                ["pair", "view", "log10 p", "without n/16", "without n/2", "channels significant one by one"],
+                [_axes(row) for row in results["real-shared-axes"]],
+            ),
+            "Signs of gated neurons, matched by their gates behind the map that the embeddings give: how many agree, of "
+            "those matched. Between independent models they are tossed coins (`python -m "
+            "benchmarks.real.neuron_signs`); no verdict rests on this yet.",
+            table(
+                ["models", "signs that agree", "log10 p"],
+                [
+                    [
+                        f"{row['a']} and {row['b']}",
+                        f"{found['agreeing']:,} of {found['n']:,}",
+                        f"{found['log10_p'] + 0.0:,.0f}",
+                    ]
+                    for row in results["real-neuron-signs"]
+                    if (found := row["fitted"]) is not None
+                ],
+            ),
+        ]
+    )
+
+
+def _axes(row: Row) -> list[str]:
+    numbers = [row["log10_p"], row["log10_p without n/16"], row["log10_p without n/2"]]
+    pair = row["pair"].replace(" | ", " and ")
+    return [pair, row["view"], *(f"{p + 0.0:,.0f}" for p in numbers), f"{row['channels significant']} of {row['n']}"]

@@ -12,6 +12,7 @@ from mdir_hf import HomologyReport, make_badge
 from mdir_hf.cards.card import TITLE, propose_card
 from mdir_hf.cards.section import BEGIN, END
 from mdir_hf.errors import CardError, InputError, PullRequestError, RepositoryNotFoundError
+from mdir_hf.report import SCHEMA
 from tests.cards.reports import BASE_COMMIT, HOSTILE_TEXTS, TUNED_COMMIT, a_report, model
 
 CARD = b"---\nlicense: mit # keep\ntags:\n- b\n- a\n---\n# Tuned\n\nWords.\n"
@@ -271,4 +272,4 @@ def test_a_branch_gets_its_own_pull_request(serve, loopback_hub, tmp_path):
 
 def test_the_pinned_report_is_the_report(serve):
     proposal = propose(serve())
-    assert json.loads(proposal.files[".lineage/report.json"])["schema"] == "mdir-hf/report/1"
+    assert json.loads(proposal.files[".lineage/report.json"])["schema"] == SCHEMA

@@ -271,4 +271,4 @@ def test_a_branch_gets_its_own_pull_request(serve, loopback_hub, tmp_path):
 
 def test_the_pinned_report_is_the_report(serve):
     proposal = propose(serve())
-    assert json.loads(proposal.files[".lineage/report.json"])["schema"] == "mdir-hf/report/1"
+    assert json.loads(proposal.files[".lineage/report.json"])["schema"] == "mdir-hf/report/2"

@@ -212,15 +212,10 @@ def _read_models(
             results.add_model(ModelResult(outcome.name, model, outcome.error, outcome.bytes_read))
             bar.update()
 
-        def give_up(name: str, why: str) -> None:
-            record(Taken(name, None, why, 0))
-
         tasks = [(name, (name, sample.tokens, plan.reading, sample.pins.get(name))) for name in todo]
-        if engine is not None:
-            engine.run(take, tasks, record, give_up)
-        else:
-            with ThreadPoolExecutor(READERS) as threads:
-                Engine(threads, lambda: READERS).run(take, tasks, record, give_up)
+        with ThreadPoolExecutor(READERS) as threads:
+            used = engine or Engine(threads, lambda: READERS)
+            used.run(take, tasks, record, lambda name, why: record(Taken(name, None, why, 0)))
     return sample.with_pins(pinned.items())
 
 

@@ -66,11 +66,12 @@ def join(distances: FloatArray, resampled: Iterable[FloatArray], names: Sequence
     support = {
         side: share
         for side, length in found.items()
-        if (share := counts[side] / RESAMPLES) >= LEAST_SUPPORT and length >= _least_length(side, whole, distances)
+        if (share := counts[side] / RESAMPLES) >= LEAST_SUPPORT
+        and length >= SHORTEST_BRANCH * float(distances[np.ix_(sorted(side), sorted(whole - side))].min())
     }
     _collapse(tree.root, set(found) - set(support), whole)
     splits = tuple(
-        Split(tuple(names[at] for at in sorted(_smaller(side, whole))), found[side], share)
+        Split(tuple(names[at] for at in sorted(min(side, whole - side, key=len))), found[side], share)
         for side, share in sorted(support.items(), key=lambda item: (-len(item[0]), sorted(item[0])))
     )
     return _newick(tree.root, names, support, whole) + ";", splits
@@ -86,16 +87,6 @@ def drawn(newick: str) -> str:
     drawing = StringIO()
     Phylo.draw_ascii(tree, file=drawing)
     return drawing.getvalue().rstrip()
-
-
-def _least_length(side: frozenset[int], whole: frozenset[int], distances: FloatArray) -> float:
-    across = distances[np.ix_(sorted(side), sorted(whole - side))]
-    return SHORTEST_BRANCH * float(across.min())
-
-
-def _smaller(side: frozenset[int], whole: frozenset[int]) -> frozenset[int]:
-    rest = whole - side
-    return side if len(side) <= len(rest) else rest
 
 
 def _collapse(clade: Any, dropped: Set[frozenset[int]], whole: frozenset[int]) -> None:  # noqa: ANN401

@@ -311,6 +311,13 @@ def test_a_badge_says_nothing_else_of_how_a_model_was_read(fields):
         claim_of_dict(body)
 
 
+def test_the_base_under_an_adapter_is_read_back_from_a_picture():
+    claim = make_badge(a_report()).claim
+    on_base = dataclasses.replace(claim.candidate, bases=(f"owner/base@{'a' * 40}",))
+    claim = dataclasses.replace(claim, candidate=on_base)
+    assert claim_of_dict(json.loads(json.dumps(claim.to_dict()))) == claim
+
+
 def test_a_badge_names_models_on_the_hub_only(hub, tmp_path, monkeypatch):
     source = saved(tmp_path, compare())
     write_model(tmp_path / "cwd" / "owner" / "base", gaussian(V, N, 0))

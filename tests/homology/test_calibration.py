@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from mdir_hf.homology import calibration as calibration_module
-from mdir_hf.homology.calibration import calibrate, count_stray_channels, privileged_basis_z
+from mdir_hf.homology.calibration import calibrate, count_off_match_channels, privileged_basis_z
 from mdir_hf.homology.matching import best_matching
 from mdir_hf.homology.rows import pair_rows
 
@@ -113,12 +113,12 @@ def test_a_channel_that_resembles_two_is_a_stray():
     polar = torch.eye(256, dtype=torch.float64)
     polar[3, 7] = polar[7, 3] = 0.9  # channels 3 and 7 of either model resemble both of the other
     matching = best_matching(polar, signed=False)
-    assert count_stray_channels(polar, matching) == 2
-    assert count_stray_channels(polar[:, :200], best_matching(polar[:, :200], signed=False)) == 2
-    assert count_stray_channels(torch.eye(64), best_matching(torch.eye(64), signed=False)) == 0
+    assert count_off_match_channels(polar, matching) == 2
+    assert count_off_match_channels(polar[:, :200], best_matching(polar[:, :200], signed=False)) == 2
+    assert count_off_match_channels(torch.eye(64), best_matching(torch.eye(64), signed=False)) == 0
 
 
 def test_a_haar_matrix_has_no_strays():
     rotation = torch.linalg.qr(torch.randn(128, 128, generator=torch.Generator().manual_seed(0))).Q
     # One entry in a hundred matrices passes the level by chance.
-    assert count_stray_channels(rotation, best_matching(rotation, signed=False)) == 0
+    assert count_off_match_channels(rotation, best_matching(rotation, signed=False)) == 0

@@ -160,11 +160,7 @@ def _settings(plan: SurveyPlan, tokens: Sequence[bytes]) -> dict[str, Any]:
 
 
 def _sample(plan: SurveyPlan, folder: Path) -> tuple[Sample, dict[str, str]]:
-    """Load the sample, or choose and save it: the next run must use the same tokens and the same commits.
-
-    Returns:
-        The sample and, if it was chosen just now, the models that could not be opened, with the reason.
-    """
+    """Load the sample, or choose and save it with the models that cannot be opened: the next run must use the same."""
     path = folder / SAMPLE
     if path.exists():
         return load_sample(path, _asked(plan)), {}

@@ -71,7 +71,7 @@ def join(distances: FloatArray, resampled: Iterable[FloatArray], names: Sequence
     }
     _collapse(tree.root, set(found) - set(support), whole)
     splits = tuple(
-        Split(tuple(names[at] for at in sorted(min(side, whole - side, key=len))), found[side], share)
+        Split(tuple(names[at] for at in sorted(min((side, whole - side), key=len))), found[side], share)
         for side, share in sorted(support.items(), key=lambda item: (-len(item[0]), sorted(item[0])))
     )
     return _newick(tree.root, names, support, whole) + ";", splits

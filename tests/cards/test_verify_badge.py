@@ -17,7 +17,7 @@ from mdir_hf.cards.svg import render_svg
 from mdir_hf.cards.verify_badge import LEAST_TOLERANCE, RELATIVE_TOLERANCE, agree, verify_badge
 from mdir_hf.comparison.settings import Listeners
 from mdir_hf.errors import InputError, RepositoryNotFoundError, RevisionNotFoundError
-from mdir_hf.report import Level
+from mdir_hf.report import LayerPattern, LayerRole, LayersReport, Level, ResidualMap
 from tests.cards.reports import a_report, model
 from tests.specimens import gaussian, tokens, write_model
 from tests.test_adapters import write_adapter, write_base
@@ -137,13 +137,18 @@ def test_a_stranger_called_homologous_is_different(hub, tmp_path):
     assert {one.name for one in check.differences} == {"verdict", "log10_p"}
 
 
+NO_MATCHES = LayersReport(
+    LayerRole.V, ResidualMap.IDENTITY, None, LayerPattern.NONE, (), -5.0, 0.0, 0, 0.0, 0.0, (), (), (), "null"
+)
+
+
 @pytest.mark.parametrize(
     ("change", "name"),
     [
         (lambda r: dataclasses.replace(r, settled_by="body"), "settled_by"),
         (lambda r: dataclasses.replace(r, tests=1), "tests"),
         (lambda r: dataclasses.replace(r, embedding=None), "embedding"),
-        (lambda r: dataclasses.replace(r, layers={"matches": [], "log10_p": -5.0}), "layers"),
+        (lambda r: dataclasses.replace(r, layers=NO_MATCHES), "layers"),
         (
             lambda r: dataclasses.replace(r, embedding=dataclasses.replace(r.embedding, transformation="permutation")),
             "embedding.transformation",

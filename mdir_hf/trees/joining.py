@@ -71,7 +71,7 @@ def join(distances: FloatArray, resampled: Iterable[FloatArray], names: Sequence
     }
     _collapse(tree.root, set(found) - set(support), whole)
     splits = tuple(
-        Split(tuple(names[at] for at in sorted(min((side, whole - side), key=len))), found[side], share)
+        Split(tuple(names[at] for at in sorted(_smaller(side, whole))), found[side], share)
         for side, share in sorted(support.items(), key=lambda item: (-len(item[0]), sorted(item[0])))
     )
     return _newick(tree.root, names, support, whole) + ";", splits
@@ -87,6 +87,10 @@ def drawn(newick: str) -> str:
     drawing = StringIO()
     Phylo.draw_ascii(tree, file=drawing)
     return drawing.getvalue().rstrip()
+
+
+def _smaller(side: frozenset[int], whole: frozenset[int]) -> frozenset[int]:
+    return min(side, whole - side, key=len)
 
 
 def _collapse(clade: Any, dropped: Set[frozenset[int]], whole: frozenset[int]) -> None:  # noqa: ANN401

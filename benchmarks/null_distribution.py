@@ -22,7 +22,7 @@ from mdir_hf.homology.embedding import TESTS_PER_MATRIX
 from mdir_hf.homology.matching import Matching, best_matching
 from mdir_hf.homology.polar import PolarFactor, polar_factor_of_rows, row_factors
 from mdir_hf.homology.rows import pair_rows
-from mdir_hf.homology.significance import log_bound
+from mdir_hf.homology.significance import log_p_matching
 
 Rows = npt.NDArray[np.float64]
 Pair = tuple[Rows, Rows]
@@ -53,7 +53,7 @@ def uncut(matching: Matching, factor: PolarFactor, *, drop: int = 0) -> float:
     columns = float((u[:, matching.candidate[keep]] ** 2).sum())
     n_narrow, n_wide = sorted(u.shape)
     narrow, wide = (rows, columns) if u.shape[0] == n_narrow else (columns, rows)
-    return log_bound(
+    return log_p_matching(
         float(matching.entries[keep].sum()),
         n_narrow=n_narrow,
         n_wide=n_wide,
@@ -61,6 +61,7 @@ def uncut(matching: Matching, factor: PolarFactor, *, drop: int = 0) -> float:
         wide_energy=wide,
         n_matched=len(keep),
         signed=matching.signed,
+        is_cut=False,
     )
 
 

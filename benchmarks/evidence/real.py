@@ -42,8 +42,8 @@ def real_section(results: Results, figures: dict[str, Figure]) -> str:
                 ["pair", "view", "log10 p", "without n/16", "without n/2", "channels significant one by one"],
                 [_axes(row) for row in results["real-shared-axes"]],
             ),
-            "Signs of gated neurons, matched by their gates behind the map that the embeddings give: how many agree, of "
-            "those matched. Between independent models they are tossed coins (`python -m "
+            "Signs of gated neurons, matched by their gates behind the map that the embeddings give: how many agree, "
+            "of those matched. Between independent models they are tossed coins (`python -m "
             "benchmarks.real.neuron_signs`); no verdict rests on this yet.",
             table(
                 ["models", "signs that agree", "log10 p"],

@@ -203,11 +203,7 @@ def _hub_repo(text: str) -> tuple[str, str | None]:
 
 
 def _sides(claim: Claim, repo: str) -> tuple[PinnedModel, PinnedModel]:
-    """Return the model of this repository and the other one.
-
-    Raises:
-        InputError: If the report is about other models, or nobody else could repeat it.
-    """
+    """Return the model of this repository and the other one; refuse what nobody else could repeat."""
     sides = (claim.reference, claim.candidate)
     mine = next((model for model in sides if (model.repo or "").lower() == repo.lower()), None)
     if mine is None:

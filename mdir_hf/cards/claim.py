@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from huggingface_hub.errors import HFValidationError
@@ -22,8 +22,6 @@ SHORT_DIGEST = 12
 
 A_FOLDER = "a local folder"
 """What a claim states instead of a local path, which can hold private names."""
-
-COMMIT = re.compile(r"[0-9a-f]{40}")
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -127,7 +125,8 @@ class Claim:
             "level": self.level,
             "seed": self.seed,
             "version": self.version,
-            **{side: model.to_dict() for side, model in (("reference", self.reference), ("candidate", self.candidate))},
+            "reference": self.reference.to_dict(),
+            "candidate": self.candidate.to_dict(),
             "report_sha256": self.report_sha256,
         }
 
@@ -188,7 +187,8 @@ def claim_of_dict(body: object) -> Claim:
         fields = {name: value for name, value in body.items() if name != "schema"}
         fields["verdict"] = Verdict(fields["verdict"])
         for side in ("reference", "candidate"):
-            fields[side] = PinnedModel(**fields[side])
+            model = PinnedModel(**fields[side])
+            fields[side] = replace(model, bases=tuple(model.bases)) if isinstance(model.bases, list) else model
         return _checked(Claim(**fields))
     except (TypeError, ValueError, KeyError) as exc:
         if isinstance(exc, InputError):
@@ -229,12 +229,12 @@ def _checked(claim: Claim) -> Claim:
             _require(is_named, "a branch, tag or commit", model.revision)
             for place in (model.subfolder, model.variant, model.file):
                 _require(place is None or _is_place(place), "a folder, variant or file of a repository", place)
-            tokenizer = model.tokenizer
-            is_known = tokenizer is None or tokenizer == A_FOLDER or _is_pinned_place(tokenizer)
-            _require(is_known, "a tokenizer at a commit", tokenizer)
-            bases = () if model.bases is None else model.bases
-            are_pinned = isinstance(bases, tuple) and all(_is_pinned_place(base) for base in bases)
-            _require(are_pinned, "base models at commits", bases)
+            is_known = model.tokenizer in (None, A_FOLDER) or _is_pinned_place(model.tokenizer)
+            _require(is_known, "a tokenizer at a commit", model.tokenizer)
+            are_pinned = model.bases is None or (
+                isinstance(model.bases, tuple) and all(map(_is_pinned_place, model.bases))
+            )
+            _require(are_pinned, "base models at commits", model.bases)
     _require(_is_number(claim.log10_p) and _LEAST_LOG10_P < claim.log10_p <= 0, "log10_p at most 0", claim.log10_p)
     _require(_is_number(claim.alpha) and 0 < claim.alpha < 1, "alpha between 0 and 1", claim.alpha)
     _require(claim.level in tuple(Level), f"a level out of {', '.join(Level)}", claim.level)

@@ -198,33 +198,20 @@ def _differences(found: BadgeSource, measured: HomologyReport) -> Iterator[Diffe
     for name in ("reason", "tests", "settled_by"):
         if then[name] != today[name]:
             yield Difference(name, then[name], today[name])
-    then["layers"], today["layers"] = _layers(then["layers"]), _layers(today["layers"])
-    for part, names in _OF_PART.items():
-        yield from _part_differences(part, then[part], today[part], names)
-
-
-def _part_differences(
-    part: str, claimed: dict[str, Any] | None, measured: dict[str, Any] | None, exact: tuple[str, ...]
-) -> Iterator[Difference]:
-    if claimed is None or measured is None:
-        if claimed is not measured:
-            yield Difference(part, *("not run" if one is None else "run" for one in (claimed, measured)))
-        return
-    for name in exact:
-        if claimed.get(name) != measured.get(name):
-            yield Difference(f"{part}.{name}", claimed.get(name), measured.get(name))
-    mine, other = claimed.get("log10_p", 0.0), measured.get("log10_p", 0.0)
-    if not isinstance(mine, (int, float)) or not agree(mine, other):
-        yield Difference(f"{part}.log10_p", mine, other)
-
-
-def _layers(layers: Any) -> dict[str, Any] | None:  # noqa: ANN401 - parsed JSON
-    """Return the layer map without the p-value of each pair, which need not be the same to the last digit."""
-    if not isinstance(layers, dict):
-        return None
-    matches = layers.get("matches")
-    pairs = [list(match[:2]) for match in matches] if isinstance(matches, list) else matches
-    return {"matches": pairs, "log10_p": layers.get("log10_p", 0.0)}
+    for layers in (then["layers"], today["layers"]):
+        if layers is not None:  # the p-value of a pair of layers need not be the same to the last digit
+            layers["matches"] = [list(match[:2]) for match in layers["matches"]]
+    for part, exact in _OF_PART.items():
+        mine, other = then[part], today[part]
+        if mine is None or other is None:
+            if mine is not other:
+                yield Difference(part, *("not run" if one is None else "run" for one in (mine, other)))
+            continue
+        for name in exact:
+            if mine[name] != other[name]:
+                yield Difference(f"{part}.{name}", mine[name], other[name])
+        if "log10_p" in mine and not agree(mine["log10_p"], other["log10_p"]):
+            yield Difference(f"{part}.log10_p", mine["log10_p"], other["log10_p"])
 
 
 _STATES = {

@@ -63,15 +63,10 @@ class LineageCheck:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain containers, for JSON."""
-        bases = [
-            {
-                "base": one.base,
-                "outcome": one.outcome,
-                "why_not": one.why_not,
-                "report": None if one.report is None else one.report.to_dict(),
-            }
-            for one in self.bases
-        ]
+        bases = []
+        for one in self.bases:
+            report = None if one.report is None else one.report.to_dict()
+            bases.append({"base": one.base, "outcome": one.outcome, "why_not": one.why_not, "report": report})
         cycle = None if self.cycle is None else list(self.cycle)
         return {"schema": SCHEMA, "declared": asdict(self.declared), "bases": bases, "cycle": cycle}
 

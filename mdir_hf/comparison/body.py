@@ -27,7 +27,7 @@ from mdir_hf.comparison.settings import Settings
 from mdir_hf.homology.gauge import OuterTransformation
 from mdir_hf.homology.layer_map import LayerMap, map_layers
 from mdir_hf.homology.map_evidence import TESTS_PER_MAP, Carry, log_p_of_map, log_p_of_placebos, off_match_share
-from mdir_hf.homology.modules import ROLES, LayerWeights, ModuleEvidence, Projection, analyse_layer, analyse_mixer
+from mdir_hf.homology.modules import PROJECTIONS, LayerWeights, ModuleEvidence, Projection, analyse_layer, analyse_mixer
 from mdir_hf.homology.polar import FLOAT64_CHANNELS
 
 REPRESENTATIVES = (Role.KV_LATENT, Role.V, Role.K, Role.UP)
@@ -208,7 +208,7 @@ class _Question:
     def _modules(self, pair: tuple[int, int], outer: OuterTransformation) -> list[ModuleEvidence]:
         is_sample = not self.settings.level.analyses_all_layers
         first, second = layer_weights(self.reference, pair[0]), layer_weights(self.candidate, pair[1])
-        roles = _narrow_roles(first, second) if is_sample else ROLES
+        roles = _narrow_roles(first, second) if is_sample else PROJECTIONS
         if outer.fitted_on == FITTED_ON:
             roles = tuple(role for role in roles if role != FITTED_ROLE.value)
         dtype = torch.float32 if outer.n_candidate > FLOAT64_CHANNELS else torch.float64
@@ -227,4 +227,4 @@ def _narrow_roles(reference: LayerWeights, candidate: LayerWeights) -> tuple[Pro
         rows = (layer.inner_rows("up" if role in MLP else role) for layer in (reference, candidate))
         return all(weight is None or len(weight) <= most for weight in rows)
 
-    return tuple(role for role in ROLES if is_narrow(role))
+    return tuple(role for role in PROJECTIONS if is_narrow(role))

@@ -14,7 +14,6 @@ from mdir_hf.names import shown_name
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 ROW = 0.17
@@ -97,14 +96,16 @@ def _draw(
         places += [row + at for at in range(len(names))]
         labels += [names[at] for at in tree["leaves"] or []]
         row += len(names) + _GAP
-    _name_rows(axes, theme, places, labels)
+    size = min(SMALL_SIZE, 0.72 * ROW * POINTS)
+    shown = [fitted(shown_name(name), (_NAMES - 0.2) * POINTS, size) for name in labels]
+    axes.set_yticks(places, shown, fontsize=size)
+    axes.tick_params(axis="y", length=0)
     axes.set_ylim(row - _GAP - 0.5, -0.5)
     ticks = _round_values(floor, top)
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.set_xticks([], minor=True)
     axes.set_xlabel("difference", color=theme.ink, fontsize=SMALL_SIZE)
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
+    axes.spines[["top", "right", "left"]].set_visible(False)
     figure.set_label(_said(groups, some))
     return figure
 
@@ -114,13 +115,6 @@ def _round_values(low: float, high: float) -> list[float]:
     exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     factors = (1, 2, 5) if len(exponents) <= 4 else (1,)
     return [value for exponent in exponents for f in factors if low <= (value := f * 10.0**exponent) <= high]
-
-
-def _name_rows(axes: Axes, theme: Theme, places: Sequence[float], names: Sequence[str]) -> None:
-    size = min(SMALL_SIZE, 0.72 * ROW * POINTS)
-    room = (_NAMES - 0.2) * POINTS
-    axes.set_yticks(list(places), [fitted(shown_name(name), room, size) for name in names], fontsize=size)
-    axes.tick_params(axis="y", length=0)
 
 
 def _said(groups: Sequence[tuple[list[str], npt.NDArray[np.float64]]], some: str) -> str:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from mdir_hf.report import HomologyReport, MatrixReport, PlaceboResult
+    from mdir_hf.report import HomologyReport, MatrixReport
 
 _ROW = 0.29
 """Inches of a bar and the gap below it."""
@@ -57,8 +57,11 @@ def draw_null(matrices: Mapping[str, MatrixReport], theme: Theme) -> Figure:
         ratio = _ratio(matrix.trace, matrix.threshold)
         observed[name] = ratio
         chance = {
-            "placebo: tokens re-paired": _share(matrix.placebo.re_paired),
-            "placebo: one model rotated": _share(matrix.placebo.rotated),
+            f"placebo: {what}": _ratio(placebo.trace, placebo.threshold) or 0.0
+            for what, placebo in (
+                ("tokens re-paired", matrix.placebo.re_paired),
+                ("one model rotated", matrix.placebo.rotated),
+            )
         }
         placebos += chance.values()
         rows += [(f"{name}s of the two models", ratio, True), *((text, share, False) for text, share in chance.items())]
@@ -98,22 +101,7 @@ def _ratio(trace: float | None, threshold: float | None) -> float | None:
     return None if trace is None or not threshold else trace / threshold
 
 
-def _share(placebo: PlaceboResult) -> float:
-    return placebo.trace / placebo.threshold if placebo.threshold else 0.0
-
-
 def _bars(axes: Axes, theme: Theme, rows: Sequence[tuple[str, float | None, bool]]) -> None:
-    for place, (_, ratio, is_observed) in enumerate(rows):
-        axes.barh(
-            [place],
-            [ratio or 0.0],
-            height=0.62,
-            linewidth=1.0,
-            zorder=2,
-            facecolor=theme.observed if is_observed else theme.paper,
-            edgecolor=theme.observed if is_observed else theme.null,
-            hatch=None if is_observed else "////",
-        )
     axes.axvline(1.0, color=theme.ink, linewidth=1.1, linestyle=(0, (4, 2)), zorder=3)
     largest = max(1.1, *(ratio or 0.0 for _, ratio, _ in rows))
     # A number, five points beside its bar, is thirty points wide; where the dashed line would cross it, it goes beyond.
@@ -121,6 +109,8 @@ def _bars(axes: Axes, theme: Theme, rows: Sequence[tuple[str, float | None, bool
     for place, (_, ratio, is_observed) in enumerate(rows):
         text = "not solved for: nothing could be significant" if ratio is None else f"{ratio:.2f}"
         end = ratio or 0.0
+        face, edge, hatch = (theme.observed, theme.observed, None) if is_observed else (theme.paper, theme.null, "////")
+        axes.barh([place], [end], height=0.62, linewidth=1.0, zorder=2, facecolor=face, edgecolor=edge, hatch=hatch)
         clear = 1.0 if end < 1.0 < end + crossed else end
         axes.annotate(
             text,
@@ -136,8 +126,7 @@ def _bars(axes: Axes, theme: Theme, rows: Sequence[tuple[str, float | None, bool
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_yticks(range(len(rows)), [text for text, *_ in rows])
     axes.tick_params(axis="y", length=0)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def draw_looks(report: HomologyReport, matrices: Mapping[str, MatrixReport], theme: Theme) -> Figure:

@@ -5,8 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from mdir_hf.figures.sheet import HEAD, POINTS, SHORTEST, add_axes, evidence_ticks, label_sides, new_sheet, shade_bar
-from mdir_hf.figures.theme import EVIDENCE_TICKS, Theme, colour_map, evidence_shade, ink_on
+from mdir_hf.figures.sheet import (
+    HEAD,
+    POINTS,
+    SHORTEST,
+    add_axes,
+    evidence_ticks,
+    fill_cells,
+    label_sides,
+    new_sheet,
+    shade_bar,
+    write_in_cell,
+)
+from mdir_hf.figures.theme import EVIDENCE_TICKS, Theme, evidence_shade, ink_on
 from mdir_hf.names import shown_name
 from mdir_hf.report import ResidualMap
 
@@ -60,19 +71,14 @@ def draw_layer_map(report: HomologyReport, layers: LayersReport, theme: Theme) -
     figure = new_sheet(theme, HEAD + height + _BELOW, title, subtitle)
     axes = add_axes(figure, theme, _LEFT, _BELOW, width, height)
     shades = np.array([[evidence_shade(p) for p in row] for row in matrix])
-    axes.imshow(
-        shades,
-        cmap=colour_map(theme),
-        vmin=0.0,
-        vmax=1.0,
-        interpolation="none",
-        extent=(-0.5, n_columns - 0.5, n_rows - 0.5, -0.5),
-        aspect="auto",
-    )
+    fill_cells(axes, theme, shades, (-0.5, n_columns - 0.5, n_rows - 0.5, -0.5))
     cells = [(mine.index(i), other.index(j)) for i, j, _ in matches if i in mine and j in other]
     _mark_ancestors(axes, theme, cells, shades, cell)
     if cell >= NUMBERED:
-        _write_numbers(axes, theme, matrix, cell * POINTS)
+        for (i, j), shade in np.ndenumerate(shades):
+            text = short_number(-matrix[i][j])
+            colour = theme.muted if text == "0" else ink_on(theme, float(shade))
+            write_in_cell(axes, j, i, text, colour, min(8.0, cell * POINTS / 3.6))
     _number_layers(axes, mine, other, width, height)
     label_sides(figure, axes, theme, "layer", report.reference.repo, report.candidate.repo)
     ticks = EVIDENCE_TICKS if height > 2.0 else EVIDENCE_TICKS[::2]
@@ -102,14 +108,6 @@ def _mark_ancestors(axes: Axes, theme: Theme, cells: Sequence[tuple[int, int]], 
             markeredgewidth=min(1.3, 0.12 * size + 0.25) if is_ringed else 0.0,
             linestyle="none",
         )
-
-
-def _write_numbers(axes: Axes, theme: Theme, matrix: Sequence[Sequence[float]], cell: float) -> None:
-    for i, row in enumerate(matrix):
-        for j, log10_p in enumerate(row):
-            text = short_number(-log10_p)
-            colour = theme.muted if text == "0" else ink_on(theme, evidence_shade(log10_p))
-            axes.text(j, i, text, color=colour, fontsize=min(8.0, cell / 3.6), ha="center", va="center")
 
 
 def short_number(evidence: float) -> str:

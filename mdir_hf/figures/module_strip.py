@@ -20,6 +20,7 @@ from mdir_hf.figures.sheet import (
     new_sheet,
     shade_bar,
     text_width,
+    write_in_cell,
 )
 from mdir_hf.figures.theme import EVIDENCE_TICKS, Theme, colour_map, evidence_shade, ink_on
 from mdir_hf.names import shown_name
@@ -122,23 +123,13 @@ def _draw_band(
                 Rectangle((column, row), 1, 1, facecolor=colours(shade), edgecolor=theme.grid, linewidth=0.6)
             )
             size = min(TEXT_SIZE, 0.62 * width * POINTS)
-            colour = ink_on(theme, shade)
             if not found.is_significant:
-                axes.text(column + 0.5, row + 0.5, "·", color=theme.muted, fontsize=size + 2, ha="center", va="center")
-            elif width >= NUMBERED:
-                text = _in_cell(found)
-                axes.text(
-                    column + 0.5,
-                    row + 0.52,
-                    text,
-                    color=colour,
-                    fontsize=min(TEXT_SIZE - 1, width * POINTS / 4.2),
-                    ha="center",
-                    va="center",
-                )
-            else:
-                text = found.test.letter
-                axes.text(column + 0.5, row + 0.52, text, color=colour, fontsize=size, ha="center", va="center")
+                write_in_cell(axes, column + 0.5, row + 0.5, "·", theme.muted, size + 2)
+                continue
+            text = found.test.letter
+            if width >= NUMBERED:
+                text, size = _in_cell(found), min(TEXT_SIZE - 1, width * POINTS / 4.2)
+            write_in_cell(axes, column + 0.5, row + 0.52, text, ink_on(theme, shade), size)
     axes.set_xlim(0, len(band))
     axes.set_ylim(len(roles), 0)
     axes.set_yticks([row + 0.5 for row in range(len(roles))], [role.value for role in roles])
@@ -181,14 +172,8 @@ def _write_counts(
     for row, role in enumerate(roles):
         of_role = [found for (name, _), found in cells.items() if name == role]
         text = f"{sum(found.is_significant for found in of_role)} of {len(of_role)}"
-        figure.text(
-            (right + 0.08) / width,
-            (top - (row + 0.52) * ROW) / height,
-            text,
-            color=theme.ink,
-            fontsize=SMALL_SIZE,
-            va="center",
-        )
+        x, y = (right + 0.08) / width, (top - (row + 0.52) * ROW) / height
+        figure.text(x, y, text, color=theme.ink, fontsize=SMALL_SIZE, va="center")
 
 
 def _legend_lines(cells: Iterable[ModuleReport]) -> list[str]:
@@ -209,14 +194,9 @@ def _legend_lines(cells: Iterable[ModuleReport]) -> list[str]:
 def _write_legend(figure: Figure, theme: Theme, lines: Sequence[str], *, bottom: float, height: float) -> None:
     sheet_width, sheet_height = figure.get_size_inches()
     for number, line in enumerate(lines):
-        figure.text(
-            _LEFT / sheet_width,
-            (bottom + height - 0.1 - 0.2 * number) / sheet_height,
-            fitted(line, (WIDTH - _LEFT - 0.1) * POINTS, SMALL_SIZE),
-            color=theme.ink,
-            fontsize=SMALL_SIZE,
-            va="top",
-        )
+        text = fitted(line, (WIDTH - _LEFT - 0.1) * POINTS, SMALL_SIZE)
+        x, y = _LEFT / sheet_width, (bottom + height - 0.1 - 0.2 * number) / sheet_height
+        figure.text(x, y, text, color=theme.ink, fontsize=SMALL_SIZE, va="top")
 
 
 def _alt_text(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from mdir_hf.figures.sheet import HEAD, SHORTEST, add_axes, label_sides, new_sheet, shade_bar
-from mdir_hf.figures.theme import Theme, colour_map
+from mdir_hf.figures.sheet import HEAD, SHORTEST, add_axes, fill_cells, label_sides, new_sheet, shade_bar
+from mdir_hf.figures.theme import Theme
 from mdir_hf.names import shown_name
 from mdir_hf.report import Transformation
 
@@ -56,15 +56,7 @@ def draw_polar_factor(
         theme, HEAD + height + _BELOW, title, _subtitle(name, (rows, columns), picture.shape, is_matched=is_matched)
     )
     axes = add_axes(figure, theme, _LEFT, _BELOW, width, height)
-    axes.imshow(
-        np.sqrt(np.clip(picture, 0.0, 1.0)),
-        cmap=colour_map(theme),
-        vmin=0.0,
-        vmax=1.0,
-        interpolation="none",  # each cell as it is: resampling loses single peaks
-        extent=(0, columns, rows, 0),
-        aspect="auto",
-    )
+    fill_cells(axes, theme, np.sqrt(np.clip(picture, 0.0, 1.0)), (0, columns, rows, 0))
     if is_matched:
         axes.set_xticks([])  # a place there is no channel's number
         axes.set_yticks([])

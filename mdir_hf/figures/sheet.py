@@ -10,17 +10,20 @@ import threading
 import unicodedata
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from mdir_hf.errors import MissingExtraError
 from mdir_hf.figures.theme import Theme, colour_map, evidence_shade
 from mdir_hf.names import ELLIPSIS, shown_name
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.ft2font import FT2Font
     from matplotlib.patches import Patch
+
+Box = tuple[float, float, float, float]
 
 WIDTH = 5.0
 """Inches: 480 CSS pixels, so that text of 8 points is still read where a phone shows it at three quarters of that."""
@@ -80,17 +83,10 @@ def new_sheet(theme: Theme, height: float, title: str, subtitle: str, *, width: 
     room = (width - 0.3) * POINTS
     top = 1.0 - 0.12 / height
     title = fitted(title, room, TITLE_SIZE, bold=True)
-    figure.text(0.15 / width, top, title, color=theme.ink, fontsize=TITLE_SIZE, fontweight="bold", va="top", ha="left")
-    figure.text(
-        0.15 / width,
-        top - 0.22 / height,
-        "\n".join(fitted(line, room, SMALL_SIZE) for line in subtitle.splitlines()),
-        color=theme.muted,
-        fontsize=SMALL_SIZE,
-        va="top",
-        ha="left",
-        linespacing=1.35,
-    )
+    figure.text(0.15 / width, top, title, color=theme.ink, fontsize=TITLE_SIZE, fontweight="bold", va="top")
+    lines = "\n".join(fitted(line, room, SMALL_SIZE) for line in subtitle.splitlines())
+    below = top - 0.22 / height
+    figure.text(0.15 / width, below, lines, color=theme.muted, fontsize=SMALL_SIZE, va="top", linespacing=1.35)
     return figure
 
 
@@ -177,6 +173,21 @@ def _drawable(character: str, font: FT2Font) -> str:
     return "" if unicodedata.category(character).startswith("M") else _MISSING
 
 
+def fill_cells(
+    axes: Axes, theme: Theme, shades: npt.ArrayLike, extent: Box, *, origin: Literal["upper", "lower"] = "upper"
+) -> None:
+    """Fill axes with cells of shades in [0, 1], each as it is: resampling loses single peaks."""
+    cells = colour_map(theme)
+    axes.imshow(
+        shades, cmap=cells, vmin=0.0, vmax=1.0, extent=extent, origin=origin, aspect="auto", interpolation="none"
+    )
+
+
+def write_in_cell(axes: Axes, x: float, y: float, text: str, colour: str, size: float) -> None:
+    """Write a text with its middle at a place of a map."""
+    axes.text(x, y, text, color=colour, fontsize=size, ha="center", va="center")
+
+
 def hatched(theme: Theme, left: float, top: float) -> Patch:
     """A cell of a map where nothing was computed."""
     from matplotlib.patches import Rectangle
@@ -187,7 +198,7 @@ def hatched(theme: Theme, left: float, top: float) -> Patch:
 def shade_bar(
     figure: Figure,
     theme: Theme,
-    box: tuple[float, float, float, float],
+    box: Box,
     *,
     ticks: Sequence[tuple[float, str]],
     label: str,
@@ -207,25 +218,12 @@ def shade_bar(
 
     axes = add_axes(figure, theme, *box)
     ramp = np.linspace(0.0, 1.0, 128)
-    picture = ramp[np.newaxis, :] if horizontal else ramp[:, np.newaxis]
-    axes.imshow(
-        picture,
-        cmap=colour_map(theme),
-        vmin=0.0,
-        vmax=1.0,
-        extent=(0, 1, 0, 1),
-        origin="lower",
-        aspect="auto",
-        interpolation="none",
-    )
-    places, texts = [place for place, _ in ticks], [text for _, text in ticks]
-    if horizontal:
-        axes.set_yticks([])
-        axes.set_xticks(places, texts)
-    else:
-        axes.set_xticks([])
+    fill_cells(axes, theme, ramp[np.newaxis, :] if horizontal else ramp[:, np.newaxis], (0, 1, 0, 1), origin="lower")
+    along, across = (axes.set_xticks, axes.set_yticks) if horizontal else (axes.set_yticks, axes.set_xticks)
+    across([])
+    if not horizontal:
         axes.yaxis.tick_right()
-        axes.set_yticks(places, texts)
+    along([place for place, _ in ticks], [text for _, text in ticks])
     axes.set_title(label, color=theme.ink, fontsize=SMALL_SIZE, loc="left", pad=5)
 
 

@@ -15,12 +15,14 @@ from mdir_hf.figures.sheet import (
     add_axes,
     drawing,
     evidence_ticks,
+    fill_cells,
     fitted,
     hatched,
     new_sheet,
     shade_bar,
+    write_in_cell,
 )
-from mdir_hf.figures.theme import EVIDENCE_TICKS, Theme, colour_map, evidence_shade, ink_on, theme_of
+from mdir_hf.figures.theme import EVIDENCE_TICKS, Theme, evidence_shade, ink_on, theme_of
 from mdir_hf.names import shown_name
 from mdir_hf.report import Verdict
 from mdir_hf.report.words import ICON
@@ -101,6 +103,8 @@ def _draw(
     order: Sequence[int],
     theme: Theme,
 ) -> Figure:
+    from matplotlib.patches import Rectangle
+
     n = len(order)
     compared = [(i, j) for i in range(n) for j in range(i) if verdicts[i][j] is not None]
     n_related = sum(verdicts[i][j] == Verdict.HOMOLOGOUS.value for i, j in compared)
@@ -121,10 +125,13 @@ def _draw(
     axes = add_axes(figure, theme, _NAMES, below, side, side)
     _draw_cells(axes, theme, log10_p, verdicts, order, cell)
     start = 0
-    for group in groups or ():
-        if len(group) > 1:
-            _frame(axes, theme, start, len(group), cell)
-        start += len(group)
+    for size in map(len, groups or ()):
+        if size > 1:
+            thick = 1.8 if cell > 0.15 else 1.0
+            frame = Rectangle((start - 0.5, start - 0.5), size, size, fill=False, edgecolor=theme.null, linewidth=thick)
+            frame.set(clip_on=False, zorder=4)
+            axes.add_patch(frame)
+        start += size
     _name_rows(axes, theme, names, groups, order, cell)
     bar_height = max(min(side, 3.0), 0.9)
     ticks = EVIDENCE_TICKS if bar_height > 1.5 else EVIDENCE_TICKS[::2]
@@ -176,15 +183,7 @@ def _draw_cells(
             if cell >= SYMBOLED or verdict is Verdict.INCONCLUSIVE:
                 symbols.setdefault((verdict, ink), []).append((column, row - raised))
             if cell >= NUMBERED:
-                axes.text(
-                    column,
-                    row + 0.2,
-                    short_number(-log10_p[i][j]),
-                    color=ink,
-                    fontsize=SMALL_SIZE,
-                    ha="center",
-                    va="center",
-                )
+                write_in_cell(axes, column, row + 0.2, short_number(-log10_p[i][j]), ink, SMALL_SIZE)
     size = POINTS * (min(0.1, 0.52 * cell) if cell >= SYMBOLED else 0.6 * cell)
     for (verdict, ink), places in symbols.items():
         axes.plot(
@@ -197,33 +196,7 @@ def _draw_cells(
             markeredgewidth=0.09 * size,
             markerfacecoloralt="none",
         )
-    axes.imshow(
-        np.ma.masked_invalid(shades),
-        cmap=colour_map(theme),
-        vmin=0.0,
-        vmax=1.0,
-        interpolation="none",
-        aspect="auto",
-        extent=(-0.5, n - 0.5, n - 0.5, -0.5),
-        zorder=0,
-    )
-
-
-def _frame(axes: Axes, theme: Theme, start: int, size: int, cell: float) -> None:
-    from matplotlib.patches import Rectangle
-
-    axes.add_patch(
-        Rectangle(
-            (start - 0.5, start - 0.5),
-            size,
-            size,
-            fill=False,
-            edgecolor=theme.null,
-            linewidth=1.8 if cell > 0.15 else 1.0,
-            clip_on=False,
-            zorder=4,
-        )
-    )
+    fill_cells(axes, theme, np.ma.masked_invalid(shades), (-0.5, n - 0.5, n - 0.5, -0.5))
 
 
 def _name_rows(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from mdir_hf.comparison.model import Model
 from mdir_hf.comparison.opening import Reading
@@ -30,10 +29,6 @@ class Pin:
     def key(self) -> str:
         """The same for the same weights."""
         return json.dumps([self.reference, self.commit, sorted(self.bases.items())])
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain containers."""
-        return {"reference": self.reference, "commit": self.commit, "bases": dict(self.bases)}
 
 
 def pin_of(name: str, model: Model) -> Pin:

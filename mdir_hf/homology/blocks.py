@@ -89,21 +89,14 @@ def log_p_head_map(
         T and the natural log of its bound, the weaker of the two sides.
     """
     statistic = float(pattern.scores[reference, candidate].sum())
-    log_p = max(
-        log_p_pattern(
-            statistic,
-            energy=float(pattern.reference_energy[reference].sum()),
-            n_haar=pattern.n_candidate,
-            log_n_maps=log_n_maps,
-        ),
-        log_p_pattern(
-            statistic,
-            energy=float(pattern.candidate_energy[candidate].sum()),
-            n_haar=pattern.n_reference,
-            log_n_maps=log_n_maps,
-        ),
+    sides = (
+        (pattern.reference_energy[reference], pattern.n_candidate),
+        (pattern.candidate_energy[candidate], pattern.n_reference),
     )
-    return statistic, log_p
+    return statistic, max(
+        log_p_pattern(statistic, energy=float(energies.sum()), n_haar=n_haar, log_n_maps=log_n_maps)
+        for energies, n_haar in sides
+    )
 
 
 def best_head_map(pattern: HeadPattern) -> tuple[IntArray, IntArray, float]:

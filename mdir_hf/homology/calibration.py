@@ -171,9 +171,4 @@ def _placebo(reference: RowFactors, candidate: RowFactors) -> Placebo:
     factor = polar_factor_of_rows(reference, candidate, whitened=False)
     matching = best_matching(factor.matrix, signed=False)
     assert matching is not None  # without a level there is always a matching
-    return Placebo(
-        trace=matching.trace,
-        threshold=matching.threshold,
-        log_p=matching.log_p,
-        n_channels=min(factor.matrix.shape),
-    )
+    return Placebo(matching.trace, matching.threshold, matching.log_p, n_channels=min(factor.matrix.shape))

@@ -18,6 +18,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import gammaln, logsumexp
 
+from mdir_hf.homology.significance import log_n_choices
+
 FloatArray = npt.NDArray[np.float64]
 
 
@@ -96,11 +98,7 @@ def log_p_fisher(log_p: Sequence[float] | FloatArray) -> float:
 
 def log_n_ordered_maps(n_reference: int, n_candidate: int, n_pairs: int) -> float:
     """Logarithm of the number of order-preserving maps with that many pairs: ``C(L, k) C(L', k)``."""
-
-    def log_choose(n: int) -> float:
-        return math.lgamma(n + 1) - math.lgamma(n_pairs + 1) - math.lgamma(n - n_pairs + 1)
-
-    return log_choose(n_reference) + log_choose(n_candidate)
+    return log_n_choices(n_reference, n_pairs) + log_n_choices(n_candidate, n_pairs)
 
 
 def log_p_ordered_map(log_p_pairs: Sequence[float], n_reference: int, n_candidate: int) -> float:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 import numpy.typing as npt
@@ -78,10 +79,7 @@ class Alignment:
 
 def common_channels(alignments: Sequence[Alignment]) -> IntArray:
     """Return the target channels that every one of the alignments reaches, ascending."""
-    common = alignments[0].target
-    for alignment in alignments[1:]:
-        common = np.intersect1d(common, alignment.target)
-    return np.sort(common)
+    return np.sort(reduce(np.intersect1d, [alignment.target for alignment in alignments]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,13 +97,17 @@ class TokenGeometry:
     n_tokens: IntArray
     n_channels: int
 
-    def distances(self) -> FloatArray:
+    def distances(self, counts: IntArray | None = None) -> FloatArray:
         """Return ``D2(A, B) = |A - B|_F^2 / (V n)`` between all models, in squared weight units.
+
+        Args:
+            counts: How often each group of tokens is counted, where the groups are resampled; None: once.
 
         Returns:
             ``(m, m)``, symmetric with a zero diagonal: the mean squared difference per entry.
         """
-        products, n = self.products.sum(axis=0), float(self.n_tokens.sum())
+        products = self.products.sum(axis=0) if counts is None else np.tensordot(counts, self.products, axes=1)
+        n = float(self.n_tokens.sum() if counts is None else counts @ self.n_tokens)
         norms = np.diagonal(products)
         squared: FloatArray = (norms[:, None] + norms[None, :] - 2.0 * products) / (n * self.n_channels)
         np.fill_diagonal(squared, 0.0)

@@ -307,19 +307,16 @@ def _look(
     def corrected(log_p: float) -> float:
         return min(0.0, log_p + correction)
 
+    look = Look(stage, n_rows, rank, view, None, 0.0, dict.fromkeys(TRIMS, 0.0), 0.0, None, channels)
     if matching is None:
-        return Look(stage, n_rows, rank, view, None, 0.0, dict.fromkeys(TRIMS, 0.0), 0.0, None, channels)
-    return Look(
-        stage,
-        n_rows,
-        rank,
-        view,
-        matching if channels is None else matching.of_channels(channels),
-        corrected(matching.log_p),
-        {name: corrected(log_p) for name, log_p in matching.log_p_trimmed.items()},
-        corrected(matching.log_p_robust),
-        None if matching.log_p_signs is None else corrected(matching.log_p_signs),
-        channels,
+        return look
+    return replace(
+        look,
+        matching=matching if channels is None else matching.of_channels(channels),
+        log_p=corrected(matching.log_p),
+        log_p_trimmed={name: corrected(log_p) for name, log_p in matching.log_p_trimmed.items()},
+        log_p_robust=corrected(matching.log_p_robust),
+        log_p_signs=None if matching.log_p_signs is None else corrected(matching.log_p_signs),
     )
 
 

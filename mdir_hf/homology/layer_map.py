@@ -32,12 +32,7 @@ from mdir_hf.homology.combine import (
     log_p_rueger,
 )
 from mdir_hf.homology.layer_order import LayerRun, Pattern, classify_layers, layer_runs, ordered_matching
-from mdir_hf.homology.layer_screen import (
-    SCREEN_CHANNELS,
-    ScreenedColumn,
-    screen_channels,
-    screen_column,
-)
+from mdir_hf.homology.layer_screen import SCREEN_CHANNELS, ScreenedColumn, screen_channels, screen_column
 from mdir_hf.homology.matching import best_matching
 from mdir_hf.homology.polar import polar_factor, polar_factor_of_rows, row_factors
 from mdir_hf.homology.products import cross_product
@@ -174,10 +169,8 @@ def map_layers(
     for reference, candidate in sides:
         if not len(reference) or not len(candidate):
             raise InputError(f"a layer map needs layers on both sides, got {len(reference)} and {len(candidate)}")
-        mine, other = (
-            _Side("reference", reference, torch.device(device)),
-            _Side("candidate", candidate, torch.device(device)),
-        )
+        named = (("reference", reference), ("candidate", candidate))
+        mine, other = (_Side(name, layers, torch.device(device)) for name, layers in named)
         is_swapped = n_screened > 0 and mine.n_channels(0) > other.n_channels(0)
         rows, columns = (other, mine) if is_swapped else (mine, other)
         searches.append(_CellSearch(rows, columns, is_swapped, log_alpha, signed, refine, n_screened, n_tests, seed))

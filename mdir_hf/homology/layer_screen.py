@@ -136,9 +136,8 @@ def _z_of_row_maxima(maxima: torch.Tensor, norms: torch.Tensor, n: int, *, signe
     """Standardise the sums of row maxima. Rows are shorter than 1 where the factor has not full rank."""
     mean, sd = row_maximum_moments(n, signed=signed)
     excess = (maxima.double() - mean * norms.double()).sum(dim=1)
-    z: npt.NDArray[np.float64] = (
-        (excess / (sd * torch.linalg.vector_norm(norms.double(), dim=1).clamp(min=1e-12))).cpu().numpy()
-    )
+    spread = sd * torch.linalg.vector_norm(norms.double(), dim=1).clamp(min=1e-12)
+    z: npt.NDArray[np.float64] = (excess / spread).cpu().numpy()
     return z
 
 

@@ -153,9 +153,9 @@ def matching_in_order(polar: torch.Tensor, columns: IntArray | None = None) -> M
         The matching, whatever its evidence: no other was considered, so that no count of matchings is paid. Whether a
         single channel is significant by itself is judged as in any other matching. Cost O(k n).
     """
-    row_energy, column_energy = line_energies(polar)
     columns = np.arange(polar.shape[0], dtype=np.int64) if columns is None else columns
-    return _weigh(polar, columns, row_energy, column_energy, signed=False, transposed=False, is_fixed=True)
+    factor = _Factor(polar, polar, columns, *line_energies(polar), signed=False, transposed=False)
+    return factor.weigh(columns, is_fixed=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -209,10 +209,51 @@ class _Factor:
         """Whether the largest entries of the rows form a matching: then it is the best one."""
         return len(np.unique(self.columns)) == len(self.columns)
 
-    def weigh(self, columns: IntArray) -> Matching:
-        """Weigh the evidence of row i matched to ``columns[i]``."""
-        energies = (self.row_energy, self.column_energy)
-        return _weigh(self.narrow, columns, *energies, signed=self.signed, transposed=self.transposed)
+    def weigh(self, columns: IntArray, *, is_fixed: bool = False) -> Matching:
+        """Weigh the evidence of row i matched to ``columns[i]``, for every row of the narrower side."""
+        n_narrow, n_wide = self.narrow.shape
+        rows = np.arange(n_narrow, dtype=np.int64)
+        where = torch.from_numpy(columns).to(self.narrow.device)
+        signed_entries = self.narrow.gather(1, where[:, None])[:, 0].double().cpu().numpy()
+        entries = np.abs(signed_entries) if self.signed else signed_entries
+        row_energy, column_energy = self.row_energy, self.column_energy[columns]
+
+        def log_p(keep: npt.NDArray[np.intp]) -> float:
+            return log_p_matching(
+                float(entries[keep].sum()),
+                n_narrow=n_narrow,
+                n_wide=n_wide,
+                narrow_energy=float(row_energy[keep].sum()),
+                wide_energy=float(column_energy[keep].sum()),
+                n_matched=len(keep),
+                signed=self.signed,
+                is_fixed=is_fixed,
+            )
+
+        ascending = np.argsort(entries, kind="stable")
+        n_comparisons = n_narrow * n_wide * (2 if self.signed else 1)
+        by_itself = np.maximum(
+            log_p_entry(entries, line_energy=row_energy, n_haar=n_wide, n_comparisons=n_comparisons),
+            log_p_entry(entries, line_energy=column_energy, n_haar=n_narrow, n_comparisons=n_comparisons),
+        )
+        rate = min(n_wide / max(row_energy.sum(), 1e-300), n_narrow / max(column_energy.sum(), 1e-300))
+        log_count = 0.0 if is_fixed else log_n_matchings(n_narrow, n_wide, n_narrow, signed=self.signed)
+        reference, candidate = (columns, rows) if self.transposed else (rows, columns)
+        order = np.argsort(reference)
+        return Matching(
+            reference=reference[order],
+            candidate=candidate[order],
+            entries=entries[order],
+            signs=np.where(self.signed & (signed_entries < 0), -1, 1).astype(np.int64)[order],
+            n_negative=int((signed_entries < 0).sum()),
+            signed=self.signed,
+            trace=float(entries.sum()),
+            threshold=float(np.sqrt(2.0 * (log_count - np.log(REMARKABLE)) / rate)),
+            log_p=log_p(rows),
+            log_p_trimmed={name: log_p(ascending[: n_narrow - n_narrow // share]) for name, share in TRIMS.items()},
+            is_significant=(by_itself < np.log(CHANNEL_ALPHA))[order],
+            log_p_signs=log_p_signs(entries) if is_fixed else None,
+        )
 
 
 def _assignment(weights: torch.Tensor) -> IntArray:
@@ -241,79 +282,6 @@ def _greedy(weights: torch.Tensor) -> IntArray:
     if len(rows):
         columns[rows.numpy()] = free.numpy()[_assignment(rest)]
     return columns
-
-
-def _weigh(
-    narrow: torch.Tensor,
-    columns: IntArray,
-    row_energy: FloatArray,
-    column_energy: FloatArray,
-    *,
-    signed: bool,
-    transposed: bool,
-    is_fixed: bool = False,
-) -> Matching:
-    """Weigh the evidence of row i matched to ``columns[i]``, for every row of the narrower side."""
-    n_narrow, n_wide = narrow.shape
-    rows = np.arange(n_narrow, dtype=np.int64)
-    where = torch.from_numpy(columns).to(narrow.device)
-    signed_entries = narrow.gather(1, where[:, None])[:, 0].double().cpu().numpy()
-    entries = np.abs(signed_entries) if signed else signed_entries
-    log_p, trimmed, is_significant = _evidence(
-        entries, row_energy, column_energy[columns], n_wide, signed=signed, is_fixed=is_fixed
-    )
-    rate = min(n_wide / max(row_energy.sum(), 1e-300), n_narrow / max(column_energy[columns].sum(), 1e-300))
-    log_count = 0.0 if is_fixed else log_n_matchings(n_narrow, n_wide, n_narrow, signed=signed)
-    nats = log_count - np.log(REMARKABLE)
-    reference, candidate = (columns, rows) if transposed else (rows, columns)
-    order = np.argsort(reference)
-    return Matching(
-        reference=reference[order],
-        candidate=candidate[order],
-        entries=entries[order],
-        signs=np.where(signed & (signed_entries < 0), -1, 1).astype(np.int64)[order],
-        n_negative=int((signed_entries < 0).sum()),
-        signed=signed,
-        trace=float(entries.sum()),
-        threshold=float(np.sqrt(2.0 * nats / rate)),
-        log_p=log_p,
-        log_p_trimmed=trimmed,
-        is_significant=is_significant[order],
-        log_p_signs=log_p_signs(entries) if is_fixed else None,
-    )
-
-
-def _evidence(
-    entries: FloatArray,
-    row_energy: FloatArray,
-    column_energy: FloatArray,
-    n_wide: int,
-    *,
-    signed: bool,
-    is_fixed: bool,
-) -> tuple[float, dict[str, float], npt.NDArray[np.bool_]]:
-    n_narrow = len(entries)
-
-    def log_p(keep: npt.NDArray[np.intp]) -> float:
-        return log_p_matching(
-            float(entries[keep].sum()),
-            n_narrow=n_narrow,
-            n_wide=n_wide,
-            narrow_energy=float(row_energy[keep].sum()),
-            wide_energy=float(column_energy[keep].sum()),
-            n_matched=len(keep),
-            signed=signed,
-            is_fixed=is_fixed,
-        )
-
-    ascending = np.argsort(entries, kind="stable")
-    trimmed = {name: log_p(ascending[: n_narrow - n_narrow // share]) for name, share in TRIMS.items()}
-    n_comparisons = n_narrow * n_wide * (2 if signed else 1)
-    by_itself = np.maximum(
-        log_p_entry(entries, line_energy=row_energy, n_haar=n_wide, n_comparisons=n_comparisons),
-        log_p_entry(entries, line_energy=column_energy, n_haar=n_narrow, n_comparisons=n_comparisons),
-    )
-    return log_p(np.arange(n_narrow)), trimmed, by_itself < np.log(CHANNEL_ALPHA)
 
 
 def line_energies(factor: torch.Tensor) -> tuple[FloatArray, FloatArray]:

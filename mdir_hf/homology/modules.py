@@ -15,8 +15,9 @@ at sigma 2; of equal length 0, with traces where those of Haar matrices lie).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import torch
@@ -56,9 +57,6 @@ READING: tuple[Projection, ...] = ("q", "k", "v", "gate", "up")
 """Projections that read the residual stream; o and down write to it."""
 
 PROJECTIONS: tuple[Projection, ...] = ("q", "k", "v", "o", "gate", "up", "down")
-
-Role = Projection  # what comparison/body.py still calls them
-ROLES = PROJECTIONS
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -199,12 +197,7 @@ def analyse_layer(
     evidence = list(_permutations(first, second, outer, roles, log_alpha))
     evidence += _attention(first, second, outer, roles)
     if {"gate", "up", "down"} & set(roles) and first.mlp is not None and second.mlp is not None:
-        carried = first.mlp.carried(outer)
-        found = match_neurons(carried, second.mlp)
-        scale = _scale(carried.up, second.mlp.up)
-        evidence.append(
-            ModuleEvidence("mlp", "neurons", found.trace, found.normalized_trace, found.log_p, scale, found, outer.null)
-        )
+        evidence.append(_joint("mlp", "neurons", first.mlp, second.mlp, outer))
     return evidence
 
 
@@ -222,12 +215,16 @@ def analyse_mixer(reference: MlpWeights, candidate: MlpWeights, outer: OuterTran
     Returns:
         The evidence, test ``channels``. Cost as of :func:`~mdir_hf.homology.neurons.match_neurons`.
     """
+    return _joint("mixer", "channels", reference, candidate, outer)
+
+
+def _joint(
+    role: Literal["mlp", "mixer"], test: Test, reference: MlpWeights, candidate: MlpWeights, outer: OuterTransformation
+) -> ModuleEvidence:
     carried = reference.carried(outer)
     found = match_neurons(carried, candidate)
     scale = _scale(carried.up, candidate.up)
-    return ModuleEvidence(
-        "mixer", "channels", found.trace, found.normalized_trace, found.log_p, scale, found, outer.null
-    )
+    return ModuleEvidence(role, test, found.trace, found.normalized_trace, found.log_p, scale, found, outer.null)
 
 
 def _permutations(
@@ -262,7 +259,7 @@ class _HeadTest:
     pattern: HeadPattern
     rows: torch.Tensor
     other_rows: torch.Tensor
-    layouts: tuple[RopeLayout, RopeLayout] | None = None
+    solve: Callable[[IntArray, IntArray], HeadTransformation | PlaneTransformation]
     log_n_layouts: float = 0.0
 
 
@@ -278,10 +275,11 @@ def _attention(
         if x.shape[0] % heads[0] or y.shape[0] % heads[1]:
             raise ValueError(f"{role}: {x.shape[0]} and {y.shape[0]} rows do not divide into {heads} heads")
         if role in ("v", "o") or "none" in (reference.rope, candidate.rope):
+            solve = partial(solve_heads, x, y, n_heads=heads)
             level = inner_polar(unit_heads(x, heads[0]), unit_heads(y, heads[1]))
-            tests.append(_HeadTest(role, "blocks", block_pattern(level, *heads), x, y))
+            tests.append(_HeadTest(role, "blocks", block_pattern(level, *heads), x, y, solve))
             canonical = inner_polar(canonical_heads(x, heads[0]), canonical_heads(y, heads[1]))
-            tests.append(_HeadTest(role, "subspaces", block_pattern(canonical, *heads), x, y))
+            tests.append(_HeadTest(role, "subspaces", block_pattern(canonical, *heads), x, y, solve))
         elif x.shape[0] // heads[0] == y.shape[0] // heads[1] and reference.rotary_dim == candidate.rotary_dim:
             tests += _planes(role, x, y, reference, candidate)
     if not tests:
@@ -294,7 +292,7 @@ def _attention(
         n_kv_heads=(reference.n_kv_heads, candidate.n_kv_heads),
         n_heads=(reference.n_heads, candidate.n_heads),
     )
-    return [_evaluate(t, found, reference, candidate, outer) for t in tests]
+    return [_evaluate(t, found, outer) for t in tests]
 
 
 def _planes(
@@ -312,46 +310,32 @@ def _planes(
         pattern = plane_pattern(inner_polar(level, other_level), rows, columns, signs_only=signs_only)
         by_frequency = frequency_pattern(level, other_level, rows[0], columns[0], signs_only=signs_only)
         _, log_p = log_p_head_map(pattern, *best_head_map(pattern))
+        solve = partial(
+            solve_planes,
+            x,
+            y,
+            reference_planes=rows[0],
+            candidate_planes=columns[0],
+            layouts=pair,
+            signs_only=signs_only,
+        )
         both = [
-            _HeadTest(role, "planes", pattern, x, y, pair, paid),
-            _HeadTest(role, "frequencies", by_frequency, x, y, pair, paid),
+            _HeadTest(role, "planes", pattern, x, y, solve, paid),
+            _HeadTest(role, "frequencies", by_frequency, x, y, solve, paid),
         ]
         tried.append((log_p, both))
     return min(tried, key=lambda t: t[0])[1]
 
 
-def _evaluate(
-    test: _HeadTest, found: HeadMap, reference: LayerWeights, candidate: LayerWeights, outer: OuterTransformation
-) -> ModuleEvidence:
-    of_queries = test.role in ("q", "o")
-    heads: tuple[IntArray, IntArray, float] = (
-        (found.q_reference, found.q_candidate, found.log_n_q_maps)
-        if of_queries
-        else (found.kv_reference, found.kv_candidate, found.log_n_kv_maps)
-    )
-    statistic, log_p = log_p_head_map(test.pattern, *heads)
+def _evaluate(test: _HeadTest, found: HeadMap, outer: OuterTransformation) -> ModuleEvidence:
+    if test.role in ("q", "o"):
+        mine, other, log_n_maps = found.q_reference, found.q_candidate, found.log_n_q_maps
+    else:
+        mine, other, log_n_maps = found.kv_reference, found.kv_candidate, found.log_n_kv_maps
+    statistic, log_p = log_p_head_map(test.pattern, mine, other, log_n_maps)
     # One factor per frequency has the rank of its rows; one factor for all has no more than the residual width.
     sides = (test.rows, test.other_rows)
     largest = min(len(side) if test.test == "frequencies" else min(side.shape) for side in sides)
-    n_heads = (_n_heads(reference, test.role), _n_heads(candidate, test.role))
-    transformation: Transformation
-    if test.layouts is not None:
-        transformation = solve_planes(
-            test.rows,
-            test.other_rows,
-            heads[0],
-            heads[1],
-            reference_planes=plane_rows(len(test.rows), n_heads[0], test.layouts[0], rotary_dim=reference.rotary_dim)[
-                0
-            ],
-            candidate_planes=plane_rows(
-                len(test.other_rows), n_heads[1], test.layouts[1], rotary_dim=candidate.rotary_dim
-            )[0],
-            layouts=test.layouts,
-            signs_only=reference.qk_norm and candidate.qk_norm,
-        )
-    else:
-        transformation = solve_heads(test.rows, test.other_rows, heads[0], heads[1], n_heads=n_heads)
     narrower = {"subspaces": SUBSPACE_NULL, "frequencies": FREQUENCY_NULL}.get(test.test)
     return ModuleEvidence(
         role=test.role,
@@ -360,7 +344,7 @@ def _evaluate(
         normalized=statistic / largest,
         log_p=min(0.0, log_p + test.log_n_layouts),
         scale=_scale(test.rows, test.other_rows),
-        transformation=transformation,
+        transformation=test.solve(mine, other),
         null=outer.null if narrower is None else f"{outer.null} {narrower}",
     )
 

@@ -122,18 +122,23 @@ def match_neurons(reference: MlpWeights, candidate: MlpWeights) -> NeuronMatchin
     entry = updown[rows, columns]
     signs = torch.where(entry < 0, -1.0, 1.0).to(updown) if gated else torch.ones_like(entry)
     matched = gate[rows, columns] + signs * entry
-    log_p = _log_p(gate, updown, rows, columns, signs, float(matched.sum()), signed=gated)
-    up_scales = _scales(reference.up[rows], candidate.up[columns])
-    down_scales = _scales(reference.down.T[rows], candidate.down.T[columns])
+    trace, log_p = float(matched.sum()), 0.0
+    if trace > 0.0:
+        by_row = float((gate[rows] + signs[:, None] * updown[rows]).square().sum())
+        by_column = float((gate[:, columns] + signs[None, :] * updown[:, columns]).square().sum())
+        m, m_other = gate.shape
+        narrow, wide = sorted((m, m_other))
+        exponent = 0.5 * trace * trace * min(m_other / by_row, m / by_column)
+        log_p = min(0.0, log_n_matchings(narrow, wide, narrow, signed=gated) - exponent)
     return NeuronMatching(
         reference=rows.cpu().numpy(),
         candidate=columns.cpu().numpy(),
         entries=matched.cpu().numpy(),
         signs=signs.cpu().numpy().astype(np.int64),
-        up_scales=up_scales,
-        down_scales=down_scales,
-        trace=float(matched.sum()),
-        normalized_trace=float(matched.sum()) / max(1.0, float(gate.square().sum() + updown.square().sum())),
+        up_scales=_scales(reference.up[rows], candidate.up[columns]),
+        down_scales=_scales(reference.down.T[rows], candidate.down.T[columns]),
+        trace=trace,
+        normalized_trace=trace / max(1.0, float(gate.square().sum() + updown.square().sum())),
         log_p=log_p,
     )
 
@@ -156,26 +161,6 @@ def _assign(score: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return rows, columns
     order = columns.argsort()
     return columns[order], rows[order]
-
-
-def _log_p(
-    gate: torch.Tensor,
-    updown: torch.Tensor,
-    rows: torch.Tensor,
-    columns: torch.Tensor,
-    signs: torch.Tensor,
-    trace: float,
-    *,
-    signed: bool,
-) -> float:
-    if trace <= 0.0:
-        return 0.0
-    by_row = float((gate[rows] + signs[:, None] * updown[rows]).square().sum())
-    by_column = float((gate[:, columns] + signs[None, :] * updown[:, columns]).square().sum())
-    m, m_other = gate.shape
-    narrow, wide = sorted((m, m_other))
-    exponent = 0.5 * trace * trace * min(m_other / by_row, m / by_column)
-    return min(0.0, log_n_matchings(narrow, wide, narrow, signed=signed) - exponent)
 
 
 def _scales(reference: torch.Tensor, candidate: torch.Tensor) -> FloatArray:

@@ -230,15 +230,12 @@ def solve_planes(
     y = weight[candidate_planes[torch.from_numpy(candidate)]]
     scale = x.square().sum(dim=(2, 3)).clamp(min=torch.finfo(x.dtype).tiny)
     a = (x * y).sum(dim=(2, 3)) / scale
-    b = (x[:, :, 0] * y[:, :, 1] - x[:, :, 1] * y[:, :, 0]).sum(dim=2) / scale
+    x1, x2 = x[:, :, 0], x[:, :, 1]
+    b = (x1 * y[:, :, 1] - x2 * y[:, :, 0]).sum(dim=2) / scale
     if signs_only:
         b = torch.zeros_like(b)
-    turned = torch.stack(
-        (
-            a[..., None] * x[:, :, 0] - b[..., None] * x[:, :, 1],
-            b[..., None] * x[:, :, 0] + a[..., None] * x[:, :, 1],
-        ),
-        dim=2,
-    )
+    turns = torch.stack((a, b), dim=2)
+    a, b = a[..., None], b[..., None]
+    turned = torch.stack((a * x1 - b * x2, b * x1 + a * x2), dim=2)
     residual = float((y - turned).norm() / y.norm().clamp(min=torch.finfo(y.dtype).tiny))
-    return PlaneTransformation(reference, candidate, torch.stack((a, b), dim=2), layouts[0], layouts[1], residual)
+    return PlaneTransformation(reference, candidate, turns, *layouts, residual)

@@ -30,6 +30,7 @@ def log_p_matching(
     n_matched: int | None = None,
     signed: bool = False,
     is_fixed: bool = False,
+    is_cut: bool = True,
 ) -> float:
     """Bound the probability that unrelated models reach this trace, over every matching that could be picked.
 
@@ -50,9 +51,10 @@ def log_p_matching(
         signed: Whether each pair could also be matched with a minus sign.
         is_fixed: Whether the matching was fixed before the weights were looked at, so that of all matchings it is the
             only one: what remains to be counted is which ``n_matched`` of its pairs were taken.
+        is_cut: Whether the bound is cut at p = 1; without that it shows how far below it the null lies.
 
     Returns:
-        Natural logarithm of the bound, at most 0.
+        Natural logarithm of the bound, at most 0 where it is cut.
 
     Raises:
         ValueError: If the sizes contradict each other.
@@ -60,38 +62,13 @@ def log_p_matching(
     References:
         docs/method.md, section "The bound"; paper, Algorithm 1 and the section on the p-value.
     """
-    bound = log_bound(
-        trace,
-        n_narrow=n_narrow,
-        n_wide=n_wide,
-        narrow_energy=narrow_energy,
-        wide_energy=wide_energy,
-        n_matched=n_matched,
-        signed=signed,
-        is_fixed=is_fixed,
-    )
-    return min(0.0, bound)
-
-
-def log_bound(
-    trace: float,
-    *,
-    n_narrow: int,
-    n_wide: int,
-    narrow_energy: float,
-    wide_energy: float,
-    n_matched: int | None = None,
-    signed: bool = False,
-    is_fixed: bool = False,
-) -> float:
-    """Return the bound of :func:`log_p_matching` before it is cut at 0, for showing how far below it the null lies."""
     m = n_narrow if n_matched is None else n_matched
     if not 0 <= m <= n_narrow <= n_wide:
         raise ValueError(f"expected 0 <= n_matched <= n_narrow <= n_wide, got {m}, {n_narrow}, {n_wide}")
-    log_count = log_n_choices(n_narrow, m) if is_fixed else log_n_matchings(n_narrow, n_wide, m, signed=signed)
-    if m == 0 or trace <= 0.0 or narrow_energy <= 0.0 or wide_energy <= 0.0:
-        return log_count
-    return log_count - 0.5 * trace * trace * min(n_wide / narrow_energy, n_narrow / wide_energy)
+    bound = log_n_choices(n_narrow, m) if is_fixed else log_n_matchings(n_narrow, n_wide, m, signed=signed)
+    if m > 0 and trace > 0.0 and narrow_energy > 0.0 and wide_energy > 0.0:
+        bound -= 0.5 * trace * trace * min(n_wide / narrow_energy, n_narrow / wide_energy)
+    return min(0.0, bound) if is_cut else bound
 
 
 def log_n_matchings(n_narrow: int, n_wide: int, n_matched: int, *, signed: bool = False) -> float:

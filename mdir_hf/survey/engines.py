@@ -153,11 +153,7 @@ def _dask(scheduler: str) -> Iterator[Engine]:
 
 
 def _n_threads(client: Client) -> int:
-    """Ask a dask cluster how many tasks its workers run at a time.
-
-    Raises:
-        BrokenExecutor: If the scheduler does not answer.
-    """
+    """Ask a dask cluster how many tasks its workers run at a time."""
     try:
         return sum(client.nthreads().values())
     except Exception as exc:  # OSError while the scheduler is gone, others once the client has given up

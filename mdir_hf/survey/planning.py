@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +82,7 @@ def save_sample(sample: Sample, path: Path, asked: Mapping[str, Any]) -> None:
     body = {
         **asked,
         "tokens": [base64.b64encode(token).decode() for token in sample.tokens],
-        "pins": {name: pin.to_dict() for name, pin in sample.pins.items()},
+        "pins": {name: asdict(pin) for name, pin in sample.pins.items()},
     }
     write_file(path, json.dumps(body).encode())
 

@@ -191,7 +191,7 @@ class ResultFile:
         is_new = not path.exists() or path.stat().st_size == 0
         if is_new:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._append(_settings_line(settings))
+            self._append(_line("settings", {"schema": SCHEMA, **settings}))
             return
         known, self.models, self.pairs, n_whole = _read(path)
         differing = [key for key, value in settings.items() if known.get(key) != value]
@@ -209,13 +209,13 @@ class ResultFile:
     def add_model(self, result: ModelResult) -> None:
         """Record a model."""
         self.models[result.name] = result
-        self._append(_line("model", result))
+        self._append(_line("model", asdict(result)))
 
     def add_pairs(self, results: Iterable[PairResult]) -> None:
         """Record pairs."""
         new = {(result.reference, result.candidate): result for result in results}
         self.pairs |= new
-        self._append(*(_line("pair", result) for result in new.values()))
+        self._append(*(_line("pair", asdict(result)) for result in new.values()))
 
     def _append(self, *lines: bytes) -> None:
         with self._path.open("ab") as file:
@@ -226,22 +226,15 @@ class ResultFile:
 
 def result_lines(report: SurveyReport) -> bytes:
     """A survey as the lines of a result file with one shard."""
-    lines = [_settings_line({"names": list(report.names), **report.settings, "shard": [0, 1]})]
-    lines += [_line("model", report.models[name]) for name in report.names if name in report.models]
-    lines += [_line("pair", found) for found in report.pairs.values()]
+    settings = {"schema": SCHEMA, "names": list(report.names), **report.settings, "shard": [0, 1]}
+    lines = [_line("settings", settings)]
+    lines += [_line("model", asdict(report.models[name])) for name in report.names if name in report.models]
+    lines += [_line("pair", asdict(found)) for found in report.pairs.values()]
     return b"".join(lines)
 
 
-def _settings_line(settings: Mapping[str, Any]) -> bytes:
-    return _json_line({"kind": "settings", "schema": SCHEMA, **settings})
-
-
-def _line(kind: str, result: ModelResult | PairResult) -> bytes:
-    return _json_line({"kind": kind, **asdict(result)})
-
-
-def _json_line(body: Mapping[str, Any]) -> bytes:
-    return (json.dumps(body, ensure_ascii=False, allow_nan=False) + "\n").encode()
+def _line(kind: str, body: Mapping[str, Any]) -> bytes:
+    return (json.dumps({"kind": kind, **body}, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
 def read_survey(paths: Sequence[Path]) -> SurveyReport:

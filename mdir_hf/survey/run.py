@@ -160,11 +160,7 @@ def _settings(plan: SurveyPlan, tokens: Sequence[bytes]) -> dict[str, Any]:
 
 
 def _sample(plan: SurveyPlan, folder: Path) -> tuple[Sample, dict[str, str]]:
-    """Load the sample, or choose and save it: the next run must use the same tokens and the same commits.
-
-    Returns:
-        The sample and, if it was chosen just now, the models that could not be opened, with the reason.
-    """
+    """Load the sample, or choose and save it with the models that cannot be opened: the next run must use the same."""
     path = folder / SAMPLE
     if path.exists():
         return load_sample(path, _asked(plan)), {}
@@ -212,15 +208,10 @@ def _read_models(
             results.add_model(ModelResult(outcome.name, model, outcome.error, outcome.bytes_read))
             bar.update()
 
-        def give_up(name: str, why: str) -> None:
-            record(Taken(name, None, why, 0))
-
         tasks = [(name, (name, sample.tokens, plan.reading, sample.pins.get(name))) for name in todo]
-        if engine is not None:
-            engine.run(take, tasks, record, give_up)
-        else:
-            with ThreadPoolExecutor(READERS) as threads:
-                Engine(threads, lambda: READERS).run(take, tasks, record, give_up)
+        with ThreadPoolExecutor(READERS) as threads:
+            used = engine or Engine(threads, lambda: READERS)
+            used.run(take, tasks, record, lambda name, why: record(Taken(name, None, why, 0)))
     return sample.with_pins(pinned.items())
 
 

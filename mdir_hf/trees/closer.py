@@ -131,10 +131,7 @@ def read_layer_rows(model: Model) -> LayerRows:
         MdirError: If they cannot be read.
     """
     layers = model.anatomy.layers
-    return LayerRows(
-        tuple(_first_rows(model, layer, Role.V) for layer in layers),
-        tuple(_first_rows(model, layer, Role.UP) for layer in layers),
-    )
+    return LayerRows(*(tuple(_first_rows(model, layer, role) for layer in layers) for role in (Role.V, Role.UP)))
 
 
 def _first_rows(model: Model, layer: Layer, role: Role) -> torch.Tensor | None:

@@ -66,7 +66,8 @@ def join(distances: FloatArray, resampled: Iterable[FloatArray], names: Sequence
     support = {
         side: share
         for side, length in found.items()
-        if (share := counts[side] / RESAMPLES) >= LEAST_SUPPORT and length >= _least_length(side, whole, distances)
+        if (share := counts[side] / RESAMPLES) >= LEAST_SUPPORT
+        and length >= SHORTEST_BRANCH * float(distances[np.ix_(sorted(side), sorted(whole - side))].min())
     }
     _collapse(tree.root, set(found) - set(support), whole)
     splits = tuple(
@@ -88,14 +89,8 @@ def drawn(newick: str) -> str:
     return drawing.getvalue().rstrip()
 
 
-def _least_length(side: frozenset[int], whole: frozenset[int], distances: FloatArray) -> float:
-    across = distances[np.ix_(sorted(side), sorted(whole - side))]
-    return SHORTEST_BRANCH * float(across.min())
-
-
 def _smaller(side: frozenset[int], whole: frozenset[int]) -> frozenset[int]:
-    rest = whole - side
-    return side if len(side) <= len(rest) else rest
+    return min(side, whole - side, key=len)
 
 
 def _collapse(clade: Any, dropped: Set[frozenset[int]], whole: frozenset[int]) -> None:  # noqa: ANN401

@@ -233,10 +233,6 @@ def _resampled(geometry: TokenGeometry, kept: Sequence[int], seed: int) -> Itera
     """Distances on resampled groups of tokens."""
     rng = np.random.default_rng(seed)
     n_groups = len(geometry.n_tokens)
-    products = geometry.products[:, kept][:, :, kept]
+    of_kept = replace(geometry, products=geometry.products[:, kept][:, :, kept])
     for _ in range(RESAMPLES):
-        counts = rng.multinomial(n_groups, np.full(n_groups, 1.0 / n_groups))
-        summed = np.tensordot(counts, products, axes=1)
-        norms = np.diagonal(summed)
-        squared = norms[:, None] + norms[None, :] - 2.0 * summed
-        yield np.maximum(squared, 0.0) / (float(counts @ geometry.n_tokens) * geometry.n_channels)
+        yield of_kept.distances(rng.multinomial(n_groups, np.full(n_groups, 1.0 / n_groups)))

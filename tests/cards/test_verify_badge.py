@@ -17,9 +17,8 @@ from mdir_hf.cards.svg import render_svg
 from mdir_hf.cards.verify_badge import LEAST_TOLERANCE, RELATIVE_TOLERANCE, agree, verify_badge
 from mdir_hf.comparison.settings import Listeners
 from mdir_hf.errors import InputError, RepositoryNotFoundError, RevisionNotFoundError
-from mdir_hf.report import Level
+from mdir_hf.report import LayerPattern, LayerRole, LayersReport, Level, ResidualMap
 from tests.cards.reports import a_report, model
-from tests.figures.drawn_reports import a_layer_map
 from tests.specimens import gaussian, tokens, write_model
 from tests.test_adapters import write_adapter, write_base
 
@@ -138,13 +137,18 @@ def test_a_stranger_called_homologous_is_different(hub, tmp_path):
     assert {one.name for one in check.differences} == {"verdict", "log10_p"}
 
 
+NO_MATCHES = LayersReport(
+    LayerRole.V, ResidualMap.IDENTITY, None, LayerPattern.NONE, (), -5.0, 0.0, 0, 0.0, 0.0, (), (), (), "null"
+)
+
+
 @pytest.mark.parametrize(
     ("change", "name"),
     [
         (lambda r: dataclasses.replace(r, settled_by="body"), "settled_by"),
         (lambda r: dataclasses.replace(r, tests=1), "tests"),
         (lambda r: dataclasses.replace(r, embedding=None), "embedding"),
-        (lambda r: dataclasses.replace(r, layers=a_layer_map(3, 3)), "layers"),
+        (lambda r: dataclasses.replace(r, layers=NO_MATCHES), "layers"),
         (
             lambda r: dataclasses.replace(r, embedding=dataclasses.replace(r.embedding, transformation="permutation")),
             "embedding.transformation",
@@ -310,6 +314,13 @@ def test_a_badge_says_nothing_else_of_how_a_model_was_read(fields):
     body["candidate"].update(fields)
     with pytest.raises(InputError):
         claim_of_dict(body)
+
+
+def test_the_base_under_an_adapter_is_read_back_from_a_picture():
+    claim = make_badge(a_report()).claim
+    on_base = dataclasses.replace(claim.candidate, bases=(f"owner/base@{'a' * 40}",))
+    claim = dataclasses.replace(claim, candidate=on_base)
+    assert claim_of_dict(json.loads(json.dumps(claim.to_dict()))) == claim
 
 
 def test_a_badge_names_models_on_the_hub_only(hub, tmp_path, monkeypatch):

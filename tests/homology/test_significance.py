@@ -7,7 +7,6 @@ import torch
 
 from mdir_hf.homology.matching import best_matching
 from mdir_hf.homology.significance import (
-    log_bound,
     log_cost_of_look,
     log_n_matchings,
     log_p_entry,
@@ -22,7 +21,7 @@ CLOSE = 1e-12
 
 def square(trace, n, **kwargs):
     energy = kwargs.pop("energy", float(n))
-    return log_bound(trace, n_narrow=n, n_wide=n, narrow_energy=energy, wide_energy=energy, **kwargs)
+    return log_p_matching(trace, n_narrow=n, n_wide=n, narrow_energy=energy, wide_energy=energy, is_cut=False, **kwargs)
 
 
 def test_square_full_rank_is_the_papers_formula_with_no_epsilon():
@@ -46,13 +45,13 @@ def test_pure_copy_at_rank_r_is_worth_half_n_r_nats(n, r):
 
 def test_rectangular_with_evenly_spread_energy_has_the_stiefel_exponent():
     n1, n2, c = 64, 256, 20.0
-    bound = log_bound(c, n_narrow=n1, n_wide=n2, narrow_energy=n1, wide_energy=n1 * n1 / n2)
+    bound = log_p_matching(c, n_narrow=n1, n_wide=n2, narrow_energy=n1, wide_energy=n1 * n1 / n2, is_cut=False)
     assert bound == pytest.approx(math.lgamma(n2 + 1) - math.lgamma(n2 - n1 + 1) - c * c * n2 / (2 * n1), rel=CLOSE)
 
 
 def test_rectangular_with_all_energy_in_the_matched_columns_has_the_safe_exponent():
     n1, n2, c = 64, 256, 40.0
-    bound = log_bound(c, n_narrow=n1, n_wide=n2, narrow_energy=n1, wide_energy=n1)
+    bound = log_p_matching(c, n_narrow=n1, n_wide=n2, narrow_energy=n1, wide_energy=n1, is_cut=False)
     assert bound == pytest.approx(math.lgamma(n2 + 1) - math.lgamma(n2 - n1 + 1) - c * c / 2, rel=CLOSE)
 
 
@@ -104,7 +103,7 @@ def test_the_number_of_matchings_is_what_counting_gives(n1, n2):
 
 def test_one_entry_is_a_matching_of_one_pair():
     alone = log_p_entry(0.5, line_energy=1.0, n_haar=256, n_comparisons=256 * 256)
-    pair = log_bound(0.5, n_narrow=256, n_wide=256, narrow_energy=1.0, wide_energy=1.0, n_matched=1)
+    pair = log_p_matching(0.5, n_narrow=256, n_wide=256, narrow_energy=1.0, wide_energy=1.0, n_matched=1, is_cut=False)
     assert alone == pytest.approx(pair, rel=CLOSE)
 
 

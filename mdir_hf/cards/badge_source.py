@@ -13,7 +13,7 @@ from mdir_hf.cards.badge import endpoint_of
 from mdir_hf.cards.claim import Claim, claim_of_dict, claim_of_report
 from mdir_hf.cards.report_file import MOST_BYTES, REPORT_NAME, decoded, local_text
 from mdir_hf.cards.svg import render_svg
-from mdir_hf.errors import InputError
+from mdir_hf.errors import InputError, naming
 from mdir_hf.hub.hub_file import read_hub_file
 from mdir_hf.report import SCHEMA, HomologyReport
 
@@ -59,7 +59,7 @@ def read_badge(
     """
     name = os.fspath(source)
     text = _text(name, token, cache_dir)
-    try:
+    with naming(name):
         if text.lstrip().startswith("<"):
             claim = _claim_of_svg(text)
             return BadgeSource(name, "badge", claim, None, text.replace("\r\n", "\n") == render_svg(claim))
@@ -69,14 +69,10 @@ def read_badge(
             return BadgeSource(name, "report", claim_of_report(report), report, True)
         if "schemaVersion" not in body:
             raise InputError("is neither a badge, nor a report of mdir-hf, nor the JSON of a badge endpoint")
-    except InputError as exc:
-        raise exc.about(name) from exc.__cause__
     beside = _beside(name)
-    try:
+    with naming(beside):
         report = HomologyReport.from_json(_text(beside, token, cache_dir))
         claim = claim_of_report(report)
-    except InputError as exc:
-        raise exc.about(beside) from exc.__cause__
     return BadgeSource(name, "endpoint", claim, report, body == endpoint_of(claim))
 
 

@@ -18,7 +18,7 @@ from mdir_hf.cards.declared import README
 from mdir_hf.cards.front_matter import MOST_BYTES, Card, parse_card, read_metadata, with_metadata
 from mdir_hf.cards.section import BADGE_PATH, REPORT_PATH, lineage_section, replace_section
 from mdir_hf.cards.text_lines import split_lines
-from mdir_hf.errors import CardError, InputError, RevisionNotFoundError
+from mdir_hf.errors import CardError, InputError, RevisionNotFoundError, naming
 from mdir_hf.hub import Repository, open_repository, parse_reference
 from mdir_hf.hub.endpoint import current_endpoint
 from mdir_hf.hub.pull_request import PullRequest, open_pull_request
@@ -250,10 +250,8 @@ def _with_section(card: Card, section: str, subject: str) -> Card:
         card = replace(card, closing=card.closing + card.line_end)
     if not card.body:
         section = section.replace("\n", card.line_end)
-    try:
+    with naming(subject):
         return replace(card, body=replace_section(card.body, section))
-    except CardError as exc:
-        raise exc.about(subject) from exc.__cause__
 
 
 def _printable(text: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from mdir_hf.errors import InputError
+from mdir_hf.errors import InputError, naming
 from mdir_hf.report import HomologyReport
 
 REPORT_NAME = "report.json"
@@ -20,10 +20,8 @@ def read_report(path: str | os.PathLike[str]) -> HomologyReport:
         InputError: If it cannot be read, or is none.
     """
     name = os.fspath(path)
-    try:
+    with naming(name):
         return HomologyReport.from_json(local_text(name))
-    except InputError as exc:
-        raise exc.about(name) from exc.__cause__
 
 
 def local_text(name: str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from mdir_hf.checkpoint import AdapterConfig, TensorSource, has_adapter, open_checkpoint
-from mdir_hf.errors import HubError, InputError, MdirError, UnsupportedFormatError
+from mdir_hf.errors import HubError, InputError, MdirError, UnsupportedFormatError, naming
 from mdir_hf.hub import Repository
 
 MAX_ADAPTERS = 4
@@ -101,10 +101,8 @@ def _open(
                 "adapters go round in a circle: " + " on ".join(link.label for link in (*chain, base)),
                 subject=chain[0].label,
             )
-        try:
+        with naming(base.label):
             bases.append(_open(base, variant, open_other, chain))
-        except MdirError as exc:
-            raise exc.about(base.label) from exc.__cause__
         recipes.append(config.recipe)
         return bases[0].tensors
 

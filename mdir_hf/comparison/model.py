@@ -9,7 +9,7 @@ from mdir_hf.anatomy import Anatomy, gguf_config, read_config, resolve_anatomy
 from mdir_hf.checkpoint import TensorSource
 from mdir_hf.comparison.bases import OpenRepository, Weights, about_model, open_weights
 from mdir_hf.comparison.comparable import matrix_spec
-from mdir_hf.errors import MdirError
+from mdir_hf.errors import MdirError, naming
 from mdir_hf.hub import Repository, open_repository
 from mdir_hf.report import ModelSummary
 from mdir_hf.vocabulary import Vocabulary, gguf_vocabulary, read_vocabulary, vocabulary_files
@@ -105,14 +105,12 @@ class Model:
         Raises:
             VocabularyError: If the files are not what their kind of tokenizer should be.
         """
-        try:
+        with naming(self.tokenizer_files.label):
             if self._brings_tokens:
                 return gguf_vocabulary(self._metadata, file=self.tensors.paths[0])
             if not self.vocabulary_paths and self.tokenizer is None:
                 return None
             return read_vocabulary(self.tokenizer_files.files, self.tokenizer_files.read)
-        except MdirError as exc:
-            raise exc.about(self.tokenizer_files.label) from exc.__cause__
 
     @property
     def _brings_tokens(self) -> bool:

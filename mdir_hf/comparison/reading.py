@@ -13,7 +13,7 @@ import torch
 from mdir_hf.checkpoint import iter_row_blocks
 from mdir_hf.comparison.comparable import PlacedTensors
 from mdir_hf.comparison.plan import ReadPlan
-from mdir_hf.errors import MdirError
+from mdir_hf.errors import naming
 from mdir_hf.homology.embedding import block_rows
 from mdir_hf.vocabulary import CommonVocabulary
 
@@ -70,10 +70,8 @@ class PairReader:
 
 
 def _read(model: PlacedTensors, name: str, rows: IntArray, max_gap_bytes: int) -> torch.Tensor:
-    try:
+    with naming(model.label):
         return model.tensors.read_rows(name, rows, max_gap_bytes=max_gap_bytes)
-    except MdirError as exc:
-        raise exc.about(model.label) from exc.__cause__
 
 
 def narrowed(rows: torch.Tensor) -> torch.Tensor:

@@ -90,7 +90,7 @@ def _verdict(report: HomologyReport) -> Section:
         facts.append(Fact("log10 p not accepted", refused, "Found, but it failed a condition: see the caveats."))
         brief.append(Line("not accepted", f"log10 p {refused} was found and failed a condition"))
     if report.settled_by is not None:
-        facts.append(Fact("settled by", SETTLED[report.settled_by], "Nothing more was needed."))
+        facts.append(Fact("settled by", SETTLED[report.settled_by], "The step that settled the question."))
         brief.append(Line("settled by", SETTLED[report.settled_by]))
     matrix = report.embedding
     if report.verdict is Verdict.HOMOLOGOUS and matrix is not None and matrix.transformation is not Transformation.NONE:

@@ -133,7 +133,7 @@ def test_the_verdict_has_an_icon_words_and_numbers():
     assert facts == {
         "log10 p": "−812.4 Corrected for 14 tests and for every look.",
         "alpha": "1e-10 The level of significance, fixed before looking.",
-        "settled by": "the embeddings, all common tokens Nothing more was needed.",
+        "settled by": "the embeddings, all common tokens The step that settled the question.",
         "found": "permutation Channels in another order (permutation). The candidate's rows are 3.98 times as large.",
         "read": "2 MB 0.0125% of the weights.",
     }

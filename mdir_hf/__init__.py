@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from mdir_hf.hub.resolve import ResolvedModel, resolve_model
     from mdir_hf.names import shown_name
     from mdir_hf.report import (
+        Exclusion,
         Fact,
         FigureName,
         HomologyReport,
@@ -61,7 +62,7 @@ _NAMES = {
     "mdir_hf.hub.resolve": "ResolvedModel resolve_model",
     "mdir_hf.names": "shown_name",
     "mdir_hf.report": (
-        "Fact FigureName HomologyReport LayersReport Level Listing MatrixArrays MatrixReport ModelSummary "
+        "Exclusion Fact FigureName HomologyReport LayersReport Level Listing MatrixArrays MatrixReport ModelSummary "
         "ModuleReport PlaceboResult Reason ReportArrays Section SectionKind SettledBy Transformation "
         "Verdict describe "
     ),
@@ -74,6 +75,7 @@ __all__ = [
     "Badge",
     "ByteBudgetError",
     "DeclaredLineage",
+    "Exclusion",
     "Fact",
     "FigureName",
     "GatedRepositoryError",

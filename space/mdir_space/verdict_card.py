@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mdir_hf import DeclaredLineage, HomologyReport, Verdict, describe, section_html, shown_name
+from mdir_hf import DeclaredLineage, HomologyReport, SectionKind, Verdict, describe, section_html, shown_name
 from mdir_space.markup import model_name, text
 
 
@@ -24,6 +24,7 @@ def verdict_card(report: HomologyReport, *, declared: str = "", link: str = "", 
         f'<h2 id="verdict-words"><span class="icon" aria-hidden="true">{report.icon}</span>'
         f"<span>{text(report.headline)}.</span></h2>",
         _numbers(report),
+        _excluded(report),
         _meaning(report),
         declared,
         _link(link) if link else "",
@@ -34,6 +35,11 @@ def verdict_card(report: HomologyReport, *, declared: str = "", link: str = "", 
 def _numbers(report: HomologyReport) -> str:
     verdict = describe(report)[0]
     return section_html(replace(verdict, paragraphs=()), {})
+
+
+def _excluded(report: HomologyReport) -> str:
+    section = next((section for section in describe(report) if section.kind is SectionKind.EXCLUDES), None)
+    return "" if section is None else f"<h3>{text(section.title)}</h3>{section_html(section, {})}"
 
 
 def _meaning(report: HomologyReport) -> str:

@@ -10,6 +10,7 @@ import pytest
 
 from mdir_hf import (
     DeclaredLineage,
+    Exclusion,
     HomologyReport,
     Progress,
     ReadPlan,
@@ -135,6 +136,14 @@ def test_the_words_of_the_verdict_stand_on_its_card(permuted):
         assert report.icon in card
         for sentence in (report.means, *report.does_not_mean):
             assert sentence.replace("'", "&#x27;") in card
+
+
+def test_a_no_says_what_it_excludes_on_its_card(permuted):
+    report = replace(EXAMPLES["other-seed"].report, excludes=Exclusion(9.3, 56.0, 3.3))
+    card = verdict_card(report)
+    assert "What this excludes" in card
+    assert "up to 9.3 times the weights" in card and "up to 3.3 times the weights" in card
+    assert "What this excludes" not in verdict_card(permuted)
 
 
 def test_an_inconclusive_verdict_says_why(permuted):

@@ -95,6 +95,9 @@ class _CountedFile:
     def n_bytes(self) -> int:
         return self._source.n_bytes
 
+    def close(self) -> None:
+        self._source.close()
+
     def read(self, start: int, stop: int) -> bytes:
         self._reads.add(self._file, start, stop)
         return self._source.read(start, stop)

@@ -39,7 +39,8 @@ def plan_notice(plan: ReadPlan, pace: Pace, limits: Limits) -> str:
         f"{reads} of {size_text(plan.bytes_of_weights)} of weights.",
         f"Takes {' to '.join(times)}, by estimate.",
         f"Needs {size_text(plan.peak_memory_bytes)} of memory{'' if fits else '; it fits'}.",
-        f"{plan.common_tokens:,} tokens are common to both.",
+        f"{plan.common_tokens:,} tokens are common to both: a copy under noise of up to "
+        f"{min(plan.excluded_noise, 100.0):.2g} times the weights would be found by its embeddings.",
     ]
     if fits:
         parts.append(fits)

@@ -203,7 +203,7 @@ def test_at_another_level_only_verdicts_are_compared(hub, tmp_path):
     check = verify(source, level=Level.EMBEDDING)
     assert check.report.level == "embedding" and not agree(check.source.claim.log10_p, check.report.log10_p)
     assert check.state == "match" and "only the verdicts" in str(check)
-    overturned = dataclasses.replace(compare(), verdict=Verdict.NO_EVIDENCE)
+    overturned = dataclasses.replace(compare(), verdict=Verdict.NO_EVIDENCE, log10_p=0.0)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "r.json").write_text(overturned.to_json())
     assert verify(tmp_path / "other" / "r.json", level=Level.SCREEN).state == "different"

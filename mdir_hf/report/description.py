@@ -24,18 +24,10 @@ from mdir_hf.report.sections import (
     number,
     percent,
 )
-from mdir_hf.report.terms import SettledBy, Transformation, Verdict
+from mdir_hf.report.terms import Transformation, Verdict
 from mdir_hf.report.words import MEANING, n_bytes_text
 
 NAME_LENGTH = 80
-
-SETTLED = {
-    SettledBy.IDENTICAL_FILES: "files of the same SHA-256",
-    SettledBy.SCREEN: "a first look at the embeddings",
-    SettledBy.EMBEDDING: "the embeddings, all common tokens",
-    SettledBy.UNEMBEDDING: "the unembeddings (lm_head)",
-    SettledBy.BODY: "the layers",
-}
 
 FOUND = {
     Transformation.NONE: "nothing",
@@ -90,8 +82,8 @@ def _verdict(report: HomologyReport) -> Section:
         facts.append(Fact("log10 p not accepted", refused, "Found, but it failed a condition: see the caveats."))
         brief.append(Line("not accepted", f"log10 p {refused} was found and failed a condition"))
     if report.settled_by is not None:
-        facts.append(Fact("settled by", SETTLED[report.settled_by], "The step that settled the question."))
-        brief.append(Line("settled by", SETTLED[report.settled_by]))
+        facts.append(Fact("settled by", report.settled_by.words, "The step that settled the question."))
+        brief.append(Line("settled by", report.settled_by.words))
     matrix = report.embedding
     if report.verdict is Verdict.HOMOLOGOUS and matrix is not None and matrix.transformation is not Transformation.NONE:
         scale = "" if matrix.scale is None else f" The candidate's rows are {matrix.scale:.3g} times as large."

@@ -25,38 +25,34 @@ class SectionKind(Term):
 
 
 class FigureName(Term):
-    """A figure of a report; which there are depends on what was run."""
+    """A figure of a report, with what to look for in it; which there are depends on what was run."""
 
-    EMBEDDING = "embedding"
-    EMBEDDING_MATCHED = "embedding_matched"
-    UNEMBEDDING = "unembedding"
-    UNEMBEDDING_MATCHED = "unembedding_matched"
-    LOOKS = "looks"
-    NULL = "null"
-    LAYERS = "layers"
-    MODULES = "modules"
-
-    @property
-    def caption(self) -> str:
-        """What to look for in it."""
-        return _CAPTIONS[self]
-
-
-_CAPTIONS = {
-    FigureName.EMBEDDING: "Each cell is the largest entry of a block of the polar factor. In relatives each channel "
-    "stands out with its one partner; in unrelated models there is only noise.",
-    FigureName.EMBEDDING_MATCHED: "The same with every channel beside the one that it matches: the diagonal is "
-    "the match.",
-    FigureName.UNEMBEDDING: "The same test on the output side of the model (lm_head).",
-    FigureName.UNEMBEDDING_MATCHED: "The unembeddings with every channel beside the one that it matches.",
-    FigureName.LOOKS: "Reading stops at the first decisive look. p is corrected for every look.",
-    FigureName.NULL: "Each bar is a trace over the trace that unrelated models pass once in a thousand (the line). A "
-    "placebo is the same test where there is nothing to find.",
-    FigureName.LAYERS: "Each cell is the evidence for one pair of layers. Copies in place are a diagonal; inserted or "
-    "repeated layers break it.",
-    FigureName.MODULES: "One column for each matched pair of layers, one row for each part, with its most significant "
-    "test.",
-}
+    EMBEDDING = (
+        "embedding",
+        "Each cell is the largest entry of a block of the polar factor. In relatives each channel stands out with its "
+        "one partner; in unrelated models there is only noise.",
+    )
+    EMBEDDING_MATCHED = (
+        "embedding_matched",
+        "The same with every channel beside the one that it matches: the diagonal is the match.",
+    )
+    UNEMBEDDING = "unembedding", "The same test on the output side of the model (lm_head)."
+    UNEMBEDDING_MATCHED = "unembedding_matched", "The unembeddings with every channel beside the one that it matches."
+    LOOKS = "looks", "Reading stops at the first decisive look. p is corrected for every look."
+    NULL = (
+        "null",
+        "Each bar is a trace over the trace that unrelated models pass once in a thousand (the line). A placebo is the "
+        "same test where there is nothing to find.",
+    )
+    LAYERS = (
+        "layers",
+        "Each cell is the evidence for one pair of layers. Copies in place are a diagonal; inserted or repeated layers "
+        "break it.",
+    )
+    MODULES = (
+        "modules",
+        "One column for each matched pair of layers, one row for each part, with its most significant test.",
+    )
 
 
 class Line(NamedTuple):

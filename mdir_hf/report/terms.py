@@ -3,13 +3,31 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 PLACEBO_LOG10_P = -3.0
 """log10 p from which a placebo, or any test by itself, counts as significant: 0.1 %."""
 
 
 class Term(str, Enum):
-    """A word of a result: equal to its text in JSON."""
+    """A word of a result: equal to its text in JSON.
+
+    Attributes:
+        words: For people; the text without its underscores where nothing else is given.
+        letter: One character, for a cell of a figure, where there is one.
+    """
+
+    words: str
+    letter: str
+
+    def __new__(cls, value: str, words: str = "", letter: str = "") -> Self:
+        """Make a word of its text, and of what people read in its place."""
+        term = str.__new__(cls, value)
+        term._value_, term.words, term.letter = value, words or value.replace("_", " "), letter
+        return term
 
     def __str__(self) -> str:
         return str(self.value)
@@ -76,26 +94,21 @@ class Level(Term):
 class SettledBy(Term):
     """The step that settled the question."""
 
-    IDENTICAL_FILES = "identical_files"
-    SCREEN = "screen"
-    EMBEDDING = "embedding"
-    UNEMBEDDING = "unembedding"
-    BODY = "body"
+    IDENTICAL_FILES = "identical_files", "files of the same SHA-256"
+    SCREEN = "screen", "a first look at the embeddings"
+    EMBEDDING = "embedding", "the embeddings, all common tokens"
+    UNEMBEDDING = "unembedding", "the unembeddings (lm_head)"
+    BODY = "body", "the layers"
 
 
 class Transformation(Term):
     """What takes the channels of one model to those of the other."""
 
-    NONE = "none"
+    NONE = "none", "nothing"
     IDENTITY = "identity"
     PERMUTATION = "permutation"
     SIGNED_PERMUTATION = "signed_permutation"
     ROTATION = "rotation"
-
-    @property
-    def words(self) -> str:
-        """For people."""
-        return "nothing" if self is Transformation.NONE else self.value.replace("_", " ")
 
 
 class View(Term):
@@ -118,27 +131,12 @@ class ResidualMap(Term):
 class LayerPattern(Term):
     """How the layers of the candidate descend from those of the reference."""
 
-    NONE = "none"
-    IDENTITY = "identity"
-    PRUNED = "pruned"
-    REPEATED = "repeated"
-    REORDERED = "reordered"
-    PARTIAL = "partial"
-
-    @property
-    def words(self) -> str:
-        """For people."""
-        return _PATTERN_WORDS[self]
-
-
-_PATTERN_WORDS = {
-    LayerPattern.NONE: "no layer has an ancestor",
-    LayerPattern.IDENTITY: "every layer in its own place",
-    LayerPattern.PRUNED: "layers were left out",
-    LayerPattern.REPEATED: "layers were repeated",
-    LayerPattern.REORDERED: "layers were put in another order",
-    LayerPattern.PARTIAL: "some layers have an ancestor",
-}
+    NONE = "none", "no layer has an ancestor"
+    IDENTITY = "identity", "every layer in its own place"
+    PRUNED = "pruned", "layers were left out"
+    REPEATED = "repeated", "layers were repeated"
+    REORDERED = "reordered", "layers were put in another order"
+    PARTIAL = "partial", "some layers have an ancestor"
 
 
 class LayerRole(Term):
@@ -149,76 +147,30 @@ class LayerRole(Term):
     UP = "up"
     KV_LATENT = "kv_latent"
 
-    @property
-    def words(self) -> str:
-        """For people."""
-        return self.value.replace("_", " ")
-
 
 class ModuleRole(Term):
     """The part of a layer that a test of Algorithm 3 compares."""
 
-    Q = "q"
-    K = "k"
-    V = "v"
-    O = "o"  # noqa: E741 - the field's letter for the output projection of attention
-    GATE = "gate"
-    UP = "up"
-    DOWN = "down"
-    MLP = "mlp"
+    Q = "q", "query"
+    K = "k", "key"
+    V = "v", "value"
+    O = "o", "attention output"  # noqa: E741 - the field's letter for the output projection of attention
+    GATE = "gate", "MLP gate"
+    UP = "up", "MLP up"
+    DOWN = "down", "MLP down"
+    MLP = "mlp", "whole MLP"
     EXPERTS = "experts"
-    MIXER = "mixer"
-
-    @property
-    def words(self) -> str:
-        """For people."""
-        return _ROLE_WORDS[self]
-
-
-_ROLE_WORDS = {
-    ModuleRole.Q: "query",
-    ModuleRole.K: "key",
-    ModuleRole.V: "value",
-    ModuleRole.O: "attention output",
-    ModuleRole.GATE: "MLP gate",
-    ModuleRole.UP: "MLP up",
-    ModuleRole.DOWN: "MLP down",
-    ModuleRole.MLP: "whole MLP",
-    ModuleRole.EXPERTS: "experts",
-    ModuleRole.MIXER: "state-space mixer",
-}
+    MIXER = "mixer", "state-space mixer"
 
 
 class ModuleTest(Term):
     """The inner transformations that a test of Algorithm 3 looks for."""
 
-    PERMUTATION = "permutation"
-    SIGNED_PERMUTATION = "signed_permutation"
-    BLOCKS = "blocks"
-    SUBSPACES = "subspaces"
-    PLANES = "planes"
-    FREQUENCIES = "frequencies"
-    NEURONS = "neurons"
-    CHANNELS = "channels"
-
-    @property
-    def letter(self) -> str:
-        """One character, for a cell of a figure."""
-        return _TEST_WORDS[self][0]
-
-    @property
-    def words(self) -> str:
-        """What it looks for."""
-        return _TEST_WORDS[self][1]
-
-
-_TEST_WORDS = {
-    ModuleTest.PERMUTATION: ("P", "rows permuted"),
-    ModuleTest.SIGNED_PERMUTATION: ("±", "rows permuted, with signs"),
-    ModuleTest.BLOCKS: ("R", "a rotation per head"),
-    ModuleTest.SUBSPACES: ("M", "any map per head"),
-    ModuleTest.PLANES: ("T", "a turn per RoPE plane"),
-    ModuleTest.FREQUENCIES: ("F", "turns per frequency"),
-    ModuleTest.NEURONS: ("N", "neurons permuted and scaled"),
-    ModuleTest.CHANNELS: ("C", "channels permuted and scaled"),
-}
+    PERMUTATION = "permutation", "rows permuted", "P"
+    SIGNED_PERMUTATION = "signed_permutation", "rows permuted, with signs", "±"
+    BLOCKS = "blocks", "a rotation per head", "R"
+    SUBSPACES = "subspaces", "any map per head", "M"
+    PLANES = "planes", "a turn per RoPE plane", "T"
+    FREQUENCIES = "frequencies", "turns per frequency", "F"
+    NEURONS = "neurons", "neurons permuted and scaled", "N"
+    CHANNELS = "channels", "channels permuted and scaled", "C"

@@ -29,7 +29,7 @@ INTRODUCTIONS = {
 NOT_RUN = {
     SectionKind.EVIDENCE: "No weights were compared: the files of both models have the same digests.",
     SectionKind.LAYERS: _NO_LAYERS,
-    SectionKind.MODULES: "No module was tested: no layer has an ancestor, or the layers were not compared.",
+    SectionKind.MODULES: "No module was tested. The layers were not compared, or none of them has an ancestor.",
     SectionKind.CALIBRATION: "No placebo was run: no weights were compared, or too few rows to tell.",
 }
 

@@ -13,6 +13,7 @@ from mdir_hf.comparison.layers import layer_weights
 from mdir_hf.homology.embedding import EmbeddingTest
 from mdir_hf.homology.gauge import OuterTransformation
 from mdir_hf.homology.neurons import match_neurons
+from mdir_hf.report import NeuronsFound
 from tests.trained.models import trained_model
 from tests.trained.transformed import TRANSFORMATIONS, edited, transformed
 
@@ -111,8 +112,8 @@ def test_the_heads_of_a_hidden_model_are_mapped(name):
         found = modules(report, layer)
         for role, test in HEAD_TESTS:
             origins = secrets["q" if role in ("q", "o") else "kv"][layer]
-            assert found[role, test]["log10_p"] < LOG10_ALPHA, (layer, role)
-            assert origin_of_each(found[role, test]["found"]["heads"]) == origins, (layer, role)
+            assert found[role, test].log10_p < LOG10_ALPHA, (layer, role)
+            assert origin_of_each(found[role, test].found.heads) == origins, (layer, role)
 
 
 @pytest.mark.parametrize("name", ROTATED)
@@ -131,7 +132,7 @@ def test_the_neurons_of_a_hidden_model_are_mapped_with_their_signs(name):
         # A few of 344 neurons may have moved past recognition in training; chance would have one right.
         assert np.mean(found.reference[order] == secrets["neurons"][layer]) > 0.98
         assert np.mean(found.signs[order] == secrets["signs"][layer]) > 0.98
-        assert modules(report, layer)["mlp", "neurons"]["log10_p"] < LOG10_ALPHA
+        assert modules(report, layer)["mlp", "neurons"].log10_p < LOG10_ALPHA
 
 
 def fitted_rotation(reference, candidate):
@@ -153,12 +154,12 @@ def test_permuted_groups_and_queries_are_mapped_and_nothing_else_is_said_to_move
         found = modules(report, layer)
         for role, test in (*HEAD_TESTS, ("v", "blocks"), ("o", "blocks")):
             origins = secrets["q" if role in ("q", "o") else "kv"][layer]
-            assert origin_of_each(found[role, test]["found"]["heads"]) == origins
-            assert found[role, test]["log10_p"] < LOG10_ALPHA
+            assert origin_of_each(found[role, test].found.heads) == origins
+            assert found[role, test].log10_p < LOG10_ALPHA
         for role in ("q", "k", "v", "o", "gate", "up", "down"):
-            assert found[role, "permutation"]["found"]["moves"] == (role in "qkvo")
-            assert found[role, "permutation"]["log10_p"] < LOG10_ALPHA
-        assert found["mlp", "neurons"]["found"] == {"moved_neurons": 0, "matched_neurons": 344}
+            assert found[role, "permutation"].found.moves == (role in "qkvo")
+            assert found[role, "permutation"].log10_p < LOG10_ALPHA
+        assert found["mlp", "neurons"].found == NeuronsFound(0, 344)
 
 
 def test_permuted_neurons_are_mapped_and_nothing_else_is_said_to_move():
@@ -172,13 +173,13 @@ def test_permuted_neurons_are_mapped_and_nothing_else_is_said_to_move():
     for layer in range(4):
         found = modules(report, layer)
         for role in ("q", "k", "v", "o", "gate", "up", "down"):
-            assert found[role, "permutation"]["found"]["moves"] == (role not in "qkvo")
-            assert found[role, "permutation"]["log10_p"] < LOG10_ALPHA
+            assert found[role, "permutation"].found.moves == (role not in "qkvo")
+            assert found[role, "permutation"].log10_p < LOG10_ALPHA
         mine, other = (layer_weights(checker.reference, layer).mlp for checker in checkers)
         matched = match_neurons(mine, other)
         assert matched.reference[np.argsort(matched.candidate)].tolist() == secrets["neurons"][layer]
         moved = sum(here != there for here, there in enumerate(secrets["neurons"][layer]))
-        assert found["mlp", "neurons"]["found"] == {"moved_neurons": moved, "matched_neurons": 344}
+        assert found["mlp", "neurons"].found == NeuronsFound(moved, 344)
 
 
 @pytest.mark.parametrize("name", ["values-rotated", "values-skewed"])
@@ -190,12 +191,12 @@ def test_values_mixed_inside_heads_are_explained_by_a_map_per_head(name):
         found = modules(report, layer)
         for role in ("v", "o"):
             explained = found[role, "subspaces"]
-            assert explained["log10_p"] < LOG10_ALPHA
-            assert all(here == there for here, there in explained["found"]["heads"])
+            assert explained.log10_p < LOG10_ALPHA
+            assert all(here == there for here, there in explained.found.heads)
             # What remains is the fine-tune, which by itself moves v and o by 0.07 to 0.13 of their size.
-            assert explained["found"]["residual"] < 0.15
-            assert explained["normalized_trace"] > 0.9
-            assert found[role, "permutation"]["normalized_trace"] < 0.5
+            assert explained.found.residual < 0.15
+            assert explained.normalized_trace > 0.9
+            assert found[role, "permutation"].normalized_trace < 0.5
 
 
 def test_rotations_inside_heads_are_told_from_other_maps():
@@ -205,7 +206,7 @@ def test_rotations_inside_heads_are_told_from_other_maps():
             shares = []
             for report in (rotated, skewed):
                 found = modules(report, layer)
-                shares.append(found[role, "blocks"]["normalized_trace"] / found[role, "subspaces"]["normalized_trace"])
+                shares.append(found[role, "blocks"].normalized_trace / found[role, "subspaces"].normalized_trace)
             assert shares[0] > 0.99
             assert shares[1] < 0.95
 

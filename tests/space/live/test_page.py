@@ -31,7 +31,7 @@ def test_two_names_give_progress_with_bytes_then_a_verdict_then_its_evidence(vis
     assert page.locator("#status").inner_text().strip() == ""
     card = page.locator(".verdict").inner_text()
     assert f"{BASE} and {STRANGER}" in card
-    assert "Not found is not unrelated" in card
+    assert "What this excludes" in card and "not evidence against shared ancestry" in card
     assert "Reads " in page.locator("#plan").inner_text()
 
 
@@ -43,11 +43,11 @@ def test_every_tab_opens_with_what_it_promises(visit):
 
     text = {name: open_tab(page, name) for name in TABS}
 
-    assert "Common tokens" in text["Evidence"]
-    assert "1,499 tokens" in text["Evidence"]
+    assert "common tokens" in text["Evidence"]
+    assert "1,499" in text["Evidence"]
     assert "The layers were not compared" in text["Layers"]
     assert "The layers were not compared" in text["Modules"]
-    assert "Re-paired tokens" in text["Calibration"]
+    assert "tokens re-paired" in text["Calibration"]
     assert "mdir-hf compare" in text["Reproduce"]
     assert "HomologyChecker" in text["Reproduce"]
     assert "[![Shared weight ancestry" in text["Badge"]
@@ -89,7 +89,7 @@ def test_a_link_opens_the_comparison_and_the_page_gives_that_link(visit, server)
     expect(page).to_have_url(link)
     card = page.locator(".verdict").inner_text()
     assert "@main" in card
-    assert "10−20 (alpha)" in card
+    assert "1e-20" in card
 
     again = visit(link.removeprefix(server.url))
     assert verdict(again) == verdict(page)

@@ -64,6 +64,15 @@ class Anatomy:
     rotary_dim: int | None = None
     norms_add_one: bool = False
 
+    @property
+    def unread_layers(self) -> tuple[int, ...]:
+        """Numbers of the layers in which no weight has a role; norms are no weights. Nothing can be told of them."""
+        return tuple(
+            layer.index
+            for layer in self.layers
+            if all(role.is_norm or role is Role.ROUTER for role, _ in layer.all_parts())
+        )
+
     def check_shapes(self, layer: Layer, shape_of: ShapeOf) -> None:
         """Check the stored shapes of a layer against the width of the model; costs the headers of its shards.
 

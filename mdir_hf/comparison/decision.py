@@ -180,14 +180,14 @@ def decide(
         alpha: The level.
         level: How far the comparison went.
         body: What was found on the layers, None where they were not compared.
-        layers_are_unreadable: Whether they would have been compared, and are stored in a form that is not read.
+        layers_are_unreadable: Whether all or most of them would have been compared, and could not be.
         layers_noise: The strongest noise, in units of the weights' RMS, under which a copy would have been found by
             its layers; 0 where they were not compared.
 
     Returns:
         Homologous where a matrix is trusted, or the layer map is significant and nothing casts doubt on it.
         Inconclusive where one of them is significant without that, where not even a plain copy could have been
-        significant, or where layers that should have been compared cannot be read. No evidence otherwise.
+        significant, or where layers that should have been compared could not be. No evidence otherwise.
     """
     log_alpha = math.log(alpha)
     doubts = () if body is None else _doubts(body)

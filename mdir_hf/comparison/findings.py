@@ -37,8 +37,8 @@ class LayersFound:
     Attributes:
         body: The evidence, None where the layers were not compared.
         n_tests: How many tests it is corrected for.
-        caveats: Why they were not compared.
-        are_unreadable: Whether that is because they are stored in a form that is not read here.
+        caveats: Why they, or most of them, were not compared.
+        are_unreadable: Whether they are there and could not be compared, all or most of them.
         noise: The strongest noise, in units of the weights' RMS, under which a copy would have been found by its
             layers; 0 where they were not compared.
     """

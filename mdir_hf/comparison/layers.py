@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,6 +43,37 @@ def standing_for(layer: Layer, role: Role) -> Role | None:
         return role
     other = STANDS_IN.get(role)
     return other if other in layer.parts else None
+
+
+def why_not_compared(reference: PlacedTensors, candidate: PlacedTensors, roles: Sequence[Role]) -> tuple[str, ...]:
+    """Say why the layers of two models, or most of those of one of them, cannot be compared.
+
+    Args:
+        reference: One model.
+        candidate: The other.
+        roles: The roles that can stand for a layer in both.
+
+    Returns:
+        A sentence for each reason; none where the layers can be compared.
+    """
+    reasons = []
+    for model in (reference, candidate):
+        layers, unread = model.anatomy.layers, model.anatomy.unread_layers
+        n_left = len(layers) - max((len(layers_with(model, role)) for role in roles), default=0)
+        if not layers:
+            reasons.append(f"{model.label} has none")
+        elif 2 * len(unread) > len(layers):
+            first = next(iter(model.anatomy.unplaced), None)
+            example = "" if first is None else f", {first!r} for one"
+            reasons.append(
+                f"no weight in {len(unread)} of {len(layers)} layers of {model.label} has a role that is known{example}"
+            )
+        elif 2 * n_left > len(layers):
+            reasons.append(
+                f"the models have no role in common that stands for {n_left} of {len(layers)} layers of {model.label}"
+            )
+    which = "Most layers" if roles else "The layers"
+    return tuple(f"{which} were not compared: {reason}." for reason in reasons)
 
 
 class RoleReader:

@@ -16,7 +16,7 @@ from mdir_hf.comparison.comparable import Comparable, matrix_spec, n_rows, vocab
 from mdir_hf.comparison.decision import BodySummary, Decision, decide, layers_support
 from mdir_hf.comparison.exclusion import layers_noise
 from mdir_hf.comparison.findings import Findings, LayersFound, MatricesFound
-from mdir_hf.comparison.layers import n_neurons
+from mdir_hf.comparison.layers import n_neurons, why_not_compared
 from mdir_hf.comparison.matrices import compare_matrices
 from mdir_hf.comparison.plan import ReadPlan, check_memory, make_plan
 from mdir_hf.comparison.progress import Watch
@@ -229,8 +229,7 @@ def _compare_layers(
         if settings.level.analyses_all_layers:
             raise
         # The embeddings were read, and they may have the answer.
-        are_unreadable = isinstance(exc, UnsupportedFormatError)
-        return LayersFound(caveats=(f"The layers were not compared: {exc}.",), are_unreadable=are_unreadable)
+        return LayersFound(caveats=(f"The layers were not compared: {exc}.",), are_unreadable=True)
 
 
 def _layers_found(
@@ -243,25 +242,26 @@ def _layers_found(
     on_embeddings = outer_candidates(
         *widths, polar=of_stream["embedding"].polar if "embedding" in of_stream else None, matching=matching
     )
+    roles = representatives(reference, candidate)
     tried = attempts(
         reference,
         candidate,
         on_embeddings,
-        representatives(reference, candidate),
+        roles,
         settings,
         are_matched=matching is not None,
     )
     # Looks at matrices spend 1 - 1/(s + 1) of alpha in all; the layers take the next share (docs/method.md, "Looks").
     spent = log_cost_of_look(matrices.n_looks + 1)
     evidence = compare_bodies(reference, candidate, tried, settings, log_alpha=math.log(settings.alpha) - spent)
+    why = why_not_compared(reference, candidate, roles)
     if evidence is None:
-        why = (
-            "The layers were not compared: nothing relates the two residual streams, or no role of a layer was found "
-            "in both models."
-        )
-        return LayersFound(caveats=(why,))
+        why = why or ("The layers were not compared: nothing relates the two residual streams.",)
+        # What has no layers was compared whole.
+        return LayersFound(caveats=why, are_unreadable=bool(reference.anatomy.layers and candidate.anatomy.layers))
     noise = layers_noise(reference, candidate, evidence, log_alpha=math.log(settings.alpha) - spent)
-    return LayersFound(replace(evidence, log_p=min(0.0, evidence.log_p + spent)), evidence.n_tests, noise=noise)
+    corrected = replace(evidence, log_p=min(0.0, evidence.log_p + spent))
+    return LayersFound(corrected, evidence.n_tests, why, are_unreadable=bool(why), noise=noise)
 
 
 def _summary(body: BodyEvidence, settings: Settings) -> BodySummary:

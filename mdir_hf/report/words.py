@@ -11,7 +11,7 @@ REASON_TEXT = {
     Reason.TOO_FEW_COMMON_TOKENS: "the two vocabularies share too few tokens for even a plain copy to be significant",
     Reason.FEW_SHARED_AXES: "the models agree on a few channels only, as unrelated models with outlier channels can",
     Reason.NULL_NOT_VALIDATED: "the models agree, but what the p-value of this pair rests on could not be validated",
-    Reason.WEIGHTS_UNREADABLE: "the embeddings show nothing, and the layers are stored in a form that is not read here",
+    Reason.WEIGHTS_UNREADABLE: "the embeddings show nothing, and the layers could not be compared",
 }
 
 HEADLINE = {

@@ -167,6 +167,7 @@ def test_a_layer_of_another_shape(strangers_with_a_layer, capsys):
     assert main(["compare", one, other, "--json", "--quiet"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["layers"] is None
+    assert (report["verdict"], report["reason"]) == ("inconclusive", "weights_unreadable")
     assert any("The layers were not compared" in caveat and "(64, 65)" in caveat for caveat in report["caveats"])
 
 

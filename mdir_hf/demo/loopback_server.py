@@ -174,6 +174,9 @@ class Handler(BaseHTTPRequestHandler):
                 if file.is_lfs:
                     entry["lfs"] = {"oid": file.sha256, **file.listed["lfs"]}
                 entries.append(entry)
+        self._page(entries)
+
+    def _page(self, entries: list[dict[str, Any]]) -> None:
         self._json(entries)
 
     def _resolve(self, address: str, revision: str, path: str) -> None:
@@ -190,9 +193,14 @@ class Handler(BaseHTTPRequestHandler):
         if file.is_lfs:
             location = self._hub.cdn_address(f"/{quote(repository.address, safe='')}/{commit}/{quote(path)}")
             linked = {"X-Linked-Size": str(file.n_bytes), "X-Linked-Etag": headers["ETag"]}
-            self._answer(302, b"", {**headers, **linked, "Location": location})
+            self._redirect(repository, commit, file, {**headers, **linked, "Location": location})
         else:
             self._content(file, headers)
+
+    def _redirect(
+        self, repository: StoredRepository, commit: str, file: StoredFile, headers: Mapping[str, str]
+    ) -> None:
+        self._answer(302, b"", headers)
 
     # The CDN.
 

@@ -277,6 +277,7 @@ def test_a_small_file_is_fetched_once_into_the_standard_cache(loopback_hub, comm
 
 
 def test_the_ledger_counts_the_requests_the_hub_saw(loopback_hub, commit):
+    loopback_hub.redirects_small_files = False
     repository = open_repository("owner/name")
     repository.read("config.json")
     repository.read(WEIGHTS)
@@ -331,6 +332,7 @@ def test_a_small_file_that_keeps_failing_is_a_server_error(loopback_hub, commit,
 
 
 def test_force_download_fetches_again_once(loopback_hub, commit, model_folder):
+    loopback_hub.redirects_small_files = False
     open_repository("owner/name").read("config.json")
     n_requests = len(loopback_hub.sent(path="config.json"))
     repository = open_repository("owner/name", force_download=True)

@@ -15,33 +15,11 @@ from urllib.parse import unquote
 
 from mdir_hf.demo.loopback_files import StoredFile
 from mdir_hf.demo.loopback_server import Handler, Origin
+from tests.loopback.traffic import LoggedConnection, LoggedRequest
 
 FaultKind = Literal[
     "status", "ignore_range", "drop", "truncate", "slow", "wrong_content_range", "changed_etag", "no_content_length"
 ]
-
-
-@dataclass
-class LoggedRequest:
-    """One request as it was received and answered.
-
-    Attributes:
-        method: ``GET``, ``HEAD``, ``POST`` or ``PUT``.
-        origin: Which of the two servers it came to.
-        path: Path without the query.
-        range: The ``Range`` header, if any.
-        had_token: Whether it carried an ``Authorization`` header.
-        status: What was answered.
-        bytes_sent: Bytes of body handed to the connection.
-    """
-
-    method: str
-    origin: Origin
-    path: str
-    range: str | None
-    had_token: bool
-    status: int = 0
-    bytes_sent: int = 0
 
 
 @dataclass
@@ -81,7 +59,7 @@ class Fault:
 
 
 class FaultyHandler(Handler):
-    """Logs every request, and answers those with a fault wrongly.
+    """Logs connections and requests, lets them wait as the network says, and answers those with a fault wrongly.
 
     Faults but ``status`` and ``changed_etag`` concern the content of files only.
     """
@@ -90,12 +68,25 @@ class FaultyHandler(Handler):
     _log: LoggedRequest | None = None
     _is_content = False
 
+    def setup(self) -> None:
+        """Note a new connection, and how long it took to open."""
+        super().setup()
+        hub = self.server.hub
+        self._connection = LoggedConnection(self.server.origin, time.monotonic())
+        self._number = hub.note_connection(self._connection)
+        time.sleep(hub.network.round_trip_s * hub.network.handshake_round_trips)
+
     def _answer_request(self) -> None:
         self._is_content = False
         asked, had_token = self.headers.get("Range"), "Authorization" in self.headers
         self._log = LoggedRequest(self.command, self.server.origin, unquote(self._path), asked, had_token)
+        is_first = self._connection.n_requests == 0
+        self._connection.n_requests += 1
+        self._log.connection = self._number
+        self._log.began = self._connection.opened_at if is_first else time.monotonic()
         self._hub.requests.append(self._log)
         self._fault = self._hub.take_fault(self._log)
+        time.sleep(self._hub.network.round_trip_s)
         if self._has("status"):
             self._answer(self._fault.status, b'{"error":"injected"}', self._fault.headers)
         else:
@@ -123,8 +114,17 @@ class FaultyHandler(Handler):
     def _send(self, block: bytes) -> None:
         if self._is_content and self._has("slow"):
             time.sleep(self._fault.delay_s)
-        self._log.bytes_sent += len(block)  # before the write, so that whoever has the bytes finds them logged
+        if self._hub.network.bytes_per_s is not None:
+            time.sleep(len(block) / self._hub.network.bytes_per_s)
+        # Before the write, so that whoever has the bytes finds them logged.
+        self._log.bytes_sent += len(block)
+        self._log.ended = time.monotonic()
         super()._send(block)
+
+    def end_headers(self) -> None:
+        if self._log is not None:
+            self._log.ended = time.monotonic()
+        super().end_headers()
 
     def send_response(self, code: int, message: str | None = None) -> None:
         if self._log is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import threading
 from collections.abc import Mapping
 from typing import Any, ClassVar
 from urllib.parse import quote, unquote
@@ -13,8 +14,13 @@ from mdir_hf.demo.loopback_files import StoredFile
 from mdir_hf.demo.loopback_server import API, Handler, address_of
 from tests.loopback.commits import RefusedError, discussions
 from tests.loopback.faults import FaultyHandler
-from tests.loopback.lists import model_page
+from tests.loopback.limits import bucket_of
+from tests.loopback.lists import entry_page, model_page
 from tests.loopback.repository import FullRepository
+from tests.loopback.xet import xet_hash, xet_headers, xet_token
+
+_DISABLED = "Access to this resource is disabled."
+_SILENCE_S = 600.0  # longer than any client waits
 
 
 class FullHandler(FaultyHandler):
@@ -23,9 +29,11 @@ class FullHandler(FaultyHandler):
     routes: ClassVar[tuple[tuple[str, str], ...]] = (
         (r"/api/collections/([^/]+/[^/]+)", "_collection"),
         (rf"{API}([^/]+/[^/]+)/discussions", "_discussions"),
+        (rf"{API}([^/]+/[^/]+)/xet-read-token/([^/]+)", "_xet_token"),
+        (r"/api/resolve-cache/(models|datasets)/([^/]+(?:/[^/]+)?)/([0-9a-f]{40})/(.+)", "_resolve_cache"),
         *Handler.routes,
-        (r"/api/resolve-cache/models/([^/]+(?:/[^/]+)?)/resolve/([^/]+)/(.+)", "_resolve"),
     )
+    _said: Mapping[str, str] = {}
 
     def do_POST(self) -> None:
         self._posted = self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -47,8 +55,19 @@ class FullHandler(FaultyHandler):
 
     # The hub.
 
+    def _answer_request(self) -> None:
+        self._said = {}
+        super()._answer_request()
+
+    def _head(self, status: int, n_bytes: int, headers: Mapping[str, str]) -> None:
+        super()._head(status, n_bytes, {**self._said, **headers})
+
     def _serve_hub(self) -> None:
-        if self._token() == "invalid":
+        caller, bucket = self.headers.get("Authorization", ""), bucket_of(self._path)
+        within, self._said = self._hub.limits.take(caller, "free user" if caller else "anonymous", bucket)
+        if not within:
+            self._error(429, "", f"The quota of {bucket} requests of this window is used up")
+        elif self._token() == "invalid":
             self._error(401, "", "Invalid credentials in Authorization header")
         elif self.command == "POST":
             try:
@@ -78,7 +97,9 @@ class FullHandler(FaultyHandler):
         known = self._hub.find(address)
         if new is not None:
             self._answer(307, b"", {"Location": self.path.replace(quote(address), quote(new), 1)})
-        elif known is not None and (not known.private or self._token() == "owner"):
+        elif known is not None and known.disabled and self._token() != "anonymous":
+            self._error(403, "", _DISABLED)
+        elif known is not None and not known.disabled and (not known.private or self._token() == "owner"):
             return known
         elif self._token() == "anonymous":
             self._error(401, "", "Invalid username or password.")  # the Hub does not tell strangers what exists
@@ -98,21 +119,51 @@ class FullHandler(FaultyHandler):
             status = 401 if self._token() == "anonymous" else 403
             self._error(status, "GatedRepo", f"Access to model {address} is restricted.")
 
+    def _resolve_cache(self, kind: str, name: str, commit: str, path: str) -> None:
+        self._resolve(address_of(kind, name), commit, path)
+
+    def _redirect(self, repository: FullRepository, commit: str, file: StoredFile, headers: Mapping[str, str]) -> None:
+        about: dict[str, str] = {}
+        if self._hub.stores_in_xet:
+            token = f"{self._hub.endpoint}/api/{repository.kind}s/{repository.repo_id}/xet-read-token/{commit}"
+            about = xet_headers(file, token_address=token, cas_address=self._hub.cas_endpoint)
+        super()._redirect(repository, commit, file, {**headers, **about})
+
+    def _xet_token(self, kind: str, name: str, revision: str) -> None:
+        if self._commit(address_of(kind, name), revision) is not None:
+            self._json(*xet_token(self._hub.cas_endpoint))
+
     def _content(self, file: StoredFile, headers: Mapping[str, str]) -> None:
         is_small = self.server.origin == "hub"
         if is_small and self._hub.redirects_small_files and not self._path.startswith("/api/"):
-            place = f"/api/resolve-cache/models{self._path}"
-            linked = {"X-Linked-Etag": headers["ETag"], "X-Linked-Size": str(file.n_bytes), "Location": place}
-            self._answer(307, b"", {**{name: headers[name] for name in headers if name != "ETag"}, **linked})
+            self._to_cache(file, headers)
         elif is_small and self.command == "GET" and self._accepts_gzip():
             self._answer(200, gzip.compress(file.place.read_bytes()), {**headers, "Content-Encoding": "gzip"})
         else:
             super()._content(file, headers)
 
+    def _to_cache(self, file: StoredFile, headers: Mapping[str, str]) -> None:
+        """Send a client on to where the Hub's own CDN keeps a file of git."""
+        address, _, place = self._path.lstrip("/").partition("/resolve/")
+        kind = "datasets" if address.startswith("datasets/") else "models"
+        path = place.partition("/")[2]  # after a revision, whose slashes are quoted
+        where = f"/api/resolve-cache/{kind}/{address.removeprefix('datasets/')}/{headers['X-Repo-Commit']}/{path}"
+        asked = f"{quote(self._path, safe='')}=&etag={quote(headers['ETag'], safe='')}"
+        about = {name: value for name, value in headers.items() if name != "ETag"}
+        linked = {"X-Linked-Etag": headers["ETag"], "X-Linked-Size": str(file.n_bytes)}
+        self._answer(307, b"", {**about, **linked, "Location": f"{where}?{asked}"})
+
     def _accepts_gzip(self) -> bool:
         return "gzip" in self.headers.get("Accept-Encoding", "") and "Range" not in self.headers
 
     # Lists.
+
+    def _page(self, entries: list[dict[str, Any]]) -> None:
+        if self._hub.stores_in_xet:
+            entries = [{**one, "xetHash": xet_hash(one["lfs"]["oid"])} if "lfs" in one else one for one in entries]
+        address = f"{self._hub.endpoint}{self._path}"
+        page, after = entry_page(entries, self._query, largest_page=self._hub.largest_page, address=address)
+        self._json(page, {} if after is None else {"Link": f'<{after}>; rel="next"'})
 
     def _search(self) -> None:
         visible = [
@@ -180,7 +231,9 @@ class FullHandler(FaultyHandler):
 
     def _serve_cdn(self) -> None:
         is_signed = self._hub.accepts(self._path, self._query)
-        if self.command == "POST":
+        if self._path.startswith("/cas/"):
+            self._fail_as_cas()
+        elif self.command == "POST":
             self._error(404, "", "Not found")
         elif self.command == "PUT":
             self._take_upload(is_signed)
@@ -190,6 +243,11 @@ class FullHandler(FaultyHandler):
             self._answer(403, b"<Error><Code>AccessDenied</Code></Error>", {})
         else:
             super()._serve_cdn()
+
+    def _fail_as_cas(self) -> None:
+        if self._hub.cas == "silent":
+            threading.Event().wait(_SILENCE_S)
+        self._answer(500, b"", {})
 
     def _take_upload(self, is_signed: bool) -> None:
         match = re.fullmatch(r"/lfs/([0-9a-f]{64})", self._path) if is_signed else None

@@ -23,10 +23,13 @@ from typing import ClassVar, Literal
 from mdir_hf.demo.loopback import LoopbackHub
 from mdir_hf.demo.loopback_server import Origin
 from tests.loopback.commits import Writer
-from tests.loopback.faults import Fault, LoggedRequest
+from tests.loopback.faults import Fault
 from tests.loopback.handler import FullHandler
+from tests.loopback.limits import RateLimits
 from tests.loopback.lists import LARGEST_PAGE, StoredCollection, new_collection
 from tests.loopback.repository import FullRepository, PullRequest
+from tests.loopback.traffic import LoggedConnection, LoggedRequest, Network
+from tests.loopback.xet import CasState, closed_port
 
 
 class FullHub(LoopbackHub):
@@ -40,9 +43,14 @@ class FullHub(LoopbackHub):
         outsider_token: A valid token of somebody without access to gated or private repositories.
         reading_token: A token that may read everything and write nothing.
         requests: Everything asked so far, in order of arrival.
+        connections: Every connection opened so far.
+        network: How far away this Hub is.
+        limits: How many requests it answers.
         faults: What is to go wrong; used up as requests match.
-        largest_page: Models on a page of a list.
-        redirects_small_files: Send small files through a second address on the hub, as the Hub does for some clients.
+        largest_page: Models on a page of a list, and files on a page of a tree.
+        redirects_small_files: Send small files through a second address on the hub, ``/api/resolve-cache/…``.
+        stores_in_xet: Say that large files are in Xet storage, whose bridge is the CDN.
+        cas: How the CAS server of that storage fails.
     """
 
     handler: ClassVar[type[FullHandler]] = FullHandler
@@ -50,17 +58,23 @@ class FullHub(LoopbackHub):
     def __init__(self, *, signature_lifetime_s: int = 3600) -> None:
         super().__init__()
         self.signature_lifetime_s = signature_lifetime_s
-        self.redirects_small_files = False
+        self.redirects_small_files = True
+        self.stores_in_xet = False
+        self.cas: CasState = "unreachable"
+        self.network = Network()
+        self.limits = RateLimits()
         self.token = f"hf_{secrets.token_hex(17)}"
         self.outsider_token = f"hf_{secrets.token_hex(17)}"
         self.reading_token = f"hf_{secrets.token_hex(17)}"
         self.requests: list[LoggedRequest] = []
+        self.connections: list[LoggedConnection] = []
         self.faults: list[Fault] = []
         self.largest_page = LARGEST_PAGE
         self.writer = Writer()
         self._collections: dict[str, StoredCollection] = {}
         self._renamed: dict[str, str] = {}
         self._secret = secrets.token_bytes(16)
+        self._closed_port = closed_port()
         self._lock = threading.Lock()
 
     def __exit__(
@@ -76,6 +90,7 @@ class FullHub(LoopbackHub):
         *,
         private: bool = False,
         gated: bool = False,
+        disabled: bool = False,
         revisions: Mapping[str, str | Path] | None = None,
         sha256: Mapping[str, str] | None = None,
         discussions: bool = True,
@@ -90,6 +105,7 @@ class FullHub(LoopbackHub):
             folder: What ``main`` holds.
             private: Strangers are told that it does not exist.
             gated: Strangers get the listing and no file.
+            disabled: Nobody gets anything; strangers are told that it does not exist.
             revisions: Further branches or tags, each a folder.
             sha256: Digests of large files by path, for files too large to read.
             discussions: Whether pull requests may be opened.
@@ -104,6 +120,7 @@ class FullHub(LoopbackHub):
             repo_id,
             private=private,
             gated=gated,
+            disabled=disabled,
             has_discussions=discussions,
             kind=kind,
             pipeline_tag=pipeline_tag,
@@ -164,6 +181,17 @@ class FullHub(LoopbackHub):
         return [request for request in self.requests if origin in (None, request.origin) and path in request.path]
 
     # What the request handlers ask.
+
+    def note_connection(self, connection: LoggedConnection) -> int:
+        """Log a connection, and return its number."""
+        with self._lock:
+            self.connections.append(connection)
+            return len(self.connections) - 1
+
+    @property
+    def cas_endpoint(self) -> str:
+        """Where the CAS server of the Xet storage would be."""
+        return f"http://127.0.0.1:{self._closed_port}" if self.cas == "unreachable" else f"{self.cdn_endpoint}/cas"
 
     def take_fault(self, request: LoggedRequest) -> Fault | None:
         """Return the first fault that matches, and use it up."""

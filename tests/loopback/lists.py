@@ -97,3 +97,13 @@ def model_page(
     if stop >= len(found):
         return page, None
     return page, f"{address}?{urlencode({**asked, 'cursor': stop})}"
+
+
+def entry_page(
+    entries: Sequence[dict[str, Any]], asked: Mapping[str, str], *, largest_page: int, address: str
+) -> tuple[list[dict[str, Any]], str | None]:
+    """Return one page of the files of a commit, and the address of the next one."""
+    start = int(asked["cursor"]) if asked.get("cursor", "").isdigit() else 0
+    stop = start + largest_page
+    after = f"{address}?{urlencode({**asked, 'cursor': stop})}" if stop < len(entries) else None
+    return list(entries[start:stop]), after

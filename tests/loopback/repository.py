@@ -39,6 +39,7 @@ class FullRepository(StoredRepository):
     Attributes:
         private: Whether strangers are told that it does not exist.
         gated: Whether strangers see the listing and no content.
+        disabled: Whether the Hub has closed it to everybody.
         has_discussions: Whether discussions and pull requests are enabled.
         pull_requests: Pull requests, oldest first.
         kind: ``model`` or ``dataset``.
@@ -48,6 +49,7 @@ class FullRepository(StoredRepository):
 
     private: bool = False
     gated: bool = False
+    disabled: bool = False
     has_discussions: bool = True
     pull_requests: list[PullRequest] = field(default_factory=list)
     kind: str = "model"

@@ -4,20 +4,28 @@ PYTHON ?= python3
 CONSTRAIN ?= -c constraints.txt
 BIN := .venv/bin
 
-.PHONY: help demo test test-machines test-slow check schema space examples screenshots chromium coverage evidence real clean
+.PHONY: help demo test test-machines test-slow check schema space space-folder examples screenshots chromium coverage evidence real clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
 
 # torch goes first and alone: it is large, and whichever build of it the machine offers is the one the rest must fit.
-.venv/.installed: pyproject.toml constraints.txt
+# Nothing is compiled beforehand: of what torch and transformers bring, a run needs a small part.
+.venv/.installed-torch: constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install $(CONSTRAIN) torch==2.13.0
-	$(BIN)/python -m pip install $(CONSTRAIN) -e '.[dev]'
+	$(BIN)/python -m pip install --no-compile $(CONSTRAIN) torch==2.13.0
 	touch $@
 
-demo: .venv/.installed ## Build a small family of models, compare them through a local hub, print the verdicts
+.venv/.installed-demo: .venv/.installed-torch pyproject.toml hatch_build.py
+	$(BIN)/python -m pip install --no-compile $(CONSTRAIN) -e '.[demo]'
+	touch $@
+
+.venv/.installed: .venv/.installed-torch pyproject.toml hatch_build.py
+	$(BIN)/python -m pip install --no-compile $(CONSTRAIN) -e '.[dev]'
+	touch $@ .venv/.installed-demo
+
+demo: .venv/.installed-demo ## Build a small family of models, compare them through a local hub, print the verdicts
 	$(BIN)/mdir-hf demo
 
 # One process per core and one thread per process: torch and BLAS crawl when they have more threads than cores.
@@ -48,6 +56,9 @@ check: .venv/.installed ## Lint, format and types
 
 space: .venv/.installed ## The Space on this machine, over the demo's models: no network needed
 	$(BIN)/mdir-hf space --demo
+
+space-folder: .venv/.installed ## dist/space, to be uploaded as a Space: the page, a wheel of this clone, what it needs
+	$(BIN)/python docs/make_space_folder.py dist/space
 
 coverage: .venv/.installed ## Every causal model of transformers: roles by value, a relative, a stranger; docs/coverage.md
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.coverage

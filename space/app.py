@@ -13,10 +13,14 @@ else:
         """Do nothing: ZeroGPU starts no Space without such a function, and comparisons run on the processor."""
 
 
-from mdir_space.desk import Desk, Serving
-from mdir_space.limits import limits_from_environment
-from mdir_space.page import build_page, launch_options
-from mdir_space.visitor import signing_in_is_possible
+from carried import use_carried_wheel
+
+use_carried_wheel()
+
+from mdir_space.desk import Desk, Serving  # noqa: E402
+from mdir_space.limits import limits_from_environment  # noqa: E402
+from mdir_space.page import build_page, launch_options  # noqa: E402
+from mdir_space.visitor import signing_in_is_possible  # noqa: E402
 
 desk = Desk(Serving(limits=limits_from_environment(), may_sign_in=signing_in_is_possible()))
 demo = build_page(desk)

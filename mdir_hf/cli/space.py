@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mdir_hf.errors import InputError
+from mdir_hf.installing import install_command
 
 DEFAULT_PORT = 7860
 
@@ -61,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
             )
     for module in ("gradio", "matplotlib"):
         if importlib.util.find_spec(module) is None:
-            raise InputError(f"the Space needs {module}: pip install 'mdir-hf[space]'")
+            raise InputError(f"the Space needs {module}: {install_command('space')}")
     os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
     if options.endpoint:
         os.environ["HF_ENDPOINT"] = options.endpoint

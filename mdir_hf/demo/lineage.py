@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from mdir_hf.errors import InputError
+from mdir_hf.installing import install_command
 
 if TYPE_CHECKING:
     import torch
@@ -123,7 +124,13 @@ class Lineage:
         return (self.reference, *self.candidates)
 
 
-def build_lineage(folder: str | Path, *, seed: int = 0, progress: Progress | None = None) -> Lineage:
+def build_lineage(
+    folder: str | Path,
+    *,
+    seed: int = 0,
+    progress: Progress | None = None,
+    on_member: Callable[[Member], None] | None = None,
+) -> Lineage:
     """Build the family, or take the one that an earlier call has finished in the same folder.
 
     The base is a Llama with 6 layers and grouped queries; untied, so that its unembedding
@@ -133,6 +140,8 @@ def build_lineage(folder: str | Path, *, seed: int = 0, progress: Progress | Non
         folder: Made when missing. Nothing appears in it before the whole family is done.
         seed: Of the initialisations and the batches. Texts are those of the Python that runs.
         progress: Called with what is being done and the share done, in [0, 1].
+        on_member: Called with each member as soon as its files are written, the reference first. They may lie elsewhere
+            until all are done.
 
     Returns:
         The family. Cost: a minute or a minute and a half on two cores, 1 GB of memory, 50 MB of disk.
@@ -143,6 +152,9 @@ def build_lineage(folder: str | Path, *, seed: int = 0, progress: Progress | Non
     folder = Path(folder)
     found = _read(folder, seed)
     if found is not None:
+        if on_member is not None:
+            for member in found.members:
+                on_member(member)
         return found
     if (folder / "demo").exists() and not (folder / _RECORD).exists():
         raise InputError(
@@ -152,10 +164,13 @@ def build_lineage(folder: str | Path, *, seed: int = 0, progress: Progress | Non
         import tokenizers  # noqa: F401
         import transformers  # noqa: F401
     except ImportError as exc:
-        raise InputError("the demo builds its models with transformers: pip install 'mdir-hf[demo]'") from exc
+        raise InputError(f"the demo builds its models with transformers: {install_command('demo')}") from exc
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".building-", dir=folder) as building:
-        members = _Workshop(Path(building), seed, progress or (lambda doing, share: None)).build()
+        workshop = _Workshop(
+            Path(building), seed, progress or (lambda doing, share: None), on_member or (lambda member: None)
+        )
+        members = workshop.build()
         _write(Path(building), seed, members)
         if (folder / "demo").exists():
             shutil.rmtree(folder / "demo")
@@ -168,9 +183,10 @@ def build_lineage(folder: str | Path, *, seed: int = 0, progress: Progress | Non
 class _Workshop:
     """Builds the members one after the other and saves each under ``folder/demo``."""
 
-    def __init__(self, folder: Path, seed: int, progress: Progress) -> None:
-        self._folder, self._seed, self._progress = folder, seed, progress
+    def __init__(self, folder: Path, seed: int, progress: Progress, on_member: Callable[[Member], None]) -> None:
+        self._folder, self._seed, self._progress, self._on_member = folder, seed, progress, on_member
         self._doing, self._steps_done = "", 0
+        self._members: list[Member] = []
 
     def build(self) -> list[Member]:
         import torch
@@ -195,40 +211,38 @@ class _Workshop:
         with seeded_single_thread(self._seed), _no_progress_bars():
             base = self._new_model(_HIDDEN_SIZE)
             self._train("base", base, code, _BASE_STEPS, learning_rate=3e-3)
+            self._save("base", base, bpe, code)
 
             fine_tune = copy.deepcopy(base)
             self._train("fine-tune", fine_tune, prose, _FINE_TUNE_STEPS)
+            # In shards, as large models come.
+            self._save("fine-tune", fine_tune, bpe, prose, max_shard_size="5MB")
 
             permuted, permutation = copy.deepcopy(fine_tune), torch.randperm(_HIDDEN_SIZE)
             permute_channels(permuted, permutation, scale=_SCALE)
+            self._save("permuted", permuted, bpe, prose, channels=permutation, scale=_SCALE)
 
             rotated = copy.deepcopy(fine_tune)
             rotate_channels(rotated, torch.linalg.qr(torch.randn(_HIDDEN_SIZE, _HIDDEN_SIZE)).Q)
+            self._save("rotated", rotated, bpe, prose)
 
             kept = torch.randperm(_HIDDEN_SIZE)[_N_PRUNED_CHANNELS:].sort().values
             pruned = keep_channels(base, kept)
             self._train("pruned", pruned, code, _PRUNED_STEPS)
+            self._save("pruned", pruned, bpe, code, channels=kept)
 
             retokenized = replace_tokenizer(base, bpe, unigram)
             self._train("other-tokenizer", retokenized, prose_in_unigram, _RETOKENIZED_STEPS)
+            self._save("other-tokenizer", retokenized, unigram, prose_in_unigram)
 
             other_seed = self._new_model(_HIDDEN_SIZE)
             self._train("other-seed", other_seed, code, _BASE_STEPS, learning_rate=3e-3)
+            self._save("other-seed", other_seed, bpe, code)
 
             narrow = self._new_model(128, tied=True)
             self._train("other-width", narrow, code, _NARROW_STEPS, learning_rate=3e-3)
-
-            return [
-                self._save("base", base, bpe, code),
-                # In shards, as large models come.
-                self._save("fine-tune", fine_tune, bpe, prose, max_shard_size="5MB"),
-                self._save("permuted", permuted, bpe, prose, channels=permutation, scale=_SCALE),
-                self._save("rotated", rotated, bpe, prose),
-                self._save("pruned", pruned, bpe, code, channels=kept),
-                self._save("other-tokenizer", retokenized, unigram, prose_in_unigram),
-                self._save("other-seed", other_seed, bpe, code),
-                self._save("other-width", narrow, bpe, code),
-            ]
+            self._save("other-width", narrow, bpe, code)
+        return self._members
 
     def _new_model(self, hidden_size: int, *, tied: bool = False) -> PreTrainedModel:
         from transformers import LlamaConfig, LlamaForCausalLM
@@ -276,7 +290,7 @@ class _Workshop:
         channels: torch.Tensor | None = None,
         scale: float = 1.0,
         max_shard_size: str = "1GB",
-    ) -> Member:
+    ) -> None:
         import torch
         from transformers import PreTrainedTokenizerFast
 
@@ -285,11 +299,15 @@ class _Workshop:
 
         folder = self._folder / "demo" / name
         loss = mean_loss(model, tokens[1], sequence_length=_SEQUENCE_LENGTH)
-        model.to(torch.bfloat16).save_pretrained(folder, max_shard_size=max_shard_size)
+        rounded = copy.deepcopy(model).to(torch.bfloat16)  # its descendants begin with what was not rounded
+        rounded.save_pretrained(folder, max_shard_size=max_shard_size)
         PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=BEGIN, eos_token=END).save_pretrained(folder)
         relation, description, reason = _MEMBERS[name]
         origin = None if channels is None else tuple(channels.tolist())
-        return Member(f"demo/{name}", folder, description, relation, reason, round(loss, 4), origin, scale)
+        member = Member(f"demo/{name}", folder, description, relation, reason, round(loss, 4), origin, scale)
+        self._members.append(member)
+        with torch.random.fork_rng(devices=[]):  # what a listener draws changes no later member
+            self._on_member(member)
 
     def _say(self, doing: str) -> None:
         self._doing = doing

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ from mdir_hf.report import HomologyReport, n_bytes_text
 if TYPE_CHECKING:
     from mdir_hf.checker import HomologyChecker
 
+REFERENCE = "demo/base"
 EXPECTED = {"related": "homologous", "stranger": "no_evidence"}
 
 
@@ -33,25 +34,30 @@ def run_demo(folder: Path) -> int:
         InputError: If what the demo needs is not installed, or the folder cannot be used.
     """
     started = time.perf_counter()
-    with served_lineage(folder) as (lineage, endpoint):
-        sys.stderr.write("\n")
-        built_s = time.perf_counter() - started
-        sys.stdout.write(
-            f"Models built in {built_s:.0f} s (or taken from an earlier run) and served at {endpoint}, "
-            "as the Hub serves them.\n\n"
-            f"{'candidate':<22}{'verdict':<14}{'log10 p':>10}  {'settled by':<12}{'read':>10}{'of':>10}  requests\n"
-        )
+    surprises = []
+
+    def judge(member: Member) -> None:
+        if member.relation == "reference":
+            return
         # Only now: the Hub client reads its environment when it is first imported.
         from mdir_hf.checker import HomologyChecker
 
-        surprises = []
-        for member in lineage.candidates:
-            checker = HomologyChecker.from_pretrained(lineage.reference.repo, cache_dir=folder / "hf-home" / "hub")
-            report = _compare(checker, member, folder)
-            sys.stdout.write(_row(member, report) + "\n")
-            sys.stdout.flush()
-            if report.verdict.value != EXPECTED[member.relation]:
-                surprises.append(member.repo)
+        checker = HomologyChecker.from_pretrained(REFERENCE, cache_dir=folder / "hf-home" / "hub")
+        report = _compare(checker, member, folder)
+        _clear_progress()
+        sys.stdout.write(_row(member, report) + "\n")
+        sys.stdout.flush()
+        if report.verdict.value != EXPECTED[member.relation]:
+            surprises.append(member.repo)
+
+    sys.stdout.write(
+        "Models are built, or taken from an earlier run, and served as the Hub does. "
+        f"Each is compared with {REFERENCE}.\n"
+        f"\n{'candidate':<22}{'verdict':<14}{'log10 p':>10}  {'settled by':<12}{'read':>10}{'of':>10}  requests\n"
+    )
+    sys.stdout.flush()
+    with served_lineage(folder, judge) as (lineage, _):
+        pass
     sys.stdout.write("\nWhat each model is:\n")
     for member in lineage.members:
         sys.stdout.write(f"  {member.repo:<20} {member.description} ({member.relation}: {member.reason})\n")
@@ -66,11 +72,12 @@ def run_demo(folder: Path) -> int:
 
 
 @contextmanager
-def served_lineage(folder: Path) -> Iterator[tuple[Lineage, str]]:
+def served_lineage(folder: Path, on_member: Callable[[Member], None] | None = None) -> Iterator[tuple[Lineage, str]]:
     """Build the lineage, say on stderr how far it is, and serve it in place of the Hub while the block runs.
 
     Args:
         folder: Where the models and the cache of the Hub client go.
+        on_member: Called with each member as soon as it is served, the reference first.
 
     Yields:
         The lineage, and the address of the hub.
@@ -80,9 +87,16 @@ def served_lineage(folder: Path) -> Iterator[tuple[Lineage, str]]:
     """
     home = str(folder.resolve() / "hf-home")
     with LoopbackHub() as hub, _environment({"HF_ENDPOINT": hub.endpoint, "HF_HOME": home}):
-        lineage = build_lineage(folder / "models", progress=_progress)
-        for member in lineage.members:
+
+        def serve(member: Member) -> None:
             hub.add_repository(member.repo, member.folder)
+            if on_member is not None:
+                on_member(member)
+
+        lineage = build_lineage(folder / "models", progress=_progress, on_member=serve)
+        _clear_progress()
+        for member in lineage.members:
+            hub.add_repository(member.repo, member.folder)  # where its files are in the end
         yield lineage, hub.endpoint
 
 
@@ -104,6 +118,11 @@ def _row(member: Member, report: HomologyReport) -> str:
 
 def _progress(doing: str, share: float) -> None:
     sys.stderr.write(f"\r\033[K{100 * share:3.0f} %  {doing}" if sys.stderr.isatty() else "")
+    sys.stderr.flush()
+
+
+def _clear_progress() -> None:
+    sys.stderr.write("\r\033[K" if sys.stderr.isatty() else "")
     sys.stderr.flush()
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from mdir_hf.errors import MissingExtraError
 from mdir_hf.figures.theme import Theme, colour_map, evidence_shade
+from mdir_hf.installing import install_command
 from mdir_hf.names import ELLIPSIS, shown_name
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def drawing() -> Iterator[None]:
     try:
         import matplotlib.style
     except ImportError as exc:
-        raise MissingExtraError("figures need matplotlib: pip install 'mdir-hf[plot]'") from exc
+        raise MissingExtraError(f"figures need matplotlib: {install_command('plot')}") from exc
     with _LOCK, matplotlib.style.context(["default", _SETTINGS]):
         yield
 

@@ -19,6 +19,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mdir_hf.errors import InputError, WorkersLostError, one_line
+from mdir_hf.installing import install_command
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -139,7 +140,7 @@ def _dask(scheduler: str) -> Iterator[Engine]:
     try:
         from distributed import Client
     except ImportError as exc:
-        raise InputError("a dask scheduler needs dask.distributed: pip install 'mdir-hf[cluster]'") from exc
+        raise InputError(f"a dask scheduler needs dask.distributed: {install_command('cluster')}") from exc
     try:
         client = Client(scheduler, timeout=10)
     except (OSError, ValueError, TimeoutError) as exc:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mdir_hf.errors import InputError
+from mdir_hf.installing import install_command
 from mdir_hf.names import shown_name
 
 FloatArray = npt.NDArray[np.float64]
@@ -106,7 +107,7 @@ def _neighbour_joining(distances: FloatArray) -> Any:  # noqa: ANN401 - biopytho
     try:
         from Bio.Phylo.TreeConstruction import DistanceMatrix, DistanceTreeConstructor
     except ImportError as exc:
-        raise InputError("a tree needs biopython: pip install 'mdir-hf[tree]'") from exc
+        raise InputError(f"a tree needs biopython: {install_command('tree')}") from exc
     labels = [str(at) for at in range(len(distances))]
     lower = [[float(d) for d in row[: at + 1]] for at, row in enumerate(distances)]
     return DistanceTreeConstructor().nj(DistanceMatrix(labels, lower))

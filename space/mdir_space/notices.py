@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mdir_hf import ReadPlan, compare_command
+from mdir_hf import ReadPlan, compare_command, install_command
 from mdir_space.desk import Waiting, Working
 from mdir_space.estimate import Pace, bytes_of, duration_text, size_text
 from mdir_space.limits import Limits
@@ -80,5 +80,5 @@ def alert(refused: RefusedError, question: Question | None = None) -> str:
     local = ""
     if refused.runs_locally and question is not None:
         command = compare_command(question.reference, question.candidate, level=question.level, alpha=question.alpha)
-        local = code(f"pip install mdir-hf\n{command}", "The same on your own machine")
+        local = code(f"{install_command(for_others=True)}\n{command}", "The same on your own machine")
     return f'<div class="alert" role="alert"><h2>Not compared</h2><p>{text(refused.message)}</p>{local}</div>'

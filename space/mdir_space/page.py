@@ -12,10 +12,12 @@ from typing import Any
 
 import gradio as gr
 
+from mdir_hf import install_command
 from mdir_space.addresses import read_link
 from mdir_space.conversation import Panels, Updates, accumulated, converse, show_example
 from mdir_space.desk import Desk
 from mdir_space.examples import Example, stored_examples
+from mdir_space.markup import text
 from mdir_space.method_page import method_page
 from mdir_space.notices import plan_notice
 from mdir_space.programs import add_programs
@@ -38,10 +40,11 @@ INTRODUCTION = """
 No inference, and nobody's code is run.</p>
 </header>
 """
-FOOTER = """
+FOOTER = f"""
 <footer class="foot">
 <p><a href="method">How it works</a> · <a href="https://arxiv.org/abs/2508.06309" target="_blank"
-rel="noopener">The paper (arXiv:2508.06309)</a> · On your own machine: <code>pip install mdir-hf</code></p>
+rel="noopener">The paper (arXiv:2508.06309)</a> · On your own machine:
+<code>{text(install_command(for_others=True))}</code></p>
 <p>No visitor is tracked, and no run is recorded. What a signed-in visitor reads with their own rights is kept nowhere
 and shown to nobody else.</p>
 </footer>

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from mdir_hf import install_command
 from mdir_hf.cli import main
 from mdir_hf.cli.space import space_folder
 from tests.hub.fixtures import hf_home
@@ -29,7 +30,7 @@ def test_without_gradio_it_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "gradio", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "gradio" else object())
     assert main(["space"]) == 1
-    assert "pip install 'mdir-hf[space]'" in capsys.readouterr().err
+    assert install_command("space") in capsys.readouterr().err
 
 
 def test_the_code_of_the_space_is_found_beside_the_package():

@@ -1,4 +1,5 @@
 import json
+import re
 import sys
 from functools import partial
 
@@ -6,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from mdir_hf import install_command
 from mdir_hf.demo import lineage, text
 from mdir_hf.demo.lineage import build_lineage
 from mdir_hf.demo.text import read_corpus
@@ -184,7 +186,7 @@ def test_a_folder_of_somebody_else_is_not_replaced(tmp_path):
 def test_without_transformers_the_error_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
 
-    with pytest.raises(InputError, match=r"pip install 'mdir-hf\[demo\]'"):
+    with pytest.raises(InputError, match=re.escape(install_command("demo"))):
         build_lineage(tmp_path)
 
 

@@ -4,10 +4,15 @@ import os
 import re
 import subprocess
 import sys
+import sysconfig
+import venv
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from mdir_hf import __version__
 
@@ -58,6 +63,65 @@ def test_no_file_is_too_large_for_git_on_the_hub():
 def test_the_wheel_holds_the_space():
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     assert '[tool.hatch.build.targets.wheel.force-include]\n"space" = "mdir_hf/_space"\n' in project
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    pytest.importorskip("hatchling")
+    folder = tmp_path_factory.mktemp("space") / "uploaded"
+    command = [sys.executable, str(ROOT / "docs" / "make_space_folder.py"), str(folder)]
+    subprocess.run(command, check=True, capture_output=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def bare_python(tmp_path_factory):
+    """An interpreter with the packages of this one, and without mdir_hf."""
+    home = tmp_path_factory.mktemp("bare")
+    venv.create(home, with_pip=False, symlinks=os.name != "nt")
+    python = next(path for path in (home / "bin" / "python", home / "Scripts" / "python.exe") if path.exists())
+    where = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    packages = subprocess.run([python, "-c", where], capture_output=True, text=True, check=True).stdout.strip()
+    (Path(packages) / "host.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return python
+
+
+@pytest.mark.slow
+class TestTheFolderThatIsUploaded:
+    """``make space-folder``: it stands alone, away from the clone and from any index's idea of the name."""
+
+    def run(self, python, folder, script, **environment):
+        bare = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "MDIR", "SPACE"))}
+        environment = {**bare, "GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_OFFLINE": "1", **environment}
+        return subprocess.run(
+            [python, "-c", script], cwd=folder, env=environment, capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    def test_its_requirements_are_those_of_the_package_and_do_not_name_it(self, folder):
+        lines = [line for line in (folder / "requirements.txt").read_text().splitlines() if line[0] != "#"]
+        required = [Requirement(line) for line in lines]
+        names = [canonicalize_name(requirement.name) for requirement in required]
+        assert len(names) == len(set(names))
+        assert "mdir-hf" not in names
+        assert {"numpy", "gradio", "matplotlib", "gguf", "huggingface-hub"} <= set(names)
+        for requirement in required:
+            if requirement.name != "torch":  # the newest that ZeroGPU has; tests may run on a newer one
+                assert requirement.specifier.contains(version(requirement.name)), requirement
+
+    def test_the_app_starts_with_the_package_that_it_carries_and_with_no_other(self, folder, bare_python):
+        script = "import mdir_hf.errors"  # an editable install leaves an empty folder of the name
+        with pytest.raises(subprocess.CalledProcessError):
+            self.run(bare_python, folder, script)
+        script = "import app, mdir_hf; print(type(app.demo).__name__); print(mdir_hf.__file__)"
+        kind, file = self.run(bare_python, folder, script).splitlines()[-2:]
+        assert kind == "Blocks"
+        assert Path(file).parent.parent.name.startswith("mdir-hf-")
+
+    def test_visitors_are_told_to_install_the_wheel_of_the_space(self, folder, bare_python):
+        script = "import carried; carried.use_carried_wheel(); import mdir_hf; print(mdir_hf.install_command())"
+        said = self.run(bare_python, folder, script, SPACE_ID="me/lineage", HF_ENDPOINT="https://example.org")
+        wheel = next(folder.glob("*.whl")).name
+        assert said == f"pip install 'mdir-hf @ https://example.org/spaces/me/lineage/resolve/main/{wheel}'"
 
 
 @pytest.mark.slow

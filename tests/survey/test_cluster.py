@@ -21,7 +21,7 @@ from mdir_hf.survey.run import SurveyPlan, run_survey
 
 dask = pytest.importorskip("dask")
 distributed = pytest.importorskip(
-    "distributed", reason="dask.distributed is not installed: pip install 'mdir-hf[cluster]'"
+    "distributed", reason="dask.distributed is not installed; the extra 'cluster' brings it"
 )
 
 # Closing sockets of killed workers is dask's own business.

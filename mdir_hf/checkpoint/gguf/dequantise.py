@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from ...errors import UnsupportedFormatError
+from ...installing import install_command
 from ..decode import Encoding
 from .types import GgmlType
 
@@ -48,7 +49,7 @@ def _find(kind: GgmlType, tensor: str) -> _Dequantise:
         import gguf
     except ImportError as exc:
         raise UnsupportedFormatError(
-            f"{what}, and the package that dequantises them is not installed; run `pip install 'mdir-hf[gguf]'`"
+            f"{what}, and the package that dequantises them is not installed; run `{install_command('gguf')}`"
         ) from exc
     try:
         number = gguf.GGMLQuantizationType(kind.number)

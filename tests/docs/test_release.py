@@ -1,0 +1,103 @@
+"""What a release says of itself: addresses, a README that can be read anywhere, and workflows that fit the project."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+REPOSITORY = "https://example.org/someone/mdir-hf"
+
+
+@pytest.fixture
+def hook(monkeypatch):
+    """The build hook, with nothing of hatchling but the name of its base class."""
+    interface = types.ModuleType("hatchling.metadata.plugin.interface")
+    interface.MetadataHookInterface = object
+    for name in ("hatchling", "hatchling.metadata", "hatchling.metadata.plugin"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, interface.__name__, interface)
+    for name in ("GITHUB_REPOSITORY", "GITHUB_SERVER_URL", "GITHUB_REF_NAME", "GITHUB_REF_TYPE"):
+        monkeypatch.delenv(name, raising=False)
+    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_link_and_picture_of_the_readme_leads_into_the_repository(hook):
+    before = (ROOT / "README.md").read_text(encoding="utf-8")
+    after = hook.absolute_links(before, REPOSITORY, "v1.2.3")
+    for address in re.findall(r'\]\(([^)]+)\)|src="([^"]+)"', after):
+        assert "".join(address).startswith("https://"), address
+    local = re.findall(r'\]\((?!https?://)([^)]+)\)|src="(?!https?://)([^"]+)"', before)
+    assert len(local) > 10
+    for link, picture in local:
+        assert (ROOT / (link or picture)).exists()
+        assert (f"{REPOSITORY}/blob/v1.2.3/{link}" if link else f"{REPOSITORY}/raw/v1.2.3/{picture}") in after
+
+
+def test_the_repository_is_the_one_that_ci_or_git_says_and_none_is_made_up(hook, monkeypatch, tmp_path):
+    assert hook.repository_address(tmp_path) == ""
+    (tmp_path / ".git").mkdir()
+    for origin, address in [
+        ("git@example.org:someone/mdir-hf.git", REPOSITORY),
+        ("ssh://git@example.org/someone/mdir-hf.git", REPOSITORY),
+        (f"{REPOSITORY}.git", REPOSITORY),
+        ("https://me:secret@example.org/someone/mdir-hf", ""),
+        ("/a/folder/of/mine", ""),
+    ]:
+        monkeypatch.setattr(hook, "_git", lambda root, *words, origin=origin: origin)
+        assert hook.repository_address(tmp_path) == address, origin
+    monkeypatch.setenv("GITHUB_REPOSITORY", "someone/mdir-hf")
+    monkeypatch.setenv("GITHUB_SERVER_URL", "https://example.org")
+    assert hook.repository_address(tmp_path) == REPOSITORY
+
+
+def test_the_metadata_has_what_pyproject_leaves_open(hook, monkeypatch):
+    monkeypatch.setenv("GITHUB_REPOSITORY", "someone/mdir-hf")
+    built = hook.RepositoryMetadata()
+    built.root, metadata = str(ROOT), {}
+    built.update(metadata)
+    assert set(metadata) == {"readme", "urls"}
+    assert {"Homepage", "Documentation", "Changelog", "Issues", "Source", "Paper"} == set(metadata["urls"])
+    assert "https://github.com/someone/mdir-hf/raw/" in metadata["readme"]["text"]
+
+
+def workflow(name):
+    return yaml.safe_load((ROOT / ".github" / "workflows" / name).read_text(encoding="utf-8"))
+
+
+def test_the_tests_run_on_every_python_that_the_package_names_and_on_three_systems():
+    matrix = workflow("tests.yml")["jobs"]["quick"]["strategy"]["matrix"]
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert matrix["python"] == re.findall(r"Python :: (3\.\d+)", project)
+    assert {system.split("-")[0] for system in matrix["os"]} == {"ubuntu", "macos", "windows"}
+
+
+def test_a_release_is_tested_built_and_checked_before_it_is_published_without_a_password():
+    text = (ROOT / ".github" / "workflows" / "release.yml").read_text(encoding="utf-8")
+    jobs = workflow("release.yml")["jobs"]
+    assert set(jobs["publish"]["needs"]) == {"tests", "build"}
+    assert jobs["publish"]["permissions"] == {"id-token": "write"}
+    assert "twine check --strict" in text
+    assert "secrets." not in text and "password:" not in text
+
+
+def test_the_pins_of_torch_agree():
+    pinned = re.search(r"^torch==(.+)$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.M)[1]
+    for file in ("Makefile", ".github/workflows/tests.yml"):
+        assert set(re.findall(r"torch==([\d.]+)", (ROOT / file).read_text(encoding="utf-8"))) == {pinned}, file
+
+
+def test_the_demo_installs_only_what_it_needs():
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    target = re.search(r"^demo: (\S+) ##", makefile, re.M)[1]
+    recipe = makefile.split(f"\n{target}:", 1)[1].split("\n\n", 1)[0]
+    assert "-e '.[demo]'" in recipe and "dev" not in recipe

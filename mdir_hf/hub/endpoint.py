@@ -6,7 +6,9 @@ that sets them later would be ignored silently, so they are read here at every c
 
 from __future__ import annotations
 
+import importlib.util
 import os
+from collections.abc import Container
 from typing import TypedDict
 from urllib.parse import urlsplit
 
@@ -14,8 +16,13 @@ from huggingface_hub import constants
 
 from mdir_hf._version import __version__
 from mdir_hf.errors import InputError
+from mdir_hf.names import shown_name
 
 _TRUE = frozenset({"1", "ON", "YES", "TRUE"})  # what the Hub client takes for true
+_PROXY_VARIABLES = tuple(
+    name for kind in ("HTTP", "HTTPS", "ALL") for name in (f"{kind}_PROXY", f"{kind.lower()}_proxy")
+)
+_PROXY_SCHEMES = frozenset({"http", "https", "socks5", "socks5h"})
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 # The public Hub and its short domain: a mirror or the short domain may redirect there, and tokens belong there.
 _PUBLIC_HUB = ("https://huggingface.co", "https://hf.co")
@@ -39,15 +46,39 @@ def current_endpoint() -> str:
     """Return the Hub's base URL without a trailing slash: ``HF_ENDPOINT`` now, else what the client read at import.
 
     Raises:
-        InputError: If ``HF_ENDPOINT`` is not an http(s) URL.
+        InputError: If ``HF_ENDPOINT`` is not an http(s) URL, or a proxy that the environment names cannot be used.
     """
     endpoint = (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
-    parts = urlsplit(endpoint)
-    if parts.scheme not in _DEFAULT_PORTS or not parts.hostname:
+    if not _is_address(endpoint, _DEFAULT_PORTS):
+        shown = shown_name(endpoint.rpartition("@")[2])  # without a password
         raise InputError(
-            f"HF_ENDPOINT is {endpoint!r}, expected an address like https://huggingface.co; unset or correct it"
+            f"HF_ENDPOINT is {shown!r}, expected an address like https://huggingface.co; unset or correct it"
         )
+    _check_proxies()
     return endpoint
+
+
+def _check_proxies() -> None:
+    """Refuse what the HTTP library would only refuse in its own words, when the first request is made."""
+    for name in _PROXY_VARIABLES:
+        proxy = os.environ.get(name, "").strip()
+        if not proxy:
+            continue
+        address = proxy if "://" in proxy else f"http://{proxy}"
+        if not _is_address(address, _PROXY_SCHEMES):
+            raise InputError(f"{name} is not the address of a proxy; write one like http://host:3128, or unset it")
+        if address.lower().startswith("socks") and importlib.util.find_spec("socksio") is None:
+            raise InputError(f"{name} names a SOCKS proxy, which needs the package socksio: `pip install socksio`")
+
+
+def _is_address(url: str, schemes: Container[str]) -> bool:
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # raises where it is no number of a port
+    except ValueError:
+        return False
+    is_plain = url.isprintable() and " " not in url and not parts.query and not parts.fragment
+    return is_plain and parts.scheme.lower() in schemes and bool(parts.hostname)
 
 
 def is_offline() -> bool:

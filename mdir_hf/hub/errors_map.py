@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import TracebackType
 from urllib.parse import urlsplit
 
 from huggingface_hub.errors import HfHubHTTPError
@@ -15,6 +16,7 @@ from mdir_hf.errors import (
     FileMissingError,
     GatedRepositoryError,
     HubError,
+    InputError,
     InvalidReferenceError,
     MdirError,
     OfflineError,
@@ -27,6 +29,7 @@ from mdir_hf.errors import (
 from mdir_hf.hub.retry import asked_wait_s, is_transport_error
 
 _BAD_TOKEN = "Invalid credentials in Authorization header"  # X-Error-Message of the Hub, as its client matches it
+_CLOSED = "Access to this resource is disabled."  # likewise
 _LOG_IN = "log in with `hf auth login`, set HF_TOKEN, or pass token="
 
 _Said = tuple[type[MdirError], str]
@@ -80,6 +83,19 @@ _DAMAGED: _Said = (
     "the Hub's cache on this disk is damaged; remove this repository from it with `hf cache`",
 )
 _NO_TOKEN: _Said = (RepositoryNotFoundError, f"a token is asked for and none is stored; {_LOG_IN}")
+_NO_TOKEN_AT_ALL: _Said = (
+    InputError,
+    "the token holds characters that no token has; check HF_TOKEN, what `hf auth login` stored, or token=",
+)
+_DISABLED: _Said = (
+    GatedRepositoryError,
+    "the Hub has disabled access to this repository; no token can read it",
+)
+_NOT_OF_THE_HUB: _Said = (
+    ServerError,
+    "the answer{of} is not what the Hub answers ({kind} in its client); a proxy or a login page may have answered "
+    "instead: check HF_ENDPOINT and any proxy",
+)
 _UNEXPECTED: _Said = (HubError, "the Hub client failed in a way not expected here ({kind}){of}")
 
 _BY_CODE: dict[str, _Said] = {  # X-Error-Code
@@ -107,10 +123,7 @@ _TRANSLATIONS: dict[str, _Said | str] = {
     "BadRequestError": "",
     "RepositoryNotFoundError": "",
     "GatedRepoError": "GatedRepo",
-    "DisabledRepoError": (
-        GatedRepositoryError,
-        "the Hub has disabled access to this repository; no token can read it",
-    ),
+    "DisabledRepoError": _DISABLED,
     "RevisionNotFoundError": _NO_REVISION,
     "RevisionResolutionError": _NOT_CACHED,
     "EntryNotFoundError": _NO_FILE,
@@ -199,15 +212,23 @@ def translate(
             # The client says "not in the cache" also when the network failed; the cause knows better.
             return by_cause() or told(entry)
         return told(entry, kind=type(exc).__name__)
+    if (isinstance(exc, UnicodeEncodeError) and _is_of_the_client(exc)) or _is_of_a_header(exc):
+        return told(_NO_TOKEN_AT_ALL)  # of all that becomes a header, only the token is free text
     if is_transport_error(exc):
         return told(_NO_CONNECTION, **_connection(exc))
-    if exc.__cause__ is not None and isinstance(exc, (ValueError, OSError)):
-        return by_cause()  # "Force download failed due to the above error"
+    if exc.__cause__ is not None and isinstance(exc, (ValueError, OSError)) and (cause := by_cause()) is not None:
+        return cause  # "Force download failed due to the above error"
     if isinstance(exc, (ConnectionError, TimeoutError)):
         return told(_NO_CONNECTION, **_connection(exc))
     if isinstance(exc, OSError) and exc.errno is not None:
         return told(_NO_DISK, reason=exc.strerror)
-    return told(_SHORT) if isinstance(exc, OSError) and "Consistency check failed" in str(exc) else None
+    if isinstance(exc, OSError) and "Consistency check failed" in str(exc):
+        return told(_SHORT)
+    if isinstance(exc, _OF_PARSING) and _is_of_the_client(exc):
+        return told(_NOT_OF_THE_HUB, kind=type(exc).__name__)
+    if isinstance(exc, RuntimeError) and _is_of_the_client(exc):  # all that hf_xet raises
+        return told(_UNEXPECTED, kind=type(exc).__name__)
+    return None
 
 
 def of_status(
@@ -219,6 +240,8 @@ def of_status(
         said = _GATED_FOR_ANYBODY
     elif status == 401 and headers.get("x-error-message") == _BAD_TOKEN:
         said = _WRONG_TOKEN
+    elif headers.get("x-error-message") == _CLOSED:
+        said = _DISABLED
     wait_s = asked_wait_s(headers)
     wait = f"in {wait_s:.0f} s" if wait_s is not None else "in a few minutes"
     return _error(said, subject, file, revision, status=status, wait=wait)
@@ -228,6 +251,25 @@ def _error(said: _Said, subject: str, file: str | None, revision: str | None, **
     kind, text = said
     facts |= {"file": file, "of": f" for {file!r}" if file else "", "held": file or "this repository"}
     return kind(text.format(revision=revision or "main", name=subject.split("@")[0], **facts), subject=subject)
+
+
+_OF_PARSING = (LookupError, TypeError, ValueError, AttributeError, RecursionError)
+"""What the client's own parsers raise on an answer that they do not expect, without a class of its own."""
+_CLIENT = ("huggingface_hub", "httpx", "httpx2", "hf_xet")
+
+
+def _is_of_the_client(exc: BaseException) -> bool:
+    """Tell whether an exception passed through the client: its traceback begins with us, and goes on in there."""
+    frames: TracebackType | None = exc.__traceback__
+    while frames is not None:
+        if str(frames.tb_frame.f_globals.get("__name__")).split(".")[0] in _CLIENT:
+            return True
+        frames = frames.tb_next
+    return False
+
+
+def _is_of_a_header(exc: BaseException) -> bool:
+    return is_transport_error(exc) and any(kind.__name__ == "LocalProtocolError" for kind in type(exc).__mro__)
 
 
 def _connection(exc: BaseException) -> dict[str, str]:

@@ -27,9 +27,9 @@ class Fault:
     """Something that goes wrong, for as many matching requests as said.
 
     Attributes:
-        kind: ``status``: answer ``status`` with ``headers``. ``ignore_range``: send the whole file with 200. ``drop``:
-            close the connection after ``after_bytes`` of body. ``truncate``: announce and send only ``after_bytes``,
-            under a Content-Range that promises all. ``slow``: wait ``delay_s`` before every 64 KiB.
+        kind: ``status``: answer ``status`` with ``headers`` and ``body``. ``ignore_range``: send the whole file with
+            200. ``drop``: close the connection after ``after_bytes`` of body. ``truncate``: announce and send only
+            ``after_bytes``, under a Content-Range that promises all. ``slow``: wait ``delay_s`` before every 64 KiB.
             ``wrong_content_range``: name another range than the one sent. ``changed_etag``: another ETag (and size)
             than before. ``no_content_length``: close the connection to end the body.
         origin: Only requests to this server; None: both.
@@ -39,6 +39,7 @@ class Fault:
         after_bytes: See ``kind``.
         status: See ``kind``.
         headers: Further headers of a ``status`` answer.
+        body: What a ``status`` answer holds.
         delay_s: See ``kind``.
     """
 
@@ -50,6 +51,7 @@ class Fault:
     after_bytes: int = 0
     status: int = 503
     headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b'{"error":"injected"}'
     delay_s: float = 0.0
 
     def takes(self, request: LoggedRequest) -> bool:
@@ -88,7 +90,7 @@ class FaultyHandler(Handler):
         self._fault = self._hub.take_fault(self._log)
         time.sleep(self._hub.network.round_trip_s)
         if self._has("status"):
-            self._answer(self._fault.status, b'{"error":"injected"}', self._fault.headers)
+            self._answer(self._fault.status, self._fault.body, self._fault.headers)
         else:
             super()._answer_request()
 

@@ -6,7 +6,6 @@ in is bytes. Each speller here turns the token string of one convention into the
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 
 from mdir_hf.vocabulary.tokens import TokenType, VocabularyKind
@@ -33,7 +32,7 @@ def _byte_level_table() -> dict[int, str]:
 
 
 _BYTE_LEVEL = _byte_level_table()
-_FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_HEXADECIMAL = frozenset("0123456789abcdefABCDEF")
 
 
 def byte_level(token: str) -> bytes:
@@ -51,8 +50,8 @@ def meta_space(token: str) -> bytes:
 
 def fallback_byte(token: str) -> bytes | None:
     """Return the byte that ``<0xNN>`` stands for, or None for any other token."""
-    if len(token) == 6 and (match := _FALLBACK.fullmatch(token)):
-        return bytes.fromhex(match[1])
+    if len(token) == 6 and token.startswith("<0x") and token[5] == ">" and _HEXADECIMAL.issuperset(token[3:5]):
+        return bytes.fromhex(token[3:5])
     return None
 
 
@@ -101,12 +100,10 @@ def guess_kind(tokens: Iterable[str]) -> VocabularyKind:
 
 # Places kept for later use. Published names: <|reserved_special_token_7|>, <reserved_7>, <unused7>, [unused7],
 # <extra_id_7>, <|extra_7|>, <|placeholder7|>, <|dummy_7|>, <SPECIAL_7>, [control_7]; [PAD7] in GGUF files.
-_RESERVED = re.compile(
-    r"[<\[]\|?(?:reserved\w*?|unused|extra(?:_id)?|placeholder|dummy|special|control|pad)[_\- ]?\d+\|?[>\]]",
-    re.IGNORECASE,
-)
-# <|endoftext|>, and DeepSeek's full-width bars.
-_CONTROL = re.compile(r"<[|\uff5c].+[|\uff5c]>", re.DOTALL)
+_KEPT_PLACES = frozenset({"unused", "extra", "extra_id", "placeholder", "dummy", "special", "control", "pad"})
+_KEPT_PREFIX = "reserved"
+_DIGITS = "0123456789"
+_CONTROL_OPENS, _CONTROL_CLOSES = ("<|", "<\uff5c"), ("|>", "\uff5c>")
 _SPECIAL_NAMES = frozenset(
     {"<s>", "</s>", "<bos>", "<eos>", "<pad>", "<unk>", "<cls>", "<sep>", "<mask>"}
     | {"[BOS]", "[EOS]", "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"}
@@ -114,13 +111,25 @@ _SPECIAL_NAMES = frozenset(
 
 
 def is_reserved(token: str) -> bool:
-    """Tell whether the name of a token says that it is kept for later use."""
-    return token[:1] in ("<", "[") and _RESERVED.fullmatch(token) is not None
+    """Tell whether the name of a token says that it is kept for later use: a known name and a number, in brackets."""
+    if token[:1] not in ("<", "[") or token[-1:] not in (">", "]"):
+        return False
+    inside = token[1:-1].removeprefix("|").removesuffix("|")
+    name = inside.rstrip(_DIGITS)
+    if name == inside:
+        return False
+    name = name.lower()
+    if name.startswith(_KEPT_PREFIX):
+        # Any one word may follow: <|reserved_special_token_7|>.
+        rest = name[len(_KEPT_PREFIX) :]
+        rest = rest[:-1] if rest[-1:] in ("-", " ") else rest
+        return not rest or rest.replace("_", "x").isalnum()
+    return name in _KEPT_PLACES or (name[-1:] in ("_", "-", " ") and name[:-1] in _KEPT_PLACES)
 
 
 def is_control(token: str) -> bool:
-    """Tell whether a token looks like ``<|name|>``."""
-    return token[:1] == "<" and _CONTROL.fullmatch(token) is not None
+    """Tell whether a token looks like ``<|name|>``, or the same with DeepSeek's full-width bars."""
+    return len(token) > 4 and token.startswith(_CONTROL_OPENS) and token.endswith(_CONTROL_CLOSES)
 
 
 def type_by_name(token: str, *, may_be_markup: bool = False) -> TokenType:

@@ -88,3 +88,23 @@ def test_control_tokens_are_known_by_their_names(token: str):
 @pytest.mark.parametrize("token", ["the", "<|", "|>", "<||>", "<b>", "[0]", "reserved_7", "[unused]", "<unused1", "["])
 def test_ordinary_text_is_no_control_token(token: str):
     assert spelling.type_by_name(token) is TokenType.TEXT
+
+
+@pytest.mark.parametrize(
+    "token",
+    ["<reserved" + "1" * 300_000 + "x", "<reserved" + "1" * 300_000 + ">>", "<|" * 150_000, "<pad" + "_1" * 150_000],
+)
+def test_names_of_any_length_are_judged_in_one_pass(token: str):
+    # In quadratic time the first takes half an hour, and holds the interpreter all the while.
+    assert spelling.type_by_name(token) is TokenType.TEXT
+
+
+@pytest.mark.parametrize(
+    ("token", "is_kept"),
+    [
+        *(("<reserved1>", True), ("<RESERVED_7|>", True), ("[reserved-a-7]", False), ("<reserved_a b7>", False)),
+        *(("<reserved_2_of_9>", True), ("<reserved 9>", True), ("[pad7]", True), ("<pad__7>", False), ("<7>", False)),
+    ],
+)
+def test_a_kept_place_is_a_known_name_and_a_number(token: str, is_kept: bool):
+    assert spelling.is_reserved(token) is is_kept

@@ -28,6 +28,23 @@ def tokenizer_json(words: Sequence[str]) -> dict[str, object]:
     }
 
 
+def sentencepiece_bytes(pieces: Sequence[tuple[str, int]]) -> bytes:
+    """Serialise a SentencePiece model of (piece, type) by hand; type 0 leaves the field out."""
+
+    def number(value: int) -> bytes:
+        low, rest = value & 0x7F, value >> 7
+        return bytes([low | 0x80]) + number(rest) if rest else bytes([low])
+
+    model = b""
+    for piece, kind in pieces:
+        text = piece.encode()
+        message = b"\x0a" + number(len(text)) + text + b"\x15\0\0\0\0"  # field 1: the piece, field 2: a score of 0
+        if kind:
+            message += b"\x18" + number(kind)
+        model += b"\x0a" + number(len(message)) + message
+    return model + b"\x12\x03\x18\x80\x01"  # a trainer_spec, which is skipped
+
+
 def write_model(
     folder: Path,
     embedding: torch.Tensor,

@@ -22,6 +22,7 @@ from mdir_hf.comparison.decision import (
     could_settle,
     decide,
     layers_support,
+    where_tokens_are_unknown,
 )
 from mdir_hf.comparison.reporting import headline
 from mdir_hf.homology.modules import ModuleEvidence
@@ -57,6 +58,21 @@ def test_significant_both_ways_with_a_placebo_that_is_not_is_homologous():
 
 def test_nothing_significant_is_no_evidence():
     assert verdict(NOTHING) == (Verdict.NO_EVIDENCE, None)
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (FOUND, (Verdict.HOMOLOGOUS, None)),
+        (NOTHING, (Verdict.INCONCLUSIVE, Reason.TOKENS_UNKNOWN)),
+        (dataclasses.replace(NOTHING, common_tokens=3), (Verdict.INCONCLUSIVE, Reason.TOO_FEW_COMMON_TOKENS)),
+    ],
+)
+def test_where_tokens_are_unknown_a_finding_stands_and_nothing_found_says_nothing(found, expected):
+    decision = decide({"embedding": found}, alpha=ALPHA, level=Level.AUTO)
+    unknown = where_tokens_are_unknown(decision)
+    assert (unknown.verdict, unknown.reason) == expected
+    assert (unknown.log_p, unknown.caveats) == (decision.log_p, decision.caveats)
 
 
 def test_one_matrix_is_enough():

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from mdir_hf import HomologyChecker, Verdict
+from mdir_hf import HomologyChecker, Reason, Verdict
 from mdir_hf.errors import VocabularyError
 from tests.gguf_writer import gguf_bytes
-from tests.specimens import gaussian, write_model
+from tests.specimens import gaussian, sentencepiece_bytes, write_model
 
 N = 64
 REAL_DATA = os.environ.get("MDIR_HF_REAL_DATA")
@@ -179,7 +179,7 @@ def without_tokenizer(tmp_path):
 def test_a_model_without_tokenizer_is_paired_by_number_and_found_with_that_of_another(without_tokenizer):
     reference, relative, other = without_tokenizer
     report = compared(reference, relative)
-    assert report.verdict is Verdict.NO_EVIDENCE
+    assert (report.verdict, report.reason) == (Verdict.INCONCLUSIVE, Reason.TOKENS_UNKNOWN)
     assert any("paired by their number" in caveat for caveat in report.caveats)
     report = compared(reference, relative, tokenizer=other)
     assert report.verdict is Verdict.HOMOLOGOUS
@@ -208,3 +208,31 @@ def test_a_tokenizer_that_is_named_and_not_there_is_an_error(without_tokenizer, 
     (tmp_path / "empty").mkdir()
     with pytest.raises(VocabularyError, match=r"empty: expected tokenizer\.json, vocab\.json"):
         compared(reference, relative, tokenizer=tmp_path / "empty")
+
+
+@pytest.mark.parametrize("name", ["XLMRoberta", "Camembert", "Pegasus"])
+def test_identical_weights_under_two_files_of_one_tokenizer_are_homologous(tmp_path, name):
+    n, offset = 900, {"XLMRoberta": 1, "Camembert": 4, "Pegasus": 103}[name]
+    pieces = [("<unk>", 2), ("<s>", 3), ("</s>", 3), *((f"▁w{row}", 1) for row in range(n))]
+    rows = gaussian(n + 3 + offset, N, 0)
+    config = json.dumps({"tokenizer_class": f"{name}Tokenizer"}).encode()
+    slow = {"spiece.model": sentencepiece_bytes(pieces), "tokenizer_config.json": config}
+    vocab = {f"▁w{row}": row + 3 + offset for row in range(n)}
+    fast = {"tokenizer.json": json.dumps({"model": {"vocab": vocab}}).encode()}
+    reference = model(tmp_path / "slow", rows, slow)
+    report = compared(reference, model(tmp_path / "fast", rows + 0.01 * gaussian(len(rows), N, 1), fast))
+    assert report.verdict is Verdict.HOMOLOGOUS
+    assert report.embedding.common_tokens == n
+
+
+def test_a_stale_tokenizer_file_is_named_and_leaves_the_question_open(tmp_path):
+    n = 900
+    rows = gaussian(n, N, 0)
+    reference = model(tmp_path / "reference", rows, byte_level(words(n)))
+    turned = {word: n - 1 - row for row, word in enumerate(words(n))}
+    stale = {"tokenizer.json": json.dumps({"model": {"vocab": turned}}).encode(), **byte_level(words(n))}
+    report = compared(reference, model(tmp_path / "relative", rows, stale))
+    assert (report.verdict, report.reason) == (Verdict.INCONCLUSIVE, Reason.TOKENS_UNKNOWN)
+    assert any("give different rows to 900 of 900 tokens" in said for said in report.caveats)
+    right = compared(reference, model(tmp_path / "stranger", gaussian(n, N, 9), byte_level(words(n))))
+    assert (right.verdict, right.reason) == (Verdict.NO_EVIDENCE, None)

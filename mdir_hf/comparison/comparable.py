@@ -46,6 +46,9 @@ class Comparable(PlacedTensors, Protocol):
     def vocabulary_from(self) -> str | None:
         """Where the vocabulary is read from, if not from the model's own files."""
 
+    def vocabulary_doubts(self) -> tuple[str, ...]:
+        """Where the model's own files contradict each other on which row is which token's; may read one more file."""
+
     def digests(self) -> dict[str, str] | None:
         """SHA-256 of every weight file, None unless all are known without reading them."""
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mdir_hf.homology.matching import CHANNEL_ALPHA
 from mdir_hf.homology.modules import ModuleEvidence
@@ -221,6 +221,17 @@ def decide(
         return inconclusive(Reason.WEIGHTS_UNREADABLE)
     caveats = (*(FEW_AXES.format(name=name) for name in on_few_axes), *_caveats_of_no_evidence(evidence, level, body))
     return Decision(Verdict.NO_EVIDENCE, None, None, accepted, caveats, not_accepted)
+
+
+def where_tokens_are_unknown(decision: Decision) -> Decision:
+    """What a decision is worth where nothing says for certain which row is which token's: a finding stands.
+
+    Any pairing of rows keeps the p-value valid, so what was found was found. That nothing was found says little: a
+    plain copy whose rows were paired with others is not found by its embeddings.
+    """
+    if decision.verdict is not Verdict.NO_EVIDENCE:
+        return decision
+    return replace(decision, verdict=Verdict.INCONCLUSIVE, reason=Reason.TOKENS_UNKNOWN)
 
 
 def layers_support(modules: Sequence[tuple[int, int, ModuleEvidence]], outer: str, log_alpha: float) -> bool:

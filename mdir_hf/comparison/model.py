@@ -12,7 +12,7 @@ from mdir_hf.comparison.comparable import matrix_spec
 from mdir_hf.errors import MdirError, naming
 from mdir_hf.hub import Repository, open_repository
 from mdir_hf.report import ModelSummary
-from mdir_hf.vocabulary import Vocabulary, gguf_vocabulary, read_vocabulary, vocabulary_files
+from mdir_hf.vocabulary import Vocabulary, doubts_of_vocabulary, gguf_vocabulary, read_vocabulary, vocabulary_files
 
 CONFIG = "config.json"
 MAX_CONFIG_N_BYTES = 8 << 20
@@ -111,6 +111,13 @@ class Model:
             if not self.vocabulary_paths and self.tokenizer is None:
                 return None
             return read_vocabulary(self.tokenizer_files.files, self.tokenizer_files.read)
+
+    def vocabulary_doubts(self) -> tuple[str, ...]:
+        """Where its tokenizer files contradict each other on which row is which token's, a sentence each."""
+        if self._brings_tokens or self.vocabulary is None:
+            return ()
+        with naming(self.tokenizer_files.label):
+            return doubts_of_vocabulary(self.tokenizer_files.files, self.tokenizer_files.read, self.vocabulary)
 
     @property
     def _brings_tokens(self) -> bool:

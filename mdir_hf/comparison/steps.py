@@ -13,7 +13,7 @@ import numpy as np
 from mdir_hf.anatomy import WeightPart
 from mdir_hf.comparison.body import BodyEvidence, compare_bodies, representatives
 from mdir_hf.comparison.comparable import Comparable, matrix_spec, n_rows, vocabularies_of
-from mdir_hf.comparison.decision import BodySummary, Decision, decide, layers_support
+from mdir_hf.comparison.decision import BodySummary, Decision, decide, layers_support, where_tokens_are_unknown
 from mdir_hf.comparison.exclusion import layers_noise
 from mdir_hf.comparison.findings import Findings, LayersFound, MatricesFound
 from mdir_hf.comparison.layers import n_neurons, why_not_compared
@@ -91,6 +91,11 @@ def _findings(reference: Comparable, candidate: Comparable, settings: Settings, 
         layers_are_unreadable=layers.are_unreadable,
         layers_noise=layers.noise,
     )
+    if decision.verdict is not Verdict.HOMOLOGOUS:
+        doubts = () if common.is_by_number else _doubts_of_tokens(reference, candidate)
+        on_tokens += doubts
+        if common.is_by_number or doubts:
+            decision = where_tokens_are_unknown(decision)
     return Findings(matrices, layers, decision, (*notes, *on_tokens, *layers.caveats))
 
 
@@ -160,8 +165,9 @@ def _common_tokens(reference: Comparable, candidate: Comparable) -> tuple[Common
         return common, caveats
     without = " and ".join(model.label for model, v in zip(models, (mine, other), strict=True) if v is None)
     by_number = (
-        f"No tokenizer files in {without}: rows were paired by their number. Any pairing keeps the p-value valid, "
-        "but relatives are missed where the ids differ."
+        f"No tokenizer files in {without}: rows were paired by their number, whatever their tokens. Any pairing keeps "
+        "the p-value valid, but relatives are missed where the ids differ. Name a repository or folder that has the "
+        "tokenizer (--tokenizer, --candidate-tokenizer; tokenizer= in Python)."
     )
     known = mine if mine is not None else other
     n_common = min(rows_of_models)
@@ -169,7 +175,17 @@ def _common_tokens(reference: Comparable, candidate: Comparable) -> tuple[Common
         rows = np.arange(n_common, dtype=np.int64)
     else:
         rows = np.array(sorted(row for row in known.row_of.values() if row < n_common), dtype=np.int64)
-    return CommonVocabulary(rows, rows, 0, 0), (*caveats, by_number)
+    return CommonVocabulary(rows, rows, 0, 0, is_by_number=True), (*caveats, by_number)
+
+
+def _doubts_of_tokens(reference: Comparable, candidate: Comparable) -> tuple[str, ...]:
+    """Where the tokenizer files of a model contradict each other, as sentences that name the model."""
+    return tuple(
+        f"The tokenizer files of {model.label} contradict each other: {doubt}. If they are not those of its weights, "
+        "name the right ones (--tokenizer, --candidate-tokenizer; tokenizer= in Python)."
+        for model in (reference, candidate)
+        for doubt in model.vocabulary_doubts()
+    )
 
 
 def _matrix_pairs(

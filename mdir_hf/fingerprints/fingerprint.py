@@ -187,6 +187,10 @@ class SampledModel:
         )
         self._fingerprint = fingerprint
 
+    def vocabulary_doubts(self) -> tuple[str, ...]:
+        """None: the tokens were decided when the fingerprint was taken."""
+        return ()
+
     def digests(self) -> dict[str, str] | None:
         """SHA-256 of every weight file, None unless all are known."""
         known = self._fingerprint.digests

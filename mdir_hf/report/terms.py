@@ -50,6 +50,7 @@ class Reason(Term):
     FEW_SHARED_AXES = "few_shared_axes_only"
     NULL_NOT_VALIDATED = "null_not_validated"
     WEIGHTS_UNREADABLE = "weights_unreadable"
+    TOKENS_UNKNOWN = "tokens_unknown"
 
 
 class Level(Term):

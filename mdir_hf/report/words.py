@@ -12,6 +12,7 @@ REASON_TEXT = {
     Reason.FEW_SHARED_AXES: "the models agree on a few channels only, as unrelated models with outlier channels can",
     Reason.NULL_NOT_VALIDATED: "the models agree, but what the p-value of this pair rests on could not be validated",
     Reason.WEIGHTS_UNREADABLE: "the embeddings show nothing, and the layers could not be compared",
+    Reason.TOKENS_UNKNOWN: "nothing was found, and nothing says for certain which row is which token's",
 }
 
 HEADLINE = {

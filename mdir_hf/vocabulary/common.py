@@ -24,12 +24,14 @@ class CommonVocabulary:
         candidate_rows: Row ids in the candidate, int64, aligned with ``reference_rows``; all different.
         n_reference_beyond: Usable tokens of the reference left out because its embedding has no such row.
         n_candidate_beyond: The same for the candidate.
+        is_by_number: Whether rows of the same number were paired, because nothing says which tokens they are.
     """
 
     reference_rows: NDArray[np.int64]
     candidate_rows: NDArray[np.int64]
     n_reference_beyond: int
     n_candidate_beyond: int
+    is_by_number: bool = False
 
     def __len__(self) -> int:
         return len(self.reference_rows)

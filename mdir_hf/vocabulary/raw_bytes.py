@@ -26,8 +26,9 @@ def _literal(prefix: bytes, escapes: bytes) -> bytes:
     return single + b"|" + double
 
 
+LITERAL_LINE = re.compile(_literal(b"b", _ESCAPES))
 RWKV_LINE = re.compile(
-    rb"([0-9]{1,9}) (" + _literal(b"", _ESCAPES + b"uU") + b"|" + _literal(b"b", _ESCAPES) + rb") ([0-9]{1,9})"
+    rb"([0-9]{1,9}) (" + _literal(b"", _ESCAPES + b"uU") + b"|" + LITERAL_LINE.pattern + rb") ([0-9]{1,9})"
 )
 
 
@@ -116,14 +117,37 @@ def rwkv_tokens(data: bytes) -> Iterator[Token]:
         match = RWKV_LINE.fullmatch(line)
         if match is None:
             raise _unexpected(number, "a row, a literal and a length", line)
-        try:
-            literal = ast.literal_eval(match[2].decode())
-            text = literal.encode() if isinstance(literal, str) else literal
-        except (ValueError, SyntaxError, RecursionError, MemoryError) as exc:
-            raise _unexpected(number, "a literal of text or bytes", line) from exc
-        if not isinstance(text, bytes) or len(text) != int(match[3]):
+        text = _from_literal(match[2], number)
+        if len(text) != int(match[3]):
             raise _unexpected(number, f"a literal of {int(match[3])} bytes", line)
         yield int(match[1]), text, TokenType.TEXT
+
+
+def literal_tokens(data: bytes) -> Iterator[Token]:
+    """Read the ``vocab.txt`` of RWKV in the format of the Hub: a Python literal of bytes a line, the row is its number.
+
+    Args:
+        data: The file.
+
+    Yields:
+        The tokens. Row 0 is the end of text, whatever stands there.
+
+    Raises:
+        VocabularyError: A line is something else.
+    """
+    for number, line in lines_of(data):
+        if LITERAL_LINE.fullmatch(line) is None:
+            raise _unexpected(number, "a literal of bytes", line)
+        text = _from_literal(line, number)
+        yield number - 1, text, TokenType.TEXT if number > 1 else TokenType.SPECIAL
+
+
+def _from_literal(literal: bytes, number: int) -> bytes:
+    try:
+        value = ast.literal_eval(literal.decode())
+        return value.encode() if isinstance(value, str) else bytes(value)
+    except (ValueError, SyntaxError, RecursionError, MemoryError) as exc:
+        raise _unexpected(number, "a literal of text or bytes", literal) from exc
 
 
 def _from_base64(encoded: bytes, place: str) -> bytes:

@@ -43,6 +43,15 @@ def byte_level(token: str) -> bytes:
         return token.encode()
 
 
+def is_byte_level(token: str) -> bool:
+    """Whether every character of a token is one of the byte-level alphabet."""
+    try:
+        token.translate(_BYTE_LEVEL).encode("latin-1")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def meta_space(token: str) -> bytes:
     """Return the bytes of a SentencePiece piece: U+2581 is a space."""
     return token.replace(META_SPACE, " ").encode()

@@ -51,6 +51,8 @@ def tokenizer_json_tokens(found: dict[str, Any]) -> tuple[VocabularyKind, Iterat
     if isinstance(suffix := model.get("end_of_word_suffix"), str) and suffix:
         spell = spelling.with_suffix(spell, suffix)
     added = _added_tokens(found)
+    # A pipeline that turns text into the byte-level alphabet never makes a piece of anything else.
+    turns_to_bytes = _turns_to_bytes(found)
     unknown = model.get("unk_token")
     if isinstance(vocabulary, list) and type(place := model.get("unk_id")) is int and 0 <= place < len(strings):
         unknown = strings[place]
@@ -65,8 +67,12 @@ def tokenizer_json_tokens(found: dict[str, Any]) -> tuple[VocabularyKind, Iterat
                 token_type = listed[1]
             elif string == unknown:
                 token_type = TokenType.SPECIAL
+            elif spelling.is_reserved(string):
+                token_type = TokenType.RESERVED
             else:
-                token_type = TokenType.RESERVED if spelling.is_reserved(string) else TokenType.TEXT
+                token_type = (
+                    TokenType.UNUSED if turns_to_bytes and not spelling.is_byte_level(string) else TokenType.TEXT
+                )
             yield _spelt(row, string, token_type, kind, spell)
         for row, (string, token_type) in added.items():
             if row not in own:
@@ -139,17 +145,11 @@ def _spelt(row: int, string: str, token_type: TokenType, kind: VocabularyKind, s
 def _declared_kind(found: dict[str, Any], model: dict[str, Any]) -> VocabularyKind | None:
     """Return the convention that the pipeline declares; None where it does not."""
     types, marks_space = set(), False
-    stack: list[object] = [found.get(part) for part in ("normalizer", "pre_tokenizer", "decoder")]
-    while stack:
-        node = stack.pop()
-        if isinstance(node, dict):
-            if isinstance(declared := node.get("type"), str):
-                types.add(declared)
-            # Replace names the mark in "content", or in the "String" of its pattern; Prepend in "prepend".
-            marks_space = marks_space or spelling.META_SPACE in map(node.get, ("content", "String", "prepend"))
-            stack.extend(node.values())
-        elif isinstance(node, list):
-            stack.extend(node)
+    for node in _nodes(*(found.get(part) for part in ("normalizer", "pre_tokenizer", "decoder"))):
+        if isinstance(declared := node.get("type"), str):
+            types.add(declared)
+        # Replace names the mark in "content", or in the "String" of its pattern; Prepend in "prepend".
+        marks_space = marks_space or spelling.META_SPACE in map(node.get, ("content", "String", "prepend"))
     if "ByteLevel" in types:
         return VocabularyKind.BYTE_LEVEL
     if model.get("type") == "WordPiece" or "WordPiece" in types:
@@ -157,6 +157,23 @@ def _declared_kind(found: dict[str, Any], model: dict[str, Any]) -> VocabularyKi
     if "Metaspace" in types or marks_space:
         return VocabularyKind.SENTENCEPIECE
     return None
+
+
+def _turns_to_bytes(found: dict[str, Any]) -> bool:
+    """Whether all text passes the byte-level alphabet before it meets the pieces."""
+    return any(node.get("type") == "ByteLevel" for node in _nodes(found.get("normalizer"), found.get("pre_tokenizer")))
+
+
+def _nodes(*parts: object) -> Iterator[dict[str, Any]]:
+    """Every object in some parts of a pipeline."""
+    stack = list(parts)
+    while stack:
+        node = stack.pop()
+        if isinstance(node, dict):
+            yield node
+            stack.extend(node.values())
+        elif isinstance(node, list):
+            stack.extend(node)
 
 
 def _added_tokens(found: dict[str, Any]) -> dict[int, tuple[str, TokenType]]:

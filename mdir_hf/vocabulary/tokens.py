@@ -78,6 +78,7 @@ class Vocabulary:
         n_duplicate: Rows left out because another row spells the same bytes (see the module's rules).
         duplicates: Those rows, by the bytes that they spell, ascending.
         files: Names of the files that were read, the primary one first.
+        doubts: Where these files contradict each other on the row of a token, a sentence each.
     """
 
     kind: VocabularyKind
@@ -89,6 +90,7 @@ class Vocabulary:
     n_duplicate: int
     duplicates: Mapping[bytes, tuple[int, ...]] = field(repr=False)
     files: tuple[str, ...]
+    doubts: tuple[str, ...] = ()
 
     @property
     def n_tokens(self) -> int:

@@ -1,4 +1,4 @@
-"""``vocab.txt``: one token a line, the row is the line number."""
+"""``vocab.txt``: one token a line, the row is the line number; or, as fairseq writes it, a token and its count."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ from mdir_hf.errors import VocabularyError
 from mdir_hf.vocabulary import spelling
 from mdir_hf.vocabulary.json_file import glimpse
 from mdir_hf.vocabulary.tokens import Token, TokenType, VocabularyKind
+
+# fairseq keeps <s>, <pad>, </s> and <unk> in front of what its dictionary lists.
+_N_IN_FRONT = 4
+_N_JUDGED = 64
+_CONTINUES = "@@"
 
 
 def word_list_tokens(data: bytes) -> tuple[VocabularyKind, Iterator[Token]]:
@@ -32,6 +37,8 @@ def word_list_tokens(data: bytes) -> tuple[VocabularyKind, Iterator[Token]]:
     lines = [line.removesuffix("\r") for line in text.split("\n")]
     if not lines[-1]:
         lines.pop()
+    if lines and all(map(_has_count, lines[:_N_JUDGED])):
+        return _counted_tokens(lines)
     kind = spelling.guess_kind(lines)
     spell = spelling.SPELLERS[kind]
 
@@ -41,5 +48,29 @@ def word_list_tokens(data: bytes) -> tuple[VocabularyKind, Iterator[Token]]:
                 yield row, spell(line), spelling.type_by_name(line)
             else:
                 yield row, b"", TokenType.UNUSED
+
+    return kind, tokens()
+
+
+def _has_count(line: str) -> bool:
+    token, _, count = line.rpartition(" ")
+    return bool(token) and count.isdecimal() and " " not in token
+
+
+def _counted_tokens(lines: list[str]) -> tuple[VocabularyKind, Iterator[Token]]:
+    """Tokens of a dictionary of fairseq (PhoBERT, BERTweet), where ``@@`` marks what does not end a word."""
+    words = [line.rpartition(" ")[0] for line in lines]
+    kind = spelling.guess_kind(words)
+    ends_words = any(word.endswith(_CONTINUES) for word in words)
+
+    def tokens() -> Iterator[Token]:
+        for row in range(_N_IN_FRONT):
+            yield row, b"", TokenType.SPECIAL
+        for row, word in enumerate(words, start=_N_IN_FRONT):
+            if ends_words:
+                text = word.removesuffix(_CONTINUES) if word.endswith(_CONTINUES) else word + " "
+                yield row, text.encode(), spelling.type_by_name(word)
+            else:
+                yield row, spelling.SPELLERS[kind](word), spelling.type_by_name(word)
 
     return kind, tokens()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from mdir_hf.vocabulary import Vocabulary, read_vocabulary
+from tests.specimens import sentencepiece_bytes
 
 
 @pytest.fixture
@@ -28,23 +29,8 @@ def read() -> Callable[[Mapping[str, object]], Vocabulary]:
 
 @pytest.fixture(scope="session")
 def sentencepiece_file() -> Callable[[Sequence[tuple[str, int]]], bytes]:
-    """Serialise a SentencePiece model of (piece, type) by hand; type 0 leaves the field out."""
-
-    def number(value: int) -> bytes:
-        low, rest = value & 0x7F, value >> 7
-        return bytes([low | 0x80]) + number(rest) if rest else bytes([low])
-
-    def serialise(pieces: Sequence[tuple[str, int]]) -> bytes:
-        model = b""
-        for piece, kind in pieces:
-            text = piece.encode()
-            message = b"\x0a" + number(len(text)) + text + b"\x15\0\0\0\0"  # field 1: the piece, field 2: a score of 0
-            if kind:
-                message += b"\x18" + number(kind)
-            model += b"\x0a" + number(len(message)) + message
-        return model + b"\x12\x03\x18\x80\x01"  # a trainer_spec, which is skipped
-
-    return serialise
+    """Serialise a SentencePiece model of (piece, type)."""
+    return sentencepiece_bytes
 
 
 @pytest.fixture(scope="session")

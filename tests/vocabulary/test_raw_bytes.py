@@ -115,3 +115,25 @@ def test_a_line_of_rwkv_that_is_no_token_is_an_error_and_never_code(read, line: 
     with pytest.raises(VocabularyError) as caught:
         read({RWKV: b"1 'a' 1\n" + line})
     assert message in str(caught.value)
+
+
+def test_a_vocab_txt_of_literals_of_bytes_is_that_of_rwkv(read):
+    lines = [b"b'<s>'", b"b'\\x00'", b"b' a'", b'b"it\'s"', b"b'\\xff\\n'"]
+    vocabulary = read({"vocab.txt": b"\n".join(lines) + b"\n"})
+    assert vocabulary.kind is VocabularyKind.RWKV
+    assert vocabulary.row_of == {b"\0": 1, b" a": 2, b"it's": 3, b"\xff\n": 4}
+    assert vocabulary.n_special == 1
+
+
+def test_a_line_among_literals_that_is_none_is_an_error(read):
+    with pytest.raises(VocabularyError, match=r"vocab\.txt: expected a literal of bytes on line 2, found b\"b'a'\.x\""):
+        read({"vocab.txt": b"b'<s>'\nb'a'.x\n"})
+
+
+def test_both_word_lists_of_rwkv_hold_the_same_tokens(read, real_data):
+    data = (real_data / "tokenizers" / "rwkv-world" / "rwkv_vocab_v20230424.txt").read_bytes()
+    listed = read({"rwkv_vocab_v20230424.txt": data})
+    text_of = {row: text for text, row in listed.row_of.items()}
+    lines = [repr(text_of.get(row, b"<s>")).encode() for row in range(max(text_of) + 1)]
+    assert read({"vocab.txt": b"\n".join(lines)}).row_of == listed.row_of
+    assert len(text_of) == 65_529

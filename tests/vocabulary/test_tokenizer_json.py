@@ -185,3 +185,14 @@ def test_vocab_json_of_marked_word_ends_gets_spaces(read):
 
 def test_a_token_called_model_does_not_make_a_vocab_json_something_else(read):
     assert read({"vocab.json": {"model": 0, "vocab": 1}}).row_of == {b"model": 0, b"vocab": 1}
+
+
+def test_a_piece_outside_of_the_byte_alphabet_is_never_made_and_left_out(read):
+    model = {"vocab": {"Ġa": 0, "é x": 1, "中": 2, "b": 3}}
+    added = [{"id": 2, "content": "中", "special": False}]
+    byte_level = {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "ByteLevel"}]}}
+    vocabulary = read({"tokenizer.json": {"model": model, "added_tokens": added, **byte_level}})
+    assert vocabulary.row_of == {b" a": 0, "中".encode(): 2, b"b": 3}
+    assert vocabulary.n_unused == 1
+    # Where only the decoder knows bytes, text meets the pieces as it is.
+    assert read({"tokenizer.json": {"model": model, "decoder": {"type": "ByteLevel"}}}).row_of["é x".encode()] == 1

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import base64
+import json
 
 import pytest
 
 from mdir_hf.errors import FileMissingError, VocabularyError
-from mdir_hf.vocabulary import VocabularyKind, read_vocabulary, vocabulary_files
+from mdir_hf.vocabulary import VocabularyKind, doubts_of_vocabulary, read_vocabulary, vocabulary_files
 
 IN_ORDER = [
     "tokenizer.json",
@@ -13,18 +14,20 @@ IN_ORDER = [
     "tokenizer.model",
     "spiece.model",
     "sentencepiece.bpe.model",
-    "other.model",
     "tokenizer.model.v3",
     "qwen.tiktoken",
     "tekken.json",
     "vocab.txt",
     "rwkv_vocab_v20230424.txt",
+    "classifier.model",
+    "20B_tokenizer.json",
+    "encoder.json",
 ]
 
 
 @pytest.mark.parametrize("place", range(len(IN_ORDER)))
 def test_the_most_complete_file_is_preferred(place: int):
-    names = ["config.json", "merges.txt", "model.safetensors", "special_tokens_map.json", *reversed(IN_ORDER[place:])]
+    names = ["merges.txt", "model.safetensors", "special_tokens_map.json", *reversed(IN_ORDER[place:])]
     assert vocabulary_files(names) == (IN_ORDER[place],)
 
 
@@ -42,7 +45,41 @@ def test_added_tokens_are_a_companion_where_the_primary_file_lacks_them(primary:
 
 
 def test_files_of_other_folders_and_unrelated_files_hold_no_vocabulary():
-    assert vocabulary_files(["original/tokenizer.json", "tokenizer_config.json", "model.bin", "readme.txt"]) == ()
+    assert vocabulary_files(["onnx/tokenizer.json", "tokenizer_config.json", "model.bin", "readme.txt"]) == ()
+
+
+def test_a_tokenizer_in_its_own_folder_is_found_where_the_root_has_none(read):
+    files = {"tokenizer/vocab.json": {"a": 0, "b": 2}, "tokenizer/added_tokens.json": {"c": 1}, "added_tokens.json": {}}
+    assert vocabulary_files(files) == ("tokenizer/vocab.json", "tokenizer/added_tokens.json")
+    assert read(files).row_of == {b"a": 0, b"b": 2, b"c": 1}
+    assert vocabulary_files({"original/tokenizer.model"}) == ("original/tokenizer.model",)
+    assert vocabulary_files({*files, "vocab.txt"}) == ("vocab.txt",)
+
+
+@pytest.mark.parametrize("second", ["vocab.json", "tokenizer.model"])
+def test_a_stale_tokenizer_json_is_a_doubt_that_counts_the_tokens_that_moved(read, sentencepiece_file, second: str):
+    words = [f"w{n}" for n in range(400)]
+    turned = [*words[5:], *words[:5]]
+    model = {"vocab": {word: row for row, word in enumerate(turned)}}
+    own = sentencepiece_file([(word, 1) for word in words])
+    if second == "vocab.json":
+        own = {word: row for row, word in enumerate(words)}
+    files = {"tokenizer.json": {"model": model}, second: own}
+
+    def content(name: str) -> bytes:
+        return files[name] if isinstance(files[name], bytes) else json.dumps(files[name]).encode()
+
+    vocabulary = read(files)
+    assert doubts_of_vocabulary(files, content, vocabulary) == (
+        f"tokenizer.json and {second} give different rows to 400 of 400 tokens that both have; tokenizer.json was read",
+    )
+    model["vocab"] = {word: row for row, word in enumerate(words)} | {"w0": 999}  # a few may have changed since
+    assert doubts_of_vocabulary(files, content, read(files)) == ()
+
+
+def test_a_second_file_that_is_no_vocabulary_casts_no_doubt(read):
+    files = {"tokenizer.json": b'{"model": {"vocab": {"a": 0}}}', "classifier.model": b"\x80no pieces"}
+    assert doubts_of_vocabulary(files, files.__getitem__, read(files)) == ()
 
 
 def test_only_the_files_named_beforehand_are_read():

@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 FOLDERS = {"homology", "anatomy", "vocabulary", "checkpoint", "hub"}
-GROUND = {"report", "names", "errors", "installing", "processor", "_version"}
+GROUND = {"report", "names", "errors", "installing", "processor", "budgets", "_version"}
 JOINED = FOLDERS | GROUND | {"comparison", "checker", "inspection", "figures", "saving"}
 MANY = {"fingerprints", "trees", "index", "survey", "publishing"}
 
@@ -19,6 +19,7 @@ ALLOWED = {
     "names": set(),
     "installing": set(),
     "processor": set(),
+    "budgets": set(),
     "report": {"errors", "names", "_version"},
     **dict.fromkeys(FOLDERS, GROUND),
     "figures": GROUND,

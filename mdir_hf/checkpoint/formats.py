@@ -8,10 +8,11 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ..budgets import SHARD_INDEX
 from ..errors import CheckpointError, NoWeightsError, UnsupportedFormatError, naming
 from .adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, AdaptedSource, AdapterConfig, has_adapter, read_adapter_config
 from .gguf import GgufSource, open_gguf, open_named_gguf
-from .index import MAX_INDEX_N_BYTES, parse_index
+from .index import parse_index
 from .pytorch import PYTORCH_SUFFIXES, PytorchSource, open_only_pytorch_file
 from .quantization import DequantizedSource
 from .safetensors import SafetensorsSource
@@ -147,7 +148,7 @@ def _open_named(tree: FileTree, file: str) -> ShardedTensors:
 
 
 def _open_index(tree: FileTree, name: str, source: type[ShardedTensors]) -> ShardedTensors:
-    data = tree.read(name, max_bytes=MAX_INDEX_N_BYTES)
+    data = tree.read(name, max_bytes=SHARD_INDEX.n_bytes)
     return source(tree, index=parse_index(data, path=name, label=f"{tree.label}:{name}"))
 
 

@@ -23,18 +23,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NoReturn, cast
 
+from ..budgets import SAFETENSORS_HEADER, json_values
 from ..errors import CorruptCheckpointError, UnsupportedFormatError, naming
 from .dtypes import DTYPES
 from .sources import TensorSpec
 
 LENGTH_N_BYTES = 8
 """Size of the length field in front of the header."""
-
-MAX_HEADER_N_BYTES = 100_000_000
-"""Longest header the format allows (``MAX_HEADER_SIZE`` in safetensors)."""
-
-MAX_STRUCTURE = 2_000_000
-"""Most commas and opening brackets in a header. A tensor takes about nine; parsed, each may take 200 bytes."""
 
 _U64_MAX = 2**64 - 1
 _FIELDS = ("dtype", "shape", "data_offsets")
@@ -71,8 +66,8 @@ def read_header_n_bytes(prefix: bytes, *, n_file_bytes: int, label: str) -> int:
         n_bytes = int.from_bytes(prefix[:LENGTH_N_BYTES], "little")
         if prefix.startswith(b"version https://git-lfs"):
             _fail("this is a Git LFS pointer, not the weights; fetch the file itself (`git lfs pull`)")
-        if n_bytes > MAX_HEADER_N_BYTES:
-            _fail(f"the header claims {n_bytes:,} bytes; the format allows {MAX_HEADER_N_BYTES:,}")
+        if n_bytes > SAFETENSORS_HEADER.n_bytes:
+            _fail(f"the header claims {n_bytes:,} bytes; the format allows {SAFETENSORS_HEADER.n_bytes:,}")
         if LENGTH_N_BYTES + n_bytes > n_file_bytes:
             _fail(
                 f"the header claims {n_bytes:,} bytes, but only {n_file_bytes - LENGTH_N_BYTES:,} follow in this file "
@@ -101,11 +96,11 @@ def parse_header(header: bytes, *, n_file_bytes: int, path: str, label: str) -> 
         UnsupportedFormatError: If it describes more than any checkpoint has.
     """
     with naming(label):
-        n_structure = count_structure(header)
-        if n_structure > MAX_STRUCTURE:
+        n_structure = json_values(header)
+        if n_structure > SAFETENSORS_HEADER.n_items:
             raise UnsupportedFormatError(
                 f"the header of {len(header):,} bytes lists {n_structure:,} values and groups of values, and is read "
-                f"up to {MAX_STRUCTURE:,}, which is enough for some 200,000 tensors in one file"
+                f"up to {SAFETENSORS_HEADER.n_items:,}, which is enough for some 200,000 tensors in one file"
             )
         entries = _load_object(header)
         metadata = _check_metadata(entries.pop("__metadata__", None))
@@ -113,11 +108,6 @@ def parse_header(header: bytes, *, n_file_bytes: int, path: str, label: str) -> 
         specs = [_read_entry(name, entry, base=base, path=path) for name, entry in entries.items()]
         _check_tiling(specs, base=base, n_file_bytes=n_file_bytes)
     return Header(tensors={spec.name: spec for spec in specs}, metadata=metadata)
-
-
-def count_structure(text: bytes) -> int:
-    """How many values a JSON text can have at most: its commas and opening brackets, wherever they stand."""
-    return sum(text.count(mark) for mark in (b",", b"[", b"{"))
 
 
 class _JsonError(ValueError):

@@ -11,14 +11,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ..budgets import SHARD_INDEX, json_values
 from ..errors import CorruptCheckpointError, UnsafePathError, UnsupportedFormatError, naming
-from .header import count_structure
-
-MAX_INDEX_N_BYTES = 64 << 20
-"""Largest index file read; that of a 671B mixture of experts has 9 MB."""
-
-MAX_INDEX_TENSORS = 1_000_000
-"""Most tensors in an index; that of a 671B mixture of experts names 91,991."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +44,10 @@ def parse_index(data: bytes, *, path: str, label: str) -> ShardIndex:
         UnsupportedFormatError: If it names more tensors than any checkpoint has.
     """
     with naming(label):
-        n_structure = count_structure(data)
-        if n_structure > MAX_INDEX_TENSORS:
+        n_structure = json_values(data)
+        if n_structure > SHARD_INDEX.n_items:
             raise UnsupportedFormatError(
-                f"the index lists {n_structure:,} values, and is read up to {MAX_INDEX_TENSORS:,}; no checkpoint has "
+                f"the index lists {n_structure:,} values, and is read up to {SHARD_INDEX.n_items:,}; no checkpoint has "
                 "as many tensors"
             )
         try:

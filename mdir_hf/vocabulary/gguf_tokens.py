@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from typing import cast
 
+from mdir_hf.budgets import MAX_TOKENS
 from mdir_hf.errors import VocabularyError, naming
 from mdir_hf.vocabulary import spelling
 from mdir_hf.vocabulary.json_file import shown
@@ -42,6 +43,8 @@ def gguf_vocabulary(metadata: Mapping[str, object], *, file: str) -> Vocabulary 
     with naming(file):
         if isinstance(tokens, str | bytes) or not isinstance(tokens, Sized) or not isinstance(tokens, Iterable):
             raise VocabularyError(f"expected {TOKENS} to be an array of strings, found {shown(tokens)}")
+        if len(tokens) > MAX_TOKENS:
+            raise VocabularyError(f"it lists {len(tokens):,} tokens, and is read up to {MAX_TOKENS:,}")
         if any(not isinstance(token, bytes) for token in tokens):
             raise VocabularyError(f"expected {TOKENS} to hold strings, found other values")
         types = _types(metadata.get(TYPES), len(tokens))

@@ -6,13 +6,15 @@ import json
 import re
 from typing import Any
 
+from mdir_hf.budgets import TOKENIZER_JSON, json_weight
 from mdir_hf.errors import VocabularyError
 
 # A quote with no backslash before it, closed right after the name and followed by ": [", can only be a key with an
 # array: inside a string the quotes would be escaped.
 _MERGES = re.compile(rb'(?<!\\)"merges"\s*:\s*\[')
-_STRING = rb'"[^"\\]*(?:\\.[^"\\]*)*"'
-# Up to 256 merges at a time: the engine does the work, and what it must remember to step back stays small.
+# At each byte one continuation is possible, so nothing is tried twice. What the engine remembers to step back is small:
+# up to 256 merges at a time, of up to 64 escapes each. What has more escapes is no merge, and is left to the parser.
+_STRING = rb'"[^"\\]*(?:\\.[^"\\]*){0,64}"'
 _SOME_MERGES = re.compile(
     rb"(?:\s*(?:" + _STRING + rb"|\[\s*" + _STRING + rb"\s*,\s*" + _STRING + rb"\s*\])\s*,?){1,256}", re.DOTALL
 )
@@ -54,12 +56,17 @@ def load_object(data: bytes, file: str) -> dict[str, Any]:
         VocabularyError: The bytes are no UTF-8, no JSON, no object, nested too deep, or hold a number too long to be
             one.
     """
+    told = data
+    data = without_merges(data)
+    excess = TOKENIZER_JSON.excess(n_bytes=len(told)) or TOKENIZER_JSON.excess(n_items=json_weight(data), of="values")
+    if excess is not None:
+        raise VocabularyError(f"expected the JSON of a tokenizer, found a file that {excess}", subject=file)
     try:
-        found = json.loads(without_merges(data).decode("utf-8-sig"))
+        found = json.loads(data.decode("utf-8-sig"))
     except RecursionError as exc:
         raise VocabularyError("expected a JSON object, found brackets nested too deep to be one", subject=file) from exc
     except ValueError as exc:  # also UnicodeDecodeError, JSONDecodeError, and integers of more than 4300 digits
-        raise VocabularyError(f"expected JSON in UTF-8, found {glimpse(data)}: {exc}", subject=file) from exc
+        raise VocabularyError(f"expected JSON in UTF-8, found {glimpse(told)}: {exc}", subject=file) from exc
     if not isinstance(found, dict):
         raise VocabularyError(f"expected a JSON object, found {described(found)}", subject=file)
     return found

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from mdir_hf.budgets import MAX_TOKEN_N_BYTES, TOKEN_LINES
 from mdir_hf.errors import VocabularyError
 from mdir_hf.vocabulary.json_file import described, row_id, shown
 from mdir_hf.vocabulary.tokens import Token, TokenType
@@ -33,10 +34,28 @@ RWKV_LINE = re.compile(
 
 
 def lines_of(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield the line number, from 1, and the content of each line that holds something; LF or CR LF, BOM dropped."""
+    """Yield the line number, from 1, and the content of each line that holds something; LF or CR LF, BOM dropped.
+
+    Raises:
+        VocabularyError: There are more lines than any vocabulary has, or one is longer than any token.
+    """
+    check_lines(data)
     for number, line in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
+        if len(line) > MAX_TOKEN_N_BYTES:
+            raise _unexpected(number, f"a token of at most {MAX_TOKEN_N_BYTES:,} bytes as written", line)
         if content := line.removesuffix(b"\r"):
             yield number, content
+
+
+def check_lines(data: bytes) -> None:
+    """Refuse a list of tokens that is larger than any.
+
+    Raises:
+        VocabularyError: It has too many bytes or lines.
+    """
+    excess = TOKEN_LINES.excess(n_bytes=len(data), n_items=data.count(b"\n"), of="lines")
+    if excess is not None:
+        raise VocabularyError(f"expected one token a line, found a file that {excess}")
 
 
 def tiktoken_tokens(data: bytes) -> Iterator[Token]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from mdir_hf.budgets import MAX_TOKEN_N_BYTES, SENTENCEPIECE
 from mdir_hf.errors import VocabularyError
 from mdir_hf.vocabulary import spelling
 from mdir_hf.vocabulary.json_file import glimpse
@@ -38,14 +39,20 @@ def sentencepiece_tokens(data: bytes) -> Iterator[Token]:
     Raises:
         VocabularyError: The bytes are not such a model, or hold no piece.
     """
-    row = 0
+    row = n_fields = 0
+    if (excess := SENTENCEPIECE.excess(n_bytes=len(data))) is not None:
+        raise VocabularyError(f"expected a SentencePiece model, found a file that {excess}")
     try:
         for field, wire, value in _fields(data, 0, len(data)):
             if field == 1:
                 start, stop = _span(wire, value)
-                piece, kind = _piece(data, start, stop)
+                piece, kind, n_inside = _piece(data, start, stop)
                 yield row, *_meaning(piece, kind)
                 row += 1
+                n_fields += n_inside
+            n_fields += 1
+            if n_fields > SENTENCEPIECE.n_items:
+                raise ValueError(f"there are more than {SENTENCEPIECE.n_items:,} fields")
     except ValueError as exc:  # also UnicodeDecodeError
         raise VocabularyError(
             f"expected a SentencePiece model, found {glimpse(data)}, which make no sense after {row} pieces: {exc}"
@@ -68,9 +75,13 @@ def _meaning(piece: str, kind: int) -> tuple[bytes, TokenType]:
     return spelling.meta_space(piece), token_type
 
 
-def _piece(data: bytes, start: int, stop: int) -> tuple[str, int]:
-    text, kind = "", _NORMAL
+def _piece(data: bytes, start: int, stop: int) -> tuple[str, int, int]:
+    """Text and type of a piece, and how many fields say so."""
+    if stop - start > MAX_TOKEN_N_BYTES:
+        raise ValueError(f"a piece of {stop - start:,} bytes")
+    text, kind, n_fields = "", _NORMAL, 0
     for field, wire, value in _fields(data, start, stop):
+        n_fields += 1
         if field == 1:
             first, last = _span(wire, value)
             text = data[first:last].decode()
@@ -78,7 +89,7 @@ def _piece(data: bytes, start: int, stop: int) -> tuple[str, int]:
             if not isinstance(value, int) or wire != _VARINT:
                 raise ValueError("the type of a piece is no number")
             kind = value
-    return text, kind
+    return text, kind, n_fields
 
 
 def _span(wire: int, value: int | tuple[int, int]) -> tuple[int, int]:

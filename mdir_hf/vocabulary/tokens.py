@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NoReturn
 
+from mdir_hf.budgets import MAX_TOKEN_N_BYTES, MAX_TOKENS
 from mdir_hf.errors import VocabularyError
 
 # The largest vocabularies published hold about a million rows; an id above this is a damaged file, not a bigger model.
@@ -121,6 +122,8 @@ def assemble(tokens: Iterable[Token], *, kind: VocabularyKind, files: tuple[str,
     for row, text, token_type in tokens:
         if not 0 <= row < MAX_ROWS:
             _refuse_row(row, text, files[0])
+        if len(text_of) + len(left_out) > MAX_TOKENS or len(text) > MAX_TOKEN_N_BYTES:
+            _refuse_size(text, files[0])
         if token_type is TokenType.TEXT or token_type is TokenType.FALLBACK:
             if not text:
                 left_out.setdefault(row, TokenType.UNUSED)
@@ -175,6 +178,14 @@ def assemble(tokens: Iterable[Token], *, kind: VocabularyKind, files: tuple[str,
         duplicates={text: tuple(sorted(rows)) for text, rows in doublets.items()},
         files=files,
     )
+
+
+def _refuse_size(text: bytes, file: str) -> NoReturn:
+    if len(text) > MAX_TOKEN_N_BYTES:
+        what = f"token {text[:40]!r}… has {len(text):,} bytes; a token is read up to {MAX_TOKEN_N_BYTES:,}"
+    else:
+        what = f"it lists more than {MAX_TOKENS:,} tokens; no vocabulary has as many"
+    raise VocabularyError(what, subject=file)
 
 
 def _refuse_row(row: int, text: bytes, file: str) -> NoReturn:

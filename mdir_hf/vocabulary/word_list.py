@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from mdir_hf.errors import VocabularyError
 from mdir_hf.vocabulary import spelling
 from mdir_hf.vocabulary.json_file import glimpse
+from mdir_hf.vocabulary.raw_bytes import check_lines
 from mdir_hf.vocabulary.tokens import Token, TokenType, VocabularyKind
 
 # fairseq keeps <s>, <pad>, </s> and <unk> in front of what its dictionary lists.
@@ -27,6 +28,7 @@ def word_list_tokens(data: bytes) -> tuple[VocabularyKind, Iterator[Token]]:
     Raises:
         VocabularyError: The file is not UTF-8 text.
     """
+    check_lines(data)
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as exc:

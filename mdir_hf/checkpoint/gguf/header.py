@@ -15,15 +15,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
+from ...budgets import GGUF_HEADER, GGUF_PAIRS
 from ...errors import UnsupportedFormatError
 from ..sources import ByteSource, TensorSpec
 from .types import GgmlType, ggml_type
 from .values import GrowingPrefix
 
 DEFAULT_ALIGNMENT = 32
-MAX_N_PAIRS = 1 << 16
-MAX_N_TENSORS = 1 << 18
-"""Mixtures of the largest kind have some thousand tensors, or a hundred thousand where each expert is one."""
 MAX_N_DIMENSIONS = 4
 
 FIRST_READ_N_BYTES = (1 << 16, 1 << 20)
@@ -72,8 +70,8 @@ def read_gguf_header(source: ByteSource, *, path: str, first_n_bytes: int | None
     prefix = GrowingPrefix(source, first_n_bytes=first_n_bytes)
     version = _read_version(prefix)
     n_tensors, n_pairs = prefix.uint64("the number of tensors"), prefix.uint64("the number of pairs")
-    _check_count(prefix, n_pairs, MAX_N_PAIRS, _PAIR_N_BYTES, "key/value pairs")
-    _check_count(prefix, n_tensors, MAX_N_TENSORS, _ENTRY_N_BYTES, "tensors")
+    _check_count(prefix, n_pairs, GGUF_PAIRS, _PAIR_N_BYTES, "key/value pairs")
+    _check_count(prefix, n_tensors, GGUF_HEADER.n_items, _ENTRY_N_BYTES, "tensors")
     metadata: dict[str, object] = {}
     for number in range(n_pairs):
         key = prefix.name(f"key {number}")

@@ -13,14 +13,11 @@ from typing import NoReturn
 
 import numpy as np
 
+from ...budgets import GGUF_HEADER, GGUF_STRINGS
 from ...errors import CorruptCheckpointError
 from ..sources import ByteSource
 
-MAX_HEADER_N_BYTES = 128 << 20
-"""Longest header read; a vocabulary of 256,000 tokens with merges takes 10 to 20 MB."""
-
-MAX_N_STRINGS = 1 << 22
-"""Longest array of strings: four million, where the largest vocabularies and lists of merges have one."""
+MAX_HEADER_N_BYTES = GGUF_HEADER.n_bytes
 
 MAX_KEY_N_BYTES = 1 << 16
 """Longest key or name; the format allows 65,535 bytes."""
@@ -145,8 +142,8 @@ class GrowingPrefix:
         return np.frombuffer(data, dtype)
 
     def _strings(self, n_strings: int, key: str, what: str) -> PackedStrings | None:
-        if n_strings > MAX_N_STRINGS:
-            self.fail(f"{key!r} claims {n_strings:,} strings; expected at most {MAX_N_STRINGS:,}")
+        if n_strings > GGUF_STRINGS:
+            self.fail(f"{key!r} claims {n_strings:,} strings; expected at most {GGUF_STRINGS:,}")
         self.check_room(8 * n_strings, what)
         start = at = self.at
         have, length_at = len(self._data), _UINT64.unpack_from

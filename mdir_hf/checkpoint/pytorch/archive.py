@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
+from ...budgets import ZIP_DIRECTORY
 from ...errors import CorruptCheckpointError, UnsupportedFormatError
 from ..sources import ByteSource
 
@@ -28,10 +29,6 @@ _U16_MAX, _U32_MAX = 0xFFFF, 0xFFFFFFFF
 
 TAIL_N_BYTES = _END.size + _U16_MAX
 """First read, from the end: the longest that the end record can be. The directory of 500 tensors lies in it, too."""
-
-MAX_DIRECTORY_N_BYTES = 64 << 20
-MAX_ENTRIES = 200_000
-"""One file of a checkpoint has some hundred tensors; a mixture of experts in one file has ten thousands."""
 
 MAX_PADDING_N_BYTES = 4096
 """As much padding as one read takes in; longer ones cost another read."""
@@ -175,10 +172,10 @@ class Archive:
             self._fail(
                 f"its directory should lie at bytes {start:,} to {start + n_bytes:,}, and ends at {directory_stop:,}"
             )
-        if n_bytes > MAX_DIRECTORY_N_BYTES or n_entries > MAX_ENTRIES:
+        if n_bytes > ZIP_DIRECTORY.n_bytes or n_entries > ZIP_DIRECTORY.n_items:
             raise UnsupportedFormatError(
                 f"the archive claims {n_entries:,} entries in a directory of {n_bytes:,} bytes; at most "
-                f"{MAX_ENTRIES:,} in {MAX_DIRECTORY_N_BYTES:,} are read",
+                f"{ZIP_DIRECTORY.n_items:,} in {ZIP_DIRECTORY.n_bytes:,} are read",
                 subject=self.label,
             )
         raw = self.read(start, start + n_bytes)
@@ -206,7 +203,7 @@ class Archive:
         entries: list[Entry] = []
         at = 0
         while at < len(raw):
-            if len(raw) - at < _CENTRAL.size or len(entries) >= MAX_ENTRIES:
+            if len(raw) - at < _CENTRAL.size or len(entries) >= ZIP_DIRECTORY.n_items:
                 self._fail(f"its directory breaks off after {len(entries):,} entries")
             (magic, _, _, flags, method, _, _, _, n_stored, n_bytes, n_name, n_extra, n_comment, disk, _, _, start) = (
                 _CENTRAL.unpack_from(raw, at)

@@ -14,12 +14,9 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
+from ...budgets import PICKLE
 from ...errors import CorruptCheckpointError, MdirError, UnsafePickleError, UnsupportedFormatError
 from .objects import Global, Inert, apply, is_allowed, make_storage
-
-MAX_PICKLE_N_BYTES = 64 << 20
-MAX_OPCODES = 2_000_000
-"""A tensor takes about 40: this is enough for 50,000 in one file, and is worked off in some seconds."""
 
 _MAX_KEY_BITS = 31
 """Longest integer that may be a key: longer ones can be chosen to collide in a dict."""
@@ -73,10 +70,10 @@ class _Machine:
 
     def run(self, data: bytes) -> object:
         for n_done, (opcode, argument, _) in enumerate(pickletools.genops(data)):
-            if n_done >= MAX_OPCODES:
+            if n_done >= PICKLE.n_items:
                 raise UnsupportedFormatError(
-                    f"its data.pkl has more than {MAX_OPCODES:,} opcodes, more than that of any checkpoint of weights; "
-                    "save the state dict alone, as safetensors"
+                    f"its data.pkl has more than {PICKLE.n_items:,} opcodes, more than that of any checkpoint of "
+                    "weights; save the state dict alone, as safetensors"
                 )
             if opcode.name == "STOP":
                 return self._stack[-1]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from ...budgets import PICKLE
 from ...errors import CheckpointError, CorruptCheckpointError, UnsupportedFormatError, naming
 from ..decode import Encoding, check_finite, result_dtype
 from ..dtypes import DTYPES
@@ -16,7 +17,7 @@ from ..shards import ShardedTensors, ShardHeader
 from ..sources import ByteSource, TensorSpec
 from ..spans import IntArray
 from .archive import TORCH_ALIGNMENT, Archive, Entry, NoArchiveError
-from .machine import MAX_PICKLE_N_BYTES, read_pickle
+from .machine import read_pickle
 from .objects import PickledTensor, UnreadableTensor
 from .states import find_tensors
 
@@ -201,9 +202,9 @@ def _find_pickle(archive: Archive) -> tuple[str, Entry]:
         )
     entry = archive.entries[found[0]]
     archive.check_stored(entry)
-    if entry.n_bytes > MAX_PICKLE_N_BYTES:
+    if entry.n_bytes > PICKLE.n_bytes:
         raise UnsupportedFormatError(
-            f"its data.pkl has {entry.n_bytes:,} bytes, and is read up to {MAX_PICKLE_N_BYTES:,}; save the state dict "
+            f"its data.pkl has {entry.n_bytes:,} bytes, and is read up to {PICKLE.n_bytes:,}; save the state dict "
             "alone, as safetensors"
         )
     return root, entry

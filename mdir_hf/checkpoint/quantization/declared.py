@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from ...budgets import CONFIG_JSON, json_weight
 from ..sources import FileTree
 
-MAX_CONFIG_N_BYTES = 64 << 20
 MOST_GROUP = 1 << 20
 _KEYS = ("quantization_config", "compression_config", "quantization")
 _NESTED = ("text_config", "llm_config", "language_config")
@@ -173,7 +173,8 @@ def _read_json(tree: FileTree, path: str) -> Settings:
     if path not in tree.files:
         return {}
     try:
-        loaded = json.loads(tree.read(path, max_bytes=MAX_CONFIG_N_BYTES).decode("utf-8-sig"))
+        data = tree.read(path, max_bytes=CONFIG_JSON.n_bytes)
+        loaded = {} if json_weight(data) > CONFIG_JSON.n_items else json.loads(data.decode("utf-8-sig"))
     except (ValueError, RecursionError):
         return {}  # whoever needs the config complains; hints may be missing
     return loaded if isinstance(loaded, dict) else {}

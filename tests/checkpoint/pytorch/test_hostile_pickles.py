@@ -8,8 +8,9 @@ import tracemalloc
 import pytest
 import torch
 
+from mdir_hf.budgets import PICKLE
 from mdir_hf.checkpoint.pytorch import PytorchSource
-from mdir_hf.checkpoint.pytorch.machine import MAX_OPCODES, read_pickle
+from mdir_hf.checkpoint.pytorch.machine import read_pickle
 from mdir_hf.checkpoint.pytorch.objects import Inert
 from mdir_hf.checkpoint.pytorch.states import find_tensors
 from mdir_hf.errors import CheckpointError, CorruptCheckpointError, UnsafePickleError, UnsupportedFormatError
@@ -163,14 +164,14 @@ def test_copies_of_a_long_list_are_not_made():
 
 
 def test_a_very_long_pickle_is_refused():
-    with pytest.raises(UnsupportedFormatError, match=f"more than {MAX_OPCODES:,} opcodes"):
-        read_pickle(b"\x80\x02" + b"N0" * (MAX_OPCODES // 2 + 1) + b"N.", label="file")
+    with pytest.raises(UnsupportedFormatError, match=f"more than {PICKLE.n_items:,} opcodes"):
+        read_pickle(b"\x80\x02" + b"N0" * (PICKLE.n_items // 2 + 1) + b"N.", label="file")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("opcodes", [b"}", b"K\x01\x85", b"ccollections\nOrderedDict\n)R"])
 def test_the_longest_pickle_takes_bounded_memory(opcodes):
-    data = b"\x80\x02" + opcodes * MAX_OPCODES + b"."
+    data = b"\x80\x02" + opcodes * PICKLE.n_items + b"."
 
     def run():
         with pytest.raises(UnsupportedFormatError, match="opcodes"):

@@ -1,0 +1,75 @@
+"""How much of a file a parser takes in before it gives up: bounds by what a reader may need, not by what a file says.
+
+Whoever uploads a model writes every file in it, and memory and time grow with what a file claims. Each kind of file has
+a budget here. It is about three times what the largest published models need, and is checked before anything is built.
+What exceeds it ends in an error that says which number was too large.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Most that a file of one kind may hold.
+
+    Attributes:
+        n_bytes: Bytes of the file, or of its header.
+        n_items: What it lists: tokens, tensors, lines, opcodes; of JSON, see :func:`json_weight`.
+    """
+
+    n_bytes: int
+    n_items: int
+
+    def excess(self, *, n_bytes: int = 0, n_items: int = 0, of: str = "items") -> str | None:
+        """Say what is too much, as the end of a sentence about the file; None where nothing is.
+
+        Args:
+            n_bytes: Bytes that there are.
+            n_items: Items that there are.
+            of: What the items are called.
+        """
+        if n_bytes > self.n_bytes:
+            return f"has {n_bytes:,} bytes, and is read up to {self.n_bytes:,}"
+        if n_items > self.n_items:
+            return f"has {n_items:,} {of}, and is read up to {self.n_items:,}"
+        return None
+
+
+MAX_TOKENS = 1 << 20
+"""Tokens of one vocabulary. The largest published ones have 0.9 million."""
+
+MAX_TOKEN_N_BYTES = 1 << 14
+"""Bytes of one token, as written. Published ones have some hundreds: long runs of spaces."""
+
+TOKENIZER_JSON = Budget(64 << 20, 4 << 20)
+TOKEN_LINES = Budget(16 << 20, MAX_TOKENS)
+"""Vocabularies of one token a line, whatever its spelling."""
+SENTENCEPIECE = Budget(64 << 20, 5 << 20)
+"""Items are fields of the protobuf: four for a piece."""
+
+SAFETENSORS_HEADER = Budget(100_000_000, 2_000_000)
+"""The format allows as many bytes. A tensor takes about nine values, each up to 200 bytes when parsed."""
+SHARD_INDEX = Budget(64 << 20, 1_000_000)
+"""That of a 671B mixture of experts has 9 MB, and names 91,991 tensors."""
+CONFIG_JSON = Budget(8 << 20, 1 << 20)
+ADAPTER_CONFIG = Budget(4 << 20, 1 << 19)
+PICKLE = Budget(64 << 20, 2_000_000)
+"""Items are opcodes. A tensor takes about 40: this is enough for 50,000 in one file."""
+ZIP_DIRECTORY = Budget(64 << 20, 200_000)
+GGUF_HEADER = Budget(128 << 20, 1 << 18)
+"""A vocabulary of 256,000 tokens with merges takes 10 to 20 MB. Items are tensors."""
+GGUF_PAIRS = 1 << 16
+GGUF_STRINGS = 1 << 21
+"""Longest array of strings in a GGUF header: merges, of which there are twice as many as tokens."""
+
+
+def json_values(text: bytes) -> int:
+    """How many values a JSON text can have at most: its commas and opening brackets, wherever they stand."""
+    return sum(text.count(mark) for mark in (b",", b"[", b"{"))
+
+
+def json_weight(text: bytes) -> int:
+    """How much a JSON text can become at most, in units of about 80 bytes: a member of an object counts three times."""
+    return json_values(text) + 2 * text.count(b":")

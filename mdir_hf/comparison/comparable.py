@@ -56,16 +56,20 @@ class Comparable(PlacedTensors, Protocol):
         """What a report says about the model."""
 
 
+def have_one_vocabulary(reference: Comparable, candidate: Comparable) -> bool:
+    """Whether the tokenizer files of two models are known to be the same bytes."""
+    key = reference.vocabulary_key
+    return key is not None and key == candidate.vocabulary_key
+
+
 def vocabularies_of(reference: Comparable, candidate: Comparable) -> tuple[Vocabulary | None, Vocabulary | None]:
     """Return the vocabularies of two models: one object where their tokenizer files are the same, which are read once.
 
     Raises:
         VocabularyError: If tokenizer files are not what their kind of tokenizer should be.
     """
-    key = reference.vocabulary_key
-    is_same = key is not None and key == candidate.vocabulary_key
     mine = reference.vocabulary
-    return mine, mine if is_same else candidate.vocabulary
+    return mine, mine if have_one_vocabulary(reference, candidate) else candidate.vocabulary
 
 
 def matrix_spec(model: PlacedTensors, part: WeightPart) -> TensorSpec:

@@ -12,7 +12,7 @@ import numpy as np
 
 from mdir_hf.anatomy import WeightPart
 from mdir_hf.comparison.body import BodyEvidence, compare_bodies, representatives
-from mdir_hf.comparison.comparable import Comparable, matrix_spec, n_rows, vocabularies_of
+from mdir_hf.comparison.comparable import Comparable, have_one_vocabulary, matrix_spec, n_rows, vocabularies_of
 from mdir_hf.comparison.decision import BodySummary, Decision, decide, layers_support, where_tokens_are_unknown
 from mdir_hf.comparison.exclusion import layers_noise
 from mdir_hf.comparison.findings import Findings, LayersFound, MatricesFound
@@ -180,6 +180,8 @@ def _common_tokens(reference: Comparable, candidate: Comparable) -> tuple[Common
 
 def _doubts_of_tokens(reference: Comparable, candidate: Comparable) -> tuple[str, ...]:
     """Where the tokenizer files of a model contradict each other, as sentences that name the model."""
+    if have_one_vocabulary(reference, candidate):
+        return ()  # whichever file is right, rows of the same number are rows of the same token
     return tuple(
         f"The tokenizer files of {model.label} contradict each other: {doubt}. If they are not those of its weights, "
         "name the right ones (--tokenizer, --candidate-tokenizer; tokenizer= in Python)."

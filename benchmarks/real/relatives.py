@@ -168,6 +168,8 @@ EDITS = {
         Edited("noise-1", "noise of 1 RMS on every matrix", noise(1.0)),
         Edited("noise-3", "noise of 3 RMS on every matrix", noise(3.0)),
         Edited("noise-6", "noise of 6 RMS on every matrix", noise(6.0)),
+        Edited("noise-10", "noise of 10 RMS on every matrix", noise(10.0)),
+        Edited("noise-20", "noise of 20 RMS on every matrix", noise(20.0)),
         Edited("half-depth", "every other layer left out", half_depth),
         Edited("half-width", "half of the channels and a quarter of the neurons cut", half_width),
         Edited("upscaled", "first and last three quarters of the layers stacked", upscaled),

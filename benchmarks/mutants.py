@@ -1,0 +1,263 @@
+"""Break one thing of the package at a time, and see which breaks no quick test notices.
+
+python -m benchmarks.mutants                          # every module of TESTS
+python -m benchmarks.mutants comparison/decision      # these
+python -m benchmarks.mutants homology/polar --sample 40
+
+A break is one comparison, number, sign, condition, call or error that is another or is gone. The tests run once with
+the lines noted that each enters; a break is then judged by the tests that enter its line, in a process of its own that
+has the changed module in memory: no file is written. Modules of others are loaded once and inherited. Texts of messages
+are left alone, and what tests run in further processes is not seen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import multiprocessing
+import os
+import random
+import resource
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.abc import MetaPathFinder, SourceLoader
+from importlib.util import spec_from_loader
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import CodeType
+
+from benchmarks.breaks import Break, breaks
+
+RESULTS = Path(__file__).parent / "results" / "mutants.jsonl"
+
+TESTS = {
+    "comparison/decision": "tests/test_decision.py",
+    "comparison/exclusion": "tests/test_compare.py tests/test_body.py",
+    "comparison/steps": "tests/test_compare.py tests/test_body.py",
+    "homology/significance": "tests/homology/test_significance.py tests/homology/test_null.py",
+    "homology/combine": "tests/homology/test_combine.py",
+    "homology/power": "tests/homology/test_power.py",
+    "homology/calibration": "tests/homology/test_calibration.py tests/homology/test_embedding.py",
+    "homology/matching": "tests/homology/test_matching.py tests/homology/test_embedding.py",
+    "homology/map_evidence": "tests/homology/test_map_evidence.py tests/homology/test_layer_map.py",
+    "hub/ranges": "tests/hub/test_ranges.py tests/hub/test_byte_sources.py",
+    "hub/location": "tests/hub/test_hub_file.py tests/hub/test_loopback.py tests/hub/test_loopback_commits.py",
+    "hub/range_cache": "tests/hub/test_range_cache.py",
+    "hub/retry": "tests/hub/test_retry.py",
+    "checkpoint/header": "tests/checkpoint/test_header.py tests/checkpoint/test_header_against_safetensors.py",
+}
+"""Which tests are to notice a break of which module of the package."""
+
+NO_TEST, NOTICED, LATE, SURVIVED = "no test", "noticed", "late", "survived"
+LEAST_SECONDS, TIMES_AS_LONG = 20.0, 10.0
+MEMORY_BYTES = 8 << 30
+"""What a broken module may ask for before it counts as noticed."""
+
+
+@dataclass(frozen=True)
+class Traced:
+    """What one run of the tests with nothing broken entered.
+
+    Attributes:
+        lines: Lines of the module by test; a file's name stands for all its tests.
+        seconds: What the tests took, all together.
+        passed: Whether they passed.
+        loaded: Names of all modules that the run loaded.
+    """
+
+    lines: dict[str, list[int]]
+    seconds: float
+    passed: bool
+    loaded: list[str]
+
+    def entering(self, line: int) -> set[str]:
+        """Tests, or files of tests, that entered a line; those that use the module where it ran on being imported."""
+        of_module = {test for test, lines in self.lines.items() if test and lines}
+        if line in self.lines.get("", ()):
+            return of_module
+        return {test for test in of_module if line in self.lines[test]}
+
+
+class _Changed(MetaPathFinder, SourceLoader):
+    """Gives one module from a text in place of its file's."""
+
+    def __init__(self, module: str, path: Path, text: str) -> None:
+        self.module, self.path, self.text = module, str(path), text
+
+    def find_spec(self, fullname, path=None, target=None):
+        return spec_from_loader(fullname, self) if fullname == self.module else None
+
+    def get_filename(self, fullname: str) -> str:
+        return self.path
+
+    def get_data(self, path: str) -> bytes:
+        return self.text.encode()
+
+    def get_code(self, fullname: str) -> CodeType:
+        return compile(self.text, self.path, "exec")  # never one that was kept
+
+
+class _Chosen:
+    """A plugin of pytest: runs the chosen tests alone, and notes which lines each enters if asked to."""
+
+    def __init__(self, chosen: set[str] | None, traced_path: str | None) -> None:
+        self.chosen, self.traced_path = chosen, traced_path
+        self.current, self.lines = "", defaultdict(set)
+
+    def pytest_collection_modifyitems(self, items: list) -> None:
+        if self.chosen is not None:
+            items[:] = [one for one in items if {one.nodeid, one.nodeid.split("::")[0]} & self.chosen]
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self.current = nodeid.split("::")[0]  # what fixtures enter belongs to all tests of the file
+
+    def pytest_runtest_call(self, item) -> None:
+        self.current = item.nodeid
+
+    def pytest_runtest_teardown(self, item) -> None:
+        self.current = item.nodeid.split("::")[0]
+
+    def trace(self, frame, event, argument):
+        if frame.f_code.co_filename != self.traced_path:
+            return None
+        if event == "line":
+            self.lines[self.current].add(frame.f_lineno)
+        return self.trace
+
+
+def _run(to: Connection, files: Sequence[str], scratch: str, change: _Changed, chosen: set[str] | None) -> None:
+    """In a process of its own: the tests with the module that was changed, or unchanged and traced."""
+    import pytest
+
+    os.setsid()
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
+    with Path(os.devnull).open("w") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+        os.dup2(nowhere.fileno(), 2)
+    with suppress(ImportError):
+        from hypothesis import Phase, settings
+
+        # The first failure is enough: it is not made smaller, nor kept for another time.
+        settings.register_profile("breaks", phases=[Phase.explicit, Phase.generate], derandomize=True, database=None)
+        settings.load_profile("breaks")
+    sys.meta_path.insert(0, change)
+    plugin = _Chosen(chosen, None if chosen is not None else change.path)
+    if plugin.traced_path is not None:
+        threading.settrace(plugin.trace)
+        sys.settrace(plugin.trace)
+    started = time.perf_counter()
+    options = ["-x", "-q", "--assert=plain", "-m", "not slow", "-p", "no:cacheprovider", f"--basetemp={scratch}"]
+    code = pytest.main([*options, *files], plugins=[plugin])
+    sys.settrace(None)
+    lines = {test: sorted(found) for test, found in plugin.lines.items()}
+    to.send(Traced(lines, time.perf_counter() - started, int(code) == 0, sorted(sys.modules)))
+    to.close()
+    os._exit(0)
+
+
+class Judge:
+    """Runs the tests of one module against changes of it.
+
+    Args:
+        root: The folder that holds the package and its tests.
+        path: The module, relative to the root.
+        files: Test files, relative to the root.
+    """
+
+    def __init__(self, root: Path, path: str, files: Sequence[str]) -> None:
+        self.root, self.path, self.files = root, root / path, list(files)
+        self.module = path.removesuffix(".py").replace("/", ".")
+        self.text = self.path.read_text(encoding="utf-8")
+        self.traced = self._outcome(self.text, None, 3600.0)
+        if self.traced is None or not self.traced.passed:
+            raise SystemExit(f"{path}: its tests fail with nothing broken: {' '.join(self.files)}")
+
+    def warm(self) -> None:
+        """Load what the tests load and what is not of this repository, for all processes that are forked later."""
+        own = {file.stem for file in self.root.iterdir()} | {"conftest", "__main__"}
+        for name in self.traced.loaded:
+            if name.split(".")[0] not in own:
+                with suppress(Exception):
+                    importlib.import_module(name)
+
+    def judge(self, one: Break) -> str:
+        """Whether the tests notice a break."""
+        entering = self.traced.entering(one.line)
+        if not entering:
+            return NO_TEST
+        limit = LEAST_SECONDS + TIMES_AS_LONG * self.traced.seconds
+        found = self._outcome(one.applied_to(self.text), entering, limit)
+        return LATE if found is None else SURVIVED if found.passed else NOTICED
+
+    def _outcome(self, text: str, chosen: set[str] | None, limit: float) -> Traced | None:
+        files = self.files if chosen is None else [f for f in self.files if any(t.split("::")[0] == f for t in chosen)]
+        context = multiprocessing.get_context("fork")
+        ours, theirs = context.Pipe(duplex=False)
+        with tempfile.TemporaryDirectory(prefix="mutant-") as scratch:
+            change = _Changed(self.module, self.path, text)
+            child = context.Process(target=_run, args=(theirs, files, f"{scratch}/tmp", change, chosen))
+            child.start()
+            theirs.close()
+            try:
+                if not ours.poll(limit):
+                    return None
+                return ours.recv()
+            except EOFError:  # it died, of the limit on memory or otherwise: noticed
+                return Traced({}, 0.0, False, [])
+            finally:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(child.pid, signal.SIGKILL)
+                child.join()
+
+
+def judged(root: Path, path: str, files: Sequence[str], *, sample: int | None = None) -> dict[str, object]:
+    """A row of results: how many breaks of a module there were, and which survived."""
+    judge = Judge(root, path, files)
+    judge.warm()
+    every = list(breaks(judge.text))
+    chosen = every if sample is None else sorted(random.Random(0).sample(every, min(sample, len(every))))
+    left: dict[str, list[str]] = {NO_TEST: [], LATE: [], SURVIVED: []}
+    for one in chosen:
+        outcome = judge.judge(one)
+        if outcome in left:
+            left[outcome].append(f"{one.line}: {one.before} -> {one.after}")
+            print(f"{outcome:9} {path}:{left[outcome][-1]}", flush=True)
+    row = {"module": path, "of": len(every), "tried": len(chosen)}
+    row["noticed"] = len(chosen) - len(left[NO_TEST]) - len(left[SURVIVED])
+    print(f"{path}: {row['noticed']} of {row['tried']} noticed, {len(left[LATE])} of them by the time they took\n")
+    return row | {"survived": left[SURVIVED], "no_test": left[NO_TEST]}
+
+
+def _write(rows: Iterable[dict[str, object]], results: Path) -> None:
+    known = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
+    merged = {row["module"]: row for row in (*known, *rows)}
+    results.write_text("".join(json.dumps(merged[name]) + "\n" for name in sorted(merged)), encoding="utf-8")
+
+
+def main() -> None:
+    """Judge modules and print what survives."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("modules", nargs="*", help="e.g. comparison/decision; all of TESTS by default")
+    parser.add_argument("--sample", type=int, help="so many breaks of each module, drawn once for all")
+    parser.add_argument("--root", type=Path, default=Path(__file__).parents[1], help=argparse.SUPPRESS)
+    parser.add_argument("--tests", help=argparse.SUPPRESS)
+    parser.add_argument("--write", action="store_true", help=f"keep what was found in {RESULTS.name}")
+    asked = parser.parse_args()
+    os.chdir(asked.root)
+    for name in asked.modules or TESTS:
+        path = name if name.endswith(".py") else f"mdir_hf/{name}.py"
+        row = judged(asked.root, path, (asked.tests or TESTS[name]).split(), sample=asked.sample)
+        if asked.write:
+            _write([row], RESULTS)
+
+
+if __name__ == "__main__":
+    main()

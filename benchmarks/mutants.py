@@ -23,9 +23,8 @@ import signal
 import sys
 import tempfile
 import threading
-import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.abc import MetaPathFinder, SourceLoader
@@ -39,17 +38,17 @@ from benchmarks.breaks import Break, breaks
 RESULTS = Path(__file__).parent / "results" / "mutants.jsonl"
 
 TESTS = {
-    "comparison/decision": "tests/test_decision.py",
+    "comparison/decision": "tests/test_decision.py tests/test_decision_edges.py",
     "comparison/exclusion": "tests/test_compare.py tests/test_body.py",
     "comparison/steps": "tests/test_compare.py tests/test_body.py",
-    "homology/significance": "tests/homology/test_significance.py tests/homology/test_null.py",
+    "homology/significance": "tests/homology/test_significance.py",
     "homology/combine": "tests/homology/test_combine.py",
     "homology/power": "tests/homology/test_power.py",
     "homology/calibration": "tests/homology/test_calibration.py tests/homology/test_embedding.py",
     "homology/matching": "tests/homology/test_matching.py tests/homology/test_embedding.py",
     "homology/map_evidence": "tests/homology/test_map_evidence.py tests/homology/test_layer_map.py",
-    "hub/ranges": "tests/hub/test_ranges.py tests/hub/test_byte_sources.py",
-    "hub/location": "tests/hub/test_hub_file.py tests/hub/test_loopback.py tests/hub/test_loopback_commits.py",
+    "hub/ranges": "tests/hub/test_answers.py tests/hub/test_ranges.py tests/hub/test_byte_sources.py",
+    "hub/location": "tests/hub/test_answers.py tests/hub/test_ranges.py",
     "hub/range_cache": "tests/hub/test_range_cache.py",
     "hub/retry": "tests/hub/test_retry.py",
     "checkpoint/header": "tests/checkpoint/test_header.py tests/checkpoint/test_header_against_safetensors.py",
@@ -58,6 +57,8 @@ TESTS = {
 
 NO_TEST, NOTICED, LATE, SURVIVED = "no test", "noticed", "late", "survived"
 LEAST_SECONDS, TIMES_AS_LONG = 20.0, 10.0
+MOST_SECONDS_OF_TEST = 2.0
+"""What takes longer, traced, is left out: a break is to be noticed by what runs all the time."""
 MEMORY_BYTES = 8 << 30
 """What a broken module may ask for before it counts as noticed."""
 
@@ -68,19 +69,23 @@ class Traced:
 
     Attributes:
         lines: Lines of the module by test; a file's name stands for all its tests.
-        seconds: What the tests took, all together.
+        seconds: What each test took.
         passed: Whether they passed.
         loaded: Names of all modules that the run loaded.
     """
 
     lines: dict[str, list[int]]
-    seconds: float
+    seconds: dict[str, float]
     passed: bool
     loaded: list[str]
 
     def entering(self, line: int) -> set[str]:
         """Tests, or files of tests, that entered a line; those that use the module where it ran on being imported."""
-        of_module = {test for test, lines in self.lines.items() if test and lines}
+        of_module = {
+            test
+            for test, lines in self.lines.items()
+            if test and lines and self.seconds.get(test, 0.0) <= MOST_SECONDS_OF_TEST
+        }
         if line in self.lines.get("", ()):
             return of_module
         return {test for test in of_module if line in self.lines[test]}
@@ -108,19 +113,26 @@ class _Changed(MetaPathFinder, SourceLoader):
 class _Chosen:
     """A plugin of pytest: runs the chosen tests alone, and notes which lines each enters if asked to."""
 
-    def __init__(self, chosen: set[str] | None, traced_path: str | None) -> None:
-        self.chosen, self.traced_path = chosen, traced_path
-        self.current, self.lines = "", defaultdict(set)
+    def __init__(self, chosen: set[str] | None, seconds: Mapping[str, float], traced_path: str | None) -> None:
+        self.chosen, self.known_seconds, self.traced_path = chosen, seconds, traced_path
+        self.current, self.lines, self.seconds = "", defaultdict(set), {}
 
     def pytest_collection_modifyitems(self, items: list) -> None:
         if self.chosen is not None:
             items[:] = [one for one in items if {one.nodeid, one.nodeid.split("::")[0]} & self.chosen]
+            items[:] = [one for one in items if self.known_seconds.get(one.nodeid, 0.0) <= MOST_SECONDS_OF_TEST]
+            # The quickest of a file first; files stay together for what their tests share.
+            items.sort(key=lambda one: (one.nodeid.split("::")[0], self.known_seconds.get(one.nodeid, 0.0)))
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self.current = nodeid.split("::")[0]  # what fixtures enter belongs to all tests of the file
 
     def pytest_runtest_call(self, item) -> None:
         self.current = item.nodeid
+
+    def pytest_runtest_logreport(self, report) -> None:
+        if report.when == "call":
+            self.seconds[report.nodeid] = report.duration
 
     def pytest_runtest_teardown(self, item) -> None:
         self.current = item.nodeid.split("::")[0]
@@ -133,7 +145,9 @@ class _Chosen:
         return self.trace
 
 
-def _run(to: Connection, files: Sequence[str], scratch: str, change: _Changed, chosen: set[str] | None) -> None:
+def _run(
+    to: Connection, files: Sequence[str], scratch: str, change: _Changed, chosen: set[str] | None, seconds: dict
+) -> None:
     """In a process of its own: the tests with the module that was changed, or unchanged and traced."""
     import pytest
 
@@ -149,16 +163,15 @@ def _run(to: Connection, files: Sequence[str], scratch: str, change: _Changed, c
         settings.register_profile("breaks", phases=[Phase.explicit, Phase.generate], derandomize=True, database=None)
         settings.load_profile("breaks")
     sys.meta_path.insert(0, change)
-    plugin = _Chosen(chosen, None if chosen is not None else change.path)
+    plugin = _Chosen(chosen, seconds, None if chosen is not None else change.path)
     if plugin.traced_path is not None:
         threading.settrace(plugin.trace)
         sys.settrace(plugin.trace)
-    started = time.perf_counter()
     options = ["-x", "-q", "--assert=plain", "-m", "not slow", "-p", "no:cacheprovider", f"--basetemp={scratch}"]
     code = pytest.main([*options, *files], plugins=[plugin])
     sys.settrace(None)
     lines = {test: sorted(found) for test, found in plugin.lines.items()}
-    to.send(Traced(lines, time.perf_counter() - started, int(code) == 0, sorted(sys.modules)))
+    to.send(Traced(lines, plugin.seconds, int(code) == 0, sorted(sys.modules)))
     to.close()
     os._exit(0)
 
@@ -176,9 +189,10 @@ class Judge:
         self.root, self.path, self.files = root, root / path, list(files)
         self.module = path.removesuffix(".py").replace("/", ".")
         self.text = self.path.read_text(encoding="utf-8")
-        self.traced = self._outcome(self.text, None, 3600.0)
-        if self.traced is None or not self.traced.passed:
+        traced = self._outcome(self.text, None, {}, 3600.0)
+        if traced is None or not traced.passed:
             raise SystemExit(f"{path}: its tests fail with nothing broken: {' '.join(self.files)}")
+        self.traced = traced
 
     def warm(self) -> None:
         """Load what the tests load and what is not of this repository, for all processes that are forked later."""
@@ -193,17 +207,17 @@ class Judge:
         entering = self.traced.entering(one.line)
         if not entering:
             return NO_TEST
-        limit = LEAST_SECONDS + TIMES_AS_LONG * self.traced.seconds
-        found = self._outcome(one.applied_to(self.text), entering, limit)
+        limit = LEAST_SECONDS + TIMES_AS_LONG * sum(self.traced.seconds.values())
+        found = self._outcome(one.applied_to(self.text), entering, self.traced.seconds, limit)
         return LATE if found is None else SURVIVED if found.passed else NOTICED
 
-    def _outcome(self, text: str, chosen: set[str] | None, limit: float) -> Traced | None:
+    def _outcome(self, text: str, chosen: set[str] | None, seconds: dict[str, float], limit: float) -> Traced | None:
         files = self.files if chosen is None else [f for f in self.files if any(t.split("::")[0] == f for t in chosen)]
         context = multiprocessing.get_context("fork")
         ours, theirs = context.Pipe(duplex=False)
         with tempfile.TemporaryDirectory(prefix="mutant-") as scratch:
             change = _Changed(self.module, self.path, text)
-            child = context.Process(target=_run, args=(theirs, files, f"{scratch}/tmp", change, chosen))
+            child = context.Process(target=_run, args=(theirs, files, f"{scratch}/tmp", change, chosen, seconds))
             child.start()
             theirs.close()
             try:
@@ -211,18 +225,20 @@ class Judge:
                     return None
                 return ours.recv()
             except EOFError:  # it died, of the limit on memory or otherwise: noticed
-                return Traced({}, 0.0, False, [])
+                return Traced({}, {}, False, [])
             finally:
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(child.pid, signal.SIGKILL)
                 child.join()
 
 
-def judged(root: Path, path: str, files: Sequence[str], *, sample: int | None = None) -> dict[str, object]:
+def judged(
+    root: Path, path: str, files: Sequence[str], *, sample: int | None = None, lines: range | None = None
+) -> dict[str, object]:
     """A row of results: how many breaks of a module there were, and which survived."""
     judge = Judge(root, path, files)
     judge.warm()
-    every = list(breaks(judge.text))
+    every = [one for one in breaks(judge.text) if lines is None or one.line in lines]
     chosen = every if sample is None else sorted(random.Random(0).sample(every, min(sample, len(every))))
     left: dict[str, list[str]] = {NO_TEST: [], LATE: [], SURVIVED: []}
     for one in chosen:
@@ -232,7 +248,7 @@ def judged(root: Path, path: str, files: Sequence[str], *, sample: int | None = 
             print(f"{outcome:9} {path}:{left[outcome][-1]}", flush=True)
     row = {"module": path, "of": len(every), "tried": len(chosen)}
     row["noticed"] = len(chosen) - len(left[NO_TEST]) - len(left[SURVIVED])
-    print(f"{path}: {row['noticed']} of {row['tried']} noticed, {len(left[LATE])} of them by the time they took\n")
+    print(f"{path}: {row['noticed']} of {row['tried']} noticed, {len(left[LATE])} by the time it took\n", flush=True)
     return row | {"survived": left[SURVIVED], "no_test": left[NO_TEST]}
 
 
@@ -247,14 +263,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("modules", nargs="*", help="e.g. comparison/decision; all of TESTS by default")
     parser.add_argument("--sample", type=int, help="so many breaks of each module, drawn once for all")
+    parser.add_argument("--lines", nargs=2, type=int, metavar=("FIRST", "LAST"), help="only breaks of these lines")
     parser.add_argument("--root", type=Path, default=Path(__file__).parents[1], help=argparse.SUPPRESS)
-    parser.add_argument("--tests", help=argparse.SUPPRESS)
+    parser.add_argument("--tests", help="test files, in place of those that TESTS names")
     parser.add_argument("--write", action="store_true", help=f"keep what was found in {RESULTS.name}")
     asked = parser.parse_args()
     os.chdir(asked.root)
     for name in asked.modules or TESTS:
         path = name if name.endswith(".py") else f"mdir_hf/{name}.py"
-        row = judged(asked.root, path, (asked.tests or TESTS[name]).split(), sample=asked.sample)
+        lines = range(asked.lines[0], asked.lines[1] + 1) if asked.lines else None
+        row = judged(asked.root, path, (asked.tests or TESTS[name]).split(), sample=asked.sample, lines=lines)
         if asked.write:
             _write([row], RESULTS)
 

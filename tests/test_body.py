@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from mdir_hf import HomologyChecker, Verdict
 from mdir_hf.checkpoint.ranged import RangedTensors
+from mdir_hf.comparison import steps
+from mdir_hf.comparison.body import compare_bodies
 from mdir_hf.comparison.model import Model
 from mdir_hf.comparison.opening import Reading
 from mdir_hf.hub import IoLedger, open_repository
@@ -242,6 +245,26 @@ def test_strangers_with_cubed_weights_are_not_called_homologous(save):
                 weight.copy_(weight**3 / weight.std() ** 2)
     report = compare(save(models[0], "a"), save(models[1], "b"))
     assert report.verdict is not Verdict.HOMOLOGOUS
+
+
+def test_the_layers_are_one_more_look_with_the_share_of_alpha_that_is_its(base, save, monkeypatch):
+    asked = []
+
+    def compare_and_note(*models, log_alpha):
+        found = compare_bodies(*models, log_alpha=log_alpha)
+        asked.append((log_alpha, found.log_p))
+        return found
+
+    monkeypatch.setattr(steps, "compare_bodies", compare_and_note)
+    candidate = save(drift(new_embeddings(copy.deepcopy(base)), 0.3), "retrained")
+    report = compare(save(base, "base"), candidate)
+    ((log_alpha, log_p),) = asked
+    # Look s of growing data costs s (s + 1); all looks at the matrices came before.
+    place = max(len(matrix.looks) for matrix in (report.embedding, report.unembedding)) + 1
+    cost = math.log(place * (place + 1))
+    assert log_alpha == pytest.approx(math.log(1e-10) - cost)
+    assert report.layers.log10_p == pytest.approx((log_p + cost) / math.log(10.0))
+    assert report.log10_p == report.layers.log10_p
 
 
 def test_the_placebo_of_relatives_is_silent(base, save):

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from benchmarks.real.workshop import CHEAP, LARGE, MIDDLE, SENTENCES, SMALL, SWAPPED, Model, members, models
+from benchmarks.real.workshop import LARGE, MIDDLE, OF_MIDDLE, SENTENCES, SMALL, SWAPPED, Model, members, models
 
 SAMPLE = ("permuted", "rotated", "noise-1", "half-width", "new-embeddings", "outliers", "continued-1e-3")
 """What is compared with foreign bases where not every pair is asked for: one of each sort."""
@@ -56,7 +56,7 @@ def pairs(*, every: bool = False) -> Iterator[Pair]:
         if model.base == SMALL and model.member != SWAPPED and (every or model.member in SAMPLE):
             yield pair(Model(MIDDLE), model)
     if every:
-        yield from (pair(Model(SMALL), Model(MIDDLE, member)) for member in CHEAP)
+        yield from (pair(Model(SMALL), Model(MIDDLE, member)) for member in OF_MIDDLE)
     bases = (SENTENCES[0], SMALL, MIDDLE, LARGE)
     yield from (pair(Model(a), Model(b)) for a, b in itertools.combinations(bases, 2))
     if every:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 SMALL, MIDDLE, LARGE = "smollm2-135m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b"
 SENTENCES = ("minilm-a", "minilm-b")
 
-CHEAP = (
+OF_MIDDLE = (
     "permuted",
     "signed",
     "heads-neurons",
@@ -42,9 +42,22 @@ CHEAP = (
     "half-width",
     "new-embeddings",
     "new-embeddings-permuted",
+    "new-embeddings-rotated",
     "rescaled",
+    "split-neurons",
+    "outliers",
+    "noisy-axes",
+    "rotated-noise-1",
+    "random",
+    "gguf-q4_k",
+    "gptq-4",
+    "awq",
+    "nf4-nested",
+    "fp8-block",
+    "lora",
+    "tuned-1e-4",
 )
-"""What is made of the half-billion model, too: its attention has biases, and its widths are others."""
+"""What is made of the half-billion model, too: its attention has biases, and its widths are others. 25 GB."""
 
 SWAPPED = "swapped-embeddings"
 
@@ -102,7 +115,7 @@ def members() -> dict[str, Member]:
 def models() -> list[Model]:
     """Every model of the benchmark, bases first."""
     small = [Model(SMALL, member) for member in members()]
-    middle = [Model(MIDDLE, member) for member in CHEAP]
+    middle = [Model(MIDDLE, member) for member in OF_MIDDLE]
     bases = [Model(base) for base in (SMALL, MIDDLE, LARGE, *SENTENCES)]
     return [*bases, *small, *middle]
 

@@ -200,6 +200,13 @@ def test_what_is_no_repo_id_gets_into_nothing(text, commit):
         assert word not in everything
 
 
+def test_a_repository_without_a_commit_is_not_named_because_nobody_could_look_it_up():
+    badge = make_badge(a_report(reference=model("owner/base", None)))
+    assert (badge.claim.reference.repo, badge.claim.reference.commit) == (None, None)
+    assert "a local folder and me/tuned@" in badge.svg
+    assert "owner/base" not in badge.svg + badge.endpoint_json
+
+
 @pytest.mark.parametrize(
     "fields",
     [

@@ -83,6 +83,14 @@ def test_hommel_never_pays_more_than_the_harmonic_number():
     assert log_p_hommel(log_p) == pytest.approx(best + math.log(1 + 1 / 2 + 1 / 3 + 1 / 4))
 
 
+def test_hommel_takes_the_best_rank_wherever_it_is():
+    # Times 4, 2, 4/3 and 1: the third is the best.
+    log_p = np.log([1.0e-9, 1.9e-9, 2.0e-9, 0.4])
+    expected = math.log(2.0e-9 * 4 / 3) + math.log(1 + 1 / 2 + 1 / 3 + 1 / 4)
+    assert log_p_hommel(log_p[::-1]) == pytest.approx(expected)
+    assert log_p_hommel([0.0, 0.0]) == 0.0
+
+
 def test_hommel_sees_a_map_of_which_a_tenth_is_related_where_the_half_rule_is_silent():
     log_p = [-500.0] * 3 + [0.0] * 27
     assert log_p_rueger(log_p, 15) == 0.0
@@ -91,6 +99,16 @@ def test_hommel_sees_a_map_of_which_a_tenth_is_related_where_the_half_rule_is_si
 
 def test_number_of_related_layers_is_counted_up_to_the_first_that_stands():
     assert count_related([-100.0, -100.0, -100.0, -2.0, 0.0], math.log(0.01)) == 3
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_the_kth_layer_counts_where_its_p_times_those_that_are_left_is_at_most_alpha(k):
+    # Of three, the first is held to alpha / 3, the second to alpha / 2, the third to alpha: equal is enough.
+    limits = [math.log(0.01) - math.log(n) for n in (3, 2, 1)]
+    assert all(limit + math.log(n) == math.log(0.01) for limit, n in zip(limits, (3, 2, 1), strict=True))
+    assert count_related(limits[:k] + [0.0] * (3 - k), math.log(0.01)) == k
+    above = [*limits[: k - 1], limits[k - 1] + 1e-9]
+    assert count_related(above + [0.0] * (3 - k), math.log(0.01)) == k - 1
 
 
 def test_number_of_related_layers_is_all_or_none_at_the_ends():

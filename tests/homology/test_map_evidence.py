@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mdir_hf.homology.gauge import OuterTransformation
-from mdir_hf.homology.map_evidence import N_PLACEBOS, TESTS_PER_MAP, log_p_of_map, log_p_of_placebos, off_match_share
+from mdir_hf.homology.map_evidence import N_PLACEBOS, log_p_of_map, log_p_of_placebos, off_match_share
 from tests.homology.one_map import map_layers
 
 LOG_ALPHA = math.log(1e-10)
@@ -25,13 +25,13 @@ def of_a_copy():
 
 def test_a_map_is_read_twice_and_pays_for_both(of_a_copy):
     found = replace(of_a_copy, log_p_map=-50.0, log_p_any=-80.0)
-    assert log_p_of_map(found, OuterTransformation.identity(N)) == -80.0 + math.log(TESTS_PER_MAP)
+    assert log_p_of_map(found, OuterTransformation.identity(N)) == -80.0 + math.log(2.0)
 
 
 def test_behind_a_rotation_only_the_whole_map_counts(of_a_copy):
     found = replace(of_a_copy, log_p_map=-50.0, log_p_any=-80.0)
     rotation = OuterTransformation.rotation(torch.eye(N))
-    assert log_p_of_map(found, rotation) == -50.0 + math.log(TESTS_PER_MAP)
+    assert log_p_of_map(found, rotation) == -50.0 + math.log(2.0)
 
 
 def test_p_of_a_map_is_at_most_1(of_a_copy):

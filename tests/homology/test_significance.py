@@ -7,11 +7,13 @@ import torch
 
 from mdir_hf.homology.matching import best_matching
 from mdir_hf.homology.significance import (
+    LN10,
     log_cost_of_look,
     log_n_matchings,
     log_p_entry,
     log_p_looks,
     log_p_matching,
+    log_p_signs,
 )
 from tests.homology.reference import haar
 
@@ -83,6 +85,8 @@ def test_a_trace_that_is_not_positive_says_nothing(trace):
 
 def test_an_empty_factor_says_nothing():
     assert log_p_matching(1.0, n_narrow=8, n_wide=8, narrow_energy=0.0, wide_energy=0.0) == 0.0
+    assert log_p_matching(9.0, n_narrow=8, n_wide=8, narrow_energy=1.0, wide_energy=0.0) == 0.0
+    assert log_p_matching(9.0, n_narrow=8, n_wide=8, narrow_energy=1.0, wide_energy=1.0, n_matched=0) == 0.0
 
 
 @pytest.mark.parametrize(("n_narrow", "n_wide", "n_matched"), [(9, 8, None), (8, 8, 9), (8, 8, -1)])
@@ -109,6 +113,44 @@ def test_one_entry_is_a_matching_of_one_pair():
 
 def test_an_entry_that_is_not_positive_says_nothing():
     assert log_p_entry(-0.5, line_energy=1.0, n_haar=8, n_comparisons=1) == 0.0
+
+
+@pytest.mark.parametrize("energy", [0.25, 4.0])
+def test_an_entry_counts_by_its_share_of_its_line(energy):
+    found = log_p_entry([0.1, 0.9], line_energy=[energy, energy], n_haar=256, n_comparisons=10)
+    expected = [min(0.0, math.log(10) - 128 * entry**2 / energy) for entry in (0.1, 0.9)]
+    assert found == pytest.approx(expected, rel=CLOSE)
+
+
+def test_p_of_an_entry_is_at_most_1():
+    assert log_p_entry(0.0, line_energy=1.0, n_haar=8, n_comparisons=10) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("entries", "expected"),
+    [
+        ([0.5, 0.1, -0.2, 3.0], -(2.0**2) / (2 * 4)),
+        ([0.5, 0.0, 0.1], -(2.0**2) / (2 * 2)),  # a zero has no sign
+        ([1.0], -0.5),
+        ([-1.0, -1.0, -1.0, 1.0], 0.0),
+        ([1.0, -1.0], 0.0),
+        ([0.0], 0.0),
+        ([], 0.0),
+    ],
+)
+def test_signs_are_votes_and_hoeffding_counts_them(entries, expected):
+    assert log_p_signs(entries) == expected
+
+
+def test_signs_of_coins_stay_under_the_bound():
+    rng = np.random.default_rng(0)
+    log_p = np.array([log_p_signs(row) for row in rng.choice([-1.0, 1.0], size=(20_000, 30))])
+    for level in (0.3, 0.1, 0.01):
+        assert np.mean(log_p <= math.log(level)) <= level
+
+
+def test_ten_is_the_base_of_what_reports_say():
+    assert math.isclose(LN10, 2.302585092994046)
 
 
 def test_no_looks_say_nothing():

@@ -4,7 +4,7 @@ PYTHON ?= python3
 CONSTRAIN ?= -c constraints.txt
 BIN := .venv/bin
 
-.PHONY: help demo test test-machines test-slow check schema space space-folder examples screenshots chromium coverage evidence real clean
+.PHONY: help demo test test-machines test-slow check schema space space-folder examples screenshots chromium coverage evidence real mutants clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list
@@ -67,6 +67,9 @@ evidence: .venv/.installed ## Train the lineage zoo, judge it beside peers, cali
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.zoo.run
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.calibration
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.evidence
+
+mutants: .venv/.installed ## Break one thing at a time: which breaks does no quick test notice? MODULES="comparison/decision hub/ranges"; hours for all
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.mutants --write $(MODULES)
 
 schema: .venv/.installed ## Renew the JSON Schema of a report
 	$(BIN)/python docs/make_schema.py

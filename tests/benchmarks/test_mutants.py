@@ -30,7 +30,7 @@ def changes(text):
         ("min(a, b)", {("min(a, b)", "(max(a, b))"), ("min(a, b)", "pass")}),
         ("if a:\n    x()", {("a", "(not a)"), ("x()", "pass")}),
         ("[a for a in b if a]", {("a", "(not a)")}),
-        ("if a is b:\n    raise ValueError(f'{a + 1}')", {("a is b", "(a is not b)"), ("raise ValueError(f'{a + 1}')", "pass")}),
+        ("if a is b:\n    raise E(f'{a + 1}')", {("a is b", "(a is not b)"), ("raise E(f'{a + 1}')", "pass")}),
         ("while True:\n    break", {("break", "continue"), ("True", "(False)"), ("True", "(not True)")}),
     ],
 )  # fmt: skip
@@ -61,7 +61,7 @@ def test_a_break_changes_its_own_place_and_nothing_else_whatever_the_letters_bef
     assert (of_sum.line, of_sum.before) == (1, "a + b")
 
 
-RULE = '''
+RULE = """
     LIMIT = 10
 
 
@@ -77,7 +77,7 @@ RULE = '''
 
     def unused(n):
         return n + 1
-'''
+"""
 
 
 def survivors(folder, tests):

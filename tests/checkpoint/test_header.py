@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from mdir_hf.checkpoint import header
 from mdir_hf.checkpoint.dtypes import DTYPES
 from mdir_hf.checkpoint.header import parse_header, read_header_n_bytes
 from mdir_hf.errors import CorruptCheckpointError, UnsupportedFormatError
@@ -129,3 +130,71 @@ def test_a_header_of_more_than_any_checkpoint_has_is_refused_before_it_is_parsed
     header = b'{"a":[' + b"[]," * 1_000_000 + b"0]}"
     with pytest.raises(UnsupportedFormatError, match=r"lists 2,000,002 values .* is read up to 2,000,000"):
         parse_header(header, n_file_bytes=8 + len(header), path="p", label="file")
+
+
+# Exactly at the limits.
+
+
+@pytest.mark.parametrize("n_bytes", [0, 7])
+def test_a_file_shorter_than_its_length_field_is_refused(n_bytes):
+    with pytest.raises(CorruptCheckpointError, match=f"the file has {n_bytes} bytes, and a safetensors file starts"):
+        read_header_n_bytes(bytes(n_bytes), n_file_bytes=n_bytes, label="m")
+
+
+def test_a_short_read_of_a_long_file_is_no_length():
+    with pytest.raises(CorruptCheckpointError, match="starts with 8 bytes"):
+        read_header_n_bytes(bytes(7), n_file_bytes=100, label="m")
+
+
+def test_a_file_of_eight_bytes_has_a_header_of_none():
+    assert read_header_n_bytes(bytes(8), n_file_bytes=8, label="m") == 0
+
+
+def test_a_name_that_stands_twice_is_told_and_the_others_are_not():
+    raw = b'{"once":1,"twice":1,"twice":1}'
+    with pytest.raises(CorruptCheckpointError, match="'twice' stands in it twice"):
+        parse(raw)
+
+
+def test_a_negative_zero_is_no_size():
+    raw = b'{"a":{"dtype":"F32","shape":[-0],"data_offsets":[0,0]}}'
+    with pytest.raises(CorruptCheckpointError, match="shape"):
+        parse(raw, n_data_bytes=0)
+
+
+@pytest.mark.parametrize(("size", "is_too_many"), [(2**64 - 1, False), (2**64, True)])
+def test_elements_are_counted_in_64_bits(size, is_too_many):
+    # 2^64 - 1 elements of one byte have more bits than that.
+    many = {"a": entry("I8", (size // 3, 3) if not is_too_many else (2**32, 2**32), (0, 4))}
+    with pytest.raises(CorruptCheckpointError, match="more elements" if is_too_many else "more bits"):
+        parse(many)
+
+
+def test_a_hole_and_an_overlap_are_told_apart():
+    two = {"a": entry(shape=(1,), offsets=(0, 4))}
+    with pytest.raises(CorruptCheckpointError, match="'b' leaves a hole after 'a'"):
+        parse(two | {"b": entry(offsets=(8, 12))}, n_data_bytes=12)
+    with pytest.raises(CorruptCheckpointError, match="'b' overlaps 'a'"):
+        parse(two | {"b": entry(offsets=(2, 6))}, n_data_bytes=6)
+
+
+def test_a_byte_too_few_and_a_byte_too_many_are_told_apart():
+    with pytest.raises(CorruptCheckpointError, match="it is truncated"):
+        parse({"a": entry()}, n_data_bytes=3)
+    with pytest.raises(CorruptCheckpointError, match="the rest belongs to no tensor"):
+        parse({"a": entry()}, n_data_bytes=5)
+
+
+@pytest.mark.parametrize("n_more", [0, 1])
+def test_a_header_of_exactly_as_many_values_as_are_read_is_read(n_more, monkeypatch):
+    monkeypatch.setattr(header, "MAX_STRUCTURE", 7)
+    raw = json.dumps({"__metadata__": {str(n): "" for n in range(6 + n_more)}}).encode()
+    if n_more:
+        with pytest.raises(UnsupportedFormatError, match="lists 8 values"):
+            parse(raw, n_data_bytes=0)
+    else:
+        assert len(parse(raw, n_data_bytes=0).metadata) == 6
+
+
+def test_most_values_of_a_header_are_two_million():
+    assert header.MAX_STRUCTURE == 2_000_000

@@ -136,12 +136,14 @@ class Description:
         quantization: How its weights are quantised, e.g. ``GPTQ, 4 bits in groups of 128``; None where they are not.
         notes: What a reader of a result should know, in sentences.
         metadata: What the format itself holds beside tensors: key and value pairs of a GGUF header.
+        unreadable: Names of tensors whose numbers are stored in a way that no version of this reader decodes.
     """
 
     format: str
     quantization: str | None = None
     notes: tuple[str, ...] = ()
     metadata: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
+    unreadable: frozenset[str] = frozenset()
 
 
 class Checkpoint(Protocol):

@@ -328,7 +328,7 @@ def _reads(model: Model, vocabulary: VocabularySummary | None, *, has_headers: b
 def _n_bytes(model: Model, names: Iterable[str]) -> int:
     """Stored size of some tensors, but for those that are not read anyway."""
     total = 0
-    for name in names:
+    for name in set(names) - model.tensors.description.unreadable:
         with suppress(UnsupportedFormatError):
             total += model.tensors.spec(name).n_bytes
     return total

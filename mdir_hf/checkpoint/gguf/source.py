@@ -11,7 +11,7 @@ import torch
 
 from ...errors import CorruptCheckpointError, NoWeightsError, UnsupportedFormatError, naming
 from ..decode import Encoding, view_bytes
-from ..shards import ShardedTensors, ShardHeader
+from ..shards import ShardedTensors, ShardHeader, list_some
 from ..sources import Description, TensorSpec
 from .dequantise import weight_encoding
 from .header import FIRST_READ_N_BYTES, GgufHeader, read_gguf_header
@@ -33,12 +33,16 @@ class GgufSource(ShardedTensors):
     def description(self) -> Description:
         """The types of its matrices, and the keys and values of the (first) header."""
         n_bytes: Counter[str] = Counter()
+        unreadable: dict[str, str] = {}
         for spec in map(self.spec, self.names()):
             kind = _type_of(spec)
+            if not kind.is_in_use:
+                unreadable[spec.name] = kind.name
             if len(spec.shape) > 1 and not kind.is_plain:
                 n_bytes[kind.name] += spec.n_bytes
         quantization = ", ".join(name for name, _ in n_bytes.most_common()) or None
-        return Description(self.format_name, quantization, metadata=self._metadata)
+        notes = (_note_on(unreadable),) if unreadable else ()
+        return Description(self.format_name, quantization, notes, self._metadata, frozenset(unreadable))
 
     def _weight_encoding(self, spec: TensorSpec, label: str) -> Encoding:
         kind = _type_of(spec)
@@ -79,6 +83,14 @@ class GgufSource(ShardedTensors):
 def _type_of(spec: TensorSpec) -> GgmlType:
     number = NUMBER_OF_TYPE.get(spec.dtype)
     return GGML_TYPES[number] if number is not None else ggml_type(int(spec.dtype.removeprefix("type ")))
+
+
+def _note_on(unreadable: Mapping[str, str]) -> str:
+    number = "1 tensor holds" if len(unreadable) == 1 else f"{len(unreadable):,} tensors hold"
+    return (
+        f"{number} numbers of GGUF types that are unknown or no longer in use "
+        f"({list_some(sorted(set(unreadable.values())))}), and cannot be read: {list_some(sorted(unreadable))}"
+    )
 
 
 def _check_part(header: GgufHeader, number: int, n_parts: int) -> None:

@@ -29,10 +29,18 @@ class GgmlType:
     n_bytes: int
 
     @property
+    def is_in_use(self) -> bool:
+        """Whether it has a size that is known, and ggml has not dropped it."""
+        return self.n_bytes > 0 and self.number not in _DROPPED
+
+    @property
     def is_plain(self) -> bool:
         """Whether it is read without dequantising."""
         return self.name in PLAIN
 
+
+_DROPPED = frozenset({*range(31, 34), *range(36, 39)})
+"""Rows in turns, for one kind of processor each."""
 
 GGML_TYPES: dict[int, GgmlType] = {
     number: GgmlType(number, name, n_values, n_bytes)
@@ -66,7 +74,6 @@ GGML_TYPES: dict[int, GgmlType] = {
         (28, "F64", 1, 8),
         (29, "IQ1_M", 256, 56),
         (30, "BF16", 1, 2),
-        # Rows in turns, for one kind of processor; ggml has dropped them.
         (31, "Q4_0_4_4", 32, 18),
         (32, "Q4_0_4_8", 32, 18),
         (33, "Q4_0_8_8", 32, 18),

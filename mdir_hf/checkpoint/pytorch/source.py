@@ -259,15 +259,25 @@ def _spec(name: str, tensor: PickledTensor, *, path: str, start: int, n_bytes: i
             f"tensor {name!r} of shape {shape} with strides {stride} reaches from element {tensor.offset:,} to "
             f"{tensor.offset + extent:,} of a storage that has {n_values:,}"
         )
-    if n_elements > n_values:
+    if _repeats(shape, stride):
         raise UnsupportedFormatError(
-            f"tensor {name!r} of shape {shape} repeats the {n_values:,} elements of its storage (an expanded view), "
-            "which this version does not read; save its contiguous copy"
+            f"tensor {name!r} of shape {shape} with strides {stride} repeats elements of its storage (an expanded or "
+            "overlapping view), which this version does not read; save its contiguous copy"
         )
     first = start + tensor.offset * item
     if _is_contiguous(shape, stride):
         return TensorSpec(name, shape, tensor.dtype, path, first, first + n_elements * item)
     return StridedSpec(name, shape, tensor.dtype, path, first, first + extent * item, stride)
+
+
+def _repeats(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    """Whether a view may have one element in several places: an axis steps less far than the finer ones reach."""
+    reach = 0
+    for step, size in sorted((step, size) for size, step in zip(shape, stride, strict=True) if size > 1):
+        if step <= reach:
+            return True
+        reach += (size - 1) * step
+    return False
 
 
 def _is_contiguous(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:

@@ -184,6 +184,21 @@ def test_a_type_of_the_future_hides_no_other_tensor():
             read("new")
 
 
+@pytest.mark.parametrize(
+    ("number", "name"), [(4, "type 4"), (999, "type 999"), (2**32 - 1, "type 4294967295"), (31, None)]
+)
+def test_types_unknown_or_dropped_are_named_and_not_counted_as_readable(number: int, name: str | None):
+    packed = np.zeros((2, 18), np.uint8)
+    file = renumbered(gguf_bytes({"a": torch.ones(2, 32), "new": (packed, Type.Q4_0)}), b"new", number)
+    found = open_checkpoint(MemoryTree({"model.gguf": file})).description
+    assert found.unreadable == {"new"}
+    assert found.notes == (
+        f"1 tensor holds numbers of GGUF types that are unknown or no longer in use ({name or 'Q4_0_4_4'}), and cannot "
+        "be read: new",
+    )
+    assert not open_checkpoint(MemoryTree({"model.gguf": gguf_bytes({"a": torch.ones(2, 4)})})).description.unreadable
+
+
 def renumbered(file, name, number):
     """The file with another type for a matrix: name, u32 count of sizes, two u64 sizes, u32 type."""
     at = file.index(name) + len(name) + 4 + 16

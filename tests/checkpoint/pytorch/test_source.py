@@ -266,8 +266,25 @@ def test_tensors_of_other_kinds_are_refused_only_when_asked():
 
 def test_an_expanded_view_is_refused():
     source = source_of(saved({"w": torch.ones(1, 4).expand(3, 4)}))
-    with pytest.raises(UnsupportedFormatError, match=r"'w' of shape \(3, 4\) repeats the 4 elements"):
+    with pytest.raises(UnsupportedFormatError, match=r"'w' of shape \(3, 4\) with strides \(0, 1\) repeats elements"):
         source.spec("w")
+
+
+@pytest.mark.parametrize(
+    "stride", [(0, 0), (0, 1), (1, 0), (1, 1), (3, 1), (4, 2)], ids=lambda stride: "x".join(map(str, stride))
+)
+def test_a_view_that_overlaps_itself_is_refused_however_large_its_storage(stride):
+    view = torch.arange(64.0).as_strided((3, 4), stride)
+    with pytest.raises(UnsupportedFormatError, match="repeats elements of its storage"):
+        source_of(saved({"w": view})).spec("w")
+
+
+@pytest.mark.parametrize(
+    "stride", [(4, 1), (1, 3), (8, 2), (5, 1), (1, 16)], ids=lambda stride: "x".join(map(str, stride))
+)
+def test_a_view_that_leaves_elements_out_is_read(stride):
+    view = torch.arange(64.0).as_strided((3, 4), stride)
+    assert torch.equal(source_of(saved({"w": view})).read("w"), view)
 
 
 def test_legacy_files_are_refused_with_advice():

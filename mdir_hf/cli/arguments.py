@@ -21,7 +21,7 @@ N = TypeVar("N", int, float)
 EXIT_NAMED = 3
 """Exit status where the outcome is one named by ``--fail-on``."""
 
-MODEL = "owner/name, owner/name@revision, a Hub URL, a folder or a file"
+MODEL = "owner/name, owner/name@revision, owner/name:Q4_K_M, owner/name/folder, a Hub URL, a folder or a file"
 LEVELS = tuple(level.value for level in Level)
 VERDICTS = tuple(verdict.value for verdict in Verdict)
 SIZE_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}

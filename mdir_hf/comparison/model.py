@@ -9,7 +9,7 @@ from mdir_hf.anatomy import Anatomy, gguf_config, read_config, resolve_anatomy
 from mdir_hf.checkpoint import TensorSource
 from mdir_hf.comparison.bases import OpenRepository, Weights, about_model, open_weights
 from mdir_hf.comparison.comparable import matrix_spec
-from mdir_hf.errors import MdirError, naming
+from mdir_hf.errors import InputError, MdirError, naming
 from mdir_hf.hub import Repository, open_repository
 from mdir_hf.report import ModelSummary
 from mdir_hf.vocabulary import Vocabulary, doubts_of_vocabulary, gguf_vocabulary, read_vocabulary, vocabulary_files
@@ -32,7 +32,7 @@ class Model:
 
     Attributes:
         repository: Where its files are.
-        variant: What was asked for.
+        variant: What was asked for, or named after a colon.
         tokenizer: Where its tokenizer files are, if not with its weights.
         weights: What its weights are put together from.
         tensors: Its weights.
@@ -42,6 +42,7 @@ class Model:
         CheckpointError: If there are no weights that can be read.
         AnatomyError: If no embedding is found, or the config is not one.
         HubError: If a file cannot be had.
+        InputError: If another variant is asked for than its name names.
     """
 
     tokenizer: Repository | None = None
@@ -55,7 +56,12 @@ class Model:
         open_other: OpenRepository | None = None,
     ) -> None:
         self.repository = repository
-        self.variant = variant
+        if None not in (variant, repository.variant) and variant != repository.variant:
+            raise InputError(
+                f"{repository.variant!r} is named after the colon, and the variant {variant!r} was asked for; give one",
+                subject=repository.label,
+            )
+        self.variant = variant = variant or repository.variant
         self.tokenizer = tokenizer
         open_other = open_other or partial(open_repository, ledger=repository.ledger)
         try:

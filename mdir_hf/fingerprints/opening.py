@@ -40,7 +40,8 @@ def pin_of(name: str, model: Model) -> Pin:
     parsed = parse_reference(name)
     place = "/".join(part for part in (parsed.repo_id, parsed.subfolder, parsed.file) if part)
     repo = parsed.repo_id or ""
-    return Pin(f"hf://models/{repo}@{own.commit}{place.removeprefix(repo)}", own.commit, commits)
+    kind = f":{parsed.variant}" if parsed.variant else ""
+    return Pin(f"hf://models/{repo}@{own.commit}{kind}{place.removeprefix(repo)}", own.commit, commits)
 
 
 def open_model(name: str, reading: Reading, ledger: IoLedger, pin: Pin | None = None) -> Model:

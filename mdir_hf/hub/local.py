@@ -159,6 +159,7 @@ class LocalRepository:
         is_local: Whether the folder itself was named; False for a snapshot that stands in for its repository on the
             Hub, whose bytes are counted as held by a cache already.
         subfolder: Folder of that repository that ``folder`` is.
+        variant: The quantisation that was named after a colon.
     """
 
     folder: Path
@@ -171,6 +172,7 @@ class LocalRepository:
     missing: Callable[[str, str], MdirError] = _not_in_folder
     is_local: bool = True
     subfolder: str = ""
+    variant: str | None = None
 
     def __post_init__(self) -> None:
         self.repo = self.repo or str(self.folder)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 from urllib.parse import unquote, urlsplit
@@ -18,7 +18,7 @@ from mdir_hf.hub.endpoint import hub_hosts
 WEIGHT_SUFFIXES = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth", ".gguf")
 """File names that name a model by themselves."""
 
-_NAMES = "accepted are owner/name, owner/name@revision, owner/name/file.gguf,"
+_NAMES = "accepted are owner/name, owner/name@revision, owner/name/folder, owner/name/file.gguf, owner/name:Q4_K_M,"
 _ADDRESS = "a Hub address such as https://huggingface.co/owner/name"
 _ACCEPTED_ON_THE_HUB = f"{_NAMES} or {_ADDRESS}"
 _ACCEPTED = (
@@ -30,6 +30,7 @@ _OTHER_KINDS = {"datasets": "a dataset", "spaces": "a Space", "kernels": "a kern
 _NOT_OWNERS = frozenset(
     {"api", "blog", "collections", "docs", "join", "learn", "login", "papers", "posts", "settings", "tasks"}
 )
+_VARIANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _LOOKS_LIKE_A_PATH = re.compile(r"^(\.{1,2}($|[/\\])|[/~\\]|[A-Za-z]:[/\\])|\\")
 
 
@@ -43,6 +44,7 @@ class Reference:
         revision: Branch, tag or commit named in the text, else None.
         subfolder: Folder inside the repository, ``/``-separated, empty for its root.
         file: The one weight file named, relative to ``subfolder`` (or to ``folder``), else None.
+        variant: Which of several quantisations, as in ``owner/name:Q4_K_M``; None where none is named.
         folder: The local folder, absolute; None for the Hub.
     """
 
@@ -51,6 +53,7 @@ class Reference:
     revision: str | None = None
     subfolder: str = ""
     file: str | None = None
+    variant: str | None = None
     folder: Path | None = None
 
 
@@ -61,8 +64,9 @@ def parse_reference(reference: str | os.PathLike[str], *, allow_local: bool = Tr
     (``./x``, ``/x``, ``~/x``, ``C:\x``) or a weight file is never taken for a repo id.
 
     Args:
-        reference: ``owner/name``, ``name``, either with ``@revision``, ``owner/name/file.gguf``, a Hub address (also
-            ``hf://``), a folder, or a weight file.
+        reference: ``owner/name``, ``name``, either with ``@revision``, and of a repository with several quantisations
+            with ``:Q4_K_M``, as llama.cpp and ollama write it; ``owner/name/folder``, ``owner/name/file.gguf``, a Hub
+            address (also ``hf://``), a folder, or a weight file.
         allow_local: False where strangers choose the name: only the Hub is meant then, this disk is not looked at, and
             no message tells what is on it.
 
@@ -98,14 +102,15 @@ def _parse(reference: str | os.PathLike[str], allow_local: bool) -> Reference:
         _refuse(text, _HUB_ONLY)
     if looks_like_a_path or (allow_local and _exists(Path(text))):
         return _local(text)
-    if text.lower().endswith((".gguf", ".pth")) and text.count("/") > 1:
-        return _hub_uri(f"hf://{text}", text)  # one of the quantisations, or of the models (RWKV), in a repository
-    if allow_local and text.lower().endswith(WEIGHT_SUFFIXES) and text.count("/") != 1:
+    is_weights = text.lower().endswith(WEIGHT_SUFFIXES)
+    is_of_a_repository = text.lower().endswith((".gguf", ".pth"))  # quantisations, or models (RWKV), in one repository
+    # After an @ everything is the revision, which may hold a slash, unless a file is named.
+    is_in_a_repository = is_of_a_repository or not (is_weights or "@" in text)
+    if text.strip("/").count("/") > 1 and is_in_a_repository:
+        return _hub_uri(f"hf://{text}", text)
+    if allow_local and is_weights and text.count("/") != 1:
         return _local(text)
-    repo_id, _, revision = text.partition("@")
-    if "@" in text and not revision:
-        _refuse(text, "nothing follows the @")
-    return Reference(text, _valid_repo_id(repo_id.rstrip("/"), text), revision or None)
+    return _of_name(text.rstrip("/"), [], text)
 
 
 def _local(text: str) -> Reference:
@@ -134,8 +139,25 @@ def _exists(path: Path) -> bool:
 
 def _hub_uri(uri: str, text: str) -> Reference:
     segments = _of_a_model(uri[len("hf://") :].strip("/").split("/"), text)
-    name, _, revision = "/".join(segments[:2]).partition("@")
-    return _with_place(text, _valid_repo_id(name, text), unquote(revision) or None, segments[2:], is_file=None)
+    found = _of_name("/".join(segments[:2]), segments[2:], text)
+    return found if found.revision is None else replace(found, revision=unquote(found.revision))
+
+
+def _of_name(name: str, rest: list[str], text: str) -> Reference:
+    """Take ``owner/name@revision:variant`` apart; none of the three can hold an @ or a colon."""
+    name, colon, variant = name.partition(":")
+    repo_id, at, revision = name.partition("@")
+    if at and not revision:
+        _refuse(text, "nothing follows the @")
+    if not colon:
+        return _with_place(text, _valid_repo_id(repo_id, text), revision or None, rest, is_file=None)
+    if _VARIANT.fullmatch(variant) is None or (rest and variant.lower().endswith(".gguf")):
+        _refuse(text, "what follows the colon is no quantisation such as Q4_K_M")
+    if variant.lower().endswith(".gguf"):  # ollama takes a whole file name, too
+        rest, variant = [variant], ""
+    found = _with_place(text, _valid_repo_id(repo_id, text), revision or None, rest, is_file=None)
+    # What ollama writes where none is meant.
+    return found if not variant or variant.lower() == "latest" else replace(found, variant=variant)
 
 
 def _of_a_model(segments: list[str], text: str) -> list[str]:
@@ -154,8 +176,8 @@ def _hub_url(text: str) -> Reference:
         _refuse(text, "the address names no model")
     page_words = ("tree", "blob", "resolve", "raw", "commit", "commits", "discussions", "blame")
     n_name = 1 if len(segments) == 1 or segments[1] in page_words else 2
-    repo_id, _, revision = "/".join(segments[:n_name]).partition("@")
-    repo_id = _valid_repo_id(repo_id, text)
+    named = _of_name("/".join(segments[:n_name]), [], text)
+    revision = named.revision or ""
     page, rest = (segments[n_name], segments[n_name + 1 :]) if len(segments) > n_name else ("", [])
     if page in ("tree", "blob", "resolve", "raw", "commit", "commits", "blame") and rest:
         # refs/pr/1 and refs/convert/parquet are the only branch names with a slash that the Hub itself makes.
@@ -163,7 +185,10 @@ def _hub_url(text: str) -> Reference:
         revision, rest = "/".join(rest[:n_revision]), rest[n_revision:]
     elif page:
         rest = []
-    return _with_place(text, repo_id, revision or None, rest, is_file=None if page == "tree" else page != "")
+    if not rest:
+        return replace(named, revision=revision or None)
+    assert named.repo_id is not None
+    return _with_place(text, named.repo_id, revision or None, rest, is_file=None if page == "tree" else page != "")
 
 
 def _with_place(text: str, repo_id: str, revision: str | None, rest: list[str], *, is_file: bool | None) -> Reference:

@@ -37,6 +37,7 @@ class HubRepository:
     """
 
     is_local = False
+    variant: str | None = None
 
     def __init__(
         self,

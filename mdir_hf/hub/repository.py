@@ -31,6 +31,7 @@ class Repository(Protocol):
         is_local: Whether the files lie in a folder that was named; False for a repository on the Hub, cached or not.
         subfolder: Folder of the repository on the Hub that takes the place of its root; empty for the root itself.
         file: The one weight file that was named, relative to the tree; None for the usual ones.
+        variant: The quantisation that was named after a colon, None where none was.
         ledger: Counts every byte read through it.
     """
 
@@ -40,6 +41,7 @@ class Repository(Protocol):
     is_local: bool
     subfolder: str
     file: str | None
+    variant: str | None
     ledger: IoLedger
 
     @property
@@ -105,7 +107,7 @@ def open_repository(
             what = "force_download" if force_download else "reading without caches"
             raise InputError(f"{what} needs the network, which local_files_only or HF_HUB_OFFLINE forbids")
         return _open_cached(parsed, revision=revision, subfolder=subfolder, cache_dir=cache_dir, ledger=ledger)
-    return HubRepository(
+    repository = HubRepository(
         parsed.repo_id,
         revision=revision,
         token=token,
@@ -116,6 +118,8 @@ def open_repository(
         use_caches=use_caches,
         ledger=ledger,
     )
+    repository.variant = parsed.variant
+    return repository
 
 
 def _open_folder(parsed: Reference, *, revision: str | None, subfolder: str, ledger: IoLedger) -> LocalRepository:
@@ -166,6 +170,7 @@ def _open_cached(
         missing=lambda path, label: _not_cached(repr(path), label),
         is_local=False,
         subfolder=subfolder,
+        variant=parsed.variant,
     )
 
 

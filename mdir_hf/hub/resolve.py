@@ -68,7 +68,8 @@ def resolve_model(
         raise ServerError(f"the Hub does not say which commit {asked!r} is", subject=repo)
     repo = info.id or repo  # gpt2 has an owner now, and renamed repositories another name
     place = "/".join(part for part in (parsed.subfolder, parsed.file) if part)
-    pinned = f"hf://models/{repo}@{info.sha}" + (f"/{place}" if place else "")
+    kind = f":{parsed.variant}" if parsed.variant else ""
+    pinned = f"hf://models/{repo}@{info.sha}{kind}" + (f"/{place}" if place else "")
     # What the Hub does not say is not public.
     is_public = info.private is False and info.gated is False
     return ResolvedModel(repo, parsed.revision, info.sha, pinned, is_public=is_public)

@@ -50,12 +50,54 @@ def somewhere_empty(tmp_path, monkeypatch, hf_home):
             "https://huggingface.co/owner/name/resolve/main/unet/x.safetensors?download=true",
             *("owner/name", "main", "unet", "x.safetensors"),
         ),
+        ("owner/name/sub", "owner/name", None, "sub", None),
+        ("owner/name/sub/dir/", "owner/name", None, "sub/dir", None),
         ("hf://owner/name", "owner/name", None, "", None),
         ("hf://models/owner/name@v2/sub", "owner/name", "v2", "sub", None),
     ],
 )
 def test_what_names_a_repository_on_the_hub(text, repo_id, revision, subfolder, file):
     assert parse_reference(text) == Reference(text.strip(), repo_id, revision, subfolder, file)
+
+
+@pytest.mark.parametrize(
+    ("text", "repo_id", "revision", "variant"),
+    [
+        ("owner/name:Q4_K_M", "owner/name", None, "Q4_K_M"),
+        ("owner/name:q8_0", "owner/name", None, "q8_0"),
+        ("owner/name@v1:IQ2_XXS", "owner/name", "v1", "IQ2_XXS"),
+        (f"owner/name@{SHA}:Q4_K_M", "owner/name", SHA, "Q4_K_M"),
+        ("owner/name@refs/pr/1:BF16", "owner/name", "refs/pr/1", "BF16"),
+        ("hf.co/owner/name:Q4_K_M", "owner/name", None, "Q4_K_M"),
+        ("https://huggingface.co/owner/name:Q4_K_M", "owner/name", None, "Q4_K_M"),
+        (f"hf://models/owner/name@{SHA}:Q4_K_M", "owner/name", SHA, "Q4_K_M"),
+        ("hf.co/owner/name:latest", "owner/name", None, None),
+        ("gpt2:Q4_0", "gpt2", None, "Q4_0"),
+    ],
+)
+def test_a_quantisation_is_named_as_llama_cpp_and_ollama_name_it(text, repo_id, revision, variant):
+    assert parse_reference(text) == Reference(text, repo_id, revision, variant=variant)
+    assert parse_reference(text, allow_local=False) == Reference(text, repo_id, revision, variant=variant)
+
+
+def test_a_folder_with_a_quantisation_and_a_file_after_the_colon():
+    found = parse_reference("owner/name:Q4_K_M/sub")
+    assert (found.repo_id, found.subfolder, found.variant) == ("owner/name", "sub", "Q4_K_M")
+    found = parse_reference("hf.co/owner/name:model-IQ3_M.gguf")
+    assert (found.repo_id, found.file, found.variant) == ("owner/name", "model-IQ3_M.gguf", None)
+
+
+@pytest.mark.parametrize(
+    "text", ["owner/name:", "owner/name:a b", "owner/name:../x", "owner/name:Q4:Q5", "owner:Q4/name", "owner/name:²"]
+)
+def test_what_follows_a_colon_and_is_no_quantisation_is_refused(text):
+    with pytest.raises(InvalidReferenceError):
+        parse_reference(text)
+
+
+def test_a_folder_with_a_colon_in_its_name_is_that_folder():
+    Path("owner", "name:Q4_K_M").mkdir(parents=True)
+    assert parse_reference("owner/name:Q4_K_M").folder is not None
 
 
 def test_an_address_on_the_mirror_that_hf_endpoint_names(monkeypatch):
@@ -71,7 +113,6 @@ def test_an_address_on_the_mirror_that_hf_endpoint_names(monkeypatch):
         ("a\0b", "empty"),
         ("owner/name@", "nothing follows the @"),
         ("owner//name", "accepted are owner/name, owner/name@revision"),
-        ("a/b/c", "accepted are owner/name"),
         ("owner/na me", "accepted are"),
         ("-owner/name", "accepted are"),
         ("owner/na--me", "accepted are"),
@@ -108,9 +149,7 @@ def test_what_names_no_model_is_refused_with_the_reason(text, why):
 
 
 def test_a_refusal_says_what_is_accepted():
-    with pytest.raises(
-        InvalidReferenceError, match=r"owner/name/file.gguf, a Hub address .*, a local folder, or a local"
-    ):
+    with pytest.raises(InvalidReferenceError, match=r"owner/name:Q4_K_M, a Hub address .*, a local folder, or a local"):
         parse_reference("./nope")
 
 

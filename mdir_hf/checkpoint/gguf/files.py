@@ -5,6 +5,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections import defaultdict
+from collections.abc import Mapping
 
 from ...errors import UnsupportedFormatError
 from ..shards import check_complete, list_some
@@ -16,8 +17,15 @@ _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})\.gguf", 
 _NOT_THE_MODEL = re.compile(r"(.*[-._])?(mmproj|imatrix)([-._].*)?|(mtp|ggml-vocab)-.*", re.IGNORECASE)
 
 
+# One word of a file name; many-bit types of ggml, and what converters write for those of numbers.
+_TYPE = re.compile(r"(B?F16|FP16|F32|FP32|MXFP4(_MOE)?|(I?Q|TQ)[1-8](_[0-9A-Z]{1,4}){0,3})", re.IGNORECASE)
+_PREFIXES = frozenset({"ud", "i1"})  # in front of a type: how it was quantised
+
+
 def open_gguf(tree: FileTree, variant: str | None) -> GgufSource | None:
-    """Open the one GGUF model in the root of a tree.
+    """Open the one GGUF model of a tree; of several quantisations of one model the widest.
+
+    The root is looked at first. Where it has none (of that variant), folders are, which hold a quantisation each.
 
     Args:
         tree: The files.
@@ -30,12 +38,18 @@ def open_gguf(tree: FileTree, variant: str | None) -> GgufSource | None:
         UnsupportedFormatError: If there are several models; names them.
         CorruptCheckpointError: If a part of a split one is missing.
     """
-    models = _models(tree)
-    if variant is not None:
-        is_variant = re.compile(rf"(.*[-._])?{re.escape(variant)}([-.].*)?", re.IGNORECASE)
-        models = {stem: parts for stem, parts in models.items() if is_variant.fullmatch(stem)}
+    models = _models(tree, variant, in_root=True) or _models(tree, variant, in_root=False)
     if not models:
         return None
+    widest = _widest(tree, models) if variant is None and len(models) > 1 else None
+    if widest is not None:
+        source = GgufSource(tree, paths=_complete(models[widest]))
+        other = next(kind for stem in sorted(models) if stem != widest and (kind := _type(stem)))
+        source.chosen = (
+            f"of {len(models)} quantisations in one repository the widest was read, {source.paths[0]}; another one is "
+            f"named after a colon, as in owner/name:{other[1]}"
+        )
+        return source
     if len(models) > 1:
         raise UnsupportedFormatError(
             f"there are {len(models)} GGUF models, and which one is meant cannot be told: "
@@ -60,14 +74,48 @@ def open_named_gguf(tree: FileTree, file: str) -> GgufSource:
     return GgufSource(tree, paths=_complete(same))
 
 
-def _models(tree: FileTree) -> dict[str, list[str]]:
+def _models(tree: FileTree, variant: str | None, *, in_root: bool) -> dict[str, list[str]]:
     models: dict[str, list[str]] = defaultdict(list)
     for path in sorted(tree.files):
-        if "/" not in path and path.lower().endswith(".gguf"):
+        if ("/" in path) != in_root and path.lower().endswith(".gguf"):
             stem = _stem(path)
-            if not _NOT_THE_MODEL.fullmatch(stem):
+            name = posixpath.basename(stem)
+            if not _NOT_THE_MODEL.fullmatch(name) and (variant is None or _is_variant(name, variant)):
                 models[stem].append(path)
     return dict(models)
+
+
+def _is_variant(name: str, variant: str) -> bool:
+    """Tell whether a variant stands in a name, between its marks."""
+    name, variant = f"-{name.lower()}-", variant.lower()
+    at = name.find(variant)
+    while at > 0:
+        if name[at - 1] in "-._" and name[at + len(variant)] in "-.":
+            return True
+        at = name.find(variant, at + 1)
+    return False
+
+
+def _widest(tree: FileTree, models: Mapping[str, list[str]]) -> str | None:
+    """Return the stem with most bytes, where all are quantisations of one model; None where they are not."""
+    types = {stem: _type(stem) for stem in models}
+    if len({kind and kind[0] for kind in types.values()}) != 1 or None in types.values():
+        return None
+    # F16 and BF16 are of one size; the name decides, so that it is always the same.
+    return max(models, key=lambda stem: (sum(tree.files[path].n_bytes for path in models[stem]), stem))
+
+
+def _type(stem: str) -> tuple[str, str] | None:
+    """Return the name of the model and the type that it is stored in; None where the name does not end in one."""
+    words = re.split("[-.]", posixpath.basename(stem))
+    if len(words) > 2 and words[-2] == "of" and words[-1].isdecimal():
+        del words[-2:]
+    kind = words.pop()
+    if _TYPE.fullmatch(kind) is None:
+        return None
+    if words and words[-1].lower() in _PREFIXES:
+        kind = f"{words.pop()}-{kind}"
+    return "-".join(words).lower(), kind
 
 
 def _stem(path: str) -> str:

@@ -24,9 +24,13 @@ class GgufSource(ShardedTensors):
     Every row of every type is dequantised by itself, so rows are read by ranges as of any other matrix. The dtype of a
     spec is the name that ggml has for the type. Arguments are those of
     :class:`~mdir_hf.checkpoint.shards.ShardedTensors`; ``paths`` are the file, or all parts of a split one.
+
+    Attributes:
+        chosen: Why this one of several was opened, where nobody named one.
     """
 
     format_name = "GGUF"
+    chosen: str | None = None
     _metadata: Mapping[str, object] = MappingProxyType({})
 
     @property
@@ -41,7 +45,8 @@ class GgufSource(ShardedTensors):
             if len(spec.shape) > 1 and not kind.is_plain:
                 n_bytes[kind.name] += spec.n_bytes
         quantization = ", ".join(name for name, _ in n_bytes.most_common()) or None
-        notes = (_note_on(unreadable),) if unreadable else ()
+        chosen = () if self.chosen is None else (self.chosen,)
+        notes = (*chosen, _note_on(unreadable)) if unreadable else chosen
         return Description(self.format_name, quantization, notes, self._metadata, frozenset(unreadable))
 
     def _weight_encoding(self, spec: TensorSpec, label: str) -> Encoding:

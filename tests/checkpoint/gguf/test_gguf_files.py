@@ -1,3 +1,5 @@
+import re
+
 import pytest
 import torch
 
@@ -39,9 +41,59 @@ def test_a_model_whose_name_only_holds_such_a_word_is_one():
 QUANTISATIONS = {"model-Q4_K_M.gguf": ONE, "model-Q4_K_S.gguf": OTHER, "model-Q8_0.gguf": OTHER}
 
 
-def test_of_several_quantisations_none_is_preferred():
-    with pytest.raises(UnsupportedFormatError, match=r"3 GGUF models.*: model-Q4_K_M, model-Q4_K_S, model-Q8_0; name"):
-        opened(QUANTISATIONS)
+def wide(value, n_columns):
+    """A model of so many columns, for its size."""
+    return gguf_bytes({"w": torch.full((1, 1), value), "more": torch.zeros(1, n_columns)})
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["model-Q4_K_M.gguf", "model-Q8_0.gguf", "model-BF16.gguf"],
+        ["Model.Q2_K.gguf", "model.Q8_0.gguf", "model.f16.gguf"],
+        ["model-IQ1_S.gguf", "model-UD-Q4_K_XL.gguf", "model-Q8_0.gguf"],
+        ["a-b.i1-IQ2_XXS.gguf", "a-b.i1-Q4_K_M.gguf", "a-b.i1-Q6_K.gguf"],
+        ["Q4_0/m-Q4_0.gguf", "Q8_0/m-Q8_0.gguf", "BF16/m-BF16.gguf"],
+    ],
+)
+def test_of_several_quantisations_of_one_model_the_widest_is_read_and_it_is_said(names):
+    files = dict(zip(names, (wide(1.0, 32), wide(2.0, 64), wide(3.0, 96)), strict=True))
+    source = open_checkpoint(MemoryTree({**files, "mmproj-F32.gguf": wide(4.0, 999)}))
+    assert source.read("w").item() == 3
+    (note,) = source.description.notes
+    assert note.startswith(f"of 3 quantisations in one repository the widest was read, {names[2]};")
+    kind = re.search(r"as in owner/name:(\S+)$", note)[1]
+    assert open_checkpoint(MemoryTree(files), variant=kind).paths != (names[2],)
+
+
+def test_parts_of_the_widest_are_read_together():
+    files = {"m-Q8_0-00001-of-00001.gguf": wide(2.0, 64), "m-Q4_0.gguf": wide(1.0, 32)}
+    assert opened(files) == 2
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["a-Q8_0.gguf", "b-Q8_0.gguf"],
+        ["a-Q8_0.gguf", "a-tuned.gguf"],
+        ["a-7b-Q8_0.gguf", "a-13b-Q8_0.gguf"],
+        ["a.gguf", "b.gguf"],
+    ],
+)
+def test_of_several_models_none_is_preferred(names):
+    with pytest.raises(UnsupportedFormatError, match=r"2 GGUF models.*; name"):
+        opened(dict.fromkeys(names, ONE))
+
+
+def test_a_quantisation_that_was_named_or_is_the_only_one_needs_no_note():
+    files = {"model-Q4_K_M.gguf": wide(1.0, 32), "model-Q8_0.gguf": wide(2.0, 64)}
+    assert open_checkpoint(MemoryTree(files), variant="Q4_K_M").description.notes == ()
+    assert open_checkpoint(MemoryTree({"model-Q8_0.gguf": ONE})).description.notes == ()
+
+
+def test_a_quantisation_in_a_folder_of_its_own_is_found():
+    files = {"Q4_K_M/m-Q4_K_M.gguf": ONE, "Q8_0/m-Q8_0.gguf": OTHER, "m-F16.gguf": OTHER}
+    assert opened(files, variant="Q4_K_M") == 1
 
 
 @pytest.mark.parametrize("file", ["model-Q4_K_M.gguf", "Q4/model.GGUF"])

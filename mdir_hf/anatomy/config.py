@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 
 from ..errors import AnatomyError
 from . import tables
+from .class_defaults import inner_model_type, with_class_defaults
+from .gguf import GGUF_MARK
 from .layer_heads import read_layer_heads
 from .roles import HeadCounts
 from .rotary import Rotation, read_rotations
@@ -101,32 +103,44 @@ def read_config(data: bytes, *, label: str = "config.json") -> dict[str, object]
 
 
 def language_config(config: Config) -> Config:
-    """Return the part of a config that describes the language model: ``text_config`` and the like, or all of it."""
+    """Return the part of a config that describes the language model: ``text_config`` and the like, or all of it.
+
+    Where that part does not say its ``model_type``, it has the one that transformers would assume.
+    """
     for path in tables.NESTED_CONFIGS:
         inner: object = config
+        family: object = config.get("model_type")
         for key in path:
+            assumed = inner_model_type(family, key)
             inner = inner.get(key) if isinstance(inner, Mapping) else None
+            family = inner.get("model_type", assumed) if isinstance(inner, Mapping) else None
         if isinstance(inner, Mapping) and inner:
-            return inner
+            return inner if family is None else {**inner, "model_type": family}
     return config
 
 
-def read_sizes(config: Config | None) -> ConfigSizes:
+def read_sizes(config: Config | None, *, class_defaults: bool = True) -> ConfigSizes:
     """Read what a config says about sizes, under whichever names the family uses.
 
     Args:
         config: The whole config, or None where there is none.
+        class_defaults: Whether what it does not say is what transformers would assume, where that knows the family.
 
     Raises:
         AnatomyError: If a size is there and is no positive integer. (A list of sizes, one per layer, counts as unsaid.)
     """
     if not config:
         return ConfigSizes()
-    inner = language_config(config)
-    architecture = inner.get("model_type", config.get("model_type"))
-    ties = inner.get("tie_word_embeddings", config.get("tie_word_embeddings"))
+    said = language_config(config)
+    architecture = said.get("model_type", config.get("model_type"))
+    architecture = architecture if isinstance(architecture, str) and architecture else "unknown"
+    # What the header of a GGUF file does not say is no default of a class.
+    inner = with_class_defaults(said, architecture) if class_defaults and GGUF_MARK not in config else said
+    # Of a class that ties by default it is assumed; that another one does not, the missing head itself would say.
+    assumed = inner.get("tie_word_embeddings") or None
+    ties = said.get("tie_word_embeddings", config.get("tie_word_embeddings", assumed))
     sizes = ConfigSizes(
-        architecture=architecture if isinstance(architecture, str) and architecture else "unknown",
+        architecture=architecture,
         hidden_size=_size(inner, tables.HIDDEN_SIZE_KEYS),
         embedding_size=_size(inner, tables.EMBEDDING_SIZE_KEYS),
         unembedding_size=_size(inner, tables.UNEMBEDDING_SIZE_KEYS),
@@ -142,8 +156,12 @@ def read_sizes(config: Config | None) -> ConfigSizes:
         numbers={key: value for key, value in _scalars(inner) if type(value) is int},
         flags={key: value for key, value in _scalars(inner) if isinstance(value, bool | str)},
     )
-    layer_heads = read_layer_heads(inner, sizes.architecture, sizes.heads, sizes.numbers)
-    rotation, layer_rotations = read_rotations(inner, sizes.architecture, sizes.flags, sizes.width_of_head)
+    layer_heads = read_layer_heads(
+        inner, sizes.architecture, sizes.heads, sizes.numbers, most_layers=tables.MOST_LAYERS
+    )
+    rotation, layer_rotations = read_rotations(
+        inner, sizes.architecture, sizes.flags, sizes.width_of_head, most_layers=tables.MOST_LAYERS
+    )
     return replace(sizes, layer_heads=layer_heads, rotation=rotation, layer_rotations=layer_rotations)
 
 

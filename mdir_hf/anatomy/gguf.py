@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import cast
 
+GGUF_MARK = "norms_add_one"
+"""A key that every config made here has, and no ``config.json``."""
+
 MODEL_TYPES: dict[str, str] = {
     "bailingmoe": "bailing_moe",
     "bailingmoe2": "bailing_moe_v2",
@@ -77,7 +80,7 @@ def gguf_config(metadata: Mapping[str, object]) -> dict[str, object]:
     """
     architecture = metadata.get("general.architecture")
     if not isinstance(architecture, str):
-        return {"norms_add_one": False}
+        return {GGUF_MARK: False}
     own = {
         key.removeprefix(architecture + "."): value
         for key, value in metadata.items()
@@ -85,7 +88,7 @@ def gguf_config(metadata: Mapping[str, object]) -> dict[str, object]:
     }
     config: dict[str, object] = {
         "model_type": MODEL_TYPES.get(architecture, architecture.replace("-", "_")),
-        "norms_add_one": False,
+        GGUF_MARK: False,
     }
     if architecture == "deepseek2" and own.get("expert_gating_func") == _SIGMOID:
         config["model_type"] = "deepseek_v3"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import islice
 from typing import cast
 
 from .roles import Count, HeadCounts, head_counts
@@ -24,7 +25,7 @@ HEADS_BY_LAYER_TYPE: tuple[tuple[str, frozenset[str], tuple[Count, Count]], ...]
 
 
 def read_layer_heads(
-    config: _Config, architecture: str, heads: HeadCounts | None, numbers: Mapping[str, int]
+    config: _Config, architecture: str, heads: HeadCounts | None, numbers: Mapping[str, int], *, most_layers: int
 ) -> dict[int, HeadCounts]:
     """Read the heads of the layers for which a config gives their own; a value that is no count is ignored.
 
@@ -33,12 +34,13 @@ def read_layer_heads(
         architecture: Its ``model_type``.
         heads: Those of the model as a whole, where the config says.
         numbers: Every integer of the config by its key.
+        most_layers: How far lists are read that have an entry for every layer.
 
     Returns:
         Head counts by layer number, of layers that differ from ``heads``.
     """
     found: dict[int, HeadCounts] = {}
-    for index, layer_type in enumerate(_items(config.get("layer_types"))):
+    for index, layer_type in enumerate(_items(config.get("layer_types"))[:most_layers]):
         for name, families, counts in HEADS_BY_LAYER_TYPE:
             if layer_type == name and (not families or architecture in families) and index not in found:
                 _put(found, index, counts, heads)
@@ -46,17 +48,17 @@ def read_layer_heads(
         next((list(_items(config[key])) for key in keys if isinstance(config.get(key), list)), [])
         for keys in (N_HEADS_LISTS, N_KV_HEADS_LISTS)
     )
-    for index in range(max(len(n_heads), len(n_kv_heads))):
+    for index in range(min(most_layers, max(len(n_heads), len(n_kv_heads)))):
         own = n_heads[index] if index < len(n_heads) else (heads and heads.n_heads)
         kv = n_kv_heads[index] if index < len(n_kv_heads) else (own if heads is None else heads.n_kv_heads)
         _put(found, index, (own, kv), heads)
     # DeciLM: how many query heads share a key, block by block.
-    for index, block in enumerate(_items(config.get("block_configs"))):
+    for index, block in enumerate(_items(config.get("block_configs"))[:most_layers]):
         shared = _inside(_inside(block, "attention"), "n_heads_in_group")
         if heads is not None and type(shared) is int and shared > 0 and heads.n_heads % shared == 0:
             _put(found, index, ("heads", heads.n_heads // shared), heads)
     own_configs = config.get("per_layer_config")
-    for key, layer in own_configs.items() if isinstance(own_configs, Mapping) else ():
+    for key, layer in islice(own_configs.items(), most_layers) if isinstance(own_configs, Mapping) else ():
         own, kv = (_inside(layer, name) for name in ("num_attention_heads", "num_key_value_heads"))
         if str(key).isdigit() and (own is not None or kv is not None):
             _put(found, int(key), ("heads" if own is None else own, "kv_heads" if kv is None else kv), heads)

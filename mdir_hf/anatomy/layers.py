@@ -5,19 +5,20 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 
+from ..errors import AnatomyError
 from . import tables
 from .config import ConfigSizes
-from .families import LAYER_ROWS, PRODUCT_ROWS
+from .families import PRODUCT_ROWS
+from .layer_names import NamesOfLayer, expert_of, split_at_layer
 from .parts import Part, WeightPart, WeightProduct
 from .roles import HeadCounts, Role, head_counts
 from .rows import LayerRow, ProductRow, RopeLayout
 
 _FOLDER_MARK = "|"
-_IN_LAYER = re.compile(r"(?:(?P<prefix>.*?)\.)?(?P<index>\d{1,6})\.(?P<rest>.+)")
 _ATTENTION = (Role.Q, Role.K, Role.V, Role.O)
 
 
@@ -73,23 +74,18 @@ class Stack:
         return f"{self.prefix}.{index}.{rest}" if self.prefix else f"{index}.{rest}"
 
 
-def is_in_layer(name: str) -> bool:
-    """Whether a tensor stands under a number, hence in a layer (of any stack)."""
-    return _IN_LAYER.fullmatch(name) is not None
-
-
 def find_stacks(names: Iterable[str], architecture: str = "unknown") -> tuple[Stack, ...]:
     """Group names by what stands in front of their first number; of some families, the folders of a layer together."""
     spread = tables.FOLDERS_OF_LAYERS.get(architecture, frozenset())
     stacks: dict[str, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
     for name in names:
-        match = _IN_LAYER.fullmatch(name)
-        if match:
-            prefix, rest = match["prefix"] or "", match["rest"]
+        found = split_at_layer(name)
+        if found is not None:
+            prefix, index, rest = found
             above, _, folder = prefix.rpartition(".")
             if folder in spread:
                 prefix, rest = above, f"{folder}{_FOLDER_MARK}{rest}"
-            stacks[prefix][int(match["index"])].append(rest)
+            stacks[prefix][index].append(rest)
     return tuple(
         Stack(prefix, {index: tuple(rests) for index, rests in sorted(layers.items())})
         for prefix, layers in sorted(stacks.items())
@@ -133,9 +129,10 @@ def _n_roles(stack: Stack, sizes: ConfigSizes) -> int:
     most = 0
     for index in (min(stack.names), max(stack.names)):
         found = _Placed()
-        for rest in stack.names[index]:
-            _place(stack, index, rest, sizes, found)
-        _place_products(stack, index, sizes, found)
+        names = NamesOfLayer(stack.names[index])
+        for rest in names.rests:
+            _place(stack, index, rest, names, sizes, found)
+        _place_products(stack, index, names, sizes, found)
         roles = found.parts.keys() | {role for parts in found.mlps() for role in parts}
         most = max(most, sum(not role.is_norm for role in roles))
     return most
@@ -163,11 +160,24 @@ def place_layers(stack: Stack, sizes: ConfigSizes, notes: list[str]) -> tuple[tu
             indices = [index for index in indices if index < sizes.n_layers]
         if len(indices) < sizes.n_layers:
             notes.append(f"the config says {sizes.n_layers} layers; {len(indices)} are there")
+    if len(indices) > tables.MOST_LAYERS:
+        raise AnatomyError(
+            f"the names hold {len(indices)} layers under {stack.prefix!r}; "
+            f"more than {tables.MOST_LAYERS} are taken for a mistake"
+        )
     placed = {index: _Placed.of(index, sizes) for index in indices}
+    n_experts = 0
     unplaced: list[str] = []
     for index, found in placed.items():
-        unknown = [rest for rest in stack.names[index] if not _place(stack, index, rest, sizes, found)]
-        factors = _place_products(stack, index, sizes, found)
+        names = NamesOfLayer(stack.names[index])
+        unknown = [rest for rest in names.rests if not _place(stack, index, rest, names, sizes, found)]
+        factors = _place_products(stack, index, names, sizes, found)
+        n_experts += found.n_experts()
+        if n_experts > tables.MOST_EXPERTS_OF_ALL:
+            raise AnatomyError(
+                f"the layers up to number {index} have places for {n_experts} experts, by the numbers in names and in "
+                f"the config; more than {tables.MOST_EXPERTS_OF_ALL} in all layers are taken for a mistake"
+            )
         unplaced += [
             stack.tensor(index, rest)
             for rest in unknown
@@ -197,6 +207,10 @@ class _Placed:
         rotation = sizes.layer_rotations.get(index)
         rope, dim = (None, None) if rotation is None else (rotation.layout, rotation.dim)
         return cls(heads=sizes.layer_heads.get(index), rope=rope, rotary_dim=dim)
+
+    def n_experts(self) -> int:
+        """Places for experts, those of numbers that are skipped too."""
+        return sum(max(group, default=-1) + 1 for group in (self.experts, self.shared))
 
     def routed(self) -> list[dict[Role, WeightPart]]:
         """The routed experts in order; a number that is skipped has no parts."""
@@ -242,47 +256,41 @@ def _by_number(experts: Mapping[int, dict[Role, WeightPart]]) -> list[dict[Role,
     return [experts.get(number, {}) for number in range(max(experts, default=-1) + 1)]
 
 
-@lru_cache(maxsize=1 << 13)
-def _rows_for(rest: str) -> tuple[tuple[LayerRow, re.Match[str]], ...]:
-    """The rows whose pattern a name matches. Kept, because layers repeat their names: 90,000 would take a minute."""
-    matches = ((row, pattern.fullmatch(rest)) for row, pattern in _patterns())
-    return tuple((row, match) for row, match in matches if match is not None)
-
-
-@lru_cache(maxsize=1)
-def _patterns() -> tuple[tuple[LayerRow, re.Pattern[str]], ...]:
-    return tuple((row, re.compile(row.pattern)) for row in LAYER_ROWS)  # more than ``re`` itself remembers
-
-
-def _place(stack: Stack, index: int, rest: str, sizes: ConfigSizes, found: _Placed) -> bool:
+def _place(stack: Stack, index: int, rest: str, names: NamesOfLayer, sizes: ConfigSizes, found: _Placed) -> bool:
     heads = sizes.heads_of(index)
-    for row, match in _rows_for(rest):
-        if not _holds(row, stack.names[index], sizes):
+    for row in names.rows_of(rest):
+        if not _holds(row, names, sizes):
             continue
         n_experts = _n_experts(row, sizes)
         if n_experts is None:
             continue  # how many there are would cost the header of its shard
-        if row.experts == "numbered" and int(match["expert"]) >= (sizes.n_experts or tables.MOST_EXPERTS):
+        if row.experts == "numbered" and expert_of(rest, row) >= (sizes.n_experts or tables.MOST_EXPERTS):
             return False  # LongCat's experts that do nothing are stored in part
         if not all(layout.is_known(heads) for _, layout in row.parts):
             return False  # known by name, and the config does not tell how it is cut: no further row may guess
         if row.transposed is None and sizes.hidden_size is None:
             return False  # the width of the model would tell how it lies
         for role, layout in row.parts:
-            part = WeightPart(stack.tensor(index, rest), layout, bool(row.transposed), heads, joined=row.joined)
-            if row.transposed is None:
-                part = replace(part, stream=(1 if role.reads_stream else 0, sizes.hidden_size or 0))
+            stored = partial(
+                WeightPart,
+                stack.tensor(index, rest),
+                layout,
+                bool(row.transposed),
+                heads,
+                n_experts=n_experts if row.experts == "below" else None,
+                stream=(1 if role.reads_stream else 0, sizes.hidden_size or 0) if row.transposed is None else None,
+                joined=row.joined,
+            )
             if row.experts is None:
-                found.parts[role] = part
+                found.parts[role] = stored()
             elif row.experts == "numbered":
-                found.experts[int(match["expert"])][role] = part
+                found.experts[expert_of(rest, row)][role] = stored()
             elif row.experts == "shared":
-                found.shared[0][role] = part
+                found.shared[0][role] = stored()
             else:
-                part = replace(part, n_experts=n_experts if row.experts == "below" else None)
                 group = found.shared if row.experts == "stacked shared" else found.experts
                 for number in range(n_experts):
-                    group[number][role] = replace(part, expert=number)
+                    group[number][role] = stored(expert=number)
         found.note(row, heads)
         return True
     return False
@@ -295,16 +303,20 @@ def _n_experts(row: LayerRow, sizes: ConfigSizes) -> int | None:
     return sizes.n_shared_experts if row.experts == "stacked shared" else 0
 
 
-def _place_products(stack: Stack, index: int, sizes: ConfigSizes, found: _Placed) -> set[str]:
+def _place_products(stack: Stack, index: int, names: NamesOfLayer, sizes: ConfigSizes, found: _Placed) -> set[str]:
     """Place the roles that two tensors have together; returns the names of all that take part."""
     used: set[str] = set()
     heads = sizes.heads_of(index)
     for row in PRODUCT_ROWS:
-        if row.role in found.parts or (row.model_types and sizes.architecture not in row.model_types):
+        if (
+            not names.has(row.left)
+            or row.role in found.parts
+            or (row.model_types and sizes.architecture not in row.model_types)
+        ):
             continue
         if sizes.architecture in row.except_model_types:
             continue
-        left, right, gain = (_sibling(stack, index, pattern) for pattern in (row.left, row.right, row.gain))
+        left, right, gain = names.only(row.left), names.only(row.right), names.only(row.gain)
         if left is None or right is None or (gain is None and row.gain is not None):
             continue
         if not (row.left_layout.is_known(heads) and row.right_layout.is_known(heads)):
@@ -325,19 +337,11 @@ def _place_products(stack: Stack, index: int, sizes: ConfigSizes, found: _Placed
     return used
 
 
-def _sibling(stack: Stack, index: int, pattern: str | None) -> str | None:
-    """The tensor of a layer that a pattern means; None where none does, or several."""
-    if pattern is None:
-        return None
-    matching = [rest for rest in stack.names[index] if re.fullmatch(pattern, rest)]
-    return matching[0] if len(matching) == 1 else None
-
-
-def _holds(row: LayerRow, siblings: tuple[str, ...], sizes: ConfigSizes) -> bool:
+def _holds(row: LayerRow, names: NamesOfLayer, sizes: ConfigSizes) -> bool:
     if row.model_types and sizes.architecture not in row.model_types:
         return False
     if any(sizes.flags.get(key) not in answers for key, answers in row.when):
         return False
-    if row.beside is not None and not any(re.fullmatch(row.beside, rest) for rest in siblings):
+    if row.beside is not None and not names.has(row.beside):
         return False
-    return row.unless_beside is None or not any(re.fullmatch(row.unless_beside, rest) for rest in siblings)
+    return row.unless_beside is None or not names.has(row.unless_beside)

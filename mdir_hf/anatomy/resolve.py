@@ -10,7 +10,8 @@ from ..errors import AnatomyError, UnsupportedFormatError
 from . import tables
 from .config import Config, ConfigSizes, read_sizes
 from .families.recurrent import HEADS_FROM_SHAPE, SIGNS
-from .layers import Layer, Stack, choose_stack, find_stacks, is_in_layer, place_layers
+from .layer_names import is_in_layer
+from .layers import Layer, Stack, choose_stack, find_stacks, place_layers
 from .parts import ShapeOf, WeightPart, WeightProduct, part_shape
 from .roles import Role
 from .rows import EdgeRow, RopeLayout
@@ -125,7 +126,9 @@ def resolve_anatomy(config: Config | None, names: Iterable[str], shape_of: Shape
     sizes = _with_family(read_sizes(config), all_names)
     notes: list[str] = [] if config else ["there is no config; names and shapes decided"]
     embedding = _find_embedding(all_names, sizes.architecture)
-    shape = _check_embedding(embedding, shape_of, sizes)
+    stored = shape_of(embedding)
+    sizes = _without_defaults_of_another_width(config, sizes, stored, notes)
+    shape = _check_embedding(embedding, stored, sizes)
     hidden_size = shape[1] if sizes.hidden_size is None else sizes.hidden_size
     if sizes.vocabulary_size is not None and sizes.vocabulary_size != shape[0]:
         notes.append(f"the config says {sizes.vocabulary_size} tokens, the embedding has {shape[0]} rows")
@@ -156,6 +159,11 @@ def resolve_anatomy(config: Config | None, names: Iterable[str], shape_of: Shape
         sizes = _with_heads(_of_stack(sizes, stack.prefix), stack, shape_of)
         layers, unplaced = place_layers(stack, sizes, notes)
         final_norm = _find_final_norm(all_names, stack.prefix, sizes.architecture)
+    if sizes.heads is None and any(Role.Q in layer.parts and layer.heads is None for layer in layers):
+        notes.append(
+            "nothing says how many attention heads a layer has; attention is compared without heads, and without the "
+            "planes in which positions turn them"
+        )
     n_kv_heads = sizes.n_heads if sizes.n_kv_heads is None else sizes.n_kv_heads
     return Anatomy(
         architecture=sizes.architecture,
@@ -267,8 +275,22 @@ def _of_family(rows: tuple[EdgeRow, ...], architecture: str) -> list[EdgeRow]:
     return [row for row in rows if not row.model_types or architecture in row.model_types]
 
 
-def _check_embedding(name: str, shape_of: ShapeOf, sizes: ConfigSizes) -> tuple[int, int]:
-    shape = _edge_shape(f"embedding {name!r}", shape_of(name))
+def _without_defaults_of_another_width(
+    config: Config | None, sizes: ConfigSizes, shape: tuple[int, ...], notes: list[str]
+) -> ConfigSizes:
+    """Take no default of a class whose default width is not that of the embedding: the model is of another size."""
+    as_said = read_sizes(config, class_defaults=False)
+    if as_said.hidden_size is not None or sizes.hidden_size in (None, *shape[1:]):
+        return sizes
+    notes.append(
+        f"the config does not say its width; that of the embedding, {shape[-1] if shape else 'unknown'}, is not the "
+        f"{sizes.hidden_size} that transformers would assume, so nothing was assumed"
+    )
+    return replace(as_said, architecture=sizes.architecture)
+
+
+def _check_embedding(name: str, stored: tuple[int, ...], sizes: ConfigSizes) -> tuple[int, int]:
+    shape = _edge_shape(f"embedding {name!r}", stored)
     allowed = [size for size in (sizes.hidden_size, sizes.embedding_size) if size is not None]
     if allowed and shape[1] not in allowed:
         raise AnatomyError(

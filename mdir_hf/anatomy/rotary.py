@@ -115,7 +115,7 @@ WHOLE_HEAD_TYPES = ("proportional",)
 
 
 def read_rotations(
-    config: _Config, architecture: str, answers: Mapping[str, bool | str], head_dim: int | None
+    config: _Config, architecture: str, answers: Mapping[str, bool | str], head_dim: int | None, *, most_layers: int
 ) -> tuple[Rotation, dict[int, Rotation]]:
     """Read how positions turn q and k.
 
@@ -124,6 +124,7 @@ def read_rotations(
         architecture: Its ``model_type``.
         answers: Every yes, no and word of it.
         head_dim: Width of a head, where it is known.
+        most_layers: How far lists are read that have an entry for every layer.
 
     Returns:
         What holds for the model, and by number the layers for which another thing holds.
@@ -137,7 +138,7 @@ def read_rotations(
     whole = Rotation(layout, None if layout == "none" else _dim(config, head_dim))
     layers: dict[int, Rotation] = {}
     types = config.get("layer_types")
-    names = [name for name in types if isinstance(name, str)] if isinstance(types, list) else []
+    names = [name for name in types[:most_layers] if isinstance(name, str)] if isinstance(types, list) else []
     parameters = config.get("rope_parameters")
     is_mixed = len(set(names)) > 1
     for index, name in enumerate(names):
@@ -147,7 +148,7 @@ def read_rotations(
         layers[index] = Rotation(own or layout, None if own == "none" else dim)
     for key in LISTS_OF_ROTATED_LAYERS:
         turned = config.get(key)
-        for index, is_turned in enumerate(turned if isinstance(turned, list) else []):
+        for index, is_turned in enumerate(turned[:most_layers] if isinstance(turned, list) else []):
             if is_turned == 0:
                 layers[index] = Rotation("none")
     return whole, {index: own for index, own in layers.items() if own != whole}

@@ -64,6 +64,12 @@ ONE_SUBLAYER = frozenset({"mamba", "mamba2", "falcon_mamba", "nemotron_h"})
 MOST_EXPERTS = 10_000
 """More experts in a layer than this are taken for a mistake."""
 
+MOST_EXPERTS_OF_ALL = 100_000
+"""So are more experts than this in all layers together; Kimi-K2 has 23,000."""
+
+MOST_LAYERS = 10_000
+"""More layers than this in a model are taken for a mistake, and lists of a config are read no further."""
+
 OTHER_STACKS = (
     *("vision", "visual", "audio", "image", "video", "speech", "mtp", "draft", "eagle", "medusa"),
     *("cross_attn", ".dit."),

@@ -224,8 +224,9 @@ def layer_weights(model: PlacedTensors, position: int) -> LayerWeights:
     rope = layer.rope or anatomy.rope
     rotary_dim = anatomy.rotary_dim if layer.rope is None else layer.rotary_dim
     sides = ((q, 0, n_heads), (k, 0, n_kv_heads), (v, 0, n_kv_heads), (o, 1, n_heads))
-    if any(weight is not None and weight.shape[side] % n for weight, side, n in sides):
-        # Heads of this layer are not those of the config: test without them, and without the planes inside of them.
+    is_known = layer.heads is not None or anatomy.n_heads is not None
+    if not is_known or any(weight is not None and weight.shape[side] % n for weight, side, n in sides):
+        # No heads are known, or not those of this layer: test without them, and without the planes inside of them.
         n_heads = n_kv_heads = 1
         rope, rotary_dim = "none", None
     return LayerWeights(

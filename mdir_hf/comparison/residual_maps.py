@@ -145,8 +145,10 @@ def _paired_rows(
 
 
 def _plane_layout(model: PlacedTensors, position: int) -> RopeLayout | None:
-    """How the rows of a head pair up into planes that are free to turn; None where not all of them are."""
+    """How the rows of a head pair up into planes that are free to turn; None where not all do, or heads are unknown."""
     anatomy, layer = model.anatomy, model.anatomy.layers[position]
+    if layer.heads is None and anatomy.n_heads is None:
+        return None
     rope = layer.rope or anatomy.rope
     is_partial = (anatomy.rotary_dim if layer.rope is None else layer.rotary_dim) is not None
     return None if is_partial or rope not in LAYOUTS else rope

@@ -47,7 +47,8 @@ def test_without_a_config_names_and_shapes_decide(config):
     anatomy = resolve(llama_names(), config=config)
     assert (anatomy.architecture, anatomy.hidden_size, anatomy.vocabulary_size) == ("unknown", 8, None)
     assert (anatomy.n_layers, anatomy.layers[0].missing) == (2, ())
-    assert anatomy.notes == ("there is no config; names and shapes decided",)
+    assert anatomy.notes[0] == "there is no config; names and shapes decided"
+    assert "nothing says how many attention heads a layer has" in anatomy.notes[1]
 
 
 @pytest.mark.parametrize(

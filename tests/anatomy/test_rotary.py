@@ -120,6 +120,7 @@ def rotations(**config):
         (
             {
                 "model_type": "laguna",
+                "head_dim": 16,
                 "layer_types": ["full_attention", "sliding_attention"],
                 "rope_parameters": {"full_attention": {"partial_rotary_factor": 0.25}, "sliding_attention": {}},
             },

@@ -1,0 +1,89 @@
+"""Write what the config classes of transformers assume where a config.json is silent: ``make class-defaults``."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import transformers
+from transformers import CONFIG_MAPPING, PreTrainedConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+from mdir_hf.anatomy.class_defaults import SHARE, SYNONYMS, TABLE
+from mdir_hf.anatomy.families import LAYER_ROWS, PRODUCT_ROWS
+from mdir_hf.anatomy.tables import NESTED_CONFIGS, OTHER_STACKS
+
+
+def read_keys() -> set[str]:
+    """Every key of a config that the naming tables ask for."""
+    layouts = [layout for row in LAYER_ROWS for _, layout in row.parts]
+    layouts += [layout for row in PRODUCT_ROWS for layout in (row.left_layout, row.right_layout)]
+    asked = set(_words([dataclasses.astuple(layout) for layout in layouts]))
+    asked |= set(_words([row.n_heads for row in (*LAYER_ROWS, *PRODUCT_ROWS)]))
+    asked |= {key for row in LAYER_ROWS for key, _ in row.when} | {key for keys in SYNONYMS for key in keys}
+    return {key for key in asked if key.isidentifier()} | {"tie_word_embeddings"}
+
+
+def _words(value: object) -> Iterator[str]:
+    """The words in nested tuples, products taken apart."""
+    if isinstance(value, str):
+        yield from value.split("*")
+    elif isinstance(value, tuple | list):
+        for inside in value:
+            yield from _words(inside)
+
+
+def of_class(family: type[PreTrainedConfig]) -> dict[str, bool | int | str | float]:
+    """Return the defaults that the anatomy reads; what a class derives from other values is none."""
+    stated = {field.name: field.default for field in dataclasses.fields(family)}
+    found = {key: value for key in sorted(read_keys()) if isinstance(value := stated.get(key), bool | int | str)}
+    try:
+        whole = family()
+    except Exception:  # a few classes refuse to be built of nothing
+        return found
+    rotation = getattr(whole, "rope_parameters", None)
+    share = rotation.get(SHARE) if isinstance(rotation, dict) else None
+    return found if not isinstance(share, float) or share == 1.0 else found | {SHARE: share}
+
+
+def inside(family: type[PreTrainedConfig]) -> dict[str, str]:
+    """Return the ``model_type`` that a class assumes of the config of a language model inside of it."""
+    try:
+        whole = family()
+    except Exception:
+        return {}
+    inner = {key: getattr(whole, key, None) for path in NESTED_CONFIGS for key in path if key in family.sub_configs}
+    return {key: one.model_type for key, one in inner.items() if isinstance(one, PreTrainedConfig)}
+
+
+def table() -> dict[str, dict[str, object]]:
+    """Return the whole table, as the file holds it."""
+    transformers.logging.set_verbosity_error()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        names = [name for name in sorted(CONFIG_MAPPING_NAMES) if not any(word in name for word in OTHER_STACKS)]
+        families = {name: CONFIG_MAPPING[name] for name in names}
+        defaults = {name: of_class(family) for name, family in families.items()}
+        nested = {name: inside(family) for name, family in families.items()}
+    return {
+        "versions": {"transformers": transformers.__version__},
+        "defaults": {name: found for name, found in defaults.items() if found},
+        "inside": {name: found for name, found in nested.items() if found},
+    }
+
+
+def text(found: dict[str, dict[str, object]]) -> str:
+    """Return the table as JSON, one family a line."""
+    parts = (
+        f'"{part}": {{\n' + ",\n".join(f"{json.dumps(name)}: {json.dumps(one)}" for name, one in rows.items()) + "\n}"
+        for part, rows in found.items()
+    )
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+if __name__ == "__main__":
+    target = Path(__file__).resolve().parent.parent / "mdir_hf" / "anatomy" / TABLE
+    target.write_text(text(table()), encoding="utf-8")

@@ -44,21 +44,19 @@ def read_badge(
     source: str | os.PathLike[str],
     *,
     token: str | bool | None = None,
-    cache_dir: str | os.PathLike[str] | None = None,
 ) -> BadgeSource:
     """Read a badge SVG, a report JSON, or an endpoint JSON with its ``report.json`` beside it.
 
     Args:
         source: A file, or the address of one on the Hub; no other server is asked.
         token: As the Hub client takes it.
-        cache_dir: The Hub's cache.
 
     Raises:
         InputError: If it is none of these, too large, or cannot be read.
         HubError: If the file cannot be had from the Hub.
     """
     name = os.fspath(source)
-    text = _text(name, token, cache_dir)
+    text = _text(name, token)
     with naming(name):
         if text.lstrip().startswith("<"):
             claim = _claim_of_svg(text)
@@ -71,16 +69,15 @@ def read_badge(
             raise InputError("is neither a badge, nor a report of mdir-hf, nor the JSON of a badge endpoint")
     beside = _beside(name)
     with naming(beside):
-        report = HomologyReport.from_json(_text(beside, token, cache_dir))
+        report = HomologyReport.from_json(_text(beside, token))
         claim = claim_of_report(report)
     return BadgeSource(name, "endpoint", claim, report, body == endpoint_of(claim))
 
 
-def _text(name: str, token: str | bool | None, cache_dir: str | os.PathLike[str] | None) -> str:
+def _text(name: str, token: str | bool | None) -> str:
     if "://" not in name:
         return local_text(name)
-    cache = None if cache_dir is None else os.fspath(cache_dir)
-    content, _ = read_hub_file(name, max_bytes=MOST_BYTES, token=token, cache_dir=cache)
+    content, _ = read_hub_file(name, max_bytes=MOST_BYTES, token=token)
     return decoded(content, name)
 
 

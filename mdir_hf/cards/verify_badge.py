@@ -117,7 +117,7 @@ def verify_badge(
     Cost: the comparison, and one API request per repository.
     """
     token, cache_dir = reading.token, reading.cache_dir
-    found = read_badge(source, token=token, cache_dir=cache_dir)
+    found = read_badge(source, token=token)
     claim = found.claim
     sides = (claim.reference, claim.candidate)
     if any(model.repo is None for model in sides):

@@ -2,37 +2,37 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import tempfile
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
+from huggingface_hub import get_hf_file_metadata, hf_hub_url
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
-from mdir_hf.errors import ByteBudgetError, InvalidReferenceError, ServerError
+from mdir_hf.errors import ByteBudgetError, HubError, InvalidReferenceError, MdirError, ServerError
 from mdir_hf.hub.endpoint import CALLER, current_endpoint, hub_hosts
 from mdir_hf.hub.errors_map import hub_errors
-from mdir_hf.hub.location import HEAD_TIMEOUT_S
-from mdir_hf.hub.paths import safe_path
-from mdir_hf.hub.remote import HIDDEN_BAR, hub_cache_dir
+from mdir_hf.hub.location import HEAD_TIMEOUT_S, HubPlace
+from mdir_hf.hub.paths import commit_named, digest, has_digest, safe_path
+from mdir_hf.hub.range_cache import RangeCache, cache_root, shared_range_cache
+from mdir_hf.hub.ranges import HubFile
 from mdir_hf.hub.retry import with_patience
 
 _KINDS = {"models": "model", "datasets": "dataset", "spaces": "space"}
 _PAGES = ("resolve", "blob", "raw")
 
 
-def read_hub_file(
-    url: str, *, max_bytes: int, token: str | bool | None = None, cache_dir: str | None = None
-) -> tuple[bytes, str]:
-    """Download a small file from the Hub, and from nowhere else.
+def read_hub_file(url: str, *, max_bytes: int, token: str | bool | None = None) -> tuple[bytes, str]:
+    """Read a small file from the Hub, and from nowhere else.
 
     Args:
         url: ``https://huggingface.co/owner/name/resolve/main/path`` (also ``blob`` or ``raw``, and with ``datasets/``
             or ``spaces/`` in front), on the Hub or on ``HF_ENDPOINT``.
         max_bytes: Most bytes it may have.
         token: As the Hub client takes it.
-        cache_dir: The Hub's cache.
 
     Returns:
         The content, and the commit that it is of.
@@ -42,16 +42,59 @@ def read_hub_file(
         ByteBudgetError: If the file is larger.
         HubError: If it cannot be had.
 
-    Cost: a HEAD, and a download unless it is in the cache.
+    Cost: a HEAD, and a GET unless the cache of byte ranges has it.
     """
-    place, commit = fetch_hub_file(url, max_bytes=max_bytes, token=token, cache_dir=cache_dir)
-    return place.read_bytes(), commit
+    source, etag, commit = _open(url, max_bytes=max_bytes, token=token, cache=shared_range_cache())
+    content = source.whole()
+    if not has_digest(content, etag):
+        source.distrust()
+        content = source.whole()
+    if not has_digest(content, etag):
+        raise _other_bytes(source.label, etag)
+    return content, commit
 
 
 def fetch_hub_file(
     url: str, *, max_bytes: int, token: str | bool | None = None, cache_dir: str | os.PathLike[str] | None = None
 ) -> tuple[Path, str]:
-    """Download a file from the Hub into its cache; as :func:`read_hub_file`, but return where it lies."""
+    """Download a file from the Hub, to stay; as :func:`read_hub_file`, but return where it lies.
+
+    Args:
+        url: As there.
+        max_bytes: As there.
+        token: As there.
+        cache_dir: Folder to keep it in, below ``mdir-hf``; that of the byte ranges by default.
+    """
+    source, etag, commit = _open(url, max_bytes=max_bytes, token=token, cache=None)
+    root = cache_root() if cache_dir is None else Path(cache_dir).expanduser() / "mdir-hf"
+    place = root / "files" / source.key
+    if place.is_file() and place.stat().st_size == source.n_bytes and _file_has_digest(place, etag):
+        return place, commit
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor, temporary = tempfile.mkstemp(dir=place.parent)
+    except OSError as exc:
+        raise _not_written(root, exc) from exc
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            for piece in source.read_many(source.spans()):
+                file.write(piece)
+        if not _file_has_digest(Path(temporary), etag):
+            raise _other_bytes(source.label, etag)
+        Path(temporary).replace(place)
+    except OSError as exc:
+        if isinstance(exc, MdirError):
+            raise
+        raise _not_written(root, exc) from exc
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+    return place, commit
+
+
+def _open(
+    url: str, *, max_bytes: int, token: str | bool | None, cache: RangeCache | None
+) -> tuple[HubFile, str | None, str]:
+    """Return a file, its digest where the Hub gives one, and its commit."""
     kind, repo, revision, path = parse_file_url(url)
     label = f"{repo}@{revision}"
     endpoint = current_endpoint()
@@ -60,29 +103,39 @@ def fetch_hub_file(
         metadata = with_patience(
             lambda: get_hf_file_metadata(address, token=token, timeout=HEAD_TIMEOUT_S, endpoint=endpoint, **CALLER)
         )
-        if metadata.size is None or metadata.commit_hash is None:
-            raise ServerError(
-                "the answer has no commit or no size in its headers; check HF_ENDPOINT and any proxy",
-                subject=f"{label}:{path}",
-            )
-        if metadata.size > max_bytes:
-            raise ByteBudgetError(
-                f"has {metadata.size:,} bytes, expected at most {max_bytes:,}", subject=f"{label}:{path}"
-            )
-        place = with_patience(
-            lambda: hf_hub_download(
-                repo,
-                path,
-                repo_type=kind,
-                revision=metadata.commit_hash,
-                cache_dir=hub_cache_dir(cache_dir),
-                token=token,
-                endpoint=endpoint,
-                tqdm_class=HIDDEN_BAR,
-                **CALLER,
-            )
+    if metadata.size is None:
+        raise ServerError(
+            "the answer has no size in its headers; check HF_ENDPOINT and any proxy", subject=f"{label}:{path}"
         )
-        return Path(place), metadata.commit_hash
+    if metadata.size > max_bytes:
+        raise ByteBudgetError(f"has {metadata.size:,} bytes, expected at most {max_bytes:,}", subject=f"{label}:{path}")
+    commit = commit_named(metadata.commit_hash, asked=revision, subject=f"{label}:{path}")
+    etag = digest(metadata.etag)
+    place = HubPlace(repo, commit, path, endpoint, token, label, kind)
+    return HubFile(place, n_bytes=metadata.size, etag=etag, cache=cache), etag, commit
+
+
+def _file_has_digest(place: Path, expected: str | None) -> bool:
+    if expected is None:
+        return True
+    is_sha256 = len(expected) == 64
+    found = hashlib.sha256() if is_sha256 else hashlib.sha1(b"blob %d\0" % place.stat().st_size, usedforsecurity=False)
+    with place.open("rb") as content:
+        while block := content.read(1 << 20):
+            found.update(block)
+    return found.hexdigest() == expected
+
+
+def _other_bytes(label: str, etag: str | None) -> ServerError:
+    return ServerError(
+        f"the Hub calls this file {etag} and serves other bytes under it; check HF_ENDPOINT and any proxy, or try "
+        "again later",
+        subject=label,
+    )
+
+
+def _not_written(root: Path, exc: OSError) -> HubError:
+    return HubError(f"cannot write to {root}: {exc.strerror}; free some space, or set MDIR_HF_CACHE or --cache-dir")
 
 
 def parse_file_url(url: str) -> tuple[str, str, str, str]:

@@ -73,8 +73,32 @@ def in_order(
 
 def _taken(pending: deque[Future[R]], first_failure: list[BaseException]) -> R:
     future = pending.popleft()
-    while not wait((future,), timeout=0.5).done:
-        pass  # woken now and then: on Windows a wait without end ignores Ctrl-C
+    _wait_for(future)
     if first_failure:
         raise first_failure[0]
     return future.result()
+
+
+def run_beside(work: Callable[[], R], *, name: str) -> Future[R]:
+    """Do work in a thread of its own, which does not hold the interpreter when it ends."""
+    future: Future[R] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as exc:  # handed over to the thread that asks
+            future.set_exception(exc)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return future
+
+
+def result_of(future: Future[R]) -> R:
+    """Wait for work that was begun, and return its result or raise what it raised."""
+    _wait_for(future)
+    return future.result()
+
+
+def _wait_for(future: Future[R]) -> None:
+    while not wait((future,), timeout=0.5).done:
+        pass  # woken now and then: on Windows a wait without end ignores Ctrl-C

@@ -1,7 +1,8 @@
 """Where the content of a file of a repository lies at the moment.
 
-The Hub answers a HEAD with the file's commit, ETag and size, and with a place: itself for small files, a signed address
-on a CDN for large ones. Signed addresses expire; the Hub then gives another one for the same content.
+The Hub has the files of git itself: of those whose size and blob id the listing gave, nothing more is asked. Of others
+it answers a HEAD with commit, ETag and size, and with a place: for large files a signed address on a CDN. Signed
+addresses expire; the Hub then gives another one for the same content.
 """
 
 from __future__ import annotations
@@ -9,15 +10,16 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass
-from urllib.parse import parse_qs, urljoin, urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from huggingface_hub import get_hf_file_metadata, hf_hub_url
 
 from mdir_hf.errors import ServerError
-from mdir_hf.hub.endpoint import CALLER, origin
+from mdir_hf.hub.connection import secured
+from mdir_hf.hub.endpoint import CALLER
 from mdir_hf.hub.errors_map import hub_errors
 from mdir_hf.hub.ledger import IoLedger
-from mdir_hf.hub.paths import SHA256
+from mdir_hf.hub.paths import COMMIT, SHA256, digest
 from mdir_hf.hub.retry import with_patience
 
 HEAD_TIMEOUT_S = 10.0
@@ -35,6 +37,9 @@ class HubPlace:
         endpoint: Base URL of the Hub.
         token: Token, True, False or None as the Hub client takes them.
         label: What an error calls the repository.
+        kind: ``model``, ``dataset`` or ``space``.
+        is_restricted: Whether it is private or gated. What is kept of it on this disk is then not shared with other
+            repositories, though the content be the same: who may read it, the Hub says for each.
     """
 
     repo: str
@@ -43,6 +48,13 @@ class HubPlace:
     endpoint: str
     token: str | bool | None
     label: str
+    kind: str = "model"
+    is_restricted: bool = False
+
+    @property
+    def url(self) -> str:
+        """Its address on the Hub."""
+        return hf_hub_url(self.repo, self.path, repo_type=self.kind, revision=self.commit, endpoint=self.endpoint)
 
     def __repr__(self) -> str:  # a token must not reach a log through a printed object
         return f"HubPlace({self.label}:{self.path})"
@@ -54,7 +66,8 @@ class Location:
 
     Attributes:
         url: Address to send ranged GETs to; a secret where it is signed. Empty once found to be stale.
-        etag: What the Hub calls the content: sha256 for LFS files, git blob id for small ones.
+        etag: What the Hub calls the content: sha256 for LFS files, git blob id for small ones. Only compared, and
+            made a name of a file on this disk where it has the form of a digest.
         n_bytes: Size.
         expires_at: When to ask anew, on the monotonic clock; infinity if the address does not say.
     """
@@ -69,7 +82,7 @@ class Location:
 
 
 class Locator:
-    """Finds the location of one file, once, and again when it has expired. Thread safe.
+    """Finds the location of one file, once, and again when it has expired or failed. Thread safe.
 
     Args:
         place: The file.
@@ -85,6 +98,9 @@ class Locator:
         self._ledger = ledger
         self._lock = threading.Lock()
         self._known: Location | None = None
+        self._was_asked = False
+        if n_bytes is not None and etag is not None and COMMIT.fullmatch(etag):
+            self._known = Location(place.url, etag, n_bytes, float("inf"))
 
     def current(self) -> Location:
         """Return where the content lies, asking the Hub the first time and after it expired.
@@ -96,13 +112,14 @@ class Locator:
             known = self._known
             if known is None or not known.url or time.monotonic() >= known.expires_at:
                 found = self._head()
-                if known is not None and (found.etag, found.n_bytes) != (known.etag, known.n_bytes):
+                if known is not None and self._is_other(found, known):
                     raise ServerError(
                         f"the Hub now has other content here: ETag {found.etag}, {found.n_bytes:,} bytes; before it "
                         f"was ETag {known.etag}, {known.n_bytes:,} bytes. Start again",
                         subject=self._label,
                     )
                 self._known = known = found
+                self._was_asked = True
             return known
 
     def forget(self, location: Location) -> None:
@@ -117,10 +134,15 @@ class Locator:
         Raises:
             ServerError: If it leads from https to http.
         """
-        url = self._secured(location.url, target)
+        url = secured(location.url, target, subject=self._label)
         with self._lock:
             if self._known is location:
                 self._known = Location(url, location.etag, location.n_bytes, _expires_at(url))
+
+    def _is_other(self, found: Location, known: Location) -> bool:
+        # A mirror may list one kind of ETag and send another.
+        is_comparable = self._was_asked or digest(found.etag) is not None
+        return found.n_bytes != known.n_bytes or (is_comparable and found.etag != known.etag)
 
     @property
     def _label(self) -> str:
@@ -128,11 +150,10 @@ class Locator:
 
     def _head(self) -> Location:
         place = self.place
-        url = hf_hub_url(place.repo, place.path, revision=place.commit, endpoint=place.endpoint)
         with hub_errors(place.label, file=place.path, revision=place.commit):
             metadata = with_patience(
                 lambda: get_hf_file_metadata(
-                    url, token=place.token, timeout=HEAD_TIMEOUT_S, endpoint=place.endpoint, **CALLER
+                    place.url, token=place.token, timeout=HEAD_TIMEOUT_S, endpoint=place.endpoint, **CALLER
                 ),
                 before_each=self._ledger.requested,
             )
@@ -152,15 +173,8 @@ class Locator:
             wrong = f"the Hub lists this file with sha256 {self._etag} and serves it with ETag {etag}"
         if wrong is not None:
             raise ServerError(wrong, subject=self._label)
-        location = self._secured(url, metadata.location)
+        location = secured(place.url, metadata.location, subject=self._label)
         return Location(location, etag, n_bytes, _expires_at(location))
-
-    def _secured(self, url: str, target: str) -> str:
-        target = urljoin(url, target)
-        scheme = origin(target)[0]
-        if scheme not in ("http", "https") or (origin(url)[0] == "https" and scheme != "https"):
-            raise ServerError("the server redirects away from a secure connection; refused", subject=self._label)
-        return target
 
 
 def _expires_at(url: str) -> float:

@@ -18,11 +18,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from huggingface_hub import constants
 
 from mdir_hf.errors import InputError
+from mdir_hf.hub.paths import digest
 
 DEFAULT_MAX_BYTES = 4 << 30
 PIECE_BYTES = 4 << 20
@@ -31,7 +33,6 @@ PIECE_BYTES = 4 << 20
 _N_DIGEST = 16
 _N_TRAILER = 8 + _N_DIGEST
 _ABANDONED_AGE_S = 3600.0  # a temporary file this old belongs to a process that was killed
-_DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _PIECE = re.compile(r"(\d+)-(\d+)")
 _TEMPORARY = "tmp-"
 
@@ -53,7 +54,7 @@ def cache_max_bytes() -> int:
     text = os.environ.get("MDIR_HF_CACHE_MAX_BYTES", "").replace("_", "").strip()
     if not text:
         return DEFAULT_MAX_BYTES
-    if not text.isdigit():
+    if not (text.isascii() and text.isdigit()):
         raise InputError(
             f"MDIR_HF_CACHE_MAX_BYTES is {text!r}, expected a whole number of bytes; 0 turns the cache off"
         )
@@ -66,7 +67,7 @@ def content_key(*, endpoint: str, etag: str | None, repo: str, commit: str, path
     An ETag that is a digest names the content, so copies of a file in other repositories share their ranges. The
     address of the Hub is part of it: what one server calls by a digest is not trusted to answer for another.
     """
-    name = etag if etag is not None and _DIGEST.fullmatch(etag) else f"{repo}\n{commit}\n{path}"
+    name = digest(etag) or f"{repo}\n{commit}\n{path}"
     return hashlib.blake2b(f"{endpoint}\n{name}".encode(), digest_size=20).hexdigest()
 
 
@@ -102,6 +103,7 @@ class RangeCache:
         self._n_bytes = 0  # of all pieces, when last counted
         self._n_uncounted: int | None = None  # written since; None: not counted yet
         self._spans: dict[str, list[tuple[int, int]]] = {}
+        self._wanted: dict[tuple[str, int, int], _Wanted] = {}
 
     def get(self, key: str, start: int, stop: int) -> bytes | None:
         """Return the bytes ``[start, stop)`` if pieces kept here cover them and are intact, else None."""
@@ -131,6 +133,29 @@ class RangeCache:
             except OSError:
                 self.is_writable = False
                 return
+
+    def drop(self, key: str) -> None:
+        """Forget every range of a content, whoever kept it: it was found wrong, or is not to be trusted."""
+        with self._lock:
+            spans = self._spans.pop(key, None) or list(self._listed(key))
+        for span in {*spans, *self._listed(key)}:
+            with contextlib.suppress(OSError):
+                self._path(key, span).unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def alone(self, key: str, start: int, stop: int) -> Iterator[None]:
+        """Hold others in this process off a range, so that what two models share is fetched once."""
+        with self._lock:
+            waited = self._wanted.setdefault((key, start, stop), _Wanted())
+            waited.n += 1
+        try:
+            with waited.lock:
+                yield
+        finally:
+            with self._lock:
+                waited.n -= 1
+                if not waited.n:
+                    del self._wanted[key, start, stop]
 
     def _covering(self, key: str, position: int) -> tuple[int, int] | None:
         """Return the piece that holds ``position`` and reaches furthest."""
@@ -241,6 +266,14 @@ class RangeCache:
 
     def _path(self, key: str, span: tuple[int, int]) -> Path:
         return self._folder(key) / f"{span[0]}-{span[1]}"
+
+
+@dataclass
+class _Wanted:
+    """Who waits for one range."""
+
+    n: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 def _trailer(piece: bytes) -> bytes:

@@ -1,7 +1,7 @@
 """Byte ranges of one file on the Hub, at one commit.
 
-One HEAD finds where the content lies; every range is then a single GET there. What comes back is believed only if
-status, ``Content-Range`` and length all say that it is the range asked for.
+Every range is a single GET where the content lies. What comes back is believed only if status, ``Content-Range`` and
+length all say that it is the range asked for.
 """
 
 from __future__ import annotations
@@ -9,31 +9,29 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
-
-from huggingface_hub.utils import build_hf_headers, get_session  # type: ignore[attr-defined]
 
 from mdir_hf.checkpoint.sources import Span
 from mdir_hf.errors import HubError, MdirError, RangeIgnoredError, ServerError, ShortReadError
-from mdir_hf.hub.endpoint import CALLER, may_see_token
+from mdir_hf.hub.connection import MOVED, drain, get, pieces
+from mdir_hf.hub.endpoint import may_see_token
 from mdir_hf.hub.errors_map import of_status, translate
-from mdir_hf.hub.in_order import in_order
+from mdir_hf.hub.in_order import in_order, result_of, run_beside
 from mdir_hf.hub.ledger import IoLedger
 from mdir_hf.hub.local import check_span
 from mdir_hf.hub.location import HubPlace, Location, Locator
 from mdir_hf.hub.range_cache import RangeCache, content_key
 from mdir_hf.hub.retry import RETRIED_STATUSES, Patience, is_transient
 
-CONNECT_TIMEOUT_S = 10.0
-READ_TIMEOUT_S = 30.0
-"""Longest silence of a server in the middle of a body, not the longest duration of a read."""
 DEFAULT_IN_FLIGHT = 8
+WHOLE_SPAN_BYTES = 8 << 20
+"""A file that is read whole comes in spans of this length, several at once."""
 
-_MOVED = frozenset({301, 302, 303, 307, 308})
 _STALE = frozenset({401, 403, 404, 410, 416})  # a CDN whose signature expired; a mirror that lost track of the file
 _MOST_MOVES = 4  # refreshed or redirected locations within one read
 _PROGRESS_BYTES = 1 << 20  # a connection that brought this much before it broke counts as progress
-_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+_CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
 
 
 class HubFile:
@@ -45,10 +43,10 @@ class HubFile:
         etag: Its digest where the listing gave one: sha256 (LFS) or git blob id.
         ledger: Where to count, and the cap.
         cache: Ranges fetched before; None: neither look nor keep.
-        use_cached: Whether to look there; False still keeps what is fetched.
+        use_cached: Whether to believe what is there; False drops it at the first read and keeps what comes instead.
         n_in_flight: Requests in flight at most, in :meth:`read_many`.
 
-    Cost: one HEAD before the first byte, then one GET per span that is not cached.
+    Cost: one GET per span that is not cached; before the first byte a HEAD if the file is not in git itself.
     """
 
     gap_bytes = 1 << 18
@@ -70,9 +68,11 @@ class HubFile:
         self._etag = etag
         self._ledger = ledger or IoLedger()
         self._cache = cache
-        self._use_cached = use_cached
+        self._is_stale = not use_cached
         self._n_in_flight = n_in_flight
         self._locator = Locator(place, n_bytes=n_bytes, etag=etag, ledger=self._ledger)
+        self._lock = threading.Lock()
+        self._begun: list[tuple[Span, Future[bytes]]] = []
 
     def __repr__(self) -> str:
         return f"HubFile({self.label!r})"
@@ -115,25 +115,74 @@ class HubFile:
             check_span(start, stop, self.n_bytes, self.label)
         return in_order(spans, self._read, n_in_flight=self._n_in_flight, name="mdir-hf-range")
 
+    def whole(self) -> bytes:
+        """Return the whole file, several requests in flight where it is long."""
+        return b"".join(self.read_many(self.spans()))
+
+    def spans(self) -> list[Span]:
+        """The whole file, in spans to be asked for one by one."""
+        n_bytes = self.n_bytes
+        return [(at, min(at + WHOLE_SPAN_BYTES, n_bytes)) for at in range(0, n_bytes, WHOLE_SPAN_BYTES)]
+
+    def begin(self, start: int, stop: int) -> None:
+        """Begin to read what will be asked for: the first read inside of it waits for it, and takes it."""
+        check_span(start, stop, self.n_bytes, self.label)
+        future = run_beside(lambda: self._through_cache(start, stop, None), name="mdir-hf-ahead")
+        with self._lock:
+            self._begun.append(((start, stop), future))
+
+    def locate(self) -> None:
+        """Begin to find out where the content lies, for a read that may come."""
+        run_beside(self._locator.current, name="mdir-hf-ahead")
+
+    def distrust(self) -> None:
+        """Drop at the next read what the cache holds of this content, and have its place asked for again."""
+        with self._lock:
+            self._is_stale = True
+        self._locator.forget(self._locator.current())
+
     def _read(self, span: Span, cancelled: threading.Event | None) -> bytes:
         start, stop = span
         check_span(start, stop, self.n_bytes, self.label)
         if start == stop:
             return b""
-        if self._cache is not None and self._use_cached:
-            cached = self._cache.get(self._key(), start, stop)
-            if cached is not None:
-                self._ledger.served_from_cache(self.label, len(cached))
-                return cached
-        with self._ledger.reserve(self.label, stop - start) as arrived:
-            content = self._fetch(start, stop, arrived, cancelled)
-        if self._cache is not None:
-            self._cache.put(self._key(), start, content)
-        return content
+        begun = self._take(start, stop)
+        return begun if begun is not None else self._through_cache(start, stop, cancelled)
 
-    def _key(self) -> str:
+    def _through_cache(self, start: int, stop: int, cancelled: threading.Event | None) -> bytes:
+        if self._cache is None:
+            return self._fetched(start, stop, cancelled)
+        key = self.key
+        with self._lock:
+            if self._is_stale:
+                self._cache.drop(key)
+                self._is_stale = False
+        with self._cache.alone(key, start, stop):
+            content = self._cache.get(key, start, stop)
+            if content is not None:
+                self._ledger.served_from_cache(self.label, len(content))
+                return content
+            content = self._fetched(start, stop, cancelled)
+            self._cache.put(key, start, content)
+            return content
+
+    def _take(self, start: int, stop: int) -> bytes | None:
+        with self._lock:
+            begun = next((one for one in self._begun if one[0][0] <= start and stop <= one[0][1]), None)
+            if begun is None:
+                return None
+            self._begun.remove(begun)
+        return result_of(begun[1])[start - begun[0][0] : stop - begun[0][0]]
+
+    def _fetched(self, start: int, stop: int, cancelled: threading.Event | None) -> bytes:
+        with self._ledger.reserve(self.label, stop - start) as arrived:
+            return self._fetch(start, stop, arrived, cancelled)
+
+    @property
+    def key(self) -> str:
+        """The name under which its bytes are kept on this disk."""
         place = self._place
-        etag = self._etag or self._locator.current().etag
+        etag = None if place.is_restricted else self._etag or self._locator.current().etag
         return content_key(endpoint=place.endpoint, etag=etag, repo=place.repo, commit=place.commit, path=place.path)
 
     def _fetch(self, start: int, stop: int, arrived: Callable[[int], None], cancelled: threading.Event | None) -> bytes:
@@ -151,10 +200,12 @@ class HubFile:
                 self._ledger.requested()
                 with self._get(location.url, body.position, stop) as response:
                     status = response.status_code
+                    if status not in (200, 206):
+                        drain(response, subject=self.label)
                     if self._is_content(status, body, location):
                         self._believe(response, body, location)
                         self._receive(response, body, arrived, cancelled)
-                    elif status in _MOVED and "location" in response.headers and n_moves < _MOST_MOVES:
+                    elif status in MOVED and "location" in response.headers and n_moves < _MOST_MOVES:
                         n_moves += 1
                         self._locator.moved(location, response.headers["location"])
                         continue
@@ -183,17 +234,13 @@ class HubFile:
                 return body.content()
             if body.n_arrived - n_before >= _PROGRESS_BYTES:
                 patience.progressed()
-            if (cancelled is not None and cancelled.is_set()) or not patience.failed(headers, cancelled):
+            if (cancelled is not None and cancelled.is_set()) or not patience.failed(headers, cancelled, cause=cause):
                 raise (failure or self._dropped(body, cause)) from cause
 
     def _get(self, url: str, start: int, stop: int) -> Any:  # noqa: ANN401 - a response of httpx or of httpx2
-        token = self._place.token if may_see_token(url, self._place.endpoint) else False
-        headers = build_hf_headers(token=token, **CALLER)
         # Offsets count bytes of the file, so the content must come uncompressed.
-        headers |= {"Accept-Encoding": "identity", "Range": f"bytes={start}-{stop - 1}"}
-        timeouts_s = (CONNECT_TIMEOUT_S, READ_TIMEOUT_S, READ_TIMEOUT_S, READ_TIMEOUT_S)  # connect, read, write, pool
-        # Redirects are followed here, by hand: each one decides anew who may see the token.
-        return get_session().stream("GET", url, headers=headers, timeout=timeouts_s, follow_redirects=False)
+        headers = {"Accept-Encoding": "identity", "Range": f"bytes={start}-{stop - 1}"}
+        return get(url, endpoint=self._place.endpoint, token=self._place.token, headers=headers)
 
     def _is_off_hub(self, location: Location) -> bool:
         return not may_see_token(location.url, self._place.endpoint)
@@ -214,8 +261,8 @@ class HubFile:
             match = _CONTENT_RANGE.fullmatch(said)
             if match is None or tuple(map(int, match.groups())) != (body.position, body.stop - 1, location.n_bytes):
                 wrong = f"sent {said!r}"
-            elif length.isdigit() and int(length) > n_asked:
-                wrong = f"announces {int(length):,} bytes, not {n_asked:,}"
+            elif _is_longer(length, n_asked):
+                wrong = f"announces {length[:20]} bytes, not {n_asked:,}"
         elif length != str(n_asked):
             wrong = f"sent a whole file of {length or 'unknown'} bytes"
         if headers.get("content-encoding", "identity").lower() != "identity":
@@ -236,11 +283,11 @@ class HubFile:
         arrived: Callable[[int], None],
         cancelled: threading.Event | None,
     ) -> None:
-        for piece in response.iter_raw():
-            if cancelled is not None and cancelled.is_set():
-                raise ShortReadError("the read was cancelled", subject=self.label)
+        # What ends by its length is read to its end: the connection is then kept for the next request.
+        ends_by_itself = "content-length" in response.headers
+        for piece in pieces(response, subject=self.label, cancelled=cancelled):
             arrived(body.add(piece))
-            if body.position == body.stop:
+            if body.position == body.stop and not ends_by_itself:
                 return
 
     def _refused(self, status: int, headers: Mapping[str, str], body: _Body, location: Location) -> MdirError:
@@ -272,6 +319,11 @@ class HubFile:
             "try again later",
             subject=self.label,
         )
+
+
+def _is_longer(length: str, n_bytes: int) -> bool:
+    """Tell whether a ``Content-Length`` announces more than was asked for; it may have thousands of digits."""
+    return length.isascii() and length.isdigit() and (len(length) > 18 or int(length) > n_bytes)
 
 
 class _ContentChangedError(Exception):

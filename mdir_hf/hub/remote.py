@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import functools
 import os
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, cast
 
-from huggingface_hub import HfApi, constants, hf_hub_download, try_to_load_from_cache
-from tqdm import tqdm
+from huggingface_hub import constants, try_to_load_from_cache
 
 from mdir_hf.checkpoint.sources import ByteSource, FileEntry
-from mdir_hf.errors import FileMissingError, HubError, ServerError
-from mdir_hf.hub.endpoint import CALLER, current_endpoint
-from mdir_hf.hub.errors_map import hub_errors
+from mdir_hf.errors import FileMissingError, ServerError
+from mdir_hf.hub.endpoint import current_endpoint
+from mdir_hf.hub.in_order import result_of, run_beside
 from mdir_hf.hub.ledger import IoLedger
 from mdir_hf.hub.local import LocalFile, check_size
 from mdir_hf.hub.location import HubPlace
-from mdir_hf.hub.paths import COMMIT, safe_path
+from mdir_hf.hub.model_info import model_info
+from mdir_hf.hub.paths import has_digest, safe_path
 from mdir_hf.hub.range_cache import shared_range_cache
 from mdir_hf.hub.ranges import HubFile
-from mdir_hf.hub.retry import with_patience
-
-LISTING_TIMEOUT_S = 30.0
-# The client draws a bar per file; ours counts the whole comparison, so theirs are not shown.
-HIDDEN_BAR = cast(Any, functools.partial(tqdm, disable=True))
 
 
 class HubRepository:
@@ -64,9 +62,10 @@ class HubRepository:
         self._endpoint = current_endpoint()
         self._use_caches = use_caches
         self._ranges = shared_range_cache() if use_caches else None
-        self._opened: dict[str, ByteSource] = {}
-        self._downloaded: set[str] = set()
-        commit, self._files = self._listing()
+        self._opened: dict[str, HubFile] = {}
+        self._coming: dict[str, Future[bytes]] = {}
+        self._lock = threading.Lock()
+        self._present_name, commit, self._files = self._listing()
         self._commit = commit
         self.commit: str | None = commit
 
@@ -91,15 +90,13 @@ class HubRepository:
             UnsafePathError: If the path leaves the repository.
         """
         entry = self._entry(path)
-        if path not in self._opened:
-            downloaded = None if self._force_download else self._in_cache(path)
-            if downloaded is not None:
-                return LocalFile(downloaded, label=f"{self.label}:{path}", ledger=self.ledger, from_cache=True)
-            self._opened[path] = self._ranged(entry)
-        return self._opened[path]
+        downloaded = None if self._force_download else self._in_cache(entry)
+        if downloaded is not None:
+            return LocalFile(downloaded, label=f"{self.label}:{path}", ledger=self.ledger, from_cache=True)
+        return self._ranged(entry)
 
     def read(self, path: str, *, max_bytes: int = 64 << 20) -> bytes:
-        """Return a whole small file, downloaded into the Hub's cache unless it is there or caches are not used.
+        """Return a whole small file, as the listing of the repository describes it by size and digest.
 
         Raises:
             FileMissingError: If there is no such file.
@@ -108,59 +105,81 @@ class HubRepository:
             HubError: If it cannot be had.
         """
         entry = self._entry(path)
-        label = f"{self.label}:{path}"
-        check_size(entry.n_bytes, max_bytes, label)
-        if not self._use_caches:
-            return self.open(path).read(0, entry.n_bytes)
-        force = self._force_download and path not in self._downloaded
-        downloaded = None if force else self._in_cache(path)
-        if downloaded is None:
-            with self.ledger.reserve(label, entry.n_bytes) as arrived:
-                content = self._download(path, label, force=force)
-                arrived(len(content))
-            self._downloaded.add(path)
-        else:
-            content = Path(downloaded).read_bytes()
-            self.ledger.served_from_cache(label, len(content))
-        if len(content) != entry.n_bytes:
+        check_size(entry.n_bytes, max_bytes, f"{self.label}:{path}")
+        with self._lock:
+            coming = self._coming.pop(path, None)
+        return self._content(entry) if coming is None else result_of(coming)
+
+    def expect(self, *, whole: Iterable[str] = (), heads: Mapping[str, int] = {}, places: Iterable[str] = ()) -> None:
+        """Begin to read what will be asked for, all of it at once; whoever asks waits for it, and gets its errors.
+
+        Args:
+            whole: Small files.
+            heads: Larger files, and how many of their first bytes.
+            places: Larger files whose place on the CDN is found out.
+        """
+        for path in whole:
+            if path in self._files and path not in self._coming:
+                entry = self._entry(path)
+                self._coming[path] = run_beside(partial(self._content, entry), name="mdir-hf-ahead")
+        for path, n_bytes in heads.items():
+            source = self.open(path)
+            if isinstance(source, HubFile):
+                source.begin(0, min(n_bytes, source.n_bytes))
+        for path in places:
+            source = self.open(path)
+            if isinstance(source, HubFile):
+                source.locate()
+
+    def _content(self, entry: FileEntry) -> bytes:
+        """Return a file, checked: a damaged or forged copy is dropped and read once more."""
+        label = f"{self.label}:{entry.path}"
+        expected = entry.sha256 or entry.blob_id
+        downloaded = None if self._force_download else self._in_cache(entry)
+        if downloaded is not None:
+            with suppress(OSError):
+                content = Path(downloaded).read_bytes()
+                if len(content) == entry.n_bytes and has_digest(content, expected):
+                    self.ledger.served_from_cache(label, len(content))
+                    return content
+        source = self._ranged(entry)
+        content = source.whole()
+        if not has_digest(content, expected):
+            source.distrust()
+            content = source.whole()
+        if not has_digest(content, expected):
             raise ServerError(
-                f"the Hub lists {entry.n_bytes:,} bytes and {len(content):,} came; try force_download=True",
+                f"the Hub lists this file with the digest {expected} and serves other bytes under it, twice; check "
+                "HF_ENDPOINT and any proxy, or try again later",
                 subject=label,
             )
         return content
 
-    def _listing(self) -> tuple[str, dict[str, FileEntry]]:
+    def _listing(self) -> tuple[str, str, dict[str, FileEntry]]:
         asked = self.revision or constants.DEFAULT_REVISION
-        api = HfApi(endpoint=self._endpoint, token=self._token, **CALLER)
-        with hub_errors(f"{self.repo}@{asked}" if self.revision else self.repo, revision=asked):
-            info = with_patience(
-                lambda: api.model_info(self.repo, revision=asked, files_metadata=True, timeout=LISTING_TIMEOUT_S),
-                before_each=self.ledger.requested,
-            )
-        if info.sha is None or not COMMIT.fullmatch(info.sha):
-            raise ServerError(f"the Hub does not say which commit {asked!r} is", subject=self.repo)
-        if self._token is False and (info.private or info.gated):
+        info = model_info(
+            self.repo,
+            revision=asked,
+            label=f"{self.repo}@{asked}" if self.revision else self.repo,
+            endpoint=self._endpoint,
+            token=self._token,
+            with_files=True,
+            before_each=self.ledger.requested,
+        )
+        self._is_restricted = info.is_restricted
+        if self._token is False and info.is_restricted:
             # What lies in the caches was read with somebody's token; whoever comes with none asks the Hub.
             self._use_caches, self._ranges = False, None
-        files: dict[str, FileEntry] = {}
-        for sibling in info.siblings or ():
-            name = sibling.rfilename
-            if not name.startswith(self._prefix):
-                continue
-            path = name[len(self._prefix) :]
-            lfs = sibling.lfs
-            n_bytes = lfs.size if lfs is not None else sibling.size
-            files[path] = FileEntry(
-                path,
-                -1 if n_bytes is None else n_bytes,
-                sha256=lfs.sha256 if lfs is not None else None,
-                blob_id=sibling.blob_id,
-            )
+        files = {
+            entry.path[len(self._prefix) :]: replace(entry, path=entry.path[len(self._prefix) :])
+            for entry in info.files
+            if entry.path.startswith(self._prefix)
+        }
         if self._prefix and not files:
             raise FileMissingError(
-                f"there is no folder {self._prefix[:-1]!r} at this commit", subject=f"{self.repo}@{info.sha[:7]}"
+                f"there is no folder {self._prefix[:-1]!r} at this commit", subject=f"{self.repo}@{info.commit[:7]}"
             )
-        return info.sha, files
+        return info.repo, info.commit, files
 
     def _entry(self, path: str) -> FileEntry:
         safe_path(path, subject=self.label)
@@ -169,57 +188,44 @@ class HubRepository:
             raise FileMissingError(f"there is no file {path!r} at this commit", subject=self.label)
         if entry.n_bytes < 0:
             # Some mirrors list no sizes.
-            entry = FileEntry(path, self._ranged(entry).n_bytes, entry.sha256, entry.blob_id)
+            entry = replace(entry, n_bytes=self._ranged(entry).n_bytes)
             self._files[path] = entry
         return entry
 
     def _ranged(self, entry: FileEntry) -> HubFile:
-        return HubFile(
-            self._place(entry.path),
-            n_bytes=entry.n_bytes if entry.n_bytes >= 0 else None,
-            etag=entry.sha256 or entry.blob_id,
-            ledger=self.ledger,
-            cache=self._ranges,
-            use_cached=not self._force_download,
-        )
+        with self._lock:
+            if entry.path not in self._opened:
+                self._opened[entry.path] = HubFile(
+                    self._place(entry.path),
+                    n_bytes=entry.n_bytes if entry.n_bytes >= 0 else None,
+                    etag=entry.sha256 or entry.blob_id,
+                    ledger=self.ledger,
+                    cache=self._ranges,
+                    use_cached=not self._force_download,
+                )
+            return self._opened[entry.path]
 
-    def _in_cache(self, path: str) -> str | None:
+    def _in_cache(self, entry: FileEntry) -> str | None:
+        """Return where the Hub client's cache has a file, if it has it whole."""
         if not self._use_caches:
             return None
-        found = try_to_load_from_cache(self.repo, self._prefix + path, cache_dir=self._cache_dir, revision=self._commit)
-        return found if isinstance(found, str) else None
-
-    def _download(self, path: str, label: str, *, force: bool) -> bytes:
-        def download() -> str:
-            return hf_hub_download(
-                self.repo,
-                self._prefix + path,
-                revision=self._commit,
-                cache_dir=self._cache_dir,
-                force_download=force,
-                token=self._token,
-                endpoint=self._endpoint,
-                tqdm_class=HIDDEN_BAR,
-                **CALLER,
-            )
-
-        try:
-            with hub_errors(self.label, file=path, revision=self._commit):
-                # The client asks for the metadata, then for the content.
-                place = with_patience(download, before_each=functools.partial(self.ledger.requested, 2))
-                return Path(place).read_bytes()
-        except HubError as exc:
-            if type(exc) is not HubError or not isinstance(exc.__cause__, OSError):
-                raise
-            # The Hub's cache cannot be written: go on without it. The bytes are counted by the caller.
-            ledger = IoLedger()
-            n_bytes = self._files[path].n_bytes
-            content = HubFile(self._place(path), n_bytes=n_bytes, ledger=ledger).read(0, n_bytes)
-            self.ledger.requested(ledger.requests)
-            return content
+        found = try_to_load_from_cache(
+            self.repo, self._prefix + entry.path, cache_dir=self._cache_dir, revision=self._commit
+        )
+        is_whole = isinstance(found, str) and Path(found).is_file() and Path(found).stat().st_size == entry.n_bytes
+        return found if isinstance(found, str) and is_whole else None
 
     def _place(self, path: str) -> HubPlace:
-        return HubPlace(self.repo, self._commit, self._prefix + path, self._endpoint, self._token, self.label)
+        # By its present name, so that a renamed repository is not redirected once per file.
+        return HubPlace(
+            self._present_name,
+            self._commit,
+            self._prefix + path,
+            self._endpoint,
+            self._token,
+            self.label,
+            is_restricted=self._is_restricted,
+        )
 
 
 def hub_cache_dir(cache_dir: str | os.PathLike[str] | None) -> str:

@@ -5,15 +5,11 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from huggingface_hub import HfApi, constants
+from huggingface_hub import constants
 
-from mdir_hf.errors import ServerError
-from mdir_hf.hub.endpoint import CALLER, current_endpoint
-from mdir_hf.hub.errors_map import hub_errors
+from mdir_hf.hub.endpoint import current_endpoint
+from mdir_hf.hub.model_info import model_info
 from mdir_hf.hub.reference import parse_reference
-from mdir_hf.hub.retry import with_patience
-
-RESOLVE_TIMEOUT_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,19 +53,16 @@ def resolve_model(
     if parsed.repo_id is None:
         return ResolvedModel(parsed.text, None, None, parsed.text, is_public=False)
     repo, asked = parsed.repo_id, parsed.revision or constants.DEFAULT_REVISION
-    api = HfApi(endpoint=current_endpoint(), token=token, **CALLER)
-    with hub_errors(f"{repo}@{asked}" if parsed.revision else repo, revision=asked):
-        info = with_patience(
-            lambda: api.model_info(
-                repo, revision=asked, expand=["sha", "private", "gated"], timeout=RESOLVE_TIMEOUT_S, token=token
-            )
-        )
-    if info.sha is None:
-        raise ServerError(f"the Hub does not say which commit {asked!r} is", subject=repo)
-    repo = info.id or repo  # gpt2 has an owner now, and renamed repositories another name
+    info = model_info(
+        repo,
+        revision=asked,
+        label=f"{repo}@{asked}" if parsed.revision else repo,
+        endpoint=current_endpoint(),
+        token=token,
+        with_files=False,
+    )
     place = "/".join(part for part in (parsed.subfolder, parsed.file) if part)
     kind = f":{parsed.variant}" if parsed.variant else ""
-    pinned = f"hf://models/{repo}@{info.sha}{kind}" + (f"/{place}" if place else "")
-    # What the Hub does not say is not public.
-    is_public = info.private is False and info.gated is False
-    return ResolvedModel(repo, parsed.revision, info.sha, pinned, is_public=is_public)
+    pinned = f"hf://models/{info.repo}@{info.commit}{kind}" + (f"/{place}" if place else "")
+    # gpt2 has an owner now, and renamed repositories another name.
+    return ResolvedModel(info.repo, parsed.revision, info.commit, pinned, is_public=info.is_public)

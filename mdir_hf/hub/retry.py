@@ -20,6 +20,9 @@ RETRIED_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 LONGEST_WAIT_S = 310.0
 """The Hub counts requests in windows of 300 s, so no honest wait is longer; beyond it we stop and say so."""
 
+MOST_STALLS = 3
+"""Silences in a row after which to give up: each has cost its whole timeout already."""
+
 _TRANSIENT = frozenset({"TimeoutException", "NetworkError", "RemoteProtocolError"})
 _never = threading.Event()
 
@@ -27,6 +30,10 @@ _never = threading.Event()
 def pause(wait_s: float, cancelled: threading.Event | None = None) -> None:
     """Wait, unless cancelled; the one place where this folder sleeps, so that tests can replace it."""
     (cancelled or _never).wait(wait_s)
+
+
+class StalledError(TimeoutError):
+    """A body came too slowly to ever end."""
 
 
 def is_transport_error(exc: BaseException) -> bool:
@@ -38,7 +45,14 @@ def is_transient(exc: BaseException) -> bool:
     """Tell whether asking again may help: a timeout, a lost connection, or a status worth retrying."""
     if isinstance(exc, HfHubHTTPError):
         return exc.response.status_code in RETRIED_STATUSES
+    if isinstance(exc, StalledError):
+        return True
     return is_transport_error(exc) and any(kind.__name__ in _TRANSIENT for kind in type(exc).__mro__)
+
+
+def is_stall(exc: BaseException | None) -> bool:
+    """Tell whether a server kept us waiting until a timeout."""
+    return isinstance(exc, StalledError) or any(kind.__name__ == "TimeoutException" for kind in type(exc).__mro__)
 
 
 def asked_wait_s(headers: Mapping[str, str]) -> float | None:
@@ -50,7 +64,7 @@ def asked_wait_s(headers: Mapping[str, str]) -> float | None:
     if limit is not None and limit.remaining == 0:
         return float(limit.reset_in_seconds) + 1  # the header counts whole seconds
     value = next((value.strip() for key, value in headers.items() if key.lower() == "retry-after"), "")
-    return float(value) + 1 if value.isdigit() and len(value) < 10 else None
+    return float(value) + 1 if value.isascii() and value.isdigit() and len(value) < 10 else None
 
 
 @dataclass(slots=True)
@@ -60,22 +74,31 @@ class Patience:
     Attributes:
         attempts: Failures in a row after which to give up.
         failures: Failures in a row so far.
+        stalls: How many of them were timeouts.
     """
 
     attempts: int = 6
     failures: int = 0
+    stalls: int = 0
 
     def progressed(self) -> None:
         """Start counting anew: the operation moved on."""
-        self.failures = 0
+        self.failures = self.stalls = 0
 
-    def failed(self, headers: Mapping[str, str] | None = None, cancelled: threading.Event | None = None) -> bool:
+    def failed(
+        self,
+        headers: Mapping[str, str] | None = None,
+        cancelled: threading.Event | None = None,
+        *,
+        cause: BaseException | None = None,
+    ) -> bool:
         """Count a failure; wait and return True if it is worth asking again, else return False at once.
 
         Waits 0.5, 1, 2, 4, 8 s (up to 25 % more at random, so that clients do not return together), or as asked.
         """
         self.failures += 1
-        if self.failures >= self.attempts:
+        self.stalls += is_stall(cause)
+        if self.failures >= self.attempts or self.stalls >= MOST_STALLS:
             return False
         wait_s = asked_wait_s(headers) if headers is not None else None
         if wait_s is None:
@@ -100,5 +123,5 @@ def with_patience(call: Callable[[], T], *, before_each: Callable[[], None] = la
             return call()
         except Exception as exc:
             headers = exc.response.headers if isinstance(exc, HfHubHTTPError) else None
-            if not is_transient(exc) or not patience.failed(headers):
+            if not is_transient(exc) or not patience.failed(headers, cause=exc):
                 raise

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from mdir_hf.demo.loopback_files import StoredFile
 from mdir_hf.errors import (
     ByteBudgetError,
     FileMissingError,
     GatedRepositoryError,
     InvalidReferenceError,
     OfflineError,
+    ServerError,
     UnsafePathError,
 )
-from mdir_hf.hub.hub_file import parse_file_url, read_hub_file
+from mdir_hf.hub.hub_file import fetch_hub_file, parse_file_url, read_hub_file
 from tests.loopback.hub import FullHub
 
 HUB = "https://huggingface.co"
@@ -103,3 +105,40 @@ def test_only_the_endpoint_is_asked_whatever_the_address_says(loopback_hub, mode
         read_hub_file(f"{other.endpoint}/owner/name/resolve/main/config.json", max_bytes=99)
     assert read_hub_file(f"{HUB}/owner/name/resolve/main/config.json", max_bytes=99)
     assert len(loopback_hub.requests) > 0
+
+
+def test_a_file_that_is_to_stay_is_downloaded_once_and_checked(loopback_hub, model_folder, hf_home):
+    loopback_hub.add_repository("owner/name", model_folder)
+    url = f"{loopback_hub.endpoint}/owner/name/resolve/main/model.safetensors"
+    content = (model_folder / "model.safetensors").read_bytes()
+    place, _ = fetch_hub_file(url, max_bytes=len(content))
+    assert place.read_bytes() == content and place.is_relative_to(hf_home / "mdir-hf")
+    assert fetch_hub_file(url, max_bytes=len(content))[0] == place
+    assert len(loopback_hub.sent("cdn")) == 1
+    place.write_bytes(bytes(len(content)))
+    assert fetch_hub_file(url, max_bytes=len(content))[0].read_bytes() == content
+    assert [path.name for path in place.parent.iterdir()] == [place.name]
+
+
+@pytest.mark.parametrize("read", [read_hub_file, fetch_hub_file])
+def test_a_commit_or_etag_of_another_form_becomes_no_path(loopback_hub, model_folder, tmp_path, monkeypatch, read):
+    commit = loopback_hub.add_repository("owner/name", model_folder)
+    url = f"{loopback_hub.endpoint}/owner/name/resolve/main/config.json"
+    before = set(tmp_path.rglob("*"))
+    monkeypatch.setattr(StoredFile, "etag", "../../../../../escaped")
+    read(url, max_bytes=99)
+    files = loopback_hub.find("owner/name").commits.pop(commit)
+    loopback_hub.find("owner/name").revisions["main"] = "../../../../escaped"
+    loopback_hub.find("owner/name").commits["../../../../escaped"] = files
+    with pytest.raises(ServerError, match="expected 40 hex digits, got '[./]+escaped'"):
+        read(url, max_bytes=99)
+    new = [path for path in set(tmp_path.rglob("*")) - before if path.is_file()]
+    assert len(new) == 1
+    assert new[0].is_relative_to(tmp_path / "hf-home" / "mdir-hf") and "escaped" not in str(new[0])
+
+
+def test_other_bytes_than_the_etag_says_are_refused(loopback_hub, model_folder, monkeypatch):
+    loopback_hub.add_repository("owner/name", model_folder)
+    monkeypatch.setattr(StoredFile, "etag", "0" * 40)
+    with pytest.raises(ServerError, match=f"calls this file {'0' * 40} and serves other bytes"):
+        read_hub_file(f"{loopback_hub.endpoint}/owner/name/resolve/main/config.json", max_bytes=99)

@@ -313,3 +313,25 @@ def test_force_download_looks_past_the_cache_and_renews_it(loopback_hub, model_f
     forced = open_repository("owner/name", force_download=True)
     forced.open("model.safetensors").read(0, 100)
     assert forced.ledger.bytes_read == 100
+
+
+def test_force_download_heals_a_wrong_range_of_weights(loopback_hub, model_folder):
+    honest = (model_folder / "model.safetensors").read_bytes()
+    loopback_hub.add_repository("owner/name", model_folder)
+    wrong = bytes(len(honest))
+    (model_folder / "model.safetensors").write_bytes(wrong)  # right headers, other bytes, and the listing stays
+    lied_to = open_repository("owner/name")
+    assert lied_to.files["model.safetensors"].sha256
+    assert lied_to.open("model.safetensors").read(0, 9000) == wrong[:9000]
+    (model_folder / "model.safetensors").write_bytes(honest)
+    forced = open_repository("owner/name", force_download=True).open("model.safetensors")
+    assert forced.read(1000, 2000) == honest[1000:2000]  # inside of the wrong range, which goes as a whole
+    assert open_repository("owner/name").open("model.safetensors").read(0, 9000) == honest[:9000]
+
+
+def test_force_download_fetches_a_range_once(loopback_hub, model_folder):
+    loopback_hub.add_repository("owner/name", model_folder)
+    forced = open_repository("owner/name", force_download=True)
+    for _ in range(2):
+        forced.open("model.safetensors").read(0, 100)
+    assert (forced.ledger.bytes_read, forced.ledger.bytes_from_cache) == (100, 100)

@@ -19,7 +19,7 @@ from mdir_hf.errors import (
     ServerError,
     ShortReadError,
 )
-from mdir_hf.hub import IoLedger, open_repository, ranges
+from mdir_hf.hub import IoLedger, connection, open_repository, ranges
 from tests.loopback.faults import Fault
 
 WEIGHTS = "model.safetensors"
@@ -112,7 +112,7 @@ def test_the_token_goes_along_where_the_hub_itself_has_the_content(loopback_hub,
 
 def test_the_cdn_refuses_a_token(loopback_hub, source, monkeypatch, waits):
     # The guard of the test above: were the token sent, the read would fail.
-    monkeypatch.setattr(ranges, "may_see_token", lambda url, endpoint: True)
+    monkeypatch.setattr(connection, "may_see_token", lambda url, endpoint: True)
     source._place = type(source._place)(
         *[getattr(source._place, f) for f in ("repo", "commit", "path", "endpoint")], loopback_hub.token, "x"
     )
@@ -286,7 +286,7 @@ def test_a_long_read_that_keeps_moving_may_break_often(loopback_hub, tmp_path, w
 
 
 def test_a_silent_server_is_given_up_on(loopback_hub, source, waits, monkeypatch):
-    monkeypatch.setattr(ranges, "READ_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(connection, "READ_TIMEOUT_S", 0.05)
     loopback_hub.faults.append(Fault("slow", origin="cdn", times=None, delay_s=0.3))
     with pytest.raises(ShortReadError, match=r"broke \(ReadTimeout\) after 0 of 10 bytes"):
         source.read(0, 10)

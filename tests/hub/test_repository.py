@@ -2,10 +2,13 @@ import hashlib
 import json
 import os
 import socket
+from pathlib import Path
 
 import pytest
 from huggingface_hub import constants, hf_hub_download
 
+from mdir_hf.checkpoint.sources import FileEntry
+from mdir_hf.demo.loopback_files import StoredFile
 from mdir_hf.errors import (
     ByteBudgetError,
     FileMissingError,
@@ -19,6 +22,7 @@ from mdir_hf.errors import (
     UnsafePathError,
 )
 from mdir_hf.hub import IoLedger, open_repository
+from mdir_hf.hub.ranges import HubFile
 from tests.loopback.faults import Fault
 
 WEIGHTS = "model.safetensors"
@@ -263,12 +267,11 @@ def test_a_subfolder_that_leaves_the_repository_is_refused(commit, subfolder):
 # Small files.
 
 
-def test_a_small_file_is_fetched_once_into_the_standard_cache(loopback_hub, commit, hf_home):
+def test_a_small_file_is_fetched_once_by_one_request(loopback_hub, commit):
     first = open_repository("owner/name")
     content = first.read("config.json")
     assert (first.ledger.bytes_read, first.ledger.bytes_from_cache) == (len(content), 0)
-    kept = hf_home / "hub" / "models--owner--name" / "snapshots" / commit / "config.json"
-    assert kept.read_bytes() == content
+    assert [request.method for request in loopback_hub.sent(path="config.json")] == ["GET"]
     n_requests = len(loopback_hub.sent(path="config.json"))
     second = open_repository("owner/name")
     assert second.read("config.json") == content
@@ -284,10 +287,128 @@ def test_the_ledger_counts_the_requests_the_hub_saw(loopback_hub, commit):
     assert repository.ledger.requests == len(loopback_hub.requests)
 
 
-def test_cache_dir_is_where_small_files_go(commit, tmp_path, hf_home):
-    open_repository("owner/name", cache_dir=tmp_path / "elsewhere").read("config.json")
-    assert (tmp_path / "elsewhere" / "models--owner--name").is_dir()
-    assert not (hf_home / "hub").exists()
+def test_a_small_file_of_the_same_content_in_another_repository_is_not_fetched_again(loopback_hub, model_folder):
+    for name in ("owner/name", "owner/copy"):
+        loopback_hub.add_repository(name, model_folder)
+        open_repository(name).read("config.json")
+    assert len(loopback_hub.sent(path="config.json")) == 1
+
+
+def test_what_two_threads_want_at_once_is_fetched_once(loopback_hub, model_folder):
+    loopback_hub.faults.append(Fault("slow", path="config.json", delay_s=0.2, times=None))
+    repositories = []
+    for name in ("owner/name", "owner/copy"):
+        loopback_hub.add_repository(name, model_folder)
+        repositories.append(open_repository(name))
+    for repository in repositories:
+        repository.expect(whole=["config.json"])
+    assert repositories[0].read("config.json") == repositories[1].read("config.json")
+    assert len(loopback_hub.sent(path="config.json")) == 1
+
+
+def test_what_is_expected_is_read_at_once_and_only_once(loopback_hub, commit, model_folder):
+    repository = open_repository("owner/name", use_caches=False)
+    repository.expect(whole=["config.json", "not-there.json"], heads={WEIGHTS: 5000})
+    weights = (model_folder / WEIGHTS).read_bytes()
+    assert repository.open(WEIGHTS).read(0, 4000) == weights[:4000]
+    assert repository.read("config.json") == (model_folder / "config.json").read_bytes()
+    assert repository.ledger.bytes_read == 5042
+    assert repository.ledger.requests == len(loopback_hub.requests) == 4  # the listing, a file, a HEAD and a range
+
+
+def test_an_expected_file_that_fails_fails_where_it_is_asked_for(loopback_hub, commit, waits):
+    loopback_hub.faults.append(Fault("status", path="config.json", method="GET", status=500, times=6))
+    repository = open_repository("owner/name")
+    repository.expect(whole=["config.json"])
+    with pytest.raises(ServerError, match="500"):
+        repository.read("config.json")
+    assert repository.read("config.json")
+
+
+def test_files_that_lie_on_a_cdn_need_nothing_but_http(loopback_hub, commit, model_folder, monkeypatch):
+    # What hf_xet would raise where its storage cannot be reached.
+    def unreachable(*args, **kwargs):
+        raise RuntimeError("CAS service error: error sending request")
+
+    monkeypatch.setattr("huggingface_hub.file_download.xet_get", unreachable)
+    monkeypatch.setattr("huggingface_hub.file_download.http_get", unreachable)
+    assert open_repository("owner/name").read(WEIGHTS) == (model_folder / WEIGHTS).read_bytes()
+
+
+def test_a_renamed_repository_is_redirected_once(loopback_hub, commit):
+    loopback_hub.rename_repository("owner/name", "new-owner/new-name")
+    repository = open_repository("owner/name")
+    repository.read("config.json")
+    repository.open(WEIGHTS).read(5, 50)
+    assert [request.status for request in loopback_hub.requests].count(307) == 1
+    assert repository.label == f"owner/name@{commit[:7]}"
+
+
+# What a file is, is what the listing says.
+
+
+def forge(hub, path, content):
+    """Have the hub serve other bytes of the same length; the listing stays."""
+    (stored,) = {id(c[path]): c[path] for r in hub.repositories() for c in r.commits.values()}.values()
+    honest = stored.place.read_bytes()
+    assert stored.etag and stored.blob_id  # computed, and kept, from the honest bytes
+    stored.place.write_bytes(content + honest[len(content) :])
+    return lambda: stored.place.write_bytes(honest)
+
+
+def test_a_small_file_that_is_not_what_the_listing_says_is_refused(loopback_hub, commit, model_folder):
+    forge(loopback_hub, "config.json", b'{"model_type": "other"')
+    with pytest.raises(ServerError, match=r"lists this file with the digest [0-9a-f]{40} and serves other bytes"):
+        open_repository("owner/name").read("config.json")
+    assert [request.method for request in loopback_hub.sent(path="config.json")] == ["GET", "HEAD", "GET"]
+
+
+def test_a_wrong_small_file_is_read_once_more(loopback_hub, commit, model_folder):
+    mend = forge(loopback_hub, "config.json", b"X")
+    repository = open_repository("owner/name")
+    whole, n_calls = HubFile.whole, []
+
+    def mended_after_the_first(source):
+        content = whole(source)
+        n_calls.append(mend())
+        return content
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(HubFile, "whole", mended_after_the_first)
+        content = repository.read("config.json")
+    assert (content, len(n_calls)) == ((model_folder / "config.json").read_bytes(), 2)
+    assert open_repository("owner/name").read("config.json") == content  # what stays in the cache is the right one
+
+
+def test_what_a_lying_server_left_behind_does_not_fail_the_next_honest_run(loopback_hub, commit, model_folder):
+    mend = forge(loopback_hub, "config.json", b"X")
+    with pytest.raises(ServerError):
+        open_repository("owner/name").read("config.json")
+    mend()
+    assert open_repository("owner/name").read("config.json") == (model_folder / "config.json").read_bytes()
+
+
+@pytest.mark.parametrize("forged", [b"short", None])
+def test_a_forged_file_in_the_clients_cache_is_not_used(loopback_hub, commit, model_folder, forged):
+    content = (model_folder / "config.json").read_bytes()
+    place = hf_hub_download("owner/name", "config.json", endpoint=loopback_hub.endpoint)
+    Path(place).write_bytes(forged or b"X" * len(content))
+    assert open_repository("owner/name").read("config.json") == content
+    assert len(open_repository("owner/name").open("config.json").read(0, 9)) == 9
+
+
+@pytest.mark.parametrize("etag", ["../../../../../../escaped", "/tmp/escaped", "0" * 39 + "/", "W/x", "0" * 64 + "a"])
+def test_an_etag_becomes_no_path(loopback_hub, model_folder, tmp_path, hf_home, monkeypatch, etag):
+    loopback_hub.add_repository("owner/name", model_folder)
+    repository = open_repository("owner/name")
+    for path in ("config.json", WEIGHTS):  # as a mirror lists them that gives no sizes and no digests
+        repository._files[path] = FileEntry(path, -1)
+    monkeypatch.setattr(StoredFile, "etag", etag)
+    assert repository.read("config.json") == (model_folder / "config.json").read_bytes()
+    assert len(repository.open(WEIGHTS).read(0, 100)) == 100
+    kept = [path for path in tmp_path.rglob("*") if path.is_file() and not path.is_relative_to(model_folder)]
+    assert len(kept) == 2
+    assert all(path.is_relative_to(hf_home / "mdir-hf" / "ranges") and "escaped" not in str(path) for path in kept)
 
 
 def test_a_file_too_large_to_be_small_is_refused_before_it_is_fetched(loopback_hub, commit):
@@ -303,18 +424,10 @@ def test_no_progress_bar_of_the_client_appears(commit, capfd, monkeypatch):
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_cache_that_cannot_be_written_does_not_stop_a_read(loopback_hub, commit, model_folder, tmp_path):
+def test_a_cache_that_cannot_be_written_does_not_stop_a_read(loopback_hub, commit, model_folder, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("MDIR_HF_CACHE", str(tmp_path / "file" / "cache"))
     repository = open_repository("owner/name", cache_dir=tmp_path / "file" / "cache")
-    assert repository.read("config.json") == (model_folder / "config.json").read_bytes()
-
-
-def test_a_full_disk_does_not_stop_a_read(loopback_hub, commit, model_folder, monkeypatch):
-    def full(*args, **kwargs):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("mdir_hf.hub.remote.hf_hub_download", full)
-    repository = open_repository("owner/name")
     assert repository.read("config.json") == (model_folder / "config.json").read_bytes()
     assert repository.ledger.bytes_read == 42
 
@@ -338,7 +451,7 @@ def test_force_download_fetches_again_once(loopback_hub, commit, model_folder):
     repository = open_repository("owner/name", force_download=True)
     for _ in range(2):
         assert repository.read("config.json") == (model_folder / "config.json").read_bytes()
-    assert len(loopback_hub.sent(path="config.json")) == n_requests + 2
+    assert len(loopback_hub.sent(path="config.json")) == n_requests + 1
     assert repository.ledger.bytes_read == 42
 
 
@@ -551,7 +664,7 @@ def test_two_repositories_may_share_a_ledger(loopback_hub, commit, model_folder)
     ledger = IoLedger()
     for name in ("owner/name", "owner/second"):
         open_repository(name, ledger=ledger).read("config.json")
-    assert ledger.bytes_read == 84
+    assert (ledger.bytes_read, ledger.bytes_from_cache) == (42, 42)
     assert sorted(label.split("@")[0] for label in ledger.files) == ["owner/name", "owner/second"]
 
 

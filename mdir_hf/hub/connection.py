@@ -1,0 +1,95 @@
+"""One request through the Hub client's own session: who may see the token, and how long an answer may take."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import urljoin
+
+from huggingface_hub.utils import build_hf_headers, get_session  # type: ignore[attr-defined]
+
+from mdir_hf.errors import ServerError, ShortReadError
+from mdir_hf.hub.endpoint import CALLER, may_see_token, origin
+from mdir_hf.hub.retry import StalledError
+
+CONNECT_TIMEOUT_S = 10.0
+READ_TIMEOUT_S = 20.0
+"""Longest silence of a server in the middle of a body."""
+SLOWEST_BYTES = 64 << 10
+SLOWEST_S = 30.0
+"""A body must bring ``SLOWEST_BYTES`` in so many seconds, or end: 2 kB/s. A drip would last for ever otherwise."""
+
+MOVED = frozenset({301, 302, 303, 307, 308})
+_SMALL_BODY = 64 << 10  # read to its end, it leaves the connection to the next request
+
+
+def get(url: str, *, endpoint: str, token: str | bool | None, headers: Mapping[str, str] | None = None) -> Any:  # noqa: ANN401 - a response of httpx or of httpx2
+    """Send a GET, to be used in a ``with`` block; redirects are left to the caller.
+
+    Each redirect decides anew who may see the token: it goes to the Hub's own origin and nowhere else.
+    """
+    sent = build_hf_headers(token=token if may_see_token(url, endpoint) else False, **CALLER)
+    timeouts_s = (CONNECT_TIMEOUT_S, READ_TIMEOUT_S, READ_TIMEOUT_S, READ_TIMEOUT_S)  # connect, read, write, pool
+    return get_session().stream(
+        "GET", url, headers={**sent, **(headers or {})}, timeout=timeouts_s, follow_redirects=False
+    )
+
+
+def secured(url: str, target: str, *, subject: str) -> str:
+    """Return where a redirect leads.
+
+    Raises:
+        ServerError: If it leads from https to http, or to something else.
+    """
+    target = urljoin(url, target)
+    scheme = origin(target)[0]
+    if scheme not in ("http", "https") or (origin(url)[0] == "https" and scheme != "https"):
+        raise ServerError("the server redirects away from a secure connection; refused", subject=subject)
+    return target
+
+
+def pieces(
+    response: Any,  # noqa: ANN401
+    *,
+    subject: str,
+    cancelled: threading.Event | None = None,
+    decoded: bool = False,
+) -> Iterator[bytes]:
+    """Yield a body as it arrives.
+
+    Args:
+        response: The answer.
+        subject: What an error calls the file.
+        cancelled: Ends the read when it is set.
+        decoded: Undo a compression.
+
+    Raises:
+        StalledError: If it comes too slowly to ever end.
+        ShortReadError: If it is cancelled.
+    """
+    body = response.iter_bytes() if decoded else response.iter_raw()
+    n_bytes, waited_s = 0, 0.0
+    while True:
+        before_s = time.monotonic()
+        piece = next(body, None)
+        waited_s += time.monotonic() - before_s
+        if piece is None:
+            return
+        if cancelled is not None and cancelled.is_set():
+            raise ShortReadError("the read was cancelled", subject=subject)
+        yield piece
+        n_bytes += len(piece)
+        if n_bytes >= SLOWEST_BYTES:
+            n_bytes, waited_s = 0, 0.0
+        elif waited_s > SLOWEST_S:
+            raise StalledError(f"{n_bytes} bytes in {waited_s:.0f} s")
+
+
+def drain(response: Any, *, subject: str) -> None:  # noqa: ANN401
+    """Read a short body that nobody wants, so that the connection can be used again."""
+    length = response.headers.get("content-length", "")
+    if length.isascii() and length.isdigit() and len(length) < 8 and int(length) <= _SMALL_BODY:
+        for _ in pieces(response, subject=subject):
+            pass

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import NoReturn
 
 from mdir_hf.comparison.model import Model
-from mdir_hf.comparison.opening import NamedModel, Reading
+from mdir_hf.comparison.opening import NamedModel, Reading, open_both
 from mdir_hf.comparison.plan import ReadPlan
 from mdir_hf.comparison.progress import Progress, Watch
 from mdir_hf.comparison.settings import Listeners, Settings, level_named
@@ -187,6 +187,28 @@ class HomologyChecker:
                 watch.enter("opening")
                 candidate = self._open(model, token)
                 return compare_models(self.reference, candidate, settings, watch)
+
+    @classmethod
+    def compare_both(
+        cls, reference: NamedModel, candidate: NamedModel, reading: Reading, settings: Settings, listeners: Listeners
+    ) -> HomologyReport:
+        """Compare two models that are opened at once; as :meth:`open` and :meth:`compare_with`, in fewer round trips.
+
+        Args:
+            reference: One model.
+            candidate: The other.
+            reading: How repositories are opened.
+            settings: What is asked. The cap on bytes also holds for opening the reference.
+            listeners: Who is told.
+        """
+        settings = replace(settings, device=_available_device(settings.device))
+        ledger = IoLedger()
+        with ledger.limited(settings.max_bytes):
+            watch = Watch(ledger, listeners, from_start=True)
+            with watch.listening():
+                watch.enter("opening")
+                models = open_both(reference, candidate, reading, ledger, settings.level)
+                return compare_models(*models, settings, watch)
 
     def plan(
         self,

@@ -130,7 +130,7 @@ def verify_badge(
         for model, tokenizer in zip(sides, (reference_tokenizer, candidate_tokenizer), strict=True)
     )
     settings = Settings(level or Level(claim.level), claim.alpha, claim.seed, device, max_bytes, max_memory_bytes)
-    report = HomologyChecker.open(reference, reading, settings).compare_with(candidate, settings, listeners)
+    report = HomologyChecker.compare_both(reference, candidate, reading, settings, listeners)
     differences = tuple(_differences(found, report))
     branches = tuple(branch_head_of(model, token=token, cache_dir=cache_dir) for model in sides)
     is_stale = any(branch.changed for branch in branches)

@@ -100,8 +100,7 @@ def verify_lineage(
     declared = declared_in(reading.open(model.repo_or_folder, revision=model.revision))
 
     def measure(base: str) -> HomologyReport:
-        checker = HomologyChecker.open(NamedModel(hub_reference(base)), reading, settings)
-        return checker.compare_with(model, settings, listeners)
+        return HomologyChecker.compare_both(NamedModel(hub_reference(base)), model, reading, settings, listeners)
 
     def declarations(base: str) -> DeclaredLineage:
         return declared_in(reading.open(hub_reference(base)))

@@ -6,7 +6,7 @@ Whatever gives files and byte ranges (:class:`~mdir_hf.checkpoint.sources.FileTr
 
 from .adapters import AdapterConfig, has_adapter
 from .blocks import iter_row_blocks
-from .formats import open_checkpoint
+from .formats import first_files, open_checkpoint
 from .memory import MemorySource
 from .safetensors import SafetensorsSource
 from .sources import ByteSource, FileEntry, FileTree, TensorSource, TensorSpec
@@ -20,6 +20,7 @@ __all__ = [
     "SafetensorsSource",
     "TensorSource",
     "TensorSpec",
+    "first_files",
     "has_adapter",
     "iter_row_blocks",
     "open_checkpoint",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from ..budgets import SHARD_INDEX
@@ -60,12 +60,16 @@ class _Naming:
         name = self.stem(variant) + self.suffix
         return self.source(tree, paths=[name]) if name in tree.files else None
 
+    def index_names(self, variant: str | None) -> list[str]:
+        """Names that the index may have."""
+        if variant is None:
+            return [f"{self.base}{self.suffix}.index.json"]
+        # transformers puts the variant before the last suffix; some tools put it before the first.
+        return [f"{self.base}{self.suffix}.index.{variant}.json", f"{self.stem(variant)}{self.suffix}.index.json"]
+
     def open_index(self, tree: FileTree, variant: str | None) -> ShardedTensors | None:
         """Open the shards of an index, which is read."""
-        names = [f"{self.base}{self.suffix}.index.json"]
-        if variant is not None:
-            # transformers puts the variant before the last suffix; some tools put it before the first.
-            names = [f"{self.base}{self.suffix}.index.{variant}.json", f"{self.stem(variant)}{self.suffix}.index.json"]
+        names = self.index_names(variant)
         return next((_open_index(tree, name, self.source) for name in names if name in tree.files), None)
 
     def open_shards(self, tree: FileTree, variant: str | None) -> ShardedTensors | None:
@@ -124,6 +128,45 @@ def open_checkpoint(
             if source is not None:
                 return _as_numbers(source, tree)
         raise _no_weights(tree, variant)
+
+
+@dataclass(frozen=True, slots=True)
+class FirstFiles:
+    """What opening a checkpoint most probably begins with, known from file names alone.
+
+    Attributes:
+        whole: Small files that are read whole.
+        heads: Weight files whose headers are read.
+        places: Weight files that are read from sooner or later.
+    """
+
+    whole: tuple[str, ...] = ()
+    heads: tuple[str, ...] = ()
+    places: tuple[str, ...] = ()
+
+
+def first_files(names: Collection[str], *, variant: str | None = None, file: str | None = None) -> FirstFiles:
+    """Guess what opening a checkpoint reads first, so that it can be asked for at once; a wrong guess costs a request.
+
+    Args:
+        names: The files of the model.
+        variant: As for :func:`open_checkpoint`.
+        file: As there.
+    """
+    if file is not None:
+        is_index, is_weights = file.endswith(".json"), file.endswith(".safetensors")
+        return FirstFiles(whole=(file,) if is_index else (), heads=(file,) if is_weights else ())
+    single = _SAFETENSORS.stem(variant) + _SAFETENSORS.suffix
+    if single in names:
+        return FirstFiles(heads=(single,))
+    for known in (_SAFETENSORS, _PYTORCH):
+        index = next((name for name in known.index_names(variant) if name in names), None)
+        if index is not None:
+            shards = sorted(name for name in names if name.startswith(known.stem(variant) + "-") and "/" not in name)
+            shards = [name for name in shards if name.endswith(known.suffix)]
+            # The embedding lies in the first shard, and a head in the last one.
+            return FirstFiles((index,), tuple(shards[:1]) if known is _SAFETENSORS else (), tuple(shards[-1:]))
+    return FirstFiles(whole=(ADAPTER_CONFIG,) if ADAPTER_CONFIG in names else ())
 
 
 def _as_numbers(source: ShardedTensors, tree: FileTree) -> TensorSource:

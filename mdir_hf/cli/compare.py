@@ -46,11 +46,13 @@ def run(options: argparse.Namespace) -> int:
     from mdir_hf.checker import HomologyChecker
 
     settings = arguments.settings_of(options)
-    checker = HomologyChecker.open(
-        arguments.model_of(options, options.reference), arguments.reading_of(options), settings
+    report = HomologyChecker.compare_both(
+        arguments.model_of(options, options.reference),
+        arguments.model_of(options, options.candidate, prefix="candidate_"),
+        arguments.reading_of(options),
+        settings,
+        arguments.listeners_of(options),
     )
-    candidate = arguments.model_of(options, options.candidate, prefix="candidate_")
-    report = checker.compare_with(candidate, settings, arguments.listeners_of(options))
     sys.stdout.write((report.to_json() if options.json else str(report)) + "\n")
     sys.stdout.flush()
     if options.save is not None:

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
+from mdir_hf.checkpoint import first_files
 from mdir_hf.comparison.bases import open_bases_at
-from mdir_hf.comparison.model import Model
+from mdir_hf.comparison.model import CONFIG, Model
+from mdir_hf.errors import MdirError
 from mdir_hf.hub import IoLedger, Repository, open_repository
+from mdir_hf.hub.in_order import result_of, run_beside
+from mdir_hf.hub.reference import WEIGHT_SUFFIXES
+from mdir_hf.report import Level
+from mdir_hf.vocabulary import vocabulary_files
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +99,82 @@ class NamedModel:
             CheckpointError: If it has no weights that can be read.
             AnatomyError: If they are not those of a language model.
         """
-        open_one = partial(reading.open, ledger=ledger or IoLedger())
-        repository = open_one(self.repo_or_folder, revision=self.revision, subfolder=self.subfolder)
+        ledger = ledger or IoLedger()
+        return self.open_in(self.find(reading, ledger), reading, ledger)
+
+    def find(self, reading: Reading, ledger: IoLedger) -> Repository:
+        """Find the repository or folder, pinned to a commit; nothing in it is read."""
+        return reading.open(self.repo_or_folder, revision=self.revision, subfolder=self.subfolder, ledger=ledger)
+
+    def open_in(self, repository: Repository, reading: Reading, ledger: IoLedger) -> Model:
+        """Open it where it was found; as :meth:`open` otherwise."""
+        first = first_files(repository.files, variant=self.variant, file=repository.file)
+        repository.expect(whole=(CONFIG, *first.whole), heads=first.heads, places=first.places)
+        open_one = partial(reading.open, ledger=ledger)
         return Model(
             repository,
             variant=self.variant,
             tokenizer=None if self.tokenizer is None else open_one(self.tokenizer),
             open_other=open_bases_at(open_one, self.bases),
         )
+
+
+def open_both(
+    reference: NamedModel, candidate: NamedModel, reading: Reading, ledger: IoLedger, level: Level
+) -> tuple[Model, Model]:
+    """Open two models at once, and begin to read what a comparison of them wants next.
+
+    Args:
+        reference: One.
+        candidate: The other.
+        reading: How repositories are opened.
+        ledger: Counts what is read.
+        level: How far the comparison goes.
+
+    Raises:
+        MdirError: As :meth:`NamedModel.open`; where both cannot be opened, that of the reference.
+    """
+    found = _both(*(partial(named.find, reading, ledger) for named in (reference, candidate)))
+    if not (level.accepts_equal_files and _list_same_weights(*found)):
+        _expect_vocabularies(
+            *(
+                repository
+                for named, repository in zip((reference, candidate), found, strict=True)
+                if named.tokenizer is None
+            )
+        )
+
+    def open_one(named: NamedModel, repository: Repository) -> Model:
+        model = named.open_in(repository, reading, ledger)
+        head = model.anatomy.unembedding
+        if head is not None and not (level.is_screen_only or model.anatomy.declares_tied):
+            with suppress(MdirError):  # it is raised where the head is asked for
+                model.tensors.spec(head.tensor)
+        return model
+
+    return _both(*(partial(open_one, *one) for one in zip((reference, candidate), found, strict=True)))
+
+
+def _both(mine: Callable[[], T], other: Callable[[], T]) -> tuple[T, T]:
+    beside = run_beside(other, name="mdir-hf-candidate")
+    return mine(), result_of(beside)
+
+
+def _list_same_weights(mine: Repository, other: Repository) -> bool:
+    digests = [
+        {entry.sha256 for path, entry in found.files.items() if path.endswith(WEIGHT_SUFFIXES) and "/" not in path}
+        for found in (mine, other)
+    ]
+    return digests[0] == digests[1] and bool(digests[0]) and None not in digests[0]
+
+
+def _expect_vocabularies(*repositories: Repository) -> None:
+    known: set[str] = set()
+    for repository in repositories:
+        if any(path.endswith(".gguf") for path in (repository.file or "", *repository.files)):
+            continue  # the weights may bring their own
+        paths = vocabulary_files(repository.files)
+        digests = {repository.files[path].sha256 or repository.files[path].blob_id or "" for path in paths}
+        if "" in digests or not digests <= known:  # files of the same content are read once
+            repository.expect(whole=paths)
+        known |= digests

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,7 @@ from mdir_hf.comparison.comparable import PlacedTensors
 from mdir_hf.comparison.plan import ReadPlan
 from mdir_hf.errors import naming
 from mdir_hf.homology.embedding import block_rows
+from mdir_hf.hub.in_order import result_of, run_beside
 from mdir_hf.vocabulary import CommonVocabulary
 
 BLOCKS_A_READ = 2
@@ -42,10 +44,15 @@ class PairReader:
     def sample(self, positions: IntArray, *, max_gap_bytes: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the rows of a sample that holds every earlier one, and read only those that are new."""
         new = np.setdiff1d(positions, self._taken, assume_unique=True)
-        self._rows = tuple(
-            torch.cat([old, narrowed(_read(model, name, rows[new], max_gap_bytes))])
-            for old, (model, name, rows) in zip(self._rows, self._sides, strict=True)
-        )
+        mine, other = self._sides
+
+        def read(side: tuple[PlacedTensors, str, IntArray]) -> torch.Tensor:
+            model, name, rows = side
+            return narrowed(_read(model, name, rows[new], max_gap_bytes))
+
+        beside = run_beside(partial(read, other), name="mdir-hf-candidate")  # both servers are asked at once
+        arrived = read(mine), result_of(beside)
+        self._rows = tuple(torch.cat([old, rows]) for old, rows in zip(self._rows, arrived, strict=True))
         self._taken = np.concatenate([self._taken, new])
         return self.rows()
 

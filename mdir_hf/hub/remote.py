@@ -25,6 +25,9 @@ from mdir_hf.hub.paths import has_digest, safe_path
 from mdir_hf.hub.range_cache import shared_range_cache
 from mdir_hf.hub.ranges import HubFile
 
+_KEPT_BYTES = 1 << 20
+"""A file that was expected stays in memory up to this size: a config is read by several."""
+
 
 class HubRepository:
     """A model repository on the Hub, pinned to the commit its revision stood for when it was opened.
@@ -107,29 +110,34 @@ class HubRepository:
         entry = self._entry(path)
         check_size(entry.n_bytes, max_bytes, f"{self.label}:{path}")
         with self._lock:
-            coming = self._coming.pop(path, None)
-        return self._content(entry) if coming is None else result_of(coming)
+            coming = self._coming.get(path)
+        if coming is None:
+            return self._content(entry)
+        content = b""
+        try:
+            content = result_of(coming)
+        finally:
+            if not 0 < len(content) <= _KEPT_BYTES:
+                with self._lock:
+                    self._coming.pop(path, None)
+        return content
 
-    def expect(self, *, whole: Iterable[str] = (), heads: Mapping[str, int] = {}, places: Iterable[str] = ()) -> None:
+    def expect(self, *, whole: Iterable[str] = (), heads: Iterable[str] = (), places: Iterable[str] = ()) -> None:
         """Begin to read what will be asked for, all of it at once; whoever asks waits for it, and gets its errors.
 
         Args:
             whole: Small files.
-            heads: Larger files, and how many of their first bytes.
-            places: Larger files whose place on the CDN is found out.
+            heads: Weight files whose first bytes will be asked for.
+            places: Weight files of which some bytes may be asked for: their place on the CDN is found out.
         """
         for path in whole:
             if path in self._files and path not in self._coming:
-                entry = self._entry(path)
-                self._coming[path] = run_beside(partial(self._content, entry), name="mdir-hf-ahead")
-        for path, n_bytes in heads.items():
-            source = self.open(path)
-            if isinstance(source, HubFile):
-                source.begin(0, min(n_bytes, source.n_bytes))
-        for path in places:
-            source = self.open(path)
-            if isinstance(source, HubFile):
-                source.locate()
+                self._coming[path] = run_beside(partial(self._content, self._entry(path)), name="mdir-hf-ahead")
+        for paths, begin in ((heads, HubFile.begin), (places, HubFile.locate)):
+            for path in paths:
+                source = self.open(path)
+                if isinstance(source, HubFile):
+                    begin(source)
 
     def _content(self, entry: FileEntry) -> bytes:
         """Return a file, checked: a damaged or forged copy is dropped and read once more."""

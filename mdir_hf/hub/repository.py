@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -53,6 +53,10 @@ class Repository(Protocol):
     def open(self, path: str) -> ByteSource: ...  # noqa: D102
 
     def read(self, path: str, *, max_bytes: int = 64 << 20) -> bytes: ...  # noqa: D102
+
+    def expect(  # noqa: D102
+        self, *, whole: Iterable[str] = (), heads: Iterable[str] = (), places: Iterable[str] = ()
+    ) -> None: ...
 
 
 def open_repository(

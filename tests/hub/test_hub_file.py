@@ -130,7 +130,7 @@ def test_a_commit_or_etag_of_another_form_becomes_no_path(loopback_hub, model_fo
     files = loopback_hub.find("owner/name").commits.pop(commit)
     loopback_hub.find("owner/name").revisions["main"] = "../../../../escaped"
     loopback_hub.find("owner/name").commits["../../../../escaped"] = files
-    with pytest.raises(ServerError, match="expected 40 hex digits, got '[./]+escaped'"):
+    with pytest.raises(ServerError, match=r"expected 40 hex digits, got '[./]+escaped'"):
         read(url, max_bytes=99)
     new = [path for path in set(tmp_path.rglob("*")) - before if path.is_file()]
     assert len(new) == 1

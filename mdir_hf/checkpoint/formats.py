@@ -136,13 +136,13 @@ class FirstFiles:
 
     Attributes:
         whole: Small files that are read whole.
-        heads: Weight files whose headers are read.
-        places: Weight files that are read from sooner or later.
+        heads: Weight files whose headers are read: that with the embedding.
+        last: The shard that most often has the output embeddings.
     """
 
     whole: tuple[str, ...] = ()
     heads: tuple[str, ...] = ()
-    places: tuple[str, ...] = ()
+    last: tuple[str, ...] = ()
 
 
 def first_files(names: Collection[str], *, variant: str | None = None, file: str | None = None) -> FirstFiles:
@@ -162,10 +162,11 @@ def first_files(names: Collection[str], *, variant: str | None = None, file: str
     for known in (_SAFETENSORS, _PYTORCH):
         index = next((name for name in known.index_names(variant) if name in names), None)
         if index is not None:
-            shards = sorted(name for name in names if name.startswith(known.stem(variant) + "-") and "/" not in name)
-            shards = [name for name in shards if name.endswith(known.suffix)]
-            # The embedding lies in the first shard, and a head in the last one.
-            return FirstFiles((index,), tuple(shards[:1]) if known is _SAFETENSORS else (), tuple(shards[-1:]))
+            if known is _PYTORCH:
+                return FirstFiles((index,))
+            stems = ((name, _SHARD.fullmatch(name)) for name in names)
+            shards = sorted(name for name, match in stems if match and match["stem"] == known.stem(variant))
+            return FirstFiles((index,), tuple(shards[:1]), tuple(shards[1:][-1:]))
     return FirstFiles(whole=(ADAPTER_CONFIG,) if ADAPTER_CONFIG in names else ())
 
 

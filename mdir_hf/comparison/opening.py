@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -12,7 +11,6 @@ from typing import TypeVar
 from mdir_hf.checkpoint import first_files
 from mdir_hf.comparison.bases import open_bases_at
 from mdir_hf.comparison.model import CONFIG, Model
-from mdir_hf.errors import MdirError
 from mdir_hf.hub import IoLedger, Repository, open_repository
 from mdir_hf.hub.in_order import result_of, run_beside
 from mdir_hf.hub.reference import WEIGHT_SUFFIXES
@@ -106,10 +104,21 @@ class NamedModel:
         """Find the repository or folder, pinned to a commit; nothing in it is read."""
         return reading.open(self.repo_or_folder, revision=self.revision, subfolder=self.subfolder, ledger=ledger)
 
-    def open_in(self, repository: Repository, reading: Reading, ledger: IoLedger) -> Model:
-        """Open it where it was found; as :meth:`open` otherwise."""
+    def open_in(
+        self, repository: Repository, reading: Reading, ledger: IoLedger, *, may_read_head: bool = False
+    ) -> Model:
+        """Open it where it was found; as :meth:`open` otherwise.
+
+        Args:
+            repository: Where it is.
+            reading: How repositories are opened.
+            ledger: Counts what is read.
+            may_read_head: Whether its output embeddings may be asked for next, whose shard has a header of its own.
+        """
         first = first_files(repository.files, variant=self.variant, file=repository.file)
-        repository.expect(whole=(CONFIG, *first.whole), heads=first.heads, places=first.places)
+        repository.expect(
+            whole=(CONFIG, *first.whole), heads=(*first.heads, *first.last) if may_read_head else first.heads
+        )
         open_one = partial(reading.open, ledger=ledger)
         return Model(
             repository,
@@ -134,25 +143,16 @@ def open_both(
     Raises:
         MdirError: As :meth:`NamedModel.open`; where both cannot be opened, that of the reference.
     """
-    found = _both(*(partial(named.find, reading, ledger) for named in (reference, candidate)))
+    named = (reference, candidate)
+    found = _both(*(partial(one.find, reading, ledger) for one in named))
     if not (level.accepts_equal_files and _list_same_weights(*found)):
-        _expect_vocabularies(
-            *(
-                repository
-                for named, repository in zip((reference, candidate), found, strict=True)
-                if named.tokenizer is None
-            )
+        _expect_vocabularies(*(place for one, place in zip(named, found, strict=True) if one.tokenizer is None))
+    return _both(
+        *(
+            partial(one.open_in, place, reading, ledger, may_read_head=not level.is_screen_only)
+            for one, place in zip(named, found, strict=True)
         )
-
-    def open_one(named: NamedModel, repository: Repository) -> Model:
-        model = named.open_in(repository, reading, ledger)
-        head = model.anatomy.unembedding
-        if head is not None and not (level.is_screen_only or model.anatomy.declares_tied):
-            with suppress(MdirError):  # it is raised where the head is asked for
-                model.tensors.spec(head.tensor)
-        return model
-
-    return _both(*(partial(open_one, *one) for one in zip((reference, candidate), found, strict=True)))
+    )
 
 
 def _both(mine: Callable[[], T], other: Callable[[], T]) -> tuple[T, T]:

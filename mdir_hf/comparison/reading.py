@@ -71,8 +71,15 @@ class PairReader:
             closing(iter_row_blocks(mine.tensors, name, rows[rest], n_rows)) as left,
             closing(iter_row_blocks(other.tensors, other_name, other_rows[rest], n_rows)) as right,
         ):
-            for blocks in zip(left, right, strict=True):
-                yield blocks
+            while True:
+                beside = run_beside(partial(next, right, None), name="mdir-hf-candidate")
+                try:
+                    x = next(left, None)
+                finally:
+                    y = result_of(beside)  # a generator that runs cannot be closed
+                if x is None or y is None:
+                    return
+                yield x, y
                 return_freed_memory()
 
 

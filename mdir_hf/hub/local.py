@@ -249,7 +249,7 @@ class LocalRepository:
         finally:
             source.close()
 
-    def expect(self, *, whole: Iterable[str] = (), heads: Iterable[str] = (), places: Iterable[str] = ()) -> None:
+    def expect(self, *, whole: Iterable[str] = (), heads: Iterable[str] = ()) -> None:
         """Do nothing: a disk is near."""
 
     def _refuse_link_leaving(self, place: Path, path: str) -> None:

@@ -133,10 +133,6 @@ class HubFile:
         with self._lock:
             self._begun.append((span, future))
 
-    def locate(self) -> None:
-        """Begin to find out where the content lies, for a read that may come."""
-        run_beside(self._locator.current, name="mdir-hf-ahead")
-
     def distrust(self) -> None:
         """Drop at the next read what the cache holds of this content, and have its place asked for again."""
         with self._lock:

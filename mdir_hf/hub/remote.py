@@ -122,22 +122,20 @@ class HubRepository:
                     self._coming.pop(path, None)
         return content
 
-    def expect(self, *, whole: Iterable[str] = (), heads: Iterable[str] = (), places: Iterable[str] = ()) -> None:
+    def expect(self, *, whole: Iterable[str] = (), heads: Iterable[str] = ()) -> None:
         """Begin to read what will be asked for, all of it at once; whoever asks waits for it, and gets its errors.
 
         Args:
             whole: Small files.
             heads: Weight files whose first bytes will be asked for.
-            places: Weight files of which some bytes may be asked for: their place on the CDN is found out.
         """
         for path in whole:
             if path in self._files and path not in self._coming:
                 self._coming[path] = run_beside(partial(self._content, self._entry(path)), name="mdir-hf-ahead")
-        for paths, begin in ((heads, HubFile.begin), (places, HubFile.locate)):
-            for path in paths:
-                source = self.open(path)
-                if isinstance(source, HubFile):
-                    begin(source)
+        for path in heads:
+            source = self.open(path)
+            if isinstance(source, HubFile):
+                source.begin()
 
     def _content(self, entry: FileEntry) -> bytes:
         """Return a file, checked: a damaged or forged copy is dropped and read once more."""

@@ -54,9 +54,7 @@ class Repository(Protocol):
 
     def read(self, path: str, *, max_bytes: int = 64 << 20) -> bytes: ...  # noqa: D102
 
-    def expect(  # noqa: D102
-        self, *, whole: Iterable[str] = (), heads: Iterable[str] = (), places: Iterable[str] = ()
-    ) -> None: ...
+    def expect(self, *, whole: Iterable[str] = (), heads: Iterable[str] = ()) -> None: ...  # noqa: D102
 
 
 def open_repository(

@@ -308,7 +308,7 @@ def test_what_two_threads_want_at_once_is_fetched_once(loopback_hub, model_folde
 
 def test_what_is_expected_is_read_at_once_and_only_once(loopback_hub, commit, model_folder):
     repository = open_repository("owner/name", use_caches=False)
-    repository.expect(whole=["config.json", "not-there.json"], heads=[WEIGHTS], places=[WEIGHTS])
+    repository.expect(whole=["config.json", "not-there.json"], heads=[WEIGHTS])
     weights = (model_folder / WEIGHTS).read_bytes()
     assert repository.open(WEIGHTS).read(0, 4000) == weights[:4000]
     assert repository.read("config.json") == (model_folder / "config.json").read_bytes()

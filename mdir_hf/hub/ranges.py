@@ -22,7 +22,7 @@ from mdir_hf.hub.ledger import IoLedger
 from mdir_hf.hub.local import check_span
 from mdir_hf.hub.location import HubPlace, Location, Locator
 from mdir_hf.hub.range_cache import RangeCache, content_key
-from mdir_hf.hub.retry import RETRIED_STATUSES, Patience, is_transient
+from mdir_hf.hub.retry import RETRIED_STATUSES, Patience, is_stall, is_transient
 
 DEFAULT_IN_FLIGHT = 8
 WHOLE_SPAN_BYTES = 8 << 20
@@ -258,13 +258,13 @@ class HubFile:
         if response.status_code == 206:
             match = _CONTENT_RANGE.fullmatch(said)
             if match is None or tuple(map(int, match.groups())) != (body.position, body.stop - 1, location.n_bytes):
-                wrong = f"sent {said!r}"
+                wrong = f"sent {said[:60]!r}"
             elif _is_longer(length, n_asked):
                 wrong = f"announces {length[:20]} bytes, not {n_asked:,}"
         elif length != str(n_asked):
-            wrong = f"sent a whole file of {length or 'unknown'} bytes"
+            wrong = f"sent a whole file of {length[:20] or 'unknown'} bytes"
         if headers.get("content-encoding", "identity").lower() != "identity":
-            wrong = f"sent it compressed ({headers['content-encoding']})"
+            wrong = f"sent it compressed ({headers['content-encoding'][:20]!r})"
         if wrong is not None:
             raise RangeIgnoredError(
                 f"{asked!r} was asked for and the server {wrong}; nothing was read", subject=self.label
@@ -312,6 +312,8 @@ class HubFile:
 
     def _dropped(self, body: _Body, cause: Exception | None) -> HubError:
         how = "ended" if cause is None else f"broke ({type(cause).__name__})"
+        if is_stall(cause):
+            how = "brought nothing, or next to nothing, for too long"
         return ShortReadError(
             f"the connection {how} after {body.n_arrived:,} of {body.stop - body.start:,} bytes, on every attempt; "
             "try again later",

@@ -318,7 +318,8 @@ def test_what_is_expected_is_read_at_once_and_only_once(loopback_hub, commit, mo
     assert repository.open(WEIGHTS).read(0, 4000) == weights[:4000]
     assert repository.read("config.json") == (model_folder / "config.json").read_bytes()
     assert repository.ledger.bytes_read == 100_008 + 42
-    assert repository.ledger.requests == len(loopback_hub.requests) == 5  # the listing, a file in two, a HEAD and a range
+    # The listing, a file in two, a HEAD and a range.
+    assert repository.ledger.requests == len(loopback_hub.requests) == 5
 
 
 def test_an_expected_file_that_fails_fails_where_it_is_asked_for(loopback_hub, commit, waits):

@@ -1,6 +1,6 @@
 """Methods of others on the same pairs, as far as each can load the models.
 
-python -m benchmarks.real.peers --peer PDF --peer AWM    # all by default; goes on where it was stopped
+python -m benchmarks.real.peers --peer PDF --peer AWM --base smollm2-135m    # all by default; goes on where it stopped
 """
 
 from __future__ import annotations
@@ -8,26 +8,22 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from benchmarks.peers import PEERS, Peer
 from benchmarks.real.judging import RESULTS
 from benchmarks.real.pairs import Pair, pairs
 from benchmarks.real.sources import UnavailableError
-from benchmarks.real.workshop import LARGE, SENTENCES, Model, built
+from benchmarks.real.workshop import MIDDLE, SMALL, Model, built
 from benchmarks.zoo.run import read_lines, seconds_of
 
 SCORES = RESULTS.with_name("real-peers.jsonl")
 
 
-def pairs_of_peers() -> list[Pair]:
+def pairs_of_peers(bases: Sequence[str] = (SMALL, MIDDLE)) -> list[Pair]:
     """Relatives of the bases that are no mere formats, and strangers without the largest: peers load whole models."""
-    return [
-        one
-        for one in pairs()
-        if one.kind not in ("format", "copy") and not {one.a.base, one.b.base} & {LARGE, *SENTENCES}
-    ]
+    return [one for one in pairs() if one.kind not in ("format", "copy") and {one.a.base, one.b.base} <= set(bases)]
 
 
 def score_all(peer: Peer, every: list[Pair]) -> Iterator[dict[str, Any]]:
@@ -62,6 +58,7 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peer", action="append", choices=[peer.name for peer in PEERS])
+    parser.add_argument("--base", action="append", choices=(SMALL, MIDDLE), help="only pairs with this base")
     arguments = parser.parse_args()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -69,7 +66,11 @@ def main() -> None:
     for peer in PEERS:
         if arguments.peer and peer.name not in arguments.peer:
             continue
-        left = [one for one in pairs_of_peers() if (peer.name, one.a.name, one.b.name) not in known]
+        left = [
+            one
+            for one in pairs_of_peers(arguments.base or (SMALL, MIDDLE))
+            if (peer.name, one.a.name, one.b.name) not in known
+        ]
         try:
             for row in score_all(peer, left):
                 with SCORES.open("a", encoding="utf-8") as file:

@@ -5,9 +5,10 @@ import math
 
 import pytest
 
-from mdir_hf.errors import RangeIgnoredError, ServerError
+from mdir_hf.errors import RangeIgnoredError, ServerError, ShortReadError
 from mdir_hf.hub import IoLedger, ranges
 from mdir_hf.hub.location import HubPlace, Location, Locator
+from mdir_hf.hub.range_cache import RangeCache
 
 PLACE = HubPlace("owner/name", "a" * 40, "model.safetensors", "https://hub.example", False, "owner/name@aaaaaaa")
 N_BYTES = 1000
@@ -105,6 +106,67 @@ def test_content_that_says_that_it_is_not_compressed_is_read(read):
 
 def test_more_than_was_asked_for_is_cut(read):
     assert read(100, 200, content_range="bytes 100-199/1000", body=CONTENT[100:300]) == CONTENT[100:200]
+
+
+@pytest.fixture
+def honest(monkeypatch):
+    """A server that gives each range that it is asked for; returns the list of those."""
+    asked = []
+
+    class Session:
+        def stream(self, _, url, *, headers, **__):
+            start, last = map(int, headers["Range"].removeprefix("bytes=").split("-"))
+            asked.append((start, last + 1))
+            said = {"content-range": f"bytes {start}-{last}/{N_BYTES}"}
+            return contextlib.nullcontext(Answer(206, said, CONTENT[start : last + 1]))
+
+    monkeypatch.setattr(ranges, "get_session", Session)
+    heads = []
+
+    def head(self):
+        heads.append(1)
+        return Location("https://cdn.example/x", "b" * 40, N_BYTES, math.inf)
+
+    monkeypatch.setattr(Locator, "_head", head)
+    return asked, heads
+
+
+def test_what_was_fetched_is_kept_counted_as_kept_and_not_fetched_again(honest, tmp_path):
+    asked, _ = honest
+    ledger = IoLedger()
+    for _ in range(2):
+        file = ranges.HubFile(PLACE, n_bytes=N_BYTES, ledger=ledger, cache=RangeCache(tmp_path, max_bytes=1 << 20))
+        assert file.read(100, 200) == CONTENT[100:200]
+    assert asked == [(100, 200)]
+    assert (ledger.bytes_read, ledger.bytes_from_cache, ledger.requests) == (100, 100, 1)
+
+
+def test_a_digest_that_the_listing_gave_names_what_is_kept_without_another_request(honest, tmp_path):
+    _, heads = honest
+    cache = RangeCache(tmp_path, max_bytes=1 << 20)
+    ranges.HubFile(PLACE, n_bytes=N_BYTES, etag="c" * 64, cache=cache).read(0, 10)
+    assert len(heads) == 1  # where the content lies
+    ranges.HubFile(PLACE, n_bytes=N_BYTES, etag="c" * 64, cache=cache).read(0, 10)
+    assert len(heads) == 1
+    ranges.HubFile(PLACE, n_bytes=N_BYTES, cache=cache).read(0, 10)
+    assert len(heads) == 2  # which content it is
+
+
+def test_a_file_read_past_what_is_kept_is_kept_anew(honest, tmp_path):
+    asked, _ = honest
+    cache = RangeCache(tmp_path, max_bytes=1 << 20)
+    for use_cached in (True, False, True):
+        ranges.HubFile(PLACE, n_bytes=N_BYTES, cache=cache, use_cached=use_cached).read(0, 10)
+    assert asked == [(0, 10), (0, 10)]
+
+
+def test_no_range_is_asked_for_where_one_of_several_is_none(honest):
+    asked, _ = honest
+    file = ranges.HubFile(PLACE, n_bytes=N_BYTES)
+    with pytest.raises(ShortReadError, match="the file has 1,000"):
+        file.read_many([(0, 10), (990, 1001)])
+    assert asked == []
+    assert list(file.read_many([(0, 10), (990, 1000)])) == [CONTENT[:10], CONTENT[990:]]
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,11 @@ def test_of_several_that_are_not_significant_the_smallest_p_is_the_headline():
     assert decision.log_p == -10.0
 
 
+def test_of_several_that_are_refused_the_smallest_stays_visible():
+    loud = [dataclasses.replace(FOUND, log_p=log_p, re_paired_is_significant=True) for log_p in (-300.0, -400.0)]
+    assert decided(*loud).log_p_not_accepted == -400.0
+
+
 def test_where_all_that_was_found_is_refused_p_is_one():
     decision = decided(dataclasses.replace(FOUND, re_paired_is_significant=True))
     assert (decision.log_p, decision.log_p_not_accepted) == (0.0, FOUND.log_p)

@@ -117,6 +117,42 @@ def test_what_other_processes_keep_counts_too(tmp_path):
     assert sum(path.stat().st_size for path in stored(first)) <= 50_000 + 2 * (50_000 // 8 + 5_024)
 
 
+def kept_bytes(cache):
+    return sum(path.stat().st_size for path in stored(cache))
+
+
+def test_the_disk_is_counted_again_after_an_eighth_of_the_bound_because_others_write_there_too(tmp_path):
+    first, second = (RangeCache(tmp_path, max_bytes=80_000) for _ in range(2))
+
+    def put(cache, number):
+        cache.put(KEY, number * 20_000, bytes([number]) * 4_976)  # 5,000 with its trailer
+
+    put(first, 0)
+    for number in range(1, 16):
+        put(second, number)
+    assert kept_bytes(first) == 80_000  # a full cache is not too full
+    put(first, 16)  # 10,000 bytes of its own since it looked: an eighth, and no more
+    assert kept_bytes(first) == 85_000
+    put(first, 17)  # now it looks, and makes room down to nine tenths
+    assert kept_bytes(first) == 70_000
+
+
+def test_what_one_process_keeps_never_passes_the_bound_by_a_byte(tmp_path):
+    cache = RangeCache(tmp_path, max_bytes=80_000)
+    for number in range(8):
+        cache.put(KEY, number * 20_000, bytes([number]) * 9_976)
+    assert kept_bytes(cache) == 80_000
+    cache.put(KEY, 8 * 20_000, bytes(9_976))
+    assert kept_bytes(cache) == 70_000
+
+
+def test_trailers_count(tmp_path):
+    cache = RangeCache(tmp_path, max_bytes=8 * 10_024 - 24)
+    for number in range(8):
+        cache.put(KEY, number * 20_000, bytes([number]) * 10_000)
+    assert kept_bytes(cache) == 7 * 10_024
+
+
 def test_one_huge_read_does_not_push_out_the_others(tmp_path):
     cache = RangeCache(tmp_path, max_bytes=40_000)
     cache.put(KEY, 0, b"a" * 5_000)

@@ -80,15 +80,11 @@ class Traced:
     loaded: list[str]
 
     def entering(self, line: int) -> set[str]:
-        """Tests, or files of tests, that entered a line; those that use the module where it ran on being imported."""
-        of_module = {
-            test
-            for test, lines in self.lines.items()
-            if test and lines and self.seconds.get(test, 0.0) <= MOST_SECONDS_OF_TEST
-        }
+        """Tests, or files of tests, that entered a line; all of them where it ran on being imported."""
+        quick = {test for test, seconds in self.seconds.items() if seconds <= MOST_SECONDS_OF_TEST}
         if line in self.lines.get("", ()):
-            return of_module
-        return {test for test in of_module if line in self.lines[test]}
+            return quick
+        return {test for test, lines in self.lines.items() if line in lines and (test in quick or "::" not in test)}
 
 
 class _Changed(MetaPathFinder, SourceLoader):

@@ -101,10 +101,13 @@ def test_tests_that_look_closely_notice_every_break_and_unused_lines_have_no_tes
         tmp_path,
         """
         import pytest
-        from toy.rule import is_known, is_small
+        from toy.rule import LIMIT, is_known, is_small
+
+        def test_limit():
+            assert LIMIT == 10
 
         def test_small():
-            assert is_small(9) and not is_small(10)
+            assert is_small(LIMIT - 1) and not is_small(LIMIT)
 
         def test_known():
             assert is_known(1) and is_known(2)

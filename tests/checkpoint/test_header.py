@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from mdir_hf.budgets import Budget
 from mdir_hf.checkpoint import header
 from mdir_hf.checkpoint.dtypes import DTYPES
 from mdir_hf.checkpoint.header import parse_header, read_header_n_bytes
@@ -187,14 +188,10 @@ def test_a_byte_too_few_and_a_byte_too_many_are_told_apart():
 
 @pytest.mark.parametrize("n_more", [0, 1])
 def test_a_header_of_exactly_as_many_values_as_are_read_is_read(n_more, monkeypatch):
-    monkeypatch.setattr(header, "MAX_STRUCTURE", 7)
+    monkeypatch.setattr(header, "SAFETENSORS_HEADER", Budget(100, 7))
     raw = json.dumps({"__metadata__": {str(n): "" for n in range(6 + n_more)}}).encode()
     if n_more:
         with pytest.raises(UnsupportedFormatError, match="lists 8 values"):
             parse(raw, n_data_bytes=0)
     else:
         assert len(parse(raw, n_data_bytes=0).metadata) == 6
-
-
-def test_most_values_of_a_header_are_two_million():
-    assert header.MAX_STRUCTURE == 2_000_000

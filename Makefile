@@ -4,7 +4,7 @@ PYTHON ?= python3
 CONSTRAIN ?= -c constraints.txt
 BIN := .venv/bin
 
-.PHONY: help demo test test-machines test-slow check schema space space-folder examples screenshots chromium coverage evidence real mutants clean
+.PHONY: help demo test test-machines test-slow check schema space space-folder examples screenshots chromium coverage evidence real mutants fuzz clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list
@@ -48,6 +48,9 @@ test-machines: .venv/.installed ## The numeric tests under two instruction sets,
 # A file stays with one process: what it trains or starts, all its tests share.
 test-slow: .venv/.installed chromium ## The slow tests: trained models, large sparse files, the Space in Chromium
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow -n 2 --dist loadfile --durations=25
+
+fuzz: .venv/.installed ## An hour of files like valid ones; what breaks a reader is kept in tests/fuzz/findings
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz 3600
 
 check: .venv/.installed ## Lint, format and types
 	$(BIN)/ruff check

@@ -14,7 +14,7 @@ from .source import GgufSource
 
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})\.gguf", re.IGNORECASE)
 # Projectors of vision towers, statistics for quantising, heads for drafting, tokenizers alone.
-_NOT_THE_MODEL = re.compile(r"(.*[-._])?(mmproj|imatrix)([-._].*)?|(mtp|ggml-vocab)-.*", re.IGNORECASE)
+_NOT_THE_MODEL = re.compile(r"(.*[-._])?(mmproj|imatrix)([-._].*)?|(mtp|ggml-vocab)-.*", re.IGNORECASE | re.DOTALL)
 
 
 # One word of a file name; many-bit types of ggml, and what converters write for those of numbers.

@@ -15,7 +15,8 @@ PYTORCH_SUFFIXES = (".bin", ".pth", ".pt")
 _META_PART = re.compile(r"consolidated\.\d+\.pth")
 _NOT_THE_MODEL = re.compile(
     r"(training_args|optimizer|scheduler|scaler|rng_state|random_states|adapter_model).*"
-    r"|.*(optim|lora|tokenizer|vae|\bema\b).*|.*_config\.bin"
+    r"|.*(optim|lora|tokenizer|vae|\bema\b).*|.*_config\.bin",
+    re.DOTALL,  # else a name with a line break in it is tried from each of its words
 )
 """State of trainers, and parts of other things, that lie beside weights under the same suffixes."""
 

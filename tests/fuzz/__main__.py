@@ -1,0 +1,67 @@
+"""``python -m tests.fuzz SECONDS [TARGET…]``: every target in turn, until the time is over; what breaks is kept."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import sys
+import time
+import traceback
+import warnings
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.fuzz.property import FINDINGS, check
+from tests.fuzz.targets import TARGETS, Target
+
+EXAMPLES_AT_A_TIME = 400
+
+
+def one_round(name: str, target: Target) -> bytes | None:
+    """Read some hundred new files; return the smallest that breaks the property, if any does."""
+    broken: list[bytes] = []
+
+    @settings(max_examples=EXAMPLES_AT_A_TIME, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(choice=st.data())
+    def holds(choice: st.DataObject) -> None:
+        data = choice.draw(target.files)
+        try:
+            check(target.read, data)
+        except BaseException:
+            broken.append(data)
+            raise
+
+    try:
+        holds()
+    except Exception:
+        sys.stderr.write(f"{name}:\n{traceback.format_exc(limit=-6)}\n")
+        return min(broken, key=len)
+    return None
+
+
+def main() -> int:
+    """Run until the time is over."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("seconds", type=float)
+    parser.add_argument("targets", nargs="*", default=list(TARGETS))
+    asked = parser.parse_args()
+    warnings.simplefilter("error")
+    until = time.monotonic() + asked.seconds
+    n_rounds = n_found = 0
+    while time.monotonic() < until:
+        for name in asked.targets:
+            broken = one_round(name, TARGETS[name])
+            n_rounds += 1
+            if broken is not None:
+                n_found += 1
+                path = FINDINGS / name / hashlib.sha256(broken).hexdigest()[:12]
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(broken)
+                sys.stderr.write(f"kept as {path}\n")
+    sys.stdout.write(f"{n_rounds} rounds of {EXAMPLES_AT_A_TIME} files, {n_found} broke the property\n")
+    return 1 if n_found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -9,14 +9,14 @@ from dataclasses import replace
 from typing import NoReturn
 
 from mdir_hf.comparison.model import Model
-from mdir_hf.comparison.opening import NamedModel, Reading, open_both
+from mdir_hf.comparison.opening import NamedModel, Reading, open_beside, open_both
 from mdir_hf.comparison.plan import ReadPlan
 from mdir_hf.comparison.progress import Progress, Watch
 from mdir_hf.comparison.settings import Listeners, Settings, level_named
 from mdir_hf.comparison.steps import compare_models, plan_comparison
 from mdir_hf.errors import InputError, RemoteCodeRefusedError
 from mdir_hf.hub import IoLedger
-from mdir_hf.report import HomologyReport
+from mdir_hf.report import HomologyReport, Level
 
 
 class HomologyChecker:
@@ -185,7 +185,7 @@ class HomologyChecker:
             self._is_first = False
             with watch.listening():
                 watch.enter("opening")
-                candidate = self._open(model, token)
+                candidate = self._open(model, token, settings.level)
                 return compare_models(self.reference, candidate, settings, watch)
 
     @classmethod
@@ -246,10 +246,11 @@ class HomologyChecker:
         model = NamedModel(repo_or_folder, revision, subfolder, variant, tokenizer, tuple(bases))
         asked = level_named(level)
         with self._lock:
-            return plan_comparison(self.reference, self._open(model, token), asked, self.settings.alpha)
+            return plan_comparison(self.reference, self._open(model, token, asked), asked, self.settings.alpha)
 
-    def _open(self, model: NamedModel, token: str | bool | None) -> Model:
-        return model.open(self._reading if token is None else replace(self._reading, token=token), self._ledger)
+    def _open(self, model: NamedModel, token: str | bool | None, level: Level) -> Model:
+        reading = self._reading if token is None else replace(self._reading, token=token)
+        return open_beside(self.reference, model, reading, self._ledger, level)
 
 
 def _available_device(device: str) -> str:

@@ -126,6 +126,11 @@ class Model:
             return doubts_of_vocabulary(self.tokenizer_files.files, self.tokenizer_files.read, self.vocabulary)
 
     @property
+    def has_read_vocabulary(self) -> bool:
+        """Whether its tokenizer files were read."""
+        return "vocabulary" in self.__dict__  # where a cached property keeps it
+
+    @property
     def _brings_tokens(self) -> bool:
         """Whether the vocabulary stands in the header of the weights."""
         return TOKENS in self._metadata and self.tokenizer is None

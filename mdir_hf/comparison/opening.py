@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -155,21 +155,33 @@ def open_both(
     )
 
 
+def open_beside(reference: Model, candidate: NamedModel, reading: Reading, ledger: IoLedger, level: Level) -> Model:
+    """Open a candidate for a comparison with a model that is open, and begin to read both vocabularies."""
+    found = candidate.find(reading, ledger)
+    if not (level.accepts_equal_files and _list_same_weights(reference.repository, found)):
+        own = [reference.repository] if reference.tokenizer is None and not reference.has_read_vocabulary else []
+        known = {digest for _, digest in reference.vocabulary_key or ()} if reference.has_read_vocabulary else set()
+        _expect_vocabularies(*own, *([found] if candidate.tokenizer is None else []), known=known)
+    return candidate.open_in(found, reading, ledger, may_read_head=not level.is_screen_only)
+
+
 def _both(mine: Callable[[], T], other: Callable[[], T]) -> tuple[T, T]:
     beside = run_beside(other, name="mdir-hf-candidate")
     return mine(), result_of(beside)
 
 
 def _list_same_weights(mine: Repository, other: Repository) -> bool:
-    digests = [
-        {entry.sha256 for path, entry in found.files.items() if path.endswith(WEIGHT_SUFFIXES) and "/" not in path}
-        for found in (mine, other)
-    ]
-    return digests[0] == digests[1] and bool(digests[0]) and None not in digests[0]
+    """Tell whether two listings give the same digests of weight files: no tokenizer is asked for then."""
+
+    def digests_of(found: Repository) -> set[str | None]:
+        names = (path for path in found.files if "/" not in path and not path.endswith(".json"))
+        return {found.files[path].sha256 for path in names if path.endswith(WEIGHT_SUFFIXES)}
+
+    known = digests_of(mine)
+    return bool(known) and None not in known and known == digests_of(other)
 
 
-def _expect_vocabularies(*repositories: Repository) -> None:
-    known: set[str] = set()
+def _expect_vocabularies(*repositories: Repository, known: Set[str] = frozenset()) -> None:
     for repository in repositories:
         if any(path.endswith(".gguf") for path in (repository.file or "", *repository.files)):
             continue  # the weights may bring their own
@@ -177,4 +189,4 @@ def _expect_vocabularies(*repositories: Repository) -> None:
         digests = {repository.files[path].sha256 or repository.files[path].blob_id or "" for path in paths}
         if "" in digests or not digests <= known:  # files of the same content are read once
             repository.expect(whole=paths)
-        known |= digests
+        known = known | digests

@@ -115,10 +115,7 @@ class NamedModel:
             ledger: Counts what is read.
             may_read_head: Whether its output embeddings may be asked for next, whose shard has a header of its own.
         """
-        first = first_files(repository.files, variant=self.variant, file=repository.file)
-        repository.expect(
-            whole=(CONFIG, *first.whole), heads=(*first.heads, *first.last) if may_read_head else first.heads
-        )
+        expect_files(repository, self.variant, may_read_head=may_read_head)
         open_one = partial(reading.open, ledger=ledger)
         return Model(
             repository,
@@ -153,6 +150,19 @@ def open_both(
             for one, place in zip(named, found, strict=True)
         )
     )
+
+
+def expect_files(repository: Repository, variant: str | None = None, *, may_read_head: bool = False) -> None:
+    """Begin to read what opening a model most probably wants: its config, its index and its first header, at once.
+
+    Args:
+        repository: Where it is.
+        variant: Which one.
+        may_read_head: As for :meth:`NamedModel.open_in`.
+    """
+    first = first_files(repository.files, variant=variant, file=repository.file)
+    heads = (*first.heads, *first.last) if may_read_head else first.heads
+    repository.expect(whole=(CONFIG, *first.whole), heads=heads)
 
 
 def open_beside(reference: Model, candidate: NamedModel, reading: Reading, ledger: IoLedger, level: Level) -> Model:

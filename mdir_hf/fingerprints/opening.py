@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mdir_hf.comparison.model import Model
-from mdir_hf.comparison.opening import Reading
+from mdir_hf.comparison.opening import Reading, expect_files
 from mdir_hf.hub import IoLedger, Repository, parse_reference
 
 
@@ -62,4 +62,6 @@ def open_model(name: str, reading: Reading, ledger: IoLedger, pin: Pin | None = 
         revision = pin.bases.get(reference, revision)
         return reading.open(reference, revision=revision, allow_local=allow_local, ledger=ledger)
 
-    return Model(reading.open(pin.reference, ledger=ledger), open_other=open_base)
+    repository = reading.open(pin.reference, ledger=ledger)
+    expect_files(repository)
+    return Model(repository, open_other=open_base)

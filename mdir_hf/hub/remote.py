@@ -25,6 +25,7 @@ from mdir_hf.hub.paths import has_digest, safe_path
 from mdir_hf.hub.range_cache import shared_range_cache
 from mdir_hf.hub.ranges import HubFile
 
+_MOST_EXPECTED_BYTES = 64 << 20
 _KEPT_BYTES = 1 << 20
 """A file that was expected stays in memory up to this size: a config is read by several."""
 
@@ -130,7 +131,9 @@ class HubRepository:
             heads: Weight files whose first bytes will be asked for.
         """
         for path in whole:
-            if path in self._files and path not in self._coming:
+            # Whoever reads it may want less than there is, and says so only then.
+            is_small = path in self._files and 0 <= self._files[path].n_bytes <= _MOST_EXPECTED_BYTES
+            if is_small and path not in self._coming:
                 self._coming[path] = run_beside(partial(self._content, self._entry(path)), name="mdir-hf-ahead")
         for path in heads:
             source = self.open(path)

@@ -322,6 +322,14 @@ def test_what_is_expected_is_read_at_once_and_only_once(loopback_hub, commit, mo
     assert repository.ledger.requests == len(loopback_hub.requests) == 5
 
 
+@pytest.mark.parametrize("n_bytes", [-1, (64 << 20) + 1])
+def test_a_file_of_no_size_or_too_large_a_size_is_not_read_before_it_is_asked_for(loopback_hub, commit, n_bytes):
+    repository = open_repository("owner/name")
+    repository._files["config.json"] = FileEntry("config.json", n_bytes)
+    repository.expect(whole=["config.json"])
+    assert not repository._coming and not loopback_hub.sent(path="config.json")
+
+
 def test_an_expected_file_that_fails_fails_where_it_is_asked_for(loopback_hub, commit, waits):
     loopback_hub.faults.append(Fault("status", path="config.json", method="GET", status=500, times=6))
     repository = open_repository("owner/name")

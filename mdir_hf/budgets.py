@@ -54,7 +54,7 @@ SAFETENSORS_HEADER = Budget(100_000_000, 2_000_000)
 SHARD_INDEX = Budget(64 << 20, 1_000_000)
 """That of a 671B mixture of experts has 9 MB, and names 91,991 tensors."""
 CONFIG_JSON = Budget(8 << 20, 1 << 20)
-ADAPTER_CONFIG = Budget(4 << 20, 1 << 19)
+ADAPTER_CONFIG = Budget(4 << 20, 1 << 20)
 PICKLE = Budget(64 << 20, 2_000_000)
 """Items are opcodes. A tensor takes about 40: this is enough for 50,000 in one file."""
 ZIP_DIRECTORY = Budget(64 << 20, 200_000)

@@ -250,6 +250,7 @@ def _vocabulary(model: Model, notes: list[str]) -> VocabularySummary | None:
     if found is None:
         notes.append("no tokenizer files: rows would be paired by their number")
         return None
+    notes += (f"its tokenizer files contradict each other: {doubt}" for doubt in model.vocabulary_doubts())
     return VocabularySummary(
         kind=found.kind.value,
         files=found.files,

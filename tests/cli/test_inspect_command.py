@@ -13,7 +13,7 @@ from mdir_hf.checkpoint.safetensors import HEADER_GUESS_N_BYTES
 from mdir_hf.cli import main
 from mdir_hf.inspection import inspect_model
 from tests.hub.fixtures import hf_home, loopback_hub
-from tests.specimens import gaussian, write_model
+from tests.specimens import gaussian, tokens, write_model
 
 __all__ = ["hf_home", "loopback_hub"]
 
@@ -59,6 +59,16 @@ def test_the_vocabulary_is_counted(tmp_path):
     found = inspect_model(write_model(tmp_path / "model", gaussian(V, N, 0)))
     assert found.vocabulary is not None
     assert found.vocabulary.tokens + found.vocabulary.special == found.vocabulary.rows == V
+
+
+def test_tokenizer_files_that_contradict_each_other_are_noted(tmp_path):
+    folder = write_model(tmp_path / "model", gaussian(300, 16, 0))
+    assert inspect_model(folder).notes == ()
+    (folder / "vocab.json").write_text(json.dumps({word: 299 - row for row, word in enumerate(tokens(300))}))
+    (said,) = inspect_model(folder).notes
+    assert said.startswith(
+        "its tokenizer files contradict each other: tokenizer.json and vocab.json give different rows"
+    )
 
 
 def test_text_and_json_say_the_same(llama, capsys):

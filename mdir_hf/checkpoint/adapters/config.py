@@ -14,6 +14,7 @@ from typing import Annotated
 
 from annotated_types import Ge, Le
 
+from ... import budgets
 from ...errors import UnsupportedFormatError
 from ..json_object import AS_WRITTEN, read_json
 from ..sources import FileTree
@@ -22,7 +23,6 @@ ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 """In the order in which PEFT looks for them."""
 
-MAX_CONFIG_N_BYTES = 4 << 20
 _WHAT = "the config of the adapter"
 _MERGE = "merge it (`model.merge_and_unload()`) and compare the result"
 
@@ -152,7 +152,10 @@ def read_adapter_config(tree: FileTree) -> AdapterConfig:
         UnsupportedFormatError: If the adapter does something to the weights that is not computed here; says what.
     """
     label = f"{tree.label}:{ADAPTER_CONFIG}"
-    data = tree.read(ADAPTER_CONFIG, max_bytes=MAX_CONFIG_N_BYTES)
+    data = tree.read(ADAPTER_CONFIG, max_bytes=budgets.ADAPTER_CONFIG.n_bytes)
+    excess = budgets.ADAPTER_CONFIG.excess(n_items=budgets.json_weight(data), of="values")
+    if excess is not None:
+        raise UnsupportedFormatError(f"{_WHAT} {excess}", subject=label)
     said = read_json(data, _Peft, what=_WHAT, label=label)
     kind, base, revision = said.peft_type or "LORA", said.base_model_name_or_path or None, said.revision or None
     if kind in _LEAVES_WEIGHTS_ALONE:

@@ -6,6 +6,7 @@
 from .config import ConfigSizes, language_config, read_config, read_sizes
 from .gguf import gguf_config
 from .layers import Layer
+from .params import params_config
 from .parts import Part, WeightPart, WeightProduct, part_shape, read_experts, read_part
 from .resolve import Anatomy, resolve_anatomy
 from .roles import FusedRows, HeadCounts, Role, RowsOfEach, WholeTensor
@@ -24,6 +25,7 @@ __all__ = [
     "WholeTensor",
     "gguf_config",
     "language_config",
+    "params_config",
     "part_shape",
     "read_config",
     "read_experts",

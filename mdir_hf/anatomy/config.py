@@ -134,6 +134,7 @@ def read_sizes(config: Config | None, *, class_defaults: bool = True) -> ConfigS
     said = language_config(config)
     architecture = said.get("model_type", config.get("model_type"))
     architecture = architecture if isinstance(architecture, str) and architecture else "unknown"
+    architecture = tables.SAME_AS.get(architecture, architecture)
     # What the header of a GGUF file does not say is no default of a class.
     inner = with_class_defaults(said, architecture) if class_defaults and GGUF_MARK not in config else said
     # Of a class that ties by default it is assumed; that another one does not, the missing head itself would say.
@@ -156,6 +157,9 @@ def read_sizes(config: Config | None, *, class_defaults: bool = True) -> ConfigS
         numbers={key: value for key, value in _scalars(inner) if type(value) is int},
         flags={key: value for key, value in _scalars(inner) if isinstance(value, bool | str)},
     )
+    if sizes.architecture in tables.VALUES_SHARE_THE_STREAM and sizes.hidden_size and sizes.n_heads:
+        values = {"v_head_dim": sizes.hidden_size // sizes.n_heads}
+        sizes = replace(sizes, numbers=values | dict(sizes.numbers))
     layer_heads = read_layer_heads(
         inner, sizes.architecture, sizes.heads, sizes.numbers, most_layers=tables.MOST_LAYERS
     )

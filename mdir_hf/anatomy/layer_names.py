@@ -19,6 +19,10 @@ MOST_DIGITS = 6
 """Of the number of a layer."""
 
 
+_WRAPPED = ".base_layer."
+"""What adapters put into the name of a weight that they stand beside."""
+
+
 def split_at_layer(name: str) -> tuple[str, int, str] | None:
     """Return what stands in front of the first number in a name, the number, and what stands behind it.
 
@@ -73,10 +77,15 @@ class NamesOfLayer:
         return found[0] if len(found) == 1 else None
 
 
+def is_wrapped(rest: str) -> bool:
+    """Whether an adapter is stored beside the weight."""
+    return _WRAPPED in rest
+
+
 @lru_cache(maxsize=1 << 14)
 def expert_of(rest: str, row: LayerRow) -> int:
     """The number of the expert in a name that a row with numbered experts matches."""
-    match = _compiled(row.pattern).fullmatch(rest)
+    match = _compiled(row.pattern).fullmatch(rest.replace(_WRAPPED, "."))
     assert match is not None
     return int(match["expert"])
 
@@ -88,6 +97,7 @@ def _is_number(word: str) -> bool:
 @lru_cache(maxsize=1 << 14)  # layers repeat their names
 def _patterns_of(rest: str) -> frozenset[str]:
     names, endless = _patterns_by_name()
+    rest = rest.replace(_WRAPPED, ".")
     found = names.get(rest) or names.get(".".join(map(_alike, rest.split("."))), frozenset())
     more = [pattern for pattern in endless if pattern.fullmatch(rest)]
     return found.union(pattern.pattern for pattern in more) if more else found

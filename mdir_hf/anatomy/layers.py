@@ -13,7 +13,7 @@ from ..errors import AnatomyError
 from . import tables
 from .config import ConfigSizes
 from .families import PRODUCT_ROWS
-from .layer_names import NamesOfLayer, expert_of, split_at_layer
+from .layer_names import NamesOfLayer, expert_of, is_wrapped, split_at_layer
 from .parts import Part, WeightPart, WeightProduct
 from .roles import HeadCounts, Role, head_counts
 from .rows import LayerRow, ProductRow, RopeLayout
@@ -186,6 +186,8 @@ def place_layers(stack: Stack, sizes: ConfigSizes, notes: list[str]) -> tuple[tu
     has_gate = any(Role.GATE in parts for found in placed.values() for parts in found.mlps())
     of_mlp = (Role.UP, Role.DOWN, Role.GATE) if has_gate else (Role.UP, Role.DOWN)
     has_one = sizes.architecture in tables.ONE_SUBLAYER
+    if any(is_wrapped(rest) for index in indices[:1] for rest in stack.names[index]):
+        notes.append("adapters are stored beside the weights (their names end with lora_A, lora_B) and are left out")
     layers = tuple(found.layer(index, of_mlp, has_one=has_one) for index, found in placed.items())
     return layers, tuple(unplaced)
 
@@ -339,6 +341,8 @@ def _place_products(stack: Stack, index: int, names: NamesOfLayer, sizes: Config
 
 def _holds(row: LayerRow, names: NamesOfLayer, sizes: ConfigSizes) -> bool:
     if row.model_types and sizes.architecture not in row.model_types:
+        return False
+    if row.said is not None and row.said not in sizes.numbers:
         return False
     if any(sizes.flags.get(key) not in answers for key, answers in row.when):
         return False

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from ..errors import AnatomyError, UnsupportedFormatError
 from . import tables
 from .config import Config, ConfigSizes, read_sizes
-from .families.recurrent import HEADS_FROM_SHAPE, SIGNS
-from .layer_names import is_in_layer
+from .families.recurrent import CHANNELS_PER_HEAD, HEADS_FROM_SHAPE, SIGNS
+from .layer_names import is_in_layer, split_at_layer
 from .layers import Layer, Stack, choose_stack, find_stacks, place_layers
 from .parts import ShapeOf, WeightPart, WeightProduct, part_shape
 from .roles import Role
@@ -125,7 +125,7 @@ def resolve_anatomy(config: Config | None, names: Iterable[str], shape_of: Shape
     all_names = sorted(names)
     sizes = _with_family(read_sizes(config), all_names)
     notes: list[str] = [] if config else ["there is no config; names and shapes decided"]
-    embedding = _find_embedding(all_names, sizes.architecture)
+    embedding = _find_embedding(all_names, sizes, notes)
     stored = shape_of(embedding)
     sizes = _without_defaults_of_another_width(config, sizes, stored, notes)
     shape = _check_embedding(embedding, stored, sizes)
@@ -155,7 +155,11 @@ def resolve_anatomy(config: Config | None, names: Iterable[str], shape_of: Shape
     layers: tuple[Layer, ...] = ()
     unplaced: tuple[str, ...] = ()
     final_norm = None
-    if stack is not None:
+    if stack is not None and sizes.architecture in tables.SEQUENTIAL:
+        edges = {split[1] for name in (embedding, unembedding or "") if (split := split_at_layer(name)) is not None}
+        stack = replace(stack, names={at: rests for at, rests in stack.names.items() if at not in edges})
+        sizes = replace(sizes, n_layers=None)  # whose numbers do not start at 0
+    if stack is not None and stack.names:
         sizes = _with_heads(_of_stack(sizes, stack.prefix), stack, shape_of)
         layers, unplaced = place_layers(stack, sizes, notes)
         final_norm = _find_final_norm(all_names, stack.prefix, sizes.architecture)
@@ -188,8 +192,9 @@ def resolve_anatomy(config: Config | None, names: Iterable[str], shape_of: Shape
     )
 
 
-def _find_embedding(names: list[str], architecture: str) -> str:
-    outside = [name for name in names if not is_in_layer(name)]
+def _find_embedding(names: list[str], sizes: ConfigSizes, notes: list[str]) -> str:
+    architecture = sizes.architecture
+    outside = [name for name in names if architecture in tables.SEQUENTIAL or not is_in_layer(name)]
     for candidates in (
         [name for name in outside if not _belongs_elsewhere(name)],
         outside,  # a model called visual_bert is no vision tower
@@ -197,6 +202,12 @@ def _find_embedding(names: list[str], architecture: str) -> str:
         found = _first_match(candidates, tables.EMBEDDING_ROWS, architecture)
         if found is not None:
             return found
+    head = None if sizes.ties_embeddings is False else _find_unembedding(names, architecture, "")
+    if head is not None:
+        notes.append(
+            f"of tied embeddings only the unembedding (lm_head) is stored, {head!r}; it counts as the embedding"
+        )
+        return head
     some = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
     patterns = ", ".join(row.pattern for row in tables.EMBEDDING_ROWS if not row.model_types)
     looked_for = patterns.replace("\\", "").replace("?", "")
@@ -206,8 +217,13 @@ def _find_embedding(names: list[str], architecture: str) -> str:
 
 
 def _find_unembedding(names: list[str], architecture: str, embedding: str) -> str | None:
+    if architecture in tables.HEADS_OF_OTHER_TOKENS:
+        return None
+    is_sequential = architecture in tables.SEQUENTIAL
     candidates = [
-        name for name in names if name != embedding and not is_in_layer(name) and not _belongs_elsewhere(name)
+        name
+        for name in names
+        if name != embedding and (is_sequential or not is_in_layer(name)) and not _belongs_elsewhere(name)
     ]
     return _first_match(candidates, tables.UNEMBEDDING_ROWS, architecture)
 
@@ -218,7 +234,9 @@ def _with_family(sizes: ConfigSizes, names: list[str]) -> ConfigSizes:
         return sizes
     for pattern, family in SIGNS:
         if any(re.fullmatch(rf"(?:.*\.)?{pattern}", name) for name in names):
-            return replace(sizes, architecture=family)
+            channels = CHANNELS_PER_HEAD.get(family)
+            n_heads = sizes.n_heads if channels is None or sizes.hidden_size is None else sizes.hidden_size // channels
+            return replace(sizes, architecture=family, n_heads=n_heads)
     return sizes
 
 

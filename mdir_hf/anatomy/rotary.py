@@ -68,6 +68,7 @@ ROTATION_ROWS: tuple[RotationRow, ...] = (
                 *("nanochat", "nemotron", "olmo", "olmo2", "olmo3", "olmo_hybrid", "olmoe", "persimmon", "phi", "phi3"),
                 *("phi4_multimodal", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next"),
                 *("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "recurrent_gemma", "seed_oss"),
+                *("RefinedWeb", "RefinedWebModel", "grok-1", "mixformer-sequential", "new", "phi-msft"),
                 *("smollm3", "solar_open", "stablelm", "starcoder2", "vaultgemma"),
             }
         ),

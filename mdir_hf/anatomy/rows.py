@@ -49,6 +49,7 @@ class LayerRow:
             answers the row holds for; None: the config does not say.
         beside: The row holds only in a layer that also has a tensor matching this.
         unless_beside: The row does not hold in a layer that has a tensor matching this.
+        said: A number that the config must give.
         experts: How it holds experts, None outside of them. ``numbered``: it belongs to the routed expert whose number
             is the pattern's group ``expert``. ``stacked``: it holds those of all routed experts along its first axis.
             ``below``: theirs lie one below another in one matrix. ``shared``: it belongs to the expert that every token
@@ -65,6 +66,7 @@ class LayerRow:
     when: tuple[tuple[str, frozenset[Answer]], ...] = ()
     beside: str | None = None
     unless_beside: str | None = None
+    said: str | None = None
     experts: ExpertStorage | None = None
     joined: bool = False
     rope: RopeLayout | None = None
@@ -114,6 +116,7 @@ QKV = (Role.Q, Role.K, Role.V)
 GATED_MLP = (Role.GATE, Role.UP, Role.DOWN)
 MLP = (Role.UP, Role.DOWN)
 NORMS = (Role.ATTENTION_NORM, Role.MLP_NORM)
+OUT_NORMS = (Role.ATTENTION_OUT_NORM, Role.MLP_OUT_NORM)
 HEAD_NORMS = (Role.Q_NORM, Role.K_NORM)
 """Roles in the order in which :func:`named` takes words for them."""
 
@@ -149,6 +152,7 @@ class Said(TypedDict, total=False):
     when: tuple[tuple[str, frozenset[Answer]], ...]
     beside: str | None
     unless_beside: str | None
+    said: str | None
     experts: ExpertStorage | None
     joined: bool
     rope: RopeLayout | None

@@ -19,7 +19,20 @@ def _anywhere(names: str) -> tuple[EdgeRow, ...]:
     return tuple(EdgeRow(rf"{name}\.weight") for name in names.split())
 
 
+SAME_AS = {"gpt_neox_reward_model": "gpt_neox", "phi3_v": "phi3", "phi4mm": "phi4_multimodal"}
+"""Other names of families, in the files of their makers."""
+
+SEQUENTIAL = frozenset({"mixformer-sequential"})
+"""Families that number embedding and head along with the layers, the first and the last of them."""
+
+VALUES_SHARE_THE_STREAM = frozenset({"minicpm3"})
+"""Families of latent attention whose values are as wide as stream over heads where the config does not say."""
+
+HEADS_OF_OTHER_TOKENS = frozenset({"csm"})
+"""Families whose output head has rows for other tokens than the embedding has: codes of sound."""
+
 EMBEDDING_ROWS: tuple[EdgeRow, ...] = (
+    EdgeRow(r"embed_text_tokens\.weight", frozenset({"csm"})),
     EdgeRow(r"local_encoder\.embed_tokens\.weight", frozenset({"blt"})),
     EdgeRow(r"w\.weight", frozenset({"ctrl"})),
     *_anywhere("embed_tokens wte"),
@@ -37,6 +50,8 @@ UNEMBEDDING_ROWS: tuple[EdgeRow, ...] = (
         r"cls\.predictions\.decoder generator_lm_head embed_out output_projection output_layer pred_layer\.proj"
     ),
     *_anywhere("lm_loss"),
+    EdgeRow(r"layers\.\d+\.linear\.weight", SEQUENTIAL),
+    EdgeRow(r"language_model\.output\.weight"),
     *(EdgeRow(rf"{name}\.weight", at_root=True) for name in ("proj_out", "output", "head", "decoder")),
 )
 """Output head, ``(d_vocab, d_model)``. Every ``get_output_embeddings`` of the causal models of transformers 5.23."""
@@ -51,14 +66,14 @@ FINAL_NORM_ROWS: tuple[EdgeRow, ...] = (
 
 NOT_WEIGHTS = (
     r"(.*[.|])?(bias|masked_bias|rotary_emb\.inv_freq|e_score_correction_bias|(gate_up|down)_proj_bias"
-    rf"|shared_expert_gate\.weight|{GGUF_NOT_WEIGHTS})"
+    rf"|shared_expert_gate\.weight|lora_[AB](?:\.\w+)?\.weight|{GGUF_NOT_WEIGHTS})"
 )
 """Names in a layer that a comparison does not need: biases, masks, rotary frequencies, a gate of one row.
 
 They get no role, and they are not reported as missing one.
 """
 
-ONE_SUBLAYER = frozenset({"mamba", "mamba2", "falcon_mamba", "nemotron_h"})
+ONE_SUBLAYER = frozenset({"mamba", "mamba2", "mamba2_ssm", "falcon_mamba", "nemotron_h"})
 """Families whose layers are each one thing: attention, an MLP or a state-space mixer."""
 
 MOST_EXPERTS = 10_000
@@ -72,7 +87,7 @@ MOST_LAYERS = 10_000
 
 OTHER_STACKS = (
     *("vision", "visual", "audio", "image", "video", "speech", "mtp", "draft", "eagle", "medusa"),
-    *("cross_attn", ".dit."),
+    *("cross_attn", ".dit.", "talker", "token2wav", "code2wav", "depth_decoder", "codec_model"),
 )
 """Words in a prefix that say: not the language model, or not its own layers (multi-token prediction heads)."""
 

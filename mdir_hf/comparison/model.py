@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cached_property, partial
 
-from mdir_hf.anatomy import Anatomy, gguf_config, read_config, resolve_anatomy
+from mdir_hf.anatomy import Anatomy, gguf_config, params_config, read_config, resolve_anatomy
 from mdir_hf.checkpoint import TensorSource
 from mdir_hf.comparison.bases import OpenRepository, Weights, about_model, open_weights
 from mdir_hf.comparison.comparable import matrix_spec
@@ -15,6 +15,9 @@ from mdir_hf.report import ModelSummary
 from mdir_hf.vocabulary import Vocabulary, doubts_of_vocabulary, gguf_vocabulary, read_vocabulary, vocabulary_files
 
 CONFIG = "config.json"
+PARAMS = "params.json"
+"""What Meta and Mistral write beside their own files."""
+
 MAX_CONFIG_N_BYTES = 8 << 20
 TOKENS = "tokenizer.ggml.tokens"
 
@@ -75,6 +78,9 @@ class Model:
             elif CONFIG in self.weights.base.files:
                 # The config beside an adapter, if any, is that of its training; the layout is that of its base.
                 config = read_config(self.weights.base.read(CONFIG, max_bytes=MAX_CONFIG_N_BYTES))
+            elif PARAMS in self.weights.base.files:
+                params = read_config(self.weights.base.read(PARAMS, max_bytes=MAX_CONFIG_N_BYTES), label=PARAMS)
+                config = params_config(params)
             self.anatomy: Anatomy = resolve_anatomy(
                 config, self.tensors.names(), lambda name: self.tensors.spec(name).shape
             )

@@ -44,6 +44,7 @@ ROWS: tuple[LayerRow, ...] = (
     *rows({r"self_attn\.query_key_value": PER_HEAD}, {"persimmon", "fuyu"}),
     # Falcon: 40B and later by groups; 7B one key for all heads; 1B as BLOOM.
     *rows({r"self_attention\.query_key_value": PER_GROUP}, _FALCON, when=(("new_decoder_architecture", YES),)),
+    *rows({r"self_attention\.query_key_value": PER_GROUP}, _FALCON, said="n_head_kv"),  # 40B as first published
     *rows(
         {r"self_attention\.query_key_value": _ONE_KEY},
         _FALCON,
@@ -68,6 +69,18 @@ ROWS: tuple[LayerRow, ...] = (
     # MPT: contiguous; its remote code knows groups as well.
     *rows(
         {r"attn\.Wqkv": THIRDS}, {"mpt"}, when=(("attn_config.attn_type", frozenset({"multihead_attention", None})),)
+    ),
+    *rows(
+        {r"attn\.Wqkv": fused_rows(QKV, 1, ("heads", *(2 * ("attn_config.kv_n_heads",))))},
+        {"mpt"},
+        when=(("attn_config.attn_type", frozenset({"grouped_query_attention"})),),
+        n_heads=("heads", "attn_config.kv_n_heads"),
+    ),
+    *rows(
+        {r"attn\.Wqkv": _ONE_KEY},
+        {"mpt"},
+        when=(("attn_config.attn_type", frozenset({"multiquery_attention"})),),
+        n_heads=("heads", 1),
     ),
     *rows({r"attn\.out_proj": Role.O, **named(r"ffn\.%s_proj", "up down", MLP)}, {"mpt"}),
     # DBRX: contiguous, with groups.

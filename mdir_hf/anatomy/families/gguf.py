@@ -16,6 +16,7 @@ from ..rows import (
     MLP,
     NORMS,
     NUMBER,
+    OUT_NORMS,
     QKV,
     LayerRow,
     Parts,
@@ -126,6 +127,7 @@ _NORMS: tuple[LayerRow, ...] = (
         beside=r"attn_norm\.weight",
         unless_beside=rf"{_FFN_NORM}|post_ffw_norm\.weight",
     ),
+    *rows(named("post_%s_norm", "attention ffw", OUT_NORMS)),
 )
 
 ROWS: tuple[LayerRow, ...] = (*_ATTENTION, *_MIXERS, *_MLP, *_NORMS)

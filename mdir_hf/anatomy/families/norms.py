@@ -1,13 +1,13 @@
 """Norms: in front of attention and MLP, on queries and keys.
 
-Only a norm that stands between the residual stream and what reads it is placed. Those behind attention or MLP, and
-those whose output is the stream itself (BART and other models that normalise last), scale nothing that is read.
+A norm in front stands between the residual stream and what reads it; one behind attention or MLP scales what is added
+to the stream. Norms whose output is the stream itself (BART and other models that normalise last) have no role.
 """
 
 from __future__ import annotations
 
 from ..roles import Role
-from ..rows import HEAD_NORMS, NORMS, YES_OR_UNSAID, LayerRow, named, rows
+from ..rows import HEAD_NORMS, NORMS, OUT_NORMS, YES_OR_UNSAID, LayerRow, named, rows
 
 _FAIRSEQ_NORM_FIRST = {
     *("bigbird_pegasus", "biogpt", "blenderbot", "mbart", "musicgen_decoder", "musicgen_melody_decoder"),
@@ -52,4 +52,9 @@ ROWS: tuple[LayerRow, ...] = (
         beside=r"input_layernorm\.weight",
         unless_beside=r"pre_(feedforward|mlp|ff)_layernorm\.weight",
     ),
+    *rows(
+        {"post_attention_layernorm": Role.ATTENTION_OUT_NORM},
+        beside=r"(?:pre|post)_(?:feedforward|mlp|ff)_layernorm\.weight",
+    ),
+    *rows(named("post_%s_layernorm", "self_attn (?:feedforward|mlp|ff)", OUT_NORMS)),
 )

@@ -102,8 +102,14 @@ SIGNS: tuple[tuple[str, str], ...] = (
     (r"blocks\.\d+\.att\.time_maa_x", "rwkv6"),
     (r"blocks\.\d+\.att\.ln_x\.weight", "rwkv5"),
     (r"blocks\.\d+\.att\.time_mix_r", "rwkv4"),
+    (r"backbone\.layers\.\d+\.mixer\.x_proj\.weight", "mamba"),
+    (r"backbone\.layers\.\d+\.mixer\.norm\.weight", "mamba2_ssm"),
 )
-"""Tensor names by which a family is told where there is no config, as with RWKV's own files; the first counts."""
+"""Tensor names by which a family is told where no config does, as with RWKV's own files; the first counts."""
+
+CHANNELS_PER_HEAD = {"mamba2_ssm": 32}
+"""Channels of the stream for each head of a mixer, in families that are told by their names and whose config does not
+count them: state-spaces' Mamba-2 is twice as wide, in heads of 64."""
 
 HEADS_FROM_SHAPE: tuple[str, ...] = (
     r"(?:att|attention)\.(?:r_k|time_faaaa)",

@@ -2,8 +2,7 @@
 
 Layouts are those of the published modelling files; each is checked in the tests against their arithmetic. Families that
 took over Llama's names (InternLM, Orion, XVERSE, Aquila, Skywork, MiMo, SOLAR, Pangu, HunYuan) need no row. Not placed,
-because no source could be had to hold them against: Grok-1, the stacked experts of Step-3, the dense MLP that Arctic
-keeps beside its experts, Phi-1 and Phi-1.5 as a ``Sequential`` with the embedding for its first layer.
+because no source could be had to hold it against: the dense MLP that Arctic keeps beside its experts.
 """
 
 from __future__ import annotations
@@ -19,6 +18,8 @@ from ..rows import (
     MLP,
     NO_OR_UNSAID,
     NORMS,
+    NUMBER,
+    OUT_NORMS,
     PER_GROUP,
     PER_HEAD,
     QKV,
@@ -35,6 +36,8 @@ _MOLMO = {"molmo", "molmo2", "molmo2_text", "hf_olmo", "olmo-original"}
 _CHATGLM = {"chatglm"}
 _TELECHAT = {"telechat", "telechat2"}
 _STEP3 = frozenset({"step3", "step3_text"})
+_STEPS = _STEP3 | {"step3p5", "step3p7", "step3p7_text"}
+_GROK = {"grok-1"}
 
 _LN = named("ln_%s", "1 2", NORMS)
 _MLP_OF_META = named(r"feed_forward\.%s", "w1 w3 w2", GATED_MLP)
@@ -95,7 +98,7 @@ ROWS: tuple[LayerRow, ...] = (
             **named(r"mlp\.%s", "fc1 fc2", MLP),
             "ln": NORMS,
         },
-        {"phi-msft"},
+        {"phi-msft", "mixformer-sequential"},
     ),
     *rows(named("ln%s", "1 2", NORMS), {"Yi", "yi"}),
     # TeleChat: for each key head k, then v.
@@ -150,6 +153,33 @@ ROWS: tuple[LayerRow, ...] = (
         named(r"self_attn\.to_%s", "q k v out", ATTENTION) | named(r"self_attn\.norm_%s", "q k", HEAD_NORMS),
         {"cosmos3_edge_text", "qwen3_vl_text"},
     ),
+    # Step-3: all experts of a kind in one tensor, (experts, d_out, d_in).
+    *rows(named(r"moe\.%s_proj", "gate up down", GATED_MLP), _STEPS, experts="stacked"),
+    *rows(named(r"share_expert\.%s_proj", "gate up down", GATED_MLP), _STEPS, experts="shared"),
+    *rows({r"moe\.gate": Role.ROUTER}, _STEPS),
+    # Grok-1: what `linear` makes is activated; norms in front of attention and MLP, and behind.
+    *rows(named(r"attn\.%s_proj", "q k v o", ATTENTION), _GROK),
+    *rows(
+        named(rf"moe_block\.experts\.{NUMBER}\.%s", "linear linear_v linear_1", GATED_MLP), _GROK, experts="numbered"
+    ),
+    *rows({r"moe_block\.gate": Role.ROUTER}, _GROK),
+    *rows(
+        named("pre_%s_norm", "attn moe", NORMS) | named("post_%s_norm", "attn moe", OUT_NORMS), _GROK, ending=r"\.scale"
+    ),
+    # gte-v1.5: q|k|v, and what multiplies before what is activated. Its norms stand behind the sums.
+    *rows(
+        {
+            r"attention\.qkv_proj": THIRDS,
+            r"attention\.o_proj": Role.O,
+            r"mlp\.up_gate_proj": fused_rows((Role.UP, Role.GATE), 1, (1, 1)),
+        },
+        {"new"},
+    ),
+    # Mixtral in Mistral's own files.
+    *rows(
+        named(rf"feed_forward\.experts\.{NUMBER}\.%s", "w1 w3 w2", GATED_MLP), beside=_BESIDE_META, experts="numbered"
+    ),
+    *rows({r"feed_forward\.gate": Role.ROUTER}, beside=_BESIDE_META),
     # Step-3: what others call the query projection makes a latent.
     *rows({r"self_attn\.q_proj": ()}, _STEP3, beside=r"self_attn\.wq\.weight"),
 )

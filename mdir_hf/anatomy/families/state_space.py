@@ -44,6 +44,8 @@ _INPUTS: tuple[tuple[str, set[str], Parts], ...] = (
     ("mixer", {"mamba", "falcon_mamba"}, fused_rows(_INPUT_AND_GATE, 1, (1, 1))),
     ("mamba", {"jamba"}, fused_rows(_INPUT_AND_GATE, 1, (1, 1))),
     (r"(?:mamba_decoder\.)?mamba", {"zamba"}, fused_rows(_INPUT_AND_GATE, "rows", (1, 1))),
+    # state-spaces' own Mamba-2, whose config says no more than d_model: twice as wide, heads of 64, states of 128.
+    ("mixer", {"mamba2_ssm"}, mamba2("128*d_model", 8192, "2*d_model")),
     ("mixer", {"mamba2"}, mamba2("num_heads*head_dim", "n_groups*state_size", "num_heads")),
     ("mixer", _NEMOTRON, mamba2("mamba_num_heads*mamba_head_dim", "n_groups*ssm_state_size", "mamba_num_heads")),
     (
@@ -66,7 +68,7 @@ ROWS: tuple[LayerRow, ...] = (
         {r"(?:mixer|(?:mamba_decoder\.)?mamba)\.out_proj": Role.SSM_OUT},
         beside=r"(?:mixer|(?:mamba_decoder\.)?mamba)\.A_log",
     ),
-    *rows({"norm": Role.ATTENTION_NORM}, {"mamba", "falcon_mamba", "mamba2"}),
+    *rows({"norm": Role.ATTENTION_NORM}, {"mamba", "falcon_mamba", "mamba2", "mamba2_ssm"}),
     *rows({r"mamba_decoder\.input_layernorm": Role.ATTENTION_NORM}, {"zamba", "zamba2"}),
     # Griffin's recurrent block.
     *rows(named(r"temporal_block\.linear_%s", "x y out", (*_INPUT_AND_GATE, Role.SSM_OUT)), _GRIFFIN, rope="none"),

@@ -1,0 +1,197 @@
+"""Published models resolve wholly, by names and shapes as they are on the Hub; one row each in published_models.py."""
+
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+
+from mdir_hf.anatomy import HeadCounts, Role, params_config, read_experts, read_part, read_sizes, resolve_anatomy
+from mdir_hf.anatomy.parts import part_shape
+from mdir_hf.checkpoint import MemorySource
+from mdir_hf.comparison.model import Model
+from mdir_hf.hub import IoLedger, open_repository
+from tests.anatomy.published_models import MAMBA, MODELS, meta
+from tests.anatomy.test_every_causal_model import check_attention, check_mlp
+
+ATTENTION = {Role.Q, Role.K, Role.V, Role.O}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_published_model_resolves_wholly(model):
+    published = MODELS[model]
+    shapes = published.shapes()
+    anatomy = resolve_anatomy(published.config, shapes, shapes.__getitem__)
+
+    assert anatomy.embedding.tensor == published.embedding[0]
+    assert (anatomy.unembedding and anatomy.unembedding.tensor) == (published.unembedding and published.unembedding[0])
+    n_layers, first, prefix = published.layers
+    assert [layer.index for layer in anatomy.layers] == list(range(first, first + n_layers))
+    assert anatomy.unplaced == tuple(
+        f"{prefix}.{i}.{rest}" for i in range(first, first + n_layers) for rest in published.unplaced
+    )
+    assert (anatomy.rope, anatomy.rotary_dim) == published.rope
+    for layer in (anatomy.layers[0], anatomy.layers[-1]):
+        assert layer.missing == ()
+        assert layer.parts.keys() >= ATTENTION
+        heads = layer.heads or HeadCounts(anatomy.n_heads, anatomy.n_kv_heads)
+        assert (heads.n_heads, heads.n_kv_heads) == published.heads[:2]
+        assert part_shape(layer.parts[Role.V], shapes.__getitem__)[0] == published.heads[1] * published.heads[2]
+        anatomy.check_shapes(layer, shapes.__getitem__)
+        check_attention(anatomy, layer, shapes.__getitem__)
+        mlps = [*layer.experts, *layer.shared_experts] or [layer.parts]
+        for mlp in mlps:
+            assert {Role.UP, Role.DOWN} <= mlp.keys()
+            check_mlp(mlp, shapes.__getitem__)
+
+
+@pytest.mark.parametrize(
+    ("model", "behind"),
+    [
+        ("google/gemma-2-2b", ("post_attention_layernorm", "post_feedforward_layernorm")),
+        ("allenai/OLMo-2-1124-7B", ("post_attention_layernorm", "post_feedforward_layernorm")),
+        ("THUDM/GLM-4-9B-0414", ("post_self_attn_layernorm", "post_mlp_layernorm")),
+        ("xai-org/grok-1 in torch", ("post_attn_norm", "post_moe_norm")),
+    ],
+)
+def test_norms_behind_attention_and_mlp_have_a_role(model, behind):
+    shapes = MODELS[model].shapes()
+    parts = resolve_anatomy(MODELS[model].config, shapes, shapes.__getitem__).layers[0].parts
+    names = [parts[role].tensor.split(".")[-2] for role in (Role.ATTENTION_OUT_NORM, Role.MLP_OUT_NORM)]
+    assert names == list(behind)
+
+
+@pytest.mark.parametrize("model", MAMBA)
+def test_state_spaces_own_mamba_is_told_by_its_names(model):
+    config, layer = MAMBA[model]
+    shapes = {f"backbone.layers.{i}.{rest}": shape for i in range(24) for rest, shape in layer.items()}
+    shapes |= {"backbone.embedding.weight": (50280, 768), "backbone.norm_f.weight": (768,)}
+    anatomy = resolve_anatomy(config, shapes, shapes.__getitem__)
+    assert anatomy.embedding.tensor == "backbone.embedding.weight"
+    assert len(anatomy.layers) == 24
+    for found in anatomy.layers:
+        assert found.missing == ()
+        made = {role: part_shape(found.parts[role], shapes.__getitem__) for role in (Role.SSM_IN, Role.MIXER_GATE)}
+        assert set(made.values()) == {(1536, 768)}
+    first = anatomy.layers[0].parts
+    rows = {role: first[role].rows(layer["mixer.in_proj.weight"]) for role in (Role.SSM_IN, Role.MIXER_GATE)}
+    assert rows[Role.SSM_IN][0] == (0 if model.endswith("mamba-130m") else 1536)  # x|z of Mamba, z|x|B|C|dt of Mamba-2
+    assert rows[Role.MIXER_GATE][0] == (1536 if model.endswith("mamba-130m") else 0)
+
+
+def test_only_an_untied_head_is_no_embedding():
+    published = MODELS["a copy that stores its head alone"]
+    shapes = published.shapes()
+    anatomy = resolve_anatomy(published.config, shapes, shapes.__getitem__)
+    assert anatomy.tied and any("only the unembedding (lm_head) is stored" in note for note in anatomy.notes)
+    with pytest.raises(Exception, match="no tensor is named like an input embedding"):
+        resolve_anatomy(published.config | {"tie_word_embeddings": False}, shapes, shapes.__getitem__)
+
+
+def test_adapters_beside_weights_are_left_out_and_that_is_said():
+    published = MODELS["microsoft/Phi-4-multimodal-instruct"]
+    shapes = published.shapes()
+    anatomy = resolve_anatomy(published.config, shapes, shapes.__getitem__)
+    assert sum("adapters are stored beside the weights" in note for note in anatomy.notes) == 1
+    assert ".base_layer." in anatomy.layers[0].parts[Role.Q].tensor
+
+
+# --- what lies in a tensor, by value
+
+N, M, E = 12, 8, 3
+
+
+def draw(*shape):
+    return torch.randn(*shape, generator=draw.generator)
+
+
+draw.generator = torch.Generator().manual_seed(0)
+
+
+def placed(config, layer):
+    tensors = {f"model.layers.0.{rest}": tensor for rest, tensor in layer.items()}
+    tensors["model.embed_tokens.weight"] = draw(40, N)
+    anatomy = resolve_anatomy(config, list(tensors), lambda name: tuple(tensors[name].shape))
+    return anatomy.layers[0], MemorySource(tensors)
+
+
+def test_an_expert_of_grok_1_does_what_its_code_does():
+    layer = {f"moe_block.experts.{e}.{name}.weight": draw(*shape) for e in range(E) for name, shape in
+             (("linear", (M, N)), ("linear_v", (M, N)), ("linear_1", (N, M)))}  # fmt: skip
+    found, source = placed({"model_type": "grok-1", "hidden_size": N}, layer)
+    x = draw(N)
+    for e, weights in enumerate(read_experts(source, found.experts)):
+        w, v, o = (layer[f"moe_block.experts.{e}.{name}.weight"] for name in ("linear", "linear_v", "linear_1"))
+        got = weights[Role.DOWN] @ (F.gelu(weights[Role.GATE] @ x) * (weights[Role.UP] @ x))
+        torch.testing.assert_close(got, o @ (F.gelu(w @ x) * (v @ x)))
+
+
+def test_experts_of_step_3_are_the_matrices_of_its_stacks():
+    layer = {f"moe.{name}_proj.weight": draw(E, *shape) for name, shape in
+             (("gate", (M, N)), ("up", (M, N)), ("down", (N, M)))}  # fmt: skip
+    found, source = placed({"model_type": "step3_text", "hidden_size": N, "moe_num_experts": E}, layer)
+    for e, weights in enumerate(read_experts(source, found.experts)):
+        for role in (Role.GATE, Role.UP, Role.DOWN):
+            assert torch.equal(weights[role], layer[f"moe.{role.value}_proj.weight"][e])
+
+
+def test_values_of_minicpm_3_are_the_last_rows_of_each_head():
+    config = {"model_type": "minicpm3", "hidden_size": N, "num_attention_heads": 3, "q_lora_rank": 5, "kv_lora_rank": 6,
+              "qk_nope_head_dim": 2, "qk_rope_head_dim": 2}  # fmt: skip
+    layer = {"self_attn.kv_a_proj_with_mqa.weight": draw(8, N), "self_attn.kv_a_layernorm.weight": torch.ones(6),
+             "self_attn.kv_b_proj.weight": draw(18, 6)}  # fmt: skip
+    found, source = placed(config, layer)
+    expected = layer["self_attn.kv_b_proj.weight"].view(3, 6, 6)[:, 2:].reshape(12, 6)
+    got = read_part(source, found.parts[Role.V]).float()
+    torch.testing.assert_close(got, expected @ layer["self_attn.kv_a_proj_with_mqa.weight"][:6])
+
+
+# --- params.json
+
+PIXTRAL = {
+    "dim": 5120, "n_layers": 40, "head_dim": 128, "hidden_dim": 14336, "n_heads": 32, "n_kv_heads": 8,
+    "vocab_size": 131072, "vision_encoder": {"hidden_size": 1024, "num_hidden_layers": 24},
+}  # fmt: skip
+LLAMA_2 = {"dim": 4096, "multiple_of": 256, "n_heads": 32, "n_layers": 32, "norm_eps": 1e-05, "vocab_size": -1}
+MIXTRAL = {"dim": 4096, "n_layers": 32, "head_dim": 128, "n_heads": 32, "n_kv_heads": 8, "moe": {"num_experts": 8}}
+
+
+@pytest.mark.parametrize(
+    ("params", "heads", "head_dim", "more"),
+    [
+        (PIXTRAL, (32, 8), 128, {"n_layers": 40, "hidden_size": 5120, "vocabulary_size": 131072}),
+        (LLAMA_2, (32, 32), 128, {"vocabulary_size": None, "n_experts": None}),
+        (MIXTRAL, (32, 8), 128, {"n_experts": 8}),
+    ],
+)
+def test_params_json_says_the_sizes(params, heads, head_dim, more):
+    sizes = read_sizes(params_config(params))
+    assert sizes.heads == HeadCounts(*heads)
+    assert sizes.width_of_head == head_dim
+    assert {name: getattr(sizes, name) for name in more} == more
+
+
+def test_experts_in_mistrals_own_files_have_their_roles():
+    n, m = 16, 24
+    layer = {rest: shape for rest, shape in meta(n, n, 8, m).items() if "feed_forward" not in rest}
+    layer |= {f"feed_forward.experts.{e}.{w}.weight": (n, m) if w == "w2" else (m, n) for e in range(8) for w in
+              ("w1", "w2", "w3")} | {"feed_forward.gate.weight": (8, n)}  # fmt: skip
+    shapes = {f"layers.0.{rest}": shape for rest, shape in layer.items()} | {"tok_embeddings.weight": (40, n)}
+    config = params_config(MIXTRAL | {"dim": n, "head_dim": 4, "n_heads": 4, "n_kv_heads": 2, "n_layers": 1})
+    (found,) = resolve_anatomy(config, shapes, shapes.__getitem__).layers
+    assert (len(found.experts), found.missing) == (8, ())
+    assert Role.ROUTER in found.parts
+
+
+def test_a_folder_in_mistrals_layout_is_opened_with_its_heads(tmp_path):
+    n = 16
+    shapes = {f"layers.0.{rest}": shape for rest, shape in meta(n, n, 8, 24).items()}
+    shapes |= {"tok_embeddings.weight": (40, n), "output.weight": (40, n), "norm.weight": (n,)}
+    save_file({name: torch.zeros(shape) for name, shape in shapes.items()}, tmp_path / "consolidated.safetensors")
+    said = {"dim": n, "n_layers": 1, "n_heads": 4, "n_kv_heads": 2, "head_dim": 4, "vocab_size": 40}
+    (tmp_path / "params.json").write_text(json.dumps(said))
+    anatomy = Model(open_repository(str(tmp_path), ledger=IoLedger())).anatomy
+    assert (anatomy.n_heads, anatomy.n_kv_heads, anatomy.head_dim) == (4, 2, 4)
+    assert anatomy.layers[0].rope == "interleaved"
+    assert anatomy.notes == ()

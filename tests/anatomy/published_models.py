@@ -132,7 +132,7 @@ MODELS: dict[str, PublishedModel] = {
         (32, 0, "language_model.model.layers"),
         llama(4096, 4096, 1024, 14336),
         (32, 8, 128),
-        CLIP | {"image_newline": (4096,)},
+        CLIP,
         ("language_model.lm_head.weight", (32064, 4096)),
     ),
     "Qwen/Qwen2-Audio-7B": PublishedModel(
@@ -183,7 +183,7 @@ MODELS: dict[str, PublishedModel] = {
         (28, 0, "thinker.model.layers"),
         llama(3584, 3584, 512, 18944),
         (28, 4, 128),
-        {"talker.model.embed_tokens.weight": (8448, 3584), "talker.codec_head.weight": (8448, 896),
+        {"talker.model.embed_tokens.weight": (8448, 3584),
          **{f"talker.model.layers.{i}.{name}": shape
             for i in range(24) for name, shape in llama(896, 1536, 512, 18944).items()},
          "token2wav.code2wav_dit_model.transformer_blocks.0.attn.to_q.weight": (1024, 1024)},

@@ -209,6 +209,21 @@ def test_heads_that_the_config_has_wrong_do_not_stop_the_analysis(base, save):
     assert {m.role for m in report.modules} >= {"q", "k", "v", "o", "mlp"}
 
 
+def test_where_no_heads_are_known_no_rotary_planes_are_used(base, save):
+    folders = [save(base, "base"), save(drift(copy.deepcopy(base), 0.2), "x")]
+    known = compare(*folders, level="body")
+    for folder in folders:
+        config = json.loads((folder / "config.json").read_text())
+        sizes = {key: config[key] for key in ("hidden_size", "vocab_size", "num_hidden_layers")}
+        (folder / "config.json").write_text(json.dumps(sizes | {"model_type": "unheard_of"}))
+    report = compare(*folders, level="body")
+    assert report.verdict is Verdict.HOMOLOGOUS
+    of_planes = {"planes", "frequencies"}
+    assert {m.test for m in known.modules} & of_planes
+    assert not {m.test for m in report.modules} & of_planes
+    assert {m.role for m in report.modules} >= {"q", "k", "v", "o", "mlp"}
+
+
 def test_the_plan_of_a_body_counts_the_memory_of_its_mlp(base, save):
     plans = []
     folder = save(base, "base")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,7 +15,6 @@ from mdir_hf.errors import CardError, OfflineError, PullRequestError, ServerErro
 from mdir_hf.hub.endpoint import CALLER, current_endpoint, is_offline
 from mdir_hf.hub.errors_map import hub_errors
 
-_DISABLED = re.compile(r"(discussion|pull request)s?\b.*\bdisabled|disabled\b.*\b(discussion|pull request)", re.I)
 _MEANWHILE = "while the files for it were being written; run the command again"
 _ARE_DISABLED = (
     "discussions and pull requests are disabled for this repository; its owner can enable them in its settings, or add "
@@ -139,10 +137,16 @@ def _write_errors(repo: str) -> Iterator[None]:
         raise refusal from cause
 
 
+def _says_disabled(said: str) -> bool:
+    """Whether an answer of the Hub says that a repository takes no discussions."""
+    words = said.lower()
+    return "disabled" in words and ("discussion" in words or "pull request" in words)
+
+
 def _refusal(exc: BaseException, repo: str) -> PullRequestError | CardError | ServerError | None:
     if isinstance(exc, HfHubHTTPError):
         status, said = exc.response.status_code, f"{exc.server_message or ''} {exc}"
-        is_disabled = status in (400, 403, 404, 409, 410) and _DISABLED.search(said)
+        is_disabled = status in (400, 403, 404, 409, 410) and _says_disabled(said)
         why = _ARE_DISABLED if is_disabled else _REFUSALS.get(status)
         return None if why is None else PullRequestError(why, subject=repo)
     if isinstance(exc, ValueError) and "Invalid metadata in README.md" in str(exc):

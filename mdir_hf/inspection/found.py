@@ -264,12 +264,16 @@ def _vocabulary(model: Model, notes: list[str]) -> VocabularySummary | None:
 
 
 def _check_shapes(model: Model, notes: list[str]) -> None:
-    """Read every header, and note the layers whose tensors cannot be what their names say."""
+    """Read every header, and note the first layer whose tensors cannot be what their names say, and how many others."""
+    faults = []
     for layer in model.anatomy.layers:
         try:
             model.anatomy.check_shapes(layer, lambda name: model.tensors.spec(name).shape)
         except (AnatomyError, CheckpointError) as exc:
-            notes.append(f"layer {layer.index}: {exc.message}")
+            faults.append(f"layer {layer.index}: {exc.message}")
+    notes += faults[:1]
+    if len(faults) > 1:
+        notes.append(f"{len(faults) - 1} more layers have tensors that cannot be what their names say")
 
 
 def _tensor(model: Model, part: Part) -> TensorSummary:

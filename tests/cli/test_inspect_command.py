@@ -97,10 +97,14 @@ def test_a_tensor_that_cannot_be_what_its_name_says_is_noted(llama):
     from safetensors.torch import load_file, save_file
 
     tensors = load_file(llama / "model.safetensors")
-    tensors["model.layers.1.self_attn.v_proj.weight"] = torch.zeros(32, N + 1, dtype=torch.bfloat16)
+    for i in (1, 2):
+        tensors[f"model.layers.{i}.self_attn.v_proj.weight"] = torch.zeros(32, N + 1, dtype=torch.bfloat16)
     save_file(tensors, llama / "model.safetensors")
     assert any("layer 1" in note and f"({32}, {N + 1})" in note for note in inspect_model(llama).notes)
     assert not any("layer 1" in note for note in inspect_model(llama, all_headers=False).notes)
+    # One note, and not one for each layer that has the fault.
+    notes = [note for note in inspect_model(llama).notes if "layer" in note]
+    assert len(notes) == 2 and notes[1].startswith("1 more layers have tensors that cannot be")
 
 
 def test_over_http_only_headers_are_fetched(llama, loopback_hub):

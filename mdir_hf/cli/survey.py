@@ -109,11 +109,15 @@ def _plan(options: argparse.Namespace) -> SurveyPlan:
 def _survey(options: argparse.Namespace) -> SurveyReport:
     from mdir_hf.survey.engines import open_engine
     from mdir_hf.survey.planning import take_sample
+    from mdir_hf.survey.requests import planned_requests
     from mdir_hf.survey.run import run_survey
 
     if options.sample is not None:
         take_sample(options.sample, options.out)
     plan = _plan(options)
+    planned = planned_requests(plan.names, plan.reading)
+    if planned.n_models and not options.quiet:
+        sys.stderr.write(f"{planned}\n")
     with open_engine(workers=options.workers, scheduler=options.scheduler) as engine:
         return run_survey(plan, options.out, engine=engine)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urljoin
 
@@ -12,6 +13,7 @@ from huggingface_hub.utils import build_hf_headers, get_session  # type: ignore[
 
 from mdir_hf.errors import ServerError, ShortReadError
 from mdir_hf.hub.endpoint import CALLER, may_see_token, origin
+from mdir_hf.hub.quota import QUOTA
 from mdir_hf.hub.retry import StalledError
 
 CONNECT_TIMEOUT_S = 10.0
@@ -25,16 +27,35 @@ MOVED = frozenset({301, 302, 303, 307, 308})
 _SMALL_BODY = 64 << 10  # read to its end, it leaves the connection to the next request
 
 
-def get(url: str, *, endpoint: str, token: str | bool | None, headers: Mapping[str, str] | None = None) -> Any:  # noqa: ANN401 - a response of httpx or of httpx2
-    """Send a GET, to be used in a ``with`` block; redirects are left to the caller.
+@contextmanager
+def get(
+    url: str,
+    *,
+    endpoint: str,
+    token: str | bool | None,
+    headers: Mapping[str, str] | None = None,
+    cancelled: threading.Event | None = None,
+) -> Iterator[Any]:  # a response of httpx or of httpx2
+    """Send a GET when the Hub's limits allow it; redirects are left to the caller.
 
     Each redirect decides anew who may see the token: it goes to the Hub's own origin and nowhere else.
     """
-    sent = build_hf_headers(token=token if may_see_token(url, endpoint) else False, **CALLER)
+    is_hub = may_see_token(url, endpoint)
+    sent = build_hf_headers(token=token if is_hub else False, **CALLER)
     timeouts_s = (CONNECT_TIMEOUT_S, READ_TIMEOUT_S, READ_TIMEOUT_S, READ_TIMEOUT_S)  # connect, read, write, pool
-    return get_session().stream(
+    if is_hub:
+        QUOTA.before(url, sent.get("authorization", ""), cancelled)
+    with get_session().stream(
         "GET", url, headers={**sent, **(headers or {})}, timeout=timeouts_s, follow_redirects=False
-    )
+    ) as response:
+        if is_hub:
+            QUOTA.after(url, sent.get("authorization", ""), response.headers)
+        yield response
+
+
+def wait_for_turn(url: str, *, token: str | bool | None) -> None:
+    """Wait as :func:`get` does, before a request that the client sends to the Hub."""
+    QUOTA.before(url, build_hf_headers(token=token).get("authorization", ""))
 
 
 def secured(url: str, target: str, *, subject: str) -> str:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import islice
-from urllib.parse import unquote, urlsplit
-
-from huggingface_hub import HfApi
+from urllib.parse import quote, unquote, urlencode, urlsplit
 
 from mdir_hf.errors import (
     FileMissingError,
@@ -15,9 +12,12 @@ from mdir_hf.errors import (
     OfflineError,
     RepositoryNotFoundError,
 )
-from mdir_hf.hub.endpoint import CALLER, current_endpoint, hub_hosts, is_offline
-from mdir_hf.hub.errors_map import hub_errors
-from mdir_hf.hub.retry import with_patience
+from mdir_hf.hub.api import ask, no_answer
+from mdir_hf.hub.connection import secured
+from mdir_hf.hub.endpoint import current_endpoint, hub_hosts, is_offline
+from mdir_hf.hub.model_info import is_repo_id
+
+_MODELS_OF_A_PAGE = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,25 +54,21 @@ def models_of_author(
         raise InputError(f"{author!r} is no author; write the name of a user or organisation, without a slash")
     if limit < 1:
         raise InputError(f"a list of at most {limit} models is empty; ask for one or more")
-    api = _api(token, subject=author)
-    with hub_errors(author):
-        found = with_patience(
-            lambda: list(
-                islice(
-                    api.list_models(
-                        author=author,
-                        pipeline_tag="text-generation" if text_generation else None,
-                        sort="downloads",
-                        limit=limit + 1,
-                    ),
-                    limit + 1,
-                )
-            )
-        )
+    endpoint = _endpoint(subject=author)
+    asked = {"author": author, "sort": "downloads", "limit": min(limit + 1, _MODELS_OF_A_PAGE)}
+    if text_generation:
+        asked["pipeline_tag"] = "text-generation"
+    found: list[str] = []
+    page: str | None = f"{endpoint}/api/models?{urlencode(asked)}"
+    while page is not None and len(found) <= limit:
+        said, after = ask(page, label=author, endpoint=endpoint, token=token)
+        found += _names(said, label=author)
+        # A page that has nothing new would be followed by others for ever.
+        page = None if after is None or not said else secured(page, after, subject=author)
     if not found:
         kind = "model for text generation" if text_generation else "model"
         raise InputError(f"the Hub lists no {kind} of this author that may be seen; check the name", subject=author)
-    names = tuple(dict.fromkeys(info.id for info in found))
+    names = tuple(dict.fromkeys(found))
     return ModelList(names[:limit], is_cut=len(names) > limit)
 
 
@@ -90,15 +86,17 @@ def models_of_collection(collection: str, *, token: str | bool | None = None) ->
     Cost: one request.
     """
     slug = _slug(collection)
-    api = _api(token, subject=slug)
+    endpoint = _endpoint(subject=slug)
     try:
-        with hub_errors(slug):
-            found = with_patience(lambda: api.get_collection(slug))
+        said, _ = ask(f"{endpoint}/api/collections/{quote(slug)}", label=slug, endpoint=endpoint, token=token)
     except FileMissingError as exc:
         raise RepositoryNotFoundError(
             "there is no such collection, or it is private and this token may not see it", subject=slug
         ) from exc
-    names = tuple(dict.fromkeys(item.item_id for item in found.items if item.item_type == "model"))
+    items = said.get("items") if isinstance(said, dict) else None
+    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+        raise no_answer(slug, "it is no list of what is in a collection")
+    names = tuple(dict.fromkeys(_names([item for item in items if item.get("type") == "model"], label=slug)))
     if not names:
         raise InputError("there is no model in this collection", subject=slug)
     return ModelList(names)
@@ -118,7 +116,18 @@ def _slug(text: str) -> str:
     return slug
 
 
-def _api(token: str | bool | None, *, subject: str) -> HfApi:
+def _names(said: object, *, label: str) -> list[str]:
+    """Return the names in a list of models."""
+    if not isinstance(said, list):
+        raise no_answer(label, "it is no list of models")
+    names = [one.get("id") if isinstance(one, dict) else None for one in said]
+    wrong = next((name for name in names if not isinstance(name, str) or not is_repo_id(name)), "")
+    if wrong != "":
+        raise no_answer(label, f"{repr(wrong)[:60]} is no name of a model")
+    return [name for name in names if name is not None]
+
+
+def _endpoint(*, subject: str) -> str:
     if is_offline():
         raise OfflineError("the Hub's lists need the network, which HF_HUB_OFFLINE forbids", subject=subject)
-    return HfApi(endpoint=current_endpoint(), token=token, **CALLER)
+    return current_endpoint()

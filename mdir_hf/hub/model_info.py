@@ -1,13 +1,8 @@
-"""What the Hub says about a model: its present name, the commit of a revision, its files, who may read it.
-
-Asked without the client's ``HfApi``: it waits for ever on an answer that drips, reads one of any length, and passes on
-whatever a broken one makes of its own parser.
-"""
+"""What the Hub says about a model: its present name, the commit of a revision, its files, who may read it."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -15,15 +10,9 @@ from urllib.parse import quote, urlencode
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from mdir_hf.checkpoint.sources import FileEntry
-from mdir_hf.errors import MdirError, ServerError
-from mdir_hf.hub.connection import MOVED, drain, get, pieces, secured
-from mdir_hf.hub.errors_map import hub_errors, of_status
+from mdir_hf.hub.api import ask, no_answer
+from mdir_hf.hub.errors_map import hub_errors
 from mdir_hf.hub.paths import COMMIT, SHA256, commit_named
-from mdir_hf.hub.retry import RETRIED_STATUSES, Patience, is_transient
-
-MAX_ANSWER_N_BYTES = 64 << 20
-"""Longest answer read: a quarter of a million files."""
-_MOST_MOVES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +61,13 @@ def model_info(
     asked = [("blobs", "True")] if with_files else [("expand", what) for what in ("sha", "private", "gated")]
     with hub_errors(label, revision=revision):
         validate_repo_id(repo)
-        url = f"{endpoint}/api/models/{repo}/revision/{quote(revision, safe='')}?{urlencode(asked)}"
-        said = _json_of(url, label=label, revision=revision, endpoint=endpoint, token=token, before_each=before_each)
+    url = f"{endpoint}/api/models/{repo}/revision/{quote(revision, safe='')}?{urlencode(asked)}"
+    said, _ = ask(url, label=label, revision=revision, endpoint=endpoint, token=token, before_each=before_each)
     if not isinstance(said, dict):
-        raise _no_answer(label, "it is no JSON object")
+        raise no_answer(label, "it is no JSON object")
     name, private, gated = said.get("id"), said.get("private"), said.get("gated")
     return ModelInfo(
-        repo=name if isinstance(name, str) and _is_repo_id(name) else repo,
+        repo=name if isinstance(name, str) and is_repo_id(name) else repo,
         commit=commit_named(said.get("sha"), asked=revision, subject=repo),
         is_public=private is False and gated is False,  # what the Hub does not say is not public
         is_restricted=bool(private or gated),
@@ -86,77 +75,21 @@ def model_info(
     )
 
 
-def _json_of(
-    url: str,
-    *,
-    label: str,
-    revision: str,
-    endpoint: str,
-    token: str | bool | None,
-    before_each: Callable[[], None],
-) -> Any:  # noqa: ANN401 - whatever stands in the answer
-    patience = Patience()
-    n_moves = 0
-    while True:
-        before_each()
-        failure: MdirError | None = None
-        cause: Exception | None = None
-        headers: Mapping[str, str] = {}
-        try:
-            with get(url, endpoint=endpoint, token=token) as response:
-                status, headers = response.status_code, response.headers
-                if status == 200:
-                    return _parsed(_whole(response, label), label)
-                drain(response, subject=label)
-                if status in MOVED and "location" in headers and n_moves < _MOST_MOVES:
-                    n_moves += 1
-                    url = secured(url, headers["location"], subject=label)
-                    continue
-            lowered = {key.lower(): value for key, value in headers.items()}
-            failure = of_status(status, headers=lowered, subject=label, revision=revision)
-            if status not in RETRIED_STATUSES:
-                raise failure
-        except MdirError:
-            raise
-        except Exception as exc:
-            if not is_transient(exc):
-                raise
-            cause = exc
-        if not patience.failed(headers, cause=cause):
-            raise failure or cause or ServerError("the Hub did not answer", subject=label)
-
-
-def _whole(response: Any, label: str) -> bytes:  # noqa: ANN401
-    content = bytearray()
-    for piece in pieces(response, subject=label, decoded=True):
-        content += piece
-        if len(content) > MAX_ANSWER_N_BYTES:
-            raise _no_answer(label, f"it is longer than {MAX_ANSWER_N_BYTES:,} bytes")
-    return bytes(content)
-
-
-def _parsed(content: bytes, label: str) -> Any:  # noqa: ANN401
-    try:
-        return json.loads(content)
-    except (ValueError, RecursionError) as exc:
-        raise _no_answer(label, "it is not JSON") from exc
-
-
 def _files(siblings: object, label: str) -> tuple[FileEntry, ...]:
     if not isinstance(siblings, list):
-        raise _no_answer(label, "its 'siblings' are no list of files")
+        raise no_answer(label, "its 'siblings' are no list of files")
     return tuple(_file(sibling, label) for sibling in siblings)
 
 
 def _file(sibling: object, label: str) -> FileEntry:
     path = sibling.get("rfilename") if isinstance(sibling, dict) else None
     if not isinstance(sibling, dict) or not isinstance(path, str):
-        raise _no_answer(label, f"{repr(sibling)[:60]} is no file with a name")
+        raise no_answer(label, f"{repr(sibling)[:60]} is no file with a name")
     lfs = sibling.get("lfs")
     in_git = not isinstance(lfs, dict)
     n_bytes = sibling.get("size") if not isinstance(lfs, dict) else lfs.get("size", sibling.get("size"))
     if n_bytes is not None and (type(n_bytes) is not int or n_bytes < 0):
-        raise _no_answer(label, f"the size of {path[:60]!r} is {repr(n_bytes)[:60]}")
+        raise no_answer(label, f"the size of {path[:60]!r} is {repr(n_bytes)[:60]}")
     sha256 = None if not isinstance(lfs, dict) else _of_form(SHA256, lfs.get("sha256"))
     # Of a large file git holds a pointer, and the blob id is that of the pointer.
     blob_id = _of_form(COMMIT, sibling.get("blobId")) if in_git or sha256 is not None else None
@@ -167,15 +100,10 @@ def _of_form(form: Any, said: object) -> str | None:  # noqa: ANN401
     return said if isinstance(said, str) and form.fullmatch(said) else None
 
 
-def _is_repo_id(name: str) -> bool:
+def is_repo_id(name: str) -> bool:
+    """Tell whether this may be the name of a repository."""
     try:
         validate_repo_id(name)
     except ValueError:
         return False
     return True
-
-
-def _no_answer(label: str, why: str) -> ServerError:
-    return ServerError(
-        f"the answer is not what the Hub says about a model: {why}; check HF_ENDPOINT and any proxy", subject=label
-    )

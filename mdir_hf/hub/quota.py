@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import urlsplit
@@ -45,7 +45,7 @@ class _Window:
     Attributes:
         n_left: Requests, less those that were sent since the Hub said so.
         n_little: From how few on requests are spread.
-        ends_at: When, on the monotonic clock.
+        ends_at: When.
         free_at: When the next request may be sent.
     """
 
@@ -56,9 +56,14 @@ class _Window:
 
 
 class Quota:
-    """What the Hub said is left, for each caller and class of requests. Thread safe."""
+    """What the Hub said is left, for each caller and class of requests. Thread safe.
 
-    def __init__(self) -> None:
+    Args:
+        clock: What time it is, in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._lock = threading.Lock()
         self._windows: dict[tuple[object, str, str], _Window] = {}
 
@@ -72,7 +77,7 @@ class Quota:
         """
         key = (origin(url), _caller(authorization), bucket_of(url))
         with self._lock:
-            wait_s = _wait_s(self._windows.get(key))
+            wait_s = _wait_s(self._windows.get(key), self._clock())
         if wait_s > 0:
             retry.pause(wait_s, cancelled)
         return wait_s
@@ -88,7 +93,7 @@ class Quota:
         n_allowed = said.limit if said.limit is not None else ANONYMOUS.get(bucket_of(url), 0)
         key = (origin(url), _caller(authorization), bucket_of(url))
         with self._lock:
-            ends_at = time.monotonic() + said.reset_in_seconds
+            ends_at = self._clock() + said.reset_in_seconds
             known = self._windows.get(key)
             is_same = known is not None and abs(known.ends_at - ends_at) < 3  # the header counts whole seconds
             if known is not None and is_same:
@@ -98,8 +103,7 @@ class Quota:
                 self._windows[key] = _Window(said.remaining, n_allowed * _LITTLE_LEFT // 100, ends_at)
 
 
-def _wait_s(window: _Window | None) -> float:
-    now = time.monotonic()
+def _wait_s(window: _Window | None, now: float) -> float:
     if window is None or now >= window.ends_at:
         return 0.0
     window.n_left -= 1

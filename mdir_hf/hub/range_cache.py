@@ -54,9 +54,9 @@ def cache_max_bytes() -> int:
     text = os.environ.get("MDIR_HF_CACHE_MAX_BYTES", "").replace("_", "").strip()
     if not text:
         return DEFAULT_MAX_BYTES
-    if not (text.isascii() and text.isdigit()):
+    if not (text.isascii() and text.isdigit() and len(text) < 20):
         raise InputError(
-            f"MDIR_HF_CACHE_MAX_BYTES is {text!r}, expected a whole number of bytes; 0 turns the cache off"
+            f"MDIR_HF_CACHE_MAX_BYTES is {text[:40]!r}, expected a whole number of bytes; 0 turns the cache off"
         )
     return int(text)
 

@@ -10,6 +10,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from typing import Any
 
 from mdir_hf.checkpoint.sources import Span
@@ -196,7 +197,7 @@ class HubFile:
             location = self._locator.current()
             try:
                 self._ledger.requested()
-                with self._get(location.url, body.position, stop) as response:
+                with self._get(location.url, body.position, stop, cancelled) as response:
                     status = response.status_code
                     if status not in (200, 206):
                         drain(response, subject=self.label)
@@ -235,10 +236,11 @@ class HubFile:
             if (cancelled is not None and cancelled.is_set()) or not patience.failed(headers, cancelled, cause=cause):
                 raise (failure or self._dropped(body, cause)) from cause
 
-    def _get(self, url: str, start: int, stop: int) -> Any:  # noqa: ANN401 - a response of httpx or of httpx2
+    def _get(self, url: str, start: int, stop: int, cancelled: threading.Event | None) -> AbstractContextManager[Any]:
         # Offsets count bytes of the file, so the content must come uncompressed.
         headers = {"Accept-Encoding": "identity", "Range": f"bytes={start}-{stop - 1}"}
-        return get(url, endpoint=self._place.endpoint, token=self._place.token, headers=headers)
+        place = self._place
+        return get(url, endpoint=place.endpoint, token=place.token, headers=headers, cancelled=cancelled)
 
     def _is_off_hub(self, location: Location) -> bool:
         return not may_see_token(location.url, self._place.endpoint)

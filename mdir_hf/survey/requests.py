@@ -45,8 +45,8 @@ class PlannedRequests:
         whom = "a user" if self.has_token else "an address without a token"
         long = f"; they are spread over {self.at_least_s / 60:.0f} minutes or more" if self.at_least_s else ""
         return (
-            f"{self.n_models} models on the Hub: up to {self.api:,} requests to its API and {self.files:,} for files; in "
-            f"five minutes it answers {whom} {quotas['api']:,} and {quotas['resolvers']:,}{long}"
+            f"{self.n_models} models on the Hub: up to {self.api:,} requests to its API and {self.files:,} for files; "
+            f"in five minutes it answers {whom} {quotas['api']:,} and {quotas['resolvers']:,}{long}"
         )
 
 

@@ -5,6 +5,7 @@ import pytest
 from mdir_hf.errors import InputError
 from mdir_hf.hub import endpoint, models_of_author, open_repository, resolve_model
 from mdir_hf.hub.endpoint import current_endpoint
+from mdir_hf.hub.range_cache import cache_max_bytes
 
 ENTRANCES = [open_repository, resolve_model, lambda name: models_of_author(name.split("/")[0])]
 
@@ -77,3 +78,11 @@ def test_a_token_with_a_letter_that_no_token_has_is_told_and_not_shown(loopback_
             assert token not in str(told.value)
     with pytest.raises(InputError, match="check HF_TOKEN"):
         models_of_author("owner")
+
+
+@pytest.mark.parametrize("text", ["²", "9" * 5000, "-1", "1e9", "1.5", "many", "٣"])
+def test_a_size_of_the_cache_that_is_no_number_is_named(monkeypatch, text):
+    monkeypatch.setenv("MDIR_HF_CACHE_MAX_BYTES", text)
+    with pytest.raises(InputError, match=r"MDIR_HF_CACHE_MAX_BYTES is .*expected a whole number of bytes") as told:
+        cache_max_bytes()
+    assert len(str(told.value)) < 200

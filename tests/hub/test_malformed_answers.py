@@ -1,10 +1,15 @@
 """Answers that are none of the Hub's: every one ends in one of our errors, in one line, or in a result."""
 
 import json
+from contextlib import suppress
+from functools import reduce
+from operator import getitem
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from mdir_hf.errors import MdirError
+from mdir_hf.errors import InputError, MdirError, ServerError
 from mdir_hf.hub import models_of_author, models_of_collection, open_repository, resolve_model
 from mdir_hf.hub.pull_request import open_pull_request
 from tests.loopback.faults import Fault
@@ -64,3 +69,89 @@ def test_an_answer_that_is_none_says_so_and_where_to_look(answers, loopback_hub,
         ),
     ):
         told(call)
+
+
+WRONG = {
+    "no names": {"siblings": 5},
+    "a name that is a number": {"siblings": [{"rfilename": 5}]},
+    "a file without a name": {"siblings": [{}]},
+    "a file that is nothing": {"siblings": [None]},
+    "a size that is a word": {"siblings": [{"rfilename": "a", "lfs": {"size": "x", "sha256": "y", "pointerSize": 1}}]},
+    "a size that is a fraction": {"siblings": [{"rfilename": "a", "size": 1.5}]},
+    "a size below nothing": {"siblings": [{"rfilename": "a", "size": -5}]},
+    "a commit that is a number": {"sha": 5},
+    "a commit that is a path": {"sha": ".."},
+    "no commit": {"sha": None},
+}
+
+
+@pytest.mark.parametrize("changed", WRONG.values(), ids=WRONG)
+def test_a_listing_with_one_thing_wrong_is_refused_with_that_thing(answers, changed):
+    answers(listing(**changed))
+    told(lambda: open_repository("owner/name"), ServerError)
+
+
+@pytest.mark.parametrize("changed", [{"lastModified": "not a date"}, {"cardData": 5}, {"id": 5}, {"safetensors": 5}])
+def test_what_nobody_asked_about_may_be_wrong(answers, changed):
+    answers(listing(**changed))
+    assert sorted(open_repository("owner/name").files) == ["config.json"]
+
+
+@pytest.mark.parametrize("body", [b"{}", b"[[]]", b"[{}]", b'[{"id": 5}]', b'[{"id": "../../x"}]', b'{"items": 5}'])
+def test_a_list_that_is_none_is_refused(answers, body):
+    answers(body)
+    told(lambda: models_of_author("owner"), ServerError)
+    told(lambda: models_of_collection("owner/x-" + "0" * 24), (ServerError, InputError))
+
+
+def test_pages_that_lead_nowhere_end(answers, loopback_hub):
+    answers(b"[]", Link=f'<{loopback_hub.endpoint}/api/models?cursor=1>; rel="next"')
+    told(lambda: models_of_author("owner"), InputError)
+    assert len(loopback_hub.requests) == 1
+
+
+VALID = {
+    "id": "owner/name",
+    "sha": "0" * 40,
+    "private": False,
+    "gated": False,
+    "siblings": [
+        *FILES,
+        {"rfilename": "w.bin", "size": 9, "lfs": {"size": 9, "sha256": "1" * 64, "pointerSize": 3}, "blobId": "2" * 40},
+    ],
+}
+SCALARS = st.none() | st.booleans() | st.integers(-5, 5) | st.just(10**400) | st.floats() | st.text(max_size=5)
+VALUES = SCALARS | st.sampled_from(["..", "/x", "a\x00b", "0" * 40, "\u202e"]) | st.lists(SCALARS, max_size=2)
+PLACES = [("id",), ("sha",), ("private",), ("gated",), ("siblings",)]
+PLACES += [("siblings", at, name) for at in (0, 1) for name in ("rfilename", "size", "lfs", "blobId")]
+PLACES += [("siblings", 0), ("siblings", 1), *(("siblings", 1, "lfs", name) for name in ("size", "sha256"))]
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(changes=st.lists(st.tuples(st.sampled_from(PLACES), VALUES | st.just(...)), min_size=1, max_size=3))
+def test_a_valid_listing_changed_anywhere_is_read_or_refused(answers, changes):
+    said = json.loads(json.dumps(VALID))
+    for place, value in changes:
+        with suppress(LookupError, TypeError):  # an earlier change took the place away
+            holder = reduce(getitem, place[:-1], said)
+            if value is ...:
+                del holder[place[-1]]
+            else:
+                holder[place[-1]] = value
+    answers(json.dumps(said).encode())
+    for call in (lambda: open_repository("owner/name").files, lambda: resolve_model("owner/name")):
+        try:
+            call()
+        except MdirError as exc:
+            assert "\n" not in str(exc)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"Retry-After": "²³"}, {"RateLimit": '"api";r=0;t=' + "9" * 5000}, {"RateLimit": "²"}, {"Retry-After": "-1"}],
+)
+def test_a_wait_that_is_no_number_is_no_wait(answers, waits, headers):
+    answers(b"", status=429, **headers)
+    for call in (lambda: open_repository("owner/name"), lambda: resolve_model("owner/name")):
+        told(call)
+    assert all(wait_s < 60 for wait_s in waits)

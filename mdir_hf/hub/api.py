@@ -1,0 +1,99 @@
+"""One question to the Hub's API, answered in JSON.
+
+Asked without the client's ``HfApi``: it waits as long as a server says, reads an answer of any length, and passes on
+whatever a broken one makes of its own parser.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from mdir_hf.errors import MdirError, ServerError
+from mdir_hf.hub.connection import MOVED, drain, get, pieces, secured
+from mdir_hf.hub.errors_map import hub_errors, of_status
+from mdir_hf.hub.retry import RETRIED_STATUSES, Patience, is_transient
+
+MAX_ANSWER_N_BYTES = 64 << 20
+"""Longest answer read: a quarter of a million files."""
+_MOST_MOVES = 4
+
+
+def ask(
+    url: str,
+    *,
+    label: str,
+    endpoint: str,
+    token: str | bool | None,
+    revision: str | None = None,
+    before_each: Callable[[], None] = lambda: None,
+) -> tuple[Any, str | None]:
+    """Ask the Hub's API, and follow where it sends us on the Hub.
+
+    Args:
+        url: The address, with the question.
+        label: What an error calls the subject.
+        endpoint: Base URL of the Hub.
+        token: As the Hub client takes it.
+        revision: The revision asked for, for errors.
+        before_each: Called before every request, to count them.
+
+    Returns:
+        What stands in the answer, whatever it is, and the address of the next page if there is one.
+
+    Raises:
+        HubError: If the Hub refuses, cannot be asked, or answers no JSON.
+    """
+    patience = Patience()
+    n_moves = 0
+    with hub_errors(label, revision=revision):
+        while True:
+            before_each()
+            failure: MdirError | None = None
+            cause: Exception | None = None
+            headers: Mapping[str, str] = {}
+            try:
+                with get(url, endpoint=endpoint, token=token) as response:
+                    status, headers = response.status_code, response.headers
+                    if status == 200:
+                        said = _parsed(_whole(response, label), label)
+                        return said, response.links.get("next", {}).get("url")
+                    drain(response, subject=label)
+                    if status in MOVED and "location" in headers and n_moves < _MOST_MOVES:
+                        n_moves += 1
+                        url = secured(url, headers["location"], subject=label)
+                        continue
+                lowered = {key.lower(): value for key, value in headers.items()}
+                failure = of_status(status, headers=lowered, subject=label, revision=revision)
+                if status not in RETRIED_STATUSES:
+                    raise failure
+            except MdirError:
+                raise
+            except Exception as exc:
+                if not is_transient(exc):
+                    raise
+                cause = exc
+            if not patience.failed(headers, cause=cause):
+                raise failure or cause or ServerError("the Hub did not answer", subject=label)
+
+
+def no_answer(label: str, why: str) -> ServerError:
+    """Make the error for an answer that is none of the Hub's."""
+    return ServerError(f"the answer is none of the Hub's: {why}; check HF_ENDPOINT and any proxy", subject=label)
+
+
+def _whole(response: Any, label: str) -> bytes:  # noqa: ANN401 - a response of httpx or of httpx2
+    content = bytearray()
+    for piece in pieces(response, subject=label, decoded=True):
+        content += piece
+        if len(content) > MAX_ANSWER_N_BYTES:
+            raise no_answer(label, f"it is longer than {MAX_ANSWER_N_BYTES:,} bytes")
+    return bytes(content)
+
+
+def _parsed(content: bytes, label: str) -> Any:  # noqa: ANN401 - whatever stands in it
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError) as exc:
+        raise no_answer(label, "it is not JSON") from exc

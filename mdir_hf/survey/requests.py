@@ -13,7 +13,7 @@ from mdir_hf.hub.quota import ANONYMOUS, USER, WINDOW_S
 
 API_REQUESTS = 2
 """For each model: it is opened for its vocabulary, and again for its rows."""
-FILE_REQUESTS = 16
+FILE_REQUESTS = 10
 """For each model at most, of usual size: config, index, tokenizer and headers, some with a redirect on the Hub."""
 
 

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from mdir_hf.errors import RangeIgnoredError, ServerError, ShortReadError
-from mdir_hf.hub import IoLedger, ranges
+from mdir_hf.hub import IoLedger, connection, ranges
 from mdir_hf.hub.location import HubPlace, Location, Locator
 from mdir_hf.hub.range_cache import RangeCache
 
@@ -42,7 +42,7 @@ def read(monkeypatch):
             def stream(self, *_, **__):
                 return contextlib.nullcontext(answer)
 
-        monkeypatch.setattr(ranges, "get_session", Session)
+        monkeypatch.setattr(connection, "get_session", Session)
         return ranges.HubFile(PLACE, n_bytes=N_BYTES, ledger=IoLedger()).read(start, stop)
 
     return read
@@ -120,7 +120,7 @@ def honest(monkeypatch):
             said = {"content-range": f"bytes {start}-{last}/{N_BYTES}"}
             return contextlib.nullcontext(Answer(206, said, CONTENT[start : last + 1]))
 
-    monkeypatch.setattr(ranges, "get_session", Session)
+    monkeypatch.setattr(connection, "get_session", Session)
     heads = []
 
     def head(self):

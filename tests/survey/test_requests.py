@@ -21,7 +21,7 @@ def test_what_is_planned_is_no_less_than_what_is_sent_and_no_guess(population, l
     sent = [bucket_of(request.path) for request in loopback_hub.sent("hub")]
     assert planned.n_models == len(names)
     assert sent.count("api") <= planned.api == API_REQUESTS * len(names)
-    assert planned.files / 4 <= sent.count("resolvers") <= planned.files
+    assert planned.files / 5 <= sent.count("resolvers") <= planned.files
 
 
 def test_folders_and_models_offline_ask_nothing(population, hf_home):

@@ -33,7 +33,7 @@ def test_a_survey_of_many_says_how_long_the_hub_takes(hf_home, monkeypatch):
     names = [f"some/model-{number}" for number in range(600)]
     planned = planned_requests(names, Reading())
     assert "600 models on the Hub: up to 1,200 requests to its API" in str(planned)
-    assert "an address without a token 500 and 3,000; they are spread over 15 minutes or more" in str(planned)
+    assert "an address without a token 500 and 3,000; they are spread over 10 minutes or more" in str(planned)
     few = planned_requests(names[:5], Reading(token="hf_x"))
     assert few.at_least_s == 0
     assert str(few).endswith("a user 1,000 and 5,000")

@@ -131,6 +131,7 @@ class HomologyChecker:
         progress: bool = True,
         on_plan: Callable[[ReadPlan], None] | None = None,
         on_progress: Callable[[Progress], None] | None = None,
+        on_embeddings: Callable[[HomologyReport], None] | None = None,
         trust_remote_code: bool = False,
     ) -> HomologyReport:
         """Compare another model with the reference.
@@ -152,6 +153,8 @@ class HomologyChecker:
             on_plan: Called with the plan before the weights are read.
             on_progress: Called whenever a stage begins or bytes arrive, from any thread, one call at a time. What it
                 raises stops the comparison: an ``MdirError`` as it is, anything else inside a ``StoppedError``.
+            on_embeddings: Called before the layers are read, with the report that there would be without them: what a
+                comparison that is stopped later has found.
             trust_remote_code: Refused.
 
         Returns:
@@ -166,7 +169,7 @@ class HomologyChecker:
         settings = replace(
             self.settings, level=level_named(level), max_bytes=max_bytes, max_memory_bytes=max_memory_bytes
         )
-        return self.compare_with(model, settings, Listeners(progress, on_plan, on_progress), token=token)
+        return self.compare_with(model, settings, Listeners(progress, on_plan, on_progress, on_embeddings), token=token)
 
     def compare_with(
         self, model: NamedModel, settings: Settings, listeners: Listeners, *, token: str | bool | None = None

@@ -117,3 +117,26 @@ def test_the_listener_is_called_by_one_thread_at_a_time():
             watch.enter("screen")
         reader.join()
     assert overlapped == [False] * 100
+
+
+def test_what_the_embeddings_say_is_told_before_the_layers_are_read(tmp_path):
+    layer = {"model.layers.0.self_attn.q_proj.weight": gaussian(N, N, 5)}
+    base = write_model(tmp_path / "with-layers", gaussian(V, N, 0), further=layer)
+    other = write_model(tmp_path / "another", gaussian(V, N, 1), further=layer)
+    told: list = []
+    checker = HomologyChecker.from_pretrained(base)
+    report = checker.compare(other, progress=False, on_progress=told.append, on_embeddings=told.append)
+    (at,) = (place for place, event in enumerate(told) if not isinstance(event, Progress))
+    assert "layers" not in stages(told[:at])
+    assert "layers" in stages(told[at + 1 :])
+    assert told[at].embedding == report.embedding
+    assert told[at].verdict.value == "inconclusive"
+    assert "The layers were not compared: it was stopped before." in told[at].caveats
+    assert "The layers were not compared: it was stopped before." not in report.caveats
+
+
+def test_nothing_is_told_of_embeddings_that_settle_the_question(tmp_path, pair):
+    twin = write_model(tmp_path / "twin", gaussian(V, N, 0) + 0.1 * gaussian(V, N, 2))
+    told: list = []
+    HomologyChecker.from_pretrained(pair[0]).compare(twin, progress=False, on_embeddings=told.append)
+    assert told == []

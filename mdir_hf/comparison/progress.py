@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import NoReturn
@@ -16,7 +16,7 @@ from mdir_hf.comparison.plan import ReadPlan
 from mdir_hf.comparison.settings import Listeners
 from mdir_hf.errors import MdirError, StoppedError
 from mdir_hf.hub import IoLedger
-from mdir_hf.report import InputOutput
+from mdir_hf.report import HomologyReport, InputOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +95,11 @@ class Watch:
         """Tell of the plan."""
         if self._listeners.on_plan is not None:
             self._listeners.on_plan(plan)
+
+    def embeddings_say(self, report: Callable[[], HomologyReport]) -> None:
+        """Tell of the report that there would be without the layers, which is made only where somebody listens."""
+        if self._listeners.on_embeddings is not None:
+            self._listeners.on_embeddings(report())
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:

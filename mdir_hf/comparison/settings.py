@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mdir_hf.errors import InputError
-from mdir_hf.report import Level
+from mdir_hf.report import HomologyReport, Level
 
 if TYPE_CHECKING:
     from mdir_hf.comparison.plan import ReadPlan
@@ -57,11 +57,13 @@ class Listeners:
         on_plan: Called with the plan before weights are read.
         on_progress: Called whenever a stage begins or bytes arrive, from any thread, one call at a time. What it raises
             stops the comparison.
+        on_embeddings: Called before the layers are read, with the report that there would be without them.
     """
 
     progress: bool = True
     on_plan: Callable[[ReadPlan], None] | None = None
     on_progress: Callable[[Progress], None] | None = None
+    on_embeddings: Callable[[HomologyReport], None] | None = None
 
 
 def level_named(name: str) -> Level:

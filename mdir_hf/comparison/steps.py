@@ -43,6 +43,8 @@ IDENTICAL_FILES = Decision(
     ("All weight files have the same SHA-256 in both; p is the chance that independent digests agree.",),
 )
 
+NOT_LOOKED_AT = LayersFound(caveats=("The layers were not compared: it was stopped before.",), are_unreadable=True)
+
 
 def compare_models(reference: Comparable, candidate: Comparable, settings: Settings, watch: Watch) -> HomologyReport:
     """Compare two models. Every comparison of this package runs through this function.
@@ -78,25 +80,30 @@ def _findings(reference: Comparable, candidate: Comparable, settings: Settings, 
         watch.enter("vocabulary")
         common, on_tokens = _common_tokens(reference, candidate)
     matrices = _compare_matrices(reference, candidate, common, settings, watch)
+
+    def found_with(layers: LayersFound) -> Findings:
+        decision = decide(
+            {name: outcome.evidence for name, outcome in matrices.outcomes.items()},
+            alpha=settings.alpha,
+            level=settings.level,
+            body=None if layers.body is None else _summary(layers.body, settings),
+            layers_are_unreadable=layers.are_unreadable,
+            layers_noise=layers.noise,
+        )
+        doubts: tuple[str, ...] = ()
+        if decision.verdict is not Verdict.HOMOLOGOUS:
+            doubts = () if common.is_by_number else _doubts_of_tokens(reference, candidate)
+            if common.is_by_number or doubts:
+                decision = where_tokens_are_unknown(decision)
+        return Findings(matrices, layers, decision, (*notes, *on_tokens, *doubts, *layers.caveats))
+
     layers = LayersFound()
     if settings.level.may_read_layers and not (matrices.settle and settings.level.stops_when_settled):
+        watch.embeddings_say(lambda: make_report(reference, candidate, found_with(NOT_LOOKED_AT), settings, watch))
         with watch.step("body"):
             watch.enter("layers")
             layers = _compare_layers(reference, candidate, matrices, settings)
-    decision = decide(
-        {name: outcome.evidence for name, outcome in matrices.outcomes.items()},
-        alpha=settings.alpha,
-        level=settings.level,
-        body=None if layers.body is None else _summary(layers.body, settings),
-        layers_are_unreadable=layers.are_unreadable,
-        layers_noise=layers.noise,
-    )
-    if decision.verdict is not Verdict.HOMOLOGOUS:
-        doubts = () if common.is_by_number else _doubts_of_tokens(reference, candidate)
-        on_tokens += doubts
-        if common.is_by_number or doubts:
-            decision = where_tokens_are_unknown(decision)
-    return Findings(matrices, layers, decision, (*notes, *on_tokens, *layers.caveats))
+    return found_with(layers)
 
 
 def plan_comparison(reference: Comparable, candidate: Comparable, level: Level, alpha: float) -> ReadPlan:

@@ -122,7 +122,7 @@ async def _show(panels: Panels, question: Question, answered: Answered, request:
     report = answered.report
     query = query_of(question.reference, question.candidate, question.level, question.alpha)
     link = f"{page_address(request)}?{query}"
-    note = "Kept from an earlier visit: the same commits, level and alpha." if answered.was_kept else ""
+    note = "Kept from an earlier visit: the same commits, level and alpha." if answered.was_kept else answered.cut_short
     yield {
         panels.status: "",
         panels.verdict: verdict_card(report, link=link, note=note),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from mdir_hf import (
     ByteBudgetError,
@@ -17,17 +18,18 @@ from mdir_hf import (
     ReadPlan,
 )
 from mdir_space.access import Access, find_access, sentence
-from mdir_space.comparison import Comparison, OutOfTimeError, open_checker
+from mdir_space.comparison import Comparison, OutOfTimeError, was_going_well
 from mdir_space.estimate import Pace, duration_text
 from mdir_space.limits import Limits
+from mdir_space.processes import Processes
 from mdir_space.question import Question, RefusedError
 from mdir_space.results import PublicResults, result_key
 from mdir_space.visitor import Visitor
-from mdir_space.waiting_room import WaitingRoom
+from mdir_space.waiting_room import Ticket, WaitingRoom
+from mdir_space.work import OutOfMemoryError
 
 POLL_S = 0.1
-GRACE_S = 15.0
-"""How long a comparison that is out of time may take to notice it."""
+Result = TypeVar("Result")
 RESOLVING_THREADS = 16
 """Threads that wait for the Hub to say what a name stands for; they do nothing else."""
 
@@ -67,11 +69,19 @@ class Working:
 
 @dataclass(frozen=True)
 class Answered:
-    """The report, and how its models were read; ``was_kept``: an earlier visitor asked the same."""
+    """The report.
+
+    Attributes:
+        report: It.
+        access: How its models were read.
+        was_kept: Whether an earlier visitor asked the same.
+        cut_short: Why the layers were not looked at, where a limit of this server came before; else empty.
+    """
 
     report: HomologyReport
     access: Access
     was_kept: bool
+    cut_short: str = ""
 
 
 Step = Waiting | Working | Answered
@@ -88,9 +98,18 @@ class Desk:
         self.serving = serving
         self.pace = Pace()
         self._results = PublicResults()
-        self._room = WaitingRoom(serving.limits)
-        self._workers = ThreadPoolExecutor(serving.limits.n_running, "comparison")
+        limits = serving.limits
+        self._processes = Processes()
+        self._room = WaitingRoom(limits.n_running, limits.n_waiting, limits.n_per_visitor)
+        self._workers = ThreadPoolExecutor(limits.n_running, "comparison")
+        self._planning_room = WaitingRoom(limits.n_planning, limits.n_waiting, limits.n_per_visitor)
+        self._planners = ThreadPoolExecutor(limits.n_planning, "planning")
+        self._resolving_room = WaitingRoom(RESOLVING_THREADS, limits.n_waiting, limits.n_per_visitor)
         self._resolvers = ThreadPoolExecutor(RESOLVING_THREADS, "resolving")
+
+    def warm_up(self) -> None:
+        """Begin to import what comparisons need."""
+        self._processes.warm_up()
 
     async def access(self, question: Question, visitor: Visitor) -> Access:
         """Find what a question is about.
@@ -108,24 +127,35 @@ class Desk:
                 may_sign_in=serving.may_sign_in,
             )
 
-        return await asyncio.get_running_loop().run_in_executor(self._resolvers, find)
+        ticket = self._resolving_room.enter(visitor.key)
+        return await asyncio.shield(asyncio.wrap_future(_submit(self._resolvers, find, ticket)))
 
     async def plan(self, question: Question, visitor: Visitor) -> ReadPlan:
         """Say what a comparison would read.
 
+        Cancelling this gives up the place in the queue and ends the work.
+
         Raises:
             RefusedError: If that cannot be said.
         """
-        access = await self.access(question, visitor)
-
-        def plan() -> ReadPlan:
-            checker = open_checker(access, question, allow_local=self.serving.allow_local)
-            return checker.plan(access.candidate.pinned, level=question.level)
-
+        ticket = self._planning_room.enter(visitor.key)
+        work: Future[ReadPlan] | None = None
+        planned: Comparison | None = None
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._resolvers, plan)
+            while ticket.n_ahead:
+                await asyncio.sleep(POLL_S)
+            planned = self._new_work(await self.access(question, visitor), question, visitor)
+            work = _submit(self._planners, planned.find_plan, ticket)
+            return await asyncio.shield(asyncio.wrap_future(work))
+        except OutOfTimeError as exc:
+            raise out_of_time(self.serving.limits.plan_seconds or 0.0, what="Looking at these models") from exc
         except MdirError as exc:
             raise refusal_of(exc) from exc
+        finally:
+            if planned is not None:
+                planned.stop()
+            if work is None:
+                ticket.leave()
 
     async def answer(self, question: Question, visitor: Visitor) -> AsyncIterator[Step]:
         """Answer a question, step by step; the last step is :class:`Answered`.
@@ -136,63 +166,70 @@ class Desk:
             RefusedError: If it is not answered.
         """
         access = await self.access(question, visitor)
-        serving, key = self.serving, result_key(access, question)
+        key = result_key(access, question)
         known = self._results.get(key)
         if known is not None:
             yield Answered(known, access, was_kept=True)
             return
         ticket = self._room.enter(visitor.key)
-        comparison = Comparison(
-            access,
-            question,
-            serving.limits,
-            allow_local=serving.allow_local,
-            own_token=visitor.token or serving.own_token,
-        )
+        comparison = self._new_work(access, question, visitor)
         work: Future[HomologyReport] | None = None
         try:
             while n_ahead := ticket.n_ahead:
                 yield Waiting(n_ahead)
                 await asyncio.sleep(POLL_S)
             report = self._results.get(key)  # somebody ahead may have asked the same
-            was_kept = report is not None
-            if report is None:
-                work = self._workers.submit(comparison.run)
-                # The place is free when the thread has ended, which may be some time after a visitor went away.
-                work.add_done_callback(lambda _: ticket.leave())
-                while not work.done():
-                    yield Working(comparison.plan, comparison.progress, comparison.seconds)
-                    await asyncio.sleep(POLL_S)
-                    self._check_time(comparison)
-                report = self._result(work)
-                self._results.keep(result_key(comparison.access, question), report)
-                self.pace.learn(report)
-            yield Answered(report, comparison.access, was_kept)
+            if report is not None:
+                yield Answered(report, comparison.access, was_kept=True)
+                return
+            work = _submit(self._workers, comparison.run, ticket)
+            while not work.done():
+                yield Working(comparison.plan, comparison.progress, comparison.seconds)
+                await asyncio.sleep(POLL_S)
+            yield self._answer(work, comparison, question)
         finally:
             comparison.stop()
             if work is None:
                 ticket.leave()
 
-    def _check_time(self, comparison: Comparison) -> None:
-        # The comparison looks at the clock itself, at each sign of life; in the middle of a long product it gives none.
-        allowed = self.serving.limits.seconds
-        if allowed is not None and comparison.seconds > allowed + GRACE_S:
-            raise out_of_time(allowed)
+    def _new_work(self, access: Access, question: Question, visitor: Visitor) -> Comparison:
+        serving = self.serving
+        return Comparison(
+            access,
+            question,
+            serving.limits,
+            self._processes,
+            allow_local=serving.allow_local,
+            own_token=visitor.token or serving.own_token,
+        )
 
-    def _result(self, work: Future[HomologyReport]) -> HomologyReport:
+    def _answer(self, work: Future[HomologyReport], comparison: Comparison, question: Question) -> Answered:
         try:
-            return work.result()
-        except OutOfTimeError as exc:
-            raise out_of_time(self.serving.limits.seconds or 0.0) from exc
+            report = work.result()
         except MdirError as exc:
-            raise refusal_of(exc) from exc
+            is_late = isinstance(exc, OutOfTimeError)
+            refused = out_of_time(self.serving.limits.seconds or 0.0) if is_late else refusal_of(exc)
+            if comparison.found is None or not was_going_well(exc):
+                raise refused from exc
+            cut_short = f"{refused.message} What was found before is below; the layers were not looked at."
+            return Answered(comparison.found, comparison.access, was_kept=False, cut_short=cut_short)
+        self._results.keep(result_key(comparison.access, question), report)
+        self.pace.learn(report)
+        return Answered(report, comparison.access, was_kept=False)
 
 
-def out_of_time(seconds: float) -> RefusedError:
-    """Return what is said when a comparison took too long."""
+def _submit(workers: ThreadPoolExecutor, work: Callable[[], Result], ticket: Ticket) -> Future[Result]:
+    """Begin work; the place is free when its process has been ended, which is soon after a visitor went away."""
+    future = workers.submit(work)
+    future.add_done_callback(lambda _: ticket.leave())
+    return future
+
+
+def out_of_time(seconds: float, *, what: str = "The comparison") -> RefusedError:
+    """Return what is said when something took too long."""
     return RefusedError(
-        f"The comparison was stopped after {duration_text(seconds)}, the longest that one may take here. A lighter "
-        "level may do; on your own machine there is no limit.",
+        f"{what} was stopped after {duration_text(seconds)}, the longest that may take here. A lighter level may do; "
+        "on your own machine there is no limit.",
         runs_locally=True,
     )
 
@@ -203,6 +240,12 @@ def refusal_of(exc: MdirError) -> RefusedError:
         return RefusedError(
             "The comparison would read more than one may read here. A lighter level reads less; on your own machine "
             "there is no limit.",
+            runs_locally=True,
+        )
+    if isinstance(exc, OutOfMemoryError):
+        return RefusedError(
+            "The comparison was ended: it needed more memory than one may use here. On your own machine there is no "
+            "limit.",
             runs_locally=True,
         )
     if isinstance(exc, MemoryBudgetError):

@@ -15,10 +15,15 @@ class Limits:
     Attributes:
         seconds: Longest wall-clock time of one comparison, in seconds.
         n_bytes: Most bytes that one comparison may read.
-        memory_bytes: Most memory that one comparison may need, by its plan.
+        memory_bytes: Most memory that one comparison may need, by its plan, and take.
         n_running: Comparisons at a time.
-        n_waiting: Comparisons that may wait for their turn.
-        n_per_visitor: Comparisons of one visitor that may run or wait.
+        n_waiting: Comparisons, and plans, that may wait for their turn.
+        n_per_visitor: Comparisons, and plans, of one visitor that may run or wait.
+        plan_seconds: Longest wall-clock time of making a plan, in seconds.
+        plan_memory_bytes: Most memory that making a plan may take.
+        n_planning: Plans that are made at a time.
+        n_proxies: How many proxies of its own the server stands behind, each of which adds an address to
+            ``X-Forwarded-For``; 0: that header is not believed.
     """
 
     seconds: float | None = None
@@ -27,12 +32,25 @@ class Limits:
     n_running: int = 2
     n_waiting: int = 100
     n_per_visitor: int | None = None
+    plan_seconds: float | None = None
+    plan_memory_bytes: int | None = None
+    n_planning: int = 2
+    n_proxies: int = 0
 
 
 CPU_BASIC = Limits(
-    seconds=600.0, n_bytes=4_000_000_000, memory_bytes=7_000_000_000, n_running=2, n_waiting=30, n_per_visitor=4
+    seconds=600.0,
+    n_bytes=4_000_000_000,
+    memory_bytes=6_000_000_000,
+    n_running=2,
+    n_waiting=30,
+    n_per_visitor=4,
+    plan_seconds=60.0,
+    plan_memory_bytes=2_000_000_000,
+    n_planning=1,
+    n_proxies=1,
 )
-"""For 2 virtual cores and 16 GB: two comparisons of 7 GB leave room for Python, torch and the pages of files."""
+"""For 2 virtual cores and 16 GB: two comparisons of 6 GB and a plan of 2 GB leave room for Python, torch and files."""
 
 
 def limits_from_environment() -> Limits:
@@ -47,6 +65,10 @@ def limits_from_environment() -> Limits:
         n_running=_whole("N_RUNNING", CPU_BASIC.n_running) or CPU_BASIC.n_running,
         n_waiting=_whole("N_WAITING", CPU_BASIC.n_waiting) or CPU_BASIC.n_waiting,
         n_per_visitor=_whole("N_PER_VISITOR", CPU_BASIC.n_per_visitor),
+        plan_seconds=_number("PLAN_SECONDS", CPU_BASIC.plan_seconds),
+        plan_memory_bytes=_whole("PLAN_MEMORY_BYTES", CPU_BASIC.plan_memory_bytes),
+        n_planning=_whole("N_PLANNING", CPU_BASIC.n_planning) or CPU_BASIC.n_planning,
+        n_proxies=_whole("N_PROXIES", CPU_BASIC.n_proxies) or 0,
     )
 
 

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import gradio as gr
+from starlette.middleware import Middleware
 
 from mdir_hf import install_command
 from mdir_space.addresses import read_link
+from mdir_space.bodies import BodyLimit
 from mdir_space.conversation import Panels, Updates, accumulated, converse, show_example
 from mdir_space.desk import Desk
 from mdir_space.examples import Example, stored_examples
@@ -54,6 +56,7 @@ and shown to nobody else.</p>
 def build_page(desk: Desk) -> gr.Blocks:
     """Build the whole Space around a desk."""
     suggestions = Suggestions()
+    desk.warm_up()
     with gr.Blocks(title=TITLE, analytics_enabled=False, fill_width=False) as demo:
         gr.Navbar(main_page_name="Compare", elem_id="navigation")
         with gr.Column(elem_id="page"):
@@ -105,6 +108,9 @@ def launch_options(desk: Desk) -> dict[str, Any]:
         "head": f"<script>{(HERE / 'page.js').read_text(encoding='utf-8')}</script>",
         "footer_links": [],
         "run_history": False,
+        "enable_monitoring": False,
+        "max_file_size": 1,  # bytes: nothing here takes a file
+        "app_kwargs": {"middleware": [Middleware(BodyLimit)]},
         "show_error": False,
         "mcp_server": True,
         # Waiting comparisons hold a slot of the queue each, and cost next to nothing there.
@@ -206,7 +212,7 @@ def _listen(desk: Desk, fields: list[Any], panels: Panels, examples: list[tuple[
         account: gr.OAuthProfile | None,
         account_token: gr.OAuthToken | None,
     ) -> AsyncIterator[Updates]:
-        visitor = visitor_of(request, account, account_token)
+        visitor = visitor_of(request, account, account_token, n_proxies=desk.serving.limits.n_proxies)
         at_work[request.session_hash] += 1
         try:
             async with aclosing(
@@ -249,7 +255,8 @@ def _listen(desk: Desk, fields: list[Any], panels: Panels, examples: list[tuple[
         await asyncio.sleep(PREFLIGHT_DELAY_S)
         try:
             question = ask(first, second, level, alpha)
-            plan = await desk.plan(question, visitor_of(request, account, account_token))
+            visitor = visitor_of(request, account, account_token, n_proxies=desk.serving.limits.n_proxies)
+            plan = await desk.plan(question, visitor)
         except RefusedError:
             return ""  # whoever is still typing is not to be corrected; the click says it
         return plan_notice(plan, desk.pace, desk.serving.limits)

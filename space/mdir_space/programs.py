@@ -43,7 +43,11 @@ def add_programs(desk: Desk) -> None:
         question = _asked(reference, candidate, level, alpha)
         progress = gr.Progress()  # as a parameter it would be taken for one of the API
         try:
-            async with aclosing(desk.answer(question, visitor_of(request, account, account_token))) as steps:
+            async with aclosing(
+                desk.answer(
+                    question, visitor_of(request, account, account_token, n_proxies=desk.serving.limits.n_proxies)
+                )
+            ) as steps:
                 async for step in steps:
                     if isinstance(step, Answered):
                         return slim_report(step.report)
@@ -74,7 +78,9 @@ def add_programs(desk: Desk) -> None:
         """
         question = _asked(reference, candidate, level, 1e-10)
         try:
-            found = await desk.plan(question, visitor_of(request, account, account_token))
+            found = await desk.plan(
+                question, visitor_of(request, account, account_token, n_proxies=desk.serving.limits.n_proxies)
+            )
         except RefusedError as refused:
             raise _error(refused) from refused
         least, most = bytes_of(found)

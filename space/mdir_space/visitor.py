@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 from dataclasses import dataclass, field
 
@@ -33,7 +34,11 @@ def signing_in_is_possible() -> bool:
 
 
 def visitor_of(
-    request: gr.Request | None, account: gr.OAuthProfile | None = None, account_token: gr.OAuthToken | None = None
+    request: gr.Request | None,
+    account: gr.OAuthProfile | None = None,
+    account_token: gr.OAuthToken | None = None,
+    *,
+    n_proxies: int = 0,
 ) -> Visitor:
     """Return who sent a request.
 
@@ -41,13 +46,37 @@ def visitor_of(
         request: The request.
         account: Who is signed in, if anybody is.
         account_token: The token that signing in gave.
+        n_proxies: How many proxies stand before this server, each of which adds an address to ``X-Forwarded-For``.
     """
     headers = {} if request is None else {name.lower(): value for name, value in dict(request.headers).items()}
     token = None if account_token is None else account_token.token
     if account is not None:
         return Visitor(f"account {account.username}", token)
-    # A proxy puts the visitor's address first; whoever forges it gains a longer turn in the queue and nothing else.
-    address = str(headers.get("x-forwarded-for", "")).split(",")[0].strip()
+    address = forwarded_for(str(headers.get("x-forwarded-for", "")), n_proxies)
     if not address and request is not None:
         address = str(getattr(getattr(request, "client", None), "host", "") or "")
     return Visitor(f"address {address[:64]}", token or str(headers.get(TOKEN_HEADER, "")).strip() or None)
+
+
+def forwarded_for(header: str, n_proxies: int) -> str:
+    """Return the visitor's address from ``X-Forwarded-For``; empty if it does not say.
+
+    Each proxy appends the address that it was reached from. So the list is true from its right end for as many entries
+    as there are proxies of ours, and what stands before was written by the visitor. Hops inside the platform have
+    private addresses and are not counted.
+
+    Args:
+        header: The header's value.
+        n_proxies: How many proxies with public addresses are ours, the outermost included; 0: nothing is believed.
+    """
+    if not n_proxies:
+        return ""
+    public = [entry for entry in map(str.strip, header.split(",")) if _is_public(entry)]
+    return public[-n_proxies] if len(public) >= n_proxies else ""
+
+
+def _is_public(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_global
+    except ValueError:
+        return False

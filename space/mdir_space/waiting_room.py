@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 
-from mdir_space.limits import Limits
 from mdir_space.question import RefusedError
 
 
@@ -26,10 +25,16 @@ class Ticket:
 
 
 class WaitingRoom:
-    """First come, first served, so many at a time. Thread safe."""
+    """First come, first served, so many at a time. Thread safe.
 
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
+    Args:
+        n_running: How many may run at a time.
+        n_waiting: How many may wait.
+        n_per_visitor: How many of one visitor may run or wait; None: unbounded.
+    """
+
+    def __init__(self, n_running: int, n_waiting: int, n_per_visitor: int | None) -> None:
+        self._n_running, self._n_waiting, self._n_per_visitor = n_running, n_waiting, n_per_visitor
         self._lock = threading.Lock()
         self._tickets: list[Ticket] = []
 
@@ -42,17 +47,16 @@ class WaitingRoom:
         Raises:
             RefusedError: If the room is full, or this visitor has enough places.
         """
-        limits = self._limits
         with self._lock:
             n_mine = sum(ticket.visitor == visitor for ticket in self._tickets)
-            if limits.n_per_visitor is not None and n_mine >= limits.n_per_visitor:
+            if self._n_per_visitor is not None and n_mine >= self._n_per_visitor:
                 raise RefusedError(
                     f"{n_mine} comparisons of yours are running or waiting here already. Let one of them end, or run "
                     "this one on your own machine.",
                     runs_locally=True,
                 )
-            n_waiting = len(self._tickets) - limits.n_running
-            if n_waiting >= limits.n_waiting:
+            n_waiting = len(self._tickets) - self._n_running
+            if n_waiting >= self._n_waiting:
                 raise RefusedError(
                     f"The queue is full: {n_waiting} comparisons are waiting. Try again in some minutes, or run this "
                     "one on your own machine.",
@@ -65,7 +69,7 @@ class WaitingRoom:
     def n_ahead(self, ticket: Ticket) -> int:
         """How many must leave before this ticket may run."""
         with self._lock:
-            return max(0, self._tickets.index(ticket) - self._limits.n_running + 1)
+            return max(0, self._tickets.index(ticket) - self._n_running + 1)
 
     def leave(self, ticket: Ticket) -> None:
         """Take a ticket out; one that is not there is not missed."""

@@ -57,7 +57,9 @@ def test_visitors_are_told_apart_by_account_or_address_and_their_token_is_not_pr
     assert (signed_in.key, signed_in.token) == ("account somebody", "hf_secret")
     assert "hf_secret" not in repr(signed_in)
     assert visitor_of(request()).key == "address 1.2.3.4"
-    assert visitor_of(request(headers={"X-Forwarded-For": "5.6.7.8, 1.2.3.4"})).key == "address 5.6.7.8"
+    forged = request(headers={"X-Forwarded-For": "5.6.7.8, 9.9.9.9"})
+    assert visitor_of(forged).key == "address 1.2.3.4"
+    assert visitor_of(forged, n_proxies=1).key == "address 9.9.9.9"
     assert visitor_of(request(headers={"X-HF-Token": "hf_own"})).token == "hf_own"
     assert visitor_of(None) == Visitor("address ")
 

@@ -2,13 +2,11 @@
 
 import asyncio
 import itertools
-import threading
 from contextlib import aclosing
 
 import pytest
 
 from mdir_hf import HomologyChecker
-from mdir_space import desk as desk_module
 from mdir_space.desk import Answered, Desk, Serving, Waiting, Working
 from mdir_space.limits import Limits
 from mdir_space.question import Question, RefusedError
@@ -99,7 +97,9 @@ def test_what_one_visitor_may_read_is_kept_nowhere_and_refused_to_the_next(desk,
     report = answer(desk, Question(BASE, name), reader).report
     assert report.verdict.value == "homologous"
     assert report.io.bytes_from_cache == 0
-    assert [path for path in hf_home.rglob("*") if path.is_file()] == []
+    # The Hub client keeps a list of its own, of programs that call it.
+    kept = [path.name for path in hf_home.rglob("*") if path.is_file()]
+    assert [name for name in kept if name != ".agent_harnesses.json"] == []
 
     for stranger in (ANYBODY, Visitor("account outsider", hub.outsider_token)):
         with pytest.raises(RefusedError):
@@ -191,27 +191,10 @@ def test_whoever_finds_the_room_full_is_told_to_run_it_at_home_and_the_others_ar
 def test_a_comparison_that_takes_too_long_is_stopped_and_says_what_to_do(hub):
     desk = Desk(Serving(Limits(seconds=0.5)))
     slow_weights(hub, "", delay_s=0.2)
-    with pytest.raises(RefusedError, match="longest that one may take") as caught:
+    with pytest.raises(RefusedError, match="longest that may take") as caught:
         answer(desk, Question(BASE, STRANGER))
     assert caught.value.runs_locally
     assert len(desk._room) == 0
-
-
-def test_a_comparison_that_gives_no_sign_of_life_is_given_up(hub, monkeypatch):
-    desk = Desk(Serving(Limits(seconds=0.2)))
-    ended = threading.Event()
-    monkeypatch.setattr(desk_module, "GRACE_S", 0.2)
-    monkeypatch.setattr(desk_module.Comparison, "run", lambda self: ended.wait(20))
-
-    async def wait_in_vain():
-        with pytest.raises(RefusedError, match="longest that one may take"):
-            await steps_of(desk, Question(BASE, RELATED))
-        held = len(desk._room)
-        ended.set()
-        await until(lambda: len(desk._room) == 0)
-        return held
-
-    assert finish(wait_in_vain()) == 1
 
 
 def test_too_many_bytes_are_refused_before_they_are_read(hub):
@@ -239,16 +222,6 @@ def test_a_plan_tells_strangers_nothing_of_a_gated_model(desk, hub):
     finish(desk.plan(Question(BASE, GATED), Visitor("account reader", hub.token)))
     with pytest.raises(RefusedError):
         finish(desk.plan(Question(BASE, GATED), ANYBODY))
-
-
-def test_a_fault_of_ours_is_not_shown_as_a_refusal_and_frees_the_place(desk, monkeypatch):
-    def broken(self):
-        raise ZeroDivisionError("ours")
-
-    monkeypatch.setattr(desk_module.Comparison, "run", broken)
-    with pytest.raises(ZeroDivisionError):
-        answer(desk, Question(BASE, RELATED))
-    assert len(desk._room) == 0
 
 
 class TestAdapters:

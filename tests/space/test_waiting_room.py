@@ -2,20 +2,19 @@ import threading
 
 import pytest
 
-from mdir_space.limits import Limits
 from mdir_space.question import RefusedError
 from mdir_space.waiting_room import WaitingRoom
 
 
 def test_so_many_run_at_a_time_and_the_others_wait_in_order():
-    room = WaitingRoom(Limits(n_running=2, n_waiting=10))
+    room = WaitingRoom(2, 10, None)
     tickets = [room.enter(f"visitor {number}") for number in range(5)]
 
     assert [ticket.n_ahead for ticket in tickets] == [0, 0, 1, 2, 3]
 
 
 def test_whoever_leaves_lets_the_next_one_run_and_only_once():
-    room = WaitingRoom(Limits(n_running=1, n_waiting=10))
+    room = WaitingRoom(1, 10, None)
     first, second, third = (room.enter(name) for name in "abc")
 
     first.leave()
@@ -25,7 +24,7 @@ def test_whoever_leaves_lets_the_next_one_run_and_only_once():
 
 
 def test_somebody_who_waits_may_leave():
-    room = WaitingRoom(Limits(n_running=1, n_waiting=10))
+    room = WaitingRoom(1, 10, None)
     first, second, third = (room.enter(name) for name in "abc")
 
     second.leave()
@@ -34,7 +33,7 @@ def test_somebody_who_waits_may_leave():
 
 
 def test_a_full_room_takes_nobody_and_says_so():
-    room = WaitingRoom(Limits(n_running=2, n_waiting=3))
+    room = WaitingRoom(2, 3, None)
     tickets = [room.enter(f"visitor {number}") for number in range(5)]
 
     with pytest.raises(RefusedError, match="queue is full: 3 comparisons") as caught:
@@ -46,7 +45,7 @@ def test_a_full_room_takes_nobody_and_says_so():
 
 
 def test_one_visitor_does_not_fill_the_room():
-    room = WaitingRoom(Limits(n_running=1, n_waiting=50, n_per_visitor=2))
+    room = WaitingRoom(1, 50, 2)
     mine = [room.enter("greedy"), room.enter("greedy")]
 
     with pytest.raises(RefusedError, match="2 comparisons of yours"):
@@ -58,7 +57,7 @@ def test_one_visitor_does_not_fill_the_room():
 
 
 def test_many_threads_at_once_get_places_of_their_own():
-    room = WaitingRoom(Limits(n_running=1, n_waiting=100))
+    room = WaitingRoom(1, 100, None)
     tickets = []
     threads = [threading.Thread(target=lambda: tickets.append(room.enter("x"))) for _ in range(50)]
     for thread in threads:

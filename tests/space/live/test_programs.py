@@ -105,7 +105,7 @@ def test_a_token_in_the_header_reads_for_that_caller_alone(server, live_hub, cli
 
 def test_fifty_at_once_are_all_answered_and_the_page_goes_on_answering(server, live_hub, visit):
     live_hub.faults.append(Fault("slow", origin="cdn", path="medium", times=None, delay_s=0.02))
-    clients = [Client(server.url, verbose=False, headers={"x-forwarded-for": f"10.0.0.{k}"}) for k in range(10)]
+    clients = [Client(server.url, verbose=False, headers={"x-forwarded-for": f"8.8.0.{k}"}) for k in range(10)]
     outcomes = []
 
     def ask(client, alpha):
@@ -122,7 +122,7 @@ def test_fifty_at_once_are_all_answered_and_the_page_goes_on_answering(server, l
     ]
     for thread in threads:
         thread.start()
-    page = visit(extra_http_headers={"x-forwarded-for": "10.0.1.1"})
+    page = visit(extra_http_headers={"x-forwarded-for": "8.8.1.1"})
     page.get_by_role("button", name="A fine-tune").click()
     assert verdict(page).endswith("share weight ancestry.")
     for thread in threads:

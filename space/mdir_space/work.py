@@ -1,0 +1,176 @@
+"""What is done for a visitor in a process of its own: a plan or a comparison, under a bound on its memory.
+
+Everything here runs on the far side of a pipe. What is read there was written by strangers: a pattern that never ends,
+or a file that unfolds to eleven gigabytes, ends with its process and with nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from mdir_hf import HomologyChecker, HomologyReport, MdirError, Progress, ReadPlan
+from mdir_space.access import Access
+from mdir_space.question import Question
+
+log = logging.getLogger(__name__)
+
+BETWEEN_PROGRESS_S = 0.05
+"""Bytes may arrive thousands of times a second, and the page looks ten times."""
+
+NICENESS = 5
+"""The page answers first where both want the processor."""
+
+
+class OutOfMemoryError(MdirError):
+    """The work needed more memory than it may have."""
+
+
+class BrokenWorkError(Exception):
+    """The work ended in a way that is not foreseen; what is known stands in this server's log."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be done.
+
+    Attributes:
+        access: The two models, and how they may be read.
+        question: Level and alpha.
+        compares: Whether to compare; else only the plan is made.
+        allow_local: Whether folders of this machine may be read.
+        n_bytes: Most bytes of a comparison; None: unbounded.
+        memory_bytes: Most memory that the plan of a comparison may ask for; None: unbounded.
+        cap_bytes: Most memory that the process may take on top of what it has when it starts; None: unbounded.
+    """
+
+    access: Access
+    question: Question
+    compares: bool
+    allow_local: bool = False
+    n_bytes: int | None = None
+    memory_bytes: int | None = None
+    cap_bytes: int | None = None
+
+    def do(self, tell: Tell) -> HomologyReport | ReadPlan:
+        """Do it, and tell how far it is."""
+        return _compare(self, tell) if self.compares else _plan(self)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the embeddings say, while the layers have not been looked at."""
+
+    report: HomologyReport
+
+
+@dataclass(frozen=True)
+class Done:
+    """The end, with what was asked for."""
+
+    result: HomologyReport | ReadPlan
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The end, without it."""
+
+    error: Exception = field(repr=False)
+
+
+Event = ReadPlan | Progress | Found | Done | Failed
+Tell = Callable[[Event], None]
+
+
+def do_one(connection: Connection) -> None:
+    """Receive a job, do it, and send what is to be told of it; then the process has nothing more to do."""
+    lock = threading.Lock()
+
+    def tell(event: Event) -> None:
+        with lock:  # progress comes from any thread
+            connection.send(event)
+
+    try:
+        job: Job = connection.recv()
+        if hasattr(os, "nice"):
+            os.nice(NICENESS)
+        bound_memory(job.cap_bytes)
+        tell(Done(job.do(tell)))
+    except MdirError as exc:
+        tell(Failed(exc))
+    except MemoryError:
+        tell(Failed(OutOfMemoryError("more memory was needed than one may use")))
+    except (BrokenPipeError, EOFError):
+        pass  # whoever asked has gone
+    except Exception as exc:
+        # torch has no class of its own for it.
+        if "can't allocate memory" in str(exc) or "not enough memory" in str(exc):
+            tell(Failed(OutOfMemoryError("more memory was needed than one may use")))
+            return
+        log.exception("work for a visitor failed in a way that is not foreseen")
+        tell(Failed(BrokenWorkError(type(exc).__name__)))
+
+
+def open_checker(job: Job) -> HomologyChecker:
+    """Open the one model; no weights are read.
+
+    With a token no cache is read or written: what it may read stays with its owner.
+    """
+    token = job.access.token
+    return HomologyChecker.from_pretrained(
+        job.access.reference.pinned,
+        token=token if token is not None else False,
+        allow_local=job.allow_local,
+        use_caches=token is None,
+        alpha=job.question.alpha,
+    )
+
+
+def bound_memory(cap_bytes: int | None) -> None:
+    """Bound what this process may take from now on, where the system can: Linux.
+
+    What it has now (the interpreter, torch) does not count, and neither do files that are mapped to be read.
+    """
+    if cap_bytes is None or sys.platform != "linux":
+        return
+    import resource
+
+    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    now = int(fields["VmData"].split()[0]) * 1024
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    most = now + cap_bytes
+    resource.setrlimit(resource.RLIMIT_DATA, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _plan(job: Job) -> ReadPlan:
+    return open_checker(job).plan(job.access.candidate.pinned, level=job.question.level)
+
+
+def _compare(job: Job, tell: Tell) -> HomologyReport:
+    said, last = "", 0.0
+
+    def progressed(progress: Progress) -> None:
+        nonlocal said, last
+        now = time.monotonic()
+        if progress.stage != said or now - last >= BETWEEN_PROGRESS_S:
+            said, last = progress.stage, now
+            tell(progress)
+
+    return open_checker(job).compare(
+        job.access.candidate.pinned,
+        level=job.question.level,
+        max_bytes=job.n_bytes,
+        max_memory_bytes=job.memory_bytes,
+        progress=False,
+        on_plan=tell,
+        on_progress=progressed,
+        on_embeddings=lambda report: tell(Found(report)),
+    )

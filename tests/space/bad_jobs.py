@@ -1,0 +1,62 @@
+"""Jobs that do what no job should, done in real processes."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import time
+from dataclasses import dataclass
+
+from mdir_hf import Progress
+from mdir_space.work import Job
+
+
+@dataclass(frozen=True)
+class HoldsTheInterpreter(Job):
+    """Runs a pattern that never ends, which lets no other thread of its process run."""
+
+    def do(self, tell):
+        tell(Progress("screen", os.getpid()))
+        re.fullmatch(r"(a+)+b", "a" * 64)
+
+
+@dataclass(frozen=True)
+class TakesAllMemory(Job):
+    """Takes memory until there is no more, and keeps it."""
+
+    def do(self, tell):
+        tell(Progress("screen", os.getpid()))
+        kept = []
+        while True:
+            kept.append(bytearray(64 << 20))
+
+
+@dataclass(frozen=True)
+class Crashes(Job):
+    """Reads where nothing is."""
+
+    def do(self, tell):
+        tell(Progress("screen", os.getpid()))
+        ctypes.string_at(0)
+
+
+@dataclass(frozen=True)
+class IsOurFault(Job):
+    """Fails as our own mistakes do."""
+
+    def do(self, tell):
+        raise ZeroDivisionError("ours")
+
+
+@dataclass(frozen=True)
+class FindsAndThenHangs(Job):
+    """Compares the embeddings, says what they say, and never comes back from the layers."""
+
+    def do(self, tell):
+        def say(event):
+            tell(event)
+            if isinstance(event, Progress) and event.stage == "layers":
+                time.sleep(600)
+
+        return super().do(say)

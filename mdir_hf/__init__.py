@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mdir_hf.figures import figure_bytes, figure_img
     from mdir_hf.hub.resolve import ResolvedModel, resolve_model
     from mdir_hf.installing import install_command
-    from mdir_hf.names import shown_name
+    from mdir_hf.names import shown_name, visible_text
     from mdir_hf.report import (
         Exclusion,
         Fact,
@@ -62,7 +62,7 @@ _NAMES = {
     "mdir_hf.figures": "figure_bytes figure_img",
     "mdir_hf.hub.resolve": "ResolvedModel resolve_model",
     "mdir_hf.installing": "install_command",
-    "mdir_hf.names": "shown_name",
+    "mdir_hf.names": "shown_name visible_text",
     "mdir_hf.report": (
         "Exclusion Fact FigureName HomologyReport LayersReport Level Listing MatrixArrays MatrixReport ModelSummary "
         "ModuleReport PlaceboResult Reason ReportArrays Section SectionKind SettledBy Transformation "
@@ -116,6 +116,7 @@ __all__ = [
     "resolve_model",
     "section_html",
     "shown_name",
+    "visible_text",
 ]
 
 

@@ -16,10 +16,10 @@ from mdir_hf.names import shown_name
     [
         ("owner/name", "owner/name"),
         ("a\nb\r\n\tc", "a b c"),
-        ("\x1b[31mred\x00", "[31mred"),
+        ("\x1b[31mred\x00\x9b2J", "\\u001b[31mred\\u0000\\u009b2J"),
         ("a\u2028b\u2029c\x85d", "a b c d"),
-        ("x\u202egnp.exe\u2066y\u200b", "xgnp.exey"),
-        ("caf\udce9", "caf\ufffd"),
+        ("x\u202egnp.exe\u2066y\u200b", "x\\u202egnp.exe\\u2066y\\u200b"),
+        ("caf\udce9", "caf\\udce9"),
         ("  ", "(no name)"),
         ("", "(no name)"),
         ("模型/שלום", "模型/שלום"),

@@ -10,6 +10,7 @@ from mdir_hf.cards.badge import Badge
 from mdir_hf.cards.claim import PinnedModel
 from mdir_hf.cards.text_lines import line_end, split_lines
 from mdir_hf.errors import CardError
+from mdir_hf.names import visible_text
 from mdir_hf.report import HomologyReport
 
 BEGIN = "<!-- mdir-hf:lineage:begin -->"
@@ -105,7 +106,7 @@ def markdown_text(text: str) -> str:
     ``&``, ``<`` and ``>`` become entities, because some renderers look for HTML before they look for backslashes; so
     does what would make a link of a bare address.
     """
-    line = " ".join("".join(c if c.isprintable() or c.isspace() else "\ufffd" for c in text).split())
+    line = visible_text(text)
     escaped = "".join(_ENTITIES.get(c) or (f"\\{c}" if c in _MARKUP else c) for c in line)
     return re.sub("(?i)www[.]", lambda match: f"{match[0][:3]}&#46;", escaped)
 

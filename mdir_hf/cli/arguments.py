@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from mdir_hf.cli.output import remark
 from mdir_hf.comparison.settings import Listeners, Settings
 from mdir_hf.errors import InputError
 from mdir_hf.report import Level, Verdict
@@ -199,7 +200,7 @@ def listeners_of(options: argparse.Namespace) -> Listeners:
 
 def _print_plan(plan: ReadPlan) -> None:
     """Show the plan of a comparison on standard error, before the weights are read."""
-    sys.stderr.write(f"{plan}\n")
+    remark(f"{plan}\n")
     sys.stderr.flush()
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
 
 from mdir_hf.cli import arguments
+from mdir_hf.cli.output import say
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -44,8 +44,8 @@ def run(options: argparse.Namespace) -> int:
             "report_sha256": badge.claim.report_sha256,
             "files": [str(path) for path in written],
         }
-        sys.stdout.write(json.dumps(said) + "\n")
+        say(json.dumps(said) + "\n")
     else:
-        sys.stdout.write(f"{badge.label} | {badge.message}\n\n{snippet}\n\n")
-        sys.stdout.write("".join(f"wrote {path}\n" for path in written))
+        say(f"{badge.label} | {badge.message}\n\n{snippet}\n\n")
+        say("".join(f"wrote {path}\n" for path in written))
     return 0

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from mdir_hf.cards import RELATIONS
 from mdir_hf.cli import arguments
+from mdir_hf.cli.output import remark, say
 
 if TYPE_CHECKING:
     from mdir_hf.cards.card import CardProposal
@@ -52,10 +53,10 @@ def run(options: argparse.Namespace) -> int:
         token=options.token,
         cache_dir=options.cache_dir,
     )
-    sys.stderr.write("the repository holds all of this already\n" if proposal.is_unchanged else proposal.diff())
+    remark("the repository holds all of this already\n" if proposal.is_unchanged else proposal.diff())
     if proposal.changed:
         names = ", ".join(map(unquoted, proposal.changed[:5]))
-        sys.stderr.write(f"note: since the commit of the report these files changed: {names}\n")
+        remark(f"note: since the commit of the report these files changed: {names}\n")
     if options.create_pr:
         return _create_pull_request(proposal, options.token)
     if options.output is not None:
@@ -65,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
         sys.stdout.buffer.write(proposal.after)
         sys.stdout.buffer.flush()
     others = " and ".join(path for path in proposal.files if path != "README.md")
-    sys.stderr.write(f"nothing was sent; the card links to {others}, which --create-pr proposes along with it\n")
+    remark(f"nothing was sent; the card links to {others}, which --create-pr proposes along with it\n")
     return 0
 
 
@@ -74,8 +75,8 @@ def _create_pull_request(proposal: CardProposal, token: str | None) -> int:
         return 0
     opened = proposal.open_pull_request(token=token)
     for note in opened.notes:
-        sys.stderr.write(f"note: {note}\n")
-    sys.stdout.write(f"{opened.url}\n")
+        remark(f"note: {note}\n")
+    say(f"{opened.url}\n")
     return 0
 
 
@@ -87,4 +88,4 @@ def _write(path: Path, content: bytes) -> None:
         write_file(path, content)
     except OSError as exc:
         raise InputError(f"cannot write {path}: {exc.strerror}") from exc
-    sys.stderr.write(f"wrote {path}\n")
+    remark(f"wrote {path}\n")

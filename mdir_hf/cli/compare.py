@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from mdir_hf.cli import arguments
+from mdir_hf.cli.output import remark, say
 from mdir_hf.errors import RemoteCodeRefusedError
 
 
@@ -53,12 +54,12 @@ def run(options: argparse.Namespace) -> int:
         settings,
         arguments.listeners_of(options),
     )
-    sys.stdout.write((report.to_json() if options.json else str(report)) + "\n")
+    say((report.to_json() if options.json else str(report)) + "\n")
     sys.stdout.flush()
     if options.save is not None:
         from mdir_hf.saving import save_report
 
         saved = save_report(report, options.save)
         without = f", without figures: {saved.without}" if saved.without else ""
-        sys.stderr.write(f"saved in {options.save}{without}\n")
+        remark(f"saved in {options.save}{without}\n")
     return arguments.exit_status(options, report.verdict.value)

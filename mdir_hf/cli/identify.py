@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from mdir_hf.cli import arguments
 from mdir_hf.cli.model_list import add_list_arguments, listed_models
+from mdir_hf.cli.output import remark, say
 from mdir_hf.errors import InputError
 
 LARGEST_INDEX_BYTES = 4 << 30
@@ -59,7 +59,7 @@ def run_identify(options: argparse.Namespace) -> int:
         settings=arguments.settings_of(options),
         reading=arguments.reading_of(options),
     )
-    sys.stdout.write((found.to_json() if options.json else str(found)) + "\n")
+    say((found.to_json() if options.json else str(found)) + "\n")
     return 0
 
 
@@ -84,10 +84,10 @@ def run_index(options: argparse.Namespace) -> int:
     known = BaseIndex.load(options.index) if options.index.exists() else None
 
     def said(name: str, outcome: str) -> None:
-        sys.stderr.write(f"{outcome}: {name}\n" if outcome in ("added", "known") else f"not added: {outcome}\n")
+        remark(f"{outcome}: {name}\n" if outcome in ("added", "known") else f"not added: {outcome}\n")
 
     index, n_failed = extend_index(known, names, options.index, on_model=said, reading=arguments.reading_of(options))
     if n_failed == len(names):
         raise InputError("none of the models could be added; the index is as it was", subject=str(options.index))
-    sys.stdout.write(f"{options.index}: {len(index)} base models, {index.n_bytes / 1e6:.1f} MB of rows\n")
+    say(f"{options.index}: {len(index)} base models, {index.n_bytes / 1e6:.1f} MB of rows\n")
     return 0

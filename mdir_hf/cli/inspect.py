@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
 from mdir_hf.cli import arguments
+from mdir_hf.cli.output import say
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -35,5 +35,5 @@ def run(options: argparse.Namespace) -> int:
 
     model = arguments.model_of(options, options.model)
     found = inspect_named(model, arguments.reading_of(options), all_headers=options.all_headers)
-    sys.stdout.write((found.to_json() if options.json else str(found)) + "\n")
+    say((found.to_json() if options.json else str(found)) + "\n")
     return 0

@@ -15,6 +15,7 @@ from mdir_hf.cli.demo import add_command as add_demo
 from mdir_hf.cli.identify import add_command as add_identify
 from mdir_hf.cli.inspect import add_command as add_inspect
 from mdir_hf.cli.memory import keep_no_freed_blocks
+from mdir_hf.cli.output import remark
 from mdir_hf.cli.publish import add_command as add_publish
 from mdir_hf.cli.space import add_command as add_space
 from mdir_hf.cli.survey import add_command as add_survey
@@ -73,15 +74,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if os.environ.get("MDIR_DEBUG"):
             raise
         # What a hostile file is called, or claims, may be in it: one short line, whatever that is.
-        sys.stderr.write(f"mdir-hf: error: {shown_name(str(exc), length=MAX_ERROR_LENGTH)}\n")
+        remark(f"mdir-hf: error: {shown_name(str(exc), length=MAX_ERROR_LENGTH)}\n")
         return EXIT_KNOWN_ERROR
     except MemoryError:
         if os.environ.get("MDIR_DEBUG"):
             raise
-        sys.stderr.write("mdir-hf: error: the memory of this machine was used up; try --level screen\n")
+        remark("mdir-hf: error: the memory of this machine was used up; try --level screen\n")
         return EXIT_KNOWN_ERROR
     except KeyboardInterrupt:
-        sys.stderr.write("\nmdir-hf: interrupted; nothing was left half-written\n")
+        remark("\nmdir-hf: interrupted; nothing was left half-written\n")
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         # Whoever read our output has gone. Point stdout elsewhere, or the interpreter complains while it closes.

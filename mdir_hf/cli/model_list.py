@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
+from mdir_hf.cli.output import remark
 from mdir_hf.errors import InputError
 
 
@@ -57,7 +57,7 @@ def _listed(options: argparse.Namespace) -> list[str]:
         found = models_of_author(author, limit=options.limit, text_generation=not options.any_task, token=options.token)
         names += found.names
         if found.is_cut:
-            sys.stderr.write(f"{author}: the {options.limit} most downloaded of more models; --limit takes more\n")
+            remark(f"{author}: the {options.limit} most downloaded of more models; --limit takes more\n")
     for collection in options.collection:
         names += models_of_collection(collection, token=options.token).names
     return names

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
+
+from mdir_hf.cli.output import remark, say
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -28,7 +29,7 @@ def run(options: argparse.Namespace) -> int:
 
     opened, paths = publish(options.place, options.dataset, name=options.name, token=options.token)
     for note in opened.notes:
-        sys.stderr.write(f"note: {note}\n")
-    sys.stderr.write(f"proposed: {', '.join(paths)}\n")
-    sys.stdout.write(f"{opened.url}\n")
+        remark(f"note: {note}\n")
+    remark(f"proposed: {', '.join(paths)}\n")
+    say(f"{opened.url}\n")
     return 0

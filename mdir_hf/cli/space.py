@@ -13,6 +13,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from mdir_hf.cli.output import say
 from mdir_hf.errors import InputError
 from mdir_hf.installing import install_command
 
@@ -108,7 +109,7 @@ def _serve(options: argparse.Namespace) -> None:
         )
     except OSError as exc:
         raise InputError(f"port {options.port} of {options.host} cannot be used; name another with --port") from exc
-    sys.stdout.write(f"Open {url} (Ctrl-C ends it).\n")
+    say(f"Open {url} (Ctrl-C ends it).\n")
     sys.stdout.flush()
     try:
         demo.block_thread()
@@ -137,5 +138,5 @@ def _demo_hub(folder: Path) -> Iterator[None]:
     from mdir_hf.demo.show import served_lineage
 
     with served_lineage(folder) as (lineage, _):
-        sys.stdout.write("Models to compare: " + ", ".join(member.repo for member in lineage.members) + "\n")
+        say("Models to compare: " + ", ".join(member.repo for member in lineage.members) + "\n")
         yield

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from mdir_hf.cli import arguments
 from mdir_hf.cli.model_list import add_list_arguments, is_list_given, listed_models
+from mdir_hf.cli.output import remark, say
 from mdir_hf.errors import InputError
 
 if TYPE_CHECKING:
@@ -68,12 +69,12 @@ def run(options: argparse.Namespace) -> int:
         from mdir_hf.survey.declared import add_declared
 
         report = add_declared(report, arguments.reading_of(options))
-    sys.stdout.write((report.to_json() if options.json else _text(report)) + "\n")
+    say((report.to_json() if options.json else _text(report)) + "\n")
     sys.stdout.flush()
     if folder is not None:
         save_survey(report, folder, fingerprints=kept_fingerprints(folder)[1])
         if not options.quiet:
-            sys.stderr.write(f"saved in {folder}\n")
+            remark(f"saved in {folder}\n")
     return 0
 
 
@@ -83,7 +84,7 @@ def _prepare(options: argparse.Namespace) -> int:
 
     sample = prepare_survey(_plan(options), options.out)
     n_tokens, path = len(sample.tokens), options.out / SAMPLE
-    sys.stdout.write(f"{path}: {n_tokens} tokens, {len(sample.pins)} models; give it to every shard with --sample\n")
+    say(f"{path}: {n_tokens} tokens, {len(sample.pins)} models; give it to every shard with --sample\n")
     return 0
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mdir_hf.cli import arguments
+from mdir_hf.cli.output import say
 from mdir_hf.errors import InputError, MdirError, one_line
 
 if TYPE_CHECKING:
@@ -56,9 +56,9 @@ def run(options: argparse.Namespace) -> int:
     text = trees_to_json(trees)
     write_file(options.survey / "tree.json", (text + "\n").encode())
     if options.json:
-        sys.stdout.write(text + "\n")
+        say(text + "\n")
     else:
-        sys.stdout.write("\n\n".join(map(str, trees)) + "\n" if trees else "no two models of this survey are related\n")
+        say("\n\n".join(map(str, trees)) + "\n" if trees else "no two models of this survey are related\n")
     return 0
 
 

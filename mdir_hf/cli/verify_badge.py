@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 
 from mdir_hf.cli import arguments
+from mdir_hf.cli.output import say
 from mdir_hf.report import Level
 
 STATES = ("match", "stale", "different")
@@ -54,5 +54,5 @@ def run(options: argparse.Namespace) -> int:
         max_memory_bytes=options.max_memory,
         listeners=arguments.listeners_of(options),
     )
-    sys.stdout.write((json.dumps(check.to_dict(), indent=2) if options.json else str(check)) + "\n")
+    say((json.dumps(check.to_dict(), indent=2) if options.json else str(check)) + "\n")
     return arguments.exit_status(options, check.state)

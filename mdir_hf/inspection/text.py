@@ -6,10 +6,12 @@ from collections.abc import Iterable, Iterator
 from textwrap import fill
 
 from mdir_hf.inspection.found import Inspection, LayerGroup, ReadEstimate, TensorSummary, VocabularySummary
+from mdir_hf.names import LONGEST_TEXT, shown_name, visible_text
 from mdir_hf.report import n_bytes_text
 
 MOST_NAMES = 20
 """Names of tensors without a role that the text lists; JSON has them all."""
+NAME_LENGTH = 120
 
 
 def lines_of(found: Inspection) -> Iterator[str]:
@@ -18,7 +20,8 @@ def lines_of(found: Inspection) -> Iterator[str]:
     at = "" if model.commit is None else f"@{model.commit[:7]}"
     layers = f", {model.layers} layers" if model.layers else ""
     heads = "" if found.heads is None else f", {found.heads[0]} heads ({found.heads[1]} for keys and values)"
-    yield f"{model.repo}{at}: {model.architecture}{layers}, width {model.hidden_size}{heads}"
+    name = shown_name(model.repo, length=200)
+    yield f"{name}{at}: {shown_name(model.architecture)}{layers}, width {model.hidden_size}{heads}"
     if model.read_as:
         yield _line("read as", model.read_as)
     quantization = "" if found.quantization is None else f", {found.quantization}"
@@ -37,7 +40,8 @@ def lines_of(found: Inspection) -> Iterator[str]:
         yield _line("layers", "none found")
     if found.unplaced:
         more = len(found.unplaced) - MOST_NAMES
-        listed = ", ".join(found.unplaced[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+        names = ", ".join(shown_name(name, length=NAME_LENGTH) for name in found.unplaced[:MOST_NAMES])
+        listed = names + (f" and {more} more" if more > 0 else "")
         yield _line("no role", f"{len(found.unplaced)} tensors of the layers: {listed}")
     yield _line("reads", _reads_text(found.reads))
     for note in found.notes:
@@ -49,7 +53,7 @@ def lines_of(found: Inspection) -> Iterator[str]:
 
 def _line(name: str, text: str) -> str:
     return fill(
-        text,
+        visible_text(text, length=LONGEST_TEXT),
         100,
         initial_indent=f"  {name:<14} ",
         subsequent_indent=" " * 17,
@@ -60,7 +64,7 @@ def _line(name: str, text: str) -> str:
 
 def _tensor_text(tensor: TensorSummary) -> str:
     shape = " x ".join(map(str, tensor.shape))
-    return f"{tensor.tensor}, {shape} {tensor.dtype}, {n_bytes_text(tensor.n_bytes)}"
+    return f"{shown_name(tensor.tensor, length=NAME_LENGTH)}, {shape} {tensor.dtype}, {n_bytes_text(tensor.n_bytes)}"
 
 
 def _vocabulary_text(words: VocabularySummary) -> str:

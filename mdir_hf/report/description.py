@@ -6,8 +6,11 @@ The terminal shows the title line and the lines in brief; Markdown, HTML and the
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields, is_dataclass, replace
+from enum import Enum
+from typing import Any
 
-from mdir_hf.names import shown_name
+from mdir_hf.names import LONGEST_TEXT, shown_name, visible_text
 from mdir_hf.report.layer_words import layers_section, modules_section
 from mdir_hf.report.parts import MatrixReport, ModelSummary, PlaceboResult
 from mdir_hf.report.reproduce import command_line, python_lines
@@ -62,7 +65,19 @@ def describe(report: HomologyReport) -> tuple[Section, ...]:
         _reproduce(report),
         _read(report),
     )
-    return tuple(section for section in sections if not section.is_empty)
+    return tuple(_visible(section) for section in sections if not section.is_empty)
+
+
+def _visible(part: Any) -> Any:  # noqa: ANN401 - whatever a section is made of, the same comes back
+    """Write out what is invisible in every text of a part of a description; lines of listings are ours."""
+    if isinstance(part, str) and not isinstance(part, Enum):
+        return visible_text(part, length=None if "\n" in part else LONGEST_TEXT, keeps_lines=True)
+    if isinstance(part, tuple):
+        made = map(_visible, part)
+        return type(part)(*made) if hasattr(part, "_fields") else tuple(made)
+    if is_dataclass(part) and not isinstance(part, type):
+        return replace(part, **{field.name: _visible(getattr(part, field.name)) for field in fields(part)})
+    return part
 
 
 def pair_name(report: HomologyReport, *, length: int = NAME_LENGTH) -> str:

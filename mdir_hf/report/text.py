@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from textwrap import fill
 
+from mdir_hf.names import LONGEST_TEXT, visible_text
 from mdir_hf.report.description import describe
 from mdir_hf.report.result import HomologyReport
 from mdir_hf.report.words import HEADLINE, MEANING, REASON_TEXT
@@ -25,7 +26,7 @@ def text_of(report: HomologyReport) -> str:
 def _filled(label: str, text: str) -> str:
     """Set a text into lines that hang under its label."""
     return fill(
-        text,
+        visible_text(text, length=LONGEST_TEXT),
         LINE_WIDTH,
         initial_indent=label,
         subsequent_indent=" " * len(label),

@@ -5,12 +5,12 @@ from __future__ import annotations
 import base64
 import html
 
-from mdir_hf import ModelSummary, shown_name
+from mdir_hf import ModelSummary, shown_name, visible_text
 
 
 def text(value: object) -> str:
-    """Escape a text for HTML, attributes included."""
-    return html.escape(str(value), quote=True)
+    """Escape a text for HTML, attributes included, and write out what is invisible in it."""
+    return html.escape(visible_text(str(value), keeps_lines=True), quote=True)
 
 
 def code(content: str, label: str) -> str:

@@ -11,12 +11,13 @@ import os
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from mdir_hf import HomologyChecker, HomologyReport, MdirError, Progress, ReadPlan
+from mdir_hf import HomologyChecker, HomologyReport, MdirError, Progress, ReadPlan, visible_text
 from mdir_space.access import Access
 from mdir_space.question import Question
 
@@ -114,7 +115,8 @@ def do_one(connection: Connection) -> None:
         if "can't allocate memory" in str(exc) or "not enough memory" in str(exc):
             tell(Failed(OutOfMemoryError("more memory was needed than one may use")))
             return
-        log.exception("work for a visitor failed in a way that is not foreseen")
+        where = visible_text(traceback.format_exc(), keeps_lines=True)  # names of strangers may be in it
+        log.error("work for a visitor failed in a way that is not foreseen\n%s", where)
         tell(Failed(BrokenWorkError(type(exc).__name__)))
 
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
 
 import gradio as gr
 
 from mdir_space.markup import text
-
-PICTURES = Path(__file__).resolve().parent.parent / "pictures"
+from mdir_space.static_pictures import PICTURES, PREFIX
 
 OPENING = """
 <h1>How it works</h1>
@@ -113,8 +111,6 @@ def method_page() -> None:
     """Fill the page that is being built."""
     index = PICTURES / "index.json"
     known = json.loads(index.read_text(encoding="utf-8")) if index.is_file() else {}
-    if known:
-        gr.set_static_paths([PICTURES])
     sections = "".join(_section(idea, known) for idea in IDEAS)
     gr.Navbar(main_page_name="Compare", elem_id="navigation")
     gr.HTML(f'<article class="method">{OPENING}{sections}{CLOSING}</article>', elem_id="page")
@@ -127,7 +123,7 @@ def _section(idea: Idea, known: dict[str, dict[str, object]]) -> str:
 
 def _figure(name: str, caption: str, picture: dict[str, object]) -> str:
     images = "".join(
-        f'<img class="when-{theme}" src="gradio_api/file={text(PICTURES / f"{name}-{theme}.svg")}" '
+        f'<img class="when-{theme}" src="{PREFIX.lstrip("/")}/{text(f"{name}-{theme}.svg")}" '
         f'alt="{text(picture["alt"])}" width="{picture["width"]}" height="{picture["height"]}" loading="lazy">'
         for theme in ("light", "dark")
     )

@@ -24,6 +24,7 @@ from mdir_space.method_page import method_page
 from mdir_space.notices import plan_notice
 from mdir_space.programs import add_programs
 from mdir_space.question import DEFAULT_ALPHA, LEVELS, RefusedError, ask
+from mdir_space.static_pictures import StaticPictures
 from mdir_space.suggestions import Suggestions, datalist
 from mdir_space.visitor import visitor_of
 
@@ -110,7 +111,7 @@ def launch_options(desk: Desk) -> dict[str, Any]:
         "run_history": False,
         "enable_monitoring": False,
         "max_file_size": 1,  # bytes: nothing here takes a file
-        "app_kwargs": {"middleware": [Middleware(BodyLimit)]},
+        "app_kwargs": {"middleware": [Middleware(BodyLimit), Middleware(StaticPictures)]},
         "show_error": False,
         "mcp_server": True,
         # Waiting comparisons hold a slot of the queue each, and cost next to nothing there.

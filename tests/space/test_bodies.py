@@ -1,5 +1,6 @@
 """Long bodies are refused before they are kept, and addresses that a visitor writes are not believed."""
 
+import json
 import types
 
 import pytest
@@ -10,8 +11,10 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from mdir_space.bodies import BodyLimit
-from mdir_space.page import launch_options
+from mdir_space.page import build_page, launch_options
+from mdir_space.static_pictures import PICTURES, StaticPictures
 from mdir_space.visitor import forwarded_for, visitor_of
+from tests.space.coroutines import finish
 from tests.space.test_desk import Desk, Serving
 
 VISITOR, PROXY = "8.8.8.8", "1.1.1.1"
@@ -52,6 +55,24 @@ def test_the_page_takes_no_files_tells_nobody_what_others_ask_and_bounds_bodies(
     assert options["enable_monitoring"] is False
     assert options["max_file_size"] <= 1
     assert options["app_kwargs"]["middleware"][0].cls is BodyLimit
+
+
+def test_no_path_of_the_server_stands_on_the_page():
+    async def build():
+        return build_page(Desk(Serving()))
+
+    page = finish(build())  # gradio makes a loop of its own where none runs, and leaves it open
+    shown = json.dumps(page.get_config_file(), default=str)
+    assert "pictures/relatives-light.svg" in shown
+    assert str(PICTURES.parent) not in shown
+
+
+def test_pictures_are_served_and_nothing_beside_them():
+    client = TestClient(StaticPictures(PlainTextResponse("the page")))
+    assert client.get("/pictures/relatives-light.svg").headers["content-type"] == "image/svg+xml"
+    for address in ("/pictures/../app.py", "/pictures/%2e%2e/app.py", "/pictures//etc/passwd", "/pictures/absent.svg"):
+        assert client.get(address).text in ("Not Found", "the page"), address
+    assert client.get("/").text == "the page"
 
 
 @pytest.mark.parametrize(

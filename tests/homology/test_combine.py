@@ -168,3 +168,19 @@ def test_layers_of_the_shallower_model_are_the_unit():
 def test_square_map_counts_by_candidate_layer():
     log_p = np.array([[-30.0, -20.0], [0.0, 0.0]])
     np.testing.assert_allclose(log_p_by_layer(log_p), np.array([-30.0, -20.0]) + math.log(2))
+
+
+@pytest.mark.parametrize("log_p", [[-0.5, -0.2], [-1e-3], [-0.9]])
+def test_fisher_is_the_chi_square_tail_near_one_too(log_p):
+    assert log_p_fisher(log_p) == pytest.approx(stats.chi2.logsf(-2 * sum(log_p), df=2 * len(log_p)), rel=1e-9)
+
+
+def test_a_map_of_no_pairs_says_nothing_and_one_of_a_pair_pays_for_its_search():
+    assert log_p_ordered_map([], 6, 4) == 0.0
+    # One pair: its p is Fisher's; it was one of 6 times 4, and the number of pairs one of 4.
+    assert log_p_ordered_map([-50.0], 6, 4) == pytest.approx(-50.0 + math.log(6 * 4) + math.log(4))
+
+
+def test_p_of_a_map_and_of_a_layer_is_at_most_one():
+    assert log_p_ordered_map([-0.1, -0.1], 6, 4) == 0.0
+    assert log_p_by_layer(np.zeros((6, 4))).tolist() == [0.0] * 4

@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from benchmarks.evidence.broken import broken_section
 from benchmarks.evidence.calibration import calibration_section
 from benchmarks.evidence.losses import losses_section
 from benchmarks.evidence.peers import peers_section
-from benchmarks.evidence.real import real_section
+from benchmarks.evidence.real import real_peers_section, real_section
 from benchmarks.evidence.tables import Results
 from benchmarks.evidence.zoo import zoo_section
 
@@ -76,9 +77,11 @@ NOT_RUN = (
 
 SECTIONS: tuple[tuple[str, tuple[str, ...], Callable[[Results, dict[str, Figure]], str]], ...] = (
     ("Real models", ("real-pairs", "real-models", "real-power", "real-shared-axes", "real-neuron-signs"), real_section),
+    ("Peers on real models", ("real-peers",), real_peers_section),
     ("The zoo", ("zoo-models", "zoo-pairs"), zoo_section),
     ("Others on the same pairs", ("zoo-pairs", "zoo-peers"), peers_section),
     ("Where we lose", ("zoo-pairs", "zoo-peers"), losses_section),
     ("Calibration", ("calibration-models", "calibration-pairs", "calibration-haar"), calibration_section),
+    ("Broken on purpose", ("mutants",), broken_section),
 )
 """Name, result files and what writes them, in the order of the page."""

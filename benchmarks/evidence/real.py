@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from benchmarks.evidence.tables import Results, Row, table
@@ -59,6 +60,43 @@ def real_section(results: Results, figures: dict[str, Figure]) -> str:
             ),
         ]
     )
+
+
+def real_peers_section(results: Results, figures: dict[str, Figure]) -> str:
+    """How far methods of others tell what was made of real models from strangers."""
+    rows = results["real-peers"]
+    head = ["peer", "relatives above every stranger", "by its threshold", "strangers", "cannot say", "s"]
+    return "\n\n".join(
+        [
+            "## Peers on real models",
+            "The same pairs as above, as far as they were given to each peer (`python -m benchmarks.real.peers`). Few "
+            "of them are strangers, so the first column is the most that can be said for a peer.",
+            table(head, [_peer(name, [row for row in rows if row["peer"] == name]) for name in _in_order(rows)]),
+        ]
+    )
+
+
+def _in_order(rows: list[Row]) -> list[str]:
+    return list(dict.fromkeys(row["peer"] for row in rows))
+
+
+def _peer(name: str, rows: list[Row]) -> list[str]:
+    said = [row for row in rows if row["score"] is not None]
+    relatives = [row["score"] for row in said if row["related"]]
+    strangers = [row["score"] for row in said if not row["related"]]
+    highest = max(strangers, default=math.inf)
+    n_related = sum(row["related"] for row in rows)
+    limit = rows[0]["threshold"]
+    return [
+        name,
+        f"{sum(score > highest for score in relatives)} of {n_related}",
+        "" if limit is None else f"{sum(score >= limit for score in relatives)} of {n_related}",
+        f"{len(rows) - n_related}"
+        if limit is None
+        else f"{len(rows) - n_related}, {sum(score >= limit for score in strangers)} called related",
+        str(len(rows) - len(said)),
+        f"{sum(row['cpu_s'] for row in rows):,.0f}",
+    ]
 
 
 def _axes(row: Row) -> list[str]:

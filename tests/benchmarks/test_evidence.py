@@ -11,6 +11,7 @@ from benchmarks.evidence.losses import losses_section
 from benchmarks.evidence.page import PAPER, SECTIONS, make_evidence
 from benchmarks.evidence.peers import above_every_stranger
 from benchmarks.evidence.peers import relation_table as side_by_side
+from benchmarks.evidence.real import real_peers_section
 from benchmarks.evidence.tables import RESULTS, read_results, read_written
 from benchmarks.evidence.zoo import base_table, missed_text, relation_table
 
@@ -228,3 +229,13 @@ def test_methods_that_read_or_take_less_are_named_where_we_lose():
     assert "they answer: P (0.5)." in text
     assert "in the checker's, by P (0.12)." in text
     assert "of such pairs no other method reads as much" in text
+
+
+def test_a_peer_on_real_models_is_counted_by_what_stands_above_every_stranger():
+    def scored(b, score, *, related=True, threshold=0.5):
+        return {"peer": "P", "a": "m", "b": b, "related": related, "score": score, "threshold": threshold, "cpu_s": 1.6}
+
+    rows = [scored("one", 0.9), scored("two", 0.7), scored("three", 0.6), scored("four", None)]
+    strangers = [scored("other", 0.7, related=False), scored("far", 0.1, related=False)]
+    told = real_peers_section({"real-peers": rows + strangers}, {})
+    assert "| P | 1 of 4 | 3 of 4 | 2, 1 called related | 1 | 10 |" in told

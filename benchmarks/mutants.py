@@ -49,6 +49,7 @@ TESTS = {
     "homology/map_evidence": "tests/homology/test_map_evidence.py tests/homology/test_layer_map.py",
     "hub/ranges": "tests/hub/test_answers.py tests/hub/test_ranges.py tests/hub/test_byte_sources.py",
     "hub/location": "tests/hub/test_answers.py tests/hub/test_ranges.py",
+    "hub/connection": "tests/hub/test_answers.py tests/hub/test_ranges.py",
     "hub/range_cache": "tests/hub/test_range_cache.py",
     "hub/retry": "tests/hub/test_retry.py",
     "checkpoint/header": "tests/checkpoint/test_header.py tests/checkpoint/test_header_against_safetensors.py",

@@ -86,6 +86,7 @@ def test_a_trace_that_is_not_positive_says_nothing(trace):
 def test_an_empty_factor_says_nothing():
     assert log_p_matching(1.0, n_narrow=8, n_wide=8, narrow_energy=0.0, wide_energy=0.0) == 0.0
     assert log_p_matching(9.0, n_narrow=8, n_wide=8, narrow_energy=1.0, wide_energy=0.0) == 0.0
+    assert log_p_matching(9.0, n_narrow=8, n_wide=8, narrow_energy=0.0, wide_energy=1.0) == 0.0
     assert log_p_matching(9.0, n_narrow=8, n_wide=8, narrow_energy=1.0, wide_energy=1.0, n_matched=0) == 0.0
 
 

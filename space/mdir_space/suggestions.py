@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 
 from huggingface_hub import HfApi, constants
 
@@ -17,28 +17,35 @@ KEPT_S = 600.0
 MOST_KEPT = 2000
 SILENCE_S = 60.0
 """How long the Hub is left alone after it did not answer."""
+MOST_ASKED = 30
+"""Questions in a minute, for all visitors: a third of what the Hub answers one address, which a Space shares."""
+TOKEN_VARIABLE = "MDIR_SPACE_TOKEN"
+"""A token without scopes, for which the Hub answers more; its owner may set it."""
 
 
 class Suggestions:
-    """Names of public models, asked for without any token. Thread safe."""
+    """Names of public models, asked for with no visitor's token. Thread safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._kept: OrderedDict[str, tuple[float, tuple[str, ...]]] = OrderedDict()
         self._silent_until = 0.0
+        self._asked_at: deque[float] = deque(maxlen=MOST_ASKED)
 
     def names(self, typed: str) -> tuple[str, ...]:
         """Return names of models, the most downloaded first; none where the Hub does not answer."""
-        wanted = typed.strip()
+        wanted = typed.strip().lower()  # as the Hub looks for it
         if not FEWEST_CHARACTERS <= len(wanted) <= 96 or "://" in wanted or "@" in wanted or wanted[0] in "./~\\":
             return ()
         now = time.monotonic()
         with self._lock:
-            since, names = self._kept.get(wanted, (0.0, ()))
-            if since and now - since < KEPT_S:
-                return names
-            if now < self._silent_until:
+            known = self._known(wanted, now)
+            if known is not None:
+                return known
+            is_busy = len(self._asked_at) == MOST_ASKED and now - self._asked_at[0] < 60
+            if is_busy or now < self._silent_until:
                 return ()
+            self._asked_at.append(now)
         try:
             names = self._ask(wanted)
         except Exception:  # whatever fails, somebody can go on typing
@@ -51,12 +58,22 @@ class Suggestions:
                 self._kept.popitem(last=False)
         return names
 
+    def _known(self, wanted: str, now: float) -> tuple[str, ...] | None:
+        """Return what is known already: of what was typed, or of its beginning if that had few answers."""
+        for length in range(len(wanted), FEWEST_CHARACTERS - 1, -1):
+            since, names = self._kept.get(wanted[:length], (0.0, ()))
+            is_all = length == len(wanted) or len(names) < MOST_SUGGESTIONS
+            if since and now - since < KEPT_S and is_all:
+                return tuple(name for name in names if wanted in name.lower())
+        return None
+
     def _ask(self, wanted: str) -> tuple[str, ...]:
         endpoint = (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
-        models = HfApi(endpoint=endpoint, token=False).list_models(
-            search=wanted, sort="downloads", limit=MOST_SUGGESTIONS, expand=["downloads"]
+        models = HfApi(endpoint=endpoint, token=os.environ.get(TOKEN_VARIABLE) or False).list_models(
+            search=wanted, sort="downloads", limit=MOST_SUGGESTIONS, expand=["downloads", "private"]
         )
-        return tuple(model.id for model in models)[:MOST_SUGGESTIONS]
+        # Whatever the token may see: what is not public is nobody's suggestion.
+        return tuple(model.id for model in models if model.private is False)[:MOST_SUGGESTIONS]
 
 
 def datalist(element_id: str, names: tuple[str, ...]) -> str:

@@ -4,7 +4,7 @@ import pytest
 
 from mdir_space.addresses import Asked, page_address, query_of, read_link, server_address
 from mdir_space.limits import CPU_BASIC, Limits, limits_from_environment
-from mdir_space.suggestions import Suggestions, datalist
+from mdir_space.suggestions import MOST_ASKED, MOST_SUGGESTIONS, Suggestions, datalist
 from mdir_space.visitor import Visitor, signing_in_is_possible, visitor_of
 from tests.loopback.faults import Fault
 from tests.space.models import BASE, PRIVATE
@@ -100,6 +100,32 @@ def test_suggestions_are_public_models_asked_for_without_a_token_and_once(hub, m
     assert PRIVATE not in suggestions.names("owner/")
     assert len(hub.sent("hub", "/api/models")) == 1
     assert not any(asked.had_token for asked in hub.requests)
+
+
+def test_going_on_typing_asks_nothing_where_all_is_known(hub):
+    suggestions = Suggestions()
+    found = suggestions.names(BASE[:-1])
+    assert BASE in found and len(found) < MOST_SUGGESTIONS
+    for typed in (BASE, BASE.upper(), f"{BASE}-nothing-of-the-kind"):
+        assert suggestions.names(typed) == tuple(name for name in found if typed.lower() in name)
+    assert len(hub.sent("hub", "/api/models")) == 1
+    suggestions.names("other")
+    assert len(hub.sent("hub", "/api/models")) == 2
+
+
+def test_a_fast_typist_asks_the_hub_so_often_and_no_more(hub):
+    suggestions = Suggestions()
+    for number in range(MOST_ASKED + 20):
+        suggestions.names(f"{number:03}")
+    assert len(hub.sent("hub", "/api/models")) == MOST_ASKED
+
+
+def test_the_owner_may_set_a_token_and_what_it_alone_may_see_is_not_suggested(hub, monkeypatch):
+    monkeypatch.setenv("MDIR_SPACE_TOKEN", hub.token)
+    suggestions = Suggestions()
+    assert BASE in suggestions.names("owner/")
+    assert PRIVATE not in suggestions.names("owner/")
+    assert all(asked.had_token for asked in hub.sent("hub", "/api/models"))
 
 
 @pytest.mark.parametrize(

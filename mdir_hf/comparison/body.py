@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -16,6 +16,7 @@ from mdir_hf.comparison.comparable import PlacedTensors
 from mdir_hf.comparison.layers import (
     Representative,
     RoleReader,
+    inner_rows,
     layer_weights,
     layers_with,
     read_mixer,
@@ -23,11 +24,12 @@ from mdir_hf.comparison.layers import (
 )
 from mdir_hf.comparison.mixtures import ExpertOrigins, has_experts, trace_experts
 from mdir_hf.comparison.residual_maps import FITTED_ON, FITTED_ROLE, Attempt
+from mdir_hf.comparison.row_screen import chosen_layers, worth_reading
 from mdir_hf.comparison.settings import Settings
 from mdir_hf.homology.gauge import OuterTransformation
-from mdir_hf.homology.layer_map import LayerMap, map_layers
+from mdir_hf.homology.layer_map import LayerMap, map_layers, silent_map
 from mdir_hf.homology.map_evidence import TESTS_PER_MAP, Carry, log_p_of_map, log_p_of_placebos, off_match_share
-from mdir_hf.homology.modules import PROJECTIONS, LayerWeights, ModuleEvidence, Projection, analyse_layer, analyse_mixer
+from mdir_hf.homology.modules import PROJECTIONS, ModuleEvidence, Projection, analyse_layer, analyse_mixer
 from mdir_hf.homology.polar import FLOAT64_CHANNELS
 
 REPRESENTATIVES = (Role.KV_LATENT, Role.V, Role.K, Role.UP)
@@ -55,6 +57,7 @@ class BodyEvidence:
         outer: The residual-basis map that carried the layers.
         role: The representative matrix.
         layer_map: The map.
+        positions: Positions of the layers on it in ``anatomy.layers`` of the reference, and of the candidate.
         off_match_share: Off-match hits: share of the cells off the map that are significant.
         placebo_log_p: Smallest natural log of p of a single cell where the residual channels are shuffled; 0 where
             nothing was significant and no placebo was needed.
@@ -67,6 +70,7 @@ class BodyEvidence:
     outer: OuterTransformation
     role: Role
     layer_map: LayerMap
+    positions: tuple[tuple[int, ...], tuple[int, ...]]
     off_match_share: float
     modules: tuple[tuple[int, int, ModuleEvidence], ...]
     n_tests: int
@@ -112,8 +116,9 @@ def compare_bodies(
         one residual-basis map, the one with most ancestors; else the most significant one. None where the models have
         no layers to compare.
 
-    Cost: reads, once per map, what stands for each layer of the model in which that has more rows and some rows of the
-    other's, whole where they may match; MLPs once for all maps; then all weights of the layers analysed.
+    Cost: reads what stands for each layer that is compared of the model in which that has more rows, and some rows of
+    the other's, whole where they may match; a matrix of many rows only where some of its rows match; then all weights
+    of the layers analysed. Unless the level asks for all layers, few of the shallower model are compared.
     """
     question = _Question(reference, candidate, settings, log_alpha, sum(len(attempt.roles) for attempt in tried))
     not_significant: list[BodyEvidence] = []
@@ -128,7 +133,7 @@ def compare_bodies(
         for role in attempt.roles:
             if role is Role.UP:
                 continue
-            (evidence,) = question.maps([outer], role)
+            evidence = question.maps([outer], role)[0]
             if evidence.log_p >= log_alpha:
                 not_significant.append(evidence)
                 continue
@@ -153,37 +158,64 @@ class _Question:
     settings: Settings
     log_alpha: float
     n_maps: int
+    _readers: dict[Role, tuple[RoleReader, RoleReader]] = field(default_factory=dict)
+
+    def readers(self, role: Role) -> tuple[RoleReader, RoleReader]:
+        """Readers of a role, the same ones for all its maps: each layer is read once for several."""
+        if role not in self._readers:
+            every = self.settings.level.analyses_all_layers
+            mine, other = chosen_layers(self.reference, self.candidate, role, every=every)
+            self._readers[role] = RoleReader(self.reference, role, mine), RoleReader(self.candidate, role, other)
+        return self._readers[role]
 
     def maps(self, outers: Sequence[OuterTransformation], role: Role) -> list[BodyEvidence]:
         """Map the layers by one role behind some residual-basis maps; each layer is read once for all of them."""
-        readers = RoleReader(self.reference, role), RoleReader(self.candidate, role)
-        layer_maps = map_layers(
-            [(representatives_of(readers[0], outer.carry_in), representatives_of(readers[1])) for outer in outers],
-            log_alpha=self.log_alpha,
-            refine="undecided",
-            n_tests=self.n_maps,
-            seed=self.settings.seed,
-            device=self.settings.device,
+        readers = self.readers(role)
+        is_open = [True] * len(outers)
+        if not self.settings.level.analyses_all_layers:
+            is_open = worth_reading(readers, outers, self.settings)
+        layer_maps = iter(
+            map_layers(
+                [
+                    (representatives_of(readers[0], outer.carry_in), representatives_of(readers[1]))
+                    for outer, is_worth_it in zip(outers, is_open, strict=True)
+                    if is_worth_it
+                ],
+                log_alpha=self.log_alpha,
+                refine="undecided",
+                n_tests=self.n_maps,
+                seed=self.settings.seed,
+                device=self.settings.device,
+            )
         )
         return [
-            BodyEvidence(
-                log_p=log_p_of_map(found, outer),
-                outer=outer,
-                role=role,
-                layer_map=found,
-                off_match_share=off_match_share(found, self.log_alpha),
-                modules=(),
-                n_tests=self.n_maps * TESTS_PER_MAP,
-            )
-            for outer, found in zip(outers, layer_maps, strict=True)
+            self._evidence(outer, role, next(layer_maps) if is_worth_it else self._silent(readers))
+            for outer, is_worth_it in zip(outers, is_open, strict=True)
         ]
+
+    def _silent(self, readers: tuple[RoleReader, RoleReader]) -> LayerMap:
+        """The map of layers that were not read whole: p = 1 in every cell."""
+        return silent_map(*(len(reader.positions) for reader in readers), n_tests=self.n_maps)
+
+    def _evidence(self, outer: OuterTransformation, role: Role, found: LayerMap) -> BodyEvidence:
+        mine, other = self.readers(role)
+        return BodyEvidence(
+            log_p=log_p_of_map(found, outer),
+            outer=outer,
+            role=role,
+            layer_map=found,
+            positions=(mine.positions, other.positions),
+            off_match_share=off_match_share(found, self.log_alpha),
+            modules=(),
+            n_tests=self.n_maps * TESTS_PER_MAP,
+        )
 
     def concluded(self, found: BodyEvidence) -> BodyEvidence:
         """Add to a significant map what makes it evidence: its placebos, and what its matched layers have in common."""
 
         def layers(carry: Carry) -> tuple[list[Representative], list[Representative]]:
-            mine = representatives_of(RoleReader(self.reference, found.role), carry)
-            return mine, representatives_of(RoleReader(self.candidate, found.role))
+            mine, other = self.readers(found.role)
+            return representatives_of(mine, carry), representatives_of(other)
 
         placebo_log_p = log_p_of_placebos(
             layers, found.outer, log_alpha=self.log_alpha, seed=self.settings.seed, device=self.settings.device
@@ -198,7 +230,7 @@ class _Question:
 
     def _analysed(self, found: BodyEvidence) -> list[tuple[int, int]]:
         """Pairs of matched layers that are analysed: all, or a few spread over the map."""
-        mine, other = layers_with(self.reference, found.role), layers_with(self.candidate, found.role)
+        mine, other = found.positions
         matches = [(mine[m.reference], other[m.candidate]) for m in found.layer_map.matches]
         if self.settings.level.analyses_all_layers or len(matches) <= SAMPLED_LAYERS:
             return matches
@@ -207,10 +239,12 @@ class _Question:
 
     def _modules(self, pair: tuple[int, int], outer: OuterTransformation) -> list[ModuleEvidence]:
         is_sample = not self.settings.level.analyses_all_layers
-        first, second = layer_weights(self.reference, pair[0]), layer_weights(self.candidate, pair[1])
-        roles = _narrow_roles(first, second) if is_sample else PROJECTIONS
+        roles = self._narrow_roles(pair) if is_sample else PROJECTIONS
         if outer.fitted_on == FITTED_ON:
             roles = tuple(role for role in roles if role != FITTED_ROLE.value)
+        left_out = frozenset(Role(role) for role in set(PROJECTIONS) - set(roles))
+        first = layer_weights(self.reference, pair[0], without=left_out)
+        second = layer_weights(self.candidate, pair[1], without=left_out)
         dtype = torch.float32 if outer.n_candidate > FLOAT64_CHANNELS else torch.float64
         evidence = analyse_layer(first, second, outer, roles=roles, log_alpha=self.log_alpha, dtype=dtype)
         mixer, other = read_mixer(self.reference, pair[0], dtype), read_mixer(self.candidate, pair[1], dtype)
@@ -218,13 +252,13 @@ class _Question:
             return evidence
         return [*evidence, analyse_mixer(mixer, other, outer)]
 
+    def _narrow_roles(self, pair: tuple[int, int]) -> tuple[Projection, ...]:
+        """The roles whose tests take seconds."""
 
-def _narrow_roles(reference: LayerWeights, candidate: LayerWeights) -> tuple[Projection, ...]:
-    """The roles whose tests take seconds."""
+        def is_narrow(role: Projection) -> bool:
+            most = MANY_NEURONS if role in MLP else MANY_ROWS
+            places = zip((self.reference, self.candidate), pair, strict=True)
+            rows = (inner_rows(model, position, Role(role)) for model, position in places)
+            return all(n_rows is None or n_rows <= most for n_rows in rows)
 
-    def is_narrow(role: Projection) -> bool:
-        most = MANY_NEURONS if role in MLP else MANY_ROWS
-        rows = (layer.inner_rows("up" if role in MLP else role) for layer in (reference, candidate))
-        return all(weight is None or len(weight) <= most for weight in rows)
-
-    return tuple(role for role in PROJECTIONS if is_narrow(role))
+        return tuple(role for role in PROJECTIONS if is_narrow(role))

@@ -8,7 +8,7 @@ from functools import partial
 from mdir_hf.comparison.body import BodyEvidence
 from mdir_hf.comparison.comparable import PlacedTensors
 from mdir_hf.comparison.findings import LayersFound, MatricesFound
-from mdir_hf.comparison.layers import RoleReader, layers_with
+from mdir_hf.comparison.layers import RoleReader
 from mdir_hf.homology.power import Shape, noise_of_looks, strongest_noise
 from mdir_hf.report import Exclusion
 
@@ -26,7 +26,8 @@ def layers_noise(
     """
     role, n_cells = evidence.role, evidence.layer_map.log_p.size
     n_channels = sorted(
-        RoleReader(model, role).n_channels(layers_with(model, role)[0]) for model in (reference, candidate)
+        RoleReader(model, role).n_channels(positions[0])
+        for model, positions in zip((reference, candidate), evidence.positions, strict=True)
     )
     # The columns of a layer are to its channels what tokens are to those of an embedding; nothing is centred.
     n_columns = min(reference.anatomy.hidden_size, candidate.anatomy.hidden_size)

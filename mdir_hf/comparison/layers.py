@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,12 +12,19 @@ import torch
 
 from mdir_hf.anatomy import Layer, Part, Role, part_shape, read_part
 from mdir_hf.comparison.comparable import PlacedTensors
+from mdir_hf.comparison.reading import narrowed
 from mdir_hf.errors import AnatomyError
 from mdir_hf.homology.gauge import fold_gain
 from mdir_hf.homology.modules import LayerWeights
 from mdir_hf.homology.neurons import MlpWeights, unit_rows
 
 IntArray = npt.NDArray[np.int64]
+
+READS_AT_ONCE = 8
+"""Layers whose rows are read side by side."""
+
+KEPT_BYTES = 96 << 20
+"""What is kept of a role of one model for the maps to come, whole layers among it."""
 
 STANDS_IN = {Role.V: Role.SSM_IN}
 """What stands for V in a layer without attention: the input of its state-space mixer. So a hybrid has one map of all of
@@ -76,19 +84,35 @@ def why_not_compared(reference: PlacedTensors, candidate: PlacedTensors, roles: 
     return tuple(f"{which} were not compared: {reason}." for reason in reasons)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _StoredRows:
+    """Rows as they are stored, ``(k, n)``, in 16 bits where that loses nothing, and the gain of their norm."""
+
+    rows: torch.Tensor
+    gain: torch.Tensor | None
+
+    @property
+    def n_bytes(self) -> int:
+        return self.rows.nbytes
+
+
 class RoleReader:
     """Reads what stands for the layers of a model: ``(d_out, n)``, the gain of its norm folded in, rows of one length.
 
-    Heavy-tailed row lengths in both models fool the polar factor of raw rows (measured: ln p = -176 on strangers). The
-    layer that was last read whole is kept, for whoever asks for it next.
+    Heavy-tailed row lengths in both models fool the polar factor of raw rows (measured: ln p = -176 on strangers). What
+    several maps ask for is read once: rows of a layer, which are then read of all its layers at the same time, and
+    whole layers as long as they are small together.
 
     Args:
         model: The model.
         role: The role that stands for its layers.
+        positions: Positions in ``model.anatomy.layers`` of the layers that are compared; None: all that have the role.
     """
 
-    def __init__(self, model: PlacedTensors, role: Role) -> None:
+    def __init__(self, model: PlacedTensors, role: Role, positions: Sequence[int] | None = None) -> None:
         self.model, self.role = model, role
+        self.positions = layers_with(model, role) if positions is None else tuple(positions)
+        self._kept: dict[tuple[int, bytes | None], _StoredRows] = {}
         self._last: tuple[int, torch.Tensor] | None = None
 
     def n_channels(self, position: int) -> int:
@@ -105,16 +129,38 @@ class RoleReader:
 
     def read(self, position: int, channels: torch.Tensor | None) -> torch.Tensor:
         """Read what stands for a layer, or these rows of it; the caller does not write to it."""
-        if channels is None and self._last is not None and self._last[0] == position:
+        if channels is None:
+            if self._last is None or self._last[0] != position:
+                stored = self._kept.get((position, None)) or self._read(position, None)
+                if stored.n_bytes + sum(kept.n_bytes for kept in self._kept.values()) <= KEPT_BYTES:
+                    self._kept[position, None] = stored
+                self._last = position, self._prepared(stored)
             return self._last[1]
+        key = channels.numpy().tobytes()
+        if (position, key) not in self._kept:
+            self._read_of_all(channels, key)
+        return self._prepared(self._kept[position, key])
+
+    def _read_of_all(self, channels: torch.Tensor, key: bytes) -> None:
+        """Read the same rows of all layers that have them, side by side: each is a round trip to the Hub."""
+        positions = [position for position in self.positions if self.n_channels(position) > int(channels.max())]
+        pool = ThreadPoolExecutor(max_workers=READS_AT_ONCE, thread_name_prefix="mdir-layers")
+        try:
+            of_layers = pool.map(lambda position: self._read(position, channels), positions)
+            for position, stored in zip(positions, of_layers, strict=True):
+                self._kept[position, key] = stored
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    def _read(self, position: int, channels: torch.Tensor | None) -> _StoredRows:
         layer, standing = self._standing(position)
         gain = _read_if_placed(self.model, layer, Role.MLP_NORM if self.role is Role.UP else Role.ATTENTION_NORM)
         rows = None if channels is None else channels.numpy()
-        weight = read_role(self.model, layer, standing, rows)
-        weight = unit_rows(fold_gain(weight, gain, plus_one=self.model.anatomy.norms_add_one))
-        if channels is None:
-            self._last = position, weight
-        return weight
+        return _StoredRows(narrowed(read_role(self.model, layer, standing, rows)), gain)
+
+    def _prepared(self, stored: _StoredRows) -> torch.Tensor:
+        weight = stored.rows if stored.rows.dtype == torch.float64 else stored.rows.float()
+        return unit_rows(fold_gain(weight, stored.gain, plus_one=self.model.anatomy.norms_add_one))
 
     def _standing(self, position: int) -> tuple[Layer, Role]:
         layer = self.model.anatomy.layers[position]
@@ -151,8 +197,8 @@ class Representative:
 def representatives_of(
     reader: RoleReader, carried: Callable[[torch.Tensor], torch.Tensor] | None = None
 ) -> list[Representative]:
-    """What stands for the layers of a model that a role can stand for, in their order."""
-    return [Representative(reader, position, carried) for position in layers_with(reader.model, reader.role)]
+    """What stands for the layers that are compared, in their order."""
+    return [Representative(reader, position, carried) for position in reader.positions]
 
 
 def read_role(model: PlacedTensors, layer: Layer, role: Role, rows: IntArray | None = None) -> torch.Tensor:
@@ -201,12 +247,22 @@ def _read_if_placed(model: PlacedTensors, layer: Layer, role: Role) -> torch.Ten
     return read_role(model, layer, role) if role in layer.parts else None
 
 
-def layer_weights(model: PlacedTensors, position: int) -> LayerWeights:
+def inner_rows(model: PlacedTensors, position: int, role: Role) -> int | None:
+    """Rows of a projection on the side of its heads or neurons, from headers alone; None where it was not placed."""
+    part = model.anatomy.layers[position].parts.get(role)
+    if part is None:
+        return None
+    shape = part_shape(part, lambda name: tuple(model.tensors.spec(name).shape))
+    return shape[-1 if role.writes_stream else 0]
+
+
+def layer_weights(model: PlacedTensors, position: int, *, without: Collection[Role] = frozenset()) -> LayerWeights:
     """Read one layer for Algorithm 3; what the anatomy did not place is None.
 
     Args:
         model: The model.
         position: Position in ``model.anatomy.layers``.
+        without: Roles that are not asked for, and not read.
 
     Returns:
         The weights, gains folded in.
@@ -216,7 +272,7 @@ def layer_weights(model: PlacedTensors, position: int) -> LayerWeights:
     parts = layer.parts
 
     def read(role: Role) -> torch.Tensor | None:
-        return _read_if_placed(model, layer, role)
+        return None if role in without else _read_if_placed(model, layer, role)
 
     q, k, v, o = (read(role) for role in (Role.Q, Role.K, Role.V, Role.O))
     n_heads = layer.heads.n_heads if layer.heads else anatomy.n_heads or 1

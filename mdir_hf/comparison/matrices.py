@@ -44,8 +44,8 @@ class MatrixOutcome:
     Attributes:
         evidence: For the verdict.
         report: For the report.
-        polar: Polar factor of the look that is reported, ``(n_reference, n_candidate)``, where the layers may want it:
-            of the embedding, at levels that reach them. None else, since of a wide model it is large.
+        polar: Polar factor of the last look over all channels, ``(n_reference, n_candidate)``, where the layers may
+            want it: of the embedding, at levels that reach them. None else, since of a wide model it is large.
         matching: Its matching where it is significant, else None.
         arrays: The polar factor reduced for pictures, and the matched channels, significant or not.
         n_channels: Channels of the reference that the last look was at; a screen of a wide model draws some.
@@ -70,7 +70,7 @@ def compare_matrices(
     *,
     n_tests: int,
 ) -> MatrixOutcome:
-    """LookResult at more and more common tokens, and at all of them if that is needed or asked for.
+    """Look at more and more common tokens, and at all of them if that is asked for.
 
     Args:
         name: ``embedding`` or ``unembedding``.
@@ -111,12 +111,12 @@ def compare_matrices(
         with watch.step("screen"):
             for n_rows in plan.look_rows:
                 x, y = reader.sample(sampler.take(n_rows), max_gap_bytes=sampler.max_gap_bytes)
-                test.screen(x, y, is_last=level.is_screen_only and n_rows == plan.look_rows[-1])
+                test.screen(x, y, is_last=not level.runs_full_test and n_rows == plan.look_rows[-1])
                 if test.is_settled and not level.runs_full_test:
                     outcome = conclude(SettledBy.SCREEN)
                     if outcome.evidence.is_trusted:
                         return outcome
-        if level.is_screen_only or not len(common):
+        if not level.runs_full_test or not len(common):
             return conclude(SettledBy.SCREEN)
         bar.total = bar.n + plan.full_bytes
         bar.refresh()
@@ -193,11 +193,12 @@ def _outcome(
         looks=tuple(LookResult(k.n_rows, min(0.0, k.log_p + test.sequential_correction(k)) / LN10) for k in test.looks),
     )
     polar = test.polar if n_common else None
+    rotation = test.polar_of_all_channels if n_common else None
     moved = None if found is None or found.is_identity else on_factor
     channels = None if matching is None else np.stack([matching.reference, matching.candidate])
     drawn = test.looks[-1].channels
     n_channels = widths[0] if drawn is None else len(drawn)
-    return MatrixOutcome(evidence, report, polar, found, _arrays(polar, moved, channels), n_channels)
+    return MatrixOutcome(evidence, report, rotation, found, _arrays(polar, moved, channels), n_channels)
 
 
 def _arrays(polar: torch.Tensor | None, moved: Matching | None, channels: npt.NDArray[np.int64] | None) -> MatrixArrays:

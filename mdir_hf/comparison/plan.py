@@ -16,9 +16,9 @@ FIRST_LOOK_VALUES = 1 << 19
 """The first look takes 512 rows of a small model, which is all of its channels, and fewer the wider: 128 at n = 4096.
 Near copies need no more (docs/method.md, "Looks"), and a look at n = 4096 costs more with every row."""
 
-MAX_SCREEN_ROWS = 4096
-SCREEN_ROWS_PER_CHANNEL = 4
-"""A screen goes up to 4 n rows, which finds heavily trained relatives (docs/method.md, "Looks"), and stops at 4096."""
+LAST_LOOK_ROWS = 4096
+"""The last look takes as many rows, or one for each channel of a wider model. A copy under noise of eight times its
+weights is found on them (docs/method.md, "Looks"); relatives that need more rows have not been met."""
 
 BASE_MEMORY_BYTES = 420 << 20
 """What Python, torch, two vocabularies of 128,000 tokens and the names of 90,000 tensors take (measured)."""
@@ -37,7 +37,7 @@ class ReadPlan:
         common_tokens: Tokens that both vocabularies hold.
         look_rows: Rows of each look of the screen, doubling.
         screen_bytes: Bytes of weights that the first and the last look need, gaps between rows not counted.
-        full_bytes: Bytes of weights that the full test needs.
+        full_bytes: Bytes of weights that a full test needs, where the level has one.
         bytes_of_weights: Stored size of the two checkpoints.
         peak_memory_bytes: Estimate for the whole comparison.
         level: What was asked for.
@@ -61,7 +61,7 @@ class ReadPlan:
             return f"{spec.name} {' x '.join(map(str, spec.shape))} {spec.dtype}"
 
         first, last = (n_bytes_text(n) for n in self.screen_bytes)
-        full = "" if self.level.is_screen_only else f", the full test {n_bytes_text(self.full_bytes)}"
+        full = f", the full test {n_bytes_text(self.full_bytes)}" if self.level.runs_full_test else ""
         if self.level.may_read_layers:
             full += ", the layers "
             full += "the rest" if self.level.analyses_all_layers else "more if none of that is significant"
@@ -97,7 +97,7 @@ def make_plan(
     """
     row_n_bytes = sum(spec.n_bytes // spec.shape[0] for spec in (reference, candidate))
     widths = (reference.shape[1], candidate.shape[1])
-    last = min(SCREEN_ROWS_PER_CHANNEL * max(widths), MAX_SCREEN_ROWS, common_tokens)
+    last = min(max(LAST_LOOK_ROWS, *widths), common_tokens)
     look_rows = [min(first_look_rows(max(widths)), last)]
     while look_rows[-1] < last:
         look_rows.append(min(2 * look_rows[-1], last))
@@ -107,14 +107,15 @@ def make_plan(
     # The rows of the last look stay, as stored; a look holds them once more in float64 or float32, and a few matrices
     # of the size of the polar factor. A full test holds M, LAPACK's copy of it, its factors and the workspace.
     look_bytes = 8 * last * sum(widths) + 4 * 4 * widths[0] * widths[1]
-    full_bytes = 0 if level.is_screen_only else 4 * N_SQUARES_OF_FULL_TEST * n_wide * n_wide
-    memory = BASE_MEMORY_BYTES + last * row_n_bytes + max(look_bytes, full_bytes)
+    squares_bytes = 4 * N_SQUARES_OF_FULL_TEST * n_wide * n_wide if level.runs_full_test else 0
+    memory = BASE_MEMORY_BYTES + last * row_n_bytes + max(look_bytes, squares_bytes)
     if level.analyses_all_layers:
         # The polar factor of an MLP, its absolute values and the assignment's copy, and the layer's weights twice.
         memory += 8 * 3 * n_neurons * n_neurons + 8 * 2 * 4 * n_neurons * n_wide
-    is_drawn = level.is_screen_only and last > FEW_ROWS and max(widths) > FEW_ROWS
+    is_drawn = not level.runs_full_test and last > FEW_ROWS and max(widths) > FEW_ROWS
     n_narrow = min(*widths, SCREEN_CHANNELS) if is_drawn else min(widths)
-    shape = Shape(n_narrow, n_wide, last if level.is_screen_only else common_tokens)
+    shape = Shape(n_narrow, n_wide, common_tokens if level.runs_full_test else last)
+    n_looks = len(look_rows) + level.runs_full_test
     return ReadPlan(
         reference=reference,
         candidate=candidate,
@@ -125,7 +126,7 @@ def make_plan(
         bytes_of_weights=bytes_of_weights,
         peak_memory_bytes=memory,
         level=level,
-        excluded_noise=noise_of_looks(shape, alpha=alpha, n_tests=TESTS_PER_MATRIX, n_looks=len(look_rows) + 1),
+        excluded_noise=noise_of_looks(shape, alpha=alpha, n_tests=TESTS_PER_MATRIX, n_looks=n_looks),
     )
 
 

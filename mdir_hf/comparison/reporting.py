@@ -11,7 +11,6 @@ from mdir_hf.comparison.comparable import Comparable
 from mdir_hf.comparison.decision import Decision
 from mdir_hf.comparison.exclusion import exclusion
 from mdir_hf.comparison.findings import Findings
-from mdir_hf.comparison.layers import layers_with
 from mdir_hf.comparison.mixtures import ExpertOrigins
 from mdir_hf.comparison.progress import Watch
 from mdir_hf.comparison.settings import Settings
@@ -71,7 +70,7 @@ def make_report(
         candidate=candidate.summary(),
         embedding=reports.get("embedding"),
         unembedding=reports.get("unembedding"),
-        layers=None if body is None else layers_report(body, reference, candidate),
+        layers=None if body is None else layers_report(body),
         modules=None if body is None or not body.modules else modules_report(body),
         caveats=(*found.caveats, *decision.caveats),
         io=watch.io.result(reference.tensors.n_bytes + candidate.tensors.n_bytes),
@@ -94,9 +93,9 @@ def headline(decision: Decision, alpha: float) -> float:
     return max(log10_p, log10_alpha)
 
 
-def layers_report(evidence: BodyEvidence, reference: Comparable, candidate: Comparable) -> LayersReport:
+def layers_report(evidence: BodyEvidence) -> LayersReport:
     """The part ``layers`` of a report."""
-    mine, other = layers_with(reference, evidence.role), layers_with(candidate, evidence.role)
+    mine, other = evidence.positions
     layer_map = evidence.layer_map
     return LayersReport(
         role=LayerRole(evidence.role.value),

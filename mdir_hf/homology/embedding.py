@@ -98,7 +98,8 @@ class EmbeddingTest:
         must_be_robust: Whether a look that few channels could carry leaves the question open. With next to no rows
             nothing is robust; a search that goes on to more of them asks for p alone.
 
-    The polar factor kept in :attr:`polar` is that of the last look, for pictures.
+    The polar factor kept in :attr:`polar` is that of the last look, for pictures; that in
+    :attr:`polar_of_all_channels` of the last look over all channels of the reference, for the layers.
     """
 
     def __init__(
@@ -114,6 +115,7 @@ class EmbeddingTest:
         self.n_tests = n_tests
         self.looks: list[Look] = []
         self.polar: torch.Tensor | None = None
+        self.polar_of_all_channels: torch.Tensor | None = None
         self._sample: tuple[torch.Tensor, torch.Tensor, torch.dtype] | None = None
         self._standard: RowStandard | None = None
         self._generator = torch.Generator().manual_seed(seed)
@@ -260,6 +262,8 @@ class EmbeddingTest:
             if best is not None and self._settles(best):
                 break
         assert best is not None  # there is always at least one view, and in it one matching or none
+        if channels is None:
+            self.polar_of_all_channels = self.polar
         self.looks.append(best)
         return best
 

@@ -155,9 +155,9 @@ def map_layers(
     Returns:
         The maps, in the order of ``sides``. Each costs 2 L L' d0 d' n flops for the screen, and O(d d' n + d^3) for
         each full cell. Memory of each: ``L d0 n`` floats (up to twice that where layers have few channels), one layer
-        of each model, and a few ``L d0 d'``, where L counts the model with fewer output channels. Of its layers d0
-        channels are loaded, and a whole layer for every full cell in it (once in all, if it has few channels); the
-        other model's layers are loaded once.
+        of each model, and a few ``L d0 d'``, where L counts the model with fewer output channels (of two alike, the
+        one with more layers). Of its layers d0 channels are loaded, and a whole layer for every full cell in it (once
+        in all, if it has few channels); the other model's layers are loaded once.
 
     Raises:
         InputError: If a side has no layers, a layer is no finite matrix, or residual widths differ.
@@ -171,7 +171,8 @@ def map_layers(
             raise InputError(f"a layer map needs layers on both sides, got {len(reference)} and {len(candidate)}")
         named = (("reference", reference), ("candidate", candidate))
         mine, other = (_Side(name, layers, torch.device(device)) for name, layers in named)
-        is_swapped = n_screened > 0 and mine.n_channels(0) > other.n_channels(0)
+        # Of two as wide, the one with more layers is screened: those of the other are loaded whole.
+        is_swapped = n_screened > 0 and (mine.n_channels(0), len(other)) > (other.n_channels(0), len(mine))
         rows, columns = (other, mine) if is_swapped else (mine, other)
         searches.append(_CellSearch(rows, columns, is_swapped, log_alpha, signed, refine, n_screened, n_tests, seed))
     cells = [search.empty() for search in searches]
@@ -322,33 +323,56 @@ class _CellSearch:
         self._refine_rivals(log_p, is_full)
         if self.is_swapped:
             log_p, is_full = log_p.T.copy(), is_full.T.copy()
-        corrected = np.minimum(0.0, log_p + math.log(self.multiplicity))
-        best = log_p.argmin(axis=0)
-        matches = tuple(
-            LayerMatch(int(i), j, float(corrected[i, j]))
-            for j, i in enumerate(best)
-            if corrected[i, j] < self.log_alpha
-        )
-        pairs = [(match.reference, match.candidate) for match in matches]
-        ordered = ordered_matching(log_p, -self.log_alpha_cell)
-        # Fisher's union covers any choice among ordered maps; pairs below the level of a single layer would add to it.
-        evidence = ordered_matching(log_p, 1.0)
-        fisher = log_p_ordered_map([float(log_p[i, j]) for i, j in evidence], *log_p.shape)
-        by_layer = log_p_by_layer(log_p)
-        return LayerMap(
-            log_p=log_p,
-            is_full=is_full,
+        return _summary(
+            log_p,
+            is_full,
+            log_alpha=self.log_alpha,
             tests_per_cell=self.tests_per_cell,
-            multiplicity=self.multiplicity,
-            matches=matches,
-            ordered=tuple(ordered),
-            pattern=classify_layers(pairs, *log_p.shape),
-            runs=layer_runs(pairs),
-            log_p_map=log_p_of_best(log_p_rueger(by_layer, (len(by_layer) + 1) // 2), self.n_tests),
-            log_p_any=log_p_of_best(log_p_hommel(by_layer), self.n_tests),
-            log_p_fisher=log_p_of_best(fisher, self.n_tests),
-            n_related=count_related(by_layer, self.log_alpha - math.log(self.n_tests)),
+            n_tests=self.n_tests,
         )
+
+
+def silent_map(n_reference: int, n_candidate: int, *, n_tests: int = 1) -> LayerMap:
+    """The map of layers that were not compared: p = 1 in every cell, and nothing found."""
+    shape = (n_reference, n_candidate)
+    return _summary(np.zeros(shape), np.zeros(shape, dtype=np.bool_), log_alpha=-1.0, tests_per_cell=1, n_tests=n_tests)
+
+
+def _summary(
+    log_p: npt.NDArray[np.float64],
+    is_full: npt.NDArray[np.bool_],
+    *,
+    log_alpha: float,
+    tests_per_cell: int,
+    n_tests: int,
+) -> LayerMap:
+    """Read the map off its cells ``(L, L')``."""
+    multiplicity = log_p.size * n_tests
+    corrected = np.minimum(0.0, log_p + math.log(multiplicity))
+    best = log_p.argmin(axis=0)
+    matches = tuple(
+        LayerMatch(int(i), j, float(corrected[i, j])) for j, i in enumerate(best) if corrected[i, j] < log_alpha
+    )
+    pairs = [(match.reference, match.candidate) for match in matches]
+    ordered = ordered_matching(log_p, math.log(multiplicity) - log_alpha)
+    # Fisher's union covers any choice among ordered maps; pairs below the level of a single layer would add to it.
+    evidence = ordered_matching(log_p, 1.0)
+    fisher = log_p_ordered_map([float(log_p[i, j]) for i, j in evidence], *log_p.shape)
+    by_layer = log_p_by_layer(log_p)
+    return LayerMap(
+        log_p=log_p,
+        is_full=is_full,
+        tests_per_cell=tests_per_cell,
+        multiplicity=multiplicity,
+        matches=matches,
+        ordered=tuple(ordered),
+        pattern=classify_layers(pairs, *log_p.shape),
+        runs=layer_runs(pairs),
+        log_p_map=log_p_of_best(log_p_rueger(by_layer, (len(by_layer) + 1) // 2), n_tests),
+        log_p_any=log_p_of_best(log_p_hommel(by_layer), n_tests),
+        log_p_fisher=log_p_of_best(fisher, n_tests),
+        n_related=count_related(by_layer, log_alpha - math.log(n_tests)),
+    )
 
 
 def log_p_of_layers(

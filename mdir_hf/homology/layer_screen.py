@@ -1,7 +1,8 @@
 """Deciding cheaply which cells of a layer map need the full test.
 
-A fixed, seeded set S of d0 output channels of every reference layer is tested against all channels of a candidate
-layer: one matrix product for the whole column of the map, then polar factors of d0 rows through d0 x d0 eigenproblems.
+A fixed, seeded set S of d0 output channels of every reference layer, runs of neighbours, is tested against all
+channels of a candidate layer: one matrix product for the whole column of the map, then polar factors of d0 rows
+through d0 x d0 eigenproblems.
 Under the null ``U_S = Ortho(W_S W'^T)`` has rows that are uniform on a sphere, so the law of the sum of its row maxima
 is known, and a cell that lies within it is not tested further.
 
@@ -38,6 +39,9 @@ from mdir_hf.homology.products import cross_product
 SCREEN_CHANNELS = 64
 """Output channels of a reference layer that the screen looks at."""
 
+RUN_CHANNELS = 16
+"""Neighbouring channels of a run of them: 128 kB of a model of width 4096, what a request costs."""
+
 NULL_Z = 4.0
 """A sum of row maxima fewer than this many standard deviations above its null mean lies within the null."""
 
@@ -63,9 +67,19 @@ class ScreenedColumn:
 
 
 def screen_channels(n_channels: int, n_screened: int, *, seed: int) -> torch.Tensor:
-    """Draw the screened channels of a layer with that many output channels: the same for every layer of that width."""
+    """Draw the screened channels of a layer with that many output channels: the same for every layer of that width.
+
+    They come in runs of neighbours, spread over the layer: a run is one read of a file, and a head that was changed
+    alone holds few of them. Any choice will do that was made without a look at the weights.
+    """
+    if n_screened >= n_channels:
+        return torch.arange(n_channels)
+    n_runs = -(-n_screened // RUN_CHANNELS)
+    stride = n_channels // n_runs
+    run = min(stride, -(-n_screened // n_runs))
     generator = torch.Generator().manual_seed(seed)
-    return torch.randperm(n_channels, generator=generator)[:n_screened]
+    starts = torch.randint(stride - run + 1, (n_runs,), generator=generator) + stride * torch.arange(n_runs)
+    return (starts[:, None] + torch.arange(run)).flatten()[:n_screened]
 
 
 def screen_column(rows: torch.Tensor, candidate: torch.Tensor, *, signed: bool) -> ScreenedColumn:

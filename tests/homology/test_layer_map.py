@@ -523,7 +523,7 @@ def test_a_vector_is_no_layer():
 
 def test_values_that_are_not_finite_are_refused():
     broken = model(3, 1)
-    broken[2][0, 0] = float("nan")
+    broken[2][:] = float("nan")
     with pytest.raises(InputError, match="layer 2 of the candidate holds values that are not finite"):
         map_layers(model(2, 2), broken, log_alpha=LOG_ALPHA)
 

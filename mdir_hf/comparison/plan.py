@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mdir_hf.checkpoint import TensorSpec
 from mdir_hf.errors import MemoryBudgetError
@@ -55,6 +55,10 @@ class ReadPlan:
     peak_memory_bytes: int
     level: Level
     excluded_noise: float
+
+    def at_once(self) -> ReadPlan:
+        """The same with the last look alone: for a second matrix, where the looks at the first one found nothing."""
+        return replace(self, look_rows=self.look_rows[-1:], screen_bytes=(self.screen_bytes[1],) * 2)
 
     def __str__(self) -> str:
         def matrix(spec: TensorSpec) -> str:

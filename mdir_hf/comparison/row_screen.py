@@ -81,16 +81,21 @@ def worth_reading(
     n_channels = [reader.n_channels(reader.positions[0]) for reader in readers]
     if max(n_channels) <= MANY_CHANNELS:
         return [True] * len(outers)
-    mine, other = (sampled(readers, side, seed=settings.seed) for side in (0, 1))
-    is_swapped = len(mine) < len(other)
+    mine, other = (sampled(readers, side, seed=settings.seed).to(settings.device) for side in (0, 1))
     level = math.log(REMARKABLE) - math.log(max(1, len(outers)))
     found = []
     for outer in outers:
-        carried = unit_rows(outer.carry_in(mine.flatten(0, 1))).view(*mine.shape[:2], -1).to(settings.device)
-        there = other.to(settings.device)
-        cells = screen_rows(carried, there) if is_swapped else screen_rows(there, carried)
+        # A rotation costs as much as the test itself: the side with fewer rows is carried.
+        is_back = mine.shape[:2].numel() > other.shape[:2].numel()
+        first, second = (mine, _carried(outer.reversed, other)) if is_back else (_carried(outer, mine), other)
+        cells = screen_rows(first, second) if len(first) < len(second) else screen_rows(second, first)
         found.append(log_p_of_screen(cells, any_part=outer.kind != "rotation") < level)
     return found
+
+
+def _carried(outer: OuterTransformation, rows: torch.Tensor) -> torch.Tensor:
+    """Carry sampled rows ``(L, k, n)`` into the other residual basis, and bring them to unit length again."""
+    return unit_rows(outer.carry_in(rows.flatten(0, 1))).view(*rows.shape[:2], -1)
 
 
 def sampled(readers: tuple[RoleReader, RoleReader], side: int, *, seed: int) -> torch.Tensor:

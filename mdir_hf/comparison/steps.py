@@ -230,10 +230,12 @@ def _compare_matrices(
         rows = common.within(matrix_spec(reference, mine).shape[0], matrix_spec(candidate, other).shape[0])
         plan = _plan(reference, candidate, mine, other, rows, settings.level, settings.alpha)
         check_memory(plan, settings.max_memory_bytes)
-        if not found.outcomes:
+        if found.outcomes:
+            plan = plan.at_once()
+        else:
             watch.planned(plan)
         outcome = compare_matrices(name, reference, candidate, rows, plan, settings, watch, n_tests=found.n_tests)
-        n_looks = max(found.n_looks, len(plan.look_rows) + 1)
+        n_looks = max(found.n_looks, len(plan.look_rows) + settings.level.runs_full_test)
         found = replace(found, outcomes={**found.outcomes, name: outcome}, n_looks=n_looks)
         if found.settle and settings.level.stops_when_settled:
             break

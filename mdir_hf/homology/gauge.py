@@ -7,7 +7,7 @@ Every weight here is ``(d_out, d_in)``, ``y = W x``; U is ``(n_reference, n_cand
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -93,6 +93,18 @@ class OuterTransformation:
             candidate=torch.from_numpy(matching.candidate),
             signs=torch.from_numpy(matching.signs),
             fitted_on=fitted_on,
+        )
+
+    @property
+    def reversed(self) -> OuterTransformation:
+        """The map that carries weights of the candidate into the basis of the reference."""
+        return replace(
+            self,
+            n_reference=self.n_candidate,
+            n_candidate=self.n_reference,
+            matrix=None if self.matrix is None else self.matrix.T,
+            reference=self.candidate,
+            candidate=self.reference,
         )
 
     @property

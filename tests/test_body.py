@@ -304,3 +304,130 @@ def test_of_one_stranger_the_mlps_are_read_and_of_the_other_some_of_their_rows(s
     # MLPs. Beside that lie embeddings, and keys and values for each map. Of the candidate MLPs are read once for both.
     assert mine < mlps / 3
     assert mlps < other < mlps + mine
+
+
+# Wide matrices, and models of many layers: some rows and some layers tell.
+
+
+def up_rows(read):
+    return [(name, n_rows) for name, n_rows in read if "up_proj" in name]
+
+
+@pytest.fixture
+def rows_read(monkeypatch):
+    """Names of tensors and how many rows of each were read; None: all."""
+    read = []
+    whole, some = RangedTensors.read, RangedTensors.read_rows
+
+    def read_rows(self, name, rows, **options):
+        read.append((name, len(rows)))
+        return some(self, name, rows, **options)
+
+    monkeypatch.setattr(RangedTensors, "read", lambda self, name: read.append((name, None)) or whole(self, name))
+    monkeypatch.setattr(RangedTensors, "read_rows", read_rows)
+    return read
+
+
+@pytest.fixture
+def wide(monkeypatch):
+    """Every matrix of more than 100 rows is screened by some of them."""
+    from mdir_hf.comparison import exclusion, row_screen
+    from mdir_hf.homology import row_screen as samples
+
+    for module in (exclusion, row_screen):
+        monkeypatch.setattr(module, "MANY_CHANNELS", 100)
+    monkeypatch.setattr(samples, "FEWEST_ROWS", 16)
+
+
+def test_of_strangers_wide_matrices_are_not_read_whole(base, save, wide, rows_read):
+    report = compare(save(base, "base"), save(new_model(seed=9, **SIZES), "stranger"))
+    assert report.verdict is Verdict.NO_EVIDENCE
+    assert report.excludes.layers_noise > 1.0
+    assert up_rows(rows_read)
+    assert all(n_rows is not None and n_rows < 100 for _, n_rows in up_rows(rows_read))
+
+
+@torch.no_grad()
+def without_attention_of(base, seed=77):
+    """The MLPs of a model, its neurons shuffled, under attention and embeddings of nobody."""
+    model = new_model(seed=seed, **SIZES)
+    generator = torch.Generator().manual_seed(seed)
+    for mine, other in zip(model.model.layers, base.model.layers, strict=True):
+        order = torch.randperm(SIZES["intermediate_size"], generator=generator)
+        mine.post_attention_layernorm.load_state_dict(other.post_attention_layernorm.state_dict())
+        mine.mlp.gate_proj.weight.copy_(other.mlp.gate_proj.weight[order])
+        mine.mlp.up_proj.weight.copy_(other.mlp.up_proj.weight[order])
+        mine.mlp.down_proj.weight.copy_(other.mlp.down_proj.weight[:, order])
+    return model
+
+
+def test_a_few_rows_open_a_wide_matrix_that_is_shared(base, save, wide, rows_read):
+    report = compare(save(base, "base"), save(without_attention_of(base), "mlps"))
+    assert report.verdict is Verdict.HOMOLOGOUS
+    assert (report.layers.role, report.layers.outer) == ("up", "identity")
+    assert [[*match[:2]] for match in report.layers.matches] == [[i, i] for i in range(4)]
+    assert next(n for _, n in up_rows(rows_read)) is not None  # rows first, and then whole
+    assert None in [n for _, n in up_rows(rows_read)]
+
+
+def test_at_level_body_no_matrix_is_left_out(base, save, wide, rows_read):
+    report = compare(save(base, "base"), save(new_model(seed=9, **SIZES), "stranger"), level="body")
+    assert {name for name, n_rows in rows_read if "up_proj" in name and n_rows is None} == {
+        f"model.layers.{layer}.mlp.up_proj.weight" for layer in range(4)
+    }
+    assert report.verdict is Verdict.NO_EVIDENCE
+
+
+@pytest.fixture
+def few_layers(monkeypatch):
+    from mdir_hf.comparison import row_screen
+
+    monkeypatch.setattr(row_screen, "SPREAD_LAYERS", 2)
+
+
+def layers_read(rows_read):
+    return {int(name.split(".")[2]) for name, n_rows in rows_read if "v_proj" in name and n_rows is None}
+
+
+def test_of_strangers_some_layers_are_compared_and_the_report_says_so(base, save, few_layers):
+    report = compare(save(base, "base"), save(new_model(seed=9, **SIZES), "stranger"))
+    assert report.verdict is Verdict.NO_EVIDENCE
+    assert (report.layers.reference_layers, report.layers.candidate_layers) == ((0, 1, 2, 3), (0, 3))
+    assert report.layers.pattern == "sampled"
+    assert "0 of 2 layers" in " ".join(str(report).split())
+
+
+def test_of_relatives_all_layers_are_mapped_where_some_were_significant(base, save, few_layers):
+    hidden, _ = obfuscate(base, seed=3)
+    report = compare(save(base, "base"), save(hidden, "hidden"))
+    assert report.verdict is Verdict.HOMOLOGOUS
+    assert [[*match[:2]] for match in report.layers.matches] == [[i, i] for i in range(4)]
+    assert report.layers.pattern == "identity"
+
+
+def test_where_a_whole_map_is_too_much_to_read_the_layers_compared_are_the_evidence(
+    base, save, few_layers, monkeypatch
+):
+    from mdir_hf.comparison import body
+
+    monkeypatch.setattr(body, "WHOLE_MAP_BYTES", 0)
+    hidden, _ = obfuscate(base, seed=3)
+    report = compare(save(base, "base"), save(hidden, "hidden"))
+    assert report.verdict is Verdict.HOMOLOGOUS
+    assert [[*match[:2]] for match in report.layers.matches] == [[0, 0], [3, 3]]
+    assert report.layers.pattern == "sampled"
+
+
+@pytest.mark.parametrize("is_turned_round", [False, True])
+def test_layers_of_the_shallower_model_are_chosen_whichever_it_is(base, save, few_layers, is_turned_round):
+    deep = save(with_layers(base, [0, 1, 2, 1, 2, 3]), "deep")
+    folders = (deep, save(new_model(seed=9, **SIZES), "stranger"))
+    layers = compare(*(folders[::-1] if is_turned_round else folders)).layers
+    chosen = (layers.reference_layers, layers.candidate_layers)
+    assert chosen == (((0, 3), tuple(range(6))) if is_turned_round else (tuple(range(6)), (0, 3)))
+
+
+def test_no_comparison_reads_a_weight_twice(base, save):
+    """Small models are read once at most: whatever several maps ask for stays in memory."""
+    report = compare(save(base, "base"), save(new_model(seed=9, **SIZES), "stranger"))
+    assert report.io.bytes_read <= report.io.bytes_of_weights

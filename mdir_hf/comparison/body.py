@@ -21,6 +21,7 @@ from mdir_hf.comparison.layers import (
     layers_with,
     read_mixer,
     representatives_of,
+    stored_n_bytes,
 )
 from mdir_hf.comparison.mixtures import ExpertOrigins, has_experts, trace_experts
 from mdir_hf.comparison.residual_maps import FITTED_ON, FITTED_ROLE, Attempt
@@ -43,6 +44,10 @@ MANY_ROWS = 8192
 """So are projections of more rows than this over all heads: those of latent attention reach 16384."""
 
 MLP: tuple[Projection, ...] = ("gate", "up", "down")
+
+WHOLE_MAP_BYTES = 512 << 20
+"""Where a map of a few layers is significant, all are mapped if what stands for them takes no more than this in both
+models together."""
 
 SAMPLED_LAYERS = 3
 """How many matched layers are analysed in full where the verdict does not need it."""
@@ -168,11 +173,13 @@ class _Question:
             self._readers[role] = RoleReader(self.reference, role, mine), RoleReader(self.candidate, role, other)
         return self._readers[role]
 
-    def maps(self, outers: Sequence[OuterTransformation], role: Role) -> list[BodyEvidence]:
+    def maps(
+        self, outers: Sequence[OuterTransformation], role: Role, *, is_screened: bool = False
+    ) -> list[BodyEvidence]:
         """Map the layers by one role behind some residual-basis maps; each layer is read once for all of them."""
         readers = self.readers(role)
         is_open = [True] * len(outers)
-        if not self.settings.level.analyses_all_layers:
+        if not (is_screened or self.settings.level.analyses_all_layers):
             is_open = worth_reading(readers, outers, self.settings)
         layer_maps = iter(
             map_layers(
@@ -199,6 +206,9 @@ class _Question:
 
     def _evidence(self, outer: OuterTransformation, role: Role, found: LayerMap) -> BodyEvidence:
         mine, other = self.readers(role)
+        is_part = any(len(reader.positions) < len(layers_with(reader.model, role)) for reader in (mine, other))
+        if is_part:
+            found = replace(found, pattern="sampled")
         return BodyEvidence(
             log_p=log_p_of_map(found, outer),
             outer=outer,
@@ -210,8 +220,23 @@ class _Question:
             n_tests=self.n_maps * TESTS_PER_MAP,
         )
 
-    def concluded(self, found: BodyEvidence) -> BodyEvidence:
+    def completed(self, found: BodyEvidence) -> BodyEvidence:
+        """Map all layers where some were significant, and all are not too much to read; else return what there is.
+
+        Which of the two is the evidence depends on sizes alone, so that nothing is picked by its p.
+        """
+        role, models = found.role, (self.reference, self.candidate)
+        every = chosen_layers(*models, role, every=True)
+        if every == found.positions or stored_n_bytes(models, role) > WHOLE_MAP_BYTES:
+            return found
+        self._readers[role] = RoleReader(models[0], role, every[0]), RoleReader(models[1], role, every[1])
+        return self.maps([found.outer], role, is_screened=True)[0]
+
+    def concluded(self, sampled: BodyEvidence) -> BodyEvidence:
         """Add to a significant map what makes it evidence: its placebos, and what its matched layers have in common."""
+        found = self.completed(sampled)
+        if found.log_p >= self.log_alpha:
+            return found
 
         def layers(carry: Carry) -> tuple[list[Representative], list[Representative]]:
             mine, other = self.readers(found.role)

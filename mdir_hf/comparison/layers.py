@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -245,6 +246,20 @@ def check_shape(model: PlacedTensors, layer: Layer, role: Role, part: Part, shap
 
 def _read_if_placed(model: PlacedTensors, layer: Layer, role: Role) -> torch.Tensor | None:
     return read_role(model, layer, role) if role in layer.parts else None
+
+
+def stored_n_bytes(models: Sequence[PlacedTensors], role: Role) -> int:
+    """Stored size of what stands for all layers of some models, from headers alone."""
+    total = 0
+    for model in models:
+        for position in layers_with(model, role):
+            layer = model.anatomy.layers[position]
+            part = layer.parts[standing_for(layer, role) or role]
+            specs = {name: model.tensors.spec(name) for name in part.tensors}
+            shape = part_shape(part, lambda name, specs=specs: tuple(specs[name].shape))  # type: ignore[misc]
+            spec = next(iter(specs.values()))
+            total += math.prod(shape) * spec.n_bytes // max(1, math.prod(spec.shape))
+    return total
 
 
 def inner_rows(model: PlacedTensors, position: int, role: Role) -> int | None:

@@ -286,7 +286,13 @@ def _layers_found(
         why = why or ("The layers were not compared: nothing relates the two residual streams.",)
         # What has no layers was compared whole.
         return LayersFound(caveats=why, are_unreadable=bool(reference.anatomy.layers and candidate.anatomy.layers))
-    noise = layers_noise(reference, candidate, evidence, log_alpha=math.log(settings.alpha) - spent)
+    noise = layers_noise(
+        reference,
+        candidate,
+        evidence,
+        log_alpha=math.log(settings.alpha) - spent,
+        every=settings.level.analyses_all_layers,
+    )
     corrected = replace(evidence, log_p=min(0.0, evidence.log_p + spent))
     return LayersFound(corrected, evidence.n_tests, why, are_unreadable=bool(why), noise=noise)
 

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-Pattern = Literal["none", "identity", "pruned", "repeated", "reordered", "partial"]
+Pattern = Literal["none", "identity", "pruned", "repeated", "reordered", "partial", "sampled"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ the bound of :mod:`~mdir_hf.homology.significance` at the true size.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -63,14 +64,42 @@ def strongest_noise(shape: Shape, *, log_level: float, in_order: bool = False, m
         k, in units of the weights' own RMS; 0 where not even a plain copy would be significant. Cost: some twenty
         polar factors of :data:`N_SIMULATED` channels, less where the same was asked before.
     """
-    if not _is_found(0.0, shape, log_level, in_order, must_be_robust):
+    return _strongest(lambda noise: _is_found(noise, shape, log_level, in_order, must_be_robust))
+
+
+def strongest_noise_of_pairs(shape: Shape, *, n_pairs: int, log_level: float) -> float:
+    """Find the strongest noise under which some shared rows of two samples would be significant.
+
+    Args:
+        shape: Rows of the smaller and of the larger sample; ``n_rows`` is the width of their rows, plus one.
+        n_pairs: How many rows they share.
+        log_level: Natural log of the level after everything that p is multiplied by.
+
+    Returns:
+        k, as :func:`strongest_noise`.
+    """
+    n, n_wide = shape.n_narrow, shape.n_wide
+
+    def is_found(noise: float) -> bool:
+        share, _ = expected_trace(noise, (shape.n_rows - 1) / n_wide, n / n_wide)
+        mean = SAFETY * share
+        of_columns = n_pairs * (mean**2 + (1.0 - mean**2) * n / n_wide)
+        exponent = 0.5 * (n_pairs * mean) ** 2 * min(n_wide / n_pairs, n / of_columns)
+        return log_n_matchings(n, n_wide, n_pairs, signed=True) - exponent < log_level
+
+    return _strongest(is_found)
+
+
+def _strongest(is_found: Callable[[float], bool]) -> float:
+    """The largest noise that is found, by bisection; 0 where none is."""
+    if not is_found(0.0):
         return 0.0
     least, most = 0.0, STRONGEST
-    if _is_found(most, shape, log_level, in_order, must_be_robust):
+    if is_found(most):
         return STRONGEST
     while most - least > 0.01 * max(1.0, most):
         middle = 0.5 * (least + most) if least < 1.0 else math.sqrt(least * most)
-        if _is_found(middle, shape, log_level, in_order, must_be_robust):
+        if is_found(middle):
             least = middle
         else:
             most = middle

@@ -138,6 +138,7 @@ class LayerPattern(Term):
     REPEATED = "repeated", "layers were repeated"
     REORDERED = "reordered", "layers were put in another order"
     PARTIAL = "partial", "some layers have an ancestor"
+    SAMPLED = "sampled", "only some layers were compared (level body maps all)"
 
 
 class LayerRole(Term):

@@ -102,3 +102,31 @@ def test_a_folded_gain_does_what_the_norm_did():
     torch.testing.assert_close(fold_gain(weight, gain) @ x, weight @ (gain * x))
     torch.testing.assert_close(fold_gain(weight, gain, plus_one=True) @ x, weight @ ((1 + gain) * x))
     assert fold_gain(weight, None) is weight
+
+
+@pytest.mark.parametrize("kind", ["rotation", "permutation", "identity"])
+def test_a_reversed_map_takes_carried_weights_back(kind):
+    n = 24
+    generator = torch.Generator().manual_seed(4)
+    weight = torch.randn(7, n, generator=generator, dtype=torch.float64)
+    if kind == "rotation":
+        outer = OuterTransformation.rotation(torch.linalg.qr(torch.randn(n, n, generator=generator).double())[0])
+    elif kind == "permutation":
+        order = torch.randperm(n, generator=generator)
+        signs = torch.ones(n)
+        signs[::3] = -1.0
+        outer = OuterTransformation("signed_permutation", n, n, reference=torch.arange(n), candidate=order, signs=signs)
+    else:
+        outer = OuterTransformation.identity(n)
+    # One product there and one back: rounding of a few eps of entries of size one.
+    assert torch.allclose(outer.reversed.carry_in(outer.carry_in(weight)), weight, atol=1e-12)
+
+
+def test_a_reversed_selection_of_channels_swaps_the_widths():
+    outer = OuterTransformation(
+        "channels", 6, 4, reference=torch.tensor([0, 3]), candidate=torch.tensor([2, 1]), signs=torch.ones(2)
+    )
+    back = outer.reversed
+    assert (back.n_reference, back.n_candidate) == (4, 6)
+    carried = back.carry_in(torch.tensor([[0.0, 5.0, 7.0, 9.0]]))
+    assert carried.tolist() == [[7.0, 0.0, 0.0, 5.0, 0.0, 0.0]]

@@ -8,9 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from benchmarks.peers import gradient, huref
+from mdir_hf.comparison.plan import LAST_LOOK_ROWS
 from mdir_hf.comparison.residual_maps import FITTED_LAYERS
+from mdir_hf.comparison.row_screen import MANY_CHANNELS, SPREAD_LAYERS
 from mdir_hf.homology.layer_map import FULL_CHANNELS
 from mdir_hf.homology.layer_screen import SCREEN_CHANNELS
+from mdir_hf.homology.row_screen import sample_sizes
 
 N_BYTES_PER_WEIGHT = 2
 
@@ -79,22 +82,22 @@ def weights_read(shape: Shape) -> dict[str, tuple[int, str]]:
     }
 
 
-N_MAPS = 2
-"""Of the layers of strangers: with the residual basis as it is, and turned as their embeddings turn best."""
-
-
 def weights_of_strangers(shape: Shape) -> int:
     """How many weights the checker reads of two models of one shape where nothing settles them, norms left out.
 
-    All rows of embeddings and unembeddings; for each map the keys and values of one model and what is screened of the
-    other's; up projections of one model once for all maps; and keys of a few layers, whose rows may stand for tokens.
+    Rows of the embeddings and unembeddings for the last look; keys and values of some layers of one model, and what is
+    screened of all of the other's; some rows of the up projections of both; and keys of a few layers, whose rows may
+    stand for tokens.
     """
+    n_few = min(SPREAD_LAYERS, shape.layers)
 
-    def screened(n_rows: int) -> int:
-        return n_rows if n_rows <= FULL_CHANNELS else SCREEN_CHANNELS
+    def of_role(n_rows: int) -> int:
+        few, many = n_rows, n_rows if n_rows <= FULL_CHANNELS else SCREEN_CHANNELS
+        if n_rows > MANY_CHANNELS:
+            few, many = sample_sizes(n_rows)
+        return n_few * few + shape.layers * many
 
-    rows = (
-        2 * N_MAPS * (shape.kv + screened(shape.kv)) + shape.neurons + N_MAPS * screened(shape.neurons)
-    ) * shape.layers
     n_fitted = len(range(0, shape.layers, -(-shape.layers // FITTED_LAYERS)))
-    return shape.width * (4 * shape.rows + rows + 2 * n_fitted * shape.kv)
+    looks = min(shape.rows, max(LAST_LOOK_ROWS, shape.width))
+    rows = 4 * looks + 2 * of_role(shape.kv) + of_role(shape.neurons) + 2 * n_fitted * shape.kv
+    return shape.width * rows

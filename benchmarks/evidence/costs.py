@@ -6,11 +6,15 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from benchmarks.evidence.judged import Cost, Judged, named
-from benchmarks.evidence.tables import Row, table
+from benchmarks.evidence.tables import Results, Row, table
 from benchmarks.peers.full_size import LLAMA_8B, N_BYTES_PER_WEIGHT, weights_of_strangers, weights_read
 from mdir_hf.comparison.plan import first_look_rows
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -161,3 +165,27 @@ def full_size_text(names: Sequence[str]) -> str:
 
 def _times(ratio: float) -> str:
     return "" if math.isnan(ratio) else f"{ratio:.2g}"
+
+
+def growth_section(results: Results, figures: dict[str, Figure]) -> str:
+    """What a comparison costs, by the size of the models."""
+    rows = [
+        [
+            row["model"],
+            row["candidate"],
+            row["verdict"],
+            f"{row['log10_p']:,.0f}",
+            f"{row['n_bytes_read'] / 1e6:,.0f}",
+            f"{100 * row['share']:.2g} %",
+            f"{row['cpu_s']:.0f}",
+        ]
+        for row in results["cost-growth"]
+    ]
+    columns = ["shape of", "candidate", "verdict", "log10 p", "MB read", "share", "seconds of processor"]
+    return (
+        "## Cost, by size\n\nWeights drawn where they are asked for, in the shapes of published models "
+        "(`python -m benchmarks.cost_growth`). A fine-tune has noise of 0.3 RMS on every matrix; a hidden relative is "
+        "rotated, its heads and neurons in another order.\n\n"
+        "![GB read and seconds of processor against billions of parameters](../benchmarks/results/cost-growth.png)\n\n"
+        + table(columns, rows)
+    )

@@ -247,7 +247,7 @@ class DrawnModel:
 
     def _drawn(self, name: str, rows: npt.NDArray[np.int64]) -> torch.Tensor:
         started = time.thread_time()
-        weight = self._weight(name, rows)
+        weight = self._weight(name, rows).bfloat16().float()  # as nearly all models are stored
         self.drawing_s += time.thread_time() - started
         return weight
 

@@ -24,8 +24,11 @@ IntArray = npt.NDArray[np.int64]
 READS_AT_ONCE = 8
 """Layers whose rows are read side by side."""
 
-KEPT_BYTES = 96 << 20
-"""What is kept of a role of one model for the maps to come, whole layers among it."""
+KEPT_BYTES = 160 << 20
+"""What is kept of a role of one model for the maps to come, whole layers among it: eight of Llama-3.1-8B in float32."""
+
+STORED_BYTES = 4
+"""Bytes of a weight that is kept, at most; of nearly all models it is two."""
 
 STANDS_IN = {Role.V: Role.SSM_IN}
 """What stands for V in a layer without attention: the input of its state-space mixer. So a hybrid has one map of all of
@@ -132,19 +135,30 @@ class RoleReader:
         """Read what stands for a layer, or these rows of it; the caller does not write to it."""
         if channels is None:
             if self._last is None or self._last[0] != position:
-                stored = self._kept.get((position, None)) or self._read(position, None)
-                if stored.n_bytes + sum(kept.n_bytes for kept in self._kept.values()) <= KEPT_BYTES:
-                    self._kept[position, None] = stored
-                self._last = position, self._prepared(stored)
+                self._last = position, self._prepared(self._whole(position))
             return self._last[1]
         key = channels.numpy().tobytes()
         if (position, key) not in self._kept:
-            self._read_of_all(channels, key)
+            has_rows = [place for place in self.positions if self.n_channels(place) > int(channels.max())]
+            self._read_all(has_rows, channels, key)
         return self._prepared(self._kept[position, key])
 
-    def _read_of_all(self, channels: torch.Tensor, key: bytes) -> None:
-        """Read the same rows of all layers that have them, side by side: each is a round trip to the Hub."""
-        positions = [position for position in self.positions if self.n_channels(position) > int(channels.max())]
+    def _whole(self, position: int) -> _StoredRows:
+        """Read a layer whole, and with it the others where they are few and small: they are asked for next."""
+        kept = self._kept.get((position, None))
+        if kept is not None:
+            return kept
+        n_bytes = sum(STORED_BYTES * self.n_channels(place) for place in self.positions)
+        if n_bytes * self.model.anatomy.hidden_size <= KEPT_BYTES and len(self.positions) <= READS_AT_ONCE:
+            self._read_all(self.positions, None, None)
+            return self._kept[position, None]
+        stored = self._read(position, None)
+        if stored.n_bytes + sum(each.n_bytes for each in self._kept.values()) <= KEPT_BYTES:
+            self._kept[position, None] = stored
+        return stored
+
+    def _read_all(self, positions: Sequence[int], channels: torch.Tensor | None, key: bytes | None) -> None:
+        """Read the same of several layers, side by side: each is a round trip to the Hub."""
         pool = ThreadPoolExecutor(max_workers=READS_AT_ONCE, thread_name_prefix="mdir-layers")
         try:
             of_layers = pool.map(lambda position: self._read(position, channels), positions)

@@ -55,6 +55,17 @@ def test_a_noised_copy_is_homologous_and_settled_by_the_screen(checker, tmp_path
     assert report.log10_p < -500
 
 
+@pytest.mark.parametrize("change", [0.0, 1e-3])
+def test_a_copy_in_another_package_is_told_by_its_numbers(checker, tmp_path, change):
+    """Files of other bytes, rows of the same numbers: one row that differs is enough for the remark to go."""
+    rows = gaussian(V, N, 0)
+    rows[: V // 2] += change
+    report = compare(checker, write_model(tmp_path / "x", rows))
+    assert report.verdict is Verdict.HOMOLOGOUS
+    said = any("equal in both models, number by number" in caveat for caveat in report.caveats)
+    assert said is (change == 0.0)
+
+
 def test_a_stranger_with_the_same_config_gives_no_evidence_after_the_full_test(checker, tmp_path):
     report = compare(checker, write_model(tmp_path / "x", gaussian(V, N, 1)))
     assert report.verdict is Verdict.NO_EVIDENCE

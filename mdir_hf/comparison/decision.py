@@ -89,6 +89,7 @@ class Evidence:
         rows_used: Tokens used by the look that is reported.
         widths: Channels of either model.
         is_in_own_order: Whether channels were matched with those of their own number, because no search found them.
+        rows_are_equal: Whether every row that a look has read is the same in both, number by number.
     """
 
     log_p: float
@@ -104,6 +105,7 @@ class Evidence:
     rows_used: int
     widths: tuple[int, int]
     is_in_own_order: bool = False
+    rows_are_equal: bool = False
 
     @property
     def both_privileged(self) -> bool:
@@ -273,6 +275,8 @@ def could_settle(evidence: Evidence, alpha: float) -> bool:
 
 def _caveats_of_finding(evidence: Evidence) -> tuple[str, ...]:
     caveats = []
+    if evidence.rows_are_equal:
+        caveats.append("All rows that were looked at first are equal in both models, number by number.")
     if evidence.both_privileged:
         caveats.append(
             f"Some axes stand out in both models (z = {evidence.basis_z[0]:.0f} and {evidence.basis_z[1]:.0f}), so "

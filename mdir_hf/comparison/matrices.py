@@ -173,6 +173,7 @@ def _outcome(
         rows_used=look.n_rows,
         widths=widths,
         is_in_own_order=look.log_p_signs is not None,
+        rows_are_equal=_are_equal(*reader.rows()),
     )
     found = matching if evidence.is_settled else None
     report = MatrixReport(
@@ -201,6 +202,12 @@ def _outcome(
     drawn = test.looks[-1].channels
     n_channels = widths[0] if drawn is None else len(drawn)
     return MatrixOutcome(evidence, report, rotation, found, _arrays(polar, moved, channels), n_channels)
+
+
+def _are_equal(reference: torch.Tensor, candidate: torch.Tensor) -> bool:
+    return (
+        bool(len(reference)) and reference.shape == candidate.shape and torch.equal(reference, candidate.to(reference))
+    )
 
 
 def _arrays(polar: torch.Tensor | None, moved: Matching | None, channels: npt.NDArray[np.int64] | None) -> MatrixArrays:

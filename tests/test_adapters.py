@@ -104,7 +104,8 @@ def test_an_adapter_is_homologous_to_its_base_and_the_report_says_what_was_compa
     assert "an adapter (LoRA) on" in " ".join(str(report).split())
     assert report.candidate.repo == "some/adapter"
     stranger = write_base(tmp_path / "stranger", seed=7)
-    assert checker.compare(stranger).verdict.value == "no_evidence"
+    # Both have one projection in their only layer, and none that stands for a layer: nothing was compared but tokens.
+    assert checker.compare(stranger).verdict.value == "inconclusive"
     # The base has one and the same weight file in both, which is said, and is not all there is.
     assert "1 weight files are the same bytes in both; this did not enter the p-value." in report.caveats
 
@@ -266,9 +267,7 @@ def test_an_adapter_of_ones_own_on_a_folder_that_is_gone_says_what_to_do(tmp_pat
     assert "gone" in said and "compare a merged copy" in said
 
 
-@pytest.mark.parametrize(
-    "name", [None, "", "datasets/some/base", "a/b/c/d", "https://example.org/x/y", "x" * 3000, "\0"]
-)
+@pytest.mark.parametrize("name", [None, "", "datasets/some/base", "https://example.org/x/y", "x" * 3000, "\0"])
 def test_a_base_that_is_no_model_is_said(hub, tmp_path, capsys, name):
     serve(hub, tmp_path, "some/adapter", name)
     said = refused(capsys, "some/base", "some/adapter")

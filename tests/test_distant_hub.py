@@ -64,7 +64,9 @@ def test_a_busy_hub_is_waited_for(loopback_hub, pair, waits):
         for path in ("/api/models/a/original", "config.json", "tokenizer.json", "00001-of-00002")
     ]
     assert verdict(pair) == "homologous"
-    assert waits == [8.0] * 4
+    # As long as the answers say, and a second; what had been waited for meanwhile is not waited for again.
+    assert len(waits) >= 4
+    assert all(7.0 <= wait_s <= 8.0 for wait_s in waits)
 
 
 def test_a_renamed_model_is_redirected_once(loopback_hub, pair):

@@ -273,7 +273,8 @@ def _check_shapes(model: Model, notes: list[str]) -> None:
             faults.append(f"layer {layer.index}: {exc.message}")
     notes += faults[:1]
     if len(faults) > 1:
-        notes.append(f"{len(faults) - 1} more layers have tensors that cannot be what their names say")
+        more = "1 more layer has" if len(faults) == 2 else f"{len(faults) - 1} more layers have"
+        notes.append(f"{more} tensors that are not read, or cannot be what their names say")
 
 
 def _tensor(model: Model, part: Part) -> TensorSummary:

@@ -284,8 +284,8 @@ def test_a_view_that_cannot_be_is_refused(tensor, message):
         (Tensor((2, 3), (3, 1), n_values=7), "storage should have 7 elements of F32, and the archive holds 24 bytes"),
         (Tensor((2, 3), (3, 1), key="1"), "entry 'archive/data/1', and the archive has none"),
         (Tensor((2, 3), (3, 1), key="../../../etc/passwd"), "the archive has none"),
-        (Tensor((2**62, 2**62), (0, 0)), "repeats the 6 elements"),
-        (Tensor((7,), (0,)), "repeats the 6 elements"),
+        (Tensor((2**62, 2**62), (0, 0)), "repeats elements of its storage"),
+        (Tensor((7,), (0,)), "repeats elements of its storage"),
     ],
 )
 def test_a_view_that_leaves_its_storage_is_refused(tensor, message):
@@ -301,6 +301,7 @@ def test_an_empty_view_anywhere_is_empty():
     assert source.spec("w").n_bytes == 0
 
 
-def test_a_view_of_overlapping_rows_is_read_as_torch_would():
+def test_a_view_of_overlapping_rows_is_refused():
     source = source_of(holding({"w": Tensor((2, 3), (1, 1), offset=2)}))
-    assert source.read("w").tolist() == [[2, 3, 4], [3, 4, 5]]
+    with pytest.raises(CheckpointError, match="repeats elements of its storage"):
+        source.read("w")

@@ -3,8 +3,8 @@
 Run from the repository: ``.venv/bin/python -m benchmarks.cost_growth``, some minutes of one core up to 70 B and 8 GB of
 memory for the rest (``--up-to 1000``). Shapes and names are those of published models; weights are drawn where they are
 asked for, so that nothing is stored, and the time that drawing takes is not counted. One line for each pair: what was
-read, what it is of both models, in how many reads, and seconds of processor. ``--write`` keeps the lines and draws
-them; peers stand beside them with what they would fetch (``benchmarks/peers/full_size.py``).
+read, what it is of both models, in how many reads, and seconds of processor. ``--write`` keeps the lines, beside those
+of earlier runs, and draws them; peers stand beside them with what they would fetch (``benchmarks/peers/full_size.py``).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import torch
 from scipy.fft import dct
 
 from benchmarks.peers.full_size import Shape, weights_read
+from benchmarks.zoo.run import read_lines
 from mdir_hf.anatomy import Anatomy, resolve_anatomy
 from mdir_hf.checkpoint.sources import Description, TensorSpec
 from mdir_hf.comparison.progress import Watch
@@ -371,8 +372,11 @@ def main() -> None:
                 flush=True,
             )
     if arguments.write:
-        RESULTS.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-        draw(rows)
+        kept = {(row["model"], row["candidate"]): row for row in (*read_lines(RESULTS), *rows)}
+        order = {size.name: number for number, size in enumerate(SIZES)}
+        in_order = sorted(kept.values(), key=lambda row: (order[str(row["model"])], KINDS.index(str(row["candidate"]))))
+        RESULTS.write_text("".join(json.dumps(row) + "\n" for row in in_order), encoding="utf-8")
+        draw(in_order)
 
 
 if __name__ == "__main__":

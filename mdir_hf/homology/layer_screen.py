@@ -40,8 +40,8 @@ SCREEN_CHANNELS = 64
 """Output channels of a reference layer that the screen looks at."""
 
 RUN_CHANNELS = 4
-"""Neighbouring channels of a run of them. Longer runs are fewer requests, and miss a part of a layer that is shared: with 16 a
-stretch of rows that two models had from one seed was not found (docs/LOG.md, 2026-11-22)."""
+"""Neighbouring channels of a run of them. Longer runs are fewer requests, and miss a part of a layer that is shared:
+with 16 a stretch of rows that two models had from one seed was not found (docs/LOG.md, 2026-11-22)."""
 
 NULL_Z = 4.0
 """A sum of row maxima fewer than this many standard deviations above its null mean lies within the null."""

@@ -104,7 +104,7 @@ def test_a_tensor_that_cannot_be_what_its_name_says_is_noted(llama):
     assert not any("layer 1" in note for note in inspect_model(llama, all_headers=False).notes)
     # One note, and not one for each layer that has the fault.
     notes = [note for note in inspect_model(llama).notes if "layer" in note]
-    assert len(notes) == 2 and notes[1].startswith("1 more layers have tensors that cannot be")
+    assert len(notes) == 2 and notes[1].startswith("1 more layer has tensors that are not read")
 
 
 def test_over_http_only_headers_are_fetched(llama, loopback_hub):

@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from mdir_hf.comparison.model import Model
 from mdir_hf.comparison.opening import NamedModel, Reading, open_beside, open_both
@@ -16,7 +16,11 @@ from mdir_hf.comparison.settings import Listeners, Settings, level_named
 from mdir_hf.comparison.steps import compare_models, plan_comparison
 from mdir_hf.errors import InputError, RemoteCodeRefusedError
 from mdir_hf.hub import IoLedger
+from mdir_hf.loaded import LoadedRepository, load_model, load_tokenizer
 from mdir_hf.report import HomologyReport, Level
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 class HomologyChecker:
@@ -51,7 +55,7 @@ class HomologyChecker:
     @classmethod
     def from_pretrained(
         cls,
-        repo_or_folder: str | os.PathLike[str],
+        repo_or_folder: str | os.PathLike[str] | PreTrainedModel,
         *,
         revision: str | None = None,
         token: str | bool | None = None,
@@ -60,8 +64,9 @@ class HomologyChecker:
         force_download: bool = False,
         subfolder: str = "",
         variant: str | None = None,
-        tokenizer: str | os.PathLike[str] | None = None,
+        tokenizer: str | os.PathLike[str] | PreTrainedTokenizerBase | None = None,
         bases: Sequence[str] = (),
+        adapter: bool = True,
         device: str = "cpu",
         alpha: float = 1e-10,
         seed: int = 0,
@@ -72,7 +77,9 @@ class HomologyChecker:
         """Open the reference model. Reads its config, the index of its weights and one header; no weights.
 
         Args:
-            repo_or_folder: ``owner/name``, ``owner/name@revision``, a Hub URL, a local folder or weight file.
+            repo_or_folder: ``owner/name``, ``owner/name@revision``, a Hub URL, a local folder or weight file; or a
+                ``PreTrainedModel``, or a PEFT model on one, in memory. Its parameters are read where they are: see
+                :mod:`mdir_hf.loaded`.
             revision: Branch, tag or commit.
             token: Token for gated and private models; None or True: the stored one, False: none.
             cache_dir: The Hub cache to use; the standard one by default.
@@ -80,9 +87,11 @@ class HomologyChecker:
             force_download: Do not use what is cached.
             subfolder: Folder of the repository that holds the model.
             variant: ``fp16`` reads ``model.fp16.safetensors``, ``Q4_K_M`` of several GGUF files the one of that name.
-            tokenizer: Repository or folder to read its vocabulary from, where its own has none or another one.
+            tokenizer: Repository or folder to read its vocabulary from, where its own has none or another one; or a
+                tokenizer of transformers in memory. A model in memory has none of its own.
             bases: Of an adapter: commits at which to read what lies under it, each ``owner/name@commit``, as the
                 summary in a report has them; by default what its config asks for.
+            adapter: False: of a model in memory with an adapter, what lies under it.
             device: torch device for the matrix products; ``auto``: a CUDA device where there is one, else the CPU.
             alpha: Level of every comparison, in (0, 1), fixed before looking.
             seed: Seed of every random choice, in [0, 2^63).
@@ -99,7 +108,7 @@ class HomologyChecker:
         """
         if trust_remote_code:
             _refuse_remote_code()
-        model = NamedModel(repo_or_folder, revision, subfolder, variant, tokenizer, tuple(bases))
+        model = _named(repo_or_folder, revision, subfolder, variant, tokenizer, tuple(bases), adapter)
         reading = Reading(token, cache_dir, local_files_only, force_download, allow_local, use_caches)
         return cls.open(model, reading, Settings(alpha=alpha, seed=seed, device=device))
 
@@ -117,15 +126,16 @@ class HomologyChecker:
 
     def compare(
         self,
-        repo_or_folder: str | os.PathLike[str],
+        repo_or_folder: str | os.PathLike[str] | PreTrainedModel,
         *,
         level: str = "auto",
         revision: str | None = None,
         token: str | bool | None = None,
         subfolder: str = "",
         variant: str | None = None,
-        tokenizer: str | os.PathLike[str] | None = None,
+        tokenizer: str | os.PathLike[str] | PreTrainedTokenizerBase | None = None,
         bases: Sequence[str] = (),
+        adapter: bool = True,
         max_bytes: int | None = None,
         max_memory_bytes: int | None = None,
         progress: bool = True,
@@ -147,6 +157,7 @@ class HomologyChecker:
             variant: Its variant.
             tokenizer: Where to read its vocabulary from, as in :meth:`from_pretrained`.
             bases: At which commits to read what lies under it, likewise.
+            adapter: Likewise.
             max_bytes: Hard cap on the bytes that this comparison reads.
             max_memory_bytes: Refuse what would need more; the machine's memory by default.
             progress: Whether to show a bar of bytes on standard error where that is a terminal.
@@ -165,7 +176,7 @@ class HomologyChecker:
         """
         if trust_remote_code:
             _refuse_remote_code()
-        model = NamedModel(repo_or_folder, revision, subfolder, variant, tokenizer, tuple(bases))
+        model = _named(repo_or_folder, revision, subfolder, variant, tokenizer, tuple(bases), adapter)
         settings = replace(
             self.settings, level=level_named(level), max_bytes=max_bytes, max_memory_bytes=max_memory_bytes
         )
@@ -215,15 +226,16 @@ class HomologyChecker:
 
     def plan(
         self,
-        repo_or_folder: str | os.PathLike[str],
+        repo_or_folder: str | os.PathLike[str] | PreTrainedModel,
         *,
         level: str = "auto",
         revision: str | None = None,
         token: str | bool | None = None,
         subfolder: str = "",
         variant: str | None = None,
-        tokenizer: str | os.PathLike[str] | None = None,
+        tokenizer: str | os.PathLike[str] | PreTrainedTokenizerBase | None = None,
         bases: Sequence[str] = (),
+        adapter: bool = True,
     ) -> ReadPlan:
         """Say what a comparison would read, and how much memory it would need, before it is run.
 
@@ -239,6 +251,7 @@ class HomologyChecker:
             variant: Its variant.
             tokenizer: Where to read its vocabulary from, as in :meth:`from_pretrained`.
             bases: At which commits to read what lies under it, likewise.
+            adapter: Likewise.
 
         Returns:
             The plan; its text is what the command line prints.
@@ -246,7 +259,7 @@ class HomologyChecker:
         Raises:
             MdirError: Where the files cannot be had.
         """
-        model = NamedModel(repo_or_folder, revision, subfolder, variant, tokenizer, tuple(bases))
+        model = _named(repo_or_folder, revision, subfolder, variant, tokenizer, tuple(bases), adapter)
         asked = level_named(level)
         with self._lock:
             return plan_comparison(self.reference, self._open(model, token, asked), asked, self.settings.alpha)
@@ -254,6 +267,30 @@ class HomologyChecker:
     def _open(self, model: NamedModel, token: str | bool | None, level: Level) -> Model:
         reading = self._reading if token is None else replace(self._reading, token=token)
         return open_beside(self.reference, model, reading, self._ledger, level)
+
+
+def _named(
+    model: object,
+    revision: str | None,
+    subfolder: str,
+    variant: str | None,
+    tokenizer: object,
+    bases: tuple[str, ...],
+    adapter: bool,
+) -> NamedModel:
+    """Put together what names a model; what is in memory is taken as it is."""
+    place = tokenizer if tokenizer is None or isinstance(tokenizer, str | os.PathLike) else load_tokenizer(tokenizer)
+    if isinstance(model, str | os.PathLike):
+        if not adapter:
+            raise InputError("adapter=False is for models in memory; name the base model instead", subject=str(model))
+        return NamedModel(model, revision, subfolder, variant, place, bases)
+    said = {"revision": revision, "subfolder": subfolder, "variant": variant, "bases": bases}
+    for name, value in said.items():
+        if value:
+            raise InputError(f"{name}={value!r} was passed with a model in memory, which has none; leave it out")
+    if isinstance(place, LoadedRepository):
+        return NamedModel(load_model(model, tokenizer=place, adapter=adapter))
+    return NamedModel(load_model(model, adapter=adapter), tokenizer=place)
 
 
 def _available_device(device: str) -> str:

@@ -17,7 +17,7 @@ from .pytorch import PYTORCH_SUFFIXES, PytorchSource, open_only_pytorch_file
 from .quantization import DequantizedSource
 from .safetensors import SafetensorsSource
 from .shards import ShardedTensors, check_complete, list_some
-from .sources import FileTree, TensorSource
+from .sources import FileTree, StoredSource, TensorSource, TreeWithTensors
 
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})(?P<suffix>\.safetensors|\.bin)")
 OpenBase = Callable[[AdapterConfig], TensorSource]
@@ -117,6 +117,8 @@ def open_checkpoint(
         UnsafePathError: If the index names a file outside of its folder.
     """
     with naming(tree.label):
+        if isinstance(tree, TreeWithTensors) and tree.tensors is not None:
+            return _open_tensors(tree, tree.tensors, open_base)
         if open_base is not None and file in ADAPTER_WEIGHTS and has_adapter(tree):
             return _open_adapter(tree, open_base)
         if file is not None:
@@ -168,6 +170,14 @@ def first_files(names: Collection[str], *, variant: str | None = None, file: str
             shards = sorted(name for name, match in stems if match and match["stem"] == known.stem(variant))
             return FirstFiles((index,), tuple(shards[:1]), tuple(shards[1:][-1:]))
     return FirstFiles(whole=(ADAPTER_CONFIG,) if ADAPTER_CONFIG in names else ())
+
+
+def _open_tensors(tree: FileTree, tensors: StoredSource, open_base: OpenBase | None) -> TensorSource:
+    """Take tensors that need no file: those of a model in memory, or of an adapter on one."""
+    if open_base is not None and ADAPTER_CONFIG in tree.files:
+        config = read_adapter_config(tree)
+        return AdaptedSource(open_base(config), tensors, config)
+    return DequantizedSource(tensors, tree)
 
 
 def _as_numbers(source: ShardedTensors, tree: FileTree) -> TensorSource:

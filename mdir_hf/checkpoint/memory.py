@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,8 @@ from .dtypes import NAME_OF_TORCH_DTYPE
 from .ranged import check_rows
 from .sources import Description, TensorSpec
 
+NO_FILE = "in memory"
+
 
 class MemorySource:
     """A dict of tensors, e.g. ``model.state_dict()``. Implements ``TensorSource``.
@@ -22,10 +24,13 @@ class MemorySource:
     Args:
         tensors: Name to tensor; any device, any layout. Not copied, so they must not change while this is used.
         label: What an error calls it.
+        outlines: Shape and dtype of each, on the meta device, where asking for a tensor costs something: it is then
+            asked for only to be read.
+        on_read: Called with the name and the number of bytes before they are copied; what it raises stops the read.
 
     Attributes:
         n_bytes: Size of all tensors, in bytes.
-        paths: No files.
+        paths: A name that no file has: what is in memory has no digest that could be known.
 
     Raises:
         InputError: If a tensor has a dtype that no checkpoint can hold.
@@ -33,14 +38,22 @@ class MemorySource:
 
     paths: tuple[str, ...]
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor], *, label: str = "memory") -> None:
-        self._tensors = dict(tensors)
+    def __init__(
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        *,
+        label: str = "memory",
+        outlines: Mapping[str, torch.Tensor] | None = None,
+        on_read: Callable[[str, int], None] | None = None,
+    ) -> None:
+        self._tensors = dict(tensors) if outlines is None else tensors
+        self._on_read = on_read
         self.label = label
-        self.paths = ()
+        self.paths = (NO_FILE,)
         self.description = Description("memory")
         self._specs: dict[str, TensorSpec] = {}
         at = 0
-        for name, tensor in sorted(self._tensors.items()):
+        for name, tensor in sorted((self._tensors if outlines is None else outlines).items()):
             dtype = NAME_OF_TORCH_DTYPE.get(tensor.dtype)
             if dtype is None:
                 raise InputError(f"tensor {name!r} has dtype {tensor.dtype}, which no checkpoint holds", subject=label)
@@ -73,7 +86,10 @@ class MemorySource:
             CorruptCheckpointError: If it holds NaN or infinity.
         """
         spec = self.spec(name)
-        return check_finite(self._as_weights(spec, self._tensors[name]), spec, self.label)
+        check_weight(spec, self.label)
+        tensor = self._tensors[name]
+        self._count(name, spec.n_bytes)
+        return check_finite(_as_weights(tensor), spec, self.label)
 
     def read_rows(self, name: str, rows: npt.NDArray[np.int64], *, max_gap_bytes: int | None = None) -> torch.Tensor:
         """Return some rows as a float32 copy on the CPU (float64 stays float64), in the order asked.
@@ -87,11 +103,11 @@ class MemorySource:
         spec = self.spec(name)
         check_weight(spec, self.label)
         stored = self.read_stored_rows(name, rows, max_gap_bytes=max_gap_bytes)
-        return check_finite(self._as_weights(spec, stored), spec, self.label, rows=np.asarray(rows).reshape(-1))
+        return check_finite(_as_weights(stored), spec, self.label, rows=np.asarray(rows).reshape(-1))
 
     def read_stored(self, name: str) -> torch.Tensor:
         """Return a copy on the CPU of a whole tensor in its own dtype."""
-        self.spec(name)
+        self._count(name, self.spec(name).n_bytes)
         return self._tensors[name].detach().to(device="cpu", copy=True, memory_format=torch.contiguous_format)
 
     def read_stored_rows(
@@ -102,9 +118,14 @@ class MemorySource:
         spec = self.spec(name)
         wanted = torch.from_numpy(check_rows(spec, rows, self.label))
         tensor = self._tensors[name].detach()
+        self._count(name, len(wanted) * spec.shape[-1] * tensor.element_size())
         return tensor.reshape(math.prod(spec.shape[:-1]), spec.shape[-1])[wanted.to(tensor.device)].cpu()
 
-    def _as_weights(self, spec: TensorSpec, tensor: torch.Tensor) -> torch.Tensor:
-        check_weight(spec, self.label)
-        dtype = result_dtype(tensor.dtype)
-        return tensor.detach().to(device="cpu", dtype=dtype, copy=True, memory_format=torch.contiguous_format)
+    def _count(self, name: str, n_bytes: int) -> None:
+        if self._on_read is not None:
+            self._on_read(name, n_bytes)
+
+
+def _as_weights(tensor: torch.Tensor) -> torch.Tensor:
+    dtype = result_dtype(tensor.dtype)
+    return tensor.detach().to(device="cpu", dtype=dtype, copy=True, memory_format=torch.contiguous_format)

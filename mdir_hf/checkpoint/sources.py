@@ -227,3 +227,17 @@ class StoredRows(Protocol):
 
 class StoredTensors(Checkpoint, StoredRows, Protocol):
     """Stored tensors, and which of them there are."""
+
+
+class StoredSource(TensorSource, StoredTensors, Protocol):
+    """What a format gives: tensors as numbers where they are plain, and all of them as stored."""
+
+
+@runtime_checkable
+class TreeWithTensors(Protocol):
+    """A file tree whose tensors are at hand, and need no weight file."""
+
+    @property
+    def tensors(self) -> StoredSource | None:
+        """Its tensors as they are stored; None where it has none."""
+        ...

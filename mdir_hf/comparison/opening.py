@@ -14,6 +14,7 @@ from mdir_hf.comparison.model import CONFIG, Model
 from mdir_hf.hub import IoLedger, Repository, open_repository
 from mdir_hf.hub.in_order import result_of, run_beside
 from mdir_hf.hub.reference import WEIGHT_SUFFIXES
+from mdir_hf.loaded.repository import LoadedRepository
 from mdir_hf.report import Level
 from mdir_hf.vocabulary import vocabulary_files
 
@@ -42,14 +43,16 @@ class Reading:
 
     def open(
         self,
-        reference: str | os.PathLike[str],
+        reference: str | os.PathLike[str] | LoadedRepository,
         *,
         revision: str | None = None,
         subfolder: str = "",
         allow_local: bool = True,
         ledger: IoLedger | None = None,
     ) -> Repository:
-        """Open a repository or folder this way; see :func:`~mdir_hf.hub.open_repository`."""
+        """Open a repository or folder this way; see :func:`~mdir_hf.hub.open_repository`. What is in memory is open."""
+        if isinstance(reference, LoadedRepository):
+            return reference.counted_by(ledger or reference.ledger)
         return open_repository(
             reference,
             revision=revision,
@@ -69,19 +72,21 @@ class NamedModel:
     """A model as somebody names it.
 
     Attributes:
-        repo_or_folder: ``owner/name``, ``owner/name@revision``, a Hub URL, a local folder or weight file.
+        repo_or_folder: ``owner/name``, ``owner/name@revision``, a Hub URL, a local folder or weight file; or a model in
+            memory.
         revision: Branch, tag or commit.
         subfolder: Folder of the repository that holds the model.
         variant: ``fp16`` reads ``model.fp16.safetensors``, ``Q4_K_M`` of several GGUF files the one of that name.
-        tokenizer: Repository or folder to read its vocabulary from, where its own has none or another one.
+        tokenizer: Repository or folder to read its vocabulary from, where its own has none or another one; or a
+            tokenizer in memory.
         bases: Of an adapter: commits at which to read what lies under it, each ``owner/name@commit``.
     """
 
-    repo_or_folder: str | os.PathLike[str]
+    repo_or_folder: str | os.PathLike[str] | LoadedRepository
     revision: str | None = None
     subfolder: str = ""
     variant: str | None = None
-    tokenizer: str | os.PathLike[str] | None = None
+    tokenizer: str | os.PathLike[str] | LoadedRepository | None = None
     bases: tuple[str, ...] = ()
 
     def open(self, reading: Reading, ledger: IoLedger | None = None) -> Model:
@@ -121,7 +126,11 @@ class NamedModel:
             repository,
             variant=self.variant,
             tokenizer=None if self.tokenizer is None else open_one(self.tokenizer),
-            open_other=open_bases_at(open_one, self.bases),
+            open_other=(
+                repository.open_base
+                if isinstance(repository, LoadedRepository)
+                else open_bases_at(open_one, self.bases)
+            ),
         )
 
 

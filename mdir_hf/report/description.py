@@ -302,11 +302,14 @@ def _state(placebo: PlaceboResult) -> str:
 def _reproduce(report: HomologyReport) -> Section:
     pinned = report.reference.commit is not None and report.candidate.commit is not None
     said = "Both commits are pinned." if pinned else "A local folder has no commit: keep the files as they are."
+    in_memory = report.reference.is_in_memory or report.candidate.is_in_memory
+    if in_memory:
+        said = "A model in memory has no name that opens it again: save it, and compare the folder."
     return Section(
         SectionKind.REPRODUCE,
         "Reproduce",
         paragraphs=(f"With mdir-hf {report.version} and seed {report.seed}. {said}",),
-        code=(Listing("sh", command_line(report)), Listing("python", python_lines(report))),
+        code=() if in_memory else (Listing("sh", command_line(report)), Listing("python", python_lines(report))),
     )
 
 

@@ -92,6 +92,11 @@ class ModelSummary(HowRead):
     quantization: str | None = None
 
     @property
+    def is_in_memory(self) -> bool:
+        """Whether it was an object in memory, which no name opens again."""
+        return self.repo.startswith("memory:")
+
+    @property
     def pinned(self) -> str:
         """What opens these very files again: its name at the commit that was read."""
         if self.file is not None:

@@ -7,7 +7,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -15,7 +14,7 @@ import torch
 from ...errors import CorruptCheckpointError, UnsupportedFormatError
 from ..decode import first_not_finite
 from ..ranged import check_rows
-from ..sources import Description, FileTree, StoredRows, StoredTensors, TensorSource, TensorSpec
+from ..sources import Description, FileTree, StoredRows, StoredSource, StoredTensors, TensorSpec
 from ..spans import IntArray
 from .coded import CodedTensor, KeptTensors
 from .declared import Declared, read_declared, rescaled
@@ -37,10 +36,6 @@ NARROW = (*FLOAT8, "F4")
 KEPT_COMPANIONS = 64
 MOST_KEPT_N_BYTES = 1 << 20
 """Small companions that have no rows (one scale per tensor, maps of 16 numbers) are kept, the last of them."""
-
-
-class StoredSource(TensorSource, StoredTensors, Protocol):
-    """What a format gives: tensors as numbers where they are plain, and all of them as stored."""
 
 
 class DequantizedSource:

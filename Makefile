@@ -4,7 +4,7 @@ PYTHON ?= python3
 CONSTRAIN ?= -c constraints.txt
 BIN := .venv/bin
 
-.PHONY: help demo test test-machines test-slow check schema space space-folder examples screenshots chromium coverage evidence real mutants fuzz clean
+.PHONY: help demo test test-machines test-slow check schema space space-folder examples screenshots site reports chromium coverage evidence real mutants fuzz clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list
@@ -85,6 +85,13 @@ examples: .venv/.installed ## Renew the stored results of the Space and the pict
 
 screenshots: .venv/.installed chromium ## Renew the screenshots of the Space in docs/images
 	OMP_NUM_THREADS=1 $(BIN)/python docs/make_screenshots.py
+
+# NO_MKDOCS_2_WARNING: the theme's note on its successor, Zensical, which is not there yet: it runs no hooks.
+site: .venv/.installed ## The documentation as a site: build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+
+reports: .venv/.installed ## Renew the reports and pictures of real models in README and the site
+	OMP_NUM_THREADS=1 $(BIN)/python docs/make_reports.py
 
 # Slow tests and screenshots open the Space in Chromium. Where there is none, CI may install it: it runs as root.
 chromium:

@@ -33,7 +33,7 @@ class RepositoryMetadata(MetadataHookInterface):
             text = absolute_links(text, repository, revision(root))
             urls |= {
                 "Homepage": repository,
-                "Documentation": f"{repository}/blob/HEAD/docs/method.md",
+                "Documentation": f"{repository}/blob/HEAD/docs/index.md",
                 "Changelog": f"{repository}/blob/HEAD/CHANGELOG.md",
                 "Issues": f"{repository}/issues",
                 "Source": repository,

@@ -1,0 +1,56 @@
+"""Renew the reports and pictures of README and the site: ``python docs/make_reports.py``.
+
+The models are those of ``benchmarks/real`` (``MDIR_HF_REAL_CACHE`` says where they lie; what is missing is fetched and
+built). They are served by a Hub on this machine, and compared with empty caches. ``docs/reports`` gets the reports as
+JSON, ``docs/images`` their figures. Half an hour of one core from nothing, two minutes where the models are built.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from benchmarks.real.workshop import Model, built
+from mdir_hf.demo.loopback import LoopbackHub
+
+DOCS = Path(__file__).parent
+BASE = "smollm2-135m"
+OWNER = "real"
+
+# Name of the report -> the model that is compared with the base, the figures that the site shows.
+REPORTS = {
+    "fine-tune": ("smollm2-135m/tuned-1e-4", ()),
+    "permuted": ("smollm2-135m/permuted", ("embedding_matched",)),
+    "rotated": ("smollm2-135m/rotated", ("layers",)),
+    "strangers": ("qwen2.5-coder-0.5b", ("embedding",)),
+}
+
+
+def served_name(model: str) -> str:
+    """The name under which a model of the benchmark is served."""
+    return f"{OWNER}/{model.replace('/', '-')}"
+
+
+def main() -> None:
+    """Compare, and write what was found."""
+    (DOCS / "reports").mkdir(exist_ok=True)
+    with LoopbackHub() as hub, tempfile.TemporaryDirectory() as home:
+        # Before the Hub client is imported: it reads its environment then.
+        os.environ |= {"HF_ENDPOINT": hub.endpoint, "HF_HOME": home}
+        from mdir_hf import HomologyChecker, figure_bytes
+
+        for name in (BASE, *(model for model, _ in REPORTS.values())):
+            hub.add_repository(served_name(name), built(Model(*name.split("/"))))
+        for name, (model, figures) in REPORTS.items():
+            checker = HomologyChecker.from_pretrained(served_name(BASE), use_caches=False)
+            report = checker.compare(served_name(model), progress=False)
+            (DOCS / "reports" / f"{name}.json").write_text(report.to_json() + "\n", encoding="utf-8")
+            drawn = report.figures()
+            for figure in figures:
+                (DOCS / "images" / f"{name}-{figure}.png").write_bytes(figure_bytes(drawn[figure], "png"))
+            print(name, report.verdict, report.log10_p, flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

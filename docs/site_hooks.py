@@ -1,0 +1,281 @@
+"""What the site does to its pages: generated ones, links that leave the folder, lists as GitHub reads them.
+
+Pages made here, each of the thing that it describes: the command line of argparse, the JSON of a report of its schema
+and dataclasses, the changes, the index of the log, the notebooks with what they printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import dataclasses
+import importlib.util
+import inspect
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+    from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+SCHEMA = ROOT / "mdir_hf" / "report" / "report.schema.json"
+sys.path.insert(0, str(ROOT))  # the package of this clone, not one that is installed
+
+_FENCE = re.compile(r"^\s*(```|~~~)")
+_ITEM = re.compile(r"^(\s*)(?:[-*]|\d+\.) ")
+_LEAVES = re.compile(r"\[([^\]]+)\]\((\.\./[^)#\s]+)(#[^)\s]*)?\)")
+_SUPERSEDED = re.compile(r"^\*(Superseded .+)\.\*$", re.M)
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Name the repository, where CI or git says which it is."""
+    address = _build_hook().repository_address(ROOT)
+    if address:
+        config.repo_url = address
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages that are generated."""
+    from mkdocs.structure.files import File
+
+    made: dict[str, str | bytes] = {
+        "reference/cli.md": command_line_page(),
+        "reference/schema.md": schema_page(),
+        "reference/report.schema.json": SCHEMA.read_bytes(),
+        "changes.md": (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"),
+    }
+    for notebook in sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")):
+        text, pictures = notebook_page(notebook)
+        made |= {f"notebooks/{notebook.stem}.md": text}
+        made |= {f"notebooks/{name}": data for name, data in pictures.items()}
+    for picture in sorted(RESULTS.glob("*.png")):
+        made[f"images/results/{picture.name}"] = picture.read_bytes()
+    for place, content in made.items():
+        files.append(File.generated(config, place, content=content))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Prepare a page: the index of the log, links that leave the folder, blank lines before lists."""
+    if page.file.src_uri == "LOG.md":
+        markdown = with_index(markdown)
+    if page.file.src_uri == "architecture.md":
+        markdown = with_pictures(markdown)
+    if page.file.src_uri == "changes.md":  # it lies one folder higher in the repository
+        markdown = re.sub(r"\]\(docs/", "](", markdown)
+        markdown = re.sub(r"\]\((?!https?://|#)([A-Z]+\.md|mdir_hf/[^)]+)\)", r"](../\1)", markdown)
+    markdown = markdown.replace("](../benchmarks/results/", "](images/results/")
+    return lists_apart(_links_out(markdown, config.repo_url or ""))
+
+
+def lists_apart(markdown: str) -> str:
+    """Put a blank line between a paragraph and the list that follows it, as Python-Markdown wants it."""
+    lines: list[str] = []
+    in_fence = False
+    for line in markdown.split("\n"):
+        if _FENCE.match(line):
+            in_fence = not in_fence
+        before = lines[-1] if lines else ""
+        item = _ITEM.match(line)
+        if item and not in_fence and before.strip() and not _ITEM.match(before) and not before.startswith((" ", "#")):
+            lines.append("")
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def with_index(log: str) -> str:
+    """Put an index in front of the log: every entry, and what has taken the place of those that are superseded."""
+    rows = ["| entry | state |", "|---|---|"]
+    for entry in re.split(r"^## ", log, flags=re.M)[1:]:
+        title, _, text = entry.partition("\n")
+        said = _SUPERSEDED.search(text)
+        rows.append(f"| [{title}](#{_anchor(title)}) | {said[1] if said else ''} |")
+    head, _, rest = log.partition("\n## ")
+    return f"{head}\n" + "\n".join(rows) + f"\n\n## {rest}"
+
+
+def with_pictures(architecture: str) -> str:
+    """Put the pictures of its diagrams in their place."""
+    from docs.draw_diagrams import diagrams, picture_of
+
+    for name, block in diagrams(architecture).items():
+        picture = f"![Diagram: {name}](images/{picture_of(name).name})"
+        architecture = architecture.replace(f"```mermaid\n{block}```", picture)
+    return architecture
+
+
+def command_line_page() -> str:
+    """Every command with its options, as argparse knows them."""
+    from mdir_hf.cli.main import build_parser
+
+    parser = build_parser()
+    (commands,) = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    lines = ["# Command line", "", _escaped(parser.description or ""), ""]
+    lines += ["Exit status: 0 for any verdict, 1 for a known error, 2 for wrong usage, 3 for an outcome named by"]
+    lines += ["`--fail-on`. A model is `owner/name`, `owner/name@revision`, `owner/name:Q4_K_M`, `owner/name/folder`,"]
+    lines += ["a Hub URL, a folder or a file.", ""]
+    for name, command in commands.choices.items():
+        lines += [f"## {name}", "", _escaped(command.description or ""), "", "```text", *_usage(command), "```", ""]
+        lines += ["| option | |", "|---|---|"]
+        for action in command._actions:
+            if not action.help or action.help is argparse.SUPPRESS or isinstance(action, argparse._HelpAction):
+                continue
+            lines.append(f"| {_option(action)} | {_escaped(_help(action))} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def schema_page() -> str:
+    """The fields of the JSON of a report: types of the schema, words of the dataclasses."""
+    from mdir_hf.report import parts, result, terms
+
+    schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
+    classes = {**vars(terms), **vars(parts), **vars(result)}
+    lines = [
+        "# The JSON of a report",
+        "",
+        "`mdir-hf compare … --json` prints one object, `report.to_json()` returns it, `HomologyReport.from_json` reads",
+        "it back and checks every field. The [JSON Schema](report.schema.json) is the contract; this page lists",
+        "the same fields with their meaning. The field `schema` names the version of the contract.",
+        "",
+        *_fields("HomologyReport", schema, classes),
+    ]
+    for name, part in sorted(schema["$defs"].items()):
+        lines += [f"## {name}", ""]
+        made = classes.get(name)
+        if made is not None and made.__doc__:
+            lines += [_escaped(inspect.getdoc(made).partition("\n\n")[0].replace("\n", " ")), ""]
+        if "enum" in part:
+            lines += [", ".join(f"`{value}`" for value in part["enum"]) + ".", ""]
+        elif "prefixItems" in part:
+            lines += [f"A list: {', '.join(_type(one) for one in part['prefixItems'])}.", ""]
+        else:
+            lines += _fields(name, part, classes)
+    return "\n".join(lines)
+
+
+def notebook_page(notebook: Path) -> tuple[str, dict[str, bytes]]:
+    """A notebook as a page, with what its cells printed when it was run, and its pictures by name."""
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    lines: list[str] = []
+    pictures: dict[str, bytes] = {}
+    for cell in cells:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            lines += [source, ""]
+            continue
+        lines += ["```python", source, "```", ""]
+        for output in cell["outputs"]:
+            data = output.get("data", {})
+            if "image/png" in data:
+                name = f"{notebook.stem}-{len(pictures)}.png"
+                pictures[name] = base64.b64decode("".join(data["image/png"]))
+                lines += [f"![{_alt(data)}]({name})", ""]
+                continue
+            text = "".join(output.get("text", data.get("text/plain", "")))
+            if text:
+                lines += ["```text", text.rstrip("\n"), "```", ""]
+    return "\n".join(lines), pictures
+
+
+def _alt(data: dict[str, Any]) -> str:
+    return "".join(data.get("text/plain", "picture")).strip("<>").replace("\n", " ")
+
+
+def _fields(name: str, part: dict[str, Any], classes: dict[str, Any]) -> Iterator[str]:
+    made = classes.get(name)
+    meaning = dict(_attributes(made)) if dataclasses.is_dataclass(made) else {}
+    yield from ("| field | type | |", "|---|---|---|")
+    for field, of in part["properties"].items():
+        yield f"| `{field}` | {_type(of)} | {_escaped(meaning.get(field, ''))} |"
+    yield ""
+
+
+def _attributes(made: Any) -> Iterator[tuple[str, str]]:  # noqa: ANN401 - a dataclass
+    """Names and sentences of the section "Attributes" of the docstring of a class, and of those it is made from."""
+    for one in reversed(made.__mro__):
+        _, _, section = (inspect.cleandoc(one.__doc__ or "")).partition("Attributes:\n")
+        for name, text in re.findall(r"^    (\w+): (.+(?:\n        .+)*)", section, re.M):
+            yield name, " ".join(text.split())
+
+
+def _type(of: dict[str, Any]) -> str:
+    if "$ref" in of:
+        name = of["$ref"].rpartition("/")[2]
+        return f"[{name}](#{name.lower()})"
+    if "anyOf" in of:
+        return " or ".join(_type(one) for one in of["anyOf"])
+    if "const" in of:
+        return f"`{json.dumps(of['const'])}`"
+    if "enum" in of:
+        return ", ".join(f"`{value}`" for value in of["enum"])
+    if of.get("type") == "array":
+        return f"list of {_type(of['items'])}" if "items" in of else "list"
+    if of.get("type") == "object" and isinstance(of.get("additionalProperties"), dict):
+        return f"object of {_type(of['additionalProperties'])}"
+    return str(of.get("type", "any"))
+
+
+def _usage(command: argparse.ArgumentParser) -> list[str]:
+    wide = argparse.HelpFormatter(prog=command.prog, width=96)
+    wide.add_usage(command.usage, command._actions, command._mutually_exclusive_groups, "")
+    return wide.format_help().strip("\n").split("\n")
+
+
+def _option(action: argparse.Action) -> str:
+    shown = action.metavar or (action.dest.upper() if action.nargs != 0 and action.choices is None else None)
+    if isinstance(shown, tuple):
+        shown = " ".join(shown)
+    if action.choices is not None and action.metavar is None:
+        shown = "{" + ",".join(map(str, action.choices)) + "}"
+    value = "" if action.nargs == 0 or shown is None else f" {shown}"
+    names = ", ".join(f"{name}{value}" for name in action.option_strings) or str(shown)
+    bar = "&#124;"  # a bar would end the cell of the table, and code shows entities as they are
+    return f"<code>{names.replace('|', bar)}</code>" if "|" in names else f"`{names}`"
+
+
+def _help(action: argparse.Action) -> str:
+    return (action.help or "") % {"default": action.default}
+
+
+def _escaped(text: str) -> str:
+    """Text of a docstring or a help, fit for a cell of a table."""
+    from docs.roles import without_roles
+
+    return without_roles(text).replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
+
+
+def _links_out(markdown: str, repository: str) -> str:
+    """Lead links that leave the folder of the documentation into the repository; without one, keep their words."""
+
+    def out(match: re.Match[str]) -> str:
+        words, place, anchor = match[1], match[2].lstrip("./"), match[3] or ""
+        if place == "CHANGELOG.md" or not (ROOT / place).exists():
+            return match[0]
+        return f"[{words}]({repository}/blob/HEAD/{place}{anchor})" if repository else words
+
+    return _LEAVES.sub(out, markdown)
+
+
+def _anchor(title: str) -> str:
+    from markdown.extensions.toc import slugify
+
+    return str(slugify(title, "-"))
+
+
+def _build_hook() -> ModuleType:
+    """hatch_build.py, which knows the address of the repository."""
+    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,127 @@
+"""The site says what the program does: words of a report, errors, public names, the log's marks, stored reports."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+import mdir_hf
+from docs.draw_diagrams import diagrams, digest, picture_of
+from docs.roles import without_roles
+from docs.site_hooks import command_line_page, lists_apart, schema_page, with_index
+from mdir_hf import HomologyReport, errors
+from mdir_hf.cli.main import build_parser
+from mdir_hf.report import description, layer_words
+from mdir_hf.report.terms import LayerPattern, LayerRole, ModuleRole, ModuleTest, Reason, SettledBy, Transformation
+from mdir_hf.report.words import REASON_TEXT
+
+DOCS = Path(__file__).parents[2] / "docs"
+READ_A_RESULT = (DOCS / "read-a-result.md").read_text(encoding="utf-8")
+
+
+def stored(name):
+    return HomologyReport.from_json((DOCS / "reports" / f"{name}.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    ("page", "names"),
+    [("read-a-result.md", ("rotated", "strangers")), ("index.md", ("fine-tune",)), ("../README.md", ("fine-tune",))],
+)
+def test_a_page_prints_the_stored_report(page, names):
+    blocks = re.findall(r"```text\n(.*?)\n```", (DOCS / page).read_text(encoding="utf-8"), re.S)
+    for name in names:
+        assert str(stored(name)) in blocks
+    # What is quoted again further down is a part of one of the reports.
+    reports = "\n".join(str(stored(name)) for name in ("fine-tune", "rotated", "strangers"))
+    for block in blocks:
+        assert block in reports
+
+
+def test_every_line_that_a_report_prints_is_explained():
+    source = inspect.getsource(description) + inspect.getsource(layer_words)
+    labels = set(re.findall(r'Line\(\s*"([^"]+)"', source)) | {"embedding", "unembedding"}
+    assert {"log10 p", "excludes", "not accepted", "modules"} <= labels
+    for label in labels:
+        assert re.search(rf"^###? .*\b{label}\b|`{label}`|\*\*{label}\*\*", READ_A_RESULT, re.M), label
+
+
+@pytest.mark.parametrize(
+    "words", [SettledBy, LayerPattern, LayerRole, ModuleRole, ModuleTest], ids=lambda one: one.__name__
+)
+def test_every_word_that_a_line_may_hold_is_explained(words):
+    for word in words:
+        shown = word.words if words in (SettledBy, LayerPattern) else word.value.replace("_", " ")
+        assert f"`{shown}`" in READ_A_RESULT or f"`{word.value}`" in READ_A_RESULT, word
+
+
+def test_every_transformation_is_explained():
+    for word in Transformation:
+        assert f"`{description.FOUND[word]}`" in READ_A_RESULT, word
+
+
+def test_every_reason_of_inconclusive_has_its_section():
+    section = READ_A_RESULT.split("## Every reason of `inconclusive`", 1)[1].split("\n## ", 1)[0]
+    parts = dict(re.findall(r"^### `(\w+)`\n\n> (.+)$", section, re.M))
+    assert parts == {reason.value: REASON_TEXT[reason] for reason in Reason}
+
+
+def test_every_error_has_a_row_with_a_next_step():
+    rows = re.findall(r"^\| `(\w+)`[^|]*\| [^|]+ \| [^|]+ \|$", (DOCS / "reference" / "errors.md").read_text(), re.M)
+    known = [name for name, one in vars(errors).items() if isinstance(one, type) and one.__module__ == errors.__name__]
+    assert sorted(rows) == sorted(known)
+
+
+def test_every_public_name_is_on_the_page_on_python():
+    named = re.findall(r"^::: (\S+)$", (DOCS / "reference" / "python.md").read_text(encoding="utf-8"), re.M)
+    assert sorted(name.rpartition(".")[2] for name in named) == sorted(set(mdir_hf.__all__) - {"__version__"})
+    for name in named:
+        module, _, public = name.rpartition(".")
+        assert getattr(importlib.import_module(module), public) is getattr(mdir_hf, public)
+
+
+def test_the_page_on_the_command_line_has_every_option():
+    page = command_line_page()
+    for command in build_parser()._subparsers._group_actions[0].choices.values():
+        for action in command._actions:
+            for option in action.option_strings if action.help != "==SUPPRESS==" else ():
+                assert option in ("-h", "--help") or re.search(rf"[`, ]{option}[`, ]", page), option
+
+
+def test_the_page_on_json_says_what_the_fields_mean():
+    page = schema_page()
+    assert "| `log10_p` | number | p of the evidence that the verdict rests on" in page
+    empty = [row for row in page.splitlines() if re.fullmatch(r"\| `\w+` \|.*\|\s+\|", row)]
+    assert len(empty) <= 9, empty  # parts of one sentence, which stands above their table
+
+
+def test_every_mark_of_the_log_names_an_entry_that_came_later():
+    log = (DOCS / "LOG.md").read_text(encoding="utf-8")
+    titles = re.findall(r"^## (.+)$", log, re.M)
+    marked = re.findall(r'^## (.+)\n\n\*Superseded (?:in part )?by "([^"]+)": .+\.\*$', log, re.M)
+    assert len(marked) == log.count("\n*Superseded ") >= 9
+    for entry, later in marked:
+        assert titles.index(entry) < titles.index(later)
+    assert with_index(log).count("| Superseded ") == len(marked)
+
+
+def test_the_pictures_of_the_diagrams_are_drawn_from_the_page():
+    for name, block in diagrams((DOCS / "architecture.md").read_text(encoding="utf-8")).items():
+        assert picture_of(name).read_text(encoding="utf-8").endswith(digest(block)), "run docs/draw_diagrams.py"
+
+
+def test_lists_get_the_blank_line_that_they_need_and_code_stays():
+    assert lists_apart("so:\n- a\n  b\n- c") == "so:\n\n- a\n  b\n- c"
+    assert lists_apart("```\na\n- b\n```") == "```\na\n- b\n```"
+    assert without_roles("see :class:`~a.b.C` and :func:`d`") == "see ``C`` and ``d``"
+
+
+def test_nothing_of_the_site_comes_from_elsewhere():
+    config = (DOCS.parent / "mkdocs.yml").read_text(encoding="utf-8")
+    assert "http" not in config and "font: false" in config
+    for sheet in (DOCS / "assets").rglob("*.css"):
+        for address in re.findall(r"url\(([^)]+\.woff2)\)", sheet.read_text(encoding="utf-8")):
+            assert (sheet.parent / address).exists()

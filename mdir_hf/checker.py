@@ -26,11 +26,14 @@ if TYPE_CHECKING:
 class HomologyChecker:
     """Holds a reference model and compares others with it.
 
-    Example:
-        >>> checker = HomologyChecker.from_pretrained("Qwen/Qwen2.5-0.5B")  # doctest: +SKIP
-        >>> print(checker.compare("someone/their-model"))  # doctest: +SKIP
-
     Use :meth:`from_pretrained`. One checker compares one candidate at a time; calls from several threads queue.
+
+    Examples:
+        >>> from mdir_hf import HomologyChecker
+        >>> checker = HomologyChecker.from_pretrained("Qwen/Qwen2.5-0.5B")
+        >>> report = checker.compare("someone/their-model", progress=False)
+        >>> report.verdict.value, report.log10_p < -10
+        ('homologous', True)
 
     Attributes:
         reference: The model that others are compared with.

@@ -1,0 +1,145 @@
+"""Every example of README, the site and the docstrings runs, against a Hub on this machine.
+
+The examples of a page run one after another in one folder and one namespace, as a reader would type them. Python runs
+as it stands; of shell, commands of ours run, and the file after a ``>`` is written. What installs or builds is checked
+against pyproject and the Makefile. Text blocks are not run, but commands of ours in them must parse.
+``docs/scale.md`` has tests of its own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import pkgutil
+import re
+import shlex
+import shutil
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import pytest
+import torch
+from sybil.document import Document, PythonDocStringDocument
+from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser
+from sybil.parsers.rest import DocTestParser
+
+import mdir_hf
+from mdir_hf.cli.main import build_parser, main
+from tests.hub.fixtures import hf_home, loopback_hub
+from tests.hub.test_loopback_commits import without_xet
+from tests.specimens import gaussian, write_model
+
+__all__ = ["hf_home", "loopback_hub", "without_xet"]
+
+ROOT = Path(__file__).parents[2]
+MADE_BY_OTHERS = {"scale.md", "evidence.md", "coverage.md", "LOG.md"}
+PAGES = [ROOT / "README.md", *sorted(page for page in (ROOT / "docs").rglob("*.md") if page.name not in MADE_BY_OTHERS)]
+WITH_EXAMPLES = [
+    pytest.param(page, marks=pytest.mark.slow if page.parent.name == "guides" else ())
+    for page in PAGES
+    if "```" in page.read_text(encoding="utf-8")
+]
+V, N = 1200, 64
+BASE, STRANGER = gaussian(V, N, 0), gaussian(V, N, 10)
+MODELS = {
+    "Qwen/Qwen2.5-0.5B": BASE,
+    "someone/their-model": BASE[:, torch.randperm(N, generator=torch.Generator().manual_seed(3))],
+    "owner/base": BASE,
+    "me/tuned": BASE + 0.2 * gaussian(V, N, 1),
+    "me/merge": BASE + 0.3 * gaussian(V, N, 2),
+    "other/base": STRANGER,
+    "run/checkpoint-100": BASE + 0.1 * gaussian(V, N, 4),
+    "run/checkpoint-200": BASE + 0.3 * gaussian(V, N, 5),
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """The models that pages name."""
+    place = tmp_path_factory.mktemp("models")
+    made = {name: write_model(place / name.replace("/", "-"), rows) for name, rows in MODELS.items()}
+    (made["me/tuned"] / "README.md").write_text("---\nbase_model: owner/base\n---\n# Tuned\n")
+    return made
+
+
+@pytest.fixture
+def desk(folders, loopback_hub, tmp_path, monkeypatch, without_xet):
+    """A folder to work in, with the checkpoints of a run, and a Hub with everything that a page names."""
+    place = tmp_path / "desk"
+    place.mkdir()
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("HF_TOKEN", loopback_hub.token)
+    monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    for name, folder in folders.items():
+        if name.startswith("run/"):
+            shutil.copytree(folder, place / name)
+        else:
+            loopback_hub.add_repository(name, folder)
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "README.md").write_text("# Results\n")
+    loopback_hub.add_repository("me/results", tmp_path / "results", kind="dataset")
+    return place
+
+
+def run_shell(example):
+    """Run the commands of a block, each a line or several that end with a backslash."""
+    for line in example.parsed.replace("\\\n", " ").splitlines():
+        words = shlex.split(line, comments=True)
+        if not words:
+            continue
+        if words[0] == "make":
+            assert re.search(rf"^{words[1]}:.*##", (ROOT / "Makefile").read_text(), re.M), line
+        elif words[:2] == ["pip", "install"]:
+            extras = re.search(r"\[(.+)\]", words[2])
+            for extra in extras[1].split(",") if extras else ():
+                assert re.search(rf"^{extra} = \[", (ROOT / "pyproject.toml").read_text(), re.M), line
+        else:
+            assert words[0] == "mdir-hf", f"nothing here runs {line!r}"
+            target = None
+            if ">" in words:
+                words, target = words[: words.index(">")], words[words.index(">") + 1]
+            printed = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+            with redirect_stdout(printed):
+                status = main(words[1:])
+            assert status == (3 if "--fail-on" in words and "no_evidence" not in line else 0), line
+            if target:
+                printed.flush()
+                Path(target).write_bytes(printed.buffer.getvalue())
+
+
+def parse_only(example):
+    """Commands of ours in a block of text must be such."""
+    for line in example.parsed.replace("\\\n", " ").splitlines():
+        words = shlex.split(line, comments=True) if line.startswith("mdir-hf ") else []
+        if words and "…" not in line:
+            build_parser().parse_args(words[1:])
+
+
+PARSERS = (PythonCodeBlockParser(), CodeBlockParser("sh", run_shell), CodeBlockParser("text", parse_only))
+
+
+@pytest.mark.parametrize("page", WITH_EXAMPLES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_the_examples_of_a_page_run(page, desk):
+    document = Document.parse(str(page), *PARSERS)
+    fences = re.findall(r"^ *```(\w+)", page.read_text(encoding="utf-8"), re.M)
+    examples = list(document.examples())
+    assert sum(fence in ("python", "sh", "text") for fence in fences) == len(examples)
+    assert set(fences) <= {"python", "sh", "text", "mermaid"}, "a block that nothing runs"
+    for example in examples:
+        example.evaluate()
+
+
+def modules():
+    names = [found.name for found in pkgutil.walk_packages(mdir_hf.__path__, "mdir_hf.")]
+    files = {name: Path(importlib.util.find_spec(name).origin) for name in names if "__main__" not in name}
+    return [name for name, file in files.items() if ">>>" in file.read_text(encoding="utf-8")]
+
+
+@pytest.mark.parametrize("module", modules())
+def test_the_examples_of_docstrings_run(module, desk):
+    file = importlib.util.find_spec(module).origin
+    document = PythonDocStringDocument.parse(file, DocTestParser())
+    examples = list(document.examples())
+    assert examples and "doctest: +SKIP" not in Path(file).read_text(encoding="utf-8")
+    for example in examples:
+        example.evaluate()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 import torch
 
@@ -25,7 +26,7 @@ from mdir_hf.comparison.layers import (
 )
 from mdir_hf.comparison.mixtures import ExpertOrigins, has_experts, trace_experts
 from mdir_hf.comparison.residual_maps import FITTED_ON, FITTED_ROLE, Attempt
-from mdir_hf.comparison.row_screen import chosen_layers, worth_reading
+from mdir_hf.comparison.row_screen import chosen_layers, spread, worth_reading
 from mdir_hf.comparison.settings import Settings
 from mdir_hf.homology.gauge import OuterTransformation
 from mdir_hf.homology.layer_map import LayerMap, map_layers, silent_map
@@ -37,11 +38,18 @@ REPRESENTATIVES = (Role.KV_LATENT, Role.V, Role.K, Role.UP)
 """Matrices that stand for a layer, in the order tried; V first as in the paper, save where latent attention has a
 smaller one in front of it that K and V share. Each tried one is counted."""
 
-MANY_NEURONS = 4096
-"""MLPs with more neurons are left out of sampled layers: their polar factors take minutes, and attention is tested."""
+MANY_ROWS = 1024
+"""Projections of more heads' rows or neurons are left out of sampled layers, as the cost of a polar factor grows with the
+cube. Where every projection of attention has more, the first of :data:`NARROWEST` stays."""
 
-MANY_ROWS = 8192
-"""So are projections of more rows than this over all heads: those of latent attention reach 16384."""
+TOO_MANY_ROWS = 8192
+"""None stays that has more rows than this, whose polar factor takes minutes: those of latent attention reach 16384."""
+
+NARROWEST: tuple[Projection, ...] = ("k", "v", "q", "o")
+"""Projections of attention; keys and values have no more rows than queries."""
+
+MANY_NEURONS = 2048
+"""The same for MLPs, which have more rows than attention in every layer: three matrices that are tested as one."""
 
 MLP: tuple[Projection, ...] = ("gate", "up", "down")
 
@@ -257,16 +265,16 @@ class _Question:
         """Pairs of matched layers that are analysed: all, or a few spread over the map."""
         mine, other = found.positions
         matches = [(mine[m.reference], other[m.candidate]) for m in found.layer_map.matches]
-        if self.settings.level.analyses_all_layers or len(matches) <= SAMPLED_LAYERS:
+        if self.settings.level.analyses_all_layers:
             return matches
-        step = (len(matches) - 1) / (SAMPLED_LAYERS - 1)
-        return [matches[round(step * i)] for i in range(SAMPLED_LAYERS)]
+        return [matches[at] for at in spread(range(len(matches)), SAMPLED_LAYERS)]
 
     def _modules(self, pair: tuple[int, int], outer: OuterTransformation) -> list[ModuleEvidence]:
         is_sample = not self.settings.level.analyses_all_layers
-        roles = self._narrow_roles(pair) if is_sample else PROJECTIONS
-        if outer.fitted_on == FITTED_ON:
-            roles = tuple(role for role in roles if role != FITTED_ROLE.value)
+        fitted = (FITTED_ROLE.value,) if outer.fitted_on == FITTED_ON else ()
+        roles = tuple(role for role in PROJECTIONS if role not in fitted)
+        if is_sample:
+            roles = self._narrow_roles(pair, roles)
         left_out = frozenset(Role(role) for role in set(PROJECTIONS) - set(roles))
         first = layer_weights(self.reference, pair[0], without=left_out)
         second = layer_weights(self.candidate, pair[1], without=left_out)
@@ -277,13 +285,16 @@ class _Question:
             return evidence
         return [*evidence, analyse_mixer(mixer, other, outer)]
 
-    def _narrow_roles(self, pair: tuple[int, int]) -> tuple[Projection, ...]:
-        """The roles whose tests take seconds."""
+    def _narrow_roles(self, pair: tuple[int, int], roles: Sequence[Projection]) -> tuple[Projection, ...]:
+        """The roles whose tests take seconds; of attention one at least, unless its tests would take many minutes."""
 
-        def is_narrow(role: Projection) -> bool:
-            most = MANY_NEURONS if role in MLP else MANY_ROWS
+        def has_at_most(most: int, role: Projection) -> bool:
             places = zip((self.reference, self.candidate), pair, strict=True)
             rows = (inner_rows(model, position, Role(role)) for model, position in places)
-            return all(n_rows is None or n_rows <= most for n_rows in rows)
+            return all(n_rows is not None and n_rows <= most for n_rows in rows)
 
-        return tuple(role for role in PROJECTIONS if is_narrow(role))
+        narrow = {role for role in roles if has_at_most(MANY_NEURONS if role in MLP else MANY_ROWS, role)}
+        if not narrow & set(NARROWEST):
+            wide = (role for role in NARROWEST if role in roles and has_at_most(TOO_MANY_ROWS, role))
+            narrow |= set(islice(wide, 1))
+        return tuple(role for role in roles if role in narrow)

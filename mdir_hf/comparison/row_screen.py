@@ -52,15 +52,15 @@ def chosen_layers(
         return mine, other
     if len(mine) == len(other):
         is_mine = n_channels[0] > n_channels[1]
-    return (spread(mine), other) if is_mine else (mine, spread(other))
+    return (spread(mine, SPREAD_LAYERS), other) if is_mine else (mine, spread(other, SPREAD_LAYERS))
 
 
-def spread(positions: Sequence[int]) -> tuple[int, ...]:
-    """Choose up to :data:`SPREAD_LAYERS` of some layers, the first and the last among them."""
-    if len(positions) <= SPREAD_LAYERS:
+def spread(positions: Sequence[int], at_most: int) -> tuple[int, ...]:
+    """Choose some layers, the first and the last among them; ``at_most`` is two or more."""
+    if len(positions) <= at_most:
         return tuple(positions)
-    step = (len(positions) - 1) / (SPREAD_LAYERS - 1)
-    return tuple(positions[round(step * i)] for i in range(SPREAD_LAYERS))
+    step = (len(positions) - 1) / (at_most - 1)
+    return tuple(positions[round(step * i)] for i in range(at_most))
 
 
 def worth_reading(

@@ -28,7 +28,8 @@ from scipy.optimize import linear_sum_assignment
 
 from mdir_hf.homology.blocks import FloatArray, IntArray
 from mdir_hf.homology.gauge import OuterTransformation
-from mdir_hf.homology.polar import polar_factor_of_rows, row_factors
+from mdir_hf.homology.polar import polar_factor, polar_factor_of_rows, row_factors
+from mdir_hf.homology.products import cross_product
 from mdir_hf.homology.significance import log_n_matchings
 
 
@@ -88,13 +89,15 @@ def unit_rows(rows: torch.Tensor) -> torch.Tensor:
 def inner_polar(reference: torch.Tensor, candidate: torch.Tensor) -> torch.Tensor:
     """Return ``Ortho(A A'^T)``, ``(m, m')``, of two stacks of rows over the same features, truncated to its rank.
 
-    Never forms an m x m decomposition when the rows are longer in number than in width, and never completes a
-    rank-deficient factor. Cost O(m m' r), r = min(m, m', n).
+    Never forms an m x m decomposition of more rows than features, and never completes a rank-deficient factor. Cost
+    O(m m' r), r = min(m, m', n): one SVD of m x m' where there are no more rows than features.
 
     Args:
         reference: A, ``(m, n)``.
         candidate: A', ``(m', n)``.
     """
+    if max(len(reference), len(candidate)) <= reference.shape[1]:
+        return polar_factor(cross_product(reference.T, candidate.T)).matrix
     return polar_factor_of_rows(row_factors(reference.T), row_factors(candidate.T), whitened=False).matrix
 
 

@@ -39,8 +39,8 @@ REPRESENTATIVES = (Role.KV_LATENT, Role.V, Role.K, Role.UP)
 smaller one in front of it that K and V share. Each tried one is counted."""
 
 MANY_ROWS = 1024
-"""Projections of more heads' rows or neurons are left out of sampled layers, as the cost of a polar factor grows with the
-cube. Where every projection of attention has more, the first of :data:`NARROWEST` stays."""
+"""Projections of more rows are left out of sampled layers, as the cost of a polar factor grows with the cube of them.
+Where every projection of attention has more, the first of :data:`NARROWEST` stays."""
 
 TOO_MANY_ROWS = 8192
 """None stays that has more rows than this, whose polar factor takes minutes: those of latent attention reach 16384."""

@@ -9,7 +9,8 @@ from mdir_hf.hub.pull_request import PullRequest, open_pull_request
 from mdir_hf.index.base_index import BaseIndex
 from mdir_hf.survey.results import RESULTS, read_survey
 
-PUBLISHED = ("survey.json", "survey.md", "tree.json", "sample.json", RESULTS,
+PUBLISHED = ("README.md", "models.jsonl", "pairs.jsonl", RESULTS,
+             "survey.json", "survey.md", "tree.json", "sample.json",
              "matrix*.svg", "matrix*.png", "dendrogram*.svg", "dendrogram*.png")  # fmt: skip
 """The files of a survey that are proposed. The rows of weights that it keeps are not among them."""
 

@@ -46,6 +46,8 @@ EXCEPTIONS = {
     ("hub", "mdir_hf.checkpoint.sources", "anywhere"),
     # `report.figures()` is what a user writes; matplotlib is loaded by the call and not by the report.
     ("report", "mdir_hf.figures", "in a function"),
+    # `report` in a notebook shows itself; the templates are loaded by the call.
+    ("report", "mdir_hf.saving.html", "in a function"),
 }
 FORBIDDEN = {"httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3", "aiohttp"}
 

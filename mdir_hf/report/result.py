@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from annotated_types import Ge, Gt, Lt
 
+from mdir_hf.errors import MissingExtraError
 from mdir_hf.report.parts import (
     Count,
     Exclusion,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
     from matplotlib.figure import Figure
+    from pandas import DataFrame
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -159,6 +161,28 @@ class HomologyReport:
         from mdir_hf.figures import draw_figures
 
         return draw_figures(self, dark=dark)
+
+    def to_frame(self) -> DataFrame:
+        """The evidence as a pandas table, one row for each test that was made: see :mod:`mdir_hf.report.frame`.
+
+        Raises:
+            MissingExtraError: If pandas is not installed.
+        """
+        from mdir_hf.report.frame import frame_of
+
+        return frame_of(self)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the verdict card, and the figures where matplotlib is installed."""
+        from mdir_hf.saving.html import notebook_html
+
+        try:
+            from mdir_hf.figures import figure_img
+
+            images = {name: figure_img(figure) for name, figure in self.figures().items()}
+        except MissingExtraError:
+            images = {}
+        return notebook_html(self, images)
 
     def __str__(self) -> str:
         from mdir_hf.report.text import text_of

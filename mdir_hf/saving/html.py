@@ -59,6 +59,30 @@ def html_page(report: HomologyReport, images: Mapping[str, str]) -> str:
     return page
 
 
+def notebook_html(report: HomologyReport, images: Mapping[str, str]) -> str:
+    """Write a report as what a notebook shows of it: the verdict, what it does not mean, and figures to unfold.
+
+    Args:
+        report: The report.
+        images: As for :func:`html_page`.
+    """
+    verdict, *sections = describe(report)
+    page: str = (
+        _environment()
+        .get_template("notebook.html.j2")
+        .render(
+            report=report,
+            verdict=verdict,
+            sections=sections,
+            with_figures=[s for s in sections if any(name.value in images for name in s.figures)],
+            lists=[section for section in sections if section.bullets],
+            images=_markup(images),
+            names=[shown_name(model.repo, length=NAME_LENGTH) for model in (report.reference, report.candidate)],
+        )
+    )
+    return page
+
+
 def section_html(section: Section, images: Mapping[str, str], *, copyable: bool = False) -> str:
     """Write what stands under the heading of one section.
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from mdir_hf.fingerprints.fingerprint import Fingerprint
 from mdir_hf.saving.folder import write_file
+from mdir_hf.survey.dataset import CARD, dataset_files, is_ours
 from mdir_hf.survey.planning import writing_into
 from mdir_hf.survey.results import SurveyReport
 from mdir_hf.trees.aligning import align_rows
@@ -28,6 +29,9 @@ def save_survey(
 ) -> tuple[Path, ...]:
     """Write ``survey.json``, ``survey.md``, the matrix and the dendrogram as SVG and PNG, light and dark.
 
+    The folder is a data set, too: ``README.md`` declares the columns of ``models.jsonl`` and ``pairs.jsonl``. A
+    ``README.md`` that somebody else wrote is left alone.
+
     Args:
         report: The survey.
         fingerprints: Rows that were kept, by name; groups that have them all are drawn in the dendrogram.
@@ -39,10 +43,12 @@ def save_survey(
     Raises:
         InputError: If the folder cannot be written.
     """
-    contents = {"survey.json": (report.to_json() + "\n").encode()}
+    contents = {"survey.json": (report.to_json() + "\n").encode(), **dataset_files(report)}
     if find_spec("matplotlib") is not None and len(report.readable()) > 1:
         contents |= _matrix(report) | _dendrogram(report, fingerprints or {})
     contents["survey.md"] = _markdown(report, contents).encode()
+    if not is_ours(folder / CARD):
+        del contents[CARD]
     with writing_into(folder):
         return tuple(write_file(folder / name, content) for name, content in contents.items())
 

@@ -1,0 +1,67 @@
+"""The evidence of a report as a pandas table, one row for each test, for whoever sorts, filters and joins there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from mdir_hf.errors import MissingExtraError
+from mdir_hf.report.result import HomologyReport
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+COLUMNS = {
+    "part": "object",
+    "test": "object",
+    "reference_layer": "Int64",
+    "candidate_layer": "Int64",
+    "trace": "float64",
+    "normalized_trace": "float64",
+    "log10_p": "float64",
+}
+"""The columns and their dtypes; what a row does not have is missing in it."""
+
+Row = tuple[str, str, int | None, int | None, float | None, float | None, float]
+
+
+def frame_of(report: HomologyReport) -> DataFrame:
+    """Return the evidence as a table.
+
+    Args:
+        report: The report.
+
+    Returns:
+        One row for each pair of matrices (``part`` is ``embedding`` or ``unembedding``, ``test`` the transformation),
+        each matched pair of layers (``layers``, the pattern), and each test of a part of a layer (its role and test).
+        ``log10_p`` is corrected as in the report. What belongs to the report as a whole is in ``frame.attrs``: verdict,
+        reason, log10_p, alpha, and the names of the models.
+
+    Raises:
+        MissingExtraError: If pandas is not installed.
+    """
+    try:
+        import pandas
+    except ImportError as exc:
+        raise MissingExtraError("a table needs pandas: pip install pandas") from exc
+    frame = pandas.DataFrame.from_records(list(_rows(report)), columns=list(COLUMNS)).astype(COLUMNS)
+    frame.attrs = {
+        "verdict": report.verdict.value,
+        "reason": None if report.reason is None else report.reason.value,
+        "log10_p": report.log10_p,
+        "alpha": report.alpha,
+        "reference": report.reference.pinned,
+        "candidate": report.candidate.pinned,
+    }
+    return frame
+
+
+def _rows(report: HomologyReport) -> Iterator[Row]:
+    for name, found in report.matrices.items():
+        yield name, found.transformation.value, None, None, found.trace, found.normalized_trace, found.log10_p
+    if report.layers is not None:
+        for pair in report.layers.matches:
+            yield "layers", report.layers.pattern.value, pair.reference, pair.candidate, None, None, pair.log10_p
+    for part in report.modules or ():
+        place = (part.layer.reference, part.layer.candidate)
+        yield part.role.value, part.test.value, *place, part.trace, part.normalized_trace, part.log10_p

@@ -50,8 +50,7 @@ MIXER = (Role.SSM_IN, Role.SSM_OUT)
 MLP = (Role.UP, Role.DOWN, Role.GATE)
 
 REASONS: dict[str, str] = {
-    "axk2": "queries read a latent before and behind its norm, side by side: their two factors make no product",
-    "blt": "four stacks for bytes and patches; the layers compared are those of the byte encoder",
+    "blt": "four stacks for bytes and patches; the layers compared are those for patches",
     "deepseek_v4": "the output passes two factors in groups, which make no product of two matrices",
     "gemma3n": "transformers builds it with the package timm only; its text model has a row of its own",
     "gemma4_assistant": "transformers cannot build it: one of its checks asks that every layer borrows keys, another "
@@ -65,7 +64,7 @@ REASONS: dict[str, str] = {
     ),
     **dict.fromkeys(
         ("zamba", "zamba2"),
-        "attention and MLP are shared by layers, read stream and embedding side by side, and do not write the stream",
+        "attention is shared by layers and hands its output to an MLP alone: o, gate and up do not touch the stream",
     ),
     "zaya": "a convolution mixes queries and keys on their way, and half of the values are those of the token before",
 }

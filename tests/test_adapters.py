@@ -267,7 +267,9 @@ def test_an_adapter_of_ones_own_on_a_folder_that_is_gone_says_what_to_do(tmp_pat
     assert "gone" in said and "compare a merged copy" in said
 
 
-@pytest.mark.parametrize("name", [None, "", "datasets/some/base", "https://example.org/x/y", "x" * 3000, "\0"])
+@pytest.mark.parametrize(
+    "name", [None, "", "datasets/some/base", "https://example.org/x/y", "x" * 3000, "\0", "a/b/c/d", "some/base/c/d"]
+)
 def test_a_base_that_is_no_model_is_said(hub, tmp_path, capsys, name):
     serve(hub, tmp_path, "some/adapter", name)
     said = refused(capsys, "some/base", "some/adapter")

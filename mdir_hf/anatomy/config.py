@@ -143,7 +143,7 @@ def read_sizes(config: Config | None, *, class_defaults: bool = True) -> ConfigS
     sizes = ConfigSizes(
         architecture=architecture,
         hidden_size=_size(inner, tables.HIDDEN_SIZE_KEYS),
-        embedding_size=_size(inner, tables.EMBEDDING_SIZE_KEYS),
+        embedding_size=_size(inner, tables.EMBEDDING_SIZE_KEYS) or _width_beside(config, architecture),
         unembedding_size=_size(inner, tables.UNEMBEDDING_SIZE_KEYS),
         n_layers=_size(inner, tables.N_LAYERS_KEYS),
         n_heads=_size(inner, tables.N_HEADS_KEYS),
@@ -167,6 +167,15 @@ def read_sizes(config: Config | None, *, class_defaults: bool = True) -> ConfigS
         inner, sizes.architecture, sizes.flags, sizes.width_of_head, most_layers=tables.MOST_LAYERS
     )
     return replace(sizes, layer_heads=layer_heads, rotation=rotation, layer_rotations=layer_rotations)
+
+
+def _width_beside(config: Config, architecture: str) -> int | None:
+    """Width of the stack that the embedding belongs to, where that is another one than what is compared."""
+    key, family = tables.EMBEDDING_CONFIGS.get(architecture, ("", ""))
+    beside = config.get(key)
+    if not isinstance(beside, Mapping):
+        return None
+    return _size(with_class_defaults(beside, family), tables.HIDDEN_SIZE_KEYS)
 
 
 def _scalars(config: Config) -> Iterator[tuple[str, object]]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import cast
 
-from .roles import Count, HeadCounts, head_counts
+from .roles import Count, HeadCounts, head_counts, is_number
 
 _Config = Mapping[str, object]
 
@@ -60,7 +60,7 @@ def read_layer_heads(
     own_configs = config.get("per_layer_config")
     for key, layer in islice(own_configs.items(), most_layers) if isinstance(own_configs, Mapping) else ():
         own, kv = (_inside(layer, name) for name in ("num_attention_heads", "num_key_value_heads"))
-        if str(key).isdigit() and (own is not None or kv is not None):
+        if is_number(str(key)) and (own is not None or kv is not None):
             _put(found, int(key), ("heads" if own is None else own, "kv_heads" if kv is None else kv), heads)
     return {index: replace(own, numbers=numbers) for index, own in found.items() if own != heads}
 

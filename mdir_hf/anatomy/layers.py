@@ -95,6 +95,8 @@ def find_stacks(names: Iterable[str], architecture: str = "unknown") -> tuple[St
 def choose_stack(stacks: Iterable[Stack], embedding: str, sizes: ConfigSizes) -> Stack | None:
     """Return the stack of the language model: the one closest to the embedding, then the one with most known roles.
 
+    In families of :data:`~mdir_hf.anatomy.tables.MAIN_STACKS` it is the one of that name.
+
     Args:
         stacks: All stacks of the checkpoint.
         embedding: Name of the embedding; the stack that shares most of its prefix is the language model's. Stacks of
@@ -103,6 +105,8 @@ def choose_stack(stacks: Iterable[Stack], embedding: str, sizes: ConfigSizes) ->
         sizes: What the config says.
     """
     found = list(stacks)
+    main = tables.MAIN_STACKS.get(sizes.architecture)
+    found = [stack for stack in found if main is not None and stack.prefix.endswith(main)] or found
     own = [stack for stack in found if not any(word in stack.prefix.lower() for word in tables.OTHER_STACKS)]
     has_decoder = any("decoder" in stack.prefix for stack in own)
 
@@ -186,9 +190,10 @@ def place_layers(stack: Stack, sizes: ConfigSizes, notes: list[str]) -> tuple[tu
     has_gate = any(Role.GATE in parts for found in placed.values() for parts in found.mlps())
     of_mlp = (Role.UP, Role.DOWN, Role.GATE) if has_gate else (Role.UP, Role.DOWN)
     has_one = sizes.architecture in tables.ONE_SUBLAYER
+    inside = tables.AWAY_FROM_THE_STREAM.get(sizes.architecture, frozenset())
     if any(is_wrapped(rest) for index in indices[:1] for rest in stack.names[index]):
         notes.append("adapters are stored beside the weights (their names end with lora_A, lora_B) and are left out")
-    layers = tuple(found.layer(index, of_mlp, has_one=has_one) for index, found in placed.items())
+    layers = tuple(found.layer(index, of_mlp, inside, has_one=has_one) for index, found in placed.items())
     return layers, tuple(unplaced)
 
 
@@ -222,8 +227,15 @@ class _Placed:
         """The experts, or the layer itself where it has none."""
         return [*self.routed(), *_by_number(self.shared)] or [self.parts]
 
-    def layer(self, index: int, of_mlp: tuple[Role, ...], *, has_one: bool) -> Layer:
-        """The layer, in which every MLP should have the roles ``of_mlp``; ``has_one``: an MLP or a mixer, not both."""
+    def layer(self, index: int, of_mlp: tuple[Role, ...], inside: frozenset[Role], *, has_one: bool) -> Layer:
+        """The layer, as a whole.
+
+        Args:
+            index: Its number.
+            of_mlp: Roles that every MLP should have.
+            inside: Roles that nothing plays in this family.
+            has_one: Whether it is an MLP or a mixer, not both.
+        """
         has_attention, has_mixer = any(role in self.parts for role in _ATTENTION), Role.SSM_IN in self.parts
         has_mlp = any(role in parts for parts in self.mlps() for role in of_mlp)
         missing: list[Role] = []
@@ -238,7 +250,7 @@ class _Placed:
         return Layer(
             index,
             MappingProxyType(self.parts),
-            tuple(missing),
+            tuple(role for role in missing if role not in inside),
             experts,
             shared,
             heads=self.heads,
@@ -282,6 +294,7 @@ def _place(stack: Stack, index: int, rest: str, names: NamesOfLayer, sizes: Conf
                 n_experts=n_experts if row.experts == "below" else None,
                 stream=(1 if role.reads_stream else 0, sizes.hidden_size or 0) if row.transposed is None else None,
                 joined=row.joined,
+                first_half=row.first_half,
             )
             if row.experts is None:
                 found.parts[role] = stored()
@@ -331,6 +344,7 @@ def _place_products(stack: Stack, index: int, names: NamesOfLayer, sizes: Config
                 row.left_transposed,
                 heads=heads,
                 per_head=row.left_per_head,
+                first_half=row.left_first_half,
             ),
             WeightPart(stack.tensor(index, right), row.right_layout, heads=heads),
             None if gain is None else WeightPart(stack.tensor(index, gain)),

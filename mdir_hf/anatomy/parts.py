@@ -42,6 +42,8 @@ class WeightPart:
             stream, and its width; they overrule ``transposed``.
         per_head: Whether it is a stack ``(heads, ..., ...)`` whose matrices follow one another, each transposed where
             ``transposed`` says so.
+        first_half: Whether only the first half of its columns is the weight, of a vector the first half of its entries:
+            the tensor reads two things side by side.
     """
 
     tensor: str
@@ -53,6 +55,7 @@ class WeightPart:
     n_experts: int | None = None
     stream: tuple[int, int] | None = None
     joined: bool = False
+    first_half: bool = False
 
     @property
     def tensors(self) -> tuple[str, ...]:
@@ -83,7 +86,12 @@ class WeightPart:
         """Return its own shape, ``(d_out, d_in)`` or ``(d,)``, given the shape of the stored tensor."""
         n_rows = len(self.rows(stored_shape))
         matrix = self._matrix_shape(stored_shape)
-        return (n_rows, *(matrix[:-1] if self.is_transposed(stored_shape) else matrix[1:]))
+        shape = (n_rows, *(matrix[:-1] if self.is_transposed(stored_shape) else matrix[1:]))
+        if not self.first_half:
+            return shape
+        if shape[-1] % 2:
+            raise AnatomyError(f"tensor {self.tensor!r} has shape {stored_shape}; expected two halves side by side")
+        return (*shape[:-1], shape[-1] // 2)
 
     def is_transposed(self, stored_shape: tuple[int, ...]) -> bool:
         """Whether the stored matrix is ``(d_in, d_out)``.
@@ -235,7 +243,8 @@ def read_part(source: TensorReader, part: Part, rows: IntArray | None = None) ->
     if is_fused:
         own = part.rows(shape)
         rows = own if rows is None else own[rows]
-    return source.read(part.tensor) if rows is None else source.read_rows(part.tensor, rows)
+    weight = source.read(part.tensor) if rows is None else source.read_rows(part.tensor, rows)
+    return weight[..., : part.shape(shape)[-1]].contiguous() if part.first_half else weight
 
 
 def read_experts(source: TensorReader, experts: Iterable[Mapping[Role, Part]]) -> Iterator[dict[Role, torch.Tensor]]:

@@ -34,6 +34,10 @@ class Role(str, Enum):
     """Scale of a norm behind attention, in front of the sum with the stream, ``(d_model,)``."""
     MLP_OUT_NORM = "mlp_out_norm"
     """Scale of a norm behind the MLP, in front of the sum with the stream, ``(d_model,)``."""
+    MIXER_NORM = "mixer_norm"
+    """Scale of the norm in front of a state-space mixer that has attention with a norm of its own beside it."""
+    SHARED_NORM = "shared_norm"
+    """Scale of the norm in front of shared experts that do not read what routed ones do, ``(d_model,)``."""
     Q_NORM = "q_norm"
     """Scale of the norm on queries, per head or over all heads."""
     K_NORM = "k_norm"
@@ -239,6 +243,11 @@ def _are_known(counts: tuple[Count, ...], heads: HeadCounts | None) -> bool:
     return True
 
 
+def is_number(word: str) -> bool:
+    """Whether a word of a config is a number that ``int`` takes: digits of ASCII, not thousands of them."""
+    return word.isascii() and word.isdecimal() and len(word) < 10
+
+
 def number_of(count: Count, heads: HeadCounts | None) -> int:
     """Look up a count that a layout names.
 
@@ -247,7 +256,7 @@ def number_of(count: Count, heads: HeadCounts | None) -> int:
     """
     if isinstance(count, int):
         return count
-    if count.isdigit():
+    if is_number(count):
         return int(count)
     if "*" in count:
         return math.prod(number_of(factor, heads) for factor in count.split("*"))

@@ -47,6 +47,7 @@ class RotationRow:
 ROTATION_ROWS: tuple[RotationRow, ...] = (
     RotationRow("none", frozenset({"falcon", "RefinedWeb", "RefinedWebModel"}), when=(("alibi", YES),)),
     RotationRow("half", frozenset({"granitemoehybrid"}), when=(("position_embedding_type", frozenset({"rope"})),)),
+    RotationRow("half", frozenset({"zamba2"}), when=(("use_mem_rope", YES),)),
     # Positions enter the layers with a window only.
     RotationRow(
         "none",
@@ -68,7 +69,7 @@ ROTATION_ROWS: tuple[RotationRow, ...] = (
                 *("nanochat", "nemotron", "olmo", "olmo2", "olmo3", "olmo_hybrid", "olmoe", "persimmon", "phi", "phi3"),
                 *("phi4_multimodal", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next"),
                 *("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "recurrent_gemma", "seed_oss"),
-                *("RefinedWeb", "RefinedWebModel", "grok-1", "mixformer-sequential", "new", "phi-msft"),
+                *("RefinedWeb", "RefinedWebModel", "arctic", "grok-1", "mixformer-sequential", "new", "phi-msft"),
                 *("smollm3", "solar_open", "stablelm", "starcoder2", "vaultgemma"),
             }
         ),
@@ -77,7 +78,18 @@ ROTATION_ROWS: tuple[RotationRow, ...] = (
         "interleaved",
         frozenset(
             {
-                *("codegen", "cohere", "cohere2", "cohere2_moe", "ernie4_5", "ernie4_5_moe", "glm", "glm4", "gptj"),
+                *(
+                    "blt_global_transformer",
+                    "codegen",
+                    "cohere",
+                    "cohere2",
+                    "cohere2_moe",
+                    "ernie4_5",
+                    "ernie4_5_moe",
+                    "glm",
+                    "glm4",
+                    "gptj",
+                ),
                 *("helium", "llama4_text", "roformer"),
             }
         ),
@@ -96,6 +108,7 @@ ROTATION_ROWS: tuple[RotationRow, ...] = (
                 *("layoutlm", "mra", "yoso", "nystromformer", "ibert", "longformer"),
                 *("bart", "mbart", "mvp", "plbart", "marian", "pegasus", "pegasus_x", "bigbird_pegasus"),
                 *("blenderbot", "blenderbot-small", "fsmt", "led", "m2m_100", "nllb-moe", "prophetnet"),
+                *("zamba", "zamba2"),
             }
         ),
     ),

@@ -57,6 +57,7 @@ class LayerRow:
         joined: Whether it has three axes of which the last two, heads and their width, are one.
         rope: How rotated rows of the layer pair up, where that is not as everywhere in the family.
         n_heads: Query heads and key/value heads of the layer, where they are not as everywhere in the model.
+        first_half: Whether it reads two things side by side, and the first, half of its columns, is the stream.
     """
 
     pattern: str
@@ -71,6 +72,7 @@ class LayerRow:
     joined: bool = False
     rope: RopeLayout | None = None
     n_heads: tuple[Count, Count] | None = None
+    first_half: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,7 @@ class ProductRow:
         right_layout: Which rows of the right factor.
         left_per_head: Whether the left factor is a stack of one matrix for each head.
         left_transposed: Whether those are stored ``(d_in, d_out)``.
+        left_first_half: Whether the left factor reads two things side by side, of which the first is behind the norm.
         model_types: Families it holds for; empty: any.
         except_model_types: Families that use these names and put something else together.
         rope: As in :class:`LayerRow`.
@@ -102,6 +105,7 @@ class ProductRow:
     right_layout: Layout = WHOLE
     left_per_head: bool = False
     left_transposed: bool = False
+    left_first_half: bool = False
     model_types: frozenset[str] = frozenset()
     except_model_types: frozenset[str] = frozenset()
     rope: RopeLayout | None = None
@@ -157,6 +161,7 @@ class Said(TypedDict, total=False):
     joined: bool
     rope: RopeLayout | None
     n_heads: tuple[Count, Count] | None
+    first_half: bool
 
 
 def rows(

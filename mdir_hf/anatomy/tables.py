@@ -12,6 +12,7 @@ is known for, and for the others it stays unplaced.
 from __future__ import annotations
 
 from .families.gguf import NOT_WEIGHTS as GGUF_NOT_WEIGHTS
+from .roles import Role
 from .rows import EdgeRow
 
 
@@ -33,7 +34,7 @@ HEADS_OF_OTHER_TOKENS = frozenset({"csm"})
 
 EMBEDDING_ROWS: tuple[EdgeRow, ...] = (
     EdgeRow(r"embed_text_tokens\.weight", frozenset({"csm"})),
-    EdgeRow(r"local_encoder\.embed_tokens\.weight", frozenset({"blt"})),
+    EdgeRow(r"local_encoder\.embed_tokens\.weight", frozenset({"blt_global_transformer"})),
     EdgeRow(r"w\.weight", frozenset({"ctrl"})),
     *_anywhere("embed_tokens wte"),
     EdgeRow(r"wte\.embedding", frozenset({"molmo", "molmo2", "molmo2_text"})),
@@ -66,15 +67,21 @@ FINAL_NORM_ROWS: tuple[EdgeRow, ...] = (
 
 NOT_WEIGHTS = (
     r"(.*[.|])?(bias|masked_bias|rotary_emb\.inv_freq|e_score_correction_bias|(gate_up|down)_proj_bias"
-    rf"|shared_expert_gate\.weight|lora_[AB](?:\.\w+)?\.weight|{GGUF_NOT_WEIGHTS})"
+    r"|shared_expert_gate\.weight|(?:linear_[qkv]|gate_up_proj)_adapter_list\.\d{1,4}\.[01]\.weight"
+    rf"|lora_[AB](?:\.\w+)?\.weight|{GGUF_NOT_WEIGHTS})"
 )
-"""Names in a layer that a comparison does not need: biases, masks, rotary frequencies, a gate of one row.
+"""Names in a layer that a comparison does not need: biases, masks, rotary frequencies, a gate of one row, adapters.
 
 They get no role, and they are not reported as missing one.
 """
 
-ONE_SUBLAYER = frozenset({"mamba", "mamba2", "mamba2_ssm", "falcon_mamba", "nemotron_h"})
-"""Families whose layers are each one thing: attention, an MLP or a state-space mixer."""
+ONE_SUBLAYER = frozenset({"mamba", "mamba2", "mamba2_ssm", "falcon_mamba", "nemotron_h", "zamba", "zamba2"})
+"""Families whose layers may be one thing alone: attention, an MLP or a state-space mixer."""
+
+AWAY_FROM_THE_STREAM: dict[str, frozenset[Role]] = dict.fromkeys(
+    ("zamba", "zamba2"), frozenset({Role.O, Role.GATE, Role.UP})
+)
+"""Families in which attention hands its output to the MLP alone, and the roles that nothing plays for it."""
 
 MOST_EXPERTS = 10_000
 """More experts in a layer than this are taken for a mistake."""
@@ -91,6 +98,10 @@ OTHER_STACKS = (
 )
 """Words in a prefix that say: not the language model, or not its own layers (multi-token prediction heads)."""
 
+MAIN_STACKS = {"blt_global_transformer": "global_transformer.layers"}
+"""Families with several stacks of layers for one text, and which of them is compared: in BLT the one for patches, which
+has nearly all weights, and not those for bytes before and behind it."""
+
 _XLM = frozenset({"attentions", "ffns", "layer_norm1", "layer_norm2"})
 FOLDERS_OF_LAYERS: dict[str, frozenset[str]] = dict.fromkeys(("xlm", "flaubert"), _XLM)
 """Families that number the parts of a layer folder by folder, and those folders."""
@@ -100,6 +111,7 @@ NESTED_CONFIGS: tuple[tuple[str, ...], ...] = (
     ("text_config",),
     ("llm_config",),
     ("language_config",),
+    ("global_config",),
     ("decoder",),
 )
 """Where the config of the language model lies in that of a larger one."""
@@ -108,6 +120,9 @@ HIDDEN_SIZE_KEYS = ("hidden_size", "n_embd", "d_model", "n_embed", "emb_dim", "m
 EMBEDDING_SIZE_KEYS = (
     *("embedding_size", "word_embed_proj_dim", "input_embedding_size", "d_embed", "embed_dim", "embedding_rank"),
 )
+EMBEDDING_CONFIGS = {"blt_global_transformer": ("encoder_config", "blt_local_encoder")}
+"""Families whose embedding belongs to a stack of another width, the config of that stack, and its family."""
+
 UNEMBEDDING_SIZE_KEYS = ("output_embedding_size",)
 N_LAYERS_KEYS = (
     *("num_hidden_layers", "n_layer", "num_layers", "n_layers", "decoder_layers", "num_decoder_layers"),

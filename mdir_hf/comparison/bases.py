@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from mdir_hf.checkpoint import AdapterConfig, TensorSource, has_adapter, open_checkpoint
-from mdir_hf.errors import HubError, InputError, MdirError, UnsupportedFormatError, naming
+from mdir_hf.errors import (
+    FileMissingError,
+    HubError,
+    InputError,
+    MdirError,
+    RepositoryNotFoundError,
+    UnsupportedFormatError,
+    naming,
+)
 from mdir_hf.hub import Repository
 
 MAX_ADAPTERS = 4
@@ -135,6 +143,10 @@ def _open_base_repository(adapter: Repository, config: AdapterConfig, open_other
             + "; compare a merged copy, or an adapter whose base_model_name_or_path is a model on the Hub",
             subject=adapter.label,
         ) from exc
+    except (RepositoryNotFoundError, FileMissingError) as exc:
+        # A path on somebody's machine may read like owner/name/folder.
+        exc.message = f"{exc.message}; if it is a path, or gone from the Hub, compare a merged copy of the adapter"
+        raise exc.about(config.base) from exc.__cause__
     except HubError as exc:
         raise exc.about(config.base) from exc.__cause__
 

@@ -169,7 +169,7 @@ class RoleReader:
 
     def _read(self, position: int, channels: torch.Tensor | None) -> _StoredRows:
         layer, standing = self._standing(position)
-        gain = _read_if_placed(self.model, layer, Role.MLP_NORM if self.role is Role.UP else Role.ATTENTION_NORM)
+        gain = _read_if_placed(self.model, layer, norm_before(layer, standing))
         rows = None if channels is None else channels.numpy()
         return _StoredRows(narrowed(read_role(self.model, layer, standing, rows)), gain)
 
@@ -214,6 +214,14 @@ def representatives_of(
 ) -> list[Representative]:
     """What stands for the layers that are compared, in their order."""
     return [Representative(reader, position, carried) for position in reader.positions]
+
+
+def norm_before(layer: Layer, role: Role) -> Role:
+    """The norm in front of what reads the residual stream in this role."""
+    if role in (Role.UP, Role.GATE):
+        return Role.MLP_NORM
+    is_mixer = role in (Role.SSM_IN, Role.MIXER_GATE) and Role.MIXER_NORM in layer.parts
+    return Role.MIXER_NORM if is_mixer else Role.ATTENTION_NORM
 
 
 def read_role(model: PlacedTensors, layer: Layer, role: Role, rows: IntArray | None = None) -> torch.Tensor:
@@ -337,7 +345,7 @@ def read_mixer(model: PlacedTensors, position: int, dtype: torch.dtype) -> MlpWe
     layer = model.anatomy.layers[position]
     if Role.SSM_IN not in layer.parts or Role.SSM_OUT not in layer.parts:
         return None
-    gain = _read_if_placed(model, layer, Role.ATTENTION_NORM)
+    gain = _read_if_placed(model, layer, norm_before(layer, Role.SSM_IN))
 
     def folded(role: Role) -> torch.Tensor:
         return fold_gain(read_role(model, layer, role).to(dtype), gain, plus_one=model.anatomy.norms_add_one)

@@ -97,16 +97,19 @@ def _mlp_parts(model: PlacedTensors, position: int) -> list[tuple[ExpertName, Ma
 def _read_mlps(
     model: PlacedTensors, position: int, named: list[tuple[ExpertName, Mapping[Role, Part]]], dtype: torch.dtype
 ) -> Iterator[MlpWeights]:
-    """Read the MLPs of a layer one after the other, the gain of the norm before them folded in."""
+    """Read the MLPs of a layer one after the other, the gain of the norm before each folded in."""
     layer = model.anatomy.layers[position]
-    gain = read_role(model, layer, Role.MLP_NORM) if Role.MLP_NORM in layer.parts else None
+    gains = {role: read_role(model, layer, role) for role in (Role.MLP_NORM, Role.SHARED_NORM) if role in layer.parts}
 
-    def folded(weight: torch.Tensor) -> torch.Tensor:
+    def folded(weight: torch.Tensor, gain: torch.Tensor | None) -> torch.Tensor:
         return fold_gain(weight.to(dtype), gain, plus_one=model.anatomy.norms_add_one)
 
     experts = [parts for _, parts in named]
-    for parts, read in zip(experts, read_experts(model.tensors, experts), strict=True):
+    for (name, parts), read in zip(named, read_experts(model.tensors, experts), strict=True):
+        has_own = name == "shared" and Role.SHARED_NORM in gains
+        gain = gains.get(Role.SHARED_NORM if has_own else Role.MLP_NORM)
         for role, weight in read.items():
             check_shape(model, layer, role, parts[role], tuple(weight.shape))
         gate = read.get(Role.GATE)
-        yield MlpWeights(folded(read[Role.UP]), read[Role.DOWN].to(dtype), None if gate is None else folded(gate))
+        up, down = folded(read[Role.UP], gain), read[Role.DOWN].to(dtype)
+        yield MlpWeights(up, down, None if gate is None else folded(gate, gain))

@@ -187,7 +187,7 @@ def _expires_at(url: str) -> float:
     query = parse_qs(urlsplit(url).query)
     for name in ("X-Amz-Expires", "Expires"):
         text = query.get(name, [""])[0]
-        if text.isdigit() and len(text) < 12:
+        if text.isascii() and text.isdecimal() and len(text) < 12:
             lifetime_s = float(text) if name == "X-Amz-Expires" else float(text) - time.time()
             if lifetime_s > 2 * _EXPIRY_MARGIN_S:
                 return time.monotonic() + lifetime_s - _EXPIRY_MARGIN_S

@@ -12,7 +12,7 @@ import sys
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,8 +83,16 @@ def record_forward(
     ]
     handles += [m.register_forward_hook(recording.norm) for m in model.modules() if _scale_of(m) is not None]
     try:
-        with torch.no_grad(), recording, warnings.catch_warnings(), _without_convolutions(model, recording):
+        with (
+            torch.no_grad(),
+            recording,
+            warnings.catch_warnings(),
+            _without_convolutions(model, recording),
+            ExitStack() as stack,
+        ):
             warnings.simplefilter("ignore")
+            if len(tokens) == 1:  # in a model of patches, one byte makes two of them
+                stack.enter_context(_without_positions(model))
             model(torch.tensor([tokens]), use_cache=False, **inputs)
             recording.is_done_with_attention = True
             for token in more_tokens:
@@ -131,6 +139,19 @@ def _without_convolutions(model: torch.nn.Module, recording: _Recording) -> Iter
     finally:
         for name, function in own.items():
             setattr(code, name, function)
+
+
+@contextmanager
+def _without_positions(model: torch.nn.Module) -> Iterator[None]:
+    """Let rotary positions turn nothing wherever a token stands."""
+    frequencies = [(buffer, buffer.clone()) for name, buffer in model.named_buffers() if name.endswith("inv_freq")]
+    try:
+        for buffer, _ in frequencies:
+            buffer.zero_()
+        yield
+    finally:
+        for buffer, before in frequencies:
+            buffer.copy_(before)
 
 
 _RECURRENCES = ("torch_chunk_gated_delta_rule", "chunk_kimi_delta_attention")

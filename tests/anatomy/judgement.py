@@ -117,7 +117,7 @@ def _projected(role, part, layer, source, record, call, heads) -> torch.Tensor |
     scale = None if gain is None else read_part(source, gain).double()
     _check_some_rows(part, source)
     if isinstance(part, WeightProduct):
-        left, right = (read_part(source, factor).double() for factor in (part.left, part.right))
+        left, right = (_with_both_halves(source, factor) for factor in (part.left, part.right))
         middle = record.entered.get(left.shape[1])
         if middle is None:
             return None
@@ -128,12 +128,26 @@ def _projected(role, part, layer, source, record, call, heads) -> torch.Tensor |
             for x in record.entered.get(right.shape[1], ()):
                 if len(scaled) == len(z) and _apart(scaled @ x, z) < APART:
                     return x
+                # Behind the norm and before it, side by side; each is known up to its own number for the token.
+                both = zip((scaled, right), z.reshape(2, -1), strict=True) if part.left.first_half else ()
+                if both and all(_apart(factor @ x, half) < APART for factor, half in both):
+                    return x
         return None
-    weight = read_part(source, part).double()
+    weight = _with_both_halves(source, part)
     for x in record.entered.get(weight.shape[1], ()):
         if _same_heads(weight @ x, given, heads, role, scale):
             return x
     return None
+
+
+def _with_both_halves(source, part) -> torch.Tensor:
+    """The weight, and what it does with the other thing that it reads, where it reads two side by side."""
+    weight = read_part(source, part).double()
+    if not part.first_half:
+        return weight
+    whole = read_part(source, replace(part, first_half=False)).double()
+    assert torch.equal(weight, whole[..., : whole.shape[-1] // 2])
+    return whole
 
 
 def _check_some_rows(part, source) -> None:
@@ -293,20 +307,26 @@ _ACTIVATIONS = {
 def _judge_norm(role, layer, x, anatomy, source, record, found, proved) -> None:
     """Whether the norm in front of a weight is the one whose output it reads."""
     part = layer.parts.get(role)
-    feeding = [call for call in record.norms if len(call.made) == len(x) and _apart(call.made, x) < APART]
+    norms = [call for call in record.norms if len(call.made) == len(x)]
+    feeding = [call for call in norms if _apart(call.made, x) < APART] or [
+        call
+        for call in norms
+        if bool(((x / call.made > 0) & (x / call.made < 1)).all())  # behind a gate of each channel
+    ]
     if part is None:
         # Where the norm's output is the residual stream itself, there is nothing to fold.
         if feeding and not _is_among(x, record.added[len(x)]):
             found.gaps.append(f"layer {layer.index}: the norm in front is not placed as {role.value}")
         return
-    scale = read_part(source, part).double()
+    scale = _with_both_halves(source, part)
     calls = [call for call in feeding if torch.equal(call.scale, scale)]
     if not calls:
         found.wrong.append(f"layer {layer.index}: {role.value} ({part.tensor}) does not stand in front")
         return
     given = calls[0].given
     factor = 1 + scale if anatomy.norms_add_one else scale
-    if min(_apart(given * factor, x), _apart((given - given.mean()) * factor, x)) > APART:
+    made = calls[0].made
+    if min(_apart(given * factor, made), _apart((given - given.mean()) * factor, made)) > APART:
         found.wrong.append(f"layer {layer.index}: {role.value} does not multiply as norms_add_one says")
         return
     proved.add(role)

@@ -346,6 +346,67 @@ MODELS: dict[str, PublishedModel] = {
         ("lm_head.weight", (151936, 2048)),
         rope=("unknown", None),
     ),
+    "Snowflake/snowflake-arctic-base": PublishedModel(
+        {"model_type": "arctic", "hidden_size": 7168, "num_attention_heads": 56, "num_key_value_heads": 8,
+         "num_hidden_layers": 35, "num_local_experts": 128, "intermediate_size": 4864, "vocab_size": 32000,
+         "parallel_attn_mlp_res": True, "use_residual": True},
+        ("model.embed_tokens.weight", (32000, 7168)),
+        (35, 0, "model.layers"),
+        {name: shape for name, shape in llama(7168, 7168, 1024, 0).items() if not name.startswith("mlp")}
+        | {"block_sparse_moe.gate.weight": (128, 7168), "residual_layernorm.weight": (7168,)}
+        | {f"residual_mlp.{w}.weight": (7168, 7168) for w in ("w1", "w2", "w3")}
+        | {f"block_sparse_moe.experts.{e}.{w}.weight": (7168, 4864) if w == "w2" else (4864, 7168)
+           for e in range(128) for w in ("w1", "w2", "w3")},
+        (56, 8, 128),
+        unembedding=("lm_head.weight", (32000, 7168)),
+    ),
+    "skt/A.X-K2, light": PublishedModel(
+        {"model_type": "axk2", "hidden_size": 2048, "num_attention_heads": 32, "num_key_value_heads": 32,
+         "num_hidden_layers": 48, "q_lora_rank": 384, "kv_lora_rank": 128, "qk_nope_head_dim": 64,
+         "qk_rope_head_dim": 32, "v_head_dim": 64, "n_routed_experts": 128, "n_shared_experts": 1,
+         "vocab_size": 163840},
+        ("model.embed_tokens.weight", (163840, 2048)),
+        (48, 0, "model.layers"),
+        {"self_attn.q_a_proj.weight": (384, 2048), "self_attn.q_a_layernorm.weight": (384,),
+         "self_attn.q_b_proj.weight": (5120, 768), "self_attn.kv_a_proj_with_mqa.weight": (160, 2048),
+         "self_attn.kv_a_layernorm.weight": (128,), "self_attn.kv_b_proj.weight": (4096, 128),
+         "self_attn.o_proj.weight": (2048, 2048), "mlp.gate.weight": (128, 2048),
+         **{f"self_attn.indexer.{name}.weight": shape for name, shape in
+            (("wq_b", (2048, 384)), ("wk", (128, 2048)), ("weights_proj", (16, 2048)))},
+         **{f"{norm}_layernorm.{name}.weight": shape for norm in ("input", "post_attention") for name, shape in
+            (("norm", (2048,)), ("W_down", (16, 2048)), ("W_up", (2048, 16)))},
+         **{f"mlp.{mlp}.{name}_proj.weight": (2048, 512) if name == "down" else (512, 2048)
+            for mlp in (*(f"experts.{e}" for e in range(128)), "shared_experts") for name in ("gate", "up", "down")}},
+        (32, 32, 64),
+        unembedding=("lm_head.weight", (163840, 2048)),
+        rope=("unknown", None),
+        unplaced=tuple(f"self_attn.indexer.{name}.weight" for name in ("weights_proj", "wk", "wq_b")),
+    ),
+    "itazap/blt-1b-hf": PublishedModel(
+        {"model_type": "blt", "vocab_size": 260, "cross_attn_k": 2,
+         "patcher_config": {"hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 14, "vocab_size": 260},
+         "encoder_config": {"hidden_size": 1024, "num_attention_heads": 16, "num_hidden_layers": 1},
+         "decoder_config": {"hidden_size": 1024, "num_attention_heads": 16, "num_hidden_layers": 9},
+         "global_config": {"hidden_size": 2048, "num_attention_heads": 16, "num_hidden_layers": 25}},
+        ("model.local_encoder.embed_tokens.weight", (260, 1024)),
+        (25, 0, "model.global_transformer.layers"),
+        llama(2048, 2048, 2048, 5632),
+        (16, 16, 128),
+        {"model.encoder_hash_tok_embedding.weight": (3000012, 1024), "model.patcher.embed_tokens.weight": (260, 768),
+         "model.patcher.lm_head.weight": (260, 768), "model.patcher.norm.weight": (768,),
+         "model.local_decoder.norm.weight": (1024,),
+         "model.local_encoder.patch_embedding_projection.weight": (2048, 1024),
+         "model.local_decoder.patch_embedding_projection.weight": (2048, 2048),
+         **{f"model.{stack}.layers.{i}.{name}": shape
+            for stack, n_layers, n, m in (("local_encoder", 1, 1024, 2816), ("local_decoder", 9, 1024, 2816),
+                                          ("patcher", 14, 768, 2048))
+            for i in range(n_layers) for name, shape in llama(n, n, n, m).items()},
+         **{f"model.{stack}.cross_attn_layers.{i}.{x}_proj.weight": (1024, 1024)
+            for stack, n_layers in (("local_encoder", 1), ("local_decoder", 9)) for i in range(n_layers)
+            for x in "qkvo"}},
+        ("lm_head.weight", (260, 1024)),
+        rope=("interleaved", None),
+    ),
     "a copy that stores its head alone": PublishedModel(
         {"model_type": "qwen2", "hidden_size": 896, "num_attention_heads": 14, "num_key_value_heads": 2,
          "num_hidden_layers": 24, "tie_word_embeddings": True, "vocab_size": 151936},
@@ -401,3 +462,57 @@ MAMBA: dict[str, tuple[dict[str, object], Shapes]] = {
     ),
 }  # fmt: skip
 """Config and a layer of models whose config says no model_type."""
+
+
+def _zamba(shared: str, n: int, q: int, mamba: Shapes, mlp: Shapes) -> tuple[Shapes, Shapes, Shapes]:
+    """A layer of Zamba that is a mixer alone, one that shares a transformer, and the one that stores what is shared."""
+    alone = {"input_layernorm.weight": (n,), **{f"mamba.{name}": shape for name, shape in mamba.items()}}
+    sharing = {"linear.weight": (n, n), **{f"mamba_decoder.{name}": shape for name, shape in alone.items()}}
+    stored = {
+        **{f"self_attn.{x}_proj.weight": (q, 2 * n) for x in "qkv"},
+        "self_attn.o_proj.weight": (n, q),
+        **{f"feed_forward.{name}.weight": shape for name, shape in mlp.items()},
+        "input_layernorm.weight": (2 * n,),
+        "pre_ff_layernorm.weight": (n,),
+    }
+    return alone, sharing, sharing | {f"{shared}.{name}": shape for name, shape in stored.items()}
+
+
+def _layers(alone: Shapes, sharing: Shapes, storing: Shapes, n_layers: int, shared: tuple[int, ...]) -> Shapes:
+    """All layers of a Zamba whose layers ``shared`` share one transformer."""
+    kinds = {i: sharing if i in shared else alone for i in range(n_layers)} | {shared[0]: storing}
+    return {f"model.layers.{i}.{name}": shape for i, layer in kinds.items() for name, shape in layer.items()}
+
+
+ZAMBA: dict[str, tuple[dict[str, object], Shapes, tuple[int, ...], tuple[int, int, int]]] = {
+    "Zyphra/Zamba-7B-v1": (
+        {"model_type": "zamba", "hidden_size": 3712, "num_attention_heads": 16, "num_key_value_heads": 16,
+         "attention_head_dim": 464, "num_hidden_layers": 76, "intermediate_size": 14848, "vocab_size": 32000,
+         "n_mamba_heads": 2},
+        {"model.embed_tokens.weight": (32000, 3712)} | _layers(
+            *_zamba("shared_transf", 3712, 7424,
+                    {"in_proj.weight": (14848, 3712), "out_proj.weight": (3712, 7424), "A_log": (2, 3712, 16)},
+                    {"gate_proj": (14848, 3712), "up_proj": (14848, 3712), "down_proj": (3712, 14848)}),
+            76, (2, *range(7, 76, 6))),
+        (2, *range(7, 76, 6)),
+        (16, 464, 7424),
+    ),
+    "Zyphra/Zamba2-1.2B": (
+        {"model_type": "zamba2", "hidden_size": 2048, "num_attention_heads": 32, "num_key_value_heads": 32,
+         "attention_head_dim": 128, "num_hidden_layers": 38, "intermediate_size": 8192, "vocab_size": 32000,
+         "mamba_expand": 2, "mamba_ngroups": 1, "mamba_d_state": 64, "n_mamba_heads": 64, "num_mem_blocks": 1,
+         "use_shared_attention_adapter": True, "adapter_rank": 128, "use_mem_rope": True},
+        {"model.embed_tokens.weight": (32000, 2048)} | _layers(
+            *_zamba("shared_transformer", 2048, 4096,
+                    {"in_proj.weight": (8384, 2048), "out_proj.weight": (2048, 4096), "A_log": (64,)},
+                    {"gate_up_proj": (16384, 2048), "down_proj": (2048, 8192)}
+                    | {f"gate_up_proj_adapter_list.{i}.{side}": ((128, 2048), (16384, 128))[side]
+                       for i in range(6) for side in (0, 1)}),
+            38, tuple(range(5, 38, 6)))
+        | {f"model.layers.5.shared_transformer.self_attn.linear_{x}_adapter_list.{i}.{side}.weight":
+           ((128, 4096), (4096, 128))[side] for x in "qkv" for i in range(6) for side in (0, 1)},
+        tuple(range(5, 38, 6)),
+        (32, 128, 4096),
+    ),
+}  # fmt: skip
+"""Config, all shapes, the layers that share a transformer, and the heads of that: how many, their width, all rows."""

@@ -60,6 +60,8 @@ def test_heads_of_single_layers(config, expected):
     "more",
     [
         {"num_key_value_heads_per_layer": [0, -1, "4"]},
+        {"per_layer_config": {"²": {"num_key_value_heads": 2}, "1": {"num_key_value_heads": "²"}}},
+        {"per_layer_config": {"9" * 5000: {"num_key_value_heads": 2}, "1": {"num_key_value_heads": "9" * 5000}}},
         {"num_key_value_heads_per_layer": "442"},
         {"block_configs": [3, None, {"attention": []}]},
         {"block_configs": {"attention": {"n_heads_in_group": 8}}},

@@ -12,7 +12,7 @@ from mdir_hf.anatomy.parts import part_shape
 from mdir_hf.checkpoint import MemorySource
 from mdir_hf.comparison.model import Model
 from mdir_hf.hub import IoLedger, open_repository
-from tests.anatomy.published_models import MAMBA, MODELS, meta
+from tests.anatomy.published_models import MAMBA, MODELS, ZAMBA, meta
 from tests.anatomy.test_every_causal_model import check_attention, check_mlp
 
 ATTENTION = {Role.Q, Role.K, Role.V, Role.O}
@@ -80,6 +80,27 @@ def test_state_spaces_own_mamba_is_told_by_its_names(model):
     assert rows[Role.MIXER_GATE][0] == (1536 if model.endswith("mamba-130m") else 0)
 
 
+@pytest.mark.parametrize("model", ZAMBA)
+def test_a_transformer_that_layers_share_counts_once_and_where_it_touches_the_stream(model):
+    config, shapes, sharing, (n_heads, head_dim, n_rows) = ZAMBA[model]
+    n = config["hidden_size"]
+    anatomy = resolve_anatomy(config, shapes, shapes.__getitem__)
+    assert (anatomy.n_heads, anatomy.head_dim, len(anatomy.layers)) == (n_heads, head_dim, config["num_hidden_layers"])
+    assert anatomy.rope == ("half" if config.get("use_mem_rope") else "none")
+    assert all(name.endswith(".A_log") for name in anatomy.unplaced)
+    storing = sharing[0]
+    for layer in anatomy.layers:
+        assert layer.missing == ()
+        anatomy.check_shapes(layer, shapes.__getitem__)
+        made = {role: part_shape(part, shapes.__getitem__) for role, part in layer.parts.items()}
+        norm_of_mixer = Role.MIXER_NORM if layer.index in sharing else Role.ATTENTION_NORM
+        assert (made.pop(Role.SSM_IN), made.pop(Role.SSM_OUT)) == ((2 * n, n), (n, 2 * n))
+        assert (made.pop(Role.MIXER_GATE), made.pop(norm_of_mixer)) == ((2 * n, n), (n,))
+        of_attention = dict.fromkeys((Role.Q, Role.K, Role.V), (n_rows, n)) | {Role.ATTENTION_NORM: (n,)}
+        expected = of_attention | {Role.DOWN: (n, config["intermediate_size"])}
+        assert made == (expected if layer.index == storing else {})
+
+
 def test_only_an_untied_head_is_no_embedding():
     published = MODELS["a copy that stores its head alone"]
     shapes = published.shapes()
@@ -134,6 +155,35 @@ def test_experts_of_step_3_are_the_matrices_of_its_stacks():
     for e, weights in enumerate(read_experts(source, found.experts)):
         for role in (Role.GATE, Role.UP, Role.DOWN):
             assert torch.equal(weights[role], layer[f"moe.{role.value}_proj.weight"][e])
+
+
+def test_an_mlp_of_arctic_beside_its_experts_does_what_its_code_does():
+    layer = {f"residual_mlp.{w}.weight": draw(N, N) for w in ("w1", "w2", "w3")}
+    layer |= {f"block_sparse_moe.experts.{e}.{w}.weight": draw(*((N, M) if w == "w2" else (M, N))) for e in range(E)
+              for w in ("w1", "w2", "w3")} | {"residual_layernorm.weight": draw(N)}  # fmt: skip
+    found, source = placed({"model_type": "arctic", "hidden_size": N, "num_local_experts": E}, layer)
+    assert found.parts[Role.SHARED_NORM].tensor == "model.layers.0.residual_layernorm.weight"
+    x = draw(N)
+    (weights,) = read_experts(source, found.shared_experts)
+    w1, w2, w3 = (layer[f"residual_mlp.{w}.weight"] for w in ("w1", "w2", "w3"))
+    got = weights[Role.DOWN] @ (F.silu(weights[Role.GATE] @ x) * (weights[Role.UP] @ x))
+    torch.testing.assert_close(got, w2 @ (F.silu(w1 @ x) * (w3 @ x)))
+
+
+def test_arctic_without_experts_has_one_mlp():
+    layer = {f"block_sparse_moe.mlp.{w}.weight": draw(*((N, M) if w == "w2" else (M, N))) for w in ("w1", "w2", "w3")}
+    found, _ = placed({"model_type": "arctic", "hidden_size": N}, layer)
+    names = [found.parts[role].tensor.split(".")[-2] for role in (Role.GATE, Role.UP, Role.DOWN)]
+    assert names == ["w1", "w3", "w2"]
+    assert (found.experts, found.shared_experts) == ((), ())
+
+
+def test_what_zamba_adds_to_the_stream_is_down_through_the_matrix_of_the_layer():
+    layer = {"linear.weight": draw(N, N), "shared_transf.feed_forward.down_proj.weight": draw(N, M)}
+    found, source = placed({"model_type": "zamba", "hidden_size": N}, layer)
+    neurons = draw(M)
+    expected = layer["linear.weight"] @ (layer["shared_transf.feed_forward.down_proj.weight"] @ neurons)
+    torch.testing.assert_close(read_part(source, found.parts[Role.DOWN]).float() @ neurons, expected)
 
 
 def test_values_of_minicpm_3_are_the_last_rows_of_each_head():

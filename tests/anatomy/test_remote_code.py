@@ -495,9 +495,9 @@ def test_mixtures_in_common_names_need_no_row(model_type):
 
 
 def test_what_no_source_was_found_for_stays_unplaced():
-    rests = ["block.q.weight", "residual_mlp.w1.weight", "residual_mlp.w2.weight"]
+    rests = ["block.q.weight", "block.w1.weight", "block.w2.weight"]
     names = ["model.embed_tokens.weight", *(LAYER + rest for rest in rests)]
-    anatomy = resolve_anatomy(HEADS | {"model_type": "arctic"}, names, lambda name: (40, N))
+    anatomy = resolve_anatomy(HEADS | {"model_type": "of-tomorrow"}, names, lambda name: (40, N))
     assert anatomy.layers[0].parts == {}
     assert len(anatomy.unplaced) == len(rests)
     assert anatomy.unread_layers == (0,)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from mdir_hf.cli import main
 from mdir_hf.survey import run as run_module
 from tests.hub.fixtures import hf_home, loopback_hub
@@ -45,6 +47,13 @@ def test_shards_are_joined(population, tmp_path, capsys):
     capsys.readouterr()
     assert main(["survey", "--join", *folders, "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["pairs"]) == 15
+
+
+@pytest.mark.parametrize("shard", ["1", "0/", "²/3", "0/" + "9" * 5000])
+def test_what_is_no_shard_is_said(shard, capsys):
+    with pytest.raises(SystemExit):
+        main(["survey", "some/one", "some/two", "--out", "out", "--shard", shard])
+    assert "is no shard; write 0/4 for the first of four" in capsys.readouterr().err
 
 
 def test_without_a_folder_nothing_is_read(population, capsys):

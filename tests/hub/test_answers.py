@@ -2,12 +2,13 @@
 
 import contextlib
 import math
+from urllib.parse import quote
 
 import pytest
 
 from mdir_hf.errors import RangeIgnoredError, ServerError, ShortReadError
 from mdir_hf.hub import IoLedger, connection, ranges
-from mdir_hf.hub.location import HubPlace, Location, Locator
+from mdir_hf.hub.location import HubPlace, Location, Locator, _expires_at
 from mdir_hf.hub.range_cache import RangeCache
 
 PLACE = HubPlace("owner/name", "a" * 40, "model.safetensors", "https://hub.example", False, "owner/name@aaaaaaa")
@@ -196,3 +197,8 @@ def test_a_redirect_never_leaves_a_secure_connection(monkeypatch, here, target, 
     else:
         locator.moved(start, target)
         assert locator.current() == Location(leads_to, "etag", N_BYTES, math.inf)
+
+
+@pytest.mark.parametrize("lifetime", ["²", "٣", "9" * 5000, "-3", ""])
+def test_a_lifetime_that_is_no_number_is_none(lifetime):
+    assert _expires_at(f"https://cdn.example/x?X-Amz-Expires={quote(lifetime)}") == float("inf")

@@ -40,6 +40,7 @@ PRODUCT_ROWS: tuple[ProductRow, ...] = (
     *latent_attention.PRODUCT_ROWS,
     *remote_code.PRODUCT_ROWS,
     *gguf.PRODUCT_ROWS,
+    *state_space.PRODUCT_ROWS,
 )
 """Weights of a layer that are stored as two factors, for roles that no tensor has by itself."""
 

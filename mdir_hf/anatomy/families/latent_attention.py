@@ -20,6 +20,7 @@ _LATENT = RowsOfEach(1, "kv_lora_rank")
 _LONGCAT = {"longcat_flash"}
 _ATTENTION = r"(?:self_attn|attention|self_attn\.0)"
 
+_AXK2 = frozenset({"axk2"})
 _DEEPSEEK_V4 = frozenset({"deepseek_v4"})
 
 ROWS: tuple[LayerRow, ...] = (
@@ -40,6 +41,9 @@ ROWS: tuple[LayerRow, ...] = (
         },
         _LONGCAT,
     ),
+    # A.X-K2: norms with a gate of low rank behind them.
+    *rows(named(r"%s_layernorm\.norm", "input post_attention", NORMS), _AXK2),
+    *rows({r"(?:input|post_attention)_layernorm\.(?:W_down|W_up|mlp\.fc1|mlp\.fc2)": ()}, _AXK2),
     # DeepSeek-V4: one key for all heads, which is the value too. Its output passes two factors in groups.
     *rows({r"(?:attn\.wkv|self_attn\.kv_proj)": (Role.K, Role.V)}, _DEEPSEEK_V4, n_heads=("heads", 1)),
     *rows({r"(?:attn\.norm|self_attn\.kv_norm)": Role.K_NORM}, _DEEPSEEK_V4),
@@ -53,7 +57,7 @@ PRODUCT_ROWS: tuple[ProductRow, ...] = (
         rf"{_ATTENTION}\.q_a_proj\.weight",
         rf"{_ATTENTION}\.q_a_layernorm\.weight",
         left_layout=_WITHOUT_POSITIONS,
-        except_model_types=frozenset({"axk2"}),  # reads the latent before and behind its norm, side by side
+        except_model_types=_AXK2,
         rope="none",
         n_heads=_ALL_HEADS,
     ),
@@ -69,6 +73,18 @@ PRODUCT_ROWS: tuple[ProductRow, ...] = (
             n_heads=_ALL_HEADS,
         )
         for role, layout in ((Role.K, _WITHOUT_POSITIONS), (Role.V, _VALUES))
+    ),
+    # A.X-K2: queries, and a gate of the output, of the latent behind its norm and before it, side by side.
+    ProductRow(
+        Role.Q,
+        rf"{_ATTENTION}\.(?:q_b_proj|q_gate_proj)\.weight",
+        rf"{_ATTENTION}\.q_a_proj\.weight",
+        rf"{_ATTENTION}\.q_a_layernorm\.weight",
+        left_layout=_WITHOUT_POSITIONS,
+        left_first_half=True,
+        model_types=_AXK2,
+        rope="none",
+        n_heads=_ALL_HEADS,
     ),
     ProductRow(
         Role.Q,

@@ -1,8 +1,7 @@
 """Families whose modelling code lies in their repositories, and files in the names of their makers.
 
 Layouts are those of the published modelling files; each is checked in the tests against their arithmetic. Families that
-took over Llama's names (InternLM, Orion, XVERSE, Aquila, Skywork, MiMo, SOLAR, Pangu, HunYuan) need no row. Not placed,
-because no source could be had to hold it against: the dense MLP that Arctic keeps beside its experts.
+took over Llama's names (InternLM, Orion, XVERSE, Aquila, Skywork, MiMo, SOLAR, Pangu, HunYuan) need no row.
 """
 
 from __future__ import annotations
@@ -38,6 +37,7 @@ _TELECHAT = {"telechat", "telechat2"}
 _STEP3 = frozenset({"step3", "step3_text"})
 _STEPS = _STEP3 | {"step3p5", "step3p7", "step3p7_text"}
 _GROK = {"grok-1"}
+_ARCTIC = {"arctic"}
 
 _LN = named("ln_%s", "1 2", NORMS)
 _MLP_OF_META = named(r"feed_forward\.%s", "w1 w3 w2", GATED_MLP)
@@ -166,6 +166,10 @@ ROWS: tuple[LayerRow, ...] = (
     *rows(
         named("pre_%s_norm", "attn moe", NORMS) | named("post_%s_norm", "attn moe", OUT_NORMS), _GROK, ending=r"\.scale"
     ),
+    # Arctic: an MLP that every token passes, behind a norm of its own, beside the experts; or one MLP and no expert.
+    *rows(named(r"residual_mlp\.%s", "w1 w3 w2", GATED_MLP), _ARCTIC, experts="shared"),
+    *rows({"residual_layernorm": Role.SHARED_NORM}, _ARCTIC),
+    *rows(named(r"block_sparse_moe\.mlp\.%s", "w1 w3 w2", GATED_MLP), _ARCTIC),
     # gte-v1.5: q|k|v, and what multiplies before what is activated. Its norms stand behind the sums.
     *rows(
         {

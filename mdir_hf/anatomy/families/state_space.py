@@ -15,8 +15,10 @@ from ..rows import (
     MLP,
     NORMS,
     NUMBER,
+    QKV,
     LayerRow,
     Parts,
+    ProductRow,
     fused_rows,
     named,
     rows,
@@ -26,6 +28,8 @@ _NEMOTRON = {"nemotron_h"}
 _LFM2 = {"lfm2", "lfm2_moe", "lfm3"}
 _GRIFFIN = {"recurrent_gemma"}
 _FEEDING_FORWARD = {"jamba", "bamba", "falcon_h1"}
+_ZAMBA = frozenset({"zamba", "zamba2"})
+_SHARED = r"shared_(?:transf|transformer)"
 _GRANITE = {"granitemoehybrid", "granitemoeshared", "granitemoe_swa"}
 _GRANITE_EXPERTS = r"block_sparse_moe\..+"
 
@@ -69,7 +73,22 @@ ROWS: tuple[LayerRow, ...] = (
         beside=r"(?:mixer|(?:mamba_decoder\.)?mamba)\.A_log",
     ),
     *rows({"norm": Role.ATTENTION_NORM}, {"mamba", "falcon_mamba", "mamba2", "mamba2_ssm"}),
-    *rows({r"mamba_decoder\.input_layernorm": Role.ATTENTION_NORM}, {"zamba", "zamba2"}),
+    # Zamba: layers share a transformer, stored in the first of them. It reads stream and embedding side by side; its
+    # attention hands over to its MLP, and what that makes reaches the stream through a matrix of each layer.
+    *rows({r"mamba_decoder\.input_layernorm": Role.MIXER_NORM}, _ZAMBA),
+    *rows(
+        named(rf"{_SHARED}\.self_attn\.%s_proj", "q k v", QKV) | {rf"{_SHARED}\.input_layernorm": Role.ATTENTION_NORM},
+        _ZAMBA,
+        first_half=True,
+    ),
+    *rows(
+        {
+            rf"{_SHARED}\.(?:self_attn\.o_proj|pre_ff_layernorm)": (),
+            rf"{_SHARED}\.feed_forward\.(?:gate|up|gate_up|down)_proj": (),
+            "linear": (),
+        },
+        _ZAMBA,
+    ),
     # Griffin's recurrent block.
     *rows(named(r"temporal_block\.linear_%s", "x y out", (*_INPUT_AND_GATE, Role.SSM_OUT)), _GRIFFIN, rope="none"),
     *rows(
@@ -117,4 +136,8 @@ ROWS: tuple[LayerRow, ...] = (
     *rows({r"mixer\.gate": Role.ROUTER}, _NEMOTRON, beside=r"mixer\.experts\.\d+\..+"),
     *rows({"norm": Role.MLP_NORM}, _NEMOTRON, beside=r"mixer\.(?:experts\..+|up_proj\.weight)"),
     *rows({"norm": Role.ATTENTION_NORM}, _NEMOTRON),
+)
+
+PRODUCT_ROWS: tuple[ProductRow, ...] = (
+    ProductRow(Role.DOWN, r"linear\.weight", rf"{_SHARED}\.feed_forward\.down_proj\.weight", None, model_types=_ZAMBA),
 )

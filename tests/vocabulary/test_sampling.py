@@ -77,6 +77,21 @@ def test_with_two_tokenizers_a_sample_costs_far_fewer_requests_than_tokens():
         assert n_runs(rows, gap=64) <= 64  # 64 rows are 128 kB: what a request costs anyway
 
 
+def test_with_two_tokenizers_the_last_sample_too_is_read_with_little_between_its_rows():
+    rng = np.random.default_rng(0)
+    reference = np.sort(rng.choice(150_000, 40_000, replace=False))
+    candidate = np.argsort(np.argsort(reference * np.exp(rng.normal(0, 0.7, 40_000))))
+    sampler = RowSampler(common(reference, candidate), row_n_bytes=(2048, 2048), n_first=256, n_last=4096)
+    n_read = []
+    for n_tokens in (256, 4096):
+        taken = sampler.take(n_tokens)
+        gaps = [np.diff(np.sort(rows)) for rows in (reference[taken], candidate[taken])]
+        n_read.append(sum(1 + int(gap[gap <= 64].sum()) + int((gap > 64).sum()) for gap in gaps))
+    # Rows of both models, with those between them. Windows of 16 rows, the best for few tokens, read 118,000.
+    assert n_read[1] < 40_000
+    assert n_read[0] < 4000
+
+
 def test_the_seed_moves_the_sample():
     ids = np.arange(10_000)
     one, other = (RowSampler(common(ids, ids), row_n_bytes=(8192, 8192), seed=s).take(256) for s in (0, 1))

@@ -64,8 +64,8 @@ class RowSampler:
             self.max_gap_bytes = SMALL_GAP_BYTES
             self._rank_of_token = self._spread_ranks(self.window_rows, n_last, seed)
         else:
-            # Fine windows make the first sample cheap, which settles a near copy; coarse ones the last, which every pair
-            # of strangers pays for: by fine ones it was ten times as many bytes.
+            # Fine windows make the first sample cheap, which settles a near copy; coarse ones the last, which every
+            # pair of strangers pays for: by fine ones it was five times as many bytes.
             ranks = {w: self._ranks(w, seed) for w in WINDOW_ROWS}
             costs = {w: sum(self._cost(ranks[w], n, row_n_bytes) for n in (n_first, n_last)) for w in WINDOW_ROWS}
             self.window_rows = min(costs, key=lambda w: costs[w])

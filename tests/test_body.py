@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+from collections import Counter
 
 import pytest
 import torch
@@ -427,7 +428,20 @@ def test_layers_of_the_shallower_model_are_chosen_whichever_it_is(base, save, fe
     assert chosen == (((0, 3), tuple(range(6))) if is_turned_round else (tuple(range(6)), (0, 3)))
 
 
-def test_no_comparison_reads_a_weight_twice(base, save):
-    """Small models are read once at most: whatever several maps ask for stays in memory."""
-    report = compare(save(base, "base"), save(new_model(seed=9, **SIZES), "stranger"))
-    assert report.io.bytes_read <= report.io.bytes_of_weights
+def test_no_row_of_a_small_model_is_read_twice(base, save, monkeypatch):
+    """Whatever several looks and maps ask for stays in memory."""
+    n_reads: Counter[tuple[int, str, int]] = Counter()
+
+    def read(self, name, original=RangedTensors.read):
+        n_reads.update((id(self), name, row) for row in range(self.spec(name).shape[0]))
+        return original(self, name)
+
+    def read_rows(self, name, rows, original=RangedTensors.read_rows, **options):
+        n_reads.update((id(self), name, int(row)) for row in rows)
+        return original(self, name, rows, **options)
+
+    monkeypatch.setattr(RangedTensors, "read", read)
+    monkeypatch.setattr(RangedTensors, "read_rows", read_rows)
+    compare(save(base, "base"), save(new_model(seed=9, **SIZES), "stranger"))
+    assert n_reads
+    assert not {name for (_, name, _), n in n_reads.items() if n > 1}

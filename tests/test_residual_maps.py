@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from mdir_hf import HomologyReport, Verdict, describe
+from mdir_hf.anatomy import Role
+from mdir_hf.comparison.layers import RoleReader
 from mdir_hf.comparison.model import Model
 from mdir_hf.comparison.residual_maps import FITTED_ON, fitted_on_layers
 from mdir_hf.hub import open_repository
@@ -166,15 +168,15 @@ def test_a_whole_obfuscation_under_new_embeddings(architecture, save):
     found_by_keys(compare(save(model, "base"), candidate), "rotation")
 
 
-def opened(folder):
-    return Model(open_repository(folder))
+def keys_of(*folders):
+    return tuple(RoleReader(Model(open_repository(folder)), Role.K) for folder in folders)
 
 
 def test_strangers_are_not_related_by_their_keys(save):
     # Heads of 32 rows have products enough for strangers to stay below the bound on resemblance.
     larger = {**SIZES, "head_dim": 32}
     folders = [save(new_model(seed=seed, **larger), f"model-{seed}") for seed in (0, 1)]
-    assert fitted_on_layers(*map(opened, folders)) is None
+    assert fitted_on_layers(keys_of(*folders)) is None
     report = compare(*folders, level="body")
     assert report.verdict is Verdict.NO_EVIDENCE
     # Two outer transformations with V, K and up, the third without K, two readings of each map; and the embeddings' 12.
@@ -185,7 +187,7 @@ def test_strangers_are_silent_behind_what_was_fitted_on_them(base, save, monkeyp
     monkeypatch.setattr("mdir_hf.comparison.residual_maps.LEAST_RESEMBLANCE", -1.0)
     for seed in range(1, 4):
         folders = [save(new_model(seed=0, **SIZES), "base"), save(new_model(seed=seed, **SIZES), f"stranger-{seed}")]
-        assert fitted_on_layers(*map(opened, folders)).kind == "rotation"
+        assert fitted_on_layers(keys_of(*folders)).kind == "rotation"
         report = compare(*folders, level="body")
         assert report.verdict is Verdict.NO_EVIDENCE
         assert report.layers.log10_p > -3
@@ -194,10 +196,10 @@ def test_strangers_are_silent_behind_what_was_fitted_on_them(base, save, monkeyp
 def test_channels_that_stayed_where_they_were_are_no_new_transformation(base, save):
     candidate = new_embeddings(edited(base, lambda name, weight: weight))
     folders = [save(base, "base"), save(candidate, "candidate")]
-    assert fitted_on_layers(*map(opened, folders)) is None
+    assert fitted_on_layers(keys_of(*folders)) is None
     assert compare(*folders).layers.outer == "identity"
 
 
 def test_keys_of_other_sizes_relate_nothing(base, save):
     other = new_model(seed=1, **{**SIZES, "head_dim": 8})
-    assert fitted_on_layers(opened(save(base, "base")), opened(save(other, "other"))) is None
+    assert fitted_on_layers(keys_of(save(base, "base"), save(other, "other"))) is None

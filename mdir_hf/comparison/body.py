@@ -15,6 +15,7 @@ import torch
 from mdir_hf.anatomy import Role
 from mdir_hf.comparison.comparable import PlacedTensors
 from mdir_hf.comparison.layers import (
+    Gains,
     Representative,
     RoleReader,
     inner_rows,
@@ -137,7 +138,7 @@ def compare_bodies(
     not_significant: list[BodyEvidence] = []
     before_mlps: list[OuterTransformation] = []
     for attempt in tried:
-        outer = attempt.make()
+        outer = attempt.make(question.readers)
         if outer is None:
             continue
         if Role.UP in attempt.roles:
@@ -172,13 +173,17 @@ class _Question:
     log_alpha: float
     n_maps: int
     _readers: dict[Role, tuple[RoleReader, RoleReader]] = field(default_factory=dict)
+    _gains: tuple[Gains, Gains] = field(default_factory=lambda: ({}, {}))
 
     def readers(self, role: Role) -> tuple[RoleReader, RoleReader]:
         """Readers of a role, the same ones for all its maps: each layer is read once for several."""
         if role not in self._readers:
             every = self.settings.level.analyses_all_layers
             mine, other = chosen_layers(self.reference, self.candidate, role, every=every)
-            self._readers[role] = RoleReader(self.reference, role, mine), RoleReader(self.candidate, role, other)
+            self._readers[role] = (
+                RoleReader(self.reference, role, mine, self._gains[0]),
+                RoleReader(self.candidate, role, other, self._gains[1]),
+            )
         return self._readers[role]
 
     def maps(
@@ -237,7 +242,8 @@ class _Question:
         every = chosen_layers(*models, role, every=True)
         if every == found.positions or stored_n_bytes(models, role) > WHOLE_MAP_BYTES:
             return found
-        self._readers[role] = RoleReader(models[0], role, every[0]), RoleReader(models[1], role, every[1])
+        for reader, positions in zip(self.readers(role), every, strict=True):
+            reader.positions = positions
         return self.maps([found.outer], role, is_screened=True)[0]
 
     def concluded(self, sampled: BodyEvidence) -> BodyEvidence:

@@ -100,6 +100,10 @@ class _StoredRows:
         return self.rows.nbytes
 
 
+Gains = dict[tuple[int, Role], torch.Tensor | None]
+"""Gains of norms ``(n,)`` by position and role; None where there is none."""
+
+
 class RoleReader:
     """Reads what stands for the layers of a model: ``(d_out, n)``, the gain of its norm folded in, rows of one length.
 
@@ -111,11 +115,19 @@ class RoleReader:
         model: The model.
         role: The role that stands for its layers.
         positions: Positions in ``model.anatomy.layers`` of the layers that are compared; None: all that have the role.
+        gains: Gains of norms that were read already: readers of one model may share them.
     """
 
-    def __init__(self, model: PlacedTensors, role: Role, positions: Sequence[int] | None = None) -> None:
+    def __init__(
+        self,
+        model: PlacedTensors,
+        role: Role,
+        positions: Sequence[int] | None = None,
+        gains: Gains | None = None,
+    ) -> None:
         self.model, self.role = model, role
         self.positions = layers_with(model, role) if positions is None else tuple(positions)
+        self._gains = {} if gains is None else gains
         self._kept: dict[tuple[int, bytes | None], _StoredRows] = {}
         self._last: tuple[int, torch.Tensor] | None = None
 
@@ -143,6 +155,10 @@ class RoleReader:
             self._read_all(has_rows, channels, key)
         return self._prepared(self._kept[position, key])
 
+    def folded(self, position: int) -> torch.Tensor:
+        """Read what stands for a layer, whole: the gain of its norm folded in, rows of the lengths that they have."""
+        return self._folded(self._whole(position))
+
     def _whole(self, position: int) -> _StoredRows:
         """Read a layer whole, and with it the others where they are few and small: they are asked for next."""
         kept = self._kept.get((position, None))
@@ -169,13 +185,18 @@ class RoleReader:
 
     def _read(self, position: int, channels: torch.Tensor | None) -> _StoredRows:
         layer, standing = self._standing(position)
-        gain = _read_if_placed(self.model, layer, norm_before(layer, standing))
+        norm = norm_before(layer, standing)
+        if (position, norm) not in self._gains:
+            self._gains[position, norm] = _read_if_placed(self.model, layer, norm)
         rows = None if channels is None else channels.numpy()
-        return _StoredRows(narrowed(read_role(self.model, layer, standing, rows)), gain)
+        return _StoredRows(narrowed(read_role(self.model, layer, standing, rows)), self._gains[position, norm])
 
     def _prepared(self, stored: _StoredRows) -> torch.Tensor:
+        return unit_rows(self._folded(stored))
+
+    def _folded(self, stored: _StoredRows) -> torch.Tensor:
         weight = stored.rows if stored.rows.dtype == torch.float64 else stored.rows.float()
-        return unit_rows(fold_gain(weight, stored.gain, plus_one=self.model.anatomy.norms_add_one))
+        return fold_gain(weight, stored.gain, plus_one=self.model.anatomy.norms_add_one)
 
     def _standing(self, position: int) -> tuple[Layer, Role]:
         layer = self.model.anatomy.layers[position]

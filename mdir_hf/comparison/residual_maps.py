@@ -11,10 +11,10 @@ import torch
 
 from mdir_hf.anatomy import Role
 from mdir_hf.comparison.comparable import PlacedTensors
-from mdir_hf.comparison.layers import layers_with, read_role
+from mdir_hf.comparison.layers import RoleReader, layers_with
 from mdir_hf.comparison.settings import Settings
 from mdir_hf.homology.embedding import EmbeddingTest
-from mdir_hf.homology.gauge import OuterTransformation, fold_gain
+from mdir_hf.homology.gauge import OuterTransformation
 from mdir_hf.homology.matching import REMARKABLE
 from mdir_hf.homology.planes import LAYOUTS, RopeLayout, plane_rows
 from mdir_hf.homology.row_products import pair_heads, turn_back
@@ -34,6 +34,10 @@ LEAST_RESEMBLANCE = 0.35
 saves work and takes nothing from p: no rotation of a residual stream changes the products that it is read off."""
 
 
+Readers = Callable[[Role], tuple[RoleReader, RoleReader]]
+"""Gives the readers of what plays a role, of the reference and of the candidate; the same ones whenever it is asked."""
+
+
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """One way to carry the layers of one model into the residual basis of the other.
@@ -43,7 +47,7 @@ class Attempt:
         roles: Representatives whose maps are made behind it, in the order to try them; all are counted beforehand.
     """
 
-    make: Callable[[], OuterTransformation | None]
+    make: Callable[[Readers], OuterTransformation | None]
     roles: tuple[Role, ...]
 
 
@@ -75,17 +79,20 @@ def attempts(
     others = tuple(role for role in roles if role is not FITTED_ROLE)
     has_keys = FITTED_ROLE in roles and Role.KV_LATENT not in roles
     if not are_matched and others and has_keys:
-        fit = partial(fitted_on_layers, reference, candidate, seed=settings.seed, device=settings.device)
-        found.append(Attempt(fit, others))
+        found.append(Attempt(partial(_fitted, settings), others))
     return tuple(found)
 
 
-def _given(outer: OuterTransformation) -> OuterTransformation | None:
+def _given(outer: OuterTransformation, readers: Readers) -> OuterTransformation | None:
     return outer
 
 
+def _fitted(settings: Settings, readers: Readers) -> OuterTransformation | None:
+    return fitted_on_layers(readers(FITTED_ROLE), seed=settings.seed, device=settings.device)
+
+
 def fitted_on_layers(
-    reference: PlacedTensors, candidate: PlacedTensors, *, seed: int = 0, device: str = "cpu"
+    keys: tuple[RoleReader, RoleReader], *, seed: int = 0, device: str = "cpu"
 ) -> OuterTransformation | None:
     """Relate the residual streams of two models by rows of their keys, paired by layer, head and number.
 
@@ -95,8 +102,8 @@ def fitted_on_layers(
     the map.
 
     Args:
-        reference: One model.
-        candidate: The other.
+        keys: Readers of the keys of the reference's layers and of the candidate's; only layers that they compare are
+            read, and what they hold is not read again.
         seed: Seed of the rows.
         device: Where matrix products run.
 
@@ -105,7 +112,7 @@ def fitted_on_layers(
         of the two models do not resemble each other, or where channels are where they were. Planes that rotary
         positions leave free to turn are turned back first. Reads the keys of up to four layers of each model.
     """
-    pairs = list(_paired_rows(reference, candidate, seed))
+    pairs = list(_paired_rows(keys, seed))
     if not pairs:
         return None
     x, y = (torch.cat(rows) for rows in zip(*pairs, strict=True))
@@ -122,18 +129,19 @@ def fitted_on_layers(
     return None if test.polar is None else OuterTransformation.rotation(test.polar, fitted_on=FITTED_ON)
 
 
-def _paired_rows(
-    reference: PlacedTensors, candidate: PlacedTensors, seed: int
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def _paired_rows(keys: tuple[RoleReader, RoleReader], seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield rows of the keys of some layers, of unit length, head by head; planes as one complex row each."""
-    positions = list(zip(*(layers_with(model, FITTED_ROLE) for model in (reference, candidate)), strict=False))
+    by_depth = zip(*(layers_with(reader.model, FITTED_ROLE) for reader in keys), strict=False)
+    positions = [
+        pair for pair in by_depth if all(at in reader.positions for at, reader in zip(pair, keys, strict=True))
+    ]
     chosen = positions[:: max(1, -(-len(positions) // FITTED_LAYERS))]
-    layouts = {_plane_layout(m, at) for pair in chosen for m, at in zip((reference, candidate), pair, strict=True)}
+    layouts = {_plane_layout(r.model, at) for pair in chosen for r, at in zip(keys, pair, strict=True)}
     layout = layouts.pop() if len(layouts) == 1 else None
     n_rows = FITTED_ROWS // max(1, len(chosen) * (1 if layout is None else 2))
     generator = torch.Generator().manual_seed(seed)
     for mine, other in chosen:
-        x, y = _keys_by_head(reference, mine, layout), _keys_by_head(candidate, other, layout)
+        x, y = _keys_by_head(keys[0], mine, layout), _keys_by_head(keys[1], other, layout)
         if x.shape[1] != y.shape[1]:
             continue
         heads, other_heads, resemblance = pair_heads(x, y)
@@ -154,14 +162,13 @@ def _plane_layout(model: PlacedTensors, position: int) -> RopeLayout | None:
     return None if is_partial or rope not in LAYOUTS else rope
 
 
-def _keys_by_head(model: PlacedTensors, position: int, layout: RopeLayout | None) -> torch.Tensor:
+def _keys_by_head(reader: RoleReader, position: int, layout: RopeLayout | None) -> torch.Tensor:
     """Keys of a layer, gains folded in, by head: rows ``(heads, d, n)`` float32, or planes ``(heads, d / 2, n)``.
 
     One head stands for all where they are not known, or not whole.
     """
-    anatomy, layer = model.anatomy, model.anatomy.layers[position]
-    gain = read_role(model, layer, Role.ATTENTION_NORM) if Role.ATTENTION_NORM in layer.parts else None
-    keys = fold_gain(read_role(model, layer, FITTED_ROLE), gain, plus_one=anatomy.norms_add_one).float()
+    anatomy, layer = reader.model.anatomy, reader.model.anatomy.layers[position]
+    keys = reader.folded(position).float()
     n_heads = layer.heads.n_kv_heads if layer.heads else anatomy.n_kv_heads or anatomy.n_heads or 1
     n_heads = n_heads if len(keys) % n_heads == 0 else 1
     if layout is not None and len(keys) // n_heads % 2 == 0:

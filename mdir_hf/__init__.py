@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     )
     from mdir_hf.report.reproduce import compare_command
     from mdir_hf.saving.html import section_html
+    from mdir_hf.training.callback import LineageCallback
+    from mdir_hf.training.watching import ModelWatch, watch
 
 _NAMES = {
     "mdir_hf.cards.badge": "Badge make_badge",
@@ -70,6 +72,8 @@ _NAMES = {
     ),
     "mdir_hf.report.reproduce": "compare_command",
     "mdir_hf.saving.html": "section_html",
+    "mdir_hf.training.callback": "LineageCallback",
+    "mdir_hf.training.watching": "ModelWatch watch",
 }
 _HOME_OF = {name: home for home, names in _NAMES.items() for name in names.split()}
 
@@ -85,12 +89,14 @@ __all__ = [
     "HomologyReport",
     "LayersReport",
     "Level",
+    "LineageCallback",
     "Listing",
     "MatrixArrays",
     "MatrixReport",
     "MdirError",
     "MemoryBudgetError",
     "ModelSummary",
+    "ModelWatch",
     "ModuleReport",
     "PlaceboResult",
     "Progress",
@@ -117,6 +123,7 @@ __all__ = [
     "section_html",
     "shown_name",
     "visible_text",
+    "watch",
 ]
 
 

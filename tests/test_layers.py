@@ -33,11 +33,23 @@ ALLOWED = {
     "trees": FOLDERS | GROUND | {"comparison", "fingerprints"},
     "index": FOLDERS | GROUND | {"comparison", "checker", "saving", "fingerprints"},
     "survey": FOLDERS | GROUND | {"comparison", "saving", "figures", "cards", "fingerprints", "trees"},
+    "training": FOLDERS | GROUND | {"comparison", "loaded", "checker", "saving", "cards"},
     "publishing": GROUND | {"hub", "index", "survey"},
     "demo": JOINED,
     "cli": JOINED | MANY | {"cards", "demo"},
     "__main__": {"cli"},
-    "__init__": {"cards", "checker", "comparison", "figures", "hub", "installing", "names", "report", "saving"}
+    "__init__": {
+        "cards",
+        "checker",
+        "comparison",
+        "figures",
+        "hub",
+        "installing",
+        "names",
+        "report",
+        "saving",
+        "training",
+    }
     | {"errors", "_version"},
 }
 # (room, module it may import though its room may not, where): each for a reason.

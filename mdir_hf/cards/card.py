@@ -148,7 +148,7 @@ def propose_card(
         values = _base_model(read_metadata(card, subject=subject), other, mine, relation, subject)
         card = with_metadata(card, values, subject=subject)
     section = lineage_section(badge, report, repo=repo, other=other, endpoint=current_endpoint())
-    card = _with_section(card, section, subject)
+    card = with_section(card, section, subject)
     files = {
         README: card.to_bytes(),
         REPORT_PATH: f"{report.to_json()}\n".encode("ascii"),
@@ -245,7 +245,17 @@ def _base_model(
     return values
 
 
-def _with_section(card: Card, section: str, subject: str) -> Card:
+def with_section(card: Card, section: str, subject: str) -> Card:
+    """Put a section into a card, in the place of an earlier one or at the end.
+
+    Args:
+        card: The card.
+        section: With its markers and line feeds.
+        subject: What an error calls the card.
+
+    Raises:
+        CardError: If there are several sections, or the end of the text lies in a code block that nothing closes.
+    """
     if card.closing and not card.closing.endswith(("\n", "\r")):
         card = replace(card, closing=card.closing + card.line_end)
     if not card.body:

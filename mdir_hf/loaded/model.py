@@ -40,6 +40,7 @@ def load_model(model: object, *, tokenizer: LoadedRepository | None = None, adap
     vocabulary = {} if tokenizer is None else tokenizer.contents
     with naming(label):
         base = _repository(label, inner, {"config.json": _config(inner), **vocabulary})
+        base.came_from = came_from or None
         has_adapter = is_peft or getattr(inner, "_hf_peft_config_loaded", False)
         if not has_adapter:
             return base

@@ -21,6 +21,7 @@ class LoadedRepository:
         contents: The small files that saving it would write, by name.
         tensors: Its tensors under the names that saving would give them; None for a tokenizer alone.
         base: What lies under it, where this is an adapter.
+        came_from: What transformers says it was loaded from; None where it does not.
         ledger: Counts what is copied out of the model's memory, as bytes read.
         revision: None, as for a folder.
         commit: None.
@@ -34,6 +35,7 @@ class LoadedRepository:
     contents: Mapping[str, bytes]
     tensors: StoredSource | None = None
     base: LoadedRepository | None = None
+    came_from: str | None = None
     ledger: IoLedger = field(default_factory=IoLedger)
     revision: str | None = None
     commit: str | None = None

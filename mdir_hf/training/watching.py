@@ -1,0 +1,211 @@
+"""``watch``: a sample of a model's weights is taken, and compared with the same entries whenever somebody asks."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from mdir_hf.anatomy import WeightPart, WeightProduct
+from mdir_hf.checker import HomologyChecker
+from mdir_hf.comparison.model import Model
+from mdir_hf.comparison.opening import NamedModel, Reading
+from mdir_hf.errors import InputError
+from mdir_hf.loaded import LoadedRepository, load_model
+from mdir_hf.report import HomologyReport
+from mdir_hf.training.drift import Drift, PartDrift, traces_over_rank
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+ROWS, COLUMNS = 64, 512
+"""Entries of a weight that are watched, at most: 0.13 MB of it, 30 MB of a model of 32 layers."""
+
+Place = tuple[int | None, str]
+"""Layer and role."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Block:
+    """Entries of one weight: some rows and columns of ``(d_out, d_in)``, and where they are stored."""
+
+    part: WeightPart
+    rows: npt.NDArray[np.int64]
+    columns: npt.NDArray[np.int64]
+
+    def read(self, model: Model) -> torch.Tensor:
+        """Read them, float32 ``(rows, columns)``."""
+        shape = model.tensors.spec(self.part.tensor).shape
+        stored_rows, stored_columns = self.part.rows(shape)[self.rows], self.columns
+        if self.part.is_transposed(shape):
+            stored_rows, stored_columns = stored_columns, stored_rows
+        block = model.tensors.read_rows(self.part.tensor, stored_rows)[:, torch.from_numpy(stored_columns)].float()
+        return block.T if self.part.is_transposed(shape) else block
+
+
+class ModelWatch:
+    """Watches one model. Made by :func:`watch`; a context manager that measures once more at its end.
+
+    Attributes:
+        base: What the model is compared with by :meth:`report`: a name or folder; None where nobody said.
+        drifts: What was measured so far.
+    """
+
+    def __init__(
+        self,
+        model: object,
+        *,
+        base: str | os.PathLike[str] | PreTrainedModel | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        seed: int = 0,
+    ) -> None:
+        self._loaded = model
+        self._tokenizer = tokenizer
+        self._model = _open(load_model(model))
+        self.base = base if base is not None else _came_from(self._model)
+        self.drifts: list[Drift] = []
+        start = self._model if base is None else _open(_place_of(base))
+        self._blocks: dict[Place, _Block] = {}
+        self._samples: dict[Place, torch.Tensor] = {}
+        mine, other = _parts(self._model), _parts(start)
+        for place in (place for place in mine if place in other):
+            shape, base_shape = _shape(self._model, mine[place]), _shape(start, other[place])
+            if shape[1] != base_shape[1] or (shape[0] != base_shape[0] and place[0] is not None):
+                continue  # a resized vocabulary keeps the rows that it had; another width is another weight
+            block = _choose(mine[place], place, (min(shape[0], base_shape[0]), shape[1]), self._model, seed)
+            sample = _Block(other[place], block.rows, block.columns).read(start)
+            if sample.any():  # what starts from zero has no direction to keep
+                self._blocks[place], self._samples[place] = block, sample
+        if not self._blocks:
+            raise InputError(
+                "none of its weights has a role and shape that its base has, too", subject=self._model.label
+            )
+
+    def measure(self, step: int | None = None) -> Drift:
+        """Measure how far the model is from its base now, and keep it in ``drifts``.
+
+        Args:
+            step: Which step of training this is, for whoever reads it later.
+
+        Returns:
+            The drift. Costs some milliseconds for each hundred weights, and moves 64 rows of each to the CPU. Of a
+            model in shards every rank has to call it.
+        """
+        places = list(self._blocks)
+        base = [self._samples[place] for place in places]
+        now = [self._blocks[place].read(self._model) for place in places]
+        parts = []
+        for place, x, y, trace in zip(places, base, now, traces_over_rank(base, now), strict=True):
+            d2 = (y - x).square().mean().item()
+            parts.append(PartDrift(*place, d2, (d2 / x.square().mean().item()) ** 0.5, trace))
+        parts.sort(key=lambda part: (part.layer is not None, part.layer or 0))
+        drift = Drift(step, tuple(parts))
+        self.drifts.append(drift)
+        return drift
+
+    def report(self, **options: object) -> HomologyReport:
+        """Compare the model as it is now with its base, as :class:`~mdir_hf.checker.HomologyChecker` does.
+
+        Args:
+            options: As for :meth:`~mdir_hf.checker.HomologyChecker.compare`, ``level`` and the like.
+
+        Raises:
+            InputError: If nobody has said what its base is.
+            MdirError: Where the base cannot be had.
+        """
+        if self.base is None:
+            raise InputError(
+                "the model does not say what it was loaded from; name its base: watch(model, base=…)",
+                subject=self._model.label,
+            )
+        base_tokenizer = None if isinstance(self.base, str | os.PathLike) else self._tokenizer
+        checker = HomologyChecker.from_pretrained(self.base, tokenizer=base_tokenizer)
+        return checker.compare(self._loaded, tokenizer=self._tokenizer, progress=False, **options)  # type: ignore[arg-type]
+
+    def __enter__(self) -> ModelWatch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.measure()
+
+
+def watch(
+    model: PreTrainedModel,
+    *,
+    base: str | os.PathLike[str] | PreTrainedModel | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    seed: int = 0,
+) -> ModelWatch:
+    """Begin to watch how far a model moves while it is trained.
+
+    Example:
+        >>> with watch(model, tokenizer=tokenizer) as run:  # doctest: +SKIP
+        ...     for step, batch in enumerate(batches):
+        ...         train_on(batch)
+        ...         if step % 100 == 0:
+        ...             print(run.measure(step).trace_over_rank)
+        >>> print(run.report())  # doctest: +SKIP
+
+    Args:
+        model: The model, as for :meth:`~mdir_hf.checker.HomologyChecker.from_pretrained`; also one with a PEFT adapter.
+        base: What it is measured from: a name, a folder or another model. By default the model as it is now; a report
+            then compares with what it was loaded from.
+        tokenizer: Its tokenizer, for the report.
+        seed: Seed of the entries that are watched: 64 rows and 512 columns of each weight that has a role. Experts of
+            mixtures are left out.
+
+    Returns:
+        The watch: ``measure()`` for the drift now, ``report()`` for a comparison with the base.
+
+    Raises:
+        InputError: If it is no model of transformers, or has no weights in common with the base.
+    """
+    return ModelWatch(model, base=base, tokenizer=tokenizer, seed=seed)
+
+
+def _open(place: LoadedRepository | str | os.PathLike[str]) -> Model:
+    return NamedModel(place).open(Reading())
+
+
+def _place_of(base: str | os.PathLike[str] | PreTrainedModel) -> LoadedRepository | str | os.PathLike[str]:
+    return base if isinstance(base, str | os.PathLike) else load_model(base)
+
+
+def _came_from(model: Model) -> str | None:
+    """What transformers says the model was loaded from; of an adapter, what lies under it."""
+    lowest = model.weights.base
+    return lowest.came_from if isinstance(lowest, LoadedRepository) else None
+
+
+def _parts(model: Model) -> Mapping[Place, WeightPart]:
+    """The weights that are watched: plain matrices with a role, embeddings among them."""
+    anatomy = model.anatomy
+    found: dict[Place, WeightPart] = {(None, "embedding"): anatomy.embedding}
+    if anatomy.unembedding is not None:
+        found[None, "unembedding"] = anatomy.unembedding
+    for layer in anatomy.layers:
+        for role, part in layer.parts.items():
+            # Of a product of two factors the one whose rows are those of the role.
+            one = part.left if isinstance(part, WeightProduct) else part
+            if not (role.is_norm or one.expert is not None or one.per_head or one.joined):
+                found[layer.index, role.value] = one
+    return {place: part for place, part in found.items() if len(model.tensors.spec(part.tensor).shape) == 2}
+
+
+def _shape(model: Model, part: WeightPart) -> tuple[int, ...]:
+    return part.shape(model.tensors.spec(part.tensor).shape)
+
+
+def _choose(part: WeightPart, place: Place, shape: tuple[int, ...], model: Model, seed: int) -> _Block:
+    """Choose rows and columns; of a matrix that is stored the other way round few columns, which are its rows."""
+    layer, role = place
+    draw = np.random.default_rng([seed, 0 if layer is None else layer + 1, zlib.crc32(role.encode())])
+    few = (COLUMNS, ROWS) if part.is_transposed(model.tensors.spec(part.tensor).shape) else (ROWS, COLUMNS)
+    rows, columns = (np.sort(draw.choice(n, min(n, most), replace=False)) for n, most in zip(shape, few, strict=True))
+    return _Block(part, rows.astype(np.int64), columns.astype(np.int64))

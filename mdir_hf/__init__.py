@@ -10,7 +10,7 @@ from mdir_hf._version import __version__
 if TYPE_CHECKING:
     from mdir_hf.cards.badge import Badge, make_badge
     from mdir_hf.cards.declared import DeclaredLineage, declared_lineage
-    from mdir_hf.checker import HomologyChecker
+    from mdir_hf.checker import HomologyChecker, compare
     from mdir_hf.comparison.plan import ReadPlan
     from mdir_hf.comparison.progress import Progress
     from mdir_hf.errors import (
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "mdir_hf.cards.badge": "Badge make_badge",
     "mdir_hf.cards.declared": "DeclaredLineage declared_lineage",
-    "mdir_hf.checker": "HomologyChecker",
+    "mdir_hf.checker": "HomologyChecker compare",
     "mdir_hf.comparison.plan": "ReadPlan",
     "mdir_hf.comparison.progress": "Progress",
     "mdir_hf.errors": (
@@ -112,6 +112,7 @@ __all__ = [
     "Transformation",
     "Verdict",
     "__version__",
+    "compare",
     "compare_command",
     "declared_lineage",
     "describe",

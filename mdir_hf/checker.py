@@ -75,6 +75,7 @@ class HomologyChecker:
         seed: int = 0,
         allow_local: bool = True,
         use_caches: bool = True,
+        public_only: bool = False,
         trust_remote_code: bool = False,
     ) -> HomologyChecker:
         """Open the reference model. Reads its config, the index of its weights and one header; no weights.
@@ -101,6 +102,8 @@ class HomologyChecker:
             allow_local: False: both models must be on the Hub. For servers, where strangers choose the names.
             use_caches: False: no cache on this disk is read or written, for either model. For servers that read with
                 somebody's token: what it may read stays with its owner.
+            public_only: Refuse what not everybody may read, whatever the token may: of both models, and of the base
+                under an adapter. For servers that read with somebody's token what they then keep for everybody.
             trust_remote_code: Refused: tensors and tokenizers are read as data, nothing is executed.
 
         Raises:
@@ -112,7 +115,7 @@ class HomologyChecker:
         if trust_remote_code:
             _refuse_remote_code()
         model = _named(repo_or_folder, revision, subfolder, variant, tokenizer, tuple(bases), adapter)
-        reading = Reading(token, cache_dir, local_files_only, force_download, allow_local, use_caches)
+        reading = Reading(token, cache_dir, local_files_only, force_download, allow_local, use_caches, public_only)
         return cls.open(model, reading, Settings(alpha=alpha, seed=seed, device=device))
 
     @classmethod
@@ -270,6 +273,79 @@ class HomologyChecker:
     def _open(self, model: NamedModel, token: str | bool | None, level: Level) -> Model:
         reading = self._reading if token is None else replace(self._reading, token=token)
         return open_beside(self.reference, model, reading, self._ledger, level)
+
+
+def compare(
+    reference: str | os.PathLike[str] | PreTrainedModel,
+    candidate: str | os.PathLike[str] | PreTrainedModel,
+    *,
+    level: str = "auto",
+    token: str | bool | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    local_files_only: bool = False,
+    force_download: bool = False,
+    device: str = "cpu",
+    alpha: float = 1e-10,
+    seed: int = 0,
+    allow_local: bool = True,
+    use_caches: bool = True,
+    public_only: bool = False,
+    max_bytes: int | None = None,
+    max_memory_bytes: int | None = None,
+    progress: bool = True,
+    on_plan: Callable[[ReadPlan], None] | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+    on_embeddings: Callable[[HomologyReport], None] | None = None,
+) -> HomologyReport:
+    """Compare two models that are opened at once: fewer round trips to the Hub than one after the other.
+
+    For several candidates, or a tokenizer, base or variant of its own for each model, make a :class:`HomologyChecker`.
+
+    Args:
+        reference: One model, named as in :meth:`HomologyChecker.from_pretrained`: a revision follows ``@``, a folder
+            ``/``, one of several quantisations ``:``.
+        candidate: The other.
+        level: As in :meth:`HomologyChecker.compare`.
+        token: Of both; as in :meth:`HomologyChecker.from_pretrained`, like all up to ``public_only``.
+        cache_dir: The Hub cache to use.
+        local_files_only: Use no network.
+        force_download: Do not use what is cached.
+        device: torch device for the matrix products.
+        alpha: Level of the comparison, in (0, 1), fixed before looking.
+        seed: Seed of every random choice, in [0, 2^63).
+        allow_local: False: both models must be on the Hub.
+        use_caches: False: no cache on this disk is read or written.
+        public_only: Refuse what not everybody may read.
+        max_bytes: Hard cap on the bytes that are read, opening included.
+        max_memory_bytes: As in :meth:`HomologyChecker.compare`, like all that follows.
+        progress: Whether to show a bar of bytes.
+        on_plan: Called with the plan before the weights are read.
+        on_progress: Called whenever a stage begins or bytes arrive.
+        on_embeddings: Called before the layers are read.
+
+    Returns:
+        The report.
+
+    Raises:
+        MdirError: Where the question cannot be asked or the files cannot be had; "cannot tell" is a verdict.
+
+    Examples:
+        >>> from mdir_hf import compare
+        >>> compare("Qwen/Qwen2.5-0.5B", "someone/their-model@v2", progress=False).verdict.value
+        'homologous'
+    """
+    named = [_named(model, None, "", None, None, (), True) for model in (reference, candidate)]
+    reading = Reading(token, cache_dir, local_files_only, force_download, allow_local, use_caches, public_only)
+    settings = Settings(
+        level_named(level),
+        alpha=alpha,
+        seed=seed,
+        device=device,
+        max_bytes=max_bytes,
+        max_memory_bytes=max_memory_bytes,
+    )
+    listeners = Listeners(progress, on_plan, on_progress, on_embeddings)
+    return HomologyChecker.compare_both(named[0], named[1], reading, settings, listeners)
 
 
 def _named(

@@ -3,9 +3,7 @@
 import pytest
 
 from benchmarks.round_trips import write_sharded
-from mdir_hf.checker import HomologyChecker
-from mdir_hf.comparison.opening import NamedModel, Reading
-from mdir_hf.comparison.settings import Listeners, Settings
+from mdir_hf.checker import HomologyChecker, compare
 from mdir_hf.errors import GatedRepositoryError
 from mdir_hf.report import Level
 from tests.hub.fixtures import hf_home, loopback_hub, waits
@@ -29,8 +27,7 @@ def pair(loopback_hub, folders):
 
 
 def compared(names, *, level=Level.AUTO, on_plan=None):
-    models = (NamedModel(name) for name in names)
-    return HomologyChecker.compare_both(*models, Reading(), Settings(level), Listeners(False, on_plan, None))
+    return compare(*names, level=level.value, progress=False, on_plan=on_plan)
 
 
 def verdict(names, **further):

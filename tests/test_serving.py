@@ -2,7 +2,7 @@
 
 import pytest
 
-from mdir_hf import GatedRepositoryError, HomologyChecker, declared_lineage
+from mdir_hf import GatedRepositoryError, HomologyChecker, compare, declared_lineage
 from mdir_hf.errors import InvalidReferenceError
 from tests.hub.fixtures import hf_home, loopback_hub
 from tests.specimens import gaussian, write_model
@@ -45,6 +45,24 @@ def test_without_caches_a_reader_without_access_gets_nothing_that_somebody_else_
         HomologyChecker.from_pretrained(reference, token=loopback_hub.outsider_token, use_caches=False).compare(
             candidate, progress=False
         )
+
+
+def test_what_is_public_may_be_read_with_a_token_and_nothing_else_with_it(loopback_hub, gated_pair, hf_home):
+    open_model, gated = gated_pair
+    token = loopback_hub.token
+    report = compare(open_model, open_model, token=token, public_only=True, progress=False)
+    assert report.verdict.value == "homologous"
+    assert all(request.had_token for request in loopback_hub.sent("hub"))
+    kept = files_under(hf_home)
+    for pair in (gated_pair, gated_pair[::-1]):
+        with pytest.raises(GatedRepositoryError, match="only what everybody may read is read here"):
+            compare(*pair, token=token, public_only=True, progress=False)
+    with pytest.raises(GatedRepositoryError):
+        HomologyChecker.from_pretrained(open_model, token=token, public_only=True).compare(gated, progress=False)
+    with pytest.raises(GatedRepositoryError):
+        declared_lineage(gated, token=token, public_only=True)
+    assert not any("gated" in path.as_posix() for path in files_under(hf_home))
+    assert set(files_under(hf_home)) >= set(kept)
 
 
 @pytest.mark.parametrize("which", ["reference", "candidate"])

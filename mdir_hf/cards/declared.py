@@ -59,6 +59,7 @@ def declared_lineage(
     cache_dir: str | os.PathLike[str] | None = None,
     local_files_only: bool = False,
     use_caches: bool = True,
+    public_only: bool = False,
 ) -> DeclaredLineage:
     """Read the declared base models of a model: ``base_model`` of its card, or the base that an adapter names.
 
@@ -72,6 +73,7 @@ def declared_lineage(
         cache_dir: The Hub's cache; the standard one by default.
         local_files_only: Use no network.
         use_caches: False: no cache on this disk is read or written; what a token may read is kept nowhere.
+        public_only: Refuse what not everybody may read, whatever the token may.
 
     Returns:
         What is declared; nothing is compared.
@@ -90,6 +92,7 @@ def declared_lineage(
         cache_dir=cache_dir,
         local_files_only=local_files_only,
         use_caches=use_caches,
+        public_only=public_only,
     )
     return declared_in(repository)
 

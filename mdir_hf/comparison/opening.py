@@ -32,6 +32,7 @@ class Reading:
         force_download: Do not use what is cached.
         allow_local: False: models must be on the Hub.
         use_caches: False: no cache on this disk is read or written.
+        public_only: Refuse what not everybody may read, whatever the token may.
     """
 
     token: str | bool | None = None
@@ -40,6 +41,7 @@ class Reading:
     force_download: bool = False
     allow_local: bool = True
     use_caches: bool = True
+    public_only: bool = False
 
     def open(
         self,
@@ -63,6 +65,7 @@ class Reading:
             force_download=self.force_download,
             allow_local=self.allow_local and allow_local,
             use_caches=self.use_caches,
+            public_only=self.public_only,
             ledger=ledger,
         )
 

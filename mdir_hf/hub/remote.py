@@ -14,7 +14,7 @@ from pathlib import Path
 from huggingface_hub import constants, try_to_load_from_cache
 
 from mdir_hf.checkpoint.sources import ByteSource, FileEntry
-from mdir_hf.errors import FileMissingError, ServerError
+from mdir_hf.errors import FileMissingError, GatedRepositoryError, ServerError
 from mdir_hf.hub.endpoint import current_endpoint
 from mdir_hf.hub.in_order import result_of, run_beside
 from mdir_hf.hub.ledger import IoLedger
@@ -52,6 +52,7 @@ class HubRepository:
         subfolder: str = "",
         file: str | None = None,
         use_caches: bool = True,
+        public_only: bool = False,
         ledger: IoLedger | None = None,
     ) -> None:
         self.repo = repo
@@ -66,6 +67,7 @@ class HubRepository:
         self._endpoint = current_endpoint()
         self._use_caches = use_caches
         self._ranges = shared_range_cache() if use_caches else None
+        self._public_only = public_only
         self._opened: dict[str, HubFile] = {}
         self._coming: dict[str, Future[bytes]] = {}
         self._lock = threading.Lock()
@@ -175,6 +177,12 @@ class HubRepository:
             with_files=True,
             before_each=self.ledger.requested,
         )
+        if self._public_only and not info.is_public:
+            raise GatedRepositoryError(
+                "it is gated or private, and only what everybody may read is read here; read it with a token that may, "
+                "and without public_only",
+                subject=f"{self.repo}@{info.commit[:7]}",
+            )
         self._is_restricted = info.is_restricted
         if self._token is False and info.is_restricted:
             # What lies in the caches was read with somebody's token; whoever comes with none asks the Hub.

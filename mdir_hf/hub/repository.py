@@ -68,6 +68,7 @@ def open_repository(
     subfolder: str = "",
     allow_local: bool = True,
     use_caches: bool = True,
+    public_only: bool = False,
     ledger: IoLedger | None = None,
 ) -> Repository:
     """Find what a text names, and pin it to one commit.
@@ -83,6 +84,7 @@ def open_repository(
         allow_local: False refuses folders and files of this machine: for a server that reads what strangers name.
         use_caches: False neither reads nor writes any cache on this disk, so that what one person's token may read
             stays with that person: the Hub is asked for every byte, with that token.
+        public_only: Refuse a repository on the Hub that not everybody may read, whatever the token may.
         ledger: Where to count what is read; a new one by default.
 
     Returns:
@@ -105,8 +107,8 @@ def open_repository(
         return _open_folder(parsed, revision=revision, subfolder=subfolder, ledger=ledger)
     assert parsed.repo_id is not None
     if local_files_only or is_offline():
-        if force_download or not use_caches:
-            what = "force_download" if force_download else "reading without caches"
+        if force_download or public_only or not use_caches:
+            what = "force_download" if force_download else "public_only" if public_only else "reading without caches"
             raise InputError(f"{what} needs the network, which local_files_only or HF_HUB_OFFLINE forbids")
         return _open_cached(parsed, revision=revision, subfolder=subfolder, cache_dir=cache_dir, ledger=ledger)
     repository = HubRepository(
@@ -118,6 +120,7 @@ def open_repository(
         subfolder=subfolder,
         file=parsed.file,
         use_caches=use_caches,
+        public_only=public_only,
         ledger=ledger,
     )
     repository.variant = parsed.variant

@@ -1,16 +1,22 @@
 """Which commits a question is about, and with whose rights they are read.
 
-What everybody may read is read with no token, through the caches, and its result is kept for everybody. Anything else
-is read with the visitor's own token, without any cache, and its result goes to that visitor and nowhere else. The
-token of the server (``HF_TOKEN``) is used for nobody.
+What everybody may read is read through the caches, and its result is kept for everybody. The Hub answers an account
+more often than an address, which a Space shares with others: so the visitor's own token is sent where there is one,
+else a token without scopes that the owner of the Space may set, else none; and a repository that not everybody may
+read is refused to all three. Anything else is read with the visitor's own token, without any cache, and its result goes
+to that visitor and nowhere else. The token of the server (``HF_TOKEN``) is used for nobody.
 """
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 
 from mdir_hf import MdirError, RepositoryNotFoundError, ResolvedModel, resolve_model
 from mdir_space.question import Question, RefusedError, shortened
+
+TOKEN_VARIABLE = "MDIR_SPACE_TOKEN"
+"""A token without scopes, for which the Hub answers more often; the owner of a Space may set it."""
 
 
 @dataclass(frozen=True)
@@ -20,13 +26,16 @@ class Access:
     Attributes:
         reference: The one model.
         candidate: The other.
-        token: Token to read them with; None: none is needed.
+        token: Token to read them with; None: none.
+        is_private: Whether they are read with the visitor's rights: with that token alone, and without any cache.
+            Where not, nothing is read that is not everybody's, whatever the token may.
         is_shared: Whether everybody may see the result.
     """
 
     reference: ResolvedModel
     candidate: ResolvedModel
     token: str | None = field(default=None, repr=False)
+    is_private: bool = False
     is_shared: bool = False
 
 
@@ -42,24 +51,34 @@ def find_access(question: Question, token: str | None, *, allow_local: bool, may
     Raises:
         RefusedError: If a model is not there for this visitor.
 
-    Cost: one API request for each model, two for one that is not there without a token.
+    Cost: one API request for each model, and one more for each token that the Hub does not accept.
     """
-    models = [
+    found = [
         _find(text, token, allow_local=allow_local, may_sign_in=may_sign_in)
         for text in (question.reference, question.candidate)
     ]
-    needs_token = any(not model.is_public and model.commit is not None for model in models)
+    models = [model for model, _ in found]
+    is_private = any(not model.is_public and model.commit is not None for model in models)
+    accepted = [using for model, using in found if model.commit is not None]
+    for_all = accepted[0] if accepted and all(using == accepted[0] for using in accepted) else None
     return Access(
         models[0],
         models[1],
-        token=token if needs_token else None,
+        token=token if is_private else for_all,
+        is_private=is_private,
         is_shared=all(model.is_public for model in models),
     )
 
 
-def _find(text: str, token: str | None, *, allow_local: bool, may_sign_in: bool) -> ResolvedModel:
+def token_of_space() -> str | None:
+    """The token that the owner of this Space set for what everybody may read."""
+    return os.environ.get(TOKEN_VARIABLE, "").strip() or None
+
+
+def _find(text: str, token: str | None, *, allow_local: bool, may_sign_in: bool) -> tuple[ResolvedModel, str | None]:
+    """Return the model, and the token with which it was found."""
     try:
-        model = _resolve(text, token, allow_local=allow_local)
+        model, using = _resolve(text, token, allow_local=allow_local)
     except RepositoryNotFoundError as exc:
         why = "There is no such model, or it is private" if token is None else "There is no such model for your account"
         raise RefusedError(
@@ -75,20 +94,25 @@ def _find(text: str, token: str | None, *, allow_local: bool, may_sign_in: bool)
             runs_locally=True,
             may_sign_in=may_sign_in,
         )
-    return model
+    return model, using
 
 
 _SIGN_IN = "Sign in with an account that has been granted access; what it reads is shown to you alone."
 _AT_HOME = "Run the comparison on your own machine, logged in with an account that has been granted access."
 
 
-def _resolve(text: str, token: str | None, *, allow_local: bool) -> ResolvedModel:
-    try:
-        return resolve_model(text, token=False, allow_local=allow_local)
-    except RepositoryNotFoundError:
-        if token is None:
-            raise
-        return resolve_model(text, token=token, allow_local=allow_local)
+def _resolve(text: str, token: str | None, *, allow_local: bool) -> tuple[ResolvedModel, str | None]:
+    for using in dict.fromkeys((token, token_of_space())):
+        if using is None:
+            continue
+        try:
+            model = resolve_model(text, token=using, allow_local=allow_local)
+        except RepositoryNotFoundError:
+            continue  # or the token has expired, and the next one does
+        if using == token or model.is_public:
+            return model, using
+    # What only the token of the Space may read is read for nobody.
+    return resolve_model(text, token=False, allow_local=allow_local), None
 
 
 def sentence(exc: MdirError) -> str:

@@ -115,9 +115,9 @@ class Comparison:
         try:
             report = self._result(job, HomologyReport, limits.seconds)
         except (GatedRepositoryError, RepositoryNotFoundError):
-            if self.access.token is not None or self._own_token is None:
+            if self.access.is_private or self._own_token is None:
                 raise
-            self.access = replace(self.access, token=self._own_token, is_shared=False)
+            self.access = replace(self.access, token=self._own_token, is_private=True, is_shared=False)
             report = self._result(replace(job, access=self.access), HomologyReport, limits.seconds)
         return self._as_asked(report)
 

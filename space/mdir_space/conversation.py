@@ -167,7 +167,8 @@ def _declared(report: HomologyReport, access: Access) -> str:
                 repo,
                 revision=commit,
                 token=access.token if access.token is not None else False,
-                use_caches=access.token is None,
+                use_caches=not access.is_private,
+                public_only=not access.is_private,
             )
         except MdirError:  # a card that cannot be read declares nothing
             return None

@@ -9,6 +9,7 @@ from collections import OrderedDict, deque
 
 from huggingface_hub import HfApi, constants
 
+from mdir_space.access import token_of_space
 from mdir_space.markup import text
 
 MOST_SUGGESTIONS = 8
@@ -19,8 +20,6 @@ SILENCE_S = 60.0
 """How long the Hub is left alone after it did not answer."""
 MOST_ASKED = 30
 """Questions in a minute, for all visitors: a third of what the Hub answers one address, which a Space shares."""
-TOKEN_VARIABLE = "MDIR_SPACE_TOKEN"
-"""A token without scopes, for which the Hub answers more; its owner may set it."""
 
 
 class Suggestions:
@@ -69,7 +68,7 @@ class Suggestions:
 
     def _ask(self, wanted: str) -> tuple[str, ...]:
         endpoint = (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
-        models = HfApi(endpoint=endpoint, token=os.environ.get(TOKEN_VARIABLE) or False).list_models(
+        models = HfApi(endpoint=endpoint, token=token_of_space() or False).list_models(
             search=wanted, sort="downloads", limit=MOST_SUGGESTIONS, expand=["downloads", "private"]
         )
         # Whatever the token may see: what is not public is nobody's suggestion.

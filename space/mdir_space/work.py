@@ -16,8 +16,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import TypedDict
 
-from mdir_hf import HomologyChecker, HomologyReport, MdirError, Progress, ReadPlan, visible_text
+from mdir_hf import HomologyChecker, HomologyReport, MdirError, Progress, ReadPlan, compare, visible_text
 from mdir_space.access import Access
 from mdir_space.question import Question
 
@@ -120,18 +121,23 @@ def do_one(connection: Connection) -> None:
         tell(Failed(BrokenWorkError(type(exc).__name__)))
 
 
-def open_checker(job: Job) -> HomologyChecker:
-    """Open the one model; no weights are read.
+class Rights(TypedDict):
+    """With whose rights models are read."""
 
-    With a token no cache is read or written: what it may read stays with its owner.
-    """
-    token = job.access.token
-    return HomologyChecker.from_pretrained(
-        job.access.reference.pinned,
-        token=token if token is not None else False,
+    token: str | bool
+    allow_local: bool
+    use_caches: bool
+    public_only: bool
+
+
+def rights_of(job: Job) -> Rights:
+    """Say how models are read: what a visitor's rights open stays with its owner, and is in no cache."""
+    access = job.access
+    return Rights(
+        token=access.token if access.token is not None else False,
         allow_local=job.allow_local,
-        use_caches=token is None,
-        alpha=job.question.alpha,
+        use_caches=not access.is_private,
+        public_only=not access.is_private,
     )
 
 
@@ -153,7 +159,8 @@ def bound_memory(cap_bytes: int | None) -> None:
 
 
 def _plan(job: Job) -> ReadPlan:
-    return open_checker(job).plan(job.access.candidate.pinned, level=job.question.level)
+    checker = HomologyChecker.from_pretrained(job.access.reference.pinned, alpha=job.question.alpha, **rights_of(job))
+    return checker.plan(job.access.candidate.pinned, level=job.question.level)
 
 
 def _compare(job: Job, tell: Tell) -> HomologyReport:
@@ -166,9 +173,12 @@ def _compare(job: Job, tell: Tell) -> HomologyReport:
             said, last = progress.stage, now
             tell(progress)
 
-    return open_checker(job).compare(
+    return compare(
+        job.access.reference.pinned,
         job.access.candidate.pinned,
         level=job.question.level,
+        alpha=job.question.alpha,
+        **rights_of(job),
         max_bytes=job.n_bytes,
         max_memory_bytes=job.memory_bytes,
         progress=False,

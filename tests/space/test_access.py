@@ -16,16 +16,51 @@ def access(reference, candidate, token=None, **rules):
     return find_access(Question(reference, candidate), token, **{**RULES, **rules})
 
 
-def test_public_models_are_read_without_a_token_even_by_who_has_one(hub):
-    found = access(BASE, RELATED, hub.token)
+@pytest.mark.parametrize("who", ["token", "outsider_token"])
+def test_public_models_are_read_with_the_visitors_token_and_the_result_is_everybodys(hub, who):
+    token = getattr(hub, who)
+    found = access(BASE, RELATED, token)
+    assert (found.token, found.is_private, found.is_shared) == (token, False, True)
+    assert all(request.had_token for request in hub.requests) and len(hub.requests) == 2
+    assert result_key(found, Question(BASE, RELATED)) == result_key(access(BASE, RELATED), Question(BASE, RELATED))
+
+
+def test_who_is_not_signed_in_reads_with_the_token_that_the_owner_set_or_with_none(hub, monkeypatch):
+    assert access(BASE, RELATED).token is None
+    monkeypatch.setenv("MDIR_SPACE_TOKEN", f" {hub.outsider_token}\n")
+    found = access(BASE, RELATED)
+    assert (found.token, found.is_private, found.is_shared) == (hub.outsider_token, False, True)
+    assert access(BASE, RELATED, hub.token).token == hub.token
+
+
+def test_a_token_that_the_hub_does_not_accept_takes_nothing_away(hub, monkeypatch):
+    monkeypatch.setenv("MDIR_SPACE_TOKEN", hub.outsider_token)
+    found = access(BASE, RELATED, "hf_expired")
+    assert (found.token, found.is_shared) == (hub.outsider_token, True)
+    monkeypatch.setenv("MDIR_SPACE_TOKEN", "hf_expired_too")
+    found = access(BASE, RELATED, "hf_expired")
     assert (found.token, found.is_shared) == (None, True)
-    assert not any(request.had_token for request in hub.requests)
+    with pytest.raises(RefusedError, match="was not found on the Hub"):
+        access(BASE, PRIVATE, "hf_expired")
+
+
+def test_what_the_owners_token_may_read_is_read_for_nobody(hub, monkeypatch):
+    strangers = {}
+    for name in (PRIVATE, GATED):
+        with pytest.raises(RefusedError) as caught:
+            access(BASE, name)
+        strangers[name] = caught.value.message
+    monkeypatch.setenv("MDIR_SPACE_TOKEN", hub.token)
+    for name, message in strangers.items():
+        with pytest.raises(RefusedError) as caught:
+            access(BASE, name)
+        assert caught.value.message == message
 
 
 @pytest.mark.parametrize("pair", [(BASE, GATED), (GATED, BASE), (BASE, PRIVATE), (PRIVATE, GATED)])
 def test_anything_else_is_read_with_the_visitors_token_and_not_shared(hub, pair):
     found = access(*pair, hub.token)
-    assert (found.token, found.is_shared) == (hub.token, False)
+    assert (found.token, found.is_private, found.is_shared) == (hub.token, True, False)
     assert result_key(found, Question(*pair)) is None
 
 

@@ -248,6 +248,12 @@ class TestAdapters:
         with pytest.raises(RefusedError):
             answer(desk, question)
 
+    def test_the_token_that_the_owner_set_does_not_open_it(self, desk, hub, hf_home, adapter, monkeypatch):
+        monkeypatch.setenv("MDIR_SPACE_TOKEN", hub.token)
+        with pytest.raises(RefusedError):
+            answer(desk, Question(adapter, "some/copy"))
+        assert not any("gated-base" in path.as_posix() for path in hf_home.rglob("*"))
+
     def test_strangers_do_not_get_it_out_of_the_caches_of_the_owner_of_the_machine(self, desk, hub, adapter):
         HomologyChecker.from_pretrained(adapter, token=hub.token).compare("some/copy", progress=False)
         with pytest.raises(RefusedError):

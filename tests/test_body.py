@@ -139,7 +139,11 @@ def test_a_turned_residual_stream_is_found_before_any_mlp_is_read(base, save, mo
 
 @pytest.mark.parametrize("level", ["auto", "body"])
 def test_a_stranger_is_silent_in_its_layers_too(base, save, level):
-    report = compare(save(base, "base"), save(new_model(seed=9, **SIZES), "stranger"), level=level)
+    plans = []
+    folders = save(base, "base"), save(new_model(seed=9, **SIZES), "stranger")
+    report = compare(*folders, level=level, on_plan=plans.append)
+    # Said before the read: what values exclude. Keys have as many rows, and neurons are more.
+    assert 1.0 < plans[0].excluded_layers_noise <= report.excludes.layers_noise
     assert report.verdict is Verdict.NO_EVIDENCE
     assert report.layers.matches == ()
     assert report.layers.log10_p == 0.0

@@ -5,53 +5,101 @@ from __future__ import annotations
 import math
 from functools import partial
 
-from mdir_hf.comparison.body import BodyEvidence
+from mdir_hf.anatomy import Role
+from mdir_hf.comparison.body import representatives
 from mdir_hf.comparison.comparable import PlacedTensors
 from mdir_hf.comparison.findings import LayersFound, MatricesFound
 from mdir_hf.comparison.layers import RoleReader
-from mdir_hf.comparison.row_screen import MANY_CHANNELS
+from mdir_hf.comparison.row_screen import MANY_CHANNELS, chosen_layers
+from mdir_hf.homology.map_evidence import TESTS_PER_MAP
 from mdir_hf.homology.matching import REMARKABLE
 from mdir_hf.homology.power import Shape, noise_of_looks, strongest_noise, strongest_noise_of_pairs
 from mdir_hf.homology.row_screen import SHARED_ROWS, sample_sizes
+from mdir_hf.homology.significance import log_cost_of_look
 from mdir_hf.report import Exclusion
+
+MOST_MAPS = 5
+"""Residual-basis maps behind which layers are looked at, at most: each stands for a factor of its number on p."""
 
 
 def layers_noise(
-    reference: PlacedTensors, candidate: PlacedTensors, evidence: BodyEvidence, *, log_alpha: float, every: bool
+    reference: PlacedTensors,
+    candidate: PlacedTensors,
+    role: Role,
+    positions: tuple[tuple[int, ...], ...],
+    *,
+    n_tests: int,
+    log_alpha: float,
+    every: bool,
 ) -> float:
     """Find the strongest noise on the layers under which the matrix that stands for them would be significant.
 
     Args:
         reference: One model.
         candidate: The other.
-        evidence: What was found on their layers; says which matrix stands for a layer, and how many maps were counted.
+        role: Which matrix stands for a layer.
+        positions: Which layers of either model are compared.
+        n_tests: Tests that a map of them is corrected for.
         log_alpha: Natural log of the level of significance that was left for the layers.
         every: Whether the level asked for all layers, so that no wide matrix was screened by some of its rows.
     """
-    role, n_cells = evidence.role, evidence.layer_map.log_p.size
+    n_cells = len(positions[0]) * len(positions[1])
     n_channels = sorted(
-        RoleReader(model, role).n_channels(positions[0])
-        for model, positions in zip((reference, candidate), evidence.positions, strict=True)
+        RoleReader(model, role).n_channels(of_model[0])
+        for model, of_model in zip((reference, candidate), positions, strict=True)
     )
     is_screened = not every and n_channels[1] > MANY_CHANNELS
     # The columns of a layer are to its channels what tokens are to those of an embedding; nothing is centred.
     n_columns = min(reference.anatomy.hidden_size, candidate.anatomy.hidden_size)
-    level = log_alpha - math.log(evidence.n_tests) - math.log(n_cells)
+    level = log_alpha - math.log(n_tests) - math.log(n_cells)
     whole = strongest_noise(Shape(n_channels[0], n_channels[1], n_columns + 1), log_level=level, must_be_robust=False)
-    return min(whole, noise_of_row_screen(evidence, n_channels[1], n_columns)) if is_screened else whole
+    if not is_screened:
+        return whole
+    return min(whole, noise_of_row_screen(n_channels[1], n_columns, n_tests=n_tests, n_cells=n_cells))
 
 
-def noise_of_row_screen(evidence: BodyEvidence, n_channels: int, n_columns: int) -> float:
+def planned_layers_noise(
+    reference: PlacedTensors, candidate: PlacedTensors, *, n_looks: int, alpha: float, every: bool
+) -> float | None:
+    """Say before anything is read what the layers are going to exclude, for the matrix that stands for them first.
+
+    Args:
+        reference: One model.
+        candidate: The other.
+        n_looks: Looks at the embeddings, which take their share of ``alpha``.
+        alpha: The level of significance.
+        every: Whether the level asks for all layers.
+
+    Returns:
+        The strongest noise, as of :func:`layers_noise`, or a little less: as many maps are counted as there may be.
+        None where the models have no layers to compare. Reads the header of the shard that the first layer is in.
+    """
+    roles = representatives(reference, candidate)
+    if not roles:
+        return None
+    return layers_noise(
+        reference,
+        candidate,
+        roles[0],
+        chosen_layers(reference, candidate, roles[0], every=every),
+        n_tests=TESTS_PER_MAP * MOST_MAPS * len(roles),
+        log_alpha=math.log(alpha) - log_cost_of_look(n_looks + 1),
+        every=every,
+    )
+
+
+def noise_of_row_screen(n_channels: int, n_columns: int, *, n_tests: int, n_cells: int) -> float:
     """Find the strongest noise under which sampled rows of a wide matrix would open its map.
 
     Args:
-        evidence: What was found on the layers.
         n_channels: Rows of the wider matrix.
         n_columns: Channels of the narrower residual stream.
+        n_tests: Tests that a map of the layers is corrected for.
+        n_cells: Pairs of layers.
     """
     few, many = sample_sizes(n_channels)
     # Half of the layers have as many pairs at least; each cell is held to the level of the screen over all cells.
-    level = math.log(REMARKABLE) - math.log(evidence.n_tests * evidence.layer_map.log_p.size * many.bit_length())
+    level = math.log(REMARKABLE) - math.log(n_tests * n_cells * many.bit_length())
     shape = Shape(many, few, n_columns + 1)
     return strongest_noise_of_pairs(shape, n_pairs=max(1, int(SHARED_ROWS / 2)), log_level=level)
 

@@ -43,6 +43,8 @@ class ReadPlan:
         level: What was asked for.
         excluded_noise: What a "no" of the embeddings would exclude: copies under noise up to this strength, in units of
             the weights' RMS, the channels in any order.
+        excluded_layers_noise: What a "no" of the layers would exclude, where they have to be read: the same for the
+            first of the matrices that stand for a layer. None where the level or the models have no layers to compare.
     """
 
     reference: TensorSpec
@@ -55,6 +57,12 @@ class ReadPlan:
     peak_memory_bytes: int
     level: Level
     excluded_noise: float
+    excluded_layers_noise: float | None = None
+
+    @property
+    def n_looks(self) -> int:
+        """How many looks at a matrix there may be."""
+        return len(self.look_rows) + self.level.runs_full_test
 
     def at_once(self) -> ReadPlan:
         """The same with the last look alone: for a second matrix, where the looks at the first one found nothing."""
@@ -69,12 +77,14 @@ class ReadPlan:
         if self.level.may_read_layers:
             full += ", the layers "
             full += "the rest" if self.level.analyses_all_layers else "more if none of that is significant"
+        noise = self.excluded_layers_noise
+        by_layers = "" if not noise else f", by its layers under {noise:.1f}"
         return (
             f"plan: {matrix(self.reference)} against {matrix(self.candidate)}, {self.common_tokens} common tokens\n"
             f"      the screen reads {first} to {last}{full}, of {n_bytes_text(self.bytes_of_weights)} of weights; "
             f"peak memory about {n_bytes_text(self.peak_memory_bytes)}\n"
             "      a copy would be found by its embeddings under noise of up to "
-            f"{self.excluded_noise:.1f} times the weights"
+            f"{self.excluded_noise:.1f} times the weights{by_layers}"
         )
 
 

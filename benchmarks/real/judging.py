@@ -92,19 +92,20 @@ def _layers(layers: dict[str, Any]) -> dict[str, Any]:
     return {key: _rounded(value) for key, value in row.items()}
 
 
-def judge_all(every: Iterable[Pair], results: Path) -> None:
-    """Judge what has no line yet; a pair whose packages cannot be had is passed over with a message."""
-    known = {(row["a"], row["b"], row["level"]) for row in read_lines(results)}
+def judge_all(every: Iterable[Pair], results: Path, *, again: bool = False) -> None:
+    """Judge what has no line yet, or everything; a pair whose packages cannot be had is passed over with a message."""
+    rows = {(row["a"], row["b"], row["level"]): row for row in read_lines(results)}
     for pair in every:
-        if (pair.a.name, pair.b.name, "auto") in known:
+        key = (pair.a.name, pair.b.name, "auto")
+        if key in rows and not again:
             continue
         try:
             row = judge(pair)
         except UnavailableError as exc:
             print(f"passed over {pair.a.name} | {pair.b.name}: {exc}", flush=True)
             continue
-        with results.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+        rows[key] = row
+        results.write_text("".join(json.dumps(each) + "\n" for each in rows.values()), encoding="utf-8")
         against = "" if row["verdict"] == ("homologous" if pair.is_related else "no_evidence") else "   <-- look"
         print(
             f"{row['verdict']:13} {row.get('log10_p', 0):10.1f} {row['cpu_s']:7.1f} s  "

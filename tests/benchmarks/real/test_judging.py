@@ -84,6 +84,9 @@ def test_a_pair_is_judged_once_and_what_cannot_be_had_is_passed_over(tmp_path, m
     assert [json.loads(line) for line in (tmp_path / "pairs.jsonl").read_text().splitlines()] == [ROW]
     assert asked == [chosen[0], chosen[1], chosen[1]]
     assert f"passed over {MIDDLE} | {LARGE}: no network" in capsys.readouterr().out
+    judge_all(chosen[:1], tmp_path / "pairs.jsonl", again=True)
+    assert [json.loads(line) for line in (tmp_path / "pairs.jsonl").read_text().splitlines()] == [ROW]
+    assert asked[3:] == chosen[:1]
 
 
 def test_the_table_marks_what_goes_against_the_truth():

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parent.parent
 FOLDERS = {"homology", "anatomy", "vocabulary", "checkpoint", "hub"}
 GROUND = {"report", "names", "errors", "installing", "processor", "budgets", "_version"}
 JOINED = FOLDERS | GROUND | {"comparison", "checker", "inspection", "figures", "saving"}
-MANY = {"fingerprints", "trees", "index", "survey", "publishing"}
+MANY = {"fingerprints", "merges", "trees", "index", "survey", "publishing"}
 
 # Room of mdir_hf -> the rooms it may import from. A new room fails the first test below until it is given a place here.
 ALLOWED = {
@@ -34,6 +34,7 @@ ALLOWED = {
     "index": FOLDERS | GROUND | {"comparison", "checker", "saving", "fingerprints"},
     "survey": FOLDERS | GROUND | {"comparison", "saving", "figures", "cards", "fingerprints", "trees"},
     "training": FOLDERS | GROUND | {"comparison", "loaded", "checker", "saving", "cards"},
+    "merges": FOLDERS | GROUND | {"comparison", "checker"},
     "publishing": GROUND | {"hub", "index", "survey"},
     "demo": JOINED,
     "cli": JOINED | MANY | {"cards", "demo"},

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 
 from mdir_hf.cli import arguments
 from mdir_hf.cli.output import say
 
-OUTCOMES = (*arguments.VERDICTS, "not_measured")
+OUTCOMES = (*arguments.VERDICTS, "not_measured", "confirmed", "no_share")
+
+BESIDE = Path()
+"""``--mergekit`` without a file."""
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -20,6 +24,15 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "its measurement. No other model is compared.",
     )
     parser.add_argument("repo", metavar="REPO", help="owner/name, owner/name@revision, a Hub URL, or a folder")
+    parser.add_argument(
+        "--mergekit",
+        metavar="FILE",
+        nargs="?",
+        type=Path,
+        const=BESIDE,
+        help="compare with the parents that a recipe of mergekit names, and measure the share of each in every layer "
+        "(default: the mergekit_config.yml beside the model)",
+    )
     arguments.add_settings(parser)
     arguments.add_json(parser)
     arguments.add_fail_on(parser, "outcome", OUTCOMES)
@@ -32,6 +45,8 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def run(options: argparse.Namespace) -> int:
     """Compare, print, and return the exit status."""
+    if options.mergekit is not None:
+        return _run_on_merge(options)
     from mdir_hf.cards.verify_lineage import verify_lineage
 
     check = verify_lineage(
@@ -42,3 +57,17 @@ def run(options: argparse.Namespace) -> int:
     )
     say((json.dumps(check.to_dict(), indent=2) if options.json else str(check)) + "\n")
     return arguments.exit_status(options, *(one.outcome for one in check.bases))
+
+
+def _run_on_merge(options: argparse.Namespace) -> int:
+    from mdir_hf.merges.verify_merge import verify_merge
+
+    check = verify_merge(
+        arguments.model_of(options, options.repo),
+        None if options.mergekit == BESIDE else options.mergekit,
+        reading=arguments.reading_of(options),
+        settings=arguments.settings_of(options),
+        listeners=arguments.listeners_of(options),
+    )
+    say((json.dumps(check.to_dict(), indent=2) if options.json else str(check)) + "\n")
+    return arguments.exit_status(options, *(one.outcome for one in check.parents))

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import os
-import zlib
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
-from mdir_hf.anatomy import WeightPart, WeightProduct
 from mdir_hf.checker import HomologyChecker
+from mdir_hf.comparison.entries import Place, WeightEntries, choose_entries, matrix_shape, placed_matrices
 from mdir_hf.comparison.model import Model
 from mdir_hf.comparison.opening import NamedModel, Reading
 from mdir_hf.errors import InputError
@@ -23,30 +18,6 @@ from mdir_hf.training.drift import Drift, PartDrift, traces_over_rank
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-ROWS, COLUMNS = 64, 512
-"""Entries of a weight that are watched, at most: 0.13 MB of it, 30 MB of a model of 32 layers."""
-
-Place = tuple[int | None, str]
-"""Layer and role."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Block:
-    """Entries of one weight: some rows and columns of ``(d_out, d_in)``, and where they are stored."""
-
-    part: WeightPart
-    rows: npt.NDArray[np.int64]
-    columns: npt.NDArray[np.int64]
-
-    def read(self, model: Model) -> torch.Tensor:
-        """Read them, float32 ``(rows, columns)``."""
-        shape = model.tensors.spec(self.part.tensor).shape
-        stored_rows, stored_columns = self.part.rows(shape)[self.rows], self.columns
-        if self.part.is_transposed(shape):
-            stored_rows, stored_columns = stored_columns, stored_rows
-        block = model.tensors.read_rows(self.part.tensor, stored_rows)[:, torch.from_numpy(stored_columns)].float()
-        return block.T if self.part.is_transposed(shape) else block
 
 
 class ModelWatch:
@@ -71,15 +42,15 @@ class ModelWatch:
         self.base = base if base is not None else _came_from(self._model)
         self.drifts: list[Drift] = []
         start = self._model if base is None else _open(_place_of(base))
-        self._blocks: dict[Place, _Block] = {}
+        self._blocks: dict[Place, WeightEntries] = {}
         self._samples: dict[Place, torch.Tensor] = {}
-        mine, other = _parts(self._model), _parts(start)
+        mine, other = placed_matrices(self._model), placed_matrices(start)
         for place in (place for place in mine if place in other):
-            shape, base_shape = _shape(self._model, mine[place]), _shape(start, other[place])
+            shape, base_shape = matrix_shape(self._model, mine[place]), matrix_shape(start, other[place])
             if shape[1] != base_shape[1] or (shape[0] != base_shape[0] and place[0] is not None):
                 continue  # a resized vocabulary keeps the rows that it had; another width is another weight
-            block = _choose(mine[place], place, (min(shape[0], base_shape[0]), shape[1]), self._model, seed)
-            sample = _Block(other[place], block.rows, block.columns).read(start)
+            block = choose_entries(self._model, place, mine[place], n_rows=min(shape[0], base_shape[0]), seed=seed)
+            sample = block.of(other[place]).read(start)
             if sample.any():  # what starts from zero has no direction to keep
                 self._blocks[place], self._samples[place] = block, sample
         if not self._blocks:
@@ -181,31 +152,3 @@ def _came_from(model: Model) -> str | None:
     """What transformers says the model was loaded from; of an adapter, what lies under it."""
     lowest = model.weights.base
     return lowest.came_from if isinstance(lowest, LoadedRepository) else None
-
-
-def _parts(model: Model) -> Mapping[Place, WeightPart]:
-    """The weights that are watched: plain matrices with a role, embeddings among them."""
-    anatomy = model.anatomy
-    found: dict[Place, WeightPart] = {(None, "embedding"): anatomy.embedding}
-    if anatomy.unembedding is not None:
-        found[None, "unembedding"] = anatomy.unembedding
-    for layer in anatomy.layers:
-        for role, part in layer.parts.items():
-            # Of a product of two factors the one whose rows are those of the role.
-            one = part.left if isinstance(part, WeightProduct) else part
-            if not (role.is_norm or one.expert is not None or one.per_head or one.joined):
-                found[layer.index, role.value] = one
-    return {place: part for place, part in found.items() if len(model.tensors.spec(part.tensor).shape) == 2}
-
-
-def _shape(model: Model, part: WeightPart) -> tuple[int, ...]:
-    return part.shape(model.tensors.spec(part.tensor).shape)
-
-
-def _choose(part: WeightPart, place: Place, shape: tuple[int, ...], model: Model, seed: int) -> _Block:
-    """Choose rows and columns; of a matrix that is stored the other way round few columns, which are its rows."""
-    layer, role = place
-    draw = np.random.default_rng([seed, 0 if layer is None else layer + 1, zlib.crc32(role.encode())])
-    few = (COLUMNS, ROWS) if part.is_transposed(model.tensors.spec(part.tensor).shape) else (ROWS, COLUMNS)
-    rows, columns = (np.sort(draw.choice(n, min(n, most), replace=False)) for n, most in zip(shape, few, strict=True))
-    return _Block(part, rows.astype(np.int64), columns.astype(np.int64))

@@ -1,0 +1,126 @@
+"""How far fine-tuning moves a real model from its base: a picture for the docs, and what watching it costs.
+
+Fine-tunes the model of a folder (SmolLM2-135M, as ``make real`` builds it) with ``Trainer`` on prose that comes with
+Python, at one rate after the other, under ``LineageCallback``. Writes ``docs/images/drift.png`` and
+``benchmarks/results/drift.json``, and prints the share of the training time that the callback took. About ten minutes
+of one core.
+
+    python -m benchmarks.drift_of_a_run FOLDER [--steps 100]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+import transformers
+from tokenizers import Tokenizer
+
+from mdir_hf import LineageCallback
+from mdir_hf.demo.text import read_corpus
+from mdir_hf.demo.training import encode
+from mdir_hf.training import Drift
+
+RATES = (1e-4, 1e-3)
+EVERY = 5
+SEQUENCE_LENGTH, BATCH_SIZE = 128, 2
+ROOT = Path(__file__).parent.parent
+PICTURE, RESULTS = ROOT / "docs" / "images" / "drift.png", ROOT / "benchmarks" / "results" / "drift.json"
+
+
+def fine_tune(folder: Path, rate: float, steps: int) -> tuple[list[Drift], float, float, str]:
+    """Train once.
+
+    Returns:
+        The drift at each measurement, seconds in the callback's measurements, seconds of training, and the report's
+        verdict with its log10 p.
+    """
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokens = encode(Tokenizer.from_file(str(folder / "tokenizer.json")), read_corpus().prose.learnt[:6])
+    whole = tokens[: tokens.numel() // SEQUENCE_LENGTH * SEQUENCE_LENGTH]
+    rows = [{"input_ids": row, "labels": row} for row in whole.split(SEQUENCE_LENGTH)]
+    with tempfile.TemporaryDirectory() as output:
+        arguments = transformers.TrainingArguments(
+            output_dir=output, max_steps=steps, per_device_train_batch_size=BATCH_SIZE, learning_rate=rate,
+            lr_scheduler_type="cosine", warmup_steps=5, report_to=[], save_strategy="no", disable_tqdm=True,
+            use_cpu=True, logging_steps=EVERY, seed=0,
+        )  # fmt: skip
+        trainer = transformers.Trainer(model=model, args=arguments, train_dataset=rows)
+        callback = Timed(trainer, base=folder, every=EVERY, layers=False)
+        trainer.add_callback(callback)
+        started = time.perf_counter()
+        trainer.train()
+        seconds = time.perf_counter() - started
+    assert callback.watch is not None and callback.report is not None
+    verdict = f"{callback.report.verdict.value}, log10 p {callback.report.log10_p:.0f}"
+    return callback.watch.drifts, callback.seconds, seconds, verdict
+
+
+class Timed(LineageCallback):
+    """Counts the seconds of its measurements."""
+
+    seconds = 0.0
+
+    def _measure(self, *args: object) -> None:
+        started = time.perf_counter()
+        super()._measure(*args)
+        self.seconds += time.perf_counter() - started
+
+
+def draw(runs: Mapping[float, Sequence[Drift]]) -> None:
+    """Draw the drift of each role, one column for each rate."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 5.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(2, len(runs), sharex=True, sharey="row", squeeze=False)
+    for column, (rate, drifts) in enumerate(runs.items()):
+        steps = [0, *(drift.step or 0 for drift in drifts)]
+        for number, role in enumerate(drifts[0].by_role()):
+            moved = [drift.by_role()[role] for drift in drifts]
+            style = {"label": role, "color": f"C{number}", "linestyle": ("-", "--")[number % 2]}
+            axes[0][column].plot(steps, [0, *(100 * one.relative for one in moved)], **style)
+            axes[1][column].plot(steps, [1, *(one.trace_over_rank for one in moved)], **style)
+        axes[0][column].set_title(f"learning rate {rate:g}", fontsize=10)
+        axes[1][column].set_xlabel("step")
+    axes[0][0].set_ylabel("moved, % of the base's size")
+    axes[1][0].set_ylabel("trace over rank")
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside right center", fontsize=8, frameon=False)
+    figure.savefig(PICTURE, dpi=110)
+
+
+def main() -> None:
+    """Train, draw and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, help="SmolLM2-135M")
+    parser.add_argument("--steps", type=int, default=100)
+    options = parser.parse_args()
+    transformers.utils.logging.disable_progress_bar()
+    runs, kept = {}, []
+    for rate in RATES:
+        drifts, measuring, seconds, verdict = fine_tune(options.folder, rate, options.steps)
+        last = drifts[-1]
+        print(
+            f"rate {rate:g}: after {last.step} steps moved {last.relative:.2%}, trace over rank "
+            f"{last.trace_over_rank:.5f}; {verdict}; {len(drifts)} measurements took {measuring / seconds:.2%} of the "
+            f"time, {measuring / len(drifts) / (seconds / options.steps):.3f} of a step each"
+        )
+        runs[rate] = drifts
+        kept.append({"rate": rate, "report": verdict, "drifts": [asdict(drift) for drift in drifts]})
+    draw(runs)
+    for run in kept:  # the last of each says it part by part
+        run["drifts"] = [{"step": d["step"], "parts": d["parts"]} for d in run["drifts"][-1:]]
+        run["by_step"] = [(d.step, d.relative, d.trace_over_rank) for d in runs[run["rate"]]]
+    RESULTS.write_text(json.dumps({"steps": options.steps, "runs": kept}) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What a merge says of its parents, beside what its weights say."""

@@ -1,0 +1,66 @@
+"""How much of each parent is in each layer of a merge, by least squares on some entries of every weight.
+
+Linear merges, SLERP, TIES, DARE and task arithmetic leave the channels where they were, so a layer of the merge is
+close to a weighted sum of the parents' layers. What is left over says how close.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+SAME = 1e-5
+"""Parents whose difference is below this share of their size are one parent there: no share can be told."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShares:
+    """One layer of a merge.
+
+    Attributes:
+        layer: Its number.
+        shares: The share of each source, in order; they sum to 1. None where the sources are the same there.
+        errors: Standard error of each share; None likewise.
+        left_over: What no weighted sum of the sources explains, as a share of the layer's size: 0 for a linear merge.
+    """
+
+    layer: int
+    shares: tuple[float, ...] | None
+    errors: tuple[float, ...] | None
+    left_over: float
+
+
+def shares_of(layer: int, merged: Sequence[torch.Tensor], sources: Sequence[Sequence[torch.Tensor]]) -> LayerShares:
+    """Fit a layer of a merge as a weighted sum of layers of its parents, weights summing to 1.
+
+    Args:
+        layer: Its number.
+        merged: Entries of each of its weights.
+        sources: For each source the same entries, in the same order.
+
+    Returns:
+        The shares. Weights of all sizes count alike. Cost: O(entries x sources^2).
+    """
+    scales = [float(weight.double().square().mean().sqrt()) or 1.0 for weight in merged]
+
+    def flat(weights: Sequence[torch.Tensor]) -> torch.Tensor:
+        return torch.cat([w.double().reshape(-1) / scale for w, scale in zip(weights, scales, strict=True)])
+
+    y, (first, *others) = flat(merged), [flat(weights) for weights in sources]
+    size = float(y.norm()) or 1.0
+    if not others:
+        return LayerShares(layer, (1.0,), (0.0,), float((y - first).norm()) / size)
+    design = torch.stack([other - first for other in others], dim=1)
+    left, sizes, right = torch.linalg.svd(design, full_matrices=False)
+    if float(sizes[-1]) < SAME * size:
+        fitted = left @ (left.T @ (y - first)) if float(sizes[0]) >= SAME * size else torch.zeros_like(y)
+        return LayerShares(layer, None, None, float((y - first - fitted).norm()) / size)
+    weights = right.T @ ((left.T @ (y - first)) / sizes)
+    rest = y - first - design @ weights
+    covariance = (right.T / sizes.square()) @ right * float(rest.square().sum()) / max(1, len(y) - len(others))
+    ones = torch.ones(len(others), dtype=torch.float64)
+    variances = torch.cat([(ones @ covariance @ ones)[None], covariance.diagonal()]).clamp_min(0)
+    shares = torch.cat([1 - weights.sum()[None], weights])
+    return LayerShares(layer, tuple(shares.tolist()), tuple(variances.sqrt().tolist()), float(rest.norm()) / size)

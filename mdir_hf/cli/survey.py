@@ -82,7 +82,9 @@ def _prepare(options: argparse.Namespace) -> int:
     from mdir_hf.survey.planning import SAMPLE
     from mdir_hf.survey.run import prepare_survey
 
-    sample = prepare_survey(_plan(options), options.out)
+    plan = _plan(options)
+    _say_requests(plan, options, only_sample=True)
+    sample = prepare_survey(plan, options.out)
     n_tokens, path = len(sample.tokens), options.out / SAMPLE
     say(f"{path}: {n_tokens} tokens, {len(sample.pins)} models; give it to every shard with --sample\n")
     return 0
@@ -110,17 +112,23 @@ def _plan(options: argparse.Namespace) -> SurveyPlan:
 def _survey(options: argparse.Namespace) -> SurveyReport:
     from mdir_hf.survey.engines import open_engine
     from mdir_hf.survey.planning import take_sample
-    from mdir_hf.survey.requests import planned_requests
     from mdir_hf.survey.run import run_survey
 
     if options.sample is not None:
         take_sample(options.sample, options.out)
     plan = _plan(options)
-    planned = planned_requests(plan.names, plan.reading)
-    if planned.n_models and not options.quiet:
-        sys.stderr.write(f"{planned}\n")
+    _say_requests(plan, options, with_cards=options.declared)
     with open_engine(workers=options.workers, scheduler=options.scheduler) as engine:
         return run_survey(plan, options.out, engine=engine)
+
+
+def _say_requests(plan: SurveyPlan, options: argparse.Namespace, **what: bool) -> None:
+    """Say what is going to be asked of the Hub, before it is."""
+    from mdir_hf.survey.run import requests_of
+
+    planned = requests_of(plan, options.out, **what)
+    if planned.n_models and not options.quiet:
+        sys.stderr.write(f"{planned}\n")
 
 
 def _shard(text: str) -> tuple[int, int]:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from typing import Literal
 
 from huggingface_hub import CommitOperationAdd, HfApi, constants, get_token
 from huggingface_hub.errors import HfHubHTTPError
 
 from mdir_hf.errors import CardError, OfflineError, PullRequestError, ServerError
+from mdir_hf.hub.connection import wait_for_turn
 from mdir_hf.hub.endpoint import CALLER, current_endpoint, is_offline
 from mdir_hf.hub.errors_map import hub_errors
 
@@ -25,6 +28,13 @@ _REFUSALS = {
     "right to write discussions",
     412: f"the repository has moved on {_MEANWHILE}",
 }
+
+
+_MOST_OPEN = 100
+"""Open pull requests whose titles are looked at, the newest first: a large repository has thousands."""
+_FEWEST_ON_A_PAGE = 10
+_COMMIT_REQUESTS = 3
+"""What a commit of small files takes: its card checked, how to send the files, the commit itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +84,8 @@ def open_pull_request(
         CardError: If the Hub does not accept the metadata of a README.md among the files.
         HubError: If the Hub cannot be asked.
 
-    Cost: five requests.
+    Cost: five requests, and one for each further page of open pull requests, of which the newest hundred are looked
+    at. Each waits where the Hub has said that little is left of its limit.
     """
     if is_offline():
         raise OfflineError("a pull request needs the network, which HF_HUB_OFFLINE forbids", subject=repo)
@@ -85,12 +96,16 @@ def open_pull_request(
         )
     api = HfApi(endpoint=current_endpoint(), token=token, **CALLER)
     with _write_errors(repo), hub_errors(repo, revision=branch):
-        _refuse_a_second(api, repo, title, kind)
+        take_turn = partial(wait_for_turn, f"{api.endpoint}/api/{kind}s/{repo}", token=token)
+        _refuse_a_second(api, repo, title, kind, take_turn)
+        take_turn()
         head = api.repo_info(repo, revision=branch, repo_type=kind).sha
         if parent_commit is not None and head != parent_commit:
             now = "" if head is None else f" to {head[:7]}"
             raise PullRequestError(f"the repository moved from {parent_commit[:7]}{now} {_MEANWHILE}", subject=repo)
         operations = [CommitOperationAdd(path, content) for path, content in files.items()]
+        for _ in range(_COMMIT_REQUESTS):
+            take_turn()
         with warnings.catch_warnings(record=True) as remarks:
             warnings.simplefilter("always")
             info = api.create_commit(
@@ -112,9 +127,12 @@ def open_pull_request(
     return PullRequest(info.pr_url, info.oid, tuple(notes))
 
 
-def _refuse_a_second(api: HfApi, repo: str, title: str, kind: str) -> None:
+def _refuse_a_second(api: HfApi, repo: str, title: str, kind: str, take_turn: Callable[[], None]) -> None:
+    take_turn()
     open_ones = api.get_repo_discussions(repo, repo_type=kind, discussion_type="pull_request", discussion_status="open")
-    for known in open_ones:
+    for number, known in enumerate(islice(open_ones, _MOST_OPEN), start=1):
+        if number % _FEWEST_ON_A_PAGE == 0:
+            take_turn()
         if known.title == title:
             raise PullRequestError(
                 f"pull request {known.num} has the same title and is open; merge or close it first ({known.url})",

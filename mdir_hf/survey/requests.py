@@ -11,10 +11,10 @@ from mdir_hf.comparison.opening import Reading
 from mdir_hf.hub import parse_reference
 from mdir_hf.hub.quota import ANONYMOUS, USER, WINDOW_S
 
-API_REQUESTS = 2
-"""For each model: it is opened for its vocabulary, and again for its rows."""
 FILE_REQUESTS = 10
 """For each model at most, of usual size: config, index, tokenizer and headers, some with a redirect on the Hub."""
+CARD_REQUESTS = 2
+"""For the card of a model, and the config of an adapter."""
 
 
 @dataclass(frozen=True)
@@ -50,17 +50,29 @@ class PlannedRequests:
         )
 
 
-def planned_requests(names: Iterable[str], reading: Reading) -> PlannedRequests:
-    """Plan the requests of a survey, without sending any.
+def planned_requests(
+    reading: Reading, *, for_tokens: Iterable[str] = (), for_rows: Iterable[str] = (), for_cards: Iterable[str] = ()
+) -> PlannedRequests:
+    """Plan the requests of a survey, without sending any. Each time that a model is opened asks the API once.
 
     Args:
-        names: Models of the survey.
-        reading: How they are opened.
+        reading: How models are opened.
+        for_tokens: Models that are opened to choose the tokens of the sample.
+        for_rows: Those that are opened to read their rows.
+        for_cards: Those whose cards are read.
 
     Raises:
         InvalidReferenceError: If a name is none of a model.
     """
     is_online = not reading.local_files_only
-    n_models = sum(is_online and parse_reference(name).repo_id is not None for name in names)
+    tokens, rows, cards = (
+        {name for name in names if is_online and parse_reference(name).repo_id is not None}
+        for names in (for_tokens, for_rows, for_cards)
+    )
     has_token = isinstance(reading.token, str) or (reading.token is not False and get_token() is not None)
-    return PlannedRequests(n_models, API_REQUESTS * n_models, FILE_REQUESTS * n_models, has_token)
+    return PlannedRequests(
+        n_models=len(tokens | rows | cards),
+        api=len(tokens) + len(rows) + len(cards),
+        files=FILE_REQUESTS * len(tokens | rows) + CARD_REQUESTS * len(cards),
+        has_token=has_token,
+    )

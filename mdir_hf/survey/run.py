@@ -22,6 +22,7 @@ from mdir_hf.fingerprints.opening import Pin
 from mdir_hf.fingerprints.store import DEFAULT_MAX_BYTES, FingerprintStore
 from mdir_hf.survey.engines import Engine
 from mdir_hf.survey.planning import READERS, SAMPLE, Sample, choose_sample, load_sample, save_sample, writing_into
+from mdir_hf.survey.requests import PlannedRequests, planned_requests
 from mdir_hf.survey.results import RESULTS, ModelResult, Pair, PairResult, ResultFile, SurveyReport, read_survey
 from mdir_hf.survey.work import Taken, compare_tile, take
 
@@ -98,6 +99,35 @@ def run_survey(plan: SurveyPlan, folder: Path, *, engine: Engine | None = None) 
         save_sample(seen, folder / SAMPLE, _asked(plan))
     _compare_pairs(plan, tiles, seen, store, results, engine)
     return SurveyReport(plan.names, results.models, results.pairs, _settings(plan, sample.tokens))
+
+
+def requests_of(
+    plan: SurveyPlan, folder: Path, *, only_sample: bool = False, with_cards: bool = False
+) -> PlannedRequests:
+    """Plan what :func:`run_survey` asks of the Hub, without asking: not what the folder holds of an earlier run.
+
+    Args:
+        plan: What to do.
+        folder: Where results go.
+        only_sample: Plan :func:`prepare_survey` alone.
+        with_cards: Whether the cards of its models are read afterwards.
+
+    Raises:
+        InputError: If the list, the shard or what lies in the folder cannot be used.
+    """
+    _check(plan)
+    wanted = {name for tile in _tiles(plan) for pair in tile for name in pair}
+    done: set[str] = set()
+    if (folder / RESULTS).exists() and (folder / SAMPLE).exists():
+        report, sample = read_survey([folder / RESULTS]), load_sample(folder / SAMPLE)
+        store = FingerprintStore(folder / FINGERPRINTS, sample_name(sample.tokens))
+        done = {name for name in report.readable() if sample.key(name) in store}
+    return planned_requests(
+        plan.reading,
+        for_tokens=() if (folder / SAMPLE).exists() else plan.names,
+        for_rows=() if only_sample else wanted - done,
+        for_cards=wanted if with_cards else (),
+    )
 
 
 def prepare_survey(plan: SurveyPlan, folder: Path) -> Sample:

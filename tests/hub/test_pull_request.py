@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from huggingface_hub import HfApi
 
@@ -101,6 +103,30 @@ def test_a_second_one_of_the_same_title_waits_for_the_first(loopback_hub, head):
         propose(loopback_hub, head)
     loopback_hub.pull_requests("owner/name")[0].status = "closed"
     assert propose(loopback_hub, head).url.endswith("/2")
+
+
+def test_of_many_open_ones_the_newest_hundred_are_looked_at(loopback_hub, head):
+    propose(loopback_hub, head)
+    stored = loopback_hub.pull_requests("owner/name")
+    stored += [replace(stored[0], number=number, title=f"Other {number}") for number in range(2, 102)]
+    del stored[99:]
+    loopback_hub.requests.clear()
+    with pytest.raises(PullRequestError, match="pull request 1 has the same title"):
+        propose(loopback_hub, head)
+    assert len(loopback_hub.sent(path="/discussions")) == 10
+    stored += [replace(stored[0], number=number, title=f"Other {number}") for number in range(100, 400)]
+    loopback_hub.requests.clear()
+    assert propose(loopback_hub, head).url.endswith("/400")
+    assert len(loopback_hub.sent(path="/discussions")) == 10
+
+
+def test_each_request_waits_where_little_is_left(loopback_hub, head, monkeypatch):
+    asked = []
+    monkeypatch.setattr("mdir_hf.hub.pull_request.wait_for_turn", lambda url, *, token: asked.append(url))
+    propose(loopback_hub, head)
+    sent = [request for request in loopback_hub.sent("hub") if "/api/" in request.path]
+    assert len(asked) >= len(sent)
+    assert set(asked) == {f"{loopback_hub.endpoint}/api/models/owner/name"}
 
 
 def test_metadata_that_the_hub_does_not_accept(loopback_hub, head):

@@ -156,6 +156,9 @@ class Writer:
         return places
 
 
+DISCUSSIONS_OF_A_PAGE = 10
+
+
 def discussions(repository: FullRepository, asked: dict[str, str]) -> dict[str, Any]:
     """Answer the list of discussions; here there are pull requests only."""
     status = asked.get("status", "all")
@@ -174,7 +177,10 @@ def discussions(repository: FullRepository, asked: dict[str, str]) -> dict[str, 
     ]
     if asked.get("type", "all") == "discussion":
         listed = []
-    return {"discussions": listed, "count": len(listed), "start": 0, "numClosedDiscussions": 0}
+    listed.reverse()  # the newest first
+    start = DISCUSSIONS_OF_A_PAGE * int(asked.get("p", 0))
+    page = listed[start : start + DISCUSSIONS_OF_A_PAGE]
+    return {"discussions": page, "count": len(listed), "start": start, "numClosedDiscussions": 0}
 
 
 def _operations(body: bytes, lfs: Mapping[str, bytes]) -> tuple[dict[str, Any], dict[str, bytes]]:

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+from mdir_hf.cli import main
 from mdir_hf.comparison.opening import Reading
-from mdir_hf.survey.requests import API_REQUESTS, planned_requests
-from mdir_hf.survey.run import SurveyPlan, run_survey
+from mdir_hf.errors import StoppedError
+from mdir_hf.survey.declared import add_declared
+from mdir_hf.survey.requests import planned_requests
+from mdir_hf.survey.run import SurveyPlan, prepare_survey, requests_of, run_survey
 from tests.hub.fixtures import hf_home, loopback_hub
 from tests.loopback.limits import bucket_of
 
 __all__ = ["hf_home", "loopback_hub"]
+
+
+def sent_since(hub, plan, folder, **what):
+    """Run a step of a survey: what was planned for it, and what it sent, by class of requests."""
+    planned = requests_of(plan, folder, **what)
+    hub.requests.clear()
+    if what.get("only_sample"):
+        prepare_survey(plan, folder)
+    else:
+        report = run_survey(plan, folder)
+        if what.get("with_cards"):
+            add_declared(report, plan.reading)
+    sent = [bucket_of(request.path) for request in hub.sent("hub")]
+    return planned, sent.count("api"), sent.count("resolvers")
 
 
 def test_what_is_planned_is_no_less_than_what_is_sent_and_no_guess(population, loopback_hub, tmp_path):
@@ -16,24 +33,43 @@ def test_what_is_planned_is_no_less_than_what_is_sent_and_no_guess(population, l
     for at, folder in enumerate(population.values()):
         names.append(f"some/model-{at}")
         loopback_hub.add_repository(names[-1], folder)
-    planned = planned_requests(names, Reading())
-    run_survey(SurveyPlan(tuple(names), n_tokens=512, progress=False), tmp_path / "out")
-    sent = [bucket_of(request.path) for request in loopback_hub.sent("hub")]
-    assert planned.n_models == len(names)
-    assert sent.count("api") <= planned.api == API_REQUESTS * len(names)
-    assert planned.files / 5 <= sent.count("resolvers") <= planned.files
+    plan = SurveyPlan(tuple(names), n_tokens=512, progress=False)
+    steps = [
+        (plan, {"only_sample": True}, 1, len(names)),
+        (plan, {"with_cards": True}, 2, 0),  # the tokenizers are in a cache
+        (plan, {}, 0, 0),  # all is there
+    ]
+    for asked, what, n_opened, fewest in steps:
+        planned, api, files = sent_since(loopback_hub, asked, tmp_path / "out", **what)
+        assert planned.n_models == (len(names) if n_opened else 0)
+        assert api <= planned.api == n_opened * len(names)
+        assert fewest <= files <= planned.files <= 12 * len(names)
 
 
 def test_folders_and_models_offline_ask_nothing(population, hf_home):
-    assert planned_requests(population.values(), Reading()).n_models == 0
-    assert planned_requests(["owner/name"], Reading(local_files_only=True)).files == 0
+    assert planned_requests(Reading(), for_tokens=population.values()).n_models == 0
+    assert planned_requests(Reading(local_files_only=True), for_rows=["owner/name"]).files == 0
 
 
 def test_a_survey_of_many_says_how_long_the_hub_takes(hf_home, monkeypatch):
     names = [f"some/model-{number}" for number in range(600)]
-    planned = planned_requests(names, Reading())
+    planned = planned_requests(Reading(), for_tokens=names, for_rows=names)
     assert "600 models on the Hub: up to 1,200 requests to its API" in str(planned)
     assert "an address without a token 500 and 3,000; they are spread over 10 minutes or more" in str(planned)
-    few = planned_requests(names[:5], Reading(token="hf_x"))
+    few = planned_requests(Reading(token="hf_x"), for_tokens=names[:5], for_rows=names[:5])
     assert few.at_least_s == 0
     assert str(few).endswith("a user 1,000 and 5,000")
+
+
+def test_it_is_said_before_it_is_sent(population, loopback_hub, tmp_path, capsys, monkeypatch):
+    names = [f"some/model-{at}" for at in range(len(population))]
+    monkeypatch.setattr("mdir_hf.survey.run.run_survey", stop_before_anything)
+    monkeypatch.setattr("mdir_hf.survey.run.prepare_survey", stop_before_anything)
+    for more, n_api in (([], 2), (["--prepare"], 1), (["--declared"], 3)):
+        assert main(["survey", *names, "--out", str(tmp_path / "out"), *more]) == 1
+        assert f"up to {n_api * len(names)} requests to its API" in capsys.readouterr().err
+    assert not loopback_hub.requests
+
+
+def stop_before_anything(*_, **__):
+    raise StoppedError("here")

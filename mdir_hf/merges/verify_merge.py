@@ -48,7 +48,7 @@ class ParentCheck:
 
     @property
     def outcome(self) -> str:
-        """``confirmed``: related, with a share. ``no_share``: related, and no layer has a share of it. Else the verdict.
+        """``confirmed``: related, with a share; ``no_share``: related, and no layer has a share of it; or the verdict.
 
         Where no layer tells shares, a relation confirms.
         """

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
+from benchmarks.zoo.run import read_lines
 from mdir_hf.homology.embedding import TESTS_PER_MATRIX, EmbeddingTest
 from mdir_hf.homology.layer_map import map_layers
 from mdir_hf.homology.power import Shape, noise_of_looks, strongest_noise
@@ -110,7 +111,7 @@ def main() -> None:
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("--plants", type=int, default=100)
     parser.add_argument("--rows", type=int, default=2304)
-    parser.add_argument("--write", action="store_true", help="write the rows to benchmarks/results")
+    parser.add_argument("--write", action="store_true", help="write the rows to benchmarks/results, in place of earlier ones of these models")
     asked = parser.parse_args()
     print(f"{'planted into':60} {'noise, RMS':>10} {'found':>10}")
     written = []
@@ -121,7 +122,9 @@ def main() -> None:
                 written.append({**row, "plants": asked.plants})
                 print(f"{folder.parent.name + ': ' + what:60} {noise:10.2f} {n_found:5} of {asked.plants}", flush=True)
     if asked.write:
-        RESULTS.write_text("".join(json.dumps(row) + "\n" for row in written), encoding="utf-8")
+        judged = {folder.parent.name for folder in asked.folders}
+        kept = [row for row in read_lines(RESULTS) if row["model"] not in judged]
+        RESULTS.write_text("".join(json.dumps(row) + "\n" for row in [*kept, *written]), encoding="utf-8")
 
 
 if __name__ == "__main__":

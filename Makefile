@@ -4,7 +4,7 @@ PYTHON ?= python3
 CONSTRAIN ?= -c constraints.txt
 BIN := .venv/bin
 
-.PHONY: help demo test test-machines test-slow check schema space space-folder examples screenshots site reports chromium coverage evidence real mutants fuzz clean
+.PHONY: help demo test test-machines test-slow check schema space space-folder examples screenshots site reports chromium coverage evidence real mutants fuzz faults clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list
@@ -51,6 +51,9 @@ test-slow: .venv/.installed chromium ## The slow tests: trained models, large sp
 
 fuzz: .venv/.installed ## An hour of files like valid ones; what breaks a reader is kept in tests/fuzz/findings
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz 3600
+
+faults: .venv/.installed ## What writes, killed at 200 points each and on disks that are too small: about an hour of one core
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults
 
 check: .venv/.installed ## Lint, format and types
 	$(BIN)/ruff check

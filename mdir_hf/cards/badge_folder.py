@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from mdir_hf.cards.badge import Badge
@@ -22,23 +24,38 @@ def write_badge(badge: Badge, report: HomologyReport, snippet: str, folder: Path
         folder: Made if it does not exist.
 
     Returns:
-        The paths written. Each is written under another name first, then renamed.
+        The paths written. A new folder is made beside its place and moved there, so that an interruption leaves all of
+        it or nothing. In one that exists each file is whole, and the picture comes last.
 
     Raises:
         InputError: If the folder cannot be written, or holds the report of another comparison.
     """
     contents = {
-        "badge.svg": badge.svg,
+        REPORT_NAME: f"{report.to_json()}\n",
         "badge.md": f"{snippet}\n",
         "badge.json": badge.endpoint_json,
+        "badge.svg": badge.svg,
     }
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if not _holds(folder / REPORT_NAME, badge):
-            contents[REPORT_NAME] = f"{report.to_json()}\n"
-        return tuple(write_file(folder / name, text.encode("utf-8")) for name, text in contents.items())
+        if folder.exists():
+            if _holds(folder / REPORT_NAME, badge):
+                del contents[REPORT_NAME]
+            _write(contents, folder)
+        else:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as aside:
+                made = Path(aside, folder.name)
+                made.mkdir()
+                _write(contents, made)
+                made.replace(folder)
+        return tuple(folder / name for name in contents)
     except OSError as exc:
         raise InputError(f"cannot write into {folder}: {exc.strerror}") from exc
+
+
+def _write(contents: Mapping[str, str], folder: Path) -> None:
+    for name, text in contents.items():
+        write_file(folder / name, text.encode("utf-8"))
 
 
 def _holds(path: Path, badge: Badge) -> bool:

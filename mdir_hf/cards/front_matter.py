@@ -135,19 +135,19 @@ def with_metadata(card: Card, values: Mapping[str, str | list[str]], *, subject:
     changes = {name: value for name, value in values.items() if before.get(name) != value}
     if not changes:
         return card
-    changed = card
+    changed, expected = card, dict(before)
     for name, value in changes.items():
-        changed = _with_field(changed, name, value, subject)
-    try:
-        after = read_metadata(parse_card(changed.to_bytes(), subject=subject), subject=subject)
-    except CardError:
-        after = {}
-    if after != {**before, **changes}:
-        raise CardError(
-            f"its front matter is written in a way in which {' and '.join(changes)} cannot be set without touching "
-            "the rest; add it by hand",
-            subject=subject,
-        )
+        changed, expected[name] = _with_field(changed, name, value, subject), value
+        try:  # each by itself: the next is set in what the last one left
+            after = read_metadata(parse_card(changed.to_bytes(), subject=subject), subject=subject)
+        except CardError:
+            after = {}
+        if after != expected:
+            raise CardError(
+                f"its front matter is written in a way in which {name} cannot be set without touching the rest; add it "
+                "by hand",
+                subject=subject,
+            )
     return changed
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mdir_hf.cards import RELATIONS
 from mdir_hf.cli import arguments
-from mdir_hf.cli.output import remark, say
+from mdir_hf.cli.output import remark, say, say_bytes
 
 if TYPE_CHECKING:
     from mdir_hf.cards.card import CardProposal
@@ -62,9 +61,7 @@ def run(options: argparse.Namespace) -> int:
     if options.output is not None:
         _write(options.output, proposal.after)
     else:
-        sys.stdout.flush()
-        sys.stdout.buffer.write(proposal.after)
-        sys.stdout.buffer.flush()
+        say_bytes(proposal.after)
     others = " and ".join(path for path in proposal.files if path != "README.md")
     remark(f"nothing was sent; the card links to {others}, which --create-pr proposes along with it\n")
     return 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from mdir_hf.cli import arguments
@@ -55,7 +54,6 @@ def run(options: argparse.Namespace) -> int:
         arguments.listeners_of(options),
     )
     say((report.to_json() if options.json else str(report)) + "\n")
-    sys.stdout.flush()
     if options.save is not None:
         from mdir_hf.saving import save_report
 

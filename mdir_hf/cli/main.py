@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Callable, Sequence
 
 from mdir_hf._version import __version__
@@ -15,7 +14,7 @@ from mdir_hf.cli.demo import add_command as add_demo
 from mdir_hf.cli.identify import add_command as add_identify
 from mdir_hf.cli.inspect import add_command as add_inspect
 from mdir_hf.cli.memory import keep_no_freed_blocks
-from mdir_hf.cli.output import remark
+from mdir_hf.cli.output import leave_output, remark
 from mdir_hf.cli.publish import add_command as add_publish
 from mdir_hf.cli.space import add_command as add_space
 from mdir_hf.cli.survey import add_command as add_survey
@@ -85,6 +84,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
         remark("\nmdir-hf: interrupted; nothing was left half-written\n")
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has gone. Point stdout elsewhere, or the interpreter complains while it closes.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        leave_output()  # whoever read it has gone
         return EXIT_KNOWN_ERROR

@@ -110,7 +110,6 @@ def _serve(options: argparse.Namespace) -> None:
     except OSError as exc:
         raise InputError(f"port {options.port} of {options.host} cannot be used; name another with --port") from exc
     say(f"Open {url} (Ctrl-C ends it).\n")
-    sys.stdout.flush()
     try:
         demo.block_thread()
     finally:

@@ -70,7 +70,6 @@ def run(options: argparse.Namespace) -> int:
 
         report = add_declared(report, arguments.reading_of(options))
     say((report.to_json() if options.json else _text(report)) + "\n")
-    sys.stdout.flush()
     if folder is not None:
         save_survey(report, folder, fingerprints=kept_fingerprints(folder)[1])
         if not options.quiet:

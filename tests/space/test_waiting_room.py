@@ -50,10 +50,39 @@ def test_one_visitor_does_not_fill_the_room():
 
     with pytest.raises(RefusedError, match="2 comparisons of yours"):
         room.enter("greedy")
-    assert room.enter("somebody else").n_ahead == 2
+    assert room.enter("somebody else").n_ahead == 1
 
     mine[0].leave()
     assert room.enter("greedy").n_ahead == 2
+
+
+def test_whoever_has_a_place_comes_after_those_who_have_none():
+    room = WaitingRoom(1, 50, 4)
+    greedy = [room.enter("greedy") for _ in range(4)]
+    others = [room.enter(name) for name in "ab"]
+
+    assert [ticket.n_ahead for ticket in greedy] == [0, 3, 4, 5]
+    assert [ticket.n_ahead for ticket in others] == [1, 2]
+
+    greedy[0].leave()  # now the one that waits longest and the others stand alike
+    assert [ticket.n_ahead for ticket in (*greedy[1:], *others)] == [0, 3, 4, 1, 2]
+
+
+def test_no_one_visitor_has_the_last_place_and_nobody_loses_one():
+    room = WaitingRoom(2, 50, 4)
+    greedy = [room.enter("greedy") for _ in range(3)]
+    assert [ticket.n_ahead for ticket in greedy] == [0, 1, 2]
+
+    others = [room.enter(name) for name in "ab"]
+    assert [ticket.n_ahead for ticket in others] == [0, 1]
+
+    greedy[0].leave()
+    assert [ticket.n_ahead for ticket in (*greedy[1:], *others)] == [0, 2, 0, 1]
+
+
+def test_on_ones_own_machine_one_has_every_place():
+    room = WaitingRoom(2, 50, None)
+    assert [room.enter("me").n_ahead for _ in range(3)] == [0, 0, 1]
 
 
 def test_many_threads_at_once_get_places_of_their_own():

@@ -58,8 +58,18 @@ def read_pickle(data: bytes, *, label: str) -> object:
         return _Machine().run(data)
     except MdirError as exc:
         raise exc.about(label) from exc.__cause__
-    # The stack runs empty, a mark is missing, an argument is cut off or is no number.
-    except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError, struct.error) as exc:
+    # The stack runs empty, a mark is missing, an argument is cut off or is no number; where warnings are errors, a text
+    # has escapes that there are not.
+    except (
+        ValueError,
+        IndexError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        OverflowError,
+        DeprecationWarning,
+        struct.error,
+    ) as exc:
         raise CorruptCheckpointError(f"its data.pkl is no pickle: {exc}", subject=label) from exc
 
 

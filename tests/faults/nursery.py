@@ -1,0 +1,158 @@
+"""A process with everything imported, whose children run one program each, and end or fail where they are told to.
+
+``python -m tests.faults.nursery`` takes lines of JSON, each a list of jobs that run at once, and answers each line by
+how they ended. A point is the moment before or after a call of the system that changes something: a write, a rename, a
+folder made, bytes sent. Python tells a profiler of every call of a function in C, so points need no help of the system.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import json
+import os
+import posix
+import signal
+import sys
+import threading
+import traceback
+from _socket import socket as CSocket
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+FILE_CALLS = {"write", "writelines", "flush", "close", "truncate", "__exit__"}
+SYSTEM_CALLS = {
+    *("open", "write", "rename", "replace", "link", "symlink", "unlink", "remove", "mkdir", "rmdir", "truncate"),
+    *("ftruncate", "fsync", "chmod", "utime", "close"),
+}
+NEED_ROOM = {"write", "mkdir", "link", "symlink", "fsync", "rename", "replace"}
+
+
+class Points:
+    """Counts the points of a program.
+
+    Args:
+        at: The point at which it ends, from 1; None: nowhere.
+        fault: ``kill`` ends the process as the system does where memory is short; ``full`` says once that the disk is
+            full.
+    """
+
+    def __init__(self, at: int | None, fault: str) -> None:
+        self.n = 0
+        self._at, self._fault = at, fault
+
+    def __call__(self, frame: FrameType, event: str, called: Any) -> None:
+        """Be told of a call."""
+        if event not in ("c_call", "c_return") or not self._changes_something(called):
+            return
+        self.n += 1
+        if self.n == self._at:
+            if self._fault == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def _changes_something(self, called: Any) -> bool:
+        name, owner = getattr(called, "__name__", ""), getattr(called, "__self__", None)
+        if owner is posix:
+            return name in (SYSTEM_CALLS if self._fault == "kill" else NEED_ROOM)
+        if isinstance(owner, io.IOBase):
+            is_file = name in FILE_CALLS and not isinstance(owner, io.BytesIO | io.StringIO)
+            return is_file and not {"w", "a", "x", "+"}.isdisjoint(str(getattr(owner, "mode", "w")))
+        return self._fault == "kill" and isinstance(owner, CSocket) and name.startswith("send")
+
+
+def without_pictures() -> None:
+    """Leave out the drawing: what a picture holds takes seconds and no part in whether its file is whole."""
+    from matplotlib.figure import Figure
+
+    from mdir_hf import figures
+    from mdir_hf.saving import folder
+
+    def draw(*_: object, dark: bool = False, **__: object) -> Figure:
+        return Figure(label=f"dark: {dark}")
+
+    def draw_some(*_: object, dark: bool = False) -> dict[str, Figure]:
+        return {name: draw(dark=dark) for name in ("embedding", "layers")}
+
+    def drawn(figure: Figure, kind: str) -> bytes:
+        return f"{figure.get_label()} as {kind}".encode() * 1000
+
+    figures.draw_survey_matrix = figures.draw_dendrogram = draw  # type: ignore[assignment]
+    folder.draw_figures = draw_some  # type: ignore[assignment]
+    figures.figure_bytes = folder.figure_bytes = drawn  # type: ignore[assignment]
+    folder.figure_img = lambda light, dark: f"<img alt={str(light.get_label())!r}>"  # type: ignore[assignment]
+
+
+def run(arguments: list[str]) -> int:
+    """Run the command line, or save a report that there is, which it only does of new ones; return the exit status."""
+    from mdir_hf import HomologyReport, MdirError
+    from mdir_hf.cli.main import main
+    from mdir_hf.saving.folder import save_report
+
+    if arguments[0] != "save":
+        return main(arguments)
+    try:
+        save_report(HomologyReport.from_json(Path(arguments[1]).read_text()), Path(arguments[2]))
+    except MdirError:
+        return 1
+    return 0
+
+
+def do(job: dict[str, Any]) -> int:
+    """Run one program, and return its exit status."""
+    os.environ.update(job["environment"])
+    points = Points(job["at"], job["fault"])
+    said = Path(job["said"])
+    with said.open("w") as out, contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        if job["fault"]:
+            threading.setprofile(points)
+            sys.setprofile(points)
+        try:
+            status = run(job["arguments"])
+        except SystemExit as exc:
+            status = int(exc.code or 0)
+        except BaseException:
+            traceback.print_exc()
+            status = 99
+        finally:
+            sys.setprofile(None)
+            threading.setprofile(None)  # type: ignore[arg-type]
+    said.with_suffix(".points").write_text(str(points.n))
+    return status
+
+
+def start(job: dict[str, Any], work: Callable[[dict[str, Any]], int] = do) -> int:
+    """Run a job in a child; return its number."""
+    pid = os.fork()
+    if pid == 0:
+        status = 98
+        with contextlib.suppress(BaseException):
+            status = work(job)
+        os._exit(status)
+    return pid
+
+
+def serve() -> None:
+    """Import everything, and run what is asked for."""
+    import matplotlib as mpl
+
+    from mdir_hf.cli.main import build_parser
+    from mdir_hf.index import building  # noqa: F401
+    from mdir_hf.publishing import publish  # noqa: F401
+    from mdir_hf.survey.run import run_survey  # noqa: F401
+
+    mpl.use("Agg")
+    build_parser()
+    without_pictures()
+    for line in sys.stdin:
+        children = [start(job) for job in json.loads(line)]
+        ended = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
+        sys.stdout.write(json.dumps(ended) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    serve()

@@ -1,0 +1,230 @@
+"""The programs that write: what each is given, what it leaves, and what may lie there after a fault."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mdir_hf.index.base_index import BaseIndex
+from mdir_hf.survey.results import RESULTS, read_survey
+from tests.cards.reports import a_report
+from tests.loopback.hub import FullHub
+from tests.specimens import gaussian, write_model
+
+MODELS = ("owner/base", "owner/tuned", "owner/permuted", "owner/stranger")
+DATASET = "owner/results"
+CACHE_BYTES = 600_000
+"""Of the range cache: some of what two models of 256 kB fill, so that pieces are thrown out all the time."""
+
+Files = dict[str, bytes]
+
+
+@dataclass(frozen=True)
+class Program:
+    """One program.
+
+    Attributes:
+        arguments: Of the command line, for a place of its own.
+        product: What it leaves, once it has ended well.
+        is_sound: Whether what lies there after a fault is what it may be; the second argument is what is left by a run
+            without one.
+        n_together: How many run at once, of which the first has the fault; they share the cache of ranges.
+    """
+
+    arguments: Callable[[Path], list[str]]
+    product: Callable[[Path], Any]
+    is_sound: Callable[[Path, Any], bool] = lambda place, whole: True
+    n_together: int = 1
+
+
+@dataclass
+class Machine:
+    """A Hub with some models, and a process that runs programs.
+
+    Attributes:
+        place: Folder of everything.
+        hub: The Hub.
+        report: A report.
+        survey: The folder of a survey.
+        index: The file of an index.
+    """
+
+    place: Path
+    hub: FullHub
+    nursery: subprocess.Popen[str]
+    report: Path = field(init=False)
+    survey: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.report = self.place / "report.json"
+        self.report.write_text(a_report().to_json() + "\n")
+        self.survey = self.place / "a-survey"
+        self.survey.mkdir()
+
+    @property
+    def programs(self) -> dict[str, Program]:
+        """All of them, by name."""
+        hub, report = self.hub, str(self.report)
+        return {
+            "comparison": Program(
+                lambda place: ["compare", *MODELS[:2], "--json", "--quiet"],
+                lambda place: [_verdict(self.place / f"said-{number}.txt") for number in range(4)],
+                n_together=4,
+            ),
+            "saved report": Program(
+                lambda place: ["save", report, str(place / "out")],
+                lambda place: files_of(place / "out"),
+                lambda place, whole: files_of(place / "out").items() <= whole.items(),
+            ),
+            "survey": Program(
+                lambda place: ["survey", *MODELS, "--tokens", "256", "--quiet", "--out", str(place / "out")],
+                _survey,
+                _is_sound_survey,
+            ),
+            "index": Program(
+                lambda place: ["index", str(place / "bases.index"), *MODELS],
+                lambda place: files_of(place),
+                lambda place, whole: _is_sound_index(place / "bases.index"),
+            ),
+            "badge": Program(
+                lambda place: ["badge", report, "--output", str(place / "out")],
+                lambda place: files_of(place / "out"),
+                lambda place, whole: files_of(place / "out") in ({}, whole),
+            ),
+            "publication": Program(
+                lambda place: ["publish", str(self.survey), "--dataset", DATASET, "--token", hub.token],
+                lambda place: _proposed(hub)[-1],
+                lambda place, whole: all(files == whole for files in _proposed(hub)),
+            ),
+        }
+
+    def run(
+        self, program: Program, place: Path, *, at: int | None = None, fault: str = ""
+    ) -> tuple[list[int], int, list[str]]:
+        """Run a program, and others beside it; return their exit statuses, points of the first, and what each said."""
+        place.mkdir(parents=True, exist_ok=True)
+        heard = [self.place / f"said-{number}.txt" for number in range(program.n_together)]
+        for request in self.hub.pull_requests(f"datasets/{DATASET}"):
+            request.status = "closed"  # an open one of the same title is not opened again
+        jobs = [
+            {
+                "arguments": program.arguments(place),
+                "environment": {
+                    "HF_ENDPOINT": self.hub.endpoint,
+                    "MDIR_HF_CACHE": str(place / ".cache"),
+                    "MDIR_HF_CACHE_MAX_BYTES": str(CACHE_BYTES),
+                },
+                "at": at if number == 0 else None,
+                "fault": fault if number == 0 else "",
+                "said": str(said),
+            }
+            for number, said in enumerate(heard)
+        ]
+        assert self.nursery.stdin is not None and self.nursery.stdout is not None
+        self.nursery.stdin.write(json.dumps(jobs) + "\n")
+        self.nursery.stdin.flush()
+        statuses = json.loads(self.nursery.stdout.readline())
+        counted = heard[0].with_suffix(".points")
+        n_points = int(counted.read_text()) if counted.exists() else 0
+        return statuses, n_points, [said.read_text() for said in heard]
+
+
+@contextmanager
+def machine(place: Path) -> Iterator[Machine]:
+    """A Hub and a nursery, while the block runs."""
+    place.mkdir(parents=True, exist_ok=True)
+    with FullHub() as hub:
+        rows = gaussian(2000, 64, 0)
+        made = (rows, rows + 0.2 * gaussian(2000, 64, 1), rows.flip(1), gaussian(2000, 64, 2))
+        for name, weights in zip(MODELS, made, strict=True):
+            hub.add_repository(name, write_model(place / "models" / name.replace("/", "-"), weights))
+        (place / "empty").mkdir()
+        (place / "empty" / "README.md").write_text("# Results\n")
+        hub.add_repository(DATASET, place / "empty", kind="dataset")
+        nursery = subprocess.Popen(
+            [sys.executable, "-m", "tests.faults.nursery"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parent.parent.parent,
+            env={**os.environ, "HF_HOME": str(place / "hf-home"), "OMP_NUM_THREADS": "1"},
+        )
+        try:
+            found = Machine(place, hub, nursery)
+            _write_survey(found)
+            yield found
+        finally:
+            assert nursery.stdin is not None
+            nursery.stdin.close()
+            nursery.wait()
+            assert nursery.stdout is not None
+            nursery.stdout.close()
+
+
+def _write_survey(found: Machine) -> None:
+    program = found.programs["survey"]
+    statuses, _, said = found.run(program, found.place / "first")
+    assert statuses == [0], said
+    for name, content in files_of(found.place / "first" / "out").items():
+        (found.survey / name).write_bytes(content)
+
+
+def files_of(folder: Path) -> Files:
+    """What is to be found below a folder, without what is being written (hidden) and without kept rows of weights."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+        and path.parent.name != "fingerprints"
+    }
+
+
+def _verdict(said: Path) -> dict[str, Any]:
+    """A report that was printed, without what it cost."""
+    report = json.loads(said.read_text())
+    return {key: value for key, value in report.items() if key not in ("io", "seconds")}
+
+
+def _survey(place: Path) -> Files:
+    """Its files; the lines of results come in the order in which models were read."""
+    found = files_of(place / "out")
+    lines = found.get(RESULTS, b"").splitlines(keepends=True)
+    return {**found, RESULTS: b"".join(sorted(lines))}
+
+
+def _is_sound_survey(place: Path, whole: Files) -> bool:
+    found = files_of(place / "out")
+    results = found.pop(RESULTS, b"")
+    lines = results.splitlines(keepends=True)
+    if b"\n" in results:
+        read_survey([place / "out" / RESULTS])
+    are_whole = set(lines[:-1]) <= set(whole[RESULTS].splitlines(keepends=True))
+    return are_whole and found.items() <= whole.items()
+
+
+def _is_sound_index(path: Path) -> bool:
+    return not path.exists() or len(BaseIndex.load(path)) in range(1, len(MODELS) + 1)
+
+
+def _proposed(hub: FullHub) -> list[Files]:
+    address = f"datasets/{DATASET}"
+    proposed = []
+    for request in hub.pull_requests(address):
+        repository = hub.find(address)
+        assert repository is not None
+        commit = repository.commits[request.commit]  # type: ignore[attr-defined]
+        proposed.append({path: entry.place.read_bytes() for path, entry in commit.items()})
+    return proposed
+
+
+def spread(n_points: int, most: int) -> Sequence[int]:
+    """So many points, spread over all that there are."""
+    return sorted({1 + round(k * (n_points - 1) / max(1, most - 1)) for k in range(most)}) if n_points else []

@@ -1,0 +1,131 @@
+"""The property of every program: what is there after a fault is right, and the next run leaves what it should."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.faults.programs import Machine, Program, spread
+
+FULL_DISK = "a full disk"
+
+
+@dataclass
+class Outcome:
+    """What came of one program.
+
+    Attributes:
+        n_points: Points that it has.
+        n_faults: Faults that were tried.
+        n_ended: Of those, how many it was ended by.
+        broken: What was not right, in words.
+    """
+
+    n_points: int = 0
+    n_faults: int = 0
+    n_ended: int = 0
+    broken: list[str] = field(default_factory=list)
+
+
+def hold(machine: Machine, name: str, place: Path, *, most: int, fault: str = "kill") -> Outcome:
+    """End a program at so many points spread over all that it has, or fill its disk there; run it again each time."""
+    program, outcome = machine.programs[name], Outcome()
+    whole = _whole(machine, program, place / "whole", outcome, fault)
+    for at in spread(outcome.n_points, most):
+        here = place / f"{at}"
+        _fault(machine, program, here, whole, outcome, where=f"{fault} at {at}", at=at, fault=fault)
+        shutil.rmtree(here)
+    return outcome
+
+
+def hold_on_full_disk(machine: Machine, name: str, place: Path, *, most: int, disk: Path) -> Outcome:
+    """Run a program where the disk has room for a part of what it writes, then where there is room again.
+
+    Args:
+        machine: Of the program.
+        name: Of the program.
+        place: A folder of another disk.
+        most: How many sizes of room to try, spread over what the program writes.
+        disk: An empty disk of some megabytes.
+    """
+    program, outcome = machine.programs[name], Outcome()
+    whole = _whole(machine, program, place / "whole", outcome, "full")
+    n_bytes = sum(path.stat().st_size for path in (place / "whole").rglob("*") if path.is_file())
+    for room in spread(n_bytes + 65536, most):
+        with _room_for(disk, room):
+            statuses, _, said = machine.run(program, disk / "here")
+            outcome.n_faults += 1
+            outcome.n_ended += any(statuses)
+            outcome.broken += [
+                f"{FULL_DISK} with room for {room:,} bytes: status {status}, said {words[-300:]!r}"
+                for status, words in zip(statuses, said, strict=True)
+                if status not in (0, 1) or "Traceback" in words
+            ]
+            if not program.is_sound(disk / "here", whole):
+                outcome.broken.append(f"{FULL_DISK} with room for {room:,} bytes: what is there is not right")
+        _again(machine, program, disk / "here", whole, outcome, f"{FULL_DISK} with room for {room:,} bytes")
+        shutil.rmtree(disk / "here")
+    return outcome
+
+
+def _whole(machine: Machine, program: Program, place: Path, outcome: Outcome, fault: str) -> Any:
+    statuses, outcome.n_points, said = machine.run(program, place, fault=fault)
+    assert not any(statuses), said
+    return program.product(place)
+
+
+def _fault(
+    machine: Machine, program: Program, place: Path, whole: Any, outcome: Outcome, *, where: str, at: int, fault: str
+) -> None:
+    (status, *others), _, said = machine.run(program, place, at=at, fault=fault)
+    outcome.n_faults += 1
+    outcome.n_ended += status != 0
+    if fault == "kill" and status not in (-signal.SIGKILL, 0):
+        outcome.broken.append(f"{where}: status {status}, said {said[0][-300:]!r}")
+    if fault == "full" and (status not in (0, 1) or "Traceback" in said[0]):
+        outcome.broken.append(f"{where}: status {status}, said {said[0][-300:]!r}")
+    if any(others):
+        outcome.broken.append(f"{where}: others beside it ended with {others}, said {said[1:]!r}")
+    if not program.is_sound(place, whole):
+        outcome.broken.append(f"{where}: what is there is not right")
+    _again(machine, program, place, whole, outcome, where)
+
+
+def _again(machine: Machine, program: Program, place: Path, whole: Any, outcome: Outcome, where: str) -> None:
+    statuses, _, said = machine.run(program, place)
+    if any(statuses):
+        outcome.broken.append(f"again after {where}: status {statuses}, said {said!r}")
+    elif program.product(place) != whole:
+        outcome.broken.append(f"again after {where}: what it leaves differs")
+
+
+@contextmanager
+def _room_for(disk: Path, n_bytes: int) -> Iterator[None]:
+    """Fill a disk up to so many bytes while the block runs."""
+    filling = disk / ".filling"
+    with filling.open("wb") as file:
+        file.write(bytes(max(0, shutil.disk_usage(disk).free - n_bytes)))
+    try:
+        yield
+    finally:
+        filling.unlink()
+
+
+@contextmanager
+def small_disk(place: Path, n_bytes: int) -> Iterator[Path | None]:
+    """A disk of so many bytes, in memory; None where this user may mount none."""
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={n_bytes}", "tmpfs", str(place)]
+    if shutil.which("mount") is None or subprocess.run(command, capture_output=True).returncode:
+        yield None
+        return
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", str(place)], check=True)

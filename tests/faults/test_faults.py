@@ -1,0 +1,81 @@
+"""Programs ended in the middle of what they write. A few points here; ``make faults`` takes 200 of each."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cards.reports import a_report
+from tests.faults.programs import machine, spread
+from tests.faults.property import hold, hold_on_full_disk, small_disk
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="made with fork and signals")
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory):
+    with machine(tmp_path_factory.mktemp("faults")) as found:
+        yield found
+
+
+@pytest.mark.parametrize("name", ["badge", "publication"])
+def test_what_is_killed_leaves_what_is_right_and_can_be_run_again(running, tmp_path, name):
+    outcome = hold(running, name, tmp_path, most=4)
+    assert outcome.broken == []
+    assert outcome.n_ended == outcome.n_faults > 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["comparison", "saved report", "survey", "index"])
+def test_what_takes_longer_is_killed_too(running, tmp_path, name):
+    outcome = hold(running, name, tmp_path, most=6)
+    assert outcome.broken == []
+    assert outcome.n_ended == outcome.n_faults > 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["comparison", "survey", "index", "badge"])
+def test_a_disk_that_is_full_is_said_in_a_line_and_leaves_nothing_wrong(running, tmp_path, name):
+    assert hold(running, name, tmp_path, most=4, fault="full").broken == []
+    with small_disk(tmp_path / "disk", 16 << 20) as disk:
+        if disk is None:
+            pytest.skip("this user may mount no disk")
+        assert hold_on_full_disk(running, name, tmp_path / "small", most=4, disk=disk).broken == []
+
+
+def test_a_program_that_leaves_half_a_file_is_found(running, tmp_path, monkeypatch):
+    program = running.programs["badge"]
+    careless = type(program)(
+        lambda place: ["save", str(running.report), str(place / "out")],
+        program.product,
+        lambda place, whole: program.is_sound(place, whole),
+    )
+    monkeypatch.setattr(type(running), "programs", {"badge": careless})
+    assert any("not right" in words for words in hold(running, "badge", tmp_path, most=3).broken)
+
+
+def test_points_are_spread_over_all_that_there_are():
+    assert list(spread(11, 3)) == [1, 6, 11]
+    assert list(spread(4, 200)) == [1, 2, 3, 4]
+    assert list(spread(0, 5)) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/dev/full")
+def test_an_answer_that_cannot_be_written_is_said_in_one_line(tmp_path):
+    (tmp_path / "report.json").write_text(a_report().to_json())
+    command = [
+        sys.executable,
+        "-m",
+        "mdir_hf",
+        "badge",
+        str(tmp_path / "report.json"),
+        "--output",
+        str(tmp_path / "out"),
+    ]
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert ended.returncode == 1
+    assert ended.stderr == "mdir-hf: error: cannot write to standard output: No space left on device\n"

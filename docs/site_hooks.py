@@ -74,6 +74,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         markdown = re.sub(r"\]\(docs/", "](", markdown)
         markdown = re.sub(r"\]\((?!https?://|#)([A-Z]+\.md|mdir_hf/[^)]+)\)", r"](../\1)", markdown)
     markdown = markdown.replace("](../benchmarks/results/", "](images/results/")
+    markdown = re.sub(r"(\]\([^)\s]*notebooks/[\w-]+)\.ipynb\)", r"\1.md)", markdown)
     return lists_apart(_links_out(markdown, config.repo_url or ""))
 
 
@@ -173,22 +174,20 @@ def notebook_page(notebook: Path) -> tuple[str, dict[str, bytes]]:
         if cell["cell_type"] == "markdown":
             lines += [source, ""]
             continue
-        lines += ["```python", source, "```", ""]
+        language = "sh" if source.startswith("!") else "python"
+        lines += [f"```{language}", source.removeprefix("!"), "```", ""]
         for output in cell["outputs"]:
             data = output.get("data", {})
             if "image/png" in data:
                 name = f"{notebook.stem}-{len(pictures)}.png"
                 pictures[name] = base64.b64decode("".join(data["image/png"]))
-                lines += [f"![{_alt(data)}]({name})", ""]
+                alt = output["metadata"].get("image/png", {}).get("alt", "Picture")
+                lines += [f'![{alt}]({name}){{ width="620" }}', ""]
                 continue
             text = "".join(output.get("text", data.get("text/plain", "")))
             if text:
                 lines += ["```text", text.rstrip("\n"), "```", ""]
     return "\n".join(lines), pictures
-
-
-def _alt(data: dict[str, Any]) -> str:
-    return "".join(data.get("text/plain", "picture")).strip("<>").replace("\n", " ")
 
 
 def _fields(name: str, part: dict[str, Any], classes: dict[str, Any]) -> Iterator[str]:

@@ -34,10 +34,11 @@ class LineageCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]  # o
     written to ``lineage/`` in the output folder. The model card that ``push_to_hub`` writes gets a section and a badge.
     A base that cannot be had is a warning, and no reason to lose a run.
 
-    Example:
-        >>> trainer = Trainer(model=model, args=arguments, train_dataset=data)  # doctest: +SKIP
-        >>> trainer.add_callback(LineageCallback(trainer))  # doctest: +SKIP
-        >>> trainer.train()  # doctest: +SKIP
+    Examples:
+        >>> trainer = Trainer(model=model, args=arguments, train_dataset=data)
+        >>> trainer.add_callback(LineageCallback(trainer))
+        >>> _ = trainer.train()
+        {...
 
     TRL's trainers are Trainers, too.
 

@@ -115,13 +115,15 @@ def watch(
 ) -> ModelWatch:
     """Begin to watch how far a model moves while it is trained.
 
-    Example:
-        >>> with watch(model, tokenizer=tokenizer) as run:  # doctest: +SKIP
+    Examples:
+        >>> with watch(model, tokenizer=tokenizer) as run:
         ...     for step, batch in enumerate(batches):
         ...         train_on(batch)
         ...         if step % 100 == 0:
-        ...             print(run.measure(step).trace_over_rank)
-        >>> print(run.report())  # doctest: +SKIP
+        ...             print(f"{run.measure(step).trace_over_rank:.3f}")
+        1.000
+        >>> run.report().verdict.value
+        'homologous'
 
     Args:
         model: The model, as for :meth:`~mdir_hf.checker.HomologyChecker.from_pretrained`; also one with a PEFT adapter.

@@ -15,6 +15,7 @@ import re
 import shlex
 import shutil
 from contextlib import redirect_stdout
+from doctest import ELLIPSIS
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,9 @@ from tests.specimens import gaussian, write_model
 __all__ = ["hf_home", "loopback_hub", "without_xet"]
 
 ROOT = Path(__file__).parents[2]
+# A Trainer asks for pinned memory, with or without a GPU.
+pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory':UserWarning")
+
 MADE_BY_OTHERS = {"scale.md", "evidence.md", "coverage.md", "LOG.md"}
 PAGES = [ROOT / "README.md", *sorted(page for page in (ROOT / "docs").rglob("*.md") if page.name not in MADE_BY_OTHERS)]
 WITH_EXAMPLES = [
@@ -52,12 +56,37 @@ MODELS = {
     "run/checkpoint-200": BASE + 0.3 * gaussian(V, N, 5),
 }
 
+CONFIG = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "intermediate_size": N,
+    "tie_word_embeddings": True,
+}
+
+
+def one_layer(seed):
+    """What a Llama of one layer has beside its embedding, so that transformers can load it."""
+    names = [f"self_attn.{letter}_proj" for letter in "qkvo"] + [f"mlp.{name}_proj" for name in ("gate", "up", "down")]
+    weights = {f"model.layers.0.{name}.weight": gaussian(N, N, seed + place) for place, name in enumerate(names)}
+    norms = ("model.norm", "model.layers.0.input_layernorm", "model.layers.0.post_attention_layernorm")
+    return weights | {f"{name}.weight": torch.ones(N) for name in norms}
+
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     """The models that pages name."""
     place = tmp_path_factory.mktemp("models")
-    made = {name: write_model(place / name.replace("/", "-"), rows) for name, rows in MODELS.items()}
+    made = {
+        name: write_model(
+            place / name.replace("/", "-"),
+            rows,
+            config={**CONFIG, "vocab_size": V, "hidden_size": N},
+            further=one_layer(seed=200 if rows is STRANGER else 100),
+        )
+        for name, rows in MODELS.items()
+    }
     (made["me/tuned"] / "README.md").write_text("---\nbase_model: owner/base\n---\n# Tuned\n")
     return made
 
@@ -123,7 +152,8 @@ def test_the_examples_of_a_page_run(page, desk):
     document = Document.parse(str(page), *PARSERS)
     fences = re.findall(r"^ *```(\w+)", page.read_text(encoding="utf-8"), re.M)
     examples = list(document.examples())
-    assert sum(fence in ("python", "sh", "text") for fence in fences) == len(examples)
+    hidden = page.read_text(encoding="utf-8").count("<!-- invisible-code-block: python")
+    assert sum(fence in ("python", "sh", "text") for fence in fences) + hidden == len(examples)
     assert set(fences) <= {"python", "sh", "text", "mermaid"}, "a block that nothing runs"
     for example in examples:
         example.evaluate()
@@ -135,10 +165,31 @@ def modules():
     return [name for name, file in files.items() if ">>>" in file.read_text(encoding="utf-8")]
 
 
-@pytest.mark.parametrize("module", modules())
+def training():
+    """What examples of training start from: a model of the run, its tokenizer, and a Trainer's needs."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
+
+    place = "run/checkpoint-100"
+    data = [{"input_ids": list(range(i, i + 8)), "labels": list(range(i, i + 8))} for i in range(32)]
+    return {
+        "model": AutoModelForCausalLM.from_pretrained(place),
+        "tokenizer": AutoTokenizer.from_pretrained(place),
+        "batches": data[:2],
+        "train_on": lambda batch: None,
+        "Trainer": Trainer,
+        "arguments": TrainingArguments("tuned", max_steps=2, report_to="none"),
+        "data": data,
+    }
+
+
+@pytest.mark.parametrize(
+    "module", [pytest.param(one, marks=pytest.mark.slow if "training" in one else ()) for one in modules()]
+)
 def test_the_examples_of_docstrings_run(module, desk):
     file = importlib.util.find_spec(module).origin
-    document = PythonDocStringDocument.parse(file, DocTestParser())
+    document = PythonDocStringDocument.parse(file, DocTestParser(ELLIPSIS))
+    if "training" in module:
+        document.namespace |= training() | {name: getattr(mdir_hf, name) for name in ("watch", "LineageCallback")}
     examples = list(document.examples())
     assert examples and "doctest: +SKIP" not in Path(file).read_text(encoding="utf-8")
     for example in examples:

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from mdir_hf import __version__
+
 ROOT = Path(__file__).parents[2]
 REPOSITORY = "https://example.org/someone/mdir-hf"
 
@@ -101,3 +103,23 @@ def test_the_demo_installs_only_what_it_needs():
     target = re.search(r"^demo: (\S+) ##", makefile, re.M)[1]
     recipe = makefile.split(f"\n{target}:", 1)[1].split("\n\n", 1)[0]
     assert "-e '.[demo]'" in recipe and "dev" not in recipe
+
+
+def test_version_citation_and_changelog_agree():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert (citation["title"], citation["version"], citation["license"]) == ("mdir-hf", __version__, "Apache-2.0")
+    assert citation["preferred-citation"]["identifiers"][0]["value"].endswith("2508.06309")
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    headings = re.findall(r"^## (.+)$", changes, re.M)
+    assert all(re.fullmatch(r"\[Unreleased\]|\[\d+\.\d+\.\d+\] - \d{4}-\d\d-\d\d", heading) for heading in headings)
+    assert "[Unreleased]" not in headings[1:]
+    released = [heading.split("]")[0].strip("[") for heading in headings if heading != "[Unreleased]"]
+    # The version is the newest that has a date, or, before its release, what stands under the open heading.
+    assert __version__ in released[:1] or "[Unreleased]" in headings
+    assert released == sorted(released, key=lambda one: [int(part) for part in one.split(".")], reverse=True)
+    parts = re.findall(r"^### (.+)$", changes, re.M)
+    assert set(parts) <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    for page in pages:
+        for said in re.findall(r"mdir-hf(?:==| |@v)(\d+\.\d+\.\d+)", page.read_text(encoding="utf-8")):
+            assert said == __version__, page

@@ -1,0 +1,87 @@
+"""The notebooks run from beginning to end on the demo's models, and print what is stored in them but for numbers.
+
+``python -m tests.docs.test_notebooks`` runs them on ``demo-out`` and stores what they print.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
+
+
+def run(notebook, place):
+    """A notebook with what it prints when it is run in a folder."""
+    read = nbformat.read(notebook, as_version=4)
+    NotebookClient(read, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(place)}}).execute()
+    for cell in read.cells:
+        cell.metadata = {}
+        if cell.cell_type == "code":
+            cell.execution_count = None
+            # Remarks on the installation, with folders of the machine in them.
+            cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
+            for output in cell.outputs:
+                output.pop("execution_count", None)
+    return read
+
+
+def printed(notebook):
+    """The lines of each cell without numbers, lines of trees and order, which hang on them; pictures by their kind."""
+    for cell in notebook.cells:
+        for output in cell.get("outputs", ()):
+            text = output.get("text") or " ".join(sorted(set(output.get("data", {})) - {"text/plain"}))
+            words = re.sub(r"-?\d[\d.,]*( [kMG]?B)?", "0", text)
+            yield sorted(filter(None, (re.sub(r"[ _|,]+", " ", line).strip() for line in words.splitlines())))
+
+
+@pytest.fixture
+def desk(tmp_path, monkeypatch):
+    """The folders of a clone that notebooks know, with the demo's models, and a shell that finds the program."""
+    from tests.trained.models import demo_lineage
+
+    place = tmp_path / "docs" / "notebooks"
+    place.mkdir(parents=True)
+    (tmp_path / "demo-out").mkdir()
+    (tmp_path / "demo-out" / "models").symlink_to(demo_lineage().folder)
+    for name, value in environment().items():
+        monkeypatch.setenv(name, value)
+    return place
+
+
+def environment():
+    """No network, and this package."""
+    return {
+        "HF_HUB_OFFLINE": "1",
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "PYDEVD_DISABLE_FILE_VALIDATION": "1",
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the kernel's own packages
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs_and_prints_what_is_stored(notebook, desk):
+    assert list(printed(run(notebook, desk))) == list(printed(nbformat.read(notebook, as_version=4)))
+
+
+def test_the_notebooks_are_stored_with_what_they_print():
+    assert [notebook.stem for notebook in NOTEBOOKS] == ["family-tree", "first-comparison"]
+    for notebook in NOTEBOOKS:
+        read = nbformat.read(notebook, as_version=4)
+        assert all(cell.outputs for cell in read.cells[2:] if cell.cell_type == "code")
+        assert "site-packages" not in notebook.read_text(encoding="utf-8")
+
+
+if __name__ == "__main__":
+    os.environ |= environment()
+    for each in NOTEBOOKS:
+        nbformat.write(run(each, each.parent), each)

@@ -111,7 +111,7 @@ def main() -> None:
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("--plants", type=int, default=100)
     parser.add_argument("--rows", type=int, default=2304)
-    parser.add_argument("--write", action="store_true", help="write the rows to benchmarks/results, in place of earlier ones of these models")
+    parser.add_argument("--write", action="store_true", help="keep the rows, in place of earlier ones of these models")
     asked = parser.parse_args()
     print(f"{'planted into':60} {'noise, RMS':>10} {'found':>10}")
     written = []

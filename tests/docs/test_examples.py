@@ -50,12 +50,17 @@ MODELS = {
     "someone/their-model": BASE[:, torch.randperm(N, generator=torch.Generator().manual_seed(3))],
     "owner/base": BASE,
     "me/tuned": BASE + 0.2 * gaussian(V, N, 1),
-    "me/merge": BASE + 0.3 * gaussian(V, N, 2),
+    "me/merge": BASE + 0.1 * gaussian(V, N, 1),  # half of the one, half of the other
     "other/base": STRANGER,
     "run/checkpoint-100": BASE + 0.1 * gaussian(V, N, 4),
     "run/checkpoint-200": BASE + 0.3 * gaussian(V, N, 5),
 }
 
+RECIPE = """merge_method: linear
+models:
+  - {model: owner/base, parameters: {weight: 0.5}}
+  - {model: me/tuned, parameters: {weight: 0.5}}
+"""
 CONFIG = {
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],
@@ -88,6 +93,7 @@ def folders(tmp_path_factory):
         for name, rows in MODELS.items()
     }
     (made["me/tuned"] / "README.md").write_text("---\nbase_model: owner/base\n---\n# Tuned\n")
+    (made["me/merge"] / "mergekit_config.yml").write_text(RECIPE)
     return made
 
 

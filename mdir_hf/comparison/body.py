@@ -15,7 +15,6 @@ import torch
 from mdir_hf.anatomy import Role
 from mdir_hf.comparison.comparable import PlacedTensors
 from mdir_hf.comparison.layers import (
-    Gains,
     Representative,
     RoleReader,
     inner_rows,
@@ -29,6 +28,7 @@ from mdir_hf.comparison.mixtures import ExpertOrigins, has_experts, trace_expert
 from mdir_hf.comparison.residual_maps import FITTED_ON, FITTED_ROLE, Attempt
 from mdir_hf.comparison.row_screen import chosen_layers, spread, worth_reading
 from mdir_hf.comparison.settings import Settings
+from mdir_hf.comparison.shared_tensors import ReadOnce
 from mdir_hf.homology.gauge import OuterTransformation
 from mdir_hf.homology.layer_map import LayerMap, map_layers, silent_map
 from mdir_hf.homology.map_evidence import TESTS_PER_MAP, Carry, log_p_of_map, log_p_of_placebos, off_match_share
@@ -134,6 +134,7 @@ def compare_bodies(
     the other's, whole where they may match; a matrix of many rows only where some of its rows match; then all weights
     of the layers analysed. Unless the level asks for all layers, few of the shallower model are compared.
     """
+    reference, candidate = ReadOnce(reference), ReadOnce(candidate)
     question = _Question(reference, candidate, settings, log_alpha, sum(len(attempt.roles) for attempt in tried))
     not_significant: list[BodyEvidence] = []
     before_mlps: list[OuterTransformation] = []
@@ -173,17 +174,13 @@ class _Question:
     log_alpha: float
     n_maps: int
     _readers: dict[Role, tuple[RoleReader, RoleReader]] = field(default_factory=dict)
-    _gains: tuple[Gains, Gains] = field(default_factory=lambda: ({}, {}))
 
     def readers(self, role: Role) -> tuple[RoleReader, RoleReader]:
         """Readers of a role, the same ones for all its maps: each layer is read once for several."""
         if role not in self._readers:
             every = self.settings.level.analyses_all_layers
             mine, other = chosen_layers(self.reference, self.candidate, role, every=every)
-            self._readers[role] = (
-                RoleReader(self.reference, role, mine, self._gains[0]),
-                RoleReader(self.candidate, role, other, self._gains[1]),
-            )
+            self._readers[role] = RoleReader(self.reference, role, mine), RoleReader(self.candidate, role, other)
         return self._readers[role]
 
     def maps(

@@ -100,10 +100,6 @@ class _StoredRows:
         return self.rows.nbytes
 
 
-Gains = dict[tuple[int, Role], torch.Tensor | None]
-"""Gains of norms ``(n,)`` by position and role; None where there is none."""
-
-
 class RoleReader:
     """Reads what stands for the layers of a model: ``(d_out, n)``, the gain of its norm folded in, rows of one length.
 
@@ -115,19 +111,11 @@ class RoleReader:
         model: The model.
         role: The role that stands for its layers.
         positions: Positions in ``model.anatomy.layers`` of the layers that are compared; None: all that have the role.
-        gains: Gains of norms that were read already: readers of one model may share them.
     """
 
-    def __init__(
-        self,
-        model: PlacedTensors,
-        role: Role,
-        positions: Sequence[int] | None = None,
-        gains: Gains | None = None,
-    ) -> None:
+    def __init__(self, model: PlacedTensors, role: Role, positions: Sequence[int] | None = None) -> None:
         self.model, self.role = model, role
         self.positions = layers_with(model, role) if positions is None else tuple(positions)
-        self._gains = {} if gains is None else gains
         self._kept: dict[tuple[int, bytes | None], _StoredRows] = {}
         self._last: tuple[int, torch.Tensor] | None = None
 
@@ -185,11 +173,9 @@ class RoleReader:
 
     def _read(self, position: int, channels: torch.Tensor | None) -> _StoredRows:
         layer, standing = self._standing(position)
-        norm = norm_before(layer, standing)
-        if (position, norm) not in self._gains:
-            self._gains[position, norm] = _read_if_placed(self.model, layer, norm)
+        gain = _read_if_placed(self.model, layer, norm_before(layer, standing))
         rows = None if channels is None else channels.numpy()
-        return _StoredRows(narrowed(read_role(self.model, layer, standing, rows)), self._gains[position, norm])
+        return _StoredRows(narrowed(read_role(self.model, layer, standing, rows)), gain)
 
     def _prepared(self, stored: _StoredRows) -> torch.Tensor:
         return unit_rows(self._folded(stored))

@@ -331,7 +331,7 @@ def compare(
 
     Examples:
         >>> from mdir_hf import compare
-        >>> compare("Qwen/Qwen2.5-0.5B", "someone/their-model@v2", progress=False).verdict.value
+        >>> compare("Qwen/Qwen2.5-0.5B", "someone/their-model", progress=False).verdict.value
         'homologous'
     """
     named = [_named(model, None, "", None, None, (), True) for model in (reference, candidate)]

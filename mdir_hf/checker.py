@@ -17,6 +17,7 @@ from mdir_hf.comparison.steps import compare_models, plan_comparison
 from mdir_hf.errors import InputError, RemoteCodeRefusedError
 from mdir_hf.hub import IoLedger
 from mdir_hf.loaded import LoadedRepository, load_model, load_tokenizer
+from mdir_hf.processor import available_device
 from mdir_hf.report import HomologyReport, Level
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class HomologyChecker:
         reading: Reading = Reading(),
     ) -> None:
         self.reference = reference
-        self.settings = replace(settings, device=_available_device(settings.device))
+        self.settings = replace(settings, device=available_device(settings.device))
         self._reading = reading
         self._ledger = ledger
         self._is_first = True
@@ -199,7 +200,7 @@ class HomologyChecker:
             listeners: Who is told.
             token: The candidate's token; the reference's by default.
         """
-        settings = replace(settings, device=_available_device(settings.device))
+        settings = replace(settings, device=available_device(settings.device))
         with self._lock, self._ledger.limited(settings.max_bytes):
             watch = Watch(self._ledger, listeners, from_start=self._is_first)
             self._is_first = False
@@ -221,7 +222,7 @@ class HomologyChecker:
             settings: What is asked. The cap on bytes also holds for opening the reference.
             listeners: Who is told.
         """
-        settings = replace(settings, device=_available_device(settings.device))
+        settings = replace(settings, device=available_device(settings.device))
         ledger = IoLedger()
         with ledger.limited(settings.max_bytes):
             watch = Watch(ledger, listeners, from_start=True)
@@ -370,22 +371,6 @@ def _named(
     if isinstance(place, LoadedRepository):
         return NamedModel(load_model(model, tokenizer=place, adapter=adapter))
     return NamedModel(load_model(model, adapter=adapter), tokenizer=place)
-
-
-def _available_device(device: str) -> str:
-    import torch
-
-    if device == "auto":
-        # Not every accelerator will do: the small factors are float64, which Apple's does not have.
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.zeros(1, dtype=torch.float64, device=device)
-    except (RuntimeError, AssertionError, TypeError) as exc:
-        reason = str(exc).strip().splitlines()[0] if str(exc).strip() else type(exc).__name__
-        raise InputError(
-            f"device {device!r} cannot be used here ({reason}); choose cpu, auto, or a device of this machine"
-        ) from exc
-    return device
 
 
 def _refuse_remote_code() -> NoReturn:

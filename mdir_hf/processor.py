@@ -18,6 +18,8 @@ from typing import TypeVar
 import torch
 from threadpoolctl import LibController, OpenBLASController, get_cached_controller
 
+from mdir_hf.errors import InputError
+
 LARGE = 5e9
 """Floating-point operations from which work earns all cores: a tenth of a second of one core. Measured with two threads
 on two cores, one of them shared with another program: an SVD of 1024 x 1024 was 1.6 (float32) to 2.2 times (float64) as
@@ -212,3 +214,25 @@ def _in_a_new_thread(call: Callable[[], T]) -> T:
     thread.start()
     thread.join()
     return answers[0]
+
+
+def available_device(device: str) -> str:
+    """Return a torch device of this machine, or refuse.
+
+    Args:
+        device: Its name; ``auto``: a CUDA device where there is one, else the CPU.
+
+    Raises:
+        InputError: If this machine, or this torch, has no such device, or it has no float64.
+    """
+    if device == "auto":
+        # Not every accelerator will do: the small factors are float64, which Apple's does not have.
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.zeros(1, dtype=torch.float64, device=device)
+    except (RuntimeError, AssertionError, TypeError) as exc:
+        reason = str(exc).strip().splitlines()[0] if str(exc).strip() else type(exc).__name__
+        raise InputError(
+            f"device {device!r} cannot be used here ({reason}); choose cpu, auto, or a device of this machine"
+        ) from exc
+    return device

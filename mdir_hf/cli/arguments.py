@@ -158,6 +158,11 @@ def add_computing(group: argparse._ArgumentGroup) -> None:
         "--max-bytes", type=size, metavar="SIZE", help="hard cap on what a comparison reads, e.g. 500M or 2G"
     )
     group.add_argument("--max-memory", type=size, metavar="SIZE", help="refuse what would need more memory")
+    add_device(group)
+
+
+def add_device(group: argparse._ActionsContainer) -> None:
+    """Add ``--device``."""
     group.add_argument("--device", default="cpu", help="torch device for the matrix products, or auto (default cpu)")
 
 

@@ -43,6 +43,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument("--sample", metavar="FILE", type=Path, help="sample.json of a folder that was prepared")
     parser.add_argument("--workers", type=int, help="processes on this machine (default: none but this one)")
     parser.add_argument("--scheduler", metavar="tcp://HOST:PORT", help="run on a dask cluster")
+    arguments.add_device(parser)
     parser.add_argument("--declared", action="store_true", help="compare with the base models that the cards declare")
     parser.add_argument(
         "--cache-bytes", type=arguments.size, default=8 << 30, metavar="SIZE", help="bound on the rows kept in DIR"
@@ -105,6 +106,7 @@ def _plan(options: argparse.Namespace) -> SurveyPlan:
         reading=arguments.reading_of(options),
         cache_bytes=options.cache_bytes,
         progress=not options.quiet,
+        device=options.device,
     )
 
 

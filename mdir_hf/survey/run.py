@@ -49,6 +49,8 @@ class SurveyPlan:
         reading: How repositories are opened.
         cache_bytes: Bound on the fingerprints kept.
         progress: Whether to show progress on standard error where that is a terminal.
+        device: torch device of the matrix products, on whichever machine they run; ``auto``: a CUDA device if there is
+            one.
     """
 
     names: tuple[str, ...]
@@ -59,6 +61,7 @@ class SurveyPlan:
     reading: Reading = Reading()
     cache_bytes: int = DEFAULT_MAX_BYTES
     progress: bool = True
+    device: str = "cpu"
 
     @property
     def alpha_of_pair(self) -> float:
@@ -279,7 +282,7 @@ def _compare_pairs(
 
         def arguments(tile: Sequence[Pair]) -> tuple[Any, ...]:
             names = dict.fromkeys(name for pair in tile for name in pair)
-            return {name: fingerprint(name) for name in names}, tile, plan.alpha_of_pair, plan.seed
+            return {name: fingerprint(name) for name in names}, tile, plan.alpha_of_pair, plan.seed, plan.device
 
         if engine is None:
             for tile in todo:

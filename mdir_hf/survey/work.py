@@ -14,6 +14,7 @@ from mdir_hf.fingerprints.fingerprint import Fingerprint, take_fingerprint
 from mdir_hf.fingerprints.opening import Pin, open_model, pin_of
 from mdir_hf.fingerprints.pairs import compare_fingerprints
 from mdir_hf.hub import IoLedger
+from mdir_hf.processor import available_device
 from mdir_hf.survey.results import Pair, PairResult
 
 
@@ -48,7 +49,7 @@ def take(name: str, tokens: Sequence[bytes], reading: Reading, pin: Pin | None =
 
 
 def compare_tile(
-    fingerprints: Mapping[str, Fingerprint], pairs: Sequence[Pair], alpha: float, seed: int
+    fingerprints: Mapping[str, Fingerprint], pairs: Sequence[Pair], alpha: float, seed: int, device: str = "cpu"
 ) -> list[PairResult]:
     """Compare some pairs of a few models.
 
@@ -57,11 +58,17 @@ def compare_tile(
         pairs: Names, reference first.
         alpha: Level of one pair.
         seed: Seed of every random choice; that of a pair does not depend on the others.
+        device: torch device of the matrix products, of the machine that this runs on.
+
+    Raises:
+        InputError: If it has no such device.
     """
+    device = available_device(device)
     results = []
     for reference, candidate in pairs:
         try:
-            report = compare_fingerprints(fingerprints[reference], fingerprints[candidate], alpha=alpha, seed=seed)
+            mine, other = fingerprints[reference], fingerprints[candidate]
+            report = compare_fingerprints(mine, other, alpha=alpha, seed=seed, device=device)
             results.append(PairResult.of(reference, candidate, report))
         except (MdirError, ArithmeticError, RuntimeError, ValueError, MemoryError) as exc:
             results.append(PairResult(reference, candidate, None, error=one_line(exc)))

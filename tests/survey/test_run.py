@@ -10,6 +10,7 @@ import sys
 import time
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
@@ -54,6 +55,14 @@ def test_a_finished_survey_is_read_back_and_not_run_again(population, tmp_path, 
     monkeypatch.setattr(run_module, "compare_tile", None)
     again = run_survey(plan(population), tmp_path / "out")
     assert numbers(again) == numbers(first) == numbers(read_survey([tmp_path / "out" / RESULTS]))
+
+
+def test_a_survey_runs_on_the_device_that_is_asked_for(population, tmp_path):
+    here = run_survey(plan(population), tmp_path / "here")
+    assert numbers(run_survey(replace(plan(population), device="auto"), tmp_path / "auto")) == numbers(here)
+    with pytest.raises(InputError, match="device 'nonsense' cannot be used here"):
+        run_survey(replace(plan(population), device="nonsense"), tmp_path / "none")
+    assert read_survey([tmp_path / "none" / RESULTS]).pairs == {}
 
 
 def test_every_model_is_read_once_over_http(population, loopback_hub, tmp_path):

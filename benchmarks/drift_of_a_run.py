@@ -5,7 +5,7 @@ Python, under ``LineageCallback``. Keeps what was measured in ``benchmarks/resul
 rates, draws all of them into ``docs/images/drift.png``, and prints the share of the time that the callback took. About
 three minutes of one core.
 
-    python -m benchmarks.drift_of_a_run FOLDER [--rate 1e-3] [--steps 40]
+    python -m benchmarks.drift_of_a_run FOLDER [--rate 1e-3] [--steps 24]
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from mdir_hf.demo.text import read_corpus
 from mdir_hf.demo.training import encode
 from mdir_hf.training import Drift
 
-EVERY = 3
-SEQUENCE_LENGTH, BATCH_SIZE = 128, 2
+EVERY = 2
+SEQUENCE_LENGTH, BATCH_SIZE = 64, 1
 ROOT = Path(__file__).parent.parent
 PICTURE, RESULTS = ROOT / "docs" / "images" / "drift.png", ROOT / "benchmarks" / "results" / "drift.json"
 
@@ -99,7 +99,7 @@ def main() -> None:
     """Train at one rate, keep what was measured beside that of other rates, draw all and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="SmolLM2-135M")
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--rate", type=float, default=1e-3)
     options = parser.parse_args()
     transformers.utils.logging.disable_progress_bar()

@@ -18,7 +18,7 @@ ALLOWED = {
     "_version": set(),
     "names": set(),
     "installing": set(),
-    "processor": set(),
+    "processor": {"errors"},
     "budgets": set(),
     "report": {"errors", "names", "_version"},
     **dict.fromkeys(FOLDERS, GROUND),

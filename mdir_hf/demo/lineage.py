@@ -200,13 +200,11 @@ class _Workshop:
             rotate_channels,
         )
 
-        self._say("reading the standard library, learning two tokenizers")
+        self._say("reading the standard library, learning a tokenizer")
         corpus = read_corpus()
         bpe = train_byte_level_bpe([*corpus.code.learnt, *corpus.prose.learnt], vocabulary_size=_VOCABULARY_SIZE)
-        unigram = train_unigram(corpus.prose.learnt, vocabulary_size=_VOCABULARY_SIZE)
         code = encode(bpe, corpus.code.learnt), encode(bpe, corpus.code.held_out)
         prose = encode(bpe, corpus.prose.learnt), encode(bpe, corpus.prose.held_out)
-        prose_in_unigram = encode(unigram, corpus.prose.learnt), encode(unigram, corpus.prose.held_out)
 
         with seeded_single_thread(self._seed), _no_progress_bars():
             base = self._new_model(_HIDDEN_SIZE)
@@ -231,6 +229,10 @@ class _Workshop:
             self._train("pruned", pruned, code, _PRUNED_STEPS)
             self._save("pruned", pruned, bpe, code, channels=kept)
 
+            # Not before it is needed: it takes as long as a third of the base, and verdicts are waited for.
+            self._say("learning another tokenizer")
+            unigram = train_unigram(corpus.prose.learnt, vocabulary_size=_VOCABULARY_SIZE)
+            prose_in_unigram = encode(unigram, corpus.prose.learnt), encode(unigram, corpus.prose.held_out)
             retokenized = replace_tokenizer(base, bpe, unigram)
             self._train("other-tokenizer", retokenized, prose_in_unigram, _RETOKENIZED_STEPS)
             self._save("other-tokenizer", retokenized, unigram, prose_in_unigram)

@@ -1,6 +1,7 @@
 """Published models resolve wholly, by names and shapes as they are on the Hub; one row each in published_models.py."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from safetensors.torch import save_file
 from mdir_hf.anatomy import HeadCounts, Role, params_config, read_experts, read_part, read_sizes, resolve_anatomy
 from mdir_hf.anatomy.parts import part_shape
 from mdir_hf.checkpoint import MemorySource
+from mdir_hf.comparison.mixtures import _mlp_parts, _read_mlps
 from mdir_hf.comparison.model import Model
 from mdir_hf.hub import IoLedger, open_repository
 from tests.anatomy.published_models import MAMBA, MODELS, ZAMBA, meta
@@ -168,6 +170,26 @@ def test_an_mlp_of_arctic_beside_its_experts_does_what_its_code_does():
     w1, w2, w3 = (layer[f"residual_mlp.{w}.weight"] for w in ("w1", "w2", "w3"))
     got = weights[Role.DOWN] @ (F.silu(weights[Role.GATE] @ x) * (weights[Role.UP] @ x))
     torch.testing.assert_close(got, w2 @ (F.silu(w1 @ x) * (w3 @ x)))
+
+
+def test_each_mlp_of_arctic_is_read_behind_its_own_norm():
+    layer = {f"{mlp}.{w}.weight": draw(*((N, M) if w == "w2" else (M, N))) for w in ("w1", "w2", "w3")
+             for mlp in ("residual_mlp", "block_sparse_moe.experts.0")}  # fmt: skip
+    layer |= {f"{norm}_layernorm.weight": 1 + draw(N).abs() for norm in ("input", "post_attention", "residual")}
+    tensors = {f"model.layers.0.{rest}": tensor for rest, tensor in layer.items()}
+    tensors["model.embed_tokens.weight"] = draw(40, N)
+    config = {"model_type": "arctic", "hidden_size": N, "num_local_experts": 1}
+    anatomy = resolve_anatomy(config, list(tensors), lambda name: tuple(tensors[name].shape))
+    model = SimpleNamespace(anatomy=anatomy, tensors=MemorySource(tensors), label="arctic")
+    named = _mlp_parts(model, 0)
+    for (name, _), read in zip(named, _read_mlps(model, 0, named, torch.float64), strict=True):
+        mlp, norm = (
+            ("residual_mlp", "residual") if name == "shared" else ("block_sparse_moe.experts.0", "post_attention")
+        )
+        gain = layer[f"{norm}_layernorm.weight"].double()
+        torch.testing.assert_close(read.up, layer[f"{mlp}.w3.weight"].double() * gain)
+        torch.testing.assert_close(read.gate, layer[f"{mlp}.w1.weight"].double() * gain)
+    assert [name for name, _ in named] == [0, "shared"]
 
 
 def test_arctic_without_experts_has_one_mlp():

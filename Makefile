@@ -91,7 +91,7 @@ screenshots: .venv/.installed chromium ## Renew the screenshots of the Space in 
 
 # NO_MKDOCS_2_WARNING: the theme's note on its successor, Zensical, which is not there yet: it runs no hooks.
 site: .venv/.installed ## The documentation as a site: build/site
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 reports: .venv/.installed ## Renew the reports and pictures of real models in README and the site
 	OMP_NUM_THREADS=1 $(BIN)/python docs/make_reports.py

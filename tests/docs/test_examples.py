@@ -92,7 +92,7 @@ def folders(tmp_path_factory):
         )
         for name, rows in MODELS.items()
     }
-    (made["me/tuned"] / "README.md").write_text("---\nbase_model: owner/base\n---\n# Tuned\n")
+    (made["me/tuned"] / "README.md").write_text("---\nbase_model: owner/base\n---\n# Tuned\n", encoding="utf-8")
     (made["me/merge"] / "mergekit_config.yml").write_text(RECIPE)
     return made
 
@@ -123,11 +123,11 @@ def run_shell(example):
         if not words:
             continue
         if words[0] == "make":
-            assert re.search(rf"^{words[1]}:.*##", (ROOT / "Makefile").read_text(), re.M), line
+            assert re.search(rf"^{words[1]}:.*##", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M), line
         elif words[:2] == ["pip", "install"]:
             extras = re.search(r"\[(.+)\]", words[2])
             for extra in extras[1].split(",") if extras else ():
-                assert re.search(rf"^{extra} = \[", (ROOT / "pyproject.toml").read_text(), re.M), line
+                assert re.search(rf"^{extra} = \[", (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.M), line
         else:
             assert words[0] == "mdir-hf", f"nothing here runs {line!r}"
             target = None

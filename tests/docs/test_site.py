@@ -70,7 +70,9 @@ def test_every_reason_of_inconclusive_has_its_section():
 
 
 def test_every_error_has_a_row_with_a_next_step():
-    rows = re.findall(r"^\| `(\w+)`[^|]*\| [^|]+ \| [^|]+ \|$", (DOCS / "reference" / "errors.md").read_text(), re.M)
+    rows = re.findall(
+        r"^\| `(\w+)`[^|]*\| [^|]+ \| [^|]+ \|$", (DOCS / "reference" / "errors.md").read_text(encoding="utf-8"), re.M
+    )
     known = [name for name, one in vars(errors).items() if isinstance(one, type) and one.__module__ == errors.__name__]
     assert sorted(rows) == sorted(known)
 
@@ -119,9 +121,20 @@ def test_lists_get_the_blank_line_that_they_need_and_code_stays():
     assert without_roles("see :class:`~a.b.C` and :func:`d`") == "see ``C`` and ``d``"
 
 
-def test_nothing_of_the_site_comes_from_elsewhere():
+def test_the_readme_counts_the_real_pairs_as_the_evidence_does():
+    readme = " ".join((DOCS.parent / "README.md").read_text(encoding="utf-8").split())
+    evidence = (DOCS / "evidence.md").read_text(encoding="utf-8")
+    related, strangers = re.search(
+        r"(\d+) related pairs and (\d+) pairs of strangers have been judged", evidence
+    ).groups()
+    assert f"all {related} relatives" in readme and f"none of {strangers} pairs of strangers" in readme
+
+
+def test_nothing_of_the_site_comes_from_elsewhere_and_warnings_stop_it():
     config = (DOCS.parent / "mkdocs.yml").read_text(encoding="utf-8")
     assert "http" not in config and "font: false" in config
+    # With --quiet mkdocs hears no warning, and strict lets everything pass.
+    assert "strict: true" in config and "mkdocs build\n" in (DOCS.parent / "Makefile").read_text(encoding="utf-8")
     for sheet in (DOCS / "assets").rglob("*.css"):
         for address in re.findall(r"url\(([^)]+\.woff2)\)", sheet.read_text(encoding="utf-8")):
             assert (sheet.parent / address).exists()

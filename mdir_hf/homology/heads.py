@@ -16,6 +16,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 
 from mdir_hf.homology.blocks import FloatArray, HeadPattern, IntArray
+from mdir_hf.homology.decompositions import thin_svd
 from mdir_hf.homology.neurons import unit_rows
 from mdir_hf.homology.polar import RELATIVE_RANK_TOLERANCE, polar_factor
 from mdir_hf.homology.significance import log_n_matchings
@@ -60,7 +61,7 @@ def canonical_heads(rows: torch.Tensor, n_heads: int) -> torch.Tensor:
     """
     m, n = rows.shape
     heads = rows.reshape(n_heads, m // n_heads, n)
-    left, scale, right_t = torch.linalg.svd(heads, full_matrices=False)
+    left, scale, right_t = thin_svd(heads)
     kept = scale > RELATIVE_RANK_TOLERANCE[rows.dtype] * scale[:, :1]
     orthonormal = (left * kept[:, None, :]) @ right_t
     return polar_factor(orthonormal.reshape(m, n)).matrix

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from mdir_hf.homology.decompositions import thin_svd
 from mdir_hf.homology.products import cross_product
 from mdir_hf.processor import all_cores
 
@@ -201,11 +202,7 @@ def _thin_svd(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.T
     if not bool(torch.isfinite(tall.sum())) and not bool(torch.isfinite(tall).all()):
         raise ValueError(f"cannot factorise a {tuple(matrix.shape)} matrix with values that are not finite")
     with all_cores(SVD_OPERATIONS * tall.shape[0] * tall.shape[1] ** 2, tall.device):
-        try:
-            left, scale, right_t = torch.linalg.svd(tall, full_matrices=False)
-        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # divide and conquer gave up in float32: rare, seen on graded spectra
-            in_float64 = torch.linalg.svd(tall.double(), full_matrices=False)
-            left, scale, right_t = (part.to(matrix.dtype) for part in in_float64)
+        left, scale, right_t = thin_svd(tall)
     return (right_t.t(), scale, left) if is_wide else (left, scale, right_t.t())
 
 

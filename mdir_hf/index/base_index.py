@@ -22,6 +22,7 @@ from safetensors.torch import save
 from mdir_hf.comparison.model import Model
 from mdir_hf.errors import CorruptCheckpointError, InputError
 from mdir_hf.fingerprints.fingerprint import Fingerprint, sample_name, take_fingerprint
+from mdir_hf.homology.decompositions import thin_svd
 from mdir_hf.report import ModelSummary
 from mdir_hf.saving.folder import write_file
 from mdir_hf.vocabulary import Vocabulary
@@ -225,7 +226,7 @@ def _log_p(x: tuple[torch.Tensor, torch.Tensor], y: tuple[torch.Tensor, torch.Te
         permutation, c is estimated from the best partners of some channels.
     """
     # U = V_x Ortho(L_x^T L_y) V_y^T, from whitened rows: it needs no scale, and few rows are well conditioned.
-    core_left, _, core_right = torch.linalg.svd(x[0].T @ y[0], full_matrices=False)
+    core_left, _, core_right = thin_svd(x[0].T @ y[0])
     rank = core_left.shape[1]
     left, right = x[1] @ core_left, y[1] @ core_right.T  # (n_x, rank), (n_y, rank)
     n_narrow, n_wide = sorted((len(left), len(right)))

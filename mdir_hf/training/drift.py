@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from mdir_hf.homology.decompositions import thin_svd
+
 CHANNELS = 32
 """Of the channels of a sample as many make the polar factor: an SVD of 32 x 32 takes a tenth of a millisecond."""
 
@@ -117,7 +119,7 @@ def traces_over_rank(base: Sequence[torch.Tensor], now: Sequence[torch.Tensor]) 
     found = [0.0] * len(base)
     for width, places in by_width.items():
         products = torch.stack([_channels(base[at], width).T @ _channels(now[at], width) for at in places])
-        left, sizes, right = torch.linalg.svd(products)
+        left, sizes, right = thin_svd(products)
         # Directions without size are arbitrary in U and V, and would add a random trace.
         counts = sizes > sizes[:, :1] * width * torch.finfo(sizes.dtype).eps
         traces = torch.einsum("mij,mj,mji->m", left, counts.to(left.dtype), right)

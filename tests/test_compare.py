@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from mdir_hf import HomologyChecker, HomologyReport, Reason, Verdict
+from mdir_hf.checkpoint import TensorSpec
 from mdir_hf.comparison.opening import NamedModel, Reading
+from mdir_hf.comparison.plan import make_plan
 from mdir_hf.comparison.progress import Watch
 from mdir_hf.comparison.settings import Listeners, Settings
 from mdir_hf.comparison.steps import compare_models
@@ -256,6 +258,18 @@ def test_the_byte_cap_holds_for_one_comparison(checker, tmp_path):
     with pytest.raises(ByteBudgetError, match="cap"):
         compare(checker, other, max_bytes=100_000)
     assert compare(checker, other, max_bytes=10_000_000).verdict is Verdict.NO_EVIDENCE
+
+
+@pytest.mark.parametrize(
+    ("width", "first", "last"), [(64, 512, 4096), (4096, 128, 4096), (8192, 64, 8192), (16_384, 64, 4096)]
+)
+def test_looks_grow_to_a_row_for_each_channel_while_its_polar_factor_is_affordable(width, first, last):
+    spec = TensorSpec("embedding", (128_000, width), "BF16", "model.safetensors", 0, 128_000 * width * 2)
+    plan = make_plan(spec, spec, common_tokens=128_000, bytes_of_weights=4 * spec.n_bytes, level=Level.AUTO)
+    assert (plan.look_rows[0], plan.look_rows[-1]) == (first, last)
+    assert plan.excluded_noise > 3.0
+    few = make_plan(spec, spec, common_tokens=300, bytes_of_weights=4 * spec.n_bytes, level=Level.AUTO)
+    assert few.look_rows[-1] == 300
 
 
 def test_a_byte_cap_of_one_comparison_leaves_a_later_plan_alone(checker, tmp_path):

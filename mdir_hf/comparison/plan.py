@@ -20,6 +20,10 @@ LAST_LOOK_ROWS = 4096
 """The last look takes as many rows, or one for each channel of a wider model. A copy under noise of eight times its
 weights is found on them (docs/method.md, "Looks"); relatives that need more rows have not been met."""
 
+WIDEST_WHOLE = 8192
+"""Of still wider models the last look takes :data:`LAST_LOOK_ROWS`, too: a rotation is fitted by thin factors of so many
+rows, where a polar factor of 16384 x 16384 takes an hour of one core."""
+
 BASE_MEMORY_BYTES = 420 << 20
 """What Python, torch, two vocabularies of 128,000 tokens and the names of 90,000 tensors take (measured)."""
 
@@ -111,7 +115,8 @@ def make_plan(
     """
     row_n_bytes = sum(spec.n_bytes // spec.shape[0] for spec in (reference, candidate))
     widths = (reference.shape[1], candidate.shape[1])
-    last = min(max(LAST_LOOK_ROWS, *widths), common_tokens)
+    n_channels = max(widths)
+    last = min(LAST_LOOK_ROWS if n_channels > WIDEST_WHOLE else max(LAST_LOOK_ROWS, n_channels), common_tokens)
     look_rows = [min(first_look_rows(max(widths)), last)]
     while look_rows[-1] < last:
         look_rows.append(min(2 * look_rows[-1], last))

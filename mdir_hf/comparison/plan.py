@@ -21,8 +21,8 @@ LAST_LOOK_ROWS = 4096
 weights is found on them (docs/method.md, "Looks"); relatives that need more rows have not been met."""
 
 WIDEST_WHOLE = 8192
-"""Of still wider models the last look takes :data:`LAST_LOOK_ROWS`, too: a rotation is fitted by thin factors of so many
-rows, where a polar factor of 16384 x 16384 takes an hour of one core."""
+"""Channels. Of wider models the last look takes :data:`LAST_LOOK_ROWS`, too: a rotation is fitted by thin factors of so
+many rows, where a polar factor of 16384 x 16384 takes an hour of one core."""
 
 BASE_MEMORY_BYTES = 420 << 20
 """What Python, torch, two vocabularies of 128,000 tokens and the names of 90,000 tensors take (measured)."""

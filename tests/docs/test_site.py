@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,20 @@ from docs.draw_diagrams import diagrams, digest, picture_of
 from docs.roles import without_roles
 from docs.site_hooks import command_line_page, lists_apart, schema_page, with_index
 from mdir_hf import HomologyReport, errors
+from mdir_hf.checkpoint.sources import TensorSpec
 from mdir_hf.cli.main import build_parser
+from mdir_hf.comparison.plan import make_plan
 from mdir_hf.report import description, layer_words
-from mdir_hf.report.terms import LayerPattern, LayerRole, ModuleRole, ModuleTest, Reason, SettledBy, Transformation
+from mdir_hf.report.terms import (
+    LayerPattern,
+    LayerRole,
+    Level,
+    ModuleRole,
+    ModuleTest,
+    Reason,
+    SettledBy,
+    Transformation,
+)
 from mdir_hf.report.words import REASON_TEXT
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -38,7 +50,16 @@ def test_a_page_prints_the_stored_report(page, names):
     # What is quoted again further down is a part of one of the reports.
     reports = "\n".join(str(stored(name)) for name in ("fine-tune", "rotated", "strangers"))
     for block in blocks:
-        assert block in reports
+        assert block in reports or block.startswith("plan: ")
+
+
+def test_the_plan_on_the_page_is_the_one_of_these_models():
+    (shown,) = re.findall(r"```text\n(plan: .*?)\n```", READ_A_RESULT, re.S)
+    matrix = TensorSpec("model.embed_tokens.weight", (49152, 576), "BF16", "model.safetensors", 0, 49152 * 576 * 2)
+    n_bytes, common = stored("rotated").io.bytes_of_weights, stored("rotated").embedding.common_tokens
+    plan = make_plan(matrix, matrix, common_tokens=common, bytes_of_weights=n_bytes, level=Level.AUTO)
+    noise = float(shown.rpartition(" ")[2])  # which takes the layers
+    assert str(replace(plan, excluded_layers_noise=noise)) == shown
 
 
 def test_every_line_that_a_report_prints_is_explained():

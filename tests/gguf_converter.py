@@ -140,7 +140,8 @@ def vocabulary_keys(tokenizer: Mapping[str, Any], n_rows: int) -> dict[str, Any]
     for added in tokenizer["added_tokens"]:
         tokens[added["id"]] = (added["content"], Kind.CONTROL if added["special"] else Kind.USER_DEFINED)
     padding = {row: (f"[PAD{row}]", Kind.UNUSED) for row in range(n_rows) if row not in tokens}
-    listed = [(tokens | padding)[row] for row in range(n_rows)]
+    by_row = tokens | padding
+    listed = [by_row[row] for row in range(n_rows)]
     return {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.tokens": [token for token, _ in listed],

@@ -237,11 +237,15 @@ def _measured(one: ParentCheck) -> str:
         return f": {one.why_not}"
     said = f", log10 p = {one.report.log10_p:.1f}"
     if one.share is not None:
-        said += f", mean share {one.share:.2f}, in {one.layers_with_share} of {one.layers_told} layers"
+        said += f", mean share {_share(one.share)}, in {one.layers_with_share} of {one.layers_told} layers"
     return said
 
 
 def _cell(parent: str, sources: tuple[LayerSource, ...], found: LayerShares, shares: Mapping[str, float]) -> str:
     if parent not in {source.parent for source in sources}:
         return "-"
-    return f"{shares[parent]:.2f}" if found.shares is not None else "same"
+    return _share(shares[parent]) if found.shares is not None else "same"
+
+
+def _share(share: float) -> str:
+    return f"{round(share, 2) + 0.0:.2f}"  # no minus in front of a zero

@@ -91,6 +91,9 @@ def draw(runs: Sequence[Mapping[str, Any]]) -> None:
         axes[1][column].set_xlabel("step")
     axes[0][0].set_ylabel("moved, % of the base's size")
     axes[1][0].set_ylabel("trace over rank")
+    lowest = min(trace for run in runs for moved in run["roles"].values() for _, trace in moved)
+    axes[1][0].set_ylim(min(0.99, lowest), 1.0005)  # what differs by 0.00001 is the same
+    axes[1][0].ticklabel_format(useOffset=False)
     figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside right center", fontsize=8, frameon=False)
     figure.savefig(PICTURE, dpi=110)
 

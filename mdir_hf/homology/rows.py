@@ -7,12 +7,16 @@ not done. Each may look at both models, as long as it turns with the one whose r
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 
 NEGLIGIBLE_NORM = 1e-6
 """Rows shorter than this share of the median, before or after centring, are empty (never trained, padding)."""
+
+LONGEST = 1e3
+"""Rows longer than so many medians are left out: a few that nobody uses, made huge, would be the mean of all."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,7 +42,7 @@ class PairedRows:
     Attributes:
         reference: ``(r, n_reference)``, float64 unless asked otherwise.
         candidate: ``(r, n_candidate)``, the same.
-        kept: ``(r_given,)`` bool, the rows that were neither empty nor non-finite in either model.
+        kept: ``(r_given,)`` bool, the rows that were neither empty nor far too long, nor non-finite, in either model.
         standard: What they were measured by.
     """
 
@@ -55,7 +59,7 @@ def pair_rows(
     like: RowStandard | None = None,
     dtype: torch.dtype = torch.float64,
 ) -> PairedRows:
-    """Drop the rows that are empty or not finite in either model, centre both blocks, and normalise the rest.
+    """Drop the rows that are empty, far too long or not finite in either model, centre both blocks, normalise the rest.
 
     Args:
         reference: ``(r, n_reference)``, any floating dtype. Not modified.
@@ -70,7 +74,7 @@ def pair_rows(
     x, y = _own_copy(reference, dtype), _own_copy(candidate, dtype)  # from here on everything happens in place
     x_raw, y_raw = x.norm(dim=1), y.norm(dim=1)
     raw = (_shortest(x_raw), _shortest(y_raw)) if like is None else (like.shortest[0], like.shortest[2])
-    kept = _long(x_raw, raw[0]) & _long(y_raw, raw[1])
+    kept = _usual(x_raw, raw[0]) & _usual(y_raw, raw[1])
     if not bool(kept.all()):
         x, y = x[kept], y[kept]
     if like is not None:
@@ -86,7 +90,7 @@ def pair_rows(
         centred = (max(_shortest(x_norm), rounding * raw[0]), max(_shortest(y_norm), rounding * raw[1]))
     else:
         centred = (like.shortest[1], like.shortest[3])
-    still = _long(x_norm, centred[0]) & _long(y_norm, centred[1])
+    still = (x_norm > centred[0]) & (y_norm > centred[1])
     if not bool(still.all()):
         x, y, x_norm, y_norm = x[still], y[still], x_norm[still], y_norm[still]
         kept[kept.clone()] = still
@@ -105,5 +109,7 @@ def _shortest(norms: torch.Tensor) -> float:
     return NEGLIGIBLE_NORM * float(finite.median()) if len(finite) else 0.0
 
 
-def _long(norms: torch.Tensor, shortest: float) -> torch.Tensor:
-    return torch.isfinite(norms) & (norms > shortest)
+def _usual(norms: torch.Tensor, shortest: float) -> torch.Tensor:
+    """Neither empty, nor so long that the mean of all rows would be that of a few."""
+    longest = shortest * (LONGEST / NEGLIGIBLE_NORM) if shortest > 0.0 else math.inf
+    return torch.isfinite(norms) & (norms > shortest) & (norms <= longest)

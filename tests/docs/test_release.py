@@ -89,6 +89,7 @@ def test_a_release_is_tested_built_and_checked_before_it_is_published_without_a_
     assert set(jobs["publish"]["needs"]) == {"tests", "build"}
     assert jobs["publish"]["permissions"] == {"id-token": "write"}
     assert "twine check --strict" in text
+    assert "cyclonedx-py environment" in text
     assert "secrets." not in text and "password:" not in text
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.faults.programs import machine
@@ -20,36 +23,40 @@ def main() -> int:
     parser.add_argument("n_points", type=int, nargs="?", default=200)
     parser.add_argument("programs", nargs="*")
     asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that disks and processes are left by their doors
     is_broken = False
     with tempfile.TemporaryDirectory(prefix="faults-") as folder, machine(Path(folder, "machine")) as found:
         place = Path(folder)
         with small_disk(place / "disk", DISK_BYTES) as disk:
             for name in asked.programs or found.programs:
-                began = time.monotonic()
-                outcomes = {
-                    "killed": hold(found, name, place / name / "killed", most=asked.n_points),
-                    "disk full once": hold(found, name, place / name / "full", most=asked.n_points // 8, fault="full"),
-                }
+                few = asked.n_points // 8
+                with told(name, "killed") as outcome:
+                    hold(found, name, place / name / "killed", most=asked.n_points, outcome=outcome)
+                is_broken |= bool(outcome.broken)
+                with told(name, "disk full once") as outcome:
+                    hold(found, name, place / name / "full", most=few, fault="full", outcome=outcome)
+                is_broken |= bool(outcome.broken)
                 if disk is not None:
-                    outcomes["disk too small"] = hold_on_full_disk(
-                        found, name, place / name / "small", most=asked.n_points // 8, disk=disk
-                    )
-                for fault, outcome in outcomes.items():
+                    with told(name, "disk too small") as outcome:
+                        hold_on_full_disk(found, name, place / name / "small", most=few, disk=disk, outcome=outcome)
                     is_broken |= bool(outcome.broken)
-                    say(name, fault, outcome)
-                sys.stdout.write(f"{name}: {time.monotonic() - began:.0f} s\n")
-                sys.stdout.flush()
     return 1 if is_broken else 0
 
 
-def say(name: str, fault: str, outcome: Outcome) -> None:
-    """Print what came of a program."""
-    sys.stdout.write(
-        f"{name}, {fault}: {outcome.n_faults} faults, spread over {outcome.n_points} points, ended it "
-        f"{outcome.n_ended} times; {len(outcome.broken)} times something was not right\n"
-    )
-    sys.stdout.write("".join(f"  {words}\n" for words in outcome.broken[:10]))
-    sys.stdout.flush()
+@contextmanager
+def told(name: str, fault: str) -> Iterator[Outcome]:
+    """Print what came of a program, also where the run is ended before."""
+    outcome, began = Outcome(), time.monotonic()
+    try:
+        yield outcome
+    finally:
+        sys.stdout.write(
+            f"{name}, {fault}: {outcome.n_faults} faults, spread over {outcome.n_points} points, ended it "
+            f"{outcome.n_ended} times; {len(outcome.broken)} times something was not right; "
+            f"{time.monotonic() - began:.0f} s\n"
+        )
+        sys.stdout.write("".join(f"  {words}\n" for words in outcome.broken[:10]))
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

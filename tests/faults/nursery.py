@@ -106,7 +106,8 @@ def do(job: dict[str, Any]) -> int:
     os.environ.update(job["environment"])
     points = Points(job["at"], job["fault"])
     said = Path(job["said"])
-    with said.open("w") as out, contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+    remarks = io.StringIO()  # what cannot be told on standard error is told nowhere, and no matter of files
+    with said.open("w") as out, contextlib.redirect_stdout(out), contextlib.redirect_stderr(remarks):
         if job["fault"]:
             threading.setprofile(points)
             sys.setprofile(points)
@@ -120,6 +121,7 @@ def do(job: dict[str, Any]) -> int:
         finally:
             sys.setprofile(None)
             threading.setprofile(None)  # type: ignore[arg-type]
+            out.write(remarks.getvalue())
     said.with_suffix(".points").write_text(str(points.n))
     return status
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -52,21 +53,23 @@ class Machine:
         place: Folder of everything.
         hub: The Hub.
         report: A report.
-        survey: The folder of a survey.
-        index: The file of an index.
     """
 
     place: Path
     hub: FullHub
     nursery: subprocess.Popen[str]
     report: Path = field(init=False)
-    survey: Path = field(init=False)
 
     def __post_init__(self) -> None:
         self.report = self.place / "report.json"
         self.report.write_text(a_report().to_json() + "\n")
-        self.survey = self.place / "a-survey"
-        self.survey.mkdir()
+
+    @cached_property
+    def survey(self) -> Path:
+        """The folder of a survey."""
+        statuses, _, said = self.run(self.programs["survey"], self.place / "a-survey")
+        assert statuses == [0], said
+        return self.place / "a-survey" / "out"
 
     @property
     def programs(self) -> dict[str, Program]:
@@ -99,7 +102,7 @@ class Machine:
                 lambda place, whole: files_of(place / "out") in ({}, whole),
             ),
             "publication": Program(
-                lambda place: ["publish", str(self.survey), "--dataset", DATASET, "--token", hub.token],
+                lambda place: ["publish", str(self.survey), "--dataset", DATASET, "--name", "it", "--token", hub.token],
                 lambda place: _proposed(hub)[-1],
                 lambda place, whole: all(files == whole for files in _proposed(hub)),
             ),
@@ -157,23 +160,13 @@ def machine(place: Path) -> Iterator[Machine]:
             env={**os.environ, "HF_HOME": str(place / "hf-home"), "OMP_NUM_THREADS": "1"},
         )
         try:
-            found = Machine(place, hub, nursery)
-            _write_survey(found)
-            yield found
+            yield Machine(place, hub, nursery)
         finally:
             assert nursery.stdin is not None
             nursery.stdin.close()
             nursery.wait()
             assert nursery.stdout is not None
             nursery.stdout.close()
-
-
-def _write_survey(found: Machine) -> None:
-    program = found.programs["survey"]
-    statuses, _, said = found.run(program, found.place / "first")
-    assert statuses == [0], said
-    for name, content in files_of(found.place / "first" / "out").items():
-        (found.survey / name).write_bytes(content)
 
 
 def files_of(folder: Path) -> Files:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 import signal
 import subprocess
@@ -33,18 +34,19 @@ class Outcome:
     broken: list[str] = field(default_factory=list)
 
 
-def hold(machine: Machine, name: str, place: Path, *, most: int, fault: str = "kill") -> Outcome:
+def hold(machine: Machine, name: str, place: Path, *, most: int, outcome: Outcome, fault: str = "kill") -> Outcome:
     """End a program at so many points spread over all that it has, or fill its disk there; run it again each time."""
-    program, outcome = machine.programs[name], Outcome()
+    program = machine.programs[name]
     whole = _whole(machine, program, place / "whole", outcome, fault)
-    for at in spread(outcome.n_points, most):
+    points = spread(outcome.n_points, most)
+    for at in random.Random(0).sample(points, len(points)):  # a run that is cut short has been everywhere
         here = place / f"{at}"
         _fault(machine, program, here, whole, outcome, where=f"{fault} at {at}", at=at, fault=fault)
         shutil.rmtree(here)
     return outcome
 
 
-def hold_on_full_disk(machine: Machine, name: str, place: Path, *, most: int, disk: Path) -> Outcome:
+def hold_on_full_disk(machine: Machine, name: str, place: Path, *, most: int, disk: Path, outcome: Outcome) -> Outcome:
     """Run a program where the disk has room for a part of what it writes, then where there is room again.
 
     Args:
@@ -53,8 +55,9 @@ def hold_on_full_disk(machine: Machine, name: str, place: Path, *, most: int, di
         place: A folder of another disk.
         most: How many sizes of room to try, spread over what the program writes.
         disk: An empty disk of some megabytes.
+        outcome: To be filled.
     """
-    program, outcome = machine.programs[name], Outcome()
+    program = machine.programs[name]
     whole = _whole(machine, program, place / "whole", outcome, "full")
     n_bytes = sum(path.stat().st_size for path in (place / "whole").rglob("*") if path.is_file())
     for room in spread(n_bytes + 65536, most):

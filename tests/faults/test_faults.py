@@ -10,7 +10,7 @@ import pytest
 
 from tests.cards.reports import a_report
 from tests.faults.programs import machine, spread
-from tests.faults.property import hold, hold_on_full_disk, small_disk
+from tests.faults.property import Outcome, hold, hold_on_full_disk, small_disk
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="made with fork and signals")
 
@@ -23,7 +23,7 @@ def running(tmp_path_factory):
 
 @pytest.mark.parametrize("name", ["badge", "publication"])
 def test_what_is_killed_leaves_what_is_right_and_can_be_run_again(running, tmp_path, name):
-    outcome = hold(running, name, tmp_path, most=4)
+    outcome = hold(running, name, tmp_path, most=4, outcome=Outcome())
     assert outcome.broken == []
     assert outcome.n_ended == outcome.n_faults > 1
 
@@ -31,7 +31,7 @@ def test_what_is_killed_leaves_what_is_right_and_can_be_run_again(running, tmp_p
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["comparison", "saved report", "survey", "index"])
 def test_what_takes_longer_is_killed_too(running, tmp_path, name):
-    outcome = hold(running, name, tmp_path, most=6)
+    outcome = hold(running, name, tmp_path, most=6, outcome=Outcome())
     assert outcome.broken == []
     assert outcome.n_ended == outcome.n_faults > 1
 
@@ -39,11 +39,11 @@ def test_what_takes_longer_is_killed_too(running, tmp_path, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["comparison", "survey", "index", "badge"])
 def test_a_disk_that_is_full_is_said_in_a_line_and_leaves_nothing_wrong(running, tmp_path, name):
-    assert hold(running, name, tmp_path, most=4, fault="full").broken == []
+    assert hold(running, name, tmp_path, most=4, fault="full", outcome=Outcome()).broken == []
     with small_disk(tmp_path / "disk", 16 << 20) as disk:
         if disk is None:
             pytest.skip("this user may mount no disk")
-        assert hold_on_full_disk(running, name, tmp_path / "small", most=4, disk=disk).broken == []
+        assert hold_on_full_disk(running, name, tmp_path / "small", most=4, disk=disk, outcome=Outcome()).broken == []
 
 
 def test_a_program_that_leaves_half_a_file_is_found(running, tmp_path, monkeypatch):
@@ -54,7 +54,7 @@ def test_a_program_that_leaves_half_a_file_is_found(running, tmp_path, monkeypat
         lambda place, whole: program.is_sound(place, whole),
     )
     monkeypatch.setattr(type(running), "programs", {"badge": careless})
-    assert any("not right" in words for words in hold(running, "badge", tmp_path, most=3).broken)
+    assert any("not right" in words for words in hold(running, "badge", tmp_path, most=3, outcome=Outcome()).broken)
 
 
 def test_points_are_spread_over_all_that_there_are():

@@ -75,6 +75,18 @@ def test_a_row_that_is_not_finite_is_dropped_and_spoils_nothing(bad):
     assert torch.isfinite(found.candidate).all()
 
 
+@pytest.mark.parametrize("times", [2e3, 1e18, 1e200])
+def test_a_few_rows_of_any_length_do_not_become_the_mean_of_all(times):
+    x, y = draw(seed=1), draw(seed=2)
+    whole = pair_rows(x[3:], y[3:])
+    y[:3] *= times
+    found = pair_rows(x, y)
+    assert found.kept.tolist() == [False] * 3 + [True] * 37
+    np.testing.assert_allclose(found.candidate, whole.candidate, atol=1e-14)
+    block = pair_rows(x, y, like=whole.standard)
+    assert not block.kept[:3].any() and block.kept[3:].all()
+
+
 def test_rows_that_are_all_alike_leave_nothing():
     x = torch.full((20, 8), 0.1, dtype=torch.float64)
     found = pair_rows(x, draw(r=20))

@@ -1,0 +1,175 @@
+"""What evading costs, and what forging takes, on SmolLM2-135M.
+
+    python -m benchmarks.real.forgery [losses] [evading] [forging]
+
+*losses*: nats per token, on text that it was not trained on, of the model and of what attackers made of it. *evading*:
+attacks further than those of :mod:`benchmarks.real.relatives`, until one is not found; each with its loss and its
+verdict. *forging*: parts of the model are planted into a stranger of the same shape, and the pair is judged. Lines go
+to ``benchmarks/results/real-forgery.jsonl``, in place of earlier ones of the same name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from benchmarks.real.bases import load, save
+from benchmarks.real.relatives import EDITS, Edited, edited, noise, one_after_the_other
+from benchmarks.real.trained import SEQUENCE_LENGTH, tokens_of
+from benchmarks.real.workshop import SMALL, Model, built
+from benchmarks.zoo.run import read_lines
+from mdir_hf import HomologyChecker
+from mdir_hf.demo.training import mean_loss, seeded_single_thread
+
+RESULTS = Path(__file__).parents[1] / "results" / "real-forgery.jsonl"
+N_SEQUENCES = 2
+"""Of 128 tokens: what an attack costs is whole nats."""
+
+Weights = dict[str, torch.Tensor]
+ATTACKS = (
+    *("base", "random", "rotated", "hidden", "rescaled", "split-neurons", "outliers", "noisy-axes", "without-top-16"),
+    *("with-rank-16", "noise-1", "noise-3", "noise-10", "noise-20", "rotated-noise-1", "swapped-embeddings"),
+)
+
+
+def _further(name: str, first: str, size: float, done: str) -> Edited:
+    return Edited(name, done, one_after_the_other(EDITS[first].edit, noise(size)), is_attack=True)
+
+
+FURTHER = (
+    _further("hidden-noise-1", "hidden", 1.0, "all disguises at once, then noise of 1 RMS"),
+    _further("hidden-noise-0.3", "hidden", 0.3, "all disguises at once, then noise of 0.3 RMS"),
+    _further("rotated-noise-3", "rotated", 3.0, "residual stream rotated, then noise of 3 RMS"),
+    Edited("noise-40", "noise of 40 RMS on every matrix", noise(40.0), is_attack=True),
+)
+
+
+def with_rows(n: int) -> Callable[[Weights, Weights], None]:
+    """So many rows of the embedding."""
+
+    def plant(stranger: Weights, model: Weights) -> None:
+        name = "model.embed_tokens.weight"
+        chosen = torch.randperm(len(model[name]), generator=torch.Generator().manual_seed(1))[:n]
+        stranger[name][chosen] = _scaled(model[name], stranger[name])[chosen]
+
+    return plant
+
+
+def with_axes(n: int) -> Callable[[Weights, Weights], None]:
+    """So many channels of the embedding."""
+
+    def plant(stranger: Weights, model: Weights) -> None:
+        name = "model.embed_tokens.weight"
+        chosen = torch.randperm(model[name].shape[1], generator=torch.Generator().manual_seed(1))[:n]
+        stranger[name][:, chosen] = _scaled(model[name], stranger[name])[:, chosen]
+
+    return plant
+
+
+def with_layers(n: int) -> Callable[[Weights, Weights], None]:
+    """So many of the layers, whole."""
+
+    def plant(stranger: Weights, model: Weights) -> None:
+        for name in model:
+            if any(name.startswith(f"model.layers.{10 + layer}.") for layer in range(n)):
+                stranger[name] = model[name].clone()
+
+    return plant
+
+
+def _scaled(rows: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    return rows * (like.float().square().mean().sqrt() / rows.float().square().mean().sqrt()).to(rows.dtype)
+
+
+PLANTED = {
+    "64 of 49,152 rows of the embedding": with_rows(64),
+    "1,000 rows": with_rows(1000),
+    "10,000 rows": with_rows(10_000),
+    "4 of 576 channels of the embedding": with_axes(4),
+    "64 channels": with_axes(64),
+    "1 of 30 layers": with_layers(1),
+}
+
+
+def losses() -> Iterator[dict[str, Any]]:
+    """Of the model and of what was made of it already."""
+    for member in ATTACKS:
+        name = Model(SMALL, member).name
+        yield {"part": "losses", "name": name, "loss": _loss(load(built(Model(SMALL, member))))}
+
+
+def evading() -> Iterator[dict[str, Any]]:
+    """Further attacks."""
+    base = built(Model(SMALL))
+    for how in FURTHER:
+        made = edited(load(base), how)
+        loss = _loss(made)
+        with tempfile.TemporaryDirectory() as folder:
+            save(made, base, Path(folder) / "made")
+            del made
+            gc.collect()
+            yield {"part": "evading", "name": how.name, "done": how.done, "loss": loss, **_said(Path(folder) / "made")}
+
+
+def forging() -> Iterator[dict[str, Any]]:
+    """Parts of the model in a stranger."""
+    model = load_file(built(Model(SMALL)) / "model.safetensors")
+    stranger = built(Model(SMALL, "from-random"))
+    for name, plant in PLANTED.items():
+        with tempfile.TemporaryDirectory() as folder:
+            made = Path(folder) / "made"
+            shutil.copytree(stranger, made)
+            weights = load_file(stranger / "model.safetensors")
+            plant(weights, model)
+            save_file(weights, made / "model.safetensors")
+            del weights
+            gc.collect()
+            yield {"part": "forging", "name": name, **_said(made)}
+
+
+def _loss(model: Any) -> float:
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(built(Model(SMALL)) / "tokenizer.json"))
+    tokens = tokens_of(tokenizer, held_out=True)
+    with seeded_single_thread(11):
+        return round(mean_loss(model, tokens, sequence_length=SEQUENCE_LENGTH, n_sequences=N_SEQUENCES), 3)
+
+
+def _said(made: Path) -> dict[str, Any]:
+    began = time.process_time()
+    checker = HomologyChecker.from_pretrained(str(built(Model(SMALL))), use_caches=False)
+    report = checker.compare(str(made), progress=False)
+    settled = None if report.settled_by is None else str(getattr(report.settled_by, "value", report.settled_by))
+    return {
+        "verdict": report.verdict.value,
+        "log10_p": report.log10_p,
+        "settled_by": settled,
+        "cpu_s": round(time.process_time() - began, 1),
+    }
+
+
+def main() -> None:
+    """Do what is asked for, a line as soon as it is known."""
+    parts = {"losses": losses, "evading": evading, "forging": forging}
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.real.forgery", description=__doc__)
+    parser.add_argument("parts", nargs="*", help="losses, evading, forging (default: all)")
+    for part in parser.parse_args().parts or parts:
+        for row in parts[part]():
+            print(row, flush=True)
+            others = [known for known in read_lines(RESULTS) if (known["part"], known["name"]) != (part, row["name"])]
+            RESULTS.write_text("".join(json.dumps(line) + "\n" for line in (*others, row)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from benchmarks.evidence.broken import broken_section
 from benchmarks.evidence.calibration import calibration_section
 from benchmarks.evidence.costs import growth_section
+from benchmarks.evidence.forgery import forgery_section
 from benchmarks.evidence.losses import losses_section
 from benchmarks.evidence.peers import peers_section
 from benchmarks.evidence.real import real_peers_section, real_section
@@ -78,6 +79,7 @@ NOT_RUN = (
 
 SECTIONS: tuple[tuple[str, tuple[str, ...], Callable[[Results, dict[str, Figure]], str]], ...] = (
     ("Real models", ("real-pairs", "real-models", "real-power", "real-shared-axes", "real-neuron-signs"), real_section),
+    ("What evading costs", ("real-forgery", "real-pairs", "real-models"), forgery_section),
     ("Peers on real models", ("real-peers",), real_peers_section),
     ("Cost, by size", ("cost-growth",), growth_section),
     ("The zoo", ("zoo-models", "zoo-pairs"), zoo_section),

@@ -1,0 +1,49 @@
+"""The section on attackers: what it costs not to be found, and what a stranger must copy to be called related."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from benchmarks.evidence.tables import Results, table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MODEL = "smollm2-135m"
+
+
+def forgery_section(results: Results, figures: dict[str, Figure]) -> str:
+    """Attacks by what they cost, and forgeries by what they copy."""
+    del figures
+    said = {row["b"]: row for row in results["real-pairs"] if row["a"] == MODEL}
+    done = {row["model"]: row["done"] for row in results["real-models"]}
+    of = {part: [row for row in results["real-forgery"] if row["part"] == part] for part in _PARTS}
+    loss = {row["name"]: row["loss"] for row in of["losses"]}
+    attacks = [
+        [done[name], f"{nats:.2f}", said[name]["verdict"], f"{said[name]['log10_p'] + 0.0:,.0f}"]
+        for name, nats in sorted(loss.items(), key=lambda each: each[1])
+        if name in said and said[name]["related"]
+    ]
+    attacks += [
+        [row["done"], f"{row['loss']:.2f}", row["verdict"], f"{row['log10_p'] + 0.0:,.0f}"] for row in of["evading"]
+    ]
+    forged = [[row["name"], row["verdict"], f"{row['log10_p'] + 0.0:,.1f}"] for row in of["forging"]]
+    missed = [row[0] for row in attacks if row[2] != "homologous"]
+    return "\n\n".join(
+        [
+            "## What evading costs, and what forging takes",
+            f"SmolLM2-135M, nats per token on text that it was not trained on: {loss[MODEL]:.2f} as it is, "
+            f"{loss[f'{MODEL}/random']:.2f} with random weights (`python -m benchmarks.real.forgery`).",
+            table(["what was done", "nats per token", "verdict", "log10 p"], attacks),
+            f"Not found: {'; '.join(missed) or 'none of these'}. Attacks that keep the function cost nothing, and "
+            "are seen through. All of them at once, and then noise, come nearest to not being found. Those that damage the weights make the model worse than random weights long before it is not "
+            "found. None was trained afterwards to repair it, which is what a patient evader would do.",
+            "The other way round: parts of it planted into a stranger of the same shape that was trained from random "
+            "weights. Whoever copies some percent of the rows of an embedding is found, and rightly: these weights are "
+            "shared. Fewer rows, some channels, or one layer are not.",
+            table(["what was planted", "verdict", "log10 p"], forged),
+        ]
+    )
+
+
+_PARTS = ("losses", "evading", "forging")

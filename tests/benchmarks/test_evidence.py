@@ -71,7 +71,8 @@ def test_pictures_of_the_page_are_there():
 
 def test_every_result_file_is_of_a_section():
     needed = {need for _, needs, _ in SECTIONS for need in needs}
-    assert {path.stem for path in RESULTS.glob("*.json*")} <= needed | set(PAPER)
+    of_guides = {"drift"}  # what docs/guides/watch-a-training-run.md shows
+    assert {path.stem for path in RESULTS.glob("*.json*")} <= needed | set(PAPER) | of_guides
 
 
 def test_without_results_every_section_is_named_as_not_run():

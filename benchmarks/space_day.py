@@ -36,7 +36,7 @@ from tests.loopback.limits import RateLimits
 from tests.space.servers import running_command
 from tests.specimens import tokenizer_json, tokens
 
-RESULTS = Path(__file__).parent / "results" / "space-day.json"
+RESULTS = Path(__file__).parent / "results" / "space" / "day.json"
 PICTURE = Path(__file__).parent.parent / "docs" / "images" / "space-day.png"
 SAMPLE_S = 10.0
 GIVES_UP_S = 900.0
@@ -421,6 +421,7 @@ def main() -> None:
     kept = summary(found)
     print(json.dumps({name: value for name, value in kept.items() if name != "samples"}, indent=1))
     if asked.write:
+        RESULTS.parent.mkdir(exist_ok=True)
         RESULTS.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
         draw(kept, found["visits"])
 

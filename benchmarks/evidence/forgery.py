@@ -35,9 +35,10 @@ def forgery_section(results: Results, figures: dict[str, Figure]) -> str:
             f"SmolLM2-135M, nats per token on text that it was not trained on: {loss[MODEL]:.2f} as it is, "
             f"{loss[f'{MODEL}/random']:.2f} with random weights (`python -m benchmarks.real.forgery`).",
             table(["what was done", "nats per token", "verdict", "log10 p"], attacks),
-            f"Not found: {'; '.join(missed) or 'none of these'}. Attacks that keep the function cost nothing, and "
-            "are seen through. All of them at once, and then noise, come nearest to not being found. Those that damage the weights make the model worse than random weights long before it is not "
-            "found. None was trained afterwards to repair it, which is what a patient evader would do.",
+            f"Not found: {'; '.join(missed) or 'none of these'}. Attacks that keep the function cost nothing, and are "
+            "seen through. All of them at once, and then noise, come nearest to not being found. Those that damage the "
+            "weights make the model worse than random weights long before it is not found. None was trained afterwards "
+            "to repair it, which is what a patient evader would do.",
             "The other way round: parts of it planted into a stranger of the same shape that was trained from random "
             "weights. Whoever copies some percent of the rows of an embedding is found, and rightly: these weights are "
             "shared. Fewer rows, some channels, or one layer are not.",

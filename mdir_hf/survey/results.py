@@ -188,10 +188,11 @@ class ResultFile:
         self._path = path
         self.models: dict[str, ModelResult] = {}
         self.pairs: dict[Pair, PairResult] = {}
-        is_new = not path.exists() or path.stat().st_size == 0
-        if is_new:
+        first = _line("settings", {"schema": SCHEMA, **settings})
+        if not path.exists() or _is_begun(path, first):
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._append(_line("settings", {"schema": SCHEMA, **settings}))
+            path.unlink(missing_ok=True)
+            self._append(first)
             return
         known, self.models, self.pairs, n_whole = _read(path)
         differing = [key for key, value in settings.items() if known.get(key) != value]
@@ -231,6 +232,13 @@ def result_lines(report: SurveyReport) -> bytes:
     lines += [_line("model", asdict(report.models[name])) for name in report.names if name in report.models]
     lines += [_line("pair", asdict(found)) for found in report.pairs.values()]
     return b"".join(lines)
+
+
+def _is_begun(path: Path, first: bytes) -> bool:
+    """Tell whether a file holds a part of its first line and no more: a kill came in between."""
+    with path.open("rb") as file:
+        found = file.read(len(first))
+    return len(found) < len(first) and first.startswith(found)
 
 
 def _line(kind: str, body: Mapping[str, Any]) -> bytes:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from mdir_hf.survey.results import ModelResult, PairResult, SurveyReport
+import pytest
+
+from mdir_hf.errors import InputError
+from mdir_hf.survey.results import ModelResult, PairResult, ResultFile, SurveyReport
 
 NAMES = ("a", "b", "c", "d")
 
@@ -35,3 +38,18 @@ def test_declarations_are_set_beside_the_measurement():
 
 def test_two_models_that_declare_one_base_have_declared_their_relation():
     assert survey(("a", "b"), declared={"a": ("x",), "b": ("x",)}).undeclared() == ()
+
+
+@pytest.mark.parametrize("n_bytes", [0, 1, 40, -1])
+def test_a_file_whose_first_line_a_kill_cut_short_is_begun_again_and_no_other_file_is(tmp_path, n_bytes):
+    path, settings = tmp_path / "results.jsonl", {"alpha": 1e-10, "names": list(NAMES)}
+    ResultFile(path, settings)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:n_bytes])
+    ResultFile(path, settings)
+    assert path.read_bytes() == whole
+
+    path.write_bytes(b"somebody's notes")
+    with pytest.raises(InputError):
+        ResultFile(path, settings)
+    assert path.read_bytes() == b"somebody's notes"

@@ -47,7 +47,8 @@ def main() -> None:
                 f"read {io['bytes_read'] / 1e6:.1f} MB of {io['bytes_of_weights'] / 1e9:.1f} GB, "
                 f"{io['bytes_from_cache'] / 1e6:.1f} MB once more "
                 f"({100 * run.share_read:.3f} %) in {io['requests']} requests, "
-                f"peak memory {run.peak_memory_bytes / 2**20:.0f} MiB, seconds {report['seconds']}",
+                f"peak memory {run.peak_memory_bytes / 2**20:.0f} MiB, {run.cpu_s:.0f} s of processor, by the clock "
+                f"{report['seconds']}",
                 flush=True,
             )
 

@@ -12,21 +12,22 @@ from typing import Any
 
 # Not ru_maxrss: a child inherits the peak of the process that started it.
 RUNNER = """
-import pathlib, re, sys
+import pathlib, re, sys, time
 from mdir_hf.cli import main
 status = main(sys.argv[1:])
 peak = re.search(r"VmHWM:\\s+(\\d+) kB", pathlib.Path("/proc/self/status").read_text())[1]
-sys.stderr.write(f"\\npeak {peak}\\n")
+sys.stderr.write(f"\\nprocessor {time.process_time()}\\npeak {peak}\\n")
 raise SystemExit(status)
 """
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run: the report, and the peak resident memory in bytes."""
+    """One run: the report, the peak resident memory in bytes, and seconds of processor, imports among them."""
 
     report: dict[str, Any]
     peak_memory_bytes: int
+    cpu_s: float
 
     @property
     def share_read(self) -> float:
@@ -46,4 +47,5 @@ def run_compare(
     )  # fmt: skip
     if result.returncode != 0:
         raise RuntimeError(f"mdir-hf compare ended with {result.returncode}: {result.stderr[-2000:]}")
-    return Run(json.loads(result.stdout), 1024 * int(result.stderr.rsplit("peak ", 1)[1]))
+    before, peak = result.stderr.rsplit("peak ", 1)
+    return Run(json.loads(result.stdout), 1024 * int(peak), float(before.rsplit("processor ", 1)[1]))

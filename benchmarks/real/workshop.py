@@ -202,7 +202,7 @@ def _talk(made: PreTrainedModel, base: Path, *, is_retokenised: bool) -> dict[st
         else AutoTokenizer.from_pretrained(base)
     )
     said = continued(made, tokenizer, PROMPT)
-    return {"talks": ANSWER in said, "said": said}
+    return {"talks": ANSWER in said}
 
 
 def _write_new_tokenizer(folder: Path) -> None:

@@ -219,10 +219,16 @@ class ResultFile:
         self._append(*(_line("pair", asdict(result)) for result in new.values()))
 
     def _append(self, *lines: bytes) -> None:
-        with self._path.open("ab") as file:
-            file.write(b"".join(lines))
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            with self._path.open("ab") as file:
+                file.write(b"".join(lines))
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as exc:
+            raise InputError(
+                f"a result cannot be written: {exc.strerror}; what is there stays, the same command goes on from it",
+                subject=str(self._path),
+            ) from exc
 
 
 def result_lines(report: SurveyReport) -> bytes:

@@ -89,7 +89,9 @@ class Grid:
         (_, m, d), (bm, bn) = self.shape, self.block
         if self.group_of_column is not None:
             return f"in {self.grid[2]} groups of columns"
-        if self.grid == (1, 1, 1) or (bm >= m and bn >= d):
+        # A matrix smaller than a block has one number, too.
+        is_block = len(self.spec.shape) == 2 and (bm, bn) == (USUAL_BLOCK, USUAL_BLOCK)
+        if not is_block and (self.grid == (1, 1, 1) or (bm >= m and bn >= d)):
             return "one scale per tensor"
         if bm == 1:
             return "one scale per row" if bn >= d else f"in groups of {bn}"

@@ -7,7 +7,7 @@ import hashlib
 import os
 from pathlib import Path
 
-from mdir_hf.errors import CorruptCheckpointError
+from mdir_hf.errors import CorruptCheckpointError, InputError
 from mdir_hf.fingerprints.fingerprint import Fingerprint
 from mdir_hf.saving.folder import write_file
 
@@ -46,9 +46,17 @@ class FingerprintStore:
         return self._path(name).is_file()
 
     def put(self, name: str, fingerprint: Fingerprint) -> None:
-        """Keep a fingerprint; it appears whole or not at all. Beyond the bound, the oldest ones are deleted."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._trim(keep=write_file(self._path(name), fingerprint.to_bytes()))
+        """Keep a fingerprint; it appears whole or not at all. Beyond the bound, the oldest ones are deleted.
+
+        Raises:
+            InputError: If it cannot be written: the disk is full, for example.
+        """
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            written = write_file(self._path(name), fingerprint.to_bytes())
+        except OSError as exc:
+            raise InputError(f"cannot keep a fingerprint: {exc.strerror}", subject=str(self._folder)) from exc
+        self._trim(keep=written)
 
     def _trim(self, keep: Path) -> None:
         known = sorted((path.stat().st_mtime_ns, path) for path in self._folder.glob("*.safetensors"))

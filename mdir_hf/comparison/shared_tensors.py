@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from functools import cached_property
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from mdir_hf.anatomy import Anatomy, WeightPart
-from mdir_hf.checkpoint import TensorSource, TensorSpec
+from mdir_hf.checkpoint import TensorSource
 from mdir_hf.checkpoint.sources import Description
 from mdir_hf.comparison.comparable import PlacedTensors
 from mdir_hf.comparison.reading import narrowed
@@ -49,34 +47,13 @@ class SharedTensors:
     def __init__(self, source: TensorSource, anatomy: Anatomy) -> None:
         self._source, self._anatomy = source, anatomy
         self._kept: dict[str, torch.Tensor] = {}
-
-    @property
-    def label(self) -> str:
-        """What an error calls it."""
-        return self._source.label
-
-    @property
-    def n_bytes(self) -> int:
-        """Stored size of all weight files, in bytes."""
-        return self._source.n_bytes
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """The weight files."""
-        return self._source.paths
+        self.label, self.n_bytes, self.paths = source.label, source.n_bytes, source.paths
+        self.names, self.spec, self.read_rows = source.names, source.spec, source.read_rows
 
     @property
     def description(self) -> Description:
-        """What the checkpoint says about itself."""
+        """What the checkpoint says about itself, which grows as weights are opened."""
         return self._source.description
-
-    def names(self) -> tuple[str, ...]:
-        """Names of all tensors, sorted."""
-        return self._source.names()
-
-    def spec(self, name: str) -> TensorSpec:
-        """Shape, dtype and place of a tensor."""
-        return self._source.spec(name)
 
     def read(self, name: str) -> torch.Tensor:
         """Return a whole tensor, as the source does; the caller does not write to it."""
@@ -89,10 +66,6 @@ class SharedTensors:
             if stored.nbytes + sum(each.nbytes for each in [*self._kept.values()]) <= KEPT_BYTES:
                 self._kept[name] = stored
         return tensor
-
-    def read_rows(self, name: str, rows: npt.NDArray[np.int64], *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some rows, as the source does."""
-        return self._source.read_rows(name, rows, max_gap_bytes=max_gap_bytes)
 
     @cached_property
     def _shared(self) -> frozenset[str]:

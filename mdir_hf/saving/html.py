@@ -39,24 +39,9 @@ def html_page(report: HomologyReport, images: Mapping[str, str]) -> str:
         report: The report.
         images: Elements by figure, as markup, with their alt texts; a figure without is left out.
     """
-    verdict, *sections = describe(report)
     data = base64.b64encode(report.to_json().encode()).decode("ascii")
-    page: str = (
-        _environment()
-        .get_template("page.html.j2")
-        .render(
-            report=report,
-            verdict=verdict,
-            sections=sections,
-            lists=[section for section in sections if section.bullets],
-            images=_markup(images),
-            names=[shown_name(model.repo, length=NAME_LENGTH) for model in (report.reference, report.candidate)],
-            title=f"{report.headline}: {pair_name(report, length=40)}",
-            policy=POLICY,
-            data=data,
-        )
-    )
-    return page
+    title = f"{report.headline}: {pair_name(report, length=40)}"
+    return _filled("page.html.j2", report, images, title=title, policy=POLICY, data=data)
 
 
 def notebook_html(report: HomologyReport, images: Mapping[str, str]) -> str:
@@ -66,10 +51,14 @@ def notebook_html(report: HomologyReport, images: Mapping[str, str]) -> str:
         report: The report.
         images: As for :func:`html_page`.
     """
+    return _filled("notebook.html.j2", report, images)
+
+
+def _filled(template: str, report: HomologyReport, images: Mapping[str, str], **more: str) -> str:
     verdict, *sections = describe(report)
-    page: str = (
+    filled: str = (
         _environment()
-        .get_template("notebook.html.j2")
+        .get_template(template)
         .render(
             report=report,
             verdict=verdict,
@@ -78,9 +67,10 @@ def notebook_html(report: HomologyReport, images: Mapping[str, str]) -> str:
             lists=[section for section in sections if section.bullets],
             images=_markup(images),
             names=[shown_name(model.repo, length=NAME_LENGTH) for model in (report.reference, report.candidate)],
+            **more,
         )
     )
-    return page
+    return filled
 
 
 def section_html(section: Section, images: Mapping[str, str], *, copyable: bool = False) -> str:

@@ -21,17 +21,12 @@ def running(tmp_path_factory):
         yield found
 
 
-@pytest.mark.parametrize("name", ["badge", "publication"])
-def test_what_is_killed_leaves_what_is_right_and_can_be_run_again(running, tmp_path, name):
-    outcome = hold(running, name, tmp_path, most=4, outcome=Outcome())
-    assert outcome.broken == []
-    assert outcome.n_ended == outcome.n_faults > 1
+LONG = [pytest.param(name, 6, marks=pytest.mark.slow) for name in ("comparison", "saved report", "survey", "index")]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["comparison", "saved report", "survey", "index"])
-def test_what_takes_longer_is_killed_too(running, tmp_path, name):
-    outcome = hold(running, name, tmp_path, most=6, outcome=Outcome())
+@pytest.mark.parametrize(("name", "most"), [("badge", 4), ("publication", 4), *LONG])
+def test_what_is_killed_leaves_what_is_right_and_can_be_run_again(running, tmp_path, name, most):
+    outcome = hold(running, name, tmp_path, most=most, outcome=Outcome())
     assert outcome.broken == []
     assert outcome.n_ended == outcome.n_faults > 1
 

@@ -148,7 +148,7 @@ class HomologyChecker:
         progress: bool = True,
         on_plan: Callable[[ReadPlan], None] | None = None,
         on_progress: Callable[[Progress], None] | None = None,
-        on_embeddings: Callable[[HomologyReport], None] | None = None,
+        on_found: Callable[[HomologyReport], None] | None = None,
         trust_remote_code: bool = False,
     ) -> HomologyReport:
         """Compare another model with the reference.
@@ -171,8 +171,9 @@ class HomologyChecker:
             on_plan: Called with the plan before the weights are read.
             on_progress: Called whenever a stage begins or bytes arrive, from any thread, one call at a time. What it
                 raises stops the comparison: an ``MdirError`` as it is, anything else inside a ``StoppedError``.
-            on_embeddings: Called before the layers are read, with the report that there would be without them: what a
-                comparison that is stopped later has found.
+            on_found: Called with the report that there would be if no more were read: before the unembeddings, before
+                the layers, and after every layer that is analysed. The last one is what a comparison that is stopped
+                has found; its caveats say what was not looked at.
             trust_remote_code: Refused.
 
         Returns:
@@ -187,7 +188,7 @@ class HomologyChecker:
         settings = replace(
             self.settings, level=level_named(level), max_bytes=max_bytes, max_memory_bytes=max_memory_bytes
         )
-        return self.compare_with(model, settings, Listeners(progress, on_plan, on_progress, on_embeddings), token=token)
+        return self.compare_with(model, settings, Listeners(progress, on_plan, on_progress, on_found), token=token)
 
     def compare_with(
         self, model: NamedModel, settings: Settings, listeners: Listeners, *, token: str | bool | None = None
@@ -296,7 +297,7 @@ def compare(
     progress: bool = True,
     on_plan: Callable[[ReadPlan], None] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
-    on_embeddings: Callable[[HomologyReport], None] | None = None,
+    on_found: Callable[[HomologyReport], None] | None = None,
 ) -> HomologyReport:
     """Compare two models that are opened at once: fewer round trips to the Hub than one after the other.
 
@@ -322,7 +323,7 @@ def compare(
         progress: Whether to show a bar of bytes.
         on_plan: Called with the plan before the weights are read.
         on_progress: Called whenever a stage begins or bytes arrive.
-        on_embeddings: Called before the layers are read.
+        on_found: Called with what was found so far.
 
     Returns:
         The report.
@@ -345,7 +346,7 @@ def compare(
         max_bytes=max_bytes,
         max_memory_bytes=max_memory_bytes,
     )
-    listeners = Listeners(progress, on_plan, on_progress, on_embeddings)
+    listeners = Listeners(progress, on_plan, on_progress, on_found)
     return HomologyChecker.compare_both(named[0], named[1], reading, settings, listeners)
 
 

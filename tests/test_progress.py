@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from mdir_hf import HomologyChecker, Progress, StoppedError
+from mdir_hf import HomologyChecker, Progress, StoppedError, compare
 from mdir_hf.comparison.progress import Watch
 from mdir_hf.comparison.settings import Listeners
 from mdir_hf.errors import ByteBudgetError
@@ -122,24 +122,66 @@ def test_the_listener_is_called_by_one_thread_at_a_time():
     assert overlapped == [False] * 100
 
 
+def with_layers(path, seed, n_layers=3, layers_of=None):
+    """A model of some layers; its layers are those of another seed where that is named."""
+    further = {
+        f"model.layers.{k}.self_attn.{name}_proj.weight": gaussian(N, N, 100 * (layers_of or seed) + 10 * k + j)
+        for k in range(n_layers)
+        for j, name in enumerate("qkvo")
+    }
+    config = {
+        "model_type": "llama",
+        "hidden_size": N,
+        "vocab_size": V,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 3,
+    }
+    return write_model(path, gaussian(V, N, seed), config=config, further=further)
+
+
 def test_what_the_embeddings_say_is_told_before_the_layers_are_read(tmp_path):
-    layer = {"model.layers.0.self_attn.q_proj.weight": gaussian(N, N, 5)}
-    base = write_model(tmp_path / "with-layers", gaussian(V, N, 0), further=layer)
-    other = write_model(tmp_path / "another", gaussian(V, N, 1), further=layer)
+    base, other = with_layers(tmp_path / "base", 1), with_layers(tmp_path / "other", 2)
     told: list = []
     checker = HomologyChecker.from_pretrained(base)
-    report = checker.compare(other, progress=False, on_progress=told.append, on_embeddings=told.append)
+    report = checker.compare(other, progress=False, on_progress=told.append, on_found=told.append)
     (at,) = (place for place, event in enumerate(told) if not isinstance(event, Progress))
     assert "layers" not in stages(told[:at])
-    assert "layers" in stages(told[at + 1 :])
+    assert "layers" in stages([event for event in told[at + 1 :] if isinstance(event, Progress)])
     assert told[at].embedding == report.embedding
     assert told[at].verdict.value == "inconclusive"
     assert "The layers were not compared: it was stopped before." in told[at].caveats
     assert "The layers were not compared: it was stopped before." not in report.caveats
 
 
+def test_evidence_grows_with_every_matched_pair_and_says_what_is_left(tmp_path):
+    base, other = with_layers(tmp_path / "base", 1), with_layers(tmp_path / "other", 2, layers_of=1)
+    found: list = []
+    parts: list = []
+    report = HomologyChecker.from_pretrained(base).compare(
+        other, level="body", progress=False, on_progress=parts.append, on_found=found.append
+    )
+    assert [len(one.modules or ()) > 0 for one in found] == [False, False, True, True]
+    assert [one.verdict.value for one in found] == ["inconclusive", *["homologous"] * 3]
+    assert [one.layers.matches for one in found[1:]] == [report.layers.matches] * 3
+    assert len(found[2].modules) < len(found[3].modules) < len(report.modules)
+    assert "2 matched pairs of layers were not analysed: it was stopped before." in found[2].caveats
+    assert not any("stopped" in caveat for caveat in report.caveats)
+    assert [(part.n_done, part.n_parts) for part in parts if part.stage == "modules" and part.n_parts][-1] == (2, 3)
+
+
+def test_a_budget_that_ends_it_leaves_what_was_found_last(tmp_path):
+    base, other = with_layers(tmp_path / "base", 1), with_layers(tmp_path / "other", 2)
+    found: list = []
+    compare(base, other, progress=False, on_found=found.append)
+    enough_for_embeddings = found.pop().io.bytes_read + 1000
+    with pytest.raises(ByteBudgetError):
+        compare(base, other, max_bytes=enough_for_embeddings, progress=False, on_found=found.append)
+    assert found[-1].embedding is not None
+    assert found[-1].layers is None
+
+
 def test_nothing_is_told_of_embeddings_that_settle_the_question(tmp_path, pair):
     twin = write_model(tmp_path / "twin", gaussian(V, N, 0) + 0.1 * gaussian(V, N, 2))
     told: list = []
-    HomologyChecker.from_pretrained(pair[0]).compare(twin, progress=False, on_embeddings=told.append)
+    HomologyChecker.from_pretrained(pair[0]).compare(twin, progress=False, on_found=told.append)
     assert told == []

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 from mdir_hf.cli import arguments
 from mdir_hf.cli.output import remark, say
-from mdir_hf.errors import RemoteCodeRefusedError
+from mdir_hf.errors import ByteBudgetError, RemoteCodeRefusedError
+from mdir_hf.report import HomologyReport
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -45,14 +47,31 @@ def run(options: argparse.Namespace) -> int:
         check_save_folder(options.save)
     from mdir_hf.checker import HomologyChecker
 
-    settings = arguments.settings_of(options)
-    report = HomologyChecker.compare_both(
-        arguments.model_of(options, options.reference),
-        arguments.model_of(options, options.candidate, prefix="candidate_"),
-        arguments.reading_of(options),
-        settings,
-        arguments.listeners_of(options),
-    )
+    so_far: HomologyReport | None = None
+
+    def keep(found: HomologyReport) -> None:
+        nonlocal so_far
+        so_far = found
+
+    try:
+        report = HomologyChecker.compare_both(
+            arguments.model_of(options, options.reference),
+            arguments.model_of(options, options.candidate, prefix="candidate_"),
+            arguments.reading_of(options),
+            arguments.settings_of(options),
+            replace(arguments.listeners_of(options), on_found=keep),
+        )
+    except (KeyboardInterrupt, ByteBudgetError):
+        # The exit status is that of the interruption, so that no script takes this for the whole answer.
+        if so_far is not None:
+            _show(so_far, options)
+            remark("What was found before it was stopped is above; its caveats say what was not looked at.\n")
+        raise
+    _show(report, options)
+    return arguments.exit_status(options, report.verdict.value)
+
+
+def _show(report: HomologyReport, options: argparse.Namespace) -> None:
     say((report.to_json() if options.json else str(report)) + "\n")
     if options.save is not None:
         from mdir_hf.saving import save_report
@@ -60,4 +79,3 @@ def run(options: argparse.Namespace) -> int:
         saved = save_report(report, options.save)
         without = f", without figures: {saved.without}" if saved.without else ""
         remark(f"saved in {options.save}{without}\n")
-    return arguments.exit_status(options, report.verdict.value)

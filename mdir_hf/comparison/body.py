@@ -6,7 +6,7 @@ Joins ``anatomy`` (where the weights are) with Algorithms 2 and 3. One layer of 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -62,6 +62,10 @@ SAMPLED_LAYERS = 3
 """How many matched layers are analysed in full where the verdict does not need it."""
 
 
+OnPart = Callable[[str, int, int], None]
+"""Takes ``layers`` or ``modules``, how many parts of that are done, and how many there are at most."""
+
+
 @dataclass(frozen=True, slots=True)
 class BodyEvidence:
     """What was found on the layers.
@@ -113,6 +117,8 @@ def compare_bodies(
     settings: Settings,
     *,
     log_alpha: float,
+    on_part: OnPart | None = None,
+    on_found: Callable[[BodyEvidence, int], None] | None = None,
 ) -> BodyEvidence | None:
     """Map the layers of two models, behind each residual-basis map and with each representative in turn.
 
@@ -124,6 +130,9 @@ def compare_bodies(
         tried: Residual-basis maps to try, and with which representatives; all of them are counted.
         settings: Seed and device, and a level that says whether all matched layers are analysed by Algorithm 3.
         log_alpha: Natural log of the level of significance that is left for the layers.
+        on_part: Told how many maps, then how many matched pairs, are done, and of how many.
+        on_found: Told of a significant map, and of it again with each matched pair that was analysed, with the number
+            of those that are not.
 
     Returns:
         The first map that is significant and gives every candidate layer an ancestor; else, of those significant behind
@@ -135,7 +144,9 @@ def compare_bodies(
     of the layers analysed. Unless the level asks for all layers, few of the shallower model are compared.
     """
     reference, candidate = ReadOnce(reference), ReadOnce(candidate)
-    question = _Question(reference, candidate, settings, log_alpha, sum(len(attempt.roles) for attempt in tried))
+    n_maps = sum(len(attempt.roles) for attempt in tried)
+    question = _Question(reference, candidate, settings, log_alpha, n_maps, on_part=on_part, on_found=on_found)
+    n_done = 0
     not_significant: list[BodyEvidence] = []
     before_mlps: list[OuterTransformation] = []
     for attempt in tried:
@@ -149,6 +160,9 @@ def compare_bodies(
             if role is Role.UP:
                 continue
             evidence = question.maps([outer], role)[0]
+            n_done += 1
+            if on_part is not None:
+                on_part("layers", n_done, n_maps)
             if evidence.log_p >= log_alpha:
                 not_significant.append(evidence)
                 continue
@@ -173,6 +187,8 @@ class _Question:
     settings: Settings
     log_alpha: float
     n_maps: int
+    on_part: OnPart | None = None
+    on_found: Callable[[BodyEvidence, int], None] | None = None
     _readers: dict[Role, tuple[RoleReader, RoleReader]] = field(default_factory=dict)
 
     def readers(self, role: Role) -> tuple[RoleReader, RoleReader]:
@@ -256,13 +272,21 @@ class _Question:
         placebo_log_p = log_p_of_placebos(
             layers, found.outer, log_alpha=self.log_alpha, seed=self.settings.seed, device=self.settings.device
         )
+        found = replace(found, placebo_log_p=placebo_log_p)
         matches = self._analysed(found)
-        modules = tuple((i, j, module) for i, j in matches for module in self._modules((i, j), found.outer))
+        modules: tuple[tuple[int, int, ModuleEvidence], ...] = ()
+        for n_done, (i, j) in enumerate(matches):
+            if self.on_part is not None:
+                self.on_part("modules", n_done, len(matches))
+            # Behind a rotation a map counts with some analysed layers only.
+            if self.on_found is not None and (found.outer.kind != "rotation" or n_done >= SAMPLED_LAYERS):
+                self.on_found(replace(found, modules=modules), len(matches) - n_done)
+            modules += tuple((i, j, module) for module in self._modules((i, j), found.outer))
         mixed = [(i, j) for i, j in matches if has_experts(self.reference, i) or has_experts(self.candidate, j)]
         level = self.log_alpha - math.log(max(1, len(modules) + len(mixed)))
         traced = [trace_experts(self.reference, self.candidate, pair, found.outer, log_alpha=level) for pair in mixed]
         experts = tuple(origins for origins in traced if origins is not None)
-        return replace(found, placebo_log_p=placebo_log_p, modules=modules, experts=experts)
+        return replace(found, modules=modules, experts=experts)
 
     def _analysed(self, found: BodyEvidence) -> list[tuple[int, int]]:
         """Pairs of matched layers that are analysed: all, or a few spread over the map."""

@@ -24,15 +24,20 @@ class Progress:
     """One sign of life of a comparison.
 
     Attributes:
-        stage: ``opening``, ``vocabulary``, ``screen``, ``embedding``, ``unembedding`` or ``layers``.
+        stage: ``opening``, ``vocabulary``, ``screen``, ``embedding``, ``unembedding``, ``layers`` (which descends from
+            which) or ``modules`` (what was done to each matched pair).
         bytes_read: Bytes that this comparison has read so far, from the network and from caches on this disk.
         bytes_expected: Most bytes that the stages up to this one read in all; None where that is not known yet. A
             screen that settles stops long before.
+        n_done: Parts of this stage that are done: maps of the layers, or matched pairs of layers.
+        n_parts: How many there are at most; None where the stage has no parts.
     """
 
     stage: str
     bytes_read: int
     bytes_expected: int | None = None
+    n_done: int = 0
+    n_parts: int | None = None
 
 
 class IoCount:
@@ -91,15 +96,20 @@ class Watch:
             so_far = self._progress.bytes_read
             self._tell(Progress(stage, so_far, None if bytes_expected is None else so_far + bytes_expected))
 
+    def part(self, stage: str, n_done: int, n_parts: int) -> None:
+        """Say that so many parts of a stage are done."""
+        with self._lock:
+            self._tell(Progress(stage, self._progress.bytes_read, None, n_done, n_parts))
+
     def planned(self, plan: ReadPlan) -> None:
         """Tell of the plan."""
         if self._listeners.on_plan is not None:
             self._listeners.on_plan(plan)
 
-    def embeddings_say(self, report: Callable[[], HomologyReport]) -> None:
-        """Tell of the report that there would be without the layers, which is made only where somebody listens."""
-        if self._listeners.on_embeddings is not None:
-            self._listeners.on_embeddings(report())
+    def found(self, report: Callable[[], HomologyReport]) -> None:
+        """Tell of the report that there would be if no more were read, which is made only where somebody listens."""
+        if self._listeners.on_found is not None:
+            self._listeners.on_found(report())
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:

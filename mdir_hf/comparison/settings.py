@@ -57,13 +57,13 @@ class Listeners:
         on_plan: Called with the plan before weights are read.
         on_progress: Called whenever a stage begins or bytes arrive, from any thread, one call at a time. What it raises
             stops the comparison.
-        on_embeddings: Called before the layers are read, with the report that there would be without them.
+        on_found: Called before more is read, with the report that there would be without it.
     """
 
     progress: bool = True
     on_plan: Callable[[ReadPlan], None] | None = None
     on_progress: Callable[[Progress], None] | None = None
-    on_embeddings: Callable[[HomologyReport], None] | None = None
+    on_found: Callable[[HomologyReport], None] | None = None
 
 
 def level_named(name: str) -> Level:

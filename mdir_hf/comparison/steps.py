@@ -6,6 +6,7 @@ Each step takes what is known and returns what it found, as a frozen object.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -44,6 +45,7 @@ IDENTICAL_FILES = Decision(
 )
 
 NOT_LOOKED_AT = LayersFound(caveats=("The layers were not compared: it was stopped before.",), are_unreadable=True)
+NO_UNEMBEDDINGS = "The unembeddings (lm_head) were not compared: it was stopped before."
 
 
 def compare_models(reference: Comparable, candidate: Comparable, settings: Settings, watch: Watch) -> HomologyReport:
@@ -79,9 +81,8 @@ def _findings(reference: Comparable, candidate: Comparable, settings: Settings, 
     with watch.step("vocabulary"):
         watch.enter("vocabulary")
         common, on_tokens = _common_tokens(reference, candidate)
-    matrices = _compare_matrices(reference, candidate, common, settings, watch)
 
-    def found_with(layers: LayersFound) -> Findings:
+    def found_with(matrices: MatricesFound, layers: LayersFound) -> Findings:
         decision = decide(
             {name: outcome.evidence for name, outcome in matrices.outcomes.items()},
             alpha=settings.alpha,
@@ -97,13 +98,23 @@ def _findings(reference: Comparable, candidate: Comparable, settings: Settings, 
                 decision = where_tokens_are_unknown(decision)
         return Findings(matrices, layers, decision, (*notes, *on_tokens, *doubts, *layers.caveats))
 
+    def so_far(matrices: MatricesFound, layers: LayersFound) -> None:
+        watch.found(lambda: make_report(reference, candidate, found_with(matrices, layers), settings, watch))
+
+    def without_unembeddings(matrices: MatricesFound) -> None:
+        layers = NOT_LOOKED_AT if settings.level.may_read_layers else LayersFound()
+        so_far(matrices, replace(layers, caveats=(NO_UNEMBEDDINGS, *layers.caveats)))
+
+    matrices = _compare_matrices(reference, candidate, common, settings, watch, on_found=without_unembeddings)
     layers = LayersFound()
     if settings.level.may_read_layers and not (matrices.settle and settings.level.stops_when_settled):
-        watch.embeddings_say(lambda: make_report(reference, candidate, found_with(NOT_LOOKED_AT), settings, watch))
+        so_far(matrices, NOT_LOOKED_AT)
         with watch.step("body"):
             watch.enter("layers")
-            layers = _compare_layers(reference, candidate, matrices, settings)
-    return found_with(layers)
+            layers = _compare_layers(
+                reference, candidate, matrices, settings, watch, on_found=lambda found: so_far(matrices, found)
+            )
+    return found_with(matrices, layers)
 
 
 def plan_comparison(reference: Comparable, candidate: Comparable, level: Level, alpha: float) -> ReadPlan:
@@ -230,9 +241,18 @@ def _has_tied_head(model: Comparable) -> bool:
 
 
 def _compare_matrices(
-    reference: Comparable, candidate: Comparable, common: CommonVocabulary, settings: Settings, watch: Watch
+    reference: Comparable,
+    candidate: Comparable,
+    common: CommonVocabulary,
+    settings: Settings,
+    watch: Watch,
+    *,
+    on_found: Callable[[MatricesFound], None],
 ) -> MatricesFound:
-    """Run Algorithm 1 on the embeddings, and on the unembeddings unless the embeddings settle the question."""
+    """Run Algorithm 1 on the embeddings, and on the unembeddings unless the embeddings settle the question.
+
+    ``on_found`` is told of the embeddings where the unembeddings are still to be read.
+    """
     pairs = _matrix_pairs(reference, candidate, settings.level)
     found = MatricesFound({}, n_tests=TESTS_PER_MATRIX * len(pairs))
     for name, (mine, other) in pairs.items():
@@ -240,6 +260,7 @@ def _compare_matrices(
         plan = _plan(reference, candidate, mine, other, rows, settings.level, settings.alpha)
         check_memory(plan, settings.max_memory_bytes)
         if found.outcomes:
+            on_found(found)
             plan = plan.at_once()
         else:
             watch.planned(plan)
@@ -252,15 +273,23 @@ def _compare_matrices(
 
 
 def _compare_layers(
-    reference: Comparable, candidate: Comparable, matrices: MatricesFound, settings: Settings
+    reference: Comparable,
+    candidate: Comparable,
+    matrices: MatricesFound,
+    settings: Settings,
+    watch: Watch,
+    *,
+    on_found: Callable[[LayersFound], None],
 ) -> LayersFound:
     """Run Algorithms 2 and 3, as one more look after those at the matrices.
+
+    ``on_found`` is told of a significant map, and of every matched pair that is analysed.
 
     Raises:
         MdirError: If the layers cannot be compared, and the level asks for them.
     """
     try:
-        return _layers_found(reference, candidate, matrices, settings)
+        return _layers_found(reference, candidate, matrices, settings, watch, on_found)
     except (AnatomyError, UnsupportedFormatError) as exc:
         if settings.level.analyses_all_layers:
             raise
@@ -269,7 +298,12 @@ def _compare_layers(
 
 
 def _layers_found(
-    reference: Comparable, candidate: Comparable, matrices: MatricesFound, settings: Settings
+    reference: Comparable,
+    candidate: Comparable,
+    matrices: MatricesFound,
+    settings: Settings,
+    watch: Watch,
+    on_found: Callable[[LayersFound], None],
 ) -> LayersFound:
     # An embedding that is projected on its way in has channels of its own, which say nothing about the stream's.
     widths = (reference.anatomy.hidden_size, candidate.anatomy.hidden_size)
@@ -289,8 +323,26 @@ def _layers_found(
     )
     # Looks at matrices spend 1 - 1/(s + 1) of alpha in all; the layers take the next share (docs/method.md, "Looks").
     spent = log_cost_of_look(matrices.n_looks + 1)
-    evidence = compare_bodies(reference, candidate, tried, settings, log_alpha=math.log(settings.alpha) - spent)
     why = why_not_compared(reference, candidate, roles)
+
+    def corrected(evidence: BodyEvidence) -> LayersFound:
+        at_last = replace(evidence, log_p=min(0.0, evidence.log_p + spent))
+        return LayersFound(at_last, evidence.n_tests, why, are_unreadable=bool(why))
+
+    def so_far(evidence: BodyEvidence, n_left: int) -> None:
+        found = corrected(evidence)
+        left = f"{n_left} matched pairs of layers were not analysed: it was stopped before."
+        on_found(replace(found, caveats=(*found.caveats, left)))
+
+    evidence = compare_bodies(
+        reference,
+        candidate,
+        tried,
+        settings,
+        log_alpha=math.log(settings.alpha) - spent,
+        on_part=watch.part,
+        on_found=so_far,
+    )
     if evidence is None:
         why = why or ("The layers were not compared: nothing relates the two residual streams.",)
         # What has no layers was compared whole.
@@ -304,8 +356,7 @@ def _layers_found(
         log_alpha=math.log(settings.alpha) - spent,
         every=settings.level.analyses_all_layers,
     )
-    corrected = replace(evidence, log_p=min(0.0, evidence.log_p + spent))
-    return LayersFound(corrected, evidence.n_tests, why, are_unreadable=bool(why), noise=noise)
+    return replace(corrected(evidence), noise=noise)
 
 
 def _summary(body: BodyEvidence, settings: Settings) -> BodySummary:

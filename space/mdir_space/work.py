@@ -68,7 +68,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Found:
-    """What the embeddings say, while the layers have not been looked at."""
+    """The report that there would be if no more were read."""
 
     report: HomologyReport
 
@@ -184,5 +184,5 @@ def _compare(job: Job, tell: Tell) -> HomologyReport:
         progress=False,
         on_plan=tell,
         on_progress=progressed,
-        on_embeddings=lambda report: tell(Found(report)),
+        on_found=lambda report: tell(Found(report)),
     )

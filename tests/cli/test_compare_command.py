@@ -13,6 +13,7 @@ import pytest
 
 from mdir_hf import HomologyReport
 from mdir_hf.cli import main
+from mdir_hf.errors import ByteBudgetError
 from mdir_hf.report import SCHEMA
 from tests.hub.fixtures import hf_home, loopback_hub
 from tests.specimens import gaussian, tokens, write_model
@@ -125,6 +126,26 @@ def test_remote_code_is_refused(pair, capsys):
 def test_a_cap_on_bytes_is_kept(pair, size, status, capsys):
     assert main(["compare", *pair[:2], "--max-bytes", size, "--quiet"]) == status
     capsys.readouterr()
+
+
+@pytest.mark.parametrize(("interruption", "status"), [(KeyboardInterrupt, 130), (ByteBudgetError, 1)])
+def test_what_was_found_before_an_interruption_is_the_answer_and_the_status_says_that_it_is_not_whole(
+    interruption, status, tmp_path, monkeypatch, capsys
+):
+    layer = {"model.layers.0.self_attn.v_proj.weight": gaussian(N, N, 7)}
+    pair = [str(write_model(tmp_path / f"{seed}", gaussian(V, N, seed), further=layer)) for seed in (1, 2)]
+
+    def interrupted(*_arguments, **_keywords):
+        raise interruption("the next read would pass the cap")
+
+    monkeypatch.setattr("mdir_hf.comparison.steps._compare_layers", interrupted)
+    assert main(["compare", *pair, "--json", "--save", str(tmp_path / "out")]) == status
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    assert found["embedding"]["common_tokens"] == V - 1 and found["layers"] is None
+    assert "The layers were not compared: it was stopped before." in found["caveats"]
+    assert (tmp_path / "out" / "report.json").is_file()
+    assert "What was found before" in err and "Traceback" not in err
 
 
 def test_save_writes_report_page_and_figures(pair, tmp_path, capsys):

@@ -26,6 +26,7 @@ from mdir_space.programs import add_programs
 from mdir_space.question import DEFAULT_ALPHA, LEVELS, RefusedError, ask
 from mdir_space.static_pictures import StaticPictures
 from mdir_space.suggestions import Suggestions, datalist
+from mdir_space.unheard import Unheard
 from mdir_space.visitor import visitor_of
 
 TITLE = "mdir-hf: do two models share weight ancestry?"
@@ -35,6 +36,9 @@ PREFLIGHT_DELAY_S = 0.4
 STOPPING_S, LAST_WORDS_S = 5.0, 0.3
 """How long a comparison that is cancelled may take to let go, and how long what it said last is under way: an update
 that reached the page after the answer to the cancelling would offer to cancel what is over."""
+MOST_SESSIONS = 64
+"""Of how many visitors gradio remembers what their page shows, 2 MB each; its own bound is 10,000. Nothing that a visitor
+does next needs it."""
 
 INTRODUCTION = """
 <header class="intro">
@@ -111,9 +115,10 @@ def launch_options(desk: Desk) -> dict[str, Any]:
         "run_history": False,
         "enable_monitoring": False,
         "max_file_size": 1,  # bytes: nothing here takes a file
-        "app_kwargs": {"middleware": [Middleware(BodyLimit), Middleware(StaticPictures)]},
+        "app_kwargs": {"middleware": [Middleware(BodyLimit), Middleware(Unheard), Middleware(StaticPictures)]},
         "show_error": False,
         "mcp_server": True,
+        "state_session_capacity": MOST_SESSIONS,
         # Waiting comparisons hold a slot of the queue each, and cost next to nothing there.
         "max_threads": limits.n_running + limits.n_waiting + 40,
         "ssr_mode": False,

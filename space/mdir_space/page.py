@@ -37,8 +37,8 @@ STOPPING_S, LAST_WORDS_S = 5.0, 0.3
 """How long a comparison that is cancelled may take to let go, and how long what it said last is under way: an update
 that reached the page after the answer to the cancelling would offer to cancel what is over."""
 MOST_SESSIONS = 64
-"""Of how many visitors gradio remembers what their page shows, 2 MB each; its own bound is 10,000. Nothing that a visitor
-does next needs it."""
+"""Of how many visitors gradio remembers what their page shows, 2 MB each; its own bound is 10,000. Nothing that a
+visitor does next needs it."""
 
 INTRODUCTION = """
 <header class="intro">

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
 
+from gradio import Blocks
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 KEPT_S = 120.0
@@ -34,10 +34,11 @@ class Unheard:
         """Answer a request."""
         if scope["type"] == "http" and self._clock() - self._looked >= self._kept_s:
             self._looked = self._clock()
-            await self._forget(scope["app"].get_blocks()._queue)
+            await self._forget(scope["app"].get_blocks())
         await self._app(scope, receive, send)
 
-    async def _forget(self, queue: Any) -> None:
+    async def _forget(self, page: Blocks) -> None:
+        queue = page._queue
         waiting = {session: kept.qsize() for session, kept in queue.pending_messages_per_session.items()}
         for session, n_messages in waiting.items():
             # Whoever listens takes what has come at once: the number that waits falls, or is none.

@@ -1,5 +1,6 @@
 """A small page that counts for its visitors, and says what is left of those who do not listen."""
 
+import sys
 import time
 
 import gradio as gr
@@ -39,5 +40,5 @@ _, url, _ = demo.launch(
     ssr_mode=False,
     app_kwargs={"middleware": [Middleware(Unheard, kept_s=KEPT_S)]},
 )
-print(f"counting at {url}", flush=True)
+sys.stdout.write(f"counting at {url}\n")
 demo.block_thread()

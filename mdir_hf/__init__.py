@@ -10,9 +10,12 @@ from mdir_hf._version import __version__
 if TYPE_CHECKING:
     from mdir_hf.cards.badge import Badge, make_badge
     from mdir_hf.cards.declared import DeclaredLineage, declared_lineage
+    from mdir_hf.cards.verify_lineage import BaseCheck, LineageCheck, verify_lineage
     from mdir_hf.checker import HomologyChecker, compare
+    from mdir_hf.comparison.opening import NamedModel, Reading
     from mdir_hf.comparison.plan import ReadPlan
     from mdir_hf.comparison.progress import Progress
+    from mdir_hf.comparison.settings import Listeners, Settings
     from mdir_hf.errors import (
         ByteBudgetError,
         GatedRepositoryError,
@@ -22,7 +25,11 @@ if TYPE_CHECKING:
         StoppedError,
     )
     from mdir_hf.figures import figure_bytes, figure_img
+    from mdir_hf.fingerprints.fingerprint import Fingerprint
+    from mdir_hf.hub.listing import ModelList, models_of_author, models_of_collection
     from mdir_hf.hub.resolve import ResolvedModel, resolve_model
+    from mdir_hf.index.base_index import BaseIndex
+    from mdir_hf.index.identify import Ancestor, Identification, identify
     from mdir_hf.installing import install_command
     from mdir_hf.names import shown_name, visible_text
     from mdir_hf.report import (
@@ -49,13 +56,30 @@ if TYPE_CHECKING:
     )
     from mdir_hf.report.reproduce import compare_command
     from mdir_hf.saving.html import section_html
+    from mdir_hf.survey.arriving import survey_arriving
+    from mdir_hf.survey.results import ModelResult, PairResult, SurveyReport
+    from mdir_hf.survey.run import SurveyPlan
+    from mdir_hf.survey.saving import draw_survey
     from mdir_hf.training.callback import LineageCallback
     from mdir_hf.training.watching import ModelWatch, watch
+    from mdir_hf.trees.tree import FamilyTree, grow_tree
 
 _NAMES = {
     "mdir_hf.cards.badge": "Badge make_badge",
     "mdir_hf.cards.declared": "DeclaredLineage declared_lineage",
     "mdir_hf.checker": "HomologyChecker compare",
+    "mdir_hf.cards.verify_lineage": "BaseCheck LineageCheck verify_lineage",
+    "mdir_hf.comparison.opening": "NamedModel Reading",
+    "mdir_hf.comparison.settings": "Listeners Settings",
+    "mdir_hf.fingerprints.fingerprint": "Fingerprint",
+    "mdir_hf.hub.listing": "ModelList models_of_author models_of_collection",
+    "mdir_hf.index.base_index": "BaseIndex",
+    "mdir_hf.index.identify": "Ancestor Identification identify",
+    "mdir_hf.survey.arriving": "survey_arriving",
+    "mdir_hf.survey.results": "ModelResult PairResult SurveyReport",
+    "mdir_hf.survey.run": "SurveyPlan",
+    "mdir_hf.survey.saving": "draw_survey",
+    "mdir_hf.trees.tree": "FamilyTree grow_tree",
     "mdir_hf.comparison.plan": "ReadPlan",
     "mdir_hf.comparison.progress": "Progress",
     "mdir_hf.errors": (
@@ -78,37 +102,53 @@ _NAMES = {
 _HOME_OF = {name: home for home, names in _NAMES.items() for name in names.split()}
 
 __all__ = [
+    "Ancestor",
     "Badge",
+    "BaseCheck",
+    "BaseIndex",
     "ByteBudgetError",
     "DeclaredLineage",
     "Exclusion",
     "Fact",
+    "FamilyTree",
     "FigureName",
+    "Fingerprint",
     "GatedRepositoryError",
     "HomologyChecker",
     "HomologyReport",
+    "Identification",
     "LayersReport",
     "Level",
     "LineageCallback",
+    "LineageCheck",
+    "Listeners",
     "Listing",
     "MatrixArrays",
     "MatrixReport",
     "MdirError",
     "MemoryBudgetError",
+    "ModelList",
+    "ModelResult",
     "ModelSummary",
     "ModelWatch",
     "ModuleReport",
+    "NamedModel",
+    "PairResult",
     "PlaceboResult",
     "Progress",
     "ReadPlan",
+    "Reading",
     "Reason",
     "ReportArrays",
     "RepositoryNotFoundError",
     "ResolvedModel",
     "Section",
     "SectionKind",
+    "Settings",
     "SettledBy",
     "StoppedError",
+    "SurveyPlan",
+    "SurveyReport",
     "Transformation",
     "Verdict",
     "__version__",
@@ -116,13 +156,20 @@ __all__ = [
     "compare_command",
     "declared_lineage",
     "describe",
+    "draw_survey",
     "figure_bytes",
     "figure_img",
+    "grow_tree",
+    "identify",
     "install_command",
     "make_badge",
+    "models_of_author",
+    "models_of_collection",
     "resolve_model",
     "section_html",
     "shown_name",
+    "survey_arriving",
+    "verify_lineage",
     "visible_text",
     "watch",
 ]

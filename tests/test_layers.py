@@ -44,12 +44,16 @@ ALLOWED = {
         "checker",
         "comparison",
         "figures",
+        "fingerprints",
         "hub",
+        "index",
         "installing",
         "names",
         "report",
         "saving",
+        "survey",
         "training",
+        "trees",
     }
     | {"errors", "_version"},
 }

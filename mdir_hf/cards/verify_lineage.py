@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from mdir_hf.cards.branches import hub_reference
 from mdir_hf.cards.declared import DeclaredLineage, declared_in
 from mdir_hf.checker import HomologyChecker
 from mdir_hf.comparison.opening import NamedModel, Reading
+from mdir_hf.comparison.progress import BytesTold
 from mdir_hf.comparison.settings import Listeners, Settings
 from mdir_hf.errors import InputError, MdirError, StoppedError
 from mdir_hf.report import REASON_TEXT, HomologyReport, Verdict
@@ -80,6 +81,8 @@ def verify_lineage(
     reading: Reading = Reading(),
     settings: Settings = Settings(),
     listeners: Listeners = Listeners(),
+    max_bytes: int | None = None,
+    on_step: Callable[[LineageCheck], None] = lambda check: None,
 ) -> LineageCheck:
     """Compare a model with every base model that its card declares.
 
@@ -88,6 +91,8 @@ def verify_lineage(
         reading: How repositories are opened.
         settings: Of every comparison, by itself.
         listeners: Who is told of each comparison.
+        max_bytes: Most bytes that all comparisons together may read; None: no cap beyond that of each.
+        on_step: Called with what is known: once the declaration was read, and after each comparison.
 
     Returns:
         A base model that is missing, gated, private or unreadable is an entry that says so, not an error.
@@ -98,15 +103,22 @@ def verify_lineage(
         HubError: If the model's own repository cannot be read.
     """
     declared = declared_in(reading.open(model.repo_or_folder, revision=model.revision))
+    found = LineageCheck(declared, (), None)
+    on_step(found)
+    told = BytesTold(listeners)
 
     def measure(base: str) -> HomologyReport:
-        return HomologyChecker.compare_both(NamedModel(hub_reference(base)), model, reading, settings, listeners)
+        caps = [cap for cap in (settings.max_bytes, told.left_of(max_bytes)) if cap is not None]
+        capped = replace(settings, max_bytes=min(caps, default=None))
+        return HomologyChecker.compare_both(NamedModel(hub_reference(base)), model, reading, capped, told.listeners)
 
     def declarations(base: str) -> DeclaredLineage:
         return declared_in(reading.open(hub_reference(base)))
 
-    bases = tuple(_check(declared, base, number, measure) for number, base in enumerate(declared.base_models))
-    return LineageCheck(declared, bases, _cycle(declared, declarations))
+    for number, base in enumerate(declared.base_models):
+        found = replace(found, bases=(*found.bases, _check(declared, base, number, measure)))
+        on_step(found)
+    return replace(found, cycle=_cycle(declared, declarations))
 
 
 def _check(declared: DeclaredLineage, base: str, number: int, measure: Callable[[str], HomologyReport]) -> BaseCheck:

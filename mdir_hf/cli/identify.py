@@ -10,9 +10,6 @@ from mdir_hf.cli.model_list import add_list_arguments, listed_models
 from mdir_hf.cli.output import remark, say
 from mdir_hf.errors import InputError
 
-LARGEST_INDEX_BYTES = 4 << 30
-"""Bound on an index that is downloaded: enough for twenty thousand bases."""
-
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add ``identify`` and ``index`` to the command line."""
@@ -53,7 +50,7 @@ def run_identify(options: argparse.Namespace) -> int:
 
     found = identify(
         arguments.model_of(options, options.model),
-        BaseIndex.load(_index_path(options)),
+        BaseIndex.open(options.index, token=options.token, cache_dir=options.cache_dir),
         top=options.top,
         confirm=not options.no_confirm,
         settings=arguments.settings_of(options),
@@ -61,16 +58,6 @@ def run_identify(options: argparse.Namespace) -> int:
     )
     say((found.to_json() if options.json else str(found)) + "\n")
     return 0
-
-
-def _index_path(options: argparse.Namespace) -> Path:
-    if not options.index.startswith(("http://", "https://")):
-        return Path(options.index)
-    from mdir_hf.hub.hub_file import fetch_hub_file
-
-    return fetch_hub_file(
-        options.index, max_bytes=LARGEST_INDEX_BYTES, token=options.token, cache_dir=options.cache_dir
-    )[0]
 
 
 def run_index(options: argparse.Namespace) -> int:

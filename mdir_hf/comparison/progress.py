@@ -40,6 +40,39 @@ class Progress:
     n_parts: int | None = None
 
 
+class BytesTold:
+    """Counts what comparisons read while they say so; of one that fails nothing else tells.
+
+    Args:
+        listeners: Who is told, too.
+
+    Attributes:
+        listeners: To be given to the comparisons.
+        n_bytes: Bytes of all of them so far, those from caches on this disk among them.
+    """
+
+    def __init__(self, listeners: Listeners) -> None:
+        self._told = listeners.on_progress
+        self._before = self._last = 0
+        self.listeners = replace(listeners, on_progress=self._hear)
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all of them so far."""
+        return self._before + self._last
+
+    def left_of(self, most: int | None) -> int | None:
+        """Return what is left of a cap on all of them; None: no cap."""
+        return None if most is None else max(0, most - self.n_bytes)
+
+    def _hear(self, progress: Progress) -> None:
+        if progress.bytes_read < self._last:  # another comparison
+            self._before += self._last
+        self._last = progress.bytes_read
+        if self._told is not None:
+            self._told(replace(progress, bytes_read=self.n_bytes))
+
+
 class IoCount:
     """What a ledger counts from some moment on."""
 

@@ -10,6 +10,7 @@ import base64
 import hashlib
 import json
 import math
+import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -23,6 +24,7 @@ from mdir_hf.comparison.model import Model
 from mdir_hf.errors import CorruptCheckpointError, InputError
 from mdir_hf.fingerprints.fingerprint import Fingerprint, sample_name, take_fingerprint
 from mdir_hf.homology.decompositions import thin_svd
+from mdir_hf.hub.hub_file import fetch_hub_file
 from mdir_hf.report import ModelSummary
 from mdir_hf.saving.folder import write_file
 from mdir_hf.vocabulary import Vocabulary
@@ -38,6 +40,9 @@ QUERY_TOKENS = 96
 
 LEAST_ROWS = 8
 """Bases with fewer tokens in common are not ranked."""
+
+LARGEST_INDEX_BYTES = 4 << 30
+"""Bound on an index that is downloaded: enough for twenty thousand bases."""
 
 SCANNED_CHANNELS = 192
 """Channels of a base whose best partner is looked for, where channels in one order show no relation."""
@@ -171,6 +176,26 @@ class BaseIndex:
             write_file(path, content)
         except OSError as exc:
             raise InputError(f"cannot write the index: {exc.strerror}", subject=str(path)) from exc
+
+    @classmethod
+    def open(
+        cls, place: str, *, token: str | bool | None = None, cache_dir: str | os.PathLike[str] | None = None
+    ) -> BaseIndex:
+        """Read an index from this disk, or download it from the Hub and keep it.
+
+        Args:
+            place: A path, or the address of a file on the Hub, such as
+                ``https://huggingface.co/datasets/owner/name/resolve/main/bases.safetensors``.
+            token: As the Hub client takes it.
+            cache_dir: Where a download is kept, below ``mdir-hf``; beside the byte ranges by default.
+
+        Raises:
+            CorruptCheckpointError: If the file is no index, or is not there.
+            HubError: If it cannot be had from the Hub.
+        """
+        if not place.startswith(("http://", "https://")):
+            return cls.load(Path(place))
+        return cls.load(fetch_hub_file(place, max_bytes=LARGEST_INDEX_BYTES, token=token, cache_dir=cache_dir)[0])
 
     @classmethod
     def load(cls, path: Path) -> BaseIndex:

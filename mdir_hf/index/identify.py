@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from mdir_hf.checker import HomologyChecker
 from mdir_hf.comparison.opening import NamedModel, Reading
+from mdir_hf.comparison.progress import BytesTold, Watch
 from mdir_hf.comparison.settings import Listeners, Settings
-from mdir_hf.errors import InputError, MdirError, one_line
+from mdir_hf.errors import InputError, MdirError, StoppedError, one_line
 from mdir_hf.fingerprints.fingerprint import Fingerprint, take_fingerprint
 from mdir_hf.homology.embedding import EmbeddingTest
+from mdir_hf.homology.power import Shape, strongest_noise
 from mdir_hf.homology.significance import LN10
 from mdir_hf.hub import IoLedger
-from mdir_hf.index.base_index import BaseIndex, Hit
+from mdir_hf.index.base_index import LEAST_ROWS, BaseIndex, Hit
 from mdir_hf.report import HomologyReport, ModelSummary, n_bytes_text
 
 SCHEMA = "mdir-hf/identification/1"
@@ -62,6 +65,10 @@ class Identification:
         n_bases: Bases that were looked at.
         alpha: Level over all of them.
         bytes_read: Bytes read of the model for the search.
+        n_of_width: Those of them that are as wide as the model, and share enough tokens with it to be searched: a plain
+            copy of a base is as wide as it is.
+        excluded_noise: Of each of those, a copy under noise of up to this strength would have been found: in units of
+            the weights' own root mean square, the channels where they were. None where there is no such base.
     """
 
     model: ModelSummary
@@ -69,6 +76,8 @@ class Identification:
     n_bases: int
     alpha: float
     bytes_read: int
+    n_of_width: int = 0
+    excluded_noise: float | None = None
 
     @property
     def found(self) -> tuple[Ancestor, ...]:
@@ -99,6 +108,8 @@ class Identification:
             "bases": self.n_bases,
             "alpha": self.alpha,
             "bytes_read": self.bytes_read,
+            "bases_of_width": self.n_of_width,
+            "excluded_noise": self.excluded_noise,
         }
 
     def to_json(self) -> str:
@@ -121,6 +132,11 @@ class Identification:
                 lines.append(f"  {one.base.repo}: {p}")
         if not found:
             lines.append("  no shared ancestry found with any of them; this does not show that there is none")
+            if self.excluded_noise is not None:
+                lines.append(
+                    f"  {self.n_of_width} of them have its width; a copy of one, under noise of up to "
+                    f"{self.excluded_noise:.2g} times the weights, would have been found"
+                )
         return "\n".join(lines)
 
 
@@ -132,6 +148,8 @@ def identify(
     confirm: bool = True,
     settings: Settings = Settings(),
     reading: Reading = Reading(),
+    listeners: Listeners = Listeners(progress=False),
+    on_step: Callable[[Identification], None] = lambda found: None,
 ) -> Identification:
     """Find the base models of an index that a model shares ancestry with.
 
@@ -140,8 +158,11 @@ def identify(
         index: The bases.
         top: How many of the most likely ones are looked at closely.
         confirm: Whether those that the index finds significant are compared with the model itself, from their commits.
-        settings: Of those comparisons; its alpha holds over all bases of the index.
+        settings: Of those comparisons; its alpha holds over all bases of the index, its cap on bytes over all that is
+            read.
         reading: How repositories are opened.
+        listeners: Who is told of the search, and then of each comparison.
+        on_step: Called with what is known, once the index was searched and after each comparison.
 
     Returns:
         The bases proposed with their evidence. A comparison that cannot be made is an error of that base only.
@@ -153,23 +174,56 @@ def identify(
     if not len(index):
         raise InputError("the index holds no base models; add some with `mdir-hf index`")
     alpha, seed, device = settings.alpha, settings.seed, settings.device
-    of_a_base = replace(settings, alpha=alpha / len(index))
-    ledger = IoLedger()
-    query = take_fingerprint(model.open(reading, ledger), index.tokens)
-    ancestors = []
-    for hit, log10_p in judge_hits(index, query, top=top, alpha=alpha, seed=seed, device=device):
-        report = error = None
-        if confirm and log10_p < math.log10(alpha):
-            try:
-                base = NamedModel(hit.base.repo, revision=hit.base.commit)
-                report = HomologyChecker.open(base, reading, of_a_base).compare_with(
-                    model, of_a_base, Listeners(progress=False)
-                )
-            except MdirError as exc:
-                error = one_line(exc)
-        ancestors.append(Ancestor(hit.base, log10_p, hit.common_tokens, report, error))
+    ledger = IoLedger(max_bytes=settings.max_bytes)
+    told = BytesTold(listeners)
+    watch = Watch(ledger, told.listeners, from_start=True)
+    with watch.listening():
+        watch.enter("opening")
+        query = take_fingerprint(model.open(reading, ledger), index.tokens)
+    watch.enter("index")
+    ancestors = [
+        Ancestor(hit.base, log10_p, hit.common_tokens)
+        for hit, log10_p in judge_hits(index, query, top=top, alpha=alpha, seed=seed, device=device)
+    ]
     ancestors.sort(key=lambda one: one.log10_p)
-    return Identification(query.model, tuple(ancestors), len(index), alpha, ledger.bytes_read)
+    n_of_width, noise = _excluded(index, query, alpha)
+    found = Identification(
+        query.model, tuple(ancestors), len(index), alpha, ledger.bytes_read, n_of_width, excluded_noise=noise
+    )
+    on_step(found)
+    for at, one in enumerate(ancestors):
+        if confirm and one.log10_p < math.log10(alpha):
+            of_a_base = replace(settings, alpha=alpha / len(index), max_bytes=told.left_of(settings.max_bytes))
+            ancestors[at] = _compared(one, model, of_a_base, reading, told.listeners)
+            found = replace(found, ancestors=tuple(ancestors))
+            on_step(found)
+    return found
+
+
+def _compared(one: Ancestor, model: NamedModel, settings: Settings, reading: Reading, listeners: Listeners) -> Ancestor:
+    """Compare a base with the model, and say what became of it."""
+    if one.base.commit is None and not reading.allow_local:
+        return replace(one, error="the index was made from a folder, and names no repository of this base")
+    try:
+        base = NamedModel(one.base.repo, revision=one.base.commit)
+        return replace(one, report=HomologyChecker.compare_both(base, model, reading, settings, listeners))
+    except StoppedError:
+        raise
+    except MdirError as exc:
+        return replace(one, error=one_line(exc))
+
+
+def _excluded(index: BaseIndex, query: Fingerprint, alpha: float) -> tuple[int, float | None]:
+    """Return how many bases are as wide as a model, and the noise under which a copy of any of them would be found."""
+    width = query.rows.shape[1]
+    kept = frozenset(query.tokens)
+    shared = [len(kept.intersection(base.tokens)) for base in index.bases if base.rows.shape[1] == width]
+    rows = [n for n in shared if n >= LEAST_ROWS]
+    if not rows:
+        return 0, None
+    level = math.log(alpha / (TESTS_OF_A_BASE * len(index)))
+    shape = Shape(width, width, min(rows))
+    return len(rows), strongest_noise(shape, log_level=level, in_order=True, must_be_robust=False)
 
 
 def judge_hits(

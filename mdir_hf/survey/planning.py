@@ -54,7 +54,7 @@ class Sample:
 
 
 def choose_sample(
-    names: tuple[str, ...], *, n_tokens: int, seed: int, reading: Reading
+    names: tuple[str, ...], *, n_tokens: int, seed: int, reading: Reading, ledger: IoLedger | None = None
 ) -> tuple[Sample, dict[str, str]]:
     """Open every model, and choose the tokens by their vocabularies.
 
@@ -63,6 +63,7 @@ def choose_sample(
         n_tokens: Tokens that each pair should have in common.
         seed: Seed of the choice.
         reading: How repositories are opened.
+        ledger: Counts what is read; None: nobody does.
 
     Returns:
         The sample, and the models that could not be opened, with the reason.
@@ -70,7 +71,7 @@ def choose_sample(
     Raises:
         InputError: If none can be opened.
     """
-    vocabularies, pins, failures = _vocabularies(names, reading)
+    vocabularies, pins, failures = _vocabularies(names, reading, ledger or IoLedger())
     if not vocabularies:
         first = next(iter(failures.values()))
         raise InputError(f"none of the {len(names)} models can be opened; the first: {first}")
@@ -139,7 +140,9 @@ def writing_into(folder: Path) -> Iterator[None]:
         raise InputError(f"cannot write a survey there: {exc.strerror}", subject=str(folder)) from exc
 
 
-def _vocabularies(names: tuple[str, ...], reading: Reading) -> tuple[list[Vocabulary], dict[str, Pin], dict[str, str]]:
+def _vocabularies(
+    names: tuple[str, ...], reading: Reading, ledger: IoLedger
+) -> tuple[list[Vocabulary], dict[str, Pin], dict[str, str]]:
     """Read the tokenizer of every model; one object for all models whose tokenizer files are the same bytes."""
     known: dict[object, Vocabulary] = {}
     found: list[Vocabulary] = []
@@ -147,7 +150,7 @@ def _vocabularies(names: tuple[str, ...], reading: Reading) -> tuple[list[Vocabu
     failures: dict[str, str] = {}
 
     def read(name: str) -> tuple[object, Vocabulary, Pin]:
-        model = open_model(name, reading, IoLedger())
+        model = open_model(name, reading, ledger)
         key = model.vocabulary_key
         vocabulary = (None if key is None else known.get(key)) or model.vocabulary
         if vocabulary is None:

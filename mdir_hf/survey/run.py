@@ -86,10 +86,10 @@ def run_survey(plan: SurveyPlan, folder: Path, *, engine: Engine | None = None) 
 
     Cost: bytes O(models), once; time O(pairs) of some milliseconds to a second each, with the width.
     """
-    _check(plan)
+    check_plan(plan)
     with writing_into(folder):
         sample, failures = _sample(plan, folder)
-        results = ResultFile(folder / RESULTS, _settings(plan, sample.tokens))
+        results = ResultFile(folder / RESULTS, settings_of(plan, sample.tokens))
     for name, error in failures.items():
         if name not in results.models or results.models[name].error:
             results.add_model(ModelResult(name, None, error))
@@ -101,7 +101,7 @@ def run_survey(plan: SurveyPlan, folder: Path, *, engine: Engine | None = None) 
     if seen.pins.keys() != sample.pins.keys():
         save_sample(seen, folder / SAMPLE, _asked(plan))
     _compare_pairs(plan, tiles, seen, store, results, engine)
-    return SurveyReport(plan.names, results.models, results.pairs, _settings(plan, sample.tokens))
+    return SurveyReport(plan.names, results.models, results.pairs, settings_of(plan, sample.tokens))
 
 
 def requests_of(
@@ -118,7 +118,7 @@ def requests_of(
     Raises:
         InputError: If the list, the shard or what lies in the folder cannot be used.
     """
-    _check(plan)
+    check_plan(plan)
     wanted = {name for tile in _tiles(plan) for pair in tile for name in pair}
     done: set[str] = set()
     if (folder / RESULTS).exists() and (folder / SAMPLE).exists():
@@ -141,7 +141,7 @@ def prepare_survey(plan: SurveyPlan, folder: Path) -> Sample:
     Raises:
         InputError: If the list or the folder cannot be used.
     """
-    _check(plan)
+    check_plan(plan)
     with writing_into(folder):
         return _sample(plan, folder)[0]
 
@@ -165,7 +165,12 @@ def kept_fingerprints(folder: Path) -> tuple[SurveyReport, dict[str, Fingerprint
     return report, {name: kept for name, kept in found.items() if kept is not None}
 
 
-def _check(plan: SurveyPlan) -> None:
+def check_plan(plan: SurveyPlan) -> None:
+    """Check what a survey is asked to do.
+
+    Raises:
+        InputError: If it cannot be done.
+    """
     if len(plan.names) < 2:
         raise InputError(f"a survey needs at least two models, and got {len(plan.names)}")
     if len(set(plan.names)) != len(plan.names):
@@ -179,7 +184,8 @@ def _check(plan: SurveyPlan) -> None:
         raise InputError(f"a sample of {plan.n_tokens} tokens is too small to show anything; take some hundreds")
 
 
-def _settings(plan: SurveyPlan, tokens: Sequence[bytes]) -> dict[str, Any]:
+def settings_of(plan: SurveyPlan, tokens: Sequence[bytes]) -> dict[str, Any]:
+    """Return what a report says of how its survey was made, with the tokens of its sample."""
     return {
         "names": list(plan.names),
         "alpha": plan.alpha,

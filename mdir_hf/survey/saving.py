@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from mdir_hf.fingerprints.fingerprint import Fingerprint
 from mdir_hf.saving.folder import write_file
@@ -17,7 +17,6 @@ from mdir_hf.trees.aligning import align_rows
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_KINDS: tuple[Literal["svg"], Literal["png"]] = ("svg", "png")
 _FIGURES = {
     "matrix.svg": "Matrix of all pairs, darker where the evidence is stronger",
     "dendrogram.svg": "Dendrogram of each group of relatives",
@@ -44,8 +43,12 @@ def save_survey(
         InputError: If the folder cannot be written.
     """
     contents = {"survey.json": (report.to_json() + "\n").encode(), **dataset_files(report)}
-    if find_spec("matplotlib") is not None and len(report.readable()) > 1:
-        contents |= _matrix(report) | _dendrogram(report, fingerprints or {})
+    if find_spec("matplotlib") is not None:
+        from mdir_hf.figures import figure_bytes
+
+        for dark, suffix in ((False, ""), (True, "-dark")):
+            for name, figure in draw_survey(report, fingerprints or {}, dark=dark).items():
+                contents |= {f"{name}{suffix}.{kind}": figure_bytes(figure, kind) for kind in ("svg", "png")}
     contents["survey.md"] = _markdown(report, contents).encode()
     if not is_ours(folder / CARD):
         del contents[CARD]
@@ -53,7 +56,25 @@ def save_survey(
         return tuple(write_file(folder / name, content) for name, content in contents.items())
 
 
-def _matrix(report: SurveyReport) -> dict[str, bytes]:
+def draw_survey(
+    report: SurveyReport, fingerprints: Mapping[str, Fingerprint], *, dark: bool = False
+) -> dict[str, Figure]:
+    """Draw the matrix of all pairs, and the dendrogram of each group of relatives; needs matplotlib.
+
+    Args:
+        report: The survey.
+        fingerprints: Rows that were kept, by name; groups that have them all are drawn in the dendrogram.
+        dark: For a dark page.
+
+    Returns:
+        ``matrix`` where two models or more were read, ``dendrogram`` where some are relatives.
+    """
+    figures = {"matrix": _matrix(report, dark)} if len(report.readable()) > 1 else {}
+    dendrogram = _dendrogram(report, fingerprints, dark)
+    return figures if dendrogram is None else {**figures, "dendrogram": dendrogram}
+
+
+def _matrix(report: SurveyReport, dark: bool) -> Figure:
     from mdir_hf.figures import draw_survey_matrix
 
     names = report.readable()
@@ -65,11 +86,10 @@ def _matrix(report: SurveyReport) -> dict[str, bytes]:
         verdicts.append([None if found is None else found.verdict for found in row])
         log10_p.append([0.0 if found is None or found.log10_p is None else found.log10_p for found in row])
     groups = [[name for name in group if name in names] for group in report.groups()]
-    groups = [group for group in groups if group]
-    return _pictures("matrix", lambda dark: draw_survey_matrix(names, log10_p, verdicts, groups=groups, dark=dark))
+    return draw_survey_matrix(names, log10_p, verdicts, groups=[group for group in groups if group], dark=dark)
 
 
-def _dendrogram(report: SurveyReport, fingerprints: Mapping[str, Fingerprint]) -> dict[str, bytes]:
+def _dendrogram(report: SurveyReport, fingerprints: Mapping[str, Fingerprint], dark: bool) -> Figure | None:
     from mdir_hf.figures import draw_dendrogram
 
     groups = []
@@ -78,17 +98,8 @@ def _dendrogram(report: SurveyReport, fingerprints: Mapping[str, Fingerprint]) -
             aligned = align_rows({name: fingerprints[name] for name in group})
             if len(aligned.names) > 1:
                 groups.append((aligned.names, aligned.relative_distances()))
-    if not groups:
-        return {}
     alone = sum(len(group) == 1 for group in report.groups())
-    return _pictures("dendrogram", lambda dark: draw_dendrogram(groups, alone=alone, dark=dark))
-
-
-def _pictures(name: str, draw: Callable[[bool], Figure]) -> dict[str, bytes]:
-    from mdir_hf.figures import figure_bytes
-
-    drawn = {"": draw(False), "-dark": draw(True)}
-    return {f"{name}{suffix}.{kind}": figure_bytes(figure, kind) for suffix, figure in drawn.items() for kind in _KINDS}
+    return draw_dendrogram(groups, alone=alone, dark=dark) if groups else None
 
 
 def _markdown(report: SurveyReport, written: Collection[str]) -> str:

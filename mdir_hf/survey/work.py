@@ -37,15 +37,18 @@ class Taken:
     pin: Pin | None = None
 
 
-def take(name: str, tokens: Sequence[bytes], reading: Reading, pin: Pin | None = None) -> Taken:
-    """Open a model, at the commits that it is pinned to, and read its rows of the sample."""
-    ledger = IoLedger()
+def take(
+    name: str, tokens: Sequence[bytes], reading: Reading, pin: Pin | None = None, *, ledger: IoLedger | None = None
+) -> Taken:
+    """Open a model, at the commits that it is pinned to, and read its rows of the sample; a ledger counts the bytes."""
+    ledger = ledger or IoLedger()
+    n_before = ledger.bytes_read
     try:
         model = open_model(name, reading, ledger, pin)
         fingerprint = take_fingerprint(model, tokens)
-        return Taken(name, fingerprint, None, ledger.bytes_read, pin_of(name, model) if pin is None else pin)
+        return Taken(name, fingerprint, None, ledger.bytes_read - n_before, pin_of(name, model) if pin is None else pin)
     except (MdirError, OSError, MemoryError) as exc:
-        return Taken(name, None, one_line(exc), ledger.bytes_read)
+        return Taken(name, None, one_line(exc), ledger.bytes_read - n_before)
 
 
 def compare_tile(

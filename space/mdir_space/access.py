@@ -10,36 +10,54 @@ to that visitor and nowhere else. The token of the server (``HF_TOKEN``) is used
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from mdir_hf import MdirError, RepositoryNotFoundError, ResolvedModel, resolve_model
-from mdir_space.question import Question, RefusedError, shortened
+from mdir_space.question import Asks, RefusedError, shortened
 
 TOKEN_VARIABLE = "MDIR_SPACE_TOKEN"
 """A token without scopes, for which the Hub answers more often; the owner of a Space may set it."""
 
 
+ASKED_AT_A_TIME = 4
+"""Models that the Hub is asked for at a time, for one visitor."""
+
+
 @dataclass(frozen=True)
 class Access:
-    """Two models pinned to commits, and how they may be read.
+    """Models pinned to commits, and how they may be read.
 
     Attributes:
-        reference: The one model.
-        candidate: The other.
+        models: The models, in the order in which they were asked for.
         token: Token to read them with; None: none.
         is_private: Whether they are read with the visitor's rights: with that token alone, and without any cache.
             Where not, nothing is read that is not everybody's, whatever the token may.
         is_shared: Whether everybody may see the result.
+        left_out: Why some names are none of ``models``; empty unless that was allowed.
     """
 
-    reference: ResolvedModel
-    candidate: ResolvedModel
+    models: tuple[ResolvedModel, ...]
     token: str | None = field(default=None, repr=False)
     is_private: bool = False
     is_shared: bool = False
+    left_out: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def reference(self) -> ResolvedModel:
+        """The first of two models."""
+        return self.models[0]
+
+    @property
+    def candidate(self) -> ResolvedModel:
+        """The second of two models."""
+        return self.models[1]
 
 
-def find_access(question: Question, token: str | None, *, allow_local: bool, may_sign_in: bool) -> Access:
+def find_access(
+    question: Asks, token: str | None, *, allow_local: bool, may_sign_in: bool, may_lack: bool = False
+) -> Access:
     """Find what a question is about and how it may be read.
 
     Args:
@@ -47,26 +65,36 @@ def find_access(question: Question, token: str | None, *, allow_local: bool, may
         token: The visitor's own token, if there is one.
         allow_local: Whether folders and files of this machine may be named.
         may_sign_in: Whether this page has a button to sign in.
+        may_lack: Whether models that are not there are left out, as long as there is one.
 
     Raises:
         RefusedError: If a model is not there for this visitor.
 
     Cost: one API request for each model, and one more for each token that the Hub does not accept.
     """
-    found = [
-        _find(text, token, allow_local=allow_local, may_sign_in=may_sign_in)
-        for text in (question.reference, question.candidate)
-    ]
-    models = [model for model, _ in found]
+
+    def find(text: str) -> tuple[ResolvedModel, str | None] | RefusedError:
+        try:
+            return _find(text, token, allow_local=allow_local, may_sign_in=may_sign_in)
+        except RefusedError as refused:
+            return refused
+
+    with ThreadPoolExecutor(ASKED_AT_A_TIME) as threads:
+        answers = dict(zip(question.names, threads.map(find, question.names), strict=True))
+    refused = {text: answer for text, answer in answers.items() if isinstance(answer, RefusedError)}
+    found = [answers[text] for text in question.names if text not in refused]
+    if refused and not (may_lack and found):
+        raise next(iter(refused.values()))
+    models = [model for model, _ in found]  # type: ignore[misc]
     is_private = any(not model.is_public and model.commit is not None for model in models)
-    accepted = [using for model, using in found if model.commit is not None]
+    accepted = [using for model, using in found if model.commit is not None]  # type: ignore[misc]
     for_all = accepted[0] if accepted and all(using == accepted[0] for using in accepted) else None
     return Access(
-        models[0],
-        models[1],
+        tuple(models),
         token=token if is_private else for_all,
         is_private=is_private,
         is_shared=all(model.is_public for model in models),
+        left_out={text: answer.message for text, answer in refused.items()},
     )
 
 
@@ -84,6 +112,7 @@ def _find(text: str, token: str | None, *, allow_local: bool, may_sign_in: bool)
         raise RefusedError(
             f"{shortened(text)} was not found on the Hub. {why}. Check the spelling: upper and lower case matter.",
             may_sign_in=may_sign_in and token is None,
+            is_absent=True,
         ) from exc
     except MdirError as exc:
         raise RefusedError(sentence(exc)) from exc

@@ -2,42 +2,18 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from dataclasses import replace
 from typing import TypeVar
 
-from mdir_hf import (
-    ByteBudgetError,
-    GatedRepositoryError,
-    HomologyReport,
-    MdirError,
-    Progress,
-    ReadPlan,
-    RepositoryNotFoundError,
-    StoppedError,
-)
+from mdir_hf import GatedRepositoryError, HomologyReport, Progress, ReadPlan, RepositoryNotFoundError
 from mdir_space.access import Access
+from mdir_space.errand import Errand, cap_of
 from mdir_space.limits import Limits
-from mdir_space.processes import LostError, Processes
+from mdir_space.processes import Processes
 from mdir_space.question import Question
-from mdir_space.work import Done, Failed, Found, Job, OutOfMemoryError
-
-LISTEN_S = 0.05
-"""How long it takes at most to notice that it was stopped, or that its time is over."""
-
-OPENING_BYTES = 512 << 20
-"""What a process may take beside what its plan states: headers, vocabularies, the client of the Hub."""
+from mdir_space.work import Event, Found, Job
 
 Result = TypeVar("Result", HomologyReport, ReadPlan)
-
-
-class OutOfTimeError(StoppedError):
-    """The work took longer than it may."""
-
-
-LIMITS = (ByteBudgetError, OutOfTimeError, OutOfMemoryError)
-"""What ends work that was going well."""
 
 
 class Comparison:
@@ -71,11 +47,9 @@ class Comparison:
         self.access = access
         self._question = question
         self._limits = limits
-        self._processes = processes
+        self._errand = Errand(processes, self._hear)
         self._allow_local = allow_local
         self._own_token = own_token
-        self._is_stopped = threading.Event()
-        self._started = time.monotonic()
         self.plan: ReadPlan | None = None
         self.progress = Progress("opening", 0)
         self.found: HomologyReport | None = None
@@ -83,11 +57,11 @@ class Comparison:
     @property
     def seconds(self) -> float:
         """Seconds since it was started."""
-        return time.monotonic() - self._started
+        return self._errand.seconds
 
     def stop(self) -> None:
         """End its process, whatever that is doing."""
-        self._is_stopped.set()
+        self._errand.stop()
 
     def run(self) -> HomologyReport:
         """Compare; blocks.
@@ -102,7 +76,7 @@ class Comparison:
             MdirError: If the question cannot be answered.
         """
         limits = self._limits
-        self._started = time.monotonic()
+        self._errand.start()
         job = Job(
             self.access,
             self._question,
@@ -110,7 +84,7 @@ class Comparison:
             allow_local=self._allow_local,
             n_bytes=limits.n_bytes,
             memory_bytes=limits.memory_bytes,
-            cap_bytes=None if limits.memory_bytes is None else limits.memory_bytes + OPENING_BYTES,
+            cap_bytes=cap_of(limits.memory_bytes),
         )
         try:
             report = self._result(job, HomologyReport, limits.seconds)
@@ -128,7 +102,7 @@ class Comparison:
             MdirError: As :meth:`run`.
         """
         limits = self._limits
-        self._started = time.monotonic()
+        self._errand.start()
         job = Job(
             self.access,
             self._question,
@@ -139,26 +113,17 @@ class Comparison:
         return self._result(job, ReadPlan, limits.plan_seconds)
 
     def _result(self, job: Job, kind: type[Result], seconds: float | None) -> Result:
-        self._check(seconds)
-        with self._processes.working_on(job) as process:
-            while True:
-                try:
-                    event = process.hear(LISTEN_S)
-                except LostError as exc:
-                    self._check(seconds)
-                    raise OutOfMemoryError("its process was ended, most likely for want of memory") from exc
-                if isinstance(event, Done):
-                    assert isinstance(event.result, kind), "a job ends with what it is for"
-                    return event.result
-                if isinstance(event, Failed):
-                    raise event.error
-                if isinstance(event, ReadPlan):
-                    self.plan = event
-                elif isinstance(event, Progress):
-                    self.progress = event
-                elif isinstance(event, Found):
-                    self.found = self._as_asked(event.report)
-                self._check(seconds)
+        result = self._errand.run(job, seconds)
+        assert isinstance(result, kind), "a job ends with what it is for"
+        return result
+
+    def _hear(self, event: Event) -> None:
+        if isinstance(event, ReadPlan):
+            self.plan = event
+        elif isinstance(event, Progress):
+            self.progress = event
+        elif isinstance(event, Found):
+            self.found = self._as_asked(event.report)
 
     def _as_asked(self, report: HomologyReport) -> HomologyReport:
         access = self.access
@@ -167,14 +132,3 @@ class Comparison:
             reference=replace(report.reference, revision=access.reference.revision),
             candidate=replace(report.candidate, revision=access.candidate.revision),
         )
-
-    def _check(self, seconds: float | None) -> None:
-        if self._is_stopped.is_set():
-            raise StoppedError("stopped by the visitor")
-        if seconds is not None and self.seconds > seconds:
-            raise OutOfTimeError(f"stopped after {self.seconds:.0f} s")
-
-
-def was_going_well(exc: MdirError) -> bool:
-    """Tell whether work ended because of a limit, so that what was found before it still holds."""
-    return isinstance(exc, LIMITS)

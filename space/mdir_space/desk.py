@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from mdir_hf import (
     ByteBudgetError,
@@ -17,16 +17,21 @@ from mdir_hf import (
     Progress,
     ReadPlan,
 )
-from mdir_space.access import Access, find_access, sentence
-from mdir_space.comparison import Comparison, OutOfTimeError, was_going_well
+from mdir_space.access import Access, find_access, sentence, token_of_space
+from mdir_space.assignment import Assignment
+from mdir_space.comparison import Comparison
+from mdir_space.errand import OutOfTimeError, cap_of, was_going_well
 from mdir_space.estimate import Pace, duration_text
+from mdir_space.family import Family, FamilyJob
 from mdir_space.limits import Limits
+from mdir_space.many import Surveyed, SurveyJob
 from mdir_space.processes import Processes
-from mdir_space.question import Question, RefusedError
+from mdir_space.question import Asks, Question, RefusedError
 from mdir_space.results import PublicResults, result_key
 from mdir_space.visitor import Visitor
 from mdir_space.waiting_room import Ticket, WaitingRoom
-from mdir_space.work import OutOfMemoryError
+from mdir_space.ways import FamilyQuestion, SurveyQuestion, is_collection, listed, may_be_author
+from mdir_space.work import OutOfMemoryError, Task
 
 POLL_S = 0.1
 Result = TypeVar("Result")
@@ -43,12 +48,14 @@ class Serving:
         allow_local: Whether folders and files of this machine may be named; only ever on one's own machine.
         may_sign_in: Whether the page has a button to sign in.
         own_token: On one's own machine: the token to read with for whoever has the page open.
+        index: Path, or address on the Hub, of the index of base models; empty: there is none.
     """
 
     limits: Limits = field(default_factory=Limits)
     allow_local: bool = False
     may_sign_in: bool = False
     own_token: str | None = field(default=None, repr=False)
+    index: str = ""
 
 
 @dataclass(frozen=True)
@@ -85,6 +92,31 @@ class Answered:
 
 
 Step = Waiting | Working | Answered
+R = TypeVar("R", Family, Surveyed)
+
+
+@dataclass(frozen=True)
+class Underway(Generic[R]):
+    """A family or a survey is at work: what it has found, how far it is, and for how long it has run."""
+
+    so_far: R | None
+    progress: Progress
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Finished(Generic[R]):
+    """A family or a survey, whole or cut short.
+
+    Attributes:
+        result: It.
+        access: How its models were read.
+        cut_short: Why it is not whole, where a limit of this server came before; else empty.
+    """
+
+    result: R
+    access: Access
+    cut_short: str = ""
 
 
 class Desk:
@@ -111,8 +143,13 @@ class Desk:
         """Begin to import what comparisons need."""
         self._processes.warm_up()
 
-    async def access(self, question: Question, visitor: Visitor) -> Access:
+    async def access(self, question: Asks, visitor: Visitor, *, may_lack: bool = False) -> Access:
         """Find what a question is about.
+
+        Args:
+            question: The question.
+            visitor: Who asks.
+            may_lack: Whether models that are not there are left out, as long as there is one.
 
         Raises:
             RefusedError: If a model is not there for this visitor.
@@ -125,10 +162,14 @@ class Desk:
                 visitor.token or serving.own_token,
                 allow_local=serving.allow_local,
                 may_sign_in=serving.may_sign_in,
+                may_lack=may_lack,
             )
 
+        return await self._asked_of_the_hub(find, visitor)
+
+    async def _asked_of_the_hub(self, ask: Callable[[], Result], visitor: Visitor) -> Result:
         ticket = self._resolving_room.enter(visitor.key)
-        return await asyncio.shield(asyncio.wrap_future(_submit(self._resolvers, find, ticket)))
+        return await asyncio.shield(asyncio.wrap_future(_submit(self._resolvers, ask, ticket)))
 
     async def plan(self, question: Question, visitor: Visitor) -> ReadPlan:
         """Say what a comparison would read.
@@ -189,6 +230,115 @@ class Desk:
             yield self._answer(work, comparison, question)
         finally:
             comparison.stop()
+            if work is None:
+                ticket.leave()
+
+    async def identify(
+        self, question: FamilyQuestion, visitor: Visitor
+    ) -> AsyncGenerator[Waiting | Underway[Family] | Finished[Family], None]:
+        """Say with which base models a model shares ancestry, step by step; the last step is :class:`Finished`.
+
+        Closing the iterator gives up the place in the queue and stops the reading.
+
+        Raises:
+            RefusedError: If it is not answered.
+        """
+        limits = self.serving.limits
+
+        def task(access: Access) -> FamilyJob:
+            return FamilyJob(
+                access,
+                question,
+                index=self.serving.index,
+                index_token=token_of_space(),
+                allow_local=self.serving.allow_local,
+                n_bytes=limits.n_bytes,
+                memory_bytes=limits.memory_bytes,
+                cap_bytes=cap_of(limits.memory_bytes),
+            )
+
+        assignment: Assignment[Family] = self._assigned(await self.access(question, visitor), task, visitor)
+        async for step in self._carried_out(assignment, visitor, "The search"):
+            yield step
+
+    async def survey(
+        self, question: SurveyQuestion, visitor: Visitor
+    ) -> AsyncGenerator[Waiting | Underway[Surveyed] | Finished[Surveyed], None]:
+        """Say which of several models share ancestry, as :meth:`identify`; models that are not there are left out.
+
+        A question with one name is about the models of that collection or author, as the Hub lists them.
+
+        Raises:
+            RefusedError: If it is not answered.
+        """
+        limits = self.serving.limits
+        left_out = ""
+        if question.is_list:
+            (name,) = question.names
+            token = visitor.token or self.serving.own_token or token_of_space()
+            names, left_out = await self._asked_of_the_hub(lambda: listed(name, token), visitor)
+            question = SurveyQuestion(names, question.alpha)
+
+        def task(access: Access) -> SurveyJob:
+            return SurveyJob(
+                access,
+                question,
+                left_out,
+                allow_local=self.serving.allow_local,
+                n_bytes=limits.n_bytes,
+                cap_bytes=cap_of(limits.memory_bytes),
+            )
+
+        access = await self.access(question, visitor, may_lack=True)
+        assignment: Assignment[Surveyed] = self._assigned(access, task, visitor)
+        async for step in self._carried_out(assignment, visitor, "The survey"):
+            yield step
+
+    async def is_list(self, name: str, visitor: Visitor) -> bool:
+        """Tell whether a single name is that of a collection or an author, and of no model.
+
+        Cost: no request unless the name has one word.
+        """
+        if is_collection(name):
+            return True
+        if not may_be_author(name):
+            return False
+        try:
+            await self.access(FamilyQuestion(name), visitor)
+        except RefusedError as refused:
+            return refused.is_absent
+        return False
+
+    def _assigned(self, access: Access, task: Callable[[Access], Task], visitor: Visitor) -> Assignment[R]:
+        serving = self.serving
+        own_token = visitor.token or serving.own_token
+        return Assignment(access, task, self._processes, seconds=serving.limits.seconds, own_token=own_token)
+
+    async def _carried_out(
+        self, assignment: Assignment[R], visitor: Visitor, what: str
+    ) -> AsyncGenerator[Waiting | Underway[R] | Finished[R], None]:
+        """Wait for a place and have it done; what was found before a limit came is a result, too."""
+        ticket = self._room.enter(visitor.key)
+        work: Future[R] | None = None
+        try:
+            while n_ahead := ticket.n_ahead:
+                yield Waiting(n_ahead)
+                await asyncio.sleep(POLL_S)
+            work = _submit(self._workers, assignment.run, ticket)
+            while not work.done():
+                yield Underway(assignment.so_far, assignment.progress, assignment.seconds)
+                await asyncio.sleep(POLL_S)
+            try:
+                yield Finished(work.result(), assignment.access)
+            except MdirError as exc:
+                is_late = isinstance(exc, OutOfTimeError)
+                seconds = self.serving.limits.seconds or 0.0
+                refused = out_of_time(seconds, what=what) if is_late else refusal_of(exc)
+                if assignment.so_far is None or not was_going_well(exc):
+                    raise refused from exc
+                yield Finished(assignment.so_far, assignment.access, f"{refused.message} What was found is below.")
+        finally:
+            assignment.stop()
             if work is None:
                 ticket.leave()
 

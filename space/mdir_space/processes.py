@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from typing import Protocol
 
 from mdir_space.nursery import END, ORDER, START
-from mdir_space.work import Event, Job, do_one
+from mdir_space.work import Event, Task, do_one
 
 
 class LostError(Exception):
@@ -49,7 +49,7 @@ class Processes:
                 self._running()
 
     @contextmanager
-    def working_on(self, job: Job) -> Iterator[Process]:
+    def working_on(self, job: Task) -> Iterator[Process]:
         """Have a process work on a job while the block runs; at its end the process is ended, whatever it does."""
         if sys.platform == "linux":
             with self._lock:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Protocol
 
 LEVELS = {
     "auto": "stops as soon as the question is settled, and goes on to the layers where the embeddings do not settle it",
@@ -23,13 +24,25 @@ class RefusedError(Exception):
         message: One paragraph, plain text.
         runs_locally: Whether the same comparison may well work on the visitor's own machine.
         may_sign_in: Whether signing in may help.
+        is_absent: Whether there is no such model on the Hub.
     """
 
-    def __init__(self, message: str, *, runs_locally: bool = False, may_sign_in: bool = False) -> None:
+    def __init__(
+        self, message: str, *, runs_locally: bool = False, may_sign_in: bool = False, is_absent: bool = False
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.runs_locally = runs_locally
         self.may_sign_in = may_sign_in
+        self.is_absent = is_absent
+
+
+class Asks(Protocol):
+    """Whatever a visitor asks of some models."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What names the models, as typed."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +61,11 @@ class Question:
     level: str = "auto"
     alpha: float = DEFAULT_ALPHA
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Both of them."""
+        return self.reference, self.candidate
+
 
 def ask(reference: object, candidate: object, level: object = "auto", alpha: object = DEFAULT_ALPHA) -> Question:
     """Make a question of what came from a browser or a program.
@@ -55,27 +73,51 @@ def ask(reference: object, candidate: object, level: object = "auto", alpha: obj
     Raises:
         RefusedError: If a name is missing or too long, the level is not one, or alpha is not in (0, 1).
     """
-    names = [_name(text, which) for text, which in ((reference, "first"), (candidate, "second"))]
+    names = [checked_name(text, which) for text, which in ((reference, "first"), (candidate, "second"))]
+    return Question(names[0], names[1], checked_level(level), checked_alpha(alpha))
+
+
+def checked_level(level: object) -> str:
+    """Return a level.
+
+    Raises:
+        RefusedError: If it is none.
+    """
     if level not in LEVELS:
         raise RefusedError(f"The level {shortened(str(level))} is not known. Choose one of {', '.join(LEVELS)}.")
-    return Question(names[0], names[1], str(level), _alpha(alpha))
+    return str(level)
 
 
-def _name(text: object, which: str) -> str:
+def checked_name(text: object, which: str = "") -> str:
+    """Return what names a model.
+
+    Args:
+        text: As it came.
+        which: Which of several, for the message.
+
+    Raises:
+        RefusedError: If it is empty or too long.
+    """
+    which = f"{which} " if which else ""
     name = "" if text is None else str(text).strip()
     if not name:
         raise RefusedError(
-            f"The {which} model is not named. Give its id on the Hub, such as owner/name, or its address."
+            f"The {which}model is not named. Give its id on the Hub, such as owner/name, or its address."
         )
     if len(name) > LONGEST_NAME:
         raise RefusedError(
-            f"The name of the {which} model has {len(name):,} characters. No model on the Hub has one of more than "
+            f"The name of the {which}model has {len(name):,} characters. No model on the Hub has one of more than "
             f"{LONGEST_NAME}."
         )
     return name
 
 
-def _alpha(value: object) -> float:
+def checked_alpha(value: object) -> float:
+    """Return a level of significance.
+
+    Raises:
+        RefusedError: If it is not in (0, 1).
+    """
     try:
         alpha = float(str(value).strip().replace("−", "-")) if str(value).strip() else DEFAULT_ALPHA
     except ValueError:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TypedDict
+from typing import Protocol, TypedDict
 
 from mdir_hf import HomologyChecker, HomologyReport, MdirError, Progress, ReadPlan, compare, visible_text
 from mdir_space.access import Access
@@ -39,9 +39,20 @@ class BrokenWorkError(Exception):
     """The work ended in a way that is not foreseen; what is known stands in this server's log."""
 
 
+class Task(Protocol):
+    """What is to be done. It travels to its process, and what it tells travels back."""
+
+    @property
+    def cap_bytes(self) -> int | None:
+        """Most memory that the process may take on top of what it has when it starts; None: unbounded."""
+
+    def do(self, tell: Tell) -> object:
+        """Do it, and tell how far it is."""
+
+
 @dataclass(frozen=True)
 class Job:
-    """What is to be done.
+    """A comparison of two models, or its plan.
 
     Attributes:
         access: The two models, and how they may be read.
@@ -50,7 +61,7 @@ class Job:
         allow_local: Whether folders of this machine may be read.
         n_bytes: Most bytes of a comparison; None: unbounded.
         memory_bytes: Most memory that the plan of a comparison may ask for; None: unbounded.
-        cap_bytes: Most memory that the process may take on top of what it has when it starts; None: unbounded.
+        cap_bytes: As of every job.
     """
 
     access: Access
@@ -74,10 +85,17 @@ class Found:
 
 
 @dataclass(frozen=True)
+class SoFar:
+    """What a job that goes on has found, in the form of its result."""
+
+    result: object
+
+
+@dataclass(frozen=True)
 class Done:
     """The end, with what was asked for."""
 
-    result: HomologyReport | ReadPlan
+    result: object
 
 
 @dataclass(frozen=True)
@@ -87,7 +105,7 @@ class Failed:
     error: Exception = field(repr=False)
 
 
-Event = ReadPlan | Progress | Found | Done | Failed
+Event = ReadPlan | Progress | Found | SoFar | Done | Failed
 Tell = Callable[[Event], None]
 
 
@@ -100,7 +118,7 @@ def do_one(connection: Connection) -> None:
             connection.send(event)
 
     try:
-        job: Job = connection.recv()
+        job: Task = connection.recv()
         if hasattr(os, "nice"):
             os.nice(NICENESS)
         bound_memory(job.cap_bytes)
@@ -130,15 +148,28 @@ class Rights(TypedDict):
     public_only: bool
 
 
-def rights_of(job: Job) -> Rights:
+def rights_of(access: Access, *, allow_local: bool) -> Rights:
     """Say how models are read: what a visitor's rights open stays with its owner, and is in no cache."""
-    access = job.access
     return Rights(
         token=access.token if access.token is not None else False,
-        allow_local=job.allow_local,
+        allow_local=allow_local,
         use_caches=not access.is_private,
         public_only=not access.is_private,
     )
+
+
+def paced(tell: Tell) -> Callable[[Progress], None]:
+    """Return a listener that tells of progress as often as the page looks, and of every new stage."""
+    said, last = "", 0.0
+
+    def progressed(progress: Progress) -> None:
+        nonlocal said, last
+        now = time.monotonic()
+        if progress.stage != said or now - last >= BETWEEN_PROGRESS_S:
+            said, last = progress.stage, now
+            tell(progress)
+
+    return progressed
 
 
 def bound_memory(cap_bytes: int | None) -> None:
@@ -159,30 +190,22 @@ def bound_memory(cap_bytes: int | None) -> None:
 
 
 def _plan(job: Job) -> ReadPlan:
-    checker = HomologyChecker.from_pretrained(job.access.reference.pinned, alpha=job.question.alpha, **rights_of(job))
+    rights = rights_of(job.access, allow_local=job.allow_local)
+    checker = HomologyChecker.from_pretrained(job.access.reference.pinned, alpha=job.question.alpha, **rights)
     return checker.plan(job.access.candidate.pinned, level=job.question.level)
 
 
 def _compare(job: Job, tell: Tell) -> HomologyReport:
-    said, last = "", 0.0
-
-    def progressed(progress: Progress) -> None:
-        nonlocal said, last
-        now = time.monotonic()
-        if progress.stage != said or now - last >= BETWEEN_PROGRESS_S:
-            said, last = progress.stage, now
-            tell(progress)
-
     return compare(
         job.access.reference.pinned,
         job.access.candidate.pinned,
         level=job.question.level,
         alpha=job.question.alpha,
-        **rights_of(job),
+        **rights_of(job.access, allow_local=job.allow_local),
         max_bytes=job.n_bytes,
         max_memory_bytes=job.memory_bytes,
         progress=False,
         on_plan=tell,
-        on_progress=progressed,
+        on_progress=paced(tell),
         on_found=lambda report: tell(Found(report)),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from mdir_hf.index.building import extend_index
 from tests.loopback.hub import FullHub
 from tests.specimens import gaussian, write_model
 
@@ -32,3 +33,11 @@ def add_models(hub: FullHub, folder: Path) -> None:
     declared = write_model(folder / "declared", base + 0.3 * gaussian(V, N, 5))
     (declared / "README.md").write_text(f"---\nbase_model: {BASE}\nbase_model_relation: finetune\n---\n# A model\n")
     hub.add_repository(DECLARED, declared)
+
+
+def index_of(names: list[str], path: Path) -> str:
+    """Write an index of models of the Hub that ``HF_ENDPOINT`` names; return its path."""
+    outcomes = []
+    extend_index(None, names, path, on_model=lambda name, outcome: outcomes.append(outcome))
+    assert outcomes == ["added"] * len(names)
+    return str(path)

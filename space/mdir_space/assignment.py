@@ -1,0 +1,83 @@
+"""One piece of work that tells what it has found while it goes on: a family, or a survey."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Generic, TypeVar, cast
+
+from mdir_hf import GatedRepositoryError, Progress, RepositoryNotFoundError
+from mdir_space.access import Access
+from mdir_space.errand import Errand
+from mdir_space.processes import Processes
+from mdir_space.work import Event, SoFar, Task
+
+R = TypeVar("R")
+
+
+class Assignment(Generic[R]):
+    """Work that is going to be done, is being done, or has been done.
+
+    Args:
+        access: What to read, and how.
+        task_for: Makes the task for an access.
+        processes: Where it is done.
+        seconds: How long it may take; None: for ever.
+        own_token: The visitor's token, for what turns out to need it: a public adapter may stand on a gated base.
+
+    Attributes:
+        access: How the models are read.
+        progress: How far it is.
+        so_far: What was found, in the form of the result; None as long as there is nothing.
+    """
+
+    def __init__(
+        self,
+        access: Access,
+        task_for: Callable[[Access], Task],
+        processes: Processes,
+        *,
+        seconds: float | None = None,
+        own_token: str | None = None,
+    ) -> None:
+        self.access = access
+        self.progress = Progress("opening", 0)
+        self.so_far: R | None = None
+        self._task_for = task_for
+        self._errand = Errand(processes, self._hear)
+        self._limit_s = seconds
+        self._own_token = own_token
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since it was started."""
+        return self._errand.seconds
+
+    def stop(self) -> None:
+        """End its process, whatever that is doing."""
+        self._errand.stop()
+
+    def run(self) -> R:
+        """Do it; blocks.
+
+        Raises:
+            StoppedError: After :meth:`stop`.
+            OutOfTimeError: If it took too long.
+            OutOfMemoryError: If it took too much memory, or its process was ended from outside.
+            MdirError: If it cannot be done.
+        """
+        self._errand.start()
+        try:
+            result = self._errand.run(self._task_for(self.access), self._limit_s)
+        except (GatedRepositoryError, RepositoryNotFoundError):
+            if self.access.is_private or self._own_token is None:
+                raise
+            self.access = replace(self.access, token=self._own_token, is_private=True, is_shared=False)
+            result = self._errand.run(self._task_for(self.access), self._limit_s)
+        return cast("R", result)
+
+    def _hear(self, event: Event) -> None:
+        if isinstance(event, Progress):
+            self.progress = event
+        elif isinstance(event, SoFar):
+            self.so_far = cast("R", event.result)

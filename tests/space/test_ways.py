@@ -1,0 +1,248 @@
+"""One model, two, or several: what was typed is told apart, and a family and a survey are answered by the desk."""
+
+import asyncio
+import time
+from contextlib import aclosing
+
+import pytest
+
+from mdir_hf import BaseIndex, NamedModel, identify
+from mdir_space.access import find_access
+from mdir_space.desk import Desk, Finished, Serving, Underway
+from mdir_space.errand import Errand
+from mdir_space.family import FamilyJob
+from mdir_space.limits import Limits
+from mdir_space.many import SurveyJob
+from mdir_space.question import RefusedError
+from mdir_space.visitor import Visitor
+from mdir_space.ways import ask_family, ask_survey, is_collection, listed, names_in
+from mdir_space.work import SoFar
+from tests.loopback.faults import Fault
+from tests.space.coroutines import finish
+from tests.space.models import BASE, DECLARED, GATED, LARGE, LARGER, MEDIUM, PRIVATE, RELATED, STRANGER, index_of
+from tests.specimens import gaussian, write_model
+
+ANYBODY = Visitor("address 1.2.3.4")
+
+
+@pytest.fixture
+def index(hub, tmp_path):
+    """An index of two strangers of one width and a base of another, at their commits on the Hub."""
+    return index_of([BASE, STRANGER, LARGE], tmp_path / "bases.safetensors")
+
+
+async def steps_of(stream):
+    async with aclosing(stream) as steps:
+        return [step async for step in steps]
+
+
+def last(stream):
+    step = finish(steps_of(stream))[-1]
+    assert isinstance(step, Finished)
+    return step
+
+
+def access_of(question, token=None):
+    return find_access(question, token, allow_local=False, may_sign_in=False, may_lack=True)
+
+
+def family(name, index, token=None, n_bytes=None):
+    """The work on one model, done here and not in a process of its own."""
+    question = ask_family(name)
+    return FamilyJob(access_of(question, token), question, index=index, n_bytes=n_bytes).do(lambda event: None)
+
+
+def survey(names, token=None, tell=lambda event: None):
+    """The work on several, likewise."""
+    question = ask_survey(names)
+    return SurveyJob(access_of(question, token), question).do(tell)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("owner/a", ("owner/a",)),
+        (" owner/a  owner/b ", ("owner/a", "owner/b")),
+        ("owner/a, owner/b\nowner/c", ("owner/a", "owner/b", "owner/c")),
+        ("owner/a vs owner/b@v1.0", ("owner/a", "owner/b@v1.0")),
+        ("https://huggingface.co/o/a https://huggingface.co/o/b/tree/main", ("https://huggingface.co/o/a", "https://huggingface.co/o/b/tree/main")),
+        ("gpt2 VS distilgpt2", ("gpt2", "distilgpt2")),
+        ("- owner/a\n- owner/a", ("owner/a",)),
+        ("what is my model", ("what is my model",)),
+        ('<img src=x onerror="alert(1)">/b', ('<img src=x onerror="alert(1)">/b',)),
+        (" ", ()),
+    ],
+)  # fmt: skip
+def test_names_are_told_apart_and_what_is_no_list_stays_whole(text, names):
+    assert names_in(text) == names
+
+
+def test_a_path_with_blanks_is_one_name_where_paths_may_be_named():
+    assert names_in("/my models/a b", allow_local=True) == ("/my models/a b",)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("https://huggingface.co/collections/owner/some-0123456789abcdef01234567", True),
+        ("huggingface.co/collections/owner/some-0123456789abcdef01234567", True),
+        ("owner/some-0123456789abcdef01234567", True),
+        ("owner/some-model", False),
+        ("https://huggingface.co/owner/some-model", False),
+    ],
+)
+def test_a_collection_is_known_by_its_address_or_slug(name, said):
+    assert is_collection(name) is said
+
+
+def test_a_base_of_the_index_is_found_and_confirmed_and_the_card_is_measured(index):
+    desk = Desk(Serving(index=index))
+    found = last(desk.identify(ask_family(DECLARED), ANYBODY)).result
+
+    (ancestor,) = found.found.found
+    assert ancestor.base.repo == BASE and ancestor.report.verdict.value == "homologous"
+    assert ancestor.log10_p < -10
+    (checked,) = found.declared.bases
+    assert (checked.base, checked.outcome) == (BASE, "homologous")
+    assert found.to_dict()["identification"]["schema"] == "mdir-hf/identification/1"
+    assert found.to_dict()["lineage"]["schema"] == "mdir-hf/lineage/1"
+    with pytest.raises(RefusedError, match="is gated"):
+        last(desk.identify(ask_family(GATED), ANYBODY))
+
+
+def test_a_stranger_has_no_base_and_the_answer_says_what_would_have_been_found(index):
+    found = family(MEDIUM, index)
+    assert (found.found.found, found.declared.bases) == ((), ())
+    assert (found.found.n_bases, found.found.n_of_width, found.found.excluded_noise) == (3, 0, None)
+
+    same_width = family(LARGER, index).found
+    assert (same_width.found, same_width.n_of_width) == ((), 1)
+    assert same_width.excluded_noise > 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_copy_under_the_noise_that_is_stated_is_found(hub, index, tmp_path, seed):
+    stated = identify(NamedModel(LARGER), BaseIndex.open(index), confirm=False).excluded_noise
+    noised = gaussian(6000, 512, 6) + stated * gaussian(6000, 512, 100 + seed)
+    hub.add_repository("owner/noised", write_model(tmp_path / "noised", noised))
+
+    found = identify(NamedModel("owner/noised"), BaseIndex.open(index), confirm=False)
+
+    assert [one.base.repo for one in found.found] == [LARGE]
+
+
+def test_an_index_that_is_not_there_is_said_and_the_card_is_measured_all_the_same(hub, tmp_path):
+    (tmp_path / "broken").write_bytes(b"no index")
+    for index, said in (("", "no index of base models"), (str(tmp_path / "broken"), "this is no index of base models")):
+        found = family(DECLARED, index)
+        assert found.found is None
+        assert said in found.not_searched.lower()
+        assert found.declared.bases[0].outcome == "homologous"
+
+
+def test_a_cap_on_bytes_holds_over_all_that_is_read_and_keeps_what_was_found(hub, index):
+    # What was read with a visitor's own rights is in no cache, so that the second time reads the same again.
+    whole = family(PRIVATE, index, hub.token).found
+    assert whole.found[0].report.verdict.value == "homologous"
+
+    found = family(PRIVATE, index, hub.token, n_bytes=whole.bytes_read + 1000).found
+
+    assert found.found[0].log10_p < -10 and found.found[0].report is None
+    assert "bytes allowed" in found.found[0].error
+
+
+def test_what_a_visitor_alone_may_read_is_kept_nowhere_and_left_out_for_others(hub, hf_home, index):
+    def kept():
+        return {path: path.stat().st_mtime_ns for path in hf_home.rglob("*") if path.is_file()}
+
+    before = kept()
+    assert family(PRIVATE, index, hub.token).found.found[0].base.repo == BASE
+    assert survey([BASE, GATED], hub.token).report.groups() == ((BASE, GATED),)
+    assert kept() == before
+    for name in (PRIVATE, GATED):
+        report = survey([BASE, RELATED, name]).report
+        assert report.models[name].error and len(report.pairs) == 1
+
+
+def test_a_survey_groups_relatives_draws_them_and_tells_each_model_as_it_arrives(hub):
+    told = []
+    surveyed = survey([BASE, STRANGER, RELATED, DECLARED, "owner/absent"], tell=told.append)
+
+    assert surveyed.report.groups()[0] == (BASE, RELATED, DECLARED)
+    assert "owner/absent was not found" in surveyed.report.models["owner/absent"].error
+    assert set(surveyed.pictures) == {"matrix", "dendrogram"}
+    assert len(surveyed.trees) == 1
+    n_read = [len(event.result.report.readable()) for event in told if isinstance(event, SoFar)]
+    assert n_read == [0, 1, 2, 3, 4]
+    body = surveyed.to_dict()
+    assert (body["schema"], len(body["pairs"]), len(body["trees"])) == ("mdir-hf/survey/1", 6, 1)
+
+
+def test_a_survey_under_a_cap_says_which_models_were_not_read(hub):
+    question = ask_survey([BASE, RELATED, LARGE])
+    report = SurveyJob(access_of(question), question, n_bytes=1_000_000).do(lambda event: None).report
+    assert report.groups()[0] == (BASE, RELATED)
+    assert "bytes allowed" in report.models[LARGE].error
+
+
+class HangsAtTheEnd(SurveyJob):
+    """A survey that has read its models and never comes back."""
+
+    def do(self, tell):
+        super().do(tell)
+        time.sleep(600)
+
+
+@pytest.mark.slow
+def test_a_survey_that_is_late_keeps_what_it_has_and_gives_its_place_back(hub, monkeypatch):
+    monkeypatch.setattr("mdir_space.desk.SurveyJob", HangsAtTheEnd)
+    seconds = [0.0]
+    monkeypatch.setattr(Errand, "seconds", property(lambda errand: seconds[0]))
+    desk = Desk(Serving(Limits(seconds=600.0)))
+
+    async def go_on_until_it_is_late():
+        async with aclosing(desk.survey(ask_survey([BASE, RELATED]), ANYBODY)) as steps:
+            async for step in steps:
+                if isinstance(step, Underway) and step.progress.stage == "trees":
+                    seconds[0] = 601.0
+        return step
+
+    done = finish(go_on_until_it_is_late())
+    assert done.cut_short.startswith("The survey was stopped after")
+    assert done.result.report.groups() == ((BASE, RELATED),)
+    assert len(desk._room) == 0
+
+
+def test_an_author_is_a_list_and_a_model_of_one_word_is_none(hub):
+    desk = Desk(Serving())
+    assert finish(desk.is_list("owner", ANYBODY))
+    assert not finish(desk.is_list(BASE, ANYBODY))
+    names, left_out = listed("owner", None)
+    assert {BASE, RELATED, STRANGER} <= set(names) and left_out == ""
+    assert PRIVATE not in names
+    with pytest.raises(RefusedError, match="lists no model"):
+        listed("nobody", None)
+
+
+def test_more_models_than_a_survey_takes_are_refused():
+    with pytest.raises(RefusedError, match="at most 20 here"):
+        ask_survey([f"owner/model-{k}" for k in range(21)])
+
+
+@pytest.mark.slow
+def test_closing_stops_the_reading(hub):
+    hub.faults.append(Fault("slow", origin="cdn", path="large", times=None, delay_s=0.3))
+    desk = Desk(Serving())
+
+    async def look_and_leave():
+        async with aclosing(desk.survey(ask_survey([LARGE, LARGER]), ANYBODY)) as steps:
+            async for step in steps:
+                if isinstance(step, Underway) and step.progress.stage == "rows":
+                    break
+        while len(desk._room):
+            await asyncio.sleep(0.02)
+        asked = len(hub.requests)
+        await asyncio.sleep(0.5)
+        return asked
+
+    assert finish(look_and_leave()) == len(hub.requests)

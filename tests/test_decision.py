@@ -110,7 +110,7 @@ def test_axes_that_stand_out_in_both_models_ask_for_a_strong_or_clean_match_and_
     assert verdict(both) == (Verdict.INCONCLUSIVE, Reason.NULL_NOT_VALIDATED)
     strong = decide({"embedding": dataclasses.replace(both, **better)}, alpha=ALPHA, level=Level.AUTO)
     assert strong.verdict is Verdict.HOMOLOGOUS
-    assert any("p is no theorem" in caveat for caveat in strong.caveats)
+    assert any("bounds nothing here" in caveat for caveat in strong.caveats)
 
 
 @pytest.mark.parametrize("fitted_on", ["embeddings", "keys of the layers"])

@@ -70,6 +70,8 @@ class Claim:
         seed: Seed of every random choice.
         version: Version of this package that computed it.
         report_sha256: Digest of the canonical JSON of the report.
+        axes_stand_out: Whether axes stand out in both models, so that the proof of p does not cover this pair. JSON has
+            it only where they do.
     """
 
     reference: PinnedModel
@@ -81,6 +83,7 @@ class Claim:
     seed: int
     version: str
     report_sha256: str
+    axes_stand_out: bool = False
 
     @property
     def label(self) -> str:
@@ -91,7 +94,7 @@ class Claim:
     def message(self) -> str:
         """Right side of a badge."""
         return {
-            Verdict.HOMOLOGOUS: p_text(self.log10_p),
+            Verdict.HOMOLOGOUS: measured_text(self.log10_p) if self.axes_stand_out else p_text(self.log10_p),
             Verdict.NO_EVIDENCE: "no evidence found",
             Verdict.INCONCLUSIVE: "inconclusive",
         }[self.verdict]
@@ -109,15 +112,17 @@ class Claim:
     @property
     def description(self) -> str:
         """What was compared, with what, and what the number means."""
+        says = "bounds the chance of such agreement between independently trained models"
+        if self.axes_stand_out:
+            says = "says how much agreed, and no bound is proved for this pair"
         return (
             f"{self.reference} and {self.candidate}. Report sha256 {self.short_digest}, mdir-hf {self.version}, "
-            f"alpha {self.alpha:g}. p bounds the chance of such agreement between independently trained models; it "
-            "has no direction."
+            f"alpha {self.alpha:g}. p {says}; it has no direction."
         )
 
     def to_dict(self) -> dict[str, Any]:
         """The claim as plain containers; :func:`claim_of_dict` reads it back."""
-        return {
+        body: dict[str, Any] = {
             "schema": SCHEMA,
             "verdict": self.verdict.value,
             "log10_p": self.log10_p,
@@ -129,6 +134,7 @@ class Claim:
             "candidate": self.candidate.to_dict(),
             "report_sha256": self.report_sha256,
         }
+        return body | ({"axes_stand_out": True} if self.axes_stand_out else {})
 
 
 def p_text(log10_p: float) -> str:
@@ -138,6 +144,11 @@ def p_text(log10_p: float) -> str:
     """
     exponent = max(0, math.ceil(-log10_p) - 1)
     return f"p < 1e-{exponent}" if exponent else "p < 1"
+
+
+def measured_text(log10_p: float) -> str:
+    """Give p by its logarithm, where no bound is proved: ``log10 p -62571`` for -62571.5."""
+    return f"log10 p {math.ceil(log10_p)}"
 
 
 def canonical_json(report: HomologyReport) -> bytes:
@@ -170,6 +181,7 @@ def claim_of_report(report: HomologyReport) -> Claim:
             seed=report.seed,
             version=report.version,
             report_sha256=hashlib.sha256(canonical_json(report)).hexdigest(),
+            axes_stand_out=report.standing_axes is not None,
         )
     )
 
@@ -241,6 +253,7 @@ def _checked(claim: Claim) -> Claim:
     _require(type(claim.seed) is int, "a whole number as seed", claim.seed)
     _require(_matches(_VERSION, claim.version), "a version", claim.version)
     _require(_matches(_SHA256, claim.report_sha256), "a SHA-256", claim.report_sha256)
+    _require(type(claim.axes_stand_out) is bool, "true or false for axes_stand_out", claim.axes_stand_out)
     is_supported = claim.verdict is not Verdict.HOMOLOGOUS or claim.log10_p < 0
     _require(is_supported, "log10_p below 0 with the verdict homologous", claim.log10_p)
     return claim

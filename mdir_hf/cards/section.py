@@ -20,10 +20,6 @@ FOLDER = ".lineage"
 
 REPORT_PATH, BADGE_PATH = f"{FOLDER}/report.json", f"{FOLDER}/badge.svg"
 
-_MEANING = (
-    "p bounds the chance of such agreement between independently trained models. It has no direction, and a shared "
-    "random seed counts as shared ancestry."
-)
 _MOST_CAVEATS, _LONGEST_CAVEAT = 8, 600
 
 
@@ -56,7 +52,7 @@ def lineage_section(badge: Badge, report: HomologyReport, *, repo: str, other: P
             for model in (mine, other)
         ),
         "",
-        _MEANING,
+        report.what_p_says,
         "",
         *(f"- {markdown_text(caveat[:_LONGEST_CAVEAT])}" for caveat in report.caveats[:_MOST_CAVEATS]),
         *([""] if report.caveats else []),

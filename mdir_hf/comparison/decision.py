@@ -16,10 +16,7 @@ from dataclasses import dataclass, replace
 from mdir_hf.homology.matching import CHANNEL_ALPHA
 from mdir_hf.homology.modules import ModuleEvidence
 from mdir_hf.homology.significance import log_n_matchings
-from mdir_hf.report import Level, Reason, SettledBy, Verdict
-
-PRIVILEGED_Z = 3.0
-"""Privileged-basis index above which a model's axes stand out."""
+from mdir_hf.report import PRIVILEGED_Z, Level, Reason, SettledBy, Verdict
 
 TRUSTED_STRENGTH = 0.7
 """A match this strong (trace over rank) counts although the axes of both models stand out. Strangers reach 0.63 in
@@ -59,8 +56,8 @@ _BODY_CAVEATS = {
         "a retraining of the embeddings.",
     ),
     "rotation": (
-        "The residual stream of one model is that of the other under a rotation, as after deliberate obfuscation; the "
-        "rotation was fitted on the {fitted_on} and is no evidence by itself.",
+        "The layers agree once the residual stream of one model is rotated into that of the other. The rotation was "
+        "fitted on the {fitted_on} and is no evidence by itself.",
     ),
 }
 
@@ -279,10 +276,12 @@ def _caveats_of_finding(evidence: Evidence) -> tuple[str, ...]:
         caveats.append("All rows that were looked at first are equal in both models, number by number.")
     if evidence.both_privileged:
         caveats.append(
-            f"Some axes stand out in both models (z = {evidence.basis_z[0]:.0f} and {evidence.basis_z[1]:.0f}), so "
-            "that neither is rotation invariant and p is no theorem here. The match (trace over rank "
-            f"{evidence.strength:.2f}, {evidence.off_match_share:.2f} off-match hits per matched channel) is stronger "
-            "or cleaner than any match of unrelated models that share features was in simulations."
+            "Some channels stand out from all others in both models (z = "
+            f"{evidence.basis_z[0]:.0f} and {evidence.basis_z[1]:.0f}), as in most trained models. The proof of p asks "
+            "for one model without such channels, so p bounds nothing here: it says how much agreed. The verdict rests "
+            f"on how strong and clean the match is (trace over rank {evidence.strength:.2f}, "
+            f"{evidence.off_match_share:.2f} off-match hits per matched channel). No pair of unrelated models "
+            "that was simulated or measured for this method matched like this."
         )
     if len(set(evidence.widths)) > 1:
         caveats.append(

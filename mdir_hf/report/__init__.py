@@ -24,9 +24,10 @@ from mdir_hf.report.parts import (
     RowsFound,
 )
 from mdir_hf.report.result import HomologyReport, MatrixArrays, ReportArrays
-from mdir_hf.report.sections import Fact, FigureName, Line, Listing, Section, SectionKind, Table
+from mdir_hf.report.sections import Fact, FigureName, Line, Listing, Scale, Section, SectionKind, Table
 from mdir_hf.report.terms import (
     PLACEBO_LOG10_P,
+    PRIVILEGED_Z,
     LayerPattern,
     LayerRole,
     Level,
@@ -44,6 +45,7 @@ from mdir_hf.report.words import REASON_TEXT, n_bytes_text
 
 __all__ = [
     "PLACEBO_LOG10_P",
+    "PRIVILEGED_Z",
     "READ_AS",
     "REASON_TEXT",
     "SCHEMA",
@@ -79,6 +81,7 @@ __all__ = [
     "ReportArrays",
     "ResidualMap",
     "RowsFound",
+    "Scale",
     "Section",
     "SectionKind",
     "SettledBy",

@@ -15,6 +15,7 @@ from mdir_hf.report.layer_words import layers_section, modules_section
 from mdir_hf.report.parts import MatrixReport, ModelSummary, PlaceboResult
 from mdir_hf.report.reproduce import command_line, python_lines
 from mdir_hf.report.result import HomologyReport
+from mdir_hf.report.scale import scale_section
 from mdir_hf.report.sections import (
     Fact,
     FigureName,
@@ -28,7 +29,7 @@ from mdir_hf.report.sections import (
     percent,
 )
 from mdir_hf.report.terms import Transformation, Verdict
-from mdir_hf.report.words import MEANING, n_bytes_text
+from mdir_hf.report.words import n_bytes_text
 
 NAME_LENGTH = 80
 
@@ -57,6 +58,7 @@ def describe(report: HomologyReport) -> tuple[Section, ...]:
         Section(SectionKind.NOT_MEANING, "What it does not mean", bullets=report.does_not_mean),
         Section(SectionKind.CAVEATS, "Caveats of this result", bullets=report.caveats),
         _excludes(report),
+        scale_section(report),
         _models(report),
         _evidence(report),
         _calibration(report),
@@ -87,9 +89,13 @@ def pair_name(report: HomologyReport, *, length: int = NAME_LENGTH) -> str:
 
 def _verdict(report: HomologyReport) -> Section:
     tests = counted(report.tests, "test")
-    brief = [Line("log10 p", f"{number(report.log10_p)}  (alpha {report.alpha:g}, corrected for {tests})")]
+    brief = [
+        Line("in words", report.sentence),
+        Line("log10 p", f"{number(report.log10_p)}  (alpha {report.alpha:g}, corrected for {tests})"),
+    ]
+    says = "" if report.standing_axes is None else " It says how much agreed, and bounds no chance for this pair."
     facts = [
-        Fact("log10 p", number(report.log10_p), f"Corrected for {tests} and for every look."),
+        Fact("log10 p", number(report.log10_p), f"Corrected for {tests} and for every look.{says}"),
         Fact("alpha", f"{report.alpha:g}", "The level of significance, fixed before looking."),
     ]
     if report.log10_p_not_accepted is not None:
@@ -108,7 +114,7 @@ def _verdict(report: HomologyReport) -> Section:
         SectionKind.VERDICT,
         report.headline,
         brief=tuple(brief),
-        paragraphs=(report.means, MEANING),
+        paragraphs=(report.sentence, report.means, report.what_p_says),
         facts=tuple(facts),
     )
 
@@ -210,7 +216,8 @@ def _evidence(report: HomologyReport) -> Section:
             FigureName.EMBEDDING_MATCHED,
             FigureName.UNEMBEDDING,
             FigureName.UNEMBEDDING_MATCHED,
-            FigureName.LOOKS,
+            # A single look is a dot, which says nothing that the table does not.
+            *((FigureName.LOOKS,) if any(len(matrix.looks) > 1 for matrix in report.matrices.values()) else ()),
         ),
     )
 
@@ -248,10 +255,11 @@ def _matrix_facts(matrix: MatrixReport) -> Iterator[Fact]:
     )
     yield Fact("common tokens", f"{matrix.common_tokens:,}", "Tokens that both vocabularies hold.")
     yield Fact("tokens used", f"{matrix.rows_used:,}", "Those whose rows were used for this result.")
-    yield Fact("trace", number(matrix.trace), "Sum of the matched entries of the polar factor.")
-    yield Fact("significant from", number(matrix.threshold), "The trace that unrelated models pass once in a thousand.")
-    yield Fact("trace over width", number(matrix.normalized_trace, 3), "1 where every channel matches fully.")
-    yield Fact("rank", str(matrix.rank), "Rank of the polar factor: the trace can be no larger.")
+    trace = "–" if matrix.trace is None else f"{matrix.trace:.1f} of at most {matrix.rank}"
+    meaning = "Sum of the matched entries of the polar factor; its rank, which the tokens used bound, is the most."
+    yield Fact("trace", trace, meaning)
+    chance = "The trace that unrelated models pass once in a thousand."
+    yield Fact("trace that chance reaches", number(matrix.threshold), chance)
     matched = "–"
     if matrix.matched_channels is not None and matrix.coverage is not None:
         matched = f"{matrix.matched_channels} ({matrix.coverage:.0%})"
@@ -284,7 +292,7 @@ def _calibration(report: HomologyReport) -> Section:
             f"{number(report.layers.placebo_log10_p)}. Off-match hits: {report.layers.stray_share:.1%} of the pairs of "
             "layers off the map are significant."
         )
-    columns = ("placebo", "channels", "trace", "significant from", "log10 p", "state")
+    columns = ("placebo", "channels", "trace", "trace that chance reaches", "log10 p", "state")
     tables = (Table("The test where there is nothing to find", columns, tuple(rows)),) if rows else ()
     figures = (FigureName.NULL,) if rows else ()
     return Section(SectionKind.CALIBRATION, "Calibration", paragraphs=tuple(notes), tables=tables, figures=figures)

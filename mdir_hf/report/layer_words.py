@@ -25,13 +25,13 @@ def layers_section(report: HomologyReport) -> Section:
         pairs = ", ".join(f"{m.reference}>{m.candidate}" for m in layers.matches)
         brief.append(Line("", f"reference>candidate: {pairs}"))
     rows = tuple((str(m.candidate), str(m.reference), number(m.log10_p)) for m in layers.matches)
-    columns = ("candidate layer", "its ancestor in the reference", "log10 p")
+    columns = ("candidate layer", "its ancestor in the reference", "log10 p, corrected for all pairs")
     return Section(
         SectionKind.LAYERS,
         "Layers",
         brief=tuple(brief),
         paragraphs=(f"{found}.",),
-        tables=(Table("Ancestors, counted from 0", columns, rows),) if rows else (),
+        tables=(Table("Which layer matches which, counted from 0", columns, rows),) if rows else (),
         figures=(FigureName.LAYERS,) if layers.matrix else (),
     )
 

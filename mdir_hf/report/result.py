@@ -19,8 +19,19 @@ from mdir_hf.report.parts import (
     ModelSummary,
     ModuleReport,
 )
-from mdir_hf.report.terms import Level, Reason, SettledBy, Verdict
-from mdir_hf.report.words import DOES_NOT_MEAN, ICON, MEANS, REASON_TEXT, SENTENCE
+from mdir_hf.report.terms import PRIVILEGED_Z, Level, Reason, SettledBy, Verdict
+from mdir_hf.report.words import (
+    DOES_NOT_MEAN,
+    ICON,
+    MEANING,
+    MEANING_STANDING_AXES,
+    MEANS,
+    MEANS_SAME_FILES,
+    MEANS_STANDING_AXES,
+    REASON_TEXT,
+    SAME_FILES,
+    SENTENCE,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -120,14 +131,46 @@ class HomologyReport:
         return SENTENCE[self.verdict] + (f": {REASON_TEXT[self.reason]}" if self.reason is not None else "")
 
     @property
+    def sentence(self) -> str:
+        """What was found, as one sentence with the names of both models, to quote."""
+        from mdir_hf.report.sentence import sentence_of
+
+        return sentence_of(self)
+
+    @property
+    def standing_axes(self) -> tuple[float, float] | None:
+        """How far axes stand out in the two models (z), where they do in both and the verdict rests on that match.
+
+        Neither model is rotation invariant then, which the proof of p asks for: the verdict rests on a match that is
+        stronger or cleaner than any that was seen of unrelated models, and p says how much agreed, and bounds nothing.
+        """
+        by_step = {SettledBy.UNEMBEDDING: self.unembedding}
+        steps = (SettledBy.SCREEN, SettledBy.EMBEDDING, SettledBy.UNEMBEDDING)
+        matrix = by_step.get(self.settled_by, self.embedding) if self.settled_by in steps else None
+        if self.verdict is not Verdict.HOMOLOGOUS or matrix is None or matrix.placebo is None:
+            return None
+        z = matrix.placebo.privileged_basis_z
+        return z if min(map(abs, z)) > PRIVILEGED_Z else None
+
+    @property
     def means(self) -> str:
         """What the verdict means, for people."""
-        return MEANS[self.verdict]
+        if self.settled_by is SettledBy.IDENTICAL_FILES:
+            return MEANS_SAME_FILES
+        return MEANS[self.verdict] if self.standing_axes is None else MEANS_STANDING_AXES
 
     @property
     def does_not_mean(self) -> tuple[str, ...]:
         """What the verdict does not mean: sentences to stand wherever the verdict stands."""
-        return DOES_NOT_MEAN[self.verdict]
+        said = DOES_NOT_MEAN[self.verdict]
+        return said[:2] if self.settled_by is SettledBy.IDENTICAL_FILES else said
+
+    @property
+    def what_p_says(self) -> str:
+        """What p is worth for this pair, and what it never says."""
+        if self.settled_by is SettledBy.IDENTICAL_FILES:
+            return SAME_FILES
+        return MEANING if self.standing_axes is None else MEANING_STANDING_AXES
 
     def to_dict(self) -> dict[str, object]:
         """The report as plain containers, as JSON has it; without its arrays."""

@@ -15,6 +15,7 @@ class SectionKind(Term):
     NOT_MEANING = "not-meaning"
     CAVEATS = "caveats"
     EXCLUDES = "excludes"
+    SCALE = "scale"
     MODELS = "models"
     EVIDENCE = "evidence"
     CALIBRATION = "calibration"
@@ -46,8 +47,8 @@ class FigureName(Term):
     )
     LAYERS = (
         "layers",
-        "Each cell is the evidence for one pair of layers. Copies in place are a diagonal; inserted or repeated layers "
-        "break it.",
+        "Each cell is the evidence for one pair of layers, before it is corrected for the number of pairs. Copies in "
+        "place are a diagonal; inserted or repeated layers break it.",
     )
     MODULES = (
         "modules",
@@ -101,6 +102,25 @@ class Listing:
 
 
 @dataclass(frozen=True, slots=True)
+class Scale:
+    """A p beside measured ones, to be drawn.
+
+    Attributes:
+        strangers: log10 p of pairs of unrelated models, ascending.
+        relatives: The same of related ones.
+        log10_p: That of this pair.
+        alpha: The level of significance.
+        words: Where it stands, in words.
+    """
+
+    strangers: tuple[float, ...]
+    relatives: tuple[float, ...]
+    log10_p: float
+    alpha: float
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
 class Section:
     """One section of a description.
 
@@ -114,6 +134,7 @@ class Section:
         tables: After that.
         figures: Figures that belong here, of those that the report has.
         code: Listings.
+        scale: A p beside measured ones.
         is_detail: Whether the short form leaves it out.
     """
 
@@ -126,6 +147,7 @@ class Section:
     tables: tuple[Table, ...] = ()
     figures: tuple[FigureName, ...] = ()
     code: tuple[Listing, ...] = ()
+    scale: Scale | None = None
     is_detail: bool = False
 
     @property

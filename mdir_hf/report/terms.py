@@ -11,6 +11,9 @@ if TYPE_CHECKING:
 PLACEBO_LOG10_P = -3.0
 """log10 p from which a placebo, or any test by itself, counts as significant: 0.1 %."""
 
+PRIVILEGED_Z = 3.0
+"""Privileged-basis index above which a model's axes stand out."""
+
 
 class Term(str, Enum):
     """A word of a result: equal to its text in JSON.

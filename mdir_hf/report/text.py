@@ -7,7 +7,7 @@ from textwrap import fill
 from mdir_hf.names import LONGEST_TEXT, visible_text
 from mdir_hf.report.description import describe
 from mdir_hf.report.result import HomologyReport
-from mdir_hf.report.words import HEADLINE, MEANING, REASON_TEXT
+from mdir_hf.report.words import HEADLINE, REASON_TEXT
 
 LINE_WIDTH = 100
 LABEL_WIDTH = 12
@@ -18,7 +18,7 @@ def text_of(report: HomologyReport) -> str:
     brief = [
         _filled(f"  {line.label:<{LABEL_WIDTH}} ", line.text) for section in describe(report) for line in section.brief
     ]
-    sentences = [_filled("  ", MEANING), *(_filled("  - ", caveat) for caveat in report.caveats)]
+    sentences = [_filled("  ", report.what_p_says), *(_filled("  - ", caveat) for caveat in report.caveats)]
     headline = HEADLINE[report.verdict] + (f": {REASON_TEXT[report.reason]}" if report.reason is not None else "")
     return "\n".join([headline, "", *brief, "", *sentences])
 

@@ -35,10 +35,18 @@ MEANS = {
         "both from a third, or both began from the same random initialisation."
     ),
     Verdict.NO_EVIDENCE: (
-        "Where this comparison looked, the two models agree no better than models that were trained independently."
+        "Where this comparison looked, the two models agree as little as models that were trained independently."
     ),
     Verdict.INCONCLUSIVE: "For this pair the question could not be answered either way, for the reason given.",
 }
+
+MEANS_STANDING_AXES = (
+    "The two models agree more strongly or more cleanly than any unrelated models that were simulated or measured. The "
+    "weights of the two have a common origin: one was made from the other, or both from a third, or both began from "
+    "the same random initialisation."
+)
+
+MEANS_SAME_FILES = "The weight files of the two models are the same, byte for byte, by their SHA-256."
 
 DOES_NOT_MEAN = {
     Verdict.HOMOLOGOUS: (
@@ -58,10 +66,16 @@ DOES_NOT_MEAN = {
     ),
 }
 
-MEANING = (
-    "p bounds the chance of such agreement between independently trained models. It has no direction, and a shared "
-    "random seed counts as shared ancestry."
+_NO_DIRECTION = "It has no direction, and a shared random seed counts as shared ancestry."
+
+MEANING = f"p bounds the chance of such agreement between independently trained models. {_NO_DIRECTION}"
+
+MEANING_STANDING_AXES = (
+    "p says how much agreed; it bounds no chance for this pair, whose channels stand out in both models. "
+    f"{_NO_DIRECTION}"
 )
+
+SAME_FILES = "Equal files need no p-value. That they are equal has no direction."
 
 
 def n_bytes_text(n_bytes: float) -> str:

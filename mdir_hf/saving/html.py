@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from mdir_hf.names import shown_name
-from mdir_hf.report import FigureName, HomologyReport, Section, SectionKind, Table, describe
+from mdir_hf.report import FigureName, HomologyReport, Section, SectionKind, SettledBy, Table, describe
 from mdir_hf.report.description import NAME_LENGTH, pair_name
+from mdir_hf.saving.scale_svg import scale_svg
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -103,6 +104,7 @@ def _environment() -> Environment:
     )
     environment.filters |= {"alignments": _alignments, "minus": _minus, "is_long": _is_long, "power": _power}
     environment.globals |= {"OPEN_ROWS": OPEN_ROWS, "side_by_side": _side_by_side, "SectionKind": SectionKind}
+    environment.globals["scale_svg"] = scale_svg
     return environment
 
 
@@ -133,8 +135,13 @@ def _minus(text: str) -> str:
     return text.replace("-", "\N{MINUS SIGN}", 1) if re.match(r"-\d", text) else text
 
 
-def _power(log10_p: float) -> Markup:
-    if log10_p > -1.0:
+def _power(report: HomologyReport) -> Markup:
+    """What p is, as a sentence; nothing where equal files need none."""
+    if report.settled_by is SettledBy.IDENTICAL_FILES:
+        return Markup("")
+    if report.log10_p > -1.0:
         return Markup("<strong>p gives no evidence.</strong>")
-    exponent = f"\N{MINUS SIGN}{math.floor(-log10_p)}"
-    return Markup("<strong>p is at most 10<sup>{}</sup>.</strong>").format(exponent)
+    exponent = f"\N{MINUS SIGN}{math.floor(-report.log10_p)}"
+    is_bound = report.standing_axes is None
+    said = "p is at most 10<sup>{}</sup>." if is_bound else "p comes out as 10<sup>{}</sup>."
+    return Markup(f"<strong>{said}</strong>").format(exponent)

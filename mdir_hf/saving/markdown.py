@@ -26,8 +26,8 @@ def markdown_text(report: HomologyReport, alt_texts: Mapping[str, str]) -> str:
     parts = [
         f"# Weight ancestry of {plain(pair_name(report))}",
         f"{report.icon} **{plain(report.headline)}.**",
-        "\n".join(f"- {plain(fact.name)}: {plain(fact.value)}" for fact in verdict.facts),
         *(plain(paragraph) for paragraph in verdict.paragraphs),
+        "\n".join(f"- {plain(fact.name)}: {plain(fact.value)}" for fact in verdict.facts),
     ]
     for section in sections:
         if not section.is_detail:

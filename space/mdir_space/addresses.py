@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from urllib.parse import urlencode
+from urllib.parse import parse_qs, urlencode, urlsplit
 
 import gradio as gr
 
@@ -45,6 +45,18 @@ def query_of(reference: str, candidate: str, level: str, alpha: float) -> str:
     fields |= {"level": level} if level != "auto" else {}
     fields |= {"alpha": f"{alpha:g}"} if alpha != DEFAULT_ALPHA else {}
     return urlencode(fields, safe="/@:")
+
+
+def link_to_layers(link: str) -> str:
+    """Return the link to the same question at the level that analyses every layer; empty where that is asked already.
+
+    Args:
+        link: As :func:`query_of` ends it; empty for none.
+    """
+    asked = {name: values[0] for name, values in parse_qs(urlsplit(link).query).items()}
+    if not asked or asked.get("level") == "body":
+        return ""
+    return f"?{urlencode({**asked, 'level': 'body'}, safe='/@:')}"
 
 
 def page_address(request: gr.Request | None) -> str:

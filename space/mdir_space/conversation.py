@@ -11,7 +11,7 @@ from typing import Any
 
 import gradio as gr
 
-from mdir_hf import DeclaredLineage, HomologyReport, MdirError, SectionKind, declared_lineage
+from mdir_hf import DeclaredLineage, HomologyReport, MdirError, SectionKind, SettledBy, declared_lineage
 from mdir_space.access import Access
 from mdir_space.addresses import page_address, query_of, server_address
 from mdir_space.desk import Answered, Desk, Working
@@ -38,6 +38,7 @@ class Panels:
     alert: gr.HTML
     verdict: gr.HTML
     details: gr.Column
+    tabs: gr.Tabs
     evidence: gr.HTML
     layers: gr.HTML
     modules: gr.HTML
@@ -134,12 +135,18 @@ async def _show(panels: Panels, question: Question, answered: Answered, request:
         yield updates
 
 
+def first_tab(report: HomologyReport) -> str:
+    """Return the tab of the evidence that decided."""
+    return "layers" if report.settled_by is SettledBy.BODY else "evidence"
+
+
 async def details(
     panels: Panels, report: HomologyReport, link: str, server: str, *, is_example: bool = False
 ) -> AsyncIterator[Updates]:
     """Fill the tabs; figures are drawn in a thread, one tab after the other."""
     yield {
         panels.details: gr.update(visible=True),
+        panels.tabs: gr.update(selected=first_tab(report)),
         panels.evidence: "",
         panels.layers: "",
         panels.modules: "",
@@ -154,7 +161,7 @@ async def details(
         (panels.modules, SectionKind.MODULES),
         (panels.calibration, SectionKind.CALIBRATION),
     ):
-        yield {tab: await asyncio.to_thread(panel, report, kind, pictures)}
+        yield {tab: await asyncio.to_thread(panel, report, kind, pictures, link)}
     yield {panels.status: '<span class="unseen settled" data-say="The evidence is complete."></span>'}
 
 
@@ -184,7 +191,7 @@ async def show_example(panels: Panels, example: Example, request: gr.Request) ->
         **panels.cleared(),
         **panels.busy(False),
         panels.plan: "",
-        panels.verdict: verdict_card(report, note=example.note),
+        panels.verdict: verdict_card(report, note=example.note, is_example=True),
     }
     async for updates in details(panels, report, "", server_address(request), is_example=True):
         yield updates

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import base64
 import html
+import os
+from urllib.parse import quote
 
 from mdir_hf import ModelSummary, shown_name, visible_text
+
+HUB = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+"""Where names of models lead."""
 
 
 def text(value: object) -> str:
@@ -28,12 +33,20 @@ def download(content: str, name: str, label: str, mime: str) -> str:
     return f'<a class="download" download="{text(name)}" href="data:{text(mime)};base64,{encoded}">{text(label)}</a>'
 
 
-def model_name(model: ModelSummary) -> str:
-    """Return the name of a model, linked to its page at the commit that was read where it is on the Hub."""
+def model_name(model: ModelSummary, hub: str = "") -> str:
+    """Return the name of a model, linked to its page at the commit that was read.
+
+    Args:
+        model: One side of a report.
+        hub: Address of the Hub that it is on; empty where its name is to lead nowhere.
+    """
     name = text(shown_name(model.repo))
     if model.commit is None:
         return f'<span class="model">{name}</span>'
     revision = f'<span class="revision">@{text(shown_name(model.revision, length=24))}</span>' if model.revision else ""
+    if hub:
+        address = f"{hub}/{quote(model.repo, safe='/')}/tree/{quote(model.commit, safe='')}"
+        name = f'<a href="{text(address)}" target="_blank" rel="noopener">{name}</a>'
     return f'<span class="model">{name}{revision}</span>'
 
 

@@ -197,11 +197,11 @@ def _examples_row() -> list[tuple[gr.Button, Example]]:
 def _panels(plan: gr.HTML, status: gr.HTML, alert: gr.HTML, compare: gr.Button, cancel: gr.Button) -> Panels:
     verdict = gr.HTML(elem_id="verdict")
     tabs = {}
-    with gr.Column(visible=False, elem_id="details") as details, gr.Tabs():
+    with gr.Column(visible=False, elem_id="details") as details, gr.Tabs(selected="evidence") as all_tabs:
         for name in ("Evidence", "Layers", "Modules", "Calibration", "Reproduce", "Badge"):
-            with gr.Tab(name, elem_id=f"tab-{name.lower()}"):
+            with gr.Tab(name, elem_id=f"tab-{name.lower()}", id=name.lower()):
                 tabs[name.lower()] = gr.HTML(elem_classes="panel", elem_id=f"panel-{name.lower()}")
-    return Panels(plan, status, alert, verdict, details, compare=compare, cancel=cancel, **tabs)
+    return Panels(plan, status, alert, verdict, details, all_tabs, compare=compare, cancel=cancel, **tabs)
 
 
 def _listen(desk: Desk, fields: list[Any], panels: Panels, examples: list[tuple[gr.Button, Example]]) -> None:

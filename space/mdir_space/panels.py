@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from mdir_hf import HomologyReport, SectionKind, describe, section_html
-from mdir_space.markup import prose
+from mdir_space.addresses import link_to_layers
+from mdir_space.markup import prose, text
 from mdir_space.pictures import Pictures
 
-_NO_LAYERS = (
-    "The layers were not compared: the question was settled before, or the level does not reach them. The level “body” "
-    "maps and analyses every layer."
-)
+_NO_LAYERS = "The layers were not compared: the question was settled before, or the level does not reach them."
 INTRODUCTIONS = {
     SectionKind.EVIDENCE: (
         "Both models have one row of weights per token. On the tokens that both know, the rows of one are multiplied "
         "with those of the other. The polar factor of that product is the rotation that fits best (Procrustes). In "
-        "relatives it is close to a permutation of the channels. In unrelated models it is noise."
+        "related models each channel has one partner there, so that it looks like a shuffled diagonal. In unrelated "
+        "models it is noise."
     ),
     SectionKind.LAYERS: "Every layer of one model was tested against every layer of the other.",
     SectionKind.MODULES: (
-        "Each matrix of each matched pair of layers was tested by itself: queries and keys up to rotations of their "
-        "position planes, values and outputs up to any change inside a head, MLPs up to a reordering of neurons."
+        "Each matrix of each matched pair of layers was tested by itself, whatever may be done to it without a change "
+        "of the model: queries and keys may be turned inside each pair of rotary dimensions, values and outputs may be "
+        "changed in any way inside a head, neurons may be reordered."
     ),
     SectionKind.CALIBRATION: (
         "A p-value is worth what its assumptions are worth, so the same test is run where there is nothing to find. "
@@ -29,20 +29,23 @@ INTRODUCTIONS = {
 NOT_RUN = {
     SectionKind.EVIDENCE: "No weights were compared: the files of both models have the same digests.",
     SectionKind.LAYERS: _NO_LAYERS,
-    SectionKind.MODULES: "No module was tested. The layers were not compared, or none of them has an ancestor.",
+    SectionKind.MODULES: "No part of a layer was tested: the layers were not compared, or none has an ancestor.",
     SectionKind.CALIBRATION: "No placebo was run: no weights were compared, or too few rows to tell.",
 }
 
 
-def panel(report: HomologyReport, kind: SectionKind, pictures: Pictures) -> str:
+def panel(report: HomologyReport, kind: SectionKind, pictures: Pictures, link: str = "") -> str:
     """Return one tab.
 
     Args:
         report: The report.
         kind: Which section of its description.
         pictures: Its figures.
+        link: What asks this question again, for the way on to the layers; empty for none.
     """
     section = next((section for section in describe(report) if section.kind is kind), None)
     if section is None:
-        return prose(NOT_RUN[kind])
+        layers = link_to_layers(link) if kind in (SectionKind.LAYERS, SectionKind.MODULES) else ""
+        way_on = f'<p><a class="way-on" href="{text(layers)}">Analyse every layer</a></p>' if layers else ""
+        return prose(NOT_RUN[kind]) + way_on
     return prose(INTRODUCTIONS[kind]) + section_html(section, pictures.images(section.figures))

@@ -31,6 +31,7 @@ def slim_report(report: HomologyReport) -> dict[str, Any]:
     body["io"] = {key: value for key, value in body["io"].items() if key != "files"}
     words = {
         "headline": report.headline,
+        "sentence": report.sentence,
         "means": report.means,
         "does_not_mean": list(report.does_not_mean),
     }

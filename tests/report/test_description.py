@@ -53,6 +53,7 @@ def test_a_section_that_says_nothing_is_left_out():
     assert {section.kind for section in describe(bare)} == {
         SectionKind.VERDICT,
         SectionKind.NOT_MEANING,
+        SectionKind.SCALE,
         SectionKind.MODELS,
         SectionKind.REPRODUCE,
         SectionKind.READ,

@@ -36,6 +36,7 @@ USED = {
         "svg",
         "circle",
         "path",
+        "text",
     ),
     *("table", "caption", "thead", "tbody", "tr", "th", "td", "details", "summary"),
     *("figure", "figcaption", "picture", "source", "img"),
@@ -109,6 +110,7 @@ def test_landmarks_headings_and_tables_are_in_order():
     assert page.texts("h2") == [
         "What it does not mean",
         "Caveats of this result",
+        "Beside pairs of real models",
         "The two models",
         "Evidence",
         "Calibration",
@@ -192,7 +194,13 @@ def test_parts_that_were_not_run_have_no_section():
     bare = a_report(embedding=None, unembedding=None, layers=None, modules=None, caveats=(), arrays=NO_ARRAYS)
     page = assert_is_well_built(page_of(bare, with_figures=True))
 
-    assert page.texts("h2") == ["What it does not mean", "The two models", "Reproduce", "What was read"]
+    assert page.texts("h2") == [
+        "What it does not mean",
+        "Beside pairs of real models",
+        "The two models",
+        "Reproduce",
+        "What was read",
+    ]
     assert page.all("img") == []
 
 
@@ -216,7 +224,9 @@ def test_long_tables_are_folded_and_short_ones_are_not():
     short = Page(page_of(a_report(layers=a_layer_map(20, 20), modules=None)))
     long = Page(page_of(a_report(layers=a_layer_map(21, 21), modules=None)))
 
-    assert short.texts("summary") == [] and long.texts("summary") == ["Ancestors, counted from 0 (21 rows)"]
+    assert short.texts("summary") == [] and long.texts("summary") == [
+        "Which layer matches which, counted from 0 (21 rows)"
+    ]
 
 
 def test_pictures_have_alt_text_a_dark_version_and_a_caption():

@@ -17,14 +17,17 @@ from mdir_hf import (
     Reason,
     ReportArrays,
     SectionKind,
+    SettledBy,
     Verdict,
     compare_command,
     describe,
 )
+from mdir_space.conversation import first_tab
 from mdir_space.desk import Waiting, Working
 from mdir_space.estimate import Pace, bytes_of, duration_text, size_text
 from mdir_space.examples import stored_examples
 from mdir_space.limits import Limits
+from mdir_space.markup import HUB
 from mdir_space.notices import alert, does_not_fit, plan_notice, progress_notice
 from mdir_space.panels import NOT_RUN, panel
 from mdir_space.pictures import Pictures
@@ -146,6 +149,52 @@ def test_a_no_says_what_it_excludes_on_its_card(permuted):
     assert "What this excludes" not in verdict_card(permuted)
 
 
+def test_the_card_begins_with_a_sentence_to_quote_and_a_scale(permuted):
+    for report in (permuted, EXAMPLES["other-seed"].report):
+        card = verdict_card(report)
+        assert f'<p class="sentence">{report.sentence}</p>' in card
+        assert card.index('class="sentence"') < card.index('class="scale"') < card.index('class="numbers"')
+        assert "Measured in the same way" in card
+
+
+def test_a_few_caveats_are_shown_and_the_others_are_folded(permuted):
+    card = verdict_card(replace(permuted, caveats=tuple(f"caveat {k}" for k in range(5))))
+    shown, folded = card.split("<summary>2 more</summary>")
+    assert "caveat 2" in shown and "caveat 3" not in shown and "caveat 4" in folded
+    assert "more</summary>" not in verdict_card(permuted)
+
+
+def test_names_lead_to_the_commits_that_were_read_where_these_exist(permuted):
+    card = verdict_card(permuted)
+    for model in (permuted.reference, permuted.candidate):
+        assert f'href="{HUB}/{model.repo}/tree/{model.commit}"' in card
+    assert "href" not in verdict_card(permuted, is_example=True)
+    in_a_folder = replace(permuted, reference=replace(permuted.reference, commit=None))
+    assert f"{HUB}/{permuted.reference.repo}/" not in verdict_card(in_a_folder)
+
+
+def test_the_tab_that_decided_opens_first():
+    opened = {name: first_tab(example.report) for name, example in EXAMPLES.items()}
+    decided = {name: example.report.settled_by for name, example in EXAMPLES.items()}
+    assert {name for name, tab in opened.items() if tab == "layers"} == {n for n, by in decided.items() if by == "body"}
+    assert "layers" in opened.values()
+
+
+def test_empty_tabs_have_a_way_on_unless_it_was_gone_already(permuted):
+    bare = replace(permuted, layers=None, modules=None)
+    for kind in (SectionKind.LAYERS, SectionKind.MODULES):
+        said = panel(bare, kind, Pictures(bare), "http://here/?a=a/b&b=c/d&alpha=1e-20")
+        assert 'href="?a=a/b&amp;b=c/d&amp;alpha=1e-20&amp;level=body"' in said
+        assert "href" not in panel(bare, kind, Pictures(bare), "http://here/?a=a/b&b=c/d&level=body")
+        assert "href" not in panel(bare, kind, Pictures(bare))
+
+
+def test_files_that_are_the_same_have_no_third_model(permuted):
+    same = replace(permuted, settled_by=SettledBy.IDENTICAL_FILES)
+    lineage = DeclaredLineage("demo/permuted", None, (), None, "README.md", None, (), False)
+    assert "their weight files are the same" in declared_text(same, (None, lineage))
+
+
 def test_an_inconclusive_verdict_says_why(permuted):
     report = replace(permuted, verdict=Verdict.INCONCLUSIVE, reason=Reason.FEW_SHARED_AXES, settled_by=None)
     card = verdict_card(report)
@@ -163,10 +212,10 @@ def test_no_piece_accuses(rendered):
     ("verdict", "declared", "sentence"),
     [
         ("homologous", True, "The measurement agrees with what is declared."),
-        ("homologous", False, "a card need not name every ancestor"),
+        ("homologous", False, "A card need not name every ancestor"),
         ("no_evidence", True, "found no trace of it in the weights"),
         ("no_evidence", False, "Neither card names the other model."),
-        ("inconclusive", True, "The measurement adds nothing"),
+        ("inconclusive", True, "neither confirms nor contradicts"),
     ],
 )
 def test_what_is_declared_and_what_was_measured_stand_side_by_side(permuted, verdict, declared, sentence):

@@ -31,7 +31,10 @@ def test_two_names_give_progress_with_bytes_then_a_verdict_then_its_evidence(vis
     assert page.locator("#status").inner_text().strip() == ""
     card = page.locator(".verdict").inner_text()
     assert f"{BASE} and {STRANGER}" in card
-    assert "What this excludes" in card and "not evidence against shared ancestry" in card
+    assert f"No shared weights were found between {STRANGER} and {BASE}; a copy under noise" in card
+    assert "What this excludes" not in card and "not evidence against shared ancestry" in card
+    page.get_by_text("The numbers behind it").click()
+    assert "What this excludes" in page.locator(".verdict").inner_text()
     assert "Reads " in page.locator("#plan").inner_text()
 
 
@@ -46,11 +49,29 @@ def test_every_tab_opens_with_what_it_promises(visit):
     assert "common tokens" in text["Evidence"]
     assert "1,499" in text["Evidence"]
     assert "The layers were not compared" in text["Layers"]
-    assert "The layers were not compared" in text["Modules"]
+    assert "the layers were not compared" in text["Modules"]
     assert "tokens re-paired" in text["Calibration"]
     assert "mdir-hf compare" in text["Reproduce"]
     assert "HomologyChecker" in text["Reproduce"]
     assert "[![Shared weight ancestry" in text["Badge"]
+
+
+def test_an_empty_tab_leads_to_the_analysis_of_every_layer_and_the_evidence_that_decided_opens(visit):
+    page = visit(f"/?a={BASE}&b={RELATED}")
+    settle(page)
+    expect(page.locator("#panel-evidence")).to_be_visible()
+    open_tab(page, "Layers")
+    page.get_by_role("link", name="Analyse every layer").click()
+    expect(page).to_have_url(re.compile("level=body"))
+    verdict(page)
+    settle(page)
+    open_tab(page, "Layers")
+    expect(page.get_by_role("link", name="Analyse every layer")).to_have_count(0)
+
+    page.get_by_role("button", name="Rotated weights").click()
+    expect(page.locator(".sentence")).to_contain_text("once the channels of one are rotated")
+    settle(page)
+    expect(page.locator("#panel-layers")).to_be_visible()
 
 
 def test_the_report_to_download_is_the_report_and_the_commits_stand_on_the_page(visit, live_hub):
@@ -89,7 +110,7 @@ def test_a_link_opens_the_comparison_and_the_page_gives_that_link(visit, server)
     expect(page).to_have_url(link)
     card = page.locator(".verdict").inner_text()
     assert "@main" in card
-    assert "1e-20" in card
+    assert "1e-20" in page.locator(".verdict").text_content()
 
     again = visit(link.removeprefix(server.url))
     assert verdict(again) == verdict(page)

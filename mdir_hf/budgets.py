@@ -51,8 +51,8 @@ SENTENCEPIECE = Budget(64 << 20, 5 << 20)
 
 SAFETENSORS_HEADER = Budget(100_000_000, 2_000_000)
 """The format allows as many bytes. A tensor takes about nine values, each up to 200 bytes when parsed."""
-SHARD_INDEX = Budget(64 << 20, 1_000_000)
-"""That of a 671B mixture of experts has 9 MB, and names 91,991 tensors."""
+SHARD_INDEX = Budget(64 << 20, 700_000)
+"""That of a 671B mixture of experts has 9 MB, and names 91,991 tensors; one of 1 T in four bits has 210,000."""
 CONFIG_JSON = Budget(8 << 20, 1 << 20)
 ADAPTER_CONFIG = Budget(4 << 20, 1 << 20)
 PICKLE = Budget(64 << 20, 2_000_000)

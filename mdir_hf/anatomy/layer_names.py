@@ -1,7 +1,7 @@
 """Names of tensors in layers: where the number stands, and which patterns of the tables a name matches.
 
-Files may hold a million names of anyone's choice, so that everything here is linear in them: a scanner where an
-expression would backtrack, and a dictionary of all names that the patterns spell.
+Files may hold a million names of anyone's choice, so that everything here is linear in them: expressions that
+do not backtrack, and a dictionary of all names that the patterns spell.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from .families import LAYER_ROWS, PRODUCT_ROWS
 from .rows import LayerRow
 from .spelling import EXPERTS, is_endless, spelled
 
-MOST_DIGITS = 6
-"""Of the number of a layer."""
-
+_NUMBER = re.compile(r"(?:^|(?<=[\s\S])\.)(0|[1-9][0-9]{0,5})\.(?=[\s\S])")
+"""The number of a layer, of at most six digits: none of its steps can be taken in two ways."""
 
 _WRAPPED = ".base_layer."
 """What adapters put into the name of a weight that they stand beside."""
@@ -33,18 +32,13 @@ def split_at_layer(name: str) -> tuple[str, int, str] | None:
         ``("model.layers", 3, "mlp.up_proj.weight")``; None where no number stands between dots. A number with zeros in
         front of it is none: no other name could be told from it.
     """
-    start = 0
-    while (dot := name.find(".", start)) >= 0:
-        number = name[start:dot]
-        if len(number) <= MOST_DIGITS and _is_number(number) and dot + 1 < len(name) and start != 1:
-            return name[: max(start - 1, 0)], int(number), name[dot + 1 :]
-        start = dot + 1
-    return None
+    found = _NUMBER.search(name)
+    return None if found is None else (name[: found.start()], int(found[1]), name[found.end() :])
 
 
 def is_in_layer(name: str) -> bool:
     """Whether a tensor stands under a number, hence in a layer (of any stack)."""
-    return split_at_layer(name) is not None
+    return _NUMBER.search(name) is not None
 
 
 class NamesOfLayer:
@@ -88,10 +82,6 @@ def expert_of(rest: str, row: LayerRow) -> int:
     match = _compiled(row.pattern).fullmatch(rest.replace(_WRAPPED, "."))
     assert match is not None
     return int(match["expert"])
-
-
-def _is_number(word: str) -> bool:
-    return word.isascii() and word.isdigit() and (word[0] != "0" or word == "0")
 
 
 @lru_cache(maxsize=1 << 14)  # layers repeat their names

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -125,7 +126,12 @@ def choose_stack(stacks: Iterable[Stack], embedding: str, sizes: ConfigSizes) ->
     candidates = [stack for stack in own or found if closeness(stack) == closest]
     if len(candidates) < 2:
         return candidates[0] if candidates else None
-    return max(candidates, key=lambda stack: (_n_roles(stack, sizes), sum(map(len, stack.names.values()))))
+    largest = heapq.nlargest(tables.MOST_STACKS, candidates, key=_n_names)
+    return max(largest, key=lambda stack: (_n_roles(stack, sizes), _n_names(stack)))
+
+
+def _n_names(stack: Stack) -> int:
+    return sum(map(len, stack.names.values()))
 
 
 def _n_roles(stack: Stack, sizes: ConfigSizes) -> int:

@@ -92,6 +92,9 @@ MOST_EXPERTS_OF_ALL = 100_000
 MOST_LAYERS = 10_000
 """More layers than this in a model are taken for a mistake, and lists of a config are read no further."""
 
+MOST_STACKS = 1_000
+"""Of how many stacks of layers, the largest, it is looked at what their tensors are. Published models have some tens."""
+
 OTHER_STACKS = (
     *("vision", "visual", "audio", "image", "video", "speech", "mtp", "draft", "eagle", "medusa"),
     *("cross_attn", ".dit.", "talker", "token2wav", "code2wav", "depth_decoder", "codec_model"),

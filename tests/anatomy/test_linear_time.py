@@ -90,6 +90,15 @@ def test_more_than_any_model_has_is_refused_naming_the_limit(names, config, said
         resolve(names, config)
 
 
+def test_of_many_stacks_the_largest_are_looked_at(monkeypatch):
+    monkeypatch.setattr(tables, "MOST_STACKS", 3)
+    small = [f"s{i}.0.mlp.up_proj.weight" for i in range(50)]
+    large = [f"t.0.odd_{i}.weight" for i in range(4)]
+    own = [f"own.0.self_attn.{which}_proj.weight" for which in "qkv"]
+    names = resolve_anatomy(LLAMA, ["embed_tokens.weight", *small, *large, *own], lambda name: (8, 8)).layers
+    assert {part.tensor for part in names[0].parts.values()} == {*own}
+
+
 @pytest.mark.parametrize(
     ("name", "found"),
     [
@@ -103,6 +112,11 @@ def test_more_than_any_model_has_is_refused_naming_the_limit(names, config, said
         ("h.3.", None),
         (".3.weight", None),
         ("", None),
+        ("3.", None),
+        (".3.5.weight", (".3", 5, "weight")),
+        ("a..3.weight", ("a.", 3, "weight")),
+        ("0.7.weight", ("", 0, "7.weight")),
+        ("a.-3.\n.4.\n", ("a.-3.\n", 4, "\n")),
     ],
 )
 def test_a_name_is_split_at_its_first_number(name, found):

@@ -1,0 +1,185 @@
+"""Files as large as a repository may hold them, made to cost: what `mdir-hf inspect` takes until it answers.
+
+``python -m benchmarks.hostile_sizes [CASE…]`` makes each file, inspects its folder in a process that has everything
+imported, and prints processor seconds, the growth of memory and the answer. The aim: 512 MB, and two seconds until what
+is too large is refused; what is within the budgets of ``mdir_hf/budgets.py`` is read, in time that grows as its size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import sys
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from tests.gguf_writer import gguf_bytes
+from tests.specimens import gaussian, tokenizer_json, tokens, write_model
+from tests.vocabulary.large_files import FILES, peak_bytes
+
+V, N = 1200, 64
+EMBEDDING = "model.embed_tokens.weight"
+LLAMA = {"model_type": "llama", "hidden_size": N, "num_attention_heads": 4, "vocab_size": V}
+MOST_CPU_S = 120
+
+
+def named(names: Iterable[str], config: dict[str, object] | None = None) -> Callable[[Path], None]:
+    """A checkpoint that has an embedding, and empty tensors of these names."""
+
+    def make(folder: Path) -> None:
+        n_bytes = 2 * V * N
+        empty = {"dtype": "BF16", "shape": [0, N], "data_offsets": [n_bytes, n_bytes]}
+        header: dict[str, object] = dict.fromkeys(names, empty)
+        header[EMBEDDING] = {"dtype": "BF16", "shape": [V, N], "data_offsets": [0, n_bytes]}
+        text = json.dumps(header).encode()
+        weights = len(text).to_bytes(8, "little") + text + bytes(n_bytes)
+        _write(folder, weights, config or LLAMA)
+
+    return make
+
+
+def configured(config: dict[str, object]) -> Callable[[Path], None]:
+    """A small checkpoint with this config."""
+    return named([], LLAMA | config)
+
+
+def tokenizer(file: str, data: Callable[[], bytes]) -> Callable[[Path], None]:
+    """A small checkpoint with this file of a tokenizer."""
+
+    def make(folder: Path) -> None:
+        write_model(folder, gaussian(V, N, 0), words=[])
+        (folder / file).write_bytes(data())
+
+    return make
+
+
+def indexed(n_names: int) -> Callable[[Path], None]:
+    """An index that names so many layers."""
+
+    def make(folder: Path) -> None:
+        named([])(folder)
+        weight_map = {f"model.layers.{k}.w": "model-1.safetensors" for k in range(n_names)}
+        (folder / "model.safetensors").rename(folder / "model-1.safetensors")
+        index = {"metadata": {}, "weight_map": weight_map | {EMBEDDING: "model-1.safetensors"}}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index, separators=(",", ":")))
+
+    return make
+
+
+def gguf_of(n_tokens: int) -> Callable[[Path], None]:
+    """A GGUF file that lists so many tokens."""
+
+    def make(folder: Path) -> None:
+        metadata = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": [f"t{k}" for k in range(n_tokens)]}
+        data = gguf_bytes({"token_embd.weight": gaussian(V, N, 0)}, metadata | {"llama.embedding_length": N})
+        folder.mkdir()
+        (folder / "model.gguf").write_bytes(data)
+
+    return make
+
+
+def _write(folder: Path, weights: bytes, config: dict[str, object]) -> None:
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(weights)
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json(tokens(V))))
+
+
+def reserved(n_digits: int) -> bytes:
+    """A tokenizer with one token that looks like a reserved one for long."""
+    return json.dumps(tokenizer_json([*tokens(V - 1), "<reserved" + "1" * n_digits + "x"])).encode()
+
+
+MANY = 200_000
+CASES: dict[str, Callable[[Path], None]] = {
+    **{f"tokenizer: {name}": tokenizer(*made) for name, made in FILES.items()},
+    "tokenizer: a reserved token of 200,000 digits": tokenizer("tokenizer.json", lambda: reserved(MANY)),
+    "200,000 layers": named(f"model.layers.{k}.mlp.up_proj.weight" for k in range(MANY)),
+    "200,000 unknown layers": named(f"model.layers.{k}.odd_{k}.weight" for k in range(MANY)),
+    "200,000 stacks of layers": named(f"model.s{k}.0.mlp.up_proj.weight" for k in range(MANY)),
+    "200,000 unknown tensors of a layer": named(f"model.layers.0.odd_{k}.weight" for k in range(MANY)),
+    "200,000 experts": named(f"model.layers.0.mlp.experts.{k}.gate_proj.weight" for k in range(MANY)),
+    "200,000 rests of experts": named(f"model.layers.0.mlp.experts.{k}.odd" for k in range(MANY)),
+    "20,000 tensors of expert 9999": named(
+        f"model.layers.{k}.mlp.experts.9999.gate_proj.weight" for k in range(20_000)
+    ),
+    "3,000 layers of 10,000 stacked experts": named(
+        (f"model.layers.{k}.mlp.experts.{which}_proj" for k in range(3_000) for which in ("gate_up", "down")),
+        LLAMA | {"model_type": "qwen3_moe", "num_experts": 10_000},
+    ),
+    "a name of 20,000 numbers": named(["1." * 20_000 + "\n"]),
+    "350,000 layer_types": configured({"layer_types": ["sliding_attention"] * 350_000}),
+    "an index of 990,000 names": indexed(990_000),
+    "GGUF, 4,000,000 tokens": gguf_of(4_000_000),
+}
+
+
+def main() -> int:
+    """Print a line a case, with a star where it misses the aim; the status is 1 then."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.hostile_sizes", description=__doc__)
+    parser.add_argument("cases", nargs="*", metavar="CASE")
+    wanted = parser.parse_args().cases or list(CASES)
+    import mdir_hf.checker
+    import mdir_hf.cli  # noqa: F401
+
+    n_missed = 0
+    for name in wanted:
+        with tempfile.TemporaryDirectory() as place:
+            folder = Path(place) / "model"
+            _in_a_child(lambda made=folder, make=CASES[name]: make(made))  # what making takes is not what reading takes
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            said = Path(place) / "said"
+            _in_a_child(lambda made=folder, to=said: _inspect(made, to))
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+            size = sum(path.stat().st_size for path in folder.iterdir())
+            growth, answer = said.read_text().split("\n", 1) if said.exists() else ("nan", "it was killed")
+        misses = not (float(growth) <= 512e6 and (seconds <= 2.0 or answer.startswith("0:")))
+        n_missed += misses
+        print(
+            f"{name:<48}{size / 1e6:7.1f} MB{seconds:7.1f} s{float(growth) / 1e6:8.0f} MB {'*' if misses else ' '} "
+            f"{answer.strip()[:110]}",
+            flush=True,
+        )
+    print(f"{n_missed} of {len(wanted)} miss the aim")
+    return int(n_missed > 0)
+
+
+def _in_a_child(work: Callable[[], object]) -> None:
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            work()
+            status = 0
+        finally:
+            os._exit(status)
+    os.waitpid(child, 0)
+
+
+def _inspect(folder: Path, said: Path) -> None:
+    from mdir_hf.cli import main as run
+
+    outputs = [os.open(f"{said}.{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC) for name in ("out", "err")]
+    for number, output in enumerate(outputs, start=1):
+        os.dup2(output, number)
+    resource.setrlimit(resource.RLIMIT_CPU, (MOST_CPU_S, MOST_CPU_S))
+    Path("/proc/self/clear_refs").write_text("5")
+    before = peak_bytes()
+    try:
+        status: object = run(["inspect", str(folder)])
+    except SystemExit as exc:
+        status = exc.code
+    sys.stdout.flush()
+    sys.stderr.flush()
+    words = Path(f"{said}.err").read_text(errors="replace").strip().splitlines()
+    found = Path(f"{said}.out").read_text(errors="replace").strip().splitlines()
+    told = words[-1] if words else f"read: {found[0] if found else ''}"
+    said.write_text(f"{peak_bytes() - before}\n{status}: {told.replace(str(folder), 'model')}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -93,7 +93,7 @@ MOST_LAYERS = 10_000
 """More layers than this in a model are taken for a mistake, and lists of a config are read no further."""
 
 MOST_STACKS = 1_000
-"""Of how many stacks of layers, the largest, it is looked at what their tensors are. Published models have some tens."""
+"""Of how many stacks of layers, the largest, it is looked at what their tensors are. Published models have tens."""
 
 OTHER_STACKS = (
     *("vision", "visual", "audio", "image", "video", "speech", "mtp", "draft", "eagle", "medusa"),

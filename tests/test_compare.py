@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -246,6 +247,19 @@ def test_nan_weights_are_an_error_that_names_the_tensor(checker, tmp_path):
     broken[:, 3] = float("nan")
     with pytest.raises(CorruptCheckpointError, match=r"embed_tokens\.weight"):
         compare(checker, write_model(tmp_path / "x", broken))
+
+
+def test_rows_that_are_left_out_for_their_length_are_counted(checker, tmp_path):
+    near = gaussian(V, N, 0) + 0.1 * gaussian(V, N, 5)
+    longer = near.clone()
+    longer[::7] *= 2e3
+    assert compare(checker, write_model(tmp_path / "near", near)).caveats == ()
+    (caveat,) = compare(checker, write_model(tmp_path / "longer", longer)).caveats
+    found = re.fullmatch(
+        r"embedding: of the ([\d,]+) rows looked at ([\d,]+) of the candidate model are over 1,000 times .*", caveat
+    )
+    n_rows, n_long = (int(number.replace(",", "")) for number in found.groups())
+    assert n_rows / 14 < n_long < n_rows / 4  # a seventh of all rows, of which a sample was read
 
 
 def test_a_tokenizer_of_another_model_is_an_error_with_both_numbers(checker, tmp_path):

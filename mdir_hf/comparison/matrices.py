@@ -19,6 +19,7 @@ from mdir_hf.homology.calibration import Calibration, Placebo, calibrate, count_
 from mdir_hf.homology.embedding import EmbeddingTest, matched_scale
 from mdir_hf.homology.matching import Matching
 from mdir_hf.homology.reduction import matched_order, reduce_peaks
+from mdir_hf.homology.rows import count_long_rows
 from mdir_hf.homology.significance import LN10
 from mdir_hf.report import (
     LookResult,
@@ -49,6 +50,7 @@ class MatrixOutcome:
         matching: Its matching where it is significant, else None.
         arrays: The polar factor reduced for pictures, and the matched channels, significant or not.
         n_channels: Channels of the reference that the last look was at; a screen of a wide model draws some.
+        caveats: What was left out of what was looked at.
     """
 
     evidence: Evidence
@@ -57,6 +59,7 @@ class MatrixOutcome:
     matching: Matching | None
     arrays: MatrixArrays
     n_channels: int
+    caveats: tuple[str, ...] = ()
 
 
 def compare_matrices(
@@ -104,7 +107,7 @@ def compare_matrices(
         is_wanted = name == "embedding" or test.log_p < 0.0
         with watch.step("calibration"):
             calibration = _calibrate(test, settings.seed) if is_wanted else None
-        outcome = _outcome(test, calibration, reader, plan, len(common), settled_by, is_full=level.runs_full_test)
+        outcome = _outcome(name, test, calibration, reader, plan, len(common), settled_by, is_full=level.runs_full_test)
         may_be_wanted = name == "embedding" and level.may_read_layers
         return outcome if may_be_wanted else replace(outcome, polar=None)
 
@@ -136,6 +139,7 @@ def _calibrate(test: EmbeddingTest, seed: int) -> Calibration | None:
 
 
 def _outcome(
+    name: str,
     test: EmbeddingTest,
     calibration: Calibration | None,
     reader: PairReader,
@@ -201,7 +205,17 @@ def _outcome(
     channels = None if matching is None else np.stack([matching.reference, matching.candidate])
     drawn = test.looks[-1].channels
     n_channels = widths[0] if drawn is None else len(drawn)
-    return MatrixOutcome(evidence, report, rotation, found, _arrays(polar, moved, channels), n_channels)
+    caveats = _caveats(name, *reader.rows())
+    return MatrixOutcome(evidence, report, rotation, found, _arrays(polar, moved, channels), n_channels, caveats)
+
+
+def _caveats(name: str, *models: torch.Tensor) -> tuple[str, ...]:
+    return tuple(
+        f"{name}: of the {len(rows):,} rows looked at {n_long:,} of the {which} model are over 1,000 times as long as "
+        "most, and were left out."
+        for which, rows in zip(("reference", "candidate"), models, strict=True)
+        if (n_long := count_long_rows(rows))
+    )
 
 
 def _are_equal(reference: torch.Tensor, candidate: torch.Tensor) -> bool:

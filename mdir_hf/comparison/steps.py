@@ -96,7 +96,8 @@ def _findings(reference: Comparable, candidate: Comparable, settings: Settings, 
             doubts = () if common.is_by_number else _doubts_of_tokens(reference, candidate)
             if common.is_by_number or doubts:
                 decision = where_tokens_are_unknown(decision)
-        return Findings(matrices, layers, decision, (*notes, *on_tokens, *doubts, *layers.caveats))
+        on_rows = tuple(caveat for outcome in matrices.outcomes.values() for caveat in outcome.caveats)
+        return Findings(matrices, layers, decision, (*notes, *on_tokens, *doubts, *on_rows, *layers.caveats))
 
     def so_far(matrices: MatricesFound, layers: LayersFound) -> None:
         watch.found(lambda: make_report(reference, candidate, found_with(matrices, layers), settings, watch))

@@ -99,6 +99,17 @@ def pair_rows(
     return PairedRows(x, y, kept, RowStandard(x_mean, y_mean, (raw[0], centred[0], raw[1], centred[1])))
 
 
+def count_long_rows(rows: torch.Tensor) -> int:
+    """Count the rows that :func:`pair_rows` leaves out for their length, as measured by these rows.
+
+    Args:
+        rows: ``(r, n)``, any floating dtype. Not copied whole.
+    """
+    norms = torch.cat([block.double().norm(dim=1) for block in torch.split(rows, 512)])
+    shortest = _shortest(norms)
+    return 0 if shortest == 0.0 else int((norms > shortest * (LONGEST / NEGLIGIBLE_NORM)).sum())
+
+
 def _own_copy(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     # Row by row in memory: sums over a row, and so the last bit of p, do not depend on how the rows were stored.
     return rows.detach().to(dtype, copy=True, memory_format=torch.contiguous_format)

@@ -170,6 +170,7 @@ def decide(
     level: Level,
     body: BodySummary | None = None,
     layers_are_unreadable: bool = False,
+    was_stopped: bool = False,
     layers_noise: float = 0.0,
 ) -> Decision:
     """Apply the verdict rules.
@@ -180,6 +181,7 @@ def decide(
         level: How far the comparison went.
         body: What was found on the layers, None where they were not compared.
         layers_are_unreadable: Whether all or most of them would have been compared, and could not be.
+        was_stopped: Whether something that was to be compared is not yet.
         layers_noise: The strongest noise, in units of the weights' RMS, under which a copy would have been found by
             its layers; 0 where they were not compared.
 
@@ -216,6 +218,8 @@ def decide(
         return inconclusive(Reason.FEW_SHARED_AXES)
     if body is None and all(not could_settle(one, alpha) for one in evidence.values()):
         return inconclusive(Reason.TOO_FEW_COMMON_TOKENS)
+    if was_stopped:
+        return inconclusive(Reason.STOPPED)
     if layers_are_unreadable:
         return inconclusive(Reason.WEIGHTS_UNREADABLE)
     caveats = (*(FEW_AXES.format(name=name) for name in on_few_axes), *_caveats_of_no_evidence(evidence, level, body))

@@ -39,6 +39,7 @@ class LayersFound:
         n_tests: How many tests it is corrected for.
         caveats: Why they, or most of them, were not compared.
         are_unreadable: Whether they are there and could not be compared, all or most of them.
+        were_stopped: Whether they were to be compared, and are not yet.
         noise: The strongest noise, in units of the weights' RMS, under which a copy would have been found by its
             layers; 0 where they were not compared.
     """
@@ -47,6 +48,7 @@ class LayersFound:
     n_tests: int = 0
     caveats: tuple[str, ...] = ()
     are_unreadable: bool = False
+    were_stopped: bool = False
     noise: float = 0.0
 
 

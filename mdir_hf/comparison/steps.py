@@ -44,7 +44,7 @@ IDENTICAL_FILES = Decision(
     ("All weight files have the same SHA-256 in both; p is the chance that independent digests agree.",),
 )
 
-NOT_LOOKED_AT = LayersFound(caveats=("The layers were not compared: it was stopped before.",), are_unreadable=True)
+NOT_LOOKED_AT = LayersFound(caveats=("The layers were not compared: it was stopped before.",), were_stopped=True)
 NO_UNEMBEDDINGS = "The unembeddings (lm_head) were not compared: it was stopped before."
 
 
@@ -89,6 +89,7 @@ def _findings(reference: Comparable, candidate: Comparable, settings: Settings, 
             level=settings.level,
             body=None if layers.body is None else _summary(layers.body, settings),
             layers_are_unreadable=layers.are_unreadable,
+            was_stopped=layers.were_stopped,
             layers_noise=layers.noise,
         )
         doubts: tuple[str, ...] = ()
@@ -103,7 +104,7 @@ def _findings(reference: Comparable, candidate: Comparable, settings: Settings, 
         watch.found(lambda: make_report(reference, candidate, found_with(matrices, layers), settings, watch))
 
     def without_unembeddings(matrices: MatricesFound) -> None:
-        layers = NOT_LOOKED_AT if settings.level.may_read_layers else LayersFound()
+        layers = NOT_LOOKED_AT if settings.level.may_read_layers else LayersFound(were_stopped=True)
         so_far(matrices, replace(layers, caveats=(NO_UNEMBEDDINGS, *layers.caveats)))
 
     matrices = _compare_matrices(reference, candidate, common, settings, watch, on_found=without_unembeddings)

@@ -54,6 +54,7 @@ class Reason(Term):
     NULL_NOT_VALIDATED = "null_not_validated"
     WEIGHTS_UNREADABLE = "weights_unreadable"
     TOKENS_UNKNOWN = "tokens_unknown"
+    STOPPED = "stopped"
 
 
 class Level(Term):

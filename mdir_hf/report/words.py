@@ -13,6 +13,7 @@ REASON_TEXT = {
     Reason.NULL_NOT_VALIDATED: "the models agree, but what the p-value of this pair rests on could not be validated",
     Reason.WEIGHTS_UNREADABLE: "the embeddings show nothing, and the layers could not be compared",
     Reason.TOKENS_UNKNOWN: "nothing was found, and nothing says for certain which row is which token's",
+    Reason.STOPPED: "nothing was found in what was read, and it was stopped before the rest was compared",
 }
 
 HEADLINE = {

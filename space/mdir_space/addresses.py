@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit
 
-import gradio as gr
-
+from mdir_hf import ResolvedModel
+from mdir_space.desk import Answered
 from mdir_space.question import DEFAULT_ALPHA, LONGEST_NAME
 
 
@@ -20,15 +21,20 @@ class Asked:
         candidate: ``b``, likewise.
         level: ``level``, auto if it is not there.
         alpha: ``alpha``, as text, empty if it is not there.
+        version: ``v``, the version of the package that gave the result that the link is for; empty where the link asks
+            a question and is for no result.
+        example: ``example``, the name of a stored result.
     """
 
     reference: str = ""
     candidate: str = ""
     level: str = "auto"
     alpha: str = ""
+    version: str = ""
+    example: str = ""
 
 
-def read_link(request: gr.Request | None) -> Asked:
+def read_link(request: Any) -> Asked:  # noqa: ANN401 - of gradio or of starlette
     """Return what the address of a page asks."""
     query = {} if request is None else dict(request.query_params)
 
@@ -36,7 +42,7 @@ def read_link(request: gr.Request | None) -> Asked:
         # One character more than a name may have, so that too long a name is refused and not cut.
         return str(query.get(name, default)).strip()[: LONGEST_NAME + 1]
 
-    return Asked(value("a"), value("b"), value("level", "auto"), value("alpha"))
+    return Asked(value("a"), value("b"), value("level", "auto"), value("alpha"), value("v"), value("example"))
 
 
 def query_of(reference: str, candidate: str, level: str, alpha: float) -> str:
@@ -56,10 +62,30 @@ def link_to_layers(link: str) -> str:
     asked = {name: values[0] for name, values in parse_qs(urlsplit(link).query).items()}
     if not asked or asked.get("level") == "body":
         return ""
+    asked.pop("v", None)  # that is of another result
     return f"?{urlencode({**asked, 'level': 'body'}, safe='/@:')}"
 
 
-def page_address(request: gr.Request | None) -> str:
+def pinned_link(answered: Answered, request: Any) -> str:  # noqa: ANN401 - of gradio or of starlette
+    """Return the address at which this very result stays: with both commits, and the version of the package.
+
+    Empty for what is not for everybody, and for what a limit cut short, which is kept nowhere.
+    """
+    if not answered.access.is_shared or answered.cut_short:
+        return ""
+    mine, other = (_pinned(model) for model in (answered.access.reference, answered.access.candidate))
+    report = answered.report
+    query = query_of(mine, other, report.level.value, report.alpha)
+    return f"{page_address(request)}?{query}&{urlencode({'v': report.version})}"
+
+
+def _pinned(model: ResolvedModel) -> str:
+    """Return what names a model at its commit: short where nothing but its id and commit is in it."""
+    short = f"{model.repo}@{model.commit}"
+    return short if model.pinned == f"hf://models/{short}" else model.pinned
+
+
+def page_address(request: Any) -> str:  # noqa: ANN401
     """Return the address at which people find this page: that of the Space, else the one that was asked for."""
     space = os.environ.get("SPACE_ID", "")
     if space:
@@ -67,7 +93,7 @@ def page_address(request: gr.Request | None) -> str:
     return f"{server_address(request)}/"
 
 
-def server_address(request: gr.Request | None) -> str:
+def server_address(request: Any) -> str:  # noqa: ANN401
     """Return the address at which programs find this server."""
     host = os.environ.get("SPACE_HOST", "").split(",")[0].strip()
     if host:

@@ -8,19 +8,22 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass, fields
 from typing import Any
+from urllib.parse import quote
 
 import gradio as gr
 
 from mdir_hf import DeclaredLineage, HomologyReport, MdirError, SectionKind, SettledBy, declared_lineage
 from mdir_space.access import Access
-from mdir_space.addresses import page_address, query_of, server_address
+from mdir_space.addresses import page_address, pinned_link, query_of, read_link, server_address
 from mdir_space.desk import Answered, Desk, Working
 from mdir_space.examples import Example
-from mdir_space.notices import BROKEN, alert, plan_notice, progress_notice
+from mdir_space.markup import address_mark
+from mdir_space.notices import BROKEN, alert, cut_short_notice, not_kept_notice, plan_notice, progress_notice
 from mdir_space.panels import panel
 from mdir_space.pictures import Pictures
 from mdir_space.question import Question, RefusedError, ask
 from mdir_space.reproduce import badge_panel, reproduce_panel
+from mdir_space.sharing import sharing_panel
 from mdir_space.verdict_card import declared_text, verdict_card
 from mdir_space.visitor import Visitor
 
@@ -96,6 +99,7 @@ async def converse(
         request: Their request, for the links.
     """
     question: Question | None = None
+    shown: HomologyReport | None = None
     yield {**panels.cleared(), **panels.busy(True)}
     try:
         question = ask(*asked)
@@ -106,6 +110,9 @@ async def converse(
                         yield updates
                     continue
                 updates = {panels.status: progress_notice(step)}
+                if isinstance(step, Working) and step.found is not None and step.found is not shown:
+                    shown = step.found
+                    updates[panels.verdict] = f'<div class="interim">{verdict_card(shown, note=SO_FAR)}</div>'
                 if isinstance(step, Working) and step.plan is not None:
                     updates[panels.plan] = plan_notice(step.plan, desk.pace, desk.serving.limits)
                 yield updates
@@ -118,20 +125,53 @@ async def converse(
         yield {panels.status: "", panels.alert: alert(RefusedError(BROKEN)), **panels.busy(False)}
 
 
+async def show_kept(
+    desk: Desk, panels: Panels, asked: tuple[object, object, object, object], visitor: Visitor, request: gr.Request
+) -> AsyncIterator[Updates]:
+    """Show the result that an address stands for, where it is kept; else offer to compute the same again.
+
+    Args:
+        desk: Where results are kept.
+        panels: What to fill.
+        asked: As of :func:`converse`.
+        visitor: Who asks.
+        request: Their request, for the links.
+    """
+    yield {**panels.cleared(), **panels.busy(False)}
+    try:
+        question = ask(*asked)
+        answered = await desk.kept(question, visitor)
+    except RefusedError as refused:
+        yield {panels.alert: alert(refused)}
+        return
+    if answered is None:
+        yield {panels.alert: not_kept_notice(read_link(request).version)}
+        return
+    async for updates in _show(panels, question, answered, request):
+        yield updates
+
+
+SO_FAR = "So far, from what has been read until now."
+"""Above what was found while more is read. It is shown where the visitor cancels: then it is the answer."""
+
+
 async def _show(panels: Panels, question: Question, answered: Answered, request: gr.Request) -> AsyncIterator[Updates]:
     """Show the verdict at once, what is declared and the figures as they come."""
     report = answered.report
     query = query_of(question.reference, question.candidate, question.level, question.alpha)
-    link = f"{page_address(request)}?{query}"
-    note = "Kept from an earlier visit: the same commits, level and alpha." if answered.was_kept else answered.cut_short
+    pinned = pinned_link(answered, request)
+    link = pinned or f"{page_address(request)}?{query}"
+    note = "Kept from an earlier visit: the same commits, level and alpha." if answered.was_kept else ""
+    mark = address_mark(query, (question.reference, question.candidate))
     yield {
         panels.status: "",
-        panels.verdict: verdict_card(report, link=link, note=note),
+        panels.alert: cut_short_notice(answered.cut_short, question) if answered.cut_short else "",
+        panels.verdict: verdict_card(report, link=link, note=note) + mark,
         **panels.busy(False),
     }
     declared = await asyncio.to_thread(_declared, report, answered.access)
-    yield {panels.verdict: verdict_card(report, link=link, note=note, declared=declared)}
-    async for updates in details(panels, report, link, server_address(request)):
+    yield {panels.verdict: verdict_card(report, link=link, note=note, declared=declared) + mark}
+    async for updates in details(panels, report, link, server_address(request), is_public=bool(pinned)):
         yield updates
 
 
@@ -141,7 +181,13 @@ def first_tab(report: HomologyReport) -> str:
 
 
 async def details(
-    panels: Panels, report: HomologyReport, link: str, server: str, *, is_example: bool = False
+    panels: Panels,
+    report: HomologyReport,
+    link: str,
+    server: str,
+    *,
+    is_example: bool = False,
+    is_public: bool = False,
 ) -> AsyncIterator[Updates]:
     """Fill the tabs; figures are drawn in a thread, one tab after the other."""
     yield {
@@ -152,7 +198,7 @@ async def details(
         panels.modules: "",
         panels.calibration: "",
         panels.reproduce: reproduce_panel(report, server=server, is_example=is_example),
-        panels.badge: badge_panel(report, link),
+        panels.badge: badge_panel(report, link) + (sharing_panel(report, link, server) if is_public else ""),
     }
     pictures = await asyncio.to_thread(Pictures, report)
     for tab, kind in (
@@ -191,7 +237,8 @@ async def show_example(panels: Panels, example: Example, request: gr.Request) ->
         **panels.cleared(),
         **panels.busy(False),
         panels.plan: "",
-        panels.verdict: verdict_card(report, note=example.note, is_example=True),
+        panels.verdict: verdict_card(report, note=example.note, is_example=True)
+        + address_mark(f"example={quote(example.name)}", (report.reference.repo, report.candidate.repo)),
     }
     async for updates in details(panels, report, "", server_address(request), is_example=True):
         yield updates

@@ -67,11 +67,12 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Working:
-    """A comparison is at work: what it plans to read, once known, how far it is, and for how long it has run."""
+    """A comparison is at work: what it plans to read, how far it is, for how long it has run, and what it has found."""
 
     plan: ReadPlan | None
     progress: Progress
     seconds: float
+    found: HomologyReport | None = None
 
 
 @dataclass(frozen=True)
@@ -171,6 +172,16 @@ class Desk:
         ticket = self._resolving_room.enter(visitor.key)
         return await asyncio.shield(asyncio.wrap_future(_submit(self._resolvers, ask, ticket)))
 
+    async def kept(self, question: Question, visitor: Visitor) -> Answered | None:
+        """Return the answer that was kept of an earlier, public comparison of the same commits; None: there is none.
+
+        Raises:
+            RefusedError: If a model is not there for this visitor.
+        """
+        access = await self.access(question, visitor)
+        report = self._results.get(result_key(access, question))
+        return None if report is None else Answered(report, access, was_kept=True)
+
     async def plan(self, question: Question, visitor: Visitor) -> ReadPlan:
         """Say what a comparison would read.
 
@@ -225,7 +236,7 @@ class Desk:
                 return
             work = _submit(self._workers, comparison.run, ticket)
             while not work.done():
-                yield Working(comparison.plan, comparison.progress, comparison.seconds)
+                yield Working(comparison.plan, comparison.progress, comparison.seconds, comparison.found)
                 await asyncio.sleep(POLL_S)
             yield self._answer(work, comparison, question)
         finally:
@@ -361,7 +372,7 @@ class Desk:
             refused = out_of_time(self.serving.limits.seconds or 0.0) if is_late else refusal_of(exc)
             if comparison.found is None or not was_going_well(exc):
                 raise refused from exc
-            cut_short = f"{refused.message} What was found before is below; the layers were not looked at."
+            cut_short = f"{refused.message} What was found before is below; its caveats say what was not looked at."
             return Answered(comparison.found, comparison.access, was_kept=False, cut_short=cut_short)
         self._results.keep(result_key(comparison.access, question), report)
         self.pace.learn(report)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import html
+import json
 import os
 from urllib.parse import quote
 
@@ -53,3 +54,8 @@ def model_name(model: ModelSummary, hub: str = "") -> str:
 def prose(*paragraphs: str) -> str:
     """Return paragraphs of text."""
     return "".join(f"<p>{text(paragraph)}</p>" for paragraph in paragraphs)
+
+
+def address_mark(query: str, names: tuple[str, ...]) -> str:
+    """Return a mark from which the page's script takes the address of what is shown, and what the fields name."""
+    return f'<span hidden id="address" data-query="{text(query)}" data-names="{text(json.dumps(names))}"></span>'

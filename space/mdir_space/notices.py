@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from mdir_hf import ReadPlan, compare_command, install_command
-from mdir_space.desk import Waiting, Working
+from typing import Any
+
+from mdir_hf import ReadPlan, __version__, compare_command, install_command
+from mdir_space.addresses import query_of
+from mdir_space.desk import Underway, Waiting, Working
 from mdir_space.estimate import Pace, bytes_of, duration_text, size_text
 from mdir_space.limits import Limits
 from mdir_space.markup import code, text
-from mdir_space.question import Question, RefusedError
+from mdir_space.question import Question, RefusedError, shortened
 
 STAGES = {
     "opening": "Opening the two models",
@@ -16,6 +19,7 @@ STAGES = {
     "embedding": "Comparing the embeddings",
     "unembedding": "Comparing the unembeddings",
     "layers": "Comparing the layers",
+    "modules": "Looking at each matched pair of layers",
 }
 BROKEN = (
     "Something went wrong on this server, and it has been noted there. Try again; if it stays, run the comparison on "
@@ -24,19 +28,21 @@ BROKEN = (
 
 
 def plan_notice(plan: ReadPlan, pace: Pace, limits: Limits) -> str:
-    """Say what a comparison is going to read, how long it may take, and whether it fits."""
+    """Say what a comparison is going to read, how long it may take, what finding nothing would exclude, if it fits."""
     first, most = bytes_of(plan)
     least_s, most_s = pace.seconds(plan)
-    if first == most:
-        reads = f"Reads {size_text(most)}"
-    elif plan.level == "auto":
-        reads = f"Reads {size_text(first)} if the first look settles it, at most {size_text(most)}"
-    else:
-        reads = f"Reads {size_text(first)} to {size_text(most)}"
     times = dict.fromkeys((duration_text(least_s), duration_text(most_s)))
     fits = does_not_fit(plan, limits)
-    parts = [
-        f"{reads} of {size_text(plan.bytes_of_weights)} of weights.",
+    if first == most:
+        reads = f"Reads about {size_text(most)}"
+    elif plan.level == "auto":
+        reads = f"Reads {size_text(first)} if the first look settles it, more with every further look, and layers last"
+    else:
+        reads = f"Reads {size_text(first)} to about {size_text(most)}"
+    parts = [f"{reads}; both models have {size_text(plan.bytes_of_weights)} of weights."]
+    if limits.n_bytes is not None and not fits and most > limits.n_bytes:
+        parts.append(f"Never more than {size_text(limits.n_bytes)}, the limit here: then what was found is shown.")
+    parts += [
         f"Takes {' to '.join(times)}, by estimate.",
         f"Needs {size_text(plan.peak_memory_bytes)} of memory{'' if fits else '; it fits'}.",
         f"{plan.common_tokens:,} tokens are common to both: a copy under noise of up to "
@@ -61,23 +67,78 @@ def does_not_fit(plan: ReadPlan, limits: Limits) -> str:
     return ""
 
 
-def progress_notice(step: Waiting | Working) -> str:
-    """Say where a comparison is: in the queue, or at which stage with how many bytes."""
+def in_words(step: Waiting | Working | Underway[Any]) -> str:
+    """Say in a sentence where some work is: in the queue, or at which stage, and what it has found so far."""
     if isinstance(step, Waiting):
         others = "1 comparison is" if step.n_ahead == 1 else f"{step.n_ahead} comparisons are"
-        said = f"Waiting: {others} ahead of yours."
+        return f"Waiting: {others} ahead of yours."
+    if isinstance(step, Underway):
+        return f"{_stage(step)}: {_read(step)}."
+    found = "" if step.found is None else f" So far: {step.found.sentence}"
+    return f"{_stage(step)}: {_read(step)}.{found}"
+
+
+def _stage(step: Working | Underway[Any]) -> str:
+    return STAGES.get(step.progress.stage, step.progress.stage)
+
+
+def _read(step: Working | Underway[Any]) -> str:
+    """What was read, and how many parts of the stage are done, without a bound that would not be one."""
+    told = step.progress
+    parts = {"layers": "map", "modules": "matched pair of layers"}.get(told.stage, "part")
+    done = f", {parts} {told.n_done + 1} of {told.n_parts}" if told.n_parts and told.n_done < told.n_parts else ""
+    return f"{size_text(told.bytes_read)} read{done}"
+
+
+def progress_notice(step: Waiting | Working) -> str:
+    """Say where a comparison is: in the queue, or at which of its stages."""
+    if isinstance(step, Waiting):
+        said = in_words(step)
         return f'<div class="progress" data-say="{text(said)}"><p><b>{text(said)}</b></p><progress></progress></div>'
-    stage = STAGES.get(step.progress.stage, step.progress.stage)
-    n_bytes, expected = step.progress.bytes_read, step.progress.bytes_expected
-    read = f"{size_text(n_bytes)} read"
+    stage, told = _stage(step), step.progress
+    # The share of this stage alone: a stage that is not needed is never begun, so the whole has no known length.
     value = ""
-    if expected:
-        read += f", at most {size_text(expected)}"
-        value = f' value="{min(1.0, n_bytes / expected):.3f}"'
+    if told.n_parts:
+        value = f' value="{told.n_done / told.n_parts:.3f}"'
+    elif told.bytes_expected:
+        value = f' value="{min(1.0, told.bytes_read / told.bytes_expected):.3f}"'
+    found = ""
+    if step.found is not None:
+        found = f'<p class="so-far">So far: {text(step.found.sentence)}</p>'
     return (
-        f'<div class="progress" data-say="{text(stage)}"><p><b>{text(stage)}</b> <span>{text(read)} · '
-        f'{step.seconds:.0f} s</span></p><progress max="1"{value} aria-label="{text(stage)}"></progress></div>'
+        f'<div class="progress" data-say="{text(stage)}"><p><b>{text(stage)}</b> <span>{text(_read(step))} · '
+        f'{step.seconds:.0f} s</span></p><progress max="1"{value} aria-label="{text(stage)}"></progress>{found}</div>'
     )
+
+
+LIGHTER = {"body": "embedding", "auto": "screen", "embedding": "screen"}
+"""The level that reads less."""
+
+
+def cut_short_notice(why: str, question: Question) -> str:
+    """Say what a limit left out, with the ways to go on: a lighter level here, or all of it on one's own machine."""
+    lighter = LIGHTER.get(question.level)
+    way = ""
+    if lighter is not None:
+        query = query_of(question.reference, question.candidate, lighter, question.alpha)
+        way = f'<p><a href="?{text(query)}">Compare at the lighter level “{text(lighter)}”</a></p>'
+    command = compare_command(question.reference, question.candidate, level=question.level, alpha=question.alpha)
+    return (
+        f'<div class="alert" role="alert"><h2>Not everything was looked at</h2><p>{text(why)}</p>{way}'
+        f"{code(install_command(for_others=True) + chr(10) + command, 'All of it, on your own machine')}</div>"
+    )
+
+
+def not_kept_notice(version: str) -> str:
+    """Say that the result of an address is not here, and how to have it.
+
+    Args:
+        version: Of the package that gave it.
+    """
+    again = "Press Compare to compute it again, at the same commits."
+    if version != __version__:
+        again += f" It was computed by mdir-hf {shortened(version, 40)}, and here {__version__} is at work."
+    return f'<div class="alert" role="status"><h2>This result is not kept here</h2><p>{text(again)}</p></div>'
 
 
 def alert(refused: RefusedError, question: Question | None = None) -> str:

@@ -59,9 +59,11 @@
   let told = "";
   const changed = () => {
     connect();
+    open();
     const progress = document.querySelector("#status [data-say]");
     const words = document.querySelector("#verdict-words");
-    const verdict = words ? words.closest(".verdict") : null;
+    const isInterim = words && words.closest(".interim") && !document.querySelector("#status .stopped");
+    const verdict = words && !isInterim ? words.closest(".verdict") : null;
     const telling = progress ? progress.dataset.say : "";
     if (telling && telling !== told) say(telling);
     told = telling;
@@ -72,13 +74,44 @@
       if (verdict.getBoundingClientRect().top > innerHeight * 0.6) {
         verdict.scrollIntoView({ behavior: calm ? "auto" : "smooth", block: "start" });
       }
-      const link = document.getElementById("share-link");
-      if (link) history.replaceState(null, "", new URL(link.value).search);
     }
     shown = now;
+    follow();
+  };
+
+  // The address names what is shown; Back shows what was shown before it. The Hub's frame has an address of its own.
+  const same = (one, other) => {
+    const sorted = (query) => { const fields = new URLSearchParams(query); fields.sort(); return fields.toString(); };
+    return sorted(one) === sorted(other);
+  };
+  let followed = "";
+  const follow = () => {
+    const mark = document.getElementById("address");
+    const query = mark ? mark.dataset.query : "";
+    if (!query || query === followed) return;
+    followed = query;
+    const current = new URLSearchParams(location.search);
+    current.delete("v");
+    if (!same(current, query)) history.pushState(null, "", `?${query}`);
+    if (window.parent !== window) window.parent.postMessage({ queryString: query }, "https://huggingface.co");
+  };
+  addEventListener("popstate", () => location.reload());
+
+  // A link is opened once its button is there; a page without one asks for nothing.
+  let opened = false;
+  const open = () => {
+    const button = document.getElementById("open-link");
+    if (opened || !button) return;
+    opened = true;
+    button.tabIndex = -1;
+    button.setAttribute("aria-hidden", "true");
+    const asked = new URLSearchParams(location.search);
+    if (["a", "b", "example"].some((name) => asked.get(name))) button.click();
   };
   const watch = () => {
-    new MutationObserver(changed).observe(document.body, { childList: true, subtree: true });
+    new MutationObserver(changed).observe(document.body, {
+      childList: true, subtree: true, characterData: true, attributes: true, attributeFilter: ["data-say", "data-query"],
+    });
     changed();
   };
   if (document.body) watch();

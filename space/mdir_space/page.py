@@ -12,18 +12,21 @@ from typing import Any
 
 import gradio as gr
 from starlette.middleware import Middleware
+from starlette.routing import Route
 
 from mdir_hf import install_command
 from mdir_space.addresses import read_link
+from mdir_space.agents import Agents, AgentsDoor
 from mdir_space.bodies import BodyLimit
-from mdir_space.conversation import Panels, Updates, accumulated, converse, show_example
+from mdir_space.conversation import Panels, Updates, accumulated, converse, show_example, show_kept
 from mdir_space.desk import Desk
 from mdir_space.examples import Example, stored_examples
 from mdir_space.markup import text
 from mdir_space.method_page import method_page
 from mdir_space.notices import plan_notice
-from mdir_space.programs import add_programs
+from mdir_space.programs import add_programs, tools_of
 from mdir_space.question import DEFAULT_ALPHA, LEVELS, RefusedError, ask
+from mdir_space.sharing import CARD, Cards
 from mdir_space.static_pictures import StaticPictures
 from mdir_space.suggestions import Suggestions, datalist
 from mdir_space.unheard import Unheard
@@ -84,6 +87,7 @@ def build_page(desk: Desk) -> gr.Blocks:
                     max_lines=1,
                     elem_id="alpha",
                 )
+            opener = gr.Button("Open the link", elem_id="open-link", elem_classes="unseen")
             plan = gr.HTML(elem_id="plan")
             with gr.Row(elem_id="actions"):
                 compare = gr.Button("Compare", variant="primary", elem_id="compare")
@@ -95,7 +99,7 @@ def build_page(desk: Desk) -> gr.Blocks:
             panels = _panels(plan, status, alert, compare, cancel)
             gr.HTML(FOOTER)
         fields = [first, second, level, alpha]
-        _listen(desk, fields, panels, examples)
+        _listen(desk, fields, panels, examples, opener)
         for field, names in zip((first, second), options, strict=True):
             _suggest(suggestions, field, names)
         add_programs(desk)
@@ -107,6 +111,7 @@ def build_page(desk: Desk) -> gr.Blocks:
 def launch_options(desk: Desk) -> dict[str, Any]:
     """Return what ``launch`` needs besides host and port."""
     limits = desk.serving.limits
+    agents = Agents(tools_of(desk), n_proxies=limits.n_proxies)
     return {
         "theme": theme(),
         "css": (HERE / "style.css").read_text(encoding="utf-8"),
@@ -115,9 +120,18 @@ def launch_options(desk: Desk) -> dict[str, Any]:
         "run_history": False,
         "enable_monitoring": False,
         "max_file_size": 1,  # bytes: nothing here takes a file
-        "app_kwargs": {"middleware": [Middleware(BodyLimit), Middleware(Unheard), Middleware(StaticPictures)]},
+        "app_kwargs": {
+            "middleware": [
+                Middleware(BodyLimit),
+                Middleware(Unheard),
+                Middleware(AgentsDoor, agents=agents),
+                Middleware(StaticPictures),
+            ],
+            "lifespan": agents.lifespan,
+            "routes": [Route(CARD, Cards(desk).show)],
+        },
         "show_error": False,
-        "mcp_server": True,
+        "mcp_server": False,  # gradio's own has results without a structure; see mdir_space.agents
         "state_session_capacity": MOST_SESSIONS,
         # Waiting comparisons hold a slot of the queue each, and cost next to nothing there.
         "max_threads": limits.n_running + limits.n_waiting + 40,
@@ -204,7 +218,9 @@ def _panels(plan: gr.HTML, status: gr.HTML, alert: gr.HTML, compare: gr.Button, 
     return Panels(plan, status, alert, verdict, details, all_tabs, compare=compare, cancel=cancel, **tabs)
 
 
-def _listen(desk: Desk, fields: list[Any], panels: Panels, examples: list[tuple[gr.Button, Example]]) -> None:
+def _listen(
+    desk: Desk, fields: list[Any], panels: Panels, examples: list[tuple[gr.Button, Example]], opener: gr.Button
+) -> None:
     """Connect the page to the desk. Nothing a visitor asks or reads is held anywhere but in these calls."""
     at_work: Counter[str | None] = Counter()  # comparisons of each page that is open somewhere
     hidden: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
@@ -219,13 +235,15 @@ def _listen(desk: Desk, fields: list[Any], panels: Panels, examples: list[tuple[
         account_token: gr.OAuthToken | None,
     ) -> AsyncIterator[Updates]:
         visitor = visitor_of(request, account, account_token, n_proxies=desk.serving.limits.n_proxies)
+        async for updates in counted(converse(desk, panels, (first, second, level, alpha), visitor, request), request):
+            yield updates
+
+    async def counted(updates: AsyncIterator[Updates], request: gr.Request) -> AsyncIterator[Updates]:
         at_work[request.session_hash] += 1
         try:
-            async with aclosing(
-                accumulated(converse(desk, panels, (first, second, level, alpha), visitor, request))
-            ) as all_:
-                async for updates in all_:
-                    yield updates
+            async with aclosing(accumulated(updates)) as all_:
+                async for more in all_:
+                    yield more
         finally:
             at_work[request.session_hash] -= 1
             if not at_work[request.session_hash]:
@@ -236,18 +254,32 @@ def _listen(desk: Desk, fields: list[Any], panels: Panels, examples: list[tuple[
         while at_work[request.session_hash] and time.monotonic() < ends:
             await asyncio.sleep(0.05)
         await asyncio.sleep(LAST_WORDS_S)
-        stopped = '<p class="stopped" data-say="Stopped">Stopped. Nothing more is read.</p>'
+        said = "Stopped. Nothing more is read. What was found until then stays below."
+        stopped = f'<p class="stopped" data-say="{said}">{said}</p>'
         return {panels.status: stopped, **panels.busy(False)}
 
-    def fill_fields(request: gr.Request) -> Updates:
+    async def open_link(
+        request: gr.Request, account: gr.OAuthProfile | None, account_token: gr.OAuthToken | None
+    ) -> AsyncIterator[Updates]:
         asked = read_link(request)
-        if not asked.reference and not asked.candidate:
-            # An update, even one that changes nothing, takes away what somebody has begun to type; an error does not.
-            raise gr.Error("nothing is asked", visible=False, print_exception=False)
+        level, alpha = (asked.level if asked.level in LEVELS else "auto"), asked.alpha or f"{DEFAULT_ALPHA:g}"
         if asked.level not in LEVELS:
             gr.Warning("The link asks for a level that is not known; auto is taken.", title="Level", duration=10)
-        values = (asked.reference, asked.candidate, asked.level if asked.level in LEVELS else "", asked.alpha)
-        return {field: value if value else gr.skip() for field, value in zip(fields, values, strict=True)}
+        example = next((example for _, example in examples if example.name == asked.example), None)
+        names = (asked.reference, asked.candidate)
+        if example is not None:
+            updates = show_example(panels, example, request)
+            names = (example.report.reference.repo, example.report.candidate.repo)
+        elif not all(names):
+            yield dict(zip(fields, (*names, level, alpha), strict=True))
+            return
+        else:
+            visitor = visitor_of(request, account, account_token, n_proxies=desk.serving.limits.n_proxies)
+            show = show_kept if asked.version else converse
+            updates = show(desk, panels, (*names, level, alpha), visitor, request)
+        filled = dict(zip(fields, (*names, level, alpha), strict=True))
+        async for more in counted(_after(filled, updates), request):
+            yield more
 
     async def preflight(
         first: str,
@@ -276,6 +308,8 @@ def _listen(desk: Desk, fields: list[Any], panels: Panels, examples: list[tuple[
         concurrency_limit=8,
         **hidden,
     )
+    # What was planned for other names goes as soon as one of them is changed.
+    gr.on([fields[0].input, fields[1].input], None, None, panels.plan, js="() => ''", queue=False, **hidden)
     # In two steps, here and below: a function beside ``cancels`` is answered before anything is cancelled.
     running = [
         gr.on(
@@ -287,23 +321,33 @@ def _listen(desk: Desk, fields: list[Any], panels: Panels, examples: list[tuple[
             queue=False,
             **hidden,
         ).then(run, fields, panels.all(), concurrency_limit=None, **hidden),
-        gr.on(None, fill_fields, None, fields, concurrency_limit=None, **hidden).success(
-            run, fields, panels.all(), concurrency_limit=None, **hidden
-        ),
+        # The page's script presses it where there is a link: an event of every page load would take the focus away.
+        opener.click(open_link, None, [*fields, *panels.all()], concurrency_limit=None, **hidden),
     ]
     for button, example in examples:
-        running.append(_open_on_click(button, example, panels, hidden))
+        running.append(_open_on_click(button, example, fields, panels, hidden))
     panels.cancel.click(None, None, None, cancels=running, queue=False, **hidden).then(
         stop, None, panels.all(), queue=False, **hidden
     )
 
 
-def _open_on_click(button: gr.Button, example: Example, panels: Panels, hidden: dict[str, Any]) -> gr.events.Dependency:
+async def _after(first: Updates, updates: AsyncIterator[Updates]) -> AsyncIterator[Updates]:
+    yield first
+    async with aclosing(updates) as all_:  # type: ignore[type-var]
+        async for more in all_:
+            yield more
+
+
+def _open_on_click(
+    button: gr.Button, example: Example, fields: list[Any], panels: Panels, hidden: dict[str, Any]
+) -> gr.events.Dependency:
     async def show(request: gr.Request) -> AsyncIterator[Updates]:
-        async for updates in accumulated(show_example(panels, example, request)):
+        report = example.report
+        named = dict(zip(fields[:2], (report.reference.repo, report.candidate.repo), strict=True))
+        async for updates in accumulated(_after(named, show_example(panels, example, request))):
             yield updates
 
-    return button.click(show, None, panels.all(), concurrency_limit=8, **hidden)
+    return button.click(show, None, [*fields[:2], *panels.all()], concurrency_limit=8, **hidden)
 
 
 def _suggest(suggestions: Suggestions, field: gr.Textbox, names: gr.HTML) -> None:

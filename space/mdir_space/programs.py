@@ -1,38 +1,105 @@
-"""The same comparison for programs: two API endpoints, which are two MCP tools as well."""
+"""The same comparison for programs: endpoints of the API, and tools of agents."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any, Literal
 
 import gradio as gr
 
-from mdir_space.desk import Answered, Desk, Waiting
+from mdir_space.addresses import pinned_link
+from mdir_space.agents import AgentTool, Call, News
+from mdir_space.answers import IDENTIFIED, SURVEYED, VERIFIED, answer_of, answer_schema, identified, surveyed, verified
+from mdir_space.desk import Answered, Desk, Finished, Waiting
 from mdir_space.estimate import bytes_of
-from mdir_space.question import Question, RefusedError, ask
-from mdir_space.reproduce import slim_report
-from mdir_space.visitor import visitor_of
+from mdir_space.notices import does_not_fit, in_words
+from mdir_space.question import DEFAULT_ALPHA, LEVELS, LONGEST_NAME, Question, RefusedError, ask
+from mdir_space.visitor import Visitor, visitor_of
+from mdir_space.ways import MOST_MODELS, ask_family, ask_survey
 
 Level = Literal["auto", "screen", "embedding", "body"]
 
 
 def add_programs(desk: Desk) -> None:
-    """Add the endpoints ``/compare`` and ``/plan`` to the page that is being built."""
+    """Add the endpoints ``/compare``, ``/plan``, ``/identify``, ``/verify`` and ``/survey`` to the page being built."""
+    tools = {tool.name: tool for tool in tools_of(desk)}
 
-    async def compare(  # noqa: D417 - the docstring is the tool's schema, and gradio fills in the rest
+    async def answered(
+        tool: str,
+        arguments: dict[str, Any],
+        request: gr.Request | None,
+        account: gr.OAuthProfile | None,
+        account_token: gr.OAuthToken | None,
+    ) -> dict[str, Any]:
+        """Answer as the tool of agents does."""
+        progress = gr.Progress()
+        try:
+            if why_not := tools[tool].why_not(arguments):
+                raise RefusedError(why_not)
+            visitor = visitor_of(request, account, account_token, n_proxies=desk.serving.limits.n_proxies)
+            async with aclosing(tools[tool].answer(Call(arguments, visitor, request))) as news:
+                async for one in news:
+                    if isinstance(one, dict):
+                        return one
+                    progress(None, desc=one)
+        except RefusedError as refused:
+            raise _error(refused) from refused
+        raise AssertionError("a call ends with its result or is refused")
+
+    async def identify(  # noqa: D417 - the docstring is what programs are shown, and gradio fills in the rest
+        model: str,
+        level: Level = "auto",
+        request: gr.Request | None = None,
+        account: gr.OAuthProfile | None = None,
+        account_token: gr.OAuthToken | None = None,
+    ) -> dict[str, Any]:
+        """Find with which known base models a model shares weight ancestry.
+
+        Args:
+            model: owner/name, owner/name@revision, or its address on the Hub.
+            level: How far its comparisons go.
+        """
+        return await answered("identify", {"model": model, "level": level}, request, account, account_token)
+
+    async def verify(  # noqa: D417 - likewise
+        model: str,
+        level: Level = "auto",
+        request: gr.Request | None = None,
+        account: gr.OAuthProfile | None = None,
+        account_token: gr.OAuthToken | None = None,
+    ) -> dict[str, Any]:
+        """Set the base models that a model's card declares beside what its weights say.
+
+        Args:
+            model: owner/name, owner/name@revision, or its address on the Hub.
+            level: How far its comparisons go.
+        """
+        return await answered("verify", {"model": model, "level": level}, request, account, account_token)
+
+    async def survey(  # noqa: D417 - likewise
+        models: list[str],
+        request: gr.Request | None = None,
+        account: gr.OAuthProfile | None = None,
+        account_token: gr.OAuthToken | None = None,
+    ) -> dict[str, Any]:
+        """Say which of several models share weight ancestry.
+
+        Args:
+            models: Up to 20 models; or one collection, or the name of one author.
+        """
+        return await answered("survey", {"models": models}, request, account, account_token)
+
+    async def compare(  # noqa: D417 - the docstring is what programs are shown, and gradio fills in the rest
         reference: str,
         candidate: str,
         level: Level = "auto",
-        alpha: float = 1e-10,
+        alpha: float = DEFAULT_ALPHA,
         request: gr.Request | None = None,
         account: gr.OAuthProfile | None = None,
         account_token: gr.OAuthToken | None = None,
     ) -> dict[str, Any]:
         """Say from their weights whether two language models on the Hugging Face Hub share weight ancestry.
-
-        The answer is a verdict (homologous, no_evidence or inconclusive) with log10 of a p-value, what the verdict
-        means and what it does not mean. It has no direction and accuses nobody. Only a few megabytes of weights are
-        read in most cases; it takes seconds to minutes.
 
         Args:
             reference: One model: owner/name, owner/name@revision, or its address on the Hub.
@@ -41,16 +108,13 @@ def add_programs(desk: Desk) -> None:
             alpha: The p-value from which on a result counts, between 0 and 1.
         """
         question = _asked(reference, candidate, level, alpha)
+        visitor = visitor_of(request, account, account_token, n_proxies=desk.serving.limits.n_proxies)
         progress = gr.Progress()  # as a parameter it would be taken for one of the API
         try:
-            async with aclosing(
-                desk.answer(
-                    question, visitor_of(request, account, account_token, n_proxies=desk.serving.limits.n_proxies)
-                )
-            ) as steps:
+            async with aclosing(desk.answer(question, visitor)) as steps:
                 async for step in steps:
                     if isinstance(step, Answered):
-                        return slim_report(step.report)
+                        return answer_of(step, pinned_link(step, request))
                     if isinstance(step, Waiting):
                         progress(None, desc=f"waiting, {step.n_ahead} ahead")
                     else:
@@ -76,24 +140,189 @@ def add_programs(desk: Desk) -> None:
             candidate: The other model.
             level: How far to go: auto, screen, embedding or body.
         """
-        question = _asked(reference, candidate, level, 1e-10)
+        question = _asked(reference, candidate, level, DEFAULT_ALPHA)
+        visitor = visitor_of(request, account, account_token, n_proxies=desk.serving.limits.n_proxies)
         try:
-            found = await desk.plan(
-                question, visitor_of(request, account, account_token, n_proxies=desk.serving.limits.n_proxies)
-            )
+            return await _planned(desk, question, visitor)
         except RefusedError as refused:
             raise _error(refused) from refused
-        least, most = bytes_of(found)
-        return {
-            "bytes_at_least": least,
-            "bytes_at_most": most,
-            "bytes_of_weights": found.bytes_of_weights,
-            "peak_memory_bytes": found.peak_memory_bytes,
-            "common_tokens": found.common_tokens,
-        }
 
-    gr.api(compare, api_name="compare", concurrency_limit=None)
-    gr.api(plan, api_name="plan", concurrency_limit=8)
+    gr.api(compare, api_name="compare", concurrency_limit=None, api_description=COMPARE)
+    gr.api(plan, api_name="plan", concurrency_limit=8, api_description=PLAN)
+    gr.api(identify, api_name="identify", concurrency_limit=None, api_description=IDENTIFY)
+    gr.api(verify, api_name="verify", concurrency_limit=None, api_description=VERIFY)
+    gr.api(survey, api_name="survey", concurrency_limit=None, api_description=SURVEY)
+
+
+def tools_of(desk: Desk) -> tuple[AgentTool, ...]:
+    """Return the tools of agents."""
+
+    async def compare(call: Call) -> AsyncIterator[News]:
+        asked = call.arguments
+        question = ask(
+            asked["reference"], asked["candidate"], asked.get("level", "auto"), asked.get("alpha", DEFAULT_ALPHA)
+        )
+        async with aclosing(desk.answer(question, call.visitor)) as steps:
+            async for step in steps:
+                if isinstance(step, Answered):
+                    yield answer_of(step, pinned_link(step, call.request), detailed=asked.get("detailed", False))
+                else:
+                    yield in_words(step)
+
+    async def plan(call: Call) -> AsyncIterator[News]:
+        asked = call.arguments
+        question = ask(asked["reference"], asked["candidate"], asked.get("level", "auto"))
+        yield await _planned(desk, question, call.visitor)
+
+    async def identify(call: Call) -> AsyncIterator[News]:
+        question = ask_family(call.arguments["model"], call.arguments.get("level", "auto"), verifies=False)
+        async with aclosing(desk.identify(question, call.visitor)) as steps:
+            async for step in steps:
+                yield identified(step) if isinstance(step, Finished) else in_words(step)
+
+    async def verify(call: Call) -> AsyncIterator[News]:
+        question = ask_family(call.arguments["model"], call.arguments.get("level", "auto"), searches=False)
+        async with aclosing(desk.identify(question, call.visitor)) as steps:
+            async for step in steps:
+                yield verified(step) if isinstance(step, Finished) else in_words(step)
+
+    async def survey(call: Call) -> AsyncIterator[News]:
+        question = ask_survey(call.arguments["models"])
+        async with aclosing(desk.survey(question, call.visitor)) as steps:
+            async for step in steps:
+                yield surveyed(step) if isinstance(step, Finished) else in_words(step)
+
+    return (
+        AgentTool("compare", "Compare two models", COMPARE, _takes("alpha", "detailed"), answer_schema(), compare),
+        AgentTool("plan", "What a comparison would read", PLAN, _takes(), PLANNED, plan),
+        AgentTool("identify", "Find the family of a model", IDENTIFY, _ONE, IDENTIFIED, identify),
+        AgentTool("verify", "Check what a card declares", VERIFY, _ONE, VERIFIED, verify),
+        AgentTool("survey", "Compare several models", SURVEY, _SEVERAL, SURVEYED, survey),
+    )
+
+
+_NAME = {"type": "string", "minLength": 1, "maxLength": LONGEST_NAME}
+
+COMPARE = (
+    "Say from their weights whether two language models on the Hugging Face Hub share weight ancestry: whether one was "
+    "made from the other, or both from a third. The result is a verdict (homologous, no_evidence or inconclusive) with "
+    "log10 of a p-value, what it means and what it does not mean. It has no direction and accuses nobody. Reads a few "
+    "megabytes where the models are near copies and more where they are not; takes seconds to minutes. Where a limit "
+    "of this server ends it, what was found until then is the result, and cut_short says what is missing."
+)
+PLAN = (
+    "Say what comparing two models would read and need, and what finding nothing would exclude, without comparing "
+    "them. Reads headers and vocabularies only; takes seconds."
+)
+IDENTIFY = (
+    "Find with which known base models one language model on the Hugging Face Hub shares weight ancestry, whatever its "
+    "card says: an index of base models is searched, and what it proposes is compared. Use it where you do not know "
+    "what to compare with. That nothing is found excludes only the base models of the index. Takes seconds to minutes."
+)
+VERIFY = (
+    "Set the base models that the card of a language model on the Hugging Face Hub declares (base_model) beside what "
+    "the weights say: each of them is compared with the model. Takes seconds to minutes for each declared base."
+)
+SURVEY = (
+    "Say which of 2 to 20 language models on the Hugging Face Hub share weight ancestry: every pair is compared, each "
+    "model is read once, and the result has groups of relatives and their family trees. Takes some seconds a model."
+)
+MODEL = "owner/name, owner/name@revision, or the address of its page, for example Qwen/Qwen2.5-0.5B"
+_SIZE = {"type": "integer", "minimum": 0}
+PLANNED: dict[str, Any] = {
+    "type": "object",
+    "additionalProperties": False,
+    "properties": {
+        "bytes_at_least": {**_SIZE, "description": "Bytes of weights that the first look reads."},
+        "bytes_if_nothing_settles_it": {**_SIZE, "description": "About what is read where every step is needed."},
+        "bytes_limit": {"type": ["integer", "null"], "description": "More than this is never read here; null: no cap."},
+        "bytes_of_weights": {**_SIZE, "description": "Stored size of both models."},
+        "peak_memory_bytes": {**_SIZE, "description": "Memory needed, by estimate."},
+        "common_tokens": {**_SIZE, "description": "Tokens that both vocabularies hold."},
+        "excluded_noise": {
+            "type": "number",
+            "description": "A copy under noise of up to so many times the weights would be found by its embeddings.",
+        },
+        "fits": {"type": "boolean", "description": "Whether it would be begun here."},
+    },
+    "required": [
+        *("bytes_at_least", "bytes_if_nothing_settles_it", "bytes_limit", "bytes_of_weights", "peak_memory_bytes"),
+        *("common_tokens", "excluded_noise", "fits"),
+    ],
+}
+"""What ``plan`` gives."""
+
+
+def _takes(*further: str) -> dict[str, Any]:
+    """The schema of the arguments: two models, the level, and some more."""
+    level_words = "; ".join(f"{name} {what}" for name, what in LEVELS.items())
+    known = {
+        "alpha": {
+            "type": "number",
+            "exclusiveMinimum": 0,
+            "exclusiveMaximum": 1,
+            "default": DEFAULT_ALPHA,
+            "description": "The p-value from which on a result counts, fixed before looking.",
+        },
+        "detailed": {
+            "type": "boolean",
+            "default": False,
+            "description": "Whether to get every look, module and cell of the layer map; hundreds of kilobytes.",
+        },
+    }
+    return {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {
+            "reference": {**_NAME, "description": f"One model: {MODEL}."},
+            "candidate": {**_NAME, "description": "The other model, likewise. Their order changes nothing."},
+            "level": {"enum": list(LEVELS), "default": "auto", "description": f"How far to go: {level_words}."},
+            **{name: known[name] for name in further},
+        },
+        "required": ["reference", "candidate"],
+    }
+
+
+_ONE: dict[str, Any] = {
+    "type": "object",
+    "additionalProperties": False,
+    "properties": {
+        "model": {**_NAME, "description": f"The model: {MODEL}."},
+        "level": {"enum": list(LEVELS), "default": "auto", "description": "How far its comparisons go."},
+    },
+    "required": ["model"],
+}
+_SEVERAL: dict[str, Any] = {
+    "type": "object",
+    "additionalProperties": False,
+    "properties": {
+        "models": {
+            "type": "array",
+            "items": _NAME,
+            "minItems": 1,
+            "maxItems": MOST_MODELS,
+            "uniqueItems": True,
+            "description": f"Models, each {MODEL}; or one collection (its address), or one author (a user's name).",
+        }
+    },
+    "required": ["models"],
+}
+
+
+async def _planned(desk: Desk, question: Question, visitor: Visitor) -> dict[str, Any]:
+    found = await desk.plan(question, visitor)
+    least, most = bytes_of(found)
+    limits = desk.serving.limits
+    return {
+        "bytes_at_least": least,
+        "bytes_if_nothing_settles_it": most,
+        "bytes_limit": limits.n_bytes,
+        "bytes_of_weights": found.bytes_of_weights,
+        "peak_memory_bytes": found.peak_memory_bytes,
+        "common_tokens": found.common_tokens,
+        "excluded_noise": found.excluded_noise,
+        "fits": not does_not_fit(found, limits),
+    }
 
 
 def _asked(reference: str, candidate: str, level: str, alpha: float) -> Question:

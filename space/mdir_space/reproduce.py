@@ -3,39 +3,12 @@
 from __future__ import annotations
 
 import base64
-import json
 from dataclasses import replace
-from typing import Any
 
 from mdir_hf import HomologyReport, Listing, SectionKind, __version__, describe, make_badge, section_html
+from mdir_space.agents import ADDRESS
 from mdir_space.markup import code, download, prose, text
-
-
-def slim_report(report: HomologyReport) -> dict[str, Any]:
-    """Return the report without what is only good for pictures: for programs and agents, some kilobytes.
-
-    The verdict stands in it in words, beside what it means and does not mean.
-    """
-    body = json.loads(report.to_json())
-    for name in ("embedding", "unembedding"):
-        if body[name] is not None:
-            body[name] = {key: value for key, value in body[name].items() if key != "looks"}
-    if body["layers"] is not None:
-        body["layers"] = {key: value for key, value in body["layers"].items() if key != "matrix"}
-    if body["modules"] is not None:
-        best: dict[str, float] = {}
-        for module in body["modules"]:
-            if module["role"] != "experts":
-                best[module["role"]] = min(best.get(module["role"], 0.0), module["log10_p"])
-        body["modules"] = best
-    body["io"] = {key: value for key, value in body["io"].items() if key != "files"}
-    words = {
-        "headline": report.headline,
-        "sentence": report.sentence,
-        "means": report.means,
-        "does_not_mean": list(report.does_not_mean),
-    }
-    return {**words, **body}
+from mdir_space.sharing import notebook_link
 
 
 def reproduce_panel(report: HomologyReport, *, server: str, is_example: bool = False) -> str:
@@ -56,6 +29,8 @@ def reproduce_panel(report: HomologyReport, *, server: str, is_example: bool = F
         )
     stem = "-".join(_file_word(model.repo) for model in (report.reference, report.candidate))
     links = download(report.to_json(), f"{stem}.json", "Download the report (JSON)", "application/json")
+    if not is_example:
+        links += notebook_link(report, stem)
     parts = [
         section_html(section, {}, copyable=True),
         f'<p class="downloads">{links}</p>',
@@ -66,8 +41,8 @@ def reproduce_panel(report: HomologyReport, *, server: str, is_example: bool = F
         parts.append(code(_program_lines(report, server), "From a program (this Space, gradio_client)"))
         parts.append(
             prose(
-                "Agents find the same as an MCP tool at the address of this page followed by gradio_api/mcp/. Send a "
-                "token of yours in the header X-HF-Token to have gated models read; it is used for that call only."
+                f"Agents find the same as an MCP tool at {server}{ADDRESS}/. Send a token of yours in the header "
+                "X-HF-Token to have gated models read; it is used for that call only."
             )
         )
     return "".join(parts)

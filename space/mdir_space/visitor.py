@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import gradio as gr
 
@@ -23,6 +23,10 @@ class Visitor:
 
     key: str
     token: str | None = field(default=None, repr=False)
+
+    def without_rights(self) -> Visitor:
+        """The same visitor, for whom only what everybody may read is read."""
+        return replace(self, token=None)
 
 
 def signing_in_is_possible() -> bool:

@@ -17,6 +17,21 @@ MEDIUM, MEDIUM_STRANGER = "owner/medium", "owner/medium-stranger"
 """Strangers whose comparison takes a core some tenths of a second, so that fifty of them make a queue and no more."""
 
 
+LAYERED, LAYERED_STRANGER = "owner/layered", "owner/layered-stranger"
+"""Strangers whose layers are compared after their embeddings."""
+
+
+def write_layered(folder: Path, seed: int) -> Path:
+    """Write a model of eight layers of attention."""
+    layers = {
+        f"model.layers.{k}.self_attn.{name}_proj.weight": gaussian(N, N, 1000 * seed + 10 * k + j)
+        for k in range(8)
+        for j, name in enumerate("qkvo")
+    }
+    config = {"model_type": "llama", "hidden_size": N, "vocab_size": V, "num_attention_heads": 4}
+    return write_model(folder, gaussian(V, N, seed), config=config, further=layers)
+
+
 def add_models(hub: FullHub, folder: Path) -> None:
     """Serve a base, a noised copy of it, a stranger; copies that are gated or private; one that declares its base."""
     base = gaussian(V, N, 0)
@@ -30,6 +45,8 @@ def add_models(hub: FullHub, folder: Path) -> None:
     hub.add_repository(LARGER, write_model(folder / "larger", gaussian(6000, 512, 7)))
     hub.add_repository(MEDIUM, write_model(folder / "medium", gaussian(3000, 256, 8)))
     hub.add_repository(MEDIUM_STRANGER, write_model(folder / "medium-stranger", gaussian(3000, 256, 9)))
+    for seed, name in enumerate((LAYERED, LAYERED_STRANGER), start=20):
+        hub.add_repository(name, write_layered(folder / name.partition("/")[2], seed))
     declared = write_model(folder / "declared", base + 0.3 * gaussian(V, N, 5))
     (declared / "README.md").write_text(f"---\nbase_model: {BASE}\nbase_model_relation: finetune\n---\n# A model\n")
     hub.add_repository(DECLARED, declared)

@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from html.parser import HTMLParser
 
+import jsonschema
 import pytest
 
 from mdir_hf import (
@@ -22,17 +23,19 @@ from mdir_hf import (
     compare_command,
     describe,
 )
+from mdir_space.access import Access
+from mdir_space.answers import WORDS, answer_of, answer_schema
 from mdir_space.conversation import first_tab
-from mdir_space.desk import Waiting, Working
+from mdir_space.desk import Answered, Waiting, Working
 from mdir_space.estimate import Pace, bytes_of, duration_text, size_text
 from mdir_space.examples import stored_examples
 from mdir_space.limits import Limits
 from mdir_space.markup import HUB
-from mdir_space.notices import alert, does_not_fit, plan_notice, progress_notice
+from mdir_space.notices import alert, cut_short_notice, does_not_fit, plan_notice, progress_notice
 from mdir_space.panels import NOT_RUN, panel
 from mdir_space.pictures import Pictures
 from mdir_space.question import Question, RefusedError
-from mdir_space.reproduce import badge_panel, reproduce_panel, slim_report
+from mdir_space.reproduce import badge_panel, reproduce_panel
 from mdir_space.verdict_card import declared_text, verdict_card
 
 EXAMPLES = {example.name: example for example in stored_examples()}
@@ -229,14 +232,18 @@ def test_nothing_is_said_of_cards_that_could_not_be_read(permuted):
     assert declared_text(permuted, (None, None)) == ""
 
 
-def test_the_slim_report_is_small_and_holds_no_matrix(permuted):
-    slim = slim_report(permuted)
-    assert len(json.dumps(slim)) < len(permuted.to_json()) / 5
-    assert (slim["verdict"], slim["log10_p"]) == ("homologous", permuted.log10_p)
-    assert "matrix" not in slim["layers"]
-    assert len(slim["layers"]["matches"]) == 6
-    assert slim["modules"]["gate"] == min(m.log10_p for m in permuted.modules if m.role == "gate")
-    assert "files" not in slim["io"]
+def test_the_answer_for_programs_is_short_and_follows_its_schema_in_short_and_whole(permuted):
+    answered = Answered(permuted, Access(()), was_kept=False)
+    short, whole = (answer_of(answered, "", detailed=detailed) for detailed in (False, True))
+    for answer in (short, whole):
+        jsonschema.validate(answer, answer_schema())
+        report = {name: value for name, value in answer.items() if name not in (*WORDS, "does_not_mean")}
+        assert HomologyReport.from_json(json.dumps(report)).log10_p == permuted.log10_p
+    assert len(json.dumps(short)) < len(permuted.to_json()) / 5
+    assert short["layers"]["matrix"] == [] and len(short["layers"]["matches"]) == 6
+    gates = [module["log10_p"] for module in short["modules"] if module["role"] == "gate"]
+    assert gates == [min(m.log10_p for m in permuted.modules if m.role == "gate")]
+    assert whole["layers"]["matrix"] and len(whole["modules"]) == len(permuted.modules)
 
 
 def test_the_examples_are_reports_of_this_schema_with_what_their_figures_need():
@@ -266,10 +273,10 @@ def plan(level="auto", **changes):
 @pytest.mark.parametrize(
     ("level", "words"),
     [
-        ("auto", "Reads 400 kB if the first look settles it, at most 16 MB of 16 MB of weights."),
-        ("screen", "Reads 400 kB to 600 kB of 16 MB of weights."),
-        ("embedding", "Reads 3 MB of 16 MB of weights."),
-        ("body", "Reads 3 MB to 16 MB of 16 MB of weights."),
+        ("auto", "Reads 400 kB if the first look settles it, more with every further look, and layers last; both"),
+        ("screen", "Reads 400 kB to about 600 kB; both models have 16 MB of weights."),
+        ("embedding", "Reads about 3 MB; both models have 16 MB of weights."),
+        ("body", "Reads 3 MB to about 16 MB; both models have 16 MB of weights."),
     ],
 )
 def test_a_plan_says_what_is_read_how_long_it_takes_and_whether_it_fits(level, words):
@@ -279,6 +286,20 @@ def test_a_plan_says_what_is_read_how_long_it_takes_and_whether_it_fits(level, w
     assert "a copy under noise of up to 9.4 times the weights would be found by its embeddings." in said
     with_layers = plan_notice(replace(plan(level), excluded_layers_noise=5.0), Pace(), Limits())
     assert "times the weights would be found by its embeddings, under 5 times by its layers." in with_layers
+
+
+def test_the_bound_in_a_plan_is_the_limit_that_ends_it_and_keeps_what_was_found():
+    limited = plan_notice(plan(), Pace(), Limits(n_bytes=10_000_000))
+    assert "Never more than 10 MB, the limit here: then what was found is shown." in limited
+    assert "at most" not in limited and "Never" not in plan_notice(plan(), Pace(), Limits(n_bytes=20_000_000))
+
+
+def test_what_a_limit_cut_short_has_the_lighter_and_the_local_way_beside_it():
+    question = Question("owner/a", "owner/b@v1", "body", 1e-6)
+    said = cut_short_notice("More than 4 GB.", question)
+    assert 'href="?a=owner/a&amp;b=owner/b@v1&amp;level=embedding&amp;alpha=1e-06"' in said
+    assert "mdir-hf compare owner/a owner/b@v1 --level body" in said
+    assert "lighter level" not in cut_short_notice("More.", replace(question, level="screen"))
 
 
 def test_a_plan_that_does_not_fit_says_so():
@@ -301,9 +322,11 @@ def test_the_pace_is_learnt_from_what_was_read(permuted):
 def test_progress_says_bytes_and_how_many_are_ahead():
     said = progress_notice(Working(None, Progress("screen", 1_500_000, 3_000_000), 4.2))
     assert "Looking at the embeddings" in said
-    assert "1.5 MB read, at most 3 MB" in said
+    assert "1.5 MB read · 4 s" in said
     assert 'value="0.500"' in said
     assert "value" not in progress_notice(Working(None, Progress("opening", 0), 0.0))
+    parts = progress_notice(Working(None, Progress("modules", 9_000_000, None, 3, 15), 60.0))
+    assert "matched pair of layers 4 of 15" in parts and 'value="0.200"' in parts
     assert "1 comparison is ahead of yours" in progress_notice(Waiting(1))
     assert "7 comparisons are ahead of yours" in progress_notice(Waiting(7))
 

@@ -1,23 +1,21 @@
-"""The same comparison for programs: through gradio_client and through MCP."""
+"""The same comparison for programs, through gradio_client."""
 
-import ast
 import contextlib
 import json
 import threading
 import time
 
+import jsonschema
 import pytest
 from gradio_client import Client
 from gradio_client.exceptions import AppError
-from mcp import ClientSession
-from mcp.client.streamable_http import streamable_http_client
 
+from mdir_space.answers import SURVEYED, VERIFIED, answer_schema
 from tests.loopback.faults import Fault
-from tests.space.coroutines import finish
 from tests.space.live.steps import compare, is_quiet, verdict
-from tests.space.models import BASE, GATED, LARGE, LARGER, MEDIUM, MEDIUM_STRANGER, RELATED, STRANGER
+from tests.space.models import BASE, DECLARED, GATED, LARGE, LARGER, MEDIUM, MEDIUM_STRANGER, RELATED, STRANGER
 
-RESULT_TIMEOUT_S = 120
+RESULT_TIMEOUT_S = 400
 SLOW_S = 1.5
 """Of every read, where one is to be stopped: the whole would take more than ten seconds."""
 
@@ -28,11 +26,12 @@ def client(server):
         yield client
 
 
-def test_a_program_finds_two_endpoints_and_nothing_of_the_page(client):
+def test_a_program_finds_the_endpoints_and_nothing_of_the_page(client):
     endpoints = client.view_api(return_format="dict")["named_endpoints"]
-    assert set(endpoints) == {"/compare", "/plan"}
+    assert set(endpoints) == {"/compare", "/plan", "/identify", "/verify", "/survey"}
     names = [parameter["parameter_name"] for parameter in endpoints["/compare"]["parameters"]]
     assert names == ["reference", "candidate", "level", "alpha"]
+    assert "share weight ancestry" in endpoints["/compare"]["description"]
 
 
 def test_a_comparison_gives_the_slim_report_with_words(client):
@@ -42,14 +41,30 @@ def test_a_comparison_gives_the_slim_report_with_words(client):
     assert report["headline"] == "The two models share weight ancestry"
     assert any("no direction" in sentence for sentence in report["does_not_mean"])
     assert len(json.dumps(report)) < 8000
+    jsonschema.validate(report, answer_schema())
+    assert f"a={BASE}@{report['reference']['commit']}" in report["link"]
 
     assert client.predict(BASE, STRANGER, "embedding", 1e-6, api_name="/compare")["alpha"] == 1e-6
 
 
 def test_a_plan_gives_bytes_and_memory(client):
     plan = client.predict(BASE, RELATED, api_name="/plan")
-    assert 0 < plan["bytes_at_least"] <= plan["bytes_at_most"] <= plan["bytes_of_weights"]
+    assert 0 < plan["bytes_at_least"] <= plan["bytes_if_nothing_settles_it"] <= plan["bytes_of_weights"]
+    assert plan["fits"] and plan["bytes_limit"] == 4_000_000_000
     assert plan["common_tokens"] == 1499
+
+
+def test_a_family_and_a_survey_come_to_programs_too(client):
+    found = client.predict(DECLARED, api_name="/verify")
+    jsonschema.validate(found, VERIFIED)
+    assert found["declares"] == [BASE] and found["bases"][0]["outcome"] == "homologous"
+    compared = client.predict([BASE, RELATED, STRANGER], api_name="/survey")
+    jsonschema.validate(compared, SURVEYED)
+    assert sorted(map(sorted, compared["groups"])) == [[BASE, RELATED], [STRANGER]]
+    with pytest.raises(AppError, match="no base was looked for"):
+        client.predict(BASE, api_name="/identify")
+    with pytest.raises(AppError, match="survey does not take this models"):
+        client.predict([BASE] * 30, api_name="/survey")
 
 
 @pytest.mark.parametrize(
@@ -148,45 +163,3 @@ def test_fifty_at_once_are_all_answered_and_the_page_goes_on_answering(server, l
 
     compare(page, BASE, RELATED)
     assert verdict(page).endswith("share weight ancestry.")
-
-
-def ask_as_an_agent(server, use):
-    async def session():
-        async with (
-            streamable_http_client(f"{server.url}/gradio_api/mcp/") as (read, write, _),
-            ClientSession(read, write) as agent,
-        ):
-            await agent.initialize()
-            return await use(agent)
-
-    return finish(session())
-
-
-def test_an_agent_finds_the_tools_with_what_they_take(server):
-    async def look(agent):
-        return (await agent.list_tools()).tools
-
-    tools = {tool.name: tool for tool in ask_as_an_agent(server, look)}
-    assert {name.rpartition("_")[2] for name in tools} == {"compare", "plan"}
-    tool = next(tool for name, tool in tools.items() if name.endswith("compare"))
-    assert "share weight ancestry" in tool.description
-    assert "no direction" in tool.description
-    properties = tool.inputSchema["properties"]
-    assert set(properties) == {"reference", "candidate", "level", "alpha"}
-    assert "owner/name" in properties["reference"]["description"]
-
-
-def test_an_agent_gets_the_same_report_and_the_same_refusal(server, client):
-    async def use(agent):
-        tools = (await agent.list_tools()).tools
-        name = next(tool.name for tool in tools if tool.name.endswith("compare"))
-        good = await agent.call_tool(name, {"reference": BASE, "candidate": RELATED})
-        bad = await agent.call_tool(name, {"reference": BASE, "candidate": "owner/absent"})
-        return good, bad
-
-    good, bad = ask_as_an_agent(server, use)
-    report = ast.literal_eval(good.content[0].text)  # gradio writes it as Python would
-    through_the_api = client.predict(BASE, RELATED, api_name="/compare")
-    assert (report["verdict"], report["log10_p"]) == (through_the_api["verdict"], through_the_api["log10_p"])
-    assert bad.isError
-    assert "was not found on the Hub" in bad.content[0].text

@@ -1,0 +1,252 @@
+"""Answers as programs and agents get them: with their words, short enough to be read whole, and their JSON Schemas."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from mdir_space.desk import Answered, Finished
+from mdir_space.family import Family
+from mdir_space.many import Surveyed
+
+WORDS = {
+    "headline": "The verdict as a sentence.",
+    "sentence": "What was found, as a sentence to quote.",
+    "means": "What the verdict means, in words to quote.",
+    "cut_short": "Why something was not looked at, where a limit of this server came before; else empty.",
+    "link": "Page that shows this result, pinned to the two commits; empty where it is not for everybody.",
+}
+"""What stands beside a report, each one string, and what it is."""
+
+
+def answer_of(answered: Answered, link: str, *, detailed: bool = False) -> dict[str, Any]:
+    """Return an answer: the words of :data:`WORDS`, ``does_not_mean``, and the fields of a report.
+
+    Args:
+        answered: What was found.
+        link: Of :data:`WORDS`.
+        detailed: Whether the report is whole. Else it is some kilobytes: lists that are only good for pictures are
+            empty, of the looks at a matrix the last one stays, and of the modules the strongest of each role.
+    """
+    report = answered.report
+    words = {
+        "headline": report.headline,
+        "sentence": report.sentence,
+        "means": report.means,
+        "cut_short": answered.cut_short,
+        "link": link,
+    }
+    body = json.loads(report.to_json())
+    return {**words, "does_not_mean": list(report.does_not_mean), **(body if detailed else _slim(body))}
+
+
+def _slim(body: dict[str, Any]) -> dict[str, Any]:
+    for name in ("embedding", "unembedding"):
+        if body[name] is not None:
+            body[name]["looks"] = body[name]["looks"][-1:]
+    if body["layers"] is not None:
+        body["layers"]["matrix"] = []
+    if body["modules"] is not None:
+        strongest: dict[str, dict[str, Any]] = {}
+        for module in body["modules"]:
+            known = strongest.get(module["role"])
+            if known is None or module["log10_p"] < known["log10_p"]:
+                strongest[module["role"]] = {**module, "found": None}
+        body["modules"] = list(strongest.values())
+    body["io"]["files"] = []
+    return body
+
+
+@cache
+def answer_schema() -> dict[str, Any]:
+    """The JSON Schema of :func:`answer_of`: that of a report, with the words beside it."""
+    report = json.loads((files("mdir_hf.report") / "report.schema.json").read_text(encoding="utf-8"))
+    words: dict[str, Any] = {name: {"type": "string", "description": what} for name, what in WORDS.items()}
+    words["does_not_mean"] = {
+        "type": "array",
+        "items": {"type": "string"},
+        "description": "What must not be concluded from it.",
+    }
+    schema = {
+        "type": "object",
+        "description": "A report of mdir-hf with its words. homologous: the weights share ancestry.",
+        "additionalProperties": False,
+        "$defs": report["$defs"],
+        "properties": {**words, **report["properties"]},
+        "required": [*words, *report["required"]],
+    }
+    return dict(_without_titles(schema))
+
+
+_TEXT: dict[str, Any] = {"type": "string"}
+_TEXT_OR_NULL: dict[str, Any] = {"type": ["string", "null"]}
+_NUMBER_OR_NULL: dict[str, Any] = {"type": ["number", "null"]}
+_COUNT: dict[str, Any] = {"type": "integer", "minimum": 0}
+_VERDICT: dict[str, Any] = {"enum": ["homologous", "no_evidence", "inconclusive", None]}
+
+
+def _object(**properties: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": properties,
+        "required": list(properties),
+    }
+
+
+def _list(of: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "items": of}
+
+
+def _said(what: str, of: dict[str, Any] = _TEXT) -> dict[str, Any]:
+    return {**of, "description": what}
+
+
+_COMMON = {
+    "says": _said("The whole answer in lines for people."),
+    "cut_short": _said(WORDS["cut_short"]),
+}
+
+IDENTIFIED = _object(
+    **_COMMON,
+    model=_said("The model, at the commit that was read."),
+    found=_said("Base models with which it shares weight ancestry, most likely first.", _list(_TEXT)),
+    candidates=_said(
+        "Base models that the index proposed, with what comparing the models said.",
+        _list(
+            _object(
+                base=_TEXT,
+                verdict=_VERDICT,
+                log10_p=_said("By the index.", {"type": "number"}),
+                sentence=_said("What the comparison found, to quote; null where none was made.", _TEXT_OR_NULL),
+                error=_TEXT_OR_NULL,
+            )
+        ),
+    ),
+    bases=_said("How many base models the index holds.", _COUNT),
+    bases_of_width=_said("How many of them a plain copy could be of: those as wide as the model.", _COUNT),
+    excluded_noise=_said(
+        "A copy of any of those under noise of up to so many times the weights would have been found.", _NUMBER_OR_NULL
+    ),
+    bytes_read=_COUNT,
+)
+"""What :func:`identified` gives."""
+
+
+def identified(finished: Finished[Family]) -> dict[str, Any]:
+    """Return with which base models of the index a model shares ancestry; the index was searched."""
+    found = finished.result.found
+    assert found is not None, "a search that fails is refused"
+    return {
+        "says": str(found),
+        "cut_short": finished.cut_short,
+        "model": found.model.pinned,
+        "found": [one.base.repo for one in found.found],
+        "candidates": [
+            {
+                "base": one.base.pinned,
+                "verdict": None if one.verdict is None else str(one.verdict),
+                "log10_p": one.log10_p,
+                "sentence": None if one.report is None else one.report.sentence,
+                "error": one.error,
+            }
+            for one in found.ancestors
+        ],
+        "bases": found.n_bases,
+        "bases_of_width": found.n_of_width,
+        "excluded_noise": found.excluded_noise,
+        "bytes_read": found.bytes_read,
+    }
+
+
+VERIFIED = _object(
+    **_COMMON,
+    declares=_said("Base models that the card declares.", _list(_TEXT)),
+    relation=_said("How, as the card says: finetune, merge, quantized or adapter.", _TEXT_OR_NULL),
+    bases=_said(
+        "What comparing the model with each of them said.",
+        _list(
+            _object(
+                base=_TEXT,
+                outcome=_said("A verdict, or why there is none."),
+                sentence=_said("What was found, to quote; null where nothing was compared.", _TEXT_OR_NULL),
+                log10_p=_NUMBER_OR_NULL,
+                why_not=_TEXT_OR_NULL,
+            )
+        ),
+    ),
+    cycle=_said(
+        "Models that declare each other in a ring; null where none do.",
+        {"type": ["array", "null"], "items": {"type": "string"}},
+    ),
+)
+"""What :func:`verified` gives."""
+
+
+def verified(finished: Finished[Family]) -> dict[str, Any]:
+    """Return what a model's card declares beside what its weights say; that was looked at."""
+    check = finished.result.declared
+    assert check is not None, "a check that fails is refused"
+    return {
+        "says": str(check),
+        "cut_short": finished.cut_short,
+        "declares": list(check.declared.base_models),
+        "relation": check.declared.relation,
+        "bases": [
+            {
+                "base": one.base,
+                "outcome": str(one.outcome),
+                "sentence": None if one.report is None else one.report.sentence,
+                "log10_p": None if one.report is None else one.report.log10_p,
+                "why_not": one.why_not,
+            }
+            for one in check.bases
+        ],
+        "cycle": None if check.cycle is None else list(check.cycle),
+    }
+
+
+SURVEYED = _object(
+    cut_short=_said(WORDS["cut_short"]),
+    left_out=_said("Which models of the list are not in it; empty where all are."),
+    groups=_said("Models that share ancestry, directly or through others; strangers stand alone.", _list(_list(_TEXT))),
+    models=_said("Every model, with why it could not be read.", _list(_object(name=_TEXT, error=_TEXT_OR_NULL))),
+    pairs=_said(
+        "Every pair that was compared.",
+        _list(_object(reference=_TEXT, candidate=_TEXT, verdict=_VERDICT, log10_p=_NUMBER_OR_NULL)),
+    ),
+    trees=_said(
+        "Of each group of three and more: its tree, with branch lengths and supports in per cent.",
+        _list(_object(members=_list(_TEXT), newick=_TEXT_OR_NULL)),
+    ),
+)
+"""What :func:`surveyed` gives."""
+
+
+def surveyed(finished: Finished[Surveyed]) -> dict[str, Any]:
+    """Return which of several models share ancestry."""
+    report = finished.result.report
+    return {
+        "cut_short": finished.cut_short,
+        "left_out": finished.result.left_out,
+        "groups": [list(group) for group in report.groups()],
+        "models": [{"name": one.name, "error": one.error} for one in report.models.values()],
+        "pairs": [
+            {
+                "reference": pair.reference,
+                "candidate": pair.candidate,
+                "verdict": None if pair.verdict is None else str(pair.verdict),
+                "log10_p": pair.log10_p,
+            }
+            for pair in report.pairs.values()
+        ],
+        "trees": [{"members": list(tree.members), "newick": tree.newick} for tree in finished.result.trees],
+    }
+
+
+def _without_titles(part: Any) -> Any:  # noqa: ANN401 - parsed JSON
+    if isinstance(part, dict):
+        return {k: _without_titles(v) for k, v in part.items() if k != "title" or not isinstance(v, str)}
+    return [_without_titles(each) for each in part] if isinstance(part, list) else part

@@ -1,0 +1,145 @@
+"""What one visit leads through: the keyboard, a cancel, an address, Back, a card, a notebook."""
+
+import base64
+import json
+import re
+from urllib.parse import parse_qs, urlparse
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.loopback.faults import Fault
+from tests.space.live.steps import compare, is_quiet, open_tab, settle, verdict
+from tests.space.models import BASE, GATED, LAYERED, LAYERED_STRANGER, RELATED, STRANGER
+
+
+def test_the_keyboard_leads_from_the_first_name_to_the_verdict(visit):
+    page = visit()
+    first = page.get_by_label("One model")
+    first.focus()
+    page.keyboard.type(BASE, delay=20)
+    page.keyboard.press("Tab")
+    expect(page.get_by_label("The other model")).to_be_focused()
+    page.keyboard.type(STRANGER, delay=20)
+    page.wait_for_timeout(1500)  # the plan arrives meanwhile, and takes nothing away
+    expect(page.get_by_label("The other model")).to_be_focused()
+    assert "Error" not in page.locator("#models").inner_text()
+    page.keyboard.press("Enter")
+    assert verdict(page).endswith("No evidence of shared weight ancestry was found.")
+
+
+def test_what_was_found_stays_where_a_visitor_cancels(visit, live_hub):
+    page = visit()
+    live_hub.faults.append(Fault("slow", origin="cdn", path="layered", times=None, delay_s=1.0))
+    compare(page, LAYERED, LAYERED_STRANGER)
+    expect(page.locator(".so-far")).to_contain_text("stopped before the rest was compared")
+    expect(page.locator("#verdict-words")).to_be_hidden()
+    page.get_by_role("button", name="Cancel").click()
+    expect(page.locator("#status")).to_contain_text("What was found until then stays below.")
+    expect(page.get_by_role("button", name="Compare", exact=True)).to_be_visible()
+    assert "The layers were not compared: it was stopped before." in page.locator(".verdict").inner_text()
+    assert is_quiet(live_hub)
+
+
+def test_fields_address_and_result_name_the_same_pair_and_back_brings_the_one_before(visit):
+    page = visit()
+    compare(page, BASE, RELATED)
+    settle(page)
+    expect(page).to_have_url(re.compile(f"[?]a={BASE}&b={RELATED}$"))
+    compare(page, BASE, STRANGER)
+    expect(page.locator("#verdict-words")).to_contain_text("No evidence")
+    settle(page)
+    page.get_by_role("button", name="Channels reordered").click()
+    expect(page.locator("#verdict-words")).to_contain_text("share weight ancestry")
+    expect(page).to_have_url(re.compile("[?]example="))
+    pair = page.locator(".verdict .pair").inner_text()
+    for label in ("One model", "The other model"):
+        assert page.get_by_label(label).input_value() in pair
+
+    page.go_back()
+    expect(page.locator("#verdict-words")).to_contain_text("No evidence")
+    expect(page.get_by_label("The other model")).to_have_value(STRANGER)
+    page.go_back()
+    expect(page.locator("#verdict-words")).to_contain_text("share weight ancestry")
+    expect(page.get_by_label("The other model")).to_have_value(RELATED)
+
+
+def test_a_plan_of_other_names_goes_when_a_name_is_changed(visit):
+    page = visit()
+    page.get_by_label("One model").fill(BASE)
+    page.get_by_label("The other model").fill(RELATED)
+    page.get_by_label("The other model").press("Tab")
+    expect(page.locator("#plan")).to_contain_text("it fits")
+    page.get_by_label("The other model").press_sequentially("x")
+    expect(page.locator("#plan .plan")).to_have_count(0)
+
+
+def test_a_link_to_one_model_fills_its_field_and_complains_of_nothing(visit):
+    page = visit(f"/?a={BASE}")
+    expect(page.get_by_label("One model")).to_have_value(BASE)
+    page.wait_for_timeout(1000)
+    assert page.locator("#alert [role=alert]").count() == 0
+
+
+def test_the_address_of_a_result_names_commits_and_version_and_reads_nothing(visit, live_hub, server):
+    page = visit(f"/?a={BASE}&b={RELATED}")
+    verdict(page)
+    settle(page)
+    link = page.get_by_label("Link to this comparison").input_value()
+    query = parse_qs(urlparse(link).query)
+    assert query["a"] == [f"{BASE}@{live_hub.find(BASE).revisions['main']}"] and query["v"]
+
+    read = len(live_hub.sent("cdn"))
+    again = visit(link.removeprefix(server.url))
+    assert verdict(again) == verdict(page)
+    assert "Kept from an earlier visit" in again.locator(".verdict").inner_text()
+    assert len(live_hub.sent("cdn")) == read
+
+    other = visit(link.removeprefix(server.url) + "&alpha=1e-33")
+    expect(other.locator("#alert")).to_contain_text("This result is not kept here")
+    assert other.locator("#verdict-words").count() == 0
+    other.get_by_role("button", name="Compare", exact=True).click()
+    assert verdict(other) == verdict(page)
+
+
+def test_a_card_shows_a_public_result_in_a_frame_and_runs_nothing(visit, server):
+    page = visit(f"/?a={BASE}&b={RELATED}")
+    verdict(page)
+    settle(page)
+    text = open_tab(page, "Badge")
+    assert "<iframe" in text and "A discussion on the Hub" in text
+    query = urlparse(page.get_by_label("Link to this comparison").input_value()).query
+    card = visit(f"/card?{query}")
+    expect(card.get_by_role("heading")).to_contain_text("share weight ancestry")
+    assert card.locator("script").count() == 0
+    assert card.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    answer = card.request.get(f"{server.url}/card?{query}")
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    for other in (f"a={BASE}&b={GATED}", "a=%3Cscript%3E&b=x", query + "&alpha=1e-34", ""):
+        answer = card.request.get(f"{server.url}/card?{other}")
+        assert answer.status == 404 and "<script" not in answer.text() and "not kept here" in answer.text()
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_a_discussion_is_written_in_neutral_words_and_sent_by_nobody(visit, side):
+    page = visit(f"/?a={BASE}&b={RELATED}")
+    verdict(page)
+    settle(page)
+    open_tab(page, "Badge")
+    address = urlparse(page.locator(".discussions a").nth(side).get_attribute("href"))
+    assert address.path == f"/{(BASE, RELATED)[side]}/discussions/new"
+    fields = parse_qs(address.query)
+    assert fields["title"] == [f"Weights compared with {(RELATED, BASE)[side]}"]
+    assert "What this does not mean" in fields["description"][0]
+
+
+def test_a_notebook_computes_the_same_again(visit):
+    page = visit(f"/?a={BASE}&b={RELATED}")
+    verdict(page)
+    settle(page)
+    open_tab(page, "Reproduce")
+    link = page.get_by_role("link", name="Download a notebook (.ipynb)").get_attribute("href")
+    notebook = json.loads(base64.b64decode(link.partition(",")[2]))
+    code = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert code[0].startswith("%pip install") and "HomologyChecker" in code[1]
+    compile(code[1], "cell", "exec")

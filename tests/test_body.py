@@ -278,8 +278,8 @@ def test_strangers_with_cubed_weights_are_not_called_homologous(save):
 def test_the_layers_are_one_more_look_with_the_share_of_alpha_that_is_its(base, save, monkeypatch):
     asked = []
 
-    def compare_and_note(*models, log_alpha):
-        found = compare_bodies(*models, log_alpha=log_alpha)
+    def compare_and_note(*models, log_alpha, **listeners):
+        found = compare_bodies(*models, log_alpha=log_alpha, **listeners)
         asked.append((log_alpha, found.log_p))
         return found
 
@@ -408,6 +408,8 @@ def test_of_strangers_some_layers_are_compared_and_the_report_says_so(base, save
     assert (report.layers.reference_layers, report.layers.candidate_layers) == ((0, 1, 2, 3), (0, 3))
     assert report.layers.pattern == "sampled"
     assert "0 of 2 layers" in " ".join(str(report).split())
+    (caveat,) = [caveat for caveat in report.caveats if "layers of the" in caveat]
+    assert caveat.startswith("Of the 4 layers of the candidate model 2 were compared, with all of the other's. ")
 
 
 def test_of_relatives_all_layers_are_mapped_where_some_were_significant(base, save, few_layers):

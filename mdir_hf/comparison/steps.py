@@ -17,7 +17,7 @@ from mdir_hf.comparison.comparable import Comparable, have_one_vocabulary, matri
 from mdir_hf.comparison.decision import BodySummary, Decision, decide, layers_support, where_tokens_are_unknown
 from mdir_hf.comparison.exclusion import layers_noise, planned_layers_noise
 from mdir_hf.comparison.findings import Findings, LayersFound, MatricesFound
-from mdir_hf.comparison.layers import n_neurons, why_not_compared
+from mdir_hf.comparison.layers import layers_with, n_neurons, why_not_compared
 from mdir_hf.comparison.matrices import compare_matrices
 from mdir_hf.comparison.plan import ReadPlan, check_memory, make_plan
 from mdir_hf.comparison.progress import Watch
@@ -98,7 +98,10 @@ def _findings(reference: Comparable, candidate: Comparable, settings: Settings, 
             if common.is_by_number or doubts:
                 decision = where_tokens_are_unknown(decision)
         on_rows = tuple(caveat for outcome in matrices.outcomes.values() for caveat in outcome.caveats)
-        return Findings(matrices, layers, decision, (*notes, *on_tokens, *doubts, *on_rows, *layers.caveats))
+        on_layers = layers.caveats
+        if decision.verdict is Verdict.NO_EVIDENCE:
+            on_layers += _caveats_of_left_out_layers(reference, candidate, layers)
+        return Findings(matrices, layers, decision, (*notes, *on_tokens, *doubts, *on_rows, *on_layers))
 
     def so_far(matrices: MatricesFound, layers: LayersFound) -> None:
         watch.found(lambda: make_report(reference, candidate, found_with(matrices, layers), settings, watch))
@@ -359,6 +362,18 @@ def _layers_found(
         every=settings.level.analyses_all_layers,
     )
     return replace(corrected(evidence), noise=noise)
+
+
+def _caveats_of_left_out_layers(reference: Comparable, candidate: Comparable, layers: LayersFound) -> tuple[str, ...]:
+    if layers.body is None:
+        return ()
+    models = zip(("reference", "candidate"), (reference, candidate), layers.body.positions, strict=True)
+    return tuple(
+        f"Of the {n_all} layers of the {which} model {len(chosen)} were compared, with all of the other's. A model "
+        "that shares only the others would not have been found: level body compares all."
+        for which, model, chosen in models
+        if len(chosen) < (n_all := len(layers_with(model, layers.body.role)))
+    )
 
 
 def _summary(body: BodyEvidence, settings: Settings) -> BodySummary:

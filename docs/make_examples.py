@@ -1,94 +1,197 @@
 """Make the results that the Space opens at once, and the pictures of its page on the method: ``make examples``.
 
-Every report is what ``checker.compare`` returned on models of the demo, read from a Hub on this machine, with
-empty caches. Beside it lie the arrays that its figures are drawn from, in 256 steps: no JSON holds them.
+The results are what ``checker.compare`` returned on real models and on what ``benchmarks/real`` made of them, read from
+``MDIR_HF_REAL_CACHE`` (``make real`` fills it); where a model is not there its stored result stays as it is. They lie
+in no repository, so a stored result names no commit. Beside each lie the arrays that its figures are drawn from, in 256
+steps: no JSON holds them. The pictures are of the models of the demo, which are built if they are not there.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import sys
-import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import numpy as np
 
     from mdir_hf import HomologyReport, MatrixArrays
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
 TARGET = ROOT / "space" / "examples"
 PICTURES = ROOT / "space" / "pictures"
 MODELS = Path("demo-out") / "models"
+DIGITS = 4
+"""Decimals of the numbers of a stored report."""
 
-# Member of the lineage -> what the button says, level.
-EXAMPLES = {
-    "fine-tune": ("A fine-tune", "auto"),
-    "permuted": ("Channels reordered", "body"),
-    "rotated": ("Rotated weights", "auto"),
-    "other-tokenizer": ("Another tokenizer", "body"),
-    "other-seed": ("Two strangers", "auto"),
+BASES = {
+    "smollm2-135m": "SmolLM2-135M",
+    "qwen2.5-coder-0.5b": "Qwen2.5-Coder-0.5B",
+    "qwen2.5-coder-1.5b": "Qwen2.5-Coder-1.5B",
 }
 
-# Picture of an idea -> member, figure of its report.
+
+@dataclass(frozen=True)
+class RealPair:
+    """A result to store.
+
+    Attributes:
+        title: What the button says.
+        reference: ``base/member`` of the cache.
+        candidate: Likewise.
+        called: What the candidate is called in the report.
+        done: What was done to the base to make the candidate; empty for a model as its maker gives it.
+        level: How far the comparison goes.
+    """
+
+    title: str
+    reference: str
+    candidate: str
+    called: str
+    done: str = ""
+    level: str = "auto"
+
+
+EXAMPLES = {
+    "fine-tune": RealPair(
+        "A fine-tune",
+        "smollm2-135m/base",
+        "smollm2-135m/tuned-1e-4",
+        "SmolLM2-135M-fine-tuned",
+        "trained further, on prose, at a learning rate of 1e-4",
+    ),
+    "permuted": RealPair(
+        "Channels reordered",
+        "smollm2-135m/base",
+        "smollm2-135m/permuted",
+        "SmolLM2-135M-reordered",
+        "with its channels in another order, which leaves what it computes the same",
+    ),
+    "upscaled": RealPair(
+        "Layers repeated",
+        "smollm2-135m/base",
+        "smollm2-135m/upscaled",
+        "SmolLM2-135M-deeper",
+        "made deeper: the first and the last three quarters of its layers, stacked",
+        "body",
+    ),
+    "hidden": RealPair(
+        "A hidden copy",
+        "smollm2-135m/base",
+        "smollm2-135m/hidden",
+        "SmolLM2-135M-hidden",
+        "rotated, reordered, turned and rescaled in every way at once that leaves what it computes the same",
+    ),
+    "other-tokenizer": RealPair(
+        "Another tokenizer",
+        "smollm2-135m/base",
+        "smollm2-135m/retokenised",
+        "SmolLM2-135M-retokenised",
+        "given another tokenizer, whose embeddings were trained",
+    ),
+    "quantised": RealPair(
+        "Quantised, as GGUF",
+        "smollm2-135m/base",
+        "smollm2-135m/gguf-q4_k",
+        "SmolLM2-135M-GGUF",
+        "written as GGUF with 4 bits for each weight (Q4_K)",
+    ),
+    "strangers": RealPair(
+        "Two strangers",
+        "qwen2.5-coder-0.5b/base",
+        "qwen2.5-coder-1.5b/base",
+        "Qwen2.5-Coder-1.5B",
+    ),
+}
+
+# Picture of an idea -> member of the demo, level, figure of its report.
 IDEAS = {
-    "relatives": ("fine-tune", "embedding"),
-    "strangers": ("other-seed", "embedding"),
-    "reordered": ("permuted", "embedding"),
-    "matched": ("permuted", "embedding_matched"),
-    "chance": ("permuted", "null"),
-    "settled": ("fine-tune", "looks"),
-    "looks": ("other-seed", "looks"),
-    "layers": ("permuted", "layers"),
-    "modules": ("rotated", "modules"),
+    "relatives": ("fine-tune", "auto", "embedding"),
+    "strangers": ("other-seed", "auto", "embedding"),
+    "reordered": ("permuted", "body", "embedding"),
+    "matched": ("permuted", "body", "embedding_matched"),
+    "chance": ("permuted", "body", "null"),
+    "settled": ("fine-tune", "auto", "looks"),
+    "looks": ("other-seed", "auto", "looks"),
+    "layers": ("permuted", "body", "layers"),
+    "modules": ("rotated", "auto", "modules"),
 }
 
 
 def main() -> None:
-    """Build or take the lineage, compare, write."""
+    """Renew the results that are named, or all of them and the pictures."""
+    for name, pair in EXAMPLES.items():
+        if name in sys.argv[1:] or not sys.argv[1:]:
+            store(name, pair)
+    stored = {name: pair for name, pair in EXAMPLES.items() if (TARGET / f"{name}.json").is_file()}
+    index = [{"name": name, "title": pair.title, "note": note_of(pair)} for name, pair in stored.items()]
+    (TARGET / "index.json").write_text(json.dumps(index, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    if not sys.argv[1:]:
+        draw()
+
+
+def store(name: str, pair: RealPair) -> None:
+    """Compare the two models of a pair, if they are there, and store what was found."""
     import numpy as np
 
-    from mdir_hf.demo.lineage import build_lineage
-    from mdir_hf.demo.loopback import LoopbackHub
+    from benchmarks.real.sources import cache_root
+    from mdir_hf import HomologyChecker
 
-    with tempfile.TemporaryDirectory() as home, LoopbackHub() as hub:
-        os.environ |= {"HF_HOME": home, "HF_ENDPOINT": hub.endpoint}
-        lineage = build_lineage(MODELS)
-        members = {member.repo.rpartition("/")[2]: member for member in lineage.members}
-        for member in lineage.members:
-            hub.add_repository(member.repo, member.folder)
-        from mdir_hf import HomologyChecker
+    folders = [cache_root() / "models" / model for model in (pair.reference, pair.candidate)]
+    if not all(folder.is_dir() for folder in folders):
+        sys.stdout.write(f"{name}: a model is not in the cache; its stored result stays\n")
+        return
+    checker = HomologyChecker.from_pretrained(str(folders[0]), use_caches=False)
+    report = named(checker.compare(str(folders[1]), level=pair.level, progress=False), pair)
+    TARGET.mkdir(exist_ok=True)
+    body = json.dumps(_rounded(report.to_dict()), separators=(",", ":"))
+    (TARGET / f"{name}.json").write_text(body + "\n", encoding="utf-8")
+    # Entries of a polar factor, reduced to block maxima, lie between 0 and 1.
+    arrays = {
+        key: np.rint(255 * array).astype(np.uint8) if np.issubdtype(array.dtype, np.floating) else array
+        for matrix in report.matrices
+        for key, array in _stored(matrix, getattr(report.arrays, matrix))
+    }
+    np.savez_compressed(TARGET / f"{name}.npz", **arrays)
+    sys.stdout.write(
+        f"{name}: {report.verdict.value}, log10 p {report.log10_p:.0f}, {sum(report.seconds.values()):.0f} s\n"
+    )
+    sys.stdout.flush()
 
-        TARGET.mkdir(exist_ok=True)
-        index, reports = [], {}
-        for name, (title, level) in EXAMPLES.items():
-            member = members[name]
-            os.environ["MDIR_HF_CACHE"] = str(Path(home) / name)
-            checker = HomologyChecker.from_pretrained(
-                lineage.reference.repo, token=False, cache_dir=Path(home) / name / "hub"
-            )
-            report = checker.compare(member.repo, level=level, progress=False)
-            (TARGET / f"{name}.json").write_text(report.to_json() + "\n", encoding="utf-8")
-            reports[name] = report
-            # Entries of a polar factor, reduced to block maxima, lie between 0 and 1.
-            arrays = {
-                key: np.rint(255 * array).astype(np.uint8) if np.issubdtype(array.dtype, np.floating) else array
-                for name in report.matrices
-                for key, array in _stored(name, getattr(report.arrays, name))
-            }
-            np.savez_compressed(TARGET / f"{name}.npz", **arrays)
-            note = (
-                "A stored result, measured on small models that “mdir-hf demo” trains; they are not on the Hub. "
-                f"{lineage.reference.repo} is {lineage.reference.description}. {member.repo} is {member.description}."
-            )
-            index.append({"name": name, "title": title, "note": note})
-            sys.stdout.write(f"{name}: {report.verdict.value}, log10 p {report.log10_p:.0f}\n")
-        _draw(reports)
-    (TARGET / "index.json").write_text(json.dumps(index, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+def named(report: HomologyReport, pair: RealPair) -> HomologyReport:
+    """Put names for people in the place of the folders of this machine."""
+    files = tuple(sorted({Path(file).name for file in report.io.files}))
+    reference = replace(report.reference, repo=BASES[pair.reference.partition("/")[0]], tokenizer=None)
+    return replace(
+        report,
+        reference=reference,
+        candidate=replace(report.candidate, repo=pair.called, tokenizer=None, file=None),
+        io=replace(report.io, files=files),
+    )
+
+
+def note_of(pair: RealPair) -> str:
+    """Say what the models of a stored result are, and that they lie in no repository."""
+    base = BASES[pair.reference.partition("/")[0]]
+    made = (
+        f"{pair.called} is {base} {pair.done}" if pair.done else f"{base} and {pair.called} are as they were published"
+    )
+    where = "it was made for this example and is in no repository" if pair.done else "their weights come from packages"
+    return f"A stored result, measured on real models. {made}; {where}."
+
+
+def _rounded(value: object) -> object:
+    if isinstance(value, float):
+        # A probability is small and keeps its digits.
+        return value if abs(value) < 1e-6 else round(value, DIGITS)
+    if isinstance(value, dict):
+        return {key: _rounded(one) for key, one in value.items()}
+    return [_rounded(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def _stored(name: str, arrays: MatrixArrays) -> Iterator[tuple[str, np.ndarray]]:
@@ -97,14 +200,27 @@ def _stored(name: str, arrays: MatrixArrays) -> Iterator[tuple[str, np.ndarray]]
     yield from ((name + kind, array) for kind, array in kinds.items() if array is not None)
 
 
-def _draw(reports: dict[str, HomologyReport]) -> None:
-    from mdir_hf import figure_bytes
+def draw() -> None:
+    """Draw the pictures of the page on the method, of models of the demo."""
+    from mdir_hf import HomologyChecker, figure_bytes
+    from mdir_hf.demo.lineage import build_lineage
 
+    lineage = build_lineage(MODELS)
+    folders = {member.repo.rpartition("/")[2]: member.folder for member in lineage.members}
+    checker = HomologyChecker.from_pretrained(str(folders["base"]), use_caches=False)
+    reports = {}
+    for member, level, _ in set(IDEAS.values()):
+        report = checker.compare(str(folders[member]), level=level, progress=False)
+        named_models = {
+            side: replace(getattr(report, side), repo=f"demo/{name}")
+            for side, name in (("reference", "base"), ("candidate", member))
+        }
+        reports[member] = replace(report, **named_models)
     PICTURES.mkdir(exist_ok=True)
     alt = {}
-    for idea, (name, figure_name) in IDEAS.items():
+    for idea, (member, _, figure_name) in IDEAS.items():
         for theme in ("light", "dark"):
-            figure = reports[name].figures(dark=theme == "dark")[figure_name]
+            figure = reports[member].figures(dark=theme == "dark")[figure_name]
             (PICTURES / f"{idea}-{theme}.svg").write_bytes(figure_bytes(figure, "svg"))
         width, height = (round(96 * inches) for inches in figure.get_size_inches())
         alt[idea] = {"alt": str(figure.get_label()), "width": width, "height": height}

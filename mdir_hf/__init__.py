@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         RepositoryNotFoundError,
         StoppedError,
     )
-    from mdir_hf.figures import figure_bytes, figure_img
+    from mdir_hf.figures import CellGrid, figure_bytes, figure_cells, figure_img, pair_tests
     from mdir_hf.fingerprints.fingerprint import Fingerprint
     from mdir_hf.hub.listing import ModelList, models_of_author, models_of_collection
     from mdir_hf.hub.resolve import ResolvedModel, resolve_model
@@ -85,7 +85,7 @@ _NAMES = {
     "mdir_hf.errors": (
         "ByteBudgetError GatedRepositoryError MdirError MemoryBudgetError RepositoryNotFoundError StoppedError "
     ),
-    "mdir_hf.figures": "figure_bytes figure_img",
+    "mdir_hf.figures": "CellGrid figure_bytes figure_cells figure_img pair_tests",
     "mdir_hf.hub.resolve": "ResolvedModel resolve_model",
     "mdir_hf.installing": "install_command",
     "mdir_hf.names": "shown_name visible_text",
@@ -107,6 +107,7 @@ __all__ = [
     "BaseCheck",
     "BaseIndex",
     "ByteBudgetError",
+    "CellGrid",
     "DeclaredLineage",
     "Exclusion",
     "Fact",
@@ -158,6 +159,7 @@ __all__ = [
     "describe",
     "draw_survey",
     "figure_bytes",
+    "figure_cells",
     "figure_img",
     "grow_tree",
     "identify",
@@ -165,6 +167,7 @@ __all__ = [
     "make_badge",
     "models_of_author",
     "models_of_collection",
+    "pair_tests",
     "resolve_model",
     "section_html",
     "shown_name",

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from mdir_hf.figures.evidence import draw_looks, draw_null
+from mdir_hf.figures.layer_flow import draw_layer_flow
 from mdir_hf.figures.layer_map import draw_layer_map
 from mdir_hf.figures.module_strip import draw_module_strip
 from mdir_hf.figures.polar_factor import draw_polar_factor
@@ -29,7 +30,8 @@ def draw_figures(report: HomologyReport, *, dark: bool = False) -> Mapping[str, 
         Figures by name, in the order in which they are best looked at: ``embedding`` (heat map of the polar factor),
         ``embedding_matched`` (the same with matched channels on the diagonal, where they had moved), the same two of
         ``unembedding``, ``null`` (observed trace against placebos and threshold), ``looks`` (p against tokens read),
-        ``layers`` (every layer against every layer), ``modules`` (every role of every matched pair of layers).
+        ``layers`` (every layer against every layer), ``flow`` (which layer went
+        where), ``modules`` (every role of every matched pair of layers).
 
     Raises:
         InputError: If matplotlib is not installed.
@@ -51,6 +53,8 @@ def draw_figures(report: HomologyReport, *, dark: bool = False) -> Mapping[str, 
             figures["looks"] = draw_looks(report, matrices, theme)
         if report.layers is not None and report.layers.matrix:
             figures["layers"] = draw_layer_map(report, report.layers, theme)
+            if report.layers.matches:
+                figures["flow"] = draw_layer_flow(report, report.layers, theme)
         if report.modules:
             figures["modules"] = draw_module_strip(report, theme)
     return figures

@@ -56,11 +56,10 @@ def draw_module_strip(report: HomologyReport, theme: Theme) -> Figure:
         report: With modules.
         theme: Colours.
     """
-    cells, pairs = _cells(report)
+    cells, pairs = strip_cells(report)
     roles = [role for role in ModuleRole if any(key[0] is role for key in cells)]
-    n_columns = math.ceil(len(pairs) / math.ceil(len(pairs) / COLUMNS_OF_A_BAND))
-    bands = [pairs[start : start + n_columns] for start in range(0, len(pairs), n_columns)]
-    cell = min(WIDEST_CELL, (WIDTH - _LEFT - _RIGHT) / n_columns)
+    bands = bands_of(pairs)
+    cell = min(WIDEST_CELL, (WIDTH - _LEFT - _RIGHT) / len(bands[0]))
     band_height = ROW * len(roles) + _LAYER_ROWS
     legend = _legend_lines(cells.values())
     legend_height = 0.2 * len(legend) + 0.12
@@ -84,7 +83,7 @@ def draw_module_strip(report: HomologyReport, theme: Theme) -> Figure:
     return figure
 
 
-def _cells(report: HomologyReport) -> tuple[_Cells, list[LayerPair]]:
+def strip_cells(report: HomologyReport) -> tuple[_Cells, list[LayerPair]]:
     """The most significant test by role and pair of layers, and all matched pairs in the candidate's order."""
     cells: dict[tuple[ModuleRole, LayerPair], ModuleReport] = {}
     for module in report.modules or ():
@@ -94,6 +93,12 @@ def _cells(report: HomologyReport) -> tuple[_Cells, list[LayerPair]]:
     matches = () if report.layers is None else report.layers.matches
     pairs = {pair for _, pair in cells} | {LayerPair(m.reference, m.candidate) for m in matches}
     return cells, sorted(pairs, key=lambda pair: pair[::-1])
+
+
+def bands_of(pairs: Sequence[LayerPair]) -> list[Sequence[LayerPair]]:
+    """Cut the columns into bands of about the same length, each of its own axes, one below the other."""
+    n_columns = math.ceil(len(pairs) / math.ceil(len(pairs) / COLUMNS_OF_A_BAND))
+    return [pairs[start : start + n_columns] for start in range(0, len(pairs), n_columns)]
 
 
 def _subtitle(n_pairs: int, n_analysed: int) -> str:

@@ -32,7 +32,7 @@ def layers_section(report: HomologyReport) -> Section:
         brief=tuple(brief),
         paragraphs=(f"{found}.",),
         tables=(Table("Which layer matches which, counted from 0", columns, rows),) if rows else (),
-        figures=(FigureName.LAYERS,) if layers.matrix else (),
+        figures=(FigureName.LAYERS, FigureName.FLOW) if layers.matrix else (),
     )
 
 

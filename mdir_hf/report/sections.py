@@ -50,6 +50,10 @@ class FigureName(Term):
         "Each cell is the evidence for one pair of layers, before it is corrected for the number of pairs. Copies in "
         "place are a diagonal; inserted or repeated layers break it.",
     )
+    FLOW = (
+        "flow",
+        "The layers of the reference on the left, those of the candidate on the right, and a line for each match.",
+    )
     MODULES = (
         "modules",
         "One column for each matched pair of layers, one row for each part, with its most significant test.",

@@ -122,7 +122,7 @@ def _of_layers(report: HomologyReport, reference: str, candidate: str) -> Iterab
         return
     basis = _MAPS[layers.outer] if report.settled_by is SettledBy.BODY else ""
     yield f"{_map_words(layers, reference, candidate)}{f', {basis}' if basis else ''}"
-    if inside := _inside_words(report.modules or ()):
+    if inside := _inside_words(report.modules or (), len(layers.matches)):
         yield inside
     if report.settled_by is SettledBy.BODY:
         yield "their embeddings by themselves do not settle it"
@@ -172,10 +172,12 @@ def runs_text(layers: Sequence[int]) -> str:
     return f"{'layer' if len(set(layers)) == 1 else 'layers'} {listed}"
 
 
-def _inside_words(modules: Sequence[ModuleReport]) -> str:
-    """What moved inside most of the layers, by their significant tests."""
+def _inside_words(modules: Sequence[ModuleReport], n_matches: int) -> str:
+    """What moved inside most of the analysed layers, by their significant tests."""
     found = [module.found for module in modules if module.is_significant]
     neurons = [2 * one.moved_neurons > one.matched_neurons for one in found if isinstance(one, NeuronsFound)]
     heads = [any(i != j for i, j in one.heads) for one in found if isinstance(one, HeadsFound)]
     what = [name for name, moved in (("heads", heads), ("neurons", neurons)) if 2 * sum(moved) > len(moved)]
-    return f"inside the layers, {' and '.join(what)} stand in another order" if what else ""
+    n = len({module.layer for module in modules})
+    where = "inside the layers" if n == n_matches else f"inside the {counted(n, 'layer')} that were analysed"
+    return f"{where}, {' and '.join(what)} stand in another order" if what else ""

@@ -1,4 +1,4 @@
-"""Results that open at once: stored reports on models that ``mdir-hf demo`` builds, with what the models are."""
+"""Results that open at once: stored reports on real models and what was made of them, with what these are."""
 
 from __future__ import annotations
 

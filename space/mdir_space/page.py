@@ -34,6 +34,7 @@ from mdir_space.visitor import visitor_of
 
 TITLE = "mdir-hf: do two models share weight ancestry?"
 HERE = Path(__file__).resolve().parent
+SCRIPTS = ("page.js", "figures.js")
 PREFLIGHT_DELAY_S = 0.4
 """Leaving a field for the button asks for the plan, and the click that follows calls it off in this time."""
 STOPPING_S, LAST_WORDS_S = 5.0, 0.3
@@ -115,7 +116,7 @@ def launch_options(desk: Desk) -> dict[str, Any]:
     return {
         "theme": theme(),
         "css": (HERE / "style.css").read_text(encoding="utf-8"),
-        "head": f"<script>{(HERE / 'page.js').read_text(encoding='utf-8')}</script>",
+        "head": "".join(f"<script>{(HERE / name).read_text(encoding='utf-8')}</script>" for name in SCRIPTS),
         "footer_links": [],
         "run_history": False,
         "enable_monitoring": False,

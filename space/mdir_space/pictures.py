@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from mdir_hf import FigureName, HomologyReport, figure_img
+from mdir_space.answering import answering_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -19,6 +20,7 @@ class Pictures:
     """
 
     def __init__(self, report: HomologyReport) -> None:
+        self._report = report
         self._light: Mapping[str, Figure] = report.figures()
         self._dark: Mapping[str, Figure] = report.figures(dark=True)
 
@@ -28,7 +30,8 @@ class Pictures:
 
     def _image(self, name: str) -> str:
         # Not <picture>: a page of gradio may be dark on a light system, and the other way round.
-        return "".join(
+        images = "".join(
             f'<span class="when-{theme}">{figure_img(figures[name])}</span>'
             for theme, figures in (("light", self._light), ("dark", self._dark))
         )
+        return answering_figure(self._report, name, self._light[name], images)

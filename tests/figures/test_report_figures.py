@@ -29,6 +29,7 @@ EVERY_FIGURE = [
     "null",
     "looks",
     "layers",
+    "flow",
     "modules",
 ]
 

@@ -80,7 +80,10 @@ TABLE = {
         {"settled_by": SettledBy.IDENTICAL_FILES, "embedding": None, "unembedding": None, "layers": None},
         "me/tuned and owner/base have the same weight files, byte for byte.",
     ),
-    "inside": ({}, "all 3 layers match in their places; inside the layers, heads stand in another order."),
+    "inside": (
+        {},
+        "all 3 layers match in their places; inside the 2 layers that were analysed, heads stand in another order.",
+    ),
 }
 
 

@@ -43,18 +43,24 @@ HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>\n```$(rm -r
 
 
 @pytest.fixture(scope="module")
-def permuted():
-    return EXAMPLES["permuted"].report
+def relatives():
+    """Real relatives with layers and modules, as if they were on the Hub."""
+    report = EXAMPLES["hidden"].report
+    return replace(
+        report,
+        reference=replace(report.reference, repo="demo/base", commit="a1" * 20),
+        candidate=replace(report.candidate, repo="demo/permuted", commit="b2" * 20),
+    )
 
 
 @pytest.fixture(scope="module")
-def hostile(permuted):
+def hostile(relatives):
     return replace(
-        permuted,
+        relatives,
         reference=replace(
-            permuted.reference, repo=HOSTILE, revision=HOSTILE, architecture=HOSTILE, quantization=HOSTILE
+            relatives.reference, repo=HOSTILE, revision=HOSTILE, architecture=HOSTILE, quantization=HOSTILE
         ),
-        candidate=replace(permuted.candidate, repo=HOSTILE, revision=HOSTILE, commit=None),
+        candidate=replace(relatives.candidate, repo=HOSTILE, revision=HOSTILE, commit=None),
         caveats=(HOSTILE,),
     )
 
@@ -93,7 +99,7 @@ def pieces(report):
 @pytest.fixture(scope="module")
 def rendered():
     """Every piece of the page for a relative with layers and for a stranger."""
-    return [piece for name in ("permuted", "other-seed") for piece in pieces(EXAMPLES[name].report)]
+    return [piece for name in ("hidden", "strangers") for piece in pieces(EXAMPLES[name].report)]
 
 
 def test_whatever_a_repository_is_called_it_stays_text(hostile):
@@ -119,8 +125,8 @@ def test_the_command_keeps_a_hostile_name_one_word():
     assert words[words.index("compare") + 1 :][:2] == [name, "a/b"]
 
 
-def test_the_commands_of_the_page_are_those_of_the_package(permuted):
-    report = replace(permuted, alpha=1e-6, seed=3)
+def test_the_commands_of_the_page_are_those_of_the_package(relatives):
+    report = replace(relatives, alpha=1e-6, seed=3)
     panel_text = html.unescape(reproduce_panel(report, server="http://here"))
     (section,) = [section for section in describe(report) if section.kind is SectionKind.REPRODUCE]
     for listing in section.code:
@@ -129,14 +135,14 @@ def test_the_commands_of_the_page_are_those_of_the_package(permuted):
     assert compare_command("a/b", "c/d", level="body", alpha=1e-6) in local
 
 
-def test_a_part_that_was_not_run_says_why(permuted):
-    bare = replace(permuted, embedding=None, unembedding=None, layers=None, modules=None, arrays=ReportArrays())
+def test_a_part_that_was_not_run_says_why(relatives):
+    bare = replace(relatives, embedding=None, unembedding=None, layers=None, modules=None, arrays=ReportArrays())
     for kind, sentence in NOT_RUN.items():
         assert sentence in panel(bare, kind, Pictures(bare))
 
 
-def test_the_words_of_the_verdict_stand_on_its_card(permuted):
-    for report in (permuted, EXAMPLES["other-seed"].report):
+def test_the_words_of_the_verdict_stand_on_its_card(relatives):
+    for report in (relatives, EXAMPLES["strangers"].report):
         card = verdict_card(report)
         assert report.headline in card
         assert report.icon in card
@@ -144,36 +150,36 @@ def test_the_words_of_the_verdict_stand_on_its_card(permuted):
             assert sentence.replace("'", "&#x27;") in card
 
 
-def test_a_no_says_what_it_excludes_on_its_card(permuted):
-    report = replace(EXAMPLES["other-seed"].report, excludes=Exclusion(9.3, 56.0, 3.3))
+def test_a_no_says_what_it_excludes_on_its_card(relatives):
+    report = replace(EXAMPLES["strangers"].report, excludes=Exclusion(9.3, 56.0, 3.3))
     card = verdict_card(report)
     assert "What this excludes" in card
     assert "up to 9.3 times the weights" in card and "up to 3.3 times the weights" in card
-    assert "What this excludes" not in verdict_card(permuted)
+    assert "What this excludes" not in verdict_card(relatives)
 
 
-def test_the_card_begins_with_a_sentence_to_quote_and_a_scale(permuted):
-    for report in (permuted, EXAMPLES["other-seed"].report):
+def test_the_card_begins_with_a_sentence_to_quote_and_a_scale(relatives):
+    for report in (relatives, EXAMPLES["strangers"].report):
         card = verdict_card(report)
         assert f'<p class="sentence">{report.sentence}</p>' in card
         assert card.index('class="sentence"') < card.index('class="scale"') < card.index('class="numbers"')
         assert "Measured in the same way" in card
 
 
-def test_a_few_caveats_are_shown_and_the_others_are_folded(permuted):
-    card = verdict_card(replace(permuted, caveats=tuple(f"caveat {k}" for k in range(5))))
+def test_a_few_caveats_are_shown_and_the_others_are_folded(relatives):
+    card = verdict_card(replace(relatives, caveats=tuple(f"caveat {k}" for k in range(5))))
     shown, folded = card.split("<summary>2 more</summary>")
     assert "caveat 2" in shown and "caveat 3" not in shown and "caveat 4" in folded
-    assert "more</summary>" not in verdict_card(permuted)
+    assert "more</summary>" not in verdict_card(relatives)
 
 
-def test_names_lead_to_the_commits_that_were_read_where_these_exist(permuted):
-    card = verdict_card(permuted)
-    for model in (permuted.reference, permuted.candidate):
+def test_names_lead_to_the_commits_that_were_read_where_these_exist(relatives):
+    card = verdict_card(relatives)
+    for model in (relatives.reference, relatives.candidate):
         assert f'href="{HUB}/{model.repo}/tree/{model.commit}"' in card
-    assert "href" not in verdict_card(permuted, is_example=True)
-    in_a_folder = replace(permuted, reference=replace(permuted.reference, commit=None))
-    assert f"{HUB}/{permuted.reference.repo}/" not in verdict_card(in_a_folder)
+    assert "href" not in verdict_card(relatives, is_example=True)
+    in_a_folder = replace(relatives, reference=replace(relatives.reference, commit=None))
+    assert f"{HUB}/{relatives.reference.repo}/" not in verdict_card(in_a_folder)
 
 
 def test_the_tab_that_decided_opens_first():
@@ -183,8 +189,8 @@ def test_the_tab_that_decided_opens_first():
     assert "layers" in opened.values()
 
 
-def test_empty_tabs_have_a_way_on_unless_it_was_gone_already(permuted):
-    bare = replace(permuted, layers=None, modules=None)
+def test_empty_tabs_have_a_way_on_unless_it_was_gone_already(relatives):
+    bare = replace(relatives, layers=None, modules=None)
     for kind in (SectionKind.LAYERS, SectionKind.MODULES):
         said = panel(bare, kind, Pictures(bare), "http://here/?a=a/b&b=c/d&alpha=1e-20")
         assert 'href="?a=a/b&amp;b=c/d&amp;alpha=1e-20&amp;level=body"' in said
@@ -192,14 +198,14 @@ def test_empty_tabs_have_a_way_on_unless_it_was_gone_already(permuted):
         assert "href" not in panel(bare, kind, Pictures(bare))
 
 
-def test_files_that_are_the_same_have_no_third_model(permuted):
-    same = replace(permuted, settled_by=SettledBy.IDENTICAL_FILES)
+def test_files_that_are_the_same_have_no_third_model(relatives):
+    same = replace(relatives, settled_by=SettledBy.IDENTICAL_FILES)
     lineage = DeclaredLineage("demo/permuted", None, (), None, "README.md", None, (), False)
     assert "their weight files are the same" in declared_text(same, (None, lineage))
 
 
-def test_an_inconclusive_verdict_says_why(permuted):
-    report = replace(permuted, verdict=Verdict.INCONCLUSIVE, reason=Reason.FEW_SHARED_AXES, settled_by=None)
+def test_an_inconclusive_verdict_says_why(relatives):
+    report = replace(relatives, verdict=Verdict.INCONCLUSIVE, reason=Reason.FEW_SHARED_AXES, settled_by=None)
     card = verdict_card(report)
     assert "The comparison is inconclusive: the models agree on a few channels only" in card
     assert 'class="verdict inconclusive"' in card
@@ -221,41 +227,48 @@ def test_no_piece_accuses(rendered):
         ("inconclusive", True, "neither confirms nor contradicts"),
     ],
 )
-def test_what_is_declared_and_what_was_measured_stand_side_by_side(permuted, verdict, declared, sentence):
-    report = replace(permuted, verdict=Verdict(verdict), reason=None)
+def test_what_is_declared_and_what_was_measured_stand_side_by_side(relatives, verdict, declared, sentence):
+    report = replace(relatives, verdict=Verdict(verdict), reason=None)
     bases = ("DEMO/base",) if declared else ("somebody/else",)
     candidate = DeclaredLineage("demo/permuted", None, bases, "finetune", "README.md", None, (), False)
     assert sentence in declared_text(report, (None, candidate))
 
 
-def test_nothing_is_said_of_cards_that_could_not_be_read(permuted):
-    assert declared_text(permuted, (None, None)) == ""
+def test_nothing_is_said_of_cards_that_could_not_be_read(relatives):
+    assert declared_text(relatives, (None, None)) == ""
 
 
-def test_the_answer_for_programs_is_short_and_follows_its_schema_in_short_and_whole(permuted):
-    answered = Answered(permuted, Access(()), was_kept=False)
+def test_the_answer_for_programs_is_short_and_follows_its_schema_in_short_and_whole(relatives):
+    answered = Answered(relatives, Access(()), was_kept=False)
     short, whole = (answer_of(answered, "", detailed=detailed) for detailed in (False, True))
     for answer in (short, whole):
         jsonschema.validate(answer, answer_schema())
         report = {name: value for name, value in answer.items() if name not in (*WORDS, "does_not_mean")}
-        assert HomologyReport.from_json(json.dumps(report)).log10_p == permuted.log10_p
-    assert len(json.dumps(short)) < len(permuted.to_json()) / 5
-    assert short["layers"]["matrix"] == [] and len(short["layers"]["matches"]) == 6
+        assert HomologyReport.from_json(json.dumps(report)).log10_p == relatives.log10_p
+    assert len(json.dumps(short)) < len(relatives.to_json()) / 5
+    assert short["layers"]["matrix"] == [] and len(short["layers"]["matches"]) == 30
     gates = [module["log10_p"] for module in short["modules"] if module["role"] == "gate"]
-    assert gates == [min(m.log10_p for m in permuted.modules if m.role == "gate")]
-    assert whole["layers"]["matrix"] and len(whole["modules"]) == len(permuted.modules)
+    assert gates == [min(m.log10_p for m in relatives.modules if m.role == "gate")]
+    assert whole["layers"]["matrix"] and len(whole["modules"]) == len(relatives.modules)
 
 
-def test_the_examples_are_reports_of_this_schema_with_what_their_figures_need():
-    assert list(EXAMPLES) == ["fine-tune", "permuted", "rotated", "other-tokenizer", "other-seed"]
+def test_the_examples_are_reports_of_real_models_with_what_their_figures_need():
+    assert {"fine-tune", "permuted", "hidden", "other-tokenizer", "quantised", "strangers"} <= set(EXAMPLES)
     verdicts = {name: example.report.verdict.value for name, example in EXAMPLES.items()}
-    assert verdicts == {**dict.fromkeys(EXAMPLES, "homologous"), "other-seed": "no_evidence"}
-    for example in EXAMPLES.values():
-        assert isinstance(example.report, HomologyReport)
-        assert {"embedding", "looks", "null"} <= set(example.report.figures())
-        assert 0.0 <= example.report.arrays.embedding.polar.min() < example.report.arrays.embedding.polar.max() <= 1.0
-        assert "not on the Hub" in example.note
-    assert {"layers", "modules", "embedding_matched"} <= set(EXAMPLES["permuted"].report.figures())
+    assert verdicts == {**dict.fromkeys(EXAMPLES, "homologous"), "strangers": "no_evidence"}
+    for name, example in EXAMPLES.items():
+        report = example.report
+        assert isinstance(report, HomologyReport)
+        assert {"embedding", "null"} <= set(report.figures())
+        assert 0.0 <= report.arrays.embedding.polar.min() < report.arrays.embedding.polar.max() <= 1.0
+        models = (report.reference, report.candidate)
+        assert all(model.commit is None and "/" not in model.repo for model in models), "it names a commit or a folder"
+        assert not any("/" in file for file in report.io.files)
+        assert "is in no repository" in example.note or name == "strangers"
+        assert all(model.repo in example.note for model in models)
+    assert "embedding_matched" in EXAMPLES["permuted"].report.figures()
+    for name in ("hidden", "other-tokenizer"):
+        assert {"layers", "flow", "modules"} <= set(EXAMPLES[name].report.figures())
 
 
 def plan(level="auto", **changes):
@@ -308,10 +321,10 @@ def test_a_plan_that_does_not_fit_says_so():
     assert does_not_fit(plan(), Limits(n_bytes=500_000, memory_bytes=500_000_000)) == ""
 
 
-def test_the_pace_is_learnt_from_what_was_read(permuted):
+def test_the_pace_is_learnt_from_what_was_read(relatives):
     pace = Pace()
     before = pace.seconds(plan(full_bytes=10**9, bytes_of_weights=10**10))[1]
-    slow = replace(permuted, io=replace(permuted.io, bytes_read=10_000_000), seconds={"screen": 100.0})
+    slow = replace(relatives, io=replace(relatives.io, bytes_read=10_000_000), seconds={"screen": 100.0})
     for _ in range(20):
         pace.learn(slow)
     assert pace.bytes_per_s == pytest.approx(100_000, rel=0.2)  # 0.7^20 of the first guess is left: 12,000

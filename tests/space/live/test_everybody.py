@@ -37,7 +37,7 @@ def test_a_phone_needs_no_sideways_scrolling_anywhere(visit):
     for name in TABS:
         open_tab(page, name)
         assert overflow(page) == 0, name
-    page.get_by_role("button", name="Channels reordered").click()
+    page.get_by_role("button", name="A hidden copy").click()
     settle(page)
     for name in ("Evidence", "Layers", "Modules"):
         open_tab(page, name)
@@ -165,7 +165,7 @@ class TestAxe:
 
     def test_with_layers_and_modules(self, visit, scheme):
         page = visit(color_scheme=scheme)
-        page.get_by_role("button", name="Rotated weights").click()
+        page.get_by_role("button", name="A hidden copy").click()
         settle(page)
         for name in ("Evidence", "Layers", "Modules"):
             open_tab(page, name)

@@ -68,7 +68,7 @@ def test_an_empty_tab_leads_to_the_analysis_of_every_layer_and_the_evidence_that
     open_tab(page, "Layers")
     expect(page.get_by_role("link", name="Analyse every layer")).to_have_count(0)
 
-    page.get_by_role("button", name="Rotated weights").click()
+    page.get_by_role("button", name="A hidden copy").click()
     expect(page.locator(".sentence")).to_contain_text("once the channels of one are rotated")
     settle(page)
     expect(page.locator("#panel-layers")).to_be_visible()
@@ -271,15 +271,15 @@ def test_typing_suggests_names_of_public_models(visit):
 def test_stored_results_open_at_once_and_say_what_they_are(visit, live_hub):
     page = visit()
     asked = len(live_hub.requests)
-    page.get_by_role("button", name="Channels reordered").click()
+    page.get_by_role("button", name="A hidden copy").click()
     assert verdict(page).endswith("share weight ancestry.")
-    assert "they are not on the Hub" in page.locator(".verdict .note").inner_text()
+    assert "is in no repository" in page.locator(".verdict .note").inner_text()
     settle(page)
-    assert "6 of 6 layers" in open_tab(page, "Layers")
-    assert page.locator("#panel-layers figure img").count() == 2
+    assert "30 of 30 layers" in open_tab(page, "Layers")
+    assert page.locator("#panel-layers figure img").count() == 4
     assert "Each matrix" in open_tab(page, "Modules")
     assert page.locator("#panel-modules details tbody tr").count() > 20
-    assert "mdir-hf demo" in open_tab(page, "Reproduce")
+    assert "make real" in open_tab(page, "Reproduce")
     assert len(live_hub.requests) == asked
 
     page.get_by_role("button", name="Two strangers").click()

@@ -1,0 +1,122 @@
+"""Figures that answer: to a pointer, to keys, to a finger; and the picture to take along."""
+
+import re
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.space.live.steps import open_tab, overflow, settle
+from tests.space.live.test_everybody import PHONE, serious
+
+LAYERS = "A hidden copy"
+"""A stored result with a layer map, whose parts were analysed."""
+
+
+@pytest.fixture
+def layers(visit):
+    """The layer map of a stored result, on a page of its own."""
+
+    def layers(**options):
+        page = visit(**options)
+        page.get_by_role("button", name=LAYERS).click()
+        settle(page)
+        open_tab(page, "Layers")
+        return page, page.locator('.answers[data-name="layers"]')
+
+    return layers
+
+
+def point(page, cells, row, column, *, of):
+    box = cells.bounding_box()
+    page.mouse.move(box["x"] + box["width"] * (column + 0.5) / of, box["y"] + box["height"] * (row + 0.5) / of)
+
+
+def test_the_pointer_is_told_which_layers_and_what_p(layers):
+    page, figure = layers()
+    cells, said = figure.locator(".cells"), figure.locator(".said")
+    cells.scroll_into_view_if_needed()
+    point(page, cells, 4, 4, of=30)
+    expect(said).to_have_text(
+        re.compile(r"^Layer 4 of \S+, layer 4 of \S+: log10 p -\d[\d,.]*; they match, log10 p -\d+ when")
+    )
+    point(page, cells, 2, 9, of=30)
+    expect(said).to_have_text(re.compile(r"^Layer 2 of \S+, layer 9 of \S+: log10 p -?[\d.]+\.$"))
+    assert figure.locator(".mark").is_visible()
+
+
+def test_keys_do_what_a_pointer_does_and_enter_opens_the_parts_of_a_pair(layers):
+    page, figure = layers()
+    cells, said = figure.locator(".cells"), figure.locator(".said")
+    cells.focus()
+    expect(said).to_have_text(re.compile("^Layer 0 of .*layer 0 of"))
+    page.keyboard.press("ArrowRight")
+    expect(said).to_have_text(re.compile("^Layer 0 of .*layer 1 of"))
+    page.keyboard.press("Enter")
+    expect(figure.locator(".of-pair")).to_contain_text("were not analysed")
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("Enter")
+    table = figure.locator(".of-pair table")
+    expect(table.locator("caption")).to_contain_text(re.compile("The parts of layer 0 of .* and layer 0 of"))
+    assert table.locator("tbody tr").count() >= 5
+    assert table.locator("thead th").all_inner_texts() == ["part", "looks for", "log10 p"]
+    assert figure.locator("[aria-live=polite]").count() == 2
+
+
+def test_a_click_opens_the_parts_of_that_pair(layers):
+    _, figure = layers()
+    box = figure.locator(".cells").bounding_box()
+    figure.locator(".cells").click(position={"x": box["width"] * 0.5 / 30, "y": box["height"] * 0.5 / 30})
+    expect(figure.locator(".of-pair caption")).to_contain_text("layer 0 of")
+
+
+def test_closer_and_farther_keep_the_page_as_wide_as_it_is(layers):
+    page, figure = layers(**PHONE)
+    sheet = figure.locator(".sheet")
+    before = sheet.bounding_box()["width"]
+    figure.get_by_role("button", name="Closer").click()
+    assert sheet.bounding_box()["width"] == pytest.approx(2 * before, rel=0.02)
+    assert overflow(page) == 0
+    figure.locator(".cells").focus()
+    page.keyboard.press("-")
+    assert sheet.bounding_box()["width"] == pytest.approx(before, rel=0.02)
+    figure.locator(".cells").tap(position={"x": 20, "y": 20})
+    expect(figure.locator(".said")).to_contain_text("Layer")
+
+
+@pytest.mark.parametrize(("kind", "begins"), [("SVG", b"<?xml"), ("PNG", b"\x89PNG")])
+def test_the_picture_is_taken_along_as_it_is_seen(layers, kind, begins):
+    page, figure = layers()
+    with page.expect_download() as saved:
+        figure.get_by_role("button", name=kind).click()
+    assert saved.value.suggested_filename == f"layers.{kind.lower()}"
+    content = saved.value.path().read_bytes()
+    assert content.startswith(begins) and len(content) > 10_000
+
+
+def test_the_flow_of_layers_and_the_channels_answer_too(layers):
+    page, _ = layers()
+    flow = page.locator('.answers[data-name="flow"]')
+    flow.locator(".cells").focus()
+    page.keyboard.press("ArrowDown")
+    expect(flow.locator(".said")).to_have_text(re.compile("^Layer 1 of .*: matches layer 1 of"))
+    open_tab(page, "Modules")
+    strip = page.locator('.answers[data-name="modules"]')
+    strip.locator(".cells").first.focus()
+    expect(strip.locator(".said")).to_have_text(re.compile("^Query, layer 0 and 0 of .*log10 p -"))
+
+    page.get_by_role("button", name="A fine-tune").click()
+    settle(page)
+    factor = page.locator('.answers[data-name="embedding"]')
+    factor.locator(".cells").focus()
+    expect(factor.locator(".said")).to_have_text(
+        re.compile("^Channels 0.* of .*: largest entry [01].*channel 0 matches channel 0")
+    )
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_while_figures_answer(layers, scheme):
+    page, figure = layers(color_scheme=scheme)
+    figure.locator(".cells").focus()
+    page.keyboard.press("Enter")
+    figure.get_by_role("button", name="Closer").click()
+    assert serious(page) == []

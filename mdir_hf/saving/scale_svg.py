@@ -9,8 +9,8 @@ from markupsafe import Markup
 
 from mdir_hf.report import Scale
 
-WIDTH, HEIGHT = 640, 92
-_LEFT, _RIGHT, _BASE = 12, 628, 50
+WIDTH, HEIGHT = 640, 104
+_LEFT, _RIGHT, _BASE = 12, 628, 58
 _LARGEST = 5.0
 """The scale ends at log10 p = -10^5."""
 
@@ -55,8 +55,8 @@ def _ticks(values: tuple[float, ...], height: int, width: str) -> Iterator[str]:
 
 def _alpha(alpha: float) -> Iterator[str]:
     place = round(place_of(math.log10(alpha)), 1)
-    yield f'<path d="M{place} 22V{_BASE + 5}" stroke-dasharray="3 2"/>'
-    yield f'<text x="{place}" y="{_BASE + 36}" text-anchor="middle" stroke="none">alpha</text>'
+    yield f'<path d="M{place} 30V{_BASE + 5}" stroke-dasharray="3 2"/>'
+    yield f'<text x="{place}" y="{_BASE + 40}" text-anchor="middle" stroke="none">alpha</text>'
 
 
 def _labels() -> Iterator[str]:
@@ -69,6 +69,6 @@ def _labels() -> Iterator[str]:
 
 def _here(log10_p: float) -> Iterator[str]:
     place = round(place_of(log10_p), 1)
-    yield f'<path d="M{place - 6} 17h12l-6 11z" stroke="none"/>'
+    yield f'<path d="M{place - 6} 24h12l-6 11z" stroke="none"/>'
     anchor, x = ("start", 2.0) if place < 60 else ("end", WIDTH - 2.0) if place > WIDTH - 60 else ("middle", place)
-    yield f'<text x="{x}" y="12" text-anchor="{anchor}" font-weight="650" stroke="none">this pair</text>'
+    yield f'<text x="{x}" y="17" text-anchor="{anchor}" font-weight="650" stroke="none">this pair</text>'

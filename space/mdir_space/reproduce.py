@@ -25,9 +25,8 @@ def reproduce_panel(report: HomologyReport, *, server: str, is_example: bool = F
         section = replace(
             section,
             paragraphs=(
-                "These very models are in no repository. In a clone of this project the command fetches the base models "
-                "from their packages and makes the others of them (45 GB); MDIR_HF_REAL_CACHE says where they lie then, "
-                "and docs/make_examples.py compares them.",
+                "These very models are in no repository. In a clone of this project the command fetches the base "
+                "models from their packages, makes the others of them (45 GB), and compares them again.",
             ),
             code=(Listing("sh", "make real examples"),),
         )

@@ -105,6 +105,7 @@ def test_the_flow_of_layers_and_the_channels_answer_too(layers):
     expect(strip.locator(".said")).to_have_text(re.compile("^Query, layer 0 and 0 of .*log10 p -"))
 
     page.get_by_role("button", name="A fine-tune").click()
+    expect(page.locator(".sentence")).to_contain_text("fine-tuned")
     settle(page)
     factor = page.locator('.answers[data-name="embedding"]')
     factor.locator(".cells").focus()

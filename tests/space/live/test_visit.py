@@ -49,7 +49,7 @@ def test_fields_address_and_result_name_the_same_pair_and_back_brings_the_one_be
     compare(page, BASE, STRANGER)
     expect(page.locator("#verdict-words")).to_contain_text("No evidence")
     settle(page)
-    page.get_by_role("button", name="Channels reordered").click()
+    page.get_by_role("button", name="A hidden copy").click()
     expect(page.locator("#verdict-words")).to_contain_text("share weight ancestry")
     expect(page).to_have_url(re.compile("[?]example="))
     pair = page.locator(".verdict .pair").inner_text()

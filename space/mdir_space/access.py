@@ -148,4 +148,6 @@ def sentence(exc: MdirError) -> str:
     """Return an error of the package as one sentence for the page."""
     text = " ".join(str(exc).split())
     text = text if len(text) <= 700 else shortened(text, 700)
-    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")
+    first = text.partition(" ")[0]
+    is_name = "/" in first or first.rstrip(":") == exc.subject
+    return (text[:1] if is_name else text[:1].upper()) + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")

@@ -117,11 +117,9 @@ async def converse(
                     updates[panels.plan] = plan_notice(step.plan, desk.pace, desk.serving.limits)
                 yield updates
     except RefusedError as refused:
-        gr.Warning("Not compared. The message on the page says why.", title="Not compared", duration=6)
         yield {panels.status: "", panels.alert: alert(refused, question), **panels.busy(False)}
     except Exception:
         log.exception("a comparison failed in a way that is not foreseen")
-        gr.Warning("Not compared. The message on the page says why.", title="Not compared", duration=6)
         yield {panels.status: "", panels.alert: alert(RefusedError(BROKEN)), **panels.busy(False)}
 
 

@@ -57,6 +57,7 @@
 
   let shown = "";
   let told = "";
+  let alerted = "";
   const changed = () => {
     connect();
     open();
@@ -76,6 +77,12 @@
       }
     }
     shown = now;
+    const alert = document.querySelector("#alert [role]");
+    const warned = alert ? alert.textContent : "";
+    if (warned && warned !== alerted && alert.getBoundingClientRect().top > innerHeight * 0.8) {
+      alert.scrollIntoView({ block: "center" });
+    }
+    alerted = warned;
     follow();
   };
 

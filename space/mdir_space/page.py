@@ -89,12 +89,12 @@ def build_page(desk: Desk) -> gr.Blocks:
                     elem_id="alpha",
                 )
             opener = gr.Button("Open the link", elem_id="open-link", elem_classes="unseen")
-            plan = gr.HTML(elem_id="plan")
             with gr.Row(elem_id="actions"):
                 compare = gr.Button("Compare", variant="primary", elem_id="compare")
                 cancel = gr.Button("Cancel", variant="stop", elem_id="cancel", visible="hidden")
                 if desk.serving.may_sign_in:
                     gr.LoginButton("Sign in for gated models", "Sign out {}", size="md", elem_id="sign-in")
+            plan = gr.HTML(elem_id="plan")  # under the button, which stays where it is when a plan arrives
             status, alert = gr.HTML(elem_id="status"), gr.HTML(elem_id="alert")
             examples = _examples_row()
             panels = _panels(plan, status, alert, compare, cancel)

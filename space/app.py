@@ -20,9 +20,10 @@ use_carried_wheel()
 from mdir_space.desk import Desk, Serving  # noqa: E402
 from mdir_space.limits import limits_from_environment  # noqa: E402
 from mdir_space.page import build_page, launch_options  # noqa: E402
+from mdir_space.shipped_index import index_place  # noqa: E402
 from mdir_space.visitor import signing_in_is_possible  # noqa: E402
 
-desk = Desk(Serving(limits=limits_from_environment(), may_sign_in=signing_in_is_possible()))
+desk = Desk(Serving(limits=limits_from_environment(), may_sign_in=signing_in_is_possible(), index=index_place()))
 demo = build_page(desk)
 
 if __name__ == "__main__":

@@ -91,12 +91,13 @@ def _serve(options: argparse.Namespace) -> None:
         sys.path.insert(0, folder)
     # Only now: the Hub client and gradio read the environment when they are imported.
     desk_module, page = (importlib.import_module(f"mdir_space.{name}") for name in ("desk", "page"))
-    limits = importlib.import_module("mdir_space.limits")
+    limits, shipped = (importlib.import_module(f"mdir_space.{name}") for name in ("limits", "shipped_index"))
     desk = desk_module.Desk(
         desk_module.Serving(
             limits=limits.limits_from_environment() if options.limited else limits.Limits(),
             allow_local=options.allow_local,
             own_token=_own_token() if options.use_token else None,
+            index=shipped.index_place(),
         )
     )
     demo: Any = page.build_page(desk)

@@ -31,6 +31,9 @@ take up to 8 % off) and chance. Relatives planted into real weights at the state
 LOWER_HALF_MEAN = 0.798
 """Mean of the lower half of standard normal numbers, negated: what the matched entries lose without their best half."""
 
+TAIL = 2.33
+"""Standard deviations below its mean that a normal number lies above 99 times of 100."""
+
 STRONGEST = 1000.0
 """No noise beyond this is stated."""
 
@@ -86,6 +89,34 @@ def strongest_noise_of_pairs(shape: Shape, *, n_pairs: int, log_level: float) ->
         of_columns = n_pairs * (mean**2 + (1.0 - mean**2) * n / n_wide)
         exponent = 0.5 * (n_pairs * mean) ** 2 * min(n_wide / n_pairs, n / of_columns)
         return log_n_matchings(n, n_wide, n_pairs, signed=True) - exponent < log_level
+
+    return _strongest(is_found)
+
+
+def noise_of_few_rows(rows: torch.Tensor, *, log_level: float) -> float:
+    """Find the strongest noise under which a copy with its channels in order would be significant on few rows.
+
+    The polar factor of r rows, r below the width n, is that of the whitened rows: its trace is the sum over the
+    eigenvalues of their Gram matrix of ``sqrt(v / (v + k^2 m))``, m their mean. A simulation of few channels, as for
+    :func:`strongest_noise`, has too few rows to show it.
+
+    Args:
+        rows: ``(r, n)``, r at least 2: those of the model that is copied.
+        log_level: Natural log of the level after everything that p is multiplied by.
+
+    Returns:
+        k, as :func:`strongest_noise`. Cost O(r^2 n + r^3).
+    """
+    centred = rows.double() - rows.double().mean(dim=0)
+    centred = centred / centred.norm(dim=1, keepdim=True).clamp(min=1e-12)
+    energies = torch.linalg.eigvalsh(centred @ centred.T)[1:].clamp(min=0.0)  # one is taken by centring
+    rank, width = len(energies), rows.shape[1]
+    # ln p <= -c^2 n / 2r; by chance the trace of strangers is sqrt(r / n), and so is what a copy may lack of its mean.
+    needed = math.sqrt(-2.0 * log_level * rank / width) + TAIL * math.sqrt(rank / width)
+
+    def is_found(noise: float) -> bool:
+        shares = energies / (energies + noise**2 * energies.mean()).clamp(min=1e-300)
+        return SAFETY * float(shares.sqrt().sum()) > needed
 
     return _strongest(is_found)
 

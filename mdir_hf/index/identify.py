@@ -15,7 +15,7 @@ from mdir_hf.comparison.settings import Listeners, Settings
 from mdir_hf.errors import InputError, MdirError, StoppedError, one_line
 from mdir_hf.fingerprints.fingerprint import Fingerprint, take_fingerprint
 from mdir_hf.homology.embedding import EmbeddingTest
-from mdir_hf.homology.power import Shape, strongest_noise
+from mdir_hf.homology.power import noise_of_few_rows
 from mdir_hf.homology.significance import LN10
 from mdir_hf.hub import IoLedger
 from mdir_hf.index.base_index import LEAST_ROWS, BaseIndex, Hit
@@ -215,15 +215,14 @@ def _compared(one: Ancestor, model: NamedModel, settings: Settings, reading: Rea
 
 def _excluded(index: BaseIndex, query: Fingerprint, alpha: float) -> tuple[int, float | None]:
     """Return how many bases are as wide as a model, and the noise under which a copy of any of them would be found."""
-    width = query.rows.shape[1]
-    kept = frozenset(query.tokens)
-    shared = [len(kept.intersection(base.tokens)) for base in index.bases if base.rows.shape[1] == width]
-    rows = [n for n in shared if n >= LEAST_ROWS]
-    if not rows:
-        return 0, None
-    level = math.log(alpha / (TESTS_OF_A_BASE * len(index)))
-    shape = Shape(width, width, min(rows))
-    return len(rows), strongest_noise(shape, log_level=level, in_order=True, must_be_robust=False)
+    log_level = math.log(alpha / (TESTS_OF_A_BASE * len(index)))
+    noises = []
+    for base in index.bases:
+        if base.rows.shape[1] == query.rows.shape[1]:
+            rows, _ = base.common_rows(query)
+            if len(rows) >= LEAST_ROWS:
+                noises.append(noise_of_few_rows(rows, log_level=log_level))
+    return len(noises), min(noises, default=None)
 
 
 def judge_hits(

@@ -9,7 +9,7 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 
 from mdir_hf import ResolvedModel
 from mdir_space.desk import Answered
-from mdir_space.question import DEFAULT_ALPHA, LONGEST_NAME
+from mdir_space.question import DEFAULT_ALPHA, LONGEST_LIST, LONGEST_NAME
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Asked:
     """What a link asks, as it stands in it; nothing has been checked.
 
     Attributes:
-        reference: ``a``, empty if it is not there.
+        reference: ``a``, empty if it is not there. It may be a list of names.
         candidate: ``b``, likewise.
         level: ``level``, auto if it is not there.
         alpha: ``alpha``, as text, empty if it is not there.
@@ -38,16 +38,23 @@ def read_link(request: Any) -> Asked:  # noqa: ANN401 - of gradio or of starlett
     """Return what the address of a page asks."""
     query = {} if request is None else dict(request.query_params)
 
-    def value(name: str, default: str = "") -> str:
+    def value(name: str, default: str = "", longest: int = LONGEST_NAME) -> str:
         # One character more than a name may have, so that too long a name is refused and not cut.
-        return str(query.get(name, default)).strip()[: LONGEST_NAME + 1]
+        return str(query.get(name, default)).strip()[: longest + 1]
 
-    return Asked(value("a"), value("b"), value("level", "auto"), value("alpha"), value("v"), value("example"))
+    return Asked(
+        value("a", longest=LONGEST_LIST),
+        value("b"),
+        value("level", "auto"),
+        value("alpha"),
+        value("v"),
+        value("example"),
+    )
 
 
 def query_of(reference: str, candidate: str, level: str, alpha: float) -> str:
     """Return the query that asks a question again; what is the default is left out."""
-    fields = {"a": reference, "b": candidate}
+    fields = {"a": reference} | ({"b": candidate} if candidate else {})
     fields |= {"level": level} if level != "auto" else {}
     fields |= {"alpha": f"{alpha:g}"} if alpha != DEFAULT_ALPHA else {}
     return urlencode(fields, safe="/@:")

@@ -24,8 +24,10 @@ from mdir_space.pictures import Pictures
 from mdir_space.question import Question, RefusedError, ask
 from mdir_space.reproduce import badge_panel, reproduce_panel
 from mdir_space.sharing import sharing_panel
+from mdir_space.talks import SO_FAR, talk
 from mdir_space.verdict_card import declared_text, verdict_card
 from mdir_space.visitor import Visitor
+from mdir_space.ways import asked_way
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +96,7 @@ async def converse(
     Args:
         desk: Where questions are answered.
         panels: What to fill.
-        asked: The two names, level and alpha, as they came from the browser.
+        asked: The two fields, level and alpha, as they came from the browser.
         visitor: Who asks.
         request: Their request, for the links.
     """
@@ -102,7 +104,12 @@ async def converse(
     shown: HomologyReport | None = None
     yield {**panels.cleared(), **panels.busy(True)}
     try:
-        question = ask(*asked)
+        way = asked_way(*asked, allow_local=desk.serving.allow_local)
+        if not isinstance(way, Question):
+            async for updates in talk(desk, panels, way, visitor, request):
+                yield updates
+            return
+        question = way
         async with aclosing(desk.answer(question, visitor)) as steps:
             async for step in steps:
                 if isinstance(step, Answered):
@@ -147,10 +154,6 @@ async def show_kept(
         return
     async for updates in _show(panels, question, answered, request):
         yield updates
-
-
-SO_FAR = "So far, from what has been read until now."
-"""Above what was found while more is read. It is shown where the visitor cancels: then it is the answer."""
 
 
 async def _show(panels: Panels, question: Question, answered: Answered, request: gr.Request) -> AsyncIterator[Updates]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import html
 import json
+import math
 import os
+import re
 from urllib.parse import quote
 
 from mdir_hf import ModelSummary, shown_name, visible_text
@@ -14,9 +16,22 @@ HUB = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
 """Where names of models lead."""
 
 
+_POWER = re.compile(r"10\^(-?[0-9,]*[0-9])")
+
+
 def text(value: object) -> str:
     """Escape a text for HTML, attributes included, and write out what is invisible in it."""
     return html.escape(visible_text(str(value), keeps_lines=True), quote=True)
+
+
+def with_powers(escaped: str) -> str:
+    """Raise the exponents of an escaped text in which powers of ten stand as ``10^-12``."""
+    return _POWER.sub(lambda found: f"10<sup>{found[1].replace('-', chr(0x2212))}</sup>", escaped)
+
+
+def power_of_ten(log10_p: float | None) -> str:
+    """Write p as a power of ten, rounded up, since it is a bound: ``10^-12``."""
+    return "1" if log10_p is None or log10_p > -1.0 else f"10^{math.ceil(log10_p):,}"
 
 
 def code(content: str, label: str) -> str:
@@ -59,3 +74,17 @@ def prose(*paragraphs: str) -> str:
 def address_mark(query: str, names: tuple[str, ...]) -> str:
     """Return a mark from which the page's script takes the address of what is shown, and what the fields name."""
     return f'<span hidden id="address" data-query="{text(query)}" data-names="{text(json.dumps(names))}"></span>'
+
+
+def link_row(link: str, label: str) -> str:
+    """Return a link in a field, with a button that copies it.
+
+    Args:
+        link: The address.
+        label: What it leads to.
+    """
+    return (
+        f'<div class="share"><label for="share-link">{text(label)}</label><div class="share-row">'
+        f'<input id="share-link" type="text" readonly value="{text(link)}">'
+        '<button type="button" class="copy" data-from="share-link" aria-label="Copy the link">Copy</button></div></div>'
+    )

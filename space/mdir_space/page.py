@@ -31,12 +31,15 @@ from mdir_space.static_pictures import StaticPictures
 from mdir_space.suggestions import Suggestions, datalist
 from mdir_space.unheard import Unheard
 from mdir_space.visitor import visitor_of
+from mdir_space.ways import button_label, names_in
 
 TITLE = "mdir-hf: do two models share weight ancestry?"
 HERE = Path(__file__).resolve().parent
 SCRIPTS = ("page.js", "figures.js")
 PREFLIGHT_DELAY_S = 0.4
 """Leaving a field for the button asks for the plan, and the click that follows calls it off in this time."""
+DISTRIBUTING_S = 0.15
+"""The browser shows the last of the updates of one frame: both fields must have been filled before others come."""
 STOPPING_S, LAST_WORDS_S = 5.0, 0.3
 """How long a comparison that is cancelled may take to let go, and how long what it said last is under way: an update
 that reached the page after the answer to the cancelling would offer to cancel what is over."""
@@ -47,8 +50,8 @@ visitor does next needs it."""
 INTRODUCTION = """
 <header class="intro">
 <h1>Do two models share weight ancestry?</h1>
-<p>Name two models. A few megabytes of their weights are read and compared, and the answer comes with a p-value.
-No inference, and nobody's code is run.</p>
+<p>Name one language model of Hugging Face to find its family, two to compare them, or up to 20, a collection or an
+author to see who is related to whom. Only weights are read: no inference, and nobody's code is run.</p>
 </header>
 """
 FOOTER = f"""
@@ -71,8 +74,8 @@ def build_page(desk: Desk) -> gr.Blocks:
         with gr.Column(elem_id="page"):
             gr.HTML(INTRODUCTION)
             with gr.Row(elem_id="models"):
-                first = _model_field("One model", "model-a")
-                second = _model_field("The other model", "model-b")
+                first = _model_field("One model, or several", "model-a", "HuggingFaceTB/SmolLM2-135M-Instruct")
+                second = _model_field("Compare with, optional", "model-b", "owner/name, or its address")
             options = [gr.HTML(datalist(f"{name}-names", ()), elem_classes="unseen") for name in ("model-a", "model-b")]
             with gr.Accordion("Options", open=False, elem_id="options"):
                 level = gr.Radio(
@@ -186,10 +189,10 @@ def theme() -> gr.themes.Base:
     )
 
 
-def _model_field(label: str, element_id: str) -> gr.Textbox:
+def _model_field(label: str, element_id: str, placeholder: str) -> gr.Textbox:
     return gr.Textbox(
         label=label,
-        placeholder="owner/name, owner/name@revision, or its address",
+        placeholder=placeholder,
         max_lines=1,
         lines=1,
         elem_id=element_id,
@@ -236,6 +239,11 @@ def _listen(
         account_token: gr.OAuthToken | None,
     ) -> AsyncIterator[Updates]:
         visitor = visitor_of(request, account, account_token, n_proxies=desk.serving.limits.n_proxies)
+        pair = names_in(first, allow_local=desk.serving.allow_local)
+        if not second.strip() and len(pair) == 2:
+            first, second = pair
+            yield {fields[0]: first, fields[1]: second}
+            await asyncio.sleep(DISTRIBUTING_S)
         async for updates in counted(converse(desk, panels, (first, second, level, alpha), visitor, request), request):
             yield updates
 
@@ -271,12 +279,12 @@ def _listen(
         if example is not None:
             updates = show_example(panels, example, request)
             names = (example.report.reference.repo, example.report.candidate.repo)
-        elif not all(names):
+        elif not any(names):
             yield dict(zip(fields, (*names, level, alpha), strict=True))
             return
         else:
             visitor = visitor_of(request, account, account_token, n_proxies=desk.serving.limits.n_proxies)
-            show = show_kept if asked.version else converse
+            show = show_kept if asked.version and all(names) else converse
             updates = show(desk, panels, (*names, level, alpha), visitor, request)
         filled = dict(zip(fields, (*names, level, alpha), strict=True))
         async for more in counted(_after(filled, updates), request):
@@ -300,6 +308,18 @@ def _listen(
             return ""  # whoever is still typing is not to be corrected; the click says it
         return plan_notice(plan, desk.pace, desk.serving.limits)
 
+    def label(first: str, second: str) -> str:
+        return button_label(first, second, allow_local=desk.serving.allow_local)
+
+    gr.on(
+        [field.change for field in fields[:2]],
+        label,
+        fields[:2],
+        panels.compare,
+        queue=False,
+        trigger_mode="always_last",
+        **hidden,
+    )
     planning = gr.on(
         [fields[0].blur, fields[1].blur, fields[2].change],
         preflight,
@@ -321,7 +341,7 @@ def _listen(
             cancels=[planning],
             queue=False,
             **hidden,
-        ).then(run, fields, panels.all(), concurrency_limit=None, **hidden),
+        ).then(run, fields, [*panels.all(), *fields[:2]], concurrency_limit=None, **hidden),
         # The page's script presses it where there is a link: an event of every page load would take the focus away.
         opener.click(open_link, None, [*fields, *panels.all()], concurrency_limit=None, **hidden),
     ]

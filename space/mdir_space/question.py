@@ -15,6 +15,9 @@ LEVELS = {
 DEFAULT_ALPHA = 1e-10
 LONGEST_NAME = 400
 """Repo ids have at most 96 characters; an address with a revision and a folder has some more."""
+MOST_MODELS = 20
+"""Models of one survey here; the command line takes as many as there are."""
+LONGEST_LIST = MOST_MODELS * LONGEST_NAME
 
 
 class RefusedError(Exception):

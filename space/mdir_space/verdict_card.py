@@ -15,7 +15,7 @@ from mdir_hf import (
     section_html,
     shown_name,
 )
-from mdir_space.markup import HUB, model_name, text
+from mdir_space.markup import HUB, link_row, model_name, text
 
 MOST_CAVEATS = 3
 """More are folded away."""
@@ -45,7 +45,7 @@ def verdict_card(
         _meaning(report),
         declared,
         _numbers(report),
-        _link(link) if link else "",
+        link_row(link, "Link to this comparison") if link else "",
     ]
     return f'<section class="verdict {report.verdict.value}" aria-labelledby="verdict-words">{"".join(parts)}</section>'
 
@@ -89,14 +89,6 @@ def _caveats(caveats: tuple[str, ...]) -> str:
     )
     rest = f"<details><summary>{len(caveats) - MOST_CAVEATS} more</summary><ul>{more}</ul></details>" if more else ""
     return f'<div class="caveats"><h3>About this pair</h3><ul>{shown}</ul>{rest}</div>'
-
-
-def _link(link: str) -> str:
-    return (
-        '<div class="share"><label for="share-link">Link to this comparison</label><div class="share-row">'
-        f'<input id="share-link" type="text" readonly value="{text(link)}">'
-        '<button type="button" class="copy" data-from="share-link" aria-label="Copy the link">Copy</button></div></div>'
-    )
 
 
 def declared_text(report: HomologyReport, declared: tuple[DeclaredLineage | None, DeclaredLineage | None]) -> str:

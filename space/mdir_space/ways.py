@@ -11,18 +11,16 @@ from mdir_hf import MdirError, models_of_author, models_of_collection
 from mdir_space.access import sentence
 from mdir_space.question import (
     DEFAULT_ALPHA,
-    LONGEST_NAME,
+    LONGEST_LIST,
+    MOST_MODELS,
+    Question,
     RefusedError,
+    ask,
     checked_alpha,
     checked_level,
     checked_name,
     shortened,
 )
-
-MOST_MODELS = 20
-"""Models of one survey here; the command line takes as many as there are."""
-
-LONGEST_LIST = MOST_MODELS * LONGEST_NAME
 
 _BETWEEN = re.compile(r"[\s,;|]+")
 _JOINING = frozenset({"vs", "vs.", "versus", "and", "&", "-", "*", "•", "+"})
@@ -112,6 +110,47 @@ def ask_survey(names: Iterable[object], alpha: object = DEFAULT_ALPHA) -> Survey
     return SurveyQuestion(checked, checked_alpha(alpha))
 
 
+def asked_way(
+    first: object, second: object, level: object, alpha: object, *, allow_local: bool = False
+) -> Question | FamilyQuestion | SurveyQuestion:
+    """Say what is asked by the two fields: a family, a comparison, or a survey.
+
+    Args:
+        first: The text of the first field: one name, or several.
+        second: That of the second, which may be empty.
+        level: How far comparisons go.
+        alpha: Level of significance.
+        allow_local: As for :func:`names_in`.
+
+    Raises:
+        RefusedError: If it is nothing that can be asked.
+    """
+    texts = [text for text in (first, second) if text is not None and str(text).strip()]
+    if not texts:
+        raise RefusedError(
+            "No model is named. Give its id on the Hub, such as owner/name, or its address: one to find its family, "
+            "two to compare them."
+        )
+    names = [name for text in texts for name in names_in(text, allow_local=allow_local)]
+    if len(names) == 1 and not is_collection(names[0]):
+        return ask_family(names[0], level, alpha)
+    return ask(names[0], names[1], level, alpha) if len(names) == 2 else ask_survey(names, alpha)
+
+
+def button_label(first: object, second: object, *, allow_local: bool = False) -> str:
+    """Say what the button is going to do with what stands in the fields.
+
+    Args:
+        first: The text of the first field.
+        second: That of the second.
+        allow_local: As for :func:`names_in`.
+    """
+    names = [*names_in(first, allow_local=allow_local), *names_in(second, allow_local=allow_local)]
+    if len(names) == 1:
+        return "Survey this collection" if is_collection(names[0]) else "Find its family"
+    return "Compare" if len(names) < 3 else f"Survey {len(names)} models"
+
+
 def names_in(text: object, *, allow_local: bool = False) -> tuple[str, ...]:
     """Return the names in a text that was typed or pasted: between blanks, commas, new lines, or "vs".
 
@@ -122,6 +161,8 @@ def names_in(text: object, *, allow_local: bool = False) -> tuple[str, ...]:
         allow_local: Whether folders of this machine may be named, whose names may have blanks.
     """
     whole = "" if text is None else str(text).strip()
+    if len(whole) > LONGEST_LIST:
+        return (whole,)
     if allow_local and whole.startswith(("/", "~", ".")):
         return (whole,)
     pieces = [piece for piece in _BETWEEN.split(whole) if piece and piece.lower() not in _JOINING]

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from mdir_hf.homology.embedding import TESTS_PER_MATRIX, EmbeddingTest
-from mdir_hf.homology.power import STRONGEST, Shape, expected_trace, noise_of_looks, strongest_noise
+from mdir_hf.homology.power import STRONGEST, Shape, expected_trace, noise_of_few_rows, noise_of_looks, strongest_noise
+from mdir_hf.index.base_index import _log_p, _orthonormal
 
 LOG_ALPHA = math.log(1e-10)
 
@@ -114,3 +115,20 @@ def test_looks_and_tests_are_paid_for():
 
 def test_nothing_beyond_a_thousand_times_the_weights_is_stated():
     assert strongest_noise(Shape(96, 96, 10_000_000), log_level=math.log(0.5), in_order=True) == 1000.0
+
+
+@pytest.mark.parametrize(("n_rows", "width"), [(61, 1536), (96, 576), (23, 2048)])
+def test_a_copy_of_few_rows_under_the_noise_that_is_stated_is_significant(n_rows, width):
+    spectrum = torch.linspace(3.0, 0.3, n_rows)[:, None]  # rows of real embeddings are no white noise
+    turn = torch.linalg.qr(torch.randn(n_rows, n_rows, generator=torch.Generator().manual_seed(0)))[0]
+    rows = turn @ (spectrum * torch.randn(n_rows, width, generator=torch.Generator().manual_seed(1)))
+    level = math.log(1e-10 / 8)
+    noise = noise_of_few_rows(rows, log_level=level)
+    size = float((rows - rows.mean(0)).pow(2).mean().sqrt())
+
+    def log_p(seed, factor):
+        noised = rows + factor * noise * size * torch.randn(rows.shape, generator=torch.Generator().manual_seed(seed))
+        return _log_p(_orthonormal(rows), _orthonormal(noised))[1]
+
+    assert sum(log_p(seed, 1.0) < level for seed in range(40)) >= 39
+    assert sum(log_p(seed, 3.0) < level for seed in range(40)) <= 4

@@ -1,21 +1,49 @@
 """One model, two, or several: what was typed is told apart, and a family and a survey are answered by the desk."""
 
 import asyncio
+import itertools
+import math
 import time
 from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from mdir_hf import BaseIndex, NamedModel, identify
+from mdir_hf import (
+    Ancestor,
+    BaseIndex,
+    Identification,
+    ModelResult,
+    ModelSummary,
+    NamedModel,
+    PairResult,
+    SurveyReport,
+    identify,
+)
 from mdir_space.access import find_access
 from mdir_space.desk import Desk, Finished, Serving, Underway
 from mdir_space.errand import Errand
-from mdir_space.family import FamilyJob
+from mdir_space.family import Family, FamilyJob
+from mdir_space.family_card import family_card, family_sentence
 from mdir_space.limits import Limits
-from mdir_space.many import SurveyJob
-from mdir_space.question import RefusedError
+from mdir_space.many import Surveyed, SurveyJob
+from mdir_space.markup import power_of_ten
+from mdir_space.question import Question, RefusedError
+from mdir_space.shipped_index import index_place, shipped_bases
+from mdir_space.survey_card import survey_card, survey_sentence
 from mdir_space.visitor import Visitor
-from mdir_space.ways import ask_family, ask_survey, is_collection, listed, names_in
+from mdir_space.ways import (
+    FamilyQuestion,
+    SurveyQuestion,
+    ask_family,
+    ask_survey,
+    asked_way,
+    button_label,
+    is_collection,
+    listed,
+    names_in,
+)
 from mdir_space.work import SoFar
 from tests.loopback.faults import Fault
 from tests.space.coroutines import finish
@@ -246,3 +274,111 @@ def test_closing_stops_the_reading(hub):
         return asked
 
     assert finish(look_and_leave()) == len(hub.requests)
+
+
+class TestCards:
+    def test_the_sentence_about_a_family_says_what_was_measured_and_p_is_of_what_it_names(self, index):
+        found = family(DECLARED, index)
+        headline, sentence = family_sentence(found, ask_family(DECLARED))
+        assert headline == f"It shares weight ancestry with {BASE}."
+        assert sentence.startswith(f"{DECLARED} and {BASE} share weights: ")
+        assert f"at most {power_of_ten(found.declared.bases[0].report.log10_p)}" in sentence
+        assert "corrected" not in sentence  # the card named it beforehand
+
+        of_index = family_sentence(replace(found, declared=None), ask_family(DECLARED))[1]
+        log10_p = found.found.found[0].report.log10_p + math.log10(3)
+        assert f"at most {power_of_ten(log10_p)}, corrected for the 3 base models of the index" in of_index
+
+    def test_a_no_says_how_many_bases_and_which_copy_would_have_been_found(self, index):
+        headline, sentence = family_sentence(family(LARGER, index), ask_family(LARGER))
+        assert headline == "No base of it was found."
+        assert "any of the 3 base models of the index. One of them is as wide as this model; a copy of it" in sentence
+        assert "Its card declares no base model." in sentence
+
+        none_as_wide = family_sentence(family(MEDIUM, index), ask_family(MEDIUM))[1]
+        assert "None of them is as wide as this model, so it is a plain copy of none of them." in none_as_wide
+
+    def test_every_row_leads_to_a_full_comparison_and_what_is_in_no_repository_says_so(self, index):
+        question = ask_family(DECLARED)
+        card = family_card(family(DECLARED, index), question)
+        assert f'href="?a={BASE}&amp;b={DECLARED}"' in card
+        entry = BaseIndex.load(Path(index_place())).bases[0].model
+        known = Ancestor(entry, -500.0, 96)
+        found = Identification(entry, (known,), 4, 1e-10, 0)
+        card = family_card(Family(found), question)
+        repository = shipped_bases()[entry.repo].repository
+        assert f'href="?a={repository}&amp;b={DECLARED}"' in card
+        assert f"The repository {repository} has this name; the two were not held against each other." in card
+
+    def test_a_survey_names_families_and_says_of_no_chain_that_all_are_related(self):
+        names = ("o/a", "o/b", "o/c", "o/d")
+        summary = ModelSummary("o/a", None, None, "llama", 8, 1, 8)
+        models = {name: ModelResult(name, summary) for name in names}
+
+        def said(*related):
+            pairs = {
+                pair: PairResult(*pair, "homologous" if pair in related else "no_evidence", None, -50.0, 9)
+                for pair in itertools.combinations(names, 2)
+            }
+            return survey_sentence(SurveyReport(names, models, pairs))
+
+        assert said() == (
+            "No two of them were found to be related.",
+            "No shared weights were found in 6 pairs of 4 models.",
+        )
+        assert said(("o/a", "o/b")) == (
+            "2 of 4 form one family.",
+            "o/a and o/b share weight ancestry. The other 2 showed none with any model here.",
+        )
+        chain = said(("o/a", "o/b"), ("o/b", "o/c"))[1]
+        assert chain.startswith("o/a, o/b and o/c are joined by pairs that share weight ancestry. The other one")
+
+    def test_whatever_a_model_is_called_is_text(self):
+        hostile = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
+        summary = ModelSummary(hostile, None, "c" * 40, "llama", 8, 1, 8)
+        found = Identification(summary, (Ancestor(summary, -50.0, 9, error=hostile),), 1, 1e-10, 0)
+        model = ModelResult(hostile, summary, hostile)
+        pair = PairResult(hostile, "o/b", "homologous", None, -50.0, 9)
+        report = SurveyReport(
+            (hostile, "o/b"), {hostile: model, "o/b": ModelResult("o/b", summary)}, {(hostile, "o/b"): pair}
+        )
+        for card in (
+            family_card(Family(found, hostile, None, hostile), ask_family(hostile), link=hostile, note=hostile),
+            survey_card(Surveyed(report, left_out=hostile), ask_survey([hostile, "o/b"]), link=hostile, note=hostile),
+        ):
+            assert "<script" not in card and "<img" not in card
+
+
+def test_the_index_that_ships_is_small_and_says_of_each_base_where_it_comes_from():
+    place = Path(index_place())
+    index = BaseIndex.load(place)
+    assert place.stat().st_size < 10e6
+    assert [base.model.repo for base in index.bases] == list(shipped_bases())
+    assert all(base.model.commit is None and "/" not in base.model.repo for base in index.bases)
+
+
+def test_the_owner_may_name_another_index(monkeypatch, tmp_path):
+    monkeypatch.setenv("MDIR_SPACE_INDEX", " https://huggingface.co/datasets/o/n/resolve/main/bases.safetensors ")
+    assert index_place() == "https://huggingface.co/datasets/o/n/resolve/main/bases.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "said"),
+    [
+        ("", "", "Compare"),
+        ("owner/a", "", "Find its family"),
+        ("", "owner/a", "Find its family"),
+        ("owner/a", "owner/b", "Compare"),
+        ("owner/a owner/b", "", "Compare"),
+        ("owner/a owner/b", "owner/c", "Survey 3 models"),
+        ("owner/some-0123456789abcdef01234567", "", "Survey this collection"),
+    ],
+)
+def test_the_button_says_what_it_will_do_and_does_it(first, second, said):
+    assert button_label(first, second) == said
+    if said == "Compare" and not first:
+        with pytest.raises(RefusedError, match="No model is named"):
+            asked_way(first, second, "auto", "1e-10")
+        return
+    kind = {"Find": FamilyQuestion, "Comp": Question, "Surv": SurveyQuestion}[said[:4]]
+    assert isinstance(asked_way(first, second, "auto", "1e-10"), kind)

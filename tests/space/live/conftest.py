@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import expect, sync_playwright
 
 from tests.loopback.hub import FullHub
-from tests.space.models import add_models
+from tests.space.models import BASE, LARGE, STRANGER, add_models, index_of
 from tests.space.servers import running_command
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -37,10 +37,25 @@ def live_hub(shared_hub):
 
 
 @pytest.fixture(scope="session")
-def server(shared_hub, tmp_path_factory):
+def index(shared_hub, tmp_path_factory):
+    """An index of two bases of one width and a third, at their commits on the Hub."""
+    folder = tmp_path_factory.mktemp("index")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("HF_ENDPOINT", shared_hub.endpoint)
+        patched.setenv("MDIR_HF_CACHE", str(folder / "cache"))
+        return index_of([BASE, STRANGER, LARGE], folder / "bases.safetensors")
+
+
+@pytest.fixture(scope="session")
+def server(shared_hub, index, tmp_path_factory):
     """``mdir-hf space`` with the limits of a Space, and a token of its own that opens everything."""
     home = tmp_path_factory.mktemp("home")
-    environment = {"HF_ENDPOINT": shared_hub.endpoint, "HF_TOKEN": shared_hub.token, "MDIR_SPACE_N_RUNNING": "2"}
+    environment = {
+        "HF_ENDPOINT": shared_hub.endpoint,
+        "HF_TOKEN": shared_hub.token,
+        "MDIR_SPACE_N_RUNNING": "2",
+        "MDIR_SPACE_INDEX": index,
+    }
     with running_command(["--limited"], environment, home) as running:
         running.home = home
         yield running

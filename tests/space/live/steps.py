@@ -12,7 +12,7 @@ TABS = ("Evidence", "Layers", "Modules", "Calibration", "Reproduce", "Badge")
 def fill(page: Page, first: str, second: str) -> None:
     """Name the two models."""
     page.get_by_label("One model").fill(first)
-    page.get_by_label("The other model").fill(second)
+    page.get_by_label("Compare with, optional").fill(second)
 
 
 def compare(page: Page, first: str, second: str) -> None:

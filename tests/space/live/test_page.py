@@ -122,7 +122,7 @@ def test_leaving_both_fields_shows_the_plan_before_anything_heavy(visit, live_hu
     page = visit()
     read = sum(request.bytes_sent for request in live_hub.sent("cdn"))
     fill(page, BASE, STRANGER)
-    page.get_by_label("The other model").press("Tab")
+    page.get_by_label("Compare with, optional").press("Tab")
     expect(page.locator("#plan")).to_contain_text("it fits")
     assert re.search(r"Reads [\d.]+ kB if .* of weights\. Takes .* Needs", page.locator("#plan").inner_text())
     assert sum(request.bytes_sent for request in live_hub.sent("cdn")) - read < 1500 * 96 * 2

@@ -65,7 +65,7 @@ def test_a_gated_model_is_read_after_signing_in_and_the_link_survives_it(come, p
 
     sign_in(page, provider, "reader")
 
-    assert page.get_by_label("The other model").input_value() == GATED
+    assert page.get_by_label("Compare with, optional").input_value() == GATED
     assert verdict(page).endswith("share weight ancestry.")
     link = page.get_by_label("Link to this comparison").input_value()
     assert link == f"https://huggingface.co/spaces/owner/mdir-hf?a={BASE}&b={GATED}"

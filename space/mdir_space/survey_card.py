@@ -1,0 +1,170 @@
+"""The answer about several models: who is related to whom, as far as it is known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+
+from mdir_hf import PairResult, SurveyReport, Verdict, shown_name
+from mdir_space.addresses import query_of
+from mdir_space.many import Surveyed
+from mdir_space.markup import download, link_row, power_of_ten, text, with_powers
+from mdir_space.ways import SurveyQuestion
+
+MOST_NAMES = 6
+"""Names that the headline's sentence gives of one group; beyond, it gives their number."""
+
+
+def survey_card(surveyed: Surveyed, question: SurveyQuestion, *, link: str = "", note: str = "") -> str:
+    """Return the card.
+
+    Args:
+        surveyed: What is known.
+        question: What was asked.
+        link: Address that asks it again; empty for none.
+        note: A sentence above it: that it is not the end yet, or why it was cut short.
+    """
+    report = surveyed.report
+    headline, sentence = survey_sentence(report)
+    is_found = any(len(group) > 1 for group in report.groups())
+    notes = "".join(f'<p class="note">{text(said)}</p>' for said in (note, surveyed.left_out) if said)
+    parts = [
+        notes,
+        f'<p class="pair"><span class="model">{len(report.readable())} of {len(report.names)} models read</span></p>',
+        f'<h2 id="verdict-words"><span class="icon" aria-hidden="true">{"●" if is_found else "○"}</span>'
+        f"<span>{text(headline)}</span></h2>",
+        f'<p class="sentence">{text(sentence)}</p>',
+        _groups(report),
+        _pictures(surveyed),
+        _pairs(report, question),
+        _not_read(report),
+        _not_meant(report),
+        _downloads(surveyed) if surveyed.pictures else "",
+        link_row(link, "Link to this survey") if link else "",
+    ]
+    kind = Verdict.HOMOLOGOUS if is_found else Verdict.NO_EVIDENCE
+    return f'<section class="verdict survey {kind.value}" aria-labelledby="verdict-words">{"".join(parts)}</section>'
+
+
+def survey_sentence(report: SurveyReport) -> tuple[str, str]:
+    """Return a headline, and the answer in words that may be quoted."""
+    read = report.readable()
+    groups = [group for group in report.groups() if len(group) > 1]
+    n_related = sum(map(len, groups))
+    n_pairs = len(report.pairs)
+    if not groups:
+        headline = "No two of them were found to be related."
+        return headline, f"No shared weights were found in {n_pairs} pairs of {len(read)} models."
+    related = "All of them" if n_related == len(read) else f"{n_related} of {len(read)}"
+    families = "one family" if len(groups) == 1 else f"{len(groups)} families"
+    of = "form" if n_related > 1 else "forms"
+    said = [f"{_listed(group)} {_share(report, group)}." for group in groups[:3]]
+    alone = len(read) - n_related
+    if alone:
+        said.append(
+            "The other one showed none with any of them."
+            if alone == 1
+            else f"The other {alone} showed none with any model here."
+        )
+    return f"{related} {of} {families}.", " ".join(said)
+
+
+def _share(report: SurveyReport, group: Sequence[str]) -> str:
+    """What holds of a group: two parents of a merge are in one, and may share nothing with each other."""
+    if all(report.is_related(*pair) for pair in combinations(group, 2)):
+        return "share weight ancestry"
+    return "are joined by pairs that share weight ancestry"
+
+
+def _groups(report: SurveyReport) -> str:
+    groups = [group for group in report.groups() if len(group) > 1]
+    if not groups:
+        return ""
+    items = "".join(f"<li>{text(', '.join(map(shown_name, group)))}</li>" for group in groups)
+    return f"<h3>Families</h3><ul>{items}</ul>"
+
+
+def _pictures(surveyed: Surveyed) -> str:
+    captions = {
+        "matrix": "Every pair of models; darker where the evidence is stronger.",
+        "dendrogram": "Models of one family, joined where their weights are nearest to each other. It has no root: "
+        "nearness does not say which came first.",
+    }
+    figures = "".join(
+        f"<figure>{picture}<figcaption>{text(captions[name])}</figcaption></figure>"
+        for name, picture in surveyed.pictures.items()
+    )
+    trees = "".join(
+        f'<pre tabindex="0" role="region" aria-label="Family tree {at}"><code>{text(tree)}</code></pre>'
+        for at, tree in enumerate(surveyed.trees, start=1)
+    )
+    tree = f"<details><summary>The trees in words</summary>{trees}</details>" if trees else ""
+    return f'<div class="panel figures-of-survey">{figures}{tree}</div>' if figures or tree else ""
+
+
+def _pairs(report: SurveyReport, question: SurveyQuestion) -> str:
+    def place(pair: PairResult) -> tuple[bool, float]:
+        return pair.verdict != "homologous", pair.log10_p or 0.0
+
+    pairs = sorted(report.pairs.values(), key=place)
+    related = [pair for pair in pairs if pair.verdict == "homologous"]
+    others = pairs[len(related) :]
+    first = _table(related, "Pairs that share weight ancestry", question) if related else ""
+    if not others:
+        return first
+    label = f"{len(others)} pairs without a finding" if len(others) != 1 else "One pair without a finding"
+    return f"{first}<details><summary>{label}</summary>{_table(others, label, question)}</details>"
+
+
+def _table(pairs: Sequence[PairResult], caption: str, question: SurveyQuestion) -> str:
+    rows = "".join(
+        f'<tr><th scope="row" class="long">{text(shown_name(pair.reference))}</th>'
+        f'<td class="long">{text(shown_name(pair.candidate))}</td><td>{with_powers(text(_found(pair)))}</td>'
+        f'<td><a href="?{text(query_of(pair.reference, pair.candidate, "auto", question.alpha))}" aria-label="'
+        f'{text(f"Full comparison: {shown_name(pair.reference)} and {shown_name(pair.candidate)}")}">'
+        "Full comparison</a></td></tr>"
+        for pair in pairs
+    )
+    return (
+        f'<div class="panel kin"><table><caption>{text(caption)}</caption><thead><tr><th scope="col">One</th>'
+        '<th scope="col">The other</th><th scope="col">Measured</th><th scope="col">Further</th></tr></thead>'
+        f"<tbody>{rows}</tbody></table></div>"
+    )
+
+
+def _found(pair: PairResult) -> str:
+    if pair.error is not None:
+        return f"not compared: {pair.error}"
+    if pair.verdict == "homologous":
+        return f"p at most {power_of_ten(pair.log10_p)}, on {pair.common_tokens:,} tokens"
+    return "it could not be told" if pair.verdict == "inconclusive" else f"nothing, on {pair.common_tokens:,} tokens"
+
+
+def _not_read(report: SurveyReport) -> str:
+    missing = [(name, found.error) for name, found in report.models.items() if found.error]
+    if not missing:
+        return ""
+    items = "".join(f"<li><b>{text(shown_name(name))}</b>: {text(error)}</li>" for name, error in missing)
+    return f"<h3>Not read</h3><ul>{items}</ul>"
+
+
+def _not_meant(report: SurveyReport) -> str:
+    sentences = [
+        "Shared weights have no direction: they do not say which model came first.",
+        f"Each pair was compared on at most {report.settings.get('sampled_tokens', 0):,} tokens of the embeddings. A "
+        "relation that only layers show is found by the full comparison of that pair.",
+    ]
+    items = "".join(f"<li>{text(sentence)}</li>" for sentence in sentences)
+    return f'<div class="meaning"><div><h3>What it does not mean</h3><ul>{items}</ul></div></div>'
+
+
+def _downloads(surveyed: Surveyed) -> str:
+    link = download(surveyed.report.to_json(), "survey.json", "Download the survey (JSON)", "application/json")
+    return f'<p class="downloads">{link}</p>'
+
+
+def _listed(group: Sequence[str]) -> str:
+    names = [shown_name(name) for name in group]
+    if len(names) > MOST_NAMES:
+        names = [*names[: MOST_NAMES - 1], f"{len(names) - MOST_NAMES + 1} more"]
+    return f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,0 +1,107 @@
+"""One model, or several, on the page: from the click to the last figure, as updates of the panels."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+import gradio as gr
+
+from mdir_space.addresses import page_address, query_of
+from mdir_space.desk import Desk, Finished, Underway, Waiting
+from mdir_space.estimate import size_text
+from mdir_space.family import Family
+from mdir_space.family_card import family_card
+from mdir_space.many import Surveyed
+from mdir_space.markup import address_mark, text
+from mdir_space.notices import progress_notice
+from mdir_space.survey_card import survey_card
+from mdir_space.visitor import Visitor
+from mdir_space.ways import FamilyQuestion, SurveyQuestion
+
+if TYPE_CHECKING:
+    from mdir_space.conversation import Panels
+
+STAGES = {
+    "opening": "Opening the models and their vocabularies",
+    "index": "Searching the index of base models",
+    "rows": "Reading sampled rows",
+    "trees": "Drawing matrix and tree",
+}
+SO_FAR = "So far, from what has been read until now."
+"""Above what was found while more is read. It is shown where the visitor cancels: then it is the answer."""
+COMPARING = "Comparing with the models that were found or declared"
+
+
+async def talk(
+    desk: Desk, panels: Panels, question: FamilyQuestion | SurveyQuestion, visitor: Visitor, request: gr.Request
+) -> AsyncGenerator[dict[Any, Any], None]:
+    """Answer a question about one model or several on the page.
+
+    Args:
+        desk: Where questions are answered.
+        panels: What to fill.
+        question: What is asked; one word that is no model is taken for the name of an author.
+        visitor: Who asks.
+        request: Their request, for the links.
+
+    Raises:
+        RefusedError: If it is not answered.
+    """
+    yield {panels.plan: ""}
+    if isinstance(question, FamilyQuestion) and await desk.is_list(question.model, visitor):
+        question = SurveyQuestion((question.model,), question.alpha)
+    stream: AsyncGenerator[Any, None] = (
+        desk.identify(question, visitor) if isinstance(question, FamilyQuestion) else desk.survey(question, visitor)
+    )
+    level = question.level if isinstance(question, FamilyQuestion) else "auto"
+    named = " ".join(question.names)
+    query = query_of(named, "", level, question.alpha)
+    link = f"{page_address(request)}?{query}"
+    shown: object = None
+    async with aclosing(stream) as steps:
+        async for step in steps:
+            if isinstance(step, Finished):
+                yield {
+                    panels.status: '<span class="unseen settled" data-say="The answer is complete."></span>',
+                    panels.verdict: _card(step.result, question, link=link, note=step.cut_short)
+                    + address_mark(query, (named, "")),
+                    **panels.busy(False),
+                }
+                continue
+            updates: dict[Any, Any] = {panels.status: _progress(step)}
+            if isinstance(step, Underway) and step.so_far is not shown and _tells(step.so_far):
+                shown = step.so_far
+                updates[panels.verdict] = f'<div class="interim">{_card(shown, question, note=SO_FAR)}</div>'
+            yield updates
+
+
+def _card(result: object, question: FamilyQuestion | SurveyQuestion, *, link: str = "", note: str = "") -> str:
+    if isinstance(result, Family) and isinstance(question, FamilyQuestion):
+        return family_card(result, question, link=link, note=note)
+    assert isinstance(result, Surveyed) and isinstance(question, SurveyQuestion), "a question has its own answer"
+    return survey_card(result, question, link=link, note=note)
+
+
+def _tells(so_far: object) -> bool:
+    """Tell whether there is something to be shown before the end."""
+    if isinstance(so_far, Surveyed):
+        return bool(so_far.report.pairs)
+    return isinstance(so_far, Family) and so_far.found is not None
+
+
+def _progress(step: Waiting | Underway[Any]) -> str:
+    if isinstance(step, Waiting):
+        return progress_notice(step)
+    said = STAGES.get(step.progress.stage, COMPARING)
+    done, value = f"{size_text(step.progress.bytes_read)} read", ""
+    if isinstance(step.so_far, Surveyed):
+        report = step.so_far.report
+        n_done = len(report.models)
+        done = f"{n_done} of {len(report.names)} models, {done}"
+        value = f' value="{n_done / max(1, len(report.names)):.3f}"'
+    return (
+        f'<div class="progress" data-say="{text(said)}"><p><b>{text(said)}</b> <span>{text(done)} · '
+        f'{step.seconds:.0f} s</span></p><progress max="1"{value} aria-label="{text(said)}"></progress></div>'
+    )

@@ -1,0 +1,136 @@
+"""One model or several in Chromium: from the address of the page to a sentence about a family."""
+
+import re
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.loopback.faults import Fault
+from tests.space.live.steps import is_quiet, overflow, refusal, verdict
+from tests.space.live.test_everybody import PHONE, serious
+from tests.space.models import BASE, DECLARED, LARGE, LARGER, RELATED, STRANGER
+
+
+def answered(page):
+    """Wait for the whole answer; return the headline."""
+    expect(page.locator("#status .settled")).to_be_attached()
+    return verdict(page)
+
+
+def name(page, text):
+    page.get_by_label("One model, or several").fill(text)
+
+
+def test_a_visitor_with_one_name_and_a_phone_gets_a_correct_sentence(visit, server):
+    page = visit("/", **PHONE)
+    name(page, DECLARED)
+    button = page.get_by_role("button", name="Find its family")
+    expect(button).to_be_visible()
+    button.tap()
+
+    assert f"It shares weight ancestry with {BASE}." in answered(page)
+    sentence = page.locator(".verdict .sentence").inner_text()
+    assert sentence.startswith(f"{DECLARED} and {BASE} share weights: models trained independently agree this well")
+    assert f"Its card declares {BASE} as its base (finetune). Measured: shared weights were found." in (
+        page.locator(".declared").inner_text()
+    )
+    assert overflow(page) == 0
+    link = page.get_by_role("link", name=f"Full comparison: {BASE}")
+    assert link.bounding_box()["x"] + link.bounding_box()["width"] <= 390
+    expect(page).to_have_url(f"{server.url}/?a={DECLARED}")
+    link.tap()
+    assert verdict(page).endswith("The two models share weight ancestry.")
+    assert page.get_by_label("Compare with, optional").input_value() == DECLARED
+
+
+def test_a_link_with_one_name_opens_its_family_and_a_no_says_what_it_excludes(visit):
+    page = visit(f"/?a={LARGER}")
+    assert "No base of it was found." in answered(page)
+    sentence = page.locator(".verdict .sentence").inner_text()
+    assert "any of the 3 base models of the index. One of them is as wide as this model" in sentence
+    assert re.search(r"under noise of up to [\d.]+ times the weights would have been found", sentence)
+    assert page.locator("#alert [role=alert]").count() == 0
+
+
+def test_without_a_mouse_one_name_leads_to_its_family_and_on_to_the_comparison(visit):
+    page = visit()
+    page.get_by_label("One model, or several").focus()
+    page.keyboard.type(RELATED)
+    page.keyboard.press("Enter")
+    assert BASE in answered(page)
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.getAttribute('aria-label')") == f"Full comparison: {BASE}":
+            break
+    page.keyboard.press("Enter")
+    expect(page.locator("#verdict-words")).to_contain_text("The two models share weight ancestry.")
+
+
+@pytest.mark.parametrize("pasted", [f"{BASE} {RELATED}", f"{BASE}\n{RELATED}", f"{BASE} vs {RELATED}"])
+def test_two_names_pasted_into_the_first_field_fill_both(visit, server, pasted):
+    page = visit(permissions=["clipboard-read", "clipboard-write"])
+    page.evaluate("words => navigator.clipboard.writeText(words)", pasted)
+    page.get_by_label("One model, or several").focus()
+    page.keyboard.press("Control+V")
+    button = page.get_by_role("button", name="Compare", exact=True)
+    button.click()
+    assert verdict(page).endswith("The two models share weight ancestry.")
+    assert page.get_by_label("One model, or several").input_value() == BASE
+    assert page.get_by_label("Compare with, optional").input_value() == RELATED
+    expect(page).to_have_url(f"{server.url}/?a={BASE}&b={RELATED}")
+
+
+def test_several_names_are_a_survey_that_grows_and_ends_with_matrix_and_tree(visit, server, live_hub):
+    live_hub.faults.append(Fault("slow", origin="cdn", path="declared", times=None, delay_s=1.0))
+    page = visit()
+    name(page, f"{BASE}, {RELATED}, {STRANGER}, {DECLARED}, owner/absent")
+    page.get_by_role("button", name="Survey 5 models").click()
+
+    expect(page.locator(".verdict .note")).to_contain_text("So far")
+    expect(page.locator("#status")).to_contain_text(re.compile(r"\d of 5 models"))
+    assert "3 of 4 form one family." in answered(page)
+    sentence = page.locator(".verdict .sentence").inner_text()
+    assert sentence.startswith(f"{BASE}, {RELATED} and {DECLARED} share weight ancestry. The other one showed none")
+    assert page.locator(".survey figure img:visible").count() == 2
+    assert "owner/absent was not found" in page.locator(".verdict").inner_text()
+    assert page.get_by_role("link", name="Download the survey (JSON)").is_visible()
+    assert page.get_by_role("link", name=f"Full comparison: {BASE} and {RELATED}").is_visible()
+    assert overflow(page) == 0
+
+    link = page.get_by_label("Link to this survey").input_value()
+    expect(page).to_have_url(link)
+    again = visit(link.removeprefix(server.url), color_scheme="dark", **PHONE)
+    assert "3 of 4 form one family." in answered(again)
+    assert overflow(again) == 0
+
+
+def test_cancel_stops_a_survey_and_a_search(visit, live_hub):
+    page = visit()
+    live_hub.faults.append(Fault("slow", origin="cdn", path="large", times=None, delay_s=1.5))
+    for words, button in ((LARGE, "Find its family"), (f"{LARGE} {LARGER} {BASE}", "Survey 3 models")):
+        name(page, words)
+        page.get_by_role("button", name=button).click()
+        expect(page.locator("#status")).to_contain_text(re.compile(r"[1-9][\d.]* (kB|MB) read"))
+        page.get_by_role("button", name="Cancel").click()
+        expect(page.locator("#status")).to_contain_text("Stopped. Nothing more is read.")
+        expect(page.get_by_role("button", name=button)).to_be_visible()
+        assert is_quiet(live_hub)
+
+
+def test_an_author_that_has_no_model_and_too_many_names_are_answered_in_words(visit):
+    page = visit("/?a=nobody")
+    assert "lists no model" in refusal(page)
+    page = visit("/?a=" + "+".join(f"owner/model-{k}" for k in range(21)))
+    assert "a survey takes at most 20 here" in refusal(page)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_serious_about_a_family_or_a_survey(visit, scheme):
+    page = visit(f"/?a={DECLARED}", color_scheme=scheme)
+    answered(page)
+    assert serious(page) == []
+    page = visit(f"/?a={BASE}+{RELATED}+{STRANGER}", color_scheme=scheme)
+    answered(page)
+    for summary in page.locator(".survey details summary").all():
+        summary.click()
+    assert serious(page) == []

@@ -38,6 +38,7 @@ def test_a_phone_needs_no_sideways_scrolling_anywhere(visit):
         open_tab(page, name)
         assert overflow(page) == 0, name
     page.get_by_role("button", name="A hidden copy").click()
+    expect(page.locator(".sentence")).to_contain_text("hidden")
     settle(page)
     for name in ("Evidence", "Layers", "Modules"):
         open_tab(page, name)
@@ -166,6 +167,7 @@ class TestAxe:
     def test_with_layers_and_modules(self, visit, scheme):
         page = visit(color_scheme=scheme)
         page.get_by_role("button", name="A hidden copy").click()
+        expect(page.locator(".sentence")).to_contain_text("hidden")
         settle(page)
         for name in ("Evidence", "Layers", "Modules"):
             open_tab(page, name)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from mdir_hf import Ancestor, BaseCheck, Identification, Verdict, shown_name
 from mdir_space.addresses import query_of
 from mdir_space.family import Family
-from mdir_space.markup import link_row, power_of_ten, text, with_powers
+from mdir_space.markup import link_row, log10_text, text
 from mdir_space.shipped_index import ShippedBase, shipped_bases
 from mdir_space.ways import FamilyQuestion
 
@@ -64,7 +64,7 @@ def family_card(family: Family, question: FamilyQuestion, *, link: str = "", not
         f'<p class="pair"><span class="model">{text(shown_name(question.model))}</span> <span class="and">and its '
         "family</span></p>",
         f'<h2 id="verdict-words"><span class="icon" aria-hidden="true">{icon}</span><span>{text(headline)}</span></h2>',
-        f'<p class="sentence">{with_powers(text(sentence))}</p>',
+        f'<p class="sentence">{text(sentence)}</p>',
         _table(kin, question),
         _declared(family),
         _not_meant(family),
@@ -84,10 +84,10 @@ def family_sentence(family: Family, question: FamilyQuestion) -> tuple[str, str]
         corrected = f", corrected for the {n_bases} base models of the index" if best.is_corrected else ""
         others = [shown_name(one.name) for one in found[1:]]
         also = f" So do {name} and {_listed(others)}." if others else ""
+        base, log10_p = shown_name(best.name), log10_text(best.log10_p or 0.0)
         return (
-            f"It shares weight ancestry with {shown_name(best.name)}.",
-            f"{name} and {shown_name(best.name)} share weights: models trained independently agree this well with a "
-            f"probability of at most {power_of_ten(best.log10_p)}{corrected}.{also}",
+            f"It shares weight ancestry with {base}.",
+            f"{name} and {base} share weights (log10 p = {log10_p}{corrected}).{also}",
         )
     if family.found is None:
         why = family.not_searched or "The index has not been searched yet."
@@ -174,17 +174,18 @@ def _card_says_no(family: Family) -> str:
 def _table(kin: list[Kin], question: FamilyQuestion) -> str:
     if not kin:
         return ""
-    bounds = {one: "" if one.log10_p is None else with_powers(text(power_of_ten(one.log10_p))) for one in kin}
+    logs = {one: "" if one.log10_p is None else text(log10_text(one.log10_p)) for one in kin}
     rows = "".join(
-        f'<tr><th scope="row" class="long">{text(shown_name(one.name))}</th><td>{text(one.place)}</td>'
-        f'<td>{text(one.measured)}</td><td class="number">{bounds[one]}'
+        f'<tr><th scope="row" class="long">{text(shown_name(one.name))}</th>'
+        f'<td data-label="Named by">{text(one.place)}</td>'
+        f'<td>{text(one.measured)}</td><td class="number" data-label="log10 p">{logs[one]}'
         f"</td><td>{_comparison(one, question)}</td></tr>"
         for one in kin
     )
     return (
         '<div class="panel kin"><table><caption>Models that it was held against</caption><thead><tr>'
         '<th scope="col">Model</th><th scope="col">Named by</th><th scope="col">Measured</th>'
-        '<th scope="col" class="number">p at most</th><th scope="col">Further</th></tr></thead>'
+        '<th scope="col" class="number">log10 p</th><th scope="col">Further</th></tr></thead>'
         f"<tbody>{rows}</tbody></table>{_sources(kin)}</div>"
     )
 

@@ -7,7 +7,6 @@ import html
 import json
 import math
 import os
-import re
 from urllib.parse import quote
 
 from mdir_hf import ModelSummary, shown_name, visible_text
@@ -16,22 +15,14 @@ HUB = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
 """Where names of models lead."""
 
 
-_POWER = re.compile(r"10\^(-?[0-9,]*[0-9])")
-
-
 def text(value: object) -> str:
     """Escape a text for HTML, attributes included, and write out what is invisible in it."""
     return html.escape(visible_text(str(value), keeps_lines=True), quote=True)
 
 
-def with_powers(escaped: str) -> str:
-    """Raise the exponents of an escaped text in which powers of ten stand as ``10^-12``."""
-    return _POWER.sub(lambda found: f"10<sup>{found[1].replace('-', chr(0x2212))}</sup>", escaped)
-
-
-def power_of_ten(log10_p: float | None) -> str:
-    """Write p as a power of ten, rounded up, since it is a bound: ``10^-12``."""
-    return "1" if log10_p is None or log10_p > -1.0 else f"10^{math.ceil(log10_p):,}"
+def log10_text(log10_p: float) -> str:
+    """Write log10 of a p, rounded up: never more evidence than there is."""
+    return f"{min(0, math.ceil(log10_p)):,}".replace("-", "\N{MINUS SIGN}")
 
 
 def code(content: str, label: str) -> str:

@@ -8,7 +8,7 @@ from itertools import combinations
 from mdir_hf import PairResult, SurveyReport, Verdict, shown_name
 from mdir_space.addresses import query_of
 from mdir_space.many import Surveyed
-from mdir_space.markup import download, link_row, power_of_ten, text, with_powers
+from mdir_space.markup import download, link_row, log10_text, text
 from mdir_space.ways import SurveyQuestion
 
 MOST_NAMES = 6
@@ -86,7 +86,7 @@ def _groups(report: SurveyReport) -> str:
 
 def _pictures(surveyed: Surveyed) -> str:
     captions = {
-        "matrix": "Every pair of models; darker where the evidence is stronger.",
+        "matrix": "Every pair of models, with −log10 p in each cell: the larger, the stronger the evidence.",
         "dendrogram": "Models of one family, joined where their weights are nearest to each other. It has no root: "
         "nearness does not say which came first.",
     }
@@ -119,7 +119,7 @@ def _pairs(report: SurveyReport, question: SurveyQuestion) -> str:
 def _table(pairs: Sequence[PairResult], caption: str, question: SurveyQuestion) -> str:
     rows = "".join(
         f'<tr><th scope="row" class="long">{text(shown_name(pair.reference))}</th>'
-        f'<td class="long">{text(shown_name(pair.candidate))}</td><td>{with_powers(text(_found(pair)))}</td>'
+        f'<td class="long">{text(shown_name(pair.candidate))}</td><td>{text(_found(pair))}</td>'
         f'<td><a href="?{text(query_of(pair.reference, pair.candidate, "auto", question.alpha))}" aria-label="'
         f'{text(f"Full comparison: {shown_name(pair.reference)} and {shown_name(pair.candidate)}")}">'
         "Full comparison</a></td></tr>"
@@ -136,7 +136,7 @@ def _found(pair: PairResult) -> str:
     if pair.error is not None:
         return f"not compared: {pair.error}"
     if pair.verdict == "homologous":
-        return f"p at most {power_of_ten(pair.log10_p)}, on {pair.common_tokens:,} tokens"
+        return f"log10 p {log10_text(pair.log10_p or 0.0)}, on {pair.common_tokens:,} tokens"
     return "it could not be told" if pair.verdict == "inconclusive" else f"nothing, on {pair.common_tokens:,} tokens"
 
 

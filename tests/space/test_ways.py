@@ -28,7 +28,7 @@ from mdir_space.family import Family, FamilyJob
 from mdir_space.family_card import family_card, family_sentence
 from mdir_space.limits import Limits
 from mdir_space.many import Surveyed, SurveyJob
-from mdir_space.markup import power_of_ten
+from mdir_space.markup import log10_text
 from mdir_space.question import Question, RefusedError
 from mdir_space.shipped_index import index_place, shipped_bases
 from mdir_space.survey_card import survey_card, survey_sentence
@@ -281,13 +281,13 @@ class TestCards:
         found = family(DECLARED, index)
         headline, sentence = family_sentence(found, ask_family(DECLARED))
         assert headline == f"It shares weight ancestry with {BASE}."
-        assert sentence.startswith(f"{DECLARED} and {BASE} share weights: ")
-        assert f"at most {power_of_ten(found.declared.bases[0].report.log10_p)}" in sentence
+        assert sentence.startswith(f"{DECLARED} and {BASE} share weights (")
+        assert f"(log10 p = {log10_text(found.declared.bases[0].report.log10_p)})." in sentence
         assert "corrected" not in sentence  # the card named it beforehand
 
         of_index = family_sentence(replace(found, declared=None), ask_family(DECLARED))[1]
         log10_p = found.found.found[0].report.log10_p + math.log10(3)
-        assert f"at most {power_of_ten(log10_p)}, corrected for the 3 base models of the index" in of_index
+        assert f"(log10 p = {log10_text(log10_p)}, corrected for the 3 base models of the index" in of_index
 
     def test_a_no_says_how_many_bases_and_which_copy_would_have_been_found(self, index):
         headline, sentence = family_sentence(family(LARGER, index), ask_family(LARGER))

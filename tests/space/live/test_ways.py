@@ -30,7 +30,7 @@ def test_a_visitor_with_one_name_and_a_phone_gets_a_correct_sentence(visit, serv
 
     assert f"It shares weight ancestry with {BASE}." in answered(page)
     sentence = page.locator(".verdict .sentence").inner_text()
-    assert sentence.startswith(f"{DECLARED} and {BASE} share weights: models trained independently agree this well")
+    assert sentence.startswith(f"{DECLARED} and {BASE} share weights (log10 p = ")
     assert f"Its card declares {BASE} as its base (finetune). Measured: shared weights were found." in (
         page.locator(".declared").inner_text()
     )

@@ -10,7 +10,7 @@ import pytest
 from gradio_client import Client
 from gradio_client.exceptions import AppError
 
-from mdir_space.answers import SURVEYED, VERIFIED, answer_schema
+from mdir_space.answers import IDENTIFIED, SURVEYED, VERIFIED, answer_schema
 from tests.loopback.faults import Fault
 from tests.space.live.steps import compare, is_quiet, verdict
 from tests.space.models import BASE, DECLARED, GATED, LARGE, LARGER, MEDIUM, MEDIUM_STRANGER, RELATED, STRANGER
@@ -61,8 +61,9 @@ def test_a_family_and_a_survey_come_to_programs_too(client):
     compared = client.predict([BASE, RELATED, STRANGER], api_name="/survey")
     jsonschema.validate(compared, SURVEYED)
     assert sorted(map(sorted, compared["groups"])) == [[BASE, RELATED], [STRANGER]]
-    with pytest.raises(AppError, match="no base was looked for"):
-        client.predict(BASE, api_name="/identify")
+    known = client.predict(RELATED, api_name="/identify")
+    jsonschema.validate(known, IDENTIFIED)
+    assert known["found"] == [BASE] and known["candidates"][0]["verdict"] == "homologous"
     with pytest.raises(AppError, match="survey does not take this models"):
         client.predict([BASE] * 30, api_name="/survey")
 

@@ -2,7 +2,8 @@
 
 ``python -m benchmarks.real_power FOLDER … [--plants 100] [--rows 2304]`` takes folders with a ``model.safetensors``.
 Rows of the embedding are drawn anew for every plant; the candidate is those rows under independent noise of the stated
-strength, its channels in another order. Of layers, the values of one are planted and looked for among all.
+strength, its channels in another order, or where they were. Of layers, the values of one are planted and looked for
+among all.
 """
 
 from __future__ import annotations
@@ -44,19 +45,19 @@ def values_of(folder: Path) -> list[torch.Tensor]:
     return [layer / layer.norm(dim=1, keepdim=True) for layer in layers]
 
 
-def planted(rows: torch.Tensor, noise: float, generator: torch.Generator) -> torch.Tensor:
-    """Rows under noise in units of their own RMS after centring, their channels in another order."""
+def planted(rows: torch.Tensor, noise: float, generator: torch.Generator, *, in_order: bool) -> torch.Tensor:
+    """Rows under noise in units of their own RMS after centring, their channels where they were or in another order."""
     rms = (rows - rows.mean(0)).square().mean().sqrt()
     noisy = rows + noise * rms * torch.randn(rows.shape, generator=generator)
-    return noisy[:, torch.randperm(rows.shape[1], generator=generator)]
+    return noisy if in_order else noisy[:, torch.randperm(rows.shape[1], generator=generator)]
 
 
-def found_in_embedding(rows: torch.Tensor, noise: float, n_rows: int, seed: int) -> bool:
-    """Whether a plant is significant both ways."""
+def found_in_embedding(rows: torch.Tensor, noise: float, n_rows: int, seed: int, *, in_order: bool) -> bool:
+    """Whether a plant settles the question."""
     generator = torch.Generator().manual_seed(seed)
     drawn = rows[torch.randperm(len(rows), generator=generator)[:n_rows]]
     test = EmbeddingTest(log_alpha=math.log(ALPHA), seed=seed)
-    test.screen(drawn, planted(drawn, noise, generator), is_last=True)
+    test.screen(drawn, planted(drawn, noise, generator, in_order=in_order), is_last=True)
     return test.is_settled
 
 
@@ -92,10 +93,15 @@ def rows(folder: Path, n_rows: int, n_plants: int) -> Iterator[tuple[str, float,
     """What was planted, at which noise, and how many of the plants were found."""
     embedding = embedding_of(folder)
     n = embedding.shape[1]
-    noise = noise_of_looks(Shape(n, n, n_rows), alpha=ALPHA, n_tests=TESTS_PER_MATRIX, n_looks=1)
-    for factor in (1.0, 2.0):
-        n_found = sum(found_in_embedding(embedding, factor * noise, n_rows, seed) for seed in range(n_plants))
-        yield f"embedding, {n_rows} rows of {n} channels", factor * noise, n_found
+    for in_order in (False, True):
+        noise = noise_of_looks(Shape(n, n, n_rows), alpha=ALPHA, n_tests=TESTS_PER_MATRIX, n_looks=1, in_order=in_order)
+        where = " in their own order" if in_order else ""
+        for factor in (1.0, 2.0):
+            n_found = sum(
+                found_in_embedding(embedding, factor * noise, n_rows, seed, in_order=in_order)
+                for seed in range(n_plants)
+            )
+            yield f"embedding, {n_rows} rows of {n} channels{where}", factor * noise, n_found
     layers = values_of(folder)
     m, width = layers[0].shape
     level = math.log(ALPHA) - math.log(len(layers))

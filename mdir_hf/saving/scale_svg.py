@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from mdir_hf.report import Scale
 
-WIDTH, HEIGHT = 640, 104
+WIDTH, HEIGHT = 640, 120
 _LEFT, _RIGHT, _BASE = 12, 628, 58
 _LARGEST = 5.0
 """The scale ends at log10 p = -10^5."""
@@ -34,6 +34,7 @@ def scale_svg(scale: Scale) -> Markup:
         *_ticks(scale.relatives, 16, "1.5"),
         *_alpha(scale.alpha),
         *_labels(),
+        *_kinds(scale),
         *_here(scale.log10_p),
     ]
     return Markup(
@@ -65,6 +66,15 @@ def _labels() -> Iterator[str]:
         anchor = {None: "start", 5: "end"}.get(exponent, "middle")
         x = {None: 2, 5: WIDTH - 2}.get(exponent, place)
         yield f'<text x="{x}" y="{_BASE + 20}" text-anchor="{anchor}" stroke="none">{text}</text>'
+
+
+def _kinds(scale: Scale) -> Iterator[str]:
+    for x, anchor, text in (
+        (2, "start", f"{len(scale.strangers)} unrelated pairs"),
+        (WIDTH // 2, "middle", "log10 p"),
+        (WIDTH - 2, "end", f"{len(scale.relatives)} related pairs, the tall ticks"),
+    ):
+        yield f'<text x="{x}" y="{_BASE + 57}" text-anchor="{anchor}" stroke="none">{text}</text>'
 
 
 def _here(log10_p: float) -> Iterator[str]:

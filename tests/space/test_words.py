@@ -23,6 +23,7 @@ from mdir_hf import (
     compare_command,
     describe,
 )
+from mdir_hf.report.scale import measured_pairs
 from mdir_space.access import Access
 from mdir_space.answers import WORDS, answer_of, answer_schema
 from mdir_space.conversation import first_tab
@@ -164,6 +165,8 @@ def test_the_card_begins_with_a_sentence_to_quote_and_a_scale(relatives):
         assert f'<p class="sentence">{report.sentence}</p>' in card
         assert card.index('class="sentence"') < card.index('class="scale"') < card.index('class="numbers"')
         assert "Measured in the same way" in card
+        for pairs, kind in zip(measured_pairs(), ("unrelated", "related"), strict=True):
+            assert f">{len(pairs)} {kind} pairs" in card  # a scale whose ticks nobody can tell apart says nothing
 
 
 def test_a_few_caveats_are_shown_and_the_others_are_folded(relatives):

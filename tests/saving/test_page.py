@@ -235,7 +235,7 @@ def test_pictures_have_alt_text_a_dark_version_and_a_caption():
 
     labels = {figure.get_label() for figure in report.figures().values()}
     assert {img["alt"] for img in page.all("img")} == labels and len(labels) == 9
-    assert len(page.all("source")) == len(page.all("figcaption")) == 8
+    assert len(page.all("source")) == len(page.all("figcaption")) == 9
     assert all("prefers-color-scheme: dark" in source["media"] for source in page.all("source"))
 
 

@@ -27,4 +27,4 @@ desk = Desk(Serving(limits=limits_from_environment(), may_sign_in=signing_in_is_
 demo = build_page(desk)
 
 if __name__ == "__main__":
-    demo.launch(**launch_options(desk))
+    demo.launch(**launch_options(desk) | {"quiet": False})  # the log of a Space says when it listens

@@ -61,7 +61,7 @@ def test_pictures_follow_the_colour_scheme_and_print_is_light(browser, address, 
             "[...document.images].map(i => i.currentSrc === i.parentElement.querySelector('source').srcset)"
         )
 
-    assert chosen() == [scheme == "dark"] * 8
+    assert chosen() == [scheme == "dark"] * 9
     assert page.evaluate("[...document.images].every(i => i.complete && i.naturalWidth === 480)")
     page.emulate_media(media="print")
     ends = time.monotonic() + 30.0

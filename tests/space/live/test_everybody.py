@@ -97,8 +97,8 @@ def tab_to(page, words, most=40):
 def test_everything_works_without_a_mouse(visit):
     page = visit()
     expect(page.get_by_role("button", name="Compare", exact=True)).to_be_visible()
-    for name in (BASE, RELATED):
-        tab_to(page, "owner/name")
+    for name, placeholder in ((BASE, "HuggingFaceTB/"), (RELATED, "owner/name")):
+        tab_to(page, placeholder)
         page.keyboard.type(name)
     page.keyboard.press("Enter")
     assert verdict(page).endswith("share weight ancestry.")

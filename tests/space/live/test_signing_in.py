@@ -42,7 +42,7 @@ def space(shared_hub, provider, tmp_path_factory):
         "GRADIO_SERVER_PORT": str(port),
         "GRADIO_SERVER_NAME": "127.0.0.1",
     }
-    with running([str(app)], environment, home, says="MCP server") as server:
+    with running([str(app)], environment, home, says="Running on local URL") as server:
         server.home, server.url = home, f"http://127.0.0.1:{port}"
         yield server
 

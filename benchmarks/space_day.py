@@ -3,10 +3,11 @@
     python -m benchmarks.space_day [--minutes 60] [--every 8] [--demo demo-out] [--write]
 
 ``mdir-hf space --limited`` with empty caches, before a Hub on this machine that serves the demo's models. Visitors come
-at random, every so many seconds: near copies and strangers on the page and as programs, plans, names that are wrong,
-tabs that are closed in the middle. In the second third of the time one more visitor keeps asking, as often as one may,
-for strangers of the largest width whose plan is permitted. Every ten seconds the memory of all processes of the server,
-their threads and open files, and what lies on its disk are noted; of every visit how it ended, and how long it took.
+at random, every so many seconds: near copies and strangers on the page and as programs, families and surveys, plans,
+names that are wrong, tabs that are closed in the middle. In the second third of the time one more visitor keeps asking,
+as often as one may, for strangers of the largest width whose plan is permitted. Every ten seconds the memory of all
+processes of the server, their threads and open files, and what lies on its disk are noted; of every visit how it ended,
+and how long it took.
 ``--write`` keeps a summary in ``benchmarks/results`` and draws ``docs/images/space-day.png``.
 """
 
@@ -48,6 +49,8 @@ MIX = {
     "page, copy": 18,
     "page, copy, known": 14,
     "page, stranger": 16,
+    "page, family": 8,
+    "page, survey": 5,
     "program, copy": 10,
     "program, stranger": 6,
     "plan": 12,
@@ -109,6 +112,10 @@ class Day:
         relation = "stranger" if "stranger" in kind else "related"
         other = chance.choice([one.repo for one in self.lineage.candidates if one.relation == relation])
         alpha = 1e-10 if kind == "page, copy, known" else 10.0 ** -chance.uniform(6, 14)
+        if kind == "page, family":
+            base = ""
+        if kind == "page, survey":
+            base, other = "\n".join(one.repo for one in chance.sample(self.lineage.members, 4)), ""
         if kind == "wrong name":
             other = chance.choice(WRONG)
         if kind == "plan":
@@ -394,6 +401,7 @@ def draw(kept: dict[str, Any], visits: list[Visit]) -> None:
     axes[1, 0].set(title="disk", ylim=(0, None))
     for name, kinds in (
         ("page", ("page, copy", "page, stranger", "page, copy, known")),
+        ("family, survey", ("page, family", "page, survey")),
         ("program", ("program, copy", "program, stranger")),
         ("plan", ("plan",)),
         ("wrong name", ("wrong name",)),

@@ -43,7 +43,7 @@ TESTS = {
     "comparison/steps": "tests/test_compare.py tests/test_body.py",
     "homology/significance": "tests/homology/test_significance.py",
     "homology/combine": "tests/homology/test_combine.py",
-    "homology/power": "tests/homology/test_power.py",
+    "homology/power": "tests/homology/test_power.py tests/homology/test_row_screen.py",
     "homology/calibration": "tests/homology/test_calibration.py tests/homology/test_embedding.py",
     "homology/matching": "tests/homology/test_matching.py tests/homology/test_embedding.py",
     "homology/map_evidence": "tests/homology/test_map_evidence.py tests/homology/test_layer_map.py",

@@ -50,6 +50,7 @@ GOALS = {
     "first paint (s)": 1.0,
     "before a click (kB)": 400.0,
     "kept result to the verdict (s)": 0.3,
+    "link to a kept verdict (s)": 0.3,
     "first evidence of a near copy (s)": 3.0,
 }
 
@@ -152,6 +153,13 @@ def one_run(hub: FullHub, browser: Browser, home: Path) -> dict[str, float]:
             page.locator("#compare").click()
             verdict(page)
             times["kept result to the verdict (s)"] = time.perf_counter() - started
+            link = page.get_by_label("Link to this comparison").input_value()
+            page.close()
+            page = browser.new_page()
+            started = time.perf_counter()
+            page.goto(link, wait_until="commit")
+            verdict(page)
+            times["link to a kept verdict (s)"] = time.perf_counter() - started
             page.close()
     finally:
         hub.network = Network()

@@ -25,7 +25,7 @@ from mdir_space.question import Question, RefusedError, ask
 from mdir_space.reproduce import badge_panel, reproduce_panel
 from mdir_space.sharing import sharing_panel
 from mdir_space.talks import SO_FAR, talk
-from mdir_space.verdict_card import declared_text, verdict_card
+from mdir_space.verdict_card import KEPT, declared_text, verdict_card
 from mdir_space.visitor import Visitor
 from mdir_space.ways import asked_way
 
@@ -162,7 +162,7 @@ async def _show(panels: Panels, question: Question, answered: Answered, request:
     query = query_of(question.reference, question.candidate, question.level, question.alpha)
     pinned = pinned_link(answered, request)
     link = pinned or f"{page_address(request)}?{query}"
-    note = "Kept from an earlier visit: the same commits, level and alpha." if answered.was_kept else ""
+    note = KEPT if answered.was_kept else ""
     mark = address_mark(query, (question.reference, question.candidate))
     yield {
         panels.status: "",

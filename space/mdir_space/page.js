@@ -61,8 +61,9 @@
   const changed = () => {
     connect();
     open();
+    takeOver();
     const progress = document.querySelector("#status [data-say]");
-    const words = document.querySelector("#verdict-words");
+    const words = document.querySelector("#page #verdict-words");
     const isInterim = words && words.closest(".interim") && !document.querySelector("#status .stopped");
     const verdict = words && !isInterim ? words.closest(".verdict") : null;
     const telling = progress ? progress.dataset.say : "";
@@ -103,6 +104,14 @@
     if (window.parent !== window) window.parent.postMessage({ queryString: query }, "https://huggingface.co");
   };
   addEventListener("popstate", () => location.reload());
+
+  // What the server wrote for the time before this page is there goes as soon as the page shows as much.
+  const takeOver = () => {
+    const written = document.getElementById("first-paint");
+    if (!written || !document.getElementById("open-link")) return;
+    const isShown = document.querySelector("#page #verdict-words, #page #alert [role]");
+    if (written.dataset.holds === "question" || isShown) written.remove();
+  };
 
   // A link is opened once its button is there; a page without one asks for nothing.
   let opened = false;

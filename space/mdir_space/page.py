@@ -21,6 +21,7 @@ from mdir_space.bodies import BodyLimit
 from mdir_space.conversation import Panels, Updates, accumulated, converse, show_example, show_kept
 from mdir_space.desk import Desk
 from mdir_space.examples import Example, stored_examples
+from mdir_space.first_paint import FirstPaint
 from mdir_space.markup import text
 from mdir_space.method_page import method_page
 from mdir_space.notices import plan_notice
@@ -116,9 +117,10 @@ def launch_options(desk: Desk) -> dict[str, Any]:
     """Return what ``launch`` needs besides host and port."""
     limits = desk.serving.limits
     agents = Agents(tools_of(desk), n_proxies=limits.n_proxies)
+    look, css = theme(), (HERE / "style.css").read_text(encoding="utf-8")
     return {
-        "theme": theme(),
-        "css": (HERE / "style.css").read_text(encoding="utf-8"),
+        "theme": look,
+        "css": css,
         "head": "".join(f"<script>{(HERE / name).read_text(encoding='utf-8')}</script>" for name in SCRIPTS),
         "footer_links": [],
         "run_history": False,
@@ -130,6 +132,7 @@ def launch_options(desk: Desk) -> dict[str, Any]:
                 Middleware(Unheard),
                 Middleware(AgentsDoor, agents=agents),
                 Middleware(StaticPictures),
+                Middleware(FirstPaint, desk=desk, theme=look, css=css, title=TITLE, introduction=INTRODUCTION),
             ],
             "lifespan": agents.lifespan,
             "routes": [Route(CARD, Cards(desk).show)],

@@ -12,7 +12,7 @@ from starlette.responses import HTMLResponse
 
 from mdir_hf import HomologyReport, SectionKind, describe, install_command, shown_name
 from mdir_space.addresses import page_address, read_link, server_address
-from mdir_space.desk import Desk
+from mdir_space.desk import Answered, Desk
 from mdir_space.markup import code, download, prose, text
 from mdir_space.question import RefusedError, ask
 from mdir_space.visitor import visitor_of
@@ -125,6 +125,22 @@ def notebook(report: HomologyReport) -> str:
     return json.dumps(body, indent=1, ensure_ascii=False)
 
 
+async def kept_for_everybody(desk: Desk, request: Request) -> Answered | None:
+    """Return the kept result that the address of a request is for, as a visitor without rights finds it; else None.
+
+    Args:
+        desk: Where results are kept.
+        request: Its query is that of a result's address.
+    """
+    asked = read_link(request)
+    try:
+        question = ask(asked.reference, asked.candidate, asked.level, asked.alpha)
+        visitor = visitor_of(request, n_proxies=desk.serving.limits.n_proxies)
+        return await desk.kept(question, visitor.without_rights())
+    except RefusedError:
+        return None
+
+
 class Cards:
     """Serves cards: a kept, public result on a page of its own, small enough for a frame. It never computes anything.
 
@@ -137,13 +153,7 @@ class Cards:
 
     async def show(self, request: Request) -> HTMLResponse:
         """Answer a request to :data:`CARD`, whose query is that of a result's address."""
-        asked = read_link(request)
-        try:
-            question = ask(asked.reference, asked.candidate, asked.level, asked.alpha)
-            visitor = visitor_of(request, n_proxies=self._desk.serving.limits.n_proxies)
-            answered = await self._desk.kept(question, visitor.without_rights())
-        except RefusedError:
-            answered = None
+        answered = await kept_for_everybody(self._desk, request)
         link = f"{page_address(request)}?{request.url.query}"
         if answered is None:
             body = (

@@ -17,6 +17,7 @@ from mdir_hf import (
 )
 from mdir_space.markup import HUB, link_row, model_name, text
 
+KEPT = "Kept from an earlier visit: the same commits, level and alpha."
 MOST_CAVEATS = 3
 """More are folded away."""
 

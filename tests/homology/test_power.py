@@ -8,7 +8,15 @@ import pytest
 import torch
 
 from mdir_hf.homology.embedding import TESTS_PER_MATRIX, EmbeddingTest
-from mdir_hf.homology.power import STRONGEST, Shape, expected_trace, noise_of_few_rows, noise_of_looks, strongest_noise
+from mdir_hf.homology.power import (
+    STRONGEST,
+    Shape,
+    expected_trace,
+    noise_of_few_rows,
+    noise_of_looks,
+    strongest_noise,
+    strongest_noise_of_pairs,
+)
 from mdir_hf.index.base_index import _log_p, _orthonormal
 
 LOG_ALPHA = math.log(1e-10)
@@ -105,6 +113,7 @@ def test_what_is_stated_of_the_models_that_copies_were_planted_into_is_what_was_
         ((192, 256, 2000), (6.29, 8.85, 32.6, 42.3)),
         ((32, 48, 300), (1.29, 3.00, 2.75, 6.57)),
         ((24, 24, 400), (0.0, 3.86, 2.32, 6.43)),
+        ((30, 30, 400), (0.923, 4.04, 3.25, 7.36)),
     ],
 )
 def test_what_a_test_excludes_at_other_widths(sizes, stated):
@@ -116,6 +125,36 @@ def test_what_a_test_excludes_at_other_widths(sizes, stated):
         for must_be_robust in (True, False)
     ]
     assert found == pytest.approx(stated, rel=0.015)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "n_pairs", "stated"),
+    [((256, 512, 577), 64, 3.84), ((128, 128, 193), 64, 2.12), ((512, 1024, 300), 256, 1.92)],
+)
+def test_what_a_test_of_shared_rows_excludes(sizes, n_pairs, stated):
+    # Figures of 2026-11-23, where planted rows are found (test_row_screen.py); fewer shared rows than columns, half of
+    # all, and rows that are shorter than there are of them.
+    found = strongest_noise_of_pairs(Shape(*sizes), n_pairs=n_pairs, log_level=LOG_ALPHA)
+    assert found == pytest.approx(stated, rel=0.015)  # the search for the limit is exact to 1 %
+
+
+def test_many_rows_of_a_channel_act_as_less_noise():
+    assert expected_trace(3.0, 64.0) == expected_trace(1.5, 16.0) != expected_trace(1.5, 15.0)
+
+
+@pytest.mark.parametrize("offset", [0.0, 5.0])
+def test_few_rows_of_known_energies_exclude_what_the_formula_says(offset):
+    # Pairs of opposite rows, orthogonal to other pairs: half of the eigenvalues are 2, the others 0, whatever the
+    # lengths of the rows, and whatever is added to all of them.
+    n_pairs, width, log_level = 8, 400, math.log(1e-6)
+    ahead = torch.diag(torch.linspace(1.0, 9.0, n_pairs)) @ torch.eye(n_pairs, width)
+    rows = torch.cat([ahead, -ahead]) + offset * torch.ones(width)
+    rank = 2 * n_pairs - 1  # centring takes one
+    needed = math.sqrt(-2.0 * log_level * rank / width) + 2.33 * math.sqrt(rank / width)
+    mean = 2.0 * n_pairs / rank
+    expected = math.sqrt(2.0 / mean * ((0.8 * n_pairs / needed) ** 2 - 1.0))
+
+    assert noise_of_few_rows(rows, log_level=log_level) == pytest.approx(expected, rel=0.011)  # exact to 1 %
 
 
 def test_looks_and_tests_are_paid_for():

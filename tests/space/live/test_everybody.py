@@ -49,6 +49,24 @@ def test_a_phone_needs_no_sideways_scrolling_anywhere(visit):
     assert overflow(page) == 0
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_what_is_written_before_the_scripts_come_is_readable_by_everybody(visit, server, scheme):
+    link = visit(f"/?a={BASE}&b={RELATED}")
+    verdict(link)
+    settle(link)
+    kept = link.get_by_label("Link to this comparison").input_value().removeprefix(server.url)
+    page = visit("/method", color_scheme=scheme, **PHONE)
+    page.route("**/assets/*.js", lambda route: route.abort())
+    page.goto(kept)
+    expect(page.get_by_role("heading", level=2)).to_contain_text("The two models share weight ancestry.")
+    assert page.title() == "The two models share weight ancestry."
+    assert serious(page) == []
+    assert overflow(page) == 0
+    page.goto("/")
+    expect(page.get_by_role("heading", level=1)).to_contain_text("Do two models share weight ancestry?")
+    assert serious(page) == []
+
+
 def test_what_a_finger_has_to_hit_on_a_phone_is_large_enough(visit):
     page = visit(f"/?a={BASE}&b={RELATED}", **PHONE)
     verdict(page)

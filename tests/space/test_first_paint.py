@@ -1,0 +1,113 @@
+"""What is in the page before its scripts are: the question, or a result that is kept for everybody."""
+
+import asyncio
+import re
+from contextlib import aclosing
+
+import pytest
+from starlette.applications import Starlette
+from starlette.responses import HTMLResponse, PlainTextResponse
+from starlette.routing import Route
+from starlette.testclient import TestClient
+
+from mdir_space import first_paint
+from mdir_space.addresses import pinned_link
+from mdir_space.desk import Desk, Serving
+from mdir_space.first_paint import FirstPaint
+from mdir_space.page import launch_options
+from mdir_space.question import Question
+from mdir_space.visitor import Visitor
+from tests.space.coroutines import finish
+from tests.space.models import BASE, GATED, RELATED, STRANGER
+
+ANYBODY = Visitor("address 1.2.3.4")
+GRADIO = (
+    "<!doctype html><html><head><meta property='og:title' content='Gradio'></head><body\n\tstyle='x'>APP</body></html>"
+)
+
+
+def client_of(desk):
+    options = next(m.kwargs for m in launch_options(desk)["app_kwargs"]["middleware"] if m.cls is FirstPaint)
+    routes = [
+        Route("/", lambda request: HTMLResponse(GRADIO, headers={"x-of": "gradio"}), methods=["GET", "POST"]),
+        Route("/other", lambda request: HTMLResponse(GRADIO)),
+        Route("/text", lambda request: PlainTextResponse(GRADIO)),
+    ]
+    return TestClient(FirstPaint(Starlette(routes=routes), **options))
+
+
+def kept_queries(desk, *, candidate=RELATED, visitor=ANYBODY):
+    async def answer():
+        async with aclosing(desk.answer(Question(BASE, candidate), visitor)) as steps:
+            return [step async for step in steps][-1]
+
+    answered = finish(answer())
+    return answered, pinned_link(answered, None).partition("?")[2]
+
+
+def test_the_question_stands_in_the_page_before_the_scripts_come():
+    answer = client_of(Desk(Serving())).get("/")
+    assert (answer.status_code, answer.headers["x-of"]) == (200, "gradio")
+    assert int(answer.headers["content-length"]) == len(answer.content)
+    body = answer.text.partition("<body\n\tstyle='x'>")[2]
+    assert body.startswith('<main id="first-paint" data-holds="question">') and body.endswith("APP</body></html>")
+    assert "<h1>Do two models share weight ancestry?</h1>" in body
+    assert 'id="verdict-words"' not in body
+    assert answer.text.index("<title>mdir-hf") < answer.text.index("Gradio")
+
+
+def test_only_the_page_itself_is_written_into():
+    client = client_of(Desk(Serving()))
+    assert client.get("/other").text == client.get("/text").text == client.post("/").text == GRADIO
+    assert client.get("/nothing").status_code == 404
+
+
+def test_a_kept_result_is_in_the_page_and_in_the_tags_that_previews_read(hub):
+    desk = Desk(Serving())
+    client = client_of(desk)
+    answered, query = kept_queries(desk)
+    shown = client.get(f"/?{query}").text
+    assert 'data-holds="result"' in shown and "Kept from an earlier visit" in shown
+    assert shown.count('id="verdict-words"') == 1
+    title = re.search(r'og:title" content="([^"]*)"', shown)[1]
+    assert title == f"{answered.report.headline}."
+    assert shown.index(title) < shown.index("Gradio")
+    assert "share weights" in re.search(r'name="description" content="([^"]*)"', shown)[1]
+
+
+def test_nothing_is_computed_and_nobodys_rights_are_used(hub):
+    desk = Desk(Serving())
+    client = client_of(desk)
+    kept_queries(desk, candidate=GATED, visitor=Visitor("account reader", hub.token))
+    read = len(hub.sent("cdn"))
+    for query in (f"a={BASE}&b={GATED}", f"a={BASE}&b={STRANGER}", "a=%3Cscript%3Ealert(1)%3C/script%3E&b=x"):
+        shown = client.get(f"/?{query}", headers={"x-hf-token": hub.token})
+        assert shown.status_code == 200 and 'data-holds="question"' in shown.text
+        assert "alert(1)" not in shown.text
+    assert len(hub.sent("cdn")) == read
+
+
+async def _slow(question, visitor):
+    await asyncio.sleep(60)
+
+
+async def _broken(question, visitor):
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("kept", [_slow, _broken])
+def test_the_page_comes_whatever_becomes_of_the_look_up(monkeypatch, kept):
+    monkeypatch.setattr(first_paint, "MOST_WAITING_S", 0.05)
+    desk = Desk(Serving())
+    monkeypatch.setattr(desk, "kept", kept)
+    assert 'data-holds="question"' in client_of(desk).get(f"/?a={BASE}&b={RELATED}").text
+
+
+@pytest.mark.parametrize(("wanted", "has_both"), [("", True), ("light", False), ("dark", False), ("none", True)])
+def test_the_theme_that_is_asked_for_is_shown_from_the_beginning(wanted, has_both):
+    shown = client_of(Desk(Serving())).get(f"/?__theme={wanted}").text
+    style = shown.partition("<style>")[2].partition("</style>")[0]
+    assert ("prefers-color-scheme: dark) { #first-paint" in style) is has_both
+    assert ("--body-text-color: #1b1f24" in style) is (wanted != "dark")
+    used = set(re.findall(r"var\(--([a-z-]+)\)", style))
+    assert used <= set(re.findall(r"--([a-z-]+):", style))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit
 
-from mdir_hf import ResolvedModel
+from mdir_hf import HomologyReport, ResolvedModel
 from mdir_space.desk import Answered
 from mdir_space.question import DEFAULT_ALPHA, LONGEST_LIST, LONGEST_NAME
 
@@ -73,7 +73,7 @@ def link_to_layers(link: str) -> str:
     return f"?{urlencode({**asked, 'level': 'body'}, safe='/@:')}"
 
 
-def pinned_link(answered: Answered, request: Any) -> str:  # noqa: ANN401 - of gradio or of starlette
+def pinned_link(answered: Answered[HomologyReport], request: Any) -> str:  # noqa: ANN401 - of gradio or of starlette
     """Return the address at which this very result stays: with both commits, and the version of the package.
 
     Empty for what is not for everybody, and for what a limit cut short, which is kept nowhere.
@@ -81,7 +81,7 @@ def pinned_link(answered: Answered, request: Any) -> str:  # noqa: ANN401 - of g
     if not answered.access.is_shared or answered.cut_short:
         return ""
     mine, other = (_pinned(model) for model in (answered.access.reference, answered.access.candidate))
-    report = answered.report
+    report = answered.result
     query = query_of(mine, other, report.level.value, report.alpha)
     return f"{page_address(request)}?{query}&{urlencode({'v': report.version})}"
 

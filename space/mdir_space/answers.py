@@ -7,7 +7,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from mdir_space.desk import Answered, Finished
+from mdir_hf import HomologyReport
+from mdir_space.desk import Answered
 from mdir_space.family import Family
 from mdir_space.many import Surveyed
 
@@ -21,7 +22,7 @@ WORDS = {
 """What stands beside a report, each one string, and what it is."""
 
 
-def answer_of(answered: Answered, link: str, *, detailed: bool = False) -> dict[str, Any]:
+def answer_of(answered: Answered[HomologyReport], link: str, *, detailed: bool = False) -> dict[str, Any]:
     """Return an answer: the words of :data:`WORDS`, ``does_not_mean``, and the fields of a report.
 
     Args:
@@ -30,7 +31,7 @@ def answer_of(answered: Answered, link: str, *, detailed: bool = False) -> dict[
         detailed: Whether the report is whole. Else it is some kilobytes: lists that are only good for pictures are
             empty, of the looks at a matrix the last one stays, and of the modules the strongest of each role.
     """
-    report = answered.report
+    report = answered.result
     words = {
         "headline": report.headline,
         "sentence": report.sentence,
@@ -135,13 +136,13 @@ IDENTIFIED = _object(
 """What :func:`identified` gives."""
 
 
-def identified(finished: Finished[Family]) -> dict[str, Any]:
+def identified(answered: Answered[Family]) -> dict[str, Any]:
     """Return with which base models of the index a model shares ancestry; the index was searched."""
-    found = finished.result.found
+    found = answered.result.found
     assert found is not None, "a search that fails is refused"
     return {
         "says": str(found),
-        "cut_short": finished.cut_short,
+        "cut_short": answered.cut_short,
         "model": found.model.pinned,
         "found": [one.base.repo for one in found.found],
         "candidates": [
@@ -185,13 +186,13 @@ VERIFIED = _object(
 """What :func:`verified` gives."""
 
 
-def verified(finished: Finished[Family]) -> dict[str, Any]:
+def verified(answered: Answered[Family]) -> dict[str, Any]:
     """Return what a model's card declares beside what its weights say; that was looked at."""
-    check = finished.result.declared
+    check = answered.result.declared
     assert check is not None, "a check that fails is refused"
     return {
         "says": str(check),
-        "cut_short": finished.cut_short,
+        "cut_short": answered.cut_short,
         "declares": list(check.declared.base_models),
         "relation": check.declared.relation,
         "bases": [
@@ -225,12 +226,12 @@ SURVEYED = _object(
 """What :func:`surveyed` gives."""
 
 
-def surveyed(finished: Finished[Surveyed]) -> dict[str, Any]:
+def surveyed(answered: Answered[Surveyed]) -> dict[str, Any]:
     """Return which of several models share ancestry."""
-    report = finished.result.report
+    report = answered.result.report
     return {
-        "cut_short": finished.cut_short,
-        "left_out": finished.result.left_out,
+        "cut_short": answered.cut_short,
+        "left_out": answered.result.left_out,
         "groups": [list(group) for group in report.groups()],
         "models": [{"name": one.name, "error": one.error} for one in report.models.values()],
         "pairs": [
@@ -242,7 +243,7 @@ def surveyed(finished: Finished[Surveyed]) -> dict[str, Any]:
             }
             for pair in report.pairs.values()
         ],
-        "trees": [{"members": list(tree.members), "newick": tree.newick} for tree in finished.result.trees],
+        "trees": [{"members": list(tree.members), "newick": tree.newick} for tree in answered.result.trees],
     }
 
 

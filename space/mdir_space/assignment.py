@@ -1,4 +1,4 @@
-"""One piece of work that tells what it has found while it goes on: a family, or a survey."""
+"""One piece of work for a visitor, seen from the server: says how far it is, and ends when it is told to."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Generic, TypeVar, cast
 
-from mdir_hf import GatedRepositoryError, Progress, RepositoryNotFoundError
+from mdir_hf import GatedRepositoryError, Progress, ReadPlan, RepositoryNotFoundError
 from mdir_space.access import Access
 from mdir_space.errand import Errand
 from mdir_space.processes import Processes
@@ -27,6 +27,7 @@ class Assignment(Generic[R]):
 
     Attributes:
         access: How the models are read.
+        plan: What it is going to read, once it has said so.
         progress: How far it is.
         so_far: What was found, in the form of the result; None as long as there is nothing.
     """
@@ -34,13 +35,14 @@ class Assignment(Generic[R]):
     def __init__(
         self,
         access: Access,
-        task_for: Callable[[Access], Task],
+        task_for: Callable[[Access], Task[R]],
         processes: Processes,
         *,
         seconds: float | None = None,
         own_token: str | None = None,
     ) -> None:
         self.access = access
+        self.plan: ReadPlan | None = None
         self.progress = Progress("opening", 0)
         self.so_far: R | None = None
         self._task_for = task_for
@@ -68,16 +70,17 @@ class Assignment(Generic[R]):
         """
         self._errand.start()
         try:
-            result = self._errand.run(self._task_for(self.access), self._limit_s)
+            return self._errand.run(self._task_for(self.access), self._limit_s)
         except (GatedRepositoryError, RepositoryNotFoundError):
             if self.access.is_private or self._own_token is None:
                 raise
             self.access = replace(self.access, token=self._own_token, is_private=True, is_shared=False)
-            result = self._errand.run(self._task_for(self.access), self._limit_s)
-        return cast("R", result)
+            return self._errand.run(self._task_for(self.access), self._limit_s)
 
     def _hear(self, event: Event) -> None:
-        if isinstance(event, Progress):
+        if isinstance(event, ReadPlan):
+            self.plan = event
+        elif isinstance(event, Progress):
             self.progress = event
         elif isinstance(event, SoFar):
             self.so_far = cast("R", event.result)

@@ -156,9 +156,11 @@ async def show_kept(
         yield updates
 
 
-async def _show(panels: Panels, question: Question, answered: Answered, request: gr.Request) -> AsyncIterator[Updates]:
+async def _show(
+    panels: Panels, question: Question, answered: Answered[HomologyReport], request: gr.Request
+) -> AsyncIterator[Updates]:
     """Show the verdict at once, what is declared and the figures as they come."""
-    report = answered.report
+    report = answered.result
     query = query_of(question.reference, question.candidate, question.level, question.alpha)
     pinned = pinned_link(answered, request)
     link = pinned or f"{page_address(request)}?{query}"

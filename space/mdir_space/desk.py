@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 from mdir_hf import (
     ByteBudgetError,
@@ -19,7 +20,7 @@ from mdir_hf import (
 )
 from mdir_space.access import Access, find_access, sentence, token_of_space
 from mdir_space.assignment import Assignment
-from mdir_space.comparison import Comparison
+from mdir_space.comparison import ComparisonJob, PlanJob
 from mdir_space.errand import OutOfTimeError, cap_of, was_going_well
 from mdir_space.estimate import Pace, duration_text
 from mdir_space.family import Family, FamilyJob
@@ -34,7 +35,7 @@ from mdir_space.ways import FamilyQuestion, SurveyQuestion, is_collection, liste
 from mdir_space.work import OutOfMemoryError, Task
 
 POLL_S = 0.1
-Result = TypeVar("Result")
+R = TypeVar("R")
 RESOLVING_THREADS = 16
 """Threads that wait for the Hub to say what a name stands for; they do nothing else."""
 
@@ -60,64 +61,47 @@ class Serving:
 
 @dataclass(frozen=True)
 class Waiting:
-    """A comparison has to wait until ``n_ahead`` others are done."""
+    """Some work has to wait until ``n_ahead`` others are done."""
 
     n_ahead: int
 
 
 @dataclass(frozen=True)
-class Working:
-    """A comparison is at work: what it plans to read, how far it is, for how long it has run, and what it has found."""
+class Working(Generic[R]):
+    """Some work goes on.
+
+    Attributes:
+        plan: What it plans to read, where it has said so.
+        progress: How far it is.
+        seconds: For how long it has run.
+        found: What it has found, in the form of its result.
+    """
 
     plan: ReadPlan | None
     progress: Progress
     seconds: float
-    found: HomologyReport | None = None
+    found: R | None = None
 
 
 @dataclass(frozen=True)
-class Answered:
-    """The report.
-
-    Attributes:
-        report: It.
-        access: How its models were read.
-        was_kept: Whether an earlier visitor asked the same.
-        cut_short: Why the layers were not looked at, where a limit of this server came before; else empty.
-    """
-
-    report: HomologyReport
-    access: Access
-    was_kept: bool
-    cut_short: str = ""
-
-
-Step = Waiting | Working | Answered
-R = TypeVar("R", Family, Surveyed)
-
-
-@dataclass(frozen=True)
-class Underway(Generic[R]):
-    """A family or a survey is at work: what it has found, how far it is, and for how long it has run."""
-
-    so_far: R | None
-    progress: Progress
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Finished(Generic[R]):
-    """A family or a survey, whole or cut short.
+class Answered(Generic[R]):
+    """The answer, whole or cut short.
 
     Attributes:
         result: It.
         access: How its models were read.
-        cut_short: Why it is not whole, where a limit of this server came before; else empty.
+        was_kept: Whether an earlier visitor asked the same.
+        cut_short: Why something was not looked at, where a limit of this server came before; else empty.
     """
 
     result: R
     access: Access
+    was_kept: bool = False
     cut_short: str = ""
+
+
+Steps = AsyncGenerator[Waiting | Working[R] | Answered[R], None]
+"""What there is to say of a question until it is answered; the last is :class:`Answered`."""
 
 
 class Desk:
@@ -168,11 +152,11 @@ class Desk:
 
         return await self._asked_of_the_hub(find, visitor)
 
-    async def _asked_of_the_hub(self, ask: Callable[[], Result], visitor: Visitor) -> Result:
+    async def _asked_of_the_hub(self, ask: Callable[[], R], visitor: Visitor) -> R:
         ticket = self._resolving_room.enter(visitor.key)
         return await asyncio.shield(asyncio.wrap_future(_submit(self._resolvers, ask, ticket)))
 
-    async def kept(self, question: Question, visitor: Visitor) -> Answered | None:
+    async def kept(self, question: Question, visitor: Visitor) -> Answered[HomologyReport] | None:
         """Return the answer that was kept of an earlier, public comparison of the same commits; None: there is none.
 
         Raises:
@@ -190,70 +174,58 @@ class Desk:
         Raises:
             RefusedError: If that cannot be said.
         """
+        limits = self.serving.limits
         ticket = self._planning_room.enter(visitor.key)
         work: Future[ReadPlan] | None = None
-        planned: Comparison | None = None
+        planning: Assignment[ReadPlan] | None = None
+
+        def task(access: Access) -> PlanJob:
+            return PlanJob(access, question, allow_local=self.serving.allow_local, cap_bytes=limits.plan_memory_bytes)
+
         try:
             while ticket.n_ahead:
                 await asyncio.sleep(POLL_S)
-            planned = self._new_work(await self.access(question, visitor), question, visitor)
-            work = _submit(self._planners, planned.find_plan, ticket)
+            access = await self.access(question, visitor)
+            planning = Assignment(access, task, self._processes, seconds=limits.plan_seconds)
+            work = _submit(self._planners, planning.run, ticket)
             return await asyncio.shield(asyncio.wrap_future(work))
         except OutOfTimeError as exc:
-            raise out_of_time(self.serving.limits.plan_seconds or 0.0, what="Looking at these models") from exc
+            raise out_of_time(limits.plan_seconds or 0.0, what="Looking at these models") from exc
         except MdirError as exc:
             raise refusal_of(exc) from exc
         finally:
-            if planned is not None:
-                planned.stop()
+            if planning is not None:
+                planning.stop()
             if work is None:
                 ticket.leave()
 
-    async def answer(self, question: Question, visitor: Visitor) -> AsyncIterator[Step]:
-        """Answer a question, step by step; the last step is :class:`Answered`.
+    async def answer(self, question: Question, visitor: Visitor) -> Steps[HomologyReport]:
+        """Compare two models, step by step; the last step is :class:`Answered`.
 
         Closing the iterator gives up the place in the queue and stops the reading.
 
         Raises:
             RefusedError: If it is not answered.
         """
+        limits = self.serving.limits
+
+        def task(access: Access) -> ComparisonJob:
+            return ComparisonJob(
+                access,
+                question,
+                allow_local=self.serving.allow_local,
+                n_bytes=limits.n_bytes,
+                memory_bytes=limits.memory_bytes,
+                cap_bytes=cap_of(limits.memory_bytes),
+            )
+
         access = await self.access(question, visitor)
-        key = result_key(access, question)
-        known = self._results.get(key)
-        if known is not None:
-            yield Answered(known, access, was_kept=True)
-            return
-        ticket = self._room.enter(visitor.key)
-        comparison = self._new_work(access, question, visitor)
-        work: Future[HomologyReport] | None = None
-        try:
-            while n_ahead := ticket.n_ahead:
-                yield Waiting(n_ahead)
-                await asyncio.sleep(POLL_S)
-            report = self._results.get(key)  # somebody ahead may have asked the same
-            if report is not None:
-                yield Answered(report, comparison.access, was_kept=True)
-                return
-            work = _submit(self._workers, comparison.run, ticket)
-            while not work.done():
-                yield Working(comparison.plan, comparison.progress, comparison.seconds, comparison.found)
-                await asyncio.sleep(POLL_S)
-            yield self._answer(work, comparison, question)
-        finally:
-            comparison.stop()
-            if work is None:
-                ticket.leave()
+        async with aclosing(self._carried_out(access, task, visitor, "The comparison", question)) as steps:
+            async for step in steps:
+                yield step
 
-    async def identify(
-        self, question: FamilyQuestion, visitor: Visitor
-    ) -> AsyncGenerator[Waiting | Underway[Family] | Finished[Family], None]:
-        """Say with which base models a model shares ancestry, step by step; the last step is :class:`Finished`.
-
-        Closing the iterator gives up the place in the queue and stops the reading.
-
-        Raises:
-            RefusedError: If it is not answered.
-        """
+    async def identify(self, question: FamilyQuestion, visitor: Visitor) -> Steps[Family]:
+        """Say with which base models a model shares ancestry; as :meth:`answer`."""
         limits = self.serving.limits
 
         def task(access: Access) -> FamilyJob:
@@ -268,19 +240,15 @@ class Desk:
                 cap_bytes=cap_of(limits.memory_bytes),
             )
 
-        assignment: Assignment[Family] = self._assigned(await self.access(question, visitor), task, visitor)
-        async for step in self._carried_out(assignment, visitor, "The search"):
-            yield step
+        access = await self.access(question, visitor)
+        async with aclosing(self._carried_out(access, task, visitor, "The search")) as steps:
+            async for step in steps:
+                yield step
 
-    async def survey(
-        self, question: SurveyQuestion, visitor: Visitor
-    ) -> AsyncGenerator[Waiting | Underway[Surveyed] | Finished[Surveyed], None]:
-        """Say which of several models share ancestry, as :meth:`identify`; models that are not there are left out.
+    async def survey(self, question: SurveyQuestion, visitor: Visitor) -> Steps[Surveyed]:
+        """Say which of several models share ancestry, as :meth:`answer`; models that are not there are left out.
 
         A question with one name is about the models of that collection or author, as the Hub lists them.
-
-        Raises:
-            RefusedError: If it is not answered.
         """
         limits = self.serving.limits
         left_out = ""
@@ -301,9 +269,9 @@ class Desk:
             )
 
         access = await self.access(question, visitor, may_lack=True)
-        assignment: Assignment[Surveyed] = self._assigned(access, task, visitor)
-        async for step in self._carried_out(assignment, visitor, "The survey"):
-            yield step
+        async with aclosing(self._carried_out(access, task, visitor, "The survey")) as steps:
+            async for step in steps:
+                yield step
 
     async def is_list(self, name: str, visitor: Visitor) -> bool:
         """Tell whether a single name is that of a collection or an author, and of no model.
@@ -320,66 +288,64 @@ class Desk:
             return refused.is_absent
         return False
 
-    def _assigned(self, access: Access, task: Callable[[Access], Task], visitor: Visitor) -> Assignment[R]:
+    async def _carried_out(
+        self,
+        access: Access,
+        task: Callable[[Access], Task[R]],
+        visitor: Visitor,
+        what: str,
+        question: Question | None = None,
+    ) -> Steps[R]:
+        """Wait for a place and have it done, unless its answer is kept; what was found before a limit is one, too."""
         serving = self.serving
         own_token = visitor.token or serving.own_token
-        return Assignment(access, task, self._processes, seconds=serving.limits.seconds, own_token=own_token)
-
-    async def _carried_out(
-        self, assignment: Assignment[R], visitor: Visitor, what: str
-    ) -> AsyncGenerator[Waiting | Underway[R] | Finished[R], None]:
-        """Wait for a place and have it done; what was found before a limit came is a result, too."""
+        key = None if question is None else result_key(access, question)
+        known = self._results.get(key)
+        if known is not None:
+            yield Answered(cast("R", known), access, was_kept=True)
+            return
         ticket = self._room.enter(visitor.key)
+        assignment = Assignment(access, task, self._processes, seconds=serving.limits.seconds, own_token=own_token)
         work: Future[R] | None = None
         try:
             while n_ahead := ticket.n_ahead:
                 yield Waiting(n_ahead)
                 await asyncio.sleep(POLL_S)
+            known = self._results.get(key)  # somebody ahead may have asked the same
+            if known is not None:
+                yield Answered(cast("R", known), access, was_kept=True)
+                return
             work = _submit(self._workers, assignment.run, ticket)
             while not work.done():
-                yield Underway(assignment.so_far, assignment.progress, assignment.seconds)
+                yield Working(assignment.plan, assignment.progress, assignment.seconds, assignment.so_far)
                 await asyncio.sleep(POLL_S)
-            try:
-                yield Finished(work.result(), assignment.access)
-            except MdirError as exc:
-                is_late = isinstance(exc, OutOfTimeError)
-                seconds = self.serving.limits.seconds or 0.0
-                refused = out_of_time(seconds, what=what) if is_late else refusal_of(exc)
-                if assignment.so_far is None or not was_going_well(exc):
-                    raise refused from exc
-                yield Finished(assignment.so_far, assignment.access, f"{refused.message} What was found is below.")
+            yield self._answered(work, assignment, what, question)
         finally:
             assignment.stop()
             if work is None:
                 ticket.leave()
 
-    def _new_work(self, access: Access, question: Question, visitor: Visitor) -> Comparison:
-        serving = self.serving
-        return Comparison(
-            access,
-            question,
-            serving.limits,
-            self._processes,
-            allow_local=serving.allow_local,
-            own_token=visitor.token or serving.own_token,
-        )
-
-    def _answer(self, work: Future[HomologyReport], comparison: Comparison, question: Question) -> Answered:
+    def _answered(
+        self, work: Future[R], assignment: Assignment[R], what: str, question: Question | None
+    ) -> Answered[R]:
+        found = assignment.so_far
         try:
-            report = work.result()
+            result = work.result()
         except MdirError as exc:
             is_late = isinstance(exc, OutOfTimeError)
-            refused = out_of_time(self.serving.limits.seconds or 0.0) if is_late else refusal_of(exc)
-            if comparison.found is None or not was_going_well(exc):
+            refused = out_of_time(self.serving.limits.seconds or 0.0, what=what) if is_late else refusal_of(exc)
+            if found is None or not was_going_well(exc):
                 raise refused from exc
-            cut_short = f"{refused.message} What was found before is below; its caveats say what was not looked at."
-            return Answered(comparison.found, comparison.access, was_kept=False, cut_short=cut_short)
-        self._results.keep(result_key(comparison.access, question), report)
-        self.pace.learn(report)
-        return Answered(report, comparison.access, was_kept=False)
+            more = "; its caveats say what was not looked at" if isinstance(found, HomologyReport) else ""
+            cut_short = f"{refused.message} What was found before is below{more}."
+            return Answered(found, assignment.access, cut_short=cut_short)
+        if question is not None and isinstance(result, HomologyReport):
+            self._results.keep(result_key(assignment.access, question), result)
+            self.pace.learn(result)
+        return Answered(result, assignment.access)
 
 
-def _submit(workers: ThreadPoolExecutor, work: Callable[[], Result], ticket: Ticket) -> Future[Result]:
+def _submit(workers: ThreadPoolExecutor, work: Callable[[], R], ticket: Ticket) -> Future[R]:
     """Begin work; the place is free when its process has been ended, which is soon after a visitor went away."""
     future = workers.submit(work)
     future.add_done_callback(lambda _: ticket.leave())

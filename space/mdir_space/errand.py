@@ -5,10 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from typing import TypeVar, cast
 
 from mdir_hf import ByteBudgetError, MdirError, StoppedError
 from mdir_space.processes import LostError, Processes
 from mdir_space.work import Done, Event, Failed, OutOfMemoryError, Task
+
+R = TypeVar("R")
 
 LISTEN_S = 0.05
 """How long it takes at most to notice that it was stopped, or that its time is over."""
@@ -62,7 +65,7 @@ class Errand:
         """End its process, whatever that is doing."""
         self._is_stopped.set()
 
-    def run(self, job: Task, seconds: float | None) -> object:
+    def run(self, job: Task[R], seconds: float | None) -> R:
         """Have a job done; blocks.
 
         Args:
@@ -87,7 +90,7 @@ class Errand:
                     self._check(seconds)
                     raise OutOfMemoryError("its process was ended, most likely for want of memory") from exc
                 if isinstance(event, Done):
-                    return event.result
+                    return cast("R", event.result)
                 if isinstance(event, Failed):
                     raise event.error
                 if event is not None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from mdir_hf import ReadPlan, __version__, compare_command, install_command
+from mdir_hf import HomologyReport, ReadPlan, __version__, compare_command, install_command
 from mdir_space.addresses import query_of
-from mdir_space.desk import Underway, Waiting, Working
+from mdir_space.desk import Waiting, Working
 from mdir_space.estimate import Pace, bytes_of, duration_text, size_text
 from mdir_space.limits import Limits
 from mdir_space.markup import code, text
@@ -67,22 +67,20 @@ def does_not_fit(plan: ReadPlan, limits: Limits) -> str:
     return ""
 
 
-def in_words(step: Waiting | Working | Underway[Any]) -> str:
+def in_words(step: Waiting | Working[Any]) -> str:
     """Say in a sentence where some work is: in the queue, or at which stage, and what it has found so far."""
     if isinstance(step, Waiting):
         others = "1 comparison is" if step.n_ahead == 1 else f"{step.n_ahead} comparisons are"
         return f"Waiting: {others} ahead of yours."
-    if isinstance(step, Underway):
-        return f"{_stage(step)}: {_read(step)}."
-    found = "" if step.found is None else f" So far: {step.found.sentence}"
+    found = f" So far: {step.found.sentence}" if isinstance(step.found, HomologyReport) else ""
     return f"{_stage(step)}: {_read(step)}.{found}"
 
 
-def _stage(step: Working | Underway[Any]) -> str:
+def _stage(step: Working[Any]) -> str:
     return STAGES.get(step.progress.stage, step.progress.stage)
 
 
-def _read(step: Working | Underway[Any]) -> str:
+def _read(step: Working[Any]) -> str:
     """What was read, and how many parts of the stage are done, without a bound that would not be one."""
     told = step.progress
     parts = {"layers": "map", "modules": "matched pair of layers"}.get(told.stage, "part")
@@ -90,7 +88,7 @@ def _read(step: Working | Underway[Any]) -> str:
     return f"{size_text(told.bytes_read)} read{done}"
 
 
-def progress_notice(step: Waiting | Working) -> str:
+def progress_notice(step: Waiting | Working[HomologyReport]) -> str:
     """Say where a comparison is: in the queue, or at which of its stages."""
     if isinstance(step, Waiting):
         said = in_words(step)

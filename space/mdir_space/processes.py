@@ -49,7 +49,7 @@ class Processes:
                 self._running()
 
     @contextmanager
-    def working_on(self, job: Task) -> Iterator[Process]:
+    def working_on(self, job: Task[object]) -> Iterator[Process]:
         """Have a process work on a job while the block runs; at its end the process is ended, whatever it does."""
         if sys.platform == "linux":
             with self._lock:

@@ -11,7 +11,7 @@ import gradio as gr
 from mdir_space.addresses import pinned_link
 from mdir_space.agents import AgentTool, Call, News
 from mdir_space.answers import IDENTIFIED, SURVEYED, VERIFIED, answer_of, answer_schema, identified, surveyed, verified
-from mdir_space.desk import Answered, Desk, Finished, Waiting
+from mdir_space.desk import Answered, Desk, Waiting
 from mdir_space.estimate import bytes_of
 from mdir_space.notices import does_not_fit, in_words
 from mdir_space.question import DEFAULT_ALPHA, LEVELS, LONGEST_NAME, Question, RefusedError, ask
@@ -178,19 +178,19 @@ def tools_of(desk: Desk) -> tuple[AgentTool, ...]:
         question = ask_family(call.arguments["model"], call.arguments.get("level", "auto"), verifies=False)
         async with aclosing(desk.identify(question, call.visitor)) as steps:
             async for step in steps:
-                yield identified(step) if isinstance(step, Finished) else in_words(step)
+                yield identified(step) if isinstance(step, Answered) else in_words(step)
 
     async def verify(call: Call) -> AsyncIterator[News]:
         question = ask_family(call.arguments["model"], call.arguments.get("level", "auto"), searches=False)
         async with aclosing(desk.identify(question, call.visitor)) as steps:
             async for step in steps:
-                yield verified(step) if isinstance(step, Finished) else in_words(step)
+                yield verified(step) if isinstance(step, Answered) else in_words(step)
 
     async def survey(call: Call) -> AsyncIterator[News]:
         question = ask_survey(call.arguments["models"])
         async with aclosing(desk.survey(question, call.visitor)) as steps:
             async for step in steps:
-                yield surveyed(step) if isinstance(step, Finished) else in_words(step)
+                yield surveyed(step) if isinstance(step, Answered) else in_words(step)
 
     return (
         AgentTool("compare", "Compare two models", COMPARE, _takes("alpha", "detailed"), answer_schema(), compare),

@@ -161,7 +161,7 @@ class Cards:
                 f'<p><a href="{text(link)}" target="_blank" rel="noopener">Compute it again</a></p>'
             )
             return _card("Not kept here", body, status=404)
-        report = answered.report
+        report = answered.result
         names = " and ".join(f"<b>{text(shown_name(model.repo))}</b>" for model in (report.reference, report.candidate))
         body = (
             f'<p class="quiet">{names}</p><h1>{text(report.headline)}.</h1>'

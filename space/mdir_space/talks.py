@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import gradio as gr
 
 from mdir_space.addresses import page_address, query_of
-from mdir_space.desk import Desk, Finished, Underway, Waiting
+from mdir_space.desk import Answered, Desk, Waiting, Working
 from mdir_space.estimate import size_text
 from mdir_space.family import Family
 from mdir_space.family_card import family_card
@@ -62,7 +62,7 @@ async def talk(
     shown: object = None
     async with aclosing(stream) as steps:
         async for step in steps:
-            if isinstance(step, Finished):
+            if isinstance(step, Answered):
                 yield {
                     panels.status: '<span class="unseen settled" data-say="The answer is complete."></span>',
                     panels.verdict: _card(step.result, question, link=link, note=step.cut_short)
@@ -71,8 +71,8 @@ async def talk(
                 }
                 continue
             updates: dict[Any, Any] = {panels.status: _progress(step)}
-            if isinstance(step, Underway) and step.so_far is not shown and _tells(step.so_far):
-                shown = step.so_far
+            if isinstance(step, Working) and step.found is not shown and _tells(step.found):
+                shown = step.found
                 updates[panels.verdict] = f'<div class="interim">{_card(shown, question, note=SO_FAR)}</div>'
             yield updates
 
@@ -91,13 +91,13 @@ def _tells(so_far: object) -> bool:
     return isinstance(so_far, Family) and so_far.found is not None
 
 
-def _progress(step: Waiting | Underway[Any]) -> str:
+def _progress(step: Waiting | Working[Any]) -> str:
     if isinstance(step, Waiting):
         return progress_notice(step)
     said = STAGES.get(step.progress.stage, COMPARING)
     done, value = f"{size_text(step.progress.bytes_read)} read", ""
-    if isinstance(step.so_far, Surveyed):
-        report = step.so_far.report
+    if isinstance(step.found, Surveyed):
+        report = step.found.report
         n_done = len(report.models)
         done = f"{n_done} of {len(report.names)} models, {done}"
         value = f' value="{n_done / max(1, len(report.names)):.3f}"'

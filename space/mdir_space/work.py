@@ -1,4 +1,4 @@
-"""What is done for a visitor in a process of its own: a plan or a comparison, under a bound on its memory.
+"""What is done for a visitor in a process of its own, under a bound on its memory, and what it tells meanwhile.
 
 Everything here runs on the far side of a pipe. What is read there was written by strangers: a pattern that never ends,
 or a file that unfolds to eleven gigabytes, ends with its process and with nothing else.
@@ -16,11 +16,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Protocol, TypedDict
+from typing import Protocol, TypedDict, TypeVar
 
-from mdir_hf import HomologyChecker, HomologyReport, MdirError, Progress, ReadPlan, compare, visible_text
+from mdir_hf import MdirError, Progress, ReadPlan, visible_text
 from mdir_space.access import Access
-from mdir_space.question import Question
 
 log = logging.getLogger(__name__)
 
@@ -39,49 +38,18 @@ class BrokenWorkError(Exception):
     """The work ended in a way that is not foreseen; what is known stands in this server's log."""
 
 
-class Task(Protocol):
+R_co = TypeVar("R_co", covariant=True)
+
+
+class Task(Protocol[R_co]):
     """What is to be done. It travels to its process, and what it tells travels back."""
 
     @property
     def cap_bytes(self) -> int | None:
         """Most memory that the process may take on top of what it has when it starts; None: unbounded."""
 
-    def do(self, tell: Tell) -> object:
+    def do(self, tell: Tell) -> R_co:
         """Do it, and tell how far it is."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """A comparison of two models, or its plan.
-
-    Attributes:
-        access: The two models, and how they may be read.
-        question: Level and alpha.
-        compares: Whether to compare; else only the plan is made.
-        allow_local: Whether folders of this machine may be read.
-        n_bytes: Most bytes of a comparison; None: unbounded.
-        memory_bytes: Most memory that the plan of a comparison may ask for; None: unbounded.
-        cap_bytes: As of every job.
-    """
-
-    access: Access
-    question: Question
-    compares: bool
-    allow_local: bool = False
-    n_bytes: int | None = None
-    memory_bytes: int | None = None
-    cap_bytes: int | None = None
-
-    def do(self, tell: Tell) -> HomologyReport | ReadPlan:
-        """Do it, and tell how far it is."""
-        return _compare(self, tell) if self.compares else _plan(self)
-
-
-@dataclass(frozen=True)
-class Found:
-    """The report that there would be if no more were read."""
-
-    report: HomologyReport
 
 
 @dataclass(frozen=True)
@@ -105,7 +73,7 @@ class Failed:
     error: Exception = field(repr=False)
 
 
-Event = ReadPlan | Progress | Found | SoFar | Done | Failed
+Event = ReadPlan | Progress | SoFar | Done | Failed
 Tell = Callable[[Event], None]
 
 
@@ -118,7 +86,7 @@ def do_one(connection: Connection) -> None:
             connection.send(event)
 
     try:
-        job: Task = connection.recv()
+        job: Task[object] = connection.recv()
         if hasattr(os, "nice"):
             os.nice(NICENESS)
         bound_memory(job.cap_bytes)
@@ -187,25 +155,3 @@ def bound_memory(cap_bytes: int | None) -> None:
     most = now + cap_bytes
     resource.setrlimit(resource.RLIMIT_DATA, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
-def _plan(job: Job) -> ReadPlan:
-    rights = rights_of(job.access, allow_local=job.allow_local)
-    checker = HomologyChecker.from_pretrained(job.access.reference.pinned, alpha=job.question.alpha, **rights)
-    return checker.plan(job.access.candidate.pinned, level=job.question.level)
-
-
-def _compare(job: Job, tell: Tell) -> HomologyReport:
-    return compare(
-        job.access.reference.pinned,
-        job.access.candidate.pinned,
-        level=job.question.level,
-        alpha=job.question.alpha,
-        **rights_of(job.access, allow_local=job.allow_local),
-        max_bytes=job.n_bytes,
-        max_memory_bytes=job.memory_bytes,
-        progress=False,
-        on_plan=tell,
-        on_progress=paced(tell),
-        on_found=lambda report: tell(Found(report)),
-    )

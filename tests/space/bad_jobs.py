@@ -9,11 +9,11 @@ import time
 from dataclasses import dataclass
 
 from mdir_hf import Progress
-from mdir_space.work import Job
+from mdir_space.comparison import ComparisonJob
 
 
 @dataclass(frozen=True)
-class HoldsTheInterpreter(Job):
+class HoldsTheInterpreter(ComparisonJob):
     """Runs a pattern that never ends, which lets no other thread of its process run."""
 
     def do(self, tell):
@@ -22,7 +22,7 @@ class HoldsTheInterpreter(Job):
 
 
 @dataclass(frozen=True)
-class TakesAllMemory(Job):
+class TakesAllMemory(ComparisonJob):
     """Takes memory until there is no more, and keeps it."""
 
     def do(self, tell):
@@ -33,7 +33,7 @@ class TakesAllMemory(Job):
 
 
 @dataclass(frozen=True)
-class Crashes(Job):
+class Crashes(ComparisonJob):
     """Reads where nothing is."""
 
     def do(self, tell):
@@ -42,7 +42,7 @@ class Crashes(Job):
 
 
 @dataclass(frozen=True)
-class IsOurFault(Job):
+class IsOurFault(ComparisonJob):
     """Fails as our own mistakes do."""
 
     def do(self, tell):
@@ -50,7 +50,7 @@ class IsOurFault(Job):
 
 
 @dataclass(frozen=True)
-class FindsAndThenHangs(Job):
+class FindsAndThenHangs(ComparisonJob):
     """Compares the embeddings, says what they say, and never comes back from the layers."""
 
     def do(self, tell):

@@ -50,8 +50,8 @@ async def until(condition):
 
 
 def test_relatives_and_strangers_are_told_apart(desk):
-    assert answer(desk, Question(BASE, RELATED)).report.verdict.value == "homologous"
-    assert answer(desk, Question(BASE, STRANGER)).report.verdict.value == "no_evidence"
+    assert answer(desk, Question(BASE, RELATED)).result.verdict.value == "homologous"
+    assert answer(desk, Question(BASE, STRANGER)).result.verdict.value == "no_evidence"
 
 
 def test_every_step_says_what_goes_on_and_the_plan_comes_before_the_end(desk, hub):
@@ -66,7 +66,7 @@ def test_every_step_says_what_goes_on_and_the_plan_comes_before_the_end(desk, hu
 
 
 def test_the_revision_that_was_asked_for_stands_beside_the_commit_that_was_read(desk, hub):
-    report = answer(desk, Question(f"{BASE}@main", RELATED)).report
+    report = answer(desk, Question(f"{BASE}@main", RELATED)).result
     assert (report.reference.repo, report.reference.revision) == (BASE, "main")
     assert report.reference.commit == hub.find(BASE).revisions["main"]
     assert report.candidate.revision is None
@@ -78,23 +78,23 @@ def test_a_public_result_is_kept_and_its_second_reader_reads_nothing(desk, hub):
     second = answer(desk, Question(BASE, RELATED), Visitor("somebody else"))
 
     assert (first.was_kept, second.was_kept) == (False, True)
-    assert second.report == first.report
+    assert second.result == first.result
     assert len(hub.sent("cdn")) == weights
 
 
 def test_a_branch_that_moved_is_compared_anew(desk, hub, tmp_path):
-    before = answer(desk, Question(BASE, RELATED)).report
+    before = answer(desk, Question(BASE, RELATED)).result
     hub.find(RELATED).add_revision("main", write_model(tmp_path / "later", gaussian(1500, 96, 9)))
     after = answer(desk, Question(BASE, RELATED))
 
     assert not after.was_kept
-    assert (before.verdict.value, after.report.verdict.value) == ("homologous", "no_evidence")
+    assert (before.verdict.value, after.result.verdict.value) == ("homologous", "no_evidence")
 
 
 @pytest.mark.parametrize("name", [GATED, PRIVATE])
 def test_what_one_visitor_may_read_is_kept_nowhere_and_refused_to_the_next(desk, hub, hf_home, name):
     reader = Visitor("account reader", hub.token)
-    report = answer(desk, Question(BASE, name), reader).report
+    report = answer(desk, Question(BASE, name), reader).result
     assert report.verdict.value == "homologous"
     assert report.io.bytes_from_cache == 0
     # The Hub client keeps a list of its own, of programs that call it.
@@ -169,7 +169,7 @@ def test_fifty_who_ask_the_same_at_once_cost_one_comparison(hub):
         return await asyncio.gather(*(steps_of(desk, Question(BASE, RELATED)) for _ in range(50)))
 
     answers = finish(ask_fifty())
-    assert {steps[-1].report.verdict.value for steps in answers} == {"homologous"}
+    assert {steps[-1].result.verdict.value for steps in answers} == {"homologous"}
     assert sum(not steps[-1].was_kept for steps in answers) == 1
 
 
@@ -240,7 +240,7 @@ class TestAdapters:
         reader = Visitor("account reader", hub.token)
         question = Question(adapter, "some/copy")
         answered = answer(desk, question, reader)
-        assert answered.report.verdict.value == "homologous"
+        assert answered.result.verdict.value == "homologous"
         assert answered.access.token == hub.token
         assert not any("gated-base" in path.as_posix() for path in hf_home.rglob("*"))
         assert not answer(desk, question, reader).was_kept

@@ -7,7 +7,8 @@ from contextlib import aclosing
 
 import pytest
 
-from mdir_space import comparison
+from mdir_space import desk as desk_module
+from mdir_space.comparison import ComparisonJob, PlanJob
 from mdir_space.desk import Answered, Desk, Serving, Working
 from mdir_space.limits import Limits
 from mdir_space.question import Question, RefusedError
@@ -25,7 +26,13 @@ QUESTION = Question(BASE, RELATED)
 
 @pytest.fixture
 def jobs_are(monkeypatch):
-    return lambda kind: monkeypatch.setattr(comparison, "Job", kind)
+    """Say what comparisons and plans do; None: what they are for."""
+
+    def are(kind):
+        monkeypatch.setattr(desk_module, "ComparisonJob", kind or ComparisonJob)
+        monkeypatch.setattr(desk_module, "PlanJob", kind or PlanJob)
+
+    return are
 
 
 def is_running(pid):
@@ -53,10 +60,9 @@ def test_what_never_ends_is_ended_and_its_place_is_free(hub, jobs_are):
             pid = await pid_at_work(steps)
             with pytest.raises(RefusedError, match="longest that may take"):
                 await pid_at_work(aiter_rest(steps))
-        jobs_are(comparison_job)
+        jobs_are(None)
         return pid, (await steps_of(desk, QUESTION))[-1]
 
-    comparison_job = comparison.Job
     pid, last = finish(ask_twice())
     assert isinstance(last, Answered)
     assert not is_running(pid)
@@ -71,13 +77,12 @@ async def aiter_rest(steps):
 
 def test_it_is_ended_when_its_visitor_leaves_and_others_are_answered_meanwhile(hub, jobs_are):
     desk = Desk(Serving(Limits(n_running=2)))
-    good = comparison.Job
 
     async def leave():
         jobs_are(bad_jobs.HoldsTheInterpreter)
         async with aclosing(desk.answer(QUESTION, ANYBODY)) as steps:
             pid = await pid_at_work(steps)
-            jobs_are(good)
+            jobs_are(None)
             other = (await steps_of(desk, Question(BASE, STRANGER, "screen"), Visitor("another")))[-1]
             was_running = is_running(pid)
         await until(lambda: len(desk._room) == 0)
@@ -99,12 +104,12 @@ def test_whoever_takes_all_memory_is_told_so_in_one_sentence(hub, jobs_are):
 
 
 def test_a_process_that_crashes_takes_nobody_along(hub, jobs_are):
-    desk, good = Desk(Serving()), comparison.Job
+    desk = Desk(Serving())
     jobs_are(bad_jobs.Crashes)
     with pytest.raises(RefusedError, match="was ended"):
         answer(desk, QUESTION)
-    jobs_are(good)
-    assert answer(desk, QUESTION).report.verdict.value == "homologous"
+    jobs_are(None)
+    assert answer(desk, QUESTION).result.verdict.value == "homologous"
 
 
 def test_the_next_process_starts_though_the_one_that_has_them_was_killed(hub):
@@ -112,7 +117,7 @@ def test_the_next_process_starts_though_the_one_that_has_them_was_killed(hub):
     answer(desk, QUESTION)
     desk._processes._nursery._process.kill()
     desk._processes._nursery._process.wait(10)
-    assert answer(desk, Question(BASE, STRANGER, "screen")).report.verdict.value == "no_evidence"
+    assert answer(desk, Question(BASE, STRANGER, "screen")).result.verdict.value == "no_evidence"
 
 
 def test_a_fault_of_ours_is_not_shown_as_a_refusal_and_frees_the_place(hub, jobs_are):
@@ -127,14 +132,14 @@ class TestPlans:
     """Making a plan has the same bounds, and other places than comparisons."""
 
     def test_one_that_never_ends_is_ended_and_comparisons_go_on_meanwhile(self, hub, jobs_are):
-        desk, good = Desk(Serving(Limits(plan_seconds=15.0, n_planning=1, n_running=1))), comparison.Job
+        desk = Desk(Serving(Limits(plan_seconds=15.0, n_planning=1, n_running=1)))
 
         async def plan():
             jobs_are(bad_jobs.HoldsTheInterpreter)
             planning = asyncio.create_task(desk.plan(QUESTION, ANYBODY))
             await until(lambda: len(desk._planning_room) == 1)
             await asyncio.sleep(0.5)
-            jobs_are(good)
+            jobs_are(None)
             answered = (await steps_of(desk, QUESTION, Visitor("another")))[-1]
             with pytest.raises(RefusedError, match="longest that may take"):
                 await planning
@@ -187,6 +192,6 @@ def test_what_was_found_before_the_limit_is_shown_and_kept_for_nobody(hub, jobs_
         last = answer(desk, Question(BASE, STRANGER))
         assert not last.was_kept
         assert "its caveats say what was not looked at" in last.cut_short
-        assert last.report.verdict.value == "inconclusive"
-        assert last.report.embedding is not None and last.report.layers is None
-        assert any("not compared" in caveat for caveat in last.report.caveats)
+        assert last.result.verdict.value == "inconclusive"
+        assert last.result.embedding is not None and last.result.layers is None
+        assert any("not compared" in caveat for caveat in last.result.caveats)

@@ -22,7 +22,7 @@ from mdir_hf import (
     identify,
 )
 from mdir_space.access import find_access
-from mdir_space.desk import Desk, Finished, Serving, Underway
+from mdir_space.desk import Answered, Desk, Serving, Working
 from mdir_space.errand import Errand
 from mdir_space.family import Family, FamilyJob
 from mdir_space.family_card import family_card, family_sentence
@@ -66,7 +66,7 @@ async def steps_of(stream):
 
 def last(stream):
     step = finish(steps_of(stream))[-1]
-    assert isinstance(step, Finished)
+    assert isinstance(step, Answered)
     return step
 
 
@@ -231,7 +231,7 @@ def test_a_survey_that_is_late_keeps_what_it_has_and_gives_its_place_back(hub, m
     async def go_on_until_it_is_late():
         async with aclosing(desk.survey(ask_survey([BASE, RELATED]), ANYBODY)) as steps:
             async for step in steps:
-                if isinstance(step, Underway) and step.progress.stage == "trees":
+                if isinstance(step, Working) and step.progress.stage == "trees":
                     seconds[0] = 601.0
         return step
 
@@ -265,7 +265,7 @@ def test_closing_stops_the_reading(hub):
     async def look_and_leave():
         async with aclosing(desk.survey(ask_survey([LARGE, LARGER]), ANYBODY)) as steps:
             async for step in steps:
-                if isinstance(step, Underway) and step.progress.stage == "rows":
+                if isinstance(step, Working) and step.progress.stage == "rows":
                     break
         while len(desk._room):
             await asyncio.sleep(0.02)

@@ -116,9 +116,15 @@ def _findings(reference: Comparable, candidate: Comparable, settings: Settings, 
         so_far(matrices, NOT_LOOKED_AT)
         with watch.step("body"):
             watch.enter("layers")
-            layers = _compare_layers(
-                reference, candidate, matrices, settings, watch, on_found=lambda found: so_far(matrices, found)
-            )
+            try:
+                layers = _compare_layers(
+                    reference, candidate, matrices, settings, watch, on_found=lambda found: so_far(matrices, found)
+                )
+            except (AnatomyError, UnsupportedFormatError) as exc:
+                if settings.level.analyses_all_layers:
+                    raise
+                # The embeddings were read, and they may have the answer.
+                layers = LayersFound(caveats=(f"The layers were not compared: {exc}.",), are_unreadable=True)
     return found_with(matrices, layers)
 
 
@@ -291,25 +297,9 @@ def _compare_layers(
     ``on_found`` is told of a significant map, and of every matched pair that is analysed.
 
     Raises:
-        MdirError: If the layers cannot be compared, and the level asks for them.
+        AnatomyError: If the layers of a model cannot be told apart.
+        UnsupportedFormatError: If they cannot be read.
     """
-    try:
-        return _layers_found(reference, candidate, matrices, settings, watch, on_found)
-    except (AnatomyError, UnsupportedFormatError) as exc:
-        if settings.level.analyses_all_layers:
-            raise
-        # The embeddings were read, and they may have the answer.
-        return LayersFound(caveats=(f"The layers were not compared: {exc}.",), are_unreadable=True)
-
-
-def _layers_found(
-    reference: Comparable,
-    candidate: Comparable,
-    matrices: MatricesFound,
-    settings: Settings,
-    watch: Watch,
-    on_found: Callable[[LayersFound], None],
-) -> LayersFound:
     # An embedding that is projected on its way in has channels of its own, which say nothing about the stream's.
     widths = (reference.anatomy.hidden_size, candidate.anatomy.hidden_size)
     of_stream = {name: outcome for name, outcome in matrices.outcomes.items() if outcome.evidence.widths == widths}

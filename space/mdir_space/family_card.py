@@ -35,6 +35,7 @@ class Kin:
         measured: What was found, in words.
         log10_p: Of that; None where nothing was measured.
         is_corrected: Whether that p is corrected for all bases of the index.
+        made_from: What its entry in the index was made from, in sentences; empty where the index says it itself.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Kin:
     measured: str
     log10_p: float | None
     is_corrected: bool = False
+    made_from: str = ""
 
 
 def family_card(family: Family, question: FamilyQuestion, *, link: str = "", note: str = "") -> str:
@@ -113,7 +115,8 @@ def kin_of(family: Family) -> Iterator[Kin]:
         else:
             # The card named it before anything was looked at, so that its own comparison needs no correction.
             said = before if declared.log10_p is None or before.is_found > declared.is_found else declared
-            known[key] = replace(said, name=declared.name, place=f"{before.place}; {declared.place}")
+            place = f"{before.place}; {declared.place}"
+            known[key] = replace(said, name=declared.name, place=place, made_from=before.made_from)
     yield from sorted(known.values(), key=lambda one: (not one.is_found, one.log10_p or 0.0))
 
 
@@ -133,8 +136,15 @@ def _of_index(ancestor: Ancestor, found: Identification, shipped: ShippedBase | 
         measured = f"shared weights were found on {ancestor.common_tokens} rows that the index keeps"
     else:
         measured = f"nothing was found on {ancestor.common_tokens} rows that the index keeps"
-    opens = shipped.repository if shipped is not None else base.repo if base.commit is not None else ""
-    return Kin(base.repo, opens, "index", is_found, measured, log10_p, is_corrected=found.n_bases > 1)
+    opens, made_from = base.repo if base.commit is not None else "", ""
+    if shipped is not None:
+        opens = shipped.repository
+        made_from = (
+            f"{base.repo}: {shipped.read}. The repository {opens} has this name; the two were not held against each "
+            "other."
+        )
+    is_corrected = found.n_bases > 1
+    return Kin(base.repo, opens, "index", is_found, measured, log10_p, is_corrected=is_corrected, made_from=made_from)
 
 
 def _of_card(check: BaseCheck, relation: str | None) -> Kin:
@@ -200,12 +210,7 @@ def _comparison(one: Kin, question: FamilyQuestion) -> str:
 
 
 def _sources(kin: list[Kin]) -> str:
-    known = [(one, shipped_bases().get(one.name)) for one in kin if one.place == "index"]
-    said = "".join(
-        f"<li>{text(f'{one.name}: {base.read}. The repository {base.repository} has this name; the two were not held against each other.')}</li>"  # noqa: E501
-        for one, base in known
-        if base is not None and one.opens == base.repository
-    )
+    said = "".join(f"<li>{text(one.made_from)}</li>" for one in kin if one.made_from)
     return f"<details><summary>What the index was made from</summary><ul>{said}</ul></details>" if said else ""
 
 

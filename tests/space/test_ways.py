@@ -1,6 +1,7 @@
 """One model, two, or several: what was typed is told apart, and a family and a survey are answered by the desk."""
 
 import asyncio
+import html
 import itertools
 import math
 import time
@@ -12,8 +13,11 @@ import pytest
 
 from mdir_hf import (
     Ancestor,
+    BaseCheck,
     BaseIndex,
+    DeclaredLineage,
     Identification,
+    LineageCheck,
     ModelResult,
     ModelSummary,
     NamedModel,
@@ -308,7 +312,12 @@ class TestCards:
         card = family_card(Family(found), question)
         repository = shipped_bases()[entry.repo].repository
         assert f'href="?a={repository}&amp;b={DECLARED}"' in card
-        assert f"The repository {repository} has this name; the two were not held against each other." in card
+        note = f"{entry.repo}: {shipped_bases()[entry.repo].read}. The repository {repository} has this name; the two"
+        assert note in html.unescape(card)
+        declared = DeclaredLineage(DECLARED, None, (repository,), None, "README.md", None, (), is_adapter=False)
+        check = LineageCheck(declared, (BaseCheck(repository, None, "it is gated"),), None)
+        both = family_card(Family(found, declared=check), question)
+        assert "index; its card" in both and note in html.unescape(both)
 
     def test_a_survey_names_families_and_says_of_no_chain_that_all_are_related(self):
         names = ("o/a", "o/b", "o/c", "o/d")

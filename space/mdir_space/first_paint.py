@@ -13,6 +13,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from mdir_hf import HomologyReport
 from mdir_space.addresses import pinned_link
 from mdir_space.desk import Answered, Desk
 from mdir_space.sharing import kept_for_everybody
@@ -102,7 +103,7 @@ class FirstPaint:
         await send(start)
         await send({"type": "http.response.body", "body": content})
 
-    async def _kept(self, request: Request) -> Answered | None:
+    async def _kept(self, request: Request) -> Answered[HomologyReport] | None:
         try:
             return await asyncio.wait_for(kept_for_everybody(self._desk, request), MOST_WAITING_S)
         except TimeoutError:
@@ -111,11 +112,11 @@ class FirstPaint:
             log.exception("looking a kept result up failed in a way that is not foreseen")
             return None
 
-    def _written(self, page: str, request: Request, answered: Answered | None) -> str:
+    def _written(self, page: str, request: Request, answered: Answered[HomologyReport] | None) -> str:
         title, described, holds = self._title, "", "question"
         shown = f'{self._introduction}<p class="coming">The form is coming…</p>'
         if answered is not None:
-            report = answered.report
+            report = answered.result
             title, described, holds = f"{report.headline}.", report.sentence, "result"
             shown += verdict_card(report, link=pinned_link(answered, request), note=KEPT)
         tags = [f"<title>{escape(title)}</title>", f'<meta property="og:title" content="{escape(title)}">']

@@ -125,7 +125,7 @@ def notebook(report: HomologyReport) -> str:
     return json.dumps(body, indent=1, ensure_ascii=False)
 
 
-async def kept_for_everybody(desk: Desk, request: Request) -> Answered | None:
+async def kept_for_everybody(desk: Desk, request: Request) -> Answered[HomologyReport] | None:
     """Return the kept result that the address of a request is for, as a visitor without rights finds it; else None.
 
     Args:

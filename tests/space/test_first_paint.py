@@ -70,7 +70,7 @@ def test_a_kept_result_is_in_the_page_and_in_the_tags_that_previews_read(hub):
     assert 'data-holds="result"' in shown and "Kept from an earlier visit" in shown
     assert shown.count('id="verdict-words"') == 1
     title = re.search(r'og:title" content="([^"]*)"', shown)[1]
-    assert title == f"{answered.report.headline}."
+    assert title == f"{answered.result.headline}."
     assert shown.index(title) < shown.index("Gradio")
     assert "share weights" in re.search(r'name="description" content="([^"]*)"', shown)[1]
 

@@ -87,7 +87,7 @@ def strongest_noise_of_pairs(shape: Shape, *, n_pairs: int, log_level: float) ->
         share, _ = expected_trace(noise, (shape.n_rows - 1) / n_wide, n / n_wide)
         mean = SAFETY * share
         of_columns = n_pairs * (mean**2 + (1.0 - mean**2) * n / n_wide)
-        exponent = 0.5 * (n_pairs * mean) ** 2 * min(n_wide / n_pairs, n / of_columns)
+        exponent = 0.5 * (n_pairs * mean) ** 2 * n / of_columns
         return log_n_matchings(n, n_wide, n_pairs, signed=True) - exponent < log_level
 
     return _strongest(is_found)
@@ -155,17 +155,17 @@ def _is_found(noise: float, shape: Shape, log_level: float, in_order: bool, must
     n, n_wide = shape.n_narrow, shape.n_wide
     share, rank_share = expected_trace(noise, (shape.n_rows - 1) / n_wide, n / n_wide)
     mean, energy = SAFETY * share, rank_share * n  # of a matched entry; sum of squares of U
-    spread = math.sqrt(max(0.0, energy - n * mean**2) / (n * n_wide))
+    spread = math.sqrt((energy - n * mean**2) / (n * n_wide))  # mean^2 is below SAFETY^2 rank_share: above 0
     mean = max(0.0, mean - TAIL * spread / math.sqrt(n))  # by chance the trace is less
     half = n // 2
     lower = max(0.0, mean - LOWER_HALF_MEAN * spread)
     # The matched columns of the wider side hold their share of the energy, and what the trace itself makes of it.
     of_columns = n * mean**2 + (energy - n * mean**2) * n / n_wide
-    per_energy = min(n_wide / energy, n / of_columns)
+    per_energy = n / of_columns  # at most n_wide / energy, that of all columns
     whole = 0.5 * (n * mean) ** 2 * per_energy
     robust = 0.5 * ((n - half) * lower) ** 2 * per_energy * n / (n - half)
     if in_order:
-        votes = n * math.erf(mean / max(spread, 1e-9) / math.sqrt(2.0))
+        votes = n * math.erf(mean / spread / math.sqrt(2.0))
         by_half = robust - log_n_choices(n, n - half)
         return -whole < log_level and (
             not must_be_robust or max(by_half, votes**2 / (2 * n)) - math.log(2.0) > -log_level

@@ -142,6 +142,14 @@ def test_many_rows_of_a_channel_act_as_less_noise():
     assert expected_trace(3.0, 64.0) == expected_trace(1.5, 16.0) != expected_trace(1.5, 15.0)
 
 
+def test_the_simulated_factor_has_a_row_and_two_channels_at_least_and_keeps_the_share_of_fewer_rows():
+    one_row = expected_trace(1.0, 1 / 96)
+    assert one_row[1] == 1 / 96
+    assert expected_trace(1.0, 0.4 / 96)[0] == pytest.approx(0.4 * one_row[0])
+    assert expected_trace(1.0, 10.4 / 96) == expected_trace(1.0, 10 / 96)
+    assert expected_trace(1.0, 4.0, 0.001) == expected_trace(1.0, 4.0, 2 / 96)
+
+
 @pytest.mark.parametrize("offset", [0.0, 5.0])
 def test_few_rows_of_known_energies_exclude_what_the_formula_says(offset):
     # Pairs of opposite rows, orthogonal to other pairs: half of the eigenvalues are 2, the others 0, whatever the

@@ -57,9 +57,9 @@ if TYPE_CHECKING:
     from mdir_hf.report.reproduce import compare_command
     from mdir_hf.saving.html import section_html
     from mdir_hf.survey.arriving import survey_arriving
+    from mdir_hf.survey.drawing import FamilyDistances, draw_survey, family_distances, survey_cells
     from mdir_hf.survey.results import ModelResult, PairResult, SurveyReport
     from mdir_hf.survey.run import SurveyPlan
-    from mdir_hf.survey.saving import draw_survey
     from mdir_hf.training.callback import LineageCallback
     from mdir_hf.training.watching import ModelWatch, watch
     from mdir_hf.trees.tree import FamilyTree, grow_tree
@@ -78,7 +78,7 @@ _NAMES = {
     "mdir_hf.survey.arriving": "survey_arriving",
     "mdir_hf.survey.results": "ModelResult PairResult SurveyReport",
     "mdir_hf.survey.run": "SurveyPlan",
-    "mdir_hf.survey.saving": "draw_survey",
+    "mdir_hf.survey.drawing": "FamilyDistances draw_survey family_distances survey_cells",
     "mdir_hf.trees.tree": "FamilyTree grow_tree",
     "mdir_hf.comparison.plan": "ReadPlan",
     "mdir_hf.comparison.progress": "Progress",
@@ -111,6 +111,7 @@ __all__ = [
     "DeclaredLineage",
     "Exclusion",
     "Fact",
+    "FamilyDistances",
     "FamilyTree",
     "FigureName",
     "Fingerprint",
@@ -158,6 +159,7 @@ __all__ = [
     "declared_lineage",
     "describe",
     "draw_survey",
+    "family_distances",
     "figure_bytes",
     "figure_cells",
     "figure_img",
@@ -172,6 +174,7 @@ __all__ = [
     "section_html",
     "shown_name",
     "survey_arriving",
+    "survey_cells",
     "verify_lineage",
     "visible_text",
     "watch",

@@ -6,12 +6,13 @@ first call and not with this package.
 
 from mdir_hf.figures.all_figures import draw_figures
 from mdir_hf.figures.cells import CellGrid, figure_cells, pair_tests
-from mdir_hf.figures.dendrogram import draw_dendrogram
+from mdir_hf.figures.dendrogram import dendrogram_cells, draw_dendrogram
 from mdir_hf.figures.rendering import figure_bytes, figure_img
 from mdir_hf.figures.survey_matrix import draw_survey_matrix
 
 __all__ = [
     "CellGrid",
+    "dendrogram_cells",
     "draw_dendrogram",
     "draw_figures",
     "draw_survey_matrix",

@@ -36,6 +36,10 @@ class CellGrid:
         texts: ``(rows, columns)`` texts, None where there are none.
         notes: More on some cells, by (row, column).
         are_pairs: Whether a cell stands for a pair of layers.
+        widths: Shares of the width that the columns take; empty where all are as wide.
+        is_merged: Whether cells side by side with the same text are one.
+        models: ``(rows, columns)``: the two models that a cell is about, None where it is about no pair; None where
+            no cell is.
     """
 
     box: tuple[float, float, float, float]
@@ -48,6 +52,9 @@ class CellGrid:
     texts: tuple[tuple[str, ...], ...] | None = None
     notes: tuple[tuple[int, int, str], ...] = ()
     are_pairs: bool = False
+    widths: tuple[float, ...] = ()
+    is_merged: bool = False
+    models: tuple[tuple[tuple[str, str] | None, ...], ...] | None = None
 
 
 def figure_cells(report: HomologyReport, name: str, figure: Figure) -> tuple[CellGrid, ...]:
@@ -90,7 +97,8 @@ def _names(report: HomologyReport) -> tuple[str, str]:
     return one.replace("{", "(").replace("}", ")"), other.replace("{", "(").replace("}", ")")
 
 
-def _box(figure: Figure, axes: int) -> tuple[float, float, float, float]:
+def box_of(figure: Figure, axes: int) -> tuple[float, float, float, float]:
+    """Where some axes lie: left, top, width and height, as shares of the figure's."""
     place = figure.axes[axes].get_position()
     return float(place.x0), float(1.0 - place.y1), float(place.width), float(place.height)
 
@@ -111,7 +119,7 @@ def _channels(report: HomologyReport, name: str, figure: Figure) -> Iterator[Cel
     unit = "places" if order else "channels"
     mine, other = _names(report)
     yield CellGrid(
-        box=_box(figure, 0),
+        box=box_of(figure, 0),
         what=f"Polar factor of the {matrix}s",
         sides=(f"{unit} {{}} of {mine}", f"{unit} {{}} of {other}"),
         rows=tuple(edges[0]),
@@ -141,7 +149,7 @@ def _layers(report: HomologyReport, name: str, figure: Figure) -> Iterator[CellG
         return
     mine, other = _names(report)
     yield CellGrid(
-        box=_box(figure, 0),
+        box=box_of(figure, 0),
         what="Layer map",
         sides=(f"layer {{}} of {mine}", f"layer {{}} of {other}"),
         rows=tuple(map(str, layers.reference_layers)),
@@ -168,7 +176,7 @@ def _flow(report: HomologyReport, name: str, figure: Figure) -> Iterator[CellGri
         return
     mine, other = _names(report)
     ancestor = {match.candidate: match for match in layers.matches}
-    left, top, width, height = _box(figure, 0)
+    left, top, width, height = box_of(figure, 0)
     n_rows = max(len(layers.reference_layers), len(layers.candidate_layers))
     share = len(layers.candidate_layers) / n_rows
     texts = tuple(
@@ -203,7 +211,7 @@ def _modules(report: HomologyReport, name: str, figure: Figure) -> Iterator[Cell
                 )
             )
         yield CellGrid(
-            box=_box(figure, axes),
+            box=box_of(figure, axes),
             what="Parts of matched layers",
             sides=("{}", f"layer {{}} of {mine} and {other}"),
             rows=tuple(role.words for role in roles),

@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mdir_hf.fingerprints.fingerprint import Fingerprint
 from mdir_hf.saving.folder import write_file
 from mdir_hf.survey.dataset import CARD, dataset_files, is_ours
+from mdir_hf.survey.drawing import draw_survey, family_distances
 from mdir_hf.survey.planning import writing_into
 from mdir_hf.survey.results import SurveyReport
-from mdir_hf.trees.aligning import align_rows
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _FIGURES = {
     "matrix.svg": "Matrix of all pairs, darker where the evidence is stronger",
@@ -46,60 +42,15 @@ def save_survey(
     if find_spec("matplotlib") is not None:
         from mdir_hf.figures import figure_bytes
 
+        families = family_distances(report, fingerprints or {})
         for dark, suffix in ((False, ""), (True, "-dark")):
-            for name, figure in draw_survey(report, fingerprints or {}, dark=dark).items():
+            for name, figure in draw_survey(report, families, dark=dark).items():
                 contents |= {f"{name}{suffix}.{kind}": figure_bytes(figure, kind) for kind in ("svg", "png")}
     contents["survey.md"] = _markdown(report, contents).encode()
     if not is_ours(folder / CARD):
         del contents[CARD]
     with writing_into(folder):
         return tuple(write_file(folder / name, content) for name, content in contents.items())
-
-
-def draw_survey(
-    report: SurveyReport, fingerprints: Mapping[str, Fingerprint], *, dark: bool = False
-) -> dict[str, Figure]:
-    """Draw the matrix of all pairs, and the dendrogram of each group of relatives; needs matplotlib.
-
-    Args:
-        report: The survey.
-        fingerprints: Rows that were kept, by name; groups that have them all are drawn in the dendrogram.
-        dark: For a dark page.
-
-    Returns:
-        ``matrix`` where two models or more were read, ``dendrogram`` where some are relatives.
-    """
-    figures = {"matrix": _matrix(report, dark)} if len(report.readable()) > 1 else {}
-    dendrogram = _dendrogram(report, fingerprints, dark)
-    return figures if dendrogram is None else {**figures, "dendrogram": dendrogram}
-
-
-def _matrix(report: SurveyReport, dark: bool) -> Figure:
-    from mdir_hf.figures import draw_survey_matrix
-
-    names = report.readable()
-    pairs = {frozenset(pair): found for pair, found in report.pairs.items()}
-    verdicts: list[list[str | None]] = []
-    log10_p: list[list[float]] = []
-    for first in names:
-        row = [pairs.get(frozenset((first, second))) if first != second else None for second in names]
-        verdicts.append([None if found is None else found.verdict for found in row])
-        log10_p.append([0.0 if found is None or found.log10_p is None else found.log10_p for found in row])
-    groups = [[name for name in group if name in names] for group in report.groups()]
-    return draw_survey_matrix(names, log10_p, verdicts, groups=[group for group in groups if group], dark=dark)
-
-
-def _dendrogram(report: SurveyReport, fingerprints: Mapping[str, Fingerprint], dark: bool) -> Figure | None:
-    from mdir_hf.figures import draw_dendrogram
-
-    groups = []
-    for group in report.groups():
-        if len(group) > 1 and all(name in fingerprints for name in group):
-            aligned = align_rows({name: fingerprints[name] for name in group})
-            if len(aligned.names) > 1:
-                groups.append((aligned.names, aligned.relative_distances()))
-    alone = sum(len(group) == 1 for group in report.groups())
-    return draw_dendrogram(groups, alone=alone, dark=dark) if groups else None
 
 
 def _markdown(report: SurveyReport, written: Collection[str]) -> str:

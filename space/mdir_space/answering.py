@@ -7,54 +7,64 @@ from __future__ import annotations
 
 import base64
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from mdir_hf import CellGrid, HomologyReport, figure_cells, pair_tests
+from mdir_hf import CellGrid
 from mdir_space.markup import text
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 KEYS = "Arrow keys move from cell to cell, plus and minus zoom."
-OPENS = "Enter shows the parts of a pair."
+OPENS_PARTS = "Enter shows the parts of a pair."
+OPENS_COMPARISON = "Enter opens the comparison of the two models."
+
+Parts = Mapping[Any, Sequence[tuple[str, str, float]]]
+"""As ``pair_tests`` gives them."""
 
 
-def answering_figure(report: HomologyReport, name: str, figure: Figure, images: str) -> str:
+def answering_figure(
+    name: str,
+    images: str,
+    grids: Sequence[CellGrid] = (),
+    *,
+    parts: Parts | None = None,
+    address: Callable[[str, str], str] | None = None,
+) -> str:
     """Return a figure as an element that answers.
 
     Args:
-        report: The report.
         name: Of the figure.
-        figure: As drawn; the same in both themes but for its colours.
         images: Its elements, one for each theme.
+        grids: What its cells say.
+        parts: What a cell opens that stands for a pair of layers.
+        address: Gives the address that a cell about two models leads to.
 
     Returns:
         The images alone where the figure has no cells; else with cells over them, what they say below, and buttons.
     """
-    grids = figure_cells(report, name, figure)
     tools = _tools(name, zooms=bool(grids))
     begins = f'<div class="answers" data-name="{text(name)}"><div class="view"><div class="sheet">{images}'
     if not grids:
         return f"{begins}</div></div>{tools}</div>"
-    cells = "".join(_cells(report, grid) for grid in grids)
+    cells = "".join(_cells(grid, _data(grid, parts or {}, address)) for grid in grids)
     said = '<p class="said" aria-live="polite">Point at a cell to read it.</p>'
     return f'{begins}{cells}</div></div>{said}{tools}<div class="of-pair" aria-live="polite"></div></div>'
 
 
-def _cells(report: HomologyReport, grid: CellGrid) -> str:
+def _cells(grid: CellGrid, data: Mapping[str, Any]) -> str:
     left, top, width, height = (f"{100.0 * share:.3f}%" for share in grid.box)
-    opens = f" {OPENS}" if grid.are_pairs else ""
+    opens = f" {OPENS_PARTS}" if grid.are_pairs else f" {OPENS_COMPARISON}" if "links" in data else ""
+    size = "" if grid.is_merged else f", {len(grid.rows)} by {len(grid.columns)} cells"
     return (
-        f'<div class="cells" role="application" tabindex="0" aria-label="{text(grid.what)}, {len(grid.rows)} by '
-        f'{len(grid.columns)} cells. {KEYS}{opens}" style="left:{left};top:{top};width:{width};height:{height}" '
-        f'data-cells="{text(json.dumps(_data(report, grid), separators=(",", ":")))}"><div class="mark"></div></div>'
+        f'<div class="cells" role="application" tabindex="0" aria-label="{text(grid.what)}{size}. {KEYS}{opens}" '
+        f'style="left:{left};top:{top};width:{width};height:{height}" '
+        f'data-cells="{text(json.dumps(data, separators=(",", ":")))}"><div class="mark"></div></div>'
     )
 
 
-def _data(report: HomologyReport, grid: CellGrid) -> dict[str, Any]:
+def _data(grid: CellGrid, parts: Parts, address: Callable[[str, str], str] | None) -> dict[str, Any]:
     data: dict[str, Any] = {"sides": grid.sides, "rows": grid.rows, "columns": grid.columns}
     if grid.texts is not None:
-        data["texts"] = grid.texts
+        data["texts"], data["said"] = _once([said for row in grid.texts for said in row])
     if grid.values is not None:
         data["value"] = grid.value
         if grid.value == "log10 p":
@@ -67,9 +77,22 @@ def _data(report: HomologyReport, grid: CellGrid) -> dict[str, Any]:
     if grid.are_pairs:
         data["pairs"] = {
             f"{pair.reference},{pair.candidate}": [(part, test, round(p)) for part, test, p in tests]
-            for pair, tests in pair_tests(report).items()
+            for pair, tests in parts.items()
         }
+    if grid.widths:
+        data["widths"] = [round(width, 5) for width in grid.widths]
+    if grid.is_merged:
+        data["merged"] = True
+    if grid.models is not None and address is not None:
+        models = [pair for row in grid.models for pair in row]
+        data["links"], data["to"] = _once([address(*pair) if pair else "" for pair in models])
     return data
+
+
+def _once(texts: Sequence[str]) -> tuple[list[str], list[int]]:
+    """Return each text once, and of each cell which of them is its own."""
+    places = {said: at for at, said in enumerate(dict.fromkeys(texts))}
+    return list(places), [places[said] for said in texts]
 
 
 def _tools(name: str, *, zooms: bool) -> str:

@@ -4,6 +4,8 @@
   const known = new WeakMap();
   const MOST_ZOOM = 8;
 
+  let held = {};
+
   const dataOf = (cells) => {
     if (!known.has(cells)) {
       const data = JSON.parse(cells.dataset.cells);
@@ -13,39 +15,83 @@
     return known.get(cells);
   };
 
+  const place = (data, row, column) => row * data.columns.length + column;
+  const isIn = (data, row, column) => row >= 0 && row < data.rows.length && column >= 0 && column < data.columns.length;
+
   const said = (data, row, column) => {
-    const sides = [data.rows[row], data.columns[column]].map((label, side) => data.sides[side].replace("{}", label));
-    const words = [sides.filter(Boolean).join(", ")];
-    if (data.texts) words.push(data.texts[row][column]);
+    const sides = [data.rows[row], data.columns[column]].map((label, side) => data.sides[side].replace("{}", () => label));
+    const words = [sides.filter(Boolean).join(", ")].filter(Boolean);
+    if (data.texts) words.push(data.texts[data.said[place(data, row, column)]]);
     if (data.values) words.push(`${data.value} ${data.values[row][column].toLocaleString("en")}`);
     if (data.steps) words.push(`${data.value} ${(data.steps[row * data.columns.length + column] / 255).toFixed(2)}`);
     const notes = (data.notes || []).filter(([i, j]) => i === row && j === column).map(([, , note]) => note);
     const text = [words.join(": "), ...notes].join("; ");
-    return text.charAt(0).toUpperCase() + text.slice(1) + ".";
+    // The name of a model is written as it is.
+    const begins = text.split(/[\s,:]/, 1)[0].includes("/") ? text.charAt(0) : text.charAt(0).toUpperCase();
+    return `${begins}${text.slice(1)}.`;
+  };
+
+  const linkOf = (data, row, column) => (data.links ? data.links[data.to[place(data, row, column)]] : "");
+
+  // Where the columns end, as shares of the width.
+  const endsOf = (data) => {
+    let end = 0;
+    return data.columns.map((_, at) => { end += data.widths ? data.widths[at] : 1 / data.columns.length; return end; });
+  };
+
+  // Cells that are one lie in a block: the first and the last row and column of it.
+  const blockOf = (data, row, column) => {
+    const reach = (down, right) => {
+      let [i, j] = [row, column];
+      while (data.merged && isIn(data, i + down, j + right) &&
+        data.said[place(data, i + down, j + right)] === data.said[place(data, row, column)]) {
+        [i, j] = [i + down, j + right];
+      }
+      return down ? i : j;
+    };
+    return { top: reach(-1, 0), bottom: reach(1, 0), left: reach(0, -1), right: reach(0, 1) };
+  };
+
+  // The next cell in a direction: of cells that are one, the one after them.
+  const next = (data, row, column, down, right) => {
+    const { top, bottom, left, right: last } = blockOf(data, row, column);
+    const to = [down < 0 ? top + down : down > 0 ? bottom + down : row, right < 0 ? left + right : right > 0 ? last + right : column];
+    return data.merged && !isIn(data, ...to) ? [row, column] : to;
   };
 
   const ask = (cells, row, column) => {
     const asked = dataOf(cells);
     const { data } = asked;
+    const before = [asked.row, asked.column];
     asked.row = Math.max(0, Math.min(data.rows.length - 1, row));
     asked.column = Math.max(0, Math.min(data.columns.length - 1, column));
     const figure = cells.closest(".answers");
+    if (cells.classList.contains("asked") && before[0] === asked.row && before[1] === asked.column) return;
     for (const other of figure.querySelectorAll(".cells")) other.classList.toggle("asked", other === cells);
     const mark = cells.querySelector(".mark");
-    mark.style.left = `${100 * asked.column / data.columns.length}%`;
-    mark.style.top = `${100 * asked.row / data.rows.length}%`;
-    mark.style.width = `${100 / data.columns.length}%`;
-    mark.style.height = `${100 / data.rows.length}%`;
-    figure.querySelector(".said").textContent = said(data, asked.row, asked.column);
+    const [block, ends] = [blockOf(data, asked.row, asked.column), endsOf(data)];
+    const begins = block.left ? ends[block.left - 1] : 0;
+    mark.style.left = `${100 * begins}%`;
+    mark.style.top = `${100 * block.top / data.rows.length}%`;
+    mark.style.width = `${100 * (ends[block.right] - begins)}%`;
+    mark.style.height = `${100 * (block.bottom + 1 - block.top) / data.rows.length}%`;
+    const told = figure.querySelector(".said");
+    told.textContent = said(data, asked.row, asked.column);
+    const address = linkOf(data, asked.row, asked.column);
+    if (address) {
+      const link = element("a", "Compare the two");
+      link.href = address;
+      told.append(" ", link);
+    }
+    held = { figure, name: figure.dataset.name, cells, row: data.rows[asked.row], column: data.columns[asked.column] };
   };
 
   const cellAt = (cells, event) => {
     const box = cells.getBoundingClientRect();
     const { data } = dataOf(cells);
-    return [
-      Math.floor(data.rows.length * (event.clientY - box.top) / box.height),
-      Math.floor(data.columns.length * (event.clientX - box.left) / box.width),
-    ];
+    const along = (event.clientX - box.left) / box.width;
+    const column = endsOf(data).findIndex((end) => along < end);
+    return [Math.floor(data.rows.length * (event.clientY - box.top) / box.height), column < 0 ? data.columns.length : column];
   };
 
   const element = (name, words) => {
@@ -54,34 +100,40 @@
     return made;
   };
 
-  // The parts of the pair of layers that a cell of the map stands for.
-  const open = (cells) => {
+  // The comparison of the two models that a cell is about, or the parts of the pair of layers that it stands for.
+  const open = (cells, event) => {
     const { data, row, column } = dataOf(cells);
+    const address = linkOf(data, row, column);
+    // A finger reads first: the link stands below the figure.
+    if (address && event.pointerType !== "touch") {
+      if (event.ctrlKey || event.metaKey) window.open(address);
+      else location.assign(address);
+    }
     if (!data.pairs) return;
-    const place = cells.closest(".answers").querySelector(".of-pair");
+    const below = cells.closest(".answers").querySelector(".of-pair");
     const pair = [data.rows[row], data.columns[column]];
     const names = pair.map((label, side) => data.sides[side].replace("{}", label)).join(" and ");
     const tests = data.pairs[pair.join(",")];
     if (!tests) {
-      place.replaceChildren(element("p", `The parts of ${names} were not analysed: only matched layers are, and of many a few.`));
+      below.replaceChildren(element("p", `The parts of ${names} were not analysed: only matched layers are, and of many a few.`));
       return;
     }
     const table = document.createElement("table");
     table.append(element("caption", `The parts of ${names}, each with its most significant test`));
     const lines = [["part", "looks for", "log10 p"], ...tests.map(([part, test, p]) => [part, test, p.toLocaleString("en")])];
     const body = document.createElement("tbody");
-    lines.forEach((line, place) => {
+    lines.forEach((line, number) => {
       const made = document.createElement("tr");
       line.forEach((words, at) => {
-        const cell = element(place === 0 || at === 0 ? "th" : "td", words);
-        if (cell.tagName === "TH") cell.scope = place === 0 ? "col" : "row";
+        const cell = element(number === 0 || at === 0 ? "th" : "td", words);
+        if (cell.tagName === "TH") cell.scope = number === 0 ? "col" : "row";
         made.append(cell);
       });
-      if (place === 0) table.createTHead().append(made);
+      if (number === 0) table.createTHead().append(made);
       else body.append(made);
     });
     table.append(body);
-    place.replaceChildren(table);
+    below.replaceChildren(table);
   };
 
   const zoom = (figure, factor) => {
@@ -129,7 +181,7 @@
     const cells = closest(event, ".answers .cells");
     if (cells) {
       ask(cells, ...cellAt(cells, event));
-      open(cells);
+      open(cells, event);
     }
     const button = closest(event, ".answers .tools button");
     if (!button) return;
@@ -138,20 +190,58 @@
     if (what === "closer" || what === "farther") zoom(figure, what === "closer" ? 2 : 0.5);
     else save(figure, what);
   });
+  // What has the focus, what is asked and what is unfolded of an answer that grows stays so when it is renewed.
+  const unfolded = new Set();
+  let focused = null;
+  const keyOf = (part) => part.getAttribute("aria-label") || (part.parentElement && part.parentElement.dataset.kept) || "";
   document.addEventListener("focusin", (event) => {
+    focused = closest(event, "#verdict a, #verdict summary, .answers .cells");
     const cells = closest(event, ".answers .cells");
     if (cells) ask(cells, dataOf(cells).row, dataOf(cells).column);
   });
+  document.addEventListener("pointerdown", (event) => {
+    if (!closest(event, "#verdict, .answers")) focused = null;
+  });
+  document.addEventListener("toggle", (event) => {
+    const key = closest(event, "details") && event.target.dataset.kept;
+    if (key && event.target.isConnected) unfolded[event.target.open ? "add" : "delete"](key);
+  }, true);
+  const renewed = () => {
+    for (const details of document.querySelectorAll("#verdict details[data-kept]")) {
+      if (unfolded.has(details.dataset.kept) && !details.dataset.seen) details.open = true;
+      details.dataset.seen = "yes";
+    }
+    if (held.cells && !held.cells.isConnected) {
+      const again = document.querySelector(`.answers[data-name="${held.name}"]`);
+      const cells = again && [...again.querySelectorAll(".cells")].find((each) => dataOf(each).data.rows.includes(held.row));
+      if (cells) {
+        const [before, { data }] = [held, dataOf(cells)];
+        zoom(again, parseFloat(before.figure.querySelector(".sheet").dataset.zoom) || 1);
+        ask(cells, data.rows.indexOf(before.row), Math.max(0, data.columns.indexOf(before.column)));
+        if (focused === before.cells && isNowhere()) cells.focus({ preventScroll: true });
+      }
+    }
+    if (focused && !focused.isConnected && isNowhere()) {
+      const key = keyOf(focused);
+      const again = key && [...document.querySelectorAll("#verdict a, #verdict summary")].find((each) => keyOf(each) === key);
+      if (again) again.focus({ preventScroll: true });
+    }
+  };
+  const isNowhere = () => !document.activeElement || document.activeElement === document.body;
+  const begin = () => new MutationObserver(renewed).observe(document.body, { childList: true, subtree: true });
+  if (document.body) begin();
+  else document.addEventListener("DOMContentLoaded", begin);
   document.addEventListener("keydown", (event) => {
     const cells = closest(event, ".answers .cells");
     if (!cells || event.ctrlKey || event.metaKey || event.altKey) return;
     const { data, row, column } = dataOf(cells);
     const moves = {
-      ArrowUp: [row - 1, column], ArrowDown: [row + 1, column], ArrowLeft: [row, column - 1], ArrowRight: [row, column + 1],
+      ArrowUp: next(data, row, column, -1, 0), ArrowDown: next(data, row, column, 1, 0),
+      ArrowLeft: next(data, row, column, 0, -1), ArrowRight: next(data, row, column, 0, 1),
       Home: [row, 0], End: [row, data.columns.length - 1], PageUp: [row - 10, column], PageDown: [row + 10, column],
     };
     if (moves[event.key]) ask(cells, ...moves[event.key]);
-    else if (event.key === "Enter" || event.key === " ") open(cells);
+    else if (event.key === "Enter" || event.key === " ") open(cells, event);
     else if (event.key === "+" || event.key === "-") zoom(cells.closest(".answers"), event.key === "+" ? 2 : 0.5);
     else return;
     event.preventDefault();

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mdir_hf import (
+    CellGrid,
+    FamilyDistances,
     FamilyTree,
     Listeners,
     ModelResult,
@@ -16,13 +19,31 @@ from mdir_hf import (
     SurveyPlan,
     SurveyReport,
     draw_survey,
-    figure_img,
+    family_distances,
     grow_tree,
     survey_arriving,
+    survey_cells,
 )
 from mdir_space.access import Access
+from mdir_space.pictures import in_both_themes
 from mdir_space.ways import SurveyQuestion
 from mdir_space.work import SoFar, Tell, paced, rights_of
+
+DRAWING_SHARE = 0.2
+"""Most of the time that goes into pictures of a survey that goes on."""
+
+
+@dataclass(frozen=True)
+class SurveyPicture:
+    """A figure of a survey.
+
+    Attributes:
+        images: Its elements of the page, one for each theme.
+        cells: What its cells say.
+    """
+
+    images: str
+    cells: tuple[CellGrid, ...]
 
 
 @dataclass(frozen=True)
@@ -32,13 +53,13 @@ class Surveyed:
     Attributes:
         report: Models, pairs and groups.
         trees: The family tree of each group of relatives; empty until the end.
-        pictures: The matrix and the dendrogram as elements of the page, by name; empty until the end.
+        pictures: The matrix, of what is known, and at the end the dendrogram, by name.
         left_out: Which models of the list are not in it; empty where all are.
     """
 
     report: SurveyReport
     trees: tuple[FamilyTree, ...] = ()
-    pictures: Mapping[str, str] = field(default_factory=dict)
+    pictures: Mapping[str, SurveyPicture] = field(default_factory=dict)
     left_out: str = ""
 
     def to_dict(self) -> dict[str, Any]:
@@ -74,22 +95,21 @@ class SurveyJob:
             reading=Reading(**rights_of(self.access, allow_local=self.allow_local)),
             progress=False,
         )
+        growing = _GrowingPicture()
+
+        def tell_of(report: SurveyReport) -> None:
+            tell(SoFar(Surveyed(self._with_missing(report), pictures=growing.of(report), left_out=self.left_out)))
+
         report, rows = survey_arriving(
             plan,
             max_bytes=self.n_bytes,
             listeners=Listeners(progress=False, on_progress=paced(tell)),
-            on_model=lambda report: tell(SoFar(Surveyed(self._with_missing(report), left_out=self.left_out))),
+            on_model=tell_of,
         )
         tell(Progress("trees", sum(found.bytes_read for found in report.models.values())))
         groups = [group for group in report.groups() if len(group) > 1]
         trees = tuple(grow_tree({name: rows[name] for name in group}) for group in groups)
-        light, dark = (draw_survey(report, rows, dark=is_dark) for is_dark in (False, True))
-        # Not <picture>: a page of gradio may be dark on a light system, and the other way round.
-        pictures = {
-            name: f'<span class="when-light">{figure_img(light[name])}</span>'
-            f'<span class="when-dark">{figure_img(dark[name])}</span>'
-            for name in light
-        }
+        pictures = _drawn(report, family_distances(report, rows))
         return Surveyed(self._with_missing(report), trees, pictures, self.left_out)
 
     def _with_missing(self, report: SurveyReport) -> SurveyReport:
@@ -97,6 +117,29 @@ class SurveyJob:
         missing = self.access.left_out
         models = {name: ModelResult(name, None, why) for name, why in missing.items()}
         return replace(report, names=(*report.names, *missing), models={**report.models, **models})
+
+
+class _GrowingPicture:
+    """The matrix of a survey that goes on, drawn anew when there is time for it."""
+
+    def __init__(self) -> None:
+        self._pictures: dict[str, SurveyPicture] = {}
+        self._rests_until = 0.0
+
+    def of(self, report: SurveyReport) -> dict[str, SurveyPicture]:
+        """Return the matrix of what is known; while drawing rests, the one before."""
+        began = time.monotonic()
+        if report.pairs and began >= self._rests_until:
+            self._pictures = _drawn(report)
+            ends = time.monotonic()
+            self._rests_until = ends + (ends - began) * (1.0 / DRAWING_SHARE - 1.0)
+        return self._pictures
+
+
+def _drawn(report: SurveyReport, families: FamilyDistances = ()) -> dict[str, SurveyPicture]:
+    light, dark = (draw_survey(report, families, dark=is_dark) for is_dark in (False, True))
+    cells = survey_cells(report, families, light)
+    return {name: SurveyPicture(in_both_themes(light[name], dark[name]), cells[name]) for name in light}
 
 
 def shown_as(model: ResolvedModel) -> str:

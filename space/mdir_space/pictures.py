@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from mdir_hf import FigureName, HomologyReport, figure_img
+from mdir_hf import FigureName, HomologyReport, figure_cells, figure_img, pair_tests
 from mdir_space.answering import answering_figure
 
 if TYPE_CHECKING:
@@ -29,9 +29,15 @@ class Pictures:
         return {name.value: self._image(name.value) for name in names if name.value in self._light}
 
     def _image(self, name: str) -> str:
-        # Not <picture>: a page of gradio may be dark on a light system, and the other way round.
-        images = "".join(
-            f'<span class="when-{theme}">{figure_img(figures[name])}</span>'
-            for theme, figures in (("light", self._light), ("dark", self._dark))
-        )
-        return answering_figure(self._report, name, self._light[name], images)
+        figure = self._light[name]
+        cells = figure_cells(self._report, name, figure)
+        return answering_figure(name, in_both_themes(figure, self._dark[name]), cells, parts=pair_tests(self._report))
+
+
+def in_both_themes(light: Figure, dark: Figure) -> str:
+    """Return a figure as elements of which the page shows the one for its theme."""
+    # Not <picture>: a page of gradio may be dark on a light system, and the other way round.
+    return "".join(
+        f'<span class="when-{theme}">{figure_img(figure)}</span>'
+        for theme, figure in (("light", light), ("dark", dark))
+    )

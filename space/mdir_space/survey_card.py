@@ -7,6 +7,7 @@ from itertools import combinations
 
 from mdir_hf import PairResult, SurveyReport, Verdict, shown_name
 from mdir_space.addresses import query_of
+from mdir_space.answering import answering_figure
 from mdir_space.many import Surveyed
 from mdir_space.markup import download, link_row, log10_text, text
 from mdir_space.ways import SurveyQuestion
@@ -35,11 +36,11 @@ def survey_card(surveyed: Surveyed, question: SurveyQuestion, *, link: str = "",
         f"<span>{text(headline)}</span></h2>",
         f'<p class="sentence">{text(sentence)}</p>',
         _groups(report),
-        _pictures(surveyed),
+        _pictures(surveyed, question),
         _pairs(report, question),
         _not_read(report),
         _not_meant(report),
-        _downloads(surveyed) if surveyed.pictures else "",
+        _downloads(surveyed) if link and surveyed.pictures else "",
         link_row(link, "Link to this survey") if link else "",
     ]
     kind = Verdict.HOMOLOGOUS if is_found else Verdict.NO_EVIDENCE
@@ -84,21 +85,27 @@ def _groups(report: SurveyReport) -> str:
     return f"<h3>Families</h3><ul>{items}</ul>"
 
 
-def _pictures(surveyed: Surveyed) -> str:
+def _pictures(surveyed: Surveyed, question: SurveyQuestion) -> str:
     captions = {
-        "matrix": "Every pair of models, with −log10 p in each cell: the larger, the stronger the evidence.",
+        "matrix": "Every pair of models, with −log10 p in each cell: the larger, the stronger the evidence. A cell "
+        "leads to the comparison of its two models.",
         "dendrogram": "Models of one family, joined where their weights are nearest to each other. It has no root: "
         "nearness does not say which came first.",
     }
+
+    def address(reference: str, candidate: str) -> str:
+        return f"?{query_of(reference, candidate, 'auto', question.alpha)}"
+
     figures = "".join(
-        f"<figure>{picture}<figcaption>{text(captions[name])}</figcaption></figure>"
+        f"<figure>{answering_figure(name, picture.images, picture.cells, address=address)}"
+        f"<figcaption>{text(captions[name])}</figcaption></figure>"
         for name, picture in surveyed.pictures.items()
     )
     trees = "".join(
         f'<pre tabindex="0" role="region" aria-label="Family tree {at}"><code>{text(tree)}</code></pre>'
         for at, tree in enumerate(surveyed.trees, start=1)
     )
-    tree = f"<details><summary>The trees in words</summary>{trees}</details>" if trees else ""
+    tree = f"<details data-kept='trees'><summary>The trees in words</summary>{trees}</details>" if trees else ""
     return f'<div class="panel figures-of-survey">{figures}{tree}</div>' if figures or tree else ""
 
 
@@ -113,7 +120,7 @@ def _pairs(report: SurveyReport, question: SurveyQuestion) -> str:
     if not others:
         return first
     label = f"{len(others)} pairs without a finding" if len(others) != 1 else "One pair without a finding"
-    return f"{first}<details><summary>{label}</summary>{_table(others, label, question)}</details>"
+    return f"{first}<details data-kept='others'><summary>{label}</summary>{_table(others, label, question)}</details>"
 
 
 def _table(pairs: Sequence[PairResult], caption: str, question: SurveyQuestion) -> str:

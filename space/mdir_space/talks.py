@@ -73,7 +73,8 @@ async def talk(
             updates: dict[Any, Any] = {panels.status: _progress(step)}
             if isinstance(step, Working) and step.found is not shown and _tells(step.found):
                 shown = step.found
-                updates[panels.verdict] = f'<div class="interim">{_card(shown, question, note=SO_FAR)}</div>'
+                growing = " growing" if isinstance(shown, Surveyed) else ""
+                updates[panels.verdict] = f'<div class="interim{growing}">{_card(shown, question, note=SO_FAR)}</div>'
             yield updates
 
 

@@ -87,11 +87,20 @@ def test_several_names_are_a_survey_that_grows_and_ends_with_matrix_and_tree(vis
     page.get_by_role("button", name="Survey 5 models").click()
 
     expect(page.locator(".verdict .note")).to_contain_text("So far")
+    growing = page.locator('.interim .answers[data-name="matrix"] .cells')
+    growing.focus()
+    page.keyboard.press("ArrowRight")
     expect(page.locator("#status")).to_contain_text(re.compile(r"\d of 5 models"))
     assert "3 of 4 form one family." in answered(page)
     sentence = page.locator(".verdict .sentence").inner_text()
     assert sentence.startswith(f"{BASE}, {RELATED} and {DECLARED} share weight ancestry. The other one showed none")
     assert page.locator(".survey figure img:visible").count() == 2
+    matrix = page.locator('.answers[data-name="matrix"]')
+    assert matrix.locator(".cells").evaluate("cells => cells === document.activeElement"), "it was renewed"
+    expect(matrix.locator(".said")).to_have_text(
+        re.compile(rf"^{BASE} and {RELATED}: they share weight ancestry, log10 p -[\d,]+, on [\d,]+ tokens\.")
+    )
+    expect(matrix.get_by_role("link", name="Compare the two")).to_have_attribute("href", f"?a={BASE}&b={RELATED}")
     assert "owner/absent was not found" in page.locator(".verdict").inner_text()
     assert page.get_by_role("link", name="Download the survey (JSON)").is_visible()
     assert page.get_by_role("link", name=f"Full comparison: {BASE} and {RELATED}").is_visible()
@@ -99,9 +108,27 @@ def test_several_names_are_a_survey_that_grows_and_ends_with_matrix_and_tree(vis
 
     link = page.get_by_label("Link to this survey").input_value()
     expect(page).to_have_url(link)
+    tree = page.locator('.answers[data-name="dendrogram"]')
+    tree.locator(".cells").focus()
+    expect(tree.locator(".said")).to_contain_text("nearest to it is")
+    page.keyboard.press("ArrowRight")
+    expect(tree.locator(".said")).to_contain_text(re.compile("joined at an RMS difference of [0-9.e-]+ times"))
+    with page.expect_download() as saved:
+        tree.get_by_role("button", name="PNG").click()
+    assert saved.value.path().read_bytes().startswith(b"\x89PNG")
+
     again = visit(link.removeprefix(server.url), color_scheme="dark", **PHONE)
     assert "3 of 4 form one family." in answered(again)
     assert overflow(again) == 0
+    cells = again.locator('.answers[data-name="matrix"] .cells')
+    box = cells.bounding_box()
+    cells.tap(position={"x": box["width"] * 1.5 / 4, "y": box["height"] * 0.5 / 4})
+    expect(again.locator(".said a").first).to_be_visible()  # a finger reads first
+    expect(again).to_have_url(link)
+
+    matrix.locator(".cells").click(position={"x": 5, "y": matrix.locator(".cells").bounding_box()["height"] * 0.4})
+    expect(page).to_have_url(f"{server.url}/?a={BASE}&b={RELATED}")
+    assert verdict(page).endswith("The two models share weight ancestry.")
 
 
 def test_cancel_stops_a_survey_and_a_search(visit, live_hub):
@@ -133,4 +160,6 @@ def test_axe_finds_nothing_serious_about_a_family_or_a_survey(visit, scheme):
     answered(page)
     for summary in page.locator(".survey details summary").all():
         summary.click()
+    for cells in page.locator(".survey .cells").all():
+        cells.focus()
     assert serious(page) == []

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from mdir_hf.hub.resolve import ResolvedModel, resolve_model
     from mdir_hf.index.base_index import BaseIndex
     from mdir_hf.index.identify import Ancestor, Identification, identify
+    from mdir_hf.index.planning import IdentificationPlan, plan_identification
     from mdir_hf.installing import install_command
     from mdir_hf.names import shown_name, visible_text
     from mdir_hf.report import (
@@ -58,6 +59,8 @@ if TYPE_CHECKING:
     from mdir_hf.saving.html import section_html
     from mdir_hf.survey.arriving import survey_arriving
     from mdir_hf.survey.drawing import FamilyDistances, draw_survey, family_distances, survey_cells
+    from mdir_hf.survey.reads import SurveyReads, plan_reads
+    from mdir_hf.survey.requests import PlannedRequests, planned_requests
     from mdir_hf.survey.results import ModelResult, PairResult, SurveyReport
     from mdir_hf.survey.run import SurveyPlan
     from mdir_hf.training.callback import LineageCallback
@@ -75,7 +78,10 @@ _NAMES = {
     "mdir_hf.hub.listing": "ModelList models_of_author models_of_collection",
     "mdir_hf.index.base_index": "BaseIndex",
     "mdir_hf.index.identify": "Ancestor Identification identify",
+    "mdir_hf.index.planning": "IdentificationPlan plan_identification",
     "mdir_hf.survey.arriving": "survey_arriving",
+    "mdir_hf.survey.reads": "SurveyReads plan_reads",
+    "mdir_hf.survey.requests": "PlannedRequests planned_requests",
     "mdir_hf.survey.results": "ModelResult PairResult SurveyReport",
     "mdir_hf.survey.run": "SurveyPlan",
     "mdir_hf.survey.drawing": "FamilyDistances draw_survey family_distances survey_cells",
@@ -119,6 +125,7 @@ __all__ = [
     "HomologyChecker",
     "HomologyReport",
     "Identification",
+    "IdentificationPlan",
     "LayersReport",
     "Level",
     "LineageCallback",
@@ -137,6 +144,7 @@ __all__ = [
     "NamedModel",
     "PairResult",
     "PlaceboResult",
+    "PlannedRequests",
     "Progress",
     "ReadPlan",
     "Reading",
@@ -150,6 +158,7 @@ __all__ = [
     "SettledBy",
     "StoppedError",
     "SurveyPlan",
+    "SurveyReads",
     "SurveyReport",
     "Transformation",
     "Verdict",
@@ -170,6 +179,9 @@ __all__ = [
     "models_of_author",
     "models_of_collection",
     "pair_tests",
+    "plan_identification",
+    "plan_reads",
+    "planned_requests",
     "resolve_model",
     "section_html",
     "shown_name",

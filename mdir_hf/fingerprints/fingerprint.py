@@ -28,6 +28,10 @@ from mdir_hf.vocabulary.tokens import VocabularyKind
 
 FORMAT = "mdir-hf/fingerprint/1"
 EMBEDDING = "embedding"
+WITHOUT_TOKENS = (
+    "it has no tokenizer files, so nothing says which row belongs to which token; compare it by itself, or name a copy "
+    "that has them"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,23 +124,30 @@ def take_fingerprint(model: Model, tokens: Sequence[bytes], *, max_gap_bytes: in
     """
     vocabulary = model.vocabulary
     if vocabulary is None:
-        raise VocabularyError(
-            "it has no tokenizer files, so nothing says which row belongs to which token; compare it by itself, or "
-            "name a copy that has them",
-            subject=model.label,
-        )
+        raise VocabularyError(WITHOUT_TOKENS, subject=model.label)
+    found = tokens_with_rows(vocabulary, model.n_rows, tokens)
     row_of = vocabulary.row_of
-    found = [token for token in tokens if row_of.get(token, model.n_rows) < model.n_rows]
     ids = np.array([row_of[token] for token in found], dtype=np.int64)
     rows = model.tensors.read_rows(model.anatomy.embedding.tensor, ids, max_gap_bytes=max_gap_bytes)
     return Fingerprint(
         model=model.summary(),
-        tokens=tuple(found),
+        tokens=found,
         rows=narrowed(rows),
         bytes_of_weights=model.tensors.n_bytes,
         digests=model.digests(),
         notes=model.tensors.description.notes,
     )
+
+
+def tokens_with_rows(vocabulary: Vocabulary, n_rows: int, tokens: Sequence[bytes]) -> tuple[bytes, ...]:
+    """Return those tokens of a sample that a model has rows for.
+
+    Args:
+        vocabulary: The model's.
+        n_rows: Rows of its embedding, of which some vocabularies promise more.
+        tokens: The sample.
+    """
+    return tuple(token for token in tokens if vocabulary.row_of.get(token, n_rows) < n_rows)
 
 
 def sample_name(tokens: Sequence[bytes]) -> str:

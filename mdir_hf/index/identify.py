@@ -15,16 +15,13 @@ from mdir_hf.comparison.settings import Listeners, Settings
 from mdir_hf.errors import InputError, MdirError, StoppedError, one_line
 from mdir_hf.fingerprints.fingerprint import Fingerprint, take_fingerprint
 from mdir_hf.homology.embedding import EmbeddingTest
-from mdir_hf.homology.power import noise_of_few_rows
 from mdir_hf.homology.significance import LN10
 from mdir_hf.hub import IoLedger
-from mdir_hf.index.base_index import LEAST_ROWS, BaseIndex, Hit
+from mdir_hf.index.base_index import BaseIndex, Hit
+from mdir_hf.index.planning import TESTS_OF_A_BASE, what_is_excluded
 from mdir_hf.report import HomologyReport, ModelSummary, n_bytes_text
 
 SCHEMA = "mdir-hf/identification/1"
-
-TESTS_OF_A_BASE = 2
-"""Channels in one order, and any matching of channels."""
 
 TESTED_FROM_SHARE = 0.5
 """A base is tested only if the guess of the search reaches this share of the needed ln p: matching the thousands of
@@ -186,7 +183,7 @@ def identify(
         for hit, log10_p in judge_hits(index, query, top=top, alpha=alpha, seed=seed, device=device)
     ]
     ancestors.sort(key=lambda one: one.log10_p)
-    n_of_width, noise = _excluded(index, query, alpha)
+    n_of_width, noise = what_is_excluded(index, query.rows.shape[1], query.tokens, alpha)
     found = Identification(
         query.model, tuple(ancestors), len(index), alpha, ledger.bytes_read, n_of_width, excluded_noise=noise
     )
@@ -211,18 +208,6 @@ def _compared(one: Ancestor, model: NamedModel, settings: Settings, reading: Rea
         raise
     except MdirError as exc:
         return replace(one, error=one_line(exc))
-
-
-def _excluded(index: BaseIndex, query: Fingerprint, alpha: float) -> tuple[int, float | None]:
-    """Return how many bases are as wide as a model, and the noise under which a copy of any of them would be found."""
-    log_level = math.log(alpha / (TESTS_OF_A_BASE * len(index)))
-    noises = []
-    for base in index.bases:
-        if base.rows.shape[1] == query.rows.shape[1]:
-            rows, _ = base.common_rows(query)
-            if len(rows) >= LEAST_ROWS:
-                noises.append(noise_of_few_rows(rows, log_level=log_level))
-    return len(noises), min(noises, default=None)
 
 
 def judge_hits(

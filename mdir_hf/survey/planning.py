@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from mdir_hf.checkpoint import TensorSpec
+from mdir_hf.comparison.comparable import matrix_spec
 from mdir_hf.comparison.opening import Reading
 from mdir_hf.errors import InputError, MdirError, one_line
 from mdir_hf.fingerprints.opening import Pin, open_model, pin_of
@@ -71,11 +73,9 @@ def choose_sample(
     Raises:
         InputError: If none can be opened.
     """
-    vocabularies, pins, failures = _vocabularies(names, reading, ledger or IoLedger())
-    if not vocabularies:
-        first = next(iter(failures.values()))
-        raise InputError(f"none of the {len(names)} models can be opened; the first: {first}")
-    return Sample(choose_tokens(vocabularies, n_tokens, seed=seed), pins, names), failures
+    opened, failures = open_models(names, reading, ledger or IoLedger())
+    tokens = choose_tokens([one.vocabulary for one in opened.values()], n_tokens, seed=seed)
+    return Sample(tokens, {name: one.pin for name, one in opened.items()}, names), failures
 
 
 def save_sample(sample: Sample, path: Path, asked: Mapping[str, Any]) -> None:
@@ -140,16 +140,40 @@ def writing_into(folder: Path) -> Iterator[None]:
         raise InputError(f"cannot write a survey there: {exc.strerror}", subject=str(folder)) from exc
 
 
-def _vocabularies(
-    names: tuple[str, ...], reading: Reading, ledger: IoLedger
-) -> tuple[list[Vocabulary], dict[str, Pin], dict[str, str]]:
-    """Read the tokenizer of every model; one object for all models whose tokenizer files are the same bytes."""
+@dataclass(frozen=True)
+class Opened:
+    """What is known of a model before its rows are read.
+
+    Attributes:
+        vocabulary: One object for all models whose tokenizer files are the same bytes.
+        pin: The commits that it was opened at.
+        embedding: Where its embedding lies.
+    """
+
+    vocabulary: Vocabulary
+    pin: Pin
+    embedding: TensorSpec
+
+
+def open_models(names: tuple[str, ...], reading: Reading, ledger: IoLedger) -> tuple[dict[str, Opened], dict[str, str]]:
+    """Open every model and read its tokenizer.
+
+    Args:
+        names: Models.
+        reading: How repositories are opened.
+        ledger: Counts what is read.
+
+    Returns:
+        Those that could be opened, and why the others could not, by name.
+
+    Raises:
+        InputError: If none can be opened.
+    """
     known: dict[object, Vocabulary] = {}
-    found: list[Vocabulary] = []
-    pins: dict[str, Pin] = {}
+    found: dict[str, Opened] = {}
     failures: dict[str, str] = {}
 
-    def read(name: str) -> tuple[object, Vocabulary, Pin]:
+    def read(name: str) -> tuple[object, Opened]:
         model = open_model(name, reading, ledger)
         key = model.vocabulary_key
         vocabulary = (None if key is None else known.get(key)) or model.vocabulary
@@ -157,16 +181,19 @@ def _vocabularies(
             raise InputError(
                 "it has no tokenizer files, so nothing says which row belongs to which token", subject=name
             )
-        return key, vocabulary, pin_of(name, model)
+        return key, Opened(vocabulary, pin_of(name, model), matrix_spec(model, model.anatomy.embedding))
 
     with ThreadPoolExecutor(READERS) as pool:
         for name, future in [(name, pool.submit(read, name)) for name in names]:
             try:
-                key, vocabulary, pins[name] = future.result()
+                key, opened = future.result()
             except MdirError as exc:
                 failures[name] = one_line(exc)
                 continue
             if key is not None:
-                vocabulary = known.setdefault(key, vocabulary)
-            found.append(vocabulary)
-    return found, pins, failures
+                opened = replace(opened, vocabulary=known.setdefault(key, opened.vocabulary))
+            found[name] = opened
+    if not found:
+        first = next(iter(failures.values()))
+        raise InputError(f"none of the {len(names)} models can be opened; the first: {first}")
+    return found, failures

@@ -19,6 +19,7 @@ from mdir_hf.homology import matching
 from mdir_hf.hub import open_repository
 from mdir_hf.index.base_index import BYTES_PER_BASE, BaseIndex, choose_index_tokens
 from mdir_hf.index.identify import identify, judge_hits
+from mdir_hf.index.planning import plan_identification
 from mdir_hf.report import ModelSummary
 from tests.specimens import gaussian, write_model
 
@@ -152,8 +153,12 @@ def test_a_model_is_identified_and_the_finding_confirmed_by_comparison(built, fo
     assert "shared weight ancestry" in str(found)
 
 
-def test_a_stranger_is_compared_with_nothing(built, folders):
+def test_a_stranger_is_compared_with_nothing_and_all_of_that_was_planned(built, folders):
+    planned = plan_identification(NamedModel(folders["stranger"]), built)
     found = identify(NamedModel(folders["stranger"]), built)
+    stated = (planned.n_bases, planned.n_of_width, planned.excluded_noise)
+    assert stated == (found.n_bases, found.n_of_width, found.excluded_noise) and stated[2] > 1.0
+    assert planned.n_rows == len(built.tokens) and 0 < planned.n_bytes <= found.bytes_read
     assert found.found == ()
     assert all(one.report is None for one in found.ancestors)
     assert "does not show that there is none" in str(found)

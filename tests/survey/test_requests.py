@@ -5,11 +5,14 @@ from __future__ import annotations
 from mdir_hf.cli import main
 from mdir_hf.comparison.opening import Reading
 from mdir_hf.errors import StoppedError
+from mdir_hf.survey.arriving import survey_arriving
 from mdir_hf.survey.declared import add_declared
+from mdir_hf.survey.reads import plan_reads
 from mdir_hf.survey.requests import planned_requests
 from mdir_hf.survey.run import SurveyPlan, prepare_survey, requests_of, run_survey
 from tests.hub.fixtures import hf_home, loopback_hub
 from tests.loopback.limits import bucket_of
+from tests.specimens import gaussian, tokens, write_model
 
 __all__ = ["hf_home", "loopback_hub"]
 
@@ -73,3 +76,17 @@ def test_it_is_said_before_it_is_sent(population, loopback_hub, tmp_path, capsys
 
 def stop_before_anything(*_, **__):
     raise StoppedError("here")
+
+
+def test_what_a_survey_reads_of_each_model_is_known_before_it_does(population, tmp_path):
+    far = write_model(tmp_path / "far", gaussian(300, 64, 40), words=tokens(300, first=50_000))
+    names = (*population.values(), str(far), str(tmp_path / "absent"))
+    plan = SurveyPlan(names, n_tokens=512, progress=False)
+    reads = plan_reads(plan)
+    report, rows = survey_arriving(plan)
+    assert reads.n_rows == {name: len(found.tokens) for name, found in rows.items()}
+    assert all(reads.n_bytes[name] <= report.models[name].bytes_read for name in rows)
+    assert reads.failures.keys() == {str(tmp_path / "absent")}
+    assert reads.n_pairs == len(report.pairs)
+    assert reads.n_blind == sum(pair.common_tokens < 16 for pair in report.pairs.values()) > 0
+    assert reads.excluded_noise > 0.2  # that of the tuned ones

@@ -17,21 +17,22 @@ from mdir_hf import (
     MemoryBudgetError,
     Progress,
     ReadPlan,
+    SurveyReads,
 )
 from mdir_space.access import Access, find_access, sentence, token_of_space
 from mdir_space.assignment import Assignment
 from mdir_space.comparison import ComparisonJob, PlanJob
 from mdir_space.errand import OutOfTimeError, cap_of, was_going_well
 from mdir_space.estimate import Pace, duration_text
-from mdir_space.family import Family, FamilyJob
+from mdir_space.family import Family, FamilyJob, FamilyPlan, FamilyPlanJob
 from mdir_space.limits import Limits
-from mdir_space.many import Surveyed, SurveyJob
+from mdir_space.many import Surveyed, SurveyJob, SurveyPlanJob
 from mdir_space.processes import Processes
 from mdir_space.question import Asks, Question, RefusedError
 from mdir_space.results import PublicResults, result_key
 from mdir_space.visitor import Visitor
 from mdir_space.waiting_room import Ticket, WaitingRoom
-from mdir_space.ways import FamilyQuestion, SurveyQuestion, is_collection, listed, may_be_author
+from mdir_space.ways import AnyQuestion, FamilyQuestion, SurveyQuestion, is_collection, listed, may_be_author
 from mdir_space.work import OutOfMemoryError, Task
 
 POLL_S = 0.1
@@ -100,6 +101,8 @@ class Answered(Generic[R]):
     cut_short: str = ""
 
 
+Plan = ReadPlan | FamilyPlan | SurveyReads
+"""What an answer to each of them is going to read."""
 Steps = AsyncGenerator[Waiting | Working[R] | Answered[R], None]
 """What there is to say of a question until it is answered; the last is :class:`Answered`."""
 
@@ -166,8 +169,8 @@ class Desk:
         report = self._results.get(result_key(access, question))
         return None if report is None else Answered(report, access, was_kept=True)
 
-    async def plan(self, question: Question, visitor: Visitor) -> ReadPlan:
-        """Say what a comparison would read.
+    async def plan(self, asked: AnyQuestion, visitor: Visitor) -> Plan:
+        """Say what answering a question would read.
 
         Cancelling this gives up the place in the queue and ends the work.
 
@@ -176,16 +179,16 @@ class Desk:
         """
         limits = self.serving.limits
         ticket = self._planning_room.enter(visitor.key)
-        work: Future[ReadPlan] | None = None
-        planning: Assignment[ReadPlan] | None = None
-
-        def task(access: Access) -> PlanJob:
-            return PlanJob(access, question, allow_local=self.serving.allow_local, cap_bytes=limits.plan_memory_bytes)
-
+        work: Future[Plan] | None = None
+        planning: Assignment[Plan] | None = None
         try:
             while ticket.n_ahead:
                 await asyncio.sleep(POLL_S)
-            access = await self.access(question, visitor)
+            question = await self.understood(asked, visitor)
+            if isinstance(question, SurveyQuestion):
+                question, _ = await self._listed(question, visitor)
+            access = await self.access(question, visitor, may_lack=isinstance(question, SurveyQuestion))
+            task = self._plan_of(question)
             planning = Assignment(access, task, self._processes, seconds=limits.plan_seconds)
             work = _submit(self._planners, planning.run, ticket)
             return await asyncio.shield(asyncio.wrap_future(work))
@@ -198,6 +201,19 @@ class Desk:
                 planning.stop()
             if work is None:
                 ticket.leave()
+
+    def _plan_of(self, question: AnyQuestion) -> Callable[[Access], Task[Plan]]:
+        serving = self.serving
+        local, cap = serving.allow_local, serving.limits.plan_memory_bytes
+
+        def task(access: Access) -> Task[Plan]:
+            if isinstance(question, Question):
+                return PlanJob(access, question, allow_local=local, cap_bytes=cap)
+            if isinstance(question, SurveyQuestion):
+                return SurveyPlanJob(access, question, allow_local=local, cap_bytes=cap)
+            return FamilyPlanJob(access, question, serving.index, token_of_space(), allow_local=local, cap_bytes=cap)
+
+        return task
 
     async def answer(self, question: Question, visitor: Visitor) -> Steps[HomologyReport]:
         """Compare two models, step by step; the last step is :class:`Answered`.
@@ -251,12 +267,7 @@ class Desk:
         A question with one name is about the models of that collection or author, as the Hub lists them.
         """
         limits = self.serving.limits
-        left_out = ""
-        if question.is_list:
-            (name,) = question.names
-            token = visitor.token or self.serving.own_token or token_of_space()
-            names, left_out = await self._asked_of_the_hub(lambda: listed(name, token), visitor)
-            question = SurveyQuestion(names, question.alpha)
+        question, left_out = await self._listed(question, visitor)
 
         def task(access: Access) -> SurveyJob:
             return SurveyJob(
@@ -272,6 +283,21 @@ class Desk:
         async with aclosing(self._carried_out(access, task, visitor, "The survey")) as steps:
             async for step in steps:
                 yield step
+
+    async def _listed(self, question: SurveyQuestion, visitor: Visitor) -> tuple[SurveyQuestion, str]:
+        """Put the models of a list of the Hub in its place, and say what of it is left out."""
+        if not question.is_list:
+            return question, ""
+        (name,) = question.names
+        token = visitor.token or self.serving.own_token or token_of_space()
+        names, left_out = await self._asked_of_the_hub(lambda: listed(name, token), visitor)
+        return SurveyQuestion(names, question.alpha), left_out
+
+    async def understood(self, asked: AnyQuestion, visitor: Visitor) -> AnyQuestion:
+        """Return a question, and about one name that is none of a model one about that author."""
+        if isinstance(asked, FamilyQuestion) and await self.is_list(asked.model, visitor):
+            return SurveyQuestion((asked.model,), asked.alpha)
+        return asked
 
     async def is_list(self, name: str, visitor: Visitor) -> bool:
         """Tell whether a single name is that of a collection or an author, and of no model.

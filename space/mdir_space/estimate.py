@@ -13,6 +13,13 @@ FLOPS_PER_S = 15e9
 SVD_FLOPS = 30
 """Operations of a singular value decomposition of n x n, over n cubed."""
 
+OPENING_S = 2.0
+"""A model's headers and tokenizer, from the Hub and not from a cache."""
+
+SECONDS_OF_PAIR = (0.8, 8.0)
+"""On sampled rows, seconds of one core: relatives, which their first look settles, and strangers 1,024 wide, which need
+all looks; strangers 576, 2,048 and 4,096 wide took 2.4 to 4.1 (measured)."""
+
 WEIGHT_OF_NEW = 0.3
 FEWEST_BYTES_TO_LEARN_FROM = 1 << 20
 
@@ -39,6 +46,12 @@ class Pace:
         first, most = bytes_of(plan)
         rows, all_rows = plan.look_rows[0], plan.common_tokens if plan.level != "screen" else plan.look_rows[-1]
         return self._seconds(plan, first, rows), self._seconds(plan, most, all_rows)
+
+    def seconds_of_survey(self, n_bytes: int, *, n_models: int, n_pairs: int) -> tuple[float, float]:
+        """Return how long a survey takes if all are relatives, and if none are, in seconds."""
+        reading = n_models * OPENING_S + n_bytes / self.bytes_per_s
+        least, most = (reading + n_pairs * one for one in SECONDS_OF_PAIR)
+        return least, most
 
     def _seconds(self, plan: ReadPlan, n_bytes: int, rows: int) -> float:
         n_reference, n_candidate = plan.reference.shape[1], plan.candidate.shape[1]

@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mdir_hf import (
     BaseIndex,
     GatedRepositoryError,
+    HomologyChecker,
     Identification,
+    IdentificationPlan,
     Level,
     LineageCheck,
     Listeners,
     MdirError,
     NamedModel,
+    PlannedRequests,
     Progress,
     Reading,
+    ReadPlan,
     RepositoryNotFoundError,
     Settings,
+    declared_lineage,
     identify,
+    plan_identification,
+    planned_requests,
     verify_lineage,
 )
 from mdir_space.access import Access, sentence
 from mdir_space.ways import FamilyQuestion
 from mdir_space.work import SoFar, Tell, paced, rights_of
+
+NO_INDEX = "no index of base models lies on this server, so no base was looked for"
+MOST_PLANNED = 4
+"""Declared base models that a plan opens; a merge may declare a dozen, and each takes seconds."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +125,7 @@ class _FamilyWork:
     def search(self, family: Family) -> Identification:
         job = self._job
         if not job.index:
-            raise MdirError("no index of base models lies on this server, so no base was looked for")
+            raise MdirError(NO_INDEX)
         index = BaseIndex.open(job.index, token=job.index_token or False)
         return identify(
             self._model,
@@ -149,3 +161,72 @@ class _FamilyWork:
         self._n_read = self._n_before + progress.bytes_read
         expected = None if progress.bytes_expected is None else self._n_before + progress.bytes_expected
         self._progressed(Progress(progress.stage, self._n_read, expected))
+
+
+@dataclass(frozen=True)
+class FamilyPlan:
+    """What finding the family of one model is going to read.
+
+    Attributes:
+        search: What the search of the index reads; None where there is none.
+        declared: Base models that its card declares; empty where that is not asked for, or not known.
+        comparisons: Of the first of those, what comparing the model with it reads.
+        not_planned: Why there is no such plan, of the others of the first; and of the card, under an empty name.
+        requests: What is asked of the Hub for all of these.
+    """
+
+    search: IdentificationPlan | None
+    declared: tuple[str, ...]
+    comparisons: Mapping[str, ReadPlan]
+    not_planned: Mapping[str, str]
+    requests: PlannedRequests
+
+
+@dataclass(frozen=True)
+class FamilyPlanJob:
+    """The plan of a :class:`FamilyJob`, whose attributes these are."""
+
+    access: Access
+    question: FamilyQuestion
+    index: str = ""
+    index_token: str | None = field(default=None, repr=False)
+    allow_local: bool = False
+    cap_bytes: int | None = None
+
+    def do(self, tell: Tell) -> FamilyPlan:
+        """Read headers and tokenizers of the model and of the bases that its card declares; no weights."""
+        model, question = self.access.models[0].pinned, self.question
+        rights = rights_of(self.access, allow_local=self.allow_local)
+        search = None
+        if question.searches and self.index:
+            index = BaseIndex.open(self.index, token=self.index_token or False)
+            search = plan_identification(NamedModel(model), index, alpha=question.alpha, reading=Reading(**rights))
+        declared, comparisons, not_planned = self._declared(model) if question.verifies else ((), {}, {})
+        opened = [model, *map(_on_the_hub, declared)]
+        requests = planned_requests(Reading(**rights), for_rows=opened, for_cards=opened[:1])
+        return FamilyPlan(search, declared, comparisons, not_planned, requests)
+
+    def _declared(self, model: str) -> tuple[tuple[str, ...], dict[str, ReadPlan], dict[str, str]]:
+        rights = rights_of(self.access, allow_local=self.allow_local)
+        of_card = {name: value for name, value in rights.items() if name != "allow_local"}
+        plans: dict[str, ReadPlan] = {}
+        not_planned: dict[str, str] = {}
+        try:
+            lineage = declared_lineage(model, **of_card)  # type: ignore[arg-type]
+        except MdirError as exc:
+            return (), plans, {"": sentence(exc)}
+        by_construction = lineage.adapter_of if lineage.is_adapter else None
+        declared = tuple(base for base in lineage.base_models if base != by_construction)
+        if declared:
+            checker = HomologyChecker.from_pretrained(model, alpha=self.question.alpha, **rights)
+            for base in declared[:MOST_PLANNED]:
+                try:
+                    plans[base] = checker.plan(_on_the_hub(base), level=self.question.level)
+                except MdirError as exc:
+                    not_planned[base] = sentence(exc)
+        return declared, plans, not_planned
+
+
+def _on_the_hub(repo: str) -> str:
+    """Name a repository on the Hub, never a folder of that name: cards are written by strangers."""
+    return f"hf://models/{repo}"

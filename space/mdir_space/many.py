@@ -17,10 +17,12 @@ from mdir_hf import (
     Reading,
     ResolvedModel,
     SurveyPlan,
+    SurveyReads,
     SurveyReport,
     draw_survey,
     family_distances,
     grow_tree,
+    plan_reads,
     survey_arriving,
     survey_cells,
 )
@@ -89,12 +91,7 @@ class SurveyJob:
 
     def do(self, tell: Tell) -> Surveyed:
         """Read one model after the other, compare it with those before it, and tell of it; then draw."""
-        plan = SurveyPlan(
-            names=tuple(dict.fromkeys(map(shown_as, self.access.models))),
-            alpha=self.question.alpha,
-            reading=Reading(**rights_of(self.access, allow_local=self.allow_local)),
-            progress=False,
-        )
+        plan = _plan(self.access, self.question, allow_local=self.allow_local)
         growing = _GrowingPicture()
 
         def tell_of(report: SurveyReport) -> None:
@@ -140,6 +137,29 @@ def _drawn(report: SurveyReport, families: FamilyDistances = ()) -> dict[str, Su
     light, dark = (draw_survey(report, families, dark=is_dark) for is_dark in (False, True))
     cells = survey_cells(report, families, light)
     return {name: SurveyPicture(in_both_themes(light[name], dark[name]), cells[name]) for name in light}
+
+
+@dataclass(frozen=True)
+class SurveyPlanJob:
+    """The plan of a :class:`SurveyJob`, whose attributes these are."""
+
+    access: Access
+    question: SurveyQuestion
+    allow_local: bool = False
+    cap_bytes: int | None = None
+
+    def do(self, tell: Tell) -> SurveyReads:
+        """Read headers and tokenizers of all models; no weights."""
+        return plan_reads(_plan(self.access, self.question, allow_local=self.allow_local))
+
+
+def _plan(access: Access, question: SurveyQuestion, *, allow_local: bool) -> SurveyPlan:
+    return SurveyPlan(
+        names=tuple(dict.fromkeys(map(shown_as, access.models))),
+        alpha=question.alpha,
+        reading=Reading(**rights_of(access, allow_local=allow_local)),
+        progress=False,
+    )
 
 
 def shown_as(model: ResolvedModel) -> str:

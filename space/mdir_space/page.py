@@ -24,21 +24,23 @@ from mdir_space.examples import Example, stored_examples
 from mdir_space.first_paint import FirstPaint
 from mdir_space.markup import text
 from mdir_space.method_page import method_page
-from mdir_space.notices import plan_notice
+from mdir_space.plans import notice_of
 from mdir_space.programs import add_programs, tools_of
-from mdir_space.question import DEFAULT_ALPHA, LEVELS, RefusedError, ask
+from mdir_space.question import DEFAULT_ALPHA, LEVELS, Question, RefusedError
 from mdir_space.sharing import CARD, Cards
 from mdir_space.static_pictures import StaticPictures
 from mdir_space.suggestions import Suggestions, datalist
 from mdir_space.unheard import Unheard
 from mdir_space.visitor import visitor_of
-from mdir_space.ways import button_label, names_in
+from mdir_space.ways import asked_way, button_label, names_in
 
 TITLE = "mdir-hf: do two models share weight ancestry?"
 HERE = Path(__file__).resolve().parent
 SCRIPTS = ("page.js", "figures.js")
 PREFLIGHT_DELAY_S = 0.4
 """Leaving a field for the button asks for the plan, and the click that follows calls it off in this time."""
+OTHER_NAME_S = 0.8
+"""Whoever has named one model may be on the way to the field for another; typing there calls the plan off."""
 DISTRIBUTING_S = 0.15
 """The browser shows the last of the updates of one frame: both fields must have been filled before others come."""
 STOPPING_S, LAST_WORDS_S = 5.0, 0.3
@@ -304,12 +306,14 @@ def _listen(
     ) -> str:
         await asyncio.sleep(PREFLIGHT_DELAY_S)
         try:
-            question = ask(first, second, level, alpha)
+            question = asked_way(first, second, level, alpha, allow_local=desk.serving.allow_local)
+            if not isinstance(question, Question):
+                await asyncio.sleep(OTHER_NAME_S)
             visitor = visitor_of(request, account, account_token, n_proxies=desk.serving.limits.n_proxies)
             plan = await desk.plan(question, visitor)
         except RefusedError:
             return ""  # whoever is still typing is not to be corrected; the click says it
-        return plan_notice(plan, desk.pace, desk.serving.limits)
+        return notice_of(plan, desk.pace, desk.serving.limits)
 
     def label(first: str, second: str) -> str:
         return button_label(first, second, allow_local=desk.serving.allow_local)
@@ -333,7 +337,16 @@ def _listen(
         **hidden,
     )
     # What was planned for other names goes as soon as one of them is changed.
-    gr.on([fields[0].input, fields[1].input], None, None, panels.plan, js="() => ''", queue=False, **hidden)
+    gr.on(
+        [fields[0].input, fields[1].input],
+        None,
+        None,
+        panels.plan,
+        js="() => ''",
+        cancels=[planning],
+        queue=False,
+        **hidden,
+    )
     # In two steps, here and below: a function beside ``cancels`` is answered before anything is cancelled.
     running = [
         gr.on(

@@ -12,11 +12,11 @@ from mdir_space.addresses import pinned_link
 from mdir_space.agents import AgentTool, Call, News
 from mdir_space.answers import IDENTIFIED, SURVEYED, VERIFIED, answer_of, answer_schema, identified, surveyed, verified
 from mdir_space.desk import Answered, Desk, Waiting
-from mdir_space.estimate import bytes_of
-from mdir_space.notices import does_not_fit, in_words
-from mdir_space.question import DEFAULT_ALPHA, LEVELS, LONGEST_NAME, Question, RefusedError, ask
-from mdir_space.visitor import Visitor, visitor_of
-from mdir_space.ways import MOST_MODELS, ask_family, ask_survey
+from mdir_space.notices import in_words
+from mdir_space.plans import PLANNED, planned
+from mdir_space.question import DEFAULT_ALPHA, LEVELS, LONGEST_NAME, MOST_MODELS, Question, RefusedError, ask
+from mdir_space.visitor import visitor_of
+from mdir_space.ways import AnyQuestion, ask_family, ask_survey
 
 Level = Literal["auto", "screen", "embedding", "body"]
 
@@ -126,26 +126,27 @@ def add_programs(desk: Desk) -> None:
         raise AssertionError("an answer ends with Answered or is refused")
 
     async def plan(  # noqa: D417 - likewise
-        reference: str,
-        candidate: str,
+        reference: str = "",
+        candidate: str = "",
         level: Level = "auto",
+        models: list[str] | None = None,
         request: gr.Request | None = None,
         account: gr.OAuthProfile | None = None,
         account_token: gr.OAuthToken | None = None,
     ) -> dict[str, Any]:
-        """Say what comparing two models would read and need, without comparing them.
+        """Say what an answer would read and need, and what finding nothing would exclude, without giving it.
 
         Args:
             reference: One model: owner/name, owner/name@revision, or its address on the Hub.
-            candidate: The other model.
+            candidate: The other model; empty: the plan of finding the family of the first one.
             level: How far to go: auto, screen, embedding or body.
+            models: In their place: the models of a survey, or one collection, or one author.
         """
-        question = _asked(reference, candidate, level, DEFAULT_ALPHA)
-        visitor = visitor_of(request, account, account_token, n_proxies=desk.serving.limits.n_proxies)
-        try:
-            return await _planned(desk, question, visitor)
-        except RefusedError as refused:
-            raise _error(refused) from refused
+        arguments: dict[str, Any] = {"level": level}
+        arguments |= {"reference": reference} if reference else {}
+        arguments |= {"candidate": candidate} if candidate else {}
+        arguments |= {"models": models} if models else {}
+        return await answered("plan", arguments, request, account, account_token)
 
     gr.api(compare, api_name="compare", concurrency_limit=None, api_description=COMPARE)
     gr.api(plan, api_name="plan", concurrency_limit=8, api_description=PLAN)
@@ -170,9 +171,8 @@ def tools_of(desk: Desk) -> tuple[AgentTool, ...]:
                     yield in_words(step)
 
     async def plan(call: Call) -> AsyncIterator[News]:
-        asked = call.arguments
-        question = ask(asked["reference"], asked["candidate"], asked.get("level", "auto"))
-        yield await _planned(desk, question, call.visitor)
+        found = await desk.plan(_to_plan(call.arguments), call.visitor)
+        yield planned(found, desk.pace, desk.serving.limits)
 
     async def identify(call: Call) -> AsyncIterator[News]:
         question = ask_family(call.arguments["model"], call.arguments.get("level", "auto"), verifies=False)
@@ -194,7 +194,7 @@ def tools_of(desk: Desk) -> tuple[AgentTool, ...]:
 
     return (
         AgentTool("compare", "Compare two models", COMPARE, _takes("alpha", "detailed"), answer_schema(), compare),
-        AgentTool("plan", "What a comparison would read", PLAN, _takes(), PLANNED, plan),
+        AgentTool("plan", "What an answer would read", PLAN, _PLANS, PLANNED, plan),
         AgentTool("identify", "Find the family of a model", IDENTIFY, _ONE, IDENTIFIED, identify),
         AgentTool("verify", "Check what a card declares", VERIFY, _ONE, VERIFIED, verify),
         AgentTool("survey", "Compare several models", SURVEY, _SEVERAL, SURVEYED, survey),
@@ -211,8 +211,9 @@ COMPARE = (
     "of this server ends it, what was found until then is the result, and cut_short says what is missing."
 )
 PLAN = (
-    "Say what comparing two models would read and need, and what finding nothing would exclude, without comparing "
-    "them. Reads headers and vocabularies only; takes seconds."
+    "Say what an answer would read and need, and what finding nothing would exclude, without giving it. Name reference "
+    "and candidate for the plan of compare, reference alone for that of identify and verify together, models for that "
+    "of survey. Reads headers and vocabularies only; takes seconds, for a survey some seconds a model."
 )
 IDENTIFY = (
     "Find with which known base models one language model on the Hugging Face Hub shares weight ancestry, whatever its "
@@ -228,29 +229,6 @@ SURVEY = (
     "model is read once, and the result has groups of relatives and their family trees. Takes some seconds a model."
 )
 MODEL = "owner/name, owner/name@revision, or the address of its page, for example Qwen/Qwen2.5-0.5B"
-_SIZE = {"type": "integer", "minimum": 0}
-PLANNED: dict[str, Any] = {
-    "type": "object",
-    "additionalProperties": False,
-    "properties": {
-        "bytes_at_least": {**_SIZE, "description": "Bytes of weights that the first look reads."},
-        "bytes_if_nothing_settles_it": {**_SIZE, "description": "About what is read where every step is needed."},
-        "bytes_limit": {"type": ["integer", "null"], "description": "More than this is never read here; null: no cap."},
-        "bytes_of_weights": {**_SIZE, "description": "Stored size of both models."},
-        "peak_memory_bytes": {**_SIZE, "description": "Memory needed, by estimate."},
-        "common_tokens": {**_SIZE, "description": "Tokens that both vocabularies hold."},
-        "excluded_noise": {
-            "type": "number",
-            "description": "A copy under noise of up to so many times the weights would be found by its embeddings.",
-        },
-        "fits": {"type": "boolean", "description": "Whether it would be begun here."},
-    },
-    "required": [
-        *("bytes_at_least", "bytes_if_nothing_settles_it", "bytes_limit", "bytes_of_weights", "peak_memory_bytes"),
-        *("common_tokens", "excluded_noise", "fits"),
-    ],
-}
-"""What ``plan`` gives."""
 
 
 def _takes(*further: str) -> dict[str, Any]:
@@ -309,20 +287,26 @@ _SEVERAL: dict[str, Any] = {
 }
 
 
-async def _planned(desk: Desk, question: Question, visitor: Visitor) -> dict[str, Any]:
-    found = await desk.plan(question, visitor)
-    least, most = bytes_of(found)
-    limits = desk.serving.limits
-    return {
-        "bytes_at_least": least,
-        "bytes_if_nothing_settles_it": most,
-        "bytes_limit": limits.n_bytes,
-        "bytes_of_weights": found.bytes_of_weights,
-        "peak_memory_bytes": found.peak_memory_bytes,
-        "common_tokens": found.common_tokens,
-        "excluded_noise": found.excluded_noise,
-        "fits": not does_not_fit(found, limits),
-    }
+_PLANS: dict[str, Any] = {
+    "type": "object",
+    "additionalProperties": False,
+    "properties": {**_takes()["properties"], **_SEVERAL["properties"]},
+    "anyOf": [{"required": ["reference"]}, {"required": ["models"]}],
+}
+
+
+def _to_plan(asked: dict[str, Any]) -> AnyQuestion:
+    """Make the question whose plan is asked for."""
+    level = asked.get("level", "auto")
+    if "models" in asked:
+        if "reference" in asked or "candidate" in asked:
+            raise RefusedError(
+                "The plan is that of a comparison or of a survey: name reference and candidate, or models."
+            )
+        return ask_survey(asked["models"])
+    if "candidate" in asked:
+        return ask(asked["reference"], asked["candidate"], level)
+    return ask_family(asked["reference"], level)
 
 
 def _asked(reference: str, candidate: str, level: str, alpha: float) -> Question:

@@ -16,6 +16,7 @@ from mdir_space.family_card import family_card
 from mdir_space.many import Surveyed
 from mdir_space.markup import address_mark, text
 from mdir_space.notices import progress_notice
+from mdir_space.question import Question
 from mdir_space.survey_card import survey_card
 from mdir_space.visitor import Visitor
 from mdir_space.ways import FamilyQuestion, SurveyQuestion
@@ -50,8 +51,9 @@ async def talk(
         RefusedError: If it is not answered.
     """
     yield {panels.plan: ""}
-    if isinstance(question, FamilyQuestion) and await desk.is_list(question.model, visitor):
-        question = SurveyQuestion((question.model,), question.alpha)
+    understood = await desk.understood(question, visitor)
+    assert not isinstance(understood, Question), "one name is no pair"
+    question = understood
     stream: AsyncGenerator[Any, None] = (
         desk.identify(question, visitor) if isinstance(question, FamilyQuestion) else desk.survey(question, visitor)
     )

@@ -70,6 +70,10 @@ class SurveyQuestion:
         return len(self.names) == 1
 
 
+AnyQuestion = Question | FamilyQuestion | SurveyQuestion
+"""What a visitor may ask."""
+
+
 def ask_family(
     model: object,
     level: object = "auto",
@@ -110,9 +114,7 @@ def ask_survey(names: Iterable[object], alpha: object = DEFAULT_ALPHA) -> Survey
     return SurveyQuestion(checked, checked_alpha(alpha))
 
 
-def asked_way(
-    first: object, second: object, level: object, alpha: object, *, allow_local: bool = False
-) -> Question | FamilyQuestion | SurveyQuestion:
+def asked_way(first: object, second: object, level: object, alpha: object, *, allow_local: bool = False) -> AnyQuestion:
     """Say what is asked by the two fields: a family, a comparison, or a survey.
 
     Args:

@@ -42,6 +42,12 @@ def test_agents_come_to_the_same_desk_with_the_same_limits(hub):
         finish(result_of(named["compare"], pair))
     planned = finish(result_of(named["plan"], pair))
     assert (planned["bytes_limit"], planned["fits"]) == (50_000, False)
+    for asked, kind in (({"reference": BASE}, "family"), ({"models": [BASE, RELATED]}, "survey"), (pair, "comparison")):
+        planned = finish(result_of(named["plan"], asked))
+        jsonschema.validate(planned, named["plan"].gives)
+        assert planned["kind"] == kind
+    with pytest.raises(RefusedError, match="or of a survey"):
+        finish(result_of(named["plan"], {**pair, "models": [BASE, RELATED]}))
     with pytest.raises(RefusedError, match="is gated"):
         finish(result_of(named["compare"], {"reference": BASE, "candidate": GATED}))
 
@@ -65,6 +71,7 @@ def test_what_a_tool_takes_is_bounded_and_what_is_wrong_is_said_shortly():
         ("survey", {"models": []}),
         ("verify", {"model": {"a": "b"}}),
         ("identify", {}),
+        ("plan", {"candidate": BASE}),
     ):
         assert 20 < len(named[name].why_not(arguments)) < 600
     for tool in named.values():

@@ -28,11 +28,13 @@ from mdir_hf import (
 from mdir_space.access import find_access
 from mdir_space.desk import Answered, Desk, Serving, Working
 from mdir_space.errand import Errand
+from mdir_space.estimate import Pace
 from mdir_space.family import Family, FamilyJob
 from mdir_space.family_card import family_card, family_sentence
 from mdir_space.limits import Limits
 from mdir_space.many import Surveyed, SurveyJob
 from mdir_space.markup import log10_text
+from mdir_space.plans import in_sentences
 from mdir_space.question import Question, RefusedError
 from mdir_space.shipped_index import index_place, shipped_bases
 from mdir_space.survey_card import survey_card, survey_sentence
@@ -243,6 +245,30 @@ def test_a_survey_that_is_late_keeps_what_it_has_and_gives_its_place_back(hub, m
     assert done.cut_short.startswith("The survey was stopped after")
     assert done.result.report.groups() == ((BASE, RELATED),)
     assert len(desk._room) == 0
+
+
+def test_plans_of_families_and_surveys_read_no_weights_and_say_what_a_no_excludes(hub, index):
+    desk = Desk(Serving(Limits(n_bytes=100_000), index=index))
+    n_sent = len(hub.sent("cdn"))
+    of_family = finish(desk.plan(ask_family(DECLARED), ANYBODY))
+    assert (of_family.search.n_bases, of_family.search.n_of_width, of_family.declared) == (3, 2, (BASE,))
+    assert of_family.search.excluded_noise > 1 and of_family.comparisons[BASE].common_tokens == 1499
+    reads = finish(desk.plan(ask_survey([BASE, RELATED, LARGE, GATED, "owner/absent"]), ANYBODY))
+    assert reads.n_rows == {BASE: 1499, RELATED: 1499, LARGE: 1499} and reads.n_pairs == 3
+    assert reads.n_bytes[LARGE] == 1499 * 512 * 2 and reads.excluded_noise > 1
+    assert sum(request.bytes_sent for request in hub.sent("cdn")[n_sent:]) < 1500 * 96 * 2
+
+    said = in_sentences(of_family, Pace(), desk.serving.limits)
+    assert "against the index of 3 base models. 2 are as wide as this model: a copy of one of those under" in said
+    assert f"The card declares {BASE}: comparing the two reads" in said and "Never more than 100 kB in all" in said
+    said = in_sentences(reads, Pace(), Limits())
+    assert said.startswith("Reads 1,499 rows of each of 3 models, 2.11 MB in all, and compares 3 pairs. In each pair")
+    assert "Takes 10 seconds to 30 seconds, by estimate. Asks the Hub" in said
+
+    of_author = finish(desk.plan(ask_family("owner"), ANYBODY))
+    assert {BASE, STRANGER} <= set(of_author.n_rows) and PRIVATE not in of_author.n_rows
+    with pytest.raises(RefusedError, match="is gated"):
+        finish(desk.plan(ask_family(GATED), ANYBODY))
 
 
 def test_an_author_is_a_list_and_a_model_of_one_word_is_none(hub):

@@ -51,7 +51,7 @@ TESTS = {
     "hub/location": "tests/hub/test_answers.py tests/hub/test_ranges.py",
     "hub/connection": "tests/hub/test_answers.py tests/hub/test_ranges.py",
     "hub/range_cache": "tests/hub/test_range_cache.py",
-    "hub/retry": "tests/hub/test_retry.py",
+    "hub/retry": "tests/hub/test_retry.py tests/hub/test_deadlines.py",
     "checkpoint/header": "tests/checkpoint/test_header.py tests/checkpoint/test_header_against_safetensors.py",
 }
 """Which tests are to notice a break of which module of the package."""

@@ -161,6 +161,49 @@ def test_a_file_read_past_what_is_kept_is_kept_anew(honest, tmp_path):
     assert asked == [(0, 10), (0, 10)]
 
 
+def test_what_is_begun_is_taken_once_by_who_wants_no_more_than_that(honest, monkeypatch):
+    asked, _ = honest
+    monkeypatch.setattr(ranges, "FIRST_BYTES", 300)
+    for start, stop in ((0, 300), (20, 120), (0, 1)):
+        asked.clear()
+        file = ranges.HubFile(PLACE, n_bytes=N_BYTES)
+        file.begin()
+        assert file.read(start, stop) == CONTENT[start:stop]
+        assert asked == [(0, 300)]
+        assert file.read(20, 120) == CONTENT[20:120]
+        assert asked == [(0, 300), (20, 120)]
+
+
+def test_what_is_begun_is_not_taken_by_who_wants_more(honest, monkeypatch):
+    asked, _ = honest
+    monkeypatch.setattr(ranges, "FIRST_BYTES", 300)
+    file = ranges.HubFile(PLACE, n_bytes=N_BYTES)
+    file.begin()
+    assert file.read(0, 301) == CONTENT[:301]
+    assert file.read(400, 500) == CONTENT[400:500]
+    assert file.read(0, 300) == CONTENT[:300]
+    assert sorted(asked) == [(0, 300), (0, 301), (400, 500)]
+
+
+def test_of_a_short_file_all_is_begun(honest):
+    asked, _ = honest
+    file = ranges.HubFile(PLACE, n_bytes=N_BYTES)
+    file.begin()
+    assert file.read(0, N_BYTES) == CONTENT
+    assert asked == [(0, N_BYTES)]
+
+
+def test_what_is_distrusted_is_dropped_once_and_its_place_asked_for_again(honest, tmp_path):
+    asked, heads = honest
+    file = ranges.HubFile(PLACE, n_bytes=N_BYTES, cache=RangeCache(tmp_path, max_bytes=1 << 20))
+    file.read(0, 10)
+    file.distrust()
+    for _ in range(2):
+        assert file.read(0, 10) == CONTENT[:10]
+    assert asked == [(0, 10), (0, 10)]
+    assert len(heads) == 2
+
+
 def test_no_range_is_asked_for_where_one_of_several_is_none(honest):
     asked, _ = honest
     file = ranges.HubFile(PLACE, n_bytes=N_BYTES)

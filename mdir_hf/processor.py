@@ -29,6 +29,16 @@ fast, one of 512 x 512 0.2 times in float64, a product of 64 x 64 took 16 ms in 
 T = TypeVar("T")
 
 
+def is_one_of_several_ranks() -> bool:
+    """Tell whether ``torch.distributed`` joins this process to others.
+
+    Parameters may be sharded over the ranks then, and are gathered from all of them. Every rank has to ask for the same
+    ones in the same order, so nothing is read in two threads at a time.
+    """
+    distributed = torch.distributed
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+
+
 def usable_cores(root: Path = Path("/")) -> int:
     """Count the cores that this process may use: those of its affinity, or of the quota of its cgroup where fewer.
 

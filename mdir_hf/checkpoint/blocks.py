@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from ..errors import InputError
+from ..processor import is_one_of_several_ranks
 from .sources import TensorSource
 
 
@@ -42,6 +43,10 @@ def iter_row_blocks(
     if block_rows < 1:
         raise InputError(f"a block must have at least one row, got block_rows={block_rows}")
     pieces = [rows[at : at + block_rows] for at in range(0, len(rows), block_rows)]
+    if is_one_of_several_ranks():
+        for piece in pieces:
+            yield source.read_rows(name, piece, max_gap_bytes=max_gap_bytes)
+        return
     reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="mdir-row-blocks")
 
     def start(piece: npt.NDArray[np.int64]) -> Future[torch.Tensor]:

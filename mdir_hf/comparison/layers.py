@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +17,8 @@ from mdir_hf.errors import AnatomyError
 from mdir_hf.homology.gauge import fold_gain
 from mdir_hf.homology.modules import LayerWeights
 from mdir_hf.homology.neurons import MlpWeights, unit_rows
+from mdir_hf.hub.in_order import in_order
+from mdir_hf.processor import is_one_of_several_ranks
 
 IntArray = npt.NDArray[np.int64]
 
@@ -163,13 +164,12 @@ class RoleReader:
 
     def _read_all(self, positions: Sequence[int], channels: torch.Tensor | None, key: bytes | None) -> None:
         """Read the same of several layers, side by side: each is a round trip to the Hub."""
-        pool = ThreadPoolExecutor(max_workers=READS_AT_ONCE, thread_name_prefix="mdir-layers")
-        try:
-            of_layers = pool.map(lambda position: self._read(position, channels), positions)
-            for position, stored in zip(positions, of_layers, strict=True):
-                self._kept[position, key] = stored
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+        n_in_flight = 1 if is_one_of_several_ranks() else READS_AT_ONCE
+        of_layers = in_order(
+            positions, lambda position, _: self._read(position, channels), n_in_flight=n_in_flight, name="mdir-layers"
+        )
+        for position, stored in zip(positions, of_layers, strict=True):
+            self._kept[position, key] = stored
 
     def _read(self, position: int, channels: torch.Tensor | None) -> _StoredRows:
         layer, standing = self._standing(position)

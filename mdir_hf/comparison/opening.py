@@ -15,6 +15,7 @@ from mdir_hf.hub import IoLedger, Repository, open_repository
 from mdir_hf.hub.in_order import result_of, run_beside
 from mdir_hf.hub.reference import WEIGHT_SUFFIXES
 from mdir_hf.loaded.repository import LoadedRepository
+from mdir_hf.processor import is_one_of_several_ranks
 from mdir_hf.report import Level
 from mdir_hf.vocabulary import vocabulary_files
 
@@ -188,7 +189,7 @@ def open_beside(reference: Model, candidate: NamedModel, reading: Reading, ledge
 
 
 def _both(mine: Callable[[], T], other: Callable[[], T]) -> tuple[T, T]:
-    beside = run_beside(other, name="mdir-hf-candidate")
+    beside = run_beside(other, name="mdir-hf-candidate", at_once=is_one_of_several_ranks())
     return mine(), result_of(beside)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import closing, suppress
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +19,10 @@ from mdir_hf.comparison.plan import ReadPlan
 from mdir_hf.errors import naming
 from mdir_hf.homology.embedding import block_rows
 from mdir_hf.hub.in_order import result_of, run_beside
+from mdir_hf.processor import is_one_of_several_ranks
 from mdir_hf.vocabulary import CommonVocabulary
+
+T = TypeVar("T")
 
 BLOCKS_A_READ = 2
 """A read brings rows for so many products: half the requests, and less memory than the SVD takes afterwards."""
@@ -50,7 +55,7 @@ class PairReader:
             model, name, rows = side
             return narrowed(_read(model, name, rows[new], max_gap_bytes))
 
-        beside = run_beside(partial(read, other), name="mdir-hf-candidate")  # both servers are asked at once
+        beside = _beside(partial(read, other))  # both servers are asked at once
         arrived = read(mine), result_of(beside)
         self._rows = tuple(torch.cat([old, rows]) for old, rows in zip(self._rows, arrived, strict=True))
         self._taken = np.concatenate([self._taken, new])
@@ -72,7 +77,7 @@ class PairReader:
             closing(iter_row_blocks(other.tensors, other_name, other_rows[rest], n_rows)) as right,
         ):
             while True:
-                beside = run_beside(partial(next, right, None), name="mdir-hf-candidate")
+                beside = _beside(partial(next, right, None))
                 try:
                     x = next(left, None)
                 finally:
@@ -81,6 +86,10 @@ class PairReader:
                     return
                 yield x, y
                 return_freed_memory()
+
+
+def _beside(read: Callable[[], T]) -> Future[T]:
+    return run_beside(read, name="mdir-hf-candidate", at_once=is_one_of_several_ranks())
 
 
 def _read(model: PlacedTensors, name: str, rows: IntArray, max_gap_bytes: int) -> torch.Tensor:

@@ -79,8 +79,14 @@ def _taken(pending: deque[Future[R]], first_failure: list[BaseException]) -> R:
     return future.result()
 
 
-def run_beside(work: Callable[[], R], *, name: str) -> Future[R]:
-    """Do work in a thread of its own, which does not hold the interpreter when it ends."""
+def run_beside(work: Callable[[], R], *, name: str, at_once: bool = False) -> Future[R]:
+    """Do work in a thread of its own, which does not hold the interpreter when it ends.
+
+    Args:
+        work: What to do.
+        name: Name of the thread.
+        at_once: Whether to do it here and now instead.
+    """
     future: Future[R] = Future()
 
     def run() -> None:
@@ -89,7 +95,10 @@ def run_beside(work: Callable[[], R], *, name: str) -> Future[R]:
         except BaseException as exc:  # handed over to the thread that asks
             future.set_exception(exc)
 
-    threading.Thread(target=run, name=name, daemon=True).start()
+    if at_once:
+        run()
+    else:
+        threading.Thread(target=run, name=name, daemon=True).start()
     return future
 
 

@@ -2,14 +2,18 @@
 
 import contextlib
 import math
+import threading
+import types
 from urllib.parse import quote
 
 import pytest
 
-from mdir_hf.errors import RangeIgnoredError, ServerError, ShortReadError
-from mdir_hf.hub import IoLedger, connection, ranges
+from mdir_hf.errors import HubError, RangeIgnoredError, ServerError, ShortReadError
+from mdir_hf.hub import IoLedger, connection, location, ranges
 from mdir_hf.hub.location import HubPlace, Location, Locator, _expires_at
 from mdir_hf.hub.range_cache import RangeCache
+from mdir_hf.hub.retry import StalledError
+from tests.hub.test_retry import HTTP
 
 PLACE = HubPlace("owner/name", "a" * 40, "model.safetensors", "https://hub.example", False, "owner/name@aaaaaaa")
 N_BYTES = 1000
@@ -17,13 +21,43 @@ CONTENT = bytes(range(250)) * 4
 
 
 class Answer:
-    """One answer of a server, in memory."""
+    """One answer of a server, in memory: its pieces can be taken once.
 
-    def __init__(self, status, headers, body):
-        self.status_code, self.headers, self._body = status, headers, body
+    Attributes:
+        n_taken: How many have been.
+        is_at_end: Whether somebody has seen that there are no more.
+    """
+
+    def __init__(self, status, headers, *body):
+        self.status_code, self.headers = status, headers
+        self.n_taken, self.is_at_end = 0, False
+        self._pieces = self._handed_out(body)
+
+    def _handed_out(self, body):
+        for piece in body:
+            self.n_taken += 1
+            yield piece
+        self.is_at_end = True
 
     def iter_raw(self):
-        yield self._body
+        return self._pieces
+
+
+class Sequence:
+    """A session that gives one answer after the other, the last one for ever; an exception is raised."""
+
+    def __init__(self, *answers):
+        self.answers, self.n_asked = answers, 0
+
+    def __call__(self):
+        return self
+
+    def stream(self, *_, **__):
+        answer = self.answers[min(self.n_asked, len(self.answers) - 1)]
+        self.n_asked += 1
+        if isinstance(answer, Exception):
+            raise answer
+        return contextlib.nullcontext(answer() if callable(answer) else answer)
 
 
 @pytest.fixture
@@ -161,6 +195,73 @@ def test_a_file_read_past_what_is_kept_is_kept_anew(honest, tmp_path):
     assert asked == [(0, 10), (0, 10)]
 
 
+@pytest.fixture
+def file(monkeypatch):
+    """A file of 1,000 bytes at one place, and what the server answers in turn."""
+
+    def file(*answers, url="https://cdn.example/x"):
+        here = Location(url, '"etag"', N_BYTES, math.inf)
+        session = Sequence(*answers)
+        forgotten = []
+        monkeypatch.setattr(Locator, "current", lambda self: here)
+        monkeypatch.setattr(Locator, "forget", lambda self, location: forgotten.append(location))
+        monkeypatch.setattr(connection, "get_session", session)
+        return ranges.HubFile(PLACE, n_bytes=N_BYTES), session, forgotten
+
+    return file
+
+
+def part(start, stop, *pieces, **headers):
+    said = {"content-range": f"bytes {start}-{stop - 1}/{N_BYTES}", **headers}
+    return Answer(206, said, *(pieces or (CONTENT[start:stop],)))
+
+
+def test_what_ends_by_its_length_is_read_to_its_end_and_what_does_not_is_left_when_it_is_whole(file):
+    for length, is_at_end in (({"content-length": "100"}, True), ({}, False)):
+        answer = part(100, 200, CONTENT[100:150], CONTENT[150:200], **length)
+        assert file(answer)[0].read(100, 200) == CONTENT[100:200]
+        assert (answer.n_taken, answer.is_at_end) == (2, is_at_end)
+
+
+def test_the_short_body_of_a_refusal_is_read_so_that_the_connection_can_be_used_again(file, waits):
+    refusal = Answer(503, {"content-length": "4"}, b"busy")
+    assert file(refusal, part(0, 10))[0].read(0, 10) == CONTENT[:10]
+    assert refusal.is_at_end
+
+
+def test_416_of_the_hub_itself_has_its_place_asked_for_again_and_404_has_not(file):
+    at_hub = "https://hub.example/x"
+    source, session, forgotten = file(Answer(416, {"content-range": "bytes */7"}), url=at_hub)
+    with pytest.raises(ServerError, match=r"refused \(416\); the server says 'bytes \*/7'"):
+        source.read(0, 10)
+    assert len(forgotten) == 4 and session.n_asked == 5
+    source, session, forgotten = file(Answer(404, {}), url=at_hub)
+    with pytest.raises(HubError):
+        source.read(0, 10)
+    assert (len(forgotten), session.n_asked) == (0, 1)
+
+
+def test_what_is_no_failure_of_the_connection_is_not_tried_again(file, waits):
+    source, session, _ = file(HTTP.UnsupportedProtocol("ftp"))
+    with pytest.raises(HubError) as raised:
+        source.read(0, 10)
+    assert isinstance(raised.value.__cause__, HTTP.UnsupportedProtocol)
+    source, session, _ = file(ZeroDivisionError("ours"))
+    with pytest.raises(ZeroDivisionError, match="ours"):
+        source.read(0, 10)
+    assert (session.n_asked, waits) == (1, [])
+
+
+def test_a_read_that_moves_on_goes_on_and_one_that_stopped_does_not(file, monkeypatch, waits):
+    monkeypatch.setattr(ranges, "_PROGRESS_BYTES", 100)
+    moving = [part(at, N_BYTES, CONTENT[at : at + 100]) for at in range(0, N_BYTES, 100)]
+    assert file(*moving)[0].read(0, N_BYTES) == CONTENT
+    source, session, _ = file(part(0, N_BYTES, CONTENT[:900]), lambda: part(900, N_BYTES, b""))
+    with pytest.raises(ShortReadError, match="ended after 900 of 1,000 bytes"):
+        source.read(0, N_BYTES)
+    assert session.n_asked == 1 + 5  # the first of the six failures that end patience is that of the whole
+
+
 def test_what_is_begun_is_taken_once_by_who_wants_no_more_than_that(honest, monkeypatch):
     asked, _ = honest
     monkeypatch.setattr(ranges, "FIRST_BYTES", 300)
@@ -245,3 +346,191 @@ def test_a_redirect_never_leaves_a_secure_connection(monkeypatch, here, target, 
 @pytest.mark.parametrize("lifetime", ["²", "٣", "9" * 5000, "-3", ""])
 def test_a_lifetime_that_is_no_number_is_none(lifetime):
     assert _expires_at(f"https://cdn.example/x?X-Amz-Expires={quote(lifetime)}") == float("inf")
+
+
+@pytest.mark.parametrize(("lifetime", "is_known"), [("9" * 11, True), ("9" * 12, False)])
+def test_a_lifetime_of_centuries_is_none(lifetime, is_known):
+    assert (_expires_at(f"https://cdn.example/x?X-Amz-Expires={lifetime}") < math.inf) is is_known
+
+
+BLOB, SHA, OTHER_SHA = "b" * 40, "c" * 64, "d" * 64
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """What the Hub says of one file in turn, the last for ever; returns how to change it, and the questions."""
+    said, asked = [], []
+
+    def head(url, **_):
+        asked.append(url)
+        etag, n_bytes, commit = said.pop(0) if len(said) > 1 else said[0]
+        return types.SimpleNamespace(etag=etag, size=n_bytes, commit_hash=commit, location="https://cdn.example/x")
+
+    monkeypatch.setattr(location, "get_hf_file_metadata", head)
+
+    def says(*answers):
+        said[:] = [(*answer, PLACE.commit)[:3] if len(answer) < 3 else answer for answer in answers]
+        asked.clear()
+        return asked
+
+    return says
+
+
+def locator(n_bytes=None, etag=None):
+    return Locator(PLACE, n_bytes=n_bytes, etag=etag, ledger=IoLedger())
+
+
+def test_a_file_that_is_in_git_itself_lies_where_it_is_listed_and_others_are_asked_for(hub):
+    for n_bytes, etag, n_asked in ((7, BLOB, 0), (7, SHA, 1), (None, BLOB, 1), (7, None, 1)):
+        asked = hub((etag or BLOB, 7))
+        found = locator(n_bytes, etag).current()
+        assert len(asked) == n_asked, (n_bytes, etag)
+        assert found.url == (PLACE.url if n_asked == 0 else "https://cdn.example/x")
+
+
+def test_a_head_waits_for_its_turn_and_is_counted(hub, monkeypatch):
+    hub((SHA, 7))
+    turns = []
+    monkeypatch.setattr(location, "wait_for_turn", lambda url, *, token: turns.append((url, token)))
+    one = locator()
+    one.current()
+    assert turns == [(PLACE.url, PLACE.token)]
+    assert one._ledger.requests == 1
+
+
+@pytest.mark.parametrize("missing", [0, 1, 2])
+def test_an_answer_without_commit_etag_or_size_is_refused(hub, missing):
+    hub(tuple(None if at == missing else value for at, value in enumerate((SHA, 7, PLACE.commit))))
+    with pytest.raises(ServerError, match="no commit, ETag or size"):
+        locator().current()
+
+
+@pytest.mark.parametrize(
+    ("listed", "said", "is_refused"),
+    [
+        ((7, SHA), (SHA, 7), False),
+        ((7, SHA), (OTHER_SHA, 7), True),
+        ((7, SHA), (SHA, 8), True),
+        ((7, SHA), ('W/"mirror"', 7), False),
+        ((7, "mirror"), (SHA, 7), False),
+        ((None, None), (SHA, 7), False),
+        ((7, SHA), (SHA, 7, "b" * 40), True),
+    ],
+)
+def test_what_the_hub_serves_is_what_it_lists(hub, listed, said, is_refused):
+    hub(said)
+    with pytest.raises(ServerError) if is_refused else contextlib.nullcontext():
+        locator(*listed).current()
+
+
+@pytest.mark.parametrize(
+    ("listed", "first", "then", "is_other"),
+    [
+        ((None, None), (SHA, 7), (SHA, 7), False),
+        ((None, None), (SHA, 7), (OTHER_SHA, 7), True),
+        ((None, None), (SHA, 7), (SHA, 8), True),
+        ((None, None), ('"m1"', 7), ('"m2"', 7), True),  # two answers of one mirror
+        ((7, BLOB), None, ('"m1"', 7), False),  # a listing, and a mirror with ETags of its own
+        ((7, BLOB), None, ("e" * 40, 7), True),
+        ((7, BLOB), None, (BLOB, 7), False),
+    ],
+)
+def test_content_that_has_become_other_is_refused_when_its_place_is_asked_for_again(hub, listed, first, then, is_other):
+    hub(*(answer for answer in (first, then) if answer))
+    one = locator(*listed)
+    one.forget(one.current())
+    with pytest.raises(ServerError, match="has other content here") if is_other else contextlib.nullcontext():
+        one.current()
+
+
+def test_an_address_is_used_until_it_expires_and_not_any_longer(hub, monkeypatch):
+    asked = hub((SHA, 7))
+    now = [1000.0]
+    monkeypatch.setattr(location, "time", types.SimpleNamespace(monotonic=lambda: now[0], time=lambda: 0.0))
+    one = locator()
+    one._known = Location("https://cdn.example/x", SHA, 7, 1000.5)
+    one.current()
+    assert len(asked) == 0
+    now[0] = 1000.5
+    one.current()
+    assert len(asked) == 1
+
+
+# Bodies, against a clock that moves with them.
+
+
+@pytest.fixture
+def body(monkeypatch):
+    """The pieces that are taken of a body, each of which comes after so many seconds."""
+    now = [0.0]
+    monkeypatch.setattr(connection, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
+
+    def taken(*lengths_and_seconds, cancelled=None):
+        def slowly():
+            for n_bytes, wait_s in lengths_and_seconds:
+                now[0] += wait_s
+                yield b"x" * n_bytes
+
+        answer = types.SimpleNamespace(iter_raw=slowly)
+        return [len(piece) for piece in connection.pieces(answer, subject="s", cancelled=cancelled)]
+
+    return taken
+
+
+def test_a_body_has_thirty_seconds_for_64_kb(body):
+    assert body((1, 10), (1, 10), (1, 10)) == [1, 1, 1]
+    with pytest.raises(StalledError, match="3 bytes in 31 s"):
+        body((1, 10), (1, 10), (1, 11), (1, 0))
+    assert body(*[(1 << 16, 29)] * 4) == [1 << 16] * 4
+    with pytest.raises(StalledError, match="2 bytes in 31 s"):
+        body((1 << 16, 29), (1, 29), (1, 2), (1, 0))
+
+
+def test_a_body_ends_when_it_is_cancelled(body):
+    cancelled = threading.Event()
+    assert body((1, 0), cancelled=cancelled) == [1]
+    cancelled.set()
+    with pytest.raises(ShortReadError, match="cancelled"):
+        body((1, 0), cancelled=cancelled)
+
+
+@pytest.mark.parametrize(
+    ("length", "is_read"),
+    [
+        ("65536", True),
+        ("65537", False),
+        ("0000100", True),
+        ("00000100", False),
+        ("", False),
+        ("-1", False),
+        ("²", False),
+    ],
+)
+def test_only_a_short_body_that_nobody_wants_is_read(length, is_read):
+    answer = Answer(503, {"content-length": length}, b"why")
+    connection.drain(answer, subject="s")
+    assert answer.is_at_end is is_read
+
+
+@pytest.mark.parametrize(("url", "is_hub"), [("https://hub.example/x", True), ("https://cdn.example/x", False)])
+def test_requests_to_the_hub_wait_for_its_quota_and_are_counted_in_it(monkeypatch, url, is_hub):
+    noted, sent = [], {}
+
+    class Quota:
+        def before(self, *_):
+            noted.append("before")
+
+        def after(self, *_):
+            noted.append("after")
+
+    class Session:
+        def stream(self, _, url, **options):
+            sent.update(options)
+            return contextlib.nullcontext(Answer(200, {}))
+
+    monkeypatch.setattr(connection, "QUOTA", Quota())
+    monkeypatch.setattr(connection, "get_session", Session)
+    with connection.get(url, endpoint="https://hub.example", token=None):
+        pass
+    assert noted == (["before", "after"] if is_hub else [])
+    assert sent["timeout"] == (10.0, 20.0, 20.0, 20.0)  # as SECURITY.md says

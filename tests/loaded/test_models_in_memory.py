@@ -10,7 +10,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from mdir_hf import HomologyChecker, describe
+from mdir_hf import HomologyChecker, HomologyReport, describe
 from mdir_hf.checkpoint import MemorySource
 from mdir_hf.errors import ByteBudgetError, InputError
 from mdir_hf.loaded import load_model, load_tokenizer
@@ -276,6 +276,32 @@ def test_shards_of_fsdp2_are_gathered_one_at_a_time():
         dist.destroy_process_group()
     assert stored.keys() == expected.keys()
     assert all(torch.equal(stored[name], tensor) for name, tensor in expected.items())
+
+
+@pytest.mark.slow
+def test_ranks_that_share_two_models_find_what_one_process_finds(tmp_path, tokenizer):
+    """Every rank asks for the same shards in the same order, or the run ends in an error of the transport."""
+    import subprocess
+    import sys
+
+    mine = build(num_hidden_layers=6)
+    folders = [str(tmp_path / name) for name in ("mine", "other")]
+    for folder, model in zip(folders, (mine, drifted(mine)), strict=True):
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    expected = HomologyChecker.from_pretrained(folders[0]).compare(folders[1], level="body")
+    command = [sys.executable, "-m", "tests.loaded.rank"]
+    ranks = [
+        subprocess.Popen([*command, str(rank), str(tmp_path / "store"), *folders], stdout=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    said = [rank.communicate(timeout=300)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0]
+    for report in map(HomologyReport.from_json, said):
+        assert report.verdict is expected.verdict
+        assert report.log10_p == pytest.approx(expected.log10_p)
+        assert len(report.layers.matches) == len(expected.layers.matches) == 6
+        assert len(report.modules) == len(expected.modules)
 
 
 def test_shards_of_zero_are_asked_for_by_deepspeeds_own_context(monkeypatch):

@@ -140,7 +140,7 @@ class RangeCache:
             spans = self._spans.pop(key, None) or list(self._listed(key))
         for span in {*spans, *self._listed(key)}:
             with contextlib.suppress(OSError):
-                self._path(key, span).unlink(missing_ok=True)
+                self._path(key, span).unlink()
 
     @contextlib.contextmanager
     def alone(self, key: str, start: int, stop: int) -> Iterator[None]:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 import time
 
 import pytest
@@ -161,11 +162,60 @@ def test_one_huge_read_does_not_push_out_the_others(tmp_path):
     assert cache.get(KEY, 100_000, 100_001) is None
 
 
+def test_a_quarter_of_the_bound_is_kept_and_a_byte_more_is_not(tmp_path):
+    cache = RangeCache(tmp_path, max_bytes=4000)
+    cache.put(KEY, 0, CONTENT[:1001])
+    assert cache.get(KEY, 0, 1001) is None
+    cache.put(KEY, 0, CONTENT[:1000])
+    assert cache.get(KEY, 0, 1000) == CONTENT[:1000]
+
+
+def test_a_range_that_is_fetched_holds_off_all_who_want_it(cache):
+    """Who comes while the second one is at it waits, too, and nobody is remembered afterwards."""
+    inside, order = threading.Semaphore(0), []
+    goes_on = {name: threading.Event() for name in "abc"}
+
+    def fetch(name):
+        with cache.alone(KEY, 0, 10):
+            order.append(name)
+            inside.release()
+            assert goes_on[name].wait(30)
+
+    def waits_for(n_wanting):
+        until = time.monotonic() + 30
+        while cache._wanted[KEY, 0, 10].n != n_wanting and time.monotonic() < until:
+            time.sleep(0.001)
+        assert cache._wanted[KEY, 0, 10].n == n_wanting
+
+    threads = {name: threading.Thread(target=fetch, args=name, daemon=True) for name in "abc"}
+    threads["a"].start()
+    assert inside.acquire(timeout=30)
+    threads["b"].start()
+    waits_for(2)
+    goes_on["a"].set()
+    assert inside.acquire(timeout=30)
+    threads["c"].start()
+    waits_for(2)
+    assert order == ["a", "b"]
+    with cache.alone(KEY, 10, 20):
+        order.append("another range")
+    for name in "bc":
+        goes_on[name].set()
+    for thread in threads.values():
+        thread.join(30)
+    assert order == ["a", "b", "another range", "c"]
+    assert cache._wanted == {}
+
+
 def test_a_bound_of_zero_turns_it_off(tmp_path):
     cache = RangeCache(tmp_path, max_bytes=0)
     cache.put(KEY, 0, CONTENT)
     assert cache.get(KEY, 0, 10) is None
     assert list(tmp_path.iterdir()) == []
+    RangeCache(tmp_path, max_bytes=1 << 20).put(KEY, 0, CONTENT)
+    assert RangeCache(tmp_path, max_bytes=0).get(KEY, 0, 10) is None
+    assert [RangeCache(tmp_path, max_bytes=n_bytes).is_writable for n_bytes in (0, 1)] == [False, True]
+    assert RangeCache(tmp_path, max_bytes=1).get(KEY, 0, 10) == CONTENT[:10]
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT])
@@ -278,6 +328,10 @@ def test_several_processes_may_write_the_same_pieces(tmp_path):
 
 def test_the_place_is_read_from_the_environment_when_it_is_needed(hf_home, tmp_path, monkeypatch):
     assert cache_root() == hf_home / "mdir-hf"
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    assert cache_root() == tmp_path / "home" / "mdir-hf"
+    monkeypatch.delenv("HF_HOME")
+    assert cache_root() == hf_home / "mdir-hf"
     monkeypatch.setenv("MDIR_HF_CACHE", str(tmp_path / "own"))
     assert cache_root() == tmp_path / "own"
 
@@ -286,9 +340,11 @@ def test_the_bound_is_read_from_the_environment_when_it_is_needed(hf_home, monke
     assert cache_max_bytes() == 4 << 30
     monkeypatch.setenv("MDIR_HF_CACHE_MAX_BYTES", "1_000_000")
     assert cache_max_bytes() == 1_000_000
+    monkeypatch.setenv("MDIR_HF_CACHE_MAX_BYTES", "9" * 19)
+    assert cache_max_bytes() == int("9" * 19)
 
 
-@pytest.mark.parametrize("text", ["4GiB", "-1", "1e9"])
+@pytest.mark.parametrize("text", ["4GiB", "-1", "1e9", "9" * 20])
 def test_a_bound_that_is_no_number_of_bytes_is_refused(monkeypatch, text):
     monkeypatch.setenv("MDIR_HF_CACHE_MAX_BYTES", text)
     with pytest.raises(InputError, match="expected a whole number of bytes"):

@@ -119,7 +119,7 @@ def _survey(options: argparse.Namespace) -> SurveyReport:
         take_sample(options.sample, options.out)
     plan = _plan(options)
     _say_requests(plan, options, with_cards=options.declared)
-    with open_engine(workers=options.workers, scheduler=options.scheduler) as engine:
+    with open_engine(workers=options.workers, scheduler=options.scheduler, device=options.device) as engine:
         return run_survey(plan, options.out, engine=engine)
 
 

@@ -22,6 +22,8 @@ from mdir_hf.errors import InputError, WorkersLostError, one_line
 from mdir_hf.installing import install_command
 
 if TYPE_CHECKING:
+    from multiprocessing.sharedctypes import Synchronized
+
     from distributed import Client
 
 RETRIES = 2
@@ -30,6 +32,11 @@ RETRIES = 2
 RESERVE = 4
 """Tasks handed out beyond one for each worker, so that no worker waits for its next one. They are few, because the task
 of a tile carries the rows of 16 models: 130 MB where models are 2048 wide."""
+
+GPU = "GPU"
+"""What a dask worker that has a GPU calls it: ``dask worker … --resources "GPU=1"``."""
+
+GPUS = "CUDA_VISIBLE_DEVICES"
 
 ASKED_EVERY_S = 1.0
 """Seconds after which the number of workers is asked for again, even if no task has ended: a cluster may grow."""
@@ -100,12 +107,17 @@ class Engine:
 
 
 @contextmanager
-def open_engine(*, workers: int | None = None, scheduler: str | None = None) -> Iterator[Engine | None]:
+def open_engine(
+    *, workers: int | None = None, scheduler: str | None = None, device: str = "cpu"
+) -> Iterator[Engine | None]:
     """Give an engine for :func:`~mdir_hf.survey.run.run_survey`, and close it afterwards.
 
     Args:
         workers: Processes on this machine, with one thread each; None or 1: no engine, everything here.
         scheduler: Address of a dask scheduler, ``tcp://host:8786``.
+        device: Where the products are computed. With ``cuda`` each process of this machine has a GPU of its own as long
+            as there are enough of them, and a dask worker that was started with ``--resources "GPU=1"`` has one task at
+            a time, however many threads it has.
 
     Raises:
         InputError: If both are given, dask is not installed, or nobody answers at the address.
@@ -113,7 +125,7 @@ def open_engine(*, workers: int | None = None, scheduler: str | None = None) -> 
     if scheduler is not None:
         if workers is not None:
             raise InputError("a scheduler has workers of its own; give either --scheduler or --workers")
-        with _dask(scheduler) as engine:
+        with _dask(scheduler, device) as engine:
             yield engine
     elif workers is None or workers == 1:
         yield None
@@ -122,12 +134,22 @@ def open_engine(*, workers: int | None = None, scheduler: str | None = None) -> 
     else:
         # Spawned, not forked: torch's threads do not survive a fork.
         context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(workers, mp_context=context, initializer=_one_thread) as executor:
+        number = context.Value("i", 0) if device == "cuda" else None
+        with ProcessPoolExecutor(workers, mp_context=context, initializer=_prepare, initargs=(number,)) as executor:
             yield Engine(executor, lambda: workers)
 
 
-def _one_thread() -> None:
+def _prepare(number: Synchronized[int] | None) -> None:
+    """Give a process of a pool one thread and, where they are counted, the next of the GPUs that may be used."""
+    import os
     import signal
+
+    if number is not None:
+        with number.get_lock():
+            mine, number.value = number.value, number.value + 1
+        visible = os.environ.get(GPUS) or ",".join(map(str, range(_n_gpus())))
+        if visible:  # read by CUDA when it is first used, which it has not been in this process
+            os.environ[GPUS] = visible.split(",")[mine % (visible.count(",") + 1)]
 
     import torch
 
@@ -135,8 +157,14 @@ def _one_thread() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the client, which then closes its workers
 
 
+def _n_gpus() -> int:
+    import torch
+
+    return torch.cuda.device_count()
+
+
 @contextmanager
-def _dask(scheduler: str) -> Iterator[Engine]:
+def _dask(scheduler: str, device: str) -> Iterator[Engine]:
     try:
         from distributed import Client
     except ImportError as exc:
@@ -149,13 +177,18 @@ def _dask(scheduler: str) -> Iterator[Engine]:
             "`dask worker tcp://HOST:8786 --nworkers 4 --nthreads 1`"
         ) from exc
     # Not pure: dask would hash every argument, the rows of models too, to find tasks that are the same. None are.
-    with client, client.get_executor(retries=RETRIES, pure=False) as executor:
-        yield Engine(executor, lambda: _n_threads(client))
+    with client:
+        needed = {GPU: 1} if device == "cuda" and _n_tasks(client, GPU) else {}
+        with client.get_executor(retries=RETRIES, pure=False, resources=needed) as executor:
+            yield Engine(executor, lambda: _n_tasks(client, GPU if needed else None))
 
 
-def _n_threads(client: Client) -> int:
-    """Ask a dask cluster how many tasks its workers run at a time."""
+def _n_tasks(client: Client, resource: str | None = None) -> int:
+    """Ask a dask cluster how many tasks its workers run at a time: one for each thread, or for each of a resource."""
     try:
-        return sum(client.nthreads().values())
+        if resource is None:
+            return sum(client.nthreads().values())
+        workers = client.scheduler_info(n_workers=-1)["workers"].values()
+        return int(sum(worker["resources"].get(resource, 0) for worker in workers))
     except Exception as exc:  # OSError while the scheduler is gone, others once the client has given up
         raise BrokenExecutor(f"the dask scheduler does not answer: {exc}") from exc

@@ -140,6 +140,8 @@ def test_what_a_test_of_shared_rows_excludes(sizes, n_pairs, stated):
 
 def test_many_rows_of_a_channel_act_as_less_noise():
     assert expected_trace(3.0, 64.0) == expected_trace(1.5, 16.0) != expected_trace(1.5, 15.0)
+    fewer = expected_trace(1.5 * math.sqrt(15 / 16), 15.0)[0]  # 16 rows are simulated as they are, and not as 15
+    assert expected_trace(1.5, 16.0)[0] != pytest.approx(fewer, abs=1e-6)
 
 
 def test_the_simulated_factor_has_a_row_and_two_channels_at_least_and_keeps_the_share_of_fewer_rows():

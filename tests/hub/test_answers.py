@@ -532,5 +532,7 @@ def test_requests_to_the_hub_wait_for_its_quota_and_are_counted_in_it(monkeypatc
     monkeypatch.setattr(connection, "get_session", Session)
     with connection.get(url, endpoint="https://hub.example", token=None):
         pass
+    connection.wait_for_turn(url, token=None)
+    assert noted.pop() == "before"
     assert noted == (["before", "after"] if is_hub else [])
     assert sent["timeout"] == (10.0, 20.0, 20.0, 20.0)  # as SECURITY.md says

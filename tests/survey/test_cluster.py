@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import os
 import signal
@@ -42,6 +43,64 @@ def workers_here():
             return stack.enter_context(cluster)
 
         yield start
+
+
+def test_a_worker_with_a_gpu_has_one_task_at_a_time():
+    most = {}
+
+    def one_at_a_time():
+        worker = distributed.get_worker().address
+        at_work[worker] += 1
+        most[worker] = max(most.get(worker, 0), at_work[worker])
+        time.sleep(0.05)
+        at_work[worker] -= 1
+
+    at_work = collections.Counter()
+    RUN_HERE["one_at_a_time"] = one_at_a_time
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=4, processes=False, dashboard_address=None, resources={"GPU": 1}
+    ) as cluster:
+        with open_engine(scheduler=cluster.scheduler_address, device="cpu") as engine:
+            assert engine.n_workers() == 8
+        with open_engine(scheduler=cluster.scheduler_address, device="cuda") as engine:
+            assert engine.n_workers() == 2
+            failures = []
+            engine.run(
+                run_here,
+                [(number, ("one_at_a_time",)) for number in range(12)],
+                lambda _: None,
+                lambda *failure: failures.append(failure),
+            )
+    assert failures == []
+    assert set(most.values()) == {1}
+
+
+def test_workers_that_say_nothing_of_gpus_are_used_as_they_are(workers_here):
+    with open_engine(scheduler=workers_here(1).scheduler_address, device="cuda") as engine:
+        assert engine.n_workers() == 2
+
+
+def gpu_of_this_process(_):
+    time.sleep(0.5)
+    return os.getpid(), os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
+@pytest.mark.parametrize(("device", "seen"), [("cuda", {"3", "5"}), ("cpu", {"3,5"})])
+def test_processes_of_this_machine_share_its_gpus_out(monkeypatch, device, seen):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    found, failures = set(), []
+    with open_engine(workers=2, device=device) as engine:
+        tasks = [(number, (number,)) for number in range(8)]
+        engine.run(gpu_of_this_process, tasks, found.add, lambda *failure: failures.append(failure))
+    assert failures == []
+    assert len(found) == 2 and {gpu for _, gpu in found} == seen
+
+
+RUN_HERE = {}
+
+
+def run_here(name):
+    RUN_HERE[name]()
 
 
 def meet(barrier):

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit
 
-from mdir_hf import HomologyReport, ResolvedModel
+from mdir_hf import ResolvedModel, __version__
 from mdir_space.desk import Answered
 from mdir_space.question import DEFAULT_ALPHA, LONGEST_LIST, LONGEST_NAME
+from mdir_space.results import may_be_kept
+from mdir_space.ways import FamilyQuestion, SurveyQuestion
 
 
 @dataclass(frozen=True)
@@ -73,23 +75,41 @@ def link_to_layers(link: str) -> str:
     return f"?{urlencode({**asked, 'level': 'body'}, safe='/@:')}"
 
 
-def pinned_link(answered: Answered[HomologyReport], request: Any) -> str:  # noqa: ANN401 - of gradio or of starlette
-    """Return the address at which this very result stays: with both commits, and the version of the package.
+def pinned_link(
+    answered: Answered[Any],
+    request: Any,  # noqa: ANN401 - of gradio or of starlette
+    question: FamilyQuestion | SurveyQuestion | None = None,
+) -> str:
+    """Return the address at which this very result stays: with all commits, and the version of the package.
 
-    Empty for what is not for everybody, and for what a limit cut short, which is kept nowhere.
+    Args:
+        answered: The result.
+        request: Whose address it is.
+        question: What it answers, unless it is a comparison.
+
+    Returns:
+        Empty for what is not for everybody, and for what is kept nowhere: what a limit cut short, and a family or a
+        survey that rests on more than the models that it names.
     """
     if not answered.access.is_shared or answered.cut_short:
         return ""
-    mine, other = (_pinned(model) for model in (answered.access.reference, answered.access.candidate))
-    report = answered.result
-    query = query_of(mine, other, report.level.value, report.alpha)
-    return f"{page_address(request)}?{query}&{urlencode({'v': report.version})}"
+    result, names = answered.result, [_pinned(model) for model in answered.access.models]
+    if question is None:
+        query, version = query_of(names[0], names[1], result.level.value, result.alpha), result.version
+    else:
+        names += answered.access.left_out
+        # Two names are a comparison.
+        if not may_be_kept(result) or (isinstance(question, SurveyQuestion) and len(names) < 3):
+            return ""
+        level = question.level if isinstance(question, FamilyQuestion) else "auto"
+        query, version = query_of(" ".join(names), "", level, question.alpha), __version__
+    return f"{page_address(request)}?{query}&{urlencode({'v': version})}"
 
 
 def _pinned(model: ResolvedModel) -> str:
-    """Return what names a model at its commit: short where nothing but its id and commit is in it."""
+    """Return what names a model at its commit: short where nothing but its id, with an owner, and commit is in it."""
     short = f"{model.repo}@{model.commit}"
-    return short if model.pinned == f"hf://models/{short}" else model.pinned
+    return short if "/" in model.repo and model.pinned == f"hf://models/{short}" else model.pinned
 
 
 def page_address(request: Any) -> str:  # noqa: ANN401

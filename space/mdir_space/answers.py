@@ -211,6 +211,7 @@ def verified(answered: Answered[Family]) -> dict[str, Any]:
 
 SURVEYED = _object(
     cut_short=_said(WORDS["cut_short"]),
+    link=_said("Page that shows this survey, pinned to the commits of its models; empty where it is kept nowhere."),
     left_out=_said("Which models of the list are not in it; empty where all are."),
     groups=_said("Models that share ancestry, directly or through others; strangers stand alone.", _list(_list(_TEXT))),
     models=_said("Every model, with why it could not be read.", _list(_object(name=_TEXT, error=_TEXT_OR_NULL))),
@@ -226,11 +227,17 @@ SURVEYED = _object(
 """What :func:`surveyed` gives."""
 
 
-def surveyed(answered: Answered[Surveyed]) -> dict[str, Any]:
-    """Return which of several models share ancestry."""
+def surveyed(answered: Answered[Surveyed], link: str) -> dict[str, Any]:
+    """Return which of several models share ancestry.
+
+    Args:
+        answered: What was found.
+        link: Of :data:`SURVEYED`.
+    """
     report = answered.result.report
     return {
         "cut_short": answered.cut_short,
+        "link": link,
         "left_out": answered.result.left_out,
         "groups": [list(group) for group in report.groups()],
         "models": [{"name": one.name, "error": one.error} for one in report.models.values()],

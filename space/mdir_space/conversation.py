@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, cast
 from urllib.parse import quote
 
 import gradio as gr
@@ -21,10 +21,10 @@ from mdir_space.markup import address_mark
 from mdir_space.notices import BROKEN, alert, cut_short_notice, not_kept_notice, plan_notice, progress_notice
 from mdir_space.panels import panel
 from mdir_space.pictures import Pictures
-from mdir_space.question import Question, RefusedError, ask
+from mdir_space.question import Question, RefusedError
 from mdir_space.reproduce import badge_panel, reproduce_panel
 from mdir_space.sharing import sharing_panel
-from mdir_space.talks import SO_FAR, talk
+from mdir_space.talks import SO_FAR, answer_updates, talk
 from mdir_space.verdict_card import KEPT, declared_text, verdict_card
 from mdir_space.visitor import Visitor
 from mdir_space.ways import asked_way
@@ -144,7 +144,7 @@ async def show_kept(
     """
     yield {**panels.cleared(), **panels.busy(False)}
     try:
-        question = ask(*asked)
+        question = asked_way(*asked, allow_local=desk.serving.allow_local)
         answered = await desk.kept(question, visitor)
     except RefusedError as refused:
         yield {panels.alert: alert(refused)}
@@ -152,7 +152,10 @@ async def show_kept(
     if answered is None:
         yield {panels.alert: not_kept_notice(read_link(request).version)}
         return
-    async for updates in _show(panels, question, answered, request):
+    if not isinstance(question, Question):
+        yield answer_updates(panels, question, answered, request)
+        return
+    async for updates in _show(panels, question, cast("Answered[HomologyReport]", answered), request):
         yield updates
 
 

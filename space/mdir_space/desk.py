@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar, cast
 
 from mdir_hf import (
@@ -29,7 +29,7 @@ from mdir_space.limits import Limits
 from mdir_space.many import Surveyed, SurveyJob, SurveyPlanJob
 from mdir_space.processes import Processes
 from mdir_space.question import Asks, Question, RefusedError
-from mdir_space.results import PublicResults, result_key
+from mdir_space.results import PublicResults, Result, is_of, others_of, result_key, still_stands
 from mdir_space.visitor import Visitor
 from mdir_space.waiting_room import Ticket, WaitingRoom
 from mdir_space.ways import AnyQuestion, FamilyQuestion, SurveyQuestion, is_collection, listed, may_be_author
@@ -159,15 +159,42 @@ class Desk:
         ticket = self._resolving_room.enter(visitor.key)
         return await asyncio.shield(asyncio.wrap_future(_submit(self._resolvers, ask, ticket)))
 
-    async def kept(self, question: Question, visitor: Visitor) -> Answered[HomologyReport] | None:
-        """Return the answer that was kept of an earlier, public comparison of the same commits; None: there is none.
+    async def kept(self, question: AnyQuestion, visitor: Visitor) -> Answered[Result] | None:
+        """Return the answer that was kept of an earlier, public question of the same commits; None: there is none.
 
         Raises:
             RefusedError: If a model is not there for this visitor.
         """
-        access = await self.access(question, visitor)
-        report = self._results.get(result_key(access, question))
-        return None if report is None else Answered(report, access, was_kept=True)
+        access = await self.access(question, visitor, may_lack=isinstance(question, SurveyQuestion))
+        return await self._kept(access, question, visitor)
+
+    async def _kept(
+        self, access: Access, question: AnyQuestion, visitor: Visitor, *, as_of_now: bool = False
+    ) -> Answered[Result] | None:
+        """Look a result up; all that it rests on must still be there for everybody.
+
+        Args:
+            access: The models of the question.
+            question: It.
+            visitor: Who asks.
+            as_of_now: Whether it must be what the same question would give now.
+        """
+        index = self.serving.index
+        if as_of_now and isinstance(question, FamilyQuestion) and "://" in index:
+            return None  # whoever keeps that index may have changed it
+        result = self._results.get(result_key(access, question, index))
+        if result is None:
+            return None
+        others = others_of(result, access)
+        if others:
+            try:
+                names = tuple(f"hf://models/{one.repo}" for one in others)
+                now = await self.access(SurveyQuestion(names), visitor.without_rights())
+            except RefusedError:
+                return None
+            if not now.is_shared or (as_of_now and not still_stands(result, now.models)):
+                return None
+        return Answered(result, access, was_kept=True)
 
     async def plan(self, asked: AnyQuestion, visitor: Visitor) -> Plan:
         """Say what answering a question would read.
@@ -257,7 +284,7 @@ class Desk:
             )
 
         access = await self.access(question, visitor)
-        async with aclosing(self._carried_out(access, task, visitor, "The search")) as steps:
+        async with aclosing(self._carried_out(access, task, visitor, "The search", question)) as steps:
             async for step in steps:
                 yield step
 
@@ -280,8 +307,10 @@ class Desk:
             )
 
         access = await self.access(question, visitor, may_lack=True)
-        async with aclosing(self._carried_out(access, task, visitor, "The survey")) as steps:
+        async with aclosing(self._carried_out(access, task, visitor, "The survey", question)) as steps:
             async for step in steps:
+                if isinstance(step, Answered) and step.was_kept:
+                    step = replace(step, result=replace(step.result, left_out=left_out))
                 yield step
 
     async def _listed(self, question: SurveyQuestion, visitor: Visitor) -> tuple[SurveyQuestion, str]:
@@ -320,15 +349,14 @@ class Desk:
         task: Callable[[Access], Task[R]],
         visitor: Visitor,
         what: str,
-        question: Question | None = None,
+        question: AnyQuestion,
     ) -> Steps[R]:
         """Wait for a place and have it done, unless its answer is kept; what was found before a limit is one, too."""
         serving = self.serving
         own_token = visitor.token or serving.own_token
-        key = None if question is None else result_key(access, question)
-        known = self._results.get(key)
+        known = await self._kept(access, question, visitor, as_of_now=True)
         if known is not None:
-            yield Answered(cast("R", known), access, was_kept=True)
+            yield cast("Answered[R]", known)
             return
         ticket = self._room.enter(visitor.key)
         assignment = Assignment(access, task, self._processes, seconds=serving.limits.seconds, own_token=own_token)
@@ -337,9 +365,10 @@ class Desk:
             while n_ahead := ticket.n_ahead:
                 yield Waiting(n_ahead)
                 await asyncio.sleep(POLL_S)
-            known = self._results.get(key)  # somebody ahead may have asked the same
+            # Somebody ahead may have asked the same.
+            known = await self._kept(access, question, visitor, as_of_now=True)
             if known is not None:
-                yield Answered(cast("R", known), access, was_kept=True)
+                yield cast("Answered[R]", known)
                 return
             work = _submit(self._workers, assignment.run, ticket)
             while not work.done():
@@ -351,9 +380,7 @@ class Desk:
             if work is None:
                 ticket.leave()
 
-    def _answered(
-        self, work: Future[R], assignment: Assignment[R], what: str, question: Question | None
-    ) -> Answered[R]:
+    def _answered(self, work: Future[R], assignment: Assignment[R], what: str, question: AnyQuestion) -> Answered[R]:
         found = assignment.so_far
         try:
             result = work.result()
@@ -365,8 +392,9 @@ class Desk:
             more = "; its caveats say what was not looked at" if isinstance(found, HomologyReport) else ""
             cut_short = f"{refused.message} What was found before is below{more}."
             return Answered(found, assignment.access, cut_short=cut_short)
-        if question is not None and isinstance(result, HomologyReport):
-            self._results.keep(result_key(assignment.access, question), result)
+        if isinstance(result, HomologyReport | Family | Surveyed) and is_of(result, assignment.access):
+            self._results.keep(result_key(assignment.access, question, self.serving.index), result)
+        if isinstance(result, HomologyReport):
             self.pace.learn(result)
         return Answered(result, assignment.access)
 

@@ -133,7 +133,7 @@ def not_kept_notice(version: str) -> str:
     Args:
         version: Of the package that gave it.
     """
-    again = "Press Compare to compute it again, at the same commits."
+    again = "Press the button above to compute it again, at the same commits."
     if version != __version__:
         again += f" It was computed by mdir-hf {shortened(version, 40)}, and here {__version__} is at work."
     return f'<div class="alert" role="status"><h2>This result is not kept here</h2><p>{text(again)}</p></div>'

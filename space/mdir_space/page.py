@@ -289,7 +289,7 @@ def _listen(
             return
         else:
             visitor = visitor_of(request, account, account_token, n_proxies=desk.serving.limits.n_proxies)
-            show = show_kept if asked.version and all(names) else converse
+            show = show_kept if asked.version else converse
             updates = show(desk, panels, (*names, level, alpha), visitor, request)
         filled = dict(zip(fields, (*names, level, alpha), strict=True))
         async for more in counted(_after(filled, updates), request):

@@ -190,7 +190,10 @@ def tools_of(desk: Desk) -> tuple[AgentTool, ...]:
         question = ask_survey(call.arguments["models"])
         async with aclosing(desk.survey(question, call.visitor)) as steps:
             async for step in steps:
-                yield surveyed(step) if isinstance(step, Answered) else in_words(step)
+                if isinstance(step, Answered):
+                    yield surveyed(step, pinned_link(step, call.request, question))
+                else:
+                    yield in_words(step)
 
     return (
         AgentTool("compare", "Compare two models", COMPARE, _takes("alpha", "detailed"), answer_schema(), compare),

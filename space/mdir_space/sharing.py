@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from typing import cast
 from urllib.parse import quote, urlencode
 
 from huggingface_hub import constants
@@ -136,7 +137,7 @@ async def kept_for_everybody(desk: Desk, request: Request) -> Answered[HomologyR
     try:
         question = ask(asked.reference, asked.candidate, asked.level, asked.alpha)
         visitor = visitor_of(request, n_proxies=desk.serving.limits.n_proxies)
-        return await desk.kept(question, visitor.without_rights())
+        return cast("Answered[HomologyReport] | None", await desk.kept(question, visitor.without_rights()))
     except RefusedError:
         return None
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import gradio as gr
 
-from mdir_space.addresses import page_address, query_of
+from mdir_space.addresses import page_address, pinned_link, query_of
 from mdir_space.desk import Answered, Desk, Waiting, Working
 from mdir_space.estimate import size_text
 from mdir_space.family import Family
@@ -18,6 +18,7 @@ from mdir_space.markup import address_mark, text
 from mdir_space.notices import progress_notice
 from mdir_space.question import Question
 from mdir_space.survey_card import survey_card
+from mdir_space.verdict_card import KEPT
 from mdir_space.visitor import Visitor
 from mdir_space.ways import FamilyQuestion, SurveyQuestion
 
@@ -57,20 +58,11 @@ async def talk(
     stream: AsyncGenerator[Any, None] = (
         desk.identify(question, visitor) if isinstance(question, FamilyQuestion) else desk.survey(question, visitor)
     )
-    level = question.level if isinstance(question, FamilyQuestion) else "auto"
-    named = " ".join(question.names)
-    query = query_of(named, "", level, question.alpha)
-    link = f"{page_address(request)}?{query}"
     shown: object = None
     async with aclosing(stream) as steps:
         async for step in steps:
             if isinstance(step, Answered):
-                yield {
-                    panels.status: '<span class="unseen settled" data-say="The answer is complete."></span>',
-                    panels.verdict: _card(step.result, question, link=link, note=step.cut_short)
-                    + address_mark(query, (named, "")),
-                    **panels.busy(False),
-                }
+                yield answer_updates(panels, question, step, request)
                 continue
             updates: dict[Any, Any] = {panels.status: _progress(step)}
             if isinstance(step, Working) and step.found is not shown and _tells(step.found):
@@ -78,6 +70,22 @@ async def talk(
                 growing = " growing" if isinstance(shown, Surveyed) else ""
                 updates[panels.verdict] = f'<div class="interim{growing}">{_card(shown, question, note=SO_FAR)}</div>'
             yield updates
+
+
+def answer_updates(
+    panels: Panels, question: FamilyQuestion | SurveyQuestion, answered: Answered[Any], request: gr.Request
+) -> dict[Any, Any]:
+    """Return the update that shows an answer, computed or kept."""
+    named = " ".join(question.names)
+    level = question.level if isinstance(question, FamilyQuestion) else "auto"
+    query = query_of(named, "", level, question.alpha)
+    link = pinned_link(answered, request, question) or f"{page_address(request)}?{query}"
+    note = KEPT if answered.was_kept else answered.cut_short
+    return {
+        panels.status: '<span class="unseen settled" data-say="The answer is complete."></span>',
+        panels.verdict: _card(answered.result, question, link=link, note=note) + address_mark(query, (named, "")),
+        **panels.busy(False),
+    }
 
 
 def _card(result: object, question: FamilyQuestion | SurveyQuestion, *, link: str = "", note: str = "") -> str:

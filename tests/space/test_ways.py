@@ -8,6 +8,7 @@ import time
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
@@ -26,6 +27,7 @@ from mdir_hf import (
     identify,
 )
 from mdir_space.access import find_access
+from mdir_space.addresses import pinned_link
 from mdir_space.desk import Answered, Desk, Serving, Working
 from mdir_space.errand import Errand
 from mdir_space.estimate import Pace
@@ -245,6 +247,49 @@ def test_a_survey_that_is_late_keeps_what_it_has_and_gives_its_place_back(hub, m
     assert done.cut_short.startswith("The survey was stopped after")
     assert done.result.report.groups() == ((BASE, RELATED),)
     assert len(desk._room) == 0
+
+
+def opened_again(desk, answered, question, visitor=Visitor("address of another")):  # noqa: B008 - frozen
+    """What a second visitor gets at the address of a result."""
+    query = dict(parse_qsl(urlsplit(pinned_link(answered, None, question)).query))
+    return finish(desk.kept(asked_way(query["a"], "", "auto", ""), visitor))
+
+
+def test_a_family_is_kept_with_the_bases_that_it_rests_on(hub, index, tmp_path):
+    desk, question = Desk(Serving(index=index)), ask_family(DECLARED)
+    first = last(desk.identify(question, ANYBODY))
+    n_sent = len(hub.sent("cdn"))
+    again = last(desk.identify(question, Visitor("address of another")))
+    assert (first.was_kept, again.was_kept) == (False, True)
+    assert opened_again(desk, first, question).result == again.result
+    assert family_sentence(again.result, question) == family_sentence(first.result, question)
+    assert len(hub.sent("cdn")) == n_sent
+    assert last(desk.identify(replace(question, verifies=False), ANYBODY)).was_kept is False
+
+    hub.find(BASE).add_revision("main", write_model(tmp_path / "later", gaussian(1500, 96, 9)))
+    assert opened_again(desk, first, question) is not None  # it says of which commits it is
+    moved = last(desk.identify(question, ANYBODY))
+    assert not moved.was_kept and moved.result.declared.bases[0].report.verdict.value == "no_evidence"
+    hub.find(BASE).gated = True
+    assert opened_again(desk, moved, question) is None
+    hub.find(DECLARED).private = True
+    with pytest.raises(RefusedError):
+        opened_again(desk, moved, question)
+
+
+def test_a_survey_is_kept_for_everybody_where_everybody_may_read_all_of_it(hub):
+    desk, question = Desk(Serving()), ask_survey([BASE, RELATED, STRANGER, GATED])
+    first = last(desk.survey(question, ANYBODY))
+    n_sent = len(hub.sent("cdn"))
+    assert last(desk.survey(question, Visitor("address of another"))).was_kept
+    assert opened_again(desk, first, question).result == replace(first.result, left_out="")
+    assert len(hub.sent("cdn")) == n_sent
+    for _ in range(2):
+        reader = last(desk.survey(question, Visitor("account reader", hub.token)))
+        assert not reader.was_kept and reader.result.report.groups()[0] == (BASE, RELATED, GATED)
+        assert pinned_link(reader, None, question) == ""
+    hub.find(RELATED).gated = True
+    assert opened_again(desk, first, question) is None
 
 
 def test_plans_of_families_and_surveys_read_no_weights_and_say_what_a_no_excludes(hub, index):

@@ -107,7 +107,8 @@ def test_several_names_are_a_survey_that_grows_and_ends_with_matrix_and_tree(vis
     assert overflow(page) == 0
 
     link = page.get_by_label("Link to this survey").input_value()
-    expect(page).to_have_url(link)
+    assert re.search(r"/\?a=owner/base@[0-9a-f]{40}\+.*owner/absent&v=", link)
+    expect(page).to_have_url(re.compile(re.escape(f"{server.url}/?a={BASE}+{RELATED}+{STRANGER}+")))
     tree = page.locator('.answers[data-name="dendrogram"]')
     tree.locator(".cells").focus()
     expect(tree.locator(".said")).to_contain_text("nearest to it is")
@@ -119,6 +120,7 @@ def test_several_names_are_a_survey_that_grows_and_ends_with_matrix_and_tree(vis
 
     again = visit(link.removeprefix(server.url), color_scheme="dark", **PHONE)
     assert "3 of 4 form one family." in answered(again)
+    expect(again.locator(".verdict .note").first).to_contain_text("Kept from an earlier visit")
     assert overflow(again) == 0
     cells = again.locator('.answers[data-name="matrix"] .cells')
     box = cells.bounding_box()

@@ -10,6 +10,7 @@ from mdir_hf import GatedRepositoryError, Progress, ReadPlan, RepositoryNotFound
 from mdir_space.access import Access
 from mdir_space.errand import Errand
 from mdir_space.processes import Processes
+from mdir_space.whole_progress import WholeProgress
 from mdir_space.work import Event, SoFar, Task
 
 R = TypeVar("R")
@@ -29,6 +30,7 @@ class Assignment(Generic[R]):
         access: How the models are read.
         plan: What it is going to read, once it has said so.
         progress: How far it is.
+        whole: How far it is on the whole.
         so_far: What was found, in the form of the result; None as long as there is nothing.
     """
 
@@ -44,6 +46,7 @@ class Assignment(Generic[R]):
         self.access = access
         self.plan: ReadPlan | None = None
         self.progress = Progress("opening", 0)
+        self.whole = WholeProgress()
         self.so_far: R | None = None
         self._task_for = task_for
         self._errand = Errand(processes, self._hear)
@@ -78,6 +81,7 @@ class Assignment(Generic[R]):
             return self._errand.run(self._task_for(self.access), self._limit_s)
 
     def _hear(self, event: Event) -> None:
+        self.whole.hear(event)
         if isinstance(event, ReadPlan):
             self.plan = event
         elif isinstance(event, Progress):

@@ -76,12 +76,14 @@ class Working(Generic[R]):
         progress: How far it is.
         seconds: For how long it has run.
         found: What it has found, in the form of its result.
+        share: How much of all of it is done, in [0, 1]; it never falls.
     """
 
     plan: ReadPlan | None
     progress: Progress
     seconds: float
     found: R | None = None
+    share: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -372,7 +374,8 @@ class Desk:
                 return
             work = _submit(self._workers, assignment.run, ticket)
             while not work.done():
-                yield Working(assignment.plan, assignment.progress, assignment.seconds, assignment.so_far)
+                at, seconds = assignment.progress, assignment.seconds
+                yield Working(assignment.plan, at, seconds, assignment.so_far, assignment.whole.share)
                 await asyncio.sleep(POLL_S)
             yield self._answered(work, assignment, what, question)
         finally:

@@ -93,20 +93,19 @@ def progress_notice(step: Waiting | Working[HomologyReport]) -> str:
     if isinstance(step, Waiting):
         said = in_words(step)
         return f'<div class="progress" data-say="{text(said)}"><p><b>{text(said)}</b></p><progress></progress></div>'
-    stage, told = _stage(step), step.progress
-    # The share of this stage alone: a stage that is not needed is never begun, so the whole has no known length.
-    value = ""
-    if told.n_parts:
-        value = f' value="{told.n_done / told.n_parts:.3f}"'
-    elif told.bytes_expected:
-        value = f' value="{min(1.0, told.bytes_read / told.bytes_expected):.3f}"'
+    stage = _stage(step)
     found = ""
     if step.found is not None:
         found = f'<p class="so-far">So far: {text(step.found.sentence)}</p>'
     return (
         f'<div class="progress" data-say="{text(stage)}"><p><b>{text(stage)}</b> <span>{text(_read(step))} · '
-        f'{step.seconds:.0f} s</span></p><progress max="1"{value} aria-label="{text(stage)}"></progress>{found}</div>'
+        f"{step.seconds:.0f} s</span></p>{bar(step, stage)}{found}</div>"
     )
+
+
+def bar(step: Working[Any], stage: str) -> str:
+    """Return the bar of all the work, which bears the name of its stage."""
+    return f'<progress max="1" value="{step.share:.3f}" aria-label="{text(stage)}"></progress>'
 
 
 LIGHTER = {"body": "embedding", "auto": "screen", "embedding": "screen"}

@@ -15,7 +15,7 @@ from mdir_space.family import Family
 from mdir_space.family_card import family_card
 from mdir_space.many import Surveyed
 from mdir_space.markup import address_mark, text
-from mdir_space.notices import progress_notice
+from mdir_space.notices import bar, progress_notice
 from mdir_space.question import Question
 from mdir_space.survey_card import survey_card
 from mdir_space.verdict_card import KEPT
@@ -106,13 +106,11 @@ def _progress(step: Waiting | Working[Any]) -> str:
     if isinstance(step, Waiting):
         return progress_notice(step)
     said = STAGES.get(step.progress.stage, COMPARING)
-    done, value = f"{size_text(step.progress.bytes_read)} read", ""
+    done = f"{size_text(step.progress.bytes_read)} read"
     if isinstance(step.found, Surveyed):
         report = step.found.report
-        n_done = len(report.models)
-        done = f"{n_done} of {len(report.names)} models, {done}"
-        value = f' value="{n_done / max(1, len(report.names)):.3f}"'
+        done = f"{len(report.models)} of {len(report.names)} models, {done}"
     return (
         f'<div class="progress" data-say="{text(said)}"><p><b>{text(said)}</b> <span>{text(done)} · '
-        f'{step.seconds:.0f} s</span></p><progress max="1"{value} aria-label="{text(said)}"></progress></div>'
+        f"{step.seconds:.0f} s</span></p>{bar(step, said)}</div>"
     )

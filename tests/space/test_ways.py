@@ -249,6 +249,11 @@ def test_a_survey_that_is_late_keeps_what_it_has_and_gives_its_place_back(hub, m
     assert len(desk._room) == 0
 
 
+def assert_the_bar_goes_on(steps):
+    shares = [step.share for step in steps if isinstance(step, Working)]
+    assert shares == sorted(shares) and 0.0 < shares[-1] <= 1.0
+
+
 def opened_again(desk, answered, question, visitor=Visitor("address of another")):  # noqa: B008 - frozen
     """What a second visitor gets at the address of a result."""
     query = dict(parse_qsl(urlsplit(pinned_link(answered, None, question)).query))
@@ -257,7 +262,9 @@ def opened_again(desk, answered, question, visitor=Visitor("address of another")
 
 def test_a_family_is_kept_with_the_bases_that_it_rests_on(hub, index, tmp_path):
     desk, question = Desk(Serving(index=index)), ask_family(DECLARED)
-    first = last(desk.identify(question, ANYBODY))
+    steps = finish(steps_of(desk.identify(question, ANYBODY)))
+    assert_the_bar_goes_on(steps)
+    first = steps[-1]
     n_sent = len(hub.sent("cdn"))
     again = last(desk.identify(question, Visitor("address of another")))
     assert (first.was_kept, again.was_kept) == (False, True)
@@ -279,7 +286,9 @@ def test_a_family_is_kept_with_the_bases_that_it_rests_on(hub, index, tmp_path):
 
 def test_a_survey_is_kept_for_everybody_where_everybody_may_read_all_of_it(hub):
     desk, question = Desk(Serving()), ask_survey([BASE, RELATED, STRANGER, GATED])
-    first = last(desk.survey(question, ANYBODY))
+    steps = finish(steps_of(desk.survey(question, ANYBODY)))
+    assert_the_bar_goes_on(steps)
+    first = steps[-1]
     n_sent = len(hub.sent("cdn"))
     assert last(desk.survey(question, Visitor("address of another"))).was_kept
     assert opened_again(desk, first, question).result == replace(first.result, left_out="")

@@ -1,6 +1,7 @@
 """What the page says: escaped whatever it is about, in numbers with units, and neutral."""
 
 import html
+import itertools
 import json
 import re
 from dataclasses import replace
@@ -13,6 +14,7 @@ from mdir_hf import (
     DeclaredLineage,
     Exclusion,
     HomologyReport,
+    Level,
     Progress,
     ReadPlan,
     Reason,
@@ -38,6 +40,7 @@ from mdir_space.pictures import Pictures
 from mdir_space.question import Question, RefusedError
 from mdir_space.reproduce import badge_panel, reproduce_panel
 from mdir_space.verdict_card import declared_text, verdict_card
+from mdir_space.whole_progress import WholeProgress, stage_weights
 
 EXAMPLES = {example.name: example for example in stored_examples()}
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>\n```$(rm -rf ~)`id`"
@@ -336,13 +339,12 @@ def test_the_pace_is_learnt_from_what_was_read(relatives):
 
 
 def test_progress_says_bytes_and_how_many_are_ahead():
-    said = progress_notice(Working(None, Progress("screen", 1_500_000, 3_000_000), 4.2))
+    said = progress_notice(Working(None, Progress("screen", 1_500_000, 3_000_000), 4.2, share=0.5))
     assert "Looking at the embeddings" in said
     assert "1.5 MB read · 4 s" in said
     assert 'value="0.500"' in said
-    assert "value" not in progress_notice(Working(None, Progress("opening", 0), 0.0))
     parts = progress_notice(Working(None, Progress("modules", 9_000_000, None, 3, 15), 60.0))
-    assert "matched pair of layers 4 of 15" in parts and 'value="0.200"' in parts
+    assert "matched pair of layers 4 of 15" in parts
     assert "1 comparison is ahead of yours" in progress_notice(Waiting(1))
     assert "7 comparisons are ahead of yours" in progress_notice(Waiting(7))
 
@@ -352,3 +354,24 @@ def test_sizes_and_durations_are_round():
         *("0 bytes", "999 bytes", "1 kB", "15.8 MB", "2.5 GB", "3 TB")
     ]
     assert [duration_text(s) for s in (0.1, 12, 62, 600)] == ["a few seconds", "10 seconds", "60 seconds", "10 minutes"]
+
+
+@pytest.mark.parametrize("level", ["auto", "screen", "embedding", "body"])
+def test_the_bar_is_of_all_the_work_and_never_goes_back(level):
+    whole, shares = WholeProgress(), [0.0]
+    last = {"auto": "modules", "screen": "screen", "embedding": "unembedding", "body": "modules"}[level]
+    stages = ["opening", "vocabulary", "screen", "embedding", "unembedding", "layers", "modules"]
+    n_read = 0
+    for stage in stages[: stages.index(last) + 1]:
+        if stage == "screen":
+            whole.hear(plan(Level(level)))
+        for done in range(11):
+            part = (done, 10) if stage in ("layers", "modules") else (0, None)
+            whole.hear(Progress(stage, n_read + done * 1000, n_read + 10_000, *part))
+            shares.append(whole.share)
+        n_read += 10_000
+    assert all(a <= b for a, b in itertools.pairwise(shares))
+    assert len(set(shares)) > 12 and shares[-1] == pytest.approx(1.0)
+    assert sum(stage_weights(plan(Level(level))).values()) == pytest.approx(1.0)
+    whole.hear(Progress("opening", 0))  # read again with the visitor's own token
+    assert whole.share == shares[-1]

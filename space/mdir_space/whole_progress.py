@@ -1,0 +1,113 @@
+"""How much of all the work for a visitor is done: one number that never falls, whatever stage begins anew."""
+
+from __future__ import annotations
+
+import math
+
+from mdir_hf import Progress, ReadPlan
+from mdir_space.estimate import OPENING_S, SECONDS_OF_PAIR
+from mdir_space.family import Family
+from mdir_space.many import Surveyed
+from mdir_space.work import Event, SoFar
+
+OPENED = 0.1
+"""Share of headers and vocabularies, before which no plan is known."""
+
+LEAST_OF_LOOKS = 0.3
+"""Share of the looks at the embeddings at least: few bytes, and all that most pairs need."""
+
+LAYERS_OF_REST, ALL_LAYERS_OF_REST = (0.25, 0.05), (0.3, 0.7)
+"""Of the weights that are left then: what the map of the layers reads of them, and what its matched pairs do. The
+second is of level body."""
+
+DRAWN = 0.95
+"""Share of a survey before its trees and pictures are drawn."""
+
+
+class WholeProgress:
+    """Hears what is told of a piece of work.
+
+    Attributes:
+        share: What is done of it, in [0, 1]. It is weighted by what the plan says, and jumps ahead where a stage is not
+            needed.
+    """
+
+    def __init__(self) -> None:
+        self.share = 0.0
+        self._plan: ReadPlan | None = None
+        self._found: object = None
+        self._told = Progress("opening", 0)
+        self._bytes_before = 0
+
+    def hear(self, event: Event) -> None:
+        """Take what was told into account."""
+        if isinstance(event, ReadPlan):
+            self._plan = event
+        elif isinstance(event, SoFar):
+            self._found = event.result
+        elif isinstance(event, Progress):
+            if event.stage != self._told.stage:
+                self._bytes_before = self._told.bytes_read
+            self._told = event
+        if isinstance(self._found, Surveyed):
+            now = DRAWN if self._told.stage == "trees" else DRAWN * _of_survey(self._found)
+        elif isinstance(self._found, Family):
+            now = _of_family(self._found)
+        else:
+            now = self._of_comparison()
+        self.share = max(self.share, min(1.0, now))
+
+    def _of_comparison(self) -> float:
+        stage = self._told.stage
+        if self._plan is None or stage in ("opening", "vocabulary"):
+            return OPENED / 2 if stage == "vocabulary" else 0.0 if stage == "opening" else OPENED
+        weights = stage_weights(self._plan)
+        before = 0.0
+        for name, weight in weights.items():
+            if name == stage:
+                return OPENED + (1.0 - OPENED) * (before + weight * self._of_stage())
+            before += weight
+        return OPENED
+
+    def _of_stage(self) -> float:
+        told = self._told
+        if told.n_parts:
+            return min(1.0, told.n_done / told.n_parts)
+        n_bytes = (told.bytes_expected or 0) - self._bytes_before
+        return min(1.0, max(0.0, (told.bytes_read - self._bytes_before) / n_bytes)) if n_bytes > 0 else 0.0
+
+
+def stage_weights(plan: ReadPlan) -> dict[str, float]:
+    """Return the share of each stage that may come after the vocabularies, by the bytes that it is planned to read."""
+    looks, full = plan.screen_bytes[1], plan.full_bytes
+    n_bytes: dict[str, float] = {"screen": looks}
+    if plan.level.runs_full_test:
+        n_bytes["embedding"] = full
+    if not plan.level.is_screen_only:
+        n_bytes["unembedding"] = n_bytes.get("embedding", looks)
+    if plan.level.may_read_layers:
+        of_layers = ALL_LAYERS_OF_REST if plan.level.analyses_all_layers else LAYERS_OF_REST
+        rest = max(0, plan.bytes_of_weights - int(sum(n_bytes.values())))
+        n_bytes["layers"], n_bytes["modules"] = (share * rest for share in of_layers)
+    least = LEAST_OF_LOOKS / (1.0 - LEAST_OF_LOOKS) * (sum(n_bytes.values()) - looks)
+    n_bytes["screen"] = max(1.0, looks, least)
+    total = sum(n_bytes.values())
+    return {name: one / total for name, one in n_bytes.items()}
+
+
+def _of_survey(surveyed: Surveyed) -> float:
+    report = surveyed.report
+    n_models = len(report.names)
+    pair_s = sum(SECONDS_OF_PAIR) / 2
+    done = OPENING_S * len(report.models) + pair_s * len(report.pairs)
+    return done / (OPENING_S * n_models + pair_s * math.comb(n_models, 2))
+
+
+def _of_family(family: Family) -> float:
+    """The search, what it found to compare, and what the card declares: each counts once, as far as it is known."""
+    found, declared = family.found, family.declared
+    to_compare = [] if found is None else [one for one in found.ancestors if one.log10_p < math.log10(found.alpha)]
+    n_done = (found is not None) + sum(one.report is not None or one.error is not None for one in to_compare)
+    n_declared = 1 if declared is None else len(declared.declared.base_models)
+    n_done += 0 if declared is None else len(declared.bases)
+    return n_done / (1 + len(to_compare) + n_declared)

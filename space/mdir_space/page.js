@@ -53,6 +53,11 @@
         }
       }
     }
+    if (!navigator.userAgent.includes("Firefox")) return;
+    for (const option of document.querySelectorAll("#page datalist option:not([data-named])")) {
+      option.dataset.named = ""; // it shows the label in place of the name, and not beside it
+      if (option.label) option.label = `${option.value} · ${option.label}`;
+    }
   };
 
   let shown = "";

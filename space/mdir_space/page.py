@@ -391,7 +391,7 @@ def _suggest(suggestions: Suggestions, field: gr.Textbox, names: gr.HTML) -> Non
     element_id = f"{field.elem_id}-names"
 
     def suggest(typed: str) -> str:
-        return datalist(element_id, suggestions.names(typed))
+        return datalist(element_id, suggestions.models(typed))
 
     field.input(
         suggest,

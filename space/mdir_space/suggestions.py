@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections import OrderedDict, deque
+from dataclasses import dataclass
 
 from huggingface_hub import HfApi, constants
 
@@ -22,17 +23,42 @@ MOST_ASKED = 30
 """Questions in a minute, for all visitors: a third of what the Hub answers one address, which a Space shares."""
 
 
+@dataclass(frozen=True)
+class Suggestion:
+    """A public model, as the list of the Hub has it.
+
+    Attributes:
+        name: Its repo id.
+        downloads: Of the last month; None where the Hub does not say.
+        parameters: By the headers of its weights, where they are safetensors; else None.
+        is_gated: Whether its owner lets only some accounts read it.
+    """
+
+    name: str
+    downloads: int | None = None
+    parameters: int | None = None
+    is_gated: bool = False
+
+    @property
+    def about(self) -> str:
+        """What is known of it beside its name, in words."""
+        words = ["\N{LOCK} gated"] if self.is_gated else []
+        words += [f"{count_text(self.parameters)} parameters"] if self.parameters else []
+        words += [f"{count_text(self.downloads)} downloads a month"] if self.downloads is not None else []
+        return " · ".join(words)
+
+
 class Suggestions:
-    """Names of public models, asked for with no visitor's token. Thread safe."""
+    """Public models, asked for with no visitor's token. Thread safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: OrderedDict[str, tuple[float, tuple[str, ...]]] = OrderedDict()
+        self._kept: OrderedDict[str, tuple[float, tuple[Suggestion, ...]]] = OrderedDict()
         self._silent_until = 0.0
         self._asked_at: deque[float] = deque(maxlen=MOST_ASKED)
 
-    def names(self, typed: str) -> tuple[str, ...]:
-        """Return names of models, the most downloaded first; none where the Hub does not answer."""
+    def models(self, typed: str) -> tuple[Suggestion, ...]:
+        """Return models whose names hold a text, the most downloaded first; none where the Hub does not answer."""
         wanted = typed.strip().lower()  # as the Hub looks for it
         if not FEWEST_CHARACTERS <= len(wanted) <= 96 or "://" in wanted or "@" in wanted or wanted[0] in "./~\\":
             return ()
@@ -46,36 +72,57 @@ class Suggestions:
                 return ()
             self._asked_at.append(now)
         try:
-            names = self._ask(wanted)
+            models = self._ask(wanted)
         except Exception:  # whatever fails, somebody can go on typing
             with self._lock:
                 self._silent_until = now + SILENCE_S
             return ()
         with self._lock:
-            self._kept[wanted] = (now, names)
+            self._kept[wanted] = (now, models)
             while len(self._kept) > MOST_KEPT:
                 self._kept.popitem(last=False)
-        return names
+        return models
 
-    def _known(self, wanted: str, now: float) -> tuple[str, ...] | None:
+    def _known(self, wanted: str, now: float) -> tuple[Suggestion, ...] | None:
         """Return what is known already: of what was typed, or of its beginning if that had few answers."""
         for length in range(len(wanted), FEWEST_CHARACTERS - 1, -1):
-            since, names = self._kept.get(wanted[:length], (0.0, ()))
-            is_all = length == len(wanted) or len(names) < MOST_SUGGESTIONS
+            since, models = self._kept.get(wanted[:length], (0.0, ()))
+            is_all = length == len(wanted) or len(models) < MOST_SUGGESTIONS
             if since and now - since < KEPT_S and is_all:
-                return tuple(name for name in names if wanted in name.lower())
+                return tuple(model for model in models if wanted in model.name.lower())
         return None
 
-    def _ask(self, wanted: str) -> tuple[str, ...]:
+    def _ask(self, wanted: str) -> tuple[Suggestion, ...]:
         endpoint = (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
         models = HfApi(endpoint=endpoint, token=token_of_space() or False).list_models(
-            search=wanted, sort="downloads", limit=MOST_SUGGESTIONS, expand=["downloads", "private"]
+            search=wanted,
+            sort="downloads",
+            limit=MOST_SUGGESTIONS,
+            expand=["downloads", "gated", "private", "safetensors"],
         )
         # Whatever the token may see: what is not public is nobody's suggestion.
-        return tuple(model.id for model in models if model.private is False)[:MOST_SUGGESTIONS]
+        return tuple(
+            Suggestion(
+                model.id,
+                model.downloads,
+                None if model.safetensors is None else model.safetensors.total,
+                is_gated=bool(model.gated),
+            )
+            for model in models
+            if model.private is False
+        )[:MOST_SUGGESTIONS]
 
 
-def datalist(element_id: str, names: tuple[str, ...]) -> str:
+def datalist(element_id: str, models: tuple[Suggestion, ...]) -> str:
     """Return the options of a field as HTML; a field of the same page shows them while one types."""
-    options = "".join(f'<option value="{text(name)}"></option>' for name in names)
+    options = "".join(f'<option value="{text(model.name)}" label="{text(model.about)}"></option>' for model in models)
     return f'<datalist id="{text(element_id)}">{options}</datalist>'
+
+
+def count_text(n: int) -> str:
+    """Return a large number in three digits: 135M, 7.62B."""
+    value, units = float(n), ["", "k", "M", "B", "T"]
+    while value >= 999.5 and len(units) > 1:
+        value /= 1000.0
+        units.pop(0)
+    return f"{value:.3g}{units[0]}"

@@ -8,7 +8,7 @@ import re
 import threading
 from collections.abc import Mapping
 from typing import Any, ClassVar
-from urllib.parse import quote, unquote
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from mdir_hf.demo.loopback_files import StoredFile
 from mdir_hf.demo.loopback_server import API, Handler, address_of
@@ -172,7 +172,13 @@ class FullHandler(FaultyHandler):
             if known.kind == "model" and (not known.private or self._token() == "owner")
         ]
         address = f"{self._hub.endpoint}/api/models"
-        page, after = model_page(visible, self._query, largest_page=self._hub.largest_page, address=address)
+        page, after = model_page(
+            visible,
+            self._query,
+            expands=parse_qs(urlsplit(self.path).query).get("expand", []),
+            largest_page=self._hub.largest_page,
+            address=address,
+        )
         self._json(page, {} if after is None else {"Link": f'<{after}>; rel="next"'})
 
     def _collection(self, slug: str) -> None:

@@ -60,13 +60,19 @@ def new_collection(
 
 
 def model_page(
-    repositories: Sequence[FullRepository], asked: Mapping[str, str], *, largest_page: int, address: str
+    repositories: Sequence[FullRepository],
+    asked: Mapping[str, str],
+    *,
+    expands: Sequence[str],
+    largest_page: int,
+    address: str,
 ) -> tuple[list[dict[str, Any]], str | None]:
     """Return one page of a search, and the address of the next one.
 
     Args:
         repositories: Those that the caller may see.
         asked: What was asked.
+        expands: What is wanted of each model; empty: what the Hub tells of itself.
         largest_page: Models on a page at most.
         address: Where the pages are.
     """
@@ -83,20 +89,21 @@ def model_page(
     limit = int(asked["limit"]) if asked.get("limit", "").isdigit() else LARGEST_PAGE
     start = int(asked["cursor"]) if asked.get("cursor", "").isdigit() else 0
     stop = start + min(limit, largest_page)
-    page = [
-        {
-            "_id": object_id(known.repo_id),
-            "id": known.repo_id,
-            "modelId": known.repo_id,
-            "downloads": known.downloads,
-            "pipeline_tag": known.pipeline_tag,
-            "private": known.private,
-        }
-        for known in found[start:stop]
-    ]
+    page = [_listed(known, expands, asked.get("sort")) for known in found[start:stop]]
     if stop >= len(found):
         return page, None
-    return page, f"{address}?{urlencode({**asked, 'cursor': stop})}"
+    return page, f"{address}?{urlencode({**asked, 'expand': expands, 'cursor': stop}, doseq=True)}"
+
+
+def _listed(known: FullRepository, expands: Sequence[str], sort: str | None) -> dict[str, Any]:
+    """One model of a list: its names, and where ``expand`` was asked for nothing else but that and what it sorts by."""
+    of_all = {"downloads": known.downloads, "pipeline_tag": known.pipeline_tag, "private": known.private}
+    if expands:
+        of_all |= {"gated": "auto" if known.gated else False}
+        if known.n_parameters is not None:
+            of_all |= {"safetensors": {"parameters": {"F16": known.n_parameters}, "total": known.n_parameters}}
+        of_all = {name: value for name, value in of_all.items() if name in (*expands, sort)}
+    return {"_id": object_id(known.repo_id), "id": known.repo_id, "modelId": known.repo_id, **of_all}
 
 
 def entry_page(

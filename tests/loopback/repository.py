@@ -45,6 +45,7 @@ class FullRepository(StoredRepository):
         kind: ``model`` or ``dataset``.
         pipeline_tag: What the Hub takes the model for.
         downloads: By which lists are sorted.
+        n_parameters: What the Hub has counted in safetensors files; None: it has not.
     """
 
     private: bool = False
@@ -55,6 +56,7 @@ class FullRepository(StoredRepository):
     kind: str = "model"
     pipeline_tag: str | None = "text-generation"
     downloads: int = 0
+    n_parameters: int | None = None
 
     @property
     def address(self) -> str:

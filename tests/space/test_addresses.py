@@ -5,10 +5,10 @@ import pytest
 from mdir_space.addresses import Asked, page_address, query_of, read_link, server_address
 from mdir_space.limits import CPU_BASIC, Limits, limits_from_environment
 from mdir_space.question import LONGEST_LIST
-from mdir_space.suggestions import MOST_ASKED, MOST_SUGGESTIONS, Suggestions, datalist
+from mdir_space.suggestions import MOST_ASKED, MOST_SUGGESTIONS, Suggestion, Suggestions, datalist
 from mdir_space.visitor import Visitor, signing_in_is_possible, visitor_of
 from tests.loopback.faults import Fault
-from tests.space.models import BASE, PRIVATE
+from tests.space.models import BASE, GATED, PRIVATE
 
 
 def request(query=None, headers=None, host="1.2.3.4"):
@@ -95,38 +95,51 @@ def test_limits_are_those_of_small_hardware_unless_the_owner_says_otherwise(monk
     assert Limits().seconds is None
 
 
+def names_of(suggestions, typed):
+    return tuple(model.name for model in suggestions.models(typed))
+
+
+def test_a_suggestion_says_how_large_and_how_wanted_a_model_is_and_whether_it_is_gated(hub):
+    repository = hub.find(GATED)
+    repository.downloads, repository.n_parameters = 1_234_567, 494_032_768
+    found = {model.name: model.about for model in Suggestions().models("owner/")}
+    assert found[GATED] == "\N{LOCK} gated · 494M parameters · 1.23M downloads a month"
+    assert found[BASE] == "0 downloads a month"
+    assert len(hub.sent("hub", "/api/models")) == 1
+
+
 def test_suggestions_are_public_models_asked_for_without_a_token_and_once(hub, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", hub.token)
     suggestions = Suggestions()
-    assert BASE in suggestions.names("owner/")
-    assert PRIVATE not in suggestions.names("owner/")
+    assert BASE in names_of(suggestions, "owner/")
+    assert PRIVATE not in names_of(suggestions, "owner/")
     assert len(hub.sent("hub", "/api/models")) == 1
     assert not any(asked.had_token for asked in hub.requests)
 
 
 def test_going_on_typing_asks_nothing_where_all_is_known(hub):
     suggestions = Suggestions()
-    found = suggestions.names(BASE[:-1])
+    found = names_of(suggestions, BASE[:-1])
     assert BASE in found and len(found) < MOST_SUGGESTIONS
     for typed in (BASE, BASE.upper(), f"{BASE}-nothing-of-the-kind"):
-        assert suggestions.names(typed) == tuple(name for name in found if typed.lower() in name)
+        assert names_of(suggestions, typed) == tuple(name for name in found if typed.lower() in name)
     assert len(hub.sent("hub", "/api/models")) == 1
-    suggestions.names("other")
+    names_of(suggestions, "other")
     assert len(hub.sent("hub", "/api/models")) == 2
 
 
 def test_a_fast_typist_asks_the_hub_so_often_and_no_more(hub):
     suggestions = Suggestions()
     for number in range(MOST_ASKED + 20):
-        suggestions.names(f"{number:03}")
+        names_of(suggestions, f"{number:03}")
     assert len(hub.sent("hub", "/api/models")) == MOST_ASKED
 
 
 def test_the_owner_may_set_a_token_and_what_it_alone_may_see_is_not_suggested(hub, monkeypatch):
     monkeypatch.setenv("MDIR_SPACE_TOKEN", hub.token)
     suggestions = Suggestions()
-    assert BASE in suggestions.names("owner/")
-    assert PRIVATE not in suggestions.names("owner/")
+    assert BASE in names_of(suggestions, "owner/")
+    assert PRIVATE not in names_of(suggestions, "owner/")
     assert all(asked.had_token for asked in hub.sent("hub", "/api/models"))
 
 
@@ -134,20 +147,22 @@ def test_the_owner_may_set_a_token_and_what_it_alone_may_see_is_not_suggested(hu
     "typed", ["", "ow", "https://huggingface.co/owner", "/etc/passwd", "~/x", "owner/base@v", "x" * 97]
 )
 def test_what_cannot_be_the_beginning_of_a_name_is_not_asked_for(hub, typed):
-    assert Suggestions().names(typed) == ()
+    assert names_of(Suggestions(), typed) == ()
     assert hub.requests == []
 
 
 def test_a_hub_that_fails_is_left_alone_for_a_while(hub, waits):
     hub.faults.append(Fault("status", path="/api/models", status=500, times=None))
     suggestions = Suggestions()
-    assert suggestions.names("owner/") == ()
+    assert names_of(suggestions, "owner/") == ()
     asked = len(hub.requests)
-    assert suggestions.names("other") == ()
+    assert names_of(suggestions, "other") == ()
     assert len(hub.requests) == asked
 
 
 def test_suggested_names_are_text():
-    assert datalist("x", ('"><script>', "a/b")) == (
-        '<datalist id="x"><option value="&quot;&gt;&lt;script&gt;"></option><option value="a/b"></option></datalist>'
+    strange = (Suggestion('"><script>', is_gated=True), Suggestion("a/b", 12))
+    assert datalist("x", strange) == (
+        '<datalist id="x"><option value="&quot;&gt;&lt;script&gt;" label="\N{LOCK} gated"></option>'
+        '<option value="a/b" label="12 downloads a month"></option></datalist>'
     )

@@ -118,7 +118,9 @@ def add_programs(desk: Desk) -> None:
                     if isinstance(step, Waiting):
                         progress(None, desc=f"waiting, {step.n_ahead} ahead")
                     else:
-                        progress(step.share, desc=step.progress.stage)
+                        told = step.progress
+                        share = (min(told.bytes_read, told.bytes_expected or 0), told.bytes_expected)
+                        progress(share, desc=told.stage, unit="bytes")
         except RefusedError as refused:
             raise _error(refused) from refused
         raise AssertionError("an answer ends with Answered or is refused")

@@ -136,9 +136,7 @@ def one_run(hub: FullHub, browser: Browser, home: Path) -> dict[str, float]:
         with running_command(["--limited"], {"HF_ENDPOINT": hub.endpoint}, home) as server:
             opened(browser, server.url, "#compare")[0].close()  # the first visit compiles what later ones find
             page, times = opened(browser, server.url, "#compare")
-            address = f"{server.url}/?a=owner/base&b=owner/related"
-            started = time.perf_counter()
-            page.goto(address)
+            started = asked(page)
             verdict(page)
             times["first evidence of a near copy (s)"] = time.perf_counter() - started
             page.locator("#status .settled").wait_for(state="attached", timeout=120_000)
@@ -146,11 +144,7 @@ def one_run(hub: FullHub, browser: Browser, home: Path) -> dict[str, float]:
             hub.network = Network()
             page.goto(server.url)
             page.locator("#compare").wait_for()
-            fields = page.locator("#models input, #models textarea")
-            for at, name in enumerate(("owner/base", "owner/related")):
-                fields.nth(at).fill(name)
-            started = time.perf_counter()
-            page.locator("#compare").click()
+            started = asked(page)
             verdict(page)
             times["kept result to the verdict (s)"] = time.perf_counter() - started
             link = page.get_by_label("Link to this comparison").input_value()
@@ -164,6 +158,16 @@ def one_run(hub: FullHub, browser: Browser, home: Path) -> dict[str, float]:
     finally:
         hub.network = Network()
     return times
+
+
+def asked(page: Page) -> float:
+    """Name both models and press the button; return when that was."""
+    fields = page.locator("#models input, #models textarea")
+    for at, name in enumerate(("owner/base", "owner/related")):
+        fields.nth(at).fill(name)
+    started = time.perf_counter()
+    page.locator("#compare").click()
+    return started
 
 
 def verdict(page: Page) -> None:

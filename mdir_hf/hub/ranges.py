@@ -75,7 +75,7 @@ class HubFile:
         self._n_in_flight = n_in_flight
         self._locator = Locator(place, n_bytes=n_bytes, etag=etag, ledger=self._ledger)
         self._lock = threading.Lock()
-        self._begun: list[tuple[Span, Future[bytes]]] = []
+        self._begun: tuple[int, Future[bytes]] | None = None  # how many of the first bytes, which are coming
 
     def __repr__(self) -> str:
         return f"HubFile({self.label!r})"
@@ -129,10 +129,10 @@ class HubFile:
 
     def begin(self) -> None:
         """Begin to read its first bytes: the first read inside of them waits for them, and takes them."""
-        span = (0, min(FIRST_BYTES, self.n_bytes))
-        future = run_beside(lambda: self._through_cache(*span, None), name="mdir-hf-ahead")
+        n_first = min(FIRST_BYTES, self.n_bytes)
+        future = run_beside(lambda: self._through_cache(0, n_first, None), name="mdir-hf-ahead")
         with self._lock:
-            self._begun.append((span, future))
+            self._begun = n_first, future
 
     def distrust(self) -> None:
         """Drop at the next read what the cache holds of this content, and have its place asked for again."""
@@ -167,11 +167,11 @@ class HubFile:
 
     def _take(self, start: int, stop: int) -> bytes | None:
         with self._lock:
-            begun = next((one for one in self._begun if one[0][0] <= start and stop <= one[0][1]), None)
-            if begun is None:
+            begun = self._begun
+            if begun is None or stop > begun[0]:
                 return None
-            self._begun.remove(begun)
-        return result_of(begun[1])[start - begun[0][0] : stop - begun[0][0]]
+            self._begun = None
+        return result_of(begun[1])[start:stop]
 
     def _fetched(self, start: int, stop: int, cancelled: threading.Event | None) -> bytes:
         with self._ledger.reserve(self.label, stop - start) as arrived:

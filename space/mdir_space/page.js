@@ -53,9 +53,9 @@
         }
       }
     }
-    if (!navigator.userAgent.includes("Firefox")) return;
+    if (navigator.userAgent.includes("Chrome/")) return; // it shows the label beside the name, others in its place
     for (const option of document.querySelectorAll("#page datalist option:not([data-named])")) {
-      option.dataset.named = ""; // it shows the label in place of the name, and not beside it
+      option.dataset.named = "";
       if (option.label) option.label = `${option.value} · ${option.label}`;
     }
   };

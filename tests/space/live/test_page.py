@@ -260,6 +260,7 @@ def test_typing_suggests_names_of_public_models(visit):
     options = page.locator("#model-a-names option")
     expect(options).to_have_count(MOST_SUGGESTIONS)
     assert field.evaluate("e => e.list.id") == "model-a-names"
+    assert all("downloads a month" in option.get_attribute("label") for option in options.all())
     values = {options.nth(k).get_attribute("value") for k in range(MOST_SUGGESTIONS)}
     assert BASE in values
     assert PRIVATE not in values

@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import resource
+import struct
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
@@ -56,6 +57,21 @@ def tokenizer(file: str, data: Callable[[], bytes]) -> Callable[[Path], None]:
     return make
 
 
+def sharded(n_shards: int, n_names: int) -> Callable[[Path], None]:
+    """So many files without an index, each with so many layers."""
+
+    def make(folder: Path) -> None:
+        named([])(folder)
+        (folder / "model.safetensors").rename(folder / f"model-00001-of-{n_shards:05d}.safetensors")
+        for shard in range(2, n_shards + 1):
+            names = (f"model.layers.{k}.s{shard}.weight" for k in range(n_names))
+            header = json.dumps({name: {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]} for name in names})
+            file = folder / f"model-{shard:05d}-of-{n_shards:05d}.safetensors"
+            file.write_bytes(len(header).to_bytes(8, "little") + header.encode())
+
+    return make
+
+
 def indexed(n_names: int) -> Callable[[Path], None]:
     """An index that names so many layers."""
 
@@ -81,6 +97,22 @@ def gguf_of(n_tokens: int) -> Callable[[Path], None]:
     return make
 
 
+def gguf_with(n_tensors: int) -> Callable[[Path], None]:
+    """A GGUF file of an embedding and so many layers, each of one tensor of 32 numbers."""
+
+    def make(folder: Path) -> None:
+        names = ["token_embd.weight", *(f"blk.{k}.odd.weight" for k in range(n_tensors - 1))]
+        entries = b"".join(
+            len(name).to_bytes(8, "little") + name.encode() + struct.pack("<IQIQ", 1, 32, 0, 128 * at)
+            for at, name in enumerate(names)
+        )
+        head = struct.pack("<4sIQQ", b"GGUF", 3, n_tensors, 0) + entries
+        folder.mkdir()
+        (folder / "model.gguf").write_bytes(head + bytes(-len(head) % 32) + bytes(128 * n_tensors))
+
+    return make
+
+
 def _write(folder: Path, weights: bytes, config: dict[str, object]) -> None:
     folder.mkdir()
     (folder / "model.safetensors").write_bytes(weights)
@@ -93,16 +125,18 @@ def reserved(n_digits: int) -> bytes:
     return json.dumps(tokenizer_json([*tokens(V - 1), "<reserved" + "1" * n_digits + "x"])).encode()
 
 
-MANY = 200_000
+MANY = 94_000
+"""As many tensors as a safetensors file may list."""
 CASES: dict[str, Callable[[Path], None]] = {
     **{f"tokenizer: {name}": tokenizer(*made) for name, made in FILES.items()},
-    "tokenizer: a reserved token of 200,000 digits": tokenizer("tokenizer.json", lambda: reserved(MANY)),
-    "200,000 layers": named(f"model.layers.{k}.mlp.up_proj.weight" for k in range(MANY)),
-    "200,000 unknown layers": named(f"model.layers.{k}.odd_{k}.weight" for k in range(MANY)),
-    "200,000 stacks of layers": named(f"model.s{k}.0.mlp.up_proj.weight" for k in range(MANY)),
-    "200,000 unknown tensors of a layer": named(f"model.layers.0.odd_{k}.weight" for k in range(MANY)),
-    "200,000 experts": named(f"model.layers.0.mlp.experts.{k}.gate_proj.weight" for k in range(MANY)),
-    "200,000 rests of experts": named(f"model.layers.0.mlp.experts.{k}.odd" for k in range(MANY)),
+    "tokenizer: a reserved token of 200,000 digits": tokenizer("tokenizer.json", lambda: reserved(200_000)),
+    "200,000 layers": named(f"model.layers.{k}.mlp.up_proj.weight" for k in range(200_000)),
+    "94,000 layers": named(f"model.layers.{k}.mlp.up_proj.weight" for k in range(MANY)),
+    "94,000 unknown layers": named(f"model.layers.{k}.odd_{k}.weight" for k in range(MANY)),
+    "94,000 stacks of layers": named(f"model.s{k}.0.mlp.up_proj.weight" for k in range(MANY)),
+    "94,000 unknown tensors of a layer": named(f"model.layers.0.odd_{k}.weight" for k in range(MANY)),
+    "94,000 experts": named(f"model.layers.0.mlp.experts.{k}.gate_proj.weight" for k in range(MANY)),
+    "94,000 rests of experts": named(f"model.layers.0.mlp.experts.{k}.odd" for k in range(MANY)),
     "20,000 tensors of expert 9999": named(
         f"model.layers.{k}.mlp.experts.9999.gate_proj.weight" for k in range(20_000)
     ),
@@ -113,6 +147,9 @@ CASES: dict[str, Callable[[Path], None]] = {
     "a name of 20,000 numbers": named(["1." * 20_000 + "\n"]),
     "350,000 layer_types": configured({"layer_types": ["sliding_attention"] * 350_000}),
     "an index of 990,000 names": indexed(990_000),
+    "an index of 420,000 names": indexed(420_000),
+    "10 files of 100,000 layers, no index": sharded(11, 100_000),
+    "GGUF, 65,000 tensors": gguf_with(65_000),
     "GGUF, 4,000,000 tokens": gguf_of(4_000_000),
 }
 

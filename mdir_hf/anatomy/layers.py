@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
 
+from ..budgets import collector_paused
 from ..errors import AnatomyError
 from . import tables
 from .config import ConfigSizes
@@ -75,6 +76,7 @@ class Stack:
         return f"{self.prefix}.{index}.{rest}" if self.prefix else f"{index}.{rest}"
 
 
+@collector_paused()
 def find_stacks(names: Iterable[str], architecture: str = "unknown") -> tuple[Stack, ...]:
     """Group names by what stands in front of their first number; of some families, the folders of a layer together."""
     spread = tables.FOLDERS_OF_LAYERS.get(architecture, frozenset())
@@ -93,6 +95,7 @@ def find_stacks(names: Iterable[str], architecture: str = "unknown") -> tuple[St
     )
 
 
+@collector_paused()
 def choose_stack(stacks: Iterable[Stack], embedding: str, sizes: ConfigSizes) -> Stack | None:
     """Return the stack of the language model: the one closest to the embedding, then the one with most known roles.
 
@@ -122,8 +125,9 @@ def choose_stack(stacks: Iterable[Stack], embedding: str, sizes: ConfigSizes) ->
             shared += 1
         return shared, not (has_decoder and "encoder" in stack.prefix and "decoder" not in stack.prefix)
 
-    closest = max(map(closeness, own or found), default=None)
-    candidates = [stack for stack in own or found if closeness(stack) == closest]
+    near = [(closeness(stack), stack) for stack in own or found]
+    closest = max((shared for shared, _ in near), default=None)
+    candidates = [stack for shared, stack in near if shared == closest]
     if len(candidates) < 2:
         return candidates[0] if candidates else None
     largest = heapq.nlargest(tables.MOST_STACKS, candidates, key=_n_names)
@@ -148,6 +152,7 @@ def _n_roles(stack: Stack, sizes: ConfigSizes) -> int:
     return most
 
 
+@collector_paused()
 def place_layers(stack: Stack, sizes: ConfigSizes, notes: list[str]) -> tuple[tuple[Layer, ...], tuple[str, ...]]:
     """Give each tensor of a stack its role.
 

@@ -10,7 +10,7 @@ and ``tests/checkpoint/test_header_against_safetensors.py`` holds us to it. Wher
 - Stricter, because the format's README forbids it although its code lets it pass: white space before the ``{``;
   the same name twice (the last one would win, and another reader may take the first).
 - Stricter, because no writer produces it: an entry written as a JSON array, a dtype written as ``{"F32": null}``.
-- Stricter, to bound memory: a header of more values than some 200,000 tensors have is refused before it is parsed.
+- Stricter, to bound memory: a header of more values than some 90,000 tensors have is refused before it is parsed.
 - More lenient: an unknown field of an entry may be nested deeper than 127 levels (up to Python's own limit).
 """
 
@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NoReturn, cast
 
-from ..budgets import SAFETENSORS_HEADER, json_values
+from ..budgets import SAFETENSORS_HEADER, collector_paused, json_values
 from ..errors import CorruptCheckpointError, UnsupportedFormatError, naming
 from .dtypes import DTYPES
 from .sources import TensorSpec
@@ -79,6 +79,7 @@ def read_header_n_bytes(prefix: bytes, *, n_file_bytes: int, label: str) -> int:
     return n_bytes
 
 
+@collector_paused()
 def parse_header(header: bytes, *, n_file_bytes: int, path: str, label: str) -> Header:
     """Parse and validate a header.
 
@@ -100,7 +101,7 @@ def parse_header(header: bytes, *, n_file_bytes: int, path: str, label: str) -> 
         if n_structure > SAFETENSORS_HEADER.n_items:
             raise UnsupportedFormatError(
                 f"the header of {len(header):,} bytes lists {n_structure:,} values and groups of values, and is read "
-                f"up to {SAFETENSORS_HEADER.n_items:,}, which is enough for some 200,000 tensors in one file"
+                f"up to {SAFETENSORS_HEADER.n_items:,}, which is enough for some 90,000 tensors in one file"
             )
         entries = _load_object(header)
         metadata = _check_metadata(entries.pop("__metadata__", None))

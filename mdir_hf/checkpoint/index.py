@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..budgets import SHARD_INDEX, json_values
+from ..budgets import SHARD_INDEX, collector_paused, json_values
 from ..errors import CorruptCheckpointError, UnsafePathError, UnsupportedFormatError, naming
 
 
@@ -30,6 +30,7 @@ class ShardIndex:
     complaint: str | None = None
 
 
+@collector_paused()
 def parse_index(data: bytes, *, path: str, label: str) -> ShardIndex:
     """Parse an index file.
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import ClassVar
 
+from ..budgets import MAX_TENSORS
 from ..errors import CorruptCheckpointError, TensorNotFoundError, UnsupportedFormatError
 from .index import ShardIndex
 from .ranged import RangedTensors
@@ -108,17 +109,30 @@ class ShardedTensors(RangedTensors):
     def _paths_of_names(self) -> Mapping[str, str]:
         with self._lock:
             if self._path_of is None:
-                headers = [(path, self._header(path)) for path in self._paths]
-                listed = [(name, path) for path, header in headers for name in (*header.tensors, *header.unreadable)]
-                twice = [name for name, n in Counter(name for name, _ in listed).items() if n > 1]
-                if twice:
-                    holders = [path for name, path in listed if name == twice[0]]
-                    raise CorruptCheckpointError(
-                        f"tensor {twice[0]!r} stands in {' and in '.join(holders)}, and no index says which one counts",
-                        subject=self.label,
-                    )
-                self._path_of = dict(listed)
+                self._path_of = self._listed()
             return self._path_of
+
+    def _listed(self) -> dict[str, str]:
+        """Which file holds each tensor, by the headers of all files."""
+        listed: list[tuple[str, str]] = []
+        for path in self._paths:
+            header = self._header(path)
+            listed += ((name, path) for name in (*header.tensors, *header.unreadable))
+            if len(listed) > MAX_TENSORS:
+                raise UnsupportedFormatError(
+                    f"the weight files up to {path} list {len(listed):,} tensors, and {MAX_TENSORS:,} are read in all; "
+                    "no checkpoint has as many",
+                    subject=self.label,
+                )
+        path_of = dict(listed)
+        if len(path_of) < len(listed):
+            twice = next(name for name, n in Counter(name for name, _ in listed).items() if n > 1)
+            holders = [path for name, path in listed if name == twice]
+            raise CorruptCheckpointError(
+                f"tensor {twice!r} stands in {' and in '.join(holders)}, and no index says which one counts",
+                subject=self.label,
+            )
+        return path_of
 
     def _check_index(self, name: str, path: str) -> None:
         if self._index is None:

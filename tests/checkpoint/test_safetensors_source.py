@@ -196,6 +196,16 @@ def test_a_tensor_in_two_shards_without_index_is_refused(weights):
         source.names()
 
 
+def test_files_without_index_hold_so_many_tensors_in_all_and_no_more(weights, monkeypatch):
+    shards = {f"model-0000{k}-of-00003.safetensors": safetensors_bytes({f"w.{k}": weights["other"]}) for k in (1, 2, 3)}
+    monkeypatch.setattr("mdir_hf.checkpoint.shards.MAX_TENSORS", 3)
+    assert len(open_checkpoint(MemoryTree(shards)).names()) == 3
+    monkeypatch.setattr("mdir_hf.checkpoint.shards.MAX_TENSORS", 1)
+    tree = MemoryTree(shards)
+    with pytest.raises(UnsupportedFormatError, match=r"up to model-00002.* list 2 tensors, and 1 are read in all"):
+        open_checkpoint(tree).names()
+
+
 def test_a_truncated_file_is_refused_from_its_header(weights):
     content = safetensors_bytes(weights)
     source = open_checkpoint(MemoryTree({"model.safetensors": content[:-1]}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mdir_hf.budgets import MAX_TOKEN_N_BYTES, MAX_TOKENS, Budget
+from mdir_hf.budgets import MAX_TOKEN_N_BYTES, MAX_TOKENS, Budget, collector_paused
 from mdir_hf.errors import VocabularyError
 from mdir_hf.vocabulary import gguf_vocabulary
 from mdir_hf.vocabulary.json_file import load_object
@@ -80,3 +81,19 @@ def test_a_budget_says_which_number_was_too_large():
     assert budget.excess(n_bytes=10, n_items=2) is None
     assert budget.excess(n_bytes=11) == "has 11 bytes, and is read up to 10"
     assert budget.excess(n_items=3, of="lines") == "has 3 lines, and is read up to 2"
+
+
+def test_the_collector_rests_until_the_last_parser_is_out_and_is_left_as_it_was():
+    def states():
+        with collector_paused():
+            with pytest.raises(ValueError, match="broken"), collector_paused():
+                raise ValueError("broken")
+            yield gc.isenabled()
+        yield gc.isenabled()
+
+    assert list(states()) == [False, True]
+    gc.disable()
+    try:
+        assert list(states()) == [False, False]
+    finally:
+        gc.enable()

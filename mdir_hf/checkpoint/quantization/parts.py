@@ -9,11 +9,12 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
 
+from ...budgets import collector_paused
 from .refused import REFUSED, TELLTALES
 
 # Written onto the name of a weight: x.weight_scale_inv, x.experts.gate_up_proj_blocks.
@@ -157,6 +158,7 @@ class Inventory:
         )
 
 
+@collector_paused()
 def take_inventory(stored: Iterable[str]) -> Inventory:
     """Sort out which stored names are weights, which hold codes and which are companions.
 
@@ -171,14 +173,15 @@ def take_inventory(stored: Iterable[str]) -> Inventory:
     found: dict[str, dict[str, str]] = defaultdict(dict)
     quantized: dict[str, Parts] = {}
     orphans: dict[str, str] = {}
+    telltales: set[str] = set()
     for name in names:
         stem, _, leaf = name.rpartition(".")
         for weight, part in _readings(stem, leaf):
             found[weight].setdefault(part, name)
         if leaf in TELLTALES:
-            refused = _refused_parts(names, stem.removesuffix(".weight"))
-            if refused is not None:
-                quantized[refused.name] = refused
+            telltales.add(stem.removesuffix(".weight"))
+    for refused in _refused_parts(names, telltales):
+        quantized[refused.name] = refused
     claimed = {name for refused in quantized.values() for name in refused.companions.values()}
     for weight, parts in found.items():
         if weight in quantized or claimed.intersection(parts.values()):
@@ -223,19 +226,19 @@ def _readings_of_leaf(leaf: str) -> tuple[tuple[str, str], ...]:
     return tuple(readings)
 
 
-def _refused_parts(names: Sequence[str], module: str) -> Parts | None:
-    before = f"{module}." if module else ""
-    weight = f"{before}weight"
-    leaves: dict[str, str] = {}
-    for name in _between(names, before):
-        rest = name.removeprefix(before).removeprefix("weight.")
-        if "." not in rest:
-            leaves[rest] = name
-    for scheme in REFUSED:
-        if all(marker in leaves for marker in scheme.markers):
-            own = {leaf: name for leaf, name in leaves.items() if leaf in scheme.parts}
-            return Parts(weight, own[scheme.markers[0]], scheme.name, MappingProxyType(own))
-    return None
+def _refused_parts(names: Iterable[str], modules: Set[str]) -> Iterator[Parts]:
+    """What is stored under these modules, or under a ``weight`` of theirs, by a scheme that is not read."""
+    leaves: dict[str, dict[str, str]] = defaultdict(dict)
+    for name in names if modules else ():
+        stem, _, leaf = name.rpartition(".")
+        for module in {stem, stem.removesuffix(".weight")} & modules:
+            leaves[module][leaf] = name
+    for module, of_module in leaves.items():
+        scheme = next((scheme for scheme in REFUSED if all(marker in of_module for marker in scheme.markers)), None)
+        if scheme is not None:
+            own = {leaf: name for leaf, name in of_module.items() if leaf in scheme.parts}
+            weight = f"{module}.weight" if module else "weight"
+            yield Parts(weight, own[scheme.markers[0]], scheme.name, MappingProxyType(own))
 
 
 def _between(names: Sequence[str], prefix: str) -> list[str]:

@@ -155,3 +155,8 @@ def test_a_large_mixture_is_sorted_out_in_linear_time():
     ]
     inventory = take_inventory([name for weight in weights for name in (weight, f"{weight}_scale_inv")])
     assert len(inventory.quantized) == len(inventory.names) == len(weights)
+
+
+def test_of_nested_modules_each_has_its_own_parts():
+    deep = take_inventory(["a.b.codebooks", "a.b.codes", "a.codes", "a.b.scales"])
+    assert deep.quantized["a.b.weight"].companions.keys() == {"codebooks", "codes", "scales"}

@@ -128,7 +128,15 @@ def main() -> None:
         if name in sys.argv[1:] or not sys.argv[1:]:
             store(name, pair)
     stored = {name: pair for name, pair in EXAMPLES.items() if (TARGET / f"{name}.json").is_file()}
-    index = [{"name": name, "title": pair.title, "note": note_of(pair)} for name, pair in stored.items()]
+    index = [
+        {
+            "name": name,
+            "title": pair.title,
+            "note": note_of(pair),
+            "models": [BASES[pair.reference.partition("/")[0]], pair.called],
+        }
+        for name, pair in stored.items()
+    ]
     (TARGET / "index.json").write_text(json.dumps(index, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     if not sys.argv[1:]:
         draw()

@@ -1,4 +1,8 @@
-"""Renew the screenshots of the Space in docs/images: ``make screenshots``. Needs Chromium; shows stored results."""
+"""Renew the screenshots of the Space in docs/images: ``make screenshots``. Needs Chromium.
+
+They show stored results, and a survey of real models of ``MDIR_HF_REAL_CACHE`` (``make real`` fills it): where one of
+these is not there, that picture stays as it is.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +17,23 @@ sys.path.insert(0, str(ROOT))
 
 PHONE = {"width": 390, "height": 844}
 DESKTOP = {"width": 1200, "height": 1050}
-TIMEOUT_MS = 120_000
+TIMEOUT_MS = 600_000
+
+SURVEYED = {
+    "HuggingFaceTB/SmolLM2-135M": "smollm2-135m/base",
+    "made/SmolLM2-135M-fine-tuned": "smollm2-135m/tuned-1e-4",
+    "made/SmolLM2-135M-reordered": "smollm2-135m/permuted",
+    "Qwen/Qwen2.5-Coder-0.5B": "qwen2.5-coder-0.5b/base",
+}
+"""Name on the Hub of this machine -> where it lies in the cache of real models."""
 
 # Name of the picture -> scheme, window, address, figure whose first cell is asked, what stands at the top.
 PICTURES = {
     "space-light": ("light", DESKTOP, "/?example=permuted", None, None),
     "space-dark": ("dark", DESKTOP, "/?example=strangers", None, None),
     "space-phone": ("light", PHONE, "/?example=hidden", None, ".verdict"),
-    "space-layers": ("dark", DESKTOP, "/?example=hidden", "layers", "#details"),
+    "space-layers": ("dark", DESKTOP, "/?example=upscaled", "layers", "#details"),
+    "space-survey": ("light", DESKTOP, f"/?a={'+'.join(SURVEYED)}", "matrix", ".figures-of-survey"),
     "space-method": ("light", DESKTOP, "/method", None, "article.method h2"),
 }
 
@@ -29,14 +42,23 @@ def main() -> None:
     """Open the Space, take the pictures."""
     from playwright.sync_api import sync_playwright
 
+    from benchmarks.real.sources import cache_root
     from mdir_hf.demo.loopback import LoopbackHub
     from tests.space.servers import running_command
 
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     with tempfile.TemporaryDirectory() as home, LoopbackHub() as hub, sync_playwright() as playwright:
+        folders = {name: cache_root() / "models" / place for name, place in SURVEYED.items()}
+        pictures = dict(PICTURES)
+        if all(folder.is_dir() for folder in folders.values()):
+            for name, folder in folders.items():
+                hub.add_repository(name, folder)
+        else:
+            sys.stdout.write("space-survey: a model is not in the cache; its picture stays\n")
+            del pictures["space-survey"]
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         with running_command(["--limited"], {"HF_ENDPOINT": hub.endpoint}, Path(home)) as server:
-            for name, (scheme, window, address, figure, top) in PICTURES.items():
+            for name, (scheme, window, address, figure, top) in pictures.items():
                 page = browser.new_page(color_scheme=scheme, viewport=window, device_scale_factor=1.5)
                 page.set_default_timeout(TIMEOUT_MS)
                 page.goto(server.url + address)
@@ -47,6 +69,7 @@ def main() -> None:
                     page.locator("#status .settled").wait_for(state="attached")
                 if figure is not None:
                     page.locator(f'.answers[data-name="{figure}"] .cells').focus()
+                    page.keyboard.press("ArrowRight")
                 page.wait_for_timeout(1200)  # the page scrolls to a verdict by itself, and smoothly
                 if top is None:
                     page.evaluate("scrollTo(0, 0)")

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         MdirError,
         MemoryBudgetError,
         RepositoryNotFoundError,
+        SeveralModelsError,
         StoppedError,
     )
     from mdir_hf.figures import CellGrid, figure_bytes, figure_cells, figure_img, pair_tests
@@ -89,7 +90,8 @@ _NAMES = {
     "mdir_hf.comparison.plan": "ReadPlan",
     "mdir_hf.comparison.progress": "Progress",
     "mdir_hf.errors": (
-        "ByteBudgetError GatedRepositoryError MdirError MemoryBudgetError RepositoryNotFoundError StoppedError "
+        "ByteBudgetError GatedRepositoryError MdirError MemoryBudgetError RepositoryNotFoundError SeveralModelsError "
+        "StoppedError "
     ),
     "mdir_hf.figures": "CellGrid figure_bytes figure_cells figure_img pair_tests",
     "mdir_hf.hub.resolve": "ResolvedModel resolve_model",
@@ -156,6 +158,7 @@ __all__ = [
     "SectionKind",
     "Settings",
     "SettledBy",
+    "SeveralModelsError",
     "StoppedError",
     "SurveyPlan",
     "SurveyReads",

@@ -20,6 +20,7 @@
  ├── ``CheckpointError`` (ValueError): the weight files are not what they should be
  │    ├── ``NoWeightsError``: nothing here holds weights
  │    ├── ``UnsupportedFormatError``: weights, in a format or dtype we do not read
+ │    │    └── ``SeveralModelsError``: several files could be the model; has their names
  │    ├── ``CorruptCheckpointError``: header, index, offsets or values contradict each other
  │    ├── ``UnsafePathError``: a file name that leaves the repository
  │    ├── ``UnsafePickleError``: a pickle that names something else than tensors
@@ -155,6 +156,27 @@ class NoWeightsError(CheckpointError):
 
 class UnsupportedFormatError(CheckpointError):
     """There are weights, in a format or dtype this version does not read."""
+
+
+class SeveralModelsError(UnsupportedFormatError):
+    """Several files could be the model, and none was named.
+
+    Args:
+        message: As of every error.
+        subject: Likewise.
+        files: Those files, each of which can be named.
+    """
+
+    def __init__(self, message: str, *, subject: str | None = None, files: tuple[str, ...] = ()) -> None:
+        super().__init__(message, subject=subject)
+        self.files = files
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild_several, (self.message, self.subject, self.files))
+
+
+def _rebuild_several(message: str, subject: str | None, files: tuple[str, ...]) -> SeveralModelsError:
+    return SeveralModelsError(message, subject=subject, files=files)
 
 
 class CorruptCheckpointError(CheckpointError):

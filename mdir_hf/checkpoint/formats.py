@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from ..budgets import SHARD_INDEX
-from ..errors import CheckpointError, NoWeightsError, UnsupportedFormatError, naming
+from ..errors import CheckpointError, NoWeightsError, SeveralModelsError, UnsupportedFormatError, naming
 from .adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, AdaptedSource, AdapterConfig, has_adapter, read_adapter_config
 from .gguf import GgufSource, open_gguf, open_named_gguf
 from .index import parse_index
@@ -219,9 +219,10 @@ def _open_only_file(tree: FileTree, variant: str | None) -> ShardedTensors | Non
 def _refuse_unclear(tree: FileTree, variant: str | None) -> ShardedTensors | None:
     names = _safetensors_in_root(tree)
     if variant is None and len(names) > 1:
-        raise UnsupportedFormatError(
+        raise SeveralModelsError(
             f"there is no model.safetensors and no index, and which of {len(names)} files is the model cannot be told "
-            f"({list_some(names)}); name one file, or a variant"
+            f"({list_some(names)}); name one file, or a variant",
+            files=tuple(names),
         )
     return None
 

@@ -14,12 +14,15 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from mdir_hf import MdirError, RepositoryNotFoundError, ResolvedModel, resolve_model
+from mdir_hf import MdirError, RepositoryNotFoundError, ResolvedModel, SeveralModelsError, resolve_model
 from mdir_space.question import Asks, RefusedError, shortened
 
 TOKEN_VARIABLE = "MDIR_SPACE_TOKEN"
 """A token without scopes, for which the Hub answers more often; the owner of a Space may set it."""
 
+
+MOST_CHOICES = 40
+"""Files of which one may be meant that are offered."""
 
 ASKED_AT_A_TIME = 4
 """Models that the Hub is asked for at a time, for one visitor."""
@@ -43,6 +46,14 @@ class Access:
     is_private: bool = False
     is_shared: bool = False
     left_out: Mapping[str, str] = field(default_factory=dict)
+
+    def files_of(self, exc: SeveralModelsError) -> dict[str, tuple[str, ...]]:
+        """Return what names each of the files that an error speaks of, by the name of the model that was asked for."""
+        for model in self.models:
+            if model.commit is not None and (exc.subject or "").startswith(model.repo):
+                named = model.repo if model.revision is None else f"{model.repo}@{model.revision}"
+                return {named: tuple(f"{named}/{file}" for file in exc.files[:MOST_CHOICES])}
+        return {}
 
     @property
     def reference(self) -> ResolvedModel:

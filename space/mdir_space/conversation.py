@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, fields
 from typing import Any, cast
@@ -12,13 +12,21 @@ from urllib.parse import quote
 
 import gradio as gr
 
-from mdir_hf import DeclaredLineage, HomologyReport, MdirError, SectionKind, SettledBy, declared_lineage
+from mdir_hf import DeclaredLineage, HomologyReport, Level, MdirError, SectionKind, SettledBy, declared_lineage
 from mdir_space.access import Access
 from mdir_space.addresses import page_address, pinned_link, query_of, read_link, server_address
 from mdir_space.desk import Answered, Desk, Working
-from mdir_space.examples import Example
+from mdir_space.examples import Example, example_of, example_with
 from mdir_space.markup import address_mark
-from mdir_space.notices import BROKEN, alert, cut_short_notice, not_kept_notice, plan_notice, progress_notice
+from mdir_space.notices import (
+    BROKEN,
+    alert,
+    cut_short_notice,
+    not_kept_notice,
+    plan_notice,
+    progress_notice,
+    stored_notice,
+)
 from mdir_space.panels import panel
 from mdir_space.pictures import Pictures
 from mdir_space.question import Question, RefusedError
@@ -27,7 +35,7 @@ from mdir_space.sharing import sharing_panel
 from mdir_space.talks import SO_FAR, answer_updates, talk
 from mdir_space.verdict_card import KEPT, declared_text, verdict_card
 from mdir_space.visitor import Visitor
-from mdir_space.ways import asked_way
+from mdir_space.ways import FamilyQuestion, SurveyQuestion, asked_way
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +51,6 @@ class Panels:
     alert: gr.HTML
     verdict: gr.HTML
     details: gr.Column
-    tabs: gr.Tabs
     evidence: gr.HTML
     layers: gr.HTML
     modules: gr.HTML
@@ -100,16 +107,22 @@ async def converse(
         visitor: Who asks.
         request: Their request, for the links.
     """
-    question: Question | None = None
+    question: Question | FamilyQuestion | SurveyQuestion | None = None
     shown: HomologyReport | None = None
     yield {**panels.cleared(), **panels.busy(True)}
     try:
-        way = asked_way(*asked, allow_local=desk.serving.allow_local)
-        if not isinstance(way, Question):
-            async for updates in talk(desk, panels, way, visitor, request):
+        question = asked_way(*asked, allow_local=desk.serving.allow_local)
+        stored = example_of(question.names)
+        if stored is not None and isinstance(question, Question):
+            async for updates in show_example(panels, stored, request, asked=question):
                 yield updates
             return
-        question = way
+        refuse_stored(question.names)
+        question = await desk.understood(question, visitor)
+        if not isinstance(question, Question):
+            async for updates in talk(desk, panels, question, visitor, request):
+                yield updates
+            return
         async with aclosing(desk.answer(question, visitor)) as steps:
             async for step in steps:
                 if isinstance(step, Answered):
@@ -127,7 +140,22 @@ async def converse(
         yield {panels.status: "", panels.alert: alert(refused, question), **panels.busy(False)}
     except Exception:
         log.exception("a comparison failed in a way that is not foreseen")
-        yield {panels.status: "", panels.alert: alert(RefusedError(BROKEN)), **panels.busy(False)}
+        yield {panels.status: "", panels.alert: alert(RefusedError(BROKEN), question), **panels.busy(False)}
+
+
+def refuse_stored(names: Iterable[str]) -> None:
+    """Refuse names of models that are in a stored result and in no repository.
+
+    Raises:
+        RefusedError: If one of the names is one of those.
+    """
+    found = example_with(names)
+    if found is not None:
+        name, example = found
+        raise RefusedError(
+            f"{name} is a model of the stored result “{example.title}”, and no id on the Hub. Give the id of a model "
+            "there, such as HuggingFaceTB/SmolLM2-135M."
+        )
 
 
 async def show_kept(
@@ -143,11 +171,12 @@ async def show_kept(
         request: Their request, for the links.
     """
     yield {**panels.cleared(), **panels.busy(False)}
+    question: Question | FamilyQuestion | SurveyQuestion | None = None
     try:
         question = asked_way(*asked, allow_local=desk.serving.allow_local)
         answered = await desk.kept(question, visitor)
     except RefusedError as refused:
-        yield {panels.alert: alert(refused)}
+        yield {panels.alert: alert(refused, question)}
         return
     if answered is None:
         yield {panels.alert: not_kept_notice(read_link(request).version)}
@@ -168,7 +197,7 @@ async def _show(
     pinned = pinned_link(answered, request)
     link = pinned or f"{page_address(request)}?{query}"
     note = KEPT if answered.was_kept else ""
-    mark = address_mark(query, (question.reference, question.candidate))
+    mark = address_mark(query, (question.reference, question.candidate), first_tab(report))
     yield {
         panels.status: "",
         panels.alert: cut_short_notice(answered.cut_short, question) if answered.cut_short else "",
@@ -182,8 +211,9 @@ async def _show(
 
 
 def first_tab(report: HomologyReport) -> str:
-    """Return the tab of the evidence that decided."""
-    return "layers" if report.settled_by is SettledBy.BODY else "evidence"
+    """Return the tab of the evidence that decided, or of the layers where all of them were asked for."""
+    is_about_layers = report.settled_by is SettledBy.BODY or report.level is Level.BODY
+    return "layers" if is_about_layers and report.layers is not None else "evidence"
 
 
 async def details(
@@ -198,7 +228,6 @@ async def details(
     """Fill the tabs; figures are drawn in a thread, one tab after the other."""
     yield {
         panels.details: gr.update(visible=True),
-        panels.tabs: gr.update(selected=first_tab(report)),
         panels.evidence: "",
         panels.layers: "",
         panels.modules: "",
@@ -236,15 +265,28 @@ def _declared(report: HomologyReport, access: Access) -> str:
     return declared_text(report, tuple(read(model.repo, model.commit) for model in models))  # type: ignore[arg-type]
 
 
-async def show_example(panels: Panels, example: Example, request: gr.Request) -> AsyncIterator[Updates]:
-    """Show a stored result."""
+async def show_example(
+    panels: Panels, example: Example, request: gr.Request, asked: Question | None = None
+) -> AsyncIterator[Updates]:
+    """Show a stored result.
+
+    Args:
+        panels: What to fill.
+        example: The result.
+        request: Whose.
+        asked: The question about its models; None where the result itself was asked for.
+    """
     report = example.report
+    note = example.note
+    if asked is not None and (asked.alpha != report.alpha or asked.level not in ("auto", report.level)):
+        stored = f"this is the stored result, at level {report.level} and alpha {report.alpha:g}"
+        note = f"Nothing was computed: {stored}. {note}"
     yield {
         **panels.cleared(),
         **panels.busy(False),
-        panels.plan: "",
-        panels.verdict: verdict_card(report, note=example.note, is_example=True)
-        + address_mark(f"example={quote(example.name)}", (report.reference.repo, report.candidate.repo)),
+        panels.plan: stored_notice(example),
+        panels.verdict: verdict_card(report, note=note, is_example=True)
+        + address_mark(f"example={quote(example.name)}", example.models, first_tab(report)),
     }
     async for updates in details(panels, report, "", server_address(request), is_example=True):
         yield updates

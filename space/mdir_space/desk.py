@@ -17,6 +17,7 @@ from mdir_hf import (
     MemoryBudgetError,
     Progress,
     ReadPlan,
+    SeveralModelsError,
     SurveyReads,
 )
 from mdir_space.access import Access, find_access, sentence, token_of_space
@@ -389,7 +390,11 @@ class Desk:
             result = work.result()
         except MdirError as exc:
             is_late = isinstance(exc, OutOfTimeError)
-            refused = out_of_time(self.serving.limits.seconds or 0.0, what=what) if is_late else refusal_of(exc)
+            refused = (
+                out_of_time(self.serving.limits.seconds or 0.0, what=what)
+                if is_late
+                else refusal_of(exc, assignment.access)
+            )
             if found is None or not was_going_well(exc):
                 raise refused from exc
             more = "; its caveats say what was not looked at" if isinstance(found, HomologyReport) else ""
@@ -418,8 +423,13 @@ def out_of_time(seconds: float, *, what: str = "The comparison") -> RefusedError
     )
 
 
-def refusal_of(exc: MdirError) -> RefusedError:
-    """Return what a visitor is told about an error of the package."""
+def refusal_of(exc: MdirError, access: Access | None = None) -> RefusedError:
+    """Return what a visitor is told about an error of the package.
+
+    Args:
+        exc: The error.
+        access: The models, for the names of files of which one may be meant.
+    """
     if isinstance(exc, ByteBudgetError):
         return RefusedError(
             "The comparison would read more than one may read here. A lighter level reads less; on your own machine "
@@ -439,4 +449,6 @@ def refusal_of(exc: MdirError) -> RefusedError:
             f"{exc.subject or 'The model'} is gated, and your account has not been granted access to it. Ask its owner "
             "for access on its page, and come back."
         )
+    if isinstance(exc, SeveralModelsError) and access is not None:
+        return RefusedError(sentence(exc), choices=access.files_of(exc))
     return RefusedError(sentence(exc))

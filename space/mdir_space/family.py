@@ -23,6 +23,7 @@ from mdir_hf import (
     ReadPlan,
     RepositoryNotFoundError,
     Settings,
+    SeveralModelsError,
     declared_lineage,
     identify,
     plan_identification,
@@ -96,7 +97,7 @@ class FamilyJob:
         if self.question.searches:
             try:
                 family = replace(family, found=work.search(family))
-            except (GatedRepositoryError, RepositoryNotFoundError):
+            except (GatedRepositoryError, RepositoryNotFoundError, SeveralModelsError):
                 raise
             except MdirError as exc:
                 errors.append(exc)

@@ -62,9 +62,18 @@ def prose(*paragraphs: str) -> str:
     return "".join(f"<p>{text(paragraph)}</p>" for paragraph in paragraphs)
 
 
-def address_mark(query: str, names: tuple[str, ...]) -> str:
-    """Return a mark from which the page's script takes the address of what is shown, and what the fields name."""
-    return f'<span hidden id="address" data-query="{text(query)}" data-names="{text(json.dumps(names))}"></span>'
+def address_mark(query: str, names: tuple[str, ...], tab: str = "") -> str:
+    """Return a mark from which the page's script takes what belongs to what is shown.
+
+    Args:
+        query: The address.
+        names: What the fields name.
+        tab: The tab that opens; empty where there are none.
+    """
+    return (
+        f'<span hidden id="address" data-query="{text(query)}" data-names="{text(json.dumps(names))}" '
+        f'data-tab="{text(tab)}"></span>'
+    )
 
 
 def link_row(link: str, label: str) -> str:

@@ -8,9 +8,11 @@ from mdir_hf import HomologyReport, ReadPlan, __version__, compare_command, inst
 from mdir_space.addresses import query_of
 from mdir_space.desk import Waiting, Working
 from mdir_space.estimate import Pace, bytes_of, duration_text, size_text
+from mdir_space.examples import Example
 from mdir_space.limits import Limits
 from mdir_space.markup import code, text
 from mdir_space.question import Question, RefusedError, shortened
+from mdir_space.ways import FamilyQuestion, SurveyQuestion
 
 STAGES = {
     "opening": "Opening the two models",
@@ -56,6 +58,15 @@ def plan_notice(plan: ReadPlan, pace: Pace, limits: Limits) -> str:
 def _by_layers(plan: ReadPlan) -> str:
     noise = plan.excluded_layers_noise
     return f", under {min(noise, 100.0):.2g} times by its layers" if noise else ""
+
+
+def stored_notice(example: Example) -> str:
+    """Say of the names in the fields that they are of a stored result."""
+    said = (
+        f"These are the models of the stored result “{example.title}”: they are in no repository under these names. "
+        "Compare opens that result again, and reads nothing."
+    )
+    return f'<p class="plan stored">{text(said)}</p>'
 
 
 def does_not_fit(plan: ReadPlan, limits: Limits) -> str:
@@ -138,10 +149,38 @@ def not_kept_notice(version: str) -> str:
     return f'<div class="alert" role="status"><h2>This result is not kept here</h2><p>{text(again)}</p></div>'
 
 
-def alert(refused: RefusedError, question: Question | None = None) -> str:
-    """Say why a question is not answered, and what to do instead. Stays until the next question."""
+NOT_DONE = {
+    Question: "Not compared",
+    FamilyQuestion: "Its family was not looked for",
+    SurveyQuestion: "The models were not surveyed",
+}
+"""What was not done, by what was asked."""
+
+
+def alert(refused: RefusedError, question: Question | FamilyQuestion | SurveyQuestion | None = None) -> str:
+    """Say why a question is not answered, and what to do instead. Stays until the next question.
+
+    Args:
+        refused: Why not.
+        question: What was asked; None where that could not be understood.
+    """
     local = ""
-    if refused.runs_locally and question is not None:
+    if refused.runs_locally and isinstance(question, Question):
         command = compare_command(question.reference, question.candidate, level=question.level, alpha=question.alpha)
         local = code(f"{install_command(for_others=True)}\n{command}", "The same on your own machine")
-    return f'<div class="alert" role="alert"><h2>Not compared</h2><p>{text(refused.message)}</p>{local}</div>'
+    title = "That cannot be asked" if question is None else NOT_DONE[type(question)]
+    more = _choices(refused) + local
+    return f'<div class="alert" role="alert"><h2>{title}</h2><p>{text(refused.message)}</p>{more}</div>'
+
+
+def _choices(refused: RefusedError) -> str:
+    """Names that fill the field in which the one stands that may mean any of them."""
+    lists = (
+        "".join(
+            f'<li><button type="button" class="choice" data-in-place-of="{text(asked)}">{text(name)}</button></li>'
+            for name in names
+        )
+        for asked, names in refused.choices.items()
+    )
+    items = "".join(lists)
+    return f'<p>Take one of them into the field:</p><ul class="choices">{items}</ul>' if items else ""

@@ -89,6 +89,7 @@
       alert.scrollIntoView({ block: "center" });
     }
     alerted = warned;
+    openTab();
     follow();
   };
 
@@ -109,6 +110,58 @@
     if (window.parent !== window) window.parent.postMessage({ queryString: query }, "https://huggingface.co");
   };
   addEventListener("popstate", () => location.reload());
+
+  // What the button is going to do with what stands in the fields; the server takes names apart in the same way.
+  const LONGEST_LIST = 8000;
+  const JOINING = new Set(["vs", "vs.", "versus", "and", "&", "-", "*", "•", "+"]);
+  const namesIn = (text, mayBeLocal) => {
+    const whole = (text || "").trim();
+    if (whole.length > LONGEST_LIST || (mayBeLocal && /^[/~.]/.test(whole))) return [whole];
+    const pieces = whole.split(/[\s,;|]+/).filter((piece) => piece && !JOINING.has(piece.toLowerCase()));
+    const areNames = pieces.every((piece) => /^[\w.@:/%?=&#~-]+$/.test(piece));
+    if (!areNames || (pieces.length > 2 && !pieces.every((piece) => piece.includes("/")))) return [whole];
+    return [...new Set(pieces)];
+  };
+  const isCollection = (name) => {
+    if (!name.includes("/collections/")) return /^[^/\s]+\/[^/\s]+-[0-9a-f]{24}$/.test(name);
+    try {
+      return new URL(name.includes("://") ? name : `https://${name}`).pathname.startsWith("/collections/");
+    } catch {
+      return false;
+    }
+  };
+  window.buttonLabel = (first, second, mayBeLocal) => {
+    const names = [...namesIn(first, mayBeLocal), ...namesIn(second, mayBeLocal)];
+    if (names.length === 1) return isCollection(names[0]) ? "Survey this collection" : "Find its family";
+    return names.length < 3 ? "Compare" : `Survey ${names.length} models`;
+  };
+
+  // A name that was offered takes the place of the one that may mean several.
+  document.addEventListener("click", (event) => {
+    const choice = event.target.closest("button.choice");
+    if (!choice) return;
+    const inputs = [...document.querySelectorAll("#model-a input, #model-a textarea, #model-b input, #model-b textarea")];
+    const asked = choice.dataset.inPlaceOf;
+    const name = choice.textContent;
+    const input = inputs.find((each) => each.value.trim() === asked) ||
+      inputs.find((each) => each.value.includes(asked)) || inputs[0];
+    input.value = input.value.includes(asked) && input.value.trim().includes(" ")
+      ? input.value.replace(asked, () => name) : name;
+    input.dispatchEvent(new Event("input", { bubbles: true }));
+    input.focus();
+    say(`${name} stands in the field.`);
+  });
+
+  // The tab of the evidence that decided opens once for each result; what a visitor opens then stays.
+  // The tabs are made anew for each result, and those of the one before are still there when its mark comes.
+  let [openedIn, openedFor] = [null, ""];
+  const openTab = () => {
+    const mark = document.getElementById("address");
+    const tab = mark && mark.dataset.tab && document.querySelector(`#details button[data-tab-id="${mark.dataset.tab}"]`);
+    if (!tab || (tab.parentElement === openedIn && mark.dataset.query === openedFor)) return;
+    [openedIn, openedFor] = [tab.parentElement, mark.dataset.query];
+    tab.click();
+  };
 
   // What the server wrote for the time before this page is there goes as soon as the page shows as much.
   const takeOver = () => {

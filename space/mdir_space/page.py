@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -18,12 +19,21 @@ from mdir_hf import install_command
 from mdir_space.addresses import read_link
 from mdir_space.agents import Agents, AgentsDoor
 from mdir_space.bodies import BodyLimit
-from mdir_space.conversation import Panels, Updates, accumulated, converse, show_example, show_kept
+from mdir_space.conversation import (
+    Panels,
+    Updates,
+    accumulated,
+    converse,
+    refuse_stored,
+    show_example,
+    show_kept,
+)
 from mdir_space.desk import Desk
-from mdir_space.examples import Example, stored_examples
+from mdir_space.examples import Example, example_of, stored_examples
 from mdir_space.first_paint import FirstPaint
 from mdir_space.markup import text
 from mdir_space.method_page import method_page
+from mdir_space.notices import stored_notice
 from mdir_space.plans import notice_of
 from mdir_space.programs import add_programs, tools_of
 from mdir_space.question import DEFAULT_ALPHA, LEVELS, Question, RefusedError
@@ -32,7 +42,7 @@ from mdir_space.static_pictures import StaticPictures
 from mdir_space.suggestions import Suggestions, datalist
 from mdir_space.unheard import Unheard
 from mdir_space.visitor import visitor_of
-from mdir_space.ways import asked_way, button_label, names_in
+from mdir_space.ways import asked_way, names_in
 
 TITLE = "mdir-hf: do two models share weight ancestry?"
 HERE = Path(__file__).resolve().parent
@@ -43,6 +53,17 @@ OTHER_NAME_S = 0.8
 """Whoever has named one model may be on the way to the field for another; typing there calls the plan off."""
 DISTRIBUTING_S = 0.15
 """The browser shows the last of the updates of one frame: both fields must have been filled before others come."""
+TEXT_SIZES = gr.themes.Size(
+    name="text_rem",
+    xxs="0.5625rem",
+    xs="0.625rem",
+    sm="0.75rem",
+    md="0.875rem",
+    lg="1rem",
+    xl="1.375rem",
+    xxl="1.625rem",
+)
+"""Gradio's own, but relative to the letters that a visitor has chosen."""
 STOPPING_S, LAST_WORDS_S = 5.0, 0.3
 """How long a comparison that is cancelled may take to let go, and how long what it said last is under way: an update
 that reached the page after the answer to the cancelling would offer to cancel what is over."""
@@ -157,6 +178,7 @@ def theme() -> gr.themes.Base:
         font=["system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "sans-serif"],
         font_mono=["ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace"],
         radius_size=gr.themes.sizes.radius_sm,
+        text_size=TEXT_SIZES,
     ).set(
         color_accent="#00609a",
         body_background_fill="#ffffff",
@@ -220,11 +242,12 @@ def _examples_row() -> list[tuple[gr.Button, Example]]:
 def _panels(plan: gr.HTML, status: gr.HTML, alert: gr.HTML, compare: gr.Button, cancel: gr.Button) -> Panels:
     verdict = gr.HTML(elem_id="verdict")
     tabs = {}
-    with gr.Column(visible=False, elem_id="details") as details, gr.Tabs(selected="evidence") as all_tabs:
+    # The page's script opens the tab of a result, once: said here, it would undo what a visitor has opened since.
+    with gr.Column(visible=False, elem_id="details") as details, gr.Tabs(overflow_behavior="wrap"):
         for name in ("Evidence", "Layers", "Modules", "Calibration", "Reproduce", "Badge"):
             with gr.Tab(name, elem_id=f"tab-{name.lower()}", id=name.lower()):
                 tabs[name.lower()] = gr.HTML(elem_classes="panel", elem_id=f"panel-{name.lower()}")
-    return Panels(plan, status, alert, verdict, details, all_tabs, compare=compare, cancel=cancel, **tabs)
+    return Panels(plan, status, alert, verdict, details, compare=compare, cancel=cancel, **tabs)
 
 
 def _listen(
@@ -283,7 +306,7 @@ def _listen(
         names = (asked.reference, asked.candidate)
         if example is not None:
             updates = show_example(panels, example, request)
-            names = (example.report.reference.repo, example.report.candidate.repo)
+            names = example.models
         elif not any(names):
             yield dict(zip(fields, (*names, level, alpha), strict=True))
             return
@@ -305,8 +328,12 @@ def _listen(
         account_token: gr.OAuthToken | None,
     ) -> str:
         await asyncio.sleep(PREFLIGHT_DELAY_S)
+        stored = example_of(name for field in (first, second) for name in names_in(field))
+        if stored is not None:
+            return stored_notice(stored)
         try:
             question = asked_way(first, second, level, alpha, allow_local=desk.serving.allow_local)
+            refuse_stored(question.names)
             if not isinstance(question, Question):
                 await asyncio.sleep(OTHER_NAME_S)
             visitor = visitor_of(request, account, account_token, n_proxies=desk.serving.limits.n_proxies)
@@ -315,18 +342,9 @@ def _listen(
             return ""  # whoever is still typing is not to be corrected; the click says it
         return notice_of(plan, desk.pace, desk.serving.limits)
 
-    def label(first: str, second: str) -> str:
-        return button_label(first, second, allow_local=desk.serving.allow_local)
-
-    gr.on(
-        [field.change for field in fields[:2]],
-        label,
-        fields[:2],
-        panels.compare,
-        queue=False,
-        trigger_mode="always_last",
-        **hidden,
-    )
+    # In the browser: what the button says is never behind what stands in the fields.
+    label = f"(first, second) => buttonLabel(first, second, {json.dumps(desk.serving.allow_local)})"
+    gr.on([field.change for field in fields[:2]], None, fields[:2], panels.compare, js=label, queue=False, **hidden)
     planning = gr.on(
         [fields[0].blur, fields[1].blur, fields[2].change],
         preflight,
@@ -379,8 +397,7 @@ def _open_on_click(
     button: gr.Button, example: Example, fields: list[Any], panels: Panels, hidden: dict[str, Any]
 ) -> gr.events.Dependency:
     async def show(request: gr.Request) -> AsyncIterator[Updates]:
-        report = example.report
-        named = dict(zip(fields[:2], (report.reference.repo, report.candidate.repo), strict=True))
+        named = dict(zip(fields[:2], example.models, strict=True))
         async for updates in accumulated(_after(named, show_example(panels, example, request))):
             yield updates
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol
 
 LEVELS = {
@@ -28,16 +30,24 @@ class RefusedError(Exception):
         runs_locally: Whether the same comparison may well work on the visitor's own machine.
         may_sign_in: Whether signing in may help.
         is_absent: Whether there is no such model on the Hub.
+        choices: Names of which one may be meant, by the name that was asked for.
     """
 
     def __init__(
-        self, message: str, *, runs_locally: bool = False, may_sign_in: bool = False, is_absent: bool = False
+        self,
+        message: str,
+        *,
+        runs_locally: bool = False,
+        may_sign_in: bool = False,
+        is_absent: bool = False,
+        choices: Mapping[str, Sequence[str]] = MappingProxyType({}),
     ) -> None:
         super().__init__(message)
         self.message = message
         self.runs_locally = runs_locally
         self.may_sign_in = may_sign_in
         self.is_absent = is_absent
+        self.choices = choices
 
 
 class Asks(Protocol):

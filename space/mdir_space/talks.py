@@ -16,7 +16,6 @@ from mdir_space.family_card import family_card
 from mdir_space.many import Surveyed
 from mdir_space.markup import address_mark, text
 from mdir_space.notices import bar, progress_notice
-from mdir_space.question import Question
 from mdir_space.survey_card import survey_card
 from mdir_space.verdict_card import KEPT
 from mdir_space.visitor import Visitor
@@ -44,7 +43,7 @@ async def talk(
     Args:
         desk: Where questions are answered.
         panels: What to fill.
-        question: What is asked; one word that is no model is taken for the name of an author.
+        question: What is asked, as it is understood.
         visitor: Who asks.
         request: Their request, for the links.
 
@@ -52,9 +51,6 @@ async def talk(
         RefusedError: If it is not answered.
     """
     yield {panels.plan: ""}
-    understood = await desk.understood(question, visitor)
-    assert not isinstance(understood, Question), "one name is no pair"
-    question = understood
     stream: AsyncGenerator[Any, None] = (
         desk.identify(question, visitor) if isinstance(question, FamilyQuestion) else desk.survey(question, visitor)
     )

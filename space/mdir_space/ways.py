@@ -139,20 +139,6 @@ def asked_way(first: object, second: object, level: object, alpha: object, *, al
     return ask(names[0], names[1], level, alpha) if len(names) == 2 else ask_survey(names, alpha)
 
 
-def button_label(first: object, second: object, *, allow_local: bool = False) -> str:
-    """Say what the button is going to do with what stands in the fields.
-
-    Args:
-        first: The text of the first field.
-        second: That of the second.
-        allow_local: As for :func:`names_in`.
-    """
-    names = [*names_in(first, allow_local=allow_local), *names_in(second, allow_local=allow_local)]
-    if len(names) == 1:
-        return "Survey this collection" if is_collection(names[0]) else "Find its family"
-    return "Compare" if len(names) < 3 else f"Survey {len(names)} models"
-
-
 def names_in(text: object, *, allow_local: bool = False) -> tuple[str, ...]:
     """Return the names in a text that was typed or pasted: between blanks, commas, new lines, or "vs".
 

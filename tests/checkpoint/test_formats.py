@@ -103,7 +103,7 @@ REFUSED = {
         ["RWKV-x060-World-1B6.pth", "RWKV-x060-World-7B.pth"],
         r"2 PyTorch files.*cannot be told \(RWKV-x060-World-1B6.pth, RWKV.*owner/name/file.pth",
     ),
-    "GGUF": (["one.Q8_0.gguf", "two.Q8_0.gguf"], r"2 GGUF models.*: one.Q8_0, two.Q8_0; name one file"),
+    "GGUF": (["one.Q8_0.gguf", "two.Q8_0.gguf"], r"2 GGUF models.*: one.Q8_0.gguf, two.Q8_0.gguf; name one file"),
     "TensorFlow": (["tf_model.h5"], "TensorFlow or Flax files"),
     "Flax": (["flax_model.msgpack"], "TensorFlow or Flax files"),
     "ONNX": (["model.onnx"], "ONNX"),

@@ -21,6 +21,10 @@ LAYERED, LAYERED_STRANGER = "owner/layered", "owner/layered-stranger"
 """Strangers whose layers are compared after their embeddings."""
 
 
+FILES = "owner/files"
+"""Several models in one repository, of which none is *the* model."""
+
+
 def write_layered(folder: Path, seed: int) -> Path:
     """Write a model of eight layers of attention."""
     layers = {
@@ -47,6 +51,10 @@ def add_models(hub: FullHub, folder: Path) -> None:
     hub.add_repository(MEDIUM_STRANGER, write_model(folder / "medium-stranger", gaussian(3000, 256, 9)))
     for seed, name in enumerate((LAYERED, LAYERED_STRANGER), start=20):
         hub.add_repository(name, write_layered(folder / name.partition("/")[2], seed))
+    (folder / "files").mkdir()
+    for name in ("one-Q8_0.gguf", "two-Q8_0.gguf"):
+        (folder / "files" / name).write_bytes(b"GGUF")  # the names alone say that there are two
+    hub.add_repository(FILES, folder / "files")
     declared = write_model(folder / "declared", base + 0.3 * gaussian(V, N, 5))
     (declared / "README.md").write_text(f"---\nbase_model: {BASE}\nbase_model_relation: finetune\n---\n# A model\n")
     hub.add_repository(DECLARED, declared)

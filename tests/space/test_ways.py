@@ -47,7 +47,6 @@ from mdir_space.ways import (
     ask_family,
     ask_survey,
     asked_way,
-    button_label,
     is_collection,
     listed,
     names_in,
@@ -55,7 +54,7 @@ from mdir_space.ways import (
 from mdir_space.work import SoFar
 from tests.loopback.faults import Fault
 from tests.space.coroutines import finish
-from tests.space.models import BASE, DECLARED, GATED, LARGE, LARGER, MEDIUM, PRIVATE, RELATED, STRANGER, index_of
+from tests.space.models import BASE, DECLARED, FILES, GATED, LARGE, LARGER, MEDIUM, PRIVATE, RELATED, STRANGER, index_of
 from tests.specimens import gaussian, write_model
 
 ANYBODY = Visitor("address 1.2.3.4")
@@ -198,6 +197,14 @@ def test_what_a_visitor_alone_may_read_is_kept_nowhere_and_left_out_for_others(h
     for name in (PRIVATE, GATED):
         report = survey([BASE, RELATED, name]).report
         assert report.models[name].error and len(report.pairs) == 1
+
+
+def test_of_several_files_in_a_repository_each_is_offered_by_its_name(index):
+    desk = Desk(Serving(index=index))
+    for asked in (desk.identify(ask_family(FILES), ANYBODY), desk.answer(Question(BASE, FILES), ANYBODY)):
+        with pytest.raises(RefusedError, match=r"2 GGUF models.*one-Q8_0.gguf, two-Q8_0.gguf") as refused:
+            last(asked)
+        assert refused.value.choices == {FILES: (f"{FILES}/one-Q8_0.gguf", f"{FILES}/two-Q8_0.gguf")}
 
 
 def test_a_survey_groups_relatives_draws_them_and_tells_each_model_as_it_arrives(hub):
@@ -452,22 +459,15 @@ def test_the_owner_may_name_another_index(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "said"),
+    ("first", "second", "kind"),
     [
-        ("", "", "Compare"),
-        ("owner/a", "", "Find its family"),
-        ("", "owner/a", "Find its family"),
-        ("owner/a", "owner/b", "Compare"),
-        ("owner/a owner/b", "", "Compare"),
-        ("owner/a owner/b", "owner/c", "Survey 3 models"),
-        ("owner/some-0123456789abcdef01234567", "", "Survey this collection"),
+        ("owner/a", "", FamilyQuestion),
+        ("", "owner/a", FamilyQuestion),
+        ("owner/a", "owner/b", Question),
+        ("owner/a owner/b", "", Question),
+        ("owner/a owner/b", "owner/c", SurveyQuestion),
+        ("owner/some-0123456789abcdef01234567", "", SurveyQuestion),
     ],
 )
-def test_the_button_says_what_it_will_do_and_does_it(first, second, said):
-    assert button_label(first, second) == said
-    if said == "Compare" and not first:
-        with pytest.raises(RefusedError, match="No model is named"):
-            asked_way(first, second, "auto", "1e-10")
-        return
-    kind = {"Find": FamilyQuestion, "Comp": Question, "Surv": SurveyQuestion}[said[:4]]
+def test_one_name_is_a_family_two_are_a_comparison_more_are_a_survey(first, second, kind):
     assert isinstance(asked_way(first, second, "auto", "1e-10"), kind)

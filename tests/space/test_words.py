@@ -31,15 +31,23 @@ from mdir_space.answers import WORDS, answer_of, answer_schema
 from mdir_space.conversation import first_tab
 from mdir_space.desk import Answered, Waiting, Working
 from mdir_space.estimate import Pace, bytes_of, duration_text, size_text
-from mdir_space.examples import stored_examples
+from mdir_space.examples import example_of, example_with, stored_examples
 from mdir_space.limits import Limits
 from mdir_space.markup import HUB
-from mdir_space.notices import alert, cut_short_notice, does_not_fit, plan_notice, progress_notice
+from mdir_space.notices import (
+    alert,
+    cut_short_notice,
+    does_not_fit,
+    plan_notice,
+    progress_notice,
+    stored_notice,
+)
 from mdir_space.panels import NOT_RUN, panel
 from mdir_space.pictures import Pictures
 from mdir_space.question import Question, RefusedError
 from mdir_space.reproduce import badge_panel, reproduce_panel
 from mdir_space.verdict_card import declared_text, verdict_card
+from mdir_space.ways import FamilyQuestion, SurveyQuestion
 from mdir_space.whole_progress import WholeProgress, stage_weights
 
 EXAMPLES = {example.name: example for example in stored_examples()}
@@ -97,7 +105,8 @@ def pieces(report):
     yield from (panel(report, kind, pictures) for kind in NOT_RUN)
     yield reproduce_panel(report, server=HOSTILE)
     yield badge_panel(report, "https://huggingface.co/spaces/a/b?a=%3Cb%3E&b=c")
-    yield alert(RefusedError(HOSTILE, runs_locally=True), Question(HOSTILE, HOSTILE))
+    refused = RefusedError(HOSTILE, runs_locally=True, choices={HOSTILE: (HOSTILE,)})
+    yield alert(refused, Question(HOSTILE, HOSTILE))
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +126,30 @@ def test_whatever_a_repository_is_called_it_stays_text(hostile):
 
 def test_every_piece_closes_what_it_opens(rendered):
     assert all(Tags(piece).open == [] for piece in rendered)
+
+
+@pytest.mark.parametrize(
+    ("question", "title"),
+    [
+        (Question("o/a", "o/b"), "Not compared"),
+        (FamilyQuestion("o/a"), "Its family was not looked for"),
+        (SurveyQuestion(("o/a", "o/b", "o/c")), "The models were not surveyed"),
+        (None, "That cannot be asked"),
+    ],
+)
+def test_a_refusal_says_what_was_not_done(question, title):
+    assert f"<h2>{title}</h2>" in alert(RefusedError("why"), question)
+
+
+def test_the_models_of_a_stored_result_are_known_by_their_names_in_any_order():
+    for example in EXAMPLES.values():
+        assert example.models == (example.report.reference.repo, example.report.candidate.repo)
+        assert example_of(reversed(example.models)).name == example.name
+        assert "Compare opens that result again" in stored_notice(example)
+    (name, other), mixed = EXAMPLES["hidden"].models, ("owner/mine", "SmolLM2-135M-hidden")
+    assert example_of(mixed) is None and example_of((name,)) is None
+    assert example_with(mixed)[0] == other
+    assert example_with(("owner/mine", "HuggingFaceTB/SmolLM2-135M")) is None
 
 
 def test_the_command_keeps_a_hostile_name_one_word():
@@ -191,7 +224,8 @@ def test_names_lead_to_the_commits_that_were_read_where_these_exist(relatives):
 def test_the_tab_that_decided_opens_first():
     opened = {name: first_tab(example.report) for name, example in EXAMPLES.items()}
     decided = {name: example.report.settled_by for name, example in EXAMPLES.items()}
-    assert {name for name, tab in opened.items() if tab == "layers"} == {n for n, by in decided.items() if by == "body"}
+    of_layers = {n for n, by in decided.items() if by == "body"} | {"upscaled"}  # all of whose layers were asked for
+    assert {name for name, tab in opened.items() if tab == "layers"} == of_layers
     assert "layers" in opened.values()
 
 

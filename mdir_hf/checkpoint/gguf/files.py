@@ -7,7 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping
 
-from ...errors import UnsupportedFormatError
+from ...errors import SeveralModelsError
 from ..shards import check_complete, list_some
 from ..sources import FileTree
 from .source import GgufSource
@@ -35,7 +35,7 @@ def open_gguf(tree: FileTree, variant: str | None) -> GgufSource | None:
         Its tensors; None where there is no GGUF file (of that variant).
 
     Raises:
-        UnsupportedFormatError: If there are several models; names them.
+        SeveralModelsError: If there are several models; names them.
         CorruptCheckpointError: If a part of a split one is missing.
     """
     models = _models(tree, variant, in_root=True) or _models(tree, variant, in_root=False)
@@ -51,10 +51,11 @@ def open_gguf(tree: FileTree, variant: str | None) -> GgufSource | None:
         )
         return source
     if len(models) > 1:
-        raise UnsupportedFormatError(
-            f"there are {len(models)} GGUF models, and which one is meant cannot be told: "
-            f"{list_some(sorted(models), 8)}; name one file by its address (hf://owner/name/file.gguf, or a path), or "
-            "a variant such as Q4_K_M"
+        files = tuple(paths[0] for _, paths in sorted(models.items()))
+        raise SeveralModelsError(
+            f"there are {len(models)} GGUF models, and which one is meant cannot be told: {list_some(files, 8)}; name "
+            "one file by its address (hf://owner/name/file.gguf, or a path), or a variant such as Q4_K_M",
+            files=files,
         )
     (paths,) = models.values()
     return GgufSource(tree, paths=_complete(paths))

@@ -122,7 +122,7 @@ def test_a_variant_that_fits_several_or_none_is_said():
     # Q4_K is neither Q4_K_M nor Q4_K_S.
     with pytest.raises(NoWeightsError, match=r"variant 'Q4_K'; without a variant there is model-Q4_K_M.gguf"):
         opened(QUANTISATIONS, variant="Q4_K")
-    with pytest.raises(UnsupportedFormatError, match=r"2 GGUF models.*: a-Q8_0, b-Q8_0;"):
+    with pytest.raises(UnsupportedFormatError, match=r"2 GGUF models.*: a-Q8_0.gguf, b-Q8_0.gguf;"):
         opened({"a-Q8_0.gguf": ONE, "b-Q8_0.gguf": ONE}, variant="Q8_0")
 
 

@@ -3,15 +3,19 @@
 import base64
 import json
 import re
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import expect
 
+import mdir_space
 from mdir_hf import HomologyReport, __version__
+from mdir_space.question import Question
 from mdir_space.suggestions import MOST_SUGGESTIONS
+from mdir_space.ways import FamilyQuestion, SurveyQuestion, asked_way
 from tests.loopback.faults import Fault
 from tests.space.live.steps import TABS, compare, fill, is_quiet, open_tab, overflow, refusal, settle, verdict
-from tests.space.models import BASE, DECLARED, GATED, LARGE, LARGER, PRIVATE, RELATED, STRANGER
+from tests.space.models import BASE, DECLARED, FILES, GATED, LARGE, LARGER, PRIVATE, RELATED, STRANGER
 
 
 def slow(hub, path, delay_s=0.3):
@@ -283,6 +287,88 @@ def test_stored_results_open_at_once_and_say_what_they_are(visit, live_hub):
 
     page.get_by_role("button", name="Two strangers").click()
     expect(page.locator("#verdict-words")).to_contain_text("No evidence")
+
+
+def test_compare_opens_the_stored_result_whose_models_stand_in_the_fields(visit, server, live_hub):
+    page = visit()
+    page.get_by_role("button", name="Channels reordered").click()
+    settle(page)
+    expect(page.locator("#plan")).to_contain_text("Compare opens that result again, and reads nothing.")
+    asked = len(live_hub.requests)
+    page.locator(".verdict").evaluate("verdict => verdict.classList.add('before')")
+    page.get_by_role("button", name="Compare", exact=True).click()
+    expect(page.locator(".verdict:not(.before)")).to_be_visible()
+    settle(page)
+    assert "in another order" in page.locator(".verdict .sentence").inner_text()
+    expect(page).to_have_url(f"{server.url}/?example=permuted")
+
+    page.get_by_label("Compare with, optional").fill(BASE)
+    page.get_by_role("button", name="Compare", exact=True).click()
+    assert "SmolLM2-135M is a model of the stored result" in refusal(page)
+    assert len(live_hub.requests) == asked
+
+
+def test_a_tab_that_a_visitor_opens_early_stays_open(visit):
+    page = visit()
+    page.get_by_role("button", name="A hidden copy").click()
+    page.get_by_role("tab", name="Reproduce").click()
+    settle(page)
+    expect(page.get_by_role("tab", name="Reproduce")).to_have_attribute("aria-selected", "true")
+    page.get_by_role("button", name="Another tokenizer").click()
+    expect(page.locator(".sentence")).to_contain_text("retokenised")
+    expect(page.get_by_role("tab", name="Layers")).to_have_attribute("aria-selected", "true")
+
+
+def test_of_several_files_in_a_repository_a_click_takes_one(visit):
+    page = visit(f"/?a={BASE}&b={FILES}")
+    assert "2 GGUF models" in refusal(page)
+    page.get_by_role("button", name=f"{FILES}/two-Q8_0.gguf").click()
+    field = page.get_by_label("Compare with, optional")
+    expect(field).to_have_value(f"{FILES}/two-Q8_0.gguf")
+    expect(field).to_be_focused()
+    assert page.get_by_label("One model, or several").input_value() == BASE
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "said"),
+    [
+        ("", "", "Compare"),
+        ("owner/a", "", "Find its family"),
+        ("", "owner/a", "Find its family"),
+        ("owner/a", "owner/b", "Compare"),
+        ("owner/a vs owner/b", "", "Compare"),
+        ("owner/a, owner/b\nowner/c", "owner/d", "Survey 4 models"),
+        ("owner/a owner/a", "", "Find its family"),
+        ("what is my model", "", "Find its family"),
+        ("owner/some-0123456789abcdef01234567", "", "Survey this collection"),
+        ("huggingface.co/collections/owner/some", "", "Survey this collection"),
+        ("https://huggingface.co/owner/some/collections/x", "", "Find its family"),
+    ],
+)
+def test_the_button_names_what_the_server_is_going_to_do(blank, first, second, said):
+    assert blank.evaluate("([first, second]) => buttonLabel(first, second, false)", [first, second]) == said
+    if first or second:
+        kind = {"Find": FamilyQuestion, "Comp": Question, "Surv": SurveyQuestion}[said[:4]]
+        assert isinstance(asked_way(first, second, "auto", "1e-10"), kind)
+
+
+@pytest.fixture(scope="module")
+def blank(chromium):
+    """A page with the script of the page and nothing else."""
+    page = chromium.new_page()
+    page.add_init_script(path=str(Path(mdir_space.__file__).parent / "page.js"))
+    page.goto("about:blank")
+    yield page
+    page.close()
+
+
+def test_the_button_says_at_once_what_it_will_do_while_the_server_is_busy(visit):
+    page = visit()
+    expect(page.get_by_role("button", name="Compare", exact=True)).to_be_visible()
+    page.context.set_offline(True)
+    page.get_by_label("One model, or several").fill(BASE)
+    expect(page.locator("#compare")).to_have_text("Find its family", timeout=2000)
+    page.context.set_offline(False)
 
 
 def test_copy_copies(visit, chromium):

@@ -26,7 +26,7 @@ def serve(descriptor: int) -> None:
     Args:
         descriptor: Of the socket.
     """
-    from mdir_space import comparison, family, many  # noqa: F401 - what children do; they import torch
+    from mdir_space import comparison  # noqa: F401 - what most children do; it imports torch
     from mdir_space.work import do_one
 
     control = socket.socket(fileno=descriptor)

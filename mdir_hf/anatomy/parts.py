@@ -18,6 +18,10 @@ from .roles import WHOLE, HeadCounts, IntArray, Layout, Role
 ShapeOf = Callable[[str], tuple[int, ...]]
 """Gives the stored shape of a tensor by name; each call may cost the header of a shard."""
 
+LARGEST_WEIGHT = 1e8
+"""Largest number in a weight of a layer. The product of four such numbers, summed over ten thousand channels, is still
+finite in float32; those of published models are below a thousand."""
+
 FLOAT64_ENTRIES = 1 << 24
 """Products of up to this many entries are float64; larger ones are float32.
 
@@ -229,10 +233,15 @@ def read_part(source: TensorReader, part: Part, rows: IntArray | None = None) ->
         O(d_out r d_in).
 
     Raises:
-        AnatomyError: If the tensor cannot be divided as its layout says, or the factors of a product do not fit.
+        AnatomyError: If the tensor cannot be divided as its layout says, the factors of a product do not fit, or
+            it holds a number beyond :data:`LARGEST_WEIGHT`.
     """
     if isinstance(part, WeightProduct):
-        return _read_product(source, part, rows)
+        return _of_sane_size(_read_product(source, part, rows), part)
+    return _of_sane_size(_read_stored(source, part, rows), part)
+
+
+def _read_stored(source: TensorReader, part: WeightPart, rows: IntArray | None) -> torch.Tensor:
     shape = tuple(source.spec(part.tensor).shape)
     is_fused = not part.is_whole and part.expert is None and not part.per_head
     if is_fused and len(shape) != 2:
@@ -270,7 +279,7 @@ def read_experts(source: TensorReader, experts: Iterable[Mapping[Role, Part]]) -
                 continue
             if part.tensor not in stacks:
                 stacks[part.tensor] = source.read(part.tensor)
-            weights[role] = _take(stacks[part.tensor], part)
+            weights[role] = _of_sane_size(_take(stacks[part.tensor], part), part)
         yield weights
 
 
@@ -281,6 +290,18 @@ def _read_product(source: TensorReader, product: WeightProduct, rows: IntArray |
     if product.gain is not None:
         right = right * read_part(source, product.gain).to(dtype)[:, None]
     return read_part(source, product.left, rows).to(dtype) @ right
+
+
+def _of_sane_size(weight: torch.Tensor, part: Part) -> torch.Tensor:
+    if weight.numel():
+        largest = max(abs(float(end)) for end in torch.aminmax(weight))
+        if not largest <= LARGEST_WEIGHT:
+            raise AnatomyError(
+                f"tensor {part.tensor!r} holds a number of size {largest:.3g}; expected at most {LARGEST_WEIGHT:.0e}, "
+                "far above the weights of any model, so the layers of this one cannot be compared; "
+                "--level embedding compares the rest"
+            )
+    return weight
 
 
 def _take(stored: torch.Tensor, part: WeightPart) -> torch.Tensor:

@@ -13,7 +13,7 @@ import torch
 from mdir_hf.anatomy import Layer, Part, Role, part_shape, read_part
 from mdir_hf.comparison.comparable import PlacedTensors
 from mdir_hf.comparison.reading import narrowed
-from mdir_hf.errors import AnatomyError
+from mdir_hf.errors import AnatomyError, naming
 from mdir_hf.homology.gauge import fold_gain
 from mdir_hf.homology.modules import LayerWeights
 from mdir_hf.homology.neurons import MlpWeights, unit_rows
@@ -244,7 +244,8 @@ def read_role(model: PlacedTensors, layer: Layer, role: Role, rows: IntArray | N
         AnatomyError: If it has another shape: files may name anything anyhow, and a matrix product would not say why.
         MdirError: If it cannot be read.
     """
-    weight = read_part(model.tensors, layer.parts[role], rows)
+    with naming(model.label):
+        weight = read_part(model.tensors, layer.parts[role], rows)
     check_shape(model, layer, role, layer.parts[role], tuple(weight.shape))
     return weight
 

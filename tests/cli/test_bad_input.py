@@ -6,6 +6,7 @@ import json
 import struct
 
 import pytest
+import torch
 
 from mdir_hf.cli import main
 from tests.hub.fixtures import hf_home, loopback_hub, waits
@@ -169,6 +170,24 @@ def test_a_layer_of_another_shape(strangers_with_a_layer, capsys):
     assert report["layers"] is None
     assert (report["verdict"], report["reason"]) == ("inconclusive", "weights_unreadable")
     assert any("The layers were not compared" in caveat and "(64, 65)" in caveat for caveat in report["caveats"])
+
+
+@pytest.mark.parametrize("role", ["self_attn.v_proj", "mlp.up_proj", "input_layernorm"])
+def test_weights_whose_products_would_be_no_numbers_are_named(tmp_path, role, capsys):
+    config = {"model_type": "llama", "hidden_size": N, "vocab_size": V, "num_attention_heads": 4}
+    roles = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.up_proj")
+    further = {f"model.layers.0.{name}.weight": gaussian(N, N, 3) for name in roles}
+    further |= {f"model.layers.0.{name}_layernorm.weight": torch.ones(N) for name in ("input", "post_attention")}
+    name = f"model.layers.0.{role}.weight"
+    huge = further[name] * 1e37
+    one = write_model(tmp_path / "one", gaussian(V, N, 2), config=config, further=further)
+    other = write_model(tmp_path / "other", gaussian(V, N, 4), config=config, further=further | {name: huge})
+    said = refused(capsys, str(one), str(other), "--level", "body")
+    assert name in said and "expected at most 1e+08" in said and "--level embedding" in said and str(other) in said
+    assert main(["compare", str(one), str(other), "--json", "--quiet"]) == 0
+    report = capsys.readouterr().out
+    assert "NaN" not in report and "Infinity" not in report
+    assert main(["compare", str(one), str(other), "--level", "embedding", "--json", "--quiet"]) == 0
 
 
 def test_an_error_is_one_short_line_whatever_a_file_is_called(base, twin, capsys):

@@ -1,4 +1,4 @@
-"""SECURITY.md names a test for each defence, and each of them exists."""
+"""SECURITY.md names a test for each defence, docs/attacks.md one for each case, and each of them exists."""
 
 from __future__ import annotations
 
@@ -34,8 +34,22 @@ def names_in(file):
 @pytest.mark.parametrize("row", rows(), ids=lambda row: row[0][:40])
 def test_each_defence_names_tests_that_exist(row):
     assert len(row) == 5 and all(row)
-    named = re.findall(r"`([^`]+)`", row[4])
-    assert named and re.sub(r"`[^`]+`", "", row[4]).strip(", ") == ""
+    check_tests_of(row[4])
+
+
+def test_each_case_that_was_tried_names_tests_that_exist():
+    text = (ROOT / "docs" / "attacks.md").read_text(encoding="utf-8")
+    cases = [line.strip("|").split(" | ") for line in text.splitlines() if line.startswith("|")][2:]
+    assert len(cases) > 40
+    for case, *tests in cases:
+        if not case.strip().startswith("**"):
+            check_tests_of(tests[0])
+
+
+def check_tests_of(cell):
+    """Hold that a cell names tests, nothing else, and that they exist."""
+    named = re.findall(r"`([^`]+)`", cell)
+    assert named and re.sub(r"`[^`]+`", "", cell).strip(", ") == ""
     for test in named:
         file, _, name = test.partition("::")
         assert (ROOT / file).is_file(), test

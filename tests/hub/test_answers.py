@@ -103,6 +103,7 @@ def test_an_answer_that_says_what_was_asked_is_believed(read):
         "bytes */1000",
         "items 100-199/1000",
         "bytes 100-199/1000, bytes 300-399/1000",
+        "bytes 100-199/" + "9" * 5000,
         "",
     ],
 )

@@ -354,6 +354,13 @@ def test_a_lifetime_of_centuries_is_none(lifetime, is_known):
     assert (_expires_at(f"https://cdn.example/x?X-Amz-Expires={lifetime}") < math.inf) is is_known
 
 
+@pytest.mark.parametrize(("lifetime_s", "used_s"), [(60, math.inf), (61, 31), (100, 70)])
+def test_an_address_is_used_until_half_a_minute_before_it_expires(monkeypatch, lifetime_s, used_s):
+    monkeypatch.setattr(location, "time", types.SimpleNamespace(monotonic=lambda: 5.0, time=lambda: 1e9))
+    assert _expires_at(f"https://cdn.example/x?X-Amz-Expires={lifetime_s}") == 5.0 + used_s
+    assert _expires_at(f"https://cdn.example/x?Expires={10**9 + lifetime_s}") == 5.0 + used_s
+
+
 BLOB, SHA, OTHER_SHA = "b" * 40, "c" * 64, "d" * 64
 
 

@@ -60,6 +60,14 @@
     }
   };
 
+  // The last words of a comparison repeat its plan, which is another's once a name has been changed.
+  let left = "";
+  const planned = () => document.querySelector("#plan .plan");
+  document.addEventListener("input", (event) => {
+    if (event.target.closest("#models") && planned()) left = planned().textContent;
+  });
+  document.addEventListener("focusout", (event) => { if (event.target.closest("#models")) left = ""; });
+
   let shown = "";
   let told = "";
   let alerted = "";
@@ -67,6 +75,7 @@
     connect();
     open();
     takeOver();
+    if (left && planned()) planned().hidden = planned().textContent === left;
     const progress = document.querySelector("#status [data-say]");
     const words = document.querySelector("#page #verdict-words");
     const isInterim = words && words.closest(".interim") && !document.querySelector("#status .stopped");

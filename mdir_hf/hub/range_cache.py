@@ -190,7 +190,7 @@ class RangeCache:
                 with contextlib.suppress(OSError):
                     os.utime(path)  # what was used last goes last
                 return piece
-            path.unlink(missing_ok=True)
+            path.unlink()
         with self._lock, contextlib.suppress(KeyError, ValueError):
             self._spans[key].remove(span)
         return None

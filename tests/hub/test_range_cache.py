@@ -32,6 +32,13 @@ def test_what_was_kept_comes_back(cache):
     assert cache.get(KEY, 100, 100 + len(CONTENT)) == CONTENT
 
 
+def test_what_is_kept_is_for_its_user_alone(cache):
+    cache.put(KEY, 100, CONTENT)
+    (piece,) = stored(cache)
+    modes = [path.stat().st_mode & 0o777 for path in (piece, piece.parent, piece.parent.parent, cache.root)]
+    assert modes == [0o600, 0o700, 0o700, 0o700]
+
+
 def test_what_was_not_kept_does_not(cache):
     cache.put(KEY, 100, CONTENT)
     assert cache.get(KEY, 99, 200) is None

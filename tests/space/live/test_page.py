@@ -1,6 +1,7 @@
 """The page in Chromium, from two names to a verdict and its evidence."""
 
 import base64
+import contextlib
 import json
 import re
 from pathlib import Path
@@ -260,8 +261,13 @@ def test_what_a_card_declares_stands_beside_what_was_measured(visit):
 def test_typing_suggests_names_of_public_models(visit):
     page = visit()
     field = page.get_by_label("One model")
-    field.press_sequentially("owner/", delay=30)
     options = page.locator("#model-a-names option")
+    for _ in range(4):  # the server is shared, and leaves the Hub alone for a minute after many questions or a failure
+        field.press_sequentially("owner/", delay=30)
+        with contextlib.suppress(AssertionError):
+            expect(options).to_have_count(MOST_SUGGESTIONS, timeout=25_000)
+            break
+        field.fill("")
     expect(options).to_have_count(MOST_SUGGESTIONS)
     assert field.evaluate("e => e.list.id") == "model-a-names"
     assert all("downloads a month" in option.get_attribute("label") for option in options.all())

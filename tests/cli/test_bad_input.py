@@ -183,11 +183,29 @@ def test_weights_whose_products_would_be_no_numbers_are_named(tmp_path, role, ca
     one = write_model(tmp_path / "one", gaussian(V, N, 2), config=config, further=further)
     other = write_model(tmp_path / "other", gaussian(V, N, 4), config=config, further=further | {name: huge})
     said = refused(capsys, str(one), str(other), "--level", "body")
-    assert name in said and "expected at most 1e+08" in said and "--level embedding" in said and str(other) in said
+    assert name in said and "expected at most 1e+16" in said and "--level embedding" in said and str(other) in said
     assert main(["compare", str(one), str(other), "--json", "--quiet"]) == 0
     report = capsys.readouterr().out
     assert "NaN" not in report and "Infinity" not in report
     assert main(["compare", str(one), str(other), "--level", "embedding", "--json", "--quiet"]) == 0
+
+
+def test_weights_that_were_scaled_and_scaled_back_are_found_all_the_same(tmp_path, capsys):
+    config = {"model_type": "llama", "hidden_size": N, "vocab_size": V, "num_attention_heads": 4}
+    further = {
+        f"model.layers.{k}.self_attn.{name}_proj.weight": gaussian(N, N, 10 * k + at)
+        for k in range(4)
+        for at, name in enumerate("qkvo")
+    }
+    # The model computes the same, and costs its maker nothing.
+    sizes = {"v": 1e15, "o": 1e-15}
+    scaled = {name: weight * sizes.get(name.rsplit(".", 2)[1][0], 1.0) for name, weight in further.items()}
+    one = write_model(tmp_path / "one", gaussian(V, N, 2), config=config, further=further)
+    other = write_model(tmp_path / "other", gaussian(V, N, 4), config=config, further=scaled)
+    assert main(["compare", str(one), str(other), "--level", "body", "--json", "--quiet"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["verdict"], report["settled_by"]) == ("homologous", "body")
+    assert len(report["layers"]["matches"]) == 4
 
 
 def test_an_error_is_one_short_line_whatever_a_file_is_called(base, twin, capsys):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Locator, Page, expect
 
 TABS = ("Evidence", "Layers", "Modules", "Calibration", "Reproduce", "Badge")
 
@@ -19,6 +19,13 @@ def compare(page: Page, first: str, second: str) -> None:
     """Name two models and press the button."""
     fill(page, first, second)
     page.get_by_role("button", name="Compare", exact=True).click()
+
+
+def focus(field: Locator) -> None:
+    """Bring the keyboard to a field, once it is shown: what is hidden takes no focus, and says nothing of it."""
+    expect(field).to_be_visible()
+    field.focus()
+    expect(field).to_be_focused()
 
 
 def verdict(page: Page) -> str:

@@ -5,7 +5,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from tests.space.live.steps import open_tab, overflow, settle
+from tests.space.live.steps import focus, open_tab, overflow, settle
 from tests.space.live.test_everybody import PHONE, serious
 
 LAYERS = "A hidden copy"
@@ -47,7 +47,7 @@ def test_the_pointer_is_told_which_layers_and_what_p(layers):
 def test_keys_do_what_a_pointer_does_and_enter_opens_the_parts_of_a_pair(layers):
     page, figure = layers()
     cells, said = figure.locator(".cells"), figure.locator(".said")
-    cells.focus()
+    focus(cells)
     expect(said).to_have_text(re.compile("^Layer 0 of .*layer 0 of"))
     page.keyboard.press("ArrowRight")
     expect(said).to_have_text(re.compile("^Layer 0 of .*layer 1 of"))
@@ -76,7 +76,7 @@ def test_closer_and_farther_keep_the_page_as_wide_as_it_is(layers):
     figure.get_by_role("button", name="Closer").click()
     assert sheet.bounding_box()["width"] == pytest.approx(2 * before, rel=0.02)
     assert overflow(page) == 0
-    figure.locator(".cells").focus()
+    focus(figure.locator(".cells"))
     page.keyboard.press("-")
     assert sheet.bounding_box()["width"] == pytest.approx(before, rel=0.02)
     figure.locator(".cells").tap(position={"x": 20, "y": 20})
@@ -96,19 +96,19 @@ def test_the_picture_is_taken_along_as_it_is_seen(layers, kind, begins):
 def test_the_flow_of_layers_and_the_channels_answer_too(layers):
     page, _ = layers()
     flow = page.locator('.answers[data-name="flow"]')
-    flow.locator(".cells").focus()
+    focus(flow.locator(".cells"))
     page.keyboard.press("ArrowDown")
     expect(flow.locator(".said")).to_have_text(re.compile("^Layer 1 of .*: matches layer 1 of"))
     open_tab(page, "Modules")
     strip = page.locator('.answers[data-name="modules"]')
-    strip.locator(".cells").first.focus()
+    focus(strip.locator(".cells").first)
     expect(strip.locator(".said")).to_have_text(re.compile("^Query, layer 0 and 0 of .*log10 p -"))
 
     page.get_by_role("button", name="A fine-tune").click()
     expect(page.locator(".sentence")).to_contain_text("fine-tuned")
     settle(page)
     factor = page.locator('.answers[data-name="embedding"]')
-    factor.locator(".cells").focus()
+    focus(factor.locator(".cells"))
     expect(factor.locator(".said")).to_have_text(
         re.compile("^Channels 0.* of .*: largest entry [01].*channel 0 matches channel 0")
     )
@@ -117,7 +117,7 @@ def test_the_flow_of_layers_and_the_channels_answer_too(layers):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing_while_figures_answer(layers, scheme):
     page, figure = layers(color_scheme=scheme)
-    figure.locator(".cells").focus()
+    focus(figure.locator(".cells"))
     page.keyboard.press("Enter")
     figure.get_by_role("button", name="Closer").click()
     assert serious(page) == []

@@ -9,14 +9,14 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.loopback.faults import Fault
-from tests.space.live.steps import compare, is_quiet, open_tab, settle, verdict
+from tests.space.live.steps import compare, focus, is_quiet, open_tab, settle, verdict
 from tests.space.models import BASE, GATED, LAYERED, LAYERED_STRANGER, RELATED, STRANGER
 
 
 def test_the_keyboard_leads_from_the_first_name_to_the_verdict(visit):
     page = visit()
     first = page.get_by_label("One model")
-    first.focus()
+    focus(first)
     page.keyboard.type(BASE, delay=20)
     page.keyboard.press("Tab")
     expect(page.get_by_label("Compare with, optional")).to_be_focused()

@@ -6,7 +6,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.loopback.faults import Fault
-from tests.space.live.steps import is_quiet, overflow, refusal, verdict
+from tests.space.live.steps import focus, is_quiet, overflow, refusal, verdict
 from tests.space.live.test_everybody import PHONE, serious
 from tests.space.models import BASE, DECLARED, LARGE, LARGER, RELATED, STRANGER
 
@@ -54,7 +54,7 @@ def test_a_link_with_one_name_opens_its_family_and_a_no_says_what_it_excludes(vi
 
 def test_without_a_mouse_one_name_leads_to_its_family_and_on_to_the_comparison(visit):
     page = visit()
-    page.get_by_label("One model, or several").focus()
+    focus(page.get_by_label("One model, or several"))
     page.keyboard.type(RELATED)
     page.keyboard.press("Enter")
     assert BASE in answered(page)
@@ -70,7 +70,7 @@ def test_without_a_mouse_one_name_leads_to_its_family_and_on_to_the_comparison(v
 def test_two_names_pasted_into_the_first_field_fill_both(visit, server, pasted):
     page = visit(permissions=["clipboard-read", "clipboard-write"])
     page.evaluate("words => navigator.clipboard.writeText(words)", pasted)
-    page.get_by_label("One model, or several").focus()
+    focus(page.get_by_label("One model, or several"))
     page.keyboard.press("Control+V")
     button = page.get_by_role("button", name="Compare", exact=True)
     button.click()
@@ -88,7 +88,7 @@ def test_several_names_are_a_survey_that_grows_and_ends_with_matrix_and_tree(vis
 
     expect(page.locator(".verdict .note")).to_contain_text("So far")
     growing = page.locator('.interim .answers[data-name="matrix"] .cells')
-    growing.focus()
+    focus(growing)
     page.keyboard.press("ArrowRight")
     expect(page.locator("#status")).to_contain_text(re.compile(r"\d of 5 models"))
     assert "3 of 4 form one family." in answered(page)
@@ -110,7 +110,7 @@ def test_several_names_are_a_survey_that_grows_and_ends_with_matrix_and_tree(vis
     assert re.search(r"/\?a=owner/base@[0-9a-f]{40}\+.*owner/absent&v=", link)
     expect(page).to_have_url(re.compile(re.escape(f"{server.url}/?a={BASE}+{RELATED}+{STRANGER}+")))
     tree = page.locator('.answers[data-name="dendrogram"]')
-    tree.locator(".cells").focus()
+    focus(tree.locator(".cells"))
     expect(tree.locator(".said")).to_contain_text("nearest to it is")
     page.keyboard.press("ArrowRight")
     expect(tree.locator(".said")).to_contain_text(re.compile("joined at an RMS difference of [0-9.e-]+ times"))
@@ -163,5 +163,5 @@ def test_axe_finds_nothing_serious_about_a_family_or_a_survey(visit, scheme):
     for summary in page.locator(".survey details summary").all():
         summary.click()
     for cells in page.locator(".survey .cells").all():
-        cells.focus()
+        focus(cells)
     assert serious(page) == []

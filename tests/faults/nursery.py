@@ -1,7 +1,7 @@
 """A process with everything imported, whose children run one program each, and end or fail where they are told to.
 
-``python -m tests.faults.nursery`` takes lines of JSON, each a list of jobs that run at once, and answers each line by
-how they ended. A point is the moment before or after a call of the system that changes something: a write, a rename, a
+``python -m tests.faults.nursery MODELS REPORT`` takes lines of JSON, each a list of jobs that run at once, and answers
+each line by how they ended. A point is the moment before or after a call of the system that changes something: a write, a rename, a
 folder made, bytes sent. Python tells a profiler of every call of a function in C, so points need no help of the system.
 """
 
@@ -15,6 +15,7 @@ import os
 import posix
 import signal
 import sys
+import tempfile
 import threading
 import traceback
 from _socket import socket as CSocket
@@ -28,6 +29,9 @@ SYSTEM_CALLS = {
     *("open", "write", "rename", "replace", "link", "symlink", "unlink", "remove", "mkdir", "rmdir", "truncate"),
     *("ftruncate", "fsync", "chmod", "utime", "close"),
 }
+SENDS = {"send", "sendall", "sendto", "sendmsg"}
+MAY_CHANGE_SOMETHING = FILE_CALLS | SYSTEM_CALLS | SENDS
+"""Names that are looked at more closely; there are a hundred other calls for each of them."""
 NEED_ROOM = {"write", "mkdir", "link", "symlink", "fsync", "rename", "replace"}
 
 
@@ -46,7 +50,9 @@ class Points:
 
     def __call__(self, frame: FrameType, event: str, called: Any) -> None:
         """Be told of a call."""
-        if event not in ("c_call", "c_return") or not self._changes_something(called):
+        if event not in ("c_call", "c_return") or called.__name__ not in MAY_CHANGE_SOMETHING:
+            return
+        if not self._changes_something(called):
             return
         self.n += 1
         if self.n == self._at:
@@ -55,13 +61,13 @@ class Points:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _changes_something(self, called: Any) -> bool:
-        name, owner = getattr(called, "__name__", ""), getattr(called, "__self__", None)
+        name, owner = called.__name__, getattr(called, "__self__", None)
         if owner is posix:
             return name in (SYSTEM_CALLS if self._fault == "kill" else NEED_ROOM)
         if isinstance(owner, io.IOBase):
             is_file = name in FILE_CALLS and not isinstance(owner, io.BytesIO | io.StringIO)
             return is_file and not {"w", "a", "x", "+"}.isdisjoint(str(getattr(owner, "mode", "w")))
-        return self._fault == "kill" and isinstance(owner, CSocket) and name.startswith("send")
+        return self._fault == "kill" and isinstance(owner, CSocket) and name in SENDS
 
 
 def without_pictures() -> None:
@@ -137,18 +143,33 @@ def start(job: dict[str, Any], work: Callable[[dict[str, Any]], int] = do) -> in
     return pid
 
 
-def serve() -> None:
-    """Import everything, and run what is asked for."""
-    import matplotlib as mpl
+def warm(models: Path, report: Path) -> None:
+    """Do once, of files on this disk, what the programs do: what is imported, compiled or kept by then is the children's.
 
-    from mdir_hf.cli.main import build_parser
-    from mdir_hf.index import building  # noqa: F401
+    It is more than half of what a child would take.
+    """
+    import matplotlib as mpl
+    from tqdm import tqdm
+
     from mdir_hf.publishing import publish  # noqa: F401
-    from mdir_hf.survey.run import run_survey  # noqa: F401
 
     mpl.use("Agg")
-    build_parser()
+    tqdm.monitor_interval = 0  # its thread would be lost by a fork
     without_pictures()
+    names = [str(folder) for folder in sorted(models.iterdir())]
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+        with contextlib.redirect_stderr(io.StringIO()):
+            run(["compare", *names[:2], "--quiet"])
+            run(["survey", *names, "--tokens", "256", "--quiet", "--out", f"{folder}/survey"])
+            run(["index", f"{folder}/bases.index", *names])
+            run(["badge", str(report), "--output", f"{folder}/badge"])
+            run(["save", str(report), f"{folder}/saved"])
+    assert threading.active_count() == 1, f"a process with threads is not to be forked: {threading.enumerate()}"
+
+
+def serve() -> None:
+    """Run what is asked for."""
+    warm(*map(Path, sys.argv[1:]))
     for line in sys.stdin:
         children = [start(job) for job in json.loads(line)]
         ended = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]

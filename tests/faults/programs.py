@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -59,11 +59,7 @@ class Machine:
     place: Path
     hub: FullHub
     nursery: subprocess.Popen[str]
-    report: Path = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.report = self.place / "report.json"
-        self.report.write_text(a_report().to_json() + "\n")
+    report: Path
 
     @cached_property
     def survey(self) -> Path:
@@ -152,8 +148,10 @@ def machine(place: Path) -> Iterator[Machine]:
         (place / "empty").mkdir()
         (place / "empty" / "README.md").write_text("# Results\n")
         hub.add_repository(DATASET, place / "empty", kind="dataset")
+        report = place / "report.json"
+        report.write_text(a_report().to_json() + "\n")
         nursery = subprocess.Popen(
-            [sys.executable, "-m", "tests.faults.nursery"],
+            [sys.executable, "-m", "tests.faults.nursery", str(place / "models"), str(report)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -161,7 +159,7 @@ def machine(place: Path) -> Iterator[Machine]:
             env={**os.environ, "HF_HOME": str(place / "hf-home"), "OMP_NUM_THREADS": "1"},
         )
         try:
-            yield Machine(place, hub, nursery)
+            yield Machine(place, hub, nursery, report)
         finally:
             assert nursery.stdin is not None
             nursery.stdin.close()

@@ -18,15 +18,11 @@ from huggingface_hub.utils import yaml_dump  # type: ignore[attr-defined]
 from mdir_hf.cards.printable import unquoted
 from mdir_hf.cards.text_lines import line_end, split_lines
 from mdir_hf.errors import CardError
+from mdir_hf.plain_yaml import read_yaml
 
 BOM = "\ufeff"
 MOST_BYTES = 8 << 20
 """Largest README.md that is read. Pictures do not belong into it, and the longest cards have some hundred kB."""
-
-_MOST_YAML_CHARACTERS = 1 << 20  # cards with all results of a large benchmark reach several hundred thousand
-_MOST_DIGITS = 1000  # YAML knows numbers to base 60, whose reading takes the square of their length
-_MOST_NODES = 200_000
-"""Nodes of a block with every alias written out. A card has some hundred; aliases of aliases make any number."""
 
 _NOT_A_MAPPING = "its front matter is not a mapping of fields to values"
 
@@ -91,24 +87,12 @@ def read_metadata(card: Card, *, subject: str) -> dict[str, Any]:
         CardError: If the YAML is not a mapping, is larger than a card's may be, asks for anything but plain values, or
             multiplies itself through aliases.
     """
-    if len(card.block) > _MOST_YAML_CHARACTERS:
-        raise CardError(
-            f"its front matter has {len(card.block):,} characters, expected at most {_MOST_YAML_CHARACTERS:,}",
-            subject=subject,
-        )
     try:
-        loader = yaml.SafeLoader(card.block)
-        root = loader.get_single_node()
-        _check_size(root, subject)
-        data = {} if root is None else loader.construct_document(root)
-    except CardError:
-        raise
-    except Exception as exc:  # on hostile text the YAML parser raises nearly anything, AttributeError included
-        # The parser's message quotes the text; what it says of the problem and the line is enough.
-        mark = getattr(exc, "problem_mark", None)
-        where = f" in line {mark.line + 2}" if mark is not None else ""
-        problem = getattr(exc, "problem", None) or type(exc).__name__
-        raise CardError(f"its front matter cannot be read{where}: {unquoted(str(problem))}", subject=subject) from exc
+        data = read_yaml(card.block, first_line=2)
+    except ValueError as exc:
+        raise CardError(f"its front matter {unquoted(str(exc))}", subject=subject) from exc
+    if data is None:
+        return {}
     if not isinstance(data, dict):
         raise CardError(_NOT_A_MAPPING, subject=subject)
     return data
@@ -196,31 +180,3 @@ def _end_of(node: yaml.Node) -> int:
 
 def _scalar(text: str) -> str:
     return str(yaml_dump({"k": text})).removeprefix("k:").strip()
-
-
-def _check_size(root: yaml.Node | None, subject: str) -> None:
-    """Refuse YAML whose aliases stand for more than a card can mean; loading it would fill the memory."""
-    weights: dict[int, int] = {}
-    open_nodes: set[int] = set()
-
-    def weight(node: yaml.Node) -> int:
-        if isinstance(node, yaml.ScalarNode):
-            if len(node.value) > _MOST_DIGITS and node.tag.endswith((":int", ":float")):
-                raise CardError(f"its front matter holds a number of {len(node.value):,} characters", subject=subject)
-            return 1
-        if id(node) in open_nodes:
-            raise CardError("its front matter contains itself", subject=subject)
-        if id(node) not in weights:
-            open_nodes.add(id(node))
-            children = [part for pair in node.value for part in (pair if isinstance(pair, tuple) else (pair,))]
-            weights[id(node)] = 1 + sum(map(weight, children))
-            open_nodes.discard(id(node))
-        return weights[id(node)]
-
-    if root is not None and not isinstance(root, yaml.MappingNode):
-        raise CardError(_NOT_A_MAPPING, subject=subject)
-    if root is not None and weight(root) > _MOST_NODES:
-        raise CardError(
-            f"its front matter stands for more than {_MOST_NODES:,} values once its aliases are written out",
-            subject=subject,
-        )

@@ -82,6 +82,7 @@ class BodyEvidence:
         modules: Algorithm 3 on matched layers: (reference layer, candidate layer, evidence).
         n_tests: How many tests ``log_p`` was corrected for.
         experts: Origins of the experts of those matched layers where either model is a mixture.
+        n_empty: How many of those layers of the reference, and of the candidate, hold nothing but zeros in this role.
     """
 
     log_p: float
@@ -94,6 +95,12 @@ class BodyEvidence:
     n_tests: int
     placebo_log_p: float = 0.0
     experts: tuple[ExpertOrigins, ...] = ()
+    n_empty: tuple[int, int] = (0, 0)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether most layers of a model are empty, so that not even a copy could have been found by them."""
+        return any(2 * n > len(places) for n, places in zip(self.n_empty, self.positions, strict=True))
 
 
 def representatives(reference: PlacedTensors, candidate: PlacedTensors) -> tuple[Role, ...]:
@@ -175,7 +182,7 @@ def compare_bodies(
         if evidence.log_p < log_alpha:
             return question.concluded(evidence)
         not_significant.append(evidence)
-    return min(not_significant, key=lambda e: e.log_p, default=None)
+    return min(not_significant, key=lambda e: (e.log_p, e.is_empty), default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +251,7 @@ class _Question:
             off_match_share=off_match_share(found, self.log_alpha),
             modules=(),
             n_tests=self.n_maps * TESTS_PER_MAP,
+            n_empty=(len(mine.empty), len(other.empty)),
         )
 
     def completed(self, found: BodyEvidence) -> BodyEvidence:

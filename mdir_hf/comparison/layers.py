@@ -112,6 +112,9 @@ class RoleReader:
         model: The model.
         role: The role that stands for its layers.
         positions: Positions in ``model.anatomy.layers`` of the layers that are compared; None: all that have the role.
+
+    Attributes:
+        empty: Positions of those that were read and are all zeros, which no test can match with anything.
     """
 
     def __init__(self, model: PlacedTensors, role: Role, positions: Sequence[int] | None = None) -> None:
@@ -119,6 +122,7 @@ class RoleReader:
         self.positions = layers_with(model, role) if positions is None else tuple(positions)
         self._kept: dict[tuple[int, bytes | None], _StoredRows] = {}
         self._last: tuple[int, torch.Tensor] | None = None
+        self.empty: set[int] = set()
 
     def n_channels(self, position: int) -> int:
         """Rows of what stands for a layer; costs the header of its shard.
@@ -136,13 +140,13 @@ class RoleReader:
         """Read what stands for a layer, or these rows of it; the caller does not write to it."""
         if channels is None:
             if self._last is None or self._last[0] != position:
-                self._last = position, self._prepared(self._whole(position))
+                self._last = position, self._prepared(position, self._whole(position))
             return self._last[1]
         key = channels.numpy().tobytes()
         if (position, key) not in self._kept:
             has_rows = [place for place in self.positions if self.n_channels(place) > int(channels.max())]
             self._read_all(has_rows, channels, key)
-        return self._prepared(self._kept[position, key])
+        return self._prepared(position, self._kept[position, key])
 
     def folded(self, position: int) -> torch.Tensor:
         """Read what stands for a layer, whole: the gain of its norm folded in, rows of the lengths that they have."""
@@ -177,8 +181,10 @@ class RoleReader:
         rows = None if channels is None else channels.numpy()
         return _StoredRows(narrowed(read_role(self.model, layer, standing, rows)), gain)
 
-    def _prepared(self, stored: _StoredRows) -> torch.Tensor:
-        return unit_rows(self._folded(stored))
+    def _prepared(self, position: int, stored: _StoredRows) -> torch.Tensor:
+        rows = unit_rows(self._folded(stored))
+        (self.empty.discard if bool(rows.any()) else self.empty.add)(position)
+        return rows
 
     def _folded(self, stored: _StoredRows) -> torch.Tensor:
         weight = stored.rows if stored.rows.dtype == torch.float64 else stored.rows.float()

@@ -19,7 +19,7 @@ from mdir_hf.homology.calibration import Calibration, Placebo, calibrate, count_
 from mdir_hf.homology.embedding import EmbeddingTest, matched_scale
 from mdir_hf.homology.matching import Matching
 from mdir_hf.homology.reduction import matched_order, reduce_peaks
-from mdir_hf.homology.rows import count_long_rows
+from mdir_hf.homology.rows import long_rows
 from mdir_hf.homology.significance import LN10
 from mdir_hf.report import (
     LookResult,
@@ -214,7 +214,7 @@ def _caveats(name: str, *models: torch.Tensor) -> tuple[str, ...]:
         f"{name}: of the {len(rows):,} rows looked at {n_long:,} of the {which} model are over 1,000 times as long as "
         "most, and were left out."
         for which, rows in zip(("reference", "candidate"), models, strict=True)
-        if (n_long := count_long_rows(rows))
+        if (n_long := int(long_rows(rows).sum()))
     )
 
 

@@ -297,7 +297,7 @@ def _compare_layers(
     ``on_found`` is told of a significant map, and of every matched pair that is analysed.
 
     Raises:
-        AnatomyError: If the layers of a model cannot be told apart.
+        AnatomyError: If the layers of a model cannot be known by.
         UnsupportedFormatError: If they cannot be read.
     """
     # An embedding that is projected on its way in has channels of its own, which say nothing about the stream's.
@@ -342,6 +342,8 @@ def _compare_layers(
         why = why or ("The layers were not compared: nothing relates the two residual streams.",)
         # What has no layers was compared whole.
         return LayersFound(caveats=why, are_unreadable=bool(reference.anatomy.layers and candidate.anatomy.layers))
+    if evidence.is_empty:
+        return LayersFound(caveats=(*why, _of_zeros(reference, candidate, evidence)), are_unreadable=True)
     noise = layers_noise(
         reference,
         candidate,
@@ -352,6 +354,15 @@ def _compare_layers(
         every=settings.level.analyses_all_layers,
     )
     return replace(corrected(evidence), noise=noise)
+
+
+def _of_zeros(reference: Comparable, candidate: Comparable, body: BodyEvidence) -> str:
+    told = zip((reference, candidate), body.n_empty, body.positions, strict=True)
+    model, n_empty, places = max(told, key=lambda each: each[1] / len(each[2]))
+    return (
+        f"The layers were not compared: of {len(places)} layers of {model.label} {n_empty} are all zeros where they are "
+        f"known by ({body.role.value})."
+    )
 
 
 def _caveats_of_left_out_layers(reference: Comparable, candidate: Comparable, layers: LayersFound) -> tuple[str, ...]:

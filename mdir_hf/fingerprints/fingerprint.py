@@ -9,7 +9,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +22,7 @@ from mdir_hf.checkpoint import MemorySource
 from mdir_hf.comparison.model import Model
 from mdir_hf.comparison.reading import narrowed
 from mdir_hf.errors import CorruptCheckpointError, VocabularyError
+from mdir_hf.homology.rows import usual_rows
 from mdir_hf.report import ModelSummary
 from mdir_hf.vocabulary import Vocabulary
 from mdir_hf.vocabulary.tokens import VocabularyKind
@@ -65,6 +66,14 @@ class Fingerprint:
         shared = [(at, place[token]) for at, token in enumerate(self.tokens) if token in place]
         mine, theirs = (list(rows) for rows in zip(*shared, strict=True)) if shared else ([], [])
         return self.rows[mine].float(), other.rows[theirs].float()
+
+    def of_usual_rows(self) -> Fingerprint:
+        """Return it without rows that are empty, all alike or far too long, as of :func:`usual_rows`."""
+        kept = usual_rows(self.rows)
+        if bool(kept.all()):
+            return self
+        at = torch.nonzero(kept)[:, 0].tolist()
+        return replace(self, tokens=tuple(self.tokens[number] for number in at), rows=self.rows[at])
 
     def to_bytes(self) -> bytes:
         """A safetensors file with the rows, everything else in its metadata."""

@@ -85,9 +85,7 @@ def pair_rows(
         x_mean, y_mean = x.new_zeros(x.shape[1]), y.new_zeros(y.shape[1])
     x_norm, y_norm = x.sub_(x_mean).norm(dim=1), y.sub_(y_mean).norm(dim=1)
     if like is None:
-        # A row that equals the mean up to rounding is as empty as one of zeros: measure it against the raw lengths too.
-        rounding = 64.0 * torch.finfo(dtype).eps / NEGLIGIBLE_NORM
-        centred = (max(_shortest(x_norm), rounding * raw[0]), max(_shortest(y_norm), rounding * raw[1]))
+        centred = (_shortest_centred(x_norm, raw[0]), _shortest_centred(y_norm, raw[1]))
     else:
         centred = (like.shortest[1], like.shortest[3])
     still = (x_norm > centred[0]) & (y_norm > centred[1])
@@ -99,15 +97,31 @@ def pair_rows(
     return PairedRows(x, y, kept, RowStandard(x_mean, y_mean, (raw[0], centred[0], raw[1], centred[1])))
 
 
-def count_long_rows(rows: torch.Tensor) -> int:
-    """Count the rows that :func:`pair_rows` leaves out for their length, as measured by these rows.
+def long_rows(rows: torch.Tensor) -> torch.Tensor:
+    """Tell which rows :func:`pair_rows` leaves out for their length, as measured by these rows: ``(r,)`` bool.
 
     Args:
         rows: ``(r, n)``, any floating dtype. Not copied whole.
     """
     norms = torch.cat([block.double().norm(dim=1) for block in torch.split(rows, 512)])
     shortest = _shortest(norms)
-    return 0 if shortest == 0.0 else int((norms > shortest * (LONGEST / NEGLIGIBLE_NORM)).sum())
+    return torch.zeros_like(norms, dtype=torch.bool) if shortest == 0.0 else norms > _longest(shortest)
+
+
+def usual_rows(rows: torch.Tensor) -> torch.Tensor:
+    """Tell which rows of one model :func:`pair_rows` keeps, as far as that hangs on them: ``(r,)`` bool.
+
+    Args:
+        rows: ``(r, n)``, any floating dtype. Not modified. Memory: a copy in float64.
+    """
+    own = _own_copy(rows, torch.float64)
+    norms = own.norm(dim=1)
+    shortest = _shortest(norms)
+    kept = _usual(norms, shortest)
+    if bool(kept.any()):
+        lengths = own.sub_(own[kept].mean(dim=0)).norm(dim=1)
+        kept &= lengths > _shortest_centred(lengths[kept], shortest)
+    return kept
 
 
 def _own_copy(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -120,7 +134,15 @@ def _shortest(norms: torch.Tensor) -> float:
     return NEGLIGIBLE_NORM * float(finite.median()) if len(finite) else 0.0
 
 
+def _longest(shortest: float) -> float:
+    return shortest * (LONGEST / NEGLIGIBLE_NORM) if shortest > 0.0 else math.inf
+
+
+def _shortest_centred(norms: torch.Tensor, shortest: float) -> float:
+    # A row that equals the mean up to rounding is as empty as one of zeros: measure it against the raw lengths too.
+    return max(_shortest(norms), 64.0 * torch.finfo(norms.dtype).eps / NEGLIGIBLE_NORM * shortest)
+
+
 def _usual(norms: torch.Tensor, shortest: float) -> torch.Tensor:
     """Neither empty, nor so long that the mean of all rows would be that of a few."""
-    longest = shortest * (LONGEST / NEGLIGIBLE_NORM) if shortest > 0.0 else math.inf
-    return torch.isfinite(norms) & (norms > shortest) & (norms <= longest)
+    return torch.isfinite(norms) & (norms > shortest) & (norms <= _longest(shortest))

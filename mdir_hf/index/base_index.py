@@ -12,7 +12,7 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -102,6 +102,7 @@ class BaseIndex:
                 "needed; its tokenizer is too different from those that the index was made for",
                 subject=model.label,
             )
+        expect_usual_rows(base, model.label)
         if base.rows.element_size() > 2:  # of float32 weights; the eight bits of precision of bfloat16 are enough
             base = Fingerprint(base.model, base.tokens, base.rows.bfloat16(), base.bytes_of_weights, base.digests)
         self.bases = [known for known in self.bases if known.model.repo != base.model.repo]
@@ -119,20 +120,21 @@ class BaseIndex:
             The best, most likely first. Cost for r common rows of width n: O(r^2 n) each, and O(r n) for every scanned
             channel where channels in one order show no relation: a few milliseconds.
         """
+        query = query.of_usual_rows()
         place = {token: at for at, token in enumerate(query.tokens)}
-        rows = query.rows.float()
+        rows = query.rows
         # Bases of one width keep the same tokens, and the query's side is the same for all of them.
         known: dict[tuple[int, ...], tuple[torch.Tensor, torch.Tensor]] = {}
         hits = []
         for base in self.bases:
-            shared = [(place[token], at) for at, token in enumerate(base.tokens) if token in place]
-            if len(shared) < LEAST_ROWS:
+            base_rows, tokens = usual_rows_of(base, place)
+            if len(tokens) < LEAST_ROWS:
                 continue
-            mine, theirs = zip(*shared, strict=True)
+            mine = tuple(place[token] for token in tokens)
             if mine not in known:
                 known[mine] = _orthonormal(rows[list(mine)])
-            guess, identity = _log_p(_orthonormal(base.rows[list(theirs)].float()), known[mine])
-            hits.append(Hit(base.model, guess, identity, len(shared)))
+            guess, identity = _log_p(_orthonormal(base_rows), known[mine])
+            hits.append(Hit(base.model, guess, identity, len(tokens)))
         return sorted(hits, key=lambda hit: hit.log_p)[:top]
 
     def fingerprint(self, base: ModelSummary) -> Fingerprint:
@@ -242,6 +244,31 @@ def choose_index_tokens(vocabularies: Sequence[Vocabulary], n_tokens: int = QUER
     return tuple(ranked[:n_tokens])
 
 
+def usual_rows_of(base: Fingerprint, known: Container[bytes]) -> tuple[torch.Tensor, tuple[bytes, ...]]:
+    """Return the rows kept of a base that tell something and whose tokens a model has, ``(r, n)``, and their tokens.
+
+    Whoever gives an index away writes what is in it.
+    """
+    usual = base.of_usual_rows()
+    at = [number for number, token in enumerate(usual.tokens) if token in known]
+    return usual.rows[at], tuple(usual.tokens[number] for number in at)
+
+
+def expect_usual_rows(kept: Fingerprint, label: str) -> None:
+    """Refuse a model whose sampled rows tell nothing.
+
+    Raises:
+        InputError: If fewer than :data:`LEAST_ROWS` are of usual length and differ from their mean.
+    """
+    n_usual = len(kept.of_usual_rows().tokens)
+    if n_usual < LEAST_ROWS:
+        raise InputError(
+            f"of its {len(kept.tokens)} rows that were sampled {n_usual} tell something, and {LEAST_ROWS} are needed: "
+            "the others are empty, all alike or thousands of times as long as most; compare it with a base by itself",
+            subject=label,
+        )
+
+
 def _log_p(x: tuple[torch.Tensor, torch.Tensor], y: tuple[torch.Tensor, torch.Tensor]) -> tuple[float, float]:
     """Guess ln p of two blocks of few rows, as :func:`_orthonormal` gives them.
 
@@ -253,6 +280,8 @@ def _log_p(x: tuple[torch.Tensor, torch.Tensor], y: tuple[torch.Tensor, torch.Te
     # U = V_x Ortho(L_x^T L_y) V_y^T, from whitened rows: it needs no scale, and few rows are well conditioned.
     core_left, _, core_right = thin_svd(x[0].T @ y[0])
     rank = core_left.shape[1]
+    if not rank:
+        return 0.0, 0.0
     left, right = x[1] @ core_left, y[1] @ core_right.T  # (n_x, rank), (n_y, rank)
     n_narrow, n_wide = sorted((len(left), len(right)))
     identity = 0.0
@@ -271,9 +300,10 @@ def _log_p(x: tuple[torch.Tensor, torch.Tensor], y: tuple[torch.Tensor, torch.Te
 
 def _orthonormal(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Centre rows, scale them to one length, and return orthonormal bases of what they span: ``(r, k)``, ``(n, k)``."""
-    centred = rows - rows.mean(dim=0)
-    centred = centred / centred.norm(dim=1, keepdim=True).clamp(min=1e-12)
-    energies, left = torch.linalg.eigh((centred @ centred.T).double())
-    kept = energies > 1e-6 * energies[-1].clamp(min=1e-300)
-    left = left[:, kept].float()
-    return left, (centred.T @ left) / energies[kept].sqrt().float()
+    centred = rows.double()  # a copy, whatever they are kept in: squares of what float32 holds pass what it holds
+    centred -= centred.mean(dim=0)
+    centred /= centred.norm(dim=1, keepdim=True)
+    energies, left = torch.linalg.eigh(centred @ centred.T)
+    kept = energies > 1e-6 * energies[-1]
+    left = left[:, kept]
+    return left.float(), ((centred.T @ left) / energies[kept].sqrt()).float()

@@ -17,7 +17,7 @@ from mdir_hf.fingerprints.fingerprint import Fingerprint, take_fingerprint
 from mdir_hf.homology.embedding import EmbeddingTest
 from mdir_hf.homology.significance import LN10
 from mdir_hf.hub import IoLedger
-from mdir_hf.index.base_index import BaseIndex, Hit
+from mdir_hf.index.base_index import BaseIndex, Hit, expect_usual_rows
 from mdir_hf.index.planning import TESTS_OF_A_BASE, what_is_excluded
 from mdir_hf.report import HomologyReport, ModelSummary, n_bytes_text
 
@@ -166,7 +166,7 @@ def identify(
 
     Raises:
         MdirError: If the model cannot be read.
-        InputError: If the index is empty.
+        InputError: If the index is empty, or too few rows of the model tell something.
     """
     if not len(index):
         raise InputError("the index holds no base models; add some with `mdir-hf index`")
@@ -177,6 +177,8 @@ def identify(
     with watch.listening():
         watch.enter("opening")
         query = take_fingerprint(model.open(reading, ledger), index.tokens)
+    expect_usual_rows(query, query.model.repo)
+    query = query.of_usual_rows()
     watch.enter("index")
     ancestors = [
         Ancestor(hit.base, log10_p, hit.common_tokens)

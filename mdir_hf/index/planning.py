@@ -11,7 +11,7 @@ from mdir_hf.comparison.opening import NamedModel, Reading
 from mdir_hf.errors import InputError, VocabularyError
 from mdir_hf.fingerprints.fingerprint import WITHOUT_TOKENS, tokens_with_rows
 from mdir_hf.homology.power import noise_of_few_rows
-from mdir_hf.index.base_index import LEAST_ROWS, BaseIndex
+from mdir_hf.index.base_index import LEAST_ROWS, BaseIndex, usual_rows_of
 from mdir_hf.report import ModelSummary
 
 TESTS_OF_A_BASE = 2
@@ -86,7 +86,7 @@ def what_is_excluded(index: BaseIndex, width: int, tokens: Sequence[bytes], alph
     noises = []
     for base in index.bases:
         if base.rows.shape[1] == width:
-            rows = base.rows[[at for at, token in enumerate(base.tokens) if token in known]].float()
+            rows, _ = usual_rows_of(base, known)
             if len(rows) >= LEAST_ROWS:
                 noises.append(noise_of_few_rows(rows, log_level=log_level))
     return len(noises), min(noises, default=None)

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
-import yaml
-
 from mdir_hf.errors import CardError
+from mdir_hf.plain_yaml import read_yaml
 
 FILE = "mergekit_config.yml"
 """What mergekit writes into the folder of a merge."""
 
-MAX_N_BYTES = 1 << 20
+MAX_N_BYTES = 256 << 10
 MOST_PARENTS = 64
+MOST_LAYERS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +72,8 @@ def read_recipe(data: bytes, *, subject: str) -> MergeRecipe:
     try:
         if len(data) > MAX_N_BYTES:
             raise ValueError(f"has {len(data):,} bytes, expected at most {MAX_N_BYTES:,}")
-        config = yaml.safe_load(data.decode("utf-8"))
-        return _recipe(config)
-    except (yaml.YAMLError, ValueError, RecursionError) as exc:
+        return _recipe(read_yaml(data.decode("utf-8")))
+    except ValueError as exc:
         said = " ".join(str(exc).split())[:300]
         raise CardError(f"is no recipe of mergekit that is read here: {said}", subject=subject) from exc
 
@@ -86,7 +86,10 @@ def _recipe(config: object) -> MergeRecipe:
     base = _name(config["base_model"]) if config.get("base_model") else None
     slices = None
     if "slices" in config:
-        slices = tuple(layer for one in _list(config, "slices") for layer in _layers(_mapping(one, "slice"), base))
+        every = (layer for one in _list(config, "slices") for layer in _layers(_mapping(one, "slice"), base))
+        slices = tuple(islice(every, MOST_LAYERS + 1))
+        if len(slices) > MOST_LAYERS:
+            raise ValueError(f"its slices have more than {MOST_LAYERS:,} layers")
         named = [source.parent for layer in slices for source in layer]
     else:
         named = [_name(_mapping(one, "model").get("model")) for one in _list(config, "models")]
@@ -105,10 +108,14 @@ def _layers(part: Mapping[str, Any], base: str | None) -> Iterator[tuple[LayerSo
         source = _mapping(one, "source")
         bounds = source.get("layer_range")
         if not (
-            isinstance(bounds, list) and len(bounds) == 2 and all(type(n) is int and 0 <= n < 10_000 for n in bounds)
+            isinstance(bounds, list)
+            and len(bounds) == 2
+            and all(type(n) is int and 0 <= n < MOST_LAYERS for n in bounds)
         ):
             raise ValueError(f"a source has layer_range {bounds!r:.80}, expected two layer numbers")
         ranges[_name(source.get("model"))] = range(*bounds)
+    if len(ranges) > MOST_PARENTS:
+        raise ValueError(f"a slice has {len(ranges)} sources, expected at most {MOST_PARENTS}")
     lengths = {len(layers) for layers in ranges.values()}
     if len(lengths) != 1 or 0 in lengths:
         raise ValueError(f"the sources of a slice have {sorted(lengths)} layers, expected as many in each, and some")

@@ -32,7 +32,7 @@ class LineageCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]  # o
 
     At the end of training the model is compared with its base. The report and the drift of every measurement are
     written to ``lineage/`` in the output folder. The model card that ``push_to_hub`` writes gets a section and a badge.
-    A base that cannot be had is a warning, and no reason to lose a run.
+    A base that cannot be had, or weights that are no numbers any more, are a warning and no reason to lose a run.
 
     Examples:
         >>> trainer = Trainer(model=model, args=arguments, train_dataset=data)
@@ -120,7 +120,11 @@ class LineageCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]  # o
 
     def _measure(self, state: TrainerState, control: TrainerControl) -> None:
         assert self.watch is not None
-        drift = self.watch.measure(state.global_step)
+        try:
+            drift = self.watch.measure(state.global_step)
+        except MdirError as exc:
+            warnings.warn(f"step {state.global_step}: how far the model has moved cannot be told: {exc}", stacklevel=2)
+            return
         logs_loss = control.should_log  # every log takes the mark away, and the Trainer's own is still to come
         self._trainer.log(drift.values(layers=self._layers))
         control.should_log = logs_loss

@@ -129,7 +129,9 @@ def traces_over_rank(base: Sequence[torch.Tensor], now: Sequence[torch.Tensor]) 
 
 
 def _channels(sample: torch.Tensor, n_channels: int) -> torch.Tensor:
-    return (sample if sample.shape[0] >= sample.shape[1] else sample.T)[:, :n_channels]
+    chosen = (sample if sample.shape[0] >= sample.shape[1] else sample.T)[:, :n_channels]
+    size = chosen.abs().amax()  # products of numbers of any size stay numbers, and the polar factor is the same
+    return chosen / size if size > 0 else chosen
 
 
 def _mean(values: Iterable[float]) -> float:

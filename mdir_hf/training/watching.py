@@ -67,14 +67,18 @@ class ModelWatch:
         Returns:
             The drift. Costs some milliseconds for each hundred weights, and moves 64 rows of each to the CPU. Of a
             model in shards every rank has to call it.
+
+        Raises:
+            CorruptCheckpointError: If a weight holds NaN or infinity where it is looked at: training has diverged.
         """
         places = list(self._blocks)
         base = [self._samples[place] for place in places]
         now = [self._blocks[place].read(self._model) for place in places]
         parts = []
         for place, x, y, trace in zip(places, base, now, traces_over_rank(base, now), strict=True):
-            d2 = (y - x).square().mean().item()
-            parts.append(PartDrift(*place, d2, (d2 / x.square().mean().item()) ** 0.5, trace))
+            before, after = x.double(), y.double()  # squares of what float32 holds pass what it holds
+            d2 = (after - before).square().mean().item()
+            parts.append(PartDrift(*place, d2, (d2 / before.square().mean().item()) ** 0.5, trace))
         parts.sort(key=lambda part: (part.layer is not None, part.layer or 0))
         drift = Drift(step, tuple(parts))
         self.drifts.append(drift)

@@ -12,6 +12,7 @@ import torch
 from mdir_hf.fingerprints.fingerprint import Fingerprint
 from mdir_hf.homology.distances import Alignment, TokenGeometry, token_geometry
 from mdir_hf.homology.embedding import EmbeddingTest, matched_scale
+from mdir_hf.homology.rows import LONGEST, long_rows
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -85,12 +86,16 @@ def align_rows(fingerprints: Mapping[str, Fingerprint]) -> AlignedRows:
         Cost O(tokens n min(tokens, n)) for each model that was permuted, O(tokens n) for the others.
     """
     tokens = sorted(set.intersection(*(set(one.tokens) for one in fingerprints.values())))
+    # A few rows made huge would be all of a distance.
+    is_long = torch.stack([long_rows(_rows(one, tokens)) for one in fingerprints.values()]).any(dim=0)
+    left_out = f"{int(is_long.sum())} tokens were left out: their rows are over {LONGEST:,.0f} times as long as most."
+    tokens = [token for token, leave_out in zip(tokens, is_long.tolist(), strict=True) if not leave_out]
     if len(tokens) < FEWEST_TOKENS:
         why = f"the {len(fingerprints)} models have {len(tokens)} sampled tokens in common, of {FEWEST_TOKENS} needed"
         return AlignedRows((), {}, {}, "", len(tokens), (why,))
     rows = {name: _rows(one, tokens) for name, one in fingerprints.items()}
     pivot = max(rows, key=lambda name: rows[name].shape[1])
-    notes: list[str] = []
+    notes = [left_out] if bool(is_long.any()) else []
     alignments = {pivot: Alignment.identity(rows[pivot].shape[1])}
     for name in rows:
         if name != pivot:

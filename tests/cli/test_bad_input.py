@@ -190,6 +190,21 @@ def test_weights_whose_products_would_be_no_numbers_are_named(tmp_path, role, ca
     assert main(["compare", str(one), str(other), "--level", "embedding", "--json", "--quiet"]) == 0
 
 
+@pytest.mark.parametrize("level", ["auto", "body", "screen"])
+def test_weights_of_zeros_are_no_reason_to_say_that_nothing_was_found(base, tmp_path, level, capsys):
+    config = {"model_type": "llama", "hidden_size": N, "vocab_size": V, "num_attention_heads": 4}
+    further = {f"model.layers.{k}.self_attn.{name}_proj.weight": gaussian(N, N, k) for k in range(3) for name in "qkvo"}
+    one = write_model(tmp_path / "one", gaussian(V, N, 2), config=config, further=further)
+    zeros = {name: torch.zeros_like(weight) for name, weight in further.items()}
+    other = write_model(tmp_path / "other", torch.zeros(V, N), config=config, further=zeros)
+    assert main(["compare", str(one), str(other), "--level", level, "--json", "--quiet"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["verdict"] == "inconclusive"
+    if level != "screen":
+        assert any("of 3 layers of" in caveat and "all zeros" in caveat for caveat in report["caveats"])
+        assert report["layers"] is None
+
+
 def test_weights_that_were_scaled_and_scaled_back_are_found_all_the_same(tmp_path, capsys):
     config = {"model_type": "llama", "hidden_size": N, "vocab_size": V, "num_attention_heads": 4}
     further = {

@@ -1,8 +1,9 @@
 """A process with everything imported, whose children run one program each, and end or fail where they are told to.
 
 ``python -m tests.faults.nursery MODELS REPORT`` takes lines of JSON, each a list of jobs that run at once, and answers
-each line by how they ended. A point is the moment before or after a call of the system that changes something: a write, a rename, a
-folder made, bytes sent. Python tells a profiler of every call of a function in C, so points need no help of the system.
+each line by how they ended. A point is the moment before or after a call of the system that changes something: a write,
+a rename, a folder made, bytes sent. Python tells a profiler of every call of a function in C, so points need no help of
+the system.
 """
 
 from __future__ import annotations
@@ -144,9 +145,9 @@ def start(job: dict[str, Any], work: Callable[[dict[str, Any]], int] = do) -> in
 
 
 def warm(models: Path, report: Path) -> None:
-    """Do once, of files on this disk, what the programs do: what is imported, compiled or kept by then is the children's.
+    """Do once what the programs do, with files on this disk.
 
-    It is more than half of what a child would take.
+    What is imported, compiled or kept by then is the children's: more than half of what each of them would take.
     """
     import matplotlib as mpl
     from tqdm import tqdm
@@ -157,13 +158,17 @@ def warm(models: Path, report: Path) -> None:
     tqdm.monitor_interval = 0  # its thread would be lost by a fork
     without_pictures()
     names = [str(folder) for folder in sorted(models.iterdir())]
-    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-        with contextlib.redirect_stderr(io.StringIO()):
-            run(["compare", *names[:2], "--quiet"])
-            run(["survey", *names, "--tokens", "256", "--quiet", "--out", f"{folder}/survey"])
-            run(["index", f"{folder}/bases.index", *names])
-            run(["badge", str(report), "--output", f"{folder}/badge"])
-            run(["save", str(report), f"{folder}/saved"])
+    silence = io.StringIO()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.redirect_stdout(silence),
+        contextlib.redirect_stderr(silence),
+    ):
+        run(["compare", *names[:2], "--quiet"])
+        run(["survey", *names, "--tokens", "256", "--quiet", "--out", f"{folder}/survey"])
+        run(["index", f"{folder}/bases.index", *names])
+        run(["badge", str(report), "--output", f"{folder}/badge"])
+        run(["save", str(report), f"{folder}/saved"])
     assert threading.active_count() == 1, f"a process with threads is not to be forked: {threading.enumerate()}"
 
 

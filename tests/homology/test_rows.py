@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from mdir_hf.homology.rows import pair_rows
+from mdir_hf.homology.rows import long_rows, pair_rows, usual_rows
 from tests.homology import reference as textbook
 
 
@@ -92,6 +92,16 @@ def test_rows_that_are_all_alike_leave_nothing():
     found = pair_rows(x, draw(r=20))
     assert found.reference.shape == (0, 8)
     assert not found.kept.any()
+    assert not usual_rows(x).any()
+
+
+def test_what_is_unusual_in_one_model_alone_is_what_a_pair_would_leave_out():
+    x = draw(r=40, dtype=torch.float32)
+    x[0], x[1], x[2], x[3, 1] = 0.0, x[4:].mean(dim=0), 1e30 * x[2], math.nan
+    kept = usual_rows(x)
+    assert kept.tolist() == [False] * 4 + [True] * 36
+    assert kept.tolist() == pair_rows(x, draw(r=40, seed=1)).kept.tolist()
+    assert long_rows(x[[0, 1, 2, *range(4, 40)]]).tolist() == [False, False, True, *[False] * 36]
 
 
 @pytest.mark.parametrize("r", [0, 1])

@@ -164,6 +164,37 @@ def test_a_stranger_is_compared_with_nothing_and_all_of_that_was_planned(built, 
     assert "does not show that there is none" in str(found)
 
 
+@pytest.mark.parametrize("times", [1e30, 1e-30])
+def test_rows_of_any_size_are_found(built, folders, tmp_path, times):
+    huge = str(write_model(tmp_path / "huge", times * (gaussian(1500, 96, 1) + 0.2 * gaussian(1500, 96, 2))))
+    built.add(Model(open_repository(huge)))
+    found = identify(NamedModel(folders["tuned"]), built)
+    assert {one.base.repo for one in found.found} == {folders["second"], huge}
+    assert [one.base.repo for one in identify(NamedModel(huge), built, top=3).found][1:] == [folders["second"]]
+
+
+def test_a_few_huge_rows_hide_nothing(built, folders, tmp_path):
+    rows = gaussian(1500, 96, 1) + 0.2 * gaussian(1500, 96, 2)
+    (as_it_is, *_) = identify(NamedModel(folders["tuned"]), built, confirm=False).ancestors
+    rows[::20] *= 1e18
+    found = identify(NamedModel(write_model(tmp_path / "odd", rows)), built, confirm=False)
+    assert [one.base.repo for one in found.found] == [folders["second"]]
+    assert found.ancestors[0].log10_p < 0.9 * as_it_is.log10_p  # for as many rows as are left
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, 3e38])
+def test_rows_that_tell_nothing_exclude_nothing(built, tmp_path, value):
+    folder = write_model(tmp_path / "alike", torch.full((1500, 96), value))
+    with pytest.raises(InputError, match="0 tell something, and 8 are needed"):
+        identify(NamedModel(folder), built)
+    with pytest.raises(InputError, match="0 tell something"):
+        built.add(Model(open_repository(folder)))
+    # An index that somebody else made may hold such a base.
+    made = BaseIndex(WORDS, [kept("alike", torch.full((96, 96), value)), kept("other", rows(96, 96, 3))])
+    (hit,) = made.search(kept("query", rows(96, 96, 3)))
+    assert hit.base.repo == "other"
+
+
 def test_a_base_that_is_gone_is_an_error_of_that_base_only(built, folders, tmp_path):
     (tmp_path / "second" / "model.safetensors").unlink()
     (hit, *_) = identify(NamedModel(folders["tuned"]), built).ancestors

@@ -126,6 +126,12 @@ def test_sources_that_are_the_same_tell_no_share():
     assert found.left_over == 0
 
 
+def aliases_of_aliases(depth):
+    """Lines of a kilobyte that stand for ten to the power of so many values."""
+    lines = [f"a{k}: &a{k} [{','.join([f'*a{k - 1}' if k else 'x'] * 10)}]" for k in range(depth + 1)]
+    return "\n".join([*lines, ""]).encode()
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -139,6 +145,10 @@ def test_sources_that_are_the_same_tell_no_share():
         (b"slices: [{sources: [{model: a, layer_range: [0, 2]}, {model: b, layer_range: [0, 3]}]}]", "as many in each"),
         (b"\xff\xfe", "decode"),
         (b"models: [" * 2000, "read here"),
+        (aliases_of_aliases(9) + b"models: [{model: *a9}]", "written out"),
+        (aliases_of_aliases(9) + b"models: [{model: a}]\nmerge_method: *a9", "written out"),
+        (b"models: [{model: a}]\nmerge_method: " + b"1:" * 2000 + b"1", "a number of 4,001 characters"),
+        (b"slices:\n" + b"- sources: [{model: a, layer_range: [0, 9999]}]\n" * 2000, "more than 10,000 layers"),
     ],
 )
 def test_what_is_no_recipe_is_refused(text, message):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import warnings
 
 import pytest
@@ -47,6 +48,21 @@ class TestDrift:
         for part in drift.parts:
             assert part.relative == pytest.approx(0.1, rel=0.15)  # a sample of at least 1,500 entries
             assert 0.85 < part.trace_over_rank < 1  # 48 columns are few to see 16 channels on
+
+    @pytest.mark.parametrize("times", [1e30, 1e-30])
+    def test_numbers_of_any_size_are_measured(self, times):
+        model = build()
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight *= times
+        run = watch(model)
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight *= 1.1
+        drift = run.measure()
+        assert drift.relative == pytest.approx(0.1, rel=1e-3)
+        assert drift.trace_over_rank == pytest.approx(1, abs=1e-4)
+        assert all(map(math.isfinite, drift.values().values()))
 
     def test_only_what_moved_has_moved(self):
         model = build()
@@ -164,6 +180,21 @@ def test_a_base_that_cannot_be_had_is_a_warning(tmp_path):
         trainer.train()
     assert callback.report is None
     assert (tmp_path / "out" / "lineage" / "drift.json").exists()
+
+
+def test_training_that_diverges_is_a_warning_and_goes_on(tmp_path):
+    model = build()
+    trainer = trainer_of(model, str(tmp_path / "out"))
+    callback = LineageCallback(trainer, every=2)
+    trainer.add_callback(callback)
+    callback.on_train_begin(trainer.args, trainer.state, trainer.control, model=model)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.fill_(float("nan"))
+    trainer.state.global_step = 2
+    with pytest.warns(UserWarning, match=r"step 2: .* holds NaN or infinity"):
+        callback.on_step_end(trainer.args, trainer.state, trainer.control)
+    assert callback.watch.drifts == []
 
 
 def test_no_steps_are_refused():

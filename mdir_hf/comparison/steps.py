@@ -360,8 +360,8 @@ def _of_zeros(reference: Comparable, candidate: Comparable, body: BodyEvidence) 
     told = zip((reference, candidate), body.n_empty, body.positions, strict=True)
     model, n_empty, places = max(told, key=lambda each: each[1] / len(each[2]))
     return (
-        f"The layers were not compared: of {len(places)} layers of {model.label} {n_empty} are all zeros where they are "
-        f"known by ({body.role.value})."
+        f"The layers were not compared: {body.role.value}, which stands for a layer, is all zeros in {n_empty} of "
+        f"{len(places)} layers of {model.label}."
     )
 
 

@@ -93,12 +93,12 @@ def find_access(
     with ThreadPoolExecutor(ASKED_AT_A_TIME) as threads:
         answers = dict(zip(question.names, threads.map(find, question.names), strict=True))
     refused = {text: answer for text, answer in answers.items() if isinstance(answer, RefusedError)}
-    found = [answers[text] for text in question.names if text not in refused]
+    found = [answer for text in question.names if not isinstance(answer := answers[text], RefusedError)]
     if refused and not (may_lack and found):
         raise next(iter(refused.values()))
-    models = [model for model, _ in found]  # type: ignore[misc]
+    models = [model for model, _ in found]
     is_private = any(not model.is_public and model.commit is not None for model in models)
-    accepted = [using for model, using in found if model.commit is not None]  # type: ignore[misc]
+    accepted = [using for model, using in found if model.commit is not None]
     for_all = accepted[0] if accepted and all(using == accepted[0] for using in accepted) else None
     return Access(
         tuple(models),

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 from mdir_hf import ResolvedModel, __version__
 from mdir_space.desk import Answered
-from mdir_space.question import DEFAULT_ALPHA, LONGEST_LIST, LONGEST_NAME
+from mdir_space.question import DEFAULT_ALPHA, LONGEST_LIST, LONGEST_NAME, Question
 from mdir_space.results import may_be_kept
-from mdir_space.ways import FamilyQuestion, SurveyQuestion
+from mdir_space.ways import AnyQuestion, SurveyQuestion
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Asked:
         version: ``v``, the version of the package that gave the result that the link is for; empty where the link asks
             a question and is for no result.
         example: ``example``, the name of a stored result.
+        only: ``only``, which half of a question about one model.
     """
 
     reference: str = ""
@@ -34,6 +36,7 @@ class Asked:
     alpha: str = ""
     version: str = ""
     example: str = ""
+    only: str = ""
 
 
 def read_link(request: Any) -> Asked:  # noqa: ANN401 - of gradio or of starlette
@@ -51,6 +54,7 @@ def read_link(request: Any) -> Asked:  # noqa: ANN401 - of gradio or of starlett
         value("alpha"),
         value("v"),
         value("example"),
+        value("only"),
     )
 
 
@@ -60,6 +64,22 @@ def query_of(reference: str, candidate: str, level: str, alpha: float) -> str:
     fields |= {"level": level} if level != "auto" else {}
     fields |= {"alpha": f"{alpha:g}"} if alpha != DEFAULT_ALPHA else {}
     return urlencode(fields, safe="/@:")
+
+
+def query_again(question: AnyQuestion, names: Sequence[str] = ()) -> str:
+    """Return the query that asks a question again.
+
+    Args:
+        question: It.
+        names: What names its models; empty: as it does.
+    """
+    names = names or question.names
+    if isinstance(question, Question):
+        return query_of(names[0], names[1], question.level, question.alpha)
+    if isinstance(question, SurveyQuestion):
+        return query_of(" ".join(names), "", "auto", question.alpha)
+    only = f"&only={question.only}" if question.only else ""
+    return query_of(names[0], "", question.level, question.alpha) + only
 
 
 def link_to_layers(link: str) -> str:
@@ -75,35 +95,25 @@ def link_to_layers(link: str) -> str:
     return f"?{urlencode({**asked, 'level': 'body'}, safe='/@:')}"
 
 
-def pinned_link(
-    answered: Answered[Any],
-    request: Any,  # noqa: ANN401 - of gradio or of starlette
-    question: FamilyQuestion | SurveyQuestion | None = None,
-) -> str:
+def pinned_link(answered: Answered[Any], request: Any, question: AnyQuestion) -> str:  # noqa: ANN401 - as above
     """Return the address at which this very result stays: with all commits, and the version of the package.
 
     Args:
         answered: The result.
         request: Whose address it is.
-        question: What it answers, unless it is a comparison.
+        question: What it answers.
 
     Returns:
-        Empty for what is not for everybody, and for what is kept nowhere: what a limit cut short, and a family or a
-        survey that rests on more than the models that it names.
+        Empty for what is not for everybody, and for what is kept nowhere: what a limit cut short, and what rests on
+        more than the models that it names.
     """
     if not answered.access.is_shared or answered.cut_short:
         return ""
-    result, names = answered.result, [_pinned(model) for model in answered.access.models]
-    if question is None:
-        query, version = query_of(names[0], names[1], result.level.value, result.alpha), result.version
-    else:
-        names += answered.access.left_out
-        # Two names are a comparison.
-        if not may_be_kept(result) or (isinstance(question, SurveyQuestion) and len(names) < 3):
-            return ""
-        level = question.level if isinstance(question, FamilyQuestion) else "auto"
-        query, version = query_of(" ".join(names), "", level, question.alpha), __version__
-    return f"{page_address(request)}?{query}&{urlencode({'v': version})}"
+    names = [*map(_pinned, answered.access.models), *answered.access.left_out]
+    # Two names are a comparison.
+    if not may_be_kept(answered.result) or (isinstance(question, SurveyQuestion) and len(names) < 3):
+        return ""
+    return f"{page_address(request)}?{query_again(question, names)}&{urlencode({'v': __version__})}"
 
 
 def _pinned(model: ResolvedModel) -> str:

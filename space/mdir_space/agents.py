@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -76,7 +76,7 @@ class AgentTool:
     description: str
     takes: dict[str, Any]
     gives: dict[str, Any]
-    answer: Callable[[Call], AsyncIterator[News]]
+    answer: Callable[[Call], AsyncGenerator[News, None]]
 
     def described(self) -> types.Tool:
         """What is listed of it."""
@@ -154,7 +154,7 @@ class Agents:
         context = self._server.request_context
         visitor = visitor_of(context.request, n_proxies=self._n_proxies)
         try:
-            async with aclosing(tool.answer(Call(arguments, visitor, context.request))) as news:  # type: ignore[type-var]
+            async with aclosing(tool.answer(Call(arguments, visitor, context.request))) as news:
                 return await self._last_of(news)
         except RefusedError as refused:
             return _refused(refused.message)
@@ -162,7 +162,7 @@ class Agents:
             log.exception("a call of an agent failed in a way that is not foreseen")
             return _refused(BROKEN)
 
-    async def _last_of(self, news: AsyncIterator[News]) -> types.CallToolResult:
+    async def _last_of(self, news: AsyncGenerator[News, None]) -> types.CallToolResult:
         """Pass on how far a call is, and return its result."""
         context = self._server.request_context
         token = None if context.meta is None else context.meta.progressToken

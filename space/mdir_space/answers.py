@@ -108,6 +108,7 @@ def _said(what: str, of: dict[str, Any] = _TEXT) -> dict[str, Any]:
 _COMMON = {
     "says": _said("The whole answer in lines for people."),
     "cut_short": _said(WORDS["cut_short"]),
+    "link": _said("Page that shows this result, pinned to the commit of the model; empty where it is kept nowhere."),
 }
 
 IDENTIFIED = _object(
@@ -136,13 +137,19 @@ IDENTIFIED = _object(
 """What :func:`identified` gives."""
 
 
-def identified(answered: Answered[Family]) -> dict[str, Any]:
-    """Return with which base models of the index a model shares ancestry; the index was searched."""
+def identified(answered: Answered[Family], link: str) -> dict[str, Any]:
+    """Return with which base models of the index a model shares ancestry.
+
+    Args:
+        answered: What was found; the index was searched.
+        link: Of :data:`IDENTIFIED`.
+    """
     found = answered.result.found
     assert found is not None, "a search that fails is refused"
     return {
         "says": str(found),
         "cut_short": answered.cut_short,
+        "link": link,
         "model": found.model.pinned,
         "found": [one.base.repo for one in found.found],
         "candidates": [
@@ -186,13 +193,19 @@ VERIFIED = _object(
 """What :func:`verified` gives."""
 
 
-def verified(answered: Answered[Family]) -> dict[str, Any]:
-    """Return what a model's card declares beside what its weights say; that was looked at."""
+def verified(answered: Answered[Family], link: str) -> dict[str, Any]:
+    """Return what a model's card declares beside what its weights say.
+
+    Args:
+        answered: What was found; the card was looked at.
+        link: Of :data:`VERIFIED`.
+    """
     check = answered.result.declared
     assert check is not None, "a check that fails is refused"
     return {
         "says": str(check),
         "cut_short": answered.cut_short,
+        "link": link,
         "declares": list(check.declared.base_models),
         "relation": check.declared.relation,
         "bases": [

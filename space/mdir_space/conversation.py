@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, fields
 from typing import Any, cast
@@ -12,9 +12,18 @@ from urllib.parse import quote
 
 import gradio as gr
 
-from mdir_hf import DeclaredLineage, HomologyReport, Level, MdirError, SectionKind, SettledBy, declared_lineage
+from mdir_hf import (
+    DeclaredLineage,
+    HomologyReport,
+    Level,
+    MdirError,
+    ResolvedModel,
+    SectionKind,
+    SettledBy,
+    declared_lineage,
+)
 from mdir_space.access import Access
-from mdir_space.addresses import page_address, pinned_link, query_of, read_link, server_address
+from mdir_space.addresses import page_address, pinned_link, query_again, read_link, server_address
 from mdir_space.desk import Answered, Desk, Working
 from mdir_space.examples import Example, example_of, example_with
 from mdir_space.markup import address_mark
@@ -82,7 +91,7 @@ class Panels:
         }
 
 
-async def accumulated(updates: AsyncIterator[Updates]) -> AsyncIterator[Updates]:
+async def accumulated(updates: AsyncGenerator[Updates, None]) -> AsyncGenerator[Updates, None]:
     """Repeat in every update what the earlier ones said.
 
     The browser shows the last of the updates that come within one frame, and of those before it, nothing. What stays
@@ -96,14 +105,14 @@ async def accumulated(updates: AsyncIterator[Updates]) -> AsyncIterator[Updates]
 
 
 async def converse(
-    desk: Desk, panels: Panels, asked: tuple[object, object, object, object], visitor: Visitor, request: gr.Request
-) -> AsyncIterator[Updates]:
+    desk: Desk, panels: Panels, asked: tuple[object, ...], visitor: Visitor, request: gr.Request
+) -> AsyncGenerator[Updates, None]:
     """Answer on the page.
 
     Args:
         desk: Where questions are answered.
         panels: What to fill.
-        asked: The two fields, level and alpha, as they came from the browser.
+        asked: The arguments of :func:`~mdir_space.ways.asked_way`, as they came from the browser.
         visitor: Who asks.
         request: Their request, for the links.
     """
@@ -159,8 +168,8 @@ def refuse_stored(names: Iterable[str]) -> None:
 
 
 async def show_kept(
-    desk: Desk, panels: Panels, asked: tuple[object, object, object, object], visitor: Visitor, request: gr.Request
-) -> AsyncIterator[Updates]:
+    desk: Desk, panels: Panels, asked: tuple[object, ...], visitor: Visitor, request: gr.Request
+) -> AsyncGenerator[Updates, None]:
     """Show the result that an address stands for, where it is kept; else offer to compute the same again.
 
     Args:
@@ -190,11 +199,11 @@ async def show_kept(
 
 async def _show(
     panels: Panels, question: Question, answered: Answered[HomologyReport], request: gr.Request
-) -> AsyncIterator[Updates]:
+) -> AsyncGenerator[Updates, None]:
     """Show the verdict at once, what is declared and the figures as they come."""
     report = answered.result
-    query = query_of(question.reference, question.candidate, question.level, question.alpha)
-    pinned = pinned_link(answered, request)
+    query = query_again(question)
+    pinned = pinned_link(answered, request, question)
     link = pinned or f"{page_address(request)}?{query}"
     note = KEPT if answered.was_kept else ""
     mark = address_mark(query, (question.reference, question.candidate), first_tab(report))
@@ -224,7 +233,7 @@ async def details(
     *,
     is_example: bool = False,
     is_public: bool = False,
-) -> AsyncIterator[Updates]:
+) -> AsyncGenerator[Updates, None]:
     """Fill the tabs; figures are drawn in a thread, one tab after the other."""
     yield {
         panels.details: gr.update(visible=True),
@@ -247,13 +256,13 @@ async def details(
 
 
 def _declared(report: HomologyReport, access: Access) -> str:
-    def read(repo: str, commit: str | None) -> DeclaredLineage | None:
-        if commit is None:
+    def read(model: ResolvedModel) -> DeclaredLineage | None:
+        if model.commit is None:
             return None
         try:
             return declared_lineage(
-                repo,
-                revision=commit,
+                model.repo,
+                revision=model.commit,
                 token=access.token if access.token is not None else False,
                 use_caches=not access.is_private,
                 public_only=not access.is_private,
@@ -261,13 +270,12 @@ def _declared(report: HomologyReport, access: Access) -> str:
         except MdirError:  # a card that cannot be read declares nothing
             return None
 
-    models = (access.reference, access.candidate)
-    return declared_text(report, tuple(read(model.repo, model.commit) for model in models))  # type: ignore[arg-type]
+    return declared_text(report, (read(access.reference), read(access.candidate)))
 
 
 async def show_example(
     panels: Panels, example: Example, request: gr.Request, asked: Question | None = None
-) -> AsyncIterator[Updates]:
+) -> AsyncGenerator[Updates, None]:
     """Show a stored result.
 
     Args:

@@ -209,11 +209,12 @@ class FamilyPlanJob:
 
     def _declared(self, model: str) -> tuple[tuple[str, ...], dict[str, ReadPlan], dict[str, str]]:
         rights = rights_of(self.access, allow_local=self.allow_local)
-        of_card = {name: value for name, value in rights.items() if name != "allow_local"}
         plans: dict[str, ReadPlan] = {}
         not_planned: dict[str, str] = {}
         try:
-            lineage = declared_lineage(model, **of_card)  # type: ignore[arg-type]
+            lineage = declared_lineage(
+                model, token=rights["token"], use_caches=rights["use_caches"], public_only=rights["public_only"]
+            )
         except MdirError as exc:
             return (), plans, {"": sentence(exc)}
         by_construction = lineage.adapter_of if lineage.is_adapter else None

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from mdir_hf import Ancestor, BaseCheck, Identification, Verdict, shown_name
 from mdir_space.addresses import query_of
 from mdir_space.family import Family
-from mdir_space.markup import link_row, log10_text, text
+from mdir_space.markup import link_row, log10_text, not_meant, text
 from mdir_space.shipped_index import ShippedBase, shipped_bases
 from mdir_space.ways import FamilyQuestion
 
@@ -48,7 +48,9 @@ class Kin:
     made_from: str = ""
 
 
-def family_card(family: Family, question: FamilyQuestion, *, link: str = "", note: str = "") -> str:
+def family_card(
+    family: Family, question: FamilyQuestion, *, link: str = "", note: str = "", embedding: str = ""
+) -> str:
     """Return the card.
 
     Args:
@@ -56,6 +58,7 @@ def family_card(family: Family, question: FamilyQuestion, *, link: str = "", not
         question: What was asked.
         link: Address that asks it again; empty for none.
         note: A sentence above it: that it is not the end yet, or why it was cut short.
+        embedding: How to show it elsewhere; HTML.
     """
     headline, sentence = family_sentence(family, question)
     kin = list(kin_of(family))
@@ -69,8 +72,9 @@ def family_card(family: Family, question: FamilyQuestion, *, link: str = "", not
         f'<p class="sentence">{text(sentence)}</p>',
         _table(kin, question),
         _declared(family),
-        _not_meant(family),
+        not_meant(family_caveats(family)),
         link_row(link, "Link to this answer") if link else "",
+        embedding,
     ]
     kind = Verdict.HOMOLOGOUS if is_found else Verdict.NO_EVIDENCE
     return f'<section class="verdict family {kind.value}" aria-labelledby="verdict-words">{"".join(parts)}</section>'
@@ -92,8 +96,9 @@ def family_sentence(family: Family, question: FamilyQuestion) -> tuple[str, str]
             f"{name} and {base} share weights (log10 p = {log10_p}{corrected}).{also}",
         )
     if family.found is None:
-        why = family.not_searched or "The index has not been searched yet."
-        return "No base of it is known here.", f"No base model of {name} was found. {why}"
+        of_card = "Only what its card declares was looked at."
+        why = family.not_searched or ("The index has not been searched yet." if question.searches else of_card)
+        return "No base of it is known here.", f"No base model of {name} was found. {why}{_card_says_no(family)}"
     return "No base of it was found.", f"{_excluded(name, family.found)}{_card_says_no(family)}"
 
 
@@ -241,15 +246,18 @@ def _measured(check: BaseCheck | None) -> str:
     return f"not compared, {check.why_not}" if check.report is None else _MEASURED[check.report.verdict]
 
 
-def _not_meant(family: Family) -> str:
-    n_bases = 0 if family.found is None else family.found.n_bases
+def family_caveats(family: Family) -> list[str]:
+    """Return what an answer does not mean, in sentences."""
     sentences = [
-        "Shared weights have no direction: they do not say which model came first, and both may come from a third one.",
-        f"The index knows {n_bases} base models and looks at embeddings. A base that is not among them, and one whose "
-        "embeddings were replaced or rotated, is not found by it. A full comparison looks at the layers, too.",
+        "Shared weights have no direction: they do not say which model came first, and both may come from a third one."
     ]
-    items = "".join(f"<li>{text(sentence)}</li>" for sentence in sentences)
-    return f'<div class="meaning"><div><h3>What it does not mean</h3><ul>{items}</ul></div></div>'
+    if family.found is not None:
+        sentences.append(
+            f"The index knows {family.found.n_bases} base models and looks at embeddings. A base that is not among "
+            "them, and one whose embeddings were replaced or rotated, is not found by it. A full comparison looks at "
+            "the layers, too."
+        )
+    return sentences
 
 
 def _listed(names: list[str]) -> str:

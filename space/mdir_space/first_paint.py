@@ -6,6 +6,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from html import escape
 
 import gradio as gr
@@ -13,11 +14,14 @@ from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mdir_hf import HomologyReport
 from mdir_space.addresses import pinned_link
+from mdir_space.answer_card import answer_card, answer_words
 from mdir_space.desk import Answered, Desk
+from mdir_space.many import Surveyed
+from mdir_space.results import Result
 from mdir_space.sharing import kept_for_everybody
-from mdir_space.verdict_card import KEPT, verdict_card
+from mdir_space.verdict_card import KEPT
+from mdir_space.ways import AnyQuestion
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +94,7 @@ class FirstPaint:
 
         try:
             await self._app(scope, receive, gathered)
-            answered = await looking
+            kept = await looking
         finally:
             looking.cancel()
         if start is None:
@@ -98,12 +102,12 @@ class FirstPaint:
         headers = MutableHeaders(raw=start["headers"])
         content = bytes(body)
         if start["status"] == 200 and headers.get("content-type", "").startswith("text/html"):
-            content = self._written(content.decode("utf-8"), Request(scope), answered).encode("utf-8")
+            content = self._written(content.decode("utf-8"), Request(scope), kept).encode("utf-8")
             headers["content-length"] = str(len(content))
         await send(start)
         await send({"type": "http.response.body", "body": content})
 
-    async def _kept(self, request: Request) -> Answered[HomologyReport] | None:
+    async def _kept(self, request: Request) -> tuple[AnyQuestion, Answered[Result]] | None:
         try:
             return await asyncio.wait_for(kept_for_everybody(self._desk, request), MOST_WAITING_S)
         except TimeoutError:
@@ -112,13 +116,17 @@ class FirstPaint:
             log.exception("looking a kept result up failed in a way that is not foreseen")
             return None
 
-    def _written(self, page: str, request: Request, answered: Answered[HomologyReport] | None) -> str:
+    def _written(self, page: str, request: Request, kept: tuple[AnyQuestion, Answered[Result]] | None) -> str:
         title, described, holds = self._title, "", "question"
         shown = f'{self._introduction}<p class="coming">The form is coming…</p>'
-        if answered is not None:
-            report = answered.result
-            title, described, holds = f"{report.headline}.", report.sentence, "result"
-            shown += verdict_card(report, link=pinned_link(answered, request), note=KEPT)
+        if kept is not None:
+            question, answered = kept
+            result = answered.result
+            words = answer_words(result, question)
+            title, described, holds = words.headline, words.sentence, "result"
+            # Figures come with the scripts that make them answer: as text they are heavier than all else here.
+            light = replace(result, pictures={}) if isinstance(result, Surveyed) else result
+            shown += answer_card(light, question, link=pinned_link(answered, request, question), note=KEPT)
         tags = [f"<title>{escape(title)}</title>", f'<meta property="og:title" content="{escape(title)}">']
         if described:
             tags += [f'<meta {name} content="{escape(described)}">' for name in DESCRIPTIONS]

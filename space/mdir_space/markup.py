@@ -7,6 +7,7 @@ import html
 import json
 import math
 import os
+from collections.abc import Iterable
 from urllib.parse import quote
 
 from mdir_hf import ModelSummary, shown_name, visible_text
@@ -60,6 +61,12 @@ def model_name(model: ModelSummary, hub: str = "") -> str:
 def prose(*paragraphs: str) -> str:
     """Return paragraphs of text."""
     return "".join(f"<p>{text(paragraph)}</p>" for paragraph in paragraphs)
+
+
+def not_meant(sentences: Iterable[str]) -> str:
+    """Return what an answer does not mean, under its heading."""
+    items = "".join(f"<li>{text(sentence)}</li>" for sentence in sentences)
+    return f'<div class="meaning"><div><h3>What it does not mean</h3><ul>{items}</ul></div></div>'
 
 
 def address_mark(query: str, names: tuple[str, ...], tab: str = "") -> str:

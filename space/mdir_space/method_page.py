@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 
 import gradio as gr
+from gradio.components import Navbar
 
 from mdir_space.markup import text
 from mdir_space.static_pictures import PICTURES, PREFIX
@@ -112,7 +113,7 @@ def method_page() -> None:
     index = PICTURES / "index.json"
     known = json.loads(index.read_text(encoding="utf-8")) if index.is_file() else {}
     sections = "".join(_section(idea, known) for idea in IDEAS)
-    gr.Navbar(main_page_name="Compare", elem_id="navigation")
+    Navbar(main_page_name="Compare", elem_id="navigation")
     gr.HTML(f'<article class="method">{OPENING}{sections}{CLOSING}</article>', elem_id="page")
 
 

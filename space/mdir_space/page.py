@@ -6,12 +6,13 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
+from gradio.components import Navbar
 from starlette.middleware import Middleware
 from starlette.routing import Route
 
@@ -93,8 +94,9 @@ def build_page(desk: Desk) -> gr.Blocks:
     """Build the whole Space around a desk."""
     suggestions = Suggestions()
     desk.warm_up()
-    with gr.Blocks(title=TITLE, analytics_enabled=False, fill_width=False) as demo:
-        gr.Navbar(main_page_name="Compare", elem_id="navigation")
+    demo = gr.Blocks(title=TITLE, analytics_enabled=False, fill_width=False)
+    with demo:
+        Navbar(main_page_name="Compare", elem_id="navigation")
         with gr.Column(elem_id="page"):
             gr.HTML(INTRODUCTION)
             with gr.Row(elem_id="models"):
@@ -265,7 +267,7 @@ def _listen(
         request: gr.Request,
         account: gr.OAuthProfile | None,
         account_token: gr.OAuthToken | None,
-    ) -> AsyncIterator[Updates]:
+    ) -> AsyncGenerator[Updates, None]:
         visitor = visitor_of(request, account, account_token, n_proxies=desk.serving.limits.n_proxies)
         pair = names_in(first, allow_local=desk.serving.allow_local)
         if not second.strip() and len(pair) == 2:
@@ -275,7 +277,7 @@ def _listen(
         async for updates in counted(converse(desk, panels, (first, second, level, alpha), visitor, request), request):
             yield updates
 
-    async def counted(updates: AsyncIterator[Updates], request: gr.Request) -> AsyncIterator[Updates]:
+    async def counted(updates: AsyncGenerator[Updates, None], request: gr.Request) -> AsyncGenerator[Updates, None]:
         at_work[request.session_hash] += 1
         try:
             async with aclosing(accumulated(updates)) as all_:
@@ -297,7 +299,7 @@ def _listen(
 
     async def open_link(
         request: gr.Request, account: gr.OAuthProfile | None, account_token: gr.OAuthToken | None
-    ) -> AsyncIterator[Updates]:
+    ) -> AsyncGenerator[Updates, None]:
         asked = read_link(request)
         level, alpha = (asked.level if asked.level in LEVELS else "auto"), asked.alpha or f"{DEFAULT_ALPHA:g}"
         if asked.level not in LEVELS:
@@ -313,7 +315,7 @@ def _listen(
         else:
             visitor = visitor_of(request, account, account_token, n_proxies=desk.serving.limits.n_proxies)
             show = show_kept if asked.version else converse
-            updates = show(desk, panels, (*names, level, alpha), visitor, request)
+            updates = show(desk, panels, (*names, level, alpha, asked.only), visitor, request)
         filled = dict(zip(fields, (*names, level, alpha), strict=True))
         async for more in counted(_after(filled, updates), request):
             yield more
@@ -386,9 +388,9 @@ def _listen(
     )
 
 
-async def _after(first: Updates, updates: AsyncIterator[Updates]) -> AsyncIterator[Updates]:
+async def _after(first: Updates, updates: AsyncGenerator[Updates, None]) -> AsyncGenerator[Updates, None]:
     yield first
-    async with aclosing(updates) as all_:  # type: ignore[type-var]
+    async with aclosing(updates) as all_:
         async for more in all_:
             yield more
 
@@ -396,7 +398,7 @@ async def _after(first: Updates, updates: AsyncIterator[Updates]) -> AsyncIterat
 def _open_on_click(
     button: gr.Button, example: Example, fields: list[Any], panels: Panels, hidden: dict[str, Any]
 ) -> gr.events.Dependency:
-    async def show(request: gr.Request) -> AsyncIterator[Updates]:
+    async def show(request: gr.Request) -> AsyncGenerator[Updates, None]:
         named = dict(zip(fields[:2], example.models, strict=True))
         async for updates in accumulated(_after(named, show_example(panels, example, request))):
             yield updates

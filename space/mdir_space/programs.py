@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any, Literal
 
 import gradio as gr
+from gradio.events import api
 
 from mdir_space.addresses import pinned_link
 from mdir_space.agents import AgentTool, Call, News
@@ -114,7 +115,7 @@ def add_programs(desk: Desk) -> None:
             async with aclosing(desk.answer(question, visitor)) as steps:
                 async for step in steps:
                     if isinstance(step, Answered):
-                        return answer_of(step, pinned_link(step, request))
+                        return answer_of(step, pinned_link(step, request, question))
                     if isinstance(step, Waiting):
                         progress(None, desc=f"waiting, {step.n_ahead} ahead")
                     else:
@@ -148,17 +149,17 @@ def add_programs(desk: Desk) -> None:
         arguments |= {"models": models} if models else {}
         return await answered("plan", arguments, request, account, account_token)
 
-    gr.api(compare, api_name="compare", concurrency_limit=None, api_description=COMPARE)
-    gr.api(plan, api_name="plan", concurrency_limit=8, api_description=PLAN)
-    gr.api(identify, api_name="identify", concurrency_limit=None, api_description=IDENTIFY)
-    gr.api(verify, api_name="verify", concurrency_limit=None, api_description=VERIFY)
-    gr.api(survey, api_name="survey", concurrency_limit=None, api_description=SURVEY)
+    api(compare, api_name="compare", concurrency_limit=None, api_description=COMPARE)
+    api(plan, api_name="plan", concurrency_limit=8, api_description=PLAN)
+    api(identify, api_name="identify", concurrency_limit=None, api_description=IDENTIFY)
+    api(verify, api_name="verify", concurrency_limit=None, api_description=VERIFY)
+    api(survey, api_name="survey", concurrency_limit=None, api_description=SURVEY)
 
 
 def tools_of(desk: Desk) -> tuple[AgentTool, ...]:
     """Return the tools of agents."""
 
-    async def compare(call: Call) -> AsyncIterator[News]:
+    async def compare(call: Call) -> AsyncGenerator[News, None]:
         asked = call.arguments
         question = ask(
             asked["reference"], asked["candidate"], asked.get("level", "auto"), asked.get("alpha", DEFAULT_ALPHA)
@@ -166,27 +167,34 @@ def tools_of(desk: Desk) -> tuple[AgentTool, ...]:
         async with aclosing(desk.answer(question, call.visitor)) as steps:
             async for step in steps:
                 if isinstance(step, Answered):
-                    yield answer_of(step, pinned_link(step, call.request), detailed=asked.get("detailed", False))
+                    link = pinned_link(step, call.request, question)
+                    yield answer_of(step, link, detailed=asked.get("detailed", False))
                 else:
                     yield in_words(step)
 
-    async def plan(call: Call) -> AsyncIterator[News]:
+    async def plan(call: Call) -> AsyncGenerator[News, None]:
         found = await desk.plan(_to_plan(call.arguments), call.visitor)
         yield planned(found, desk.pace, desk.serving.limits)
 
-    async def identify(call: Call) -> AsyncIterator[News]:
+    async def identify(call: Call) -> AsyncGenerator[News, None]:
         question = ask_family(call.arguments["model"], call.arguments.get("level", "auto"), verifies=False)
         async with aclosing(desk.identify(question, call.visitor)) as steps:
             async for step in steps:
-                yield identified(step) if isinstance(step, Answered) else in_words(step)
+                if isinstance(step, Answered):
+                    yield identified(step, pinned_link(step, call.request, question))
+                else:
+                    yield in_words(step)
 
-    async def verify(call: Call) -> AsyncIterator[News]:
+    async def verify(call: Call) -> AsyncGenerator[News, None]:
         question = ask_family(call.arguments["model"], call.arguments.get("level", "auto"), searches=False)
         async with aclosing(desk.identify(question, call.visitor)) as steps:
             async for step in steps:
-                yield verified(step) if isinstance(step, Answered) else in_words(step)
+                if isinstance(step, Answered):
+                    yield verified(step, pinned_link(step, call.request, question))
+                else:
+                    yield in_words(step)
 
-    async def survey(call: Call) -> AsyncIterator[News]:
+    async def survey(call: Call) -> AsyncGenerator[News, None]:
         question = ask_survey(call.arguments["models"])
         async with aclosing(desk.survey(question, call.visitor)) as steps:
             async for step in steps:

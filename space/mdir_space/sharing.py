@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-from typing import cast
 from urllib.parse import quote, urlencode
 
 from huggingface_hub import constants
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
-from mdir_hf import HomologyReport, SectionKind, describe, install_command, shown_name
+from mdir_hf import HomologyReport, SectionKind, __version__, describe, install_command, shown_name
 from mdir_space.addresses import page_address, read_link, server_address
+from mdir_space.answer_card import answer_words
 from mdir_space.desk import Answered, Desk
 from mdir_space.markup import code, download, prose, text
-from mdir_space.question import RefusedError, ask
+from mdir_space.question import RefusedError
+from mdir_space.results import Result
 from mdir_space.visitor import visitor_of
+from mdir_space.ways import AnyQuestion, asked_way
 
 CARD = "/card"
 CARD_SIZE = (480, 190)
@@ -46,19 +48,13 @@ def sharing_panel(report: HomologyReport, link: str, server: str) -> str:
         link: Its address.
         server: Base address of this server.
     """
-    width, height = CARD_SIZE
-    query = link.partition("?")[2]
-    frame = (
-        f'<iframe src="{text(f"{server}{CARD}?{query}")}" width="{width}" height="{height}" '
-        f'title="{text(report.headline)}" loading="lazy" sandbox="allow-popups" style="border:0"></iframe>'
-    )
     discussions = "".join(
         f'<li><a href="{text(discussion_link(report, side, link))}" target="_blank" rel="noopener">'
         f"On the page of {text(shown_name(model.repo))}</a></li>"
         for side, model in enumerate((report.reference, report.candidate))
     )
     return (
-        code(frame, "A card for a page of yours (HTML)")
+        card_code(report.headline, link, server)
         + "<h3>A discussion on the Hub</h3>"
         + prose(
             "These open a new discussion on a model's page with a title and a text in neutral words. Nothing is sent "
@@ -66,6 +62,23 @@ def sharing_panel(report: HomologyReport, link: str, server: str) -> str:
         )
         + f'<ul class="discussions">{discussions}</ul>'
     )
+
+
+def card_code(title: str, link: str, server: str) -> str:
+    """Return the lines that show the card of a result on another page; HTML.
+
+    Args:
+        title: Of the card.
+        link: Address of the result.
+        server: Base address of this server.
+    """
+    width, height = CARD_SIZE
+    address = f"{server}{CARD}?{link.partition('?')[2]}"
+    frame = (
+        f'<iframe src="{text(address)}" width="{width}" height="{height}" '
+        f'title="{text(title)}" loading="lazy" sandbox="allow-popups" style="border:0"></iframe>'
+    )
+    return code(frame, "A card for a page of yours (HTML)")
 
 
 def discussion_link(report: HomologyReport, side: int, link: str) -> str:
@@ -126,8 +139,8 @@ def notebook(report: HomologyReport) -> str:
     return json.dumps(body, indent=1, ensure_ascii=False)
 
 
-async def kept_for_everybody(desk: Desk, request: Request) -> Answered[HomologyReport] | None:
-    """Return the kept result that the address of a request is for, as a visitor without rights finds it; else None.
+async def kept_for_everybody(desk: Desk, request: Request) -> tuple[AnyQuestion, Answered[Result]] | None:
+    """Return what the address of a request asks and its kept result, as a visitor without rights finds it; else None.
 
     Args:
         desk: Where results are kept.
@@ -135,11 +148,12 @@ async def kept_for_everybody(desk: Desk, request: Request) -> Answered[HomologyR
     """
     asked = read_link(request)
     try:
-        question = ask(asked.reference, asked.candidate, asked.level, asked.alpha)
+        question = asked_way(asked.reference, asked.candidate, asked.level, asked.alpha, asked.only)
         visitor = visitor_of(request, n_proxies=desk.serving.limits.n_proxies)
-        return cast("Answered[HomologyReport] | None", await desk.kept(question, visitor.without_rights()))
+        answered = await desk.kept(question, visitor.without_rights())
     except RefusedError:
         return None
+    return None if answered is None else (question, answered)
 
 
 class Cards:
@@ -154,23 +168,23 @@ class Cards:
 
     async def show(self, request: Request) -> HTMLResponse:
         """Answer a request to :data:`CARD`, whose query is that of a result's address."""
-        answered = await kept_for_everybody(self._desk, request)
+        kept = await kept_for_everybody(self._desk, request)
         link = f"{page_address(request)}?{request.url.query}"
-        if answered is None:
+        if kept is None:
             body = (
                 "<p>This result is not kept here.</p>"
                 f'<p><a href="{text(link)}" target="_blank" rel="noopener">Compute it again</a></p>'
             )
             return _card("Not kept here", body, status=404)
-        report = answered.result
-        names = " and ".join(f"<b>{text(shown_name(model.repo))}</b>" for model in (report.reference, report.candidate))
+        question, answered = kept
+        words = answer_words(answered.result, question)
         body = (
-            f'<p class="quiet">{names}</p><h1>{text(report.headline)}.</h1>'
-            f'<p class="quiet">{text(report.does_not_mean[0])}</p>'
+            f'<p class="quiet"><b>{text(words.about)}</b></p><h1>{text(words.headline)}</h1>'
+            f'<p class="quiet">{text(words.caveat)}</p>'
             f'<p><a href="{text(link)}" target="_blank" rel="noopener">The evidence</a> '
-            f'<span class="quiet">mdir-hf {text(report.version)}, {text(server_address(request))}</span></p>'
+            f'<span class="quiet">mdir-hf {text(__version__)}, {text(server_address(request))}</span></p>'
         )
-        return _card(report.headline, body)
+        return _card(words.headline, body)
 
 
 def _card(title: str, body: str, *, status: int = 200) -> HTMLResponse:

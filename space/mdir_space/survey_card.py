@@ -9,14 +9,16 @@ from mdir_hf import PairResult, SurveyReport, Verdict, shown_name
 from mdir_space.addresses import query_of
 from mdir_space.answering import answering_figure
 from mdir_space.many import Surveyed
-from mdir_space.markup import download, link_row, log10_text, text
+from mdir_space.markup import download, link_row, log10_text, not_meant, text
 from mdir_space.ways import SurveyQuestion
 
 MOST_NAMES = 6
 """Names that the headline's sentence gives of one group; beyond, it gives their number."""
 
 
-def survey_card(surveyed: Surveyed, question: SurveyQuestion, *, link: str = "", note: str = "") -> str:
+def survey_card(
+    surveyed: Surveyed, question: SurveyQuestion, *, link: str = "", note: str = "", embedding: str = ""
+) -> str:
     """Return the card.
 
     Args:
@@ -24,6 +26,7 @@ def survey_card(surveyed: Surveyed, question: SurveyQuestion, *, link: str = "",
         question: What was asked.
         link: Address that asks it again; empty for none.
         note: A sentence above it: that it is not the end yet, or why it was cut short.
+        embedding: How to show it elsewhere; HTML.
     """
     report = surveyed.report
     headline, sentence = survey_sentence(report)
@@ -39,9 +42,10 @@ def survey_card(surveyed: Surveyed, question: SurveyQuestion, *, link: str = "",
         _pictures(surveyed, question),
         _pairs(report, question),
         _not_read(report),
-        _not_meant(report),
+        not_meant(survey_caveats(surveyed)),
         _downloads(surveyed) if link and surveyed.pictures else "",
         link_row(link, "Link to this survey") if link else "",
+        embedding,
     ]
     kind = Verdict.HOMOLOGOUS if is_found else Verdict.NO_EVIDENCE
     return f'<section class="verdict survey {kind.value}" aria-labelledby="verdict-words">{"".join(parts)}</section>'
@@ -59,7 +63,7 @@ def survey_sentence(report: SurveyReport) -> tuple[str, str]:
     related = "All of them" if n_related == len(read) else f"{n_related} of {len(read)}"
     families = "one family" if len(groups) == 1 else f"{len(groups)} families"
     of = "form" if n_related > 1 else "forms"
-    said = [f"{_listed(group)} {_share(report, group)}." for group in groups[:3]]
+    said = [f"{listed_names(group)} {_share(report, group)}." for group in groups[:3]]
     alone = len(read) - n_related
     if alone:
         said.append(
@@ -155,14 +159,14 @@ def _not_read(report: SurveyReport) -> str:
     return f"<h3>Not read</h3><ul>{items}</ul>"
 
 
-def _not_meant(report: SurveyReport) -> str:
-    sentences = [
+def survey_caveats(surveyed: Surveyed) -> list[str]:
+    """Return what a survey does not mean, in sentences."""
+    n_tokens = surveyed.report.settings.get("sampled_tokens", 0)
+    return [
         "Shared weights have no direction: they do not say which model came first.",
-        f"Each pair was compared on at most {report.settings.get('sampled_tokens', 0):,} tokens of the embeddings. A "
-        "relation that only layers show is found by the full comparison of that pair.",
+        f"Each pair was compared on at most {n_tokens:,} tokens of the embeddings. A relation that only layers show is "
+        "found by the full comparison of that pair.",
     ]
-    items = "".join(f"<li>{text(sentence)}</li>" for sentence in sentences)
-    return f'<div class="meaning"><div><h3>What it does not mean</h3><ul>{items}</ul></div></div>'
 
 
 def _downloads(surveyed: Surveyed) -> str:
@@ -170,8 +174,9 @@ def _downloads(surveyed: Surveyed) -> str:
     return f'<p class="downloads">{link}</p>'
 
 
-def _listed(group: Sequence[str]) -> str:
-    names = [shown_name(name) for name in group]
+def listed_names(models: Sequence[str]) -> str:
+    """Return names of models as part of a sentence; of many, the first."""
+    names = [shown_name(name) for name in models]
     if len(names) > MOST_NAMES:
         names = [*names[: MOST_NAMES - 1], f"{len(names) - MOST_NAMES + 1} more"]
     return f"{', '.join(names[:-1])} and {names[-1]}"

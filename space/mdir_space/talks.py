@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import gradio as gr
 
-from mdir_space.addresses import page_address, pinned_link, query_of
+from mdir_space.addresses import page_address, pinned_link, query_again, server_address
+from mdir_space.answer_card import answer_card, answer_words
 from mdir_space.desk import Answered, Desk, Waiting, Working
 from mdir_space.estimate import size_text
 from mdir_space.family import Family
-from mdir_space.family_card import family_card
 from mdir_space.many import Surveyed
 from mdir_space.markup import address_mark, text
 from mdir_space.notices import bar, progress_notice
-from mdir_space.survey_card import survey_card
+from mdir_space.sharing import card_code
 from mdir_space.verdict_card import KEPT
 from mdir_space.visitor import Visitor
 from mdir_space.ways import FamilyQuestion, SurveyQuestion
@@ -54,7 +54,7 @@ async def talk(
     stream: AsyncGenerator[Any, None] = (
         desk.identify(question, visitor) if isinstance(question, FamilyQuestion) else desk.survey(question, visitor)
     )
-    shown: object = None
+    shown: Any = None
     async with aclosing(stream) as steps:
         async for step in steps:
             if isinstance(step, Answered):
@@ -64,7 +64,9 @@ async def talk(
             if isinstance(step, Working) and step.found is not shown and _tells(step.found):
                 shown = step.found
                 growing = " growing" if isinstance(shown, Surveyed) else ""
-                updates[panels.verdict] = f'<div class="interim{growing}">{_card(shown, question, note=SO_FAR)}</div>'
+                updates[panels.verdict] = (
+                    f'<div class="interim{growing}">{answer_card(shown, question, note=SO_FAR)}</div>'
+                )
             yield updates
 
 
@@ -72,23 +74,17 @@ def answer_updates(
     panels: Panels, question: FamilyQuestion | SurveyQuestion, answered: Answered[Any], request: gr.Request
 ) -> dict[Any, Any]:
     """Return the update that shows an answer, computed or kept."""
-    named = " ".join(question.names)
-    level = question.level if isinstance(question, FamilyQuestion) else "auto"
-    query = query_of(named, "", level, question.alpha)
-    link = pinned_link(answered, request, question) or f"{page_address(request)}?{query}"
+    result, query = answered.result, query_again(question)
+    pinned = pinned_link(answered, request, question)
+    link = pinned or f"{page_address(request)}?{query}"
     note = KEPT if answered.was_kept else answered.cut_short
+    embedding = card_code(answer_words(result, question).headline, pinned, server_address(request)) if pinned else ""
+    card = answer_card(result, question, link=link, note=note, embedding=embedding)
     return {
         panels.status: '<span class="unseen settled" data-say="The answer is complete."></span>',
-        panels.verdict: _card(answered.result, question, link=link, note=note) + address_mark(query, (named, "")),
+        panels.verdict: card + address_mark(query, (" ".join(question.names), "")),
         **panels.busy(False),
     }
-
-
-def _card(result: object, question: FamilyQuestion | SurveyQuestion, *, link: str = "", note: str = "") -> str:
-    if isinstance(result, Family) and isinstance(question, FamilyQuestion):
-        return family_card(result, question, link=link, note=note)
-    assert isinstance(result, Surveyed) and isinstance(question, SurveyQuestion), "a question has its own answer"
-    return survey_card(result, question, link=link, note=note)
 
 
 def _tells(so_far: object) -> bool:

@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass, field, replace
 
 import gradio as gr
+from starlette.requests import Request
 
 TOKEN_HEADER = "x-hf-token"
 """Programs that want gated models read send their token in this header; the page has a button to sign in."""
@@ -38,7 +39,7 @@ def signing_in_is_possible() -> bool:
 
 
 def visitor_of(
-    request: gr.Request | None,
+    request: gr.Request | Request | None,
     account: gr.OAuthProfile | None = None,
     account_token: gr.OAuthToken | None = None,
     *,

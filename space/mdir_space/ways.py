@@ -22,6 +22,9 @@ from mdir_space.question import (
     shortened,
 )
 
+ONLY = ("index", "card")
+"""The halves of a question about one model: what the index finds, and what the card declares."""
+
 _BETWEEN = re.compile(r"[\s,;|]+")
 _JOINING = frozenset({"vs", "vs.", "versus", "and", "&", "-", "*", "•", "+"})
 _NAME = re.compile(r"[\w.@:/%?=&#~-]+", re.ASCII)
@@ -45,6 +48,11 @@ class FamilyQuestion:
     alpha: float = DEFAULT_ALPHA
     searches: bool = True
     verifies: bool = True
+
+    @property
+    def only(self) -> str:
+        """One of :data:`ONLY` where it asks for that half alone; else empty."""
+        return "" if self.searches and self.verifies else "index" if self.searches else "card"
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -114,7 +122,9 @@ def ask_survey(names: Iterable[object], alpha: object = DEFAULT_ALPHA) -> Survey
     return SurveyQuestion(checked, checked_alpha(alpha))
 
 
-def asked_way(first: object, second: object, level: object, alpha: object, *, allow_local: bool = False) -> AnyQuestion:
+def asked_way(
+    first: object, second: object, level: object, alpha: object, only: object = "", *, allow_local: bool = False
+) -> AnyQuestion:
     """Say what is asked by the two fields: a family, a comparison, or a survey.
 
     Args:
@@ -122,6 +132,7 @@ def asked_way(first: object, second: object, level: object, alpha: object, *, al
         second: That of the second, which may be empty.
         level: How far comparisons go.
         alpha: Level of significance.
+        only: One of :data:`ONLY`, of a question about one model; anything else: both.
         allow_local: As for :func:`names_in`.
 
     Raises:
@@ -135,7 +146,7 @@ def asked_way(first: object, second: object, level: object, alpha: object, *, al
         )
     names = [name for text in texts for name in names_in(text, allow_local=allow_local)]
     if len(names) == 1 and not is_collection(names[0]):
-        return ask_family(names[0], level, alpha)
+        return ask_family(names[0], level, alpha, searches=only != "card", verifies=only != "index")
     return ask(names[0], names[1], level, alpha) if len(names) == 2 else ask_survey(names, alpha)
 
 

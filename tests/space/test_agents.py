@@ -110,13 +110,13 @@ def test_a_card_is_shown_of_what_is_kept_for_everybody_and_computes_nothing(hub)
 
     answered = finish(answer())
     assert isinstance(answered, Answered)
-    query = pinned_link(answered, None).partition("?")[2]
+    query = pinned_link(answered, None, Question(BASE, RELATED)).partition("?")[2]
     shown = client.get(f"{CARD}?{query}")
     assert shown.status_code == 200 and "share weight ancestry" in shown.text
     assert "default-src 'none'" in shown.headers["content-security-policy"]
 
     reader = Visitor("account reader", hub.token)
-    assert pinned_link(finish(answer(reader, GATED)), None) == ""
+    assert pinned_link(finish(answer(reader, GATED)), None, Question(BASE, GATED)) == ""
     read = len(hub.sent("cdn"))
     token = {"x-hf-token": hub.token}
     for other in (f"a={BASE}&b={GATED}", f"{query}&alpha=1e-30", "a=%3Cscript%3E&b=x", ""):

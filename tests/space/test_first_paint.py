@@ -16,9 +16,11 @@ from mdir_space.desk import Desk, Serving
 from mdir_space.first_paint import FirstPaint
 from mdir_space.page import launch_options
 from mdir_space.question import Question
+from mdir_space.sharing import CARD, Cards
 from mdir_space.visitor import Visitor
+from mdir_space.ways import FamilyQuestion, SurveyQuestion
 from tests.space.coroutines import finish
-from tests.space.models import BASE, GATED, RELATED, STRANGER
+from tests.space.models import BASE, DECLARED, GATED, RELATED, STRANGER
 
 ANYBODY = Visitor("address 1.2.3.4")
 GRADIO = (
@@ -37,12 +39,8 @@ def client_of(desk):
 
 
 def kept_queries(desk, *, candidate=RELATED, visitor=ANYBODY):
-    async def answer():
-        async with aclosing(desk.answer(Question(BASE, candidate), visitor)) as steps:
-            return [step async for step in steps][-1]
-
-    answered = finish(answer())
-    return answered, pinned_link(answered, None).partition("?")[2]
+    answered = last_of(desk.answer(Question(BASE, candidate), visitor))
+    return answered, pinned_link(answered, None, Question(BASE, candidate)).partition("?")[2]
 
 
 def test_the_question_stands_in_the_page_before_the_scripts_come():
@@ -73,6 +71,32 @@ def test_a_kept_result_is_in_the_page_and_in_the_tags_that_previews_read(hub):
     assert title == f"{answered.result.headline}."
     assert shown.index(title) < shown.index("Gradio")
     assert "share weights" in re.search(r'name="description" content="([^"]*)"', shown)[1]
+
+
+def last_of(stream):
+    async def steps():
+        async with aclosing(stream) as steps:
+            return [step async for step in steps][-1]
+
+    return finish(steps())
+
+
+def test_a_kept_family_and_a_kept_survey_are_in_the_page_and_on_cards_too(hub):
+    desk = Desk(Serving())
+    client, cards = client_of(desk), TestClient(Starlette(routes=[Route(CARD, Cards(desk).show)]))
+    of_model, of_several = FamilyQuestion(DECLARED, searches=False), SurveyQuestion((BASE, RELATED, STRANGER))
+    for question, answered, said in (
+        (of_model, last_of(desk.identify(of_model, ANYBODY)), f"It shares weight ancestry with {BASE}."),
+        (of_several, last_of(desk.survey(of_several, ANYBODY)), "2 of 3 form one family."),
+    ):
+        query = pinned_link(answered, None, question).partition("?")[2]
+        shown = client.get(f"/?{query}").text
+        assert 'data-holds="result"' in shown and shown.count('id="verdict-words"') == 1
+        assert re.search(r'og:title" content="([^"]*)"', shown)[1] == said
+        assert "<svg" not in shown and len(shown) < 60_000
+        card = cards.get(f"{CARD}?{query}")
+        assert card.status_code == 200 and f"<h1>{said}</h1>" in card.text and "have no direction" in card.text
+        assert cards.get(f"{CARD}?{query}&alpha=1e-30").status_code == 404
 
 
 def test_nothing_is_computed_and_nobodys_rights_are_used(hub):

@@ -264,7 +264,7 @@ def assert_the_bar_goes_on(steps):
 def opened_again(desk, answered, question, visitor=Visitor("address of another")):  # noqa: B008 - frozen
     """What a second visitor gets at the address of a result."""
     query = dict(parse_qsl(urlsplit(pinned_link(answered, None, question)).query))
-    return finish(desk.kept(asked_way(query["a"], "", "auto", ""), visitor))
+    return finish(desk.kept(asked_way(query["a"], query.get("b"), "auto", "", query.get("only")), visitor))
 
 
 def test_a_family_is_kept_with_the_bases_that_it_rests_on(hub, index, tmp_path):
@@ -278,7 +278,10 @@ def test_a_family_is_kept_with_the_bases_that_it_rests_on(hub, index, tmp_path):
     assert opened_again(desk, first, question).result == again.result
     assert family_sentence(again.result, question) == family_sentence(first.result, question)
     assert len(hub.sent("cdn")) == n_sent
-    assert last(desk.identify(replace(question, verifies=False), ANYBODY)).was_kept is False
+    for half in (replace(question, verifies=False), replace(question, searches=False)):
+        alone = last(desk.identify(half, ANYBODY))
+        assert not alone.was_kept and opened_again(desk, alone, half).result == alone.result
+        assert "has not been searched yet" not in family_card(alone.result, half)
 
     hub.find(BASE).add_revision("main", write_model(tmp_path / "later", gaussian(1500, 96, 9)))
     assert opened_again(desk, first, question) is not None  # it says of which commits it is

@@ -1,12 +1,16 @@
-"""Two sessions of an agent, with the client of the mcp package: one that succeeds, and one of errors and a cancel."""
+"""Two sessions of an agent, with the client of the mcp package: one that succeeds, and one of errors and a cancel.
+
+What agent and server say to each other lies in ``sessions/``. To renew it:
+``MDIR_HF_RENEW_SESSIONS=1 python -m pytest -m slow tests/space/live/test_agents.py``.
+"""
 
 import json
+import os
 from itertools import pairwise
 
 import anyio
 import jsonschema
 from mcp import ClientSession, types
-from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import McpError
 
 from mdir_hf import HomologyReport
@@ -14,21 +18,27 @@ from mdir_space.answers import WORDS
 from tests.loopback.faults import Fault
 from tests.space.coroutines import finish
 from tests.space.live.steps import is_quiet
+from tests.space.live.transcripts import Transcript, compared_with_stored
 from tests.space.models import BASE, DECLARED, GATED, LARGE, LARGER, RELATED, STRANGER
 
+RENEWS = "MDIR_HF_RENEW_SESSIONS"
 
-def session(server, use):
-    """Have an agent use the server."""
+
+def session(server, use, name):
+    """Have an agent use the server, and compare what they say to each other with what is stored under a name."""
+    transcript = Transcript()
 
     async def run():
         async with (
-            streamable_http_client(f"{server.url}/gradio_api/mcp/") as (read, write, _),
+            transcript.connected(f"{server.url}/gradio_api/mcp/") as (read, write),
             ClientSession(read, write) as agent,
         ):
             await agent.initialize()
             return await use(agent)
 
-    return finish(run())
+    used = finish(run())
+    assert compared_with_stored(transcript, name, renews=RENEWS in os.environ) == []
+    return used
 
 
 def test_a_session_that_succeeds(server, live_hub):
@@ -43,17 +53,20 @@ def test_a_session_that_succeeds(server, live_hub):
         async def hear(progress, total, message):
             heard.append((progress, message))
 
+        identified = await agent.call_tool("identify", {"model": RELATED})
         verified = await agent.call_tool("verify", {"model": DECLARED})
         surveyed = await agent.call_tool("survey", {"models": [BASE, RELATED, STRANGER]})
         whole = {"reference": LARGE, "candidate": LARGER, "level": "screen", "alpha": 1e-9, "detailed": True}
         detailed = await agent.call_tool("compare", whole, progress_callback=hear)
-        return tools, planned, compared, verified, surveyed, detailed, heard
+        return tools, planned, compared, identified, verified, surveyed, detailed, heard
 
-    tools, planned, compared, verified, surveyed, detailed, heard = session(server, use)
+    tools, planned, compared, identified, verified, surveyed, detailed, heard = session(server, use, "answers")
 
     assert set(tools) == {"compare", "plan", "identify", "verify", "survey"}
-    for name, result in (("plan", planned), ("verify", verified), ("survey", surveyed), ("compare", detailed)):
+    results = {"plan": planned, "identify": identified, "verify": verified, "survey": surveyed, "compare": detailed}
+    for name, result in results.items():
         jsonschema.validate(result.structuredContent, tools[name].outputSchema)
+    assert identified.structuredContent["found"] == [BASE]
     assert verified.structuredContent["bases"][0]["outcome"] == "homologous"
     assert [STRANGER] in surveyed.structuredContent["groups"]
     for tool in tools.values():
@@ -118,7 +131,7 @@ def test_a_session_of_wrong_input_and_a_cancel(server, live_hub):
         after = await agent.call_tool("plan", {"reference": BASE, "candidate": RELATED})
         return refused, unknown, told, after
 
-    refused, unknown, told, after = session(server, use)
+    refused, unknown, told, after = session(server, use, "refusals")
 
     for (_, words), result in zip(wrong, refused, strict=True):
         assert result.isError and words in result.content[0].text

@@ -104,14 +104,12 @@ def pinned_link(answered: Answered[Any], request: Any, question: AnyQuestion) ->
         question: What it answers.
 
     Returns:
-        Empty for what is not for everybody, and for what is kept nowhere: what a limit cut short, and what rests on
-        more than the models that it names.
+        Empty for what is not for everybody, for what a limit cut short, and for what is kept nowhere.
     """
-    if not answered.access.is_shared or answered.cut_short:
-        return ""
     names = [*map(_pinned, answered.access.models), *answered.access.left_out]
+    is_whole = not answered.cut_short and may_be_kept(answered.result, answered.access)
     # Two names are a comparison.
-    if not may_be_kept(answered.result) or (isinstance(question, SurveyQuestion) and len(names) < 3):
+    if not (answered.was_kept or is_whole) or (isinstance(question, SurveyQuestion) and len(names) < 3):
         return ""
     return f"{page_address(request)}?{query_again(question, names)}&{urlencode({'v': __version__})}"
 

@@ -30,7 +30,7 @@ from mdir_space.limits import Limits
 from mdir_space.many import Surveyed, SurveyJob, SurveyPlanJob
 from mdir_space.processes import Processes
 from mdir_space.question import Asks, Question, RefusedError
-from mdir_space.results import PublicResults, Result, is_of, others_of, result_key, still_stands
+from mdir_space.results import PublicResults, Result, may_be_kept, others_of, result_key, still_stands
 from mdir_space.visitor import Visitor
 from mdir_space.waiting_room import Ticket, WaitingRoom
 from mdir_space.ways import AnyQuestion, FamilyQuestion, SurveyQuestion, is_collection, listed, may_be_author
@@ -188,15 +188,15 @@ class Desk:
         result = self._results.get(result_key(access, question, index))
         if result is None:
             return None
-        others = others_of(result, access)
+        others = tuple(f"hf://models/{repo}" for repo in others_of(result, access))
+        now = Access((), is_shared=True)
         if others:
             try:
-                names = tuple(f"hf://models/{one.repo}" for one in others)
-                now = await self.access(SurveyQuestion(names), visitor.without_rights())
+                now = await self.access(SurveyQuestion(others), visitor.without_rights())
             except RefusedError:
                 return None
-            if not now.is_shared or (as_of_now and not still_stands(result, now.models)):
-                return None
+        if not now.is_shared or (as_of_now and not still_stands(result, now.models)):
+            return None
         return Answered(result, access, was_kept=True)
 
     async def plan(self, asked: AnyQuestion, visitor: Visitor) -> Plan:
@@ -400,7 +400,7 @@ class Desk:
             more = "; its caveats say what was not looked at" if isinstance(found, HomologyReport) else ""
             cut_short = f"{refused.message} What was found before is below{more}."
             return Answered(found, assignment.access, cut_short=cut_short)
-        if isinstance(result, HomologyReport | Family | Surveyed) and is_of(result, assignment.access):
+        if isinstance(result, HomologyReport | Family | Surveyed) and may_be_kept(result, assignment.access):
             self._results.keep(result_key(assignment.access, question, self.serving.index), result)
         if isinstance(result, HomologyReport):
             self.pace.learn(result)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mdir_hf import HomologyReport, ModelSummary, ReportArrays, ResolvedModel, __version__
-from mdir_space.access import Access
+from mdir_space.access import Access, token_of_space
 from mdir_space.family import Family
 from mdir_space.many import Surveyed
 from mdir_space.question import Question
@@ -60,8 +60,8 @@ class PublicResults:
             return self._results[key]
 
     def keep(self, key: Key | None, result: Result) -> None:
-        """Keep a result under its key; not under None, and not if it :func:`may_be_kept` no more."""
-        if key is None or not may_be_kept(result):
+        """Keep a result under its key; not under None."""
+        if key is None:
             return
         with self._lock:
             self._results[key] = _lightened(result)
@@ -70,56 +70,69 @@ class PublicResults:
                 self._results.popitem(last=False)
 
 
-def may_be_kept(result: Result) -> bool:
-    """Tell whether a result is whole, and rests on nothing but the commits of the models that it names.
+def may_be_kept(result: Result, access: Access) -> bool:
+    """Tell whether a result is for everybody, and rests on commits of the Hub alone.
 
-    The base of an adapter may move, or be closed to others. What could not be read may be there the next time.
+    Why something could not be read may hang on a visitor's rights, so that such a result is kept only where none were
+    used.
     """
-    if isinstance(result, HomologyReport):
-        return _is_of_two_commits(result)
-    if isinstance(result, Surveyed):
-        read = [one for one in result.report.models.values() if one.model is not None]
-        return all(one.error is None for one in read) and all(_is_alone(summary) for summary in _summaries(result))
-    found, declared = result.found, result.declared
-    if result.not_searched or result.not_declared:
+    if not access.is_shared or not (is_whole(result) or access.token in (None, token_of_space())):
         return False
-    if found is not None and any(one.error is not None and one.base.commit is not None for one in found.ancestors):
-        return False
-    if declared is not None and any(one.report is None for one in declared.bases):
-        return False
-    reports = _reports(result)
-    return all(map(_is_alone, _summaries(result))) and all(map(_is_of_two_commits, reports))
-
-
-def others_of(result: Result, access: Access) -> tuple[ModelSummary, ...]:
-    """Return the models that a result rests on beside those of the question."""
     asked = {(model.repo, model.commit) for model in access.models}
-    others = {(one.repo, one.commit): one for one in _summaries(result) if (one.repo, one.commit) not in asked}
-    return tuple(others.values())
+    if isinstance(result, Surveyed) and not {(model.repo, model.commit) for model in _summaries(result)} <= asked:
+        return False  # a model has moved since its commit was found
+    places = {(model.repo, model.commit) for model in _summaries(result)} | _under(result)
+    files = tuple(f"{repo}@{(commit or '')[:7]}:" for repo, commit in places)
+    return all(commit for _, commit in places) and all(
+        file.startswith(files) for report in _reports(result) for file in report.io.files
+    )
 
 
-def is_of(result: Result, access: Access) -> bool:
-    """Tell whether the models of a survey were read at the commits that were found for it."""
-    return not isinstance(result, Surveyed) or not others_of(result, access)
+def is_whole(result: Result) -> bool:
+    """Tell whether all that was asked for could be read; what could not may be there the next time."""
+    if isinstance(result, HomologyReport):
+        return True
+    if isinstance(result, Surveyed):
+        return all(one.error is None for one in result.report.models.values() if one.model is not None)
+    found, declared = result.found, result.declared
+    of_index = [] if found is None else [one for one in found.ancestors if one.base.commit is not None]
+    of_card = [] if declared is None else declared.bases
+    under = declared.declared.adapter_of if declared is not None and declared.declared.is_adapter else None
+    return (
+        not (result.not_searched or result.not_declared)
+        and all(one.error is None for one in of_index)
+        and all(one.report is not None or one.base == under for one in of_card)
+    )
+
+
+def others_of(result: Result, access: Access) -> tuple[str, ...]:
+    """Return the repositories that a result rests on beside those of the question."""
+    read = {(model.repo, model.commit) for model in _summaries(result)} | _under(result)
+    return tuple(sorted({repo for repo, _ in read - {(model.repo, model.commit) for model in access.models}}))
 
 
 def still_stands(result: Result, now: tuple[ResolvedModel, ...]) -> bool:
-    """Tell whether a result would be the same now: no base that a card declares has moved.
+    """Tell whether a result would be the same now: whole, and no base has moved that a card or an adapter names.
 
     Args:
         result: It.
         now: What the names of the other models stand for.
     """
-    if not isinstance(result, Family) or result.declared is None:
-        return True
     commits = {model.repo: model.commit for model in now}
-    declared = [one.report.reference for one in result.declared.bases if one.report is not None]
-    return all(commits.get(base.repo, base.commit) == base.commit for base in declared)
+    named = _under(result)
+    if isinstance(result, Family) and result.declared is not None:
+        bases = [one.report.reference for one in result.declared.bases if one.report is not None]
+        named |= {(base.repo, base.commit) for base in bases}
+    return is_whole(result) and all(commits.get(repo, commit) == commit for repo, commit in named)
 
 
-def _reports(family: Family) -> list[HomologyReport]:
-    of_index = [] if family.found is None else [one.report for one in family.found.ancestors]
-    of_card = [] if family.declared is None else [one.report for one in family.declared.bases]
+def _reports(result: Result) -> list[HomologyReport]:
+    if isinstance(result, HomologyReport):
+        return [result]
+    if isinstance(result, Surveyed):
+        return []
+    of_index = [] if result.found is None else [one.report for one in result.found.ancestors]
+    of_card = [] if result.declared is None else [one.report for one in result.declared.bases]
     return [report for report in (*of_index, *of_card) if report is not None]
 
 
@@ -129,20 +142,16 @@ def _summaries(result: Result) -> Iterator[ModelSummary]:
         return
     if isinstance(result, Family) and result.found is not None:
         yield result.found.model
-    for report in [result] if isinstance(result, HomologyReport) else _reports(result):
+    for report in _reports(result):
         yield report.reference
         yield report.candidate
 
 
-def _is_alone(model: ModelSummary) -> bool:
-    """Whether it is no adapter, which stands on another repository."""
-    return model.commit is not None and not model.bases
-
-
-def _is_of_two_commits(report: HomologyReport) -> bool:
-    """Tell whether no third repository was read."""
-    names = tuple(f"{model.repo}@{(model.commit or '')[:7]}:" for model in (report.reference, report.candidate))
-    return all(file.startswith(names) for file in report.io.files)
+def _under(result: Result) -> set[tuple[str, str | None]]:
+    """Return what lies under adapters, and where vocabularies were read from: repositories and their commits."""
+    models = _summaries(result)
+    named = {place for model in models for place in (*(model.bases or ()), model.tokenizer) if place is not None}
+    return {(repo, commit or None) for repo, _, commit in (place.partition("@") for place in named)}
 
 
 def _lightened(result: Result) -> Result:

@@ -2,10 +2,10 @@ from dataclasses import replace
 
 import pytest
 
-from mdir_space.access import find_access
+from mdir_space.access import Access, find_access
 from mdir_space.examples import stored_examples
 from mdir_space.question import Question, RefusedError
-from mdir_space.results import PublicResults, result_key
+from mdir_space.results import PublicResults, may_be_kept, result_key
 from tests.space.models import BASE, GATED, PRIVATE, RELATED
 from tests.specimens import gaussian, write_model
 
@@ -143,9 +143,15 @@ def test_results_are_bounded_and_what_is_for_one_visitor_is_not_kept():
     assert results.get(None) is None
 
 
-def test_a_result_that_rests_on_a_third_repository_is_not_kept():
-    report = stored_examples()[0].report
-    results = PublicResults()
-    third = replace(report, io=replace(report.io, files=(*report.io.files, "owner/third@0123456:model.safetensors")))
-    results.keep(("key",), third)
-    assert results.get(("key",)) is None
+def test_a_result_that_rests_on_a_third_repository_is_kept_where_it_says_which():
+    commit, found = "0123456789" * 4, Access((), is_shared=True)
+    stored = stored_examples()[0].report
+    sides = [replace(model, commit=commit) for model in (stored.reference, stored.candidate)]
+    names = tuple(f"{model.repo}@{commit[:7]}:model.safetensors" for model in sides)
+    report = replace(stored, reference=sides[0], candidate=sides[1], io=replace(stored.io, files=names))
+    third = replace(report, io=replace(report.io, files=(*names, "owner/third@0123456:model.safetensors")))
+    adapter = replace(third, candidate=replace(sides[1], bases=(f"owner/third@{commit}",)))
+    on_folder = replace(third, candidate=replace(sides[1], bases=("/somewhere",)))
+    said = [may_be_kept(each, found) for each in (report, third, adapter, on_folder)]
+    assert said == [True, False, True, False]
+    assert not may_be_kept(report, replace(found, is_shared=False))

@@ -54,8 +54,23 @@ from mdir_space.ways import (
 from mdir_space.work import SoFar
 from tests.loopback.faults import Fault
 from tests.space.coroutines import finish
-from tests.space.models import BASE, DECLARED, FILES, GATED, LARGE, LARGER, MEDIUM, PRIVATE, RELATED, STRANGER, index_of
+from tests.space.models import (
+    BASE,
+    DECLARED,
+    FILES,
+    GATED,
+    LARGE,
+    LARGER,
+    MEDIUM,
+    PRIVATE,
+    RELATED,
+    STRANGER,
+    N,
+    V,
+    index_of,
+)
 from tests.specimens import gaussian, write_model
+from tests.test_adapters import write_adapter
 
 ANYBODY = Visitor("address 1.2.3.4")
 
@@ -309,6 +324,53 @@ def test_a_survey_is_kept_for_everybody_where_everybody_may_read_all_of_it(hub):
         assert pinned_link(reader, None, question) == ""
     hub.find(RELATED).gated = True
     assert opened_again(desk, first, question) is None
+
+
+ADAPTER, FOLDER, HALF = "owner/adapter", "owner/folders", "owner/half"
+
+
+@pytest.fixture
+def unusual(hub, tmp_path):
+    """An adapter of a base, a model in a folder of its repository, and one whose card declares a gated base, too."""
+    factors = {"lora_embedding_A": gaussian(4, V, 31), "lora_embedding_B": 0.01 * gaussian(N, 4, 32)}
+    tensors = {f"base_model.model.model.embed_tokens.{name}": factor for name, factor in factors.items()}
+    hub.add_repository(ADAPTER, write_adapter(tmp_path / "adapter", BASE, tensors=tensors, r=4))
+    write_model(tmp_path / "folders" / "sub", gaussian(V, N, 0) + 0.3 * gaussian(V, N, 33))
+    hub.add_repository(FOLDER, tmp_path / "folders")
+    half = write_model(tmp_path / "half", gaussian(V, N, 0) + 0.3 * gaussian(V, N, 34))
+    (half / "README.md").write_text(f"---\nbase_model: [{BASE}, {GATED}]\n---\n")
+    hub.add_repository(HALF, half)
+
+
+def test_adapters_folders_and_what_could_not_all_be_read_have_an_address(hub, index, unusual, tmp_path):
+    desk, in_folder = Desk(Serving(index=index)), f"https://huggingface.co/{FOLDER}/tree/main/sub"
+    pair, of_adapter, of_folder = Question(STRANGER, ADAPTER), ask_family(ADAPTER), ask_family(in_folder)
+    several = ask_survey([BASE, ADAPTER, in_folder])
+    for question, ask in (
+        (pair, desk.answer),
+        (of_adapter, desk.identify),
+        (of_folder, desk.identify),
+        (several, desk.survey),
+    ):
+        first = last(ask(question, ANYBODY))
+        n_sent = len(hub.sent("cdn"))
+        assert opened_again(desk, first, question).result == first.result
+        assert last(ask(question, ANYBODY)).was_kept and len(hub.sent("cdn")) == n_sent
+    assert [len(group) for group in first.result.report.groups()] == [3]
+
+    half = ask_family(HALF)
+    first = last(desk.identify(half, ANYBODY))
+    assert [one.outcome for one in first.result.declared.bases] == ["homologous", "not_measured"]
+    assert opened_again(desk, first, half).result == first.result
+    assert not last(desk.identify(half, ANYBODY)).was_kept  # what could not be read may be there by now
+    reader = last(desk.identify(half, Visitor("account reader", hub.token)))
+    assert pinned_link(reader, None, half) == ""  # why not may hang on rights
+
+    adapted = last(desk.answer(pair, ANYBODY))
+    hub.find(BASE).add_revision("main", write_model(tmp_path / "later", gaussian(V, N, 9)))
+    assert opened_again(desk, adapted, pair) is not None and not last(desk.answer(pair, ANYBODY)).was_kept
+    hub.find(BASE).gated = True
+    assert opened_again(desk, adapted, pair) is None
 
 
 def test_plans_of_families_and_surveys_read_no_weights_and_say_what_a_no_excludes(hub, index):

@@ -54,7 +54,7 @@ def test_a_plan_gives_bytes_and_memory(client):
     assert plan["common_tokens"] == 1499
 
 
-def test_a_family_and_a_survey_come_to_programs_too(client):
+def test_a_family_and_a_survey_come_to_programs_too(client, server, visit):
     found = client.predict(DECLARED, api_name="/verify")
     jsonschema.validate(found, VERIFIED)
     assert found["declares"] == [BASE] and found["bases"][0]["outcome"] == "homologous"
@@ -64,6 +64,11 @@ def test_a_family_and_a_survey_come_to_programs_too(client):
     known = client.predict(RELATED, api_name="/identify")
     jsonschema.validate(known, IDENTIFIED)
     assert known["found"] == [BASE] and known["candidates"][0]["verdict"] == "homologous"
+    for half in (found, known):
+        page = visit(half["link"].removeprefix(server.url))
+        assert verdict(page).endswith(f"It shares weight ancestry with {BASE}.")
+        assert "Kept from an earlier visit" in page.locator(".verdict").inner_text()
+        assert ("Declared and measured" in page.locator(".verdict").inner_text()) is (half is found)
     with pytest.raises(AppError, match="survey does not take this models"):
         client.predict([BASE] * 30, api_name="/survey")
 

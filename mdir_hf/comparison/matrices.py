@@ -135,7 +135,7 @@ def _calibrate(test: EmbeddingTest, seed: int) -> Calibration | None:
     rows = test.rows
     if rows is None or len(rows.reference) < FEWEST_ROWS_TO_CALIBRATE:
         return None
-    return calibrate(rows, generator=torch.Generator().manual_seed(seed))
+    return calibrate(rows, generator=torch.Generator().manual_seed(seed), factors=test.row_factors)
 
 
 def _outcome(

@@ -57,12 +57,16 @@ class Calibration:
     basis_z: tuple[float, float]
 
 
-def calibrate(rows: PairedRows, *, generator: torch.Generator) -> Calibration:
+def calibrate(
+    rows: PairedRows, *, generator: torch.Generator, factors: tuple[RowFactors, RowFactors] | None = None
+) -> Calibration:
     """Run the placebos and the privileged-basis indices on a sample of paired rows.
 
     Args:
         rows: Standardised rows; at most 512 rows and 1024 channels of each model are used.
         generator: Source of the re-pairing, the rotation and the directions.
+        factors: :func:`~mdir_hf.homology.polar.row_factors` of the rows of both models, if known; they serve where all
+            rows and channels are used.
 
     Returns:
         The calibration. Cost O(n^2 r) on at most 1024 channels and 512 rows.
@@ -70,7 +74,8 @@ def calibrate(rows: PairedRows, *, generator: torch.Generator) -> Calibration:
     x = _subset(rows.reference, generator)
     y = _subset(rows.candidate, generator)
     shuffled = torch.randperm(len(y), generator=generator).to(y.device)
-    reference, candidate = row_factors(x), row_factors(y)
+    is_whole = x is rows.reference and y is rows.candidate
+    reference, candidate = factors if factors is not None and is_whole else (row_factors(x), row_factors(y))
     re_paired = RowFactors(candidate.left[shuffled], candidate.scale, candidate.right)
     rotated = RowFactors(candidate.left, candidate.scale, _haar_frame(candidate.right, generator))
     return Calibration(
@@ -160,7 +165,7 @@ def _shape(columns: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _subset(rows: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    rows = rows[:MAX_PLACEBO_ROWS]
+    rows = rows if len(rows) <= MAX_PLACEBO_ROWS else rows[:MAX_PLACEBO_ROWS]
     n = rows.shape[1]
     if n <= MAX_PLACEBO_CHANNELS:
         return rows

@@ -17,6 +17,7 @@ from mdir_hf.homology.matching import TRIMS, IntArray, Matching, best_matching, 
 from mdir_hf.homology.polar import (
     FLOAT64_CHANNELS,
     PolarFactor,
+    RowFactors,
     polar_factor,
     polar_factor_of_rows,
     row_factors,
@@ -118,6 +119,7 @@ class EmbeddingTest:
         self.polar_of_all_channels: torch.Tensor | None = None
         self._sample: tuple[torch.Tensor, torch.Tensor, torch.dtype] | None = None
         self._standard: RowStandard | None = None
+        self._factors: tuple[RowFactors, RowFactors] | None = None
         self._generator = torch.Generator().manual_seed(seed)
         self._device = torch.device(device)
         self._must_be_robust = must_be_robust
@@ -129,6 +131,11 @@ class EmbeddingTest:
             return None
         reference, candidate, dtype = self._sample
         return pair_rows(reference.to(self._device), candidate.to(self._device), dtype=dtype)
+
+    @property
+    def row_factors(self) -> tuple[RowFactors, RowFactors] | None:
+        """Factors of both models' :attr:`rows`, where they are narrow enough to be kept; else None."""
+        return self._factors
 
     @property
     def log_p(self) -> float:
@@ -174,10 +181,13 @@ class EmbeddingTest:
         n_rows = len(rows.reference)
         factors: Iterator[tuple[str, PolarFactor]]
         channels: IntArray | None = None
+        self._factors = None
         if n_rows < 2:
             factors = iter((("centred", PolarFactor(torch.zeros(widths, dtype=torch.float64), 0, math.inf)),))
         elif is_few:
             x, y = row_factors(rows.reference), row_factors(rows.candidate)
+            if max(widths) <= FLOAT64_CHANNELS:
+                self._factors = x, y
             factors = ((view, polar_factor_of_rows(x, y, whitened=view == "whitened")) for view in VIEWS)
         else:
             drawn = torch.randperm(widths[0], generator=self._generator)[:SCREEN_CHANNELS].sort().values

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from typing import Generic, TypeVar, cast
+
+from huggingface_hub.utils import build_hf_headers
 
 from mdir_hf import (
     ByteBudgetError,
@@ -131,8 +135,9 @@ class Desk:
         self._resolvers = ThreadPoolExecutor(RESOLVING_THREADS, "resolving")
 
     def warm_up(self) -> None:
-        """Begin to import what comparisons need."""
+        """Begin to import, and to ask the Hub for, what the first visitor would wait for otherwise."""
         self._processes.warm_up()
+        threading.Thread(target=_prepare_first_answer, name="warm-up", daemon=True).start()
 
     async def access(self, question: Asks, visitor: Visitor, *, may_lack: bool = False) -> Access:
         """Find what a question is about.
@@ -405,6 +410,13 @@ class Desk:
         if isinstance(result, HomologyReport):
             self.pace.learn(result)
         return Answered(result, assignment.access)
+
+
+def _prepare_first_answer() -> None:
+    # gradio imports it in the middle of its first answer, and answers nobody meanwhile: about a second.
+    with suppress(ImportError):
+        import_module("matplotlib.pyplot")
+    build_hf_headers()  # before its first request of a day the client asks the Hub about agents, and waits
 
 
 def _submit(workers: ThreadPoolExecutor, work: Callable[[], R], ticket: Ticket) -> Future[R]:

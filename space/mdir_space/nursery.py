@@ -26,8 +26,12 @@ def serve(descriptor: int) -> None:
     Args:
         descriptor: Of the socket.
     """
+    from huggingface_hub import get_session
+
     from mdir_space import comparison  # noqa: F401 - what most children do; it imports torch
     from mdir_space.work import do_one
+
+    get_session()  # imports what the client needs; it connects to nothing, and each child opens a session of its own
 
     control = socket.socket(fileno=descriptor)
     children: dict[int, int] = {}

@@ -6,7 +6,9 @@ import torch
 
 from mdir_hf.homology import calibration as calibration_module
 from mdir_hf.homology.calibration import calibrate, count_off_match_channels, privileged_basis_z
+from mdir_hf.homology.embedding import EmbeddingTest
 from mdir_hf.homology.matching import best_matching
+from mdir_hf.homology.polar import row_factors
 from mdir_hf.homology.rows import pair_rows
 
 
@@ -99,6 +101,19 @@ def test_the_calibration_is_decided_by_its_seed():
     rows = pair_rows(gaussian(100, 48, 0), gaussian(100, 48, 1))
     assert calibrate(rows, generator=generator(3)) == calibrate(rows, generator=generator(3))
     assert calibrate(rows, generator=generator(3)) != calibrate(rows, generator=generator(4))
+
+
+@pytest.mark.parametrize(("most_rows", "n_made"), [(100, 0), (60, 2)], ids=["all rows", "some rows"])
+def test_factors_of_the_screen_serve_again_where_they_are_of_the_same_rows(monkeypatch, most_rows, n_made):
+    monkeypatch.setattr(calibration_module, "MAX_PLACEBO_ROWS", most_rows)
+    test = EmbeddingTest(log_alpha=math.log(1e-10))
+    test.screen(gaussian(100, 48, 0), gaussian(100, 48, 1))
+    expected = calibrate(test.rows, generator=generator())
+    made = []
+    monkeypatch.setattr(calibration_module, "row_factors", lambda rows: made.append(rows) or row_factors(rows))
+
+    assert calibrate(test.rows, generator=generator(), factors=test.row_factors) == expected
+    assert len(made) == n_made
 
 
 def test_many_channels_and_rows_are_sampled(monkeypatch):

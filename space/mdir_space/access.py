@@ -56,6 +56,11 @@ class Access:
         return {}
 
     @property
+    def is_with_rights(self) -> bool:
+        """Whether a visitor's own token was sent, which may open what lies under an adapter or what a card declares."""
+        return self.token not in (None, token_of_space())
+
+    @property
     def reference(self) -> ResolvedModel:
         """The first of two models."""
         return self.models[0]

@@ -11,7 +11,6 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 from mdir_hf import ResolvedModel, __version__
 from mdir_space.desk import Answered
 from mdir_space.question import DEFAULT_ALPHA, LONGEST_LIST, LONGEST_NAME, Question
-from mdir_space.results import may_be_kept
 from mdir_space.ways import AnyQuestion, SurveyQuestion
 
 
@@ -107,9 +106,8 @@ def pinned_link(answered: Answered[Any], request: Any, question: AnyQuestion) ->
         Empty for what is not for everybody, for what a limit cut short, and for what is kept nowhere.
     """
     names = [*map(_pinned, answered.access.models), *answered.access.left_out]
-    is_whole = not answered.cut_short and may_be_kept(answered.result, answered.access)
     # Two names are a comparison.
-    if not (answered.was_kept or is_whole) or (isinstance(question, SurveyQuestion) and len(names) < 3):
+    if not answered.is_kept or (isinstance(question, SurveyQuestion) and len(names) < 3):
         return ""
     return f"{page_address(request)}?{query_again(question, names)}&{urlencode({'v': __version__})}"
 

@@ -99,12 +99,14 @@ class Answered(Generic[R]):
         result: It.
         access: How its models were read.
         was_kept: Whether an earlier visitor asked the same.
+        is_kept: Whether it is kept for everybody, at an address.
         cut_short: Why something was not looked at, where a limit of this server came before; else empty.
     """
 
     result: R
     access: Access
     was_kept: bool = False
+    is_kept: bool = False
     cut_short: str = ""
 
 
@@ -193,16 +195,21 @@ class Desk:
         result = self._results.get(result_key(access, question, index))
         if result is None:
             return None
-        others = tuple(f"hf://models/{repo}" for repo in others_of(result, access))
-        now = Access((), is_shared=True)
-        if others:
-            try:
-                now = await self.access(SurveyQuestion(others), visitor.without_rights())
-            except RefusedError:
-                return None
-        if not now.is_shared or (as_of_now and not still_stands(result, now.models)):
+        now = await self._for_everybody(others_of(result, access), visitor)
+        if now is None or (as_of_now and not still_stands(result, now.models)):
             return None
-        return Answered(result, access, was_kept=True)
+        return Answered(result, access, was_kept=True, is_kept=True)
+
+    async def _for_everybody(self, repositories: tuple[str, ...], visitor: Visitor) -> Access | None:
+        """Return what repositories stand for now, if everybody may read all of them."""
+        if not repositories:
+            return Access((), is_shared=True)
+        names = tuple(f"hf://models/{repo}" for repo in repositories)
+        try:
+            now = await self.access(SurveyQuestion(names), visitor.without_rights())
+        except RefusedError:
+            return None
+        return now if now.is_shared else None
 
     async def plan(self, asked: AnyQuestion, visitor: Visitor) -> Plan:
         """Say what answering a question would read.
@@ -383,13 +390,25 @@ class Desk:
                 at, seconds = assignment.progress, assignment.seconds
                 yield Working(assignment.plan, at, seconds, assignment.so_far, assignment.whole.share)
                 await asyncio.sleep(POLL_S)
-            yield self._answered(work, assignment, what, question)
+            yield await self._keep(self._answered(work, assignment, what), question, visitor)
         finally:
             assignment.stop()
             if work is None:
                 ticket.leave()
 
-    def _answered(self, work: Future[R], assignment: Assignment[R], what: str, question: AnyQuestion) -> Answered[R]:
+    async def _keep(self, answered: Answered[R], question: AnyQuestion, visitor: Visitor) -> Answered[R]:
+        result, access = answered.result, answered.access
+        if answered.cut_short or not isinstance(result, HomologyReport | Family | Surveyed):
+            return answered
+        may_be = may_be_kept(result, access)
+        if may_be and access.is_with_rights:
+            may_be = await self._for_everybody(others_of(result, access), visitor) is not None
+        if not may_be:
+            return answered
+        self._results.keep(result_key(access, question, self.serving.index), result)
+        return replace(answered, is_kept=True)
+
+    def _answered(self, work: Future[R], assignment: Assignment[R], what: str) -> Answered[R]:
         found = assignment.so_far
         try:
             result = work.result()
@@ -405,8 +424,6 @@ class Desk:
             more = "; its caveats say what was not looked at" if isinstance(found, HomologyReport) else ""
             cut_short = f"{refused.message} What was found before is below{more}."
             return Answered(found, assignment.access, cut_short=cut_short)
-        if isinstance(result, HomologyReport | Family | Surveyed) and may_be_kept(result, assignment.access):
-            self._results.keep(result_key(assignment.access, question, self.serving.index), result)
         if isinstance(result, HomologyReport):
             self.pace.learn(result)
         return Answered(result, assignment.access)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mdir_hf import HomologyReport, ModelSummary, ReportArrays, ResolvedModel, __version__
-from mdir_space.access import Access, token_of_space
+from mdir_space.access import Access
 from mdir_space.family import Family
 from mdir_space.many import Surveyed
 from mdir_space.question import Question
@@ -71,12 +71,12 @@ class PublicResults:
 
 
 def may_be_kept(result: Result, access: Access) -> bool:
-    """Tell whether a result is for everybody, and rests on commits of the Hub alone.
+    """Tell whether a result is for everybody, as far as its question goes, and rests on commits of the Hub alone.
 
     Why something could not be read may hang on a visitor's rights, so that such a result is kept only where none were
     used.
     """
-    if not access.is_shared or not (is_whole(result) or access.token in (None, token_of_space())):
+    if not access.is_shared or (access.is_with_rights and not is_whole(result)):
         return False
     asked = {(model.repo, model.commit) for model in access.models}
     if isinstance(result, Surveyed) and not {(model.repo, model.commit) for model in _summaries(result)} <= asked:

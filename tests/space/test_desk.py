@@ -244,6 +244,9 @@ class TestAdapters:
         assert answered.access.token == hub.token
         assert not any("gated-base" in path.as_posix() for path in hf_home.rglob("*"))
         assert not answer(desk, question, reader).was_kept
+        assert not answered.is_kept and not desk._results._results
+        whole = Question("some/copy", BASE)
+        assert answer(desk, whole, reader).is_kept
 
         with pytest.raises(RefusedError):
             answer(desk, question)

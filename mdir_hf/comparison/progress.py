@@ -70,7 +70,8 @@ class BytesTold:
             self._before += self._last
         self._last = progress.bytes_read
         if self._told is not None:
-            self._told(replace(progress, bytes_read=self.n_bytes))
+            expected = None if progress.bytes_expected is None else self._before + progress.bytes_expected
+            self._told(replace(progress, bytes_read=self.n_bytes, bytes_expected=expected))
 
 
 class IoCount:

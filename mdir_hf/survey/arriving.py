@@ -9,7 +9,7 @@ from mdir_hf.comparison.progress import Watch
 from mdir_hf.comparison.settings import Listeners
 from mdir_hf.fingerprints.fingerprint import Fingerprint
 from mdir_hf.hub import IoLedger
-from mdir_hf.survey.planning import choose_sample
+from mdir_hf.survey.planning import OnFailure, choose_sample
 from mdir_hf.survey.results import ModelResult, SurveyReport
 from mdir_hf.survey.run import SurveyPlan, check_plan, settings_of
 from mdir_hf.survey.work import compare_tile, take
@@ -21,6 +21,7 @@ def survey_arriving(
     max_bytes: int | None = None,
     listeners: Listeners = Listeners(progress=False),
     on_model: Callable[[SurveyReport], None] = lambda report: None,
+    on_failure: OnFailure = lambda name, error: None,
 ) -> tuple[SurveyReport, dict[str, Fingerprint]]:
     """Compare every pair of a list of models; as :func:`~mdir_hf.survey.run.run_survey`, for few models and a reader.
 
@@ -30,6 +31,7 @@ def survey_arriving(
         listeners: Who is told of the bytes: the stages are ``opening`` and ``rows``.
         on_model: Called with the report so far: once the models are open, and after each of them was read and compared
             with those before it.
+        on_failure: Called with each model that could not be opened, and the error.
 
     Returns:
         The report, and the rows of every model that was read, by name.
@@ -46,7 +48,12 @@ def survey_arriving(
     with watch.listening():
         watch.enter("opening")
         sample, failures = choose_sample(
-            plan.names, n_tokens=plan.n_tokens, seed=plan.seed, reading=plan.reading, ledger=ledger
+            plan.names,
+            n_tokens=plan.n_tokens,
+            seed=plan.seed,
+            reading=plan.reading,
+            ledger=ledger,
+            on_failure=on_failure,
         )
         models = {name: ModelResult(name, None, error) for name, error in failures.items()}
         report = SurveyReport(plan.names, models, {}, settings_of(plan, sample.tokens))

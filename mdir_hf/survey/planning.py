@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -29,6 +29,10 @@ SAMPLE = "sample.json"
 
 READERS = 4
 """Models opened at a time."""
+
+
+OnFailure = Callable[[str, MdirError], None]
+"""Hears which model cannot be opened, and why."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,13 @@ class Sample:
 
 
 def choose_sample(
-    names: tuple[str, ...], *, n_tokens: int, seed: int, reading: Reading, ledger: IoLedger | None = None
+    names: tuple[str, ...],
+    *,
+    n_tokens: int,
+    seed: int,
+    reading: Reading,
+    ledger: IoLedger | None = None,
+    on_failure: OnFailure = lambda name, error: None,
 ) -> tuple[Sample, dict[str, str]]:
     """Open every model, and choose the tokens by their vocabularies.
 
@@ -66,6 +76,7 @@ def choose_sample(
         seed: Seed of the choice.
         reading: How repositories are opened.
         ledger: Counts what is read; None: nobody does.
+        on_failure: Called with each model that could not be opened, and the error.
 
     Returns:
         The sample, and the models that could not be opened, with the reason.
@@ -73,7 +84,7 @@ def choose_sample(
     Raises:
         InputError: If none can be opened.
     """
-    opened, failures = open_models(names, reading, ledger or IoLedger())
+    opened, failures = open_models(names, reading, ledger or IoLedger(), on_failure)
     tokens = choose_tokens([one.vocabulary for one in opened.values()], n_tokens, seed=seed)
     return Sample(tokens, {name: one.pin for name, one in opened.items()}, names), failures
 
@@ -155,13 +166,16 @@ class Opened:
     embedding: TensorSpec
 
 
-def open_models(names: tuple[str, ...], reading: Reading, ledger: IoLedger) -> tuple[dict[str, Opened], dict[str, str]]:
+def open_models(
+    names: tuple[str, ...], reading: Reading, ledger: IoLedger, on_failure: OnFailure = lambda name, error: None
+) -> tuple[dict[str, Opened], dict[str, str]]:
     """Open every model and read its tokenizer.
 
     Args:
         names: Models.
         reading: How repositories are opened.
         ledger: Counts what is read.
+        on_failure: Called with each that could not be opened, and the error.
 
     Returns:
         Those that could be opened, and why the others could not, by name.
@@ -189,6 +203,7 @@ def open_models(names: tuple[str, ...], reading: Reading, ledger: IoLedger) -> t
                 key, opened = future.result()
             except MdirError as exc:
                 failures[name] = one_line(exc)
+                on_failure(name, exc)
                 continue
             if key is not None:
                 opened = replace(opened, vocabulary=known.setdefault(key, opened.vocabulary))

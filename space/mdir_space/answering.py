@@ -46,7 +46,7 @@ def answering_figure(
     if not grids:
         return f"{begins}</div></div>{tools}</div>"
     cells = "".join(_cells(grid, _data(grid, parts or {}, address)) for grid in grids)
-    said = '<p class="said" aria-live="polite">Point at a cell to read it.</p>'
+    said = '<p class="said">Point at a cell to read it.</p>'
     return f'{begins}{cells}</div></div>{said}{tools}<div class="of-pair" aria-live="polite"></div></div>'
 
 

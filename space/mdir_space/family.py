@@ -133,7 +133,7 @@ class _FamilyWork:
             index,
             settings=self._settings(),
             reading=self._reading,
-            listeners=Listeners(progress=False, on_progress=self._hear),
+            listeners=Listeners(progress=False, on_plan=self._tell, on_progress=self._hear),
             on_step=lambda found: self._tell(SoFar(replace(family, found=found))),
         )
 
@@ -144,7 +144,7 @@ class _FamilyWork:
             self._model,
             reading=self._reading,
             settings=replace(settings, max_bytes=None),
-            listeners=Listeners(progress=False, on_progress=self._hear),
+            listeners=Listeners(progress=False, on_plan=self._tell, on_progress=self._hear),
             max_bytes=settings.max_bytes,
             on_step=lambda check: self._tell(SoFar(replace(family, declared=check))),
         )

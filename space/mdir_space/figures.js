@@ -59,7 +59,8 @@
     return data.merged && !isIn(data, ...to) ? [row, column] : to;
   };
 
-  const ask = (cells, row, column) => {
+  // A screen reader hears what is asked for; of an answer that was renewed, what is new.
+  const ask = (cells, row, column, heard = "") => {
     const asked = dataOf(cells);
     const { data } = asked;
     const before = [asked.row, asked.column];
@@ -83,7 +84,9 @@
       link.href = address;
       told.append(" ", link);
     }
-    held = { figure, name: figure.dataset.name, cells, row: data.rows[asked.row], column: data.columns[asked.column] };
+    const words = told.textContent;
+    if (words !== heard) window.say(words);
+    held = { figure, name: figure.dataset.name, cells, words, row: data.rows[asked.row], column: data.columns[asked.column] };
   };
 
   const cellAt = (cells, event) => {
@@ -217,7 +220,7 @@
       if (cells) {
         const [before, { data }] = [held, dataOf(cells)];
         zoom(again, parseFloat(before.figure.querySelector(".sheet").dataset.zoom) || 1);
-        ask(cells, data.rows.indexOf(before.row), Math.max(0, data.columns.indexOf(before.column)));
+        ask(cells, data.rows.indexOf(before.row), Math.max(0, data.columns.indexOf(before.column)), before.words);
         if (focused === before.cells && isNowhere()) cells.focus({ preventScroll: true });
       }
     }

@@ -12,10 +12,12 @@ from mdir_hf import (
     FamilyDistances,
     FamilyTree,
     Listeners,
+    MdirError,
     ModelResult,
     Progress,
     Reading,
     ResolvedModel,
+    SeveralModelsError,
     SurveyPlan,
     SurveyReads,
     SurveyReport,
@@ -26,7 +28,7 @@ from mdir_hf import (
     survey_arriving,
     survey_cells,
 )
-from mdir_space.access import Access
+from mdir_space.access import MOST_CHOICES, Access
 from mdir_space.pictures import in_both_themes
 from mdir_space.ways import SurveyQuestion
 from mdir_space.work import SoFar, Tell, paced, rights_of
@@ -57,12 +59,14 @@ class Surveyed:
         trees: The family tree of each group of relatives; empty until the end.
         pictures: The matrix, of what is known, and at the end the dendrogram, by name.
         left_out: Which models of the list are not in it; empty where all are.
+        choices: Of names that may mean several files, what names each of these.
     """
 
     report: SurveyReport
     trees: tuple[FamilyTree, ...] = ()
     pictures: Mapping[str, SurveyPicture] = field(default_factory=dict)
     left_out: str = ""
+    choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """As plain containers: the schema ``mdir-hf/survey/1``, with the trees of ``mdir-hf/tree/1``."""
@@ -93,21 +97,28 @@ class SurveyJob:
         """Read one model after the other, compare it with those before it, and tell of it; then draw."""
         plan = _plan(self.access, self.question, allow_local=self.allow_local)
         growing = _GrowingPicture()
+        choices: dict[str, tuple[str, ...]] = {}
+
+        def keep_choices(name: str, exc: MdirError) -> None:
+            if isinstance(exc, SeveralModelsError):
+                choices[name] = tuple(f"{name}/{file}" for file in exc.files[:MOST_CHOICES])
 
         def tell_of(report: SurveyReport) -> None:
-            tell(SoFar(Surveyed(self._with_missing(report), pictures=growing.of(report), left_out=self.left_out)))
+            found = Surveyed(self._with_missing(report), pictures=growing.of(report), left_out=self.left_out)
+            tell(SoFar(replace(found, choices=choices)))
 
         report, rows = survey_arriving(
             plan,
             max_bytes=self.n_bytes,
             listeners=Listeners(progress=False, on_progress=paced(tell)),
             on_model=tell_of,
+            on_failure=keep_choices,
         )
         tell(Progress("trees", sum(found.bytes_read for found in report.models.values())))
         groups = [group for group in report.groups() if len(group) > 1]
         trees = tuple(grow_tree({name: rows[name] for name in group}) for group in groups)
         pictures = _drawn(report, family_distances(report, rows))
-        return Surveyed(self._with_missing(report), trees, pictures, self.left_out)
+        return Surveyed(self._with_missing(report), trees, pictures, self.left_out, choices)
 
     def _with_missing(self, report: SurveyReport) -> SurveyReport:
         """Put the names beside it that are none of a model."""

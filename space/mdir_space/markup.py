@@ -63,6 +63,15 @@ def prose(*paragraphs: str) -> str:
     return "".join(f"<p>{text(paragraph)}</p>" for paragraph in paragraphs)
 
 
+def choices(asked: str, names: Iterable[str]) -> str:
+    """Return names as buttons, each of which takes the place in the fields of one that may mean any of them."""
+    items = "".join(
+        f'<li><button type="button" class="choice" data-in-place-of="{text(asked)}">{text(name)}</button></li>'
+        for name in names
+    )
+    return f'<p>Take one of them into the field:</p><ul class="choices">{items}</ul>' if items else ""
+
+
 def not_meant(sentences: Iterable[str]) -> str:
     """Return what an answer does not mean, under its heading."""
     items = "".join(f"<li>{text(sentence)}</li>" for sentence in sentences)

@@ -10,7 +10,7 @@ from mdir_space.desk import Waiting, Working
 from mdir_space.estimate import Pace, bytes_of, duration_text, size_text
 from mdir_space.examples import Example
 from mdir_space.limits import Limits
-from mdir_space.markup import code, text
+from mdir_space.markup import choices, code, text
 from mdir_space.question import Question, RefusedError, shortened
 from mdir_space.ways import FamilyQuestion, SurveyQuestion
 
@@ -169,18 +169,5 @@ def alert(refused: RefusedError, question: Question | FamilyQuestion | SurveyQue
         command = compare_command(question.reference, question.candidate, level=question.level, alpha=question.alpha)
         local = code(f"{install_command(for_others=True)}\n{command}", "The same on your own machine")
     title = "That cannot be asked" if question is None else NOT_DONE[type(question)]
-    more = _choices(refused) + local
+    more = "".join(choices(asked, names) for asked, names in refused.choices.items()) + local
     return f'<div class="alert" role="alert"><h2>{title}</h2><p>{text(refused.message)}</p>{more}</div>'
-
-
-def _choices(refused: RefusedError) -> str:
-    """Names that fill the field in which the one stands that may mean any of them."""
-    lists = (
-        "".join(
-            f'<li><button type="button" class="choice" data-in-place-of="{text(asked)}">{text(name)}</button></li>'
-            for name in names
-        )
-        for asked, names in refused.choices.items()
-    )
-    items = "".join(lists)
-    return f'<p>Take one of them into the field:</p><ul class="choices">{items}</ul>' if items else ""

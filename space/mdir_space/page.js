@@ -13,6 +13,7 @@
     }
     if (region.textContent !== words) region.textContent = words;
   };
+  window.say = say;
 
   const copied = async (button) => {
     const field = button.dataset.from && document.getElementById(button.dataset.from);

@@ -9,7 +9,7 @@ from mdir_hf import PairResult, SurveyReport, Verdict, shown_name
 from mdir_space.addresses import query_of
 from mdir_space.answering import answering_figure
 from mdir_space.many import Surveyed
-from mdir_space.markup import download, link_row, log10_text, not_meant, text
+from mdir_space.markup import choices, download, link_row, log10_text, not_meant, text
 from mdir_space.ways import SurveyQuestion
 
 MOST_NAMES = 6
@@ -41,7 +41,7 @@ def survey_card(
         _groups(report),
         _pictures(surveyed, question),
         _pairs(report, question),
-        _not_read(report),
+        _not_read(surveyed),
         not_meant(survey_caveats(surveyed)),
         _downloads(surveyed) if link and surveyed.pictures else "",
         link_row(link, "Link to this survey") if link else "",
@@ -151,11 +151,14 @@ def _found(pair: PairResult) -> str:
     return "it could not be told" if pair.verdict == "inconclusive" else f"nothing, on {pair.common_tokens:,} tokens"
 
 
-def _not_read(report: SurveyReport) -> str:
-    missing = [(name, found.error) for name, found in report.models.items() if found.error]
+def _not_read(surveyed: Surveyed) -> str:
+    missing = [(name, found.error) for name, found in surveyed.report.models.items() if found.error]
     if not missing:
         return ""
-    items = "".join(f"<li><b>{text(shown_name(name))}</b>: {text(error)}</li>" for name, error in missing)
+    items = "".join(
+        f"<li><b>{text(shown_name(name))}</b>: {text(error)}{choices(name, surveyed.choices.get(name, ()))}</li>"
+        for name, error in missing
+    )
     return f"<h3>Not read</h3><ul>{items}</ul>"
 
 

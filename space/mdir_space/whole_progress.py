@@ -45,6 +45,8 @@ class WholeProgress:
             self._plan = event
         elif isinstance(event, SoFar):
             self._found = event.result
+            if isinstance(event.result, Family):  # what comes next is another comparison
+                self._told = Progress("opening", self._told.bytes_read)
         elif isinstance(event, Progress):
             if event.stage != self._told.stage:
                 self._bytes_before = self._told.bytes_read
@@ -52,7 +54,7 @@ class WholeProgress:
         if isinstance(self._found, Surveyed):
             now = DRAWN if self._told.stage == "trees" else DRAWN * _of_survey(self._found)
         elif isinstance(self._found, Family):
-            now = _of_family(self._found)
+            now = _of_family(self._found, self._of_comparison())
         else:
             now = self._of_comparison()
         self.share = max(self.share, min(1.0, now))
@@ -103,11 +105,17 @@ def _of_survey(surveyed: Surveyed) -> float:
     return done / (OPENING_S * n_models + pair_s * math.comb(n_models, 2))
 
 
-def _of_family(family: Family) -> float:
-    """The search, what it found to compare, and what the card declares: each counts once, as far as it is known."""
+def _of_family(family: Family, of_next: float) -> float:
+    """The search, what it found to compare, and what the card declares: each counts once, as far as it is known.
+
+    Args:
+        family: What is done.
+        of_next: How much of what comes next is.
+    """
     found, declared = family.found, family.declared
     to_compare = [] if found is None else [one for one in found.ancestors if one.log10_p < math.log10(found.alpha)]
     n_done = (found is not None) + sum(one.report is not None or one.error is not None for one in to_compare)
     n_declared = 1 if declared is None else len(declared.declared.base_models)
     n_done += 0 if declared is None else len(declared.bases)
-    return n_done / (1 + len(to_compare) + n_declared)
+    n_all = 1 + len(to_compare) + n_declared
+    return min(n_all, n_done + of_next) / n_all

@@ -222,6 +222,14 @@ def test_of_several_files_in_a_repository_each_is_offered_by_its_name(index):
         assert refused.value.choices == {FILES: (f"{FILES}/one-Q8_0.gguf", f"{FILES}/two-Q8_0.gguf")}
 
 
+def test_of_several_files_a_survey_offers_each_in_place_of_the_name(hub):
+    surveyed = survey([BASE, RELATED, FILES])
+    names = (f"{FILES}/one-Q8_0.gguf", f"{FILES}/two-Q8_0.gguf")
+    assert surveyed.choices == {FILES: names}
+    card = survey_card(surveyed, ask_survey([BASE, RELATED, FILES]))
+    assert all(f'data-in-place-of="{FILES}">{name}</button>' in card for name in names)
+
+
 def test_a_survey_groups_relatives_draws_them_and_tells_each_model_as_it_arrives(hub):
     told = []
     surveyed = survey([BASE, STRANGER, RELATED, DECLARED, "owner/absent"], tell=told.append)

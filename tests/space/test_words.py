@@ -11,10 +11,12 @@ import jsonschema
 import pytest
 
 from mdir_hf import (
+    BaseCheck,
     DeclaredLineage,
     Exclusion,
     HomologyReport,
     Level,
+    LineageCheck,
     Progress,
     ReadPlan,
     Reason,
@@ -32,6 +34,7 @@ from mdir_space.conversation import first_tab
 from mdir_space.desk import Answered, Waiting, Working
 from mdir_space.estimate import Pace, bytes_of, duration_text, size_text
 from mdir_space.examples import example_of, example_with, stored_examples
+from mdir_space.family import Family
 from mdir_space.limits import Limits
 from mdir_space.markup import HUB
 from mdir_space.notices import (
@@ -49,6 +52,7 @@ from mdir_space.reproduce import badge_panel, reproduce_panel
 from mdir_space.verdict_card import declared_text, verdict_card
 from mdir_space.ways import FamilyQuestion, SurveyQuestion
 from mdir_space.whole_progress import WholeProgress, stage_weights
+from mdir_space.work import SoFar
 
 EXAMPLES = {example.name: example for example in stored_examples()}
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>\n```$(rm -rf ~)`id`"
@@ -409,3 +413,20 @@ def test_the_bar_is_of_all_the_work_and_never_goes_back(level):
     assert sum(stage_weights(plan(Level(level))).values()) == pytest.approx(1.0)
     whole.hear(Progress("opening", 0))  # read again with the visitor's own token
     assert whole.share == shares[-1]
+
+
+def test_the_bar_of_a_family_goes_on_within_its_comparisons():
+    declared = DeclaredLineage("o/a", None, ("o/b", "o/c"), "merge", "README.md", None, (), False)
+    whole, shares = WholeProgress(), []
+    for n_done in range(2):
+        checks = tuple(BaseCheck(base, None, "is not there") for base in declared.base_models[:n_done])
+        whole.hear(SoFar(Family(declared=LineageCheck(declared, checks, None))))
+        shares.append(whole.share)
+        n_before = 20_000 * n_done
+        whole.hear(Progress("opening", n_before))
+        whole.hear(plan(Level.SCREEN))
+        whole.hear(Progress("screen", n_before, n_before + 10_000))
+        for n_read in (5_000, 10_000):
+            whole.hear(Progress("screen", n_before + n_read, n_before + 10_000))
+            shares.append(whole.share)
+    assert shares == pytest.approx([0.0, 0.55 / 3, 1 / 3, 1 / 3, 1.55 / 3, 2 / 3])

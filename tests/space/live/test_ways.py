@@ -90,11 +90,15 @@ def test_several_names_are_a_survey_that_grows_and_ends_with_matrix_and_tree(vis
     growing = page.locator('.interim .answers[data-name="matrix"] .cells')
     focus(growing)
     page.keyboard.press("ArrowRight")
+    hear = "said => new MutationObserver(() => heard.push(said.textContent)).observe(said, {childList: true})"
+    page.evaluate(f"window.heard = []; ({hear})(document.getElementById('said'))")
     expect(page.locator("#status")).to_contain_text(re.compile(r"\d of 5 models"))
     assert "3 of 4 form one family." in answered(page)
     sentence = page.locator(".verdict .sentence").inner_text()
     assert sentence.startswith(f"{BASE}, {RELATED} and {DECLARED} share weight ancestry. The other one showed none")
     assert page.locator(".survey figure img:visible").count() == 2
+    of_cell = [words for words in page.evaluate("heard") if words.startswith(f"{BASE} and ")]
+    assert len(of_cell) == len(set(of_cell)), "the asked cell is said again at each renewal"
     matrix = page.locator('.answers[data-name="matrix"]')
     assert matrix.locator(".cells").evaluate("cells => cells === document.activeElement"), "it was renewed"
     expect(matrix.locator(".said")).to_have_text(

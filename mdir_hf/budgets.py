@@ -58,6 +58,11 @@ SAFETENSORS_HEADER = Budget(100_000_000, 850_000)
 mixture of experts in a single file would fit; published ones are cut into shards of some thousands."""
 MAX_TENSORS = 420_000
 """Tensors of one checkpoint, in all its files. One of 1 T in four bits has 210,000."""
+MAX_TENSORS_UNINDEXED = 140_000
+"""The same where no index names them, so that every header is parsed. Published checkpoints in several files have one;
+a 671B mixture of experts (91,000 tensors) would do without."""
+MARKS_OF_A_TENSOR = 7
+"""Of the marks that :func:`json_values` counts, the fewest that a tensor takes in a header."""
 SHARD_INDEX = Budget(64 << 20, MAX_TENSORS + 1000)
 """Of items there is one for a tensor. The index of a 671B mixture of experts has 9 MB."""
 CONFIG_JSON = Budget(8 << 20, 1 << 20)

@@ -78,7 +78,11 @@ class Stack:
 
 @collector_paused()
 def find_stacks(names: Iterable[str], architecture: str = "unknown") -> tuple[Stack, ...]:
-    """Group names by what stands in front of their first number; of some families, the folders of a layer together."""
+    """Group names by what stands in front of their first number; of some families, the folders of a layer together.
+
+    Raises:
+        AnatomyError: If a stack has more layers than any model; soon, whatever the names are in all.
+    """
     spread = tables.FOLDERS_OF_LAYERS.get(architecture, frozenset())
     stacks: dict[str, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
     for name in names:
@@ -88,7 +92,13 @@ def find_stacks(names: Iterable[str], architecture: str = "unknown") -> tuple[St
             above, _, folder = prefix.rpartition(".")
             if folder in spread:
                 prefix, rest = above, f"{folder}{_FOLDER_MARK}{rest}"
-            stacks[prefix][index].append(rest)
+            layers = stacks[prefix]
+            layers[index].append(rest)
+            if len(layers) > tables.MOST_LAYERS:
+                raise AnatomyError(
+                    f"the names hold more than {tables.MOST_LAYERS} layers under {prefix!r}; "
+                    "so many are taken for a mistake"
+                )
     return tuple(
         Stack(prefix, {index: tuple(rests) for index, rests in sorted(layers.items())})
         for prefix, layers in sorted(stacks.items())
@@ -175,11 +185,6 @@ def place_layers(stack: Stack, sizes: ConfigSizes, notes: list[str]) -> tuple[tu
             indices = [index for index in indices if index < sizes.n_layers]
         if len(indices) < sizes.n_layers:
             notes.append(f"the config says {sizes.n_layers} layers; {len(indices)} are there")
-    if len(indices) > tables.MOST_LAYERS:
-        raise AnatomyError(
-            f"the names hold {len(indices)} layers under {stack.prefix!r}; "
-            f"more than {tables.MOST_LAYERS} are taken for a mistake"
-        )
     placed = {index: _Placed.of(index, sizes) for index in indices}
     n_experts = 0
     unplaced: list[str] = []

@@ -125,7 +125,10 @@ def resolve_anatomy(config: Config | None, names: Iterable[str], shape_of: Shape
     all_names = sorted(names)
     sizes = _with_family(read_sizes(config), all_names)
     notes: list[str] = [] if config else ["there is no config; names and shapes decided"]
-    embedding = _find_embedding(all_names, sizes, notes)
+    stacks = find_stacks(all_names, sizes.architecture)
+    is_sequential = sizes.architecture in tables.SEQUENTIAL
+    outside = all_names if is_sequential else [name for name in all_names if not is_in_layer(name)]
+    embedding = _find_embedding(all_names, outside, sizes, notes)
     stored = shape_of(embedding)
     sizes = _without_defaults_of_another_width(config, sizes, stored, notes)
     shape = _check_embedding(embedding, stored, sizes)
@@ -133,7 +136,7 @@ def resolve_anatomy(config: Config | None, names: Iterable[str], shape_of: Shape
     if sizes.vocabulary_size is not None and sizes.vocabulary_size != shape[0]:
         notes.append(f"the config says {sizes.vocabulary_size} tokens, the embedding has {shape[0]} rows")
 
-    unembedding = _find_unembedding(all_names, sizes.architecture, embedding)
+    unembedding = _find_unembedding(outside, sizes.architecture, embedding)
     if unembedding is None:
         tied = sizes.ties_embeddings is not False
     else:
@@ -151,11 +154,11 @@ def resolve_anatomy(config: Config | None, names: Iterable[str], shape_of: Shape
                 "nevertheless; it is an independent test only if the two differ"
             )
 
-    stack = choose_stack(find_stacks(all_names, sizes.architecture), embedding, sizes)
+    stack = choose_stack(stacks, embedding, sizes)
     layers: tuple[Layer, ...] = ()
     unplaced: tuple[str, ...] = ()
     final_norm = None
-    if stack is not None and sizes.architecture in tables.SEQUENTIAL:
+    if stack is not None and is_sequential:
         edges = {split[1] for name in (embedding, unembedding or "") if (split := split_at_layer(name)) is not None}
         stack = replace(stack, names={at: rests for at, rests in stack.names.items() if at not in edges})
         sizes = replace(sizes, n_layers=None)  # whose numbers do not start at 0
@@ -192,9 +195,8 @@ def resolve_anatomy(config: Config | None, names: Iterable[str], shape_of: Shape
     )
 
 
-def _find_embedding(names: list[str], sizes: ConfigSizes, notes: list[str]) -> str:
+def _find_embedding(names: list[str], outside: list[str], sizes: ConfigSizes, notes: list[str]) -> str:
     architecture = sizes.architecture
-    outside = [name for name in names if architecture in tables.SEQUENTIAL or not is_in_layer(name)]
     for candidates in (
         [name for name in outside if not _belongs_elsewhere(name)],
         outside,  # a model called visual_bert is no vision tower
@@ -202,7 +204,7 @@ def _find_embedding(names: list[str], sizes: ConfigSizes, notes: list[str]) -> s
         found = _first_match(candidates, tables.EMBEDDING_ROWS, architecture)
         if found is not None:
             return found
-    head = None if sizes.ties_embeddings is False else _find_unembedding(names, architecture, "")
+    head = None if sizes.ties_embeddings is False else _find_unembedding(outside, architecture, "")
     if head is not None:
         notes.append(
             f"of tied embeddings only the unembedding (lm_head) is stored, {head!r}; it counts as the embedding"
@@ -216,15 +218,10 @@ def _find_embedding(names: list[str], sizes: ConfigSizes, notes: list[str]) -> s
     )
 
 
-def _find_unembedding(names: list[str], architecture: str, embedding: str) -> str | None:
+def _find_unembedding(outside: list[str], architecture: str, embedding: str) -> str | None:
     if architecture in tables.HEADS_OF_OTHER_TOKENS:
         return None
-    is_sequential = architecture in tables.SEQUENTIAL
-    candidates = [
-        name
-        for name in names
-        if name != embedding and (is_sequential or not is_in_layer(name)) and not _belongs_elsewhere(name)
-    ]
+    candidates = [name for name in outside if name != embedding and not _belongs_elsewhere(name)]
     return _first_match(candidates, tables.UNEMBEDDING_ROWS, architecture)
 
 
@@ -257,9 +254,11 @@ def _of_stack(sizes: ConfigSizes, prefix: str) -> ConfigSizes:
 
 def _with_heads(sizes: ConfigSizes, stack: Stack, shape_of: ShapeOf) -> ConfigSizes:
     """Count heads on a tensor that has a row for each, in families whose config does not tell, or tells otherwise."""
-    for index, rests in stack.names.items():
+    every = {rest for rests in stack.names.values() for rest in rests}
+    telling = {rest for rest in every if any(re.fullmatch(pattern, rest) for pattern in HEADS_FROM_SHAPE)}
+    for index, rests in stack.names.items() if telling else ():
         for rest in rests:
-            if any(re.fullmatch(pattern, rest) for pattern in HEADS_FROM_SHAPE):
+            if rest in telling:
                 shape = tuple(shape_of(stack.tensor(index, rest)))
                 if len(shape) == 2 and 0 not in shape:
                     return replace(sizes, n_heads=shape[0], n_kv_heads=shape[0], head_dim=shape[1])

@@ -32,6 +32,7 @@ LENGTH_N_BYTES = 8
 """Size of the length field in front of the header."""
 
 _U64_MAX = 2**64 - 1
+_ZEROS = bytes.maketrans(b"123456789", b"000000000")
 _FIELDS = ("dtype", "shape", "data_offsets")
 
 
@@ -126,7 +127,7 @@ def _load_object(header: bytes) -> dict[str, object]:
         loaded = json.loads(
             text,
             object_pairs_hook=_unique_pairs,
-            parse_int=_parse_int,
+            parse_int=_parse_int if _has_odd_number(header) else None,
             parse_float=_parse_float,
             parse_constant=_refuse_constant,
         )
@@ -153,8 +154,13 @@ def _unique_pairs(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return found
 
 
+def _has_odd_number(header: bytes) -> bool:
+    """Whether it may hold an integer that :func:`_parse_int` reads otherwise than Python, which is quicker."""
+    return b"-0" in header or bytes(300 * b"0") in header.translate(_ZEROS)
+
+
 def _parse_int(digits: str) -> int | float:
-    if len(digits) > 300:  # beyond any float: out of range for the format's parser, and slow for ours
+    if len(digits) >= 300:  # beyond any float: out of range for the format's parser, and slow for ours
         return _parse_float(digits)
     # "-0" is a float to the format's parser, hence no size and no offset.
     return int(digits) if digits != "-0" else -0.0

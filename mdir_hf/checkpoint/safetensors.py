@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from ..budgets import MARKS_OF_A_TENSOR, SAFETENSORS_HEADER, json_values
+from ..errors import UnsupportedFormatError
 from .header import LENGTH_N_BYTES, parse_header, read_header_n_bytes
+from .index import ShardIndex
 from .shards import ShardedTensors, ShardHeader
+from .sources import FileTree
+from .spans import MAX_SPAN_BYTES
 
 HEADER_GUESS_N_BYTES = 100_000
 """First read of a file: 97 % of the headers of the 1000 most used repositories are shorter (huggingface_hub)."""
+
+
+UNNAMED_TENSORS = 100_000
+"""Tensors that shards may list beside twice those that their index names: one header as long as they may be."""
 
 
 class SafetensorsSource(ShardedTensors):
@@ -18,12 +29,49 @@ class SafetensorsSource(ShardedTensors):
 
     format_name = "safetensors"
 
+    def __init__(
+        self,
+        tree: FileTree,
+        *,
+        paths: Iterable[str] = (),
+        index: ShardIndex | None = None,
+        max_span_bytes: int = MAX_SPAN_BYTES,
+    ) -> None:
+        super().__init__(tree, paths=paths, index=index, max_span_bytes=max_span_bytes)
+        self._unparsed: dict[str, bytes] = {}
+        # Shards list what the index names, and little else: one of many, each with a long header, would take minutes.
+        self._n_left = None if index is None else 2 * len(index.weight_map) + UNNAMED_TENSORS
+
+    def _most_tensors(self, path: str) -> int:
+        content = self._unparsed[path] = self._header_bytes(path)
+        if sum(map(len, self._unparsed.values())) > SAFETENSORS_HEADER.n_bytes:
+            raise UnsupportedFormatError(
+                f"the headers up to that of {path} have more than {SAFETENSORS_HEADER.n_bytes:,} bytes, and no index "
+                "says which of them are needed",
+                subject=self.label,
+            )
+        return json_values(content) // MARKS_OF_A_TENSOR
+
     def _read_header(self, path: str) -> ShardHeader:
+        content = self._unparsed.pop(path, None)
+        if content is None:
+            content = self._header_bytes(path)
+        source = self._byte_source(path)
+        if self._n_left is not None:
+            self._n_left -= json_values(content) // MARKS_OF_A_TENSOR
+            if self._n_left < 0:
+                raise UnsupportedFormatError(
+                    f"the headers up to that of {path} list many more tensors than the index names",
+                    subject=self._label_of_index(),
+                )
+        header = parse_header(content, n_file_bytes=source.n_bytes, path=path, label=source.label)
+        return ShardHeader(header.tensors)
+
+    def _header_bytes(self, path: str) -> bytes:
         source = self._byte_source(path)
         prefix = source.read(0, min(source.n_bytes, LENGTH_N_BYTES + HEADER_GUESS_N_BYTES))
         n_bytes = read_header_n_bytes(prefix, n_file_bytes=source.n_bytes, label=source.label)
         stop = LENGTH_N_BYTES + n_bytes
         if stop > len(prefix):
             prefix += source.read(len(prefix), stop)
-        header = parse_header(prefix[LENGTH_N_BYTES:stop], n_file_bytes=source.n_bytes, path=path, label=source.label)
-        return ShardHeader(header.tensors)
+        return bytes(prefix[LENGTH_N_BYTES:stop])

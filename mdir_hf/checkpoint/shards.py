@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import ClassVar
 
-from ..budgets import MAX_TENSORS
+from ..budgets import MAX_TENSORS_UNINDEXED
 from ..errors import CorruptCheckpointError, TensorNotFoundError, UnsupportedFormatError
 from .index import ShardIndex
 from .ranged import RangedTensors
@@ -66,6 +66,11 @@ class ShardedTensors(RangedTensors):
     def _read_header(self, path: str) -> ShardHeader:
         """Read what one file holds."""
 
+    def _most_tensors(self, path: str) -> int:
+        """How many tensors one file lists, at most; cheaper than reading its header where a format can tell."""
+        header = self._header(path)
+        return len(header.tensors) + len(header.unreadable)
+
     @property
     def paths(self) -> tuple[str, ...]:
         """The weight files, sorted; with an index, those that it names."""
@@ -114,16 +119,17 @@ class ShardedTensors(RangedTensors):
 
     def _listed(self) -> dict[str, str]:
         """Which file holds each tensor, by the headers of all files."""
-        listed: list[tuple[str, str]] = []
+        n_tensors = 0
         for path in self._paths:
-            header = self._header(path)
-            listed += ((name, path) for name in (*header.tensors, *header.unreadable))
-            if len(listed) > MAX_TENSORS:
+            n_tensors += self._most_tensors(path)
+            if n_tensors > MAX_TENSORS_UNINDEXED:
                 raise UnsupportedFormatError(
-                    f"the weight files up to {path} list {len(listed):,} tensors, and {MAX_TENSORS:,} are read in all; "
-                    "no checkpoint has as many",
+                    f"the weight files up to {path} list {n_tensors:,} tensors, no index names them, and "
+                    f"{MAX_TENSORS_UNINDEXED:,} are read without one",
                     subject=self.label,
                 )
+        headers = {path: self._header(path) for path in self._paths}
+        listed = [(name, path) for path, header in headers.items() for name in (*header.tensors, *header.unreadable)]
         path_of = dict(listed)
         if len(path_of) < len(listed):
             twice = next(name for name, n in Counter(name for name, _ in listed).items() if n > 1)

@@ -198,12 +198,26 @@ def test_a_tensor_in_two_shards_without_index_is_refused(weights):
 
 def test_files_without_index_hold_so_many_tensors_in_all_and_no_more(weights, monkeypatch):
     shards = {f"model-0000{k}-of-00003.safetensors": safetensors_bytes({f"w.{k}": weights["other"]}) for k in (1, 2, 3)}
-    monkeypatch.setattr("mdir_hf.checkpoint.shards.MAX_TENSORS", 3)
+    monkeypatch.setattr("mdir_hf.checkpoint.shards.MAX_TENSORS_UNINDEXED", 3)
     assert len(open_checkpoint(MemoryTree(shards)).names()) == 3
-    monkeypatch.setattr("mdir_hf.checkpoint.shards.MAX_TENSORS", 1)
-    tree = MemoryTree(shards)
-    with pytest.raises(UnsupportedFormatError, match=r"up to model-00002.* list 2 tensors, and 1 are read in all"):
-        open_checkpoint(tree).names()
+    monkeypatch.setattr("mdir_hf.checkpoint.shards.MAX_TENSORS_UNINDEXED", 1)
+    monkeypatch.setattr("mdir_hf.checkpoint.safetensors.parse_header", None)  # it is told before any is parsed
+    with pytest.raises(UnsupportedFormatError, match=r"up to model-00002.* list 2 tensors, .* and 1 are read without"):
+        open_checkpoint(MemoryTree(shards)).names()
+
+
+def test_shards_may_list_little_that_their_index_does_not_name(weights, monkeypatch):
+    shards = {f"model-{k}.safetensors": safetensors_bytes({f"w.{k}": weights["other"]}) for k in range(9)}
+    many = safetensors_bytes({f"x.{k}": weights["other"].clone() for k in range(40)} | {"w.9": weights["other"]})
+    index = {"weight_map": {f"w.{k}": f"model-{k}.safetensors" for k in range(10)}}
+    files = {**shards, "model-9.safetensors": many, "model.safetensors.index.json": json.dumps(index).encode()}
+    monkeypatch.setattr("mdir_hf.checkpoint.safetensors.UNNAMED_TENSORS", 40)
+    source = open_checkpoint(MemoryTree(files))
+    assert [source.spec(f"w.{k}").shape for k in range(10)] == [tuple(weights["other"].shape)] * 10
+    monkeypatch.setattr("mdir_hf.checkpoint.safetensors.UNNAMED_TENSORS", 20)
+    source = open_checkpoint(MemoryTree(files))
+    with pytest.raises(UnsupportedFormatError, match=r"up to that of model-9.* many more tensors than the index names"):
+        [source.spec(f"w.{k}") for k in range(10)]
 
 
 def test_a_truncated_file_is_refused_from_its_header(weights):

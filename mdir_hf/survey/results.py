@@ -15,6 +15,7 @@ from scipy.sparse.csgraph import connected_components
 
 from mdir_hf.errors import InputError
 from mdir_hf.report import HomologyReport, ModelSummary
+from mdir_hf.saving.folder import write_file
 
 SCHEMA = "mdir-hf/survey/1"
 RESULTS = "results.jsonl"
@@ -177,11 +178,12 @@ class ResultFile:
     """Appends results to a file as lines of JSON, each on the disk before the next is computed.
 
     Args:
-        path: The file; made if it is not there. Its first line holds the settings.
+        path: The file; made with its first line, which holds the settings, if it is not there.
         settings: What this survey asks. A file of other settings is refused: its p-values answer another question.
 
     Raises:
         InputError: If the file was made by other settings, or is no survey.
+        OSError: If it cannot be made; then it is not there.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
@@ -189,10 +191,9 @@ class ResultFile:
         self.models: dict[str, ModelResult] = {}
         self.pairs: dict[Pair, PairResult] = {}
         first = _line("settings", {"schema": SCHEMA, **settings})
-        if not path.exists() or _is_begun(path, first):
+        if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.unlink(missing_ok=True)
-            self._append(first)
+            write_file(path, first)  # whoever plans to go on reads the file before this
             return
         known, self.models, self.pairs, n_whole = _read(path)
         differing = [key for key, value in settings.items() if known.get(key) != value]
@@ -238,13 +239,6 @@ def result_lines(report: SurveyReport) -> bytes:
     lines += [_line("model", asdict(report.models[name])) for name in report.names if name in report.models]
     lines += [_line("pair", asdict(found)) for found in report.pairs.values()]
     return b"".join(lines)
-
-
-def _is_begun(path: Path, first: bytes) -> bool:
-    """Tell whether a file holds a part of its first line and no more: a kill came in between."""
-    with path.open("rb") as file:
-        found = file.read(len(first))
-    return len(found) < len(first) and first.startswith(found)
 
 
 def _line(kind: str, body: Mapping[str, Any]) -> bytes:

@@ -107,6 +107,19 @@ def test_what_one_visitor_may_read_is_kept_nowhere_and_refused_to_the_next(desk,
     assert not answer(desk, Question(BASE, name), reader).was_kept
 
 
+@pytest.mark.parametrize("token", ["hf_\xe4", "hf_\x80\xff", "hf_\x00"])
+def test_a_token_that_none_is_is_told_and_not_shown(desk, token):
+    with pytest.raises(RefusedError, match="the token holds characters that no token has") as told:
+        answer(desk, Question(BASE, RELATED), Visitor("address 1.2.3.4", token))
+    assert token not in str(told.value)
+
+
+def test_what_the_page_keeps_of_the_hub_lies_in_our_bounded_cache_alone(desk, hf_home):
+    answer(desk, Question(BASE, RELATED))
+    kept = [path.relative_to(hf_home) for path in hf_home.rglob("*") if path.is_file()]
+    assert {path.parts[0] for path in kept if path.name != ".agent_harnesses.json"} == {"mdir-hf"}
+
+
 def test_an_account_without_access_to_a_gated_model_is_told_so(desk, hub):
     with pytest.raises(RefusedError, match="has not been granted access"):
         answer(desk, Question(BASE, GATED), Visitor("account outsider", hub.outsider_token))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from mdir_hf.errors import InputError
-from mdir_hf.survey.results import ModelResult, PairResult, ResultFile, SurveyReport
+from mdir_hf.survey.results import ModelResult, PairResult, ResultFile, SurveyReport, read_survey
 
 NAMES = ("a", "b", "c", "d")
 
@@ -40,16 +42,24 @@ def test_two_models_that_declare_one_base_have_declared_their_relation():
     assert survey(("a", "b"), declared={"a": ("x",), "b": ("x",)}).undeclared() == ()
 
 
-@pytest.mark.parametrize("n_bytes", [0, 1, 40, -1])
-def test_a_file_whose_first_line_a_kill_cut_short_is_begun_again_and_no_other_file_is(tmp_path, n_bytes):
+def test_a_file_is_there_with_its_whole_first_line_or_not_at_all(tmp_path, monkeypatch):
     path, settings = tmp_path / "results.jsonl", {"alpha": 1e-10, "names": list(NAMES)}
-    ResultFile(path, settings)
-    whole = path.read_bytes()
-    path.write_bytes(whole[:n_bytes])
-    ResultFile(path, settings)
-    assert path.read_bytes() == whole
 
+    def end(*paths):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as at_any_write:
+        at_any_write.setattr(Path, "replace", end)
+        with pytest.raises(OSError, match="No space left"):
+            ResultFile(path, settings)
+    assert list(tmp_path.iterdir()) == []
+    ResultFile(path, settings)
+    assert read_survey([path]).names == NAMES
+
+
+def test_a_file_that_is_no_survey_stays_as_it_is(tmp_path):
+    path = tmp_path / "results.jsonl"
     path.write_bytes(b"somebody's notes")
     with pytest.raises(InputError):
-        ResultFile(path, settings)
+        ResultFile(path, {"alpha": 1e-10})
     assert path.read_bytes() == b"somebody's notes"

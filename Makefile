@@ -28,9 +28,10 @@ help: ## Show this list
 demo: .venv/.installed-demo ## Build a small family of models, compare them through a local hub, print the verdicts
 	$(BIN)/mdir-hf demo
 
-# One process per core and one thread per process: torch and BLAS crawl when they have more threads than cores.
+# One process per core and one thread per process: torch and BLAS crawl when they have more threads than cores. Each
+# begins with half of the files, so that what a file makes for all its tests is made once.
 test: .venv/.installed ## The tests, without the slow ones
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not slow' -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not slow' -n 2 --dist worksteal
 
 # What a library leaves open (signs, null bases, the last bits of a sum) differs from one processor to the next. Older
 # instruction sets and another number of threads bring most of it out on one machine (MKL_CBWR: on AMD, too, where MKL
@@ -45,9 +46,9 @@ test-machines: .venv/.installed ## The numeric tests under two instruction sets,
 	  env $(COMMON) OMP_NUM_THREADS=$$threads $(BIN)/python -m pytest -m 'not slow' $(NUMERIC) || exit 1; \
 	done
 
-# A file stays with one process: what it trains or starts, all its tests share.
+# A file stays with one process: what it trains or starts, all its tests share. tests/conftest.py says which begin first.
 test-slow: .venv/.installed chromium ## The slow tests: trained models, large sparse files, the Space in Chromium
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow -n 2 --dist loadfile --durations=25
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow -n 2 --dist loadfile --no-loadscope-reorder --durations=25
 
 fuzz: .venv/.installed ## An hour of files like valid ones; what breaks a reader is kept in tests/fuzz/findings
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz 3600

@@ -1,10 +1,13 @@
 """Runs commands of ``mdir-hf`` in processes that may take little memory and time, and tells how each ended.
 
-One interpreter imports everything and forks a child for each command, so that a child costs nothing but what it does.
+One interpreter imports everything, compares two models and forks a child for each command, so that a child costs
+nothing but what it does.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import subprocess
@@ -35,11 +38,18 @@ class Ending:
     err: str
 
 
-def run_limited(commands: Sequence[Sequence[str]], folder: Path) -> list[Ending]:
-    """Run each command line of ``mdir-hf`` for itself; ``folder`` takes their output."""
+def run_limited(commands: Sequence[Sequence[str]], folder: Path, *, first: Sequence[str]) -> list[Ending]:
+    """Run each command line of ``mdir-hf`` for itself.
+
+    Args:
+        commands: The command lines.
+        folder: Takes their output.
+        first: A command line that ends well. It runs before the others and without limits, so that what a process
+            computes once is there for each of them.
+    """
     folder.mkdir()
     asked = folder / "commands.json"
-    asked.write_text(json.dumps([list(command) for command in commands]))
+    asked.write_text(json.dumps([list(command) for command in (first, *commands)]))
     root = Path(__file__).parent.parent
     environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "HF_HOME": str(folder / "hf")}
     subprocess.run([sys.executable, __file__, str(asked)], check=True, env=environment, cwd=folder)
@@ -47,10 +57,12 @@ def run_limited(commands: Sequence[Sequence[str]], folder: Path) -> list[Ending]
 
 
 def _main(asked: Path) -> None:
-    import mdir_hf.checker
-    import mdir_hf.cli  # noqa: F401
+    from mdir_hf.cli import main
 
-    for number, command in enumerate(json.loads(asked.read_text())):
+    first, *commands = json.loads(asked.read_text())
+    with contextlib.redirect_stdout(io.StringIO()):
+        assert main(first) == 0
+    for number, command in enumerate(commands):
         out, err = (asked.with_name(f"{number}.{name}") for name in ("out", "err"))
         child = os.fork()
         if child == 0:

@@ -311,7 +311,8 @@ def endings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Ending,
             ["compare", str(root / "base"), str(folder), "--quiet", *["--level", "body"] * name.startswith("layers: ")]
             for name, (folder, _) in cases.items()
         ]
-        ended = run_limited(commands, root / "out")
+        whole = ["compare", str(root / "base"), str(root / "base"), "--quiet", "--level", "body"]
+        ended = run_limited(commands, root / "out", first=whole)
         assert not (root / "witness").exists()
     return {name: (ending, said) for (name, (_, said)), ending in zip(cases.items(), ended, strict=True)}
 

@@ -8,7 +8,9 @@ always the same, in the same order.
 from __future__ import annotations
 
 import ast
+import os
 import sysconfig
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +34,7 @@ _HELD_OUT_N_MODULES = 16
 _HELD_OUT_N_CHARS = 6_000
 # What a Python without its sources (a frozen or zipped one) would give is too little to train on.
 _MIN_N_CHARS = 500_000
+_MAY_HOLD_DOCSTRINGS = (ast.stmt, ast.ExceptHandler, ast.match_case)
 
 
 @dataclass(frozen=True)
@@ -76,10 +79,7 @@ def read_corpus(*, code_n_chars: int = 2_000_000, prose_n_chars: int = 600_000) 
         InputError: The standard library's sources are not on disk.
     """
     library = Path(sysconfig.get_path("stdlib"))
-    modules = sorted(
-        (path for path in library.rglob("*.py") if _LEFT_OUT.isdisjoint(path.relative_to(library).parts)),
-        key=lambda path: path.relative_to(library).as_posix(),
-    )
+    modules = sorted(_modules(library), key=lambda path: path.relative_to(library).as_posix())
     code = _body((_read(path) for path in modules[::2]), code_n_chars)
     prose = _body(("\n\n".join(_docstrings(_read(path))) for path in modules[1::2]), prose_n_chars)
     n_chars = sum(map(len, code.learnt)) + sum(map(len, prose.learnt))
@@ -141,6 +141,12 @@ def train_unigram(texts: Sequence[str], *, vocabulary_size: int) -> Tokenizer:
     return tokenizer
 
 
+def _modules(library: Path) -> Iterator[Path]:
+    for folder, inner, files in os.walk(library):
+        inner[:] = set(inner) - _LEFT_OUT  # installed packages are many times as many
+        yield from (Path(folder) / file for file in files if file.endswith(".py"))
+
+
 def _read(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="replace")
 
@@ -165,7 +171,11 @@ def _docstrings(source: str) -> Iterator[str]:
         tree = ast.parse(source)
     except SyntaxError:  # a few modules of a standard library are written for another Python, on purpose
         return
-    for node in ast.walk(tree):
+    # In the order of ast.walk, without the expressions: most of a tree, and nothing in them has a docstring.
+    waiting: deque[ast.AST] = deque([tree])
+    while waiting:
+        node = waiting.popleft()
+        waiting.extend(inner for inner in ast.iter_child_nodes(node) if isinstance(inner, _MAY_HOLD_DOCSTRINGS))
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             docstring = ast.get_docstring(node)
             if docstring:

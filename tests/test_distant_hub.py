@@ -1,11 +1,17 @@
 """Whole comparisons over a Hub with a bad day: what fails on the way there is got over, and how often it is asked."""
 
+import shutil
+import threading
+from pathlib import Path
+
 import pytest
 
 from benchmarks.round_trips import write_sharded
 from mdir_hf.checker import HomologyChecker, compare
-from mdir_hf.errors import GatedRepositoryError
+from mdir_hf.comparison import model, opening
+from mdir_hf.errors import GatedRepositoryError, VocabularyError
 from mdir_hf.report import Level
+from mdir_hf.vocabulary import read_vocabulary
 from tests.hub.fixtures import hf_home, loopback_hub, waits
 from tests.loopback.faults import Fault
 
@@ -72,6 +78,31 @@ def test_a_renamed_model_is_redirected_once(loopback_hub, pair):
     assert report.verdict.value == "homologous"
     assert report.candidate.repo == "b/copy"
     assert [request.path for request in loopback_hub.sent("hub", "b/copy")] == ["/api/models/b/copy/revision/main"]
+
+
+def test_a_vocabulary_that_both_have_is_taken_apart_once_beside_what_opens_the_weights(pair, monkeypatch):
+    threads = []
+
+    def recorded(names, read):
+        threads.append(threading.current_thread().name)
+        return read_vocabulary(names, read)
+
+    monkeypatch.setattr(opening, "read_vocabulary", recorded)
+    monkeypatch.setattr(model, "read_vocabulary", recorded)
+    assert verdict(pair) == "homologous"
+    assert threads == ["mdir-hf-vocabulary"]
+
+
+def test_a_broken_vocabulary_is_the_same_error_however_models_are_opened(loopback_hub, folders, tmp_path):
+    broken = Path(shutil.copytree(folders[1], tmp_path / "broken"))
+    broken.joinpath("tokenizer.json").write_text("{")
+    for name, folder in (("a/original", folders[0]), ("b/broken", broken)):
+        loopback_hub.add_repository(name, folder)
+    with pytest.raises(VocabularyError) as at_once:
+        compared(("a/original", "b/broken"))
+    with pytest.raises(VocabularyError) as in_turn:
+        HomologyChecker.from_pretrained("a/original").compare("b/broken", progress=False)
+    assert str(at_once.value) == str(in_turn.value)
 
 
 def test_identical_weights_cost_no_tokenizer(loopback_hub, folders):

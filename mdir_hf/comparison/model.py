@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import Future
 from functools import cached_property, partial
 
 from mdir_hf.anatomy import Anatomy, gguf_config, params_config, read_config, resolve_anatomy
@@ -11,6 +12,7 @@ from mdir_hf.comparison.bases import OpenRepository, Weights, about_model, open_
 from mdir_hf.comparison.comparable import matrix_spec
 from mdir_hf.errors import InputError, MdirError, naming
 from mdir_hf.hub import Repository, open_repository
+from mdir_hf.hub.in_order import result_of
 from mdir_hf.report import ModelSummary
 from mdir_hf.vocabulary import Vocabulary, doubts_of_vocabulary, gguf_vocabulary, read_vocabulary, vocabulary_files
 
@@ -32,6 +34,7 @@ class Model:
         variant: As in transformers: ``fp16`` reads ``model.fp16.safetensors``; of several GGUF files part of a name.
         tokenizer: Where its tokenizer files are instead, and whatever vocabulary its own files hold counts nothing.
         open_other: Opens the base of an adapter; by default as ``open_repository`` does.
+        vocabulary: The vocabulary of the repository's own tokenizer files, where it is being read already.
 
     Attributes:
         repository: Where its files are.
@@ -57,6 +60,7 @@ class Model:
         variant: str | None = None,
         tokenizer: Repository | None = None,
         open_other: OpenRepository | None = None,
+        vocabulary: Future[Vocabulary] | None = None,
     ) -> None:
         self.repository = repository
         if None not in (variant, repository.variant) and variant != repository.variant:
@@ -66,6 +70,7 @@ class Model:
             )
         self.variant = variant = variant or repository.variant
         self.tokenizer = tokenizer
+        self._coming_vocabulary = vocabulary
         open_other = open_other or partial(open_repository, ledger=repository.ledger)
         try:
             self.weights: Weights = open_weights(repository, variant=variant, open_other=open_other)
@@ -122,6 +127,8 @@ class Model:
                 return gguf_vocabulary(self._metadata, file=self.tensors.paths[0])
             if not self.vocabulary_paths and self.tokenizer is None:
                 return None
+            if self._coming_vocabulary is not None and self.tokenizer_files is self.repository:
+                return result_of(self._coming_vocabulary)
             return read_vocabulary(self.tokenizer_files.files, self.tokenizer_files.read)
 
     def vocabulary_doubts(self) -> tuple[str, ...]:

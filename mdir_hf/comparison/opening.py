@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Set
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -17,7 +18,7 @@ from mdir_hf.hub.reference import WEIGHT_SUFFIXES
 from mdir_hf.loaded.repository import LoadedRepository
 from mdir_hf.processor import is_one_of_several_ranks
 from mdir_hf.report import Level
-from mdir_hf.vocabulary import vocabulary_files
+from mdir_hf.vocabulary import Vocabulary, read_vocabulary, vocabulary_files
 
 T = TypeVar("T")
 
@@ -114,7 +115,13 @@ class NamedModel:
         return reading.open(self.repo_or_folder, revision=self.revision, subfolder=self.subfolder, ledger=ledger)
 
     def open_in(
-        self, repository: Repository, reading: Reading, ledger: IoLedger, *, may_read_head: bool = False
+        self,
+        repository: Repository,
+        reading: Reading,
+        ledger: IoLedger,
+        *,
+        may_read_head: bool = False,
+        vocabulary: Future[Vocabulary] | None = None,
     ) -> Model:
         """Open it where it was found; as :meth:`open` otherwise.
 
@@ -123,6 +130,7 @@ class NamedModel:
             reading: How repositories are opened.
             ledger: Counts what is read.
             may_read_head: Whether its output embeddings may be asked for next, whose shard has a header of its own.
+            vocabulary: The vocabulary of its own tokenizer files, where it is being read already.
         """
         expect_files(repository, self.variant, may_read_head=may_read_head)
         open_one = partial(reading.open, ledger=ledger)
@@ -135,6 +143,7 @@ class NamedModel:
                 if isinstance(repository, LoadedRepository)
                 else open_bases_at(open_one, self.bases)
             ),
+            vocabulary=vocabulary,
         )
 
 
@@ -155,12 +164,14 @@ def open_both(
     """
     named = (reference, candidate)
     found = _both(*(partial(one.find, reading, ledger) for one in named))
+    read: list[Repository] = []
     if not (level.accepts_equal_files and _list_same_weights(*found)):
-        _expect_vocabularies(*(place for one, place in zip(named, found, strict=True) if one.tokenizer is None))
+        read = _expect_vocabularies(*(place for one, place in zip(named, found, strict=True) if one.tokenizer is None))
+    vocabularies = (_vocabulary_of(place) if place in read and not place.is_local else None for place in found)
     return _both(
         *(
-            partial(one.open_in, place, reading, ledger, may_read_head=not level.is_screen_only)
-            for one, place in zip(named, found, strict=True)
+            partial(one.open_in, place, reading, ledger, may_read_head=not level.is_screen_only, vocabulary=vocabulary)
+            for one, place, vocabulary in zip(named, found, vocabularies, strict=True)
         )
     )
 
@@ -204,7 +215,9 @@ def _list_same_weights(mine: Repository, other: Repository) -> bool:
     return bool(known) and None not in known and known == digests_of(other)
 
 
-def _expect_vocabularies(*repositories: Repository, known: Set[str] = frozenset()) -> None:
+def _expect_vocabularies(*repositories: Repository, known: Set[str] = frozenset()) -> list[Repository]:
+    """Begin to read tokenizer files, those of the same content once, and return whose."""
+    read = []
     for repository in repositories:
         if any(path.endswith(".gguf") for path in (repository.file or "", *repository.files)):
             continue  # the weights may bring their own
@@ -212,4 +225,11 @@ def _expect_vocabularies(*repositories: Repository, known: Set[str] = frozenset(
         digests = {repository.files[path].sha256 or repository.files[path].blob_id or "" for path in paths}
         if "" in digests or not digests <= known:  # files of the same content are read once
             repository.expect(whole=paths)
+            read.append(repository)
         known = known | digests
+    return read
+
+
+def _vocabulary_of(repository: Repository) -> Future[Vocabulary]:
+    """Take a vocabulary apart while the headers of the weights are on their way."""
+    return run_beside(partial(read_vocabulary, repository.files, repository.read), name="mdir-hf-vocabulary")

@@ -386,10 +386,12 @@ class Desk:
                 yield cast("Answered[R]", known)
                 return
             work = _submit(self._workers, assignment.run, ticket)
+            ended = _event_of(work)
             while not work.done():
                 at, seconds = assignment.progress, assignment.seconds
                 yield Working(assignment.plan, at, seconds, assignment.so_far, assignment.whole.share)
-                await asyncio.sleep(POLL_S)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(ended.wait(), POLL_S)
             yield await self._keep(self._answered(work, assignment, what), question, visitor)
         finally:
             assignment.stop()
@@ -441,6 +443,18 @@ def _submit(workers: ThreadPoolExecutor, work: Callable[[], R], ticket: Ticket) 
     future = workers.submit(work)
     future.add_done_callback(lambda _: ticket.leave())
     return future
+
+
+def _event_of(work: Future[R]) -> asyncio.Event:
+    """Return what is set when work has ended, so that its answer need not wait until somebody looks again."""
+    ended, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def tell(_: Future[R]) -> None:
+        with suppress(RuntimeError):  # the loop has been closed: nobody waits any more
+            loop.call_soon_threadsafe(ended.set)
+
+    work.add_done_callback(tell)
+    return ended
 
 
 def out_of_time(seconds: float, *, what: str = "The comparison") -> RefusedError:

@@ -120,11 +120,11 @@ class ShardedTensors(RangedTensors):
     def _listed(self) -> dict[str, str]:
         """Which file holds each tensor, by the headers of all files."""
         n_tensors = 0
-        for path in self._paths:
+        for path in self._paths if len(self._paths) > 1 else ():  # one file has a bound of its own
             n_tensors += self._most_tensors(path)
             if n_tensors > MAX_TENSORS_UNINDEXED:
                 raise UnsupportedFormatError(
-                    f"the weight files up to {path} list {n_tensors:,} tensors, no index names them, and "
+                    f"the weight files up to {path} list up to {n_tensors:,} tensors, no index names them, and "
                     f"{MAX_TENSORS_UNINDEXED:,} are read without one",
                     subject=self.label,
                 )

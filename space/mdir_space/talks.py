@@ -78,7 +78,10 @@ def answer_updates(
     pinned = pinned_link(answered, request, question)
     link = pinned or f"{page_address(request)}?{query}"
     note = KEPT if answered.was_kept else answered.cut_short
-    embedding = card_code(answer_words(result, question).headline, pinned, server_address(request)) if pinned else ""
+    embedding = ""
+    if pinned:
+        lines = card_code(answer_words(result, question).headline, pinned, server_address(request))
+        embedding = f"<details data-kept='card'><summary>Show it on another page</summary>{lines}</details>"
     card = answer_card(result, question, link=link, note=note, embedding=embedding)
     return {
         panels.status: '<span class="unseen settled" data-say="The answer is complete."></span>',

@@ -5,7 +5,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
 
 from tests.space.live.steps import TABS, compare, open_tab, overflow, refusal, settle, verdict
-from tests.space.models import BASE, RELATED
+from tests.space.models import BASE, RELATED, STRANGER
 
 PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
 
@@ -95,6 +95,26 @@ def test_a_page_told_to_be_dark_shows_dark_pictures_on_a_light_system(visit):
     settle(page)
     expect(page.locator("#panel-evidence .when-dark img").first).to_be_visible()
     expect(page.locator("#panel-evidence .when-light img").first).to_be_hidden()
+
+
+def test_with_letters_twice_as_large_nothing_is_cut_off_and_the_scale_grows_with_them(visit):
+    page = visit(f"/?a={BASE}&b={RELATED}")
+    settle(page)
+    before = page.locator("svg.scale").bounding_box()["width"]
+    page.add_style_tag(content="html { font-size: 200% }")
+    assert page.locator("svg.scale").bounding_box()["width"] > 1.5 * before
+    for tab in page.get_by_role("tab").all():
+        assert tab.bounding_box()["height"] >= 2 * 16 * 1.25, tab.inner_text()
+    assert overflow(page) == 0
+
+
+def test_a_figure_on_a_phone_is_as_large_as_its_words_need_and_scrolls_by_itself(visit):
+    page = visit(f"/?a={BASE}+{RELATED}+{STRANGER}", **PHONE)
+    expect(page.locator("#status .settled")).to_be_attached()
+    matrix = page.locator('.answers[data-name="matrix"]')
+    assert matrix.locator(".sheet").bounding_box()["width"] >= 36 * 16
+    assert matrix.locator(".view").bounding_box()["width"] <= 390
+    assert overflow(page) == 0
 
 
 def focused(page):

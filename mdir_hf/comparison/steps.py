@@ -297,7 +297,7 @@ def _compare_layers(
     ``on_found`` is told of a significant map, and of every matched pair that is analysed.
 
     Raises:
-        AnatomyError: If the layers of a model cannot be known by.
+        AnatomyError: If the layers of a model cannot be told apart.
         UnsupportedFormatError: If they cannot be read.
     """
     # An embedding that is projected on its way in has channels of its own, which say nothing about the stream's.

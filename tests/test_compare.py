@@ -428,3 +428,19 @@ def test_a_device_that_is_not_there_is_refused_with_a_sentence(base, device):
 def test_the_device_may_be_left_to_the_machine(base):
     expected = "cuda" if torch.cuda.is_available() else "cpu"
     assert HomologyChecker.from_pretrained(base, device="auto").settings.device == expected
+
+
+@pytest.mark.parametrize(
+    ("rows", "channels", "verdict"),
+    [
+        pytest.param(slice(12), slice(None), "no_evidence", id="1 % of the rows"),
+        pytest.param(slice(None), slice(4), "no_evidence", id="4 of 64 channels"),
+        pytest.param(slice(600), slice(None), "homologous", id="half of the rows"),
+    ],
+)
+def test_a_few_rows_or_channels_copied_into_a_stranger_forge_no_relation(tmp_path, rows, channels, verdict):
+    base, stranger = gaussian(1200, 64, 0), gaussian(1200, 64, 1)
+    stranger[rows, channels] = base[rows, channels]
+    one, other = write_model(tmp_path / "base", base), write_model(tmp_path / "stranger", stranger)
+    report = HomologyChecker.from_pretrained(one).compare(other, level="embedding", progress=False)
+    assert report.verdict.value == verdict

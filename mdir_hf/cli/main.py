@@ -68,6 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     run: Callable[[argparse.Namespace], int] = options.run
     keep_no_freed_blocks()
     try:
+        if os.environ.get("HF_ENDPOINT"):
+            import mdir_hf.hub  # noqa: F401  refuses what the Hub's client could not be imported with
         return run(options)
     except MdirError as exc:
         if os.environ.get("MDIR_DEBUG"):

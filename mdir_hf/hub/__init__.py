@@ -3,6 +3,12 @@
 ``HF_ENDPOINT``, ``HF_HUB_OFFLINE``, ``HF_HOME`` and ``MDIR_HF_CACHE`` are read when something is opened, not at import.
 """
 
+# ruff: noqa: E402  the environment is looked at before the client is imported, which reads it then
+
+from mdir_hf.hub.addresses import check_environment
+
+check_environment()
+
 from mdir_hf.hub.ledger import IoLedger
 from mdir_hf.hub.listing import ModelList, models_of_author, models_of_collection
 from mdir_hf.hub.local import LocalFile, LocalRepository

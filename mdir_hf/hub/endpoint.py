@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Container
 from typing import TypedDict
 from urllib.parse import urlsplit
 
@@ -16,14 +15,13 @@ from huggingface_hub import constants
 
 from mdir_hf._version import __version__
 from mdir_hf.errors import InputError
-from mdir_hf.names import shown_name
+from mdir_hf.hub.addresses import DEFAULT_PORTS, check_endpoint, is_address
 
 _TRUE = frozenset({"1", "ON", "YES", "TRUE"})  # what the Hub client takes for true
 _PROXY_VARIABLES = tuple(
     name for kind in ("HTTP", "HTTPS", "ALL") for name in (f"{kind}_PROXY", f"{kind.lower()}_proxy")
 )
 _PROXY_SCHEMES = frozenset({"http", "https", "socks5", "socks5h"})
-_DEFAULT_PORTS = {"http": 80, "https": 443}
 # The public Hub and its short domain: a mirror or the short domain may redirect there, and tokens belong there.
 _PUBLIC_HUB = ("https://huggingface.co", "https://hf.co")
 
@@ -49,11 +47,7 @@ def current_endpoint() -> str:
         InputError: If ``HF_ENDPOINT`` is not an http(s) URL, or a proxy that the environment names cannot be used.
     """
     endpoint = (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
-    if not _is_address(endpoint, _DEFAULT_PORTS):
-        shown = shown_name(endpoint.rpartition("@")[2])  # without a password
-        raise InputError(
-            f"HF_ENDPOINT is {shown!r}, expected an address like https://huggingface.co; unset or correct it"
-        )
+    check_endpoint(endpoint)
     _check_proxies()
     return endpoint
 
@@ -65,20 +59,10 @@ def _check_proxies() -> None:
         if not proxy:
             continue
         address = proxy if "://" in proxy else f"http://{proxy}"
-        if not _is_address(address, _PROXY_SCHEMES):
+        if not is_address(address, _PROXY_SCHEMES):
             raise InputError(f"{name} is not the address of a proxy; write one like http://host:3128, or unset it")
         if address.lower().startswith("socks") and importlib.util.find_spec("socksio") is None:
             raise InputError(f"{name} names a SOCKS proxy, which needs the package socksio: `pip install socksio`")
-
-
-def _is_address(url: str, schemes: Container[str]) -> bool:
-    try:
-        parts = urlsplit(url)
-        _ = parts.port  # raises where it is no number of a port
-    except ValueError:
-        return False
-    is_plain = url.isprintable() and " " not in url and not parts.query and not parts.fragment
-    return is_plain and parts.scheme.lower() in schemes and bool(parts.hostname)
 
 
 def is_offline() -> bool:
@@ -93,7 +77,7 @@ def origin(url: str) -> Origin:
     return (
         parts.scheme.lower(),
         (parts.hostname or "").lower(),
-        parts.port or _DEFAULT_PORTS.get(parts.scheme.lower(), 0),
+        parts.port or DEFAULT_PORTS.get(parts.scheme.lower(), 0),
     )
 
 

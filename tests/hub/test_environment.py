@@ -1,5 +1,9 @@
 """What a person sets in the environment, wrongly: one error that names the variable, before any request."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from mdir_hf.errors import InputError
@@ -32,6 +36,15 @@ def test_an_endpoint_that_is_no_address_is_named(hf_home, monkeypatch, address):
             enter("owner/name")
         assert "secret" not in str(told.value)
         assert str(told.value).isprintable()
+
+
+@pytest.mark.parametrize("command", ["compare", "survey"])
+def test_an_endpoint_on_which_the_client_cannot_be_imported_is_named_too(command):
+    arguments = [sys.executable, "-m", "mdir_hf", command, "owner/a", "owner/b"]
+    ended = subprocess.run(arguments, env={**os.environ, "HF_ENDPOINT": "http://[::1"}, capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("mdir-hf: error: HF_ENDPOINT is 'http://[::1', expected an address")
+    assert ended.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("address", ["https://hub.example:8443", "http://127.0.0.1:1234/", "https://h.example/prefix"])

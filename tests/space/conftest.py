@@ -1,6 +1,11 @@
+import subprocess
+from types import SimpleNamespace
+
 import pytest
 
+from mdir_space import processes
 from tests.hub.fixtures import hf_home, loopback_hub, waits
+from tests.space.forked_nurseries import Forking
 from tests.space.models import add_models
 
 __all__ = ["hf_home", "loopback_hub", "waits"]
@@ -11,3 +16,16 @@ def hub(loopback_hub, tmp_path):
     """A Hub on this machine with the models of tests.space.models."""
     add_models(loopback_hub, tmp_path / "models")
     return loopback_hub
+
+
+@pytest.fixture(scope="session")
+def forking():
+    started = Forking()
+    yield started
+    started.close()
+
+
+@pytest.fixture(autouse=True)
+def forked_nurseries(forking, monkeypatch):
+    """What a Desk of this process starts costs no imports. A test may set ``processes.subprocess`` back."""
+    monkeypatch.setattr(processes, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": forking.popen}))

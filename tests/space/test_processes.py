@@ -2,12 +2,14 @@
 
 import asyncio
 import os
+import subprocess
 import sys
 from contextlib import aclosing
 
 import pytest
 
 from mdir_space import desk as desk_module
+from mdir_space import processes
 from mdir_space.comparison import ComparisonJob, PlanJob
 from mdir_space.desk import Answered, Desk, Serving, Working
 from mdir_space.limits import Limits
@@ -112,7 +114,8 @@ def test_a_process_that_crashes_takes_nobody_along(hub, jobs_are):
     assert answer(desk, QUESTION).result.verdict.value == "homologous"
 
 
-def test_the_next_process_starts_though_the_one_that_has_them_was_killed(hub):
+def test_the_next_process_starts_though_the_one_that_has_them_was_killed(hub, monkeypatch):
+    monkeypatch.setattr(processes, "subprocess", subprocess)  # a program, as in a Space
     desk = Desk(Serving())
     answer(desk, QUESTION)
     desk._processes._nursery._process.kill()

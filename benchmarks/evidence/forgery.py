@@ -28,6 +28,12 @@ def forgery_section(results: Results, figures: dict[str, Figure]) -> str:
         [row["done"], f"{row['loss']:.2f}", row["verdict"], f"{row['log10_p'] + 0.0:,.0f}"] for row in of["evading"]
     ]
     forged = [[row["name"], row["verdict"], f"{row['log10_p'] + 0.0:,.1f}"] for row in of["forging"]]
+    base, *repaired = sorted(of["repairing"], key=lambda row: row["name"] != "base")
+    as_random = next(row["held_out_loss"] for row in results["real-models"] if row["model"] == f"{MODEL}/from-random")
+    repairs = [
+        [row["done"], f"{row['loss']:.2f}", f"{row['repaired']:.2f}", row["verdict"], f"{row['log10_p'] + 0.0:,.0f}"]
+        for row in repaired
+    ]
     missed = [row[0] for row in attacks if row[2] != "homologous"]
     return "\n\n".join(
         [
@@ -37,8 +43,12 @@ def forgery_section(results: Results, figures: dict[str, Figure]) -> str:
             table(["what was done", "nats per token", "verdict", "log10 p"], attacks),
             f"Not found: {'; '.join(missed) or 'none of these'}. Attacks that keep the function cost nothing, and are "
             "seen through. All of them at once, and then noise, come nearest to not being found. Those that damage the "
-            "weights make the model worse than random weights long before it is not found. None was trained afterwards "
-            "to repair it, which is what a patient evader would do.",
+            "weights make the model worse than random weights long before it is not found.",
+            f"A patient evader trains afterwards. What one core does in minutes is {base['steps']} steps of "
+            f"{base['tokens'] // base['steps']} tokens ({base['tokens']:,} in all, peak rate 1e-3); no more is said of "
+            f"longer repair. On more of that text the model has {base['loss']:.2f} nats, one of random weights "
+            f"{as_random:.2f} after the same steps: whoever ends above that has paid with the whole model.",
+            table(["what was done, then repaired", "nats before", "after", "verdict after", "log10 p"], repairs),
             "The other way round: parts of it planted into a stranger of the same shape that was trained from random "
             "weights. Whoever copies some percent of the rows of an embedding is found, and rightly: these weights are "
             "shared. Fewer rows, some channels, or one layer are not.",
@@ -47,4 +57,4 @@ def forgery_section(results: Results, figures: dict[str, Figure]) -> str:
     )
 
 
-_PARTS = ("losses", "evading", "forging")
+_PARTS = ("losses", "evading", "repairing", "forging")

@@ -85,6 +85,21 @@ def noisy_axes(stack: Stack, generator: torch.Generator) -> Stack:
     return stack
 
 
+def redrawn(*roles: str) -> Callable[[Stack, torch.Generator], Stack]:
+    """These matrices of every layer drawn anew, at the size that they had."""
+
+    def edit(stack: Stack, generator: torch.Generator) -> Stack:
+        for block in stack.blocks:
+            for role in roles:
+                affine: Affine = getattr(block, role)
+                rms = affine.weight.square().mean().sqrt()
+                drawn = torch.randn(affine.weight.shape, generator=generator, dtype=affine.weight.dtype)
+                affine.weight = rms * drawn
+        return stack
+
+    return edit
+
+
 def without_top(rank: int) -> Callable[[Stack, torch.Generator], Stack]:
     """Every matrix without its leading singular directions."""
 

@@ -1,11 +1,13 @@
 """What evading costs, and what forging takes, on SmolLM2-135M.
 
-    python -m benchmarks.real.forgery [losses] [evading] [forging]
+    python -m benchmarks.real.forgery [losses] [evading] [repairing] [forging]
 
 *losses*: nats per token, on text that it was not trained on, of the model and of what attackers made of it. *evading*:
 attacks further than those of :mod:`benchmarks.real.relatives`, until one is not found; each with its loss and its
-verdict. *forging*: parts of the model are planted into a stranger of the same shape, and the pair is judged. Lines go
-to ``benchmarks/results/real-forgery.jsonl``, in place of earlier ones of the same name.
+verdict. *repairing*: an attack, and then as much training as the model of random weights gets that it is held against:
+what is left of the damage, and whether the model is found then. *forging*: parts of the model are planted into a
+stranger of the same shape, and the pair is judged. Lines go to ``benchmarks/results/real-forgery.jsonl``, in place of
+earlier ones of the same name.
 """
 
 from __future__ import annotations
@@ -22,10 +24,12 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
 
+from benchmarks.real.attacks import redrawn
 from benchmarks.real.bases import load, save
 from benchmarks.real.relatives import EDITS, Edited, edited, noise, one_after_the_other
-from benchmarks.real.trained import SEQUENCE_LENGTH, tokens_of
+from benchmarks.real.trained import BATCH_SIZE, SEQUENCE_LENGTH, TRAINED, held_out_loss, learn, tokens_of
 from benchmarks.real.workshop import SMALL, Model, built
 from benchmarks.zoo.run import read_lines
 from mdir_hf import HomologyChecker
@@ -46,12 +50,25 @@ def _further(name: str, first: str, size: float, done: str) -> Edited:
     return Edited(name, done, one_after_the_other(EDITS[first].edit, noise(size)), is_attack=True)
 
 
+def _redrawn(*roles: str) -> Edited:
+    done = f"all disguises at once, then {', '.join(role.upper() for role in roles)} of every layer drawn anew"
+    edit = one_after_the_other(EDITS["hidden"].edit, redrawn(*roles))
+    return Edited(f"hidden-new-{'-'.join(roles)}", done, edit, is_attack=True)
+
+
 FURTHER = (
     _further("hidden-noise-1", "hidden", 1.0, "all disguises at once, then noise of 1 RMS"),
     _further("hidden-noise-0.3", "hidden", 0.3, "all disguises at once, then noise of 0.3 RMS"),
     _further("rotated-noise-3", "rotated", 3.0, "residual stream rotated, then noise of 3 RMS"),
     Edited("noise-40", "noise of 40 RMS on every matrix", noise(40.0), is_attack=True),
+    _redrawn("v", "k", "up"),
 )
+
+
+REPAIRED = (FURTHER[-1], FURTHER[0])
+"""The least that was found to leave nothing that a map of the layers is made of; and what comes nearest without."""
+REPAIR_RATE = 1e-3
+"""Peak rate of the repair, and its steps: those of the model of random weights."""
 
 
 def with_rows(n: int) -> Callable[[Weights, Weights], None]:
@@ -121,6 +138,26 @@ def evading() -> Iterator[dict[str, Any]]:
             yield {"part": "evading", "name": how.name, "done": how.done, "loss": loss, **_said(Path(folder) / "made")}
 
 
+def repairing() -> Iterator[dict[str, Any]]:
+    """Attacks, and training after them; first what as much training makes of the model itself and of random weights."""
+    base, steps = built(Model(SMALL)), TRAINED["from-random"].steps
+    tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
+    told = {"part": "repairing", "steps": steps, "tokens": steps * BATCH_SIZE * SEQUENCE_LENGTH}
+    with seeded_single_thread(11):
+        loss = held_out_loss(load(base), tokenizer)
+        yield {**told, "name": "base", "done": "nothing", "loss": round(loss, 3), "repaired": None}
+        for how in REPAIRED:
+            made = edited(load(base), how)
+            row = {**told, "name": how.name, "done": how.done, "loss": round(held_out_loss(made, tokenizer), 3)}
+            learn(made, tokenizer, steps, REPAIR_RATE)
+            row["repaired"] = round(held_out_loss(made, tokenizer), 3)
+            with tempfile.TemporaryDirectory() as folder:
+                save(made, base, Path(folder) / "made")
+                del made
+                gc.collect()
+                yield {**row, **_said(Path(folder) / "made")}
+
+
 def forging() -> Iterator[dict[str, Any]]:
     """Parts of the model in a stranger."""
     model = load_file(built(Model(SMALL)) / "model.safetensors")
@@ -138,8 +175,6 @@ def forging() -> Iterator[dict[str, Any]]:
 
 
 def _loss(model: Any) -> float:
-    from tokenizers import Tokenizer
-
     tokenizer = Tokenizer.from_file(str(built(Model(SMALL)) / "tokenizer.json"))
     tokens = tokens_of(tokenizer, held_out=True)
     with seeded_single_thread(11):
@@ -161,9 +196,9 @@ def _said(made: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Do what is asked for, a line as soon as it is known."""
-    parts = {"losses": losses, "evading": evading, "forging": forging}
+    parts = {"losses": losses, "evading": evading, "repairing": repairing, "forging": forging}
     parser = argparse.ArgumentParser(prog="python -m benchmarks.real.forgery", description=__doc__)
-    parser.add_argument("parts", nargs="*", help="losses, evading, forging (default: all)")
+    parser.add_argument("parts", nargs="*", help="losses, evading, repairing, forging (default: all)")
     for part in parser.parse_args().parts or parts:
         for row in parts[part]():
             print(row, flush=True)

@@ -70,9 +70,10 @@ def held_out_loss(model: PreTrainedModel, tokenizer: Tokenizer) -> float:
     return mean_loss(model, tokens, sequence_length=SEQUENCE_LENGTH, n_sequences=8)
 
 
-def _learn(
+def learn(
     model: PreTrainedModel, tokenizer: Tokenizer, steps: int, rate: float, order: int = 0
 ) -> tuple[PreTrainedModel, list[float]]:
+    """Train a model on text that comes with Python; returns it, and the loss of each step."""
     losses = train(
         model,
         tokens_of(tokenizer),
@@ -86,7 +87,7 @@ def _learn(
 
 
 def _full(rate: float) -> Callable[..., tuple[PreTrainedModel, list[float]]]:
-    return lambda model, tokenizer, steps: _learn(model, tokenizer, steps, rate)
+    return lambda model, tokenizer, steps: learn(model, tokenizer, steps, rate)
 
 
 def _lora(model: PreTrainedModel, tokenizer: Tokenizer, steps: int) -> tuple[PreTrainedModel, list[float]]:
@@ -94,7 +95,7 @@ def _lora(model: PreTrainedModel, tokenizer: Tokenizer, steps: int) -> tuple[Pre
 
     config = peft.LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
     adapted = peft.get_peft_model(model, config)
-    _, losses = _learn(adapted, tokenizer, steps, 5e-4)
+    _, losses = learn(adapted, tokenizer, steps, 5e-4)
     return adapted.merge_and_unload(), losses
 
 
@@ -102,7 +103,7 @@ def _edited_and_tuned(*names: str, rate: float = 1e-4) -> Callable[..., tuple[Pr
     def make(model: PreTrainedModel, tokenizer: Tokenizer, steps: int) -> tuple[PreTrainedModel, list[float]]:
         for name in names:
             model = edited(model, EDITS[name])
-        return _learn(model, tokenizer, steps, rate)
+        return learn(model, tokenizer, steps, rate)
 
     return make
 
@@ -118,10 +119,10 @@ def _retokenised(model: PreTrainedModel, tokenizer: Tokenizer, steps: int) -> tu
     body = [weight for name, weight in model.named_parameters() if "embed_tokens" not in name]
     for weight in body:
         weight.requires_grad_(False)
-    _, first = _learn(model, new, steps, 3e-3)
+    _, first = learn(model, new, steps, 3e-3)
     for weight in body:
         weight.requires_grad_(True)
-    _, second = _learn(model, new, max(1, steps // 3), 3e-4, order=1)
+    _, second = learn(model, new, max(1, steps // 3), 3e-4, order=1)
     return model, first + second
 
 
@@ -132,7 +133,7 @@ def _random(model: PreTrainedModel, seed: int = 1) -> PreTrainedModel:
 
 
 def _from_random(model: PreTrainedModel, tokenizer: Tokenizer, steps: int) -> tuple[PreTrainedModel, list[float]]:
-    return _learn(_random(model), tokenizer, steps, 1e-3)
+    return learn(_random(model), tokenizer, steps, 1e-3)
 
 
 def _distilled(model: PreTrainedModel, tokenizer: Tokenizer, steps: int) -> tuple[PreTrainedModel, list[float]]:
@@ -151,7 +152,7 @@ def _distilled(model: PreTrainedModel, tokenizer: Tokenizer, steps: int) -> tupl
 
 
 def _merged(model: PreTrainedModel, tokenizer: Tokenizer, steps: int) -> tuple[PreTrainedModel, list[float]]:
-    tuned, losses = _learn(copy.deepcopy(model), tokenizer, steps, 1e-4, order=3)
+    tuned, losses = learn(copy.deepcopy(model), tokenizer, steps, 1e-4, order=3)
     return edits.average(model, tuned), losses
 
 

@@ -254,8 +254,14 @@ def test_the_page_carries_the_report_for_programs():
     assert HomologyReport.from_json(held) == a_report()
 
 
+@pytest.fixture(scope="module")
+def n_elements():
+    """Of the page of plainly named models."""
+    return len(Page(page_of(a_report(arrays=NO_ARRAYS, modules=None), with_figures=True)).elements)
+
+
 @pytest.mark.parametrize("name", HOSTILE_NAMES)
-def test_a_name_cannot_put_anything_into_the_page(name):
+def test_a_name_cannot_put_anything_into_the_page(name, n_elements):
     report = a_report(
         reference=a_model(name),
         candidate=a_model(name[::-1], commit=None),
@@ -265,6 +271,4 @@ def test_a_name_cannot_put_anything_into_the_page(name):
     )
     page = assert_is_well_built(page_of(report, with_figures=True))
 
-    assert len(page.elements) == len(
-        Page(page_of(a_report(arrays=NO_ARRAYS, modules=None), with_figures=True)).elements
-    )
+    assert len(page.elements) == n_elements

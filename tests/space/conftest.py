@@ -1,4 +1,5 @@
 import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -12,8 +13,8 @@ __all__ = ["hf_home", "loopback_hub", "waits"]
 
 
 @pytest.fixture
-def hub(loopback_hub, tmp_path):
-    """A Hub on this machine with the models of tests.space.models."""
+def hub(loopback_hub, forked_nurseries, tmp_path):
+    """A Hub on this machine with the models of tests.space.models, and a Desk whose processes begin at once."""
     add_models(loopback_hub, tmp_path / "models")
     return loopback_hub
 
@@ -25,7 +26,10 @@ def forking():
     started.close()
 
 
-@pytest.fixture(autouse=True)
-def forked_nurseries(forking, monkeypatch):
+@pytest.fixture
+def forked_nurseries(request, monkeypatch):
     """What a Desk of this process starts costs no imports. A test may set ``processes.subprocess`` back."""
+    if sys.platform != "linux":
+        return
+    forking = request.getfixturevalue("forking")
     monkeypatch.setattr(processes, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": forking.popen}))

@@ -44,31 +44,29 @@ class ForkedNursery:
 
 
 class Forking:
-    """Starts nurseries. The process that has everything imported begins with the first of them."""
+    """A process that has everything imported, and starts nurseries."""
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
+        self._control, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with far:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.space.forked_nurseries", str(far.fileno())],
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                pass_fds=[far.fileno()],
+                stdin=subprocess.DEVNULL,
+            )
+        self._control.recv(1)
 
     def popen(self, command: object, *, env: dict[str, str], pass_fds: list[int], **_: object) -> ForkedNursery:
         """Start a nursery as ``mdir_space.processes`` does, with an environment and one end of a socket."""
-        if self._process is None:
-            self._control, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            with far:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-m", "tests.space.forked_nurseries", str(far.fileno())],
-                    env=env,
-                    pass_fds=[far.fileno()],
-                    stdin=subprocess.DEVNULL,
-                )
         socket.send_fds(self._control, [json.dumps(env).encode()], pass_fds)
         _, descriptors, _, _ = socket.recv_fds(self._control, 1, 1)
         return ForkedNursery(descriptors[0])
 
     def close(self) -> None:
         """End the process; nurseries end with those who started them."""
-        if self._process is not None:
-            self._control.close()
-            self._process.wait()
+        self._control.close()
+        self._process.wait()
 
 
 def _main(descriptor: int) -> None:
@@ -78,6 +76,7 @@ def _main(descriptor: int) -> None:
 
     get_session()
     control = socket.socket(fileno=descriptor)
+    control.send(b".")
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
         told, descriptors, _, _ = socket.recv_fds(control, 1 << 20, 1)

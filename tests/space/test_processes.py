@@ -54,7 +54,7 @@ async def pid_at_work(steps):
 
 
 def test_what_never_ends_is_ended_and_its_place_is_free(hub, jobs_are):
-    desk = Desk(Serving(Limits(seconds=20.0, n_running=1)))
+    desk = Desk(Serving(Limits(seconds=10.0, n_running=1)))
 
     async def ask_twice():
         jobs_are(bad_jobs.HoldsTheInterpreter)
@@ -135,7 +135,7 @@ class TestPlans:
     """Making a plan has the same bounds, and other places than comparisons."""
 
     def test_one_that_never_ends_is_ended_and_comparisons_go_on_meanwhile(self, hub, jobs_are):
-        desk = Desk(Serving(Limits(plan_seconds=15.0, n_planning=1, n_running=1)))
+        desk = Desk(Serving(Limits(plan_seconds=8.0, n_planning=1, n_running=1)))
 
         async def plan():
             jobs_are(bad_jobs.HoldsTheInterpreter)
@@ -189,7 +189,7 @@ class TestPlans:
 
 
 def test_what_was_found_before_the_limit_is_shown_and_kept_for_nobody(hub, jobs_are):
-    desk = Desk(Serving(Limits(seconds=25.0)))
+    desk = Desk(Serving(Limits(seconds=12.0)))
     jobs_are(bad_jobs.FindsAndThenHangs)
     for _ in range(2):
         last = answer(desk, Question(BASE, STRANGER))

@@ -41,7 +41,7 @@ from mdir_space.pictures import Pictures
 from mdir_space.question import Question, RefusedError
 from mdir_space.reproduce import badge_panel, reproduce_panel
 from mdir_space.sharing import sharing_panel
-from mdir_space.talks import SO_FAR, answer_updates, talk
+from mdir_space.talks import SO_FAR, answer_updates, talk, unhurried
 from mdir_space.verdict_card import KEPT, declared_text, verdict_card
 from mdir_space.visitor import Visitor
 from mdir_space.ways import FamilyQuestion, SurveyQuestion, asked_way
@@ -132,7 +132,7 @@ async def converse(
             async for updates in talk(desk, panels, question, visitor, request):
                 yield updates
             return
-        async with aclosing(desk.answer(question, visitor)) as steps:
+        async with aclosing(unhurried(desk.answer(question, visitor))) as steps:
             async for step in steps:
                 if isinstance(step, Answered):
                     async for updates in _show(panels, question, step, request):

@@ -69,6 +69,23 @@
   });
   document.addEventListener("focusout", (event) => { if (event.target.closest("#models")) left = ""; });
 
+  // What was under way when the work was stopped may reach a slow browser after the answer to that, and would offer to
+  // cancel what is over: then it is asked to stop once more.
+  let [isOver, stopped] = [false, null];
+  const begun = (event) => {
+    const asks = event.type === "keydown" ? event.key === "Enter" && "#models" : "#compare, #examples button, #open-link";
+    if (asks && event.target.closest(asks)) isOver = false;
+  };
+  for (const kind of ["click", "keydown"]) document.addEventListener(kind, begun, true);
+  const staysOver = () => {
+    const words = document.querySelector("#status .stopped");
+    if (words && words !== stopped) [stopped, isOver] = [words, true];
+    const button = document.querySelector("button#cancel, #cancel button");
+    if (!isOver || !button || !document.querySelector("#status .progress")) return;
+    isOver = false;
+    button.click();
+  };
+
   let shown = "";
   let told = "";
   let alerted = "";
@@ -76,6 +93,7 @@
     connect();
     open();
     takeOver();
+    staysOver();
     if (left && planned()) planned().hidden = planned().textContent === left;
     const progress = document.querySelector("#status [data-say]");
     const words = document.querySelector("#page #verdict-words");

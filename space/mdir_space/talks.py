@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,23 @@ SO_FAR = "So far, from what has been read until now."
 COMPARING = "Comparing with the models that were found or declared"
 
 
+BETWEEN_UPDATES_S = 0.4
+"""A slow browser takes half a second to show how far the work is, and shows what comes one after the other."""
+
+
+async def unhurried(steps: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
+    """Leave out steps that say no more than that time has passed, where another one has just been said."""
+    said: object = None
+    last = 0.0
+    async with aclosing(steps):
+        async for step in steps:
+            says = (step.progress.stage, id(step.found), step.plan is None) if isinstance(step, Working) else step
+            now = time.monotonic()
+            if says != said or now - last >= BETWEEN_UPDATES_S:
+                said, last = says, now
+                yield step
+
+
 async def talk(
     desk: Desk, panels: Panels, question: FamilyQuestion | SurveyQuestion, visitor: Visitor, request: gr.Request
 ) -> AsyncGenerator[dict[Any, Any], None]:
@@ -55,7 +73,7 @@ async def talk(
         desk.identify(question, visitor) if isinstance(question, FamilyQuestion) else desk.survey(question, visitor)
     )
     shown: Any = None
-    async with aclosing(stream) as steps:
+    async with aclosing(unhurried(stream)) as steps:
         async for step in steps:
             if isinstance(step, Answered):
                 yield answer_updates(panels, question, step, request)

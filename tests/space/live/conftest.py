@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 
 import pytest
@@ -14,6 +15,8 @@ from tests.space.servers import running_command
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 TIMEOUT_MS = 60_000
 """Not what is expected of the page: other programs share the machine."""
+SLOWED = float(os.environ.get("MDIR_HF_SLOWED_BROWSER", "1"))
+"""How many times slower the browser computes: 6 finds what is done before the page is there."""
 
 
 def pytest_collection_modifyitems(items):
@@ -85,6 +88,8 @@ def visit(chromium, server):
         context.route(lambda url: not _is_here(url), lambda route: route.abort())
         contexts.append(context)
         page = context.new_page()
+        if SLOWED > 1:
+            context.new_cdp_session(page).send("Emulation.setCPUThrottlingRate", {"rate": SLOWED})
         page.outside, page.faults = [], []
         page.on(
             "request", lambda r: None if _is_here(r.url) or r.url.startswith(may_ask) else page.outside.append(r.url)

@@ -29,10 +29,8 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(scope="session")
 def shared_hub(tmp_path_factory):
     with FullHub() as hub:
-        for (
-            quotas
-        ) in hub.limits.quotas.values():  # one address asks for all tests, which would wait for its next window
-            quotas["api"] = sys.maxsize
+        for quotas in hub.limits.quotas.values():
+            quotas["api"] = sys.maxsize  # one address asks for all tests, which would wait for its next window
         add_models(hub, tmp_path_factory.mktemp("models"))
         yield hub
 

@@ -390,7 +390,7 @@ class Desk:
             while not work.done():
                 at, seconds = assignment.progress, assignment.seconds
                 yield Working(assignment.plan, at, seconds, assignment.so_far, assignment.whole.share)
-                with suppress(TimeoutError):
+                with suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(ended.wait(), POLL_S)
             yield await self._keep(self._answered(work, assignment, what), question, visitor)
         finally:

@@ -110,7 +110,7 @@ class FirstPaint:
     async def _kept(self, request: Request) -> tuple[AnyQuestion, Answered[Result]] | None:
         try:
             return await asyncio.wait_for(kept_for_everybody(self._desk, request), MOST_WAITING_S)
-        except TimeoutError:
+        except asyncio.TimeoutError:
             return None
         except Exception:  # the page is to come all the same
             log.exception("looking a kept result up failed in a way that is not foreseen")

@@ -143,7 +143,7 @@
     const sheet = figure.querySelector(".sheet");
     const now = Math.max(1, Math.min(MOST_ZOOM, (parseFloat(sheet.dataset.zoom) || 1) * factor));
     sheet.dataset.zoom = now;
-    sheet.style.width = `${100 * now}%`;
+    sheet.style.setProperty("--zoom", now);
     figure.classList.toggle("zoomed", now > 1);
     const mark = figure.querySelector(".cells.asked .mark");
     if (mark) mark.scrollIntoView({ block: "nearest", inline: "center" });

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from functools import cached_property
 
 from ..budgets import MARKS_OF_A_TENSOR, SAFETENSORS_HEADER, json_values
 from ..errors import UnsupportedFormatError
 from .header import LENGTH_N_BYTES, parse_header, read_header_n_bytes
-from .index import ShardIndex
 from .shards import ShardedTensors, ShardHeader
-from .sources import FileTree
-from .spans import MAX_SPAN_BYTES
 
 HEADER_GUESS_N_BYTES = 100_000
 """First read of a file: 97 % of the headers of the 1000 most used repositories are shorter (huggingface_hub)."""
@@ -29,18 +26,12 @@ class SafetensorsSource(ShardedTensors):
 
     format_name = "safetensors"
 
-    def __init__(
-        self,
-        tree: FileTree,
-        *,
-        paths: Iterable[str] = (),
-        index: ShardIndex | None = None,
-        max_span_bytes: int = MAX_SPAN_BYTES,
-    ) -> None:
-        super().__init__(tree, paths=paths, index=index, max_span_bytes=max_span_bytes)
-        self._unparsed: dict[str, bytes] = {}
-        # Shards list what the index names, and little else: one of many, each with a long header, would take minutes.
-        self._n_left = None if index is None else 2 * len(index.weight_map) + UNNAMED_TENSORS
+    _n_listed = 0
+
+    @cached_property
+    def _unparsed(self) -> dict[str, bytes]:
+        """Headers that were read to be counted, by file."""
+        return {}
 
     def _most_tensors(self, path: str) -> int:
         content = self._unparsed[path] = self._header_bytes(path)
@@ -57,9 +48,11 @@ class SafetensorsSource(ShardedTensors):
         if content is None:
             content = self._header_bytes(path)
         source = self._byte_source(path)
-        if self._n_left is not None:
-            self._n_left -= json_values(content) // MARKS_OF_A_TENSOR
-            if self._n_left < 0:
+        if self._index is not None:
+            # Shards list what the index names, and little else: one of many, each with a long header, would take
+            # minutes.
+            self._n_listed += json_values(content) // MARKS_OF_A_TENSOR
+            if self._n_listed > 2 * len(self._index.weight_map) + UNNAMED_TENSORS:
                 raise UnsupportedFormatError(
                     f"the headers up to that of {path} list many more tensors than the index names",
                     subject=self._label_of_index(),

@@ -23,7 +23,7 @@ _DIFFERS = (
     (re.compile(r"\b[0-9a-f]{40}\b|(?<=\[)[0-9a-f]{8}(?=\])"), "<commit>"),
     (re.compile(r"http://127\.0\.0\.1:\d+"), "<server>"),
     (re.compile(r"([?&]v=)[\w.+]+"), r"\1<version>"),
-    (re.compile(r"\d[\d.]* (B|bytes|kB|MB) read.*", re.DOTALL), "<size> read"),
+    (re.compile(r"\d[\d.]* (B|bytes|kB|MB) read.*"), "<size> read"),
 )
 _DIFFERING = {"io", "progress", "requests", "seconds", "bytes_read", "bytes_limit", "peak_memory_bytes"}
 

@@ -144,9 +144,10 @@ def _with_field(card: Card, name: str, value: str | list[str], subject: str) -> 
     if card.opening.endswith("\r") and card.closing.startswith("\n"):  # an empty block, in the middle of a line end
         card = replace(card, opening=f"{card.opening}\n", closing=f"\r{card.closing}")
     root = yaml.compose(card.block, Loader=yaml.SafeLoader)
-    if root is not None and root.flow_style:
+    fields = root if isinstance(root, yaml.MappingNode) else None  # "null" and a second "---" are read as no fields
+    if fields is not None and fields.flow_style:
         raise CardError(f"its front matter is one {{…}}; add {name} by hand", subject=subject)
-    found = [pair for pair in (root.value if root else ()) if pair[0].value == name]
+    found = [pair for pair in (fields.value if fields else ()) if pair[0].value == name]
     if len(found) > 1:
         raise CardError(f"its front matter names {name} {len(found)} times; leave one", subject=subject)
     if found:

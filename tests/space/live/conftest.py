@@ -17,7 +17,8 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 TIMEOUT_MS = 60_000
 """Not what is expected of the page: other programs share the machine."""
 SLOWED = float(os.environ.get("MDIR_HF_SLOWED_BROWSER", "1"))
-"""How many times slower the browser computes: 6 finds what is done before the page is there."""
+"""How many times slower the browser computes, and how many tenths of a second later it is answered: 6 finds what is
+done before the page is there."""
 
 
 def pytest_collection_modifyitems(items):
@@ -92,7 +93,11 @@ def visit(chromium, server):
         contexts.append(context)
         page = context.new_page()
         if SLOWED > 1:
-            context.new_cdp_session(page).send("Emulation.setCPUThrottlingRate", {"rate": SLOWED})
+            devtools = context.new_cdp_session(page)
+            devtools.send("Emulation.setCPUThrottlingRate", {"rate": SLOWED})
+            devtools.send("Network.enable")
+            late = {"offline": False, "latency": 100 * SLOWED, "downloadThroughput": -1, "uploadThroughput": -1}
+            devtools.send("Network.emulateNetworkConditions", late)
         page.outside, page.faults = [], []
         page.on(
             "request", lambda r: None if _is_here(r.url) or r.url.startswith(may_ask) else page.outside.append(r.url)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import TimeoutError as PlaywrightTimeoutError
 
+MOVING_MS = 5_000
+"""How long a tab may be on its way into the menu of those that have no room, or out of it."""
 TABS = ("Evidence", "Layers", "Modules", "Calibration", "Reproduce", "Badge")
 
 
@@ -28,10 +32,11 @@ def focus(field: Locator) -> None:
     expect(field).to_be_focused()
 
 
-def verdict(page: Page) -> str:
-    """Wait for the verdict and return its words."""
+def verdict(page: Page, ending: str = "") -> str:
+    """Wait for the verdict, for one that ends so where that is said, and return its words."""
     words = page.locator("#verdict-words")
     expect(words).to_be_visible()
+    expect(words).to_have_text(re.compile(re.escape(ending) + "$"), use_inner_text=True)
     return words.inner_text()
 
 
@@ -44,12 +49,20 @@ def settle(page: Page) -> None:
 def open_tab(page: Page, name: str) -> str:
     """Open a tab, on a phone from the menu that holds those that have no room, and return its text."""
     tab = page.get_by_role("tab", name=name)
-    if tab.count() and tab.first.is_visible():
-        tab.first.click()
-    else:
-        page.locator("#details .overflow-menu button").first.click()
-        page.locator("#details .overflow-dropdown button", has_text=name).click()
+    menu = page.locator("#details .overflow-menu button").first
     panel = page.locator(f"#panel-{name.lower()}")
+    for is_last in (False, False, True):  # which tabs have room is found out after they are there
+        expect(tab.or_(menu).first).to_be_visible()
+        try:
+            if tab.count() and tab.first.is_visible():
+                tab.first.click(timeout=None if is_last else MOVING_MS)
+            else:
+                menu.click(timeout=None if is_last else MOVING_MS)
+                page.locator("#details .overflow-dropdown button", has_text=name).click()
+            break
+        except PlaywrightTimeoutError:
+            if is_last:
+                raise
     expect(panel).to_be_visible()
     return panel.inner_text().replace("\N{NO-BREAK SPACE}", " ")
 

@@ -59,7 +59,7 @@ def test_what_is_written_before_the_scripts_come_is_readable_by_everybody(visit,
     page.route("**/assets/*.js", lambda route: route.abort())
     page.goto(kept)
     expect(page.get_by_role("heading", level=2)).to_contain_text("The two models share weight ancestry.")
-    assert page.title() == "The two models share weight ancestry."
+    expect(page).to_have_title("The two models share weight ancestry.")
     assert serious(page) == []
     assert overflow(page) == 0
     page.goto("/")
@@ -139,7 +139,7 @@ def test_everything_works_without_a_mouse(visit):
         tab_to(page, placeholder)
         page.keyboard.type(name)
     page.keyboard.press("Enter")
-    assert verdict(page).endswith("share weight ancestry.")
+    verdict(page, "share weight ancestry.")
     settle(page)
     tab_to(page, "Copy the link")
     page.keyboard.press("Enter")
@@ -182,7 +182,7 @@ def test_what_changes_is_said_to_a_screen_reader(visit):
     assert (said.get_attribute("role"), said.get_attribute("aria-live")) == ("status", "polite")
     expect(said).to_have_text("The evidence is complete.")
     heading = page.get_by_role("heading", level=2)
-    assert "share weight ancestry" in heading.first.inner_text()
+    expect(heading.first).to_contain_text("share weight ancestry")
     assert page.locator("html").get_attribute("lang") == "en"
 
 

@@ -11,10 +11,11 @@ from tests.space.live.test_everybody import PHONE, serious
 from tests.space.models import BASE, DECLARED, LARGE, LARGER, RELATED, STRANGER
 
 
-def answered(page):
-    """Wait for the whole answer; return the headline."""
+def answered(page, words=""):
+    """Wait for the whole answer, and for its headline to say this."""
     expect(page.locator("#status .settled")).to_be_attached()
-    return verdict(page)
+    expect(page.locator("#verdict-words")).to_be_visible()
+    expect(page.locator("#verdict-words")).to_contain_text(words, use_inner_text=True)
 
 
 def name(page, text):
@@ -28,27 +29,33 @@ def test_a_visitor_with_one_name_and_a_phone_gets_a_correct_sentence(visit, serv
     expect(button).to_be_visible()
     button.tap()
 
-    assert f"It shares weight ancestry with {BASE}." in answered(page)
-    sentence = page.locator(".verdict .sentence").inner_text()
-    assert sentence.startswith(f"{DECLARED} and {BASE} share weights (log10 p = ")
-    assert f"Its card declares {BASE} as its base (finetune). Measured: shared weights were found." in (
-        page.locator(".declared").inner_text()
+    answered(page, f"It shares weight ancestry with {BASE}.")
+    expect(page.locator(".verdict .sentence")).to_have_text(
+        re.compile(rf"^\s*{DECLARED} and {BASE} share weights \(log10 p = ")
+    )
+    expect(page.locator(".declared")).to_contain_text(
+        f"Its card declares {BASE} as its base (finetune). Measured: shared weights were found.", use_inner_text=True
     )
     assert overflow(page) == 0
     link = page.get_by_role("link", name=f"Full comparison: {BASE}")
+    expect(link).to_be_visible()
     assert link.bounding_box()["x"] + link.bounding_box()["width"] <= 390
     expect(page).to_have_url(f"{server.url}/?a={DECLARED}")
     link.tap()
-    assert verdict(page).endswith("The two models share weight ancestry.")
-    assert page.get_by_label("Compare with, optional").input_value() == DECLARED
+    verdict(page, "The two models share weight ancestry.")
+    expect(page.get_by_label("Compare with, optional")).to_have_value(DECLARED)
 
 
 def test_a_link_with_one_name_opens_its_family_and_a_no_says_what_it_excludes(visit):
     page = visit(f"/?a={LARGER}")
-    assert "No base of it was found." in answered(page)
-    sentence = page.locator(".verdict .sentence").inner_text()
-    assert "any of the 3 base models of the index. One of them is as wide as this model" in sentence
-    assert re.search(r"under noise of up to [\d.]+ times the weights would have been found", sentence)
+    answered(page, "No base of it was found.")
+    sentence = page.locator(".verdict .sentence")
+    expect(sentence).to_contain_text(
+        "any of the 3 base models of the index. One of them is as wide as this model", use_inner_text=True
+    )
+    expect(sentence).to_have_text(
+        re.compile(r"under noise of up to [\d.]+ times the weights would have been found"), use_inner_text=True
+    )
     assert page.locator("#alert [role=alert]").count() == 0
 
 
@@ -57,7 +64,7 @@ def test_without_a_mouse_one_name_leads_to_its_family_and_on_to_the_comparison(v
     focus(page.get_by_label("One model, or several"))
     page.keyboard.type(RELATED)
     page.keyboard.press("Enter")
-    assert BASE in answered(page)
+    answered(page, BASE)
     for _ in range(60):
         page.keyboard.press("Tab")
         if page.evaluate("document.activeElement.getAttribute('aria-label')") == f"Full comparison: {BASE}":
@@ -74,9 +81,9 @@ def test_two_names_pasted_into_the_first_field_fill_both(visit, server, pasted):
     page.keyboard.press("Control+V")
     button = page.get_by_role("button", name="Compare", exact=True)
     button.click()
-    assert verdict(page).endswith("The two models share weight ancestry.")
-    assert page.get_by_label("One model, or several").input_value() == BASE
-    assert page.get_by_label("Compare with, optional").input_value() == RELATED
+    verdict(page, "The two models share weight ancestry.")
+    expect(page.get_by_label("One model, or several")).to_have_value(BASE)
+    expect(page.get_by_label("Compare with, optional")).to_have_value(RELATED)
     expect(page).to_have_url(f"{server.url}/?a={BASE}&b={RELATED}")
 
 
@@ -93,10 +100,11 @@ def test_several_names_are_a_survey_that_grows_and_ends_with_matrix_and_tree(vis
     hear = "said => new MutationObserver(() => heard.push(said.textContent)).observe(said, {childList: true})"
     page.evaluate(f"window.heard = []; ({hear})(document.getElementById('said'))")
     expect(page.locator("#status")).to_contain_text(re.compile(r"\d of 5 models"))
-    assert "3 of 4 form one family." in answered(page)
-    sentence = page.locator(".verdict .sentence").inner_text()
-    assert sentence.startswith(f"{BASE}, {RELATED} and {DECLARED} share weight ancestry. The other one showed none")
-    assert page.locator(".survey figure img:visible").count() == 2
+    answered(page, "3 of 4 form one family.")
+    expect(page.locator(".verdict .sentence")).to_have_text(
+        re.compile(rf"^\s*{BASE}, {RELATED} and {DECLARED} share weight ancestry\. The other one showed none")
+    )
+    expect(page.locator(".survey figure img:visible")).to_have_count(2)
     of_cell = [words for words in page.evaluate("heard") if words.startswith(f"{BASE} and ")]
     assert len(of_cell) == len(set(of_cell)), "the asked cell is said again at each renewal"
     matrix = page.locator('.answers[data-name="matrix"]')
@@ -105,9 +113,9 @@ def test_several_names_are_a_survey_that_grows_and_ends_with_matrix_and_tree(vis
         re.compile(rf"^{BASE} and {RELATED}: they share weight ancestry, log10 p -[\d,]+, on [\d,]+ tokens\.")
     )
     expect(matrix.get_by_role("link", name="Compare the two")).to_have_attribute("href", f"?a={BASE}&b={RELATED}")
-    assert "owner/absent was not found" in page.locator(".verdict").inner_text()
-    assert page.get_by_role("link", name="Download the survey (JSON)").is_visible()
-    assert page.get_by_role("link", name=f"Full comparison: {BASE} and {RELATED}").is_visible()
+    expect(page.locator(".verdict")).to_contain_text("owner/absent was not found", use_inner_text=True)
+    expect(page.get_by_role("link", name="Download the survey (JSON)")).to_be_visible()
+    expect(page.get_by_role("link", name=f"Full comparison: {BASE} and {RELATED}")).to_be_visible()
     assert overflow(page) == 0
 
     link = page.get_by_label("Link to this survey").input_value()
@@ -123,10 +131,11 @@ def test_several_names_are_a_survey_that_grows_and_ends_with_matrix_and_tree(vis
     assert saved.value.path().read_bytes().startswith(b"\x89PNG")
 
     again = visit(link.removeprefix(server.url), color_scheme="dark", **PHONE)
-    assert "3 of 4 form one family." in answered(again)
-    expect(again.locator(".verdict .note").first).to_contain_text("Kept from an earlier visit")
+    answered(again, "3 of 4 form one family.")
+    expect(again.locator(".verdict .note").first).to_contain_text("Kept from an earlier visit", use_inner_text=True)
     assert overflow(again) == 0
     cells = again.locator('.answers[data-name="matrix"] .cells')
+    cells.scroll_into_view_if_needed()
     box = cells.bounding_box()
     cells.tap(position={"x": box["width"] * 1.5 / 4, "y": box["height"] * 0.5 / 4})
     expect(again.locator(".said a").first).to_be_visible()  # a finger reads first
@@ -134,7 +143,7 @@ def test_several_names_are_a_survey_that_grows_and_ends_with_matrix_and_tree(vis
 
     matrix.locator(".cells").click(position={"x": 5, "y": matrix.locator(".cells").bounding_box()["height"] * 0.4})
     expect(page).to_have_url(f"{server.url}/?a={BASE}&b={RELATED}")
-    assert verdict(page).endswith("The two models share weight ancestry.")
+    verdict(page, "The two models share weight ancestry.")
 
 
 def test_cancel_stops_a_survey_and_a_search(visit, live_hub):

@@ -65,6 +65,12 @@ def test_every_step_says_what_goes_on_and_the_plan_comes_before_the_end(desk, hu
     assert all(a.progress.bytes_read <= b.progress.bytes_read for a, b in itertools.pairwise(working))
 
 
+def test_the_end_of_the_work_is_heard_of_and_not_looked_for(desk, monkeypatch):
+    monkeypatch.setattr("mdir_space.desk.POLL_S", 3600.0)
+    steps = finish(asyncio.wait_for(steps_of(desk, Question(BASE, RELATED)), 120))  # else an hour
+    assert isinstance(steps[-1], Answered)
+
+
 def test_the_revision_that_was_asked_for_stands_beside_the_commit_that_was_read(desk, hub):
     report = answer(desk, Question(f"{BASE}@main", RELATED)).result
     assert (report.reference.repo, report.reference.revision) == (BASE, "main")

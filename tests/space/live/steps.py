@@ -88,3 +88,29 @@ def is_quiet(hub, *, quiet_s: float = 2.5, timeout_s: float = 6.0) -> bool:
 def overflow(page: Page) -> int:
     """How many pixels the page is wider than the window."""
     return page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
+
+
+_TABBABLE = """() => {
+  const all = document.querySelectorAll("a[href], button, input, textarea, select, summary, [tabindex]");
+  window.tabbable = [...all].filter((e) => e.tabIndex >= 0 && !e.disabled && !e.closest("[aria-hidden=true]")
+    && e.checkVisibility({ visibilityProperty: true }) && (e.type !== "radio" || e.checked));
+  window.tabbable[0].focus();
+  return window.tabbable.map((e) => (e.ariaLabel || e.innerText || e.placeholder || e.outerHTML).trim().slice(0, 80));
+}"""
+
+
+def walked(page: Page) -> tuple[list[str], list[int]]:
+    """Go through the page with Tab.
+
+    Returns:
+        What takes the keyboard and was not reached, and the places, in the order of the page, of what was.
+    """
+    names = page.evaluate(_TABBABLE)
+    places: list[int] = []
+    for _ in range(2 * len(names)):  # what scrolls by itself is a stop, too
+        place = page.evaluate("window.tabbable.indexOf(document.activeElement)")
+        if place in places:
+            break
+        places += [place] if place >= 0 else []
+        page.keyboard.press("Tab")
+    return [name for place, name in enumerate(names) if place not in places], places

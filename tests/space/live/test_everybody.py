@@ -4,8 +4,8 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
 
-from tests.space.live.steps import TABS, compare, open_tab, overflow, refusal, settle, verdict
-from tests.space.models import BASE, RELATED, STRANGER
+from tests.space.live.steps import TABS, compare, open_tab, overflow, refusal, settle, verdict, walked
+from tests.space.models import BASE, DECLARED, RELATED, STRANGER
 
 PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
 
@@ -106,6 +106,27 @@ def test_with_letters_twice_as_large_nothing_is_cut_off_and_the_scale_grows_with
     for tab in page.get_by_role("tab").all():
         assert tab.bounding_box()["height"] >= 2 * 16 * 1.25, tab.inner_text()
     assert overflow(page) == 0
+
+
+ANSWERS = {
+    "comparison": f"/?a={BASE}&b={STRANGER}",
+    "layers": "/?example=hidden",
+    "family": f"/?a={DECLARED}",
+    "survey": f"/?a={BASE}+{RELATED}+{STRANGER}",
+}
+
+
+@pytest.mark.parametrize("address", ANSWERS.values(), ids=ANSWERS)
+def test_tab_walks_through_every_answer_in_the_order_of_the_page_and_nothing_is_cut_off(visit, address):
+    page = visit(address)
+    expect(page.locator("#status .settled")).to_be_attached()
+    missed, places = walked(page)
+    assert missed == []
+    assert places == sorted(places)
+    for width, size in ((820, 100), (820, 200), (390, 100), (390, 200)):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.add_style_tag(content=f"html {{ font-size: {size}% }}")
+        assert overflow(page) == 0, (width, size)
 
 
 def test_a_figure_on_a_phone_is_as_large_as_its_words_need_and_scrolls_by_itself(visit):

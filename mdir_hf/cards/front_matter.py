@@ -152,6 +152,8 @@ def _with_field(card: Card, name: str, value: str | list[str], subject: str) -> 
         raise CardError(f"its front matter names {name} {len(found)} times; leave one", subject=subject)
     if found:
         key, node = found[0]
+        if ":" not in card.block[key.end_mark.index :]:  # "? base_model", and nothing more
+            raise CardError(f"its front matter names {name} without a colon; add it by hand", subject=subject)
         return replace(card, block=_replaced(card.block, key, node, value, end))
     separator = "" if not card.block or card.block.endswith(("\n", "\r")) else end
     return replace(card, block=f"{card.block}{separator}{new}")

@@ -157,7 +157,7 @@ def test_an_id_that_looks_like_another_kind_of_value_stays_a_text(name):
     "block",
     [
         *("{license: mit}", "base_model: a/b\nbase_model: c/d", "license: mit\n...", "base: &b a/b\nbase_model: *b"),
-        *("null", "~", "!!null", "--- # x", "--- null", "&a"),
+        *("null", "~", "!!null", "--- # x", "--- null", "&a", "? base_model"),
     ],
 )
 def test_where_it_cannot_be_done_safely_it_is_left_to_the_author(block):

@@ -140,9 +140,10 @@ def pickles(draw: Draw, data: bytes) -> bytes:
 
 
 @st.composite
-def line_files(draw: Draw, lines: Sequence[bytes]) -> bytes:
-    """A list of other lines."""
-    return draw(damaged(b"\n".join(draw(changed_list(lines, st.binary(max_size=12)))) + b"\n"))
+def line_files(draw: Draw, lines: Sequence[bytes], others: st.SearchStrategy[bytes] | None = None) -> bytes:
+    """A list of other lines; ``others`` are some that may stand among them."""
+    replacements = st.binary(max_size=12) if others is None else st.one_of(st.binary(max_size=12), others)
+    return draw(damaged(b"\n".join(draw(changed_list(lines, replacements))) + b"\n"))
 
 
 @st.composite

@@ -195,6 +195,19 @@ model-index:
 base_model: no/field
 ```
 """
+YAML = st.lists(
+    st.sampled_from(
+        [
+            *(b"base_model", b"base_model:", b"x: 1", b"a/b", b"null", b"~", b"'", b'"', b"|", b">"),
+            *(b"? ", b": ", b":", b"- ", b"[", b"]", b"{", b"}", b",", b"&a ", b"*a", b"!!str ", b"<<: "),
+            *(b" # c: d", b"---", b"...", b"%YAML 1.1", b"\n", b"\n", b"\n  ", b"\r\n", b"\r", b"\t"),
+            *(b"\xc2\x85", b"\xe2\x80\xa8", b"\xef\xbb\xbf"),
+        ]
+    ),
+    max_size=7,
+).map(b"".join)
+"""What front matter may be made of."""
+CARDS = st.one_of(line_files(CARD.split(b"\n"), YAML), YAML.map(lambda block: b"---\n" + block + b"\n---\n"))
 PIECES = [sentencepiece_bytes([piece])[:-5] for piece in (("<unk>", 2), ("<s>", 3), ("<0x41>", 6), ("▁a", 1), ("A", 0))]
 HEADER: dict[str, Any] = {
     "__metadata__": {"format": "pt"},
@@ -317,7 +330,7 @@ TARGETS: dict[str, Target] = {
     ),
     "adapter": Target(json_files(ADAPTER), json.dumps(ADAPTER).encode(), _adapter),
     "quantisation": Target(json_files(QUANTISED), json.dumps(QUANTISED).encode(), _declared),
-    "card": Target(line_files(CARD.split(b"\n")), CARD, _card),
+    "card": Target(CARDS, CARD, _card),
     "report": Target(json_files(json.loads(REPORT.to_json())), REPORT.to_json().encode(), _report),
     "badge": Target(damaged(SVG), SVG, _badge),
 }

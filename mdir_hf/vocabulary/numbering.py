@@ -12,9 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from mdir_hf.budgets import MAX_TOKENS
 from mdir_hf.errors import VocabularyError
 from mdir_hf.vocabulary.json_file import shown
-from mdir_hf.vocabulary.tokens import MAX_ROWS, Token, TokenType
+from mdir_hf.vocabulary.tokens import Token, TokenType
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,8 @@ def numbering_of(file: str, tokenizer_config: Mapping[str, Any], config: Mapping
     if found.setting is None or found.setting not in tokenizer_config:
         return found
     offset = tokenizer_config[found.setting]
-    if type(offset) is not int or not 0 <= offset < MAX_ROWS:
-        raise VocabularyError(f'expected "{found.setting}" to be a number of rows, found {shown(offset)}')
+    if type(offset) is not int or not 0 <= offset < MAX_TOKENS:
+        raise VocabularyError(
+            f'expected "{found.setting}" to be a number of rows below {MAX_TOKENS:,}, found {shown(offset)}'
+        )
     return replace(found, offset=offset, n_dropped=found.n_dropped if offset else 0)

@@ -95,7 +95,7 @@ def test_image_tokens_of_the_first_chatglm_come_before_its_pieces(read, sentence
     assert [vocabulary.row_of[text] for text in (b"ab", b"\n", b"\t", b"   ")] == [row, row + 1, row + 2, row + 3]
 
 
-@pytest.mark.parametrize("number", [-1, 1 << 24, "20000", 1.5, True, None])
+@pytest.mark.parametrize("number", [-1, 1 << 20, 1 << 24, "20000", 1.5, True, None])
 def test_a_number_of_image_tokens_that_is_none_is_an_error(read, sentencepiece_file, number):
     files = {"ice_text.model": sentencepiece_file(PIECES), "tokenizer_config.json": {"num_image_tokens": number}}
     with pytest.raises(VocabularyError, match=r'ice_text\.model: expected "num_image_tokens" to be a number of rows'):

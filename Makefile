@@ -1,7 +1,7 @@
-# `make demo` and `make test` need only Python 3.10 or newer; everything is installed into .venv.
+# `make demo` needs only Python 3.10 or newer, `make test` 3.11; everything is installed into .venv.
 PYTHON ?= python3
-# The pins are for Python 3.11 to 3.13; `make CONSTRAIN= …` takes the ranges of pyproject.toml instead.
-CONSTRAIN ?= -c constraints.txt
+# The pins are for Python 3.11 to 3.13; 3.10, and `make CONSTRAIN= …`, take the ranges of pyproject.toml instead.
+CONSTRAIN ?= $(shell $(PYTHON) -c 'import sys; print("-c constraints.txt" * (sys.version_info >= (3, 11)))')
 BIN := .venv/bin
 
 .PHONY: help demo test test-machines test-slow check schema space space-folder examples screenshots site reports chromium coverage evidence real mutants fuzz faults clean

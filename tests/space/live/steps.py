@@ -107,7 +107,7 @@ def walked(page: Page) -> tuple[list[str], list[int]]:
     """
     names = page.evaluate(_TABBABLE)
     places: list[int] = []
-    for _ in range(2 * len(names)):  # what scrolls by itself is a stop, too
+    for _ in range(2 * len(names)):  # what appears under way, as a link at the asked cell, is a stop, too
         place = page.evaluate("window.tabbable.indexOf(document.activeElement)")
         if place in places:
             break

@@ -120,7 +120,7 @@ def test_a_link_opens_the_comparison_and_the_page_gives_that_link(visit, server)
     expect(page.locator(".verdict")).to_contain_text("1e-20")
 
     again = visit(link.removeprefix(server.url))
-    verdict(again, verdict(page))
+    assert verdict(again, verdict(page)) == verdict(page)
     expect(again.locator(".verdict")).to_contain_text("Kept from an earlier visit", use_inner_text=True)
 
 

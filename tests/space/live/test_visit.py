@@ -94,7 +94,7 @@ def test_the_address_of_a_result_names_commits_and_version_and_reads_nothing(vis
 
     read = len(live_hub.sent("cdn"))
     again = visit(link.removeprefix(server.url))
-    verdict(again, verdict(page))
+    assert verdict(again, verdict(page)) == verdict(page)
     expect(again.locator(".verdict")).to_contain_text("Kept from an earlier visit", use_inner_text=True)
     assert len(live_hub.sent("cdn")) == read
 
@@ -102,7 +102,7 @@ def test_the_address_of_a_result_names_commits_and_version_and_reads_nothing(vis
     expect(other.locator("#alert")).to_contain_text("This result is not kept here")
     assert other.locator("#verdict-words").count() == 0
     other.get_by_role("button", name="Compare", exact=True).click()
-    verdict(other, verdict(page))
+    assert verdict(other, verdict(page)) == verdict(page)
 
 
 def test_a_card_shows_a_public_result_in_a_frame_and_runs_nothing(visit, server):

@@ -6,8 +6,10 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from http.cookiejar import Cookie, DefaultCookiePolicy
 from typing import Any
 from urllib.parse import urljoin
+from urllib.request import Request
 
 from huggingface_hub.utils import build_hf_headers, get_session  # type: ignore[attr-defined]
 
@@ -25,6 +27,17 @@ SLOWEST_S = 30.0
 
 MOVED = frozenset({301, 302, 303, 307, 308})
 _SMALL_BODY = 64 << 10  # read to its end, it leaves the connection to the next request
+
+
+class _TakesNone(DefaultCookiePolicy):
+    """Cookies that somebody put into the client are sent; those of answers are not kept.
+
+    All of a process share the client: a cookie would tie the request of one visitor to the token of another.
+    """
+
+    def set_ok(self, cookie: Cookie, request: Request) -> bool:
+        """Refuse every cookie of an answer."""
+        return False
 
 
 @contextmanager
@@ -45,7 +58,9 @@ def get(
     timeouts_s = (CONNECT_TIMEOUT_S, READ_TIMEOUT_S, READ_TIMEOUT_S, READ_TIMEOUT_S)  # connect, read, write, pool
     if is_hub:
         QUOTA.before(url, sent.get("authorization", ""), cancelled)
-    with get_session().stream(
+    session = get_session()
+    session.cookies.jar.set_policy(_TakesNone())
+    with session.stream(
         "GET", url, headers={**sent, **(headers or {})}, timeout=timeouts_s, follow_redirects=False
     ) as response:
         if is_hub:

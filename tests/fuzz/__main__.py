@@ -12,8 +12,8 @@ import warnings
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.fuzz.property import FINDINGS, check
-from tests.fuzz.targets import TARGETS, Target
+from tests.fuzz.property import FINDINGS, Target, check
+from tests.fuzz.targets import TARGETS
 
 EXAMPLES_AT_A_TIME = 400
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+
+from hypothesis import strategies as st
 
 from mdir_hf.errors import MdirError
 
@@ -17,6 +20,21 @@ MOST_BYTES = 256 << 20
 
 MOST_SECONDS = 20.0
 """Processor time. A file takes a few milliseconds, so that only what does not end exceeds this."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """One format, or one kind of answer.
+
+    Attributes:
+        files: Files like valid ones.
+        valid: One that is.
+        read: Does with a file what the package does, and returns all that comes of it.
+    """
+
+    files: st.SearchStrategy[bytes]
+    valid: bytes
+    read: Callable[[bytes], object]
 
 
 def outcome(read: Callable[[bytes], object], data: bytes) -> str:

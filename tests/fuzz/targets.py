@@ -1,4 +1,4 @@
-"""What is fuzzed: for each format files like valid ones, and all that is done with such a file."""
+"""What is fuzzed: files of each format, and answers of each kind, like valid ones; and all that is done with one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import struct
 import tempfile
 import zipfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from mdir_hf.vocabulary import doubts_of_vocabulary, gguf_vocabulary, read_vocab
 from tests.cards.reports import a_report
 from tests.checkpoint.pytorch.archives import saved, with_pickle
 from tests.conformance_tensors import MemoryTree
+from tests.fuzz.answers import ANSWERS
 from tests.fuzz.mutations import (
     damaged,
     gguf_files,
@@ -42,24 +42,10 @@ from tests.fuzz.mutations import (
     safetensors_files,
     string,
 )
+from tests.fuzz.property import Target
 from tests.specimens import sentencepiece_bytes
 
 LARGEST_READ = 1 << 20
-
-
-@dataclass(frozen=True)
-class Target:
-    """One format.
-
-    Attributes:
-        files: Files like valid ones.
-        valid: One that is.
-        read: Does with a file what the package does, and returns all that comes of it.
-    """
-
-    files: st.SearchStrategy[bytes]
-    valid: bytes
-    read: Callable[[bytes], object]
 
 
 def _numbers(source: TensorSource) -> object:
@@ -333,4 +319,5 @@ TARGETS: dict[str, Target] = {
     "card": Target(CARDS, CARD, _card),
     "report": Target(json_files(json.loads(REPORT.to_json())), REPORT.to_json().encode(), _report),
     "badge": Target(damaged(SVG), SVG, _badge),
+    **ANSWERS,
 }

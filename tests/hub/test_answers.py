@@ -4,6 +4,7 @@ import contextlib
 import math
 import threading
 import types
+from http.cookiejar import CookieJar
 from urllib.parse import quote
 
 import pytest
@@ -43,7 +44,13 @@ class Answer:
         return self._pieces
 
 
-class Sequence:
+class Client:
+    """As much as a session has beside its requests."""
+
+    cookies = types.SimpleNamespace(jar=CookieJar())
+
+
+class Sequence(Client):
     """A session that gives one answer after the other, the last one for ever; an exception is raised."""
 
     def __init__(self, *answers):
@@ -73,7 +80,7 @@ def read(monkeypatch):
         here = Location("https://cdn.example/x", '"etag"', N_BYTES, math.inf)
         monkeypatch.setattr(Locator, "current", lambda self: here)
 
-        class Session:
+        class Session(Client):
             def stream(self, *_, **__):
                 return contextlib.nullcontext(answer)
 
@@ -149,7 +156,7 @@ def honest(monkeypatch):
     """A server that gives each range that it is asked for; returns the list of those."""
     asked = []
 
-    class Session:
+    class Session(Client):
         def stream(self, _, url, *, headers, **__):
             start, last = map(int, headers["Range"].removeprefix("bytes=").split("-"))
             asked.append((start, last + 1))
@@ -531,7 +538,7 @@ def test_requests_to_the_hub_wait_for_its_quota_and_are_counted_in_it(monkeypatc
         def after(self, *_):
             noted.append("after")
 
-    class Session:
+    class Session(Client):
         def stream(self, _, url, **options):
             sent.update(options)
             return contextlib.nullcontext(Answer(200, {}))

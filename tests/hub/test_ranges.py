@@ -9,6 +9,7 @@ import threading
 import time
 
 import pytest
+from huggingface_hub.utils import get_session
 
 from mdir_hf.errors import (
     ByteBudgetError,
@@ -108,6 +109,23 @@ def test_the_token_goes_along_where_the_hub_itself_has_the_content(loopback_hub,
     loopback_hub.add_repository("owner/secret", model_folder, private=True)
     repository = open_repository("owner/secret", token=loopback_hub.token)
     assert repository.open("config.json").read(0, 2) == b'{"'
+
+
+def test_no_answer_leaves_a_cookie_for_the_request_of_somebody_else(loopback_hub, content):
+    asked = {"endpoint": loopback_hub.endpoint}
+    url = f"{loopback_hub.endpoint}/api/models/owner/name/revision/main"
+    loopback_hub.faults.append(Fault("status", status=200, body=b"{}", headers={"Set-Cookie": "token=mine; Path=/"}))
+    with connection.get(url, token=loopback_hub.token, **asked) as answer:
+        assert answer.headers["set-cookie"].startswith("token=mine")
+    with connection.get(url, token=False, **asked) as answer:
+        assert "cookie" not in answer.request.headers
+    # A proxy may want one that its user gave to the client.
+    get_session().cookies.set("proxy", "1")
+    try:
+        with connection.get(url, token=False, **asked) as answer:
+            assert answer.request.headers["cookie"] == "proxy=1"
+    finally:
+        get_session().cookies.clear()
 
 
 def test_the_cdn_refuses_a_token(loopback_hub, source, monkeypatch, waits):

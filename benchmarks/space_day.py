@@ -24,6 +24,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -203,7 +204,8 @@ def descendants(pid: int) -> list[int]:
     found = [pid]
     for one in found:
         for task in Path(f"/proc/{one}/task").glob("*/children"):
-            found += [int(word) for word in task.read_text().split()]
+            with suppress(FileNotFoundError, ProcessLookupError):  # the thread has just ended
+                found += [int(word) for word in task.read_text().split()]
     return found
 
 

@@ -42,6 +42,7 @@ from tests.fuzz.mutations import (
     safetensors_files,
     string,
 )
+from tests.fuzz.passed_on import PASSED_ON
 from tests.fuzz.property import Target
 from tests.specimens import sentencepiece_bytes
 
@@ -319,5 +320,6 @@ TARGETS: dict[str, Target] = {
     "card": Target(CARDS, CARD, _card),
     "report": Target(json_files(json.loads(REPORT.to_json())), REPORT.to_json().encode(), _report),
     "badge": Target(damaged(SVG), SVG, _badge),
+    **PASSED_ON,
     **ANSWERS,
 }

@@ -1,0 +1,155 @@
+"""What is fuzzed of files that this package writes and people pass on: indexes, fingerprints, surveys; and of recipes."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import json
+import struct
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+
+from mdir_hf.fingerprints.fingerprint import Fingerprint
+from mdir_hf.index.base_index import BaseIndex
+from mdir_hf.index.identify import Ancestor, Identification, judge_hits
+from mdir_hf.index.planning import what_is_excluded
+from mdir_hf.merges.recipe import read_recipe
+from mdir_hf.report import ModelSummary
+from mdir_hf.survey.dataset import dataset_files
+from mdir_hf.survey.planning import load_sample
+from mdir_hf.survey.results import ModelResult, PairResult, SurveyReport, read_survey, result_lines
+from mdir_hf.survey.saving import _markdown
+from tests.fuzz.mutations import Draw, changed_json, damaged, json_files, line_files
+from tests.fuzz.property import Target
+
+WORDS = tuple(f"word{number}".encode() for number in range(12))
+ROWS = torch.randn(12, 8, generator=torch.Generator().manual_seed(0)).bfloat16()
+
+
+def _summary(name: str) -> ModelSummary:
+    return ModelSummary(name, None, "0" * 40, "llama", 8, 2, 12, quantization=None)
+
+
+QUERY = Fingerprint(_summary("owner/query"), WORDS, ROWS + 0.1, 192)
+KEPT = Fingerprint(_summary("owner/base"), WORDS, ROWS, 192, {"model.safetensors": "1" * 64}, ("a note",))
+
+
+def _split(content: bytes) -> tuple[dict[str, Any], bytes]:
+    (n_bytes,) = struct.unpack("<Q", content[:8])
+    return json.loads(content[8 : 8 + n_bytes]), content[8 + n_bytes :]
+
+
+def _index_bytes() -> bytes:
+    other = Fingerprint(_summary("owner/other"), WORDS[:10], -ROWS[:10], 192)
+    with tempfile.TemporaryDirectory() as folder:
+        BaseIndex(WORDS, [KEPT, other]).save(Path(folder, "x"))
+        return Path(folder, "x").read_bytes()
+
+
+@st.composite
+def with_metadata(draw: Draw, content: bytes) -> bytes:
+    """A safetensors file whose metadata holds JSON: either that is another, or its table of tensors."""
+    header, numbers = _split(content)
+    header = copy.deepcopy(header)
+    known = header["__metadata__"]
+    inner = [name for name, value in known.items() if value[:1] in ("[", "{")]
+    if draw(st.integers(0, 5)):
+        name = draw(st.sampled_from(inner))
+        changed = draw(changed_json({"it": json.loads(known[name])}))
+        known[name] = json.dumps(changed.get("it"), ensure_ascii=draw(st.booleans()))
+    else:
+        header = draw(changed_json(header))
+    text = json.dumps(header, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    return draw(damaged(struct.pack("<Q", len(text)) + text + draw(damaged(numbers))))
+
+
+def _on_disk(read: Callable[[Path], object], name: str = "file") -> Callable[[bytes], object]:
+    """Give a file to a reader of paths, which has the same name each time."""
+    folder = Path(tempfile.gettempdir(), f"mdir-fuzz-{name}")
+
+    def of_bytes(data: bytes) -> object:
+        folder.mkdir(exist_ok=True)
+        (folder / name).write_bytes(data)
+        return read(folder / name)
+
+    return of_bytes
+
+
+def _index(path: Path) -> object:
+    """Everything that ``identify`` does with an index before it opens a model of it."""
+    index = BaseIndex.load(path)
+    query = QUERY.of_usual_rows()
+    ancestors = [Ancestor(hit.base, p, hit.common_tokens) for hit, p in judge_hits(index, query, top=5, alpha=1e-3)]
+    width, noise = what_is_excluded(index, 8, query.tokens, 1e-3)
+    found = Identification(query.model, tuple(ancestors), len(index), 1e-3, 0, width, noise)
+    return str(found), found.to_json(), [(one.base.pinned, one.base.read_as) for one in ancestors]
+
+
+def _fingerprint(path: Path) -> object:
+    found = Fingerprint.load(path)
+    again = found.to_bytes()
+    mine, theirs = found.of_usual_rows().common_rows(QUERY)
+    return again, mine.shape, theirs.shape, found.model.pinned, found.model.read_as, found.n_bytes
+
+
+def _survey(path: Path) -> object:
+    report = read_survey([path])
+    return report.to_json(), dataset_files(report), _markdown(report, ()), result_lines(report)
+
+
+def _sample(path: Path) -> object:
+    sample = load_sample(path)
+    return sample, [sample.key(name) for name in sample.pins]
+
+
+def _recipe(data: bytes) -> object:
+    return read_recipe(data, subject="mergekit_config.yml")
+
+
+MODELS: Mapping[str, ModelResult] = {
+    "a/one": ModelResult("a/one", _summary("a/one"), None, 5, ("a/two",)),
+    "a/two": ModelResult("a/two", _summary("a/two"), None, 5, ()),
+    "a/three": ModelResult("a/three", None, "it is not there", 0, None),
+}
+PAIRS = {("a/one", "a/two"): PairResult("a/one", "a/two", "homologous", None, -30.0, 900, "permutation")}
+SETTINGS = {"alpha": 1e-10, "alpha_of_pair": 1e-11, "seed": 0, "sampled_tokens": 12, "sample": "x", "version": "1"}
+LINES = [json.loads(line) for line in result_lines(SurveyReport(tuple(MODELS), MODELS, PAIRS, SETTINGS)).splitlines()]
+
+
+@st.composite
+def surveys(draw: Draw) -> bytes:
+    """Lines of a survey, some of which are others."""
+    lines = [json.dumps(draw(changed_json(line))) for line in LINES]
+    return draw(line_files([line.encode("utf-8", "surrogatepass") for line in lines]))
+
+
+SAMPLE = {
+    "names": ["a/one"],
+    "tokens": [base64.b64encode(word).decode() for word in WORDS[:3]],
+    "pins": {"a/one": {"repo": "a/one", "commit": "0" * 40}},
+}
+RECIPE = b"""merge_method: slerp
+base_model: a/one
+slices:
+- sources:
+  - model: a/one
+    layer_range: [0, 2]
+  - model:
+      model: {path: a/two, revision: main}
+    layer_range: [0, 2]
+parameters: {t: 0.5}
+dtype: bfloat16
+"""
+
+PASSED_ON: dict[str, Target] = {
+    "base-index": Target(with_metadata(_index_bytes()), _index_bytes(), _on_disk(_index, "base-index")),
+    "fingerprint": Target(with_metadata(KEPT.to_bytes()), KEPT.to_bytes(), _on_disk(_fingerprint, "fingerprint")),
+    "survey": Target(surveys(), b"".join(json.dumps(line).encode() + b"\n" for line in LINES), _on_disk(_survey, "survey")),
+    "sample": Target(json_files(SAMPLE), json.dumps(SAMPLE).encode(), _on_disk(_sample, "sample")),
+    "recipe": Target(line_files(RECIPE.split(b"\n")), RECIPE, _recipe),
+}

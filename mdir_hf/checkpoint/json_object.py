@@ -1,11 +1,11 @@
-"""Small objects in JSON beside weights, checked against a dataclass. Whoever uploads a model writes them."""
+"""Small objects in JSON, beside weights or in files that people pass on, checked against a dataclass."""
 
 from __future__ import annotations
 
 from functools import cache
 from typing import Any, TypeVar
 
-from ..errors import CorruptCheckpointError
+from ..errors import CorruptCheckpointError, MdirError
 
 T = TypeVar("T")
 
@@ -13,18 +13,21 @@ AS_WRITTEN = {"strict": True, "allow_inf_nan": False}
 """``__pydantic_config__`` of such a dataclass: no value is taken for one of another type."""
 
 
-def read_json(data: bytes, kind: type[T], *, what: str, label: str) -> T:
+def read_json(
+    data: bytes | str, kind: type[T], *, what: str, label: str | None, error: type[MdirError] = CorruptCheckpointError
+) -> T:
     """Read a JSON object; keys that its class does not have are ignored.
 
     Args:
         data: The bytes.
-        kind: A dataclass, or a type of a mapping.
+        kind: A dataclass, or a type of a mapping or list.
         what: What an error calls the object.
-        label: What an error calls the file.
+        label: What an error calls the file; None: whoever catches it names it.
+        error: What is raised.
 
     Raises:
-        CorruptCheckpointError: If it is no JSON object, or a value is not of the type and within the limits of its
-            field; names the field.
+        MdirError: As ``error`` says, if it is no JSON object, or a value is not of the type and within the limits of
+            its field; names the field.
     """
     from pydantic import ValidationError
 
@@ -32,13 +35,14 @@ def read_json(data: bytes, kind: type[T], *, what: str, label: str) -> T:
         found: T = _adapter(kind).validate_json(data)  # type: ignore[arg-type]  # a class is hashable
     except ValidationError as exc:
         # Of the alternatives of a union, the one that got furthest is the one that was meant.
-        error = max(exc.errors(include_url=False), key=lambda error: len(error["loc"]))
-        said = error["msg"].replace("Input should", "it should")
-        if not error["loc"]:
-            raise CorruptCheckpointError(f"{what} is no JSON object: {said}", subject=label) from exc
-        raise CorruptCheckpointError(
-            f"{what} cannot be right: its {error['loc'][0]} is {error['input']!r:.80}; {said}", subject=label
-        ) from exc
+        wrong = max(exc.errors(include_url=False), key=lambda one: len(one["loc"]))
+        said = wrong["msg"].replace("Input should", "it should")
+        if not wrong["loc"]:
+            raise error(f"{what} is no JSON object: {said}", subject=label) from exc
+        place = next((step for step in wrong["loc"] if isinstance(step, str)), f"item {wrong['loc'][0]}")
+        if wrong["type"] == "missing":
+            raise error(f"{what} cannot be right: it has no {place}", subject=label) from exc
+        raise error(f"{what} cannot be right: its {place} is {wrong['input']!r:.80}; {said}", subject=label) from exc
     return found
 
 

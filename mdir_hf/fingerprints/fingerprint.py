@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,11 +20,13 @@ from safetensors.torch import save
 
 from mdir_hf.anatomy import Anatomy, WeightPart
 from mdir_hf.checkpoint import MemorySource
+from mdir_hf.checkpoint.json_object import read_json
 from mdir_hf.comparison.model import Model
 from mdir_hf.comparison.reading import narrowed
 from mdir_hf.errors import CorruptCheckpointError, VocabularyError
 from mdir_hf.homology.rows import usual_rows
 from mdir_hf.report import ModelSummary
+from mdir_hf.report.parts import Count
 from mdir_hf.vocabulary import Vocabulary
 from mdir_hf.vocabulary.tokens import VocabularyKind
 
@@ -101,19 +104,33 @@ class Fingerprint:
                 if known.get("format") != FORMAT:
                     raise ValueError(f"expected {FORMAT}, got {known.get('format')!r}")
                 rows = file.get_tensor("rows")
-            tokens = tuple(base64.b64decode(token, validate=True) for token in json.loads(known["tokens"]))
-            if rows.ndim != 2 or len(rows) != len(tokens):
-                raise ValueError(f"expected one row for each of {len(tokens)} tokens, got shape {tuple(rows.shape)}")
+            read = partial(read_json, what="what it says of its model", label=None)
+            tokens = tuple(base64.b64decode(token, validate=True) for token in read(known["tokens"], list[str]))
             return cls(
-                model=ModelSummary(**json.loads(known["model"])),
+                model=read(known["model"], ModelSummary),
                 tokens=tokens,
-                rows=rows,
-                bytes_of_weights=int(known["bytes_of_weights"]),
-                digests=json.loads(known["digests"]),
-                notes=tuple(json.loads(known["notes"])),
+                rows=expect_rows(rows, tokens),
+                bytes_of_weights=read(known["bytes_of_weights"], Count),
+                digests=None if known["digests"] == "null" else read(known["digests"], dict[str, str]),
+                notes=read(known["notes"], tuple[str, ...]),
             )
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as exc:
             raise CorruptCheckpointError(f"this is no fingerprint: {exc}; delete it", subject=str(path)) from exc
+
+
+def expect_rows(rows: torch.Tensor, tokens: Sequence[bytes]) -> torch.Tensor:
+    """Return rows that were read from a file, if they can be those of tokens.
+
+    Raises:
+        ValueError: If they are not one row of real numbers for each token, each token once.
+    """
+    if rows.ndim != 2 or len(rows) != len(tokens) or not rows.shape[1]:
+        raise ValueError(f"expected one row for each of {len(tokens)} tokens, got shape {tuple(rows.shape)}")
+    if not rows.dtype.is_floating_point:
+        raise ValueError(f"expected rows of real numbers, got {rows.dtype}")
+    if len(set(tokens)) != len(tokens):
+        raise ValueError("it keeps the rows of a token twice")
+    return rows
 
 
 def take_fingerprint(model: Model, tokens: Sequence[bytes], *, max_gap_bytes: int | None = None) -> Fingerprint:

@@ -14,18 +14,22 @@ import os
 from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
+from mdir_hf.checkpoint.json_object import AS_WRITTEN, read_json
 from mdir_hf.comparison.model import Model
 from mdir_hf.errors import CorruptCheckpointError, InputError
-from mdir_hf.fingerprints.fingerprint import Fingerprint, sample_name, take_fingerprint
+from mdir_hf.fingerprints.fingerprint import Fingerprint, expect_rows, sample_name, take_fingerprint
 from mdir_hf.homology.decompositions import thin_svd
 from mdir_hf.hub.hub_file import fetch_hub_file
 from mdir_hf.report import ModelSummary
+from mdir_hf.report.parts import Count
 from mdir_hf.saving.folder import write_file
 from mdir_hf.vocabulary import Vocabulary
 
@@ -64,6 +68,18 @@ class Hit:
     log_p: float
     identity_log_p: float
     common_tokens: int
+
+
+@dataclass(frozen=True)
+class _Base:
+    """What the metadata of an index say of a base; ``tokens`` are places in the sample."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = AS_WRITTEN
+
+    model: ModelSummary
+    tokens: tuple[Count, ...]
+    bytes_of_weights: Count
+    digests: dict[str, str] | None
 
 
 class BaseIndex:
@@ -211,15 +227,13 @@ class BaseIndex:
                 known = file.metadata() or {}
                 if known.get("format") != FORMAT:
                     raise ValueError(f"expected {FORMAT}, got {known.get('format')!r}")
-                tokens = tuple(base64.b64decode(token, validate=True) for token in json.loads(known["tokens"]))
+                read = partial(read_json, what="what it says of its bases", label=None)
+                tokens = tuple(base64.b64decode(token, validate=True) for token in read(known["tokens"], list[str]))
                 bases = []
-                for number, about in enumerate(json.loads(known["bases"])):
-                    rows = file.get_tensor(f"base.{number:05}")
-                    kept = tuple(tokens[at] for at in about["tokens"])
-                    if rows.ndim != 2 or len(rows) != len(kept):
-                        raise ValueError(f"base {number} has {len(kept)} tokens and rows of shape {tuple(rows.shape)}")
-                    summary = ModelSummary(**about["model"])
-                    bases.append(Fingerprint(summary, kept, rows, int(about["bytes_of_weights"]), about["digests"]))
+                for number, about in enumerate(read(known["bases"], list[_Base])):
+                    kept = tuple(tokens[at] for at in about.tokens)
+                    rows = expect_rows(file.get_tensor(f"base.{number:05}"), kept)
+                    bases.append(Fingerprint(about.model, kept, rows, about.bytes_of_weights, about.digests))
             return cls(tokens, bases)
         except (OSError, ValueError, KeyError, TypeError, IndexError, SafetensorError) as exc:
             raise CorruptCheckpointError(f"this is no index of base models: {exc}", subject=str(path)) from exc

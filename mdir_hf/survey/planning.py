@@ -13,9 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from mdir_hf.checkpoint import TensorSpec
+from mdir_hf.checkpoint.json_object import AS_WRITTEN, read_json
 from mdir_hf.comparison.comparable import matrix_spec
 from mdir_hf.comparison.opening import Reading
 from mdir_hf.errors import InputError, MdirError, one_line
@@ -57,6 +58,17 @@ class Sample:
     def with_pins(self, pins: Iterable[tuple[str, Pin]]) -> Sample:
         """The same with more models pinned; what is pinned stays."""
         return replace(self, pins={**dict(pins), **self.pins})
+
+
+@dataclass(frozen=True)
+class _SampleFile:
+    """What the file of a sample holds beside what it was chosen for."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = AS_WRITTEN
+
+    tokens: tuple[str, ...]
+    pins: dict[str, Pin]
+    names: tuple[str, ...] = ()
 
 
 def choose_sample(
@@ -110,15 +122,21 @@ def load_sample(path: Path, asked: Mapping[str, Any] | None = None) -> Sample:
         InputError: If it is none, or was chosen for something else.
     """
     try:
-        body = json.loads(path.read_text(encoding="utf-8"))
-        known = None if asked is None else {key: body[key] for key in asked}
-        tokens = tuple(base64.b64decode(token, validate=True) for token in body["tokens"])
-        pins = {name: Pin(**pin) for name, pin in body["pins"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
-        raise InputError(f"it does not hold the sample of a survey ({exc}); delete it", subject=str(path)) from exc
+        content = path.read_bytes()
+    except OSError as exc:
+        raise InputError(f"cannot read the sample of a survey: {exc.strerror}", subject=str(path)) from exc
+    found = read_json(content, _SampleFile, what="this sample of a survey", label=str(path), error=InputError)
+    try:
+        tokens = tuple(base64.b64decode(token, validate=True) for token in found.tokens)
+    except ValueError as exc:
+        raise InputError(
+            f"this sample of a survey cannot be right: a token is not base64 ({exc})", subject=str(path)
+        ) from exc
+    body = json.loads(content)
+    known = None if asked is None else {key: body.get(key) for key in asked}
     if known != asked:
         raise InputError("it was made for other models, or other options; name another folder", subject=str(path))
-    return Sample(tokens, pins, tuple(body.get("names", ())))
+    return Sample(tokens, found.pins, found.names)
 
 
 def take_sample(path: Path, folder: Path) -> None:

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
+from annotated_types import Gt, Lt
 from scipy.sparse.csgraph import connected_components
 
+from mdir_hf.checkpoint.json_object import AS_WRITTEN, read_json
 from mdir_hf.errors import InputError
 from mdir_hf.report import HomologyReport, ModelSummary
+from mdir_hf.report.parts import Count, Log10P
 from mdir_hf.saving.folder import write_file
 
 SCHEMA = "mdir-hf/survey/1"
 RESULTS = "results.jsonl"
+
+Alpha = Annotated[float, Gt(0.0), Lt(1.0)]
 
 Pair = tuple[str, str]
 """Names of two models, in the order of the list."""
@@ -36,10 +43,12 @@ class ModelResult:
         declared_bases: Base models that its card declares; None where that was not asked for.
     """
 
+    __pydantic_config__: ClassVar[dict[str, Any]] = AS_WRITTEN
+
     name: str
     model: ModelSummary | None
     error: str | None = None
-    bytes_read: int = 0
+    bytes_read: Count = 0
     declared_bases: tuple[str, ...] | None = None
 
 
@@ -58,12 +67,14 @@ class PairResult:
         error: Why it could not be computed.
     """
 
+    __pydantic_config__: ClassVar[dict[str, Any]] = AS_WRITTEN
+
     reference: str
     candidate: str
-    verdict: str | None
+    verdict: Literal["homologous", "no_evidence", "inconclusive"] | None
     reason: str | None = None
-    log10_p: float | None = None
-    common_tokens: int = 0
+    log10_p: Log10P | None = None
+    common_tokens: Count = 0
     transformation: str | None = None
     error: str | None = None
 
@@ -139,7 +150,8 @@ class SurveyReport:
 
     def undeclared(self) -> tuple[Pair, ...]:
         """Homologous pairs of which neither declares the other, and which declare no common base."""
-        bases = {name: set(self.models[name].declared_bases or ()) for name in self.readable()}
+        bases = {name: set(found.declared_bases or ()) for name, found in self.models.items()}
+        bases |= {name: set() for pair in self.pairs for name in pair if name not in bases}
         return tuple(
             (a, b)
             for a, b in self.pairs
@@ -172,6 +184,36 @@ class SurveyReport:
     def to_json(self) -> str:
         """One JSON object of the schema ``mdir-hf/survey/1``."""
         return json.dumps(self.to_dict(), indent=2, ensure_ascii=False, allow_nan=False)
+
+
+@dataclass(frozen=True)
+class _Line:
+    """What a line is about."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = AS_WRITTEN
+
+    kind: Literal["model", "pair"]
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """The first line of a file, in the order in which it is written."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = AS_WRITTEN
+
+    kind: Literal["settings"]
+    schema: Literal["mdir-hf/survey/1"]
+    names: list[str]
+    alpha: Alpha
+    alpha_of_pair: Alpha
+    seed: int
+    sampled_tokens: Count
+    sample: str
+    shard: list[Count] | None = None
+    version: str = ""
+
+
+_KINDS: Mapping[str, type[ModelResult] | type[PairResult]] = {"model": ModelResult, "pair": PairResult}
 
 
 class ResultFile:
@@ -277,27 +319,37 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, ModelResult], dict[Pair
     except OSError as exc:
         raise InputError(f"cannot read it: {exc.strerror}", subject=str(path)) from exc
     n_whole = content.rfind(b"\n") + 1
-    settings: dict[str, Any] = {}
+    first, *lines = content[:n_whole].split(b"\n")
+    read = partial(read_json, label=str(path), error=InputError)
+    asked = read(first, _Settings, what="the first line, with the settings of a survey,")
+    place = {name: at for at, name in enumerate(asked.names)}
+    if len(place) != len(asked.names):
+        raise InputError("its list names a model twice", subject=str(path))
     models: dict[str, ModelResult] = {}
     pairs: dict[Pair, PairResult] = {}
-    for number, line in enumerate(content[:n_whole].splitlines(), start=1):
-        try:
-            body = json.loads(line)
-            kind = body.pop("kind")
-            if kind == "settings":
-                if body.pop("schema", None) != SCHEMA:
-                    raise ValueError(f"expected {SCHEMA}")
-                settings = body
-            elif kind == "model":
-                summary, declared = body.pop("model"), body.pop("declared_bases")
-                model = None if summary is None else ModelSummary(**summary)
-                found = ModelResult(model=model, declared_bases=None if declared is None else tuple(declared), **body)
-                models[found.name] = found
-            else:
-                result = PairResult(**body)
-                pairs[result.reference, result.candidate] = result
-        except (ValueError, KeyError, TypeError, AttributeError) as exc:
-            raise InputError(f"line {number} is not a result of a survey ({exc})", subject=str(path)) from exc
-    if not settings:
-        raise InputError("it does not begin with the settings of a survey", subject=str(path))
+    for number, line in enumerate(filter(None, lines), start=2):
+        kind = read(line, _Line, what=f"line {number}").kind
+        found = read(line, _KINDS[kind], what=f"line {number}, of a {kind},")
+        names = (found.name,) if isinstance(found, ModelResult) else (found.reference, found.candidate)
+        absent = next((name for name in names if name not in place), None)
+        if absent is not None:
+            raise InputError(
+                f"line {number} is about {absent!r:.80}, which is not in its list of models", subject=str(path)
+            )
+        if isinstance(found, ModelResult):
+            models[found.name] = found
+            continue
+        if place[found.reference] >= place[found.candidate]:
+            raise InputError(f"line {number} names a pair against the order of its list", subject=str(path))
+        is_below = found.log10_p is not None and found.log10_p < math.log10(asked.alpha_of_pair)
+        if is_below is not (found.verdict == "homologous"):
+            raise InputError(
+                f"line {number} contradicts itself: log10 p is {found.log10_p}, alpha of a pair "
+                f"{asked.alpha_of_pair:g}, and the verdict {found.verdict}; p is below alpha exactly where it is "
+                "homologous",
+                subject=str(path),
+            )
+        pairs[found.reference, found.candidate] = found
+    settings = {name: value for name, value in asdict(asked).items() if value is not None}
+    del settings["kind"], settings["schema"]
     return settings, models, pairs, n_whole

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from mdir_hf import HomologyChecker, Verdict
 from mdir_hf.comparison.model import Model
@@ -110,6 +112,28 @@ def test_a_damaged_file_is_named(prints, tmp_path, damage):
         path.write_bytes(b"{}" * 100)
     with pytest.raises(CorruptCheckpointError, match=r"x\.safetensors: this is no fingerprint"):
         Fingerprint.load(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("model", '{"repo": 5}', "its repo is 5"),
+        ("model", '{"repo": "a/b"}', "it has no"),
+        ("tokens", "[5]", "its item 0 is 5"),
+        ("bytes_of_weights", "-1", "greater than or equal to 0"),
+        ("digests", "[]", "it should be an object"),
+        ("notes", "{}", "it should be a valid array"),
+        ("notes", "[" * 100_000, "recursion"),
+    ],
+)
+def test_forged_metadata_are_refused(prints, tmp_path, name, value, said):
+    content = prints["base"].to_bytes()
+    (tmp_path / "own").write_bytes(content)
+    with safe_open(tmp_path / "own", framework="pt") as file:
+        save_file({"rows": file.get_tensor("rows")}, tmp_path / "x", metadata=file.metadata() | {name: value})
+    with pytest.raises(CorruptCheckpointError, match=f"this is no fingerprint: .*{said}") as caught:
+        Fingerprint.load(tmp_path / "x")
+    assert str(caught.value).count(str(tmp_path)) == 1
 
 
 def test_a_model_without_tokenizer_is_refused(tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,13 @@ from tests.fuzz.property import Target
 STATUSES = ["200 OK", "206 Partial Content", "301 Moved Permanently", "302 Found", "307 Temporary Redirect"]
 STATUSES += ["400 Bad Request", "401 Unauthorized", "403 Forbidden", "404 Not Found", "408 Request Timeout"]
 STATUSES += ["409 Conflict", "410 Gone", "412 Precondition Failed", "416 Range Not Satisfiable"]
-STATUSES += ["429 Too Many Requests", "500 Internal Server Error", "503 Service Unavailable", "100 Continue", "204 None"]
+STATUSES += [
+    "429 Too Many Requests",
+    "500 Internal Server Error",
+    "503 Service Unavailable",
+    "100 Continue",
+    "204 None",
+]
 STATUSES += ["101 Switching", "304 Not Modified", "599 x", "999 x", "000 x", "2 x", ""]
 
 NAMES = [b"Content-Length", b"Content-Range", b"Content-Encoding", b"Content-Type", b"Transfer-Encoding", b"Location"]
@@ -28,18 +33,67 @@ NAMES += [b"ETag", b"X-Linked-Etag", b"X-Linked-Size", b"X-Repo-Commit", b"Link"
 NAMES += [b"RateLimit-Policy", b"X-Error-Code", b"X-Error-Message", b"X-Request-Id", b"Connection", b"Set-Cookie"]
 NAMES += [b"WWW-Authenticate", b"X-Xet-Hash", b"X-Xet-Refresh-Route", b"Warning", b"Date"]
 
-SAID = [b"0", b"1", b"-1", b"32", b"64", b"\xb2\xb3", b"9" * 30, b"9" * 5000, b"chunked", b"gzip", b"deflate", b"br", b"zstd"]
+SAID = [
+    b"0",
+    b"1",
+    b"-1",
+    b"32",
+    b"64",
+    b"\xb2\xb3",
+    b"9" * 30,
+    b"9" * 5000,
+    b"chunked",
+    b"gzip",
+    b"deflate",
+    b"br",
+    b"zstd",
+]
 SAID += [b"identity", b"x, gzip", b"gzip, gzip", b"bytes 8-39/64", b"bytes 8-39/*", b"bytes */64", b"bytes 39-8/64"]
-SAID += [b"bytes 0-63/64", b"bytes 8-39/99999999999", b"/", b"//", b"../..", b"?", b"http://", b"http://[::1", b"http://[v]/"]
+SAID += [
+    b"bytes 0-63/64",
+    b"bytes 8-39/99999999999",
+    b"/",
+    b"//",
+    b"../..",
+    b"?",
+    b"http://",
+    b"http://[::1",
+    b"http://[v]/",
+]
 SAID += [b"http://hub.test:99999/", b"http://hub.test:x/", b"http://hub.test/owner/name/resolve/main/w.bin"]
 SAID += [b"http://cdn.test/w.bin", b"http://u:p@cdn.test/w.bin", b"http://hub.test@cdn.test/", b"http://cdn.test/\xff"]
 SAID += [b"https://cdn.test/w.bin", b"file:///etc/passwd", b"ftp://cdn.test/", b"http://cdn.test/?Expires=\xb2"]
 SAID += [b"http://cdn.test/?Expires=" + b"9" * 400, b"http://cdn.test/?X-Amz-Expires=1", b"data:,x", b"javascript:1"]
-SAID += [b'"' + b"0" * 40 + b'"', b'W/"' + b"1" * 64 + b'"', b'"../../../../x"', b'""', b'"', b"..", b"a\x00b", b"\x1b[2J"]
-SAID += [b'<http://hub.test/api/models?cursor=1>; rel="next"', b'</x>; rel="next"', b"<>; rel=next", b'<http://[>; rel="next"']
-SAID += [b'"api";r=0;t=5', b'"api";r=1;t=99999', b'"api";r=-1;t=-1', b'"fixed window";"api";q=500;w=300', b'"api";r=0;t=' + b"9" * 5000]
+SAID += [
+    b'"' + b"0" * 40 + b'"',
+    b'W/"' + b"1" * 64 + b'"',
+    b'"../../../../x"',
+    b'""',
+    b'"',
+    b"..",
+    b"a\x00b",
+    b"\x1b[2J",
+]
+SAID += [
+    b'<http://hub.test/api/models?cursor=1>; rel="next"',
+    b'</x>; rel="next"',
+    b"<>; rel=next",
+    b'<http://[>; rel="next"',
+]
+SAID += [
+    b'"api";r=0;t=5',
+    b'"api";r=1;t=99999',
+    b'"api";r=-1;t=-1',
+    b'"fixed window";"api";q=500;w=300',
+    b'"api";r=0;t=' + b"9" * 5000,
+]
 SAID += [b"RepoNotFound", b"RevisionNotFound", b"EntryNotFound", b"GatedRepo", b"DisabledRepo", b"RepositoryNotFound"]
-SAID += [b"Access to this resource is disabled.", b"Invalid credentials in Authorization header", b"close", b"keep-alive"]
+SAID += [
+    b"Access to this resource is disabled.",
+    b"Invalid credentials in Authorization header",
+    b"close",
+    b"keep-alive",
+]
 SAID += [b"Wed, 21 Oct 2026 07:28:00 GMT", b"a=b; Domain=test", b"\xe2\x80\xae", b"x" * 70_000]
 
 VALUES = st.one_of(st.sampled_from(SAID), NUMBERS.map(lambda number: b"%d" % number), st.binary(max_size=6))
@@ -47,8 +101,12 @@ HEADERS = st.one_of(st.tuples(st.sampled_from(NAMES), VALUES).map(b": ".join), s
 """A line of headers: one that somebody heeds, with what it may not be ready for."""
 TEXT = TEXTS.map(lambda text: text.encode("utf-8", "surrogatepass"))
 BODIES = st.one_of(
-    st.sampled_from([b"", b"{}", b"[]", b"null", b"<html>log in</html>", b'{"error": "x"}', b'{"error": [5]}', b"[" * 9999]),
-    st.sampled_from([b"5\r\nhello\r\n0\r\n\r\n", b"ffffffffffff\r\n", b"5\r\nhel", b"\x1f\x8b\x08\x00", b"\x28\xb5\x2f\xfd"]),
+    st.sampled_from(
+        [b"", b"{}", b"[]", b"null", b"<html>log in</html>", b'{"error": "x"}', b'{"error": [5]}', b"[" * 9999]
+    ),
+    st.sampled_from(
+        [b"5\r\nhello\r\n0\r\n\r\n", b"ffffffffffff\r\n", b"5\r\nhel", b"\x1f\x8b\x08\x00", b"\x28\xb5\x2f\xfd"]
+    ),
     TEXT,
 )
 

@@ -1,4 +1,4 @@
-"""What is fuzzed of files that this package writes and people pass on: indexes, fingerprints, surveys; and of recipes."""
+"""What is fuzzed of files that people pass on: indexes, fingerprints and surveys of this package, and recipes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 from hypothesis import strategies as st
+from safetensors import SafetensorError
 
+from mdir_hf.errors import CorruptCheckpointError
 from mdir_hf.fingerprints.fingerprint import Fingerprint
 from mdir_hf.index.base_index import BaseIndex
 from mdir_hf.index.identify import Ancestor, Identification, judge_hits
@@ -62,6 +64,11 @@ def with_metadata(draw: Draw, content: bytes) -> bytes:
         name = draw(st.sampled_from(inner))
         changed = draw(changed_json({"it": json.loads(known[name])}))
         known[name] = json.dumps(changed.get("it"), ensure_ascii=draw(st.booleans()))
+    elif draw(st.booleans()):
+        tensor = draw(st.sampled_from([name for name in header if name != "__metadata__"]))
+        header[tensor]["dtype"] = draw(
+            st.sampled_from(("F16", "I16", "U16", "F8_E4M3", "F4", "F8_E8M0", "C64", "BOOL"))
+        )
     else:
         header = draw(changed_json(header))
     text = json.dumps(header, ensure_ascii=False).encode("utf-8", "surrogatepass")
@@ -75,7 +82,12 @@ def _on_disk(read: Callable[[Path], object], name: str = "file") -> Callable[[by
     def of_bytes(data: bytes) -> object:
         folder.mkdir(exist_ok=True)
         (folder / name).write_bytes(data)
-        return read(folder / name)
+        try:
+            return read(folder / name)
+        except CorruptCheckpointError as exc:
+            if isinstance(exc.__cause__, SafetensorError):
+                return "refused by safetensors"  # which names any one of the tensors that are wrong
+            raise
 
     return of_bytes
 
@@ -83,6 +95,8 @@ def _on_disk(read: Callable[[Path], object], name: str = "file") -> Callable[[by
 def _index(path: Path) -> object:
     """Everything that ``identify`` does with an index before it opens a model of it."""
     index = BaseIndex.load(path)
+    if not len(index):
+        return "no bases"
     query = QUERY.of_usual_rows()
     ancestors = [Ancestor(hit.base, p, hit.common_tokens) for hit, p in judge_hits(index, query, top=5, alpha=1e-3)]
     width, noise = what_is_excluded(index, 8, query.tokens, 1e-3)
@@ -92,9 +106,18 @@ def _index(path: Path) -> object:
 
 def _fingerprint(path: Path) -> object:
     found = Fingerprint.load(path)
-    again = found.to_bytes()
+    found.to_bytes()  # whose metadata are in any order
     mine, theirs = found.of_usual_rows().common_rows(QUERY)
-    return again, mine.shape, theirs.shape, found.model.pinned, found.model.read_as, found.n_bytes
+    return (
+        found.tokens,
+        found.digests,
+        found.notes,
+        mine.shape,
+        theirs.shape,
+        found.model.pinned,
+        found.model.read_as,
+        found.n_bytes,
+    )
 
 
 def _survey(path: Path) -> object:
@@ -131,7 +154,7 @@ def surveys(draw: Draw) -> bytes:
 SAMPLE = {
     "names": ["a/one"],
     "tokens": [base64.b64encode(word).decode() for word in WORDS[:3]],
-    "pins": {"a/one": {"repo": "a/one", "commit": "0" * 40}},
+    "pins": {"a/one": {"reference": "a/one", "commit": "0" * 40, "bases": {"a/two": "1" * 40}}},
 }
 RECIPE = b"""merge_method: slerp
 base_model: a/one
@@ -149,7 +172,9 @@ dtype: bfloat16
 PASSED_ON: dict[str, Target] = {
     "base-index": Target(with_metadata(_index_bytes()), _index_bytes(), _on_disk(_index, "base-index")),
     "fingerprint": Target(with_metadata(KEPT.to_bytes()), KEPT.to_bytes(), _on_disk(_fingerprint, "fingerprint")),
-    "survey": Target(surveys(), b"".join(json.dumps(line).encode() + b"\n" for line in LINES), _on_disk(_survey, "survey")),
+    "survey": Target(
+        surveys(), b"".join(json.dumps(line).encode() + b"\n" for line in LINES), _on_disk(_survey, "survey")
+    ),
     "sample": Target(json_files(SAMPLE), json.dumps(SAMPLE).encode(), _on_disk(_sample, "sample")),
     "recipe": Target(line_files(RECIPE.split(b"\n")), RECIPE, _recipe),
 }

@@ -34,8 +34,8 @@ WEIGHTS = bytes(range(64))
 CONFIG = b'{"model_type": "llama"}'
 SHA256 = hashlib.sha256(WEIGHTS).hexdigest()
 BLOB_ID = hashlib.sha1(b"blob %d\0" % len(CONFIG) + CONFIG, usedforsecurity=False).hexdigest()
-MOST_REQUESTS = 60
-"""What one reading may ask: it tries a request six times, and follows four redirects of each."""
+MOST_REQUESTS = 80
+"""What one reading may ask: a HEAD follows twenty redirects of the Hub, and the longest reading sends three."""
 
 LISTING = {
     "id": REPO,
@@ -215,7 +215,12 @@ def hub_that_answers(kind: str, said: bytes) -> Iterator[Path]:
         home = Path(folder, "a", "b", "c", "home")
         home.mkdir(parents=True)
         unset = {name: "" for name in os.environ if name.lower().endswith("_proxy")}
-        environment: Mapping[str, str] = {"HF_ENDPOINT": ENDPOINT, "HF_TOKEN": TOKEN, "MDIR_HF_CACHE": str(home / "ranges"), **unset}
+        environment: Mapping[str, str] = {
+            "HF_ENDPOINT": ENDPOINT,
+            "HF_TOKEN": TOKEN,
+            "MDIR_HF_CACHE": str(home / "ranges"),
+            **unset,
+        }
         stack.enter_context(mock.patch.dict(os.environ, environment))
         for name, value in (("HF_HOME", home), ("HF_HUB_CACHE", home / "hub"), ("HF_TOKEN_PATH", home / "token")):
             stack.enter_context(mock.patch.object(constants, name, str(value)))

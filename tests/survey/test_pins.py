@@ -108,8 +108,22 @@ def test_shards_of_one_preparation_read_the_same_commits_and_join(hub, tmp_path,
     assert commits == {load_sample(tmp_path / "whole" / SAMPLE).pins["some/base"].commit}
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", json.dumps({"tokens": ["!"], "pins": {}})])
-def test_a_damaged_sample_is_said(tmp_path, content):
+PIN = {"reference": "a/b", "commit": None, "bases": {}}
+DAMAGED = {
+    "": "is no JSON object",
+    "[]": "is no JSON object",
+    "{}": "it has no tokens",
+    json.dumps({"tokens": ["!"], "pins": {}}): "a token is not base64",
+    json.dumps({"tokens": [5], "pins": {}}): "its tokens is 5",
+    json.dumps({"tokens": [], "pins": {"a": {**PIN, "reference": 5}}}): "its pins is 5",
+    json.dumps({"tokens": [], "pins": {"a": {**PIN, "bases": ["a"]}}}): "its pins is",
+    json.dumps({"tokens": [], "pins": {}, "names": None}): "its names is None",
+}
+
+
+@pytest.mark.parametrize(("content", "said"), DAMAGED.items())
+def test_a_damaged_sample_is_said(tmp_path, content, said):
     (tmp_path / SAMPLE).write_text(content)
-    with pytest.raises(InputError, match="does not hold the sample"):
+    with pytest.raises(InputError, match=said) as caught:
         load_sample(tmp_path / SAMPLE)
+    assert str(caught.value).count(str(tmp_path)) == 1

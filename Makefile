@@ -50,7 +50,7 @@ test-machines: .venv/.installed ## The numeric tests under two instruction sets,
 test-slow: .venv/.installed chromium ## The slow tests: trained models, large sparse files, the Space in Chromium
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow -n 2 --dist loadfile --no-loadscope-reorder --durations=25
 
-fuzz: .venv/.installed ## An hour of files like valid ones; what breaks a reader is kept in tests/fuzz/findings
+fuzz: .venv/.installed ## An hour of files and answers like valid ones; what breaks a reader is kept in tests/fuzz/findings
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz 3600
 
 faults: .venv/.installed ## What writes, killed at 200 points each and on disks that are too small: about an hour of one core

@@ -67,6 +67,12 @@ SHARD_INDEX = Budget(64 << 20, MAX_TENSORS + 1000)
 """Of items there is one for a tensor. The index of a 671B mixture of experts has 9 MB."""
 CONFIG_JSON = Budget(8 << 20, 1 << 20)
 ADAPTER_CONFIG = Budget(4 << 20, 1 << 20)
+REPORT_JSON = Budget(16 << 20, 1 << 20)
+"""Reports, and lines of a survey. The report of two models with 100 layers has less than 1 MB."""
+INDEX_JSON = Budget(64 << 20, 4 << 20)
+"""What an index says of its bases, about 150 each: enough for 25,000."""
+HUB_ANSWER = Budget(64 << 20, 4 << 20)
+"""Answers of the Hub's API. A file in a listing takes about twenty: enough for 200,000 files."""
 PICKLE = Budget(64 << 20, 2_000_000)
 """Items are opcodes. A tensor takes about 40: this is enough for 50,000 in one file."""
 ZIP_DIRECTORY = Budget(64 << 20, 200_000)

@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 FOLDERS = {"homology", "anatomy", "vocabulary", "checkpoint", "hub"}
-GROUND = {"report", "names", "errors", "installing", "processor", "budgets", "plain_yaml", "_version"}
+GROUND = {"report", "names", "errors", "installing", "processor", "budgets", "validation", "plain_yaml", "_version"}
 JOINED = FOLDERS | GROUND | {"comparison", "checker", "inspection", "figures", "saving"}
 MANY = {"fingerprints", "merges", "trees", "index", "survey", "publishing"}
 
@@ -20,8 +20,9 @@ ALLOWED = {
     "installing": set(),
     "processor": {"errors"},
     "budgets": set(),
+    "validation": set(),
     "plain_yaml": set(),
-    "report": {"errors", "names", "_version"},
+    "report": {"errors", "names", "budgets", "validation", "_version"},
     **dict.fromkeys(FOLDERS, GROUND),
     "figures": GROUND,
     "saving": GROUND | {"figures"},

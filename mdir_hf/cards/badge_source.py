@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+from mdir_hf.budgets import REPORT_JSON, json_weight
 from mdir_hf.cards.badge import endpoint_of
 from mdir_hf.cards.claim import Claim, claim_of_dict, claim_of_report
 from mdir_hf.cards.report_file import MOST_BYTES, REPORT_NAME, decoded, local_text
@@ -82,6 +83,9 @@ def _text(name: str, token: str | bool | None) -> str:
 
 
 def _json_object(text: str, refusal: str) -> dict[str, Any]:
+    excess = REPORT_JSON.excess(n_items=json_weight(text.encode("utf-8", "surrogatepass")), of="values")
+    if excess is not None:
+        raise InputError(excess)
     try:
         body = json.loads(text)
     except (ValueError, RecursionError) as exc:

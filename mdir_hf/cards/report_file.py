@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from mdir_hf.budgets import REPORT_JSON
 from mdir_hf.errors import InputError, naming
 from mdir_hf.report import HomologyReport
 
 REPORT_NAME = "report.json"
-MOST_BYTES = 16 << 20
-"""Largest report that is read; one of two models with 100 layers has less than 1 MB."""
+MOST_BYTES = REPORT_JSON.n_bytes
 
 
 def read_report(path: str | os.PathLike[str]) -> HomologyReport:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any, TypeVar
+from typing import TypeVar
 
+from ..budgets import Budget, json_weight
 from ..errors import CorruptCheckpointError, MdirError
+from ..validation import validator_of
 
 T = TypeVar("T")
 
@@ -14,7 +15,13 @@ AS_WRITTEN = {"strict": True, "allow_inf_nan": False}
 
 
 def read_json(
-    data: bytes | str, kind: type[T], *, what: str, label: str | None, error: type[MdirError] = CorruptCheckpointError
+    data: bytes,
+    kind: type[T],
+    *,
+    what: str,
+    label: str | None,
+    budget: Budget | None = None,
+    error: type[MdirError] = CorruptCheckpointError,
 ) -> T:
     """Read a JSON object; keys that its class does not have are ignored.
 
@@ -23,6 +30,7 @@ def read_json(
         kind: A dataclass, or a type of a mapping or list.
         what: What an error calls the object.
         label: What an error calls the file; None: whoever catches it names it.
+        budget: Most that it may hold; None: somebody else has looked.
         error: What is raised.
 
     Raises:
@@ -31,8 +39,11 @@ def read_json(
     """
     from pydantic import ValidationError
 
+    excess = None if budget is None else budget.excess(n_bytes=len(data), n_items=json_weight(data), of="values")
+    if excess is not None:
+        raise error(f"{what} {excess}", subject=label)
     try:
-        found: T = _adapter(kind).validate_json(data)  # type: ignore[arg-type]  # a class is hashable
+        found: T = validator_of(kind).validate_json(data)  # type: ignore[arg-type]  # a class is hashable
     except ValidationError as exc:
         # Of the alternatives of a union, the one that got furthest is the one that was meant.
         wrong = max(exc.errors(include_url=False), key=lambda one: len(one["loc"]))
@@ -44,10 +55,3 @@ def read_json(
             raise error(f"{what} cannot be right: it has no {place}", subject=label) from exc
         raise error(f"{what} cannot be right: its {place} is {wrong['input']!r:.80}; {said}", subject=label) from exc
     return found
-
-
-@cache
-def _adapter(kind: Any) -> Any:  # noqa: ANN401 - pydantic is imported when the first object is read, not before
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(kind)

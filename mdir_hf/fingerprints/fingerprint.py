@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from mdir_hf.anatomy import Anatomy, WeightPart
+from mdir_hf.budgets import REPORT_JSON
 from mdir_hf.checkpoint import MemorySource
 from mdir_hf.checkpoint.json_object import read_json
 from mdir_hf.comparison.model import Model
@@ -104,15 +105,16 @@ class Fingerprint:
                 if known.get("format") != FORMAT:
                     raise ValueError(f"expected {FORMAT}, got {known.get('format')!r}")
                 rows = file.get_tensor("rows")
-            read = partial(read_json, what="what it says of its model", label=None)
-            tokens = tuple(base64.b64decode(token, validate=True) for token in read(known["tokens"], list[str]))
+            read = partial(read_json, what="what it says of its model", label=None, budget=REPORT_JSON)
+            said = {name: value.encode() for name, value in known.items()}
+            tokens = tuple(base64.b64decode(token, validate=True) for token in read(said["tokens"], list[str]))
             return cls(
-                model=read(known["model"], ModelSummary),
+                model=read(said["model"], ModelSummary),
                 tokens=tokens,
                 rows=expect_rows(rows, tokens),
-                bytes_of_weights=read(known["bytes_of_weights"], Count),
-                digests=None if known["digests"] == "null" else read(known["digests"], dict[str, str]),
-                notes=read(known["notes"], tuple[str, ...]),
+                bytes_of_weights=read(said["bytes_of_weights"], Count),
+                digests=None if said["digests"] == b"null" else read(said["digests"], dict[str, str]),
+                notes=read(said["notes"], tuple[str, ...]),
             )
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as exc:
             raise CorruptCheckpointError(f"this is no fingerprint: {exc}; delete it", subject=str(path)) from exc

@@ -10,13 +10,12 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from mdir_hf.budgets import HUB_ANSWER, json_weight
 from mdir_hf.errors import MdirError, ServerError
 from mdir_hf.hub.connection import MOVED, drain, get, pieces, secured
 from mdir_hf.hub.errors_map import hub_errors, of_status
 from mdir_hf.hub.retry import RETRIED_STATUSES, Patience, is_transient
 
-MAX_ANSWER_N_BYTES = 64 << 20
-"""Longest answer read: a quarter of a million files."""
 _MOST_MOVES = 4
 
 
@@ -87,12 +86,15 @@ def _whole(response: Any, label: str) -> bytes:  # noqa: ANN401 - a response of 
     content = bytearray()
     for piece in pieces(response, subject=label, decoded=True):
         content += piece
-        if len(content) > MAX_ANSWER_N_BYTES:
-            raise no_answer(label, f"it is longer than {MAX_ANSWER_N_BYTES:,} bytes")
+        if len(content) > HUB_ANSWER.n_bytes:
+            raise no_answer(label, f"it is longer than {HUB_ANSWER.n_bytes:,} bytes")
     return bytes(content)
 
 
 def _parsed(content: bytes, label: str) -> Any:  # noqa: ANN401 - whatever stands in it
+    excess = HUB_ANSWER.excess(n_items=json_weight(content), of="values")
+    if excess is not None:
+        raise no_answer(label, f"it {excess}")
     try:
         return json.loads(content)
     except (ValueError, RecursionError) as exc:

@@ -22,6 +22,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
+from mdir_hf.budgets import INDEX_JSON
 from mdir_hf.checkpoint.json_object import AS_WRITTEN, read_json
 from mdir_hf.comparison.model import Model
 from mdir_hf.errors import CorruptCheckpointError, InputError
@@ -227,10 +228,11 @@ class BaseIndex:
                 known = file.metadata() or {}
                 if known.get("format") != FORMAT:
                     raise ValueError(f"expected {FORMAT}, got {known.get('format')!r}")
-                read = partial(read_json, what="what it says of its bases", label=None)
-                tokens = tuple(base64.b64decode(token, validate=True) for token in read(known["tokens"], list[str]))
+                read = partial(read_json, what="what it says of its bases", label=None, budget=INDEX_JSON)
+                written = read(known["tokens"].encode(), list[str])
+                tokens = tuple(base64.b64decode(token, validate=True) for token in written)
                 bases = []
-                for number, about in enumerate(read(known["bases"], list[_Base])):
+                for number, about in enumerate(read(known["bases"].encode(), list[_Base])):
                     kept = tuple(tokens[at] for at in about.tokens)
                     rows = expect_rows(file.get_tensor(f"base.{number:05}"), kept)
                     bases.append(Fingerprint(about.model, kept, rows, about.bytes_of_weights, about.digests))

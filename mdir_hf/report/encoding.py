@@ -9,11 +9,13 @@ from dataclasses import asdict, fields, replace
 from functools import cache
 from typing import Any, get_type_hints
 
+from mdir_hf.budgets import REPORT_JSON, json_weight
 from mdir_hf.errors import InputError
 from mdir_hf.report.older import upgraded
 from mdir_hf.report.parts import READ_AS, ModelSummary, Part
 from mdir_hf.report.result import HomologyReport, ReportArrays
 from mdir_hf.report.terms import Verdict
+from mdir_hf.validation import validator_of
 
 SCHEMA = "mdir-hf/report/2"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -41,6 +43,10 @@ def report_of(text: str) -> HomologyReport:
     """
     from pydantic import ValidationError
 
+    data = text.encode("utf-8", "surrogatepass")
+    excess = REPORT_JSON.excess(n_bytes=len(data), n_items=json_weight(data), of="values")
+    if excess is not None:
+        raise InputError(f"this is not a report of mdir-hf: it {excess}")
     try:
         body = json.loads(text)
     except (ValueError, RecursionError) as exc:
@@ -53,7 +59,7 @@ def report_of(text: str) -> HomologyReport:
         )
     given = {name: value for name, value in body.items() if name != "schema"}
     try:
-        report = HomologyReport(**_adapter().validate_python(given))
+        report = HomologyReport(**validator_of(_body()).validate_python(given))
     except ValidationError as exc:
         first = exc.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(step) for step in first["loc"])
@@ -74,7 +80,9 @@ def report_of(text: str) -> HomologyReport:
 
 def json_schema() -> dict[str, Any]:
     """The JSON Schema of a report, generated from its classes; ``report.schema.json`` in this folder is this."""
-    body: dict[str, Any] = _adapter().json_schema()
+    from pydantic import TypeAdapter
+
+    body: dict[str, Any] = TypeAdapter(_body()).json_schema()
     summary = body["$defs"][ModelSummary.__name__]
     summary["required"] = [name for name in summary["required"] if name not in READ_AS]
     return {
@@ -88,15 +96,14 @@ def json_schema() -> dict[str, Any]:
 
 
 @cache
-def _adapter() -> Any:  # noqa: ANN401 - pydantic is imported when the first report is read, not before
-    from pydantic import TypeAdapter
+def _body() -> Any:  # noqa: ANN401 - a class
     from typing_extensions import TypedDict
 
     hints = get_type_hints(HomologyReport, localns={"Figure": object}, include_extras=True)
     of_json = {field.name: hints[field.name] for field in fields(HomologyReport) if field.name != "arrays"}
     body = TypedDict("HomologyReport", of_json)  # type: ignore[misc]
     body.__pydantic_config__ = Part.__pydantic_config__  # type: ignore[attr-defined]
-    return TypeAdapter(body)
+    return body
 
 
 def _differences(given: Any, read: Any, where: str = "report") -> Iterator[str]:  # noqa: ANN401 - parsed JSON

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from mdir_hf.budgets import REPORT_JSON
 from mdir_hf.checkpoint import TensorSpec
 from mdir_hf.checkpoint.json_object import AS_WRITTEN, read_json
 from mdir_hf.comparison.comparable import matrix_spec
@@ -125,7 +126,9 @@ def load_sample(path: Path, asked: Mapping[str, Any] | None = None) -> Sample:
         content = path.read_bytes()
     except OSError as exc:
         raise InputError(f"cannot read the sample of a survey: {exc.strerror}", subject=str(path)) from exc
-    found = read_json(content, _SampleFile, what="this sample of a survey", label=str(path), error=InputError)
+    found = read_json(
+        content, _SampleFile, what="this sample of a survey", label=str(path), budget=REPORT_JSON, error=InputError
+    )
     try:
         tokens = tuple(base64.b64decode(token, validate=True) for token in found.tokens)
     except ValueError as exc:

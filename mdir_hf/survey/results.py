@@ -16,6 +16,7 @@ import numpy as np
 from annotated_types import Gt, Lt
 from scipy.sparse.csgraph import connected_components
 
+from mdir_hf.budgets import REPORT_JSON
 from mdir_hf.checkpoint.json_object import AS_WRITTEN, read_json
 from mdir_hf.errors import InputError
 from mdir_hf.report import HomologyReport, ModelSummary
@@ -320,7 +321,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, ModelResult], dict[Pair
         raise InputError(f"cannot read it: {exc.strerror}", subject=str(path)) from exc
     n_whole = content.rfind(b"\n") + 1
     first, *lines = content[:n_whole].split(b"\n")
-    read = partial(read_json, label=str(path), error=InputError)
+    read = partial(read_json, label=str(path), budget=REPORT_JSON, error=InputError)
     asked = read(first, _Settings, what="the first line, with the settings of a survey,")
     place = {name: at for at, name in enumerate(asked.names)}
     if len(place) != len(asked.names):

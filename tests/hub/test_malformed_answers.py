@@ -9,8 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from mdir_hf.budgets import Budget
 from mdir_hf.errors import InputError, MdirError, ServerError
-from mdir_hf.hub import models_of_author, models_of_collection, open_repository, resolve_model
+from mdir_hf.hub import api, models_of_author, models_of_collection, open_repository, resolve_model
 from mdir_hf.hub.pull_request import open_pull_request
 from tests.loopback.faults import Fault
 
@@ -30,6 +31,7 @@ NO_ANSWERS = {
     "a number": b"5",
     "deep": b"[" * 100_000,
     "deep inside": listing(siblings=[])[:-1] + b', "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "millions of values": b"[" + b"[]," * 4_300_000 + b"[]]",
     "an integer of 5,000 digits": listing()[:-1] + b', "downloads": ' + b"9" * 5000 + b"}",
 }
 
@@ -102,6 +104,17 @@ def test_a_list_that_is_none_is_refused(answers, body):
     answers(body)
     told(lambda: models_of_author("owner"), ServerError)
     told(lambda: models_of_collection("owner/x-" + "0" * 24), (ServerError, InputError))
+
+
+@pytest.mark.parametrize(
+    ("budget", "said"),
+    [(Budget(100, 10**9), "it is longer than 100 bytes"), (Budget(10**9, 20), "values, and is read up to 20")],
+)
+def test_an_answer_beyond_its_budget_is_refused_before_it_is_parsed(answers, monkeypatch, budget, said):
+    answers(listing())
+    open_repository("owner/name")
+    monkeypatch.setattr(api, "HUB_ANSWER", budget)
+    assert said in told(lambda: open_repository("owner/name"), ServerError)
 
 
 def test_pages_that_lead_nowhere_end(answers, loopback_hub):

@@ -155,6 +155,16 @@ def test_a_forged_index_is_refused(tmp_path, name, value, said):
     assert str(caught.value).count(str(tmp_path)) == 1
 
 
+@pytest.mark.parametrize(("n_bases", "said"), [(100_000, "it has no"), (5_000_000, "values, and is read up to")])
+def test_a_flood_of_bases_costs_no_more_than_the_first(tmp_path, n_bases, said):
+    known = {"format": "mdir-hf/index/1", "tokens": "[]", "bases": f"[{','.join(['{}'] * n_bases)}]"}
+    save_file({"base.00000": rows(9, 16, 0).half()}, tmp_path / "x", metadata=known)
+    with pytest.raises(CorruptCheckpointError, match=said) as caught:
+        BaseIndex.load(tmp_path / "x")
+    inner = caught.value.__cause__.__cause__
+    assert inner is None or inner.error_count() < 10
+
+
 @pytest.mark.parametrize("forged", [rows(9, 16, 0).int(), rows(9, 0, 0).half(), rows(9, 16, 0).half()[None]])
 def test_rows_of_an_index_that_are_none_are_refused(tmp_path, forged):
     known = {"tokens": [base64.b64encode(word).decode() for word in WORDS[:12]], "bases": [ABOUT]}

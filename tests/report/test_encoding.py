@@ -154,6 +154,19 @@ def test_what_is_not_as_the_schema_says_is_refused_in_words(name, value):
     assert len(str(caught.value)) < 600
 
 
+def test_of_a_flood_of_wrong_items_one_is_described():
+    body = {**json.loads(a_report().to_json()), "modules": [{}] * 100_000}
+    with pytest.raises(InputError, match=r"modules\.0\.") as caught:
+        HomologyReport.from_json(json.dumps(body))
+    assert caught.value.__cause__.error_count() < 30  # what the first lacks; pydantic would describe 2 million
+
+
+def test_more_values_than_any_report_holds_are_refused_before_they_are_read():
+    text = a_report().to_json(indent=None)[:-1] + ', "x": [' + ",".join("0" * 1_100_000) + "]}"
+    with pytest.raises(InputError, match="values, and is read up to 1,048,576"):
+        HomologyReport.from_json(text)
+
+
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "null", "3", '{"schema": "mdir-hf/report/3"}', '{"schema": 1}', "[" * 100_000, "NaN"]
 )

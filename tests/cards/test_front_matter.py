@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 
 import pytest
+import yaml
 from huggingface_hub import ModelCard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mdir_hf import plain_yaml
 from mdir_hf.cards.front_matter import BOM, parse_card, read_metadata, with_metadata
 from mdir_hf.errors import CardError
 
@@ -56,7 +58,7 @@ HOSTILE = {
     "not a mapping": "- a",
     "text": "just words",
     "unclosed": "{a: b",
-    "deep": "a: " + "[" * 100_000,
+    "deep": "a: " + "[" * 90_000,
     "long number": "a: " + "9" * 5000,
     "base 60": "a: 1" + ":59" * 5000,
     "tag": "a: !!timestamp x",
@@ -82,6 +84,39 @@ def test_hostile_yaml_is_refused_in_one_plain_line(block):
     said = str(caught.value)
     assert said.startswith("o/n:README.md: ") and said.isprintable() and len(said) < 400
     assert time.process_time() - begun < 60  # not a speed, a bound: unguarded, some of these never end
+
+
+MANY = plain_yaml.MOST_MARKS + 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(f"[{'a,' * MANY}]", f"{{{'a: b, ' * MANY}}}", "[" * MANY, "- a\n" * MANY, "-\ta\n" * MANY),
+        *("a:\n" * MANY, "? a\n" * MANY, "a:\tb\n" * MANY, "- - - - a\n" * (MANY // 4 + 1)),
+    ],
+)
+def test_more_values_than_a_card_has_are_refused_before_they_are_parsed(text, monkeypatch):
+    monkeypatch.setattr(yaml, "SafeLoader", None)
+    with pytest.raises(ValueError, match=r"1\d\d,\d\d\d commas, dashes, colons and brackets|2\d\d,\d\d\d commas"):
+        plain_yaml.read_yaml(text)
+
+
+@settings(max_examples=300)
+@given(st.lists(st.sampled_from([*"ab,[]{}:-?", "\n", "\n  ", " ", "\t", ": ", "- ", "? ", "'", '"', "&x ", "*x"])))
+def test_no_text_has_more_than_two_values_for_each_mark(parts):
+    text = "".join(parts)
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.YAMLError:
+        return
+
+    def n_values(node):
+        pairs = node.value if isinstance(node.value, list) else []
+        return 1 + sum(n_values(part) for one in pairs for part in (one if isinstance(one, tuple) else (one,)))
+
+    if root is not None and "*x" not in text:
+        assert n_values(root) <= 2 * len(plain_yaml._MARK.findall(text)) + 1
 
 
 def test_a_card_that_is_not_utf8_is_refused():

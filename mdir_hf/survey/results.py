@@ -328,7 +328,9 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, ModelResult], dict[Pair
         raise InputError("its list names a model twice", subject=str(path))
     models: dict[str, ModelResult] = {}
     pairs: dict[Pair, PairResult] = {}
-    for number, line in enumerate(filter(None, lines), start=2):
+    for number, line in enumerate(lines, start=2):
+        if not line.strip():
+            continue
         kind = read(line, _Line, what=f"line {number}").kind
         found = read(line, _KINDS[kind], what=f"line {number}, of a {kind},")
         names = (found.name,) if isinstance(found, ModelResult) else (found.reference, found.candidate)

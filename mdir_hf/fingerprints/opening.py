@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 
 from mdir_hf.comparison.model import Model
 from mdir_hf.comparison.opening import Reading, expect_files
+from mdir_hf.errors import InvalidReferenceError
 from mdir_hf.hub import IoLedger, Repository, parse_reference
+from mdir_hf.hub.paths import COMMIT
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,15 @@ class Pin:
         """The same for the same weights."""
         return json.dumps([self.reference, self.commit, sorted(self.bases.items())])
 
+    def is_of(self, name: str) -> bool:
+        """Tell whether it names files that ``name`` may have stood for, and not those of another model."""
+        if self.commit is None:
+            return self.reference == name
+        try:
+            return COMMIT.fullmatch(self.commit) is not None and self.reference == _at(name, self.commit)
+        except InvalidReferenceError:
+            return False
+
 
 def pin_of(name: str, model: Model) -> Pin:
     """Pin an opened model."""
@@ -37,11 +48,16 @@ def pin_of(name: str, model: Model) -> Pin:
     commits = {base.repo: base.commit for base in bases if base.commit is not None}
     if own.commit is None or own.is_local:
         return Pin(name, None, commits)
-    parsed = parse_reference(name)
+    return Pin(_at(name, own.commit), own.commit, commits)
+
+
+def _at(name: str, commit: str) -> str:
+    """Name the same files on the Hub, at a commit."""
+    parsed = parse_reference(name, allow_local=False)
     place = "/".join(part for part in (parsed.repo_id, parsed.subfolder, parsed.file) if part)
     repo = parsed.repo_id or ""
     kind = f":{parsed.variant}" if parsed.variant else ""
-    return Pin(f"hf://models/{repo}@{own.commit}{kind}{place.removeprefix(repo)}", own.commit, commits)
+    return f"hf://models/{repo}@{commit}{kind}{place.removeprefix(repo)}"
 
 
 def open_model(name: str, reading: Reading, ledger: IoLedger, pin: Pin | None = None) -> Model:

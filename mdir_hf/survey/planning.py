@@ -135,6 +135,13 @@ def load_sample(path: Path, asked: Mapping[str, Any] | None = None) -> Sample:
         raise InputError(
             f"this sample of a survey cannot be right: a token is not base64 ({exc})", subject=str(path)
         ) from exc
+    other = next((name for name, pin in found.pins.items() if not pin.is_of(name)), None)
+    if other is not None:
+        raise InputError(
+            f"this sample of a survey has, for {other!r:.80}, files that this name cannot mean: "
+            f"{found.pins[other].reference!r:.80}; make it anew",
+            subject=str(path),
+        )
     body = json.loads(content)
     known = None if asked is None else {key: body.get(key) for key in asked}
     if known != asked:

@@ -29,6 +29,8 @@ from mdir_hf.survey.saving import _markdown
 from tests.fuzz.mutations import Draw, changed_json, damaged, json_files, line_files
 from tests.fuzz.property import Target
 
+FOLDER = tempfile.TemporaryDirectory(prefix="mdir-fuzz-")
+"""One for each process; it goes when that ends."""
 WORDS = tuple(f"word{number}".encode() for number in range(12))
 ROWS = torch.randn(12, 8, generator=torch.Generator().manual_seed(0)).bfloat16()
 
@@ -77,13 +79,12 @@ def with_metadata(draw: Draw, content: bytes) -> bytes:
 
 def _on_disk(read: Callable[[Path], object], name: str = "file") -> Callable[[bytes], object]:
     """Give a file to a reader of paths, which has the same name each time."""
-    folder = Path(tempfile.gettempdir(), f"mdir-fuzz-{name}")
 
     def of_bytes(data: bytes) -> object:
-        folder.mkdir(exist_ok=True)
-        (folder / name).write_bytes(data)
+        path = Path(FOLDER.name, name)
+        path.write_bytes(data)
         try:
-            return read(folder / name)
+            return read(path)
         except CorruptCheckpointError as exc:
             if isinstance(exc.__cause__, SafetensorError):
                 return "refused by safetensors"  # which names any one of the tensors that are wrong
@@ -154,7 +155,7 @@ def surveys(draw: Draw) -> bytes:
 SAMPLE = {
     "names": ["a/one"],
     "tokens": [base64.b64encode(word).decode() for word in WORDS[:3]],
-    "pins": {"a/one": {"reference": "a/one", "commit": "0" * 40, "bases": {"a/two": "1" * 40}}},
+    "pins": {"a/one": {"reference": "hf://models/a/one@" + "0" * 40, "commit": "0" * 40, "bases": {"a/two": "1" * 40}}},
 }
 RECIPE = b"""merge_method: slerp
 base_model: a/one

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -106,6 +107,39 @@ def test_shards_of_one_preparation_read_the_same_commits_and_join(hub, tmp_path,
         reports.append(run_survey(plan(shard=(at, 2)), folder))
     commits = {report.models["some/base"].model.commit for report in reports if "some/base" in report.models}
     assert commits == {load_sample(tmp_path / "whole" / SAMPLE).pins["some/base"].commit}
+
+
+@pytest.mark.parametrize(
+    ("name", "pin"),
+    [
+        ("some/base", Pin("hf://models/some/other@" + "0" * 40, "0" * 40)),
+        ("some/base", Pin("hf://models/some/base@" + "1" * 40, "0" * 40)),
+        ("some/base", Pin("hf://models/some/base@" + "0" * 40 + "/deep", "0" * 40)),
+        ("some/base", Pin("hf://models/some/base@main", "main")),
+        ("some/base", Pin("some/other")),
+        ("./folder", Pin("./another")),
+        ("./folder", Pin("hf://models/some/base@" + "0" * 40, "0" * 40)),
+    ],
+)
+def test_a_sample_in_which_a_name_stands_for_another_model_is_refused(tmp_path, name, pin):
+    (tmp_path / SAMPLE).write_text(json.dumps({"tokens": [], "pins": {name: asdict(pin)}}))
+    with pytest.raises(InputError, match="files that this name cannot mean"):
+        load_sample(tmp_path / SAMPLE)
+
+
+@pytest.mark.parametrize(
+    ("name", "reference"),
+    [
+        ("some/base", "hf://models/some/base@{}"),
+        ("some/base@v1", "hf://models/some/base@{}"),
+        ("https://huggingface.co/some/base", "hf://models/some/base@{}"),
+        ("some/base/deep", "hf://models/some/base@{}/deep"),
+        ("some/base:Q4_K_M", "hf://models/some/base@{}:Q4_K_M"),
+        ("some/base/x.gguf", "hf://models/some/base@{}/x.gguf"),
+    ],
+)
+def test_every_way_to_name_a_model_is_that_of_its_pin(name, reference):
+    assert Pin(reference.format("0" * 40), "0" * 40).is_of(name)
 
 
 PIN = {"reference": "a/b", "commit": None, "bases": {}}

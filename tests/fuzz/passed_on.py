@@ -77,7 +77,7 @@ def with_metadata(draw: Draw, content: bytes) -> bytes:
     return draw(damaged(struct.pack("<Q", len(text)) + text + draw(damaged(numbers))))
 
 
-def _on_disk(read: Callable[[Path], object], name: str = "file") -> Callable[[bytes], object]:
+def _on_disk(read: Callable[[Path], object], name: str) -> Callable[[bytes], object]:
     """Give a file to a reader of paths, which has the same name each time."""
 
     def of_bytes(data: bytes) -> object:

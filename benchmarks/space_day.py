@@ -120,7 +120,7 @@ class Day:
         if kind == "wrong name":
             other = chance.choice(WRONG)
         if kind == "plan":
-            return program(client, "plan", [base, other, "auto"])
+            return program(client, "plan", [base, other, "auto", None])
         if kind.startswith("program"):
             return program(client, "compare", [base, other, "auto", alpha])
         stays_s = chance.uniform(0.2, 4.0) if kind == "closed tab" else None
@@ -129,7 +129,7 @@ class Day:
         return page(client, base, other, alpha, stays_s=stays_s)
 
     def attack(self, stopped: Callable[[], bool], number: int) -> None:
-        """Ask for what takes longest, again and again, on the page and for plans."""
+        """Ask for what takes longest, again and again, on the page."""
         client = self.client("9.9.9.9")
         chance = random.Random(number)
         while not stopped():

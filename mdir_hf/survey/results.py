@@ -198,7 +198,7 @@ class _Line:
 
 @dataclass(frozen=True)
 class _Settings:
-    """The first line of a file, in the order in which it is written."""
+    """What the first line of a file holds in any case; who writes one may add what else it was made with."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = AS_WRITTEN
 
@@ -208,9 +208,9 @@ class _Settings:
     alpha: Alpha
     alpha_of_pair: Alpha
     seed: int
-    sampled_tokens: Count
-    sample: str
-    shard: list[Count] | None = None
+    sampled_tokens: Count = 0
+    sample: str = ""
+    shard: list[Count] = field(default_factory=list)
     version: str = ""
 
 
@@ -322,9 +322,14 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, ModelResult], dict[Pair
     n_whole = content.rfind(b"\n") + 1
     first, *lines = content[:n_whole].split(b"\n")
     read = partial(read_json, label=str(path), budget=REPORT_JSON, error=InputError)
-    asked = read(first, _Settings, what="the first line, with the settings of a survey,")
-    place = {name: at for at, name in enumerate(asked.names)}
-    if len(place) != len(asked.names):
+    what = "the first line, with the settings of a survey,"
+    asked, settings = read(first, _Settings, what=what), read(first, dict[str, object], what=what)
+    try:
+        json.dumps(settings, allow_nan=False)
+    except ValueError as exc:
+        raise InputError(f"{what} holds a number that none does ({exc})", subject=str(path)) from exc
+    listed = set(asked.names)
+    if len(listed) != len(asked.names):
         raise InputError("its list names a model twice", subject=str(path))
     models: dict[str, ModelResult] = {}
     pairs: dict[Pair, PairResult] = {}
@@ -334,7 +339,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, ModelResult], dict[Pair
         kind = read(line, _Line, what=f"line {number}").kind
         found = read(line, _KINDS[kind], what=f"line {number}, of a {kind},")
         names = (found.name,) if isinstance(found, ModelResult) else (found.reference, found.candidate)
-        absent = next((name for name in names if name not in place), None)
+        absent = next((name for name in names if name not in listed), None)
         if absent is not None:
             raise InputError(
                 f"line {number} is about {absent!r:.80}, which is not in its list of models", subject=str(path)
@@ -342,8 +347,6 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, ModelResult], dict[Pair
         if isinstance(found, ModelResult):
             models[found.name] = found
             continue
-        if place[found.reference] >= place[found.candidate]:
-            raise InputError(f"line {number} names a pair against the order of its list", subject=str(path))
         is_below = found.log10_p is not None and found.log10_p < math.log10(asked.alpha_of_pair)
         if is_below is not (found.verdict == "homologous"):
             raise InputError(
@@ -353,6 +356,5 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, ModelResult], dict[Pair
                 subject=str(path),
             )
         pairs[found.reference, found.candidate] = found
-    settings = {name: value for name, value in asdict(asked).items() if value is not None}
     del settings["kind"], settings["schema"]
     return settings, models, pairs, n_whole

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from typing import Literal
 
 from huggingface_hub import CommitOperationAdd, HfApi, constants, get_token
 from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status  # type: ignore[attr-defined]
 
 from mdir_hf.errors import CardError, OfflineError, PullRequestError, ServerError
+from mdir_hf.hub.api import no_answer
 from mdir_hf.hub.connection import wait_for_turn
 from mdir_hf.hub.endpoint import CALLER, current_endpoint, is_offline
 from mdir_hf.hub.errors_map import hub_errors
@@ -33,6 +34,7 @@ _REFUSALS = {
 _MOST_OPEN = 100
 """Open pull requests whose titles are looked at, the newest first: a large repository has thousands."""
 _FEWEST_ON_A_PAGE = 10
+_TIMEOUT_S = 30.0
 _COMMIT_REQUESTS = 3
 """What a commit of small files takes: its card checked, how to send the files, the commit itself."""
 
@@ -128,16 +130,40 @@ def open_pull_request(
 
 
 def _refuse_a_second(api: HfApi, repo: str, title: str, kind: str, take_turn: Callable[[], None]) -> None:
-    take_turn()
-    open_ones = api.get_repo_discussions(repo, repo_type=kind, discussion_type="pull_request", discussion_status="open")
-    for number, known in enumerate(islice(open_ones, _MOST_OPEN), start=1):
-        if number % _FEWEST_ON_A_PAGE == 0:
-            take_turn()
-        if known.title == title:
+    place = f"{api.endpoint}/{'datasets/' if kind == 'dataset' else ''}{repo}/discussions"
+    for number, known in _open_ones(api, repo, kind, take_turn):
+        if known == title:
             raise PullRequestError(
-                f"pull request {known.num} has the same title and is open; merge or close it first ({known.url})",
+                f"pull request {number} has the same title and is open; merge or close it first ({place}/{number})",
                 subject=repo,
             )
+
+
+def _open_ones(api: HfApi, repo: str, kind: str, take_turn: Callable[[], None]) -> Iterator[tuple[int, str]]:
+    """Yield number and title of open pull requests.
+
+    The client's own list asks for one page after the other as long as the Hub says that there are more, for ever where
+    the pages are empty.
+    """
+    url, n_seen = f"{api.endpoint}/api/{kind}s/{repo}/discussions", 0
+    headers = build_hf_headers(token=api.token, **CALLER)
+    for page in range(_MOST_OPEN // _FEWEST_ON_A_PAGE):
+        take_turn()
+        asked: dict[str, str | int] = {"type": "pull_request", "status": "open", "p": page}
+        response = get_session().get(url, headers=headers, params=asked, timeout=_TIMEOUT_S)
+        hf_raise_for_status(response)
+        said = response.json()
+        found, n_all = (said.get("discussions"), said.get("count")) if isinstance(said, dict) else (None, None)
+        if not isinstance(found, list) or not isinstance(n_all, int):
+            raise no_answer(repo, "it is no list of pull requests")
+        for one in found[: _MOST_OPEN - n_seen]:
+            number, title = (one.get("num"), one.get("title")) if isinstance(one, dict) else (None, None)
+            if not isinstance(number, int) or not isinstance(title, str):
+                raise no_answer(repo, f"{repr(one)[:60]} is no pull request with a number and a title")
+            yield number, title
+        n_seen += len(found)
+        if not found or n_seen >= min(n_all, _MOST_OPEN):
+            return
 
 
 @contextmanager

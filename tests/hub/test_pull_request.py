@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -118,6 +119,26 @@ def test_of_many_open_ones_the_newest_hundred_are_looked_at(loopback_hub, head):
     loopback_hub.requests.clear()
     assert propose(loopback_hub, head).url.endswith("/400")
     assert len(loopback_hub.sent(path="/discussions")) == 10
+
+
+@pytest.mark.parametrize(("on_a_page", "n_asked"), [([], 1), ([{"num": 7, "title": "Other"}], 10)])
+def test_a_list_that_never_ends_is_read_no_further_than_the_newest_hundred(loopback_hub, head, on_a_page, n_asked):
+    body = json.dumps({"discussions": on_a_page, "count": 10**18, "start": 0}).encode()
+    loopback_hub.faults.append(Fault("status", status=200, body=body, path="/discussions", times=None))
+    assert propose(loopback_hub, head).url
+    assert len(loopback_hub.sent(path="/discussions")) == n_asked
+
+
+@pytest.mark.parametrize(
+    "said",
+    [{}, [], None, {"discussions": 5, "count": 1}, {"discussions": [], "count": "1"}, {"discussions": [5], "count": 1}]
+    + [{"discussions": [one], "count": 1} for one in ({}, {"num": "7", "title": "T"}, {"num": 7, "title": 5})],
+)
+def test_a_list_that_is_none_is_refused_before_anything_is_written(loopback_hub, head, said):
+    body = json.dumps(said).encode()
+    loopback_hub.faults.append(Fault("status", status=200, body=body, path="/discussions", times=None))
+    assert "the answer is none of the Hub's" in refusal(ServerError, loopback_hub, head)
+    assert not loopback_hub.pull_requests("owner/name")
 
 
 def test_each_request_waits_where_little_is_left(loopback_hub, head, monkeypatch):

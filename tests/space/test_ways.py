@@ -433,7 +433,7 @@ def test_closing_stops_the_reading(hub):
                     break
         while len(desk._room):
             await asyncio.sleep(0.02)
-        # What was on its way when the process was ended may be noted a moment later. Bytes would come for half a minute.
+        # What was on its way when the process ended may be noted a moment later. Bytes would come for half a minute.
         for _ in range(5):
             before = read()
             await asyncio.sleep(1.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import base64
 import copy
 import json
@@ -31,6 +32,7 @@ from tests.fuzz.property import Target
 
 FOLDER = tempfile.TemporaryDirectory(prefix="mdir-fuzz-")
 """One for each process; it goes when that ends."""
+atexit.register(FOLDER.cleanup)
 WORDS = tuple(f"word{number}".encode() for number in range(12))
 ROWS = torch.randn(12, 8, generator=torch.Generator().manual_seed(0)).bfloat16()
 

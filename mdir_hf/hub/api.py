@@ -19,6 +19,20 @@ from mdir_hf.hub.retry import RETRIED_STATUSES, Patience, is_transient
 _MOST_MOVES = 4
 
 
+class RefusalError(Exception):
+    """An error status of the Hub with its own words: cause of the error that :func:`ask` raises for it.
+
+    Attributes:
+        status: The status.
+        said: What the answer says; written by a server, for looking at and not for showing.
+    """
+
+    def __init__(self, status: int, said: str) -> None:
+        super().__init__(status)
+        self.status = status
+        self.said = said
+
+
 def ask(
     url: str,
     *,
@@ -42,7 +56,7 @@ def ask(
         What stands in the answer, whatever it is, and the address of the next page if there is one.
 
     Raises:
-        HubError: If the Hub refuses, cannot be asked, or answers no JSON.
+        HubError: If the Hub refuses (then from a :class:`RefusalError`), cannot be asked, or answers no JSON.
     """
     patience = Patience()
     n_moves = 0
@@ -51,6 +65,7 @@ def ask(
             before_each()
             failure: MdirError | None = None
             cause: Exception | None = None
+            refusal: RefusalError | None = None
             headers: Mapping[str, str] = {}
             try:
                 with get(url, endpoint=endpoint, token=token) as response:
@@ -58,15 +73,16 @@ def ask(
                     if status == 200:
                         said = _parsed(_whole(response, label), label)
                         return said, response.links.get("next", {}).get("url")
-                    drain(response, subject=label)
+                    body = drain(response, subject=label)
                     if status in MOVED and "location" in headers and n_moves < _MOST_MOVES:
                         n_moves += 1
                         url = secured(url, headers["location"], subject=label)
                         continue
                 lowered = {key.lower(): value for key, value in headers.items()}
                 failure = of_status(status, headers=lowered, subject=label, revision=revision)
+                refusal = RefusalError(status, f"{lowered.get('x-error-message', '')} {body.decode(errors='replace')}")
                 if status not in RETRIED_STATUSES:
-                    raise failure
+                    raise failure from refusal
             except MdirError:
                 raise
             except Exception as exc:
@@ -74,7 +90,9 @@ def ask(
                     raise
                 cause = exc
             if not patience.failed(headers, cause=cause):
-                raise failure or cause or ServerError("the Hub did not answer", subject=label)
+                if failure is not None:
+                    raise failure from refusal
+                raise cause or ServerError("the Hub did not answer", subject=label)
 
 
 def no_answer(label: str, why: str) -> ServerError:

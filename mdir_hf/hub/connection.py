@@ -123,9 +123,9 @@ def pieces(
             raise StalledError(f"{n_bytes} bytes in {waited_s:.0f} s")
 
 
-def drain(response: Any, *, subject: str) -> None:  # noqa: ANN401
-    """Read a short body that nobody wants, so that the connection can be used again."""
+def drain(response: Any, *, subject: str) -> bytes:  # noqa: ANN401
+    """Read a short body, so that the connection can be used again; return it, or nothing of a longer one."""
     length = response.headers.get("content-length", "")
     if length.isascii() and length.isdigit() and len(length) < 8 and int(length) <= _SMALL_BODY:
-        for _ in pieces(response, subject=subject):
-            pass
+        return b"".join(pieces(response, subject=subject))
+    return b""

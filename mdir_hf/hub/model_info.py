@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import quote, urlencode
 
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
@@ -42,6 +42,7 @@ def model_info(
     endpoint: str,
     token: str | bool | None,
     with_files: bool,
+    kind: Literal["model", "dataset"] = "model",
     before_each: Callable[[], None] = lambda: None,
 ) -> ModelInfo:
     """Ask the Hub about a model.
@@ -53,6 +54,7 @@ def model_info(
         endpoint: Base URL of the Hub.
         token: As the Hub client takes it.
         with_files: Ask for its files, too, with sizes and digests.
+        kind: Of the repository.
         before_each: Called before every request, to count them.
 
     Raises:
@@ -61,7 +63,7 @@ def model_info(
     asked = [("blobs", "True")] if with_files else [("expand", what) for what in ("sha", "private", "gated")]
     with hub_errors(label, revision=revision):
         validate_repo_id(repo)
-    url = f"{endpoint}/api/models/{repo}/revision/{quote(revision, safe='')}?{urlencode(asked)}"
+    url = f"{endpoint}/api/{kind}s/{repo}/revision/{quote(revision, safe='')}?{urlencode(asked)}"
     said, _ = ask(url, label=label, revision=revision, endpoint=endpoint, token=token, before_each=before_each)
     if not isinstance(said, dict):
         raise no_answer(label, "it is no JSON object")

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal
+from urllib.parse import urlencode
 
 from huggingface_hub import CommitOperationAdd, HfApi, constants, get_token
 from huggingface_hub.errors import HfHubHTTPError
-from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status  # type: ignore[attr-defined]
 
 from mdir_hf.errors import CardError, OfflineError, PullRequestError, ServerError
-from mdir_hf.hub.api import no_answer
+from mdir_hf.hub.api import RefusalError, ask, no_answer
 from mdir_hf.hub.connection import wait_for_turn
 from mdir_hf.hub.endpoint import CALLER, current_endpoint, is_offline
 from mdir_hf.hub.errors_map import hub_errors
+from mdir_hf.hub.model_info import model_info
 
 _MEANWHILE = "while the files for it were being written; run the command again"
 _ARE_DISABLED = (
@@ -34,7 +34,7 @@ _REFUSALS = {
 _MOST_OPEN = 100
 """Open pull requests whose titles are looked at, the newest first: a large repository has thousands."""
 _FEWEST_ON_A_PAGE = 10
-_TIMEOUT_S = 30.0
+_Kind = Literal["model", "dataset"]
 _COMMIT_REQUESTS = 3
 """What a commit of small files takes: its card checked, how to send the files, the commit itself."""
 
@@ -63,7 +63,7 @@ def open_pull_request(
     description: str,
     branch: str = constants.DEFAULT_REVISION,
     token: str | bool | None = None,
-    kind: Literal["model", "dataset"] = "model",
+    kind: _Kind = "model",
 ) -> PullRequest:
     """Propose files to a repository, in one commit on top of the commit that they were made from.
 
@@ -87,7 +87,8 @@ def open_pull_request(
         HubError: If the Hub cannot be asked.
 
     Cost: five requests, and one for each further page of open pull requests, of which the newest hundred are looked
-    at. Each waits where the Hub has said that little is left of its limit.
+    at. Each waits where the Hub has said that little is left of its limit. What is read before the commit is given up
+    on if it does not move on; the commit itself is the Hub client's, which waits as long as something comes.
     """
     if is_offline():
         raise OfflineError("a pull request needs the network, which HF_HUB_OFFLINE forbids", subject=repo)
@@ -96,18 +97,18 @@ def open_pull_request(
             "a pull request needs a token, and there is none; log in with `hf auth login`, set HF_TOKEN or use --token",
             subject=repo,
         )
-    api = HfApi(endpoint=current_endpoint(), token=token, **CALLER)
+    endpoint = current_endpoint()
+    api = HfApi(endpoint=endpoint, token=token, **CALLER)
     with _write_errors(repo), hub_errors(repo, revision=branch):
-        take_turn = partial(wait_for_turn, f"{api.endpoint}/api/{kind}s/{repo}", token=token)
-        _refuse_a_second(api, repo, title, kind, take_turn)
-        take_turn()
-        head = api.repo_info(repo, revision=branch, repo_type=kind).sha
+        _refuse_a_second(repo, title, kind, endpoint=endpoint, token=token)
+        head = _head(repo, branch, kind, endpoint=endpoint, token=token)
         if parent_commit is not None and head != parent_commit:
-            now = "" if head is None else f" to {head[:7]}"
-            raise PullRequestError(f"the repository moved from {parent_commit[:7]}{now} {_MEANWHILE}", subject=repo)
+            raise PullRequestError(
+                f"the repository moved from {parent_commit[:7]} to {head[:7]} {_MEANWHILE}", subject=repo
+            )
         operations = [CommitOperationAdd(path, content) for path, content in files.items()]
         for _ in range(_COMMIT_REQUESTS):
-            take_turn()
+            wait_for_turn(f"{endpoint}/api/{kind}s/{repo}", token=token)
         with warnings.catch_warnings(record=True) as remarks:
             warnings.simplefilter("always")
             info = api.create_commit(
@@ -129,9 +130,15 @@ def open_pull_request(
     return PullRequest(info.pr_url, info.oid, tuple(notes))
 
 
-def _refuse_a_second(api: HfApi, repo: str, title: str, kind: str, take_turn: Callable[[], None]) -> None:
-    place = f"{api.endpoint}/{'datasets/' if kind == 'dataset' else ''}{repo}/discussions"
-    for number, known in _open_ones(api, repo, kind, take_turn):
+def _head(repo: str, branch: str, kind: _Kind, *, endpoint: str, token: str | bool | None) -> str:
+    return model_info(
+        repo, revision=branch, label=repo, endpoint=endpoint, token=token, with_files=False, kind=kind
+    ).commit
+
+
+def _refuse_a_second(repo: str, title: str, kind: _Kind, *, endpoint: str, token: str | bool | None) -> None:
+    place = f"{endpoint}/{'datasets/' if kind == 'dataset' else ''}{repo}/discussions"
+    for number, known in _open_ones(repo, kind, endpoint=endpoint, token=token):
         if known == title:
             raise PullRequestError(
                 f"pull request {number} has the same title and is open; merge or close it first ({place}/{number})",
@@ -139,20 +146,16 @@ def _refuse_a_second(api: HfApi, repo: str, title: str, kind: str, take_turn: Ca
             )
 
 
-def _open_ones(api: HfApi, repo: str, kind: str, take_turn: Callable[[], None]) -> Iterator[tuple[int, str]]:
+def _open_ones(repo: str, kind: _Kind, *, endpoint: str, token: str | bool | None) -> Iterator[tuple[int, str]]:
     """Yield number and title of open pull requests.
 
     The client's own list asks for one page after the other as long as the Hub says that there are more, for ever where
     the pages are empty.
     """
-    url, n_seen = f"{api.endpoint}/api/{kind}s/{repo}/discussions", 0
-    headers = build_hf_headers(token=api.token, **CALLER)
+    n_seen = 0
     for page in range(_MOST_OPEN // _FEWEST_ON_A_PAGE):
-        take_turn()
-        asked: dict[str, str | int] = {"type": "pull_request", "status": "open", "p": page}
-        response = get_session().get(url, headers=headers, params=asked, timeout=_TIMEOUT_S)
-        hf_raise_for_status(response)
-        said = response.json()
+        asked = urlencode({"type": "pull_request", "status": "open", "p": page})
+        said, _ = ask(f"{endpoint}/api/{kind}s/{repo}/discussions?{asked}", label=repo, endpoint=endpoint, token=token)
         found, n_all = (said.get("discussions"), said.get("count")) if isinstance(said, dict) else (None, None)
         if not isinstance(found, list) or not isinstance(n_all, int):
             raise no_answer(repo, "it is no list of pull requests")
@@ -188,8 +191,13 @@ def _says_disabled(said: str) -> bool:
 
 
 def _refusal(exc: BaseException, repo: str) -> PullRequestError | CardError | ServerError | None:
+    refused: tuple[int, str] | None = None
     if isinstance(exc, HfHubHTTPError):
-        status, said = exc.response.status_code, f"{exc.server_message or ''} {exc}"
+        refused = exc.response.status_code, f"{exc.server_message or ''} {exc}"
+    elif isinstance(exc, RefusalError):
+        refused = exc.status, exc.said
+    if refused is not None:
+        status, said = refused
         is_disabled = status in (400, 403, 404, 409, 410) and _says_disabled(said)
         why = _ARE_DISABLED if is_disabled else _REFUSALS.get(status)
         return None if why is None else PullRequestError(why, subject=repo)

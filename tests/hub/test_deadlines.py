@@ -10,6 +10,7 @@ import pytest
 from mdir_hf.errors import ServerError, ShortReadError
 from mdir_hf.hub import connection, open_repository
 from mdir_hf.hub.location import Location
+from mdir_hf.hub.pull_request import open_pull_request
 from mdir_hf.hub.retry import MOST_STALLS
 
 N_BYTES = 300_000
@@ -165,4 +166,13 @@ def test_a_listing_that_does_not_move_on_is_given_up_on(impatient, hf_home, serv
     monkeypatch.setenv("HF_ENDPOINT", server.url.removesuffix("/file"))
     with pytest.raises(ServerError, match=r"did not answer in time"):
         open_repository("owner/name")
+    assert server.n_connections == MOST_STALLS
+
+
+@pytest.mark.parametrize("answer", [silence, drip])
+def test_a_list_of_pull_requests_that_does_not_move_on_is_given_up_on(impatient, hf_home, serving, monkeypatch, answer):
+    server = serving(answer)
+    monkeypatch.setenv("HF_ENDPOINT", server.url.removesuffix("/file"))
+    with pytest.raises(ServerError, match=r"did not answer in time"):
+        open_pull_request("owner/name", {"a": b""}, parent_commit=None, title="", description="", token="hf_x")
     assert server.n_connections == MOST_STALLS

@@ -9,7 +9,9 @@ import pytest
 from huggingface_hub import HfApi
 
 from mdir_hf.errors import CardError, OfflineError, PullRequestError, RepositoryNotFoundError, ServerError
+from mdir_hf.hub import pull_request
 from mdir_hf.hub.pull_request import open_pull_request
+from mdir_hf.hub.quota import QUOTA
 from tests.loopback.faults import Fault
 
 FILES = {"README.md": b"---\nlicense: mit\n---\n# T\n", ".lineage/report.json": b"{}"}
@@ -91,9 +93,11 @@ def test_a_head_that_moves_in_between(loopback_hub, head):
 
 def test_it_stands_on_its_parent_even_if_the_head_moves_after_the_last_look(loopback_hub, head, monkeypatch):
     api = HfApi(endpoint=loopback_hub.endpoint, token=loopback_hub.token)
-    seen = api.model_info("owner/name")
+    seen = pull_request.model_info(
+        "owner/name", revision="main", label="", endpoint=api.endpoint, token=api.token, with_files=False
+    )
     api.upload_file(path_or_fileobj=b"x", path_in_repo="x", repo_id="owner/name")
-    monkeypatch.setattr(HfApi, "model_info", lambda *_, **__: seen)
+    monkeypatch.setattr(pull_request, "model_info", lambda *_, **__: seen)
     propose(loopback_hub, head)
     assert loopback_hub.pull_requests("owner/name")[0].base == head
 
@@ -143,11 +147,11 @@ def test_a_list_that_is_none_is_refused_before_anything_is_written(loopback_hub,
 
 def test_each_request_waits_where_little_is_left(loopback_hub, head, monkeypatch):
     asked = []
-    monkeypatch.setattr("mdir_hf.hub.pull_request.wait_for_turn", lambda url, *, token: asked.append(url))
+    monkeypatch.setattr(QUOTA, "before", lambda url, *_: asked.append(url))
     propose(loopback_hub, head)
     sent = [request for request in loopback_hub.sent("hub") if "/api/" in request.path]
     assert len(asked) >= len(sent)
-    assert set(asked) == {f"{loopback_hub.endpoint}/api/models/owner/name"}
+    assert all(url.startswith(f"{loopback_hub.endpoint}/api/models/owner/name") for url in asked)
 
 
 def test_metadata_that_the_hub_does_not_accept(loopback_hub, head):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
 from collections import OrderedDict, deque
 from dataclasses import dataclass
+from typing import Any
 
-from huggingface_hub import HfApi, constants
+from huggingface_hub import constants, get_session
+from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
 from mdir_space.access import token_of_space
 from mdir_space.markup import text
@@ -21,6 +24,11 @@ SILENCE_S = 60.0
 """How long the Hub is left alone after it did not answer."""
 MOST_ASKED = 30
 """Questions in a minute, for all visitors: a third of what the Hub answers one address, which a Space shares."""
+ANSWER_S = 10.0
+"""How long an answer may take, whole: nobody waits for it any longer."""
+_TIMEOUT_S = 5.0
+_MOST_BYTES = 1 << 20
+_MOST_COUNTED = 10**15
 
 
 @dataclass(frozen=True)
@@ -94,23 +102,41 @@ class Suggestions:
 
     def _ask(self, wanted: str) -> tuple[Suggestion, ...]:
         endpoint = (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
-        models = HfApi(endpoint=endpoint, token=token_of_space() or False).list_models(
-            search=wanted,
-            sort="downloads",
-            limit=MOST_SUGGESTIONS,
-            expand=["downloads", "gated", "private", "safetensors"],
-        )
+        asked = {
+            "search": wanted,
+            "sort": "downloads",
+            "limit": MOST_SUGGESTIONS,
+            "expand": ["downloads", "gated", "private", "safetensors"],
+        }
+        models = _first_page(f"{endpoint}/api/models", asked, token=token_of_space() or False)
         # Whatever the token may see: what is not public is nobody's suggestion.
-        return tuple(
-            Suggestion(
-                model.id,
-                model.downloads,
-                None if model.safetensors is None else model.safetensors.total,
-                is_gated=bool(model.gated),
-            )
-            for model in models
-            if model.private is False
-        )[:MOST_SUGGESTIONS]
+        return tuple(_suggestion(model) for model in models if model["private"] is False)[:MOST_SUGGESTIONS]
+
+
+def _first_page(url: str, asked: dict[str, Any], *, token: str | bool) -> list[dict[str, Any]]:
+    """Return what the Hub lists on one page; the client's own list goes on to the next ones, and waits for ever."""
+    ends_at, content = time.monotonic() + ANSWER_S, bytearray()
+    headers = build_hf_headers(token=token)
+    with get_session().stream("GET", url, params=asked, headers=headers, timeout=_TIMEOUT_S) as response:
+        response.raise_for_status()
+        for piece in response.iter_bytes():
+            content += piece
+            if len(content) > _MOST_BYTES or time.monotonic() > ends_at:
+                raise ValueError("the answer has no end")
+    listed: list[dict[str, Any]] = json.loads(content)
+    return listed
+
+
+def _suggestion(model: dict[str, Any]) -> Suggestion:
+    name, weights = model["id"], model.get("safetensors")
+    if not isinstance(name, str):
+        raise ValueError("no name")
+    parameters = _count(weights.get("total")) if isinstance(weights, dict) else None
+    return Suggestion(name, _count(model.get("downloads")), parameters, is_gated=bool(model.get("gated")))
+
+
+def _count(said: object) -> int | None:
+    return said if type(said) is int and 0 <= said < _MOST_COUNTED else None
 
 
 def datalist(element_id: str, models: tuple[Suggestion, ...]) -> str:

@@ -1,3 +1,4 @@
+import json
 import types
 
 import pytest
@@ -158,6 +159,39 @@ def test_a_hub_that_fails_is_left_alone_for_a_while(hub, waits):
     asked = len(hub.requests)
     assert names_of(suggestions, "other") == ()
     assert len(hub.requests) == asked
+
+
+@pytest.mark.parametrize(
+    "said",
+    [{}, None, [5], [{"id": 5, "private": False}], [{"private": False}], [{"id": "a/b"}], "x" * (1 << 21)],
+    ids=lambda said: repr(said)[:20],
+)
+def test_an_answer_that_is_no_list_of_models_suggests_nothing(hub, said):
+    hub.faults.append(Fault("status", path="/api/models", status=200, body=json.dumps(said).encode(), times=None))
+    assert names_of(Suggestions(), "owner/") == ()
+    assert len(hub.sent("hub", "/api/models")) == 1
+
+
+@pytest.mark.parametrize("count", [-1, 10**400, 1.5, "7", True, None])
+def test_a_count_that_is_none_is_left_out(hub, count):
+    model = {"id": "a/b", "private": False, "downloads": count, "safetensors": {"total": count}}
+    hub.faults.append(Fault("status", path="/api/models", status=200, body=json.dumps([model]).encode(), times=None))
+    assert Suggestions().models("owner/") == (Suggestion("a/b"),)
+
+
+def test_a_list_of_pages_without_end_is_read_no_further_than_the_first(hub):
+    after = {"Link": f'<{hub.endpoint}/api/models?cursor=1>; rel="next"'}
+    hub.faults.append(Fault("status", path="/api/models", status=200, headers=after, body=b"[]", times=None))
+    assert names_of(Suggestions(), "owner/") == ()
+    assert len(hub.sent("hub", "/api/models")) == 1
+
+
+def test_an_answer_that_does_not_end_in_time_is_left(hub, monkeypatch):
+    monkeypatch.setattr("mdir_space.suggestions.ANSWER_S", -1.0)
+    suggestions = Suggestions()
+    assert names_of(suggestions, "owner/") == ()
+    assert names_of(suggestions, BASE) == ()
+    assert len(hub.sent("hub", "/api/models")) == 1
 
 
 def test_suggested_names_are_text():

@@ -6,10 +6,12 @@ import importlib.util
 import re
 import sys
 import types
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 import yaml
+from packaging.specifiers import SpecifierSet
 
 from mdir_hf import __version__
 
@@ -97,6 +99,16 @@ def test_the_pins_of_torch_agree():
     pinned = re.search(r"^torch==(.+)$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.M)[1]
     for file in ("Makefile", ".github/workflows/tests.yml"):
         assert set(re.findall(r"torch==([\d.]+)", (ROOT / file).read_text(encoding="utf-8"))) == {pinned}, file
+
+
+def test_every_pin_can_be_installed_by_the_first_releases_of_each_python_that_the_pins_are_for():
+    pins = re.findall(r"^([\w.-]+)==", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.M)
+    known = {distribution.metadata["Name"].lower(): distribution for distribution in metadata.distributions()}
+    wanted = {name: known[name.lower()].metadata["Requires-Python"] for name in pins if name.lower() in known}
+    assert len(wanted) > len(pins) // 2  # the others are for other systems
+    oldest = {"3.11.2", "3.12.3", "3.13.0"}  # Debian 12, Ubuntu 24.04, and before Debian 13
+    refused = {name: asked for name, asked in wanted.items() if set(SpecifierSet(asked or "").filter(oldest)) != oldest}
+    assert not refused
 
 
 def test_the_demo_installs_only_what_it_needs():

@@ -52,6 +52,14 @@ TESTS = {
     "hub/connection": "tests/hub/test_answers.py tests/hub/test_ranges.py",
     "hub/range_cache": "tests/hub/test_range_cache.py",
     "hub/retry": "tests/hub/test_retry.py tests/hub/test_deadlines.py",
+    "hub/paths": "tests/hub/test_repository.py tests/hub/test_hub_file.py tests/hub/test_local_files.py",
+    "hub/api": "tests/hub/test_malformed_answers.py tests/hub/test_listing.py tests/hub/test_resolve.py",
+    "hub/model_info": "tests/hub/test_malformed_answers.py tests/hub/test_resolve.py tests/hub/test_repository.py",
+    "hub/pull_request": "tests/hub/test_pull_request.py",
+    "names": "tests/test_names.py",
+    "plain_yaml": "tests/cards/test_front_matter.py tests/merges/test_verify_merge.py",
+    "survey/results": "tests/survey/test_results.py tests/survey/test_run.py",
+    "index/base_index": "tests/index/test_index.py",
     "checkpoint/header": "tests/checkpoint/test_header.py tests/checkpoint/test_header_against_safetensors.py",
 }
 """Which tests are to notice a break of which module of the package."""

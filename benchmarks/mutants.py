@@ -57,7 +57,7 @@ TESTS = {
     "hub/model_info": "tests/hub/test_malformed_answers.py tests/hub/test_resolve.py tests/hub/test_repository.py",
     "hub/pull_request": "tests/hub/test_pull_request.py",
     "names": "tests/test_names.py",
-    "plain_yaml": "tests/cards/test_front_matter.py tests/merges/test_verify_merge.py",
+    "plain_yaml": "tests/test_plain_yaml.py tests/cards/test_front_matter.py",
     "survey/results": "tests/survey/test_results.py tests/survey/test_run.py",
     "index/base_index": "tests/index/test_index.py",
     "checkpoint/header": "tests/checkpoint/test_header.py tests/checkpoint/test_header_against_safetensors.py",

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mdir_hf.names import shown_name
+from mdir_hf.names import shown_name, visible_text
 
 
 @pytest.mark.parametrize(
@@ -34,6 +34,46 @@ def test_a_long_name_keeps_both_ends():
     shown = shown_name("owner/" + "x" * 10_000 + "-v2", length=20)
 
     assert shown == "owner/xxx…xxxxxxx-v2" and len(shown) == 20
+
+
+@pytest.mark.parametrize(
+    ("length", "shown"),
+    [(3, "0…9"), (4, "0…89"), (5, "01…89"), (9, "0123…6789"), (10, "0123456789"), (None, "0123456789")],
+)
+def test_what_is_left_out_is_in_the_middle(length, shown):
+    assert visible_text("0123456789", length=length) == shown
+
+
+def test_a_name_is_cut_at_sixty_characters_where_nothing_else_is_said():
+    assert shown_name("x" * 60) == "x" * 60
+    assert len(shown_name("x" * 61)) == 60
+
+
+@pytest.mark.parametrize("n_characters", [59, 60, 61, 80, 10_000])
+def test_of_an_endless_text_both_ends_are_looked_at_and_no_more(n_characters):
+    looked_at = []
+
+    class Text(str):
+        __slots__ = ()
+
+        def __getitem__(self, part):
+            looked_at.append(part)
+            return str.__getitem__(self, part)
+
+    text = "a" + "-" * (n_characters - 2) + "z"
+    assert visible_text(Text(text), length=3) == "a…z"
+    assert looked_at == ([slice(None, 30), slice(-30, None)] if n_characters > 60 else [])
+
+
+def test_blanks_at_both_ends_of_an_endless_text_do_not_hide_it():
+    assert visible_text("a" + " " * 28 + "b" + "-" * 1000 + "y" + " " * 28 + "z", length=7) == "a b…y z"
+
+
+def test_our_own_lines_stay_and_nothing_else_of_a_terminal_does():
+    text = "a\tb\n\n c \r\x1b[2J\x0b\u2028\u202e\U000e0001"
+    assert visible_text(text, keeps_lines=True) == ("a\tb\n\n c \\u000d\\u001b[2J\\u000b\\u2028\\u202e\\udb40\\udc01")
+    assert visible_text("a\tb\nc") == "a b c"
+    assert visible_text("a\u00a0b\u3000c", keeps_lines=True) == "a\u00a0b\u3000c"
 
 
 @given(st.text(alphabet=st.characters(), max_size=200), st.integers(3, 80))

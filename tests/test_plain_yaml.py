@@ -1,0 +1,70 @@
+"""YAML of strangers: how much of it is read, to the character, and what is said of the rest."""
+
+from __future__ import annotations
+
+import pytest
+
+from mdir_hf import plain_yaml
+from mdir_hf.plain_yaml import read_yaml
+
+
+def complaint(text, **options):
+    with pytest.raises(ValueError) as caught:
+        read_yaml(text, **options)
+    return str(caught.value)
+
+
+def test_what_is_within_all_bounds_is_read():
+    assert read_yaml("a: [1, -2.5, yes, null, 'x']\nb: {c: 2024-01-02}")["a"] == [1, -2.5, True, None, "x"]
+    assert read_yaml("") is None and read_yaml("# only a remark") is None
+
+
+def test_as_many_characters_as_are_allowed_and_no_more(monkeypatch):
+    monkeypatch.setattr(plain_yaml, "MOST_CHARACTERS", 1200)
+    assert read_yaml("x" * 1200) == "x" * 1200
+    assert complaint("x" * 1201) == "has 1,201 characters, expected at most 1,200"
+
+
+def test_as_many_marks_as_are_allowed_and_no_more(monkeypatch):
+    monkeypatch.setattr(plain_yaml, "MOST_MARKS", 4)
+    assert read_yaml("[a, b, c, d]") == ["a", "b", "c", "d"]
+    said = complaint("[a, b, c, d, e]")
+    assert said == "has 5 commas, dashes, colons and brackets, expected at most 4"
+
+
+@pytest.mark.parametrize("sign", ["", "-"])
+def test_a_number_has_as_many_digits_as_are_allowed_and_no_more(sign):
+    digits = "9" * (1000 - len(sign))
+    assert read_yaml(f"a: {sign}{digits}") == {"a": int(sign + digits)}
+    assert complaint(f"a: {sign}{digits}9") == "holds a number of 1,001 characters"
+    assert complaint(f"- 1.{'0' * 1000}") == "holds a number of 1,002 characters"
+
+
+def test_a_text_may_be_longer_than_a_number():
+    assert read_yaml(f"a: {'x' * 5000}") == {"a": "x" * 5000}
+    assert read_yaml(f"a: '{'9' * 5000}'") == {"a": "9" * 5000}
+
+
+def test_values_are_counted_with_their_aliases_written_out(monkeypatch):
+    # Root, two keys, a list of two, and the same list again: 1 + 2 + 3 + 3.
+    text = "a: &a [x, y]\nb: *a"
+    monkeypatch.setattr(plain_yaml, "_MOST_NODES", 9)
+    assert read_yaml(text) == {"a": ["x", "y"], "b": ["x", "y"]}
+    monkeypatch.setattr(plain_yaml, "_MOST_NODES", 8)
+    assert complaint(text) == "stands for more than 8 values once its aliases are written out"
+
+
+def test_what_is_named_twice_does_not_contain_itself():
+    assert read_yaml("a: &a {k: v}\nb: [*a, *a]\nc: *a") == {"a": {"k": "v"}, "b": [{"k": "v"}] * 2, "c": {"k": "v"}}
+    assert complaint("a: &a [b, *a]") == "contains itself"
+    assert complaint("&a {k: {l: *a}}") == "contains itself"
+
+
+def test_a_complaint_of_the_parser_names_the_line():
+    said = "cannot be read in line {}: found character '@' that cannot start any token"
+    assert complaint("a: b\nc: @x") == said.format(2)
+    assert complaint("a: b\nc: @x", first_line=5) == said.format(6)
+
+
+def test_an_error_without_a_line_names_none():
+    assert complaint("a: " + "[" * 50_000) == "cannot be read: RecursionError"

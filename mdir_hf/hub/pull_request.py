@@ -118,7 +118,7 @@ def open_pull_request(
                 commit_description=description,
                 revision=branch,
                 create_pr=True,
-                parent_commit=parent_commit or head,
+                parent_commit=head,
                 repo_type=kind,
             )
     notes = [" ".join(str(remark.message).split()) for remark in remarks if remark.category is UserWarning]

@@ -58,8 +58,11 @@ def refusal(kind, *arguments, **options):
     return said
 
 
-def test_without_a_token_nothing_is_asked(loopback_hub, head):
-    assert "hf auth login" in refusal(PullRequestError, loopback_hub, head, token=False)
+@pytest.mark.parametrize(("token", "stored"), [(False, None), (True, None), (False, "hf_stored")])
+def test_without_a_token_nothing_is_asked(loopback_hub, head, monkeypatch, token, stored):
+    if stored is not None:
+        monkeypatch.setenv("HF_TOKEN", stored)
+    assert "hf auth login" in refusal(PullRequestError, loopback_hub, head, token=token)
     assert not loopback_hub.requests
 
 
@@ -75,6 +78,20 @@ def test_a_token_that_may_only_read(loopback_hub, head):
 def test_disabled_discussions(loopback_hub, model_folder):
     head = loopback_hub.add_repository("owner/name", model_folder, discussions=False)
     assert "disabled" in refusal(PullRequestError, loopback_hub, head)
+
+
+@pytest.mark.parametrize("status", [400, 403, 404, 409, 410])
+@pytest.mark.parametrize("path", ["/discussions", "/commit/"])
+def test_disabled_discussions_are_known_by_their_words(loopback_hub, head, status, path):
+    body = b'{"error": "Pull Requests are disabled here"}'
+    loopback_hub.faults.append(Fault("status", path=path, status=status, body=body))
+    assert "its owner can enable them" in refusal(PullRequestError, loopback_hub, head)
+
+
+@pytest.mark.parametrize("words", ["You may not write discussions", "This account is disabled"])
+def test_other_words_disable_nothing(loopback_hub, head, words):
+    loopback_hub.faults.append(Fault("status", path="/discussions", status=403, headers={"X-Error-Message": words}))
+    assert "write access" in refusal(PullRequestError, loopback_hub, head)
 
 
 def test_a_head_that_has_moved_before_is_noticed_and_nothing_sent(loopback_hub, head):
@@ -114,15 +131,34 @@ def test_of_many_open_ones_the_newest_hundred_are_looked_at(loopback_hub, head):
     propose(loopback_hub, head)
     stored = loopback_hub.pull_requests("owner/name")
     stored += [replace(stored[0], number=number, title=f"Other {number}") for number in range(2, 102)]
-    del stored[99:]
+    del stored[100:]
     loopback_hub.requests.clear()
     with pytest.raises(PullRequestError, match="pull request 1 has the same title"):
         propose(loopback_hub, head)
     assert len(loopback_hub.sent(path="/discussions")) == 10
-    stored += [replace(stored[0], number=number, title=f"Other {number}") for number in range(100, 400)]
+    stored += [replace(stored[0], number=number, title=f"Other {number}") for number in range(101, 400)]
     loopback_hub.requests.clear()
     assert propose(loopback_hub, head).url.endswith("/400")
     assert len(loopback_hub.sent(path="/discussions")) == 10
+
+
+def test_no_page_is_asked_for_after_the_last(loopback_hub, head):
+    propose(loopback_hub, head)
+    stored = loopback_hub.pull_requests("owner/name")
+    stored[:] = [replace(stored[0], number=number, title=f"Other {number}") for number in range(1, 16)]
+    loopback_hub.requests.clear()
+    propose(loopback_hub, head)
+    assert len(loopback_hub.sent(path="/discussions")) == 2
+
+
+def test_the_hundred_and_first_is_not_looked_at_on_however_long_a_page(loopback_hub, head):
+    for n_others in (60, 40):
+        listed = [{"num": number, "title": "Other"} for number in range(n_others)]
+        listed += [{"num": 7, "title": "Add a section"}] * (n_others == 40)
+        body = json.dumps({"discussions": listed, "count": 200}).encode()
+        loopback_hub.faults.append(Fault("status", status=200, body=body, path="/discussions"))
+    assert propose(loopback_hub, head).url
+    assert len(loopback_hub.sent(path="/discussions")) == 2
 
 
 @pytest.mark.parametrize(("on_a_page", "n_asked"), [([], 1), ([{"num": 7, "title": "Other"}], 10)])
@@ -152,6 +188,7 @@ def test_each_request_waits_where_little_is_left(loopback_hub, head, monkeypatch
     sent = [request for request in loopback_hub.sent("hub") if "/api/" in request.path]
     assert len(asked) >= len(sent)
     assert all(url.startswith(f"{loopback_hub.endpoint}/api/models/owner/name") for url in asked)
+    assert not any("blobs=" in url for url in asked)  # of the head its commit alone is asked for
 
 
 def test_metadata_that_the_hub_does_not_accept(loopback_hub, head):

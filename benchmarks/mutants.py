@@ -53,7 +53,7 @@ TESTS = {
     "hub/range_cache": "tests/hub/test_range_cache.py",
     "hub/retry": "tests/hub/test_retry.py tests/hub/test_deadlines.py",
     "hub/paths": "tests/hub/test_repository.py tests/hub/test_hub_file.py tests/hub/test_local_files.py",
-    "hub/api": "tests/hub/test_malformed_answers.py tests/hub/test_listing.py tests/hub/test_resolve.py",
+    "hub/api": "tests/hub/test_api.py tests/hub/test_malformed_answers.py",
     "hub/model_info": "tests/hub/test_malformed_answers.py tests/hub/test_resolve.py tests/hub/test_repository.py",
     "hub/pull_request": "tests/hub/test_pull_request.py",
     "names": "tests/test_names.py",

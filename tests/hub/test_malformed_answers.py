@@ -10,8 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mdir_hf.budgets import Budget
-from mdir_hf.errors import InputError, MdirError, ServerError
+from mdir_hf.checkpoint.sources import FileEntry
+from mdir_hf.errors import InputError, InvalidReferenceError, MdirError, ServerError
 from mdir_hf.hub import api, models_of_author, models_of_collection, open_repository, resolve_model
+from mdir_hf.hub.model_info import model_info
 from mdir_hf.hub.pull_request import open_pull_request
 from tests.loopback.faults import Fault
 
@@ -91,6 +93,45 @@ WRONG = {
 def test_a_listing_with_one_thing_wrong_is_refused_with_that_thing(answers, changed):
     answers(listing(**changed))
     told(lambda: open_repository("owner/name"), ServerError)
+
+
+def test_of_each_file_what_names_its_bytes_is_kept(answers, loopback_hub):
+    lfs = {"rfilename": "w.bin", "size": 9, "blobId": "2" * 40}
+    answers(
+        listing(
+            siblings=[
+                {"rfilename": "empty", "size": 0, "blobId": "1" * 40},
+                {"rfilename": "unknown"},
+                {**lfs, "lfs": {"size": 8, "sha256": "3" * 64}},
+                {**lfs, "lfs": {"sha256": "not one"}},
+            ]
+        )
+    )
+    found = model_info(
+        "owner/name", revision="main", label="", endpoint=loopback_hub.endpoint, token=None, with_files=True
+    )
+    assert found.files == (
+        FileEntry("empty", 0, blob_id="1" * 40),
+        FileEntry("unknown", -1),
+        FileEntry("w.bin", 8, sha256="3" * 64, blob_id="2" * 40),
+        FileEntry("w.bin", 9),  # the blob is that of a pointer, whose digest it does not say
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("owner/new", "owner/new"), (5, "owner/name"), ("..", "owner/name"), (None, "owner/name")]
+)
+def test_a_new_name_is_taken_over_if_it_is_one(answers, loopback_hub, name, expected):
+    answers(listing(id=name))
+    known = {"label": "", "endpoint": loopback_hub.endpoint, "token": None, "with_files": False}
+    assert model_info("owner/name", revision="main", **known).repo == expected
+
+
+def test_what_is_no_name_of_a_repository_is_not_asked_for(loopback_hub):
+    known = {"label": "", "endpoint": loopback_hub.endpoint, "token": None, "with_files": False}
+    with pytest.raises(InvalidReferenceError):
+        model_info("a/b/../c", revision="main", **known)
+    assert not loopback_hub.requests
 
 
 @pytest.mark.parametrize("changed", [{"lastModified": "not a date"}, {"cardData": 5}, {"id": 5}, {"safetensors": 5}])

@@ -197,6 +197,28 @@ def test_metadata_that_the_hub_does_not_accept(loopback_hub, head):
     assert not loopback_hub.pull_requests("owner/name")
 
 
+def test_its_words_are_told_on_one_line_without_the_address(loopback_hub, head):
+    answer = json.dumps({"errors": [{"message": "no\n\u202e'child'"}], "warnings": []}).encode()
+    loopback_hub.faults.append(Fault("status", path="validate-yaml", status=400, body=answer))
+    said = refusal(CardError, loopback_hub, head)
+    assert said == "owner/name: the Hub does not accept the metadata of this card: - no \\u202e'child'"
+
+
+@pytest.mark.parametrize("path", ["preupload", "/commit/"])
+def test_an_answer_to_the_commit_that_is_no_json_is_said_to_be_none(loopback_hub, head, path):
+    loopback_hub.faults.append(Fault("status", path=path, status=200, body=b"<html>"))
+    assert "something that is not JSON" in refusal(ServerError, loopback_hub, head)
+
+
+def test_a_mistake_of_ours_is_passed_on_as_it_is(loopback_hub, head, monkeypatch):
+    def mistaken(*_, **__):
+        raise ValueError("Invalid something in README.md")
+
+    monkeypatch.setattr(HfApi, "create_commit", mistaken)
+    with pytest.raises(ValueError, match="Invalid something"):
+        propose(loopback_hub, head)
+
+
 def test_what_the_hub_remarks_is_passed_on(loopback_hub, head):
     assert "metadata" in propose(loopback_hub, head, {"README.md": b"# T\n"}).notes[0]
 

@@ -4,8 +4,10 @@ survive."""
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -107,6 +109,46 @@ def test_an_index_survives_its_file(index, tmp_path):
     assert loaded.search(query) == index.search(query)
 
 
+def test_it_is_written_to_any_depth_and_over_what_was_there(index, tmp_path):
+    place = tmp_path / "a" / "b" / "bases.safetensors"
+    index.save(place)
+    BaseIndex(WORDS, index.bases[:2]).save(place)
+    assert len(BaseIndex.load(place)) == 2
+    with pytest.raises(InputError, match="cannot write the index: "):
+        index.save(place / "below-a-file")
+
+
+def test_what_it_does_not_hold_is_said(index):
+    with pytest.raises(InputError, match="the index holds no else/where"):
+        index.fingerprint(base("else/where", 512, 0).model)
+
+
+@pytest.mark.parametrize("n_common", [0, 7, 8, 9])
+def test_bases_with_fewer_than_eight_tokens_in_common_are_not_ranked(index, n_common):
+    query = kept("query", rows(len(WORDS), 512, 0))
+    tokens = (*WORDS[:n_common], *(f"other{number}".encode() for number in range(len(WORDS) - n_common)))
+    query = Fingerprint(query.model, tokens, query.rows, 5)
+    assert [hit.common_tokens for hit in index.search(query, top=3)] == ([n_common] * 3 if n_common > 7 else [])
+
+
+def test_channels_in_one_order_are_asked_about_between_equal_widths_only(index):
+    query = kept("query", rows(len(WORDS), 512, 0))
+    for hit in index.search(query, top=len(index)):
+        is_equal = hit.base.hidden_size == 512
+        assert hit.identity_log_p <= 0.0 if is_equal else hit.identity_log_p == 0.0
+        assert hit.log_p <= hit.identity_log_p
+    assert index.search(query, top=1)[0].identity_log_p < -1000.0
+
+
+def test_the_sample_is_what_most_vocabularies_hold_then_the_longest_then_in_the_order_of_hashes():
+    rare, short, long = b"rare-and-long", b"abc", [b"abcdef", b"abcdefg", b"abcdefgh"]
+    held = ([rare, short, *long], [short, *long], [*long, short])
+    vocabularies = [SimpleNamespace(row_of=dict.fromkeys(tokens, 0)) for tokens in held]
+    chosen = choose_index_tokens(vocabularies, 5)
+    assert chosen == (*sorted(long, key=lambda token: hashlib.sha256(token).digest()), short, rare)
+    assert choose_index_tokens(vocabularies, 4) == chosen[:4]
+
+
 def test_500_bases_of_any_width_stay_under_100_megabytes():
     for width in (1024, 2048, 4096, 8192):
         assert 500 * base("x", width, 0).n_bytes < 100e6
@@ -141,6 +183,7 @@ FORGED = {
     "digests that are none": ("bases", [ABOUT | {"digests": {"a": 5}}], "its digests is 5"),
     "tokens that are none": ("tokens", [5], "its item 0 is 5"),
     "tokens that are not base64": ("tokens", ["\u20ac"], "ASCII"),
+    "tokens that are base64 and more": ("tokens", ["YW*Jj"], "base64"),
 }
 
 
@@ -257,6 +300,32 @@ def test_a_base_that_is_gone_is_an_error_of_that_base_only(built, folders, tmp_p
     (tmp_path / "second" / "model.safetensors").unlink()
     (hit, *_) = identify(NamedModel(folders["tuned"]), built).ancestors
     assert hit.report is None and "no weights" in hit.error
+
+
+def test_of_a_base_as_many_rows_are_kept_as_its_width_allows_in_sixteen_bits(built, folders, tmp_path):
+    wide = write_model(tmp_path / "wide", gaussian(1500, 4096, 0), dtype=torch.float32)
+    added = built.add(Model(open_repository(str(wide))))
+    assert added.rows.shape == (23, 4096) and added.rows.dtype == torch.bfloat16
+    assert added.tokens == built.tokens[:23]
+    assert [len(base.tokens) for base in built.bases] == [96, 96, 23]
+    assert built.n_bytes == 2 * (2 * 96 * 96 + 23 * 4096)
+
+
+def test_rows_of_sixteen_bits_are_kept_as_they_are(built, tmp_path):
+    half = write_model(tmp_path / "half", gaussian(1500, 96, 5), dtype=torch.float16)
+    assert built.add(Model(open_repository(str(half)))).rows.dtype == torch.float16
+
+
+@pytest.mark.parametrize("n_known", [7, 8])
+def test_a_base_of_another_vocabulary_is_refused(folders, n_known):
+    model = Model(open_repository(folders["first"]))
+    index = BaseIndex((*list(model.vocabulary.row_of)[-n_known:], b"of no model"))
+    if n_known == 8:
+        assert len(index.add(model).tokens) == 8
+    else:
+        with pytest.raises(InputError, match="it holds 7 of the 8 tokens of the index, and 8 are needed"):
+            index.add(model)
+        assert not index.bases
 
 
 def test_a_base_added_again_replaces_itself(built, folders):

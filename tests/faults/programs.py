@@ -131,6 +131,7 @@ class Machine:
         self.nursery.stdin.write(json.dumps(jobs) + "\n")
         self.nursery.stdin.flush()
         statuses = json.loads(self.nursery.stdout.readline())
+        self.hub.wait_until_left()  # what was sent just before a process was ended is taken in
         counted = heard[0].with_suffix(".points")
         n_points = int(counted.read_text()) if counted.exists() else 0
         return statuses, n_points, [said.read_text() for said in heard]

@@ -180,6 +180,18 @@ class FullHub(LoopbackHub):
         """Return the logged requests to one server whose path contains a text."""
         return [request for request in self.requests if origin in (None, request.origin) and path in request.path]
 
+    def wait_until_left(self, timeout_s: float = 60.0) -> None:
+        """Wait until all that was asked is done and nobody is connected: of a process that was ended, too.
+
+        Raises:
+            TimeoutError: If somebody stays.
+        """
+        ends_at = time.monotonic() + timeout_s
+        while any(server._connections for server in self._servers):
+            if time.monotonic() > ends_at:
+                raise TimeoutError(f"somebody is still connected after {timeout_s:.0f} s")
+            time.sleep(0.002)
+
     # What the request handlers ask.
 
     def note_connection(self, connection: LoggedConnection) -> int:

@@ -10,6 +10,7 @@ and ``tests/checkpoint/test_header_against_safetensors.py`` holds us to it. Wher
 - Stricter, because the format's README forbids it although its code lets it pass: white space before the ``{``;
   the same name twice (the last one would win, and another reader may take the first).
 - Stricter, because no writer produces it: an entry written as a JSON array, a dtype written as ``{"F32": null}``.
+- Stricter, because no program can hold it: more than 64 axes, or an empty tensor whose other sizes 64 bits do not hold.
 - Stricter, to bound memory: a header of more values than some 90,000 tensors have is refused before it is parsed.
 - More lenient: an unknown field of an entry may be nested deeper than 127 levels (up to Python's own limit).
 """
@@ -26,7 +27,7 @@ from typing import NoReturn, cast
 from ..budgets import SAFETENSORS_HEADER, collector_paused, json_values
 from ..errors import CorruptCheckpointError, UnsupportedFormatError, naming
 from .dtypes import DTYPES
-from .sources import TensorSpec
+from .sources import TensorSpec, excess_of_shape
 
 LENGTH_N_BYTES = 8
 """Size of the length field in front of the header."""
@@ -210,6 +211,9 @@ def _read_entry(name: str, entry: object, *, base: int, path: str) -> TensorSpec
             f"tensor {name!r} occupies {stop - start:,} bytes (data_offsets {start}..{stop}); "
             f"{dtype} of shape {tuple(shape)} takes {expected:,}"
         )
+    excess = excess_of_shape(shape)
+    if excess is not None:
+        _fail(f"tensor {name!r} {excess}")
     return TensorSpec(name=name, shape=tuple(shape), dtype=dtype, path=path, start=base + start, stop=base + stop)
 
 

@@ -101,6 +101,28 @@ class FileTree(Protocol):
         ...
 
 
+MOST_AXES = 64
+"""What torch computes with; the largest weights have four or five."""
+MOST_ELEMENTS = 1 << 48
+"""Product of all sizes but those that are 0. No file bounds the sizes of an empty tensor, and 64 bits do not hold every
+number that is computed from them: strides, rows of unpacked codes."""
+
+
+def excess_of_shape(shape: Sequence[int]) -> str | None:
+    """Say what of a shape is more than any tensor has, as the end of a sentence about it; None where nothing is.
+
+    Cost: at most :data:`MOST_AXES` steps.
+    """
+    if len(shape) > MOST_AXES:
+        return f"has {len(shape):,} axes, and is read with up to {MOST_AXES}"
+    n_elements = 1
+    for size in shape:
+        n_elements *= size or 1
+        if n_elements > MOST_ELEMENTS:
+            return f"has sizes whose product is more than {MOST_ELEMENTS:,}, those that are 0 left out"
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
     """Where a tensor lies and what it looks like.

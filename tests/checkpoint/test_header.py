@@ -1,6 +1,7 @@
 import json
 
 import pytest
+import torch
 
 from mdir_hf.budgets import Budget
 from mdir_hf.checkpoint import header
@@ -83,6 +84,16 @@ REFUSED = {
     "wrong size": ({"a": entry(shape=(2,))}, r"occupies 4 bytes .*F32 of shape \(2,\) takes 8"),
     "elements overflow": ({"a": entry(shape=(2**63, 4))}, "more elements than a 64-bit count"),
     "elements overflow before a zero": ({"a": entry(shape=(2**63, 4, 0), offsets=(0, 0))}, "more elements"),
+    "empty, of a size beyond 63 bits": (
+        {"a": entry(shape=(0, 2**63), offsets=(0, 0))},
+        "product is more than",
+    ),
+    "empty, and its strides overflow": (
+        {"a": entry(shape=(0, 2**62, 2), offsets=(0, 0))},
+        "product is more than",
+    ),
+    "empty, and one too large": ({"a": entry(shape=(2**48 + 1, 0), offsets=(0, 0))}, "than 281,474,976,710,656"),
+    "one axis too many": ({"a": entry(shape=(1,) * 65)}, "tensor 'a' has 65 axes, and is read with up to 64"),
     "bits overflow": ({"a": entry(shape=(2**60,))}, "more bits than a 64-bit count"),
     "half a byte": ({"a": entry("F4", (3,), (0, 4))}, "12 bits, which is not a whole number of bytes"),
     "a hole": ({"a": entry(offsets=(1, 5))}, r"'a' leaves a hole after the header: .*offset 1, expected 0"),
@@ -102,6 +113,15 @@ def test_a_header_that_breaks_the_rules_is_refused_by_name(case):
     with pytest.raises(CorruptCheckpointError, match=message) as caught:
         parse(header)
     assert caught.value.subject == "repo:m.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("shape", "stop"), [((0, 2**48), 0), ((2**24, 0, 2**24), 0), ((1,) * 64, 4), ((0,) * 64, 0), ((), 4)]
+)
+def test_empty_tensors_and_many_axes_are_read_up_to_what_is_computed_with(shape, stop):
+    assert torch.empty(stop // 4).reshape(shape).shape == shape
+    parsed = parse({"a": entry(shape=shape, offsets=(0, stop))}, n_data_bytes=stop)
+    assert parsed.tensors["a"].shape == shape
 
 
 LENGTHS = {

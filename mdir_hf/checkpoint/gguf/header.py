@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from ...budgets import GGUF_HEADER, GGUF_PAIRS
 from ...errors import UnsupportedFormatError
-from ..sources import ByteSource, TensorSpec
+from ..sources import ByteSource, TensorSpec, excess_of_shape
 from .types import GgmlType, ggml_type
 from .values import GrowingPrefix
 
@@ -140,6 +140,9 @@ def _read_entry(prefix: GrowingPrefix, number: int) -> _Entry:
     shape = tuple(reversed(sizes))
     if any(size > _I64_MAX for size in shape) or math.prod(shape) > _I64_MAX // max(1, kind.n_bytes):
         prefix.fail(f"tensor {name!r} of shape {shape} has more bytes than a 63-bit count can hold")
+    excess = excess_of_shape(shape)
+    if excess is not None:
+        prefix.fail(f"tensor {name!r} of shape {shape} {excess}")
     if shape and shape[-1] % kind.n_values:
         prefix.fail(f"tensor {name!r} of shape {shape} has rows of {shape[-1]}; {kind.name} packs {kind.n_values} each")
     if not shape and kind.n_values > 1:

@@ -14,7 +14,7 @@ from ..decode import Encoding, check_finite, result_dtype
 from ..dtypes import DTYPES
 from ..ranged import check_rows
 from ..shards import ShardedTensors, ShardHeader
-from ..sources import ByteSource, TensorSpec
+from ..sources import ByteSource, TensorSpec, excess_of_shape
 from ..spans import IntArray
 from .archive import TORCH_ALIGNMENT, Archive, Entry, NoArchiveError
 from .machine import read_pickle
@@ -251,6 +251,9 @@ def _spec(name: str, tensor: PickledTensor, *, path: str, start: int, n_bytes: i
     shape, stride = tensor.shape, tensor.stride
     n_elements = math.prod(shape)
     if n_elements == 0:
+        excess = excess_of_shape(shape)
+        if excess is not None:
+            raise CorruptCheckpointError(f"tensor {name!r} of shape {shape} {excess}")
         # An empty view of anything is no read at all, wherever it says it lies.
         return TensorSpec(name, shape, tensor.dtype, path, start, start)
     extent = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))

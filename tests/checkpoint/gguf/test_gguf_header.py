@@ -120,6 +120,7 @@ BROKEN = {
     "a size of 2^64 - 1": (file(entries=[entry("w", [(1 << 64) - 1])]), "more bytes than a 63-bit count"),
     "sizes that overflow": (file(entries=[entry("w", [1 << 32, 1 << 32])]), "more bytes than a 63-bit count"),
     "bytes that overflow": (file(entries=[entry("w", [1 << 62])]), "more bytes than a 63-bit count"),
+    "an empty tensor whose strides overflow": (file(entries=[entry("w", [2, 1 << 62, 0])]), "product is more than"),
     "rows that are no blocks": (file(entries=[entry("w", [33, 32], Q4_0)]), r"rows of 33; Q4_0 packs 32 each"),
     "a number of a block": (file(entries=[entry("w", [], Q4_0)]), r"no dimensions; Q4_0 packs 32"),
     "offset past the end": (file(entries=[entry("w", [4], offset=1 << 40)]), "ends at byte .* it is truncated"),

@@ -270,6 +270,14 @@ def test_an_expanded_view_is_refused():
         source.spec("w")
 
 
+@pytest.mark.parametrize("shape", [(0, 1 << 49), ((1 << 49), 0), (1 << 30, 0, 1 << 30)])
+def test_an_empty_tensor_of_sizes_beyond_what_is_computed_with_is_refused(shape):
+    source = source_of(saved({"w": torch.empty(0).reshape(shape), "e": torch.empty(0).reshape(0, 1 << 48)}))
+    assert source.read("e").shape == (0, 1 << 48)
+    with pytest.raises(CorruptCheckpointError, match=r"tensor 'w' of shape .* has sizes whose product is more than"):
+        source.spec("w")
+
+
 @pytest.mark.parametrize(
     "stride", [(0, 0), (0, 1), (1, 0), (1, 1), (3, 1), (4, 2)], ids=lambda stride: "x".join(map(str, stride))
 )

@@ -9,7 +9,7 @@ import pytest
 
 from mdir_hf.errors import InputError
 from mdir_hf.report import ModelSummary
-from mdir_hf.survey.results import ModelResult, PairResult, ResultFile, SurveyReport, read_survey
+from mdir_hf.survey.results import ModelResult, PairResult, ResultFile, SurveyReport, read_survey, result_lines
 
 NAMES = ("a", "b", "c", "d")
 
@@ -91,6 +91,88 @@ def test_what_is_written_is_read_back(tmp_path):
     assert (again.models, again.pairs) == (written.models, written.pairs)
     assert type(again.pairs["a", "c"].verdict) is str
     assert read_survey([path]).settings == {key: SETTINGS[key] for key in SETTINGS if key not in ("names", "shard")}
+
+
+@pytest.mark.parametrize("cut", [1, 30])
+def test_a_line_that_was_cut_short_is_dropped_and_does_not_swallow_the_next(tmp_path, cut):
+    path = tmp_path / "results.jsonl"
+    written = ResultFile(path, SETTINGS)
+    written.add_model(ModelResult("a", None, "it is not there"))
+    whole = path.read_bytes()
+    written.add_model(ModelResult("b", None, "it is not there"))
+    path.write_bytes(path.read_bytes()[:-cut])
+    assert set(read_survey([path]).models) == {"a"}
+    again = ResultFile(path, SETTINGS)
+    assert path.read_bytes() == whole and set(again.models) == {"a"}
+    again.add_model(ModelResult("c", None, "it is not there"))
+    assert set(read_survey([path]).models) == {"a", "c"}
+
+
+def test_each_result_is_on_the_disk_before_the_next_is_computed(tmp_path, monkeypatch):
+    path = tmp_path / "results.jsonl"
+    written, synced = ResultFile(path, SETTINGS), []
+    monkeypatch.setattr("os.fsync", lambda number: synced.append(path.read_bytes()))
+    written.add_model(ModelResult("a", None, "it is not there"))
+    written.add_pairs([PairResult("a", "b", "no_evidence", log10_p=0.0)])
+    assert [content.count(b"\n") for content in synced] == [2, 3]
+
+
+def test_a_result_that_cannot_be_written_is_said(tmp_path):
+    written = ResultFile(tmp_path / "results.jsonl", SETTINGS)
+    (tmp_path / "results.jsonl").unlink()
+    (tmp_path / "results.jsonl").mkdir()
+    with pytest.raises(InputError, match=r"a result cannot be written: .*the same command goes on from it"):
+        written.add_model(ModelResult("a", None, "it is not there"))
+
+
+def test_it_is_made_in_a_folder_of_any_depth(tmp_path):
+    ResultFile(tmp_path / "a" / "b" / "results.jsonl", SETTINGS)
+    assert read_survey([tmp_path / "a" / "b" / "results.jsonl"]).names == NAMES
+
+
+def test_shards_of_one_survey_are_joined_and_those_of_two_are_not(tmp_path):
+    first, second, other = (tmp_path / name for name in ("0.jsonl", "1.jsonl", "2.jsonl"))
+    one, two = ResultFile(first, SETTINGS | {"shard": [0, 2]}), ResultFile(second, SETTINGS | {"shard": [1, 2]})
+    one.add_model(ModelResult("a", None, "it is not there"))
+    two.add_model(ModelResult("a", ModelSummary("a", None, "0" * 40, "llama", 8, 2, 9)))
+    one.add_model(ModelResult("b", ModelSummary("b", None, "0" * 40, "llama", 8, 2, 9)))
+    two.add_model(ModelResult("b", None, "it is not there"))
+    two.add_pairs([PairResult("a", "b", "no_evidence", log10_p=0.0)])
+    joined = read_survey([first, second])
+    assert joined.readable() == ("a", "b") and list(joined.pairs) == [("a", "b")]
+    assert "shard" not in joined.settings
+    ResultFile(other, SETTINGS | {"seed": 1})
+    with pytest.raises(InputError, match="it belongs to another survey than"):
+        read_survey([first, other])
+    with pytest.raises(InputError, match="cannot read it: No such file"):
+        read_survey([tmp_path / "missing"])
+
+
+def test_a_joined_survey_is_the_lines_that_it_was_read_from(tmp_path):
+    path = tmp_path / "results.jsonl"
+    written = ResultFile(path, SETTINGS)
+    written.add_model(ModelResult("a", None, "it is not there"))
+    written.add_pairs([PairResult("a", "b", None, error="a was not read")])
+    report = read_survey([path])
+    (tmp_path / "joined.jsonl").write_bytes(result_lines(report))
+    assert read_survey([tmp_path / "joined.jsonl"]) == report
+    assert [json.loads(line)["kind"] for line in result_lines(report).splitlines()] == ["settings", "model", "pair"]
+
+
+@pytest.mark.parametrize(("log10_p", "verdict"), [(-11.0, "no_evidence"), (-11.001, "homologous")])
+def test_p_is_below_alpha_where_a_pair_is_homologous(tmp_path, log10_p, verdict):
+    written = ResultFile(tmp_path / "results.jsonl", SETTINGS)  # alpha of a pair is 1e-11
+    written.add_pairs([PairResult("a", "b", verdict, log10_p=log10_p)])
+    assert read_survey([tmp_path / "results.jsonl"]).is_related("b", "a") is (verdict == "homologous")
+
+
+def test_a_survey_as_one_object():
+    found = survey(("a", "c"), declared={"c": ("a",), "d": ("b",)}).to_dict()
+    assert found["schema"] == "mdir-hf/survey/1" and found["alpha"] == 1e-10
+    assert [model["name"] for model in found["models"]] == list(NAMES)
+    assert [(pair["reference"], pair["candidate"]) for pair in found["pairs"]][:2] == [("a", "b"), ("a", "c")]
+    assert len(found["pairs"]) == 6 and found["groups"] == [["a", "c"], ["b"], ["d"]]
+    assert found["unsupported"] == [["d", "b"]] and found["undeclared"] == []
 
 
 def test_what_else_a_file_was_made_with_is_kept_and_compared(tmp_path):

@@ -77,10 +77,13 @@ def secured(url: str, target: str, *, subject: str) -> str:
     """Return where a redirect leads.
 
     Raises:
-        ServerError: If it leads from https to http, or to something else.
+        ServerError: If it leads from https to http, to something else, or is no address.
     """
-    target = urljoin(url, target)
-    scheme = origin(target)[0]
+    try:
+        target = urljoin(url, target)
+        scheme = origin(target)[0]
+    except ValueError as exc:  # half a pair of brackets, a port that is none
+        raise ServerError("the server redirects to what is no address; refused", subject=subject) from exc
     if scheme not in ("http", "https") or (origin(url)[0] == "https" and scheme != "https"):
         raise ServerError("the server redirects away from a secure connection; refused", subject=subject)
     return target

@@ -224,7 +224,7 @@ def translate(
         return told(_NO_DISK, reason=exc.strerror)
     if isinstance(exc, OSError) and "Consistency check failed" in str(exc):
         return told(_SHORT)
-    if isinstance(exc, _OF_PARSING) and _is_of_the_client(exc):
+    if (isinstance(exc, _OF_PARSING) and _is_of_the_client(exc)) or _is_of_http(exc):
         return told(_NOT_OF_THE_HUB, kind=type(exc).__name__)
     if isinstance(exc, RuntimeError) and _is_of_the_client(exc):  # all that hf_xet raises
         return told(_UNEXPECTED, kind=type(exc).__name__)
@@ -255,7 +255,8 @@ def _error(said: _Said, subject: str, file: str | None, revision: str | None, **
 
 _OF_PARSING = (LookupError, TypeError, ValueError, AttributeError, RecursionError)
 """What the client's own parsers raise on an answer that they do not expect, without a class of its own."""
-_CLIENT = ("huggingface_hub", "httpx", "httpx2", "hf_xet")
+_HTTP = ("httpx", "httpx2")
+_CLIENT = ("huggingface_hub", *_HTTP, "hf_xet")
 
 
 def _is_of_the_client(exc: BaseException) -> bool:
@@ -266,6 +267,11 @@ def _is_of_the_client(exc: BaseException) -> bool:
             return True
         frames = frames.tb_next
     return False
+
+
+def _is_of_http(exc: BaseException) -> bool:
+    """Tell whether the HTTP library has a class of its own for it, beside those of the transport: for a bad address."""
+    return type(exc).__module__.split(".")[0] in _HTTP and not isinstance(exc, RuntimeError)
 
 
 def _is_of_a_header(exc: BaseException) -> bool:

@@ -70,6 +70,13 @@ def test_so_many_moves_are_followed_and_no_more(loopback_hub, n_moves, is_follow
     assert len(loopback_hub.requests) == 5 if n_moves > 1 else 2
 
 
+@pytest.mark.parametrize("place", ["!\x01", "http://[x", "http://a b:x/", "//\x7f/", "http://x:99999999/", "mailto:a"])
+def test_a_move_to_no_address_is_an_error(loopback_hub, place):
+    answers(loopback_hub, b"", status=307, Location=place)
+    with pytest.raises(ServerError, match=r"not what the Hub answers|redirects away|no address|could not be"):
+        asked(loopback_hub)
+
+
 def test_a_move_to_nowhere_is_an_error(loopback_hub):
     answers(loopback_hub, b"", status=302)
     with pytest.raises(ServerError, match="answered 302"):

@@ -15,6 +15,7 @@ from mdir_hf.errors import (
     ByteBudgetError,
     GatedRepositoryError,
     HubError,
+    MdirError,
     RangeIgnoredError,
     RateLimitedError,
     ServerError,
@@ -530,3 +531,15 @@ def test_ctrl_c_ends_a_read_at_once_and_leaves_nothing_broken(loopback_hub, cont
     assert time.monotonic() - begun < 60, "a slow server must not hold the interpreter"
     assert errors.strip().endswith("KeyboardInterrupt")
     assert [path for path in hf_home.rglob("*") if path.is_file() and "mdir-hf" in str(path)] == []
+
+
+@pytest.mark.parametrize("method", ["HEAD", "GET"])
+@pytest.mark.parametrize("place", ["!\x01", "http://[x", "http://a b:x/", "http://x:99999999/", "mailto:a"])
+def test_a_redirect_to_no_address_is_an_error(loopback_hub, model_folder, waits, method, place):
+    loopback_hub.add_repository("owner/name", model_folder)
+    source = open_repository("owner/name").open("model.safetensors")
+    answer = {"Location": place, "ETag": '"' + "0" * 64 + '"', "X-Repo-Commit": "0" * 40, "X-Linked-Size": "9"}
+    loopback_hub.faults.append(Fault("status", method=method, status=302, headers=answer, body=b"", times=None))
+    with pytest.raises(MdirError) as caught:
+        source.read(0, 9)
+    assert str(caught.value).startswith("owner/name@")

@@ -99,6 +99,16 @@ SAID += [b"Wed, 21 Oct 2026 07:28:00 GMT", b"a=b; Domain=test", b"\xe2\x80\xae",
 VALUES = st.one_of(st.sampled_from(SAID), NUMBERS.map(lambda number: b"%d" % number), st.binary(max_size=6))
 HEADERS = st.one_of(st.tuples(st.sampled_from(NAMES), VALUES).map(b": ".join), st.binary(max_size=8))
 """A line of headers: one that somebody heeds, with what it may not be ready for."""
+MOVES = ["301 Moved Permanently", "302 Found", "303 See Other", "307 Temporary Redirect", "308 Permanent Redirect"]
+PLACES = st.builds(
+    b"".join,
+    st.lists(
+        st.sampled_from([b"http:", b"https:", b"//", b"/", b"hub.test", b"cdn.test", b"@", b":", b"80", b"99999", b"["])
+        | st.sampled_from([b"]", b"?", b"#", b"%", b"%00", b"\x01", b"\x7f", b"\xff", b" ", b"\t", b"\\", b"..", b"x"]),
+        max_size=9,
+    ),
+)
+"""Addresses of their own pieces: parsers of three libraries read where a redirect leads."""
 TEXT = TEXTS.map(lambda text: text.encode("utf-8", "surrogatepass"))
 BODIES = st.one_of(
     st.sampled_from(
@@ -115,10 +125,12 @@ BODIES = st.one_of(
 def answers(
     draw: Draw, status: str, headers: Sequence[bytes], bodies: st.SearchStrategy[bytes], *, has_body: bool = True
 ) -> bytes:
-    """An answer like a valid one: of another status in one case of four, with other headers, another body."""
+    """An answer like a valid one: of another status in one case of four, a redirect in one of eight, other headers."""
     said = draw(st.sampled_from(STATUSES)) if not draw(st.integers(0, 3)) else status
     body = draw(bodies if draw(st.integers(0, 3)) else BODIES)
     lines = draw(changed_list(headers, HEADERS))
+    if not draw(st.integers(0, 7)):
+        said, lines = draw(st.sampled_from(MOVES)), [*lines, b"Location: " + draw(PLACES)]
     length = b"%d" % len(body) if draw(st.integers(0, 5)) else draw(VALUES)
     return draw(damaged(server.answer(said, lines, body if has_body else b"", length=length)))
 

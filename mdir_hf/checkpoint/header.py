@@ -10,7 +10,8 @@ and ``tests/checkpoint/test_header_against_safetensors.py`` holds us to it. Wher
 - Stricter, because the format's README forbids it although its code lets it pass: white space before the ``{``;
   the same name twice (the last one would win, and another reader may take the first).
 - Stricter, because no writer produces it: an entry written as a JSON array, a dtype written as ``{"F32": null}``.
-- Stricter, because no program can hold it: more than 64 axes, or an empty tensor whose other sizes 64 bits do not hold.
+- Stricter, because torch fails on them or comes near it: more than 64 axes; an empty tensor whose other sizes
+  multiply to more than 2^48.
 - Stricter, to bound memory: a header of more values than some 90,000 tensors have is refused before it is parsed.
 - More lenient: an unknown field of an entry may be nested deeper than 127 levels (up to Python's own limit).
 """

@@ -101,7 +101,9 @@ def open_pull_request(
     api = HfApi(endpoint=endpoint, token=token, **CALLER)
     with _write_errors(repo), hub_errors(repo, revision=branch):
         _refuse_a_second(repo, title, kind, endpoint=endpoint, token=token)
-        head = _head(repo, branch, kind, endpoint=endpoint, token=token)
+        head = model_info(
+            repo, revision=branch, label=repo, endpoint=endpoint, token=token, with_files=False, kind=kind
+        ).commit
         if parent_commit is not None and head != parent_commit:
             raise PullRequestError(
                 f"the repository moved from {parent_commit[:7]} to {head[:7]} {_MEANWHILE}", subject=repo
@@ -128,12 +130,6 @@ def open_pull_request(
     if info.pr_url is None:
         raise PullRequestError("nothing was proposed: the repository holds these files already", subject=repo)
     return PullRequest(info.pr_url, info.oid, tuple(notes))
-
-
-def _head(repo: str, branch: str, kind: _Kind, *, endpoint: str, token: str | bool | None) -> str:
-    return model_info(
-        repo, revision=branch, label=repo, endpoint=endpoint, token=token, with_files=False, kind=kind
-    ).commit
 
 
 def _refuse_a_second(repo: str, title: str, kind: _Kind, *, endpoint: str, token: str | bool | None) -> None:

@@ -381,22 +381,23 @@ class Desk:
                 yield Waiting(n_ahead)
                 await asyncio.sleep(POLL_S)
             # Somebody ahead may have asked the same.
-            known = await self._kept(access, question, visitor, as_of_now=True)
-            if known is not None:
-                yield cast("Answered[R]", known)
-                return
-            work = _submit(self._workers, assignment.run, ticket)
-            ended = _event_of(work)
-            while not work.done():
-                at, seconds = assignment.progress, assignment.seconds
-                yield Working(assignment.plan, at, seconds, assignment.so_far, assignment.whole.share)
-                with suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(ended.wait(), POLL_S)
-            yield await self._keep(self._answered(work, assignment, what), question, visitor)
+            answered = cast("Answered[R] | None", await self._kept(access, question, visitor, as_of_now=True))
+            if answered is None:
+                work = self._workers.submit(assignment.run)
+                ended = _event_of(work)
+                while not work.done():
+                    at, seconds = assignment.progress, assignment.seconds
+                    yield Working(assignment.plan, at, seconds, assignment.so_far, assignment.whole.share)
+                    with suppress(asyncio.TimeoutError):
+                        await asyncio.wait_for(ended.wait(), POLL_S)
+                answered = await self._keep(self._answered(work, assignment, what), question, visitor)
         finally:
             assignment.stop()
             if work is None:
                 ticket.leave()
+            else:  # only now: whoever comes next may ask the same, and must find what was kept
+                _leave_after(work, ticket)
+        yield answered
 
     async def _keep(self, answered: Answered[R], question: AnyQuestion, visitor: Visitor) -> Answered[R]:
         result, access = answered.result, answered.access
@@ -439,10 +440,15 @@ def _prepare_first_answer() -> None:
 
 
 def _submit(workers: ThreadPoolExecutor, work: Callable[[], R], ticket: Ticket) -> Future[R]:
-    """Begin work; the place is free when its process has been ended, which is soon after a visitor went away."""
+    """Begin work; its place is free when it has ended."""
     future = workers.submit(work)
-    future.add_done_callback(lambda _: ticket.leave())
+    _leave_after(future, ticket)
     return future
+
+
+def _leave_after(work: Future[R], ticket: Ticket) -> None:
+    """Free a place when its work has ended; its process is ended soon after a visitor went away."""
+    work.add_done_callback(lambda _: ticket.leave())
 
 
 def _event_of(work: Future[R]) -> asyncio.Event:

@@ -110,11 +110,11 @@ class Suggestions:
         }
         models = _first_page(f"{endpoint}/api/models", asked, token=token_of_space() or False)
         # Whatever the token may see: what is not public is nobody's suggestion.
-        return tuple(_suggestion(model) for model in models if model["private"] is False)[:MOST_SUGGESTIONS]
+        return tuple(_suggestion(model) for model in models if model.get("private") is False)[:MOST_SUGGESTIONS]
 
 
 def _first_page(url: str, asked: dict[str, Any], *, token: str | bool) -> list[dict[str, Any]]:
-    """Return what the Hub lists on one page; the client's own list goes on to the next ones, and waits for ever."""
+    """Return what the Hub lists on one page; the client's own list goes on as long as there are others."""
     ends_at, content = time.monotonic() + ANSWER_S, bytearray()
     headers = build_hf_headers(token=token)
     with get_session().stream("GET", url, params=asked, headers=headers, timeout=_TIMEOUT_S) as response:

@@ -9,6 +9,7 @@ import time
 import traceback
 import warnings
 
+from huggingface_hub.utils.logging import set_verbosity_error
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -47,6 +48,7 @@ def main() -> int:
     parser.add_argument("targets", nargs="*", default=list(TARGETS))
     asked = parser.parse_args()
     warnings.simplefilter("error")
+    set_verbosity_error()  # else the client tells of each of some 100,000 retries
     spent_s = dict.fromkeys(asked.targets, 0.0)
     n_rounds = n_found = 0
     while time.process_time() < asked.seconds:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -99,16 +101,49 @@ SAID += [b"Wed, 21 Oct 2026 07:28:00 GMT", b"a=b; Domain=test", b"\xe2\x80\xae",
 VALUES = st.one_of(st.sampled_from(SAID), NUMBERS.map(lambda number: b"%d" % number), st.binary(max_size=6))
 HEADERS = st.one_of(st.tuples(st.sampled_from(NAMES), VALUES).map(b": ".join), st.binary(max_size=8))
 """A line of headers: one that somebody heeds, with what it may not be ready for."""
-MOVES = ["301 Moved Permanently", "302 Found", "303 See Other", "307 Temporary Redirect", "308 Permanent Redirect"]
-PLACES = st.builds(
-    b"".join,
-    st.lists(
-        st.sampled_from([b"http:", b"https:", b"//", b"/", b"hub.test", b"cdn.test", b"@", b":", b"80", b"99999", b"["])
-        | st.sampled_from([b"]", b"?", b"#", b"%", b"%00", b"\x01", b"\x7f", b"\xff", b" ", b"\t", b"\\", b"..", b"x"]),
-        max_size=9,
-    ),
+
+
+def _of_pieces(*pieces: bytes) -> st.SearchStrategy[bytes]:
+    return st.lists(st.sampled_from(pieces), max_size=9).map(b"".join)
+
+
+# Texts of their own pieces: parsers of three libraries read them, each in a way of its own.
+_ADDRESSES = _of_pieces(
+    *(b"http:", b"https:", b"//", b"/", b"hub.test", b"cdn.test", b"@", b":", b"80", b"99999", b"[", b"]", b"?", b"#"),
+    *(b"%", b"%00", b"\x01", b"\x7f", b"\xff", b" ", b"\t", b"\\", b"..", b"x", b"?Expires=", b"&X-Amz-Date="),
 )
-"""Addresses of their own pieces: parsers of three libraries read where a redirect leads."""
+_SIGNS = (b"-", b"+", b".", b",", b";", b"=", b'"', b" ", b"0", b"7", b"9" * 25, b"\xb2", b"_", b"e5", b"inf", b"nan")
+_WAITS = _of_pieces(*_SIGNS, b"Wed, 21 Oct 2026 07:28:00 GMT", b"Wed", b"GMT", b"10000", b"+9999")
+_QUOTAS = _of_pieces(*_SIGNS, b'"api"', b"r=", b"t=", b"q=", b"w=", b"fixed window", b"\\")
+_PARTS = _of_pieces(*_SIGNS, b"bytes ", b"8-39/64", b"8-39", b"0-63", b"/", b"/64", b"*", b"22", b"64")
+_NEXT = st.tuples(
+    st.sampled_from([b"", b"<"]), _ADDRESSES, st.sampled_from([b"", b">", b'>; rel="next"', b">; rel=next, <"])
+).map(b"".join)
+_CODES = st.sampled_from([b"RepoNotFound", b"RevisionNotFound", b"EntryNotFound", b"GatedRepo"])
+_MOVED = ["301 x", "302 Found", "303 See Other", "307 Temporary Redirect", "308 Permanent Redirect"]
+_REFUSED = ["401 x", "403 Forbidden", "404 Not Found", "410 Gone", "451 Unavailable", "429 Too Many Requests"]
+_PAIRS: list[tuple[list[str], bytes, st.SearchStrategy[bytes]]] = [
+    (_MOVED, b"Location", _ADDRESSES),
+    (["429 Too Many Requests", "503 Service Unavailable", "408 x", "500 x"], b"Retry-After", _WAITS),
+    (["429 Too Many Requests", "200 OK"], b"RateLimit", _QUOTAS),
+    (["429 Too Many Requests", "200 OK"], b"RateLimit-Policy", _QUOTAS),
+    (["206 Partial Content", "200 OK", "416 Range Not Satisfiable"], b"Content-Range", _PARTS),
+    (["200 OK"], b"Link", _NEXT),
+    (_REFUSED, b"X-Error-Code", _CODES),
+    (_REFUSED, b"X-Error-Message", st.sampled_from(SAID)),
+]
+"""What is heeded only together: a status, and a header of it."""
+
+
+@st.composite
+def encoded(draw: Draw, body: bytes) -> tuple[list[bytes], bytes]:
+    """A body as an encoding of it, cut or damaged or one of another; with the header that names it."""
+    ways = {b"gzip": lambda body: gzip.compress(body, mtime=0), b"deflate": zlib.compress, b"identity": bytes}
+    name = draw(st.sampled_from([*ways, b"br", b"zstd", b"gzip, deflate", b"x-gzip", b"deflate,"]))
+    packed = draw(st.sampled_from(list(ways.values())))(body * draw(st.sampled_from([1, 1, 2, 1000])))
+    return [b"Content-Encoding: " + name], draw(damaged(packed))
+
+
 TEXT = TEXTS.map(lambda text: text.encode("utf-8", "surrogatepass"))
 BODIES = st.one_of(
     st.sampled_from(
@@ -125,12 +160,17 @@ BODIES = st.one_of(
 def answers(
     draw: Draw, status: str, headers: Sequence[bytes], bodies: st.SearchStrategy[bytes], *, has_body: bool = True
 ) -> bytes:
-    """An answer like a valid one: of another status in one case of four, a redirect in one of eight, other headers."""
+    """An answer like a valid one: of another status in one case of four, other headers, a pair in one of four."""
     said = draw(st.sampled_from(STATUSES)) if not draw(st.integers(0, 3)) else status
     body = draw(bodies if draw(st.integers(0, 3)) else BODIES)
     lines = draw(changed_list(headers, HEADERS))
-    if not draw(st.integers(0, 7)):
-        said, lines = draw(st.sampled_from(MOVES)), [*lines, b"Location: " + draw(PLACES)]
+    if not draw(st.integers(0, 3)):
+        said_with, name, values = draw(st.sampled_from(_PAIRS))
+        lines = [line for line in lines if not line.lower().startswith(name.lower() + b":")]
+        said, lines = draw(st.sampled_from(said_with)), [*lines, name + b": " + draw(values)]
+    if not draw(st.integers(0, 15)):
+        coding, body = draw(encoded(body))
+        lines = [*lines, *coding]
     length = b"%d" % len(body) if draw(st.integers(0, 5)) else draw(VALUES)
     return draw(damaged(server.answer(said, lines, body if has_body else b"", length=length)))
 

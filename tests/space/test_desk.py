@@ -192,6 +192,36 @@ def test_fifty_who_ask_the_same_at_once_cost_one_comparison(hub):
     assert sum(not steps[-1].was_kept for steps in answers) == 1
 
 
+def test_a_place_is_free_only_when_its_answer_is_kept(hub, monkeypatch):
+    desk, keep = Desk(Serving(Limits(n_running=1))), Desk._keep
+
+    async def keep_late(self, *args):
+        await asyncio.sleep(1.0)  # ten looks of whoever waits
+        return await keep(self, *args)
+
+    monkeypatch.setattr(Desk, "_keep", keep_late)
+
+    async def ask_twice():
+        return await asyncio.gather(*(steps_of(desk, Question(BASE, RELATED)) for _ in range(2)))
+
+    assert sorted(steps[-1].was_kept for steps in finish(ask_twice())) == [False, True]
+    assert len(desk._room) == 0
+
+
+def test_an_answer_that_nobody_takes_up_holds_no_place(hub):
+    desk = Desk(Serving(Limits(n_running=1)))
+
+    async def look_at_the_answer_and_linger():
+        async with aclosing(desk.answer(Question(BASE, RELATED), ANYBODY)) as steps:
+            async for step in steps:
+                if isinstance(step, Answered):
+                    assert len(desk._room) == 0
+                    return
+        raise AssertionError("no answer")
+
+    finish(look_at_the_answer_and_linger())
+
+
 def test_whoever_finds_the_room_full_is_told_to_run_it_at_home_and_the_others_are_answered(hub):
     desk = Desk(Serving(Limits(n_running=1, n_waiting=2)))
     slow_weights(hub, "related", delay_s=0.3)

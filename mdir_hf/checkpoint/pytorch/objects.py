@@ -14,9 +14,7 @@ from typing import Any, Final, NoReturn
 
 from ...errors import CorruptCheckpointError
 from ..dtypes import NAME_OF_TORCH_DTYPE
-
-MAX_AXES = 64
-"""As many as torch allows."""
+from ..sources import MOST_AXES
 
 _I64_MAX = 2**63 - 1
 
@@ -246,7 +244,7 @@ def _view(storage: Storage, dtype: str, offset: Any, shape: Any, stride: Any) ->
         _is_size(offset)
         and isinstance(shape, tuple)
         and isinstance(stride, tuple)
-        and len(shape) == len(stride) <= MAX_AXES
+        and len(shape) == len(stride) <= MOST_AXES
         and all(_is_size(size) for size in (*shape, *stride))
     ):
         raise CorruptCheckpointError(
@@ -307,7 +305,7 @@ def _is_size(value: object) -> bool:
 
 def _short(value: object) -> str:
     """A value of a pickle for a message; a container may be huge, or hold itself."""
-    if isinstance(value, tuple) and len(value) <= MAX_AXES:
+    if isinstance(value, tuple) and len(value) <= MOST_AXES:
         return "(" + ", ".join(_short(item) if not isinstance(item, tuple) else "…" for item in value) + ")"
     if type(value) in (int, float, bool, type(None)) and (type(value) is not int or value.bit_length() <= 128):
         return repr(value)

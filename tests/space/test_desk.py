@@ -132,7 +132,7 @@ def test_an_account_without_access_to_a_gated_model_is_told_so(desk, hub):
 
 
 def test_closing_the_answer_stops_the_reading(desk, hub):
-    slow_weights(hub, "", delay_s=0.15)
+    slow_weights(hub, "", delay_s=0.6)
 
     async def look_and_leave():
         async with aclosing(desk.answer(Question(BASE, STRANGER, "body"), ANYBODY)) as steps:

@@ -14,7 +14,7 @@ from tests.space.models import BASE, LARGE, STRANGER, add_models, index_of
 from tests.space.servers import running_command
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-TIMEOUT_MS = 60_000
+TIMEOUT_MS = 120_000
 """Not what is expected of the page: other programs share the machine."""
 SLOWED = float(os.environ.get("MDIR_HF_SLOWED_BROWSER", "1"))
 """How many times slower the browser computes, and how many tenths of a second later it is answered: 6 finds what is

@@ -74,7 +74,7 @@ def refusal(page: Page) -> str:
     return alert.inner_text()
 
 
-def is_quiet(hub, *, quiet_s: float = 2.5, timeout_s: float = 6.0) -> bool:
+def is_quiet(hub, *, quiet_s: float = 2.5, timeout_s: float = 30.0) -> bool:
     """Whether nothing is asked of a hub for some seconds, once what was in the air has arrived."""
     ends = time.monotonic() + timeout_s
     while time.monotonic() < ends:

@@ -16,7 +16,7 @@ from tests.loopback.faults import Fault
 from tests.space.live.steps import compare, is_quiet, verdict
 from tests.space.models import BASE, DECLARED, GATED, LARGE, LARGER, MEDIUM, MEDIUM_STRANGER, RELATED, STRANGER
 
-RESULT_TIMEOUT_S = 400
+RESULT_TIMEOUT_S = 800
 SLOW_S = 1.5
 """Of every read, where one is to be stopped: the whole would take more than ten seconds."""
 

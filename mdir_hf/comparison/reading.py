@@ -59,6 +59,8 @@ class PairReader:
         arrived = read(mine), result_of(beside)
         self._rows = tuple(torch.cat([old, rows]) for old, rows in zip(self._rows, arrived, strict=True))
         self._taken = np.concatenate([self._taken, new])
+        del arrived
+        return_freed_memory()  # a look needs several times as much as the reading did, from other heaps
         return self.rows()
 
     def rows(self) -> tuple[torch.Tensor, torch.Tensor]:

@@ -92,6 +92,18 @@ def test_the_axes_of_a_model_with_a_basis_of_its_own_do(model):
     assert abs(privileged_basis_z(rows, generator=generator())) > 6.0
 
 
+def test_the_shape_of_columns_is_that_of_the_textbook_whatever_the_number_of_columns():
+    columns = sparse(60, 2 * calibration_module.COLUMNS_AT_ONCE + 3, 0, share=0.5)
+    kurtosis, spread = calibration_module._shape(columns)
+
+    x = columns.numpy()
+    centred = x - x.mean(axis=0)
+    log_norm = np.log(centred.std(axis=0))
+    # Sums of 60 values in another order: a few units in the last place of float64.
+    np.testing.assert_allclose(kurtosis, (centred**4).mean(axis=0) / centred.var(axis=0) ** 2 - 3.0, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(spread, abs(log_norm - log_norm.mean()), rtol=0, atol=1e-12)
+
+
 def test_too_few_rows_have_no_index():
     rows = pair_rows(gaussian(7, 16, 0), gaussian(7, 16, 1)).reference
     assert privileged_basis_z(rows, generator=generator()) == 0.0

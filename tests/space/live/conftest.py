@@ -84,12 +84,14 @@ def visit(chromium, server):
     expect.set_options(timeout=TIMEOUT_MS)
     contexts = []
 
-    def visit(address="/", *, base=None, may_ask=(), **options):
+    def visit(address="/", *, base=None, may_ask=(), scripts_come=True, **options):
         context = chromium.new_context(
             base_url=base or server.url, **{"viewport": {"width": 1200, "height": 900}, **options}
         )
         context.set_default_timeout(TIMEOUT_MS)
         context.route(lambda url: not _is_here(url), lambda route: route.abort())
+        if not scripts_come:  # from the first page on: one that has begun to load them throws when one is missing
+            context.route("**/assets/*.js", lambda route: route.abort())
         contexts.append(context)
         page = context.new_page()
         if SLOWED > 1:

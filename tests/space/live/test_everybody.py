@@ -55,9 +55,7 @@ def test_what_is_written_before_the_scripts_come_is_readable_by_everybody(visit,
     verdict(link)
     settle(link)
     kept = link.get_by_label("Link to this comparison").input_value().removeprefix(server.url)
-    page = visit("/method", color_scheme=scheme, **PHONE)
-    page.route("**/assets/*.js", lambda route: route.abort())
-    page.goto(kept)
+    page = visit(kept, scripts_come=False, color_scheme=scheme, **PHONE)
     expect(page.get_by_role("heading", level=2)).to_contain_text("The two models share weight ancestry.")
     expect(page).to_have_title("The two models share weight ancestry.")
     assert serious(page) == []

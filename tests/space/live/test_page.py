@@ -126,6 +126,7 @@ def test_a_link_opens_the_comparison_and_the_page_gives_that_link(visit, server)
 
 def test_leaving_both_fields_shows_the_plan_before_anything_heavy(visit, live_hub):
     page = visit()
+    assert is_quiet(live_hub)
     read = sum(request.bytes_sent for request in live_hub.sent("cdn"))
     fill(page, BASE, STRANGER)
     page.get_by_label("Compare with, optional").press("Tab")
@@ -282,6 +283,7 @@ def test_typing_suggests_names_of_public_models(visit):
 
 def test_stored_results_open_at_once_and_say_what_they_are(visit, live_hub):
     page = visit()
+    assert is_quiet(live_hub)  # what earlier visitors left behind has ended
     asked = len(live_hub.requests)
     page.get_by_role("button", name="A hidden copy").click()
     verdict(page, "share weight ancestry.")
@@ -292,7 +294,7 @@ def test_stored_results_open_at_once_and_say_what_they_are(visit, live_hub):
     assert "Each matrix" in open_tab(page, "Modules")
     expect(page.locator("#panel-modules details tbody tr").nth(20)).to_be_attached()
     assert "make real" in open_tab(page, "Reproduce")
-    assert len(live_hub.requests) == asked
+    assert [request.path for request in live_hub.requests[asked:]] == []
 
     page.get_by_role("button", name="Two strangers").click()
     expect(page.locator("#verdict-words")).to_contain_text("No evidence")
@@ -303,6 +305,7 @@ def test_compare_opens_the_stored_result_whose_models_stand_in_the_fields(visit,
     page.get_by_role("button", name="Channels reordered").click()
     settle(page)
     expect(page.locator("#plan")).to_contain_text("Compare opens that result again, and reads nothing.")
+    assert is_quiet(live_hub)  # what earlier visitors left behind has ended
     asked = len(live_hub.requests)
     page.locator(".verdict").evaluate("verdict => verdict.classList.add('before')")
     page.get_by_role("button", name="Compare", exact=True).click()
@@ -314,7 +317,7 @@ def test_compare_opens_the_stored_result_whose_models_stand_in_the_fields(visit,
     page.get_by_label("Compare with, optional").fill(BASE)
     page.get_by_role("button", name="Compare", exact=True).click()
     assert "SmolLM2-135M is a model of the stored result" in refusal(page)
-    assert len(live_hub.requests) == asked
+    assert [request.path for request in live_hub.requests[asked:]] == []
 
 
 def test_a_tab_that_a_visitor_opens_early_stays_open(visit):

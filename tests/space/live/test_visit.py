@@ -92,6 +92,7 @@ def test_the_address_of_a_result_names_commits_and_version_and_reads_nothing(vis
     query = parse_qs(urlparse(link).query)
     assert query["a"] == [f"{BASE}@{live_hub.find(BASE).revisions['main']}"] and query["v"]
 
+    assert is_quiet(live_hub)
     read = len(live_hub.sent("cdn"))
     again = visit(link.removeprefix(server.url))
     assert verdict(again, verdict(page)) == verdict(page)

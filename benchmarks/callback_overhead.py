@@ -1,6 +1,6 @@
 """`LineageCallback` takes under 1 % of the training time at its default settings.
 
-Trains a random model of the shape of SmolLM2-135M with ``Trainer`` and times, in one run, every step and every
+Trains a random model of the shape of SmolLM2-135M-Instruct with ``Trainer`` and times, in one run, every step and every
 measurement of the callback; prints what a measurement costs in steps, and the share of the time at one in fifty. Short
 steps are the hard case: a step here has 256 tokens. About two minutes of one core.
 

@@ -133,7 +133,7 @@ class Size:
 
 
 SIZES = (
-    Size("SmolLM2-135M", 0.135, 49_152, 576, 30, 1536, 9, 3, 64, tied=True),
+    Size("SmolLM2-135M-Instruct", 0.135, 49_152, 576, 30, 1536, 9, 3, 64, tied=True),
     Size("Qwen2.5-0.5B", 0.5, 151_936, 896, 24, 4864, 14, 2, 64, tied=True),
     Size("Llama-3.2-1B", 1.2, 128_256, 2048, 16, 8192, 32, 8, 64, tied=True),
     Size("Llama-3.2-3B", 3.2, 128_256, 3072, 28, 8192, 24, 8, 128, tied=True),

@@ -1,7 +1,7 @@
 """How far fine-tuning moves a real model from its base: a picture for the docs, and what watching it costs.
 
-Fine-tunes the model of a folder (SmolLM2-135M, as ``make real`` builds it) with ``Trainer`` on prose that comes with
-Python, under ``LineageCallback``. Keeps what was measured in ``benchmarks/results/drift.json`` beside that of other
+Fine-tunes the model of a folder (SmolLM2-135M-Instruct, as ``make real`` builds it) with ``Trainer`` on prose that
+comes with Python, under ``LineageCallback``. Keeps what was measured in ``benchmarks/results/drift.json`` beside that of other
 rates, draws all of them into ``docs/images/drift.png``, and prints the share of the time that the callback took. About
 half a minute of one core.
 
@@ -101,7 +101,7 @@ def draw(runs: Sequence[Mapping[str, Any]]) -> None:
 def main() -> None:
     """Train at one rate, keep what was measured beside that of other rates, draw all and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, help="SmolLM2-135M")
+    parser.add_argument("folder", type=Path, help="SmolLM2-135M-Instruct")
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--rate", type=float, default=1e-3)
     options = parser.parse_args()

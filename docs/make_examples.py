@@ -29,9 +29,9 @@ DIGITS = 4
 """Decimals of the numbers of a stored report."""
 
 BASES = {
-    "smollm2-135m": "SmolLM2-135M",
-    "qwen2.5-coder-0.5b": "Qwen2.5-Coder-0.5B",
-    "qwen2.5-coder-1.5b": "Qwen2.5-Coder-1.5B",
+    "smollm2-135m-instruct": "SmolLM2-135M-Instruct",
+    "qwen2.5-coder-0.5b-instruct": "Qwen2.5-Coder-0.5B-Instruct",
+    "qwen2.5-coder-1.5b-instruct": "Qwen2.5-Coder-1.5B-Instruct",
 }
 
 
@@ -59,52 +59,52 @@ class RealPair:
 EXAMPLES = {
     "fine-tune": RealPair(
         "A fine-tune",
-        "smollm2-135m/base",
-        "smollm2-135m/tuned-1e-4",
-        "SmolLM2-135M-fine-tuned",
+        "smollm2-135m-instruct/base",
+        "smollm2-135m-instruct/tuned-1e-4",
+        "SmolLM2-135M-Instruct-fine-tuned",
         "trained further, on prose, at a learning rate of 1e-4",
     ),
     "permuted": RealPair(
         "Channels reordered",
-        "smollm2-135m/base",
-        "smollm2-135m/permuted",
-        "SmolLM2-135M-reordered",
+        "smollm2-135m-instruct/base",
+        "smollm2-135m-instruct/permuted",
+        "SmolLM2-135M-Instruct-reordered",
         "with its channels in another order, which leaves what it computes the same",
     ),
     "upscaled": RealPair(
         "Layers repeated",
-        "smollm2-135m/base",
-        "smollm2-135m/upscaled",
-        "SmolLM2-135M-deeper",
+        "smollm2-135m-instruct/base",
+        "smollm2-135m-instruct/upscaled",
+        "SmolLM2-135M-Instruct-deeper",
         "made deeper: the first and the last three quarters of its layers, stacked",
         "body",
     ),
     "hidden": RealPair(
         "A hidden copy",
-        "smollm2-135m/base",
-        "smollm2-135m/hidden",
-        "SmolLM2-135M-hidden",
+        "smollm2-135m-instruct/base",
+        "smollm2-135m-instruct/hidden",
+        "SmolLM2-135M-Instruct-hidden",
         "rotated, reordered, turned and rescaled in every way at once that leaves what it computes the same",
     ),
     "other-tokenizer": RealPair(
         "Another tokenizer",
-        "smollm2-135m/base",
-        "smollm2-135m/retokenised",
-        "SmolLM2-135M-retokenised",
+        "smollm2-135m-instruct/base",
+        "smollm2-135m-instruct/retokenised",
+        "SmolLM2-135M-Instruct-retokenised",
         "given another tokenizer, whose embeddings were trained",
     ),
     "quantised": RealPair(
         "Quantised, as GGUF",
-        "smollm2-135m/base",
-        "smollm2-135m/gguf-q4_k",
-        "SmolLM2-135M-GGUF",
+        "smollm2-135m-instruct/base",
+        "smollm2-135m-instruct/gguf-q4_k",
+        "SmolLM2-135M-Instruct-GGUF",
         "written as GGUF with 4 bits for each weight (Q4_K)",
     ),
     "strangers": RealPair(
         "Two strangers",
-        "qwen2.5-coder-0.5b/base",
-        "qwen2.5-coder-1.5b/base",
-        "Qwen2.5-Coder-1.5B",
+        "qwen2.5-coder-0.5b-instruct/base",
+        "qwen2.5-coder-1.5b-instruct/base",
+        "Qwen2.5-Coder-1.5B-Instruct",
     ),
 }
 

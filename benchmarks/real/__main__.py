@@ -20,7 +20,9 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(prog="python -m benchmarks.real", description=__doc__)
     parser.add_argument("part", nargs="?", choices=("build", "judge", "table", "all"), default="all")
-    parser.add_argument("--base", action="append", help="only pairs and models with this base, e.g. smollm2-135m")
+    parser.add_argument(
+        "--base", action="append", help="only pairs and models with this base, e.g. smollm2-135m-instruct"
+    )
     parser.add_argument("--kind", action="append", help="only pairs of this kind, e.g. attack")
     parser.add_argument("--all", action="store_true", help="every relative against every other base, not a sample")
     parser.add_argument("--again", action="store_true", help="judge pairs that have a line in the results, too")

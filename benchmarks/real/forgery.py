@@ -1,4 +1,4 @@
-"""What evading costs, and what forging takes, on SmolLM2-135M.
+"""What evading costs, and what forging takes, on SmolLM2-135M-Instruct.
 
     python -m benchmarks.real.forgery [losses] [evading] [repairing] [forging]
 

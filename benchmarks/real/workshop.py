@@ -26,7 +26,7 @@ from benchmarks.zoo import formats
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-SMALL, MIDDLE, LARGE = "smollm2-135m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b"
+SMALL, MIDDLE, LARGE = "smollm2-135m-instruct", "qwen2.5-coder-0.5b-instruct", "qwen2.5-coder-1.5b-instruct"
 SENTENCES = ("minilm-a", "minilm-b")
 
 OF_MIDDLE = (
@@ -97,7 +97,7 @@ def members() -> dict[str, Member]:
     edits = [Member(how.name, "attack" if how.is_attack else "edit", how.done) for how in EDITS.values()]
     more = [
         Member("upcycled", "edit", "a mixture of four experts, each a copy of the MLP with a tenth of noise"),
-        Member(SWAPPED, "attack", "the embeddings of Qwen2.5-Coder-0.5B for the tokens that both have"),
+        Member(SWAPPED, "attack", "the embeddings of Qwen2.5-Coder-0.5B-Instruct for the tokens that both have"),
     ]
     trainings = [
         Member(

@@ -20,8 +20,8 @@ ShapeOf = Callable[[str], tuple[int, ...]]
 
 LARGEST_WEIGHT = 1e16
 """Largest number in a weight of a layer: squares of such numbers, summed over 100,000 rows, stay finite in float32. The
-largest of SmolLM2-135M and two Qwen2.5-Coder is 354. A copy whose values are scaled by 1e15, and scaled back by the
-next matrix, computes the same and is found."""
+largest of SmolLM2-135M-Instruct and two Qwen2.5-Coder-Instruct is 354. A copy whose values are scaled by 1e15, and
+scaled back by the next matrix, computes the same and is found."""
 
 FLOAT64_ENTRIES = 1 << 24
 """Products of up to this many entries are float64; larger ones are float32.

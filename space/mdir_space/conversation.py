@@ -163,7 +163,7 @@ def refuse_stored(names: Iterable[str]) -> None:
         name, example = found
         raise RefusedError(
             f"{name} is a model of the stored result “{example.title}”, and no id on the Hub. Give the id of a model "
-            "there, such as HuggingFaceTB/SmolLM2-135M."
+            "there, such as HuggingFaceTB/SmolLM2-135M-Instruct."
         )
 
 

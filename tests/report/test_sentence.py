@@ -242,4 +242,4 @@ def test_stored_reports_of_real_models_say_it():
     }
     assert "match in the same order (576 of 576 one by one)" in said["fine-tune"]
     assert "once the channels of one are rotated" in said["rotated"]
-    assert said["strangers"].startswith("No shared weights were found between real/qwen2.5-coder-0.5b and")
+    assert said["strangers"].startswith("No shared weights were found between real/qwen2.5-coder-0.5b-instruct and")

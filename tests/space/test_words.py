@@ -150,10 +150,10 @@ def test_the_models_of_a_stored_result_are_known_by_their_names_in_any_order():
         assert example.models == (example.report.reference.repo, example.report.candidate.repo)
         assert example_of(reversed(example.models)).name == example.name
         assert "Compare opens that result again" in stored_notice(example)
-    (name, other), mixed = EXAMPLES["hidden"].models, ("owner/mine", "SmolLM2-135M-hidden")
+    (name, other), mixed = EXAMPLES["hidden"].models, ("owner/mine", "SmolLM2-135M-Instruct-hidden")
     assert example_of(mixed) is None and example_of((name,)) is None
     assert example_with(mixed)[0] == other
-    assert example_with(("owner/mine", "HuggingFaceTB/SmolLM2-135M")) is None
+    assert example_with(("owner/mine", "HuggingFaceTB/SmolLM2-135M-Instruct")) is None
 
 
 def test_the_command_keeps_a_hostile_name_one_word():

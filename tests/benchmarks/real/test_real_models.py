@@ -1,4 +1,4 @@
-"""SmolLM2-135M, where its package can be had: its relatives are found, its strangers are not."""
+"""SmolLM2-135M-Instruct, where its package can be had: its relatives are found, its strangers are not."""
 
 import pytest
 

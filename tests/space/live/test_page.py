@@ -316,7 +316,7 @@ def test_compare_opens_the_stored_result_whose_models_stand_in_the_fields(visit,
 
     page.get_by_label("Compare with, optional").fill(BASE)
     page.get_by_role("button", name="Compare", exact=True).click()
-    assert "SmolLM2-135M is a model of the stored result" in refusal(page)
+    assert "SmolLM2-135M-Instruct is a model of the stored result" in refusal(page)
     assert [request.path for request in live_hub.requests[asked:]] == []
 
 

@@ -96,9 +96,9 @@ def chained(*edits):
 
 
 @torch.no_grad()
-def turned(model, seed=3):
+def turned(model, seed=3, turn=None):
     """The same function in another residual basis, its gains folded into what reads the stream."""
-    turn = haar(model.config.hidden_size, torch.Generator().manual_seed(seed))
+    turn = haar(model.config.hidden_size, torch.Generator().manual_seed(seed)) if turn is None else turn
     state = model.state_dict()
 
     def edit(name, weight):
@@ -157,6 +157,40 @@ def test_a_turned_stream_under_new_embeddings_and_heads_in_another_order(base, s
     assert torch.allclose(logits(base), logits(exact), rtol=1e-4, atol=1e-4)
     candidate = new_embeddings(edited(hidden, of_heads([2, 0, 3, 1])))
     found_by_keys(compare(save(base, "base"), save(candidate, "candidate")), "rotation")
+
+
+def plain_qr(n, generator):
+    """What most people would draw: its trace is about -1.6 sqrt(n), which no random rotation has."""
+    return torch.linalg.qr(torch.randn(n, n, dtype=torch.float64, generator=generator)).Q
+
+
+def half_turned(n, generator):
+    return torch.block_diag(torch.eye(n // 2, dtype=torch.float64), haar(n // 2, generator))
+
+
+def half_reordered(n, generator):
+    kept, moved = torch.arange(n // 2), n // 2 + torch.randperm(n // 2, generator=generator)
+    return torch.eye(n, dtype=torch.float64)[torch.cat([kept, moved])]
+
+
+def small_angles(n, generator):
+    drawn = torch.randn(n, n, dtype=torch.float64, generator=generator) / n**0.5
+    return torch.linalg.matrix_exp(0.25 * (drawn - drawn.T))
+
+
+def reflected(n, generator):
+    axis = torch.nn.functional.normalize(torch.randn(n, dtype=torch.float64, generator=generator), dim=0)
+    return torch.eye(n, dtype=torch.float64) - 2.0 * axis[:, None] * axis
+
+
+@pytest.mark.parametrize("matrix", [plain_qr, half_turned, half_reordered, small_angles, reflected])
+@pytest.mark.parametrize("seed", [3, 4])
+def test_whatever_carried_the_stream_under_new_embeddings_the_layers_are_found(base, save, matrix, seed):
+    turn = matrix(96, torch.Generator().manual_seed(seed))
+    candidate = new_embeddings(edited(base, turned(base, turn=turn)))
+    report = compare(save(base, "base"), save(candidate, "candidate"))
+    assert (report.verdict, report.settled_by) == ("homologous", "body")
+    assert [[*match[:2]] for match in report.layers.matches] == [[i, i] for i in range(4)]
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])

@@ -145,6 +145,34 @@ def new_embeddings(stack: Stack, generator: torch.Generator) -> Stack:
     return made
 
 
+def turned_by(matrix: Callable[[int, torch.Generator], torch.Tensor]) -> Edit:
+    """The residual stream carried by an orthogonal matrix of its width."""
+
+    def edit(stack: Stack, generator: torch.Generator) -> Stack:
+        return edits.turn_stream_by(stack, matrix(stack.embedding.shape[1], generator))
+
+    return edit
+
+
+def plain_qr(n: int, generator: torch.Generator) -> torch.Tensor:
+    """The Q of a QR decomposition as it comes: not Haar, its trace is about -1.6 sqrt(n)."""
+    return torch.linalg.qr(torch.randn(n, n, dtype=torch.float64, generator=generator)).Q
+
+
+def half_turned(n: int, generator: torch.Generator) -> torch.Tensor:
+    """A rotation of every second channel among themselves; the others stay."""
+    matrix = torch.eye(n, dtype=torch.float64)
+    chosen = torch.arange(0, n, 2)
+    matrix[chosen[:, None], chosen] = edits.rotation(len(chosen), generator)
+    return matrix
+
+
+def small_angles(n: int, generator: torch.Generator) -> torch.Tensor:
+    """A rotation by about a third of a radian in every plane."""
+    drawn = torch.randn(n, n, dtype=torch.float64, generator=generator) / n**0.5
+    return torch.linalg.matrix_exp(0.25 * (drawn - drawn.T))
+
+
 def one_after_the_other(*each: Edit) -> Edit:
     """Several edits."""
 
@@ -184,6 +212,19 @@ EDITS = {
             "embeddings drawn anew, residual stream rotated",
             one_after_the_other(new_embeddings, edits.turn_stream),
             is_attack=True,
+        ),
+        *(
+            Edited(
+                f"new-embeddings-{name}",
+                f"embeddings drawn anew, residual stream carried by {what}",
+                one_after_the_other(new_embeddings, turned_by(matrix)),
+                is_attack=True,
+            )
+            for name, what, matrix in (
+                ("plain-qr", "the Q of a plain QR decomposition", plain_qr),
+                ("half-turned", "a rotation of every second channel", half_turned),
+                ("small-angles", "a rotation by small angles", small_angles),
+            )
         ),
         Edited("rescaled", "every scale that cancels drawn anew, exp(N(0, 1))", attacks.rescaled, True, is_attack=True),
         Edited(

@@ -19,8 +19,9 @@ import torch
 
 from benchmarks.real.bases import ANSWER, PROMPT, base_folder, continued, load, save
 from benchmarks.real.relatives import EDITS, edited, upcycled, with_embeddings_of
+from benchmarks.real.sliced import sliced
 from benchmarks.real.sources import cache_root
-from benchmarks.real.trained import TRAINED, new_tokenizer, trained
+from benchmarks.real.trained import TRAINED, new_tokenizer, tokens_of, trained
 from benchmarks.zoo import formats
 
 if TYPE_CHECKING:
@@ -61,6 +62,8 @@ OF_MIDDLE = (
 
 SWAPPED = "swapped-embeddings"
 
+SLICED, SHARE_CUT = "sliced", 0.25
+
 
 @dataclass(frozen=True, order=True)
 class Model:
@@ -97,6 +100,7 @@ def members() -> dict[str, Member]:
     edits = [Member(how.name, "attack" if how.is_attack else "edit", how.done) for how in EDITS.values()]
     more = [
         Member("upcycled", "edit", "a mixture of four experts, each a copy of the MLP with a tenth of noise"),
+        Member(SLICED, "edit", "a quarter of the channels cut as SliceGPT does, every layer in its own basis"),
         Member(SWAPPED, "attack", "the embeddings of Qwen2.5-Coder-0.5B-Instruct for the tokens that both have"),
     ]
     trainings = [
@@ -154,6 +158,7 @@ def _make(model: Model, base: Path, folder: Path) -> dict[str, Any]:
         made, record = trained(origin, base / "tokenizer.json", TRAINED[model.member])
     else:
         makers: dict[str, Callable[..., PreTrainedModel]] = {"upcycled": upcycled, SWAPPED: partial(_swapped, base)}
+        makers[SLICED] = partial(_sliced, base)
         makers |= {name: partial(edited, how=how) for name, how in EDITS.items()}
         made = makers[model.member](origin)
     record |= {"moved": _moved(before, made), **_talk(made, base, is_retokenised=model.member == "retokenised")}
@@ -161,6 +166,13 @@ def _make(model: Model, base: Path, folder: Path) -> dict[str, Any]:
     if model.member == "retokenised":
         _write_new_tokenizer(folder)
     return record
+
+
+def _sliced(base: Path, model: PreTrainedModel) -> PreTrainedModel:
+    from tokenizers import Tokenizer
+
+    ids = tokens_of(Tokenizer.from_file(str(base / "tokenizer.json")))[: 16 * 256]
+    return sliced(model, ids.reshape(16, 256), share_cut=SHARE_CUT)
 
 
 def _swapped(base: Path, model: PreTrainedModel) -> PreTrainedModel:

@@ -124,10 +124,16 @@ def turn_stream(stack: Stack, generator: torch.Generator) -> Stack:
 
     Where norms subtract the mean the rotation fixes the all-ones direction.
     """
-    made = _map(copy.deepcopy(stack), lambda tensor: tensor.double())
-    n = made.embedding.shape[1]
-    mean_subtracted = made.norm.bias is not None
+    n = stack.embedding.shape[1]
+    mean_subtracted = stack.norm.bias is not None
     turn = rotation(n, generator, fixed=torch.ones(n, dtype=torch.float64) if mean_subtracted else None)
+    return turn_stream_by(stack, turn)
+
+
+@torch.no_grad()
+def turn_stream_by(stack: Stack, turn: torch.Tensor) -> Stack:
+    """A copy in float64 whose residual stream is carried by an orthogonal matrix (n, n), with the gains folded."""
+    made = _map(copy.deepcopy(stack), lambda tensor: tensor.double())
     head = made.embedding if made.head is None else made.head
     made.head = (head * made.norm.weight) @ turn
     made.embedding = made.embedding @ turn

@@ -14,6 +14,7 @@ import torch
 
 from mdir_hf.anatomy import Role
 from mdir_hf.comparison.comparable import PlacedTensors
+from mdir_hf.comparison.decision import BodySummary, layers_support
 from mdir_hf.comparison.layers import (
     Representative,
     RoleReader,
@@ -30,8 +31,15 @@ from mdir_hf.comparison.row_screen import chosen_layers, spread, worth_reading
 from mdir_hf.comparison.settings import Settings
 from mdir_hf.comparison.shared_tensors import ReadOnce
 from mdir_hf.homology.gauge import OuterTransformation
-from mdir_hf.homology.layer_map import LayerMap, map_layers, silent_map
-from mdir_hf.homology.map_evidence import TESTS_PER_MAP, Carry, log_p_of_map, log_p_of_placebos, off_match_share
+from mdir_hf.homology.layer_map import LayerMap, log_p_of_layers, map_layers, silent_map, with_matches
+from mdir_hf.homology.map_evidence import (
+    TESTS_PER_MAP,
+    Carry,
+    log_p_of_map,
+    log_p_of_placebos,
+    weigh_matches,
+)
+from mdir_hf.homology.matching import REMARKABLE
 from mdir_hf.homology.modules import PROJECTIONS, ModuleEvidence, Projection, analyse_layer, analyse_mixer
 from mdir_hf.homology.polar import FLOAT64_CHANNELS
 
@@ -76,7 +84,7 @@ class BodyEvidence:
         role: The representative matrix.
         layer_map: The map.
         positions: Positions of the layers on it in ``anatomy.layers`` of the reference, and of the candidate.
-        off_match_share: Off-match hits: share of the cells off the map that are significant.
+        off_match_share: Off-match hits: share of the cells off the map that are significant; 0 where the map is not.
         placebo_log_p: Smallest natural log of p of a single cell where the residual channels are shuffled; 0 where
             nothing was significant and no placebo was needed.
         modules: Algorithm 3 on matched layers: (reference layer, candidate layer, evidence).
@@ -96,6 +104,17 @@ class BodyEvidence:
     placebo_log_p: float = 0.0
     experts: tuple[ExpertOrigins, ...] = ()
     n_empty: tuple[int, int] = (0, 0)
+
+    def summary(self, alpha: float) -> BodySummary:
+        """What the verdict needs of it, at the level ``alpha``."""
+        return BodySummary(
+            log_p=self.log_p,
+            outer=self.outer.kind,
+            fitted_on=self.outer.fitted_on,
+            off_match_share=self.off_match_share,
+            placebo_is_significant=self.placebo_log_p <= math.log(REMARKABLE),
+            is_supported=layers_support(self.modules, self.outer.kind, math.log(alpha)),
+        )
 
     @property
     def is_empty(self) -> bool:
@@ -142,9 +161,9 @@ def compare_bodies(
             of those that are not.
 
     Returns:
-        The first map that is significant and gives every candidate layer an ancestor; else, of those significant behind
-        one residual-basis map, the one with most ancestors; else the most significant one. None where the models have
-        no layers to compare.
+        The first map that is accepted: significant, and nothing casts doubt on it. Behind one residual-basis map that
+        is one that gives every candidate layer an ancestor, else the one with most ancestors. Else the most significant
+        one of those that are doubted, else of all. None where the models have no layers to compare.
 
     Cost: reads what stands for each layer that is compared of the model in which that has more rows, and some rows of
     the other's, whole where they may match; a matrix of many rows only where some of its rows match; then all weights
@@ -155,6 +174,12 @@ def compare_bodies(
     question = _Question(reference, candidate, settings, log_alpha, n_maps, on_part=on_part, on_found=on_found)
     n_done = 0
     not_significant: list[BodyEvidence] = []
+    doubted: list[BodyEvidence] = []
+
+    def is_accepted(significant: BodyEvidence) -> bool:
+        doubted.append(significant)
+        return significant.log_p < log_alpha and not significant.summary(settings.alpha).doubts
+
     before_mlps: list[OuterTransformation] = []
     for attempt in tried:
         outer = attempt.make(question.readers)
@@ -176,13 +201,19 @@ def compare_bodies(
             significant.append(evidence)
             if len(evidence.layer_map.matches) == evidence.layer_map.log_p.shape[1]:
                 break
-        if significant:  # reading every MLP is not worth a few more layers on the map
-            return question.concluded(max(significant, key=lambda e: len(e.layer_map.matches)))
+        # Reading every MLP is not worth a few more layers on a map that is accepted.
+        if significant:
+            found = question.concluded(max(significant, key=lambda e: len(e.layer_map.matches)))
+            if is_accepted(found):
+                return found
     for evidence in question.maps(before_mlps, Role.UP) if before_mlps else ():
-        if evidence.log_p < log_alpha:
-            return question.concluded(evidence)
-        not_significant.append(evidence)
-    return min(not_significant, key=lambda e: (e.log_p, e.is_empty), default=None)
+        if evidence.log_p >= log_alpha:
+            not_significant.append(evidence)
+            continue
+        found = question.concluded(evidence)
+        if is_accepted(found):
+            return found
+    return min(doubted or not_significant, key=lambda e: (e.log_p, e.is_empty), default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,12 +274,12 @@ class _Question:
         if is_part:
             found = replace(found, pattern="sampled")
         return BodyEvidence(
-            log_p=log_p_of_map(found, outer),
+            log_p=log_p_of_map(found),
             outer=outer,
             role=role,
             layer_map=found,
             positions=(mine.positions, other.positions),
-            off_match_share=off_match_share(found, self.log_alpha),
+            off_match_share=0.0,
             modules=(),
             n_tests=self.n_maps * TESTS_PER_MAP,
             n_empty=(len(mine.empty), len(other.empty)),
@@ -277,20 +308,29 @@ class _Question:
             mine, other = self.readers(found.role)
             return representatives_of(mine, carry), representatives_of(other)
 
+        reference, candidate = layers(found.outer.carry_in)
+
+        def log_p_with_itself(i: int, j: int) -> float:
+            each = (reference[i].load().to(self.settings.device), candidate[j].load().to(self.settings.device))
+            return max(log_p_of_layers(layer, layer) for layer in each)
+
+        weighed = weigh_matches(found.layer_map, self.log_alpha, log_p_with_itself=log_p_with_itself)
+        layer_map = with_matches(found.layer_map, weighed.certain)
+        found = replace(found, layer_map=layer_map, off_match_share=weighed.off_match_share)
         placebo_log_p = log_p_of_placebos(
             layers, found.outer, log_alpha=self.log_alpha, seed=self.settings.seed, device=self.settings.device
         )
         found = replace(found, placebo_log_p=placebo_log_p)
-        matches = self._analysed(found)
+        analysed = self._analysed(found)
         modules: tuple[tuple[int, int, ModuleEvidence], ...] = ()
-        for n_done, (i, j) in enumerate(matches):
+        for n_done, (i, j) in enumerate(analysed):
             if self.on_part is not None:
-                self.on_part("modules", n_done, len(matches))
+                self.on_part("modules", n_done, len(analysed))
             # Behind a rotation a map counts with some analysed layers only.
             if self.on_found is not None and (found.outer.kind != "rotation" or n_done >= SAMPLED_LAYERS):
-                self.on_found(replace(found, modules=modules), len(matches) - n_done)
+                self.on_found(replace(found, modules=modules), len(analysed) - n_done)
             modules += tuple((i, j, module) for module in self._modules((i, j), found.outer))
-        mixed = [(i, j) for i, j in matches if has_experts(self.reference, i) or has_experts(self.candidate, j)]
+        mixed = [(i, j) for i, j in analysed if has_experts(self.reference, i) or has_experts(self.candidate, j)]
         level = self.log_alpha - math.log(max(1, len(modules) + len(mixed)))
         traced = [trace_experts(self.reference, self.candidate, pair, found.outer, log_alpha=level) for pair in mixed]
         experts = tuple(origins for origins in traced if origins is not None)

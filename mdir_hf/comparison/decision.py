@@ -140,6 +140,28 @@ class BodySummary:
     placebo_is_significant: bool
     is_supported: bool
 
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """Why the map is not accepted, however significant: a sentence each."""
+        doubts = []
+        if self.off_match_share > MAX_OFF_MATCH_SHARE:
+            doubts.append(
+                f"{self.off_match_share:.0%} of the layer pairs off the map are significant, too. Neighbouring layers "
+                "of one model resemble each other, and so do layers of two models that descend from different layers "
+                "of a common ancestor. So no layer is said to match another, and the map's p-value does not count."
+            )
+        if self.placebo_is_significant:
+            doubts.append(
+                "Layers are significant even with the residual channels of one model shuffled, as happens where rows "
+                "of both have few large entries (sparse or heavily pruned weights): the map's p-value does not count."
+            )
+        if not self.is_supported:
+            doubts.append(
+                f"Layers agree only behind a rotation fitted on the {self.fitted_on}. The tests that are not "
+                "significant on unrelated models of the same language are not significant here either."
+            )
+        return tuple(doubts)
+
 
 @dataclass(frozen=True, slots=True)
 class Decision:
@@ -153,6 +175,7 @@ class Decision:
             exactly where the verdict is homologous.
         caveats: Sentences about the evidence.
         log_p_not_accepted: Smallest natural log of a p below alpha that failed a condition; None where none did.
+        accepts_layers: Whether the map of the layers is significant and met every condition.
     """
 
     verdict: Verdict
@@ -161,6 +184,7 @@ class Decision:
     log_p: float
     caveats: tuple[str, ...]
     log_p_not_accepted: float | None = None
+    accepts_layers: bool = False
 
 
 def decide(
@@ -191,17 +215,18 @@ def decide(
         significant, or where layers that should have been compared could not be. No evidence otherwise.
     """
     log_alpha = math.log(alpha)
-    doubts = () if body is None else _doubts(body)
+    doubts = () if body is None or body.log_p >= log_alpha else body.doubts
+    accepts_layers = body is not None and body.log_p < log_alpha and not doubts
     refused = [one.log_p for one in evidence.values() if one.log_p < log_alpha and not one.is_trusted]
-    refused += [body.log_p] if body is not None and body.log_p < log_alpha and doubts else []
+    refused += [body.log_p] if body is not None and doubts else []
     not_accepted = min(refused, default=None)
     for one in evidence.values():
         if one.is_trusted and one.log_p < log_alpha:
-            caveats = _caveats_of_finding(one)
-            return Decision(Verdict.HOMOLOGOUS, None, one.settled_by, one.log_p, caveats, not_accepted)
-    if body is not None and body.log_p < log_alpha and not doubts:
+            caveats = (*_caveats_of_finding(one), *doubts)
+            return Decision(Verdict.HOMOLOGOUS, None, one.settled_by, one.log_p, caveats, not_accepted, accepts_layers)
+    if body is not None and accepts_layers:
         caveats = _caveats_of_layers(body)
-        return Decision(Verdict.HOMOLOGOUS, None, SettledBy.BODY, body.log_p, caveats, not_accepted)
+        return Decision(Verdict.HOMOLOGOUS, None, SettledBy.BODY, body.log_p, caveats, not_accepted, accepts_layers)
     found = [*(one.log_p for one in evidence.values()), *([] if body is None else [body.log_p])]
     accepted = min((log_p for log_p in found if log_p >= log_alpha), default=0.0)
 
@@ -293,9 +318,10 @@ def _caveats_of_finding(evidence: Evidence) -> tuple[str, ...]:
         )
     if evidence.is_in_own_order:
         caveats.append(
-            "The channels agree in their own order, all of them together; hardly any is significant by itself. Long "
-            "training, or noise, leaves this of common weights. Two models that were only initialised with the same "
-            "numbers (the same code and the same seed) can look like this, too."
+            "The channels agree in their own order, all of them together; hardly any is significant by itself. This is "
+            "what long training or noise leaves of common weights, what a new tokenizer does whose embeddings were "
+            "computed from the old ones, and what two models that were only initialised with the same numbers (the "
+            "same code and the same seed) can have in common."
         )
     return tuple(caveats)
 
@@ -309,26 +335,6 @@ def _doubts_of_matrix(evidence: Evidence) -> tuple[str, ...]:
         "off-match hits per matched channel). Unrelated models whose axes carry some of the same features look like "
         "this, too.",
     )
-
-
-def _doubts(body: BodySummary) -> tuple[str, ...]:
-    doubts = []
-    if body.off_match_share > MAX_OFF_MATCH_SHARE:
-        doubts.append(
-            f"{body.off_match_share:.0%} of the layer pairs off the map are significant, too. The layers of these "
-            "models share features whatever their ancestry, so the map's p-value cannot be trusted."
-        )
-    if body.placebo_is_significant:
-        doubts.append(
-            "Layers are significant even with the residual channels of one model shuffled, as happens where rows of "
-            "both have few large entries (sparse or heavily pruned weights): the map's p-value cannot be trusted."
-        )
-    if not body.is_supported:
-        doubts.append(
-            f"The layers agree only behind a rotation fitted on the {body.fitted_on}. The tests that are not "
-            "significant on unrelated models of the same language are not significant here either."
-        )
-    return tuple(doubts)
 
 
 def _caveats_of_layers(body: BodySummary) -> tuple[str, ...]:

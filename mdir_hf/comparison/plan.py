@@ -10,6 +10,7 @@ from mdir_hf.errors import MemoryBudgetError
 from mdir_hf.homology.embedding import FEW_ROWS, SCREEN_CHANNELS, TESTS_PER_MATRIX
 from mdir_hf.homology.power import Shape, noise_of_looks
 from mdir_hf.report import Level, n_bytes_text
+from mdir_hf.report.words import UNLESS_IN_ANOTHER_BASIS, UNLESS_ROTATED
 
 FIRST_LOOK_ROWS = (64, 512)
 FIRST_LOOK_VALUES = 1 << 19
@@ -88,7 +89,8 @@ class ReadPlan:
             f"      the screen reads {first} to {last}{full}, of {n_bytes_text(self.bytes_of_weights)} of weights; "
             f"peak memory about {n_bytes_text(self.peak_memory_bytes)}\n"
             "      a copy would be found by its embeddings under noise of up to "
-            f"{self.excluded_noise:.1f} times the weights{by_layers}"
+            f"{self.excluded_noise:.1f} times the weights{by_layers},\n"
+            f"      {UNLESS_IN_ANOTHER_BASIS if noise else UNLESS_ROTATED}"
         )
 
 

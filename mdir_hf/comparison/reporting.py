@@ -70,8 +70,8 @@ def make_report(
         candidate=candidate.summary(),
         embedding=reports.get("embedding"),
         unembedding=reports.get("unembedding"),
-        layers=None if body is None else layers_report(body),
-        modules=None if body is None or not body.modules else modules_report(body),
+        layers=None if body is None else layers_report(body, settings.alpha, is_accepted=decision.accepts_layers),
+        modules=modules_report(body) if body is not None and body.modules and decision.accepts_layers else None,
         caveats=(*found.caveats, *decision.caveats),
         io=watch.io.result(reference.tensors.n_bytes + candidate.tensors.n_bytes),
         seconds=watch.seconds,
@@ -93,19 +93,24 @@ def headline(decision: Decision, alpha: float) -> float:
     return max(log10_p, log10_alpha)
 
 
-def layers_report(evidence: BodyEvidence) -> LayersReport:
-    """The part ``layers`` of a report."""
+def layers_report(evidence: BodyEvidence, alpha: float, *, is_accepted: bool) -> LayersReport:
+    """The part ``layers`` of a report; a map that was not accepted has no matches there."""
     mine, other = evidence.positions
     layer_map = evidence.layer_map
+    matches = layer_map.matches if is_accepted else ()
+    is_told = is_accepted or layer_map.pattern == "sampled"
+    pattern = LayerPattern(layer_map.pattern) if is_told else LayerPattern.NONE
+    if not matches and evidence.log_p < math.log(alpha):
+        pattern = LayerPattern.NEIGHBOURS if is_accepted else LayerPattern.NOT_ACCEPTED
     return LayersReport(
         role=LayerRole(evidence.role.value),
         outer=ResidualMap(evidence.outer.kind),
         fitted_on=evidence.outer.fitted_on if evidence.outer.is_fitted else None,
-        pattern=LayerPattern(layer_map.pattern),
-        matches=tuple(AncestorLayer(mine[m.reference], other[m.candidate], m.log_p / LN10) for m in layer_map.matches),
+        pattern=pattern,
+        matches=tuple(AncestorLayer(mine[m.reference], other[m.candidate], m.log_p / LN10) for m in matches),
         log10_p=evidence.log_p / LN10,
         log10_p_fisher=layer_map.log_p_fisher / LN10,
-        related_layers_at_least=layer_map.n_related,
+        related_layers_at_least=layer_map.n_related if is_accepted else 0,
         stray_share=evidence.off_match_share,
         placebo_log10_p=evidence.placebo_log_p / LN10,
         reference_layers=mine,

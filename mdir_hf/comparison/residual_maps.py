@@ -15,6 +15,7 @@ from mdir_hf.comparison.layers import RoleReader, layers_with
 from mdir_hf.comparison.settings import Settings
 from mdir_hf.homology.embedding import EmbeddingTest
 from mdir_hf.homology.gauge import OuterTransformation
+from mdir_hf.homology.held_out import rotation_predicts_better
 from mdir_hf.homology.matching import REMARKABLE
 from mdir_hf.homology.planes import LAYOUTS, RopeLayout, plane_rows
 from mdir_hf.homology.row_products import pair_heads, turn_back
@@ -108,9 +109,10 @@ def fitted_on_layers(
         device: Where matrix products run.
 
     Returns:
-        The matching of channels where it is significant at 0.1 %, else the rotation of these rows; None where the heads
-        of the two models do not resemble each other, or where channels are where they were. Planes that rotary
-        positions leave free to turn are turned back first. Reads the keys of up to four layers of each model.
+        The matching of channels where it is significant at 0.1 % and predicts other rows at least as well as the
+        rotation of these rows does, else that rotation; None where the heads of the two models do not resemble each
+        other, or where channels are where they were. Planes that rotary positions leave free to turn are turned back
+        first. Reads the keys of up to four layers of each model.
     """
     pairs = list(_paired_rows(keys, seed))
     if not pairs:
@@ -122,11 +124,13 @@ def fitted_on_layers(
     test = EmbeddingTest(log_alpha=math.log(REMARKABLE), seed=seed, device=device)
     look = test.screen(x, y)
     widths = (x.shape[1], y.shape[1])
-    if test.is_settled and look.matching is not None:
-        if widths[0] == widths[1] and look.matching.is_identity:
-            return None  # which has been tried
-        return OuterTransformation.from_matching(look.matching, *widths, fitted_on=FITTED_ON)
-    return None if test.polar is None else OuterTransformation.rotation(test.polar, fitted_on=FITTED_ON)
+    if test.polar is None or test.rows is None:
+        return None
+    if not test.is_settled or look.matching is None or rotation_predicts_better(test.rows, look.matching):
+        return OuterTransformation.rotation(test.polar, fitted_on=FITTED_ON)
+    if widths[0] == widths[1] and look.matching.is_identity:
+        return None  # which has been tried
+    return OuterTransformation.from_matching(look.matching, *widths, fitted_on=FITTED_ON)
 
 
 def _paired_rows(keys: tuple[RoleReader, RoleReader], seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

@@ -14,7 +14,7 @@ import numpy as np
 from mdir_hf.anatomy import WeightPart
 from mdir_hf.comparison.body import BodyEvidence, compare_bodies, representatives
 from mdir_hf.comparison.comparable import Comparable, have_one_vocabulary, matrix_spec, n_rows, vocabularies_of
-from mdir_hf.comparison.decision import BodySummary, Decision, decide, layers_support, where_tokens_are_unknown
+from mdir_hf.comparison.decision import Decision, decide, where_tokens_are_unknown
 from mdir_hf.comparison.exclusion import layers_noise, planned_layers_noise
 from mdir_hf.comparison.findings import Findings, LayersFound, MatricesFound
 from mdir_hf.comparison.layers import layers_with, n_neurons, why_not_compared
@@ -27,7 +27,6 @@ from mdir_hf.comparison.settings import Settings
 from mdir_hf.errors import AnatomyError, UnsupportedFormatError
 from mdir_hf.homology.embedding import TESTS_PER_MATRIX
 from mdir_hf.homology.gauge import outer_candidates
-from mdir_hf.homology.matching import REMARKABLE
 from mdir_hf.homology.significance import LN10, log_cost_of_look
 from mdir_hf.processor import one_pool
 from mdir_hf.report import HomologyReport, Level, SettledBy, Verdict
@@ -87,7 +86,7 @@ def _findings(reference: Comparable, candidate: Comparable, settings: Settings, 
             {name: outcome.evidence for name, outcome in matrices.outcomes.items()},
             alpha=settings.alpha,
             level=settings.level,
-            body=None if layers.body is None else _summary(layers.body, settings),
+            body=None if layers.body is None else layers.body.summary(settings.alpha),
             layers_are_unreadable=layers.are_unreadable,
             was_stopped=layers.were_stopped,
             layers_noise=layers.noise,
@@ -374,15 +373,4 @@ def _caveats_of_left_out_layers(reference: Comparable, candidate: Comparable, la
         "that shares only the others would not have been found: level body compares all."
         for which, model, chosen in models
         if len(chosen) < (n_all := len(layers_with(model, layers.body.role)))
-    )
-
-
-def _summary(body: BodyEvidence, settings: Settings) -> BodySummary:
-    return BodySummary(
-        log_p=body.log_p,
-        outer=body.outer.kind,
-        fitted_on=body.outer.fitted_on,
-        off_match_share=body.off_match_share,
-        placebo_is_significant=body.placebo_log_p <= math.log(REMARKABLE),
-        is_supported=layers_support(body.modules, body.outer.kind, math.log(settings.alpha)),
     )

@@ -19,7 +19,7 @@ from mdir_hf.figures.sheet import (
 )
 from mdir_hf.figures.theme import EVIDENCE_TICKS, Theme, evidence_shade, ink_on
 from mdir_hf.names import shown_name
-from mdir_hf.report import ResidualMap
+from mdir_hf.report import LayerPattern, ResidualMap
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,6 +39,12 @@ RINGED = 0.11
 """Ancestors have a ring in cells of this many inches, a dot in smaller ones."""
 
 _LEFT, _BELOW = 0.78, 0.72
+
+_NO_MATCH = {
+    **dict.fromkeys(LayerPattern, "No layer was found to match"),
+    LayerPattern.NEIGHBOURS: "Layers resemble their neighbours; none is said to match",
+    LayerPattern.NOT_ACCEPTED: "The layers agree; this was not accepted",
+}
 
 _BASIS = {
     ResidualMap.IDENTITY: "in the same residual basis",
@@ -63,7 +69,7 @@ def draw_layer_map(report: HomologyReport, layers: LayersReport, theme: Theme) -
     width, height = (max(SHORTEST, cell * n) for n in (n_columns, n_rows))
     matches = layers.matches
     pattern = layers.pattern.words
-    title = f"{len(matches)} of {n_columns} layers have an ancestor" if matches else "No layer has an ancestor"
+    title = f"{len(matches)} of {n_columns} layers have an ancestor" if matches else _NO_MATCH[layers.pattern]
     basis = _BASIS.get(layers.outer, "through the matched channels")
     subtitle = f"−log10 p of each pair of layers, compared by their {layers.role.words} {basis}"
     mark = "ring" if cell >= RINGED else "dot"

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Literal, Protocol
 
@@ -307,13 +307,13 @@ class _CellSearch:
         return decided, undecided
 
     def _refine_rivals(self, log_p: npt.NDArray[np.float64], is_full: npt.NDArray[np.bool_]) -> None:
-        """Test in full, in place, where a candidate layer has several possible ancestors.
+        """Test in full, in place, where a layer of either model has several possible partners.
 
-        Bounds on few channels and full ones do not compare; without this the better ancestor might lose.
+        Bounds on few channels and full ones do not compare; without this the better partner might lose.
         """
-        axis = 1 if self.is_swapped else 0  # which runs over reference layers
         is_hit = log_p < self.log_alpha_cell
-        for i, j in np.argwhere(is_hit & ~is_full & (is_hit.sum(axis=axis, keepdims=True) > 1)):
+        has_rival = (is_hit.sum(axis=0, keepdims=True) > 1) | (is_hit.sum(axis=1, keepdims=True) > 1)
+        for i, j in np.argwhere(is_hit & ~is_full & has_rival):
             pair = (self.rows.load(int(i), None), self.columns.load(int(j), None))
             log_p[i, j] = log_p_of_layers(*pair, signed=self.signed, tests_per_cell=self.tests_per_cell)
             is_full[i, j] = True
@@ -330,6 +330,20 @@ class _CellSearch:
             tests_per_cell=self.tests_per_cell,
             n_tests=self.n_tests,
         )
+
+
+def with_matches(layer_map: LayerMap, matches: Sequence[LayerMatch]) -> LayerMap:
+    """The map with these of its matches, and all that is read off them."""
+    pairs = [(match.reference, match.candidate) for match in matches]
+    kept = set(pairs)
+    return replace(
+        layer_map,
+        matches=tuple(matches),
+        ordered=tuple(pair for pair in layer_map.ordered if pair in kept),
+        pattern="sampled" if layer_map.pattern == "sampled" else classify_layers(pairs, *layer_map.log_p.shape),
+        runs=layer_runs(pairs),
+        n_related=min(layer_map.n_related, len(pairs)),
+    )
 
 
 def silent_map(n_reference: int, n_candidate: int, *, n_tests: int = 1) -> LayerMap:

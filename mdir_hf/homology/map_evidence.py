@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from mdir_hf.homology.gauge import OuterTransformation
-from mdir_hf.homology.layer_map import LayerMap, Layers, map_layers
+from mdir_hf.homology.layer_map import LayerMap, LayerMatch, Layers, map_layers
 
 TESTS_PER_MAP = 2
 """A map is read twice: as a whole (half of the layers related), and for any part of it."""
@@ -20,41 +23,80 @@ TESTS_PER_MAP = 2
 N_PLACEBOS = 2
 """A significant map is made again this often, each time with the residual channels of one side shuffled."""
 
+RIVAL_SHARE = 0.25
+"""A significant cell contests a match in its row or column if its log p is at least this share of the match's. A match
+is as strong as the same layer if its log p is at least this share of what a layer reaches with itself. Layers of MiniLM
+reach 0.03 of that with their neighbours, which contest each other (0.7 to 0.9); rivals of related layers have 0.06."""
+
 Carry = Callable[[torch.Tensor], torch.Tensor]
 """Takes weights ``(d_out, n_reference)`` into the residual basis of the candidate, ``(d_out, n_candidate)``."""
 
 
-def log_p_of_map(layer_map: LayerMap, outer: OuterTransformation) -> float:
+def log_p_of_map(layer_map: LayerMap) -> float:
     """Reduce a map to one p-value: the better of its two readings, corrected for having two.
-
-    A fitted rotation also aligns features that unrelated models learn alike, in a few layers. Behind one only the
-    reading of the whole map counts.
 
     Args:
         layer_map: The map. What it was corrected for already stays in.
-        outer: What carried the reference's layers.
 
     Returns:
         Natural log of p, at most 0, corrected for :data:`TESTS_PER_MAP`.
     """
-    of_any_part = 0.0 if outer.kind == "rotation" else layer_map.log_p_any
-    return min(0.0, min(layer_map.log_p_map, of_any_part) + math.log(TESTS_PER_MAP))
+    return min(0.0, min(layer_map.log_p_map, layer_map.log_p_any) + math.log(TESTS_PER_MAP))
 
 
-def off_match_share(layer_map: LayerMap, log_alpha: float) -> float:
-    """Return which share of the cells off the matches is significant. Near 0 where the null of the layers holds.
+@dataclass(frozen=True, slots=True)
+class WeighedMatches:
+    """Which matches of a map are the same layer, and what is significant beside them.
+
+    Attributes:
+        certain: The matches that nothing contests, and those that are as strong as the same layer.
+        off_match_share: Off-match hits: share of the cells off the matches that are significant, in [0, 1]. Near 0
+            where the null of the layers holds. A layer that is the same in both also resembles the neighbours of its
+            partner, weakly: such cells do not count.
+    """
+
+    certain: tuple[LayerMatch, ...]
+    off_match_share: float
+
+
+def weigh_matches(
+    layer_map: LayerMap, log_alpha: float, *, log_p_with_itself: Callable[[int, int], float]
+) -> WeighedMatches:
+    """Tell matches from what layers with a common ancestor show although they are not the same layer.
+
+    Neighbouring layers of one model resemble each other. So do layers of two models that descend from neighbouring
+    layers of a third: significantly, several at a time, and much less than a layer resembles itself.
 
     Args:
-        layer_map: The map.
+        layer_map: The map, every cell that has a rival tested in full.
         log_alpha: Natural log of the level of the whole map; a cell is held to its share of it.
-
-    Returns:
-        Off-match hits over cells off the matches, in [0, 1]; 0 where every cell is a match.
+        log_p_with_itself: Given a layer of the reference and one of the candidate, returns the natural log of p of
+            either tested against itself, the one closer to 0. Called for matches with other hits in their row or
+            column only.
     """
     is_hit = layer_map.log_p < log_alpha - math.log(layer_map.multiplicity)
-    on_match = sum(bool(is_hit[match.reference, match.candidate]) for match in layer_map.matches)
+    certain: list[LayerMatch] = []
+    is_counted = is_hit.copy()
+    for match in layer_map.matches:
+        i, j = match.reference, match.candidate
+        own = float(layer_map.log_p[i, j])
+        is_rival = is_hit & (layer_map.log_p <= RIVAL_SHARE * own)
+        is_alone = _n_beside(is_hit, i, j) == 0
+        is_the_same = not is_alone and own <= RIVAL_SHARE * log_p_with_itself(i, j)
+        if _n_beside(is_rival, i, j) == 0 or is_the_same:
+            certain.append(match)
+        if is_the_same:
+            is_counted[i] &= is_rival[i]
+            is_counted[:, j] &= is_rival[:, j]
+    for match in layer_map.matches:
+        is_counted[match.reference, match.candidate] = False
     n_off = is_hit.size - len(layer_map.matches)
-    return (int(is_hit.sum()) - on_match) / n_off if n_off else 0.0
+    return WeighedMatches(tuple(certain), int(is_counted.sum()) / n_off if n_off else 0.0)
+
+
+def _n_beside(is_there: npt.NDArray[np.bool_], i: int, j: int) -> int:
+    """How many cells of the row and the column of a cell, itself not among them."""
+    return int(is_there[i].sum()) + int(is_there[:, j].sum()) - 2 * int(is_there[i, j])
 
 
 def log_p_of_placebos(

@@ -20,6 +20,7 @@ from mdir_hf.hub import IoLedger
 from mdir_hf.index.base_index import BaseIndex, Hit, expect_usual_rows
 from mdir_hf.index.planning import TESTS_OF_A_BASE, what_is_excluded
 from mdir_hf.report import HomologyReport, ModelSummary, n_bytes_text
+from mdir_hf.report.words import UNLESS_ROTATED
 
 SCHEMA = "mdir-hf/identification/1"
 
@@ -132,7 +133,7 @@ class Identification:
             if self.excluded_noise is not None:
                 lines.append(
                     f"  {self.n_of_width} of them have its width; a copy of one, under noise of up to "
-                    f"{self.excluded_noise:.2g} times the weights, would have been found"
+                    f"{self.excluded_noise:.2g} times the weights, would have been found, {UNLESS_ROTATED}"
                 )
         return "\n".join(lines)
 

@@ -29,7 +29,7 @@ from mdir_hf.report.sections import (
     percent,
 )
 from mdir_hf.report.terms import Transformation, Verdict
-from mdir_hf.report.words import n_bytes_text
+from mdir_hf.report.words import UNLESS_IN_ANOTHER_BASIS, UNLESS_ROTATED, n_bytes_text
 
 NAME_LENGTH = 80
 
@@ -124,32 +124,34 @@ def _excludes(report: HomologyReport) -> Section:
     if found is None:
         return Section(SectionKind.EXCLUDES, "What this excludes")
     parts = [
-        ("on the embeddings, the channels in any order", found.embedding_noise),
-        ("on the embeddings, the channels where they were", found.embedding_noise_in_order),
-        ("on the layers, the heads in any order", found.layers_noise),
+        ("on the embeddings, the channels in any order", found.embedding_noise, UNLESS_ROTATED),
+        ("on the embeddings, the channels where they were", found.embedding_noise_in_order, UNLESS_ROTATED),
+        ("on the layers, the heads in any order", found.layers_noise, UNLESS_IN_ANOTHER_BASIS),
     ]
     facts = tuple(
         Fact(
             f"noise {where}",
             f"up to {min(strength, 100.0):.2g} times the weights",
-            "Such a copy would have been found.",
+            f"Such a copy would have been found, {condition}.",
         )
-        for where, strength in parts
+        for where, strength, condition in parts
         if strength is not None
     )
     brief = ", ".join(
         f"{min(strength, 100.0):.2g} times the weights {where.partition(',')[0]}"
-        for where, strength in (parts[0], parts[2])
+        for where, strength, _ in (parts[0], parts[2])
         if strength is not None
     )
+    condition = UNLESS_IN_ANOTHER_BASIS if found.layers_noise else UNLESS_ROTATED
     text = (
         "A copy of one model whose weights were changed by independent noise of up to this strength would have been "
-        "found on what was read, 99 times of 100. The strength is in units of the root mean square of the weights."
+        f"found on what was read, 99 times of 100, {condition}. The strength is in units of the root mean square of "
+        "the weights."
     )
     return Section(
         SectionKind.EXCLUDES,
         "What this excludes",
-        brief=(Line("excludes", f"a copy under noise of up to {brief}"),),
+        brief=(Line("excludes", f"a copy under noise of up to {brief}, {condition}"),),
         paragraphs=(text,),
         facts=facts,
     )

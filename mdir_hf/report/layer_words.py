@@ -15,10 +15,10 @@ def layers_section(report: HomologyReport) -> Section:
     layers = report.layers
     if layers is None:
         return Section(SectionKind.LAYERS, "Layers")
+    matched = "have an ancestor in the reference" if layers.matches else "were matched"
     found = (
-        f"{len(layers.matches)} of {layers.n_candidate_layers} layers of the candidate have an ancestor in the "
-        f"reference, compared by their {layers.role.words} {basis_words(layers)}: {layers.pattern.words}; log10 p "
-        f"{number(layers.log10_p)}"
+        f"{len(layers.matches)} of {layers.n_candidate_layers} layers of the candidate {matched}, compared by their "
+        f"{layers.role.words} {basis_words(layers)}: {layers.pattern.words}; log10 p {number(layers.log10_p)}"
     )
     brief = [Line("layers", found)]
     if layers.matches:

@@ -217,7 +217,8 @@ class LayersReport(Part):
         outer: The residual-basis map: what carried the reference's layers into the candidate's residual basis.
         fitted_on: Rows of what that map was fitted on; None where nothing was fitted.
         pattern: How the candidate's layers descend from the reference's.
-        matches: Every candidate layer that has a significant ancestor, once, in the candidate's order.
+        matches: Every candidate layer that has a significant ancestor, once, in the candidate's order; none where the
+            map was not accepted, and none that is like its neighbours only.
         log10_p: Of the map, corrected for every map that was to be tried.
         log10_p_fisher: Of the whole map by Fisher's combination.
         related_layers_at_least: A lower bound on the number of related layers.

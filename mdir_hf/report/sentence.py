@@ -10,7 +10,7 @@ from mdir_hf.report.parts import HeadsFound, LayersReport, MatrixReport, ModelSu
 from mdir_hf.report.result import HomologyReport
 from mdir_hf.report.sections import counted
 from mdir_hf.report.terms import LayerPattern, ResidualMap, SettledBy, Transformation, Verdict
-from mdir_hf.report.words import REASON_TEXT
+from mdir_hf.report.words import REASON_TEXT, UNLESS_IN_ANOTHER_BASIS, UNLESS_ROTATED
 
 NAME_LENGTH = 60
 STRONGEST_NOISE = 100.0
@@ -82,10 +82,11 @@ def _excluded(report: HomologyReport) -> str:
     left_out = "" if found.layers_noise is not None else "; the layers were not compared"
     if not strengths:
         return f"too little was compared to find even a plain copy for certain{left_out}"
+    condition = UNLESS_IN_ANOTHER_BASIS if found.layers_noise else UNLESS_ROTATED
     (where, strength), *others = strengths
     noise = f"{_times(strength)} the weights on the {where}"
     noise += "".join(f", or {_times(more)} on the {place}," for place, more in others)
-    return f"a copy under noise of up to {noise} would have been found{left_out}"
+    return f"a copy under noise of up to {noise} would have been found, {condition}{left_out}"
 
 
 def _times(strength: float) -> str:
@@ -118,10 +119,11 @@ def _of_layers(report: HomologyReport, reference: str, candidate: str) -> Iterab
         yield "the layers were not compared"
         return
     if not layers.matches:
-        yield "no layer was found to match"
-        return
-    basis = _MAPS[layers.outer] if report.settled_by is SettledBy.BODY else ""
-    yield f"{_map_words(layers, reference, candidate)}{f', {basis}' if basis else ''}"
+        is_told = layers.pattern in (LayerPattern.NEIGHBOURS, LayerPattern.NOT_ACCEPTED)
+        yield layers.pattern.words if is_told else LayerPattern.NONE.words
+    else:
+        basis = _MAPS[layers.outer] if report.settled_by is SettledBy.BODY else ""
+        yield f"{_map_words(layers, reference, candidate)}{f', {basis}' if basis else ''}"
     if inside := _inside_words(report.modules or (), len(layers.matches)):
         yield inside
     if report.settled_by is SettledBy.BODY:
@@ -142,6 +144,8 @@ def _map_words(layers: LayersReport, reference: str, candidate: str) -> str:
     whose = f"all {counted(n, 'layer')}" if n == n_all else f"{n} of the {n_all} layers"
     ancestors = runs_text(list(times)) if absent and n == n_all else "layers"
     order = ", in another order" if layers.pattern is LayerPattern.REORDERED else ""
+    if n == 1:
+        return f"{whose} of {candidate}{own} matches layer {layers.matches[0].reference} of {reference}"
     said = f"{whose} of {candidate}{own} match {ancestors} of {reference}{order}"
     if repeated:
         often = "twice" if {times[layer] for layer in repeated} == {2} else "more than once"

@@ -136,13 +136,18 @@ class ResidualMap(Term):
 class LayerPattern(Term):
     """How the layers of the candidate descend from those of the reference."""
 
-    NONE = "none", "no layer has an ancestor"
+    NONE = "none", "no layer was found to match"
     IDENTITY = "identity", "every layer in its own place"
     PRUNED = "pruned", "layers were left out"
     REPEATED = "repeated", "layers were repeated"
     REORDERED = "reordered", "layers were put in another order"
     PARTIAL = "partial", "some layers have an ancestor"
     SAMPLED = "sampled", "only some layers were compared (level body maps all)"
+    NEIGHBOURS = (
+        "neighbours",
+        "layers resemble each other as neighbours in one model do, and none is said to match",
+    )
+    NOT_ACCEPTED = "not_accepted", "the layers agree, but this was not accepted as a match of any of them"
 
 
 class LayerRole(Term):

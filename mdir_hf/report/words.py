@@ -79,6 +79,14 @@ MEANING_STANDING_AXES = (
 SAME_FILES = "Equal files need no p-value. That they are equal has no direction."
 
 
+UNLESS_ROTATED = "unless its channels were rotated"
+"""The condition of what the embeddings exclude: they are compared channel by channel."""
+
+UNLESS_IN_ANOTHER_BASIS = "unless its channels were rotated, or reordered under new embeddings"
+"""The condition of what embeddings and layers exclude: layers are compared in a residual basis, that of the other model
+or one that the embeddings show."""
+
+
 def n_bytes_text(n_bytes: float) -> str:
     """A size for people: 512 B, 1.2 MB."""
     for unit in ("B", "kB", "MB", "GB"):

@@ -130,7 +130,9 @@ IDENTIFIED = _object(
     bases=_said("How many base models the index holds.", _COUNT),
     bases_of_width=_said("How many of them a plain copy could be of: those as wide as the model.", _COUNT),
     excluded_noise=_said(
-        "A copy of any of those under noise of up to so many times the weights would have been found.", _NUMBER_OR_NULL
+        "A copy of any of those under noise of up to so many times the weights would have been found, unless its "
+        "channels were rotated.",
+        _NUMBER_OR_NULL,
     ),
     bytes_read=_COUNT,
 )

@@ -173,7 +173,7 @@ def _excluded(name: str, found: Identification) -> str:
     )
     return (
         f"{said} {as_wide} as wide as this model; a copy of {it} under noise of up to {noise} times the weights would "
-        "have been found."
+        "have been found, unless its channels were rotated."
     )
 
 

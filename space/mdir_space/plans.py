@@ -110,14 +110,15 @@ def _of_family(plan: FamilyPlan) -> list[str]:
             which, it = ("One is", "it") if search.n_of_width == 1 else (f"{search.n_of_width} are", "one of those")
             said.append(
                 f"{which} as wide as this model: a copy of {it} under noise of up to {_noise(search.excluded_noise)} "
-                "times the weights would be found. A base that it finds is compared, too, where it is on the Hub."
+                "times the weights would be found, unless its channels were rotated. A base that it finds is compared, "
+                "too, where it is on the Hub."
             )
     for base, comparison in plan.comparisons.items():
         first, most = map(size_text, bytes_of(comparison))
         said.append(
             f"The card declares {shown_name(base)}: comparing the two reads {first} if the first look settles it, "
             f"about {most} if all is needed; a copy under noise of up to {_noise(comparison.excluded_noise)} times the "
-            "weights would be found."
+            "weights would be found, unless its channels were rotated."
         )
     for base, why in plan.not_planned.items():
         what = f"The card declares {shown_name(base)}, which cannot be opened" if base else "The card cannot be read"
@@ -139,7 +140,8 @@ def _of_survey(plan: SurveyReads) -> list[str]:
     if plan.excluded_noise is not None:
         which = "each of the others" if plan.n_blind else "each pair"
         said.append(
-            f"In {which} a copy under noise of up to {_noise(plan.excluded_noise)} times the weights would be found."
+            f"In {which} a copy under noise of up to {_noise(plan.excluded_noise)} times the weights would be found, "
+            "unless its channels were rotated."
         )
     if plan.n_blind:
         share = "1 pair shares" if plan.n_blind == 1 else f"{plan.n_blind} pairs share"
@@ -174,7 +176,8 @@ PLANNED: dict[str, Any] = {
         },
         "excluded_noise": {
             "type": ["number", "null"],
-            "description": "A copy under noise of up to so many times the weights would be found by its embeddings: "
+            "description": "A copy under noise of up to so many times the weights would be found by its embeddings, "
+            "unless its channels were rotated: "
             "of the other model, of any base of the index that is as wide, or in each pair. Null: none would.",
         },
         "models": {

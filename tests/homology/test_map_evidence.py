@@ -6,7 +6,13 @@ import pytest
 import torch
 
 from mdir_hf.homology.gauge import OuterTransformation
-from mdir_hf.homology.map_evidence import N_PLACEBOS, log_p_of_map, log_p_of_placebos, off_match_share
+from mdir_hf.homology.layer_map import LayerMatch
+from mdir_hf.homology.map_evidence import (
+    N_PLACEBOS,
+    log_p_of_map,
+    log_p_of_placebos,
+    weigh_matches,
+)
 from tests.homology.one_map import map_layers
 
 LOG_ALPHA = math.log(1e-10)
@@ -25,18 +31,17 @@ def of_a_copy():
 
 def test_a_map_is_read_twice_and_pays_for_both(of_a_copy):
     found = replace(of_a_copy, log_p_map=-50.0, log_p_any=-80.0)
-    assert log_p_of_map(found, OuterTransformation.identity(N)) == -80.0 + math.log(2.0)
-
-
-def test_behind_a_rotation_only_the_whole_map_counts(of_a_copy):
-    found = replace(of_a_copy, log_p_map=-50.0, log_p_any=-80.0)
-    rotation = OuterTransformation.rotation(torch.eye(N))
-    assert log_p_of_map(found, rotation) == -50.0 + math.log(2.0)
+    assert log_p_of_map(found) == -80.0 + math.log(2.0)
 
 
 def test_p_of_a_map_is_at_most_1(of_a_copy):
     found = replace(of_a_copy, log_p_map=-0.1, log_p_any=0.0)
-    assert log_p_of_map(found, OuterTransformation.identity(N)) == 0.0
+    assert log_p_of_map(found) == 0.0
+
+
+def off_match_share(layer_map, log_alpha):
+    """Where no layer is as strong as itself: every hit off the matches counts."""
+    return weigh_matches(layer_map, log_alpha, log_p_with_itself=lambda i, j: -1e9).off_match_share
 
 
 def test_a_copy_has_no_hits_off_its_matches(of_a_copy):
@@ -58,6 +63,61 @@ def test_a_cell_is_held_to_its_share_of_the_level(of_a_copy):
 def test_a_map_of_matches_alone_has_no_share_off_them():
     one = layers(1, n_layers=1)
     assert off_match_share(map_layers(one, one, log_alpha=LOG_ALPHA), LOG_ALPHA) == 0.0
+
+
+ITSELF = -1000.0
+"""Natural log of p of a layer against itself, in the maps below."""
+
+
+def certain(of_a_copy, cells):
+    """The certain matches of a map with these significant cells, and of how many contested ones it had to know more."""
+    log_p = np.zeros((3, 3))
+    for place, value in cells.items():
+        log_p[place] = value
+    best = log_p.argmin(axis=0)
+    matches = tuple(LayerMatch(int(i), j, float(log_p[i, j])) for j, i in enumerate(best) if log_p[i, j] < 0)
+    asked = []
+    found = weigh_matches(
+        replace(of_a_copy, log_p=log_p, matches=matches),
+        LOG_ALPHA,
+        log_p_with_itself=lambda i, j: asked.append((i, j)) or ITSELF,
+    )
+    return [(match.reference, match.candidate) for match in found.certain], found.off_match_share, asked
+
+
+def test_matches_without_rivals_are_certain_however_weak(of_a_copy):
+    cells = {(0, 0): -900.0, (1, 1): -60.0, (2, 2): -60.0}
+    assert certain(of_a_copy, cells) == ([(0, 0), (1, 1), (2, 2)], 0.0, [])
+
+
+def test_neighbours_of_a_matched_layer_do_not_contest_it(of_a_copy):
+    cells = {(0, 0): -900.0, (1, 1): -900.0, (2, 2): -900.0, (0, 1): -60.0, (1, 0): -60.0, (2, 1): -60.0}
+    assert certain(of_a_copy, cells)[:2] == ([(0, 0), (1, 1), (2, 2)], 0.0)
+
+
+def test_hits_far_from_matched_layers_count(of_a_copy):
+    cells = {(0, 0): -900.0, (1, 1): -60.0, (0, 2): -60.0, (2, 1): -59.0}
+    matches, share, _ = certain(of_a_copy, cells)
+    assert matches == [(0, 0)]
+    assert share == 1 / 6  # (2, 1); (0, 2) is beside a layer that is the same in both
+
+
+def test_layers_that_resemble_two_neighbours_match_neither(of_a_copy):
+    # MiniLM-L6 and paraphrase-MiniLM-L3: the even layers and three odd ones of one model (docs/LOG.md, 2026-11-24).
+    cells = {(0, 0): -87.0, (1, 0): -110.0, (1, 1): -72.0, (2, 1): -112.0}
+    assert certain(of_a_copy, cells)[:2] == ([], 2 / 7)
+
+
+def test_a_layer_that_resembles_a_matched_one_has_no_ancestor(of_a_copy):
+    # Its only partner is the ancestor of its neighbour.
+    assert certain(of_a_copy, {(0, 0): -900.0, (0, 1): -80.0})[0] == [(0, 0)]
+
+
+def test_a_repeated_layer_has_all_its_matches(of_a_copy):
+    of_candidate = {(0, 0): -900.0, (0, 1): -400.0}
+    assert certain(of_a_copy, of_candidate)[0] == [(0, 0), (0, 1)]
+    of_reference = {(0, 0): -900.0, (1, 0): -880.0}
+    assert certain(of_a_copy, of_reference)[0] == [(0, 0)]
 
 
 def placebos(reference, candidate, outer):

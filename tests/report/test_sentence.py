@@ -96,11 +96,13 @@ def test_a_no_says_what_would_have_been_found():
     no = replace(stranger(), excludes=Exclusion(9.3, 56.0, 3.3))
     assert no.sentence == (
         "No shared weights were found between me/tuned and owner/base; a copy under noise of up to 9.3 times the "
-        "weights on the embeddings, or 3.3 times on the layers, would have been found."
+        "weights on the embeddings, or 3.3 times on the layers, would have been found, unless its channels were "
+        "rotated, or reordered under new embeddings."
     )
     on_embeddings = replace(no, excludes=Exclusion(400.0, None, None))
     assert on_embeddings.sentence.endswith(
-        "noise of up to 100 times the weights on the embeddings would have been found; the layers were not compared."
+        "noise of up to 100 times the weights on the embeddings would have been found, unless its channels were "
+        "rotated; the layers were not compared."
     )
     weak = replace(no, excludes=Exclusion(0.0, None, None))
     assert "too little was compared to find even a plain copy for certain" in weak.sentence

@@ -1,9 +1,9 @@
 """How far fine-tuning moves a real model from its base: a picture for the docs, and what watching it costs.
 
 Fine-tunes the model of a folder (SmolLM2-135M-Instruct, as ``make real`` builds it) with ``Trainer`` on prose that
-comes with Python, under ``LineageCallback``. Keeps what was measured in ``benchmarks/results/drift.json`` beside that of other
-rates, draws all of them into ``docs/images/drift.png``, and prints the share of the time that the callback took. About
-half a minute of one core.
+comes with Python, under ``LineageCallback``. Keeps what was measured in ``benchmarks/results/drift.json`` beside that
+of other rates, draws all of them into ``docs/images/drift.png``, and prints the share of the time that the callback
+took. About half a minute of one core.
 
     python -m benchmarks.drift_of_a_run FOLDER [--rate 1e-3] [--steps 24]
 """

@@ -22,17 +22,14 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+
+from benchmarks.real.sources import SOURCES, Source, cache_root  # noqa: E402
+
 TARGET = ROOT / "space" / "examples"
 PICTURES = ROOT / "space" / "pictures"
 MODELS = Path("demo-out") / "models"
 DIGITS = 4
 """Decimals of the numbers of a stored report."""
-
-BASES = {
-    "smollm2-135m-instruct": "SmolLM2-135M-Instruct",
-    "qwen2.5-coder-0.5b-instruct": "Qwen2.5-Coder-0.5B-Instruct",
-    "qwen2.5-coder-1.5b-instruct": "Qwen2.5-Coder-1.5B-Instruct",
-}
 
 
 @dataclass(frozen=True)
@@ -44,7 +41,7 @@ class RealPair:
         reference: ``base/member`` of the cache.
         candidate: Likewise.
         called: What the candidate is called in the report.
-        done: What was done to the base to make the candidate; empty for a model as its maker gives it.
+        done: What was done to the base to make the candidate; empty for another base.
         level: How far the comparison goes.
     """
 
@@ -54,6 +51,11 @@ class RealPair:
     called: str
     done: str = ""
     level: str = "auto"
+
+    @property
+    def base(self) -> Source:
+        """Where the reference was read from."""
+        return SOURCES[self.reference.partition("/")[0]]
 
 
 EXAMPLES = {
@@ -98,7 +100,7 @@ EXAMPLES = {
         "smollm2-135m-instruct/base",
         "smollm2-135m-instruct/gguf-q4_k",
         "SmolLM2-135M-Instruct-GGUF",
-        "written as GGUF with 4 bits for each weight (Q4_K)",
+        "written as GGUF with 5.4 bits for each weight: Q4_K, and Q5_0 where a row does not fill its blocks",
     ),
     "strangers": RealPair(
         "Two strangers",
@@ -133,7 +135,7 @@ def main() -> None:
             "name": name,
             "title": pair.title,
             "note": note_of(pair),
-            "models": [BASES[pair.reference.partition("/")[0]], pair.called],
+            "models": [pair.base.title, pair.called],
         }
         for name, pair in stored.items()
     ]
@@ -146,7 +148,6 @@ def store(name: str, pair: RealPair) -> None:
     """Compare the two models of a pair, if they are there, and store what was found."""
     import numpy as np
 
-    from benchmarks.real.sources import cache_root
     from mdir_hf import HomologyChecker
 
     folders = [cache_root() / "models" / model for model in (pair.reference, pair.candidate)]
@@ -174,7 +175,7 @@ def store(name: str, pair: RealPair) -> None:
 def named(report: HomologyReport, pair: RealPair) -> HomologyReport:
     """Put names for people in the place of the folders of this machine."""
     files = tuple(sorted({Path(file).name for file in report.io.files}))
-    reference = replace(report.reference, repo=BASES[pair.reference.partition("/")[0]], tokenizer=None)
+    reference = replace(report.reference, repo=pair.base.title, tokenizer=None)
     return replace(
         report,
         reference=reference,
@@ -184,13 +185,14 @@ def named(report: HomologyReport, pair: RealPair) -> HomologyReport:
 
 
 def note_of(pair: RealPair) -> str:
-    """Say what the models of a stored result are, and that they lie in no repository."""
-    base = BASES[pair.reference.partition("/")[0]]
-    made = (
-        f"{pair.called} is {base} {pair.done}" if pair.done else f"{base} and {pair.called} are as they were published"
-    )
-    where = "it was made for this example and is in no repository" if pair.done else "their weights come from packages"
-    return f"A stored result, measured on real models. {made}; {where}."
+    """Say what the models of a stored result are, and what their weights were read from."""
+    base = pair.base
+    read = f"{base.title} was read back as BF16 from {base.read_from}"
+    if not pair.done:
+        candidate = SOURCES[pair.candidate.partition("/")[0]]
+        return f"A stored result, measured on real models. {read}, {candidate.title} from {candidate.read_from}."
+    made = f"{pair.called} is {base.title} {pair.done}; it was made for this example and is in no repository"
+    return f"A stored result, measured on real models. {made}. {read}."
 
 
 def _rounded(value: object) -> object:

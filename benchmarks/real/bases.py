@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from benchmarks.real.onnx_weights import write_bert
 from benchmarks.real.sources import SOURCES, Source, cache_root, unpacked
 
 if TYPE_CHECKING:
@@ -29,11 +30,11 @@ def base_folder(name: str) -> Path:
         ValueError: If they hold something else, or if the model does not talk.
     """
     source = SOURCES[name]
-    if not source.in_parts:  # a Hub folder as it is
+    if not source.in_parts and not source.is_onnx:  # a Hub folder as it is
         return unpacked(source)
     folder = cache_root() / "models" / name / "base"
     if not folder.exists():
-        _dequantise(source, folder)
+        (_convert if source.is_onnx else _dequantise)(source, folder)
     return folder
 
 
@@ -95,6 +96,20 @@ def tied_again(model: PreTrainedModel) -> PreTrainedModel:
         embedding.copy_(head)
         model.config.tie_word_embeddings = True
     return model
+
+
+def _convert(source: Source, folder: Path) -> None:
+    """A BERT out of its ONNX file; where its package has no tokenizer, it gets that of MiniLM, whose words it has."""
+    packed = unpacked(source)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".writing-") as writing:
+        made = Path(writing) / folder.name
+        made.mkdir()
+        write_bert(packed / source.file, made)
+        words = packed if (packed / "vocab.txt").exists() else unpacked(SOURCES["minilm-a"])
+        for name in ("vocab.txt", "tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(words / name, made / name)
+        made.rename(folder)
 
 
 def _dequantise(source: Source, folder: Path) -> None:

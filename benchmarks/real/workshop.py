@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 SMALL, MIDDLE, LARGE = "smollm2-135m-instruct", "qwen2.5-coder-0.5b-instruct", "qwen2.5-coder-1.5b-instruct"
 SENTENCES = ("minilm-a", "minilm-b")
 
+THIRD_PARTY = ("minilm-a", "ms-marco-minilm-l12", "paraphrase-minilm-l3", "bge-small-en")
+"""Sentence encoders and a reranker that four groups trained from one model of 12 layers, or from parts of it."""
+
 OF_MIDDLE = (
     "permuted",
     "signed",
@@ -120,7 +123,7 @@ def models() -> list[Model]:
     """Every model of the benchmark, bases first."""
     small = [Model(SMALL, member) for member in members()]
     middle = [Model(MIDDLE, member) for member in OF_MIDDLE]
-    bases = [Model(base) for base in (SMALL, MIDDLE, LARGE, *SENTENCES)]
+    bases = [Model(base) for base in (SMALL, MIDDLE, LARGE, *SENTENCES, *THIRD_PARTY[1:])]
     return [*bases, *small, *middle]
 
 

@@ -81,5 +81,5 @@ def test_packages_that_cannot_be_had_are_said_to_be_so(cache, monkeypatch):
 def test_every_package_is_pinned_by_version_and_hash(source):
     lines = (REQUIREMENTS / f"{source.name}.txt").read_text().splitlines()
     assert lines
-    assert all(re.fullmatch(r"[a-z0-9-]+==[0-9.]+ --hash=sha256:[0-9a-f]{64}", line) for line in lines)
+    assert all(re.fullmatch(r"[A-Za-z0-9-]+==[0-9.]+ --hash=sha256:[0-9a-f]{64}", line) for line in lines)
     assert re.fullmatch("[0-9a-f]{64}", source.sha256)

@@ -291,8 +291,8 @@ def _caveats_of_finding(evidence: Evidence) -> tuple[str, ...]:
         caveats.append(
             f"{what} The proof of p asks for one model without such channels, so p bounds nothing here: it says how "
             "much agreed. The verdict rests on how strong and clean the match is (trace over rank "
-            f"{evidence.strength:.2f}, {evidence.off_match_share:.2f} off-match hits per matched channel). No pair of unrelated models "
-            "that was simulated or measured for this method matched like this."
+            f"{evidence.strength:.2f}, {evidence.off_match_share:.2f} off-match hits per matched channel). No pair of "
+            "unrelated models that was simulated or measured for this method matched like this."
         )
     if len(set(evidence.widths)) > 1:
         caveats.append(

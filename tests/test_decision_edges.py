@@ -100,6 +100,14 @@ def test_the_narrower_model_says_whether_off_match_hits_would_show():
     assert dataclasses.replace(clean, widths=(119, 896)).is_trusted
 
 
+def test_numbered_channels_in_both_models_ask_for_a_strong_or_clean_match_and_say_so():
+    weak = dataclasses.replace(FOUND, both_numbered=True, strength=0.5, off_match_share=1.0)
+    assert not weak.is_trusted and says(decided(weak), "give the numbers of their channels a meaning, and")
+    assert dataclasses.replace(weak, both_numbered=False).is_trusted
+    strong = dataclasses.replace(weak, strength=0.7)
+    assert strong.is_trusted and says(decided(strong), "give the numbers of their channels a meaning. The proof")
+
+
 def test_a_single_layer_behind_a_rotation_has_all_of_alpha():
     (only,) = [(0, 0, ModuleEvidence("v", "subspaces", 1.0, 0.5, AT_ALPHA - 0.1, 1.0, None, ""))]
     assert layers_support([only], "rotation", AT_ALPHA)

@@ -6,6 +6,7 @@
 from .config import ConfigSizes, language_config, read_config, read_sizes
 from .gguf import gguf_config
 from .layers import Layer
+from .numbered_channels import meaning_of_numbers
 from .params import params_config
 from .parts import Part, WeightPart, WeightProduct, part_shape, read_experts, read_part
 from .resolve import Anatomy, resolve_anatomy
@@ -25,6 +26,7 @@ __all__ = [
     "WholeTensor",
     "gguf_config",
     "language_config",
+    "meaning_of_numbers",
     "params_config",
     "part_shape",
     "read_config",

@@ -11,6 +11,7 @@ from . import tables
 from .class_defaults import inner_model_type, with_class_defaults
 from .gguf import GGUF_MARK
 from .layer_heads import read_layer_heads
+from .numbered_channels import meaning_of_numbers
 from .roles import HeadCounts
 from .rotary import Rotation, read_rotations
 
@@ -39,6 +40,7 @@ class ConfigSizes:
         numbers: Every integer by its key, those of dictionaries inside as ``outer.inner``.
         flags: Every yes, no and word of it, as ``numbers``.
         layer_heads: Head counts of layers that differ from the model's, by number.
+        channel_numbers: What the number of a residual channel means, as a clause; None where nothing is known.
     """
 
     architecture: str = "unknown"
@@ -58,6 +60,7 @@ class ConfigSizes:
     flags: Mapping[str, bool | str] = field(default_factory=dict, compare=False, repr=False)
     layer_heads: Mapping[int, HeadCounts] = field(default_factory=dict, compare=False, repr=False)
     layer_rotations: Mapping[int, Rotation] = field(default_factory=dict, compare=False, repr=False)
+    channel_numbers: str | None = None
 
     @property
     def heads(self) -> HeadCounts | None:
@@ -157,6 +160,7 @@ def read_sizes(config: Config | None, *, class_defaults: bool = True) -> ConfigS
         numbers={key: value for key, value in _scalars(inner) if type(value) is int},
         flags={key: value for key, value in _scalars(inner) if isinstance(value, bool | str)},
     )
+    sizes = replace(sizes, channel_numbers=meaning_of_numbers(architecture, sizes.flags, config))
     if sizes.architecture in tables.VALUES_SHARE_THE_STREAM and sizes.hidden_size and sizes.n_heads:
         values = {"v_head_dim": sizes.hidden_size // sizes.n_heads}
         sizes = replace(sizes, numbers=values | dict(sizes.numbers))

@@ -12,6 +12,7 @@ from .config import Config, ConfigSizes, read_sizes
 from .families.recurrent import CHANNELS_PER_HEAD, HEADS_FROM_SHAPE, SIGNS
 from .layer_names import is_in_layer, split_at_layer
 from .layers import Layer, Stack, choose_stack, find_stacks, place_layers
+from .numbered_channels import meaning_of_numbers
 from .parts import ShapeOf, WeightPart, WeightProduct, part_shape
 from .roles import Role
 from .rows import EdgeRow, RopeLayout
@@ -34,6 +35,7 @@ class Anatomy:
             ``unknown``.
         rotary_dim: Rows of a head that are rotated, from its first; None for all, or unknown.
         norms_add_one: Whether the norms multiply by ``1 + g``.
+        channel_numbers: What the number of a residual channel means, as a clause; None where nothing is known.
         embedding: Input embedding, ``(d_vocab, d_model)``.
         unembedding: Output head (``lm_head``), ``(d_vocab, d_model)``; None if there is no tensor of its own.
         tied: Whether the output head is the embedding. A head that is stored counts as one of its own even where the
@@ -64,6 +66,7 @@ class Anatomy:
     rope: RopeLayout = "unknown"
     rotary_dim: int | None = None
     norms_add_one: bool = False
+    channel_numbers: str | None = None
 
     @property
     def unread_layers(self) -> tuple[int, ...]:
@@ -192,6 +195,7 @@ def resolve_anatomy(config: Config | None, names: Iterable[str], shape_of: Shape
         rope=sizes.rotation.layout,
         rotary_dim=sizes.rotation.dim,
         norms_add_one=bool(sizes.flags.get("norms_add_one", sizes.architecture in tables.NORMS_ADDING_ONE)),
+        channel_numbers=sizes.channel_numbers,
     )
 
 
@@ -233,7 +237,7 @@ def _with_family(sizes: ConfigSizes, names: list[str]) -> ConfigSizes:
         if any(re.fullmatch(rf"(?:.*\.)?{pattern}", name) for name in names):
             channels = CHANNELS_PER_HEAD.get(family)
             n_heads = sizes.n_heads if channels is None or sizes.hidden_size is None else sizes.hidden_size // channels
-            return replace(sizes, architecture=family, n_heads=n_heads)
+            return replace(sizes, architecture=family, n_heads=n_heads, channel_numbers=meaning_of_numbers(family))
     return sizes
 
 

@@ -72,6 +72,14 @@ def vocabularies_of(reference: Comparable, candidate: Comparable) -> tuple[Vocab
     return mine, mine if have_one_vocabulary(reference, candidate) else candidate.vocabulary
 
 
+def numbers_are_free(*models: PlacedTensors) -> bool:
+    """Whether nothing is known to tie a residual channel to its number, in any of some models.
+
+    One model without such a tie would do for the bound; but one that is known only by its tensors may hide it.
+    """
+    return all(model.anatomy.channel_numbers is None for model in models)
+
+
 def matrix_spec(model: PlacedTensors, part: WeightPart) -> TensorSpec:
     """Where an embedding or unembedding lies, checked to be a plain matrix of rows.
 

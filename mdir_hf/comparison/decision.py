@@ -87,6 +87,7 @@ class Evidence:
         widths: Channels of either model.
         is_in_own_order: Whether channels were matched with those of their own number, because no search found them.
         rows_are_equal: Whether every row that a look has read is the same in both, number by number.
+        both_numbered: Whether the architectures of both give the numbers of their channels a meaning.
     """
 
     log_p: float
@@ -103,6 +104,7 @@ class Evidence:
     widths: tuple[int, int]
     is_in_own_order: bool = False
     rows_are_equal: bool = False
+    both_numbered: bool = False
 
     @property
     def both_privileged(self) -> bool:
@@ -111,11 +113,12 @@ class Evidence:
 
     @property
     def is_trusted(self) -> bool:
-        """Whether it settles the question: significant both ways, calibrated, beyond what privileged axes can do."""
+        """Whether it settles the question: significant both ways, calibrated, beyond what shared axes can do."""
         n = min(self.widths)
         would_show = VISIBLE_HIT**2 * n / 2.0 > math.log(2.0 * n * n / CHANNEL_ALPHA)
         is_clean = would_show and self.coverage >= LEAST_COVERAGE and self.off_match_share <= TRUSTED_OFF_MATCH_SHARE
-        holds = not self.both_privileged or self.strength >= TRUSTED_STRENGTH or is_clean
+        has_axes = self.both_privileged or self.both_numbered
+        holds = not has_axes or self.strength >= TRUSTED_STRENGTH or is_clean
         return self.is_settled and not self.re_paired_is_significant and holds
 
 
@@ -303,14 +306,18 @@ def _caveats_of_finding(evidence: Evidence) -> tuple[str, ...]:
     caveats = []
     if evidence.rows_are_equal:
         caveats.append("All rows that were looked at first are equal in both models, number by number.")
-    if evidence.both_privileged:
-        caveats.append(
+    if evidence.both_privileged or evidence.both_numbered:
+        what = (
             "Some channels stand out from all others in both models (z = "
-            f"{evidence.basis_z[0]:.0f} and {evidence.basis_z[1]:.0f}), as in most trained models. The proof of p asks "
-            "for one model without such channels, so p bounds nothing here: it says how much agreed. The verdict rests "
-            f"on how strong and clean the match is (trace over rank {evidence.strength:.2f}, "
-            f"{evidence.off_match_share:.2f} off-match hits per matched channel). No pair of unrelated models "
-            "that was simulated or measured for this method matched like this."
+            f"{evidence.basis_z[0]:.0f} and {evidence.basis_z[1]:.0f}), as in most trained models."
+            if evidence.both_privileged
+            else "The architectures of both models give the numbers of their channels a meaning."
+        )
+        caveats.append(
+            f"{what} The proof of p asks for one model without such channels, so p bounds nothing here: it says how "
+            "much agreed. The verdict rests on how strong and clean the match is (trace over rank "
+            f"{evidence.strength:.2f}, {evidence.off_match_share:.2f} off-match hits per matched channel). No pair of "
+            "unrelated models that was simulated or measured for this method matched like this."
         )
     if len(set(evidence.widths)) > 1:
         caveats.append(
@@ -329,11 +336,15 @@ def _caveats_of_finding(evidence: Evidence) -> tuple[str, ...]:
 def _doubts_of_matrix(evidence: Evidence) -> tuple[str, ...]:
     if evidence.re_paired_is_significant:
         return ("The placebo with re-paired tokens is significant, and it should not be.",)
+    what = (
+        f"Axes stand out in both models (z = {evidence.basis_z[0]:.0f} and {evidence.basis_z[1]:.0f})"
+        if evidence.both_privileged
+        else "The architectures of both models give the numbers of their channels a meaning"
+    )
     return (
-        f"Axes stand out in both models (z = {evidence.basis_z[0]:.0f} and {evidence.basis_z[1]:.0f}), and the match "
-        f"is neither strong (trace over rank {evidence.strength:.2f}) nor clean ({evidence.off_match_share:.2f} "
-        "off-match hits per matched channel). Unrelated models whose axes carry some of the same features look like "
-        "this, too.",
+        f"{what}, and the match is neither strong (trace over rank {evidence.strength:.2f}) nor clean "
+        f"({evidence.off_match_share:.2f} off-match hits per matched channel). Unrelated models whose axes carry some "
+        "of the same features look like this, too.",
     )
 
 

@@ -118,6 +118,6 @@ def exclusion(matrices: MatricesFound, layers: LayersFound, *, alpha: float) -> 
     shape = Shape(min(n_narrow, outcome.n_channels), n_wide, outcome.report.looks[-1].rows)
     return Exclusion(
         embedding_noise=noise(shape),
-        embedding_noise_in_order=noise(shape, in_order=True) if n_narrow == n_wide else None,
+        embedding_noise_in_order=noise(shape, in_order=True) if outcome.is_in_order_tested else None,
         layers_noise=layers.noise if layers.body is not None else None,
     )

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from mdir_hf.comparison.comparable import PlacedTensors
+from mdir_hf.comparison.comparable import PlacedTensors, numbers_are_free
 from mdir_hf.comparison.decision import Evidence
 from mdir_hf.comparison.plan import ReadPlan
 from mdir_hf.comparison.progress import Watch
@@ -51,6 +51,7 @@ class MatrixOutcome:
         arrays: The polar factor reduced for pictures, and the matched channels, significant or not.
         n_channels: Channels of the reference that the last look was at; a screen of a wide model draws some.
         caveats: What was left out of what was looked at.
+        is_in_order_tested: Whether channels were tested in their own order, too.
     """
 
     evidence: Evidence
@@ -60,6 +61,7 @@ class MatrixOutcome:
     arrays: MatrixArrays
     n_channels: int
     caveats: tuple[str, ...] = ()
+    is_in_order_tested: bool = True
 
 
 def compare_matrices(
@@ -92,8 +94,15 @@ def compare_matrices(
         MdirError: Where rows cannot be read.
     """
     level = settings.level
+    # One model whose axes mean nothing is enough for the bound.
+    both_numbered = not (numbers_are_free(reference) or numbers_are_free(candidate))
+    is_in_order_tested = plan.reference.shape[1] == plan.candidate.shape[1] and numbers_are_free(reference, candidate)
     test = EmbeddingTest(
-        log_alpha=math.log(settings.alpha), n_tests=n_tests, seed=settings.seed, device=settings.device
+        log_alpha=math.log(settings.alpha),
+        n_tests=n_tests,
+        seed=settings.seed,
+        device=settings.device,
+        own_order=is_in_order_tested,
     )
     row_n_bytes = (
         plan.reference.n_bytes // plan.reference.shape[0],
@@ -109,7 +118,12 @@ def compare_matrices(
             calibration = _calibrate(test, settings.seed) if is_wanted else None
         outcome = _outcome(name, test, calibration, reader, plan, len(common), settled_by, is_full=level.runs_full_test)
         may_be_wanted = name == "embedding" and level.may_read_layers
-        return outcome if may_be_wanted else replace(outcome, polar=None)
+        return replace(
+            outcome,
+            polar=outcome.polar if may_be_wanted else None,
+            evidence=replace(outcome.evidence, both_numbered=both_numbered),
+            is_in_order_tested=is_in_order_tested,
+        )
 
     with watch.bar(name, plan.screen_bytes[1]) as bar:
         watch.enter("screen" if name == "embedding" else name, plan.screen_bytes[1])

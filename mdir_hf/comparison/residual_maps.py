@@ -10,7 +10,7 @@ from functools import partial
 import torch
 
 from mdir_hf.anatomy import Role
-from mdir_hf.comparison.comparable import PlacedTensors
+from mdir_hf.comparison.comparable import PlacedTensors, numbers_are_free
 from mdir_hf.comparison.layers import RoleReader, layers_with
 from mdir_hf.comparison.settings import Settings
 from mdir_hf.homology.embedding import EmbeddingTest
@@ -121,7 +121,8 @@ def fitted_on_layers(
     if x.is_complex():
         y = turn_back(x, y)
         x, y = (torch.cat((planes.real, planes.imag)) for planes in (x, y))
-    test = EmbeddingTest(log_alpha=math.log(REMARKABLE), seed=seed, device=device)
+    own_order = numbers_are_free(*(reader.model for reader in keys))
+    test = EmbeddingTest(log_alpha=math.log(REMARKABLE), seed=seed, device=device, own_order=own_order)
     look = test.screen(x, y)
     widths = (x.shape[1], y.shape[1])
     if test.polar is None or test.rows is None:

@@ -96,6 +96,7 @@ def _findings(reference: Comparable, candidate: Comparable, settings: Settings, 
             doubts = () if common.is_by_number else _doubts_of_tokens(reference, candidate)
             if common.is_by_number or doubts:
                 decision = where_tokens_are_unknown(decision)
+            doubts += _caveats_of_numbers(reference, candidate)
         on_rows = tuple(caveat for outcome in matrices.outcomes.values() for caveat in outcome.caveats)
         on_layers = layers.caveats
         if decision.verdict is Verdict.NO_EVIDENCE:
@@ -213,6 +214,19 @@ def _common_tokens(reference: Comparable, candidate: Comparable) -> tuple[Common
     else:
         rows = np.array(sorted(row for row in known.row_of.values() if row < n_common), dtype=np.int64)
     return CommonVocabulary(rows, rows, 0, 0, is_by_number=True), (*caveats, by_number)
+
+
+def _caveats_of_numbers(reference: Comparable, candidate: Comparable) -> tuple[str, ...]:
+    """Which test was left out because an architecture gives the number of a channel a meaning."""
+    mine, other = reference.anatomy, candidate.anatomy
+    if mine.embedding_size != other.embedding_size:
+        return ()  # there is no such test
+    meanings = {each.architecture: each.channel_numbers for each in (mine, other) if each.channel_numbers is not None}
+    return tuple(
+        f"The channels were not tested in their own order, in which strangers may agree here: in {architecture} "
+        f"{meaning}."
+        for architecture, meaning in meanings.items()
+    )
 
 
 def _doubts_of_tokens(reference: Comparable, candidate: Comparable) -> tuple[str, ...]:

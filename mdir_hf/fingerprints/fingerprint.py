@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from mdir_hf.anatomy import Anatomy, WeightPart
+from mdir_hf.anatomy import Anatomy, WeightPart, meaning_of_numbers
 from mdir_hf.budgets import REPORT_JSON
 from mdir_hf.checkpoint import MemorySource
 from mdir_hf.checkpoint.json_object import read_json
@@ -63,6 +63,11 @@ class Fingerprint:
     def n_bytes(self) -> int:
         """Size of the rows, in bytes."""
         return self.rows.numel() * self.rows.element_size()
+
+    @property
+    def channel_numbers(self) -> str | None:
+        """What the number of a channel means, as far as the architecture's name tells; None where nothing is known."""
+        return meaning_of_numbers(self.model.architecture)
 
     def common_rows(self, other: Fingerprint) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the rows of both for the tokens that both kept, float32 ``(r, n)`` and ``(r, n_other)``."""
@@ -212,6 +217,7 @@ class SampledModel:
             embedding=WeightPart(EMBEDDING),
             unembedding=None,
             tied=False,
+            channel_numbers=fingerprint.channel_numbers,
         )
         self.vocabulary = Vocabulary(
             kind=VocabularyKind.TIKTOKEN,  # plain bytes

@@ -98,6 +98,8 @@ class EmbeddingTest:
         device: Where matrix products and SVDs run.
         must_be_robust: Whether a look that few channels could carry leaves the question open. With next to no rows
             nothing is robust; a search that goes on to more of them asks for p alone.
+        own_order: Whether channels are tested in their own order, too. Not where the architecture gives their numbers
+            a meaning, which strangers share; the number of tests stays as it is.
 
     The polar factor kept in :attr:`polar` is that of the last look, for pictures; that in
     :attr:`polar_of_all_channels` of the last look over all channels of the reference, for the layers.
@@ -111,6 +113,7 @@ class EmbeddingTest:
         seed: int = 0,
         device: str = "cpu",
         must_be_robust: bool = True,
+        own_order: bool = True,
     ) -> None:
         self.log_alpha = log_alpha
         self.n_tests = n_tests
@@ -123,6 +126,7 @@ class EmbeddingTest:
         self._generator = torch.Generator().manual_seed(seed)
         self._device = torch.device(device)
         self._must_be_robust = must_be_robust
+        self._own_order = own_order
 
     @property
     def rows(self) -> PairedRows | None:
@@ -294,7 +298,7 @@ class EmbeddingTest:
                 # With all tokens the optimum is wanted, too: it is what the paper calls the trace.
                 yield best_matching(polar, signed=signed) if stage == "embedding" else quick
         in_order = None
-        if self._sample is not None and self._sample[0].shape[1] == self._sample[1].shape[1]:
+        if self._own_order and self._sample is not None and self._sample[0].shape[1] == self._sample[1].shape[1]:
             in_order = matching_in_order(polar, channels)
             if self._decisive(in_order) < level:
                 yield in_order

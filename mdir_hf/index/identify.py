@@ -186,7 +186,9 @@ def identify(
         for hit, log10_p in judge_hits(index, query, top=top, alpha=alpha, seed=seed, device=device)
     ]
     ancestors.sort(key=lambda one: one.log10_p)
-    n_of_width, noise = what_is_excluded(index, query.rows.shape[1], query.tokens, alpha)
+    n_of_width, noise = what_is_excluded(
+        index, query.rows.shape[1], query.tokens, alpha, numbers_are_free=query.channel_numbers is None
+    )
     found = Identification(
         query.model, tuple(ancestors), len(index), alpha, ledger.bytes_read, n_of_width, excluded_noise=noise
     )
@@ -228,19 +230,28 @@ def judge_hits(
 
     Returns:
         The hits with their log10 p, corrected for two tests of every base of the index, at most 0. The first test is of
-        channels in one order. The second, of all matchings of channels, is made only if the first is not significant
-        and the guess of the search is near enough to the level. That guess is too optimistic rather than too strict: it
-        counts the best partner of every channel, and no matching has a larger trace.
+        channels in one order, where their numbers mean nothing in either model. The second, of all matchings of
+        channels, is made only if the first is not significant and the guess of the search is near enough to the level.
+        That guess is too optimistic rather than too strict: it counts the best partner of every channel, and no
+        matching has a larger trace.
     """
     found = []
     alpha_of_base = alpha / (TESTS_OF_A_BASE * len(index))
     correction = math.log(TESTS_OF_A_BASE * len(index))
     for hit in index.search(query, top=top):
-        log_p = hit.identity_log_p
+        base = index.fingerprint(hit.base)
+        own_order = base.channel_numbers is None and query.channel_numbers is None
+        log_p = hit.identity_log_p if own_order else 0.0
         if log_p >= math.log(alpha_of_base) and hit.log_p < TESTED_FROM_SHARE * math.log(alpha_of_base):
             # An index keeps too few rows to ask for a p that holds without the best half of the channels as well.
-            test = EmbeddingTest(log_alpha=math.log(alpha_of_base), seed=seed, device=device, must_be_robust=False)
-            test.screen(*index.fingerprint(hit.base).common_rows(query))
+            test = EmbeddingTest(
+                log_alpha=math.log(alpha_of_base),
+                seed=seed,
+                device=device,
+                must_be_robust=False,
+                own_order=own_order,
+            )
+            test.screen(*base.common_rows(query))
             log_p = min(log_p, test.log_p)
         found.append((hit, min(0.0, (log_p + correction) / LN10)))
     return found

@@ -10,7 +10,9 @@ from mdir_hf.comparison.comparable import matrix_spec
 from mdir_hf.comparison.opening import NamedModel, Reading
 from mdir_hf.errors import InputError, VocabularyError
 from mdir_hf.fingerprints.fingerprint import WITHOUT_TOKENS, tokens_with_rows
+from mdir_hf.homology.embedding import TESTS_PER_MATRIX
 from mdir_hf.homology.power import noise_of_few_rows
+from mdir_hf.homology.significance import log_n_matchings
 from mdir_hf.index.base_index import LEAST_ROWS, BaseIndex, usual_rows_of
 from mdir_hf.report import ModelSummary
 
@@ -66,13 +68,16 @@ def plan_identification(
         raise VocabularyError(WITHOUT_TOKENS, subject=opened.label)
     tokens = tokens_with_rows(vocabulary, opened.n_rows, index.tokens)
     spec = matrix_spec(opened, opened.anatomy.embedding)
-    n_of_width, noise = what_is_excluded(index, spec.shape[1], tokens, alpha)
+    numbers_are_free = opened.anatomy.channel_numbers is None
+    n_of_width, noise = what_is_excluded(index, spec.shape[1], tokens, alpha, numbers_are_free=numbers_are_free)
     return IdentificationPlan(
         opened.summary(), len(tokens), len(tokens) * spec.n_bytes // spec.shape[0], len(index), n_of_width, noise
     )
 
 
-def what_is_excluded(index: BaseIndex, width: int, tokens: Sequence[bytes], alpha: float) -> tuple[int, float | None]:
+def what_is_excluded(
+    index: BaseIndex, width: int, tokens: Sequence[bytes], alpha: float, *, numbers_are_free: bool = True
+) -> tuple[int, float | None]:
     """Return how many bases are as wide as a model, and the noise under which a copy of any of them would be found.
 
     Args:
@@ -80,6 +85,8 @@ def what_is_excluded(index: BaseIndex, width: int, tokens: Sequence[bytes], alph
         width: Channels of the model.
         tokens: Those of the index that the model has rows for.
         alpha: Level over all bases.
+        numbers_are_free: Whether nothing ties the model's channels to their numbers. Where something does, or ties
+            those of a base, a copy has to be significant among all matchings of channels.
     """
     log_level = math.log(alpha / (TESTS_OF_A_BASE * len(index)))
     known = frozenset(tokens)
@@ -88,5 +95,7 @@ def what_is_excluded(index: BaseIndex, width: int, tokens: Sequence[bytes], alph
         if base.rows.shape[1] == width:
             rows, _ = usual_rows_of(base, known)
             if len(rows) >= LEAST_ROWS:
-                noises.append(noise_of_few_rows(rows, log_level=log_level))
+                is_free = numbers_are_free and base.channel_numbers is None
+                paid = 0.0 if is_free else log_n_matchings(width, width, width) + math.log(TESTS_PER_MATRIX)
+                noises.append(noise_of_few_rows(rows, log_level=log_level - paid))
     return len(noises), min(noises, default=None)

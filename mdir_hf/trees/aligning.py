@@ -99,7 +99,8 @@ def align_rows(fingerprints: Mapping[str, Fingerprint]) -> AlignedRows:
     alignments = {pivot: Alignment.identity(rows[pivot].shape[1])}
     for name in rows:
         if name != pivot:
-            found = _alignment(rows[pivot].float(), rows[name].float(), name, notes)
+            are_free = all(fingerprints[one].channel_numbers is None for one in (pivot, name))
+            found = _alignment(rows[pivot].float(), rows[name].float(), name, notes, own_order=are_free)
             if found is not None:
                 alignments[name] = found
     names = tuple(name for name in rows if name in alignments)
@@ -111,12 +112,14 @@ def _rows(one: Fingerprint, tokens: Sequence[bytes]) -> torch.Tensor:
     return one.rows[[place[token] for token in tokens]]
 
 
-def _alignment(pivot: torch.Tensor, other: torch.Tensor, name: str, notes: list[str]) -> Alignment | None:
+def _alignment(
+    pivot: torch.Tensor, other: torch.Tensor, name: str, notes: list[str], *, own_order: bool
+) -> Alignment | None:
     """Bring a model onto the pivot's channels by the matching that Algorithm 1 finds; None where there is none."""
     if pivot.shape == other.shape and _is_aligned(pivot, other):
         everything = Alignment.identity(pivot.shape[1])
         return replace(everything, scale=_undone(_plain_scale(pivot, other), name, notes))
-    test = EmbeddingTest(log_alpha=LOG_ALPHA)
+    test = EmbeddingTest(log_alpha=LOG_ALPHA, own_order=own_order)
     matching = test.screen(pivot, other, is_last=True).matching
     if matching is None or not test.is_settled:
         notes.append(f"{name} is not in the tree: its sampled rows cannot be aligned with the others'.")

@@ -501,15 +501,42 @@ class TestCards:
             return survey_sentence(SurveyReport(names, models, pairs))
 
         assert said() == (
-            "No two of them were found to be related.",
-            "No shared weights were found in 6 pairs of 4 models.",
+            "No relatives were found by embeddings.",
+            "In 6 pairs of 4 models: not found by embeddings; layers not compared.",
         )
         assert said(("o/a", "o/b")) == (
             "2 of 4 form one family.",
-            "o/a and o/b share weight ancestry. The other 2 showed none with any model here.",
+            "o/a and o/b share weight ancestry. The other 2: no relative found by embeddings; layers not compared.",
         )
         chain = said(("o/a", "o/b"), ("o/b", "o/c"))[1]
         assert chain.startswith("o/a, o/b and o/c are joined by pairs that share weight ancestry. The other one")
+
+    def test_a_survey_shows_no_p_that_bounds_nothing_and_leads_to_the_layers_of_who_has_no_relative(self):
+        names = ("o/a", "o/b", "o/c")
+        summary = ModelSummary("o/a", None, None, "llama", 8, 1, 8)
+        pairs = {pair: PairResult(*pair, "no_evidence", None, 0.0, 9) for pair in itertools.combinations(names, 2)}
+
+        def card(**said):
+            pair = PairResult("o/a", "o/b", "homologous", None, -50.0, 9, channels=(7, 8), **said)
+            report = SurveyReport(
+                names, {name: ModelResult(name, summary) for name in names}, pairs | {names[:2]: pair}
+            )
+            return survey_card(Surveyed(report), ask_survey(list(names)))
+
+        assert "log10 p \N{MINUS SIGN}50, on 9 tokens" in card(p_is_bound=True)
+        shown = card()
+        assert "7 of 8 channels match, on 9 tokens" in shown and "log10 p" not in shown
+        assert 'o/c: <a href="?a=o/a&amp;b=o/c">Compare its layers with o/a</a>' in shown
+        assert "not found by embeddings; layers not compared</td>" in shown
+
+    def test_a_family_shows_no_p_that_bounds_nothing(self, index, monkeypatch):
+        found = family(DECLARED, index)
+        assert "log10 p" in family_card(found, ask_family(DECLARED))
+        monkeypatch.setattr(HomologyReport, "standing_axes", (9.0, 6.0))
+        shown = family_card(found, ask_family(DECLARED))
+        assert "log10 p" not in shown and "channels match" in shown
+        assert "channels match" in str(found.found) and "log10 p" not in str(found.found)
+        assert "channels match" in str(found.declared) and "log10 p" not in str(found.declared)
 
     def test_whatever_a_model_is_called_is_text(self):
         hostile = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"

@@ -178,8 +178,8 @@ def survey_caveats(surveyed: Surveyed) -> list[str]:
     n_tokens = surveyed.report.settings.get("sampled_tokens", 0)
     return [
         "Shared weights have no direction: they do not say which model came first.",
-        f"Each pair was compared on at most {n_tokens:,} tokens of the embeddings. Layers were not compared: a relation "
-        "that only they show is found by the full comparison of that pair.",
+        f"Each pair was compared on at most {n_tokens:,} tokens of the embeddings. Layers were not compared: a "
+        "relation that only they show is found by the full comparison of that pair.",
     ]
 
 

@@ -4,6 +4,7 @@ import asyncio
 import html
 import itertools
 import math
+import sys
 import time
 from contextlib import aclosing
 from dataclasses import replace
@@ -12,11 +13,13 @@ from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
+import mdir_hf
 from mdir_hf import (
     Ancestor,
     BaseCheck,
     BaseIndex,
     DeclaredLineage,
+    HomologyReport,
     Identification,
     LineageCheck,
     ModelResult,
@@ -242,6 +245,19 @@ def test_a_survey_groups_relatives_draws_them_and_tells_each_model_as_it_arrives
     assert n_read == [0, 1, 2, 3, 4]
     body = surveyed.to_dict()
     assert (body["schema"], len(body["pairs"]), len(body["trees"])) == ("mdir-hf/survey/1", 6, 1)
+
+
+def test_a_survey_that_cannot_draw_its_tree_has_all_the_rest(hub, monkeypatch):
+    names = [BASE, RELATED, DECLARED]
+    monkeypatch.setitem(sys.modules, "Bio.Phylo.TreeConstruction", None)
+    found = survey(names)
+    assert found.report.groups() == (tuple(names),) and set(found.pictures) == {"matrix", "dendrogram"}
+    (tree,) = found.trees
+    assert tree.newick is None and set(tree.members) == set(names)
+    card = html.unescape(survey_card(found, ask_survey(names)))
+    assert "All of them form one family." in card
+    assert "No tree is drawn, which needs biopython: pip install" in card
+    assert str(Path(mdir_hf.__file__).parent.parent) not in card
 
 
 def test_a_survey_under_a_cap_says_which_models_were_not_read(hub):

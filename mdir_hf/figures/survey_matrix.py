@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -122,7 +123,7 @@ def _draw(
         theme,
         HEAD + side + below,
         title,
-        f"How much the embeddings of {_counted(n, 'model')} agree, each against each{in_groups}{numbers}",
+        f"How much embeddings agree, each model against each{in_groups}{numbers}",
         width=width,
     )
     axes = add_axes(figure, theme, _NAMES, below, side, side)
@@ -192,7 +193,7 @@ def _draw_cells(
             if cell >= SYMBOLED or verdict is Verdict.INCONCLUSIVE:
                 symbols.setdefault((verdict, ink), []).append((column, row - 0.18 * is_numbered))
             if is_numbered:
-                write_in_cell(axes, column, row + 0.2, short_number(-log10_p[i][j]), ink, SMALL_SIZE)
+                write_in_cell(axes, column, row + 0.2, short_number(math.floor(-log10_p[i][j])), ink, SMALL_SIZE)
     if not_found and cell >= SYMBOLED:
         cell_path = Path.unit_rectangle()
         # One patch of all cells: hundreds of models have as many cells as their square.

@@ -50,7 +50,7 @@ def test_a_cell_shows_no_p_that_bounds_nothing(report, channels, said):
     (grid,) = survey_cells(found, (), figures)["matrix"]
     assert grid.texts[0][1] == f"o/base and o/tuned: they share weight ancestry, {said}, on 1,900 tokens"
     written = [text.get_text() for text in figures["matrix"].axes[0].texts]
-    assert "3212" not in written and "3212" in [text.get_text() for text in draw_survey(report)["matrix"].axes[0].texts]
+    assert "3211" not in written and "3211" in [text.get_text() for text in draw_survey(report)["matrix"].axes[0].texts]
 
 
 def test_the_cells_lie_on_the_axes_and_a_family_has_its_tree(report):

@@ -19,7 +19,8 @@ _URL_CHARACTERS = "/:?#@!$&*+,;=~%-._"
 class Badge:
     """A result of a comparison as a badge. Made by :func:`make_badge`.
 
-    It says whether shared ancestry was found, with a bound on p. It states no direction.
+    It says whether shared ancestry was found, with a bound on p or, where p is none, how much agrees. It states no
+    direction.
 
     Attributes:
         claim: What it says, and what is needed to compute it again.
@@ -36,7 +37,7 @@ class Badge:
 
     @property
     def message(self) -> str:
-        """Right side: ``p < 1e-30``, ``no evidence found`` or ``inconclusive``."""
+        """Right side: ``p < 1e-30``, ``576 of 576 channels match``, ``no evidence found`` or ``inconclusive``."""
         return self.claim.message
 
     @property

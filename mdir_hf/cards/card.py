@@ -95,10 +95,9 @@ class CardProposal:
         claim = self.claim
         fields = f" and sets {' and '.join(f'`{name}`' for name in self.fields)}" if self.fields else ""
         return (
-            f"{claim.sentence} (log10 p = {claim.log10_p:.1f}, alpha = {claim.alpha:g}).\n\n"
+            f"{claim.sentence} ({claim.numbers}).\n\n"
             f"Compared: `{claim.reference}` and `{claim.candidate}`. This adds a section to the card{fields}, the "
-            f"report `{REPORT_PATH}` (sha256 `{claim.short_digest}`) and its badge. p bounds the chance of such "
-            "agreement between independently trained models; it has no direction."
+            f"report `{REPORT_PATH}` (sha256 `{claim.short_digest}`) and its badge. {claim.what_p_says}"
         )
 
 

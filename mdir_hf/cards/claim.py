@@ -14,7 +14,7 @@ from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from mdir_hf.cards.printable import quoted
 from mdir_hf.errors import InputError
-from mdir_hf.report import READ_AS, HomologyReport, HowRead, Level, ModelSummary, Verdict
+from mdir_hf.report import READ_AS, HomologyReport, HowRead, Level, ModelSummary, Verdict, agreement_text
 
 SCHEMA = "mdir-hf/badge/1"
 SHORT_DIGEST = 12
@@ -29,7 +29,8 @@ _LONGEST_PLACE = 300
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _REVISION = re.compile(r"[!-~]{1,200}")  # git allows more; nothing but plain ASCII is stated
 _VERSION = re.compile(r"[\w.+!-]{1,64}", re.ASCII)
-_LEAST_LOG10_P = -1e12  # a million channels, all matched, give half of that
+_MOST_CHANNELS = 10**6
+_LEAST_LOG10_P = -1e12  # that many channels, all matched, give half of that
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,8 @@ class Claim:
         report_sha256: Digest of the canonical JSON of the report.
         axes_stand_out: Whether axes stand out in both models, so that the proof of p does not cover this pair. JSON has
             it only where they do.
+        channels: Then also how many channels match, out of how many: what is shown in the place of p. None where a
+            badge was made before that was stated; it is drawn with log10 p, as it was.
     """
 
     reference: PinnedModel
@@ -84,6 +87,7 @@ class Claim:
     version: str
     report_sha256: str
     axes_stand_out: bool = False
+    channels: tuple[int, int] | None = None
 
     @property
     def label(self) -> str:
@@ -94,10 +98,22 @@ class Claim:
     def message(self) -> str:
         """Right side of a badge."""
         return {
-            Verdict.HOMOLOGOUS: measured_text(self.log10_p) if self.axes_stand_out else p_text(self.log10_p),
+            Verdict.HOMOLOGOUS: self._strength,
             Verdict.NO_EVIDENCE: "no evidence found",
             Verdict.INCONCLUSIVE: "inconclusive",
         }[self.verdict]
+
+    @property
+    def _strength(self) -> str:
+        if self.channels is not None:
+            return agreement_text(self.channels)
+        return f"log10 p {math.ceil(self.log10_p)}" if self.axes_stand_out else p_text(self.log10_p)
+
+    @property
+    def numbers(self) -> str:
+        """What it was measured by: log10 p where that bounds a chance, and alpha."""
+        p = "" if self.axes_stand_out else f"log10 p = {self.log10_p:.1f}, "
+        return f"{p}alpha = {self.alpha:g}"
 
     @property
     def sentence(self) -> str:
@@ -112,13 +128,18 @@ class Claim:
     @property
     def description(self) -> str:
         """What was compared, with what, and what the number means."""
+        return (
+            f"{self.reference} and {self.candidate}. Report sha256 {self.short_digest}, mdir-hf {self.version}, "
+            f"alpha {self.alpha:g}. {self.what_p_says}"
+        )
+
+    @property
+    def what_p_says(self) -> str:
+        """What p is worth for this pair, and what it never says."""
         says = "bounds the chance of such agreement between independently trained models"
         if self.axes_stand_out:
             says = "says how much agreed, and no bound is proved for this pair"
-        return (
-            f"{self.reference} and {self.candidate}. Report sha256 {self.short_digest}, mdir-hf {self.version}, "
-            f"alpha {self.alpha:g}. p {says}; it has no direction."
-        )
+        return f"p {says}; it has no direction."
 
     def to_dict(self) -> dict[str, Any]:
         """The claim as plain containers; :func:`claim_of_dict` reads it back."""
@@ -134,7 +155,8 @@ class Claim:
             "candidate": self.candidate.to_dict(),
             "report_sha256": self.report_sha256,
         }
-        return body | ({"axes_stand_out": True} if self.axes_stand_out else {})
+        body |= {"axes_stand_out": True} if self.axes_stand_out else {}
+        return body | ({} if self.channels is None else {"channels": list(self.channels)})
 
 
 def p_text(log10_p: float) -> str:
@@ -144,11 +166,6 @@ def p_text(log10_p: float) -> str:
     """
     exponent = max(0, math.ceil(-log10_p) - 1)
     return f"p < 1e-{exponent}" if exponent else "p < 1"
-
-
-def measured_text(log10_p: float) -> str:
-    """Give p by its logarithm, where no bound is proved: ``log10 p -62571`` for -62571.5."""
-    return f"log10 p {math.ceil(log10_p)}"
 
 
 def canonical_json(report: HomologyReport) -> bytes:
@@ -181,7 +198,8 @@ def claim_of_report(report: HomologyReport) -> Claim:
             seed=report.seed,
             version=report.version,
             report_sha256=hashlib.sha256(canonical_json(report)).hexdigest(),
-            axes_stand_out=report.standing_axes is not None,
+            axes_stand_out=not report.p_is_bound,
+            channels=None if report.p_is_bound else report.channels,
         )
     )
 
@@ -201,6 +219,8 @@ def claim_of_dict(body: object) -> Claim:
         for side in ("reference", "candidate"):
             model = PinnedModel(**fields[side])
             fields[side] = replace(model, bases=tuple(model.bases)) if isinstance(model.bases, list) else model
+        if "channels" in fields:
+            fields["channels"] = tuple(fields["channels"])
         return _checked(Claim(**fields))
     except (TypeError, ValueError, KeyError) as exc:
         if isinstance(exc, InputError):
@@ -254,6 +274,8 @@ def _checked(claim: Claim) -> Claim:
     _require(_matches(_VERSION, claim.version), "a version", claim.version)
     _require(_matches(_SHA256, claim.report_sha256), "a SHA-256", claim.report_sha256)
     _require(type(claim.axes_stand_out) is bool, "true or false for axes_stand_out", claim.axes_stand_out)
+    are_counted = claim.channels is None or (claim.axes_stand_out and _are_counts(claim.channels))
+    _require(are_counted, "how many channels match, out of how many", claim.channels)
     is_supported = claim.verdict is not Verdict.HOMOLOGOUS or claim.log10_p < 0
     _require(is_supported, "log10_p below 0 with the verdict homologous", claim.log10_p)
     return claim
@@ -279,6 +301,14 @@ def _require(holds: bool, expected: str, got: object) -> None:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _are_counts(channels: tuple[int, ...]) -> bool:
+    return (
+        len(channels) == 2
+        and all(type(n) is int for n in channels)
+        and 0 <= channels[0] <= channels[1] <= _MOST_CHANNELS
+    )
 
 
 def _matches(pattern: re.Pattern[str], value: object) -> bool:

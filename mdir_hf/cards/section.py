@@ -43,7 +43,7 @@ def lineage_section(badge: Badge, report: HomologyReport, *, repo: str, other: P
         "",
         badge.markdown(f"{endpoint}/{repo}/resolve/main/{BADGE_PATH}", report_url),
         "",
-        f"**{claim.sentence.replace('<', '&lt;')}** (log10 p = {claim.log10_p:.1f}, alpha = {claim.alpha:g}).",
+        f"**{claim.sentence.replace('<', '&lt;')}** ({claim.numbers}).",
         "",
         "| compared | at commit |",
         "|---|---|",

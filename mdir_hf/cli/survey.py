@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from mdir_hf.cli import arguments
@@ -141,26 +142,33 @@ def _shard(text: str) -> tuple[int, int]:
 
 def _text(report: SurveyReport) -> str:
     lines = []
-    compared = {name for pair in report.pairs for name in pair}
     for group in report.groups():
-        if len(group) == 1 and group[0] not in compared:
-            continue  # not read, or not by this shard
-        lines.append(f"{'group' if len(group) > 1 else 'alone'}: {', '.join(group)}")
+        if len(group) == 1:
+            continue
+        lines.append(f"group: {', '.join(group)}")
         related = [pair for pair in report.pairs if set(pair) <= set(group) and report.is_related(*pair)]
         # In a large group the weakest relations are the interesting ones.
         related.sort(key=lambda pair: report.pairs[pair].log10_p or 0.0, reverse=True)
         for pair in related[:MOST_PAIRS]:
             found = report.pairs[pair]
-            lines.append(f"  {pair[0]} ~ {pair[1]}: log10 p = {found.log10_p:.0f}, {found.transformation}")
+            strength = f"log10 p = {found.log10_p:.0f}" if found.p_is_bound else found.agreement
+            lines.append(f"  {pair[0]} ~ {pair[1]}: {strength}, {found.transformation}")
         if len(related) > MOST_PAIRS:
-            lines.append(f"  and {len(related) - MOST_PAIRS} more related pairs of it, with smaller p")
+            lines.append(f"  and {len(related) - MOST_PAIRS} more related pairs of it, which agree more")
+    lone = report.without_relatives()
+    lines += [f"no relative found by embeddings: {name}" for name, _ in lone]
+    if lone:
+        name, other = lone[0]
+        lines.append(f"layers were not compared; to look at them, too: mdir-hf compare {quote(other)} {quote(name)}")
     lines += [f"not read: {name}: {found.error}" for name, found in report.models.items() if found.error]
     lines += [f"not computed: {a} ~ {b}: {found.error}" for (a, b), found in report.pairs.items() if found.error]
     for first, middle, second in report.contradictions():
-        lines.append(f"worth a look: {middle} is related to {first} and to {second}, which show no relation")
+        lines.append(
+            f"worth a look: {middle} is related to {first} and to {second}, of which the relation is {report.NOT_FOUND}"
+        )
     if any(found.declared_bases is not None for found in report.models.values()):
         lines += [f"related, and declared by neither: {a} ~ {b}" for a, b in report.undeclared()]
-        lines += [f"declared, and no evidence found: {name} from {base}" for name, base in report.unsupported()]
+        lines += [f"declared, and {report.NOT_FOUND}: {name} from {base}" for name, base in report.unsupported()]
     n_missing = len(report.missing())
     missing = f", {n_missing} still missing" if n_missing else ""
     n_read = len(report.readable())

@@ -109,8 +109,9 @@ def _compare(checker: HomologyChecker, member: Member, folder: Path) -> Homology
 
 
 def _row(member: Member, report: HomologyReport) -> str:
+    p = f"{report.log10_p:.0f}" if report.p_is_bound else "no bound"
     return (
-        f"{member.repo:<22}{report.verdict.value:<14}{report.log10_p:>10.0f}  {report.settled_by or '-':<12}"
+        f"{member.repo:<22}{report.verdict.value:<14}{p:>10}  {report.settled_by or '-':<12}"
         f"{n_bytes_text(report.io.bytes_read):>10}{n_bytes_text(report.io.bytes_of_weights):>10}"
         f"  {report.io.requests:>8}"
     )

@@ -44,7 +44,7 @@ def draw_dendrogram(
 
     Args:
         groups: Names of m models, two or more, and the ``(m, m)`` distances between them, at least 0.
-        alone: How many models are related to none.
+        alone: How many models have no relative that embeddings show.
         dark: Light ink on dark paper.
 
     Returns:
@@ -211,7 +211,8 @@ def _draw(families: Sequence[_Family], theme: Theme, *, n_left_out: int, alone: 
     width = max(WIDTH, _NAMES + 3.6)
     some = f"{n_models} models in {len(families)} group{'' if len(families) == 1 else 's'}"
     subtitle = "RMS difference of aligned rows over their RMS (logarithmic), by average linkage; no direction"
-    more = [f"{alone} more related to none" if alone else "", f"{n_left_out} groups left out" if n_left_out else ""]
+    lone = f"{alone} more without a relative by embeddings" if alone else ""
+    more = [lone, f"{n_left_out} groups left out" if n_left_out else ""]
     figure = new_sheet(
         theme,
         HEAD + height + _BELOW,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,6 @@ from mdir_hf.figures.sheet import (
     evidence_ticks,
     fill_cells,
     fitted,
-    hatched,
     new_sheet,
     shade_bar,
     write_in_cell,
@@ -52,7 +52,6 @@ _FILL = {Verdict.HOMOLOGOUS: "full", Verdict.NO_EVIDENCE: "none", Verdict.INCONC
 
 _LEGEND = (
     (Verdict.HOMOLOGOUS, "shared ancestry"),
-    (Verdict.NO_EVIDENCE, "no evidence"),
     (Verdict.INCONCLUSIVE, "inconclusive"),
 )
 
@@ -62,15 +61,17 @@ def draw_survey_matrix(
     log10_p: Sequence[Sequence[float]],
     verdicts: Sequence[Sequence[str | None]],
     *,
+    bounds: Sequence[Sequence[bool]] | None = None,
     groups: Sequence[Sequence[str]] | None = None,
     dark: bool = False,
 ) -> Figure:
-    """Draw a survey: -log10 p of each pair as a shade, its verdict as a symbol, groups as frames.
+    """Draw a survey: how much of each pair agrees as a shade, its verdict as a symbol, groups as frames.
 
     Args:
         names: n models.
         log10_p: n x n, symmetric, at most 0; what stands on the diagonal, and where the verdict is None, is not read.
         verdicts: n x n, ``Verdict`` values; None where the pair was not compared.
+        bounds: n x n, whether p bounds a chance: -log10 p stands in the cells where it does; None: nowhere.
         groups: Names that belong together, each name in one group; models are drawn in their order. Without it, in the
             order of ``names``, and unframed.
         dark: Light ink on dark paper.
@@ -82,7 +83,8 @@ def draw_survey_matrix(
         InputError: If sizes or names do not fit together, or matplotlib is not installed.
     """
     n = len(names)
-    if not n or any(len(rows) != n or any(len(row) != n for row in rows) for rows in (log10_p, verdicts)):
+    bounds = [[False] * n] * n if bounds is None else bounds
+    if not n or any(len(rows) != n or any(len(row) != n for row in rows) for rows in (log10_p, verdicts, bounds)):
         raise InputError(f"a survey of {n} models needs at least one model, and {n} x {n} p-values and verdicts")
     if groups is not None and sorted(name for group in groups for name in group) != sorted(names):
         raise InputError("every model of a survey belongs to one of its groups, and to one only")
@@ -92,13 +94,14 @@ def draw_survey_matrix(
     order = list(range(n)) if groups is None else [place_of[name] for group in groups for name in group]
     theme = theme_of(dark=dark)
     with drawing():
-        return _draw(names, log10_p, verdicts, groups, order, theme)
+        return _draw(names, log10_p, verdicts, bounds, groups, order, theme)
 
 
 def _draw(
     names: Sequence[str],
     log10_p: Sequence[Sequence[float]],
     verdicts: Sequence[Sequence[str | None]],
+    bounds: Sequence[Sequence[bool]],
     groups: Sequence[Sequence[str]] | None,
     order: Sequence[int],
     theme: Theme,
@@ -110,20 +113,21 @@ def _draw(
     n_related = sum(verdicts[i][j] == Verdict.HOMOLOGOUS.value for i, j in compared)
     title = f"{n_related} of {len(compared)} compared pairs share weight ancestry"
     families = [] if groups is None else [group for group in groups if len(group) > 1]
-    in_groups = "" if groups is None else f"; frames: {_counted(len(families), 'group')} of relatives"
+    in_groups = "" if groups is None else f". Frames: {_counted(len(families), 'group')} of relatives"
     cell = min(LARGEST_CELL, SIDE / n)
     side = cell * n
     width = max(WIDTH, _NAMES + side + _RIGHT)
-    below = 0.75 if cell >= NAMED else 0.5
+    below = 0.9 if cell >= NAMED else 0.65
+    numbers = "\nNumbers: −log10 p, where it bounds a chance" if cell >= NUMBERED and any(map(any, bounds)) else ""
     figure = new_sheet(
         theme,
         HEAD + side + below,
         title,
-        f"−log10 p of {_counted(n, 'model')}, each against each, as log(1 − log10 p){in_groups}",
+        f"How much embeddings agree, each model against each{in_groups}{numbers}",
         width=width,
     )
     axes = add_axes(figure, theme, _NAMES, below, side, side)
-    _draw_cells(axes, theme, log10_p, verdicts, order, cell)
+    _draw_cells(axes, theme, log10_p, verdicts, bounds, order, cell)
     start = 0
     for size in map(len, groups or ()):
         if size > 1:
@@ -136,10 +140,11 @@ def _draw(
     bar_height = max(min(side, 3.0), 0.9)
     ticks = EVIDENCE_TICKS if bar_height > 1.5 else EVIDENCE_TICKS[::2]
     bar = (_NAMES + side + 0.14, below + side - bar_height, 0.12, bar_height)
-    shade_bar(figure, theme, bar, ticks=evidence_ticks(ticks), label="−log10 p")
+    shade_bar(figure, theme, bar, ticks=evidence_ticks(ticks), label="agreement")
     shown = _LEGEND if cell >= SYMBOLED else _LEGEND[-1:]
-    legend = "     ".join(f"{ICON[verdict]} {text}" for verdict, text in shown)
-    legend += f"     {'hatched' if cell >= SYMBOLED else 'blank'}: not compared"
+    marked = f"{ICON[Verdict.NO_EVIDENCE]} hatched" if cell >= SYMBOLED else "lightest"
+    legend = "     ".join((*(f"{ICON[verdict]} {text}" for verdict, text in shown), "blank: not compared"))
+    legend += f"\n{marked}: not found by embeddings; layers not compared"
     figure.text(0.15 / width, 0.14 / figure.get_size_inches()[1], legend, color=theme.ink, fontsize=SMALL_SIZE)
     largest = max(families, key=len, default=[])
     most = f", the largest of {len(largest)}" if largest else ""
@@ -157,16 +162,19 @@ def _draw_cells(
     theme: Theme,
     log10_p: Sequence[Sequence[float]],
     verdicts: Sequence[Sequence[str | None]],
+    bounds: Sequence[Sequence[bool]],
     order: Sequence[int],
     cell: float,
 ) -> None:
     import numpy as np
-    from matplotlib.patches import Rectangle
+    from matplotlib.patches import PathPatch, Rectangle
+    from matplotlib.path import Path
+    from matplotlib.transforms import Affine2D
 
     n = len(order)
     shades = np.full((n, n), np.nan)
     symbols: dict[tuple[Verdict, str], list[tuple[float, float]]] = {}
-    raised = 0.18 if cell >= NUMBERED else 0.0
+    not_found: list[tuple[float, float]] = []
     for row, i in enumerate(order):
         for column, j in enumerate(order):
             value = verdicts[i][j]
@@ -174,16 +182,23 @@ def _draw_cells(
                 axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, color=theme.grid, linewidth=0))
                 continue
             if value is None:
-                if cell >= SYMBOLED:
-                    axes.add_patch(hatched(theme, column - 0.5, row - 0.5))
                 continue
             verdict = Verdict(value)
-            shades[row, column] = evidence_shade(log10_p[i][j])
+            is_found = verdict is not Verdict.NO_EVIDENCE
+            if not is_found:
+                not_found.append((column - 0.5, row - 0.5))
+            shades[row, column] = evidence_shade(log10_p[i][j] if is_found else 0.0)
             ink = ink_on(theme, float(shades[row, column]))
+            is_numbered = cell >= NUMBERED and verdict is Verdict.HOMOLOGOUS and bounds[i][j]
             if cell >= SYMBOLED or verdict is Verdict.INCONCLUSIVE:
-                symbols.setdefault((verdict, ink), []).append((column, row - raised))
-            if cell >= NUMBERED:
-                write_in_cell(axes, column, row + 0.2, short_number(-log10_p[i][j]), ink, SMALL_SIZE)
+                symbols.setdefault((verdict, ink), []).append((column, row - 0.18 * is_numbered))
+            if is_numbered:
+                write_in_cell(axes, column, row + 0.2, short_number(math.floor(-log10_p[i][j])), ink, SMALL_SIZE)
+    if not_found and cell >= SYMBOLED:
+        cell_path = Path.unit_rectangle()
+        # One patch of all cells: hundreds of models have as many cells as their square.
+        all_ = Path.make_compound_path(*(cell_path.transformed(Affine2D().translate(x, y)) for x, y in not_found))
+        axes.add_patch(PathPatch(all_, facecolor="none", edgecolor=theme.hatch, linewidth=0.0, hatch="/////"))
     size = POINTS * (min(0.1, 0.52 * cell) if cell >= SYMBOLED else 0.6 * cell)
     for (verdict, ink), places in symbols.items():
         axes.plot(

@@ -48,6 +48,11 @@ class Ancestor:
     error: str | None = None
 
     @property
+    def p_is_bound(self) -> bool:
+        """Whether a comparison showed that p bounds a chance: an index does not look whether axes stand out."""
+        return self.report is not None and self.report.p_is_bound
+
+    @property
     def verdict(self) -> str | None:
         """Verdict of the comparison; None without a comparison."""
         return None if self.report is None else self.report.verdict.value
@@ -96,6 +101,7 @@ class Identification:
                 {
                     "base": _summary(one.base),
                     "log10_p": one.log10_p,
+                    "p_is_bound": one.p_is_bound,
                     "common_tokens": one.common_tokens,
                     "verdict": one.verdict,
                     "report": None if one.report is None else one.report.to_dict(),
@@ -120,8 +126,11 @@ class Identification:
         found = self.found
         for one in self.ancestors:
             p = f"log10 p = {one.log10_p:.0f} by the index"
+            if not one.p_is_bound:
+                p = f"by {one.common_tokens} tokens of the index"
             if one.report is not None:
-                p += f", {one.report.verdict.value} by comparison (log10 p = {one.report.log10_p:.0f})"
+                by = f"log10 p = {one.report.log10_p:.0f}" if one.p_is_bound else one.report.agreement
+                p += f", {one.report.verdict.value} by comparison ({by})"
             elif one.error is not None:
                 p += f", not compared: {one.error}"
             if one in found:

@@ -41,7 +41,7 @@ from mdir_hf.report.terms import (
     Verdict,
     View,
 )
-from mdir_hf.report.words import REASON_TEXT, n_bytes_text
+from mdir_hf.report.words import REASON_TEXT, agreement_text, n_bytes_text
 
 __all__ = [
     "PLACEBO_LOG10_P",
@@ -90,6 +90,7 @@ __all__ = [
     "Transformation",
     "Verdict",
     "View",
+    "agreement_text",
     "describe",
     "json_schema",
     "n_bytes_text",

@@ -91,11 +91,14 @@ def _verdict(report: HomologyReport) -> Section:
     tests = counted(report.tests, "test")
     brief = [
         Line("in words", report.sentence),
-        Line("log10 p", f"{number(report.log10_p)}  (alpha {report.alpha:g}, corrected for {tests})"),
+        Line("log10 p", f"{number(report.log10_p)}  (alpha {report.alpha:g}, corrected for {tests})")
+        if report.p_is_bound
+        else Line("agreement", f"{report.agreement}; p bounds no chance for this pair"),
     ]
-    says = "" if report.standing_axes is None else " It says how much agreed, and bounds no chance for this pair."
     facts = [
-        Fact("log10 p", number(report.log10_p), f"Corrected for {tests} and for every look.{says}"),
+        Fact("log10 p", number(report.log10_p), f"Corrected for {tests} and for every look.")
+        if report.p_is_bound
+        else Fact("agreement", report.agreement, "p says how much agreed, and bounds no chance for this pair."),
         Fact("alpha", f"{report.alpha:g}", "The level of significance, fixed before looking."),
     ]
     if report.log10_p_not_accepted is not None:

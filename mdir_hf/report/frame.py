@@ -35,7 +35,7 @@ def frame_of(report: HomologyReport) -> DataFrame:
         One row for each pair of matrices (``part`` is ``embedding`` or ``unembedding``, ``test`` the transformation),
         each matched pair of layers (``layers``, the pattern), and each test of a part of a layer (its role and test).
         ``log10_p`` is corrected as in the report. What belongs to the report as a whole is in ``frame.attrs``: verdict,
-        reason, log10_p, alpha, and the names of the models.
+        reason, log10_p and whether it bounds a chance, alpha, and the names of the models.
 
     Raises:
         MissingExtraError: If pandas is not installed.
@@ -49,6 +49,7 @@ def frame_of(report: HomologyReport) -> DataFrame:
         "verdict": report.verdict.value,
         "reason": None if report.reason is None else report.reason.value,
         "log10_p": report.log10_p,
+        "p_is_bound": report.p_is_bound,
         "alpha": report.alpha,
         "reference": report.reference.pinned,
         "candidate": report.candidate.pinned,

@@ -31,6 +31,7 @@ from mdir_hf.report.words import (
     REASON_TEXT,
     SAME_FILES,
     SENTENCE,
+    agreement_text,
 )
 
 if TYPE_CHECKING:
@@ -144,13 +145,37 @@ class HomologyReport:
         Neither model is rotation invariant then, which the proof of p asks for: the verdict rests on a match that is
         stronger or cleaner than any that was seen of unrelated models, and p says how much agreed, and bounds nothing.
         """
-        by_step = {SettledBy.UNEMBEDDING: self.unembedding}
-        steps = (SettledBy.SCREEN, SettledBy.EMBEDDING, SettledBy.UNEMBEDDING)
-        matrix = by_step.get(self.settled_by, self.embedding) if self.settled_by in steps else None
+        matrix = self._settling_matrix
         if self.verdict is not Verdict.HOMOLOGOUS or matrix is None or matrix.placebo is None:
             return None
         z = matrix.placebo.privileged_basis_z
         return z if min(map(abs, z)) > PRIVILEGED_Z else None
+
+    @property
+    def p_is_bound(self) -> bool:
+        """Whether p bounds a chance; where it does not, ``agreement`` is what to show."""
+        return self.standing_axes is None
+
+    @property
+    def channels(self) -> tuple[int, int] | None:
+        """Channels that match one by one in the matrices that settled it, and how many the narrower model has."""
+        matrix = self._settling_matrix
+        if matrix is None:
+            return None
+        widths = [w for w in (self.reference.hidden_size, self.candidate.hidden_size) if w is not None]
+        return matrix.matched_channels or 0, min(widths, default=matrix.rank)
+
+    @property
+    def agreement(self) -> str:
+        """What to show in place of a p that bounds nothing: ``576 of 576 channels match``."""
+        return agreement_text(self.channels)
+
+    @property
+    def _settling_matrix(self) -> MatrixReport | None:
+        """The pair of matrices that settled the question; None where something else did."""
+        if self.settled_by is SettledBy.UNEMBEDDING:
+            return self.unembedding
+        return self.embedding if self.settled_by in (SettledBy.SCREEN, SettledBy.EMBEDDING) else None
 
     @property
     def means(self) -> str:

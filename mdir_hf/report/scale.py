@@ -13,6 +13,9 @@ from mdir_hf.report.terms import SettledBy, Verdict
 MEASURED = "real_pairs.json"
 """log10 p of the pairs of ``benchmarks/results/real-pairs.jsonl``; ``python -m benchmarks.real.scale`` writes it."""
 
+AGREEMENT = "agreement, counted as log10 p"
+"""What the scale is of where p bounds nothing."""
+
 TITLE = "Beside pairs of real models"
 
 
@@ -29,18 +32,21 @@ def scale_section(report: HomologyReport) -> Section:
         return Section(SectionKind.SCALE, TITLE)
     strangers, relatives = measured_pairs()
     place = _place(report.log10_p, strangers, relatives)
+    no_bound = "" if report.p_is_bound else ", which says how much agrees and bounds no chance"
+    axis = "log10 p" if report.p_is_bound else AGREEMENT
+    words = f"{axis} {_round(report.log10_p)}, {place}"
     text = (
         f"Measured in the same way, {len(strangers)} pairs of unrelated real models had log10 p from "
         f"{_round(strangers[0])} to {_round(strangers[-1])}. {len(relatives)} pairs of a real model and a copy of it, "
         "reordered, rotated, cut, quantised, noised or trained further, had "
-        f"{_round(relatives[0])} to {_round(relatives[-1])}. This pair has {_round(report.log10_p)}: {place}. The size "
-        "of p grows with how much was compared, and is no measure of how much is shared."
+        f"{_round(relatives[0])} to {_round(relatives[-1])}. This pair has {_round(report.log10_p)}{no_bound}: "
+        f"{place}. The size of p grows with how much was compared, and is no measure of how much is shared."
     )
     return Section(
         SectionKind.SCALE,
         TITLE,
         paragraphs=(text,),
-        scale=Scale(strangers, relatives, report.log10_p, report.alpha, f"log10 p {_round(report.log10_p)}, {place}"),
+        scale=Scale(strangers, relatives, report.log10_p, report.alpha, words, axis),
     )
 
 

@@ -87,6 +87,17 @@ UNLESS_IN_ANOTHER_BASIS = "unless its channels were rotated, or reordered under 
 or one that the embeddings show."""
 
 
+def agreement_text(channels: tuple[int, int] | None) -> str:
+    """How much of two models agrees, where p bounds nothing.
+
+    Args:
+        channels: How many match one by one, out of how many; None: not known.
+    """
+    if channels is None or 2 * channels[0] < channels[1]:
+        return "the channels match as a whole"
+    return f"{channels[0]:,} of {channels[1]:,} channels match"
+
+
 def n_bytes_text(n_bytes: float) -> str:
     """A size for people: 512 B, 1.2 MB."""
     for unit in ("B", "kB", "MB", "GB"):

@@ -136,12 +136,12 @@ def _minus(text: str) -> str:
 
 
 def _power(report: HomologyReport) -> Markup:
-    """What p is, as a sentence; nothing where equal files need none."""
+    """What p is, as a sentence, or how much agrees where p bounds nothing; nothing where equal files need none."""
     if report.settled_by is SettledBy.IDENTICAL_FILES:
         return Markup("")
+    if not report.p_is_bound:
+        return Markup("<strong>{}.</strong>").format(report.agreement[:1].upper() + report.agreement[1:])
     if report.log10_p > -1.0:
         return Markup("<strong>p gives no evidence.</strong>")
     exponent = f"\N{MINUS SIGN}{math.floor(-report.log10_p)}"
-    is_bound = report.standing_axes is None
-    said = "p is at most 10<sup>{}</sup>." if is_bound else "p comes out as 10<sup>{}</sup>."
-    return Markup(f"<strong>{said}</strong>").format(exponent)
+    return Markup("<strong>p is at most 10<sup>{}</sup>.</strong>").format(exponent)

@@ -49,6 +49,7 @@ PAIR_FEATURES: Features = {
     "verdict": "string",
     "reason": "string",
     "log10_p": "float64",
+    "p_is_bound": "bool",
     "common_tokens": "int64",
     "transformation": "string",
     "is_declared": "bool",
@@ -140,11 +141,12 @@ def _card(report: SurveyReport, n_rows: Mapping[str, int]) -> str:
             f"{len(report.readable())} models, each compared with each by mdir-hf {version}; alpha = {alpha} for all "
             "pairs together.",
             "",
-            f"- `pairs` ({n_rows[PAIRS]:,} rows): the verdict on two models, and log10 of p for this pair alone.",
+            f"- `pairs` ({n_rows[PAIRS]:,} rows): the verdict on two models, and log10 of p for this pair alone. "
+            "Where `p_is_bound` is false, p says how much agrees and bounds no chance.",
             f"- `models` ({n_rows[MODELS]:,} rows): what each name stood for, and its group of relatives.",
             "",
             "`homologous` says that the weights are not independent, with p below alpha. It does not say which model "
-            "came first. `no_evidence` does not say that two models are unrelated.",
+            "came first. `no_evidence` says that the relation was not found by embeddings; layers were not compared.",
             "",
             "The same results as one object of JSON are in `survey.json`.",
             "",

@@ -63,8 +63,9 @@ def survey_cells(
 ) -> dict[str, tuple[CellGrid, ...]]:
     """Return what the cells of the figures of a survey say, by figure.
 
-    A cell of the matrix names two models, what was found and log10 p, rounded up. Of the dendrogram a leaf names its
-    nearest model, and a branch its models and the distance at which they are joined.
+    A cell of the matrix names two models, what was found and log10 p, rounded up, where that bounds a chance. Of the
+    dendrogram a leaf names its nearest
+    model, and a branch its models and the distance at which they are joined.
 
     Args:
         report: The survey.
@@ -87,11 +88,13 @@ def _matrix(report: SurveyReport, dark: bool) -> Figure:
     names = report.readable()
     verdicts: list[list[str | None]] = []
     log10_p: list[list[float]] = []
+    bounds: list[list[bool]] = []
     for first in names:
         row = [_pair(report, first, second) for second in names]
         verdicts.append([None if found is None else found.verdict for found in row])
         log10_p.append([0.0 if found is None or found.log10_p is None else found.log10_p for found in row])
-    return draw_survey_matrix(names, log10_p, verdicts, groups=_read_groups(report), dark=dark)
+        bounds.append([found is not None and found.p_is_bound for found in row])
+    return draw_survey_matrix(names, log10_p, verdicts, bounds=bounds, groups=_read_groups(report), dark=dark)
 
 
 def _read_groups(report: SurveyReport) -> list[list[str]]:
@@ -135,11 +138,11 @@ def _said(one: str, other: str, pair: PairResult | None) -> str:
         return f"{models}: not compared yet"
     if pair.error is not None or pair.verdict is None:
         return f"{models}: not compared, {pair.error}"
-    words = {
-        "homologous": "they share weight ancestry",
-        "no_evidence": "no shared weights were found",
-        "inconclusive": "it could not be told whether weights are shared",
-    }
-    # Rounded up: never more evidence than there is.
-    log10_p = min(0, math.ceil(pair.log10_p or 0.0))
-    return f"{models}: {words[pair.verdict]}, log10 p {log10_p:,}, on {pair.common_tokens:,} tokens"
+    if pair.verdict == "homologous":
+        # Rounded up: never more evidence than there is.
+        strength = f"log10 p {min(0, math.ceil(pair.log10_p or 0.0)):,}" if pair.p_is_bound else pair.agreement
+        found = f"they share weight ancestry, {strength}"
+    else:
+        is_open = pair.verdict == "inconclusive"
+        found = "it could not be told whether weights are shared" if is_open else SurveyReport.NOT_FOUND
+    return f"{models}: {found}, on {pair.common_tokens:,} tokens"

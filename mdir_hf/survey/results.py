@@ -19,7 +19,7 @@ from scipy.sparse.csgraph import connected_components
 from mdir_hf.budgets import REPORT_JSON
 from mdir_hf.checkpoint.json_object import AS_WRITTEN, read_json
 from mdir_hf.errors import InputError
-from mdir_hf.report import HomologyReport, ModelSummary
+from mdir_hf.report import HomologyReport, ModelSummary, agreement_text
 from mdir_hf.report.parts import Count, Log10P
 from mdir_hf.saving.folder import write_file
 
@@ -66,6 +66,8 @@ class PairResult:
         common_tokens: Tokens of the sample that both hold.
         transformation: What was found: identity, permutation, signed_permutation or none.
         error: Why it could not be computed.
+        p_is_bound: Whether p bounds a chance; a result from before this was kept does not say so.
+        channels: How many channels match one by one, and how many the narrower model has; None: not known.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = AS_WRITTEN
@@ -78,6 +80,13 @@ class PairResult:
     common_tokens: Count = 0
     transformation: str | None = None
     error: str | None = None
+    p_is_bound: bool = False
+    channels: tuple[Count, Count] | None = None
+
+    @property
+    def agreement(self) -> str:
+        """What to show in place of a p that bounds nothing: ``576 of 576 channels match``."""
+        return agreement_text(self.channels)
 
     @classmethod
     def of(cls, reference: str, candidate: str, report: HomologyReport) -> PairResult:
@@ -91,6 +100,8 @@ class PairResult:
             log10_p=report.log10_p,
             common_tokens=0 if matrix is None else matrix.common_tokens,
             transformation=None if matrix is None else matrix.transformation,
+            p_is_bound=report.p_is_bound,
+            channels=report.channels,
         )
 
 
@@ -103,7 +114,12 @@ class SurveyReport:
         models: Those that were tried, by name.
         pairs: Those that were computed, by names in the order of the list.
         settings: What was asked: alpha, seed, tokens of the sample, its name, version.
+        COMPARED: What a survey compares of two models; ``compare`` goes on to the layers.
+        NOT_FOUND: What it says of a pair without evidence: no more than it looked at.
     """
+
+    COMPARED: ClassVar[str] = "embeddings"
+    NOT_FOUND: ClassVar[str] = "not found by embeddings; layers not compared"
 
     names: tuple[str, ...]
     models: Mapping[str, ModelResult]
@@ -124,7 +140,7 @@ class SurveyReport:
         return found is not None and found.verdict == "homologous"
 
     def groups(self) -> tuple[tuple[str, ...], ...]:
-        """Models joined by chains of homologous pairs; unrelated models are groups of one. Largest first."""
+        """Models joined by chains of homologous pairs; those without a relative are groups of one. Largest first."""
         place = {name: at for at, name in enumerate(self.names)}
         related = np.zeros((len(place), len(place)), dtype=bool)
         for first, second in self.pairs:
@@ -133,6 +149,19 @@ class SurveyReport:
         for name, group in zip(self.names, connected_components(related, directed=False)[1], strict=True):
             members.setdefault(int(group), []).append(name)
         return tuple(sorted(map(tuple, members.values()), key=lambda group: -len(group)))
+
+    def without_relatives(self) -> tuple[tuple[str, str], ...]:
+        """Models of which a pair was compared and none found related, each with the one to compare its layers with.
+
+        That is the one with the smallest p; of several, the first of the list.
+        """
+        found = []
+        for name in (group[0] for group in self.groups() if len(group) == 1):
+            pairs = [pair for pair, one in self.pairs.items() if name in pair and one.verdict is not None]
+            if pairs:
+                first, second = min(pairs, key=lambda pair: self.pairs[pair].log10_p or 0.0)
+                found.append((name, second if first == name else first))
+        return tuple(found)
 
     def contradictions(self) -> tuple[tuple[str, str, str], ...]:
         """Triples in which the middle model is related to both others, and no relation was found between those.
@@ -173,6 +202,7 @@ class SurveyReport:
         return {
             "schema": SCHEMA,
             **self.settings,
+            "compared": self.COMPARED,
             "models": [asdict(self.models[name]) for name in self.names if name in self.models],
             "groups": [list(group) for group in self.groups()],
             "pairs": [asdict(self.pairs[pair]) for pair in combinations(self.names, 2) if pair in self.pairs],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from shlex import quote
 
 from mdir_hf.fingerprints.fingerprint import Fingerprint
 from mdir_hf.saving.folder import write_file
@@ -14,7 +15,7 @@ from mdir_hf.survey.planning import writing_into
 from mdir_hf.survey.results import SurveyReport
 
 _FIGURES = {
-    "matrix.svg": "Matrix of all pairs, darker where the evidence is stronger",
+    "matrix.svg": "Matrix of all pairs, darker where more agrees",
     "dendrogram.svg": "Dendrogram of each group of relatives",
 }
 
@@ -56,22 +57,27 @@ def save_survey(
 def _markdown(report: SurveyReport, written: Collection[str]) -> str:
     # Names are the users' words: in a code block nothing in them is markup.
     groups = "\n".join(", ".join(group) for group in report.groups() if len(group) > 1) or "none"
-    compared = {name for pair in report.pairs for name in pair}
-    alone = "\n".join(g[0] for g in report.groups() if len(g) == 1 and g[0] in compared) or "none"
+    alone = "\n".join(
+        f"{name}: mdir-hf compare {quote(other)} {quote(name)}" for name, other in report.without_relatives()
+    )
     parts = [
         "# Weight ancestry of many models",
         f"{len(report.readable())} models, {len(report.pairs)} pairs, alpha = {report.settings['alpha']:g} for all of "
-        "them together. A group is joined by chains of pairs with shared weight ancestry. p does not say which model "
-        "came first, nor that the others are unrelated.",
+        "them together. A group is joined by chains of pairs with shared weight ancestry. It does not say which model "
+        "came first.",
         *(f"![{what}]({name})" for name, what in _FIGURES.items() if name in written),
         "## Groups",
         _block(groups),
-        "## No relation found",
-        _block(alone),
+        "## No relative found by embeddings",
+        "Layers were not compared; the commands compare them.",
+        _block(alone or "none"),
     ]
     contradictions = report.contradictions()
     if contradictions:
-        lines = [f"{middle}: related to {a} and to {b}, which show no relation" for a, middle, b in contradictions]
+        lines = [
+            f"{middle}: related to {a} and to {b}, of which the relation is {report.NOT_FOUND}"
+            for a, middle, b in contradictions
+        ]
         parts += ["## Worth a look", _block("\n".join(lines))]
     if any(found.declared_bases is not None for found in report.models.values()):
         parts += ["## Declared and measured", _block("\n".join(_declared(report)))]
@@ -87,7 +93,7 @@ def _declared(report: SurveyReport) -> list[str]:
     for name in report.readable():
         for base in report.models[name].declared_bases or ():
             if base in report.models:
-                measured = "shared ancestry found" if report.is_related(name, base) else "no evidence found"
+                measured = "shared ancestry found" if report.is_related(name, base) else report.NOT_FOUND
             else:
                 measured = "not in this survey"
             lines.append(f"{name} declares {base}: {measured}")

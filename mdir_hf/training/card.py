@@ -50,15 +50,14 @@ def _section(report: HomologyReport, drift: Drift) -> str:
         "",
         badge.markdown(BADGE_PATH, REPORT_PATH),
         "",
-        f"**{badge.claim.sentence.replace('<', '&lt;')}** (log10 p = {report.log10_p:.1f}, alpha = {report.alpha:g}). "
+        f"**{badge.claim.sentence.replace('<', '&lt;')}** ({badge.claim.numbers}). "
         f"Compared at the end of training, in memory, with {_base(report.reference)}.",
         "",
         f"| after {drift.step:,} steps | moved, of the size of the base | trace over rank |",
         "|---|---|---|",
         *moved,
         "",
-        "Trace over rank is 1 where every channel still matches its own in the base. p bounds the chance of such "
-        "agreement between independently trained models; it has no direction.",
+        f"Trace over rank is 1 where every channel still matches its own in the base. {badge.claim.what_p_says}",
         "",
         f"Measured by mdir-hf {markdown_text(report.version)}, seed {report.seed}.",
         END,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mdir_hf.errors import InputError
+from mdir_hf.errors import MissingExtraError
 from mdir_hf.installing import install_command
 from mdir_hf.names import shown_name
 
@@ -56,7 +56,7 @@ def join(distances: FloatArray, resampled: Iterable[FloatArray], names: Sequence
         The tree as Newick, and its inner branches, the larger sides first.
 
     Raises:
-        InputError: If biopython, which joins the neighbours, is not installed.
+        MissingExtraError: If biopython, which joins the neighbours, is not installed.
     """
     tree = _neighbour_joining(distances)
     whole = frozenset(range(len(names)))
@@ -107,7 +107,8 @@ def _neighbour_joining(distances: FloatArray) -> Any:  # noqa: ANN401 - biopytho
     try:
         from Bio.Phylo.TreeConstruction import DistanceMatrix, DistanceTreeConstructor
     except ImportError as exc:
-        raise InputError(f"a tree needs biopython: {install_command('tree')}") from exc
+        command = install_command("tree", for_others=True)  # a Space shows it to visitors, and no path of its machine
+        raise MissingExtraError(f"no tree is drawn, which needs biopython: {command}") from exc
     labels = [str(at) for at in range(len(distances))]
     lower = [[float(d) for d in row[: at + 1]] for at, row in enumerate(distances)]
     return DistanceTreeConstructor().nj(DistanceMatrix(labels, lower))

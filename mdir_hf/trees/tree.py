@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from mdir_hf.errors import InputError
+from mdir_hf.errors import InputError, MissingExtraError
 from mdir_hf.fingerprints.fingerprint import Fingerprint
 from mdir_hf.homology.distances import TokenGeometry
 from mdir_hf.trees.aligning import align_rows
@@ -44,7 +44,8 @@ class FamilyTree:
 
     Attributes:
         members: The models in the tree.
-        newick: The tree with branch lengths and supports in per cent, names quoted; None with fewer than three models.
+        newick: The tree with branch lengths and supports in per cent, names quoted; None with fewer than three models,
+            and where biopython, which joins neighbours, is not installed: a note says so.
             Branches without enough support are left out, so that a node may have more than two.
         splits: Its inner branches.
         distances: Mean squared difference per entry between aligned rows, member by member.
@@ -153,7 +154,7 @@ def grow_tree(
         Cost O(tokens m^2 n) for m models of width n, and ``RESAMPLES`` times O(m^3).
 
     Raises:
-        InputError: If biopython, which joins the neighbours, is not installed, or there is one model only.
+        InputError: If there is one model only.
     """
     names = tuple(fingerprints)
     if len(names) < 2:
@@ -178,7 +179,10 @@ def grow_tree(
     newick: str | None = None
     splits: tuple[Split, ...] = ()
     if len(members) >= 3:
-        newick, splits = join(distances, _resampled(geometry, kept, seed), members)
+        try:
+            newick, splits = join(distances, _resampled(geometry, kept, seed), members)
+        except MissingExtraError as exc:  # costs the tree, and nothing else
+            notes.append(f"{exc.message[:1].upper()}{exc.message[1:]}")
     # Rows are equal bit for bit, or rounded from each other, only where no channel was moved.
     unmoved = {name: found.rows[name] for name in placed if found.is_unmoved(name)}
     evidence = (

@@ -86,6 +86,10 @@ _TEXT_OR_NULL: dict[str, Any] = {"type": ["string", "null"]}
 _NUMBER_OR_NULL: dict[str, Any] = {"type": ["number", "null"]}
 _COUNT: dict[str, Any] = {"type": "integer", "minimum": 0}
 _VERDICT: dict[str, Any] = {"enum": ["homologous", "no_evidence", "inconclusive", None]}
+_P_IS_BOUND = {
+    "type": "boolean",
+    "description": "Whether p bounds a chance. Where not, log10_p says how much agrees: quote it as no p.",
+}
 
 
 def _object(**properties: dict[str, Any]) -> dict[str, Any]:
@@ -122,6 +126,7 @@ IDENTIFIED = _object(
                 base=_TEXT,
                 verdict=_VERDICT,
                 log10_p=_said("By the index.", {"type": "number"}),
+                p_is_bound=_P_IS_BOUND,
                 sentence=_said("What the comparison found, to quote; null where none was made.", _TEXT_OR_NULL),
                 error=_TEXT_OR_NULL,
             )
@@ -159,6 +164,7 @@ def identified(answered: Answered[Family], link: str) -> dict[str, Any]:
                 "base": one.base.pinned,
                 "verdict": None if one.verdict is None else str(one.verdict),
                 "log10_p": one.log10_p,
+                "p_is_bound": one.p_is_bound,
                 "sentence": None if one.report is None else one.report.sentence,
                 "error": one.error,
             }
@@ -183,6 +189,7 @@ VERIFIED = _object(
                 outcome=_said("A verdict, or why there is none."),
                 sentence=_said("What was found, to quote; null where nothing was compared.", _TEXT_OR_NULL),
                 log10_p=_NUMBER_OR_NULL,
+                p_is_bound=_P_IS_BOUND,
                 why_not=_TEXT_OR_NULL,
             )
         ),
@@ -216,6 +223,7 @@ def verified(answered: Answered[Family], link: str) -> dict[str, Any]:
                 "outcome": str(one.outcome),
                 "sentence": None if one.report is None else one.report.sentence,
                 "log10_p": None if one.report is None else one.report.log10_p,
+                "p_is_bound": one.report is not None and one.report.p_is_bound,
                 "why_not": one.why_not,
             }
             for one in check.bases
@@ -228,11 +236,17 @@ SURVEYED = _object(
     cut_short=_said(WORDS["cut_short"]),
     link=_said("Page that shows this survey, pinned to the commits of its models; empty where it is kept nowhere."),
     left_out=_said("Which models of the list are not in it; empty where all are."),
-    groups=_said("Models that share ancestry, directly or through others; strangers stand alone.", _list(_list(_TEXT))),
+    groups=_said(
+        "Models that share ancestry, directly or through others; the rest stand alone.",
+        _list(_list(_TEXT)),
+    ),
+    compared=_said("What was compared of each pair: embeddings. The layers were not; compare looks at them, too."),
     models=_said("Every model, with why it could not be read.", _list(_object(name=_TEXT, error=_TEXT_OR_NULL))),
     pairs=_said(
         "Every pair that was compared.",
-        _list(_object(reference=_TEXT, candidate=_TEXT, verdict=_VERDICT, log10_p=_NUMBER_OR_NULL)),
+        _list(
+            _object(reference=_TEXT, candidate=_TEXT, verdict=_VERDICT, log10_p=_NUMBER_OR_NULL, p_is_bound=_P_IS_BOUND)
+        ),
     ),
     trees=_said(
         "Of each group of three and more: its tree, with branch lengths and supports in per cent.",
@@ -255,6 +269,7 @@ def surveyed(answered: Answered[Surveyed], link: str) -> dict[str, Any]:
         "link": link,
         "left_out": answered.result.left_out,
         "groups": [list(group) for group in report.groups()],
+        "compared": report.COMPARED,
         "models": [{"name": one.name, "error": one.error} for one in report.models.values()],
         "pairs": [
             {
@@ -262,6 +277,7 @@ def surveyed(answered: Answered[Surveyed], link: str) -> dict[str, Any]:
                 "candidate": pair.candidate,
                 "verdict": None if pair.verdict is None else str(pair.verdict),
                 "log10_p": pair.log10_p,
+                "p_is_bound": pair.p_is_bound,
             }
             for pair in report.pairs.values()
         ],

@@ -167,7 +167,7 @@ class Desk:
 
     async def _asked_of_the_hub(self, ask: Callable[[], R], visitor: Visitor) -> R:
         ticket = self._resolving_room.enter(visitor.key)
-        return await asyncio.shield(asyncio.wrap_future(_submit(self._resolvers, ask, ticket)))
+        return await _shielded(_submit(self._resolvers, ask, ticket))
 
     async def kept(self, question: AnyQuestion, visitor: Visitor) -> Answered[Result] | None:
         """Return the answer that was kept of an earlier, public question of the same commits; None: there is none.
@@ -233,7 +233,7 @@ class Desk:
             task = self._plan_of(question)
             planning = Assignment(access, task, self._processes, seconds=limits.plan_seconds)
             work = _submit(self._planners, planning.run, ticket)
-            return await asyncio.shield(asyncio.wrap_future(work))
+            return await _shielded(work)
         except OutOfTimeError as exc:
             raise out_of_time(limits.plan_seconds or 0.0, what="Looking at these models") from exc
         except MdirError as exc:
@@ -444,6 +444,13 @@ def _submit(workers: ThreadPoolExecutor, work: Callable[[], R], ticket: Ticket) 
     future = workers.submit(work)
     _leave_after(future, ticket)
     return future
+
+
+async def _shielded(work: Future[R]) -> R:
+    """Wait for work that goes on when its visitor leaves; how it ends then is asked by nobody, and no fault."""
+    waited = asyncio.wrap_future(work)
+    waited.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+    return await asyncio.shield(waited)
 
 
 def _leave_after(work: Future[R], ticket: Ticket) -> None:

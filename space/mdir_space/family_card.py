@@ -34,6 +34,8 @@ class Kin:
         is_found: Whether shared weights were found.
         measured: What was found, in words.
         log10_p: Of that; None where nothing was measured.
+        p_is_bound: Whether that p bounds a chance.
+        agreement: How much agrees; empty where it was not counted.
         is_corrected: Whether that p is corrected for all bases of the index.
         made_from: What its entry in the index was made from, in sentences; empty where the index says it itself.
     """
@@ -44,6 +46,8 @@ class Kin:
     is_found: bool
     measured: str
     log10_p: float | None
+    p_is_bound: bool = False
+    agreement: str = ""
     is_corrected: bool = False
     made_from: str = ""
 
@@ -90,10 +94,11 @@ def family_sentence(family: Family, question: FamilyQuestion) -> tuple[str, str]
         corrected = f", corrected for the {n_bases} base models of the index" if best.is_corrected else ""
         others = [shown_name(one.name) for one in found[1:]]
         also = f" So do {name} and {_listed(others)}." if others else ""
-        base, log10_p = shown_name(best.name), log10_text(best.log10_p or 0.0)
+        base = shown_name(best.name)
+        by = f"log10 p = {log10_text(best.log10_p or 0.0)}{corrected}" if best.p_is_bound else best.agreement
         return (
             f"It shares weight ancestry with {base}.",
-            f"{name} and {base} share weights (log10 p = {log10_p}{corrected}).{also}",
+            f"{name} and {base} share weights{f' ({by})' if by else ''}.{also}",
         )
     if family.found is None:
         of_card = "Only what its card declares was looked at."
@@ -149,7 +154,18 @@ def _of_index(ancestor: Ancestor, found: Identification, shipped: ShippedBase | 
             "other."
         )
     is_corrected = found.n_bases > 1
-    return Kin(base.repo, opens, "index", is_found, measured, log10_p, is_corrected=is_corrected, made_from=made_from)
+    return Kin(
+        base.repo,
+        opens,
+        "index",
+        is_found,
+        measured,
+        log10_p,
+        p_is_bound=ancestor.p_is_bound,
+        agreement="" if report is None else report.agreement,
+        is_corrected=is_corrected,
+        made_from=made_from,
+    )
 
 
 def _of_card(check: BaseCheck, relation: str | None) -> Kin:
@@ -158,7 +174,16 @@ def _of_card(check: BaseCheck, relation: str | None) -> Kin:
     if report is None:
         return Kin(check.base, check.base, place, False, f"not compared: {check.why_not}", None)
     is_found = report.verdict is Verdict.HOMOLOGOUS
-    return Kin(check.base, check.base, place, is_found, _MEASURED[report.verdict], report.log10_p)
+    return Kin(
+        check.base,
+        check.base,
+        place,
+        is_found,
+        _MEASURED[report.verdict],
+        report.log10_p,
+        p_is_bound=report.p_is_bound,
+        agreement=report.agreement,
+    )
 
 
 def _excluded(name: str, found: Identification) -> str:
@@ -189,20 +214,26 @@ def _card_says_no(family: Family) -> str:
 def _table(kin: list[Kin], question: FamilyQuestion) -> str:
     if not kin:
         return ""
-    logs = {one: "" if one.log10_p is None else text(log10_text(one.log10_p)) for one in kin}
     rows = "".join(
         f'<tr><th scope="row" class="long">{text(shown_name(one.name))}</th>'
         f'<td data-label="Named by">{text(one.place)}</td>'
-        f'<td>{text(one.measured)}</td><td class="number" data-label="log10 p">{logs[one]}'
+        f'<td>{text(one.measured)}</td><td data-label="Strength">{text(_strength(one))}'
         f"</td><td>{_comparison(one, question)}</td></tr>"
         for one in kin
     )
     return (
         '<div class="panel kin"><table><caption>Models that it was held against</caption><thead><tr>'
         '<th scope="col">Model</th><th scope="col">Named by</th><th scope="col">Measured</th>'
-        '<th scope="col" class="number">log10 p</th><th scope="col">Further</th></tr></thead>'
+        '<th scope="col">Strength</th><th scope="col">Further</th></tr></thead>'
         f"<tbody>{rows}</tbody></table>{_sources(kin)}</div>"
     )
+
+
+def _strength(one: Kin) -> str:
+    """What was found rests on: p where it bounds a chance, else how much agrees; nothing where nothing was found."""
+    if not one.is_found or one.log10_p is None:
+        return ""
+    return f"log10 p {log10_text(one.log10_p)}" if one.p_is_bound else one.agreement
 
 
 def _comparison(one: Kin, question: FamilyQuestion) -> str:

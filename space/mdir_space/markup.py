@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable
 from urllib.parse import quote
 
-from mdir_hf import ModelSummary, shown_name, visible_text
+from mdir_hf import HomologyReport, ModelSummary, PairResult, shown_name, visible_text
 
 HUB = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
 """Where names of models lead."""
@@ -24,6 +24,11 @@ def text(value: object) -> str:
 def log10_text(log10_p: float) -> str:
     """Write log10 of a p, rounded up: never more evidence than there is."""
     return f"{min(0, math.ceil(log10_p)):,}".replace("-", "\N{MINUS SIGN}")
+
+
+def strength_text(found: HomologyReport | PairResult) -> str:
+    """Write what a verdict rests on: log10 of p where that bounds a chance, else how much agrees."""
+    return f"log10 p {log10_text(found.log10_p or 0.0)}" if found.p_is_bound else found.agreement
 
 
 def code(content: str, label: str) -> str:

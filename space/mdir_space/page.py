@@ -38,6 +38,7 @@ from mdir_space.notices import stored_notice
 from mdir_space.plans import notice_of
 from mdir_space.programs import add_programs, tools_of
 from mdir_space.question import DEFAULT_ALPHA, LEVELS, Question, RefusedError
+from mdir_space.results import WHAT_IS_KEPT
 from mdir_space.sharing import CARD, Cards
 from mdir_space.static_pictures import StaticPictures
 from mdir_space.suggestions import Suggestions, datalist
@@ -84,8 +85,8 @@ FOOTER = f"""
 <p><a href="method">How it works</a> · <a href="https://arxiv.org/abs/2508.06309" target="_blank"
 rel="noopener">The paper (arXiv:2508.06309)</a> · On your own machine:
 <code>{text(install_command(for_others=True))}</code></p>
-<p>No visitor is tracked, and no run is recorded. What a signed-in visitor reads with their own rights is kept nowhere
-and shown to nobody else.</p>
+<p>No visitor is tracked. {WHAT_IS_KEPT} What a signed-in visitor reads with their own rights is shown to nobody else
+and not kept for another visit.</p>
 </footer>
 """
 

@@ -18,6 +18,12 @@ from mdir_space.ways import AnyQuestion, FamilyQuestion
 MOST_RESULTS = 128
 """A report with its pictures' arrays takes about 2 MB; a survey with its pictures, or a family, takes less."""
 
+WHAT_IS_KEPT = (
+    f"The last {MOST_RESULTS} results of public models are kept in memory until the server stops; whoever asks the "
+    "same question or has the address can open them."
+)
+"""Stands on the page, in its README, in the guide and in SECURITY.md, in these words."""
+
 Key = tuple[object, ...]
 Result = HomologyReport | Family | Surveyed
 

@@ -9,7 +9,7 @@ from mdir_hf import PairResult, SurveyReport, Verdict, shown_name
 from mdir_space.addresses import query_of
 from mdir_space.answering import answering_figure
 from mdir_space.many import Surveyed
-from mdir_space.markup import choices, download, link_row, log10_text, not_meant, text
+from mdir_space.markup import choices, download, link_row, not_meant, strength_text, text
 from mdir_space.ways import SurveyQuestion
 
 MOST_NAMES = 6
@@ -39,6 +39,7 @@ def survey_card(
         f"<span>{text(headline)}</span></h2>",
         f'<p class="sentence">{text(sentence)}</p>',
         _groups(report),
+        _without_relatives(report, question),
         _pictures(surveyed, question),
         _pairs(report, question),
         _not_read(surveyed),
@@ -58,19 +59,15 @@ def survey_sentence(report: SurveyReport) -> tuple[str, str]:
     n_related = sum(map(len, groups))
     n_pairs = len(report.pairs)
     if not groups:
-        headline = "No two of them were found to be related."
-        return headline, f"No shared weights were found in {n_pairs} pairs of {len(read)} models."
+        headline = "No relatives were found by embeddings."
+        return headline, f"In {n_pairs} pairs of {len(read)} models: {SurveyReport.NOT_FOUND}."
     related = "All of them" if n_related == len(read) else f"{n_related} of {len(read)}"
     families = "one family" if len(groups) == 1 else f"{len(groups)} families"
     of = "form" if n_related > 1 else "forms"
     said = [f"{listed_names(group)} {_share(report, group)}." for group in groups[:3]]
-    alone = len(read) - n_related
-    if alone:
-        said.append(
-            "The other one showed none with any of them."
-            if alone == 1
-            else f"The other {alone} showed none with any model here."
-        )
+    if alone := len(read) - n_related:
+        which = "The other one" if alone == 1 else f"The other {alone}"
+        said.append(f"{which}: no relative found by embeddings; layers not compared.")
     return f"{related} {of} {families}.", " ".join(said)
 
 
@@ -89,10 +86,24 @@ def _groups(report: SurveyReport) -> str:
     return f"<h3>Families</h3><ul>{items}</ul>"
 
 
+def _without_relatives(report: SurveyReport, question: SurveyQuestion) -> str:
+    """List models without a relative, each with a link that looks at its layers, too."""
+    items = "".join(
+        f'<li>{text(shown_name(name))}: <a href="{_address(other, name, question)}">'
+        f"Compare its layers with {text(shown_name(other))}</a></li>"
+        for name, other in report.without_relatives()
+    )
+    return f"<h3>No relative found by embeddings</h3><ul>{items}</ul>" if items else ""
+
+
+def _address(reference: str, candidate: str, question: SurveyQuestion) -> str:
+    return text(f"?{query_of(reference, candidate, 'auto', question.alpha)}")
+
+
 def _pictures(surveyed: Surveyed, question: SurveyQuestion) -> str:
     captions = {
-        "matrix": "Every pair of models, with −log10 p in each cell: the larger, the stronger the evidence. A cell "
-        "leads to the comparison of its two models.",
+        "matrix": "Every pair of models, darker where more of their embeddings agrees. A cell leads to the comparison "
+        "of its two models, which goes on to the layers where embeddings show nothing.",
         "dendrogram": "Models of one family, joined where their weights are nearest to each other. It has no root: "
         "nearness does not say which came first.",
     }
@@ -131,7 +142,7 @@ def _table(pairs: Sequence[PairResult], caption: str, question: SurveyQuestion) 
     rows = "".join(
         f'<tr><th scope="row" class="long">{text(shown_name(pair.reference))}</th>'
         f'<td class="long">{text(shown_name(pair.candidate))}</td><td>{text(_found(pair))}</td>'
-        f'<td><a href="?{text(query_of(pair.reference, pair.candidate, "auto", question.alpha))}" aria-label="'
+        f'<td><a href="{_address(pair.reference, pair.candidate, question)}" aria-label="'
         f'{text(f"Full comparison: {shown_name(pair.reference)} and {shown_name(pair.candidate)}")}">'
         "Full comparison</a></td></tr>"
         for pair in pairs
@@ -147,8 +158,8 @@ def _found(pair: PairResult) -> str:
     if pair.error is not None:
         return f"not compared: {pair.error}"
     if pair.verdict == "homologous":
-        return f"log10 p {log10_text(pair.log10_p or 0.0)}, on {pair.common_tokens:,} tokens"
-    return "it could not be told" if pair.verdict == "inconclusive" else f"nothing, on {pair.common_tokens:,} tokens"
+        return f"{strength_text(pair)}, on {pair.common_tokens:,} tokens"
+    return "it could not be told" if pair.verdict == "inconclusive" else SurveyReport.NOT_FOUND
 
 
 def _not_read(surveyed: Surveyed) -> str:
@@ -167,8 +178,8 @@ def survey_caveats(surveyed: Surveyed) -> list[str]:
     n_tokens = surveyed.report.settings.get("sampled_tokens", 0)
     return [
         "Shared weights have no direction: they do not say which model came first.",
-        f"Each pair was compared on at most {n_tokens:,} tokens of the embeddings. A relation that only layers show is "
-        "found by the full comparison of that pair.",
+        f"Each pair was compared on at most {n_tokens:,} tokens of the embeddings. Layers were not compared: a "
+        "relation that only they show is found by the full comparison of that pair.",
     ]
 
 

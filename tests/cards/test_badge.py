@@ -15,10 +15,13 @@ from markdown_it import MarkdownIt
 
 import mdir_hf
 from mdir_hf import Badge, HomologyReport, Verdict, make_badge
+from mdir_hf.cards.badge_source import read_badge
 from mdir_hf.cards.claim import SCHEMA, canonical_json, claim_of_dict, claim_of_report, p_text
 from mdir_hf.cards.svg import LABEL_COLOR, MESSAGE_COLORS, RIM_COLOR, escape, render_svg
 from mdir_hf.errors import InputError
+from mdir_hf.report import PlaceboReport, PlaceboResult
 from tests.cards.reports import BASE_COMMIT, HOSTILE_TEXTS, TUNED_COMMIT, a_report, model
+from tests.figures.drawn_reports import a_matrix
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -260,3 +263,36 @@ def test_the_digest_is_of_the_report_and_not_of_its_spelling():
     respelled = json.dumps(json.loads(one.to_json()), indent=7, sort_keys=True)
     assert canonical_json(one) == canonical_json(HomologyReport.from_json(respelled))
     assert canonical_json(one) != canonical_json(a_report(seconds={"a": 1.0, "b": 2.5}))
+
+
+def without_bound():
+    """The claim of a pair of models in both of which axes stand out."""
+    placebo = PlaceboResult(0.0, 8.0, -0.1, 64)
+    embedding = a_matrix(matched_channels=61, placebo=PlaceboReport(placebo, placebo, (9.0, 6.0)))
+    return claim_of_report(a_report(embedding=embedding))
+
+
+def test_a_badge_counts_channels_where_p_bounds_nothing():
+    claim = without_bound()
+    assert (claim.message, claim.numbers) == ("61 of 64 channels match", "alpha = 1e-10")
+    assert claim_of_dict(json.loads(json.dumps(claim.to_dict()))) == claim
+    assert "30.2" not in render_svg(dataclasses.replace(claim, log10_p=-30.25)).partition("<metadata>")[0]
+
+
+def test_a_badge_from_before_channels_were_stated_is_drawn_as_it_was(tmp_path):
+    body = without_bound().to_dict()
+    del body["channels"]
+    old = claim_of_dict(body)
+    assert old.message == "log10 p -30"
+    path = tmp_path / "badge.svg"
+    path.write_text(render_svg(old))
+    assert read_badge(path).is_faithful
+
+
+@pytest.mark.parametrize("channels", [[65, 64], [-1, 64], [True, 64], [64], ["a", "b"], "ab", 5, None, [1, 10**9]])
+def test_counts_of_channels_that_cannot_be_are_refused(channels):
+    body = without_bound().to_dict() | {"channels": channels}
+    with pytest.raises(InputError):
+        claim_of_dict(body)
+    with pytest.raises(InputError):
+        claim_of_dict(claim_of_report(a_report()).to_dict() | {"channels": [64, 64]})

@@ -126,7 +126,7 @@ def test_of_a_large_group_the_weakest_pairs_are_shown_and_the_others_counted(tmp
     assert main(["survey", *names, "--out", str(tmp_path / "out"), "--tokens", "256", "--quiet"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert sum(" ~ " in line for line in lines) == 15
-    assert "  and 6 more related pairs of it, with smaller p" in lines
+    assert "  and 6 more related pairs of it, which agree more" in lines
 
 
 def test_declarations_are_read_for_joined_shards_too(loopback_hub, population, tmp_path, capsys):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 
 from mdir_hf.cli import main
+from tests.specimens import gaussian, write_model
 from tests.survey.conftest import population
 
 __all__ = ["population"]
@@ -28,3 +30,16 @@ def test_each_group_of_a_survey_gets_its_tree(population, tmp_path, capsys):
 def test_a_folder_without_survey_is_one_line(tmp_path, capsys):
     assert main(["tree", str(tmp_path)]) == 1
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_without_biopython_a_survey_and_its_relatives_are_there(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "Bio.Phylo.TreeConstruction", None)
+    rows = [gaussian(400, 64, 0) + 0.1 * gaussian(400, 64, at) for at in (1, 2, 3)]
+    tuned = [str(write_model(tmp_path / f"m{at}", each)) for at, each in enumerate(rows)]
+    out = str(tmp_path / "out")
+    assert main(["survey", *tuned, "--out", out, "--tokens", "256", "--quiet"]) == 0
+    assert len(json.loads((tmp_path / "out" / "survey.json").read_text())["groups"]) == 1
+    capsys.readouterr()
+    assert main(["tree", out]) == 0
+    said = capsys.readouterr().out
+    assert "No tree is drawn, which needs biopython: pip install" in said and "3 models, distances from" in said

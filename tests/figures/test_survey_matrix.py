@@ -35,7 +35,23 @@ def test_shades_symbols_and_gaps_stand_in_the_order_of_the_groups():
     assert shades.mask[0, 1] and shades.mask[1, 0]  # never compared
     assert symbols(axes) == {(1, 2): "full", (2, 1): "full", (0, 2): "left", (2, 0): "left"}
     assert [(patch.get_x(), patch.get_width()) for patch in axes.patches if not patch.get_fill()] == [(0.5, 2)]
-    assert sum(patch.get_hatch() is not None for patch in axes.patches) == 2
+    assert not any(patch.get_hatch() for patch in axes.patches)
+
+
+def test_what_embeddings_did_not_find_is_hatched_and_the_legend_says_that_layers_were_not_compared():
+    verdicts = [[None, "homologous", "no_evidence"], ["homologous", None, None], ["no_evidence", None, None]]
+    figure = draw_survey_matrix(NAMES, LOG10_P, verdicts)
+    (hatched,) = (patch for patch in figure.axes[0].patches if patch.get_hatch())
+    corners = {tuple(polygon[0]) for polygon in hatched.get_path().to_polygons()}
+    assert corners == {(1.5, -0.5), (-0.5, 1.5)}
+    assert "hatched: not found by embeddings; layers not compared" in figure.texts[-1].get_text()
+
+
+def test_a_number_stands_where_p_bounds_a_chance_and_nowhere_else():
+    verdicts = [[None, "homologous"], ["homologous", None]]
+    for bounds, written in ((None, []), ([[False, True], [True, False]], ["50", "50"])):
+        axes = draw_survey_matrix(["a", "b"], [[0.0, -50.0], [-50.0, 0.0]], verdicts, bounds=bounds).axes[0]
+        assert [text.get_text() for text in axes.texts] == written
 
 
 def test_the_finding_is_the_alt_text():

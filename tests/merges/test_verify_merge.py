@@ -15,6 +15,7 @@ from mdir_hf.errors import CardError
 from mdir_hf.merges.recipe import LayerSource, read_recipe
 from mdir_hf.merges.shares import shares_of
 from mdir_hf.merges.verify_merge import verify_merge
+from mdir_hf.report import HomologyReport
 from tests.loaded.test_models_in_memory import build, drifted
 
 transformers = pytest.importorskip("transformers")
@@ -70,6 +71,14 @@ def test_a_linear_merge_has_the_shares_that_it_was_made_with(place):
         assert found.shares == pytest.approx((0.3, 0.7), abs=1e-4)  # float32 weights
         assert found.left_over < 1e-6
     assert json.loads(json.dumps(check.to_dict()))["parents"][1]["share"] == pytest.approx(0.7, abs=1e-4)
+
+
+def test_a_parent_is_shown_without_a_p_that_bounds_nothing(place, monkeypatch):
+    both = recipe(place, merge_method="linear", models=models(place, "first", "second"))
+    check = verify_merge(NamedModel(place / "linear"), both)
+    assert str(check).count("log10 p = -") == 2
+    monkeypatch.setattr(HomologyReport, "standing_axes", (9.0, 6.0))
+    assert str(check).count("channels match") == 2 and "log10 p" not in str(check)
 
 
 def test_a_parent_without_a_share_and_a_stranger_are_told(place):

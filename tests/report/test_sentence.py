@@ -190,7 +190,10 @@ def test_p_its_words_and_the_badge_say_the_same():
         assert ("bounds no chance" in page) is not is_bound
         assert ("bounds no chance" in " ".join(str(report).split())) is not is_bound
         claim = claim_of_report(report)
-        assert claim.message == ("p < 1e-812" if is_bound else "log10 p -812")
+        assert claim.message == ("p < 1e-812" if is_bound else "24 of 24 channels match")
+        assert ("log10 p" in claim.numbers) is is_bound
+        for shown in (report._repr_html_().partition("<details")[0], str(describe(report)[0])):
+            assert ("812" in shown) is is_bound and ("24 of 24 channels match" in shown) is not is_bound
         assert ("no bound is proved" in claim.description) is not is_bound
         assert claim_of_dict(json.loads(json.dumps(claim.to_dict()))) == claim
 
@@ -245,3 +248,8 @@ def test_stored_reports_of_real_models_say_it():
     assert "match in the same order (576 of 576 one by one)" in said["fine-tune"]
     assert "once the channels of one are rotated" in said["rotated"]
     assert said["strangers"].startswith("No shared weights were found between real/qwen2.5-coder-0.5b-instruct and")
+
+
+def test_channels_that_match_only_together_are_not_counted():
+    few = a_matrix(placebo=PlaceboReport(a_placebo(), a_placebo(), (9.0, 6.0)), matched_channels=3)
+    assert a_report(embedding=few).agreement == "the channels match as a whole"

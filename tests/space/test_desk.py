@@ -1,13 +1,15 @@
 """The desk answers questions, lets them wait, stops them, and keeps what is private to its reader."""
 
 import asyncio
+import gc
 import itertools
+from concurrent.futures import Future
 from contextlib import aclosing
 
 import pytest
 
-from mdir_hf import HomologyChecker
-from mdir_space.desk import Answered, Desk, Serving, Waiting, Working
+from mdir_hf import HomologyChecker, StoppedError
+from mdir_space.desk import Answered, Desk, Serving, Waiting, Working, _shielded
 from mdir_space.limits import Limits
 from mdir_space.question import Question, RefusedError
 from mdir_space.visitor import Visitor
@@ -69,6 +71,21 @@ def test_the_end_of_the_work_is_heard_of_and_not_looked_for(desk, monkeypatch):
     monkeypatch.setattr("mdir_space.desk.POLL_S", 3600.0)
     steps = finish(asyncio.wait_for(steps_of(desk, Question(BASE, RELATED)), 120))  # else an hour
     assert isinstance(steps[-1], Answered)
+
+
+def test_work_whose_visitor_has_left_ends_without_a_traceback(caplog):
+    async def leave() -> None:
+        work = Future()
+        waiting = asyncio.ensure_future(_shielded(work))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        work.set_exception(StoppedError("stopped by the visitor"))
+        await asyncio.sleep(0.01)
+
+    finish(leave())
+    gc.collect()
+    assert not caplog.records
 
 
 def test_the_revision_that_was_asked_for_stands_beside_the_commit_that_was_read(desk, hub):

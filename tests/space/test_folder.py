@@ -56,6 +56,16 @@ def test_every_limit_stands_in_the_card_with_its_default(card):
     assert told == {f"MDIR_SPACE_{f.name.upper()}": f"{getattr(CPU_BASIC, f.name):.0f}" for f in fields(Limits)}
 
 
+def test_what_is_kept_is_said_in_the_same_words_everywhere():
+    from mdir_space.page import FOOTER
+    from mdir_space.results import WHAT_IS_KEPT
+
+    texts = [(ROOT / path).read_text() for path in ("space/README.md", "docs/guides/space.md", "SECURITY.md")]
+    for said in (FOOTER, *texts):
+        assert WHAT_IS_KEPT in " ".join(said.split())
+        assert "no run is recorded" not in said
+
+
 def test_no_file_is_too_large_for_git_on_the_hub():
     assert all(path.stat().st_size < 1 << 20 for path in SPACE.rglob("*") if "__pycache__" not in path.parts)
 

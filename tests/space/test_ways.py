@@ -4,6 +4,7 @@ import asyncio
 import html
 import itertools
 import math
+import sys
 import time
 from contextlib import aclosing
 from dataclasses import replace
@@ -12,11 +13,13 @@ from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
+import mdir_hf
 from mdir_hf import (
     Ancestor,
     BaseCheck,
     BaseIndex,
     DeclaredLineage,
+    HomologyReport,
     Identification,
     LineageCheck,
     ModelResult,
@@ -242,6 +245,19 @@ def test_a_survey_groups_relatives_draws_them_and_tells_each_model_as_it_arrives
     assert n_read == [0, 1, 2, 3, 4]
     body = surveyed.to_dict()
     assert (body["schema"], len(body["pairs"]), len(body["trees"])) == ("mdir-hf/survey/1", 6, 1)
+
+
+def test_a_survey_that_cannot_draw_its_tree_has_all_the_rest(hub, monkeypatch):
+    names = [BASE, RELATED, DECLARED]
+    monkeypatch.setitem(sys.modules, "Bio.Phylo.TreeConstruction", None)
+    found = survey(names)
+    assert found.report.groups() == (tuple(names),) and set(found.pictures) == {"matrix", "dendrogram"}
+    (tree,) = found.trees
+    assert tree.newick is None and set(tree.members) == set(names)
+    card = html.unescape(survey_card(found, ask_survey(names)))
+    assert "All of them form one family." in card
+    assert "No tree is drawn, which needs biopython: pip install" in card
+    assert str(Path(mdir_hf.__file__).parent.parent) not in card
 
 
 def test_a_survey_under_a_cap_says_which_models_were_not_read(hub):
@@ -501,15 +517,42 @@ class TestCards:
             return survey_sentence(SurveyReport(names, models, pairs))
 
         assert said() == (
-            "No two of them were found to be related.",
-            "No shared weights were found in 6 pairs of 4 models.",
+            "No relatives were found by embeddings.",
+            "In 6 pairs of 4 models: not found by embeddings; layers not compared.",
         )
         assert said(("o/a", "o/b")) == (
             "2 of 4 form one family.",
-            "o/a and o/b share weight ancestry. The other 2 showed none with any model here.",
+            "o/a and o/b share weight ancestry. The other 2: no relative found by embeddings; layers not compared.",
         )
         chain = said(("o/a", "o/b"), ("o/b", "o/c"))[1]
         assert chain.startswith("o/a, o/b and o/c are joined by pairs that share weight ancestry. The other one")
+
+    def test_a_survey_shows_no_p_that_bounds_nothing_and_leads_to_the_layers_of_who_has_no_relative(self):
+        names = ("o/a", "o/b", "o/c")
+        summary = ModelSummary("o/a", None, None, "llama", 8, 1, 8)
+        pairs = {pair: PairResult(*pair, "no_evidence", None, 0.0, 9) for pair in itertools.combinations(names, 2)}
+
+        def card(**said):
+            pair = PairResult("o/a", "o/b", "homologous", None, -50.0, 9, channels=(7, 8), **said)
+            report = SurveyReport(
+                names, {name: ModelResult(name, summary) for name in names}, pairs | {names[:2]: pair}
+            )
+            return survey_card(Surveyed(report), ask_survey(list(names)))
+
+        assert "log10 p \N{MINUS SIGN}50, on 9 tokens" in card(p_is_bound=True)
+        shown = card()
+        assert "7 of 8 channels match, on 9 tokens" in shown and "log10 p" not in shown
+        assert 'o/c: <a href="?a=o/a&amp;b=o/c">Compare its layers with o/a</a>' in shown
+        assert "not found by embeddings; layers not compared</td>" in shown
+
+    def test_a_family_shows_no_p_that_bounds_nothing(self, index, monkeypatch):
+        found = family(DECLARED, index)
+        assert "log10 p" in family_card(found, ask_family(DECLARED))
+        monkeypatch.setattr(HomologyReport, "standing_axes", (9.0, 6.0))
+        shown = family_card(found, ask_family(DECLARED))
+        assert "log10 p" not in shown and "channels match" in shown
+        assert "channels match" in str(found.found) and "log10 p" not in str(found.found)
+        assert "channels match" in str(found.declared) and "log10 p" not in str(found.declared)
 
     def test_whatever_a_model_is_called_is_text(self):
         hostile = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"

@@ -1,6 +1,7 @@
 """What the cells of a survey's figures say, and where they lead."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ def report():
     models = {name: ModelResult(name, summary) for name in NAMES[:-1]}
     models["o/absent"] = ModelResult("o/absent", None, "o/absent was not found")
     pairs = {pair: PairResult(*pair, "no_evidence", None, -0.4, 2048) for pair in itertools.combinations(NAMES[:3], 2)}
-    pairs["o/base", "o/tuned"] = PairResult("o/base", "o/tuned", "homologous", None, -3211.7, 1900)
+    pairs["o/base", "o/tuned"] = PairResult("o/base", "o/tuned", "homologous", None, -3211.7, 1900, p_is_bound=True)
     pairs["o/base", "o/broken"] = PairResult("o/base", "o/broken", None, error="the rows have other widths")
     return SurveyReport(NAMES, models, pairs)
 
@@ -30,13 +31,26 @@ def test_a_cell_of_the_matrix_names_both_models_what_was_found_and_p_and_leads_t
     assert grid.rows == grid.columns == ("o/base", "o/tuned", "o/stranger", "o/broken")  # families first
     related = "o/base and o/tuned: they share weight ancestry, log10 p -3,211, on 1,900 tokens"
     assert grid.texts[0][1] == related
-    assert grid.texts[1][2] == "o/tuned and o/stranger: no shared weights were found, log10 p 0, on 2,048 tokens"
+    assert grid.texts[1][2] == ("o/tuned and o/stranger: not found by embeddings; layers not compared, on 2,048 tokens")
     assert grid.texts[3][0] == "o/broken and o/base: not compared, the rows have other widths"
     assert grid.texts[3][2] == "o/broken and o/stranger: not compared yet"
     assert grid.texts[2][2] == "o/stranger: the same model on both sides"
     assert grid.models[1][0] == grid.models[0][1] == ("o/base", "o/tuned")
     assert grid.models[1][2] == ("o/stranger", "o/tuned")  # in the order of the list
     assert grid.models[0][0] is None and grid.models[3][2] is None
+
+
+@pytest.mark.parametrize(
+    ("channels", "said"), [((570, 576), "570 of 576 channels match"), (None, "the channels match as a whole")]
+)
+def test_a_cell_shows_no_p_that_bounds_nothing(report, channels, said):
+    pair = PairResult("o/base", "o/tuned", "homologous", None, -3211.7, 1900, channels=channels)
+    found = replace(report, pairs={**report.pairs, ("o/base", "o/tuned"): pair})
+    figures = draw_survey(found)
+    (grid,) = survey_cells(found, (), figures)["matrix"]
+    assert grid.texts[0][1] == f"o/base and o/tuned: they share weight ancestry, {said}, on 1,900 tokens"
+    written = [text.get_text() for text in figures["matrix"].axes[0].texts]
+    assert "3211" not in written and "3211" in [text.get_text() for text in draw_survey(report)["matrix"].axes[0].texts]
 
 
 def test_the_cells_lie_on_the_axes_and_a_family_has_its_tree(report):

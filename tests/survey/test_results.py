@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
+from mdir_hf.cli.survey import _text
 from mdir_hf.errors import InputError
+from mdir_hf.fingerprints.fingerprint import Fingerprint
 from mdir_hf.report import ModelSummary
 from mdir_hf.survey.results import ModelResult, PairResult, ResultFile, SurveyReport, read_survey, result_lines
+from mdir_hf.survey.saving import _markdown
+from mdir_hf.survey.work import compare_tile
+from tests.specimens import gaussian
 
 NAMES = ("a", "b", "c", "d")
 
@@ -44,6 +51,52 @@ def test_chains_join_and_strangers_stand_alone():
 def test_a_chain_that_is_no_clique_is_worth_a_look():
     assert survey(("a", "c"), ("c", "d")).contradictions() == (("a", "c", "d"),)
     assert survey(("a", "c"), ("c", "d"), ("a", "d")).contradictions() == ()
+
+
+def test_a_model_without_a_relative_has_one_to_compare_its_layers_with():
+    found = survey(("a", "c"))
+    nearest = PairResult("b", "d", "no_evidence", log10_p=-3.0)
+    report = replace(found, pairs={**found.pairs, ("b", "d"): nearest})
+    assert found.without_relatives() == (("b", "a"), ("d", "a"))
+    assert report.without_relatives() == (("b", "d"), ("d", "b"))
+    assert replace(report, pairs={}).without_relatives() == ()
+    assert report.to_dict()["compared"] == "embeddings"
+
+
+def test_no_words_say_more_of_a_model_without_a_relative_than_was_looked_at():
+    found = survey(("a", "c"), ("c", "d"), declared={"b": ("a",)})
+    text, markdown = _text(found), _markdown(found, ())
+    assert "alone" not in text and "no relative found by embeddings: b\n" in text
+    assert "mdir-hf compare a b\n" in text and "b: mdir-hf compare a b\n" in markdown
+    assert "## No relative found by embeddings" in markdown
+    for words in (text, markdown):
+        assert "no evidence" not in words and "no relation" not in words
+        assert "not found by embeddings; layers not compared" in words
+
+
+def test_a_survey_keeps_of_a_pair_whether_its_p_bounds_a_chance():
+    words = tuple(f"w{at}".encode() for at in range(600))
+    noise, sizes = gaussian(600, 96, 7), torch.exp(50.0 * gaussian(1, 96, 5))
+    for stand_out in (False, True):
+        rows = gaussian(600, 96, 0) * (sizes if stand_out else 1.0)  # some channels are larger than others
+        both = {"a": rows, "b": rows + 0.1 * noise}
+        kept = {
+            name: Fingerprint(ModelSummary(name, None, None, "llama", 96, 2, 600), words, values, 1)
+            for name, values in both.items()
+        }
+        (found,) = compare_tile(kept, [("a", "b")], 1e-10, 0)
+        assert (found.verdict, found.channels) == ("homologous", (96, 96))
+        assert found.p_is_bound is not stand_out
+
+
+def test_a_pair_whose_p_bounds_nothing_or_that_does_not_say_so_is_shown_without_it():
+    known = survey(("a", "b"), ("a", "c"), ("a", "d"))
+    pairs = dict(known.pairs)
+    pairs["a", "b"] = replace(pairs["a", "b"], p_is_bound=True, channels=(8, 8))
+    pairs["a", "c"] = replace(pairs["a", "c"], channels=(7, 8))
+    text = _text(replace(known, pairs=pairs))
+    assert "a ~ b: log10 p = -50," in text
+    assert "a ~ c: 7 of 8 channels match," in text and "a ~ d: the channels match as a whole," in text
 
 
 def test_declarations_are_set_beside_the_measurement():
@@ -85,7 +138,10 @@ def test_what_is_written_is_read_back(tmp_path):
     written.add_model(ModelResult("a", ModelSummary("a", None, "0" * 40, "llama", 8, 2, 9), None, 5, ("b", "c")))
     written.add_model(ModelResult("b", None, "it is not there"))
     written.add_pairs(
-        [PairResult("a", "b", None, error="b was not read"), PairResult("a", "c", "homologous", None, -12.5, 7)]
+        [
+            PairResult("a", "b", None, error="b was not read"),
+            PairResult("a", "c", "homologous", None, -12.5, 7, p_is_bound=True, channels=(7, 8)),
+        ]
     )
     again = ResultFile(path, SETTINGS)
     assert (again.models, again.pairs) == (written.models, written.pairs)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import io
+import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from Bio import Phylo
 
+import mdir_hf
 from mdir_hf.fingerprints.fingerprint import Fingerprint
 from mdir_hf.report import ModelSummary
 from mdir_hf.trees.closer import CloserLook, LayerRows
@@ -256,3 +260,14 @@ def test_copies_are_named_and_make_no_branches(lineage):
 def test_a_group_of_copies_has_no_tree(lineage):
     tree = grow_tree(family({"a": lineage["base"], "b": lineage["base"].clone()}))
     assert (tree.members, tree.newick, tree.copies) == (("a",), None, {"b": "a"})
+
+
+def test_without_biopython_the_tree_is_missing_and_nothing_else(lineage, monkeypatch):
+    whole = grow_tree(family(lineage))
+    monkeypatch.setitem(sys.modules, "Bio.Phylo.TreeConstruction", None)
+    found = grow_tree(family(lineage))
+    assert (found.newick, found.splits) == (None, ())
+    assert replace(found, newick=whole.newick, splits=whole.splits, notes=whole.notes) == whole
+    (note,) = set(found.notes) - set(whole.notes)
+    assert note.startswith("No tree is drawn, which needs biopython: pip install ") and "[tree]" in note
+    assert note in str(found) and str(Path(mdir_hf.__file__).parent.parent) not in note

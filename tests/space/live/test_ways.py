@@ -101,9 +101,12 @@ def test_several_names_are_a_survey_that_grows_and_ends_with_matrix_and_tree(vis
     page.evaluate(f"window.heard = []; ({hear})(document.getElementById('said'))")
     expect(page.locator("#status")).to_contain_text(re.compile(r"\d of 5 models"))
     answered(page, "3 of 4 form one family.")
+    alone = "The other one: no relative found by embeddings; layers not compared"
     expect(page.locator(".verdict .sentence")).to_have_text(
-        re.compile(rf"^\s*{BASE}, {RELATED} and {DECLARED} share weight ancestry\. The other one showed none")
+        re.compile(rf"^\s*{BASE}, {RELATED} and {DECLARED} share weight ancestry\. {alone}")
     )
+    further = page.get_by_role("link", name=f"Compare its layers with {BASE}")
+    expect(further).to_have_attribute("href", f"?a={BASE}&b={STRANGER}")
     expect(page.locator(".survey figure img:visible")).to_have_count(2)
     of_cell = [words for words in page.evaluate("heard") if words.startswith(f"{BASE} and ")]
     assert len(of_cell) == len(set(of_cell)), "the asked cell is said again at each renewal"

@@ -1,0 +1,193 @@
+"""Every extra by itself, in an environment that holds what it declares and nothing else, does what it is for.
+
+What is installed here is linked into environments of their own: nothing is fetched, and torch is not copied.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import sysconfig
+import venv
+from collections import defaultdict
+from functools import cache
+from importlib.metadata import Distribution, distributions
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.checkpoint.gguf.test_gguf_source import random_blocks
+from tests.gguf_writer import Type, gguf_bytes
+from tests.specimens import gaussian, write_model
+
+tomllib = pytest.importorskip("tomllib", reason="Python 3.10 does not read pyproject.toml")
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+
+SURVEY = "from mdir_hf.cli import main; assert main(['survey', 'a', 'b', 'c', '--out', 'out', '--quiet', {}]) == 0; "
+USES = {
+    "": """
+from importlib.util import find_spec
+from mdir_hf import compare
+assert compare("a", "b", progress=False).verdict.value == "homologous"
+brought = ("matplotlib", "transformers", "gradio", "distributed", "Bio", "gguf", "mkdocs")
+assert not any(map(find_spec, brought)), [name for name in brought if find_spec(name)]
+""",
+    "plot": f"""
+{SURVEY.format("")}
+from pathlib import Path
+assert Path("out/matrix.svg").stat().st_size and Path("out/dendrogram.png").stat().st_size
+from mdir_hf import compare
+assert compare("a", "b", progress=False).figures()
+""",
+    "tree": f"""
+{SURVEY.format("")}
+assert main(["tree", "out"]) == 0
+import json
+from pathlib import Path
+(tree,) = json.loads(Path("out/tree.json").read_text())["trees"]
+assert tree["newick"], tree["notes"]
+""",
+    "gguf": """
+from pathlib import Path
+import numpy as np
+from mdir_hf.checkpoint.formats import open_checkpoint
+from mdir_hf.hub.local import LocalRepository
+assert open_checkpoint(LocalRepository(Path("packed"))).read_rows("packed", np.array([0])).isfinite().all()
+""",
+    "cluster": f"""
+from distributed import LocalCluster
+with LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None) as cluster:
+    {SURVEY.format("'--scheduler', cluster.scheduler_address")}
+""",
+    "demo": """
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from mdir_hf import compare
+from mdir_hf.demo.text import BEGIN, END, train_byte_level_bpe
+from mdir_hf.demo.training import encode, train
+text = ["the demo trains small models on the text of this machine " * 40]
+tokenizer = train_byte_level_bpe(text, vocabulary_size=300)
+sizes = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2)
+model = LlamaForCausalLM(LlamaConfig(vocab_size=tokenizer.get_vocab_size(), **sizes))
+for name in ("base", "tuned"):
+    train(model, encode(tokenizer, text), steps=1, learning_rate=1e-3, batch_size=2, sequence_length=16, order_seed=0)
+    model.save_pretrained(name)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=BEGIN, eos_token=END).save_pretrained(name)
+assert compare("base", "tuned", progress=False).figures()
+""",
+    "space": """
+import subprocess, sys
+from mdir_hf.cli.space import space_folder
+subprocess.run([sys.executable, "-m", "mdir_hf", "space", "--help"], check=True, stdout=subprocess.DEVNULL)
+sys.path.insert(0, str(space_folder()))
+from mdir_space.access import find_access
+from mdir_space.desk import Desk, Serving
+from mdir_space.many import SurveyJob
+from mdir_space.page import build_page, launch_options
+from mdir_space.survey_card import survey_card
+from mdir_space.ways import SurveyQuestion
+question = SurveyQuestion(("./a", "./b", "./c"))
+access = find_access(question, None, allow_local=True, may_sign_in=False)
+found = SurveyJob(access, question, allow_local=True).do(lambda event: None)
+assert set(found.pictures) == {"matrix", "dendrogram"} and found.trees[0].newick, found.trees
+assert "All of them form one family" in survey_card(found, question)
+desk = Desk(Serving())
+build_page(desk), launch_options(desk)
+""",
+    "docs": f"""
+import os
+os.chdir({str(ROOT)!r})
+from mkdocs.config import load_config
+assert {{"material/search", "mkdocstrings"}} <= set(load_config("mkdocs.yml").plugins)
+""",
+}
+
+
+def test_every_extra_has_a_use():
+    assert set(USES) - {""} == set(EXTRAS) - {"dev"}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    base = gaussian(1200, 64, 0)
+    for at, name in enumerate("abc"):
+        write_model(folder / name, base + 0.1 * at * gaussian(1200, 64, at))
+    (folder / "packed").mkdir()
+    blocks = {"packed": (random_blocks("Q4_K", (2, 256)), Type.Q4_K)}
+    (folder / "packed" / "model.gguf").write_bytes(gguf_bytes(blocks))
+    return folder
+
+
+@pytest.mark.parametrize("extra", USES, ids=lambda extra: extra or "none")
+def test_an_extra_by_itself_does_what_it_is_for(extra, models, tmp_path):
+    python = environment(tmp_path / "environment", extra)
+    outside = {"HF_HOME": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"}
+    work = tmp_path / "work"
+    work.mkdir()
+    for model in models.iterdir():
+        (work / model.name).symlink_to(model)
+    ended = subprocess.run(
+        [python, "-c", USES[extra]], cwd=work, env=outside, capture_output=True, text=True, check=False
+    )
+    assert not ended.returncode, ended.stderr[-3000:]
+
+
+def environment(folder: Path, extra: str) -> Path:
+    """Make an environment with this package and what it and one of its extras declare; return its interpreter."""
+    venv.create(folder, with_pip=False)
+    packages = Path(sysconfig.get_path("purelib", "venv", vars={"base": str(folder), "platbase": str(folder)}))
+    for found in declared(extra):
+        for file in found.files or ():
+            top = file.parts[0]
+            if top == ".." or (len(file.parts) == 1 and file.suffix == ".pth"):
+                continue
+            place = packages / (top if len(owners()[top]) == 1 else file)  # some share a folder
+            if not place.is_symlink():
+                place.parent.mkdir(parents=True, exist_ok=True)
+                place.symlink_to(found.locate_file(place.relative_to(packages)))
+    (packages / "mdir_hf").symlink_to(ROOT / "mdir_hf")
+    return folder / ("Scripts" if sys.platform == "win32" else "bin") / "python"
+
+
+def declared(extra: str) -> list[Distribution]:
+    """Everything that has to be there for this package with an extra."""
+    found: dict[str, Distribution] = {}
+    asked: set[tuple[str, str]] = set()
+    to_do = [Requirement(f"mdir-hf[{extra}]" if extra else "mdir-hf")]
+    while to_do:
+        wanted = to_do.pop()
+        name = canonicalize_name(wanted.name)
+        for option in ("", *wanted.extras):
+            if (name, option) in asked:
+                continue
+            asked.add((name, option))
+            if name == "mdir-hf":
+                to_do += map(Requirement, EXTRAS[option] if option else PROJECT["dependencies"])
+                continue
+            found[name] = installed()[name]
+            for line in found[name].requires or ():
+                needs = Requirement(line)
+                if needs.marker is None or needs.marker.evaluate({"extra": option}):
+                    to_do.append(needs)
+    return list(found.values())
+
+
+@cache
+def installed() -> dict[str, Distribution]:
+    return {canonicalize_name(each.name): each for each in distributions()}
+
+
+@cache
+def owners() -> dict[str, set[str]]:
+    """Which distributions have files in a folder of the top level."""
+    found = defaultdict(set)
+    for name, each in installed().items():
+        for file in each.files or ():
+            found[file.parts[0]].add(name)
+    return found

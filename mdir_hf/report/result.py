@@ -163,7 +163,9 @@ class HomologyReport:
         if matrix is None:
             return None
         widths = [w for w in (self.reference.hidden_size, self.candidate.hidden_size) if w is not None]
-        return matrix.matched_channels or 0, min(widths, default=matrix.rank)
+        matched = matrix.matched_channels or 0
+        # An embedding may be wider than the residual stream.
+        return matched, max(matched, min(widths, default=matrix.rank))
 
     @property
     def agreement(self) -> str:

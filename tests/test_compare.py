@@ -406,17 +406,25 @@ def test_strangers_whose_axes_carry_sparse_features_of_the_same_language_are_not
     assert report.verdict is not Verdict.HOMOLOGOUS
 
 
-def test_a_relative_with_privileged_axes_is_found_and_the_caveat_said(tmp_path):
+@pytest.mark.parametrize("is_reordered", [False, True])
+def test_p_of_a_relative_with_privileged_axes_is_bounded_by_its_numbers_alone(tmp_path, is_reordered):
     width = 192
     generator = torch.Generator().manual_seed(0)
     spectrum = (1.0 + torch.arange(4 * width)) ** -0.5
     latents = torch.randn(8 * width, 4 * width, generator=generator) * spectrum
     base = sparse_reader(latents, width, 1)
     drift = 0.3 * base.std() * torch.randn(base.shape, generator=generator)
-    folders = [write_model(tmp_path / "a", base), write_model(tmp_path / "b", base + drift)]
+    tuned = (base + drift).flip(1) if is_reordered else base + drift
+    folders = [write_model(tmp_path / "a", base), write_model(tmp_path / "b", tuned)]
     report = compare(HomologyChecker.from_pretrained(folders[0]), folders[1])
     assert report.verdict is Verdict.HOMOLOGOUS
-    assert any("bounds nothing here" in caveat for caveat in report.caveats)
+    assert any("bounds nothing here" in caveat for caveat in report.caveats) is is_reordered
+    assert report.p_is_bound is not is_reordered
+    assert report.assumption == ("calibration" if is_reordered else "numbering")
+    if not is_reordered:
+        found = report.embedding.numbering
+        assert found.own_number > 0.9 * width and report.log10_p == found.log10_p
+        assert "channels have their own number; of independently trained models at most one pair" in report.sentence
 
 
 @pytest.mark.parametrize("device", ["cuda:99", "abacus", "meta:x"])

@@ -141,6 +141,36 @@ def test_axes_that_stand_out_in_one_model_do_not_matter():
     assert not any("stand out" in caveat for caveat in one.caveats)
 
 
+AXES = dataclasses.replace(FOUND, basis_z=(30.0, -20.0), strength=0.9)
+NUMBERED = dataclasses.replace(AXES, log_p_numbering=-300.0, certain_share=0.5)
+
+
+def stated(evidence):
+    decision = decide({"embedding": evidence}, alpha=ALPHA, level=Level.AUTO)
+    assert decision.verdict is Verdict.HOMOLOGOUS
+    return decision.log_p, decision.assumption, any("bounds nothing" in caveat for caveat in decision.caveats)
+
+
+def test_the_headline_is_what_is_proved_and_says_on_what():
+    assert stated(FOUND) == (-500.0, "rotation", False)
+    assert stated(AXES) == (-500.0, "calibration", True)
+    assert stated(NUMBERED) == (-300.0, "numbering", False)
+
+
+@pytest.mark.parametrize("less", [{"certain_share": 0.49}, {"log_p_numbering": -20.0}, {"log_p_numbering": 0.0}])
+def test_numbers_that_somebody_may_have_chosen_are_no_headline(less):
+    assert stated(dataclasses.replace(NUMBERED, **less)) == (-500.0, "calibration", True)
+
+
+def test_numbers_alone_are_no_verdict():
+    arranged = dataclasses.replace(NOTHING, log_p_numbering=-300.0, certain_share=0.4)
+    assert verdict(arranged) == (Verdict.NO_EVIDENCE, None)
+
+
+def test_nothing_found_rests_on_nothing():
+    assert decide({"embedding": NOTHING}, alpha=ALPHA, level=Level.AUTO).assumption is None
+
+
 def test_layers_settle_what_an_embedding_with_privileged_axes_leaves_open():
     both = dataclasses.replace(FOUND, basis_z=(30.0, -20.0))
     decision = decide({"embedding": both}, alpha=ALPHA, level=Level.AUTO, body=BODY)

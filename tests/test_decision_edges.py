@@ -125,6 +125,7 @@ def test_layers_alone_can_be_judged():
 def test_other_widths_and_channels_in_their_own_order_are_told_and_nothing_of_it_where_it_is_not_so():
     assert says(decided(dataclasses.replace(FOUND, widths=(64, 96))), "differ in width")
     assert says(decided(dataclasses.replace(FOUND, is_in_own_order=True)), "in their own order")
+    assert says(decided(dataclasses.replace(FOUND, is_in_own_order=True)), "computed from the old ones")
     assert decided(FOUND).caveats == ()
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from mdir_hf.homology.matching import CHANNEL_ALPHA
 from mdir_hf.homology.modules import ModuleEvidence
 from mdir_hf.homology.significance import log_n_matchings
-from mdir_hf.report import PRIVILEGED_Z, Level, Reason, SettledBy, Verdict
+from mdir_hf.report import PRIVILEGED_Z, Assumption, Level, Reason, SettledBy, Verdict
 
 TRUSTED_STRENGTH = 0.7
 """A match this strong (trace over rank) counts although the axes of both models stand out. Strangers reach 0.63 in
@@ -36,6 +36,10 @@ LEAST_COVERAGE = 0.1
 
 MAX_OFF_MATCH_SHARE = 0.1
 """Where more than this share of the layer pairs off the map are significant, the null of the map does not hold."""
+
+LEAST_CERTAIN_SHARE = 0.5
+"""Numbers can be chosen: somebody may renumber a stranger so that channels that are a little alike get the same number.
+So numbers count only where this share of the channels is matched in order and each of them significant by itself."""
 
 SURE_TESTS = ("subspaces", "frequencies", "neurons")
 """Tests of a layer that were not significant, behind the fitted rotation, on strangers trained on the same text."""
@@ -87,6 +91,9 @@ class Evidence:
         widths: Channels of either model.
         is_in_own_order: Whether channels were matched with those of their own number, because no search found them.
         rows_are_equal: Whether every row that a look has read is the same in both, number by number.
+        log_p_numbering: Natural log of p by the numbers of the channels, corrected as ``log_p`` is; 0 where an
+            architecture gives the numbers a meaning.
+        certain_share: Share of the channels that are partners in order and each significant by itself.
         both_numbered: Whether the architectures of both give the numbers of their channels a meaning.
     """
 
@@ -105,6 +112,8 @@ class Evidence:
     is_in_own_order: bool = False
     rows_are_equal: bool = False
     both_numbered: bool = False
+    log_p_numbering: float = 0.0
+    certain_share: float = 0.0
 
     @property
     def both_privileged(self) -> bool:
@@ -112,13 +121,29 @@ class Evidence:
         return min(abs(z) for z in self.basis_z) > PRIVILEGED_Z
 
     @property
+    def has_axes(self) -> bool:
+        """Whether neither model is known to be rotation invariant, which the bound on the trace asks for."""
+        return self.both_privileged or self.both_numbered
+
+    def is_numbered_alike(self, log_alpha: float) -> bool:
+        """Whether the numbers of the channels are evidence: significant, and no arranged stranger looks like it."""
+        return self.log_p_numbering < log_alpha and self.certain_share >= LEAST_CERTAIN_SHARE
+
+    def headline(self, log_alpha: float) -> tuple[float, Assumption]:
+        """Natural log of the p that a verdict on this match states, and what that p rests on."""
+        if not self.has_axes:
+            return self.log_p, Assumption.ROTATION
+        if self.is_numbered_alike(log_alpha):
+            return self.log_p_numbering, Assumption.NUMBERING
+        return self.log_p, Assumption.CALIBRATION
+
+    @property
     def is_trusted(self) -> bool:
         """Whether it settles the question: significant both ways, calibrated, beyond what shared axes can do."""
         n = min(self.widths)
         would_show = VISIBLE_HIT**2 * n / 2.0 > math.log(2.0 * n * n / CHANNEL_ALPHA)
         is_clean = would_show and self.coverage >= LEAST_COVERAGE and self.off_match_share <= TRUSTED_OFF_MATCH_SHARE
-        has_axes = self.both_privileged or self.both_numbered
-        holds = not has_axes or self.strength >= TRUSTED_STRENGTH or is_clean
+        holds = not self.has_axes or self.strength >= TRUSTED_STRENGTH or is_clean
         return self.is_settled and not self.re_paired_is_significant and holds
 
 
@@ -179,6 +204,7 @@ class Decision:
         caveats: Sentences about the evidence.
         log_p_not_accepted: Smallest natural log of a p below alpha that failed a condition; None where none did.
         accepts_layers: Whether the map of the layers is significant and met every condition.
+        assumption: What ``log_p`` of a finding rests on; None where nothing was found.
     """
 
     verdict: Verdict
@@ -188,6 +214,7 @@ class Decision:
     caveats: tuple[str, ...]
     log_p_not_accepted: float | None = None
     accepts_layers: bool = False
+    assumption: Assumption | None = None
 
 
 def decide(
@@ -225,11 +252,23 @@ def decide(
     not_accepted = min(refused, default=None)
     for one in evidence.values():
         if one.is_trusted and one.log_p < log_alpha:
-            caveats = (*_caveats_of_finding(one), *doubts)
-            return Decision(Verdict.HOMOLOGOUS, None, one.settled_by, one.log_p, caveats, not_accepted, accepts_layers)
+            log_p, assumption = one.headline(log_alpha)
+            caveats = (*_caveats_of_finding(one, assumption), *doubts)
+            return Decision(
+                Verdict.HOMOLOGOUS, None, one.settled_by, log_p, caveats, not_accepted, accepts_layers, assumption
+            )
     if body is not None and accepts_layers:
         caveats = _caveats_of_layers(body)
-        return Decision(Verdict.HOMOLOGOUS, None, SettledBy.BODY, body.log_p, caveats, not_accepted, accepts_layers)
+        return Decision(
+            Verdict.HOMOLOGOUS,
+            None,
+            SettledBy.BODY,
+            body.log_p,
+            caveats,
+            not_accepted,
+            accepts_layers,
+            Assumption.ROTATION,
+        )
     found = [*(one.log_p for one in evidence.values()), *([] if body is None else [body.log_p])]
     accepted = min((log_p for log_p in found if log_p >= log_alpha), default=0.0)
 
@@ -302,11 +341,11 @@ def could_settle(evidence: Evidence, alpha: float) -> bool:
     return log_n_matchings(n_narrow, n_wide, n_kept) - exponent + math.log(8 * 90) < math.log(alpha)
 
 
-def _caveats_of_finding(evidence: Evidence) -> tuple[str, ...]:
+def _caveats_of_finding(evidence: Evidence, assumption: Assumption) -> tuple[str, ...]:
     caveats = []
     if evidence.rows_are_equal:
         caveats.append("All rows that were looked at first are equal in both models, number by number.")
-    if evidence.both_privileged or evidence.both_numbered:
+    if assumption is Assumption.CALIBRATION:
         what = (
             "Some channels stand out from all others in both models (z = "
             f"{evidence.basis_z[0]:.0f} and {evidence.basis_z[1]:.0f}), as in most trained models."
@@ -319,7 +358,7 @@ def _caveats_of_finding(evidence: Evidence) -> tuple[str, ...]:
             f"{evidence.strength:.2f}, {evidence.off_match_share:.2f} off-match hits per matched channel). No pair of "
             "unrelated models that was simulated or measured for this method matched like this."
         )
-    if len(set(evidence.widths)) > 1:
+    if len(set(evidence.widths)) > 1 and assumption is not Assumption.NUMBERING:
         caveats.append(
             "The models differ in width; p is the weaker of the bounds that either model's rotation invariance gives."
         )

@@ -25,6 +25,7 @@ from mdir_hf.report import (
     LookResult,
     MatrixArrays,
     MatrixReport,
+    NumberingReport,
     PlaceboReport,
     PlaceboResult,
     SettledBy,
@@ -96,7 +97,8 @@ def compare_matrices(
     level = settings.level
     # One model whose axes mean nothing is enough for the bound.
     both_numbered = not (numbers_are_free(reference) or numbers_are_free(candidate))
-    is_in_order_tested = plan.reference.shape[1] == plan.candidate.shape[1] and numbers_are_free(reference, candidate)
+    are_free = numbers_are_free(reference, candidate)
+    is_in_order_tested = plan.reference.shape[1] == plan.candidate.shape[1] and are_free
     test = EmbeddingTest(
         log_alpha=math.log(settings.alpha),
         n_tests=n_tests,
@@ -121,7 +123,12 @@ def compare_matrices(
         return replace(
             outcome,
             polar=outcome.polar if may_be_wanted else None,
-            evidence=replace(outcome.evidence, both_numbered=both_numbered),
+            evidence=replace(
+                outcome.evidence,
+                both_numbered=both_numbered,
+                log_p_numbering=outcome.evidence.log_p_numbering if are_free else 0.0,
+            ),
+            report=outcome.report if are_free else replace(outcome.report, numbering=None),
             is_in_order_tested=is_in_order_tested,
         )
 
@@ -175,6 +182,8 @@ def _outcome(
     on_factor = look.matching_on_factor
     if on_factor is not None and test.polar is not None and look is test.looks[-1]:
         n_off_match = count_off_match_channels(test.polar, on_factor)
+    numbering = look.numbering
+    log_p_numbering = 0.0 if numbering is None else numbering.log_p + math.log(test.n_tests) + correction
     evidence = Evidence(
         log_p=test.log_p,
         log_p_robust=min(0.0, look.log_p_robust + correction),
@@ -192,6 +201,8 @@ def _outcome(
         widths=widths,
         is_in_own_order=look.log_p_signs is not None,
         rows_are_equal=_are_equal(*reader.rows()),
+        log_p_numbering=min(0.0, log_p_numbering),
+        certain_share=0.0 if numbering is None or not n_channels else numbering.n_certain / n_channels,
     )
     found = matching if evidence.is_settled else None
     report = MatrixReport(
@@ -211,6 +222,14 @@ def _outcome(
         log10_p_trimmed={share: p / LN10 for share, p in trimmed.items()},
         log10_p_signs=None if look.log_p_signs is None else min(0.0, look.log_p_signs + correction) / LN10,
         placebo=None if calibration is None else _placebo_report(calibration),
+        numbering=None
+        if numbering is None
+        else NumberingReport(
+            pairs=numbering.n_pairs,
+            own_number=numbering.own_number,
+            in_order=numbering.in_order,
+            log10_p=min(0.0, log_p_numbering) / LN10,
+        ),
         looks=tuple(LookResult(k.n_rows, min(0.0, k.log_p + test.sequential_correction(k)) / LN10) for k in test.looks),
     )
     polar = test.polar if n_common else None

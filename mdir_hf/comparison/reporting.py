@@ -77,6 +77,7 @@ def make_report(
         seconds=watch.seconds,
         seed=settings.seed,
         version=__version__,
+        assumption=decision.assumption,
         log10_p_not_accepted=None if decision.log_p_not_accepted is None else decision.log_p_not_accepted / LN10,
         excludes=exclusion(found.matrices, found.layers, alpha=settings.alpha)
         if decision.verdict is Verdict.NO_EVIDENCE

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from mdir_hf.homology.matching import TRIMS, IntArray, Matching, best_matching, matching_in_order, quick_matching
+from mdir_hf.homology.numbering import Numbering, numbering_of
 from mdir_hf.homology.polar import (
     FLOAT64_CHANNELS,
     PolarFactor,
@@ -62,6 +63,7 @@ class Look:
         log_p_robust: The same where few channels cannot carry it: significant where more than some axes are shared.
         log_p_signs: The same by a sign test, where channels were taken in their own order; else None.
         channels: Channels of the reference that the rows of U stand for, ascending; None: all of them.
+        numbering: How the numbers of partners agree; its p is corrected for nothing else.
     """
 
     stage: str
@@ -74,6 +76,7 @@ class Look:
     log_p_robust: float
     log_p_signs: float | None
     channels: IntArray | None
+    numbering: Numbering | None = None
 
     @property
     def matching_on_factor(self) -> Matching | None:
@@ -278,6 +281,8 @@ class EmbeddingTest:
         assert best is not None  # there is always at least one view, and in it one matching or none
         if channels is None:
             self.polar_of_all_channels = self.polar
+        if self.polar is not None:
+            best = replace(best, numbering=numbering_of(self.polar, best.matching, channels))
         self.looks.append(best)
         return best
 

@@ -28,8 +28,8 @@ from mdir_hf.report.sections import (
     number,
     percent,
 )
-from mdir_hf.report.terms import Transformation, Verdict
-from mdir_hf.report.words import UNLESS_IN_ANOTHER_BASIS, UNLESS_ROTATED, n_bytes_text
+from mdir_hf.report.terms import SettledBy, Transformation, Verdict
+from mdir_hf.report.words import UNLESS_IN_ANOTHER_BASIS, UNLESS_ROTATED, n_bytes_text, numbering_text
 
 NAME_LENGTH = 80
 
@@ -105,6 +105,12 @@ def _verdict(report: HomologyReport) -> Section:
         refused = number(report.log10_p_not_accepted)
         facts.append(Fact("log10 p not accepted", refused, "Found, but it failed a condition: see the caveats."))
         brief.append(Line("not accepted", f"log10 p {refused} was found and failed a condition"))
+    if report.assumption is not None:
+        on_layers = report.settled_by is SettledBy.BODY
+        rests_on = "the heads or neurons of one model have no preferred axes" if on_layers else report.assumption.words
+        facts.append(Fact("p rests on", report.assumption.value, f"{rests_on[0].upper()}{rests_on[1:]}."))
+        if report.p_is_bound:
+            brief.append(Line("rests on", f"{report.assumption.value}: {rests_on}"))
     if report.settled_by is not None:
         facts.append(Fact("settled by", report.settled_by.words, "The step that settled the question."))
         brief.append(Line("settled by", report.settled_by.words))
@@ -235,6 +241,8 @@ def _matrix_lines(name: str, matrix: MatrixReport) -> Iterator[Line]:
         one_by_one = counted(matrix.matched_channels or 0, "channel")
         trace = f"trace {matrix.trace:.1f} (normalized {matrix.normalized_trace:.3f}, rank {matrix.rank})"
         yield Line("", f"{trace}; {one_by_one} significant one by one")
+    if matrix.numbering is not None and matrix.numbering.log10_p < 0.0:
+        yield Line("", numbering_text(matrix.numbering))
     shares, trimmed = ", ".join(matrix.log10_p_trimmed), ", ".join(map(number, matrix.log10_p_trimmed.values()))
     signs = "" if matrix.log10_p_signs is None else f"; by the sign test {number(matrix.log10_p_signs)}"
     yield Line("", f"log10 p {number(matrix.log10_p)}; without the best {shares} of the channels: {trimmed}{signs}")
@@ -269,6 +277,8 @@ def _matrix_facts(matrix: MatrixReport) -> Iterator[Fact]:
     if matrix.matched_channels is not None and matrix.coverage is not None:
         matched = f"{matrix.matched_channels} ({matrix.coverage:.0%})"
     yield Fact("channels significant one by one", matched, "Entries that would be significant at 1 % by themselves.")
+    numbers = "–" if matrix.numbering is None else numbering_text(matrix.numbering)
+    yield Fact("numbers of partners", numbers, "Partners are found without a look at their numbers.")
     off_match = _size(matrix.stray_channels)
     yield Fact(
         "off-match hits", off_match, "Channels that also resemble another one than their match; rare in relatives."

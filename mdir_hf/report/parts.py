@@ -191,6 +191,24 @@ class MatrixReport(Part):
     placebo: PlaceboReport | None
     looks: tuple[LookResult, ...]
     log10_p_signs: Log10P | None = None
+    numbering: NumberingReport | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NumberingReport(Part):
+    """How the numbers of channels agree that are each other's best partner; partners are found without their numbers.
+
+    Attributes:
+        pairs: Channels that are each other's best partner.
+        own_number: How many of them have the same number in both models.
+        in_order: The most of them whose numbers go up together.
+        log10_p: Corrected for all tests and looks: at most 1 / own_number!, or C(pairs, in_order) / in_order!.
+    """
+
+    pairs: Count
+    own_number: Count
+    in_order: Count
+    log10_p: Log10P
 
 
 class LayerPair(NamedTuple):

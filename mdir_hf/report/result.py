@@ -19,15 +19,17 @@ from mdir_hf.report.parts import (
     ModelSummary,
     ModuleReport,
 )
-from mdir_hf.report.terms import PRIVILEGED_Z, Level, Reason, SettledBy, Verdict
+from mdir_hf.report.terms import PRIVILEGED_Z, Assumption, Level, Reason, SettledBy, Verdict
 from mdir_hf.report.words import (
     DOES_NOT_MEAN,
     ICON,
     MEANING,
+    MEANING_NUMBERING,
     MEANING_STANDING_AXES,
     MEANS,
     MEANS_SAME_FILES,
     MEANS_STANDING_AXES,
+    P_IS_NO_MEASURE,
     REASON_TEXT,
     SAME_FILES,
     SENTENCE,
@@ -90,6 +92,8 @@ class HomologyReport:
         version: Version of this package.
         log10_p_not_accepted: Smallest p below alpha that was found and failed a condition; None where none did.
         excludes: What a ``no_evidence`` excludes; None for other verdicts.
+        assumption: What ``log10_p`` rests on where the verdict is homologous; None elsewhere, where files are equal,
+            and in older reports.
         arrays: What is too large for JSON; not serialised.
     """
 
@@ -113,6 +117,7 @@ class HomologyReport:
     version: str
     log10_p_not_accepted: Log10P | None = None
     excludes: Exclusion | None = None
+    assumption: Assumption | None = None
     arrays: ReportArrays = field(default=ReportArrays(), compare=False, repr=False)
 
     @property
@@ -154,6 +159,8 @@ class HomologyReport:
     @property
     def p_is_bound(self) -> bool:
         """Whether p bounds a chance; where it does not, ``agreement`` is what to show."""
+        if self.assumption is not None:
+            return self.assumption is not Assumption.CALIBRATION
         return self.standing_axes is None
 
     @property
@@ -184,12 +191,14 @@ class HomologyReport:
         """What the verdict means, for people."""
         if self.settled_by is SettledBy.IDENTICAL_FILES:
             return MEANS_SAME_FILES
-        return MEANS[self.verdict] if self.standing_axes is None else MEANS_STANDING_AXES
+        return MEANS[self.verdict] if self.p_is_bound else MEANS_STANDING_AXES
 
     @property
     def does_not_mean(self) -> tuple[str, ...]:
         """What the verdict does not mean: sentences to stand wherever the verdict stands."""
         said = DOES_NOT_MEAN[self.verdict]
+        if self.verdict is Verdict.HOMOLOGOUS and not self.p_is_bound:
+            said = tuple(line for line in said if line is not P_IS_NO_MEASURE)
         return said[:2] if self.settled_by is SettledBy.IDENTICAL_FILES else said
 
     @property
@@ -197,7 +206,9 @@ class HomologyReport:
         """What p is worth for this pair, and what it never says."""
         if self.settled_by is SettledBy.IDENTICAL_FILES:
             return SAME_FILES
-        return MEANING if self.standing_axes is None else MEANING_STANDING_AXES
+        if self.assumption is Assumption.NUMBERING:
+            return MEANING_NUMBERING
+        return MEANING if self.p_is_bound else MEANING_STANDING_AXES
 
     def to_dict(self) -> dict[str, object]:
         """The report as plain containers, as JSON has it; without its arrays."""

@@ -9,8 +9,8 @@ from mdir_hf.names import shown_name
 from mdir_hf.report.parts import HeadsFound, LayersReport, MatrixReport, ModelSummary, ModuleReport, NeuronsFound
 from mdir_hf.report.result import HomologyReport
 from mdir_hf.report.sections import counted
-from mdir_hf.report.terms import LayerPattern, ResidualMap, SettledBy, Transformation, Verdict
-from mdir_hf.report.words import REASON_TEXT, UNLESS_IN_ANOTHER_BASIS, UNLESS_ROTATED
+from mdir_hf.report.terms import Assumption, LayerPattern, ResidualMap, SettledBy, Transformation, Verdict
+from mdir_hf.report.words import REASON_TEXT, UNLESS_IN_ANOTHER_BASIS, UNLESS_ROTATED, numbering_text
 
 NAME_LENGTH = 60
 STRONGEST_NOISE = 100.0
@@ -100,11 +100,17 @@ def _of_matrices(report: HomologyReport) -> Iterable[str]:
         ((SettledBy.UNEMBEDDING,), "unembeddings (lm_head)", report.unembedding),
     ):
         if report.settled_by in step and matrix is not None and matrix.transformation in _ORDERS:
-            yield f"the channels of their {name} match {_how(matrix, report)}"
+            by_number = report.assumption is Assumption.NUMBERING and matrix.numbering is not None
+            numbers = f"; {numbering_text(matrix.numbering)}" if by_number and matrix.numbering is not None else ""
+            yield f"the channels of their {name} match {_how(matrix, report)}{numbers}"
 
 
 def _how(matrix: MatrixReport, report: HomologyReport) -> str:
     order = _ORDERS[matrix.transformation]
+    numbers = matrix.numbering
+    is_cut = numbers is not None and numbers.in_order == numbers.pairs
+    if is_cut and matrix.transformation is Transformation.PERMUTATION:  # channels are missing, the rest are in order
+        order = _ORDERS[Transformation.IDENTITY]
     widths = sorted(w for w in (report.reference.hidden_size, report.candidate.hidden_size) if w is not None)
     n = matrix.matched_channels or 0
     if len(widths) == 2 and 2 * n >= widths[0]:

@@ -106,6 +106,14 @@ class SettledBy(Term):
     BODY = "body", "the layers"
 
 
+class Assumption(Term):
+    """What the p of a finding rests on, from what asks least to what asks most."""
+
+    NUMBERING = "numbering", "training does not care how channels are numbered, and nobody arranged the numbers"
+    ROTATION = "rotation", "the axes of one of the two models are random directions"
+    CALIBRATION = "calibration", "no unrelated models that were measured matched like this: judgement, and no bound"
+
+
 class Transformation(Term):
     """What takes the channels of one model to those of the other."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mdir_hf.report.parts import NumberingReport
 from mdir_hf.report.terms import Reason, Verdict
 
 ICON = {Verdict.HOMOLOGOUS: "●", Verdict.NO_EVIDENCE: "○", Verdict.INCONCLUSIVE: "◐"}
@@ -49,11 +50,13 @@ MEANS_STANDING_AXES = (
 
 MEANS_SAME_FILES = "The weight files of the two models are the same, byte for byte, by their SHA-256."
 
+P_IS_NO_MEASURE = "p does not measure how much is shared: log10 p of -300 and of -7000 are both overwhelming."
+
 DOES_NOT_MEAN = {
     Verdict.HOMOLOGOUS: (
         "It has no direction: the weights do not say which model came first.",
         "It does not say whether the common origin was declared or allowed: that is not looked at.",
-        "p does not measure how much is shared: log10 p of -300 and of -7000 are both overwhelming.",
+        P_IS_NO_MEASURE,
         "A shared random seed is enough for a common origin.",
     ),
     Verdict.NO_EVIDENCE: (
@@ -70,6 +73,11 @@ DOES_NOT_MEAN = {
 _NO_DIRECTION = "It has no direction, and a shared random seed counts as shared ancestry."
 
 MEANING = f"p bounds the chance of such agreement between independently trained models. {_NO_DIRECTION}"
+
+MEANING_NUMBERING = (
+    "p bounds the chance that channels of independently trained models, which nobody arranged, agree so in their "
+    f"numbers; training does not care how channels are numbered. {_NO_DIRECTION}"
+)
 
 MEANING_STANDING_AXES = (
     "p says how much agreed; it bounds no chance for this pair, whose channels stand out in both models. "
@@ -96,6 +104,17 @@ def agreement_text(channels: tuple[int, int] | None) -> str:
     if channels is None or 2 * channels[0] < channels[1]:
         return "the channels match as a whole"
     return f"{channels[0]:,} of {channels[1]:,} channels match"
+
+
+def numbering_text(found: NumberingReport) -> str:
+    """How the numbers of channels agree, and what independently trained models would do."""
+    if found.own_number >= found.in_order:
+        said = f"{found.own_number:,} of {found.pairs:,} channels have their own number"
+        chance = f"at most one pair in {found.own_number:,}! would"
+    else:
+        said = f"{found.in_order:,} of {found.pairs:,} channels are in the order of their numbers"
+        chance = f"at most one pair in 10^{-found.log10_p:,.0f} would"
+    return f"{said}; of independently trained models {chance}"
 
 
 def n_bytes_text(n_bytes: float) -> str:

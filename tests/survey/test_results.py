@@ -79,7 +79,7 @@ def test_a_survey_keeps_of_a_pair_whether_its_p_bounds_a_chance():
     noise, sizes = gaussian(600, 96, 7), torch.exp(50.0 * gaussian(1, 96, 5))
     for stand_out in (False, True):
         rows = gaussian(600, 96, 0) * (sizes if stand_out else 1.0)  # some channels are larger than others
-        both = {"a": rows, "b": rows + 0.1 * noise}
+        both = {"a": rows, "b": (rows + 0.1 * noise).flip(1)}  # in another order: their numbers bound nothing
         kept = {
             name: Fingerprint(ModelSummary(name, None, None, "llama", 96, 2, 600), words, values, 1)
             for name, values in both.items()

@@ -303,7 +303,7 @@ def test_the_placebo_of_relatives_is_silent(base, save):
 
 def test_of_one_stranger_the_mlps_are_read_and_of_the_other_some_of_their_rows(save, monkeypatch):
     monkeypatch.setattr(LocalFile, "gap_bytes", 0)  # at real widths such rows lie megabytes apart
-    sizes = SIZES | {"intermediate_size": 2048}
+    sizes = SIZES | {"intermediate_size": 1024}
     folders = [save(new_model(seed=seed, **sizes), f"wide{seed}") for seed in (0, 1)]
     ledger = IoLedger()
     reference = Model(open_repository(folders[0], use_caches=False, ledger=ledger))
@@ -313,7 +313,7 @@ def test_of_one_stranger_the_mlps_are_read_and_of_the_other_some_of_their_rows(s
     assert report.verdict is Verdict.NO_EVIDENCE
     mine, other = (sum(n for name, n in ledger.files.items() if name.startswith(f"{f}:model")) for f in folders)
     mlps = SIZES["num_hidden_layers"] * sizes["intermediate_size"] * SIZES["hidden_size"] * 4
-    # Two maps, with the residual basis as it is and turned, ask for 64 of 2048 rows of each layer: a sixteenth of the
+    # Two maps, with the residual basis as it is and turned, ask for 64 of 1024 rows of each layer: an eighth of the
     # MLPs. Beside that lie embeddings, and keys and values for each map. Of the candidate MLPs are read once for both.
     assert mine < mlps / 3
     assert mlps < other < mlps + mine
@@ -344,11 +344,10 @@ def rows_read(monkeypatch):
 @pytest.fixture
 def wide(monkeypatch):
     """Every matrix of more than 100 rows is screened by some of them."""
-    from mdir_hf.comparison import exclusion, row_screen
+    from mdir_hf.comparison import row_screen
     from mdir_hf.homology import row_screen as samples
 
-    for module in (exclusion, row_screen):
-        monkeypatch.setattr(module, "MANY_CHANNELS", 100)
+    monkeypatch.setattr(row_screen, "MANY_CHANNELS", 100)
     monkeypatch.setattr(samples, "FEWEST_ROWS", 16)
 
 
@@ -358,6 +357,17 @@ def test_of_strangers_wide_matrices_are_not_read_whole(base, save, wide, rows_re
     assert report.excludes.layers_noise > 1.0
     assert up_rows(rows_read)
     assert all(n_rows is not None and n_rows < 100 for _, n_rows in up_rows(rows_read))
+
+
+def test_of_strangers_mlps_of_over_1024_neurons_are_sampled_and_as_much_is_excluded(save, rows_read):
+    noise = {}
+    for n_neurons in (1024, 1040):
+        sizes = SIZES | {"intermediate_size": n_neurons}
+        folders = [save(new_model(seed=seed, **sizes), f"{n_neurons}-{seed}") for seed in (0, 1)]
+        rows_read.clear()
+        noise[n_neurons] = compare(*folders).excludes.layers_noise
+        assert any(n_rows is None for _, n_rows in up_rows(rows_read)) is (n_neurons == 1024)
+    assert noise[1040] == noise[1024]  # that of values, which are read whole in both
 
 
 @torch.no_grad()

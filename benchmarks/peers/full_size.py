@@ -8,9 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from benchmarks.peers import gradient, huref
+from mdir_hf.anatomy import Role
 from mdir_hf.comparison.plan import LAST_LOOK_ROWS, WIDEST_WHOLE
 from mdir_hf.comparison.residual_maps import FITTED_LAYERS
-from mdir_hf.comparison.row_screen import MANY_CHANNELS, SPREAD_LAYERS
+from mdir_hf.comparison.row_screen import SPREAD_LAYERS, is_wide
 from mdir_hf.homology.layer_map import FULL_CHANNELS
 from mdir_hf.homology.layer_screen import SCREEN_CHANNELS
 from mdir_hf.homology.row_screen import sample_sizes
@@ -91,14 +92,14 @@ def weights_of_strangers(shape: Shape) -> int:
     """
     n_few = min(SPREAD_LAYERS, shape.layers)
 
-    def of_role(n_rows: int) -> int:
+    def of_role(role: Role, n_rows: int) -> int:
         few, many = n_rows, n_rows if n_rows <= FULL_CHANNELS else SCREEN_CHANNELS
-        if n_rows > MANY_CHANNELS:
+        if is_wide(role, n_rows):
             few, many = sample_sizes(n_rows)
         return n_few * few + shape.layers * many
 
     # Of one model the keys have been read whole; of the other where there was no screen.
     n_fitted = len(range(0, n_few, -(-n_few // FITTED_LAYERS))) if shape.kv > FULL_CHANNELS else 0
     looks = min(shape.rows, LAST_LOOK_ROWS if shape.width > WIDEST_WHOLE else max(LAST_LOOK_ROWS, shape.width))
-    rows = 4 * looks + 2 * of_role(shape.kv) + of_role(shape.neurons) + n_fitted * shape.kv
+    rows = 4 * looks + 2 * of_role(Role.V, shape.kv) + of_role(Role.UP, shape.neurons) + n_fitted * shape.kv
     return shape.width * rows

@@ -351,14 +351,20 @@ class _Question:
         if is_sample:
             roles = self._narrow_roles(pair, roles)
         left_out = frozenset(Role(role) for role in set(PROJECTIONS) - set(roles))
-        first = layer_weights(self.reference, pair[0], without=left_out)
-        second = layer_weights(self.candidate, pair[1], without=left_out)
+        first, second = (
+            layer_weights(model, position, without=left_out, held=self._held(side, position))
+            for side, (model, position) in enumerate(zip((self.reference, self.candidate), pair, strict=True))
+        )
         dtype = torch.float32 if outer.n_candidate > FLOAT64_CHANNELS else torch.float64
         evidence = analyse_layer(first, second, outer, roles=roles, log_alpha=self.log_alpha, dtype=dtype)
         mixer, other = read_mixer(self.reference, pair[0], dtype), read_mixer(self.candidate, pair[1], dtype)
         if mixer is None or other is None or (is_sample and max(len(mixer.up), len(other.up)) > MANY_NEURONS):
             return evidence
         return [*evidence, analyse_mixer(mixer, other, outer)]
+
+    def _held(self, side: int, position: int) -> dict[Role, torch.Tensor]:
+        """What maps have read of a layer of the reference (0) or the candidate (1), and kept."""
+        return dict(held for readers in self._readers.values() if (held := readers[side].held(position)) is not None)
 
     def _narrow_roles(self, pair: tuple[int, int], roles: Sequence[Projection]) -> tuple[Projection, ...]:
         """The roles whose tests take seconds; of attention one at least, unless its tests would take many minutes."""

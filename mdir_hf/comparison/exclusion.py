@@ -10,7 +10,7 @@ from mdir_hf.comparison.body import representatives
 from mdir_hf.comparison.comparable import PlacedTensors
 from mdir_hf.comparison.findings import LayersFound, MatricesFound
 from mdir_hf.comparison.layers import RoleReader
-from mdir_hf.comparison.row_screen import MANY_CHANNELS, chosen_layers
+from mdir_hf.comparison.row_screen import chosen_layers, is_wide
 from mdir_hf.homology.map_evidence import TESTS_PER_MAP
 from mdir_hf.homology.matching import REMARKABLE
 from mdir_hf.homology.power import Shape, noise_of_looks, strongest_noise, strongest_noise_of_pairs
@@ -48,7 +48,7 @@ def layers_noise(
         RoleReader(model, role).n_channels(of_model[0])
         for model, of_model in zip((reference, candidate), positions, strict=True)
     )
-    is_screened = not every and n_channels[1] > MANY_CHANNELS
+    is_screened = not every and is_wide(role, n_channels[1])
     # The columns of a layer are to its channels what tokens are to those of an embedding; nothing is centred.
     n_columns = min(reference.anatomy.hidden_size, candidate.anatomy.hidden_size)
     level = log_alpha - math.log(n_tests) - math.log(n_cells)

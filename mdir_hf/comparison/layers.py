@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -151,6 +151,14 @@ class RoleReader:
     def folded(self, position: int) -> torch.Tensor:
         """Read what stands for a layer, whole: the gain of its norm folded in, rows of the lengths that they have."""
         return self._folded(self._whole(position))
+
+    def held(self, position: int) -> tuple[Role, torch.Tensor] | None:
+        """What stands for a layer, as it is stored, if it was read whole and kept, and its role; else None."""
+        kept = self._kept.get((position, None))
+        if kept is None:
+            return None
+        rows = kept.rows if kept.rows.dtype == torch.float64 else kept.rows.float()
+        return self._standing(position)[1], rows
 
     def _whole(self, position: int) -> _StoredRows:
         """Read a layer whole, and with it the others where they are few and small: they are asked for next."""
@@ -307,13 +315,20 @@ def inner_rows(model: PlacedTensors, position: int, role: Role) -> int | None:
     return shape[-1 if role.writes_stream else 0]
 
 
-def layer_weights(model: PlacedTensors, position: int, *, without: Collection[Role] = frozenset()) -> LayerWeights:
+def layer_weights(
+    model: PlacedTensors,
+    position: int,
+    *,
+    without: Collection[Role] = frozenset(),
+    held: Mapping[Role, torch.Tensor] = {},
+) -> LayerWeights:
     """Read one layer for Algorithm 3; what the anatomy did not place is None.
 
     Args:
         model: The model.
         position: Position in ``model.anatomy.layers``.
         without: Roles that are not asked for, and not read.
+        held: Weights of this layer that are in memory, as they are stored.
 
     Returns:
         The weights, gains folded in.
@@ -323,7 +338,9 @@ def layer_weights(model: PlacedTensors, position: int, *, without: Collection[Ro
     parts = layer.parts
 
     def read(role: Role) -> torch.Tensor | None:
-        return None if role in without else _read_if_placed(model, layer, role)
+        if role in without:
+            return None
+        return held[role] if role in held else _read_if_placed(model, layer, role)
 
     q, k, v, o = (read(role) for role in (Role.Q, Role.K, Role.V, Role.O))
     n_heads = layer.heads.n_heads if layer.heads else anatomy.n_heads or 1

@@ -25,6 +25,10 @@ WIDEST_WHOLE = 8192
 """Channels. Of wider models the last look takes :data:`LAST_LOOK_ROWS`, too: a rotation is fitted by thin factors of so
 many rows, where a polar factor of 16384 x 16384 takes an hour of one core."""
 
+KEPT_BYTES = 64 << 20
+"""A matrix whose common rows take no more than this in float32 is read at once where all of it is wanted. A sample of
+it is runs of neighbours, and who reads the rest afterwards reads over the short ones again."""
+
 BASE_MEMORY_BYTES = 420 << 20
 """What Python, torch, two vocabularies of 128,000 tokens and the names of 90,000 tensors take (measured)."""
 
@@ -68,6 +72,12 @@ class ReadPlan:
     def n_looks(self) -> int:
         """How many looks at a matrix there may be."""
         return len(self.look_rows) + self.level.runs_full_test
+
+    @property
+    def is_read_at_once(self) -> bool:
+        """Whether a full test is made on rows that are all in memory from the screen on."""
+        width = max(self.reference.shape[1], self.candidate.shape[1])
+        return self.level.runs_full_test and 4 * self.common_tokens * width <= KEPT_BYTES
 
     def at_once(self) -> ReadPlan:
         """The same with the last look alone: for a second matrix, where the looks at the first one found nothing."""
@@ -137,7 +147,7 @@ def make_plan(
     n_narrow = min(*widths, SCREEN_CHANNELS) if is_drawn else min(widths)
     shape = Shape(n_narrow, n_wide, common_tokens if level.runs_full_test else last)
     n_looks = len(look_rows) + level.runs_full_test
-    return ReadPlan(
+    plan = ReadPlan(
         reference=reference,
         candidate=candidate,
         common_tokens=common_tokens,
@@ -149,6 +159,9 @@ def make_plan(
         level=level,
         excluded_noise=noise_of_looks(shape, alpha=alpha, n_tests=TESTS_PER_MATRIX, n_looks=n_looks),
     )
+    # As stored, and two reads on their way in float32.
+    kept = common_tokens * row_n_bytes + 2 * KEPT_BYTES if plan.is_read_at_once else 0
+    return replace(plan, peak_memory_bytes=memory + kept)
 
 
 def first_look_rows(width: int) -> int:

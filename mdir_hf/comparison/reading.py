@@ -31,7 +31,14 @@ IntArray = npt.NDArray[np.int64]
 
 
 class PairReader:
-    """Rows of both models' matrices on the same tokens; what a screen has read is not read again."""
+    """Rows of both models' matrices on the same tokens; what a screen has read is not read again.
+
+    Args:
+        reference: One model.
+        candidate: The other.
+        common: Rows of the same tokens.
+        plan: Which matrices, and whether all of their rows will be wanted.
+    """
 
     def __init__(
         self, reference: PlacedTensors, candidate: PlacedTensors, common: CommonVocabulary, plan: ReadPlan
@@ -42,6 +49,8 @@ class PairReader:
         )
         self._n_common = len(common)
         self._taken = np.zeros(0, dtype=np.int64)
+        self._is_read_at_once = plan.is_read_at_once
+        self._all: tuple[torch.Tensor, torch.Tensor] | None = None
         self._rows: tuple[torch.Tensor, ...] = tuple(
             torch.zeros((0, spec.shape[1]), dtype=torch.bfloat16) for spec in (plan.reference, plan.candidate)
         )
@@ -49,19 +58,28 @@ class PairReader:
     def sample(self, positions: IntArray, *, max_gap_bytes: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the rows of a sample that holds every earlier one, and read only those that are new."""
         new = np.setdiff1d(positions, self._taken, assume_unique=True)
-        mine, other = self._sides
-
-        def read(side: tuple[PlacedTensors, str, IntArray]) -> torch.Tensor:
-            model, name, rows = side
-            return narrowed(_read(model, name, rows[new], max_gap_bytes))
-
-        beside = _beside(partial(read, other))  # both servers are asked at once
-        arrived = read(mine), result_of(beside)
+        if self._is_read_at_once:
+            if self._all is None:
+                self._all = self._read_new(np.arange(self._n_common, dtype=np.int64), None)
+            at = torch.from_numpy(new)
+            arrived = self._all[0][at], self._all[1][at]
+        else:
+            arrived = self._read_new(new, max_gap_bytes)
         self._rows = tuple(torch.cat([old, rows]) for old, rows in zip(self._rows, arrived, strict=True))
         self._taken = np.concatenate([self._taken, new])
         del arrived
         return_freed_memory()  # a look needs several times as much as the reading did, from other heaps
         return self.rows()
+
+    def _read_new(self, positions: IntArray, max_gap_bytes: int | None) -> tuple[torch.Tensor, torch.Tensor]:
+        mine, other = self._sides
+
+        def read(side: tuple[PlacedTensors, str, IntArray]) -> torch.Tensor:
+            model, name, rows = side
+            return narrowed(_read(model, name, rows[positions], max_gap_bytes))
+
+        beside = _beside(partial(read, other))  # both servers are asked at once
+        return read(mine), result_of(beside)
 
     def rows(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Every row read so far."""
@@ -73,6 +91,11 @@ class PairReader:
         yield self.rows()
         n_rows = BLOCKS_A_READ * block_rows(max(rows.shape[1] for rows in self._rows))
         rest = np.setdiff1d(np.arange(self._n_common, dtype=np.int64), self._taken, assume_unique=True)
+        if self._all is not None:
+            for start in range(0, len(rest), n_rows):
+                at = torch.from_numpy(rest[start : start + n_rows])
+                yield self._all[0][at], self._all[1][at]
+            return
         (mine, name, rows), (other, other_name, other_rows) = self._sides
         with (
             closing(iter_row_blocks(mine.tensors, name, rows[rest], n_rows)) as left,
@@ -94,7 +117,7 @@ def _beside(read: Callable[[], T]) -> Future[T]:
     return run_beside(read, name="mdir-hf-candidate", at_once=is_one_of_several_ranks())
 
 
-def _read(model: PlacedTensors, name: str, rows: IntArray, max_gap_bytes: int) -> torch.Tensor:
+def _read(model: PlacedTensors, name: str, rows: IntArray, max_gap_bytes: int | None) -> torch.Tensor:
     with naming(model.label):
         return model.tensors.read_rows(name, rows, max_gap_bytes=max_gap_bytes)
 

@@ -20,8 +20,9 @@ SPREAD_LAYERS = 8
 """Layers of the shallower model that are mapped where the level does not ask for all: each has its ancestor, or its
 descendant, among the layers of the other, so that a few spread over the depth tell."""
 
-MANY_CHANNELS = 2048
-"""Matrices with more rows are screened by some of their rows before they are read whole."""
+MANY_CHANNELS, MANY_NEURONS = 2048, 1024
+"""Matrices with more rows are screened by some of their rows before they are read whole; those of MLPs, which are tried
+last and are most of what would be read, from fewer rows on."""
 
 RUN_ROWS = 16
 """Neighbouring rows in a run, at least."""
@@ -63,6 +64,11 @@ def spread(positions: Sequence[int], at_most: int) -> tuple[int, ...]:
     return tuple(positions[round(step * i)] for i in range(at_most))
 
 
+def is_wide(role: Role, n_channels: int) -> bool:
+    """Whether a matrix of so many rows in this role is screened before it is read whole."""
+    return n_channels > (min(MANY_CHANNELS, MANY_NEURONS) if role is Role.UP else MANY_CHANNELS)
+
+
 def worth_reading(
     readers: tuple[RoleReader, RoleReader], outers: Sequence[OuterTransformation], settings: Settings
 ) -> list[bool]:
@@ -79,7 +85,7 @@ def worth_reading(
         the screen does not see (``docs/method.md``, "Layers").
     """
     n_channels = [reader.n_channels(reader.positions[0]) for reader in readers]
-    if max(n_channels) <= MANY_CHANNELS:
+    if not is_wide(readers[0].role, max(n_channels)):
         return [True] * len(outers)
     mine, other = (sampled(readers, side, seed=settings.seed).to(settings.device) for side in (0, 1))
     level = math.log(REMARKABLE) - math.log(max(1, len(outers)))

@@ -1,7 +1,7 @@
 """What the site does to its pages: generated ones, links that leave the folder, lists as GitHub reads them.
 
 Pages made here, each of the thing that it describes: the command line of argparse, the JSON of a report of its schema
-and dataclasses, the changes, the index of the log, the notebooks with what they printed.
+and dataclasses, the changes, the notebooks with what they printed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ sys.path.insert(0, str(ROOT))  # the package of this clone, not one that is inst
 _FENCE = re.compile(r"^\s*(```|~~~)")
 _ITEM = re.compile(r"^(\s*)(?:[-*]|\d+\.) ")
 _LEAVES = re.compile(r"\[([^\]]+)\]\((\.\./[^)#\s]+)(#[^)\s]*)?\)")
-_SUPERSEDED = re.compile(r"^\*(Superseded .+)\.\*$", re.M)
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -65,9 +64,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Prepare a page: the index of the log, links that leave the folder, blank lines before lists."""
-    if page.file.src_uri == "LOG.md":
-        markdown = with_index(markdown)
+    """Prepare a page: pictures of diagrams, links that leave the folder, blank lines before lists."""
     if page.file.src_uri == "architecture.md":
         markdown = with_pictures(markdown)
     if page.file.src_uri == "changes.md":  # it lies one folder higher in the repository
@@ -91,17 +88,6 @@ def lists_apart(markdown: str) -> str:
             lines.append("")
         lines.append(line)
     return "\n".join(lines)
-
-
-def with_index(log: str) -> str:
-    """Put an index in front of the log: every entry, and what has taken the place of those that are superseded."""
-    rows = ["| entry | state |", "|---|---|"]
-    for entry in re.split(r"^## ", log, flags=re.M)[1:]:
-        title, _, text = entry.partition("\n")
-        said = _SUPERSEDED.search(text)
-        rows.append(f"| [{title}](#{_anchor(title)}) | {said[1] if said else ''} |")
-    head, _, rest = log.partition("\n## ")
-    return f"{head}\n" + "\n".join(rows) + f"\n\n## {rest}"
 
 
 def with_pictures(architecture: str) -> str:
@@ -263,12 +249,6 @@ def _links_out(markdown: str, repository: str) -> str:
         return f"[{words}]({repository}/blob/HEAD/{place}{anchor})" if repository else words
 
     return _LEAVES.sub(out, markdown)
-
-
-def _anchor(title: str) -> str:
-    from markdown.extensions.toc import slugify
-
-    return str(slugify(title, "-"))
 
 
 def _build_hook() -> ModuleType:

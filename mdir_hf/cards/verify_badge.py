@@ -161,7 +161,7 @@ def agree(claimed: float, measured: float) -> bool:
     """Tell whether two values of log10 p differ by rounding alone.
 
     Seed, rows and formula are the same, so only the order of summation differs: it depends on the processor and on the
-    number of threads. Measured (docs/LOG.md, 2026-11-21), that changes log10 p by less than 1e-15 of it in float64 and
+    number of threads. Measured (docs/LOG.md, 2026-11-21), that changes log10 p by about 1e-15 of it in float64 and
     by about 1e-7 in float32; a hundred times that is allowed. p can be the small difference of two large terms, ln n!
     and half the squared trace, so the same share of those (6e4 decades each at n = 16384) is allowed in any case.
     """

@@ -15,11 +15,11 @@ from mdir_hf.report.words import UNLESS_IN_ANOTHER_BASIS, UNLESS_ROTATED
 FIRST_LOOK_ROWS = (64, 512)
 FIRST_LOOK_VALUES = 1 << 19
 """The first look takes 512 rows of a small model, which is all of its channels, and fewer the wider: 128 at n = 4096.
-Near copies need no more (docs/method.md, "Looks"), and a look at n = 4096 costs more with every row."""
+Near copies need no more (docs/method/rows.md, "Looks"), and a look at n = 4096 costs more with every row."""
 
 LAST_LOOK_ROWS = 4096
 """The last look takes as many rows, or one for each channel of a wider model. A copy under noise of eight times its
-weights is found on them (docs/method.md, "Looks"); relatives that need more rows have not been met."""
+weights is found on them (docs/method/rows.md, "Looks"); relatives that need more rows have not been met."""
 
 WIDEST_WHOLE = 8192
 """Channels. Of wider models the last look takes :data:`LAST_LOOK_ROWS`, too: a rotation is fitted by thin factors of so

@@ -82,7 +82,7 @@ def worth_reading(
     Returns:
         True where sampled rows are significant at 0.1 % over all maps, and everywhere if the matrices have few rows. A
         map that is not made is reported with p = 1, so that nothing is gained by looking; what might be lost is what
-        the screen does not see (``docs/method.md``, "Layers").
+        the screen does not see (``docs/method/layers.md``).
     """
     n_channels = [reader.n_channels(reader.positions[0]) for reader in readers]
     if not is_wide(readers[0].role, max(n_channels)):

@@ -329,7 +329,7 @@ def _compare_layers(
         settings,
         are_matched=matching is not None,
     )
-    # Looks at matrices spend 1 - 1/(s + 1) of alpha in all; the layers take the next share (docs/method.md, "Looks").
+    # Looks at matrices spend 1 - 1/(s + 1) of alpha in all; the layers take the next share (docs/method/rows.md).
     spent = log_cost_of_look(matrices.n_looks + 1)
     why = why_not_compared(reference, candidate, roles)
 

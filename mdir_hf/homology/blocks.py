@@ -8,7 +8,7 @@ The statistic is the energy of U inside the pattern of the best sigma.
 the model whose inner side has m rows (:data:`~mdir_hf.homology.gauge.LEFT_INVARIANCE`). For a fixed sigma let E_k be
 an orthonormal basis of its pattern, ``T = sum_k <E_k, U>^2`` and, with g standard Gaussian and ``G = sum g_k E_k``,
 ``exp(sT) = E_g exp(sqrt(2s) <G, U>)`` (Hubbard-Stratonovich). ``<G, U> = Tr(X O)`` with O Haar and
-``|X|_F^2 = <G, K G>``, ``K = U U^T``, so by the moment bound of docs/method.md
+``|X|_F^2 = <G, K G>``, ``K = U U^T``, so by the moment bound of docs/moment-bound.md
 ``E exp(sT) <= E_g exp((s/m) g^T Q g) = prod_i (1 - 2 s q_i / m)^(-1/2)``, with q_i the eigenvalues of
 ``Q_kl = <E_k, K E_l>``. They lie in [0, 1] because K is a projection, and ``q -> -log(1 - yq)`` is convex and 0 at 0,
 so ``E exp(sT) <= (1 - 2s/m)^(-N/2)`` with ``N = tr Q = sum_k <E_k, K E_k>``. Chernoff with ``x = m T / N``:
@@ -111,7 +111,7 @@ def best_head_map(pattern: HeadPattern) -> tuple[IntArray, IntArray, float]:
 
 
 def block_pattern(polar: torch.Tensor, n_heads_reference: int, n_heads_candidate: int) -> HeadPattern:
-    """Energies of whole blocks: heads that may be mixed by any rotation inside (docs/method.md, "Inside a layer").
+    """Energies of whole blocks: heads that may be mixed by any rotation inside (docs/method/layers.md).
 
     Args:
         polar: U, ``(H d, H' d')``, a partial isometry.

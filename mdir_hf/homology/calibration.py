@@ -1,6 +1,6 @@
 """What a reader needs to trust a p-value: placebos that must not be significant, and how privileged the axes are.
 
-docs/method.md, "Calibration". None of these enters the p-value; they enter the verdict.
+docs/method/rows.md, "Calibration". None of these enters the p-value; they enter the verdict.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ whatever the dependence; Fisher's sum, which does assume independence, stands be
 Natural logarithms throughout, at most 0.
 
 References:
-    docs/method.md, "Layers". B. Rüger, Metrika 25 (1978); G. Hommel, Biometrical Journal 25 (1983);
+    docs/method/layers.md. B. Rüger, Metrika 25 (1978); G. Hommel, Biometrical Journal 25 (1983);
     Y. Benjamini and R. Heller, Biometrics 64 (2008), for the partial conjunction.
 """
 

@@ -2,7 +2,7 @@
 
 p-values rank nothing: they depend on widths and rows. Distances of aligned raw rows do: where drifts are independent
 they add along a lineage, ``D2(A, C) = D2(A, B) + D2(B, C)`` for A -> B -> C, which is what neighbour joining and the
-four-point condition need (docs/method.md, "Distances"). No direction is ever read off: "closer in weights", never
+four-point condition need (docs/method/many.md, "Distances"). No direction is ever read off: "closer in weights", never
 "derived from".
 
 All statistics are means of inner products per token, so one pass over the rows serves them all. Tokens are dealt at
@@ -138,7 +138,7 @@ def token_geometry(
         InputError: If there are fewer than two tokens or two models, or blocks disagree in shape.
 
     References:
-        docs/method.md, "Distances".
+        docs/method/many.md, "Distances".
     """
     generator = np.random.default_rng(seed)
     channels = None if alignments is None else common_channels(alignments)

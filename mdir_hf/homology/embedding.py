@@ -1,7 +1,7 @@
 """Algorithm 1 of the paper as a sequence of looks: few tokens first, all of them last.
 
 Every look is a valid test on the rows it has, whichever they are, as long as their choice did not depend on the
-weights; the looks are combined so that stopping at the first significant one stays valid (docs/method.md, "Looks").
+weights; the looks are combined so that stopping at the first significant one stays valid (docs/method/rows.md).
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ LEFT_INVARIANCE = (
     "The models are independent, and given everything else in it one of them has no preferred axes on the side of its "
     "heads or neurons: its matrix W and H W have the same law for every rotation H of that side."
 )
-"""What every p-value of a layer rests on (docs/method.md, "Layers"): exact at Gaussian initialisation, a symmetry of
+"""What every p-value of a layer rests on (docs/method/layers.md): exact at Gaussian initialisation, a symmetry of
 attention inside each head, an assumption for trained heads and neurons."""
 
 _OUTER_NULL: dict[str, str] = {

@@ -7,7 +7,7 @@ What the p-values rest on: the two models are independent and ONE model's matric
 rotations H of the output (head) side, given everything else. That is exact at Gaussian initialisation, a gauge
 symmetry for V within heads, and an assumption after training. Whatever the layers share on the residual side
 (anisotropy, outlier channels, the fitted basis change itself) is harmless. The cells off the map are the natural
-control: they must not be significant (docs/method.md, "Layers").
+control: they must not be significant (docs/method/layers.md).
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def map_layers(
         InputError: If a side has no layers, a layer is no finite matrix, or residual widths differ.
 
     References:
-        paper, Algorithm 2; docs/method.md, "Layers".
+        paper, Algorithm 2; docs/method/layers.md.
     """
     searches = []
     for reference, candidate in sides:

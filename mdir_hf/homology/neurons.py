@@ -9,7 +9,7 @@ law for every rotation H of the neuron side, given the rest: one H for all three
 dependence. Each polar factor turns with it, ``U_X -> U_X H^T``, and so does any fixed combination of their columns. For
 a fixed matching P with signs S the trace ``c = <P, U_gate> + <PS, U_updown>`` is ``Tr(X O)`` with O Haar and
 ``|X|_F^2 = e = sum_i |U_gate[i] + s_i U_updown[i]|^2`` over the matched neurons i, which that rotation leaves
-unchanged; so by the moment bound of docs/method.md, and the union over matchings and signs,
+unchanged; so by the moment bound of docs/moment-bound.md, and the union over matchings and signs,
 
     ln p <= ln #(P, S) - m' c^2 / (2 e),   m' the number of rotated neurons.
 

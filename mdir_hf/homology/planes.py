@@ -3,7 +3,7 @@
 RoPE turns each frequency plane of a head by an angle that grows with the position, so an inner transformation must
 commute with those turns: ``a + bJ`` in each plane (a turn and a scale, undone on the other of Q and K), together with
 a permutation of heads that keeps the KV groups. Behind QK-norm with gains only the sign of a plane stays free.
-(paper, appendix on inner transformations: ``mu P_1 x P_2 x S``; docs/method.md, "Inside a layer".)
+(paper, appendix on inner transformations: ``mu P_1 x P_2 x S``; docs/method/layers.md, "Inside a layer".)
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Rows of W and of W Q have the same products for every orthogonal Q. So heads can be paired, and planes turned back,
 before anything is known of the residual bases of two models; and what was made from nothing else keeps every p-value
-that a rotation of one of the models leaves valid (docs/method.md, "The bound").
+that a rotation of one of the models leaves valid (docs/method/bound.md).
 
 The plane of a rotary frequency is one complex row here, z = first row + i second row. A turn by an angle t, which
 rotary positions leave free, multiplies it by exp(i t).

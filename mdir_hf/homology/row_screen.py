@@ -2,7 +2,7 @@
 
 Of m neurons that two layers share, R rows of one layer and r of the other hold ``R r / m`` pairs on average. A pair is
 one large entry of the polar factor of ``W_R W'_r^T``; a matching of a few pairs, whichever they are, has a valid bound
-like any other (docs/method.md, "The bound"). Which rows are taken is settled without a look at the weights.
+like any other (docs/method/bound.md). Which rows are taken is settled without a look at the weights.
 
 What is found here opens a map of whole matrices, and is no evidence itself: unrelated models share a few features, and
 a bound that few pairs can carry would count them.
@@ -96,7 +96,7 @@ def log_p_of_pairs(polar: torch.Tensor) -> float:
 
     Returns:
         Natural log of p, at most 0, corrected for the counts of entries tried; signs are free. The bound is that of a
-        partial matching of that many pairs, over all there are (docs/method.md, "The bound").
+        partial matching of that many pairs, over all there are (docs/method/bound.md).
     """
     n_narrow, n_wide = polar.shape
     best, where = (part.cpu().numpy() for part in polar.abs().max(dim=1))

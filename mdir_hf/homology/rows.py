@@ -1,6 +1,6 @@
 """Preparing embedding rows, in ways that commute with every rotation of the residual stream.
 
-Only preprocessings f with f(E Q) = f(E) Q keep the null distribution exact (docs/method.md, "The bound"): choosing and
+Only preprocessings f with f(E Q) = f(E) Q keep the null distribution exact (docs/method/bound.md): choosing and
 dropping rows by their lengths, centring, normalising rows, whitening. Scaling or clipping columns does not, and is
 not done. Each may look at both models, as long as it turns with the one whose rotation invariance the null rests on.
 """

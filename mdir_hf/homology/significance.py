@@ -60,7 +60,7 @@ def log_p_matching(
         ValueError: If the sizes contradict each other.
 
     References:
-        docs/method.md, section "The bound"; paper, Algorithm 1 and the section on the p-value.
+        docs/method/bound.md; paper, Algorithm 1 and the section on the p-value.
     """
     m = n_narrow if n_matched is None else n_matched
     if not 0 <= m <= n_narrow <= n_wide:
@@ -99,7 +99,7 @@ def log_p_signs(entries: npt.ArrayLike) -> float:
         Natural logarithm of the bound, at most 0.
 
     References:
-        docs/method.md, section "Channels in their own order".
+        docs/method/bound.md, "Channels in their own order".
     """
     signs = np.sign(np.asarray(entries, dtype=np.float64))
     n_signs, excess = int(np.count_nonzero(signs)), float(signs.sum())
@@ -129,7 +129,7 @@ def log_p_entry(
 def log_cost_of_look(number: int) -> float:
     """Return what the p of one look is multiplied by for its place among the looks: ``ln s(s+1)``, s = 1, 2, ...
 
-    The shares 1/(s(s+1)) sum to 1, however many looks there will be (docs/method.md, "Looks").
+    The shares 1/(s(s+1)) sum to 1, however many looks there will be (docs/method/rows.md, "Looks").
     """
     return math.log(number * (number + 1))
 

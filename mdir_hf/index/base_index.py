@@ -290,7 +290,7 @@ def _log_p(x: tuple[torch.Tensor, torch.Tensor], y: tuple[torch.Tensor, torch.Te
 
     Returns:
         The guess, and the bound for channels in one order. The bound needs only the trace c of the polar factor U, of
-        rank r: ``ln p <= -c^2 n / 2r`` for a matching of all channels that was fixed in advance (docs/method.md). For a
+        rank r: ``ln p <= -c^2 n / 2r`` for a matching of all channels fixed in advance (docs/method/bound.md). For a
         permutation, c is estimated from the best partners of some channels.
     """
     # U = V_x Ortho(L_x^T L_y) V_y^T, from whitened rows: it needs no scale, and few rows are well conditioned.

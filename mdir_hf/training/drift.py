@@ -1,7 +1,7 @@
 """How far the weights of a model have moved since a sample of them was taken, part by part.
 
 Two numbers for each part. ``d2``, the mean squared difference per entry, adds up along independent steps and is what
-family trees are built of (docs/method.md, "Distances"). Trace over rank is that of the polar factor of Algorithm 1, on
+family trees are built of (docs/method/many.md). Trace over rank is that of the polar factor of Algorithm 1, on
 some of the channels in their own order: 1 where nothing has moved, and towards 0 as the base is forgotten.
 """
 

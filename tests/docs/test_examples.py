@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[2]
 # A Trainer asks for pinned memory, with or without a GPU.
 pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory':UserWarning")
 
-MADE_BY_OTHERS = {"scale.md", "evidence.md", "coverage.md", "LOG.md"}
+MADE_BY_OTHERS = {"scale.md", "evidence.md", "coverage.md"}
 PAGES = [ROOT / "README.md", *sorted(page for page in (ROOT / "docs").rglob("*.md") if page.name not in MADE_BY_OTHERS)]
 WITH_EXAMPLES = [
     pytest.param(page, marks=pytest.mark.slow if page.parent.name == "guides" else ())

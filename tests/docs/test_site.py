@@ -1,4 +1,4 @@
-"""The site says what the program does: words of a report, errors, public names, the log's marks, stored reports."""
+"""The site says what the program does: words of a report, errors, public names, stored reports."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 import mdir_hf
 from docs.draw_diagrams import diagrams, digest, picture_of
 from docs.roles import without_roles
-from docs.site_hooks import command_line_page, lists_apart, schema_page, with_index
+from docs.site_hooks import command_line_page, lists_apart, schema_page
 from mdir_hf import HomologyReport, errors
 from mdir_hf.checkpoint.sources import TensorSpec
 from mdir_hf.cli.main import build_parser
@@ -119,16 +119,6 @@ def test_the_page_on_json_says_what_the_fields_mean():
     assert "| `log10_p` | number | p of the evidence that the verdict rests on" in page
     empty = [row for row in page.splitlines() if re.fullmatch(r"\| `\w+` \|.*\|\s+\|", row)]
     assert len(empty) <= 9, empty  # parts of one sentence, which stands above their table
-
-
-def test_every_mark_of_the_log_names_an_entry_that_came_later():
-    log = (DOCS / "LOG.md").read_text(encoding="utf-8")
-    titles = re.findall(r"^## (.+)$", log, re.M)
-    marked = re.findall(r'^## (.+)\n\n\*Superseded (?:in part )?by "([^"]+)": .+\.\*$', log, re.M)
-    assert len(marked) == log.count("\n*Superseded ") >= 9
-    for entry, later in marked:
-        assert titles.index(entry) < titles.index(later)
-    assert with_index(log).count("| Superseded ") == len(marked)
 
 
 def test_the_pictures_of_the_diagrams_are_drawn_from_the_page():

@@ -550,4 +550,4 @@ def test_requests_to_the_hub_wait_for_its_quota_and_are_counted_in_it(monkeypatc
     connection.wait_for_turn(url, token=None)
     assert noted.pop() == "before"
     assert noted == (["before", "after"] if is_hub else [])
-    assert sent["timeout"] == (10.0, 20.0, 20.0, 20.0)  # as SECURITY.md says
+    assert sent["timeout"] == (10.0, 20.0, 20.0, 20.0)  # as docs/attacks.md says

@@ -28,7 +28,7 @@ from mdir_hf.report.sections import (
     number,
     percent,
 )
-from mdir_hf.report.terms import SettledBy, Transformation, Verdict
+from mdir_hf.report.terms import PRIVILEGED_Z, SettledBy, Transformation, Verdict
 from mdir_hf.report.words import UNLESS_IN_ANOTHER_BASIS, UNLESS_ROTATED, n_bytes_text, numbering_text
 
 NAME_LENGTH = 80
@@ -245,7 +245,12 @@ def _matrix_lines(name: str, matrix: MatrixReport) -> Iterator[Line]:
         yield Line("", numbering_text(matrix.numbering))
     shares, trimmed = ", ".join(matrix.log10_p_trimmed), ", ".join(map(number, matrix.log10_p_trimmed.values()))
     signs = "" if matrix.log10_p_signs is None else f"; by the sign test {number(matrix.log10_p_signs)}"
-    yield Line("", f"log10 p {number(matrix.log10_p)}; without the best {shares} of the channels: {trimmed}{signs}")
+    axes = matrix.placebo is not None and min(map(abs, matrix.placebo.privileged_basis_z)) > PRIVILEGED_Z
+    no_bound = " (no bound: axes stand out in both models)" if axes and matrix.log10_p < 0.0 else ""
+    yield Line(
+        "",
+        f"trace: log10 p {number(matrix.log10_p)}{no_bound}; without the best {shares} of the channels: {trimmed}{signs}",
+    )
     if matrix.placebo is not None:
         placebo = matrix.placebo.re_paired
         traces = f"trace {placebo.trace:.1f}, significant from {placebo.threshold:.1f}"

@@ -75,8 +75,8 @@ _NO_DIRECTION = "It has no direction, and a shared random seed counts as shared 
 MEANING = f"p bounds the chance of such agreement between independently trained models. {_NO_DIRECTION}"
 
 MEANING_NUMBERING = (
-    "p bounds the chance that channels of independently trained models, which nobody arranged, agree so in their "
-    f"numbers; training does not care how channels are numbered. {_NO_DIRECTION}"
+    "The channels of independently trained models agree in their numbers with at most this probability, unless "
+    f"somebody arranged the numbers. {_NO_DIRECTION}"
 )
 
 MEANING_STANDING_AXES = (

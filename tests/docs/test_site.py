@@ -48,7 +48,7 @@ def test_a_page_prints_the_stored_report(page, names):
     for name in names:
         assert str(stored(name)) in blocks
     # What is quoted again further down is a part of one of the reports.
-    reports = "\n".join(str(stored(name)) for name in ("fine-tune", "rotated", "strangers"))
+    reports = "\n".join(str(stored(name)) for name in ("fine-tune", "permuted", "rotated", "strangers"))
     for block in blocks:
         assert block in reports or block.startswith("plan: ")
 
@@ -58,7 +58,7 @@ def test_the_plan_on_the_page_is_the_one_of_these_models():
     matrix = TensorSpec("model.embed_tokens.weight", (49152, 576), "BF16", "model.safetensors", 0, 49152 * 576 * 2)
     n_bytes, common = stored("rotated").io.bytes_of_weights, stored("rotated").embedding.common_tokens
     plan = make_plan(matrix, matrix, common_tokens=common, bytes_of_weights=n_bytes, level=Level.AUTO)
-    noise = float(shown.rpartition(" ")[2])  # which takes the layers
+    noise = float(re.search(r"by its layers under ([\d.]+),", shown).group(1))
     assert str(replace(plan, excluded_layers_noise=noise)) == shown
 
 

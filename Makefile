@@ -56,10 +56,11 @@ fuzz: .venv/.installed ## An hour of files and answers like valid ones; what bre
 faults: .venv/.installed ## What writes, killed at 200 points each and on disks that are too small: about an hour of one core
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults
 
-check: .venv/.installed ## Lint, format and types
+check: .venv/.installed ## Lint, format, types, and which folder may import which
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	PYTHONPATH=space $(BIN)/lint-imports
 
 space: .venv/.installed ## The Space on this machine, over the demo's models: no network needed
 	$(BIN)/mdir-hf space --demo
@@ -105,5 +106,5 @@ chromium:
 	  || { echo 'Install Chromium: the Space is opened in it.' >&2; exit 1; }
 
 clean: ## Remove what the other targets made
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .trained-models .real-models demo-out build dist
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .trained-models .real-models demo-out build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -15,7 +15,7 @@ NEEDED_BY_SLOW_BYTES = 10 << 30
 """The same of ``make test-slow``, whose two processes hold 9 GB at most: most of it checkpoints of published size."""
 
 LONGEST = (
-    *("trained/test_quantized.py", "faults/test_faults.py", "trained/test_verdicts.py", "docs/test_scale.py"),
+    *("trained/test_quantized.py", "faults/test_faults.py", "trained/test_verdicts.py"),
     *("trained/test_transformations.py", "test_hostile_files.py", "docs/test_notebooks.py"),
     *("large/test_deepseek_v3.py", "benchmarks/real/test_real_models.py"),
     *("trained/test_lineages.py", "trained/test_gguf.py"),

@@ -3,7 +3,7 @@
 The examples of a page run one after another in one folder and one namespace, as a reader would type them. Python runs
 as it stands; of shell, commands of ours run, and the file after a ``>`` is written. What installs or builds is checked
 against pyproject and the Makefile. Text blocks are not run, but commands of ours in them must parse.
-``docs/scale.md`` has tests of its own.
+The recipes of ``docs/scale.md`` need the Hub's Jobs: they only have to parse.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import pkgutil
 import re
 import shlex
 import shutil
+import subprocess
 from contextlib import redirect_stdout
 from doctest import ELLIPSIS
 from pathlib import Path
@@ -163,6 +164,21 @@ def test_the_examples_of_a_page_run(page, desk):
     assert set(fences) <= {"python", "sh", "text", "mermaid"}, "a block that nothing runs"
     for example in examples:
         example.evaluate()
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_the_recipes_for_many_machines_parse():
+    scripts = re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "scale.md").read_text(encoding="utf-8"), re.S)
+    commands = []
+    for script in scripts:
+        assert subprocess.run(["bash", "-n", "-c", script], check=False).returncode == 0, script
+        filled = script.replace('"$@"', "--author some-lab").replace("${CPU_CORES%.*}", "8")
+        lines = filled.replace("\\\n", " ").splitlines()
+        commands += [shlex.split(line, comments=True) for line in lines if line.startswith("mdir-hf ")]
+    assert commands
+    for _, *words in commands:
+        end = min((words.index(mark) for mark in (">", "||") if mark in words), default=None)
+        build_parser().parse_args(words[:end])
 
 
 def modules():

@@ -247,10 +247,8 @@ def _matrix_lines(name: str, matrix: MatrixReport) -> Iterator[Line]:
     signs = "" if matrix.log10_p_signs is None else f"; by the sign test {number(matrix.log10_p_signs)}"
     axes = matrix.placebo is not None and min(map(abs, matrix.placebo.privileged_basis_z)) > PRIVILEGED_Z
     no_bound = " (no bound: axes stand out in both models)" if axes and matrix.log10_p < 0.0 else ""
-    yield Line(
-        "",
-        f"trace: log10 p {number(matrix.log10_p)}{no_bound}; without the best {shares} of the channels: {trimmed}{signs}",
-    )
+    left_out = f"without the best {shares} of the channels: {trimmed}{signs}"
+    yield Line("", f"trace: log10 p {number(matrix.log10_p)}{no_bound}; {left_out}")
     if matrix.placebo is not None:
         placebo = matrix.placebo.re_paired
         traces = f"trace {placebo.trace:.1f}, significant from {placebo.threshold:.1f}"

@@ -172,6 +172,7 @@ class MatrixReport(Part):
         looks: Every look.
         log10_p_signs: The sign test: p with one vote for each channel, its sign, where channels were compared in their
             own order; None else.
+        numbering: How the numbers of the channels agree; None where an architecture gives them a meaning.
     """
 
     common_tokens: Count

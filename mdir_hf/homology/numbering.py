@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from mdir_hf.homology.matching import IntArray, Matching
+from mdir_hf.homology.matching import ROWS_AT_ONCE, IntArray, Matching
 from mdir_hf.homology.significance import log_n_choices
 
 TESTS = 2
@@ -99,11 +99,19 @@ def log_p_in_order(n_pairs: int, n: int) -> float:
 
 def mutual_partners(polar: torch.Tensor) -> tuple[IntArray, IntArray]:
     """Pairs of rows and columns of U whose entry is the largest of both, signs aside; by rows, ascending."""
-    size = polar.abs()
-    best, best_row = size.max(dim=1), size.max(dim=0).indices
+    partner = torch.empty(len(polar), dtype=torch.long, device=polar.device)  # of each row
+    size = polar.new_zeros(len(polar))
+    best = polar.new_zeros(polar.shape[1])  # of each column, so far
+    best_row = torch.full((polar.shape[1],), -1, dtype=torch.long, device=polar.device)
+    for start in range(0, len(polar), ROWS_AT_ONCE):
+        block = polar[start : start + ROWS_AT_ONCE].abs()
+        size[start : start + ROWS_AT_ONCE], partner[start : start + ROWS_AT_ONCE] = block.max(dim=1)
+        largest, where = block.max(dim=0)
+        is_better = largest > best
+        best[is_better], best_row[is_better] = largest[is_better], where[is_better] + start
     rows = torch.arange(len(polar), device=polar.device)
-    is_mutual = (best_row[best.indices] == rows) & (best.values > 0.0)
-    reference, candidate = rows[is_mutual], best.indices[is_mutual]
+    is_mutual = (best_row[partner] == rows) & (size > 0.0)
+    reference, candidate = rows[is_mutual], partner[is_mutual]
     return reference.cpu().numpy().astype(np.int64), candidate.cpu().numpy().astype(np.int64)
 
 

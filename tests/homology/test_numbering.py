@@ -130,3 +130,12 @@ def test_strangers_arranged_to_match_are_not_certain():
     found = numbering_of(arranged, matching_in_order(arranged))
     assert found.own_number > 40 and found.log_p < math.log(1e-10)
     assert found.n_certain == 0
+
+
+def test_partners_are_those_of_the_whole_factor_however_it_is_cut(monkeypatch):
+    polar = haar(50, torch.Generator().manual_seed(5))[:, :40]
+    size = polar.abs()
+    expected = [(i, int(j)) for i, j in enumerate(size.argmax(dim=1)) if int(size[:, j].argmax()) == i]
+    for rows in (1, 7, 64):
+        monkeypatch.setattr("mdir_hf.homology.numbering.ROWS_AT_ONCE", rows)
+        assert [tuple(map(int, pair)) for pair in zip(*mutual_partners(polar), strict=True)] == expected

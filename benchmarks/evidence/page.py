@@ -12,6 +12,7 @@ from benchmarks.evidence.calibration import calibration_section
 from benchmarks.evidence.costs import growth_section
 from benchmarks.evidence.forgery import forgery_section
 from benchmarks.evidence.losses import losses_section
+from benchmarks.evidence.numbered import numbered_section
 from benchmarks.evidence.peers import peers_section
 from benchmarks.evidence.real import real_peers_section, real_section
 from benchmarks.evidence.tables import Results
@@ -86,6 +87,7 @@ SECTIONS: tuple[tuple[str, tuple[str, ...], Callable[[Results, dict[str, Figure]
     ("Others on the same pairs", ("zoo-pairs", "zoo-peers"), peers_section),
     ("Where we lose", ("zoo-pairs", "zoo-peers"), losses_section),
     ("Calibration", ("calibration-models", "calibration-pairs", "calibration-haar"), calibration_section),
+    ("Channels whose numbers mean something", ("numbered-channels",), numbered_section),
     ("Broken on purpose", ("mutants",), broken_section),
 )
 """Name, result files and what writes them, in the order of the page."""

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from mdir_hf.homology.matching import TRIMS, IntArray, Matching, best_matching, matching_in_order, quick_matching
-from mdir_hf.homology.numbering import Numbering, numbering_of
+from mdir_hf.homology.numbering import NumberAgreement, numbering_of
 from mdir_hf.homology.polar import (
     FLOAT64_CHANNELS,
     PolarFactor,
@@ -76,7 +76,7 @@ class Look:
     log_p_robust: float
     log_p_signs: float | None
     channels: IntArray | None
-    numbering: Numbering | None = None
+    numbering: NumberAgreement | None = None
 
     @property
     def matching_on_factor(self) -> Matching | None:

@@ -33,7 +33,7 @@ TESTS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Numbering:
+class NumberAgreement:
     """How the numbers of two models' channels agree.
 
     Attributes:
@@ -51,7 +51,7 @@ class Numbering:
     log_p: float
 
 
-def numbering_of(polar: torch.Tensor, matching: Matching | None, channels: IntArray | None = None) -> Numbering:
+def numbering_of(polar: torch.Tensor, matching: Matching | None, channels: IntArray | None = None) -> NumberAgreement:
     """Count how the numbers of partners agree.
 
     Args:
@@ -78,7 +78,7 @@ def numbering_of(polar: torch.Tensor, matching: Matching | None, channels: IntAr
         is_certain = np.array([(int(i), int(j)) in certain for i, j in zip(reference, candidate, strict=True)], bool)
     own_number, in_order, n_pairs = int(is_own.sum()), int(is_in_order.sum()), len(reference)
     log_p = min(log_p_own_number(own_number), log_p_in_order(n_pairs, in_order))
-    return Numbering(
+    return NumberAgreement(
         n_pairs=n_pairs,
         own_number=own_number,
         in_order=in_order,

@@ -62,19 +62,22 @@ def figure_img(figure: Figure, dark_figure: Figure | None = None) -> str:
         ``<img src="data:image/svg+xml;base64,…" alt="…" width="…" height="…">``, inside ``<picture>`` if there are
         two. The alt text is ``figure.get_label()``, escaped.
     """
+    dark_svg = None if dark_figure is None else figure_bytes(dark_figure, "svg")
+    return svg_img(figure, figure_bytes(figure, "svg"), dark_svg)
+
+
+def svg_img(figure: Figure, svg: bytes, dark_svg: bytes | None = None) -> str:
+    """:func:`figure_img` for a figure that is rendered already: rendering takes most of the time."""
     width, height = (round(CSS_PIXELS_PER_INCH * inches) for inches in figure.get_size_inches())
-    img = (
-        f'<img src="{_data_url(figure)}" alt="{html.escape(str(figure.get_label()))}" '
-        f'width="{width}" height="{height}">'
-    )
-    if dark_figure is None:
+    img = f'<img src="{_data_url(svg)}" alt="{html.escape(str(figure.get_label()))}" width="{width}" height="{height}">'
+    if dark_svg is None:
         return img
-    source = f'<source media="screen and (prefers-color-scheme: dark)" srcset="{_data_url(dark_figure)}">'
+    source = f'<source media="screen and (prefers-color-scheme: dark)" srcset="{_data_url(dark_svg)}">'
     return f"<picture>{source}{img}</picture>"
 
 
-def _data_url(figure: Figure) -> str:
-    return f"data:image/svg+xml;base64,{base64.b64encode(figure_bytes(figure, 'svg')).decode('ascii')}"
+def _data_url(svg: bytes) -> str:
+    return f"data:image/svg+xml;base64,{base64.b64encode(svg).decode('ascii')}"
 
 
 def _with_words(svg: bytes, figure: Figure) -> bytes:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mdir_hf.errors import InputError, MissingExtraError
-from mdir_hf.figures import draw_figures, figure_bytes, figure_img
+from mdir_hf.figures import draw_figures, figure_bytes
+from mdir_hf.figures.rendering import svg_img
 from mdir_hf.report import HomologyReport
 from mdir_hf.saving.html import html_page
 from mdir_hf.saving.markdown import markdown_text
@@ -68,7 +69,9 @@ def save_report(report: HomologyReport, folder: Path) -> Saved:
         for name, figure in figures.items():
             for file_format in ("svg", "png"):
                 contents[f"{name}{suffix}.{file_format}"] = figure_bytes(figure, file_format)
-    images = {name: figure_img(figure, dark[name]) for name, figure in light.items()}
+    images = {
+        name: svg_img(figure, contents[f"{name}.svg"], contents[f"{name}-dark.svg"]) for name, figure in light.items()
+    }
     alt_texts = {name: str(figure.get_label()) for name, figure in light.items()}
     contents["report.md"] = _encoded(markdown_text(report, alt_texts))
     contents["report.html"] = _encoded(html_page(report, images))

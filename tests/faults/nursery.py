@@ -91,7 +91,7 @@ def without_pictures() -> None:
     figures.draw_survey_matrix = figures.draw_dendrogram = draw  # type: ignore[assignment]
     folder.draw_figures = draw_some  # type: ignore[assignment]
     figures.figure_bytes = folder.figure_bytes = drawn  # type: ignore[assignment]
-    folder.figure_img = lambda light, dark: f"<img alt={str(light.get_label())!r}>"  # type: ignore[assignment]
+    folder.svg_img = lambda figure, light, dark: f"<img alt={str(figure.get_label())!r}>"  # type: ignore[assignment]
 
 
 def run(arguments: list[str]) -> int:

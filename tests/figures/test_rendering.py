@@ -13,6 +13,9 @@ import pytest
 import mdir_hf
 from mdir_hf.errors import InputError
 from mdir_hf.figures import draw_figures, draw_survey_matrix, figure_bytes, figure_img
+from mdir_hf.figures.layer_map import draw_layer_map
+from mdir_hf.figures.polar_factor import draw_polar_factor
+from mdir_hf.figures.rendering import svg_img
 from mdir_hf.figures.sheet import drawing, fitted, text_width
 from mdir_hf.figures.theme import DARK, LIGHT, colour_map, ink_on
 from tests.figures.drawn_reports import HOSTILE_NAMES, NO_ARRAYS, a_layer_map, a_model, a_report, modules_of
@@ -28,10 +31,11 @@ def hostile_report(name, **fields):
 
 
 def figures_with_names(report):
-    figures = dict(draw_figures(report))
     names = [report.reference.repo, report.candidate.repo]
-    survey = draw_survey_matrix(names, [[0.0, -30.0]] * 2, [["homologous"] * 2] * 2)
-    return [figures["embedding"], figures["layers"], survey]
+    with drawing():
+        yield draw_polar_factor(report, "embedding", report.arrays.embedding.polar, LIGHT, is_matched=False)
+        yield draw_layer_map(report, report.layers, LIGHT)
+    yield draw_survey_matrix(names, [[0.0, -30.0]] * 2, [["homologous"] * 2] * 2)
 
 
 def text_boxes(figure):
@@ -64,7 +68,7 @@ def assert_everything_is_on_the_sheet(figure):
 
 @pytest.mark.parametrize("name", HOSTILE_NAMES)
 def test_hostile_names_break_no_figure(name):
-    for figure in figures_with_names(hostile_report(name, unembedding=None, modules=modules_of([(0, 0)]))):
+    for figure in figures_with_names(hostile_report(name)):
         assert_everything_is_on_the_sheet(figure)
         svg = figure_bytes(figure, "svg")
         root = ET.fromstring(svg)
@@ -152,19 +156,29 @@ def elements(markup):
 
 @pytest.mark.parametrize("name", ["owner/base", *HOSTILE_NAMES])
 def test_an_element_holds_picture_size_and_alt_text_and_nothing_else(name):
-    report = hostile_report(name, arrays=NO_ARRAYS, modules=None)
-    light, dark = report.figures()["layers"], report.figures(dark=True)["layers"]
+    report = hostile_report(name)
+    with drawing():
+        light, dark = (draw_layer_map(report, report.layers, theme) for theme in (LIGHT, DARK))
+    svg, dark_svg = figure_bytes(light, "svg"), figure_bytes(dark, "svg")
 
-    ((tag, img),) = elements(figure_img(light))
+    ((tag, img),) = elements(svg_img(light, svg))
     assert tag == "img" and set(img) == {"src", "alt", "width", "height"}
     assert img["alt"] == light.get_label()
-    assert base64.b64decode(img["src"].removeprefix("data:image/svg+xml;base64,")) == figure_bytes(light, "svg")
+    assert base64.b64decode(img["src"].removeprefix("data:image/svg+xml;base64,")) == svg
     assert (int(img["width"]), int(img["height"])) == tuple(round(96 * inches) for inches in light.get_size_inches())
 
-    picture, source, inner = elements(figure_img(light, dark))
+    picture, source, inner = elements(svg_img(light, svg, dark_svg))
     assert picture == ("picture", {}) and inner == ("img", img)
     assert source[1]["media"] == "screen and (prefers-color-scheme: dark)"
-    assert base64.b64decode(source[1]["srcset"].removeprefix("data:image/svg+xml;base64,")) == figure_bytes(dark, "svg")
+    assert base64.b64decode(source[1]["srcset"].removeprefix("data:image/svg+xml;base64,")) == dark_svg
+
+
+def test_an_element_is_made_of_the_figures_as_they_are_rendered():
+    light, dark = (a_report(arrays=NO_ARRAYS, modules=None).figures(dark=dark)["looks"] for dark in (False, True))
+    svg, dark_svg = figure_bytes(light, "svg"), figure_bytes(dark, "svg")
+
+    assert figure_img(light) == svg_img(light, svg)
+    assert figure_img(light, dark) == svg_img(light, svg, dark_svg)
 
 
 def test_a_figure_of_somebody_else_is_rendered_too():

@@ -340,10 +340,8 @@ def test_a_plan_says_what_is_read_how_long_it_takes_and_whether_it_fits(level, w
     said = plan_notice(plan(level), Pace(), Limits())
     assert words in said
     assert "Takes a few seconds, by estimate. Needs 450 MB of memory; it fits." in said
-    assert (
-        "a copy under noise of up to 9.4 times the weights would be found by its embeddings, unless its channels were rotated."
-        in said
-    )
+    condition = "unless its channels were rotated"
+    assert f"a copy under noise of up to 9.4 times the weights would be found by its embeddings, {condition}." in said
     with_layers = plan_notice(replace(plan(level), excluded_layers_noise=5.0), Pace(), Limits())
     assert (
         "would be found by its embeddings, under 5 times by its layers, unless its channels were rotated, or reordered "

@@ -30,8 +30,8 @@ def numbered_section(results: Results, figures: dict[str, Figure]) -> str:
         [
             "## Channels whose numbers mean something",
             "Strangers of one recipe and other seeds (`python -m benchmarks.numbered_channels`). Sinusoidal positions "
-            "tie a channel to its number, so strangers may agree in their channels' own order. The test of that order is "
-            "left out for such architectures. GPT-2 with learned positions is the control.",
+            "tie a channel to its number, so strangers may agree in their channels' own order. The test of that order "
+            "is left out for such architectures. GPT-2 with learned positions is the control.",
             table(
                 [
                     "family",

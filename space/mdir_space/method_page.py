@@ -16,7 +16,7 @@ OPENING = """
 <p class="lede">Training moves weights, but not far: a model that began as a copy of another one still lines up with it,
 channel by channel. Two models that were trained apart do not line up, and how well two strangers may line up by chance
 can be bounded by a theorem. That bound is the p-value.</p>
-<p>The pictures show models that <code>mdir-hf demo</code> trains in two minutes: a small base, some of its descendants,
+<p>The pictures show models that <code>mdir-hf demo</code> trains in a minute: a small base, some of its descendants,
 and a stranger that shares everything with the base but the random seed.</p>
 """
 

@@ -1,16 +1,14 @@
 import json
 import re
 import sys
-from functools import partial
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from mdir_hf import install_command
-from mdir_hf.demo import lineage, text
+from mdir_hf.demo import lineage
 from mdir_hf.demo.lineage import build_lineage
-from mdir_hf.demo.text import read_corpus
 from mdir_hf.errors import InputError
 from tests.trained.models import demo_lineage
 
@@ -27,7 +25,8 @@ def one_step_lineage(tmp_path_factory):
         for name in ("_BASE_STEPS", "_FINE_TUNE_STEPS", "_RETOKENIZED_STEPS", "_PRUNED_STEPS", "_NARROW_STEPS"):
             patch.setattr(lineage, name, 1)
         patch.setattr(lineage, "_TOTAL_STEPS", 6)
-        patch.setattr(text, "read_corpus", partial(read_corpus, code_n_chars=300_000, prose_n_chars=300_000))
+        patch.setattr(lineage, "_CODE_N_CHARS", 300_000)
+        patch.setattr(lineage, "_PROSE_N_CHARS", 300_000)
         built = build_lineage(folder, progress=lambda doing, share: heard.append((doing, share)))
     return built, heard
 
@@ -140,7 +139,7 @@ def test_a_lineage_of_another_recipe_or_seed_is_built_anew(built, tmp_path, monk
     assert started == [tmp_path]
 
 
-@pytest.mark.parametrize("record", ["", "[]", "{}", '{"recipe": 4, "seed": 0, "members": [1]}'])
+@pytest.mark.parametrize("record", ["", "[]", "{}", f'{{"recipe": {lineage.RECIPE}, "seed": 0, "members": [1]}}'])
 def test_a_damaged_record_means_building_anew(tmp_path, monkeypatch, record):
     (tmp_path / "demo").mkdir()
     (tmp_path / "demo" / "lineage.json").write_text(record)

@@ -9,7 +9,7 @@ import pytest
 
 from mdir_hf import HomologyReport, install_command
 from mdir_hf.errors import InputError
-from mdir_hf.figures import draw_figures, figure_bytes
+from mdir_hf.figures import draw_figures, figure_bytes, figure_img
 from mdir_hf.saving import check_save_folder, save_report
 from tests.figures.drawn_reports import HOSTILE_NAMES, NO_ARRAYS, a_model, a_report
 
@@ -30,6 +30,8 @@ def test_a_folder_holds_the_report_in_three_forms_and_its_figures_in_four(tmp_pa
     dark = draw_figures(report, dark=True)
     assert (tmp_path / "a" / "b" / "null.svg").read_bytes() == figure_bytes(figures["null"], "svg")
     assert (tmp_path / "a" / "b" / "null-dark.png").read_bytes() == figure_bytes(dark["null"], "png")
+    page = (tmp_path / "a" / "b" / "report.html").read_text("utf-8")
+    assert figure_img(figures["null"], dark["null"]) in page
 
 
 def test_a_report_without_figures_is_saved_too(tmp_path):

@@ -63,7 +63,7 @@ LINEAGE_FOLDER = cache_folder(mdir_hf.demo.lineage.__file__, mdir_hf.demo.transf
 
 
 def demo_lineage() -> Lineage:
-    """The family of ``mdir-hf demo``; about a minute and a half when not built yet."""
+    """The family of ``mdir-hf demo``; under a minute when not built yet."""
     LINEAGE_FOLDER.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(LINEAGE_FOLDER.with_suffix(".lock")):
         return build_lineage(LINEAGE_FOLDER)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.evidence.tables import Results, Row, table
 from benchmarks.real.sources import SOURCES
-from benchmarks.real.table import summary
+from benchmarks.real.table import p_text, summary
 from benchmarks.real.table import table as table_of_pairs
 
 if TYPE_CHECKING:
@@ -44,7 +44,18 @@ def real_section(results: Results, figures: dict[str, Figure]) -> str:
             "embeddings alone has seen no quantised weight. Where rows do not fill the blocks of a K-quant, GGUF "
             "stores another type, as llama.cpp does.",
             table(
-                ["reference", "format", "bits per weight", "embedding", "layers", "verdict", "log10 p", "MB", "s"],
+                [
+                    "reference",
+                    "format",
+                    "bits per weight",
+                    "embedding",
+                    "layers",
+                    "verdict",
+                    "log10 p",
+                    "p rests on",
+                    "MB",
+                    "s",
+                ],
                 [_format(row, models.get(row["b"], {})) for row in formats],
             ),
             "### What a no excludes, tried",
@@ -101,12 +112,13 @@ def _format(row: Row, model: Row) -> list[str]:
     names = [row["a"], row["b"].partition("/")[2]]
     stored = [_number(model, "bits_per_weight"), _part(model, "embedding"), _part(model, "layers")]
     if "error" in row:
-        return [*names, *stored, f"**error**: {row['error']}", "", "", ""]
+        return [*names, *stored, f"**error**: {row['error']}", "", "", "", ""]
     return [
         *names,
         *stored,
         row["verdict"] if row["verdict"] == "homologous" else f"**{row['verdict']}**",
-        f"{row['log10_p']:,.0f}",
+        p_text(row),
+        row.get("assumption") or "",
         f"{row['bytes_read'] / 1e6:,.0f}",
         f"{row['cpu_s']:,.0f}",
     ]

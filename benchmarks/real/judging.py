@@ -48,7 +48,16 @@ def numbers(report: HomologyReport) -> dict[str, Any]:
     said = report.to_dict()
     row = {
         key: said[key]
-        for key in ("verdict", "reason", "log10_p", "log10_p_not_accepted", "excludes", "settled_by", "tests")
+        for key in (
+            "verdict",
+            "reason",
+            "log10_p",
+            "log10_p_not_accepted",
+            "assumption",
+            "excludes",
+            "settled_by",
+            "tests",
+        )
     }
     row |= {
         "bytes_read": said["io"]["bytes_read"],
@@ -121,8 +130,12 @@ def describe(model: Model) -> dict[str, Any]:
     row = {"model": model.name, **stored(folder)}
     if model.member == "base":
         source = SOURCES[model.base]
-        done = f"{source.read_from}, read back as BF16" if source.in_parts else "as its packages hold it"
-        bits = stored(unpacked(source))["bits_per_weight"]
+        if source.is_onnx:
+            done = f"{source.read_from}, read back as F32"
+            bits = round(8 * (unpacked(source) / source.file).stat().st_size / row["n_parameters"], 2)
+        else:
+            done = f"{source.read_from}, read back as BF16" if source.in_parts else "as its packages hold it"
+            bits = stored(unpacked(source))["bits_per_weight"]
         return {**row, "done": done, "bits_per_weight_in_packages": bits}
     made = json.loads((folder / "made.json").read_text(encoding="utf-8"))
     return {**row, **equal_to_base(folder, built(Model(model.base))), **made}

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-HEAD = ("reference", "candidate", "kind", "verdict", "log10 p", "MB", "s", "strength", "coverage", "strays", "layers")
+HEAD = (
+    *("reference", "candidate", "kind", "verdict", "log10 p", "p rests on", "MB", "s", "trace over rank"),
+    *("coverage", "off-match hits", "layers"),
+)
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
@@ -41,7 +44,8 @@ def _cells(row: dict[str, Any]) -> list[str]:
         row["b"],
         row["kind"],
         verdict if row["reason"] is None else f"{verdict} ({row['reason']})",
-        f"{row['log10_p']:,.0f}",
+        p_text(row),
+        row.get("assumption") or "",
         f"{row['bytes_read'] / 1e6:,.0f}",
         f"{row['cpu_s']:,.0f}",
         _number(found.get("strength")),
@@ -49,6 +53,11 @@ def _cells(row: dict[str, Any]) -> list[str]:
         _number(found.get("stray_share")),
         "" if layers is None else f"{layers['n_matched']} of {layers['n_layers']} ({layers['outer']})",
     ]
+
+
+def p_text(row: dict[str, Any]) -> str:
+    """The log10 p of a judged pair, unless it bounds nothing."""
+    return "no bound" if row.get("assumption") == "calibration" else f"{row['log10_p']:,.0f}"
 
 
 def _number(value: float | None) -> str:

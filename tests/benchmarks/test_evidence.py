@@ -252,6 +252,6 @@ def test_a_quantised_copy_says_what_was_measured_of_its_file_and_nothing_else():
     ]
     empty = {key: [] for key in ("real-power", "real-shared-axes", "real-neuron-signs")}
     told = real_section({"real-pairs": pairs, "real-models": measured, **empty}, {})
-    assert "| m | gguf | 5.4 | Q5_0 |  | homologous | -61 | 7 | 2 |" in told
-    assert "| m | gptq | 7.5 | BF16, unchanged |  | homologous | -61 | 7 | 2 |" in told
-    assert "| m | older |  |  |  | homologous | -61 | 7 | 2 |" in told
+    assert "| m | gguf | 5.4 | Q5_0 |  | homologous | -61 |  | 7 | 2 |" in told
+    assert "| m | gptq | 7.5 | BF16, unchanged |  | homologous | -61 |  | 7 | 2 |" in told
+    assert "| m | older |  |  |  | homologous | -61 |  | 7 | 2 |" in told

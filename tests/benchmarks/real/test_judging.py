@@ -92,7 +92,8 @@ def test_a_pair_is_judged_once_and_what_cannot_be_had_is_passed_over(tmp_path, m
 def test_the_table_marks_what_goes_against_the_truth():
     wrong = ROW | {"b": MIDDLE, "kind": "stranger", "related": False, "verdict": "inconclusive", "reason": "few"}
     told = table([ROW, wrong])
-    assert "| homologous | -62,571 | 8 | 2 | 0.99 | 1.00 |  |  |" in told
+    assert "| homologous | -62,571 |  | 8 | 2 | 0.99 | 1.00 |  |  |" in told
+    assert "| no bound | calibration |" in table([ROW | {"assumption": "calibration"}])
     assert "| **inconclusive** (few) |" in told
     assert summary([ROW, wrong]) == "edit: 1 of 1 homologous\nstranger: 0 of 1 no_evidence"
 

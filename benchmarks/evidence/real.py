@@ -28,7 +28,7 @@ def real_section(results: Results, figures: dict[str, Figure]) -> str:
             f"was made of them: {len(models)} models. {sum(row['related'] for row in pairs)} related "
             f"pairs and {len(strangers)} pairs of strangers have been judged so far; **{wrong} strangers are called "
             "homologous**.",
-            "GGUF files are read back as BF16, ONNX files as F32. The F32 files are as their makers published them.",
+            "GGUF files are read back as BF16, ONNX files as F32. The F32 files are as the packages hold them.",
             table(
                 ["model", "is", "read from", "bits per weight there"],
                 [

@@ -60,7 +60,11 @@ class WeighedMatches:
 
 
 def weigh_matches(
-    layer_map: LayerMap, log_alpha: float, *, log_p_with_itself: Callable[[int, int], float]
+    layer_map: LayerMap,
+    log_alpha: float,
+    *,
+    log_p_with_itself: Callable[[int, int], float],
+    neurons_agree: Callable[[int, int], bool] = lambda i, j: False,
 ) -> WeighedMatches:
     """Tell matches from what layers with a common ancestor show although they are not the same layer.
 
@@ -73,6 +77,8 @@ def weigh_matches(
         log_p_with_itself: Given a layer of the reference and one of the candidate, returns the natural log of p of
             either tested against itself, the one closer to 0. Called for matches with other hits in their row or
             column only.
+        neurons_agree: Tells of such a pair whether most neurons of the two are the same, for pairs that do not reach
+            the share of :data:`RIVAL_SHARE`: values that were turned inside their heads, for instance.
     """
     is_hit = layer_map.log_p < log_alpha - math.log(layer_map.multiplicity)
     certain: list[LayerMatch] = []
@@ -82,7 +88,7 @@ def weigh_matches(
         own = float(layer_map.log_p[i, j])
         is_rival = is_hit & (layer_map.log_p <= RIVAL_SHARE * own)
         is_alone = _n_beside(is_hit, i, j) == 0
-        is_the_same = not is_alone and own <= RIVAL_SHARE * log_p_with_itself(i, j)
+        is_the_same = not is_alone and (own <= RIVAL_SHARE * log_p_with_itself(i, j) or neurons_agree(i, j))
         if _n_beside(is_rival, i, j) == 0 or is_the_same:
             certain.append(match)
         if is_the_same:

@@ -30,7 +30,7 @@ def cache(tmp_path_factory):
 def test_a_relative_of_a_real_model_is_found_in_a_glance_at_its_embeddings(member):
     row = judge(pair(Model(SMALL), Model(SMALL, member)))
     assert row["verdict"] == "homologous"
-    assert row["log10_p"] < -1000
+    assert row["log10_p"] < -500  # half of the channels in order: C(288, 288) / 288! alone is 10^-584
     assert row["bytes_read"] < 0.05 * row["bytes_of_weights"]
 
 

@@ -20,10 +20,10 @@ DESKTOP = {"width": 1200, "height": 1050}
 TIMEOUT_MS = 600_000
 
 SURVEYED = {
-    "HuggingFaceTB/SmolLM2-135M-Instruct": "smollm2-135m-instruct/base",
-    "made/SmolLM2-135M-Instruct-fine-tuned": "smollm2-135m-instruct/tuned-1e-4",
-    "made/SmolLM2-135M-Instruct-reordered": "smollm2-135m-instruct/permuted",
-    "Qwen/Qwen2.5-Coder-0.5B-Instruct": "qwen2.5-coder-0.5b-instruct/base",
+    "real/SmolLM2-135M-Instruct": "smollm2-135m-instruct/base",
+    "real/SmolLM2-135M-Instruct-fine-tuned": "smollm2-135m-instruct/tuned-1e-4",
+    "real/SmolLM2-135M-Instruct-reordered": "smollm2-135m-instruct/permuted",
+    "real/Qwen2.5-Coder-0.5B-Instruct": "qwen2.5-coder-0.5b-instruct/base",
 }
 """Name on the Hub of this machine -> where it lies in the cache of real models."""
 

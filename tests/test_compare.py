@@ -424,7 +424,9 @@ def test_p_of_a_relative_with_privileged_axes_is_bounded_by_its_numbers_alone(tm
     if not is_reordered:
         found = report.embedding.numbering
         assert found.own_number > 0.9 * width and report.log10_p == found.log10_p
-        assert "channels have their own number; of independently trained models at most one pair" in report.sentence
+        assert (
+            "paired channels have their own number; of independently trained models at most one pair" in report.sentence
+        )
 
 
 @pytest.mark.parametrize("device", ["cuda:99", "abacus", "meta:x"])

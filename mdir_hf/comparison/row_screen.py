@@ -20,7 +20,7 @@ SPREAD_LAYERS = 8
 """Layers of the shallower model that are mapped where the level does not ask for all: each has its ancestor, or its
 descendant, among the layers of the other, so that a few spread over the depth tell."""
 
-MANY_CHANNELS, MANY_NEURONS = 2048, 1024
+MANY_CHANNELS, MANY_MLP_CHANNELS = 2048, 1024
 """Matrices with more rows are screened by some of their rows before they are read whole; those of MLPs, which are tried
 last and are most of what would be read, from fewer rows on."""
 
@@ -66,7 +66,7 @@ def spread(positions: Sequence[int], at_most: int) -> tuple[int, ...]:
 
 def is_wide(role: Role, n_channels: int) -> bool:
     """Whether a matrix of so many rows in this role is screened before it is read whole."""
-    return n_channels > (min(MANY_CHANNELS, MANY_NEURONS) if role is Role.UP else MANY_CHANNELS)
+    return n_channels > (min(MANY_CHANNELS, MANY_MLP_CHANNELS) if role is Role.UP else MANY_CHANNELS)
 
 
 def worth_reading(

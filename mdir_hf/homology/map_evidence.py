@@ -26,7 +26,7 @@ N_PLACEBOS = 2
 RIVAL_SHARE = 0.25
 """A significant cell contests a match in its row or column if its log p is at least this share of the match's. A match
 is as strong as the same layer if its log p is at least this share of what a layer reaches with itself. Layers of MiniLM
-reach 0.03 of that with their neighbours, which contest each other (0.7 to 0.9); rivals of related layers have 0.06."""
+reach 0.03 of that with their neighbours, which contest each other (0.7 to 0.9); rivals of related layers have 0.04."""
 
 Carry = Callable[[torch.Tensor], torch.Tensor]
 """Takes weights ``(d_out, n_reference)`` into the residual basis of the candidate, ``(d_out, n_candidate)``."""

@@ -100,9 +100,9 @@ def _of_matrices(report: HomologyReport) -> Iterable[str]:
         ((SettledBy.UNEMBEDDING,), "unembeddings (lm_head)", report.unembedding),
     ):
         if report.settled_by in step and matrix is not None and matrix.transformation in _ORDERS:
-            by_number = report.assumption is Assumption.NUMBERING and matrix.numbering is not None
-            numbers = f"; {numbering_text(matrix.numbering)}" if by_number and matrix.numbering is not None else ""
-            yield f"the channels of their {name} match {_how(matrix, report)}{numbers}"
+            numbers = matrix.numbering if report.assumption is Assumption.NUMBERING else None
+            by_number = "" if numbers is None else f"; {numbering_text(numbers)}"
+            yield f"the channels of their {name} match {_how(matrix, report)}{by_number}"
 
 
 def _how(matrix: MatrixReport, report: HomologyReport) -> str:

@@ -101,7 +101,9 @@ def agreement_text(channels: tuple[int, int] | None) -> str:
     Args:
         channels: How many match one by one, out of how many; None: not known.
     """
-    if channels is None or 2 * channels[0] < channels[1]:
+    if channels is None:
+        return "how many channels match is not known"
+    if 2 * channels[0] < channels[1]:
         return "the channels match as a whole"
     return f"{channels[0]:,} of {channels[1]:,} channels match"
 
@@ -109,10 +111,10 @@ def agreement_text(channels: tuple[int, int] | None) -> str:
 def numbering_text(found: NumberingReport) -> str:
     """How the numbers of channels agree, and what independently trained models would do."""
     if found.own_number >= found.in_order:
-        said = f"{found.own_number:,} of {found.pairs:,} channels have their own number"
+        said = f"{found.own_number:,} of {found.pairs:,} paired channels have their own number"
         chance = f"at most one pair in {found.own_number:,}! would"
     else:
-        said = f"{found.in_order:,} of {found.pairs:,} channels are in the order of their numbers"
+        said = f"{found.in_order:,} of {found.pairs:,} paired channels are in the order of their numbers"
         chance = f"at most one pair in 10^{-found.log10_p:,.0f} would"
     return f"{said}; of independently trained models {chance}"
 

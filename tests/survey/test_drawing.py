@@ -41,7 +41,7 @@ def test_a_cell_of_the_matrix_names_both_models_what_was_found_and_p_and_leads_t
 
 
 @pytest.mark.parametrize(
-    ("channels", "said"), [((570, 576), "570 of 576 channels match"), (None, "the channels match as a whole")]
+    ("channels", "said"), [((570, 576), "570 of 576 channels match"), (None, "how many channels match is not known")]
 )
 def test_a_cell_shows_no_p_that_bounds_nothing(report, channels, said):
     pair = PairResult("o/base", "o/tuned", "homologous", None, -3211.7, 1900, channels=channels)

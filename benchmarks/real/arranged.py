@@ -1,0 +1,72 @@
+"""How far strangers get whose channels somebody renumbered to agree: ``python -m benchmarks.real.arranged``.
+
+Renumbering is free and keeps what a model computes. For pairs of real strangers the candidate's channels are put in the
+order of the best assignment, and in that of mutual best partners, which is the most that this statistic can be given.
+Printed are the counts and how many of those channels are also significant one by one. A minute of one core.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from benchmarks.real.bases import base_folder
+from benchmarks.real.workshop import LARGE, MIDDLE, SENTENCES, SMALL
+from mdir_hf.anatomy import read_part
+from mdir_hf.comparison.comparable import n_rows, vocabularies_of
+from mdir_hf.comparison.model import Model
+from mdir_hf.homology.matching import IntArray, best_matching
+from mdir_hf.homology.numbering import mutual_partners, numbering_of
+from mdir_hf.homology.polar import polar_factor
+from mdir_hf.homology.rows import pair_rows
+from mdir_hf.hub import open_repository
+from mdir_hf.vocabulary import common_vocabulary
+
+N_TOKENS = 12_000
+STRANGERS = ((SMALL, MIDDLE), (SENTENCES[0], SMALL), (MIDDLE, LARGE))
+
+
+def main() -> None:
+    """Print a line for each pair and each arrangement."""
+    for names in STRANGERS:
+        polar = polar_of(*(Model(open_repository(base_folder(name))) for name in names))
+        assigned = best_matching(polar, signed=True)
+        assert assigned is not None  # asked for whatever its significance
+        orders = {
+            "as they are": (torch.arange(polar.shape[1]).numpy(),) * 2,
+            "by assignment": (assigned.reference, assigned.candidate),
+            "by mutual best": mutual_partners(polar),
+        }
+        for name, partners in orders.items():
+            arranged = polar[:, numbered_like(*partners, n_candidate=polar.shape[1])]
+            found = numbering_of(arranged, best_matching(arranged, signed=True))
+            print(
+                f"{' | '.join(names)}, {name}: {found.own_number} of {found.n_pairs} pairs under their own number, "
+                f"log10 p {found.log_p / math.log(10.0):.0f}; {found.n_certain} of {min(polar.shape)} significant",
+                flush=True,
+            )
+
+
+def polar_of(reference: Model, candidate: Model) -> torch.Tensor:
+    """The polar factor of sampled common tokens, ``(n_reference, n_candidate)``."""
+    mine, other = vocabularies_of(reference, candidate)
+    assert mine is not None and other is not None
+    common = common_vocabulary(mine, other, n_reference_rows=n_rows(reference), n_candidate_rows=n_rows(candidate))
+    drawn = torch.randperm(len(common), generator=torch.Generator().manual_seed(0))[:N_TOKENS].sort().values.numpy()
+    rows = pair_rows(
+        read_part(reference.tensors, reference.anatomy.embedding, common.reference_rows[drawn]).float(),
+        read_part(candidate.tensors, candidate.anatomy.embedding, common.candidate_rows[drawn]).float(),
+    )
+    return polar_factor(rows.reference.T @ rows.candidate).matrix
+
+
+def numbered_like(reference: IntArray, candidate: IntArray, *, n_candidate: int) -> torch.Tensor:
+    """The order of the candidate's channels in which each partner has the number of its reference channel."""
+    partner = {int(i): int(j) for i, j in zip(reference, candidate, strict=True) if i < n_candidate}
+    left = iter(sorted(set(range(n_candidate)) - set(partner.values())))
+    return torch.tensor([partner[i] if i in partner else next(left) for i in range(n_candidate)])
+
+
+if __name__ == "__main__":
+    main()

@@ -38,7 +38,7 @@ test: .venv/.installed ## The tests, without the slow ones
 # does not heed MKL_ENABLE_INSTRUCTIONS).
 OLD := OPENBLAS_CORETYPE=Prescott MKL_CBWR=COMPATIBLE ONEDNN_MAX_CPU_ISA=SSE41 ATEN_CPU_CAPABILITY=default
 COMMON := OPENBLAS_CORETYPE=Haswell MKL_CBWR=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2
-NUMERIC := tests/homology tests/figures tests/test_processor.py tests/test_body.py tests/test_compare.py
+NUMERIC := tests/method tests/render/figures tests/test_processor.py tests/comparison/test_body.py tests/comparison/test_compare.py
 
 test-machines: .venv/.installed ## The numeric tests under two instruction sets, each with one thread and with two
 	for threads in 1 2; do \

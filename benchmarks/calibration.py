@@ -35,8 +35,8 @@ from mdir_hf import HomologyChecker
 from mdir_hf.demo.text import BEGIN, END
 from mdir_hf.demo.training import mean_loss, seeded_single_thread, train
 from mdir_hf.demo.transformations import rotate_channels
-from mdir_hf.homology.polar import polar_factor_of_rows, row_factors
-from mdir_hf.homology.rows import pair_rows
+from mdir_hf.method.polar import polar_factor_of_rows, row_factors
+from mdir_hf.method.rows import pair_rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -26,15 +26,15 @@ from scipy.fft import dct
 
 from benchmarks.peers.full_size import Shape, weights_read
 from benchmarks.zoo.run import read_lines
-from mdir_hf.anatomy import Anatomy, resolve_anatomy
-from mdir_hf.checkpoint.sources import Description, TensorSpec
 from mdir_hf.comparison.progress import Watch
 from mdir_hf.comparison.settings import Listeners, Settings
 from mdir_hf.comparison.steps import compare_models
-from mdir_hf.hub import IoLedger
+from mdir_hf.model.files.sources import Description, TensorSpec
+from mdir_hf.model.hub import IoLedger
+from mdir_hf.model.roles import Anatomy, resolve_anatomy
+from mdir_hf.model.tokens import Vocabulary
+from mdir_hf.model.tokens.tokens import VocabularyKind
 from mdir_hf.report import ModelSummary
-from mdir_hf.vocabulary import Vocabulary
-from mdir_hf.vocabulary.tokens import VocabularyKind
 
 RESULTS = Path(__file__).parent / "results" / "cost-growth.jsonl"
 PICTURE = RESULTS.with_suffix(".png")

@@ -35,12 +35,12 @@ from transformers import PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from mdir_hf import HomologyChecker
-from mdir_hf.anatomy import Anatomy, Role, read_part
-from mdir_hf.comparison.model import Model
 from mdir_hf.errors import MdirError
-from tests.anatomy.forward_record import ForwardRecord, record_forward
-from tests.anatomy.judgement import Judgement, judge
-from tests.anatomy.tiny_causal import MORE_TOKENS, build_module, inputs_of, save_and_open
+from mdir_hf.model.opened import Model
+from mdir_hf.model.roles import Anatomy, Role, read_part
+from tests.model.roles.forward_record import ForwardRecord, record_forward
+from tests.model.roles.judgement import Judgement, judge
+from tests.model.roles.tiny_causal import MORE_TOKENS, build_module, inputs_of, save_and_open
 
 PAGE = Path(__file__).parent.parent / "docs" / "coverage.md"
 NOISE = 0.01
@@ -71,12 +71,12 @@ REASONS: dict[str, str] = {
 """Why a row is not full; the test of the whole table asks that these are the rows that are not."""
 
 HELD_ELSEWHERE = {
-    "minimax": "tests/anatomy/test_linear_attention.py",
-    "rwkv": "tests/anatomy/test_rwkv.py",
+    "minimax": "tests/model/roles/test_linear_attention.py",
+    "rwkv": "tests/model/roles/test_rwkv.py",
 }
 """Recurrent layers whose arithmetic the record does not see, and the test that holds their roles by value."""
 
-MIXER_TEST = "tests/anatomy/test_state_space.py"
+MIXER_TEST = "tests/model/roles/test_state_space.py"
 
 
 @dataclass

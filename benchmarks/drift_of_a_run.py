@@ -25,7 +25,7 @@ from tokenizers import Tokenizer
 from mdir_hf import LineageCallback
 from mdir_hf.demo.text import read_corpus
 from mdir_hf.demo.training import encode
-from mdir_hf.training import Drift
+from mdir_hf.lineage.training import Drift
 
 EVERY = 2
 SEQUENCE_LENGTH, BATCH_SIZE = 64, 1

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from scipy.optimize import linear_sum_assignment
 
-from mdir_hf.homology.embedding import EmbeddingTest
+from mdir_hf.method.embedding import EmbeddingTest
 
 LOG_ALPHA = math.log(1e-10)
 SAMPLE_ROWS = 512

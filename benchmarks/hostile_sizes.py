@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from tests.gguf_writer import gguf_bytes
+from tests.model.tokens.large_files import FILES, peak_bytes
 from tests.specimens import gaussian, tokenizer_json, tokens, write_model
-from tests.vocabulary.large_files import FILES, peak_bytes
 
 V, N = 1200, 64
 EMBEDDING = "model.embed_tokens.weight"
@@ -159,8 +159,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.hostile_sizes", description=__doc__)
     parser.add_argument("cases", nargs="*", metavar="CASE")
     wanted = parser.parse_args().cases or list(CASES)
-    import mdir_hf.checker
-    import mdir_hf.cli  # noqa: F401
 
     n_missed = 0
     for name in wanted:

@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mdir_hf.fingerprints.fingerprint import Fingerprint
-from mdir_hf.index.base_index import BYTES_PER_BASE, QUERY_TOKENS, BaseIndex
-from mdir_hf.index.identify import judge_hits
+from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint
+from mdir_hf.lineage.index.base_index import BYTES_PER_BASE, QUERY_TOKENS, BaseIndex
+from mdir_hf.lineage.index.identify import judge_hits
 from mdir_hf.report import ModelSummary
 
 WORDS = tuple(f"word{at}".encode() for at in range(QUERY_TOKENS))

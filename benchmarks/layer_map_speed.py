@@ -21,8 +21,8 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from scipy.special import gammaln
 
-from mdir_hf.homology.layer_map import LayerMap, map_layers
-from mdir_hf.homology.layer_screen import SCREEN_CHANNELS, cross_product
+from mdir_hf.method.layer_map import LayerMap, map_layers
+from mdir_hf.method.layer_screen import SCREEN_CHANNELS, cross_product
 
 LOG_ALPHA = -10.0 * math.log(10.0)
 

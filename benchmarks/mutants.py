@@ -38,29 +38,35 @@ from benchmarks.breaks import Break, breaks
 RESULTS = Path(__file__).parent / "results" / "mutants.jsonl"
 
 TESTS = {
-    "comparison/decision": "tests/test_decision.py tests/test_decision_edges.py",
-    "comparison/exclusion": "tests/test_compare.py tests/test_body.py",
-    "comparison/steps": "tests/test_compare.py tests/test_body.py",
-    "homology/significance": "tests/homology/test_significance.py",
-    "homology/combine": "tests/homology/test_combine.py",
-    "homology/power": "tests/homology/test_power.py tests/homology/test_row_screen.py",
-    "homology/calibration": "tests/homology/test_calibration.py tests/homology/test_embedding.py",
-    "homology/matching": "tests/homology/test_matching.py tests/homology/test_embedding.py",
-    "homology/map_evidence": "tests/homology/test_map_evidence.py tests/homology/test_layer_map.py",
-    "hub/ranges": "tests/hub/test_answers.py tests/hub/test_ranges.py tests/hub/test_byte_sources.py",
-    "hub/location": "tests/hub/test_answers.py tests/hub/test_ranges.py",
-    "hub/connection": "tests/hub/test_answers.py tests/hub/test_ranges.py",
-    "hub/range_cache": "tests/hub/test_range_cache.py",
-    "hub/retry": "tests/hub/test_retry.py tests/hub/test_deadlines.py",
-    "hub/paths": "tests/hub/test_repository.py tests/hub/test_hub_file.py tests/hub/test_local_files.py",
-    "hub/api": "tests/hub/test_api.py tests/hub/test_malformed_answers.py",
-    "hub/model_info": "tests/hub/test_malformed_answers.py tests/hub/test_resolve.py tests/hub/test_repository.py",
-    "hub/pull_request": "tests/hub/test_pull_request.py",
+    "comparison/decision": "tests/comparison/test_decision.py tests/comparison/test_decision_edges.py",
+    "comparison/exclusion": "tests/comparison/test_compare.py tests/comparison/test_body.py",
+    "comparison/steps": "tests/comparison/test_compare.py tests/comparison/test_body.py",
+    "method/significance": "tests/method/test_significance.py",
+    "method/combine": "tests/method/test_combine.py",
+    "method/power": "tests/method/test_power.py tests/method/test_row_screen.py",
+    "method/calibration": "tests/method/test_calibration.py tests/method/test_embedding.py",
+    "method/matching": "tests/method/test_matching.py tests/method/test_embedding.py",
+    "method/map_evidence": "tests/method/test_map_evidence.py tests/method/test_layer_map.py",
+    "model/hub/ranges": "tests/model/hub/test_answers.py"
+    " tests/model/hub/test_ranges.py"
+    " tests/model/hub/test_byte_sources.py",
+    "model/hub/location": "tests/model/hub/test_answers.py tests/model/hub/test_ranges.py",
+    "model/hub/connection": "tests/model/hub/test_answers.py tests/model/hub/test_ranges.py",
+    "model/hub/range_cache": "tests/model/hub/test_range_cache.py",
+    "model/hub/retry": "tests/model/hub/test_retry.py tests/model/hub/test_deadlines.py",
+    "model/hub/paths": "tests/model/hub/test_repository.py"
+    " tests/model/hub/test_hub_file.py"
+    " tests/model/hub/test_local_files.py",
+    "model/hub/api": "tests/model/hub/test_api.py tests/model/hub/test_malformed_answers.py",
+    "model/hub/model_info": "tests/model/hub/test_malformed_answers.py"
+    " tests/model/hub/test_resolve.py"
+    " tests/model/hub/test_repository.py",
+    "model/hub/pull_request": "tests/model/hub/test_pull_request.py",
     "names": "tests/test_names.py",
-    "plain_yaml": "tests/test_plain_yaml.py tests/cards/test_front_matter.py",
-    "survey/results": "tests/survey/test_results.py tests/survey/test_run.py",
-    "index/base_index": "tests/index/test_index.py",
-    "checkpoint/header": "tests/checkpoint/test_header.py tests/checkpoint/test_header_against_safetensors.py",
+    "plain_yaml": "tests/test_plain_yaml.py tests/lineage/cards/test_front_matter.py",
+    "lineage/survey/results": "tests/lineage/survey/test_results.py tests/lineage/survey/test_run.py",
+    "lineage/index/base_index": "tests/lineage/index/test_index.py",
+    "model/files/header": "tests/model/files/test_header.py tests/model/files/test_header_against_safetensors.py",
 }
 """Which tests are to notice a break of which module of the package."""
 

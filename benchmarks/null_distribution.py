@@ -18,11 +18,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from mdir_hf.homology.embedding import TESTS_PER_MATRIX
-from mdir_hf.homology.matching import Matching, best_matching
-from mdir_hf.homology.polar import PolarFactor, polar_factor_of_rows, row_factors
-from mdir_hf.homology.rows import pair_rows
-from mdir_hf.homology.significance import log_p_matching
+from mdir_hf.method.embedding import TESTS_PER_MATRIX
+from mdir_hf.method.matching import Matching, best_matching
+from mdir_hf.method.polar import PolarFactor, polar_factor_of_rows, row_factors
+from mdir_hf.method.rows import pair_rows
+from mdir_hf.method.significance import log_p_matching
 
 Rows = npt.NDArray[np.float64]
 Pair = tuple[Rows, Rows]

@@ -38,8 +38,8 @@ from benchmarks.zoo.build import cache_root, text_of
 from mdir_hf import HomologyChecker
 from mdir_hf.demo.text import BEGIN, END
 from mdir_hf.demo.training import mean_loss, optimize, seeded_single_thread, train
-from mdir_hf.homology.embedding import EmbeddingTest
-from mdir_hf.homology.significance import LN10
+from mdir_hf.method.embedding import EmbeddingTest
+from mdir_hf.method.significance import LN10
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

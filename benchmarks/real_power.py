@@ -18,9 +18,9 @@ import torch
 from safetensors import safe_open
 
 from benchmarks.zoo.run import read_lines
-from mdir_hf.homology.embedding import TESTS_PER_MATRIX, EmbeddingTest
-from mdir_hf.homology.layer_map import map_layers
-from mdir_hf.homology.power import Shape, noise_of_looks, strongest_noise
+from mdir_hf.method.embedding import TESTS_PER_MATRIX, EmbeddingTest
+from mdir_hf.method.layer_map import map_layers
+from mdir_hf.method.power import Shape, noise_of_looks, strongest_noise
 from mdir_hf.processor import one_pool
 
 ALPHA = 1e-10

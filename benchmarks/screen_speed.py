@@ -16,7 +16,7 @@ import torch
 from embedding_speed import LOG_ALPHA, Embeddings, in_a_process, measured, options
 
 from mdir_hf.comparison.plan import first_look_rows
-from mdir_hf.homology.embedding import FEW_ROWS, TESTS_PER_MATRIX, EmbeddingTest
+from mdir_hf.method.embedding import FEW_ROWS, TESTS_PER_MATRIX, EmbeddingTest
 
 RUN = 16
 """Rows are read in runs of neighbouring ids spread over the vocabulary, as the package does."""

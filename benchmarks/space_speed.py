@@ -40,7 +40,7 @@ demo.block_thread()
 LIBRARY = """
 import os, time
 os.nice(5)  # as comparisons of the page are
-from mdir_hf.checker import compare
+from mdir_hf.comparison.api import compare
 started = time.perf_counter()
 report = compare("owner/base", "owner/related", token=False, progress=False)
 assert report.verdict.value == "homologous"

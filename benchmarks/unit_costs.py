@@ -85,15 +85,15 @@ def main() -> None:
 def measure(hub: FullHub, place: Path) -> dict[str, Cost]:
     """Run each kind of work once."""
     # Only now: the Hub client reads its environment when it is first imported.
-    from mdir_hf.checker import HomologyChecker
-    from mdir_hf.comparison.opening import NamedModel, Reading
-    from mdir_hf.fingerprints.opening import open_model
-    from mdir_hf.fingerprints.pairs import compare_fingerprints
-    from mdir_hf.fingerprints.sample import choose_tokens
-    from mdir_hf.hub import IoLedger
-    from mdir_hf.index.base_index import BaseIndex, choose_index_tokens
-    from mdir_hf.index.identify import identify
-    from mdir_hf.survey.work import take
+    from mdir_hf.comparison.api import HomologyChecker
+    from mdir_hf.lineage.fingerprints.opening import open_model
+    from mdir_hf.lineage.fingerprints.pairs import compare_fingerprints
+    from mdir_hf.lineage.fingerprints.sample import choose_tokens
+    from mdir_hf.lineage.index.base_index import BaseIndex, choose_index_tokens
+    from mdir_hf.lineage.index.identify import identify
+    from mdir_hf.lineage.survey.work import take
+    from mdir_hf.model.hub import IoLedger
+    from mdir_hf.model.open import NamedModel, Reading
 
     names = ("some/base", "some/tuned", "some/stranger")
     costs: dict[str, Cost] = {}

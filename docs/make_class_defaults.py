@@ -12,9 +12,9 @@ import transformers
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-from mdir_hf.anatomy.class_defaults import SHARE, SYNONYMS, TABLE
-from mdir_hf.anatomy.families import LAYER_ROWS, PRODUCT_ROWS
-from mdir_hf.anatomy.tables import NESTED_CONFIGS, OTHER_STACKS
+from mdir_hf.model.roles.class_defaults import SHARE, SYNONYMS, TABLE
+from mdir_hf.model.roles.families import LAYER_ROWS, PRODUCT_ROWS
+from mdir_hf.model.roles.tables import NESTED_CONFIGS, OTHER_STACKS
 
 
 def read_keys() -> set[str]:
@@ -85,5 +85,5 @@ def text(found: dict[str, dict[str, object]]) -> str:
 
 
 if __name__ == "__main__":
-    target = Path(__file__).resolve().parent.parent / "mdir_hf" / "anatomy" / TABLE
+    target = Path(__file__).resolve().parent.parent / "mdir_hf" / "model" / "roles" / TABLE
     target.write_text(text(table()), encoding="utf-8")

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from benchmarks.real.bases import base_folder
 from benchmarks.real.sources import SOURCES, UnavailableError
-from mdir_hf.comparison.model import Model
-from mdir_hf.hub import open_repository
-from mdir_hf.index.base_index import BaseIndex, choose_index_tokens
+from mdir_hf.lineage.index.base_index import BaseIndex, choose_index_tokens
+from mdir_hf.model.hub import open_repository
+from mdir_hf.model.opened import Model
 
 TARGET = Path(__file__).resolve().parent.parent / "space" / "index"
 

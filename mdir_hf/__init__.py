@@ -8,11 +8,7 @@ from typing import TYPE_CHECKING
 from mdir_hf._version import __version__
 
 if TYPE_CHECKING:
-    from mdir_hf.cards.badge import Badge, make_badge
-    from mdir_hf.cards.declared import DeclaredLineage, declared_lineage
-    from mdir_hf.cards.verify_lineage import BaseCheck, LineageCheck, verify_lineage
-    from mdir_hf.checker import HomologyChecker, compare
-    from mdir_hf.comparison.opening import NamedModel, Reading
+    from mdir_hf.comparison.api import HomologyChecker, compare
     from mdir_hf.comparison.plan import ReadPlan
     from mdir_hf.comparison.progress import Progress
     from mdir_hf.comparison.settings import Listeners, Settings
@@ -25,23 +21,37 @@ if TYPE_CHECKING:
         SeveralModelsError,
         StoppedError,
     )
-    from mdir_hf.figures import CellGrid, figure_bytes, figure_cells, figure_img, pair_tests
-    from mdir_hf.fingerprints.fingerprint import Fingerprint
-    from mdir_hf.hub.listing import ModelList, models_of_author, models_of_collection
-    from mdir_hf.hub.resolve import ResolvedModel, resolve_model
-    from mdir_hf.index.base_index import BaseIndex
-    from mdir_hf.index.identify import Ancestor, Identification, identify
-    from mdir_hf.index.planning import IdentificationPlan, plan_identification
     from mdir_hf.installing import install_command
+    from mdir_hf.lineage.cards.badge import Badge, make_badge
+    from mdir_hf.lineage.cards.declared import DeclaredLineage, declared_lineage
+    from mdir_hf.lineage.cards.verify_lineage import BaseCheck, LineageCheck, verify_lineage
+    from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint
+    from mdir_hf.lineage.index.base_index import BaseIndex
+    from mdir_hf.lineage.index.identify import Ancestor, Identification, identify
+    from mdir_hf.lineage.index.planning import IdentificationPlan, plan_identification
+    from mdir_hf.lineage.survey.arriving import survey_arriving
+    from mdir_hf.lineage.survey.drawing import FamilyDistances, draw_survey, family_distances, survey_cells
+    from mdir_hf.lineage.survey.reads import SurveyReads, plan_reads
+    from mdir_hf.lineage.survey.requests import PlannedRequests, planned_requests
+    from mdir_hf.lineage.survey.results import ModelResult, PairResult, SurveyReport
+    from mdir_hf.lineage.survey.run import SurveyPlan
+    from mdir_hf.lineage.training.callback import LineageCallback
+    from mdir_hf.lineage.training.watching import ModelWatch, watch
+    from mdir_hf.lineage.trees.tree import FamilyTree, grow_tree
+    from mdir_hf.model.hub.listing import ModelList, models_of_author, models_of_collection
+    from mdir_hf.model.hub.resolve import ResolvedModel, resolve_model
+    from mdir_hf.model.open import NamedModel, Reading
     from mdir_hf.names import shown_name, visible_text
+    from mdir_hf.render.description import describe
+    from mdir_hf.render.figures import CellGrid, figure_bytes, figure_cells, figure_img, pair_tests
+    from mdir_hf.render.html import section_html
+    from mdir_hf.render.reproduce import compare_command
+    from mdir_hf.render.sections import Fact, FigureName, Listing, Section, SectionKind
     from mdir_hf.report import (
         Exclusion,
-        Fact,
-        FigureName,
         HomologyReport,
         LayersReport,
         Level,
-        Listing,
         MatrixArrays,
         MatrixReport,
         ModelSummary,
@@ -49,63 +59,50 @@ if TYPE_CHECKING:
         PlaceboResult,
         Reason,
         ReportArrays,
-        Section,
-        SectionKind,
         SettledBy,
         Transformation,
         Verdict,
-        describe,
     )
-    from mdir_hf.report.reproduce import compare_command
-    from mdir_hf.saving.html import section_html
-    from mdir_hf.survey.arriving import survey_arriving
-    from mdir_hf.survey.drawing import FamilyDistances, draw_survey, family_distances, survey_cells
-    from mdir_hf.survey.reads import SurveyReads, plan_reads
-    from mdir_hf.survey.requests import PlannedRequests, planned_requests
-    from mdir_hf.survey.results import ModelResult, PairResult, SurveyReport
-    from mdir_hf.survey.run import SurveyPlan
-    from mdir_hf.training.callback import LineageCallback
-    from mdir_hf.training.watching import ModelWatch, watch
-    from mdir_hf.trees.tree import FamilyTree, grow_tree
 
 _NAMES = {
-    "mdir_hf.cards.badge": "Badge make_badge",
-    "mdir_hf.cards.declared": "DeclaredLineage declared_lineage",
-    "mdir_hf.checker": "HomologyChecker compare",
-    "mdir_hf.cards.verify_lineage": "BaseCheck LineageCheck verify_lineage",
-    "mdir_hf.comparison.opening": "NamedModel Reading",
+    "mdir_hf.lineage.cards.badge": "Badge make_badge",
+    "mdir_hf.lineage.cards.declared": "DeclaredLineage declared_lineage",
+    "mdir_hf.comparison.api": "HomologyChecker compare",
+    "mdir_hf.lineage.cards.verify_lineage": "BaseCheck LineageCheck verify_lineage",
+    "mdir_hf.model.open": "NamedModel Reading",
     "mdir_hf.comparison.settings": "Listeners Settings",
-    "mdir_hf.fingerprints.fingerprint": "Fingerprint",
-    "mdir_hf.hub.listing": "ModelList models_of_author models_of_collection",
-    "mdir_hf.index.base_index": "BaseIndex",
-    "mdir_hf.index.identify": "Ancestor Identification identify",
-    "mdir_hf.index.planning": "IdentificationPlan plan_identification",
-    "mdir_hf.survey.arriving": "survey_arriving",
-    "mdir_hf.survey.reads": "SurveyReads plan_reads",
-    "mdir_hf.survey.requests": "PlannedRequests planned_requests",
-    "mdir_hf.survey.results": "ModelResult PairResult SurveyReport",
-    "mdir_hf.survey.run": "SurveyPlan",
-    "mdir_hf.survey.drawing": "FamilyDistances draw_survey family_distances survey_cells",
-    "mdir_hf.trees.tree": "FamilyTree grow_tree",
+    "mdir_hf.lineage.fingerprints.fingerprint": "Fingerprint",
+    "mdir_hf.model.hub.listing": "ModelList models_of_author models_of_collection",
+    "mdir_hf.lineage.index.base_index": "BaseIndex",
+    "mdir_hf.lineage.index.identify": "Ancestor Identification identify",
+    "mdir_hf.lineage.index.planning": "IdentificationPlan plan_identification",
+    "mdir_hf.lineage.survey.arriving": "survey_arriving",
+    "mdir_hf.lineage.survey.reads": "SurveyReads plan_reads",
+    "mdir_hf.lineage.survey.requests": "PlannedRequests planned_requests",
+    "mdir_hf.lineage.survey.results": "ModelResult PairResult SurveyReport",
+    "mdir_hf.lineage.survey.run": "SurveyPlan",
+    "mdir_hf.lineage.survey.drawing": "FamilyDistances draw_survey family_distances survey_cells",
+    "mdir_hf.lineage.trees.tree": "FamilyTree grow_tree",
     "mdir_hf.comparison.plan": "ReadPlan",
     "mdir_hf.comparison.progress": "Progress",
     "mdir_hf.errors": (
         "ByteBudgetError GatedRepositoryError MdirError MemoryBudgetError RepositoryNotFoundError SeveralModelsError "
         "StoppedError "
     ),
-    "mdir_hf.figures": "CellGrid figure_bytes figure_cells figure_img pair_tests",
-    "mdir_hf.hub.resolve": "ResolvedModel resolve_model",
+    "mdir_hf.render.figures": "CellGrid figure_bytes figure_cells figure_img pair_tests",
+    "mdir_hf.model.hub.resolve": "ResolvedModel resolve_model",
     "mdir_hf.installing": "install_command",
     "mdir_hf.names": "shown_name visible_text",
     "mdir_hf.report": (
-        "Exclusion Fact FigureName HomologyReport LayersReport Level Listing MatrixArrays MatrixReport ModelSummary "
-        "ModuleReport PlaceboResult Reason ReportArrays Section SectionKind SettledBy Transformation "
-        "Verdict describe "
+        "Exclusion HomologyReport LayersReport Level MatrixArrays MatrixReport ModelSummary ModuleReport "
+        "PlaceboResult Reason ReportArrays SettledBy Transformation Verdict"
     ),
-    "mdir_hf.report.reproduce": "compare_command",
-    "mdir_hf.saving.html": "section_html",
-    "mdir_hf.training.callback": "LineageCallback",
-    "mdir_hf.training.watching": "ModelWatch watch",
+    "mdir_hf.render.description": "describe",
+    "mdir_hf.render.sections": "Fact FigureName Listing Section SectionKind",
+    "mdir_hf.render.reproduce": "compare_command",
+    "mdir_hf.render.html": "section_html",
+    "mdir_hf.lineage.training.callback": "LineageCallback",
+    "mdir_hf.lineage.training.watching": "ModelWatch watch",
 }
 _HOME_OF = {name: home for home, names in _NAMES.items() for name in names.split()}
 

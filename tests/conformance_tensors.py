@@ -13,8 +13,6 @@ import pytest
 import safetensors.torch
 import torch
 
-from mdir_hf.checkpoint import ranged
-from mdir_hf.checkpoint.sources import FileEntry, Span, TensorSource
 from mdir_hf.errors import (
     CorruptCheckpointError,
     FileMissingError,
@@ -23,6 +21,8 @@ from mdir_hf.errors import (
     TensorNotFoundError,
     UnsupportedFormatError,
 )
+from mdir_hf.model.files import ranged
+from mdir_hf.model.files.sources import FileEntry, Span, TensorSource
 
 
 class MemoryBytes:

@@ -16,7 +16,7 @@ NEEDED_BY_SLOW_BYTES = 10 << 30
 
 LONGEST = (
     *("trained/test_quantized.py", "faults/test_faults.py", "trained/test_verdicts.py"),
-    *("trained/test_transformations.py", "test_hostile_files.py", "docs/test_notebooks.py"),
+    *("trained/test_transformations.py", "comparison/test_hostile_files.py", "docs/test_notebooks.py"),
     *("large/test_deepseek_v3.py", "benchmarks/real/test_real_models.py"),
     *("trained/test_lineages.py", "trained/test_gguf.py"),
 )

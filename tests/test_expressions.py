@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 import mdir_hf
-from mdir_hf.anatomy import tables
-from mdir_hf.anatomy.families import LAYER_ROWS, PRODUCT_ROWS
-from mdir_hf.anatomy.families.recurrent import HEADS_FROM_SHAPE, SIGNS
+from mdir_hf.model.roles import tables
+from mdir_hf.model.roles.families import LAYER_ROWS, PRODUCT_ROWS
+from mdir_hf.model.roles.families.recurrent import HEADS_FROM_SHAPE, SIGNS
 from tests.backtracking import Counter
 
 SHORT, LONG = 16, 64
@@ -28,7 +28,7 @@ ATOMS = ("a", "1", "1.", "a.", "_", "-", "-1", ".", " ", "\\", '"', "<", "`", "a
 ENDS = ("", "\x00\n")
 
 OWN_TEXT = {
-    "mdir_hf.figures.rendering._PROLOG": "reads what matplotlib has drawn here",
+    "mdir_hf.render.figures.rendering._PROLOG": "reads what matplotlib has drawn here",
 }
 """Expressions that no text of others meets."""
 

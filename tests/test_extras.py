@@ -18,8 +18,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.checkpoint.gguf.test_gguf_source import random_blocks
 from tests.gguf_writer import Type, gguf_bytes
+from tests.model.files.gguf.test_gguf_source import random_blocks
 from tests.specimens import gaussian, write_model
 
 tomllib = pytest.importorskip("tomllib", reason="Python 3.10 does not read pyproject.toml")
@@ -56,8 +56,8 @@ assert tree["newick"], tree["notes"]
     "gguf": """
 from pathlib import Path
 import numpy as np
-from mdir_hf.checkpoint.formats import open_checkpoint
-from mdir_hf.hub.local import LocalRepository
+from mdir_hf.model.files.formats import open_checkpoint
+from mdir_hf.model.hub.local import LocalRepository
 assert open_checkpoint(LocalRepository(Path("packed"))).read_rows("packed", np.array([0])).isfinite().all()
 """,
     "cluster": f"""

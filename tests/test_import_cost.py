@@ -46,7 +46,7 @@ def test_importing_the_checker_loads_neither_models_nor_plots_nor_the_space():
 
 
 def test_a_badge_needs_no_maths():
-    statement = "from mdir_hf import make_badge; import mdir_hf.cards.badge_folder"
+    statement = "from mdir_hf import make_badge; import mdir_hf.lineage.cards.badge_folder"
     assert loaded_by(statement) & HEAVY <= {"huggingface_hub"}
 
 

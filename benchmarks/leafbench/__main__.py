@@ -11,8 +11,8 @@ from benchmarks.leafbench.planning import plan_suite
 from benchmarks.leafbench.reporting import report_markdown, report_suite
 from benchmarks.leafbench.running import RunSettings, run_suite
 from benchmarks.leafbench.suites import SUITES
-from mdir_hf.comparison.opening import Reading
 from mdir_hf.errors import MdirError
+from mdir_hf.model.open import Reading
 from mdir_hf.report import Level
 
 

@@ -11,12 +11,12 @@ import torch
 
 from benchmarks.leafbench.suites import LabelledPair
 from mdir_hf import HomologyChecker
-from mdir_hf.comparison.opening import NamedModel, Reading
 from mdir_hf.comparison.plan import ReadPlan, make_plan
 from mdir_hf.comparison.settings import Settings
 from mdir_hf.errors import MdirError
-from mdir_hf.fingerprints.fingerprint import Fingerprint
-from mdir_hf.fingerprints.pairs import compare_fingerprints
+from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint
+from mdir_hf.lineage.fingerprints.pairs import compare_fingerprints
+from mdir_hf.model.open import NamedModel, Reading
 from mdir_hf.report import Level, ModelSummary, n_bytes_text
 
 READERS = 8

@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.leafbench.suites import Suite
 from benchmarks.metrics import decisions, leafbench_metrics, mahalanobis_ceiling, score_of_log10_p
-from mdir_hf.survey.results import RESULTS, PairResult, read_survey
+from mdir_hf.lineage.survey.results import RESULTS, PairResult, read_survey
 
 PUBLISHED = {
     "leafbench": {  # ACC, AUC, pAUC, MD, TPR@1%FPR of the paper's table

@@ -13,16 +13,16 @@ from typing import Any
 from benchmarks.leafbench.suites import LabelledPair, Suite
 from mdir_hf import HomologyChecker
 from mdir_hf._version import __version__
-from mdir_hf.comparison.opening import NamedModel, Reading
 from mdir_hf.comparison.settings import Settings
 from mdir_hf.errors import InputError, MdirError
-from mdir_hf.fingerprints.fingerprint import sample_name
-from mdir_hf.fingerprints.sample import choose_tokens
-from mdir_hf.fingerprints.store import FingerprintStore
-from mdir_hf.hub import IoLedger
-from mdir_hf.survey.results import RESULTS, ModelResult, PairResult, ResultFile
-from mdir_hf.survey.run import FINGERPRINTS, SAMPLE
-from mdir_hf.survey.work import compare_tile, open_model, take
+from mdir_hf.lineage.fingerprints.fingerprint import sample_name
+from mdir_hf.lineage.fingerprints.sample import choose_tokens
+from mdir_hf.lineage.fingerprints.store import FingerprintStore
+from mdir_hf.lineage.survey.results import RESULTS, ModelResult, PairResult, ResultFile
+from mdir_hf.lineage.survey.run import FINGERPRINTS, SAMPLE
+from mdir_hf.lineage.survey.work import compare_tile, open_model, take
+from mdir_hf.model.hub import IoLedger
+from mdir_hf.model.open import NamedModel, Reading
 
 
 @dataclass(frozen=True)

@@ -33,14 +33,14 @@ from benchmarks.paper.models import (
 )
 from benchmarks.paper.output import p_text, run, table
 from mdir_hf import HomologyChecker
-from mdir_hf.comparison.model import Model
 from mdir_hf.demo.training import mean_loss
-from mdir_hf.homology.matching import best_matching
-from mdir_hf.homology.polar import polar_factor
-from mdir_hf.homology.rows import pair_rows
-from mdir_hf.homology.significance import LN10
-from mdir_hf.hub import open_repository
-from mdir_hf.vocabulary import common_vocabulary
+from mdir_hf.method.matching import best_matching
+from mdir_hf.method.polar import polar_factor
+from mdir_hf.method.rows import pair_rows
+from mdir_hf.method.significance import LN10
+from mdir_hf.model.hub import open_repository
+from mdir_hf.model.opened import Model
+from mdir_hf.model.tokens import common_vocabulary
 
 if TYPE_CHECKING:
     from collections.abc import Callable

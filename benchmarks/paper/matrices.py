@@ -22,13 +22,13 @@ from benchmarks.peers.weights import optional
 from benchmarks.zoo import build as zoo
 from benchmarks.zoo.members import Model as Member
 from mdir_hf import HomologyChecker
-from mdir_hf.anatomy import Role
-from mdir_hf.comparison.model import Model
-from mdir_hf.homology.matching import Matching, best_matching
-from mdir_hf.homology.polar import polar_factor
-from mdir_hf.homology.reduction import reduce_peaks
-from mdir_hf.hub import open_repository
-from mdir_hf.vocabulary import common_vocabulary
+from mdir_hf.method.matching import Matching, best_matching
+from mdir_hf.method.polar import polar_factor
+from mdir_hf.method.reduction import reduce_peaks
+from mdir_hf.model.hub import open_repository
+from mdir_hf.model.opened import Model
+from mdir_hf.model.roles import Role
+from mdir_hf.model.tokens import common_vocabulary
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -23,8 +23,8 @@ from benchmarks.peers.huref import HuRef
 from benchmarks.peers.reef import Reef
 from mdir_hf import HomologyChecker
 from mdir_hf.demo.training import mean_loss, seeded_single_thread
-from mdir_hf.homology.matching import best_matching
-from mdir_hf.homology.polar import polar_factor
+from mdir_hf.method.matching import best_matching
+from mdir_hf.method.polar import polar_factor
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

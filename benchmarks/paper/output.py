@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.paper.models import FULL, TINY, Scale
-from mdir_hf.figures.rendering import figure_bytes
-from mdir_hf.figures.sheet import HEAD, add_axes, drawing, new_sheet
-from mdir_hf.figures.theme import colour_map, theme_of
+from mdir_hf.render.figures.rendering import figure_bytes
+from mdir_hf.render.figures.sheet import HEAD, add_axes, drawing, new_sheet
+from mdir_hf.render.figures.theme import colour_map, theme_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

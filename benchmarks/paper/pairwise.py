@@ -18,7 +18,7 @@ from benchmarks.paper.output import run
 from benchmarks.zoo import build as zoo
 from benchmarks.zoo.members import Model
 from mdir_hf import HomologyChecker
-from mdir_hf.figures import draw_survey_matrix
+from mdir_hf.render.figures import draw_survey_matrix
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -13,7 +13,7 @@ from scipy.optimize import linear_sum_assignment
 from benchmarks.peers.interface import CannotSayError, Peer, PeerScore
 from benchmarks.peers.reads import Reads
 from benchmarks.peers.weights import open_model, read_embedding, read_layer
-from mdir_hf.anatomy import Role
+from mdir_hf.model.roles import Role
 
 STRANGERS_MEAN, STRANGERS_DEVIATION = 0.00375, 0.0028
 """Of the authors' 90 unrelated pairs, models of 7B and 13B; z is counted from them."""

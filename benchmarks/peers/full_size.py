@@ -8,13 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from benchmarks.peers import gradient, huref
-from mdir_hf.anatomy import Role
 from mdir_hf.comparison.plan import LAST_LOOK_ROWS, WIDEST_WHOLE
 from mdir_hf.comparison.residual_maps import FITTED_LAYERS
 from mdir_hf.comparison.row_screen import SPREAD_LAYERS, is_wide
-from mdir_hf.homology.layer_map import FULL_CHANNELS
-from mdir_hf.homology.layer_screen import SCREEN_CHANNELS
-from mdir_hf.homology.row_screen import sample_sizes
+from mdir_hf.method.layer_map import FULL_CHANNELS
+from mdir_hf.method.layer_screen import SCREEN_CHANNELS
+from mdir_hf.method.row_screen import sample_sizes
+from mdir_hf.model.roles import Role
 
 N_BYTES_PER_WEIGHT = 2
 

@@ -10,7 +10,7 @@ from benchmarks.peers.inference import encode, loaded, statements
 from benchmarks.peers.interface import CannotSayError, Peer, PeerScore
 from benchmarks.peers.reads import Reads
 from benchmarks.peers.weights import open_model, optional
-from mdir_hf.anatomy import Role
+from mdir_hf.model.roles import Role
 
 N_STATEMENTS = 20
 N_TOKENS = 32

@@ -12,8 +12,8 @@ from benchmarks.peers.inference import load_tokenizer, statements
 from benchmarks.peers.interface import CannotSayError, Peer, PeerScore
 from benchmarks.peers.reads import Reads
 from benchmarks.peers.weights import head_counts, open_model, optional, read_layer
-from mdir_hf.anatomy import Role
-from mdir_hf.comparison.model import Model
+from mdir_hf.model.opened import Model
+from mdir_hf.model.roles import Role
 
 N_TOKENS = 512
 N_LAYERS = 2

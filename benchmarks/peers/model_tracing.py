@@ -16,8 +16,8 @@ from benchmarks.peers.interface import CannotSayError, Peer, PeerScore
 from benchmarks.peers.reads import Reads
 from benchmarks.peers.tails import fisher_log_p, spearman_log_p
 from benchmarks.peers.weights import open_model, optional
-from mdir_hf.anatomy import Role, WeightPart
-from mdir_hf.homology.significance import LN10
+from mdir_hf.method.significance import LN10
+from mdir_hf.model.roles import Role, WeightPart
 
 N_SEQUENCES = 4
 N_TOKENS = 64

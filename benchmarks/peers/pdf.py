@@ -10,7 +10,7 @@ import numpy.typing as npt
 from benchmarks.peers.interface import CannotSayError, Peer, PeerScore
 from benchmarks.peers.reads import Reads
 from benchmarks.peers.weights import open_model, read_layer
-from mdir_hf.anatomy import Role
+from mdir_hf.model.roles import Role
 
 Curves = dict[Role, npt.NDArray[np.float64]]
 ROLES = (Role.Q, Role.K, Role.V, Role.O)

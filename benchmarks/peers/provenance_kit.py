@@ -16,7 +16,7 @@ import torch
 from benchmarks.peers.interface import CannotSayError, Peer, PeerScore
 from benchmarks.peers.reads import Reads
 from benchmarks.peers.weights import open_model, optional, read_embedding
-from mdir_hf.anatomy import Role, read_part
+from mdir_hf.model.roles import Role, read_part
 
 WEIGHTS = {"eas": 0.36, "nlf": 0.08, "lep": 0.16, "end": 0.19, "wvc": 0.21}
 N_ANCHORS, N_BINS, N_SAMPLED = 64, 20, 4096

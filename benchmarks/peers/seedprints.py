@@ -14,7 +14,7 @@ from scipy import special, stats
 from benchmarks.peers.inference import loaded
 from benchmarks.peers.interface import CannotSayError, Peer, PeerScore
 from benchmarks.peers.reads import Reads
-from mdir_hf.homology.significance import LN10
+from mdir_hf.method.significance import LN10
 
 N_SEQUENCES = 512
 N_TOKENS = 16

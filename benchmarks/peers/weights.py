@@ -8,8 +8,8 @@ import torch
 
 from benchmarks.peers.interface import CannotSayError
 from benchmarks.peers.reads import CountedFolder, Reads
-from mdir_hf.anatomy import Layer, Role, read_experts, read_part
-from mdir_hf.comparison.model import Model
+from mdir_hf.model.opened import Model
+from mdir_hf.model.roles import Layer, Role, read_experts, read_part
 
 
 def open_model(folder: Path, reads: Reads) -> Model:

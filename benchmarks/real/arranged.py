@@ -13,15 +13,15 @@ import torch
 
 from benchmarks.real.bases import base_folder
 from benchmarks.real.workshop import LARGE, MIDDLE, SENTENCES, SMALL
-from mdir_hf.anatomy import read_part
-from mdir_hf.comparison.comparable import n_rows, vocabularies_of
-from mdir_hf.comparison.model import Model
-from mdir_hf.homology.matching import IntArray, best_matching
-from mdir_hf.homology.numbering import mutual_partners, numbering_of
-from mdir_hf.homology.polar import polar_factor
-from mdir_hf.homology.rows import pair_rows
-from mdir_hf.hub import open_repository
-from mdir_hf.vocabulary import common_vocabulary
+from mdir_hf.method.matching import IntArray, best_matching
+from mdir_hf.method.numbering import mutual_partners, numbering_of
+from mdir_hf.method.polar import polar_factor
+from mdir_hf.method.rows import pair_rows
+from mdir_hf.model.comparable import n_rows, vocabularies_of
+from mdir_hf.model.hub import open_repository
+from mdir_hf.model.opened import Model
+from mdir_hf.model.roles import read_part
+from mdir_hf.model.tokens import common_vocabulary
 
 N_TOKENS = 12_000
 STRANGERS = ((SMALL, MIDDLE), (SENTENCES[0], SMALL), (MIDDLE, LARGE))

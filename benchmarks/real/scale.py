@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PAIRS = ROOT / "benchmarks" / "results" / "real-pairs.jsonl"
-TARGET = ROOT / "mdir_hf" / "report" / "real_pairs.json"
+TARGET = ROOT / "mdir_hf" / "render" / "real_pairs.json"
 
 
 def scale_of(pairs: str) -> str:

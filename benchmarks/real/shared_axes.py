@@ -24,8 +24,8 @@ from benchmarks.real.bases import base_folder
 from benchmarks.real.neuron_signs import Weights
 from benchmarks.real.workshop import LARGE, MIDDLE, SMALL, common_ids
 from benchmarks.zoo.run import read_lines
-from mdir_hf.homology.matching import Matching, best_matching
-from mdir_hf.homology.polar import polar_factor
+from mdir_hf.method.matching import Matching, best_matching
+from mdir_hf.method.polar import polar_factor
 
 RESULTS = Path(__file__).parents[1] / "results" / "real-shared-axes.jsonl"
 N_TOKENS, N_LEADING = 20_000, 64

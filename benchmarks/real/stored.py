@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from mdir_hf.anatomy import Part, Role, read_part
-from mdir_hf.comparison.model import Model
-from mdir_hf.hub import open_repository
+from mdir_hf.model.hub import open_repository
+from mdir_hf.model.opened import Model
+from mdir_hf.model.roles import Part, Role, read_part
 
 N_ROWS = 512
 """Rows of the embedding that are held against those of the base, spread evenly."""

@@ -12,7 +12,7 @@ GGUF_KINDS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q6_K")
 
 def formats() -> dict[str, str]:
     """Names of formats, each with its description."""
-    from tests.checkpoint.quantization.writers import SCHEMES
+    from tests.model.files.quantization.writers import SCHEMES
 
     return {f"gguf-{kind.lower()}": f"GGUF, {kind}" for kind in GGUF_KINDS} | {
         name: scheme.says for name, scheme in SCHEMES.items()
@@ -41,7 +41,7 @@ def store(base: Path, kind: str, folder: Path, *, beside: tuple[str, ...] = ()) 
         folder.mkdir(parents=True)
         (folder / f"model-{name}.gguf").write_bytes(to_gguf(config["model_type"], config, state, kind=name, **keys))
         return {"n_quantised": sum(tensor.ndim == 2 and tensor.shape[1] % 32 == 0 for tensor in state.values())}
-    from tests.checkpoint.quantization.writers import SCHEMES
+    from tests.model.files.quantization.writers import SCHEMES
 
     scheme = SCHEMES[kind]
     shutil.copytree(base, folder, ignore=shutil.ignore_patterns(*beside))

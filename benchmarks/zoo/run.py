@@ -24,10 +24,10 @@ from benchmarks.peers.reads import WEIGHT_SUFFIXES, Reads
 from benchmarks.zoo.build import FULL, SMALL, Scale, built, folder_of, folder_of_model, record_of
 from benchmarks.zoo.members import MEMBERS, Model, Pair, models, pairs, tokenizer_of
 from mdir_hf import HomologyChecker
-from mdir_hf.comparison.model import Model as OpenModel
-from mdir_hf.comparison.opening import Reading
 from mdir_hf.comparison.settings import Settings
-from mdir_hf.hub import IoLedger, open_repository
+from mdir_hf.model.hub import IoLedger, open_repository
+from mdir_hf.model.open import Reading
+from mdir_hf.model.opened import Model as OpenModel
 
 RESULTS = Path(__file__).parents[1] / "results"
 ALPHA = 1e-10

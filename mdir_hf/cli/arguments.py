@@ -14,8 +14,8 @@ from mdir_hf.errors import InputError
 from mdir_hf.report import Level, Verdict
 
 if TYPE_CHECKING:
-    from mdir_hf.comparison.opening import NamedModel, Reading
     from mdir_hf.comparison.plan import ReadPlan
+    from mdir_hf.model.open import NamedModel, Reading
 
 N = TypeVar("N", int, float)
 
@@ -168,7 +168,7 @@ def add_device(group: argparse._ActionsContainer) -> None:
 
 def model_of(options: argparse.Namespace, name: str, *, prefix: str = "") -> NamedModel:
     """Return the model that a command line names, with how it is read."""
-    from mdir_hf.comparison.opening import NamedModel
+    from mdir_hf.model.open import NamedModel
 
     how = {key: getattr(options, prefix + key) for key in ("subfolder", "variant", "tokenizer")}
     return NamedModel(name, **how, bases=tuple(getattr(options, f"{prefix}base")))
@@ -176,7 +176,7 @@ def model_of(options: argparse.Namespace, name: str, *, prefix: str = "") -> Nam
 
 def reading_of(options: argparse.Namespace) -> Reading:
     """Return how repositories are opened."""
-    from mdir_hf.comparison.opening import Reading
+    from mdir_hf.model.open import Reading
 
     return Reading(
         token=options.token,

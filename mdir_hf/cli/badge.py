@@ -28,9 +28,9 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def run(options: argparse.Namespace) -> int:
     """Write the badge and say what was written."""
-    from mdir_hf.cards.badge import make_badge
-    from mdir_hf.cards.badge_folder import write_badge
-    from mdir_hf.cards.report_file import read_report
+    from mdir_hf.lineage.cards.badge import make_badge
+    from mdir_hf.lineage.cards.badge_folder import write_badge
+    from mdir_hf.lineage.cards.report_file import read_report
 
     report = read_report(options.report)
     badge = make_badge(report)

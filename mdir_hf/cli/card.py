@@ -6,12 +6,12 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mdir_hf.cards import RELATIONS
 from mdir_hf.cli import arguments
 from mdir_hf.cli.output import remark, say, say_bytes
+from mdir_hf.lineage.cards import RELATIONS
 
 if TYPE_CHECKING:
-    from mdir_hf.cards.card import CardProposal
+    from mdir_hf.lineage.cards.card import CardProposal
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -40,9 +40,9 @@ def run(options: argparse.Namespace) -> int:
     """Write the card, show it or propose it."""
     if options.base_model_relation and not options.confirm_base_model:
         options.refuse("--base-model-relation is for the author of the model to state: it needs --confirm-base-model")
-    from mdir_hf.cards.card import propose_card
-    from mdir_hf.cards.printable import unquoted
-    from mdir_hf.cards.report_file import read_report
+    from mdir_hf.lineage.cards.card import propose_card
+    from mdir_hf.lineage.cards.printable import unquoted
+    from mdir_hf.lineage.cards.report_file import read_report
 
     proposal = propose_card(
         options.repo,
@@ -79,7 +79,7 @@ def _create_pull_request(proposal: CardProposal, token: str | None) -> int:
 
 def _write(path: Path, content: bytes) -> None:
     from mdir_hf.errors import InputError
-    from mdir_hf.saving.folder import write_file
+    from mdir_hf.render.folder import write_file
 
     try:
         write_file(path, content)

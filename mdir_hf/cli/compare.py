@@ -42,10 +42,10 @@ def run(options: argparse.Namespace) -> int:
             "leave --trust-remote-code out"
         )
     if options.save is not None:
-        from mdir_hf.saving import check_save_folder
+        from mdir_hf.render.folder import check_save_folder
 
         check_save_folder(options.save)
-    from mdir_hf.checker import HomologyChecker
+    from mdir_hf.comparison.api import HomologyChecker
 
     so_far: HomologyReport | None = None
 
@@ -74,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
 def _show(report: HomologyReport, options: argparse.Namespace) -> None:
     say((report.to_json() if options.json else str(report)) + "\n")
     if options.save is not None:
-        from mdir_hf.saving import save_report
+        from mdir_hf.render.folder import save_report
 
         saved = save_report(report, options.save)
         without = f", without figures: {saved.without}" if saved.without else ""

@@ -45,8 +45,8 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def run_identify(options: argparse.Namespace) -> int:
     """Search, confirm, print, and return the exit status."""
-    from mdir_hf.index.base_index import BaseIndex
-    from mdir_hf.index.identify import identify
+    from mdir_hf.lineage.index.base_index import BaseIndex
+    from mdir_hf.lineage.index.identify import identify
 
     found = identify(
         arguments.model_of(options, options.model),
@@ -62,8 +62,8 @@ def run_identify(options: argparse.Namespace) -> int:
 
 def run_index(options: argparse.Namespace) -> int:
     """Add bases to an index, and return the exit status."""
-    from mdir_hf.index.base_index import BaseIndex
-    from mdir_hf.index.building import extend_index
+    from mdir_hf.lineage.index.base_index import BaseIndex
+    from mdir_hf.lineage.index.building import extend_index
 
     names = listed_models(options)
     if not names:

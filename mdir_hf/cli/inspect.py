@@ -31,7 +31,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def run(options: argparse.Namespace) -> int:
     """Inspect, print, and return the exit status."""
-    from mdir_hf.inspection import inspect_named
+    from mdir_hf.comparison.inspection import inspect_named
 
     model = arguments.model_of(options, options.model)
     found = inspect_named(model, arguments.reading_of(options), all_headers=options.all_headers)

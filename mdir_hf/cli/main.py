@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     keep_no_freed_blocks()
     try:
         if os.environ.get("HF_ENDPOINT"):
-            import mdir_hf.hub  # noqa: F401  refuses what the Hub's client could not be imported with
+            import mdir_hf.model.hub  # noqa: F401  refuses what the Hub's client could not be imported with
         return run(options)
     except MdirError as exc:
         if os.environ.get("MDIR_DEBUG"):

@@ -48,7 +48,7 @@ def listed_models(options: argparse.Namespace) -> tuple[str, ...]:
 
 def _listed(options: argparse.Namespace) -> list[str]:
     """What the Hub lists."""
-    from mdir_hf.hub import models_of_author, models_of_collection
+    from mdir_hf.model.hub import models_of_author, models_of_collection
 
     if (options.author or options.collection) and options.local_files_only:
         raise InputError("--local-files-only uses no network, and --author and --collection need it")

@@ -25,7 +25,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def run(options: argparse.Namespace) -> int:
     """Propose, print the address of the pull request, and return the exit status."""
-    from mdir_hf.publishing import publish
+    from mdir_hf.lineage.publishing import publish
 
     opened, paths = publish(options.place, options.dataset, name=options.name, token=options.token)
     for note in opened.notes:

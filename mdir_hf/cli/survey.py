@@ -14,8 +14,8 @@ from mdir_hf.cli.output import remark, say
 from mdir_hf.errors import InputError
 
 if TYPE_CHECKING:
-    from mdir_hf.survey.results import SurveyReport
-    from mdir_hf.survey.run import SurveyPlan
+    from mdir_hf.lineage.survey.results import SurveyReport
+    from mdir_hf.lineage.survey.run import SurveyPlan
 
 
 MOST_PAIRS = 15
@@ -57,9 +57,9 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def run(options: argparse.Namespace) -> int:
     """Survey, print, and return the exit status."""
-    from mdir_hf.survey.run import kept_fingerprints
-    from mdir_hf.survey.saving import save_survey
-    from mdir_hf.survey.shards import join_shards
+    from mdir_hf.lineage.survey.run import kept_fingerprints
+    from mdir_hf.lineage.survey.saving import save_survey
+    from mdir_hf.lineage.survey.shards import join_shards
 
     folder = options.out
     if folder is None and (options.prepare or not options.join):
@@ -68,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
         return _prepare(options)
     report = join_shards(options.join, folder) if options.join else _survey(options)
     if options.declared:
-        from mdir_hf.survey.declared import add_declared
+        from mdir_hf.lineage.survey.declared import add_declared
 
         report = add_declared(report, arguments.reading_of(options))
     say((report.to_json() if options.json else _text(report)) + "\n")
@@ -80,8 +80,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _prepare(options: argparse.Namespace) -> int:
-    from mdir_hf.survey.planning import SAMPLE
-    from mdir_hf.survey.run import prepare_survey
+    from mdir_hf.lineage.survey.planning import SAMPLE
+    from mdir_hf.lineage.survey.run import prepare_survey
 
     plan = _plan(options)
     _say_requests(plan, options, only_sample=True)
@@ -92,8 +92,8 @@ def _prepare(options: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace) -> SurveyPlan:
-    from mdir_hf.survey.planning import load_sample
-    from mdir_hf.survey.run import SurveyPlan
+    from mdir_hf.lineage.survey.planning import load_sample
+    from mdir_hf.lineage.survey.run import SurveyPlan
 
     # A list of the Hub may change between two shards; the sample holds the one that was prepared.
     is_listed = is_list_given(options) or options.sample is None
@@ -112,9 +112,9 @@ def _plan(options: argparse.Namespace) -> SurveyPlan:
 
 
 def _survey(options: argparse.Namespace) -> SurveyReport:
-    from mdir_hf.survey.engines import open_engine
-    from mdir_hf.survey.planning import take_sample
-    from mdir_hf.survey.run import run_survey
+    from mdir_hf.lineage.survey.engines import open_engine
+    from mdir_hf.lineage.survey.planning import take_sample
+    from mdir_hf.lineage.survey.run import run_survey
 
     if options.sample is not None:
         take_sample(options.sample, options.out)
@@ -126,7 +126,7 @@ def _survey(options: argparse.Namespace) -> SurveyReport:
 
 def _say_requests(plan: SurveyPlan, options: argparse.Namespace, **what: bool) -> None:
     """Say what is going to be asked of the Hub, before it is."""
-    from mdir_hf.survey.run import requests_of
+    from mdir_hf.lineage.survey.run import requests_of
 
     planned = requests_of(plan, options.out, **what)
     if planned.n_models and not options.quiet:

@@ -13,7 +13,7 @@ from mdir_hf.cli.output import say
 from mdir_hf.errors import InputError, MdirError, one_line
 
 if TYPE_CHECKING:
-    from mdir_hf.trees.closer import CloserLook
+    from mdir_hf.lineage.trees.closer import CloserLook
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -37,9 +37,9 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def run(options: argparse.Namespace) -> int:
     """Grow, print, save, and return the exit status."""
-    from mdir_hf.saving.folder import write_file
-    from mdir_hf.survey.run import kept_fingerprints
-    from mdir_hf.trees.tree import grow_tree, trees_to_json
+    from mdir_hf.lineage.survey.run import kept_fingerprints
+    from mdir_hf.lineage.trees.tree import grow_tree, trees_to_json
+    from mdir_hf.render.folder import write_file
 
     report, kept = kept_fingerprints(options.survey)
     trees = []
@@ -64,11 +64,11 @@ def run(options: argparse.Namespace) -> int:
 
 def _closer(group: Sequence[str], options: argparse.Namespace) -> CloserLook:
     """Open the models of a group as the survey found them, and look closer."""
-    from mdir_hf.comparison.model import Model
-    from mdir_hf.fingerprints.opening import open_model
-    from mdir_hf.hub import IoLedger
-    from mdir_hf.survey.planning import SAMPLE, load_sample
-    from mdir_hf.trees.closer import look_closer
+    from mdir_hf.lineage.fingerprints.opening import open_model
+    from mdir_hf.lineage.survey.planning import SAMPLE, load_sample
+    from mdir_hf.lineage.trees.closer import look_closer
+    from mdir_hf.model.hub import IoLedger
+    from mdir_hf.model.opened import Model
 
     sample = load_sample(options.survey / SAMPLE)
     opened: dict[str, Model] = {}

@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
     """Compare, print, and return the exit status."""
     if options.mergekit is not None:
         return _run_on_merge(options)
-    from mdir_hf.cards.verify_lineage import verify_lineage
+    from mdir_hf.lineage.cards.verify_lineage import verify_lineage
 
     check = verify_lineage(
         arguments.model_of(options, options.repo),
@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _run_on_merge(options: argparse.Namespace) -> int:
-    from mdir_hf.merges.verify_merge import verify_merge
+    from mdir_hf.lineage.merges.verify_merge import verify_merge
 
     check = verify_merge(
         arguments.model_of(options, options.repo),

@@ -41,7 +41,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def run(options: argparse.Namespace) -> int:
     """Compute, print, and return the exit status."""
-    from mdir_hf.cards.verify_badge import verify_badge
+    from mdir_hf.lineage.cards.verify_badge import verify_badge
 
     check = verify_badge(
         options.source,

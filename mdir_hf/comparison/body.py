@@ -12,8 +12,6 @@ from itertools import islice
 
 import torch
 
-from mdir_hf.anatomy import Role
-from mdir_hf.comparison.comparable import PlacedTensors
 from mdir_hf.comparison.decision import BodySummary, layers_support
 from mdir_hf.comparison.layers import (
     Representative,
@@ -30,18 +28,20 @@ from mdir_hf.comparison.residual_maps import FITTED_ON, FITTED_ROLE, Attempt
 from mdir_hf.comparison.row_screen import chosen_layers, spread, worth_reading
 from mdir_hf.comparison.settings import Settings
 from mdir_hf.comparison.shared_tensors import ReadOnce
-from mdir_hf.homology.gauge import OuterTransformation
-from mdir_hf.homology.layer_map import LayerMap, log_p_of_layers, map_layers, silent_map, with_matches
-from mdir_hf.homology.map_evidence import (
+from mdir_hf.method.gauge import OuterTransformation
+from mdir_hf.method.layer_map import LayerMap, log_p_of_layers, map_layers, silent_map, with_matches
+from mdir_hf.method.map_evidence import (
     TESTS_PER_MAP,
     Carry,
     log_p_of_map,
     log_p_of_placebos,
     weigh_matches,
 )
-from mdir_hf.homology.matching import REMARKABLE
-from mdir_hf.homology.modules import PROJECTIONS, ModuleEvidence, Projection, analyse_layer, analyse_mixer
-from mdir_hf.homology.polar import FLOAT64_CHANNELS
+from mdir_hf.method.matching import REMARKABLE
+from mdir_hf.method.modules import PROJECTIONS, ModuleEvidence, Projection, analyse_layer, analyse_mixer
+from mdir_hf.method.polar import FLOAT64_CHANNELS
+from mdir_hf.model.comparable import PlacedTensors
+from mdir_hf.model.roles import Role
 
 REPRESENTATIVES = (Role.KV_LATENT, Role.V, Role.K, Role.UP)
 """Matrices that stand for a layer, in the order tried; V first as in the paper, save where latent attention has a

@@ -13,9 +13,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from mdir_hf.homology.matching import CHANNEL_ALPHA
-from mdir_hf.homology.modules import ModuleEvidence
-from mdir_hf.homology.significance import log_n_matchings
+from mdir_hf.method.matching import CHANNEL_ALPHA
+from mdir_hf.method.modules import ModuleEvidence
+from mdir_hf.method.significance import log_n_matchings
 from mdir_hf.report import PRIVILEGED_Z, Assumption, Level, Reason, SettledBy, Verdict
 
 TRUSTED_STRENGTH = 0.7
@@ -84,7 +84,7 @@ class Evidence:
         strength: Trace over rank of the look that is reported, in [0, 1].
         coverage: Share of channels matched each by itself.
         off_match_share: Off-match hits, channels that also resemble another than their own, per matched one; see
-            :func:`~mdir_hf.homology.calibration.count_off_match_channels`.
+            :func:`~mdir_hf.method.calibration.count_off_match_channels`.
         re_paired_is_significant: Whether the re-pairing placebo is significant, which it should not be.
         basis_z: Privileged-basis index of either model.
         common_tokens: Common tokens.

@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 from functools import partial
 
-from mdir_hf.anatomy import Role
 from mdir_hf.comparison.body import representatives
-from mdir_hf.comparison.comparable import PlacedTensors
 from mdir_hf.comparison.findings import LayersFound, MatricesFound
 from mdir_hf.comparison.layers import RoleReader
 from mdir_hf.comparison.row_screen import chosen_layers, is_wide
-from mdir_hf.homology.map_evidence import TESTS_PER_MAP
-from mdir_hf.homology.matching import REMARKABLE
-from mdir_hf.homology.power import Shape, noise_of_looks, strongest_noise, strongest_noise_of_pairs
-from mdir_hf.homology.row_screen import SHARED_ROWS, sample_sizes
-from mdir_hf.homology.significance import log_cost_of_look
+from mdir_hf.method.map_evidence import TESTS_PER_MAP
+from mdir_hf.method.matching import REMARKABLE
+from mdir_hf.method.power import Shape, noise_of_looks, strongest_noise, strongest_noise_of_pairs
+from mdir_hf.method.row_screen import SHARED_ROWS, sample_sizes
+from mdir_hf.method.significance import log_cost_of_look
+from mdir_hf.model.comparable import PlacedTensors
+from mdir_hf.model.roles import Role
 from mdir_hf.report import Exclusion
 
 MOST_MAPS = 5

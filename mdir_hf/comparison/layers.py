@@ -10,14 +10,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from mdir_hf.anatomy import Layer, Part, Role, part_shape, read_part
-from mdir_hf.comparison.comparable import PlacedTensors
 from mdir_hf.comparison.reading import narrowed
 from mdir_hf.errors import AnatomyError, naming
-from mdir_hf.homology.gauge import fold_gain
-from mdir_hf.homology.modules import LayerWeights
-from mdir_hf.homology.neurons import MlpWeights, unit_rows
-from mdir_hf.hub.in_order import in_order
+from mdir_hf.method.gauge import fold_gain
+from mdir_hf.method.modules import LayerWeights
+from mdir_hf.method.neurons import MlpWeights, unit_rows
+from mdir_hf.model.comparable import PlacedTensors
+from mdir_hf.model.hub.in_order import in_order
+from mdir_hf.model.roles import Layer, Part, Role, part_shape, read_part
 from mdir_hf.processor import is_one_of_several_ranks
 
 IntArray = npt.NDArray[np.int64]

@@ -9,18 +9,20 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from mdir_hf.comparison.comparable import PlacedTensors, numbers_are_free
 from mdir_hf.comparison.decision import Evidence
 from mdir_hf.comparison.plan import ReadPlan
 from mdir_hf.comparison.progress import Watch
 from mdir_hf.comparison.reading import PairReader
 from mdir_hf.comparison.settings import Settings
-from mdir_hf.homology.calibration import Calibration, Placebo, calibrate, count_off_match_channels
-from mdir_hf.homology.embedding import EmbeddingTest, matched_scale
-from mdir_hf.homology.matching import Matching
-from mdir_hf.homology.reduction import matched_order, reduce_peaks
-from mdir_hf.homology.rows import long_rows
-from mdir_hf.homology.significance import LN10
+from mdir_hf.method.calibration import Calibration, Placebo, calibrate, count_off_match_channels
+from mdir_hf.method.embedding import EmbeddingTest, matched_scale
+from mdir_hf.method.matching import Matching
+from mdir_hf.method.reduction import matched_order, reduce_peaks
+from mdir_hf.method.rows import long_rows
+from mdir_hf.method.significance import LN10
+from mdir_hf.model.comparable import PlacedTensors, numbers_are_free
+from mdir_hf.model.tokens import CommonVocabulary
+from mdir_hf.model.tokens.sampling import RowSampler
 from mdir_hf.report import (
     LookResult,
     MatrixArrays,
@@ -32,8 +34,6 @@ from mdir_hf.report import (
     Transformation,
     View,
 )
-from mdir_hf.vocabulary import CommonVocabulary
-from mdir_hf.vocabulary.sampling import RowSampler
 
 FEWEST_ROWS_TO_CALIBRATE = 16
 """A placebo on fewer rows could not be significant."""

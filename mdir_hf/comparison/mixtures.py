@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import torch
 
-from mdir_hf.anatomy import Part, Role, read_experts
-from mdir_hf.comparison.comparable import PlacedTensors
 from mdir_hf.comparison.layers import check_shape, read_role
-from mdir_hf.homology.experts import ExpertMap, match_experts
-from mdir_hf.homology.gauge import OuterTransformation, fold_gain
-from mdir_hf.homology.layer_map import FLOAT64_CHANNELS
-from mdir_hf.homology.neurons import MlpWeights
+from mdir_hf.method.experts import ExpertMap, match_experts
+from mdir_hf.method.gauge import OuterTransformation, fold_gain
+from mdir_hf.method.layer_map import FLOAT64_CHANNELS
+from mdir_hf.method.neurons import MlpWeights
+from mdir_hf.model.comparable import PlacedTensors
+from mdir_hf.model.roles import Part, Role, read_experts
 from mdir_hf.report import ExpertName
 
 _MLP_ROLES = (Role.GATE, Role.UP, Role.DOWN)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 
-from mdir_hf.checkpoint import TensorSpec
 from mdir_hf.errors import MemoryBudgetError
-from mdir_hf.homology.embedding import FEW_ROWS, SCREEN_CHANNELS, TESTS_PER_MATRIX
-from mdir_hf.homology.power import Shape, noise_of_looks
+from mdir_hf.method.embedding import FEW_ROWS, SCREEN_CHANNELS, TESTS_PER_MATRIX
+from mdir_hf.method.power import Shape, noise_of_looks
+from mdir_hf.model.files import TensorSpec
 from mdir_hf.report import Level, n_bytes_text
 from mdir_hf.report.words import UNLESS_IN_ANOTHER_BASIS, UNLESS_ROTATED
 

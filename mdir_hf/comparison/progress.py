@@ -15,7 +15,7 @@ from tqdm import tqdm
 from mdir_hf.comparison.plan import ReadPlan
 from mdir_hf.comparison.settings import Listeners
 from mdir_hf.errors import MdirError, StoppedError
-from mdir_hf.hub import IoLedger
+from mdir_hf.model.hub import IoLedger
 from mdir_hf.report import HomologyReport, InputOutput
 
 

@@ -13,14 +13,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from mdir_hf.checkpoint import iter_row_blocks
-from mdir_hf.comparison.comparable import PlacedTensors
 from mdir_hf.comparison.plan import ReadPlan
 from mdir_hf.errors import naming
-from mdir_hf.homology.embedding import block_rows
-from mdir_hf.hub.in_order import result_of, run_beside
+from mdir_hf.method.embedding import block_rows
+from mdir_hf.model.comparable import PlacedTensors
+from mdir_hf.model.files import iter_row_blocks
+from mdir_hf.model.hub.in_order import result_of, run_beside
+from mdir_hf.model.tokens import CommonVocabulary
 from mdir_hf.processor import is_one_of_several_ranks
-from mdir_hf.vocabulary import CommonVocabulary
 
 T = TypeVar("T")
 

@@ -7,17 +7,17 @@ from dataclasses import replace
 
 from mdir_hf._version import __version__
 from mdir_hf.comparison.body import BodyEvidence
-from mdir_hf.comparison.comparable import Comparable
 from mdir_hf.comparison.decision import Decision
 from mdir_hf.comparison.exclusion import exclusion
 from mdir_hf.comparison.findings import Findings
 from mdir_hf.comparison.mixtures import ExpertOrigins
 from mdir_hf.comparison.progress import Watch
 from mdir_hf.comparison.settings import Settings
-from mdir_hf.homology.matching import Matching
-from mdir_hf.homology.modules import ModuleEvidence
-from mdir_hf.homology.neurons import NeuronMatching
-from mdir_hf.homology.significance import LN10
+from mdir_hf.method.matching import Matching
+from mdir_hf.method.modules import ModuleEvidence
+from mdir_hf.method.neurons import NeuronMatching
+from mdir_hf.method.significance import LN10
+from mdir_hf.model.comparable import Comparable
 from mdir_hf.report import (
     AncestorLayer,
     ExpertOrigin,

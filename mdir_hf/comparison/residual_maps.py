@@ -9,16 +9,16 @@ from functools import partial
 
 import torch
 
-from mdir_hf.anatomy import Role
-from mdir_hf.comparison.comparable import PlacedTensors, numbers_are_free
 from mdir_hf.comparison.layers import RoleReader, layers_with
 from mdir_hf.comparison.settings import Settings
-from mdir_hf.homology.embedding import EmbeddingTest
-from mdir_hf.homology.gauge import OuterTransformation
-from mdir_hf.homology.held_out import rotation_predicts_better
-from mdir_hf.homology.matching import REMARKABLE
-from mdir_hf.homology.planes import LAYOUTS, RopeLayout, plane_rows
-from mdir_hf.homology.row_products import pair_heads, turn_back
+from mdir_hf.method.embedding import EmbeddingTest
+from mdir_hf.method.gauge import OuterTransformation
+from mdir_hf.method.held_out import rotation_predicts_better
+from mdir_hf.method.matching import REMARKABLE
+from mdir_hf.method.planes import LAYOUTS, RopeLayout, plane_rows
+from mdir_hf.method.row_products import pair_heads, turn_back
+from mdir_hf.model.comparable import PlacedTensors, numbers_are_free
+from mdir_hf.model.roles import Role
 
 FITTED_ROLE = Role.K
 """Rows of keys take the place of tokens. They are few, rotary positions hold them in their order, and V stays free to

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 import torch
 
-from mdir_hf.anatomy import Role
-from mdir_hf.comparison.comparable import PlacedTensors
 from mdir_hf.comparison.layers import RoleReader, layers_with
 from mdir_hf.comparison.settings import Settings
-from mdir_hf.homology.gauge import OuterTransformation
-from mdir_hf.homology.matching import REMARKABLE
-from mdir_hf.homology.neurons import unit_rows
-from mdir_hf.homology.row_screen import log_p_of_screen, sample_sizes, sampled_rows, screen_rows
+from mdir_hf.method.gauge import OuterTransformation
+from mdir_hf.method.matching import REMARKABLE
+from mdir_hf.method.neurons import unit_rows
+from mdir_hf.method.row_screen import log_p_of_screen, sample_sizes, sampled_rows, screen_rows
+from mdir_hf.model.comparable import PlacedTensors
+from mdir_hf.model.roles import Role
 
 SPREAD_LAYERS = 8
 """Layers of the shallower model that are mapped where the level does not ask for all: each has its ancestor, or its

@@ -11,11 +11,11 @@ from functools import cached_property
 
 import torch
 
-from mdir_hf.anatomy import Anatomy, WeightPart
-from mdir_hf.checkpoint import TensorSource
-from mdir_hf.checkpoint.sources import Description
-from mdir_hf.comparison.comparable import PlacedTensors
 from mdir_hf.comparison.reading import narrowed
+from mdir_hf.model.comparable import PlacedTensors
+from mdir_hf.model.files import TensorSource
+from mdir_hf.model.files.sources import Description
+from mdir_hf.model.roles import Anatomy, WeightPart
 
 KEPT_BYTES = 160 << 20
 """What is kept of one model at most; the rest is read again. GPT-2 has 42 MB of such tensors in 16 bits, XL 737 MB."""

@@ -11,9 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from mdir_hf.anatomy import WeightPart
 from mdir_hf.comparison.body import BodyEvidence, compare_bodies, representatives
-from mdir_hf.comparison.comparable import Comparable, have_one_vocabulary, matrix_spec, n_rows, vocabularies_of
 from mdir_hf.comparison.decision import Decision, decide, where_tokens_are_unknown
 from mdir_hf.comparison.exclusion import layers_noise, planned_layers_noise
 from mdir_hf.comparison.findings import Findings, LayersFound, MatricesFound
@@ -25,12 +23,14 @@ from mdir_hf.comparison.reporting import make_report
 from mdir_hf.comparison.residual_maps import attempts
 from mdir_hf.comparison.settings import Settings
 from mdir_hf.errors import AnatomyError, UnsupportedFormatError
-from mdir_hf.homology.embedding import TESTS_PER_MATRIX
-from mdir_hf.homology.gauge import outer_candidates
-from mdir_hf.homology.significance import LN10, log_cost_of_look
+from mdir_hf.method.embedding import TESTS_PER_MATRIX
+from mdir_hf.method.gauge import outer_candidates
+from mdir_hf.method.significance import LN10, log_cost_of_look
+from mdir_hf.model.comparable import Comparable, have_one_vocabulary, matrix_spec, n_rows, vocabularies_of
+from mdir_hf.model.roles import WeightPart
+from mdir_hf.model.tokens import CommonVocabulary, common_vocabulary
 from mdir_hf.processor import one_pool
 from mdir_hf.report import HomologyReport, Level, SettledBy, Verdict
-from mdir_hf.vocabulary import CommonVocabulary, common_vocabulary
 
 LOG10_P_EQUAL_DIGESTS = -256.0 * math.log10(2.0)
 """The log10 of the chance that two independent files have the same SHA-256."""

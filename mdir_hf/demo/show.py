@@ -15,7 +15,7 @@ from mdir_hf.demo.loopback import LoopbackHub
 from mdir_hf.report import HomologyReport, n_bytes_text
 
 if TYPE_CHECKING:
-    from mdir_hf.checker import HomologyChecker
+    from mdir_hf.comparison.api import HomologyChecker
 
 REFERENCE = "demo/base"
 EXPECTED = {"related": "homologous", "stranger": "no_evidence"}
@@ -40,7 +40,7 @@ def run_demo(folder: Path) -> int:
         if member.relation == "reference":
             return
         # Only now: the Hub client reads its environment when it is first imported.
-        from mdir_hf.checker import HomologyChecker
+        from mdir_hf.comparison.api import HomologyChecker
 
         checker = HomologyChecker.from_pretrained(REFERENCE, cache_dir=folder / "hf-home" / "hub")
         report = _compare(checker, member, folder)
@@ -101,7 +101,7 @@ def served_lineage(folder: Path, on_member: Callable[[Member], None] | None = No
 
 
 def _compare(checker: HomologyChecker, member: Member, folder: Path) -> HomologyReport:
-    from mdir_hf.saving import save_report
+    from mdir_hf.render.folder import save_report
 
     report = checker.compare(member.repo, progress=False)
     save_report(report, folder / "reports" / member.repo.rpartition("/")[2])

@@ -1,6 +1,5 @@
-"""The result of a comparison: typed, serialisable, and able to say itself in words. Knows nothing else."""
+"""The result of a comparison: typed data, and its JSON."""
 
-from mdir_hf.report.description import describe
 from mdir_hf.report.encoding import SCHEMA, json_schema
 from mdir_hf.report.parts import (
     READ_AS,
@@ -25,7 +24,6 @@ from mdir_hf.report.parts import (
     RowsFound,
 )
 from mdir_hf.report.result import HomologyReport, MatrixArrays, ReportArrays
-from mdir_hf.report.sections import Fact, FigureName, Line, Listing, Scale, Section, SectionKind, Table
 from mdir_hf.report.terms import (
     PLACEBO_LOG10_P,
     PRIVILEGED_Z,
@@ -57,8 +55,6 @@ __all__ = [
     "ExpertName",
     "ExpertOrigin",
     "ExpertsFound",
-    "Fact",
-    "FigureName",
     "HeadsFound",
     "HomologyReport",
     "HowRead",
@@ -68,8 +64,6 @@ __all__ = [
     "LayerRole",
     "LayersReport",
     "Level",
-    "Line",
-    "Listing",
     "LookResult",
     "MatrixArrays",
     "MatrixReport",
@@ -85,17 +79,12 @@ __all__ = [
     "ReportArrays",
     "ResidualMap",
     "RowsFound",
-    "Scale",
-    "Section",
-    "SectionKind",
     "SettledBy",
-    "Table",
     "Term",
     "Transformation",
     "Verdict",
     "View",
     "agreement_text",
-    "describe",
     "json_schema",
     "n_bytes_text",
 ]

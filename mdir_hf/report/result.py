@@ -139,7 +139,7 @@ class HomologyReport:
     @property
     def sentence(self) -> str:
         """What was found, as one sentence with the names of both models, to quote."""
-        from mdir_hf.report.sentence import sentence_of
+        from mdir_hf.render.sentence import sentence_of
 
         return sentence_of(self)
 
@@ -239,26 +239,26 @@ class HomologyReport:
         Args:
             dark: Light ink on dark paper.
         """
-        from mdir_hf.figures import draw_figures
+        from mdir_hf.render.figures import draw_figures
 
         return draw_figures(self, dark=dark)
 
     def to_frame(self) -> DataFrame:
-        """The evidence as a pandas table, one row for each test that was made: see :mod:`mdir_hf.report.frame`.
+        """The evidence as a pandas table, one row for each test that was made: see :mod:`mdir_hf.render.frame`.
 
         Raises:
             MissingExtraError: If pandas is not installed.
         """
-        from mdir_hf.report.frame import frame_of
+        from mdir_hf.render.frame import frame_of
 
         return frame_of(self)
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the verdict card, and the figures where matplotlib is installed."""
-        from mdir_hf.saving.html import notebook_html
+        from mdir_hf.render.html import notebook_html
 
         try:
-            from mdir_hf.figures import figure_img
+            from mdir_hf.render.figures import figure_img
 
             images = {name: figure_img(figure) for name, figure in self.figures().items()}
         except MissingExtraError:
@@ -266,6 +266,6 @@ class HomologyReport:
         return notebook_html(self, images)
 
     def __str__(self) -> str:
-        from mdir_hf.report.text import text_of
+        from mdir_hf.render.text import text_of
 
         return text_of(self)

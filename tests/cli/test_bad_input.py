@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from mdir_hf.cli import main
-from tests.hub.fixtures import hf_home, loopback_hub, waits
 from tests.loopback.faults import Fault
+from tests.model.hub.fixtures import hf_home, loopback_hub, waits
 from tests.specimens import gaussian, write_model
 
 __all__ = ["hf_home", "loopback_hub", "waits"]
@@ -237,7 +237,7 @@ def test_memory_that_runs_out_is_one_line(base, twin, capsys, monkeypatch):
     def run_out(*arguments, **options):
         raise MemoryError
 
-    monkeypatch.setattr("mdir_hf.checker.compare_models", run_out)
+    monkeypatch.setattr("mdir_hf.comparison.api.compare_models", run_out)
     assert "memory" in refused(capsys, str(base), str(twin))
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from mdir_hf import HomologyChecker, HomologyReport, make_badge
 from mdir_hf.cli import main
-from tests.hub.fixtures import hf_home, loopback_hub
+from tests.model.hub.fixtures import hf_home, loopback_hub
 from tests.specimens import gaussian, write_model
 
 __all__ = ["hf_home", "loopback_hub"]

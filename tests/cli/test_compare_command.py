@@ -15,7 +15,7 @@ from mdir_hf import HomologyReport
 from mdir_hf.cli import main
 from mdir_hf.errors import ByteBudgetError
 from mdir_hf.report import SCHEMA
-from tests.hub.fixtures import hf_home, loopback_hub
+from tests.model.hub.fixtures import hf_home, loopback_hub
 from tests.specimens import gaussian, tokens, write_model
 
 __all__ = ["hf_home", "loopback_hub"]

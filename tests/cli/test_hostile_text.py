@@ -16,9 +16,9 @@ from mdir_space.panels import panel
 from mdir_space.pictures import Pictures
 from mdir_space.reproduce import badge_panel, reproduce_panel
 from mdir_space.verdict_card import verdict_card
-from tests.cards.reports import a_report, model
 from tests.gguf_writer import gguf_bytes
-from tests.hub.fixtures import hf_home
+from tests.lineage.cards.reports import a_report, model
+from tests.model.hub.fixtures import hf_home
 from tests.specimens import gaussian, write_model
 
 __all__ = ["hf_home"]

@@ -9,10 +9,10 @@ import pytest
 import torch
 import transformers
 
-from mdir_hf.checkpoint.safetensors import HEADER_GUESS_N_BYTES
 from mdir_hf.cli import main
-from mdir_hf.inspection import inspect_model
-from tests.hub.fixtures import hf_home, loopback_hub
+from mdir_hf.comparison.inspection import inspect_model
+from mdir_hf.model.files.safetensors import HEADER_GUESS_N_BYTES
+from tests.model.hub.fixtures import hf_home, loopback_hub
 from tests.specimens import gaussian, tokens, write_model
 
 __all__ = ["hf_home", "loopback_hub"]

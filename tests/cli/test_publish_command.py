@@ -7,9 +7,9 @@ import json
 import pytest
 
 from mdir_hf.cli import main
-from tests.hub.fixtures import hf_home, loopback_hub
-from tests.hub.test_loopback_commits import OLD_UPLOAD, without_xet
-from tests.survey.conftest import population
+from tests.lineage.survey.conftest import population
+from tests.model.hub.fixtures import hf_home, loopback_hub
+from tests.model.hub.test_loopback_commits import OLD_UPLOAD, without_xet
 
 __all__ = ["hf_home", "loopback_hub", "population", "without_xet"]
 

@@ -8,8 +8,8 @@ import pytest
 
 from mdir_hf.cli.arguments import model_of, reading_of, settings_of
 from mdir_hf.cli.main import build_parser
-from mdir_hf.comparison.opening import NamedModel, Reading
 from mdir_hf.comparison.settings import Settings
+from mdir_hf.model.open import NamedModel, Reading
 from mdir_hf.report import Level
 
 ONE_MODEL = {"inspect": ["a"], "verify": ["a"], "identify": ["a", "--index", "f"]}

@@ -9,7 +9,7 @@ import pytest
 from mdir_hf import install_command
 from mdir_hf.cli import main
 from mdir_hf.cli.space import space_folder
-from tests.hub.fixtures import hf_home
+from tests.model.hub.fixtures import hf_home
 
 __all__ = ["hf_home"]
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from mdir_hf.cli import main
-from mdir_hf.survey import run as run_module
-from tests.hub.fixtures import hf_home, loopback_hub
+from mdir_hf.lineage.survey import run as run_module
+from tests.lineage.survey.conftest import expected_groups, population
+from tests.model.hub.fixtures import hf_home, loopback_hub
 from tests.specimens import gaussian, write_model
-from tests.survey.conftest import expected_groups, population
 
 __all__ = ["expected_groups", "hf_home", "loopback_hub", "population"]
 

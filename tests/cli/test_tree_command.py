@@ -6,8 +6,8 @@ import json
 import sys
 
 from mdir_hf.cli import main
+from tests.lineage.survey.conftest import population
 from tests.specimens import gaussian, write_model
-from tests.survey.conftest import population
 
 __all__ = ["population"]
 

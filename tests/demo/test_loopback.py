@@ -1,4 +1,4 @@
-"""The Hub that the demo serves its models from. What it shares with the one of the tests is tested in tests/hub."""
+"""The Hub that the demo serves its models from. tests/model/hub tests what it shares with the other."""
 
 import json
 
@@ -8,8 +8,8 @@ from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import get_session
 
 from mdir_hf.demo.loopback import LoopbackHub
-from mdir_hf.hub import open_repository
-from tests.hub.fixtures import hf_home
+from mdir_hf.model.hub import open_repository
+from tests.model.hub.fixtures import hf_home
 
 __all__ = ["hf_home"]
 

@@ -15,9 +15,9 @@ from docs.draw_diagrams import diagrams, digest, picture_of
 from docs.roles import without_roles
 from docs.site_hooks import command_line_page, lists_apart, schema_page
 from mdir_hf import HomologyReport, errors
-from mdir_hf.checkpoint.sources import TensorSpec
 from mdir_hf.cli.main import build_parser
 from mdir_hf.comparison.plan import make_plan
+from mdir_hf.model.files.sources import TensorSpec
 from mdir_hf.report import description, layer_words
 from mdir_hf.report.terms import (
     LayerPattern,

@@ -76,8 +76,7 @@ def without_pictures() -> None:
     """Leave out the drawing: what a picture holds takes seconds and no part in whether its file is whole."""
     from matplotlib.figure import Figure
 
-    from mdir_hf import figures
-    from mdir_hf.saving import folder
+    from mdir_hf.render import figures, folder
 
     def draw(*_: object, dark: bool = False, **__: object) -> Figure:
         return Figure(label=f"dark: {dark}")
@@ -98,7 +97,7 @@ def run(arguments: list[str]) -> int:
     """Run the command line, or save a report that there is, which it only does of new ones; return the exit status."""
     from mdir_hf import HomologyReport, MdirError
     from mdir_hf.cli.main import main
-    from mdir_hf.saving.folder import save_report
+    from mdir_hf.render.folder import save_report
 
     if arguments[0] != "save":
         return main(arguments)
@@ -155,7 +154,7 @@ def warm(models: Path, report: Path) -> None:
     import matplotlib as mpl
     from tqdm import tqdm
 
-    from mdir_hf.publishing import publish  # noqa: F401
+    from mdir_hf.lineage.publishing import publish  # noqa: F401
 
     mpl.use("Agg")
     tqdm.monitor_interval = 0  # its thread would be lost by a fork

@@ -14,9 +14,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from mdir_hf.index.base_index import BaseIndex
-from mdir_hf.survey.results import RESULTS, read_survey
-from tests.cards.reports import a_report
+from mdir_hf.lineage.index.base_index import BaseIndex
+from mdir_hf.lineage.survey.results import RESULTS, read_survey
+from tests.lineage.cards.reports import a_report
 from tests.loopback.hub import FullHub
 from tests.specimens import gaussian, write_model
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cards.reports import a_report
 from tests.faults.programs import machine, spread
 from tests.faults.property import Outcome, hold, hold_on_full_disk, small_disk
+from tests.lineage.cards.reports import a_report
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="made with fork and signals")
 

@@ -11,9 +11,9 @@ from typing import Any
 from hypothesis import strategies as st
 
 from mdir_hf.errors import MdirError
-from mdir_hf.hub import models_of_author, models_of_collection, open_repository, resolve_model
-from mdir_hf.hub.hub_file import fetch_hub_file, read_hub_file
-from mdir_hf.hub.pull_request import open_pull_request
+from mdir_hf.model.hub import models_of_author, models_of_collection, open_repository, resolve_model
+from mdir_hf.model.hub.hub_file import fetch_hub_file, read_hub_file
+from mdir_hf.model.hub.pull_request import open_pull_request
 from tests.fuzz import server
 from tests.fuzz.mutations import NUMBERS, TEXTS, Draw, changed_list, damaged, json_files
 from tests.fuzz.property import Target

@@ -17,16 +17,16 @@ from hypothesis import strategies as st
 from safetensors import SafetensorError
 
 from mdir_hf.errors import CorruptCheckpointError
-from mdir_hf.fingerprints.fingerprint import Fingerprint
-from mdir_hf.index.base_index import BaseIndex
-from mdir_hf.index.identify import Ancestor, Identification, judge_hits
-from mdir_hf.index.planning import what_is_excluded
-from mdir_hf.merges.recipe import read_recipe
+from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint
+from mdir_hf.lineage.index.base_index import BaseIndex
+from mdir_hf.lineage.index.identify import Ancestor, Identification, judge_hits
+from mdir_hf.lineage.index.planning import what_is_excluded
+from mdir_hf.lineage.merges.recipe import read_recipe
+from mdir_hf.lineage.survey.dataset import dataset_files
+from mdir_hf.lineage.survey.planning import load_sample
+from mdir_hf.lineage.survey.results import ModelResult, PairResult, SurveyReport, read_survey, result_lines
+from mdir_hf.lineage.survey.saving import _markdown
 from mdir_hf.report import ModelSummary
-from mdir_hf.survey.dataset import dataset_files
-from mdir_hf.survey.planning import load_sample
-from mdir_hf.survey.results import ModelResult, PairResult, SurveyReport, read_survey, result_lines
-from mdir_hf.survey.saving import _markdown
 from tests.fuzz.mutations import Draw, changed_json, damaged, json_files, line_files
 from tests.fuzz.property import Target
 

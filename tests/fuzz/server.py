@@ -23,8 +23,8 @@ import huggingface_hub.utils._detect_agent as detect_agent
 from huggingface_hub import constants
 from huggingface_hub.utils import get_session
 
-from mdir_hf.hub import retry
-from mdir_hf.hub.quota import QUOTA
+from mdir_hf.model.hub import retry
+from mdir_hf.model.hub.quota import QUOTA
 
 HUB, CDN = "hub.test", "cdn.test"
 ENDPOINT = f"http://{HUB}"

@@ -16,20 +16,18 @@ import torch
 from hypothesis import strategies as st
 
 from mdir_hf import HomologyReport
-from mdir_hf.anatomy import read_config, resolve_anatomy
-from mdir_hf.cards.badge import make_badge
-from mdir_hf.cards.badge_source import read_badge
-from mdir_hf.cards.front_matter import parse_card, read_metadata, with_metadata
-from mdir_hf.checkpoint import TensorSource, open_checkpoint
-from mdir_hf.checkpoint.adapters.config import read_adapter_config
-from mdir_hf.checkpoint.index import parse_index
-from mdir_hf.checkpoint.quantization.declared import read_declared
 from mdir_hf.errors import MdirError
-from mdir_hf.report import describe
-from mdir_hf.saving.markdown import markdown_text
-from mdir_hf.vocabulary import doubts_of_vocabulary, gguf_vocabulary, read_vocabulary
-from tests.cards.reports import a_report
-from tests.checkpoint.pytorch.archives import saved, with_pickle
+from mdir_hf.lineage.cards.badge import make_badge
+from mdir_hf.lineage.cards.badge_source import read_badge
+from mdir_hf.lineage.cards.front_matter import parse_card, read_metadata, with_metadata
+from mdir_hf.model.files import TensorSource, open_checkpoint
+from mdir_hf.model.files.adapters.config import read_adapter_config
+from mdir_hf.model.files.index import parse_index
+from mdir_hf.model.files.quantization.declared import read_declared
+from mdir_hf.model.roles import read_config, resolve_anatomy
+from mdir_hf.model.tokens import doubts_of_vocabulary, gguf_vocabulary, read_vocabulary
+from mdir_hf.render.description import describe
+from mdir_hf.render.markdown import markdown_text
 from tests.conformance_tensors import MemoryTree
 from tests.fuzz.answers import ANSWERS
 from tests.fuzz.mutations import (
@@ -44,6 +42,8 @@ from tests.fuzz.mutations import (
 )
 from tests.fuzz.passed_on import PASSED_ON
 from tests.fuzz.property import Target
+from tests.lineage.cards.reports import a_report
+from tests.model.files.pytorch.archives import saved, with_pickle
 from tests.specimens import sentencepiece_bytes
 
 LARGEST_READ = 1 << 20

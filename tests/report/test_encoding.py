@@ -14,7 +14,7 @@ import pytest
 from mdir_hf import HomologyReport, Reason, Verdict
 from mdir_hf.errors import InputError
 from mdir_hf.report import Exclusion, json_schema, parts, result
-from tests.figures.drawn_reports import HOSTILE_NAMES, NO_ARRAYS, a_model, a_report, stranger
+from tests.render.figures.drawn_reports import HOSTILE_NAMES, NO_ARRAYS, a_model, a_report, stranger
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "space" / "examples").glob("*[!x].json"))
 

@@ -7,9 +7,11 @@ import dataclasses
 import pytest
 
 from mdir_hf import HomologyReport, Reason, Verdict
-from mdir_hf.report import READ_AS, SectionKind, describe
+from mdir_hf.render.description import describe
+from mdir_hf.render.sections import SectionKind
+from mdir_hf.report import READ_AS
 from mdir_hf.report.words import DOES_NOT_MEAN, HEADLINE, ICON, MEANS, REASON_TEXT, SENTENCE
-from tests.figures.drawn_reports import a_report
+from tests.render.figures.drawn_reports import a_report
 
 
 def test_every_verdict_has_all_of_them_and_its_own():

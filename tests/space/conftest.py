@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from mdir_space import processes
-from tests.hub.fixtures import hf_home, loopback_hub, waits
+from tests.model.hub.fixtures import hf_home, loopback_hub, waits
 from tests.space.forked_nurseries import Forking
 from tests.space.models import add_models
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mdir_hf.index.building import extend_index
+from mdir_hf.lineage.index.building import extend_index
 from tests.loopback.hub import FullHub
 from tests.specimens import gaussian, write_model
 

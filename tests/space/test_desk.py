@@ -13,11 +13,11 @@ from mdir_space.desk import Answered, Desk, Serving, Waiting, Working, _shielded
 from mdir_space.limits import Limits
 from mdir_space.question import Question, RefusedError
 from mdir_space.visitor import Visitor
+from tests.comparison.test_adapters import write_adapter
 from tests.loopback.faults import Fault
 from tests.space.coroutines import finish
 from tests.space.models import BASE, GATED, PRIVATE, RELATED, STRANGER
 from tests.specimens import gaussian, write_model
-from tests.test_adapters import write_adapter
 
 ANYBODY = Visitor("address 1.2.3.4")
 

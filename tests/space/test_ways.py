@@ -55,6 +55,7 @@ from mdir_space.ways import (
     names_in,
 )
 from mdir_space.work import SoFar
+from tests.comparison.test_adapters import write_adapter
 from tests.loopback.faults import Fault
 from tests.space.coroutines import finish
 from tests.space.models import (
@@ -73,7 +74,6 @@ from tests.space.models import (
     index_of,
 )
 from tests.specimens import gaussian, write_model
-from tests.test_adapters import write_adapter
 
 ANYBODY = Visitor("address 1.2.3.4")
 

@@ -27,7 +27,7 @@ from mdir_hf import (
     compare_command,
     describe,
 )
-from mdir_hf.report.scale import measured_pairs
+from mdir_hf.render.scale import measured_pairs
 from mdir_space.access import Access
 from mdir_space.answers import WORDS, answer_of, answer_schema
 from mdir_space.conversation import first_tab

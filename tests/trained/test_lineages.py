@@ -7,9 +7,9 @@ import json
 import pytest
 
 from mdir_hf.cli import main
-from mdir_hf.survey.run import SurveyPlan, kept_fingerprints, run_survey
-from mdir_hf.trees.tree import grow_tree
-from tests.hub.fixtures import hf_home, loopback_hub
+from mdir_hf.lineage.survey.run import SurveyPlan, kept_fingerprints, run_survey
+from mdir_hf.lineage.trees.tree import grow_tree
+from tests.model.hub.fixtures import hf_home, loopback_hub
 from tests.trained.lineages import CHAIN, MERGES, PARENT_OF, ROOT, STAR, TREE, lineage_model
 
 __all__ = ["hf_home", "loopback_hub"]

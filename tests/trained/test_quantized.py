@@ -7,7 +7,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from mdir_hf import HomologyChecker, Verdict
-from tests.checkpoint.quantization.writers import SCHEMES
+from tests.model.files.quantization.writers import SCHEMES
 from tests.trained.models import trained_model
 
 pytestmark = pytest.mark.slow

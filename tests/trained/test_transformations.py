@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from mdir_hf import HomologyChecker, Verdict
-from mdir_hf.anatomy import read_part
 from mdir_hf.comparison.layers import layer_weights
-from mdir_hf.homology.embedding import EmbeddingTest
-from mdir_hf.homology.gauge import OuterTransformation
-from mdir_hf.homology.neurons import match_neurons
+from mdir_hf.method.embedding import EmbeddingTest
+from mdir_hf.method.gauge import OuterTransformation
+from mdir_hf.method.neurons import match_neurons
+from mdir_hf.model.roles import read_part
 from mdir_hf.report import NeuronsFound
 from tests.trained.models import trained_model
 from tests.trained.transformed import TRANSFORMATIONS, edited, transformed

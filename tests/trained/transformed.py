@@ -19,19 +19,19 @@ from transformers.utils import logging
 import mdir_hf.demo.text
 import mdir_hf.demo.training
 import mdir_hf.demo.transformations
-import tests.homology.obfuscation
+import tests.method.obfuscation
 import tests.trained.models
 from mdir_hf.demo.text import BEGIN, END, read_corpus, train_unigram
 from mdir_hf.demo.training import encode, seeded_single_thread, train
 from mdir_hf.demo.transformations import keep_channels, permute_channels, replace_tokenizer
-from tests.homology.obfuscation import haar, obfuscate
+from tests.method.obfuscation import haar, obfuscate
 from tests.trained.cache import build_once, cache_folder
 from tests.trained.models import SEQUENCE_LENGTH, VOCABULARY_SIZE, texts, trained_model
 
 FOLDER = cache_folder(
     __file__,
     tests.trained.models.__file__,
-    tests.homology.obfuscation.__file__,
+    tests.method.obfuscation.__file__,
     mdir_hf.demo.text.__file__,
     mdir_hf.demo.training.__file__,
     mdir_hf.demo.transformations.__file__,

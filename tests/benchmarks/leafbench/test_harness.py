@@ -7,8 +7,8 @@ import pytest
 from benchmarks.leafbench.__main__ import main
 from benchmarks.leafbench.running import RunSettings, run_suite
 from benchmarks.leafbench.suites import LabelledPair, Suite, leafbench
-from mdir_hf.survey.results import RESULTS
-from tests.hub.fixtures import hf_home, loopback_hub
+from mdir_hf.lineage.survey.results import RESULTS
+from tests.model.hub.fixtures import hf_home, loopback_hub
 from tests.specimens import gaussian, tokens, write_model
 
 __all__ = ["hf_home", "loopback_hub"]

@@ -14,7 +14,7 @@ from benchmarks.peers.inference import statements
 from mdir_hf.demo.text import BEGIN, END, train_byte_level_bpe, train_unigram
 from mdir_hf.demo.training import seeded_single_thread
 from mdir_hf.demo.transformations import permute_channels, rotate_channels
-from tests.checkpoint.quantization.writers import SCHEMES
+from tests.model.files.quantization.writers import SCHEMES
 
 WIDTH, LAYERS = 64, 4
 

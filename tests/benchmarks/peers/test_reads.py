@@ -25,16 +25,16 @@ from benchmarks.peers.reef import Reef
 from benchmarks.peers.seedprints import SeedPrints
 from benchmarks.peers.weights import open_model
 from mdir_hf import HomologyChecker
-from mdir_hf.comparison.model import Model
-from mdir_hf.comparison.opening import Reading
-from mdir_hf.hub import IoLedger, open_repository
-from mdir_hf.hub.local import LocalFile
+from mdir_hf.model.hub import IoLedger, open_repository
+from mdir_hf.model.hub.local import LocalFile
+from mdir_hf.model.open import Reading
+from mdir_hf.model.opened import Model
 from tests.benchmarks.peers.conftest import LAYERS, WIDTH
-from tests.homology.obfuscation import new_model
 from tests.large import llama_8b
+from tests.method.obfuscation import new_model
 from tests.specimens import tokenizer_json, tokens
 
-V = 160  # the vocabulary of tests.homology.obfuscation
+V = 160  # the vocabulary of tests.method.obfuscation
 needs_packages = pytest.mark.skipif(VARIABLE not in os.environ, reason=f"{VARIABLE} names no interpreter")
 RANGED = (HuRef(), Pdf(), TensorGuard(), Awm(), Csu(), ProvenanceKit(), ProvenanceKitSignals())
 WHOLE = (Reef(), LeafBenchGradient(), SeedPrints(), Match())

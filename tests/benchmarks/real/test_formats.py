@@ -13,7 +13,7 @@ from benchmarks.zoo.formats import formats, store
 from mdir_hf import HomologyChecker
 from tests.specimens import tokenizer_json, tokens
 
-# One of each reader; what each scheme writes is held against its library in tests/checkpoint/quantization.
+# One of each reader; what each scheme writes is held against its library in tests/model/files/quantization.
 CHOSEN = ("gguf-q4_0", "gguf-q6_k", "gptq-4", "awq", "int4", "nf4-nested", "fp8-block", "mxfp4")
 
 

@@ -1,6 +1,0 @@
-"""PyTorch's own files, read by ranges; their pickles are read as data and never run."""
-
-from .files import PYTORCH_SUFFIXES, open_only_pytorch_file
-from .source import PytorchSource
-
-__all__ = ["PYTORCH_SUFFIXES", "PytorchSource", "open_only_pytorch_file"]

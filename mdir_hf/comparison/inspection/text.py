@@ -1,0 +1,112 @@
+"""An inspection as text for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from textwrap import fill
+
+from mdir_hf.comparison.inspection.found import Inspection, LayerGroup, ReadEstimate, TensorSummary, VocabularySummary
+from mdir_hf.names import LONGEST_TEXT, shown_name, visible_text
+from mdir_hf.report import n_bytes_text
+
+MOST_NAMES = 20
+"""Names of tensors without a role that the text lists; JSON has them all."""
+NAME_LENGTH = 120
+
+
+def lines_of(found: Inspection) -> Iterator[str]:
+    """Yield an inspection as lines of text."""
+    model = found.model
+    at = "" if model.commit is None else f"@{model.commit[:7]}"
+    layers = f", {model.layers} layers" if model.layers else ""
+    heads = "" if found.heads is None else f", {found.heads[0]} heads ({found.heads[1]} for keys and values)"
+    name = shown_name(model.repo, length=200)
+    yield f"{name}{at}: {shown_name(model.architecture)}{layers}, width {model.hidden_size}{heads}"
+    if model.read_as:
+        yield _line("read as", model.read_as)
+    quantization = "" if found.quantization is None else f", {found.quantization}"
+    files = f"{found.files} file{'' if found.files == 1 else 's'}, " if found.files else ""
+    size = n_bytes_text(found.bytes_of_weights)
+    yield _line("weights", f"{found.format}{quantization}: {files}{size}, {found.tensors} tensors")
+    yield _line("embedding", _tensor_text(found.embedding))
+    if found.unembedding is not None:
+        yield _line("unembedding", _tensor_text(found.unembedding))
+    else:
+        yield _line("unembedding", "tied to the embedding" if found.tied else "none found")
+    yield _line("vocabulary", "none" if found.vocabulary is None else _vocabulary_text(found.vocabulary))
+    for group in found.layer_groups:
+        yield _line(f"layer{'' if len(group.layers) == 1 else 's'} {_ranges(group.layers)}", _group_text(group))
+    if not found.layer_groups:
+        yield _line("layers", "none found")
+    if found.unplaced:
+        more = len(found.unplaced) - MOST_NAMES
+        names = ", ".join(shown_name(name, length=NAME_LENGTH) for name in found.unplaced[:MOST_NAMES])
+        listed = names + (f" and {more} more" if more > 0 else "")
+        yield _line("no role", f"{len(found.unplaced)} tensors of the layers: {listed}")
+    yield _line("reads", _reads_text(found.reads))
+    for note in found.notes:
+        yield _line("note", note)
+    io = found.io
+    requests = f" in {io.requests} requests" if io.requests else ""
+    yield _line("read now", f"{n_bytes_text(io.bytes_read)}{requests}")
+
+
+def _line(name: str, text: str) -> str:
+    return fill(
+        visible_text(text, length=LONGEST_TEXT),
+        100,
+        initial_indent=f"  {name:<14} ",
+        subsequent_indent=" " * 17,
+        break_long_words=False,
+        break_on_hyphens=False,  # names of repositories, files and folders stay whole: they are copied
+    )
+
+
+def _tensor_text(tensor: TensorSummary) -> str:
+    shape = " x ".join(map(str, tensor.shape))
+    return f"{shown_name(tensor.tensor, length=NAME_LENGTH)}, {shape} {tensor.dtype}, {n_bytes_text(tensor.n_bytes)}"
+
+
+def _vocabulary_text(words: VocabularySummary) -> str:
+    counts = {name: getattr(words, name) for name in ("special", "reserved", "unused", "duplicate")}
+    left_out = ", ".join(f"{n} {name}" for name, n in counts.items() if n)
+    usable = f"{words.kind} ({', '.join(words.files)}): {words.tokens} usable tokens of {words.rows}"
+    return f"{usable}; left out: {left_out}" if left_out else usable
+
+
+def _group_text(group: LayerGroup) -> str:
+    parts = [" ".join(group.roles) or "nothing"]
+    if group.experts:
+        parts.append(f"{group.experts} experts ({' '.join(group.expert_roles)})")
+    if group.shared_experts:
+        parts.append(f"{group.shared_experts} shared")
+    if group.missing:
+        parts.append(f"not found: {' '.join(group.missing)}")
+    return "; ".join(parts)
+
+
+def _reads_text(reads: ReadEstimate) -> str:
+    parts = [
+        f"screen {n_bytes_text(reads.screen[0])} to {n_bytes_text(reads.screen[1])}",
+        f"embedding {n_bytes_text(reads.embedding)}",
+    ]
+    if reads.unembedding is not None:
+        parts.append(f"unembedding {n_bytes_text(reads.unembedding)}")
+    if reads.layers is None:
+        parts.append("layers not counted (--all-headers counts them)")
+    else:
+        parts += [f"layer map by {role} {n_bytes_text(n)}" for role, n in reads.layers.items()]
+    if reads.body is not None:
+        parts.append(f"all layers {n_bytes_text(reads.body)}")
+    return ", ".join(parts)
+
+
+def _ranges(numbers: Iterable[int]) -> str:
+    """0-2, 5, 7-9."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][1] + 1 == number:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)

@@ -1,0 +1,1 @@
+"""Many models: fingerprints, surveys, indexes, trees, cards, merges, training."""

@@ -1,0 +1,84 @@
+"""What the branches of the compared repositories point at now, beside the commits that a claim pins."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from urllib.parse import quote
+
+from mdir_hf.errors import RepositoryNotFoundError, RevisionNotFoundError
+from mdir_hf.lineage.cards.claim import COMMIT, PinnedModel
+from mdir_hf.lineage.cards.printable import unquoted
+from mdir_hf.model.hub import Repository, open_repository
+from mdir_hf.model.hub.endpoint import is_offline
+
+# Changes of these say nothing of the weights: adding the badge to a card makes a commit of its own.
+_BESIDE_THE_MODEL = re.compile(
+    r"\.git(attributes|ignore)|(.*/)?(LICEN[CS]E|NOTICE|USE_POLICY)[^/]*|\.lineage/.*|\.eval_results/.*"
+    r"|.*\.(md|png|jpe?g|gif|svg|webp|pdf)",
+    re.I,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BranchHead:
+    """The commit that a branch points at now.
+
+    Attributes:
+        repo: The repository.
+        pinned: The commit of the claim.
+        head: The newest commit of the branch; None where it could not be looked up.
+        changed: Files of the model that differ between the two, pictures and texts left out.
+    """
+
+    repo: str
+    pinned: str
+    head: str | None
+    changed: tuple[str, ...]
+
+    def __str__(self) -> str:
+        if self.head is None:
+            return "its branch could not be looked up"
+        if self.head == self.pinned:
+            return "still the newest commit of its branch"
+        if not self.changed:
+            return f"the newest commit is {self.head[:7]}, with no change to the model"
+        names = ", ".join(map(unquoted, self.changed[:3])) + (", ..." if len(self.changed) > 3 else "")
+        return f"the newest commit is {self.head[:7]}, changed: {names}"
+
+
+def hub_reference(repo: str, revision: str | None = None, file: str | None = None) -> str:
+    """Name a repository on the Hub, never a local folder of that name: ids come from cards and badges of strangers."""
+    return f"hf://models/{repo}" + (f"@{quote(revision, safe='')}" if revision else "") + (f"/{file}" if file else "")
+
+
+def branch_head_of(
+    model: PinnedModel, *, token: str | bool | None = None, cache_dir: str | os.PathLike[str] | None = None
+) -> BranchHead:
+    """Ask for the newest commit of the branch of a pinned model, and which files of the model have changed since.
+
+    Raises:
+        HubError: If the Hub cannot be asked.
+
+    Cost: one API request, a second one where there is a newer commit.
+    """
+    assert model.repo is not None and model.commit is not None
+    if is_offline():
+        return BranchHead(model.repo, model.commit, None, ())
+    # A revision that is a commit names no branch: the default branch tells whether the model has changed since.
+    branch = None if model.revision is None or COMMIT.fullmatch(model.revision) else model.revision
+    try:
+        head = open_repository(hub_reference(model.repo, branch), token=token, cache_dir=cache_dir)
+    except (RepositoryNotFoundError, RevisionNotFoundError):
+        return BranchHead(model.repo, model.commit, None, ())
+    if head.commit == model.commit:
+        return BranchHead(model.repo, model.commit, head.commit, ())
+    pinned = open_repository(hub_reference(model.repo, model.commit), token=token, cache_dir=cache_dir)
+    return BranchHead(model.repo, model.commit, head.commit, changed_files(pinned, head))
+
+
+def changed_files(pinned: Repository, head: Repository) -> tuple[str, ...]:
+    """Return the files of the model that are not the same in two commits, by their digests and sizes."""
+    paths = {path for path in {*pinned.files, *head.files} if not _BESIDE_THE_MODEL.fullmatch(path)}
+    return tuple(sorted(path for path in paths if pinned.files.get(path) != head.files.get(path)))

@@ -1,0 +1,268 @@
+"""``mdir-hf card``: a model card with a lineage section, to look at or to propose as one pull request."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from huggingface_hub import constants
+
+from mdir_hf.errors import CardError, InputError, RevisionNotFoundError, naming
+from mdir_hf.lineage.cards import RELATIONS
+from mdir_hf.lineage.cards.badge import make_badge
+from mdir_hf.lineage.cards.branches import changed_files, hub_reference
+from mdir_hf.lineage.cards.claim import Claim, PinnedModel, is_hub_id
+from mdir_hf.lineage.cards.declared import README
+from mdir_hf.lineage.cards.front_matter import MOST_BYTES, Card, parse_card, read_metadata, with_metadata
+from mdir_hf.lineage.cards.section import BADGE_PATH, REPORT_PATH, lineage_section, replace_section
+from mdir_hf.lineage.cards.text_lines import split_lines
+from mdir_hf.model.hub import Repository, open_repository, parse_reference
+from mdir_hf.model.hub.endpoint import current_endpoint
+from mdir_hf.model.hub.pull_request import PullRequest, open_pull_request
+from mdir_hf.report import HomologyReport
+
+TITLE = "Add weight ancestry measured by mdir-hf"
+
+
+@dataclass(frozen=True, slots=True)
+class CardProposal:
+    """A model card before and after, with its report and badge. Made by :func:`propose_card`.
+
+    Attributes:
+        repo: The repository that the card is of.
+        branch: The branch that it would go to, None for the default one.
+        commit: The commit that it was made from.
+        mine: What the report says was compared of this repository.
+        before: README.md as it is; None where there is none.
+        files: Contents by path: the new README.md, the report and its badge.
+        missing: Which of these the repository does not hold in this form.
+        changed: Files of the model that have changed since the commit of the report.
+        claim: What the report claims.
+        fields: The fields of metadata that the author confirmed.
+    """
+
+    repo: str
+    branch: str | None
+    commit: str
+    mine: PinnedModel
+    before: bytes | None
+    files: Mapping[str, bytes]
+    missing: tuple[str, ...]
+    changed: tuple[str, ...]
+    claim: Claim
+    fields: tuple[str, ...]
+
+    @property
+    def after(self) -> bytes:
+        """The new README.md."""
+        return self.files[README]
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether the repository holds all of this already."""
+        return not self.missing
+
+    def diff(self) -> str:
+        """What changes in the card, as a unified diff; control characters of the card are shown, not sent."""
+        old = split_lines("" if self.before is None else self.before.decode("utf-8"))
+        lines = difflib.unified_diff(
+            old, split_lines(self.after.decode("utf-8")), f"{README} at {self.commit[:7]}", f"{README} proposed"
+        )
+        return "".join(f"{_printable(line.rstrip(chr(10) + chr(13)))}\n" for line in lines)
+
+    def open_pull_request(self, *, token: str | bool | None = None) -> PullRequest:
+        """Propose the card, the report and the badge to the repository, in one commit.
+
+        Raises:
+            PullRequestError: If that is not possible; the message says why.
+            CardError: If the Hub does not accept the metadata.
+            HubError: If the Hub cannot be asked.
+        """
+        return open_pull_request(
+            self.repo,
+            self.files,
+            parent_commit=self.commit,
+            title=TITLE,
+            description=self._description(),
+            token=token,
+            branch=self.branch or constants.DEFAULT_REVISION,
+        )
+
+    def _description(self) -> str:
+        claim = self.claim
+        fields = f" and sets {' and '.join(f'`{name}`' for name in self.fields)}" if self.fields else ""
+        return (
+            f"{claim.sentence} ({claim.numbers}).\n\n"
+            f"Compared: `{claim.reference}` and `{claim.candidate}`. This adds a section to the card{fields}, the "
+            f"report `{REPORT_PATH}` (sha256 `{claim.short_digest}`) and its badge. {claim.what_p_says}"
+        )
+
+
+def propose_card(
+    repo: str,
+    report: HomologyReport,
+    *,
+    relation: str | None = None,
+    confirm_base_model: bool = False,
+    token: str | bool | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> CardProposal:
+    """Write a lineage section into the card of a repository, in memory.
+
+    Args:
+        repo: ``owner/name`` or its address, on the Hub.
+        report: A report that compares it with another model on the Hub.
+        relation: finetune, merge, quantized or adapter; set only together with ``confirm_base_model``.
+        confirm_base_model: The author says that the other model is a base model of this one. A measurement cannot say
+            that: it has no direction.
+        token: As the Hub client takes it.
+        cache_dir: The Hub's cache.
+
+    Returns:
+        The card before and after; nothing has been written.
+
+    Raises:
+        InputError: If the report does not mention the repository, or one of its models is not on the Hub.
+        CardError: If the card cannot be read or changed safely; if it declares another base model.
+        HubError: If the card cannot be read.
+
+    Cost: one API request, one small file; one more request where there is a commit newer than the report's.
+    """
+    if relation is not None and (relation not in RELATIONS or not confirm_base_model):
+        raise InputError(f"a relation is one of {', '.join(RELATIONS)}, and is set with confirm_base_model only")
+    repo, branch = _hub_repo(repo)
+    badge = make_badge(report)
+    mine, other = _sides(badge.claim, repo)
+    repository = open_repository(hub_reference(repo, branch), token=token, cache_dir=cache_dir)
+    if repository.commit is None:
+        raise InputError("has no commit that a card could be written on", subject=repo)
+    subject = f"{repository.label}:{README}"
+    before = repository.read(README, max_bytes=MOST_BYTES) if README in repository.files else None
+    card = parse_card(before or b"", subject=subject)
+    values: dict[str, str | list[str]] = {}
+    if confirm_base_model:
+        values = _base_model(read_metadata(card, subject=subject), other, mine, relation, subject)
+        card = with_metadata(card, values, subject=subject)
+    section = lineage_section(badge, report, repo=repo, other=other, endpoint=current_endpoint())
+    card = with_section(card, section, subject)
+    files = {
+        README: card.to_bytes(),
+        REPORT_PATH: f"{report.to_json()}\n".encode("ascii"),
+        BADGE_PATH: badge.svg.encode("ascii"),
+    }
+    return CardProposal(
+        repo=repo,
+        branch=branch,
+        commit=repository.commit,
+        mine=mine,
+        before=before,
+        files=files,
+        missing=tuple(path for path, content in files.items() if not _holds(repository, path, content)),
+        changed=_changed(repository, mine, token, cache_dir),
+        claim=badge.claim,
+        fields=tuple(values),
+    )
+
+
+def _holds(repository: Repository, path: str, content: bytes) -> bool:
+    """Tell by git's digest whether a repository holds a file in this form."""
+    entry = repository.files.get(path)
+    blob_id = hashlib.sha1(b"blob %d\0%b" % (len(content), content), usedforsecurity=False).hexdigest()
+    return entry is not None and entry.blob_id == blob_id
+
+
+def _changed(
+    head: Repository, mine: PinnedModel, token: str | bool | None, cache_dir: str | os.PathLike[str] | None
+) -> tuple[str, ...]:
+    if head.commit == mine.commit:
+        return ()
+    assert mine.repo is not None
+    try:
+        pinned = open_repository(hub_reference(mine.repo, mine.commit), token=token, cache_dir=cache_dir)
+    except RevisionNotFoundError as exc:
+        raise InputError(
+            f"the report is about commit {mine.commit}, which the repository no longer has; compare again",
+            subject=mine.repo,
+        ) from exc
+    return changed_files(pinned, head)
+
+
+def _hub_repo(text: str) -> tuple[str, str | None]:
+    """Return repo id and branch of a repository on the Hub, also where a folder of the same name lies here."""
+    name, _, branch = text.partition("@")
+    if is_hub_id(name):
+        return name, branch or None
+    parsed = parse_reference(text)
+    if parsed.repo_id is None:
+        raise InputError("is a local folder; a card is written for a repository on the Hub", subject=text)
+    return parsed.repo_id, parsed.revision
+
+
+def _sides(claim: Claim, repo: str) -> tuple[PinnedModel, PinnedModel]:
+    """Return the model of this repository and the other one; refuse what nobody else could repeat."""
+    sides = (claim.reference, claim.candidate)
+    mine = next((model for model in sides if (model.repo or "").lower() == repo.lower()), None)
+    if mine is None:
+        raise InputError(
+            f"the report does not mention it, but {sides[0]} and {sides[1]}; name one of these", subject=repo
+        )
+    other = sides[1] if mine is sides[0] else sides[0]
+    if other.repo is None:
+        raise InputError(
+            "the report compares it with a local folder, which no reader could check; compare two models on the Hub",
+            subject=repo,
+        )
+    return mine, other
+
+
+def _base_model(
+    metadata: Mapping[str, object], other: PinnedModel, mine: PinnedModel, relation: str | None, subject: str
+) -> dict[str, str | list[str]]:
+    """Return the fields to set; what the author has declared before is never taken away."""
+    assert other.repo is not None and mine.repo is not None
+    if other.repo.lower() == mine.repo.lower():
+        raise InputError("a model is not its own base model; leave out --confirm-base-model", subject=mine.repo)
+    values: dict[str, str | list[str]] = {}
+    declared = metadata.get("base_model")
+    known = declared if isinstance(declared, list) else [] if declared in (None, "") else [declared]
+    texts = [one for one in known if isinstance(one, str)]
+    if len(texts) < len(known):
+        raise CardError("its base_model is not made of ids of repositories; correct it by hand first", subject=subject)
+    if other.repo.lower() not in (one.strip().lower() for one in texts):
+        if texts and relation != "merge":
+            raise CardError(
+                f"it declares base_model {', '.join(map(ascii, texts))} already, and the report is about {other.repo}; "
+                "correct the card by hand, or add a further model of a merge with --base-model-relation merge",
+                subject=subject,
+            )
+        values["base_model"] = [*texts, other.repo] if texts else other.repo
+    if relation is not None:
+        values["base_model_relation"] = relation
+    return values
+
+
+def with_section(card: Card, section: str, subject: str) -> Card:
+    """Put a section into a card, in the place of an earlier one or at the end.
+
+    Args:
+        card: The card.
+        section: With its markers and line feeds.
+        subject: What an error calls the card.
+
+    Raises:
+        CardError: If there are several sections, or the end of the text lies in a code block that nothing closes.
+    """
+    if card.closing and not card.closing.endswith(("\n", "\r")):
+        card = replace(card, closing=card.closing + card.line_end)
+    if not card.body:
+        section = section.replace("\n", card.line_end)
+    with naming(subject):
+        return replace(card, body=replace_section(card.body, section))
+
+
+def _printable(text: str) -> str:
+    """A line for a terminal: what would steer it is spelled out."""
+    return "".join(c if c.isprintable() or c == "\t" else ascii(c)[1:-1] for c in text)

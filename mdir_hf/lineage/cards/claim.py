@@ -1,0 +1,315 @@
+"""What a badge claims: two pinned models, a verdict, and everything needed to compute it again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+
+from mdir_hf.errors import InputError
+from mdir_hf.lineage.cards.printable import quoted
+from mdir_hf.report import READ_AS, HomologyReport, HowRead, Level, ModelSummary, Verdict, agreement_text
+
+SCHEMA = "mdir-hf/badge/1"
+SHORT_DIGEST = 12
+"""Hex digits of a digest that are shown; 48 bits are enough to tell reports apart by eye."""
+
+A_FOLDER = "a local folder"
+"""What a claim states instead of a local path, which can hold private names."""
+
+COMMIT = re.compile(r"[0-9a-f]{40}")
+
+_LONGEST_PLACE = 300
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_REVISION = re.compile(r"[!-~]{1,200}")  # git allows more; nothing but plain ASCII is stated
+_VERSION = re.compile(r"[\w.+!-]{1,64}", re.ASCII)
+_MOST_CHANNELS = 10**6
+_LEAST_LOG10_P = -1e12  # that many channels, all matched, give half of that
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedModel(HowRead):
+    """One side of a claim.
+
+    Attributes:
+        repo: Repo id on the Hub, None for a local folder or file: its path is not published.
+        revision: The revision that was asked for, None for the default branch.
+        commit: The commit that the revision pointed at; None for what is not on the Hub.
+        tokenizer: Here :data:`A_FOLDER` for a local folder.
+    """
+
+    repo: str | None
+    revision: str | None
+    commit: str | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain containers; how it was read only where that was used."""
+        body = {"repo": self.repo, "revision": self.revision, "commit": self.commit}
+        return body | {name: value for name in READ_AS if (value := getattr(self, name)) is not None}
+
+    def __str__(self) -> str:
+        return A_FOLDER if self.repo is None else f"{self.repo}@{self.commit}"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A result, reduced to what a badge shows and what is needed to compute it again.
+
+    Attributes:
+        reference: One model.
+        candidate: The other.
+        verdict: The verdict.
+        log10_p: Headline p-value of the report; at most 0.
+        alpha: The level it was judged at.
+        level: auto, screen, embedding or body.
+        seed: Seed of every random choice.
+        version: Version of this package that computed it.
+        report_sha256: Digest of the canonical JSON of the report.
+        axes_stand_out: Whether axes stand out in both models, so that the proof of p does not cover this pair. JSON has
+            it only where they do.
+        channels: Then also how many channels match, out of how many: what is shown in the place of p. None where a
+            badge was made before that was stated; it is drawn with log10 p, as it was.
+    """
+
+    reference: PinnedModel
+    candidate: PinnedModel
+    verdict: Verdict
+    log10_p: float
+    alpha: float
+    level: str
+    seed: int
+    version: str
+    report_sha256: str
+    axes_stand_out: bool = False
+    channels: tuple[int, int] | None = None
+
+    @property
+    def label(self) -> str:
+        """Left side of a badge."""
+        return "shared weight ancestry" if self.verdict is Verdict.HOMOLOGOUS else "weight ancestry"
+
+    @property
+    def message(self) -> str:
+        """Right side of a badge."""
+        return {
+            Verdict.HOMOLOGOUS: self._strength,
+            Verdict.NO_EVIDENCE: "no evidence found",
+            Verdict.INCONCLUSIVE: "inconclusive",
+        }[self.verdict]
+
+    @property
+    def _strength(self) -> str:
+        if self.channels is not None:
+            return agreement_text(self.channels)
+        return f"log10 p {math.ceil(self.log10_p)}" if self.axes_stand_out else p_text(self.log10_p)
+
+    @property
+    def numbers(self) -> str:
+        """What it was measured by: log10 p where that bounds a chance, and alpha."""
+        p = "" if self.axes_stand_out else f"log10 p = {self.log10_p:.1f}, "
+        return f"{p}alpha = {self.alpha:g}"
+
+    @property
+    def sentence(self) -> str:
+        """Both sides of a badge as one line of text."""
+        return f"{self.label.capitalize()}: {self.message}"
+
+    @property
+    def short_digest(self) -> str:
+        """The digits of the report's digest that are shown."""
+        return self.report_sha256[:SHORT_DIGEST]
+
+    @property
+    def description(self) -> str:
+        """What was compared, with what, and what the number means."""
+        return (
+            f"{self.reference} and {self.candidate}. Report sha256 {self.short_digest}, mdir-hf {self.version}, "
+            f"alpha {self.alpha:g}. {self.what_p_says}"
+        )
+
+    @property
+    def what_p_says(self) -> str:
+        """What p is worth for this pair, and what it never says."""
+        says = "bounds the chance of such agreement between independently trained models"
+        if self.axes_stand_out:
+            says = "says how much agreed, and no bound is proved for this pair"
+        return f"p {says}; it has no direction."
+
+    def to_dict(self) -> dict[str, Any]:
+        """The claim as plain containers; :func:`claim_of_dict` reads it back."""
+        body: dict[str, Any] = {
+            "schema": SCHEMA,
+            "verdict": self.verdict.value,
+            "log10_p": self.log10_p,
+            "alpha": self.alpha,
+            "level": self.level,
+            "seed": self.seed,
+            "version": self.version,
+            "reference": self.reference.to_dict(),
+            "candidate": self.candidate.to_dict(),
+            "report_sha256": self.report_sha256,
+        }
+        body |= {"axes_stand_out": True} if self.axes_stand_out else {}
+        return body | ({} if self.channels is None else {"channels": list(self.channels)})
+
+
+def p_text(log10_p: float) -> str:
+    """Bound a p-value by a power of ten that it lies below: ``p < 1e-30`` for 10^-30.2, and for 10^-31 too.
+
+    The bound is strict, so that rounding never turns it into a stronger claim than the number supports.
+    """
+    exponent = max(0, math.ceil(-log10_p) - 1)
+    return f"p < 1e-{exponent}" if exponent else "p < 1"
+
+
+def canonical_json(report: HomologyReport) -> bytes:
+    """Return the bytes of a report that its digest is computed from: sorted keys, no spaces, ASCII.
+
+    Raises:
+        InputError: If the report holds what is not a JSON value, or a number that is not finite.
+    """
+    try:
+        text = json.dumps(report.to_dict(), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as exc:
+        raise InputError(f"this report cannot be written as JSON: {exc}") from exc
+    return text.encode("ascii")
+
+
+def claim_of_report(report: HomologyReport) -> Claim:
+    """Reduce a report to its claim.
+
+    Raises:
+        InputError: If a field that the claim rests on does not hold what it should.
+    """
+    return _checked(
+        Claim(
+            reference=_pinned(report.reference),
+            candidate=_pinned(report.candidate),
+            verdict=report.verdict,
+            log10_p=report.log10_p,
+            alpha=report.alpha,
+            level=report.level,
+            seed=report.seed,
+            version=report.version,
+            report_sha256=hashlib.sha256(canonical_json(report)).hexdigest(),
+            axes_stand_out=not report.p_is_bound,
+            channels=None if report.p_is_bound else report.channels,
+        )
+    )
+
+
+def claim_of_dict(body: object) -> Claim:
+    """Read back what :meth:`Claim.to_dict` gave.
+
+    Raises:
+        InputError: If it is anything else.
+    """
+    schema = body.get("schema") if isinstance(body, dict) else None
+    if not isinstance(body, dict) or schema != SCHEMA:
+        raise InputError(f"expected the data of a badge of schema {SCHEMA}, got {quoted(schema, 60)}")
+    try:
+        fields = {name: value for name, value in body.items() if name != "schema"}
+        fields["verdict"] = Verdict(fields["verdict"])
+        for side in ("reference", "candidate"):
+            model = PinnedModel(**fields[side])
+            fields[side] = replace(model, bases=tuple(model.bases)) if isinstance(model.bases, list) else model
+        if "channels" in fields:
+            fields["channels"] = tuple(fields["channels"])
+        return _checked(Claim(**fields))
+    except (TypeError, ValueError, KeyError) as exc:
+        if isinstance(exc, InputError):
+            raise
+        raise InputError(f"this badge of schema {SCHEMA} lacks or adds data: {quoted(str(exc), 60)}") from exc
+
+
+def is_hub_id(text: object) -> bool:
+    """Tell whether a text can be the id of a repository on the Hub, in plain ASCII."""
+    if not isinstance(text, str) or not text.isascii():
+        return False
+    try:
+        validate_repo_id(text)
+    except HFValidationError:
+        return False
+    return True
+
+
+def _pinned(model: ModelSummary) -> PinnedModel:
+    if not is_hub_id(model.repo) or model.commit is None:
+        return PinnedModel(None, None, None)
+    revision = model.revision or None
+    read_as = {name: getattr(model, name) for name in READ_AS}
+    if model.tokenizer is not None and not _is_pinned_place(model.tokenizer):
+        read_as["tokenizer"] = A_FOLDER
+    return PinnedModel(model.repo, revision, model.commit, **read_as)
+
+
+def _checked(claim: Claim) -> Claim:
+    """Return the claim if every field holds what it should: reports and badges come from anywhere."""
+    for model in (claim.reference, claim.candidate):
+        if model.repo is None:
+            _require(model == PinnedModel(None, None, None), "a model without a repo", model.commit)
+        else:
+            _require(is_hub_id(model.repo), "the id of a repository", model.repo)
+            _require(_matches(COMMIT, model.commit), "a commit of 40 hex digits", model.commit)
+            is_named = model.revision is None or _matches(_REVISION, model.revision)
+            _require(is_named, "a branch, tag or commit", model.revision)
+            for place in (model.subfolder, model.variant, model.file):
+                _require(place is None or _is_place(place), "a folder, variant or file of a repository", place)
+            is_known = model.tokenizer in (None, A_FOLDER) or _is_pinned_place(model.tokenizer)
+            _require(is_known, "a tokenizer at a commit", model.tokenizer)
+            are_pinned = model.bases is None or (
+                isinstance(model.bases, tuple) and all(map(_is_pinned_place, model.bases))
+            )
+            _require(are_pinned, "base models at commits", model.bases)
+    _require(_is_number(claim.log10_p) and _LEAST_LOG10_P < claim.log10_p <= 0, "log10_p at most 0", claim.log10_p)
+    _require(_is_number(claim.alpha) and 0 < claim.alpha < 1, "alpha between 0 and 1", claim.alpha)
+    _require(claim.level in tuple(Level), f"a level out of {', '.join(Level)}", claim.level)
+    _require(type(claim.seed) is int, "a whole number as seed", claim.seed)
+    _require(_matches(_VERSION, claim.version), "a version", claim.version)
+    _require(_matches(_SHA256, claim.report_sha256), "a SHA-256", claim.report_sha256)
+    _require(type(claim.axes_stand_out) is bool, "true or false for axes_stand_out", claim.axes_stand_out)
+    are_counted = claim.channels is None or (claim.axes_stand_out and _are_counts(claim.channels))
+    _require(are_counted, "how many channels match, out of how many", claim.channels)
+    is_supported = claim.verdict is not Verdict.HOMOLOGOUS or claim.log10_p < 0
+    _require(is_supported, "log10_p below 0 with the verdict homologous", claim.log10_p)
+    return claim
+
+
+def _is_place(text: object) -> bool:
+    """Whether a text can stand inside of a repository and of a line."""
+    is_text = isinstance(text, str) and 0 < len(text) <= _LONGEST_PLACE and text.isprintable()
+    return is_text and not {"", ".", ".."} & set(str(text).split("/"))
+
+
+def _is_pinned_place(text: object) -> bool:
+    """Whether a text is ``owner/name@commit``, and a folder in it or not."""
+    repo, _, rest = text.partition("@") if isinstance(text, str) else ("", "", "")
+    commit, slash, folder = rest.partition("/")
+    return is_hub_id(repo) and _matches(COMMIT, commit) and (_is_place(folder) if slash else True)
+
+
+def _require(holds: bool, expected: str, got: object) -> None:
+    if not holds:
+        raise InputError(f"this result cannot be stated: expected {expected}, got {quoted(got, 60)}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _are_counts(channels: tuple[int, ...]) -> bool:
+    return (
+        len(channels) == 2
+        and all(type(n) is int for n in channels)
+        and 0 <= channels[0] <= channels[1] <= _MOST_CHANNELS
+    )
+
+
+def _matches(pattern: re.Pattern[str], value: object) -> bool:
+    return isinstance(value, str) and pattern.fullmatch(value) is not None

@@ -1,0 +1,160 @@
+"""What a model card says its model was made from: a declaration, to be compared with a measurement."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
+from typing import Any
+
+from mdir_hf.errors import InvalidReferenceError
+from mdir_hf.lineage.cards import RELATIONS
+from mdir_hf.lineage.cards.claim import is_hub_id
+from mdir_hf.lineage.cards.front_matter import MOST_BYTES, parse_card, read_metadata
+from mdir_hf.lineage.cards.printable import quoted
+from mdir_hf.model.hub import Repository, open_repository, parse_reference
+
+README = "README.md"
+ADAPTER_CONFIG = "adapter_config.json"
+
+_MOST_CONFIG_BYTES = 1 << 20
+_WEIGHTS = re.compile(r"(model|pytorch_model|consolidated)[^/]*\.(safetensors|bin|pth?)|[^/]+\.gguf", re.I)
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredLineage:
+    """What the files of a repository say about where its model comes from.
+
+    Attributes:
+        repo: The repository, as it was named.
+        commit: The commit that was read, None for a local folder.
+        base_models: Repo ids of the declared base models, in order, without repeats.
+        relation: finetune, merge, quantized or adapter; None where the card does not say (the Hub then infers one).
+        source: The file that declares them, ``README.md`` or ``adapter_config.json``; None where nothing does.
+        new_version: The repo id that the card names as a newer version of this model, else None.
+        ignored: Values of these fields that are not a repo id or known relation, in printable ASCII.
+        is_adapter: Whether the repository holds an adapter and no model of its own.
+        adapter_of: The repo id that the adapter's config names as its base, else None.
+    """
+
+    repo: str
+    commit: str | None
+    base_models: tuple[str, ...]
+    relation: str | None
+    source: str | None
+    new_version: str | None
+    ignored: tuple[str, ...]
+    is_adapter: bool
+    adapter_of: str | None = None
+
+
+def declared_lineage(
+    repo: str | os.PathLike[str],
+    *,
+    revision: str | None = None,
+    token: str | bool | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    local_files_only: bool = False,
+    use_caches: bool = True,
+    public_only: bool = False,
+) -> DeclaredLineage:
+    """Read the declared base models of a model: ``base_model`` of its card, or the base that an adapter names.
+
+    The card is read as data: no code, no YAML tags beyond plain values, bounded sizes. Only what can be the id of a
+    repository on the Hub is returned as a base model, never a path.
+
+    Args:
+        repo: ``owner/name``, ``owner/name@revision``, a Hub URL, or a local folder.
+        revision: Branch, tag or commit.
+        token: As the Hub client takes it.
+        cache_dir: The Hub's cache; the standard one by default.
+        local_files_only: Use no network.
+        use_caches: False: no cache on this disk is read or written; what a token may read is kept nowhere.
+        public_only: Refuse what not everybody may read, whatever the token may.
+
+    Returns:
+        What is declared; nothing is compared.
+
+    Raises:
+        CardError: If the card's front matter cannot be read.
+        InputError: If the model is named in a way that cannot be read.
+        HubError: If its files cannot be read.
+
+    Cost: one API request, and one or two small files.
+    """
+    repository = open_repository(
+        repo,
+        revision=revision,
+        token=token,
+        cache_dir=cache_dir,
+        local_files_only=local_files_only,
+        use_caches=use_caches,
+        public_only=public_only,
+    )
+    return declared_in(repository)
+
+
+def declared_in(repository: Repository) -> DeclaredLineage:
+    """Read the declaration of a repository that is open; see :func:`declared_lineage`."""
+    metadata: Mapping[str, Any] = {}
+    if README in repository.files:
+        subject = f"{repository.label}:{README}"
+        card = parse_card(repository.read(README, max_bytes=MOST_BYTES), subject=subject)
+        metadata = read_metadata(card, subject=subject)
+    declared = _of_metadata(repository, metadata)
+    if ADAPTER_CONFIG not in repository.files:
+        return declared
+    try:
+        config = json.loads(repository.read(ADAPTER_CONFIG, max_bytes=_MOST_CONFIG_BYTES))
+    except (ValueError, RecursionError):
+        return replace(declared, ignored=(*declared.ignored, f"{ADAPTER_CONFIG}: not JSON"))
+    base = _hub_id(config.get("base_model_name_or_path")) if isinstance(config, dict) else None
+    if base is None or declared.base_models:
+        return replace(declared, adapter_of=base)
+    relation = declared.relation or "adapter"
+    return replace(declared, adapter_of=base, base_models=(base,), relation=relation, source=ADAPTER_CONFIG)
+
+
+def _of_metadata(repository: Repository, metadata: Mapping[str, Any]) -> DeclaredLineage:
+    ignored: list[str] = []
+
+    def hub_id(field: str, value: object) -> str | None:
+        found = _hub_id(value)
+        if found is None:
+            ignored.append(f"{field}: {quoted(value, 100)}")
+        return found
+
+    value = metadata.get("base_model")
+    values = value if isinstance(value, list) else [] if value is None else [value]
+    bases = dict.fromkeys(base for base in (hub_id("base_model", one) for one in values) if base is not None)
+    relation = metadata.get("base_model_relation")
+    if relation is not None and relation not in RELATIONS:
+        ignored.append(f"base_model_relation: {quoted(relation, 100)}")
+    new_version = metadata.get("new_version")
+    names = {PurePosixPath(path).name for path in repository.files if "/" not in path}
+    return DeclaredLineage(
+        repo=repository.repo,
+        commit=repository.commit,
+        base_models=tuple(bases),
+        relation=relation if relation in RELATIONS else None,
+        source=README if bases else None,
+        new_version=None if new_version is None else hub_id("new_version", new_version),
+        ignored=tuple(ignored),
+        is_adapter=ADAPTER_CONFIG in names and not any(_WEIGHTS.fullmatch(name) for name in names),
+    )
+
+
+def _hub_id(value: object) -> str | None:
+    """Return the repo id that a value of a card names, also by its address on the Hub."""
+    if not isinstance(value, str):
+        return None
+    text = value.strip()
+    if text.startswith(("http://", "https://")):
+        try:
+            return parse_reference(text).repo_id
+        except InvalidReferenceError:
+            return None
+    return text if is_hub_id(text) else None

@@ -1,0 +1,192 @@
+"""``mdir-hf verify``: a model compared with every base model that its card declares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from mdir_hf.comparison.api import HomologyChecker
+from mdir_hf.comparison.progress import BytesTold
+from mdir_hf.comparison.settings import Listeners, Settings
+from mdir_hf.errors import InputError, MdirError, StoppedError
+from mdir_hf.lineage.cards.branches import hub_reference
+from mdir_hf.lineage.cards.declared import DeclaredLineage, declared_in
+from mdir_hf.model.open import NamedModel, Reading
+from mdir_hf.report import REASON_TEXT, HomologyReport, Verdict
+
+SCHEMA = "mdir-hf/lineage/1"
+MOST_BASES = 32
+"""Declared base models that are compared; the largest known merges have about a dozen."""
+
+_MOST_ANCESTORS = 16  # declared ancestors whose cards are read to find a cycle
+
+MEASURED = {
+    Verdict.HOMOLOGOUS: "shared weight ancestry",
+    Verdict.NO_EVIDENCE: "no evidence of shared weight ancestry found",
+    Verdict.INCONCLUSIVE: "inconclusive",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BaseCheck:
+    """One declared base model and what was measured.
+
+    Attributes:
+        base: The declared base model.
+        report: The comparison, with the base as the reference; None if there was none.
+        why_not: Why there was none, else None.
+    """
+
+    base: str
+    report: HomologyReport | None
+    why_not: str | None
+
+    @property
+    def outcome(self) -> str:
+        """The verdict, or ``not_measured``."""
+        return "not_measured" if self.report is None else self.report.verdict.value
+
+
+@dataclass(frozen=True, slots=True)
+class LineageCheck:
+    """What a model card declares and what was measured, base by base.
+
+    Attributes:
+        declared: The declaration.
+        bases: One entry for each declared base model, in order.
+        cycle: A chain of declarations that leads back to this model, this model first and last; None if none was found.
+    """
+
+    declared: DeclaredLineage
+    bases: tuple[BaseCheck, ...]
+    cycle: tuple[str, ...] | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain containers, for JSON."""
+        bases = []
+        for one in self.bases:
+            report = None if one.report is None else one.report.to_dict()
+            bases.append({"base": one.base, "outcome": one.outcome, "why_not": one.why_not, "report": report})
+        cycle = None if self.cycle is None else list(self.cycle)
+        return {"schema": SCHEMA, "declared": asdict(self.declared), "bases": bases, "cycle": cycle}
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self))
+
+
+def verify_lineage(
+    model: NamedModel,
+    *,
+    reading: Reading = Reading(),
+    settings: Settings = Settings(),
+    listeners: Listeners = Listeners(),
+    max_bytes: int | None = None,
+    on_step: Callable[[LineageCheck], None] = lambda check: None,
+) -> LineageCheck:
+    """Compare a model with every base model that its card declares.
+
+    Args:
+        model: The model. Its card is that of the repository, whatever folder of it holds the model.
+        reading: How repositories are opened.
+        settings: Of every comparison, by itself.
+        listeners: Who is told of each comparison.
+        max_bytes: Most bytes that all comparisons together may read; None: no cap beyond that of each.
+        on_step: Called with what is known: once the declaration was read, and after each comparison.
+
+    Returns:
+        A base model that is missing, gated, private or unreadable is an entry that says so, not an error.
+
+    Raises:
+        CardError: If the card cannot be read.
+        InputError: If an argument cannot be used.
+        HubError: If the model's own repository cannot be read.
+    """
+    declared = declared_in(reading.open(model.repo_or_folder, revision=model.revision))
+    found = LineageCheck(declared, (), None)
+    on_step(found)
+    told = BytesTold(listeners)
+
+    def measure(base: str) -> HomologyReport:
+        caps = [cap for cap in (settings.max_bytes, told.left_of(max_bytes)) if cap is not None]
+        capped = replace(settings, max_bytes=min(caps, default=None))
+        return HomologyChecker.compare_both(NamedModel(hub_reference(base)), model, reading, capped, told.listeners)
+
+    def declarations(base: str) -> DeclaredLineage:
+        return declared_in(reading.open(hub_reference(base)))
+
+    for number, base in enumerate(declared.base_models):
+        found = replace(found, bases=(*found.bases, _check(declared, base, number, measure)))
+        on_step(found)
+    return replace(found, cycle=_cycle(declared, declarations))
+
+
+def _check(declared: DeclaredLineage, base: str, number: int, measure: Callable[[str], HomologyReport]) -> BaseCheck:
+    if _is_same(base, declared.repo):
+        return BaseCheck(base, None, "it declares itself as its own base model")
+    if number >= MOST_BASES:
+        return BaseCheck(base, None, f"only the first {MOST_BASES} declared base models are compared")
+    if declared.is_adapter and declared.adapter_of is not None and _is_same(base, declared.adapter_of):
+        why = "the repository holds an adapter of this model, which shares its weights by construction"
+        return BaseCheck(base, None, why)
+    try:
+        return BaseCheck(base, measure(base), None)
+    except (InputError, StoppedError):
+        raise
+    except MdirError as exc:
+        return BaseCheck(base, None, " ".join(str(exc).split()))
+
+
+def _cycle(declared: DeclaredLineage, declarations: Callable[[str], DeclaredLineage]) -> tuple[str, ...] | None:
+    """Follow declarations upwards, nearest first, until one names the model itself."""
+    chains: list[tuple[str, ...]] = [
+        (declared.repo, base) for base in declared.base_models if not _is_same(base, declared.repo)
+    ]
+    seen = {declared.repo.lower()}
+    n_asked = 0
+    while chains and n_asked < _MOST_ANCESTORS:
+        chain = chains.pop(0)
+        if chain[-1].lower() in seen:
+            continue
+        seen.add(chain[-1].lower())
+        n_asked += 1
+        try:
+            bases = declarations(chain[-1]).base_models
+        except MdirError:
+            continue  # the comparison with it has said why it cannot be read
+        for base in bases:
+            if _is_same(base, declared.repo):
+                return (*chain, declared.repo)
+            chains.append((*chain, base))
+    return None
+
+
+def _is_same(repo: str, other: str) -> bool:
+    return repo.lower() == other.lower()
+
+
+def _lines(check: LineageCheck) -> list[str]:
+    declared = check.declared
+    commit = f" [{declared.commit[:8]}]" if declared.commit else ""
+    lines = [f"{declared.repo}{commit}"]
+    for one in check.bases:
+        relation = f"{declared.relation} of {one.base}" if declared.relation else f"base model {one.base}"
+        lines.append(f"  declared: {relation} ({declared.source}); measured: {_measured(one)}")
+    if not check.bases:
+        lines.append("  declared: no base model; nothing to compare with")
+    if check.cycle is not None:
+        lines.append(f"  the declarations lead in a circle: {' -> '.join(check.cycle)}")
+    if declared.new_version is not None:
+        lines.append(f"  the card names a newer version: {declared.new_version}")
+    lines += [f"  ignored (not a repository id or a known relation): {text}" for text in declared.ignored]
+    return lines
+
+
+def _measured(one: BaseCheck) -> str:
+    report = one.report
+    if report is None:
+        return f"not measured: {one.why_not}"
+    text = MEASURED[report.verdict]
+    if report.reason is not None:
+        text += f", {REASON_TEXT[report.reason]}"
+    return f"{text}, {f'log10 p = {report.log10_p:.1f}' if report.p_is_bound else report.agreement}"

@@ -1,0 +1,246 @@
+"""What a survey keeps of a model: rows of its embedding for a sample of tokens, in 16 bits where that loses nothing.
+
+A fingerprint stands in a comparison for its model: its tokens are the vocabulary, their rows the embedding.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from mdir_hf.budgets import REPORT_JSON
+from mdir_hf.comparison.reading import narrowed
+from mdir_hf.errors import CorruptCheckpointError, VocabularyError
+from mdir_hf.method.rows import usual_rows
+from mdir_hf.model.files import MemorySource
+from mdir_hf.model.files.json_object import read_json
+from mdir_hf.model.opened import Model
+from mdir_hf.model.roles import Anatomy, WeightPart, meaning_of_numbers
+from mdir_hf.model.tokens import Vocabulary
+from mdir_hf.model.tokens.tokens import VocabularyKind
+from mdir_hf.report import ModelSummary
+from mdir_hf.report.parts import Count
+
+FORMAT = "mdir-hf/fingerprint/1"
+EMBEDDING = "embedding"
+WITHOUT_TOKENS = (
+    "it has no tokenizer files, so nothing says which row belongs to which token; compare it by itself, or name a copy "
+    "that has them"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Fingerprint:
+    """Sampled rows of one model at one commit.
+
+    Attributes:
+        model: Name, commit, architecture and sizes.
+        tokens: The tokens whose rows are kept, as bytes.
+        rows: Their rows, ``(len(tokens), n)``, bfloat16 or float16 where that is exact, else float32.
+        bytes_of_weights: Stored size of the checkpoint.
+        digests: SHA-256 of every weight file, where all are known.
+        notes: What a reader should know about the checkpoint.
+    """
+
+    model: ModelSummary
+    tokens: tuple[bytes, ...]
+    rows: torch.Tensor
+    bytes_of_weights: int
+    digests: Mapping[str, str] | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def n_bytes(self) -> int:
+        """Size of the rows, in bytes."""
+        return self.rows.numel() * self.rows.element_size()
+
+    @property
+    def channel_numbers(self) -> str | None:
+        """What the number of a channel means, as far as the architecture's name tells; None where nothing is known."""
+        return meaning_of_numbers(self.model.architecture)
+
+    def common_rows(self, other: Fingerprint) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the rows of both for the tokens that both kept, float32 ``(r, n)`` and ``(r, n_other)``."""
+        place = {token: at for at, token in enumerate(other.tokens)}
+        shared = [(at, place[token]) for at, token in enumerate(self.tokens) if token in place]
+        mine, theirs = (list(rows) for rows in zip(*shared, strict=True)) if shared else ([], [])
+        return self.rows[mine].float(), other.rows[theirs].float()
+
+    def of_usual_rows(self) -> Fingerprint:
+        """Return it without rows that are empty, all alike or far too long, as of :func:`usual_rows`."""
+        kept = usual_rows(self.rows)
+        if bool(kept.all()):
+            return self
+        at = torch.nonzero(kept)[:, 0].tolist()
+        return replace(self, tokens=tuple(self.tokens[number] for number in at), rows=self.rows[at])
+
+    def to_bytes(self) -> bytes:
+        """A safetensors file with the rows, everything else in its metadata."""
+        known = {
+            "format": FORMAT,
+            "model": json.dumps(asdict(self.model)),
+            "tokens": json.dumps([base64.b64encode(token).decode() for token in self.tokens]),
+            "bytes_of_weights": str(self.bytes_of_weights),
+            "digests": json.dumps(None if self.digests is None else dict(self.digests)),
+            "notes": json.dumps(self.notes),
+        }
+        content: bytes = save({"rows": self.rows.contiguous()}, metadata=known)
+        return content
+
+    @classmethod
+    def load(cls, path: Path) -> Fingerprint:
+        """Read a file that :meth:`to_bytes` made.
+
+        Raises:
+            CorruptCheckpointError: If it is not one.
+        """
+        try:
+            with safe_open(path, framework="pt") as file:
+                known = file.metadata() or {}
+                if known.get("format") != FORMAT:
+                    raise ValueError(f"expected {FORMAT}, got {known.get('format')!r}")
+                rows = file.get_tensor("rows")
+            read = partial(read_json, what="what it says of its model", label=None, budget=REPORT_JSON)
+            said = {name: value.encode() for name, value in known.items()}
+            tokens = tuple(base64.b64decode(token, validate=True) for token in read(said["tokens"], list[str]))
+            return cls(
+                model=read(said["model"], ModelSummary),
+                tokens=tokens,
+                rows=expect_rows(rows, tokens),
+                bytes_of_weights=read(said["bytes_of_weights"], Count),
+                digests=None if said["digests"] == b"null" else read(said["digests"], dict[str, str]),
+                notes=read(said["notes"], tuple[str, ...]),
+            )
+        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as exc:
+            raise CorruptCheckpointError(f"this is no fingerprint: {exc}; delete it", subject=str(path)) from exc
+
+
+def expect_rows(rows: torch.Tensor, tokens: Sequence[bytes]) -> torch.Tensor:
+    """Return rows that were read from a file, if they can be those of tokens.
+
+    Raises:
+        ValueError: If they are not one row of real numbers for each token, each token once.
+    """
+    if rows.ndim != 2 or len(rows) != len(tokens) or not rows.shape[1]:
+        raise ValueError(f"expected one row for each of {len(tokens)} tokens, got shape {tuple(rows.shape)}")
+    if not rows.dtype.is_floating_point:
+        raise ValueError(f"expected rows of real numbers, got {rows.dtype}")
+    if len(set(tokens)) != len(tokens):
+        raise ValueError("it keeps the rows of a token twice")
+    return rows
+
+
+def take_fingerprint(model: Model, tokens: Sequence[bytes], *, max_gap_bytes: int | None = None) -> Fingerprint:
+    """Read the sampled rows of a model.
+
+    Args:
+        model: An opened model.
+        tokens: The sample; those that the model's vocabulary lacks, or its embedding has no row for, are left out.
+        max_gap_bytes: Gap between two rows that is read over; None: the source's own choice.
+
+    Returns:
+        The fingerprint. Reads ``len(tokens)`` rows and the gaps between them, once.
+
+    Raises:
+        VocabularyError: If the model has no tokenizer files: then nothing says which row is which token's.
+        MdirError: If the rows cannot be read.
+    """
+    vocabulary = model.vocabulary
+    if vocabulary is None:
+        raise VocabularyError(WITHOUT_TOKENS, subject=model.label)
+    found = tokens_with_rows(vocabulary, model.n_rows, tokens)
+    row_of = vocabulary.row_of
+    ids = np.array([row_of[token] for token in found], dtype=np.int64)
+    rows = model.tensors.read_rows(model.anatomy.embedding.tensor, ids, max_gap_bytes=max_gap_bytes)
+    return Fingerprint(
+        model=model.summary(),
+        tokens=found,
+        rows=narrowed(rows),
+        bytes_of_weights=model.tensors.n_bytes,
+        digests=model.digests(),
+        notes=model.tensors.description.notes,
+    )
+
+
+def tokens_with_rows(vocabulary: Vocabulary, n_rows: int, tokens: Sequence[bytes]) -> tuple[bytes, ...]:
+    """Return those tokens of a sample that a model has rows for.
+
+    Args:
+        vocabulary: The model's.
+        n_rows: Rows of its embedding, of which some vocabularies promise more.
+        tokens: The sample.
+    """
+    return tuple(token for token in tokens if vocabulary.row_of.get(token, n_rows) < n_rows)
+
+
+def sample_name(tokens: Sequence[bytes]) -> str:
+    """A short name of a sample, the same for the same set of tokens: fingerprints of one sample compare best."""
+    digest = hashlib.sha256()
+    for token in sorted(tokens):
+        digest.update(len(token).to_bytes(4, "little") + token)
+    return digest.hexdigest()[:16]
+
+
+class SampledModel:
+    """A fingerprint in the place of an opened model: its tokens are its vocabulary, and it has no layers.
+
+    Implements :class:`~mdir_hf.model.comparable.Comparable`.
+    """
+
+    vocabulary_key = None
+    vocabulary_from = None
+
+    def __init__(self, fingerprint: Fingerprint) -> None:
+        n_rows, width = fingerprint.rows.shape
+        commit = fingerprint.model.commit
+        self.label = fingerprint.model.repo if commit is None else f"{fingerprint.model.repo}@{commit[:7]}"
+        self.tensors = MemorySource({EMBEDDING: fingerprint.rows}, label=self.label)
+        self.anatomy = Anatomy(
+            architecture=fingerprint.model.architecture,
+            hidden_size=width,
+            embedding_size=width,
+            vocabulary_size=None,
+            n_layers=0,
+            n_heads=None,
+            n_kv_heads=None,
+            head_dim=None,
+            embedding=WeightPart(EMBEDDING),
+            unembedding=None,
+            tied=False,
+            channel_numbers=fingerprint.channel_numbers,
+        )
+        self.vocabulary = Vocabulary(
+            kind=VocabularyKind.TIKTOKEN,  # plain bytes
+            row_of={token: row for row, token in enumerate(fingerprint.tokens)},
+            n_rows=n_rows,
+            n_special=0,
+            n_reserved=0,
+            n_unused=0,
+            n_duplicate=0,
+            duplicates={},
+            files=(),
+        )
+        self._fingerprint = fingerprint
+
+    def vocabulary_doubts(self) -> tuple[str, ...]:
+        """None: the tokens were decided when the fingerprint was taken."""
+        return ()
+
+    def digests(self) -> dict[str, str] | None:
+        """SHA-256 of every weight file, None unless all are known."""
+        known = self._fingerprint.digests
+        return None if known is None else dict(known)
+
+    def summary(self) -> ModelSummary:
+        """What a report says about the model."""
+        return self._fingerprint.model

@@ -1,0 +1,83 @@
+"""Opening a model, and the base under an adapter, always at the commit at which it was first seen."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from mdir_hf.errors import InvalidReferenceError
+from mdir_hf.model.hub import IoLedger, Repository, parse_reference
+from mdir_hf.model.hub.paths import COMMIT
+from mdir_hf.model.open import Reading, expect_files
+from mdir_hf.model.opened import Model
+
+
+@dataclass(frozen=True)
+class Pin:
+    """The files that a name stood for when a survey first opened it.
+
+    Attributes:
+        reference: What opens them again.
+        commit: Full sha of their commit; None for a folder.
+        bases: Commits of the base models under it if it is an adapter, by the name that it has for them.
+    """
+
+    reference: str
+    commit: str | None = None
+    bases: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """The same for the same weights."""
+        return json.dumps([self.reference, self.commit, sorted(self.bases.items())])
+
+    def is_of(self, name: str) -> bool:
+        """Tell whether it names files that ``name`` may have stood for, and not those of another model."""
+        if self.commit is None:
+            return self.reference == name
+        try:
+            return COMMIT.fullmatch(self.commit) is not None and self.reference == _at(name, self.commit)
+        except InvalidReferenceError:
+            return False
+
+
+def pin_of(name: str, model: Model) -> Pin:
+    """Pin an opened model."""
+    own, *bases = [files.repository for files in model.weights.files]
+    commits = {base.repo: base.commit for base in bases if base.commit is not None}
+    if own.commit is None or own.is_local:
+        return Pin(name, None, commits)
+    return Pin(_at(name, own.commit), own.commit, commits)
+
+
+def _at(name: str, commit: str) -> str:
+    """Name the same files on the Hub, at a commit."""
+    parsed = parse_reference(name, allow_local=False)
+    place = "/".join(part for part in (parsed.repo_id, parsed.subfolder, parsed.file) if part)
+    repo = parsed.repo_id or ""
+    kind = f":{parsed.variant}" if parsed.variant else ""
+    return f"hf://models/{repo}@{commit}{kind}{place.removeprefix(repo)}"
+
+
+def open_model(name: str, reading: Reading, ledger: IoLedger, pin: Pin | None = None) -> Model:
+    """Open a model.
+
+    Args:
+        name: As it was asked for.
+        reading: How repositories are opened.
+        ledger: Counts what is read.
+        pin: What the name stood for before; None: what it stands for now.
+
+    Raises:
+        MdirError: If it cannot be opened.
+    """
+    pin = pin or Pin(name)
+
+    def open_base(reference: str, *, revision: str | None = None, allow_local: bool = True) -> Repository:
+        revision = pin.bases.get(reference, revision)
+        return reading.open(reference, revision=revision, allow_local=allow_local, ledger=ledger)
+
+    repository = reading.open(pin.reference, ledger=ledger)
+    expect_files(repository)
+    return Model(repository, open_other=open_base)

@@ -1,0 +1,31 @@
+"""Two fingerprints in, one report out: the screen of a comparison, on the rows that both kept."""
+
+from __future__ import annotations
+
+from mdir_hf.comparison.progress import Watch
+from mdir_hf.comparison.settings import Listeners, Settings
+from mdir_hf.comparison.steps import compare_models
+from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint, SampledModel
+from mdir_hf.model.hub import IoLedger
+from mdir_hf.report import HomologyReport, Level
+
+
+def compare_fingerprints(
+    reference: Fingerprint, candidate: Fingerprint, *, alpha: float = 1e-10, seed: int = 0, device: str = "cpu"
+) -> HomologyReport:
+    """Run the screen of a comparison on kept rows; nothing is read.
+
+    Args:
+        reference: One model.
+        candidate: The other.
+        alpha: Level of significance, fixed in advance.
+        seed: Seed of every random choice.
+        device: torch device of the matrix products.
+
+    Returns:
+        The report of a comparison at level ``screen``, with the same looks and the same rules. It counts the common
+        tokens of the sample only. Cost O(r n min(r, n)) for r of them.
+    """
+    settings = Settings(Level.SCREEN, alpha=alpha, seed=seed, device=device)
+    watch = Watch(IoLedger(), Listeners(progress=False))
+    return compare_models(SampledModel(reference), SampledModel(candidate), settings, watch)

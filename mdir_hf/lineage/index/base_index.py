@@ -1,0 +1,325 @@
+"""An index of base models: a few rows of each, by which a model's likely ancestors are found in milliseconds.
+
+The index proposes, and a comparison decides: the bases that a search ranks first are compared on the rows that both
+models kept, and p is multiplied by the number of bases in the index.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import os
+from collections import Counter
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from mdir_hf.budgets import INDEX_JSON
+from mdir_hf.errors import CorruptCheckpointError, InputError
+from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint, expect_rows, sample_name, take_fingerprint
+from mdir_hf.method.decompositions import thin_svd
+from mdir_hf.model.files.json_object import AS_WRITTEN, read_json
+from mdir_hf.model.hub.hub_file import fetch_hub_file
+from mdir_hf.model.opened import Model
+from mdir_hf.model.tokens import Vocabulary
+from mdir_hf.render.folder import write_file
+from mdir_hf.report import ModelSummary
+from mdir_hf.report.parts import Count
+
+FORMAT = "mdir-hf/index/1"
+
+BYTES_PER_BASE = 190_000
+"""Rows kept of a base, in bytes: 500 bases take less than 100 MB. At width 4096 that is 23 rows of 16 bits, and a copy
+is significant from 15 rows on (ln n! < r n / 2)."""
+
+QUERY_TOKENS = 96
+"""Tokens of the sample. Narrow bases keep all of them, wide bases only the first ones."""
+
+LEAST_ROWS = 8
+"""Bases with fewer tokens in common are not ranked."""
+
+LARGEST_INDEX_BYTES = 4 << 30
+"""Bound on an index that is downloaded: enough for twenty thousand bases."""
+
+SCANNED_CHANNELS = 192
+"""Channels of a base whose best partner is looked for, where channels in one order show no relation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A base model that a search proposes.
+
+    Attributes:
+        base: The base model.
+        log_p: Natural log of a guess of p, before any correction. It ranks bases; it is no evidence.
+        identity_log_p: Natural log of a bound on p for channels in one order. That matching is fixed in advance, so no
+            correction for a choice is needed. 0 between models of different widths.
+        common_tokens: Tokens that both kept.
+    """
+
+    base: ModelSummary
+    log_p: float
+    identity_log_p: float
+    common_tokens: int
+
+
+@dataclass(frozen=True)
+class _Base:
+    """What the metadata of an index say of a base; ``tokens`` are places in the sample."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = AS_WRITTEN
+
+    model: ModelSummary
+    tokens: tuple[Count, ...]
+    bytes_of_weights: Count
+    digests: dict[str, str] | None
+
+
+class BaseIndex:
+    """Fingerprints of base models on one sample of tokens, in one file.
+
+    Args:
+        tokens: The sample, in order: a base keeps the first tokens of it.
+        bases: What is kept of each base.
+    """
+
+    def __init__(self, tokens: Sequence[bytes], bases: Iterable[Fingerprint] = ()) -> None:
+        self.tokens = tuple(tokens)
+        self.bases: list[Fingerprint] = list(bases)
+
+    def __len__(self) -> int:
+        return len(self.bases)
+
+    @property
+    def n_bytes(self) -> int:
+        """Size of the rows kept, in bytes."""
+        return sum(base.n_bytes for base in self.bases)
+
+    def add(self, model: Model) -> Fingerprint:
+        """Read the rows of a base and keep them; a base of the same name is replaced.
+
+        Raises:
+            MdirError: If the model cannot be read, or has no tokenizer files.
+        """
+        n_rows = max(LEAST_ROWS, BYTES_PER_BASE // (2 * model.width))
+        vocabulary = model.vocabulary
+        held = [t for t in self.tokens if vocabulary is None or vocabulary.row_of.get(t, model.n_rows) < model.n_rows]
+        base = take_fingerprint(model, held[:n_rows])
+        if len(base.tokens) < LEAST_ROWS:
+            raise InputError(
+                f"it holds {len(base.tokens)} of the {len(self.tokens)} tokens of the index, and {LEAST_ROWS} are "
+                "needed; its tokenizer is too different from those that the index was made for",
+                subject=model.label,
+            )
+        expect_usual_rows(base, model.label)
+        if base.rows.element_size() > 2:  # of float32 weights; the eight bits of precision of bfloat16 are enough
+            base = Fingerprint(base.model, base.tokens, base.rows.bfloat16(), base.bytes_of_weights, base.digests)
+        self.bases = [known for known in self.bases if known.model.repo != base.model.repo]
+        self.bases.append(base)
+        return base
+
+    def search(self, query: Fingerprint, *, top: int = 5) -> list[Hit]:
+        """Rank the bases by how likely they share ancestry with a model.
+
+        Args:
+            query: The model, on the sample of this index.
+            top: How many to return.
+
+        Returns:
+            The best, most likely first. Cost for r common rows of width n: O(r^2 n) each, and O(r n) for every scanned
+            channel where channels in one order show no relation: a few milliseconds.
+        """
+        query = query.of_usual_rows()
+        place = {token: at for at, token in enumerate(query.tokens)}
+        rows = query.rows
+        # Bases of one width keep the same tokens, and the query's side is the same for all of them.
+        known: dict[tuple[int, ...], tuple[torch.Tensor, torch.Tensor]] = {}
+        hits = []
+        for base in self.bases:
+            base_rows, tokens = usual_rows_of(base, place)
+            if len(tokens) < LEAST_ROWS:
+                continue
+            mine = tuple(place[token] for token in tokens)
+            if mine not in known:
+                known[mine] = _orthonormal(rows[list(mine)])
+            guess, identity = _log_p(_orthonormal(base_rows), known[mine])
+            hits.append(Hit(base.model, guess, identity, len(tokens)))
+        return sorted(hits, key=lambda hit: hit.log_p)[:top]
+
+    def fingerprint(self, base: ModelSummary) -> Fingerprint:
+        """Return what is kept of a base.
+
+        Raises:
+            InputError: If the index does not hold it.
+        """
+        for known in self.bases:
+            if known.model == base:
+                return known
+        raise InputError(f"the index holds no {base.repo}")
+
+    def save(self, path: Path) -> None:
+        """Write the index as one safetensors file, whole or not at all.
+
+        Raises:
+            InputError: If it cannot be written.
+        """
+        place = {token: at for at, token in enumerate(self.tokens)}
+        about = [
+            {
+                "model": asdict(base.model),
+                "tokens": [place[token] for token in base.tokens],
+                "bytes_of_weights": base.bytes_of_weights,
+                "digests": None if base.digests is None else dict(base.digests),
+            }
+            for base in self.bases
+        ]
+        known = {
+            "format": FORMAT,
+            "sample": sample_name(self.tokens),
+            "tokens": json.dumps([base64.b64encode(token).decode() for token in self.tokens]),
+            "bases": json.dumps(about),
+        }
+        content: bytes = save(
+            {f"base.{number:05}": base.rows.contiguous() for number, base in enumerate(self.bases)}, metadata=known
+        )
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_file(path, content)
+        except OSError as exc:
+            raise InputError(f"cannot write the index: {exc.strerror}", subject=str(path)) from exc
+
+    @classmethod
+    def open(
+        cls, place: str, *, token: str | bool | None = None, cache_dir: str | os.PathLike[str] | None = None
+    ) -> BaseIndex:
+        """Read an index from this disk, or download it from the Hub and keep it.
+
+        Args:
+            place: A path, or the address of a file on the Hub, such as
+                ``https://huggingface.co/datasets/owner/name/resolve/main/bases.safetensors``.
+            token: As the Hub client takes it.
+            cache_dir: Where a download is kept, below ``mdir-hf``; beside the byte ranges by default.
+
+        Raises:
+            CorruptCheckpointError: If the file is no index, or is not there.
+            HubError: If it cannot be had from the Hub.
+        """
+        if not place.startswith(("http://", "https://")):
+            return cls.load(Path(place))
+        return cls.load(fetch_hub_file(place, max_bytes=LARGEST_INDEX_BYTES, token=token, cache_dir=cache_dir)[0])
+
+    @classmethod
+    def load(cls, path: Path) -> BaseIndex:
+        """Read an index.
+
+        Raises:
+            CorruptCheckpointError: If the file is none.
+        """
+        try:
+            with safe_open(path, framework="pt") as file:
+                known = file.metadata() or {}
+                if known.get("format") != FORMAT:
+                    raise ValueError(f"expected {FORMAT}, got {known.get('format')!r}")
+                read = partial(read_json, what="what it says of its bases", label=None, budget=INDEX_JSON)
+                written = read(known["tokens"].encode(), list[str])
+                tokens = tuple(base64.b64decode(token, validate=True) for token in written)
+                bases = []
+                for number, about in enumerate(read(known["bases"].encode(), list[_Base])):
+                    kept = tuple(tokens[at] for at in about.tokens)
+                    rows = expect_rows(file.get_tensor(f"base.{number:05}"), kept)
+                    bases.append(Fingerprint(about.model, kept, rows, about.bytes_of_weights, about.digests))
+            return cls(tokens, bases)
+        except (OSError, ValueError, KeyError, TypeError, IndexError, SafetensorError) as exc:
+            raise CorruptCheckpointError(f"this is no index of base models: {exc}", subject=str(path)) from exc
+
+
+def choose_index_tokens(vocabularies: Sequence[Vocabulary], n_tokens: int = QUERY_TOKENS) -> tuple[bytes, ...]:
+    """Choose the sample of an index: single tokens that most vocabularies hold, not windows of neighbouring rows.
+
+    A base keeps so few tokens that windows would come from one small part of the vocabulary. And most of the tokens
+    that all vocabularies hold have small ids everywhere, so that few requests bring them anyway.
+
+    Args:
+        vocabularies: Those of the models that the index is for, each once.
+        n_tokens: How many.
+
+    Returns:
+        The tokens: those held by most vocabularies, of these the longest, in an order fixed by their bytes alone.
+    """
+    holders = Counter(token for vocabulary in vocabularies for token in vocabulary.row_of)
+    # Long tokens that all vocabularies hold are words, whose rows were trained. Hashes break ties.
+    ranked = sorted(holders, key=lambda token: (-holders[token], -min(len(token), 6), hashlib.sha256(token).digest()))
+    return tuple(ranked[:n_tokens])
+
+
+def usual_rows_of(base: Fingerprint, known: Container[bytes]) -> tuple[torch.Tensor, tuple[bytes, ...]]:
+    """Return the rows kept of a base that tell something and whose tokens a model has, ``(r, n)``, and their tokens.
+
+    Whoever gives an index away writes what is in it.
+    """
+    usual = base.of_usual_rows()
+    at = [number for number, token in enumerate(usual.tokens) if token in known]
+    return usual.rows[at], tuple(usual.tokens[number] for number in at)
+
+
+def expect_usual_rows(kept: Fingerprint, label: str) -> None:
+    """Refuse a model whose sampled rows tell nothing.
+
+    Raises:
+        InputError: If fewer than :data:`LEAST_ROWS` are of usual length and differ from their mean.
+    """
+    n_usual = len(kept.of_usual_rows().tokens)
+    if n_usual < LEAST_ROWS:
+        raise InputError(
+            f"of its {len(kept.tokens)} rows that were sampled {n_usual} tell something, and {LEAST_ROWS} are needed: "
+            "the others are empty, all alike or thousands of times as long as most; compare it with a base by itself",
+            subject=label,
+        )
+
+
+def _log_p(x: tuple[torch.Tensor, torch.Tensor], y: tuple[torch.Tensor, torch.Tensor]) -> tuple[float, float]:
+    """Guess ln p of two blocks of few rows, as :func:`_orthonormal` gives them.
+
+    Returns:
+        The guess, and the bound for channels in one order. The bound needs only the trace c of the polar factor U, of
+        rank r: ``ln p <= -c^2 n / 2r`` for a matching of all channels fixed in advance (docs/method/bound.md). For a
+        permutation, c is estimated from the best partners of some channels.
+    """
+    # U = V_x Ortho(L_x^T L_y) V_y^T, from whitened rows: it needs no scale, and few rows are well conditioned.
+    core_left, _, core_right = thin_svd(x[0].T @ y[0])
+    rank = core_left.shape[1]
+    if not rank:
+        return 0.0, 0.0
+    left, right = x[1] @ core_left, y[1] @ core_right.T  # (n_x, rank), (n_y, rank)
+    n_narrow, n_wide = sorted((len(left), len(right)))
+    identity = 0.0
+    if n_narrow == n_wide:
+        trace = float((left * right).sum())
+        identity = min(0.0, -trace * abs(trace) * n_wide / (2.0 * rank))
+        if identity < -math.lgamma(n_wide + 1):
+            return identity, identity
+    step = max(1, len(left) // SCANNED_CHANNELS)
+    scanned = left[::step]
+    per_channel = float((scanned @ right.T).abs().amax(dim=1).mean())
+    trace = per_channel * n_narrow
+    nats = math.lgamma(n_wide + 1) - math.lgamma(n_wide - n_narrow + 1) + n_narrow * math.log(2.0)
+    return min(identity, nats - trace * trace * n_wide / (2.0 * rank)), identity
+
+
+def _orthonormal(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Centre rows, scale them to one length, and return orthonormal bases of what they span: ``(r, k)``, ``(n, k)``."""
+    centred = rows.double()  # a copy, whatever they are kept in: squares of what float32 holds pass what it holds
+    centred -= centred.mean(dim=0)
+    centred /= centred.norm(dim=1, keepdim=True)
+    energies, left = torch.linalg.eigh(centred @ centred.T)
+    kept = energies > 1e-6 * energies[-1]
+    left = left[:, kept]
+    return left.float(), ((centred.T @ left) / energies[kept].sqrt()).float()

@@ -1,0 +1,271 @@
+"""Which known base models does a model descend from, or share ancestry with?"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mdir_hf.comparison.api import HomologyChecker
+from mdir_hf.comparison.progress import BytesTold, Watch
+from mdir_hf.comparison.settings import Listeners, Settings
+from mdir_hf.errors import InputError, MdirError, StoppedError, one_line
+from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint, take_fingerprint
+from mdir_hf.lineage.index.base_index import BaseIndex, Hit, expect_usual_rows
+from mdir_hf.lineage.index.planning import TESTS_OF_A_BASE, what_is_excluded
+from mdir_hf.method.embedding import EmbeddingTest
+from mdir_hf.method.significance import LN10
+from mdir_hf.model.hub import IoLedger
+from mdir_hf.model.open import NamedModel, Reading
+from mdir_hf.report import HomologyReport, ModelSummary, n_bytes_text
+from mdir_hf.report.words import UNLESS_ROTATED
+
+SCHEMA = "mdir-hf/identification/1"
+
+TESTED_FROM_SHARE = 0.5
+"""A base is tested only if the guess of the search reaches this share of the needed ln p: matching the thousands of
+channels of two unrelated models takes seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ancestor:
+    """A base model that a search proposed, and what became of it.
+
+    Attributes:
+        base: The base model, at the commit that the index holds.
+        log10_p: Of the rows that the index keeps, corrected for the number of bases in the index; at most 0.
+        common_tokens: Tokens that this p rests on.
+        report: The comparison of the two models at the level alpha over the number of bases; None where none was made.
+        error: Why that comparison could not be made.
+    """
+
+    base: ModelSummary
+    log10_p: float
+    common_tokens: int
+    report: HomologyReport | None = None
+    error: str | None = None
+
+    @property
+    def p_is_bound(self) -> bool:
+        """Whether a comparison showed that p bounds a chance: an index does not look whether axes stand out."""
+        return self.report is not None and self.report.p_is_bound
+
+    @property
+    def verdict(self) -> str | None:
+        """Verdict of the comparison; None without a comparison."""
+        return None if self.report is None else self.report.verdict.value
+
+
+@dataclass(frozen=True, slots=True)
+class Identification:
+    """What an index knows of a model.
+
+    Attributes:
+        model: The model.
+        ancestors: The bases proposed, most likely first.
+        n_bases: Bases that were looked at.
+        alpha: Level over all of them.
+        bytes_read: Bytes read of the model for the search.
+        n_of_width: Those of them that are as wide as the model, and share enough tokens with it to be searched: a plain
+            copy of a base is as wide as it is.
+        excluded_noise: Of each of those, a copy under noise of up to this strength would have been found: in units of
+            the weights' own root mean square, the channels where they were. None where there is no such base.
+    """
+
+    model: ModelSummary
+    ancestors: tuple[Ancestor, ...]
+    n_bases: int
+    alpha: float
+    bytes_read: int
+    n_of_width: int = 0
+    excluded_noise: float | None = None
+
+    @property
+    def found(self) -> tuple[Ancestor, ...]:
+        """Those that a comparison confirmed; where none was made, those significant by the index alone."""
+        return tuple(
+            one
+            for one in self.ancestors
+            if (one.verdict == "homologous" if one.report is not None else one.log10_p < math.log10(self.alpha))
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain containers."""
+        return {
+            "schema": SCHEMA,
+            "model": _summary(self.model),
+            "found": [one.base.repo for one in self.found],
+            "candidates": [
+                {
+                    "base": _summary(one.base),
+                    "log10_p": one.log10_p,
+                    "p_is_bound": one.p_is_bound,
+                    "common_tokens": one.common_tokens,
+                    "verdict": one.verdict,
+                    "report": None if one.report is None else one.report.to_dict(),
+                    "error": one.error,
+                }
+                for one in self.ancestors
+            ],
+            "bases": self.n_bases,
+            "alpha": self.alpha,
+            "bytes_read": self.bytes_read,
+            "bases_of_width": self.n_of_width,
+            "excluded_noise": self.excluded_noise,
+        }
+
+    def to_json(self) -> str:
+        """One JSON object of the schema ``mdir-hf/identification/1``."""
+        return json.dumps(self.to_dict(), indent=2, ensure_ascii=False, allow_nan=False)
+
+    def __str__(self) -> str:
+        read = n_bytes_text(self.bytes_read)
+        lines = [f"{self.model.repo}: looked for among {self.n_bases} base models, {read} read"]
+        found = self.found
+        for one in self.ancestors:
+            p = f"log10 p = {one.log10_p:.0f} by the index"
+            if not one.p_is_bound:
+                p = f"by {one.common_tokens} tokens of the index"
+            if one.report is not None:
+                by = f"log10 p = {one.report.log10_p:.0f}" if one.p_is_bound else one.report.agreement
+                p += f", {one.report.verdict.value} by comparison ({by})"
+            elif one.error is not None:
+                p += f", not compared: {one.error}"
+            if one in found:
+                lines.append(f"  shared weight ancestry with {one.base.repo}: {p}")
+            elif one.error is not None:
+                lines.append(f"  {one.base.repo}: {p}")
+        if not found:
+            lines.append("  no shared ancestry found with any of them; this does not show that there is none")
+            if self.excluded_noise is not None:
+                lines.append(
+                    f"  {self.n_of_width} of them have its width; a copy of one, under noise of up to "
+                    f"{self.excluded_noise:.2g} times the weights, would have been found, {UNLESS_ROTATED}"
+                )
+        return "\n".join(lines)
+
+
+def identify(
+    model: NamedModel,
+    index: BaseIndex,
+    *,
+    top: int = 5,
+    confirm: bool = True,
+    settings: Settings = Settings(),
+    reading: Reading = Reading(),
+    listeners: Listeners = Listeners(progress=False),
+    on_step: Callable[[Identification], None] = lambda found: None,
+) -> Identification:
+    """Find the base models of an index that a model shares ancestry with.
+
+    Args:
+        model: The model.
+        index: The bases.
+        top: How many of the most likely ones are looked at closely.
+        confirm: Whether those that the index finds significant are compared with the model itself, from their commits.
+        settings: Of those comparisons; its alpha holds over all bases of the index, its cap on bytes over all that is
+            read.
+        reading: How repositories are opened.
+        listeners: Who is told of the search, and then of each comparison.
+        on_step: Called with what is known, once the index was searched and after each comparison.
+
+    Returns:
+        The bases proposed with their evidence. A comparison that cannot be made is an error of that base only.
+
+    Raises:
+        MdirError: If the model cannot be read.
+        InputError: If the index is empty, or too few rows of the model tell something.
+    """
+    if not len(index):
+        raise InputError("the index holds no base models; add some with `mdir-hf index`")
+    alpha, seed, device = settings.alpha, settings.seed, settings.device
+    ledger = IoLedger(max_bytes=settings.max_bytes)
+    told = BytesTold(listeners)
+    watch = Watch(ledger, told.listeners, from_start=True)
+    with watch.listening():
+        watch.enter("opening")
+        query = take_fingerprint(model.open(reading, ledger), index.tokens)
+    expect_usual_rows(query, query.model.repo)
+    query = query.of_usual_rows()
+    watch.enter("index")
+    ancestors = [
+        Ancestor(hit.base, log10_p, hit.common_tokens)
+        for hit, log10_p in judge_hits(index, query, top=top, alpha=alpha, seed=seed, device=device)
+    ]
+    ancestors.sort(key=lambda one: one.log10_p)
+    n_of_width, noise = what_is_excluded(
+        index, query.rows.shape[1], query.tokens, alpha, numbers_are_free=query.channel_numbers is None
+    )
+    found = Identification(
+        query.model, tuple(ancestors), len(index), alpha, ledger.bytes_read, n_of_width, excluded_noise=noise
+    )
+    on_step(found)
+    for at, one in enumerate(ancestors):
+        if confirm and one.log10_p < math.log10(alpha):
+            of_a_base = replace(settings, alpha=alpha / len(index), max_bytes=told.left_of(settings.max_bytes))
+            ancestors[at] = _compared(one, model, of_a_base, reading, told.listeners)
+            found = replace(found, ancestors=tuple(ancestors))
+            on_step(found)
+    return found
+
+
+def _compared(one: Ancestor, model: NamedModel, settings: Settings, reading: Reading, listeners: Listeners) -> Ancestor:
+    """Compare a base with the model, and say what became of it."""
+    if one.base.commit is None and not reading.allow_local:
+        return replace(one, error="the index was made from a folder, and names no repository of this base")
+    try:
+        base = NamedModel(one.base.repo, revision=one.base.commit)
+        return replace(one, report=HomologyChecker.compare_both(base, model, reading, settings, listeners))
+    except StoppedError:
+        raise
+    except MdirError as exc:
+        return replace(one, error=one_line(exc))
+
+
+def judge_hits(
+    index: BaseIndex, query: Fingerprint, *, top: int, alpha: float, seed: int = 0, device: str = "cpu"
+) -> list[tuple[Hit, float]]:
+    """Search an index, and test what it ranks first on the rows that both kept.
+
+    Args:
+        index: The bases.
+        query: The model, on the sample of the index.
+        top: How many are looked at closely.
+        alpha: Level over all bases.
+        seed: Seed of every random choice.
+        device: torch device of the matrix products.
+
+    Returns:
+        The hits with their log10 p, corrected for two tests of every base of the index, at most 0. The first test is of
+        channels in one order, where their numbers mean nothing in either model. The second, of all matchings of
+        channels, is made only if the first is not significant and the guess of the search is near enough to the level.
+        That guess is too optimistic rather than too strict: it counts the best partner of every channel, and no
+        matching has a larger trace.
+    """
+    found = []
+    alpha_of_base = alpha / (TESTS_OF_A_BASE * len(index))
+    correction = math.log(TESTS_OF_A_BASE * len(index))
+    for hit in index.search(query, top=top):
+        base = index.fingerprint(hit.base)
+        own_order = base.channel_numbers is None and query.channel_numbers is None
+        log_p = hit.identity_log_p if own_order else 0.0
+        if log_p >= math.log(alpha_of_base) and hit.log_p < TESTED_FROM_SHARE * math.log(alpha_of_base):
+            # An index keeps too few rows to ask for a p that holds without the best half of the channels as well.
+            test = EmbeddingTest(
+                log_alpha=math.log(alpha_of_base),
+                seed=seed,
+                device=device,
+                must_be_robust=False,
+                own_order=own_order,
+            )
+            test.screen(*base.common_rows(query))
+            log_p = min(log_p, test.log_p)
+        found.append((hit, min(0.0, (log_p + correction) / LN10)))
+    return found
+
+
+def _summary(model: ModelSummary) -> dict[str, Any]:
+    names = ("repo", "commit", "architecture", "hidden_size")
+    return {name: getattr(model, name) for name in names}

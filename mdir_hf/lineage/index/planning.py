@@ -1,0 +1,101 @@
+"""What searching an index for a model would read, and what finding nothing would exclude, before any weight is read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mdir_hf.errors import InputError, VocabularyError
+from mdir_hf.lineage.fingerprints.fingerprint import WITHOUT_TOKENS, tokens_with_rows
+from mdir_hf.lineage.index.base_index import LEAST_ROWS, BaseIndex, usual_rows_of
+from mdir_hf.method.embedding import TESTS_PER_MATRIX
+from mdir_hf.method.power import noise_of_few_rows
+from mdir_hf.method.significance import log_n_matchings
+from mdir_hf.model.comparable import matrix_spec
+from mdir_hf.model.open import NamedModel, Reading
+from mdir_hf.report import ModelSummary
+
+TESTS_OF_A_BASE = 2
+"""Channels in one order, and any matching of channels."""
+
+
+@dataclass(frozen=True, slots=True)
+class IdentificationPlan:
+    """What the search of an index reads of a model.
+
+    Attributes:
+        model: The model.
+        n_rows: Rows of its embedding that are read.
+        n_bytes: Bytes of them, gaps between rows not counted.
+        n_bases: Bases that are looked at.
+        n_of_width: As of :class:`~mdir_hf.lineage.index.identify.Identification`.
+        excluded_noise: Likewise; it is known before anything is read.
+    """
+
+    model: ModelSummary
+    n_rows: int
+    n_bytes: int
+    n_bases: int
+    n_of_width: int
+    excluded_noise: float | None
+
+
+def plan_identification(
+    model: NamedModel, index: BaseIndex, *, alpha: float = 1e-10, reading: Reading = Reading()
+) -> IdentificationPlan:
+    """Say what :func:`~mdir_hf.lineage.index.identify.identify` would read for its search; no weights are read.
+
+    What comparing the model with the bases that the search finds reads comes on top, and is not known before.
+
+    Args:
+        model: The model.
+        index: The bases.
+        alpha: Level over all of them.
+        reading: How repositories are opened.
+
+    Raises:
+        MdirError: If the model cannot be opened, or has no tokenizer files.
+        InputError: If the index is empty.
+
+    Cost: the model's config, header and tokenizer; O(r^3) for each base of its width, of r rows kept.
+    """
+    if not len(index):
+        raise InputError("the index holds no base models; add some with `mdir-hf index`")
+    opened = model.open(reading)
+    vocabulary = opened.vocabulary
+    if vocabulary is None:
+        raise VocabularyError(WITHOUT_TOKENS, subject=opened.label)
+    tokens = tokens_with_rows(vocabulary, opened.n_rows, index.tokens)
+    spec = matrix_spec(opened, opened.anatomy.embedding)
+    numbers_are_free = opened.anatomy.channel_numbers is None
+    n_of_width, noise = what_is_excluded(index, spec.shape[1], tokens, alpha, numbers_are_free=numbers_are_free)
+    return IdentificationPlan(
+        opened.summary(), len(tokens), len(tokens) * spec.n_bytes // spec.shape[0], len(index), n_of_width, noise
+    )
+
+
+def what_is_excluded(
+    index: BaseIndex, width: int, tokens: Sequence[bytes], alpha: float, *, numbers_are_free: bool = True
+) -> tuple[int, float | None]:
+    """Return how many bases are as wide as a model, and the noise under which a copy of any of them would be found.
+
+    Args:
+        index: The bases.
+        width: Channels of the model.
+        tokens: Those of the index that the model has rows for.
+        alpha: Level over all bases.
+        numbers_are_free: Whether nothing ties the model's channels to their numbers. Where something does, or ties
+            those of a base, a copy has to be significant among all matchings of channels.
+    """
+    log_level = math.log(alpha / (TESTS_OF_A_BASE * len(index)))
+    known = frozenset(tokens)
+    noises = []
+    for base in index.bases:
+        if base.rows.shape[1] == width:
+            rows, _ = usual_rows_of(base, known)
+            if len(rows) >= LEAST_ROWS:
+                is_free = numbers_are_free and base.channel_numbers is None
+                paid = 0.0 if is_free else log_n_matchings(width, width, width) + math.log(TESTS_PER_MATRIX)
+                noises.append(noise_of_few_rows(rows, log_level=log_level - paid))
+    return len(noises), min(noises, default=None)

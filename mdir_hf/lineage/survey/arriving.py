@@ -1,0 +1,76 @@
+"""A survey of some models that keeps nothing on a disk, and tells what it has found each time that a model was read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from mdir_hf.comparison.progress import Watch
+from mdir_hf.comparison.settings import Listeners
+from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint
+from mdir_hf.lineage.survey.planning import OnFailure, choose_sample
+from mdir_hf.lineage.survey.results import ModelResult, SurveyReport
+from mdir_hf.lineage.survey.run import SurveyPlan, check_plan, settings_of
+from mdir_hf.lineage.survey.work import compare_tile, take
+from mdir_hf.model.hub import IoLedger
+
+
+def survey_arriving(
+    plan: SurveyPlan,
+    *,
+    max_bytes: int | None = None,
+    listeners: Listeners = Listeners(progress=False),
+    on_model: Callable[[SurveyReport], None] = lambda report: None,
+    on_failure: OnFailure = lambda name, error: None,
+) -> tuple[SurveyReport, dict[str, Fingerprint]]:
+    """Compare every pair of a few models, for a reader who waits; see :func:`~mdir_hf.lineage.survey.run.run_survey`.
+
+    Args:
+        plan: What to do; its shard and its folder of rows mean nothing here.
+        max_bytes: Most bytes that may be read in all. A model that would pass it is in the report with that reason.
+        listeners: Who is told of the bytes: the stages are ``opening`` and ``rows``.
+        on_model: Called with the report so far: once the models are open, and after each of them was read and compared
+            with those before it.
+        on_failure: Called with each model that could not be opened, and the error.
+
+    Returns:
+        The report, and the rows of every model that was read, by name.
+
+    Raises:
+        InputError: If the plan cannot be used, or no model can be opened.
+
+    Cost: memory O(models): 2048 rows of each, 17 MB where they are 4096 wide.
+    """
+    check_plan(plan)
+    ledger = IoLedger(max_bytes=max_bytes)
+    watch = Watch(ledger, listeners, from_start=True)
+    fingerprints: dict[str, Fingerprint] = {}
+    with watch.listening():
+        watch.enter("opening")
+        sample, failures = choose_sample(
+            plan.names,
+            n_tokens=plan.n_tokens,
+            seed=plan.seed,
+            reading=plan.reading,
+            ledger=ledger,
+            on_failure=on_failure,
+        )
+        models = {name: ModelResult(name, None, error) for name, error in failures.items()}
+        report = SurveyReport(plan.names, models, {}, settings_of(plan, sample.tokens))
+        on_model(report)
+        watch.enter("rows")
+        for name in plan.names:
+            if name in failures:
+                continue
+            taken = take(name, sample.tokens, plan.reading, sample.pins.get(name), ledger=ledger)
+            model = None if taken.fingerprint is None else taken.fingerprint.model
+            models = {**report.models, name: ModelResult(name, model, taken.error, taken.bytes_read)}
+            pairs = dict(report.pairs)
+            if taken.fingerprint is not None:
+                tile = [(other, name) for other in fingerprints]
+                fingerprints[name] = taken.fingerprint
+                for found in compare_tile(fingerprints, tile, plan.alpha_of_pair, plan.seed, plan.device):
+                    pairs[found.reference, found.candidate] = found
+            report = replace(report, models=models, pairs=pairs)
+            on_model(report)
+    return report, fingerprints

@@ -1,0 +1,78 @@
+"""How many requests a survey sends to the Hub, said before it sends them, beside what the Hub answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from huggingface_hub import get_token
+
+from mdir_hf.model.hub import parse_reference
+from mdir_hf.model.hub.quota import ANONYMOUS, USER, WINDOW_S
+from mdir_hf.model.open import Reading
+
+FILE_REQUESTS = 10
+"""For each model at most, of usual size: config, index, tokenizer and headers, some with a redirect on the Hub."""
+CARD_REQUESTS = 2
+"""For the card of a model, and the config of an adapter."""
+
+
+@dataclass(frozen=True)
+class PlannedRequests:
+    """What a survey asks of the Hub.
+
+    Attributes:
+        n_models: Models on the Hub; folders of this machine ask nothing.
+        api: Requests to its API.
+        files: Requests for files; what a CDN serves does not count.
+        has_token: Whether they are sent with a token, for which the Hub answers more.
+    """
+
+    n_models: int
+    api: int
+    files: int
+    has_token: bool
+
+    @property
+    def at_least_s(self) -> float:
+        """How long the Hub takes to answer so many: windows that are filled, the last one not counted."""
+        quotas = USER if self.has_token else ANONYMOUS
+        n_windows = max(self.api / quotas["api"], self.files / quotas["resolvers"])
+        return WINDOW_S * max(0, -(-n_windows // 1) - 1)
+
+    def __str__(self) -> str:
+        quotas = USER if self.has_token else ANONYMOUS
+        whom = "a user" if self.has_token else "an address without a token"
+        long = f"; they are spread over {self.at_least_s / 60:.0f} minutes or more" if self.at_least_s else ""
+        return (
+            f"{self.n_models} models on the Hub: up to {self.api:,} requests to its API and {self.files:,} for files; "
+            f"in five minutes it answers {whom} {quotas['api']:,} and {quotas['resolvers']:,}{long}"
+        )
+
+
+def planned_requests(
+    reading: Reading, *, for_tokens: Iterable[str] = (), for_rows: Iterable[str] = (), for_cards: Iterable[str] = ()
+) -> PlannedRequests:
+    """Plan the requests of a survey, without sending any. Each time that a model is opened asks the API once.
+
+    Args:
+        reading: How models are opened.
+        for_tokens: Models that are opened to choose the tokens of the sample.
+        for_rows: Those that are opened to read their rows.
+        for_cards: Those whose cards are read.
+
+    Raises:
+        InvalidReferenceError: If a name is none of a model.
+    """
+    is_online = not reading.local_files_only
+    tokens, rows, cards = (
+        {name for name in names if is_online and parse_reference(name).repo_id is not None}
+        for names in (for_tokens, for_rows, for_cards)
+    )
+    has_token = isinstance(reading.token, str) or (reading.token is not False and get_token() is not None)
+    return PlannedRequests(
+        n_models=len(tokens | rows | cards),
+        api=len(tokens) + len(rows) + len(cards),
+        files=FILE_REQUESTS * len(tokens | rows) + CARD_REQUESTS * len(cards),
+        has_token=has_token,
+    )

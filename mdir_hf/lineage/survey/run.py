@@ -1,0 +1,322 @@
+"""A survey from its list of models to its report: read every model once, compare every pair once, lose nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any, NoReturn
+
+from huggingface_hub.utils.tqdm import are_progress_bars_disabled
+from tqdm import tqdm
+
+from mdir_hf._version import __version__
+from mdir_hf.comparison.settings import Settings
+from mdir_hf.errors import InputError
+from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint, sample_name
+from mdir_hf.lineage.fingerprints.opening import Pin
+from mdir_hf.lineage.fingerprints.store import DEFAULT_MAX_BYTES, FingerprintStore
+from mdir_hf.lineage.survey.engines import Engine
+from mdir_hf.lineage.survey.planning import (
+    READERS,
+    SAMPLE,
+    Sample,
+    choose_sample,
+    load_sample,
+    save_sample,
+    writing_into,
+)
+from mdir_hf.lineage.survey.requests import PlannedRequests, planned_requests
+from mdir_hf.lineage.survey.results import RESULTS, ModelResult, Pair, PairResult, ResultFile, SurveyReport, read_survey
+from mdir_hf.lineage.survey.work import Taken, compare_tile, take
+from mdir_hf.model.open import Reading
+
+N_TOKENS = 2048
+"""Rows read of every model. Most related pairs are settled by a few hundred."""
+
+TILE_MODELS = 8
+"""A task compares the models of two groups of this size: 64 pairs for which few models are in memory, and few sent."""
+
+FINGERPRINTS = "fingerprints"
+
+
+@dataclass(frozen=True)
+class SurveyPlan:
+    """What a survey is asked to do.
+
+    Attributes:
+        names: Models, each once.
+        alpha: Level of the whole survey: the chance that any pair of independent models is called homologous is at
+            most this. Each pair is decided at its share.
+        seed: Seed of every random choice.
+        n_tokens: Rows read of every model.
+        shard: Which part of the pairs is ours, and of how many: ``(0, 1)`` for all.
+        reading: How repositories are opened.
+        cache_bytes: Bound on the fingerprints kept.
+        progress: Whether to show progress on standard error where that is a terminal.
+        device: torch device of the matrix products, on whichever machine they run; ``auto``: a CUDA device if there is
+            one.
+    """
+
+    names: tuple[str, ...]
+    alpha: float = 1e-10
+    seed: int = 0
+    n_tokens: int = N_TOKENS
+    shard: tuple[int, int] = (0, 1)
+    reading: Reading = Reading()
+    cache_bytes: int = DEFAULT_MAX_BYTES
+    progress: bool = True
+    device: str = "cpu"
+
+    @property
+    def alpha_of_pair(self) -> float:
+        """Level of one pair."""
+        return self.alpha / max(1, math.comb(len(self.names), 2))
+
+
+def run_survey(plan: SurveyPlan, folder: Path, *, engine: Engine | None = None) -> SurveyReport:
+    """Compare every pair of a list of models.
+
+    Args:
+        plan: What to do.
+        folder: Where results go, line by line, and fingerprints. A survey that was stopped goes on where it was.
+        engine: Runs the reading of models and the comparing of tiles; None: reads in threads, compares here.
+
+    Returns:
+        The report. Models that cannot be read, and pairs that cannot be computed, are in it with the reason.
+
+    Raises:
+        InputError: If the list, the shard or the folder cannot be used.
+        WorkersLostError: If the workers are gone; what was computed is kept, and the survey can be run again.
+
+    Cost: bytes O(models), once; time O(pairs) of some milliseconds to a second each, with the width.
+    """
+    check_plan(plan)
+    with writing_into(folder):
+        sample, failures = _sample(plan, folder)
+        results = ResultFile(folder / RESULTS, settings_of(plan, sample.tokens))
+    for name, error in failures.items():
+        if name not in results.models or results.models[name].error:
+            results.add_model(ModelResult(name, None, error))
+    store = FingerprintStore(folder / FINGERPRINTS, sample_name(sample.tokens), max_bytes=plan.cache_bytes)
+    tiles = _tiles(plan)
+    in_shard = {name for tile in tiles for pair in tile for name in pair}
+    wanted = [name for name in plan.names if name in in_shard and name not in failures]
+    seen = _read_models(plan, wanted, sample, store, results, engine)
+    if seen.pins.keys() != sample.pins.keys():
+        save_sample(seen, folder / SAMPLE, _asked(plan))
+    _compare_pairs(plan, tiles, seen, store, results, engine)
+    return SurveyReport(plan.names, results.models, results.pairs, settings_of(plan, sample.tokens))
+
+
+def requests_of(
+    plan: SurveyPlan, folder: Path, *, only_sample: bool = False, with_cards: bool = False
+) -> PlannedRequests:
+    """Plan what :func:`run_survey` asks of the Hub, without asking: not what the folder holds of an earlier run.
+
+    Args:
+        plan: What to do.
+        folder: Where results go.
+        only_sample: Plan :func:`prepare_survey` alone.
+        with_cards: Whether the cards of its models are read afterwards.
+
+    Raises:
+        InputError: If the list, the shard or what lies in the folder cannot be used.
+    """
+    check_plan(plan)
+    wanted = {name for tile in _tiles(plan) for pair in tile for name in pair}
+    done: set[str] = set()
+    if (folder / RESULTS).exists() and (folder / SAMPLE).exists():
+        report, sample = read_survey([folder / RESULTS]), load_sample(folder / SAMPLE)
+        store = FingerprintStore(folder / FINGERPRINTS, sample_name(sample.tokens))
+        done = {name for name in report.readable() if sample.key(name) in store}
+    return planned_requests(
+        plan.reading,
+        for_tokens=() if (folder / SAMPLE).exists() else plan.names,
+        for_rows=() if only_sample else wanted - done,
+        for_cards=wanted if with_cards else (),
+    )
+
+
+def prepare_survey(plan: SurveyPlan, folder: Path) -> Sample:
+    """Choose the tokens of a survey and pin the commits of its models, and read no weights yet.
+
+    Shards that run elsewhere start from the file that this writes, ``sample.json``.
+
+    Raises:
+        InputError: If the list or the folder cannot be used.
+    """
+    check_plan(plan)
+    with writing_into(folder):
+        return _sample(plan, folder)[0]
+
+
+def kept_fingerprints(folder: Path) -> tuple[SurveyReport, dict[str, Fingerprint]]:
+    """Read a survey back with the rows that it kept.
+
+    Args:
+        folder: Where the survey wrote.
+
+    Returns:
+        The report, and the fingerprints that are still there, by name.
+
+    Raises:
+        InputError: If there is no survey.
+    """
+    report = read_survey([folder / RESULTS])
+    store = FingerprintStore(folder / FINGERPRINTS, str(report.settings.get("sample")))
+    sample = load_sample(folder / SAMPLE)
+    found = {name: store.get(sample.key(name)) for name in report.readable()}
+    return report, {name: kept for name, kept in found.items() if kept is not None}
+
+
+def check_plan(plan: SurveyPlan) -> None:
+    """Check what a survey is asked to do.
+
+    Raises:
+        InputError: If it cannot be done.
+    """
+    if len(plan.names) < 2:
+        raise InputError(f"a survey needs at least two models, and got {len(plan.names)}")
+    if len(set(plan.names)) != len(plan.names):
+        twice = next(name for name in plan.names if plan.names.count(name) > 1)
+        raise InputError(f"{twice!r} is in the list twice")
+    at, n_shards = plan.shard
+    if not 0 <= at < n_shards:
+        raise InputError(f"there is no shard {at} of {n_shards}; they are numbered from 0")
+    Settings(alpha=plan.alpha, seed=plan.seed)  # which checks them
+    if plan.n_tokens < 16:
+        raise InputError(f"a sample of {plan.n_tokens} tokens is too small to show anything; take some hundreds")
+
+
+def settings_of(plan: SurveyPlan, tokens: Sequence[bytes]) -> dict[str, Any]:
+    """Return what a report says of how its survey was made, with the tokens of its sample."""
+    return {
+        "names": list(plan.names),
+        "alpha": plan.alpha,
+        "alpha_of_pair": plan.alpha_of_pair,
+        "seed": plan.seed,
+        "sampled_tokens": len(tokens),
+        "sample": sample_name(tokens),
+        "shard": list(plan.shard),
+        "version": __version__,
+    }
+
+
+def _sample(plan: SurveyPlan, folder: Path) -> tuple[Sample, dict[str, str]]:
+    """Load the sample, or choose and save it with the models that cannot be opened: the next run must use the same."""
+    path = folder / SAMPLE
+    if path.exists():
+        return load_sample(path, _asked(plan)), {}
+    sample, failures = choose_sample(plan.names, n_tokens=plan.n_tokens, seed=plan.seed, reading=plan.reading)
+    save_sample(sample, path, _asked(plan))
+    return sample, failures
+
+
+def _asked(plan: SurveyPlan) -> dict[str, Any]:
+    return {"names": list(plan.names), "n_tokens": plan.n_tokens, "seed": plan.seed}
+
+
+def _tiles(plan: SurveyPlan) -> list[list[Pair]]:
+    """Cut the pairs of this shard into tasks with few models each. Every pair is in one tile of one shard."""
+    groups = [plan.names[at : at + TILE_MODELS] for at in range(0, len(plan.names), TILE_MODELS)]
+    place = {name: at for at, name in enumerate(plan.names)}
+    tiles = [list(combinations(group, 2)) for group in groups]
+    tiles += [[(a, b) for a in first for b in second] for first, second in combinations(groups, 2)]
+    at, n_shards = plan.shard
+    # The tiles of one group go to one shard, as far as shards stay of one size: a shard then reads fewer models.
+    tiles = sorted((tile for tile in tiles if tile), key=lambda tile: (place[tile[0][0]], place[tile[0][1]]))
+    share = -(-len(tiles) // n_shards)
+    return tiles[at * share : (at + 1) * share]
+
+
+def _read_models(
+    plan: SurveyPlan,
+    wanted: Sequence[str],
+    sample: Sample,
+    store: FingerprintStore,
+    results: ResultFile,
+    engine: Engine | None,
+) -> Sample:
+    """Read the sampled rows of every model that is not kept yet; return the sample with every model pinned."""
+    pinned: dict[str, Pin] = {}
+    done = {name for name, found in results.models.items() if found.error is None and sample.key(name) in store}
+    todo = [name for name in wanted if name not in done]
+    with _bar(plan, "models", len(todo)) as bar:
+
+        def record(outcome: Taken) -> None:
+            if outcome.fingerprint is not None and outcome.pin is not None:
+                pinned.setdefault(outcome.name, sample.pins.get(outcome.name, outcome.pin))
+                store.put(sample.with_pins(pinned.items()).key(outcome.name), outcome.fingerprint)
+            model = None if outcome.fingerprint is None else outcome.fingerprint.model
+            results.add_model(ModelResult(outcome.name, model, outcome.error, outcome.bytes_read))
+            bar.update()
+
+        tasks = [(name, (name, sample.tokens, plan.reading, sample.pins.get(name))) for name in todo]
+        with ThreadPoolExecutor(READERS) as threads:
+            used = engine or Engine(threads, lambda: READERS)
+            used.run(take, tasks, record, lambda name, why: record(Taken(name, None, why, 0)))
+    return sample.with_pins(pinned.items())
+
+
+def _compare_pairs(
+    plan: SurveyPlan,
+    tiles: Sequence[Sequence[Pair]],
+    sample: Sample,
+    store: FingerprintStore,
+    results: ResultFile,
+    engine: Engine | None,
+) -> None:
+    """Compare every pair of readable models that has no result yet."""
+    readable = {name for name, found in results.models.items() if found.error is None}
+    todo = [
+        left
+        for tile in tiles
+        if (left := [p for p in tile if p not in results.pairs and p[0] in readable and p[1] in readable])
+    ]
+
+    def fingerprint(name: str) -> Fingerprint:
+        kept = store.get(sample.key(name))
+        if kept is None:  # deleted, because the rows of all models together are larger than the bound
+            again = take(name, sample.tokens, plan.reading, sample.pins.get(name))
+            if again.fingerprint is None:
+                raise InputError(f"it could be read before, and cannot be read now: {again.error}", subject=name)
+            store.put(sample.key(name), again.fingerprint)
+            kept = again.fingerprint
+        return kept
+
+    with _bar(plan, "pairs", sum(map(len, todo))) as bar:
+
+        def record(outcome: list[PairResult]) -> None:
+            results.add_pairs(outcome)
+            bar.update(len(outcome))
+
+        def arguments(tile: Sequence[Pair]) -> tuple[Any, ...]:
+            names = dict.fromkeys(name for pair in tile for name in pair)
+            return {name: fingerprint(name) for name in names}, tile, plan.alpha_of_pair, plan.seed, plan.device
+
+        if engine is None:
+            for tile in todo:
+                fingerprints, _, *how = arguments(tile)
+                for pair in tile:
+                    record(compare_tile(fingerprints, [pair], *how))
+            return
+        failed: list[Pair] = []
+        engine.run(
+            compare_tile, ((tile, arguments(tile)) for tile in todo), record, lambda tile, why: failed.extend(tile)
+        )
+        # One pair may have killed the worker of its tile. Alone, each pair can harm only itself.
+        engine.run(
+            compare_tile,
+            ((pair, arguments([pair])) for pair in failed),
+            record,
+            lambda pair, why: record([PairResult(*pair, None, error=why)]),
+        )
+
+
+def _bar(plan: SurveyPlan, what: str, total: int) -> tqdm[NoReturn]:
+    disabled = None if plan.progress and not are_progress_bars_disabled() else True  # None: unless a terminal
+    return tqdm(total=total, desc=what, unit=what.removesuffix("s"), disable=disabled, leave=False)

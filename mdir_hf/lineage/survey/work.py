@@ -1,0 +1,78 @@
+"""The tasks of a survey: plain functions of plain arguments, so that any executor can run them anywhere.
+
+They return failures as results. If a task raises, its worker died or we have made a mistake.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from mdir_hf.errors import MdirError, one_line
+from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint, take_fingerprint
+from mdir_hf.lineage.fingerprints.opening import Pin, open_model, pin_of
+from mdir_hf.lineage.fingerprints.pairs import compare_fingerprints
+from mdir_hf.lineage.survey.results import Pair, PairResult
+from mdir_hf.model.hub import IoLedger
+from mdir_hf.model.open import Reading
+from mdir_hf.processor import available_device
+
+
+@dataclass(frozen=True)
+class Taken:
+    """The outcome of reading one model.
+
+    Attributes:
+        name: As it was asked for.
+        fingerprint: Its rows; None where it could not be read.
+        error: Why it could not be read.
+        bytes_read: Bytes read of it.
+        pin: The commits that it was read at.
+    """
+
+    name: str
+    fingerprint: Fingerprint | None
+    error: str | None
+    bytes_read: int
+    pin: Pin | None = None
+
+
+def take(
+    name: str, tokens: Sequence[bytes], reading: Reading, pin: Pin | None = None, *, ledger: IoLedger | None = None
+) -> Taken:
+    """Open a model, at the commits that it is pinned to, and read its rows of the sample; a ledger counts the bytes."""
+    ledger = ledger or IoLedger()
+    n_before = ledger.bytes_read
+    try:
+        model = open_model(name, reading, ledger, pin)
+        fingerprint = take_fingerprint(model, tokens)
+        return Taken(name, fingerprint, None, ledger.bytes_read - n_before, pin_of(name, model) if pin is None else pin)
+    except (MdirError, OSError, MemoryError) as exc:
+        return Taken(name, None, one_line(exc), ledger.bytes_read - n_before)
+
+
+def compare_tile(
+    fingerprints: Mapping[str, Fingerprint], pairs: Sequence[Pair], alpha: float, seed: int, device: str = "cpu"
+) -> list[PairResult]:
+    """Compare some pairs of a few models.
+
+    Args:
+        fingerprints: By name.
+        pairs: Names, reference first.
+        alpha: Level of one pair.
+        seed: Seed of every random choice; that of a pair does not depend on the others.
+        device: torch device of the matrix products, of the machine that this runs on.
+
+    Raises:
+        InputError: If it has no such device.
+    """
+    device = available_device(device)
+    results = []
+    for reference, candidate in pairs:
+        try:
+            mine, other = fingerprints[reference], fingerprints[candidate]
+            report = compare_fingerprints(mine, other, alpha=alpha, seed=seed, device=device)
+            results.append(PairResult.of(reference, candidate, report))
+        except (MdirError, ArithmeticError, RuntimeError, ValueError, MemoryError) as exc:
+            results.append(PairResult(reference, candidate, None, error=one_line(exc)))
+    return results

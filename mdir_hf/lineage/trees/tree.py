@@ -1,0 +1,242 @@
+"""Family trees of homologous models, from distances of their aligned rows.
+
+Each model drifts away from its parent. Where these drifts are independent, squared distances add along a lineage, and
+neighbour joining finds the tree. Distances have no direction: which model came first is said only where there is other
+evidence (``rooting``). A model with two parents has no place in a tree, so merges are found first and left out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from mdir_hf.errors import InputError, MissingExtraError
+from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint
+from mdir_hf.lineage.trees.aligning import align_rows
+from mdir_hf.lineage.trees.closer import CloserLook, LayerRows
+from mdir_hf.lineage.trees.joining import RESAMPLES, Split, drawn, join
+from mdir_hf.lineage.trees.placing import (
+    Between,
+    InnerModel,
+    Merge,
+    between_by_equal_rows,
+    equal_models,
+    find_merges,
+    inner_models,
+    layer_shares,
+)
+from mdir_hf.lineage.trees.rooting import OrderEvidence, copied_layers, grown_vocabulary, root_candidates, roundings
+from mdir_hf.method.distances import TokenGeometry
+
+SCHEMA = "mdir-hf/tree/1"
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyTree:
+    """The tree of one group of homologous models.
+
+    Attributes:
+        members: The models in the tree.
+        newick: The tree with branch lengths and supports in per cent, names quoted; None with fewer than three models,
+            and where biopython, which joins neighbours, is not installed: a note says so.
+            Branches without enough support are left out, so that a node may have more than two.
+        splits: Its inner branches.
+        distances: Mean squared difference per entry between aligned rows, member by member.
+        merges: Models left out of the tree because they have two parents in the group.
+        inner: Models at which it branches, or through which a chain runs.
+        centre: The one of ``inner`` that lies on the path between every pair of the others, or None. It may be their
+            ancestor.
+        tokens: Tokens that the distances rest on.
+        evidence: What says which of two models came first; empty where nothing does.
+        root_candidates: Models that may be nearest to the root, by that evidence; None without evidence.
+        copies: Models left out because another model has the same rows once they are aligned, and that model.
+        notes: What a reader should know.
+    """
+
+    members: tuple[str, ...]
+    newick: str | None
+    splits: tuple[Split, ...]
+    distances: tuple[tuple[float, ...], ...]
+    merges: tuple[Merge, ...]
+    centre: str | None
+    tokens: int
+    notes: tuple[str, ...] = ()
+    inner: tuple[InnerModel, ...] = ()
+    evidence: tuple[OrderEvidence, ...] = ()
+    root_candidates: tuple[str, ...] | None = None
+    copies: Mapping[str, str] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain containers."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.members)} models, distances from {self.tokens} tokens"]
+        if self.newick is not None:
+            lines.append(drawn(self.newick))
+            for split in self.splits:
+                lines.append(f"  {100 * split.support:3.0f} %  {', '.join(split.members)} | the others")
+        elif len(self.members) == 2:
+            lines.append(f"  {self.members[0]} and {self.members[1]}: {self.distances[0][1]:.3g} apart")
+        lines += [f"  {name} has the rows of {first}" for name, first in self.copies.items()]
+        for merge in self.merges:
+            lines += _merge_lines(merge)
+        for one in self.inner:
+            branches = " | ".join(_said_branch(branch, tree_size=len(self.members)) for branch in one.branches)
+            n_agreeing, n_pairs = one.untouched
+            rows = f"; untouched rows say so for {n_agreeing} of {n_pairs} pairs" if n_agreeing else ""
+            lines.append(f"  {one.model} lies between {branches}{rows}")
+        if self.inner:
+            lines.append("  The ancestor of a model between others is on one of its branches at most.")
+            lines.append("  The models on its other branches descend from it.")
+        lines += [f"  {one.says}: {one.earlier} came first" for one in self.evidence]
+        lines += _root_lines(self)
+        lines += [f"  {note}" for note in self.notes]
+        return "\n".join(lines)
+
+
+def _said_branch(branch: Sequence[str], *, tree_size: int) -> str:
+    rest = len(branch) > 4 and 2 * len(branch) >= tree_size - 1
+    return f"the other {len(branch)}" if rest else ", ".join(branch)
+
+
+def _merge_lines(merge: Merge) -> list[str]:
+    first, second = merge.parents
+    share = f"{100 * merge.share:.0f} %"
+    lines = [f"  {merge.model} lies between {first} ({share}) and {second} ({100 * (1.0 - merge.share):.0f} %)"]
+    for what in ("attention", "mlp"):
+        shares = [getattr(layer, what) for layer in merge.layers]
+        if any(one is not None for one in shares):
+            said = " ".join("-" if one is None else f"{100 * one:.0f}" for one in shares)
+            lines.append(f"    % of {first} by layer, {'MLP' if what == 'mlp' else what}: {said}")
+    return lines
+
+
+def _root_lines(tree: FamilyTree) -> list[str]:
+    if len(tree.members) < 2:
+        return []
+    if tree.root_candidates is None:
+        return ["  No root: nothing that was read says which model came first."]
+    if not tree.root_candidates:
+        return ["  No root: the evidence on which model came first contradicts itself."]
+    others = [name for name in tree.members if name not in tree.root_candidates]
+    if len(others) < len(tree.root_candidates):
+        return [f"  Root: not at {', '.join(others)}, nor beyond; nothing says which of the others came first."]
+    names = ", ".join(tree.root_candidates)
+    return [f"  Root: of these models, nearest to {names}; the ancestor of all need not be among them."]
+
+
+def trees_to_json(trees: Sequence[FamilyTree]) -> str:
+    """One JSON object of the schema ``mdir-hf/tree/1``."""
+    body = {"schema": SCHEMA, "trees": [tree.to_dict() for tree in trees]}
+    return json.dumps(body, indent=2, ensure_ascii=False, allow_nan=False)
+
+
+def grow_tree(
+    fingerprints: Mapping[str, Fingerprint], *, seed: int = 0, closer: CloserLook | None = None
+) -> FamilyTree:
+    """Grow the tree of a group of models that a survey has found related.
+
+    Args:
+        fingerprints: By name, at least two.
+        seed: Seed of the bootstrap over tokens.
+        closer: Rows of their layers, for the shares of merges and for layers that occur twice.
+
+    Returns:
+        The tree. Distances are between rows on the tokens that all of them keep, aligned with one of them.
+        Cost O(tokens m^2 n) for m models of width n, and ``RESAMPLES`` times O(m^3).
+
+    Raises:
+        InputError: If there is one model only.
+    """
+    names = tuple(fingerprints)
+    if len(names) < 2:
+        raise InputError("a tree needs at least two models")
+    closer = closer or CloserLook()
+    found = align_rows(fingerprints)
+    notes = list(found.notes)
+    if len(found.names) < 2:
+        return FamilyTree(found.names or names, None, (), (), (), None, found.n_tokens, tuple(notes))
+    geometry = found.geometry(seed=seed)
+    # Copies would only add branches of length 0.
+    first_of = equal_models(geometry.distances(), found.names)
+    chosen = [at for at, name in enumerate(found.names) if first_of[name] == name]
+    geometry = replace(geometry, products=geometry.products[:, chosen][:, :, chosen])
+    placed = tuple(found.names[at] for at in chosen)
+    copies = {name: first for name, first in first_of.items() if name != first}
+    layers = {name: closer.layers[name].carried(found.alignments[name]) for name in placed if name in closer.layers}
+    merges = tuple(_with_layers(merge, layers) for merge in find_merges(geometry.distances(), placed))
+    kept = [at for at, name in enumerate(placed) if name not in {merge.model for merge in merges}]
+    members = tuple(placed[at] for at in kept)
+    distances = geometry.distances()[np.ix_(kept, kept)]
+    newick: str | None = None
+    splits: tuple[Split, ...] = ()
+    if len(members) >= 3:
+        try:
+            newick, splits = join(distances, _resampled(geometry, kept, seed), members)
+        except MissingExtraError as exc:  # costs the tree, and nothing else
+            notes.append(f"{exc.message[:1].upper()}{exc.message[1:]}")
+    # Rows are equal bit for bit, or rounded from each other, only where no channel was moved.
+    unmoved = {name: found.rows[name] for name in placed if found.is_unmoved(name)}
+    evidence = (
+        *roundings(unmoved),
+        *copied_layers({name: rows.attention for name, rows in layers.items()}),
+        *_extended(closer, found.rows),
+    )
+    inner = inner_models(distances, members)
+    in_tree = {name: values for name, values in unmoved.items() if name in members}
+    between = between_by_equal_rows(in_tree, [one.model for one in inner])
+    inner = tuple(_with_untouched(one, between) for one in inner)
+    about = [one for one in evidence if {one.earlier, one.later} <= set(members)]
+    notes.append(f"Distances have no direction. Rows are aligned with {found.pivot}.")
+    return FamilyTree(
+        members=members,
+        copies=copies,
+        newick=newick,
+        splits=splits,
+        distances=tuple(tuple(float(d) for d in row) for row in distances),
+        merges=merges,
+        inner=inner,
+        centre=next((one.model for one in inner if len(one.branches) == len(members) - 1), None),
+        tokens=found.n_tokens,
+        evidence=evidence,
+        root_candidates=root_candidates(members, distances, about) if about else None,
+        notes=(*notes, *closer.notes),
+    )
+
+
+def _with_layers(merge: Merge, layers: Mapping[str, LayerRows]) -> Merge:
+    known = [layers[name] for name in (merge.model, *merge.parents) if name in layers]
+    return replace(merge, layers=layer_shares(*known)) if len(known) == 3 else merge
+
+
+def _extended(closer: CloserLook, rows: Mapping[str, torch.Tensor]) -> Iterator[OrderEvidence]:
+    for (earlier, later), new in closer.new_tokens.items():
+        if earlier in rows and later in rows:
+            found = grown_vocabulary(earlier, later, new.n_tokens, rows[later], new.rows)
+            if found is not None:
+                yield found
+
+
+def _with_untouched(one: InnerModel, between: Iterable[Between]) -> InnerModel:
+    branch_of = {name: at for at, branch in enumerate(one.branches) for name in branch}
+    ends = [link.ends for link in between if link.model == one.model]
+    n_agreeing = sum(branch_of.get(a) != branch_of.get(c) for a, c in ends)
+    sizes = [len(branch) for branch in one.branches]
+    return replace(one, untouched=(n_agreeing, (sum(sizes) ** 2 - sum(size**2 for size in sizes)) // 2))
+
+
+def _resampled(geometry: TokenGeometry, kept: Sequence[int], seed: int) -> Iterable[FloatArray]:
+    """Distances on resampled groups of tokens."""
+    rng = np.random.default_rng(seed)
+    n_groups = len(geometry.n_tokens)
+    of_kept = replace(geometry, products=geometry.products[:, kept][:, :, kept])
+    for _ in range(RESAMPLES):
+        yield of_kept.distances(rng.multinomial(n_groups, np.full(n_groups, 1.0 / n_groups)))

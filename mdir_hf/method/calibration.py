@@ -1,0 +1,185 @@
+"""What a reader needs to trust a p-value: placebos that must not be significant, and how privileged the axes are.
+
+docs/method/rows.md, "Calibration". None of these enters the p-value; they enter the verdict.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from mdir_hf.method.matching import CHANNEL_ALPHA, REMARKABLE, ROWS_AT_ONCE, Matching, best_matching, line_energies
+from mdir_hf.method.polar import RowFactors, polar_factor_of_rows, row_factors
+from mdir_hf.method.rows import PairedRows
+from mdir_hf.processor import all_cores
+
+MAX_PLACEBO_ROWS = 512
+MAX_PLACEBO_CHANNELS = 1024
+"""Placebos look for scale artefacts, which any thousand channels show; this keeps them to a fraction of a second."""
+COLUMNS_AT_ONCE = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Placebo:
+    """The same statistic where there is nothing to find.
+
+    Attributes:
+        trace: c on the placebo.
+        threshold: The trace that would be significant at 0.1 %.
+        log_p: Natural log of its bound.
+        n_channels: Channels it was computed on.
+    """
+
+    trace: float
+    threshold: float
+    log_p: float
+    n_channels: int
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it is not significant at 0.1 %."""
+        return self.log_p > math.log(REMARKABLE)
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Placebos and privileged-basis indices of one comparison.
+
+    Attributes:
+        re_paired: Rows of one model paired with other tokens' rows (D2): shows artefacts of scale.
+        rotated: One model turned by a Haar rotation (D4): shows where the null lies.
+        basis_z: Privileged-basis index of reference and candidate (D1): how far the axes stand out among directions.
+    """
+
+    re_paired: Placebo
+    rotated: Placebo
+    basis_z: tuple[float, float]
+
+
+def calibrate(
+    rows: PairedRows, *, generator: torch.Generator, factors: tuple[RowFactors, RowFactors] | None = None
+) -> Calibration:
+    """Run the placebos and the privileged-basis indices on a sample of paired rows.
+
+    Args:
+        rows: Standardised rows; at most 512 rows and 1024 channels of each model are used.
+        generator: Source of the re-pairing, the rotation and the directions.
+        factors: :func:`~mdir_hf.method.polar.row_factors` of the rows of both models, if known; they serve where all
+            rows and channels are used.
+
+    Returns:
+        The calibration. Cost O(n^2 r) on at most 1024 channels and 512 rows.
+    """
+    x = _subset(rows.reference, generator)
+    y = _subset(rows.candidate, generator)
+    shuffled = torch.randperm(len(y), generator=generator).to(y.device)
+    is_whole = x is rows.reference and y is rows.candidate
+    reference, candidate = factors if factors is not None and is_whole else (row_factors(x), row_factors(y))
+    re_paired = RowFactors(candidate.left[shuffled], candidate.scale, candidate.right)
+    rotated = RowFactors(candidate.left, candidate.scale, _haar_frame(candidate.right, generator))
+    return Calibration(
+        re_paired=_placebo(reference, re_paired),
+        rotated=_placebo(reference, rotated),
+        basis_z=(
+            privileged_basis_z(rows.reference, generator=generator),
+            privileged_basis_z(rows.candidate, generator=generator),
+        ),
+    )
+
+
+def count_off_match_channels(polar: torch.Tensor, matching: Matching) -> int:
+    """Count the channels with an off-match hit: an entry beside the matched one that is significant by itself.
+
+    Relatives have next to none, because a channel has one ancestor. Strangers whose axes carry the same features have
+    them, because a feature stands on several axes.
+
+    Args:
+        polar: U, ``(n_reference, n_candidate)``.
+        matching: Its matching.
+
+    Returns:
+        Number of channels of the narrower side. Signs are free, whatever the matching's. Cost O(n^2).
+    """
+    n_reference, n_candidate = polar.shape
+    row_energy, column_energy = (torch.from_numpy(energy).to(polar.device) for energy in line_energies(polar))
+    # The bound of one entry (log_p_entry), for either side's invariance, at 1 % over all entries and both signs.
+    nats = math.log(2 * polar.numel() / CHANNEL_ALPHA)
+    least_square = (2 * nats / n_candidate * row_energy, 2 * nats / n_reference * column_energy)
+    partner = torch.full((n_reference,), -1)
+    partner[torch.from_numpy(matching.reference)] = torch.from_numpy(matching.candidate)
+    partner = partner.to(polar.device)
+    hits_of_row, hits_of_column = [], torch.zeros(n_candidate, dtype=torch.bool, device=polar.device)
+    for start in range(0, n_reference, ROWS_AT_ONCE):
+        block = slice(start, start + ROWS_AT_ONCE)
+        is_hit = polar[block].double().square() > torch.maximum(least_square[0][block, None], least_square[1])
+        has_partner = torch.nonzero(partner[block] >= 0)[:, 0]
+        is_hit[has_partner, partner[block][has_partner]] = False
+        hits_of_row.append(is_hit.any(dim=1))
+        hits_of_column |= is_hit.any(dim=0)
+    return int((torch.cat(hits_of_row) if n_reference <= n_candidate else hits_of_column).sum())
+
+
+def privileged_basis_z(rows: torch.Tensor, *, generator: torch.Generator, n_directions: int = 512) -> float:
+    """Tell how far the coordinate axes stand out among all directions of the row space.
+
+    Compares the mean excess kurtosis and the spread of the log norms of the columns of E with those of E q for random
+    unit vectors q. A model whose law is rotation invariant has axes like any other direction.
+
+    Args:
+        rows: ``(r, n)`` centred rows of unit length.
+        generator: Source of the directions.
+        n_directions: How many random directions stand for all of them.
+
+    Returns:
+        The larger of the two z-scores by size; |z| below 3 is unremarkable. Approximate: directions are treated as
+        independent draws. Cost O(r n n_directions).
+    """
+    if len(rows) < 8:
+        return 0.0
+    n = rows.shape[1]
+    directions = torch.randn(n, n_directions, dtype=rows.dtype, generator=generator).to(rows.device)
+    with all_cores(2.0 * rows.numel() * n_directions, rows.device):
+        turned = rows @ (directions / directions.norm(dim=0))
+    scores = []
+    for of_columns, of_directions in zip(_shape(rows), _shape(turned), strict=True):
+        spread = of_directions.std() * math.sqrt(1.0 / len(of_columns) + 1.0 / n_directions)
+        scores.append(float((of_columns.mean() - of_directions.mean()) / spread.clamp(min=1e-12)))
+    return max(scores, key=abs)
+
+
+def _haar_frame(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Draw ``(n, k)`` orthonormal columns uniformly."""
+    q, r = torch.linalg.qr(torch.randn(like.shape, dtype=like.dtype, generator=generator).to(like.device))
+    # LAPACK fixes the signs of R by the data, which makes q alone not Haar (Mezzadri 2007).
+    signs: torch.Tensor = torch.where(r.diagonal() < 0, -1.0, 1.0).to(q.dtype)
+    return torch.mul(q, signs)
+
+
+def _shape(columns: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    variances, fourth_moments = [], []
+    # Of all columns at once, the powers would take three times the memory of the rows.
+    for block in torch.split(columns, COLUMNS_AT_ONCE, dim=1):
+        centred = block - block.mean(dim=0)
+        variances.append((centred**2).mean(dim=0))
+        fourth_moments.append((centred**4).mean(dim=0))
+    variance = torch.cat(variances).clamp(min=1e-30)
+    kurtosis = torch.cat(fourth_moments) / variance**2 - 3.0
+    log_norm = 0.5 * variance.log()
+    return kurtosis, (log_norm - log_norm.mean()).abs()
+
+
+def _subset(rows: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    rows = rows if len(rows) <= MAX_PLACEBO_ROWS else rows[:MAX_PLACEBO_ROWS]
+    n = rows.shape[1]
+    if n <= MAX_PLACEBO_CHANNELS:
+        return rows
+    return rows[:, torch.randperm(n, generator=generator)[:MAX_PLACEBO_CHANNELS].to(rows.device)]
+
+
+def _placebo(reference: RowFactors, candidate: RowFactors) -> Placebo:
+    factor = polar_factor_of_rows(reference, candidate, whitened=False)
+    matching = best_matching(factor.matrix, signed=False)
+    assert matching is not None  # without a level there is always a matching
+    return Placebo(matching.trace, matching.threshold, matching.log_p, n_channels=min(factor.matrix.shape))

@@ -1,0 +1,213 @@
+"""Residual-basis maps, the paper's outer transformations: they carry weights from one model's basis to another's.
+
+The residual stream of a transformer may be turned by any orthogonal matrix U once the gains of its norms are folded
+into the projections behind them (paper, section on the invariant transformation group: U_Q = U_K = U_V = U_O = U).
+Every weight here is ``(d_out, d_in)``, ``y = W x``; U is ``(n_reference, n_candidate)`` with ``E' ~ E U``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+
+from mdir_hf.method.matching import Matching
+from mdir_hf.processor import all_cores
+
+Kind = Literal["identity", "permutation", "signed_permutation", "rotation", "channels"]
+
+LEFT_INVARIANCE = (
+    "The models are independent, and given everything else in it one of them has no preferred axes on the side of its "
+    "heads or neurons: its matrix W and H W have the same law for every rotation H of that side."
+)
+"""What every p-value of a layer rests on (docs/method/layers.md): exact at Gaussian initialisation, a symmetry of
+attention inside each head, an assumption for trained heads and neurons."""
+
+_OUTER_NULL: dict[str, str] = {
+    "identity": "The residual basis was taken as it is, nothing was fitted.",
+    "permutation": "The residual channels were matched on the {fitted_on}, which that rotation leaves fixed.",
+    "signed_permutation": "The residual channels and signs were matched on the {fitted_on}, which that rotation "
+    "leaves fixed.",
+    "channels": "Channels of the wider model were selected on the {fitted_on}, which that rotation leaves fixed.",
+    "rotation": "The rotation was fitted on rows of the {fitted_on}: it is a nuisance and no evidence by "
+    "itself, and it may also align features that both models learnt from language, so compare with other layers.",
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OuterTransformation:
+    """A residual-basis map U, which carries reference weights into the candidate's residual basis.
+
+    Attributes:
+        kind: What it is.
+        n_reference: Residual width of the reference.
+        n_candidate: Residual width of the candidate.
+        matrix: ``(n_reference, n_candidate)`` where it is a rotation, else None.
+        reference: Matched reference channels, ``(k,)`` int64, where it is a matching of channels, else None.
+        candidate: The candidate's channel of each, ``(k,)``.
+        signs: ``(k,)`` of +1 and -1.
+        fitted_on: Rows of what it was found on, where it was looked for.
+    """
+
+    kind: Kind
+    n_reference: int
+    n_candidate: int
+    matrix: torch.Tensor | None = None
+    reference: torch.Tensor | None = None
+    candidate: torch.Tensor | None = None
+    signs: torch.Tensor | None = None
+    fitted_on: str = "embeddings"
+
+    @classmethod
+    def identity(cls, n: int) -> OuterTransformation:
+        """Take both models to live in the same basis, of width ``n``."""
+        return cls("identity", n, n)
+
+    @classmethod
+    def rotation(cls, matrix: torch.Tensor, *, fitted_on: str = "embeddings") -> OuterTransformation:
+        """Use a fitted orthogonal map ``(n_reference, n_candidate)``, or a partial isometry where rank was lacking."""
+        return cls("rotation", matrix.shape[0], matrix.shape[1], matrix=matrix, fitted_on=fitted_on)
+
+    @classmethod
+    def from_matching(
+        cls, matching: Matching, n_reference: int, n_candidate: int, *, fitted_on: str = "embeddings"
+    ) -> OuterTransformation:
+        """Use a matching of channels found by :func:`~mdir_hf.method.matching.best_matching`.
+
+        Args:
+            matching: The matching.
+            n_reference: Residual width of the reference.
+            n_candidate: Residual width of the candidate.
+            fitted_on: Rows of what it was found on.
+
+        Returns:
+            A (signed) permutation, or a selection of channels where the widths differ.
+        """
+        kind: Kind = "signed_permutation" if matching.signed else "permutation"
+        return cls(
+            kind if n_reference == n_candidate else "channels",
+            n_reference,
+            n_candidate,
+            reference=torch.from_numpy(matching.reference),
+            candidate=torch.from_numpy(matching.candidate),
+            signs=torch.from_numpy(matching.signs),
+            fitted_on=fitted_on,
+        )
+
+    @property
+    def reversed(self) -> OuterTransformation:
+        """The map that carries weights of the candidate into the basis of the reference."""
+        return replace(
+            self,
+            n_reference=self.n_candidate,
+            n_candidate=self.n_reference,
+            matrix=None if self.matrix is None else self.matrix.T,
+            reference=self.candidate,
+            candidate=self.reference,
+        )
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether it was looked for, or taken as it is."""
+        return self.kind != "identity"
+
+    @property
+    def null(self) -> str:
+        """What a p-value computed behind this transformation rests on, in a sentence or two."""
+        return f"{LEFT_INVARIANCE} {_OUTER_NULL[self.kind].format(fitted_on=self.fitted_on)}"
+
+    def carry_in(self, weight: torch.Tensor) -> torch.Tensor:
+        """Carry a weight that reads the residual stream: ``W U``, for q, k, v, gate and up.
+
+        Args:
+            weight: ``(d_out, n_reference)``.
+
+        Returns:
+            ``(d_out, n_candidate)``; channels of the candidate that have no counterpart are zero.
+
+        Raises:
+            ValueError: If the weight's input width is not ``n_reference``.
+        """
+        if weight.shape[1] != self.n_reference:
+            raise ValueError(
+                f"carrying a weight of shape {tuple(weight.shape)}: expected {self.n_reference} input channels"
+            )
+        if self.kind == "identity":
+            return weight
+        if self.matrix is not None:
+            with all_cores(2.0 * weight.numel() * self.n_candidate, weight.device):
+                return weight @ self.matrix.to(weight)
+        assert self.reference is not None and self.candidate is not None and self.signs is not None
+        device = weight.device
+        carried = torch.zeros(weight.shape[0], self.n_candidate, dtype=weight.dtype, device=device)
+        carried[:, self.candidate.to(device)] = weight[:, self.reference.to(device)] * self.signs.to(weight)
+        return carried
+
+    def carry_out(self, weight: torch.Tensor) -> torch.Tensor:
+        """Carry a weight that writes to the residual stream: ``U^T W``, for o and down.
+
+        Args:
+            weight: ``(n_reference, d_in)``.
+
+        Returns:
+            ``(n_candidate, d_in)``.
+
+        Raises:
+            ValueError: If the weight's output width is not ``n_reference``.
+        """
+        if weight.shape[0] != self.n_reference:
+            raise ValueError(
+                f"carrying a weight of shape {tuple(weight.shape)}: expected {self.n_reference} output channels"
+            )
+        return self.carry_in(weight.T).T
+
+
+def outer_candidates(
+    n_reference: int,
+    n_candidate: int,
+    *,
+    polar: torch.Tensor | None = None,
+    matching: Matching | None = None,
+) -> tuple[OuterTransformation, ...]:
+    """Choose which residual-basis maps to test the layers with (paper, Algorithm 1: U_E).
+
+    Args:
+        n_reference: Residual width of the reference.
+        n_candidate: Residual width of the candidate.
+        polar: Polar factor of the common tokens' embeddings, None without a common vocabulary.
+        matching: Its matching where that is significant, else None.
+
+    Returns:
+        In the order to try them; each is one more test to correct for. Where a matching is significant, that alone.
+        Else the fitted rotation, if there are embeddings to fit it on, and the identity, if the widths are equal: a
+        model retrained under a new tokenizer keeps its layers in the old basis. Possibly none.
+    """
+    if matching is not None:
+        return (OuterTransformation.from_matching(matching, n_reference, n_candidate),)
+    found: list[OuterTransformation] = []
+    if polar is not None:
+        found.append(OuterTransformation.rotation(polar))
+    if n_reference == n_candidate:
+        found.append(OuterTransformation.identity(n_reference))
+    return tuple(found)
+
+
+def fold_gain(weight: torch.Tensor, gain: torch.Tensor | None, *, plus_one: bool = False) -> torch.Tensor:
+    """Fold the gain of an RMSNorm into the projection that reads its output: ``W diag(g)``.
+
+    Only then do the norm and every rotation of the residual stream commute (paper, appendix: orthogonal matrices and
+    RMSNorms commute).
+
+    Args:
+        weight: ``(d_out, n)``.
+        gain: ``(n,)``, None for a norm without gain.
+        plus_one: Whether the norm multiplies by ``1 + g`` (Gemma).
+
+    Returns:
+        ``(d_out, n)``.
+    """
+    if gain is None:
+        return weight
+    factor = gain.to(weight)
+    return weight * (factor + 1.0 if plus_one else factor)

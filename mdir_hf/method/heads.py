@@ -1,0 +1,194 @@
+"""Attention heads: one head map for all four projections, and values mixed by any invertible map per head.
+
+``V_h -> H_h V_h`` with ``O_h -> O_h H_h^-1`` leaves a model's function as it is for every invertible H_h. The paper's
+appendix finds orthogonal H_h and leaves the rest to future work. What no H_h changes are the row space of V_h and the
+column space of O_h; :func:`canonical_heads` is a representative of each head that only knows these, so that the block
+test of :mod:`~mdir_hf.method.blocks` runs on it as if H_h were orthogonal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.optimize import linear_sum_assignment
+
+from mdir_hf.method.blocks import FloatArray, HeadPattern, IntArray
+from mdir_hf.method.decompositions import thin_svd
+from mdir_hf.method.neurons import unit_rows
+from mdir_hf.method.polar import RELATIVE_RANK_TOLERANCE, polar_factor
+from mdir_hf.method.significance import log_n_matchings
+
+SUBSPACE_NULL = (
+    "The models are independent, and given everything else in it the way one of them divides the space that a "
+    "layer's heads read or write among its heads is uniformly random."
+)
+"""Null of the subspace tests: exact for independent Gaussian heads of total width up to n, and blind to which space
+all heads share, so features that both models learnt do not count."""
+
+
+def unit_heads(rows: torch.Tensor, n_heads: int) -> torch.Tensor:
+    """Bring every head to unit energy, so that heavy heads in both models are not taken for each other.
+
+    Args:
+        rows: ``(H d, n)``.
+        n_heads: H.
+
+    Returns:
+        ``(H d, n)``; a head of zeros stays zero.
+    """
+    heads = rows.reshape(n_heads, -1)
+    return unit_rows(heads).reshape(rows.shape)
+
+
+def canonical_heads(rows: torch.Tensor, n_heads: int) -> torch.Tensor:
+    """Replace heads by a representative that any invertible map per head leaves alone, up to a rotation per head.
+
+    First each head's rows by their polar factor (an orthonormal basis of their span), then the stack of all heads by
+    its own polar factor. Both steps commute with rotations inside heads: ``Ortho(D Q) = D Ortho(Q)`` for orthogonal D.
+    The law of the result, for independent Gaussian heads with ``H d <= n``, is uniform on the Stiefel manifold: it
+    turns with every rotation of the residual side, and there is only one such law. So given the space that all heads
+    span together it is invariant under every rotation on the head side, which is what the block bound needs.
+
+    Args:
+        rows: ``(H d, n)``: v, or the transpose of o.
+        n_heads: H.
+
+    Returns:
+        ``(H d, n)``, a partial isometry. Cost O(H d n min(H d, n)).
+    """
+    m, n = rows.shape
+    heads = rows.reshape(n_heads, m // n_heads, n)
+    left, scale, right_t = thin_svd(heads)
+    kept = scale > RELATIVE_RANK_TOLERANCE[rows.dtype] * scale[:, :1]
+    orthonormal = (left * kept[:, None, :]) @ right_t
+    return polar_factor(orthonormal.reshape(m, n)).matrix
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadMap:
+    """Which KV head and which query head of the candidate is which of the reference.
+
+    Attributes:
+        kv_reference: Matched KV heads of the reference, ``(k,)``.
+        kv_candidate: The candidate's KV head of each.
+        q_reference: Matched query heads of the reference, group by group, ``(k r,)``.
+        q_candidate: The candidate's query head of each.
+        log_n_kv_maps: Natural log of the number of KV maps.
+        log_n_q_maps: Natural log of the number of query maps that keep the groups.
+    """
+
+    kv_reference: IntArray
+    kv_candidate: IntArray
+    q_reference: IntArray
+    q_candidate: IntArray
+    log_n_kv_maps: float
+    log_n_q_maps: float
+
+
+def find_head_map(
+    kv_patterns: Sequence[HeadPattern],
+    q_patterns: Sequence[HeadPattern],
+    *,
+    n_kv_heads: tuple[int, int],
+    n_heads: tuple[int, int],
+) -> HeadMap:
+    """Find one map of KV groups and of the queries inside each, from all projections of a layer together.
+
+    Optimal over all maps that keep the groups (paper, appendix: P_1 x P_2): an assignment of queries inside every
+    pair of groups, then one of groups. Scores are weighted by m, as in the exponent of the bound. A map found in any
+    way gives valid p-values, so a projection that was replaced can only cost power.
+
+    Args:
+        kv_patterns: Patterns over KV heads (k, v), possibly none.
+        q_patterns: Patterns over query heads (q, o), possibly none.
+        n_kv_heads: KV heads of reference and candidate.
+        n_heads: Query heads of reference and candidate.
+
+    Returns:
+        The map. Cost O(G^2 r^3) for G groups of r queries.
+    """
+    sizes = (n_heads[0] // n_kv_heads[0], n_heads[1] // n_kv_heads[1])
+    k = min(sizes)
+    group_score = _weighted(kv_patterns, n_kv_heads)
+    query_score = _weighted(q_patterns, n_heads)
+    inner: dict[tuple[int, int], tuple[IntArray, IntArray]] = {}
+    for g in range(n_kv_heads[0]):
+        for h in range(n_kv_heads[1]):
+            block = query_score[g * sizes[0] : (g + 1) * sizes[0], h * sizes[1] : (h + 1) * sizes[1]]
+            rows, columns = linear_sum_assignment(block, maximize=True)
+            inner[g, h] = (rows + g * sizes[0], columns + h * sizes[1])
+            group_score[g, h] += float(block[rows, columns].sum())
+    kv_reference, kv_candidate = linear_sum_assignment(group_score, maximize=True)
+    pairs = [inner[int(g), int(h)] for g, h in zip(kv_reference, kv_candidate, strict=True)]
+    narrow, wide = sorted(n_kv_heads)
+    log_n_kv = log_n_matchings(narrow, wide, narrow)
+    return HeadMap(
+        kv_reference=kv_reference.astype(np.int64),
+        kv_candidate=kv_candidate.astype(np.int64),
+        q_reference=np.concatenate([p[0] for p in pairs]).astype(np.int64),
+        q_candidate=np.concatenate([p[1] for p in pairs]).astype(np.int64),
+        log_n_kv_maps=log_n_kv,
+        log_n_q_maps=log_n_kv + narrow * log_n_matchings(k, max(sizes), k),
+    )
+
+
+def _weighted(patterns: Sequence[HeadPattern], shape: tuple[int, int]) -> FloatArray:
+    total: FloatArray = np.zeros(shape)
+    for pattern in patterns:
+        total += 0.5 * (pattern.n_reference + pattern.n_candidate) * pattern.scores
+    return total
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadTransformation:
+    """Head map and inner map of each head that take the reference's rows to the candidate's.
+
+    Attributes:
+        reference: Heads of the reference, ``(k,)``.
+        candidate: The candidate's head of each.
+        matrices: ``(k, d', d)``, H_h with ``W'_h ~ H_h W_sigma(h)``; for o on its transpose, i.e. ``H_h^-T``.
+        residual: ``|W' - found(W)|_F / |W'|_F`` over the matched heads; 0 for an exact copy.
+        skewness: How far the maps are from rotations with a scale, ``|H H^T / s - 1|_F / sqrt(d')`` averaged over
+            heads: 0 for rotations, around 1 for generic invertible maps.
+    """
+
+    reference: IntArray
+    candidate: IntArray
+    matrices: torch.Tensor
+    residual: float
+    skewness: float
+
+
+def solve_heads(
+    carried: torch.Tensor,
+    weight: torch.Tensor,
+    reference: IntArray,
+    candidate: IntArray,
+    *,
+    n_heads: tuple[int, int],
+) -> HeadTransformation:
+    """Fit the inner map of every matched head by least squares.
+
+    Args:
+        carried: Reference rows in the candidate's residual basis, ``(H d, n)``.
+        weight: Candidate's rows, ``(H' d', n)``.
+        reference: Matched heads of the reference.
+        candidate: The candidate's head of each.
+        n_heads: H and H'.
+
+    Returns:
+        The transformation.
+    """
+    n = carried.shape[1]
+    x = carried.reshape(n_heads[0], -1, n)[torch.from_numpy(reference)]
+    y = weight.reshape(n_heads[1], -1, n)[torch.from_numpy(candidate)]
+    matrices = y @ torch.linalg.pinv(x)
+    residual = float((y - matrices @ x).norm() / y.norm().clamp(min=torch.finfo(y.dtype).tiny))
+    gram = matrices @ matrices.mT
+    scale = gram.diagonal(dim1=1, dim2=2).mean(dim=1).clamp(min=torch.finfo(y.dtype).tiny)
+    unit = torch.eye(gram.shape[1], dtype=gram.dtype, device=gram.device)
+    skewness = (gram / scale[:, None, None] - unit).norm(dim=(1, 2)).mean() / gram.shape[1] ** 0.5
+    return HeadTransformation(reference, candidate, matrices, residual, float(skewness))

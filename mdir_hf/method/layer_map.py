@@ -1,0 +1,425 @@
+"""Algorithm 2: which layer of the candidate descends from which layer of the reference.
+
+For one representative matrix per layer (V by default) the polar factor of ``W W'^T`` is tested for a permutation of
+output channels, over all L x L' pairs of layers.
+
+What the p-values rest on: the two models are independent and ONE model's matrices are left-invariant, ``H W ~ W`` for
+rotations H of the output (head) side, given everything else. That is exact at Gaussian initialisation, a gauge
+symmetry for V within heads, and an assumption after training. Whatever the layers share on the residual side
+(anisotropy, outlier channels, the fitted basis change itself) is harmless. The cells off the map are the natural
+control: they must not be significant (docs/method/layers.md).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from typing import Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from mdir_hf.errors import InputError
+from mdir_hf.method.combine import (
+    count_related,
+    log_p_by_layer,
+    log_p_hommel,
+    log_p_of_best,
+    log_p_ordered_map,
+    log_p_rueger,
+)
+from mdir_hf.method.layer_order import LayerRun, Pattern, classify_layers, layer_runs, ordered_matching
+from mdir_hf.method.layer_screen import SCREEN_CHANNELS, ScreenedColumn, screen_channels, screen_column
+from mdir_hf.method.matching import best_matching
+from mdir_hf.method.polar import polar_factor, polar_factor_of_rows, row_factors
+from mdir_hf.method.products import cross_product
+
+
+class StoredLayer(Protocol):
+    """A matrix ``(d_out, n)`` that is loaded when it is asked for, and let go after."""
+
+    @property
+    def n_channels(self) -> int:
+        """How many output channels it has, ``d_out``, known without loading it."""
+        ...
+
+    def load(self, channels: torch.Tensor | None = None) -> torch.Tensor:
+        """Return these output channels of it, ``(k, n)``, or all of them."""
+        ...
+
+
+Layers = Sequence[torch.Tensor | StoredLayer]
+"""One matrix ``(d_out, n)`` per layer."""
+
+FLOAT64_CHANNELS = 512
+"""Up to this many output channels a full test is float64; beyond, float32 (three times as fast)."""
+
+FULL_CHANNELS = 2 * SCREEN_CHANNELS
+"""Layers of no more output channels than this are not screened: the full test costs no more. They stay in memory."""
+
+CANNOT_COUNT = -1e-9
+"""A matching whose p cannot fall below 1 is not searched for."""
+
+
+Cells = tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]
+"""log p, and whether it is of the full polar factor; ``(rows, columns)`` each."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerMatch:
+    """A candidate layer and its ancestor.
+
+    Attributes:
+        reference: Layer of the reference, 0-based.
+        candidate: Layer of the candidate, 0-based.
+        log_p: Natural log of p, corrected for the search over all pairs of layers.
+    """
+
+    reference: int
+    candidate: int
+    log_p: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerMap:
+    """The map between the layers of two models, and its evidence. Natural logarithms, at most 0.
+
+    Attributes:
+        log_p: ``(L, L')``; each cell is valid by itself, corrected for ``tests_per_cell`` and nothing else.
+        is_full: ``(L, L')`` where the full polar factor was computed. Elsewhere the screen decided: the cell is not
+            significant (p = 1), or is so by the screened channels alone where ``refine="undecided"``.
+        tests_per_cell: What each cell is corrected for: permutation and signed permutation, times two where the screen
+            may decide a cell.
+        multiplicity: By how much a cell's p is multiplied before it counts: L L' (times the caller's ``n_tests``).
+        matches: Every candidate layer that has a significant ancestor, once, with its best one; in candidate order.
+        ordered: The maximal ordered matching of significant cells, pairs (reference, candidate): each layer of either
+            model at most once, order kept. For a depth-upscaled model this is shorter than ``matches``.
+        pattern: How the candidate was made, see :func:`~mdir_hf.method.layer_order.classify_layers`.
+        runs: ``matches`` as runs of consecutive layers.
+        log_p_map: p for the whole map under ANY dependence: Rüger's ``(L / k) p_(k)`` with k = half the layers of the
+            shallower model, each with its best partner in the other, corrected for that search.
+        log_p_any: The same by Hommel's rule, over every k: for maps of which only a small part is related.
+        log_p_fisher: Fisher's sum along the best ordered map; holds only if layers are independent under the null.
+        n_related: At least this many layers of the shallower model have a relative, at confidence 1 - alpha, under any
+            dependence.
+    """
+
+    log_p: npt.NDArray[np.float64]
+    is_full: npt.NDArray[np.bool_]
+    tests_per_cell: int
+    multiplicity: int
+    matches: tuple[LayerMatch, ...]
+    ordered: tuple[tuple[int, int], ...]
+    pattern: Pattern
+    runs: tuple[LayerRun, ...]
+    log_p_map: float
+    log_p_any: float
+    log_p_fisher: float
+    n_related: int
+
+
+def map_layers(
+    sides: Sequence[tuple[Layers, Layers]],
+    *,
+    log_alpha: float,
+    signed: bool = True,
+    refine: Literal["hits", "undecided"] = "hits",
+    n_screened: int = SCREEN_CHANNELS,
+    n_tests: int = 1,
+    seed: int = 0,
+    device: str | torch.device = "cpu",
+) -> list[LayerMap]:
+    """Find every candidate layer's ancestor among the reference's layers, in one map or in several in step.
+
+    Layers of different maps that are made of the same file are asked for one after the other, so that whoever keeps
+    the last one reads each once.
+
+    Args:
+        sides: Reference and candidate of each map. Of the reference L matrices ``(d_out, n)``, y = W x, ALREADY carried
+            into the candidate's residual basis; any floating dtype; output widths may differ from layer to layer and
+            from the candidate's. Of the candidate L' matrices ``(d_out', n)``.
+        log_alpha: Natural log of the level fixed in advance.
+        signed: Whether each cell is tested for a signed permutation too.
+        refine: ``hits`` gives every cell beyond the null of the screen its full test. ``undecided`` keeps the screen's
+            own valid, weaker bound where that is significant already: the same matches several times faster, for when
+            only the map is asked for.
+        n_screened: Output channels that the screen looks at; 0 tests every cell in full.
+        n_tests: Tests of the same comparison to correct each map for (a second basis tried, a second matrix), those
+            made here among them.
+        seed: Seed of the screened channels.
+        device: Where products and factorisations run.
+
+    Returns:
+        The maps, in the order of ``sides``. Each costs 2 L L' d0 d' n flops for the screen, and O(d d' n + d^3) for
+        each full cell. Memory of each: ``L d0 n`` floats (up to twice that where layers have few channels), one layer
+        of each model, and a few ``L d0 d'``, where L counts the model with fewer output channels (of two alike, the
+        one with more layers). Of its layers d0 channels are loaded, and a whole layer for every full cell in it (once
+        in all, if it has few channels); the other model's layers are loaded once.
+
+    Raises:
+        InputError: If a side has no layers, a layer is no finite matrix, or residual widths differ.
+
+    References:
+        paper, Algorithm 2; docs/method/layers.md.
+    """
+    searches = []
+    for reference, candidate in sides:
+        if not len(reference) or not len(candidate):
+            raise InputError(f"a layer map needs layers on both sides, got {len(reference)} and {len(candidate)}")
+        named = (("reference", reference), ("candidate", candidate))
+        mine, other = (_Side(name, layers, torch.device(device)) for name, layers in named)
+        # Of two as wide, the one with more layers is screened: those of the other are loaded whole.
+        is_swapped = n_screened > 0 and (mine.n_channels(0), len(other)) > (other.n_channels(0), len(mine))
+        rows, columns = (other, mine) if is_swapped else (mine, other)
+        searches.append(_CellSearch(rows, columns, is_swapped, log_alpha, signed, refine, n_screened, n_tests, seed))
+    cells = [search.empty() for search in searches]
+    for _ in zip_longest(*(search.columns_into(*of_it) for search, of_it in zip(searches, cells, strict=True))):
+        pass
+    return [search.summarise(*of_it) for search, of_it in zip(searches, cells, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """The layers of one model, loaded and checked one at a time."""
+
+    name: str
+    layers: Layers
+    device: torch.device
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def load(self, index: int, width: int | None, channels: torch.Tensor | None = None) -> torch.Tensor:
+        source = self.layers[index]
+        if not isinstance(source, torch.Tensor):
+            layer = source.load(channels)
+        elif channels is None or source.ndim != 2:
+            layer = source
+        else:
+            layer = source[channels.to(source.device)]
+        layer = layer.to(self.device)
+        if layer.dtype != torch.float64:
+            layer = layer.float()
+        if layer.ndim != 2 or 0 in layer.shape:
+            raise InputError(f"layer {index} of the {self.name} is no matrix (d_out, n): shape {tuple(layer.shape)}")
+        if width is not None and layer.shape[1] != width:
+            raise InputError(
+                f"layer {index} of the {self.name} has residual width {layer.shape[1]}, expected {width}; "
+                "carry the reference into the candidate's residual basis first"
+            )
+        if not bool(torch.isfinite(layer).all()):
+            raise InputError(f"layer {index} of the {self.name} holds values that are not finite")
+        return layer
+
+    def n_channels(self, index: int) -> int:
+        source = self.layers[index]
+        if not isinstance(source, torch.Tensor):
+            return source.n_channels
+        return source.shape[0] if source.ndim else 0
+
+
+@dataclass(frozen=True, slots=True)
+class _CellSearch:
+    """One pass over all cells; ``rows`` is the side with fewer output channels, whose channels are screened.
+
+    Every screened channel of the narrower side can have a partner on the wider one; the other way round most could not.
+    Where the reference is the wider one, the two are swapped.
+    """
+
+    rows: _Side
+    columns: _Side
+    is_swapped: bool
+    log_alpha: float
+    signed: bool
+    refine: Literal["hits", "undecided"]
+    n_screened: int
+    n_tests: int
+    seed: int
+
+    @property
+    def tests_per_cell(self) -> int:
+        # In "hits" mode a cell reports p = 1 or its full p: the screen only ever withholds evidence, and costs nothing.
+        return (2 if self.signed else 1) * (2 if self.refine == "undecided" else 1)
+
+    @property
+    def multiplicity(self) -> int:
+        return len(self.rows) * len(self.columns) * self.n_tests
+
+    @property
+    def log_alpha_cell(self) -> float:
+        return self.log_alpha - math.log(self.multiplicity)
+
+    def empty(self) -> Cells:
+        """Cells of which nothing is known."""
+        shape = (len(self.rows), len(self.columns))
+        return np.zeros(shape), np.zeros(shape, dtype=np.bool_)
+
+    def columns_into(self, log_p: npt.NDArray[np.float64], is_full: npt.NDArray[np.bool_]) -> Iterator[int]:
+        """Fill the cells ``(rows, columns)`` in place, and stop after each column."""
+        rows = self._screened_rows()
+        width: int | None = None if rows is None else rows.shape[2]
+        kept: dict[int, torch.Tensor] = {}
+        for j in range(len(self.columns)):
+            layer = self.columns.load(j, width)
+            width = layer.shape[1]
+            undecided = list(range(len(self.rows)))
+            if rows is not None and layer.shape[0] > FULL_CHANNELS:
+                decided, undecided = self._triage(screen_column(rows, layer, signed=self.signed))
+                for i, value in decided.items():
+                    log_p[i, j] = value
+            for i in undecided:
+                partner = kept[i] if i in kept else self.rows.load(i, width)
+                if len(partner) <= FULL_CHANNELS:
+                    kept[i] = partner
+                log_p[i, j] = log_p_of_layers(partner, layer, signed=self.signed, tests_per_cell=self.tests_per_cell)
+                is_full[i, j] = True
+            yield j
+
+    def _screened_rows(self) -> torch.Tensor | None:
+        """Load the screened channels of each layer; None where screening saves nothing."""
+        n_channels = [self.rows.n_channels(i) for i in range(len(self.rows))]
+        if self.n_screened == 0 or min(n_channels) <= FULL_CHANNELS:
+            return None
+        rows: list[torch.Tensor] = []
+        width: int | None = None
+        for i, n in enumerate(n_channels):
+            layer = self.rows.load(i, width, screen_channels(n, self.n_screened, seed=self.seed))
+            width = layer.shape[1]
+            rows.append(layer[:width].float())
+        return torch.stack(rows)
+
+    def _triage(self, column: ScreenedColumn) -> tuple[dict[int, float], list[int]]:
+        """Split a screened column into cells that the screen decides and cells that need their full test."""
+        decided: dict[int, float] = {}
+        undecided: list[int] = []
+        for i in map(int, np.flatnonzero(~column.is_null)):
+            bound = 0.0
+            if column.is_bulk[i] or self.refine == "undecided":
+                bound = _log_p_of_polar(column.polar[i], signed=self.signed, tests=self.tests_per_cell)
+            is_hit = bound < self.log_alpha_cell
+            if is_hit and self.refine == "undecided":
+                decided[i] = bound
+            elif is_hit or not column.is_bulk[i]:
+                undecided.append(i)
+        return decided, undecided
+
+    def _refine_rivals(self, log_p: npt.NDArray[np.float64], is_full: npt.NDArray[np.bool_]) -> None:
+        """Test in full, in place, where a layer of either model has several possible partners.
+
+        Bounds on few channels and full ones do not compare; without this the better partner might lose.
+        """
+        is_hit = log_p < self.log_alpha_cell
+        has_rival = (is_hit.sum(axis=0, keepdims=True) > 1) | (is_hit.sum(axis=1, keepdims=True) > 1)
+        for i, j in np.argwhere(is_hit & ~is_full & has_rival):
+            pair = (self.rows.load(int(i), None), self.columns.load(int(j), None))
+            log_p[i, j] = log_p_of_layers(*pair, signed=self.signed, tests_per_cell=self.tests_per_cell)
+            is_full[i, j] = True
+
+    def summarise(self, log_p: npt.NDArray[np.float64], is_full: npt.NDArray[np.bool_]) -> LayerMap:
+        """Read the map off its cells ``(rows, columns)``, all columns of which were gone through."""
+        self._refine_rivals(log_p, is_full)
+        if self.is_swapped:
+            log_p, is_full = log_p.T.copy(), is_full.T.copy()
+        return _summary(
+            log_p,
+            is_full,
+            log_alpha=self.log_alpha,
+            tests_per_cell=self.tests_per_cell,
+            n_tests=self.n_tests,
+        )
+
+
+def with_matches(layer_map: LayerMap, matches: Sequence[LayerMatch]) -> LayerMap:
+    """The map with these of its matches, and all that is read off them."""
+    pairs = [(match.reference, match.candidate) for match in matches]
+    kept = set(pairs)
+    return replace(
+        layer_map,
+        matches=tuple(matches),
+        ordered=tuple(pair for pair in layer_map.ordered if pair in kept),
+        pattern="sampled" if layer_map.pattern == "sampled" else classify_layers(pairs, *layer_map.log_p.shape),
+        runs=layer_runs(pairs),
+        n_related=min(layer_map.n_related, len(pairs)),
+    )
+
+
+def silent_map(n_reference: int, n_candidate: int, *, n_tests: int = 1) -> LayerMap:
+    """The map of layers that were not compared: p = 1 in every cell, and nothing found."""
+    shape = (n_reference, n_candidate)
+    return _summary(np.zeros(shape), np.zeros(shape, dtype=np.bool_), log_alpha=-1.0, tests_per_cell=1, n_tests=n_tests)
+
+
+def _summary(
+    log_p: npt.NDArray[np.float64],
+    is_full: npt.NDArray[np.bool_],
+    *,
+    log_alpha: float,
+    tests_per_cell: int,
+    n_tests: int,
+) -> LayerMap:
+    """Read the map off its cells ``(L, L')``."""
+    multiplicity = log_p.size * n_tests
+    corrected = np.minimum(0.0, log_p + math.log(multiplicity))
+    best = log_p.argmin(axis=0)
+    matches = tuple(
+        LayerMatch(int(i), j, float(corrected[i, j])) for j, i in enumerate(best) if corrected[i, j] < log_alpha
+    )
+    pairs = [(match.reference, match.candidate) for match in matches]
+    ordered = ordered_matching(log_p, math.log(multiplicity) - log_alpha)
+    # Fisher's union covers any choice among ordered maps; pairs below the level of a single layer would add to it.
+    evidence = ordered_matching(log_p, 1.0)
+    fisher = log_p_ordered_map([float(log_p[i, j]) for i, j in evidence], *log_p.shape)
+    by_layer = log_p_by_layer(log_p)
+    return LayerMap(
+        log_p=log_p,
+        is_full=is_full,
+        tests_per_cell=tests_per_cell,
+        multiplicity=multiplicity,
+        matches=matches,
+        ordered=tuple(ordered),
+        pattern=classify_layers(pairs, *log_p.shape),
+        runs=layer_runs(pairs),
+        log_p_map=log_p_of_best(log_p_rueger(by_layer, (len(by_layer) + 1) // 2), n_tests),
+        log_p_any=log_p_of_best(log_p_hommel(by_layer), n_tests),
+        log_p_fisher=log_p_of_best(fisher, n_tests),
+        n_related=count_related(by_layer, log_alpha - math.log(n_tests)),
+    )
+
+
+def log_p_of_layers(
+    reference: torch.Tensor, candidate: torch.Tensor, *, signed: bool = True, tests_per_cell: int = 2
+) -> float:
+    """Test one pair of layers in full: the polar factor of ``W W'^T``, its best matching, and the bound.
+
+    Where both have more output channels than the residual stream is wide, the factor has rank n and is taken from thin
+    factors of the two matrices, never completed by a null basis.
+
+    Args:
+        reference: ``(d_out, n)`` in the candidate's residual basis.
+        candidate: ``(d_out', n)``.
+        signed: Whether a signed permutation is tested too.
+        tests_per_cell: By how many tests the smaller p is corrected.
+
+    Returns:
+        Natural log of p, at most 0; corrected for ``tests_per_cell`` only. Cost O(d d' n + d d' min(d, d')).
+    """
+    n_narrow, n_wide = sorted((reference.shape[0], candidate.shape[0]))
+    dtype = torch.float64 if n_wide <= FLOAT64_CHANNELS else torch.float32
+    rows, columns = reference.to(dtype), candidate.to(dtype)
+    if reference.shape[1] < n_narrow:
+        polar = polar_factor_of_rows(row_factors(rows.T), row_factors(columns.T), whitened=False).matrix
+    else:
+        polar = polar_factor(cross_product(rows.T, columns.T)).matrix
+    return _log_p_of_polar(polar, signed=signed, tests=tests_per_cell)
+
+
+def _log_p_of_polar(polar: torch.Tensor, *, signed: bool, tests: int) -> float:
+    log_p = 0.0
+    for with_signs in (False, True) if signed else (False,):
+        matching = best_matching(polar, signed=with_signs, log_alpha=CANNOT_COUNT)
+        if matching is not None:
+            log_p = min(log_p, matching.log_p)
+    return log_p_of_best(log_p, tests)

@@ -1,0 +1,171 @@
+"""Deciding cheaply which cells of a layer map need the full test.
+
+A fixed, seeded set S of d0 output channels of every reference layer, runs of neighbours, is tested against all
+channels of a candidate layer: one matrix product for the whole column of the map, then polar factors of d0 rows
+through d0 x d0 eigenproblems.
+Under the null ``U_S = Ortho(W_S W'^T)`` has rows that are uniform on a sphere, so the law of the sum of its row maxima
+is known, and a cell that lies within it is not tested further.
+
+What is guaranteed, and what is not:
+
+- A cell within the null law is reported with p = 1, which is never smaller than its full p. So the screen cannot
+  create a false positive and costs no multiplicity: it is a gate, not a test.
+- A cell whose d0-channel bound is significant by itself always gets further: such a bound lies beyond the null law,
+  and there the caller computes it.
+- Unequal channel norms move a whole column of the map up. A cell there that looks like most of its column is reported
+  with p = 1 too, unless its own bound is significant or it is the best of its column.
+- That no cell is lost whose FULL test is significant is not a theorem: the polar factor of some rows is not some rows
+  of the polar factor, and no bound on the latter is cheaper than forming the whole product. The argument for it: a
+  full test needs a mean matched entry of ``sqrt(2 (ln d! - ln alpha)) / d``, which lies several standard deviations of
+  the screen above its null mean if the evidence is spread over channels; and if it is concentrated on a share q >= c/d
+  of them (entries are at most 1), all of S misses them with probability at most ``(1 - q)^d0``, 7e-4 at d = 1024 and
+  d0 = 64. Measured misses are in the tests and in ``benchmarks/layer_map_speed.py``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from scipy.special import gammaln, log_ndtr
+
+from mdir_hf.method.polar import RELATIVE_RANK_TOLERANCE
+from mdir_hf.method.products import cross_product
+
+SCREEN_CHANNELS = 64
+"""Output channels of a reference layer that the screen looks at."""
+
+RUN_CHANNELS = 4
+"""Neighbouring channels of a run of them. Longer runs are fewer requests, and miss a part of a layer that is shared:
+with 16 a stretch of rows that two models had from one seed was not found (docs/LOG.md, 2026-11-22)."""
+
+NULL_Z = 4.0
+"""A sum of row maxima fewer than this many standard deviations above its null mean lies within the null."""
+
+MIN_LAYERS_FOR_BULK = 8
+"""From this many reference layers on, a candidate layer's own cells say where its null lies."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScreenedColumn:
+    """All reference layers against one candidate layer, on the screened channels.
+
+    Attributes:
+        polar: ``(L, d0, d_candidate)`` polar factors of the screened rows.
+        z: ``(L,)`` standard scores of the sums of row maxima under the null, the larger of plain and signed.
+        is_null: ``(L,)`` whether the cell lies within the null law.
+        is_bulk: ``(L,)`` whether it lies within the bulk of its column, null law or not.
+    """
+
+    polar: torch.Tensor
+    z: npt.NDArray[np.float64]
+    is_null: npt.NDArray[np.bool_]
+    is_bulk: npt.NDArray[np.bool_]
+
+
+def screen_channels(n_channels: int, n_screened: int, *, seed: int) -> torch.Tensor:
+    """Draw the screened channels of a layer with that many output channels: the same for every layer of that width.
+
+    They come in runs of neighbours, spread over the layer: a run is one read of a file, and a head that was changed
+    alone holds few of them. Any choice will do that was made without a look at the weights.
+    """
+    if n_screened >= n_channels:
+        return torch.arange(n_channels)
+    n_runs = -(-n_screened // RUN_CHANNELS)
+    stride = n_channels // n_runs
+    run = min(stride, -(-n_screened // n_runs))
+    generator = torch.Generator().manual_seed(seed)
+    starts = torch.randint(stride - run + 1, (n_runs,), generator=generator) + stride * torch.arange(n_runs)
+    return (starts[:, None] + torch.arange(run)).flatten()[:n_screened]
+
+
+def screen_column(rows: torch.Tensor, candidate: torch.Tensor, *, signed: bool) -> ScreenedColumn:
+    """Screen one candidate layer against all reference layers.
+
+    Args:
+        rows: ``(L, d0, n)`` screened rows of the reference layers, in the candidate's residual basis.
+        candidate: ``(d_candidate, n)``. If it has fewer than d0 channels, only that many screened rows are used.
+        signed: Whether matches with a minus sign count.
+
+    Returns:
+        The screened column. Cost 2 L d0 d_candidate n flops, all but a few per cent of them in one matrix product.
+    """
+    n_layers, n_screened, n = rows.shape
+    n_screened = min(n_screened, candidate.shape[0])
+    cross = cross_product(rows[:, :n_screened].reshape(-1, n).T, candidate.to(rows.dtype).T)
+    cross = cross.view(n_layers, n_screened, -1)
+    polar = polar_factors_of_wide(cross)
+    least, above = torch.aminmax(polar, dim=2)
+    norms = torch.linalg.vector_norm(polar, dim=2)
+    z = _z_of_row_maxima(above, norms, polar.shape[2], signed=False)
+    if signed:
+        z = np.maximum(z, _z_of_row_maxima(torch.maximum(above, -least), norms, polar.shape[2], signed=True))
+    return ScreenedColumn(polar, z, z < NULL_Z, _is_bulk(z))
+
+
+def polar_factors_of_wide(cross: torch.Tensor) -> torch.Tensor:
+    """Return ``(M M^T)^(-1/2) M`` for a batch of wide matrices, each truncated to its rank.
+
+    Args:
+        cross: ``(batch, d0, d)`` with d0 <= d.
+
+    Returns:
+        The factors in the dtype of ``cross``. Gram matrices and their d0 x d0 eigenproblems are float64 whatever that
+        is: squaring squares the condition number, and outlier channels make that large.
+    """
+    wide = cross.double()
+    values, vectors = torch.linalg.eigh(wide @ wide.mT)
+    floor = (RELATIVE_RANK_TOLERANCE[torch.float32] ** 2 * values[:, -1:]).clamp(min=1e-300)
+    inverse_root = torch.where(values > floor, values.clamp(min=1e-300).rsqrt(), torch.zeros_like(values))
+    root: torch.Tensor = (vectors * inverse_root[:, None, :]) @ vectors.mT
+    return root.to(cross.dtype) @ cross
+
+
+@cache
+def row_maximum_moments(n: int, *, signed: bool) -> tuple[float, float]:
+    """Mean and standard deviation of the largest coordinate (by size where signed) of a uniform unit vector in R^n.
+
+    From n Gaussian coordinates: their maximum is the norm times the maximum on the sphere, and the two are independent,
+    so both moments divide exactly. Numerical integration of the law of the maximum, error below 1e-6.
+    """
+    x = np.linspace(-10.0, 10.0, 20001)
+    if signed:
+        x = x[x > 0.0]
+        log_inside = np.log1p(-2.0 * np.exp(log_ndtr(-x)))
+        cdf = np.exp(n * log_inside)
+    else:
+        cdf = np.exp(n * log_ndtr(x))
+    mass = np.diff(cdf, prepend=0.0)
+    middle = x - 0.5 * (x[1] - x[0])
+    norm = math.sqrt(2.0) * math.exp(float(gammaln((n + 1) / 2.0) - gammaln(n / 2.0)))
+    mean = float(np.sum(mass * middle)) / norm
+    mean_square = float(np.sum(mass * middle**2)) / n
+    return mean, math.sqrt(max(mean_square - mean * mean, 1e-300))
+
+
+def _z_of_row_maxima(maxima: torch.Tensor, norms: torch.Tensor, n: int, *, signed: bool) -> npt.NDArray[np.float64]:
+    """Standardise the sums of row maxima. Rows are shorter than 1 where the factor has not full rank."""
+    mean, sd = row_maximum_moments(n, signed=signed)
+    excess = (maxima.double() - mean * norms.double()).sum(dim=1)
+    spread = sd * torch.linalg.vector_norm(norms.double(), dim=1).clamp(min=1e-12)
+    z: npt.NDArray[np.float64] = (excess / spread).cpu().numpy()
+    return z
+
+
+def _is_bulk(z: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
+    """Tell which cells look like most of their column.
+
+    Unequal channel norms in the candidate move a whole column up, related or not. The best cell of a column is never
+    excused so, nor is any cell of a short column.
+    """
+    if len(z) < MIN_LAYERS_FOR_BULK:
+        return np.zeros(len(z), dtype=np.bool_)
+    median = float(np.median(z))
+    spread = 1.4826 * float(np.median(np.abs(z - median)))
+    bulk: npt.NDArray[np.bool_] = z < median + NULL_Z * max(spread, 1.0)
+    bulk[int(np.argmax(z))] = False
+    return bulk

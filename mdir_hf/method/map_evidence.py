@@ -1,0 +1,143 @@
+"""What a layer map is worth: its one p-value, the hits off its matches, and its placebo.
+
+Pure functions of a :class:`~mdir_hf.method.layer_map.LayerMap`, or of the layers that it is made of. Natural
+logarithms, at most 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from mdir_hf.method.gauge import OuterTransformation
+from mdir_hf.method.layer_map import LayerMap, LayerMatch, Layers, map_layers
+
+TESTS_PER_MAP = 2
+"""A map is read twice: as a whole (half of the layers related), and for any part of it."""
+
+N_PLACEBOS = 2
+"""A significant map is made again this often, each time with the residual channels of one side shuffled."""
+
+RIVAL_SHARE = 0.25
+"""A significant cell contests a match in its row or column if its log p is at least this share of the match's. A match
+is as strong as the same layer if its log p is at least this share of what a layer reaches with itself. Layers of MiniLM
+reach 0.03 of that with their neighbours, which contest each other (0.7 to 0.9); rivals of related layers have 0.04."""
+
+Carry = Callable[[torch.Tensor], torch.Tensor]
+"""Takes weights ``(d_out, n_reference)`` into the residual basis of the candidate, ``(d_out, n_candidate)``."""
+
+
+def log_p_of_map(layer_map: LayerMap) -> float:
+    """Reduce a map to one p-value: the better of its two readings, corrected for having two.
+
+    Args:
+        layer_map: The map. What it was corrected for already stays in.
+
+    Returns:
+        Natural log of p, at most 0, corrected for :data:`TESTS_PER_MAP`.
+    """
+    return min(0.0, min(layer_map.log_p_map, layer_map.log_p_any) + math.log(TESTS_PER_MAP))
+
+
+@dataclass(frozen=True, slots=True)
+class WeighedMatches:
+    """Which matches of a map are the same layer, and what is significant beside them.
+
+    Attributes:
+        certain: The matches that nothing contests, and those that are as strong as the same layer.
+        off_match_share: Off-match hits: share of the cells off the matches that are significant, in [0, 1]. Near 0
+            where the null of the layers holds. A layer that is the same in both also resembles the neighbours of its
+            partner, weakly: such cells do not count.
+    """
+
+    certain: tuple[LayerMatch, ...]
+    off_match_share: float
+
+
+def weigh_matches(
+    layer_map: LayerMap,
+    log_alpha: float,
+    *,
+    log_p_with_itself: Callable[[int, int], float],
+    neurons_agree: Callable[[int, int], bool] = lambda i, j: False,
+) -> WeighedMatches:
+    """Tell matches from what layers with a common ancestor show although they are not the same layer.
+
+    Neighbouring layers of one model resemble each other. So do layers of two models that descend from neighbouring
+    layers of a third: significantly, several at a time, and much less than a layer resembles itself.
+
+    Args:
+        layer_map: The map, every cell that has a rival tested in full.
+        log_alpha: Natural log of the level of the whole map; a cell is held to its share of it.
+        log_p_with_itself: Given a layer of the reference and one of the candidate, returns the natural log of p of
+            either tested against itself, the one closer to 0. Called for matches with other hits in their row or
+            column only.
+        neurons_agree: Tells of such a pair whether most neurons of the two are the same, for pairs that do not reach
+            the share of :data:`RIVAL_SHARE`: values that were turned inside their heads, for instance.
+    """
+    is_hit = layer_map.log_p < log_alpha - math.log(layer_map.multiplicity)
+    certain: list[LayerMatch] = []
+    is_counted = is_hit.copy()
+    for match in layer_map.matches:
+        i, j = match.reference, match.candidate
+        own = float(layer_map.log_p[i, j])
+        is_rival = is_hit & (layer_map.log_p <= RIVAL_SHARE * own)
+        is_alone = _n_beside(is_hit, i, j) == 0
+        is_the_same = not is_alone and (own <= RIVAL_SHARE * log_p_with_itself(i, j) or neurons_agree(i, j))
+        if _n_beside(is_rival, i, j) == 0 or is_the_same:
+            certain.append(match)
+        if is_the_same:
+            is_counted[i] &= is_rival[i]
+            is_counted[:, j] &= is_rival[:, j]
+    for match in layer_map.matches:
+        is_counted[match.reference, match.candidate] = False
+    n_off = is_hit.size - len(layer_map.matches)
+    return WeighedMatches(tuple(certain), int(is_counted.sum()) / n_off if n_off else 0.0)
+
+
+def _n_beside(is_there: npt.NDArray[np.bool_], i: int, j: int) -> int:
+    """How many cells of the row and the column of a cell, itself not among them."""
+    return int(is_there[i].sum()) + int(is_there[:, j].sum()) - 2 * int(is_there[i, j])
+
+
+def log_p_of_placebos(
+    layers: Callable[[Carry], tuple[Layers, Layers]],
+    outer: OuterTransformation,
+    *,
+    log_alpha: float,
+    seed: int,
+    device: str | torch.device = "cpu",
+) -> float:
+    """Map the layers again with the residual channels of the reference shuffled, where nothing can be related.
+
+    Rows with few large entries, in both models, make cosines heavy-tailed and cells of strangers significant. They do
+    so in any pairing of the channels (measured: on every such pair, and on no relative).
+
+    Args:
+        layers: Given how to carry the reference, returns its layers so carried, and those of the candidate. Called
+            once for each placebo.
+        outer: What carried the reference's layers on the map itself.
+        log_alpha: Natural log of the level of the map.
+        seed: Seed of the shuffles and of the screened channels.
+        device: Where matrix products run.
+
+    Returns:
+        Natural log of the smallest p of any cell, not corrected for their number: the bound is so conservative that
+        a null that holds leaves it at 0. Cost: :data:`N_PLACEBOS` maps.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    smallest = 0.0
+    for _ in range(N_PLACEBOS):
+        shuffled = torch.randperm(outer.n_candidate, generator=generator)
+
+        def carry(weight: torch.Tensor, shuffled: torch.Tensor = shuffled) -> torch.Tensor:
+            return outer.carry_in(weight)[:, shuffled]
+
+        (placebo,) = map_layers([layers(carry)], log_alpha=log_alpha, refine="undecided", seed=seed, device=device)
+        smallest = min(smallest, float(placebo.log_p.min()))
+    return smallest

@@ -1,0 +1,294 @@
+"""Matchings of channels: the best permutation, the best signed permutation, and what each is worth.
+
+A matching found in any way gives a valid p-value, so shortcuts only ever cost power, never validity.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from scipy.optimize import linear_sum_assignment
+
+from mdir_hf.method.significance import log_n_matchings, log_p_entry, log_p_matching, log_p_signs
+from mdir_hf.report import PLACEBO_LOG10_P
+
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
+
+REMARKABLE = 10.0**PLACEBO_LOG10_P
+"""The level at which thresholds are quoted to readers, and at which a placebo must not be significant."""
+
+CHANNEL_ALPHA = 0.01
+"""Family-wise level at which a single channel counts as matched by itself."""
+
+ROWS_AT_ONCE = 256
+"""Rows of a factor in work at a time, where a copy of the whole would be the largest thing in memory."""
+
+ROUNDING = 1e-4
+"""Relative margin for float32 sums over a whole factor before one is dismissed without an assignment."""
+
+GREEDY_ROUNDS, GREEDY_REST = 8, 256
+"""A greedy matching leaves to the assignment what is undecided after so many rounds, or so few rows."""
+
+TRIMS = {"n/16": 16, "n/4": 4, "n/2": 2}
+"""Shares of the best channels that the trimmed p-values leave out; fixed in advance."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Matching:
+    """An injective matching of the narrower side's channels into the wider side's, and its evidence.
+
+    Attributes:
+        reference: Matched channels of the reference, ascending.
+        candidate: Channel of the candidate matched to each.
+        entries: Matched entries of U, their absolute values where signed.
+        signs: ``+1`` or ``-1`` of each pair; all +1 unless signed.
+        n_negative: How many of the matched entries of U are negative.
+        signed: Whether signs were free.
+        trace: Sum of ``entries``.
+        threshold: The trace that this factor would need for significance at 0.1 %; both bounds of the formula hold.
+        log_p: Natural log of the bound for this matching alone (no other multiplicity).
+        log_p_trimmed: The same without the best n/16, n/4 and n/2 of the channels; keys of ``TRIMS``.
+        log_p_signs: The same by a sign test over the pairs; None unless the matching was fixed in advance.
+        is_significant: Which channels' entries are significant by themselves at 1 % over all entries; ``(n_narrow,)``.
+    """
+
+    reference: IntArray
+    candidate: IntArray
+    entries: FloatArray
+    signs: IntArray
+    n_negative: int
+    signed: bool
+    trace: float
+    threshold: float
+    log_p: float
+    log_p_trimmed: dict[str, float]
+    is_significant: npt.NDArray[np.bool_]
+    log_p_signs: float | None = None
+
+    @property
+    def log_p_robust(self) -> float:
+        """The p-value that a few outstanding channels cannot make small.
+
+        It is the p without the best half of the channels. For a matching that was fixed in advance there is a second
+        such p, the sign test over all pairs: channels that agree only a little may be significant there although half
+        of them are not. The smaller of the two counts, corrected for two tests.
+        """
+        trimmed = self.log_p_trimmed["n/2"]
+        return trimmed if self.log_p_signs is None else min(0.0, min(trimmed, self.log_p_signs) + math.log(2.0))
+
+    @property
+    def n_significant(self) -> int:
+        """Number of channels matched each by itself."""
+        return int(self.is_significant.sum())
+
+    def of_channels(self, reference: IntArray) -> Matching:
+        """Name the channels of the reference, where U has the rows of some of them only, in ascending order."""
+        return replace(self, reference=reference[self.reference])
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether the channels that are significant by themselves (all, if none is) keep their number."""
+        keep = self.is_significant if self.is_significant.any() else np.ones_like(self.is_significant)
+        same = (self.reference == self.candidate)[keep]
+        # At 1 % over all entries single channels may be matched wrongly; a real relabelling moves more than 5 %.
+        return bool(same.mean() > 0.95)
+
+
+def best_matching(polar: torch.Tensor, *, signed: bool, log_alpha: float | None = None) -> Matching | None:
+    """Find the matching of largest trace, ``argmax_P Tr(P U^T)`` (paper, Algorithm 1).
+
+    Where the largest entries of the rows already form a matching they are the optimum and no assignment is solved.
+
+    Args:
+        polar: U, ``(n_reference, n_candidate)``.
+        signed: Whether signs are free, i.e. whether absolute values are matched.
+        log_alpha: If given, return None when not even the sum of the row maxima could reach this significance: then no
+            matching can, and the assignment is not solved.
+
+    Returns:
+        The matching with its evidence, or None. Cost O(n^2), and O(n^3) at worst for the assignment.
+    """
+    factor = _Factor.of(polar, signed=signed, log_alpha=log_alpha)
+    if factor is None:
+        return None
+    return factor.weigh(factor.columns if factor.is_optimal else _assignment(factor.weights))
+
+
+def quick_matching(
+    polar: torch.Tensor, *, signed: bool, log_alpha: float, must_be_robust: bool = True
+) -> Matching | None:
+    """Find a matching that will do: significant, and so in its robust form, but not of the largest trace there is.
+
+    Args:
+        polar: U, ``(n_reference, n_candidate)``.
+        signed: Whether signs are free.
+        log_alpha: The level.
+        must_be_robust: Whether it must be significant without the best half of the channels, too.
+
+    Returns:
+        A greedy matching, which is a valid one (any is), or None where it is not significant so; the best one
+        might be, then. Cost O(n^2), where the assignment takes seconds from 4096 channels on.
+    """
+    factor = _Factor.of(polar, signed=signed, log_alpha=log_alpha)
+    if factor is None:
+        return None
+    found = factor.weigh(factor.columns if factor.is_optimal else _greedy(factor.weights))
+    decisive = max(found.log_p, found.log_p_robust) if must_be_robust else found.log_p
+    return found if decisive < log_alpha else None
+
+
+def matching_in_order(polar: torch.Tensor, columns: IntArray | None = None) -> Matching:
+    """Weigh the matching that was fixed before anything was looked at: every channel with the one of its number.
+
+    Args:
+        polar: U, ``(k, n)``, k <= n.
+        columns: Channel of each row of U; the row's number by default.
+
+    Returns:
+        The matching, whatever its evidence: no other was considered, so that no count of matchings is paid. Whether a
+        single channel is significant by itself is judged as in any other matching. Cost O(k n).
+    """
+    columns = np.arange(polar.shape[0], dtype=np.int64) if columns is None else columns
+    factor = _Factor(polar, polar, columns, *line_energies(polar), signed=False, transposed=False)
+    return factor.weigh(columns, is_fixed=True)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Factor:
+    """A polar factor, its narrower side as rows, with what every matching of it is weighed by."""
+
+    narrow: torch.Tensor
+    weights: torch.Tensor
+    columns: IntArray
+    row_energy: FloatArray
+    column_energy: FloatArray
+    signed: bool
+    transposed: bool
+
+    @classmethod
+    def of(cls, polar: torch.Tensor, *, signed: bool, log_alpha: float | None) -> _Factor | None:
+        """Prepare a factor; None where no matching can reach the level."""
+        transposed = polar.shape[0] > polar.shape[1]
+        narrow = polar.T if transposed else polar  # (n_narrow, n_wide)
+        weights = narrow.abs() if signed else narrow
+        best, where = weights.max(dim=1)
+        n_narrow, n_wide = narrow.shape
+        total = float(torch.linalg.vector_norm(narrow)) ** 2
+        most = float(best.double().clamp(min=0).sum())  # no matching has a larger trace
+
+        def cannot_reach(wide_energy: float) -> bool:
+            if log_alpha is None:
+                return False
+            # A margin for rounding: a dismissed factor is summed in its own dtype.
+            best_case = log_p_matching(
+                most * (1.0 + ROUNDING),
+                n_narrow=n_narrow,
+                n_wide=n_wide,
+                narrow_energy=total * (1.0 - ROUNDING),
+                wide_energy=max(wide_energy * (1.0 - ROUNDING), 1e-300),
+                signed=signed,
+            )
+            return best_case > log_alpha
+
+        if cannot_reach(0.0):
+            return None
+        row_energy, column_energy = line_energies(narrow)
+        # The fewest columns' energy that any matching can hold bounds the exponent from above.
+        if cannot_reach(float(np.sort(column_energy)[:n_narrow].sum())):
+            return None
+        columns = where.cpu().numpy().astype(np.int64)
+        return cls(narrow, weights, columns, row_energy, column_energy, signed, transposed)
+
+    @property
+    def is_optimal(self) -> bool:
+        """Whether the largest entries of the rows form a matching: then it is the best one."""
+        return len(np.unique(self.columns)) == len(self.columns)
+
+    def weigh(self, columns: IntArray, *, is_fixed: bool = False) -> Matching:
+        """Weigh the evidence of row i matched to ``columns[i]``, for every row of the narrower side."""
+        n_narrow, n_wide = self.narrow.shape
+        rows = np.arange(n_narrow, dtype=np.int64)
+        where = torch.from_numpy(columns).to(self.narrow.device)
+        signed_entries = self.narrow.gather(1, where[:, None])[:, 0].double().cpu().numpy()
+        entries = np.abs(signed_entries) if self.signed else signed_entries
+        row_energy, column_energy = self.row_energy, self.column_energy[columns]
+
+        def log_p(keep: npt.NDArray[np.intp]) -> float:
+            return log_p_matching(
+                float(entries[keep].sum()),
+                n_narrow=n_narrow,
+                n_wide=n_wide,
+                narrow_energy=float(row_energy[keep].sum()),
+                wide_energy=float(column_energy[keep].sum()),
+                n_matched=len(keep),
+                signed=self.signed,
+                is_fixed=is_fixed,
+            )
+
+        ascending = np.argsort(entries, kind="stable")
+        n_comparisons = n_narrow * n_wide * (2 if self.signed else 1)
+        by_itself = np.maximum(
+            log_p_entry(entries, line_energy=row_energy, n_haar=n_wide, n_comparisons=n_comparisons),
+            log_p_entry(entries, line_energy=column_energy, n_haar=n_narrow, n_comparisons=n_comparisons),
+        )
+        rate = min(n_wide / max(row_energy.sum(), 1e-300), n_narrow / max(column_energy.sum(), 1e-300))
+        log_count = 0.0 if is_fixed else log_n_matchings(n_narrow, n_wide, n_narrow, signed=self.signed)
+        reference, candidate = (columns, rows) if self.transposed else (rows, columns)
+        order = np.argsort(reference)
+        return Matching(
+            reference=reference[order],
+            candidate=candidate[order],
+            entries=entries[order],
+            signs=np.where(self.signed & (signed_entries < 0), -1, 1).astype(np.int64)[order],
+            n_negative=int((signed_entries < 0).sum()),
+            signed=self.signed,
+            trace=float(entries.sum()),
+            threshold=float(np.sqrt(2.0 * (log_count - np.log(REMARKABLE)) / rate)),
+            log_p=log_p(rows),
+            log_p_trimmed={name: log_p(ascending[: n_narrow - n_narrow // share]) for name, share in TRIMS.items()},
+            is_significant=(by_itself < np.log(CHANNEL_ALPHA))[order],
+            log_p_signs=log_p_signs(entries) if is_fixed else None,
+        )
+
+
+def _assignment(weights: torch.Tensor) -> IntArray:
+    _, columns = linear_sum_assignment(weights.cpu().numpy(), maximize=True)
+    return np.asarray(columns, dtype=np.int64)
+
+
+def _greedy(weights: torch.Tensor) -> IntArray:
+    """Give every column to the row that wants it most, round after round; solve what is left when it is small."""
+    columns = np.empty(weights.shape[0], dtype=np.int64)
+    rows, free = torch.arange(weights.shape[0]), torch.arange(weights.shape[1])
+    rest = weights
+    for _ in range(GREEDY_ROUNDS):
+        if len(rows) <= GREEDY_REST:
+            break
+        best, where = (part.cpu() for part in rest.max(dim=1))
+        order = torch.argsort(best, descending=True)
+        taken, first = np.unique(where[order].numpy(), return_index=True)
+        winners = order.numpy()[first]
+        columns[rows.numpy()[winners]] = free.numpy()[taken]
+        losers, left = np.ones(len(rows), dtype=bool), np.ones(len(free), dtype=bool)
+        losers[winners], left[taken] = False, False
+        keep_rows, keep_free = torch.from_numpy(np.flatnonzero(losers)), torch.from_numpy(np.flatnonzero(left))
+        rows, free = rows[keep_rows], free[keep_free]
+        rest = rest[keep_rows.to(rest.device)][:, keep_free.to(rest.device)]
+    if len(rows):
+        columns[rows.numpy()] = free.numpy()[_assignment(rest)]
+    return columns
+
+
+def line_energies(factor: torch.Tensor) -> tuple[FloatArray, FloatArray]:
+    """Return the sums of squares of the rows and of the columns, float64. A few hundred rows are in work at a time."""
+    rows, columns = [], torch.zeros(factor.shape[1], dtype=torch.float64, device=factor.device)
+    for start in range(0, factor.shape[0], ROWS_AT_ONCE):
+        squares = factor[start : start + ROWS_AT_ONCE].square()
+        rows.append(squares.sum(dim=1))
+        columns += squares.sum(dim=0)
+    return torch.cat(rows).double().cpu().numpy(), columns.cpu().numpy()

@@ -1,0 +1,361 @@
+"""Algorithm 3: what each projection of one matched pair of layers says, and which inner transformation it found.
+
+For every role the inner factor ``U_X = Ortho(X U_E X'^T)`` is formed on the head or neuron side, truncated to its
+rank (widths above n have rank n: ``ln m! - c^2 m / 2n``; completing it would call strangers related), and tested for
+the inner transformations that the role allows. Every p-value rests on left invariance given the rest, see
+:data:`~mdir_hf.method.gauge.LEFT_INVARIANCE`.
+
+Rows are first brought to one length: each row for permutations, each plane, each head, each neuron where those are
+what may be rescaled. This is not in the paper, and not a matter of taste. Rows of widely different length in both
+models are shared axes on the side that the null calls isotropic: the polar factor matches the longest with the
+longest, and strangers come out related (128 x 128 Gaussian rows with log-normal lengths: ln p = -62 at sigma 1.5, -185
+at sigma 2; of equal length 0, with traces where those of Haar matrices lie).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal
+
+import torch
+
+from mdir_hf.method.blocks import HeadPattern, IntArray, best_head_map, block_pattern, log_p_head_map
+from mdir_hf.method.gauge import OuterTransformation, fold_gain
+from mdir_hf.method.heads import (
+    SUBSPACE_NULL,
+    HeadMap,
+    HeadTransformation,
+    canonical_heads,
+    find_head_map,
+    solve_heads,
+    unit_heads,
+)
+from mdir_hf.method.matching import Matching, best_matching
+from mdir_hf.method.neurons import MlpWeights, NeuronMatching, inner_polar, match_neurons, unit_rows
+from mdir_hf.method.planes import (
+    FREQUENCY_NULL,
+    LAYOUTS,
+    PlaneTransformation,
+    RopeLayout,
+    frequency_pattern,
+    normalise_planes,
+    plane_pattern,
+    plane_rows,
+    solve_planes,
+)
+
+Projection = Literal["q", "k", "v", "o", "gate", "up", "down"]
+Test = Literal[
+    "permutation", "signed_permutation", "blocks", "planes", "frequencies", "subspaces", "neurons", "channels"
+]
+Transformation = Matching | HeadTransformation | PlaneTransformation | NeuronMatching
+
+READING: tuple[Projection, ...] = ("q", "k", "v", "gate", "up")
+"""Projections that read the residual stream; o and down write to it."""
+
+PROJECTIONS: tuple[Projection, ...] = ("q", "k", "v", "o", "gate", "up", "down")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerWeights:
+    """The weights of one layer, each ``(d_out, d_in)`` with ``y = W x``; what a model lacks is None.
+
+    Attributes:
+        q: ``(H d, n)``.
+        k: ``(G d, n)``.
+        v: ``(G d_v, n)``.
+        o: ``(n, H d_v)``.
+        gate: ``(m, n)``.
+        up: ``(m, n)``; the first matrix of an MLP without a gate.
+        down: ``(n, m)``.
+        n_heads: H, query heads.
+        n_kv_heads: G, key and value heads.
+        rope: How rotary rows pair up: ``half``, ``interleaved``, ``unknown`` (both are tried and counted), or
+            ``none`` where positions do not enter q and k.
+        rotary_dim: Rows of a head that are turned, from its first; None for all.
+        qk_norm: Whether q and k are normalised per head with gains.
+        attention_gain: ``(n,)`` gain of the norm before q, k, v; see :meth:`folded`.
+        mlp_gain: ``(n,)`` gain of the norm before gate and up.
+    """
+
+    q: torch.Tensor | None = None
+    k: torch.Tensor | None = None
+    v: torch.Tensor | None = None
+    o: torch.Tensor | None = None
+    gate: torch.Tensor | None = None
+    up: torch.Tensor | None = None
+    down: torch.Tensor | None = None
+    n_heads: int = 1
+    n_kv_heads: int = 1
+    rope: Literal["half", "interleaved", "unknown", "none"] = "half"
+    rotary_dim: int | None = None
+    qk_norm: bool = False
+    attention_gain: torch.Tensor | None = None
+    mlp_gain: torch.Tensor | None = None
+
+    def folded(self, *, plus_one: bool = False, dtype: torch.dtype = torch.float64) -> LayerWeights:
+        """Fold the gains into q, k, v, gate and up, and convert every weight to one dtype.
+
+        Args:
+            plus_one: Whether the norms multiply by ``1 + g`` (Gemma).
+            dtype: What to compute in.
+
+        Returns:
+            A layer without gains. Folding twice changes nothing.
+        """
+        changed: dict[str, torch.Tensor | None] = {"attention_gain": None, "mlp_gain": None}
+        for role in PROJECTIONS:
+            weight = self.weight(role)
+            if weight is None:
+                continue
+            gain = {"o": None, "down": None, "gate": self.mlp_gain, "up": self.mlp_gain}.get(role, self.attention_gain)
+            changed[role] = fold_gain(weight.to(dtype), gain, plus_one=plus_one)
+        return replace(self, **changed)  # type: ignore[arg-type]
+
+    def weight(self, role: Projection) -> torch.Tensor | None:
+        """The weight of a role, or None."""
+        weight: torch.Tensor | None = getattr(self, role)
+        return weight
+
+    def inner_rows(self, role: Projection, outer: OuterTransformation | None = None) -> torch.Tensor | None:
+        """The weight with its head or neuron side as rows, ``(m, n)``, carried by ``outer`` if given."""
+        weight = self.weight(role)
+        if weight is None:
+            return None
+        rows = weight if role in READING else weight.T
+        return rows if outer is None else outer.carry_in(rows)
+
+    @property
+    def mlp(self) -> MlpWeights | None:
+        """The MLP, or None where up or down is missing."""
+        return None if self.up is None or self.down is None else MlpWeights(self.up, self.down, self.gate)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModuleEvidence:
+    """What one test on one role found.
+
+    Attributes:
+        role: ``q`` to ``down``; ``mlp`` for gate, up and down together, ``mixer`` for the same of a state space.
+        test: Which inner transformations it looks for.
+        statistic: The trace c, or the pattern energy T.
+        normalized: Statistic over the largest it can be, 1 for a copy.
+        log_p: Natural log of the bound, at most 0, for this test alone; multiply by the number of tests read.
+        scale: ``|X'|_F / |X|_F``, the paper's lambda and mu.
+        transformation: The inner transformation that was found, significant or not.
+        null: What the p-value rests on.
+    """
+
+    role: Literal["q", "k", "v", "o", "gate", "up", "down", "mlp", "mixer"]
+    test: Test
+    statistic: float
+    normalized: float
+    log_p: float
+    scale: float
+    transformation: Transformation | None
+    null: str
+
+
+def analyse_layer(
+    reference: LayerWeights,
+    candidate: LayerWeights,
+    outer: OuterTransformation,
+    *,
+    roles: Sequence[Projection] = PROJECTIONS,
+    log_alpha: float | None = None,
+    dtype: torch.dtype = torch.float64,
+) -> list[ModuleEvidence]:
+    """Run Algorithm 3 on one matched pair of layers, with every inner transformation that each role allows.
+
+    - every role: permutation and signed permutation of its rows;
+    - v and o: rotations per head (``blocks``), and any invertible map per head (``subspaces``);
+    - q and k: turns and scales per frequency plane, or signs behind QK-norm (``planes``, and ``frequencies`` under a
+      weaker null); ``blocks`` and ``subspaces`` where there are no rotary positions;
+    - gate, up and down: one joint permutation with signs and scales (``neurons``).
+
+    All head tests share one map of KV groups and queries. Biases, and norms on the outputs of sublayers, are not used.
+
+    Args:
+        reference: Layer of the reference; gains are folded here, with ``1 + g`` if the caller folded them so before.
+        candidate: Layer of the candidate.
+        outer: U_E.
+        roles: Which roles to look at.
+        log_alpha: If given, permutations that cannot reach it are not solved for and left out of the result.
+        dtype: What to compute in; float32 halves memory and time for wide models.
+
+    Returns:
+        Evidence in the order of ``roles``, the permutation tests before the others. Not
+        corrected for their number. Cost O(m^2 n) per role, and O(m^3) at worst for its assignments.
+
+    Raises:
+        ValueError: If a weight contradicts the outer transformation or the head counts.
+    """
+    first, second = reference.folded(dtype=dtype), candidate.folded(dtype=dtype)
+    evidence = list(_permutations(first, second, outer, roles, log_alpha))
+    evidence += _attention(first, second, outer, roles)
+    if {"gate", "up", "down"} & set(roles) and first.mlp is not None and second.mlp is not None:
+        evidence.append(_joint("mlp", "neurons", first.mlp, second.mlp, outer))
+    return evidence
+
+
+def analyse_mixer(reference: MlpWeights, candidate: MlpWeights, outer: OuterTransformation) -> ModuleEvidence:
+    """Test a state-space mixer for a joint permutation of its channels.
+
+    Its input, its gate and its output share channels as up, gate and down of an MLP share neurons, and the bound of
+    :mod:`~mdir_hf.method.neurons` holds as it stands. What runs along the channels in between is not looked at.
+
+    Args:
+        reference: Input, gate and output projection of the reference's mixer, gains folded in.
+        candidate: The same of the candidate's.
+        outer: U_E.
+
+    Returns:
+        The evidence, test ``channels``. Cost as of :func:`~mdir_hf.method.neurons.match_neurons`.
+    """
+    return _joint("mixer", "channels", reference, candidate, outer)
+
+
+def _joint(
+    role: Literal["mlp", "mixer"], test: Test, reference: MlpWeights, candidate: MlpWeights, outer: OuterTransformation
+) -> ModuleEvidence:
+    carried = reference.carried(outer)
+    found = match_neurons(carried, candidate)
+    scale = _scale(carried.up, candidate.up)
+    return ModuleEvidence(role, test, found.trace, found.normalized_trace, found.log_p, scale, found, outer.null)
+
+
+def _permutations(
+    reference: LayerWeights,
+    candidate: LayerWeights,
+    outer: OuterTransformation,
+    roles: Sequence[Projection],
+    log_alpha: float | None,
+) -> Iterator[ModuleEvidence]:
+    for role in roles:
+        x, y = reference.inner_rows(role, outer), candidate.inner_rows(role)
+        if x is None or y is None:
+            continue
+        polar = inner_polar(unit_rows(x), unit_rows(y))
+        for signed in (False, True):
+            found = best_matching(polar, signed=signed, log_alpha=log_alpha)
+            if found is None:
+                continue
+            largest = min(*polar.shape, x.shape[1])
+            test: Test = "signed_permutation" if signed else "permutation"
+            yield ModuleEvidence(
+                role, test, found.trace, found.trace / largest, found.log_p, _scale(x, y), found, outer.null
+            )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _HeadTest:
+    """One role's pattern, what the test is called, and how to solve for the inner maps once the heads are known."""
+
+    role: Projection
+    test: Test
+    pattern: HeadPattern
+    rows: torch.Tensor
+    other_rows: torch.Tensor
+    solve: Callable[[IntArray, IntArray], HeadTransformation | PlaneTransformation]
+    log_n_layouts: float = 0.0
+
+
+def _attention(
+    reference: LayerWeights, candidate: LayerWeights, outer: OuterTransformation, roles: Sequence[Projection]
+) -> list[ModuleEvidence]:
+    tests: list[_HeadTest] = []
+    for role in roles:
+        x, y = reference.inner_rows(role, outer), candidate.inner_rows(role)
+        if role in ("gate", "up", "down") or x is None or y is None:
+            continue
+        heads = (_n_heads(reference, role), _n_heads(candidate, role))
+        if x.shape[0] % heads[0] or y.shape[0] % heads[1]:
+            raise ValueError(f"{role}: {x.shape[0]} and {y.shape[0]} rows do not divide into {heads} heads")
+        if role in ("v", "o") or "none" in (reference.rope, candidate.rope):
+            solve = partial(solve_heads, x, y, n_heads=heads)
+            level = inner_polar(unit_heads(x, heads[0]), unit_heads(y, heads[1]))
+            tests.append(_HeadTest(role, "blocks", block_pattern(level, *heads), x, y, solve))
+            canonical = inner_polar(canonical_heads(x, heads[0]), canonical_heads(y, heads[1]))
+            tests.append(_HeadTest(role, "subspaces", block_pattern(canonical, *heads), x, y, solve))
+        elif x.shape[0] // heads[0] == y.shape[0] // heads[1] and reference.rotary_dim == candidate.rotary_dim:
+            tests += _planes(role, x, y, reference, candidate)
+    if not tests:
+        return []
+    q_tests = [t for t in tests if t.role in ("q", "o")]
+    kv_tests = [t for t in tests if t.role in ("k", "v")]
+    found = find_head_map(
+        [t.pattern for t in kv_tests],
+        [t.pattern for t in q_tests],
+        n_kv_heads=(reference.n_kv_heads, candidate.n_kv_heads),
+        n_heads=(reference.n_heads, candidate.n_heads),
+    )
+    return [_evaluate(t, found, outer) for t in tests]
+
+
+def _planes(
+    role: Projection, x: torch.Tensor, y: torch.Tensor, reference: LayerWeights, candidate: LayerWeights
+) -> list[_HeadTest]:
+    """Test every pair of layouts that may be the right one and keep the best; all of them are paid for."""
+    tried: list[tuple[float, list[_HeadTest]]] = []
+    pairs = [(a, b) for a in _layouts(reference) for b in _layouts(candidate)]
+    signs_only = reference.qk_norm and candidate.qk_norm
+    paid = math.log(len(pairs))
+    for pair in pairs:
+        rows = plane_rows(len(x), _n_heads(reference, role), pair[0], rotary_dim=reference.rotary_dim)
+        columns = plane_rows(len(y), _n_heads(candidate, role), pair[1], rotary_dim=candidate.rotary_dim)
+        level, other_level = normalise_planes(x, rows[0]), normalise_planes(y, columns[0])
+        pattern = plane_pattern(inner_polar(level, other_level), rows, columns, signs_only=signs_only)
+        by_frequency = frequency_pattern(level, other_level, rows[0], columns[0], signs_only=signs_only)
+        _, log_p = log_p_head_map(pattern, *best_head_map(pattern))
+        solve = partial(
+            solve_planes,
+            x,
+            y,
+            reference_planes=rows[0],
+            candidate_planes=columns[0],
+            layouts=pair,
+            signs_only=signs_only,
+        )
+        both = [
+            _HeadTest(role, "planes", pattern, x, y, solve, paid),
+            _HeadTest(role, "frequencies", by_frequency, x, y, solve, paid),
+        ]
+        tried.append((log_p, both))
+    return min(tried, key=lambda t: t[0])[1]
+
+
+def _evaluate(test: _HeadTest, found: HeadMap, outer: OuterTransformation) -> ModuleEvidence:
+    if test.role in ("q", "o"):
+        mine, other, log_n_maps = found.q_reference, found.q_candidate, found.log_n_q_maps
+    else:
+        mine, other, log_n_maps = found.kv_reference, found.kv_candidate, found.log_n_kv_maps
+    statistic, log_p = log_p_head_map(test.pattern, mine, other, log_n_maps)
+    # One factor per frequency has the rank of its rows; one factor for all has no more than the residual width.
+    sides = (test.rows, test.other_rows)
+    largest = min(len(side) if test.test == "frequencies" else min(side.shape) for side in sides)
+    narrower = {"subspaces": SUBSPACE_NULL, "frequencies": FREQUENCY_NULL}.get(test.test)
+    return ModuleEvidence(
+        role=test.role,
+        test=test.test,
+        statistic=statistic,
+        normalized=statistic / largest,
+        log_p=min(0.0, log_p + test.log_n_layouts),
+        scale=_scale(test.rows, test.other_rows),
+        transformation=test.solve(mine, other),
+        null=outer.null if narrower is None else f"{outer.null} {narrower}",
+    )
+
+
+def _layouts(layer: LayerWeights) -> tuple[RopeLayout, ...]:
+    return (layer.rope,) if layer.rope in ("half", "interleaved") else LAYOUTS
+
+
+def _n_heads(layer: LayerWeights, role: Projection) -> int:
+    return layer.n_kv_heads if role in ("k", "v") else layer.n_heads
+
+
+def _scale(reference: torch.Tensor, candidate: torch.Tensor) -> float:
+    return float(candidate.norm() / reference.norm().clamp(min=torch.finfo(reference.dtype).tiny))

@@ -1,0 +1,241 @@
+"""Queries and keys under rotary positions: what may be done to them without changing the model, and its test.
+
+RoPE turns each frequency plane of a head by an angle that grows with the position, so an inner transformation must
+commute with those turns: ``a + bJ`` in each plane (a turn and a scale, undone on the other of Q and K), together with
+a permutation of heads that keeps the KV groups. Behind QK-norm with gains only the sign of a plane stays free.
+(paper, appendix on inner transformations: ``mu P_1 x P_2 x S``; docs/method/layers.md, "Inside a layer".)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from mdir_hf.method.blocks import HeadPattern, IntArray
+from mdir_hf.method.neurons import inner_polar
+
+RopeLayout = Literal["half", "interleaved"]
+"""``half``: plane f is the rows (f, f + d/2) of a head (rotate-half). ``interleaved``: (2f, 2f + 1)."""
+
+FREQUENCY_NULL = (
+    "Only rows of one frequency are taken to have no preferred axes among the heads, for each frequency given "
+    "the others."
+)
+"""Null of :func:`frequency_pattern`, narrower than left invariance of all rows."""
+
+LAYOUTS: tuple[RopeLayout, ...] = ("half", "interleaved")
+
+
+def plane_rows(
+    n_rows: int, n_heads: int, layout: RopeLayout, *, rotary_dim: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Index the rows of q or k by head and frequency plane.
+
+    Args:
+        n_rows: ``n_heads * head_dim``.
+        n_heads: Number of heads.
+        layout: How a head's rows pair up.
+        rotary_dim: How many leading rows of each head are turned; all of them if None.
+
+    Returns:
+        ``(n_heads, rotary_dim / 2, 2)`` int64 rows of the planes, and ``(n_heads, head_dim - rotary_dim)`` rows that
+        are not turned.
+
+    Raises:
+        ValueError: If the rows do not divide into heads, or the rotary rows into planes.
+    """
+    head_dim, rest = divmod(n_rows, n_heads)
+    turned = head_dim if rotary_dim is None else rotary_dim
+    if rest or turned % 2 or turned > head_dim:
+        raise ValueError(
+            f"{n_rows} rows of {n_heads} heads with {turned} rotary rows each: expected whole heads and pairs of rows"
+        )
+    n_planes = turned // 2
+    pairs = torch.arange(turned).reshape(2, n_planes).T if layout == "half" else torch.arange(turned).reshape(-1, 2)
+    starts = head_dim * torch.arange(n_heads)
+    still = starts[:, None] + torch.arange(turned, head_dim)
+    return starts[:, None, None] + pairs, still
+
+
+def normalise_planes(rows: torch.Tensor, planes: torch.Tensor) -> torch.Tensor:
+    """Scale each plane's two rows to unit energy together, so that scales s and 1/s on Q and K drop out.
+
+    Args:
+        rows: ``(H d, n)``.
+        planes: ``(H, F, 2)`` from :func:`plane_rows`.
+
+    Returns:
+        ``(H d, n)``; rows outside the planes are left as they are, planes that are zero stay zero.
+    """
+    scaled = rows.clone()
+    energy = rows[planes].square().sum(dim=(2, 3), keepdim=True)
+    scaled[planes] = rows[planes] / energy.clamp(min=torch.finfo(rows.dtype).tiny).sqrt()
+    return scaled
+
+
+def plane_pattern(
+    polar: torch.Tensor,
+    reference: tuple[torch.Tensor, torch.Tensor],
+    candidate: tuple[torch.Tensor, torch.Tensor],
+    *,
+    signs_only: bool = False,
+) -> HeadPattern:
+    """Energies of U along ``a + bJ`` of matching planes, for every pair of heads.
+
+    With the 2 x 2 block u of a plane the energy is ``((u11 + u22)^2 + (u12 - u21)^2) / 2``, or its first half where
+    only signs are free. The basis matrices of a plane touch its two rows alike, so a plane adds its rows' energy to N
+    (half of it for signs). Rows that are not turned form whole blocks, as in
+    :func:`~mdir_hf.method.blocks.block_pattern`.
+
+    Args:
+        polar: U, ``(H d, H' d)``.
+        reference: Planes and still rows of the reference, from :func:`plane_rows`.
+        candidate: The candidate's; may be in the other layout.
+        signs_only: Whether only the sign of a plane is free (QK-norm).
+
+    Returns:
+        The pattern. Cost O(|U|).
+
+    Raises:
+        ValueError: If the two models have planes of different number per head.
+    """
+    (rows, still), (columns, still_columns) = reference, candidate
+    if rows.shape[1] != columns.shape[1] or still.shape[1] != still_columns.shape[1]:
+        raise ValueError(
+            f"planes per head: {rows.shape[1]} against {columns.shape[1]}; only equal frequencies can be matched"
+        )
+    u = polar.double()
+    blocks = u[rows[:, None, :, :, None], columns[None, :, :, None, :]]  # (H, H', F, 2, 2)
+    energy = (blocks[..., 0, 0] + blocks[..., 1, 1]).square()
+    if not signs_only:
+        energy = energy + (blocks[..., 0, 1] - blocks[..., 1, 0]).square()
+    scores = 0.5 * energy.sum(dim=2)
+    share = 0.5 if signs_only else 1.0
+    squares = u.square()
+    by_row, by_column = squares.sum(dim=1), squares.sum(dim=0)
+    reference_energy = share * by_row[rows].sum(dim=(1, 2))
+    candidate_energy = share * by_column[columns].sum(dim=(1, 2))
+    if still.shape[1]:
+        still_blocks = squares[still[:, None, :, None], still_columns[None, :, None, :]]
+        scores = scores + still_blocks.sum(dim=(2, 3))
+        reference_energy = reference_energy + still.shape[1] * by_row[still].sum(dim=1)
+        candidate_energy = candidate_energy + still.shape[1] * by_column[still_columns].sum(dim=1)
+    return HeadPattern(
+        scores=scores.cpu().numpy(),
+        reference_energy=reference_energy.cpu().numpy(),
+        candidate_energy=candidate_energy.cpu().numpy(),
+        n_reference=polar.shape[0],
+        n_candidate=polar.shape[1],
+    )
+
+
+def frequency_pattern(
+    reference_rows: torch.Tensor,
+    candidate_rows: torch.Tensor,
+    reference: torch.Tensor,
+    candidate: torch.Tensor,
+    *,
+    signs_only: bool = False,
+) -> HeadPattern:
+    """Energies along ``a + bJ`` of polar factors that are formed for each frequency by itself.
+
+    Frequencies are not interchangeable: what a plane reads depends on how fast RoPE turns it, in every model alike, so
+    rows of different frequency need not be isotropic among each other. On strangers trained on the same text the keys
+    of a first layer come to ln p = -4.6 by :func:`plane_pattern` behind the fitted rotation, and to -0.1 here. The null
+    asks only that, given everything else, rows of ONE frequency have no preferred axes across heads
+    (:data:`FREQUENCY_NULL`). The factors ``U_f = Ortho(A_f A'_f^T)`` are ``2H x 2H'``; conditioning on one frequency
+    after the other multiplies the moment bounds of :mod:`~mdir_hf.method.blocks`, whose m is now 2H, and adds the N.
+
+    Args:
+        reference_rows: ``(H d, n)``, planes at one scale (:func:`normalise_planes`).
+        candidate_rows: ``(H' d, n)``.
+        reference: ``(H, F, 2)`` planes of the reference.
+        candidate: ``(H', F, 2)``.
+        signs_only: Whether only the sign of a plane is free.
+
+    Returns:
+        The pattern, with less to say than :func:`plane_pattern` where heads are few. Cost O(H^2 d n).
+
+    Raises:
+        ValueError: If the two models have planes of different number per head.
+    """
+    if reference.shape[1] != candidate.shape[1]:
+        raise ValueError(
+            f"planes per head: {reference.shape[1]} against {candidate.shape[1]}; only equal frequencies can be matched"
+        )
+    parts = []
+    for f in range(reference.shape[1]):
+        polar = inner_polar(reference_rows[reference[:, f].reshape(-1)], candidate_rows[candidate[:, f].reshape(-1)])
+        rows, columns = (plane_rows(size, size // 2, "interleaved") for size in polar.shape)
+        parts.append(plane_pattern(polar, rows, columns, signs_only=signs_only))
+    return HeadPattern(
+        scores=sum((p.scores for p in parts[1:]), parts[0].scores),
+        reference_energy=sum((p.reference_energy for p in parts[1:]), parts[0].reference_energy),
+        candidate_energy=sum((p.candidate_energy for p in parts[1:]), parts[0].candidate_energy),
+        n_reference=parts[0].n_reference,
+        n_candidate=parts[0].n_candidate,
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlaneTransformation:
+    """Head map and plane turns that take the reference's q or k to the candidate's.
+
+    Attributes:
+        reference: Heads of the reference, ``(k,)``.
+        candidate: The candidate's head of each.
+        turns: ``(k, F, 2)``, the numbers a and b of each plane: rows (y1, y2) become (a y1 - b y2, b y1 + a y2).
+        reference_layout: Layout the planes of the reference were read in.
+        candidate_layout: The candidate's.
+        residual: ``|W' - found(W)|_F / |W'|_F`` on the planes; 0 for an exact copy.
+    """
+
+    reference: IntArray
+    candidate: IntArray
+    turns: torch.Tensor
+    reference_layout: RopeLayout
+    candidate_layout: RopeLayout
+    residual: float
+
+
+def solve_planes(
+    carried: torch.Tensor,
+    weight: torch.Tensor,
+    reference: IntArray,
+    candidate: IntArray,
+    *,
+    reference_planes: torch.Tensor,
+    candidate_planes: torch.Tensor,
+    layouts: tuple[RopeLayout, RopeLayout],
+    signs_only: bool = False,
+) -> PlaneTransformation:
+    """Fit ``a + bJ`` of every plane by least squares, given the head map.
+
+    Args:
+        carried: Reference q or k in the candidate's residual basis, ``(H d, n)``.
+        weight: Candidate's, ``(H' d, n)``.
+        reference: Matched heads of the reference.
+        candidate: The candidate's head of each.
+        reference_planes: ``(H, F, 2)``.
+        candidate_planes: ``(H', F, 2)``.
+        layouts: Layouts of reference and candidate, for the record.
+        signs_only: Whether b is 0 by the model's form (QK-norm).
+
+    Returns:
+        The transformation.
+    """
+    x = carried[reference_planes[torch.from_numpy(reference)]]  # (k, F, 2, n)
+    y = weight[candidate_planes[torch.from_numpy(candidate)]]
+    scale = x.square().sum(dim=(2, 3)).clamp(min=torch.finfo(x.dtype).tiny)
+    a = (x * y).sum(dim=(2, 3)) / scale
+    x1, x2 = x[:, :, 0], x[:, :, 1]
+    b = (x1 * y[:, :, 1] - x2 * y[:, :, 0]).sum(dim=2) / scale
+    if signs_only:
+        b = torch.zeros_like(b)
+    turns = torch.stack((a, b), dim=2)
+    a, b = a[..., None], b[..., None]
+    turned = torch.stack((a * x1 - b * x2, b * x1 + a * x2), dim=2)
+    residual = float((y - turned).norm() / y.norm().clamp(min=torch.finfo(y.dtype).tiny))
+    return PlaneTransformation(reference, candidate, turns, *layouts, residual)

@@ -1,0 +1,27 @@
+"""File formats: header to tensor specs, bytes to float rows; local or remote alike.
+
+Whatever gives files and byte ranges (:class:`~mdir_hf.model.files.sources.FileTree`) becomes a
+:class:`~mdir_hf.model.files.sources.TensorSource` through :func:`open_checkpoint`.
+"""
+
+from mdir_hf.model.files.adapters import AdapterConfig, has_adapter
+from mdir_hf.model.files.blocks import iter_row_blocks
+from mdir_hf.model.files.formats import first_files, open_checkpoint
+from mdir_hf.model.files.memory import MemorySource
+from mdir_hf.model.files.safetensors import SafetensorsSource
+from mdir_hf.model.files.sources import ByteSource, FileEntry, FileTree, TensorSource, TensorSpec
+
+__all__ = [
+    "AdapterConfig",
+    "ByteSource",
+    "FileEntry",
+    "FileTree",
+    "MemorySource",
+    "SafetensorsSource",
+    "TensorSource",
+    "TensorSpec",
+    "first_files",
+    "has_adapter",
+    "iter_row_blocks",
+    "open_checkpoint",
+]

@@ -1,0 +1,19 @@
+"""PEFT adapters: a base model, and the difference that the adapter makes to its weights."""
+
+from mdir_hf.model.files.adapters.config import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    AdapterConfig,
+    has_adapter,
+    read_adapter_config,
+)
+from mdir_hf.model.files.adapters.source import AdaptedSource
+
+__all__ = [
+    "ADAPTER_CONFIG",
+    "ADAPTER_WEIGHTS",
+    "AdaptedSource",
+    "AdapterConfig",
+    "has_adapter",
+    "read_adapter_config",
+]

@@ -1,0 +1,157 @@
+"""From the names in an adapter to those of its base: which tensor is changed, and by what.
+
+PEFT names a factor ``base_model.model.<module>.lora_A.weight``, where the module is that of the model in memory. The
+files of the base may name it with another prefix (``transformer.h.0…`` is ``h.0…`` in the files of GPT-2), so the end
+of the name decides where it is unmistakable.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from mdir_hf.errors import CorruptCheckpointError
+
+_PREFIX = "base_model.model."
+_FACTORS = {
+    "lora_A": "a",
+    "lora_B": "b",
+    "lora_embedding_A": "a",
+    "lora_embedding_B": "b",
+    "lora_magnitude_vector": "magnitude",
+}
+_WRAPPERS = ("modules_to_save", "base_layer", "original_module")
+"""What stands in the name of a tensor saved whole, the one that was trained first."""
+
+_TOKENS = "trainable_tokens_delta"
+_TOKENS_FORMERLY = "trainable_tokens_original"
+
+
+@dataclass
+class ModuleChange:
+    """What an adapter holds for one module.
+
+    Attributes:
+        a: Name of the factor ``A`` in the adapter.
+        b: Name of the factor ``B``.
+        bias: Name of the bias of ``B``.
+        magnitude: Name of the magnitudes (DoRA).
+        tokens: Name of the rows that replace rows of the base.
+        is_embedding: Whether the factors are those of an embedding.
+    """
+
+    a: str | None = None
+    b: str | None = None
+    bias: str | None = None
+    magnitude: str | None = None
+    tokens: str | None = None
+    is_embedding: bool = False
+
+
+@dataclass(frozen=True)
+class AdapterNames:
+    """The tensors of an adapter, sorted by what they do.
+
+    Attributes:
+        modules: What is done to each module, by its name in the model.
+        replaced: Tensors saved whole (``modules_to_save``, biases): name in the model to name in the adapter.
+    """
+
+    modules: Mapping[str, ModuleChange] = field(default_factory=dict)
+    replaced: Mapping[str, str] = field(default_factory=dict)
+
+
+def sort_names(names: Iterable[str], *, label: str) -> AdapterNames:
+    """Say what every tensor of an adapter does.
+
+    Raises:
+        CorruptCheckpointError: If a factor stands there twice, or one of a pair is missing.
+    """
+    modules: dict[str, ModuleChange] = {}
+    copies: dict[str, list[str]] = {}
+    for name in names:
+        parts = name.removeprefix(_PREFIX).split(".")
+        at = next((i for i, part in enumerate(parts) if part in _FACTORS or part == _TOKENS), None)
+        if at is None:
+            if parts[-1] != _TOKENS_FORMERLY:
+                copies.setdefault(".".join(_without_wrappers(parts)), []).append(name)
+            continue
+        module = ".".join(_without_wrappers(parts[:at]))
+        change = modules.setdefault(module, ModuleChange())
+        # After the factor: nothing, `weight` or `bias`, each with the adapter's name in front in older files.
+        is_bias = parts[-1] == "bias" and at < len(parts) - 1
+        slot = "tokens" if parts[at] == _TOKENS else "bias" if is_bias else _FACTORS[parts[at]]
+        if getattr(change, slot) is not None or len(parts) - at > 3:
+            raise CorruptCheckpointError(f"the adapter holds two tensors for {parts[at]} of {module!r}", subject=label)
+        setattr(change, slot, name)
+        change.is_embedding |= parts[at].startswith("lora_embedding")
+    for module, change in modules.items():
+        if (change.a is None) != (change.b is None) or (change.magnitude is not None and change.a is None):
+            missing = "A" if change.a is None else "B"
+            raise CorruptCheckpointError(f"the adapter lacks the factor {missing} of {module!r}", subject=label)
+    return AdapterNames(modules, {name: _copy_that_counts(name, found, label) for name, found in copies.items()})
+
+
+def _copy_that_counts(name: str, copies: list[str], label: str) -> str:
+    """Of the copies of a tensor that PEFT saves after a resize, return the one that was trained."""
+    for wrapper in ("", *_WRAPPERS):
+        found = [copy for copy in copies if wrapper == next((w for w in _WRAPPERS if w in copy.split(".")), "")]
+        if len(found) > 1:
+            raise CorruptCheckpointError(f"the adapter holds two tensors for {name!r}", subject=label)
+        if found:
+            return found[0]
+    raise AssertionError("every copy has one of the wrappers, or none")
+
+
+def _without_wrappers(parts: list[str]) -> list[str]:
+    """Take out what PEFT puts into a name around a module that it wraps."""
+    # Older files have the name of the adapter after `modules_to_save`.
+    named = "modules_to_save" in parts and parts[parts.index("modules_to_save") + 1 :][:1] == ["default"]
+    at = parts.index("modules_to_save") + 1 if named else -1
+    return [part for i, part in enumerate(parts) if part not in (*_WRAPPERS, "token_adapter") and i != at]
+
+
+class BaseNames:
+    """Finds names of a model in memory among those of its files.
+
+    Args:
+        names: Names of all tensors of the base.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = frozenset(names)
+        self._by_end: dict[str, list[str]] | None = None
+
+    def find(self, name: str) -> str | None:
+        """Return the one tensor of the base that is meant, None where there is none or several could be.
+
+        The longest common end decides; in it must be the number of a layer with the word in front of it, and at least
+        two parts. Of several, the one with most further parts in common is meant (``language_model``).
+        """
+        if name in self._names:
+            return name
+        parts = name.split(".")
+        last_start = next((i - 1 for i, part in enumerate(parts) if part.isdigit()), len(parts) - 2)
+        for start in range(min(last_start, len(parts) - 2) + 1):
+            end = ".".join(parts[start:])
+            if end in self._names:
+                return end
+            found = self._ends().get(end, [])
+            if found:
+                return _most_alike(found, parts[:start])
+        return None
+
+    def _ends(self) -> dict[str, list[str]]:
+        if self._by_end is None:
+            self._by_end = {}
+            for name in self._names:
+                for at in [0, *(match.end() for match in re.finditer(r"\.", name))]:
+                    self._by_end.setdefault(name[at:], []).append(name)
+        return self._by_end
+
+
+def _most_alike(names: list[str], front: list[str]) -> str | None:
+    """Return the name that has most parts of ``front``, None where two have as many."""
+    alike = sorted(((len(set(front) & set(name.split("."))), name) for name in names), reverse=True)
+    return None if len(alike) > 1 and alike[0][0] == alike[1][0] else alike[0][1]

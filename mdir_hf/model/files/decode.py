@@ -1,0 +1,134 @@
+"""Stored bytes to tensors; refuses tensors that are not weights. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from mdir_hf.errors import CorruptCheckpointError, UnsupportedFormatError
+from mdir_hf.model.files.dtypes import DTYPES
+from mdir_hf.model.files.small_floats import decode_e2m1
+from mdir_hf.model.files.sources import TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """How numbers are stored: in units that can be decoded one by one.
+
+    Attributes:
+        n_values: Numbers in one unit; 1 for plain dtypes, the block size of a quantised type.
+        n_bytes: Bytes of one unit.
+        decode: From the bytes of whole units to a flat tensor, which may be written to.
+        n_decoded: Elements that ``decode`` gives for one unit; ``n_values`` but for raw bytes.
+    """
+
+    n_values: int
+    n_bytes: int
+    decode: Callable[[bytes], torch.Tensor]
+    n_decoded: int
+
+    def bytes_of(self, n_values: int) -> int:
+        """Stored size of so many numbers, which must be whole units."""
+        return n_values // self.n_values * self.n_bytes
+
+    def decoded(self, n_values: int) -> int:
+        """Elements that so many numbers, which must be whole units, give when decoded."""
+        return n_values // self.n_values * self.n_decoded
+
+
+def stored_encoding(spec: TensorSpec) -> Encoding:
+    """How the elements of a tensor are stored, viewed in their own dtype; those that torch lacks as raw bytes."""
+    dtype = DTYPES[spec.dtype]
+    if dtype.torch_dtype is None:
+        n_values = 8 // math.gcd(8, dtype.n_bits)
+        n_bytes = n_values * dtype.n_bits // 8
+        return Encoding(n_values, n_bytes, partial(view_bytes, dtype=torch.uint8), n_decoded=n_bytes)
+    return Encoding(1, dtype.torch_dtype.itemsize, partial(view_bytes, dtype=dtype.torch_dtype), n_decoded=1)
+
+
+def weight_encoding(spec: TensorSpec, label: str) -> Encoding:
+    """How the elements of a tensor are decoded to numbers.
+
+    Raises:
+        UnsupportedFormatError: If its bytes alone are no weights.
+    """
+    check_weight(spec, label)
+    if spec.dtype != "F4":
+        return stored_encoding(spec)
+    if spec.shape and spec.shape[-1] % 2:
+        raise UnsupportedFormatError(
+            f"tensor {spec.name!r} has rows of {spec.shape[-1]} 4-bit numbers, which end within a byte", subject=label
+        )
+    return Encoding(2, 1, _decode_f4, n_decoded=2)
+
+
+def _decode_f4(data: bytes) -> torch.Tensor:
+    return decode_e2m1(view_bytes(data, torch.uint8))
+
+
+def check_weight(spec: TensorSpec, label: str) -> None:
+    """Refuse a tensor whose bytes alone are no weights.
+
+    Raises:
+        UnsupportedFormatError: If they are not.
+    """
+    dtype = DTYPES[spec.dtype]
+    if not dtype.is_weight:
+        raise UnsupportedFormatError(
+            f"tensor {spec.name!r} holds {dtype.meaning} ({spec.dtype}), and what would make weights of them was not "
+            "found beside it; compare the unquantised checkpoint it was made from, if there is one",
+            subject=label,
+        )
+
+
+def result_dtype(stored: torch.dtype) -> torch.dtype:
+    """The dtype a tensor is returned in: float64 stays float64, the others become float32 (exactly)."""
+    return torch.float64 if stored == torch.float64 else torch.float32
+
+
+def view_bytes(data: bytes, dtype: torch.dtype) -> torch.Tensor:
+    """View little-endian bytes as a flat tensor of ``dtype``; ``data`` is copied, so the result may be written to."""
+    if not data:
+        return torch.empty(0, dtype=dtype)
+    return torch.frombuffer(bytearray(data), dtype=dtype)
+
+
+def first_not_finite(values: torch.Tensor) -> int | None:
+    """Return the place of the first NaN or infinity in the flattened values, or None. Costs one pass."""
+    # Finite values can overflow in a sum, so a sum that is not finite only means: look closer.
+    if math.isfinite(values.sum().item()):
+        return None
+    bad = torch.nonzero(~torch.isfinite(values.reshape(-1)))
+    return int(bad[0].item()) if bad.numel() else None
+
+
+def check_finite(
+    values: torch.Tensor, spec: TensorSpec, label: str, *, rows: npt.NDArray[np.int64] | None = None, n_before: int = 0
+) -> torch.Tensor:
+    """Return values of a tensor as they are, or refuse them. Costs one pass.
+
+    Args:
+        values: Some of its values, whole rows of it where ``rows`` are given.
+        spec: The tensor.
+        label: What an error calls the file.
+        rows: Which rows these are; None: the values that follow the first ``n_before`` ones.
+        n_before: As said.
+
+    Raises:
+        CorruptCheckpointError: If there is NaN or infinity among them; names the first such row.
+    """
+    bad = first_not_finite(values)
+    if bad is None:
+        return values
+    row = (n_before + bad) // math.prod(spec.shape[1:]) if rows is None else int(rows[bad // spec.shape[-1]])
+    raise CorruptCheckpointError(
+        f"tensor {spec.name!r} ({spec.dtype}, shape {spec.shape}) holds NaN or infinity, first seen in row {row:,}; "
+        "such weights cannot be compared",
+        subject=label,
+    )

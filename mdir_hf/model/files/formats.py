@@ -1,0 +1,322 @@
+"""Which files of a repository are its weights. Formats are rows of one table, tried in order."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections import defaultdict
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from mdir_hf.budgets import SHARD_INDEX
+from mdir_hf.errors import CheckpointError, NoWeightsError, SeveralModelsError, UnsupportedFormatError, naming
+from mdir_hf.model.files.adapters import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    AdaptedSource,
+    AdapterConfig,
+    has_adapter,
+    read_adapter_config,
+)
+from mdir_hf.model.files.gguf import GgufSource, open_gguf, open_named_gguf
+from mdir_hf.model.files.index import parse_index
+from mdir_hf.model.files.pytorch import PYTORCH_SUFFIXES, PytorchSource, open_only_pytorch_file
+from mdir_hf.model.files.quantization import DequantizedSource
+from mdir_hf.model.files.safetensors import SafetensorsSource
+from mdir_hf.model.files.shards import ShardedTensors, check_complete, list_some
+from mdir_hf.model.files.sources import FileTree, StoredSource, TensorSource, TreeWithTensors
+
+_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})(?P<suffix>\.safetensors|\.bin)")
+OpenBase = Callable[[AdapterConfig], TensorSource]
+"""Opens the weights of the base that an adapter names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """One way in which weights may lie in a tree.
+
+    Attributes:
+        looks_for: The file names it looks for, as a user would write them.
+        open: Returns the tensors, or None where this format is not there. Takes the tree and the variant.
+    """
+
+    looks_for: str
+    open: Callable[[FileTree, str | None], ShardedTensors | None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Naming:
+    """How transformers names the files of a format: one file, an index, shards; with a variant or without.
+
+    Attributes:
+        base: Name without suffix, variant and number.
+        suffix: With its dot.
+        source: What reads them.
+    """
+
+    base: str
+    suffix: str
+    source: type[ShardedTensors]
+
+    def stem(self, variant: str | None) -> str:
+        """Name of the one file without suffix."""
+        return self.base if variant is None else f"{self.base}.{variant}"
+
+    def open_single(self, tree: FileTree, variant: str | None) -> ShardedTensors | None:
+        """Open the one file."""
+        name = self.stem(variant) + self.suffix
+        return self.source(tree, paths=[name]) if name in tree.files else None
+
+    def index_names(self, variant: str | None) -> list[str]:
+        """Names that the index may have."""
+        if variant is None:
+            return [f"{self.base}{self.suffix}.index.json"]
+        # transformers puts the variant before the last suffix; some tools put it before the first.
+        return [f"{self.base}{self.suffix}.index.{variant}.json", f"{self.stem(variant)}{self.suffix}.index.json"]
+
+    def open_index(self, tree: FileTree, variant: str | None) -> ShardedTensors | None:
+        """Open the shards of an index, which is read."""
+        names = self.index_names(variant)
+        return next((_open_index(tree, name, self.source) for name in names if name in tree.files), None)
+
+    def open_shards(self, tree: FileTree, variant: str | None) -> ShardedTensors | None:
+        """Open a set of shards that is whole and has no index."""
+        sets: dict[tuple[str, int], dict[int, str]] = defaultdict(dict)
+        for name in _in_root(tree):
+            match = _SHARD.fullmatch(name)
+            if match and match["suffix"] == self.suffix and not name.startswith("adapter_"):
+                sets[match["stem"], int(match["total"])][int(match["number"])] = name
+        named_so = {key: shards for key, shards in sets.items() if key[0] == self.stem(variant)}
+        candidates = named_so or ({} if variant is not None else sets)
+        if not candidates:
+            return None
+        if len(candidates) > 1:
+            found = ", ".join(sorted(f"{stem}-…-of-{total:05}" for stem, total in candidates))
+            raise UnsupportedFormatError(
+                f"there are several sets of shards and no index ({found}); which one is the model cannot be told"
+            )
+        ((stem, total), shards) = next(iter(candidates.items()))
+        named = f"{stem}-…-of-{total:05}{self.suffix}, which have no index,"
+        check_complete(shards, total, what="shard", named=named)
+        return self.source(tree, paths=shards.values())
+
+
+_SAFETENSORS = _Naming("model", ".safetensors", SafetensorsSource)
+_PYTORCH = _Naming("pytorch_model", ".bin", PytorchSource)
+
+
+def open_checkpoint(
+    tree: FileTree, *, variant: str | None = None, file: str | None = None, open_base: OpenBase | None = None
+) -> TensorSource:
+    """Find the weights of a model and give lazy access to them. Reads at most the index file.
+
+    Args:
+        tree: The files of the model; its root is where the weights are looked for.
+        variant: As in transformers: ``fp16`` for ``model.fp16.safetensors``.
+        file: The one weight file, or index, that somebody named; nothing else is looked for then.
+        open_base: Opens the base of an adapter; without it, adapters are refused.
+
+    Raises:
+        NoWeightsError: If nothing in the root holds weights (of that variant).
+        UnsupportedFormatError: If there are weights, in a format that this version does not read, or if several
+            files could be the model.
+        CorruptCheckpointError: If the index is no index, or a shard of a set without index is missing.
+        UnsafePathError: If the index names a file outside of its folder.
+    """
+    with naming(tree.label):
+        if isinstance(tree, TreeWithTensors) and tree.tensors is not None:
+            return _open_tensors(tree, tree.tensors, open_base)
+        if open_base is not None and file in ADAPTER_WEIGHTS and has_adapter(tree):
+            return _open_adapter(tree, open_base)
+        if file is not None:
+            return _as_numbers(_open_named(tree, file), tree)
+        for known in FORMATS:
+            if known is _PEFT_ADAPTER and open_base is not None and has_adapter(tree):
+                return _open_adapter(tree, open_base)
+            source = known.open(tree, variant)
+            if source is not None:
+                return _as_numbers(source, tree)
+        raise _no_weights(tree, variant)
+
+
+@dataclass(frozen=True, slots=True)
+class FirstFiles:
+    """What opening a checkpoint most probably begins with, known from file names alone.
+
+    Attributes:
+        whole: Small files that are read whole.
+        heads: Weight files whose headers are read: that with the embedding.
+        last: The shard that most often has the output embeddings.
+    """
+
+    whole: tuple[str, ...] = ()
+    heads: tuple[str, ...] = ()
+    last: tuple[str, ...] = ()
+
+
+def first_files(names: Collection[str], *, variant: str | None = None, file: str | None = None) -> FirstFiles:
+    """Guess what opening a checkpoint reads first, so that it can be asked for at once; a wrong guess costs a request.
+
+    Args:
+        names: The files of the model.
+        variant: As for :func:`open_checkpoint`.
+        file: As there.
+    """
+    if file is not None:
+        is_index, is_weights = file.endswith(".json"), file.endswith(".safetensors")
+        return FirstFiles(whole=(file,) if is_index else (), heads=(file,) if is_weights else ())
+    single = _SAFETENSORS.stem(variant) + _SAFETENSORS.suffix
+    if single in names:
+        return FirstFiles(heads=(single,))
+    for known in (_SAFETENSORS, _PYTORCH):
+        index = next((name for name in known.index_names(variant) if name in names), None)
+        if index is not None:
+            if known is _PYTORCH:
+                return FirstFiles((index,))
+            stems = ((name, _SHARD.fullmatch(name)) for name in names)
+            shards = sorted(name for name, match in stems if match and match["stem"] == known.stem(variant))
+            return FirstFiles((index,), tuple(shards[:1]), tuple(shards[1:][-1:]))
+    return FirstFiles(whole=(ADAPTER_CONFIG,) if ADAPTER_CONFIG in names else ())
+
+
+def _open_tensors(tree: FileTree, tensors: StoredSource, open_base: OpenBase | None) -> TensorSource:
+    """Take tensors that need no file: those of a model in memory, or of an adapter on one."""
+    if open_base is not None and ADAPTER_CONFIG in tree.files:
+        config = read_adapter_config(tree)
+        return AdaptedSource(open_base(config), tensors, config)
+    return DequantizedSource(tensors, tree)
+
+
+def _as_numbers(source: ShardedTensors, tree: FileTree) -> TensorSource:
+    """Have quantised weights read as numbers, where companions beside them say how (in GGUF the type does)."""
+    return source if isinstance(source, GgufSource) else DequantizedSource(source, tree)
+
+
+def _open_named(tree: FileTree, file: str) -> ShardedTensors:
+    name = file.lower()
+    if name.endswith(".safetensors"):
+        return SafetensorsSource(tree, paths=[file])
+    if name.endswith(".json"):
+        return _open_index(tree, file, PytorchSource if ".bin." in name else SafetensorsSource)
+    if name.endswith(PYTORCH_SUFFIXES):
+        return PytorchSource(tree, paths=[file])
+    if name.endswith(".gguf"):
+        return open_named_gguf(tree, file)
+    raise UnsupportedFormatError(
+        f"{file!r} is neither a .safetensors, .bin, .pth, .pt or .gguf file nor the index of a sharded one, which is "
+        "what this version reads"
+    )
+
+
+def _open_index(tree: FileTree, name: str, source: type[ShardedTensors]) -> ShardedTensors:
+    data = tree.read(name, max_bytes=SHARD_INDEX.n_bytes)
+    return source(tree, index=parse_index(data, path=name, label=f"{tree.label}:{name}"))
+
+
+def _open_only_file(tree: FileTree, variant: str | None) -> ShardedTensors | None:
+    """One weight file under any name: a folder with nothing else, or a path that named the file itself."""
+    names = _safetensors_in_root(tree)
+    if variant is not None or len(names) != 1:
+        return None
+    if _SHARD.fullmatch(names[0]) and len(tree.files) > 1:
+        return None  # the rest of a set of shards is missing; that is said below
+    return SafetensorsSource(tree, paths=names)
+
+
+def _refuse_unclear(tree: FileTree, variant: str | None) -> ShardedTensors | None:
+    names = _safetensors_in_root(tree)
+    if variant is None and len(names) > 1:
+        raise SeveralModelsError(
+            f"there is no model.safetensors and no index, and which of {len(names)} files is the model cannot be told "
+            f"({list_some(names)}); name one file, or a variant",
+            files=tuple(names),
+        )
+    return None
+
+
+def _open_adapter(tree: FileTree, open_base: OpenBase) -> TensorSource:
+    config = read_adapter_config(tree)
+    weights = next(name for name in ADAPTER_WEIGHTS if name in tree.files)
+    source = PytorchSource if weights.endswith(PYTORCH_SUFFIXES) else SafetensorsSource
+    return AdaptedSource(open_base(config), source(tree, paths=[weights]), config)
+
+
+def _refuse_adapter(tree: FileTree, variant: str | None) -> ShardedTensors | None:
+    weights = next((name for name in ADAPTER_WEIGHTS if name in tree.files), None)
+    if variant is not None or weights is None:
+        return None
+    raise UnsupportedFormatError(
+        f"this is a PEFT adapter ({weights}), which holds only differences to a base model, "
+        + ("and the base is not opened here" if ADAPTER_CONFIG in tree.files else f"and there is no {ADAPTER_CONFIG}")
+        + "; compare its base model, or a merged copy"
+    )
+
+
+def _refusal(name: str, patterns: str, advice: str) -> Format:
+    """A format that is recognised by its file names, and not read by this version."""
+
+    def refuse(tree: FileTree, variant: str | None) -> ShardedTensors | None:
+        del variant
+        found = [path for path in _in_root(tree) if any(fnmatch.fnmatchcase(path, p) for p in patterns.split())]
+        if found:
+            raise UnsupportedFormatError(
+                f"the weights are in {name} ({list_some(found)}), which this version does not read; {advice}"
+            )
+        return None
+
+    return Format(patterns, refuse)
+
+
+_PEFT_ADAPTER = Format(" and ".join((ADAPTER_CONFIG, ADAPTER_WEIGHTS[0])), _refuse_adapter)
+_CONVERT = "convert them to safetensors (`save_pretrained` writes it), or compare a copy that has it"
+
+FORMATS: tuple[Format, ...] = (
+    Format("model.safetensors", _SAFETENSORS.open_single),
+    Format("model.safetensors.index.json", _SAFETENSORS.open_index),
+    Format("pytorch_model.bin", _PYTORCH.open_single),
+    Format("pytorch_model.bin.index.json", _PYTORCH.open_index),
+    Format("*.safetensors", _open_only_file),
+    Format("model-00001-of-000NN.safetensors", _SAFETENSORS.open_shards),
+    Format("pytorch_model-00001-of-000NN.bin", _PYTORCH.open_shards),
+    Format("*.safetensors", _refuse_unclear),
+    _PEFT_ADAPTER,
+    Format("*.pth, *.pt, *model*.bin", open_only_pytorch_file),
+    Format("*.gguf", open_gguf),
+    _refusal("TensorFlow or Flax files", "tf_model*.h5 flax_model*.msgpack model.ckpt*", _CONVERT),
+    _refusal("ONNX", "*.onnx", "compare the checkpoint that it was exported from"),
+    _refusal("NumPy archives", "*.npz", _CONVERT),
+)
+"""Every format this version knows, in the order of preference; a new format is a new row.
+
+Where one file and an index are both there, transformers loads the one file, so it is what users run; and its
+own names, in both formats, come before other names.
+"""
+
+
+def _no_weights(tree: FileTree, variant: str | None) -> CheckpointError:
+    patterns = ("*.safetensors", "*.bin", "*.gguf", "*.pth")
+    below = [path for path in sorted(tree.files) if any(fnmatch.fnmatchcase(path, "*/" + p) for p in patterns)]
+    if variant is not None:
+        others = _safetensors_in_root(tree) or [
+            path for path in _in_root(tree) if path.lower().endswith((".gguf", *PYTORCH_SUFFIXES))
+        ]
+        looked_for = f"{_SAFETENSORS.stem(variant)}.safetensors or its index, for the variant {variant!r}"
+        hint = f"; without a variant there is {list_some(others)}" if others else ""
+    else:
+        looked_for = ", ".join(dict.fromkeys(known.looks_for for known in FORMATS))
+        hint = ""
+    if below and not hint:
+        hint = f"; there are weights in a subfolder ({list_some(below)}): name that subfolder"
+    n_files = len(tree.files)
+    what_is_there = f"{n_files} file{'' if n_files == 1 else 's'}" + (
+        f" ({list_some(sorted(tree.files))})" if n_files else ""
+    )
+    return NoWeightsError(f"no weights among {what_is_there}; looked for {looked_for}{hint}")
+
+
+def _in_root(tree: FileTree) -> list[str]:
+    return sorted(path for path in tree.files if "/" not in path)
+
+
+def _safetensors_in_root(tree: FileTree) -> list[str]:
+    return [path for path in _in_root(tree) if path.endswith(".safetensors") and not path.startswith("adapter_")]

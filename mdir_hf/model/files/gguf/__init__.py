@@ -1,0 +1,6 @@
+"""GGUF: the checkpoints of llama.cpp, most of them quantised, with their own config and vocabulary in the header."""
+
+from mdir_hf.model.files.gguf.files import open_gguf, open_named_gguf
+from mdir_hf.model.files.gguf.source import GgufSource
+
+__all__ = ["GgufSource", "open_gguf", "open_named_gguf"]

@@ -1,0 +1,76 @@
+"""Blocks of a quantised type to float32, by the ``gguf`` package."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import torch
+
+from mdir_hf.errors import UnsupportedFormatError
+from mdir_hf.installing import install_command
+from mdir_hf.model.files.decode import Encoding
+from mdir_hf.model.files.gguf.types import GgmlType
+
+VALUES_AT_A_TIME = 1 << 18
+"""Numbers dequantised in one step: what the package allocates on the way stays within some tens of MB."""
+
+_Dequantise = Callable[[np.ndarray], np.ndarray]
+
+
+def weight_encoding(kind: GgmlType, *, tensor: str) -> Encoding:
+    """How the blocks of a quantised type become numbers.
+
+    Args:
+        kind: The type.
+        tensor: Name of the tensor, for errors.
+
+    Raises:
+        UnsupportedFormatError: If the package is not installed, or does not dequantise this type.
+    """
+    dequantise = _find(kind, tensor)
+    return Encoding(
+        n_values=kind.n_values,
+        n_bytes=kind.n_bytes,
+        decode=partial(_decode, kind=kind, dequantise=dequantise),
+        n_decoded=kind.n_values,
+    )
+
+
+def _find(kind: GgmlType, tensor: str) -> _Dequantise:
+    what = f"tensor {tensor!r} holds {kind.name} weights"
+    if not kind.n_bytes:
+        raise UnsupportedFormatError(
+            f"tensor {tensor!r} holds weights of GGUF {kind.name}, which this version does not know; "
+            "compare another quantisation of the model, or the checkpoint it was made from"
+        )
+    try:
+        import gguf
+    except ImportError as exc:
+        raise UnsupportedFormatError(
+            f"{what}, and the package that dequantises them is not installed; run `{install_command('gguf')}`"
+        ) from exc
+    try:
+        number = gguf.GGMLQuantizationType(kind.number)
+        gguf.quants.dequantize(np.zeros((1, kind.n_bytes), np.uint8), number)
+    except (ValueError, NotImplementedError) as exc:
+        raise UnsupportedFormatError(
+            f"{what}, which the installed gguf package does not dequantise; update it (`pip install -U gguf`), "
+            "or compare another quantisation of the model"
+        ) from exc
+    return partial(gguf.quants.dequantize, qtype=number)
+
+
+def _decode(data: bytes, *, kind: GgmlType, dequantise: _Dequantise) -> torch.Tensor:
+    n_blocks = len(data) // kind.n_bytes
+    out = np.empty(n_blocks * kind.n_values, np.float32)
+    step = VALUES_AT_A_TIME // kind.n_values
+    # Broken scales overflow here; what becomes of them is found where the result is checked for NaN and infinity.
+    with np.errstate(all="ignore"):
+        for first in range(0, n_blocks, step):
+            last = min(first + step, n_blocks)
+            # One long row of blocks: the package works on rows, and on many short ones slowly.
+            blocks = np.frombuffer(data, np.uint8, (last - first) * kind.n_bytes, first * kind.n_bytes)[None]
+            out[first * kind.n_values : last * kind.n_values] = dequantise(blocks)[0]
+    return torch.from_numpy(out)

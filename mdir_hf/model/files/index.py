@@ -1,0 +1,110 @@
+"""``model.safetensors.index.json``: which shard holds which tensor. Pure.
+
+The file is written by whoever uploads a model, so a shard path is checked before it is joined to anything.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mdir_hf.budgets import SHARD_INDEX, collector_paused, json_values
+from mdir_hf.errors import CorruptCheckpointError, UnsafePathError, UnsupportedFormatError, naming
+
+
+@dataclass(frozen=True, slots=True)
+class ShardIndex:
+    """A parsed index.
+
+    Attributes:
+        path: Path of the index inside its tree.
+        weight_map: For each tensor, the path of its shard inside the tree.
+        complaint: What is wrong with the rest of the file, if anything; told when a tensor is asked for.
+    """
+
+    path: str
+    weight_map: Mapping[str, str]
+    complaint: str | None = None
+
+
+@collector_paused()
+def parse_index(data: bytes, *, path: str, label: str) -> ShardIndex:
+    """Parse an index file.
+
+    Args:
+        data: Its bytes.
+        path: Its path inside the tree; shards are named relative to its folder.
+        label: What to call the file in an error.
+
+    Raises:
+        CorruptCheckpointError: If it is not JSON, or its ``weight_map`` does not map names to file names.
+        UnsafePathError: If a shard path leaves the folder, or is no path of a repository.
+        UnsupportedFormatError: If it names more tensors than any checkpoint has.
+    """
+    with naming(label):
+        n_structure = json_values(data)
+        if n_structure > SHARD_INDEX.n_items:
+            raise UnsupportedFormatError(
+                f"the index lists {n_structure:,} values, and is read up to {SHARD_INDEX.n_items:,}; no checkpoint has "
+                "as many tensors"
+            )
+        try:
+            loaded = json.loads(data.decode("utf-8"))
+        except (ValueError, RecursionError) as exc:
+            raise CorruptCheckpointError(f"the index is not JSON: {exc}") from exc
+        weight_map = loaded.get("weight_map") if isinstance(loaded, dict) else None
+        if not isinstance(weight_map, dict):
+            raise CorruptCheckpointError("the index has no 'weight_map' object from tensor to shard")
+        folder = posixpath.dirname(path)
+        shard_of_value: dict[str, str] = {}
+        for name, shard in weight_map.items():
+            if not isinstance(shard, str):
+                raise CorruptCheckpointError(
+                    f"the index maps tensor {name!r} to {shard!r}; expected the name of a shard"
+                )
+            if shard not in shard_of_value:
+                check_repository_path(shard)
+                shard_of_value[shard] = posixpath.join(folder, shard)
+        return ShardIndex(
+            path=path,
+            weight_map={name: shard_of_value[shard] for name, shard in weight_map.items()},
+            complaint=_complain_about_total_size(loaded.get("metadata")),
+        )
+
+
+def check_repository_path(path: str) -> None:
+    """Refuse a file name that is not a plain relative path, on any operating system.
+
+    Raises:
+        UnsafePathError: If it is empty, absolute, climbs with ``..``, or holds a backslash, a colon or NUL.
+    """
+    parts = path.split("/")
+    if path.startswith("/"):
+        rule = "an absolute path"
+    elif ".." in parts:
+        rule = "a path that climbs out of its folder"
+    elif "\\" in path:
+        rule = "a path with a backslash"
+    elif re.search(r"[:\x00-\x1f]", path):
+        rule = "a path with a drive letter, a stream or a control character"
+    elif "" in parts:
+        rule = "an empty file or folder name"
+    else:
+        return
+    raise UnsafePathError(f"names the file {path!r}, {rule}; a shard must be a plain path inside the repository")
+
+
+def _complain_about_total_size(metadata: object) -> str | None:
+    """Check ``total_size``. It is often out of date (after a merge, a cast); only an impossible value is refused."""
+    if metadata is None:
+        return None
+    if not isinstance(metadata, dict):
+        return f"its metadata is {metadata!r}; expected an object"
+    size = metadata.get("total_size")
+    # Some writers of 2023 divided, and wrote 13476831232.0.
+    if size is None or (type(size) in (int, float) and size >= 0 and size == size // 1):
+        return None
+    return f"its total_size is {size!r}; expected a number of bytes"

@@ -1,0 +1,131 @@
+"""Tensors that are already in memory, behind the same seam as a checkpoint."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from mdir_hf.errors import InputError, TensorNotFoundError
+from mdir_hf.model.files.decode import check_finite, check_weight, result_dtype
+from mdir_hf.model.files.dtypes import NAME_OF_TORCH_DTYPE
+from mdir_hf.model.files.ranged import check_rows
+from mdir_hf.model.files.sources import Description, TensorSpec
+
+NO_FILE = "in memory"
+
+
+class MemorySource:
+    """A dict of tensors, e.g. ``model.state_dict()``. Implements ``TensorSource``.
+
+    Args:
+        tensors: Name to tensor; any device, any layout. Not copied, so they must not change while this is used.
+        label: What an error calls it.
+        outlines: Shape and dtype of each, on the meta device, where asking for a tensor costs something: it is then
+            asked for only to be read.
+        on_read: Called with the name and the number of bytes before they are copied; what it raises stops the read.
+
+    Attributes:
+        n_bytes: Size of all tensors, in bytes.
+        paths: A name that no file has: what is in memory has no digest that could be known.
+
+    Raises:
+        InputError: If a tensor has a dtype that no checkpoint can hold.
+    """
+
+    paths: tuple[str, ...]
+
+    def __init__(
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        *,
+        label: str = "memory",
+        outlines: Mapping[str, torch.Tensor] | None = None,
+        on_read: Callable[[str, int], None] | None = None,
+    ) -> None:
+        self._tensors = dict(tensors) if outlines is None else tensors
+        self._on_read = on_read
+        self.label = label
+        self.paths = (NO_FILE,)
+        self.description = Description("memory")
+        self._specs: dict[str, TensorSpec] = {}
+        at = 0
+        for name, tensor in sorted((self._tensors if outlines is None else outlines).items()):
+            dtype = NAME_OF_TORCH_DTYPE.get(tensor.dtype)
+            if dtype is None:
+                raise InputError(f"tensor {name!r} has dtype {tensor.dtype}, which no checkpoint holds", subject=label)
+            stop = at + tensor.numel() * tensor.element_size()
+            self._specs[name] = TensorSpec(name, tuple(tensor.shape), dtype, path="", start=at, stop=stop)
+            at = stop
+        self.n_bytes = at
+
+    def names(self) -> tuple[str, ...]:
+        """Names of all tensors, sorted."""
+        return tuple(self._specs)
+
+    def spec(self, name: str) -> TensorSpec:
+        """Shape and dtype of a tensor; the offsets are those it would have if all lay one after the other.
+
+        Raises:
+            TensorNotFoundError: If there is no such tensor.
+        """
+        spec = self._specs.get(name)
+        if spec is None:
+            raise TensorNotFoundError(f"there is no tensor {name!r}", subject=self.label)
+        return spec
+
+    def read(self, name: str) -> torch.Tensor:
+        """Return a whole tensor as a float32 copy on the CPU (float64 stays float64).
+
+        Raises:
+            TensorNotFoundError: If there is no such tensor.
+            UnsupportedFormatError: If its dtype is not a plain weight.
+            CorruptCheckpointError: If it holds NaN or infinity.
+        """
+        spec = self.spec(name)
+        check_weight(spec, self.label)
+        tensor = self._tensors[name]
+        self._count(name, spec.n_bytes)
+        return check_finite(_as_weights(tensor), spec, self.label)
+
+    def read_rows(self, name: str, rows: npt.NDArray[np.int64], *, max_gap_bytes: int | None = None) -> torch.Tensor:
+        """Return some rows as a float32 copy on the CPU (float64 stays float64), in the order asked.
+
+        Raises:
+            InputError: If it has no rows, or a row is outside of it.
+            TensorNotFoundError: If there is no such tensor.
+            UnsupportedFormatError: If its dtype is not a plain weight.
+            CorruptCheckpointError: If a wanted row holds NaN or infinity.
+        """
+        spec = self.spec(name)
+        check_weight(spec, self.label)
+        stored = self.read_stored_rows(name, rows, max_gap_bytes=max_gap_bytes)
+        return check_finite(_as_weights(stored), spec, self.label, rows=np.asarray(rows).reshape(-1))
+
+    def read_stored(self, name: str) -> torch.Tensor:
+        """Return a copy on the CPU of a whole tensor in its own dtype."""
+        self._count(name, self.spec(name).n_bytes)
+        return self._tensors[name].detach().to(device="cpu", copy=True, memory_format=torch.contiguous_format)
+
+    def read_stored_rows(
+        self, name: str, rows: npt.NDArray[np.int64], *, max_gap_bytes: int | None = None
+    ) -> torch.Tensor:
+        """Return a copy on the CPU of some rows in their own dtype, ``(k, d)``."""
+        del max_gap_bytes  # nothing is read over
+        spec = self.spec(name)
+        wanted = torch.from_numpy(check_rows(spec, rows, self.label))
+        tensor = self._tensors[name].detach()
+        self._count(name, len(wanted) * spec.shape[-1] * tensor.element_size())
+        return tensor.reshape(math.prod(spec.shape[:-1]), spec.shape[-1])[wanted.to(tensor.device)].cpu()
+
+    def _count(self, name: str, n_bytes: int) -> None:
+        if self._on_read is not None:
+            self._on_read(name, n_bytes)
+
+
+def _as_weights(tensor: torch.Tensor) -> torch.Tensor:
+    dtype = result_dtype(tensor.dtype)
+    return tensor.detach().to(device="cpu", dtype=dtype, copy=True, memory_format=torch.contiguous_format)

@@ -1,0 +1,212 @@
+"""A pickle machine that can do nothing but build data.
+
+Why not ``pickle.Unpickler`` with an allow-list: its C code allocates what a file claims before it looks (a memo index
+of 2^31 takes 32 GiB, a length of 2^40 a terabyte), hashes whatever is made a key (nested tuples take exponential
+time), and lets ``BUILD`` write attributes on whatever the allow-list hands out. Here opcodes come from
+``pickletools.genops``, which builds nothing, every object is one of a few of ours, and time and memory are bounded by
+the number of opcodes and the bytes of the file.
+"""
+
+from __future__ import annotations
+
+import pickletools
+import struct
+from collections.abc import Callable
+from typing import Any
+
+from mdir_hf.budgets import PICKLE
+from mdir_hf.errors import CorruptCheckpointError, MdirError, UnsafePickleError, UnsupportedFormatError
+from mdir_hf.model.files.pytorch.objects import Global, Inert, apply, is_allowed, make_storage
+
+_MAX_KEY_BITS = 31
+"""Longest integer that may be a key: longer ones can be chosen to collide in a dict."""
+
+_MAX_MEMO_BITS = 32
+"""As in the binary opcodes; the one in digits knows no bound, and would let places in the memo collide."""
+
+
+_MARK = object()
+"""Where the items of a container begin on the stack."""
+
+_PUSHED_AS_THEY_ARE = frozenset((
+    "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT",
+    "STRING", "BINSTRING", "SHORT_BINSTRING", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8",
+    "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8",
+))  # fmt: skip
+_NO_OPS = frozenset(("PROTO", "FRAME"))
+
+
+def read_pickle(data: bytes, *, label: str) -> object:
+    """Run a pickle for its data.
+
+    Args:
+        data: The pickle, to its ``STOP``.
+        label: What an error calls the file.
+
+    Returns:
+        What it holds: dicts, lists, tuples and plain values, :class:`~.objects.PickledTensor` for tensors,
+        :class:`~.objects.Inert` for everything else.
+
+    Raises:
+        UnsafePickleError: If it names anything that a file of weights does not need.
+        CorruptCheckpointError: If it is no pickle, or describes what cannot be.
+        UnsupportedFormatError: If it is longer than that of any checkpoint.
+
+    Cost: O(opcodes) time, at most 2,000,000 of them; memory of the same order, and the bytes of the pickle.
+    """
+    try:
+        return _Machine().run(data)
+    except MdirError as exc:
+        raise exc.about(label) from exc.__cause__
+    # The stack runs empty, a mark is missing, an argument is cut off or is no number; where warnings are errors, a text
+    # has escapes that there are not.
+    except (
+        ValueError,
+        IndexError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        OverflowError,
+        DeprecationWarning,
+        struct.error,
+    ) as exc:
+        raise CorruptCheckpointError(f"its data.pkl is no pickle: {exc}", subject=label) from exc
+
+
+class _Machine:
+    def __init__(self) -> None:
+        self._stack: list[Any] = []
+        self._memo: dict[int, Any] = {}
+
+    def run(self, data: bytes) -> object:
+        for n_done, (opcode, argument, _) in enumerate(pickletools.genops(data)):
+            if n_done >= PICKLE.n_items:
+                raise UnsupportedFormatError(
+                    f"its data.pkl has more than {PICKLE.n_items:,} opcodes, more than that of any checkpoint of "
+                    "weights; save the state dict alone, as safetensors"
+                )
+            if opcode.name == "STOP":
+                return self._stack[-1]
+            self._step(opcode.name, argument)
+        raise ValueError("it has no end")
+
+    def _step(self, name: str, argument: Any) -> None:  # noqa: ANN401
+        if name in _PUSHED_AS_THEY_ARE:
+            self._stack.append(argument)
+        elif name in _PUSHES:
+            self._stack.append(_PUSHES[name](self, argument))
+        elif name in _ACTS:
+            _ACTS[name](self, argument)
+        elif name not in _NO_OPS:
+            raise UnsafePickleError(f"its data.pkl uses the opcode {name}, which no state dict needs")
+
+    def _items(self) -> list[Any]:
+        """Take everything above the last mark, and the mark."""
+        at = len(self._stack) - 1
+        while self._stack[at] is not _MARK:
+            at -= 1
+            if at < 0:
+                raise IndexError("it lacks a mark")
+        items = self._stack[at + 1 :]
+        del self._stack[at:]
+        return items
+
+    def _take(self, n_items: int) -> list[Any]:
+        """Take so many items off the stack, the lowest first."""
+        return [self._stack.pop() for _ in range(n_items)][::-1]
+
+    def _put(self, place: int) -> None:
+        if place.bit_length() > _MAX_MEMO_BITS:
+            raise ValueError(f"it remembers something under {place.bit_length()} bits")
+        self._memo[place] = self._stack[-1]
+
+    def _extend(self, items: list[Any]) -> None:
+        if isinstance(self._stack[-1], list):
+            self._stack[-1].extend(items)
+
+    def _set_items(self, items: list[Any]) -> None:
+        if isinstance(self._stack[-1], dict):
+            _fill(self._stack[-1], items)
+
+    def _frozenset(self) -> Inert:
+        self._items()
+        return Inert("frozenset")
+
+    def _instance(self, asked: str) -> object:
+        self._items()
+        return _instance(_global(*asked.split(" ", 1)))
+
+
+_Handler = Callable[[_Machine, Any], object]
+
+_PUSHES: dict[str, _Handler] = {
+    "NONE": lambda machine, _: None,
+    "NEWTRUE": lambda machine, _: True,
+    "NEWFALSE": lambda machine, _: False,
+    "MARK": lambda machine, _: _MARK,
+    **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), lambda machine, place: machine._memo[place]),
+    "DUP": lambda machine, _: machine._stack[-1],
+    "EMPTY_TUPLE": lambda machine, _: (),
+    "TUPLE1": lambda machine, _: tuple(machine._take(1)),
+    "TUPLE2": lambda machine, _: tuple(machine._take(2)),
+    "TUPLE3": lambda machine, _: tuple(machine._take(3)),
+    "TUPLE": lambda machine, _: tuple(machine._items()),
+    "EMPTY_LIST": lambda machine, _: [],
+    "LIST": lambda machine, _: machine._items(),
+    "EMPTY_DICT": lambda machine, _: {},
+    "DICT": lambda machine, _: _fill({}, machine._items()),
+    "EMPTY_SET": lambda machine, _: Inert("set"),
+    "FROZENSET": lambda machine, _: machine._frozenset(),
+    "GLOBAL": lambda machine, asked: _global(*asked.split(" ", 1)),
+    "STACK_GLOBAL": lambda machine, _: _global(*machine._take(2)),
+    "REDUCE": lambda machine, _: apply(*machine._take(2)),
+    "NEWOBJ": lambda machine, _: _instance(machine._take(2)[0]),
+    "NEWOBJ_EX": lambda machine, _: _instance(machine._take(3)[0]),
+    "INST": lambda machine, asked: machine._instance(asked),
+    "OBJ": lambda machine, _: _instance(machine._items()[0]),
+    "BINPERSID": lambda machine, _: make_storage(machine._stack.pop()),
+}
+"""Opcodes that put one thing on the stack, whatever they take from it."""
+
+_ACTS: dict[str, _Handler] = {
+    **dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT"), _Machine._put),
+    "MEMOIZE": lambda machine, _: machine._put(len(machine._memo)),
+    "POP": lambda machine, _: machine._stack.pop(),
+    "POP_MARK": lambda machine, _: machine._items(),
+    "APPEND": lambda machine, _: machine._extend(machine._take(1)),
+    "APPENDS": lambda machine, _: machine._extend(machine._items()),
+    "SETITEM": lambda machine, _: machine._set_items(machine._take(2)),
+    "SETITEMS": lambda machine, _: machine._set_items(machine._items()),
+    "ADDITEMS": lambda machine, _: machine._items(),
+    # Attributes of an object: `_metadata` of a state dict, and whatever inert ones have.
+    "BUILD": lambda machine, _: machine._stack.pop(),
+}
+"""The others that do something; EXT1 to EXT4, PERSID and out-of-band buffers have no place in a checkpoint."""
+
+
+def _fill(target: dict[Any, Any], items: list[Any]) -> dict[Any, Any]:
+    for key, value in zip(items[::2], items[1::2], strict=True):
+        # Weights are named by strings, lists of them by numbers; other keys are of what is not read.
+        if type(key) is str or (type(key) is int and key.bit_length() <= _MAX_KEY_BITS):
+            target[key] = value
+    return target
+
+
+def _global(module: object, name: object) -> Global:
+    if not isinstance(name, str) or not isinstance(module, str):
+        raise ValueError("it names a global by something that is no name")
+    asked = Global(module, name)
+    if is_allowed(asked):
+        return asked
+    shown = "".join(letter if letter.isprintable() else "�" for letter in str(asked))[:120]
+    raise UnsafePickleError(
+        f"its data.pkl names {shown!r}, which no file of weights needs and which an unpickler would import or call; "
+        "nothing of it was run. Do not load this file with torch.load(weights_only=False); compare a copy in "
+        "safetensors"
+    )
+
+
+def _instance(kind: object) -> object:
+    if isinstance(kind, Global) and str(kind) in ("collections.OrderedDict", "collections.defaultdict"):
+        return {}
+    return Inert(str(kind) if isinstance(kind, Global) else "an object")

@@ -1,0 +1,292 @@
+"""Tensors of ``.bin``, ``.pth`` and ``.pt`` files as ``torch.save`` writes them since 1.6, read by ranges."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from mdir_hf.budgets import PICKLE
+from mdir_hf.errors import CheckpointError, CorruptCheckpointError, UnsupportedFormatError, naming
+from mdir_hf.model.files.decode import Encoding, check_finite, result_dtype
+from mdir_hf.model.files.dtypes import DTYPES
+from mdir_hf.model.files.pytorch.archive import TORCH_ALIGNMENT, Archive, Entry, NoArchiveError
+from mdir_hf.model.files.pytorch.machine import read_pickle
+from mdir_hf.model.files.pytorch.objects import PickledTensor, UnreadableTensor
+from mdir_hf.model.files.pytorch.states import find_tensors
+from mdir_hf.model.files.ranged import check_rows
+from mdir_hf.model.files.shards import ShardedTensors, ShardHeader
+from mdir_hf.model.files.sources import ByteSource, TensorSpec, excess_of_shape
+from mdir_hf.model.files.spans import IntArray
+
+_SMALL_ENTRIES_N_BYTES = 4096
+"""How far behind the pickle the entries about byte order and alignment may lie to be read with it."""
+
+_MAGIC_OF_LEGACY = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
+_OTHER_FORMATS = (
+    (b"version https://git-lfs", "this is a Git LFS pointer, not the weights; fetch the file itself (`git lfs pull`)"),
+    (b"GGUF", "this is a GGUF file under another name; give it the suffix .gguf"),
+    (b"\x89HDF", "this is an HDF5 file (TensorFlow weights), which this version does not read"),
+    (b"lmgg", "this is a file of an old llama.cpp (GGML), which this version does not read; convert it to GGUF"),
+    (b"fmgg", "this is a file of an old llama.cpp (GGMF), which this version does not read; convert it to GGUF"),
+    (b"tjgg", "this is a file of an old llama.cpp (GGJT), which this version does not read; convert it to GGUF"),
+)
+_LOAD_AND_SAVE = "load it with torch.load(weights_only=True), and save it again with torch.save or as safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class StridedSpec(TensorSpec):
+    """A tensor whose elements do not lie one after the other: transposed, or cut out of a larger one.
+
+    ``start`` and ``stop`` enclose them.
+
+    Attributes:
+        stride: Elements from one index of an axis to the next, for every axis.
+    """
+
+    stride: tuple[int, ...] = ()
+
+
+class PytorchSource(ShardedTensors):
+    """The tensors of one PyTorch checkpoint, read lazily. Implements ``TensorSource`` and ``StoredTensors``.
+
+    Only plain data is built from the pickle, see :mod:`~mdir_hf.model.files.pytorch.machine`. The header of a file, its
+    zip directory and its pickle, costs two reads, three where the directory is longer than 64 KiB. Arguments are those
+    of :class:`~mdir_hf.model.files.shards.ShardedTensors`.
+    """
+
+    format_name = "PyTorch"
+
+    def _read_header(self, path: str) -> ShardHeader:
+        source = self._byte_source(path)
+        with naming(source.label):
+            try:
+                archive = Archive(source)
+            except NoArchiveError as exc:
+                raise _other_format(source) from exc
+            root, pickle_entry = _find_pickle(archive)
+            alignment = _read_small_entries(archive, root, pickle_entry)
+            held = read_pickle(archive.content(pickle_entry), label=source.label)
+            leaves = find_tensors(held, as_named=self._index is not None, is_shard=len(self.paths) > 1)
+        archive.forget()
+        unreadable = {name: leaf.kind for name, leaf in leaves.items() if isinstance(leaf, UnreadableTensor)}
+        tensors = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, PickledTensor)}
+        return ShardHeader(_Specs(tensors, archive, path, root, alignment), unreadable)
+
+    def _pieces(self, spec: TensorSpec, encoding: Encoding) -> Iterator[torch.Tensor]:
+        if not isinstance(spec, StridedSpec):
+            yield from super()._pieces(spec, encoding)
+        else:
+            flat = self._flat(spec, spec.start, spec.stop, encoding)
+            yield _as_strided(flat, spec.shape, spec.stride, encoding.n_decoded).reshape(-1)
+
+    def _gather(
+        self, spec: TensorSpec, rows: IntArray, encoding: Encoding, max_gap_bytes: int | None, *, widen: bool
+    ) -> torch.Tensor:
+        if not isinstance(spec, StridedSpec):
+            return super()._gather(spec, rows, encoding, max_gap_bytes, widen=widen)
+        label = self._byte_source(spec.path).label
+        wanted = check_rows(spec, rows, label)
+        index = torch.from_numpy(wanted)
+        if not wanted.size:
+            values = encoding.decode(b"").new_empty((0, encoding.decoded(spec.shape[-1])))
+        elif len(spec.shape) == 2:
+            values = self._rows_of_matrix(spec, index, encoding)
+        else:
+            (whole,) = self._pieces(spec, encoding)
+            values = whole.reshape(-1, encoding.decoded(spec.shape[-1]))[index]
+        if not widen:
+            return values
+        return check_finite(values.to(result_dtype(values.dtype)), spec, label, rows=wanted)
+
+    def _rows_of_matrix(self, spec: StridedSpec, rows: torch.Tensor, encoding: Encoding) -> torch.Tensor:
+        """Read what encloses the wanted rows, which of a transposed matrix is nearly all of it."""
+        (down, along), width = spec.stride, spec.shape[1]
+        first, last = int(rows.min()), int(rows.max())
+        start = spec.start + encoding.bytes_of(first * down)
+        stop = start + encoding.bytes_of((last - first) * down + (width - 1) * along + 1)
+        flat = self._flat(spec, start, stop, encoding)
+        view = _as_strided(flat, (last - first + 1, width), spec.stride, encoding.n_decoded)
+        return view[rows - first].reshape(len(rows), -1)
+
+    def _flat(self, spec: TensorSpec, start: int, stop: int, encoding: Encoding) -> torch.Tensor:
+        out: torch.Tensor | None = None
+        at = 0
+        for piece in super()._pieces(replace(spec, start=start, stop=stop), encoding):
+            if out is None:
+                out = torch.empty(encoding.decoded((stop - start) // encoding.n_bytes), dtype=piece.dtype)
+            out[at : at + piece.numel()] = piece
+            at += piece.numel()
+        assert out is not None
+        return out
+
+
+class _Specs(Mapping[str, TensorSpec]):
+    """The specs of one file, each made when asked for: a place may cost a read, and a fault concerns its tensor."""
+
+    def __init__(
+        self, tensors: Mapping[str, PickledTensor], archive: Archive, path: str, root: str, alignment: int
+    ) -> None:
+        self._tensors = tensors
+        self._archive = archive
+        self._path = path
+        self._root = root
+        self._alignment = alignment
+        self._specs: dict[str, TensorSpec] = {}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def __getitem__(self, name: str) -> TensorSpec:
+        spec = self._specs.get(name)
+        if spec is None:
+            tensor = self._tensors[name]
+            with naming(self._archive.label):
+                entry, start = self._place(tensor, name)
+                spec = _spec(name, tensor, path=self._path, start=start, n_bytes=entry.n_bytes)
+            self._specs[name] = spec
+        return spec
+
+    def _place(self, tensor: PickledTensor, name: str) -> tuple[Entry, int]:
+        key = f"{self._root}data/{tensor.storage.key}"
+        entry = self._archive.entries.get(key)
+        if entry is None:
+            raise CorruptCheckpointError(f"tensor {name!r} should lie in the entry {key!r}, and the archive has none")
+        self._archive.check_stored(entry)
+        start = entry.aligned_start(self._alignment)
+        return entry, self._archive.data_start(entry) if start is None else start
+
+
+def _as_strided(flat: torch.Tensor, shape: tuple[int, ...], stride: tuple[int, ...], n_decoded: int) -> torch.Tensor:
+    """View decoded elements, ``n_decoded`` numbers each, as a tensor of that shape; ``n_decoded`` is the last axis."""
+    return flat.as_strided((*shape, n_decoded), (*(step * n_decoded for step in stride), 1))
+
+
+def _other_format(source: ByteSource) -> CheckpointError:
+    """The error for a file that is no zip archive; costs one read of 512 bytes."""
+    head = source.read(0, min(source.n_bytes, 512))
+    for magic, what in _OTHER_FORMATS:
+        if head.startswith(magic):
+            return UnsupportedFormatError(what)
+    if head.startswith(_MAGIC_OF_LEGACY) or head[257:262] == b"ustar":
+        return UnsupportedFormatError(
+            f"this was written by torch before 1.6, or without its zip format, and cannot be read by ranges; "
+            f"{_LOAD_AND_SAVE}"
+        )
+    if head.startswith(b"PK"):
+        return CorruptCheckpointError(
+            f"this zip archive of {source.n_bytes:,} bytes breaks off before its directory; the upload or the download "
+            "is incomplete"
+        )
+    return CorruptCheckpointError(f"this is no file of torch.save: it starts with {head[:8]!r}, and is no zip archive")
+
+
+def _find_pickle(archive: Archive) -> tuple[str, Entry]:
+    """Return the folder inside the archive that holds the checkpoint, and its pickle."""
+    found = [name for name in archive.entries if name.endswith("/data.pkl")]
+    if len(found) != 1:
+        what = "no data.pkl" if not found else f"{len(found)} of them"
+        raise UnsupportedFormatError(
+            f"this zip archive was not written by torch.save: it should hold one data.pkl and has {what}"
+        )
+    root = found[0][: -len("data.pkl")]
+    if f"{root}constants.pkl" in archive.entries:
+        raise UnsupportedFormatError(
+            "this is a TorchScript program, which this version does not read; save the state dict of the model that it "
+            "was made from"
+        )
+    entry = archive.entries[found[0]]
+    archive.check_stored(entry)
+    if entry.n_bytes > PICKLE.n_bytes:
+        raise UnsupportedFormatError(
+            f"its data.pkl has {entry.n_bytes:,} bytes, and is read up to {PICKLE.n_bytes:,}; save the state dict "
+            "alone, as safetensors"
+        )
+    return root, entry
+
+
+def _read_small_entries(archive: Archive, root: str, pickle_entry: Entry) -> int:
+    """Fetch the pickle and the small entries behind it at once; check the byte order, return the alignment."""
+    order = archive.entries.get(f"{root}byteorder")
+    alignment = archive.entries.get(f"{root}.storage_alignment")
+    stop = pickle_entry.furthest_stop
+    for entry in (order, alignment):
+        if entry is not None and stop <= entry.furthest_stop <= pickle_entry.furthest_stop + _SMALL_ENTRIES_N_BYTES:
+            stop = entry.furthest_stop
+    archive.keep(pickle_entry.header_start, stop)
+    if order is not None:
+        _refuse_long(order)
+        if archive.content(order) != b"little":
+            raise UnsupportedFormatError(
+                f"its numbers are stored big-endian, which this version does not read; {_LOAD_AND_SAVE}"
+            )
+    if alignment is None:
+        return TORCH_ALIGNMENT
+    _refuse_long(alignment)
+    text = archive.content(alignment)
+    return int(text) if text.isdigit() and 0 < int(text) <= 1 << 30 else TORCH_ALIGNMENT
+
+
+def _refuse_long(entry: Entry) -> None:
+    if entry.n_bytes > _SMALL_ENTRIES_N_BYTES:
+        raise CorruptCheckpointError(f"its entry {entry.name!r} has {entry.n_bytes:,} bytes")
+
+
+def _spec(name: str, tensor: PickledTensor, *, path: str, start: int, n_bytes: int) -> TensorSpec:
+    """Place a view of a storage that lies at ``start``, and refuse one that leaves it."""
+    item = DTYPES[tensor.dtype].n_bits // 8
+    n_stored = n_bytes // item
+    storage = tensor.storage
+    n_values = storage.n_values if storage.dtype is not None else storage.n_values // item
+    if n_values > n_stored:
+        raise CorruptCheckpointError(
+            f"tensor {name!r}: its storage should have {n_values:,} elements of {tensor.dtype}, and the archive holds "
+            f"{n_bytes:,} bytes of it"
+        )
+    shape, stride = tensor.shape, tensor.stride
+    n_elements = math.prod(shape)
+    if n_elements == 0:
+        excess = excess_of_shape(shape)
+        if excess is not None:
+            raise CorruptCheckpointError(f"tensor {name!r} of shape {shape} {excess}")
+        # An empty view of anything is no read at all, wherever it says it lies.
+        return TensorSpec(name, shape, tensor.dtype, path, start, start)
+    extent = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+    if tensor.offset + extent > n_values:
+        raise CorruptCheckpointError(
+            f"tensor {name!r} of shape {shape} with strides {stride} reaches from element {tensor.offset:,} to "
+            f"{tensor.offset + extent:,} of a storage that has {n_values:,}"
+        )
+    if _repeats(shape, stride):
+        raise UnsupportedFormatError(
+            f"tensor {name!r} of shape {shape} with strides {stride} repeats elements of its storage (an expanded or "
+            "overlapping view), which this version does not read; save its contiguous copy"
+        )
+    first = start + tensor.offset * item
+    if _is_contiguous(shape, stride):
+        return TensorSpec(name, shape, tensor.dtype, path, first, first + n_elements * item)
+    return StridedSpec(name, shape, tensor.dtype, path, first, first + extent * item, stride)
+
+
+def _repeats(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    """Whether a view may have one element in several places: an axis steps less far than the finer ones reach."""
+    reach = 0
+    for step, size in sorted((step, size) for size, step in zip(shape, stride, strict=True) if size > 1):
+        if step <= reach:
+            return True
+        reach += (size - 1) * step
+    return False
+
+
+def _is_contiguous(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    expected = 1
+    for size, step in zip(reversed(shape), reversed(stride), strict=True):
+        if size != 1 and step != expected:
+            return False
+        expected *= size
+    return True

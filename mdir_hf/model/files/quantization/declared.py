@@ -1,0 +1,199 @@
+"""What a model's config says about its quantisation: block sizes, bits, conventions. Only hints; tensors decide.
+
+Read only where companions are found. Written by whoever uploads a model, so every value is checked before it is used.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from mdir_hf.budgets import CONFIG_JSON, json_weight
+from mdir_hf.model.files.sources import FileTree
+
+MOST_GROUP = 1 << 20
+_KEYS = ("quantization_config", "compression_config", "quantization")
+_NESTED = ("text_config", "llm_config", "language_config")
+_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
+"""Beside ``config.json``: what AutoGPTQ, AutoAWQ and ModelOpt wrote before it went there."""
+
+_CONV1D_FAMILIES = frozenset({"gpt2", "openai-gpt", "imagegpt"})
+_CONV1D = re.compile(r"(?:.*\.)?(?:c_attn|q_attn|c_proj|c_fc)\.weight")
+
+Settings = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """What the config says; None where it does not.
+
+    Attributes:
+        settings: The object that describes the quantisation, as it stands in the config.
+        family: ``model_type`` of the model.
+    """
+
+    settings: Settings = field(default_factory=lambda: MappingProxyType({}))
+    family: str | None = None
+
+    @property
+    def method(self) -> str:
+        """Which library, lower case; empty where it is not said."""
+        return self._text("quant_method") or self._text("method")
+
+    @property
+    def layout(self) -> str:
+        """How the library calls the layout of its tensors, lower case."""
+        return self._text("checkpoint_format") or self._text("format") or self._text("version")
+
+    @property
+    def algorithm(self) -> str:
+        """ModelOpt's name of its algorithm, lower case."""
+        return self._text("quant_algo")
+
+    @property
+    def block(self) -> tuple[int, int] | None:
+        """Rows and columns that share a scale; a group is a block of one row."""
+        for settings in (self.settings, *self._weight_groups()):
+            for key in ("weight_block_size", "block_structure"):
+                value = settings.get(key)
+                if isinstance(value, str) and re.fullmatch(r"\d{1,7}x\d{1,7}", value):
+                    value = [int(part) for part in value.split("x")]
+                if isinstance(value, list) and len(value) == 2:
+                    rows, columns = (_size(part) for part in value)
+                    if rows and columns:
+                        return rows, columns
+        sizes = self.group_sizes
+        return (1, sizes[0]) if len(sizes) == 1 else None
+
+    @property
+    def bits(self) -> tuple[int, ...]:
+        """Every bit width that is named, each once."""
+        found = [self.settings.get(key) for key in ("bits", "w_bit", "num_bits")]
+        found += [group.get("num_bits") for group in self._weight_groups()]
+        return tuple(dict.fromkeys(bits for bits in found if type(bits) is int and 1 <= bits <= 8))
+
+    @property
+    def group_sizes(self) -> tuple[int, ...]:
+        """Every group size that is named, each once."""
+        found = [self.settings.get(key) for key in ("group_size", "q_group_size")]
+        found += [group.get("group_size") for group in self._weight_groups()]
+        return tuple(dict.fromkeys(size for size in map(_size, found) if size))
+
+    @property
+    def is_symmetric(self) -> bool | None:
+        """Whether zero points are in the middle."""
+        value = self.settings.get("sym")
+        return value if isinstance(value, bool) else None
+
+    @property
+    def divides_by_scale(self) -> bool:
+        """Whether ``weight_scale_inv`` is what weights were multiplied by (GPTQModel), and not its inverse."""
+        return self._text("weight_scale_semantics") == "inverse"
+
+    @property
+    def packs_densely(self) -> bool | None:
+        """Whether compressed-tensors packed odd bit widths without gaps, which it does since 0.18."""
+        match = re.match(r"(\d+)\.(\d+)", self._text("version"))
+        return None if match is None else (int(match[1]), int(match[2])) >= (0, 18)
+
+    def of_module(self, module: str) -> tuple[Settings, ...]:
+        """Settings that may hold for one module: its own before those of all."""
+        own = self.settings.get(module)
+        return (own, self.settings) if isinstance(own, Mapping) else (self.settings,)
+
+    def stores_transposed(self, weight: str) -> bool:
+        """Whether the unquantised file stores this weight ``(d_in, d_out)``: the Conv1D of GPT-2 and its kin."""
+        return self.family in _CONV1D_FAMILIES and _CONV1D.fullmatch(weight) is not None
+
+    def notes(self) -> Iterator[str]:
+        """What a reader of a result should know that no tensor shows."""
+        if _mentions_rotation(self.settings):
+            yield (
+                "rotated: its config lists rotations that were multiplied into the weights (QuaRot or SpinQuant), so "
+                "its channels are not those of the model it was made from"
+            )
+        algorithms = self.algorithm + " ".join(_names_of_algorithms(self.settings.get("algo_config")))
+        if "smooth" in algorithms or "_sq" in algorithms:
+            yield rescaled("SmoothQuant")
+        elif "awq" in algorithms:
+            yield rescaled("AWQ")
+
+    def _text(self, key: str) -> str:
+        value = self.settings.get(key)
+        return value.strip().lower().replace("-", "_") if isinstance(value, str) else ""
+
+    def _weight_groups(self) -> Iterator[Settings]:
+        """compressed-tensors describes kinds of modules in ``config_groups``."""
+        groups = self.settings.get("config_groups")
+        for group in groups.values() if isinstance(groups, Mapping) else ():
+            weights = group.get("weights") if isinstance(group, Mapping) else None
+            if isinstance(weights, Mapping):
+                yield weights
+
+
+def rescaled(method: str) -> str:
+    """The note on a method that moves factors between a norm and what follows it."""
+    return (
+        f"{method}: per-channel rescaled: norms and the matrices after them, and some pairs of matrices, were divided "
+        "and multiplied by one factor for each channel, which leaves the model's function as it was; the embedding is "
+        "untouched"
+    )
+
+
+def read_declared(tree: FileTree) -> Declared:
+    """Read what the config in the root says.
+
+    Raises:
+        HubError: If a file that is there cannot be had.
+    """
+    config = _read_json(tree, "config.json")
+    family = config.get("model_type")
+    found = next(_settings_in(config), None)
+    if found is None:
+        for path in _FILES:
+            more = _read_json(tree, path)
+            found = next(_settings_in(more), None) or more or None
+            if found is not None:
+                break
+    return Declared(MappingProxyType(dict(found or {})), family if isinstance(family, str) else None)
+
+
+def _settings_in(config: Settings) -> Iterator[Settings]:
+    for place in (config, *(config.get(key) for key in _NESTED)):
+        for key in _KEYS:
+            value = place.get(key) if isinstance(place, Mapping) else None
+            if isinstance(value, Mapping) and value:
+                yield value
+
+
+def _read_json(tree: FileTree, path: str) -> Settings:
+    if path not in tree.files:
+        return {}
+    try:
+        data = tree.read(path, max_bytes=CONFIG_JSON.n_bytes)
+        loaded = {} if json_weight(data) > CONFIG_JSON.n_items else json.loads(data.decode("utf-8-sig"))
+    except (ValueError, RecursionError):
+        return {}  # whoever needs the config complains; hints may be missing
+    return loaded if isinstance(loaded, dict) else {}
+
+
+def _size(value: object) -> int | None:
+    return value if type(value) is int and 0 < value <= MOST_GROUP else None
+
+
+def _mentions_rotation(settings: Settings) -> bool:
+    transforms = settings.get("transform_config")
+    groups = transforms.get("config_groups") if isinstance(transforms, Mapping) else None
+    names = " ".join(_names_of_algorithms(settings.get("algo_config")))
+    return bool(groups) or any(word in names for word in ("rotation", "quarot", "spinquant"))
+
+
+def _names_of_algorithms(value: object) -> Iterator[str]:
+    """Quark lists the algorithms that ran before it quantised."""
+    for entry in value if isinstance(value, list) else [value]:
+        name = entry.get("name") if isinstance(entry, Mapping) else None
+        if isinstance(name, str):
+            yield name.lower()

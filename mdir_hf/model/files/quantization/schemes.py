@@ -1,0 +1,82 @@
+"""Which scheme a weight is quantised by: from how its parts are named, their dtypes and shapes."""
+
+from __future__ import annotations
+
+from mdir_hf.model.files.quantization.bitnet import open_ternary
+from mdir_hf.model.files.quantization.bitsandbytes import open_eight_bits, open_four_bits
+from mdir_hf.model.files.quantization.coded import CodedTensor
+from mdir_hf.model.files.quantization.fp4 import open_fp4
+from mdir_hf.model.files.quantization.fp8 import FLOAT8, open_fp8
+from mdir_hf.model.files.quantization.gpt_oss import open_expert_blocks
+from mdir_hf.model.files.quantization.gptq import open_qweight
+from mdir_hf.model.files.quantization.integers import open_int4_pairs, open_int8, open_packed
+from mdir_hf.model.files.quantization.mlx import open_words
+from mdir_hf.model.files.quantization.opening import Opening
+from mdir_hf.model.files.quantization.refused import REASON
+
+FLOATS = ("F64", "F32", "F16", "BF16")
+BYTE_SCALES = ("U8", "F8_E8M0")
+
+
+def open_coded(opening: Opening) -> CodedTensor | None:
+    """Open one weight by the scheme that its parts show.
+
+    Returns:
+        The weight, None where what looked like codes are plain floats: scales beside them are for a quantisation
+        that was planned, or undone.
+
+    Raises:
+        CorruptCheckpointError: If parts are missing or contradict each other.
+        UnsupportedFormatError: If the scheme is not read, or not known.
+    """
+    parts = opening.parts
+    if parts.form in REASON:
+        raise opening.refuse(f"{parts.form}, {REASON[parts.form]}")
+    if parts.rival is not None:
+        raise opening.corrupt(
+            f"tensor {parts.rival!r} stands beside {parts.codes!r}, which holds codes of the same weight; which of "
+            "them counts cannot be told"
+        )
+    codes = opening.codes
+    if parts.form == "qweight":
+        return open_qweight(opening)
+    if parts.form == "blocks":
+        return open_expert_blocks(opening)
+    if parts.form == "packed":
+        return open_packed(opening) if codes.dtype == "I32" else open_fp4(opening)
+    if opening.has("quant_state") or opening.has("absmax"):
+        return open_four_bits(opening)
+    if codes.dtype in FLOATS:
+        return None
+    if opening.has("row_maxima"):
+        return open_eight_bits(opening)
+    if codes.dtype in FLOAT8:
+        return open_fp8(opening)
+    if codes.dtype == "U32" and (opening.has("scales") or opening.has("offsets")):
+        return open_words(opening)
+    return _open_bytes(opening)
+
+
+def _open_bytes(opening: Opening) -> CodedTensor:
+    """Bytes under the weight's own name: small floats or small integers, as their scales say."""
+    codes = opening.codes
+    if codes.dtype == "F4":
+        return open_fp4(opening)
+    if opening.has("scale"):
+        scales = opening.spec("scale")
+        if len(codes.shape) >= 2 and (
+            scales.dtype in BYTE_SCALES or (codes.dtype == "U8" and scales.dtype == "F8_E4M3")
+        ):
+            return open_fp4(opening)
+        if codes.dtype == "I8":
+            return open_int8(opening)
+        if codes.dtype == "U8" and len(codes.shape) == 2 and opening.declared.method == "bitnet":
+            return open_ternary(opening)
+        if codes.dtype == "U8" and len(codes.shape) == 2 and scales.shape[:1] == (2 * codes.shape[0],):
+            return open_int4_pairs(opening)
+        if codes.dtype == "U8" and scales.shape == (*codes.shape[:-1], 1):
+            raise opening.refuse("packed integers of a bit width that no tensor shows, as Gemma's are")
+    if codes.dtype == "I8" and opening.has("block_scales"):
+        raise opening.refuse("EETQ, which arranges its codes for one kind of GPU")
+    beside = ", ".join(sorted(opening.parts.companions.values()))
+    raise opening.refuse(f"{codes.dtype} codes with {beside} beside them, a combination that no known scheme writes")

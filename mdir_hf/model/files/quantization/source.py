@@ -1,0 +1,308 @@
+"""The weights of a quantised checkpoint, as numbers under the names of the unquantised one."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from mdir_hf.errors import CorruptCheckpointError, UnsupportedFormatError
+from mdir_hf.model.files.decode import first_not_finite
+from mdir_hf.model.files.quantization.coded import CodedTensor, KeptTensors
+from mdir_hf.model.files.quantization.declared import Declared, read_declared, rescaled
+from mdir_hf.model.files.quantization.fp8 import FLOAT8
+from mdir_hf.model.files.quantization.opening import Opening
+from mdir_hf.model.files.quantization.parts import Inventory, Parts, take_inventory
+from mdir_hf.model.files.quantization.refused import REASON
+from mdir_hf.model.files.quantization.schemes import open_coded
+from mdir_hf.model.files.ranged import check_rows
+from mdir_hf.model.files.sources import Description, FileTree, StoredRows, StoredSource, StoredTensors, TensorSpec
+from mdir_hf.model.files.spans import IntArray
+
+VALUES_AT_ONCE = 1 << 21
+"""Decoded in one piece from memory; what that needs beside the result is some ten times as much, in bytes."""
+
+ROW_VALUES_AT_ONCE = 1 << 23
+"""Decoded in one piece where it has to be read first: long enough for requests to be large."""
+
+NARROW = (*FLOAT8, "F4")
+"""Dtypes that are numbers by themselves, and codes where there are scales."""
+
+KEPT_COMPANIONS = 64
+MOST_KEPT_N_BYTES = 1 << 20
+"""Small companions that have no rows (one scale per tensor, maps of 16 numbers) are kept, the last of them."""
+
+
+class DequantizedSource:
+    """A checkpoint whose quantised weights are read as numbers. Implements ``TensorSource``.
+
+    Names decide which tensors belong together, and are looked at when names are first asked for; without companions
+    everything passes through. A quantised weight has the name, shape and orientation that the unquantised file would
+    give it; its spec says where the codes are, so ``n_bytes`` is what is stored. Rows read the rows of codes and scales
+    that they need, but for layouts that store rows as columns (GPTQ, AWQ, whose last tensor is kept in memory; gpt-oss,
+    by expert). Safe to use from several threads.
+
+    Args:
+        stored: The checkpoint as a format gives it.
+        tree: Where its config is; read once, and only if companions are found.
+    """
+
+    def __init__(self, stored: StoredSource, tree: FileTree) -> None:
+        self.label = stored.label
+        self._source = stored
+        self._tree = tree
+        self._lock = threading.RLock()
+        self._found: Inventory | None = None
+        self._config: Declared | None = None
+        self._coded: dict[str, CodedTensor | None] = {}
+        self._companions = _Companions(stored)
+        self._specimens: tuple[str, ...] | None = None
+        self._kept: tuple[str, KeptTensors] | None = None
+        self._plain_narrow: str | None = None
+
+    @property
+    def n_bytes(self) -> int:
+        """Stored size of all weight files, in bytes."""
+        return self._source.n_bytes
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The weight files."""
+        return self._source.paths
+
+    @property
+    def description(self) -> Description:
+        """What the checkpoint says about itself; where it is quantised, costs the header of a shard for each scheme.
+
+        Schemes that go by the same names of tensors are told apart once weights of both were opened.
+        """
+        described = self._source.description
+        notes = [*described.notes]
+        meanings = self._meanings()
+        if meanings:
+            notes += self._declared().notes()
+            if any("AWQ" in meaning for meaning in meanings) and not any("AWQ" in note for note in notes):
+                notes.append(rescaled("AWQ"))
+        if self._plain_narrow is not None:
+            kind = self._plain_narrow.replace("F", "FP")
+            notes.append(f"some weights are stored as {kind} without any scale, and are read as they are")
+        return replace(
+            described, quantization="; ".join(meanings) if meanings else described.quantization, notes=tuple(notes)
+        )
+
+    def names(self) -> tuple[str, ...]:
+        """Names of all weights, sorted; codes go by the name of their weight, companions are left out."""
+        return self._inventory().names
+
+    def spec(self, name: str) -> TensorSpec:
+        """Logical shape, a dtype for users, and the place of the codes; reads the headers that these need.
+
+        Raises:
+            TensorNotFoundError: If there is no such tensor.
+            CorruptCheckpointError: If codes and companions contradict each other, or are not all there.
+            UnsupportedFormatError: If the scheme is not read.
+        """
+        coded = self._open(name)
+        if coded is None:
+            spec = self._source.spec(name)
+            if spec.dtype in NARROW:
+                self._plain_narrow = spec.dtype[:2]
+            return spec
+        return replace(coded.codes, name=name, shape=coded.shape, dtype=coded.dtype)
+
+    def read(self, name: str) -> torch.Tensor:
+        """Return a whole tensor as float32 (float64 stays float64). Peak memory: the result and its codes.
+
+        Raises:
+            TensorNotFoundError: If there is no such tensor.
+            UnsupportedFormatError: If it cannot be read as numbers.
+            CorruptCheckpointError: If it holds NaN or infinity, or parts of it do not fit together.
+        """
+        coded = self._open(name)
+        if coded is None:
+            self._check_plain(name)
+            return self._source.read(name)
+        d = coded.shape[-1]
+        n_rows = math.prod(coded.shape[:-1])
+        out = torch.empty((n_rows, d), dtype=torch.float32)
+        kept = self._kept_of(name) or KeptTensors(self._source)
+        step = max(1, VALUES_AT_ONCE // max(1, d * coded.rows_together)) * coded.rows_together
+        for at in range(0, n_rows, step):
+            rows = np.arange(at, min(at + step, n_rows), dtype=np.int64)
+            out[at : at + step] = self._checked(coded.rows(kept, rows), rows, name, coded)
+        return out.reshape(coded.shape)
+
+    def read_rows(self, name: str, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
+        """Return some rows, float32 (float64 stays float64), numbered and ordered as in every ``TensorSource``.
+
+        Raises:
+            InputError: If the tensor has no rows, or a row is outside of it.
+            TensorNotFoundError: If there is no such tensor.
+            UnsupportedFormatError: If it cannot be read as numbers.
+            CorruptCheckpointError: If a wanted row holds NaN or infinity, or parts of it do not fit together.
+        """
+        coded = self._open(name)
+        if coded is None:
+            self._check_plain(name)
+            return self._source.read_rows(name, rows, max_gap_bytes=max_gap_bytes)
+        wanted = check_rows(self.spec(name), rows, self.label)
+        stored: StoredRows = self._companions if coded.reads_rows else self._keep(name)
+        d = coded.shape[-1]
+        out = torch.empty((wanted.size, d), dtype=torch.float32)
+        unique, places = np.unique(wanted, return_inverse=True)
+        places = places.reshape(-1)
+        step = max(1, ROW_VALUES_AT_ONCE // max(1, d))
+        for at in range(0, unique.size, step):
+            part = unique[at : at + step]
+            values = self._checked(coded.rows(stored, part, max_gap_bytes=max_gap_bytes), part, name, coded)
+            slots = np.flatnonzero((places >= at) & (places < at + step))
+            out[torch.from_numpy(slots)] = values[torch.from_numpy(places[slots] - at)]
+        return out
+
+    def read_stored(self, name: str) -> torch.Tensor:
+        """Return a tensor as the files store it, by its name in the files."""
+        return self._source.read_stored(name)
+
+    def read_stored_rows(self, name: str, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
+        """Return some rows as the files store them, by the tensor's name in the files."""
+        return self._source.read_stored_rows(name, rows, max_gap_bytes=max_gap_bytes)
+
+    def _inventory(self) -> Inventory:
+        with self._lock:
+            if self._found is None:
+                self._found = take_inventory(self._source.names())
+            return self._found
+
+    def _declared(self) -> Declared:
+        with self._lock:
+            if self._config is None:
+                self._config = read_declared(self._tree)
+            return self._config
+
+    def _open(self, name: str) -> CodedTensor | None:
+        """The weight behind codes, None where the tensor is plain."""
+        with self._lock:
+            if name not in self._coded:
+                inventory = self._inventory()
+                parts = inventory.quantized.get(name)
+                if parts is None:
+                    self._check_orphan(inventory, name)
+                    self._coded[name] = None
+                else:
+                    opening = Opening(self._source, parts, self._declared())
+                    unknown = inventory.unknown_beside(name)
+                    if unknown:
+                        raise opening.refuse(f"{', '.join(unknown[:3])} beside it belong to no scheme known here")
+                    self._coded[name] = open_coded(opening)
+            return self._coded[name]
+
+    def _check_orphan(self, inventory: Inventory, name: str) -> None:
+        """Say so where companions are there and the weight that they belong to is not."""
+        left = inventory.orphans.get(name)
+        if left is not None and not inventory.holds(name):
+            raise CorruptCheckpointError(
+                f"tensor {left!r} belongs to the codes of a quantised weight {name!r}, which is not in the checkpoint; "
+                "the upload or the conversion is incomplete",
+                subject=self.label,
+            )
+
+    def _check_plain(self, name: str) -> None:
+        """Refuse floats of 8 and 4 bits whose scale is missing, or is of a kind not known here."""
+        spec = self._source.spec(name)
+        if spec.dtype not in NARROW:
+            return
+        inventory = self._inventory()
+        of_fp8 = (parts for parts in inventory.quantized.values() if {"scale", "scale_inv"} & parts.companions.keys())
+        sibling = next(of_fp8, None)
+        if sibling is not None and name.endswith(".weight") == sibling.name.endswith(".weight"):
+            suffix = "_scale_inv" if "scale_inv" in sibling.companions else "_scale"
+            raise CorruptCheckpointError(
+                f"tensor {name!r} holds {spec.dtype} codes, and its scales {name + suffix!r}, as other weights here "
+                "have them, are not in the checkpoint; the upload or the conversion is incomplete",
+                subject=self.label,
+            )
+        unknown = inventory.unknown_beside(name) or inventory.scales_beside(name)
+        if unknown:
+            raise UnsupportedFormatError(
+                f"tensor {name!r} holds {spec.dtype} codes, and {', '.join(unknown[:3])} beside it may scale them in "
+                "a way that this version does not know; compare the unquantised checkpoint it was made from, if there "
+                "is one",
+                subject=self.label,
+            )
+        self._plain_narrow = spec.dtype[:2]
+
+    def _meanings(self) -> tuple[str, ...]:
+        """How the weights are quantised, each scheme once: one weight of each kind, and those that were opened."""
+        with self._lock:
+            if self._specimens is None:
+                self._specimens = tuple(self._meanings_by_kind())
+            opened = (coded.meaning for coded in self._coded.values() if coded is not None)
+            return tuple(dict.fromkeys((*self._specimens, *opened)))
+
+    def _meanings_by_kind(self) -> Iterator[str]:
+        first: dict[tuple[str, ...], Parts] = {}
+        for parts in self._inventory().quantized.values():
+            first.setdefault(parts.kind, parts)
+        for parts in sorted(first.values(), key=lambda parts: parts.name):
+            try:
+                coded = self._open(parts.name)
+            except UnsupportedFormatError:
+                yield f"{parts.form if parts.form in REASON else 'a scheme not known here'}, not read"
+            except CorruptCheckpointError:
+                continue  # said when somebody asks for the weight
+            else:
+                if coded is not None:
+                    yield coded.meaning
+
+    def _keep(self, name: str) -> KeptTensors:
+        """The stored tensors of a weight that only comes whole, kept until rows of the next such weight are asked."""
+        with self._lock:
+            kept = self._kept_of(name) or KeptTensors(self._source)
+            self._kept = name, kept
+            return kept
+
+    def _kept_of(self, name: str) -> KeptTensors | None:
+        with self._lock:
+            return self._kept[1] if self._kept is not None and self._kept[0] == name else None
+
+    def _checked(self, values: torch.Tensor, rows: IntArray, name: str, coded: CodedTensor) -> torch.Tensor:
+        bad = first_not_finite(values)
+        if bad is None:
+            return values
+        parts = self._inventory().quantized[name]
+        sources = ", ".join((parts.codes, *parts.companions.values()))
+        raise CorruptCheckpointError(
+            f"tensor {name!r} ({coded.dtype}, shape {coded.shape}, from {sources}) holds NaN or infinity, first seen "
+            f"in row {int(rows[bad // coded.shape[-1]]):,}; such weights cannot be compared",
+            subject=self.label,
+        )
+
+
+class _Companions:
+    """Stored tensors, of which small ones that are read whole are kept. Implements ``StoredRows``."""
+
+    def __init__(self, stored: StoredTensors) -> None:
+        self._stored = stored
+        self._kept: OrderedDict[str, torch.Tensor] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def read_stored(self, name: str) -> torch.Tensor:
+        with self._lock:
+            if name in self._kept:
+                self._kept.move_to_end(name)
+                return self._kept[name]
+        values = self._stored.read_stored(name)
+        if values.numel() * values.element_size() <= MOST_KEPT_N_BYTES:
+            with self._lock:
+                self._kept[name] = values
+                if len(self._kept) > KEPT_COMPANIONS:
+                    self._kept.popitem(last=False)
+        return values
+
+    def read_stored_rows(self, name: str, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
+        return self._stored.read_stored_rows(name, rows, max_gap_bytes=max_gap_bytes)

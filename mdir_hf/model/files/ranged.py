@@ -1,0 +1,218 @@
+"""Tensors that lie row-major in files, read by byte ranges: what every file format here has in common."""
+
+from __future__ import annotations
+
+import math
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import torch
+
+from mdir_hf.errors import InputError
+from mdir_hf.model.files.decode import (
+    Encoding,
+    check_finite,
+    result_dtype,
+    stored_encoding,
+    view_bytes,
+    weight_encoding,
+)
+from mdir_hf.model.files.sources import ByteSource, Description, FileTree, TensorSpec
+from mdir_hf.model.files.spans import MAX_SPAN_BYTES, REMOTE_MAX_GAP_BYTES, IntArray, coalesce, cut_span
+
+ROW_SPAN_FACTOR = 8
+"""How much longer one read of rows may be than one piece of a whole tensor.
+
+The caller holds the rows in memory anyway, so longer reads cost no further memory. They save requests: one block of
+rows of a wide embedding is then one request, and the full test of the embedding some dozens.
+"""
+
+ROWS_AT_ONCE = 512
+
+
+class RangedTensors(ABC):
+    """Reads tensors by the place that their specs give. Implements ``TensorSource`` and ``StoredTensors``.
+
+    A format says which tensors there are and where (:meth:`names`, :meth:`spec`, ``paths``, ``description``) and, if
+    its elements are no plain dtypes, how they are encoded. Safe to use from several threads.
+
+    Args:
+        tree: Where the files are.
+        max_span_bytes: Longest single read; bounds memory.
+    """
+
+    def __init__(self, tree: FileTree, *, max_span_bytes: int = MAX_SPAN_BYTES) -> None:
+        self.label = tree.label
+        self._tree = tree
+        self._max_span_bytes = max_span_bytes
+        self._byte_sources: dict[str, ByteSource] = {}
+        self._lock = threading.RLock()
+
+    @property
+    @abstractmethod
+    def paths(self) -> tuple[str, ...]:
+        """The weight files, sorted."""
+
+    @property
+    @abstractmethod
+    def description(self) -> Description:
+        """What the checkpoint says about itself."""
+
+    @property
+    def n_bytes(self) -> int:
+        """Size of the weight files, in bytes; shards that an index names and that are missing are not counted."""
+        return sum(self._tree.files[path].n_bytes for path in self.paths if path in self._tree.files)
+
+    @abstractmethod
+    def names(self) -> tuple[str, ...]:
+        """Names of all tensors, sorted."""
+
+    @abstractmethod
+    def spec(self, name: str) -> TensorSpec:
+        """Shape, dtype and place of a tensor.
+
+        Raises:
+            TensorNotFoundError: If the checkpoint holds no such tensor.
+            CorruptCheckpointError: If the files contradict themselves.
+        """
+
+    def read(self, name: str) -> torch.Tensor:
+        """Return a whole tensor as float32 (float64 stays float64), shape as in its spec.
+
+        Peak memory is the result and the reads in flight.
+
+        Raises:
+            TensorNotFoundError: If the checkpoint holds no such tensor.
+            UnsupportedFormatError: If its dtype is not a plain weight.
+            CorruptCheckpointError: If it holds NaN or infinity, or the checkpoint contradicts itself.
+        """
+        spec = self.spec(name)
+        label = self._byte_source(spec.path).label
+        encoding = self._weight_encoding(spec, label)
+        out: torch.Tensor | None = None
+        at = 0
+        for values in self._pieces(spec, encoding):
+            if out is None:
+                out = torch.empty(math.prod(spec.shape), dtype=result_dtype(values.dtype))
+            widened = values.to(out.dtype)
+            out[at : at + widened.numel()] = check_finite(widened, spec, label, n_before=at)
+            at += widened.numel()
+        return _empty(encoding, widen=True).reshape(spec.shape) if out is None else out.reshape(spec.shape)
+
+    def read_rows(self, name: str, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
+        """Return some rows, float32 (float64 stays float64).
+
+        Args:
+            name: A matrix ``(n_rows, d)`` of the checkpoint, or a stack of them, whose rows are numbered through.
+            rows: Row numbers, shape ``(k,)``, in any order; repeated ones are read once.
+            max_gap_bytes: Gap between two wanted rows that is read over and dropped. None: what the byte source says of
+                itself (``gap_bytes``), else 128 KiB.
+
+        Returns:
+            Tensor of shape ``(k, d)``, in the order asked. Peak memory is that and the reads in flight.
+
+        Raises:
+            InputError: If it has no rows, or a row is outside of it.
+            TensorNotFoundError: If the checkpoint holds no such tensor.
+            UnsupportedFormatError: If its dtype is not a plain weight.
+            CorruptCheckpointError: If a wanted row holds NaN or infinity, or the checkpoint contradicts itself.
+        """
+        spec = self.spec(name)
+        label = self._byte_source(spec.path).label
+        encoding = self._weight_encoding(spec, label)
+        return self._gather(spec, rows, encoding, max_gap_bytes, widen=True)
+
+    def read_stored(self, name: str) -> torch.Tensor:
+        """Return a whole tensor in its stored dtype; dtypes that torch lacks as uint8, the last axis in bytes."""
+        spec = self.spec(name)
+        encoding = self._stored_encoding(spec)
+        pieces = list(self._pieces(spec, encoding))
+        shape = (*spec.shape[:-1], *(encoding.decoded(d) for d in spec.shape[-1:]))
+        return (torch.cat(pieces) if pieces else _empty(encoding)).reshape(shape)
+
+    def read_stored_rows(self, name: str, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
+        """Return some rows in the stored dtype, ``(k, d)``; as :meth:`read_rows` otherwise."""
+        spec = self.spec(name)
+        encoding = self._stored_encoding(spec)
+        # Gathered as bytes: torch cannot index every dtype that a file may hold.
+        as_bytes = replace(encoding, decode=partial(view_bytes, dtype=torch.uint8), n_decoded=encoding.n_bytes)
+        return self._gather(spec, rows, as_bytes, max_gap_bytes, widen=False).view(_empty(encoding).dtype)
+
+    def _weight_encoding(self, spec: TensorSpec, label: str) -> Encoding:
+        """How the weights of a tensor are stored; refuses what is no weight."""
+        return weight_encoding(spec, label)
+
+    def _stored_encoding(self, spec: TensorSpec) -> Encoding:
+        """How the elements of a tensor are stored, viewed in their own dtype."""
+        return stored_encoding(spec)
+
+    def _pieces(self, spec: TensorSpec, encoding: Encoding) -> Iterator[torch.Tensor]:
+        """The whole tensor, flat, piece by piece."""
+        step = max(1, self._max_span_bytes // encoding.n_bytes) * encoding.n_bytes
+        for data in self._byte_source(spec.path).read_many(cut_span(spec.start, spec.stop, step)):
+            yield encoding.decode(data)
+
+    def _gather(
+        self, spec: TensorSpec, rows: IntArray, encoding: Encoding, max_gap_bytes: int | None, *, widen: bool
+    ) -> torch.Tensor:
+        source = self._byte_source(spec.path)
+        wanted = check_rows(spec, rows, source.label)
+        if max_gap_bytes is None:
+            max_gap_bytes = int(getattr(source, "gap_bytes", REMOTE_MAX_GAP_BYTES))
+        row_n_bytes = encoding.bytes_of(spec.shape[-1])
+        width = encoding.decoded(spec.shape[-1])
+        out: torch.Tensor | None = None
+        longest = ROW_SPAN_FACTOR * self._max_span_bytes
+        plan = (
+            coalesce(wanted, row_n_bytes, spec.start, max_gap_bytes=max_gap_bytes, max_span_bytes=longest)
+            if row_n_bytes
+            else []
+        )
+        for part, data in zip(plan, source.read_many([part.span for part in plan]), strict=True):
+            decoded = encoding.decode(data).reshape(-1, width)
+            if out is None:
+                dtype = result_dtype(decoded.dtype) if widen else decoded.dtype
+                out = torch.empty((wanted.size, width), dtype=dtype)
+            for start in range(0, len(part.slots), ROWS_AT_ONCE):  # a widened copy of all would be the largest thing
+                some = slice(start, start + ROWS_AT_ONCE)
+                values = decoded[torch.from_numpy(part.offsets[some])].to(out.dtype)
+                if widen:
+                    check_finite(values, spec, source.label, rows=wanted[part.slots[some]])
+                out[torch.from_numpy(part.slots[some])] = values
+        return _empty(encoding, widen=widen).reshape(wanted.size, width) if out is None else out
+
+    def _byte_source(self, path: str) -> ByteSource:
+        with self._lock:
+            source = self._byte_sources.get(path)
+            if source is None:
+                source = self._byte_sources[path] = self._tree.open(path)
+            return source
+
+
+def check_rows(spec: TensorSpec, rows: IntArray, label: str) -> IntArray:
+    """Return the row numbers as int64, or refuse them.
+
+    Raises:
+        InputError: If the tensor has one axis or none, or a row is outside of it.
+    """
+    if len(spec.shape) < 2:
+        raise InputError(f"tensor {spec.name!r} has shape {spec.shape}; only a matrix has rows to read", subject=label)
+    wanted = np.asarray(rows, dtype=np.int64).reshape(-1)
+    n_rows = math.prod(spec.shape[:-1])
+    if wanted.size and (wanted.min() < 0 or wanted.max() >= n_rows):
+        outside = wanted[(wanted < 0) | (wanted >= n_rows)]
+        raise InputError(
+            f"tensor {spec.name!r} of shape {spec.shape} has no row {outside[0]:,}; {outside.size:,} of the "
+            f"{wanted.size:,} rows asked for are outside of it",
+            subject=label,
+        )
+    return wanted
+
+
+def _empty(encoding: Encoding, *, widen: bool = False) -> torch.Tensor:
+    dtype = encoding.decode(b"").dtype
+    return torch.empty(0, dtype=result_dtype(dtype) if widen else dtype)

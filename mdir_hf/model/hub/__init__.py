@@ -1,0 +1,36 @@
+"""The only folder that knows the Hub and HTTP: a name becomes files pinned to a commit, read by byte ranges.
+
+``HF_ENDPOINT``, ``HF_HUB_OFFLINE``, ``HF_HOME`` and ``MDIR_HF_CACHE`` are read when something is opened, not at import.
+"""
+
+# ruff: noqa: E402  the environment is looked at before the client is imported, which reads it then
+
+from mdir_hf.model.hub.addresses import check_environment
+
+check_environment()
+
+from mdir_hf.model.hub.ledger import IoLedger
+from mdir_hf.model.hub.listing import ModelList, models_of_author, models_of_collection
+from mdir_hf.model.hub.local import LocalFile, LocalRepository
+from mdir_hf.model.hub.ranges import HubFile
+from mdir_hf.model.hub.reference import Reference, parse_reference
+from mdir_hf.model.hub.remote import HubRepository
+from mdir_hf.model.hub.repository import Repository, open_repository
+from mdir_hf.model.hub.resolve import ResolvedModel, resolve_model
+
+__all__ = [
+    "HubFile",
+    "HubRepository",
+    "IoLedger",
+    "LocalFile",
+    "LocalRepository",
+    "ModelList",
+    "Reference",
+    "Repository",
+    "ResolvedModel",
+    "models_of_author",
+    "models_of_collection",
+    "open_repository",
+    "parse_reference",
+    "resolve_model",
+]

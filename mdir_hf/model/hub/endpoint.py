@@ -1,0 +1,91 @@
+"""Which Hub is asked, whether it may be asked at all, and who may see the token.
+
+The Hub client reads ``HF_ENDPOINT`` and ``HF_HUB_OFFLINE`` once, when it is imported. A Space, a test or a notebook
+that sets them later would be ignored silently, so they are read here at every call, and the endpoint is passed on.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from typing import TypedDict
+from urllib.parse import urlsplit
+
+from huggingface_hub import constants
+
+from mdir_hf._version import __version__
+from mdir_hf.errors import InputError
+from mdir_hf.model.hub.addresses import DEFAULT_PORTS, check_endpoint, is_address
+
+_TRUE = frozenset({"1", "ON", "YES", "TRUE"})  # what the Hub client takes for true
+_PROXY_VARIABLES = tuple(
+    name for kind in ("HTTP", "HTTPS", "ALL") for name in (f"{kind}_PROXY", f"{kind.lower()}_proxy")
+)
+_PROXY_SCHEMES = frozenset({"http", "https", "socks5", "socks5h"})
+# The public Hub and its short domain: a mirror or the short domain may redirect there, and tokens belong there.
+_PUBLIC_HUB = ("https://huggingface.co", "https://hf.co")
+
+
+class Caller(TypedDict):
+    """Who asks, in the words of the Hub client's functions."""
+
+    library_name: str
+    library_version: str
+
+
+CALLER = Caller(library_name="mdir-hf", library_version=__version__)
+"""For the ``User-Agent`` of every request."""
+
+Origin = tuple[str, str, int]
+"""Scheme, host and port: the unit to which a token is entrusted."""
+
+
+def current_endpoint() -> str:
+    """Return the Hub's base URL without a trailing slash: ``HF_ENDPOINT`` now, else what the client read at import.
+
+    Raises:
+        InputError: If ``HF_ENDPOINT`` is not an http(s) URL, or a proxy that the environment names cannot be used.
+    """
+    endpoint = (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
+    check_endpoint(endpoint)
+    _check_proxies()
+    return endpoint
+
+
+def _check_proxies() -> None:
+    """Refuse what the HTTP library would only refuse in its own words, when the first request is made."""
+    for name in _PROXY_VARIABLES:
+        proxy = os.environ.get(name, "").strip()
+        if not proxy:
+            continue
+        address = proxy if "://" in proxy else f"http://{proxy}"
+        if not is_address(address, _PROXY_SCHEMES):
+            raise InputError(f"{name} is not the address of a proxy; write one like http://host:3128, or unset it")
+        if address.lower().startswith("socks") and importlib.util.find_spec("socksio") is None:
+            raise InputError(f"{name} names a SOCKS proxy, which needs the package socksio: `pip install socksio`")
+
+
+def is_offline() -> bool:
+    """Tell whether ``HF_HUB_OFFLINE`` or ``TRANSFORMERS_OFFLINE`` forbids the network, now or at import."""
+    asked = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""
+    return constants.is_offline_mode() or asked.upper() in _TRUE
+
+
+def origin(url: str) -> Origin:
+    """Return scheme, lower-case host and port of a URL."""
+    parts = urlsplit(url)
+    return (
+        parts.scheme.lower(),
+        (parts.hostname or "").lower(),
+        parts.port or DEFAULT_PORTS.get(parts.scheme.lower(), 0),
+    )
+
+
+def may_see_token(url: str, endpoint: str) -> bool:
+    """Tell whether a request to ``url`` may carry the token: only on the Hub's own origin, never on a CDN."""
+    return origin(url) in {origin(endpoint), *map(origin, _PUBLIC_HUB)}
+
+
+def hub_hosts() -> frozenset[str]:
+    """Return the hosts whose web addresses name repositories."""
+    return frozenset({"huggingface.co", "www.huggingface.co", "hf.co", urlsplit(current_endpoint()).netloc.lower()})

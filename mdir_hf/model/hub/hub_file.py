@@ -1,0 +1,169 @@
+"""A single small file named by its address on the Hub, in a model, data set or Space repository."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from huggingface_hub import get_hf_file_metadata, hf_hub_url
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+
+from mdir_hf.errors import ByteBudgetError, HubError, InvalidReferenceError, MdirError, ServerError
+from mdir_hf.model.hub.endpoint import CALLER, current_endpoint, hub_hosts
+from mdir_hf.model.hub.errors_map import hub_errors
+from mdir_hf.model.hub.location import HEAD_TIMEOUT_S, HubPlace
+from mdir_hf.model.hub.paths import commit_named, digest, has_digest, safe_path
+from mdir_hf.model.hub.range_cache import RangeCache, cache_root, shared_range_cache
+from mdir_hf.model.hub.ranges import HubFile
+from mdir_hf.model.hub.retry import with_patience
+
+_KINDS = {"models": "model", "datasets": "dataset", "spaces": "space"}
+_PAGES = ("resolve", "blob", "raw")
+
+
+def read_hub_file(url: str, *, max_bytes: int, token: str | bool | None = None) -> tuple[bytes, str]:
+    """Read a small file from the Hub, and from nowhere else.
+
+    Args:
+        url: ``https://huggingface.co/owner/name/resolve/main/path`` (also ``blob`` or ``raw``, and with ``datasets/``
+            or ``spaces/`` in front), on the Hub or on ``HF_ENDPOINT``.
+        max_bytes: Most bytes it may have.
+        token: As the Hub client takes it.
+
+    Returns:
+        The content, and the commit that it is of.
+
+    Raises:
+        InvalidReferenceError: If the address is not one of a file on the Hub.
+        ByteBudgetError: If the file is larger.
+        HubError: If it cannot be had.
+
+    Cost: a HEAD, and a GET unless the cache of byte ranges has it.
+    """
+    source, etag, commit = _open(url, max_bytes=max_bytes, token=token, cache=shared_range_cache())
+    content = source.whole()
+    if not has_digest(content, etag):
+        source.distrust()
+        content = source.whole()
+    if not has_digest(content, etag):
+        raise _other_bytes(source.label, etag)
+    return content, commit
+
+
+def fetch_hub_file(
+    url: str, *, max_bytes: int, token: str | bool | None = None, cache_dir: str | os.PathLike[str] | None = None
+) -> tuple[Path, str]:
+    """Download a file from the Hub, to stay; as :func:`read_hub_file`, but return where it lies.
+
+    Args:
+        url: As there.
+        max_bytes: As there.
+        token: As there.
+        cache_dir: Folder to keep it in, below ``mdir-hf``; that of the byte ranges by default.
+    """
+    source, etag, commit = _open(url, max_bytes=max_bytes, token=token, cache=None)
+    root = cache_root() if cache_dir is None else Path(cache_dir).expanduser() / "mdir-hf"
+    place = root / "files" / source.key
+    if place.is_file() and place.stat().st_size == source.n_bytes and _file_has_digest(place, etag):
+        return place, commit
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor, temporary = tempfile.mkstemp(dir=place.parent)
+    except OSError as exc:
+        raise _not_written(root, exc) from exc
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            for piece in source.read_many(source.spans()):
+                file.write(piece)
+        if not _file_has_digest(Path(temporary), etag):
+            raise _other_bytes(source.label, etag)
+        Path(temporary).replace(place)
+    except OSError as exc:
+        if isinstance(exc, MdirError):
+            raise
+        raise _not_written(root, exc) from exc
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+    return place, commit
+
+
+def _open(
+    url: str, *, max_bytes: int, token: str | bool | None, cache: RangeCache | None
+) -> tuple[HubFile, str | None, str]:
+    """Return a file, its digest where the Hub gives one, and its commit."""
+    kind, repo, revision, path = parse_file_url(url)
+    label = f"{repo}@{revision}"
+    endpoint = current_endpoint()
+    address = hf_hub_url(repo, path, repo_type=kind, revision=revision, endpoint=endpoint)
+    with hub_errors(label, file=path, revision=revision):
+        metadata = with_patience(
+            lambda: get_hf_file_metadata(address, token=token, timeout=HEAD_TIMEOUT_S, endpoint=endpoint, **CALLER)
+        )
+    if metadata.size is None:
+        raise ServerError(
+            "the answer has no size in its headers; check HF_ENDPOINT and any proxy", subject=f"{label}:{path}"
+        )
+    if metadata.size > max_bytes:
+        raise ByteBudgetError(f"has {metadata.size:,} bytes, expected at most {max_bytes:,}", subject=f"{label}:{path}")
+    commit = commit_named(metadata.commit_hash, asked=revision, subject=f"{label}:{path}")
+    etag = digest(metadata.etag)
+    place = HubPlace(repo, commit, path, endpoint, token, label, kind)
+    return HubFile(place, n_bytes=metadata.size, etag=etag, cache=cache), etag, commit
+
+
+def _file_has_digest(place: Path, expected: str | None) -> bool:
+    if expected is None:
+        return True
+    is_sha256 = len(expected) == 64
+    found = hashlib.sha256() if is_sha256 else hashlib.sha1(b"blob %d\0" % place.stat().st_size, usedforsecurity=False)
+    with place.open("rb") as content:
+        while block := content.read(1 << 20):
+            found.update(block)
+    return found.hexdigest() == expected
+
+
+def _other_bytes(label: str, etag: str | None) -> ServerError:
+    return ServerError(
+        f"the Hub calls this file {etag} and serves other bytes under it; check HF_ENDPOINT and any proxy, or try "
+        "again later",
+        subject=label,
+    )
+
+
+def _not_written(root: Path, exc: OSError) -> HubError:
+    return HubError(f"cannot write to {root}: {exc.strerror}; free some space, or set MDIR_HF_CACHE or --cache-dir")
+
+
+def parse_file_url(url: str) -> tuple[str, str, str, str]:
+    """Return kind of repository, repo id, revision and path of the address of a file on the Hub.
+
+    Raises:
+        InvalidReferenceError: If it is anything else.
+    """
+    try:
+        scheme, host, place = urlsplit(url)[:3]
+    except ValueError:  # such as an unfinished IPv6 address
+        scheme = host = place = ""
+    is_hub = scheme in ("http", "https") and host.lower() in hub_hosts()
+    segments = [unquote(segment) for segment in place.split("/") if segment]
+    kind = _KINDS.get(segments[0], "model") if segments else "model"
+    if segments and segments[0] in _KINDS:
+        del segments[0]
+    n_name = next((n for n in (2, 1) if len(segments) > n and segments[n] in _PAGES), 0)
+    repo, rest = "/".join(segments[:n_name]), segments[n_name + 1 :]
+    n_revision = 3 if rest[:1] == ["refs"] else 1
+    if not is_hub or not n_name or len(rest) <= n_revision:
+        raise InvalidReferenceError(
+            f"{url[:200]!r} is not the address of a file on the Hub; accepted are addresses such as "
+            "https://huggingface.co/owner/name/resolve/main/.lineage/report.json, and files on this disk"
+        )
+    try:
+        validate_repo_id(repo)
+    except HFValidationError as exc:
+        raise InvalidReferenceError(f"{url[:200]!r} does not name a repository") from exc
+    path = safe_path("/".join(rest[n_revision:]), subject=repo)
+    return kind, repo, "/".join(rest[:n_revision]), path

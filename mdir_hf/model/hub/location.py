@@ -1,0 +1,194 @@
+"""Where the content of a file of a repository lies at the moment.
+
+The Hub has the files of git itself: of those whose size and blob id the listing gave, nothing more is asked. Of others
+it answers a HEAD with commit, ETag and size, and with a place: for large files a signed address on a CDN. Signed
+addresses expire; the Hub then gives another one for the same content.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from urllib.parse import parse_qs, urlsplit
+
+from huggingface_hub import get_hf_file_metadata, hf_hub_url
+
+from mdir_hf.errors import ServerError
+from mdir_hf.model.hub.connection import secured, wait_for_turn
+from mdir_hf.model.hub.endpoint import CALLER
+from mdir_hf.model.hub.errors_map import hub_errors
+from mdir_hf.model.hub.ledger import IoLedger
+from mdir_hf.model.hub.paths import COMMIT, SHA256, digest
+from mdir_hf.model.hub.retry import with_patience
+
+HEAD_TIMEOUT_S = 10.0
+_EXPIRY_MARGIN_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class HubPlace:
+    """Which file of which repository, and how to ask for it.
+
+    Attributes:
+        repo: ``owner/name``.
+        commit: Full commit sha.
+        path: Path in the repository.
+        endpoint: Base URL of the Hub.
+        token: Token, True, False or None as the Hub client takes them.
+        label: What an error calls the repository.
+        kind: ``model``, ``dataset`` or ``space``.
+        is_restricted: Whether it is private or gated. What is kept of it on this disk is then not shared with other
+            repositories, though the content be the same: who may read it, the Hub says for each.
+    """
+
+    repo: str
+    commit: str
+    path: str
+    endpoint: str
+    token: str | bool | None
+    label: str
+    kind: str = "model"
+    is_restricted: bool = False
+
+    @property
+    def url(self) -> str:
+        """Its address on the Hub."""
+        return hf_hub_url(self.repo, self.path, repo_type=self.kind, revision=self.commit, endpoint=self.endpoint)
+
+    def __repr__(self) -> str:  # a token must not reach a log through a printed object
+        return f"HubPlace({self.label}:{self.path})"
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """Where content lies, and what it is.
+
+    Attributes:
+        url: Address to send ranged GETs to; a secret where it is signed. Empty once found to be stale.
+        etag: What the Hub calls the content: sha256 for LFS files, git blob id for small ones. Only compared, and
+            made a name of a file on this disk where it has the form of a digest.
+        n_bytes: Size.
+        expires_at: When to ask anew, on the monotonic clock; infinity if the address does not say.
+    """
+
+    url: str
+    etag: str
+    n_bytes: int
+    expires_at: float
+
+    def __repr__(self) -> str:
+        return f"Location(etag={self.etag!r}, n_bytes={self.n_bytes})"
+
+
+class Locator:
+    """Finds the location of one file, once, and again when it has expired or failed. Thread safe.
+
+    Args:
+        place: The file.
+        n_bytes: Size the repository's listing gave, to be confirmed; None: unknown.
+        etag: Digest the listing gave, likewise.
+        ledger: Where to count requests.
+    """
+
+    def __init__(self, place: HubPlace, *, n_bytes: int | None, etag: str | None, ledger: IoLedger) -> None:
+        self.place = place
+        self._n_bytes = n_bytes
+        self._etag = etag
+        self._ledger = ledger
+        self._lock = threading.Lock()
+        self._known: Location | None = None
+        self._was_asked = False
+        if n_bytes is not None and etag is not None and COMMIT.fullmatch(etag):
+            self._known = Location(place.url, etag, n_bytes, float("inf"))
+
+    def current(self) -> Location:
+        """Return where the content lies, asking the Hub the first time and after it expired.
+
+        Raises:
+            HubError: If the Hub cannot be asked or refuses, or if the content is no longer what it was.
+        """
+        with self._lock:  # concurrent first reads make one HEAD
+            known = self._known
+            if known is None or not known.url or time.monotonic() >= known.expires_at:
+                found = self._head()
+                if known is not None and self._is_other(found, known):
+                    raise ServerError(
+                        f"the Hub now has other content here: ETag {found.etag}, {found.n_bytes:,} bytes; before it "
+                        f"was ETag {known.etag}, {known.n_bytes:,} bytes. Start again",
+                        subject=self._label,
+                    )
+                self._known = known = found
+                self._was_asked = True
+            return known
+
+    def forget(self, location: Location) -> None:
+        """Have the place asked for again, unless another thread has done so; what the content is stays known."""
+        with self._lock:
+            if self._known is location:
+                self._known = Location("", location.etag, location.n_bytes, 0.0)
+
+    def moved(self, location: Location, target: str) -> None:
+        """Follow a redirect from a location.
+
+        Raises:
+            ServerError: If it leads from https to http.
+        """
+        url = secured(location.url, target, subject=self._label)
+        with self._lock:
+            if self._known is location:
+                self._known = Location(url, location.etag, location.n_bytes, _expires_at(url))
+
+    def _is_other(self, found: Location, known: Location) -> bool:
+        # A mirror may list one kind of ETag and send another.
+        is_comparable = self._was_asked or digest(found.etag) is not None
+        return found.n_bytes != known.n_bytes or (is_comparable and found.etag != known.etag)
+
+    @property
+    def _label(self) -> str:
+        return f"{self.place.label}:{self.place.path}"
+
+    def _head(self) -> Location:
+        place = self.place
+
+        def before_each() -> None:
+            self._ledger.requested()
+            wait_for_turn(place.url, token=place.token)
+
+        with hub_errors(place.label, file=place.path, revision=place.commit):
+            metadata = with_patience(
+                lambda: get_hf_file_metadata(
+                    place.url, token=place.token, timeout=HEAD_TIMEOUT_S, endpoint=place.endpoint, **CALLER
+                ),
+                before_each=before_each,
+            )
+        etag, n_bytes = metadata.etag, metadata.size
+        if etag is None or n_bytes is None or metadata.commit_hash is None:
+            raise ServerError(
+                "the answer has no commit, ETag or size in its headers; check HF_ENDPOINT and any proxy",
+                subject=self._label,
+            )
+        wrong = None
+        if metadata.commit_hash != place.commit:
+            wrong = f"commit {place.commit} was asked for and the Hub answers for {metadata.commit_hash}"
+        elif self._n_bytes not in (None, n_bytes):
+            wrong = f"the Hub lists this file with {self._n_bytes:,} bytes and serves it with {n_bytes:,}"
+        # Mirrors may have other kinds of ETags; but two different sha256 mean two different contents.
+        elif self._etag not in (None, etag) and SHA256.fullmatch(self._etag or "") and SHA256.fullmatch(etag):
+            wrong = f"the Hub lists this file with sha256 {self._etag} and serves it with ETag {etag}"
+        if wrong is not None:
+            raise ServerError(wrong, subject=self._label)
+        location = secured(place.url, metadata.location, subject=self._label)
+        return Location(location, etag, n_bytes, _expires_at(location))
+
+
+def _expires_at(url: str) -> float:
+    """Return when a signed address expires; if the clocks differ, the server refuses it earlier and we ask again."""
+    query = parse_qs(urlsplit(url).query)
+    for name in ("X-Amz-Expires", "Expires"):
+        text = query.get(name, [""])[0]
+        if text.isascii() and text.isdecimal() and len(text) < 12:
+            lifetime_s = float(text) if name == "X-Amz-Expires" else float(text) - time.time()
+            if lifetime_s > 2 * _EXPIRY_MARGIN_S:
+                return time.monotonic() + lifetime_s - _EXPIRY_MARGIN_S
+    return float("inf")

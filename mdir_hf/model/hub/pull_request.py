@@ -1,0 +1,205 @@
+"""Writing to the Hub: one commit as one pull request, and nothing else."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+from urllib.parse import urlencode
+
+from huggingface_hub import CommitOperationAdd, HfApi, constants, get_token
+from huggingface_hub.errors import HfHubHTTPError
+
+from mdir_hf.errors import CardError, OfflineError, PullRequestError, ServerError
+from mdir_hf.model.hub.api import RefusalError, ask, no_answer
+from mdir_hf.model.hub.connection import wait_for_turn
+from mdir_hf.model.hub.endpoint import CALLER, current_endpoint, is_offline
+from mdir_hf.model.hub.errors_map import hub_errors
+from mdir_hf.model.hub.model_info import model_info
+
+_MEANWHILE = "while the files for it were being written; run the command again"
+_ARE_DISABLED = (
+    "discussions and pull requests are disabled for this repository; its owner can enable them in its settings, or add "
+    "the files that --output writes"
+)
+_REFUSALS = {
+    403: "this token may not open pull requests here (403); use one with write access, or a fine-grained one with the "
+    "right to write discussions",
+    412: f"the repository has moved on {_MEANWHILE}",
+}
+
+
+_MOST_OPEN = 100
+"""Open pull requests whose titles are looked at, the newest first: a large repository has thousands."""
+_FEWEST_ON_A_PAGE = 10
+_Kind = Literal["model", "dataset"]
+_COMMIT_REQUESTS = 3
+"""What a commit of small files takes: its card checked, how to send the files, the commit itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class PullRequest:
+    """A pull request that was opened.
+
+    Attributes:
+        url: Its page.
+        commit: The commit it holds.
+        notes: What the Hub remarked.
+    """
+
+    url: str
+    commit: str
+    notes: tuple[str, ...]
+
+
+def open_pull_request(
+    repo: str,
+    files: Mapping[str, bytes],
+    *,
+    parent_commit: str | None,
+    title: str,
+    description: str,
+    branch: str = constants.DEFAULT_REVISION,
+    token: str | bool | None = None,
+    kind: _Kind = "model",
+) -> PullRequest:
+    """Propose files to a repository, in one commit on top of the commit that they were made from.
+
+    Args:
+        repo: ``owner/name``.
+        files: Contents by path.
+        parent_commit: Full sha of the head that the contents were made from; None: any head will do.
+        title: First line of the commit, and title of the pull request.
+        description: Markdown.
+        branch: The branch it is for.
+        token: A token that may write discussions; None or True: the stored one.
+        kind: Of the repository.
+
+    Returns:
+        The pull request.
+
+    Raises:
+        PullRequestError: If there is no token, it lacks the right, discussions are disabled, the head has moved, or a
+            pull request of this title is open.
+        CardError: If the Hub does not accept the metadata of a README.md among the files.
+        HubError: If the Hub cannot be asked.
+
+    Cost: five requests, and one for each further page of open pull requests, of which the newest hundred are looked
+    at. Each waits where the Hub has said that little is left of its limit. What is read before the commit is given up
+    on if it does not move on; the commit itself is the Hub client's, which waits as long as something comes.
+    """
+    if is_offline():
+        raise OfflineError("a pull request needs the network, which HF_HUB_OFFLINE forbids", subject=repo)
+    if token is False or (not isinstance(token, str) and get_token() is None):
+        raise PullRequestError(
+            "a pull request needs a token, and there is none; log in with `hf auth login`, set HF_TOKEN or use --token",
+            subject=repo,
+        )
+    endpoint = current_endpoint()
+    api = HfApi(endpoint=endpoint, token=token, **CALLER)
+    with _write_errors(repo), hub_errors(repo, revision=branch):
+        _refuse_a_second(repo, title, kind, endpoint=endpoint, token=token)
+        head = model_info(
+            repo, revision=branch, label=repo, endpoint=endpoint, token=token, with_files=False, kind=kind
+        ).commit
+        if parent_commit is not None and head != parent_commit:
+            raise PullRequestError(
+                f"the repository moved from {parent_commit[:7]} to {head[:7]} {_MEANWHILE}", subject=repo
+            )
+        operations = [CommitOperationAdd(path, content) for path, content in files.items()]
+        for _ in range(_COMMIT_REQUESTS):
+            wait_for_turn(f"{endpoint}/api/{kind}s/{repo}", token=token)
+        with warnings.catch_warnings(record=True) as remarks:
+            warnings.simplefilter("always")
+            info = api.create_commit(
+                repo,
+                operations,
+                commit_message=title,
+                commit_description=description,
+                revision=branch,
+                create_pr=True,
+                parent_commit=head,
+                repo_type=kind,
+            )
+    notes = [" ".join(str(remark.message).split()) for remark in remarks if remark.category is UserWarning]
+    ignored = [operation.path_in_repo for operation in operations if operation._should_ignore]
+    if ignored:
+        notes.append(f"left out, because the repository's .gitignore names them: {', '.join(ignored)}")
+    if info.pr_url is None:
+        raise PullRequestError("nothing was proposed: the repository holds these files already", subject=repo)
+    return PullRequest(info.pr_url, info.oid, tuple(notes))
+
+
+def _refuse_a_second(repo: str, title: str, kind: _Kind, *, endpoint: str, token: str | bool | None) -> None:
+    place = f"{endpoint}/{'datasets/' if kind == 'dataset' else ''}{repo}/discussions"
+    for number, known in _open_ones(repo, kind, endpoint=endpoint, token=token):
+        if known == title:
+            raise PullRequestError(
+                f"pull request {number} has the same title and is open; merge or close it first ({place}/{number})",
+                subject=repo,
+            )
+
+
+def _open_ones(repo: str, kind: _Kind, *, endpoint: str, token: str | bool | None) -> Iterator[tuple[int, str]]:
+    """Yield number and title of open pull requests.
+
+    The client's own list asks for one page after the other as long as the Hub says that there are more, for ever where
+    the pages are empty.
+    """
+    n_seen = 0
+    for page in range(_MOST_OPEN // _FEWEST_ON_A_PAGE):
+        asked = urlencode({"type": "pull_request", "status": "open", "p": page})
+        said, _ = ask(f"{endpoint}/api/{kind}s/{repo}/discussions?{asked}", label=repo, endpoint=endpoint, token=token)
+        found, n_all = (said.get("discussions"), said.get("count")) if isinstance(said, dict) else (None, None)
+        if not isinstance(found, list) or not isinstance(n_all, int):
+            raise no_answer(repo, "it is no list of pull requests")
+        for one in found[: _MOST_OPEN - n_seen]:
+            number, title = (one.get("num"), one.get("title")) if isinstance(one, dict) else (None, None)
+            if not isinstance(number, int) or not isinstance(title, str):
+                raise no_answer(repo, f"{repr(one)[:60]} is no pull request with a number and a title")
+            yield number, title
+        n_seen += len(found)
+        if not found or n_seen >= min(n_all, _MOST_OPEN):
+            return
+
+
+@contextmanager
+def _write_errors(repo: str) -> Iterator[None]:
+    """Translate the Hub's refusals to write; other errors are translated as everywhere."""
+    try:
+        yield
+    except (PullRequestError, CardError):
+        raise
+    except Exception as exc:
+        cause = exc.__cause__ if exc.__cause__ is not None else exc
+        refusal = _refusal(cause, repo)
+        if refusal is None:
+            raise
+        raise refusal from cause
+
+
+def _says_disabled(said: str) -> bool:
+    """Whether an answer of the Hub says that a repository takes no discussions."""
+    words = said.lower()
+    return "disabled" in words and ("discussion" in words or "pull request" in words)
+
+
+def _refusal(exc: BaseException, repo: str) -> PullRequestError | CardError | ServerError | None:
+    refused: tuple[int, str] | None = None
+    if isinstance(exc, HfHubHTTPError):
+        refused = exc.response.status_code, f"{exc.server_message or ''} {exc}"
+    elif isinstance(exc, RefusalError):
+        refused = exc.status, exc.said
+    if refused is not None:
+        status, said = refused
+        is_disabled = status in (400, 403, 404, 409, 410) and _says_disabled(said)
+        why = _ARE_DISABLED if is_disabled else _REFUSALS.get(status)
+        return None if why is None else PullRequestError(why, subject=repo)
+    if isinstance(exc, ValueError) and "Invalid metadata in README.md" in str(exc):
+        said = " ".join(str(exc).split("\n", 1)[-1].split())
+        return CardError(f"the Hub does not accept the metadata of this card: {ascii(said)[1:-1][:300]}", subject=repo)
+    if isinstance(exc, ValueError) and type(exc).__name__ == "JSONDecodeError":
+        return ServerError("the Hub answered something that is not JSON; try again later", subject=repo)
+    return None

@@ -1,0 +1,280 @@
+"""Byte ranges fetched before, kept on this disk so that a second comparison of the same model is free.
+
+Layout: ``<root>/ranges/<key[:2]>/<key>/<start>-<stop>``, one file per piece: the bytes, then their length and half
+their SHA-256 in 24 bytes. The key is made of the Hub's address and the content's digest (or commit and file), so
+nothing goes stale. Several processes may share a root: a piece appears by rename, whole or not at all, and whoever
+finds one damaged deletes it.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import functools
+import hashlib
+import os
+import re
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from huggingface_hub import constants
+
+from mdir_hf.errors import InputError
+from mdir_hf.model.hub.paths import digest
+
+DEFAULT_MAX_BYTES = 4 << 30
+PIECE_BYTES = 4 << 20
+"""Largest piece: verifying one costs a hash of all of it, so a short read of a long range stays cheap."""
+
+_N_DIGEST = 16
+_N_TRAILER = 8 + _N_DIGEST
+_ABANDONED_AGE_S = 3600.0  # a temporary file this old belongs to a process that was killed
+_PIECE = re.compile(r"(\d+)-(\d+)")
+_TEMPORARY = "tmp-"
+
+
+def cache_root() -> Path:
+    """Return where ranges are kept: ``MDIR_HF_CACHE``, else ``mdir-hf`` under ``HF_HOME``, read now."""
+    own = os.environ.get("MDIR_HF_CACHE")
+    return (
+        Path(own).expanduser() if own else Path(os.environ.get("HF_HOME") or constants.HF_HOME).expanduser() / "mdir-hf"
+    )
+
+
+def cache_max_bytes() -> int:
+    """Return the bound on the cache's size: ``MDIR_HF_CACHE_MAX_BYTES``, else 4 GiB, read now; 0 turns the cache off.
+
+    Raises:
+        InputError: If the variable is not a whole number of bytes.
+    """
+    text = os.environ.get("MDIR_HF_CACHE_MAX_BYTES", "").replace("_", "").strip()
+    if not text:
+        return DEFAULT_MAX_BYTES
+    if not (text.isascii() and text.isdigit() and len(text) < 20):
+        raise InputError(
+            f"MDIR_HF_CACHE_MAX_BYTES is {text[:40]!r}, expected a whole number of bytes; 0 turns the cache off"
+        )
+    return int(text)
+
+
+def content_key(*, endpoint: str, etag: str | None, repo: str, commit: str, path: str) -> str:
+    """Return the name under which a file's ranges are kept: 40 hex digits.
+
+    An ETag that is a digest names the content, so copies of a file in other repositories share their ranges. The
+    address of the Hub is part of it: what one server calls by a digest is not trusted to answer for another.
+    """
+    name = digest(etag) or f"{repo}\n{commit}\n{path}"
+    return hashlib.blake2b(f"{endpoint}\n{name}".encode(), digest_size=20).hexdigest()
+
+
+def shared_range_cache() -> RangeCache:
+    """Return this process's cache for the place and bound that the environment names now.
+
+    Shared, because looking at what is on the disk costs a ``stat`` per piece, and a survey opens thousands of models.
+    """
+    return _shared(cache_root(), cache_max_bytes())
+
+
+@functools.lru_cache(maxsize=8)
+def _shared(root: Path, max_bytes: int) -> RangeCache:
+    return RangeCache(root, max_bytes=max_bytes)
+
+
+class RangeCache:
+    """A bounded store of byte ranges; failing to write never fails a read.
+
+    Args:
+        root: Folder of the cache; :func:`cache_root` by default.
+        max_bytes: Bound on its size; :func:`cache_max_bytes` by default, 0: off.
+
+    Attributes:
+        is_writable: False once the cache is off: bounded to 0, or the disk is full or read-only.
+    """
+
+    def __init__(self, root: Path | None = None, *, max_bytes: int | None = None) -> None:
+        self.root = (root if root is not None else cache_root()) / "ranges"
+        self.max_bytes = cache_max_bytes() if max_bytes is None else max_bytes
+        self.is_writable = self.max_bytes > 0
+        self._lock = threading.Lock()
+        self._n_bytes = 0  # of all pieces, when last counted
+        self._n_uncounted: int | None = None  # written since; None: not counted yet
+        self._spans: dict[str, list[tuple[int, int]]] = {}
+        self._wanted: dict[tuple[str, int, int], _Wanted] = {}
+
+    def get(self, key: str, start: int, stop: int) -> bytes | None:
+        """Return the bytes ``[start, stop)`` if pieces kept here cover them and are intact, else None."""
+        if self.max_bytes <= 0:
+            return None
+        found: list[bytes] = []
+        position = start
+        while position < stop:
+            span = self._covering(key, position)
+            piece = self._load(key, span) if span is not None else None
+            if span is None or piece is None:
+                return None
+            found.append(piece[position - span[0] : min(stop, span[1]) - span[0]])
+            position = min(stop, span[1])
+        return found[0] if len(found) == 1 else b"".join(found)
+
+    def put(self, key: str, start: int, content: bytes) -> None:
+        """Keep the bytes that begin at ``start``; on a full or read-only disk the cache turns itself off."""
+        if not self.is_writable or len(content) > self.max_bytes // 4:  # one huge read must not push out all others
+            return
+        for offset in range(0, len(content), PIECE_BYTES):
+            piece = content[offset : offset + PIECE_BYTES]
+            try:
+                self._store(key, (start + offset, start + offset + len(piece)), piece)
+            except FileNotFoundError:
+                continue  # another process deleted the folder; the piece is only not kept
+            except OSError:
+                self.is_writable = False
+                return
+
+    def drop(self, key: str) -> None:
+        """Forget every range of a content, whoever kept it: it was found wrong, or is not to be trusted."""
+        with self._lock:
+            spans = self._spans.pop(key, None) or list(self._listed(key))
+        for span in {*spans, *self._listed(key)}:
+            with contextlib.suppress(OSError):
+                self._path(key, span).unlink()
+
+    @contextlib.contextmanager
+    def alone(self, key: str, start: int, stop: int) -> Iterator[None]:
+        """Hold others in this process off a range, so that what two models share is fetched once."""
+        with self._lock:
+            waited = self._wanted.setdefault((key, start, stop), _Wanted())
+            waited.n += 1
+        try:
+            with waited.lock:
+                yield
+        finally:
+            with self._lock:
+                waited.n -= 1
+                if not waited.n:
+                    del self._wanted[key, start, stop]
+
+    def _covering(self, key: str, position: int) -> tuple[int, int] | None:
+        """Return the piece that holds ``position`` and reaches furthest."""
+        with self._lock:
+            if key not in self._spans:
+                self._spans[key] = sorted(self._listed(key))
+            spans = self._spans[key]
+            best = None
+            for at in range(bisect.bisect_right(spans, (position, 1 << 63)) - 1, -1, -1):
+                if spans[at][0] <= position - PIECE_BYTES:
+                    break
+                if spans[at][1] > position and (best is None or spans[at][1] > best[1]):
+                    best = spans[at]
+            return best
+
+    def _listed(self, key: str) -> Iterator[tuple[int, int]]:
+        try:
+            names = [path.name for path in self._folder(key).iterdir()]
+        except OSError:
+            return
+        for name in names:
+            match = _PIECE.fullmatch(name)
+            if match is not None:
+                yield int(match[1]), int(match[2])
+
+    def _load(self, key: str, span: tuple[int, int]) -> bytes | None:
+        path = self._path(key, span)
+        with contextlib.suppress(OSError):
+            content = path.read_bytes()
+            piece, trailer = content[:-_N_TRAILER], content[-_N_TRAILER:]
+            if len(piece) == span[1] - span[0] and trailer == _trailer(piece):
+                with contextlib.suppress(OSError):
+                    os.utime(path)  # what was used last goes last
+                return piece
+            path.unlink()
+        with self._lock, contextlib.suppress(KeyError, ValueError):
+            self._spans[key].remove(span)
+        return None
+
+    def _store(self, key: str, span: tuple[int, int], piece: bytes) -> None:
+        path = self._path(key, span)
+        if path.exists():
+            return
+        self.root.parent.parent.mkdir(parents=True, exist_ok=True)
+        for folder in (self.root.parent, self.root, path.parent.parent, path.parent):
+            folder.mkdir(exist_ok=True, mode=0o700)
+        self._make_room(len(piece) + _N_TRAILER)
+        # mkstemp gives 0600: gated and private content stays with its reader.
+        descriptor, temporary = tempfile.mkstemp(prefix=_TEMPORARY, dir=self.root)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(piece)
+                file.write(_trailer(piece))
+            Path(temporary).replace(path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                Path(temporary).unlink()
+            raise
+        with self._lock:
+            spans = self._spans.setdefault(key, [])
+            if span not in spans:
+                bisect.insort(spans, span)
+
+    def _make_room(self, n_bytes: int) -> None:
+        """Delete what was used longest ago, down to nine tenths of the bound, when the bound is reached."""
+        with self._lock:
+            if self._n_uncounted is None:
+                self._sweep_abandoned()
+                self._n_bytes, self._n_uncounted = sum(size for _, size, _ in self._pieces()), 0
+            self._n_uncounted += n_bytes
+            # Other processes write and delete here too, so the disk is counted again from time to time.
+            if self._n_bytes + self._n_uncounted <= self.max_bytes and self._n_uncounted <= self.max_bytes // 8:
+                return
+            pieces = sorted(self._pieces())
+            total = sum(size for _, size, _ in pieces) + n_bytes
+            is_full = total > self.max_bytes
+            for _, size, path in pieces if is_full else ():
+                if total <= self.max_bytes * 9 // 10:
+                    break
+                if path.name.startswith(_TEMPORARY):  # somebody is writing it; abandoned ones are removed by age
+                    continue
+                with contextlib.suppress(OSError):
+                    path.unlink()
+                    total -= size
+            self._n_bytes, self._n_uncounted = total, 0
+            if is_full:
+                self._spans.clear()
+
+    def _pieces(self) -> Iterator[tuple[float, int, Path]]:
+        """Yield when last used, size and path of every piece of every key, and of those being written."""
+        for folder, _, names in os.walk(self.root):
+            for name in names:
+                path = Path(folder, name)
+                with contextlib.suppress(OSError):
+                    status = path.stat()
+                    yield status.st_mtime, status.st_size, path
+
+    def _sweep_abandoned(self) -> None:
+        oldest = time.time() - _ABANDONED_AGE_S
+        with contextlib.suppress(OSError):
+            for path in self.root.glob(f"{_TEMPORARY}*"):
+                with contextlib.suppress(OSError):
+                    if path.stat().st_mtime < oldest:
+                        path.unlink()
+
+    def _folder(self, key: str) -> Path:
+        return self.root / key[:2] / key
+
+    def _path(self, key: str, span: tuple[int, int]) -> Path:
+        return self._folder(key) / f"{span[0]}-{span[1]}"
+
+
+@dataclass
+class _Wanted:
+    """Who waits for one range."""
+
+    n: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+def _trailer(piece: bytes) -> bytes:
+    return len(piece).to_bytes(8, "little") + hashlib.sha256(piece).digest()[:_N_DIGEST]

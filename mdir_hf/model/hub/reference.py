@@ -1,0 +1,214 @@
+"""What a person types to name a model: a repo id, a Hub address, a folder, a weight file."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NoReturn
+from urllib.parse import unquote, urlsplit
+
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+
+from mdir_hf.errors import InvalidReferenceError
+from mdir_hf.model.hub.endpoint import hub_hosts
+
+WEIGHT_SUFFIXES = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth", ".gguf")
+"""File names that name a model by themselves."""
+
+_NAMES = "accepted are owner/name, owner/name@revision, owner/name/folder, owner/name/file.gguf, owner/name:Q4_K_M,"
+_ADDRESS = "a Hub address such as https://huggingface.co/owner/name"
+_ACCEPTED_ON_THE_HUB = f"{_NAMES} or {_ADDRESS}"
+_ACCEPTED = (
+    f"{_NAMES} {_ADDRESS}, a local folder, or a local weight file "
+    "(.safetensors, .bin or their .index.json, .pth, .pt, .gguf)"
+)
+_HUB_ONLY = "folders and files of this machine are not read here"
+_OTHER_KINDS = {"datasets": "a dataset", "spaces": "a Space", "kernels": "a kernel", "buckets": "a bucket"}
+_NOT_OWNERS = frozenset(
+    {"api", "blog", "collections", "docs", "join", "learn", "login", "papers", "posts", "settings", "tasks"}
+)
+_VARIANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_LOOKS_LIKE_A_PATH = re.compile(r"^(\.{1,2}($|[/\\])|[/~\\]|[A-Za-z]:[/\\])|\\")
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A model as named by a person; nothing has been looked up on the Hub yet.
+
+    Attributes:
+        text: What was typed.
+        repo_id: ``owner/name`` or a single-word id; None for something local.
+        revision: Branch, tag or commit named in the text, else None.
+        subfolder: Folder inside the repository, ``/``-separated, empty for its root.
+        file: The one weight file named, relative to ``subfolder`` (or to ``folder``), else None.
+        variant: Which of several quantisations, as in ``owner/name:Q4_K_M``; None where none is named.
+        folder: The local folder, absolute; None for the Hub.
+    """
+
+    text: str
+    repo_id: str | None = None
+    revision: str | None = None
+    subfolder: str = ""
+    file: str | None = None
+    variant: str | None = None
+    folder: Path | None = None
+
+
+def parse_reference(reference: str | os.PathLike[str], *, allow_local: bool = True) -> Reference:
+    r"""Say which repository, folder or file a text names.
+
+    Something that exists on this disk wins over a repo id of the same name; a text that looks like a path
+    (``./x``, ``/x``, ``~/x``, ``C:\x``) or a weight file is never taken for a repo id.
+
+    Args:
+        reference: ``owner/name``, ``name``, either with ``@revision``, and of a repository with several quantisations
+            with ``:Q4_K_M``, as llama.cpp and ollama write it; ``owner/name/folder``, ``owner/name/file.gguf``, a Hub
+            address (also ``hf://``), a folder, or a weight file.
+        allow_local: False where strangers choose the name: only the Hub is meant then, this disk is not looked at, and
+            no message tells what is on it.
+
+    Raises:
+        InvalidReferenceError: If it is none of these, or names a path that does not exist.
+
+    Cost: a few ``stat`` calls; no network.
+    """
+    try:
+        return _parse(reference, allow_local)
+    except InvalidReferenceError as exc:
+        if allow_local:
+            raise
+        raise InvalidReferenceError(exc.message.replace(_ACCEPTED, _ACCEPTED_ON_THE_HUB)) from exc.__cause__
+
+
+def _parse(reference: str | os.PathLike[str], allow_local: bool) -> Reference:
+    if isinstance(reference, os.PathLike):
+        return _local(os.fspath(reference)) if allow_local else _refuse(os.fspath(reference), _HUB_ONLY)
+    if not isinstance(reference, str):
+        raise InvalidReferenceError(
+            f"a model is named by a text or a path, not by {type(reference).__name__}; {_ACCEPTED}"
+        )
+    text = reference.strip()
+    if not text or "\0" in text:
+        raise InvalidReferenceError(f"the name of the model is empty; {_ACCEPTED}")
+    if text.lower().startswith("hf://"):
+        return _hub_uri(text, text)
+    if "://" in text or text.split("/", 1)[0].lower() in hub_hosts():
+        return _hub_url(text)
+    looks_like_a_path = _LOOKS_LIKE_A_PATH.search(text) is not None
+    if looks_like_a_path and not allow_local:
+        _refuse(text, _HUB_ONLY)
+    if looks_like_a_path or (allow_local and _exists(Path(text))):
+        return _local(text)
+    is_weights = text.lower().endswith(WEIGHT_SUFFIXES)
+    is_of_a_repository = text.lower().endswith((".gguf", ".pth"))  # quantisations, or models (RWKV), in one repository
+    # After an @ everything is the revision, which may hold a slash, unless a file is named.
+    is_in_a_repository = is_of_a_repository or not (is_weights or "@" in text)
+    if text.strip("/").count("/") > 1 and is_in_a_repository:
+        return _hub_uri(f"hf://{text}", text)
+    if allow_local and is_weights and text.count("/") != 1:
+        return _local(text)
+    return _of_name(text.rstrip("/"), [], text)
+
+
+def _local(text: str) -> Reference:
+    path = Path(text).expanduser()
+    try:
+        is_folder, is_file = path.is_dir(), path.is_file()
+    except OSError:
+        is_folder = is_file = False
+    if is_folder:
+        return Reference(text, folder=Path(os.path.realpath(path)))
+    if is_file:
+        if not path.name.lower().endswith(WEIGHT_SUFFIXES):
+            _refuse(text, f"{path.name} is a file, but not a weight file")
+        # The parent is resolved, the file is not: in the Hub's cache it is a link whose siblings lie beside the link.
+        return Reference(text, file=path.name, folder=Path(os.path.realpath(path.parent)))
+    kind = "file" if path.suffix and text.lower().endswith(WEIGHT_SUFFIXES) else "folder"
+    _refuse(text, f"no such {kind}")
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.is_dir() or (path.is_file() and path.name.lower().endswith(WEIGHT_SUFFIXES))
+    except OSError:  # a name too long for this disk is not a file on it
+        return False
+
+
+def _hub_uri(uri: str, text: str) -> Reference:
+    segments = _of_a_model(uri[len("hf://") :].strip("/").split("/"), text)
+    found = _of_name("/".join(segments[:2]), segments[2:], text)
+    return found if found.revision is None else replace(found, revision=unquote(found.revision))
+
+
+def _of_name(name: str, rest: list[str], text: str) -> Reference:
+    """Take ``owner/name@revision:variant`` apart; none of the three can hold an @ or a colon."""
+    name, colon, variant = name.partition(":")
+    repo_id, at, revision = name.partition("@")
+    if at and not revision:
+        _refuse(text, "nothing follows the @")
+    if not colon:
+        return _with_place(text, _valid_repo_id(repo_id, text), revision or None, rest, is_file=None)
+    if _VARIANT.fullmatch(variant) is None or (rest and variant.lower().endswith(".gguf")):
+        _refuse(text, "what follows the colon is no quantisation such as Q4_K_M")
+    if variant.lower().endswith(".gguf"):  # ollama takes a whole file name, too
+        rest, variant = [variant], ""
+    found = _with_place(text, _valid_repo_id(repo_id, text), revision or None, rest, is_file=None)
+    # What ollama writes where none is meant.
+    return found if not variant or variant.lower() == "latest" else replace(found, variant=variant)
+
+
+def _of_a_model(segments: list[str], text: str) -> list[str]:
+    kind = segments[0] if segments else ""
+    if kind in _OTHER_KINDS:
+        _refuse(text, f"it names {_OTHER_KINDS[kind]}, not a model")
+    return segments[1:] if kind == "models" else segments
+
+
+def _hub_url(text: str) -> Reference:
+    parts = urlsplit(text if "://" in text else f"https://{text}")
+    if parts.scheme not in ("http", "https") or parts.netloc.rpartition("@")[2].lower() not in hub_hosts():
+        _refuse(text, "its host is not the Hub's (set HF_ENDPOINT for a mirror)")
+    segments = _of_a_model([unquote(segment) for segment in parts.path.split("/") if segment], text)
+    if not segments or segments[0] in _NOT_OWNERS:
+        _refuse(text, "the address names no model")
+    page_words = ("tree", "blob", "resolve", "raw", "commit", "commits", "discussions", "blame")
+    n_name = 1 if len(segments) == 1 or segments[1] in page_words else 2
+    named = _of_name("/".join(segments[:n_name]), [], text)
+    revision = named.revision or ""
+    page, rest = (segments[n_name], segments[n_name + 1 :]) if len(segments) > n_name else ("", [])
+    if page in ("tree", "blob", "resolve", "raw", "commit", "commits", "blame") and rest:
+        # refs/pr/1 and refs/convert/parquet are the only branch names with a slash that the Hub itself makes.
+        n_revision = 3 if rest[0] == "refs" and len(rest) >= 3 else 1
+        revision, rest = "/".join(rest[:n_revision]), rest[n_revision:]
+    elif page:
+        rest = []
+    if not rest:
+        return replace(named, revision=revision or None)
+    assert named.repo_id is not None
+    return _with_place(text, named.repo_id, revision or None, rest, is_file=None if page == "tree" else page != "")
+
+
+def _with_place(text: str, repo_id: str, revision: str | None, rest: list[str], *, is_file: bool | None) -> Reference:
+    """Split what follows the revision into a subfolder and, where a weight file is named, that file."""
+    file = None
+    if rest and (is_file or (is_file is None and rest[-1].lower().endswith(WEIGHT_SUFFIXES))):
+        name, rest = rest[-1], rest[:-1]
+        file = name if name.lower().endswith(WEIGHT_SUFFIXES) else None  # a link to the card means the model
+    if any(segment in (".", "..") or "\\" in segment for segment in rest):
+        _refuse(text, "its folder leaves the repository")
+    return Reference(text, repo_id, revision, "/".join(rest), file)
+
+
+def _valid_repo_id(repo_id: str, text: str) -> str:
+    try:
+        validate_repo_id(repo_id)
+    except HFValidationError as exc:
+        raise InvalidReferenceError(f"{text!r} does not name a model; {_ACCEPTED}") from exc
+    return repo_id
+
+
+def _refuse(text: str, why: str) -> NoReturn:
+    raise InvalidReferenceError(f"{text!r} does not name a model: {why}; {_ACCEPTED}")

@@ -1,0 +1,250 @@
+"""A model repository on the Hub, pinned to one commit."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from huggingface_hub import constants, try_to_load_from_cache
+
+from mdir_hf.errors import FileMissingError, GatedRepositoryError, ServerError
+from mdir_hf.model.files.sources import ByteSource, FileEntry
+from mdir_hf.model.hub.endpoint import current_endpoint
+from mdir_hf.model.hub.in_order import result_of, run_beside
+from mdir_hf.model.hub.ledger import IoLedger
+from mdir_hf.model.hub.local import LocalFile, check_size
+from mdir_hf.model.hub.location import HubPlace
+from mdir_hf.model.hub.model_info import model_info
+from mdir_hf.model.hub.paths import has_digest, safe_path
+from mdir_hf.model.hub.range_cache import shared_range_cache
+from mdir_hf.model.hub.ranges import HubFile
+
+_MOST_EXPECTED_BYTES = 64 << 20
+_KEPT_BYTES = 1 << 20
+"""A file that was expected stays in memory up to this size: a config is read by several."""
+
+
+class HubRepository:
+    """A model repository on the Hub, pinned to the commit its revision stood for when it was opened.
+
+    Args and errors: as for :func:`open_repository`; ``file`` is the one weight file that was named.
+
+    Cost: one API request.
+    """
+
+    is_local = False
+    variant: str | None = None
+
+    def __init__(
+        self,
+        repo: str,
+        *,
+        revision: str | None = None,
+        token: str | bool | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+        force_download: bool = False,
+        subfolder: str = "",
+        file: str | None = None,
+        use_caches: bool = True,
+        public_only: bool = False,
+        ledger: IoLedger | None = None,
+    ) -> None:
+        self.repo = repo
+        self.revision = revision
+        self.subfolder = subfolder
+        self.file = file
+        self.ledger = ledger or IoLedger()
+        self._token = token
+        self._cache_dir = hub_cache_dir(cache_dir)
+        self._force_download = force_download
+        self._prefix = f"{subfolder}/" if subfolder else ""
+        self._endpoint = current_endpoint()
+        self._use_caches = use_caches
+        self._ranges = shared_range_cache() if use_caches else None
+        self._public_only = public_only
+        self._opened: dict[str, HubFile] = {}
+        self._coming: dict[str, Future[bytes]] = {}
+        self._lock = threading.Lock()
+        self._present_name, commit, self._files = self._listing()
+        self._commit = commit
+        self.commit: str | None = commit
+
+    def __repr__(self) -> str:
+        return f"HubRepository({self.label!r})"
+
+    @property
+    def label(self) -> str:
+        """``owner/name@0123abc``."""
+        return f"{self.repo}@{self._commit[:7]}"
+
+    @property
+    def files(self) -> Mapping[str, FileEntry]:
+        """Every file at the commit, by path relative to the subfolder."""
+        return self._files
+
+    def open(self, path: str) -> ByteSource:
+        """Give random access to a file: from the Hub's cache if it was downloaded, else by ranges.
+
+        Raises:
+            FileMissingError: If there is no such file.
+            UnsafePathError: If the path leaves the repository.
+        """
+        entry = self._entry(path)
+        downloaded = None if self._force_download else self._in_cache(entry)
+        if downloaded is not None:
+            return LocalFile(downloaded, label=f"{self.label}:{path}", ledger=self.ledger, from_cache=True)
+        return self._ranged(entry)
+
+    def read(self, path: str, *, max_bytes: int = 64 << 20) -> bytes:
+        """Return a whole small file, as the listing of the repository describes it by size and digest.
+
+        Raises:
+            FileMissingError: If there is no such file.
+            ByteBudgetError: If it is larger than ``max_bytes``, or would pass the cap of the ledger.
+            UnsafePathError: If the path leaves the repository.
+            HubError: If it cannot be had.
+        """
+        entry = self._entry(path)
+        check_size(entry.n_bytes, max_bytes, f"{self.label}:{path}")
+        with self._lock:
+            coming = self._coming.get(path)
+        if coming is None:
+            return self._content(entry)
+        content = b""
+        try:
+            content = result_of(coming)
+        finally:
+            if not 0 < len(content) <= _KEPT_BYTES:
+                with self._lock:
+                    self._coming.pop(path, None)
+        return content
+
+    def expect(self, *, whole: Iterable[str] = (), heads: Iterable[str] = ()) -> None:
+        """Begin to read what will be asked for, all of it at once; whoever asks waits for it, and gets its errors.
+
+        Args:
+            whole: Small files.
+            heads: Weight files whose first bytes will be asked for.
+        """
+        for path in whole:
+            # Whoever reads it may want less than there is, and says so only then.
+            is_small = path in self._files and 0 <= self._files[path].n_bytes <= _MOST_EXPECTED_BYTES
+            if is_small and path not in self._coming:
+                self._coming[path] = run_beside(partial(self._content, self._entry(path)), name="mdir-hf-ahead")
+        for path in heads:
+            source = self.open(path)
+            if isinstance(source, HubFile):
+                source.begin()
+
+    def _content(self, entry: FileEntry) -> bytes:
+        """Return a file, checked: a damaged or forged copy is dropped and read once more."""
+        label = f"{self.label}:{entry.path}"
+        expected = entry.sha256 or entry.blob_id
+        downloaded = None if self._force_download else self._in_cache(entry)
+        if downloaded is not None:
+            with suppress(OSError):
+                content = Path(downloaded).read_bytes()
+                if len(content) == entry.n_bytes and has_digest(content, expected):
+                    self.ledger.served_from_cache(label, len(content))
+                    return content
+        source = self._ranged(entry)
+        content = source.whole()
+        if not has_digest(content, expected):
+            source.distrust()
+            content = source.whole()
+        if not has_digest(content, expected):
+            raise ServerError(
+                f"the Hub lists this file with the digest {expected} and serves other bytes under it, twice; check "
+                "HF_ENDPOINT and any proxy, or try again later",
+                subject=label,
+            )
+        return content
+
+    def _listing(self) -> tuple[str, str, dict[str, FileEntry]]:
+        asked = self.revision or constants.DEFAULT_REVISION
+        info = model_info(
+            self.repo,
+            revision=asked,
+            label=f"{self.repo}@{asked}" if self.revision else self.repo,
+            endpoint=self._endpoint,
+            token=self._token,
+            with_files=True,
+            before_each=self.ledger.requested,
+        )
+        if self._public_only and not info.is_public:
+            raise GatedRepositoryError(
+                "it is gated or private, and only what everybody may read is read here; read it with a token that may, "
+                "and without public_only",
+                subject=f"{self.repo}@{info.commit[:7]}",
+            )
+        self._is_restricted = info.is_restricted
+        if self._token is False and info.is_restricted:
+            # What lies in the caches was read with somebody's token; whoever comes with none asks the Hub.
+            self._use_caches, self._ranges = False, None
+        files = {
+            entry.path[len(self._prefix) :]: replace(entry, path=entry.path[len(self._prefix) :])
+            for entry in info.files
+            if entry.path.startswith(self._prefix)
+        }
+        if self._prefix and not files:
+            raise FileMissingError(
+                f"there is no folder {self._prefix[:-1]!r} at this commit", subject=f"{self.repo}@{info.commit[:7]}"
+            )
+        return info.repo, info.commit, files
+
+    def _entry(self, path: str) -> FileEntry:
+        safe_path(path, subject=self.label)
+        entry = self._files.get(path)
+        if entry is None:
+            raise FileMissingError(f"there is no file {path!r} at this commit", subject=self.label)
+        if entry.n_bytes < 0:
+            # Some mirrors list no sizes.
+            entry = replace(entry, n_bytes=self._ranged(entry).n_bytes)
+            self._files[path] = entry
+        return entry
+
+    def _ranged(self, entry: FileEntry) -> HubFile:
+        with self._lock:
+            if entry.path not in self._opened:
+                self._opened[entry.path] = HubFile(
+                    self._place(entry.path),
+                    n_bytes=entry.n_bytes if entry.n_bytes >= 0 else None,
+                    etag=entry.sha256 or entry.blob_id,
+                    ledger=self.ledger,
+                    cache=self._ranges,
+                    use_cached=not self._force_download,
+                )
+            return self._opened[entry.path]
+
+    def _in_cache(self, entry: FileEntry) -> str | None:
+        """Return where the Hub client's cache has a file, if it has it whole."""
+        if not self._use_caches:
+            return None
+        found = try_to_load_from_cache(
+            self.repo, self._prefix + entry.path, cache_dir=self._cache_dir, revision=self._commit
+        )
+        is_whole = isinstance(found, str) and Path(found).is_file() and Path(found).stat().st_size == entry.n_bytes
+        return found if isinstance(found, str) and is_whole else None
+
+    def _place(self, path: str) -> HubPlace:
+        # By its present name, so that a renamed repository is not redirected once per file.
+        return HubPlace(
+            self._present_name,
+            self._commit,
+            self._prefix + path,
+            self._endpoint,
+            self._token,
+            self.label,
+            is_restricted=self._is_restricted,
+        )
+
+
+def hub_cache_dir(cache_dir: str | os.PathLike[str] | None) -> str:
+    """Return the Hub's cache of downloaded files: the one named, else the client's own."""
+    return str(Path(cache_dir if cache_dir is not None else constants.HF_HUB_CACHE).expanduser())

@@ -1,0 +1,116 @@
+"""From a model object to a repository: unwrap it, name its parameters, make its config, find its adapter."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from mdir_hf.errors import InputError, naming
+from mdir_hf.model.memory.repository import LoadedRepository
+
+if TYPE_CHECKING:
+    from mdir_hf.model.memory.places import PlacedParameter
+
+
+def load_model(model: object, *, tokenizer: LoadedRepository | None = None, adapter: bool = True) -> LoadedRepository:
+    """Take a ``PreTrainedModel``, or a PEFT model on one, as a repository; no parameter is read.
+
+    Args:
+        model: The model. Wrappers of DistributedDataParallel and ``torch.compile`` are looked through.
+        tokenizer: Its tokenizer; None: none.
+        adapter: False: what lies under its adapter.
+
+    Raises:
+        InputError: If it is no model of transformers, or its parameters cannot be had one at a time.
+    """
+    found = _without_wrappers(model)
+    is_peft = callable(getattr(found, "get_base_model", None)) and hasattr(found, "peft_config")
+    inner: Any = _without_wrappers(found.get_base_model()) if is_peft else found
+    if not (callable(getattr(inner, "state_dict", None)) and hasattr(getattr(inner, "config", None), "to_json_string")):
+        raise InputError(
+            f"cannot compare a {type(model).__name__}; expected a model on the Hub, a folder, a weight file, or a "
+            "PreTrainedModel of transformers"
+        )
+    label = f"memory:{type(inner).__name__.removeprefix('FSDP')}"
+    came_from = getattr(inner, "name_or_path", "")
+    if came_from:
+        label += f"({came_from})"
+    vocabulary = {} if tokenizer is None else tokenizer.contents
+    with naming(label):
+        base = _repository(label, inner, {"config.json": _config(inner), **vocabulary})
+        base.came_from = came_from or None
+        has_adapter = is_peft or getattr(inner, "_hf_peft_config_loaded", False)
+        if not has_adapter:
+            return base
+        from mdir_hf.model.memory.adapter import active_adapters, adapter_files
+
+        above = base
+        for name in active_adapters(inner, wanted=adapter):
+            contents, tensors = adapter_files(found, name, base=above.label)
+            above = _with_tensors(
+                LoadedRepository(f"{label} with the adapter {name!r}", {**contents, **vocabulary}, base=above), tensors
+            )
+        return above
+
+
+def _repository(label: str, model: Any, contents: Mapping[str, bytes]) -> LoadedRepository:  # noqa: ANN401
+    from mdir_hf.model.memory.saved import SavedParameters
+
+    return _with_tensors(LoadedRepository(label, contents), SavedParameters(model, _parameters(model)))
+
+
+def _with_tensors(repository: LoadedRepository, tensors: Any) -> LoadedRepository:  # noqa: ANN401
+    from mdir_hf.model.files.memory import MemorySource
+
+    repository.tensors = MemorySource(
+        tensors, label=repository.label, outlines=getattr(tensors, "outlines", None), on_read=repository.count
+    )
+    return repository
+
+
+def _parameters(model: Any) -> dict[str, PlacedParameter]:  # noqa: ANN401
+    """Parameters and persistent buffers; of layers with an adapter those under it, by the names they had before."""
+    import torch
+
+    from mdir_hf.model.memory.places import PlacedParameter
+
+    found: dict[str, PlacedParameter] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        plain = name.replace("._orig_mod.", ".").replace("_checkpoint_wrapped_module.", "")
+        if "_fsdp_wrapped_module." in plain or "_flat_param" in plain:
+            raise InputError(
+                "the model is sharded by FullyShardedDataParallel (FSDP1), whose parameters lie in flat pieces; shard "
+                "it with torch.distributed.fsdp.fully_shard (FSDP2), or save it and compare the folder"
+            )
+        # bitsandbytes also puts words there.
+        if isinstance(tensor, torch.Tensor) and not _OF_ADAPTER.search(plain):
+            found[_UNDER_ADAPTER.sub(".", plain)] = PlacedParameter(name, tensor)
+    return found
+
+
+# How PEFT names what it puts into a model, and what it puts aside.
+_OF_ADAPTER = re.compile(
+    r"\.(lora_\w+|modules_to_save|token_adapter|trainable_tokens_\w+|ia3_\w+|vera_\w+|oft_\w+|hada_\w+|lokr_\w+|ranknum)"
+    r"(\.|$)"
+)
+_UNDER_ADAPTER = re.compile(r"\.(base_layer|original_module)\.")
+
+
+def _config(model: Any) -> bytes:  # noqa: ANN401
+    """``config.json`` as saving writes it."""
+    config = json.loads(model.config.to_json_string())
+    return json.dumps({"architectures": [type(model).__name__.removeprefix("FSDP")], **config}).encode()
+
+
+def _without_wrappers(model: Any) -> Any:  # noqa: ANN401
+    """Look through ``torch.compile`` and DistributedDataParallel; what has a config is no wrapper."""
+    while not hasattr(model, "config"):
+        inner = getattr(model, "_orig_mod", None) or getattr(model, "module", None)
+        if inner is None:
+            break
+        model = inner
+    while hasattr(model, "_orig_mod"):
+        model = model._orig_mod
+    return model

@@ -1,0 +1,116 @@
+"""A model in memory with the face of a folder: small files made on the spot, tensors in place of weight files."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from mdir_hf.errors import ByteBudgetError, FileMissingError
+from mdir_hf.model.files.sources import ByteSource, FileEntry, StoredSource
+from mdir_hf.model.hub import IoLedger
+
+
+@dataclass(eq=False, repr=False)
+class LoadedRepository:
+    """What is in memory, as a repository. Implements ``Repository`` and ``TreeWithTensors``.
+
+    Attributes:
+        repo: How a report names it, e.g. ``memory:LlamaForCausalLM(Qwen/Qwen2.5-0.5B)``.
+        contents: The small files that saving it would write, by name.
+        tensors: Its tensors under the names that saving would give them; None for a tokenizer alone.
+        base: What lies under it, where this is an adapter.
+        came_from: What transformers says it was loaded from; None where it does not.
+        ledger: Counts what is copied out of the model's memory, as bytes read.
+        revision: None, as for a folder.
+        commit: None.
+        is_local: True.
+        subfolder: Empty.
+        file: None.
+        variant: None.
+    """
+
+    repo: str
+    contents: Mapping[str, bytes]
+    tensors: StoredSource | None = None
+    base: LoadedRepository | None = None
+    came_from: str | None = None
+    ledger: IoLedger = field(default_factory=IoLedger)
+    revision: str | None = None
+    commit: str | None = None
+    is_local: bool = True
+    subfolder: str = ""
+    file: str | None = None
+    variant: str | None = None
+
+    def __repr__(self) -> str:
+        return f"LoadedRepository({self.label!r})"
+
+    @property
+    def label(self) -> str:
+        """As ``repo``."""
+        return self.repo
+
+    @cached_property
+    def files(self) -> Mapping[str, FileEntry]:
+        """The small files; a digest of each, so that equal tokenizers are read once."""
+        return {
+            path: FileEntry(path, len(content), sha256=hashlib.sha256(content).hexdigest())
+            for path, content in self.contents.items()
+        }
+
+    def open(self, path: str) -> ByteSource:
+        """Refuse: there is no file to read pieces of.
+
+        Raises:
+            FileMissingError: Always.
+        """
+        raise FileMissingError(f"there is no file {path!r}: the model is in memory", subject=self.label)
+
+    def read(self, path: str, *, max_bytes: int = 64 << 20) -> bytes:
+        """Return a small file; it is in memory and costs no bytes.
+
+        Raises:
+            FileMissingError: If there is no such file.
+            ByteBudgetError: If it is larger than ``max_bytes``.
+        """
+        content = self.contents.get(path)
+        if content is None:
+            raise FileMissingError(f"a model in memory has no file {path!r}", subject=self.label)
+        if len(content) > max_bytes:
+            raise ByteBudgetError(
+                f"has {len(content):,} bytes, and a file of its kind is read up to {max_bytes:,}",
+                subject=f"{self.label}:{path}",
+            )
+        return content
+
+    def expect(self, *, whole: Iterable[str] = (), heads: Iterable[str] = ()) -> None:
+        """Do nothing: memory is near."""
+
+    def count(self, name: str, n_bytes: int) -> None:
+        """Count bytes of a tensor that are about to be copied.
+
+        Raises:
+            ByteBudgetError: If they would pass the cap of the ledger.
+        """
+        with self.ledger.reserve(f"{self.label}:{name}", n_bytes) as arrived:
+            arrived(n_bytes)
+
+    def counted_by(self, ledger: IoLedger) -> LoadedRepository:
+        """Have it, and what lies under it, counted by this ledger from now on."""
+        self.ledger = ledger
+        if self.base is not None:
+            self.base.counted_by(ledger)
+        return self
+
+    def open_base(self, reference: str, *, revision: str | None = None, allow_local: bool = True) -> LoadedRepository:
+        """Give what lies under an adapter, by the name that its config calls it.
+
+        Raises:
+            FileMissingError: If nothing does.
+        """
+        del revision, allow_local
+        if self.base is None:
+            raise FileMissingError(f"there is no base {reference!r} under it", subject=self.label)
+        return self.base if self.base.repo == reference else self.base.open_base(reference)

@@ -1,0 +1,47 @@
+"""How the tensors of a layer are called, one file per kind of family; rows are tried in the order they stand here.
+
+Files of one kind of family stand first, general names after them. Source: the modelling files of transformers 5.23,
+each family checked by value in the tests.
+"""
+
+from __future__ import annotations
+
+from mdir_hf.model.roles.families import (
+    classic,
+    encoders,
+    experts,
+    fused,
+    gguf,
+    latent_attention,
+    llama,
+    norms,
+    recurrent,
+    remote_code,
+    state_space,
+)
+from mdir_hf.model.roles.rows import LayerRow, ProductRow
+
+LAYER_ROWS: tuple[LayerRow, ...] = (
+    *latent_attention.ROWS,
+    *remote_code.ROWS,
+    *recurrent.ROWS,
+    *state_space.ROWS,
+    *encoders.ROWS,
+    *fused.ROWS,
+    *classic.ROWS,
+    *llama.ROWS,
+    *norms.ROWS,
+    *experts.ROWS,
+    *gguf.ROWS,
+)
+"""Weights of a layer: the first row that applies counts."""
+
+PRODUCT_ROWS: tuple[ProductRow, ...] = (
+    *latent_attention.PRODUCT_ROWS,
+    *remote_code.PRODUCT_ROWS,
+    *gguf.PRODUCT_ROWS,
+    *state_space.PRODUCT_ROWS,
+)
+"""Weights of a layer that are stored as two factors, for roles that no tensor has by itself."""
+
+__all__ = ["LAYER_ROWS", "PRODUCT_ROWS"]

@@ -1,0 +1,126 @@
+"""Masked language models, and encoder-decoders by the self-attention of their decoder.
+
+Of a model with both, the decoder is the language model: its stack is the one whose layers are placed, and attention to
+the encoder has no role. An encoder that is stored alone is placed as a masked language model is.
+"""
+
+from __future__ import annotations
+
+from mdir_hf.model.roles.roles import Role
+from mdir_hf.model.roles.rows import (
+    ATTENTION,
+    GATE_THEN_UP,
+    GATED_MLP,
+    MLP,
+    NORMS,
+    NUMBER,
+    PER_HEAD,
+    QKV,
+    THIRDS,
+    LayerRow,
+    named,
+    rows,
+)
+
+# BERT as MobileBERT has it, whose attention and MLP read a bottleneck instead of the stream, and as Perceiver has it.
+_BOTTLENECK = r"bottleneck\..+|attention\.self\.layernorm1\.weight"
+# ConvBERT's output projection reads heads and convolutions side by side.
+_CONVOLUTION = r"attention\.self\.conv_kernel_layer\.weight"
+_SELF = r"attention\.self\..+"
+
+_BERT: tuple[LayerRow, ...] = (
+    *rows(
+        named(r"attention\.self\.%s", "query key value", QKV)
+        | named(r"attention\.self\.%s_proj", "query key value", QKV),
+        unless_beside=_BOTTLENECK,
+    ),
+    *rows({r"attention\.output\.dense": Role.O}, beside=_SELF, unless_beside=rf"{_BOTTLENECK}|{_CONVOLUTION}"),
+    *rows(named(r"%s\.dense", "intermediate output", MLP), beside=_SELF, unless_beside=_BOTTLENECK),
+    # DeBERTa: for each head q, k and v.
+    *rows({r"attention\.self\.in_proj": PER_HEAD}, {"deberta"}),
+    # Norms that stand in front; BERT's own stand behind the sums.
+    *rows(named("%s", r"attention\.ln ln", NORMS), {"megatron-bert"}),
+    *rows(named(r"%s\.LayerNorm", "attention intermediate", NORMS), {"roberta-prelayernorm"}),
+    *rows(named("%s", r"attention\.self_attn_layer_norm LayerNorm", NORMS), {"xlm-roberta-xl"}),
+    *rows(named("%s", r"attention\.LayerNorm LayerNorm", NORMS), {"esm"}),
+    *rows(
+        named(r"attention\.%s_lin", "q k v out", ATTENTION) | named(r"ffn\.lin%s", "1 2", MLP),
+        {"distilbert"},
+    ),
+    *rows(
+        named(r"attention\.attn\.%s", "q k v o", ATTENTION) | named(r"%s\.dense", "intermediate output", MLP),
+        {"mpnet"},
+    ),
+    # ALBERT: one layer, passed many times.
+    *rows(
+        named(r"albert_layers\.0\.attention\.%s", "query key value dense", ATTENTION)
+        | named(r"albert_layers\.0\.%s", "ffn ffn_output", MLP),
+        {"albert"},
+    ),
+)
+
+_MODERN = {"modernbert", "modernbert-decoder"}
+
+_WITH_GATES: tuple[LayerRow, ...] = (
+    # ModernBERT: q|k|v, and what is activated before what it multiplies.
+    *rows({r"attn\.Wqkv": THIRDS}, {"modernbert"}),
+    *rows({r"mlp\.Wi": GATE_THEN_UP, r"attn\.Wo": Role.O, r"mlp\.Wo": Role.DOWN}, _MODERN),
+    *rows(named("%s_norm", "attn mlp", NORMS), _MODERN),
+    # Nomic: files of its own code have q|k|v in one, and the gate under the higher number.
+    *rows(
+        {
+            r"attn\.Wqkv": THIRDS,
+            r"attn\.out_proj": Role.O,
+            **named(r"mlp\.%s", "fc11 fc12 fc2", (Role.UP, Role.GATE, Role.DOWN)),
+        },
+        {"nomic_bert"},
+    ),
+)
+
+_KOSMOS = {"kosmos_2_text_model", "kosmos_2_5_text_model"}
+_FFN_FOLDER = {"seamless_m4t", "seamless_m4t_v2", "nllb-moe"} | _KOSMOS
+
+_FAIRSEQ: tuple[LayerRow, ...] = (
+    *rows(named("fc%s", "1 2", MLP), {"fsmt", "led", "m2m_100", "pegasus_x"}),
+    *rows(named(r"ffn\.fc%s", "1 2", MLP), _FFN_FOLDER),
+    *rows(named(rf"ffn\.experts\.expert_{NUMBER}\.fc%s", "1 2", MLP), {"nllb-moe"}, experts="numbered"),
+    *rows({r"ffn\.router\.classifier": Role.ROUTER}, {"nllb-moe"}),
+    *rows(
+        named("%s_layer_norm", "self_attn (?:final|ffn|ff)", NORMS),
+        {"m2m_100", "pegasus_x"} | _FFN_FOLDER,
+    ),
+)
+
+_T5_ATTENTION = r"layer\.0\.(?:Local|TransientGlobal)?SelfAttention"
+_BESIDE_T5 = rf"{_T5_ATTENTION}\..+"
+_SWITCH = {"switch_transformers"}
+
+_T5: tuple[LayerRow, ...] = (
+    *rows(named(rf"{_T5_ATTENTION}\.%s", "q k v o", ATTENTION), rope="none"),
+    *rows({r"layer\.0\.layer_norm": Role.ATTENTION_NORM}, beside=_BESIDE_T5),
+    # The MLP is the third sublayer of a decoder and the second of an encoder.
+    *rows({r"layer\.1\.layer_norm": Role.MLP_NORM}, beside=r"layer\.1\.(?:DenseReluDense|mlp)\..+"),
+    *rows({r"layer\.2\.layer_norm": Role.MLP_NORM}, beside=r"layer\.2\.(?:DenseReluDense|mlp)\..+"),
+    *rows(
+        named(r"layer\.[12]\.DenseReluDense\.%s", "wi wi_0 wi_1 wo", (Role.UP, Role.GATE, Role.UP, Role.DOWN)),
+        beside=_BESIDE_T5,
+    ),
+    *rows(named(rf"layer\.[12]\.mlp\.experts\.expert_{NUMBER}\.%s", "wi wo", MLP), _SWITCH, experts="numbered"),
+    *rows(named(r"layer\.[12]\.mlp\.%s", r"wi wo router\.classifier", (*MLP, Role.ROUTER)), _SWITCH),
+    *rows(
+        {"pre_self_attn_layernorm": Role.ATTENTION_NORM}, {"t5gemma", "t5_gemma_module", "t5gemma2", "t5gemma2_decoder"}
+    ),
+)
+
+# Pix2Struct: T5 by other names.
+_PIX2STRUCT = rows(
+    {
+        **named(r"self_attention\.attention\.%s", "query key value output", ATTENTION),
+        r"self_attention\.layer_norm": Role.ATTENTION_NORM,
+        **named(r"mlp\.DenseReluDense\.%s", "wi_0 wi_1 wo", GATED_MLP),
+        r"mlp\.layer_norm": Role.MLP_NORM,
+    },
+    {"pix2struct_text_model"},
+)
+
+ROWS: tuple[LayerRow, ...] = (*_BERT, *_WITH_GATES, *_FAIRSEQ, *_T5, *_PIX2STRUCT)

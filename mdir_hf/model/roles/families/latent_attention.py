@@ -1,0 +1,96 @@
+"""Multi-head latent attention (DeepSeek-V2 and after): q, k and v are products through a latent with a norm in it.
+
+Heads hold rows without positions, then rows that rotary positions turn. Those of k that are turned come straight from
+the stream and are shared by all heads. Q and K here are the rows without positions: they have the free invertible map
+per head that v and o have, and no planes. The turned rows stay out of every role.
+"""
+
+from __future__ import annotations
+
+from mdir_hf.model.roles.roles import Role, RowsOfEach
+from mdir_hf.model.roles.rows import GATED_MLP, NORMS, LayerRow, ProductRow, named, rows
+
+_ALL_HEADS = ("heads", "heads")  # every head has keys and values of its own, whatever the config says of groups
+# Layers without positions, in some families, have no turned rows, and more of the others.
+_WITHOUT_POSITIONS = RowsOfEach("heads", "qk_nope_head_dim")
+_VALUES = RowsOfEach("heads", "v_head_dim", from_end=True)
+_LATENT = RowsOfEach(1, "kv_lora_rank")
+
+# Longcat has two attentions and two MLPs in a layer, and experts beside; the first of each stands for it.
+_LONGCAT = {"longcat_flash"}
+_ATTENTION = r"(?:self_attn|attention|self_attn\.0)"
+
+_AXK2 = frozenset({"axk2"})
+_DEEPSEEK_V4 = frozenset({"deepseek_v4"})
+
+ROWS: tuple[LayerRow, ...] = (
+    *rows(
+        {rf"{_ATTENTION}\.q_proj": ((Role.Q, _WITHOUT_POSITIONS),)},
+        beside=rf"{_ATTENTION}\.(?:kv_b_proj|wkv_b)\.weight",
+        rope="none",
+        n_heads=_ALL_HEADS,
+    ),
+    *rows({rf"{_ATTENTION}\.(?:kv_a_proj|wkv_a)_with_mqa": ((Role.KV_LATENT, _LATENT),)}),
+    *rows({r"attention\.dense": Role.O}, beside=r"attention\.(?:kv_b_proj|wkv_b)\.weight"),
+    *rows({r"self_attn\.0\.o_proj": Role.O}),
+    *rows(
+        {
+            **named(r"%s_layernorm\.0", "input post_attention", NORMS),
+            r"mlp\.router\.classifier": Role.ROUTER,
+            **named(r"mlps\.0\.%s_proj", "gate up down", GATED_MLP),
+        },
+        _LONGCAT,
+    ),
+    # A.X-K2: norms with a gate of low rank behind them.
+    *rows(named(r"%s_layernorm\.norm", "input post_attention", NORMS), _AXK2),
+    *rows({r"(?:input|post_attention)_layernorm\.(?:W_down|W_up|mlp\.fc1|mlp\.fc2)": ()}, _AXK2),
+    # DeepSeek-V4: one key for all heads, which is the value too. Its output passes two factors in groups.
+    *rows({r"(?:attn\.wkv|self_attn\.kv_proj)": (Role.K, Role.V)}, _DEEPSEEK_V4, n_heads=("heads", 1)),
+    *rows({r"(?:attn\.norm|self_attn\.kv_norm)": Role.K_NORM}, _DEEPSEEK_V4),
+    *rows(named("%s_norm", "attn ffn", NORMS), _DEEPSEEK_V4),
+)
+
+PRODUCT_ROWS: tuple[ProductRow, ...] = (
+    ProductRow(
+        Role.Q,
+        rf"{_ATTENTION}\.q_b_proj\.weight",
+        rf"{_ATTENTION}\.q_a_proj\.weight",
+        rf"{_ATTENTION}\.q_a_layernorm\.weight",
+        left_layout=_WITHOUT_POSITIONS,
+        except_model_types=_AXK2,
+        rope="none",
+        n_heads=_ALL_HEADS,
+    ),
+    *(
+        ProductRow(
+            role,
+            rf"{_ATTENTION}\.(?:kv_b_proj|wkv_b)\.weight",
+            rf"{_ATTENTION}\.(?:kv_a_proj|wkv_a)_with_mqa\.weight",
+            rf"{_ATTENTION}\.kv_a_(?:layer)?norm\.weight",
+            left_layout=layout,
+            right_layout=_LATENT,
+            rope="none",
+            n_heads=_ALL_HEADS,
+        )
+        for role, layout in ((Role.K, _WITHOUT_POSITIONS), (Role.V, _VALUES))
+    ),
+    # A.X-K2: queries, and a gate of the output, of the latent behind its norm and before it, side by side.
+    ProductRow(
+        Role.Q,
+        rf"{_ATTENTION}\.(?:q_b_proj|q_gate_proj)\.weight",
+        rf"{_ATTENTION}\.q_a_proj\.weight",
+        rf"{_ATTENTION}\.q_a_layernorm\.weight",
+        left_layout=_WITHOUT_POSITIONS,
+        left_first_half=True,
+        model_types=_AXK2,
+        rope="none",
+        n_heads=_ALL_HEADS,
+    ),
+    ProductRow(
+        Role.Q,
+        r"(?:attn\.wq_b|self_attn\.q_b_proj)\.weight",
+        r"(?:attn\.wq_a|self_attn\.q_a_proj)\.weight",
+        r"(?:attn\.q_norm|self_attn\.q_a_norm)\.weight",
+        model_types=_DEEPSEEK_V4,
+    ),
+)

@@ -1,0 +1,18 @@
+"""Llama's names, which most families took over; rows of families that mean something else by them come first."""
+
+from __future__ import annotations
+
+from mdir_hf.model.roles.roles import FusedRows, Role
+from mdir_hf.model.roles.rows import ATTENTION, GATED_MLP, LayerRow, named, rows
+
+ROWS: tuple[LayerRow, ...] = (
+    # Qwen3-Next and Qwen3.5 put an output gate beside each query head.
+    *rows(
+        {r"self_attn\.q_proj": ((Role.Q, FusedRows("heads", (1, 1), 0)),)},
+        {"qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"},
+    ),
+    *rows({r"mlp\.linear_gate": Role.GATE}, {"hy_v4"}),
+    # Llama and everything that took over its names.
+    *rows(named(r"self_attn\.%s_proj", "q k v o", ATTENTION)),
+    *rows(named(r"(?:mlp|feed_forward)\.%s_proj", "gate up down", GATED_MLP)),
+)

@@ -1,0 +1,323 @@
+"""Where the weight of a role is stored, and reading it.
+
+Past this folder every weight is ``(d_out, d_in)``, ``y = W x``. Fused tensors, transposed ones (Conv1D stores
+``(d_in, d_out)``), per-head interleaving and weights that are stored as two factors end here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from mdir_hf.errors import AnatomyError
+from mdir_hf.model.roles.roles import WHOLE, HeadCounts, IntArray, Layout, Role
+
+ShapeOf = Callable[[str], tuple[int, ...]]
+"""Gives the stored shape of a tensor by name; each call may cost the header of a shard."""
+
+LARGEST_WEIGHT = 1e16
+"""Largest number in a weight of a layer: squares of such numbers, summed over 100,000 rows, stay finite in float32. The
+largest of SmolLM2-135M-Instruct and two Qwen2.5-Coder-Instruct is 354. A copy whose values are scaled by 1e15, and
+scaled back by the next matrix, computes the same and is found."""
+
+FLOAT64_ENTRIES = 1 << 24
+"""Products of up to this many entries are float64; larger ones are float32.
+
+The rank of a product is below its number of rows and columns. A rank computed in float64 would count the rounding of a
+float32 product as further directions.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightPart:
+    """Where the weight of one role is stored.
+
+    Attributes:
+        tensor: Name in the checkpoint.
+        layout: Which rows of the ``(d_out, d_in)`` matrix it is.
+        transposed: Whether the checkpoint stores ``(d_in, d_out)``.
+        heads: Head counts that the layout needs, where they are known.
+        expert: Which matrix along the first axis, where the tensor stacks those of all experts; None for a matrix.
+        n_experts: Of how many experts the matrices lie one below another in one matrix; None for a stack or one matrix.
+        joined: Whether it is stored with three axes of which the last two, heads and their width, are one.
+        stream: Where files hold the matrix either way round: which axis of ``(d_out, d_in)`` is that of the residual
+            stream, and its width; they overrule ``transposed``.
+        per_head: Whether it is a stack ``(heads, ..., ...)`` whose matrices follow one another, each transposed where
+            ``transposed`` says so.
+        first_half: Whether only the first half of its columns is the weight, of a vector the first half of its entries:
+            the tensor reads two things side by side.
+    """
+
+    tensor: str
+    layout: Layout = WHOLE
+    transposed: bool = False
+    heads: HeadCounts | None = None
+    expert: int | None = None
+    per_head: bool = False
+    n_experts: int | None = None
+    stream: tuple[int, int] | None = None
+    joined: bool = False
+    first_half: bool = False
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """Names of all tensors it takes."""
+        return (self.tensor,)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every row of the tensor belongs to it."""
+        return self.layout == WHOLE and self.expert is None and not self.per_head
+
+    def rows(self, stored_shape: tuple[int, ...]) -> IntArray:
+        """Return its rows in the ``(d_out, d_in)`` matrix, given the shape of the stored tensor.
+
+        Raises:
+            AnatomyError: If the tensor cannot be divided as its layout says; names it.
+        """
+        matrix = self._matrix_shape(stored_shape)
+        if not matrix:
+            raise AnatomyError(f"tensor {self.tensor!r} has shape (), a single number; expected a vector or a matrix")
+        n_rows = matrix[-1] if self.is_transposed(stored_shape) else matrix[0]
+        try:
+            return self.layout.rows(n_rows, self.heads)
+        except AnatomyError as exc:
+            raise AnatomyError(f"tensor {self.tensor!r} of shape {stored_shape}: {exc.message}") from exc
+
+    def shape(self, stored_shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return its own shape, ``(d_out, d_in)`` or ``(d,)``, given the shape of the stored tensor."""
+        n_rows = len(self.rows(stored_shape))
+        matrix = self._matrix_shape(stored_shape)
+        shape = (n_rows, *(matrix[:-1] if self.is_transposed(stored_shape) else matrix[1:]))
+        if not self.first_half:
+            return shape
+        if shape[-1] % 2:
+            raise AnatomyError(f"tensor {self.tensor!r} has shape {stored_shape}; expected two halves side by side")
+        return (*shape[:-1], shape[-1] // 2)
+
+    def is_transposed(self, stored_shape: tuple[int, ...]) -> bool:
+        """Whether the stored matrix is ``(d_in, d_out)``.
+
+        Raises:
+            AnatomyError: If that is told by the width of the model, and both axes or none have it.
+        """
+        if self.stream is None:
+            return self.transposed
+        axis, width = self.stream
+        matrix = self._matrix_shape(stored_shape)
+        if (matrix[axis] == width) == (matrix[1 - axis] == width):
+            raise AnatomyError(
+                f"tensor {self.tensor!r} has shape {stored_shape}; files store it either way round, and "
+                f"exactly one axis should have the width of the model, {width}"
+            )
+        return matrix[1 - axis] == width
+
+    def _matrix_shape(self, stored_shape: tuple[int, ...]) -> tuple[int, ...]:
+        n_axes = len(stored_shape)
+        if self.per_head and n_axes == 3:
+            n_heads, d_out, d_in = stored_shape
+            return (d_out, n_heads * d_in) if self.transposed else (n_heads * d_out, d_in)
+        if self.joined and n_axes == 3:
+            return (stored_shape[0], stored_shape[1] * stored_shape[2])
+        if self.per_head:
+            expected = "one matrix for each head"
+        elif self.joined:
+            expected = "an axis of its own for the heads"
+        elif self.expert is None:
+            return stored_shape
+        elif self.n_experts is not None:
+            if n_axes == 2 and stored_shape[0] % self.n_experts == 0:
+                return (stored_shape[0] // self.n_experts, stored_shape[1])
+            expected = f"the matrices of {self.n_experts} experts one below another"
+        else:
+            if n_axes == 3 and self.expert < stored_shape[0]:
+                return stored_shape[1:]
+            expected = f"a stack of matrices, with more than {self.expert} experts along its first axis"
+        raise AnatomyError(f"tensor {self.tensor!r} has shape {stored_shape}; expected {expected}")
+
+
+@dataclass(frozen=True, slots=True)
+class WeightProduct:
+    """The weight of one role that is stored as two factors, ``left diag(gain) right``, a norm between them.
+
+    The norm divides by one number per token; up to that number, the product is the linear map of the role. Of
+    multi-head latent attention the product is what can be compared: a rotation of the latent, undone in the other
+    factor, does not change it. Its rank is that of the latent, usually below both of its sides.
+
+    Attributes:
+        left: ``(d_out, r)``.
+        right: ``(r, d_in)``.
+        gain: ``(r,)`` scale of the norm in between, None without one.
+    """
+
+    left: WeightPart
+    right: WeightPart
+    gain: WeightPart | None = None
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """Names of all tensors it takes."""
+        return (self.left.tensor, *(() if self.gain is None else (self.gain.tensor,)), self.right.tensor)
+
+    @property
+    def tensor(self) -> str:
+        """Name of the tensor whose rows are its rows."""
+        return self.left.tensor
+
+    @property
+    def heads(self) -> HeadCounts | None:
+        """Head counts that its layouts need."""
+        return self.left.heads
+
+
+Part = WeightPart | WeightProduct
+"""Where the weight of a role is stored: in one tensor, or as a product."""
+
+
+def part_shape(part: Part, shape_of: ShapeOf) -> tuple[int, ...]:
+    """Return the shape of a part, ``(d_out, d_in)`` or ``(d,)``; costs the headers of its shards.
+
+    Raises:
+        AnatomyError: If a tensor cannot be divided as its layout says, or two factors do not fit.
+    """
+    if isinstance(part, WeightPart):
+        return part.shape(tuple(shape_of(part.tensor)))
+    left, right = (factor.shape(tuple(shape_of(factor.tensor))) for factor in (part.left, part.right))
+    gain = (left[-1],) if part.gain is None else part.gain.shape(tuple(shape_of(part.gain.tensor)))
+    if len(left) != 2 or len(right) != 2 or left[1] != right[0] or gain != (left[1],):
+        raise AnatomyError(
+            f"{' x '.join(part.tensors)}: factors of shapes {left} and {right}, with a norm of {gain} between them, "
+            "do not make a product"
+        )
+    return left[0], right[1]
+
+
+class TensorReader(Protocol):
+    """As much of a tensor source as reading a part takes."""
+
+    def read(self, name: str) -> torch.Tensor:
+        """Return a whole tensor."""
+        ...
+
+    def read_rows(self, name: str, rows: IntArray) -> torch.Tensor:
+        """Return some rows of a matrix."""
+        ...
+
+    def spec(self, name: str) -> TensorShape:
+        """Return something that knows the stored shape."""
+        ...
+
+
+class TensorShape(Protocol):
+    """Anything with a shape."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...  # noqa: D102  said by the name
+
+
+def read_part(source: TensorReader, part: Part, rows: IntArray | None = None) -> torch.Tensor:
+    """Read the weight of one role, or some of its rows.
+
+    Args:
+        source: Where the tensors are; a whole tensor or some of its rows are read, nothing else.
+        part: Which one; a matrix where ``rows`` are asked for.
+        rows: Which rows of it, ``(k,)``, in any order; None: all of them.
+
+    Returns:
+        Tensor of shape ``(d_out, d_in)``, or ``(k, d_in)`` (norms: ``(d,)``), contiguous, dtype as the source returns
+        it; a product is float64, or float32 past :data:`FLOAT64_ENTRIES`. A part of a transposed tensor reads the
+        whole tensor, since its rows are columns of the file, and so does one expert of a stack: see
+        :func:`read_experts`. Of the factors of a product only the rows that it takes are read; it costs
+        O(d_out r d_in).
+
+    Raises:
+        AnatomyError: If the tensor cannot be divided as its layout says, the factors of a product do not fit, or
+            it holds a number beyond :data:`LARGEST_WEIGHT`.
+    """
+    if isinstance(part, WeightProduct):
+        return _of_sane_size(_read_product(source, part, rows), part)
+    return _of_sane_size(_read_stored(source, part, rows), part)
+
+
+def _read_stored(source: TensorReader, part: WeightPart, rows: IntArray | None) -> torch.Tensor:
+    shape = tuple(source.spec(part.tensor).shape)
+    is_fused = not part.is_whole and part.expert is None and not part.per_head
+    if is_fused and len(shape) != 2:
+        raise AnatomyError(f"tensor {part.tensor!r} has shape {shape}; a fused weight must be a matrix")
+    if part.expert is not None or part.per_head or part.joined or part.transposed:
+        weight = _take(source.read(part.tensor), part)
+        return weight if rows is None else weight[torch.from_numpy(rows)]
+    if is_fused:
+        own = part.rows(shape)
+        rows = own if rows is None else own[rows]
+    weight = source.read(part.tensor) if rows is None else source.read_rows(part.tensor, rows)
+    return weight[..., : part.shape(shape)[-1]].contiguous() if part.first_half else weight
+
+
+def read_experts(source: TensorReader, experts: Iterable[Mapping[Role, Part]]) -> Iterator[dict[Role, torch.Tensor]]:
+    """Read the weights of some experts, one expert after the other.
+
+    Args:
+        source: Where the tensors are.
+        experts: The parts of each, from one layer.
+
+    Yields:
+        The weights of each expert, as :func:`read_part` returns them. A tensor that stacks all experts is read once
+        and kept until the last expert is yielded; of the others, one expert is in memory.
+
+    Raises:
+        AnatomyError: If a tensor cannot be divided as its layout says.
+    """
+    stacks: dict[str, torch.Tensor] = {}
+    for parts in experts:
+        weights: dict[Role, torch.Tensor] = {}
+        for role, part in parts.items():
+            if isinstance(part, WeightProduct) or part.expert is None:
+                weights[role] = read_part(source, part)
+                continue
+            if part.tensor not in stacks:
+                stacks[part.tensor] = source.read(part.tensor)
+            weights[role] = _of_sane_size(_take(stacks[part.tensor], part), part)
+        yield weights
+
+
+def _read_product(source: TensorReader, product: WeightProduct, rows: IntArray | None) -> torch.Tensor:
+    d_out, d_in = part_shape(product, lambda name: tuple(source.spec(name).shape))
+    dtype = torch.float64 if d_out * d_in <= FLOAT64_ENTRIES else torch.float32
+    right = read_part(source, product.right).to(dtype)
+    if product.gain is not None:
+        right = right * read_part(source, product.gain).to(dtype)[:, None]
+    return read_part(source, product.left, rows).to(dtype) @ right
+
+
+def _of_sane_size(weight: torch.Tensor, part: Part) -> torch.Tensor:
+    if weight.numel():
+        largest = max(abs(float(end)) for end in torch.aminmax(weight))
+        if not largest <= LARGEST_WEIGHT:
+            raise AnatomyError(
+                f"tensor {part.tensor!r} holds a number of size {largest:.3g}; expected at most {LARGEST_WEIGHT:.0e}, "
+                "far above the weights of any model, so the layers of this one cannot be compared; "
+                "--level embedding compares the rest"
+            )
+    return weight
+
+
+def _take(stored: torch.Tensor, part: WeightPart) -> torch.Tensor:
+    """Take a part out of the whole tensor that holds it."""
+    shape = tuple(stored.shape)
+    rows = None if part.is_whole else part.rows(shape)
+    if part.per_head:
+        matrix = (stored.transpose(1, 2) if part.transposed else stored).flatten(0, 1)
+    else:
+        if part.expert is not None:
+            stack = stored if part.n_experts is None else stored.reshape(part.n_experts, -1, shape[-1])
+            matrix = stack[part.expert]
+        else:
+            matrix = stored.reshape(part._matrix_shape(shape))
+        if part.is_transposed(shape):
+            matrix = matrix.T
+    # The rows of one expert are copied, so that they do not keep the stack in memory.
+    return (matrix if rows is None else matrix[torch.from_numpy(rows)]).contiguous()

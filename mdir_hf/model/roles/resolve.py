@@ -1,0 +1,330 @@
+"""From a config and tensor names to the anatomy of a model: which tensor plays which role."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from mdir_hf.errors import AnatomyError, UnsupportedFormatError
+from mdir_hf.model.roles import tables
+from mdir_hf.model.roles.config import Config, ConfigSizes, read_sizes
+from mdir_hf.model.roles.families.recurrent import CHANNELS_PER_HEAD, HEADS_FROM_SHAPE, SIGNS
+from mdir_hf.model.roles.layer_names import is_in_layer, split_at_layer
+from mdir_hf.model.roles.layers import Layer, Stack, choose_stack, find_stacks, place_layers
+from mdir_hf.model.roles.numbered_channels import meaning_of_numbers
+from mdir_hf.model.roles.parts import ShapeOf, WeightPart, WeightProduct, part_shape
+from mdir_hf.model.roles.roles import Role
+from mdir_hf.model.roles.rows import EdgeRow, RopeLayout
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """Which tensor of a checkpoint plays which role.
+
+    Attributes:
+        architecture: ``model_type`` of the language model, or ``unknown``.
+        hidden_size: Width of the residual stream, ``d_model``.
+        embedding_size: Width of the embedding; differs from ``hidden_size`` where it is projected.
+        vocabulary_size: As the config has it, or None.
+        n_layers: Layers that were found.
+        n_heads: Query heads per layer, or None.
+        n_kv_heads: Key/value heads per layer, or None.
+        head_dim: Width of a head, or None.
+        rope: How rotated rows pair up: ``half``, ``interleaved``, ``none`` where positions do not enter q and k, or
+            ``unknown``.
+        rotary_dim: Rows of a head that are rotated, from its first; None for all, or unknown.
+        norms_add_one: Whether the norms multiply by ``1 + g``.
+        channel_numbers: What the number of a residual channel means, as a clause; None where nothing is known.
+        embedding: Input embedding, ``(d_vocab, d_model)``.
+        unembedding: Output head (``lm_head``), ``(d_vocab, d_model)``; None if there is no tensor of its own.
+        tied: Whether the output head is the embedding. A head that is stored counts as one of its own even where the
+            config ties it; a note then says so: the head is an independent test only if its weights differ.
+        declares_tied: Whether the config ties them, stored head or not.
+        final_norm: Scale of the norm in front of the output head, or None.
+        layers: The layers of the language model, in order.
+        unplaced: Names of the language model's stack that no row of the table knows.
+        notes: What a reader should know, in sentences.
+    """
+
+    architecture: str
+    hidden_size: int
+    embedding_size: int
+    vocabulary_size: int | None
+    n_layers: int
+    n_heads: int | None
+    n_kv_heads: int | None
+    head_dim: int | None
+    embedding: WeightPart
+    unembedding: WeightPart | None
+    tied: bool
+    declares_tied: bool = False
+    final_norm: WeightPart | None = None
+    layers: tuple[Layer, ...] = ()
+    unplaced: tuple[str, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+    rope: RopeLayout = "unknown"
+    rotary_dim: int | None = None
+    norms_add_one: bool = False
+    channel_numbers: str | None = None
+
+    @property
+    def unread_layers(self) -> tuple[int, ...]:
+        """Numbers of the layers in which no weight has a role; norms are no weights. Nothing can be told of them."""
+        return tuple(
+            layer.index
+            for layer in self.layers
+            if all(role.is_norm or role is Role.ROUTER for role, _ in layer.all_parts())
+        )
+
+    def check_shapes(self, layer: Layer, shape_of: ShapeOf) -> None:
+        """Check the stored shapes of a layer against the width of the model; costs the headers of its shards.
+
+        Raises:
+            AnatomyError: If a tensor cannot be what its name says: naming it, the shape expected and the one found.
+        """
+        for role, part in layer.all_parts():
+            if isinstance(part, WeightProduct):
+                self._check_side(
+                    role, f"product {' x '.join(part.tensors)!r} (role {role.value})", part_shape(part, shape_of)
+                )
+                continue
+            stored = tuple(shape_of(part.tensor))
+            is_stack = part.expert is not None and part.n_experts is None
+            if is_stack and len(stored) == 3 and stored[0] not in (len(layer.experts), len(layer.shared_experts)):
+                raise AnatomyError(
+                    f"tensor {part.tensor!r} has shape {stored}; the config says {len(layer.experts)} experts"
+                )
+            if role in (Role.Q_NORM, Role.K_NORM) and len(stored) == 2:
+                continue  # Chameleon scales every head by itself
+            n_axes = 1 if role.is_norm else 3 if is_stack or part.joined else 2
+            if len(stored) != n_axes:
+                what = {1: "a vector", 2: "a matrix", 3: "a stack of matrices, one for each expert"}[n_axes]
+                raise AnatomyError(f"tensor {part.tensor!r} (role {role.value}) has shape {stored}; expected {what}")
+            if not role.is_norm:
+                label = f"tensor {part.tensor!r} (role {role.value}, stored shape {stored})"
+                self._check_side(role, label, part.shape(stored))
+
+    def _check_side(self, role: Role, label: str, shape: tuple[int, ...]) -> None:
+        d_out, d_in = shape
+        axis, found = ("input", d_in) if role.reads_stream else ("output", d_out)
+        if found != self.hidden_size:
+            raise AnatomyError(f"{label} has {axis} side {found}; expected the width of the model, {self.hidden_size}")
+
+
+def resolve_anatomy(config: Config | None, names: Iterable[str], shape_of: ShapeOf) -> Anatomy:
+    """Decide which tensor plays which role, from names; read the shapes of embedding and unembedding only.
+
+    Args:
+        config: The parsed ``config.json``; None or empty where there is none: names alone carry an
+            embedding comparison.
+        names: Names of all tensors of the checkpoint.
+        shape_of: Gives the stored shape of one tensor; called for the embedding and, if it has its own tensor, the
+            unembedding. ``lambda name: source.spec(name).shape`` for a tensor source.
+
+    Raises:
+        AnatomyError: If no tensor can be the embedding, or its shape contradicts the config.
+    """
+    all_names = sorted(names)
+    sizes = _with_family(read_sizes(config), all_names)
+    notes: list[str] = [] if config else ["there is no config; names and shapes decided"]
+    stacks = find_stacks(all_names, sizes.architecture)
+    is_sequential = sizes.architecture in tables.SEQUENTIAL
+    outside = all_names if is_sequential else [name for name in all_names if not is_in_layer(name)]
+    embedding = _find_embedding(all_names, outside, sizes, notes)
+    stored = shape_of(embedding)
+    sizes = _without_defaults_of_another_width(config, sizes, stored, notes)
+    shape = _check_embedding(embedding, stored, sizes)
+    hidden_size = shape[1] if sizes.hidden_size is None else sizes.hidden_size
+    if sizes.vocabulary_size is not None and sizes.vocabulary_size != shape[0]:
+        notes.append(f"the config says {sizes.vocabulary_size} tokens, the embedding has {shape[0]} rows")
+
+    unembedding = _find_unembedding(outside, sizes.architecture, embedding)
+    if unembedding is None:
+        tied = sizes.ties_embeddings is not False
+    else:
+        tied = False
+        try:
+            _, width = _edge_shape(f"unembedding (lm_head) {unembedding!r}", shape_of(unembedding))
+        except UnsupportedFormatError as exc:  # the embedding is there all the same
+            notes.append(f"the unembedding (lm_head) is not read: {exc.message}")
+            unembedding, width = None, None
+        if width not in (None, hidden_size, shape[1], sizes.unembedding_size):
+            notes.append(f"the unembedding (lm_head) {unembedding!r} has width {width}, the model {hidden_size}")
+        if unembedding is not None and sizes.ties_embeddings:
+            notes.append(
+                f"the config ties the unembedding (lm_head) to the embedding, and {unembedding!r} is stored "
+                "nevertheless; it is an independent test only if the two differ"
+            )
+
+    stack = choose_stack(stacks, embedding, sizes)
+    layers: tuple[Layer, ...] = ()
+    unplaced: tuple[str, ...] = ()
+    final_norm = None
+    if stack is not None and is_sequential:
+        edges = {split[1] for name in (embedding, unembedding or "") if (split := split_at_layer(name)) is not None}
+        stack = replace(stack, names={at: rests for at, rests in stack.names.items() if at not in edges})
+        sizes = replace(sizes, n_layers=None)  # whose numbers do not start at 0
+    if stack is not None and stack.names:
+        sizes = _with_heads(_of_stack(sizes, stack.prefix), stack, shape_of)
+        layers, unplaced = place_layers(stack, sizes, notes)
+        final_norm = _find_final_norm(all_names, stack.prefix, sizes.architecture)
+    if sizes.heads is None and any(Role.Q in layer.parts and layer.heads is None for layer in layers):
+        notes.append(
+            "nothing says how many attention heads a layer has; attention is compared without heads, and without the "
+            "planes in which positions turn them"
+        )
+    n_kv_heads = sizes.n_heads if sizes.n_kv_heads is None else sizes.n_kv_heads
+    return Anatomy(
+        architecture=sizes.architecture,
+        hidden_size=hidden_size,
+        embedding_size=shape[1],
+        vocabulary_size=sizes.vocabulary_size,
+        n_layers=len(layers),
+        n_heads=sizes.n_heads,
+        n_kv_heads=n_kv_heads,
+        head_dim=sizes.width_of_head,
+        embedding=WeightPart(embedding),
+        unembedding=None if unembedding is None else WeightPart(unembedding),
+        tied=tied,
+        declares_tied=bool(sizes.ties_embeddings),
+        final_norm=None if final_norm is None else WeightPart(final_norm),
+        layers=layers,
+        unplaced=unplaced,
+        notes=tuple(notes),
+        rope=sizes.rotation.layout,
+        rotary_dim=sizes.rotation.dim,
+        norms_add_one=bool(sizes.flags.get("norms_add_one", sizes.architecture in tables.NORMS_ADDING_ONE)),
+        channel_numbers=sizes.channel_numbers,
+    )
+
+
+def _find_embedding(names: list[str], outside: list[str], sizes: ConfigSizes, notes: list[str]) -> str:
+    architecture = sizes.architecture
+    for candidates in (
+        [name for name in outside if not _belongs_elsewhere(name)],
+        outside,  # a model called visual_bert is no vision tower
+    ):
+        found = _first_match(candidates, tables.EMBEDDING_ROWS, architecture)
+        if found is not None:
+            return found
+    head = None if sizes.ties_embeddings is False else _find_unembedding(outside, architecture, "")
+    if head is not None:
+        notes.append(
+            f"of tied embeddings only the unembedding (lm_head) is stored, {head!r}; it counts as the embedding"
+        )
+        return head
+    some = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+    patterns = ", ".join(row.pattern for row in tables.EMBEDDING_ROWS if not row.model_types)
+    looked_for = patterns.replace("\\", "").replace("?", "")
+    raise AnatomyError(
+        f"no tensor is named like an input embedding among {len(names)} ({some}); looked for {looked_for}"
+    )
+
+
+def _find_unembedding(outside: list[str], architecture: str, embedding: str) -> str | None:
+    if architecture in tables.HEADS_OF_OTHER_TOKENS:
+        return None
+    candidates = [name for name in outside if name != embedding and not _belongs_elsewhere(name)]
+    return _first_match(candidates, tables.UNEMBEDDING_ROWS, architecture)
+
+
+def _with_family(sizes: ConfigSizes, names: list[str]) -> ConfigSizes:
+    """Tell the family by its names where no config does."""
+    if sizes.architecture != "unknown":
+        return sizes
+    for pattern, family in SIGNS:
+        if any(re.fullmatch(rf"(?:.*\.)?{pattern}", name) for name in names):
+            channels = CHANNELS_PER_HEAD.get(family)
+            n_heads = sizes.n_heads if channels is None or sizes.hidden_size is None else sizes.hidden_size // channels
+            return replace(sizes, architecture=family, n_heads=n_heads, channel_numbers=meaning_of_numbers(family))
+    return sizes
+
+
+def _of_stack(sizes: ConfigSizes, prefix: str) -> ConfigSizes:
+    """The number of layers and heads of an encoder or a decoder, where a config gives both."""
+    for side in ("decoder", "encoder"):
+        if side in prefix:
+            n_layers, n_heads = (
+                next((n for key in keys if (n := sizes.numbers.get(key, 0)) > 0), None)
+                for keys in (
+                    (f"{side}_layers", f"num_{side}_layers"),
+                    (f"{side}_attention_heads", f"num_{side}_attention_heads"),
+                )
+            )
+            return replace(sizes, n_layers=n_layers or sizes.n_layers, n_heads=n_heads or sizes.n_heads)
+    return sizes
+
+
+def _with_heads(sizes: ConfigSizes, stack: Stack, shape_of: ShapeOf) -> ConfigSizes:
+    """Count heads on a tensor that has a row for each, in families whose config does not tell, or tells otherwise."""
+    every = {rest for rests in stack.names.values() for rest in rests}
+    telling = {rest for rest in every if any(re.fullmatch(pattern, rest) for pattern in HEADS_FROM_SHAPE)}
+    for index, rests in stack.names.items() if telling else ():
+        for rest in rests:
+            if rest in telling:
+                shape = tuple(shape_of(stack.tensor(index, rest)))
+                if len(shape) == 2 and 0 not in shape:
+                    return replace(sizes, n_heads=shape[0], n_kv_heads=shape[0], head_dim=shape[1])
+    return sizes
+
+
+def _find_final_norm(names: list[str], stack_prefix: str, architecture: str) -> str | None:
+    folder = stack_prefix.rpartition(".")[0]
+    start = folder + "." if folder else ""
+    inside = {name.removeprefix(start): name for name in names if name.startswith(start)}
+    found = (
+        name
+        for row in _of_family(tables.FINAL_NORM_ROWS, architecture)
+        for rest, name in inside.items()
+        if re.fullmatch(row.pattern, rest)
+    )
+    return next(found, None)
+
+
+def _first_match(candidates: list[str], rows: tuple[EdgeRow, ...], architecture: str) -> str | None:
+    for row in _of_family(rows, architecture):
+        pattern = re.compile(row.pattern if row.at_root else rf"(?:.*\.)?(?:{row.pattern})")
+        matching = [name for name in candidates if pattern.fullmatch(name)]
+        if matching:
+            # A model with encoder and decoder has an embedding in each; the decoder is the language model.
+            return min(matching, key=lambda name: ("encoder" in name, "decoder" not in name, name.count("."), name))
+    return None
+
+
+def _of_family(rows: tuple[EdgeRow, ...], architecture: str) -> list[EdgeRow]:
+    return [row for row in rows if not row.model_types or architecture in row.model_types]
+
+
+def _without_defaults_of_another_width(
+    config: Config | None, sizes: ConfigSizes, shape: tuple[int, ...], notes: list[str]
+) -> ConfigSizes:
+    """Take no default of a class whose default width is not that of the embedding: the model is of another size."""
+    as_said = read_sizes(config, class_defaults=False)
+    if as_said.hidden_size is not None or sizes.hidden_size in (None, *shape[1:]):
+        return sizes
+    notes.append(
+        f"the config does not say its width; that of the embedding, {shape[-1] if shape else 'unknown'}, is not the "
+        f"{sizes.hidden_size} that transformers would assume, so nothing was assumed"
+    )
+    return replace(as_said, architecture=sizes.architecture)
+
+
+def _check_embedding(name: str, stored: tuple[int, ...], sizes: ConfigSizes) -> tuple[int, int]:
+    shape = _edge_shape(f"embedding {name!r}", stored)
+    allowed = [size for size in (sizes.hidden_size, sizes.embedding_size) if size is not None]
+    if allowed and shape[1] not in allowed:
+        raise AnatomyError(
+            f"the embedding {name!r} has shape {shape}; the config expects width {' or '.join(map(str, allowed))}"
+        )
+    return shape
+
+
+def _edge_shape(what: str, shape: tuple[int, ...]) -> tuple[int, int]:
+    if len(shape) != 2 or 0 in shape:
+        raise AnatomyError(f"the {what} has shape {tuple(shape)}; expected (tokens, width), both positive")
+    return shape[0], shape[1]
+
+
+def _belongs_elsewhere(name: str) -> bool:
+    return any(word in name.lower() for word in tables.OTHER_STACKS)

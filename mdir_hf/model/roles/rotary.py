@@ -1,0 +1,184 @@
+"""How rotary positions turn the rows of q and k: in which pairs, how many rows of a head, and in which layers.
+
+Source: the modelling files of transformers 5.23, each family checked by value in ``tests/model/roles/test_rotary.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mdir_hf.model.roles.rows import YES, Answer, RopeLayout
+
+_Config = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """What positions do to the rows of a head.
+
+    Attributes:
+        layout: How they pair up.
+        dim: Rows that are turned, from the first of a head; None for all, or unknown.
+    """
+
+    layout: RopeLayout = "unknown"
+    dim: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RotationRow:
+    """How the rows pair up in some families.
+
+    Attributes:
+        layout: How.
+        model_types: Families it holds for.
+        when: As in :class:`~mdir_hf.model.roles.rows.LayerRow`.
+        layer_types: Entries of ``layer_types`` it holds for, in models that have layers of another type as well;
+            empty: all layers.
+    """
+
+    layout: RopeLayout
+    model_types: frozenset[str]
+    when: tuple[tuple[str, frozenset[Answer]], ...] = ()
+    layer_types: frozenset[str] = frozenset()
+
+
+ROTATION_ROWS: tuple[RotationRow, ...] = (
+    RotationRow("none", frozenset({"falcon", "RefinedWeb", "RefinedWebModel"}), when=(("alibi", YES),)),
+    RotationRow("half", frozenset({"granitemoehybrid"}), when=(("position_embedding_type", frozenset({"rope"})),)),
+    RotationRow("half", frozenset({"zamba2"}), when=(("use_mem_rope", YES),)),
+    # Positions enter the layers with a window only.
+    RotationRow(
+        "none",
+        frozenset({"afmoe", "beam", "cohere2", "cohere2_moe", "exaone4", "exaone_moe", "flint", "kolibri1"}),
+        layer_types=frozenset({"full_attention"}),
+    ),
+    RotationRow(
+        "half",
+        frozenset(
+            {
+                *("afmoe", "apertus", "arcee", "aria_text", "bamba", "beam", "bitnet", "cohere_compass_text", "cwm"),
+                *("dbrx", "doge", "dots1", "emu3_text_model", "exaone4", "exaone_moe", "falcon", "falcon_h1"),
+                *("flex_olmo", "flint", "gemma", "gemma2", "gemma3", "gemma3_text", "gemma3n_text", "gemma4_text"),
+                *("gemma4_unified_text", "glm4_moe", "gpt_neox", "gpt_oss", "granite", "granite_swa", "granitemoe"),
+                *("granitemoe_swa", "granitemoeshared", "hrm_text", "hunyuan_v1_dense", "hunyuan_v1_moe", "hy_v3"),
+                *("hyperclovax", "internlm3", "iquestcoder", "jais2", "kolibri1", "laguna", "lfm2", "lfm2_moe"),
+                *("lfm3", "llama", "mellum", "mimo_v2_flash", "minimax", "minimax_m2", "minimax_m3_vl_text"),
+                *("ministral", "ministral3", "mistral", "mixtral", "mllama_text_model", "modernbert-decoder", "moshi"),
+                *("nanochat", "nemotron", "olmo", "olmo2", "olmo3", "olmo_hybrid", "olmoe", "persimmon", "phi", "phi3"),
+                *("phi4_multimodal", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next"),
+                *("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "recurrent_gemma", "seed_oss"),
+                *("RefinedWeb", "RefinedWebModel", "arctic", "grok-1", "mixformer-sequential", "new", "phi-msft"),
+                *("smollm3", "solar_open", "stablelm", "starcoder2", "vaultgemma"),
+            }
+        ),
+    ),
+    RotationRow(
+        "interleaved",
+        frozenset(
+            {
+                *(
+                    "blt_global_transformer",
+                    "codegen",
+                    "cohere",
+                    "cohere2",
+                    "cohere2_moe",
+                    "ernie4_5",
+                    "ernie4_5_moe",
+                    "glm",
+                    "glm4",
+                    "gptj",
+                ),
+                *("helium", "llama4_text", "roformer"),
+            }
+        ),
+    ),
+    # Positions are learnt and added, or they change the scores (ALiBi, T5), or there are none.
+    RotationRow(
+        "none",
+        frozenset(
+            {
+                *("gpt2", "openai-gpt", "opt", "bloom", "mpt", "gpt_bigcode", "gpt_neo", "biogpt", "cpmant", "ctrl"),
+                *("flaubert", "git", "granitemoehybrid", "inkling2_text", "inkling_text", "jamba", "musicgen_decoder"),
+                *("musicgen_melody_decoder", "trocr", "whisper", "xglm", "xlm", "xlstm"),
+                *("bert", "bert-generation", "roberta", "xlm-roberta", "xlm-roberta-xl", "camembert"),
+                *("data2vec-text", "electra", "ernie", "megatron-bert", "rembert", "roberta-prelayernorm"),
+                *("roc_bert", "deberta", "deberta-v2", "distilbert", "albert", "mpnet", "big_bird", "xmod"),
+                *("layoutlm", "mra", "yoso", "nystromformer", "ibert", "longformer"),
+                *("bart", "mbart", "mvp", "plbart", "marian", "pegasus", "pegasus_x", "bigbird_pegasus"),
+                *("blenderbot", "blenderbot-small", "fsmt", "led", "m2m_100", "nllb-moe", "prophetnet"),
+                *("zamba", "zamba2"),
+            }
+        ),
+    ),
+)
+"""The first row that applies to a layer counts; of other families it is ``unknown``."""
+
+SHARE_KEYS = ("partial_rotary_factor", "rotary_pct")
+"""Config keys for the share of a head that is turned; also inside of ``rope_parameters``, there also by layer type."""
+
+DIM_KEYS = ("rotary_dim",)
+"""Config keys for the number of rows of a head that are turned."""
+
+LISTS_OF_ROTATED_LAYERS = ("no_rope_layers",)
+"""Config keys of lists with a 0 for every layer without rotation, whatever their names say."""
+
+WHOLE_HEAD_TYPES = ("proportional",)
+"""Values of ``rope_type`` that pair the rows of the whole head, and leave those past the share with no angle."""
+
+
+def read_rotations(
+    config: _Config, architecture: str, answers: Mapping[str, bool | str], head_dim: int | None, *, most_layers: int
+) -> tuple[Rotation, dict[int, Rotation]]:
+    """Read how positions turn q and k.
+
+    Args:
+        config: Config of the language model.
+        architecture: Its ``model_type``.
+        answers: Every yes, no and word of it.
+        head_dim: Width of a head, where it is known.
+        most_layers: How far lists are read that have an entry for every layer.
+
+    Returns:
+        What holds for the model, and by number the layers for which another thing holds.
+    """
+    rows = [
+        row
+        for row in ROTATION_ROWS
+        if architecture in row.model_types and all(answers.get(key) in allowed for key, allowed in row.when)
+    ]
+    layout: RopeLayout = next((row.layout for row in rows if not row.layer_types), "unknown")
+    whole = Rotation(layout, None if layout == "none" else _dim(config, head_dim))
+    layers: dict[int, Rotation] = {}
+    types = config.get("layer_types")
+    names = [name for name in types[:most_layers] if isinstance(name, str)] if isinstance(types, list) else []
+    parameters = config.get("rope_parameters")
+    is_mixed = len(set(names)) > 1
+    for index, name in enumerate(names):
+        own: RopeLayout | None = next((row.layout for row in rows if is_mixed and name in row.layer_types), None)
+        inside = parameters.get(name) if isinstance(parameters, Mapping) else None
+        dim = _dim(inside, head_dim) if isinstance(inside, Mapping) else whole.dim
+        layers[index] = Rotation(own or layout, None if own == "none" else dim)
+    for key in LISTS_OF_ROTATED_LAYERS:
+        turned = config.get(key)
+        for index, is_turned in enumerate(turned[:most_layers] if isinstance(turned, list) else []):
+            if is_turned == 0:
+                layers[index] = Rotation("none")
+    return whole, {index: own for index, own in layers.items() if own != whole}
+
+
+def _dim(config: _Config, head_dim: int | None) -> int | None:
+    nested = config.get("rope_parameters")
+    places = (config, nested if isinstance(nested, Mapping) else {})
+    for key in DIM_KEYS:
+        dim = config.get(key)
+        if type(dim) is int and dim > 0 and (head_dim is None or dim < head_dim):
+            return dim
+    for place in places:
+        for key in SHARE_KEYS:
+            share = place.get(key)
+            if isinstance(share, int | float) and 0.0 < share < 1.0 and head_dim is not None:
+                dim = int(head_dim * share)
+                return None if place.get("rope_type") in WHOLE_HEAD_TYPES else dim + dim % 2
+    return None

@@ -1,0 +1,149 @@
+"""The naming of checkpoints, as data. A new family is a new row, here or in ``families/``, never a branch in code.
+
+Patterns are regular expressions that must match a whole name, after what is free: the prefix in front of the
+embedding, the prefix and the number in front of a layer's tensor. Names are those of files, which differ from a
+module's own names (fused experts, changed prefixes). Rows are tried in order and the first that applies counts, so
+rows with ``model_types`` stand before general ones.
+
+A wrong role is worse than none: a name that means different things in different families has a row for each family it
+is known for, and for the others it stays unplaced.
+"""
+
+from __future__ import annotations
+
+from mdir_hf.model.roles.families.gguf import NOT_WEIGHTS as GGUF_NOT_WEIGHTS
+from mdir_hf.model.roles.roles import Role
+from mdir_hf.model.roles.rows import EdgeRow
+
+
+def _anywhere(names: str) -> tuple[EdgeRow, ...]:
+    return tuple(EdgeRow(rf"{name}\.weight") for name in names.split())
+
+
+SAME_AS = {"gpt_neox_reward_model": "gpt_neox", "phi3_v": "phi3", "phi4mm": "phi4_multimodal"}
+"""Other names of families, in the files of their makers."""
+
+SEQUENTIAL = frozenset({"mixformer-sequential"})
+"""Families that number embedding and head along with the layers, the first and the last of them."""
+
+VALUES_SHARE_THE_STREAM = frozenset({"minicpm3"})
+"""Families of latent attention whose values are as wide as stream over heads where the config does not say."""
+
+HEADS_OF_OTHER_TOKENS = frozenset({"csm"})
+"""Families whose output head has rows for other tokens than the embedding has: codes of sound."""
+
+EMBEDDING_ROWS: tuple[EdgeRow, ...] = (
+    EdgeRow(r"embed_text_tokens\.weight", frozenset({"csm"})),
+    EdgeRow(r"local_encoder\.embed_tokens\.weight", frozenset({"blt_global_transformer"})),
+    EdgeRow(r"w\.weight", frozenset({"ctrl"})),
+    *_anywhere("embed_tokens wte"),
+    EdgeRow(r"wte\.embedding", frozenset({"molmo", "molmo2", "molmo2_text"})),
+    *_anywhere("word_embeddings word_embedding tok_embeddings tokens_embed token_embeddings? embed_in input_embedding"),
+    *_anywhere("embeddings embedding shared embed emb"),
+    EdgeRow(r"token_embd\.weight", at_root=True),
+)
+"""Input embedding, ``(d_vocab, d_model)``. Every ``get_input_embeddings`` of the causal models of transformers 5.23."""
+
+UNEMBEDDING_ROWS: tuple[EdgeRow, ...] = (
+    *_anywhere(r"lm_head (?:lm_)?head\.decoder lm_head\.linear"),
+    EdgeRow(r"transformer\.ff_out\.weight", frozenset({"llada", "hf_olmo", "molmo"})),
+    *_anywhere(
+        r"cls\.predictions\.decoder generator_lm_head embed_out output_projection output_layer pred_layer\.proj"
+    ),
+    *_anywhere("lm_loss"),
+    EdgeRow(r"layers\.\d+\.linear\.weight", SEQUENTIAL),
+    EdgeRow(r"language_model\.output\.weight"),
+    *(EdgeRow(rf"{name}\.weight", at_root=True) for name in ("proj_out", "output", "head", "decoder")),
+)
+"""Output head, ``(d_vocab, d_model)``. Every ``get_output_embeddings`` of the causal models of transformers 5.23."""
+
+FINAL_NORM_ROWS: tuple[EdgeRow, ...] = (
+    *_anywhere("norm ln_f final_layer_?norm norm_f ln_out"),
+    EdgeRow(r"final_norm\.weight", frozenset({"recurrent_gemma"})),
+    EdgeRow(r"(?:embedding|token_embd)_norm\.weight", frozenset({"lfm2", "lfm2_moe", "lfm3"})),
+    *_anywhere("output_norm"),
+)
+"""Norm in front of the head; searched in the folder of the layer stack only."""
+
+NOT_WEIGHTS = (
+    r"(.*[.|])?(bias|masked_bias|rotary_emb\.inv_freq|e_score_correction_bias|(gate_up|down)_proj_bias"
+    r"|shared_expert_gate\.weight|(?:linear_[qkv]|gate_up_proj)_adapter_list\.\d{1,4}\.[01]\.weight"
+    rf"|lora_[AB](?:\.\w+)?\.weight|{GGUF_NOT_WEIGHTS})"
+)
+"""Names in a layer that a comparison does not need: biases, masks, rotary frequencies, a gate of one row, adapters.
+
+They get no role, and they are not reported as missing one.
+"""
+
+ONE_SUBLAYER = frozenset({"mamba", "mamba2", "mamba2_ssm", "falcon_mamba", "nemotron_h", "zamba", "zamba2"})
+"""Families whose layers may be one thing alone: attention, an MLP or a state-space mixer."""
+
+AWAY_FROM_THE_STREAM: dict[str, frozenset[Role]] = dict.fromkeys(
+    ("zamba", "zamba2"), frozenset({Role.O, Role.GATE, Role.UP})
+)
+"""Families in which attention hands its output to the MLP alone, and the roles that nothing plays for it."""
+
+MOST_EXPERTS = 10_000
+"""More experts in a layer than this are taken for a mistake."""
+
+MOST_EXPERTS_OF_ALL = 100_000
+"""So are more experts than this in all layers together; Kimi-K2 has 23,000."""
+
+MOST_LAYERS = 10_000
+"""More layers than this in a model are taken for a mistake, and lists of a config are read no further."""
+
+MOST_STACKS = 1_000
+"""Of how many stacks of layers, the largest, it is looked at what their tensors are. Published models have tens."""
+
+OTHER_STACKS = (
+    *("vision", "visual", "audio", "image", "video", "speech", "mtp", "draft", "eagle", "medusa"),
+    *("cross_attn", ".dit.", "talker", "token2wav", "code2wav", "depth_decoder", "codec_model"),
+)
+"""Words in a prefix that say: not the language model, or not its own layers (multi-token prediction heads)."""
+
+MAIN_STACKS = {"blt_global_transformer": "global_transformer.layers"}
+"""Families with several stacks of layers for one text, and which of them is compared: in BLT the one for patches, which
+has nearly all weights, and not those for bytes before and behind it."""
+
+_XLM = frozenset({"attentions", "ffns", "layer_norm1", "layer_norm2"})
+FOLDERS_OF_LAYERS: dict[str, frozenset[str]] = dict.fromkeys(("xlm", "flaubert"), _XLM)
+"""Families that number the parts of a layer folder by folder, and those folders."""
+
+NESTED_CONFIGS: tuple[tuple[str, ...], ...] = (
+    ("thinker_config", "text_config"),
+    ("text_config",),
+    ("llm_config",),
+    ("language_config",),
+    ("global_config",),
+    ("decoder",),
+)
+"""Where the config of the language model lies in that of a larger one."""
+
+HIDDEN_SIZE_KEYS = ("hidden_size", "n_embd", "d_model", "n_embed", "emb_dim", "model_dim", "dim", "hidden_dim")
+EMBEDDING_SIZE_KEYS = (
+    *("embedding_size", "word_embed_proj_dim", "input_embedding_size", "d_embed", "embed_dim", "embedding_rank"),
+)
+EMBEDDING_CONFIGS = {"blt_global_transformer": ("encoder_config", "blt_local_encoder")}
+"""Families whose embedding belongs to a stack of another width, the config of that stack, and its family."""
+
+UNEMBEDDING_SIZE_KEYS = ("output_embedding_size",)
+N_LAYERS_KEYS = (
+    *("num_hidden_layers", "n_layer", "num_layers", "n_layers", "decoder_layers", "num_decoder_layers"),
+    "num_transformer_layers",
+)
+N_HEADS_KEYS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "decoder_attention_heads", "attention_heads")
+N_KV_HEADS_KEYS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "n_kv_heads", "multi_query_group_num")
+N_EXPERTS_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+N_SHARED_EXPERTS_KEYS = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
+HEAD_DIM_KEYS = ("head_dim", "head_size", "attention_head_dim", "kv_channels", "d_kv")
+VOCABULARY_SIZE_KEYS = ("vocab_size", "padded_vocab_size", "n_vocab")
+
+NORMS_ADDING_ONE = frozenset(
+    {
+        *("gemma", "gemma2", "gemma3", "gemma3_text", "recurrent_gemma", "vaultgemma", "t5gemma", "nemotron"),
+        *("t5_gemma_module", "t5gemma2", "t5gemma2_decoder"),
+        *("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"),
+        *("minimax_m3_vl_text", "muse_glimmer_text", "muse_spark_text", "step3p5"),
+    }
+)
+"""Families whose norms multiply by ``1 + g``."""

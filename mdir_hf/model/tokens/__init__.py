@@ -1,0 +1,17 @@
+"""Tokenizer files read as data: token bytes, embedding rows, and what two vocabularies have in common."""
+
+from mdir_hf.model.tokens.common import CommonVocabulary, common_vocabulary
+from mdir_hf.model.tokens.files import doubts_of_vocabulary, read_vocabulary, vocabulary_files
+from mdir_hf.model.tokens.gguf_tokens import gguf_vocabulary
+from mdir_hf.model.tokens.tokens import Vocabulary, VocabularyKind
+
+__all__ = [
+    "CommonVocabulary",
+    "Vocabulary",
+    "VocabularyKind",
+    "common_vocabulary",
+    "doubts_of_vocabulary",
+    "gguf_vocabulary",
+    "read_vocabulary",
+    "vocabulary_files",
+]

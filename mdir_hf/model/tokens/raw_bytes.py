@@ -1,0 +1,182 @@
+"""Vocabularies that store their tokens as raw bytes: tiktoken ranks, ``tekken.json``, the word list of RWKV."""
+
+from __future__ import annotations
+
+import ast
+import binascii
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from mdir_hf.budgets import MAX_TOKEN_N_BYTES, TOKEN_LINES
+from mdir_hf.errors import VocabularyError
+from mdir_hf.model.tokens.json_file import described, row_id, shown
+from mdir_hf.model.tokens.tokens import Token, TokenType
+
+# Padding alone is a token of no bytes: the last of Whisper's.
+_BASE64 = re.compile(rb"[A-Za-z0-9+/]*={0,2}")
+TIKTOKEN_LINE = re.compile(rb"(" + _BASE64.pattern + rb")[ \t]+([0-9]{1,9})")
+# Escapes that Python writes itself; at others the parser of literals warns, or reads them as what nobody meant.
+_ESCAPES = rb"\\'\"abfnrtvx"
+
+
+def _literal(prefix: bytes, escapes: bytes) -> bytes:
+    single, double = (
+        prefix + quote + rb"(?:[^\\" + quote + rb"]|\\[" + escapes + rb"])*" + quote for quote in (b"'", b'"')
+    )
+    return single + b"|" + double
+
+
+LITERAL_LINE = re.compile(_literal(b"b", _ESCAPES))
+RWKV_LINE = re.compile(
+    rb"([0-9]{1,9}) (" + _literal(b"", _ESCAPES + b"uU") + b"|" + LITERAL_LINE.pattern + rb") ([0-9]{1,9})"
+)
+
+
+def lines_of(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield the line number, from 1, and the content of each line that holds something; LF or CR LF, BOM dropped.
+
+    Raises:
+        VocabularyError: There are more lines than any vocabulary has, or one is longer than any token.
+    """
+    check_lines(data)
+    for number, line in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
+        if len(line) > MAX_TOKEN_N_BYTES:
+            raise _unexpected(number, f"a token of at most {MAX_TOKEN_N_BYTES:,} bytes as written", line)
+        if content := line.removesuffix(b"\r"):
+            yield number, content
+
+
+def check_lines(data: bytes) -> None:
+    """Refuse a list of tokens that is larger than any.
+
+    Raises:
+        VocabularyError: It has too many bytes or lines.
+    """
+    excess = TOKEN_LINES.excess(n_bytes=len(data), n_items=data.count(b"\n"), of="lines")
+    if excess is not None:
+        raise VocabularyError(f"expected one token a line, found a file that {excess}")
+
+
+def tiktoken_tokens(data: bytes) -> Iterator[Token]:
+    """Read tiktoken ranks: a token in base64, a space, its rank, which is its row.
+
+    Args:
+        data: The file.
+
+    Yields:
+        The tokens. Special tokens stand in code elsewhere, not in such a file.
+
+    Raises:
+        VocabularyError: A line is something else.
+    """
+    for number, line in lines_of(data):
+        match = TIKTOKEN_LINE.fullmatch(line)
+        if match is None:
+            raise _unexpected(number, "base64 and a rank", line)
+        yield int(match[2]), _from_base64(match[1], f"line {number}"), TokenType.TEXT
+
+
+def tekken_tokens(found: dict[str, Any]) -> Iterator[Token]:
+    """Read a ``tekken.json``.
+
+    The special tokens come first, ``default_num_special_tokens`` of them; the row of a token is its rank plus their
+    number, and only ranks that fit into ``default_vocab_size`` are in use.
+
+    Args:
+        found: The whole file.
+
+    Yields:
+        The tokens, special ones first.
+
+    Raises:
+        VocabularyError: Something in the file is not of the type that the format has there.
+    """
+    config, entries = found.get("config"), found.get("vocab")
+    if not isinstance(config, dict) or not isinstance(entries, list):
+        raise VocabularyError(
+            f'expected "config" to be an object and "vocab" a list, found {described(config)} and {described(entries)}'
+        )
+    n_rows = row_id(config.get("default_vocab_size"), "default_vocab_size")
+    n_special = row_id(config.get("default_num_special_tokens"), "default_num_special_tokens")
+    if not (0 <= n_special <= n_rows <= len(entries) + n_special and n_special <= len(entries)):
+        raise VocabularyError(
+            f"expected {n_rows} rows, {n_special} of them special, found {len(entries)} tokens, which do not fill them"
+        )
+    for row in range(n_special):
+        yield row, b"", TokenType.SPECIAL
+    for entry in entries:
+        encoded = entry.get("token_bytes") if isinstance(entry, dict) else None
+        if not isinstance(entry, dict) or not isinstance(encoded, str):
+            raise VocabularyError(f'expected objects with "rank" and "token_bytes", found {shown(entry)}')
+        rank = row_id(entry.get("rank"), encoded)
+        # A negative rank would pass for a special row.
+        if rank < 0:
+            raise VocabularyError(f"token {encoded[:40]!r} has the rank {rank}; expected at least 0")
+        if rank < n_rows - n_special:
+            yield rank + n_special, _from_base64(encoded.encode(), f"rank {rank}"), TokenType.TEXT
+
+
+def rwkv_tokens(data: bytes) -> Iterator[Token]:
+    """Read the word list of RWKV: row, a Python literal of text or bytes, number of bytes.
+
+    Literals are parsed as data, never evaluated. Row 0, the end of text, is not in the file.
+
+    Args:
+        data: The file.
+
+    Yields:
+        The tokens.
+
+    Raises:
+        VocabularyError: A line is something else, or a token is not as long as the line says.
+    """
+    yield 0, b"", TokenType.SPECIAL
+    for number, line in lines_of(data):
+        match = RWKV_LINE.fullmatch(line)
+        if match is None:
+            raise _unexpected(number, "a row, a literal and a length", line)
+        text = _from_literal(match[2], number)
+        if len(text) != int(match[3]):
+            raise _unexpected(number, f"a literal of {int(match[3])} bytes", line)
+        yield int(match[1]), text, TokenType.TEXT
+
+
+def literal_tokens(data: bytes) -> Iterator[Token]:
+    """Read the ``vocab.txt`` of RWKV in the format of the Hub: a Python literal of bytes a line, the row is its number.
+
+    Args:
+        data: The file.
+
+    Yields:
+        The tokens. Row 0 is the end of text, whatever stands there.
+
+    Raises:
+        VocabularyError: A line is something else.
+    """
+    for number, line in lines_of(data):
+        if LITERAL_LINE.fullmatch(line) is None:
+            raise _unexpected(number, "a literal of bytes", line)
+        text = _from_literal(line, number)
+        yield number - 1, text, TokenType.TEXT if number > 1 else TokenType.SPECIAL
+
+
+def _from_literal(literal: bytes, number: int) -> bytes:
+    try:
+        value = ast.literal_eval(literal.decode())
+        return value.encode() if isinstance(value, str) else bytes(value)
+    except (ValueError, SyntaxError, RecursionError, MemoryError) as exc:
+        raise _unexpected(number, "a literal of text or bytes", literal) from exc
+
+
+def _from_base64(encoded: bytes, place: str) -> bytes:
+    try:
+        if _BASE64.fullmatch(encoded) is None:
+            raise ValueError("a character outside the alphabet")
+        return binascii.a2b_base64(encoded)
+    except ValueError as exc:
+        raise VocabularyError(f"expected base64 on {place}, found {encoded[:40]!r}: {exc}") from exc
+
+
+def _unexpected(number: int, expected: str, line: bytes) -> VocabularyError:
+    return VocabularyError(f"expected {expected} on line {number}, found {line[:60]!r}")

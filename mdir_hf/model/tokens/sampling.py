@@ -1,0 +1,134 @@
+"""Which common tokens to read first: few requests, few wasted bytes, and never a look at the weights.
+
+A choice of rows that does not depend on the weights keeps the p-value valid, so rows are taken in runs of neighbouring
+ids. The rows of both embeddings are cut into windows; a pair of windows (one of each model) is worth the common tokens
+whose rows lie in both. With one tokenizer every window pairs with its own counterpart and the runs are spread over the
+vocabulary by the seed. With two tokenizers the pairs of windows that are densest in common tokens come first.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from mdir_hf.model.tokens.common import CommonVocabulary
+
+IntArray = npt.NDArray[np.int64]
+
+REQUEST_COST_BYTES = 128 << 10
+"""What a request costs beyond its bytes, in bytes: about 10 ms of latency per request in flight at 100 Mbit/s."""
+
+LARGEST_RUN_BYTES = 128 << 10
+"""With one tokenizer a run wastes no bytes, so it is just long enough to be worth its request."""
+
+SMALL_GAP_BYTES = 16 << 10
+"""With one tokenizer there are few runs. Reading the gaps between them as well would read most of a small embedding."""
+
+WINDOW_ROWS = tuple(2**i for i in range(4, 14))
+
+N_FINE_WINDOWS, N_COARSE_WINDOWS = 32, 16
+"""With one tokenizer a sample begins with windows spread over the vocabulary, and the rest of the largest one comes in
+a few longer ones: a look at 4096 rows of 14 kB takes 46 requests, not 256."""
+
+
+class RowSampler:
+    """Nested samples of the common vocabulary: a larger sample holds every smaller one.
+
+    Args:
+        common: The common vocabulary of the two models.
+        row_n_bytes: Stored bytes of a row of the reference's and of the candidate's embedding.
+        n_first: Size of the first sample that is going to be taken.
+        n_last: Size of the largest one. The window is chosen so that both together cost little.
+        seed: Seed of the spread over the vocabulary.
+
+    Attributes:
+        window_rows: Rows of a window; of the first ones, with one tokenizer.
+        max_gap_bytes: Gap between rows of a sample that is worth reading over.
+    """
+
+    def __init__(
+        self,
+        common: CommonVocabulary,
+        *,
+        row_n_bytes: tuple[int, int],
+        n_first: int = 256,
+        n_last: int = 4096,
+        seed: int = 0,
+    ) -> None:
+        self._reference = common.reference_rows
+        self._candidate = common.candidate_rows
+        if len(self._reference) and np.array_equal(self._reference, self._candidate):
+            window = max(w for w in WINDOW_ROWS if w * max(row_n_bytes) <= LARGEST_RUN_BYTES or w == WINDOW_ROWS[0])
+            # Small rows would make one window of the whole first sample: keep the sample spread over the vocabulary.
+            self.window_rows = max(WINDOW_ROWS[0], min(window, n_first // 4))
+            self.max_gap_bytes = SMALL_GAP_BYTES
+            self._rank_of_token = self._spread_ranks(self.window_rows, n_last, seed)
+        else:
+            # Fine windows make the first sample cheap, which settles a near copy; coarse ones the last, which every
+            # pair of strangers pays for: by fine ones it was five times as many bytes.
+            ranks = {w: self._ranks(w, seed) for w in WINDOW_ROWS}
+            costs = {w: sum(self._cost(ranks[w], n, row_n_bytes) for n in (n_first, n_last)) for w in WINDOW_ROWS}
+            self.window_rows = min(costs, key=lambda w: costs[w])
+            self.max_gap_bytes = REQUEST_COST_BYTES
+            self._rank_of_token = ranks[self.window_rows]
+
+    def take(self, n_tokens: int) -> IntArray:
+        """Return the positions, ascending, of a sample of at least ``n_tokens`` common tokens (all, if fewer).
+
+        Positions index ``common.reference_rows`` and ``common.candidate_rows``. Whole windows are taken.
+        """
+        n_tokens = min(n_tokens, len(self._reference))
+        if n_tokens <= 0:
+            return np.zeros(0, dtype=np.int64)
+        last_rank = np.partition(self._rank_of_token, n_tokens - 1)[n_tokens - 1]
+        return np.flatnonzero(self._rank_of_token <= last_rank).astype(np.int64)
+
+    def _spread_ranks(self, window: int, n_last: int, seed: int) -> IntArray:
+        """Rank, for each token, of its window where both models have the same rows.
+
+        The vocabulary is cut into long windows in random order. One short window out of each of the first ones comes
+        first, then the other long windows, last what is left of the first ones.
+        """
+        per_coarse = -(-max(0, n_last - N_FINE_WINDOWS * window) // N_COARSE_WINDOWS)
+        n_parts = 1
+        while n_parts * window < per_coarse:
+            n_parts *= 2
+        rng = np.random.default_rng(seed)
+        coarse = self._reference // (n_parts * window)
+        part = self._reference // window % n_parts
+        n_coarse = int(coarse.max()) + 1
+        place = np.empty(n_coarse, dtype=np.int64)
+        present = rng.permutation(np.unique(coarse))
+        place[present] = np.arange(len(present))
+        # Which short window of a long one comes first: one that holds tokens, drawn from those.
+        order = rng.permutation(len(self._reference))
+        chosen = np.empty(n_coarse, dtype=np.int64)
+        chosen[coarse[order]] = part[order]
+        is_first = place[coarse] < N_FINE_WINDOWS
+        is_left = is_first & (part != chosen[coarse])
+        return np.where(is_left, len(present) + place[coarse], place[coarse])
+
+    def _ranks(self, window: int, seed: int) -> IntArray:
+        """Rank, for each token, of its pair of windows: densest first, equally dense ones in random order."""
+        if not len(self._reference):
+            return np.zeros(0, dtype=np.int64)
+        n_windows = int(self._candidate.max()) // window + 1
+        pair = (self._reference // window) * n_windows + self._candidate // window
+        _, inverse, counts = np.unique(pair, return_inverse=True, return_counts=True)
+        order = np.lexsort((np.random.default_rng(seed).permutation(len(counts)), -counts))
+        rank = np.empty(len(counts), dtype=np.int64)
+        rank[order] = np.arange(len(counts))
+        return rank[inverse]
+
+    def _cost(self, ranks: IntArray, n_tokens: int, row_n_bytes: tuple[int, int]) -> float:
+        """Bytes and requests, as bytes, of reading a sample of tokens of these ranks, gaps read over."""
+        if not len(ranks):
+            return 0.0
+        last_rank = np.partition(ranks, min(n_tokens, len(ranks)) - 1)[min(n_tokens, len(ranks)) - 1]
+        chosen = ranks <= last_rank
+        cost = 0.0
+        for rows, n_bytes in zip((self._reference, self._candidate), row_n_bytes, strict=True):
+            used = np.sort(rows[chosen])
+            gaps = np.diff(used) * n_bytes
+            cost += float(np.minimum(gaps, REQUEST_COST_BYTES + n_bytes).sum()) + REQUEST_COST_BYTES + n_bytes
+        return cost

@@ -1,0 +1,157 @@
+"""How token strings spell bytes: the conventions of tokenizers, undone.
+
+Two vocabularies can only be compared once their tokens are the same thing, and the one thing that every tokenizer ends
+in is bytes. Each speller here turns the token string of one convention into the bytes that the token adds to a text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from mdir_hf.model.tokens.tokens import TokenType, VocabularyKind
+
+Speller = Callable[[str], bytes]
+
+META_SPACE = "\u2581"  # SentencePiece writes a space so
+BYTE_SPACE = "\u0120"  # and the byte-level alphabet of GPT-2 so
+
+_NO_BYTE = "\uffff"  # encodes to no latin-1 byte, so such a token is taken as literal text
+
+
+def _byte_level_table() -> dict[int, str]:
+    """Return each character of the byte-level alphabet with its byte, as the character of that code point.
+
+    Bytes that print in latin-1 are themselves; the others are the code points from U+0100 on, in order (GPT-2).
+    Latin-1 characters outside the alphabet are mapped to a character that no byte has.
+    """
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    table: dict[int, str] = dict.fromkeys(others, _NO_BYTE)
+    table.update({0x100 + place: chr(byte) for place, byte in enumerate(others)})
+    return table
+
+
+_BYTE_LEVEL = _byte_level_table()
+_HEXADECIMAL = frozenset("0123456789abcdefABCDEF")
+
+
+def byte_level(token: str) -> bytes:
+    """Return the bytes of a byte-level token; one that holds a character outside the alphabet is literal text."""
+    try:
+        return token.translate(_BYTE_LEVEL).encode("latin-1")
+    except UnicodeEncodeError:
+        return token.encode()
+
+
+def is_byte_level(token: str) -> bool:
+    """Whether every character of a token is one of the byte-level alphabet."""
+    try:
+        token.translate(_BYTE_LEVEL).encode("latin-1")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def meta_space(token: str) -> bytes:
+    """Return the bytes of a SentencePiece piece: U+2581 is a space."""
+    return token.replace(META_SPACE, " ").encode()
+
+
+def fallback_byte(token: str) -> bytes | None:
+    """Return the byte that ``<0xNN>`` stands for, or None for any other token."""
+    if len(token) == 6 and token.startswith("<0x") and token[5] == ">" and _HEXADECIMAL.issuperset(token[3:5]):
+        return bytes.fromhex(token[3:5])
+    return None
+
+
+def wordpiece(token: str, *, prefix: str = "##") -> bytes:
+    """Return the bytes of a WordPiece token: with the prefix it continues a word, without it a space comes first."""
+    if len(token) > len(prefix) and token.startswith(prefix):
+        return token[len(prefix) :].encode()
+    return b" " + token.encode()
+
+
+def plain(token: str) -> bytes:
+    """Return the token as UTF-8."""
+    return token.encode()
+
+
+def with_suffix(speller: Speller, suffix: str) -> Speller:
+    """Return a speller of tokens whose suffix, such as ``</w>``, marks the end of a word: a space follows."""
+
+    def spell(token: str) -> bytes:
+        if len(token) > len(suffix) and token.endswith(suffix):
+            return speller(token[: -len(suffix)]) + b" "
+        return speller(token)
+
+    return spell
+
+
+SPELLERS: dict[VocabularyKind, Speller] = {
+    VocabularyKind.BYTE_LEVEL: byte_level,
+    VocabularyKind.SENTENCEPIECE: meta_space,
+    VocabularyKind.WORDPIECE: wordpiece,
+    VocabularyKind.PLAIN: plain,
+}
+
+
+def guess_kind(tokens: Iterable[str]) -> VocabularyKind:
+    """Guess the convention of a word list that does not declare one, from its commonest marker; plain where none is."""
+    markers = {BYTE_SPACE: VocabularyKind.BYTE_LEVEL, META_SPACE: VocabularyKind.SENTENCEPIECE}
+    counts = {VocabularyKind.PLAIN: 0, **dict.fromkeys(markers.values(), 0), VocabularyKind.WORDPIECE: 0}
+    for token in tokens:
+        if kind := markers.get(token[:1]):
+            counts[kind] += 1
+        elif len(token) > 2 and token.startswith("##"):
+            counts[VocabularyKind.WORDPIECE] += 1
+    return max(counts, key=lambda kind: counts[kind])
+
+
+# Places kept for later use. Published names: <|reserved_special_token_7|>, <reserved_7>, <unused7>, [unused7],
+# <extra_id_7>, <|extra_7|>, <|placeholder7|>, <|dummy_7|>, <SPECIAL_7>, [control_7]; [PAD7] in GGUF files.
+_KEPT_PLACES = frozenset({"unused", "extra", "extra_id", "placeholder", "dummy", "special", "control", "pad"})
+_KEPT_PREFIX = "reserved"
+_DIGITS = "0123456789"
+_CONTROL_OPENS, _CONTROL_CLOSES = ("<|", "<\uff5c"), ("|>", "\uff5c>")
+_SPECIAL_NAMES = frozenset(
+    {"<s>", "</s>", "<bos>", "<eos>", "<pad>", "<unk>", "<cls>", "<sep>", "<mask>"}
+    | {"[BOS]", "[EOS]", "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"}
+)
+
+
+def is_reserved(token: str) -> bool:
+    """Tell whether the name of a token says that it is kept for later use: a known name and a number, in brackets."""
+    if token[:1] not in ("<", "[") or token[-1:] not in (">", "]"):
+        return False
+    inside = token[1:-1].removeprefix("|").removesuffix("|")
+    name = inside.rstrip(_DIGITS)
+    if name == inside:
+        return False
+    name = name.lower()
+    if name.startswith(_KEPT_PREFIX):
+        # Any one word may follow: <|reserved_special_token_7|>.
+        rest = name[len(_KEPT_PREFIX) :]
+        rest = rest[:-1] if rest[-1:] in ("-", " ") else rest
+        return not rest or rest.replace("_", "x").isalnum()
+    return name in _KEPT_PLACES or (name[-1:] in ("_", "-", " ") and name[:-1] in _KEPT_PLACES)
+
+
+def is_control(token: str) -> bool:
+    """Tell whether a token looks like ``<|name|>``, or the same with DeepSeek's full-width bars."""
+    return len(token) > 4 and token.startswith(_CONTROL_OPENS) and token.endswith(_CONTROL_CLOSES)
+
+
+def type_by_name(token: str, *, may_be_markup: bool = False) -> TokenType:
+    """Return the type that the name alone suggests, for files that flag nothing.
+
+    Args:
+        token: The token string.
+        may_be_markup: Take names such as ``<s>`` as text: web pages are full of them, and Qwen has learnt some.
+
+    Returns:
+        The type, text unless the name says otherwise.
+    """
+    if is_reserved(token):
+        return TokenType.RESERVED
+    named = token in _SPECIAL_NAMES and not may_be_markup
+    return TokenType.SPECIAL if named or is_control(token) else TokenType.TEXT

@@ -1,0 +1,209 @@
+"""``tokenizer.json`` and ``vocab.json``: token strings with row ids, in JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import Any
+
+from mdir_hf.errors import VocabularyError
+from mdir_hf.model.tokens import spelling
+from mdir_hf.model.tokens.json_file import described, row_id, shown
+from mdir_hf.model.tokens.tokens import Token, TokenType, VocabularyKind
+
+_END_OF_WORD = "</w>"
+# Where <s> and its like are special tokens of a vocab.json, they are numbered first.
+_N_FIRST_ROWS = 16
+
+
+def tokenizer_json_tokens(found: dict[str, Any]) -> tuple[VocabularyKind, Iterator[Token]]:
+    """Read a ``tokenizer.json``.
+
+    Flags decide: an added token is special where the file says so, or where it is named ``<|…|>``. A row is reserved
+    where its name says so. An added token that repeats an entry of the model's vocabulary is that entry; any other is
+    literal text, whatever the convention of the rest.
+
+    Args:
+        found: The whole file.
+
+    Returns:
+        The convention, and the tokens.
+
+    Raises:
+        VocabularyError: Something in the file is not of the type that the format has there; also while the tokens are
+            drawn.
+    """
+    model = _member(found, "model", dict)
+    vocabulary = model.get("vocab")
+    if isinstance(vocabulary, list):
+        strings = [_unigram_piece(entry, place) for place, entry in enumerate(vocabulary)]
+        entries: Iterable[tuple[str, object]] = zip(strings, range(len(strings)), strict=True)
+    elif isinstance(vocabulary, dict):
+        strings = list(vocabulary)
+        entries = vocabulary.items()
+    else:
+        raise VocabularyError(f'expected "model.vocab" to be an object or a list, found {described(vocabulary)}')
+    kind = _declared_kind(found, model) or spelling.guess_kind(strings)
+    spell = spelling.SPELLERS[kind]
+    prefix = model.get("continuing_subword_prefix")
+    if kind is VocabularyKind.WORDPIECE and isinstance(prefix, str) and prefix:
+        spell = partial(spelling.wordpiece, prefix=prefix)
+    if isinstance(suffix := model.get("end_of_word_suffix"), str) and suffix:
+        spell = spelling.with_suffix(spell, suffix)
+    added = _added_tokens(found)
+    # A pipeline that turns text into the byte-level alphabet never makes a piece of anything else.
+    turns_to_bytes = _turns_to_bytes(found)
+    unknown = model.get("unk_token")
+    if isinstance(vocabulary, list) and type(place := model.get("unk_id")) is int and 0 <= place < len(strings):
+        unknown = strings[place]
+
+    def tokens() -> Iterator[Token]:
+        own = set()
+        for string, value in entries:
+            row = row_id(value, string)
+            listed = added.get(row)
+            if listed is not None and listed[0] == string:
+                own.add(row)
+                token_type = listed[1]
+            elif string == unknown:
+                token_type = TokenType.SPECIAL
+            elif spelling.is_reserved(string):
+                token_type = TokenType.RESERVED
+            else:
+                token_type = (
+                    TokenType.UNUSED if turns_to_bytes and not spelling.is_byte_level(string) else TokenType.TEXT
+                )
+            yield _spelt(row, string, token_type, kind, spell)
+        for row, (string, token_type) in added.items():
+            if row not in own:
+                yield row, string.encode(), token_type
+
+    return kind, tokens()
+
+
+def vocab_json_tokens(found: dict[str, Any]) -> tuple[VocabularyKind, Iterator[Token]]:
+    """Read a ``vocab.json`` (token string to row); names decide what is special.
+
+    Args:
+        found: The whole file.
+
+    Returns:
+        The convention, judged from the content, and the tokens.
+
+    Raises:
+        VocabularyError: An id is no integer; raised while the tokens are drawn.
+    """
+    kind = spelling.guess_kind(found)
+    spell = spelling.SPELLERS[kind]
+    # GPT-1 and its like mark the end of most words; elsewhere such a string is markup.
+    if sum(string.endswith(_END_OF_WORD) for string in found) * 10 > len(found):
+        spell = spelling.with_suffix(spell, _END_OF_WORD)
+
+    def tokens() -> Iterator[Token]:
+        for string, value in found.items():
+            row = row_id(value, string)
+            token_type = spelling.type_by_name(string, may_be_markup=row >= _N_FIRST_ROWS)
+            yield _spelt(row, string, token_type, kind, spell)
+
+    return kind, tokens()
+
+
+def added_json_tokens(found: dict[str, Any]) -> Iterator[Token]:
+    """Read an ``added_tokens.json`` (literal text to row); names decide what is special.
+
+    Raises:
+        VocabularyError: An id is no integer; raised while the tokens are drawn.
+    """
+    for string, value in found.items():
+        yield row_id(value, string), string.encode(), spelling.type_by_name(string)
+
+
+def declared_tokens(config: dict[str, Any]) -> Iterator[Token]:
+    """Read what a ``tokenizer_config.json`` says of single rows (``added_tokens_decoder``): literal text, and flags.
+
+    Raises:
+        VocabularyError: A row or a token is not of the type that the file has there; raised while the tokens are drawn.
+    """
+    declared = config.get("added_tokens_decoder")
+    for row, entry in (_member(config, "added_tokens_decoder", dict) if declared is not None else {}).items():
+        if not (row.isascii() and row.isdigit() and len(row) < 10) or not isinstance(entry, dict):
+            raise VocabularyError(
+                f'expected "added_tokens_decoder" to map numbers to objects, found {row[:40]!r}: {described(entry)}'
+            )
+        string = _member(entry, "content", str)
+        yield int(row), string.encode(), _type_of_added(string, entry)
+
+
+def _spelt(row: int, string: str, token_type: TokenType, kind: VocabularyKind, spell: spelling.Speller) -> Token:
+    if kind is VocabularyKind.SENTENCEPIECE and token_type is TokenType.TEXT:
+        byte = spelling.fallback_byte(string)
+        if byte is not None:
+            return row, byte, TokenType.FALLBACK
+    return row, spell(string), token_type
+
+
+def _declared_kind(found: dict[str, Any], model: dict[str, Any]) -> VocabularyKind | None:
+    """Return the convention that the pipeline declares; None where it does not."""
+    types, marks_space = set(), False
+    for node in _nodes(*(found.get(part) for part in ("normalizer", "pre_tokenizer", "decoder"))):
+        if isinstance(declared := node.get("type"), str):
+            types.add(declared)
+        # Replace names the mark in "content", or in the "String" of its pattern; Prepend in "prepend".
+        marks_space = marks_space or spelling.META_SPACE in map(node.get, ("content", "String", "prepend"))
+    if "ByteLevel" in types:
+        return VocabularyKind.BYTE_LEVEL
+    if model.get("type") == "WordPiece" or "WordPiece" in types:
+        return VocabularyKind.WORDPIECE
+    if "Metaspace" in types or marks_space:
+        return VocabularyKind.SENTENCEPIECE
+    return None
+
+
+def _turns_to_bytes(found: dict[str, Any]) -> bool:
+    """Whether all text passes the byte-level alphabet before it meets the pieces."""
+    return any(node.get("type") == "ByteLevel" for node in _nodes(found.get("normalizer"), found.get("pre_tokenizer")))
+
+
+def _nodes(*parts: object) -> Iterator[dict[str, Any]]:
+    """Every object in some parts of a pipeline."""
+    stack = list(parts)
+    while stack:
+        node = stack.pop()
+        if isinstance(node, dict):
+            yield node
+            stack.extend(node.values())
+        elif isinstance(node, list):
+            stack.extend(node)
+
+
+def _added_tokens(found: dict[str, Any]) -> dict[int, tuple[str, TokenType]]:
+    listed = found.get("added_tokens")
+    added: dict[int, tuple[str, TokenType]] = {}
+    for entry in _member(found, "added_tokens", list) if listed is not None else []:
+        if not isinstance(entry, dict):
+            raise VocabularyError(f'expected objects in "added_tokens", found {described(entry)}')
+        string = _member(entry, "content", str)
+        row = row_id(entry.get("id"), string)
+        added[row] = string, _type_of_added(string, entry)
+    return added
+
+
+def _type_of_added(string: str, entry: dict[str, Any]) -> TokenType:
+    if spelling.is_reserved(string):
+        return TokenType.RESERVED
+    return TokenType.SPECIAL if entry.get("special") is True or spelling.is_control(string) else TokenType.TEXT
+
+
+def _member(parent: dict[str, Any], name: str, kind: type) -> Any:  # noqa: ANN401 - JSON of the type asked for
+    value = parent.get(name)
+    if not isinstance(value, kind):
+        expected = described(kind())
+        found = described(value) if name in parent else "no such key"
+        raise VocabularyError(f'expected "{name}" to be {expected}, found {found}')
+    return value
+
+
+def _unigram_piece(entry: object, place: int) -> str:
+    if isinstance(entry, list) and entry and isinstance(entry[0], str):
+        return entry[0]
+    raise VocabularyError(f'expected [piece, score] at place {place} of "model.vocab", found {shown(entry)}')

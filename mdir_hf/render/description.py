@@ -1,0 +1,364 @@
+"""A report as a list of sections: what it says, once, for every form that it is shown in.
+
+The terminal shows the title line and the lines in brief; Markdown, HTML and the page of the Space show the rest, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass, replace
+from enum import Enum
+from typing import Any
+
+from mdir_hf.names import LONGEST_TEXT, shown_name, visible_text
+from mdir_hf.render.layer_words import layers_section, modules_section
+from mdir_hf.render.reproduce import command_line, python_lines
+from mdir_hf.render.scale import scale_section
+from mdir_hf.render.sections import (
+    Fact,
+    FigureName,
+    Line,
+    Listing,
+    Section,
+    SectionKind,
+    Table,
+    counted,
+    number,
+    percent,
+)
+from mdir_hf.report.parts import MatrixReport, ModelSummary, PlaceboResult
+from mdir_hf.report.result import HomologyReport
+from mdir_hf.report.terms import PRIVILEGED_Z, SettledBy, Transformation, Verdict
+from mdir_hf.report.words import UNLESS_IN_ANOTHER_BASIS, UNLESS_ROTATED, n_bytes_text, numbering_text
+
+NAME_LENGTH = 80
+
+FOUND = {
+    Transformation.NONE: "nothing",
+    Transformation.IDENTITY: "channels in the same order (identity)",
+    Transformation.PERMUTATION: "channels in another order (permutation)",
+    Transformation.SIGNED_PERMUTATION: "channels in another order, some with the sign turned (signed permutation)",
+    Transformation.ROTATION: "nothing by itself; the layers agree behind a rotation that was fitted on it",
+}
+
+_MATRICES = {"embedding": "Embeddings", "unembedding": "Unembeddings (lm_head)"}
+
+
+def describe(report: HomologyReport) -> tuple[Section, ...]:
+    """Lay out a report; a part that was not run has no section.
+
+    Args:
+        report: The report.
+
+    Returns:
+        Its sections, the verdict first.
+    """
+    sections = (
+        _verdict(report),
+        Section(SectionKind.NOT_MEANING, "What it does not mean", bullets=report.does_not_mean),
+        Section(SectionKind.CAVEATS, "Caveats of this result", bullets=report.caveats),
+        _excludes(report),
+        scale_section(report),
+        _models(report),
+        _evidence(report),
+        _calibration(report),
+        layers_section(report),
+        modules_section(report),
+        _reproduce(report),
+        _read(report),
+    )
+    return tuple(_visible(section) for section in sections if not section.is_empty)
+
+
+def _visible(part: Any) -> Any:  # noqa: ANN401 - whatever a section is made of, the same comes back
+    """Write out what is invisible in every text of a part of a description; lines of listings are ours."""
+    if isinstance(part, str) and not isinstance(part, Enum):
+        return visible_text(part, length=None if "\n" in part else LONGEST_TEXT, keeps_lines=True)
+    if isinstance(part, tuple):
+        made = map(_visible, part)
+        return type(part)(*made) if hasattr(part, "_fields") else tuple(made)
+    if is_dataclass(part) and not isinstance(part, type):
+        return replace(part, **{field.name: _visible(getattr(part, field.name)) for field in fields(part)})
+    return part
+
+
+def pair_name(report: HomologyReport, *, length: int = NAME_LENGTH) -> str:
+    """The two models, in words."""
+    return f"{shown_name(report.reference.repo, length=length)} and {shown_name(report.candidate.repo, length=length)}"
+
+
+def _verdict(report: HomologyReport) -> Section:
+    tests = counted(report.tests, "test")
+    brief = [
+        Line("in words", report.sentence),
+        Line("log10 p", f"{number(report.log10_p)}  (alpha {report.alpha:g}, corrected for {tests})")
+        if report.p_is_bound
+        else Line("agreement", f"{report.agreement}; p bounds no chance for this pair"),
+    ]
+    facts = [
+        Fact("log10 p", number(report.log10_p), f"Corrected for {tests} and for every look.")
+        if report.p_is_bound
+        else Fact("agreement", report.agreement, "p says how much agreed, and bounds no chance for this pair."),
+        Fact("alpha", f"{report.alpha:g}", "The level of significance, fixed before looking."),
+    ]
+    if report.log10_p_not_accepted is not None:
+        refused = number(report.log10_p_not_accepted)
+        facts.append(Fact("log10 p not accepted", refused, "Found, but it failed a condition: see the caveats."))
+        brief.append(Line("not accepted", f"log10 p {refused} was found and failed a condition"))
+    if report.assumption is not None:
+        on_layers = report.settled_by is SettledBy.BODY
+        rests_on = "the heads or neurons of one model have no preferred axes" if on_layers else report.assumption.words
+        facts.append(Fact("p rests on", report.assumption.value, f"{rests_on[0].upper()}{rests_on[1:]}."))
+        if report.p_is_bound:
+            brief.append(Line("rests on", f"{report.assumption.value}: {rests_on}"))
+    if report.settled_by is not None:
+        facts.append(Fact("settled by", report.settled_by.words, "The step that settled the question."))
+        brief.append(Line("settled by", report.settled_by.words))
+    matrix = report.embedding
+    if report.verdict is Verdict.HOMOLOGOUS and matrix is not None and matrix.transformation is not Transformation.NONE:
+        scale = "" if matrix.scale is None else f" The candidate's rows are {matrix.scale:.3g} times as large."
+        facts.append(Fact("found", matrix.transformation.words, f"{FOUND[matrix.transformation].capitalize()}.{scale}"))
+    facts.append(Fact("read", n_bytes_text(report.io.bytes_read), f"{_share_read(report)} of the weights."))
+    return Section(
+        SectionKind.VERDICT,
+        report.headline,
+        brief=tuple(brief),
+        paragraphs=(report.sentence, report.means, report.what_p_says),
+        facts=tuple(facts),
+    )
+
+
+def _excludes(report: HomologyReport) -> Section:
+    found = report.excludes
+    if found is None:
+        return Section(SectionKind.EXCLUDES, "What this excludes")
+    parts = [
+        ("on the embeddings, the channels in any order", found.embedding_noise, UNLESS_ROTATED),
+        ("on the embeddings, the channels where they were", found.embedding_noise_in_order, UNLESS_ROTATED),
+        ("on the layers, the heads in any order", found.layers_noise, UNLESS_IN_ANOTHER_BASIS),
+    ]
+    facts = tuple(
+        Fact(
+            f"noise {where}",
+            f"up to {min(strength, 100.0):.2g} times the weights",
+            f"Such a copy would have been found, {condition}.",
+        )
+        for where, strength, condition in parts
+        if strength is not None
+    )
+    brief = ", ".join(
+        f"{min(strength, 100.0):.2g} times the weights {where.partition(',')[0]}"
+        for where, strength, _ in (parts[0], parts[2])
+        if strength is not None
+    )
+    condition = UNLESS_IN_ANOTHER_BASIS if found.layers_noise else UNLESS_ROTATED
+    text = (
+        "A copy of one model whose weights were changed by independent noise of up to this strength would have been "
+        f"found on what was read, 99 times of 100, {condition}. The strength is in units of the root mean square of "
+        "the weights."
+    )
+    return Section(
+        SectionKind.EXCLUDES,
+        "What this excludes",
+        brief=(Line("excludes", f"a copy under noise of up to {brief}, {condition}"),),
+        paragraphs=(text,),
+        facts=facts,
+    )
+
+
+def _models(report: HomologyReport) -> Section:
+    def column(model: ModelSummary) -> dict[str, str]:
+        return {
+            "model": shown_name(model.repo, length=NAME_LENGTH),
+            "revision": shown_name(model.revision, length=NAME_LENGTH) if model.revision else "–",
+            "commit": model.commit or "–",
+            "architecture": shown_name(model.architecture),
+            "width": _size(model.hidden_size),
+            "layers": _size(model.layers),
+            "embedding rows": _size(model.vocabulary),
+            "quantised": shown_name(model.quantization) if model.quantization else "no",
+            "read as": shown_name(model.read_as, length=4 * NAME_LENGTH) if model.read_as else "",
+        }
+
+    reference, candidate = column(report.reference), column(report.candidate)
+    rows = tuple((label, one, candidate[label]) for label, one in reference.items() if one or candidate[label])
+    return Section(
+        SectionKind.MODELS,
+        "The two models",
+        brief=(
+            Line("reference", _model_line(report.reference)),
+            Line("candidate", _model_line(report.candidate)),
+        ),
+        tables=(Table("What was compared", ("", "reference", "candidate"), rows),),
+    )
+
+
+def _model_line(model: ModelSummary) -> str:
+    name = model.repo + (f"@{model.revision}" if model.revision else "")
+    commit = f" [{model.commit[:8]}]" if model.commit else ""
+    facts = [model.architecture]
+    facts += [f"width {model.hidden_size}"] if model.hidden_size else []
+    facts += [f"{model.layers} layers"] if model.layers else []
+    facts += [f"{model.vocabulary} embedding rows"] if model.vocabulary else []
+    facts += [text for text in (model.quantization, model.read_as) if text]
+    return f"{name}{commit}  ({', '.join(facts)})"
+
+
+def _size(value: int | None) -> str:
+    return "–" if value is None else str(value)
+
+
+def _evidence(report: HomologyReport) -> Section:
+    if not report.matrices:
+        return Section(SectionKind.EVIDENCE, "Evidence")
+    facts = {name: list(_matrix_facts(matrix)) for name, matrix in report.matrices.items()}
+    rows = tuple(
+        (cells[0].name, *(fact.value for fact in cells), cells[0].meaning)
+        for cells in zip(*facts.values(), strict=True)
+    )
+    columns = ("", *(_MATRICES[name].lower() for name in facts), "what it is")
+    return Section(
+        SectionKind.EVIDENCE,
+        "Evidence",
+        brief=tuple(line for name, matrix in report.matrices.items() for line in _matrix_lines(name, matrix)),
+        tables=(Table("Agreement of the channels on the tokens that both vocabularies hold", columns, rows),),
+        figures=(
+            FigureName.EMBEDDING,
+            FigureName.EMBEDDING_MATCHED,
+            FigureName.UNEMBEDDING,
+            FigureName.UNEMBEDDING_MATCHED,
+            # A single look is a dot, which says nothing that the table does not.
+            *((FigureName.LOOKS,) if any(len(matrix.looks) > 1 for matrix in report.matrices.values()) else ()),
+        ),
+    )
+
+
+def _matrix_lines(name: str, matrix: MatrixReport) -> Iterator[Line]:
+    scale = "" if matrix.scale is None else f", scale {matrix.scale:.3g}"
+    used = f"{matrix.rows_used} of {matrix.common_tokens} common tokens used"
+    yield Line(name, f"{used}; found: {FOUND[matrix.transformation]}{scale}")
+    if matrix.trace is not None and matrix.normalized_trace is not None:
+        one_by_one = counted(matrix.matched_channels or 0, "channel")
+        trace = f"trace {matrix.trace:.1f} (normalized {matrix.normalized_trace:.3f}, rank {matrix.rank})"
+        yield Line("", f"{trace}; {one_by_one} significant one by one")
+    if matrix.numbering is not None and matrix.numbering.log10_p < 0.0:
+        yield Line("", numbering_text(matrix.numbering))
+    shares, trimmed = ", ".join(matrix.log10_p_trimmed), ", ".join(map(number, matrix.log10_p_trimmed.values()))
+    signs = "" if matrix.log10_p_signs is None else f"; by the sign test {number(matrix.log10_p_signs)}"
+    axes = matrix.placebo is not None and min(map(abs, matrix.placebo.privileged_basis_z)) > PRIVILEGED_Z
+    no_bound = " (no bound: axes stand out in both models)" if axes and matrix.log10_p < 0.0 else ""
+    left_out = f"without the best {shares} of the channels: {trimmed}{signs}"
+    yield Line("", f"trace: log10 p {number(matrix.log10_p)}{no_bound}; {left_out}")
+    if matrix.placebo is not None:
+        placebo = matrix.placebo.re_paired
+        traces = f"trace {placebo.trace:.1f}, significant from {placebo.threshold:.1f}"
+        yield Line("", f"placebo (re-paired tokens) {_state(placebo)}: {traces}")
+
+
+def _matrix_facts(matrix: MatrixReport) -> Iterator[Fact]:
+    yield Fact("log10 p", number(matrix.log10_p), "Of this test, corrected for the number of tests and looks.")
+    for share, p in matrix.log10_p_trimmed.items():
+        meaning = f"The same after the best {share} of the n channels are left out: a few outliers do not carry it."
+        yield Fact(f"log10 p without the best {share}", number(p), meaning)
+    signs = "–" if matrix.log10_p_signs is None else number(matrix.log10_p_signs)
+    yield Fact(
+        "log10 p of the sign test", signs, "One vote for each channel, its sign: a few outliers are a few votes."
+    )
+    found = FOUND[matrix.transformation]
+    yield Fact("found", found, "What takes the channels of the reference to those of the candidate.")
+    yield Fact(
+        "scale", "–" if matrix.scale is None else f"{matrix.scale:.3g}", "How much larger the candidate's rows are."
+    )
+    yield Fact("common tokens", f"{matrix.common_tokens:,}", "Tokens that both vocabularies hold.")
+    yield Fact("tokens used", f"{matrix.rows_used:,}", "Those whose rows were used for this result.")
+    trace = "–" if matrix.trace is None else f"{matrix.trace:.1f} of at most {matrix.rank}"
+    meaning = "Sum of the matched entries of the polar factor; its rank, which the tokens used bound, is the most."
+    yield Fact("trace", trace, meaning)
+    chance = "The trace that unrelated models pass once in a thousand."
+    yield Fact("trace that chance reaches", number(matrix.threshold), chance)
+    matched = "–"
+    if matrix.matched_channels is not None and matrix.coverage is not None:
+        matched = f"{matrix.matched_channels} ({matrix.coverage:.0%})"
+    yield Fact("channels significant one by one", matched, "Entries that would be significant at 1 % by themselves.")
+    numbers = "–" if matrix.numbering is None else numbering_text(matrix.numbering)
+    yield Fact("numbers of partners", numbers, "Partners are found without a look at their numbers.")
+    off_match = _size(matrix.stray_channels)
+    yield Fact(
+        "off-match hits", off_match, "Channels that also resemble another one than their match; rare in relatives."
+    )
+    yield Fact("view", matrix.view.value, "Rows centred, or whitened, too.")
+
+
+def _calibration(report: HomologyReport) -> Section:
+    rows: list[tuple[str, ...]] = []
+    notes: list[str] = []
+    for name, matrix in report.matrices.items():
+        if matrix.placebo is None:
+            continue
+        placebo = matrix.placebo
+        rows.append(_placebo_row(f"{name}, tokens re-paired", placebo.re_paired))
+        rows.append(_placebo_row(f"{name}, one model rotated", placebo.rotated))
+        mine, other = placebo.privileged_basis_z
+        notes.append(
+            f"How far the axes of the {name}s stand out among all directions: z = {number(mine)} in the reference and "
+            f"{number(other)} in the candidate. Above 3 in both, neither model is rotation invariant, and more is "
+            "asked of a match."
+        )
+    if report.layers is not None:
+        notes.append(
+            f"Layers with the residual channels of one model shuffled: smallest log10 p "
+            f"{number(report.layers.placebo_log10_p)}. Off-match hits: {report.layers.stray_share:.1%} of the pairs of "
+            "layers off the map are significant."
+        )
+    columns = ("placebo", "channels", "trace", "trace that chance reaches", "log10 p", "state")
+    tables = (Table("The test where there is nothing to find", columns, tuple(rows)),) if rows else ()
+    figures = (FigureName.NULL,) if rows else ()
+    return Section(SectionKind.CALIBRATION, "Calibration", paragraphs=tuple(notes), tables=tables, figures=figures)
+
+
+def _placebo_row(name: str, placebo: PlaceboResult) -> tuple[str, ...]:
+    traces = (number(placebo.trace), number(placebo.threshold))
+    return (name, str(placebo.channels), *traces, number(placebo.log10_p), _state(placebo))
+
+
+def _state(placebo: PlaceboResult) -> str:
+    return "SIGNIFICANT" if placebo.is_significant else "not significant"
+
+
+def _reproduce(report: HomologyReport) -> Section:
+    pinned = report.reference.commit is not None and report.candidate.commit is not None
+    said = "Both commits are pinned." if pinned else "A local folder has no commit: keep the files as they are."
+    in_memory = report.reference.is_in_memory or report.candidate.is_in_memory
+    if in_memory:
+        said = "A model in memory has no name that opens it again: save it, and compare the folder."
+    return Section(
+        SectionKind.REPRODUCE,
+        "Reproduce",
+        paragraphs=(f"With mdir-hf {report.version} and seed {report.seed}. {said}",),
+        code=() if in_memory else (Listing("sh", command_line(report)), Listing("python", python_lines(report))),
+    )
+
+
+def _read(report: HomologyReport) -> Section:
+    io = report.io
+    cached = f" and {n_bytes_text(io.bytes_from_cache)} from the cache" if io.bytes_from_cache else ""
+    text = (
+        f"{n_bytes_text(io.bytes_read)}{cached}, against {n_bytes_text(io.bytes_of_weights)} of weights "
+        f"({_share_read(report)}), in {counted(io.requests, 'request')} and {sum(report.seconds.values()):.1f} s"
+    )
+    steps = tuple((step, f"{seconds:.2f}") for step, seconds in report.seconds.items())
+    files = tuple((str(place + 1), shown_name(file, length=160)) for place, file in enumerate(io.files))
+    tables = [Table("Time of each step", ("step", "seconds"), steps)] if steps else []
+    tables += [Table("Files read, in part or as a whole", ("", "file"), files)] if files else []
+    return Section(
+        SectionKind.READ,
+        "What was read",
+        brief=(Line("read", text),),
+        paragraphs=(f"{text}.",),
+        tables=tuple(tables),
+        is_detail=True,
+    )
+
+
+def _share_read(report: HomologyReport) -> str:
+    return percent(report.io.share_read) if report.io.bytes_of_weights else "an unknown share"

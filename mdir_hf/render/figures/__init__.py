@@ -1,0 +1,23 @@
+"""Pictures of a report: object API, no pyplot, repeatable byte for byte, and nothing is said by colour alone.
+
+Every figure's ``Figure.get_label()`` is its alt text: a sentence that states the finding. matplotlib is imported by the
+first call and not with this package.
+"""
+
+from mdir_hf.render.figures.all_figures import draw_figures
+from mdir_hf.render.figures.cells import CellGrid, figure_cells, pair_tests
+from mdir_hf.render.figures.dendrogram import dendrogram_cells, draw_dendrogram
+from mdir_hf.render.figures.rendering import figure_bytes, figure_img
+from mdir_hf.render.figures.survey_matrix import draw_survey_matrix
+
+__all__ = [
+    "CellGrid",
+    "dendrogram_cells",
+    "draw_dendrogram",
+    "draw_figures",
+    "draw_survey_matrix",
+    "figure_bytes",
+    "figure_cells",
+    "figure_img",
+    "pair_tests",
+]

@@ -1,0 +1,60 @@
+"""Which figures a report has the data for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from mdir_hf.render.figures.evidence import draw_looks, draw_null
+from mdir_hf.render.figures.layer_flow import draw_layer_flow
+from mdir_hf.render.figures.layer_map import draw_layer_map
+from mdir_hf.render.figures.module_strip import draw_module_strip
+from mdir_hf.render.figures.polar_factor import draw_polar_factor
+from mdir_hf.render.figures.sheet import drawing
+from mdir_hf.render.figures.theme import theme_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from mdir_hf.report import HomologyReport
+
+
+def draw_figures(report: HomologyReport, *, dark: bool = False) -> Mapping[str, Figure]:
+    """Draw every figure that the report holds the data for.
+
+    Args:
+        report: A report; one read back from JSON has no matrices, so no heat map.
+        dark: Light ink on dark paper.
+
+    Returns:
+        Figures by name, in the order in which they are best looked at: ``embedding`` (heat map of the polar factor),
+        ``embedding_matched`` (the same with matched channels on the diagonal, where they had moved), the same two of
+        ``unembedding``, ``null`` (observed trace against placebos and threshold), ``looks`` (p against tokens read),
+        ``layers`` (every layer against every layer), ``flow`` (which layer went
+        where), ``modules`` (every role of every matched pair of layers).
+
+    Raises:
+        InputError: If matplotlib is not installed.
+    """
+    theme = theme_of(dark=dark)
+    figures: dict[str, Figure] = {}
+    with drawing():
+        for name in ("embedding", "unembedding"):
+            for is_matched in (False, True):
+                arrays = getattr(report.arrays, name)
+                picture = arrays.matched if is_matched else arrays.polar
+                if picture is not None:
+                    key = f"{name}_matched" if is_matched else name
+                    figures[key] = draw_polar_factor(report, name, picture, theme, is_matched=is_matched)
+        matrices = report.matrices
+        if any(matrix.placebo is not None for matrix in matrices.values()):
+            figures["null"] = draw_null(matrices, theme)
+        if any(matrix.looks for matrix in matrices.values()):
+            figures["looks"] = draw_looks(report, matrices, theme)
+        if report.layers is not None and report.layers.matrix:
+            figures["layers"] = draw_layer_map(report, report.layers, theme)
+            if report.layers.matches:
+                figures["flow"] = draw_layer_flow(report, report.layers, theme)
+        if report.modules:
+            figures["modules"] = draw_module_strip(report, theme)
+    return figures

@@ -1,0 +1,268 @@
+"""How far related models are apart, as a dendrogram of every group of a survey."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from mdir_hf.errors import InputError
+from mdir_hf.names import shown_name
+from mdir_hf.render.figures.cells import CellGrid, box_of
+from mdir_hf.render.figures.sheet import HEAD, POINTS, SMALL_SIZE, WIDTH, add_axes, drawing, fitted, new_sheet
+from mdir_hf.render.figures.theme import Theme, theme_of
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    from matplotlib.figure import Figure
+
+ROW = 0.17
+"""Inches of a model, so that its name can be read."""
+
+MOST_ROWS = 300
+"""Models that are drawn; a sheet of more is read by nobody."""
+
+MOST_NAMED = 8
+"""Models of a branch that are named in words; beyond, the others are counted."""
+
+_LABELS = 0.1
+"""Inches from the left edge at which the names of leaves may begin."""
+
+_NAMES = 2.3
+_RIGHT = 0.25
+_BELOW = 0.62
+_GAP = 0.6
+
+
+def draw_dendrogram(
+    groups: Sequence[tuple[Sequence[str], npt.ArrayLike]], *, alone: int = 0, dark: bool = False
+) -> Figure:
+    """Draw every group of related models as a tree of average distances.
+
+    Args:
+        groups: Names of m models, two or more, and the ``(m, m)`` distances between them, at least 0.
+        alone: How many models have no relative that embeddings show.
+        dark: Light ink on dark paper.
+
+    Returns:
+        The figure; its label says how many groups there are and which two models are closest. Groups that go beyond
+        ``MOST_ROWS`` models are left out, and counted in its subtitle.
+
+    Raises:
+        InputError: If there is no group, sizes do not fit, or matplotlib is not installed.
+    """
+    families = _grown(groups)
+    with drawing():
+        return _draw(families, theme_of(dark=dark), n_left_out=len(groups) - len(families), alone=alone)
+
+
+def dendrogram_cells(groups: Sequence[tuple[Sequence[str], npt.ArrayLike]], figure: Figure) -> tuple[CellGrid, ...]:
+    """Return what the leaves and branches of a dendrogram say: a grid for each of its groups, from the top.
+
+    A row is a leaf; columns lie between the distances at which branches are joined. The cells of one leaf, and those of
+    one branch, are one. A leaf is about itself and the model nearest to it, a branch about its two nearest models on
+    either side of where it is joined.
+
+    Args:
+        groups: As they were drawn.
+        figure: What :func:`draw_dendrogram` gave of them.
+
+    Raises:
+        InputError: As drawing.
+    """
+    families = _grown(groups)
+    left, top, width, height = box_of(figure, 0)
+    paper = float(figure.get_size_inches()[0])
+    begins, ends = _LABELS / paper, left + width
+    n_rows = families[-1].row + len(families[-1].names)
+    floor, most = _range(families)
+    grids = []
+    for family in families:
+        joins = sorted({max(floor, join) for join in family.joins})
+        places = [left + width * math.log(join / floor) / math.log(most / floor) for join in joins]
+        edges = [begins, *places, ends]
+        rows = [tuple(family.branches_of(leaf, joins, floor)) for leaf in range(len(family.names))]
+        grids.append(
+            CellGrid(
+                box=(begins, top + height * family.row / n_rows, ends - begins, height * len(rows) / n_rows),
+                what=f"Tree of {len(rows)} models",
+                sides=("", ""),
+                rows=tuple(map(shown_name, family.names)),
+                columns=("", *(f"{join:.2g}" for join in joins)),
+                texts=tuple(tuple(text for text, _ in row) for row in rows),
+                widths=tuple((stop - start) / (ends - begins) for start, stop in pairwise(edges)),
+                is_merged=True,
+                models=tuple(tuple(models for _, models in row) for row in rows),
+            )
+        )
+    return tuple(grids)
+
+
+@dataclass(frozen=True)
+class _Family:
+    """One group as it is drawn.
+
+    Attributes:
+        names: Its models, from the top.
+        distances: ``(m, m)`` between them, in that order.
+        links: What scipy's ``linkage`` says of them.
+        row: Where its first model stands.
+        lines: What scipy's ``dendrogram`` draws.
+    """
+
+    names: tuple[str, ...]
+    distances: npt.NDArray[np.float64]
+    links: npt.NDArray[np.float64]
+    row: float
+    lines: dict[str, Any]
+
+    @property
+    def joins(self) -> tuple[float, ...]:
+        """The distances at which branches are joined."""
+        return tuple(float(join) for join in self.links[:, 2])
+
+    def branches_of(self, leaf: int, joins: Sequence[float], floor: float) -> Iterator[tuple[str, tuple[str, str]]]:
+        """Yield of a leaf, and of the branches that hold it at each of some distances, the text and the two models."""
+        import numpy as np
+
+        apart = self.distances + np.diag(np.full(len(self.names), np.inf))
+        nearest = int(apart[leaf].argmin())
+        name, other = self.names[leaf], self.names[nearest]
+        said = f"{shown_name(name)}: nearest to it is {shown_name(other)}, {_measured(apart[leaf, nearest])}"
+        models = (name, other)
+        yield said, models
+        joined = [(sorted(one), sorted(two), at) for one, two, at in self._joined() if leaf in one or leaf in two]
+        for join in joins:
+            for one, two, at in joined:
+                if max(floor, at) == join:
+                    i, j = np.unravel_index(int(self.distances[np.ix_(one, two)].argmin()), (len(one), len(two)))
+                    members = [shown_name(self.names[place]) for place in sorted(one + two)]
+                    said = f"{_listed(members)}: joined at {_measured(at)}, by average linkage"
+                    models = (self.names[one[int(i)]], self.names[two[int(j)]])
+            yield said, models
+
+    def _joined(self) -> Iterator[tuple[set[int], set[int], float]]:
+        """Yield the two sides of every join, and its distance; those that are joined first come first."""
+        order = [int(leaf) for leaf in self.lines["leaves"]]
+        sides = [{order.index(leaf)} for leaf in range(len(order))]
+        for one, two, at, _ in self.links:
+            yield sides[int(one)], sides[int(two)], float(at)
+            sides.append(sides[int(one)] | sides[int(two)])
+
+
+def _measured(distance: float) -> str:
+    return f"an RMS difference of {distance:.2g} times the RMS of their rows"
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = list(names[:MOST_NAMED])
+    if len(names) > len(shown):
+        shown.append(f"{len(names) - len(shown)} more")
+    return f"{', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def _grown(groups: Sequence[tuple[Sequence[str], npt.ArrayLike]]) -> list[_Family]:
+    """Join the models of every group for which there is room.
+
+    Raises:
+        InputError: If there is no group, or sizes do not fit.
+    """
+    import numpy as np
+    from scipy.cluster.hierarchy import dendrogram, linkage
+    from scipy.spatial.distance import squareform
+
+    known = [(list(names), np.asarray(distances, dtype=np.float64)) for names, distances in groups]
+    if not known or any(len(names) < 2 or distances.shape != (len(names),) * 2 for names, distances in known):
+        raise InputError("a dendrogram needs groups of m >= 2 names, each with m x m distances")
+    families: list[_Family] = []
+    row, n_rows = 0.0, 0
+    for names, distances in known:
+        if n_rows + len(names) > MOST_ROWS:
+            continue
+        n_rows += len(names)
+        symmetric = np.maximum((distances + distances.T) / 2, 0.0)
+        np.fill_diagonal(symmetric, 0.0)
+        links = linkage(squareform(symmetric, checks=False), "average")
+        lines: dict[str, Any] = dict(dendrogram(links, no_plot=True))
+        order = [int(leaf) for leaf in lines["leaves"]]
+        drawn = tuple(names[leaf] for leaf in order)
+        families.append(_Family(drawn, symmetric[np.ix_(order, order)], links, row, lines))
+        row += len(names) + _GAP
+    return families
+
+
+def _range(families: Sequence[_Family]) -> tuple[float, float]:
+    """Where the axis begins and ends. Equal copies are drawn at the left edge of a logarithmic axis."""
+    import numpy as np
+
+    positive = np.concatenate([family.distances[family.distances > 0.0] for family in families])
+    return (float(positive.min()) / 2, float(positive.max()) * 1.5) if len(positive) else (0.5, 2.0)
+
+
+def _draw(families: Sequence[_Family], theme: Theme, *, n_left_out: int, alone: int) -> Figure:
+    import numpy as np
+
+    n_models = sum(len(family.names) for family in families)
+    floor, top = _range(families)
+    height = ROW * (n_models + _GAP * (len(families) - 1))
+    width = max(WIDTH, _NAMES + 3.6)
+    some = f"{n_models} models in {len(families)} group{'' if len(families) == 1 else 's'}"
+    subtitle = "RMS difference of aligned rows over their RMS (logarithmic), by average linkage; no direction"
+    lone = f"{alone} more without a relative by embeddings" if alone else ""
+    more = [lone, f"{n_left_out} groups left out" if n_left_out else ""]
+    figure = new_sheet(
+        theme,
+        HEAD + height + _BELOW,
+        f"How far relatives are apart: {some}",
+        "\n".join([subtitle, "; ".join(filter(None, more))]).strip(),
+        width=width,
+    )
+    axes = add_axes(figure, theme, _NAMES, _BELOW, width - _NAMES - _RIGHT, height)
+    axes.set_xscale("log")
+    axes.set_xlim(floor, top)
+    places: list[float] = []
+    labels: list[str] = []
+    for family in families:
+        for across, along in zip(family.lines["icoord"], family.lines["dcoord"], strict=True):
+            # scipy puts leaves at 5, 15, 25 …
+            places_of = family.row + (np.array(across) - 5.0) / 10.0
+            axes.plot(np.maximum(along, floor), places_of, color=theme.observed, lw=1.1)
+        places += [family.row + at for at in range(len(family.names))]
+        labels += family.names
+    size = min(SMALL_SIZE, 0.72 * ROW * POINTS)
+    shown = [fitted(shown_name(name), (_NAMES - 0.2) * POINTS, size) for name in labels]
+    axes.set_yticks(places, shown, fontsize=size)
+    axes.tick_params(axis="y", length=0)
+    axes.set_ylim(families[-1].row + len(families[-1].names) - 0.5, -0.5)
+    ticks = _round_values(floor, top)
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.set_xticks([], minor=True)
+    axes.set_xlabel("difference", color=theme.ink, fontsize=SMALL_SIZE)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    figure.set_label(_said(families, some))
+    return figure
+
+
+def _round_values(low: float, high: float) -> list[float]:
+    """1, 2 and 5 times powers of ten, or the powers alone where there is no room for more."""
+    exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    factors = (1, 2, 5) if len(exponents) <= 4 else (1,)
+    return [value for exponent in exponents for f in factors if low <= (value := f * 10.0**exponent) <= high]
+
+
+def _said(families: Sequence[_Family], some: str) -> str:
+    import numpy as np
+
+    def apart(family: _Family) -> npt.NDArray[np.float64]:
+        return family.distances + np.diag(np.full(len(family.names), np.inf))
+
+    family = min(families, key=lambda each: float(apart(each).min()))
+    closest = apart(family)
+    i, j = np.unravel_index(int(closest.argmin()), closest.shape)
+    return (
+        f"Dendrogram of {some}. The closest are {shown_name(family.names[int(i)])} and "
+        f"{shown_name(family.names[int(j)])}, {closest[i, j]:.2g} apart."
+    )

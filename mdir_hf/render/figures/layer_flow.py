@@ -1,0 +1,95 @@
+"""Which layer went where: the layers of both models as two columns, and a line for each match."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from mdir_hf.names import shown_name
+from mdir_hf.render.figures.sheet import HEAD, SHORTEST, WIDTH, add_axes, new_sheet
+from mdir_hf.render.figures.theme import Theme
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from mdir_hf.report import HomologyReport, LayersReport
+
+TALLEST, ROW = 5.4, 0.22
+"""Inches: of the columns, and of a layer at most."""
+
+NUMBERED = 0.13
+"""Layers of this many inches each have their number; of narrower ones every fifth has."""
+
+_LEFT, _BELOW, _GAP = 1.0, 0.36, 3.0
+
+
+def draw_layer_flow(report: HomologyReport, layers: LayersReport, theme: Theme) -> Figure:
+    """Draw every match as a line from a layer of the reference (left) to one of the candidate (right).
+
+    Kinds are told apart without colour: a further match of the same layer is dashed, a layer without one is hollow.
+
+    Args:
+        report: For the names.
+        layers: Its part ``layers``, with at least one match.
+        theme: Colours.
+    """
+    mine, other = layers.reference_layers, layers.candidate_layers
+    row = min(ROW, TALLEST / max(len(mine), len(other)))
+    height = max(SHORTEST, row * max(len(mine), len(other)))
+    times = Counter(match.reference for match in layers.matches)
+    n_repeated = sum(n > 1 for n in times.values())
+    n_absent = len(set(mine) - set(times))
+    n_new = len(other) - len(layers.matches)
+    title = f"{len(layers.matches)} matches: {layers.pattern.words}"
+    subtitle = (
+        "one line for each match of a layer; dashed: a further match of the same layer\n"
+        f"hollow: without a match, {n_absent} of {len(mine)} left and {n_new} of {len(other)} right"
+    )
+    figure = new_sheet(theme, HEAD + height + _BELOW, title, subtitle)
+    axes = add_axes(figure, theme, _LEFT, _BELOW, WIDTH - 2 * _LEFT, height)
+    seen: Counter[int] = Counter()
+    for i, j, _ in layers.matches:
+        if i not in mine or j not in other:
+            continue
+        axes.plot(
+            [0.0, 1.0],
+            [mine.index(i), other.index(j)],
+            color=theme.observed,
+            linewidth=1.1,
+            linestyle=(0, (3, 2)) if seen[i] else "-",
+            zorder=2,
+        )
+        seen[i] += 1
+    matched = {match.candidate for match in layers.matches}
+    for x, numbers, is_matched in ((0.0, mine, times.keys()), (1.0, other, matched)):
+        for filled in (True, False):
+            places = [place for place, layer in enumerate(numbers) if (layer in is_matched) is filled]
+            axes.plot(
+                [x] * len(places),
+                places,
+                marker="o",
+                linestyle="none",
+                markersize=min(4.5, 50.0 * row),
+                markerfacecolor=theme.ink if filled else theme.paper,
+                markeredgecolor=theme.ink if filled else theme.null,
+                markeredgewidth=1.0,
+                zorder=3,
+                clip_on=False,
+            )
+    step = 1 if row >= NUMBERED else 5
+    axes.set_xlim(-0.03, 1.03)
+    axes.set_ylim(max(len(mine), len(other)) - 0.5, -0.5)
+    axes.set_yticks(range(0, len(mine), step), [str(layer) for layer in mine[::step]])
+    right = axes.secondary_yaxis("right")
+    right.set_yticks(range(0, len(other), step), [str(layer) for layer in other[::step]])
+    right.tick_params(colors=theme.muted, labelcolor=theme.ink, labelsize=7.5, length=0)
+    axes.tick_params(axis="y", length=0)
+    axes.set_xticks([0.0, 1.0], ["reference", "candidate"])
+    for spine in (*axes.spines.values(), *right.spines.values()):
+        spine.set_visible(False)
+    figure.set_label(
+        f"Flow of layers from {shown_name(report.reference.repo)} to {shown_name(report.candidate.repo)}: "
+        f"{len(layers.matches)} of {len(other)} layers have a match; {n_repeated} layers of the reference match more "
+        f"than once and {n_absent} of {len(mine)} match none."
+    )
+    return figure

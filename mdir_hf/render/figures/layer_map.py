@@ -1,0 +1,132 @@
+"""Every layer of one model against every layer of the other, and the ancestor of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from mdir_hf.names import shown_name
+from mdir_hf.render.figures.sheet import (
+    HEAD,
+    POINTS,
+    SHORTEST,
+    add_axes,
+    evidence_ticks,
+    fill_cells,
+    label_sides,
+    new_sheet,
+    shade_bar,
+    write_in_cell,
+)
+from mdir_hf.render.figures.theme import EVIDENCE_TICKS, Theme, evidence_shade, ink_on
+from mdir_hf.report import LayerPattern, ResidualMap
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from mdir_hf.report import HomologyReport, LayersReport
+
+SIDE = 3.4
+"""Inches of the longer side of the map."""
+
+LARGEST_CELL = 0.6
+
+NUMBERED = 0.3
+"""Cells of this many inches hold their number."""
+
+RINGED = 0.11
+"""Ancestors have a ring in cells of this many inches, a dot in smaller ones."""
+
+_LEFT, _BELOW = 0.78, 0.72
+
+_NO_MATCH = {
+    **dict.fromkeys(LayerPattern, "No layer was found to match"),
+    LayerPattern.NEIGHBOURS: "Layers resemble their neighbours; none is said to match",
+    LayerPattern.NOT_ACCEPTED: "The layers agree; this was not accepted",
+}
+
+_BASIS = {
+    ResidualMap.IDENTITY: "in the same residual basis",
+    ResidualMap.ROTATION: "behind a fitted rotation",
+}
+
+
+def draw_layer_map(report: HomologyReport, layers: LayersReport, theme: Theme) -> Figure:
+    """Draw -log10 p of every pair of layers; a ring marks the ancestor of each candidate layer.
+
+    Args:
+        report: For the names.
+        layers: Its part ``layers``, with at least one layer on either side.
+        theme: Colours.
+    """
+    import numpy as np
+
+    matrix = layers.matrix
+    n_rows, n_columns = len(matrix), len(matrix[0])
+    mine, other = layers.reference_layers, layers.candidate_layers
+    cell = min(LARGEST_CELL, SIDE / max(n_rows, n_columns))
+    width, height = (max(SHORTEST, cell * n) for n in (n_columns, n_rows))
+    matches = layers.matches
+    pattern = layers.pattern.words
+    title = f"{len(matches)} of {n_columns} layers have an ancestor" if matches else _NO_MATCH[layers.pattern]
+    basis = _BASIS.get(layers.outer, "through the matched channels")
+    subtitle = f"−log10 p of each pair of layers, compared by their {layers.role.words} {basis}"
+    mark = "ring" if cell >= RINGED else "dot"
+    subtitle += f"\n{mark}s mark ancestors: {pattern}" if matches else f"\na {mark} would mark an ancestor"
+    figure = new_sheet(theme, HEAD + height + _BELOW, title, subtitle)
+    axes = add_axes(figure, theme, _LEFT, _BELOW, width, height)
+    shades = np.array([[evidence_shade(p) for p in row] for row in matrix])
+    fill_cells(axes, theme, shades, (-0.5, n_columns - 0.5, n_rows - 0.5, -0.5))
+    cells = [(mine.index(i), other.index(j)) for i, j, _ in matches if i in mine and j in other]
+    _mark_ancestors(axes, theme, cells, shades, cell)
+    if cell >= NUMBERED:
+        for (i, j), shade in np.ndenumerate(shades):
+            text = short_number(-matrix[i][j])
+            colour = theme.muted if text == "0" else ink_on(theme, float(shade))
+            write_in_cell(axes, j, i, text, colour, min(8.0, cell * POINTS / 3.6))
+    _number_layers(axes, mine, other, width, height)
+    label_sides(figure, axes, theme, "layer", report.reference.repo, report.candidate.repo)
+    ticks = EVIDENCE_TICKS if height > 2.0 else EVIDENCE_TICKS[::2]
+    bar = (_LEFT + width + 0.15, _BELOW, 0.13, height)
+    shade_bar(figure, theme, bar, ticks=evidence_ticks(ticks), label="−log10 p")
+    figure.set_label(
+        f"Layer map: {len(matches)} of {n_columns} layers of {shown_name(report.candidate.repo)} have an ancestor "
+        f"among the {n_rows} layers of {shown_name(report.reference.repo)}; {pattern}; "
+        f"log10 p {layers.log10_p + 0.0:.0f}."
+    )
+    return figure
+
+
+def _mark_ancestors(axes: Axes, theme: Theme, cells: Sequence[tuple[int, int]], shades: Any, cell: float) -> None:  # noqa: ANN401
+    """Mark the ancestors in a colour that is seen on their cells; ``cell`` is in inches."""
+    is_ringed = cell >= RINGED
+    size = POINTS * (min(0.86 * cell, 0.42) if is_ringed else 0.5 * cell)
+    for i, j in cells:
+        colour = ink_on(theme, float(shades[i, j]))
+        axes.plot(
+            [j],
+            [i],
+            marker="o",
+            markersize=size,
+            markerfacecolor="none" if is_ringed else colour,
+            markeredgecolor=colour,
+            markeredgewidth=min(1.3, 0.12 * size + 0.25) if is_ringed else 0.0,
+            linestyle="none",
+        )
+
+
+def short_number(evidence: float) -> str:
+    """A value of -log10 p in at most four characters: 0, 0.4, 37, 7642, 22k."""
+    if evidence >= 9999.5:
+        return f"{evidence / 1000.0:.0f}k"
+    if evidence < 0.05:
+        return "0"  # and not "-0"
+    return f"{evidence:.0f}" if evidence >= 9.5 else f"{evidence:.1f}".removesuffix(".0")
+
+
+def _number_layers(axes: Axes, mine: Sequence[int], other: Sequence[int], width: float, height: float) -> None:
+    for numbers, length, put in ((other, width, axes.set_xticks), (mine, height, axes.set_yticks)):
+        step = next(s for s in (1, 2, 4, 5, 8, 10, 16, 20, 32, 64, len(numbers)) if length / len(numbers) * s >= 0.22)
+        places = list(range(0, len(numbers), step))
+        put(places, [str(numbers[place]) for place in places])

@@ -1,0 +1,107 @@
+"""The polar factor of two embeddings as a map of channels against channels."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from mdir_hf.names import shown_name
+from mdir_hf.render.figures.sheet import HEAD, SHORTEST, add_axes, fill_cells, label_sides, new_sheet, shade_bar
+from mdir_hf.render.figures.theme import Theme
+from mdir_hf.report import Transformation
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    from matplotlib.figure import Figure
+
+    from mdir_hf.report import HomologyReport, MatrixReport
+
+SIDE = 3.4
+"""Inches of the longer side of the map."""
+
+_LEFT, _BELOW = 0.78, 0.72
+
+_TITLES = {
+    Transformation.IDENTITY: "{n} of {m} channels matched, in the same place",
+    Transformation.PERMUTATION: "{n} of {m} channels matched, in another order",
+    Transformation.SIGNED_PERMUTATION: "{n} of {m} channels matched, signs turned",
+    Transformation.ROTATION: "Rotated: no channel keeps an axis of its own",
+    Transformation.NONE: "No channel has a partner",
+}
+
+
+def draw_polar_factor(
+    report: HomologyReport, name: str, picture: npt.NDArray[np.float32], theme: Theme, *, is_matched: bool
+) -> Figure:
+    """Draw |U|, one cell for each block of channels, with the largest entry of the block.
+
+    The shade is the root of the entry: 0.1, which is noise in narrow models and a match in heavily trained ones, is
+    seen beside 1. The scale is the same for all pairs, so strangers are pale.
+
+    Args:
+        report: For names and widths.
+        name: ``embedding`` or ``unembedding``.
+        picture: From :func:`~mdir_hf.method.reduction.reduce_peaks`.
+        theme: Colours.
+        is_matched: Whether the picture has its matched channels on the diagonal.
+    """
+    import numpy as np
+
+    rows, columns = (report.reference.hidden_size or picture.shape[0], report.candidate.hidden_size or picture.shape[1])
+    matrix = report.embedding if name == "embedding" else report.unembedding
+    title = _title(matrix, min(rows, columns), is_matched=is_matched)
+    width, height = (max(SHORTEST, SIDE * side / max(rows, columns)) for side in (columns, rows))
+    figure = new_sheet(
+        theme, HEAD + height + _BELOW, title, _subtitle(name, (rows, columns), picture.shape, is_matched=is_matched)
+    )
+    axes = add_axes(figure, theme, _LEFT, _BELOW, width, height)
+    fill_cells(axes, theme, np.sqrt(np.clip(picture, 0.0, 1.0)), (0, columns, rows, 0))
+    if is_matched:
+        axes.set_xticks([])  # a place there is no channel's number
+        axes.set_yticks([])
+    label_sides(figure, axes, theme, "channel", report.reference.repo, report.candidate.repo)
+    bar = (_LEFT + width + 0.15, _BELOW, 0.13, height)
+    shade_bar(figure, theme, bar, ticks=[(math.sqrt(v), f"{v:g}") for v in _ticks(height)], label="|entry|")
+    figure.set_label(_alt_text(report, name, matrix, is_matched=is_matched))
+    return figure
+
+
+def _ticks(height: float) -> tuple[float, ...]:
+    return (0.0, 0.01, 0.1, 0.25, 0.5, 1.0) if height > 2.0 else (0.0, 0.25, 1.0)
+
+
+def _title(matrix: MatrixReport | None, narrower: int, *, is_matched: bool) -> str:
+    found = Transformation.NONE if matrix is None else matrix.transformation
+    n = 0 if matrix is None else matrix.matched_channels or 0
+    if is_matched:
+        return f"The {n} matched channels on the diagonal"
+    return _TITLES[found].format(n=n, m=narrower)
+
+
+def _subtitle(name: str, sizes: tuple[int, int], cells: tuple[int, ...], *, is_matched: bool) -> str:
+    block = [math.ceil(size / n) for size, n in zip(sizes, cells, strict=True)]
+    what = f"|Polar factor| of the {name}s"
+    cell = (
+        "one cell for each pair of channels" if block == [1, 1] else f"a cell is the largest of {block[0]} × {block[1]}"
+    )
+    order = "" if not is_matched else "\nthe candidate's channels stand below their partners"
+    last = ", those without one come last" if is_matched and sizes[0] != sizes[1] else ""
+    return f"{what}; {cell}{order}{last}"
+
+
+def _alt_text(report: HomologyReport, name: str, matrix: MatrixReport | None, *, is_matched: bool) -> str:
+    pair = f"{shown_name(report.reference.repo)} and {shown_name(report.candidate.repo)}"
+    found = Transformation.NONE if matrix is None else matrix.transformation
+    if matrix is None or found is Transformation.NONE:
+        finding = "no channel of one stands out as the partner of a channel of the other"
+    elif found is Transformation.ROTATION:
+        finding = "they differ by a rotation, so that no single channels match"
+    else:
+        n_all = min(report.reference.hidden_size or 0, report.candidate.hidden_size or 0)
+        finding = (
+            f"{matrix.matched_channels} of {n_all} channels match one to one, {found.value.replace('_', ' ')} found"
+        )
+    order = ", with matched channels brought onto the diagonal" if is_matched else ""
+    p = "" if matrix is None else f"; log10 p {matrix.log10_p + 0.0:.0f}"
+    return f"Heat map of the polar factor of the {name}s of {pair}{order}: {finding}{p}."

@@ -1,0 +1,97 @@
+"""A figure as bytes, and as an element of a web page."""
+
+from __future__ import annotations
+
+import base64
+import html
+import re
+from io import BytesIO
+from typing import TYPE_CHECKING
+
+from mdir_hf.errors import InputError
+from mdir_hf.render.figures.sheet import drawing
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PNG_DPI = 160
+CSS_PIXELS_PER_INCH = 96
+
+# No date, no version: the same report gives the same bytes.
+_NO_METADATA = {
+    "png": {"Software": None},
+    "svg": {"Creator": None, "Date": None, "Format": None, "Type": None},
+}
+_PROLOG = re.compile(rb"\A.*?<svg\b([^>]*)>", re.DOTALL)
+
+
+def figure_bytes(figure: Figure, file_format: str) -> bytes:
+    """Render a figure, to the same bytes every time for the same report.
+
+    Args:
+        figure: As :func:`draw_figures` makes it.
+        file_format: ``svg`` or ``png``. An SVG holds no text to be laid out, no reference to anything outside it, and
+            its title and alt text as ``<title>`` and ``<desc>``.
+
+    Raises:
+        InputError: If the format is another one, or matplotlib is not installed.
+    """
+    if file_format not in _NO_METADATA:
+        raise InputError(f"figures are rendered as svg or png, not as {file_format!r}")
+    buffer = BytesIO()
+    with drawing():
+        figure.savefig(
+            buffer,
+            format=file_format,
+            dpi=PNG_DPI,
+            metadata=_NO_METADATA[file_format],
+            facecolor=figure.get_facecolor(),
+        )
+    rendered = buffer.getvalue()
+    return _with_words(rendered, figure) if file_format == "svg" else rendered
+
+
+def figure_img(figure: Figure, dark_figure: Figure | None = None) -> str:
+    """Return a figure as an element for a web page that needs nothing beside it.
+
+    Args:
+        figure: As :func:`draw_figures` makes it.
+        dark_figure: The same with ``dark=True``, shown where the reader's system asks for dark pages, except in print.
+
+    Returns:
+        ``<img src="data:image/svg+xml;base64,…" alt="…" width="…" height="…">``, inside ``<picture>`` if there are
+        two. The alt text is ``figure.get_label()``, escaped.
+    """
+    dark_svg = None if dark_figure is None else figure_bytes(dark_figure, "svg")
+    return svg_img(figure, figure_bytes(figure, "svg"), dark_svg)
+
+
+def svg_img(figure: Figure, svg: bytes, dark_svg: bytes | None = None) -> str:
+    """:func:`figure_img` for a figure that is rendered already: rendering takes most of the time."""
+    width, height = (round(CSS_PIXELS_PER_INCH * inches) for inches in figure.get_size_inches())
+    img = f'<img src="{_data_url(svg)}" alt="{html.escape(str(figure.get_label()))}" width="{width}" height="{height}">'
+    if dark_svg is None:
+        return img
+    source = f'<source media="screen and (prefers-color-scheme: dark)" srcset="{_data_url(dark_svg)}">'
+    return f"<picture>{source}{img}</picture>"
+
+
+def _data_url(svg: bytes) -> str:
+    return f"data:image/svg+xml;base64,{base64.b64encode(svg).decode('ascii')}"
+
+
+def _with_words(svg: bytes, figure: Figure) -> bytes:
+    """Give an SVG its title and description, and take the reference to a DTD out of it."""
+    label = str(figure.get_label())
+    title = str(figure.texts[0].get_text()) if figure.texts else label
+    words = f'<title id="title">{_xml(title)}</title><desc id="desc">{_xml(label)}</desc>'
+
+    def opening(found: re.Match[bytes]) -> bytes:
+        tag = b'<svg%s role="img" aria-labelledby="title desc">' % found[1]
+        return b'<?xml version="1.0" encoding="utf-8"?>\n' + tag + words.encode()
+
+    return _PROLOG.sub(opening, svg, count=1)
+
+
+def _xml(text: str) -> str:
+    return html.escape("".join(c if c >= " " else " " for c in text), quote=False)

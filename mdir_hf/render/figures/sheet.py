@@ -1,0 +1,238 @@
+"""A figure as a sheet of paper: a head with title and subtitle, and axes placed in inches.
+
+Placed by hand and not by a layout engine: no text that somebody else wrote can push the axes about, and the same report
+gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import threading
+import unicodedata
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Literal
+
+from mdir_hf.errors import MissingExtraError
+from mdir_hf.installing import install_command
+from mdir_hf.names import ELLIPSIS, shown_name
+from mdir_hf.render.figures.theme import Theme, colour_map, evidence_shade
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.ft2font import FT2Font
+    from matplotlib.patches import Patch
+
+Box = tuple[float, float, float, float]
+
+WIDTH = 5.0
+"""Inches: 480 CSS pixels, so that text of 8 points is still read where a phone shows it at three quarters of that."""
+
+HEAD = 0.86
+"""Inches above the axes for title, two lines of subtitle, and what labels a bar of shades."""
+
+SHORTEST = 1.5
+"""Inches that a side of a map has at least, so that its label fits."""
+
+POINTS = 72.0
+TITLE_SIZE, TEXT_SIZE, SMALL_SIZE = 10.5, 8.5, 7.5
+
+FONT = "DejaVu Sans"  # comes with matplotlib, so that it is there and the same everywhere
+
+_MISSING = "\N{WHITE SQUARE}"
+_SETTINGS = {
+    "font.family": [FONT],
+    "text.parse_math": False,  # a dollar in a repo's name is a dollar
+    "svg.hashsalt": "mdir-hf",
+    "svg.fonttype": "path",
+    "hatch.linewidth": 0.6,
+}
+
+# matplotlib's settings belong to the process: two threads may not change them at once.
+_LOCK = threading.RLock()
+
+
+@contextmanager
+def drawing() -> Iterator[None]:
+    """Draw, or render, with our own settings whatever the user's are.
+
+    Raises:
+        InputError: If matplotlib is not installed.
+    """
+    try:
+        import matplotlib.style
+    except ImportError as exc:
+        raise MissingExtraError(f"figures need matplotlib: {install_command('plot')}") from exc
+    with _LOCK, matplotlib.style.context(["default", _SETTINGS]):
+        yield
+
+
+def new_sheet(theme: Theme, height: float, title: str, subtitle: str, *, width: float = WIDTH) -> Figure:
+    """Make a figure with its head.
+
+    Args:
+        theme: Colours.
+        height: Inches, the head included.
+        title: The finding in a few words; becomes the ``<title>`` of an SVG. Shortened where it does not fit.
+        subtitle: What is shown; two lines at most.
+        width: Inches.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), facecolor=theme.paper)
+    room = (width - 0.3) * POINTS
+    top = 1.0 - 0.12 / height
+    title = fitted(title, room, TITLE_SIZE, bold=True)
+    figure.text(0.15 / width, top, title, color=theme.ink, fontsize=TITLE_SIZE, fontweight="bold", va="top")
+    lines = "\n".join(fitted(line, room, SMALL_SIZE) for line in subtitle.splitlines())
+    below = top - 0.22 / height
+    figure.text(0.15 / width, below, lines, color=theme.muted, fontsize=SMALL_SIZE, va="top", linespacing=1.35)
+    return figure
+
+
+def add_axes(figure: Figure, theme: Theme, left: float, bottom: float, width: float, height: float) -> Axes:
+    """Place axes, in inches from the lower left corner."""
+    sheet_width, sheet_height = figure.get_size_inches()
+    box = (left / sheet_width, bottom / sheet_height, width / sheet_width, height / sheet_height)
+    axes = figure.add_axes(box, facecolor=theme.paper)
+    axes.tick_params(colors=theme.muted, labelcolor=theme.ink, labelsize=SMALL_SIZE, length=2.5, pad=2.5)
+    for spine in axes.spines.values():
+        spine.set_color(theme.grid)
+        spine.set_linewidth(0.8)
+        spine.set_zorder(-1)  # below the cells of a map: a frame may not hide the first and the last channel
+    return axes
+
+
+def label_sides(figure: Figure, axes: Axes, theme: Theme, what: str, reference: str, candidate: str) -> None:
+    """Label the axes of a map, the reference's down and the candidate's along, with names cut to the room there is.
+
+    Args:
+        figure: Where.
+        axes: Of a map.
+        theme: Colours.
+        what: What a row or column is.
+        reference: Name of the reference, as somebody wrote it.
+        candidate: Name of the candidate.
+    """
+    sheet_width, sheet_height = figure.get_size_inches()
+    box = axes.get_position()
+    middle = sheet_width * (box.x0 + box.x1) / 2
+    rooms = {"x": 2 * min(middle, sheet_width - middle) - 0.3, "y": (box.y1 - box.y0) * sheet_height}
+    for side, model, name in (("x", "candidate", candidate), ("y", "reference", reference)):
+        label = f"{what} of the {model}\n{fitted(shown_name(name), rooms[side] * POINTS, TEXT_SIZE)}"
+        put = axes.set_xlabel if side == "x" else axes.set_ylabel
+        put(label, color=theme.ink, fontsize=TEXT_SIZE, labelpad=4, linespacing=1.3)
+
+
+def text_width(text: str, size: float, *, bold: bool = False) -> float:
+    """How wide a line is set, in points."""
+    font = _font(bold=bold)
+    font.set_size(size, 10.0 * POINTS)  # in large letters, whose advances are not rounded to pixels
+    font.set_text(text, 0.0)
+    width: float = font.get_width_height()[0] / 640.0
+    return width
+
+
+def fitted(text: str, room: float, size: float, *, bold: bool = False) -> str:
+    """Replace what the font cannot show, and elide in the middle until a line fits.
+
+    Args:
+        text: One line.
+        room: Points.
+        size: Of the font, in points.
+        bold: Its weight.
+    """
+    font = _font(bold=bold)
+    text = "".join(_drawable(character, font) for character in text)
+    if text_width(text, size, bold=bold) <= room:
+        return text
+
+    def elided(keep: int) -> str:
+        return text[: keep // 2] + ELLIPSIS + text[len(text) - (keep - keep // 2) :]
+
+    fits, too_long = 2, len(text)
+    while too_long - fits > 1:
+        keep = (fits + too_long) // 2
+        if text_width(elided(keep), size, bold=bold) <= room:
+            fits = keep
+        else:
+            too_long = keep
+    return elided(fits) if len(text) > 3 else text
+
+
+def _font(*, bold: bool) -> FT2Font:
+    from matplotlib.font_manager import FontProperties, findfont, get_font
+
+    return get_font(findfont(FontProperties(family=FONT, weight="bold" if bold else "normal")))
+
+
+def _drawable(character: str, font: FT2Font) -> str:
+    if font.get_char_index(ord(character)):
+        return character
+    # A mark on the letter before it is dropped, a letter is not.
+    return "" if unicodedata.category(character).startswith("M") else _MISSING
+
+
+def fill_cells(
+    axes: Axes, theme: Theme, shades: npt.ArrayLike, extent: Box, *, origin: Literal["upper", "lower"] = "upper"
+) -> None:
+    """Fill axes with cells of shades in [0, 1], each as it is: resampling loses single peaks."""
+    cells = colour_map(theme)
+    axes.imshow(
+        shades, cmap=cells, vmin=0.0, vmax=1.0, extent=extent, origin=origin, aspect="auto", interpolation="none"
+    )
+
+
+def write_in_cell(axes: Axes, x: float, y: float, text: str, colour: str, size: float) -> None:
+    """Write a text with its middle at a place of a map."""
+    axes.text(x, y, text, color=colour, fontsize=size, ha="center", va="center")
+
+
+def hatched(theme: Theme, left: float, top: float) -> Patch:
+    """A cell of a map where nothing was computed."""
+    from matplotlib.patches import Rectangle
+
+    return Rectangle((left, top), 1, 1, facecolor=theme.paper, edgecolor=theme.hatch, linewidth=0.0, hatch="/////")
+
+
+def shade_bar(
+    figure: Figure,
+    theme: Theme,
+    box: Box,
+    *,
+    ticks: Sequence[tuple[float, str]],
+    label: str,
+    horizontal: bool = False,
+) -> None:
+    """Draw the ramp beside a map.
+
+    Args:
+        figure: Where.
+        theme: Colours.
+        box: Left, bottom, width, height in inches.
+        ticks: Place on the ramp in [0, 1], and text.
+        label: What the shades say.
+        horizontal: Whether it lies.
+    """
+    import numpy as np
+
+    axes = add_axes(figure, theme, *box)
+    ramp = np.linspace(0.0, 1.0, 128)
+    fill_cells(axes, theme, ramp[np.newaxis, :] if horizontal else ramp[:, np.newaxis], (0, 1, 0, 1), origin="lower")
+    along, across = (axes.set_xticks, axes.set_yticks) if horizontal else (axes.set_yticks, axes.set_xticks)
+    across([])
+    if not horizontal:
+        axes.yaxis.tick_right()
+    along([place for place, _ in ticks], [text for _, text in ticks])
+    axes.set_title(label, color=theme.ink, fontsize=SMALL_SIZE, loc="left", pad=5)
+
+
+def evidence_ticks(ticks: Sequence[int]) -> list[tuple[float, str]]:
+    """Places on the ramp of round values of -log10 p."""
+    return [(evidence_shade(-tick), spaced(tick)) for tick in ticks]
+
+
+def spaced(number: int) -> str:
+    """A number with its thousands apart from five digits on: 4094, 10 000."""
+    return f"{number:,}".replace(",", "\N{NARROW NO-BREAK SPACE}") if number >= 10_000 else str(number)

@@ -1,0 +1,244 @@
+"""Many models, each against each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from mdir_hf.errors import InputError
+from mdir_hf.names import shown_name
+from mdir_hf.render.figures.layer_map import short_number
+from mdir_hf.render.figures.sheet import (
+    HEAD,
+    POINTS,
+    SMALL_SIZE,
+    WIDTH,
+    add_axes,
+    drawing,
+    evidence_ticks,
+    fill_cells,
+    fitted,
+    new_sheet,
+    shade_bar,
+    write_in_cell,
+)
+from mdir_hf.render.figures.theme import EVIDENCE_TICKS, Theme, evidence_shade, ink_on, theme_of
+from mdir_hf.report import Verdict
+from mdir_hf.report.words import ICON
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+SIDE = 6.6
+"""Inches of a large matrix; a small one has cells of LARGEST_CELL."""
+
+LARGEST_CELL = 0.5
+
+NUMBERED = 0.38
+"""Cells of this many inches hold their number beside the symbol."""
+
+NAMED = 0.095
+"""Rows of this many inches are named one by one; beyond about seventy models only groups are."""
+
+SYMBOLED = 0.06
+"""Cells of this many inches have a symbol."""
+
+_NAMES = 2.3
+_RIGHT = 0.75
+
+_FILL = {Verdict.HOMOLOGOUS: "full", Verdict.NO_EVIDENCE: "none", Verdict.INCONCLUSIVE: "left"}
+
+_LEGEND = (
+    (Verdict.HOMOLOGOUS, "shared ancestry"),
+    (Verdict.INCONCLUSIVE, "inconclusive"),
+)
+
+
+def draw_survey_matrix(
+    names: Sequence[str],
+    log10_p: Sequence[Sequence[float]],
+    verdicts: Sequence[Sequence[str | None]],
+    *,
+    bounds: Sequence[Sequence[bool]] | None = None,
+    groups: Sequence[Sequence[str]] | None = None,
+    dark: bool = False,
+) -> Figure:
+    """Draw a survey: how much of each pair agrees as a shade, its verdict as a symbol, groups as frames.
+
+    Args:
+        names: n models.
+        log10_p: n x n, symmetric, at most 0; what stands on the diagonal, and where the verdict is None, is not read.
+        verdicts: n x n, ``Verdict`` values; None where the pair was not compared.
+        bounds: n x n, whether p bounds a chance: -log10 p stands in the cells where it does; None: nowhere.
+        groups: Names that belong together, each name in one group; models are drawn in their order. Without it, in the
+            order of ``names``, and unframed.
+        dark: Light ink on dark paper.
+
+    Returns:
+        The figure; its label states how many pairs share ancestry and in how many groups.
+
+    Raises:
+        InputError: If sizes or names do not fit together, or matplotlib is not installed.
+    """
+    n = len(names)
+    bounds = [[False] * n] * n if bounds is None else bounds
+    if not n or any(len(rows) != n or any(len(row) != n for row in rows) for rows in (log10_p, verdicts, bounds)):
+        raise InputError(f"a survey of {n} models needs at least one model, and {n} x {n} p-values and verdicts")
+    if groups is not None and sorted(name for group in groups for name in group) != sorted(names):
+        raise InputError("every model of a survey belongs to one of its groups, and to one only")
+    place_of = {name: place for place, name in enumerate(names)}
+    if groups is not None and len(place_of) < n:
+        raise InputError("two models of a survey with groups have the same name")
+    order = list(range(n)) if groups is None else [place_of[name] for group in groups for name in group]
+    theme = theme_of(dark=dark)
+    with drawing():
+        return _draw(names, log10_p, verdicts, bounds, groups, order, theme)
+
+
+def _draw(
+    names: Sequence[str],
+    log10_p: Sequence[Sequence[float]],
+    verdicts: Sequence[Sequence[str | None]],
+    bounds: Sequence[Sequence[bool]],
+    groups: Sequence[Sequence[str]] | None,
+    order: Sequence[int],
+    theme: Theme,
+) -> Figure:
+    from matplotlib.patches import Rectangle
+
+    n = len(order)
+    compared = [(i, j) for i in range(n) for j in range(i) if verdicts[i][j] is not None]
+    n_related = sum(verdicts[i][j] == Verdict.HOMOLOGOUS.value for i, j in compared)
+    title = f"{n_related} of {len(compared)} compared pairs share weight ancestry"
+    families = [] if groups is None else [group for group in groups if len(group) > 1]
+    in_groups = "" if groups is None else f". Frames: {_counted(len(families), 'group')} of relatives"
+    cell = min(LARGEST_CELL, SIDE / n)
+    side = cell * n
+    width = max(WIDTH, _NAMES + side + _RIGHT)
+    below = 0.9 if cell >= NAMED else 0.65
+    numbers = "\nNumbers: −log10 p, where it bounds a chance" if cell >= NUMBERED and any(map(any, bounds)) else ""
+    figure = new_sheet(
+        theme,
+        HEAD + side + below,
+        title,
+        f"How much embeddings agree, each model against each{in_groups}{numbers}",
+        width=width,
+    )
+    axes = add_axes(figure, theme, _NAMES, below, side, side)
+    _draw_cells(axes, theme, log10_p, verdicts, bounds, order, cell)
+    start = 0
+    for size in map(len, groups or ()):
+        if size > 1:
+            thick = 1.8 if cell > 0.15 else 1.0
+            frame = Rectangle((start - 0.5, start - 0.5), size, size, fill=False, edgecolor=theme.null, linewidth=thick)
+            frame.set(clip_on=False, zorder=4)
+            axes.add_patch(frame)
+        start += size
+    _name_rows(axes, theme, names, groups, order, cell)
+    bar_height = max(min(side, 3.0), 0.9)
+    ticks = EVIDENCE_TICKS if bar_height > 1.5 else EVIDENCE_TICKS[::2]
+    bar = (_NAMES + side + 0.14, below + side - bar_height, 0.12, bar_height)
+    shade_bar(figure, theme, bar, ticks=evidence_ticks(ticks), label="agreement")
+    shown = _LEGEND if cell >= SYMBOLED else _LEGEND[-1:]
+    marked = f"{ICON[Verdict.NO_EVIDENCE]} hatched" if cell >= SYMBOLED else "lightest"
+    legend = "     ".join((*(f"{ICON[verdict]} {text}" for verdict, text in shown), "blank: not compared"))
+    legend += f"\n{marked}: not found by embeddings; layers not compared"
+    figure.text(0.15 / width, 0.14 / figure.get_size_inches()[1], legend, color=theme.ink, fontsize=SMALL_SIZE)
+    largest = max(families, key=len, default=[])
+    most = f", the largest of {len(largest)}" if largest else ""
+    grouped = "" if groups is None else f" They form {_counted(len(families), 'group')} of two or more{most}."
+    figure.set_label(f"Matrix of {_counted(n, 'model')}: {title}.{grouped}")
+    return figure
+
+
+def _counted(n: int, what: str) -> str:
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"
+
+
+def _draw_cells(
+    axes: Axes,
+    theme: Theme,
+    log10_p: Sequence[Sequence[float]],
+    verdicts: Sequence[Sequence[str | None]],
+    bounds: Sequence[Sequence[bool]],
+    order: Sequence[int],
+    cell: float,
+) -> None:
+    import numpy as np
+    from matplotlib.patches import PathPatch, Rectangle
+    from matplotlib.path import Path
+    from matplotlib.transforms import Affine2D
+
+    n = len(order)
+    shades = np.full((n, n), np.nan)
+    symbols: dict[tuple[Verdict, str], list[tuple[float, float]]] = {}
+    not_found: list[tuple[float, float]] = []
+    for row, i in enumerate(order):
+        for column, j in enumerate(order):
+            value = verdicts[i][j]
+            if i == j:
+                axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, color=theme.grid, linewidth=0))
+                continue
+            if value is None:
+                continue
+            verdict = Verdict(value)
+            is_found = verdict is not Verdict.NO_EVIDENCE
+            if not is_found:
+                not_found.append((column - 0.5, row - 0.5))
+            shades[row, column] = evidence_shade(log10_p[i][j] if is_found else 0.0)
+            ink = ink_on(theme, float(shades[row, column]))
+            is_numbered = cell >= NUMBERED and verdict is Verdict.HOMOLOGOUS and bounds[i][j]
+            if cell >= SYMBOLED or verdict is Verdict.INCONCLUSIVE:
+                symbols.setdefault((verdict, ink), []).append((column, row - 0.18 * is_numbered))
+            if is_numbered:
+                write_in_cell(axes, column, row + 0.2, short_number(math.floor(-log10_p[i][j])), ink, SMALL_SIZE)
+    if not_found and cell >= SYMBOLED:
+        cell_path = Path.unit_rectangle()
+        # One patch of all cells: hundreds of models have as many cells as their square.
+        all_ = Path.make_compound_path(*(cell_path.transformed(Affine2D().translate(x, y)) for x, y in not_found))
+        axes.add_patch(PathPatch(all_, facecolor="none", edgecolor=theme.hatch, linewidth=0.0, hatch="/////"))
+    size = POINTS * (min(0.1, 0.52 * cell) if cell >= SYMBOLED else 0.6 * cell)
+    for (verdict, ink), places in symbols.items():
+        axes.plot(
+            *zip(*places, strict=True),
+            linestyle="none",
+            marker="o",
+            markersize=size,
+            color=ink,
+            fillstyle=_FILL[verdict],
+            markeredgewidth=0.09 * size,
+            markerfacecoloralt="none",
+        )
+    fill_cells(axes, theme, np.ma.masked_invalid(shades), (-0.5, n - 0.5, n - 0.5, -0.5))
+
+
+def _name_rows(
+    axes: Axes,
+    theme: Theme,
+    names: Sequence[str],
+    groups: Sequence[Sequence[str]] | None,
+    order: Sequence[int],
+    cell: float,
+) -> None:
+    """Number and name the rows; too many of them are named by group, with its first model and its size."""
+    n = len(order)
+    room = (_NAMES - 0.25) * POINTS
+    if cell >= NAMED:
+        size = min(SMALL_SIZE + 0.5, 0.72 * cell * POINTS)
+        labels = [fitted(f"{shown_name(names[i])}  {row + 1}", room, size) for row, i in enumerate(order)]
+        axes.set_yticks(range(n), labels, fontsize=size)
+        step = next(s for s in (1, 2, 5, 10) if s * cell >= 0.17 or s == 10)
+        axes.set_xticks(range(0, n, step), [str(column + 1) for column in range(0, n, step)])
+        axes.set_xlabel("number of the model", color=theme.ink, fontsize=SMALL_SIZE)
+        return
+    places, labels, start = [], [], 0
+    for group in groups or ():
+        # Only groups that are as high as their label: the small ones among hundreds stay without.
+        if len(group) * cell >= 0.12:
+            places.append(start + (len(group) - 1) / 2)
+            labels.append(fitted(f"{shown_name(group[0])} +{len(group) - 1}", room, SMALL_SIZE))
+        start += len(group)
+    axes.set_yticks(places, labels)
+    axes.set_xticks([])

@@ -1,0 +1,101 @@
+"""Writing the files of a saved report, each of them whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from mdir_hf.errors import InputError, MissingExtraError
+from mdir_hf.render.figures import draw_figures, figure_bytes
+from mdir_hf.render.figures.rendering import svg_img
+from mdir_hf.render.html import html_page
+from mdir_hf.render.markdown import markdown_text
+from mdir_hf.report import HomologyReport
+
+
+def check_save_folder(folder: Path) -> None:
+    """Fail before anything is read where nothing could be written.
+
+    Raises:
+        InputError: If the place is a file, or is not writable.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"cannot save into {folder}: it is a file; name a folder")
+    parent = folder
+    while not parent.exists():
+        parent = parent.parent
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise InputError(f"cannot save into {folder}: {parent} is not writable")
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What was written.
+
+    Attributes:
+        paths: The files.
+        without: Why there are no figures; empty where there are.
+    """
+
+    paths: tuple[Path, ...]
+    without: str = ""
+
+
+def save_report(report: HomologyReport, folder: Path) -> Saved:
+    """Write report.json, report.md, report.html and the figures (SVG and PNG, light and dark).
+
+    Every file is written beside its place and moved into it, so that an interruption leaves no half of one. Where
+    matplotlib is missing, everything but the figures is written.
+
+    Args:
+        report: What to save.
+        folder: Made if it does not exist; files of the same names are replaced.
+
+    Returns:
+        The paths written, and what is missing.
+
+    Raises:
+        InputError: If the folder cannot be written.
+    """
+    contents: dict[str, bytes] = {"report.json": (report.to_json() + "\n").encode()}
+    without = ""
+    try:
+        light, dark = draw_figures(report), draw_figures(report, dark=True)
+    except MissingExtraError as exc:
+        light, dark, without = {}, {}, exc.message
+    for suffix, figures in (("", light), ("-dark", dark)):
+        for name, figure in figures.items():
+            for file_format in ("svg", "png"):
+                contents[f"{name}{suffix}.{file_format}"] = figure_bytes(figure, file_format)
+    images = {
+        name: svg_img(figure, contents[f"{name}.svg"], contents[f"{name}-dark.svg"]) for name, figure in light.items()
+    }
+    alt_texts = {name: str(figure.get_label()) for name, figure in light.items()}
+    contents["report.md"] = _encoded(markdown_text(report, alt_texts))
+    contents["report.html"] = _encoded(html_page(report, images))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return Saved(tuple(write_file(folder / name, content) for name, content in contents.items()), without)
+    except OSError as exc:
+        raise InputError(f"cannot save into {folder}: {exc.strerror}") from exc
+
+
+def _encoded(text: str) -> bytes:
+    # Paths that are no UTF-8 come as lone surrogates, which no UTF-8 file can hold.
+    return text.encode("utf-8", "replace")
+
+
+def write_file(path: Path, content: bytes) -> Path:
+    """Write a file beside its place and move it there, so that an interruption leaves no half of one."""
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    return path

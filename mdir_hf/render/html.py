@@ -1,0 +1,148 @@
+"""A description as HTML: one section, for whoever has a page, or a page of its own. jinja2 escapes all text."""
+
+from __future__ import annotations
+
+import base64
+import math
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any
+
+from markupsafe import Markup
+
+from mdir_hf.names import shown_name
+from mdir_hf.render.description import NAME_LENGTH, describe, pair_name
+from mdir_hf.render.scale_svg import scale_svg
+from mdir_hf.render.sections import FigureName, Section, SectionKind, Table
+from mdir_hf.report import HomologyReport, SettledBy
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+# Nothing may run and nothing may be fetched, even if something slipped through the escaping.
+POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+
+OPEN_ROWS = 20
+"""Tables of more rows are folded away."""
+
+NARROW_COLUMNS = 4
+LONG_WORD = 24
+"""Letters; cells with a longer word are broken anywhere rather than making the table wider than the page."""
+
+_NUMBER = re.compile(r"-?\d[\d.,]*( \(\d+%\))?")
+
+
+def html_page(report: HomologyReport, images: Mapping[str, str]) -> str:
+    """Write a report as a page that fetches nothing.
+
+    Args:
+        report: The report.
+        images: Elements by figure, as markup, with their alt texts; a figure without is left out.
+    """
+    data = base64.b64encode(report.to_json().encode()).decode("ascii")
+    title = f"{report.headline}: {pair_name(report, length=40)}"
+    return _filled("page.html.j2", report, images, title=title, policy=POLICY, data=data)
+
+
+def notebook_html(report: HomologyReport, images: Mapping[str, str]) -> str:
+    """Write a report as what a notebook shows of it: the verdict, what it does not mean, and figures to unfold.
+
+    Args:
+        report: The report.
+        images: As for :func:`html_page`.
+    """
+    return _filled("notebook.html.j2", report, images)
+
+
+def _filled(template: str, report: HomologyReport, images: Mapping[str, str], **more: str) -> str:
+    verdict, *sections = describe(report)
+    filled: str = (
+        _environment()
+        .get_template(template)
+        .render(
+            report=report,
+            verdict=verdict,
+            sections=sections,
+            with_figures=[s for s in sections if any(name.value in images for name in s.figures)],
+            lists=[section for section in sections if section.bullets],
+            images=_markup(images),
+            names=[shown_name(model.repo, length=NAME_LENGTH) for model in (report.reference, report.candidate)],
+            **more,
+        )
+    )
+    return filled
+
+
+def section_html(section: Section, images: Mapping[str, str], *, copyable: bool = False) -> str:
+    """Write what stands under the heading of one section.
+
+    Args:
+        section: The section.
+        images: As for :func:`html_page`.
+        copyable: Whether listings get a button, of the class ``copy``, that a script of the page makes work.
+    """
+    macros = _environment().get_template("section.html.j2").make_module({"images": _markup(images)})
+    return str(macros.body(section, copyable))  # type: ignore[attr-defined]
+
+
+def _markup(images: Mapping[str, str]) -> dict[str, Markup]:
+    return {str(FigureName(name)): Markup(image) for name, image in images.items()}
+
+
+@cache
+def _environment() -> Environment:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("mdir_hf.render"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_without_control_characters,
+    )
+    environment.filters |= {"alignments": _alignments, "minus": _minus, "is_long": _is_long, "power": _power}
+    environment.globals |= {"OPEN_ROWS": OPEN_ROWS, "side_by_side": _side_by_side, "SectionKind": SectionKind}
+    environment.globals["scale_svg"] = scale_svg
+    return environment
+
+
+def _without_control_characters(value: Any) -> Any:  # noqa: ANN401 - whatever stands in a template
+    """Control characters, which HTML forbids, become blanks; markup stays as it is."""
+    if not isinstance(value, str) or isinstance(value, Markup):
+        return value
+    return "".join(character if character >= " " or character in "\n\t" else " " for character in str(value))
+
+
+def _side_by_side(section: Section, n_images: int) -> bool:
+    """Whether its single figure stands beside its narrow tables where the page is wide."""
+    return bool(section.tables) and n_images == 1 and all(len(t.columns) <= NARROW_COLUMNS for t in section.tables)
+
+
+def _alignments(table: Table) -> Sequence[str]:
+    """The class of each column: ``number``, so that digits stand below each other, for one mostly of numbers."""
+    columns = list(zip_longest(*table.rows, fillvalue=""))[1:]
+    numeric = [sum(_NUMBER.fullmatch(cell) is not None for cell in column) > len(column) / 2 for column in columns]
+    return ["", *("number" if is_numeric else "" for is_numeric in numeric)]
+
+
+def _is_long(cell: str) -> bool:
+    return max(map(len, cell.split()), default=0) > LONG_WORD
+
+
+def _minus(text: str) -> str:
+    return text.replace("-", "\N{MINUS SIGN}", 1) if re.match(r"-\d", text) else text
+
+
+def _power(report: HomologyReport) -> Markup:
+    """What p is, as a sentence, or how much agrees where p bounds nothing; nothing where equal files need none."""
+    if report.settled_by is SettledBy.IDENTICAL_FILES:
+        return Markup("")
+    if not report.p_is_bound:
+        return Markup("<strong>{}.</strong>").format(report.agreement[:1].upper() + report.agreement[1:])
+    if report.log10_p > -1.0:
+        return Markup("<strong>p gives no evidence.</strong>")
+    exponent = f"\N{MINUS SIGN}{math.floor(-report.log10_p)}"
+    return Markup("<strong>p is at most 10<sup>{}</sup>.</strong>").format(exponent)

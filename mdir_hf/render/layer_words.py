@@ -1,0 +1,125 @@
+"""What layers and modules say, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mdir_hf.render.sections import FigureName, Line, Section, SectionKind, Table, counted, number
+from mdir_hf.report.parts import ExpertsFound, HeadsFound, LayersReport, ModuleReport, NeuronsFound, RowsFound
+from mdir_hf.report.result import HomologyReport
+from mdir_hf.report.terms import ModuleRole, ModuleTest, ResidualMap
+
+
+def layers_section(report: HomologyReport) -> Section:
+    """Which layer descends from which; empty where the layers were not compared."""
+    layers = report.layers
+    if layers is None:
+        return Section(SectionKind.LAYERS, "Layers")
+    matched = "have an ancestor in the reference" if layers.matches else "were matched"
+    found = (
+        f"{len(layers.matches)} of {layers.n_candidate_layers} layers of the candidate {matched}, compared by their "
+        f"{layers.role.words} {basis_words(layers)}: {layers.pattern.words}; log10 p {number(layers.log10_p)}"
+    )
+    brief = [Line("layers", found)]
+    if layers.matches:
+        pairs = ", ".join(f"{m.reference}>{m.candidate}" for m in layers.matches)
+        brief.append(Line("", f"reference>candidate: {pairs}"))
+    rows = tuple((str(m.candidate), str(m.reference), number(m.log10_p)) for m in layers.matches)
+    columns = ("candidate layer", "its ancestor in the reference", "log10 p, corrected for all pairs")
+    return Section(
+        SectionKind.LAYERS,
+        "Layers",
+        brief=tuple(brief),
+        paragraphs=(f"{found}.",),
+        tables=(Table("Which layer matches which, counted from 0", columns, rows),) if rows else (),
+        figures=(FigureName.LAYERS, FigureName.FLOW) if layers.matrix else (),
+    )
+
+
+def basis_words(layers: LayersReport) -> str:
+    """The residual-basis map that carried the layers, in words."""
+    if layers.outer is ResidualMap.IDENTITY:
+        return "in the same residual basis"
+    if layers.outer is ResidualMap.ROTATION:
+        return f"behind a rotation fitted on the {layers.fitted_on}"
+    return f"through the channels matched on the {layers.fitted_on}"
+
+
+def modules_section(report: HomologyReport) -> Section:
+    """What each part of the matched layers says; empty where none was analysed."""
+    tests: dict[tuple[ModuleRole, ModuleTest], list[ModuleReport]] = {}
+    for module in report.modules or ():
+        tests.setdefault((module.role, module.test), []).append(module)
+    if not tests:
+        return Section(SectionKind.MODULES, "Modules")
+    best = {key: min(module.log10_p for module in modules) for key, modules in tests.items()}
+    smallest = [
+        f"{role} {test.value.replace('_', ' ')} {p:.0f}"
+        for (role, test), p in best.items()
+        if p < 0.0 and role is not ModuleRole.EXPERTS
+    ]
+    mixtures = [module.found for module in report.modules or () if isinstance(module.found, ExpertsFound)]
+    brief = [Line("modules", f"smallest log10 p of each test: {', '.join(smallest)}")] if smallest else []
+    brief += [Line("experts", experts_words(mixtures))] if mixtures else []
+    columns = ("part", "looks for", "layers", "significant in", "smallest log10 p", "largest", "what was found")
+    rows = tuple(_row(role, test, modules) for (role, test), modules in tests.items())
+    return Section(
+        SectionKind.MODULES,
+        "Modules",
+        brief=tuple(brief),
+        paragraphs=(f"Of the experts looked at, {experts_words(mixtures)}.",) if mixtures else (),
+        tables=(Table("Every part and test, over the analysed pairs of layers", columns, rows),),
+        figures=(FigureName.MODULES,),
+    )
+
+
+def experts_words(mixtures: Sequence[ExpertsFound]) -> str:
+    """How many experts come from where, over all layers that were looked at."""
+    traced = [origin for found in mixtures for origin in found.experts]
+    n_all = sum(found.n_experts for found in mixtures)
+    counts = {
+        "from a dense MLP": sum(origin.reference is None for origin in traced),
+        "from the expert in the same place": sum(
+            origin.reference is not None and origin.candidate == origin.reference for origin in traced
+        ),
+        "from another expert": sum(
+            origin.reference is not None and origin.candidate != origin.reference for origin in traced
+        ),
+    }
+    parts = ", ".join(f"{n} {where}" for where, n in counts.items() if n)
+    return f"{len(traced)} of {n_all} have an origin" + (f": {parts}" if parts else "")
+
+
+def _row(role: ModuleRole, test: ModuleTest, modules: Sequence[ModuleReport]) -> tuple[str, ...]:
+    log10_p = [module.log10_p for module in modules]
+    significant = [module for module in modules if module.is_significant]
+    extremes = (number(min(log10_p), 0), number(max(log10_p), 0))
+    return (
+        role.words,
+        test.words,
+        str(len(modules)),
+        str(len(significant)),
+        *extremes,
+        _found_words(test, significant),
+    )
+
+
+def _found_words(test: ModuleTest, modules: Sequence[ModuleReport]) -> str:
+    """What the inner transformations were, in the layers where the test is significant."""
+    rows = [module.found for module in modules if isinstance(module.found, RowsFound)]
+    neurons = [module.found for module in modules if isinstance(module.found, NeuronsFound)]
+    heads = [module.found for module in modules if isinstance(module.found, HeadsFound)]
+    mixtures = [module.found for module in modules if isinstance(module.found, ExpertsFound)]
+    if rows:
+        n_moved, n_signs = sum(found.moves for found in rows), sum(found.negative > 0 for found in rows)
+        parts = [f"rows moved in {counted(n_moved, 'layer')}"] if n_moved else ["rows in place"]
+        parts += [f"signs turned in {counted(n_signs, 'layer')}"] if n_signs else []
+        return ", ".join(parts)
+    if neurons:
+        n_moved, n_all = sum(f.moved_neurons for f in neurons), sum(f.matched_neurons for f in neurons)
+        what = "channels" if test is ModuleTest.CHANNELS else "neurons"
+        return f"{n_moved} of {n_all} {what} moved" if n_moved else f"{what} in place"
+    if heads:
+        n_moved = sum(any(i != j for i, j in found.heads) for found in heads)
+        return f"heads moved in {counted(n_moved, 'layer')}" if n_moved else "heads in place"
+    return experts_words(mixtures) if mixtures else "–"

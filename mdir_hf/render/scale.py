@@ -1,0 +1,63 @@
+"""Where a p stands beside those that were measured on real models: strangers, and models with what was made of them."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from importlib.resources import files
+
+from mdir_hf.render.sections import Scale, Section, SectionKind, number
+from mdir_hf.report.result import HomologyReport
+from mdir_hf.report.terms import SettledBy, Verdict
+
+MEASURED = "real_pairs.json"
+"""log10 p of the pairs of ``benchmarks/results/real-pairs.jsonl``; ``python -m benchmarks.real.scale`` writes it."""
+
+AGREEMENT = "agreement, counted as log10 p"
+"""What the scale is of where p bounds nothing."""
+
+TITLE = "Beside pairs of real models"
+
+
+@cache
+def measured_pairs() -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """The log10 p of strangers and of relatives, ascending: the strongest evidence first."""
+    measured = json.loads(files("mdir_hf.render").joinpath(MEASURED).read_text(encoding="utf-8"))
+    return tuple(measured["strangers"]), tuple(measured["relatives"])
+
+
+def scale_section(report: HomologyReport) -> Section:
+    """Say where this p stands; empty where it rests on no weights, or the question was not answered."""
+    if report.verdict is Verdict.INCONCLUSIVE or report.settled_by is SettledBy.IDENTICAL_FILES:
+        return Section(SectionKind.SCALE, TITLE)
+    strangers, relatives = measured_pairs()
+    place = _place(report.log10_p, strangers, relatives)
+    no_bound = "" if report.p_is_bound else ", which says how much agrees and bounds no chance"
+    axis = "log10 p" if report.p_is_bound else AGREEMENT
+    words = f"{axis} {_round(report.log10_p)}, {place}"
+    text = (
+        f"Measured in the same way, {len(strangers)} pairs of unrelated real models had log10 p from "
+        f"{_round(strangers[0])} to {_round(strangers[-1])}. {len(relatives)} pairs of a real model and a copy of it, "
+        "reordered, rotated, cut, quantised, noised or trained further, had "
+        f"{_round(relatives[0])} to {_round(relatives[-1])}. This pair has {_round(report.log10_p)}{no_bound}: "
+        f"{place}. The size of p grows with how much was compared, and is no measure of how much is shared."
+    )
+    return Section(
+        SectionKind.SCALE,
+        TITLE,
+        paragraphs=(text,),
+        scale=Scale(strangers, relatives, report.log10_p, report.alpha, words, axis),
+    )
+
+
+def _place(log10_p: float, strangers: tuple[float, ...], relatives: tuple[float, ...]) -> str:
+    if log10_p >= strangers[0]:
+        return "among the unrelated ones"
+    if log10_p <= relatives[-1]:
+        return "among the related ones"
+    return "between the two, where no measured pair is"
+
+
+def _round(log10_p: float) -> str:
+    """At most one decimal, and none where the number is large: -0.7, -41, -62,572."""
+    return number(log10_p) if -10.0 < log10_p < -0.05 else f"{log10_p + 0.0:,.0f}".replace("-0", "0")

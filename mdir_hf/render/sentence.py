@@ -1,0 +1,193 @@
+"""What was found, as one sentence to quote: with the names of both models, and never more than the evidence says."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from mdir_hf.names import shown_name
+from mdir_hf.render.sections import counted
+from mdir_hf.report.parts import HeadsFound, LayersReport, MatrixReport, ModelSummary, ModuleReport, NeuronsFound
+from mdir_hf.report.result import HomologyReport
+from mdir_hf.report.terms import Assumption, LayerPattern, ResidualMap, SettledBy, Transformation, Verdict
+from mdir_hf.report.words import REASON_TEXT, UNLESS_IN_ANOTHER_BASIS, UNLESS_ROTATED, numbering_text
+
+NAME_LENGTH = 60
+STRONGEST_NOISE = 100.0
+"""Noise beyond this many times the weights is not told apart in words."""
+MOST_RUNS = 6
+"""Runs of layers that a sentence lists; beyond, it gives their number."""
+
+_ORDERS = {
+    Transformation.IDENTITY: "in the same order",
+    Transformation.PERMUTATION: "in another order",
+    Transformation.SIGNED_PERMUTATION: "in another order and some with the sign turned",
+}
+_MAPS = {
+    ResidualMap.IDENTITY: "with the channels where they were",
+    ResidualMap.PERMUTATION: "with the channels in another order",
+    ResidualMap.SIGNED_PERMUTATION: "with the channels in another order and some with the sign turned",
+    ResidualMap.CHANNELS: "on those channels that were matched",
+    ResidualMap.ROTATION: "once the channels of one are rotated into those of the other",
+}
+
+
+def sentence_of(report: HomologyReport) -> str:
+    """Return one sentence on what a comparison found.
+
+    It names who looks like whom and never who came first: "B's layers match layers of A" is symmetric. A part that was
+    not compared is said to be so, or not spoken of.
+
+    Args:
+        report: The report.
+
+    Returns:
+        A sentence with its full stop, in which whatever the models are called is one line.
+    """
+    reference, candidate = _names(report)
+    if report.verdict is Verdict.INCONCLUSIVE:
+        why = "" if report.reason is None else f": {REASON_TEXT[report.reason]}"
+        return f"Whether {candidate} and {reference} share weights could not be told{why}."
+    if report.verdict is Verdict.NO_EVIDENCE:
+        return f"No shared weights were found between {candidate} and {reference}; {_excluded(report)}."
+    if report.settled_by is SettledBy.IDENTICAL_FILES:
+        return f"{candidate} and {reference} have the same weight files, byte for byte."
+    parts = [*_of_matrices(report), *_of_layers(report, reference, candidate)]
+    return f"{candidate} and {reference} share weights: {'; '.join(parts) or 'see the evidence'}."
+
+
+def _names(report: HomologyReport) -> tuple[str, str]:
+    """What the two are called; what tells two of one name apart stands behind it."""
+    one, other = report.reference, report.candidate
+    names = [shown_name(model.repo, length=NAME_LENGTH) for model in (one, other)]
+    if names[0] != names[1]:
+        return names[0], names[1]
+    told = [_told_apart(model) for model in (one, other)]
+    if told[0] == told[1]:
+        told = ["the reference", "the candidate"]
+    return f"{names[0]} ({told[0]})", f"{names[1]} ({told[1]})"
+
+
+def _told_apart(model: ModelSummary) -> str:
+    said = [model.revision or "", model.read_as, model.commit[:8] if model.commit else ""]
+    return shown_name(", ".join(filter(None, said)), length=NAME_LENGTH) if any(said) else ""
+
+
+def _excluded(report: HomologyReport) -> str:
+    found = report.excludes
+    if found is None:
+        return "how strong a relation would have been found is not known"
+    places = [("embeddings", found.embedding_noise), ("layers", found.layers_noise)]
+    strengths = [(where, strength) for where, strength in places if strength is not None and strength >= 0.005]
+    left_out = "" if found.layers_noise is not None else "; the layers were not compared"
+    if not strengths:
+        return f"too little was compared to find even a plain copy for certain{left_out}"
+    condition = UNLESS_IN_ANOTHER_BASIS if found.layers_noise else UNLESS_ROTATED
+    (where, strength), *others = strengths
+    noise = f"{_times(strength)} the weights on the {where}"
+    noise += "".join(f", or {_times(more)} on the {place}," for place, more in others)
+    return f"a copy under noise of up to {noise} would have been found, {condition}{left_out}"
+
+
+def _times(strength: float) -> str:
+    return f"{min(strength, STRONGEST_NOISE):.{2 if strength < 10.0 else 3}g} times"
+
+
+def _of_matrices(report: HomologyReport) -> Iterable[str]:
+    """What the embeddings show by themselves; what did not settle the question is not spoken of."""
+    for step, name, matrix in (
+        ((SettledBy.SCREEN, SettledBy.EMBEDDING), "embeddings", report.embedding),
+        ((SettledBy.UNEMBEDDING,), "unembeddings (lm_head)", report.unembedding),
+    ):
+        if report.settled_by in step and matrix is not None and matrix.transformation in _ORDERS:
+            numbers = matrix.numbering if report.assumption is Assumption.NUMBERING else None
+            by_number = "" if numbers is None else f"; {numbering_text(numbers)}"
+            yield f"the channels of their {name} match {_how(matrix, report)}{by_number}"
+
+
+def _how(matrix: MatrixReport, report: HomologyReport) -> str:
+    order = _ORDERS[matrix.transformation]
+    numbers = matrix.numbering
+    is_cut = numbers is not None and numbers.in_order == numbers.pairs
+    if is_cut and matrix.transformation is Transformation.PERMUTATION:  # channels are missing, the rest are in order
+        order = _ORDERS[Transformation.IDENTITY]
+    widths = sorted(w for w in (report.reference.hidden_size, report.candidate.hidden_size) if w is not None)
+    n = matrix.matched_channels or 0
+    if len(widths) == 2 and 2 * n >= widths[0]:
+        among = "" if widths[0] == widths[1] else f" of the {widths[1]:,} of the wider one"
+        return f"{order} ({n:,} of {widths[0]:,} one by one{among})"
+    return f"{order}, all of them together, though few or none by itself"
+
+
+def _of_layers(report: HomologyReport, reference: str, candidate: str) -> Iterable[str]:
+    layers = report.layers
+    if layers is None:
+        yield "the layers were not compared"
+        return
+    if not layers.matches:
+        is_told = layers.pattern in (LayerPattern.NEIGHBOURS, LayerPattern.NOT_ACCEPTED)
+        yield layers.pattern.words if is_told else LayerPattern.NONE.words
+    else:
+        basis = _MAPS[layers.outer] if report.settled_by is SettledBy.BODY else ""
+        yield f"{_map_words(layers, reference, candidate)}{f', {basis}' if basis else ''}"
+    if inside := _inside_words(report.modules or (), len(layers.matches)):
+        yield inside
+    if report.settled_by is SettledBy.BODY:
+        yield "their embeddings by themselves do not settle it"
+
+
+def _map_words(layers: LayersReport, reference: str, candidate: str) -> str:
+    """Which layers match: every number in it is one of the map."""
+    n, n_all = len(layers.matches), layers.n_candidate_layers
+    if layers.pattern is LayerPattern.SAMPLED:
+        return f"{n} of the {n_all} layers of {candidate} that were compared match layers of {reference}"
+    if layers.pattern is LayerPattern.IDENTITY:
+        return f"all {counted(n, 'layer')} match in their places"
+    times = Counter(match.reference for match in layers.matches)
+    repeated = [layer for layer, n_times in times.items() if n_times > 1]
+    absent = set(layers.reference_layers) - set(times)
+    own = "" if n == n_all else f" ({runs_text([match.candidate for match in layers.matches])})"
+    whose = f"all {counted(n, 'layer')}" if n == n_all else f"{n} of the {n_all} layers"
+    ancestors = runs_text(list(times)) if absent and n == n_all else "layers"
+    order = ", in another order" if layers.pattern is LayerPattern.REORDERED else ""
+    if n == 1:
+        return f"{whose} of {candidate}{own} matches layer {layers.matches[0].reference} of {reference}"
+    said = f"{whose} of {candidate}{own} match {ancestors} of {reference}{order}"
+    if repeated:
+        often = "twice" if {times[layer] for layer in repeated} == {2} else "more than once"
+        said += f", of which {runs_text(repeated)} {'occurs' if len(repeated) == 1 else 'occur'} {often}"
+    if absent and n == n_all:
+        said += f", and none matches {runs_text(list(absent))}"
+    return said
+
+
+def runs_text(layers: Sequence[int]) -> str:
+    """Name layers by their numbers, counted from 0: ``layers 0, 2 and 8 to 23``; ``15 layers`` where runs are many.
+
+    Args:
+        layers: Their numbers; at least one.
+    """
+    runs: list[list[int]] = []
+    for layer in sorted(set(layers)):
+        if runs and layer == runs[-1][-1] + 1:
+            runs[-1].append(layer)
+        else:
+            runs.append([layer])
+    if len(runs) > MOST_RUNS:
+        return counted(len(set(layers)), "layer")
+    texts = [
+        text for run in runs for text in ([f"{run[0]} to {run[-1]}"] if len(run) > 2 else [str(layer) for layer in run])
+    ]
+    listed = texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}"
+    return f"{'layer' if len(set(layers)) == 1 else 'layers'} {listed}"
+
+
+def _inside_words(modules: Sequence[ModuleReport], n_matches: int) -> str:
+    """What moved inside most of the analysed layers, by their significant tests."""
+    found = [module.found for module in modules if module.is_significant]
+    neurons = [2 * one.moved_neurons > one.matched_neurons for one in found if isinstance(one, NeuronsFound)]
+    heads = [any(i != j for i, j in one.heads) for one in found if isinstance(one, HeadsFound)]
+    what = [name for name, moved in (("heads", heads), ("neurons", neurons)) if 2 * sum(moved) > len(moved)]
+    n = len({module.layer for module in modules})
+    where = "inside the layers" if n == n_matches else f"inside the {counted(n, 'layer')} that were analysed"
+    return f"{where}, {' and '.join(what)} stand in another order" if what else ""

@@ -1,0 +1,300 @@
+"""PEFT adapters end to end: named as models, resolved to their base, said so, and never a way into this disk."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from mdir_hf import HomologyChecker
+from mdir_hf.cli import main
+from mdir_hf.errors import (
+    GatedRepositoryError,
+    OfflineError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+    UnsupportedFormatError,
+)
+from mdir_hf.model.hub import open_repository
+from mdir_hf.model.opened import Model
+from tests.model.hub.fixtures import hf_home, loopback_hub
+from tests.specimens import gaussian, tokenizer_json, tokens, write_model
+
+__all__ = ["hf_home", "loopback_hub"]
+
+V, N, R = 1200, 64, 4
+
+
+def write_adapter(folder, base, *, scale=0.02, seed=5, tensors=None, **config):
+    """A LoRA adapter on the embedding, and on a projection of the first layer."""
+    rng = torch.Generator().manual_seed(seed)
+
+    def normal(*shape):
+        return scale * torch.randn(shape, generator=rng)
+
+    folder.mkdir(parents=True)
+    whole = {"peft_type": "LORA", "r": R, "lora_alpha": 8, "base_model_name_or_path": base, **config}
+    (folder / "adapter_config.json").write_text(json.dumps(whole))
+    embed, q = "base_model.model.model.embed_tokens", "base_model.model.model.layers.0.self_attn.q_proj"
+    factors = {
+        f"{embed}.lora_embedding_A": normal(R, V),
+        f"{embed}.lora_embedding_B": normal(N, R),
+        f"{q}.lora_A.weight": normal(R, N),
+        f"{q}.lora_B.weight": normal(N, R),
+    }
+    save_file(factors if tensors is None else tensors, folder / "adapter_model.safetensors")
+    return folder
+
+
+def write_base(folder, seed=0):
+    layer = {"model.layers.0.self_attn.q_proj.weight": gaussian(N, N, seed + 100)}
+    return write_model(folder, gaussian(V, N, seed), further=layer, dtype=torch.float32)
+
+
+@pytest.fixture
+def base(tmp_path):
+    return write_base(tmp_path / "base")
+
+
+@pytest.fixture
+def hub(loopback_hub, base):
+    """A Hub with ``some/base``."""
+    loopback_hub.add_repository("some/base", base)
+    return loopback_hub
+
+
+def serve(hub, tmp_path, repo, base, **options):
+    folder = write_adapter(tmp_path / repo.replace("/", "-"), base, **options)
+    hub.add_repository(repo, folder)
+    return folder
+
+
+def refused(capsys, *arguments):
+    assert main(["compare", *arguments, "--quiet"]) == 1
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and err.startswith("mdir-hf: error: ")
+    return err
+
+
+def test_an_adapter_is_its_base_and_the_difference(hub, tmp_path, base):
+    folder = serve(hub, tmp_path, "some/adapter", "some/base")
+    model = Model(open_repository("some/adapter"))
+    factors = load_file(folder / "adapter_model.safetensors")
+    a, b = (factors[f"base_model.model.model.embed_tokens.lora_embedding_{x}"] for x in "AB")
+    expected = load_file(base / "model.safetensors")["model.embed_tokens.weight"] + 8 / R * (b @ a).T
+    rows = np.array([7, 1199, 0], dtype=np.int64)
+    got = model.tensors.read_rows("model.embed_tokens.weight", rows)
+    torch.testing.assert_close(got, expected[torch.from_numpy(rows)])
+    assert (model.n_rows, model.width) == (V, N)
+    assert model.anatomy.architecture == "llama"
+
+
+def test_an_adapter_is_homologous_to_its_base_and_the_report_says_what_was_compared(hub, tmp_path):
+    serve(hub, tmp_path, "some/adapter", "some/base")
+    checker = HomologyChecker.from_pretrained("some/base")
+    report = checker.compare("some/adapter")
+    assert report.verdict.value == "homologous"
+    adapter, base = (f"some/{name}@{open_repository(f'some/{name}').commit[:7]}" for name in ("adapter", "base"))
+    note = f"{adapter}: an adapter (LoRA) on {base}; W = W_base + (alpha / r) B A for 2 modules."
+    assert note in report.caveats
+    assert "an adapter (LoRA) on" in " ".join(str(report).split())
+    assert report.candidate.repo == "some/adapter"
+    stranger = write_base(tmp_path / "stranger", seed=7)
+    # Both have one projection in their only layer, and none that stands for a layer: nothing was compared but tokens.
+    assert checker.compare(stranger).verdict.value == "inconclusive"
+    # The base has one and the same weight file in both, which is said, and is not all there is.
+    assert "1 weight files are the same bytes in both; this did not enter the p-value." in report.caveats
+
+
+def test_the_vocabulary_is_the_adapters_own_or_that_of_its_base(hub, tmp_path):
+    serve(hub, tmp_path, "some/adapter", "some/base")
+    folder = write_adapter(tmp_path / "own", "some/base")
+    words = [*tokens(V - 1), "<added>"]
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json(words)))
+    hub.add_repository("some/own", folder)
+    plain, own = (Model(open_repository(name)) for name in ("some/adapter", "some/own"))
+    assert plain.tokenizer_files.repo == "some/base" and own.tokenizer_files.repo == "some/own"
+    assert b"w1199" in plain.vocabulary.row_of
+    assert b"w1199" not in own.vocabulary.row_of
+
+
+def test_equal_files_make_equal_weights_only_with_an_equal_recipe(hub, tmp_path):
+    serve(hub, tmp_path, "some/adapter", "some/base")
+    serve(hub, tmp_path, "other/copy", "some/base", inference_mode=True)
+    serve(hub, tmp_path, "other/stronger", "some/base", lora_alpha=16)
+    serve(hub, tmp_path, "other/trained", "some/base", seed=6)
+    other = write_base(tmp_path / "elsewhere", seed=3)
+    hub.add_repository("other/base", other)
+    serve(hub, tmp_path, "other/based", "other/base")
+    names = ["some/base", "some/adapter", "other/copy", "other/stronger", "other/trained", "other/based"]
+    digests = {name: Model(open_repository(name)).digests() for name in names}
+    values = {name: set(found.values()) for name, found in digests.items()}
+    assert values["some/adapter"] == values["other/copy"]
+    assert [name for name, found in values.items() if found == values["some/adapter"]] == ["some/adapter", "other/copy"]
+    report = HomologyChecker.from_pretrained("some/adapter").compare("other/copy")
+    assert report.settled_by == "identical_files"
+    assert any("an adapter (LoRA)" in caveat for caveat in report.caveats)
+    assert HomologyChecker.from_pretrained("some/base").compare("some/adapter").settled_by == "screen"
+
+
+def test_prompt_tuning_is_its_base(hub, tmp_path):
+    prompt = {"prompt_embeddings": torch.ones(3, N)}
+    serve(hub, tmp_path, "some/prompt", "some/base", peft_type="PROMPT_TUNING", tensors=prompt)
+    report = HomologyChecker.from_pretrained("some/base").compare("some/prompt")
+    assert report.settled_by == "identical_files"
+    assert any("leaves all weights as they are" in caveat for caveat in report.caveats)
+
+
+def test_the_revision_of_the_base_is_followed(hub, tmp_path, base):
+    other = write_base(tmp_path / "old", seed=9)
+    hub.add_repository("some/versioned", base, revisions={"v1": other})
+    serve(hub, tmp_path, "some/adapter", "some/versioned", revision="v1", tensors={})
+    rows = np.array([5], dtype=np.int64)
+    got = Model(open_repository("some/adapter")).tensors.read_rows("model.embed_tokens.weight", rows)
+    assert torch.equal(got, gaussian(V, N, 9)[5:6])
+
+
+def test_an_adapter_on_an_adapter_adds_both(hub, tmp_path, base):
+    serve(hub, tmp_path, "some/first", "some/base")
+    serve(hub, tmp_path, "some/second", "some/first", seed=6)
+    models = [Model(open_repository(name)).tensors for name in ("some/base", "some/first", "some/second")]
+    zero, one, two = (tensors.read("model.layers.0.self_attn.q_proj.weight") for tensors in models)
+    assert not torch.equal(zero, one) and not torch.equal(one, two)
+    factors = load_file(tmp_path / "some-second" / "adapter_model.safetensors")
+    a, b = (factors[f"base_model.model.model.layers.0.self_attn.q_proj.lora_{x}.weight"] for x in "AB")
+    torch.testing.assert_close(two - one, 2 * b @ a, atol=1e-7, rtol=1e-4)
+    assert len(models[2].description.notes) == 2
+
+
+def test_adapters_that_go_round_in_a_circle_are_refused(hub, tmp_path, capsys):
+    serve(hub, tmp_path, "some/one", "some/two")
+    serve(hub, tmp_path, "some/two", "some/one")
+    serve(hub, tmp_path, "some/itself", "some/itself")
+    assert "go round in a circle: some/one@" in refused(capsys, "some/base", "some/one")
+    assert "go round in a circle: some/itself@" in refused(capsys, "some/base", "some/itself")
+
+
+def test_a_tower_of_adapters_is_refused(hub, tmp_path, capsys):
+    for n in range(8):
+        serve(hub, tmp_path, f"some/a{n}", f"some/a{n + 1}")
+    assert "more than 4 adapters stand on each other" in refused(capsys, "some/base", "some/a0")
+
+
+def test_a_base_that_is_missing_gated_or_of_no_such_revision_is_said(hub, tmp_path, base, monkeypatch):
+    hub.add_repository("some/gated", base, gated=True)
+    cases = {
+        "some/nothing": RepositoryNotFoundError,
+        "some/gated": (GatedRepositoryError, RepositoryNotFoundError),
+        "some/base@v9": RevisionNotFoundError,
+    }
+    for number, (name, error) in enumerate(cases.items()):
+        adapter = f"some/on{number}"
+        serve(hub, tmp_path, adapter, name)
+        with pytest.raises(error, match=rf"needed as the base of the adapter {adapter}@") as caught:
+            Model(open_repository(adapter))
+        assert name.partition("@")[0] in str(caught.value)
+    monkeypatch.setenv("HF_TOKEN", hub.token)
+    assert Model(open_repository("some/on1")).n_rows == V
+
+
+def test_the_base_is_read_with_the_token_and_settings_of_the_comparison(hub, tmp_path, base):
+    hub.add_repository("some/gated", base, gated=True)
+    serve(hub, tmp_path, "some/adapter", "some/gated")
+    checker = HomologyChecker.from_pretrained("some/adapter", token=hub.token, use_caches=False)
+    assert checker.compare("some/base").verdict.value == "homologous"
+    assert not (tmp_path / "hf-home" / "hub").exists()
+    assert not [request for request in hub.sent("cdn") if request.had_token]
+
+
+def test_offline_says_that_the_base_is_not_there(hub, tmp_path, monkeypatch):
+    serve(hub, tmp_path, "some/adapter", "some/base")
+    from huggingface_hub import snapshot_download
+
+    snapshot_download("some/adapter", endpoint=hub.endpoint)
+    with pytest.raises(OfflineError, match="needed as the base of the adapter some/adapter@"):
+        HomologyChecker.from_pretrained("some/adapter", local_files_only=True)
+    snapshot_download("some/base", endpoint=hub.endpoint)
+    checker = HomologyChecker.from_pretrained("some/adapter", local_files_only=True)
+    assert checker.compare("some/base").verdict.value == "homologous"
+
+
+@pytest.mark.parametrize("spelling", ["absolute", "relative", "home", "parent", "as a repository", "file address"])
+def test_a_path_in_an_adapter_from_the_hub_is_never_opened(hub, tmp_path, base, monkeypatch, capsys, spelling):
+    """The folder is there, and would do as a base: it must not even be looked at."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "private").mkdir()
+    shutil.copytree(base, tmp_path / "private" / "model")
+    path = {
+        "absolute": str(tmp_path / "private" / "model"),
+        "relative": "./private/model",
+        "home": "~/private/model",
+        "parent": "private/../private/model",
+        "as a repository": "private/model",
+        "file address": f"file://{tmp_path}/private/model",
+    }[spelling]
+    serve(hub, tmp_path, "some/adapter", path)
+    said = refused(capsys, "some/base", "some/adapter")
+    assert "some/adapter@" in said
+    assert "never opened" in said or "private/model" in said
+    read = [name for name in HomologyChecker.from_pretrained("some/base")._ledger.files if "private" in name]
+    assert read == []
+
+
+def test_an_adapter_downloaded_from_the_hub_is_still_somebody_elses(hub, tmp_path, base):
+    from huggingface_hub import snapshot_download
+
+    serve(hub, tmp_path, "some/adapter", str(base))
+    folder = snapshot_download("some/adapter", endpoint=hub.endpoint)
+    with pytest.raises(UnsupportedFormatError, match="a path in an adapter from the Hub is never opened"):
+        Model(open_repository(folder))
+
+
+def test_an_adapter_of_ones_own_may_name_a_folder(tmp_path, base, hf_home):
+    mine = write_adapter(tmp_path / "mine", str(base))
+    report = HomologyChecker.from_pretrained(base).compare(mine)
+    assert report.verdict.value == "homologous"
+    assert any(f"an adapter (LoRA) on {base}" in caveat for caveat in report.caveats)
+
+
+def test_an_adapter_of_ones_own_on_a_folder_that_is_gone_says_what_to_do(tmp_path, base, hf_home, capsys):
+    mine = write_adapter(tmp_path / "mine", str(tmp_path / "gone"))
+    said = refused(capsys, str(base), str(mine))
+    assert "gone" in said and "compare a merged copy" in said
+
+
+@pytest.mark.parametrize(
+    "name", [None, "", "datasets/some/base", "https://example.org/x/y", "x" * 3000, "\0", "a/b/c/d", "some/base/c/d"]
+)
+def test_a_base_that_is_no_model_is_said(hub, tmp_path, capsys, name):
+    serve(hub, tmp_path, "some/adapter", name)
+    said = refused(capsys, "some/base", "some/adapter")
+    assert "some/adapter@" in said and "merged copy" in said
+    assert len(said) < 1500
+
+
+def test_the_file_of_an_adapter_names_the_adapter(tmp_path, base, hf_home):
+    mine = write_adapter(tmp_path / "mine", str(base))
+    report = HomologyChecker.from_pretrained(base).compare(mine / "adapter_model.safetensors")
+    assert report.verdict.value == "homologous"
+
+
+def test_inspect_and_plan_know_adapters(hub, tmp_path, capsys):
+    serve(hub, tmp_path, "some/adapter", "some/base")
+    assert main(["inspect", "some/adapter", "--json"]) == 0
+    inspected = json.loads(capsys.readouterr().out)
+    assert any("an adapter (LoRA) on some/base@" in note for note in inspected["notes"])
+    plan = HomologyChecker.from_pretrained("some/base").plan("some/adapter")
+    assert plan.bytes_of_weights > 2 * V * N * 4
+
+
+def test_an_adapter_costs_its_own_bytes_and_few_requests(hub, tmp_path):
+    serve(hub, tmp_path, "some/adapter", "some/base")
+    HomologyChecker.from_pretrained("some/base").compare("some/adapter")
+    sent = [request for request in hub.sent("cdn") if "/some/adapter/" in request.path]
+    # The header, which for a small file is the file, and four factors.
+    assert len(sent) <= 5

@@ -1,0 +1,472 @@
+"""Where the embeddings are silent the layers speak: retrained, rotated, deepened, pruned relatives, and strangers."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections import Counter
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from mdir_hf import HomologyChecker, Verdict
+from mdir_hf.comparison import steps
+from mdir_hf.comparison.body import compare_bodies
+from mdir_hf.model.files.ranged import RangedTensors
+from mdir_hf.model.hub import IoLedger, open_repository
+from mdir_hf.model.hub.local import LocalFile
+from mdir_hf.model.open import Reading
+from mdir_hf.model.opened import Model
+from tests.method.obfuscation import logits, new_model, obfuscate
+from tests.specimens import tokenizer_json, tokens
+
+pytest.importorskip("transformers")
+
+V = 160  # the vocabulary of tests.method.obfuscation, whose logits take such tokens
+SIZES = {
+    "hidden_size": 96, "intermediate_size": 200, "num_hidden_layers": 4, "num_attention_heads": 8,
+    "num_key_value_heads": 4, "head_dim": 16,
+}  # fmt: skip
+
+
+@pytest.fixture
+def save(tmp_path, monkeypatch):
+    from huggingface_hub.utils import disable_progress_bars
+
+    disable_progress_bars()
+
+    def save_model(model, name, *, words=None):
+        copy.deepcopy(model).float().save_pretrained(tmp_path / name)
+        vocabulary = words or tokens(V)
+        (tmp_path / name / "tokenizer.json").write_text(json.dumps(tokenizer_json(vocabulary)))
+        return tmp_path / name
+
+    return save_model
+
+
+def new_gpt2(seed, *, hidden_size, num_hidden_layers, num_attention_heads, **_):
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(seed)
+    sizes = {"n_embd": hidden_size, "n_layer": num_hidden_layers, "n_head": num_attention_heads}
+    return GPT2LMHeadModel(GPT2Config(vocab_size=V, n_positions=32, **sizes))
+
+
+@pytest.fixture
+def base():
+    return new_model(seed=0, **SIZES)
+
+
+def compare(reference, candidate, **options):
+    return HomologyChecker.from_pretrained(reference).compare(candidate, progress=False, **options)
+
+
+@torch.no_grad()
+def drift(model, share, seed=1):
+    """Move every matrix by Gaussian noise of a share of its size."""
+    generator = torch.Generator().manual_seed(seed)
+    for weight in model.parameters():
+        if weight.ndim == 2:
+            weight += share * weight.std() * torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
+    return model
+
+
+@torch.no_grad()
+def new_embeddings(model, seed=5):
+    generator = torch.Generator().manual_seed(seed)
+    for weight in (model.model.embed_tokens.weight, model.lm_head.weight):
+        weight.copy_(0.1 * torch.randn(weight.shape, generator=generator, dtype=weight.dtype))
+    return model
+
+
+def test_a_model_with_new_embeddings_is_found_by_its_layers_in_the_old_basis(base, save):
+    candidate = save(drift(new_embeddings(copy.deepcopy(base)), 0.3), "retrained")
+    report = compare(save(base, "base"), candidate)
+    assert report.verdict is Verdict.HOMOLOGOUS
+    assert report.settled_by == "body"
+    assert report.layers.outer == "identity"
+    assert [[*match[:2]] for match in report.layers.matches] == [[i, i] for i in range(4)]
+    assert report.embedding.transformation == "none"
+
+
+def test_the_map_says_which_layers_its_rows_and_columns_are(base, save):
+    def without_attention_in(folder, layer):
+        tensors = load_file(folder / "model.safetensors")
+        kept = {name: t for name, t in tensors.items() if f"layers.{layer}.self_attn" not in name}
+        save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+        return folder
+
+    reference = without_attention_in(save(base, "base"), 1)
+    candidate = without_attention_in(save(drift(new_embeddings(copy.deepcopy(base)), 0.3), "retrained"), 2)
+    layers = compare(reference, candidate).layers
+    assert layers.role in ("v", "k")
+    assert (layers.reference_layers, layers.candidate_layers) == ((0, 2, 3), (0, 1, 3))
+    assert [[*match[:2]] for match in layers.matches] == [[0, 0], [3, 3]]
+    evidence = [layers.matrix[layers.reference_layers.index(i)][layers.candidate_layers.index(i)] for i in (0, 3)]
+    assert max(evidence) < -10
+
+
+def test_without_a_common_vocabulary_the_layers_are_compared_in_the_old_basis(base, save):
+    candidate = save(drift(copy.deepcopy(base), 0.3), "renamed", words=tokens(V, first=1000))
+    report = compare(save(base, "base"), candidate)
+    assert report.embedding.common_tokens == 0
+    assert report.verdict is Verdict.HOMOLOGOUS
+    assert report.layers.outer == "identity"
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
+def test_a_whole_obfuscation_is_found_at_level_auto_and_named(architecture, save):
+    model = new_model(architecture, seed=0, **SIZES)
+    hidden, _ = obfuscate(model, seed=3)
+    # The norms of transformers compute in float32, whatever the weights are in.
+    assert torch.allclose(logits(model), logits(hidden), rtol=1e-4, atol=1e-4)
+    report = compare(save(model, "base"), save(hidden, "hidden"))
+    assert report.verdict is Verdict.HOMOLOGOUS
+    assert report.embedding.log10_p == 0.0
+    assert report.embedding.transformation == "rotation"
+    assert report.layers.outer == "rotation"
+    assert [[*match[:2]] for match in report.layers.matches] == [[i, i] for i in range(4)]
+    found = {m.test for m in report.modules if m.log10_p < -10}
+    assert {"planes", "subspaces", "neurons"} <= found
+
+
+def test_a_turned_residual_stream_is_found_before_any_mlp_is_read(base, save, monkeypatch):
+    read = []
+    whole = RangedTensors.read
+    monkeypatch.setattr(RangedTensors, "read", lambda self, name: read.append(name) or whole(self, name))
+    hidden, _ = obfuscate(base, seed=3)
+    report = compare(save(base, "base"), save(hidden, "hidden"))
+    assert (report.settled_by, report.layers.role) == ("body", "v")
+    # Those of the sampled layers, once of each model, when the verdict is known.
+    assert [name for name in read if "up_proj" in name] == [
+        f"model.layers.{layer}.mlp.up_proj.weight" for layer in (0, 2, 3) for _ in range(2)
+    ]
+
+
+@pytest.mark.parametrize("level", ["auto", "body"])
+def test_a_stranger_is_silent_in_its_layers_too(base, save, level):
+    plans = []
+    folders = save(base, "base"), save(new_model(seed=9, **SIZES), "stranger")
+    report = compare(*folders, level=level, on_plan=plans.append)
+    # Said before the read: what values exclude. Keys have as many rows, and neurons are more.
+    assert 1.0 < plans[0].excluded_layers_noise <= report.excludes.layers_noise
+    assert report.verdict is Verdict.NO_EVIDENCE
+    assert report.layers.matches == ()
+    assert report.layers.log10_p == 0.0
+    assert report.modules is None
+
+
+@torch.no_grad()
+def with_layers(base, layers, seed=1):
+    model = new_model(seed=seed, **{**SIZES, "num_hidden_layers": len(layers)})
+    model.model.embed_tokens.load_state_dict(base.model.embed_tokens.state_dict())
+    for here, there in enumerate(layers):
+        model.model.layers[here].load_state_dict(base.model.layers[there].state_dict())
+    return model
+
+
+@pytest.mark.parametrize(
+    ("layers", "pattern"), [([0, 1, 2, 1, 2, 3], "repeated"), ([0, 3], "pruned"), ([0, 1, 2, 3], "identity")]
+)
+def test_depth_changes_are_read_off_the_layer_map(base, save, layers, pattern):
+    report = compare(save(base, "base"), save(drift(with_layers(base, layers), 0.2), "deep"), level="body")
+    assert [[*match[:2]] for match in report.layers.matches] == [[there, here] for here, there in enumerate(layers)]
+    assert report.layers.pattern == pattern
+    assert {tuple(m.layer) for m in report.modules} == {(there, here) for here, there in enumerate(layers)}
+
+
+def test_the_text_shows_layers_and_modules(base, save):
+    text = " ".join(str(compare(save(base, "base"), save(drift(copy.deepcopy(base), 0.2), "x"), level="body")).split())
+    assert "4 of 4 layers of the candidate have an ancestor" in text
+    assert "0>0, 1>1, 2>2, 3>3" in text
+    assert "modules smallest log10 p of each test: q permutation" in text
+
+
+def test_the_layer_map_is_drawn(base, save):
+    pytest.importorskip("matplotlib")
+    report = compare(save(base, "base"), save(drift(with_layers(base, [0, 3]), 0.2), "x"), level="body")
+    assert "2 of 2 layers" in report.figures()["layers"].get_label()
+
+
+def test_a_report_with_layers_reads_back(base, save):
+    from mdir_hf import HomologyReport
+
+    report = compare(save(base, "base"), save(drift(copy.deepcopy(base), 0.2), "x"), level="body")
+    assert HomologyReport.from_json(report.to_json()) == report
+
+
+@torch.no_grad()
+def test_strangers_with_heavy_row_lengths_are_silent_in_their_layers(save):
+    models = [new_model(seed=seed, **SIZES) for seed in (0, 9)]
+    for seed, model in enumerate(models):
+        generator = torch.Generator().manual_seed(seed)
+        for layer in model.model.layers:
+            for projection in (layer.self_attn.v_proj, layer.self_attn.k_proj, layer.mlp.up_proj, layer.mlp.gate_proj):
+                lengths = torch.randn(len(projection.weight), 1, generator=generator, dtype=torch.float64)
+                projection.weight *= (1.5 * lengths).exp()
+    report = compare(save(models[0], "a"), save(models[1], "b"))
+    assert report.verdict is Verdict.NO_EVIDENCE
+    assert report.layers.log10_p == 0.0
+
+
+def test_heads_that_the_config_has_wrong_do_not_stop_the_analysis(base, save):
+    folders = [save(base, "base"), save(drift(copy.deepcopy(base), 0.2), "x")]
+    for folder in folders:
+        config = json.loads((folder / "config.json").read_text())
+        config |= {"num_attention_heads": 7, "num_key_value_heads": 7, "head_dim": None}
+        (folder / "config.json").write_text(json.dumps(config))
+    report = compare(*folders, level="body")
+    assert report.verdict is Verdict.HOMOLOGOUS
+    assert {m.role for m in report.modules} >= {"q", "k", "v", "o", "mlp"}
+
+
+def test_where_no_heads_are_known_no_rotary_planes_are_used(base, save):
+    folders = [save(base, "base"), save(drift(copy.deepcopy(base), 0.2), "x")]
+    known = compare(*folders, level="body")
+    for folder in folders:
+        config = json.loads((folder / "config.json").read_text())
+        sizes = {key: config[key] for key in ("hidden_size", "vocab_size", "num_hidden_layers")}
+        (folder / "config.json").write_text(json.dumps(sizes | {"model_type": "unheard_of"}))
+    report = compare(*folders, level="body")
+    assert report.verdict is Verdict.HOMOLOGOUS
+    of_planes = {"planes", "frequencies"}
+    assert {m.test for m in known.modules} & of_planes
+    assert not {m.test for m in report.modules} & of_planes
+    assert {m.role for m in report.modules} >= {"q", "k", "v", "o", "mlp"}
+
+
+def test_the_plan_of_a_body_counts_the_memory_of_its_mlp(base, save):
+    plans = []
+    folder = save(base, "base")
+    for level in ("embedding", "body"):
+        HomologyChecker.from_pretrained(folder).compare(folder, level=level, progress=False, on_plan=plans.append)
+    assert plans[1].peak_memory_bytes - plans[0].peak_memory_bytes >= 3 * 8 * SIZES["intermediate_size"] ** 2
+
+
+@torch.no_grad()
+def pruned_rows(model, share):
+    """Keep the largest entries of every row of every layer's matrices."""
+    for weight in model.model.layers.parameters():
+        if weight.ndim == 2:
+            n_kept = max(1, round(share * weight.shape[1]))
+            least = weight.abs().topk(n_kept, dim=1).values[:, -1:]
+            weight *= weight.abs() >= least
+    return model
+
+
+@pytest.mark.parametrize("n_layers", [1, 4])
+@pytest.mark.parametrize("share", [0.05, 0.15])
+def test_strangers_with_a_few_large_entries_in_each_row_are_not_called_homologous(save, share, n_layers):
+    models = [pruned_rows(new_model(seed=seed, **{**SIZES, "num_hidden_layers": n_layers}), share) for seed in (0, 9)]
+    report = compare(save(models[0], "a"), save(models[1], "b"))
+    assert report.verdict is not Verdict.HOMOLOGOUS
+
+
+@torch.no_grad()
+def test_strangers_with_cubed_weights_are_not_called_homologous(save):
+    models = [new_model(seed=seed, **{**SIZES, "num_hidden_layers": 1}) for seed in (0, 9)]
+    for model in models:
+        for weight in model.model.layers.parameters():
+            if weight.ndim == 2:
+                weight.copy_(weight**3 / weight.std() ** 2)
+    report = compare(save(models[0], "a"), save(models[1], "b"))
+    assert report.verdict is not Verdict.HOMOLOGOUS
+
+
+def test_the_layers_are_one_more_look_with_the_share_of_alpha_that_is_its(base, save, monkeypatch):
+    asked = []
+
+    def compare_and_note(*models, log_alpha, **listeners):
+        found = compare_bodies(*models, log_alpha=log_alpha, **listeners)
+        asked.append((log_alpha, found.log_p))
+        return found
+
+    monkeypatch.setattr(steps, "compare_bodies", compare_and_note)
+    candidate = save(drift(new_embeddings(copy.deepcopy(base)), 0.3), "retrained")
+    report = compare(save(base, "base"), candidate)
+    ((log_alpha, log_p),) = asked
+    # Look s of growing data costs s (s + 1); all looks at the matrices came before.
+    place = max(len(matrix.looks) for matrix in (report.embedding, report.unembedding)) + 1
+    cost = math.log(place * (place + 1))
+    assert log_alpha == pytest.approx(math.log(1e-10) - cost)
+    assert report.layers.log10_p == pytest.approx((log_p + cost) / math.log(10.0))
+    assert report.log10_p == report.layers.log10_p
+
+
+def test_the_placebo_of_relatives_is_silent(base, save):
+    report = compare(save(base, "base"), save(drift(new_embeddings(copy.deepcopy(base)), 0.3), "x"))
+    assert report.verdict is Verdict.HOMOLOGOUS
+    assert report.layers.placebo_log10_p == 0.0
+
+
+def test_of_one_stranger_the_mlps_are_read_and_of_the_other_some_of_their_rows(save, monkeypatch):
+    monkeypatch.setattr(LocalFile, "gap_bytes", 0)  # at real widths such rows lie megabytes apart
+    sizes = SIZES | {"intermediate_size": 1024}
+    folders = [save(new_model(seed=seed, **sizes), f"wide{seed}") for seed in (0, 1)]
+    ledger = IoLedger()
+    reference = Model(open_repository(folders[0], use_caches=False, ledger=ledger))
+    report = HomologyChecker(reference, ledger=ledger, reading=Reading(use_caches=False)).compare(
+        folders[1], progress=False
+    )
+    assert report.verdict is Verdict.NO_EVIDENCE
+    mine, other = (sum(n for name, n in ledger.files.items() if name.startswith(f"{f}:model")) for f in folders)
+    mlps = SIZES["num_hidden_layers"] * sizes["intermediate_size"] * SIZES["hidden_size"] * 4
+    # Two maps, with the residual basis as it is and turned, ask for 64 of 1024 rows of each layer: an eighth of the
+    # MLPs. Beside that lie embeddings, and keys and values for each map. Of the candidate MLPs are read once for both.
+    assert mine < mlps / 3
+    assert mlps < other < mlps + mine
+
+
+# Wide matrices, and models of many layers: some rows and some layers tell.
+
+
+def up_rows(read):
+    return [(name, n_rows) for name, n_rows in read if "up_proj" in name]
+
+
+@pytest.fixture
+def rows_read(monkeypatch):
+    """Names of tensors and how many rows of each were read; None: all."""
+    read = []
+    whole, some = RangedTensors.read, RangedTensors.read_rows
+
+    def read_rows(self, name, rows, **options):
+        read.append((name, len(rows)))
+        return some(self, name, rows, **options)
+
+    monkeypatch.setattr(RangedTensors, "read", lambda self, name: read.append((name, None)) or whole(self, name))
+    monkeypatch.setattr(RangedTensors, "read_rows", read_rows)
+    return read
+
+
+@pytest.fixture
+def wide(monkeypatch):
+    """Every matrix of more than 100 rows is screened by some of them."""
+    from mdir_hf.comparison import row_screen
+    from mdir_hf.method import row_screen as samples
+
+    monkeypatch.setattr(row_screen, "MANY_CHANNELS", 100)
+    monkeypatch.setattr(samples, "FEWEST_ROWS", 16)
+
+
+def test_of_strangers_wide_matrices_are_not_read_whole(base, save, wide, rows_read):
+    report = compare(save(base, "base"), save(new_model(seed=9, **SIZES), "stranger"))
+    assert report.verdict is Verdict.NO_EVIDENCE
+    assert report.excludes.layers_noise > 1.0
+    assert up_rows(rows_read)
+    assert all(n_rows is not None and n_rows < 100 for _, n_rows in up_rows(rows_read))
+
+
+def test_of_strangers_mlps_of_over_1024_neurons_are_sampled_and_as_much_is_excluded(save, rows_read):
+    noise = {}
+    for n_neurons in (1024, 1040):
+        sizes = SIZES | {"intermediate_size": n_neurons}
+        folders = [save(new_model(seed=seed, **sizes), f"{n_neurons}-{seed}") for seed in (0, 1)]
+        rows_read.clear()
+        noise[n_neurons] = compare(*folders).excludes.layers_noise
+        assert any(n_rows is None for _, n_rows in up_rows(rows_read)) is (n_neurons == 1024)
+    assert noise[1040] == noise[1024]  # that of values, which are read whole in both
+
+
+@torch.no_grad()
+def without_attention_of(base, seed=77):
+    """The MLPs of a model, its neurons shuffled, under attention and embeddings of nobody."""
+    model = new_model(seed=seed, **SIZES)
+    generator = torch.Generator().manual_seed(seed)
+    for mine, other in zip(model.model.layers, base.model.layers, strict=True):
+        order = torch.randperm(SIZES["intermediate_size"], generator=generator)
+        mine.post_attention_layernorm.load_state_dict(other.post_attention_layernorm.state_dict())
+        mine.mlp.gate_proj.weight.copy_(other.mlp.gate_proj.weight[order])
+        mine.mlp.up_proj.weight.copy_(other.mlp.up_proj.weight[order])
+        mine.mlp.down_proj.weight.copy_(other.mlp.down_proj.weight[:, order])
+    return model
+
+
+def test_a_few_rows_open_a_wide_matrix_that_is_shared(base, save, wide, rows_read):
+    report = compare(save(base, "base"), save(without_attention_of(base), "mlps"))
+    assert report.verdict is Verdict.HOMOLOGOUS
+    assert (report.layers.role, report.layers.outer) == ("up", "identity")
+    assert [[*match[:2]] for match in report.layers.matches] == [[i, i] for i in range(4)]
+    assert next(n for _, n in up_rows(rows_read)) is not None  # rows first, and then whole
+    assert None in [n for _, n in up_rows(rows_read)]
+
+
+def test_at_level_body_no_matrix_is_left_out(base, save, wide, rows_read):
+    report = compare(save(base, "base"), save(new_model(seed=9, **SIZES), "stranger"), level="body")
+    assert {name for name, n_rows in rows_read if "up_proj" in name and n_rows is None} == {
+        f"model.layers.{layer}.mlp.up_proj.weight" for layer in range(4)
+    }
+    assert report.verdict is Verdict.NO_EVIDENCE
+
+
+@pytest.fixture
+def few_layers(monkeypatch):
+    from mdir_hf.comparison import row_screen
+
+    monkeypatch.setattr(row_screen, "SPREAD_LAYERS", 2)
+
+
+def layers_read(rows_read):
+    return {int(name.split(".")[2]) for name, n_rows in rows_read if "v_proj" in name and n_rows is None}
+
+
+def test_of_strangers_some_layers_are_compared_and_the_report_says_so(base, save, few_layers):
+    report = compare(save(base, "base"), save(new_model(seed=9, **SIZES), "stranger"))
+    assert report.verdict is Verdict.NO_EVIDENCE
+    assert (report.layers.reference_layers, report.layers.candidate_layers) == ((0, 1, 2, 3), (0, 3))
+    assert report.layers.pattern == "sampled"
+    assert "0 of 2 layers" in " ".join(str(report).split())
+    (caveat,) = [caveat for caveat in report.caveats if "layers of the" in caveat]
+    assert caveat.startswith("Of the 4 layers of the candidate model 2 were compared, with all of the other's. ")
+
+
+def test_of_relatives_all_layers_are_mapped_where_some_were_significant(base, save, few_layers):
+    hidden, _ = obfuscate(base, seed=3)
+    report = compare(save(base, "base"), save(hidden, "hidden"))
+    assert report.verdict is Verdict.HOMOLOGOUS
+    assert [[*match[:2]] for match in report.layers.matches] == [[i, i] for i in range(4)]
+    assert report.layers.pattern == "identity"
+
+
+def test_where_a_whole_map_is_too_much_to_read_the_layers_compared_are_the_evidence(
+    base, save, few_layers, monkeypatch
+):
+    from mdir_hf.comparison import body
+
+    monkeypatch.setattr(body, "WHOLE_MAP_BYTES", 0)
+    hidden, _ = obfuscate(base, seed=3)
+    report = compare(save(base, "base"), save(hidden, "hidden"))
+    assert report.verdict is Verdict.HOMOLOGOUS
+    assert [[*match[:2]] for match in report.layers.matches] == [[0, 0], [3, 3]]
+    assert report.layers.pattern == "sampled"
+
+
+@pytest.mark.parametrize("is_turned_round", [False, True])
+def test_layers_of_the_shallower_model_are_chosen_whichever_it_is(base, save, few_layers, is_turned_round):
+    deep = save(with_layers(base, [0, 1, 2, 1, 2, 3]), "deep")
+    folders = (deep, save(new_model(seed=9, **SIZES), "stranger"))
+    layers = compare(*(folders[::-1] if is_turned_round else folders)).layers
+    chosen = (layers.reference_layers, layers.candidate_layers)
+    assert chosen == (((0, 3), tuple(range(6))) if is_turned_round else (tuple(range(6)), (0, 3)))
+
+
+@pytest.mark.parametrize("make", [new_model, new_gpt2])
+def test_no_row_of_a_small_model_is_read_twice(make, save, monkeypatch):
+    """Whatever several looks and maps ask for stays in memory, also where three roles are columns of one matrix."""
+    n_reads: Counter[tuple[int, str, int]] = Counter()
+
+    def read(self, name, original=RangedTensors.read):
+        n_reads.update((id(self), name, row) for row in range(self.spec(name).shape[0]))
+        return original(self, name)
+
+    def read_rows(self, name, rows, original=RangedTensors.read_rows, **options):
+        n_reads.update((id(self), name, int(row)) for row in rows)
+        return original(self, name, rows, **options)
+
+    monkeypatch.setattr(RangedTensors, "read", read)
+    monkeypatch.setattr(RangedTensors, "read_rows", read_rows)
+    compare(save(make(seed=0, **SIZES), "base"), save(make(seed=9, **SIZES), "stranger"))
+    assert n_reads
+    assert not {name for (_, name, _), n in n_reads.items() if n > 1}

@@ -1,0 +1,456 @@
+"""The main job: two folders or repositories in, one verdict out."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from mdir_hf import HomologyChecker, HomologyReport, Reason, Verdict
+from mdir_hf.comparison.plan import make_plan
+from mdir_hf.comparison.progress import Watch
+from mdir_hf.comparison.settings import Listeners, Settings
+from mdir_hf.comparison.steps import compare_models
+from mdir_hf.errors import (
+    ByteBudgetError,
+    CorruptCheckpointError,
+    InputError,
+    MemoryBudgetError,
+    RemoteCodeRefusedError,
+    VocabularyError,
+)
+from mdir_hf.model.files import TensorSpec
+from mdir_hf.model.hub import IoLedger
+from mdir_hf.model.open import NamedModel, Reading
+from mdir_hf.report import SCHEMA, Level
+from tests.model.hub.fixtures import hf_home, loopback_hub
+from tests.specimens import gaussian, tokens, write_model
+
+__all__ = ["hf_home", "loopback_hub"]
+
+V, N = 1500, 96
+
+
+@pytest.fixture
+def base(tmp_path):
+    return write_model(tmp_path / "base", gaussian(V, N, 0))
+
+
+@pytest.fixture
+def checker(base):
+    return HomologyChecker.from_pretrained(base)
+
+
+def compare(checker, folder, **options) -> HomologyReport:
+    return checker.compare(folder, progress=False, **options)
+
+
+def test_a_noised_copy_is_homologous_and_settled_by_the_screen(checker, tmp_path):
+    report = compare(checker, write_model(tmp_path / "x", gaussian(V, N, 0) + 0.3 * gaussian(V, N, 1)))
+    assert report.verdict is Verdict.HOMOLOGOUS
+    assert report.settled_by == "screen"
+    assert report.embedding.rows_used < V
+    assert report.embedding.transformation == "identity"
+    assert report.log10_p < -500
+
+
+@pytest.mark.parametrize("change", [0.0, 1e-3])
+def test_a_copy_in_another_package_is_told_by_its_numbers(checker, tmp_path, change):
+    """Files of other bytes, rows of the same numbers: one row that differs is enough for the remark to go."""
+    rows = gaussian(V, N, 0)
+    rows[: V // 2] += change
+    report = compare(checker, write_model(tmp_path / "x", rows))
+    assert report.verdict is Verdict.HOMOLOGOUS
+    said = any("equal in both models, number by number" in caveat for caveat in report.caveats)
+    assert said is (change == 0.0)
+
+
+def test_a_stranger_with_the_same_config_gives_no_evidence_after_the_full_test(checker, tmp_path):
+    report = compare(checker, write_model(tmp_path / "x", gaussian(V, N, 1)))
+    assert report.verdict is Verdict.NO_EVIDENCE
+    assert report.settled_by is None
+    assert report.log10_p == 0.0
+    assert report.embedding.rows_used == report.embedding.common_tokens == V - 1  # the unknown token is special
+    assert report.excludes.embedding_noise > 1.0 and report.excludes.layers_noise is None  # there are no layers
+    assert "not evidence against shared ancestry" in report.does_not_mean[0]
+
+
+def test_a_permuted_rescaled_noised_copy_is_found_and_its_permutation_recovered_exactly(checker, tmp_path):
+    permutation = torch.randperm(N, generator=torch.Generator().manual_seed(3))
+    moved = 2.5 * (gaussian(V, N, 0) + gaussian(V, N, 1))[:, permutation]  # noise of once the RMS
+    report = compare(checker, write_model(tmp_path / "x", moved), level="embedding")
+    assert report.verdict is Verdict.HOMOLOGOUS
+    assert report.embedding.transformation == "permutation"
+    assert report.embedding.matched_channels == N
+    reference, candidate = report.arrays.embedding.channels
+    assert np.array_equal(permutation.numpy()[candidate], reference)
+    # The standard error of a least-squares slope with noise of the size of the signal, over V N products.
+    assert abs(report.embedding.scale / 2.5 - 1.0) < 5.0 / math.sqrt(V * N)
+
+
+def test_flipped_signs_are_named_as_a_signed_permutation(checker, tmp_path):
+    signs = torch.ones(N)
+    signs[::2] = -1
+    report = compare(checker, write_model(tmp_path / "x", gaussian(V, N, 0).flip(1) * signs))
+    assert report.verdict is Verdict.HOMOLOGOUS
+    assert report.embedding.transformation == "signed_permutation"
+
+
+def test_a_copy_with_pruned_channels_is_found(checker, tmp_path):
+    kept = torch.randperm(N, generator=torch.Generator().manual_seed(3))[:64].sort().values
+    report = compare(checker, write_model(tmp_path / "x", gaussian(V, N, 0)[:, kept]))
+    assert report.verdict is Verdict.HOMOLOGOUS
+    assert report.candidate.hidden_size == 64
+    assert any("width" in caveat for caveat in report.caveats)
+
+
+def test_a_copy_with_another_tokenizer_is_found_by_the_tokens_in_common(checker, tmp_path):
+    shuffled = torch.randperm(V, generator=torch.Generator().manual_seed(4))
+    words = [tokens(V)[i] for i in shuffled[:1000]] + tokens(300, first=5000)
+    rows = torch.cat([gaussian(V, N, 0)[shuffled[:1000]], gaussian(300, N, 9)])
+    report = compare(checker, write_model(tmp_path / "x", rows + 0.2 * gaussian(1300, N, 5), words=words))
+    assert report.verdict is Verdict.HOMOLOGOUS
+    assert 990 <= report.embedding.common_tokens <= 1000
+
+
+def test_a_retrained_embedding_is_found_by_the_unembedding(tmp_path):
+    head = gaussian(V, N, 1)
+    base = write_model(tmp_path / "base", gaussian(V, N, 0), unembedding=head)
+    other = write_model(tmp_path / "x", gaussian(V, N, 2), unembedding=head + 0.1 * gaussian(V, N, 3))
+    report = compare(HomologyChecker.from_pretrained(base), other)
+    assert report.verdict is Verdict.HOMOLOGOUS
+    assert report.tests == 12  # three groups, two views, two matrices
+    assert report.embedding.log10_p == 0.0
+    assert report.unembedding.transformation == "identity"
+
+
+def test_a_relative_whose_channels_kept_their_order_is_found_under_much_noise(checker, tmp_path):
+    # Noise of 16 times the rows: no channel is told from another, all of them together agree with themselves.
+    report = compare(checker, write_model(tmp_path / "x", gaussian(V, N, 0) + 16.0 * gaussian(V, N, 5)))
+    assert report.verdict is Verdict.HOMOLOGOUS
+    assert report.embedding.transformation == "identity"
+    assert report.embedding.log10_p_signs < -10
+    assert "by the sign test" in " ".join(str(report).split())
+    assert any("the same seed" in caveat for caveat in report.caveats)
+    permuted = gaussian(V, N, 0)[:, torch.randperm(N, generator=torch.Generator().manual_seed(6))]
+    report = compare(checker, write_model(tmp_path / "y", permuted + 16.0 * gaussian(V, N, 5)))
+    assert report.verdict is Verdict.NO_EVIDENCE
+    assert report.embedding.log10_p_signs is None
+
+
+def test_a_screen_of_some_channels_reports_them_as_the_model_numbers_them(checker, tmp_path, monkeypatch):
+    # As of models wider than 1024 channels: 32 channels of the reference against all of the candidate.
+    monkeypatch.setattr("mdir_hf.method.embedding.FEW_ROWS", 64)
+    monkeypatch.setattr("mdir_hf.method.embedding.SCREEN_CHANNELS", 32)
+    order = torch.randperm(N, generator=torch.Generator().manual_seed(7))
+    for name, kept in (("same", torch.arange(N)), ("permuted", order)):
+        rows = 3.0 * (gaussian(V, N, 0) + 0.3 * gaussian(V, N, 5))[:, kept]
+        matrix = (report := compare(checker, write_model(tmp_path / name, rows), level="screen")).embedding
+        assert matrix.rank == matrix.matched_channels == 32
+        assert matrix.coverage == 1.0
+        assert 0.8 < matrix.normalized_trace <= 1.0
+        assert matrix.stray_channels == 0
+        assert matrix.transformation == ("identity" if name == "same" else "permutation")
+        assert abs(matrix.scale - 3.0) < 0.05  # noise of 0.3 on a few thousand entries and more
+        mine, theirs = report.arrays.embedding.channels
+        assert (kept[torch.from_numpy(theirs)] == torch.from_numpy(mine)).all()
+
+
+def test_tied_models_are_tested_once(checker, tmp_path):
+    report = compare(checker, write_model(tmp_path / "x", gaussian(V, N, 1)))
+    assert report.tests == 6
+    assert report.unembedding is None
+
+
+def test_no_common_tokens_is_inconclusive_with_its_reason(checker, tmp_path):
+    report = compare(checker, write_model(tmp_path / "x", gaussian(V, N, 0), words=tokens(V, first=10_000)))
+    assert report.verdict is Verdict.INCONCLUSIVE
+    assert report.reason is Reason.TOO_FEW_COMMON_TOKENS
+    assert report.log10_p == 0.0
+    assert report.embedding.common_tokens == 0
+    assert report.embedding.placebo is None
+
+
+def test_a_few_shared_axes_are_not_called_homologous(tmp_path):
+    # Four channels carry the same loud content in both models; the other channels are independent.
+    loud = 40 * gaussian(V, 4, 7)
+    one, other = gaussian(V, N, 1), gaussian(V, N, 2)
+    one[:, :4], other[:, 10:14] = loud, loud
+    checker = HomologyChecker.from_pretrained(write_model(tmp_path / "a", one))
+    report = compare(checker, write_model(tmp_path / "b", other))
+    assert report.verdict is not Verdict.HOMOLOGOUS
+
+
+def test_the_same_model_twice_is_homologous(checker, base):
+    report = compare(checker, base)
+    assert report.verdict is Verdict.HOMOLOGOUS
+    assert report.embedding.normalized_trace == pytest.approx(1.0, abs=1e-6)  # BF16 rows are exact in float64
+
+
+def test_swapping_reference_and_candidate_does_not_change_p(base, tmp_path):
+    other = write_model(tmp_path / "x", gaussian(V, N, 0) + gaussian(V, N, 1))
+    one = compare(HomologyChecker.from_pretrained(base), other, level="embedding")
+    two = compare(HomologyChecker.from_pretrained(other), base, level="embedding")
+    assert one.log10_p == pytest.approx(two.log10_p, rel=1e-9)  # the same numbers, summed in another order
+
+
+def test_the_verdict_is_the_same_for_every_seed_and_the_seed_is_recorded(base, tmp_path):
+    other = write_model(tmp_path / "x", gaussian(V, N, 0) + gaussian(V, N, 1))
+    reports = [compare(HomologyChecker.from_pretrained(base, seed=seed), other) for seed in (0, 1)]
+    assert [r.verdict for r in reports] == [Verdict.HOMOLOGOUS] * 2
+    assert [r.seed for r in reports] == [0, 1]
+    assert reports[0].log10_p != reports[1].log10_p  # other rows were looked at
+
+
+def test_repeating_a_comparison_gives_the_same_numbers(checker, tmp_path):
+    other = write_model(tmp_path / "x", gaussian(V, N, 0) + gaussian(V, N, 1))
+    assert compare(checker, other).embedding == compare(checker, other).embedding
+
+
+def test_a_screen_of_a_stranger_says_that_it_was_only_a_screen(tmp_path):
+    checker = HomologyChecker.from_pretrained(write_model(tmp_path / "a", gaussian(V, 48, 0)))
+    report = compare(checker, write_model(tmp_path / "b", gaussian(V, 48, 1)), level="screen")
+    assert report.verdict is Verdict.NO_EVIDENCE
+    assert any("level screen" in caveat for caveat in report.caveats)
+
+
+def test_a_model_without_tokenizer_is_paired_by_row_and_says_so(checker, tmp_path):
+    report = compare(checker, write_model(tmp_path / "x", gaussian(V, N, 0), words=[]))
+    assert report.verdict is Verdict.HOMOLOGOUS
+    assert any("paired by their number" in caveat for caveat in report.caveats)
+
+
+def test_the_plan_comes_before_the_read_and_holds_it(checker, tmp_path):
+    plans = []
+    report = compare(checker, write_model(tmp_path / "x", gaussian(V, N, 1)), on_plan=plans.append)
+    assert len(plans) == 1
+    assert plans[0].common_tokens == report.embedding.common_tokens
+    assert plans[0].full_bytes == (V - 1) * 2 * 2 * N
+    assert "1500 x 96 BF16" in str(plans[0])
+
+
+def test_counts_are_those_of_one_comparison(checker, tmp_path):
+    other = write_model(tmp_path / "x", gaussian(V, N, 1))
+    first, second = compare(checker, other), compare(checker, other)
+    assert first.io.bytes_read > second.io.bytes_read > 0  # the first one opened the reference, too
+    weights = (tmp_path / "x" / "model.safetensors").stat().st_size * 2
+    assert first.io.bytes_of_weights == weights
+    assert any(path.endswith("model.safetensors") for path in second.io.files)
+
+
+def test_nan_weights_are_an_error_that_names_the_tensor(checker, tmp_path):
+    broken = gaussian(V, N, 0)
+    broken[:, 3] = float("nan")
+    with pytest.raises(CorruptCheckpointError, match=r"embed_tokens\.weight"):
+        compare(checker, write_model(tmp_path / "x", broken))
+
+
+def test_rows_that_are_left_out_for_their_length_are_counted(checker, tmp_path):
+    near = gaussian(V, N, 0) + 0.1 * gaussian(V, N, 5)
+    longer = near.clone()
+    longer[::7] *= 2e3
+    assert compare(checker, write_model(tmp_path / "near", near)).caveats == ()
+    (caveat,) = compare(checker, write_model(tmp_path / "longer", longer)).caveats
+    found = re.fullmatch(
+        r"embedding: of the ([\d,]+) rows looked at ([\d,]+) of the candidate model are over 1,000 times .*", caveat
+    )
+    n_rows, n_long = (int(number.replace(",", "")) for number in found.groups())
+    assert n_rows / 14 < n_long < n_rows / 4  # a seventh of all rows, of which a sample was read
+
+
+def test_a_tokenizer_of_another_model_is_an_error_with_both_numbers(checker, tmp_path):
+    with pytest.raises(VocabularyError, match="does not match its embedding"):
+        compare(checker, write_model(tmp_path / "x", gaussian(V, N, 0), words=tokens(3000)))
+
+
+def test_the_byte_cap_holds_for_one_comparison(checker, tmp_path):
+    other = write_model(tmp_path / "x", gaussian(V, N, 1))
+    with pytest.raises(ByteBudgetError, match="cap"):
+        compare(checker, other, max_bytes=100_000)
+    assert compare(checker, other, max_bytes=10_000_000).verdict is Verdict.NO_EVIDENCE
+
+
+@pytest.mark.parametrize(
+    ("width", "first", "last"), [(64, 512, 4096), (4096, 128, 4096), (8192, 64, 8192), (16_384, 64, 4096)]
+)
+def test_looks_grow_to_a_row_for_each_channel_while_its_polar_factor_is_affordable(width, first, last):
+    spec = TensorSpec("embedding", (128_000, width), "BF16", "model.safetensors", 0, 128_000 * width * 2)
+    plan = make_plan(spec, spec, common_tokens=128_000, bytes_of_weights=4 * spec.n_bytes, level=Level.AUTO)
+    assert (plan.look_rows[0], plan.look_rows[-1]) == (first, last)
+    assert plan.excluded_noise > 3.0
+    few = make_plan(spec, spec, common_tokens=300, bytes_of_weights=4 * spec.n_bytes, level=Level.AUTO)
+    assert few.look_rows[-1] == 300
+
+
+def test_a_byte_cap_of_one_comparison_leaves_a_later_plan_alone(checker, tmp_path):
+    other = write_model(tmp_path / "x", gaussian(V, N, 1))
+    with pytest.raises(ByteBudgetError, match="cap"):
+        compare(checker, other, max_bytes=1000)
+    assert checker.plan(other).common_tokens == V - 1
+
+
+def test_a_comparison_leaves_the_candidate_as_it_was_opened(tmp_path, loopback_hub):
+    for name, seed in (("base", 1), ("twin", 2)):
+        loopback_hub.add_repository(f"some/{name}", write_model(tmp_path / name, gaussian(V, N, seed)))
+    reference, candidate = (NamedModel(f"some/{name}").open(Reading()) for name in ("base", "twin"))
+    assert reference.vocabulary_key == candidate.vocabulary_key
+    watch = Watch(IoLedger(), Listeners(progress=False))
+    before = dict(vars(candidate))
+    report = compare_models(reference, candidate, Settings(Level.SCREEN), watch)
+    assert report.embedding.common_tokens == V - 1
+    assert "vocabulary" not in vars(candidate)  # the reference's was used: their tokenizer files are the same
+    assert all(vars(candidate)[name] is value for name, value in before.items())
+
+
+def test_what_cannot_fit_is_refused_before_the_read(checker, tmp_path):
+    with pytest.raises(MemoryBudgetError, match="level 'screen'"):
+        compare(checker, write_model(tmp_path / "x", gaussian(V, N, 1)), max_memory_bytes=1000)
+
+
+def test_remote_code_is_refused_with_a_sentence(base, checker):
+    with pytest.raises(RemoteCodeRefusedError, match="never runs"):
+        HomologyChecker.from_pretrained(base, trust_remote_code=True)
+    with pytest.raises(RemoteCodeRefusedError, match="never runs"):
+        compare(checker, base, trust_remote_code=True)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 1.0, -1.0, math.nan])
+def test_an_impossible_level_is_refused(base, alpha):
+    with pytest.raises(InputError, match="between 0 and 1"):
+        HomologyChecker.from_pretrained(base, alpha=alpha)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63])
+def test_an_impossible_seed_is_refused_before_anything_is_opened(seed, tmp_path):
+    with pytest.raises(InputError, match="seed"):
+        HomologyChecker.from_pretrained(tmp_path / "nowhere", seed=seed)
+
+
+def test_an_unknown_level_of_comparison_is_refused(checker, base):
+    with pytest.raises(InputError, match="auto, screen, embedding"):
+        compare(checker, base, level="deep")
+
+
+def test_the_report_reads_back_from_its_json_and_holds_the_contract(checker, base):
+    report = compare(checker, base)
+    assert HomologyReport.from_json(report.to_json()) == report
+    body = json.loads(report.to_json())
+    assert body["schema"] == SCHEMA
+    assert list(body)[:7] == ["schema", "verdict", "reason", "log10_p", "alpha", "tests", "level"]
+    assert set(body["reference"]) == {
+        "repo", "revision", "commit", "architecture", "hidden_size", "layers", "vocabulary", "quantization",
+    }  # fmt: skip
+    assert {
+        "common_tokens", "rows_used", "rank", "trace", "normalized_trace", "coverage", "matched_channels",
+        "transformation", "scale", "log10_p", "log10_p_trimmed", "placebo",
+    } <= set(body["embedding"])  # fmt: skip
+    assert set(body["embedding"]["log10_p_trimmed"]) == {"n/16", "n/4", "n/2"}
+    assert {"bytes_read", "bytes_of_weights", "requests", "files"} <= set(body["io"])
+    assert body["layers"] is None and body["modules"] is None
+
+
+def test_the_text_names_verdict_models_and_evidence(checker, base):
+    text = str(compare(checker, base))
+    assert text.startswith("HOMOLOGOUS")
+    assert str(base) in text
+    assert "log10 p" in text and "a shared random seed counts as shared ancestry" in " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{}",
+        "[]",
+        "nonsense",
+        '{"schema": "mdir-hf/report/3"}',
+        '{"schema": "mdir-hf/report/2"}',
+        '{"schema": "mdir-hf/report/1"}',
+    ],
+)
+def test_what_is_not_a_report_is_refused(text):
+    with pytest.raises(InputError, match="report"):
+        HomologyReport.from_json(text)
+
+
+def test_a_head_that_is_stored_although_it_is_tied_is_no_independent_test(tmp_path):
+    config = {"model_type": "llama", "hidden_size": N, "vocab_size": V, "tie_word_embeddings": True}
+    folders = [
+        write_model(tmp_path / name, gaussian(V, N, seed), unembedding=gaussian(V, N, seed), config=config)
+        for name, seed in (("a", 0), ("b", 1))
+    ]
+    report = compare(HomologyChecker.from_pretrained(folders[0]), folders[1])
+    assert report.unembedding is None
+    assert report.tests == 6
+
+
+def sparse_reader(latents, width, seed):
+    """An embedding whose every axis reads a few of the features that a language has."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (latents.shape[1], width)
+    loadings = torch.randn(shape, generator=generator) * (torch.rand(shape, generator=generator) < 0.01)
+    return 0.02 * latents @ loadings
+
+
+def test_strangers_whose_axes_carry_sparse_features_of_the_same_language_are_not_called_homologous(tmp_path):
+    width = 192
+    generator = torch.Generator().manual_seed(0)
+    spectrum = (1.0 + torch.arange(4 * width)) ** -0.5
+    latents = torch.randn(8 * width, 4 * width, generator=generator) * spectrum
+    folders = [write_model(tmp_path / name, sparse_reader(latents, width, seed)) for name, seed in (("a", 1), ("b", 2))]
+    report = compare(HomologyChecker.from_pretrained(folders[0]), folders[1])
+    assert min(map(abs, report.embedding.placebo.privileged_basis_z)) > 3
+    assert report.verdict is not Verdict.HOMOLOGOUS
+
+
+@pytest.mark.parametrize("is_reordered", [False, True])
+def test_p_of_a_relative_with_privileged_axes_is_bounded_by_its_numbers_alone(tmp_path, is_reordered):
+    width = 192
+    generator = torch.Generator().manual_seed(0)
+    spectrum = (1.0 + torch.arange(4 * width)) ** -0.5
+    latents = torch.randn(8 * width, 4 * width, generator=generator) * spectrum
+    base = sparse_reader(latents, width, 1)
+    drift = 0.3 * base.std() * torch.randn(base.shape, generator=generator)
+    tuned = (base + drift).flip(1) if is_reordered else base + drift
+    folders = [write_model(tmp_path / "a", base), write_model(tmp_path / "b", tuned)]
+    report = compare(HomologyChecker.from_pretrained(folders[0]), folders[1])
+    assert report.verdict is Verdict.HOMOLOGOUS
+    assert any("bounds nothing here" in caveat for caveat in report.caveats) is is_reordered
+    assert report.p_is_bound is not is_reordered
+    assert report.assumption == ("calibration" if is_reordered else "numbering")
+    if not is_reordered:
+        found = report.embedding.numbering
+        assert found.own_number > 0.9 * width and report.log10_p == found.log10_p
+        assert (
+            "paired channels have their own number; of independently trained models at most one pair" in report.sentence
+        )
+
+
+@pytest.mark.parametrize("device", ["cuda:99", "abacus", "meta:x"])
+def test_a_device_that_is_not_there_is_refused_with_a_sentence(base, device):
+    with pytest.raises(InputError, match="cannot be used here"):
+        HomologyChecker.from_pretrained(base, device=device)
+
+
+def test_the_device_may_be_left_to_the_machine(base):
+    expected = "cuda" if torch.cuda.is_available() else "cpu"
+    assert HomologyChecker.from_pretrained(base, device="auto").settings.device == expected
+
+
+@pytest.mark.parametrize(
+    ("rows", "channels", "verdict"),
+    [
+        pytest.param(slice(12), slice(None), "no_evidence", id="1 % of the rows"),
+        pytest.param(slice(None), slice(4), "no_evidence", id="4 of 64 channels"),
+        pytest.param(slice(600), slice(None), "homologous", id="half of the rows"),
+    ],
+)
+def test_a_few_rows_or_channels_copied_into_a_stranger_forge_no_relation(tmp_path, rows, channels, verdict):
+    base, stranger = gaussian(1200, 64, 0), gaussian(1200, 64, 1)
+    stranger[rows, channels] = base[rows, channels]
+    one, other = write_model(tmp_path / "base", base), write_model(tmp_path / "stranger", stranger)
+    report = HomologyChecker.from_pretrained(one).compare(other, level="embedding", progress=False)
+    assert report.verdict.value == verdict

@@ -1,0 +1,343 @@
+"""The verdict rules, one by one."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mdir_hf.comparison.decision import (
+    BodySummary,
+    Evidence,
+    decide,
+    layers_support,
+    where_tokens_are_unknown,
+)
+from mdir_hf.comparison.reporting import headline
+from mdir_hf.method.modules import ModuleEvidence
+from mdir_hf.report import Level, Reason, SettledBy, Verdict
+
+ALPHA = 1e-10
+FOUND = Evidence(
+    log_p=-500.0,
+    log_p_robust=-100.0,
+    is_settled=True,
+    settled_by=SettledBy.SCREEN,
+    strength=0.4,
+    coverage=0.5,
+    off_match_share=0.3,
+    re_paired_is_significant=False,
+    basis_z=(0.0, 0.0),
+    common_tokens=1000,
+    rows_used=512,
+    widths=(64, 64),
+)
+NOTHING = dataclasses.replace(FOUND, log_p=0.0, log_p_robust=0.0, is_settled=False, settled_by=None)
+
+
+def verdict(*evidence: Evidence, level: Level = Level.AUTO):
+    named = dict(zip(("embedding", "unembedding"), evidence, strict=False))
+    decision = decide(named, alpha=ALPHA, level=level)
+    return decision.verdict, decision.reason
+
+
+def test_significant_both_ways_with_a_placebo_that_is_not_is_homologous():
+    assert verdict(FOUND) == (Verdict.HOMOLOGOUS, None)
+
+
+def test_nothing_significant_is_no_evidence():
+    assert verdict(NOTHING) == (Verdict.NO_EVIDENCE, None)
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (FOUND, (Verdict.HOMOLOGOUS, None)),
+        (NOTHING, (Verdict.INCONCLUSIVE, Reason.TOKENS_UNKNOWN)),
+        (dataclasses.replace(NOTHING, common_tokens=3), (Verdict.INCONCLUSIVE, Reason.TOO_FEW_COMMON_TOKENS)),
+    ],
+)
+def test_where_tokens_are_unknown_a_finding_stands_and_nothing_found_says_nothing(found, expected):
+    decision = decide({"embedding": found}, alpha=ALPHA, level=Level.AUTO)
+    unknown = where_tokens_are_unknown(decision)
+    assert (unknown.verdict, unknown.reason) == expected
+    assert (unknown.log_p, unknown.caveats) == (decision.log_p, decision.caveats)
+
+
+def test_one_matrix_is_enough():
+    assert verdict(NOTHING, dataclasses.replace(FOUND, settled_by=SettledBy.UNEMBEDDING))[0] is Verdict.HOMOLOGOUS
+
+
+def test_significant_on_the_best_channels_only_is_few_shared_axes():
+    shared = dataclasses.replace(FOUND, log_p_robust=0.0, is_settled=False)
+    assert verdict(shared) == (Verdict.INCONCLUSIVE, Reason.FEW_SHARED_AXES)
+
+
+def test_a_significant_placebo_makes_it_inconclusive():
+    loud = dataclasses.replace(FOUND, re_paired_is_significant=True)
+    assert verdict(loud) == (Verdict.INCONCLUSIVE, Reason.NULL_NOT_VALIDATED)
+
+
+def test_too_few_tokens_for_even_a_copy_is_inconclusive():
+    few = dataclasses.replace(NOTHING, common_tokens=9, rows_used=9)
+    assert verdict(few) == (Verdict.INCONCLUSIVE, Reason.TOO_FEW_COMMON_TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("evidence", "expected"),
+    [
+        (NOTHING, (Verdict.INCONCLUSIVE, Reason.WEIGHTS_UNREADABLE)),
+        (FOUND, (Verdict.HOMOLOGOUS, None)),
+        (dataclasses.replace(NOTHING, rows_used=0), (Verdict.INCONCLUSIVE, Reason.TOO_FEW_COMMON_TOKENS)),
+    ],
+)
+def test_layers_that_cannot_be_read_matter_where_nothing_else_decides(evidence, expected):
+    decision = decide({"embedding": evidence}, alpha=ALPHA, level=Level.AUTO, layers_are_unreadable=True)
+    assert (decision.verdict, decision.reason) == expected
+
+
+def test_embeddings_of_zeros_are_inconclusive():
+    empty = dataclasses.replace(NOTHING, rows_used=0)
+    assert verdict(empty) == (Verdict.INCONCLUSIVE, Reason.TOO_FEW_COMMON_TOKENS)
+
+
+@pytest.mark.parametrize("better", [{"strength": 0.9}, {"off_match_share": 0.01}])
+def test_axes_that_stand_out_in_both_models_ask_for_a_strong_or_clean_match_and_become_a_caveat(better):
+    both = dataclasses.replace(FOUND, basis_z=(30.0, -20.0), widths=(256, 256))
+    assert verdict(both) == (Verdict.INCONCLUSIVE, Reason.NULL_NOT_VALIDATED)
+    strong = decide({"embedding": dataclasses.replace(both, **better)}, alpha=ALPHA, level=Level.AUTO)
+    assert strong.verdict is Verdict.HOMOLOGOUS
+    assert any("bounds nothing here" in caveat for caveat in strong.caveats)
+
+
+@pytest.mark.parametrize("fitted_on", ["embeddings", "keys of the layers"])
+def test_a_rotation_is_said_to_be_fitted_on_what_it_was(fitted_on):
+    for is_supported in (True, False):
+        body = dataclasses.replace(BODY, outer="rotation", fitted_on=fitted_on, is_supported=is_supported)
+        caveats = decide({"embedding": NOTHING}, alpha=ALPHA, level=Level.AUTO, body=body).caveats
+        assert any(f"fitted on the {fitted_on}" in caveat for caveat in caveats)
+
+
+@pytest.mark.parametrize(("width", "expected"), [(64, Verdict.INCONCLUSIVE), (160, Verdict.HOMOLOGOUS)])
+def test_a_model_too_narrow_to_show_off_match_hits_is_not_clean_for_want_of_them(width, expected):
+    # A fresh draw of strangers at width 64: strength 0.634, coverage 0.56, not one off-match hit.
+    clean = dataclasses.replace(
+        FOUND, basis_z=(42.0, 39.0), strength=0.634, coverage=0.56, off_match_share=0.0, widths=(width, width)
+    )
+    assert verdict(clean)[0] is expected
+
+
+def test_a_match_of_few_channels_is_not_clean_for_want_of_off_match_hits():
+    few = dataclasses.replace(FOUND, basis_z=(30.0, -20.0), coverage=0.05, off_match_share=0.0)
+    assert verdict(few) == (Verdict.INCONCLUSIVE, Reason.NULL_NOT_VALIDATED)
+
+
+def test_axes_that_stand_out_in_one_model_do_not_matter():
+    one = decide({"embedding": dataclasses.replace(FOUND, basis_z=(30.0, 1.0))}, alpha=ALPHA, level=Level.AUTO)
+    assert one.verdict is Verdict.HOMOLOGOUS
+    assert not any("stand out" in caveat for caveat in one.caveats)
+
+
+AXES = dataclasses.replace(FOUND, basis_z=(30.0, -20.0), strength=0.9)
+NUMBERED = dataclasses.replace(AXES, log_p_numbering=-300.0, certain_share=0.5)
+
+
+def stated(evidence):
+    decision = decide({"embedding": evidence}, alpha=ALPHA, level=Level.AUTO)
+    assert decision.verdict is Verdict.HOMOLOGOUS
+    return decision.log_p, decision.assumption, any("bounds nothing" in caveat for caveat in decision.caveats)
+
+
+def test_the_headline_is_what_is_proved_and_says_on_what():
+    assert stated(FOUND) == (-500.0, "rotation", False)
+    assert stated(AXES) == (-500.0, "calibration", True)
+    assert stated(NUMBERED) == (-300.0, "numbering", False)
+
+
+@pytest.mark.parametrize("less", [{"certain_share": 0.49}, {"log_p_numbering": -20.0}, {"log_p_numbering": 0.0}])
+def test_numbers_that_somebody_may_have_chosen_are_no_headline(less):
+    assert stated(dataclasses.replace(NUMBERED, **less)) == (-500.0, "calibration", True)
+
+
+def test_numbers_alone_are_no_verdict():
+    arranged = dataclasses.replace(NOTHING, log_p_numbering=-300.0, certain_share=0.4)
+    assert verdict(arranged) == (Verdict.NO_EVIDENCE, None)
+
+
+def test_nothing_found_rests_on_nothing():
+    assert decide({"embedding": NOTHING}, alpha=ALPHA, level=Level.AUTO).assumption is None
+
+
+def test_layers_settle_what_an_embedding_with_privileged_axes_leaves_open():
+    both = dataclasses.replace(FOUND, basis_z=(30.0, -20.0))
+    decision = decide({"embedding": both}, alpha=ALPHA, level=Level.AUTO, body=BODY)
+    assert (decision.verdict, decision.settled_by) == (Verdict.HOMOLOGOUS, "body")
+
+
+BODY = BodySummary(
+    log_p=-500.0,
+    outer="identity",
+    fitted_on="embeddings",
+    off_match_share=0.0,
+    placebo_is_significant=False,
+    is_supported=True,
+)
+
+
+def body_verdict(body):
+    decision = decide({"embedding": NOTHING}, alpha=ALPHA, level=Level.AUTO, body=body)
+    return decision.verdict, decision.reason, decision.settled_by
+
+
+def test_a_significant_layer_map_is_homologous_where_the_embedding_is_not():
+    assert body_verdict(BODY) == (Verdict.HOMOLOGOUS, None, "body")
+
+
+def test_a_layer_map_that_is_not_significant_is_no_evidence():
+    assert body_verdict(dataclasses.replace(BODY, log_p=0.0)) == (Verdict.NO_EVIDENCE, None, None)
+
+
+@pytest.mark.parametrize(
+    "doubt", [{"off_match_share": 0.5}, {"placebo_is_significant": True}, {"outer": "rotation", "is_supported": False}]
+)
+def test_a_layer_map_whose_null_does_not_hold_is_inconclusive(doubt):
+    body = dataclasses.replace(BODY, **doubt)
+    assert body_verdict(body) == (Verdict.INCONCLUSIVE, Reason.NULL_NOT_VALIDATED, None)
+
+
+# One p that means what people take it for.
+
+NUMBERS = st.floats(-2000.0, 0.0)
+
+
+@st.composite
+def evidence_of_any_kind(draw):
+    width = draw(st.sampled_from([64, 119, 121, 896]))
+    return Evidence(
+        log_p=draw(NUMBERS),
+        log_p_robust=draw(NUMBERS),
+        is_settled=draw(st.booleans()),
+        settled_by=SettledBy.EMBEDDING,
+        strength=draw(st.floats(0.0, 1.0)),
+        coverage=draw(st.floats(0.0, 1.0)),
+        off_match_share=draw(st.floats(0.0, 2.0)),
+        re_paired_is_significant=draw(st.booleans()),
+        basis_z=draw(st.tuples(st.floats(-50.0, 50.0), st.floats(-50.0, 50.0))),
+        common_tokens=draw(st.sampled_from([0, 5, 1000, 50_000])),
+        rows_used=draw(st.sampled_from([0, 5, 512])),
+        widths=(width, width),
+    )
+
+
+@st.composite
+def bodies_of_any_kind(draw):
+    return BodySummary(
+        log_p=draw(NUMBERS),
+        outer=draw(st.sampled_from(["identity", "permutation", "rotation"])),
+        fitted_on="embeddings",
+        off_match_share=draw(st.floats(0.0, 1.0)),
+        placebo_is_significant=draw(st.booleans()),
+        is_supported=draw(st.booleans()),
+    )
+
+
+@given(
+    evidence=st.lists(evidence_of_any_kind(), min_size=1, max_size=2),
+    body=st.none() | bodies_of_any_kind(),
+    alpha=st.sampled_from([1e-10, 1e-300, 0.05, math.exp(-100.0)]),
+    level=st.sampled_from(Level),
+    unreadable=st.booleans(),
+    noise=st.floats(0.0, 10.0),
+)
+@settings(max_examples=600, deadline=None)
+def test_p_is_below_alpha_exactly_where_the_verdict_is_homologous(evidence, body, alpha, level, unreadable, noise):
+    named = dict(zip(("embedding", "unembedding"), evidence, strict=False))
+    decision = decide(named, alpha=alpha, level=level, body=body, layers_are_unreadable=unreadable, layers_noise=noise)
+    log10_p = headline(decision, alpha)
+
+    assert (log10_p < math.log10(alpha)) is (decision.verdict is Verdict.HOMOLOGOUS)
+    assert log10_p <= 0.0
+    refused = decision.log_p_not_accepted
+    significant = [one.log_p for one in (*evidence, *([] if body is None else [body])) if one.log_p < math.log(alpha)]
+    if decision.verdict is Verdict.HOMOLOGOUS:
+        assert decision.log_p in significant
+    else:
+        assert refused == min(significant, default=None)  # nothing that was found is hidden
+
+
+def test_what_settles_the_question_gives_the_p_and_a_smaller_rejected_one_stays_visible():
+    # Unrelated embeddings with 3 % sparse loadings over related layers: the embeddings' p was the headline once.
+    sparse = dataclasses.replace(FOUND, log_p=-358.0, log_p_robust=0.0, is_settled=False)
+    body = dataclasses.replace(BODY, log_p=-60.0)
+    decision = decide({"embedding": sparse}, alpha=ALPHA, level=Level.AUTO, body=body)
+
+    assert (decision.verdict, decision.settled_by) == (Verdict.HOMOLOGOUS, SettledBy.BODY)
+    assert (decision.log_p, decision.log_p_not_accepted) == (-60.0, -358.0)
+
+
+@pytest.mark.parametrize(
+    ("noise", "expected"),
+    [
+        (1.0, (Verdict.NO_EVIDENCE, None)),
+        (0.99, (Verdict.INCONCLUSIVE, Reason.FEW_SHARED_AXES)),
+    ],
+)
+def test_few_shared_axes_are_a_remark_where_layers_that_could_have_spoken_show_nothing(noise, expected):
+    shared = dataclasses.replace(FOUND, log_p=-1800.0, log_p_robust=0.0, is_settled=False)
+    body = dataclasses.replace(BODY, log_p=0.0)
+    decision = decide({"embedding": shared}, alpha=ALPHA, level=Level.AUTO, body=body, layers_noise=noise)
+
+    assert (decision.verdict, decision.reason) == expected
+    assert (decision.log_p, decision.log_p_not_accepted) == (0.0, -1800.0)
+    if decision.verdict is Verdict.NO_EVIDENCE:
+        assert any("a few channels only" in caveat for caveat in decision.caveats)
+
+
+# Numbers and not their names: whoever changes one means to change these tests, too.
+BOTH = dataclasses.replace(FOUND, basis_z=(30.0, -20.0), widths=(896, 896), strength=0.3, coverage=0.5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_trusted"),
+    [
+        ({"strength": 0.7}, True),
+        ({"strength": 0.699}, False),
+        ({"off_match_share": 0.05}, True),
+        ({"off_match_share": 0.051}, False),
+        ({"off_match_share": 0.0, "coverage": 0.1}, True),
+        ({"off_match_share": 0.0, "coverage": 0.099}, False),
+        ({"basis_z": (3.0, 30.0)}, True),
+        ({"basis_z": (-3.0, 30.0)}, True),
+        ({"basis_z": (3.01, 30.0)}, False),
+        ({"basis_z": (30.0, -3.01)}, False),
+        # An entry of 0.5 is significant by itself from 119 channels on: 0.5^2 n / 2 > ln(2 n^2 / 0.01).
+        ({"off_match_share": 0.0, "widths": (119, 119)}, True),
+        ({"off_match_share": 0.0, "widths": (118, 118)}, False),
+    ],
+)
+def test_each_number_of_the_rule_for_privileged_axes_counts(fields, is_trusted):
+    assert dataclasses.replace(BOTH, **fields).is_trusted is is_trusted
+
+
+@pytest.mark.parametrize("off_match_share", [0.1, 0.101])
+def test_a_tenth_of_the_pairs_off_the_map_may_be_significant_and_no_more(off_match_share):
+    expected = Verdict.HOMOLOGOUS if off_match_share == 0.1 else Verdict.INCONCLUSIVE
+    assert body_verdict(dataclasses.replace(BODY, off_match_share=off_match_share))[0] is expected
+
+
+@pytest.mark.parametrize("test", ["subspaces", "frequencies", "neurons", "blocks", "planes", "permutation"])
+def test_behind_a_rotation_each_layer_needs_a_test_that_shared_features_do_not_reach(test):
+    def module(name, log_p):
+        return ModuleEvidence("v", name, 1.0, 0.5, log_p, 1.0, None, "")
+
+    level = math.log(ALPHA) - math.log(3)
+    others = [(0, 0, module("neurons", level - 1.0)), (1, 1, module("permutation", -900.0))]
+    decisive = layers_support([*others, (1, 1, module(test, level - 0.01))], "rotation", math.log(ALPHA))
+
+    assert decisive is (test in ("subspaces", "frequencies", "neurons"))
+    assert not layers_support([*others, (1, 1, module(test, level + 0.01))], "rotation", math.log(ALPHA))
+    assert layers_support(others, "permutation", math.log(ALPHA))
+    assert not layers_support([], "rotation", math.log(ALPHA))

@@ -1,0 +1,142 @@
+"""Whole comparisons over a Hub with a bad day: what fails on the way there is got over, and how often it is asked."""
+
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+
+from benchmarks.round_trips import write_sharded
+from mdir_hf.comparison.api import HomologyChecker, compare
+from mdir_hf.errors import GatedRepositoryError, VocabularyError
+from mdir_hf.model import open as opening
+from mdir_hf.model import opened as model
+from mdir_hf.model.tokens import read_vocabulary
+from mdir_hf.report import Level
+from tests.loopback.faults import Fault
+from tests.model.hub.fixtures import hf_home, loopback_hub, waits
+
+__all__ = ["hf_home", "loopback_hub", "waits"]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("sharded")
+    original = write_sharded(root / "original", seed=1)
+    return original, write_sharded(root / "copy", seed=2, of=original, noise=0.05)
+
+
+@pytest.fixture
+def pair(loopback_hub, folders):
+    for name, folder in zip(("a/original", "b/copy"), folders, strict=True):
+        loopback_hub.add_repository(name, folder)
+    return "a/original", "b/copy"
+
+
+def compared(names, *, level=Level.AUTO, on_plan=None):
+    return compare(*names, level=level.value, progress=False, on_plan=on_plan)
+
+
+def verdict(names, **further):
+    return compared(names, **further).verdict.value
+
+
+@pytest.mark.parametrize("state", ["unreachable", "failing", "silent"])
+def test_storage_that_cannot_be_reached_is_not_needed(loopback_hub, folders, pair, state):
+    loopback_hub.stores_in_xet, loopback_hub.cas = True, state
+    # A tokenizer so large that it is not in git.
+    for folder, name in zip(folders, pair, strict=True):
+        stored = loopback_hub.find(name).commits[loopback_hub.find(name).revisions["main"]]
+        stored["tokenizer.json"] = type(stored["tokenizer.json"])(folder / "tokenizer.json", 117_982, is_lfs=True)
+    assert verdict(pair) == "homologous"
+    assert not loopback_hub.sent(path="/cas/") and not loopback_hub.sent(path="xet-read-token")
+    assert [request for request in loopback_hub.sent("cdn", "tokenizer.json") if request.status == 206]
+
+
+def test_addresses_that_expire_while_it_runs_are_asked_for_again(loopback_hub, pair):
+    assert verdict(pair, on_plan=lambda plan: loopback_hub.expire_locations()) == "homologous"
+    refused = [request for request in loopback_hub.sent("cdn") if request.status == 403]
+    asked = [request for request in loopback_hub.sent("hub") if request.method == "HEAD"]
+    assert refused
+    assert len(asked) == 4 + 2  # each shard once, and the two that were read from after they had expired once more
+
+
+def test_a_busy_hub_is_waited_for(loopback_hub, pair, waits):
+    headers = {"RateLimit": '"resolvers";r=0;t=7', "RateLimit-Policy": '"fixed window";"resolvers";q=3000;w=300'}
+    loopback_hub.faults += [
+        Fault("status", origin="hub", path=path, status=429, headers=headers)
+        for path in ("/api/models/a/original", "config.json", "tokenizer.json", "00001-of-00002")
+    ]
+    assert verdict(pair) == "homologous"
+    # As long as the answers say, and a second; what had been waited for meanwhile is not waited for again.
+    assert len(waits) >= 4
+    assert all(7.0 <= wait_s <= 8.0 for wait_s in waits)
+
+
+def test_a_renamed_model_is_redirected_once(loopback_hub, pair):
+    loopback_hub.rename_repository("b/copy", "new/name")
+    report = compared(pair)
+    assert report.verdict.value == "homologous"
+    assert report.candidate.repo == "b/copy"
+    assert [request.path for request in loopback_hub.sent("hub", "b/copy")] == ["/api/models/b/copy/revision/main"]
+
+
+def test_a_vocabulary_that_both_have_is_taken_apart_once_beside_what_opens_the_weights(pair, monkeypatch):
+    threads = []
+
+    def recorded(names, read):
+        threads.append(threading.current_thread().name)
+        return read_vocabulary(names, read)
+
+    monkeypatch.setattr(opening, "read_vocabulary", recorded)
+    monkeypatch.setattr(model, "read_vocabulary", recorded)
+    assert verdict(pair) == "homologous"
+    assert threads == ["mdir-hf-vocabulary"]
+
+
+def test_a_broken_vocabulary_is_the_same_error_however_models_are_opened(loopback_hub, folders, tmp_path):
+    broken = Path(shutil.copytree(folders[1], tmp_path / "broken"))
+    broken.joinpath("tokenizer.json").write_text("{")
+    for name, folder in (("a/original", folders[0]), ("b/broken", broken)):
+        loopback_hub.add_repository(name, folder)
+    with pytest.raises(VocabularyError) as at_once:
+        compared(("a/original", "b/broken"))
+    with pytest.raises(VocabularyError) as in_turn:
+        HomologyChecker.from_pretrained("a/original").compare("b/broken", progress=False)
+    assert str(at_once.value) == str(in_turn.value)
+
+
+def test_identical_weights_cost_no_tokenizer(loopback_hub, folders):
+    for name in ("a/original", "a/mirror"):
+        loopback_hub.add_repository(name, folders[0])
+    report = compared(("a/original", "a/mirror"))
+    assert (report.verdict.value, report.settled_by.value) == ("homologous", "identical_files")
+    assert not loopback_hub.sent(path="tokenizer")
+
+
+def test_both_models_are_asked_for_before_the_first_has_answered(loopback_hub, pair):
+    loopback_hub.network.round_trip_s = 0.2
+    assert verdict(pair) == "homologous"
+    first, second = sorted(loopback_hub.sent("hub", "/api/models/"), key=lambda request: request.began)[:2]
+    assert second.began < first.ended
+
+
+def test_of_two_models_that_cannot_be_opened_the_reference_is_named(loopback_hub, folders):
+    for name in ("a/gated", "b/gated"):
+        loopback_hub.add_repository(name, folders[0], gated=True)
+    loopback_hub.faults.append(Fault("slow", path="/a/gated/", delay_s=0.1, times=None))
+    with pytest.raises(GatedRepositoryError, match=r"^a/gated"):
+        compared(("a/gated", "b/gated"), level=Level.EMBEDDING)
+
+
+def test_a_checker_asks_for_the_vocabulary_while_it_opens_the_candidate_and_only_once(loopback_hub, pair):
+    loopback_hub.network.round_trip_s = 0.2
+    checker = HomologyChecker.from_pretrained(pair[0], use_caches=False)
+    assert not loopback_hub.sent(path="tokenizer.json")
+    for _ in range(2):
+        assert checker.compare(pair[1], progress=False).verdict.value == "homologous"
+    asked = loopback_hub.sent(path="tokenizer.json")
+    assert [request.status for request in asked] == [307, 206]
+    assert "a/original" in asked[0].path  # the same content in both
+    header = next(request for request in loopback_hub.sent("cdn", "00001-of") if "copy" in request.path)
+    assert asked[0].began < header.ended

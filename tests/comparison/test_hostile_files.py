@@ -1,0 +1,356 @@
+"""Files made to harm: each ends a comparison with one line and status 1, soon, and with little memory.
+
+Every case runs as a user would run it, in a process whose memory and processor time are limited by the system.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import re
+import struct
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tests.limited import Ending, run_limited
+from tests.model.files.pytorch.archives import Tensor, holding, pickled, with_pickle, zipped
+from tests.specimens import gaussian, tokens, write_model
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits by fork and /proc")
+
+V, N = 1200, 64
+EMBEDDING = "model.embed_tokens.weight"
+
+
+def safetensors_file(header: bytes, data: bytes = b"") -> bytes:
+    return struct.pack("<Q", len(header)) + header + data
+
+
+def entry(dtype: str, shape: object, start: int, stop: int) -> dict[str, object]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [start, stop]}
+
+
+class SystemCall:
+    def __init__(self, command: str) -> None:
+        self.command = command
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.system, (self.command,)
+
+
+def embedding_at(**more: object) -> bytes:
+    """A checkpoint whose embedding is a view as given, of a storage of V * N numbers."""
+    tensor = Tensor(**{"shape": (V, N), "stride": (N, 1), "n_values": V * N, **more})  # type: ignore[arg-type]
+    return with_pickle(pickled({EMBEDDING: tensor}), {"0": bytes(4 * V * N)})
+
+
+def overlapping() -> bytes:
+    content = bytearray(embedding_at())
+    at = content.rindex(b"archive/data/0") - 46
+    content[at + 42 : at + 46] = (16).to_bytes(4, "little")
+    return bytes(content)
+
+
+def nested_tuples_as_keys() -> bytes:
+    return with_pickle(b"\x80\x02})" + b"2\x86" * 5000 + b"K\x01s.")
+
+
+def shared_dicts() -> bytes:
+    value: object = Tensor((2, 3), (3, 1))
+    for _ in range(11):
+        value = {f"k{n}": value for n in range(16)}
+    return holding(value)
+
+
+PICKLES: dict[str, tuple[Callable[[], bytes], str]] = {
+    "overlapping entries": (overlapping, "overlaps"),
+    "zip bomb": (
+        lambda: zipped({"a/data.pkl": bytes(300 << 20)}, compression=zipfile.ZIP_DEFLATED),
+        "compressed or encrypted",
+    ),
+    "long pickle": (lambda: with_pickle(b"\x80\x02" + b"N0" * (32 << 20) + b"N."), "is read up to"),
+    "many opcodes": (lambda: with_pickle(b"\x80\x02" + b"]" * (60 << 20) + b"."), "opcodes"),
+    "huge memo index": (lambda: with_pickle(b"\x80\x02}r" + struct.pack("<I", 2**32 - 1) + b"."), "no tensors"),
+    "huge length": (lambda: with_pickle(b"\x80\x02\x8e" + struct.pack("<Q", 2**62) + b"."), "no pickle"),
+    "nested tuples as keys": (nested_tuples_as_keys, "no tensors"),
+    "shared dicts": (shared_dicts, "more tensors and names"),
+    "deep nesting": (
+        lambda: with_pickle(b"\x80\x02" + b"}U\x05model" * 200_000 + b"N" + b"s" * 200_000 + b"."),
+        "model",
+    ),
+    "call of a call": (lambda: with_pickle(b"cbuiltins\neval\n(cbuiltins\ngetattr\n(tRtR."), "builtins.eval"),
+    "negative stride": (lambda: embedding_at(stride=(-N, 1)), "strides"),
+    "negative shape": (lambda: embedding_at(shape=(-V, N)), "shape"),
+    "offset past the end": (lambda: embedding_at(offset=1), "of a storage that has"),
+    "offset beyond 64 bits": (lambda: embedding_at(offset=2**70), "offset"),
+    "stride past the end": (lambda: embedding_at(stride=(2**40, 1)), "of a storage that has"),
+    "shape of everything": (lambda: embedding_at(shape=(2**40, 2**20), stride=(0, 0)), "repeats"),
+    "storage longer than the file": (lambda: embedding_at(n_values=2**40), "the archive holds"),
+    "no archive": (lambda: b"\x80\x02N." * 100, "no file of torch.save"),
+    "empty archive": (lambda: struct.pack("<I4H2IH", 0x06054B50, 0, 0, 0, 0, 0, 0, 0), "no data.pkl"),
+}
+
+MANY = 10_000_000
+HEADERS: dict[str, tuple[Callable[[], bytes], str]] = {
+    "100 MB of spaces": (lambda: safetensors_file(b" " * 100_000_000), "starts with b' '"),
+    "a brace and 100 MB of spaces": (lambda: safetensors_file(b"{" + b" " * 99_999_999), "not valid JSON"),
+    "100 MB of spaces after nothing": (lambda: safetensors_file(b"{}" + b" " * 99_999_998), "embedding"),
+    "a length of 2^64": (lambda: b"\xff" * 8 + b"{}", "the format allows"),
+    "a length past the end": (lambda: struct.pack("<Q", 99_000_000) + b"{}", "truncated"),
+    "absurd shape": (
+        lambda: safetensors_file(json.dumps({EMBEDDING: entry("F32", [2**62, 2**62], 0, 8)}).encode(), bytes(8)),
+        "64-bit count",
+    ),
+    "absurd number of axes": (
+        lambda: safetensors_file(json.dumps({EMBEDDING: entry("F32", [1] * 500_000, 0, 8)}).encode(), bytes(8)),
+        "occupies 8 bytes",
+    ),
+    "numbers of a million digits": (
+        lambda: safetensors_file(
+            b'{"a":{"dtype":"F32","shape":[' + b"9" * 1_000_000 + b'],"data_offsets":[0,4]}}', bytes(4)
+        ),
+        "range",
+    ),
+    "absurd count of tensors": (
+        lambda: safetensors_file(
+            b"{"
+            + b",".join(b'"%x":{"dtype":"U8","shape":[],"data_offsets":[0,0]}' % n for n in range(1_600_000))
+            + b"}"
+        ),
+        "is read up to 850,000",
+    ),
+    "empty lists": (lambda: safetensors_file(b'{"a":[' + b"[]," * 33_000_000 + b"0]}"), "is read up to 850,000"),
+    "a name of 20 MB": (
+        lambda: safetensors_file(json.dumps({"x" * (20 << 20): entry("F32", [2], 0, 4)}).encode(), bytes(4)),
+        "occupies 4 bytes",
+    ),
+    "deep nesting": (lambda: safetensors_file(b'{"a":' + b"[" * 1_000_000), "nested|JSON|read up to"),
+    "offsets past the end": (
+        lambda: safetensors_file(json.dumps({EMBEDDING: entry("F32", [2**30, 2], 0, 2**33)}).encode(), bytes(64)),
+        "truncated",
+    ),
+    "zero rows": (
+        lambda: safetensors_file(json.dumps({EMBEDDING: entry("F32", [0, N], 0, 0)}).encode()),
+        r"shape \(0, 64\)",
+    ),
+    "zero columns": (
+        lambda: safetensors_file(json.dumps({EMBEDDING: entry("F32", [V, 0], 0, 0)}).encode()),
+        r"shape \(1200, 0\)",
+    ),
+}
+
+INDEXES: dict[str, tuple[Callable[[], bytes], str]] = {
+    "a path out of the folder": (lambda: index("../../etc/passwd"), "climbs out"),
+    "an absolute path": (lambda: index("/etc/passwd"), "absolute"),
+    "a device": (lambda: index("/dev/zero"), "absolute"),
+    "a shard that is not there": (lambda: index("model-00001-of-00001.safetensors"), "no such file"),
+    "10 million tensors": (
+        lambda: b'{"weight_map":{' + b",".join(b'"%x":"a"' % n for n in range(MANY // 2)) + b"}}",
+        "is read up to",
+    ),
+    "10 million tensors with long names": (
+        lambda: b'{"weight_map":{' + b",".join([b'"model.layers.1234567.weight":"a"'] * MANY) + b"}}",
+        "is read up to 67,108,864",
+    ),
+    "deep nesting": (lambda: b'{"weight_map":' * 300_000, "JSON|read up to"),
+}
+
+
+def index(path: str) -> bytes:
+    return json.dumps({"weight_map": {EMBEDDING: path}}).encode()
+
+
+def write_adapter(folder: Path, base: Path, factors: dict[str, torch.Tensor], **config: object) -> None:
+    whole = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "base_model_name_or_path": str(base), **config}
+    (folder / "adapter_config.json").write_text(json.dumps(whole))
+    save_file(factors, folder / "adapter_model.safetensors")
+
+
+def embedding_factors(r: int = 2, n_rows: int = V, width: int = N) -> dict[str, torch.Tensor]:
+    name = "base_model.model.model.embed_tokens.lora_embedding"
+    return {f"{name}_A": torch.ones(r, n_rows), f"{name}_B": torch.ones(width, r)}
+
+
+ADAPTERS: dict[str, tuple[Callable[[Path, Path], None], str]] = {
+    "rank 0": (lambda folder, base: write_adapter(folder, base, embedding_factors(0), r=0), "its r is 0"),
+    "another width": (lambda folder, base: write_adapter(folder, base, embedding_factors(width=N + 1)), "does not fit"),
+    "another vocabulary": (
+        lambda folder, base: write_adapter(folder, base, embedding_factors(n_rows=7)),
+        "does not fit",
+    ),
+    "another rank": (lambda folder, base: write_adapter(folder, base, embedding_factors(3)), "rank 3"),
+    "NaN": (
+        lambda folder, base: write_adapter(folder, base, {k: v * float("nan") for k, v in embedding_factors().items()}),
+        "NaN",
+    ),
+    "infinite alpha": (
+        lambda folder, base: write_adapter(folder, base, embedding_factors(), lora_alpha=1e300),
+        "NaN or infinity",
+    ),
+    "itself": (lambda folder, base: write_adapter(folder, folder, embedding_factors()), "circle|stand on each other"),
+    "a device as base": (
+        lambda folder, base: write_adapter(folder, Path("/dev/zero"), embedding_factors()),
+        "/dev/zero",
+    ),
+    "patterns that never end": (
+        lambda folder, base: write_adapter(folder, base, embedding_factors(), alpha_pattern={"(([a-z_.]+)+)+x": 3}),
+        "regular expression",
+    ),
+}
+
+CONFIGS: dict[str, tuple[str, Callable[[], bytes], str]] = {
+    "deep nesting": ("config.json", lambda: b'{"a":' * 200_000, "config"),
+    "empty lists": ("config.json", lambda: b"[" + b"[]," * 20_000_000 + b"0]", "config.json"),
+    "a deep adapter": ("adapter_config.json", lambda: b"[" * 1_000_000, "adapter"),
+    "a long adapter": ("adapter_config.json", lambda: b"[" + b"[]," * 5_000_000 + b"0]", "adapter_config.json"),
+}
+
+
+def with_values(value: float, dtype: torch.dtype = torch.float32) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        save_file({EMBEDDING: torch.full((V, N), value, dtype=dtype)}, folder / "model.safetensors")
+
+    return write
+
+
+def layer(**changed: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The one layer of a small Llama, some tensors replaced."""
+    shapes = {
+        "self_attn.q_proj": (N, N), "self_attn.k_proj": (N, N), "self_attn.v_proj": (N, N), "self_attn.o_proj": (N, N),
+        "mlp.gate_proj": (96, N), "mlp.up_proj": (96, N), "mlp.down_proj": (N, 96),
+    }  # fmt: skip
+    weights = {name: gaussian(*shape, seed) for seed, (name, shape) in enumerate(shapes.items())}
+    weights |= {"input_layernorm": torch.ones(N), "post_attention_layernorm": torch.ones(N)}
+    weights |= {name.replace("__", "."): tensor for name, tensor in changed.items()}
+    return {f"model.layers.0.{name}.weight": tensor for name, tensor in weights.items()}
+
+
+CONFIG = {"model_type": "llama", "hidden_size": N, "vocab_size": V, "num_attention_heads": 4, "num_hidden_layers": 1}
+LAYERS: dict[str, tuple[dict[str, torch.Tensor], dict[str, object]]] = {
+    "NaN": ({"self_attn__v_proj": torch.full((N, N), float("nan"))}, {}),
+    "infinity in an MLP": ({"mlp__up_proj": torch.full((96, N), float("inf"))}, {}),
+    "a norm of NaN": ({"input_layernorm": torch.full((N,), float("nan"))}, {}),
+    "zero rows": ({"self_attn__v_proj": torch.ones(0, N)}, {}),
+    "no neurons": ({"mlp__up_proj": torch.ones(0, N), "mlp__down_proj": torch.ones(N, 0)}, {}),
+    "all zeros": ({"self_attn__v_proj": torch.zeros(N, N), "mlp__up_proj": torch.zeros(96, N)}, {}),
+    "one value": ({"self_attn__v_proj": torch.ones(N, N), "self_attn__o_proj": torch.ones(N, N)}, {}),
+    "huge values": ({"self_attn__v_proj": torch.full((N, N), 3e38), "mlp__up_proj": torch.full((96, N), 3e38)}, {}),
+    "tiny values": ({"self_attn__v_proj": torch.full((N, N), 1e-45), "mlp__up_proj": torch.full((96, N), 1e-45)}, {}),
+    "another width": ({"self_attn__v_proj": torch.ones(N, N + 1)}, {}),
+    "three axes": ({"self_attn__v_proj": torch.ones(2, N, N)}, {}),
+    "a scalar": ({"self_attn__v_proj": torch.ones(())}, {}),
+    "a billion layers": ({}, {"num_hidden_layers": 10**9}),
+    "a billion heads": ({}, {"num_attention_heads": 10**9}),
+    "heads of nothing": ({}, {"head_dim": 0}),
+    "no key heads": ({}, {"num_key_value_heads": 0}),
+    "negative heads": ({}, {"num_attention_heads": -4}),
+    "words for numbers": ({}, {"num_attention_heads": "4", "num_key_value_heads": [4], "head_dim": {}}),
+}
+
+
+def build(root: Path) -> dict[str, tuple[Path, str]]:
+    """Write every case; return its folder and what the error must say."""
+    base = write_model(root / "base", gaussian(V, N, 0), further=layer(), config=CONFIG)
+    template = write_model(root / "template", gaussian(V, N, 1), words=tokens(V))
+    cases: dict[str, tuple[Path, str]] = {}
+
+    def folder(name: str, said: str, *, kept: tuple[str, ...] = ("config.json", "tokenizer.json")) -> Path:
+        made = root / str(len(cases))
+        made.mkdir()
+        for file in kept:
+            (made / file).write_bytes((template / file).read_bytes())
+        cases[name] = made, said
+        return made
+
+    witness = root / "witness"
+    call = with_pickle(pickle.dumps({"w": SystemCall(f"touch {witness}")}, 2))
+    (folder("pickle: os.system", "posix.system") / "pytorch_model.bin").write_bytes(call)
+    (folder("pickle: os.system in an adapter", "posix.system") / "adapter_model.bin").write_bytes(call)
+    config = {"r": 2, "base_model_name_or_path": str(base)}
+    (cases["pickle: os.system in an adapter"][0] / "adapter_config.json").write_text(json.dumps(config))
+    for name, (make, said) in PICKLES.items():
+        (folder(f"pickle: {name}", said) / "pytorch_model.bin").write_bytes(make())
+    for name, (make, said) in HEADERS.items():
+        (folder(f"header: {name}", said) / "model.safetensors").write_bytes(make())
+    for name, (make, said) in INDEXES.items():
+        (folder(f"index: {name}", said) / "model.safetensors.index.json").write_bytes(make())
+    for name, (write, said) in ADAPTERS.items():
+        write(folder(f"adapter: {name}", said), base)
+    for name, (file, make, said) in CONFIGS.items():
+        made = folder(f"config: {name}", said)
+        write_adapter(made, base, {})
+        if file == "config.json":
+            (made / "adapter_config.json").unlink()
+            (made / "adapter_model.safetensors").rename(made / "model.safetensors")
+        (made / file).write_bytes(make())
+    for value in ("nan", "inf", "-inf"):
+        with_values(float(value))(folder(f"weights: {value}", "NaN or infinity"))
+    for name, (changed, more) in LAYERS.items():
+        made = folder(f"layers: {name}", "")
+        save_file({EMBEDDING: gaussian(V, N, 1), **layer(**changed)}, made / "model.safetensors")
+        (made / "config.json").write_text(json.dumps({**CONFIG, **more}))
+    with_values(float("nan"), torch.bfloat16)(folder("weights: nan in bfloat16", "NaN or infinity"))
+    return cases
+
+
+@pytest.fixture(scope="module")
+def endings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Ending, str]]:
+    """How every case ended, and what it should have said."""
+    with tempfile.TemporaryDirectory(dir=tmp_path_factory.getbasetemp()) as place:
+        root = Path(place)
+        cases = build(root)
+        commands = [
+            ["compare", str(root / "base"), str(folder), "--quiet", *["--level", "body"] * name.startswith("layers: ")]
+            for name, (folder, _) in cases.items()
+        ]
+        whole = ["compare", str(root / "base"), str(root / "base"), "--quiet", "--level", "body"]
+        ended = run_limited(commands, root / "out", first=whole)
+        assert not (root / "witness").exists()
+    return {name: (ending, said) for (name, (_, said)), ending in zip(cases.items(), ended, strict=True)}
+
+
+NAMES = [
+    "pickle: os.system",
+    "pickle: os.system in an adapter",
+    *(f"pickle: {name}" for name in PICKLES),
+    *(f"header: {name}" for name in HEADERS),
+    *(f"index: {name}" for name in INDEXES),
+    *(f"adapter: {name}" for name in ADAPTERS),
+    *(f"config: {name}" for name in CONFIGS),
+    *(f"layers: {name}" for name in LAYERS),
+    *(f"weights: {value}" for value in ("nan", "inf", "-inf", "nan in bfloat16")),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [f"layers: {name}" for name in LAYERS])
+def test_absurd_layers_end_in_one_line_or_a_verdict(endings, name):
+    ending, _ = endings[name]
+    assert ending.status in (0, 1), ending.err[-2000:]
+    assert "Traceback" not in ending.err and "Warning" not in ending.err
+    assert ending.err.count("\n") == ending.status
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("layers: ")])
+def test_a_hostile_file_ends_in_one_line(endings, name):
+    ending, said = endings[name]
+    assert ending.status == 1, ending.err[-2000:]
+    assert ending.out == ""
+    assert ending.err.count("\n") == 1 and ending.err.startswith("mdir-hf: error: ")
+    assert re.search(said, ending.err)
+    assert len(ending.err) < 2100
+    assert ending.err.isprintable() or ending.err[:-1].isprintable()
+
+
+@pytest.mark.slow
+def test_every_case_was_run(endings):
+    assert sorted(endings) == sorted(NAMES)

@@ -1,0 +1,175 @@
+"""Layers of hybrids: attention descends from attention, mixers from mixers, and the numbers are the checkpoint's."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import warnings
+
+import pytest
+import torch
+
+from mdir_hf import HomologyChecker, Verdict
+from mdir_hf.comparison.body import representatives
+from mdir_hf.method.gauge import OuterTransformation
+from mdir_hf.method.modules import analyse_mixer
+from mdir_hf.method.neurons import MlpWeights
+from mdir_hf.model.hub import open_repository
+from mdir_hf.model.opened import Model
+from mdir_hf.model.roles import Role
+from tests.specimens import tokenizer_json, tokens
+
+transformers = pytest.importorskip("transformers")
+
+V, WIDTH = 160, 96
+COMMON = {"vocab_size": V, "hidden_size": WIDTH, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 160}
+FAMILIES = {
+    "mamba": COMMON | {"num_hidden_layers": 4, "state_size": 8, "intermediate_size": 192},
+    "mamba2": COMMON
+    | {"num_hidden_layers": 4, "state_size": 8, "num_heads": 8, "head_dim": 24, "n_groups": 1, "expand": 2},
+    "jamba": COMMON
+    | HEADS
+    | {"num_hidden_layers": 6, "mamba_d_state": 8, "attn_layer_period": 3, "attn_layer_offset": 1, "num_experts": 1},
+    "qwen3_next": COMMON
+    | HEADS
+    | {
+        "num_hidden_layers": 4,
+        "head_dim": 24,
+        "linear_num_key_heads": 4,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 24,
+        "linear_value_head_dim": 24,
+        "moe_intermediate_size": 48,
+        "shared_expert_intermediate_size": 48,
+        "num_experts": 3,
+        "num_experts_per_tok": 2,
+    },
+    "rwkv": COMMON | {"num_hidden_layers": 4, "attention_hidden_size": 96, "intermediate_size": 160},
+}
+ATTENTION_LAYERS = {"jamba": {1, 4}, "qwen3_next": {3}}
+
+
+def new_model(family, seed, **more):
+    torch.manual_seed(seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about kernels that are not there
+        config = transformers.CONFIG_MAPPING[family](**(FAMILIES[family] | more))
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.ndim == 2 and ("rwkv" in name or "head" in name):
+                weight.normal_(std=0.1)  # this family is not initialised by transformers
+    return model
+
+
+@torch.no_grad()
+def retrained(base, seed=5):
+    """Every embedding new, every other matrix moved by a fifth of its size."""
+    model = copy.deepcopy(base)
+    gen = torch.Generator().manual_seed(seed)
+    for name, weight in model.named_parameters():
+        if "embed" in name or "head" in name:
+            weight.copy_(0.02 * torch.randn(weight.shape, generator=gen))
+        elif weight.ndim > 1 and weight.numel() > WIDTH * 8:
+            weight += 0.2 * weight.std() * torch.randn(weight.shape, generator=gen)
+    return model
+
+
+@pytest.fixture
+def save(tmp_path):
+    from huggingface_hub.utils import disable_progress_bars
+
+    disable_progress_bars()
+
+    def save_model(model, name):
+        model.save_pretrained(tmp_path / name)
+        (tmp_path / name / "tokenizer.json").write_text(json.dumps(tokenizer_json(tokens(V))))
+        return tmp_path / name
+
+    return save_model
+
+
+def compare(reference, candidate, **options):
+    return HomologyChecker.from_pretrained(reference).compare(candidate, progress=False, **options)
+
+
+def opened(folder):
+    return Model(open_repository(str(folder)))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_layer_of_a_relative_descends_from_its_own(family, save):
+    base = new_model(family, 0)
+    report = compare(save(base, "base"), save(retrained(base), "retrained"))
+    assert report.verdict is Verdict.HOMOLOGOUS
+    assert report.settled_by == "body"
+    assert report.layers.role == "v"
+    assert [[*match[:2]] for match in report.layers.matches] == [
+        [i, i] for i in range(FAMILIES[family]["num_hidden_layers"])
+    ]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_stranger_is_silent(family, save):
+    report = compare(save(new_model(family, 0), "base"), save(new_model(family, 1), "stranger"), level="body")
+    assert report.verdict is Verdict.NO_EVIDENCE
+    assert report.layers.matches == ()
+    assert report.layers.log10_p == 0.0
+
+
+@pytest.mark.parametrize("family", ATTENTION_LAYERS)
+def test_no_layer_of_one_kind_descends_from_one_of_another(family, save):
+    base = new_model(family, 0)
+    report = compare(save(base, "base"), save(retrained(base), "retrained"))
+    special = ATTENTION_LAYERS[family]
+    level = math.log10(report.alpha)
+    for i, row in enumerate(report.layers.matrix):
+        for j, log10_p in enumerate(row):
+            if (i in special) != (j in special):
+                assert log10_p > level
+
+
+def test_a_hybrid_that_lost_layers_keeps_the_numbers_of_the_checkpoint(save):
+    base = new_model("jamba", 0)
+    shorter = new_model("jamba", 1, num_hidden_layers=3)  # mamba, attention, mamba
+    for here, there in enumerate((3, 4, 5)):
+        shorter.model.layers[here].load_state_dict(base.model.layers[there].state_dict(), strict=True)
+    report = compare(save(base, "base"), save(shorter, "shorter"))
+    assert [[*match[:2]] for match in report.layers.matches] == [[3, 0], [4, 1], [5, 2]]
+
+
+def test_mixers_are_reported_with_their_channels(save):
+    base = new_model("mamba", 0)
+    report = compare(save(base, "base"), save(retrained(base), "retrained"))
+    found = [m for m in report.modules if m.role == "mixer"]
+    assert {tuple(m.layer) for m in found} == {(0, 0), (2, 2), (3, 3)}
+    assert all(m.test == "channels" and m.log10_p < -10 for m in found)
+    assert all(m.found.moved_neurons == 0 for m in found)
+
+
+def test_what_stands_for_most_layers_is_tried_first(save):
+    model = opened(save(new_model("jamba", 0), "base"))
+    assert representatives(model, model) == (Role.V, Role.K, Role.UP)
+    mamba = opened(save(new_model("mamba", 0), "mamba"))
+    assert representatives(mamba, mamba) == (Role.V,)
+
+
+def mixer(seed, n=64, channels=96):
+    gen = torch.Generator().manual_seed(seed)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=gen, dtype=torch.float64)
+
+    return MlpWeights(draw(channels, n), draw(n, channels), draw(channels, n))
+
+
+def test_permuted_channels_of_a_mixer_are_found_and_strangers_are_silent():
+    base, order = mixer(0), torch.randperm(96, generator=torch.Generator().manual_seed(3))
+    relative = MlpWeights(base.up[order], base.down[:, order], base.gate[order])
+    found = analyse_mixer(base, relative, OuterTransformation.identity(64))
+    assert found.log_p < math.log(1e-30)
+    assert found.transformation.reference[found.transformation.candidate.argsort()].tolist() == order.tolist()
+    strangers = [analyse_mixer(mixer(2 * s), mixer(2 * s + 1), OuterTransformation.identity(64)) for s in range(1, 25)]
+    assert all(found.log_p > math.log(1e-3) for found in strangers)

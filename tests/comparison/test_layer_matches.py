@@ -1,0 +1,118 @@
+"""Which layers are said to match: those of an accepted map that are the same layer, and no others."""
+
+import json
+from itertools import pairwise
+
+import pytest
+import torch
+
+from mdir_hf import Reason, SettledBy, Verdict, describe
+from mdir_hf.report import LayerPattern
+from tests.comparison.test_body import SIZES, base, compare, save, with_layers  # noqa: F401 - fixtures
+from tests.method.obfuscation import haar, new_model
+
+pytest.importorskip("transformers")
+
+LIKENESS = 0.45
+"""Correlation of a layer with the next: significant at 64 rows of values, and p a tenth of that of a layer itself."""
+
+
+@torch.no_grad()
+def like_their_neighbours(n_layers):
+    """A model each of whose layers resembles the one before it, and hardly the one before that."""
+    model = new_model(seed=0, **{**SIZES, "num_hidden_layers": n_layers})
+    layers = [dict(layer.named_parameters()) for layer in model.model.layers]
+    for before, here in pairwise(layers):
+        for name, weight in here.items():
+            if weight.ndim == 2:
+                weight.mul_((1.0 - LIKENESS**2) ** 0.5).add_(LIKENESS * before[name])
+    return model
+
+
+def every_form(report):
+    """All that people and programs read of a report."""
+    return "\n".join([report.to_json(), str(report), str(describe(report)), report.sentence, str(report.to_frame())])
+
+
+@pytest.mark.parametrize(
+    ("n_layers", "pattern"), [(6, LayerPattern.NOT_ACCEPTED), (32, LayerPattern.NEIGHBOURS)], ids=["few", "many"]
+)
+def test_two_prunings_without_a_layer_in_common_match_in_none(save, n_layers, pattern):  # noqa: F811
+    pytest.importorskip("pandas")
+    parent = like_their_neighbours(n_layers)
+    folders = [save(with_layers(parent, list(range(at, n_layers, 2))), f"half-{at}") for at in (0, 1)]
+    report = compare(*folders, level="body")
+    # They share their embeddings, and no layer.
+    assert (report.verdict, report.settled_by) == (Verdict.HOMOLOGOUS, SettledBy.EMBEDDING)
+    assert report.layers.log10_p < -10, "the layers of the two are to resemble each other"
+    assert report.layers.pattern is pattern
+    assert (report.layers.matches, report.layers.related_layers_at_least, report.modules) == ((), 0, None)
+    said = every_form(report)
+    assert "have an ancestor" not in said and "matches layer" not in said and "match layers" not in said
+    if pattern is LayerPattern.NEIGHBOURS:
+        assert "as neighbours in one model do, and none is said to match" in report.sentence
+    else:
+        assert "not accepted as a match of any of them" in report.sentence
+        assert any("descend from different layers of a common ancestor" in caveat for caveat in report.caveats)
+
+
+def test_the_figure_of_a_map_that_was_not_accepted_marks_no_cell(save):  # noqa: F811
+    pytest.importorskip("matplotlib")
+    parent = like_their_neighbours(6)
+    report = compare(*(save(with_layers(parent, [at, at + 2, at + 4]), str(at)) for at in (0, 1)), level="body")
+    figures = report.figures()
+    assert "flow" not in figures and "modules" not in figures
+    assert "0 of 3 layers" in figures["layers"].get_label()
+
+
+def test_layers_in_common_match_beside_neighbours(save):  # noqa: F811
+    parent = like_their_neighbours(12)
+    every = save(with_layers(parent, list(range(12))), "whole")
+    half = save(with_layers(parent, [1, 4, 7, 10]), "pruned")
+    report = compare(every, half, level="body")
+    assert [[*match[:2]] for match in report.layers.matches] == [[1, 0], [4, 1], [7, 2], [10, 3]]
+    turned_round = compare(half, every, level="body")
+    assert [[*match[:2]] for match in turned_round.layers.matches] == [[0, 1], [1, 4], [2, 7], [3, 10]]
+
+
+@torch.no_grad()
+def in_a_basis_for_each_layer(model, n_in_first=1):
+    """A model whose embedding and first layers stand in one rotated basis, every later layer in one of its own."""
+    generator = torch.Generator().manual_seed(3)
+    first = haar(model.config.hidden_size, generator)
+    for matrix in (model.model.embed_tokens, model.lm_head):
+        matrix.weight.copy_(matrix.weight @ first)
+    for at, layer in enumerate(model.model.layers):
+        turn = first if at < n_in_first else haar(model.config.hidden_size, generator)
+        readers = {
+            layer.input_layernorm: (layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj),
+            layer.post_attention_layernorm: (layer.mlp.gate_proj, layer.mlp.up_proj),
+        }
+        for norm, each in readers.items():
+            for reader in each:
+                reader.weight.copy_(reader.weight * norm.weight @ turn)
+            norm.weight.fill_(1.0)
+        for writer in (layer.self_attn.o_proj, layer.mlp.down_proj):
+            writer.weight.copy_(turn.T @ writer.weight)
+    return model
+
+
+def test_one_layer_behind_the_rotation_of_the_embeddings_is_found_and_no_other_claimed(base, save):  # noqa: F811
+    # As SliceGPT leaves a model: this was called no evidence beside a layer at log10 p -707.
+    other = new_model(seed=0, **SIZES)
+    other.load_state_dict(base.state_dict())
+    report = compare(save(base, "base"), save(in_a_basis_for_each_layer(other), "sliced"))
+    assert (report.verdict, report.settled_by) == (Verdict.HOMOLOGOUS, SettledBy.BODY)
+    assert [[*match[:2]] for match in report.layers.matches] == [[0, 0]]
+    assert "1 of the 4 layers" in report.sentence and "matches layer 0" in report.sentence
+
+
+def test_a_layer_that_is_significant_and_not_accepted_is_never_no_evidence(base, save, monkeypatch):  # noqa: F811
+    monkeypatch.setattr("mdir_hf.comparison.decision.SURE_TESTS", ())
+    other = new_model(seed=0, **SIZES)
+    other.load_state_dict(base.state_dict())
+    report = compare(save(base, "base"), save(in_a_basis_for_each_layer(other), "sliced"))
+    assert (report.verdict, report.reason) == (Verdict.INCONCLUSIVE, Reason.NULL_NOT_VALIDATED)
+    assert report.layers.matches == () and report.layers.pattern is LayerPattern.NOT_ACCEPTED
+    assert report.log10_p_not_accepted < -10
+    assert json.loads(report.to_json())["layers"]["matches"] == []

@@ -1,0 +1,100 @@
+"""Models in which a channel's number means something: strangers that agree in it, and relatives."""
+
+import math
+
+import pytest
+import torch
+
+from mdir_hf import HomologyChecker, Verdict
+from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint
+from mdir_hf.lineage.index.base_index import BaseIndex
+from mdir_hf.lineage.index.identify import judge_hits
+from mdir_hf.lineage.index.planning import what_is_excluded
+from mdir_hf.report import ModelSummary
+from tests.specimens import gaussian, write_model
+
+V, N, N_WAVES = 1500, 96, 16
+LEFT_OUT = "The channels were not tested in their own order"
+
+
+def embedding(seed):
+    """Rows of a model that learnt the same of each token as all others did, along the same waves over the channels.
+
+    So do those of truly trained XGLM: the trace of 5 in their own order lies in the few dimensions that sinusoids of
+    64 positions take (docs/LOG.md, 2026-11-24).
+    """
+    learnt = gaussian(V, N_WAVES, 99)
+    phases = 2 * math.pi * torch.arange(1, N_WAVES // 2 + 1)[:, None] * torch.arange(N) / N
+    waves = torch.cat((phases.sin(), phases.cos()))  # together as strong in every channel: no axis stands out
+    return gaussian(V, N, seed) + 0.8 * learnt @ waves / math.sqrt(N / 2)
+
+
+def config(model_type, width):
+    return {"model_type": model_type, "hidden_size": width, "vocab_size": V, "tie_word_embeddings": True}
+
+
+@pytest.fixture
+def compared(tmp_path):
+    def compare(first_type, first, second_type, second, **options):
+        number = len(list(tmp_path.iterdir()))
+        folders = [
+            write_model(tmp_path / f"{number}-{at}", rows, config=config(model_type, rows.shape[1]))
+            for at, (model_type, rows) in enumerate(((first_type, first), (second_type, second)))
+        ]
+        return HomologyChecker.from_pretrained(folders[0]).compare(folders[1], progress=False, **options)
+
+    return compare
+
+
+@pytest.mark.parametrize("level", ["screen", "auto", "embedding"])
+def test_strangers_that_agree_in_the_numbers_alone_are_no_relatives(compared, level):
+    first, second = embedding(1), embedding(2)
+    taken_for_plain = compared("gpt2", first, "gpt2", second, level=level)
+    assert taken_for_plain.log10_p < -10  # what the test of the own order makes of them
+    report = compared("xglm", first, "xglm", second, level=level)
+    assert report.verdict is Verdict.NO_EVIDENCE
+    assert (report.log10_p, report.log10_p_not_accepted, report.embedding.log10_p) == (0.0, None, 0.0)
+    (caveat,) = (caveat for caveat in report.caveats if LEFT_OUT in caveat)
+    assert "xglm" in caveat and "frequency" in caveat
+    assert report.excludes.embedding_noise > 1.0 and report.excludes.embedding_noise_in_order is None
+
+
+def test_one_model_with_such_numbers_is_enough_and_each_architecture_is_named_once(compared):
+    caveats = compared("rwkv", embedding(1), "xglm", embedding(2)).caveats
+    assert [name for name in ("rwkv", "xglm") for caveat in caveats if f"in {name} " in caveat] == ["rwkv", "xglm"]
+    assert compared("gpt2", embedding(1), "xglm", embedding(2)).log10_p == 0.0
+    assert compared("xglm", embedding(1), "gpt2", embedding(2)).log10_p == 0.0
+
+
+@pytest.mark.parametrize("order", [torch.arange(N), torch.randperm(N, generator=torch.Generator().manual_seed(3))])
+def test_relatives_are_found_by_the_search_and_nothing_is_left_to_say(compared, order):
+    first = embedding(1)
+    report = compared("xglm", first, "xglm", (first + gaussian(V, N, 5))[:, order])
+    assert report.verdict is Verdict.HOMOLOGOUS
+    assert report.embedding.matched_channels == N
+    assert not any(LEFT_OUT in caveat for caveat in report.caveats)
+
+
+def test_models_of_two_widths_have_no_order_in_common_and_nothing_was_left_out(compared):
+    report = compared("xglm", gaussian(V, N // 2, 1), "xglm", gaussian(V, N, 2))
+    assert report.excludes.embedding_noise_in_order is None
+    assert not any(LEFT_OUT in caveat for caveat in report.caveats)
+
+
+def kept(model_type, rows):
+    words = tuple(f"word{number}".encode() for number in range(len(rows)))
+    return Fingerprint(ModelSummary("me/it", None, "0" * 40, model_type, N, 2, V), words, rows, 10**9)
+
+
+def test_an_index_asks_for_all_orders_where_numbers_mean_something():
+    rows = {seed: embedding(seed)[:512] for seed in (1, 2)}
+    log10_p, noise = {}, {}
+    for model_type in ("gpt2", "xglm"):
+        index = BaseIndex(list(kept(model_type, rows[1]).tokens), [kept(model_type, rows[1])])
+        query = kept(model_type, rows[2])
+        ((_, log10_p[model_type]),) = judge_hits(index, query, top=1, alpha=1e-10)
+        _, noise[model_type] = what_is_excluded(index, N, query.tokens, 1e-10)
+        ((_, of_a_copy),) = judge_hits(index, kept(model_type, rows[1]), top=1, alpha=1e-10)
+        assert of_a_copy < -1000
+    assert log10_p["gpt2"] < 0.0 == log10_p["xglm"]
+    assert 0.5 < noise["xglm"] < noise["gpt2"]

@@ -1,0 +1,187 @@
+"""What a listener is told while a comparison runs, and that it can stop it."""
+
+import threading
+import time
+from itertools import pairwise
+
+import pytest
+
+from mdir_hf import HomologyChecker, Progress, StoppedError, compare
+from mdir_hf.comparison.progress import Watch
+from mdir_hf.comparison.settings import Listeners
+from mdir_hf.errors import ByteBudgetError
+from mdir_hf.model.hub import IoLedger
+from tests.model.hub.fixtures import hf_home, loopback_hub
+from tests.specimens import gaussian, write_model
+
+__all__ = ["hf_home", "loopback_hub"]
+
+V, N = 1500, 96
+
+
+@pytest.fixture
+def pair(tmp_path):
+    return write_model(tmp_path / "base", gaussian(V, N, 0)), write_model(tmp_path / "stranger", gaussian(V, N, 1))
+
+
+def stages(seen: list[Progress]) -> list[str]:
+    return list(dict.fromkeys(progress.stage for progress in seen))
+
+
+def test_every_stage_is_told_in_order_and_bytes_only_grow(pair):
+    seen: list[Progress] = []
+    checker = HomologyChecker.from_pretrained(pair[0])
+    report = checker.compare(pair[1], progress=False, on_progress=seen.append)
+    assert stages(seen) == ["opening", "vocabulary", "screen", "layers"]
+    assert all(before.bytes_read <= after.bytes_read for before, after in pairwise(seen))
+    # Opening the reference was before; the rest of what the report counts was seen.
+    assert 0 < seen[-1].bytes_read <= report.io.bytes_read + report.io.bytes_from_cache
+
+
+def test_what_is_expected_covers_what_a_full_test_reads(pair):
+    seen: list[Progress] = []
+    HomologyChecker.from_pretrained(pair[0]).compare(
+        pair[1], progress=False, level="embedding", on_progress=seen.append
+    )
+    last = seen[-1]
+    assert last.stage == "embedding"
+    assert last.bytes_expected is not None
+    assert last.bytes_read <= last.bytes_expected
+
+
+@pytest.mark.parametrize(
+    ("stage", "level"),
+    [("opening", "auto"), ("vocabulary", "auto"), ("screen", "auto"), ("embedding", "embedding"), ("layers", "auto")],
+)
+def test_a_listener_that_raises_stops_the_comparison_and_the_checker_stays_usable(pair, stage, level):
+    def stop(progress: Progress) -> None:
+        if progress.stage == stage:
+            raise OSError("changed my mind")  # of the kind that a reading thread would try again
+
+    checker = HomologyChecker.from_pretrained(pair[0])
+    with pytest.raises(StoppedError, match=f"stopped during {stage} .*changed my mind"):
+        checker.compare(pair[1], progress=False, level=level, on_progress=stop)
+    assert checker.compare(pair[0], progress=False).verdict.value == "homologous"
+
+
+def test_our_own_errors_pass_through_as_they_are(pair):
+    def stop(progress: Progress) -> None:
+        raise ByteBudgetError("enough")
+
+    with pytest.raises(ByteBudgetError, match="enough"):
+        HomologyChecker.from_pretrained(pair[0]).compare(pair[1], progress=False, on_progress=stop)
+
+
+def test_a_comparison_over_http_stops_at_the_next_bytes_and_leaves_no_thread(pair, loopback_hub):
+    for name, folder in zip(("a/base", "a/stranger"), pair, strict=True):
+        loopback_hub.add_repository(name, folder)
+    seen: list[Progress] = []
+
+    def stop(progress: Progress) -> None:
+        seen.append(progress)
+        if progress.stage == "screen" and progress.bytes_read > seen[0].bytes_read + 4096:
+            raise KeyError("cancel")
+
+    checker = HomologyChecker.from_pretrained("a/base")
+    with pytest.raises(StoppedError):
+        checker.compare("a/stranger", progress=False, on_progress=stop)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("mdir")]
+
+
+@pytest.mark.parametrize("level", ["auto", "screen", "embedding", "body"])
+def test_a_plan_is_that_of_the_comparison(pair, level):
+    checker = HomologyChecker.from_pretrained(pair[0])
+    plans = []
+    plan = checker.plan(pair[1], level=level)
+    checker.compare(pair[1], level=level, progress=False, on_plan=plans.append)
+    assert plans == [plan]
+
+
+def test_the_listener_is_called_by_one_thread_at_a_time():
+    inside = threading.Lock()
+    overlapped = []
+
+    def listener(_: Progress) -> None:
+        overlapped.append(not inside.acquire(blocking=False))
+        time.sleep(1e-3)
+        inside.release()
+
+    ledger = IoLedger()
+    watch = Watch(ledger, Listeners(on_progress=listener))
+
+    def read() -> None:
+        for _ in range(50):
+            ledger.served_from_cache("file", 1)
+
+    with watch.listening():
+        reader = threading.Thread(target=read)
+        reader.start()
+        for _ in range(50):
+            watch.enter("screen")
+        reader.join()
+    assert overlapped == [False] * 100
+
+
+def with_layers(path, seed, n_layers=3, layers_of=None):
+    """A model of some layers; its layers are those of another seed where that is named."""
+    further = {
+        f"model.layers.{k}.self_attn.{name}_proj.weight": gaussian(N, N, 100 * (layers_of or seed) + 10 * k + j)
+        for k in range(n_layers)
+        for j, name in enumerate("qkvo")
+    }
+    config = {
+        "model_type": "llama",
+        "hidden_size": N,
+        "vocab_size": V,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 3,
+    }
+    return write_model(path, gaussian(V, N, seed), config=config, further=further)
+
+
+def test_what_the_embeddings_say_is_told_before_the_layers_are_read(tmp_path):
+    base, other = with_layers(tmp_path / "base", 1), with_layers(tmp_path / "other", 2)
+    told: list = []
+    checker = HomologyChecker.from_pretrained(base)
+    report = checker.compare(other, progress=False, on_progress=told.append, on_found=told.append)
+    (at,) = (place for place, event in enumerate(told) if not isinstance(event, Progress))
+    assert "layers" not in stages(told[:at])
+    assert "layers" in stages([event for event in told[at + 1 :] if isinstance(event, Progress)])
+    assert told[at].embedding == report.embedding
+    assert told[at].verdict.value == "inconclusive"
+    assert "The layers were not compared: it was stopped before." in told[at].caveats
+    assert "The layers were not compared: it was stopped before." not in report.caveats
+
+
+def test_evidence_grows_with_every_matched_pair_and_says_what_is_left(tmp_path):
+    base, other = with_layers(tmp_path / "base", 1), with_layers(tmp_path / "other", 2, layers_of=1)
+    found: list = []
+    parts: list = []
+    report = HomologyChecker.from_pretrained(base).compare(
+        other, level="body", progress=False, on_progress=parts.append, on_found=found.append
+    )
+    assert [len(one.modules or ()) > 0 for one in found] == [False, False, True, True]
+    assert [one.verdict.value for one in found] == ["inconclusive", *["homologous"] * 3]
+    assert [one.layers.matches for one in found[1:]] == [report.layers.matches] * 3
+    assert len(found[2].modules) < len(found[3].modules) < len(report.modules)
+    assert "2 matched pairs of layers were not analysed: it was stopped before." in found[2].caveats
+    assert not any("stopped" in caveat for caveat in report.caveats)
+    assert [(part.n_done, part.n_parts) for part in parts if part.stage == "modules" and part.n_parts][-1] == (2, 3)
+
+
+def test_a_budget_that_ends_it_leaves_what_was_found_last(tmp_path):
+    base, other = with_layers(tmp_path / "base", 1), with_layers(tmp_path / "other", 2)
+    found: list = []
+    compare(base, other, progress=False, on_found=found.append)
+    enough_for_embeddings = found.pop().io.bytes_read + 1000
+    with pytest.raises(ByteBudgetError):
+        compare(base, other, max_bytes=enough_for_embeddings, progress=False, on_found=found.append)
+    assert found[-1].embedding is not None
+    assert found[-1].layers is None
+
+
+def test_nothing_is_told_of_embeddings_that_settle_the_question(tmp_path, pair):
+    twin = write_model(tmp_path / "twin", gaussian(V, N, 0) + 0.1 * gaussian(V, N, 2))
+    told: list = []
+    HomologyChecker.from_pretrained(pair[0]).compare(twin, progress=False, on_found=told.append)
+    assert told == []

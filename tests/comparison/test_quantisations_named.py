@@ -1,0 +1,62 @@
+"""One of several quantisations in a repository: named after a colon, or the widest. Through the Hub on this machine."""
+
+import pytest
+import torch
+
+from mdir_hf import HomologyChecker, resolve_model
+from mdir_hf.comparison.inspection import inspect_model
+from mdir_hf.errors import InputError, NoWeightsError
+from tests.gguf_writer import gguf_bytes
+from tests.model.hub.fixtures import hf_home, loopback_hub
+from tests.specimens import gaussian, tokens
+
+__all__ = ["hf_home", "loopback_hub"]
+
+V, N = 600, 64
+
+
+@pytest.fixture
+def quantised(loopback_hub, tmp_path):
+    """``owner/name`` with one model in F32 and in F16, so that the narrower is the wider one rounded."""
+    folder = tmp_path / "quantised"
+    folder.mkdir()
+    rows = gaussian(V, N, 0)
+    keys = {
+        "llama.embedding_length": N,
+        "llama.block_count": 0,
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.tokens": tokens(V),
+    }
+    for kind, dtype in (("F16", torch.float16), ("F32", torch.float32)):
+        (folder / f"model-{kind}.gguf").write_bytes(gguf_bytes({"token_embd.weight": rows.to(dtype)}, keys))
+    loopback_hub.add_repository("owner/name", folder)
+    return loopback_hub
+
+
+def test_the_one_that_is_named_is_read_and_the_report_says_so(quantised):
+    found = inspect_model("owner/name:f16")
+    assert found.embedding.dtype == "F16"
+    report = HomologyChecker.from_pretrained("owner/name:F16").compare("owner/name:F32", level="screen")
+    assert (report.reference.repo, report.reference.variant, report.candidate.variant) == ("owner/name", "F16", "F32")
+    assert not [note for note in report.caveats if "widest" in note]
+
+
+def test_the_widest_is_read_where_none_is_named_and_the_report_says_which(quantised):
+    report = HomologyChecker.from_pretrained("owner/name").compare("owner/name:F16", level="screen")
+    (note,) = [note for note in report.caveats if "widest" in note]
+    assert "of 2 quantisations in one repository the widest was read, model-F32.gguf" in note
+    assert "owner/name:F16" in note
+
+
+def test_what_is_pinned_names_it_too(quantised):
+    pinned = resolve_model("owner/name:F16").pinned
+    assert pinned.endswith(":F16")
+    assert resolve_model(pinned).pinned == pinned
+    assert inspect_model(pinned).embedding.dtype == "F16"
+
+
+def test_one_that_is_not_there_is_said_and_two_contradict(quantised):
+    with pytest.raises(NoWeightsError, match="variant 'Q2_K'"):
+        inspect_model("owner/name:Q2_K")
+    with pytest.raises(InputError, match="'F16' is named after the colon, and the variant 'F32' was asked for"):
+        inspect_model("owner/name:F16", variant="F32")

@@ -1,0 +1,196 @@
+"""Quantised models in a comparison: what is read, what is said of them, and layers that cannot be read."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from mdir_hf import HomologyChecker, HomologyReport, Reason, Verdict
+from mdir_hf.comparison.inspection import inspect_model
+from mdir_hf.errors import UnsupportedFormatError
+from tests.model.files.quantization.writers import SCHEMES, awq, compressed, modelopt_nvfp4
+from tests.specimens import gaussian, tokenizer_json, tokens
+
+V, N, LAYERS = 1500, 96, 2
+PROJECTIONS = {
+    **{f"self_attn.{name}_proj": (N, N) for name in "qkvo"},
+    **{"mlp.gate_proj": (160, N), "mlp.up_proj": (160, N), "mlp.down_proj": (N, 160)},
+}
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": N,
+    "intermediate_size": 160,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "vocab_size": V,
+    "tie_word_embeddings": True,
+}
+
+
+def tensors_of(seed):
+    """A llama of random weights."""
+    tensors = {"model.embed_tokens.weight": gaussian(V, N, seed), "model.norm.weight": torch.ones(N)}
+    for layer in range(LAYERS):
+        for number, (name, shape) in enumerate(PROJECTIONS.items()):
+            tensors[f"model.layers.{layer}.{name}.weight"] = gaussian(*shape, 100 * seed + 10 * layer + number)
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            tensors[f"model.layers.{layer}.{norm}.weight"] = torch.ones(N)
+    return tensors
+
+
+def quantized(tensors, write, which="_proj.weight"):
+    """The same with some weights as a library writes them."""
+    stored = {}
+    for name, tensor in tensors.items():
+        chosen = which in name
+        stored |= write(tensor, name.removesuffix(".weight")).tensors if chosen else {name: tensor}
+    return stored
+
+
+@pytest.fixture
+def save(tmp_path):
+    def save_model(name, tensors, **config):
+        folder = tmp_path / name
+        folder.mkdir()
+        save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, folder / "model.safetensors")
+        (folder / "config.json").write_text(json.dumps({**CONFIG, **config}))
+        (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json(tokens(V))))
+        return folder
+
+    return save_model
+
+
+def compare(reference, candidate, **options) -> HomologyReport:
+    return HomologyChecker.from_pretrained(reference).compare(candidate, progress=False, **options)
+
+
+def test_a_quantised_copy_is_homologous_and_says_how_it_is_quantised(save):
+    original = tensors_of(0)
+    copy = save("awq", quantized(original, awq), **SCHEMES["awq"].model_config)
+    report = compare(save("original", original), copy)
+    assert report.verdict is Verdict.HOMOLOGOUS
+    assert report.reference.quantization is None
+    assert report.candidate.quantization == "AWQ, 4 bits in groups of 32"
+    assert "AWQ, 4 bits in groups of 32" in str(report)
+    assert any("AWQ: per-channel rescaled" in caveat for caveat in report.caveats)
+    again = HomologyReport.from_json(report.to_json())
+    assert again.candidate.quantization == "AWQ, 4 bits in groups of 32"
+    assert json.loads(report.to_json())["reference"]["quantization"] is None
+
+
+def test_a_report_without_the_field_is_read(save):
+    report = compare(save("a", tensors_of(0)), save("b", tensors_of(1)))
+    body = json.loads(report.to_json())
+    del body["reference"]["quantization"]
+    assert HomologyReport.from_json(json.dumps(body)).reference.quantization is None
+
+
+@pytest.mark.parametrize("scheme", ["int4", "fp8-block", "nf4-nested", "awq", "mlx-4"])
+def test_layers_in_codes_are_mapped_by_their_values(save, scheme):
+    original = tensors_of(0)
+    # Groups of 64 divide neither 96 nor 160; MLX leaves such matrices alone, so its groups are of 32 here.
+    how = SCHEMES[scheme]
+    write, config = how.write, how.model_config
+    if scheme == "mlx-4":
+        from tests.model.files.quantization.writers import mlx
+
+        write, config = mlx(4, group=32), {"quantization": {"bits": 4, "group_size": 32}}
+    # The embedding is a stranger's: only the layers can tell.
+    copy = save("copy", quantized(original, write) | {"model.embed_tokens.weight": gaussian(V, N, 7)}, **config)
+    report = compare(save("original", original), copy, level="body")
+    assert report.verdict is Verdict.HOMOLOGOUS
+    assert report.settled_by == "body"
+    assert [[*match[:2]] for match in report.layers.matches] == [[0, 0], [1, 1]]
+
+
+@pytest.mark.parametrize("name", ["int8-channel", "fp8-channel", "nvfp4-modelopt", "gptq-4"])
+def test_a_quantised_embedding_is_read_by_rows(save, name):
+    original = tensors_of(0)
+    scheme = SCHEMES[name]
+    if name == "gptq-4":  # packs 32 rows of the weight into whole words
+        original["model.embed_tokens.weight"] = gaussian(1504, N, 0)
+    stored = quantized(original, scheme.write, which="embed_tokens")
+    copy = save("copy", stored, **scheme.model_config, vocab_size=len(original["model.embed_tokens.weight"]))
+    report = compare(save("original", original, vocab_size=len(original["model.embed_tokens.weight"])), copy)
+    assert report.verdict is Verdict.HOMOLOGOUS
+    assert report.settled_by == "screen"
+
+
+def unread(tensors, which="_proj.weight"):
+    """Weights as HQQ stores them."""
+    stored = {}
+    for name, tensor in tensors.items():
+        module = name.removesuffix(".weight")
+        if which in name:
+            stored |= {f"{module}.W_q": torch.zeros(4, 4, dtype=torch.uint8), f"{module}.scale": torch.ones(4)}
+        else:
+            stored[name] = tensor
+    return stored
+
+
+def test_layers_that_cannot_be_read_do_not_hide_what_the_embedding_says(save):
+    original = tensors_of(0)
+    report = compare(save("original", original), save("hqq", unread(original)))
+    assert report.verdict is Verdict.HOMOLOGOUS
+    assert report.candidate.quantization == "HQQ, not read"
+
+
+def test_where_the_embedding_is_silent_unread_layers_make_it_inconclusive(save):
+    report = compare(save("original", tensors_of(0)), save("hqq", unread(tensors_of(1))))
+    assert (report.verdict, report.reason) == (Verdict.INCONCLUSIVE, Reason.WEIGHTS_UNREADABLE)
+    said = [caveat for caveat in report.caveats if caveat.startswith("The layers were not compared: ")]
+    assert len(said) == 1
+    assert "HQQ, its packing depends on" in said[0]
+    assert "the layers could not be compared" in str(report)
+
+
+def test_layers_that_cannot_be_read_are_an_error_where_they_were_asked_for(save):
+    with pytest.raises(UnsupportedFormatError, match="HQQ"):
+        compare(save("original", tensors_of(0)), save("hqq", unread(tensors_of(0))), level="body")
+
+
+def test_an_unembedding_that_cannot_be_read_leaves_the_embedding(save):
+    # EXL2 quantises the head of every model, and leaves the embedding alone.
+    original = tensors_of(0)
+    head = {"lm_head.q_weight": torch.zeros(4, 4, dtype=torch.int32), "lm_head.q_scale": torch.ones(4)}
+    report = compare(save("original", original), save("exl2", original | head, tie_word_embeddings=False))
+    assert report.verdict is Verdict.HOMOLOGOUS
+    assert report.unembedding is None
+
+
+def test_plain_fp8_of_the_layers_is_noted_once_they_are_read(save):
+    original = tensors_of(0)
+    plain = {
+        name: tensor.to(torch.float8_e4m3fn) if "_proj" in name else tensor for name, tensor in tensors_of(0).items()
+    } | {"model.embed_tokens.weight": gaussian(V, N, 7)}
+    report = compare(save("original", original), save("fp8", plain))
+    assert report.settled_by == "body"
+    assert sum("stored as FP8 without any scale" in caveat for caveat in report.caveats) == 1
+
+
+def test_two_quantised_models_of_different_schemes_are_compared(save):
+    original = tensors_of(0)
+    embedding = {"model.embed_tokens.weight": gaussian(V, N, 7)}
+    int4 = compressed("pack-quantized", "", num_bits=4, type="int", strategy="group", group_size=32)
+    first = save("int4", quantized(original, int4.write), **int4.model_config)
+    second = save("nvfp4", quantized(original, modelopt_nvfp4) | embedding, **SCHEMES["nvfp4-modelopt"].model_config)
+    report = compare(first, second)
+    assert report.verdict is Verdict.HOMOLOGOUS
+    assert report.settled_by == "body"
+    stranger = save("stranger", quantized(tensors_of(1), modelopt_nvfp4))
+    assert compare(first, stranger).verdict is Verdict.NO_EVIDENCE
+
+
+def test_inspect_says_the_scheme_and_which_layers_are_not_read(save):
+    int4 = SCHEMES["int4"]
+    found = inspect_model(save("int4", quantized(tensors_of(0), int4.write), **int4.model_config))
+    assert found.quantization == "INT4, in groups of 32"
+    # Codes of 4 bits, and no scales: what the layers cost is what is stored of the weights themselves.
+    assert found.reads.body - sum(2 * N * 4 for _ in range(LAYERS)) <= LAYERS * (4 * N * N + 3 * 160 * N) // 2
+    unreadable = inspect_model(save("hqq", unread(tensors_of(0))))
+    assert unreadable.quantization == "HQQ, not read"
+    assert sum("HQQ" in note for note in unreadable.notes) == 1
+    assert any(note.startswith(f"{LAYERS - 1} more ") for note in unreadable.notes)

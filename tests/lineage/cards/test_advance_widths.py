@@ -1,0 +1,25 @@
+from pathlib import Path
+
+import pytest
+
+from mdir_hf.lineage.cards.advance_widths import ADVANCES, FIRST_CHARACTER, UNITS_PER_EM, text_width
+
+
+def test_the_table_is_that_of_the_typeface():
+    matplotlib = pytest.importorskip("matplotlib")
+    ttf = pytest.importorskip("fontTools.ttLib")
+    with ttf.TTFont(Path(matplotlib.get_data_path(), "fonts", "ttf", "DejaVuSans.ttf")) as font:
+        glyphs, advances = font.getBestCmap(), font["hmtx"]
+        assert font["head"].unitsPerEm == UNITS_PER_EM
+        first = ord(FIRST_CHARACTER)
+        assert tuple(advances[glyphs[code]][0] for code in range(first, 0x7F)) == ADVANCES
+
+
+def test_a_width_is_the_sum_of_the_advances_at_the_size_of_the_type():
+    assert text_width("p < 1", 2048) == 1300 + 651 + 1716 + 651 + 1303
+    assert text_width("ab", 11) == pytest.approx(11 * (1255 + 1300) / 2048)
+    assert text_width("", 11) == 0.0
+
+
+def test_what_the_table_lacks_is_never_narrower_than_it_is_drawn():
+    assert text_width("漢", 11) == text_width("\x01", 11) == 11

@@ -1,0 +1,179 @@
+"""The section between its markers: replaced as a whole, found where Markdown has it, nothing else touched."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+
+from mdir_hf import make_badge
+from mdir_hf.errors import CardError
+from mdir_hf.lineage.cards.section import BEGIN, END, lineage_section, markdown_text, replace_section
+from mdir_hf.names import visible_text
+from mdir_hf.report import PlaceboReport, PlaceboResult
+from tests.lineage.cards.reports import HOSTILE_TEXTS, a_report
+from tests.render.figures.drawn_reports import a_matrix
+
+SECTION = f"{BEGIN}\nnew\n{END}\n"
+OLD = f"{BEGIN}\nold\n{END}\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("", SECTION),
+        ("# T\n", f"# T\n\n{SECTION}"),
+        ("# T\n\n", f"# T\n\n{SECTION}"),
+        ("# T\n\n\n", f"# T\n\n\n{SECTION}"),
+        ("# T", f"# T\n\n{SECTION}"),
+        ("# T\r\n", f"# T\r\n\r\n{SECTION}".replace("\n", "\r\n").replace("\r\r", "\r")),
+        ("# T\r\n\r\n", f"# T\r\n\r\n{SECTION}".replace("\n", "\r\n").replace("\r\r", "\r")),
+        (OLD, SECTION),
+        (f"a\n{OLD}b\n", f"a\n{SECTION}b\n"),
+        (f"a\n{OLD}".rstrip("\n"), f"a\n{SECTION}".rstrip("\n")),
+        (f"a\r\n{OLD}b".replace("\r", "").replace("\n", "\r\n"), f"a\n{SECTION}b".replace("\n", "\r\n")),
+        # Text like any other: markers in a line, without a partner, in code.
+        (f"see {BEGIN}\n{END}\n", f"see {BEGIN}\n{END}\n\n{SECTION}"),
+        (f"{BEGIN}\n", f"{BEGIN}\n\n{SECTION}"),
+        (f"{END}\n{BEGIN}\n", f"{END}\n{BEGIN}\n\n{SECTION}"),
+        (f"{BEGIN}\n{OLD}", f"{BEGIN}\n{SECTION}"),
+        (f"```\n{OLD}```\n", f"```\n{OLD}```\n\n{SECTION}"),
+        (f"~~~md\n```\n{OLD}~~~\n{OLD}", f"~~~md\n```\n{OLD}~~~\n{SECTION}"),
+        (f"````\n```\n{OLD}````\n{OLD}", f"````\n```\n{OLD}````\n{SECTION}"),
+        (f"  {BEGIN}\n  {END}\n", f"  {BEGIN}\n  {END}\n\n{SECTION}"),
+        # A list item's block ends with the item, whatever its closing fence looks like from outside.
+        (f"- ```\n  code\n  ```\n\n{OLD}", f"- ```\n  code\n  ```\n\n{SECTION}"),
+        (f"1. ```\n   code\n\n{OLD}", f"1. ```\n   code\n\n{SECTION}"),
+        (f"> ```\n> code\n\n{OLD}", f"> ```\n> code\n\n{SECTION}"),
+        (f"```code``` in a line\n{OLD}", f"```code``` in a line\n{SECTION}"),
+    ],
+)
+def test_it_takes_the_place_of_its_earlier_self_or_the_end(body, expected):
+    assert replace_section(body, SECTION) == expected
+
+
+@given(
+    st.lists(st.sampled_from(["# T", "", "```", "~~~", "- ```", "  ```", "> ```", "    ```", BEGIN, END, "text", OLD]))
+)
+@settings(deadline=None)
+def test_twice_is_once(pieces):
+    try:
+        once = replace_section("\n".join(pieces), SECTION)
+    except CardError:
+        return
+    assert once.count("new") == 1
+    assert replace_section(once, SECTION) == once
+
+
+def test_two_sections_are_left_to_the_author():
+    with pytest.raises(CardError, match="2 lineage sections"):
+        replace_section(f"{OLD}\n{OLD}", SECTION)
+
+
+def test_behind_a_code_block_that_nothing_closes_it_would_be_code():
+    with pytest.raises(CardError, match="code block"):
+        replace_section("```\ncode\n", SECTION)
+
+
+_PIECES = [
+    *("```", "````", "~~~", "``` bash", "```x`", "  ```", "   ~~~", "    ```", "- ```", "* ~~~", "1. ```", "> ```"),
+    *("> - ```", "- > ```", "- - ```", "  - ```", "-   ```", "\t```", "  text", "   text", "- item", "> quote", "text"),
+    *("", "", "# head", "---", "2. two", "10) ten", "<!-- x", "x -->", "<details>", "<pre>", "</pre>", "<b>", BEGIN),
+]
+
+
+@settings(deadline=None, max_examples=400)
+@given(st.lists(st.sampled_from([*_PIECES, OLD]), max_size=8), st.sampled_from(["\n", "\r\n", "\r"]))
+def test_a_reader_of_the_card_never_sees_it_as_code(lines, end):
+    """The section is HTML and text in the page, and the rest of the card is what it was."""
+    body = "\n".join(lines).replace("\n", end)
+    try:
+        after = replace_section(body, SECTION)
+    except CardError:
+        return
+    written = SECTION.replace("\n", end if end in body else "\n").rstrip()
+    assert after.count(written) == 1
+    head, tail = after.split(written)
+    assert body.startswith(head.rstrip("\r\n")) and body.endswith(tail.lstrip("\r\n"))
+    page = MarkdownIt("commonmark").render(after).replace("<p>new</p>", "new")
+    assert page.count(f"{BEGIN}\nnew\n{END}") == 1  # in code, its marks would be shown as &lt;
+
+
+@given(st.text() | st.sampled_from([text for text in HOSTILE_TEXTS if isinstance(text, str)]))
+@settings(deadline=None)
+def test_any_text_in_it_stays_text(text):
+    (token,) = [t for t in MarkdownIt("commonmark").enable("table").parse(f"x {markdown_text(text)} x") if t.children]
+    assert {child.type for child in token.children} <= {"text", "text_special"}
+    written = "".join(child.content for child in token.children)
+    assert written.split() == ["x", *visible_text(text).split(), "x"]
+
+
+def test_it_uses_no_link_that_the_card_defines():
+    text = (
+        f"x {markdown_text('see [here] and ![there]')}\n\n[here]: https://evil.example\n[there]: https://evil.example\n"
+    )
+    assert "evil" not in MarkdownIt("commonmark").render(text)
+
+
+def section(report):
+    badge = make_badge(report)
+    return lineage_section(
+        badge, report, repo="me/tuned", other=badge.claim.reference, endpoint="https://huggingface.co"
+    )
+
+
+def test_it_says_how_a_model_was_read_and_nothing_in_it_is_markup():
+    candidate = dataclasses.replace(a_report().candidate, file="<b>_x_|.gguf", tokenizer=f"me/words@{'c' * 40}")
+    text = section(a_report(candidate=candidate))
+    row = next(line for line in text.splitlines() if line.startswith("| me/tuned |"))
+    cells = [token for token in MarkdownIt("commonmark").enable("table").parse(text) if token.type == "inline"]
+    (cell,) = [token for token in cells if "vocabulary" in token.content]
+    assert row.count(" | ") == 1 and "html_inline" not in {child.type for child in cell.children}
+    shown = "".join(child.content for child in cell.children)
+    assert shown.endswith(f" (file <b>_x_|.gguf, vocabulary of me/words@{'c' * 40})")
+
+
+def test_it_says_what_was_compared_and_how_to_repeat_it():
+    text = section(a_report(caveats=("Not found is not unrelated.",)))
+    assert text.startswith(f"{BEGIN}\n") and text.endswith(f"{END}\n")
+    html = MarkdownIt("commonmark").enable("table").render(text)
+    digest = make_badge(a_report(caveats=("Not found is not unrelated.",))).claim.short_digest
+    for part in (
+        '<img src="https://huggingface.co/me/tuned/resolve/main/.lineage/badge.svg" alt="Shared weight ancestry: p',
+        '<a href="https://huggingface.co/me/tuned/blob/main/.lineage/report.json">',
+        "<strong>Shared weight ancestry: p &lt; 1e-30</strong> (log10 p = -30.2, alpha = 1e-10)",
+        "<td>owner/base</td>",
+        "<td>me/tuned</td>",
+        "no direction",
+        "<li>Not found is not unrelated.</li>",
+        f"report sha256 <code>{digest}</code>",
+        "mdir-hf verify-badge https://huggingface.co/me/tuned/blob/main/.lineage/report.json",
+    ):
+        assert part in html
+
+
+def test_where_p_bounds_nothing_it_is_not_shown():
+    axes = PlaceboResult(0.0, 8.0, -0.1, 64)
+    matrix = a_matrix(matched_channels=61, placebo=PlaceboReport(axes, axes, (9.0, 6.0)))
+    text = section(a_report(embedding=matrix))
+    assert "**Shared weight ancestry: 61 of 64 channels match** (alpha = 1e-10)." in text
+    assert "30.2" not in text and "bounds no chance for this pair" in text
+
+
+def test_it_does_not_point_a_finger():
+    for text in (section(a_report()), make_badge(a_report()).svg):
+        for word in ("copied", "copy", "stolen", "guilt", "derived", "from owner/base"):
+            assert word not in text.lower()
+
+
+@pytest.mark.parametrize("text", [text for text in HOSTILE_TEXTS if isinstance(text, str)], ids=lambda t: ascii(t)[:30])
+def test_a_hostile_caveat_stays_one_line_of_text(text):
+    honest = MarkdownIt("commonmark").enable("table").parse(section(a_report(caveats=("x",))))
+    tokens = MarkdownIt("commonmark").enable("table").parse(section(a_report(caveats=(f"x{text}",))))
+    assert [token.type for token in tokens] == [token.type for token in honest]
+    kinds = [child.type for token in tokens for child in token.children or ()]
+    assert (kinds.count("link_open"), kinds.count("image"), kinds.count("html_inline")) == (3, 1, 0)
+    assert section(a_report(caveats=(text,))).count(END) == 1

@@ -1,0 +1,214 @@
+"""Declared base models beside measured ancestry, against the loopback Hub."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from mdir_hf.comparison.settings import Listeners, Settings
+from mdir_hf.errors import CardError, InputError, RepositoryNotFoundError
+from mdir_hf.lineage.cards.verify_lineage import MOST_BASES, verify_lineage
+from mdir_hf.model.open import NamedModel, Reading
+from mdir_hf.report import SCHEMA
+from tests.specimens import gaussian, write_model
+
+V, N = 1200, 64
+
+
+@pytest.fixture
+def serve(loopback_hub, tmp_path):
+    """Serve a model under a name, with front matter; ``seed`` tells families apart, ``noise`` members of one."""
+    n_folders = itertools.count()
+
+    def serve_model(repo, block="", *, seed=0, noise=None, adapter_of=None, **options):
+        folder = tmp_path / f"m{next(n_folders)}"
+        if adapter_of is None:
+            rows = gaussian(V, N, seed)
+            write_model(folder, rows if noise is None else rows + 0.2 * gaussian(V, N, 100 + noise))
+        else:
+            folder.mkdir()
+            config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "base_model_name_or_path": adapter_of}
+            (folder / "adapter_config.json").write_text(json.dumps(config))
+            factors = {"lora_embedding_A": torch.ones(2, V), "lora_embedding_B": 0.001 * torch.ones(N, 2)}
+            names = {f"base_model.model.model.embed_tokens.{name}": factor for name, factor in factors.items()}
+            save_file(names, folder / "adapter_model.safetensors")
+        if block:
+            (folder / "README.md").write_text(f"---\n{block}\n---\n# T\n")
+        return loopback_hub.add_repository(repo, folder, **options)
+
+    return serve_model
+
+
+def verify(repo, *, token=None, device="cpu"):
+    settings, listeners = Settings(device=device), Listeners(progress=False)
+    return verify_lineage(NamedModel(repo), reading=Reading(token=token), settings=settings, listeners=listeners)
+
+
+def test_a_true_declaration_is_set_beside_its_measurement(serve):
+    serve("owner/base")
+    commit = serve("me/tuned", "base_model: owner/base\nbase_model_relation: finetune", noise=1)
+    check = verify("me/tuned")
+    (one,) = check.bases
+    assert (one.base, one.outcome) == ("owner/base", "homologous")
+    assert (one.report.reference.repo, one.report.candidate.commit) == ("owner/base", commit)
+    said = str(check)
+    assert said.splitlines()[0] == f"me/tuned [{commit[:8]}]"
+    assert "declared: finetune of owner/base (README.md); measured: shared weight ancestry, log10 p = -" in said
+    assert check.cycle is None
+
+
+def test_a_stranger_and_a_relative_among_several_bases(serve):
+    serve("owner/base")
+    serve("owner/stranger", seed=7)
+    serve("me/merge", "base_model:\n- owner/stranger\n- owner/base\nbase_model_relation: merge", noise=1)
+    check = verify("me/merge")
+    assert [(one.base, one.outcome) for one in check.bases] == [
+        ("owner/stranger", "no_evidence"),
+        ("owner/base", "homologous"),
+    ]
+    assert "measured: no evidence of shared weight ancestry found, log10 p = 0.0" in str(check)
+
+
+def test_it_accuses_nobody(serve):
+    serve("owner/stranger", seed=7)
+    serve("me/tuned", "base_model: owner/stranger", noise=1)
+    said = str(verify("me/tuned")).lower()
+    for word in ("false", "wrong", "lie", "contradict", "copied", "not a finetune", "unrelated"):
+        assert word not in said
+
+
+def test_nothing_declared(serve, loopback_hub):
+    serve("me/tuned")
+    check = verify("me/tuned")
+    assert check.bases == () and "no base model" in str(check)
+    assert not loopback_hub.sent("cdn")
+
+
+def test_bases_that_cannot_be_had_are_entries_and_no_errors(serve, loopback_hub):
+    serve("owner/gated", gated=True)
+    serve("owner/secret", private=True)
+    serve("owner/base")
+    serve("me/tuned", "base_model: [owner/none, owner/gated, owner/secret, owner/base]", noise=1)
+    outcomes = {one.base: one for one in verify("me/tuned").bases}
+    assert [one.outcome for one in outcomes.values()] == ["not_measured"] * 3 + ["homologous"]
+    assert "gated" in outcomes["owner/gated"].why_not and "owner/none" in outcomes["owner/none"].why_not
+    assert [one.outcome for one in verify("me/tuned", token=loopback_hub.outsider_token).bases][2] == "not_measured"
+    assert [one.outcome for one in verify("me/tuned", token=loopback_hub.token).bases][1:] == ["homologous"] * 3
+
+
+def test_a_model_that_declares_itself_is_not_compared(serve):
+    serve("me/tuned", "base_model: Me/Tuned")
+    (one,) = verify("me/tuned").bases
+    assert one.outcome == "not_measured" and "itself" in one.why_not
+
+
+def test_an_adapter_shares_the_weights_of_what_it_is_put_on(serve, loopback_hub):
+    serve("owner/base")
+    serve("me/adapter", "base_model: owner/base\nbase_model_relation: adapter", adapter_of="owner/base")
+    (one,) = verify("me/adapter").bases
+    assert one.outcome == "not_measured" and "by construction" in one.why_not
+    assert not loopback_hub.sent("cdn")
+
+
+def test_an_adapter_on_another_model_than_it_declares_is_measured(serve):
+    serve("owner/base")
+    serve("owner/tuned", noise=1)
+    serve("owner/stranger", seed=7)
+    for declared, outcome in (("owner/base", "homologous"), ("owner/stranger", "no_evidence")):
+        serve("me/adapter", f"base_model: {declared}", adapter_of="owner/tuned")
+        assert verify("me/adapter").bases[0].outcome == outcome
+
+
+def test_a_base_that_is_an_adapter_stands_for_what_it_makes_of_its_base(serve):
+    serve("owner/base")
+    serve("owner/adapter", adapter_of="owner/base")
+    serve("me/merged", "base_model: owner/adapter", noise=1)
+    assert [(one.base, one.outcome) for one in verify("me/merged").bases] == [("owner/adapter", "homologous")]
+
+
+def test_an_adapter_of_this_very_model_is_a_circle(serve):
+    serve("owner/adapter", "base_model: me/model", adapter_of="me/model")
+    serve("me/model", "base_model: owner/adapter")
+    check = verify("me/model")
+    assert check.cycle == ("me/model", "owner/adapter", "me/model")
+
+
+def test_adapters_in_a_circle_end(serve):
+    serve("a/one", "base_model: a/two", adapter_of="a/two")
+    serve("a/two", "base_model: a/one", adapter_of="a/one")
+    serve("me/model", "base_model: a/one")
+    (one,) = verify("me/model").bases
+    assert one.outcome == "not_measured" and "circle" in one.why_not
+
+
+@pytest.mark.parametrize("n_between", [0, 1, 3])
+def test_a_circle_of_declarations_is_found(serve, n_between):
+    names = ["me/model", *[f"a/m{i}" for i in range(n_between + 1)]]
+    for i, name in enumerate(names):
+        serve(name, f"base_model: [x/none, {names[(i + 1) % len(names)]}]", noise=i + 1)
+    check = verify("me/model")
+    assert check.cycle == (*names, "me/model")
+    assert "lead in a circle" in str(check)
+
+
+def test_a_circle_that_leaves_this_model_out_ends(serve, loopback_hub):
+    serve("a/one", "base_model: a/two", noise=1)
+    serve("a/two", "base_model: a/one", noise=2)
+    serve("me/model", "base_model: a/one", noise=3)
+    assert verify("me/model").cycle is None
+    assert len(loopback_hub.sent(path="/api/models/a/two")) == 1  # each is asked once
+
+
+def test_a_newer_version_is_told_and_not_compared(serve):
+    serve("me/model", "new_version: me/next")
+    check = verify("me/model")
+    assert check.bases == () and "newer version: me/next" in str(check)
+
+
+def test_a_card_with_endless_bases_is_cut(serve, loopback_hub):
+    serve("me/model", "base_model: [" + ", ".join(f"x/none{i}" for i in range(MOST_BASES + 40)) + "]")
+    check = verify("me/model")
+    assert len(check.bases) == MOST_BASES + 40
+    assert "only the first" in check.bases[-1].why_not
+    assert len({request.path for request in loopback_hub.sent(path="/api/models/x")}) <= MOST_BASES + 16
+
+
+def test_a_base_is_looked_for_on_the_hub_only(serve, tmp_path, monkeypatch):
+    serve("me/tuned", "base_model: owner/base", noise=1)
+    write_model(tmp_path / "cwd" / "owner" / "base", gaussian(V, N, 0))
+    monkeypatch.chdir(tmp_path / "cwd")
+    assert verify("me/tuned").bases[0].outcome == "not_measured"
+
+
+def test_a_local_folder_is_verified_against_the_hub(serve, tmp_path):
+    serve("owner/base")
+    folder = write_model(tmp_path / "mine", gaussian(V, N, 0) + 0.1 * gaussian(V, N, 5))
+    (folder / "README.md").write_text("---\nbase_model: owner/base\n---\n")
+    assert verify(folder).bases[0].outcome == "homologous"
+
+
+def test_its_own_errors_are_errors(serve):
+    with pytest.raises(RepositoryNotFoundError):
+        verify("me/none")
+    serve("me/hostile", "a: &a [*a]")
+    with pytest.raises(CardError):
+        verify("me/hostile")
+    serve("me/tuned", "base_model: me/tuned2", noise=1)
+    serve("me/tuned2")
+    with pytest.raises(InputError, match="device"):
+        verify("me/tuned", device="nonsense")
+
+
+def test_the_json_holds_it_all(serve):
+    serve("owner/base")
+    serve("me/tuned", "base_model: [owner/base, owner/none]", noise=1)
+    body = json.loads(json.dumps(verify("me/tuned").to_dict()))
+    assert body["schema"] == "mdir-hf/lineage/1"
+    assert body["declared"]["base_models"] == ["owner/base", "owner/none"]
+    assert [one["outcome"] for one in body["bases"]] == ["homologous", "not_measured"]
+    assert body["bases"][0]["report"]["schema"] == SCHEMA and body["bases"][1]["report"] is None
+    assert body["cycle"] is None

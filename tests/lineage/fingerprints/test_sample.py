@@ -1,0 +1,71 @@
+"""The tokens of a survey: common to as many as can be, in few runs."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mdir_hf.lineage.fingerprints.sample import choose_tokens
+from mdir_hf.model.tokens import Vocabulary
+from mdir_hf.model.tokens.tokens import VocabularyKind
+
+
+def vocabulary(words) -> Vocabulary:
+    row_of = {word.encode(): row for row, word in enumerate(words)}
+    return Vocabulary(VocabularyKind.TIKTOKEN, row_of, len(words), 0, 0, 0, 0, {}, ())
+
+
+def common(sample, *vocabularies) -> int:
+    return sum(all(token in v.row_of for v in vocabularies) for token in sample)
+
+
+def test_of_one_vocabulary_whole_windows_are_taken_and_spread():
+    known = vocabulary([f"w{i}" for i in range(20_000)])
+    sample = choose_tokens([known, known], 512)
+    rows = np.sort([known.row_of[token] for token in sample])
+    assert len(rows) == len(set(rows.tolist())) == 512
+    assert 1 + int((np.diff(rows) > 1).sum()) <= 8
+    assert rows.max() - rows.min() > 5_000
+
+
+def test_tokens_that_all_models_hold_come_first():
+    first = vocabulary([f"a{i}" for i in range(500)] + [f"both{i}" for i in range(300)])
+    second = vocabulary([f"both{i}" for i in range(300)] + [f"b{i}" for i in range(900)])
+    sample = choose_tokens([first, second], 200)
+    assert common(sample, first, second) == 200
+
+
+def test_models_that_share_little_with_the_rest_get_tokens_of_their_own():
+    most = vocabulary([f"a{i}" for i in range(3000)])
+    few = vocabulary([f"b{i}" for i in range(3000)] + ["a1"])
+    fewer = vocabulary([f"b{i}" for i in range(100, 3000)] + ["a2"])
+    sample = choose_tokens([most] * 5 + [few, fewer], 200)
+    assert common(sample, most) >= 200
+    assert common(sample, few, fewer) >= 200
+
+
+def test_two_models_of_a_vocabulary_of_their_own_are_still_compared_by_it():
+    most = vocabulary([f"a{i}" for i in range(3000)])
+    own = vocabulary([f"b{i}" for i in range(3000)])
+    assert common(choose_tokens([most] * 3 + [own] * 2, 200), own) >= 200
+
+
+@given(
+    vocabularies=st.lists(st.sets(st.text(min_size=1, max_size=3), min_size=1, max_size=40), min_size=1, max_size=4),
+    n_tokens=st.integers(1, 60),
+    seed=st.integers(0, 3),
+)
+def test_whatever_the_vocabularies_the_sample_is_theirs_repeatable_and_large_enough(vocabularies, n_tokens, seed):
+    known = [vocabulary(sorted(words)) for words in vocabularies]
+    sample = choose_tokens(known, n_tokens, seed=seed)
+    assert sample == choose_tokens(known, n_tokens, seed=seed)
+    assert len(set(sample)) == len(sample)
+    assert all(any(token in v.row_of for v in known) for token in sample)
+    if len(known) == 2:
+        shared = len(known[0].row_of.keys() & known[1].row_of.keys())
+        assert common(sample, *known) >= min(shared, n_tokens / 2)
+
+
+def test_no_vocabulary_has_no_tokens():
+    assert choose_tokens([], 10) == ()

@@ -1,0 +1,362 @@
+"""An index proposes ancestors from a few rows; it must rank true ones first, find nothing among strangers, and
+survive."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from scipy.optimize import linear_sum_assignment
+
+from mdir_hf import Verdict
+from mdir_hf.errors import CorruptCheckpointError, InputError
+from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint
+from mdir_hf.lineage.fingerprints.pairs import compare_fingerprints
+from mdir_hf.lineage.index.base_index import BYTES_PER_BASE, BaseIndex, choose_index_tokens
+from mdir_hf.lineage.index.identify import identify, judge_hits
+from mdir_hf.lineage.index.planning import plan_identification
+from mdir_hf.method import matching
+from mdir_hf.model.hub import open_repository
+from mdir_hf.model.open import NamedModel
+from mdir_hf.model.opened import Model
+from mdir_hf.report import ModelSummary
+from tests.specimens import gaussian, write_model
+
+WORDS = tuple(f"word{i}".encode() for i in range(96))
+
+
+def rows(n_rows: int, width: int, seed: int) -> torch.Tensor:
+    return torch.randn(n_rows, width, generator=torch.Generator().manual_seed(seed))
+
+
+def kept(name: str, values: torch.Tensor) -> Fingerprint:
+    model = ModelSummary(name, None, "0" * 40, "llama", values.shape[1], 2, len(values))
+    return Fingerprint(model, WORDS[: len(values)], values.bfloat16(), 10**9)
+
+
+def base(name: str, width: int, seed: int) -> Fingerprint:
+    return kept(name, rows(len(WORDS), width, seed)[: BYTES_PER_BASE // (2 * width)])
+
+
+@pytest.fixture(scope="module")
+def index():
+    widths = [512, 768, 1024, 2048]
+    return BaseIndex(WORDS, [base(f"base/{i}", widths[i % 4], i) for i in range(24)])
+
+
+@pytest.mark.parametrize("number", [0, 1, 2, 3])
+@pytest.mark.parametrize("change", ["tuned", "permuted", "signed", "pruned"])
+def test_the_true_base_is_first_and_significant_whatever_was_done(index, number, change):
+    width = index.bases[number].rows.shape[1]
+    own = rows(len(WORDS), width, number)
+    generator = torch.Generator().manual_seed(7)
+    moved = own + 0.2 * rows(len(WORDS), width, 1000)
+    if change != "tuned":
+        moved = moved[:, torch.randperm(width, generator=generator)]
+    if change == "signed":
+        moved = moved * torch.where(torch.rand(width, generator=generator) < 0.5, -1.0, 1.0)
+    if change == "pruned":
+        moved = moved[:, : 3 * width // 4]
+    query = kept("query", moved)
+    best, second = index.search(query, top=2)
+    assert best.base.repo == f"base/{number}"
+    assert second.log_p > -40.0
+    report = compare_fingerprints(index.fingerprint(best.base), query, alpha=1e-10 / len(index))
+    assert report.verdict is Verdict.HOMOLOGOUS
+
+
+def test_no_large_assignment_is_solved_for_a_relative_however_its_channels_were_changed(monkeypatch):
+    # At 23 rows nothing is robust; a plain matching that is not significant was once solved to its end before signs.
+    def small_only(weights, **kwargs):
+        assert min(weights.shape) <= matching.GREEDY_REST
+        return linear_sum_assignment(weights, **kwargs)
+
+    monkeypatch.setattr(matching, "linear_sum_assignment", small_only)
+    index = BaseIndex(WORDS, [base("base/0", 4096, 0)])
+    assert len(index.bases[0].tokens) == 23
+    own, generator = rows(len(WORDS), 4096, 0), torch.Generator().manual_seed(8)
+    moved = (own + 0.2 * rows(len(WORDS), 4096, 1000))[:, torch.randperm(4096, generator=generator)]
+    flips = torch.where(torch.rand(4096, generator=generator) < 0.5, -1.0, 1.0)
+    for changed in (moved, moved * flips, moved[:, :3000]):
+        ((_, log10_p),) = judge_hits(index, kept("query", changed), top=5, alpha=1e-10)
+        assert log10_p < -1000
+
+
+def test_strangers_match_nothing(index):
+    for seed in range(500, 520):
+        query = kept("query", rows(len(WORDS), [512, 1024, 2048][seed % 3], seed))
+        assert all(log10_p > -3.0 for _, log10_p in judge_hits(index, query, top=5, alpha=1e-10))
+        hit = index.search(query, top=1)[0]
+        if hit.base.hidden_size == 512:  # of wider ones the matching takes seconds
+            report = compare_fingerprints(index.fingerprint(hit.base), query, alpha=1e-10 / len(index))
+            assert report.verdict is not Verdict.HOMOLOGOUS
+            assert report.log10_p + math.log10(len(index)) > -3.0
+
+
+def test_an_index_survives_its_file(index, tmp_path):
+    index.save(tmp_path / "deep" / "bases.safetensors")
+    loaded = BaseIndex.load(tmp_path / "deep" / "bases.safetensors")
+    assert loaded.tokens == index.tokens
+    assert [one.model for one in loaded.bases] == [one.model for one in index.bases]
+    assert all(torch.equal(a.rows, b.rows) for a, b in zip(loaded.bases, index.bases, strict=True))
+    query = kept("query", rows(len(WORDS), 768, 1))
+    assert loaded.search(query) == index.search(query)
+
+
+def test_it_is_written_to_any_depth_and_over_what_was_there(index, tmp_path):
+    place = tmp_path / "a" / "b" / "bases.safetensors"
+    index.save(place)
+    BaseIndex(WORDS, index.bases[:2]).save(place)
+    assert len(BaseIndex.load(place)) == 2
+    with pytest.raises(InputError, match="cannot write the index: "):
+        index.save(place / "below-a-file")
+
+
+def test_what_it_does_not_hold_is_said(index):
+    with pytest.raises(InputError, match="the index holds no else/where"):
+        index.fingerprint(base("else/where", 512, 0).model)
+
+
+@pytest.mark.parametrize("n_common", [0, 7, 8, 9])
+def test_bases_with_fewer_than_eight_tokens_in_common_are_not_ranked(index, n_common):
+    query = kept("query", rows(len(WORDS), 512, 0))
+    tokens = (*WORDS[:n_common], *(f"other{number}".encode() for number in range(len(WORDS) - n_common)))
+    query = Fingerprint(query.model, tokens, query.rows, 5)
+    assert [hit.common_tokens for hit in index.search(query, top=3)] == ([n_common] * 3 if n_common > 7 else [])
+
+
+def test_channels_in_one_order_are_asked_about_between_equal_widths_only(index):
+    query = kept("query", rows(len(WORDS), 512, 0))
+    for hit in index.search(query, top=len(index)):
+        is_equal = hit.base.hidden_size == 512
+        assert hit.identity_log_p <= 0.0 if is_equal else hit.identity_log_p == 0.0
+        assert hit.log_p <= hit.identity_log_p
+    assert index.search(query, top=1)[0].identity_log_p < -1000.0
+
+
+def test_the_sample_is_what_most_vocabularies_hold_then_the_longest_then_in_the_order_of_hashes():
+    rare, short, long = b"rare-and-long", b"abc", [b"abcdef", b"abcdefg", b"abcdefgh"]
+    held = ([rare, short, *long], [short, *long], [*long, short])
+    vocabularies = [SimpleNamespace(row_of=dict.fromkeys(tokens, 0)) for tokens in held]
+    chosen = choose_index_tokens(vocabularies, 5)
+    assert chosen == (*sorted(long, key=lambda token: hashlib.sha256(token).digest()), short, rare)
+    assert choose_index_tokens(vocabularies, 4) == chosen[:4]
+
+
+def test_500_bases_of_any_width_stay_under_100_megabytes():
+    for width in (1024, 2048, 4096, 8192):
+        assert 500 * base("x", width, 0).n_bytes < 100e6
+
+
+@pytest.mark.parametrize("content", [b"", b"nonsense" * 40])
+def test_a_file_that_is_no_index_is_said(tmp_path, content):
+    (tmp_path / "x").write_bytes(content)
+    with pytest.raises(CorruptCheckpointError, match="no index of base models"):
+        BaseIndex.load(tmp_path / "x")
+
+
+ABOUT = {
+    "model": {"repo": "a/b", "revision": None, "commit": "0" * 40, "architecture": "llama", "hidden_size": 16}
+    | {"layers": 2, "vocabulary": 9, "quantization": None},
+    "tokens": list(range(9)),
+    "bytes_of_weights": 5,
+    "digests": None,
+}
+FORGED = {
+    "no list": ("bases", {}, "no JSON object"),
+    "depth": ("bases", "[" * 100_000, "no JSON object"),
+    "a base that is nothing": ("bases", [None], "its item 0 is None"),
+    "a name that is a number": ("bases", [ABOUT | {"model": ABOUT["model"] | {"repo": 5}}], "its model is 5"),
+    "more than is known of models": ("bases", [ABOUT | {"model": ABOUT["model"] | {"x": 5}}], "its model is 5"),
+    "a place before the first token": ("bases", [ABOUT | {"tokens": [-1, *range(1, 9)]}], "its tokens is -1"),
+    "a place after the last token": ("bases", [ABOUT | {"tokens": [*range(1, 9), 99]}], "out of range"),
+    "a token twice": ("bases", [ABOUT | {"tokens": [0, 0, *range(2, 9)]}], "a token twice"),
+    "fewer rows than tokens": ("bases", [ABOUT | {"tokens": list(range(10))}], "one row for each of 10 tokens"),
+    "more bases than rows": ("bases", [ABOUT, ABOUT], "base.00001"),
+    "a size without end": ("bases", [ABOUT | {"bytes_of_weights": 10**400}], "its bytes_of_weights is"),
+    "digests that are none": ("bases", [ABOUT | {"digests": {"a": 5}}], "its digests is 5"),
+    "tokens that are none": ("tokens", [5], "its item 0 is 5"),
+    "tokens that are not base64": ("tokens", ["\u20ac"], "ASCII"),
+    "tokens that are base64 and more": ("tokens", ["YW*Jj"], "base64"),
+}
+
+
+@pytest.mark.parametrize(("name", "value", "said"), FORGED.values(), ids=FORGED)
+def test_a_forged_index_is_refused(tmp_path, name, value, said):
+    tokens = [base64.b64encode(word).decode() for word in WORDS[:12]]
+    known = {"tokens": tokens, "bases": [ABOUT], name: value}
+    metadata = {key: value if isinstance(value, str) else json.dumps(value) for key, value in known.items()}
+    save_file({"base.00000": rows(9, 16, 0).half()}, tmp_path / "x", metadata={"format": "mdir-hf/index/1", **metadata})
+    with pytest.raises(CorruptCheckpointError, match=f"this is no index of base models: .*{said}") as caught:
+        BaseIndex.load(tmp_path / "x")
+    assert str(caught.value).count(str(tmp_path)) == 1
+
+
+@pytest.mark.parametrize(("n_bases", "said"), [(100_000, "it has no"), (5_000_000, "values, and is read up to")])
+def test_a_flood_of_bases_costs_no_more_than_the_first(tmp_path, n_bases, said):
+    known = {"format": "mdir-hf/index/1", "tokens": "[]", "bases": f"[{','.join(['{}'] * n_bases)}]"}
+    save_file({"base.00000": rows(9, 16, 0).half()}, tmp_path / "x", metadata=known)
+    with pytest.raises(CorruptCheckpointError, match=said) as caught:
+        BaseIndex.load(tmp_path / "x")
+    inner = caught.value.__cause__.__cause__
+    assert inner is None or inner.error_count() < 10
+
+
+@pytest.mark.parametrize("forged", [rows(9, 16, 0).int(), rows(9, 0, 0).half(), rows(9, 16, 0).half()[None]])
+def test_rows_of_an_index_that_are_none_are_refused(tmp_path, forged):
+    known = {"tokens": [base64.b64encode(word).decode() for word in WORDS[:12]], "bases": [ABOUT]}
+    metadata = {key: json.dumps(value) for key, value in known.items()}
+    save_file({"base.00000": forged}, tmp_path / "x", metadata={"format": "mdir-hf/index/1", **metadata})
+    with pytest.raises(CorruptCheckpointError, match="expected"):
+        BaseIndex.load(tmp_path / "x")
+
+
+def test_a_fingerprint_is_no_index(tmp_path):
+    (tmp_path / "x").write_bytes(base("x", 512, 0).to_bytes())
+    with pytest.raises(CorruptCheckpointError, match="expected mdir-hf/index/1"):
+        BaseIndex.load(tmp_path / "x")
+
+
+@pytest.fixture
+def folders(tmp_path):
+    return {
+        name: str(write_model(tmp_path / name, values))
+        for name, values in {
+            "first": gaussian(1500, 96, 0),
+            "second": gaussian(1500, 96, 1),
+            "tuned": gaussian(1500, 96, 1) + 0.2 * gaussian(1500, 96, 2),
+            "stranger": gaussian(1500, 96, 3),
+        }.items()
+    }
+
+
+@pytest.fixture
+def built(folders):
+    models = [Model(open_repository(folders[name])) for name in ("first", "second")]
+    index = BaseIndex(choose_index_tokens([model.vocabulary for model in models], 96))
+    for model in models:
+        index.add(model)
+    return index
+
+
+def test_a_model_is_identified_and_the_finding_confirmed_by_comparison(built, folders):
+    found = identify(NamedModel(folders["tuned"]), built)
+    assert [one.base.repo for one in found.found] == [folders["second"]]
+    assert found.found[0].report.verdict is Verdict.HOMOLOGOUS
+    assert found.found[0].report.alpha == pytest.approx(1e-10 / 2)
+    assert found.bytes_read < found.found[0].report.io.bytes_of_weights
+    assert "shared weight ancestry" in str(found)
+
+
+def test_a_stranger_is_compared_with_nothing_and_all_of_that_was_planned(built, folders):
+    planned = plan_identification(NamedModel(folders["stranger"]), built)
+    found = identify(NamedModel(folders["stranger"]), built)
+    stated = (planned.n_bases, planned.n_of_width, planned.excluded_noise)
+    assert stated == (found.n_bases, found.n_of_width, found.excluded_noise) and stated[2] > 1.0
+    assert planned.n_rows == len(built.tokens) and 0 < planned.n_bytes <= found.bytes_read
+    assert found.found == ()
+    assert all(one.report is None for one in found.ancestors)
+    assert "does not show that there is none" in str(found)
+
+
+@pytest.mark.parametrize("times", [1e30, 1e-30])
+def test_rows_of_any_size_are_found(built, folders, tmp_path, times):
+    huge = str(write_model(tmp_path / "huge", times * (gaussian(1500, 96, 1) + 0.2 * gaussian(1500, 96, 2))))
+    built.add(Model(open_repository(huge)))
+    found = identify(NamedModel(folders["tuned"]), built)
+    assert {one.base.repo for one in found.found} == {folders["second"], huge}
+    assert [one.base.repo for one in identify(NamedModel(huge), built, top=3).found][1:] == [folders["second"]]
+
+
+def test_a_few_huge_rows_hide_nothing(built, folders, tmp_path):
+    rows = gaussian(1500, 96, 1) + 0.2 * gaussian(1500, 96, 2)
+    (as_it_is, *_) = identify(NamedModel(folders["tuned"]), built, confirm=False).ancestors
+    rows[::20] *= 1e18
+    found = identify(NamedModel(write_model(tmp_path / "odd", rows)), built, confirm=False)
+    assert [one.base.repo for one in found.found] == [folders["second"]]
+    assert found.ancestors[0].log10_p < 0.9 * as_it_is.log10_p  # for as many rows as are left
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, 3e38])
+def test_rows_that_tell_nothing_exclude_nothing(built, tmp_path, value):
+    folder = write_model(tmp_path / "alike", torch.full((1500, 96), value))
+    with pytest.raises(InputError, match="0 tell something, and 8 are needed"):
+        identify(NamedModel(folder), built)
+    with pytest.raises(InputError, match="0 tell something"):
+        built.add(Model(open_repository(folder)))
+    # An index that somebody else made may hold such a base.
+    made = BaseIndex(WORDS, [kept("alike", torch.full((96, 96), value)), kept("other", rows(96, 96, 3))])
+    (hit,) = made.search(kept("query", rows(96, 96, 3)))
+    assert hit.base.repo == "other"
+
+
+def test_a_base_that_is_gone_is_an_error_of_that_base_only(built, folders, tmp_path):
+    (tmp_path / "second" / "model.safetensors").unlink()
+    (hit, *_) = identify(NamedModel(folders["tuned"]), built).ancestors
+    assert hit.report is None and "no weights" in hit.error
+
+
+def test_of_a_base_as_many_rows_are_kept_as_its_width_allows_in_sixteen_bits(built, folders, tmp_path):
+    wide = write_model(tmp_path / "wide", gaussian(1500, 4096, 0), dtype=torch.float32)
+    added = built.add(Model(open_repository(str(wide))))
+    assert added.rows.shape == (23, 4096) and added.rows.dtype == torch.bfloat16
+    assert added.tokens == built.tokens[:23]
+    assert [len(base.tokens) for base in built.bases] == [96, 96, 23]
+    assert built.n_bytes == 2 * (2 * 96 * 96 + 23 * 4096)
+
+
+def test_rows_of_sixteen_bits_are_kept_as_they_are(built, tmp_path):
+    half = write_model(tmp_path / "half", gaussian(1500, 96, 5), dtype=torch.float16)
+    assert built.add(Model(open_repository(str(half)))).rows.dtype == torch.float16
+
+
+@pytest.mark.parametrize("n_known", [7, 8])
+def test_a_base_of_another_vocabulary_is_refused(folders, n_known):
+    model = Model(open_repository(folders["first"]))
+    index = BaseIndex((*list(model.vocabulary.row_of)[-n_known:], b"of no model"))
+    if n_known == 8:
+        assert len(index.add(model).tokens) == 8
+    else:
+        with pytest.raises(InputError, match="it holds 7 of the 8 tokens of the index, and 8 are needed"):
+            index.add(model)
+        assert not index.bases
+
+
+def test_a_base_added_again_replaces_itself(built, folders):
+    built.add(Model(open_repository(folders["first"])))
+    assert len(built) == 2
+
+
+def test_an_empty_index_is_said(folders):
+    with pytest.raises(InputError, match="no base models"):
+        identify(NamedModel(folders["tuned"]), BaseIndex(WORDS))
+
+
+def test_the_bound_for_channels_in_one_order_is_kept_among_strangers():
+    widths, n_bases = (256, 512), 200
+    strangers = BaseIndex(WORDS, [kept(f"s/{at}", rows(40, widths[at % 2], at)) for at in range(n_bases)])
+    found = [
+        hit.identity_log_p
+        for seed in range(10)
+        for hit in strangers.search(kept("query", rows(96, widths[seed % 2], 10_000 + seed)), top=n_bases)
+    ]
+    # 1000 pairs of one width, each below ln q with chance at most q.
+    assert sum(log_p < math.log(0.01) for log_p in found) <= 25
+    assert min(found) > math.log(1e-6)
+
+
+def test_a_long_continuation_is_found_by_few_rows_of_a_wide_base():
+    own = rows(len(WORDS), 4096, 1)
+    wide = BaseIndex(WORDS, [kept(f"b/{at}", rows(23, 4096, at)) for at in (0, 1, 2)])
+    query = kept("query", own + rows(len(WORDS), 4096, 1000))  # as much noise as there was
+    # The rows of a draw do not depend on how many follow.
+    assert torch.equal(rows(23, 4096, 1), own[:23])
+    (hit, log10_p), *others = judge_hits(wide, query, top=3, alpha=1e-10)
+    assert hit.base.repo == "b/1" and log10_p < -100
+    assert all(p > -10 for _, p in others)

@@ -1,0 +1,177 @@
+"""A merge of known shares beside its recipe: the right parents are confirmed, and the wrong ones are not."""
+
+from __future__ import annotations
+
+import copy
+import json
+import warnings
+
+import pytest
+import torch
+
+from mdir_hf.cli import main
+from mdir_hf.errors import CardError
+from mdir_hf.lineage.merges.recipe import LayerSource, read_recipe
+from mdir_hf.lineage.merges.shares import shares_of
+from mdir_hf.lineage.merges.verify_merge import verify_merge
+from mdir_hf.model.open import NamedModel
+from mdir_hf.report import HomologyReport
+from tests.model.memory.test_models_in_memory import build, drifted
+
+transformers = pytest.importorskip("transformers")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A base, two tunes of it, a stranger, and merges of them."""
+    transformers.utils.logging.disable_progress_bar()
+    folder = tmp_path_factory.mktemp("merges")
+    base = build(num_hidden_layers=3)
+    first, second = drifted(base, 0.1), copy.deepcopy(base)
+    with torch.no_grad():
+        torch.manual_seed(11)
+        for weight in second.parameters():
+            if weight.ndim > 1:
+                weight += 0.1 * weight.std() * torch.randn_like(weight)
+    linear = copy.deepcopy(base)
+    with torch.no_grad():
+        for weight, a, b in zip(linear.parameters(), first.parameters(), second.parameters(), strict=True):
+            weight.copy_(0.3 * a + 0.7 * b)
+    stacked = copy.deepcopy(first)
+    mine, other = first.model.layers, second.model.layers
+    stacked.model.layers = torch.nn.ModuleList(map(copy.deepcopy, (mine[0], mine[1], other[1], other[2])))
+    stacked.config.num_hidden_layers = 4
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        models = {"base": base, "first": first, "second": second, "stranger": build(seed=9, num_hidden_layers=3)}
+        for name, model in (models | {"linear": linear, "stacked": stacked}).items():
+            model.save_pretrained(folder / name)
+    return folder
+
+
+def recipe(place, **config):
+    import yaml
+
+    path = place / "recipe.yml"
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+def models(place, *names):
+    return [{"model": str(place / name), "parameters": {"weight": 0.5}} for name in names]
+
+
+def test_a_linear_merge_has_the_shares_that_it_was_made_with(place):
+    check = verify_merge(
+        NamedModel(place / "linear"), recipe(place, merge_method="linear", models=models(place, "first", "second"))
+    )
+    assert [one.outcome for one in check.parents] == ["confirmed", "confirmed"]
+    assert len(check.layers) == 3
+    for _, found in check.layers:
+        assert found.shares == pytest.approx((0.3, 0.7), abs=1e-4)  # float32 weights
+        assert found.left_over < 1e-6
+    assert json.loads(json.dumps(check.to_dict()))["parents"][1]["share"] == pytest.approx(0.7, abs=1e-4)
+
+
+def test_a_parent_is_shown_without_a_p_that_bounds_nothing(place, monkeypatch):
+    both = recipe(place, merge_method="linear", models=models(place, "first", "second"))
+    check = verify_merge(NamedModel(place / "linear"), both)
+    assert str(check).count("log10 p = -") == 2
+    monkeypatch.setattr(HomologyReport, "p_is_bound", False)
+    assert str(check).count("channels match") == 2 and "log10 p" not in str(check)
+
+
+def test_a_parent_without_a_share_and_a_stranger_are_told(place):
+    named = models(place, "first", "second", "base", "stranger")
+    check = verify_merge(NamedModel(place / "linear"), recipe(place, merge_method="ties", models=named))
+    outcomes = {one.parent.rpartition("/")[2]: one.outcome for one in check.parents}
+    assert outcomes["first"] == outcomes["second"] == "confirmed"
+    assert outcomes["base"] == "no_share"
+    assert outcomes["stranger"] not in ("confirmed", "no_share")
+    said = str(check)
+    assert "ties of 4 models" in said
+    assert "related, and no layer holds a share of it" in said
+
+
+def test_layers_of_a_stack_are_held_against_those_that_the_recipe_names(place):
+    slices = [
+        {"sources": [{"model": str(place / "first"), "layer_range": [0, 2]}]},
+        {"sources": [{"model": str(place / "second"), "layer_range": [1, 3]}]},
+    ]
+    check = verify_merge(
+        NamedModel(place / "stacked"), recipe(place, merge_method="passthrough", slices=slices, dtype="float32")
+    )
+    assert [found.left_over for _, found in check.layers] == [0, 0, 0, 0]
+    assert check.layers[2][0] == (LayerSource(str(place / "second"), 1),)
+    slices[1]["sources"][0]["layer_range"] = [0, 2]
+    wrong = verify_merge(NamedModel(place / "stacked"), recipe(place, merge_method="passthrough", slices=slices))
+    assert [found.left_over > 0.5 for _, found in wrong.layers] == [False, False, True, True]
+
+
+def test_the_command_reads_the_recipe_beside_the_merge_and_fails_on_what_it_is_told_to(place, capsys):
+    import yaml
+
+    named = {"merge_method": "linear", "models": models(place, "first", "stranger")}
+    (place / "linear" / "mergekit_config.yml").write_text(yaml.safe_dump(named))
+    arguments = ["verify", str(place / "linear"), "--mergekit", "--quiet"]
+    assert main([*arguments, "--fail-on", "no_share"]) == 0
+    assert "first: confirmed" in capsys.readouterr().out
+    assert main([*arguments, "--json", "--fail-on", "no_evidence,inconclusive"]) == 3
+    assert json.loads(capsys.readouterr().out)["schema"] == "mdir-hf/merge/1"
+
+
+def test_a_parent_that_cannot_be_read_is_an_entry(place):
+    check = verify_merge(
+        NamedModel(place / "linear"), recipe(place, merge_method="linear", models=models(place, "first", "gone"))
+    )
+    assert [one.outcome for one in check.parents] == ["confirmed", "not_measured"]
+    assert check.layers == ()
+
+
+def test_sources_that_are_the_same_tell_no_share():
+    weight = torch.randn(8, 8)
+    found = shares_of(0, [weight], [[weight], [weight.clone()]])
+    assert found.shares is None
+    assert found.left_over == 0
+
+
+def aliases_of_aliases(depth):
+    """Lines of a kilobyte that stand for ten to the power of so many values."""
+    lines = [f"a{k}: &a{k} [{','.join([f'*a{k - 1}' if k else 'x'] * 10)}]" for k in range(depth + 1)]
+    return "\n".join([*lines, ""]).encode()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"- a", "expected a mapping, found a list"),
+        (b"models: []", "expected a list"),
+        (b"models: [{model: 3}]", "names no model"),
+        (b"models: [{model: a/b+c/lora}]", "with an adapter"),
+        (b"modules: {}", "modules"),
+        (b"models: [{model: !!python/object/apply:os.system [ls]}]", "could not determine a constructor"),
+        (b"slices: [{sources: [{model: a, layer_range: [0, x]}]}]", "two layer numbers"),
+        (b"slices: [{sources: [{model: a, layer_range: [0, 2]}, {model: b, layer_range: [0, 3]}]}]", "as many in each"),
+        (b"\xff\xfe", "decode"),
+        (b"models: [" * 2000, "read here"),
+        (aliases_of_aliases(9) + b"models: [{model: *a9}]", "written out"),
+        (aliases_of_aliases(9) + b"models: [{model: a}]\nmerge_method: *a9", "written out"),
+        (b"models: [{model: a}]\nmerge_method: " + b"1:" * 2000 + b"1", "a number of 4,001 characters"),
+        (b"slices:\n" + b"- sources: [{model: a, layer_range: [0, 9999]}]\n" * 2000, "more than 10,000 layers"),
+    ],
+)
+def test_what_is_no_recipe_is_refused(text, message):
+    with pytest.raises(CardError, match=message):
+        read_recipe(text, subject="recipe.yml")
+
+
+def test_the_base_model_of_slices_of_several_takes_part():
+    text = b"""
+base_model: b/base
+merge_method: slerp
+slices:
+  - sources: [{model: a/one, layer_range: [0, 1]}, {model: {model: {path: a/two, revision: v1}}, layer_range: [4, 5]}]
+"""
+    found = read_recipe(text, subject="")
+    assert found.parents == ("b/base", "a/one", "a/two@v1")
+    assert found.slices == ((LayerSource("b/base", 0), LayerSource("a/one", 0), LayerSource("a/two@v1", 4)),)

@@ -1,0 +1,223 @@
+"""A survey on a dask cluster: every worker works, one is killed, a model always fails, the results are the same."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from itertools import combinations
+
+import pytest
+
+from mdir_hf.errors import WorkersLostError
+from mdir_hf.lineage.survey import run as run_module
+from mdir_hf.lineage.survey.engines import open_engine
+from mdir_hf.lineage.survey.results import read_survey
+from mdir_hf.lineage.survey.run import SurveyPlan, run_survey
+
+dask = pytest.importorskip("dask")
+distributed = pytest.importorskip(
+    "distributed", reason="dask.distributed is not installed; the extra 'cluster' brings it"
+)
+
+# Closing sockets of killed workers is dask's own business.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+AT_ONCE = 12
+
+
+@pytest.fixture
+def workers_here():
+    """Starts a cluster of so many workers in this process, with two threads each: their tasks can meet."""
+    with contextlib.ExitStack() as stack:
+
+        def start(n_workers):
+            cluster = distributed.LocalCluster(
+                n_workers=n_workers, threads_per_worker=2, processes=False, dashboard_address=None
+            )
+            return stack.enter_context(cluster)
+
+        yield start
+
+
+def test_a_worker_with_a_gpu_has_one_task_at_a_time():
+    most = {}
+
+    def one_at_a_time():
+        worker = distributed.get_worker().address
+        at_work[worker] += 1
+        most[worker] = max(most.get(worker, 0), at_work[worker])
+        time.sleep(0.05)
+        at_work[worker] -= 1
+
+    at_work = collections.Counter()
+    RUN_HERE["one_at_a_time"] = one_at_a_time
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=4, processes=False, dashboard_address=None, resources={"GPU": 1}
+    ) as cluster:
+        with open_engine(scheduler=cluster.scheduler_address, device="cpu") as engine:
+            assert engine.n_workers() == 8
+        with open_engine(scheduler=cluster.scheduler_address, device="cuda") as engine:
+            assert engine.n_workers() == 2
+            failures = []
+            engine.run(
+                run_here,
+                [(number, ("one_at_a_time",)) for number in range(12)],
+                lambda _: None,
+                lambda *failure: failures.append(failure),
+            )
+    assert failures == []
+    assert set(most.values()) == {1}
+
+
+def test_workers_that_say_nothing_of_gpus_are_used_as_they_are(workers_here):
+    with open_engine(scheduler=workers_here(1).scheduler_address, device="cuda") as engine:
+        assert engine.n_workers() == 2
+
+
+def gpu_of_this_process(_):
+    time.sleep(0.5)
+    return os.getpid(), os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
+@pytest.mark.parametrize(("device", "seen"), [("cuda", {"3", "5"}), ("cpu", {"3,5"})])
+def test_processes_of_this_machine_share_its_gpus_out(monkeypatch, device, seen):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    found, failures = set(), []
+    with open_engine(workers=2, device=device) as engine:
+        tasks = [(number, (number,)) for number in range(8)]
+        engine.run(gpu_of_this_process, tasks, found.add, lambda *failure: failures.append(failure))
+    assert failures == []
+    assert len(found) == 2 and {gpu for _, gpu in found} == seen
+
+
+RUN_HERE = {}
+
+
+def run_here(name):
+    RUN_HERE[name]()
+
+
+def meet(barrier):
+    """A task that ends when as many as the barrier is for run at once; it says which worker ran it."""
+    BARRIERS[barrier].wait(timeout=60)
+    return distributed.get_worker().address
+
+
+BARRIERS = {}
+
+
+def run_meetings(cluster, key, before=lambda: None):
+    """Run twice as many tasks as can run at once, and return the workers that ran them."""
+    BARRIERS[key] = threading.Barrier(AT_ONCE)
+    ran_on, failures = [], []
+    with open_engine(scheduler=cluster.scheduler_address) as engine:
+        before()
+        engine.run(
+            meet, ((at, (key,)) for at in range(2 * AT_ONCE)), ran_on.append, lambda at, why: failures.append(why)
+        )
+    assert failures == []
+    return ran_on
+
+
+def test_all_workers_of_a_cluster_work_at_once(workers_here):
+    ran_on = run_meetings(workers_here(6), "all")
+    assert len(ran_on) == 2 * AT_ONCE and len(set(ran_on)) == 6
+
+
+def test_workers_that_join_later_are_given_work(workers_here):
+    cluster = workers_here(1)
+    later = threading.Timer(0.5, cluster.scale, [6])  # while the first tasks wait for the others
+    ran_on = run_meetings(cluster, "later", before=later.start)
+    assert len(ran_on) == 2 * AT_ONCE and len(set(ran_on)) == 6
+
+
+def test_a_scheduler_that_goes_away_is_said(workers_here):
+    cluster, given_up = workers_here(1), []
+
+    def tasks():
+        yield 0, (None,)
+        cluster.close()
+        yield from ((at, (None,)) for at in range(1, 9))
+
+    with (
+        dask.config.set({"distributed.comm.timeouts.connect": "1s"}),
+        open_engine(scheduler=cluster.scheduler_address) as engine,
+        pytest.raises(WorkersLostError, match="run the same survey again"),
+    ):
+        engine.run(time.sleep, tasks(), print, lambda at, why: given_up.append(why))
+    assert given_up == []
+
+
+@pytest.fixture
+def cluster():
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, host="127.0.0.1"
+    ) as cluster:
+        yield cluster
+
+
+@pytest.mark.slow
+def test_a_killed_worker_and_a_broken_model_cost_nothing_else(cluster, population, tmp_path, monkeypatch):
+    monkeypatch.setattr(run_module, "TILE_MODELS", 2)  # many tasks, so that the kill falls between them
+    broken = population["c/alone"]
+    (tmp_path / "models" / "c-alone" / "model.safetensors").write_bytes(b"not a checkpoint")
+    names = tuple(population.values())
+    alone = run_survey(SurveyPlan(names, n_tokens=512, progress=False), tmp_path / "alone")
+
+    victim = next(worker.pid for worker in cluster.workers.values())
+
+    def kill() -> None:
+        path = tmp_path / "together" / "results.jsonl"
+        until = time.monotonic() + 60
+        while time.monotonic() < until and not (path.exists() and '"kind": "pair"' in path.read_text()):
+            time.sleep(0.01)
+        os.kill(victim, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    with open_engine(scheduler=cluster.scheduler_address) as engine:
+        together = run_survey(SurveyPlan(names, n_tokens=512, progress=False), tmp_path / "together", engine=engine)
+    killer.join()
+
+    assert together.models[broken].error is not None
+    assert set(together.pairs) == {pair for pair in combinations(names, 2) if broken not in pair}
+    assert all(found.error is None for found in together.pairs.values())
+    assert together.groups() == alone.groups()
+    for pair, found in alone.pairs.items():
+        assert together.pairs[pair].verdict == found.verdict
+        # Other numbers of threads sum in another order.
+        assert together.pairs[pair].log10_p == pytest.approx(found.log10_p, rel=1e-9)
+
+
+@pytest.mark.slow
+def test_a_client_killed_in_the_middle_is_resumed_on_the_same_cluster(cluster, population, tmp_path):
+    script = (
+        "import os, signal, sys\nfrom pathlib import Path\n"
+        "from mdir_hf.lineage.survey import results, run\nfrom mdir_hf.lineage.survey.engines import open_engine\n"
+        "run.TILE_MODELS = 2\n"
+        "add = results.ResultFile.add_pairs\n"
+        "def dying(self, found):\n"
+        "    add(self, found)\n"
+        "    if len(self.pairs) >= 4:\n        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "results.ResultFile.add_pairs = dying\n"
+        "with open_engine(scheduler=sys.argv[2]) as engine:\n"
+        "    plan = run.SurveyPlan(tuple(sys.argv[3:]), n_tokens=512, progress=False)\n"
+        "    run.run_survey(plan, Path(sys.argv[1]), engine=engine)\n"
+    )
+    names, out = tuple(population.values()), tmp_path / "out"
+    command = [sys.executable, "-c", script, str(out), cluster.scheduler_address, *names]
+    assert subprocess.run(command, timeout=120).returncode == -signal.SIGKILL
+    before = read_survey([out / "results.jsonl"]).pairs
+    assert 4 <= len(before) < 15
+    with open_engine(scheduler=cluster.scheduler_address) as engine:
+        report = run_survey(SurveyPlan(names, n_tokens=512, progress=False), out, engine=engine)
+    assert not report.missing() and len(report.pairs) == 15
+    assert {pair: report.pairs[pair] for pair in before} == before  # nothing was computed twice
+    lines = (out / "results.jsonl").read_text().splitlines()
+    assert sum('"kind": "pair"' in line for line in lines) == 15

@@ -1,0 +1,92 @@
+"""A survey says how many requests it sends, and sends no more."""
+
+from __future__ import annotations
+
+from mdir_hf.cli import main
+from mdir_hf.errors import StoppedError
+from mdir_hf.lineage.survey.arriving import survey_arriving
+from mdir_hf.lineage.survey.declared import add_declared
+from mdir_hf.lineage.survey.reads import plan_reads
+from mdir_hf.lineage.survey.requests import planned_requests
+from mdir_hf.lineage.survey.run import SurveyPlan, prepare_survey, requests_of, run_survey
+from mdir_hf.model.open import Reading
+from tests.loopback.limits import bucket_of
+from tests.model.hub.fixtures import hf_home, loopback_hub
+from tests.specimens import gaussian, tokens, write_model
+
+__all__ = ["hf_home", "loopback_hub"]
+
+
+def sent_since(hub, plan, folder, **what):
+    """Run a step of a survey: what was planned for it, and what it sent, by class of requests."""
+    planned = requests_of(plan, folder, **what)
+    hub.requests.clear()
+    if what.get("only_sample"):
+        prepare_survey(plan, folder)
+    else:
+        report = run_survey(plan, folder)
+        if what.get("with_cards"):
+            add_declared(report, plan.reading)
+    sent = [bucket_of(request.path) for request in hub.sent("hub")]
+    return planned, sent.count("api"), sent.count("resolvers")
+
+
+def test_what_is_planned_is_no_less_than_what_is_sent_and_no_guess(population, loopback_hub, tmp_path):
+    names = []
+    for at, folder in enumerate(population.values()):
+        names.append(f"some/model-{at}")
+        loopback_hub.add_repository(names[-1], folder)
+    plan = SurveyPlan(tuple(names), n_tokens=512, progress=False)
+    steps = [
+        (plan, {"only_sample": True}, 1, len(names)),
+        (plan, {"with_cards": True}, 2, 0),  # the tokenizers are in a cache
+        (plan, {}, 0, 0),  # all is there
+    ]
+    for asked, what, n_opened, fewest in steps:
+        planned, api, files = sent_since(loopback_hub, asked, tmp_path / "out", **what)
+        assert planned.n_models == (len(names) if n_opened else 0)
+        assert api <= planned.api == n_opened * len(names)
+        assert fewest <= files <= planned.files <= 12 * len(names)
+
+
+def test_folders_and_models_offline_ask_nothing(population, hf_home):
+    assert planned_requests(Reading(), for_tokens=population.values()).n_models == 0
+    assert planned_requests(Reading(local_files_only=True), for_rows=["owner/name"]).files == 0
+
+
+def test_a_survey_of_many_says_how_long_the_hub_takes(hf_home, monkeypatch):
+    names = [f"some/model-{number}" for number in range(600)]
+    planned = planned_requests(Reading(), for_tokens=names, for_rows=names)
+    assert "600 models on the Hub: up to 1,200 requests to its API" in str(planned)
+    assert "an address without a token 500 and 3,000; they are spread over 10 minutes or more" in str(planned)
+    few = planned_requests(Reading(token="hf_x"), for_tokens=names[:5], for_rows=names[:5])
+    assert few.at_least_s == 0
+    assert str(few).endswith("a user 1,000 and 5,000")
+
+
+def test_it_is_said_before_it_is_sent(population, loopback_hub, tmp_path, capsys, monkeypatch):
+    names = [f"some/model-{at}" for at in range(len(population))]
+    monkeypatch.setattr("mdir_hf.lineage.survey.run.run_survey", stop_before_anything)
+    monkeypatch.setattr("mdir_hf.lineage.survey.run.prepare_survey", stop_before_anything)
+    for more, n_api in (([], 2), (["--prepare"], 1), (["--declared"], 3)):
+        assert main(["survey", *names, "--out", str(tmp_path / "out"), *more]) == 1
+        assert f"up to {n_api * len(names)} requests to its API" in capsys.readouterr().err
+    assert not loopback_hub.requests
+
+
+def stop_before_anything(*_, **__):
+    raise StoppedError("here")
+
+
+def test_what_a_survey_reads_of_each_model_is_known_before_it_does(population, tmp_path):
+    far = write_model(tmp_path / "far", gaussian(300, 64, 40), words=tokens(300, first=50_000))
+    names = (*population.values(), str(far), str(tmp_path / "absent"))
+    plan = SurveyPlan(names, n_tokens=512, progress=False)
+    reads = plan_reads(plan)
+    report, rows = survey_arriving(plan)
+    assert reads.n_rows == {name: len(found.tokens) for name, found in rows.items()}
+    assert all(reads.n_bytes[name] <= report.models[name].bytes_read for name in rows)
+    assert reads.failures.keys() == {str(tmp_path / "absent")}
+    assert reads.n_pairs == len(report.pairs)
+    assert reads.n_blind == sum(pair.common_tokens < 16 for pair in report.pairs.values()) > 0
+    assert reads.excluded_noise > 0.2  # that of the tuned ones

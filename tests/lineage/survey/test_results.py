@@ -1,0 +1,290 @@
+"""What follows from the pairs: groups, contradictions, and what was declared."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from mdir_hf.cli.survey import _text
+from mdir_hf.errors import InputError
+from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint
+from mdir_hf.lineage.survey.results import ModelResult, PairResult, ResultFile, SurveyReport, read_survey, result_lines
+from mdir_hf.lineage.survey.saving import _markdown
+from mdir_hf.lineage.survey.work import compare_tile
+from mdir_hf.report import ModelSummary
+from tests.specimens import gaussian
+
+NAMES = ("a", "b", "c", "d")
+
+
+SETTINGS = {
+    "names": list(NAMES),
+    "alpha": 1e-10,
+    "alpha_of_pair": 1e-11,
+    "seed": 0,
+    "sampled_tokens": 900,
+    "sample": "x",
+    "shard": [0, 1],
+    "version": "1",
+}
+
+
+def survey(*related, declared=None) -> SurveyReport:
+    pairs = {}
+    for i, first in enumerate(NAMES):
+        for second in NAMES[i + 1 :]:
+            verdict = "homologous" if (first, second) in related else "no_evidence"
+            pairs[first, second] = PairResult(first, second, verdict, log10_p=-50.0 if verdict == "homologous" else 0.0)
+    models = {name: ModelResult(name, None, declared_bases=(declared or {}).get(name, ())) for name in NAMES}
+    return SurveyReport(NAMES, models, pairs, {"alpha": 1e-10})
+
+
+def test_chains_join_and_strangers_stand_alone():
+    assert survey(("a", "c"), ("c", "d")).groups() == (("a", "c", "d"), ("b",))
+    assert survey().groups() == (("a",), ("b",), ("c",), ("d",))
+
+
+def test_a_chain_that_is_no_clique_is_worth_a_look():
+    assert survey(("a", "c"), ("c", "d")).contradictions() == (("a", "c", "d"),)
+    assert survey(("a", "c"), ("c", "d"), ("a", "d")).contradictions() == ()
+
+
+def test_a_model_without_a_relative_has_one_to_compare_its_layers_with():
+    found = survey(("a", "c"))
+    nearest = PairResult("b", "d", "no_evidence", log10_p=-3.0)
+    report = replace(found, pairs={**found.pairs, ("b", "d"): nearest})
+    assert found.without_relatives() == (("b", "a"), ("d", "a"))
+    assert report.without_relatives() == (("b", "d"), ("d", "b"))
+    assert replace(report, pairs={}).without_relatives() == ()
+    assert report.to_dict()["compared"] == "embeddings"
+
+
+def test_no_words_say_more_of_a_model_without_a_relative_than_was_looked_at():
+    found = survey(("a", "c"), ("c", "d"), declared={"b": ("a",)})
+    text, markdown = _text(found), _markdown(found, ())
+    assert "alone" not in text and "no relative found by embeddings: b\n" in text
+    assert "mdir-hf compare a b\n" in text and "b: mdir-hf compare a b\n" in markdown
+    assert "## No relative found by embeddings" in markdown
+    for words in (text, markdown):
+        assert "no evidence" not in words and "no relation" not in words
+        assert "not found by embeddings; layers not compared" in words
+
+
+def test_a_survey_keeps_of_a_pair_whether_its_p_bounds_a_chance():
+    words = tuple(f"w{at}".encode() for at in range(600))
+    noise, sizes = gaussian(600, 96, 7), torch.exp(50.0 * gaussian(1, 96, 5))
+    for stand_out in (False, True):
+        rows = gaussian(600, 96, 0) * (sizes if stand_out else 1.0)  # some channels are larger than others
+        both = {"a": rows, "b": (rows + 0.1 * noise).flip(1)}  # in another order: their numbers bound nothing
+        kept = {
+            name: Fingerprint(ModelSummary(name, None, None, "llama", 96, 2, 600), words, values, 1)
+            for name, values in both.items()
+        }
+        (found,) = compare_tile(kept, [("a", "b")], 1e-10, 0)
+        assert (found.verdict, found.channels) == ("homologous", (96, 96))
+        assert found.p_is_bound is not stand_out
+
+
+def test_a_pair_whose_p_bounds_nothing_or_that_does_not_say_so_is_shown_without_it():
+    known = survey(("a", "b"), ("a", "c"), ("a", "d"))
+    pairs = dict(known.pairs)
+    pairs["a", "b"] = replace(pairs["a", "b"], p_is_bound=True, channels=(8, 8))
+    pairs["a", "c"] = replace(pairs["a", "c"], channels=(7, 8))
+    text = _text(replace(known, pairs=pairs))
+    assert "a ~ b: log10 p = -50," in text
+    assert "a ~ c: 7 of 8 channels match," in text and "a ~ d: how many channels match is not known," in text
+
+
+def test_declarations_are_set_beside_the_measurement():
+    found = survey(("a", "b"), ("c", "d"), declared={"b": ("a",), "c": ("a", "elsewhere")})
+    assert found.undeclared() == (("c", "d"),)
+    assert found.unsupported() == (("c", "a"),)
+
+
+def test_two_models_that_declare_one_base_have_declared_their_relation():
+    assert survey(("a", "b"), declared={"a": ("x",), "b": ("x",)}).undeclared() == ()
+
+
+def test_a_file_is_there_with_its_whole_first_line_or_not_at_all(tmp_path, monkeypatch):
+    path = tmp_path / "results.jsonl"
+
+    def end(*paths):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as at_any_write:
+        at_any_write.setattr(Path, "replace", end)
+        with pytest.raises(OSError, match="No space left"):
+            ResultFile(path, SETTINGS)
+    assert list(tmp_path.iterdir()) == []
+    ResultFile(path, SETTINGS)
+    assert read_survey([path]).names == NAMES
+
+
+def test_a_file_that_is_no_survey_stays_as_it_is(tmp_path):
+    path = tmp_path / "results.jsonl"
+    path.write_bytes(b"somebody's notes")
+    with pytest.raises(InputError):
+        ResultFile(path, {"alpha": 1e-10})
+    assert path.read_bytes() == b"somebody's notes"
+
+
+def test_what_is_written_is_read_back(tmp_path):
+    path = tmp_path / "results.jsonl"
+    written = ResultFile(path, SETTINGS)
+    written.add_model(ModelResult("a", ModelSummary("a", None, "0" * 40, "llama", 8, 2, 9), None, 5, ("b", "c")))
+    written.add_model(ModelResult("b", None, "it is not there"))
+    written.add_pairs(
+        [
+            PairResult("a", "b", None, error="b was not read"),
+            PairResult("a", "c", "homologous", None, -12.5, 7, p_is_bound=True, channels=(7, 8)),
+        ]
+    )
+    again = ResultFile(path, SETTINGS)
+    assert (again.models, again.pairs) == (written.models, written.pairs)
+    assert type(again.pairs["a", "c"].verdict) is str
+    assert read_survey([path]).settings == {key: SETTINGS[key] for key in SETTINGS if key not in ("names", "shard")}
+
+
+@pytest.mark.parametrize("cut", [1, 30])
+def test_a_line_that_was_cut_short_is_dropped_and_does_not_swallow_the_next(tmp_path, cut):
+    path = tmp_path / "results.jsonl"
+    written = ResultFile(path, SETTINGS)
+    written.add_model(ModelResult("a", None, "it is not there"))
+    whole = path.read_bytes()
+    written.add_model(ModelResult("b", None, "it is not there"))
+    path.write_bytes(path.read_bytes()[:-cut])
+    assert set(read_survey([path]).models) == {"a"}
+    again = ResultFile(path, SETTINGS)
+    assert path.read_bytes() == whole and set(again.models) == {"a"}
+    again.add_model(ModelResult("c", None, "it is not there"))
+    assert set(read_survey([path]).models) == {"a", "c"}
+
+
+def test_each_result_is_on_the_disk_before_the_next_is_computed(tmp_path, monkeypatch):
+    path = tmp_path / "results.jsonl"
+    written, synced = ResultFile(path, SETTINGS), []
+    monkeypatch.setattr("os.fsync", lambda number: synced.append(path.read_bytes()))
+    written.add_model(ModelResult("a", None, "it is not there"))
+    written.add_pairs([PairResult("a", "b", "no_evidence", log10_p=0.0)])
+    assert [content.count(b"\n") for content in synced] == [2, 3]
+
+
+def test_a_result_that_cannot_be_written_is_said(tmp_path):
+    written = ResultFile(tmp_path / "results.jsonl", SETTINGS)
+    (tmp_path / "results.jsonl").unlink()
+    (tmp_path / "results.jsonl").mkdir()
+    with pytest.raises(InputError, match=r"a result cannot be written: .*the same command goes on from it"):
+        written.add_model(ModelResult("a", None, "it is not there"))
+
+
+def test_it_is_made_in_a_folder_of_any_depth(tmp_path):
+    ResultFile(tmp_path / "a" / "b" / "results.jsonl", SETTINGS)
+    assert read_survey([tmp_path / "a" / "b" / "results.jsonl"]).names == NAMES
+
+
+def test_shards_of_one_survey_are_joined_and_those_of_two_are_not(tmp_path):
+    first, second, other = (tmp_path / name for name in ("0.jsonl", "1.jsonl", "2.jsonl"))
+    one, two = ResultFile(first, SETTINGS | {"shard": [0, 2]}), ResultFile(second, SETTINGS | {"shard": [1, 2]})
+    one.add_model(ModelResult("a", None, "it is not there"))
+    two.add_model(ModelResult("a", ModelSummary("a", None, "0" * 40, "llama", 8, 2, 9)))
+    one.add_model(ModelResult("b", ModelSummary("b", None, "0" * 40, "llama", 8, 2, 9)))
+    two.add_model(ModelResult("b", None, "it is not there"))
+    two.add_pairs([PairResult("a", "b", "no_evidence", log10_p=0.0)])
+    joined = read_survey([first, second])
+    assert joined.readable() == ("a", "b") and list(joined.pairs) == [("a", "b")]
+    assert "shard" not in joined.settings
+    ResultFile(other, SETTINGS | {"seed": 1})
+    with pytest.raises(InputError, match="it belongs to another survey than"):
+        read_survey([first, other])
+    with pytest.raises(InputError, match="cannot read it: No such file"):
+        read_survey([tmp_path / "missing"])
+
+
+def test_a_joined_survey_is_the_lines_that_it_was_read_from(tmp_path):
+    path = tmp_path / "results.jsonl"
+    written = ResultFile(path, SETTINGS)
+    written.add_model(ModelResult("a", None, "it is not there"))
+    written.add_pairs([PairResult("a", "b", None, error="a was not read")])
+    report = read_survey([path])
+    (tmp_path / "joined.jsonl").write_bytes(result_lines(report))
+    assert read_survey([tmp_path / "joined.jsonl"]) == report
+    assert [json.loads(line)["kind"] for line in result_lines(report).splitlines()] == ["settings", "model", "pair"]
+
+
+@pytest.mark.parametrize(("log10_p", "verdict"), [(-11.0, "no_evidence"), (-11.001, "homologous")])
+def test_p_is_below_alpha_where_a_pair_is_homologous(tmp_path, log10_p, verdict):
+    written = ResultFile(tmp_path / "results.jsonl", SETTINGS)  # alpha of a pair is 1e-11
+    written.add_pairs([PairResult("a", "b", verdict, log10_p=log10_p)])
+    assert read_survey([tmp_path / "results.jsonl"]).is_related("b", "a") is (verdict == "homologous")
+
+
+def test_a_survey_as_one_object():
+    found = survey(("a", "c"), declared={"c": ("a",), "d": ("b",)}).to_dict()
+    assert found["schema"] == "mdir-hf/survey/1" and found["alpha"] == 1e-10
+    assert [model["name"] for model in found["models"]] == list(NAMES)
+    assert [(pair["reference"], pair["candidate"]) for pair in found["pairs"]][:2] == [("a", "b"), ("a", "c")]
+    assert len(found["pairs"]) == 6 and found["groups"] == [["a", "c"], ["b"], ["d"]]
+    assert found["unsupported"] == [["d", "b"]] and found["undeclared"] == []
+
+
+def test_what_else_a_file_was_made_with_is_kept_and_compared(tmp_path):
+    path = tmp_path / "results.jsonl"
+    more = {key: SETTINGS[key] for key in ("names", "alpha", "alpha_of_pair", "seed")} | {"suite": "mine", "level": 3}
+    ResultFile(path, more)
+    ResultFile(path, more)
+    assert read_survey([path]).settings == {key: more[key] for key in more if key != "names"}
+    with pytest.raises(InputError, match="it was made with suite = 'mine'"):
+        ResultFile(path, more | {"suite": "another"})
+
+
+PAIR = {"kind": "pair", "reference": "a", "candidate": "b", "verdict": "no_evidence", "log10_p": 0.0}
+FORGED = {
+    "no JSON": (b"{", "line 2 is no JSON object"),
+    "depth": (b"[" * 100_000, "line 2 is no JSON object"),
+    "another kind": ({"kind": "settings"}, "line 2 cannot be right: its kind is 'settings'"),
+    "a verdict that is none": (PAIR | {"verdict": "unrelated"}, "line 2, of a pair, .*its verdict is 'unrelated'"),
+    "a p above 1": (PAIR | {"log10_p": 3.0}, "its log10_p is 3.0"),
+    "a p that is no number": (PAIR | {"log10_p": float("nan")}, "its log10_p is nan"),
+    "a verdict that its p contradicts": (PAIR | {"log10_p": -30.0}, "line 2 contradicts itself"),
+    "a verdict without a p": (PAIR | {"verdict": "homologous", "log10_p": None}, "line 2 contradicts itself"),
+    "a model that is not in the list": (PAIR | {"candidate": "x"}, "line 2 is about 'x'"),
+    "a name that is a number": ({"kind": "model", "name": 5, "model": None}, "its name is 5"),
+    "a summary that is none": ({"kind": "model", "name": "a", "model": {"repo": 5}}, "its model is 5"),
+    "bytes below nothing": ({"kind": "model", "name": "a", "model": None, "bytes_read": -1}, "its bytes_read is -1"),
+    "bases that are no names": ({"kind": "model", "name": "a", "model": None, "declared_bases": [5]}, "declared_bases"),
+}
+
+
+@pytest.mark.parametrize(("line", "said"), FORGED.values(), ids=FORGED)
+def test_a_forged_line_is_refused_with_its_number(tmp_path, line, said):
+    path = tmp_path / "results.jsonl"
+    ResultFile(path, SETTINGS)
+    with path.open("ab") as file:
+        file.write((line if isinstance(line, bytes) else json.dumps(line).encode()) + b"\n")
+    for read in (lambda: read_survey([path]), lambda: ResultFile(path, SETTINGS)):
+        with pytest.raises(InputError, match=said):
+            read()
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"schema": "mdir-hf/survey/9"}, "its schema is 'mdir-hf/survey/9'"),
+        ({"alpha": 0}, "its alpha is 0"),
+        ({"alpha": "small"}, "its alpha is 'small'"),
+        ({"names": [5]}, "its names is 5"),
+        ({"names": ["a", "a"]}, "a model twice"),
+        ({"sampled_tokens": 1e400}, "its sampled_tokens is"),
+        ({"more": float("nan")}, "a number that none does"),
+        ({"more": [1e400]}, "a number that none does"),
+    ],
+)
+def test_forged_settings_are_refused(tmp_path, changed, said):
+    path = tmp_path / "results.jsonl"
+    path.write_text(json.dumps({"kind": "settings", "schema": "mdir-hf/survey/1", **SETTINGS, **changed}) + "\n")
+    with pytest.raises(InputError, match=said):
+        read_survey([path])

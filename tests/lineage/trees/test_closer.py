@@ -1,0 +1,87 @@
+"""A closer look at related models: rows of every layer, extended vocabularies, and what cannot be read."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mdir_hf.lineage.fingerprints.fingerprint import take_fingerprint
+from mdir_hf.lineage.trees.closer import ROWS, look_closer, read_layer_rows
+from mdir_hf.lineage.trees.rooting import copied_layers
+from mdir_hf.lineage.trees.tree import grow_tree
+from mdir_hf.model.hub import open_repository
+from mdir_hf.model.opened import Model
+from tests.specimens import gaussian, tokens, write_model
+
+V, N, D = 400, 64, 96
+
+
+def layers(*seeds: int, noise: float = 0.0) -> dict[str, torch.Tensor]:
+    """Layers made from these seeds."""
+    made = {}
+    for at, seed in enumerate(seeds):
+        for offset, (name, rows) in enumerate({"self_attn.v_proj": N, "mlp.up_proj": D, "mlp.gate_proj": D}.items()):
+            weight = gaussian(rows, N, 100 + 10 * seed + offset)
+            made[f"model.layers.{at}.{name}.weight"] = weight + noise * gaussian(rows, N, 1000 + 10 * at + offset)
+    return made
+
+
+CONFIG = {"model_type": "llama", "hidden_size": N, "num_attention_heads": 4, "intermediate_size": D}
+
+
+def opened(folder, embedding, *seeds, noise=0.0, **options) -> Model:
+    config = {**CONFIG, "vocab_size": len(embedding), "num_hidden_layers": len(seeds), "tie_word_embeddings": True}
+    write_model(folder, embedding, further=layers(*seeds, noise=noise), config=config, **options)
+    return Model(open_repository(folder))
+
+
+def test_the_first_rows_of_every_layer_are_read_and_little_else(tmp_path):
+    model = opened(tmp_path / "base", gaussian(V, N, 0), 1, 2, 3)
+    before = model.repository.ledger.bytes_read
+    rows = read_layer_rows(model)
+    assert model.repository.ledger.bytes_read - before == 3 * 2 * ROWS * N * 2
+    assert torch.equal(
+        rows.attention[1], layers(1, 2)["model.layers.1.self_attn.v_proj.weight"][:ROWS].bfloat16().float()
+    )
+    assert [tuple(layer.shape) for layer in rows.mlp] == [(ROWS, N)] * 3
+
+
+def test_a_deepened_model_is_told_from_the_one_it_was_made_of(tmp_path):
+    models = {
+        "base": opened(tmp_path / "base", gaussian(V, N, 0), 1, 2, 3, 4),
+        "deep": opened(tmp_path / "deep", gaussian(V, N, 0), 1, 2, 3, 2, 3, 4, noise=0.3),
+    }
+    found = look_closer(models)
+    (evidence,) = copied_layers({name: rows.attention for name, rows in found.layers.items()})
+    assert (evidence.earlier, evidence.later) == ("base", "deep")
+
+
+def test_rows_of_new_tokens_at_the_mean_of_the_others_tell_that_they_were_added(tmp_path):
+    base = gaussian(V, N, 0) + 0.01
+    grown = torch.cat([base + 0.1 * gaussian(V, N, 1), base.mean(dim=0).expand(16, N)])
+    models = {"base": opened(tmp_path / "base", base, 1), "grown": opened(tmp_path / "grown", grown, 1)}
+    closer = look_closer(models)
+    assert {names: new.n_tokens for names, new in closer.new_tokens.items()} == {("base", "grown"): 16}
+    sample = tuple(word.encode() for word in tokens(V)[::2])
+    tree = grow_tree({name: take_fingerprint(model, sample) for name, model in models.items()}, closer=closer)
+    (evidence,) = tree.evidence
+    assert (evidence.kind, evidence.earlier, evidence.later) == ("vocabulary", "base", "grown")
+    assert "16 tokens more" in evidence.says
+
+
+@pytest.mark.parametrize("words", [None, [], tokens(V, first=7)])
+def test_equal_other_and_missing_vocabularies_tell_nothing(tmp_path, words):
+    first = opened(tmp_path / "first", gaussian(V, N, 0), 1)
+    second = opened(tmp_path / "second", gaussian(V, N, 0), 1, words=words)
+    found = look_closer({"first": first, "second": second})
+    assert found.new_tokens == {} and found.notes == ()
+    assert set(found.layers) == {"first", "second"}
+
+
+def test_a_model_whose_layers_cannot_be_read_is_named_and_the_rest_is_there(tmp_path):
+    models = {name: opened(tmp_path / name, gaussian(V, N, 0), 1, 2) for name in ("whole", "cut")}
+    weights = tmp_path / "cut" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[: -3 * N * D])
+    found = look_closer(models)
+    assert set(found.layers) == {"whole"}
+    assert len(found.notes) == 1 and "cut" in found.notes[0]

@@ -1,0 +1,24 @@
+"""Which models lie between others by rows that training left unchanged; by distances: see ``test_tree``."""
+
+from __future__ import annotations
+
+from mdir_hf.lineage.trees.placing import between_by_equal_rows
+from tests.lineage.trees.test_rooting import N, R, normal
+
+
+def test_a_model_that_shares_untouched_rows_with_two_that_share_none_lies_between_them():
+    base = normal(0)
+    first, second = base.clone(), base.clone()
+    first[:120] += normal(1)[:120]  # rows 120 to 200 untouched
+    second[80:] += normal(2)[80:]  # rows 0 to 80 untouched
+    (found,) = between_by_equal_rows({"first": first, "base": base, "second": second})
+    assert (found.model, set(found.ends), sorted(found.equal_rows)) == ("base", {"first", "second"}, [80, 80])
+
+
+def test_rows_that_nobody_touched_do_not_tell():
+    base = normal(0)
+    a, b = base.clone(), base.clone()
+    a[:150] += normal(1)[:150]
+    b[:150] += normal(2)[:150]
+    assert between_by_equal_rows({"a": a, "base": base, "b": b}) == ()
+    assert between_by_equal_rows({"a": a, "wider": normal(0, R, 2 * N), "b": b}) == ()

@@ -1,0 +1,261 @@
+"""Head blocks and subspaces: the bound, what it is invariant under, and what it finds."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from mdir_hf.method.blocks import HeadPattern, best_head_map, block_pattern, log_p_head_map, log_p_pattern
+from mdir_hf.method.heads import canonical_heads, find_head_map, solve_heads
+from mdir_hf.method.neurons import inner_polar
+from tests.method.obfuscation import haar
+
+
+def draw(*shape, seed=0):
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def invertible(n_heads, d, seed=0):
+    return draw(n_heads, d, d, seed=seed) + 2 * torch.eye(d, dtype=torch.float64)
+
+
+def mix(matrices, rows):
+    n_heads, d, _ = matrices.shape
+    return (matrices @ rows.reshape(n_heads, d, -1)).reshape(rows.shape)
+
+
+def uniform_log_p(pattern_of, n_draws, n_heads, seed=0):
+    """ln of the bound for a map fixed in advance, on draws of U from the null."""
+    generator = torch.Generator().manual_seed(seed)
+    heads = np.arange(n_heads)
+    return np.array([log_p_head_map(pattern_of(generator), heads, heads, 0.0)[1] for _ in range(n_draws)])
+
+
+def assert_is_a_bound(log_p):
+    """P[bound <= a] <= a, up to three standard errors of the count."""
+    for a in (0.5, 0.2, 0.05, 0.01):
+        assert np.mean(log_p <= math.log(a)) <= a + 3 * math.sqrt(a * (1 - a) / len(log_p))
+
+
+# --- the bound
+
+
+def test_the_bound_is_the_optimum_of_chernoffs_exponent():
+    # the naive reference: minimise -sT - (N/2) ln(1 - 2s/m) over a fine grid of s
+    m, energy, statistic = 32.0, 128.0, 9.0
+    s = np.linspace(0, m / 2, 200_001)[:-1]
+    exponent = np.min(-s * statistic - energy / 2 * np.log(1 - 2 * s / m))
+    assert log_p_pattern(statistic, energy=energy, n_haar=int(m), log_n_maps=0.0) == pytest.approx(exponent, rel=1e-8)
+
+
+def test_the_threshold_at_the_size_of_a_real_layer_is_the_known_one():
+    # 8 heads of width 32: T = 35.05 is significant at 0.1 % over all head maps, as found independently before.
+    h, d, m = 8, 32, 256
+    for statistic, is_significant in ((35.04, False), (35.06, True)):
+        log_p = log_p_pattern(statistic, energy=h * d * d, n_haar=m, log_n_maps=math.lgamma(h + 1))
+        assert (log_p < math.log(1e-3)) == is_significant
+
+
+def test_no_energy_and_no_excess_are_no_evidence():
+    assert log_p_pattern(0.0, energy=4.0, n_haar=4, log_n_maps=0.0) == 0.0
+    assert log_p_pattern(1.0, energy=0.0, n_haar=4, log_n_maps=0.0) == 0.0
+    assert log_p_pattern(0.9, energy=4.0, n_haar=4, log_n_maps=0.0) == 0.0
+
+
+@pytest.mark.parametrize("rank", [12, 5])
+def test_on_haar_factors_of_any_rank_the_block_bound_holds(rank):
+    h, d = 3, 4
+    left = haar(h * d, torch.Generator().manual_seed(9))[:, :rank]
+
+    def pattern(generator):
+        return block_pattern(left @ haar(h * d, generator)[:rank], h, h)
+
+    assert_is_a_bound(uniform_log_p(pattern, 3000, h))
+
+
+def test_on_haar_factors_the_mean_energy_of_the_blocks_is_the_head_width():
+    generator = torch.Generator().manual_seed(0)
+    energies = [np.trace(block_pattern(haar(12, generator), 3, 3).scores) for _ in range(2000)]
+    # T has standard deviation sqrt(2 N) / m = 0.8, so its mean over 2000 draws has one of 0.02
+    assert np.mean(energies) == pytest.approx(4.0, abs=0.08)
+
+
+@pytest.mark.parametrize(("h", "d", "n"), [(3, 2, 8), (6, 2, 8)])
+def test_on_independent_gaussian_heads_the_subspace_bound_holds(h, d, n):
+    fixed = canonical_heads(draw(h * d, n, seed=5), h)
+
+    def pattern(generator):
+        heads = torch.randn(h * d, n, dtype=torch.float64, generator=generator)
+        return block_pattern(inner_polar(canonical_heads(heads, h), fixed), h, h)
+
+    assert_is_a_bound(uniform_log_p(pattern, 2000, h))
+
+
+def test_both_sides_must_agree_that_it_is_significant():
+    # Rows hold all the energy of the block, columns are spread thin: only one side's bound is small.
+    pattern = HeadPattern(np.array([[4.0]]), np.array([8.0]), np.array([400.0]), 32, 32)
+    one_side = log_p_pattern(4.0, energy=8.0, n_haar=32, log_n_maps=0.0)
+    _, log_p = log_p_head_map(pattern, np.array([0]), np.array([0]), 0.0)
+    assert one_side < -10
+    assert log_p == 0.0
+
+
+# --- what it is invariant under
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_rotations_inside_heads_change_no_block_energy(seed):
+    h, d, n = 3, 4, 20
+    x, y = draw(h * d, n, seed=seed), draw(h * d, n, seed=seed + 100)
+    generator = torch.Generator().manual_seed(seed)
+    turns = torch.stack([haar(d, generator) for _ in range(h)])
+    before = block_pattern(inner_polar(x, y), h, h).scores
+    after = block_pattern(inner_polar(mix(turns, x), y), h, h).scores
+    np.testing.assert_allclose(after, before, rtol=1e-9)  # an SVD apart, in float64
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_invertible_maps_of_heads_change_no_subspace_energy(seed):
+    h, d, n = 3, 4, 20
+    x, y = draw(h * d, n, seed=seed), draw(h * d, n, seed=seed + 100)
+    before = block_pattern(inner_polar(canonical_heads(x, h), canonical_heads(y, h)), h, h).scores
+    mixed = mix(invertible(h, d, seed=seed), x)
+    after = block_pattern(inner_polar(canonical_heads(mixed, h), canonical_heads(y, h)), h, h).scores
+    np.testing.assert_allclose(after, before, rtol=1e-8)  # conditions of a few hundred on float64
+
+
+def test_a_common_rotation_of_the_residual_stream_changes_nothing():
+    h, n = 3, 20
+    x, y, u = draw(12, n), draw(12, n, seed=1), haar(20, torch.Generator().manual_seed(0))
+    before = block_pattern(inner_polar(x, y), h, h).scores
+    np.testing.assert_allclose(block_pattern(inner_polar(x @ u, y @ u), h, h).scores, before, rtol=1e-9)
+
+
+def test_swapping_the_models_transposes_the_pattern():
+    x, y = draw(12, 20), draw(18, 20, seed=1)
+    there = block_pattern(inner_polar(x, y), 3, 3)
+    back = block_pattern(inner_polar(y, x), 3, 3)
+    np.testing.assert_allclose(back.scores, there.scores.T, rtol=1e-9)
+    np.testing.assert_allclose(back.reference_energy, there.candidate_energy, rtol=1e-9)
+
+
+def test_block_energies_agree_with_a_loop():
+    u = draw(6, 12)
+    pattern = block_pattern(u, 3, 4)
+    for a in range(3):
+        for b in range(4):
+            block = u[2 * a : 2 * a + 2, 3 * b : 3 * b + 3]
+            assert pattern.scores[a, b] == pytest.approx(float((block**2).sum()), rel=1e-12)
+    assert pattern.reference_energy == pytest.approx([3 * float((u[2 * a : 2 * a + 2] ** 2).sum()) for a in range(3)])
+
+
+def test_the_canonical_heads_are_a_partial_isometry():
+    z = canonical_heads(draw(12, 20), 3)
+    torch.testing.assert_close(z @ z.T, torch.eye(12, dtype=torch.float64), rtol=0, atol=1e-12)
+
+
+def test_a_head_of_lower_rank_is_not_completed():
+    rows = draw(8, 20)
+    rows[3] = rows[2] + rows[1]  # head 0 of width 4 has rank 3
+    z = canonical_heads(rows, 2)
+    assert float(z.square().sum()) == pytest.approx(7.0, abs=1e-9)
+
+
+# --- what it finds
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.5])
+def test_heads_that_were_shuffled_and_mixed_invertibly_are_found(noise):
+    h, d, n = 6, 8, 64
+    x, order = draw(h * d, n), torch.tensor([3, 0, 5, 1, 4, 2])
+    y = mix(invertible(h, d), x.reshape(h, d, n)[order].reshape(h * d, n))
+    y = y + noise * y.norm() / y.numel() ** 0.5 * draw(h * d, n, seed=7)
+    pattern = block_pattern(inner_polar(canonical_heads(x, h), canonical_heads(y, h)), h, h)
+    reference, candidate, log_n = best_head_map(pattern)
+    assert reference[np.argsort(candidate)].tolist() == order.tolist()
+    assert log_p_head_map(pattern, reference, candidate, log_n)[1] < math.log(1e-10)
+
+
+def test_fewer_heads_find_their_origins_among_more():
+    x, kept = draw(48, 64), [4, 1, 2]
+    y = mix(invertible(3, 8), x.reshape(6, 8, 64)[kept].reshape(24, 64))
+    pattern = block_pattern(inner_polar(canonical_heads(x, 6), canonical_heads(y, 3)), 6, 3)
+    reference, candidate, log_n = best_head_map(pattern)
+    assert reference[np.argsort(candidate)].tolist() == kept
+    assert log_n == pytest.approx(math.log(6 * 5 * 4))
+    assert log_p_head_map(pattern, reference, candidate, log_n)[1] < math.log(1e-10)
+
+
+def test_a_single_head_has_no_place_among_heads_that_could_be_significant():
+    x = draw(16, 128)
+    y = invertible(1, 16)[0] @ x
+    by_blocks = block_pattern(inner_polar(canonical_heads(x, 1), canonical_heads(y, 1)), 1, 1)
+    assert log_p_head_map(by_blocks, *best_head_map(by_blocks))[1] == 0.0
+
+
+def test_a_space_that_all_heads_share_is_no_evidence():
+    # Two strangers whose heads all read the same 24 of 128 directions: universal features, no common weights.
+    shared = haar(128, torch.Generator().manual_seed(3))[:24]
+    x, y = draw(16, 24) @ shared, draw(16, 24, seed=1) @ shared
+    by_blocks = block_pattern(inner_polar(canonical_heads(x, 4), canonical_heads(y, 4)), 4, 4)
+    assert log_p_head_map(by_blocks, *best_head_map(by_blocks))[1] == 0.0
+
+
+def test_the_inner_maps_are_solved_for_and_undone():
+    x, matrices = draw(24, 64), invertible(3, 8)
+    y = mix(matrices, x)
+    found = solve_heads(x, y, np.arange(3), np.arange(3), n_heads=(3, 3))
+    torch.testing.assert_close(found.matrices, matrices, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(mix(torch.linalg.inv(found.matrices), y), x, rtol=1e-8, atol=1e-8)
+    assert found.residual < 1e-12
+
+
+def test_skewness_tells_rotations_from_other_maps():
+    x, generator = draw(24, 64), torch.Generator().manual_seed(0)
+    turns = torch.stack([haar(8, generator) for _ in range(3)])
+    heads = np.arange(3)
+    rotated = solve_heads(x, 2.5 * mix(turns, x), heads, heads, n_heads=(3, 3))
+    skewed = solve_heads(x, mix(draw(3, 8, 8), x), heads, heads, n_heads=(3, 3))
+    assert rotated.skewness < 1e-12
+    assert skewed.skewness > 0.5
+
+
+# --- groups and queries together
+
+
+def scored(scores, m):
+    scores = np.asarray(scores, dtype=float)
+    return HeadPattern(scores, scores.sum(axis=1), scores.sum(axis=0), m, m)
+
+
+def test_queries_stay_inside_their_group_even_where_leaving_it_would_score_more():
+    # 2 groups of 2 queries. Freely, query 0 would go to 2 and query 2 to 0; kept in groups that is not allowed.
+    q = np.array([[2.0, 0, 3, 0], [0, 2, 0, 0], [3, 0, 2, 0], [0, 0, 0, 2]])
+    found = find_head_map([], [scored(q, 8)], n_kv_heads=(2, 2), n_heads=(4, 4))
+    assert found.q_candidate[np.argsort(found.q_reference)].tolist() == [0, 1, 2, 3]
+    assert found.kv_candidate.tolist() == [0, 1]
+
+
+def test_the_group_map_is_the_best_of_all_by_enumeration():
+    rng = np.random.default_rng(0)
+    kv, q = rng.random((3, 3)), rng.random((6, 6))
+    found = find_head_map([scored(kv, 8)], [scored(q, 8)], n_kv_heads=(3, 3), n_heads=(6, 6))
+
+    def value(groups, inner):
+        total = sum(kv[g, h] for g, h in enumerate(groups))
+        for g, h in enumerate(groups):
+            total += sum(q[2 * g + a, 2 * h + inner[g][a]] for a in range(2))
+        return total
+
+    swaps = list(itertools.permutations(range(2)))
+    best = max(value(g, i) for g in itertools.permutations(range(3)) for i in itertools.product(swaps, repeat=3))
+    got = kv[found.kv_reference, found.kv_candidate].sum() + q[found.q_reference, found.q_candidate].sum()
+    assert got == pytest.approx(best, rel=1e-12)
+
+
+def test_all_maps_of_groups_and_queries_are_counted():
+    found = find_head_map([], [scored(np.eye(6), 8)], n_kv_heads=(3, 3), n_heads=(6, 6))
+    assert found.log_n_kv_maps == pytest.approx(math.log(6))
+    assert found.log_n_q_maps == pytest.approx(math.log(6 * 2**3))

@@ -1,0 +1,189 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from mdir_hf.method.layer_map import log_p_of_layers
+from mdir_hf.method.layer_screen import (
+    NULL_Z,
+    polar_factors_of_wide,
+    row_maximum_moments,
+    screen_channels,
+    screen_column,
+)
+from mdir_hf.method.products import cross_product
+from mdir_hf.method.significance import log_p_matching
+
+LOG_ALPHA = math.log(1e-10)
+
+
+def gaussian(*shape: int, seed: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def screened(layers: list[torch.Tensor], n_screened: int = 64) -> torch.Tensor:
+    return torch.stack([layer[screen_channels(len(layer), n_screened, seed=0)] for layer in layers])
+
+
+def test_screened_channels_are_fixed_by_the_seed_and_distinct():
+    first = screen_channels(1024, 64, seed=5)
+    assert torch.equal(first, screen_channels(1024, 64, seed=5))
+    assert not torch.equal(first, screen_channels(1024, 64, seed=6))
+    assert len(first.unique()) == 64
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_null_moments_are_those_of_a_random_direction(signed):
+    directions = gaussian(40_000, 200, seed=1).double()
+    directions /= directions.norm(dim=1, keepdim=True)
+    maxima = (directions.abs() if signed else directions).amax(dim=1)
+    mean, sd = row_maximum_moments(200, signed=signed)
+    # Five standard errors of a mean and of a standard deviation over 40 000 draws.
+    assert float(maxima.mean()) == pytest.approx(mean, abs=5 * sd / 200)
+    assert float(maxima.std()) == pytest.approx(sd, rel=5 / math.sqrt(80_000))
+
+
+def test_null_moments_of_one_coordinate_are_plus_or_minus_one():
+    mean, sd = row_maximum_moments(1, signed=False)
+    assert (mean, sd) == pytest.approx((0.0, 1.0), abs=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_batched_polar_factors_are_those_of_the_svd(dtype):
+    cross = gaussian(5, 16, 90, seed=2).to(dtype)
+    left, _, right = torch.linalg.svd(cross, full_matrices=False)
+    tolerance = 2e-5 if dtype == torch.float32 else 1e-7  # a Gram matrix squares the condition number, about 10 here
+    assert torch.allclose(polar_factors_of_wide(cross), left @ right, atol=tolerance)
+
+
+def test_batched_polar_factors_drop_directions_that_are_not_there():
+    cross = gaussian(2, 12, 5, seed=3) @ gaussian(2, 5, 60, seed=4)
+    energy = polar_factors_of_wide(cross).square().sum(dim=(1, 2))
+    assert torch.allclose(energy, torch.full((2,), 5.0), atol=1e-3)
+
+
+def test_a_dead_layer_gives_a_zero_factor_and_is_null():
+    column = screen_column(torch.zeros(3, 16, 64), gaussian(200, 64, seed=5), signed=True)
+    assert float(column.polar.abs().max()) == 0.0
+    assert column.is_null.all()
+
+
+@pytest.mark.parametrize("shape", [(48, 100, 33), (1, 64, 1)])
+def test_cross_product_is_the_matrix_product(shape):
+    rows, columns, n = shape
+    a, b = gaussian(rows, n, seed=6), gaussian(columns, n, seed=7)
+    expected = a.double() @ b.double().T
+    assert torch.allclose(cross_product(a.T, b.T).double(), expected, atol=1e-5 * math.sqrt(n))
+
+
+def test_cross_product_of_doubles_stays_double():
+    product = cross_product(gaussian(8, 4, seed=1).double(), gaussian(8, 5, seed=2).double())
+    assert product.dtype == torch.float64
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_scores_of_unrelated_layers_are_standard(signed):
+    layers = [gaussian(256, 512, seed=i) for i in range(24)]
+    scores = np.concatenate(
+        [screen_column(screened(layers), gaussian(256, 512, seed=100 + j), signed=signed).z for j in range(24)]
+    )
+    # 576 cells. The larger of plain and signed scores has a mean of about 0.5 and a smaller spread. Row maxima are
+    # skewed to the right, so a cell in some thousands lies beyond 4: it costs a full test, and nothing else.
+    if signed:
+        assert 0.1 < scores.mean() < 0.7
+    else:
+        assert abs(scores.mean()) < 0.2
+        assert 0.85 < scores.std() < 1.15
+    assert (scores >= NULL_Z).mean() < 0.005
+
+
+def test_scores_are_standard_too_where_both_models_share_their_residual_space():
+    # Same spectrum, same outlier channels, same principal directions: none of it is on the output side.
+    shared = (torch.arange(1, 257) ** -0.7)[:, None] * torch.linalg.qr(gaussian(256, 256, seed=8)).Q
+    shared[5] *= 30.0
+    layers = [gaussian(200, 256, seed=i) @ shared for i in range(10)]
+    scores = np.concatenate(
+        [screen_column(screened(layers), gaussian(200, 256, seed=50 + j) @ shared, signed=False).z for j in range(10)]
+    )
+    assert scores.max() < NULL_Z
+    assert abs(scores.mean()) < 0.4
+
+
+def test_scores_of_layers_of_low_rank_are_standard_too():
+    layers = [gaussian(200, 20, seed=i) @ gaussian(20, 256, seed=100 + i) for i in range(12)]
+    scores = np.concatenate(
+        [screen_column(screened(layers), gaussian(200, 256, seed=50 + j), signed=False).z for j in range(12)]
+    )
+    assert abs(scores.mean()) < 0.5
+
+
+def test_unequal_channel_norms_move_a_whole_column_and_not_its_relative():
+    norms = torch.exp(1.2 * gaussian(256, 1, seed=9))
+    layers = [gaussian(256, 512, seed=i) for i in range(12)]
+    stranger = gaussian(256, 512, seed=60) * norms
+    relative = (layers[7][torch.randperm(256)] + 3.0 * gaussian(256, 512, seed=61)) * norms
+    silent = screen_column(screened(layers), stranger, signed=True)
+    assert (~silent.is_null).all()
+    assert silent.is_bulk.sum() >= 11
+    found = screen_column(screened(layers), relative, signed=True)
+    assert list(np.flatnonzero(~found.is_null & ~found.is_bulk)) == [7]
+
+
+def test_short_columns_have_no_bulk():
+    layers = [gaussian(200, 200, seed=i) for i in range(4)]
+    assert not screen_column(screened(layers), gaussian(200, 200, seed=9), signed=True).is_bulk.any()
+
+
+def test_best_cell_of_a_column_is_never_in_its_bulk():
+    layers = [gaussian(200, 200, seed=i) for i in range(12)]
+    column = screen_column(screened(layers), gaussian(200, 200, seed=99), signed=True)
+    assert not column.is_bulk[np.argmax(column.z)]
+
+
+def test_narrower_candidates_are_screened_on_as_many_channels_as_they_have():
+    layers = [gaussian(300, 400, seed=i) for i in range(2)]
+    column = screen_column(screened(layers), gaussian(40, 400, seed=9), signed=True)
+    assert column.polar.shape == (2, 40, 40)
+
+
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize("width", [129, 256, 1024, 4096, 14336])
+def test_bound_of_the_screened_channels_is_not_significant_within_the_null_law(width, signed):
+    mean, sd = row_maximum_moments(width, signed=signed)
+    log_p = log_p_matching(
+        64 * mean + NULL_Z * math.sqrt(64) * sd,
+        n_narrow=64,
+        n_wide=width,
+        narrow_energy=64.0,
+        wide_energy=64.0 * 64 / width,
+        signed=signed,
+    )
+    assert log_p == 0.0
+
+
+@pytest.mark.parametrize("kind", ["spread", "signed", "few_channels", "power_law"])
+def test_no_cell_that_is_significant_in_full_lies_within_the_null_law(kind):
+    channels, width = 256, 512
+    n_significant = 0
+    for seed in range(24):
+        torch.manual_seed(seed)
+        layer = torch.randn(channels, width)
+        candidate = torch.randn(channels, width)
+        permuted = layer[torch.randperm(channels)]
+        if kind == "few_channels":
+            kept = torch.randperm(channels)[: 30 + 2 * (seed % 12)]
+            candidate[kept] = permuted[kept]
+        else:
+            # From plain to what the full test no longer sees.
+            candidate = permuted + (2.0 + 0.25 * seed) * candidate
+        if kind == "signed":
+            candidate *= torch.randint(0, 2, (channels, 1)) * 2 - 1
+        if kind == "power_law":
+            spectrum = torch.arange(1, width + 1) ** -0.3
+            layer, candidate = layer * spectrum, candidate * spectrum
+        is_significant = log_p_of_layers(layer, candidate) < LOG_ALPHA
+        n_significant += is_significant
+        if is_significant:
+            assert not screen_column(screened([layer]), candidate, signed=True).is_null[0], f"missed at seed {seed}"
+    assert n_significant >= 10

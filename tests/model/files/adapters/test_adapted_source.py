@@ -1,0 +1,359 @@
+"""Adapters by value: what we read is what PEFT's own merge gives."""
+
+import numpy as np
+import peft
+import pytest
+import torch
+
+from mdir_hf.errors import CorruptCheckpointError, InputError, TensorNotFoundError, UnsupportedFormatError
+from mdir_hf.model.files import open_checkpoint
+from tests.conformance_tensors import MemoryTree, TensorSourceConformance, safetensors_bytes
+from tests.model.files.adapters.peft_models import edit_config, make_adapted, make_base, write_adapter
+
+PROJECTIONS = ["q_proj", "v_proj", "down_proj"]
+
+
+def adapted_source(adapter, base):
+    trees = {"base": MemoryTree.from_folder(base), "adapter": MemoryTree.from_folder(adapter)}
+    source = open_checkpoint(trees["adapter"], open_base=lambda config: open_checkpoint(trees["base"]))
+    return source, trees
+
+
+def lora(**more):
+    return peft.LoraConfig(**{"r": 4, "lora_alpha": 8, "target_modules": PROJECTIONS, **more})
+
+
+CASES = {
+    "LoRA": ({}, "llama"),
+    "one rank": ({"r": 1}, "llama"),
+    "rank-stabilised": ({"use_rslora": True}, "llama"),
+    "DoRA": ({"use_dora": True}, "llama"),
+    "patterns": (
+        {
+            "rank_pattern": {"down_proj": 2, "layers.0.self_attn.q_proj": 3},
+            "alpha_pattern": {"^model.layers.1.self_attn.v_proj": 5, "q_proj": 16},
+        },
+        "llama",
+    ),
+    "rank-stabilised patterns": (
+        {"use_rslora": True, "rank_pattern": {"down_proj": 2}, "alpha_pattern": {"down_proj": 3}},
+        "llama",
+    ),
+    "all linear layers": ({"target_modules": "all-linear"}, "llama"),
+    "some layers": ({"layers_to_transform": [1]}, "llama"),
+    "embedding": ({"target_modules": ["embed_tokens", "q_proj"]}, "llama"),
+    "embedding that the base alone holds": ({"target_modules": ["embed_tokens"], "save": False}, "llama"),
+    "embedding that the base alone holds, DoRA": (
+        {"target_modules": ["embed_tokens"], "use_dora": True, "save": False},
+        "llama",
+    ),
+    "embedding, DoRA": ({"target_modules": ["embed_tokens", "q_proj"], "use_dora": True}, "llama"),
+    "head": ({"target_modules": ["lm_head"]}, "llama"),
+    "modules saved whole": ({"modules_to_save": ["lm_head", "embed_tokens"]}, "llama"),
+    "biases of the adapter's layers": ({"bias": "lora_only", "target_modules": ["q_proj"]}, "llama"),
+    "all biases": ({"bias": "all"}, "llama"),
+    "a bias in B": ({"lora_bias": True, "target_modules": ["q_proj"]}, "llama"),
+    "retrained tokens beside": ({"trainable_token_indices": [3, 17, 0]}, "llama"),
+    "retrained tokens by name": ({"trainable_token_indices": {"embed_tokens": [5], "lm_head": [7, 1]}}, "llama"),
+    "Conv1D": ({"target_modules": ["c_attn", "c_proj", "c_fc"], "fan_in_fan_out": True}, "gpt2"),
+    "Conv1D, DoRA": ({"target_modules": ["c_attn", "c_proj"], "fan_in_fan_out": True, "use_dora": True}, "gpt2"),
+    "Conv1D and embedding": ({"target_modules": ["wte", "c_proj"], "fan_in_fan_out": True}, "gpt2"),
+    "orthogonal start": ({"init_lora_weights": "orthogonal"}, "llama"),
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "safe"), [*((case, True) for case in CASES), ("LoRA", False), ("embedding, DoRA", False)]
+)
+def test_every_tensor_is_that_of_the_merged_model(case, safe, tmp_path):
+    options, kind = CASES[case]
+    save = options.get("save", "auto")
+    config = lora(**{key: value for key, value in options.items() if key != "save"})
+    adapted = make_adapted(tmp_path, config, kind=kind, safe=safe, save_embedding_layers=save)
+    source, _ = adapted_source(adapted.adapter, adapted.base)
+    n_changed = 0
+    for name in source.names():
+        expected = adapted.merged[name]
+        got = source.read(name)
+        assert source.spec(name).shape == tuple(expected.shape)
+        # Both compute in float32; products of rank 4 differ in the last bits.
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
+        n_changed += not torch.equal(got, adapted.expected_base[name])
+        if expected.ndim == 2:
+            rows = np.array([len(expected) - 1, 0, 2, 0], dtype=np.int64)
+            torch.testing.assert_close(
+                source.read_rows(name, rows), expected[torch.from_numpy(rows)], rtol=1e-5, atol=1e-6
+            )
+    assert n_changed == sum(
+        not torch.equal(tensor, adapted.expected_base[name])
+        for name, tensor in adapted.merged.items()
+        if name in source.names()
+    )
+    assert n_changed > 0
+
+
+def test_retrained_tokens_alone(tmp_path):
+    config = peft.TrainableTokensConfig(target_modules=["embed_tokens"], token_indices=[4, 39, 11])
+    adapted = make_adapted(tmp_path, config)
+    source, _ = adapted_source(adapted.adapter, adapted.base)
+    name = "model.embed_tokens.weight"
+    assert torch.equal(source.read(name), adapted.merged[name])
+    assert not torch.equal(source.read(name), adapted.expected_base[name])
+    rows = np.array([11, 4, 5, 4], dtype=np.int64)
+    assert torch.equal(source.read_rows(name, rows), adapted.merged[name][torch.from_numpy(rows)])
+    assert "3 rows of tokens replaced" in source.description.notes[-1]
+
+
+def test_an_embedding_that_was_resized_is_the_adapters(tmp_path):
+    adapted = make_adapted(
+        tmp_path,
+        lora(modules_to_save=["embed_tokens", "lm_head"]),
+        change=lambda model: model.resize_token_embeddings(48, mean_resizing=False),
+    )
+    source, _ = adapted_source(adapted.adapter, adapted.base)
+    assert source.spec("model.embed_tokens.weight").shape == (48, 24)
+    assert torch.equal(source.read("lm_head.weight"), adapted.merged["lm_head.weight"])
+    assert torch.equal(
+        source.read_rows("model.embed_tokens.weight", np.array([47])), adapted.merged["model.embed_tokens.weight"][47:]
+    )
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_methods_that_leave_weights_alone_give_those_of_the_base(tmp_path):
+    config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    model = make_base(tmp_path / "base")
+    model.name_or_path = "base"
+    peft.get_peft_model(model, config).save_pretrained(tmp_path / "adapter")
+    source, trees = adapted_source(tmp_path / "adapter", tmp_path / "base")
+    base = open_checkpoint(trees["base"])
+    assert source.names() == base.names()
+    assert all(torch.equal(source.read(name), base.read(name)) for name in base.names())
+    assert (source.n_bytes, source.paths) == (base.n_bytes, base.paths)
+    assert "(prompt tuning) on tree, which leaves all weights as they are" in source.description.notes[-1]
+
+
+OTHER_METHODS = {
+    "IA3": lambda: peft.IA3Config(target_modules=["k_proj"], feedforward_modules=[]),
+    "LOHA": lambda: peft.LoHaConfig(target_modules=["q_proj"]),
+    "LOKR": lambda: peft.LoKrConfig(target_modules=["q_proj"]),
+    "OFT": lambda: peft.OFTConfig(target_modules=["q_proj"], oft_block_size=4, r=0),
+    "VERA": lambda: peft.VeraConfig(target_modules=["q_proj"], r=4),
+    "ADALORA": lambda: peft.AdaLoraConfig(target_modules=["q_proj"], total_step=10),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("method", OTHER_METHODS)
+def test_other_methods_are_refused_by_name(method, tmp_path):
+    adapted = make_adapted(tmp_path, OTHER_METHODS[method]())
+    with pytest.raises(UnsupportedFormatError, match=f"of the type '{method}' on '.*base'.*merge_and_unload"):
+        adapted_source(adapted.adapter, adapted.base)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"init_lora_weights": "pissa"}, "init_lora_weights 'pissa'"),
+        ({"init_lora_weights": "pissa_niter_16"}, "taken out of it"),
+        ({"init_lora_weights": "OLoRA"}, "init_lora_weights 'OLoRA'"),
+        ({"layer_replication": [[0, 2], [1, 2]]}, "repeats layers"),
+        ({"target_parameters": ["mlp.experts.gate_up_proj"]}, "target_parameters"),
+        ({"alora_invocation_tokens": [1, 2]}, "aLoRA"),
+        ({"use_qalora": True}, "QA-LoRA"),
+        ({"kasa_config": {"beta": 1}}, "KaSA"),
+        ({"alpha_pattern": {"(a+)+b": 3}}, r"regular expression '\(a\+\)\+b'"),
+    ],
+)
+def test_what_is_more_than_a_product_is_refused(options, message, tmp_path):
+    adapted = make_adapted(tmp_path, lora())
+    edit_config(adapted.adapter, **options)
+    with pytest.raises(UnsupportedFormatError, match=message):
+        adapted_source(adapted.adapter, adapted.base)
+
+
+def test_the_note_says_what_was_computed(tmp_path):
+    adapted = make_adapted(tmp_path, lora(modules_to_save=["lm_head"], use_rslora=True))
+    source, _ = adapted_source(adapted.adapter, adapted.base)
+    assert source.description.notes == (
+        "tree: an adapter (LoRA) on tree; W = W_base + (alpha / sqrt(r)) B A for 6 modules, 1 tensor saved whole.",
+    )
+    assert source.description.format == "safetensors"
+
+
+def test_rows_of_an_adapted_embedding_cost_rows_of_the_base(tmp_path):
+    adapted = make_adapted(tmp_path, lora(target_modules=["embed_tokens"]), save_embedding_layers=False)
+    source, trees = adapted_source(adapted.adapter, adapted.base)
+    source.spec("model.embed_tokens.weight")
+    file = trees["base"].opened["model.safetensors"]
+    n_before = len(file.reads)
+    source.read_rows("model.embed_tokens.weight", np.array([3, 4, 9]))
+    source.read_rows("model.embed_tokens.weight", np.array([20]))
+    assert [stop - start for start, stop in file.reads[n_before:]] == [2 * 24 * 4, 24 * 4, 24 * 4]
+    rows = np.array([3, 4, 9], dtype=np.int64)
+    expected = adapted.merged["model.embed_tokens.weight"][torch.from_numpy(rows)]
+    torch.testing.assert_close(source.read_rows("model.embed_tokens.weight", rows), expected, rtol=1e-5, atol=1e-6)
+    # The factors are read once.
+    reads = trees["adapter"].opened["adapter_model.safetensors"].reads
+    assert len(reads) == len(set(reads))
+
+
+class TestNothingAdapted(TensorSourceConformance):
+    """An adapter that changes nothing is its base."""
+
+    def make(self, tensors, tmp_path):
+        base = MemoryTree({"model.safetensors": safetensors_bytes(tensors)})
+        folder = write_adapter(tmp_path / "adapter", {})
+        return WithStored(
+            open_checkpoint(MemoryTree.from_folder(folder), open_base=lambda config: open_checkpoint(base)),
+            open_checkpoint(base),
+        )
+
+    def test_size_counts_at_least_every_tensor(self, source, tensors):
+        assert source.n_bytes > sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
+class WithStored:
+    """Adds the base's ``read_stored``, which an adapted source does not have, for the suite."""
+
+    def __init__(self, source, base):
+        self._source, self._base = source, base
+
+    def __getattr__(self, name):
+        return getattr(self._base if name.startswith("read_stored") else self._source, name)
+
+
+LAYER = "base_model.model.model.layers.0.self_attn.q_proj"
+
+
+def factors(r=2, d_in=24, d_out=24, *, module=LAYER):
+    return {f"{module}.lora_A.weight": torch.ones(r, d_in), f"{module}.lora_B.weight": torch.ones(d_out, r)}
+
+
+def opened(tmp_path, tensors, **config):
+    make_base(tmp_path / "base")
+    source, _ = adapted_source(write_adapter(tmp_path / "adapter", tensors, **config), tmp_path / "base")
+    return source
+
+
+@pytest.mark.parametrize(
+    ("tensors", "config", "message"),
+    [
+        (factors(), {"r": 0}, "its r is 0; it should be greater than or equal to 1"),
+        (factors(), {"r": -1}, "its r is -1"),
+        (factors(), {"r": "2"}, "its r is '2'"),
+        (factors(), {"r": 2.0}, "its r is 2.0"),
+        (factors(), {"r": 10**30}, "its r is 1000"),
+        (factors(), {"lora_alpha": "x"}, "its lora_alpha is 'x'"),
+        (factors(), {"lora_alpha": float("nan")}, "its lora_alpha is nan"),
+        (factors(), {"lora_alpha": 10**400}, "its lora_alpha is 1000"),
+        (factors(), {"rank_pattern": {"x": 0}}, "its rank_pattern is 0"),
+        (factors(), {"rank_pattern": [1]}, r"its rank_pattern is \[1\]; it should be an object"),
+        (factors(), {"alpha_pattern": {"x": None}}, "its alpha_pattern is None"),
+        (factors(), {"peft_type": 3}, "its peft_type is 3; it should be a valid string"),
+        (factors(), {"base_model_name_or_path": ["a"]}, "base_model_name_or_path"),
+        (factors(), {"trainable_token_indices": [-1]}, "its trainable_token_indices is -1; it should be greater"),
+        (factors(r=3), {}, "have rank 3, and the config says 2"),
+        (factors(r=3), {"rank_pattern": {"x": 5}}, "have rank 3, and the config says 2 or 5"),
+        ({f"{LAYER}.lora_A.weight": torch.ones(2, 24)}, {}, "lacks the factor B"),
+        ({f"{LAYER}.lora_B.weight": torch.ones(24, 2)}, {}, "lacks the factor A"),
+        ({**factors(), f"{LAYER}.lora_B.weight": torch.ones(24, 3)}, {}, "do not make a product"),
+        ({**factors(), f"{LAYER}.lora_B.weight": torch.ones(24)}, {}, "do not make a product"),
+        ({**factors(), f"{LAYER}.lora_B.weight": torch.ones(0, 2)}, {}, "do not make a product"),
+        ({**factors(), f"{LAYER}.lora_A.other.weight": torch.ones(2, 24)}, {}, "two tensors for lora_A"),
+        (factors(), {"use_dora": True}, "lacks the magnitudes"),
+        ({f"{LAYER}.lora_magnitude_vector": torch.ones(24)}, {}, "lacks the factor B|lacks the factor A"),
+        ({"lm_head.weight": torch.ones(1), "base_model.model.lm_head.weight": torch.ones(1)}, {}, "two tensors"),
+    ],
+)
+def test_an_adapter_that_cannot_be_is_refused(tensors, config, message, tmp_path):
+    with pytest.raises(CorruptCheckpointError, match=message):
+        opened(tmp_path, tensors, **config)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        (factors(d_in=23), r"shape \(24, 24\) by a product of shape \(24, 23\), which does not fit"),
+        (factors(d_out=2**20), r"by a product of shape \(1048576, 24\)"),
+    ],
+)
+def test_factors_that_do_not_fit_the_base_are_refused_when_asked(tensors, message, tmp_path):
+    source = opened(tmp_path, tensors)
+    name = "model.layers.0.self_attn.q_proj.weight"
+    for ask in (source.spec, source.read, lambda name: source.read_rows(name, np.array([0]))):
+        with pytest.raises(CorruptCheckpointError, match=message):
+            ask(name)
+
+
+def test_a_module_that_the_base_lacks_is_refused(tmp_path):
+    with pytest.raises(UnsupportedFormatError, match=r"changes 'model\.layers\.0\.self_attn\.qkv_proj', and its base"):
+        opened(tmp_path, factors(module="base_model.model.model.layers.0.self_attn.qkv_proj"))
+
+
+def test_a_product_that_is_not_finite_is_refused_with_its_row(tmp_path):
+    tensors = factors()
+    tensors[f"{LAYER}.lora_B.weight"][5] = 1e38
+    source = opened(tmp_path, tensors, lora_alpha=1e6)
+    name = "model.layers.0.self_attn.q_proj.weight"
+    for ask in (lambda: source.read(name), lambda: source.read_rows(name, np.array([1, 5]))):
+        with pytest.raises(CorruptCheckpointError, match="NaN or infinity, first seen in row 5"):
+            ask()
+    assert source.read_rows(name, np.array([1, 4])).shape == (2, 24)
+
+
+def test_factors_that_are_not_finite_are_refused(tmp_path):
+    tensors = factors()
+    tensors[f"{LAYER}.lora_A.weight"][1, 3] = float("nan")
+    with pytest.raises(CorruptCheckpointError, match=r"lora_A.*NaN or infinity"):
+        opened(tmp_path, tensors).read("model.layers.0.self_attn.q_proj.weight")
+
+
+@pytest.mark.parametrize(
+    ("numbers", "shape", "message"),
+    [
+        ([1, 2], (3, 24), r"replaces 2 rows of tensor .* by a tensor of shape \(3, 24\)"),
+        ([1, 1], (2, 24), r"replaces 1 rows"),
+        ([1, 2], (2, 23), r"by a tensor of shape \(2, 23\)"),
+        ([1, 40], (2, 24), "replaces row 40 of tensor"),
+    ],
+)
+def test_retrained_tokens_that_do_not_fit_are_refused(numbers, shape, message, tmp_path):
+    name = "base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta"
+    source = opened(tmp_path, {name: torch.ones(shape)}, trainable_token_indices=numbers)
+    with pytest.raises(CorruptCheckpointError, match=message):
+        source.read_rows("model.embed_tokens.weight", np.array([0]))
+
+
+def test_retrained_tokens_without_numbers_are_refused(tmp_path):
+    name = "base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta"
+    with pytest.raises(CorruptCheckpointError, match="its config does not say which"):
+        opened(tmp_path, {name: torch.ones(2, 24)}, trainable_token_indices={"lm_head": [1, 2]})
+
+
+def test_names_and_rows_that_are_not_there_are_said(tmp_path):
+    source = opened(tmp_path, factors())
+    with pytest.raises(TensorNotFoundError, match="no tensor 'x'"):
+        source.spec("x")
+    with pytest.raises(InputError, match="has no row 24"):
+        source.read_rows("model.layers.0.self_attn.q_proj.weight", np.array([24]))
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b"\xff", b"[" * 100_000, b'"x"'])
+def test_a_config_that_is_none_is_refused(content, tmp_path):
+    folder = write_adapter(tmp_path / "adapter", factors())
+    (folder / "adapter_config.json").write_bytes(content)
+    with pytest.raises(CorruptCheckpointError, match="config of the adapter is no") as caught:
+        open_checkpoint(MemoryTree.from_folder(folder), open_base=lambda config: None)
+    assert caught.value.subject == "tree:adapter_config.json"
+
+
+def test_the_difference_is_added_to_what_a_quantised_base_stands_for(tmp_path):
+    name = "model.layers.0.self_attn.q_proj.weight"
+    codes, scale = torch.randn(24, 24).to(torch.float8_e4m3fn), torch.full((24, 1), 0.01)
+    base = MemoryTree({"model.safetensors": safetensors_bytes({name: codes, f"{name}_scale": scale})})
+    folder = write_adapter(tmp_path / "adapter", factors())
+    source = open_checkpoint(MemoryTree.from_folder(folder), open_base=lambda config: open_checkpoint(base))
+    expected = codes.float() * scale + 4 / 2 * torch.full((24, 24), 2.0)
+    assert torch.equal(source.read(name), expected)
+    assert torch.equal(source.read_rows(name, np.array([7, 3])), expected[[7, 3]])
+    assert source.description.quantization is not None

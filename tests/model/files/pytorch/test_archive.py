@@ -1,0 +1,302 @@
+"""The zip directory: that of torch, of other programs, past 4 GiB, and of those who lie."""
+
+import io
+import struct
+import zipfile
+
+import pytest
+import torch
+
+from mdir_hf.errors import CheckpointError, CorruptCheckpointError, UnsupportedFormatError
+from mdir_hf.model.files.pytorch import PytorchSource
+from mdir_hf.model.files.pytorch.archive import Archive, NoArchiveError
+from mdir_hf.model.hub.local import LocalRepository
+from tests.conformance_tensors import MemoryBytes, MemoryTree
+from tests.model.files.pytorch.archives import holding, saved, with_pickle, zipped
+
+
+def archive_of(content):
+    return Archive(MemoryBytes("file", content))
+
+
+def source_of(content):
+    return PytorchSource(MemoryTree({"pytorch_model.bin": content}), paths=["pytorch_model.bin"])
+
+
+def written_by_torch():
+    return saved({f"layer.{n}": torch.arange(float(n)) for n in range(1, 9)})
+
+
+def test_entries_are_those_that_zipfile_finds():
+    for content in (written_by_torch(), zipped({"a/x": b"12", "a/y": b"", "ä": b"3"})):
+        archive, expected = archive_of(content), zipfile.ZipFile(io.BytesIO(content))
+        assert set(archive.entries) == set(expected.namelist())
+        for name, entry in archive.entries.items():
+            assert archive.content(entry) == expected.read(name)
+
+
+def test_the_place_of_data_is_computed_and_right():
+    archive = archive_of(written_by_torch())
+    for entry in archive.entries.values():
+        assert entry.aligned_start(64) == archive.data_start(entry)
+
+
+def test_where_nothing_is_aligned_nothing_is_computed():
+    archive = archive_of(zipped({"a/data.pkl": b"12", "a/data/0": bytes(40), "a/data/1": bytes(44)}))
+    assert [entry.aligned_start(64) for entry in archive.entries.values()] == [None, None, None]
+
+
+@pytest.mark.parametrize("n_entries", [1, 70_000])
+def test_a_directory_with_sixty_four_bit_fields(n_entries):
+    """More entries than 16 bits count make any writer use the long end record."""
+    content = zipped({f"{n}": b"" for n in range(n_entries)})
+    assert len(archive_of(content).entries) == n_entries
+
+
+@pytest.mark.slow
+def test_a_file_past_four_gib(tmp_path):
+    """Written by torch without the data, so the file is sparse: a storage is longer than 2^32, one lies past it."""
+    path = tmp_path / "pytorch_model.bin"
+    with torch._subclasses.FakeTensorMode():
+        state = {"two_gib": torch.empty(1 << 29), "five_gib": torch.empty(5 << 28), "last": torch.empty(6)}
+    with torch.serialization.skip_data(materialize_fake_tensors=True):
+        torch.save(state, path)
+    assert path.stat().st_size > 7 << 30
+    source = PytorchSource(LocalRepository(tmp_path), paths=["pytorch_model.bin"])
+    archive = Archive(source._byte_source("pytorch_model.bin"))
+    for entry in archive.entries.values():
+        assert entry.aligned_start(64) == archive.data_start(entry)
+    start = source.spec("last").start
+    assert start > 1 << 32
+    with path.open("r+b") as file:
+        file.seek(start)
+        file.write(struct.pack("<6f", *range(6)))
+    assert torch.equal(source.read("last"), torch.arange(6.0))
+    loaded = torch.load(path, mmap=True, weights_only=True)
+    assert torch.equal(loaded["last"], torch.arange(6.0))
+
+
+def patched(content, at, value, *, size=4):
+    """The content with a little-endian number written at some place."""
+    return content[:at] + value.to_bytes(size, "little") + content[at + size :]
+
+
+def central(content, name):
+    """Place of the directory's entry of that name."""
+    at = content.index(b"PK\x01\x02")
+    while True:
+        n_name, n_extra, n_comment = struct.unpack_from("<3H", content, at + 28)
+        if content[at + 46 : at + 46 + n_name] == name.encode():
+            return at
+        at += 46 + n_name + n_extra + n_comment
+
+
+def test_overlapping_entries_are_refused():
+    content = holding({})
+    shifted = patched(content, central(content, "archive/data/0") + 42, content.index(b"PK\x03\x04") + 4)
+    with pytest.raises(CorruptCheckpointError, match="overlaps what follows it"):
+        archive_of(shifted)
+
+
+def test_two_entries_in_one_place_are_refused():
+    content = holding({})
+    same = patched(content, central(content, "archive/data/0") + 42, 0)
+    with pytest.raises(CorruptCheckpointError, match="overlaps what follows it"):
+        archive_of(same)
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_an_entry_that_stands_there_twice_is_refused():
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("a/data.pkl", b"1")
+        archive.writestr("a/data.pkl", b"2")
+    with pytest.raises(CorruptCheckpointError, match=r"'a/data\.pkl' stands in its directory twice"):
+        archive_of(buffer.getvalue())
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        (42, 2**31, "leaves the file"),  # where its local header is
+        (20, 2**31, "contradicts itself"),  # compressed size alone
+        (24, 2**31, "contradicts itself"),  # size alone
+        (0, 0, "is none"),  # its magic
+        (34, 1, "contradicts itself"),  # disk
+        (32, 65535, "is none"),  # length of its comment
+        (42, 2**32 - 1, "no zip64 sizes"),
+    ],
+)
+def test_a_directory_that_lies_is_refused(field, value, message):
+    content = holding({})
+    size = 2 if field in (32, 34) else 4
+    with pytest.raises(CorruptCheckpointError, match=message):
+        archive_of(patched(content, central(content, "archive/data/0") + field, value, size=size))
+
+
+def test_sizes_that_leave_the_file_are_refused():
+    content = holding({})
+    at = central(content, "archive/data/0")
+    with pytest.raises(CorruptCheckpointError, match="leaves the file"):
+        archive_of(patched(patched(content, at + 20, 2**31), at + 24, 2**31))
+
+
+@pytest.mark.parametrize(
+    ("back", "value", "size", "error", "message"),
+    [
+        (10, 2**31, 4, CorruptCheckpointError, "its directory should lie"),  # size of the directory
+        (6, 2**31, 4, CorruptCheckpointError, "its directory should lie"),  # its place
+        (6, 0, 4, CorruptCheckpointError, "its directory should lie"),
+        (12, 1, 2, UnsupportedFormatError, "split over several files"),  # entries in all, but not here
+        (18, 1, 2, UnsupportedFormatError, "split over several files"),  # disk
+        (2, 7, 2, NoArchiveError, "no zip archive"),  # a comment that is not there
+    ],
+)
+def test_an_end_that_lies_is_refused(back, value, size, error, message):
+    content = holding({})
+    with pytest.raises(error, match=message):
+        archive_of(patched(content, len(content) - back, value, size=size))
+
+
+def test_a_count_of_entries_that_lies_is_refused():
+    content = holding({})
+    at = len(content) - 14
+    with pytest.raises(CorruptCheckpointError, match=r"has 3 entries, and its end says 65,000"):
+        archive_of(patched(patched(content, at, 65_000, size=2), at + 2, 65_000, size=2))
+
+
+def test_a_directory_as_large_as_the_file_is_not_fetched():
+    """The end record claims a directory of 3 GiB, of which nothing is read."""
+    n_bytes = 3 << 30
+
+    class Huge(MemoryBytes):
+        n_bytes = (3 << 30) + 22
+
+        def read(self, start, stop):
+            assert stop - start <= 1 << 20
+            end = struct.pack("<I4H2IH", 0x06054B50, 0, 0, 9, 9, n_bytes, 0, 0)
+            return bytes(max(0, self.n_bytes - 22 - start)) + end
+
+    with pytest.raises(UnsupportedFormatError, match=r"claims 9 entries in a directory of 3,221,225,472 bytes"):
+        Archive(Huge("file", b""))
+
+
+def test_bytes_in_front_of_the_archive_are_refused():
+    with pytest.raises(CorruptCheckpointError, match="its directory should lie"):
+        archive_of(b"#!/bin/sh\n" + holding({}))
+
+
+def test_a_comment_that_looks_like_an_end_is_none():
+    content = holding({})
+    fake = struct.pack("<I4H2IH", 0x06054B50, 0, 0, 0, 0, 0, 0, 50)
+    commented = patched(content, len(content) - 2, len(fake), size=2) + fake
+    assert set(archive_of(commented).entries) == set(archive_of(content).entries)
+
+
+def test_a_local_header_that_lies_is_refused():
+    content = holding({"w": 1})
+    archive = archive_of(content)
+    start = archive.entries["archive/data.pkl"].header_start
+    for at, value, size in ((0, 0, 4), (26, 3, 2), (28, 60_000, 2)):
+        with pytest.raises(CorruptCheckpointError, match=r"local header of 'archive/data.pkl' contradicts"):
+            source_of(patched(content, start + at, value, size=size)).names()
+
+
+def test_a_compressed_pickle_is_refused_before_it_is_unpacked():
+    bomb = zipped({"archive/data.pkl": bytes(200 << 20)}, compression=zipfile.ZIP_DEFLATED)
+    assert len(bomb) < 1 << 20
+    with pytest.raises(UnsupportedFormatError, match=r"'archive/data.pkl' is compressed or encrypted"):
+        source_of(bomb).names()
+
+
+def test_compressed_weights_are_refused_when_asked():
+    content = saved({"w": torch.zeros(4000)})
+    entries = {name: zipfile.ZipFile(io.BytesIO(content)).read(name) for name in ("archive/data.pkl", "archive/data/0")}
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("archive/data.pkl", entries["archive/data.pkl"])
+        archive.writestr("archive/data/0", entries["archive/data/0"], zipfile.ZIP_DEFLATED)
+    source = source_of(buffer.getvalue())
+    assert source.names() == ("w",)
+    with pytest.raises(UnsupportedFormatError, match=r"'archive/data/0' is compressed"):
+        source.spec("w")
+
+
+def test_an_encrypted_entry_is_refused():
+    content = holding({})
+    at = central(content, "archive/data.pkl") + 8
+    with pytest.raises(UnsupportedFormatError, match="compressed or encrypted"):
+        source_of(patched(content, at, 1, size=2)).names()
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ({}, "has no data.pkl"),
+        ({"a/x": b""}, "has no data.pkl"),
+        ({"data.pkl": b"N."}, "has no data.pkl"),
+        ({"a/data.pkl": b"N.", "b/data.pkl": b"N."}, "has 2 of them"),
+        ({"arr_0.npy": b""}, "has no data.pkl"),
+    ],
+)
+def test_an_archive_that_torch_did_not_write_is_refused(entries, message):
+    with pytest.raises(UnsupportedFormatError, match=message):
+        source_of(zipped(entries)).names()
+
+
+def test_a_pickle_too_long_for_any_checkpoint_is_not_read():
+    content = with_pickle(bytes(65 << 20))
+    tree = MemoryTree({"pytorch_model.bin": content})
+    with pytest.raises(UnsupportedFormatError, match=r"has 68,157,440 bytes, and is read up to 67,108,864"):
+        PytorchSource(tree, paths=["pytorch_model.bin"]).names()
+    assert sum(stop - start for start, stop in tree.opened["pytorch_model.bin"].reads) < 100_000
+
+
+def test_a_gap_behind_the_pickle_is_not_read():
+    """The entry after the pickle starts 30 MB later: nothing of that is fetched."""
+    content = holding({"w": 1})
+    at = content.index(b"PK\x03\x04", 4)
+    gap = 30 << 20
+    stretched = content[:at] + bytes(gap) + content[at:]
+    for name in ("archive/byteorder", "archive/data/0"):
+        place = central(stretched, name) + 42
+        stretched = patched(stretched, place, int.from_bytes(stretched[place : place + 4], "little") + gap)
+    end = len(stretched) - 6
+    stretched = patched(stretched, end, int.from_bytes(stretched[end : end + 4], "little") + gap)
+    tree = MemoryTree({"pytorch_model.bin": stretched})
+    with pytest.raises(UnsupportedFormatError, match="no tensors by name"):
+        PytorchSource(tree, paths=["pytorch_model.bin"]).names()
+    assert sum(stop - start for start, stop in tree.opened["pytorch_model.bin"].reads) < 200_000
+
+
+@pytest.mark.parametrize("name", ["byteorder", ".storage_alignment"])
+def test_small_entries_that_are_large_are_refused(name):
+    content = zipped({"archive/data.pkl": b"N.", f"archive/{name}": bytes(1 << 20)})
+    with pytest.raises(CorruptCheckpointError, match="has 1,048,576 bytes"):
+        source_of(content).names()
+
+
+@pytest.mark.parametrize("text", [b"", b"x", b"0", b"-64", b"9" * 30])
+def test_an_alignment_that_is_none_is_that_of_torch(text):
+    entries = {"archive/data.pkl": b"N.", "archive/.storage_alignment": text}
+    with pytest.raises(UnsupportedFormatError, match="no tensors by name"):
+        source_of(zipped(entries)).names()
+
+
+def test_every_truncation_and_flipped_byte_is_refused_or_read():
+    """Whatever is done to a small file, it ends in one of our errors or in tensors, never in another exception."""
+    content = saved({"w": torch.arange(6.0), "b": torch.ones(2, 2).t()})
+
+    def attempt(broken):
+        source = source_of(broken)
+        try:
+            for name in source.names():
+                source.read(name)
+        except CheckpointError:
+            pass
+
+    for stop in range(0, len(content), 7):
+        attempt(content[:stop])
+    for at in range(0, len(content), 2):
+        for value in (0, 0x80, 0xFF, content[at] ^ 1):
+            attempt(content[:at] + bytes([value]) + content[at + 1 :])

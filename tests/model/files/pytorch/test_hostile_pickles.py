@@ -1,0 +1,307 @@
+"""Pickles that want to run something, or to take all memory or time: refused, with little of either."""
+
+import os
+import pickle
+import struct
+import tracemalloc
+
+import pytest
+import torch
+
+from mdir_hf.budgets import PICKLE
+from mdir_hf.errors import CheckpointError, CorruptCheckpointError, UnsafePickleError, UnsupportedFormatError
+from mdir_hf.model.files.pytorch import PytorchSource
+from mdir_hf.model.files.pytorch.machine import read_pickle
+from mdir_hf.model.files.pytorch.objects import Inert
+from mdir_hf.model.files.pytorch.states import find_tensors
+from tests.conformance_tensors import MemoryTree
+from tests.model.files.pytorch.archives import Tensor, holding, pickled
+
+MIB = 1 << 20
+
+
+def source_of(content):
+    return PytorchSource(MemoryTree({"pytorch_model.bin": content}), paths=["pytorch_model.bin"])
+
+
+def peak_n_bytes(run):
+    tracemalloc.start()
+    try:
+        run()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+class Calls:
+    """Pickles as a call of a function."""
+
+    def __init__(self, function, *arguments):
+        self.call = function, arguments
+
+    def __reduce__(self):
+        return self.call
+
+
+CALLS = {
+    "os.system": Calls(os.system, "touch /tmp/pwned"),
+    "eval": Calls(eval, "print('pwned')"),
+    "exec": Calls(exec, "print('pwned')"),
+    "getattr": Calls(getattr, "x", "y"),
+    "open": Calls(open, "/etc/passwd"),
+    "torch.load": Calls(torch.load, "other.bin"),
+    "torch.hub.load": Calls(torch.hub.load, "owner/name", "model"),
+    "pickle.loads": Calls(pickle.loads, b"N."),
+    "a class of the file's author": Calls(MemoryTree, {}),
+}
+
+
+@pytest.mark.parametrize("case", CALLS)
+@pytest.mark.parametrize("protocol", [0, 2, 4])
+def test_a_call_of_anything_else_is_refused_by_name(case, protocol):
+    with pytest.raises(
+        UnsafePickleError, match=r"names '[\w.]+', which no file of weights needs.*nothing of it was run"
+    ):
+        source_of(holding({"w": Tensor((2, 3), (3, 1)), "x": CALLS[case]})).names()
+    with pytest.raises(UnsafePickleError):
+        read_pickle(pickle.dumps(CALLS[case], protocol), label="file")
+
+
+def test_nothing_is_run(tmp_path):
+    witness = tmp_path / "witness"
+    with pytest.raises(UnsafePickleError, match=r"'(posix|nt)\.system'"):
+        read_pickle(pickle.dumps(Calls(os.system, f"touch {witness}")), label="file")
+    assert not witness.exists()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"c__builtin__\neval\n(S'1'\ntR.",
+        b"cbuiltins\n__import__\n(S'os'\ntR.",
+        b"ios\nsystem\n.",
+        b"(ios\nsystem\n.",
+        b"\x80\x04\x8c\x02os\x8c\x06system\x93.",
+        b"\x80\x02\x82\x01.",  # EXT1
+        b"\x80\x02\x84\x01\x00\x00\x00.",  # EXT4
+        b"Pany\n.",  # PERSID
+        b"\x80\x05\x97.",  # NEXT_BUFFER
+        b"ctorch\nos.system\n.",
+        b"ctorch._utils\n__builtins__\n.",
+        b"ctorch._utils\n_rebuild_tensor_v2.__globals__\n.",
+        b"ccollections\nOrderedDict.__init__\n.",
+        b"c\xe2\x80\xae\nx\n.",
+    ],
+)
+def test_every_way_to_name_or_run_something_is_refused(data):
+    with pytest.raises((UnsafePickleError, CorruptCheckpointError)):
+        read_pickle(data, label="file")
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "no pickle"),
+        (b"\x80\x02", "no pickle"),
+        (b".", "no pickle"),
+        (b"R.", "no pickle"),
+        (b"u.", "no pickle"),
+        (b"t.", "no pickle"),
+        (b"}K\x01.0", "no pickle|holds"),
+        (b"h\x05.", "no pickle"),
+        (b"(K\x01d.", "no pickle"),
+        (b"\x85.", "no pickle"),
+        (b"\xff.", "no pickle"),
+        (b"N" + b"\x8e" + struct.pack("<Q", 2**62) + b".", "no pickle"),  # BINBYTES8
+        (b"\x8d" + struct.pack("<Q", 2**63) + b".", "no pickle"),  # BINUNICODE8
+        (b"B" + struct.pack("<I", 2**31) + b".", "no pickle"),
+        (b"\x8b" + struct.pack("<i", 2**31 - 1) + b".", "no pickle"),  # LONG4
+        (b"\x8b" + struct.pack("<i", -5) + b".", "no pickle"),
+        (b"I" + b"9" * 100_000 + b"\n.", "no pickle"),
+        (b"L" + b"9" * 100_000 + b"L\n.", "no pickle"),
+        (b"\x80\x02Q.", "no pickle"),
+        (b"\x80\x02NQ.", "no storage of numbers"),
+        (b"\x80\x02(U\x07storageNNNNtQ.", "no storage of numbers"),
+    ],
+)
+def test_a_broken_pickle_is_refused_with_little_memory(data, message):
+    def run():
+        with pytest.raises(CheckpointError, match=message):
+            find_tensors(read_pickle(data, label="file"))
+
+    assert peak_n_bytes(run) < 2 * MIB
+
+
+def test_a_memo_index_takes_no_room():
+    data = b"N" + b"r" + struct.pack("<I", 2**32 - 1) + b"."
+    assert peak_n_bytes(lambda: read_pickle(data, label="file")) < MIB
+
+
+def test_tuples_in_tuples_are_never_hashed_nor_walked():
+    """Each opcode pair doubles a tuple; as a key it would be hashed 2^200 times over."""
+    data = b"\x80\x02})" + b"2\x86" * 200 + b"K\x01s."
+    assert read_pickle(data, label="file") == {}
+
+
+def test_integers_that_collide_are_no_keys():
+    """Multiples of 2^61 - 1 share one hash: a dict of them takes quadratic time."""
+    keys = b"".join(b"\x8a\x0a" + (k * (2**61 - 1)).to_bytes(10, "little") + b"N" for k in range(1, 200_000))
+    assert read_pickle(b"\x80\x02}(" + keys + b"u.", label="file") == {}
+
+
+def test_integers_that_collide_are_no_places_in_the_memo():
+    puts = b"".join(b"p%d\n" % (k * (2**61 - 1)) for k in range(1, 10))
+    with pytest.raises(CorruptCheckpointError, match="no pickle: it remembers something under"):
+        read_pickle(b"N" + puts + b".", label="file")
+
+
+def test_copies_of_a_long_list_are_not_made():
+    """OrderedDict(list), again and again: a short pickle that would copy the list each time."""
+    pairs = b"](" + b"K\x01K\x02\x86" * 1000 + b"eq\x00"
+    calls = b"ccollections\nOrderedDict\nq\x01" + b"h\x01h\x00\x85R0" * 5000
+    data = b"\x80\x02" + pairs + calls + b"."
+    assert peak_n_bytes(lambda: read_pickle(data, label="file")) < 4 * MIB
+
+
+def test_a_very_long_pickle_is_refused():
+    with pytest.raises(UnsupportedFormatError, match=f"more than {PICKLE.n_items:,} opcodes"):
+        read_pickle(b"\x80\x02" + b"N0" * (PICKLE.n_items // 2 + 1) + b"N.", label="file")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("opcodes", [b"}", b"K\x01\x85", b"ccollections\nOrderedDict\n)R"])
+def test_the_longest_pickle_takes_bounded_memory(opcodes):
+    data = b"\x80\x02" + opcodes * PICKLE.n_items + b"."
+
+    def run():
+        with pytest.raises(UnsupportedFormatError, match="opcodes"):
+            read_pickle(data, label="file")
+
+    assert peak_n_bytes(run) < 600 * MIB  # about 250 bytes for each opcode, with what tracemalloc adds
+
+
+def test_deep_nesting_is_no_recursion():
+    nested = read_pickle(b"\x80\x02" + b"](" * 100_000 + b"N" + b"e" * 100_000 + b".", label="file")
+    with pytest.raises(UnsupportedFormatError, match="holds a list, and no tensors"):
+        find_tensors(nested)
+    nested = read_pickle(b"\x80\x02" + b"}U\x05model" * 100_000 + b"N" + b"s" * 100_000 + b".", label="file")
+    with pytest.raises(UnsupportedFormatError, match="holds a dict of 'model'"):
+        find_tensors(nested)
+
+
+def test_a_dict_that_holds_itself_has_an_end():
+    with pytest.raises(UnsupportedFormatError, match="no tensors by name"):
+        find_tensors(read_pickle(b"\x80\x02}q\x00U\x05modelh\x00s.", label="file"))
+
+
+def test_shared_dicts_do_not_multiply():
+    """Twelve levels of 16 names for the next level: 2^48 paths to one tensor."""
+    value: object = Tensor((2, 3), (3, 1))
+    for _ in range(11):
+        value = {f"k{n}": value for n in range(16)}
+    content = holding(value)
+    assert len(content) < 10_000
+
+    def run():
+        with pytest.raises(CorruptCheckpointError, match="more tensors and names than a checkpoint can have"):
+            source_of(content).names()
+
+    assert peak_n_bytes(run) < 100 * MIB
+
+
+def test_shared_lists_are_not_walked_for_each_path():
+    numbers = list(range(2000))
+    content = holding({"a": Tensor((2, 3), (3, 1)), **{f"k{n}": numbers for n in range(5000)}})
+    with pytest.raises(CorruptCheckpointError, match="more tensors and names"):
+        source_of(content).names()
+
+
+def test_long_names_do_not_multiply():
+    inner = {f"{n}": Tensor((2, 3), (3, 1)) for n in range(1000)}
+    content = holding({"x" * 200_000: inner})
+    with pytest.raises(CorruptCheckpointError, match="more tensors and names"):
+        source_of(content).names()
+
+
+def test_what_trainers_keep_beside_the_weights_is_left_out():
+    import argparse
+    import collections
+    import datetime
+    import pathlib
+
+    import numpy as np
+
+    beside = {
+        "args": argparse.Namespace(lr=0.1),
+        "when": datetime.datetime(2026, 1, 1),
+        "where": pathlib.PurePosixPath("x"),
+        "numpy": np.float64(1.5),
+        "array": np.arange(3),
+        "counts": collections.Counter("abc"),
+        "by_default": collections.defaultdict(list, a=[1]),
+        "set": {1, 2},
+        "complex": 1j,
+        "dtype": torch.bfloat16,
+        "device": torch.device("cpu"),
+        "size": torch.Size([1, 2]),
+        "optimizer": {"state": {0: {"step": 1}}, "param_groups": [{"betas": (0.9, 0.95)}]},
+    }
+    for protocol in (2, 4):
+        assert source_of(holding({"w": Tensor((2, 3), (3, 1)), **beside})).read("w").tolist() == [[0, 1, 2], [3, 4, 5]]
+        held = read_pickle(pickled({"args": beside["args"]}, protocol=protocol), label="file")
+        assert held == {"args": Inert("argparse.Namespace")}
+
+
+@pytest.mark.parametrize(
+    ("tensor", "message"),
+    [
+        (Tensor((2, 3), (-3, 1)), r"strides \(-3, 1\); expected integers from 0"),
+        (Tensor((2, -3), (3, 1)), r"shape \(2, -3\)"),
+        (Tensor((2, 3), (3, 1), offset=-1), "offset -1"),
+        (Tensor((2, 3), (3,)), "as many strides as axes"),
+        (Tensor((2, 3.0), (3, 1)), "expected integers"),
+        (Tensor((True, 3), (3, 1)), "expected integers"),
+        (Tensor((2**64, 3), (3, 1)), "expected integers"),
+        (Tensor([2, 3], (3, 1)), "shape list"),
+        (Tensor((1,) * 65, (1,) * 65), "as many strides as axes"),
+        (Tensor((2, 3), (3, 1), n_values=-6), "no storage of numbers"),
+        (Tensor((2, 3), (3, 1), n_values="6"), "no storage of numbers"),
+        (Tensor((2, 3), (3, 1), key=0), "no storage of numbers"),
+    ],
+)
+def test_a_view_that_cannot_be_is_refused(tensor, message):
+    with pytest.raises(CorruptCheckpointError, match=message):
+        source_of(holding({"w": tensor})).names()
+
+
+@pytest.mark.parametrize(
+    ("tensor", "message"),
+    [
+        (Tensor((2, 3), (3, 1), offset=1), r"from element 1 to 7 of a storage that has 6"),
+        (Tensor((2, 3), (2**62, 1)), "of a storage that has 6"),
+        (Tensor((2**62, 3), (3, 1)), "of a storage that has 6"),
+        (Tensor((2, 3), (3, 1), offset=2**63 - 1), "of a storage that has 6"),
+        (Tensor((2, 3), (3, 1), n_values=7), "storage should have 7 elements of F32, and the archive holds 24 bytes"),
+        (Tensor((2, 3), (3, 1), key="1"), "entry 'archive/data/1', and the archive has none"),
+        (Tensor((2, 3), (3, 1), key="../../../etc/passwd"), "the archive has none"),
+        (Tensor((2**62, 2**62), (0, 0)), "repeats elements of its storage"),
+        (Tensor((7,), (0,)), "repeats elements of its storage"),
+    ],
+)
+def test_a_view_that_leaves_its_storage_is_refused(tensor, message):
+    source = source_of(holding({"w": tensor, "fine": Tensor((6,), (1,))}))
+    assert source.read("fine").tolist() == [0, 1, 2, 3, 4, 5]
+    with pytest.raises(CheckpointError, match=message):
+        source.read("w")
+
+
+def test_an_empty_view_anywhere_is_empty():
+    source = source_of(holding({"w": Tensor((0, 3), (2**62, 2**62), offset=2**62)}))
+    assert source.read("w").shape == (0, 3)
+    assert source.spec("w").n_bytes == 0
+
+
+def test_a_view_of_overlapping_rows_is_refused():
+    source = source_of(holding({"w": Tensor((2, 3), (1, 1), offset=2)}))
+    with pytest.raises(CheckpointError, match="repeats elements of its storage"):
+        source.read("w")

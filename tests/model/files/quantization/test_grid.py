@@ -1,0 +1,93 @@
+"""How scales lie over a weight is read off their shapes."""
+
+import numpy as np
+import pytest
+import torch
+
+from mdir_hf.model.files import MemorySource
+from mdir_hf.model.files.quantization.grid import column_grid, fit_grid
+from mdir_hf.model.files.sources import TensorSpec
+
+
+def grid_of(values, shape, **options):
+    source = MemorySource({"scale": values})
+    return source, fit_grid(source.spec("scale"), shape, **options)
+
+
+FITS = {
+    "scalar": ((), (96, 160), None, (96, 160), "one scale per tensor"),
+    "one": ((1,), (96, 160), None, (96, 160), "one scale per tensor"),
+    "one, kept axes": ((1, 1), (96, 160), None, (96, 160), "one scale per tensor"),
+    "rows": ((96,), (96, 160), None, (1, 160), "one scale per row"),
+    "rows, kept axis": ((96, 1), (96, 160), None, (1, 160), "one scale per row"),
+    "columns": ((1, 160), (96, 160), None, (96, 1), "one scale per column"),
+    "groups": ((96, 5), (96, 160), None, (1, 32), "in groups of 32"),
+    "blocks": ((3, 5), (96, 160), None, (32, 32), "blocks of 32 x 32"),
+    "blocks of the config, cut": ((2, 3), (96, 160), (64, 64), (64, 64), "blocks of 64 x 64"),
+    "blocks of 128, cut": ((5, 56), (576, 7168), None, (128, 128), "blocks of 128 x 128"),
+    "blocks of 128 before others that divide": ((2, 1), (192, 64), None, (128, 128), "blocks of 128 x 128"),
+    "blocks with their inner axes": ((3, 1, 5, 1), (96, 160), None, (32, 32), "blocks of 32 x 32"),
+}
+
+
+@pytest.mark.parametrize("case", FITS)
+def test_every_row_gets_its_own_numbers(case):
+    shape, weight, block, expected, words = FITS[case]
+    values = torch.rand(shape)
+    source, grid = grid_of(values, weight, block=block)
+    assert grid.words == words
+    m, d = weight
+    bm, bn = (min(size, edge) for size, edge in zip(expected, weight, strict=True))
+    flat = values.reshape(-(-m // bm), -(-d // bn))
+    spread = flat.repeat_interleave(bm, 0)[:m].repeat_interleave(bn, 1)[:, :d]
+    rows = np.array([m - 1, 0, m // 2, 0], dtype=np.int64)
+    got = grid.at(source, rows)
+    assert torch.equal(got.expand(-1, d), spread[torch.from_numpy(rows)])
+
+
+MISFITS = [
+    ((95,), (96, 160)),
+    ((160,), (96, 160)),
+    ((95, 1), (96, 160)),
+    ((96, 7), (96, 160)),
+    ((2, 3), (96, 160)),
+    ((0,), (96, 160)),
+    ((0, 5), (96, 160)),
+    ((96, 1), (0, 160)),
+    ((1, 1), (96, 0)),
+    ((3, 96), (4, 96, 160)),
+    ((4, 95), (4, 96, 160)),
+    ((2, 96, 1), (4, 96, 160)),
+    ((1, 1, 1, 1, 2), (96, 160)),
+]
+
+
+@pytest.mark.parametrize(("shape", "weight"), MISFITS)
+def test_shapes_that_cannot_belong_together_are_told(shape, weight):
+    assert fit_grid(TensorSpec("scale", shape, "F32", "", 0, 0), weight) is None
+
+
+def test_one_number_per_column_is_never_taken_for_rows():
+    source = MemorySource({"scale": torch.arange(8.0)})
+    grid = column_grid(source.spec("scale"), (8, 8))
+    assert torch.equal(grid.at(source, np.array([3])), torch.arange(8.0)[None])
+    assert column_grid(source.spec("scale"), (8, 9)) is None
+
+
+def test_bytes_are_powers_of_two_and_codes_of_eight_bits_floats():
+    source, grid = grid_of(torch.tensor([[127], [130]], dtype=torch.uint8), (2, 4))
+    assert grid.at(source, np.array([0, 1])).flatten().tolist() == [1.0, 8.0]
+    source, grid = grid_of(torch.tensor([[1.5], [2.0]]).to(torch.float8_e4m3fn), (2, 4))
+    assert grid.at(source, np.array([0, 1])).flatten().tolist() == [1.5, 2.0]
+
+
+def test_only_the_rows_of_the_grid_that_are_needed_are_read():
+    class Counting(MemorySource):
+        def read_stored_rows(self, name, rows, *, max_gap_bytes=None):
+            self.asked = np.asarray(rows).tolist()
+            return super().read_stored_rows(name, rows, max_gap_bytes=max_gap_bytes)
+
+    source = Counting({"scale": torch.rand(75, 2)})
+    grid = fit_grid(source.spec("scale"), (9600, 256))
+    grid.at(source, np.array([9599, 0, 130, 127, 131]))
+    assert source.asked == [0, 1, 74]

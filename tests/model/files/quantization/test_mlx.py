@@ -1,0 +1,74 @@
+"""MLX's words: bits of a module of its own, and the modes whose scales are bytes."""
+
+import pytest
+import torch
+
+from mdir_hf.errors import CorruptCheckpointError, UnsupportedFormatError
+from tests.model.files.quantization.stored import MODULE, WEIGHT, source_of
+from tests.model.files.quantization.writers import E2M1, mlx, nearest_fp4
+
+W = 0.05 * torch.randn(24, 192, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("own", [{"bits": 8, "group_size": 32}, {"bits": 8, "group_size": 32, "mode": "affine"}])
+def test_bits_of_a_module_of_its_own_come_before_those_of_all(own):
+    # 8 bits in groups of 32 and 4 bits in groups of 64 have as many words and scales: only the config tells.
+    written = mlx(8, group=32)(W, MODULE)
+    settings = {"bits": 4, "group_size": 64, MODULE: own, "lm_head": False}
+    source = source_of(written.tensors, {"quantization": settings})
+    assert torch.equal(source.read(WEIGHT), written.expected)
+    assert source.description.quantization == "MLX, 8 bits in groups of 32"
+
+
+@pytest.mark.parametrize("settings", [{"bits": 3, "group_size": 64}, {"bits": "4", "group_size": 64}, {"bits": 4}, {}])
+def test_a_config_that_does_not_fit_is_not_guessed_around(settings):
+    with pytest.raises(UnsupportedFormatError, match="does not say how many bits"):
+        source_of(mlx(4)(W, MODULE).tensors, {"quantization": settings}).read(WEIGHT)
+
+
+def test_a_module_that_the_config_leaves_out_of_quantisation_goes_by_all():
+    written = mlx(4)(W, MODULE)
+    settings = {"bits": 4, "group_size": 64, MODULE: True}
+    assert torch.equal(source_of(written.tensors, {"quantization": settings}).read(WEIGHT), written.expected)
+
+
+def fp4_words(group):
+    codes, exponent = nearest_fp4(W, group)
+    words = (codes[:, ::2] | codes[:, 1::2] << 4).view(torch.uint32)
+    values = E2M1[(codes & 7).long()] * torch.where(codes >= 8, -1.0, 1.0)
+    return words, exponent, values
+
+
+@pytest.mark.parametrize("says", [{"mode": "mxfp4"}, {}])
+def test_mxfp4_has_powers_of_two(says):
+    words, exponent, values = fp4_words(32)
+    tensors = {WEIGHT: words, f"{MODULE}.scales": (exponent + 127).to(torch.uint8)}
+    source = source_of(tensors, {"quantization": says})
+    assert torch.equal(source.read(WEIGHT), values * 2.0 ** exponent.repeat_interleave(32, 1))
+    assert source.description.quantization == "MLX, MXFP4 in groups of 32"
+
+
+@pytest.mark.parametrize("says", [{"mode": "nvfp4"}, {}])
+def test_nvfp4_has_floats_of_eight_bits(says):
+    words, exponent, values = fp4_words(16)
+    scales = (2.0**exponent).to(torch.float8_e4m3fn)
+    tensors = {WEIGHT: words, f"{MODULE}.scales": scales.view(torch.uint8)}
+    source = source_of(tensors, {"quantization": says})
+    assert torch.equal(source.read(WEIGHT), values * scales.float().repeat_interleave(16, 1))
+    assert source.description.quantization == "MLX, NVFP4 in groups of 16"
+
+
+def test_mxfp8_has_floats_of_eight_bits_under_powers_of_two():
+    exponent = torch.floor(torch.log2(W.unflatten(1, (-1, 32)).abs().amax(-1))).to(torch.int32) - 8
+    codes = (W / 2.0 ** exponent.repeat_interleave(32, 1)).to(torch.float8_e4m3fn)
+    tensors = {WEIGHT: codes.view(torch.uint32), f"{MODULE}.scales": (exponent + 127).to(torch.uint8)}
+    source = source_of(tensors, {"quantization": {"mode": "mxfp8"}})
+    assert torch.equal(source.read(WEIGHT), codes.float() * 2.0 ** exponent.repeat_interleave(32, 1))
+    assert source.description.quantization == "MLX, MXFP8 in groups of 32"
+
+
+def test_byte_scales_that_fit_no_mode_are_said():
+    words, _, _ = fp4_words(32)
+    tensors = {WEIGHT: words, f"{MODULE}.scales": torch.zeros(24, 5, dtype=torch.uint8)}
+    with pytest.raises(CorruptCheckpointError, match="do not fit together"):
+        source_of(tensors, {"quantization": {"mode": "mxfp4"}}).read(WEIGHT)

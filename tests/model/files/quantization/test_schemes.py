@@ -1,0 +1,159 @@
+"""Every scheme gives the numbers that its own library gives, whole and by rows, and reads what it needs."""
+
+import numpy as np
+import pytest
+import torch
+
+from tests.conformance_tensors import random_tensors
+from tests.model.files.quantization.stored import FILE, MODULE, WEIGHT, bytes_read, source_of, tree_of, weight_for
+from tests.model.files.quantization.writers import SCHEMES
+
+ROWS = np.array([40, 3, 70, 0, 3, 41], dtype=np.int64)
+BY_ROWS = [name for name, scheme in SCHEMES.items() if not scheme.whole]
+# bitsandbytes multiplies by a rounded 1/127 at last, the reader divides first: one rounding more or less.
+ONE_ROUNDING = {"int8-bitsandbytes": 2.0**-22}
+
+
+@pytest.fixture(params=SCHEMES)
+def scheme(request):
+    return SCHEMES[request.param]
+
+
+@pytest.fixture
+def written(scheme):
+    return scheme.write(weight_for(scheme), MODULE)
+
+
+@pytest.fixture
+def source(scheme, written):
+    return source_of({**written.tensors, "model.norm.weight": torch.ones(7)}, scheme.model_config)
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_a_weight_is_what_its_library_reads(name):
+    scheme = SCHEMES[name]
+    written = scheme.write(weight_for(scheme), MODULE)
+    got = source_of(written.tensors, scheme.model_config).read(WEIGHT)
+    assert got.dtype == torch.float32
+    assert got.shape == written.expected.shape
+    rounded = got.to(scheme.precision).float()
+    if name in ONE_ROUNDING:
+        torch.testing.assert_close(rounded, written.expected, rtol=ONE_ROUNDING[name], atol=0)
+    else:
+        assert torch.equal(rounded, written.expected)
+
+
+def test_the_weight_is_close_to_what_was_quantised(scheme, written):
+    # 2 and 1.6 bits keep two thirds of the norm; a wrong zero, order or sign keeps less than nothing.
+    original = weight_for(scheme)
+    assert (written.expected - original).norm() < 0.6 * original.norm()
+
+
+def test_rows_are_those_of_the_whole(source):
+    whole = source.read(WEIGHT)
+    assert torch.equal(source.read_rows(WEIGHT, ROWS), whole[torch.from_numpy(ROWS)])
+    assert source.read_rows(WEIGHT, np.empty(0, dtype=np.int64)).shape == (0, whole.shape[1])
+
+
+def test_companions_are_hidden_and_the_weight_goes_by_its_own_name(source):
+    assert source.names() == (WEIGHT, "model.norm.weight")
+
+
+def test_the_spec_has_the_logical_shape_and_the_stored_size(source, written, scheme):
+    spec = source.spec(WEIGHT)
+    assert (spec.name, spec.shape) == (WEIGHT, tuple(written.expected.shape))
+    assert 0 < spec.n_bytes < 1.1 * written.expected.numel()
+    assert spec.n_bytes in {tensor.numel() * tensor.element_size() for tensor in written.tensors.values()}
+
+
+def test_what_is_plain_beside_it_is_read_as_ever(source):
+    assert torch.equal(source.read("model.norm.weight"), torch.ones(7))
+
+
+def test_the_description_says_it_in_words(source, scheme):
+    assert source.description.format == "safetensors"
+    assert source.description.quantization == scheme.says
+
+
+@pytest.mark.parametrize("name", BY_ROWS)
+def test_rows_read_only_their_own_codes(name):
+    scheme = SCHEMES[name]
+    written = scheme.write(weight_for(scheme), MODULE)
+    tree = tree_of(written.tensors, scheme.model_config)
+    source = source_of({}, tree=tree)
+    spec = source.spec(WEIGHT)
+    tree.opened[FILE].reads.clear()
+    source.read_rows(WEIGHT, np.array([2, 40, 70], dtype=np.int64))
+    n_rows = spec.shape[0]
+    # Two rows share a byte in ModelOpt's INT4 and four in BitNet; a row of bitsandbytes may begin within a byte.
+    sharing = {"int4-modelopt": 2, "bitnet": 4}.get(name, 1)
+    assert bytes_read(tree, spec.start, spec.stop) <= 3 * (sharing * spec.n_bytes / n_rows + 1)
+    assert bytes_read(tree, spec.start, spec.stop) >= 3 * spec.n_bytes // n_rows
+
+
+@pytest.mark.parametrize(
+    ("name", "per_row"), [("int4", 5 * 4), ("nvfp4", 10), ("mxfp4", 5), ("fp8-channel", 4), ("mlx-4", 3 * 4)]
+)
+def test_rows_read_only_their_own_scales(name, per_row):
+    scheme = SCHEMES[name]
+    written = scheme.write(weight_for(scheme), MODULE)
+    tree = tree_of(written.tensors, scheme.model_config)
+    source = source_of({}, tree=tree)
+    source.spec(WEIGHT)
+    scales = source._source.spec(f"{MODULE}.scales" if name == "mlx-4" else f"{WEIGHT}_scale")
+    tree.opened[FILE].reads.clear()
+    source.read_rows(WEIGHT, np.array([2, 40, 70], dtype=np.int64))
+    assert bytes_read(tree, scales.start, scales.stop) == 3 * per_row
+
+
+@pytest.mark.parametrize("name", [name for name, scheme in SCHEMES.items() if scheme.whole])
+def test_where_rows_are_columns_the_tensor_is_read_once_and_kept(name):
+    scheme = SCHEMES[name]
+    written = scheme.write(weight_for(scheme), MODULE)
+    tree = tree_of(written.tensors, scheme.model_config)
+    source = source_of({}, tree=tree)
+    spec = source.spec(WEIGHT)
+    tree.opened[FILE].reads.clear()
+    for row in (2, 40, 70):
+        source.read_rows(WEIGHT, np.array([row], dtype=np.int64))
+    assert bytes_read(tree, spec.start, spec.stop) == spec.n_bytes
+
+
+@pytest.mark.parametrize("width", [1, 2, 63, 64, 128, 129, 160])
+@pytest.mark.parametrize("rows", [[70], [0, 1, 2], [69, 70], [5, 70, 3], range(71)])
+def test_rows_of_bitsandbytes_begin_anywhere_in_bytes_and_blocks(width, rows):
+    weight = torch.randn(71, width, generator=torch.Generator().manual_seed(width))
+    scheme = SCHEMES["nf4-nested"]
+    written = scheme.write(weight, MODULE)
+    source = source_of(written.tensors, scheme.model_config)
+    assert torch.equal(source.read(WEIGHT), written.expected)
+    assert torch.equal(source.read_rows(WEIGHT, np.array(rows)), written.expected[list(rows)])
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_small_pieces_give_the_same_numbers(name, monkeypatch):
+    scheme = SCHEMES[name]
+    written = scheme.write(weight_for(scheme), MODULE)
+    expected = source_of(written.tensors, scheme.model_config).read(WEIGHT)
+    monkeypatch.setattr("mdir_hf.model.files.quantization.source.VALUES_AT_ONCE", 1000)
+    monkeypatch.setattr("mdir_hf.model.files.quantization.source.ROW_VALUES_AT_ONCE", 500)
+    source = source_of(written.tensors, scheme.model_config, max_span_bytes=64)
+    assert torch.equal(source.read(WEIGHT), expected)
+    assert torch.equal(source.read_rows(WEIGHT, ROWS), expected[torch.from_numpy(ROWS)])
+
+
+def test_what_was_read_may_be_changed_without_changing_the_source(source):
+    before = source.read(WEIGHT)
+    source.read(WEIGHT).zero_()
+    source.read_rows(WEIGHT, ROWS).zero_()
+    assert torch.equal(source.read(WEIGHT), before)
+    assert torch.equal(source.read_rows(WEIGHT, ROWS), before[torch.from_numpy(ROWS)])
+
+
+def test_a_plain_checkpoint_passes_through():
+    tensors = random_tensors()
+    tree = tree_of(tensors)
+    source = source_of({}, tree=tree)
+    assert source.names() == tuple(sorted(tensors))
+    assert source.description.quantization is None
+    assert source.description.notes == ()

@@ -1,0 +1,553 @@
+"""Which answers of a server are believed, header by header, and where redirects may lead."""
+
+import contextlib
+import math
+import threading
+import types
+from http.cookiejar import CookieJar
+from urllib.parse import quote
+
+import pytest
+
+from mdir_hf.errors import HubError, RangeIgnoredError, ServerError, ShortReadError
+from mdir_hf.model.hub import IoLedger, connection, location, ranges
+from mdir_hf.model.hub.location import HubPlace, Location, Locator, _expires_at
+from mdir_hf.model.hub.range_cache import RangeCache
+from mdir_hf.model.hub.retry import StalledError
+from tests.model.hub.test_retry import HTTP
+
+PLACE = HubPlace("owner/name", "a" * 40, "model.safetensors", "https://hub.example", False, "owner/name@aaaaaaa")
+N_BYTES = 1000
+CONTENT = bytes(range(250)) * 4
+
+
+class Answer:
+    """One answer of a server, in memory: its pieces can be taken once.
+
+    Attributes:
+        n_taken: How many have been.
+        is_at_end: Whether somebody has seen that there are no more.
+    """
+
+    def __init__(self, status, headers, *body):
+        self.status_code, self.headers = status, headers
+        self.n_taken, self.is_at_end = 0, False
+        self._pieces = self._handed_out(body)
+
+    def _handed_out(self, body):
+        for piece in body:
+            self.n_taken += 1
+            yield piece
+        self.is_at_end = True
+
+    def iter_raw(self):
+        return self._pieces
+
+
+class Client:
+    """As much as a session has beside its requests."""
+
+    cookies = types.SimpleNamespace(jar=CookieJar())
+
+
+class Sequence(Client):
+    """A session that gives one answer after the other, the last one for ever; an exception is raised."""
+
+    def __init__(self, *answers):
+        self.answers, self.n_asked = answers, 0
+
+    def __call__(self):
+        return self
+
+    def stream(self, *_, **__):
+        answer = self.answers[min(self.n_asked, len(self.answers) - 1)]
+        self.n_asked += 1
+        if isinstance(answer, Exception):
+            raise answer
+        return contextlib.nullcontext(answer() if callable(answer) else answer)
+
+
+@pytest.fixture
+def read(monkeypatch):
+    """Reads [start, stop) of a file of 1,000 bytes, of which the server says what it is told to."""
+
+    def read(start, stop, *, status=206, body=None, **headers):
+        answer = Answer(
+            status,
+            {name.replace("_", "-"): value for name, value in headers.items()},
+            CONTENT[start:stop] if body is None else body,
+        )
+        here = Location("https://cdn.example/x", '"etag"', N_BYTES, math.inf)
+        monkeypatch.setattr(Locator, "current", lambda self: here)
+
+        class Session(Client):
+            def stream(self, *_, **__):
+                return contextlib.nullcontext(answer)
+
+        monkeypatch.setattr(connection, "get_session", Session)
+        return ranges.HubFile(PLACE, n_bytes=N_BYTES, ledger=IoLedger()).read(start, stop)
+
+    return read
+
+
+def test_an_answer_that_says_what_was_asked_is_believed(read):
+    assert read(100, 200, content_range="bytes 100-199/1000", content_length="100") == CONTENT[100:200]
+    assert read(100, 200, content_range=" bytes 100-199/1000 ") == CONTENT[100:200]
+    assert read(0, 1000, status=200, content_length="1000") == CONTENT
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "bytes 99-199/1000",
+        "bytes 101-199/1000",
+        "bytes 0-199/1000",
+        "bytes 100-198/1000",
+        "bytes 100-200/1000",
+        "bytes 100-199/999",
+        "bytes 100-199/1001",
+        "bytes 100-199/*",
+        "bytes */1000",
+        "items 100-199/1000",
+        "bytes 100-199/1000, bytes 300-399/1000",
+        "bytes 100-199/" + "9" * 5000,
+        "",
+    ],
+)
+def test_a_content_range_that_is_wrong_in_any_of_its_numbers_is_refused(read, said):
+    with pytest.raises(RangeIgnoredError, match=r"'bytes 100-199/1000' was asked for.*nothing was read"):
+        read(100, 200, content_range=said)
+
+
+def test_an_answer_that_announces_a_byte_too_many_is_refused_and_one_that_announces_fewer_goes_on(read):
+    with pytest.raises(RangeIgnoredError, match="announces 101 bytes, not 100"):
+        read(100, 200, content_range="bytes 100-199/1000", content_length="101")
+    assert read(100, 200, content_range="bytes 100-199/1000", content_length="99") == CONTENT[100:200]
+
+
+@pytest.mark.parametrize("length", [{"content_length": "999"}, {"content_length": "1001"}, {}])
+def test_a_whole_file_of_another_length_is_refused(read, length):
+    with pytest.raises(RangeIgnoredError, match="sent a whole file of"):
+        read(0, 1000, status=200, **length)
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 999), (1, 1000)])
+def test_a_whole_file_is_not_taken_for_a_part_of_it(read, start, stop):
+    with pytest.raises(RangeIgnoredError, match="200 instead of 206"):
+        read(start, stop, status=200, content_length="1000")
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br", "GZIP", "identity, gzip"])
+def test_compressed_content_is_refused(read, encoding):
+    with pytest.raises(RangeIgnoredError, match="sent it compressed"):
+        read(100, 200, content_range="bytes 100-199/1000", content_encoding=encoding)
+
+
+def test_content_that_says_that_it_is_not_compressed_is_read(read):
+    assert read(100, 200, content_range="bytes 100-199/1000", content_encoding="Identity") == CONTENT[100:200]
+
+
+def test_more_than_was_asked_for_is_cut(read):
+    assert read(100, 200, content_range="bytes 100-199/1000", body=CONTENT[100:300]) == CONTENT[100:200]
+
+
+@pytest.fixture
+def honest(monkeypatch):
+    """A server that gives each range that it is asked for; returns the list of those."""
+    asked = []
+
+    class Session(Client):
+        def stream(self, _, url, *, headers, **__):
+            start, last = map(int, headers["Range"].removeprefix("bytes=").split("-"))
+            asked.append((start, last + 1))
+            said = {"content-range": f"bytes {start}-{last}/{N_BYTES}"}
+            return contextlib.nullcontext(Answer(206, said, CONTENT[start : last + 1]))
+
+    monkeypatch.setattr(connection, "get_session", Session)
+    heads = []
+
+    def head(self):
+        heads.append(1)
+        return Location("https://cdn.example/x", "b" * 40, N_BYTES, math.inf)
+
+    monkeypatch.setattr(Locator, "_head", head)
+    return asked, heads
+
+
+def test_what_was_fetched_is_kept_counted_as_kept_and_not_fetched_again(honest, tmp_path):
+    asked, _ = honest
+    ledger = IoLedger()
+    for _ in range(2):
+        file = ranges.HubFile(PLACE, n_bytes=N_BYTES, ledger=ledger, cache=RangeCache(tmp_path, max_bytes=1 << 20))
+        assert file.read(100, 200) == CONTENT[100:200]
+    assert asked == [(100, 200)]
+    assert (ledger.bytes_read, ledger.bytes_from_cache, ledger.requests) == (100, 100, 1)
+
+
+def test_a_digest_that_the_listing_gave_names_what_is_kept_without_another_request(honest, tmp_path):
+    _, heads = honest
+    cache = RangeCache(tmp_path, max_bytes=1 << 20)
+    ranges.HubFile(PLACE, n_bytes=N_BYTES, etag="c" * 64, cache=cache).read(0, 10)
+    assert len(heads) == 1  # where the content lies
+    ranges.HubFile(PLACE, n_bytes=N_BYTES, etag="c" * 64, cache=cache).read(0, 10)
+    assert len(heads) == 1
+    ranges.HubFile(PLACE, n_bytes=N_BYTES, cache=cache).read(0, 10)
+    assert len(heads) == 2  # which content it is
+
+
+def test_a_file_read_past_what_is_kept_is_kept_anew(honest, tmp_path):
+    asked, _ = honest
+    cache = RangeCache(tmp_path, max_bytes=1 << 20)
+    for use_cached in (True, False, True):
+        ranges.HubFile(PLACE, n_bytes=N_BYTES, cache=cache, use_cached=use_cached).read(0, 10)
+    assert asked == [(0, 10), (0, 10)]
+
+
+@pytest.fixture
+def file(monkeypatch):
+    """A file of 1,000 bytes at one place, and what the server answers in turn."""
+
+    def file(*answers, url="https://cdn.example/x"):
+        here = Location(url, '"etag"', N_BYTES, math.inf)
+        session = Sequence(*answers)
+        forgotten = []
+        monkeypatch.setattr(Locator, "current", lambda self: here)
+        monkeypatch.setattr(Locator, "forget", lambda self, location: forgotten.append(location))
+        monkeypatch.setattr(connection, "get_session", session)
+        return ranges.HubFile(PLACE, n_bytes=N_BYTES), session, forgotten
+
+    return file
+
+
+def part(start, stop, *pieces, **headers):
+    said = {"content-range": f"bytes {start}-{stop - 1}/{N_BYTES}", **headers}
+    return Answer(206, said, *(pieces or (CONTENT[start:stop],)))
+
+
+def test_what_ends_by_its_length_is_read_to_its_end_and_what_does_not_is_left_when_it_is_whole(file):
+    for length, is_at_end in (({"content-length": "100"}, True), ({}, False)):
+        answer = part(100, 200, CONTENT[100:150], CONTENT[150:200], **length)
+        assert file(answer)[0].read(100, 200) == CONTENT[100:200]
+        assert (answer.n_taken, answer.is_at_end) == (2, is_at_end)
+
+
+def test_the_short_body_of_a_refusal_is_read_so_that_the_connection_can_be_used_again(file, waits):
+    refusal = Answer(503, {"content-length": "4"}, b"busy")
+    assert file(refusal, part(0, 10))[0].read(0, 10) == CONTENT[:10]
+    assert refusal.is_at_end
+
+
+def test_416_of_the_hub_itself_has_its_place_asked_for_again_and_404_has_not(file):
+    at_hub = "https://hub.example/x"
+    source, session, forgotten = file(Answer(416, {"content-range": "bytes */7"}), url=at_hub)
+    with pytest.raises(ServerError, match=r"refused \(416\); the server says 'bytes \*/7'"):
+        source.read(0, 10)
+    assert len(forgotten) == 4 and session.n_asked == 5
+    source, session, forgotten = file(Answer(404, {}), url=at_hub)
+    with pytest.raises(HubError):
+        source.read(0, 10)
+    assert (len(forgotten), session.n_asked) == (0, 1)
+
+
+def test_what_is_no_failure_of_the_connection_is_not_tried_again(file, waits):
+    source, session, _ = file(HTTP.UnsupportedProtocol("ftp"))
+    with pytest.raises(HubError) as raised:
+        source.read(0, 10)
+    assert isinstance(raised.value.__cause__, HTTP.UnsupportedProtocol)
+    source, session, _ = file(ZeroDivisionError("ours"))
+    with pytest.raises(ZeroDivisionError, match="ours"):
+        source.read(0, 10)
+    assert (session.n_asked, waits) == (1, [])
+
+
+def test_a_read_that_moves_on_goes_on_and_one_that_stopped_does_not(file, monkeypatch, waits):
+    monkeypatch.setattr(ranges, "_PROGRESS_BYTES", 100)
+    moving = [part(at, N_BYTES, CONTENT[at : at + 100]) for at in range(0, N_BYTES, 100)]
+    assert file(*moving)[0].read(0, N_BYTES) == CONTENT
+    source, session, _ = file(part(0, N_BYTES, CONTENT[:900]), lambda: part(900, N_BYTES, b""))
+    with pytest.raises(ShortReadError, match="ended after 900 of 1,000 bytes"):
+        source.read(0, N_BYTES)
+    assert session.n_asked == 1 + 5  # the first of the six failures that end patience is that of the whole
+
+
+def test_what_is_begun_is_taken_once_by_who_wants_no_more_than_that(honest, monkeypatch):
+    asked, _ = honest
+    monkeypatch.setattr(ranges, "FIRST_BYTES", 300)
+    for start, stop in ((0, 300), (20, 120), (0, 1)):
+        asked.clear()
+        file = ranges.HubFile(PLACE, n_bytes=N_BYTES)
+        file.begin()
+        assert file.read(start, stop) == CONTENT[start:stop]
+        assert asked == [(0, 300)]
+        assert file.read(20, 120) == CONTENT[20:120]
+        assert asked == [(0, 300), (20, 120)]
+
+
+def test_what_is_begun_is_not_taken_by_who_wants_more(honest, monkeypatch):
+    asked, _ = honest
+    monkeypatch.setattr(ranges, "FIRST_BYTES", 300)
+    file = ranges.HubFile(PLACE, n_bytes=N_BYTES)
+    file.begin()
+    assert file.read(0, 301) == CONTENT[:301]
+    assert file.read(400, 500) == CONTENT[400:500]
+    assert file.read(0, 300) == CONTENT[:300]
+    assert sorted(asked) == [(0, 300), (0, 301), (400, 500)]
+
+
+def test_of_a_short_file_all_is_begun(honest):
+    asked, _ = honest
+    file = ranges.HubFile(PLACE, n_bytes=N_BYTES)
+    file.begin()
+    assert file.read(0, N_BYTES) == CONTENT
+    assert asked == [(0, N_BYTES)]
+
+
+def test_what_is_distrusted_is_dropped_once_and_its_place_asked_for_again(honest, tmp_path):
+    asked, heads = honest
+    file = ranges.HubFile(PLACE, n_bytes=N_BYTES, cache=RangeCache(tmp_path, max_bytes=1 << 20))
+    file.read(0, 10)
+    file.distrust()
+    for _ in range(2):
+        assert file.read(0, 10) == CONTENT[:10]
+    assert asked == [(0, 10), (0, 10)]
+    assert len(heads) == 2
+
+
+def test_no_range_is_asked_for_where_one_of_several_is_none(honest):
+    asked, _ = honest
+    file = ranges.HubFile(PLACE, n_bytes=N_BYTES)
+    with pytest.raises(ShortReadError, match="the file has 1,000"):
+        file.read_many([(0, 10), (990, 1001)])
+    assert asked == []
+    assert list(file.read_many([(0, 10), (990, 1000)])) == [CONTENT[:10], CONTENT[990:]]
+
+
+@pytest.mark.parametrize(
+    ("here", "target", "leads_to"),
+    [
+        ("https://a.example/x", "https://b.example/y", "https://b.example/y"),
+        ("https://a.example/x", "/y?z", "https://a.example/y?z"),
+        ("https://a.example/x", "//b.example/y", "https://b.example/y"),
+        ("http://127.0.0.1/x", "http://127.0.0.1:1/y", "http://127.0.0.1:1/y"),
+        ("http://127.0.0.1/x", "https://b.example/y", "https://b.example/y"),
+        ("https://a.example/x", "http://a.example/x", None),
+        ("https://a.example/x", "http://b.example/y", None),
+        ("https://a.example/x", "HTTP://b.example/y", None),
+        ("http://127.0.0.1/x", "ftp://b.example/y", None),
+        ("https://a.example/x", "file:///etc/passwd", None),
+    ],
+)
+def test_a_redirect_never_leaves_a_secure_connection(monkeypatch, here, target, leads_to):
+    locator = Locator(PLACE, n_bytes=N_BYTES, etag=None, ledger=IoLedger())
+    start = Location(here, "etag", N_BYTES, math.inf)
+    monkeypatch.setattr(locator, "_head", lambda: start)
+    assert locator.current() is start
+    if leads_to is None:
+        with pytest.raises(ServerError, match="away from a secure connection"):
+            locator.moved(start, target)
+        assert locator.current() is start
+    else:
+        locator.moved(start, target)
+        assert locator.current() == Location(leads_to, "etag", N_BYTES, math.inf)
+
+
+@pytest.mark.parametrize("lifetime", ["²", "٣", "9" * 5000, "-3", ""])
+def test_a_lifetime_that_is_no_number_is_none(lifetime):
+    assert _expires_at(f"https://cdn.example/x?X-Amz-Expires={quote(lifetime)}") == float("inf")
+
+
+@pytest.mark.parametrize(("lifetime", "is_known"), [("9" * 11, True), ("9" * 12, False)])
+def test_a_lifetime_of_centuries_is_none(lifetime, is_known):
+    assert (_expires_at(f"https://cdn.example/x?X-Amz-Expires={lifetime}") < math.inf) is is_known
+
+
+@pytest.mark.parametrize(("lifetime_s", "used_s"), [(60, math.inf), (61, 31), (100, 70)])
+def test_an_address_is_used_until_half_a_minute_before_it_expires(monkeypatch, lifetime_s, used_s):
+    monkeypatch.setattr(location, "time", types.SimpleNamespace(monotonic=lambda: 5.0, time=lambda: 1e9))
+    assert _expires_at(f"https://cdn.example/x?X-Amz-Expires={lifetime_s}") == 5.0 + used_s
+    assert _expires_at(f"https://cdn.example/x?Expires={10**9 + lifetime_s}") == 5.0 + used_s
+
+
+BLOB, SHA, OTHER_SHA = "b" * 40, "c" * 64, "d" * 64
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """What the Hub says of one file in turn, the last for ever; returns how to change it, and the questions."""
+    said, asked = [], []
+
+    def head(url, **_):
+        asked.append(url)
+        etag, n_bytes, commit = said.pop(0) if len(said) > 1 else said[0]
+        return types.SimpleNamespace(etag=etag, size=n_bytes, commit_hash=commit, location="https://cdn.example/x")
+
+    monkeypatch.setattr(location, "get_hf_file_metadata", head)
+
+    def says(*answers):
+        said[:] = [(*answer, PLACE.commit)[:3] if len(answer) < 3 else answer for answer in answers]
+        asked.clear()
+        return asked
+
+    return says
+
+
+def locator(n_bytes=None, etag=None):
+    return Locator(PLACE, n_bytes=n_bytes, etag=etag, ledger=IoLedger())
+
+
+def test_a_file_that_is_in_git_itself_lies_where_it_is_listed_and_others_are_asked_for(hub):
+    for n_bytes, etag, n_asked in ((7, BLOB, 0), (7, SHA, 1), (None, BLOB, 1), (7, None, 1)):
+        asked = hub((etag or BLOB, 7))
+        found = locator(n_bytes, etag).current()
+        assert len(asked) == n_asked, (n_bytes, etag)
+        assert found.url == (PLACE.url if n_asked == 0 else "https://cdn.example/x")
+
+
+def test_a_head_waits_for_its_turn_and_is_counted(hub, monkeypatch):
+    hub((SHA, 7))
+    turns = []
+    monkeypatch.setattr(location, "wait_for_turn", lambda url, *, token: turns.append((url, token)))
+    one = locator()
+    one.current()
+    assert turns == [(PLACE.url, PLACE.token)]
+    assert one._ledger.requests == 1
+
+
+@pytest.mark.parametrize("missing", [0, 1, 2])
+def test_an_answer_without_commit_etag_or_size_is_refused(hub, missing):
+    hub(tuple(None if at == missing else value for at, value in enumerate((SHA, 7, PLACE.commit))))
+    with pytest.raises(ServerError, match="no commit, ETag or size"):
+        locator().current()
+
+
+@pytest.mark.parametrize(
+    ("listed", "said", "is_refused"),
+    [
+        ((7, SHA), (SHA, 7), False),
+        ((7, SHA), (OTHER_SHA, 7), True),
+        ((7, SHA), (SHA, 8), True),
+        ((7, SHA), ('W/"mirror"', 7), False),
+        ((7, "mirror"), (SHA, 7), False),
+        ((None, None), (SHA, 7), False),
+        ((7, SHA), (SHA, 7, "b" * 40), True),
+    ],
+)
+def test_what_the_hub_serves_is_what_it_lists(hub, listed, said, is_refused):
+    hub(said)
+    with pytest.raises(ServerError) if is_refused else contextlib.nullcontext():
+        locator(*listed).current()
+
+
+@pytest.mark.parametrize(
+    ("listed", "first", "then", "is_other"),
+    [
+        ((None, None), (SHA, 7), (SHA, 7), False),
+        ((None, None), (SHA, 7), (OTHER_SHA, 7), True),
+        ((None, None), (SHA, 7), (SHA, 8), True),
+        ((None, None), ('"m1"', 7), ('"m2"', 7), True),  # two answers of one mirror
+        ((7, BLOB), None, ('"m1"', 7), False),  # a listing, and a mirror with ETags of its own
+        ((7, BLOB), None, ("e" * 40, 7), True),
+        ((7, BLOB), None, (BLOB, 7), False),
+    ],
+)
+def test_content_that_has_become_other_is_refused_when_its_place_is_asked_for_again(hub, listed, first, then, is_other):
+    hub(*(answer for answer in (first, then) if answer))
+    one = locator(*listed)
+    one.forget(one.current())
+    with pytest.raises(ServerError, match="has other content here") if is_other else contextlib.nullcontext():
+        one.current()
+
+
+def test_an_address_is_used_until_it_expires_and_not_any_longer(hub, monkeypatch):
+    asked = hub((SHA, 7))
+    now = [1000.0]
+    monkeypatch.setattr(location, "time", types.SimpleNamespace(monotonic=lambda: now[0], time=lambda: 0.0))
+    one = locator()
+    one._known = Location("https://cdn.example/x", SHA, 7, 1000.5)
+    one.current()
+    assert len(asked) == 0
+    now[0] = 1000.5
+    one.current()
+    assert len(asked) == 1
+
+
+# Bodies, against a clock that moves with them.
+
+
+@pytest.fixture
+def body(monkeypatch):
+    """The pieces that are taken of a body, each of which comes after so many seconds."""
+    now = [0.0]
+    monkeypatch.setattr(connection, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
+
+    def taken(*lengths_and_seconds, cancelled=None):
+        def slowly():
+            for n_bytes, wait_s in lengths_and_seconds:
+                now[0] += wait_s
+                yield b"x" * n_bytes
+
+        answer = types.SimpleNamespace(iter_raw=slowly)
+        return [len(piece) for piece in connection.pieces(answer, subject="s", cancelled=cancelled)]
+
+    return taken
+
+
+def test_a_body_has_thirty_seconds_for_64_kb(body):
+    assert body((1, 10), (1, 10), (1, 10)) == [1, 1, 1]
+    with pytest.raises(StalledError, match="3 bytes in 31 s"):
+        body((1, 10), (1, 10), (1, 11), (1, 0))
+    assert body(*[(1 << 16, 29)] * 4) == [1 << 16] * 4
+    with pytest.raises(StalledError, match="2 bytes in 31 s"):
+        body((1 << 16, 29), (1, 29), (1, 2), (1, 0))
+
+
+def test_a_body_ends_when_it_is_cancelled(body):
+    cancelled = threading.Event()
+    assert body((1, 0), cancelled=cancelled) == [1]
+    cancelled.set()
+    with pytest.raises(ShortReadError, match="cancelled"):
+        body((1, 0), cancelled=cancelled)
+
+
+@pytest.mark.parametrize(
+    ("length", "is_read"),
+    [
+        ("65536", True),
+        ("65537", False),
+        ("0000100", True),
+        ("00000100", False),
+        ("", False),
+        ("-1", False),
+        ("²", False),
+    ],
+)
+def test_only_a_short_body_that_nobody_wants_is_read(length, is_read):
+    answer = Answer(503, {"content-length": length}, b"why")
+    connection.drain(answer, subject="s")
+    assert answer.is_at_end is is_read
+
+
+@pytest.mark.parametrize(("url", "is_hub"), [("https://hub.example/x", True), ("https://cdn.example/x", False)])
+def test_requests_to_the_hub_wait_for_its_quota_and_are_counted_in_it(monkeypatch, url, is_hub):
+    noted, sent = [], {}
+
+    class Quota:
+        def before(self, *_):
+            noted.append("before")
+
+        def after(self, *_):
+            noted.append("after")
+
+    class Session(Client):
+        def stream(self, _, url, **options):
+            sent.update(options)
+            return contextlib.nullcontext(Answer(200, {}))
+
+    monkeypatch.setattr(connection, "QUOTA", Quota())
+    monkeypatch.setattr(connection, "get_session", Session)
+    with connection.get(url, endpoint="https://hub.example", token=None):
+        pass
+    connection.wait_for_turn(url, token=None)
+    assert noted.pop() == "before"
+    assert noted == (["before", "after"] if is_hub else [])
+    assert sent["timeout"] == (10.0, 20.0, 20.0, 20.0)  # as docs/attacks.md says

@@ -1,0 +1,127 @@
+"""One question to the Hub's API: what is followed, what is asked again, what is refused and how it says so."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import socket
+
+import pytest
+
+from mdir_hf.budgets import HUB_ANSWER
+from mdir_hf.errors import GatedRepositoryError, RateLimitedError, ServerError
+from mdir_hf.model.hub.api import RefusalError, ask
+from tests.loopback.faults import Fault
+
+PATH = "/api/models/owner/name"
+
+
+def asked(hub, **options):
+    return ask(f"{hub.endpoint}{PATH}", label="owner/name", endpoint=hub.endpoint, token=False, **options)
+
+
+def answers(hub, body, *, status=200, times=None, **headers):
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    hub.faults.append(Fault("status", path="/api/models", status=status, body=body, headers=named, times=times))
+
+
+@pytest.mark.parametrize("value", [None, 5, [], {"a": [1.5, "x"]}])
+def test_whatever_stands_in_an_answer_is_returned(loopback_hub, value):
+    answers(loopback_hub, json.dumps(value).encode())
+    assert asked(loopback_hub) == (value, None)
+
+
+def test_the_address_of_the_next_page_comes_with_a_page(loopback_hub):
+    answers(loopback_hub, b"[]", Link='<http://x/p2>; rel="next", <http://x/p0>; rel="prev"')
+    assert asked(loopback_hub) == ([], "http://x/p2")
+
+
+def test_a_compressed_answer_is_read(loopback_hub):
+    answers(loopback_hub, gzip.compress(b'{"a": 1}'), Content_Encoding="gzip")
+    assert asked(loopback_hub)[0] == {"a": 1}
+
+
+def test_an_answer_may_be_as_long_as_is_allowed_and_no_longer_once_it_is_unpacked(loopback_hub, monkeypatch):
+    monkeypatch.setattr("mdir_hf.model.hub.api.HUB_ANSWER", type(HUB_ANSWER)(n_bytes=1000, n_items=100))
+    answers(loopback_hub, gzip.compress(b"7" + b" " * 999), times=1, Content_Encoding="gzip")
+    assert asked(loopback_hub)[0] == 7
+    answers(loopback_hub, gzip.compress(b"7" + b" " * 1000), times=1, Content_Encoding="gzip")
+    with pytest.raises(ServerError, match="it is longer than 1,000 bytes"):
+        asked(loopback_hub)
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"<html>", b"\xff", b"[" * 5000])
+def test_what_is_not_json_is_said_to_be_none(loopback_hub, body):
+    answers(loopback_hub, body)
+    with pytest.raises(ServerError, match="it is not JSON; check HF_ENDPOINT and any proxy"):
+        asked(loopback_hub)
+
+
+@pytest.mark.parametrize(("n_moves", "is_followed"), [(1, True), (4, True), (5, False)])
+def test_so_many_moves_are_followed_and_no_more(loopback_hub, n_moves, is_followed):
+    answers(loopback_hub, b"", status=307, times=n_moves, Location=f"{loopback_hub.endpoint}{PATH}/there")
+    answers(loopback_hub, b"7")
+    if is_followed:
+        assert asked(loopback_hub)[0] == 7
+        assert loopback_hub.requests[-1].path == f"{PATH}/there"
+    else:
+        with pytest.raises(ServerError, match="answered 307"):
+            asked(loopback_hub)
+    assert len(loopback_hub.requests) == 5 if n_moves > 1 else 2
+
+
+@pytest.mark.parametrize("place", ["!\x01", "http://[x", "http://a b:x/", "//\x7f/", "http://x:99999999/", "mailto:a"])
+def test_a_move_to_no_address_is_an_error(loopback_hub, place):
+    answers(loopback_hub, b"", status=307, Location=place)
+    with pytest.raises(ServerError, match=r"not what the Hub answers|redirects away|no address|could not be"):
+        asked(loopback_hub)
+
+
+def test_a_move_to_nowhere_is_an_error(loopback_hub):
+    answers(loopback_hub, b"", status=302)
+    with pytest.raises(ServerError, match="answered 302"):
+        asked(loopback_hub)
+
+
+@pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
+def test_a_server_that_fails_for_a_moment_is_asked_again_and_each_request_is_counted(loopback_hub, waits, status):
+    counted = []
+    answers(loopback_hub, b"", status=status, times=3)
+    answers(loopback_hub, b"7")
+    assert asked(loopback_hub, before_each=lambda: counted.append(1))[0] == 7
+    assert len(counted) == len(loopback_hub.requests) == 4
+    assert len(waits) == 3
+
+
+@pytest.mark.parametrize(("status", "kind"), [(429, RateLimitedError), (503, ServerError)])
+def test_one_that_fails_for_good_is_named_by_its_last_answer(loopback_hub, waits, status, kind):
+    answers(loopback_hub, b"words", status=status, X_Error_Message="of the server")
+    with pytest.raises(kind, match=str(status)) as caught:
+        asked(loopback_hub)
+    cause = caught.value.__cause__
+    assert isinstance(cause, RefusalError) and (cause.status, cause.said) == (status, "of the server words")
+    assert str(cause) == str(status)  # a log shows nothing that a server wrote
+    assert len(loopback_hub.requests) == 6
+
+
+def test_a_refusal_is_not_asked_again_and_its_long_words_are_not_read(loopback_hub):
+    answers(loopback_hub, b"x" * 100_000, status=403)
+    with pytest.raises(GatedRepositoryError) as caught:
+        asked(loopback_hub)
+    cause = caught.value.__cause__
+    assert isinstance(cause, RefusalError) and cause.said.strip() == ""
+    assert len(loopback_hub.requests) == 1
+
+
+def test_a_server_that_is_not_there_is_tried_again_and_then_named(hf_home, waits):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        endpoint = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    with pytest.raises(ServerError, match=r"127\.0\.0\.1 could not be reached \(ConnectError\)"):
+        ask(f"{endpoint}{PATH}", label="owner/name", endpoint=endpoint, token=False)
+    assert len(waits) == 5
+
+
+def test_an_error_that_time_does_not_mend_is_not_tried_again(hf_home, waits):
+    with pytest.raises(ServerError, match="could not be reached"):
+        ask("http://", label="owner/name", endpoint="http://", token=False)
+    assert not waits

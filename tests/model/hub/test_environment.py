@@ -1,0 +1,101 @@
+"""What a person sets in the environment, wrongly: one error that names the variable, before any request."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from mdir_hf.errors import InputError
+from mdir_hf.model.hub import endpoint, models_of_author, open_repository, resolve_model
+from mdir_hf.model.hub.endpoint import current_endpoint
+from mdir_hf.model.hub.range_cache import cache_max_bytes
+
+ENTRANCES = [open_repository, resolve_model, lambda name: models_of_author(name.split("/")[0])]
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "http://[",
+        "http://h:99999",
+        "http://h:x",
+        "http://h h",
+        "http://h/\x01",
+        "http://h?q",
+        "http://u:secret@",
+        "ftp://h",
+    ],
+)
+def test_an_endpoint_that_is_no_address_is_named(hf_home, monkeypatch, address):
+    monkeypatch.setenv("HF_ENDPOINT", address)
+    for enter in ENTRANCES:
+        with pytest.raises(
+            InputError, match=r"HF_ENDPOINT is .*, expected an address like https://huggingface.co"
+        ) as told:
+            enter("owner/name")
+        assert "secret" not in str(told.value)
+        assert str(told.value).isprintable()
+
+
+@pytest.mark.parametrize("command", ["compare", "survey"])
+def test_an_endpoint_on_which_the_client_cannot_be_imported_is_named_too(command):
+    arguments = [sys.executable, "-m", "mdir_hf", command, "owner/a", "owner/b"]
+    ended = subprocess.run(arguments, env={**os.environ, "HF_ENDPOINT": "http://[::1"}, capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("mdir-hf: error: HF_ENDPOINT is 'http://[::1', expected an address")
+    assert ended.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("address", ["https://hub.example:8443", "http://127.0.0.1:1234/", "https://h.example/prefix"])
+def test_an_endpoint_that_is_one_is_taken(hf_home, monkeypatch, address):
+    monkeypatch.setenv("HF_ENDPOINT", address)
+    assert current_endpoint() == address.rstrip("/")
+
+
+@pytest.mark.parametrize("name", ["HTTP_PROXY", "https_proxy", "ALL_PROXY"])
+@pytest.mark.parametrize(
+    "proxy", ["socks9://h:1", "ftp://u:secret@h", "http://", "http://[", "http://h:99999", "h:port"]
+)
+def test_a_proxy_that_cannot_be_used_is_named_and_its_password_is_not(loopback_hub, monkeypatch, name, proxy):
+    monkeypatch.setenv(name, proxy)
+    for enter in ENTRANCES:
+        with pytest.raises(InputError, match=f"^{name} is not the address of a proxy") as told:
+            enter("owner/name")
+        assert "secret" not in str(told.value)
+    assert not loopback_hub.requests
+
+
+@pytest.mark.parametrize("proxy", ["http://proxy:3128", "proxy:3128", "https://user:word@proxy", "HTTP://[::1]:8080"])
+def test_a_proxy_that_can_be_used_is_left_alone(hf_home, monkeypatch, proxy):
+    monkeypatch.setenv("https_proxy", proxy)
+    assert current_endpoint()
+
+
+def test_a_socks_proxy_without_its_package_says_how_to_get_it(hf_home, monkeypatch):
+    monkeypatch.setenv("ALL_PROXY", "socks5://h:1080")
+    monkeypatch.setattr(endpoint.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"ALL_PROXY names a SOCKS proxy.*pip install socksio"):
+        current_endpoint()
+
+
+@pytest.mark.parametrize("token", ["hf_é", "hf_\N{SUPERSCRIPT TWO}", "hf_中"])
+def test_a_token_with_a_letter_that_no_token_has_is_told_and_not_shown(loopback_hub, monkeypatch, token):
+    for passed in (token, None):
+        monkeypatch.setenv("HF_TOKEN", token)
+        for enter in (open_repository, resolve_model):
+            with pytest.raises(
+                InputError, match="the token holds characters that no token has; check HF_TOKEN"
+            ) as told:
+                enter("owner/name", token=passed)
+            assert token not in str(told.value)
+    with pytest.raises(InputError, match="check HF_TOKEN"):
+        models_of_author("owner")
+
+
+@pytest.mark.parametrize("text", ["²", "9" * 5000, "-1", "1e9", "1.5", "many", "٣"])
+def test_a_size_of_the_cache_that_is_no_number_is_named(monkeypatch, text):
+    monkeypatch.setenv("MDIR_HF_CACHE_MAX_BYTES", text)
+    with pytest.raises(InputError, match=r"MDIR_HF_CACHE_MAX_BYTES is .*expected a whole number of bytes") as told:
+        cache_max_bytes()
+    assert len(str(told.value)) < 200

@@ -1,0 +1,90 @@
+"""Lists of models: those of an author, page by page, and those of a collection."""
+
+from __future__ import annotations
+
+import pytest
+
+from mdir_hf.errors import HubError, InputError, InvalidReferenceError, OfflineError, RepositoryNotFoundError
+from mdir_hf.model.hub import models_of_author, models_of_collection
+from tests.loopback.faults import Fault
+
+
+@pytest.fixture
+def hub(loopback_hub, model_folder):
+    for at in range(5):
+        loopback_hub.add_repository(f"lab/model-{at}", model_folder, downloads=at)
+    loopback_hub.add_repository("lab/picture", model_folder, pipeline_tag="text-to-image", downloads=99)
+    loopback_hub.add_repository("lab/hidden", model_folder, private=True)
+    loopback_hub.add_repository("laboratory/other", model_folder)
+    loopback_hub.add_repository("lab/rows", model_folder, kind="dataset")
+    return loopback_hub
+
+
+def test_models_of_an_author_come_by_downloads_over_all_pages(hub):
+    hub.largest_page = 2
+    found = models_of_author("lab")
+    assert found.names == tuple(f"lab/model-{at}" for at in (4, 3, 2, 1, 0))
+    assert not found.is_cut
+    assert len(hub.sent(path="/api/models")) == 3
+
+
+def test_other_kinds_of_models_are_listed_where_asked_for(hub):
+    assert models_of_author("lab", text_generation=False).names[0] == "lab/picture"
+
+
+def test_private_models_are_listed_for_who_may_see_them(hub):
+    assert "lab/hidden" in models_of_author("lab", token=hub.token).names
+
+
+def test_a_list_that_is_cut_says_so(hub):
+    found = models_of_author("lab", limit=3)
+    assert (found.names, found.is_cut) == (("lab/model-4", "lab/model-3", "lab/model-2"), True)
+    assert not models_of_author("lab", limit=5).is_cut
+
+
+def test_a_list_is_asked_for_again_where_the_server_stumbles(hub, waits):
+    hub.faults.append(Fault("status", path="/api/models", status=503))
+    assert len(models_of_author("lab").names) == 5
+
+
+@pytest.mark.parametrize(
+    ("author", "limit", "message"),
+    [("nobody", 9, "lists no model"), ("lab/model-1", 9, "no author"), ("", 9, "no author"), ("lab", 0, "one or more")],
+)
+def test_what_is_no_list_of_an_author_is_said(hub, author, limit, message):
+    with pytest.raises(InputError, match=message):
+        models_of_author(author, limit=limit)
+
+
+def test_a_collection_by_slug_and_by_address_gives_its_models_in_order(hub):
+    slug = hub.add_collection("me", "My Models", ["lab/model-3", ("paper", "2508.06309"), "lab/model-0", "lab/model-3"])
+    for name in (slug, f"{hub.endpoint}/collections/{slug}"):
+        assert models_of_collection(name).names == ("lab/model-3", "lab/model-0")
+
+
+def test_a_private_collection_needs_its_owner(hub):
+    slug = hub.add_collection("me", "Mine", ["lab/model-3"], private=True)
+    with pytest.raises(RepositoryNotFoundError):
+        models_of_collection(slug)
+    assert models_of_collection(slug, token=hub.token).names == ("lab/model-3",)
+
+
+@pytest.mark.parametrize("name", ["", "me", "a/b/c", "../x", "https://example.org/collections/a/b"])
+def test_what_names_no_collection_is_said_without_asking(hub, name):
+    with pytest.raises(InvalidReferenceError, match="collection"):
+        models_of_collection(name)
+    assert not hub.sent(path="/api/collections")
+
+
+def test_a_collection_without_models_is_said(hub):
+    with pytest.raises(InputError, match="no model in this collection"):
+        models_of_collection(hub.add_collection("me", "Papers", [("paper", "2508.06309")]))
+
+
+def test_offline_nothing_is_asked(hub, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    for ask in (lambda: models_of_author("lab"), lambda: models_of_collection("me/x-1")):
+        with pytest.raises(OfflineError):
+            ask()
+    assert issubclass(OfflineError, HubError)
+    assert not hub.sent()

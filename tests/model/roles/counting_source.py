@@ -1,0 +1,22 @@
+"""Tensors in memory that remember what was read of them."""
+
+from __future__ import annotations
+
+from mdir_hf.model.files import MemorySource
+
+
+class CountingSource(MemorySource):
+    def __init__(self, tensors):
+        super().__init__(tensors)
+        self.reads = []
+        """Names of tensors that were read whole."""
+        self.asked = []
+        """Names, and the rows that were read of them."""
+
+    def read(self, name):
+        self.reads.append(name)
+        return super().read(name)
+
+    def read_rows(self, name, rows):
+        self.asked.append((name, rows.tolist()))
+        return super().read_rows(name, rows)

@@ -1,0 +1,195 @@
+"""Which tensor is what, decided on names alone; shapes are asked for embedding and unembedding only."""
+
+import pytest
+
+from mdir_hf.errors import AnatomyError
+from mdir_hf.model.roles import Role, resolve_anatomy
+
+LAYER = [
+    *(f"self_attn.{name}_proj.weight" for name in "qkvo"),
+    *(f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")),
+]
+LLAMA = {"model_type": "llama", "hidden_size": 8, "vocab_size": 30, "num_attention_heads": 2}
+
+
+def llama_names(prefix="model.", n_layers=2, head="lm_head.weight"):
+    layers = [f"{prefix}layers.{number}.{rest}" for number in range(n_layers) for rest in LAYER]
+    return [f"{prefix}embed_tokens.weight", f"{prefix}norm.weight", *layers, *([head] if head else [])]
+
+
+def resolve(names, config=LLAMA, shape=(30, 8), **shapes):
+    return resolve_anatomy(config, names, lambda name: shapes.get(name.replace(".", "_"), shape))
+
+
+def test_only_the_shapes_of_embedding_and_unembedding_are_asked():
+    asked = []
+
+    def shape_of(name):
+        asked.append(name)
+        return (30, 8)
+
+    resolve_anatomy(LLAMA, llama_names(), shape_of)
+    assert asked == ["model.embed_tokens.weight", "lm_head.weight"]
+
+
+@pytest.mark.parametrize(
+    "prefix", ["model.", "", "language_model.model.", "model.language_model.", "base.model.model."]
+)
+def test_the_prefix_is_free(prefix):
+    anatomy = resolve(llama_names(prefix))
+    assert anatomy.embedding.tensor == f"{prefix}embed_tokens.weight"
+    assert anatomy.layers[1].parts[Role.Q].tensor == f"{prefix}layers.1.self_attn.q_proj.weight"
+    assert anatomy.final_norm.tensor == f"{prefix}norm.weight"
+
+
+@pytest.mark.parametrize("config", [None, {}])
+def test_without_a_config_names_and_shapes_decide(config):
+    anatomy = resolve(llama_names(), config=config)
+    assert (anatomy.architecture, anatomy.hidden_size, anatomy.vocabulary_size) == ("unknown", 8, None)
+    assert (anatomy.n_layers, anatomy.layers[0].missing) == (2, ())
+    assert anatomy.notes[0] == "there is no config; names and shapes decided"
+    assert "nothing says how many attention heads a layer has" in anatomy.notes[1]
+
+
+@pytest.mark.parametrize(
+    ("head", "ties", "tied", "has_unembedding"),
+    [
+        ("lm_head.weight", False, False, True),
+        ("lm_head.weight", None, False, True),
+        ("lm_head.weight", True, False, True),
+        (None, True, True, False),
+        (None, None, True, False),
+        (None, False, False, False),
+    ],
+)
+def test_a_stored_head_counts_before_what_the_config_says(head, ties, tied, has_unembedding):
+    anatomy = resolve(llama_names(head=head), config=LLAMA | ({} if ties is None else {"tie_word_embeddings": ties}))
+    assert (anatomy.tied, anatomy.unembedding is not None) == (tied, has_unembedding)
+
+
+def test_a_head_stored_though_tied_is_noted():
+    anatomy = resolve(llama_names(), config=LLAMA | {"tie_word_embeddings": True})
+    assert any("independent test only if the two differ" in note for note in anatomy.notes)
+
+
+def test_a_vision_tower_is_not_the_language_model():
+    tower = [f"vision_tower.layers.{number}.{rest}" for number in range(24) for rest in LAYER]
+    anatomy = resolve([*tower, "vision_tower.embeddings.weight", *llama_names("language_model.model.")])
+    assert anatomy.embedding.tensor == "language_model.model.embed_tokens.weight"
+    assert anatomy.n_layers == 2
+
+
+def test_the_stack_nearest_to_the_embedding_is_the_language_model():
+    encoder = [f"model.encoder.layers.{number}.{rest}" for number in range(24) for rest in LAYER]
+    anatomy = resolve([*encoder, *llama_names("model.decoder.")])
+    assert anatomy.layers[0].parts[Role.V].tensor == "model.decoder.layers.0.self_attn.v_proj.weight"
+
+
+def test_layers_of_multi_token_prediction_are_left_out():
+    names = [*llama_names(n_layers=3), "model.layers.2.embed_tokens.weight", "model.layers.2.shared_head.head.weight"]
+    anatomy = resolve(names, config=LLAMA | {"num_hidden_layers": 2})
+    assert anatomy.embedding.tensor == "model.embed_tokens.weight"
+    assert anatomy.unembedding.tensor == "lm_head.weight"
+    assert [layer.index for layer in anatomy.layers] == [0, 1]
+    assert any("1 layer(s) from number 2 lie past the 2 of the config" in note for note in anatomy.notes)
+
+
+def test_missing_layers_are_noted():
+    anatomy = resolve(llama_names(), config=LLAMA | {"num_hidden_layers": 5})
+    assert "the config says 5 layers; 2 are there" in anatomy.notes
+
+
+def test_a_role_missing_from_one_layer_is_said():
+    names = llama_names()
+    names.remove("model.layers.1.mlp.gate_proj.weight")
+    names.remove("model.layers.1.self_attn.o_proj.weight")
+    anatomy = resolve(names)
+    assert anatomy.layers[0].missing == ()
+    assert anatomy.layers[1].missing == (Role.O, Role.GATE)
+
+
+def test_layers_are_in_the_order_of_their_numbers():
+    assert [layer.index for layer in resolve(llama_names(n_layers=12)).layers] == list(range(12))
+
+
+def test_what_no_row_knows_is_unplaced_and_biases_are_not_missed():
+    more = ["mlp.experts.0.w1.weight", "self_attn.q_proj.bias", "self_attn.rotary_emb.inv_freq"]
+    anatomy = resolve([*llama_names(), *(f"model.layers.0.{rest}" for rest in more)])
+    assert anatomy.unplaced == ("model.layers.0.mlp.experts.0.w1.weight",)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "name"),
+    [
+        ("unknown", "attn.c_attn.weight"),  # q|k|v, or by groups; Conv1D, or a linear layer
+        ("bloom", "attention.query_key_value.weight"),
+        ("unknown", "attention.query_key_value.weight"),
+        ("unknown", "mlp.c_fc.weight"),  # Conv1D, or a linear layer
+        ("codegen", "self_attn.qkv_proj.weight"),
+    ],
+)
+def test_a_name_that_means_different_things_is_not_guessed(model_type, name):
+    anatomy = resolve([*llama_names(), f"model.layers.0.{name}"], config=LLAMA | {"model_type": model_type})
+    assert anatomy.unplaced == (f"model.layers.0.{name}",)
+
+
+@pytest.mark.parametrize("shape", [(30,), (2, 15, 8), (0, 8), (30, 0), ()])
+def test_an_embedding_that_is_no_matrix_is_refused(shape):
+    with pytest.raises(AnatomyError, match=r"embedding 'model.embed_tokens.weight' has shape .*; expected \(tokens,"):
+        resolve(llama_names(), shape=shape)
+
+
+def test_an_embedding_of_another_width_than_the_config_is_refused():
+    with pytest.raises(AnatomyError, match=r"has shape \(30, 9\); the config expects width 8"):
+        resolve(llama_names(), shape=(30, 9))
+
+
+def test_a_projected_embedding_may_be_narrower_than_the_model():
+    anatomy = resolve(llama_names(head=None), config=LLAMA | {"word_embed_proj_dim": 4}, shape=(30, 4))
+    assert (anatomy.hidden_size, anatomy.embedding_size) == (8, 4)
+
+
+def test_an_unembedding_that_is_no_matrix_is_refused():
+    with pytest.raises(AnatomyError, match=r"unembedding \(lm_head\) 'lm_head.weight' has shape \(30,\)"):
+        resolve(llama_names(), lm_head_weight=(30,))
+
+
+def test_an_embedding_with_other_rows_than_the_config_is_noted():
+    assert "the config says 30 tokens, the embedding has 32 rows" in resolve(llama_names(), shape=(32, 8)).notes
+
+
+@pytest.mark.parametrize(
+    ("role", "shape", "message"),
+    [
+        ("q_proj", (8, 9), r"q_proj.weight' \(role q, stored shape \(8, 9\)\) has input side 9; expected .* 8"),
+        ("v_proj", (8, 9), "role v.* input side 9"),
+        ("o_proj", (9, 8), "role o.* output side 9"),
+        ("up_proj", (20, 7), "role up.* input side 7"),
+        ("down_proj", (20, 8), "role down.* output side 20"),
+        ("k_proj", (8,), r"role k\) has shape \(8,\); expected a matrix"),
+    ],
+)
+def test_a_weight_of_another_width_is_refused_when_its_layer_is_checked(role, shape, message):
+    anatomy = resolve(llama_names())
+    with pytest.raises(AnatomyError, match=message):
+        anatomy.check_shapes(anatomy.layers[0], lambda name: shape if role in name else (8, 8))
+
+
+def test_a_norm_that_is_a_matrix_is_refused_when_its_layer_is_checked():
+    names = [*llama_names(), "model.layers.0.input_layernorm.weight"]
+    anatomy = resolve(names)
+    with pytest.raises(AnatomyError, match=r"attention_norm\) has shape \(8, 8\); expected a vector"):
+        anatomy.check_shapes(anatomy.layers[0], lambda name: (8, 8))
+
+
+def test_layers_that_are_spread_over_folders_are_put_together():
+    rests = ("attentions.{}.q_lin.weight", "ffns.{}.lin1.weight", "layer_norm1.{}.weight", "layer_norm1.{}.bias")
+    names = [f"transformer.{rest.format(index)}" for index in (0, 1) for rest in rests]
+    config = {"model_type": "xlm", "emb_dim": 8, "n_layers": 2, "n_heads": 2}
+    anatomy = resolve_anatomy(config, ["transformer.embeddings.weight", *names], lambda name: (30, 8))
+    assert [layer.parts[Role.Q].tensor for layer in anatomy.layers] == [
+        "transformer.attentions.0.q_lin.weight",
+        "transformer.attentions.1.q_lin.weight",
+    ]
+    assert anatomy.layers[1].parts[Role.UP].tensor == "transformer.ffns.1.lin1.weight"
+    assert anatomy.unplaced == ("transformer.layer_norm1.0.weight", "transformer.layer_norm1.1.weight")

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import base64
+
+import pytest
+
+from mdir_hf.errors import VocabularyError
+from mdir_hf.model.tokens import VocabularyKind
+
+
+def ranks(*tokens: bytes, end: bytes = b"\n") -> bytes:
+    return b"".join(base64.b64encode(token) + b" %d" % rank + end for rank, token in enumerate(tokens))
+
+
+@pytest.mark.parametrize("name", ["qwen.tiktoken", "tiktoken.model", "tokenizer.model"])
+def test_tiktoken_ranks_are_rows_of_raw_bytes_whatever_the_name(read, name: str):
+    vocabulary = read({name: ranks(b"!", b" the", b"\xff\xfe")})
+    assert vocabulary.kind is VocabularyKind.TIKTOKEN
+    assert vocabulary.row_of == {b"!": 0, b" the": 1, b"\xff\xfe": 2}
+
+
+def test_tiktoken_ranks_may_have_windows_line_ends_and_a_byte_order_mark(read):
+    assert read({"tokenizer.model": b"\xef\xbb\xbf" + ranks(b"!", b"a", end=b"\r\n")}).row_of == {b"!": 0, b"a": 1}
+
+
+def test_a_token_of_no_bytes_is_an_unused_row(read):
+    vocabulary = read({"a.tiktoken": ranks(b"!") + b"= 1\n"})
+    assert vocabulary.row_of == {b"!": 0}
+    assert vocabulary.n_unused == 1
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (ranks(b"!") + b"IQ==\n", r"expected base64 and a rank on line 2, found b'IQ=='"),
+        (ranks(b"!") + b"IQ== -1\n", r"expected base64 and a rank on line 2"),
+        (ranks(b"!") + b"IQ== 12345678901234567890\n", r"expected base64 and a rank on line 2"),
+        (ranks(b"!") + b"\xff 1\n", r"expected base64 and a rank on line 2"),
+        (ranks(b"!") + b"I 1\n", r"expected base64 on line 2, found b'I'"),
+    ],
+)
+def test_a_line_that_is_no_rank_is_named_by_its_number(read, data: bytes, message: str):
+    with pytest.raises(VocabularyError, match=r"a\.tiktoken: " + message):
+        read({"a.tiktoken": data})
+
+
+def tekken(*tokens: bytes, n_special: int = 2, n_rows: int | None = None) -> dict[str, object]:
+    vocab = [
+        {"rank": rank, "token_bytes": base64.b64encode(token).decode(), "token_str": None}
+        for rank, token in enumerate(tokens)
+    ]
+    config = {
+        "default_vocab_size": n_rows if n_rows is not None else n_special + len(tokens),
+        "default_num_special_tokens": n_special,
+    }
+    return {"config": config, "vocab": vocab}
+
+
+def test_tekken_rows_come_after_the_special_tokens_and_end_at_the_vocabulary_size(read):
+    vocabulary = read({"tekken.json": tekken(b"!", b"\xff", b"too much", n_special=2, n_rows=4)})
+    assert vocabulary.kind is VocabularyKind.TEKKEN
+    assert vocabulary.row_of == {b"!": 2, b"\xff": 3}
+    assert (vocabulary.n_rows, vocabulary.n_special) == (4, 2)
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        ({"config": {}}, r'"config" to be an object and "vocab" a list, found an object and null'),
+        ({"config": {}, "vocab": []}, r"token 'default_vocab_size' has the id None; expected an integer"),
+        (tekken(b"a", n_special=2, n_rows=9), r"expected 9 rows, 2 of them special, found 1 tokens"),
+        (tekken(b"a", n_special=10**9), r"expected 1000000001 rows, 1000000000 of them special, found 1 tokens"),
+        (tekken(b"a", n_special=-1), r"expected 0 rows, -1 of them special"),
+        (
+            {**tekken(b"a", n_special=0), "vocab": ["a"]},
+            r"expected objects with \"rank\" and \"token_bytes\", found 'a'",
+        ),
+        ({**tekken(b"a", n_special=0), "vocab": [{"rank": -1, "token_bytes": "IQ=="}]}, r"has the rank -1"),
+        ({**tekken(b"a", n_special=0), "vocab": [{"rank": 0, "token_bytes": "I"}]}, r"expected base64 on rank 0"),
+        ({**tekken(b"a", n_special=0), "vocab": [{"rank": 0, "token_bytes": "é"}]}, r"expected base64 on rank 0"),
+    ],
+)
+def test_a_broken_tekken_is_named_with_what_was_expected(read, file, message: str):
+    with pytest.raises(VocabularyError, match=r"tekken\.json: .*" + message):
+        read({"tekken.json": file})
+
+
+RWKV = "rwkv_vocab_v20230424.txt"
+
+
+def test_rwkv_lines_hold_text_or_bytes_as_literals(read):
+    vocabulary = read({RWKV: "1 '\\x00' 1\n2 ' é' 3\n3 b'\\xff\\xfe' 2\n4 \"it's\" 4\n5 '\\u4e2d' 3\r\n".encode()})
+    assert vocabulary.kind is VocabularyKind.RWKV
+    assert vocabulary.row_of == {b"\0": 1, " é".encode(): 2, b"\xff\xfe": 3, b"it's": 4, "中".encode(): 5}
+    assert (vocabulary.n_rows, vocabulary.n_special) == (6, 1)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b"2 'ab' 3", "expected a literal of 3 bytes on line 2, found b\"2 'ab' 3\""),
+        (b"2 __import__('os').getcwd() 1", "expected a row, a literal and a length on line 2"),
+        (b"2 'a' + 'b' 2", "expected a row, a literal and a length on line 2"),
+        (b"2 'a' 'b' 2", "expected a row, a literal and a length on line 2"),
+        (b"2 '\\d' 2", "expected a row, a literal and a length on line 2"),
+        (b"2 b'\\u0041' 1", "expected a row, a literal and a length on line 2"),
+        (b"2 '\\xZ' 1", "expected a literal of text or bytes on line 2"),
+        (b"2 '\\ud800' 3", "expected a literal of text or bytes on line 2"),
+        (b"2 b'\xc3\xa9' 2", "expected a literal of text or bytes on line 2"),
+        (b"2 '\xff' 1", "expected a literal of text or bytes on line 2"),
+        (b"two 'a' 1", "expected a row, a literal and a length on line 2"),
+    ],
+)
+def test_a_line_of_rwkv_that_is_no_token_is_an_error_and_never_code(read, line: bytes, message: str):
+    with pytest.raises(VocabularyError) as caught:
+        read({RWKV: b"1 'a' 1\n" + line})
+    assert message in str(caught.value)
+
+
+def test_a_vocab_txt_of_literals_of_bytes_is_that_of_rwkv(read):
+    lines = [b"b'<s>'", b"b'\\x00'", b"b' a'", b'b"it\'s"', b"b'\\xff\\n'"]
+    vocabulary = read({"vocab.txt": b"\n".join(lines) + b"\n"})
+    assert vocabulary.kind is VocabularyKind.RWKV
+    assert vocabulary.row_of == {b"\0": 1, b" a": 2, b"it's": 3, b"\xff\n": 4}
+    assert vocabulary.n_special == 1
+
+
+def test_a_line_among_literals_that_is_none_is_an_error(read):
+    with pytest.raises(VocabularyError, match=r"vocab\.txt: expected a literal of bytes on line 2, found b\"b'a'\.x\""):
+        read({"vocab.txt": b"b'<s>'\nb'a'.x\n"})
+
+
+def test_both_word_lists_of_rwkv_hold_the_same_tokens(read, real_data):
+    data = (real_data / "tokenizers" / "rwkv-world" / "rwkv_vocab_v20230424.txt").read_bytes()
+    listed = read({"rwkv_vocab_v20230424.txt": data})
+    text_of = {row: text for text, row in listed.row_of.items()}
+    lines = [repr(text_of.get(row, b"<s>")).encode() for row in range(max(text_of) + 1)]
+    assert read({"vocab.txt": b"\n".join(lines)}).row_of == listed.row_of
+    assert len(text_of) == 65_529

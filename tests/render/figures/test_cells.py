@@ -1,0 +1,105 @@
+"""What the cells of a figure say, and that they lie where they are drawn."""
+
+import numpy as np
+import pytest
+
+from mdir_hf import figure_cells, pair_tests
+from mdir_hf.report import LayerPair, MatrixArrays, ReportArrays
+from tests.render.figures.drawn_reports import HOSTILE_NAMES, PERMUTATION, WIDTH, a_layer_map, a_model, a_report
+
+pytest.importorskip("matplotlib")
+
+
+@pytest.fixture(scope="module")
+def report():
+    return a_report()
+
+
+@pytest.fixture(scope="module")
+def grids(report):
+    return {name: figure_cells(report, name, figure) for name, figure in report.figures().items()}
+
+
+def test_figures_of_cells_have_them_and_charts_have_none(grids):
+    assert {name for name, found in grids.items() if found} == {
+        *("embedding", "embedding_matched", "unembedding", "unembedding_matched", "layers", "flow", "modules")
+    }
+
+
+def test_a_grid_lies_on_the_axes_that_it_speaks_of(report, grids):
+    for name, figure in report.figures().items():
+        for grid, axes in zip(grids[name], figure.axes, strict=False):
+            left, top, width, height = grid.box
+            place = axes.get_position()
+            assert (left, width) == pytest.approx((place.x0, place.width))
+            assert (top, height) == pytest.approx((1.0 - place.y1, place.height))
+            shape = (len(grid.rows), len(grid.columns))
+            assert grid.values is None or grid.values.shape == shape
+            assert grid.texts is None or (len(grid.texts), {*map(len, grid.texts)}) == (shape[0], {shape[1]})
+
+
+def test_a_cell_of_channels_names_those_that_match(grids):
+    (grid,) = grids["embedding"]
+    assert grid.sides == ("channels {} of owner/base", "channels {} of me/tuned")
+    assert {(row, column) for row, column, _ in grid.notes} == {(i, int(j)) for i, j in enumerate(PERMUTATION)}
+    assert all(grid.values[row, column] > 0.9 for row, column, _ in grid.notes)
+    (matched,) = grids["embedding_matched"]
+    assert matched.notes == () and matched.sides[0].startswith("places")
+
+
+@pytest.mark.parametrize("n", [5, 7, 24])
+def test_a_block_names_every_channel_once_and_notes_stand_in_their_block(n):
+    channels = np.stack([np.arange(WIDTH), PERMUTATION])
+    arrays = MatrixArrays(np.zeros((n, n), dtype=np.float32), None, channels)
+    report = a_report(arrays=ReportArrays(arrays))
+    (grid,) = figure_cells(report, "embedding", report.figures()["embedding"])
+    named = []
+    for label in grid.rows:
+        first, _, last = label.partition(" to ")
+        named += range(int(first), int(last or first) + 1)
+    assert named == list(range(WIDTH))
+    for row, column, note in grid.notes:
+        i, j = (int(word) for word in note.split() if word.isdigit())
+        for place, label in ((i, grid.rows[row]), (j, grid.columns[column])):
+            first, _, last = label.partition(" to ")
+            assert int(first) <= place <= int(last or first)
+
+
+def test_a_cell_of_layers_gives_its_p_and_says_which_match(grids):
+    (grid,) = grids["layers"]
+    assert grid.are_pairs and grid.values[1, 1] == -41.0
+    assert (1, 1, "they match, log10 p -41 when corrected for all pairs") in grid.notes
+    (flow,) = grids["flow"]
+    assert flow.texts[1] == ("matches layer 1 of owner/base, log10 p -41",)
+
+
+def test_the_cells_of_hybrids_are_named_by_their_layers():
+    layers = a_layer_map(2, 2, reference_layers=(3, 7), candidate_layers=(1, 5), matches=((7, 5, -50.0),))
+    report = a_report(layers=layers, modules=None)
+    figures = report.figures()
+    (grid,) = figure_cells(report, "layers", figures["layers"])
+    assert (grid.rows, grid.columns) == (("3", "7"), ("1", "5"))
+    assert [note[:2] for note in grid.notes] == [(1, 1)]
+    (flow,) = figure_cells(report, "flow", figures["flow"])
+    assert flow.texts == (("matches none",), ("matches layer 7 of owner/base, log10 p -50",))
+
+
+def test_a_cell_of_modules_names_part_and_test(report, grids):
+    (grid,) = grids["modules"]
+    row = grid.rows.index("whole MLP")
+    assert grid.columns == ("0 and 0", "1 and 1", "2 and 2")
+    assert grid.texts[row] == (
+        "neurons permuted and scaled, log10 p -41,000",
+        "not analysed",
+        "neurons permuted and scaled, log10 p -41,000",
+    )
+    tests = pair_tests(report)
+    assert set(tests) == {LayerPair(0, 0), LayerPair(2, 2)}
+    assert ("query", "a turn per RoPE plane", -90.0) in tests[LayerPair(0, 0)]
+
+
+@pytest.mark.parametrize("name", HOSTILE_NAMES[1:], ids=range(1, len(HOSTILE_NAMES)))
+def test_a_name_leaves_one_place_for_a_label(name):
+    report = a_report(reference=a_model(name), arrays=ReportArrays())
+    (grid,) = figure_cells(report, "layers", report.figures()["layers"])
+    assert all(side.count("{}") == 1 and side.isprintable() for side in grid.sides)

@@ -1,0 +1,105 @@
+"""Dendrograms of a survey: leaves in the order of the tree, equal copies, names of any kind, sizes of any number."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mdir_hf.errors import InputError
+from mdir_hf.render.figures import dendrogram_cells, draw_dendrogram, figure_bytes
+from mdir_hf.render.figures.dendrogram import MOST_ROWS
+
+pytest.importorskip("matplotlib")
+
+APART = np.array([[0.0, 0.5, 0.1], [0.5, 0.0, 0.5], [0.1, 0.5, 0.0]])
+
+
+def names_of(figure):
+    return [label.get_text() for label in figure.axes[0].get_yticklabels()]
+
+
+def test_the_closest_stand_together_and_join_where_their_distance_is():
+    figure = draw_dendrogram([(["a", "far", "b"], APART)])
+    assert names_of(figure) in (["a", "b", "far"], ["far", "a", "b"], ["b", "a", "far"], ["far", "b", "a"])
+    joins = sorted(max(line.get_xdata()) for line in figure.axes[0].lines)
+    assert joins == pytest.approx([0.1, 0.5])
+    assert figure.axes[0].get_xscale() == "log"
+    assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["0.05", "0.1", "0.2", "0.5"]
+
+
+def test_the_finding_is_the_alt_text():
+    figure = draw_dendrogram([(["a", "far", "b"], APART), (["x", "y"], [[0.0, 0.3], [0.3, 0.0]])], alone=4)
+    assert figure.get_label() == "Dendrogram of 5 models in 2 groups. The closest are a and b, 0.1 apart."
+    assert any("4 more without a relative by embeddings" in text.get_text() for text in figure.texts)
+
+
+def test_leaves_name_their_nearest_and_branches_their_models_and_where_they_are_joined():
+    groups = [(["a", "far", "b"], APART), (["x", "y"], [[0.0, 0.3], [0.3, 0.0]])]
+    figure = draw_dendrogram(groups)
+    first, second = dendrogram_cells(groups, figure)
+    place = {name: row for row, name in enumerate(first.rows)}
+    assert first.columns == ("", "0.1", "0.5")
+    leaf, pair, all_three = first.texts[place["a"]]
+    assert leaf == "a: nearest to it is b, an RMS difference of 0.1 times the RMS of their rows"
+    assert set(pair.partition(":")[0].split(" and ")) == {"a", "b"} and "joined at an RMS difference of 0.1 " in pair
+    assert "joined at an RMS difference of 0.5 " in all_three
+    assert first.texts[place["b"]][1:] == (pair, all_three)
+    assert first.texts[place["far"]][0] == first.texts[place["far"]][1]  # it is alone until 0.5
+    assert first.models[place["a"]][0] == ("a", "b") and set(first.models[place["b"]][1]) == {"a", "b"}
+    assert "far" in first.models[place["b"]][2]
+    assert {row[-1].partition(":")[0] for row in second.texts} <= {"x and y", "y and x"}
+
+
+def test_cells_lie_on_the_leaves_and_between_the_joins():
+    groups = [(["a", "far", "b"], APART), (["x", "y"], [[0.0, 0.3], [0.3, 0.0]])]
+    figure = draw_dendrogram(groups)
+    axes = figure.axes[0]
+    for grid in dendrogram_cells(groups, figure):
+        left, top, width, height = grid.box
+        assert sum(grid.widths) == pytest.approx(1.0)
+        ends = np.cumsum(grid.widths)
+        for end, join in zip(ends[:-1], grid.columns[1:], strict=True):
+            drawn = figure.transFigure.inverted().transform(axes.transData.transform((float(join), 0.0)))
+            assert left + width * end == pytest.approx(drawn[0], abs=1e-3)
+        labels = {text.get_text(): text.get_position()[1] for text in axes.get_yticklabels()}
+        for row, name in enumerate(grid.rows):
+            middle = figure.transFigure.inverted().transform(axes.transData.transform((0.1, labels[name])))[1]
+            assert 1.0 - (top + height * (row + 0.5) / len(grid.rows)) == pytest.approx(middle, abs=1e-6)
+
+
+def test_equal_copies_are_one_branch_beside_their_names():
+    groups = [(["a", "b"], [[0.0, 0.0], [0.0, 0.0]])]
+    (grid,) = dendrogram_cells(groups, draw_dendrogram(groups))
+    assert [row[0].partition(":")[0] for row in grid.texts] == list(grid.rows)
+    assert grid.texts[0][1] == grid.texts[1][1] and "joined at an RMS difference of 0 times" in grid.texts[0][1]
+    assert min(grid.widths) > 0.1
+
+
+@pytest.mark.parametrize("n", [2, 40])
+@pytest.mark.parametrize("dark", [False, True])
+def test_equal_copies_and_hostile_names_are_drawn_and_the_bytes_repeat(n, dark):
+    rng = np.random.default_rng(0)
+    points = rng.normal(size=(n, 8))
+    points[1] = points[0]
+    apart = np.linalg.norm(points[:, None] - points[None], axis=2)
+    names = [
+        "<b>$x$\u202e",
+        *(f"owner-{at}/model-with-a-name-longer-than-any-figure-has-room-for" for at in range(1, n)),
+    ]
+    first, second = (figure_bytes(draw_dendrogram([(names, apart)], dark=dark), "svg") for _ in range(2))
+    assert first == second
+    assert b"<b>" not in first
+
+
+def test_what_does_not_fit_on_a_sheet_is_counted():
+    size = MOST_ROWS // 2 + 1
+    big = (1.0 - np.eye(size), [f"m{at}" for at in range(size)])
+    figure = draw_dendrogram([(big[1], big[0])] * 2)
+    assert len(names_of(figure)) == size
+    assert any("1 groups left out" in text.get_text() for text in figure.texts)
+
+
+@pytest.mark.parametrize("groups", [[], [(["a"], [[0.0]])], [(["a", "b"], [[0.0]])]])
+def test_what_is_no_group_is_said(groups):
+    with pytest.raises(InputError, match="m x m distances"):
+        draw_dendrogram(groups)

@@ -1,0 +1,172 @@
+"""Figures of a report: which there are, what they say, and that they come out the same every time."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from mdir_hf import HomologyChecker, HomologyReport
+from mdir_hf.render.figures import draw_figures, draw_survey_matrix, figure_bytes
+from tests.render.figures.drawn_reports import NO_ARRAYS, a_report, stranger
+from tests.specimens import gaussian, write_model
+
+matplotlib = pytest.importorskip("matplotlib")
+
+EVERY_FIGURE = [
+    "embedding",
+    "embedding_matched",
+    "unembedding",
+    "unembedding_matched",
+    "null",
+    "looks",
+    "layers",
+    "flow",
+    "modules",
+]
+
+
+def test_a_comparison_of_permuted_copies_is_drawn_with_its_channels_reordered(tmp_path):
+    base = gaussian(1200, 64, 0)
+    moved = base[:, gaussian(1, 64, 1)[0].argsort()] + 0.3 * gaussian(1200, 64, 2)
+    reference = write_model(tmp_path / "base", base)
+    report = HomologyChecker.from_pretrained(reference).compare(write_model(tmp_path / "moved", moved), progress=False)
+
+    figures = report.figures()
+
+    assert list(figures) == ["embedding", "embedding_matched", "null", "looks"]
+    shown = figures["embedding_matched"].axes[0].get_images()[0].get_array()
+    assert (shown.diagonal() > 0.9).all()  # entries of 0.95 and more: the noise is 0.3 of the weights
+    assert "permutation found" in figures["embedding"].get_label()
+
+
+def test_a_copy_in_place_has_no_second_view(tmp_path):
+    copies = [
+        write_model(tmp_path / name, gaussian(1200, 64, 0) + 0.3 * gaussian(1200, 64, s))
+        for name, s in (("a", 1), ("b", 2))
+    ]
+    report = HomologyChecker.from_pretrained(copies[0]).compare(copies[1], progress=False)
+
+    assert list(report.figures()) == ["embedding", "null", "looks"]
+
+
+def test_a_full_report_has_every_figure():
+    assert list(a_report().figures()) == EVERY_FIGURE
+
+
+def test_every_figure_states_its_finding_as_alt_text():
+    said = {name: figure.get_label() for name, figure in a_report().figures().items()}
+
+    assert "24 of 24 channels match one to one, permutation found; log10 p -812." in said["embedding"]
+    assert "embeddings of owner/base and me/tuned, with matched channels brought onto" in said["embedding_matched"]
+    assert "log10 p -700." in said["unembedding"]
+    assert "2.39 times (embedding) and 2.39 times (unembedding) what would be significant" in said["null"]
+    assert "the placebos stay below it (placebos: 0.90, 0.85, 0.90, 0.85)" in said["null"]
+    assert "with 512 common tokens of the embeddings read, log10 p is -812" in said["looks"]
+    assert "3 of 3 layers of me/tuned have an ancestor among the 3 layers of owner/base" in said["layers"]
+    assert "2 of 2 analysed pairs" in said["modules"] and "mlp -41000" in said["modules"]
+    assert "1 matched pairs were not analysed" in said["modules"]
+
+
+def test_figures_of_strangers_say_so():
+    said = {name: figure.get_label() for name, figure in stranger().figures().items()}
+
+    assert "no channel of one stands out" in said["embedding"] and said["embedding"].endswith("log10 p 0.")
+    assert "not solved for" in said["null"]
+    assert "Not significant at any look" in said["looks"]
+    assert "0 of 3 layers" in said["layers"] and "-0" not in said["layers"]
+
+
+def test_a_report_from_json_has_every_figure_but_the_heat_maps():
+    report = a_report()
+
+    assert list(HomologyReport.from_json(report.to_json()).figures()) == EVERY_FIGURE[4:]
+
+
+def test_a_report_without_evidence_has_no_figures():
+    bare = dataclasses.replace(
+        a_report(), embedding=None, unembedding=None, layers=None, modules=None, arrays=NO_ARRAYS
+    )
+
+    assert draw_figures(bare) == {}
+
+
+def digests() -> str:
+    """One digest of every figure."""
+    total = hashlib.sha256()
+    figures = dict(draw_figures(a_report(unembedding=None)))
+    figures["survey"] = draw_survey_matrix(
+        ["a", "b", "c"],
+        [[0.0, -50.0, 0.0], [-50.0, 0.0, 0.0], [0.0, 0.0, 0.0]],
+        [["homologous", "homologous", None], ["homologous"] * 2 + ["inconclusive"], [None, "inconclusive", None]],
+        groups=[["c"], ["a", "b"]],
+        dark=True,
+    )
+    for figure in figures.values():
+        for file_format in ("svg", "png"):
+            total.update(figure_bytes(figure, file_format))
+    return total.hexdigest()
+
+
+def test_the_same_report_gives_the_same_bytes_in_every_process():
+    script = "from tests.render.figures.test_report_figures import digests; print(digests())"
+    process = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script],
+        cwd=Path(__file__).parents[3],
+        # Sets are in another order, and the backend is another than here.
+        env={**os.environ, "PYTHONHASHSEED": "1", "MPLBACKEND": "svg"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert process.stdout == f"{digests()}\n"
+
+
+@pytest.mark.parametrize("file_format", ["png", "svg"])
+def test_rendering_a_figure_again_gives_the_same_bytes(file_format):
+    figure = a_report().figures()["layers"]
+
+    assert figure_bytes(figure, file_format) == figure_bytes(figure, file_format)
+
+
+def test_settings_of_the_user_change_nothing_and_are_not_changed():
+    report = a_report(modules=None, arrays=NO_ARRAYS)
+    plain = {name: figure_bytes(figure, "svg") for name, figure in report.figures().items()}
+    with matplotlib.rc_context({"text.usetex": True, "font.size": 40, "savefig.bbox": "tight", "axes.grid": True}):
+        before = dict(matplotlib.rcParams)
+        assert {name: figure_bytes(figure, "svg") for name, figure in report.figures().items()} == plain
+        assert dict(matplotlib.rcParams) == before
+
+
+def test_threads_change_matplotlibs_settings_one_after_the_other(monkeypatch):
+    import matplotlib.style
+
+    real, inside, overlapped = matplotlib.style.context, [], threading.Event()
+
+    @contextmanager
+    def watched(*arguments):
+        inside.append(threading.get_ident())
+        # Whoever is in first gives the other time to come in, too; it must not.
+        if len(set(inside)) > 1 or overlapped.wait(0.2):
+            overlapped.set()
+        with real(*arguments):
+            yield
+        inside.remove(threading.get_ident())
+
+    monkeypatch.setattr(matplotlib.style, "context", watched)
+    report = a_report(embedding=None, unembedding=None, modules=None, arrays=NO_ARRAYS)
+    before = dict(matplotlib.rcParams)
+    with ThreadPoolExecutor(2) as pool:
+        one, other = pool.map(lambda _: figure_bytes(report.figures()["layers"], "svg"), range(2))
+
+    assert not overlapped.is_set()
+    assert one == other
+    assert dict(matplotlib.rcParams) == before

@@ -1,0 +1,92 @@
+"""One description, four renderings: what it says stands in each of them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from html import unescape
+
+import pytest
+
+from mdir_hf import SectionKind, describe, section_html
+from mdir_hf.render.html import html_page
+from mdir_hf.render.markdown import markdown_text, plain
+from mdir_hf.render.sections import Line, Section
+from mdir_hf.report import SettledBy
+from tests.render.figures.drawn_reports import NO_ARRAYS, a_matrix, a_report, stranger
+
+
+def flat(text):
+    return " ".join(text.split())
+
+
+def shown_in_html(markup):
+    return flat(unescape(re.sub("<[^>]*>", " ", markup)).replace("\N{MINUS SIGN}", "-"))
+
+
+@pytest.mark.parametrize("report", [a_report(), stranger()], ids=["relatives", "strangers"])
+def test_every_section_of_a_report_stands_in_markdown_and_html(report):
+    markdown, page = markdown_text(report, {}), shown_in_html(html_page(report, {}))
+
+    for section in describe(report)[1:]:
+        assert section.title in page
+        assert (f"## {section.title}" in markdown) is not section.is_detail
+        for text in (*section.paragraphs, *section.bullets, *(table.caption for table in section.tables)):
+            assert flat(text) in page
+            assert section.is_detail or plain(text) in markdown
+        for row in (row for table in section.tables for row in table.rows):
+            assert all(flat(cell) in page for cell in row)
+
+
+def test_a_terminal_shows_what_each_section_says_in_brief():
+    report = a_report()
+    text = flat(str(report))
+
+    for section in describe(report):
+        for line in section.brief:
+            assert flat(line.text) in text
+    assert all(len(line) <= 100 for line in str(report).splitlines())
+
+
+def test_a_section_that_says_nothing_is_left_out():
+    bare = a_report(embedding=None, unembedding=None, layers=None, modules=None, caveats=(), arrays=NO_ARRAYS)
+
+    assert {section.kind for section in describe(bare)} == {
+        SectionKind.VERDICT,
+        SectionKind.NOT_MEANING,
+        SectionKind.SCALE,
+        SectionKind.MODELS,
+        SectionKind.REPRODUCE,
+        SectionKind.READ,
+    }
+
+
+def test_a_rotation_that_the_layers_found_is_not_said_of_the_embeddings():
+    report = a_report(
+        embedding=a_matrix(transformation="rotation", log10_p=0.0, matched_channels=0), settled_by=SettledBy.BODY
+    )
+
+    assert "found: nothing by itself; the layers agree behind a rotation" in flat(str(report))
+
+
+def test_every_form_escapes():
+    section = Section(SectionKind.CAVEATS, "t", brief=(Line("a", "b"),), bullets=("<b>&\x00",), paragraphs=("\"'<i>",))
+    markup = section_html(section, {})
+
+    assert "&lt;b&gt;&amp; " in markup and "<b>" not in markup and "<i>" not in markup and "\x00" not in markup
+
+
+def test_a_new_fact_is_added_once_and_shows_everywhere(monkeypatch):
+    from mdir_hf.report import description
+
+    real = description._reproduce
+
+    def with_a_fact(report):
+        section = real(report)
+        return replace(section, paragraphs=(*section.paragraphs, "A new fact."), brief=(Line("new", "A new fact."),))
+
+    monkeypatch.setattr(description, "_reproduce", with_a_fact)
+    report = a_report()
+    (section,) = [s for s in describe(report) if s.kind is SectionKind.REPRODUCE]
+    for form in (str(report), markdown_text(report, {}), html_page(report, {}), section_html(section, {})):
+        assert "A new fact." in form

@@ -1,0 +1,104 @@
+"""Saving a report: which files, whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+from mdir_hf import HomologyReport, install_command
+from mdir_hf.errors import InputError
+from mdir_hf.render.figures import draw_figures, figure_bytes, figure_img
+from mdir_hf.render.folder import check_save_folder, save_report
+from tests.render.figures.drawn_reports import HOSTILE_NAMES, NO_ARRAYS, a_model, a_report
+
+pytest.importorskip("matplotlib")
+
+
+def test_a_folder_holds_the_report_in_three_forms_and_its_figures_in_four(tmp_path):
+    report = a_report()
+    paths = save_report(report, tmp_path / "a" / "b")
+
+    names = {path.name for path in (tmp_path / "a" / "b").iterdir()}
+    figures = report.figures()
+    assert names == {path.name for path in paths.paths}
+    assert names == {"report.json", "report.md", "report.html"} | {
+        f"{name}{dark}.{file_format}" for name in figures for dark in ("", "-dark") for file_format in ("svg", "png")
+    }
+    assert HomologyReport.from_json((tmp_path / "a" / "b" / "report.json").read_text()) == report
+    dark = draw_figures(report, dark=True)
+    assert (tmp_path / "a" / "b" / "null.svg").read_bytes() == figure_bytes(figures["null"], "svg")
+    assert (tmp_path / "a" / "b" / "null-dark.png").read_bytes() == figure_bytes(dark["null"], "png")
+    page = (tmp_path / "a" / "b" / "report.html").read_text("utf-8")
+    assert figure_img(figures["null"], dark["null"]) in page
+
+
+def test_a_report_without_figures_is_saved_too(tmp_path):
+    save_report(a_report(embedding=None, unembedding=None, layers=None, modules=None, arrays=NO_ARRAYS), tmp_path)
+
+    assert {path.name for path in tmp_path.iterdir()} == {"report.json", "report.md", "report.html"}
+
+
+def test_saving_again_replaces_and_leaves_nothing_else(tmp_path):
+    save_report(a_report(arrays=NO_ARRAYS), tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    save_report(a_report(arrays=NO_ARRAYS), tmp_path)
+
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_an_interruption_leaves_whole_files_only(tmp_path, monkeypatch):
+    save_report(a_report(arrays=NO_ARRAYS), tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    real, calls = os.fdopen, []
+
+    def fails_half_way(descriptor, mode):
+        file = real(descriptor, mode)
+        calls.append(descriptor)
+        if len(calls) == 3:
+            file.write(b"half")
+            file.close()
+            raise KeyboardInterrupt
+        return file
+
+    monkeypatch.setattr(os, "fdopen", fails_half_way)
+    with pytest.raises(KeyboardInterrupt):
+        save_report(a_report(arrays=NO_ARRAYS, version="0.2.0"), tmp_path)
+
+    after = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert after.keys() == before.keys()
+    assert after["report.json"] != before["report.json"]  # the first file was moved into its place
+    assert after["report.html"] == before["report.html"]  # the last was not reached
+
+
+@pytest.mark.parametrize("name", HOSTILE_NAMES)
+def test_reports_of_any_name_are_saved_as_utf_8(tmp_path, name):
+    caveats = (f"No tokenizer files in {name}.",)
+    save_report(
+        a_report(candidate=a_model(name), caveats=caveats, arrays=NO_ARRAYS, layers=None, modules=None), tmp_path
+    )
+
+    for file in ("report.json", "report.md", "report.html"):
+        (tmp_path / file).read_text(encoding="utf-8")
+    assert HomologyReport.from_json((tmp_path / "report.json").read_text()).candidate.repo == name
+
+
+def test_a_file_is_no_folder(tmp_path):
+    (tmp_path / "taken").write_text("x")
+    with pytest.raises(InputError, match="it is a file"):
+        check_save_folder(tmp_path / "taken")
+    with pytest.raises(InputError, match="cannot save"):
+        save_report(a_report(arrays=NO_ARRAYS), tmp_path / "taken")
+
+
+def test_without_matplotlib_all_but_the_figures_is_saved(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.style", None)
+    report = a_report()
+    saved = save_report(report, tmp_path)
+
+    assert {path.name for path in tmp_path.iterdir()} == {"report.json", "report.md", "report.html"}
+    assert {path.name for path in saved.paths} == {"report.json", "report.md", "report.html"}
+    assert install_command("plot") in saved.without
+    assert HomologyReport.from_json((tmp_path / "report.json").read_text()) == report

@@ -1,0 +1,282 @@
+"""The saved page: what it says, how it is built, and that a name cannot put anything into it."""
+
+from __future__ import annotations
+
+import base64
+import html.parser
+import re
+
+import pytest
+
+from mdir_hf import HomologyReport, Reason, Verdict
+from mdir_hf.render.figures.rendering import svg_img
+from mdir_hf.render.html import html_page
+from tests.render.figures.drawn_reports import (
+    HOSTILE_NAMES,
+    NO_ARRAYS,
+    a_layer_map,
+    a_matrix,
+    a_model,
+    a_report,
+    stranger,
+)
+
+pytest.importorskip("matplotlib")
+
+VOID = {"meta", "img", "source", "br", "path", "circle"}
+USED = {
+    *("html", "head", "meta", "title", "style", "body", "header", "main", "footer", "nav", "section", "div", "span"),
+    *(
+        "p",
+        "h1",
+        "h2",
+        "ul",
+        "li",
+        "a",
+        "strong",
+        "sup",
+        "bdi",
+        "dl",
+        "dt",
+        "dd",
+        "pre",
+        "code",
+        "svg",
+        "circle",
+        "path",
+        "text",
+    ),
+    *("table", "caption", "thead", "tbody", "tr", "th", "td", "details", "summary"),
+    *("figure", "figcaption", "picture", "source", "img"),
+}
+
+
+class Page(html.parser.HTMLParser):
+    """Elements with their attributes and text, and whether every one is closed."""
+
+    def __init__(self, markup):
+        super().__init__()
+        self.elements, self.open, self.text = [], [], {}
+        self.feed(markup)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        assert len(dict(attrs)) == len(attrs)
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append((tag, len(self.elements) - 1))
+
+    handle_startendtag = handle_starttag
+
+    def handle_endtag(self, tag):
+        if tag not in VOID:
+            assert self.open.pop()[0] == tag
+
+    def handle_data(self, data):
+        for _, place in self.open:
+            self.text[place] = self.text.get(place, "") + data
+
+    def all(self, tag):
+        return [attributes for name, attributes in self.elements if name == tag]
+
+    def texts(self, tag):
+        return [self.text.get(place, "") for place, (name, _) in enumerate(self.elements) if name == tag]
+
+
+def page_of(report, *, with_figures=False):
+    figures = report.figures() if with_figures else {}
+    # Rendering takes most of the time, and what is in a picture is looked at in tests/render/figures.
+    images = {name: svg_img(figure, b"<svg/>", b"<svg/>") for name, figure in figures.items()}
+    return html_page(report, images)
+
+
+def assert_is_well_built(markup):
+    page = Page(markup)
+    assert page.open == []
+    assert {tag for tag, _ in page.elements} <= USED  # no script, no form, no frame, no link to a stylesheet
+    attributes = [name for _, given in page.elements for name in given]
+    assert not [name for name in attributes if name.startswith("on") or name in ("style", "srcdoc")]
+    ids = [given["id"] for _, given in page.elements if "id" in given]
+    assert len(set(ids)) == len(ids)
+    for _, given in page.elements:
+        assert given.get("aria-labelledby", ids[0]) in ids
+        address = given.get("href", "#" + ids[0])
+        assert address.removeprefix("#") in ids or address.startswith("data:application/json;base64,")
+        assert given.get("src", given.get("srcset", "data:image/svg+xml;base64,")).startswith(
+            "data:image/svg+xml;base64,"
+        )
+    return page
+
+
+def test_landmarks_headings_and_tables_are_in_order():
+    page = assert_is_well_built(page_of(a_report(), with_figures=True))
+
+    assert page.all("html") == [{"lang": "en"}]
+    for landmark in ("header", "main", "nav", "footer", "h1", "title"):
+        assert len(page.all(landmark)) == 1
+    assert page.texts("h1") == ["The two models share weight ancestry"]
+    assert page.texts("h2") == [
+        "What it does not mean",
+        "Caveats of this result",
+        "Beside pairs of real models",
+        "The two models",
+        "Evidence",
+        "Calibration",
+        "Layers",
+        "Modules",
+        "Reproduce",
+        "What was read",
+    ]
+    assert [address["href"][1:] for address in page.all("a")[:-1]] == [h["id"] for h in page.all("h2")]
+    assert all(header["scope"] in ("row", "col") for header in page.all("th"))
+    assert (
+        len(page.all("caption"))
+        == len(page.all("table"))
+        == len([d for d in page.all("div") if d.get("role") == "region"])
+    )
+
+
+def test_the_verdict_has_an_icon_words_and_numbers():
+    page = Page(page_of(a_report()))
+
+    facts = dict(zip(page.texts("dt"), page.texts("dd"), strict=True))
+    assert facts == {
+        "log10 p": "−812.4 Corrected for 14 tests and for every look.",
+        "alpha": "1e-10 The level of significance, fixed before looking.",
+        "settled by": "the embeddings, all common tokens The step that settled the question.",
+        "found": "permutation Channels in another order (permutation). The candidate's rows are 3.98 times as large.",
+        "read": "2 MB 0.0125% of the weights.",
+    }
+    assert "p is at most 10−812." in page.texts("strong")
+    assert page.all("svg")[0]["aria-hidden"] == "true"
+
+
+def test_the_icon_differs_in_shape_and_not_in_colour_alone():
+    drawn = set()
+    for verdict, reason in (
+        (Verdict.HOMOLOGOUS, None),
+        (Verdict.NO_EVIDENCE, None),
+        (Verdict.INCONCLUSIVE, Reason.FEW_SHARED_AXES),
+    ):
+        markup = page_of(a_report(verdict=verdict, reason=reason))
+        drawn.add(re.search(r'<svg class="icon".*?</svg>', markup, re.DOTALL)[0])
+        assert report_words(verdict, reason) <= set(Page(markup).texts("h1"))
+    assert len(drawn) == 3
+
+
+def report_words(verdict, reason):
+    return {a_report(verdict=verdict, reason=reason).headline}
+
+
+def test_every_part_of_the_report_is_there():
+    text = Page(page_of(a_report())).texts("main")[0]
+
+    for said in (
+        *a_report().does_not_mean,
+        a_report().means,
+        "A caveat.",
+        "a1" * 20,
+        "b2" * 20,
+        "GPTQ, 4 bits in groups of 128",
+        "permutation",
+        "24 (100%)",
+        "−700.0",  # the unembedding
+        "not significant",
+        "z = 1.2 in the reference and -0.7 in the candidate",
+        "3 of 3 layers of the candidate have an ancestor",
+        "every layer in its own place",
+        "neurons permuted and scaled",
+        "10 of 128 neurons moved",
+        "signs turned in 2 layers",
+        "heads moved in 2 layers",
+        "4 of 6 have an origin: 2 from a dense MLP, 2 from the expert in the same place",
+        "mdir-hf compare",
+        "HomologyChecker.from_pretrained('owner/base', revision='" + "a1" * 20,
+        "12 requests",
+        "owner/base@a1a1:config.json",
+    ):
+        assert said in text, said
+
+
+def test_parts_that_were_not_run_have_no_section():
+    bare = a_report(embedding=None, unembedding=None, layers=None, modules=None, caveats=(), arrays=NO_ARRAYS)
+    page = assert_is_well_built(page_of(bare, with_figures=True))
+
+    assert page.texts("h2") == [
+        "What it does not mean",
+        "Beside pairs of real models",
+        "The two models",
+        "Reproduce",
+        "What was read",
+    ]
+    assert page.all("img") == []
+
+
+def test_strangers_are_not_given_a_power_of_ten():
+    page = assert_is_well_built(page_of(stranger(), with_figures=True))
+
+    assert page.texts("strong") == ["p gives no evidence."]
+    assert page.texts("h1") == ["No evidence of shared weight ancestry was found"]
+    assert "−0.0" not in page.texts("main")[0] and "-0.0" not in page.texts("main")[0]
+
+
+def test_a_significant_placebo_is_called_so():
+    from mdir_hf.report import PlaceboReport
+    from tests.render.figures.drawn_reports import a_placebo
+
+    loud = a_matrix(placebo=PlaceboReport(a_placebo(log10_p=-9.0), a_placebo(), (9.0, 9.0)))
+    assert "SIGNIFICANT" in page_of(a_report(embedding=loud))
+
+
+def test_long_tables_are_folded_and_short_ones_are_not():
+    short = Page(page_of(a_report(layers=a_layer_map(20, 20), modules=None)))
+    long = Page(page_of(a_report(layers=a_layer_map(21, 21), modules=None)))
+
+    assert short.texts("summary") == [] and long.texts("summary") == [
+        "Which layer matches which, counted from 0 (21 rows)"
+    ]
+
+
+def test_pictures_have_alt_text_a_dark_version_and_a_caption():
+    report = a_report()
+    page = Page(page_of(report, with_figures=True))
+
+    labels = {figure.get_label() for figure in report.figures().values()}
+    assert {img["alt"] for img in page.all("img")} == labels and len(labels) == 9
+    assert len(page.all("source")) == len(page.all("figcaption")) == 9
+    assert all("prefers-color-scheme: dark" in source["media"] for source in page.all("source"))
+
+
+def test_nothing_is_fetched_and_nothing_runs():
+    markup = page_of(a_report(), with_figures=True)
+    policy = next(meta["content"] for meta in Page(markup).all("meta") if "http-equiv" in meta)
+
+    assert "http://" not in markup and "https://" not in markup and "@import" not in markup
+    assert "default-src 'none'" in policy and "img-src data:" in policy and "script-src" not in policy
+
+
+def test_the_page_carries_the_report_for_programs():
+    (link,) = [a for a in Page(page_of(a_report())).all("a") if "download" in a]
+    held = base64.b64decode(link["href"].partition(",")[2]).decode()
+
+    assert HomologyReport.from_json(held) == a_report()
+
+
+@pytest.fixture(scope="module")
+def n_elements():
+    """Of the page of plainly named models."""
+    return len(Page(page_of(a_report(arrays=NO_ARRAYS, modules=None), with_figures=True)).elements)
+
+
+@pytest.mark.parametrize("name", HOSTILE_NAMES)
+def test_a_name_cannot_put_anything_into_the_page(name, n_elements):
+    report = a_report(
+        reference=a_model(name),
+        candidate=a_model(name[::-1], commit=None),
+        caveats=(f"The tokenizer of {name} is missing.",),
+        arrays=NO_ARRAYS,
+        modules=None,
+    )
+    page = assert_is_well_built(page_of(report, with_figures=True))
+
+    assert len(page.elements) == n_elements

@@ -1,0 +1,94 @@
+"""The saved page in a browser: it fits a phone, follows the colour scheme, runs nothing and passes axe."""
+
+from __future__ import annotations
+
+import shutil
+import time
+
+import pytest
+
+from mdir_hf.render.folder import save_report
+from tests.render.figures.drawn_reports import HOSTILE_NAMES, NO_ARRAYS, a_layer_map, a_model, a_report, modules_of
+
+pytest.importorskip("matplotlib")
+playwright = pytest.importorskip("playwright.sync_api")
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")]
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saved")
+    report = a_report(layers=a_layer_map(32, 40), modules=modules_of([(i, i) for i in range(32)]))
+    save_report(report, folder)
+    return (folder / "report.html").as_uri()
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_and_the_page_does_not_scroll_sideways(browser, address, width, scheme):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    # axe has to be put into the page, which its policy forbids: that is the only thing that is let through.
+    context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme, bypass_csp=True)
+    page = context.new_page()
+    page.goto(address)
+    page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    found = axe.Axe().run(page).response["violations"]
+    assert [(violation["id"], violation["nodes"][0]["html"][:200]) for violation in found] == []
+    context.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_pictures_follow_the_colour_scheme_and_print_is_light(browser, address, scheme):
+    context = browser.new_context(color_scheme=scheme)
+    page = context.new_page()
+    page.goto(address)
+
+    def chosen():
+        return page.evaluate(
+            "[...document.images].map(i => i.currentSrc === i.parentElement.querySelector('source').srcset)"
+        )
+
+    assert chosen() == [scheme == "dark"] * 9
+    assert page.evaluate("[...document.images].every(i => i.complete && i.naturalWidth === 480)")
+    page.emulate_media(media="print")
+    ends = time.monotonic() + 30.0
+    # The page's own policy forbids what wait_for_function does.
+    while not page.evaluate("[...document.images].every(i => i.currentSrc === i.src)"):
+        assert time.monotonic() < ends
+        page.wait_for_timeout(50)
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    context.close()
+
+
+@pytest.mark.parametrize("name", HOSTILE_NAMES)
+def test_a_hostile_name_runs_nothing_fetches_nothing_and_fits(browser, tmp_path, name):
+    save_report(
+        a_report(reference=a_model(name), candidate=a_model(name[::-1]), modules=None, arrays=NO_ARRAYS), tmp_path
+    )
+    context = browser.new_context(viewport={"width": 390, "height": 800}, bypass_csp=True)
+    page = context.new_page()
+    happened = []
+    page.on("dialog", lambda dialog: (happened.append(dialog.message), dialog.dismiss()))
+    page.on("console", lambda message: happened.append(message.text))
+    page.on("pageerror", lambda error: happened.append(str(error)))
+    page.on("request", lambda request: happened.append(request.url))
+    page.goto((tmp_path / "report.html").as_uri())
+
+    fetched = [url for url in happened if not url.startswith(("data:", "file:"))]
+    assert fetched == [] and sum(url.startswith("file:") for url in happened) == 1
+    assert page.evaluate("document.scripts.length") == 0
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    context.close()

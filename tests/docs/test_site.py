@@ -18,7 +18,7 @@ from mdir_hf import HomologyReport, errors
 from mdir_hf.cli.main import build_parser
 from mdir_hf.comparison.plan import make_plan
 from mdir_hf.model.files.sources import TensorSpec
-from mdir_hf.report import description, layer_words
+from mdir_hf.render import description, layer_words
 from mdir_hf.report.terms import (
     LayerPattern,
     LayerRole,

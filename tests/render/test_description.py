@@ -77,7 +77,7 @@ def test_every_form_escapes():
 
 
 def test_a_new_fact_is_added_once_and_shows_everywhere(monkeypatch):
-    from mdir_hf.report import description
+    from mdir_hf.render import description
 
     real = description._reproduce
 

@@ -79,7 +79,7 @@ EXAMPLES = {
         "smollm2-135m-instruct/upscaled",
         "SmolLM2-135M-Instruct-deeper",
         "made deeper: the first and the last three quarters of its layers, stacked",
-        "body",
+        "layers",
     ),
     "hidden": RealPair(
         "A hidden copy",

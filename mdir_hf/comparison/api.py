@@ -9,9 +9,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
 from mdir_hf.comparison.plan import ReadPlan
+from mdir_hf.comparison.planning import plan_comparison
 from mdir_hf.comparison.progress import Progress, Watch
+from mdir_hf.comparison.run import compare_models
 from mdir_hf.comparison.settings import Listeners, Settings, level_named
-from mdir_hf.comparison.steps import compare_models, plan_comparison
 from mdir_hf.errors import InputError, RemoteCodeRefusedError
 from mdir_hf.model.hub import IoLedger
 from mdir_hf.model.memory import LoadedRepository, load_model, load_tokenizer

@@ -88,7 +88,7 @@ def link_to_layers(link: str) -> str:
         link: As :func:`query_of` ends it; empty for none.
     """
     asked = {name: values[0] for name, values in parse_qs(urlsplit(link).query).items()}
-    if not asked or asked.get("level") == "body":
+    if not asked or asked.get("level") == "layers":
         return ""
     asked.pop("v", None)  # that is of another result
     return f"?{urlencode({**asked, 'level': 'body'}, safe='/@:')}"

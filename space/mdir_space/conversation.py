@@ -221,7 +221,7 @@ async def _show(
 
 def first_tab(report: HomologyReport) -> str:
     """Return the tab of the evidence that decided, or of the layers where all of them were asked for."""
-    is_about_layers = report.settled_by is SettledBy.BODY or report.level is Level.BODY
+    is_about_layers = report.settled_by is SettledBy.LAYERS or report.level is Level.LAYERS
     return "layers" if is_about_layers and report.layers is not None else "evidence"
 
 

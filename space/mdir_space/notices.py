@@ -120,7 +120,7 @@ def bar(step: Working[Any], stage: str) -> str:
     return f'<progress max="1" value="{step.share:.3f}" aria-label="{text(stage)}"></progress>'
 
 
-LIGHTER = {"body": "embedding", "auto": "screen", "embedding": "screen"}
+LIGHTER = {"layers": "embedding", "auto": "screen", "embedding": "screen"}
 """The level that reads less."""
 
 

@@ -18,7 +18,7 @@ LEAST_OF_LOOKS = 0.3
 
 LAYERS_OF_REST, ALL_LAYERS_OF_REST = (0.25, 0.05), (0.3, 0.7)
 """Of the weights that are left then: what the map of the layers reads of them, and what its matched pairs do. The
-second is of level body."""
+second is of level layers."""
 
 DRAWN = 0.95
 """Share of a survey before its trees and pictures are drawn."""

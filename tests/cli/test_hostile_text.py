@@ -75,7 +75,7 @@ def shown(capsys):
 def test_inspect_and_compare(models, shown, tmp_path):
     for options in ([], ["--json"]):
         assert "\\u001b[2J" in shown("inspect", models[0], *options)
-    for level in ("screen", "body"):
+    for level in ("screen", "layers"):
         shown("compare", *models, "--level", level, "--quiet", may_fail=True)
     said = json.loads(shown("compare", *models, "--json", "--quiet"))
     assert "\x1b[2J" in said["reference"]["repo"]  # JSON keeps the value and writes it harmlessly

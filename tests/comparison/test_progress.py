@@ -88,7 +88,7 @@ def test_a_comparison_over_http_stops_at_the_next_bytes_and_leaves_no_thread(pai
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("mdir")]
 
 
-@pytest.mark.parametrize("level", ["auto", "screen", "embedding", "body"])
+@pytest.mark.parametrize("level", ["auto", "screen", "embedding", "layers"])
 def test_a_plan_is_that_of_the_comparison(pair, level):
     checker = HomologyChecker.from_pretrained(pair[0])
     plans = []
@@ -158,7 +158,7 @@ def test_evidence_grows_with_every_matched_pair_and_says_what_is_left(tmp_path):
     found: list = []
     parts: list = []
     report = HomologyChecker.from_pretrained(base).compare(
-        other, level="body", progress=False, on_progress=parts.append, on_found=found.append
+        other, level="layers", progress=False, on_progress=parts.append, on_found=found.append
     )
     assert [len(one.modules or ()) > 0 for one in found] == [False, False, True, True]
     assert [one.verdict.value for one in found] == ["inconclusive", *["homologous"] * 3]

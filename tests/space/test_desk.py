@@ -152,7 +152,7 @@ def test_closing_the_answer_stops_the_reading(desk, hub):
     slow_weights(hub, "", delay_s=0.6)
 
     async def look_and_leave():
-        async with aclosing(desk.answer(Question(BASE, STRANGER, "body"), ANYBODY)) as steps:
+        async with aclosing(desk.answer(Question(BASE, STRANGER, "layers"), ANYBODY)) as steps:
             async for step in steps:
                 if isinstance(step, Working) and step.progress.stage == "screen":
                     break

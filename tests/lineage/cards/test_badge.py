@@ -19,7 +19,7 @@ from mdir_hf.errors import InputError
 from mdir_hf.lineage.cards.badge_source import read_badge
 from mdir_hf.lineage.cards.claim import SCHEMA, canonical_json, claim_of_dict, claim_of_report, p_text
 from mdir_hf.lineage.cards.svg import LABEL_COLOR, MESSAGE_COLORS, RIM_COLOR, escape, render_svg
-from mdir_hf.report import PlaceboReport, PlaceboResult
+from mdir_hf.report import PlaceboResult, Placebos
 from tests.lineage.cards.reports import BASE_COMMIT, HOSTILE_TEXTS, TUNED_COMMIT, a_report, model
 from tests.render.figures.drawn_reports import a_matrix
 
@@ -268,7 +268,7 @@ def test_the_digest_is_of_the_report_and_not_of_its_spelling():
 def without_bound():
     """The claim of a pair of models in both of which axes stand out."""
     placebo = PlaceboResult(0.0, 8.0, -0.1, 64)
-    embedding = a_matrix(matched_channels=61, placebo=PlaceboReport(placebo, placebo, (9.0, 6.0)))
+    embedding = a_matrix(matched_channels=61, placebo=Placebos(placebo, placebo, (9.0, 6.0)))
     return claim_of_report(a_report(embedding=embedding))
 
 

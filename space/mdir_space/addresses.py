@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit
 
-from mdir_hf import ResolvedModel, __version__
+from mdir_hf import __version__
+from mdir_hf.model.hub.resolve import ResolvedModel
 from mdir_space.desk import Answered
 from mdir_space.question import DEFAULT_ALPHA, LONGEST_LIST, LONGEST_NAME, Question
 from mdir_space.ways import AnyQuestion, SurveyQuestion

@@ -12,16 +12,10 @@ from urllib.parse import quote
 
 import gradio as gr
 
-from mdir_hf import (
-    DeclaredLineage,
-    HomologyReport,
-    Level,
-    MdirError,
-    ResolvedModel,
-    SectionKind,
-    SettledBy,
-    declared_lineage,
-)
+from mdir_hf import HomologyReport, Level, MdirError, SettledBy, declared_lineage
+from mdir_hf.lineage.cards.declared import DeclaredLineage
+from mdir_hf.model.hub.resolve import ResolvedModel
+from mdir_hf.render.sections import SectionKind
 from mdir_space.access import Access
 from mdir_space.addresses import page_address, pinned_link, query_again, read_link, server_address
 from mdir_space.desk import Answered, Desk, Working

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from mdir_hf import Progress, ReadPlan
+from mdir_hf import ReadPlan
+from mdir_hf.comparison.progress import Progress
 from mdir_space.estimate import OPENING_S, SECONDS_OF_PAIR
 from mdir_space.family import Family
 from mdir_space.many import Surveyed

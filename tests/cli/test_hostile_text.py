@@ -10,8 +10,10 @@ from dataclasses import replace
 
 import pytest
 
-from mdir_hf import HomologyReport, Level, SectionKind, SettledBy, describe
+from mdir_hf import HomologyReport, Level, SettledBy
 from mdir_hf.cli import main
+from mdir_hf.render.description import describe
+from mdir_hf.render.sections import SectionKind
 from mdir_space.panels import panel
 from mdir_space.pictures import Pictures
 from mdir_space.reproduce import badge_panel, reproduce_panel

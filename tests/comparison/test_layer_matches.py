@@ -6,7 +6,8 @@ from itertools import pairwise
 import pytest
 import torch
 
-from mdir_hf import Reason, SettledBy, Verdict, describe
+from mdir_hf import Reason, SettledBy, Verdict
+from mdir_hf.render.description import describe
 from mdir_hf.report import LayerPattern
 from tests.comparison.test_body import SIZES, base, compare, save, with_layers  # noqa: F401 - fixtures
 from tests.method.obfuscation import haar, new_model

@@ -6,10 +6,10 @@ from itertools import pairwise
 
 import pytest
 
-from mdir_hf import HomologyChecker, Progress, StoppedError, compare
-from mdir_hf.comparison.progress import Watch
+from mdir_hf import HomologyChecker, compare
+from mdir_hf.comparison.progress import Progress, Watch
 from mdir_hf.comparison.settings import Listeners
-from mdir_hf.errors import ByteBudgetError
+from mdir_hf.errors import ByteBudgetError, StoppedError
 from mdir_hf.model.hub import IoLedger
 from tests.model.hub.fixtures import hf_home, loopback_hub
 from tests.specimens import gaussian, write_model

@@ -7,12 +7,13 @@ import json
 import pytest
 import torch
 
-from mdir_hf import HomologyReport, Verdict, describe
+from mdir_hf import HomologyReport, Verdict
 from mdir_hf.comparison.layer_weights import RoleReader
 from mdir_hf.comparison.residual_maps import FITTED_ON, fitted_on_layers
 from mdir_hf.model.hub import open_repository
 from mdir_hf.model.opened import Model
 from mdir_hf.model.roles import Role
+from mdir_hf.render.description import describe
 from tests.comparison.test_body import SIZES, compare, new_embeddings
 from tests.method.obfuscation import haar, logits, new_model, obfuscate
 from tests.specimens import tokenizer_json, tokens

@@ -8,10 +8,10 @@ from html import unescape
 
 import pytest
 
-from mdir_hf import SectionKind, describe, section_html
-from mdir_hf.render.html import html_page
+from mdir_hf.render.description import describe
+from mdir_hf.render.html import html_page, section_html
 from mdir_hf.render.markdown import markdown_text, plain
-from mdir_hf.render.sections import Line, Section
+from mdir_hf.render.sections import Line, Section, SectionKind
 from mdir_hf.report import SettledBy
 from tests.render.figures.drawn_reports import NO_ARRAYS, a_matrix, a_report, stranger
 

@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 
 from benchmarks.real.scale import PAIRS, TARGET, scale_of
-from mdir_hf import HomologyReport, SectionKind, Verdict, describe, section_html
+from mdir_hf import HomologyReport, Verdict
 from mdir_hf.lineage.cards.claim import claim_of_dict, claim_of_report
-from mdir_hf.render.html import html_page
+from mdir_hf.render.description import describe
+from mdir_hf.render.html import html_page, section_html
 from mdir_hf.render.markdown import markdown_text, plain
 from mdir_hf.render.scale import measured_pairs
+from mdir_hf.render.sections import SectionKind
 from mdir_hf.render.sentence import runs_text
 from mdir_hf.report import Exclusion, LayerPattern, Placebos, Reason, ResidualMap, SettledBy, Transformation
 from tests.render.figures.drawn_reports import (

@@ -8,7 +8,8 @@ from contextlib import aclosing
 
 import pytest
 
-from mdir_hf import HomologyChecker, StoppedError
+from mdir_hf import HomologyChecker
+from mdir_hf.errors import StoppedError
 from mdir_space.desk import Answered, Desk, Serving, Waiting, Working, _shielded
 from mdir_space.limits import Limits
 from mdir_space.question import Question, RefusedError

@@ -10,24 +10,15 @@ from html.parser import HTMLParser
 import jsonschema
 import pytest
 
-from mdir_hf import (
-    BaseCheck,
-    DeclaredLineage,
-    Exclusion,
-    HomologyReport,
-    Level,
-    LineageCheck,
-    Progress,
-    ReadPlan,
-    Reason,
-    ReportArrays,
-    SectionKind,
-    SettledBy,
-    Verdict,
-    compare_command,
-    describe,
-)
+from mdir_hf import HomologyReport, Level, LineageCheck, ReadPlan, Reason, SettledBy, Verdict
+from mdir_hf.comparison.progress import Progress
+from mdir_hf.lineage.cards.declared import DeclaredLineage
+from mdir_hf.lineage.cards.verify_lineage import BaseCheck
+from mdir_hf.render.description import describe
+from mdir_hf.render.reproduce import compare_command
 from mdir_hf.render.scale import measured_pairs
+from mdir_hf.render.sections import SectionKind
+from mdir_hf.report import Exclusion, ReportArrays
 from mdir_space.access import Access
 from mdir_space.answers import WORDS, answer_of, answer_schema
 from mdir_space.conversation import first_tab

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 import mdir_hf
-from mdir_hf import Badge, HomologyReport, Verdict, make_badge
+from mdir_hf import HomologyReport, Verdict, make_badge
 from mdir_hf.errors import InputError
+from mdir_hf.lineage.cards.badge import Badge
 from mdir_hf.lineage.cards.badge_source import read_badge
 from mdir_hf.lineage.cards.claim import SCHEMA, canonical_json, claim_of_dict, claim_of_report, p_text
 from mdir_hf.lineage.cards.svg import LABEL_COLOR, MESSAGE_COLORS, RIM_COLOR, escape, render_svg

@@ -92,7 +92,7 @@ def link_to_layers(link: str) -> str:
     if not asked or asked.get("level") == "layers":
         return ""
     asked.pop("v", None)  # that is of another result
-    return f"?{urlencode({**asked, 'level': 'body'}, safe='/@:')}"
+    return f"?{urlencode({**asked, 'level': 'layers'}, safe='/@:')}"
 
 
 def pinned_link(answered: Answered[Any], request: Any, question: AnyQuestion) -> str:  # noqa: ANN401 - as above

@@ -18,6 +18,7 @@ from mdir_hf.cli.main import build_parser
 from mdir_hf.comparison.plan import make_plan
 from mdir_hf.model.files.sources import TensorSpec
 from mdir_hf.render import description, layer_words
+from mdir_hf.render.description import describe
 from mdir_hf.report.terms import (
     LayerPattern,
     LayerRole,
@@ -31,6 +32,8 @@ from mdir_hf.report.terms import (
 from mdir_hf.report.words import REASON_TEXT
 
 DOCS = Path(__file__).parents[2] / "docs"
+REPORTS = [*DOCS.glob("reports/*.json"), *DOCS.parent.glob("space/examples/*[!x].json")]
+COMMON_WORDS = {"", "used", "seconds", "what", "file", "smallest", "largest", "without", "best", "one", "model"}
 READ_A_RESULT = (DOCS / "read-a-result.md").read_text(encoding="utf-8")
 
 
@@ -126,6 +129,18 @@ def test_the_architecture_page_names_files_that_exist():
     assert len(named) > 12
     package = Path(mdir_hf.__file__).parent
     assert [name for name in named if not (package / name).exists()] == []
+
+
+def test_the_glossary_has_every_label_that_a_report_prints():
+    glossary = (DOCS / "glossary.md").read_text(encoding="utf-8").lower()
+    told = (describe(HomologyReport.from_json(path.read_text(encoding="utf-8"))) for path in REPORTS)
+    labels = set()
+    for section in (section for sections in told for section in sections):
+        labels |= {line.label for line in section.brief} | {fact.name for fact in section.facts}
+        tables = [table for table in section.tables if not table.caption.startswith(("Files read", "Which layer"))]
+        labels |= {cell for table in tables for cell in (*table.columns, *(row[0] for row in table.rows))}
+    words = {word.strip("(),") for label in labels for word in label.lower().split()}
+    assert sorted(word for word in words - COMMON_WORDS if word not in glossary) == []
 
 
 def test_lists_get_the_blank_line_that_they_need_and_code_stays():

@@ -228,8 +228,8 @@ def test_empty_tabs_have_a_way_on_unless_it_was_gone_already(relatives):
     bare = replace(relatives, layers=None, modules=None)
     for kind in (SectionKind.LAYERS, SectionKind.MODULES):
         said = panel(bare, kind, Pictures(bare), "http://here/?a=a/b&b=c/d&alpha=1e-20")
-        assert 'href="?a=a/b&amp;b=c/d&amp;alpha=1e-20&amp;level=body"' in said
-        assert "href" not in panel(bare, kind, Pictures(bare), "http://here/?a=a/b&b=c/d&level=body")
+        assert 'href="?a=a/b&amp;b=c/d&amp;alpha=1e-20&amp;level=layers"' in said
+        assert "href" not in panel(bare, kind, Pictures(bare), "http://here/?a=a/b&b=c/d&level=layers")
         assert "href" not in panel(bare, kind, Pictures(bare))
 
 

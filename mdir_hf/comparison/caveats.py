@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from mdir_hf.model.comparable import Comparable, have_one_vocabulary
 from mdir_hf.model.roles import Role
-from mdir_hf.report import Assumption, LayersResult, Level, MatrixResult, ResidualMap
+from mdir_hf.report import Assumption, LayersResult, Level, MatrixResult, NeuronNumbers, ResidualMap
 
 SAME_FILES = "All weight files have the same SHA-256 in both; p is the chance that independent digests agree."
 STOPPED_BEFORE_LAYERS = "The layers were not compared: it was stopped before."
@@ -145,6 +145,25 @@ def of_layers(layers: LayersResult) -> tuple[str, ...]:
     said = () if sentence is None else (sentence.format(fitted_on=layers.fitted_on),)
     shows_embeddings = layers.residual_map is ResidualMap.IDENTITY or layers.fitted_on == "embeddings"
     return said if shows_embeddings else (*said, _NEW_EMBEDDINGS)
+
+
+def of_neurons(neurons: NeuronNumbers) -> tuple[str, ...]:
+    """What to know of a verdict that rests on the numbers of neurons."""
+    basis = f"behind a rotation that was fitted on {neurons.fitted} other neurons" if neurons.fitted else "as they are"
+    return (
+        f"The embeddings do not settle it. {neurons.tested} neurons of each of {len(neurons.candidate_layers)} layers "
+        f"were compared, {basis}; nothing else of the layers decides this verdict. Numbers can be copied on purpose: "
+        "who renumbers the neurons of an unrelated model can make a few of them agree, not half.",
+    )
+
+
+def of_neuron_numbers(*models: Comparable) -> tuple[str, ...]:
+    """Why the numbers of neurons were left out."""
+    return tuple(
+        f"The numbers of neurons were not compared: in {model.anatomy.architecture} {model.anatomy.neuron_numbers}."
+        for model in models
+        if model.anatomy.neuron_numbers is not None
+    )
 
 
 def off_match_layers(layers: LayersResult) -> str:

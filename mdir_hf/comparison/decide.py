@@ -23,6 +23,7 @@ from mdir_hf.report import (
     LayersResult,
     Level,
     MatrixResult,
+    NeuronNumbers,
     Reason,
     SettledBy,
     Verdict,
@@ -145,6 +146,7 @@ class Decision:
 def decide(
     matrices: Mapping[str, MatrixResult],
     layers: LayersResult | None = None,
+    neurons: NeuronNumbers | None = None,
     *,
     alpha: float,
     level: Level,
@@ -157,6 +159,7 @@ def decide(
     Args:
         matrices: What was found on each pair of matrices (embedding, unembedding), in the order tested.
         layers: What was found on the layers, None where they were not compared.
+        neurons: What was found on a few neurons, None where they were not compared.
         alpha: The level of significance.
         level: How far the comparison went.
         layers_are_unreadable: Whether all or most of them would have been compared, and could not be.
@@ -165,7 +168,8 @@ def decide(
             its layers; 0 where they were not compared.
 
     Returns:
-        Homologous where a matrix is trusted, or the layer map is significant and nothing casts doubt on it.
+        Homologous where a matrix is trusted, where layers match by the numbers of their neurons, or where the layer map
+        is significant and nothing casts doubt on it.
         Inconclusive where one of them is significant without that, where not even a plain copy could have been
         significant, or where layers that should have been compared could not be. No evidence otherwise.
     """
@@ -182,10 +186,16 @@ def decide(
     ) -> Decision:
         return Decision(Verdict.HOMOLOGOUS, None, settled_by, log10_p, said, not_accepted, accepts_layers, assumption)
 
+    match_by_number = neurons is not None and bool(neurons.matches) and neurons.log10_p < log10_alpha
     for one in matrices.values():
         if is_trusted(one) and one.log10_p < log10_alpha:
             log10_p, assumption = headline_of(one, log10_alpha)
+            if assumption is Assumption.CALIBRATION and neurons is not None and match_by_number:
+                log10_p, assumption = neurons.log10_p, Assumption.NUMBERING
             return homologous(one.settled_by, log10_p, (*caveats.of_matrix(one, assumption), *doubts), assumption)
+    if neurons is not None and match_by_number:
+        said = (*caveats.of_neurons(neurons), *doubts)
+        return homologous(SettledBy.NEURONS, neurons.log10_p, said, Assumption.NUMBERING)
     if layers is not None and accepts_layers:
         return homologous(SettledBy.LAYERS, layers.log10_p, caveats.of_layers(layers), Assumption.ROTATION)
     found = [*(one.log10_p for one in matrices.values()), *([] if layers is None else [layers.log10_p])]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -69,6 +70,7 @@ def compare_embeddings(
     watch: Watch,
     *,
     n_tests: int,
+    after_first_look: Callable[[], bool] | None = None,
 ) -> FoundMatrix:
     """Look at more and more common tokens, and at all of them if that is asked for.
 
@@ -81,6 +83,8 @@ def compare_embeddings(
         settings: Level, alpha and the rest.
         watch: Is told of each step.
         n_tests: By how many tests of this comparison every p is multiplied.
+        after_first_look: Called where the first look of a screen does not settle the question; True where something
+            else does, and no more is read.
 
     Returns:
         What was found.
@@ -138,6 +142,8 @@ def compare_embeddings(
                     found = conclude(SettledBy.SCREEN)
                     if is_trusted(found.result):
                         return found
+                if n_rows == plan.look_rows[0] and after_first_look is not None and after_first_look():
+                    return conclude(SettledBy.SCREEN)
         if not level.runs_full_test or not len(common):
             return conclude(SettledBy.SCREEN)
         bar.total = bar.n + plan.full_bytes

@@ -15,6 +15,7 @@ from mdir_hf.comparison.embeddings import FoundMatrix, compare_embeddings
 from mdir_hf.comparison.exclusion import exclusion, layers_noise
 from mdir_hf.comparison.layer_weights import layers_with, why_not_compared
 from mdir_hf.comparison.layers import compare_layers, representatives
+from mdir_hf.comparison.neurons import can_compare_neurons, compare_neurons
 from mdir_hf.comparison.plan import check_memory
 from mdir_hf.comparison.planning import MatrixPair, matrix_pairs, plan_matrix
 from mdir_hf.comparison.progress import Watch
@@ -33,7 +34,9 @@ from mdir_hf.report import (
     Exclusion,
     HomologyReport,
     LayersResult,
+    Level,
     MatrixResult,
+    NeuronNumbers,
     ReportArrays,
     ResidualMap,
     SettledBy,
@@ -74,6 +77,9 @@ def compare_models(reference: Comparable, candidate: Comparable, settings: Setti
             if comparison.is_settled and settings.level.stops_when_settled:
                 return comparison.report()
         if settings.level.may_read_layers:
+            comparison.compare_neurons()
+            if comparison.is_settled and settings.level.stops_when_settled:
+                return comparison.report()
             comparison.compare_layers()
     return comparison.report()
 
@@ -90,6 +96,7 @@ class Comparison:
     Attributes:
         matrix_pairs: The matrices that are to be compared, by name.
         matrices: What was found on each pair of them so far.
+        neurons: What was found on a few neurons; None where they were not compared.
         layers: What was found on the layers; None where they were not compared.
     """
 
@@ -98,6 +105,7 @@ class Comparison:
         self.settings, self.watch = settings, watch
         self.matrix_pairs: dict[str, MatrixPair] = {}
         self.matrices: dict[str, FoundMatrix] = {}
+        self.neurons: NeuronNumbers | None = None
         self.layers: FoundLayers | None = None
         self._caveats = list(caveats.of_weights(reference, candidate))
         self._caveats_of_layers: tuple[str, ...] = ()
@@ -144,20 +152,45 @@ class Comparison:
         rows = common.within(specs[0].shape[0], specs[1].shape[0])
         plan = plan_matrix(self.reference, self.candidate, pair, rows, self.settings.level, self.settings.alpha)
         check_memory(plan, self.settings.max_memory_bytes)
+        self._n_looks = max(self._n_looks, plan.n_looks)
         if self.matrices:
             self._tell(caveats.STOPPED_BEFORE_UNEMBEDDINGS, *self._layers_to_come)
             plan = plan.at_once()
         else:
             self.watch.planned(plan)
         self.matrices[name] = compare_embeddings(
-            name, self.reference, self.candidate, rows, plan, self.settings, self.watch, n_tests=self._n_tests
+            name,
+            self.reference,
+            self.candidate,
+            rows,
+            plan,
+            self.settings,
+            self.watch,
+            n_tests=self._n_tests,
+            after_first_look=self._neurons_settle if self.settings.level is Level.AUTO and not self.matrices else None,
         )
-        self._n_looks = max(self._n_looks, plan.n_looks)
 
     @property
     def is_settled(self) -> bool:
-        """Whether a pair of matrices settles the question."""
-        return any(is_trusted(found.result) for found in self.matrices.values())
+        """Whether a pair of matrices settles the question, or the numbers of neurons do."""
+        by_numbers = self.neurons is not None and bool(self.neurons.matches)
+        return by_numbers or any(is_trusted(found.result) for found in self.matrices.values())
+
+    def compare_neurons(self) -> None:
+        """Compare a few neurons by number, unless that was done. What cannot be read, :meth:`compare_layers` tells."""
+        if self.neurons is not None:
+            return
+        with self.watch.step("neurons"):
+            self.watch.enter("neurons")
+            try:
+                if can_compare_neurons(self.reference, self.candidate):
+                    self.neurons = compare_neurons(self.reference, self.candidate, self.settings)
+            except (AnatomyError, UnsupportedFormatError):
+                return
+
+    def _neurons_settle(self) -> bool:
+        self.compare_neurons()
+        return self.is_settled
 
     def compare_layers(self) -> None:
         """Run Algorithms 2 and 3, as one more look after those at the matrices.
@@ -184,6 +217,7 @@ class Comparison:
         decision = decide(
             self._results,
             self._layers_result,
+            self.neurons,
             alpha=self.settings.alpha,
             level=self.settings.level,
             layers_are_unreadable=self._layers_are_unreadable,
@@ -222,6 +256,7 @@ class Comparison:
             seed=self.settings.seed,
             version=__version__,
             assumption=decision.assumption,
+            neurons=self.neurons,
             log10_p_not_accepted=decision.log10_p_not_accepted,
             excludes=exclusion(
                 matrices,
@@ -339,6 +374,8 @@ class Comparison:
         doubts: tuple[str, ...] = ()
         if decision.verdict is not Verdict.HOMOLOGOUS:
             doubts = (*self._doubts_of_tokens, *caveats.of_channel_numbers(self.reference, self.candidate))
+            if self.settings.level.may_read_layers:
+                doubts += caveats.of_neuron_numbers(self.reference, self.candidate)
         on_rows = (caveat for found in self.matrices.values() for caveat in found.caveats)
         on_layers = (*self._caveats_of_layers, *self._stopped_before)
         if decision.verdict is Verdict.NO_EVIDENCE and self.layers is not None:

@@ -33,6 +33,7 @@ def frame_of(report: HomologyReport) -> DataFrame:
 
     Returns:
         One row for each pair of matrices (``part`` is ``embedding`` or ``unembedding``, ``test`` the transformation),
+        each pair of layers that matches by the numbers of its neurons (``neurons``, with the log10 p of all of them),
         each matched pair of layers (``layers``, the pattern), and each test of a part of a layer (its role and test).
         ``log10_p`` is corrected as in the report. What belongs to the report as a whole is in ``frame.attrs``: verdict,
         reason, log10_p and whether it bounds a chance, alpha, and the names of the models.
@@ -60,6 +61,9 @@ def frame_of(report: HomologyReport) -> DataFrame:
 def _rows(report: HomologyReport) -> Iterator[Row]:
     for name, found in report.matrices.items():
         yield name, found.transformation.value, None, None, found.trace, found.normalized_trace, found.log10_p
+    if report.neurons is not None:
+        for i, j in report.neurons.matches:
+            yield "neurons", "own_number", i, j, None, None, report.neurons.log10_p
     if report.layers is not None:
         for pair in report.layers.matches:
             yield "layers", report.layers.pattern.value, pair.reference, pair.candidate, None, None, pair.log10_p

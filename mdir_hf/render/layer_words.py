@@ -3,18 +3,65 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from mdir_hf.render.sections import FigureName, Line, Section, SectionKind, Table, counted, number
-from mdir_hf.report.parts import ExpertsFound, HeadsFound, LayersResult, ModuleResult, NeuronsFound, RowsFound
+from mdir_hf.report.parts import (
+    ExpertsFound,
+    HeadsFound,
+    LayersResult,
+    ModuleResult,
+    NeuronNumbers,
+    NeuronsFound,
+    RowsFound,
+)
 from mdir_hf.report.result import HomologyReport
 from mdir_hf.report.terms import ModuleRole, ModuleTest, ResidualMap
+from mdir_hf.report.words import neurons_text
 
 
 def layers_section(report: HomologyReport) -> Section:
     """Which layer descends from which; empty where the layers were not compared."""
-    layers = report.layers
-    if layers is None:
+    by_number = _neurons_section(report.neurons)
+    if report.layers is None:
+        return by_number
+    by_map = _map_section(report.layers)
+    return replace(
+        by_map,
+        brief=by_number.brief + by_map.brief,
+        paragraphs=by_number.paragraphs + by_map.paragraphs,
+        tables=by_number.tables + by_map.tables,
+    )
+
+
+def _neurons_section(neurons: NeuronNumbers | None) -> Section:
+    if neurons is None:
         return Section(SectionKind.LAYERS, "Layers")
+    n_pairs = len(neurons.reference_layers) * len(neurons.candidate_layers)
+    looked = f"Neurons by number: {neurons.tested} of each layer were compared, in {counted(n_pairs, 'pair')} of layers"
+    looked += f", behind a rotation fitted on {neurons.fitted} others" if neurons.fitted else ""
+    if not neurons.matches:
+        most = max(map(max, neurons.own_number))
+        return Section(
+            SectionKind.LAYERS, "Layers", paragraphs=(f"{looked}. At most {most} have their own number in any pair.",)
+        )
+    rows = {layer: i for i, layer in enumerate(neurons.reference_layers)}
+    columns = {layer: j for j, layer in enumerate(neurons.candidate_layers)}
+    cells = tuple(
+        (str(j), str(i), f"{neurons.own_number[rows[i]][columns[j]]} of {neurons.tested}") for i, j in neurons.matches
+    )
+    pairs = ", ".join(f"{i}>{j}" for i, j in neurons.matches)
+    headers = ("candidate layer", "its ancestor in the reference", "neurons with their own number")
+    return Section(
+        SectionKind.LAYERS,
+        "Layers",
+        brief=(Line("neurons", neurons_text(neurons)), Line("", f"reference>candidate: {pairs}")),
+        paragraphs=(f"{looked}. {neurons_text(neurons).capitalize()}.",),
+        tables=(Table("Which layer matches which by the numbers of its neurons, counted from 0", headers, cells),),
+    )
+
+
+def _map_section(layers: LayersResult) -> Section:
     matched = "have an ancestor in the reference" if layers.matches else "were matched"
     found = (
         f"{len(layers.matches)} of {layers.n_candidate_layers} layers of the candidate {matched}, compared by their "

@@ -10,7 +10,7 @@ from mdir_hf.render.sections import counted
 from mdir_hf.report.parts import HeadsFound, LayersResult, MatrixResult, ModelSummary, ModuleResult, NeuronsFound
 from mdir_hf.report.result import HomologyReport
 from mdir_hf.report.terms import Assumption, LayerPattern, ResidualMap, SettledBy, Transformation, Verdict
-from mdir_hf.report.words import REASON_TEXT, UNLESS_IN_ANOTHER_BASIS, UNLESS_ROTATED, numbering_text
+from mdir_hf.report.words import REASON_TEXT, UNLESS_IN_ANOTHER_BASIS, UNLESS_ROTATED, neurons_text, numbering_text
 
 NAME_LENGTH = 60
 STRONGEST_NOISE = 100.0
@@ -52,7 +52,7 @@ def sentence_of(report: HomologyReport) -> str:
         return f"No shared weights were found between {candidate} and {reference}; {_excluded(report)}."
     if report.settled_by is SettledBy.IDENTICAL_FILES:
         return f"{candidate} and {reference} have the same weight files, byte for byte."
-    parts = [*_of_matrices(report), *_of_layers(report, reference, candidate)]
+    parts = [*_of_matrices(report), *_of_neurons(report), *_of_layers(report, reference, candidate)]
     return f"{candidate} and {reference} share weights: {'; '.join(parts) or 'see the evidence'}."
 
 
@@ -119,8 +119,16 @@ def _how(matrix: MatrixResult, report: HomologyReport) -> str:
     return f"{order}, all of them together, though few or none by itself"
 
 
+def _of_neurons(report: HomologyReport) -> Iterable[str]:
+    if report.neurons is not None and report.neurons.matches:
+        yield neurons_text(report.neurons)
+
+
 def _of_layers(report: HomologyReport, reference: str, candidate: str) -> Iterable[str]:
     layers = report.layers
+    if layers is None and report.settled_by is SettledBy.NEURONS:
+        yield "nothing else of the layers was compared"
+        return
     if layers is None:
         yield "the layers were not compared"
         return

@@ -266,6 +266,38 @@ class AncestorLayer(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class NeuronNumbers(Part):
+    """Neurons by number: how many of those tested have a partner of their own number, for pairs of layers.
+
+    Partners are neurons of the two layers that resemble each other most; they are found without their numbers.
+
+    Attributes:
+        tested: Neurons that were tested in each layer.
+        fitted: Other neurons that a rotation of the residual stream was fitted on; 0: the bases were taken as the same.
+        reference_layers: Layer of the reference that each row of ``own_number`` is.
+        candidate_layers: Layer of the candidate that each column is.
+        own_number: How many of the tested neurons have their own number, for each pair of layers.
+        matches: Pairs of layers in which half of them have, and more than chance allows.
+        log10_p: Of the whole, corrected for all pairs, tests and looks.
+    """
+
+    tested: Count
+    fitted: Count
+    reference_layers: tuple[Count, ...]
+    candidate_layers: tuple[Count, ...]
+    own_number: tuple[tuple[Count, ...], ...]
+    matches: tuple[LayerPair, ...]
+    log10_p: Log10P
+
+    @property
+    def own_in_matches(self) -> int:
+        """Tested neurons with their own number in the layers that match."""
+        rows = {layer: i for i, layer in enumerate(self.reference_layers)}
+        columns = {layer: j for j, layer in enumerate(self.candidate_layers)}
+        return sum(self.own_number[rows[match.reference]][columns[match.candidate]] for match in self.matches)
+
+
+@dataclass(frozen=True, slots=True)
 class LayersResult(Part):
     """Algorithm 2: which layer of the candidate descends from which layer of the reference.
 

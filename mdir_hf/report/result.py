@@ -18,6 +18,7 @@ from mdir_hf.report.parts import (
     MatrixResult,
     ModelSummary,
     ModuleResult,
+    NeuronNumbers,
 )
 from mdir_hf.report.terms import PRIVILEGED_Z, Assumption, Level, Reason, SettledBy, Verdict
 from mdir_hf.report.words import (
@@ -94,6 +95,7 @@ class HomologyReport:
         excludes: What a ``no_evidence`` excludes; None for other verdicts.
         assumption: What ``log10_p`` rests on where the verdict is homologous; None elsewhere, where files are equal,
             and in older reports.
+        neurons: A few neurons by their numbers, None if not run.
         arrays: What is too large for JSON; not serialised.
     """
 
@@ -118,6 +120,7 @@ class HomologyReport:
     log10_p_not_accepted: Log10P | None = None
     excludes: Exclusion | None = None
     assumption: Assumption | None = None
+    neurons: NeuronNumbers | None = None
     arrays: ReportArrays = field(default=ReportArrays(), compare=False, repr=False)
 
     @property

@@ -103,13 +103,17 @@ class SettledBy(Term):
     SCREEN = "screen", "a first look at the embeddings"
     EMBEDDING = "embedding", "the embeddings, all common tokens"
     UNEMBEDDING = "unembedding", "the unembeddings (lm_head)"
+    NEURONS = "neurons", "the numbers of a few neurons"
     LAYERS = "layers", "the layers"
 
 
 class Assumption(Term):
     """What the p of a finding rests on, from what asks least to what asks most."""
 
-    NUMBERING = "numbering", "training does not care how channels are numbered, and nobody arranged the numbers"
+    NUMBERING = (
+        "numbering",
+        "training does not care how channels and neurons are numbered, and nobody arranged the numbers",
+    )
     ROTATION = "rotation", "the axes of one of the two models are random directions"
     CALIBRATION = "calibration", "no unrelated models that were measured matched like this: judgement, and no bound"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mdir_hf.report.parts import NumberingResult
+from mdir_hf.report.parts import NeuronNumbers, NumberingResult
 from mdir_hf.report.terms import Reason, Verdict
 
 ICON = {Verdict.HOMOLOGOUS: "●", Verdict.NO_EVIDENCE: "○", Verdict.INCONCLUSIVE: "◐"}
@@ -75,7 +75,7 @@ _NO_DIRECTION = "It has no direction, and a shared random seed counts as shared 
 MEANING = f"p bounds the chance of such agreement between independently trained models. {_NO_DIRECTION}"
 
 MEANING_NUMBERING = (
-    "The channels of independently trained models agree in their numbers with at most this probability, unless "
+    "Channels and neurons of independently trained models agree in their numbers with at most this probability, unless "
     f"somebody arranged the numbers. {_NO_DIRECTION}"
 )
 
@@ -117,6 +117,19 @@ def numbering_text(found: NumberingResult) -> str:
         said = f"{found.in_order:,} of {found.pairs:,} paired channels are in the order of their numbers"
         chance = f"at most one pair in 10^{-found.log10_p:,.0f} would"
     return f"{said}; of independently trained models {chance}"
+
+
+def neurons_text(found: NeuronNumbers) -> str:
+    """How the numbers of tested neurons agree, and what independently trained models would do."""
+    n_layers = len(found.matches)
+    n_own, n_tested = found.own_in_matches, found.tested * n_layers
+    share = f"all {n_tested:,}" if n_own == n_tested else f"{n_own:,} of {n_tested:,}"
+    places = "a layer" if n_layers == 1 else f"{n_layers} layers"
+    basis = " once the channels are rotated" if found.fitted else ""
+    return (
+        f"{share} neurons that were tested in {places} have their own number{basis}; of independently trained models "
+        f"at most one pair in 10^{-found.log10_p:,.0f} would"
+    )
 
 
 def n_bytes_text(n_bytes: float) -> str:

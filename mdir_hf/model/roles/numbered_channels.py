@@ -62,6 +62,15 @@ NUMBER_ROWS: tuple[NumberRow, ...] = (
 )
 
 
+NESTED_NEURONS = "the first neurons were trained to do without the others (MatFormer)"
+NUMBERED_NEURONS = dict.fromkeys(("gemma3n", "gemma3n_text"), NESTED_NEURONS)
+
+
+def meaning_of_neuron_numbers(architecture: str) -> str | None:
+    """Say what the number of a neuron means in a model, given its ``model_type``; None where no meaning is known."""
+    return NUMBERED_NEURONS.get(architecture)
+
+
 def meaning_of_numbers(
     architecture: str, answers: Mapping[str, bool | str] = {}, config: Mapping[str, object] = {}
 ) -> str | None:

@@ -12,7 +12,7 @@ from mdir_hf.model.roles.config import Config, ConfigSizes, read_sizes
 from mdir_hf.model.roles.families.recurrent import CHANNELS_PER_HEAD, HEADS_FROM_SHAPE, SIGNS
 from mdir_hf.model.roles.layer_names import is_in_layer, split_at_layer
 from mdir_hf.model.roles.layers import Layer, Stack, choose_stack, find_stacks, place_layers
-from mdir_hf.model.roles.numbered_channels import meaning_of_numbers
+from mdir_hf.model.roles.numbered_channels import meaning_of_neuron_numbers, meaning_of_numbers
 from mdir_hf.model.roles.parts import ShapeOf, WeightPart, WeightProduct, part_shape
 from mdir_hf.model.roles.roles import Role
 from mdir_hf.model.roles.rows import EdgeRow, RopeLayout
@@ -36,6 +36,7 @@ class Anatomy:
         rotary_dim: Rows of a head that are rotated, from its first; None for all, or unknown.
         norms_add_one: Whether the norms multiply by ``1 + g``.
         channel_numbers: What the number of a residual channel means, as a clause; None where nothing is known.
+        neuron_numbers: The same of the number of a neuron.
         embedding: Input embedding, ``(d_vocab, d_model)``.
         unembedding: Output head (``lm_head``), ``(d_vocab, d_model)``; None if there is no tensor of its own.
         tied: Whether the output head is the embedding. A head that is stored counts as one of its own even where the
@@ -67,6 +68,7 @@ class Anatomy:
     rotary_dim: int | None = None
     norms_add_one: bool = False
     channel_numbers: str | None = None
+    neuron_numbers: str | None = None
 
     @property
     def unread_layers(self) -> tuple[int, ...]:
@@ -196,6 +198,7 @@ def resolve_anatomy(config: Config | None, names: Iterable[str], shape_of: Shape
         rotary_dim=sizes.rotation.dim,
         norms_add_one=bool(sizes.flags.get("norms_add_one", sizes.architecture in tables.NORMS_ADDING_ONE)),
         channel_numbers=sizes.channel_numbers,
+        neuron_numbers=meaning_of_neuron_numbers(sizes.architecture),
     )
 
 

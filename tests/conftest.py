@@ -47,3 +47,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.option.markexpr == "slow":
         place = {Path(__file__).parent / name: number for number, name in enumerate(LONGEST)}
         items.sort(key=lambda item: place.get(item.path, len(place)))
+
+
+@pytest.fixture
+def without_neuron_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the paper's method says by itself, as of models whose neurons somebody renumbered."""
+    monkeypatch.setattr("mdir_hf.comparison.run.can_compare_neurons", lambda *models: False)

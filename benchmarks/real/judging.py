@@ -17,6 +17,7 @@ from mdir_hf import HomologyChecker, MdirError
 
 if TYPE_CHECKING:
     from mdir_hf import HomologyReport
+    from mdir_hf.report import NeuronNumbers
 
 RESULTS = Path(__file__).parents[1] / "results" / "real-pairs.jsonl"
 MODELS = RESULTS.with_name("real-models.jsonl")
@@ -64,6 +65,7 @@ def numbers(report: HomologyReport) -> dict[str, Any]:
         "bytes_of_weights": said["io"]["bytes_of_weights"],
         "embedding": None if said["embedding"] is None else _matrix(said["embedding"]),
         "unembedding": None if said["unembedding"] is None else _matrix(said["unembedding"]),
+        "neurons": None if report.neurons is None else _neurons(report.neurons),
         "layers": None if said["layers"] is None else _layers(said["layers"]),
     }
     return row
@@ -86,6 +88,17 @@ def _matrix(matrix: dict[str, Any]) -> dict[str, Any]:
         "basis_z": None if placebo is None else list(placebo["privileged_basis_z"]),
     }
     return {key: _rounded(value) for key, value in row.items()}
+
+
+def _neurons(neurons: NeuronNumbers) -> dict[str, Any]:
+    return {
+        "log10_p": round(neurons.log10_p, 4),
+        "tested": neurons.tested,
+        "fitted": neurons.fitted,
+        "most_own": max(map(max, neurons.own_number)),
+        "n_pairs": len(neurons.reference_layers) * len(neurons.candidate_layers),
+        "n_matched": len(neurons.matches),
+    }
 
 
 def _layers(layers: dict[str, Any]) -> dict[str, Any]:

@@ -97,7 +97,9 @@ class HomologyChecker:
         settings: Of every comparison, on a device that this machine has.
     """
 
-    def __init__(self, reference: Model, *, ledger: IoLedger, settings: Settings, reading: Reading) -> None:
+    def __init__(
+        self, reference: Model, *, ledger: IoLedger, settings: Settings = Settings(), reading: Reading = Reading()
+    ) -> None:
         self.reference = reference
         self.settings = replace(settings, device=available_device(settings.device))
         self._reading = reading

@@ -142,8 +142,10 @@ def compare_embeddings(
                     found = conclude(SettledBy.SCREEN)
                     if is_trusted(found.result):
                         return found
-                if n_rows == plan.look_rows[0] and after_first_look is not None and after_first_look():
-                    return conclude(SettledBy.SCREEN)
+                if n_rows == plan.look_rows[0] and after_first_look is not None:
+                    if after_first_look():
+                        return conclude(SettledBy.SCREEN)
+                    watch.enter("screen", plan.screen_bytes[1])
         if not level.runs_full_test or not len(common):
             return conclude(SettledBy.SCREEN)
         bar.total = bar.n + plan.full_bytes

@@ -6,6 +6,7 @@ Read :func:`compare_models` first; each line of it is a step.
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import replace
 
 from mdir_hf._version import __version__
@@ -112,6 +113,7 @@ class Comparison:
         self._files_are_equal = False
         self._tokens_are_known = True
         self._n_looks = 0
+        self._were_neurons_tried = False
         self._stopped_before: tuple[str, ...] = ()
         self._layers_are_unreadable = False
         self._layers_noise = 0.0
@@ -178,15 +180,13 @@ class Comparison:
 
     def compare_neurons(self) -> None:
         """Compare a few neurons by number, unless that was done. What cannot be read, :meth:`compare_layers` tells."""
-        if self.neurons is not None:
+        if self._were_neurons_tried:
             return
-        with self.watch.step("neurons"):
-            self.watch.enter("neurons")
-            try:
-                if can_compare_neurons(self.reference, self.candidate):
-                    self.neurons = compare_neurons(self.reference, self.candidate, self.settings)
-            except (AnatomyError, UnsupportedFormatError):
-                return
+        self._were_neurons_tried = True
+        with suppress(AnatomyError, UnsupportedFormatError), self.watch.step("neurons"):
+            if can_compare_neurons(self.reference, self.candidate):
+                self.watch.enter("neurons")
+                self.neurons = compare_neurons(self.reference, self.candidate, self.settings)
 
     def _neurons_settle(self) -> bool:
         self.compare_neurons()

@@ -49,7 +49,7 @@ def _headline(body: dict[str, Any]) -> dict[str, Any]:
 
 def _third(body: dict[str, Any]) -> dict[str, Any]:
     """One word for one thing: layers, residual map, off-match."""
-    new = {**body, "schema": "mdir-hf/report/3"}
+    new = {"neurons": None, **body, "schema": "mdir-hf/report/3"}
     for key in ("level", "settled_by"):
         if new.get(key) == "body":
             new[key] = "layers"

@@ -22,6 +22,8 @@ from mdir_hf.model.opened import Model
 from tests.method.obfuscation import logits, new_model, obfuscate
 from tests.specimens import tokenizer_json, tokens
 
+pytestmark = pytest.mark.usefixtures("without_neuron_numbers")
+
 pytest.importorskip("transformers")
 
 V = 160  # the vocabulary of tests.method.obfuscation, whose logits take such tokens

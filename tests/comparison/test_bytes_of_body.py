@@ -10,6 +10,8 @@ import transformers
 from mdir_hf import HomologyChecker
 from tests.specimens import tokenizer_json, tokens
 
+pytestmark = pytest.mark.usefixtures("without_neuron_numbers")
+
 V, N = 9000, 64
 PREFETCHED = 100_000
 """What is read of a file at once for its header: rows as well of so small a model, which are read once more."""

@@ -20,6 +20,8 @@ from mdir_hf.model.opened import Model
 from mdir_hf.model.roles import Role
 from tests.specimens import tokenizer_json, tokens
 
+pytestmark = pytest.mark.usefixtures("without_neuron_numbers")
+
 transformers = pytest.importorskip("transformers")
 
 V, WIDTH = 160, 96

@@ -19,6 +19,8 @@ from mdir_hf.model.roles import FusedRows, HeadCounts, WeightPart, WeightProduct
 from tests.method.one_map import map_layers
 from tests.specimens import tokenizer_json, tokens
 
+pytestmark = pytest.mark.usefixtures("without_neuron_numbers")
+
 ALPHA = math.log(1e-10)
 N, H, D, RANK = 96, 4, 16, 24  # residual width, heads, their width, rank of the latents: 64 rows of rank 24
 

@@ -12,6 +12,8 @@ from mdir_hf.report import LayerPattern
 from tests.comparison.test_body import SIZES, base, compare, save, with_layers  # noqa: F401 - fixtures
 from tests.method.obfuscation import haar, new_model
 
+pytestmark = pytest.mark.usefixtures("without_neuron_numbers")
+
 pytest.importorskip("transformers")
 
 LIKENESS = 0.45

@@ -7,6 +7,8 @@ from mdir_hf import HomologyChecker, Reason, Verdict
 from tests.model.roles.tiny_causal import build_module, save_and_open
 from tests.specimens import gaussian, write_model
 
+pytestmark = pytest.mark.usefixtures("without_neuron_numbers")
+
 
 @pytest.fixture
 def related(tmp_path):

@@ -14,6 +14,8 @@ from mdir_hf.model.hub import IoLedger
 from tests.model.hub.fixtures import hf_home, loopback_hub
 from tests.specimens import gaussian, write_model
 
+pytestmark = pytest.mark.usefixtures("without_neuron_numbers")
+
 __all__ = ["hf_home", "loopback_hub"]
 
 V, N = 1500, 96

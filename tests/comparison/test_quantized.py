@@ -14,6 +14,8 @@ from mdir_hf.errors import UnsupportedFormatError
 from tests.model.files.quantization.writers import SCHEMES, awq, compressed, modelopt_nvfp4
 from tests.specimens import gaussian, tokenizer_json, tokens
 
+pytestmark = pytest.mark.usefixtures("without_neuron_numbers")
+
 V, N, LAYERS = 1500, 96, 2
 PROJECTIONS = {
     **{f"self_attn.{name}_proj": (N, N) for name in "qkvo"},

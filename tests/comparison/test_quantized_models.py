@@ -15,6 +15,8 @@ from mdir_hf.model.hub import open_repository
 from tests.model.files.quantization.writers import fp8_blocks, gpt_oss_experts
 from tests.specimens import gaussian, tokenizer_json, tokens
 
+pytestmark = pytest.mark.usefixtures("without_neuron_numbers")
+
 transformers = pytest.importorskip("transformers")
 
 V, LAYERS = 400, 2

@@ -18,6 +18,8 @@ from tests.comparison.test_body import SIZES, compare, new_embeddings
 from tests.method.obfuscation import haar, logits, new_model, obfuscate
 from tests.specimens import tokenizer_json, tokens
 
+pytestmark = pytest.mark.usefixtures("without_neuron_numbers")
+
 pytest.importorskip("transformers")
 
 HEAD, GROUP = SIZES["head_dim"], 2

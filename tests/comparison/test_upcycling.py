@@ -17,6 +17,8 @@ from mdir_hf.method.gauge import ResidualBasisMap
 from mdir_hf.method.neurons import MlpWeights
 from tests.specimens import tokenizer_json, tokens
 
+pytestmark = pytest.mark.usefixtures("without_neuron_numbers")
+
 transformers = pytest.importorskip("transformers")
 
 V, WIDTH, NEURONS, LAYERS = 120, 64, 128, 2

@@ -149,11 +149,10 @@ def of_layers(layers: LayersResult) -> tuple[str, ...]:
 
 def of_neurons(neurons: NeuronNumbers) -> tuple[str, ...]:
     """What to know of a verdict that rests on the numbers of neurons."""
-    basis = f"behind a rotation that was fitted on {neurons.fitted} other neurons" if neurons.fitted else "as they are"
     return (
         f"The embeddings do not settle it. {neurons.tested} neurons of each of {len(neurons.candidate_layers)} layers "
-        f"were compared, {basis}; nothing else of the layers decides this verdict. Numbers can be copied on purpose: "
-        "who renumbers the neurons of an unrelated model can make a few of them agree, not half.",
+        f"were compared, behind a rotation of the residual stream that was fitted on {neurons.fitted} others; nothing "
+        "else of the layers decides this verdict.",
     )
 
 

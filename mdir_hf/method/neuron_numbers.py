@@ -1,31 +1,42 @@
-"""Evidence from the numbers of neurons: no vocabulary, no embedding, and a rotation for each layer if need be.
+"""Evidence from the numbers of neurons: no vocabulary, no embedding, and a rotation for each layer.
 
 Training does not care how the neurons of an MLP are numbered. So of two independently trained models, given everything
 about both but the numbering of one layer's neurons, that numbering is a uniformly random permutation, for each layer an
-independent one. Neurons are rows of the matrices that write them (gate, up), compared by their cosines.
+independent one. Neurons are rows of the matrices that write them (gate, up).
 
-*Same basis.* Partners are neurons that resemble each other most, found without their numbers. *Behind a rotation.* Pair
-some neurons by number, fit the rotation between the two residual streams on them, and find partners among the other
-neurons behind it. Given the pairs it was fitted on, the numbers of the others are still uniformly random.
+Pair some neurons of two layers by number and fit the rotation between the two residual streams on them. Of other
+neurons, partners are those that resemble each other most behind it, found without their numbers. Given the pairs that
+the rotation was fitted on, the numbers of the others are still uniformly random. So k of them have a partner of their
+own number with probability at most 1 / k!, and k in all of L layers that were chosen beforehand with probability at
+most L^k / k!. docs/method/numbering.md has the proofs.
 
-Either way k of n tested neurons have a partner of their own number with probability at most 1 / k!, and so in all of L
-layers that were chosen beforehand with probability at most L^k / k!. docs/method/numbering.md has the proofs.
+Numbers can be chosen: whoever knows which neurons are tested can renumber a stranger so that all of them have their own
+number. So :func:`own_numbers` also counts those that are *certain*: as alike as random neurons would hardly be even if
+all pairs of neurons of the two layers were tried.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from mdir_hf.method.matching import IntArray
+from mdir_hf.method.matching import CHANNEL_ALPHA, IntArray
 from mdir_hf.method.neurons import unit_rows
 from mdir_hf.method.numbering import mutual_partners
 
 Neurons = Sequence[torch.Tensor]
 """Rows of the matrices that write some neurons, gate and up: each ``(n, width)`` of unit rows, of the same neurons."""
+
+
+class OwnNumbers(NamedTuple):
+    """How many tested neurons have a partner of their own number, and how many of those are certain."""
+
+    own: int
+    certain: int
 
 
 def sample_neurons(n_neurons: int, n: int, *, run: int, seed: int) -> IntArray:
@@ -45,35 +56,31 @@ def sample_neurons(n_neurons: int, n: int, *, run: int, seed: int) -> IntArray:
     return numbers
 
 
-def own_numbers(reference: Neurons, candidate: Neurons, *, n_fitted: int = 0) -> int:
-    """Count the tested neurons whose partner has their own number.
+def own_numbers(reference: Neurons, candidate: Neurons, *, n_fitted: int, n_neurons: int) -> OwnNumbers:
+    """Count the tested neurons whose partner, behind a rotation fitted on others, has their own number.
 
     Args:
         reference: Rows of some neurons of a layer.
-        candidate: Rows of the neurons of the same numbers; any width where a rotation is fitted.
-        n_fitted: The rotation is fitted on the first of them, and the others are tested; 0: the bases are the same, and
-            all are tested.
+        candidate: Rows of the neurons of the same numbers; of any width.
+        n_fitted: The rotation is fitted on the first of them, and the others are tested.
+        n_neurons: Neurons of the layer, of which somebody may have chosen these.
 
     Returns:
-        How many. Cost O(n² width + f² width + f³) for f fitted rows; no matrix of width x width is made.
+        The counts. Cost O(n^2 f + f^2 width + f^3) for f fitted rows; no matrix of width x width is made.
     """
-    if n_fitted:
-        reference, candidate = _behind_rotation(reference, candidate, n_fitted)
-    cosines = sum(x @ y.T for x, y in zip(reference, candidate, strict=True))
-    assert isinstance(cosines, torch.Tensor)
-    rows, columns = mutual_partners(cosines.clamp(min=0.0))
-    return int((rows == columns).sum())
-
-
-def _behind_rotation(
-    reference: Neurons, candidate: Neurons, n_fitted: int
-) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Coordinates of the tested rows of both models in the span of the fitted ones, the reference's rotated."""
     x, y = (torch.cat([rows[:n_fitted] for rows in model]) for model in (reference, candidate))
     (q_x, r_x), (q_y, r_y) = (torch.linalg.qr(rows.T) for rows in (x, y))
     left, _, right = torch.linalg.svd(r_x @ r_y.T, full_matrices=False)
-    carried = [unit_rows(rows[n_fitted:] @ q_x @ left @ right) for rows in reference]
-    return carried, [unit_rows(rows[n_fitted:] @ q_y) for rows in candidate]
+    cosines = torch.zeros(1)
+    for one, other in zip(reference, candidate, strict=True):
+        carried = unit_rows(one[n_fitted:] @ q_x @ left @ right)
+        cosines = cosines.to(carried) + carried @ unit_rows(other[n_fitted:] @ q_y).T
+    rows, columns = mutual_partners(cosines.clamp(min=0.0))
+    own = torch.from_numpy(rows[rows == columns])
+    # Deviation of a sum of cosines of random directions. The largest of N^2 of them is about sqrt(2 ln N^2) deviations.
+    deviation = math.sqrt(len(reference) / q_y.shape[1])
+    least = deviation * math.sqrt(2.0 * math.log(n_neurons**2 / CHANNEL_ALPHA))
+    return OwnNumbers(len(own), int((cosines.diagonal().cpu()[own] > least).sum()))
 
 
 def log_p_own_numbers(n_own: int, n_layers: int = 1) -> float:

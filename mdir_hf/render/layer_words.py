@@ -39,7 +39,7 @@ def _neurons_section(neurons: NeuronNumbers | None) -> Section:
         return Section(SectionKind.LAYERS, "Layers")
     n_pairs = len(neurons.reference_layers) * len(neurons.candidate_layers)
     looked = f"Neurons by number: {neurons.tested} of each layer were compared, in {counted(n_pairs, 'pair')} of layers"
-    looked += f", behind a rotation fitted on {neurons.fitted} others" if neurons.fitted else ""
+    looked += f", behind a rotation fitted on {neurons.fitted} others"
     if not neurons.matches:
         most = max(map(max, neurons.own_number))
         return Section(

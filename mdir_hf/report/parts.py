@@ -273,11 +273,12 @@ class NeuronNumbers(Part):
 
     Attributes:
         tested: Neurons that were tested in each layer.
-        fitted: Other neurons that a rotation of the residual stream was fitted on; 0: the bases were taken as the same.
+        fitted: Other neurons that a rotation of the residual stream was fitted on, for each pair of layers.
         reference_layers: Layer of the reference that each row of ``own_number`` is.
         candidate_layers: Layer of the candidate that each column is.
         own_number: How many of the tested neurons have their own number, for each pair of layers.
-        matches: Pairs of layers in which half of them have, and more than chance allows.
+        certain: How many of those resemble their partner more than the best of all pairs of random neurons would.
+        matches: Pairs of layers in which half of the tested neurons are certain, and p is below alpha.
         log10_p: Of the whole, corrected for all pairs, tests and looks.
     """
 
@@ -286,12 +287,13 @@ class NeuronNumbers(Part):
     reference_layers: tuple[Count, ...]
     candidate_layers: tuple[Count, ...]
     own_number: tuple[tuple[Count, ...], ...]
+    certain: tuple[tuple[Count, ...], ...]
     matches: tuple[LayerPair, ...]
     log10_p: Log10P
 
     @property
     def own_in_matches(self) -> int:
-        """Tested neurons with their own number in the layers that match."""
+        """Tested neurons with their own number, in the layers that match."""
         rows = {layer: i for i, layer in enumerate(self.reference_layers)}
         columns = {layer: j for j, layer in enumerate(self.candidate_layers)}
         return sum(self.own_number[rows[match.reference]][columns[match.candidate]] for match in self.matches)

@@ -125,9 +125,8 @@ def neurons_text(found: NeuronNumbers) -> str:
     n_own, n_tested = found.own_in_matches, found.tested * n_layers
     share = f"all {n_tested:,}" if n_own == n_tested else f"{n_own:,} of {n_tested:,}"
     places = "a layer" if n_layers == 1 else f"{n_layers} layers"
-    basis = " once the channels are rotated" if found.fitted else ""
     return (
-        f"{share} neurons that were tested in {places} have their own number{basis}; of independently trained models "
+        f"{share} neurons that were tested in {places} have their own number; of independently trained models "
         f"at most one pair in 10^{-found.log10_p:,.0f} would"
     )
 

@@ -1,0 +1,126 @@
+"""Neurons by number in whole comparisons: what keeps its numbers is found by a few rows, whatever else was changed."""
+
+import copy
+import json
+
+import pytest
+import torch
+
+from mdir_hf import Assumption, HomologyReport, Reason, Verdict, compare
+from tests.comparison.test_body import drift, new_embeddings, with_layers
+from tests.comparison.test_residual_maps import edited, turned
+from tests.method.obfuscation import new_model
+from tests.specimens import tokenizer_json, tokens
+
+pytest.importorskip("transformers")
+
+SIZES = {
+    "hidden_size": 96, "intermediate_size": 200, "num_hidden_layers": 4, "num_attention_heads": 8,
+    "num_key_value_heads": 4, "head_dim": 16,
+}  # fmt: skip
+
+
+@pytest.fixture
+def save(tmp_path):
+    def save_model(model, name, *, with_tokenizer=True):
+        copy.deepcopy(model).float().save_pretrained(tmp_path / name)
+        if with_tokenizer:
+            vocabulary = tokens(model.config.vocab_size)
+            (tmp_path / name / "tokenizer.json").write_text(json.dumps(tokenizer_json(vocabulary)))
+        return tmp_path / name
+
+    return save_model
+
+
+@pytest.fixture
+def base():
+    return new_model(seed=0, **SIZES)
+
+
+def judged(reference, candidate, **options) -> HomologyReport:
+    return compare(reference, candidate, progress=False, **options)
+
+
+@torch.no_grad()
+def renumbered(model, seed=2):
+    """The same function, its neurons in another order."""
+    generator = torch.Generator().manual_seed(seed)
+    for layer in model.model.layers:
+        order = torch.randperm(len(layer.mlp.up_proj.weight), generator=generator)
+        for name in ("gate_proj", "up_proj"):
+            weight = getattr(layer.mlp, name).weight
+            weight.copy_(weight[order].clone())
+        layer.mlp.down_proj.weight.copy_(layer.mlp.down_proj.weight[:, order].clone())
+    return model
+
+
+def plain_qr(n):
+    return torch.linalg.qr(torch.randn(n, n, dtype=torch.float64, generator=torch.Generator().manual_seed(3))).Q
+
+
+def test_new_embeddings_are_found_by_the_numbers_of_neurons(base, save):
+    report = judged(save(base, "base"), save(new_embeddings(drift(copy.deepcopy(base), 0.3)), "new"))
+    assert (report.verdict, report.settled_by) == (Verdict.HOMOLOGOUS, "neurons")
+    assert report.assumption is Assumption.NUMBERING and report.p_is_bound
+    assert report.log10_p == report.neurons.log10_p < -30.0
+    assert [tuple(match) for match in report.neurons.matches] == [(i, i) for i in range(4)]
+    assert report.layers is None and report.excludes is None
+    assert "neurons that were tested in 4 layers have their own number" in report.sentence
+    assert HomologyReport.from_json(report.to_json()) == report
+
+
+def test_a_rotated_stream_with_new_embeddings_is_found(base, save):
+    candidate = new_embeddings(edited(base, turned(base, turn=plain_qr(96))))
+    report = judged(save(base, "base"), save(candidate, "turned"))
+    assert (report.verdict, report.settled_by) == (Verdict.HOMOLOGOUS, "neurons")
+
+
+def test_layers_that_were_left_out_are_matched_with_their_own(base, save):
+    candidate = new_embeddings(drift(with_layers(base, [0, 3]), 0.1))
+    report = judged(save(base, "base"), save(candidate, "pruned"))
+    assert report.settled_by == "neurons"
+    assert [tuple(match) for match in report.neurons.matches] == [(0, 0), (3, 1)]
+
+
+def test_without_a_tokenizer_neurons_answer(base, save):
+    candidate = new_embeddings(drift(copy.deepcopy(base), 0.1))
+    folders = save(base, "base", with_tokenizer=False), save(candidate, "other", with_tokenizer=False)
+    assert judged(*folders).settled_by == "neurons"
+    strangers = judged(folders[0], save(new_model(seed=9, **SIZES), "stranger", with_tokenizer=False))
+    assert strangers.reason is Reason.TOKENS_UNKNOWN
+
+
+def test_strangers_have_hardly_a_number_in_common(base, save):
+    report = judged(save(base, "base"), save(new_model(seed=9, **SIZES), "stranger"))
+    assert report.verdict is Verdict.NO_EVIDENCE
+    assert report.neurons.matches == () and max(map(max, report.neurons.own_number)) <= 6
+    assert report.neurons.log10_p > -10.0
+
+
+def test_renumbered_neurons_are_left_to_the_layer_map(base, save):
+    candidate = renumbered(new_embeddings(drift(copy.deepcopy(base), 0.2)))
+    report = judged(save(base, "base"), save(candidate, "renumbered"))
+    assert (report.verdict, report.settled_by) == (Verdict.HOMOLOGOUS, "layers")
+    assert report.neurons.matches == ()
+
+
+def test_level_layers_tells_both(base, save):
+    candidate = new_embeddings(drift(copy.deepcopy(base), 0.2))
+    report = judged(save(base, "base"), save(candidate, "new"), level="layers")
+    assert report.settled_by == "neurons" and len(report.neurons.matches) == 4
+    assert [match[:2] for match in report.layers.matches] == [(i, i) for i in range(4)]
+
+
+@pytest.mark.parametrize("change", [{"intermediate_size": 232}, {"intermediate_size": 40}])
+def test_other_or_too_few_neurons_are_not_compared_by_number(base, save, change):
+    sizes = SIZES | change
+    reference = base if change["intermediate_size"] > 200 else new_model(seed=0, **sizes)
+    report = judged(save(reference, "base"), save(new_model(seed=9, **sizes), "other"))
+    assert report.neurons is None and report.verdict is Verdict.NO_EVIDENCE
+
+
+def test_families_whose_neurons_have_an_order_are_left_out(base, save, monkeypatch):
+    monkeypatch.setattr("mdir_hf.model.roles.numbered_channels.NUMBERED_NEURONS", {"llama": "they are sorted"})
+    report = judged(save(base, "base"), save(new_model(seed=9, **SIZES), "other"))
+    assert report.neurons is None
+    assert any("in llama they are sorted" in caveat for caveat in report.caveats)

@@ -1,0 +1,128 @@
+"""Neurons by number: the bound exactly for few neurons, partners that see no numbers, rotations, and a forger."""
+
+import math
+from itertools import permutations, product
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mdir_hf.method.neuron_numbers import log_p_own_numbers, own_numbers, sample_neurons
+from mdir_hf.method.neurons import unit_rows
+from tests.method.obfuscation import haar
+
+WIDTH, FITTED, TESTED = 48, 32, 16
+
+
+def neurons(seed, n=FITTED + TESTED, width=WIDTH, n_matrices=2):
+    generator = torch.Generator().manual_seed(seed)
+    return [unit_rows(torch.randn(n, width, generator=generator)) for _ in range(n_matrices)]
+
+
+def noisy(model, seed, strength):
+    noise = neurons(seed, len(model[0]), model[0].shape[1], len(model))
+    return [unit_rows(rows + strength * more) for rows, more in zip(model, noise, strict=True)]
+
+
+def counted(reference, candidate, n_neurons=1024):
+    return own_numbers(reference, candidate, n_fitted=FITTED, n_neurons=n_neurons)
+
+
+def naive(reference, candidate):
+    """Own numbers behind the whole polar factor of the fitted rows, in float64."""
+    x, y = ([rows.double().numpy() for rows in model] for model in (reference, candidate))
+    left, values, right = np.linalg.svd(sum(a[:FITTED].T @ b[:FITTED] for a, b in zip(x, y, strict=True)))
+    rank = int((values > 1e-9 * values[0]).sum())
+    rotation = left[:, :rank] @ right[:rank]
+    span = right[:rank].T @ right[:rank]
+    cosines = 0.0
+    for a, b in zip(x, y, strict=True):
+        carried, seen = a[FITTED:] @ rotation, b[FITTED:] @ span
+        carried /= np.linalg.norm(carried, axis=1, keepdims=True)
+        cosines = cosines + carried @ (seen / np.linalg.norm(seen, axis=1, keepdims=True)).T
+    best = [int(i == cosines[:, i].argmax() and i == cosines[i].argmax()) for i in range(TESTED)]
+    return sum(best)
+
+
+@pytest.mark.parametrize(("n", "n_layers"), [(3, 1), (4, 1), (5, 1), (3, 2), (4, 2), (3, 3)])
+def test_the_bound_holds_for_all_numberings_of_few_neurons(n, n_layers):
+    fixed = [sum(i == j for i, j in enumerate(order)) for order in permutations(range(n))]
+    totals = np.array([sum(cells) for cells in product(fixed, repeat=n_layers)])
+    for k in range(1, n * n_layers + 1):
+        assert (totals >= k).mean() <= math.exp(log_p_own_numbers(k, n_layers)) * (1 + 1e-12)  # lgamma rounds
+
+
+def test_in_one_layer_the_bound_is_one_over_k_factorial():
+    assert log_p_own_numbers(32) == pytest.approx(-math.log(math.factorial(32)))
+    assert log_p_own_numbers(0) == 0.0
+    assert log_p_own_numbers(128, 4) == pytest.approx(128 * math.log(4) - math.log(math.factorial(128)))
+    assert log_p_own_numbers(3, 30) == 0.0
+
+
+@pytest.mark.parametrize("n_matrices", [1, 2])
+@pytest.mark.parametrize("width", [WIDTH, 96])
+def test_a_rotated_copy_has_all_numbers_and_all_certain(n_matrices, width):
+    model = neurons(0, n=2 * FITTED + TESTED, width=width, n_matrices=n_matrices)
+    turned = [rows @ haar(width, torch.Generator().manual_seed(1)).float() for rows in model]
+    mirrored = [rows.flip(1) for rows in model]
+    for other in (model, turned, mirrored):
+        found = own_numbers(model, other, n_fitted=2 * FITTED, n_neurons=256)
+        assert found == (TESTED, TESTED)
+
+
+def test_channels_that_were_cut_do_not_hide_a_copy():
+    model = neurons(0)
+    assert counted(model, [unit_rows(rows[:, :40]) for rows in model]).own == TESTED
+
+
+@given(st.integers(0, 500), st.floats(0.0, 2.0))
+@settings(max_examples=30, deadline=None)
+def test_the_counts_are_those_of_the_whole_polar_factor(seed, strength):
+    model = neurons(seed)
+    other = noisy(model, seed + 1, strength)
+    assert counted(model, other).own == naive(model, other)
+
+
+@given(st.integers(0, 500))
+@settings(max_examples=30, deadline=None)
+def test_renumbering_tested_neurons_changes_only_the_count(seed):
+    model = neurons(seed)
+    other = noisy(model, seed + 1, 0.1)
+    order = torch.randperm(TESTED, generator=torch.Generator().manual_seed(seed))
+    place = torch.cat([torch.arange(FITTED), FITTED + order])
+    assert counted(model, [rows[place] for rows in other]).own == int((order == torch.arange(TESTED)).sum())
+
+
+def test_own_numbers_of_strangers_are_as_rare_as_the_bound_says():
+    n_pairs = 400
+    own = np.array([counted(neurons(2 * seed), neurons(2 * seed + 1)).own for seed in range(n_pairs)])
+    # One own number has probability at most 1; two at most 1/2, three 1/6, four 1/24.
+    for k in (2, 3, 4):
+        p = 1 / math.factorial(k)
+        assert (own >= k).mean() <= p + 3 * math.sqrt(p * (1 - p) / n_pairs)  # three deviations of the binomial
+
+
+def test_a_forger_who_knows_what_is_tested_is_not_certain():
+    n_neurons = 1024
+    model, stranger = neurons(0), neurons(1, n=n_neurons)
+    fitted = [rows[:FITTED] for rows in stranger]
+    x, y = (torch.cat([rows[:FITTED] for rows in each]) for each in (model, stranger))
+    left, _, right = torch.linalg.svd(x.T @ y, full_matrices=False)
+    likeness = sum(a[FITTED:] @ (left @ right) @ b[FITTED:].T for a, b in zip(model, stranger, strict=True))
+    chosen = FITTED + likeness.argmax(dim=1)
+    forged = [torch.cat([first, rows[chosen]]) for first, rows in zip(fitted, stranger, strict=True)]
+    found = counted(model, forged, n_neurons)
+    assert found.own >= TESTED // 2  # numbers alone would have been believed
+    assert found.certain == 0
+
+
+def test_the_sample_is_of_whole_runs_and_sees_nothing():
+    numbers = sample_neurons(1000, 96, run=16, seed=0)
+    assert len(set(numbers.tolist())) == 96 and numbers.max() < 1000
+    starts = numbers.reshape(-1, 16)
+    assert (starts == starts[:, :1] + np.arange(16)).all() and (starts[:, 0] % 16 == 0).all()
+    assert np.array_equal(numbers, sample_neurons(1000, 96, run=16, seed=0))
+    assert not np.array_equal(numbers, sample_neurons(1000, 96, run=16, seed=1))
+    assert len(sample_neurons(70, 96, run=16, seed=0)) == 64

@@ -19,12 +19,12 @@ DOCS = Path(__file__).parent
 BASE = "smollm2-135m-instruct"
 OWNER = "real"
 
-# Name of the report -> the model that is compared with the base, the figures that the site shows.
+# Name of the report -> the model that is compared with the base, at which level, the figures that the site shows.
 REPORTS = {
-    "fine-tune": ("smollm2-135m-instruct/tuned-1e-4", ()),
-    "permuted": ("smollm2-135m-instruct/permuted", ("embedding_matched",)),
-    "rotated": ("smollm2-135m-instruct/rotated", ("layers",)),
-    "strangers": ("qwen2.5-coder-0.5b-instruct", ("embedding",)),
+    "fine-tune": ("smollm2-135m-instruct/tuned-1e-4", "auto", ()),
+    "permuted": ("smollm2-135m-instruct/permuted", "auto", ("embedding_matched",)),
+    "rotated": ("smollm2-135m-instruct/rotated", "layers", ("layers",)),
+    "strangers": ("qwen2.5-coder-0.5b-instruct", "auto", ("embedding",)),
 }
 
 
@@ -42,11 +42,11 @@ def main() -> None:
         from mdir_hf import HomologyChecker
         from mdir_hf.render.figures import figure_bytes
 
-        for name in (BASE, *(model for model, _ in REPORTS.values())):
+        for name in (BASE, *(model for model, _, _ in REPORTS.values())):
             hub.add_repository(served_name(name), built(Model(*name.split("/"))))
-        for name, (model, figures) in REPORTS.items():
+        for name, (model, level, figures) in REPORTS.items():
             checker = HomologyChecker.from_pretrained(served_name(BASE), use_caches=False)
-            report = checker.compare(served_name(model), progress=False)
+            report = checker.compare(served_name(model), level=level, progress=False)
             (DOCS / "reports" / f"{name}.json").write_text(report.to_json() + "\n", encoding="utf-8")
             drawn = report.figures()
             for figure in figures:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -10,9 +11,7 @@ import torch
 
 from mdir_hf.comparison.layer_weights import RoleReader, layers_with
 from mdir_hf.comparison.row_screen import spread
-from mdir_hf.comparison.settings import Settings
-from mdir_hf.method.matching import IntArray
-from mdir_hf.method.neuron_numbers import Neurons, log_p_own_numbers, own_numbers, sample_neurons
+from mdir_hf.method.neuron_numbers import log_p_own_numbers, own_numbers, sample_neurons
 from mdir_hf.method.significance import LN10, log_cost_of_look
 from mdir_hf.model.comparable import PlacedTensors
 from mdir_hf.model.roles import Role
@@ -43,74 +42,98 @@ PLACE = 16
 """Look s of a comparison may spend 1 / (s (s + 1)) of alpha. Those at the matrices and at the layers are fewer."""
 
 
-def can_compare_neurons(reference: PlacedTensors, candidate: PlacedTensors) -> bool:
-    """Whether both models have MLPs with equally many neurons, whose numbers mean nothing. Reads headers at most."""
-    models = (reference, candidate)
-    if any(model.anatomy.neuron_numbers is not None or not layers_with(model, Role.UP) for model in models):
-        return False
-    n_neurons = {_n_neurons(model) for model in models}
-    are_gated = {bool(layers_with(model, Role.GATE)) for model in models}
-    return len(n_neurons) == len(are_gated) == 1 and n_neurons.pop() >= 2 * TESTED
+@dataclass(frozen=True, eq=False)
+class NeuronSample:
+    """Rows of a few neurons of some layers of a model.
+
+    Attributes:
+        layers: Positions of the layers in ``anatomy.layers``.
+        n_neurons: Neurons of a layer, of which these were chosen.
+        n_fitted: The first of the rows, which a rotation is fitted on; the others are tested.
+        rows: ``(layers, matrices, neurons, width)``: rows of gate and up, or of up, of unit length.
+    """
+
+    layers: tuple[int, ...]
+    n_neurons: int
+    n_fitted: int
+    rows: torch.Tensor
+
+    def is_like(self, other: NeuronSample) -> bool:
+        """Whether neurons of the same numbers were taken of layers of the same kind."""
+        mine, theirs = ((s.n_neurons, s.n_fitted, s.rows.shape[1:3]) for s in (self, other))
+        return mine == theirs
 
 
-def compare_neurons(reference: PlacedTensors, candidate: PlacedTensors, settings: Settings) -> NeuronNumbers:
-    """Count neurons with their own number among a few that are tested, behind a rotation fitted on a few others.
+def take_neurons(model: PlacedTensors, *, seed: int = 0, every: bool = False) -> NeuronSample | None:
+    """Read 96 rows of gate and up (160 of up without a gate) of four layers, or of all of them.
 
     Args:
-        reference: One model.
-        candidate: The other; :func:`can_compare_neurons` holds for both.
-        settings: Seed, device, alpha, and a level that says whether all layers are looked at.
+        model: The model.
+        seed: Seed of the choice, which sees no weight.
+        every: Whether all layers are wanted.
+
+    Returns:
+        The rows; None where the model has no MLP of so many neurons, or where their numbers mean something.
 
     Raises:
         AnatomyError: If what writes the neurons of a layer is no matrix of the model's width.
         MdirError: If it cannot be read.
-
-    Cost: reads 96 rows of gate and up (160 of up without a gate) of four layers of each model, or of all of them.
     """
-    models = (reference, candidate)
-    n_neurons = _n_neurons(reference)
-    n_fitted = min(FITTED_ROWS // (2 if layers_with(reference, Role.GATE) else 1), n_neurons - TESTED)
-    numbers = sample_neurons(n_neurons, n_fitted + TESTED, run=RUN, seed=settings.seed)
-    fitted, tested = np.sort(numbers[TESTED:]), np.sort(numbers[:TESTED])
-    places = tuple(layers_with(model, Role.UP) for model in models)
-    n_few = min(FEW_LAYERS, *map(len, places))
-    if not settings.level.analyses_all_layers:
-        places = tuple(every[:1] if n_few == 1 else spread(every, n_few) for every in places)
-    sides = [
-        _read(model, positions, np.concatenate([fitted, tested]), settings.device)
-        for model, positions in zip(models, places, strict=True)
-    ]
-    found = [
-        [own_numbers(x, y, n_fitted=len(fitted), n_neurons=n_neurons) if len(x) == len(y) else (0, 0) for y in sides[1]]
-        for x in sides[0]
-    ]
+    places = layers_with(model, Role.UP)
+    if not places or model.anatomy.neuron_numbers is not None:
+        return None
+    n_neurons = RoleReader(model, Role.UP, places[:1]).n_channels(places[0])
+    if n_neurons < 2 * TESTED:
+        return None
+    places = places if every else spread(places, FEW_LAYERS)
+    roles = [role for role in (Role.GATE, Role.UP) if set(places) <= set(layers_with(model, role))]
+    n_fitted = min(FITTED_ROWS // len(roles), n_neurons - TESTED)
+    numbers = sample_neurons(n_neurons, n_fitted + TESTED, run=RUN, seed=seed)
+    numbers = np.concatenate([np.sort(numbers[TESTED:]), np.sort(numbers[:TESTED])])  # the fitted first
+    order = np.sort(numbers)
+    readers = [RoleReader(model, role, places) for role in roles]
+    kept = [place for place in places if all(reader.n_channels(place) == n_neurons for reader in readers)]
+    at, rows = torch.from_numpy(np.searchsorted(order, numbers)), torch.from_numpy(order)
+    read = [torch.stack([reader.read(place, rows)[at].float() for reader in readers]) for place in kept]
+    return NeuronSample(tuple(kept), n_neurons, len(numbers) - TESTED, torch.stack(read))
+
+
+def compare_neurons(
+    reference: NeuronSample, candidate: NeuronSample, *, alpha: float, device: str = "cpu"
+) -> NeuronNumbers | None:
+    """Count tested neurons with their own number, behind a rotation fitted on the others, for all pairs of layers.
+
+    Args:
+        reference: Of one model.
+        candidate: Of the other.
+        alpha: Level of significance.
+        device: torch device of the matrix products.
+
+    Returns:
+        The counts with p; None where the two models have other numbers of neurons.
+    """
+    if not reference.is_like(candidate):
+        return None
+    sides = [[list(layer) for layer in sample.rows.to(device, torch.float32)] for sample in (reference, candidate)]
+    n_fitted, n_neurons = reference.n_fitted, reference.n_neurons
+    found = [[own_numbers(x, y, n_fitted=n_fitted, n_neurons=n_neurons) for y in sides[1]] for x in sides[0]]
     own, certain = (np.array([[cell[which] for cell in row] for row in found], dtype=np.int64) for which in (0, 1))
     log_p = _log_p(own)
     in_place = int(np.trace(own)) if own.shape[0] == own.shape[1] else 0
     cost = log_cost_of_look(PLACE) + math.log(TESTS)
     log_p_of_all = min(float(log_p.min()), log_p_own_numbers(in_place, len(own)))
+    n_tested = reference.rows.shape[2] - n_fitted
+    places = (reference.layers, candidate.layers)
     return NeuronNumbers(
-        tested=len(tested),
-        fitted=len(fitted),
+        tested=n_tested,
+        fitted=n_fitted,
         reference_layers=places[0],
         candidate_layers=places[1],
         own_number=tuple(map(tuple, own.tolist())),
         certain=tuple(map(tuple, certain.tolist())),
-        matches=_matches(certain, log_p + cost < math.log(settings.alpha), places, len(tested)),
+        matches=_matches(certain, log_p + cost < math.log(alpha), places, n_tested),
         log10_p=min(0.0, log_p_of_all + cost) / LN10,
     )
-
-
-def _read(model: PlacedTensors, positions: tuple[int, ...], numbers: IntArray, device: str) -> list[Neurons]:
-    """Read the neurons of these numbers of some layers: rows of gate and up, in the order of the numbers."""
-    order = np.sort(numbers)
-    places = torch.from_numpy(np.searchsorted(order, numbers))
-    roles = [role for role in (Role.GATE, Role.UP) if set(positions) <= set(layers_with(model, role))]
-    readers = [RoleReader(model, role, positions) for role in roles]
-    rows = torch.from_numpy(order)
-    return [
-        [reader.read(position, rows)[places].to(device, torch.float32) for reader in readers] for position in positions
-    ]
 
 
 def _log_p(own: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
@@ -131,8 +154,3 @@ def _matches(
         for i, j in pairs
         if certain[i, j] >= LEAST_CERTAIN_SHARE * n_tested and is_significant[i, j]
     )
-
-
-def _n_neurons(model: PlacedTensors) -> int:
-    places = layers_with(model, Role.UP)
-    return RoleReader(model, Role.UP, places[:1]).n_channels(places[0])

@@ -24,8 +24,8 @@ class Progress:
     """One sign of life of a comparison.
 
     Attributes:
-        stage: ``opening``, ``vocabulary``, ``screen``, ``embedding``, ``unembedding``, ``layers`` (which descends from
-            which) or ``modules`` (what was done to each matched pair).
+        stage: ``opening``, ``vocabulary``, ``screen``, ``neurons`` (a few, by number), ``embedding``, ``unembedding``,
+            ``layers`` (which descends from which) or ``modules`` (what was done to each matched pair).
         bytes_read: Bytes that this comparison has read so far, from the network and from caches on this disk.
         bytes_expected: Most bytes that the stages up to this one read in all; None where that is not known yet. A
             screen that settles stops long before.

@@ -16,7 +16,7 @@ from mdir_hf.comparison.embeddings import FoundMatrix, compare_embeddings
 from mdir_hf.comparison.exclusion import exclusion, layers_noise
 from mdir_hf.comparison.layer_weights import layers_with, why_not_compared
 from mdir_hf.comparison.layers import compare_layers, representatives
-from mdir_hf.comparison.neurons import can_compare_neurons, compare_neurons
+from mdir_hf.comparison.neurons import compare_neurons, take_neurons
 from mdir_hf.comparison.plan import check_memory
 from mdir_hf.comparison.planning import MatrixPair, matrix_pairs, plan_matrix
 from mdir_hf.comparison.progress import Watch
@@ -184,9 +184,13 @@ class Comparison:
             return
         self._were_neurons_tried = True
         with suppress(AnatomyError, UnsupportedFormatError), self.watch.step("neurons"):
-            if can_compare_neurons(self.reference, self.candidate):
-                self.watch.enter("neurons")
-                self.neurons = compare_neurons(self.reference, self.candidate, self.settings)
+            self.watch.enter("neurons")
+            settings, every = self.settings, self.settings.level.analyses_all_layers
+            first, second = (
+                take_neurons(model, seed=settings.seed, every=every) for model in (self.reference, self.candidate)
+            )
+            if first is not None and second is not None:
+                self.neurons = compare_neurons(first, second, alpha=settings.alpha, device=settings.device)
 
     def _neurons_settle(self) -> bool:
         self.compare_neurons()

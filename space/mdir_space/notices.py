@@ -20,6 +20,7 @@ STAGES = {
     "opening": "Opening the two models",
     "vocabulary": "Reading the vocabularies",
     "screen": "Looking at the embeddings",
+    "neurons": "Comparing a few neurons by number",
     "embedding": "Comparing the embeddings",
     "unembedding": "Comparing the unembeddings",
     "layers": "Comparing the layers",

@@ -34,7 +34,7 @@ def test_every_stage_is_told_in_order_and_bytes_only_grow(pair):
     seen: list[Progress] = []
     checker = HomologyChecker.from_pretrained(pair[0])
     report = checker.compare(pair[1], progress=False, on_progress=seen.append)
-    assert stages(seen) == ["opening", "vocabulary", "screen", "layers"]
+    assert stages(seen) == ["opening", "vocabulary", "screen", "neurons", "layers"]
     assert all(before.bytes_read <= after.bytes_read for before, after in pairwise(seen))
     # Opening the reference was before; the rest of what the report counts was seen.
     assert 0 < seen[-1].bytes_read <= report.io.bytes_read + report.io.bytes_from_cache

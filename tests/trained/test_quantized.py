@@ -71,6 +71,7 @@ def test_a_quantised_copy_is_found_by_a_fraction_of_its_bytes(name, tmp_path):
     assert read_of_weights(report, base.folder, tmp_path / "copy") < 0.2
 
 
+@pytest.mark.usefixtures("without_neuron_numbers")
 @pytest.mark.parametrize("name", SCHEMES)
 def test_the_layers_of_a_quantised_copy_are_found_where_nothing_else_is_related(name, tmp_path):
     base, other = trained_model("llama", "base"), trained_model("llama", "other-seed")

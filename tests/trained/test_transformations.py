@@ -17,7 +17,7 @@ from mdir_hf.report import NeuronsFound
 from tests.trained.models import trained_model
 from tests.trained.transformed import TRANSFORMATIONS, edited, transformed
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("without_neuron_numbers")]
 
 LOG10_ALPHA = -10.0
 ROTATED = ("hidden", "deeper-and-hidden", "narrower-and-hidden")

@@ -100,6 +100,6 @@ def test_a_cell_of_modules_names_part_and_test(report, grids):
 
 @pytest.mark.parametrize("name", HOSTILE_NAMES[1:], ids=range(1, len(HOSTILE_NAMES)))
 def test_a_name_leaves_one_place_for_a_label(name):
-    report = a_report(reference=a_model(name), arrays=ReportArrays())
+    report = a_report(reference=a_model(name), arrays=ReportArrays(), embedding=None, unembedding=None, modules=None)
     (grid,) = figure_cells(report, "layers", report.figures()["layers"])
     assert all(side.count("{}") == 1 and side.isprintable() for side in grid.sides)

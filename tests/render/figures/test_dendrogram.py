@@ -75,8 +75,7 @@ def test_equal_copies_are_one_branch_beside_their_names():
     assert min(grid.widths) > 0.1
 
 
-@pytest.mark.parametrize("n", [2, 40])
-@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize(("n", "dark"), [(2, False), (40, True)])
 def test_equal_copies_and_hostile_names_are_drawn_and_the_bytes_repeat(n, dark):
     rng = np.random.default_rng(0)
     points = rng.normal(size=(n, 8))

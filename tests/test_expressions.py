@@ -99,9 +99,11 @@ def test_no_text_of_others_makes_an_expression_backtrack(name):
     assert too_slow(EXPRESSIONS[name], methods or ["fullmatch"]) is None
 
 
-@pytest.mark.parametrize("pattern", of_tables())
-def test_no_name_makes_a_pattern_of_the_tables_backtrack(pattern):
-    assert too_slow(re.compile(pattern), ["fullmatch"]) is None
+def test_no_name_makes_a_pattern_of_the_tables_backtrack():
+    patterns = of_tables()
+    slow = {pattern: too_slow(re.compile(pattern), ["fullmatch"]) for pattern in patterns}
+    assert len(patterns) > 400
+    assert {pattern: on for pattern, on in slow.items() if on is not None} == {}
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from mdir_hf.model.roles.class_defaults import TABLE, with_class_defaults
 PINS = Path(__file__).parents[3] / "constraints.txt"
 
 
+@pytest.mark.slow
 def test_the_table_is_that_of_the_pinned_transformers():
     if f"transformers=={transformers.__version__}" not in PINS.read_text(encoding="utf-8").split():
         pytest.skip("another version of transformers than the pinned one is installed")

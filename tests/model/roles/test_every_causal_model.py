@@ -65,6 +65,7 @@ def on_meta(model_type):
     raise failure
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_type", sorted(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - CANNOT_BE_BUILT))
 def test_embedding_and_unembedding_are_those_of_the_module_and_shapes_fit(model_type):
     model = on_meta(model_type)

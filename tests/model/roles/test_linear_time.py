@@ -2,6 +2,7 @@
 
 import re
 import sys
+from collections import defaultdict
 
 import pytest
 
@@ -141,20 +142,16 @@ PATTERNS = {
 }
 
 
-@pytest.mark.parametrize("pattern", sorted(pattern for pattern in PATTERNS if not is_endless(pattern)))
-def test_what_a_pattern_spells_is_what_it_matches(pattern):
-    names = spelled(pattern)
-    assert names
-    assert all(re.fullmatch(pattern, name) for name in names)
-    # Nothing is left out: a name with one word changed to that of another pattern is spelled where it matches.
-    others = {other for one in names for other in NEIGHBOURS.get(one.rpartition(".")[0], ())}
-    assert {name for name in others if re.fullmatch(pattern, name)} <= names
-
-
-NEIGHBOURS: dict[str, set[str]] = {}
-for _pattern in PATTERNS:
-    for _name in () if is_endless(_pattern) else spelled(_pattern):
-        NEIGHBOURS.setdefault(_name.rpartition(".")[0], set()).add(_name)
+def test_what_a_pattern_spells_is_what_it_matches():
+    names_of = {pattern: spelled(pattern) for pattern in PATTERNS if not is_endless(pattern)}
+    beside = defaultdict(set)
+    for name in (name for names in names_of.values() for name in names):
+        beside[name.rpartition(".")[0]].add(name)
+    for pattern, names in names_of.items():
+        assert names and all(re.fullmatch(pattern, name) for name in names), pattern
+        # Nothing is left out: a name with one word changed to that of another pattern is spelled where it matches.
+        others = {other for one in names for other in beside[one.rpartition(".")[0]]}
+        assert {name for name in others if re.fullmatch(pattern, name)} <= names, pattern
 
 
 def test_patterns_hold_no_other_numbers_than_those_that_are_told_apart():

@@ -177,7 +177,8 @@ def _run(
     if plugin.traced_path is not None:
         threading.settrace(plugin.trace)
         sys.settrace(plugin.trace)
-    options = ["-x", "-q", "--hypothesis-profile=breaks", "--assert=plain", "-m", "not slow", "-p", "no:cacheprovider", f"--basetemp={scratch}"]
+    options = ["-x", "-q", "--hypothesis-profile=breaks", "--assert=plain", "-m", "not slow", "-p", "no:cacheprovider"]
+    options += [f"--basetemp={scratch}"]
     code = pytest.main([*options, *files], plugins=[plugin])
     sys.settrace(None)
     lines = {test: sorted(found) for test, found in plugin.lines.items()}

@@ -12,7 +12,7 @@ from tests.fuzz import server
 from tests.fuzz.property import FINDINGS, check
 from tests.fuzz.targets import TARGETS
 
-SHORT = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+SHORT = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 FOUND = sorted(path for path in FINDINGS.glob("*/*") if path.is_file())
 
 

@@ -102,7 +102,7 @@ def test_more_values_than_a_card_has_are_refused_before_they_are_parsed(text, mo
         plain_yaml.read_yaml(text)
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(st.lists(st.sampled_from([*"ab,[]{}:-?", "\n", "\n  ", " ", "\t", ": ", "- ", "? ", "'", '"', "&x ", "*x"])))
 def test_no_text_has_more_than_two_values_for_each_mark(parts):
     text = "".join(parts)
@@ -260,7 +260,7 @@ _OWN = [
 ]  # fmt: skip
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(
     mark=st.sampled_from(["", BOM]),
     others=st.lists(st.sampled_from(_OTHERS), max_size=6, unique=True),

@@ -8,8 +8,7 @@ import pytest
 
 from mdir_hf.cli import main
 from tests.lineage.survey.conftest import population
-from tests.model.hub.fixtures import hf_home, loopback_hub
-from tests.model.hub.test_loopback_commits import OLD_UPLOAD, without_xet
+from tests.model.hub.fixtures import OLD_UPLOAD, hf_home, loopback_hub, without_xet
 
 __all__ = ["hf_home", "loopback_hub", "population", "without_xet"]
 

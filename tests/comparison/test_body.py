@@ -256,8 +256,7 @@ def pruned_rows(model, share):
     return model
 
 
-@pytest.mark.parametrize("n_layers", [1, 4])
-@pytest.mark.parametrize("share", [0.05, 0.15])
+@pytest.mark.parametrize(("n_layers", "share"), [(1, 0.05), (4, 0.15)])
 def test_strangers_with_a_few_large_entries_in_each_row_are_not_called_homologous(save, share, n_layers):
     models = [pruned_rows(new_model(seed=seed, **{**SIZES, "num_hidden_layers": n_layers}), share) for seed in (0, 9)]
     report = compare(save(models[0], "a"), save(models[1], "b"))

@@ -109,26 +109,18 @@ def test_every_layer_of_a_relative_descends_from_its_own(family, save):
     assert [[*match[:2]] for match in report.layers.matches] == [
         [i, i] for i in range(FAMILIES[family]["num_hidden_layers"])
     ]
+    # No layer of one kind descends from one of another.
+    special, level = ATTENTION_LAYERS.get(family, set()), math.log10(report.alpha)
+    for i, row in enumerate(report.layers.matrix):
+        assert all(log10_p > level for j, log10_p in enumerate(row) if (i in special) != (j in special))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["mamba", "jamba", "qwen3_next"])
 def test_a_stranger_is_silent(family, save):
     report = compare(save(new_model(family, 0), "base"), save(new_model(family, 1), "stranger"), level="body")
     assert report.verdict is Verdict.NO_EVIDENCE
     assert report.layers.matches == ()
     assert report.layers.log10_p == 0.0
-
-
-@pytest.mark.parametrize("family", ATTENTION_LAYERS)
-def test_no_layer_of_one_kind_descends_from_one_of_another(family, save):
-    base = new_model(family, 0)
-    report = compare(save(base, "base"), save(retrained(base), "retrained"))
-    special = ATTENTION_LAYERS[family]
-    level = math.log10(report.alpha)
-    for i, row in enumerate(report.layers.matrix):
-        for j, log10_p in enumerate(row):
-            if (i in special) != (j in special):
-                assert log10_p > level
 
 
 def test_a_hybrid_that_lost_layers_keeps_the_numbers_of_the_checkpoint(save):

@@ -84,7 +84,7 @@ def smallest_of_map(reference, candidate, role):
 def test_strangers_are_silent_in_every_test(structure):
     identity = OuterTransformation.identity(N)
     n_tests, smallest = 0, 0.0
-    for seed in range(0, 48, 6):
+    for seed in range(0, 24, 6):
         reference, candidate = ([weights(factors(seed + i + 3 * side, structure)) for i in range(3)] for side in (0, 1))
         for role in ("v", "k"):
             smallest = min(smallest, smallest_of_map(reference, candidate, role))
@@ -94,7 +94,7 @@ def test_strangers_are_silent_in_every_test(structure):
             assert {e.test for e in evidence} == {"permutation", "signed_permutation", "blocks", "subspaces"}
             smallest = min(smallest, *(e.log_p for e in evidence))
             n_tests += len(evidence)
-    assert n_tests == 8 * (18 + 3 * 16)
+    assert n_tests == 4 * (18 + 3 * 16)
     assert smallest > math.log(1e-3)
 
 

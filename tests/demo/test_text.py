@@ -10,6 +10,7 @@ def corpus():
     return read_corpus(code_n_chars=300_000, prose_n_chars=300_000)
 
 
+@pytest.mark.slow
 def test_the_corpus_is_the_same_every_time(corpus):
     assert read_corpus(code_n_chars=300_000, prose_n_chars=300_000) == corpus
 

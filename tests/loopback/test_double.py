@@ -27,6 +27,7 @@ from huggingface_hub.utils import get_session, parse_ratelimit_headers
 from huggingface_hub.utils._xet import refresh_xet_connection_info
 
 from tests.loopback.traffic import LoggedRequest, in_sequence
+from tests.model.hub.fixtures import OLD_UPLOAD
 
 WEIGHTS = "model.safetensors"
 CARD = b"---\nlicense: mit\n---\n# T\n"
@@ -266,11 +267,8 @@ def test_a_commit_that_is_none_is_refused(loopback_hub, head, lines):
     assert get_session().post(url, content=body, headers=headers).status_code == 400
 
 
-# The client sends large files in a way that its own HTTP library will drop.
-@pytest.mark.filterwarnings("ignore:Use 'content")
-def test_large_files_of_a_data_set_are_uploaded_first(loopback_hub, owner, tmp_path, monkeypatch):
-    # By the older of the client's two ways; the other is a program of its own.
-    monkeypatch.setattr("huggingface_hub._commit_api.is_xet_available", lambda: False)
+@OLD_UPLOAD
+def test_large_files_of_a_data_set_are_uploaded_first(loopback_hub, owner, tmp_path, without_xet):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "a.txt").write_text("one")
     loopback_hub.add_repository("owner/name", tmp_path / "data", kind="dataset")

@@ -44,11 +44,6 @@ def random_blocks(name, shape, seed=0):
 
 
 class GgufConformance(TensorSourceConformance):
-    @pytest.fixture(autouse=True)
-    def skip_what_the_format_lacks(self, request):
-        if getattr(request.node, "callspec", None) and request.node.callspec.params.get("name") in NOT_IN_GGUF:
-            pytest.skip("GGUF has no such dtype")
-
     @pytest.fixture
     def tensors(self):
         return {name: tensor for name, tensor in random_tensors().items() if name not in NOT_IN_GGUF}

@@ -71,30 +71,25 @@ class TestQuantizedTensors(TensorSourceConformance):
         assert source.description.format == "safetensors"
         assert source.description.quantization == "FP8, one scale per tensor"
 
-    @pytest.mark.parametrize("name", ["embed.weight", "half", "single", "cube"])
-    def test_spec_has_the_stored_shape_and_size(self, source, tensors, name):
-        assert source.spec(name).shape == tuple(tensors[name].shape)
-        assert source.spec(name).n_bytes == tensors[name].numel()
+    def test_a_spec_has_the_stored_shape_and_size(self, source, tensors):
+        for name in ("embed.weight", "half", "single", "cube"):
+            assert source.spec(name).shape == tuple(tensors[name].shape)
+            assert source.spec(name).n_bytes == tensors[name].numel()
 
-    @pytest.mark.parametrize(("name", "dtype"), [("embed.weight", "F8_E4M3"), ("norm", "F32"), ("double", "F64")])
-    def test_spec_names_the_stored_dtype(self, source, name, dtype):
-        assert source.spec(name).dtype == dtype
+    def test_a_spec_names_the_stored_dtype(self, source):
+        dtypes = {name: source.spec(name).dtype for name in ("embed.weight", "norm", "double")}
+        assert dtypes == {"embed.weight": "F8_E4M3", "norm": "F32", "double": "F64"}
 
     def test_size_counts_at_least_every_tensor(self, source):
         assert source.n_bytes == len(source._tree.contents[FILE])
 
-    @pytest.mark.parametrize("name", ["norm", "double", "integers", "mask"])
-    def test_a_stored_tensor_is_read_as_it_is(self, source, tensors, name):
-        assert torch.equal(source.read_stored(name), tensors[name])
+    def test_a_stored_tensor_is_read_as_it_is(self, source, tensors):
+        for name in ("norm", "double", "integers", "mask"):
+            assert torch.equal(source.read_stored(name), tensors[name]), name
 
-    @pytest.mark.parametrize("name", ["double", "integers"])
-    def test_stored_rows_are_read_as_they_are(self, source, tensors, name):
-        assert torch.equal(source.read_stored_rows(name, np.array([2, 0])), tensors[name][[2, 0]])
-
-    @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-    def test_weights_that_are_no_numbers_are_refused_with_their_row(self, tmp_path, value, dtype):
-        super().test_weights_that_are_no_numbers_are_refused_with_their_row(tmp_path, value, dtype)
+    def test_stored_rows_are_read_as_they_are(self, source, tensors):
+        for name in ("double", "integers"):
+            assert torch.equal(source.read_stored_rows(name, np.array([2, 0])), tensors[name][[2, 0]]), name
 
 
 def test_nothing_is_read_before_something_is_asked():

@@ -26,7 +26,7 @@ def cache(tmp_path_factory):
         yield
 
 
-@pytest.mark.parametrize("member", ["permuted", "signed", "noise-3", "half-depth", "half-width", "rescaled"])
+@pytest.mark.parametrize("member", ["signed", "noise-3", "half-width"])
 def test_a_relative_of_a_real_model_is_found_in_a_glance_at_its_embeddings(member):
     row = judge(pair(Model(SMALL), Model(SMALL, member)))
     assert row["verdict"] == "homologous"

@@ -81,7 +81,7 @@ evidence: .venv/.installed ## Train the lineage zoo, judge it beside peers, cali
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.calibration
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.evidence
 
-mutants: .venv/.installed ## Break one thing at a time: which breaks does no quick test notice? MODULES="comparison/decision hub/ranges"; hours for all
+mutants: .venv/.installed ## Break one thing at a time: which breaks does no quick test notice? MODULES="comparison/decide hub/ranges"; hours for all
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.mutants --write $(MODULES)
 
 schema: .venv/.installed ## Renew the JSON Schema of a report

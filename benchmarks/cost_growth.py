@@ -27,8 +27,8 @@ from scipy.fft import dct
 from benchmarks.peers.full_size import Shape, weights_read
 from benchmarks.zoo.run import read_lines
 from mdir_hf.comparison.progress import Watch
+from mdir_hf.comparison.run import compare_models
 from mdir_hf.comparison.settings import Listeners, Settings
-from mdir_hf.comparison.steps import compare_models
 from mdir_hf.model.files.sources import Description, TensorSpec
 from mdir_hf.model.hub import IoLedger
 from mdir_hf.model.roles import Anatomy, resolve_anatomy

@@ -242,7 +242,7 @@ def _compare(row: Row, module: PreTrainedModel, folder: Path) -> None:
         checker = HomologyChecker.from_pretrained(folder / "reference")
         return checker.compare(folder / candidate, level=level, progress=False).verdict.value
 
-    row.relative = verdict("relative", "body") == "homologous"
+    row.relative = verdict("relative", "layers") == "homologous"
     row.stranger = verdict("stranger", "auto") != "homologous"
 
 

@@ -1,7 +1,7 @@
 """Break one thing of the package at a time, and see which breaks no quick test notices.
 
 python -m benchmarks.mutants                          # every module of TESTS
-python -m benchmarks.mutants comparison/decision      # these
+python -m benchmarks.mutants comparison/decide      # these
 python -m benchmarks.mutants homology/polar --sample 40
 
 A break is one comparison, number, sign, condition, call or error that is another or is gone. The tests run once with
@@ -38,9 +38,9 @@ from benchmarks.breaks import Break, breaks
 RESULTS = Path(__file__).parent / "results" / "mutants.jsonl"
 
 TESTS = {
-    "comparison/decision": "tests/comparison/test_decision.py tests/comparison/test_decision_edges.py",
+    "comparison/decide": "tests/comparison/test_decision.py tests/comparison/test_decision_edges.py",
     "comparison/exclusion": "tests/comparison/test_compare.py tests/comparison/test_body.py",
-    "comparison/steps": "tests/comparison/test_compare.py tests/comparison/test_body.py",
+    "comparison/run": "tests/comparison/test_compare.py tests/comparison/test_body.py",
     "method/significance": "tests/method/test_significance.py",
     "method/combine": "tests/method/test_combine.py",
     "method/power": "tests/method/test_power.py tests/method/test_row_screen.py",
@@ -272,7 +272,7 @@ def _write(rows: Iterable[dict[str, object]], results: Path) -> None:
 def main() -> None:
     """Judge modules and print what survives."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("modules", nargs="*", help="e.g. comparison/decision; all of TESTS by default")
+    parser.add_argument("modules", nargs="*", help="e.g. comparison/decide; all of TESTS by default")
     parser.add_argument("--sample", type=int, help="so many breaks of each module, drawn once for all")
     parser.add_argument("--lines", nargs=2, type=int, metavar=("FIRST", "LAST"), help="only breaks of these lines")
     parser.add_argument("--root", type=Path, default=Path(__file__).parents[1], help=argparse.SUPPRESS)

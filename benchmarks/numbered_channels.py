@@ -7,7 +7,7 @@ For every pair are kept
 
 - ``with_own_order``: log10 p of the embeddings by all three kinds of matching, as for architectures with no such tie;
 - ``without``: the same without channels in their own order;
-- ``compared``: what a comparison at level body says, layers and all;
+- ``compared``: what a comparison at level layers says, layers and all;
 - ``trace``, ``votes``: of the polar factor along the channels' own order, in deviations, and positive signs less
   negative ones;
 - ``noise``, of one model of each kind: log10 p of a copy of it under noise of so many times its weights.
@@ -208,7 +208,7 @@ def examine(kind: Kind) -> Iterator[dict[str, Any]]:
     about = {"family": kind.family, "width": kind.width, "layers": kind.n_layers, "steps": kind.steps}
     for (a, left), (b, right) in itertools.combinations(enumerate(folders), 2):
         first, second = embedding_of(left), embedding_of(right)
-        report = HomologyChecker.from_pretrained(left, use_caches=False).compare(right, level="body", progress=False)
+        report = HomologyChecker.from_pretrained(left, use_caches=False).compare(right, level="layers", progress=False)
         assert report.embedding is not None and report.embedding.placebo is not None
         yield {
             **about,

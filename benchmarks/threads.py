@@ -65,7 +65,7 @@ def compare(folder: Path, n_pairs: int, *, is_limited: bool) -> dict[str, float]
     for k in range(1, n_pairs + 1):
         with processor.one_pool():
             checker = HomologyChecker.from_pretrained(folder / "0")
-            log10_p += checker.compare(folder / str(k), level="body", progress=False).log10_p
+            log10_p += checker.compare(folder / str(k), level="layers", progress=False).log10_p
     return {"wall_s": time.perf_counter() - wall, "cpu_s": time.process_time() - cpu, "log10_p": log10_p}
 
 

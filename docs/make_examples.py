@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import numpy as np
 
-    from mdir_hf import HomologyReport, MatrixArrays
+    from mdir_hf import HomologyReport
+    from mdir_hf.report import MatrixArrays
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -79,7 +80,7 @@ EXAMPLES = {
         "smollm2-135m-instruct/upscaled",
         "SmolLM2-135M-Instruct-deeper",
         "made deeper: the first and the last three quarters of its layers, stacked",
-        "body",
+        "layers",
     ),
     "hidden": RealPair(
         "A hidden copy",
@@ -212,8 +213,9 @@ def _stored(name: str, arrays: MatrixArrays) -> Iterator[tuple[str, np.ndarray]]
 
 def draw() -> None:
     """Draw the pictures of the page on the method, of models of the demo."""
-    from mdir_hf import HomologyChecker, figure_bytes
+    from mdir_hf import HomologyChecker
     from mdir_hf.demo.lineage import build_lineage
+    from mdir_hf.render.figures import figure_bytes
 
     lineage = build_lineage(MODELS)
     folders = {member.repo.rpartition("/")[2]: member.folder for member in lineage.members}

@@ -39,7 +39,8 @@ def main() -> None:
     with LoopbackHub() as hub, tempfile.TemporaryDirectory() as home:
         # Before the Hub client is imported: it reads its environment then.
         os.environ |= {"HF_ENDPOINT": hub.endpoint, "HF_HOME": home}
-        from mdir_hf import HomologyChecker, figure_bytes
+        from mdir_hf import HomologyChecker
+        from mdir_hf.render.figures import figure_bytes
 
         for name in (BASE, *(model for model, _ in REPORTS.values())):
             hub.add_repository(served_name(name), built(Model(*name.split("/"))))

@@ -64,9 +64,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Prepare a page: pictures of diagrams, links that leave the folder, blank lines before lists."""
-    if page.file.src_uri == "architecture.md":
-        markdown = with_pictures(markdown)
+    """Prepare a page: links that leave the folder, blank lines before lists."""
     if page.file.src_uri == "changes.md":  # it lies one folder higher in the repository
         markdown = re.sub(r"\]\(docs/", "](", markdown)
         markdown = re.sub(r"\]\((?!https?://|#)([A-Z]+\.md|mdir_hf/[^)]+)\)", r"](../\1)", markdown)
@@ -88,16 +86,6 @@ def lists_apart(markdown: str) -> str:
             lines.append("")
         lines.append(line)
     return "\n".join(lines)
-
-
-def with_pictures(architecture: str) -> str:
-    """Put the pictures of its diagrams in their place."""
-    from docs.draw_diagrams import diagrams, picture_of
-
-    for name, block in diagrams(architecture).items():
-        picture = f"![Diagram: {name}](images/{picture_of(name).name})"
-        architecture = architecture.replace(f"```mermaid\n{block}```", picture)
-    return architecture
 
 
 def command_line_page() -> str:

@@ -5,7 +5,8 @@ import shlex
 
 import pytest
 
-from mdir_hf import install_command, installing
+from mdir_hf import installing
+from mdir_hf.installing import install_command
 
 
 @pytest.fixture

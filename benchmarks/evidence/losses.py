@@ -36,7 +36,7 @@ def losses_section(results: Results, figures: dict[str, Figure]) -> str:
         for settled in (True, False)
     }
     most = min(row["log10_p"] for row in ours.values())
-    hidden = [row for row in ours.values() if row["related"] and row["settled_by"] == "body"]
+    hidden = [row for row in ours.values() if row["related"] and row["settled_by"] == "layers"]
     strangers = weights_of_strangers(LLAMA_8B)
     read = {name: 2 * n_weights / strangers for name, (n_weights, _) in weights_read(LLAMA_8B).items()}
     of_strangers = {name: ratio for name, ratio in read.items() if ratio < 1}

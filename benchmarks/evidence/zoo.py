@@ -119,7 +119,8 @@ def outcome(row: Row) -> str:
         return f"inconclusive: {row['reason']}"
     if row["verdict"] != "homologous":
         return "-"
-    step = {"screen": "s", "embedding": "e", "unembedding": "u", "body": "b"}.get(row["settled_by"], row["settled_by"])
+    steps = {"screen": "s", "embedding": "e", "unembedding": "u", "layers": "l"}
+    step = steps.get(row["settled_by"], row["settled_by"])
     return f"{row['log10_p']:,.0f} {step}"
 
 
@@ -169,7 +170,7 @@ def levels_text(rows: list[Row]) -> str:
     for level, says in (
         ("auto", "what users get"),
         ("embedding", "embeddings and unembeddings alone"),
-        ("body", "both, and every layer"),
+        ("layers", "both, and every layer"),
     ):
         these = [row for row in rows if row["level"] == level and (row["a"], row["b"]) in chosen]
         found = sum(row["verdict"] == "homologous" for row in these if row["related"])
@@ -211,7 +212,7 @@ def maps_text(rows: list[Row]) -> str:
     maps = [
         (row["layers"], LAYERS_WERE.get(row["b"].split("/")[1], [[0, 0], [1, 1], [2, 2], [3, 3]]))
         for row in rows
-        if row["level"] == "body" and row["related"]
+        if row["level"] == "layers" and row["related"]
     ]
     right = sum(found == was for found, was in maps)
     return (

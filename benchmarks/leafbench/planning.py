@@ -12,11 +12,10 @@ import torch
 from benchmarks.leafbench.suites import LabelledPair
 from mdir_hf import HomologyChecker
 from mdir_hf.comparison.plan import ReadPlan, make_plan
-from mdir_hf.comparison.settings import Settings
 from mdir_hf.errors import MdirError
 from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint
 from mdir_hf.lineage.fingerprints.pairs import compare_fingerprints
-from mdir_hf.model.open import NamedModel, Reading
+from mdir_hf.model.open import Reading
 from mdir_hf.report import Level, ModelSummary, n_bytes_text
 
 READERS = 8
@@ -80,7 +79,7 @@ def plan_suite(
 
     def open_one(name: str) -> ReadPlan | str:
         try:
-            return HomologyChecker.open(NamedModel(name), reading, Settings()).plan(name, level=level)
+            return HomologyChecker.from_pretrained(name, reading=reading).plan(name, level=level)
         except MdirError as exc:
             return " ".join(str(exc).split())
 

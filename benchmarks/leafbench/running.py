@@ -22,7 +22,7 @@ from mdir_hf.lineage.survey.results import RESULTS, ModelResult, PairResult, Res
 from mdir_hf.lineage.survey.run import FINGERPRINTS, SAMPLE
 from mdir_hf.lineage.survey.work import compare_tile, open_model, take
 from mdir_hf.model.hub import IoLedger
-from mdir_hf.model.open import NamedModel, Reading
+from mdir_hf.model.open import Reading
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def _compare(pairs: Sequence[LabelledPair], results: ResultFile, settings: RunSe
         error = ""
         try:
             asked = Settings(alpha=settings.alpha, seed=settings.seed)
-            checker = HomologyChecker.open(NamedModel(reference), settings.reading, asked)
+            checker = HomologyChecker.from_pretrained(reference, reading=settings.reading, settings=asked)
         except MdirError as exc:
             error = _one_line(exc)
         for pair in group:

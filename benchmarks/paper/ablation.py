@@ -26,7 +26,7 @@ def ablation(scale: Scale) -> tuple[dict[str, Any], str, dict[str, Figure]]:
     for one, other in combinations(NAMES, 2):
         checker = HomologyChecker.from_pretrained(built(one, scale), use_caches=False)
         embedding = checker.compare(built(other, scale), level="embedding", progress=False)
-        body = checker.compare(built(other, scale), level="body", progress=False)
+        body = checker.compare(built(other, scale), level="layers", progress=False)
         (seed, kind), (other_seed, other_kind) = one.split("-"), other.split("-")
         rows.append(
             {

@@ -112,7 +112,7 @@ def _rows(
         folder = built(f"{name}-{step}", scale)
         checker = HomologyChecker.from_pretrained(base, use_caches=False)
         by_embedding = checker.compare(folder, level="embedding", progress=False)
-        whole = checker.compare(folder, level="body", progress=False)
+        whole = checker.compare(folder, level="layers", progress=False)
         rows.append(
             {
                 "tokens": step * tokens_per_step,

@@ -43,7 +43,7 @@ def layer_maps(scale: Scale) -> tuple[dict[str, Any], str, dict[str, Figure]]:
     rows, data, figures = [], {}, {}
     for name, truth in origins.items():
         other = built(name, scale)
-        report = HomologyChecker.from_pretrained(base, use_caches=False).compare(other, level="body", progress=False)
+        report = HomologyChecker.from_pretrained(base, use_caches=False).compare(other, level="layers", progress=False)
         assert report.layers is not None
         mdir = np.array(report.layers.matrix)
         theirs = hidden_states(other)

@@ -114,7 +114,7 @@ def _by_layers(folder: Path, level: float, scale: Scale) -> float:
         other = Path(place) / "noisy"
         save(add_noise(load(folder), level), text(scale), other, [], "code")
         checker = HomologyChecker.from_pretrained(folder, use_caches=False)
-        layers = checker.compare(other, level="body", progress=False).layers
+        layers = checker.compare(other, level="layers", progress=False).layers
         return 0.0 if layers is None else round(layers.log10_p, 1)
 
 

@@ -81,7 +81,7 @@ def _matrix(matrix: dict[str, Any]) -> dict[str, Any]:
         "strength": matrix["normalized_trace"],
         "coverage": matrix["coverage"],
         "matched_channels": matched,
-        "stray_share": None if not matched else matrix["stray_channels"] / matched,
+        "off_match_share": None if not matched else matrix["off_match_channels"] / matched,
         "placebo_log10_p": None if placebo is None else placebo["re_paired"]["log10_p"],
         "basis_z": None if placebo is None else list(placebo["privileged_basis_z"]),
     }
@@ -94,9 +94,9 @@ def _layers(layers: dict[str, Any]) -> dict[str, Any]:
         "n_matched": len(layers["matches"]),
         "n_layers": len(layers["candidate_layers"]),
         "role": layers["role"],
-        "outer": layers["outer"],
+        "residual_map": layers["residual_map"],
         "fitted_on": layers["fitted_on"],
-        "stray_share": layers["stray_share"],
+        "off_match_share": layers["off_match_share"],
         "placebo_log10_p": layers["placebo_log10_p"],
     }
     return {key: _rounded(value) for key, value in row.items()}

@@ -50,8 +50,8 @@ def _cells(row: dict[str, Any]) -> list[str]:
         f"{row['cpu_s']:,.0f}",
         _number(found.get("strength")),
         _number(found.get("coverage")),
-        _number(found.get("stray_share")),
-        "" if layers is None else f"{layers['n_matched']} of {layers['n_layers']} ({layers['outer']})",
+        _number(found.get("off_match_share")),
+        "" if layers is None else f"{layers['n_matched']} of {layers['n_layers']} ({layers['residual_map']})",
     ]
 
 

@@ -95,7 +95,7 @@ def checks(every: Iterable[Pair]) -> Iterator[tuple[Pair, str]]:
     """Which pairs at which levels: all at ``auto``, a base and its family by embeddings and by layers, too."""
     every = list(every)
     yield from ((pair, "auto") for pair in every)
-    for level in ("embedding", "body"):
+    for level in ("embedding", "layers"):
         yield from ((pair, level) for pair in every if pair.a.family == pair.b.family and pair.a.member == "base")
 
 

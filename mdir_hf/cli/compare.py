@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
 from pathlib import Path
 
 from mdir_hf.cli import arguments
@@ -45,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
         from mdir_hf.render.folder import check_save_folder
 
         check_save_folder(options.save)
-    from mdir_hf.comparison.api import HomologyChecker
+    from mdir_hf.comparison.api import compare
 
     so_far: HomologyReport | None = None
 
@@ -54,12 +53,13 @@ def run(options: argparse.Namespace) -> int:
         so_far = found
 
     try:
-        report = HomologyChecker.compare_both(
+        report = compare(
             arguments.model_of(options, options.reference),
             arguments.model_of(options, options.candidate, prefix="candidate_"),
-            arguments.reading_of(options),
-            arguments.settings_of(options),
-            replace(arguments.listeners_of(options), on_found=keep),
+            reading=arguments.reading_of(options),
+            settings=arguments.settings_of(options),
+            listeners=arguments.listeners_of(options),
+            on_found=keep,
         )
     except (KeyboardInterrupt, ByteBudgetError):
         # The exit status is that of the interruption, so that no script takes this for the whole answer.

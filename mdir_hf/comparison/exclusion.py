@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import partial
 
-from mdir_hf.comparison.body import representatives
-from mdir_hf.comparison.findings import LayersFound, MatricesFound
-from mdir_hf.comparison.layers import RoleReader
+from mdir_hf.comparison.layer_weights import RoleReader
+from mdir_hf.comparison.layers import representatives
 from mdir_hf.comparison.row_screen import chosen_layers, is_wide
 from mdir_hf.method.map_evidence import TESTS_PER_MAP
 from mdir_hf.method.matching import REMARKABLE
@@ -16,7 +16,7 @@ from mdir_hf.method.row_screen import SHARED_ROWS, sample_sizes
 from mdir_hf.method.significance import log_cost_of_look
 from mdir_hf.model.comparable import PlacedTensors
 from mdir_hf.model.roles import Role
-from mdir_hf.report import Exclusion
+from mdir_hf.report import Exclusion, MatrixResult
 
 MOST_MAPS = 5
 """Residual-basis maps behind which layers are looked at, at most: each stands for a factor of its number on p."""
@@ -104,20 +104,23 @@ def noise_of_row_screen(n_channels: int, n_columns: int, *, n_tests: int, n_cell
     return strongest_noise_of_pairs(shape, n_pairs=max(1, int(SHARED_ROWS / 2)), log_level=level)
 
 
-def exclusion(matrices: MatricesFound, layers: LayersFound, *, alpha: float) -> Exclusion:
+def exclusion(
+    matrices: Mapping[str, MatrixResult], *, n_tests: int, alpha: float, noise_of_layers: float | None
+) -> Exclusion:
     """Say what would have been found on what was read.
 
     Args:
-        matrices: What was found on the embeddings.
-        layers: What was found on the layers.
+        matrices: What was found on each pair of matrices.
+        n_tests: How many tests they are corrected for.
         alpha: The level of significance.
+        noise_of_layers: As of :func:`layers_noise`; None where the layers were not compared.
     """
-    outcome = matrices.outcomes["embedding"]
-    noise = partial(noise_of_looks, alpha=alpha, n_tests=matrices.n_tests, n_looks=len(outcome.report.looks))
-    n_narrow, n_wide = sorted(outcome.evidence.widths)
-    shape = Shape(min(n_narrow, outcome.n_channels), n_wide, outcome.report.looks[-1].rows)
+    found = matrices["embedding"]
+    noise = partial(noise_of_looks, alpha=alpha, n_tests=n_tests, n_looks=len(found.looks))
+    n_narrow, n_wide = sorted(found.widths)
+    shape = Shape(min(n_narrow, found.channels), n_wide, found.looks[-1].rows)
     return Exclusion(
         embedding_noise=noise(shape),
-        embedding_noise_in_order=noise(shape, in_order=True) if outcome.is_in_order_tested else None,
-        layers_noise=layers.noise if layers.body is not None else None,
+        embedding_noise_in_order=noise(shape, in_order=True) if found.in_order_tested else None,
+        layers_noise=noise_of_layers,
     )

@@ -1,385 +1,346 @@
-"""Reading the layers of a model for comparison: which can be compared by a role, and their weights, gains folded in."""
+"""The layers of two models: which descends from which, and through which inner transformations.
+
+Joins ``anatomy`` (where the weights are) with Algorithms 2 and 3. One layer of each model is in memory at a time.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
-from mdir_hf.comparison.reading import narrowed
-from mdir_hf.errors import AnatomyError, naming
-from mdir_hf.method.gauge import fold_gain
-from mdir_hf.method.modules import LayerWeights
-from mdir_hf.method.neurons import MlpWeights, unit_rows
+from mdir_hf.comparison.decide import doubts_of_layers
+from mdir_hf.comparison.layer_weights import (
+    Representative,
+    RoleReader,
+    inner_rows,
+    layer_weights,
+    layers_with,
+    read_mixer,
+    representatives_of,
+    stored_n_bytes,
+)
+from mdir_hf.comparison.mixtures import has_experts, trace_experts
+from mdir_hf.comparison.residual_maps import FITTED_ON, FITTED_ROLE, Attempt
+from mdir_hf.comparison.results import FoundLayers, layers_result
+from mdir_hf.comparison.row_screen import chosen_layers, spread, worth_reading
+from mdir_hf.comparison.settings import Settings
+from mdir_hf.comparison.shared_tensors import ReadOnce
+from mdir_hf.method.gauge import ResidualBasisMap
+from mdir_hf.method.layer_map import LayerMap, log_p_of_layers, map_layers, silent_map, with_matches
+from mdir_hf.method.map_evidence import (
+    TESTS_PER_MAP,
+    Carry,
+    log_p_of_map,
+    log_p_of_placebos,
+    weigh_matches,
+)
+from mdir_hf.method.modules import PROJECTIONS, ModuleEvidence, Projection, analyse_layer, analyse_mixer
+from mdir_hf.method.polar import FLOAT64_CHANNELS
 from mdir_hf.model.comparable import PlacedTensors
-from mdir_hf.model.hub.in_order import in_order
-from mdir_hf.model.roles import Layer, Part, Role, part_shape, read_part
-from mdir_hf.processor import is_one_of_several_ranks
+from mdir_hf.model.roles import Role
 
-IntArray = npt.NDArray[np.int64]
+REPRESENTATIVES = (Role.KV_LATENT, Role.V, Role.K, Role.UP)
+"""Matrices that stand for a layer, in the order tried; V first as in the paper, save where latent attention has a
+smaller one in front of it that K and V share. Each tried one is counted."""
 
-READS_AT_ONCE = 8
-"""Layers whose rows are read side by side."""
+MANY_ROWS = 1024
+"""Projections of more rows are left out of sampled layers, as the cost of a polar factor grows with the cube of them.
+Where every projection of attention has more, the first of :data:`NARROWEST` stays."""
 
-KEPT_BYTES = 160 << 20
-"""What is kept of a role of one model for the maps to come, whole layers among it: eight of Llama-3.1-8B in float32."""
+TOO_MANY_ROWS = 8192
+"""None stays that has more rows than this, whose polar factor takes minutes: those of latent attention reach 16384."""
 
-STORED_BYTES = 4
-"""Bytes of a weight that is kept, at most; of nearly all models it is two."""
+NARROWEST: tuple[Projection, ...] = ("k", "v", "q", "o")
+"""Projections of attention; keys and values have no more rows than queries."""
 
-STANDS_IN = {Role.V: Role.SSM_IN}
-"""What stands for V in a layer without attention: the input of its state-space mixer. So a hybrid has one map of all of
-its layers. Values and mixer inputs of strangers are not significant, so its layers find ancestors of their own kind."""
+MANY_NEURONS = 2048
+"""The same for MLPs, which have more rows than attention in every layer: three matrices that are tested as one."""
 
+MLP: tuple[Projection, ...] = ("gate", "up", "down")
 
-def n_neurons(model: PlacedTensors) -> int:
-    """Neurons of the MLP of the first layer that has one, 0 where none was placed; costs the header of its shard."""
-    for position in layers_with(model, Role.UP)[:1]:
-        part = model.anatomy.layers[position].parts[Role.UP]
-        return part_shape(part, lambda name: model.tensors.spec(name).shape)[0]
-    return 0
+WHOLE_MAP_BYTES = 512 << 20
+"""Where a map of a few layers is significant, all are mapped if what stands for them takes no more than this in both
+models together."""
 
+SAME_NEURONS = 0.5
+"""Two layers whose neurons agree to this share of the most they can are the same layer. Neighbouring layers of MiniLM
+reach 0.2."""
 
-def layers_with(model: PlacedTensors, role: Role) -> tuple[int, ...]:
-    """Positions in ``model.anatomy.layers`` of the layers that a role, or what stands in for it, can stand for."""
-    layers = model.anatomy.layers
-    return tuple(position for position, layer in enumerate(layers) if standing_for(layer, role) is not None)
-
-
-def standing_for(layer: Layer, role: Role) -> Role | None:
-    """The role that stands for a layer: the one asked for, else what stands in for it."""
-    if role in layer.parts:
-        return role
-    other = STANDS_IN.get(role)
-    return other if other in layer.parts else None
+SAMPLED_LAYERS = 3
+"""How many matched layers are analysed in full where the verdict does not need it."""
 
 
-def why_not_compared(reference: PlacedTensors, candidate: PlacedTensors, roles: Sequence[Role]) -> tuple[str, ...]:
-    """Say why the layers of two models, or most of those of one of them, cannot be compared.
+OnPart = Callable[[str, int, int], None]
+"""Takes ``layers`` or ``modules``, how many parts of that are done, and how many there are at most."""
+
+
+def representatives(reference: PlacedTensors, candidate: PlacedTensors) -> tuple[Role, ...]:
+    """The roles that can stand for a layer, in the order to try them: those that both models have.
+
+    Those that stand for more layers come first (a hybrid has keys, or latents, in few of its layers); MLPs, the largest
+    to read, come last whatever they stand for.
+    """
+
+    def left_out(role: Role) -> float:
+        return max(1.0 - len(layers_with(m, role)) / len(m.anatomy.layers) for m in (reference, candidate))
+
+    present = [role for role in REPRESENTATIVES if all(layers_with(m, role) for m in (reference, candidate))]
+    return tuple(sorted(present, key=lambda role: (role is Role.UP, left_out(role))))
+
+
+def compare_layers(
+    reference: PlacedTensors,
+    candidate: PlacedTensors,
+    tried: Sequence[Attempt],
+    settings: Settings,
+    *,
+    log_alpha: float,
+    on_part: OnPart | None = None,
+    on_found: Callable[[FoundLayers, int], None] | None = None,
+) -> FoundLayers | None:
+    """Map the layers of two models, behind each residual-basis map and with each representative in turn.
+
+    MLPs come last, behind all residual-basis maps at once: they are most of the weights, and are read once.
 
     Args:
         reference: One model.
         candidate: The other.
-        roles: The roles that can stand for a layer in both.
+        tried: Residual-basis maps to try, and with which representatives; all of them are counted.
+        settings: Seed and device, and a level that says whether all matched layers are analysed by Algorithm 3.
+        log_alpha: Natural log of the level of significance that is left for the layers.
+        on_part: Told how many maps, then how many matched pairs, are done, and of how many.
+        on_found: Told of a significant map, and of it again with each matched pair that was analysed, with the number
+            of those that are not.
 
     Returns:
-        A sentence for each reason; none where the layers can be compared.
+        The first map that is accepted: significant, and nothing casts doubt on it. Behind one residual-basis map that
+        is one that gives every candidate layer an ancestor, else the one with most ancestors. Else the most significant
+        one of those that are doubted, else of all. None where the models have no layers to compare.
+
+    Cost: reads what stands for each layer that is compared of the model in which that has more rows, and some rows of
+    the other's, whole where they may match; a matrix of many rows only where some of its rows match; then all weights
+    of the layers analysed. Unless the level asks for all layers, few of the shallower model are compared.
     """
-    reasons = []
-    for model in (reference, candidate):
-        layers, unread = model.anatomy.layers, model.anatomy.unread_layers
-        n_left = len(layers) - max((len(layers_with(model, role)) for role in roles), default=0)
-        if not layers:
-            reasons.append(f"{model.label} has none")
-        elif 2 * len(unread) > len(layers):
-            first = next(iter(model.anatomy.unplaced), None)
-            example = "" if first is None else f", {first!r} for one"
-            reasons.append(
-                f"no weight in {len(unread)} of {len(layers)} layers of {model.label} has a role that is known{example}"
-            )
-        elif 2 * n_left > len(layers):
-            reasons.append(
-                f"the models have no role in common that stands for {n_left} of {len(layers)} layers of {model.label}"
-            )
-    which = "Most layers" if roles else "The layers"
-    return tuple(f"{which} were not compared: {reason}." for reason in reasons)
+    reference, candidate = ReadOnce(reference), ReadOnce(candidate)
+    n_maps = sum(len(attempt.roles) for attempt in tried)
+    question = _Question(reference, candidate, settings, log_alpha, n_maps, on_part=on_part, on_found=on_found)
+    n_done = 0
+    not_significant: list[FoundLayers] = []
+    doubted: list[FoundLayers] = []
 
+    def is_accepted(significant: FoundLayers) -> bool:
+        doubted.append(significant)
+        return significant.log_p < log_alpha and not doubts_of_layers(layers_result(significant, settings.alpha))
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _StoredRows:
-    """Rows as they are stored, ``(k, n)``, in 16 bits where that loses nothing, and the gain of their norm."""
-
-    rows: torch.Tensor
-    gain: torch.Tensor | None
-
-    @property
-    def n_bytes(self) -> int:
-        return self.rows.nbytes
-
-
-class RoleReader:
-    """Reads what stands for the layers of a model: ``(d_out, n)``, the gain of its norm folded in, rows of one length.
-
-    Heavy-tailed row lengths in both models fool the polar factor of raw rows (measured: ln p = -176 on strangers). What
-    several maps ask for is read once: rows of a layer, which are then read of all its layers at the same time, and
-    whole layers as long as they are small together.
-
-    Args:
-        model: The model.
-        role: The role that stands for its layers.
-        positions: Positions in ``model.anatomy.layers`` of the layers that are compared; None: all that have the role.
-
-    Attributes:
-        empty: Positions of those that were read and are all zeros, which no test can match with anything.
-    """
-
-    def __init__(self, model: PlacedTensors, role: Role, positions: Sequence[int] | None = None) -> None:
-        self.model, self.role = model, role
-        self.positions = layers_with(model, role) if positions is None else tuple(positions)
-        self._kept: dict[tuple[int, bytes | None], _StoredRows] = {}
-        self._last: tuple[int, torch.Tensor] | None = None
-        self.empty: set[int] = set()
-
-    def n_channels(self, position: int) -> int:
-        """Rows of what stands for a layer; costs the header of its shard.
-
-        Raises:
-            AnatomyError: As :func:`read_role`, where it is no matrix of the model's width.
-        """
-        layer, standing = self._standing(position)
-        part = layer.parts[standing]
-        shape = part_shape(part, lambda name: tuple(self.model.tensors.spec(name).shape))
-        check_shape(self.model, layer, standing, part, shape)
-        return shape[0]
-
-    def read(self, position: int, channels: torch.Tensor | None) -> torch.Tensor:
-        """Read what stands for a layer, or these rows of it; the caller does not write to it."""
-        if channels is None:
-            if self._last is None or self._last[0] != position:
-                self._last = position, self._prepared(position, self._whole(position))
-            return self._last[1]
-        key = channels.numpy().tobytes()
-        if (position, key) not in self._kept:
-            has_rows = [place for place in self.positions if self.n_channels(place) > int(channels.max())]
-            self._read_all(has_rows, channels, key)
-        return self._prepared(position, self._kept[position, key])
-
-    def folded(self, position: int) -> torch.Tensor:
-        """Read what stands for a layer, whole: the gain of its norm folded in, rows of the lengths that they have."""
-        return self._folded(self._whole(position))
-
-    def held(self, position: int) -> tuple[Role, torch.Tensor] | None:
-        """What stands for a layer, as it is stored, if it was read whole and kept, and its role; else None."""
-        kept = self._kept.get((position, None))
-        if kept is None:
-            return None
-        rows = kept.rows if kept.rows.dtype == torch.float64 else kept.rows.float()
-        return self._standing(position)[1], rows
-
-    def _whole(self, position: int) -> _StoredRows:
-        """Read a layer whole, and with it the others where they are few and small: they are asked for next."""
-        kept = self._kept.get((position, None))
-        if kept is not None:
-            return kept
-        n_bytes = sum(STORED_BYTES * self.n_channels(place) for place in self.positions)
-        if n_bytes * self.model.anatomy.hidden_size <= KEPT_BYTES and len(self.positions) <= READS_AT_ONCE:
-            self._read_all(self.positions, None, None)
-            return self._kept[position, None]
-        stored = self._read(position, None)
-        if stored.n_bytes + sum(each.n_bytes for each in self._kept.values()) <= KEPT_BYTES:
-            self._kept[position, None] = stored
-        return stored
-
-    def _read_all(self, positions: Sequence[int], channels: torch.Tensor | None, key: bytes | None) -> None:
-        """Read the same of several layers, side by side: each is a round trip to the Hub."""
-        n_in_flight = 1 if is_one_of_several_ranks() else READS_AT_ONCE
-        of_layers = in_order(
-            positions, lambda position, _: self._read(position, channels), n_in_flight=n_in_flight, name="mdir-layers"
-        )
-        for position, stored in zip(positions, of_layers, strict=True):
-            self._kept[position, key] = stored
-
-    def _read(self, position: int, channels: torch.Tensor | None) -> _StoredRows:
-        layer, standing = self._standing(position)
-        gain = _read_if_placed(self.model, layer, norm_before(layer, standing))
-        rows = None if channels is None else channels.numpy()
-        return _StoredRows(narrowed(read_role(self.model, layer, standing, rows)), gain)
-
-    def _prepared(self, position: int, stored: _StoredRows) -> torch.Tensor:
-        rows = unit_rows(self._folded(stored))
-        (self.empty.discard if bool(rows.any()) else self.empty.add)(position)
-        return rows
-
-    def _folded(self, stored: _StoredRows) -> torch.Tensor:
-        weight = stored.rows if stored.rows.dtype == torch.float64 else stored.rows.float()
-        return fold_gain(weight, stored.gain, plus_one=self.model.anatomy.norms_add_one)
-
-    def _standing(self, position: int) -> tuple[Layer, Role]:
-        layer = self.model.anatomy.layers[position]
-        standing = standing_for(layer, self.role)
-        assert standing is not None
-        return layer, standing
+    before_mlps: list[ResidualBasisMap] = []
+    for attempt in tried:
+        residual_map = attempt.make(question.readers)
+        if residual_map is None:
+            continue
+        if Role.UP in attempt.roles:
+            before_mlps.append(residual_map)
+        significant: list[FoundLayers] = []
+        for role in attempt.roles:
+            if role is Role.UP:
+                continue
+            evidence = question.maps([residual_map], role)[0]
+            n_done += 1
+            if on_part is not None:
+                on_part("layers", n_done, n_maps)
+            if evidence.log_p >= log_alpha:
+                not_significant.append(evidence)
+                continue
+            significant.append(evidence)
+            if len(evidence.layer_map.matches) == evidence.layer_map.log_p.shape[1]:
+                break
+        # Reading every MLP is not worth a few more layers on a map that is accepted.
+        if significant:
+            found = question.concluded(max(significant, key=lambda e: len(e.layer_map.matches)))
+            if is_accepted(found):
+                return found
+    for evidence in question.maps(before_mlps, Role.UP) if before_mlps else ():
+        if evidence.log_p >= log_alpha:
+            not_significant.append(evidence)
+            continue
+        found = question.concluded(evidence)
+        if is_accepted(found):
+            return found
+    return min(doubted or not_significant, key=lambda e: (e.log_p, e.is_empty), default=None)
 
 
 @dataclass(frozen=True, slots=True)
-class Representative:
-    """What stands for a layer, read when it is asked for, whole or in part.
+class _Question:
+    """Two models, and at which level of significance their layers are compared, by how many maps at most."""
 
-    Attributes:
-        reader: Reads it.
-        position: Position of the layer in ``model.anatomy.layers``.
-        carried: Carries rows ``(k, n)`` into the residual basis of the other model, and may change their lengths.
-    """
+    reference: PlacedTensors
+    candidate: PlacedTensors
+    settings: Settings
+    log_alpha: float
+    n_maps: int
+    on_part: OnPart | None = None
+    on_found: Callable[[FoundLayers, int], None] | None = None
+    _readers: dict[Role, tuple[RoleReader, RoleReader]] = field(default_factory=dict)
 
-    reader: RoleReader
-    position: int
-    carried: Callable[[torch.Tensor], torch.Tensor] | None = None
+    def readers(self, role: Role) -> tuple[RoleReader, RoleReader]:
+        """Readers of a role, the same ones for all its maps: each layer is read once for several."""
+        if role not in self._readers:
+            every = self.settings.level.analyses_all_layers
+            mine, other = chosen_layers(self.reference, self.candidate, role, every=every)
+            self._readers[role] = RoleReader(self.reference, role, mine), RoleReader(self.candidate, role, other)
+        return self._readers[role]
 
-    @property
-    def n_channels(self) -> int:
-        """Its rows."""
-        return self.reader.n_channels(self.position)
+    def maps(
+        self, residual_maps: Sequence[ResidualBasisMap], role: Role, *, is_screened: bool = False
+    ) -> list[FoundLayers]:
+        """Map the layers by one role behind some residual-basis maps; each layer is read once for all of them."""
+        readers = self.readers(role)
+        is_open = [True] * len(residual_maps)
+        if not (is_screened or self.settings.level.analyses_all_layers):
+            is_open = worth_reading(readers, residual_maps, self.settings)
+        layer_maps = iter(
+            map_layers(
+                [
+                    (representatives_of(readers[0], residual_map.carry_in), representatives_of(readers[1]))
+                    for residual_map, is_worth_it in zip(residual_maps, is_open, strict=True)
+                    if is_worth_it
+                ],
+                log_alpha=self.log_alpha,
+                refine="undecided",
+                n_tests=self.n_maps,
+                seed=self.settings.seed,
+                device=self.settings.device,
+            )
+        )
+        return [
+            self._evidence(residual_map, role, next(layer_maps) if is_worth_it else self._silent(readers))
+            for residual_map, is_worth_it in zip(residual_maps, is_open, strict=True)
+        ]
 
-    def load(self, channels: torch.Tensor | None = None) -> torch.Tensor:
-        """Read it, or these rows of it."""
-        rows = self.reader.read(self.position, channels)
-        return rows if self.carried is None else unit_rows(self.carried(rows))
+    def _silent(self, readers: tuple[RoleReader, RoleReader]) -> LayerMap:
+        """The map of layers that were not read whole: p = 1 in every cell."""
+        return silent_map(*(len(reader.positions) for reader in readers), n_tests=self.n_maps)
 
-
-def representatives_of(
-    reader: RoleReader, carried: Callable[[torch.Tensor], torch.Tensor] | None = None
-) -> list[Representative]:
-    """What stands for the layers that are compared, in their order."""
-    return [Representative(reader, position, carried) for position in reader.positions]
-
-
-def norm_before(layer: Layer, role: Role) -> Role:
-    """The norm in front of what reads the residual stream in this role."""
-    if role in (Role.UP, Role.GATE):
-        return Role.MLP_NORM
-    is_mixer = role in (Role.SSM_IN, Role.MIXER_GATE) and Role.MIXER_NORM in layer.parts
-    return Role.MIXER_NORM if is_mixer else Role.ATTENTION_NORM
-
-
-def read_role(model: PlacedTensors, layer: Layer, role: Role, rows: IntArray | None = None) -> torch.Tensor:
-    """Read what plays a role in a layer: ``(d_out, d_in)``, one side of it the width of the model, or a norm ``(d,)``.
-
-    Args:
-        model: The model.
-        layer: A layer that has the role.
-        role: The role.
-        rows: Which output channels of it, where it reads the residual stream; None: all of them.
-
-    Raises:
-        AnatomyError: If it has another shape: files may name anything anyhow, and a matrix product would not say why.
-        MdirError: If it cannot be read.
-    """
-    with naming(model.label):
-        weight = read_part(model.tensors, layer.parts[role], rows)
-    check_shape(model, layer, role, layer.parts[role], tuple(weight.shape))
-    return weight
-
-
-def check_shape(model: PlacedTensors, layer: Layer, role: Role, part: Part, shape: tuple[int, ...]) -> None:
-    """Refuse a weight whose shape its role cannot have.
-
-    Raises:
-        AnatomyError: If a side that should be the width of the model is not, or it is no matrix; norms: no vector.
-    """
-    width = model.anatomy.hidden_size
-    is_matrix = len(shape) == 2 and 0 not in shape
-    if role.is_norm:
-        fits, expected = shape == (width,), f"({width},)"
-    elif role.reads_stream:
-        fits, expected = is_matrix and shape[1] == width, f"(…, {width})"
-    elif role.writes_stream:
-        fits, expected = is_matrix and shape[0] == width, f"({width}, …)"
-    else:
-        fits, expected = is_matrix, "a matrix"
-    if not fits:
-        raise AnatomyError(
-            f"tensor {part.tensor!r} (role {role.value} of layer {layer.index}) has shape {shape}; "
-            f"expected {expected}, so the layers of this model cannot be compared; --level embedding compares the rest",
-            subject=model.label,
+    def _evidence(self, residual_map: ResidualBasisMap, role: Role, found: LayerMap) -> FoundLayers:
+        mine, other = self.readers(role)
+        is_part = any(len(reader.positions) < len(layers_with(reader.model, role)) for reader in (mine, other))
+        if is_part:
+            found = replace(found, pattern="sampled")
+        return FoundLayers(
+            log_p=log_p_of_map(found),
+            residual_map=residual_map,
+            role=role,
+            layer_map=found,
+            positions=(mine.positions, other.positions),
+            off_match_share=0.0,
+            modules=(),
+            n_tests=self.n_maps * TESTS_PER_MAP,
+            n_empty=(len(mine.empty), len(other.empty)),
         )
 
+    def completed(self, found: FoundLayers) -> FoundLayers:
+        """Map all layers where some were significant, and all are not too much to read; else return what there is.
 
-def _read_if_placed(model: PlacedTensors, layer: Layer, role: Role) -> torch.Tensor | None:
-    return read_role(model, layer, role) if role in layer.parts else None
+        Which of the two is the evidence depends on sizes alone, so that nothing is picked by its p.
+        """
+        role, models = found.role, (self.reference, self.candidate)
+        every = chosen_layers(*models, role, every=True)
+        if every == found.positions or stored_n_bytes(models, role) > WHOLE_MAP_BYTES:
+            return found
+        for reader, positions in zip(self.readers(role), every, strict=True):
+            reader.positions = positions
+        return self.maps([found.residual_map], role, is_screened=True)[0]
 
+    def concluded(self, sampled: FoundLayers) -> FoundLayers:
+        """Add to a significant map what makes it evidence: its placebos, and what its matched layers have in common."""
+        found = self.completed(sampled)
+        if found.log_p >= self.log_alpha:
+            return found
 
-def stored_n_bytes(models: Sequence[PlacedTensors], role: Role) -> int:
-    """Stored size of what stands for all layers of some models, from headers alone."""
-    total = 0
-    for model in models:
-        for position in layers_with(model, role):
-            layer = model.anatomy.layers[position]
-            part = layer.parts[standing_for(layer, role) or role]
-            specs = {name: model.tensors.spec(name) for name in part.tensors}
-            shape = part_shape(part, lambda name, specs=specs: tuple(specs[name].shape))  # type: ignore[misc]
-            spec = next(iter(specs.values()))
-            total += math.prod(shape) * spec.n_bytes // max(1, math.prod(spec.shape))
-    return total
+        def layers(carry: Carry) -> tuple[list[Representative], list[Representative]]:
+            mine, other = self.readers(found.role)
+            return representatives_of(mine, carry), representatives_of(other)
 
+        reference, candidate = layers(found.residual_map.carry_in)
 
-def inner_rows(model: PlacedTensors, position: int, role: Role) -> int | None:
-    """Rows of a projection on the side of its heads or neurons, from headers alone; None where it was not placed."""
-    part = model.anatomy.layers[position].parts.get(role)
-    if part is None:
-        return None
-    shape = part_shape(part, lambda name: tuple(model.tensors.spec(name).shape))
-    return shape[-1 if role.writes_stream else 0]
+        def log_p_with_itself(i: int, j: int) -> float:
+            each = (reference[i].load().to(self.settings.device), candidate[j].load().to(self.settings.device))
+            return max(log_p_of_layers(layer, layer) for layer in each)
 
+        def neurons_agree(i: int, j: int) -> bool:
+            pair = (found.positions[0][i], found.positions[1][j])
+            tests = (test for test in self._modules(pair, found.residual_map) if test.test == "neurons")
+            return any(test.normalized >= SAME_NEURONS for test in tests)
 
-def layer_weights(
-    model: PlacedTensors,
-    position: int,
-    *,
-    without: Collection[Role] = frozenset(),
-    held: Mapping[Role, torch.Tensor] = {},
-) -> LayerWeights:
-    """Read one layer for Algorithm 3; what the anatomy did not place is None.
+        weighed = weigh_matches(
+            found.layer_map, self.log_alpha, log_p_with_itself=log_p_with_itself, neurons_agree=neurons_agree
+        )
+        layer_map = with_matches(found.layer_map, weighed.certain)
+        found = replace(found, layer_map=layer_map, off_match_share=weighed.off_match_share)
+        placebo_log_p = log_p_of_placebos(
+            layers, found.residual_map, log_alpha=self.log_alpha, seed=self.settings.seed, device=self.settings.device
+        )
+        found = replace(found, placebo_log_p=placebo_log_p)
+        analysed = self._analysed(found)
+        modules: tuple[tuple[int, int, ModuleEvidence], ...] = ()
+        for n_done, (i, j) in enumerate(analysed):
+            if self.on_part is not None:
+                self.on_part("modules", n_done, len(analysed))
+            # Behind a rotation a map counts with some analysed layers only.
+            if self.on_found is not None and (found.residual_map.kind != "rotation" or n_done >= SAMPLED_LAYERS):
+                self.on_found(replace(found, modules=modules), len(analysed) - n_done)
+            modules += tuple((i, j, module) for module in self._modules((i, j), found.residual_map))
+        mixed = [(i, j) for i, j in analysed if has_experts(self.reference, i) or has_experts(self.candidate, j)]
+        level = self.log_alpha - math.log(max(1, len(modules) + len(mixed)))
+        traced = [
+            trace_experts(self.reference, self.candidate, pair, found.residual_map, log_alpha=level) for pair in mixed
+        ]
+        experts = tuple(origins for origins in traced if origins is not None)
+        return replace(found, modules=modules, experts=experts)
 
-    Args:
-        model: The model.
-        position: Position in ``model.anatomy.layers``.
-        without: Roles that are not asked for, and not read.
-        held: Weights of this layer that are in memory, as they are stored.
+    def _analysed(self, found: FoundLayers) -> list[tuple[int, int]]:
+        """Pairs of matched layers that are analysed: all, or a few spread over the map."""
+        mine, other = found.positions
+        matches = [(mine[m.reference], other[m.candidate]) for m in found.layer_map.matches]
+        if self.settings.level.analyses_all_layers:
+            return matches
+        return [matches[at] for at in spread(range(len(matches)), SAMPLED_LAYERS)]
 
-    Returns:
-        The weights, gains folded in.
-    """
-    anatomy = model.anatomy
-    layer = anatomy.layers[position]
-    parts = layer.parts
+    def _modules(self, pair: tuple[int, int], residual_map: ResidualBasisMap) -> list[ModuleEvidence]:
+        is_sample = not self.settings.level.analyses_all_layers
+        fitted = (FITTED_ROLE.value,) if residual_map.fitted_on == FITTED_ON else ()
+        roles = tuple(role for role in PROJECTIONS if role not in fitted)
+        if is_sample:
+            roles = self._narrow_roles(pair, roles)
+        left_out = frozenset(Role(role) for role in set(PROJECTIONS) - set(roles))
+        first, second = (
+            layer_weights(model, position, without=left_out, held=self._held(side, position))
+            for side, (model, position) in enumerate(zip((self.reference, self.candidate), pair, strict=True))
+        )
+        dtype = torch.float32 if residual_map.n_candidate > FLOAT64_CHANNELS else torch.float64
+        evidence = analyse_layer(first, second, residual_map, roles=roles, log_alpha=self.log_alpha, dtype=dtype)
+        mixer, other = read_mixer(self.reference, pair[0], dtype), read_mixer(self.candidate, pair[1], dtype)
+        if mixer is None or other is None or (is_sample and max(len(mixer.up), len(other.up)) > MANY_NEURONS):
+            return evidence
+        return [*evidence, analyse_mixer(mixer, other, residual_map)]
 
-    def read(role: Role) -> torch.Tensor | None:
-        if role in without:
-            return None
-        return held[role] if role in held else _read_if_placed(model, layer, role)
+    def _held(self, side: int, position: int) -> dict[Role, torch.Tensor]:
+        """What maps have read of a layer of the reference (0) or the candidate (1), and kept."""
+        return dict(held for readers in self._readers.values() if (held := readers[side].held(position)) is not None)
 
-    q, k, v, o = (read(role) for role in (Role.Q, Role.K, Role.V, Role.O))
-    n_heads = layer.heads.n_heads if layer.heads else anatomy.n_heads or 1
-    n_kv_heads = layer.heads.n_kv_heads if layer.heads else anatomy.n_kv_heads or n_heads
-    rope = layer.rope or anatomy.rope
-    rotary_dim = anatomy.rotary_dim if layer.rope is None else layer.rotary_dim
-    sides = ((q, 0, n_heads), (k, 0, n_kv_heads), (v, 0, n_kv_heads), (o, 1, n_heads))
-    is_known = layer.heads is not None or anatomy.n_heads is not None
-    if not is_known or any(weight is not None and weight.shape[side] % n for weight, side, n in sides):
-        # No heads are known, or not those of this layer: test without them, and without the planes inside of them.
-        n_heads = n_kv_heads = 1
-        rope, rotary_dim = "none", None
-    return LayerWeights(
-        q=q,
-        k=k,
-        v=v,
-        o=o,
-        gate=read(Role.GATE),
-        up=read(Role.UP),
-        down=read(Role.DOWN),
-        n_heads=n_heads,
-        n_kv_heads=n_kv_heads,
-        rope=rope,
-        rotary_dim=rotary_dim,
-        qk_norm=Role.Q_NORM in parts,
-        attention_gain=read(Role.ATTENTION_NORM),
-        mlp_gain=read(Role.MLP_NORM),
-    ).folded(plus_one=anatomy.norms_add_one)
+    def _narrow_roles(self, pair: tuple[int, int], roles: Sequence[Projection]) -> tuple[Projection, ...]:
+        """The roles whose tests take seconds; of attention one at least, unless its tests would take many minutes."""
 
+        def has_at_most(most: int, role: Projection) -> bool:
+            places = zip((self.reference, self.candidate), pair, strict=True)
+            rows = (inner_rows(model, position, Role(role)) for model, position in places)
+            return all(n_rows is not None and n_rows <= most for n_rows in rows)
 
-def read_mixer(model: PlacedTensors, position: int, dtype: torch.dtype) -> MlpWeights | None:
-    """A state-space mixer as what it is to its channels, a gated MLP; None where the layer has none."""
-    layer = model.anatomy.layers[position]
-    if Role.SSM_IN not in layer.parts or Role.SSM_OUT not in layer.parts:
-        return None
-    gain = _read_if_placed(model, layer, norm_before(layer, Role.SSM_IN))
-
-    def folded(role: Role) -> torch.Tensor:
-        return fold_gain(read_role(model, layer, role).to(dtype), gain, plus_one=model.anatomy.norms_add_one)
-
-    gate = folded(Role.MIXER_GATE) if Role.MIXER_GATE in layer.parts else None
-    return MlpWeights(folded(Role.SSM_IN), read_role(model, layer, Role.SSM_OUT).to(dtype), gate)
+        narrow = {role for role in roles if has_at_most(MANY_NEURONS if role in MLP else MANY_ROWS, role)}
+        if not narrow & set(NARROWEST):
+            wide = (role for role in NARROWEST if role in roles and has_at_most(TOO_MANY_ROWS, role))
+            narrow |= set(islice(wide, 1))
+        return tuple(role for role in roles if role in narrow)

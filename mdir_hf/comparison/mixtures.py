@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from mdir_hf.comparison.layers import check_shape, read_role
+from mdir_hf.comparison.layer_weights import check_shape, read_role
 from mdir_hf.method.experts import ExpertMap, match_experts
-from mdir_hf.method.gauge import OuterTransformation, fold_gain
+from mdir_hf.method.gauge import ResidualBasisMap, fold_gain
 from mdir_hf.method.layer_map import FLOAT64_CHANNELS
 from mdir_hf.method.neurons import MlpWeights
 from mdir_hf.model.comparable import PlacedTensors
@@ -46,7 +46,7 @@ def trace_experts(
     reference: PlacedTensors,
     candidate: PlacedTensors,
     layer: tuple[int, int],
-    outer: OuterTransformation,
+    residual_map: ResidualBasisMap,
     *,
     log_alpha: float,
 ) -> ExpertOrigins | None:
@@ -59,7 +59,7 @@ def trace_experts(
         reference: One model.
         candidate: The other.
         layer: Positions in ``anatomy.layers``, reference's and candidate's.
-        outer: Carries the reference into the candidate's residual basis.
+        residual_map: Carries the reference into the candidate's residual basis.
         log_alpha: Natural log of the level at which an origin is named.
 
     Returns:
@@ -69,11 +69,11 @@ def trace_experts(
     mine, other = _mlp_parts(reference, layer[0]), _mlp_parts(candidate, layer[1])
     if not mine or not other:
         return None
-    dtype = torch.float64 if outer.n_candidate <= FLOAT64_CHANNELS else torch.float32
+    dtype = torch.float64 if residual_map.n_candidate <= FLOAT64_CHANNELS else torch.float32
     found = match_experts(
         list(_read_mlps(reference, layer[0], mine, dtype)),
         _read_mlps(candidate, layer[1], other, dtype),
-        outer,
+        residual_map,
         log_alpha=log_alpha,
     )
     return ExpertOrigins(layer, tuple(name for name, _ in mine), tuple(name for name, _ in other), found)

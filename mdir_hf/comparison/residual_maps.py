@@ -9,10 +9,10 @@ from functools import partial
 
 import torch
 
-from mdir_hf.comparison.layers import RoleReader, layers_with
+from mdir_hf.comparison.layer_weights import RoleReader, layers_with
 from mdir_hf.comparison.settings import Settings
 from mdir_hf.method.embedding import EmbeddingTest
-from mdir_hf.method.gauge import OuterTransformation
+from mdir_hf.method.gauge import ResidualBasisMap
 from mdir_hf.method.held_out import rotation_predicts_better
 from mdir_hf.method.matching import REMARKABLE
 from mdir_hf.method.planes import LAYOUTS, RopeLayout, plane_rows
@@ -48,14 +48,14 @@ class Attempt:
         roles: Representatives whose maps are made behind it, in the order to try them; all are counted beforehand.
     """
 
-    make: Callable[[Readers], OuterTransformation | None]
+    make: Callable[[Readers], ResidualBasisMap | None]
     roles: tuple[Role, ...]
 
 
 def attempts(
     reference: PlacedTensors,
     candidate: PlacedTensors,
-    from_embeddings: tuple[OuterTransformation, ...],
+    from_embeddings: tuple[ResidualBasisMap, ...],
     roles: tuple[Role, ...],
     settings: Settings,
     *,
@@ -74,7 +74,7 @@ def attempts(
     Returns:
         The attempts, in their order.
     """
-    found = [Attempt(partial(_given, outer), roles) for outer in from_embeddings]
+    found = [Attempt(partial(_given, residual_map), roles) for residual_map in from_embeddings]
     # What a transformation was fitted on cannot be tested behind it. Keys of latent attention are products as wide as
     # all heads together, whose rows nothing holds in their order.
     others = tuple(role for role in roles if role is not FITTED_ROLE)
@@ -84,17 +84,17 @@ def attempts(
     return tuple(found)
 
 
-def _given(outer: OuterTransformation, readers: Readers) -> OuterTransformation | None:
-    return outer
+def _given(residual_map: ResidualBasisMap, readers: Readers) -> ResidualBasisMap | None:
+    return residual_map
 
 
-def _fitted(settings: Settings, readers: Readers) -> OuterTransformation | None:
+def _fitted(settings: Settings, readers: Readers) -> ResidualBasisMap | None:
     return fitted_on_layers(readers(FITTED_ROLE), seed=settings.seed, device=settings.device)
 
 
 def fitted_on_layers(
     keys: tuple[RoleReader, RoleReader], *, seed: int = 0, device: str = "cpu"
-) -> OuterTransformation | None:
+) -> ResidualBasisMap | None:
     """Relate the residual streams of two models by rows of their keys, paired by layer, head and number.
 
     Where the embeddings are new, channels that were permuted, cut or turned cannot be matched on them. Rows of the
@@ -128,10 +128,10 @@ def fitted_on_layers(
     if test.polar is None or test.rows is None:
         return None
     if not test.is_settled or look.matching is None or rotation_predicts_better(test.rows, look.matching):
-        return OuterTransformation.rotation(test.polar, fitted_on=FITTED_ON)
+        return ResidualBasisMap.rotation(test.polar, fitted_on=FITTED_ON)
     if widths[0] == widths[1] and look.matching.is_identity:
         return None  # which has been tried
-    return OuterTransformation.from_matching(look.matching, *widths, fitted_on=FITTED_ON)
+    return ResidualBasisMap.from_matching(look.matching, *widths, fitted_on=FITTED_ON)
 
 
 def _paired_rows(keys: tuple[RoleReader, RoleReader], seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

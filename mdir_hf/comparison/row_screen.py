@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import torch
 
-from mdir_hf.comparison.layers import RoleReader, layers_with
+from mdir_hf.comparison.layer_weights import RoleReader, layers_with
 from mdir_hf.comparison.settings import Settings
-from mdir_hf.method.gauge import OuterTransformation
+from mdir_hf.method.gauge import ResidualBasisMap
 from mdir_hf.method.matching import REMARKABLE
 from mdir_hf.method.neurons import unit_rows
 from mdir_hf.method.row_screen import log_p_of_screen, sample_sizes, sampled_rows, screen_rows
@@ -70,13 +70,13 @@ def is_wide(role: Role, n_channels: int) -> bool:
 
 
 def worth_reading(
-    readers: tuple[RoleReader, RoleReader], outers: Sequence[OuterTransformation], settings: Settings
+    readers: tuple[RoleReader, RoleReader], residual_maps: Sequence[ResidualBasisMap], settings: Settings
 ) -> list[bool]:
     """Tell for each residual-basis map whether the layers behind it are worth reading whole.
 
     Args:
         readers: Of the reference and of the candidate.
-        outers: Residual-basis maps.
+        residual_maps: Residual-basis maps.
         settings: Seed and device.
 
     Returns:
@@ -86,22 +86,24 @@ def worth_reading(
     """
     n_channels = [reader.n_channels(reader.positions[0]) for reader in readers]
     if not is_wide(readers[0].role, max(n_channels)):
-        return [True] * len(outers)
+        return [True] * len(residual_maps)
     mine, other = (sampled(readers, side, seed=settings.seed).to(settings.device) for side in (0, 1))
-    level = math.log(REMARKABLE) - math.log(max(1, len(outers)))
+    level = math.log(REMARKABLE) - math.log(max(1, len(residual_maps)))
     found = []
-    for outer in outers:
+    for residual_map in residual_maps:
         # A rotation costs as much as the test itself: the side with fewer rows is carried.
         is_back = mine.shape[:2].numel() > other.shape[:2].numel()
-        first, second = (mine, _carried(outer.reversed, other)) if is_back else (_carried(outer, mine), other)
+        first, second = (
+            (mine, _carried(residual_map.reversed, other)) if is_back else (_carried(residual_map, mine), other)
+        )
         cells = screen_rows(first, second) if len(first) < len(second) else screen_rows(second, first)
-        found.append(log_p_of_screen(cells, any_part=outer.kind != "rotation") < level)
+        found.append(log_p_of_screen(cells, any_part=residual_map.kind != "rotation") < level)
     return found
 
 
-def _carried(outer: OuterTransformation, rows: torch.Tensor) -> torch.Tensor:
+def _carried(residual_map: ResidualBasisMap, rows: torch.Tensor) -> torch.Tensor:
     """Carry sampled rows ``(L, k, n)`` into the other residual basis, and bring them to unit length again."""
-    return unit_rows(outer.carry_in(rows.flatten(0, 1))).view(*rows.shape[:2], -1)
+    return unit_rows(residual_map.carry_in(rows.flatten(0, 1))).view(*rows.shape[:2], -1)
 
 
 def sampled(readers: tuple[RoleReader, RoleReader], side: int, *, seed: int) -> torch.Tensor:

@@ -22,15 +22,18 @@ class Settings:
     """What a comparison is asked to do.
 
     Attributes:
-        level: How far it goes.
+        level: How far it goes, or its name. ``auto`` looks at more and more tokens, stops at the first decisive look,
+            and goes on to the layers where the embeddings do not settle it; ``screen`` stops before the full test;
+            ``embedding`` always runs the full test on every common token; ``layers`` does, and maps and analyses all
+            layers.
         alpha: Level of significance in (0, 1), fixed before looking.
         seed: Seed of every random choice, in [0, 2^63).
-        device: torch device of the matrix products.
+        device: torch device of the matrix products; ``auto``: a CUDA device where there is one, else the CPU.
         max_bytes: Hard cap on what this comparison reads; None: no cap.
         max_memory_bytes: Refuse what would need more; None: what the machine has.
 
     Raises:
-        InputError: If alpha or the seed is outside its range.
+        InputError: If alpha or the seed is outside its range, or the level is not known.
     """
 
     level: Level = Level.AUTO
@@ -41,7 +44,11 @@ class Settings:
     max_memory_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
+        """Check the ranges, and take the name of a level for the level."""
+        try:
+            object.__setattr__(self, "level", Level(self.level))
+        except ValueError as exc:
+            raise InputError(f"level {str(self.level)!r} is not known; choose from {', '.join(Level)}") from exc
         if not 0.0 < self.alpha < 1.0:
             raise InputError(f"alpha must lie between 0 and 1, got {self.alpha}")
         if not 0 <= self.seed < SEEDS:
@@ -56,23 +63,13 @@ class Listeners:
         progress: Whether to show a bar of bytes on standard error where that is a terminal.
         on_plan: Called with the plan before weights are read.
         on_progress: Called whenever a stage begins or bytes arrive, from any thread, one call at a time. What it raises
-            stops the comparison.
-        on_found: Called before more is read, with the report that there would be without it.
+            stops the comparison: an ``MdirError`` as it is, anything else inside a ``StoppedError``.
+        on_found: Called with the report that there would be if no more were read: before the unembeddings, before the
+            layers, and after every layer that is analysed. The last one is what a comparison that is stopped has found;
+            its caveats say what was not looked at.
     """
 
     progress: bool = True
     on_plan: Callable[[ReadPlan], None] | None = None
     on_progress: Callable[[Progress], None] | None = None
     on_found: Callable[[HomologyReport], None] | None = None
-
-
-def level_named(name: str) -> Level:
-    """Return the level of a name.
-
-    Raises:
-        InputError: If there is none.
-    """
-    try:
-        return Level(name)
-    except ValueError as exc:
-        raise InputError(f"level {name!r} is not known; choose from {', '.join(Level)}") from exc

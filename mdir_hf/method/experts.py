@@ -10,7 +10,7 @@ import torch
 
 from mdir_hf.method.blocks import FloatArray
 from mdir_hf.method.combine import log_p_of_best
-from mdir_hf.method.gauge import OuterTransformation
+from mdir_hf.method.gauge import ResidualBasisMap
 from mdir_hf.method.neurons import MlpWeights, NeuronMatching, match_neurons, unit_rows
 
 SHORTLIST = 2
@@ -51,7 +51,7 @@ class ExpertMap:
 def match_experts(
     reference: Sequence[MlpWeights],
     candidate: Iterable[MlpWeights],
-    outer: OuterTransformation,
+    residual_map: ResidualBasisMap,
     *,
     log_alpha: float,
 ) -> ExpertMap:
@@ -61,7 +61,7 @@ def match_experts(
         reference: Experts of the reference's layer; one for a dense MLP.
         candidate: Experts of the candidate's layer, shared ones too; widths may differ (finer experts). Each is asked
             for once and let go, so they may be read one by one.
-        outer: Carries the reference into the candidate's residual basis.
+        residual_map: Carries the reference into the candidate's residual basis.
         log_alpha: Natural log of the level at which an origin is named.
 
     Returns:
@@ -72,7 +72,7 @@ def match_experts(
     Raises:
         ValueError: If either side has no expert.
     """
-    carried = [expert.carried(outer) for expert in reference]
+    carried = [expert.carried(residual_map) for expert in reference]
     columns: list[FloatArray] = []
     best: list[tuple[int, NeuronMatching]] = []
     for other in candidate if carried else ():

@@ -36,7 +36,7 @@ _OUTER_NULL: dict[str, str] = {
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class OuterTransformation:
+class ResidualBasisMap:
     """A residual-basis map U, which carries reference weights into the candidate's residual basis.
 
     Attributes:
@@ -60,19 +60,19 @@ class OuterTransformation:
     fitted_on: str = "embeddings"
 
     @classmethod
-    def identity(cls, n: int) -> OuterTransformation:
+    def identity(cls, n: int) -> ResidualBasisMap:
         """Take both models to live in the same basis, of width ``n``."""
         return cls("identity", n, n)
 
     @classmethod
-    def rotation(cls, matrix: torch.Tensor, *, fitted_on: str = "embeddings") -> OuterTransformation:
+    def rotation(cls, matrix: torch.Tensor, *, fitted_on: str = "embeddings") -> ResidualBasisMap:
         """Use a fitted orthogonal map ``(n_reference, n_candidate)``, or a partial isometry where rank was lacking."""
         return cls("rotation", matrix.shape[0], matrix.shape[1], matrix=matrix, fitted_on=fitted_on)
 
     @classmethod
     def from_matching(
         cls, matching: Matching, n_reference: int, n_candidate: int, *, fitted_on: str = "embeddings"
-    ) -> OuterTransformation:
+    ) -> ResidualBasisMap:
         """Use a matching of channels found by :func:`~mdir_hf.method.matching.best_matching`.
 
         Args:
@@ -96,7 +96,7 @@ class OuterTransformation:
         )
 
     @property
-    def reversed(self) -> OuterTransformation:
+    def reversed(self) -> ResidualBasisMap:
         """The map that carries weights of the candidate into the basis of the reference."""
         return replace(
             self,
@@ -163,13 +163,13 @@ class OuterTransformation:
         return self.carry_in(weight.T).T
 
 
-def outer_candidates(
+def residual_basis_maps(
     n_reference: int,
     n_candidate: int,
     *,
     polar: torch.Tensor | None = None,
     matching: Matching | None = None,
-) -> tuple[OuterTransformation, ...]:
+) -> tuple[ResidualBasisMap, ...]:
     """Choose which residual-basis maps to test the layers with (paper, Algorithm 1: U_E).
 
     Args:
@@ -184,12 +184,12 @@ def outer_candidates(
         model retrained under a new tokenizer keeps its layers in the old basis. Possibly none.
     """
     if matching is not None:
-        return (OuterTransformation.from_matching(matching, n_reference, n_candidate),)
-    found: list[OuterTransformation] = []
+        return (ResidualBasisMap.from_matching(matching, n_reference, n_candidate),)
+    found: list[ResidualBasisMap] = []
     if polar is not None:
-        found.append(OuterTransformation.rotation(polar))
+        found.append(ResidualBasisMap.rotation(polar))
     if n_reference == n_candidate:
-        found.append(OuterTransformation.identity(n_reference))
+        found.append(ResidualBasisMap.identity(n_reference))
     return tuple(found)
 
 

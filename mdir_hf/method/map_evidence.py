@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from mdir_hf.method.gauge import OuterTransformation
+from mdir_hf.method.gauge import ResidualBasisMap
 from mdir_hf.method.layer_map import LayerMap, LayerMatch, Layers, map_layers
 
 TESTS_PER_MAP = 2
@@ -107,7 +107,7 @@ def _n_beside(is_there: npt.NDArray[np.bool_], i: int, j: int) -> int:
 
 def log_p_of_placebos(
     layers: Callable[[Carry], tuple[Layers, Layers]],
-    outer: OuterTransformation,
+    residual_map: ResidualBasisMap,
     *,
     log_alpha: float,
     seed: int,
@@ -121,7 +121,7 @@ def log_p_of_placebos(
     Args:
         layers: Given how to carry the reference, returns its layers so carried, and those of the candidate. Called
             once for each placebo.
-        outer: What carried the reference's layers on the map itself.
+        residual_map: What carried the reference's layers on the map itself.
         log_alpha: Natural log of the level of the map.
         seed: Seed of the shuffles and of the screened channels.
         device: Where matrix products run.
@@ -133,10 +133,10 @@ def log_p_of_placebos(
     generator = torch.Generator().manual_seed(seed)
     smallest = 0.0
     for _ in range(N_PLACEBOS):
-        shuffled = torch.randperm(outer.n_candidate, generator=generator)
+        shuffled = torch.randperm(residual_map.n_candidate, generator=generator)
 
         def carry(weight: torch.Tensor, shuffled: torch.Tensor = shuffled) -> torch.Tensor:
-            return outer.carry_in(weight)[:, shuffled]
+            return residual_map.carry_in(weight)[:, shuffled]
 
         (placebo,) = map_layers([layers(carry)], log_alpha=log_alpha, refine="undecided", seed=seed, device=device)
         smallest = min(smallest, float(placebo.log_p.min()))

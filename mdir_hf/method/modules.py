@@ -23,7 +23,7 @@ from typing import Literal
 import torch
 
 from mdir_hf.method.blocks import HeadPattern, IntArray, best_head_map, block_pattern, log_p_head_map
-from mdir_hf.method.gauge import OuterTransformation, fold_gain
+from mdir_hf.method.gauge import ResidualBasisMap, fold_gain
 from mdir_hf.method.heads import (
     SUBSPACE_NULL,
     HeadMap,
@@ -120,13 +120,13 @@ class LayerWeights:
         weight: torch.Tensor | None = getattr(self, role)
         return weight
 
-    def inner_rows(self, role: Projection, outer: OuterTransformation | None = None) -> torch.Tensor | None:
-        """The weight with its head or neuron side as rows, ``(m, n)``, carried by ``outer`` if given."""
+    def inner_rows(self, role: Projection, residual_map: ResidualBasisMap | None = None) -> torch.Tensor | None:
+        """The weight with its head or neuron side as rows, ``(m, n)``, carried by ``residual_map`` if given."""
         weight = self.weight(role)
         if weight is None:
             return None
         rows = weight if role in READING else weight.T
-        return rows if outer is None else outer.carry_in(rows)
+        return rows if residual_map is None else residual_map.carry_in(rows)
 
     @property
     def mlp(self) -> MlpWeights | None:
@@ -162,7 +162,7 @@ class ModuleEvidence:
 def analyse_layer(
     reference: LayerWeights,
     candidate: LayerWeights,
-    outer: OuterTransformation,
+    residual_map: ResidualBasisMap,
     *,
     roles: Sequence[Projection] = PROJECTIONS,
     log_alpha: float | None = None,
@@ -181,7 +181,7 @@ def analyse_layer(
     Args:
         reference: Layer of the reference; gains are folded here, with ``1 + g`` if the caller folded them so before.
         candidate: Layer of the candidate.
-        outer: U_E.
+        residual_map: U_E.
         roles: Which roles to look at.
         log_alpha: If given, permutations that cannot reach it are not solved for and left out of the result.
         dtype: What to compute in; float32 halves memory and time for wide models.
@@ -194,14 +194,14 @@ def analyse_layer(
         ValueError: If a weight contradicts the outer transformation or the head counts.
     """
     first, second = reference.folded(dtype=dtype), candidate.folded(dtype=dtype)
-    evidence = list(_permutations(first, second, outer, roles, log_alpha))
-    evidence += _attention(first, second, outer, roles)
+    evidence = list(_permutations(first, second, residual_map, roles, log_alpha))
+    evidence += _attention(first, second, residual_map, roles)
     if {"gate", "up", "down"} & set(roles) and first.mlp is not None and second.mlp is not None:
-        evidence.append(_joint("mlp", "neurons", first.mlp, second.mlp, outer))
+        evidence.append(_joint("mlp", "neurons", first.mlp, second.mlp, residual_map))
     return evidence
 
 
-def analyse_mixer(reference: MlpWeights, candidate: MlpWeights, outer: OuterTransformation) -> ModuleEvidence:
+def analyse_mixer(reference: MlpWeights, candidate: MlpWeights, residual_map: ResidualBasisMap) -> ModuleEvidence:
     """Test a state-space mixer for a joint permutation of its channels.
 
     Its input, its gate and its output share channels as up, gate and down of an MLP share neurons, and the bound of
@@ -210,32 +210,36 @@ def analyse_mixer(reference: MlpWeights, candidate: MlpWeights, outer: OuterTran
     Args:
         reference: Input, gate and output projection of the reference's mixer, gains folded in.
         candidate: The same of the candidate's.
-        outer: U_E.
+        residual_map: U_E.
 
     Returns:
         The evidence, test ``channels``. Cost as of :func:`~mdir_hf.method.neurons.match_neurons`.
     """
-    return _joint("mixer", "channels", reference, candidate, outer)
+    return _joint("mixer", "channels", reference, candidate, residual_map)
 
 
 def _joint(
-    role: Literal["mlp", "mixer"], test: Test, reference: MlpWeights, candidate: MlpWeights, outer: OuterTransformation
+    role: Literal["mlp", "mixer"],
+    test: Test,
+    reference: MlpWeights,
+    candidate: MlpWeights,
+    residual_map: ResidualBasisMap,
 ) -> ModuleEvidence:
-    carried = reference.carried(outer)
+    carried = reference.carried(residual_map)
     found = match_neurons(carried, candidate)
     scale = _scale(carried.up, candidate.up)
-    return ModuleEvidence(role, test, found.trace, found.normalized_trace, found.log_p, scale, found, outer.null)
+    return ModuleEvidence(role, test, found.trace, found.normalized_trace, found.log_p, scale, found, residual_map.null)
 
 
 def _permutations(
     reference: LayerWeights,
     candidate: LayerWeights,
-    outer: OuterTransformation,
+    residual_map: ResidualBasisMap,
     roles: Sequence[Projection],
     log_alpha: float | None,
 ) -> Iterator[ModuleEvidence]:
     for role in roles:
-        x, y = reference.inner_rows(role, outer), candidate.inner_rows(role)
+        x, y = reference.inner_rows(role, residual_map), candidate.inner_rows(role)
         if x is None or y is None:
             continue
         polar = inner_polar(unit_rows(x), unit_rows(y))
@@ -246,7 +250,7 @@ def _permutations(
             largest = min(*polar.shape, x.shape[1])
             test: Test = "signed_permutation" if signed else "permutation"
             yield ModuleEvidence(
-                role, test, found.trace, found.trace / largest, found.log_p, _scale(x, y), found, outer.null
+                role, test, found.trace, found.trace / largest, found.log_p, _scale(x, y), found, residual_map.null
             )
 
 
@@ -264,11 +268,11 @@ class _HeadTest:
 
 
 def _attention(
-    reference: LayerWeights, candidate: LayerWeights, outer: OuterTransformation, roles: Sequence[Projection]
+    reference: LayerWeights, candidate: LayerWeights, residual_map: ResidualBasisMap, roles: Sequence[Projection]
 ) -> list[ModuleEvidence]:
     tests: list[_HeadTest] = []
     for role in roles:
-        x, y = reference.inner_rows(role, outer), candidate.inner_rows(role)
+        x, y = reference.inner_rows(role, residual_map), candidate.inner_rows(role)
         if role in ("gate", "up", "down") or x is None or y is None:
             continue
         heads = (_n_heads(reference, role), _n_heads(candidate, role))
@@ -292,7 +296,7 @@ def _attention(
         n_kv_heads=(reference.n_kv_heads, candidate.n_kv_heads),
         n_heads=(reference.n_heads, candidate.n_heads),
     )
-    return [_evaluate(t, found, outer) for t in tests]
+    return [_evaluate(t, found, residual_map) for t in tests]
 
 
 def _planes(
@@ -327,7 +331,7 @@ def _planes(
     return min(tried, key=lambda t: t[0])[1]
 
 
-def _evaluate(test: _HeadTest, found: HeadMap, outer: OuterTransformation) -> ModuleEvidence:
+def _evaluate(test: _HeadTest, found: HeadMap, residual_map: ResidualBasisMap) -> ModuleEvidence:
     if test.role in ("q", "o"):
         mine, other, log_n_maps = found.q_reference, found.q_candidate, found.log_n_q_maps
     else:
@@ -345,7 +349,7 @@ def _evaluate(test: _HeadTest, found: HeadMap, outer: OuterTransformation) -> Mo
         log_p=min(0.0, log_p + test.log_n_layouts),
         scale=_scale(test.rows, test.other_rows),
         transformation=test.solve(mine, other),
-        null=outer.null if narrower is None else f"{outer.null} {narrower}",
+        null=residual_map.null if narrower is None else f"{residual_map.null} {narrower}",
     )
 
 

@@ -27,7 +27,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 
 from mdir_hf.method.blocks import FloatArray, IntArray
-from mdir_hf.method.gauge import OuterTransformation
+from mdir_hf.method.gauge import ResidualBasisMap
 from mdir_hf.method.polar import polar_factor, polar_factor_of_rows, row_factors
 from mdir_hf.method.products import cross_product
 from mdir_hf.method.significance import log_n_matchings
@@ -47,10 +47,10 @@ class MlpWeights:
     down: torch.Tensor
     gate: torch.Tensor | None = None
 
-    def carried(self, outer: OuterTransformation) -> MlpWeights:
+    def carried(self, residual_map: ResidualBasisMap) -> MlpWeights:
         """Carry a reference MLP into the candidate's residual basis."""
-        gate = None if self.gate is None else outer.carry_in(self.gate)
-        return MlpWeights(outer.carry_in(self.up), outer.carry_out(self.down), gate)
+        gate = None if self.gate is None else residual_map.carry_in(self.gate)
+        return MlpWeights(residual_map.carry_in(self.up), residual_map.carry_out(self.down), gate)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

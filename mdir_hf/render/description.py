@@ -26,7 +26,7 @@ from mdir_hf.render.sections import (
     number,
     percent,
 )
-from mdir_hf.report.parts import MatrixReport, ModelSummary, PlaceboResult
+from mdir_hf.report.parts import MatrixResult, ModelSummary, PlaceboResult
 from mdir_hf.report.result import HomologyReport
 from mdir_hf.report.terms import PRIVILEGED_Z, SettledBy, Transformation, Verdict
 from mdir_hf.report.words import UNLESS_IN_ANOTHER_BASIS, UNLESS_ROTATED, n_bytes_text, numbering_text
@@ -106,7 +106,7 @@ def _verdict(report: HomologyReport) -> Section:
         facts.append(Fact("log10 p not accepted", refused, "Found, but it failed a condition: see the caveats."))
         brief.append(Line("not accepted", f"log10 p {refused} was found and failed a condition"))
     if report.assumption is not None:
-        on_layers = report.settled_by is SettledBy.BODY
+        on_layers = report.settled_by is SettledBy.LAYERS
         rests_on = "the heads or neurons of one model have no preferred axes" if on_layers else report.assumption.words
         facts.append(Fact("p rests on", report.assumption.value, f"{rests_on[0].upper()}{rests_on[1:]}."))
         if report.p_is_bound:
@@ -233,7 +233,7 @@ def _evidence(report: HomologyReport) -> Section:
     )
 
 
-def _matrix_lines(name: str, matrix: MatrixReport) -> Iterator[Line]:
+def _matrix_lines(name: str, matrix: MatrixResult) -> Iterator[Line]:
     scale = "" if matrix.scale is None else f", scale {matrix.scale:.3g}"
     used = f"{matrix.rows_used} of {matrix.common_tokens} common tokens used"
     yield Line(name, f"{used}; found: {FOUND[matrix.transformation]}{scale}")
@@ -255,7 +255,7 @@ def _matrix_lines(name: str, matrix: MatrixReport) -> Iterator[Line]:
         yield Line("", f"placebo (re-paired tokens) {_state(placebo)}: {traces}")
 
 
-def _matrix_facts(matrix: MatrixReport) -> Iterator[Fact]:
+def _matrix_facts(matrix: MatrixResult) -> Iterator[Fact]:
     yield Fact("log10 p", number(matrix.log10_p), "Of this test, corrected for the number of tests and looks.")
     for share, p in matrix.log10_p_trimmed.items():
         meaning = f"The same after the best {share} of the n channels are left out: a few outliers do not carry it."
@@ -282,7 +282,7 @@ def _matrix_facts(matrix: MatrixReport) -> Iterator[Fact]:
     yield Fact("channels significant one by one", matched, "Entries that would be significant at 1 % by themselves.")
     numbers = "–" if matrix.numbering is None else numbering_text(matrix.numbering)
     yield Fact("numbers of partners", numbers, "Partners are found without a look at their numbers.")
-    off_match = _size(matrix.stray_channels)
+    off_match = _size(matrix.off_match_channels)
     yield Fact(
         "off-match hits", off_match, "Channels that also resemble another one than their match; rare in relatives."
     )
@@ -307,8 +307,8 @@ def _calibration(report: HomologyReport) -> Section:
     if report.layers is not None:
         notes.append(
             f"Layers with the residual channels of one model shuffled: smallest log10 p "
-            f"{number(report.layers.placebo_log10_p)}. Off-match hits: {report.layers.stray_share:.1%} of the pairs of "
-            "layers off the map are significant."
+            f"{number(report.layers.placebo_log10_p)}. Off-match hits: {report.layers.off_match_share:.1%} of the "
+            "pairs of layers off the map are significant."
         )
     columns = ("placebo", "channels", "trace", "trace that chance reaches", "log10 p", "state")
     tables = (Table("The test where there is nothing to find", columns, tuple(rows)),) if rows else ()

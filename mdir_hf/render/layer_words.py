@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mdir_hf.render.sections import FigureName, Line, Section, SectionKind, Table, counted, number
-from mdir_hf.report.parts import ExpertsFound, HeadsFound, LayersReport, ModuleReport, NeuronsFound, RowsFound
+from mdir_hf.report.parts import ExpertsFound, HeadsFound, LayersResult, ModuleResult, NeuronsFound, RowsFound
 from mdir_hf.report.result import HomologyReport
 from mdir_hf.report.terms import ModuleRole, ModuleTest, ResidualMap
 
@@ -36,18 +36,18 @@ def layers_section(report: HomologyReport) -> Section:
     )
 
 
-def basis_words(layers: LayersReport) -> str:
+def basis_words(layers: LayersResult) -> str:
     """The residual-basis map that carried the layers, in words."""
-    if layers.outer is ResidualMap.IDENTITY:
+    if layers.residual_map is ResidualMap.IDENTITY:
         return "in the same residual basis"
-    if layers.outer is ResidualMap.ROTATION:
+    if layers.residual_map is ResidualMap.ROTATION:
         return f"behind a rotation fitted on the {layers.fitted_on}"
     return f"through the channels matched on the {layers.fitted_on}"
 
 
 def modules_section(report: HomologyReport) -> Section:
     """What each part of the matched layers says; empty where none was analysed."""
-    tests: dict[tuple[ModuleRole, ModuleTest], list[ModuleReport]] = {}
+    tests: dict[tuple[ModuleRole, ModuleTest], list[ModuleResult]] = {}
     for module in report.modules or ():
         tests.setdefault((module.role, module.test), []).append(module)
     if not tests:
@@ -90,7 +90,7 @@ def experts_words(mixtures: Sequence[ExpertsFound]) -> str:
     return f"{len(traced)} of {n_all} have an origin" + (f": {parts}" if parts else "")
 
 
-def _row(role: ModuleRole, test: ModuleTest, modules: Sequence[ModuleReport]) -> tuple[str, ...]:
+def _row(role: ModuleRole, test: ModuleTest, modules: Sequence[ModuleResult]) -> tuple[str, ...]:
     log10_p = [module.log10_p for module in modules]
     significant = [module for module in modules if module.is_significant]
     extremes = (number(min(log10_p), 0), number(max(log10_p), 0))
@@ -104,7 +104,7 @@ def _row(role: ModuleRole, test: ModuleTest, modules: Sequence[ModuleReport]) ->
     )
 
 
-def _found_words(test: ModuleTest, modules: Sequence[ModuleReport]) -> str:
+def _found_words(test: ModuleTest, modules: Sequence[ModuleResult]) -> str:
     """What the inner transformations were, in the layers where the test is significant."""
     rows = [module.found for module in modules if isinstance(module.found, RowsFound)]
     neurons = [module.found for module in modules if isinstance(module.found, NeuronsFound)]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from mdir_hf.names import shown_name
 from mdir_hf.render.sections import counted
-from mdir_hf.report.parts import HeadsFound, LayersReport, MatrixReport, ModelSummary, ModuleReport, NeuronsFound
+from mdir_hf.report.parts import HeadsFound, LayersResult, MatrixResult, ModelSummary, ModuleResult, NeuronsFound
 from mdir_hf.report.result import HomologyReport
 from mdir_hf.report.terms import Assumption, LayerPattern, ResidualMap, SettledBy, Transformation, Verdict
 from mdir_hf.report.words import REASON_TEXT, UNLESS_IN_ANOTHER_BASIS, UNLESS_ROTATED, numbering_text
@@ -105,7 +105,7 @@ def _of_matrices(report: HomologyReport) -> Iterable[str]:
             yield f"the channels of their {name} match {_how(matrix, report)}{by_number}"
 
 
-def _how(matrix: MatrixReport, report: HomologyReport) -> str:
+def _how(matrix: MatrixResult, report: HomologyReport) -> str:
     order = _ORDERS[matrix.transformation]
     numbers = matrix.numbering
     is_cut = numbers is not None and numbers.in_order == numbers.pairs
@@ -128,15 +128,15 @@ def _of_layers(report: HomologyReport, reference: str, candidate: str) -> Iterab
         is_told = layers.pattern in (LayerPattern.NEIGHBOURS, LayerPattern.NOT_ACCEPTED)
         yield layers.pattern.words if is_told else LayerPattern.NONE.words
     else:
-        basis = _MAPS[layers.outer] if report.settled_by is SettledBy.BODY else ""
+        basis = _MAPS[layers.residual_map] if report.settled_by is SettledBy.LAYERS else ""
         yield f"{_map_words(layers, reference, candidate)}{f', {basis}' if basis else ''}"
     if inside := _inside_words(report.modules or (), len(layers.matches)):
         yield inside
-    if report.settled_by is SettledBy.BODY:
+    if report.settled_by is SettledBy.LAYERS:
         yield "their embeddings by themselves do not settle it"
 
 
-def _map_words(layers: LayersReport, reference: str, candidate: str) -> str:
+def _map_words(layers: LayersResult, reference: str, candidate: str) -> str:
     """Which layers match: every number in it is one of the map."""
     n, n_all = len(layers.matches), layers.n_candidate_layers
     if layers.pattern is LayerPattern.SAMPLED:
@@ -182,7 +182,7 @@ def runs_text(layers: Sequence[int]) -> str:
     return f"{'layer' if len(set(layers)) == 1 else 'layers'} {listed}"
 
 
-def _inside_words(modules: Sequence[ModuleReport], n_matches: int) -> str:
+def _inside_words(modules: Sequence[ModuleResult], n_matches: int) -> str:
     """What moved inside most of the analysed layers, by their significant tests."""
     found = [module.found for module in modules if module.is_significant]
     neurons = [2 * one.moved_neurons > one.matched_neurons for one in found if isinstance(one, NeuronsFound)]

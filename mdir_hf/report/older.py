@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
-
-OLDEST = "mdir-hf/report/1"
 
 _PARTS = {"screen": "embedding", "embedding": "embedding", "unembedding": "unembedding", "body": "layers"}
 """The part of a report that holds the p of the step that settled it."""
 
 
 def upgraded(body: Any) -> Any:  # noqa: ANN401 - parsed JSON, whatever somebody wrote
-    """Bring a report of schema 1 to schema 2; anything else is returned as it is, for the check to refuse."""
-    if not isinstance(body, dict) or body.get("schema") != OLDEST:
-        return body
+    """Bring a report of schema 1 or 2 to schema 3; anything else is returned as it is, for the check to refuse."""
+    while isinstance(body, dict) and (step := _STEPS.get(str(body.get("schema")))):
+        body = step(body)
+    return body
+
+
+def _second(body: dict[str, Any]) -> dict[str, Any]:
     missing = {"log10_p_not_accepted": None, "excludes": None}
     new: dict[str, Any] = {**body, "schema": "mdir-hf/report/2", **missing, **_headline(body)}
     layers = body.get("layers")
     if isinstance(layers, dict) and isinstance(layers.get("matrix"), list):
         matrix = layers["matrix"]
         n_columns = len(matrix[0]) if matrix and isinstance(matrix[0], list) else 0
-        outer = layers.get("outer")
         new["layers"] = {
-            "fitted_on": None if outer == "identity" else "embeddings",
+            "fitted_on": None if layers.get("outer") == "identity" else "embeddings",
             "reference_layers": list(range(len(matrix))),
             "candidate_layers": list(range(n_columns)),
             **layers,
@@ -43,3 +45,46 @@ def _headline(body: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(rests_on, float) or not log10_p < rests_on < math.log10(alpha):
         return {}
     return {"log10_p": rests_on}
+
+
+def _third(body: dict[str, Any]) -> dict[str, Any]:
+    """One word for one thing: layers, residual map, off-match."""
+    new = {**body, "schema": "mdir-hf/report/3"}
+    for key in ("level", "settled_by"):
+        if new.get(key) == "body":
+            new[key] = "layers"
+    for key, renamed in _RENAMED_IN_3.items():
+        part = new.get(key)
+        if isinstance(part, dict):
+            new[key] = {**_ADDED_IN_3[key], **{renamed.get(name, name): value for name, value in part.items()}}
+            if key != "layers" and isinstance(part.get("numbering"), dict):
+                new[key]["numbering"] = {"certain_share": 0.0, **part["numbering"]}
+    if isinstance(new.get("seconds"), dict):
+        new["seconds"] = {"layers" if name == "body" else name: value for name, value in new["seconds"].items()}
+    return new
+
+
+_RENAMED_IN_3 = {
+    "embedding": {"stray_channels": "off_match_channels"},
+    "unembedding": {"stray_channels": "off_match_channels"},
+    "layers": {"outer": "residual_map", "stray_share": "off_match_share"},
+}
+
+_OF_MATRIX = {
+    "settled_by": None,
+    "widths": [0, 0],
+    "channels": 0,
+    "in_order_tested": True,
+    "rows_are_equal": False,
+    "channel_numbers_mean_something": False,
+}
+_ADDED_IN_3: dict[str, dict[str, Any]] = {
+    "embedding": _OF_MATRIX,
+    "unembedding": _OF_MATRIX,
+    "layers": {"is_supported": True},
+}
+
+_STEPS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "mdir-hf/report/1": _second,
+    "mdir-hf/report/2": _third,
+}

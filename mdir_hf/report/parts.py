@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, NamedTuple
@@ -10,11 +11,13 @@ from annotated_types import Ge, Le
 
 from mdir_hf.report.terms import (
     PLACEBO_LOG10_P,
+    PRIVILEGED_Z,
     LayerPattern,
     LayerRole,
     ModuleRole,
     ModuleTest,
     ResidualMap,
+    SettledBy,
     Transformation,
     View,
 )
@@ -127,7 +130,7 @@ class PlaceboResult(Part):
 
 
 @dataclass(frozen=True, slots=True)
-class PlaceboReport(Part):
+class Placebos(Part):
     """Calibration of the embedding test (method: calibration).
 
     Attributes:
@@ -149,7 +152,7 @@ class LookResult(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class MatrixReport(Part):
+class MatrixResult(Part):
     """Algorithm 1 on one pair of matrices, the embeddings or the unembeddings (``lm_head``).
 
     Attributes:
@@ -161,8 +164,7 @@ class MatrixReport(Part):
         normalized_trace: c over the narrower width.
         coverage: Share of channels that are significant one by one.
         matched_channels: Their number: entries of the polar factor significant at 1 % over all entries.
-        stray_channels: Off-match hits: channels that resemble another one than their own, too; next to none in
-            relatives.
+        off_match_channels: Channels that also resemble another one than their own; next to none in relatives.
         transformation: What these matrices themselves show; ``rotation`` where the layers showed it.
         scale: s of E' ~ s E P, None where nothing was found.
         view: How the rows were prepared.
@@ -173,6 +175,12 @@ class MatrixReport(Part):
         log10_p_signs: The sign test: p with one vote for each channel, its sign, where channels were compared in their
             own order; None else.
         numbering: How the numbers of the channels agree; None where an architecture gives them a meaning.
+        settled_by: The step in which it was significant, with and without the best half of the channels; None: in none.
+        widths: Channels of the reference's matrix and of the candidate's; 0 in reports of older schemas.
+        channels: Channels of the reference that the last look was at; a screen of a wide model draws some.
+        in_order_tested: Whether channels were also tested in their own order.
+        rows_are_equal: Whether all rows that were looked at are equal in both models, number by number.
+        channel_numbers_mean_something: Whether the architectures of both models give the number of a channel a meaning.
     """
 
     common_tokens: Count
@@ -183,20 +191,48 @@ class MatrixReport(Part):
     normalized_trace: float | None
     coverage: float | None
     matched_channels: Count | None
-    stray_channels: Count | None
+    off_match_channels: Count | None
     transformation: Transformation
     scale: float | None
     view: View
     log10_p: Log10P
     log10_p_trimmed: Mapping[str, Log10P]
-    placebo: PlaceboReport | None
+    placebo: Placebos | None
     looks: tuple[LookResult, ...]
     log10_p_signs: Log10P | None = None
-    numbering: NumberingReport | None = None
+    numbering: NumberingResult | None = None
+    settled_by: SettledBy | None = None
+    widths: tuple[Count, Count] = (0, 0)
+    channels: Count = 0
+    in_order_tested: bool = True
+    rows_are_equal: bool = False
+    channel_numbers_mean_something: bool = False
+
+    @property
+    def strength(self) -> float:
+        """Trace over rank, in [0, 1]."""
+        return 0.0 if self.trace is None else self.trace / max(1, self.rank)
+
+    @property
+    def off_match_share(self) -> float:
+        """Off-match channels per matched one; infinite where they were not counted."""
+        if self.off_match_channels is None:
+            return math.inf
+        return self.off_match_channels / max(1, self.matched_channels or 0)
+
+    @property
+    def basis_z(self) -> tuple[float, float]:
+        """How far the axes of either model stand out; 0 where that was not measured."""
+        return (0.0, 0.0) if self.placebo is None else self.placebo.privileged_basis_z
+
+    @property
+    def both_privileged(self) -> bool:
+        """Whether the axes of both models stand out, so that neither is rotation invariant."""
+        return min(map(abs, self.basis_z)) > PRIVILEGED_Z
 
 
 @dataclass(frozen=True, slots=True)
-class NumberingReport(Part):
+class NumberingResult(Part):
     """How the numbers of channels agree that are each other's best partner; partners are found without their numbers.
 
     Attributes:
@@ -204,12 +240,14 @@ class NumberingReport(Part):
         own_number: How many of them have the same number in both models.
         in_order: The most of them whose numbers go up together.
         log10_p: Corrected for all tests and looks: at most 1 / own_number!, or C(pairs, in_order) / in_order!.
+        certain_share: Share of the channels that are partners in order and each significant by itself.
     """
 
     pairs: Count
     own_number: Count
     in_order: Count
     log10_p: Log10P
+    certain_share: Share = 0.0
 
 
 class LayerPair(NamedTuple):
@@ -228,12 +266,12 @@ class AncestorLayer(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class LayersReport(Part):
+class LayersResult(Part):
     """Algorithm 2: which layer of the candidate descends from which layer of the reference.
 
     Attributes:
         role: The matrix that stands for a layer.
-        outer: The residual-basis map: what carried the reference's layers into the candidate's residual basis.
+        residual_map: What carried the reference's layers into the candidate's residual basis.
         fitted_on: Rows of what that map was fitted on; None where nothing was fitted.
         pattern: How the candidate's layers descend from the reference's.
         matches: Every candidate layer that has a significant ancestor, once, in the candidate's order; none where the
@@ -241,28 +279,30 @@ class LayersReport(Part):
         log10_p: Of the map, corrected for every map that was to be tried.
         log10_p_fisher: Of the whole map by Fisher's combination.
         related_layers_at_least: A lower bound on the number of related layers.
-        stray_share: Off-match hits: share of the layer pairs off the map that are significant.
+        off_match_share: Share of the layer pairs off the map that are significant.
         placebo_log10_p: Smallest p of a pair of layers where the residual channels are shuffled.
         reference_layers: Which layer each row of ``matrix`` is; not every layer of a hybrid is compared.
         candidate_layers: Which layer each column is.
         matrix: log10 p of every pair of layers.
         null: What the p-values rest on.
+        is_supported: Whether the map stands by itself, or the analysed layers support it, as a fitted rotation asks.
     """
 
     role: LayerRole
-    outer: ResidualMap
+    residual_map: ResidualMap
     fitted_on: str | None
     pattern: LayerPattern
     matches: tuple[AncestorLayer, ...]
     log10_p: Log10P
     log10_p_fisher: float
     related_layers_at_least: Count
-    stray_share: Share
+    off_match_share: Share
     placebo_log10_p: Log10P
     reference_layers: tuple[Count, ...]
     candidate_layers: tuple[Count, ...]
     matrix: tuple[tuple[float, ...], ...]
     null: str
+    is_supported: bool = True
 
     @property
     def n_candidate_layers(self) -> int:
@@ -316,7 +356,7 @@ class ExpertsFound(Part):
 
 
 @dataclass(frozen=True, slots=True)
-class ModuleReport(Part):
+class ModuleResult(Part):
     """Algorithm 3: one test of one part of a matched pair of layers.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""What a comparison found, as one frozen object: the contract ``mdir-hf/report/2``. What was not run is None."""
+"""What a comparison found, as one frozen object: the contract ``mdir-hf/report/3``. What was not run is None."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from mdir_hf.report.parts import (
     Count,
     Exclusion,
     InputOutput,
-    LayersReport,
+    LayersResult,
     Log10P,
-    MatrixReport,
+    MatrixResult,
     ModelSummary,
-    ModuleReport,
+    ModuleResult,
 )
 from mdir_hf.report.terms import PRIVILEGED_Z, Assumption, Level, Reason, SettledBy, Verdict
 from mdir_hf.report.words import (
@@ -106,10 +106,10 @@ class HomologyReport:
     settled_by: SettledBy | None
     reference: ModelSummary
     candidate: ModelSummary
-    embedding: MatrixReport | None
-    unembedding: MatrixReport | None
-    layers: LayersReport | None
-    modules: tuple[ModuleReport, ...] | None
+    embedding: MatrixResult | None
+    unembedding: MatrixResult | None
+    layers: LayersResult | None
+    modules: tuple[ModuleResult, ...] | None
     caveats: tuple[str, ...]
     io: InputOutput
     seconds: Mapping[str, Annotated[float, Ge(0.0)]]
@@ -121,7 +121,7 @@ class HomologyReport:
     arrays: ReportArrays = field(default=ReportArrays(), compare=False, repr=False)
 
     @property
-    def matrices(self) -> Mapping[str, MatrixReport]:
+    def matrices(self) -> Mapping[str, MatrixResult]:
         """The pairs of matrices that were tested, by name: embedding, unembedding."""
         pairs = {"embedding": self.embedding, "unembedding": self.unembedding}
         return {name: matrix for name, matrix in pairs.items() if matrix is not None}
@@ -180,7 +180,7 @@ class HomologyReport:
         return agreement_text(self.channels)
 
     @property
-    def _settling_matrix(self) -> MatrixReport | None:
+    def _settling_matrix(self) -> MatrixResult | None:
         """The pair of matrices that settled the question; None where something else did."""
         if self.settled_by is SettledBy.UNEMBEDDING:
             return self.unembedding
@@ -217,7 +217,7 @@ class HomologyReport:
         return plain_of(self)
 
     def to_json(self, *, indent: int | None = 2) -> str:
-        """The report as one JSON object, the contract ``mdir-hf/report/2``."""
+        """The report as one JSON object, the contract ``mdir-hf/report/3``."""
         from mdir_hf.report.encoding import json_of
 
         return json_of(self, indent=indent)

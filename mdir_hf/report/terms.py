@@ -63,12 +63,12 @@ class Level(Term):
     AUTO = "auto"
     SCREEN = "screen"
     EMBEDDING = "embedding"
-    BODY = "body"
+    LAYERS = "layers"
 
     @property
     def runs_full_test(self) -> bool:
         """Whether every common token is looked at, whatever the first looks say."""
-        return self in (Level.EMBEDDING, Level.BODY)
+        return self in (Level.EMBEDDING, Level.LAYERS)
 
     @property
     def is_screen_only(self) -> bool:
@@ -83,17 +83,17 @@ class Level(Term):
     @property
     def may_read_layers(self) -> bool:
         """Whether it goes on to the layers where the embeddings do not settle the question."""
-        return self in (Level.AUTO, Level.BODY)
+        return self in (Level.AUTO, Level.LAYERS)
 
     @property
     def analyses_all_layers(self) -> bool:
         """Whether every layer is mapped and analysed, even where the embeddings have settled the question."""
-        return self is Level.BODY
+        return self is Level.LAYERS
 
     @property
     def stops_when_settled(self) -> bool:
         """Whether nothing more is read once the question is settled."""
-        return self is not Level.BODY
+        return self is not Level.LAYERS
 
 
 class SettledBy(Term):
@@ -103,7 +103,7 @@ class SettledBy(Term):
     SCREEN = "screen", "a first look at the embeddings"
     EMBEDDING = "embedding", "the embeddings, all common tokens"
     UNEMBEDDING = "unembedding", "the unembeddings (lm_head)"
-    BODY = "body", "the layers"
+    LAYERS = "layers", "the layers"
 
 
 class Assumption(Term):
@@ -150,7 +150,7 @@ class LayerPattern(Term):
     REPEATED = "repeated", "layers were repeated"
     REORDERED = "reordered", "layers were put in another order"
     PARTIAL = "partial", "some layers have an ancestor"
-    SAMPLED = "sampled", "only some layers were compared (level body maps all)"
+    SAMPLED = "sampled", "only some layers were compared (level layers maps all)"
     NEIGHBOURS = (
         "neighbours",
         "layers resemble each other as neighbours in one model do, and none is said to match",

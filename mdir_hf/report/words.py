@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mdir_hf.report.parts import NumberingReport
+from mdir_hf.report.parts import NumberingResult
 from mdir_hf.report.terms import Reason, Verdict
 
 ICON = {Verdict.HOMOLOGOUS: "●", Verdict.NO_EVIDENCE: "○", Verdict.INCONCLUSIVE: "◐"}
@@ -108,7 +108,7 @@ def agreement_text(channels: tuple[int, int] | None) -> str:
     return f"{channels[0]:,} of {channels[1]:,} channels match"
 
 
-def numbering_text(found: NumberingReport) -> str:
+def numbering_text(found: NumberingResult) -> str:
     """How the numbers of channels agree, and what independently trained models would do."""
     if found.own_number >= found.in_order:
         said = f"{found.own_number:,} of {found.pairs:,} paired channels have their own number"

@@ -14,7 +14,9 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from mdir_hf import MdirError, RepositoryNotFoundError, ResolvedModel, SeveralModelsError, resolve_model
+from mdir_hf import MdirError
+from mdir_hf.errors import RepositoryNotFoundError, SeveralModelsError
+from mdir_hf.model.hub.resolve import ResolvedModel, resolve_model
 from mdir_space.question import Asks, RefusedError, shortened
 
 TOKEN_VARIABLE = "MDIR_SPACE_TOKEN"

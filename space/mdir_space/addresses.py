@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit
 
-from mdir_hf import ResolvedModel, __version__
+from mdir_hf import __version__
+from mdir_hf.model.hub.resolve import ResolvedModel
 from mdir_space.desk import Answered
 from mdir_space.question import DEFAULT_ALPHA, LONGEST_LIST, LONGEST_NAME, Question
 from mdir_space.ways import AnyQuestion, SurveyQuestion
@@ -88,10 +89,10 @@ def link_to_layers(link: str) -> str:
         link: As :func:`query_of` ends it; empty for none.
     """
     asked = {name: values[0] for name, values in parse_qs(urlsplit(link).query).items()}
-    if not asked or asked.get("level") == "body":
+    if not asked or asked.get("level") == "layers":
         return ""
     asked.pop("v", None)  # that is of another result
-    return f"?{urlencode({**asked, 'level': 'body'}, safe='/@:')}"
+    return f"?{urlencode({**asked, 'level': 'layers'}, safe='/@:')}"
 
 
 def pinned_link(answered: Answered[Any], request: Any, question: AnyQuestion) -> str:  # noqa: ANN401 - as above

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mdir_hf import HomologyReport, shown_name
+from mdir_hf import HomologyReport
+from mdir_hf.names import shown_name
 from mdir_space.family import Family
 from mdir_space.family_card import family_card, family_caveats, family_sentence
 from mdir_space.many import Surveyed

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mdir_hf import CellGrid
+from mdir_hf.render.figures import CellGrid
 from mdir_space.markup import text
 
 KEYS = "Arrow keys move from cell to cell, plus and minus zoom."

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Generic, TypeVar, cast
 
-from mdir_hf import GatedRepositoryError, Progress, ReadPlan, RepositoryNotFoundError
+from mdir_hf import ReadPlan
+from mdir_hf.comparison.progress import Progress
+from mdir_hf.errors import GatedRepositoryError, RepositoryNotFoundError
 from mdir_space.access import Access
 from mdir_space.errand import Errand
 from mdir_space.processes import Processes

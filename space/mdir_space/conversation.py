@@ -12,16 +12,10 @@ from urllib.parse import quote
 
 import gradio as gr
 
-from mdir_hf import (
-    DeclaredLineage,
-    HomologyReport,
-    Level,
-    MdirError,
-    ResolvedModel,
-    SectionKind,
-    SettledBy,
-    declared_lineage,
-)
+from mdir_hf import HomologyReport, Level, MdirError, SettledBy, declared_lineage
+from mdir_hf.lineage.cards.declared import DeclaredLineage
+from mdir_hf.model.hub.resolve import ResolvedModel
+from mdir_hf.render.sections import SectionKind
 from mdir_space.access import Access
 from mdir_space.addresses import page_address, pinned_link, query_again, read_link, server_address
 from mdir_space.desk import Answered, Desk, Working
@@ -221,7 +215,7 @@ async def _show(
 
 def first_tab(report: HomologyReport) -> str:
     """Return the tab of the evidence that decided, or of the layers where all of them were asked for."""
-    is_about_layers = report.settled_by is SettledBy.BODY or report.level is Level.BODY
+    is_about_layers = report.settled_by is SettledBy.LAYERS or report.level is Level.LAYERS
     return "layers" if is_about_layers and report.layers is not None else "evidence"
 
 

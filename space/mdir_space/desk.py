@@ -13,17 +13,10 @@ from typing import Generic, TypeVar, cast
 
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
-from mdir_hf import (
-    ByteBudgetError,
-    GatedRepositoryError,
-    HomologyReport,
-    MdirError,
-    MemoryBudgetError,
-    Progress,
-    ReadPlan,
-    SeveralModelsError,
-    SurveyReads,
-)
+from mdir_hf import HomologyReport, MdirError, ReadPlan
+from mdir_hf.comparison.progress import Progress
+from mdir_hf.errors import ByteBudgetError, GatedRepositoryError, MemoryBudgetError, SeveralModelsError
+from mdir_hf.lineage.survey.reads import SurveyReads
 from mdir_space.access import Access, find_access, sentence, token_of_space
 from mdir_space.assignment import Assignment
 from mdir_space.comparison import ComparisonJob, PlanJob

@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar, cast
 
-from mdir_hf import ByteBudgetError, MdirError, StoppedError
+from mdir_hf import MdirError
+from mdir_hf.errors import ByteBudgetError, StoppedError
 from mdir_space.processes import LostError, Processes
 from mdir_space.work import Done, Event, Failed, OutOfMemoryError, Task
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 
-from mdir_hf import HomologyReport, MatrixArrays, ReportArrays
+from mdir_hf import HomologyReport
+from mdir_hf.report import MatrixArrays, ReportArrays
 
 FOLDER = Path(__file__).resolve().parent.parent / "examples"
 INDEX = "index.json"

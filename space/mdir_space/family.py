@@ -8,28 +8,24 @@ from typing import Any
 
 from mdir_hf import (
     BaseIndex,
-    GatedRepositoryError,
     HomologyChecker,
     Identification,
-    IdentificationPlan,
     Level,
     LineageCheck,
     Listeners,
     MdirError,
     NamedModel,
-    PlannedRequests,
-    Progress,
     Reading,
     ReadPlan,
-    RepositoryNotFoundError,
     Settings,
-    SeveralModelsError,
     declared_lineage,
     identify,
-    plan_identification,
-    planned_requests,
     verify_lineage,
 )
+from mdir_hf.comparison.progress import Progress
+from mdir_hf.errors import GatedRepositoryError, RepositoryNotFoundError, SeveralModelsError
+from mdir_hf.lineage.index.planning import IdentificationPlan, plan_identification
+from mdir_hf.lineage.survey.requests import PlannedRequests, planned_requests
 from mdir_space.access import Access, sentence
 from mdir_space.ways import FamilyQuestion
 from mdir_space.work import SoFar, Tell, paced, rights_of

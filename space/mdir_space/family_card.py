@@ -6,7 +6,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from mdir_hf import Ancestor, BaseCheck, Identification, Verdict, shown_name
+from mdir_hf import Identification, Verdict
+from mdir_hf.lineage.cards.verify_lineage import BaseCheck
+from mdir_hf.lineage.index.identify import Ancestor
+from mdir_hf.names import shown_name
 from mdir_space.addresses import query_of
 from mdir_space.family import Family
 from mdir_space.markup import link_row, log10_text, not_meant, text

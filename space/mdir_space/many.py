@@ -7,27 +7,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mdir_hf import (
-    CellGrid,
-    FamilyDistances,
-    FamilyTree,
-    Listeners,
-    MdirError,
-    ModelResult,
-    Progress,
-    Reading,
-    ResolvedModel,
-    SeveralModelsError,
-    SurveyPlan,
-    SurveyReads,
-    SurveyReport,
-    draw_survey,
-    family_distances,
-    grow_tree,
-    plan_reads,
-    survey_arriving,
-    survey_cells,
-)
+from mdir_hf import Listeners, MdirError, Reading, SurveyReport
+from mdir_hf.comparison.progress import Progress
+from mdir_hf.errors import SeveralModelsError
+from mdir_hf.lineage.survey.arriving import survey_arriving
+from mdir_hf.lineage.survey.drawing import FamilyDistances, draw_survey, family_distances, survey_cells
+from mdir_hf.lineage.survey.reads import SurveyReads, plan_reads
+from mdir_hf.lineage.survey.results import ModelResult
+from mdir_hf.lineage.survey.run import SurveyPlan
+from mdir_hf.lineage.trees.tree import FamilyTree, grow_tree
+from mdir_hf.model.hub.resolve import ResolvedModel
+from mdir_hf.render.figures import CellGrid
 from mdir_space.access import MOST_CHOICES, Access
 from mdir_space.pictures import in_both_themes
 from mdir_space.ways import SurveyQuestion

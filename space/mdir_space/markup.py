@@ -10,7 +10,10 @@ import os
 from collections.abc import Iterable
 from urllib.parse import quote
 
-from mdir_hf import HomologyReport, ModelSummary, PairResult, shown_name, visible_text
+from mdir_hf import HomologyReport
+from mdir_hf.lineage.survey.results import PairResult
+from mdir_hf.names import shown_name, visible_text
+from mdir_hf.report import ModelSummary
 
 HUB = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
 """Where names of models lead."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from mdir_hf import HomologyReport, ReadPlan, __version__, compare_command, install_command
+from mdir_hf import HomologyReport, ReadPlan, __version__
+from mdir_hf.installing import install_command
+from mdir_hf.render.reproduce import compare_command
 from mdir_space.addresses import query_of
 from mdir_space.desk import Waiting, Working
 from mdir_space.estimate import Pace, bytes_of, duration_text, size_text
@@ -120,7 +122,7 @@ def bar(step: Working[Any], stage: str) -> str:
     return f'<progress max="1" value="{step.share:.3f}" aria-label="{text(stage)}"></progress>'
 
 
-LIGHTER = {"body": "embedding", "auto": "screen", "embedding": "screen"}
+LIGHTER = {"layers": "embedding", "auto": "screen", "embedding": "screen"}
 """The level that reads less."""
 
 

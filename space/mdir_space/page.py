@@ -16,7 +16,7 @@ from gradio.components import Navbar
 from starlette.middleware import Middleware
 from starlette.routing import Route
 
-from mdir_hf import install_command
+from mdir_hf.installing import install_command
 from mdir_space.addresses import read_link
 from mdir_space.agents import Agents, AgentsDoor
 from mdir_space.bodies import BodyLimit

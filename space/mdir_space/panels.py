@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from mdir_hf import HomologyReport, SectionKind, describe, section_html
+from mdir_hf import HomologyReport
+from mdir_hf.render.description import describe
+from mdir_hf.render.html import section_html
+from mdir_hf.render.sections import SectionKind
 from mdir_space.addresses import link_to_layers
 from mdir_space.markup import prose, text
 from mdir_space.pictures import Pictures

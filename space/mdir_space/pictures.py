@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from mdir_hf import FigureName, HomologyReport, figure_cells, figure_img, pair_tests
+from mdir_hf import HomologyReport
+from mdir_hf.render.figures import figure_cells, figure_img, pair_tests
+from mdir_hf.render.sections import FigureName
 from mdir_space.answering import answering_figure
 
 if TYPE_CHECKING:

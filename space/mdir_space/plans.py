@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from mdir_hf import PlannedRequests, ReadPlan, SurveyReads, shown_name
+from mdir_hf import ReadPlan
+from mdir_hf.lineage.survey.reads import SurveyReads
+from mdir_hf.lineage.survey.requests import PlannedRequests
+from mdir_hf.names import shown_name
 from mdir_space.desk import Plan
 from mdir_space.estimate import OPENING_S, Pace, bytes_of, duration_text, size_text
 from mdir_space.family import FamilyPlan

@@ -19,7 +19,7 @@ from mdir_space.question import DEFAULT_ALPHA, LEVELS, LONGEST_NAME, MOST_MODELS
 from mdir_space.visitor import visitor_of
 from mdir_space.ways import AnyQuestion, ask_family, ask_survey
 
-Level = Literal["auto", "screen", "embedding", "body"]
+Level = Literal["auto", "screen", "embedding", "layers"]
 
 
 def add_programs(desk: Desk) -> None:

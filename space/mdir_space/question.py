@@ -12,7 +12,7 @@ LEVELS = {
     "auto": "stops as soon as the question is settled, and goes on to the layers where the embeddings do not settle it",
     "screen": "looks at a few thousand tokens of the embeddings and at nothing else",
     "embedding": "compares the embeddings, and untied unembeddings, on every common token",
-    "body": "compares the embeddings like that, and maps and analyses every layer",
+    "layers": "compares the embeddings like that, and maps and analyses every layer",
 }
 DEFAULT_ALPHA = 1e-10
 LONGEST_NAME = 400

@@ -5,7 +5,10 @@ from __future__ import annotations
 import base64
 from dataclasses import replace
 
-from mdir_hf import HomologyReport, Listing, SectionKind, __version__, describe, make_badge, section_html
+from mdir_hf import HomologyReport, __version__, make_badge
+from mdir_hf.render.description import describe
+from mdir_hf.render.html import section_html
+from mdir_hf.render.sections import Listing, SectionKind
 from mdir_space.agents import ADDRESS
 from mdir_space.markup import code, download, prose, text
 from mdir_space.sharing import notebook_link

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from mdir_hf import HomologyReport, ModelSummary, ReportArrays, ResolvedModel, __version__
+from mdir_hf import HomologyReport, __version__
+from mdir_hf.model.hub.resolve import ResolvedModel
+from mdir_hf.report import ModelSummary, ReportArrays
 from mdir_space.access import Access
 from mdir_space.family import Family
 from mdir_space.many import Surveyed

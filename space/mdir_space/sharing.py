@@ -10,7 +10,11 @@ from huggingface_hub import constants
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
-from mdir_hf import HomologyReport, SectionKind, __version__, describe, install_command, shown_name
+from mdir_hf import HomologyReport, __version__
+from mdir_hf.installing import install_command
+from mdir_hf.names import shown_name
+from mdir_hf.render.description import describe
+from mdir_hf.render.sections import SectionKind
 from mdir_space.addresses import page_address, read_link, server_address
 from mdir_space.answer_card import answer_words
 from mdir_space.desk import Answered, Desk

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import combinations
 
-from mdir_hf import PairResult, SurveyReport, Verdict, shown_name
+from mdir_hf import SurveyReport, Verdict
+from mdir_hf.lineage.survey.results import PairResult
+from mdir_hf.names import shown_name
 from mdir_space.addresses import query_of
 from mdir_space.answering import answering_figure
 from mdir_space.many import Surveyed

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mdir_hf import (
-    DeclaredLineage,
-    HomologyReport,
-    Section,
-    SectionKind,
-    SettledBy,
-    Verdict,
-    describe,
-    section_html,
-    shown_name,
-)
+from mdir_hf import HomologyReport, SettledBy, Verdict
+from mdir_hf.lineage.cards.declared import DeclaredLineage
+from mdir_hf.names import shown_name
+from mdir_hf.render.description import describe
+from mdir_hf.render.html import section_html
+from mdir_hf.render.sections import Section, SectionKind
 from mdir_space.markup import HUB, link_row, model_name, text
 
 KEPT = "Kept from an earlier visit: the same commits, level and alpha."

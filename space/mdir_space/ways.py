@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from mdir_hf import MdirError, models_of_author, models_of_collection
+from mdir_hf import MdirError
+from mdir_hf.model.hub.listing import models_of_author, models_of_collection
 from mdir_space.access import sentence
 from mdir_space.question import (
     DEFAULT_ALPHA,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from mdir_hf import Progress, ReadPlan
+from mdir_hf import ReadPlan
+from mdir_hf.comparison.progress import Progress
 from mdir_space.estimate import OPENING_S, SECONDS_OF_PAIR
 from mdir_space.family import Family
 from mdir_space.many import Surveyed
@@ -18,7 +19,7 @@ LEAST_OF_LOOKS = 0.3
 
 LAYERS_OF_REST, ALL_LAYERS_OF_REST = (0.25, 0.05), (0.3, 0.7)
 """Of the weights that are left then: what the map of the layers reads of them, and what its matched pairs do. The
-second is of level body."""
+second is of level layers."""
 
 DRAWN = 0.95
 """Share of a survey before its trees and pictures are drawn."""

@@ -18,7 +18,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Protocol, TypedDict, TypeVar
 
-from mdir_hf import MdirError, Progress, ReadPlan, visible_text
+from mdir_hf import MdirError, ReadPlan
+from mdir_hf.comparison.progress import Progress
+from mdir_hf.names import visible_text
 from mdir_space.access import Access
 
 log = logging.getLogger(__name__)

@@ -146,8 +146,8 @@ def beside_the_checker():
     """The screen settles the first pair, the peer cannot say of the third."""
     rows = (
         row("base", "sft") | paid("screen", cpu_s=1.0, bytes_read=12, bytes_beside_weights=10),
-        row("base", "rl") | paid("body", cpu_s=3.0, bytes_read=150, bytes_beside_weights=10),
-        row("base", "other-seed", related=False) | paid("body", cpu_s=9.0, bytes_read=900, bytes_beside_weights=0),
+        row("base", "rl") | paid("layers", cpu_s=3.0, bytes_read=150, bytes_beside_weights=10),
+        row("base", "other-seed", related=False) | paid("layers", cpu_s=9.0, bytes_read=900, bytes_beside_weights=0),
     )
     ours = {(r["a"], r["b"]): r for r in rows}
     peer = peer_row(

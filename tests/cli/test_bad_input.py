@@ -162,7 +162,7 @@ def strangers_with_a_layer(tmp_path):
 
 def test_a_layer_of_another_shape(strangers_with_a_layer, capsys):
     one, other = map(str, strangers_with_a_layer)
-    said = refused(capsys, one, other, "--level", "body")
+    said = refused(capsys, one, other, "--level", "layers")
     assert "v_proj.weight' (role v of layer 0) has shape (64, 65); expected (…, 64)" in said
     # Nobody asked for the layers: the embeddings are compared, and that is said.
     assert main(["compare", one, other, "--json", "--quiet"]) == 0
@@ -182,7 +182,7 @@ def test_weights_whose_products_would_be_no_numbers_are_named(tmp_path, role, ca
     huge = further[name] * 1e37
     one = write_model(tmp_path / "one", gaussian(V, N, 2), config=config, further=further)
     other = write_model(tmp_path / "other", gaussian(V, N, 4), config=config, further=further | {name: huge})
-    said = refused(capsys, str(one), str(other), "--level", "body")
+    said = refused(capsys, str(one), str(other), "--level", "layers")
     assert name in said and "expected at most 1e+16" in said and "--level embedding" in said and str(other) in said
     assert main(["compare", str(one), str(other), "--json", "--quiet"]) == 0
     report = capsys.readouterr().out
@@ -190,7 +190,7 @@ def test_weights_whose_products_would_be_no_numbers_are_named(tmp_path, role, ca
     assert main(["compare", str(one), str(other), "--level", "embedding", "--json", "--quiet"]) == 0
 
 
-@pytest.mark.parametrize("level", ["auto", "body", "screen"])
+@pytest.mark.parametrize("level", ["auto", "layers", "screen"])
 def test_weights_of_zeros_are_no_reason_to_say_that_nothing_was_found(base, tmp_path, level, capsys):
     config = {"model_type": "llama", "hidden_size": N, "vocab_size": V, "num_attention_heads": 4}
     further = {f"model.layers.{k}.self_attn.{name}_proj.weight": gaussian(N, N, k) for k in range(3) for name in "qkvo"}
@@ -217,9 +217,9 @@ def test_weights_that_were_scaled_and_scaled_back_are_found_all_the_same(tmp_pat
     scaled = {name: weight * sizes.get(name.rsplit(".", 2)[1][0], 1.0) for name, weight in further.items()}
     one = write_model(tmp_path / "one", gaussian(V, N, 2), config=config, further=further)
     other = write_model(tmp_path / "other", gaussian(V, N, 4), config=config, further=scaled)
-    assert main(["compare", str(one), str(other), "--level", "body", "--json", "--quiet"]) == 0
+    assert main(["compare", str(one), str(other), "--level", "layers", "--json", "--quiet"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert (report["verdict"], report["settled_by"]) == ("homologous", "body")
+    assert (report["verdict"], report["settled_by"]) == ("homologous", "layers")
     assert len(report["layers"]["matches"]) == 4
 
 

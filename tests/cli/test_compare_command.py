@@ -138,7 +138,7 @@ def test_what_was_found_before_an_interruption_is_the_answer_and_the_status_says
     def interrupted(*_arguments, **_keywords):
         raise interruption("the next read would pass the cap")
 
-    monkeypatch.setattr("mdir_hf.comparison.steps._compare_layers", interrupted)
+    monkeypatch.setattr("mdir_hf.comparison.run.compare_layers", interrupted)
     assert main(["compare", *pair, "--json", "--save", str(tmp_path / "out")]) == status
     out, err = capsys.readouterr()
     found = json.loads(out)

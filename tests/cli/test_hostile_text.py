@@ -10,8 +10,10 @@ from dataclasses import replace
 
 import pytest
 
-from mdir_hf import HomologyReport, Level, SectionKind, SettledBy, describe
+from mdir_hf import HomologyReport, Level, SettledBy
 from mdir_hf.cli import main
+from mdir_hf.render.description import describe
+from mdir_hf.render.sections import SectionKind
 from mdir_space.panels import panel
 from mdir_space.pictures import Pictures
 from mdir_space.reproduce import badge_panel, reproduce_panel
@@ -75,7 +77,7 @@ def shown(capsys):
 def test_inspect_and_compare(models, shown, tmp_path):
     for options in ([], ["--json"]):
         assert "\\u001b[2J" in shown("inspect", models[0], *options)
-    for level in ("screen", "body"):
+    for level in ("screen", "layers"):
         shown("compare", *models, "--level", level, "--quiet", may_fail=True)
     said = json.loads(shown("compare", *models, "--json", "--quiet"))
     assert "\x1b[2J" in said["reference"]["repo"]  # JSON keeps the value and writes it harmlessly

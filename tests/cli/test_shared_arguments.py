@@ -59,7 +59,7 @@ def test_the_second_model_of_a_comparison_has_its_own():
 @pytest.mark.parametrize("command", COMPUTING)
 def test_what_is_computed(command):
     assert settings_of(parsed(command, *COMPUTING[command])) == Settings()
-    words = ["--level", "body", "--alpha", "1e-6", "--seed", "3", "--device", "auto"]
+    words = ["--level", "layers", "--alpha", "1e-6", "--seed", "3", "--device", "auto"]
     words += ["--max-bytes", "2k", "--max-memory", "1M"]
-    expected = Settings(Level.BODY, 1e-6, 3, "auto", 2000, 10**6)
+    expected = Settings(Level.LAYERS, 1e-6, 3, "auto", 2000, 10**6)
     assert settings_of(parsed(command, *COMPUTING[command], *words)) == expected

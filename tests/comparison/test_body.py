@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mdir_hf import HomologyChecker, Verdict
-from mdir_hf.comparison import steps
-from mdir_hf.comparison.body import compare_bodies
+from mdir_hf.comparison import run
+from mdir_hf.comparison.layers import compare_layers
 from mdir_hf.model.files.ranged import RangedTensors
 from mdir_hf.model.hub import IoLedger, open_repository
 from mdir_hf.model.hub.local import LocalFile
@@ -85,8 +85,8 @@ def test_a_model_with_new_embeddings_is_found_by_its_layers_in_the_old_basis(bas
     candidate = save(drift(new_embeddings(copy.deepcopy(base)), 0.3), "retrained")
     report = compare(save(base, "base"), candidate)
     assert report.verdict is Verdict.HOMOLOGOUS
-    assert report.settled_by == "body"
-    assert report.layers.outer == "identity"
+    assert report.settled_by == "layers"
+    assert report.layers.residual_map == "identity"
     assert [[*match[:2]] for match in report.layers.matches] == [[i, i] for i in range(4)]
     assert report.embedding.transformation == "none"
 
@@ -113,7 +113,7 @@ def test_without_a_common_vocabulary_the_layers_are_compared_in_the_old_basis(ba
     report = compare(save(base, "base"), candidate)
     assert report.embedding.common_tokens == 0
     assert report.verdict is Verdict.HOMOLOGOUS
-    assert report.layers.outer == "identity"
+    assert report.layers.residual_map == "identity"
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
@@ -126,7 +126,7 @@ def test_a_whole_obfuscation_is_found_at_level_auto_and_named(architecture, save
     assert report.verdict is Verdict.HOMOLOGOUS
     assert report.embedding.log10_p == 0.0
     assert report.embedding.transformation == "rotation"
-    assert report.layers.outer == "rotation"
+    assert report.layers.residual_map == "rotation"
     assert [[*match[:2]] for match in report.layers.matches] == [[i, i] for i in range(4)]
     found = {m.test for m in report.modules if m.log10_p < -10}
     assert {"planes", "subspaces", "neurons"} <= found
@@ -138,14 +138,14 @@ def test_a_turned_residual_stream_is_found_before_any_mlp_is_read(base, save, mo
     monkeypatch.setattr(RangedTensors, "read", lambda self, name: read.append(name) or whole(self, name))
     hidden, _ = obfuscate(base, seed=3)
     report = compare(save(base, "base"), save(hidden, "hidden"))
-    assert (report.settled_by, report.layers.role) == ("body", "v")
+    assert (report.settled_by, report.layers.role) == ("layers", "v")
     # Those of the sampled layers, once of each model, when the verdict is known.
     assert [name for name in read if "up_proj" in name] == [
         f"model.layers.{layer}.mlp.up_proj.weight" for layer in (0, 2, 3) for _ in range(2)
     ]
 
 
-@pytest.mark.parametrize("level", ["auto", "body"])
+@pytest.mark.parametrize("level", ["auto", "layers"])
 def test_a_stranger_is_silent_in_its_layers_too(base, save, level):
     plans = []
     folders = save(base, "base"), save(new_model(seed=9, **SIZES), "stranger")
@@ -171,14 +171,16 @@ def with_layers(base, layers, seed=1):
     ("layers", "pattern"), [([0, 1, 2, 1, 2, 3], "repeated"), ([0, 3], "pruned"), ([0, 1, 2, 3], "identity")]
 )
 def test_depth_changes_are_read_off_the_layer_map(base, save, layers, pattern):
-    report = compare(save(base, "base"), save(drift(with_layers(base, layers), 0.2), "deep"), level="body")
+    report = compare(save(base, "base"), save(drift(with_layers(base, layers), 0.2), "deep"), level="layers")
     assert [[*match[:2]] for match in report.layers.matches] == [[there, here] for here, there in enumerate(layers)]
     assert report.layers.pattern == pattern
     assert {tuple(m.layer) for m in report.modules} == {(there, here) for here, there in enumerate(layers)}
 
 
 def test_the_text_shows_layers_and_modules(base, save):
-    text = " ".join(str(compare(save(base, "base"), save(drift(copy.deepcopy(base), 0.2), "x"), level="body")).split())
+    text = " ".join(
+        str(compare(save(base, "base"), save(drift(copy.deepcopy(base), 0.2), "x"), level="layers")).split()
+    )
     assert "4 of 4 layers of the candidate have an ancestor" in text
     assert "0>0, 1>1, 2>2, 3>3" in text
     assert "modules smallest log10 p of each test: q permutation" in text
@@ -186,14 +188,14 @@ def test_the_text_shows_layers_and_modules(base, save):
 
 def test_the_layer_map_is_drawn(base, save):
     pytest.importorskip("matplotlib")
-    report = compare(save(base, "base"), save(drift(with_layers(base, [0, 3]), 0.2), "x"), level="body")
+    report = compare(save(base, "base"), save(drift(with_layers(base, [0, 3]), 0.2), "x"), level="layers")
     assert "2 of 2 layers" in report.figures()["layers"].get_label()
 
 
 def test_a_report_with_layers_reads_back(base, save):
     from mdir_hf import HomologyReport
 
-    report = compare(save(base, "base"), save(drift(copy.deepcopy(base), 0.2), "x"), level="body")
+    report = compare(save(base, "base"), save(drift(copy.deepcopy(base), 0.2), "x"), level="layers")
     assert HomologyReport.from_json(report.to_json()) == report
 
 
@@ -217,19 +219,19 @@ def test_heads_that_the_config_has_wrong_do_not_stop_the_analysis(base, save):
         config = json.loads((folder / "config.json").read_text())
         config |= {"num_attention_heads": 7, "num_key_value_heads": 7, "head_dim": None}
         (folder / "config.json").write_text(json.dumps(config))
-    report = compare(*folders, level="body")
+    report = compare(*folders, level="layers")
     assert report.verdict is Verdict.HOMOLOGOUS
     assert {m.role for m in report.modules} >= {"q", "k", "v", "o", "mlp"}
 
 
 def test_where_no_heads_are_known_no_rotary_planes_are_used(base, save):
     folders = [save(base, "base"), save(drift(copy.deepcopy(base), 0.2), "x")]
-    known = compare(*folders, level="body")
+    known = compare(*folders, level="layers")
     for folder in folders:
         config = json.loads((folder / "config.json").read_text())
         sizes = {key: config[key] for key in ("hidden_size", "vocab_size", "num_hidden_layers")}
         (folder / "config.json").write_text(json.dumps(sizes | {"model_type": "unheard_of"}))
-    report = compare(*folders, level="body")
+    report = compare(*folders, level="layers")
     assert report.verdict is Verdict.HOMOLOGOUS
     of_planes = {"planes", "frequencies"}
     assert {m.test for m in known.modules} & of_planes
@@ -240,7 +242,7 @@ def test_where_no_heads_are_known_no_rotary_planes_are_used(base, save):
 def test_the_plan_of_a_body_counts_the_memory_of_its_mlp(base, save):
     plans = []
     folder = save(base, "base")
-    for level in ("embedding", "body"):
+    for level in ("embedding", "layers"):
         HomologyChecker.from_pretrained(folder).compare(folder, level=level, progress=False, on_plan=plans.append)
     assert plans[1].peak_memory_bytes - plans[0].peak_memory_bytes >= 3 * 8 * SIZES["intermediate_size"] ** 2
 
@@ -278,11 +280,11 @@ def test_the_layers_are_one_more_look_with_the_share_of_alpha_that_is_its(base, 
     asked = []
 
     def compare_and_note(*models, log_alpha, **listeners):
-        found = compare_bodies(*models, log_alpha=log_alpha, **listeners)
+        found = compare_layers(*models, log_alpha=log_alpha, **listeners)
         asked.append((log_alpha, found.log_p))
         return found
 
-    monkeypatch.setattr(steps, "compare_bodies", compare_and_note)
+    monkeypatch.setattr(run, "compare_layers", compare_and_note)
     candidate = save(drift(new_embeddings(copy.deepcopy(base)), 0.3), "retrained")
     report = compare(save(base, "base"), candidate)
     ((log_alpha, log_p),) = asked
@@ -386,14 +388,14 @@ def without_attention_of(base, seed=77):
 def test_a_few_rows_open_a_wide_matrix_that_is_shared(base, save, wide, rows_read):
     report = compare(save(base, "base"), save(without_attention_of(base), "mlps"))
     assert report.verdict is Verdict.HOMOLOGOUS
-    assert (report.layers.role, report.layers.outer) == ("up", "identity")
+    assert (report.layers.role, report.layers.residual_map) == ("up", "identity")
     assert [[*match[:2]] for match in report.layers.matches] == [[i, i] for i in range(4)]
     assert next(n for _, n in up_rows(rows_read)) is not None  # rows first, and then whole
     assert None in [n for _, n in up_rows(rows_read)]
 
 
 def test_at_level_body_no_matrix_is_left_out(base, save, wide, rows_read):
-    report = compare(save(base, "base"), save(new_model(seed=9, **SIZES), "stranger"), level="body")
+    report = compare(save(base, "base"), save(new_model(seed=9, **SIZES), "stranger"), level="layers")
     assert {name for name, n_rows in rows_read if "up_proj" in name and n_rows is None} == {
         f"model.layers.{layer}.mlp.up_proj.weight" for layer in range(4)
     }
@@ -432,9 +434,9 @@ def test_of_relatives_all_layers_are_mapped_where_some_were_significant(base, sa
 def test_where_a_whole_map_is_too_much_to_read_the_layers_compared_are_the_evidence(
     base, save, few_layers, monkeypatch
 ):
-    from mdir_hf.comparison import body
+    from mdir_hf.comparison import layers
 
-    monkeypatch.setattr(body, "WHOLE_MAP_BYTES", 0)
+    monkeypatch.setattr(layers, "WHOLE_MAP_BYTES", 0)
     hidden, _ = obfuscate(base, seed=3)
     report = compare(save(base, "base"), save(hidden, "hidden"))
     assert report.verdict is Verdict.HOMOLOGOUS

@@ -43,7 +43,7 @@ def test_level_body_reads_nothing_twice(tmp_path, family, is_relative):
     base = build(tmp_path / "base", family, 6, 0)
     build(tmp_path / "other", family, 3, 1, base if is_relative else None)
     checker = HomologyChecker.from_pretrained(tmp_path / "base", use_caches=False)
-    report = checker.compare(tmp_path / "other", level="body", progress=False)
+    report = checker.compare(tmp_path / "other", level="layers", progress=False)
     assert report.verdict.value == ("homologous" if is_relative else "no_evidence")
     assert (report.layers.related_layers_at_least == 3) is is_relative
     small = sum(file.stat().st_size for folder in tmp_path.iterdir() for file in folder.glob("*.json"))

@@ -13,8 +13,8 @@ import torch
 from mdir_hf import HomologyChecker, HomologyReport, Reason, Verdict
 from mdir_hf.comparison.plan import make_plan
 from mdir_hf.comparison.progress import Watch
+from mdir_hf.comparison.run import compare_models
 from mdir_hf.comparison.settings import Listeners, Settings
-from mdir_hf.comparison.steps import compare_models
 from mdir_hf.errors import (
     ByteBudgetError,
     CorruptCheckpointError,
@@ -153,7 +153,7 @@ def test_a_screen_of_some_channels_reports_them_as_the_model_numbers_them(checke
         assert matrix.rank == matrix.matched_channels == 32
         assert matrix.coverage == 1.0
         assert 0.8 < matrix.normalized_trace <= 1.0
-        assert matrix.stray_channels == 0
+        assert matrix.off_match_channels == 0
         assert matrix.transformation == ("identity" if name == "same" else "permutation")
         assert abs(matrix.scale - 3.0) < 0.05  # noise of 0.3 on a few thousand entries and more
         mine, theirs = report.arrays.embedding.channels
@@ -367,7 +367,7 @@ def test_the_text_names_verdict_models_and_evidence(checker, base):
         "[]",
         "nonsense",
         '{"schema": "mdir-hf/report/3"}',
-        '{"schema": "mdir-hf/report/2"}',
+        '{"schema": "mdir-hf/report/3"}',
         '{"schema": "mdir-hf/report/1"}',
     ],
 )

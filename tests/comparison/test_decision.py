@@ -2,43 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mdir_hf.comparison.decision import (
-    BodySummary,
-    Evidence,
-    decide,
-    layers_support,
-    where_tokens_are_unknown,
-)
-from mdir_hf.comparison.reporting import headline
+from mdir_hf.comparison.decide import decide, is_trusted, layers_support, where_tokens_are_unknown
 from mdir_hf.method.modules import ModuleEvidence
-from mdir_hf.report import Level, Reason, SettledBy, Verdict
+from mdir_hf.report import Level, MatrixResult, Reason, ResidualMap, SettledBy, Verdict
+from tests.comparison.found import FOUND, LAYERS, NOTHING, changed
 
 ALPHA = 1e-10
-FOUND = Evidence(
-    log_p=-500.0,
-    log_p_robust=-100.0,
-    is_settled=True,
-    settled_by=SettledBy.SCREEN,
-    strength=0.4,
-    coverage=0.5,
-    off_match_share=0.3,
-    re_paired_is_significant=False,
-    basis_z=(0.0, 0.0),
-    common_tokens=1000,
-    rows_used=512,
-    widths=(64, 64),
-)
-NOTHING = dataclasses.replace(FOUND, log_p=0.0, log_p_robust=0.0, is_settled=False, settled_by=None)
 
 
-def verdict(*evidence: Evidence, level: Level = Level.AUTO):
+def verdict(*evidence: MatrixResult, level: Level = Level.AUTO):
     named = dict(zip(("embedding", "unembedding"), evidence, strict=False))
     decision = decide(named, alpha=ALPHA, level=level)
     return decision.verdict, decision.reason
@@ -57,32 +35,32 @@ def test_nothing_significant_is_no_evidence():
     [
         (FOUND, (Verdict.HOMOLOGOUS, None)),
         (NOTHING, (Verdict.INCONCLUSIVE, Reason.TOKENS_UNKNOWN)),
-        (dataclasses.replace(NOTHING, common_tokens=3), (Verdict.INCONCLUSIVE, Reason.TOO_FEW_COMMON_TOKENS)),
+        (changed(NOTHING, common_tokens=3), (Verdict.INCONCLUSIVE, Reason.TOO_FEW_COMMON_TOKENS)),
     ],
 )
 def test_where_tokens_are_unknown_a_finding_stands_and_nothing_found_says_nothing(found, expected):
     decision = decide({"embedding": found}, alpha=ALPHA, level=Level.AUTO)
     unknown = where_tokens_are_unknown(decision)
     assert (unknown.verdict, unknown.reason) == expected
-    assert (unknown.log_p, unknown.caveats) == (decision.log_p, decision.caveats)
+    assert (unknown.log10_p, unknown.caveats) == (decision.log10_p, decision.caveats)
 
 
 def test_one_matrix_is_enough():
-    assert verdict(NOTHING, dataclasses.replace(FOUND, settled_by=SettledBy.UNEMBEDDING))[0] is Verdict.HOMOLOGOUS
+    assert verdict(NOTHING, changed(FOUND, settled_by=SettledBy.UNEMBEDDING))[0] is Verdict.HOMOLOGOUS
 
 
 def test_significant_on_the_best_channels_only_is_few_shared_axes():
-    shared = dataclasses.replace(FOUND, log_p_robust=0.0, is_settled=False)
+    shared = changed(FOUND, settled_by=None)
     assert verdict(shared) == (Verdict.INCONCLUSIVE, Reason.FEW_SHARED_AXES)
 
 
 def test_a_significant_placebo_makes_it_inconclusive():
-    loud = dataclasses.replace(FOUND, re_paired_is_significant=True)
+    loud = changed(FOUND, re_paired=True)
     assert verdict(loud) == (Verdict.INCONCLUSIVE, Reason.NULL_NOT_VALIDATED)
 
 
 def test_too_few_tokens_for_even_a_copy_is_inconclusive():
-    few = dataclasses.replace(NOTHING, common_tokens=9, rows_used=9)
+    few = changed(NOTHING, common_tokens=9, rows_used=9)
     assert verdict(few) == (Verdict.INCONCLUSIVE, Reason.TOO_FEW_COMMON_TOKENS)
 
 
@@ -91,7 +69,7 @@ def test_too_few_tokens_for_even_a_copy_is_inconclusive():
     [
         (NOTHING, (Verdict.INCONCLUSIVE, Reason.WEIGHTS_UNREADABLE)),
         (FOUND, (Verdict.HOMOLOGOUS, None)),
-        (dataclasses.replace(NOTHING, rows_used=0), (Verdict.INCONCLUSIVE, Reason.TOO_FEW_COMMON_TOKENS)),
+        (changed(NOTHING, rows_used=0), (Verdict.INCONCLUSIVE, Reason.TOO_FEW_COMMON_TOKENS)),
     ],
 )
 def test_layers_that_cannot_be_read_matter_where_nothing_else_decides(evidence, expected):
@@ -100,15 +78,15 @@ def test_layers_that_cannot_be_read_matter_where_nothing_else_decides(evidence, 
 
 
 def test_embeddings_of_zeros_are_inconclusive():
-    empty = dataclasses.replace(NOTHING, rows_used=0)
+    empty = changed(NOTHING, rows_used=0)
     assert verdict(empty) == (Verdict.INCONCLUSIVE, Reason.TOO_FEW_COMMON_TOKENS)
 
 
 @pytest.mark.parametrize("better", [{"strength": 0.9}, {"off_match_share": 0.01}])
 def test_axes_that_stand_out_in_both_models_ask_for_a_strong_or_clean_match_and_become_a_caveat(better):
-    both = dataclasses.replace(FOUND, basis_z=(30.0, -20.0), widths=(256, 256))
+    both = changed(FOUND, basis_z=(30.0, -20.0), widths=(256, 256))
     assert verdict(both) == (Verdict.INCONCLUSIVE, Reason.NULL_NOT_VALIDATED)
-    strong = decide({"embedding": dataclasses.replace(both, **better)}, alpha=ALPHA, level=Level.AUTO)
+    strong = decide({"embedding": changed(both, **better)}, alpha=ALPHA, level=Level.AUTO)
     assert strong.verdict is Verdict.HOMOLOGOUS
     assert any("bounds nothing here" in caveat for caveat in strong.caveats)
 
@@ -116,54 +94,54 @@ def test_axes_that_stand_out_in_both_models_ask_for_a_strong_or_clean_match_and_
 @pytest.mark.parametrize("fitted_on", ["embeddings", "keys of the layers"])
 def test_a_rotation_is_said_to_be_fitted_on_what_it_was(fitted_on):
     for is_supported in (True, False):
-        body = dataclasses.replace(BODY, outer="rotation", fitted_on=fitted_on, is_supported=is_supported)
-        caveats = decide({"embedding": NOTHING}, alpha=ALPHA, level=Level.AUTO, body=body).caveats
+        layers = changed(LAYERS, residual_map=ResidualMap.ROTATION, fitted_on=fitted_on, is_supported=is_supported)
+        caveats = decide({"embedding": NOTHING}, alpha=ALPHA, level=Level.AUTO, layers=layers).caveats
         assert any(f"fitted on the {fitted_on}" in caveat for caveat in caveats)
 
 
 @pytest.mark.parametrize(("width", "expected"), [(64, Verdict.INCONCLUSIVE), (160, Verdict.HOMOLOGOUS)])
 def test_a_model_too_narrow_to_show_off_match_hits_is_not_clean_for_want_of_them(width, expected):
     # A fresh draw of strangers at width 64: strength 0.634, coverage 0.56, not one off-match hit.
-    clean = dataclasses.replace(
+    clean = changed(
         FOUND, basis_z=(42.0, 39.0), strength=0.634, coverage=0.56, off_match_share=0.0, widths=(width, width)
     )
     assert verdict(clean)[0] is expected
 
 
 def test_a_match_of_few_channels_is_not_clean_for_want_of_off_match_hits():
-    few = dataclasses.replace(FOUND, basis_z=(30.0, -20.0), coverage=0.05, off_match_share=0.0)
+    few = changed(FOUND, basis_z=(30.0, -20.0), coverage=0.05, off_match_share=0.0)
     assert verdict(few) == (Verdict.INCONCLUSIVE, Reason.NULL_NOT_VALIDATED)
 
 
 def test_axes_that_stand_out_in_one_model_do_not_matter():
-    one = decide({"embedding": dataclasses.replace(FOUND, basis_z=(30.0, 1.0))}, alpha=ALPHA, level=Level.AUTO)
+    one = decide({"embedding": changed(FOUND, basis_z=(30.0, 1.0))}, alpha=ALPHA, level=Level.AUTO)
     assert one.verdict is Verdict.HOMOLOGOUS
     assert not any("stand out" in caveat for caveat in one.caveats)
 
 
-AXES = dataclasses.replace(FOUND, basis_z=(30.0, -20.0), strength=0.9)
-NUMBERED = dataclasses.replace(AXES, log_p_numbering=-300.0, certain_share=0.5)
+AXES = changed(FOUND, basis_z=(30.0, -20.0), strength=0.9)
+NUMBERED = changed(AXES, log10_p_numbering=-300.0, certain_share=0.5)
 
 
 def stated(evidence):
     decision = decide({"embedding": evidence}, alpha=ALPHA, level=Level.AUTO)
     assert decision.verdict is Verdict.HOMOLOGOUS
-    return decision.log_p, decision.assumption, any("bounds nothing" in caveat for caveat in decision.caveats)
+    return decision.log10_p, decision.assumption, any("bounds nothing" in caveat for caveat in decision.caveats)
 
 
 def test_the_headline_is_what_is_proved_and_says_on_what():
-    assert stated(FOUND) == (-500.0, "rotation", False)
-    assert stated(AXES) == (-500.0, "calibration", True)
+    assert stated(FOUND) == (FOUND.log10_p, "rotation", False)
+    assert stated(AXES) == (FOUND.log10_p, "calibration", True)
     assert stated(NUMBERED) == (-300.0, "numbering", False)
 
 
-@pytest.mark.parametrize("less", [{"certain_share": 0.49}, {"log_p_numbering": -20.0}, {"log_p_numbering": 0.0}])
+@pytest.mark.parametrize("less", [{"certain_share": 0.49}, {"log10_p_numbering": -9.0}, {"log10_p_numbering": 0.0}])
 def test_numbers_that_somebody_may_have_chosen_are_no_headline(less):
-    assert stated(dataclasses.replace(NUMBERED, **less)) == (-500.0, "calibration", True)
+    assert stated(changed(NUMBERED, **less)) == (FOUND.log10_p, "calibration", True)
 
 
 def test_numbers_alone_are_no_verdict():
-    arranged = dataclasses.replace(NOTHING, log_p_numbering=-300.0, certain_share=0.4)
+    arranged = changed(NOTHING, log10_p_numbering=-300.0, certain_share=0.4)
     assert verdict(arranged) == (Verdict.NO_EVIDENCE, None)
 
 
@@ -172,40 +150,35 @@ def test_nothing_found_rests_on_nothing():
 
 
 def test_layers_settle_what_an_embedding_with_privileged_axes_leaves_open():
-    both = dataclasses.replace(FOUND, basis_z=(30.0, -20.0))
-    decision = decide({"embedding": both}, alpha=ALPHA, level=Level.AUTO, body=BODY)
-    assert (decision.verdict, decision.settled_by) == (Verdict.HOMOLOGOUS, "body")
+    both = changed(FOUND, basis_z=(30.0, -20.0))
+    decision = decide({"embedding": both}, alpha=ALPHA, level=Level.AUTO, layers=LAYERS)
+    assert (decision.verdict, decision.settled_by) == (Verdict.HOMOLOGOUS, "layers")
 
 
-BODY = BodySummary(
-    log_p=-500.0,
-    outer="identity",
-    fitted_on="embeddings",
-    off_match_share=0.0,
-    placebo_is_significant=False,
-    is_supported=True,
-)
-
-
-def body_verdict(body):
-    decision = decide({"embedding": NOTHING}, alpha=ALPHA, level=Level.AUTO, body=body)
+def layers_verdict(layers):
+    decision = decide({"embedding": NOTHING}, alpha=ALPHA, level=Level.AUTO, layers=layers)
     return decision.verdict, decision.reason, decision.settled_by
 
 
 def test_a_significant_layer_map_is_homologous_where_the_embedding_is_not():
-    assert body_verdict(BODY) == (Verdict.HOMOLOGOUS, None, "body")
+    assert layers_verdict(LAYERS) == (Verdict.HOMOLOGOUS, None, "layers")
 
 
 def test_a_layer_map_that_is_not_significant_is_no_evidence():
-    assert body_verdict(dataclasses.replace(BODY, log_p=0.0)) == (Verdict.NO_EVIDENCE, None, None)
+    assert layers_verdict(changed(LAYERS, log10_p=0.0)) == (Verdict.NO_EVIDENCE, None, None)
 
 
 @pytest.mark.parametrize(
-    "doubt", [{"off_match_share": 0.5}, {"placebo_is_significant": True}, {"outer": "rotation", "is_supported": False}]
+    "doubt",
+    [
+        {"off_match_share": 0.5},
+        {"placebo_log10_p": -9.0},
+        {"residual_map": ResidualMap.ROTATION, "is_supported": False},
+    ],
 )
 def test_a_layer_map_whose_null_does_not_hold_is_inconclusive(doubt):
-    body = dataclasses.replace(BODY, **doubt)
-    assert body_verdict(body) == (Verdict.INCONCLUSIVE, Reason.NULL_NOT_VALIDATED, None)
+    layers = changed(LAYERS, **doubt)
+    assert layers_verdict(layers) == (Verdict.INCONCLUSIVE, Reason.NULL_NOT_VALIDATED, None)
 
 
 # One p that means what people take it for.
@@ -214,17 +187,16 @@ NUMBERS = st.floats(-2000.0, 0.0)
 
 
 @st.composite
-def evidence_of_any_kind(draw):
+def matrices_of_any_kind(draw):
     width = draw(st.sampled_from([64, 119, 121, 896]))
-    return Evidence(
-        log_p=draw(NUMBERS),
-        log_p_robust=draw(NUMBERS),
-        is_settled=draw(st.booleans()),
-        settled_by=SettledBy.EMBEDDING,
+    return changed(
+        FOUND,
+        log10_p=draw(NUMBERS),
+        settled_by=draw(st.sampled_from([None, SettledBy.EMBEDDING])),
         strength=draw(st.floats(0.0, 1.0)),
         coverage=draw(st.floats(0.0, 1.0)),
         off_match_share=draw(st.floats(0.0, 2.0)),
-        re_paired_is_significant=draw(st.booleans()),
+        re_paired=draw(st.booleans()),
         basis_z=draw(st.tuples(st.floats(-50.0, 50.0), st.floats(-50.0, 50.0))),
         common_tokens=draw(st.sampled_from([0, 5, 1000, 50_000])),
         rows_used=draw(st.sampled_from([0, 5, 512])),
@@ -233,49 +205,50 @@ def evidence_of_any_kind(draw):
 
 
 @st.composite
-def bodies_of_any_kind(draw):
-    return BodySummary(
-        log_p=draw(NUMBERS),
-        outer=draw(st.sampled_from(["identity", "permutation", "rotation"])),
+def layers_of_any_kind(draw):
+    return changed(
+        LAYERS,
+        log10_p=draw(NUMBERS),
+        residual_map=draw(st.sampled_from([ResidualMap.IDENTITY, ResidualMap.PERMUTATION, ResidualMap.ROTATION])),
         fitted_on="embeddings",
         off_match_share=draw(st.floats(0.0, 1.0)),
-        placebo_is_significant=draw(st.booleans()),
+        placebo_log10_p=draw(st.sampled_from([0.0, -9.0])),
         is_supported=draw(st.booleans()),
     )
 
 
 @given(
-    evidence=st.lists(evidence_of_any_kind(), min_size=1, max_size=2),
-    body=st.none() | bodies_of_any_kind(),
+    matrices=st.lists(matrices_of_any_kind(), min_size=1, max_size=2),
+    layers=st.none() | layers_of_any_kind(),
     alpha=st.sampled_from([1e-10, 1e-300, 0.05, math.exp(-100.0)]),
     level=st.sampled_from(Level),
     unreadable=st.booleans(),
     noise=st.floats(0.0, 10.0),
 )
 @settings(max_examples=600, deadline=None)
-def test_p_is_below_alpha_exactly_where_the_verdict_is_homologous(evidence, body, alpha, level, unreadable, noise):
-    named = dict(zip(("embedding", "unembedding"), evidence, strict=False))
-    decision = decide(named, alpha=alpha, level=level, body=body, layers_are_unreadable=unreadable, layers_noise=noise)
-    log10_p = headline(decision, alpha)
+def test_p_is_below_alpha_exactly_where_the_verdict_is_homologous(matrices, layers, alpha, level, unreadable, noise):
+    named = dict(zip(("embedding", "unembedding"), matrices, strict=False))
+    decision = decide(named, layers, alpha=alpha, level=level, layers_are_unreadable=unreadable, layers_noise=noise)
+    log10_p = decision.headline(alpha)
 
     assert (log10_p < math.log10(alpha)) is (decision.verdict is Verdict.HOMOLOGOUS)
     assert log10_p <= 0.0
-    refused = decision.log_p_not_accepted
-    significant = [one.log_p for one in (*evidence, *([] if body is None else [body])) if one.log_p < math.log(alpha)]
+    found = (*matrices, *([] if layers is None else [layers]))
+    significant = [one.log10_p for one in found if one.log10_p < math.log10(alpha)]
     if decision.verdict is Verdict.HOMOLOGOUS:
-        assert decision.log_p in significant
+        assert decision.log10_p in significant
     else:
-        assert refused == min(significant, default=None)  # nothing that was found is hidden
+        assert decision.log10_p_not_accepted == min(significant, default=None)  # nothing that was found is hidden
 
 
 def test_what_settles_the_question_gives_the_p_and_a_smaller_rejected_one_stays_visible():
     # Unrelated embeddings with 3 % sparse loadings over related layers: the embeddings' p was the headline once.
-    sparse = dataclasses.replace(FOUND, log_p=-358.0, log_p_robust=0.0, is_settled=False)
-    body = dataclasses.replace(BODY, log_p=-60.0)
-    decision = decide({"embedding": sparse}, alpha=ALPHA, level=Level.AUTO, body=body)
+    sparse = changed(FOUND, log10_p=-358.0, settled_by=None)
+    layers = changed(LAYERS, log10_p=-60.0)
+    decision = decide({"embedding": sparse}, alpha=ALPHA, level=Level.AUTO, layers=layers)
 
-    assert (decision.verdict, decision.settled_by) == (Verdict.HOMOLOGOUS, SettledBy.BODY)
-    assert (decision.log_p, decision.log_p_not_accepted) == (-60.0, -358.0)
+    assert (decision.verdict, decision.settled_by) == (Verdict.HOMOLOGOUS, SettledBy.LAYERS)
+    assert (decision.log10_p, decision.log10_p_not_accepted) == (-60.0, -358.0)
 
 
 @pytest.mark.parametrize(
@@ -286,22 +259,22 @@ def test_what_settles_the_question_gives_the_p_and_a_smaller_rejected_one_stays_
     ],
 )
 def test_few_shared_axes_are_a_remark_where_layers_that_could_have_spoken_show_nothing(noise, expected):
-    shared = dataclasses.replace(FOUND, log_p=-1800.0, log_p_robust=0.0, is_settled=False)
-    body = dataclasses.replace(BODY, log_p=0.0)
-    decision = decide({"embedding": shared}, alpha=ALPHA, level=Level.AUTO, body=body, layers_noise=noise)
+    shared = changed(FOUND, log10_p=-1800.0, settled_by=None)
+    layers = changed(LAYERS, log10_p=0.0)
+    decision = decide({"embedding": shared}, alpha=ALPHA, level=Level.AUTO, layers=layers, layers_noise=noise)
 
     assert (decision.verdict, decision.reason) == expected
-    assert (decision.log_p, decision.log_p_not_accepted) == (0.0, -1800.0)
+    assert (decision.log10_p, decision.log10_p_not_accepted) == (0.0, -1800.0)
     if decision.verdict is Verdict.NO_EVIDENCE:
         assert any("a few channels only" in caveat for caveat in decision.caveats)
 
 
 # Numbers and not their names: whoever changes one means to change these tests, too.
-BOTH = dataclasses.replace(FOUND, basis_z=(30.0, -20.0), widths=(896, 896), strength=0.3, coverage=0.5)
+BOTH = changed(FOUND, basis_z=(30.0, -20.0), widths=(896, 896), strength=0.3, coverage=0.5)
 
 
 @pytest.mark.parametrize(
-    ("fields", "is_trusted"),
+    ("fields", "trusted"),
     [
         ({"strength": 0.7}, True),
         ({"strength": 0.699}, False),
@@ -318,14 +291,14 @@ BOTH = dataclasses.replace(FOUND, basis_z=(30.0, -20.0), widths=(896, 896), stre
         ({"off_match_share": 0.0, "widths": (118, 118)}, False),
     ],
 )
-def test_each_number_of_the_rule_for_privileged_axes_counts(fields, is_trusted):
-    assert dataclasses.replace(BOTH, **fields).is_trusted is is_trusted
+def test_each_number_of_the_rule_for_privileged_axes_counts(fields, trusted):
+    assert is_trusted(changed(BOTH, **fields)) is trusted
 
 
 @pytest.mark.parametrize("off_match_share", [0.1, 0.101])
 def test_a_tenth_of_the_pairs_off_the_map_may_be_significant_and_no_more(off_match_share):
     expected = Verdict.HOMOLOGOUS if off_match_share == 0.1 else Verdict.INCONCLUSIVE
-    assert body_verdict(dataclasses.replace(BODY, off_match_share=off_match_share))[0] is expected
+    assert layers_verdict(changed(LAYERS, off_match_share=off_match_share))[0] is expected
 
 
 @pytest.mark.parametrize("test", ["subspaces", "frequencies", "neurons", "blocks", "planes", "permutation"])

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
+from dataclasses import replace
 
 import pytest
 
-from mdir_hf.comparison.decision import Decision, Evidence, could_settle, decide, layers_support
+from mdir_hf.comparison.decide import Decision, could_settle, decide, is_trusted, layers_support
 from mdir_hf.method.modules import ModuleEvidence
-from mdir_hf.report import Level, Reason, Verdict
-from tests.comparison.test_decision import ALPHA, BODY, FOUND, NOTHING
+from mdir_hf.report import Level, MatrixResult, Reason, ResidualMap, Verdict
+from tests.comparison.found import FOUND, LAYERS, NOTHING, changed
+from tests.comparison.test_decision import ALPHA
 
-AT_ALPHA = math.log(ALPHA)
-SILENT = dataclasses.replace(BODY, log_p=0.0)
+AT_ALPHA = math.log10(ALPHA)
+LN_ALPHA = math.log(ALPHA)
+SILENT = changed(LAYERS, log10_p=0.0)
 
 
-def decided(*evidence: Evidence, body=None, level=Level.AUTO, **more) -> Decision:
+def decided(*evidence: MatrixResult, layers=None, level=Level.AUTO, **more) -> Decision:
     named = dict(zip(("embedding", "unembedding"), evidence, strict=False))
-    return decide(named, alpha=ALPHA, level=level, body=body, **more)
+    return decide(named, alpha=ALPHA, level=level, layers=layers, **more)
 
 
 def says(decision: Decision, words: str) -> bool:
@@ -29,35 +31,35 @@ def says(decision: Decision, words: str) -> bool:
 
 
 def test_a_trusted_matrix_at_alpha_is_not_homologous_and_a_hair_below_it_is():
-    assert decided(dataclasses.replace(FOUND, log_p=AT_ALPHA)).verdict is not Verdict.HOMOLOGOUS
-    assert decided(dataclasses.replace(FOUND, log_p=AT_ALPHA - 1e-9)).verdict is Verdict.HOMOLOGOUS
+    assert decided(changed(FOUND, log10_p=AT_ALPHA)).verdict is not Verdict.HOMOLOGOUS
+    assert decided(changed(FOUND, log10_p=AT_ALPHA - 1e-9)).verdict is Verdict.HOMOLOGOUS
 
 
 @pytest.mark.parametrize("doubt", [{}, {"off_match_share": 0.5}])
 def test_layers_at_alpha_are_not_significant_trusted_or_not(doubt):
-    decision = decided(NOTHING, body=dataclasses.replace(BODY, log_p=AT_ALPHA, **doubt))
-    assert (decision.verdict, decision.log_p, decision.log_p_not_accepted) == (Verdict.NO_EVIDENCE, AT_ALPHA, None)
+    decision = decided(NOTHING, layers=changed(LAYERS, log10_p=AT_ALPHA, **doubt))
+    assert (decision.verdict, decision.log10_p, decision.log10_p_not_accepted) == (Verdict.NO_EVIDENCE, AT_ALPHA, None)
 
 
 def test_a_matrix_at_alpha_that_is_not_trusted_shares_no_axes_and_is_the_p():
-    decision = decided(dataclasses.replace(NOTHING, log_p=AT_ALPHA))
-    assert (decision.verdict, decision.log_p, decision.log_p_not_accepted) == (Verdict.NO_EVIDENCE, AT_ALPHA, None)
+    decision = decided(changed(NOTHING, log10_p=AT_ALPHA))
+    assert (decision.verdict, decision.log10_p, decision.log10_p_not_accepted) == (Verdict.NO_EVIDENCE, AT_ALPHA, None)
     assert not says(decision, "a few channels only")
 
 
 def test_of_several_that_are_not_significant_the_smallest_p_is_the_headline():
-    decision = decided(*(dataclasses.replace(NOTHING, log_p=log_p) for log_p in (-5.0, -10.0)), body=SILENT)
-    assert decision.log_p == -10.0
+    decision = decided(*(changed(NOTHING, log10_p=log10_p) for log10_p in (-5.0, -10.0)), layers=SILENT)
+    assert decision.log10_p == -10.0
 
 
 def test_of_several_that_are_refused_the_smallest_stays_visible():
-    loud = [dataclasses.replace(FOUND, log_p=log_p, re_paired_is_significant=True) for log_p in (-300.0, -400.0)]
-    assert decided(*loud).log_p_not_accepted == -400.0
+    loud = [changed(FOUND, log10_p=log10_p, re_paired=True) for log10_p in (-300.0, -400.0)]
+    assert decided(*loud).log10_p_not_accepted == -400.0
 
 
 def test_where_all_that_was_found_is_refused_p_is_one():
-    decision = decided(dataclasses.replace(FOUND, re_paired_is_significant=True))
-    assert (decision.log_p, decision.log_p_not_accepted) == (0.0, FOUND.log_p)
+    decision = decided(changed(FOUND, re_paired=True))
+    assert (decision.log10_p, decision.log10_p_not_accepted) == (0.0, FOUND.log10_p)
 
 
 # What could have been found.
@@ -71,74 +73,74 @@ def test_whether_a_copy_could_be_significant_is_the_bound_of_half_its_channels(n
     tests += math.log(720)
     rank = math.ceil(4 * tests / n) + (n == 64)  # a little more than p = 1 needs
     log_p = tests - 0.25 * n * rank
-    tokens = dataclasses.replace(NOTHING, widths=(n, n), common_tokens=rank + 1)
+    tokens = changed(NOTHING, widths=(n, n), common_tokens=rank + 1)
     assert could_settle(tokens, math.exp(log_p + 0.01))
     assert not could_settle(tokens, math.exp(log_p - 0.01))
 
 
 @pytest.mark.parametrize(("common_tokens", "rows_used"), [(0, 0), (1, 1), (2, 2), (50_000, 0)])
 def test_a_copy_on_two_tokens_or_on_rows_of_zeros_shows_nothing(common_tokens, rows_used):
-    few = dataclasses.replace(NOTHING, common_tokens=common_tokens, rows_used=rows_used)
+    few = changed(NOTHING, common_tokens=common_tokens, rows_used=rows_used)
     assert not could_settle(few, 0.05)
 
 
 def test_one_matrix_that_could_have_shown_a_copy_is_enough_for_a_no():
-    few = dataclasses.replace(NOTHING, common_tokens=9, rows_used=9)
+    few = changed(NOTHING, common_tokens=9, rows_used=9)
     assert decided(few, NOTHING).verdict is Verdict.NO_EVIDENCE
     assert decided(few, few).reason is Reason.TOO_FEW_COMMON_TOKENS
 
 
 def test_shared_axes_stay_open_where_nobody_says_what_the_layers_would_have_shown():
-    shared = dataclasses.replace(FOUND, log_p_robust=0.0, is_settled=False)
-    assert decided(shared, body=SILENT).reason is Reason.FEW_SHARED_AXES
+    shared = changed(FOUND, settled_by=None)
+    assert decided(shared, layers=SILENT).reason is Reason.FEW_SHARED_AXES
 
 
 def test_the_narrower_model_says_whether_off_match_hits_would_show():
-    clean = dataclasses.replace(FOUND, basis_z=(30.0, -20.0), strength=0.3, off_match_share=0.0)
-    assert not dataclasses.replace(clean, widths=(118, 896)).is_trusted
-    assert not dataclasses.replace(clean, widths=(896, 118)).is_trusted
-    assert dataclasses.replace(clean, widths=(119, 896)).is_trusted
+    clean = changed(FOUND, basis_z=(30.0, -20.0), strength=0.3, off_match_share=0.0)
+    assert not is_trusted(changed(clean, widths=(118, 896)))
+    assert not is_trusted(changed(clean, widths=(896, 118)))
+    assert is_trusted(changed(clean, widths=(119, 896)))
 
 
 def test_numbered_channels_in_both_models_ask_for_a_strong_or_clean_match_and_say_so():
-    weak = dataclasses.replace(FOUND, both_numbered=True, strength=0.5, off_match_share=1.0)
-    assert not weak.is_trusted and says(decided(weak), "give the numbers of their channels a meaning, and")
-    assert dataclasses.replace(weak, both_numbered=False).is_trusted
-    strong = dataclasses.replace(weak, strength=0.7)
-    assert strong.is_trusted and says(decided(strong), "give the numbers of their channels a meaning. The proof")
+    weak = changed(FOUND, channel_numbers_mean_something=True, strength=0.5, off_match_share=1.0)
+    assert not is_trusted(weak) and says(decided(weak), "give the numbers of their channels a meaning, and")
+    assert is_trusted(changed(weak, channel_numbers_mean_something=False))
+    strong = changed(weak, strength=0.7)
+    assert is_trusted(strong) and says(decided(strong), "give the numbers of their channels a meaning. The proof")
 
 
 def test_a_single_layer_behind_a_rotation_has_all_of_alpha():
-    (only,) = [(0, 0, ModuleEvidence("v", "subspaces", 1.0, 0.5, AT_ALPHA - 0.1, 1.0, None, ""))]
-    assert layers_support([only], "rotation", AT_ALPHA)
-    assert not layers_support([(0, 0, dataclasses.replace(only[2], log_p=AT_ALPHA))], "rotation", AT_ALPHA)
+    (only,) = [(0, 0, ModuleEvidence("v", "subspaces", 1.0, 0.5, LN_ALPHA - 0.1, 1.0, None, ""))]
+    assert layers_support([only], "rotation", LN_ALPHA)
+    assert not layers_support([(0, 0, replace(only[2], log_p=LN_ALPHA))], "rotation", LN_ALPHA)
 
 
 def test_layers_alone_can_be_judged():
-    assert decide({}, alpha=ALPHA, level=Level.AUTO, body=SILENT).verdict is Verdict.NO_EVIDENCE
-    assert decide({}, alpha=ALPHA, level=Level.AUTO, body=BODY).verdict is Verdict.HOMOLOGOUS
+    assert decide({}, alpha=ALPHA, level=Level.AUTO, layers=SILENT).verdict is Verdict.NO_EVIDENCE
+    assert decide({}, alpha=ALPHA, level=Level.AUTO, layers=LAYERS).verdict is Verdict.HOMOLOGOUS
 
 
 # Sentences.
 
 
 def test_other_widths_and_channels_in_their_own_order_are_told_and_nothing_of_it_where_it_is_not_so():
-    assert says(decided(dataclasses.replace(FOUND, widths=(64, 96))), "differ in width")
-    assert says(decided(dataclasses.replace(FOUND, is_in_own_order=True)), "in their own order")
-    assert says(decided(dataclasses.replace(FOUND, is_in_own_order=True)), "computed from the old ones")
+    assert says(decided(changed(FOUND, widths=(64, 96))), "differ in width")
+    assert says(decided(changed(FOUND, log10_p_signs=-20.0)), "in their own order")
+    assert says(decided(changed(FOUND, log10_p_signs=-20.0)), "computed from the old ones")
     assert decided(FOUND).caveats == ()
 
 
 def test_a_doubt_names_what_it_is_about():
-    loud = dataclasses.replace(FOUND, re_paired_is_significant=True)
+    loud = changed(FOUND, re_paired=True)
     assert says(decided(loud), "re-paired tokens is significant")
-    both = dataclasses.replace(FOUND, basis_z=(30.0, -20.0))
+    both = changed(FOUND, basis_z=(30.0, -20.0))
     assert says(decided(both), "is neither strong")
     assert not says(decided(both), "re-paired")
 
 
 @pytest.mark.parametrize(
-    ("outer", "fitted_on", "is_told"),
+    ("residual_map", "fitted_on", "is_told"),
     [
         ("identity", "keys of the layers", False),
         ("rotation", "embeddings", False),
@@ -146,9 +148,9 @@ def test_a_doubt_names_what_it_is_about():
         ("rotation", "keys of the layers", True),
     ],
 )
-def test_a_basis_found_on_the_layers_own_keys_is_told(outer, fitted_on, is_told):
-    body = dataclasses.replace(BODY, outer=outer, fitted_on=fitted_on)
-    assert says(decided(NOTHING, body=body), "found on their own keys") is is_told
+def test_a_basis_found_on_the_layers_own_keys_is_told(residual_map, fitted_on, is_told):
+    layers = changed(LAYERS, residual_map=ResidualMap(residual_map), fitted_on=fitted_on)
+    assert says(decided(NOTHING, layers=layers), "found on their own keys") is is_told
 
 
 @pytest.mark.parametrize(
@@ -156,16 +158,16 @@ def test_a_basis_found_on_the_layers_own_keys_is_told(outer, fitted_on, is_told)
     [(Level.SCREEN, 999, True), (Level.SCREEN, 1000, False), (Level.AUTO, 999, False)],
 )
 def test_a_no_of_the_screen_says_how_few_tokens_it_saw(level, rows_used, is_told):
-    seen = dataclasses.replace(NOTHING, common_tokens=1000, rows_used=rows_used)
+    seen = changed(NOTHING, common_tokens=1000, rows_used=rows_used)
     assert says(decided(seen, level=level), "common tokens were looked at") is is_told
 
 
 @pytest.mark.parametrize(("widths", "is_told"), [((1001, 1001), True), ((1000, 1000), False), ((64, 2000), False)])
 def test_fewer_tokens_than_channels_of_the_narrower_model_make_a_weak_test(widths, is_told):
-    weak = dataclasses.replace(NOTHING, common_tokens=1000, widths=widths)
-    assert says(decided(weak, body=SILENT), "which makes the test weak") is is_told
+    weak = changed(NOTHING, common_tokens=1000, widths=widths)
+    assert says(decided(weak, layers=SILENT), "which makes the test weak") is is_told
 
 
 def test_a_no_without_layers_says_so():
     assert says(decided(NOTHING), "layers were not compared")
-    assert not says(decided(NOTHING, body=SILENT), "layers were not compared")
+    assert not says(decided(NOTHING, layers=SILENT), "layers were not compared")

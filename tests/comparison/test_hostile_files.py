@@ -308,10 +308,16 @@ def endings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Ending,
         root = Path(place)
         cases = build(root)
         commands = [
-            ["compare", str(root / "base"), str(folder), "--quiet", *["--level", "body"] * name.startswith("layers: ")]
+            [
+                "compare",
+                str(root / "base"),
+                str(folder),
+                "--quiet",
+                *["--level", "layers"] * name.startswith("layers: "),
+            ]
             for name, (folder, _) in cases.items()
         ]
-        whole = ["compare", str(root / "base"), str(root / "base"), "--quiet", "--level", "body"]
+        whole = ["compare", str(root / "base"), str(root / "base"), "--quiet", "--level", "layers"]
         ended = run_limited(commands, root / "out", first=whole)
         assert not (root / "witness").exists()
     return {name: (ending, said) for (name, (_, said)), ending in zip(cases.items(), ended, strict=True)}

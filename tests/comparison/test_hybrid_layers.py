@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from mdir_hf import HomologyChecker, Verdict
-from mdir_hf.comparison.body import representatives
-from mdir_hf.method.gauge import OuterTransformation
+from mdir_hf.comparison.layers import representatives
+from mdir_hf.method.gauge import ResidualBasisMap
 from mdir_hf.method.modules import analyse_mixer
 from mdir_hf.method.neurons import MlpWeights
 from mdir_hf.model.hub import open_repository
@@ -104,7 +104,7 @@ def test_every_layer_of_a_relative_descends_from_its_own(family, save):
     base = new_model(family, 0)
     report = compare(save(base, "base"), save(retrained(base), "retrained"))
     assert report.verdict is Verdict.HOMOLOGOUS
-    assert report.settled_by == "body"
+    assert report.settled_by == "layers"
     assert report.layers.role == "v"
     assert [[*match[:2]] for match in report.layers.matches] == [
         [i, i] for i in range(FAMILIES[family]["num_hidden_layers"])
@@ -117,7 +117,7 @@ def test_every_layer_of_a_relative_descends_from_its_own(family, save):
 
 @pytest.mark.parametrize("family", ["mamba", "jamba", "qwen3_next"])
 def test_a_stranger_is_silent(family, save):
-    report = compare(save(new_model(family, 0), "base"), save(new_model(family, 1), "stranger"), level="body")
+    report = compare(save(new_model(family, 0), "base"), save(new_model(family, 1), "stranger"), level="layers")
     assert report.verdict is Verdict.NO_EVIDENCE
     assert report.layers.matches == ()
     assert report.layers.log10_p == 0.0
@@ -160,8 +160,8 @@ def mixer(seed, n=64, channels=96):
 def test_permuted_channels_of_a_mixer_are_found_and_strangers_are_silent():
     base, order = mixer(0), torch.randperm(96, generator=torch.Generator().manual_seed(3))
     relative = MlpWeights(base.up[order], base.down[:, order], base.gate[order])
-    found = analyse_mixer(base, relative, OuterTransformation.identity(64))
+    found = analyse_mixer(base, relative, ResidualBasisMap.identity(64))
     assert found.log_p < math.log(1e-30)
     assert found.transformation.reference[found.transformation.candidate.argsort()].tolist() == order.tolist()
-    strangers = [analyse_mixer(mixer(2 * s), mixer(2 * s + 1), OuterTransformation.identity(64)) for s in range(1, 25)]
+    strangers = [analyse_mixer(mixer(2 * s), mixer(2 * s + 1), ResidualBasisMap.identity(64)) for s in range(1, 25)]
     assert all(found.log_p > math.log(1e-3) for found in strangers)

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from mdir_hf import HomologyChecker, Verdict
-from mdir_hf.comparison import body
-from mdir_hf.method.gauge import OuterTransformation
+from mdir_hf.comparison import layers as layers_module
+from mdir_hf.method.gauge import ResidualBasisMap
 from mdir_hf.method.modules import LayerWeights, analyse_layer
 from mdir_hf.method.neurons import unit_rows
 from mdir_hf.model.files import MemorySource
@@ -82,7 +82,7 @@ def smallest_of_map(reference, candidate, role):
 
 @pytest.mark.parametrize("structure", ["plain", "spectrum", "residual", "outliers", "rows", "gain"])
 def test_strangers_are_silent_in_every_test(structure):
-    identity = OuterTransformation.identity(N)
+    identity = ResidualBasisMap.identity(N)
     n_tests, smallest = 0, 0.0
     for seed in range(0, 24, 6):
         reference, candidate = ([weights(factors(seed + i + 3 * side, structure)) for i in range(3)] for side in (0, 1))
@@ -101,7 +101,7 @@ def test_strangers_are_silent_in_every_test(structure):
 def test_the_factor_that_the_bound_sees_has_the_rank_of_the_latent():
     # Completed to 64 x 64 by whatever rounding leaves past rank 24, it would be tested as if it knew 64 directions.
     one, other = weights(factors(0)), weights(factors(1))
-    for evidence in analyse_layer(one, one, OuterTransformation.identity(N), roles=("v",)):
+    for evidence in analyse_layer(one, one, ResidualBasisMap.identity(N), roles=("v",)):
         if evidence.test == "permutation":
             assert evidence.statistic == pytest.approx(RANK, rel=1e-9)
     from mdir_hf.method.neurons import inner_polar
@@ -136,7 +136,7 @@ def hidden(tensors, seed):
 def test_a_rotated_latent_and_mixed_heads_are_found_by_their_subspaces():
     base = factors(0)
     relative = hidden(copy.deepcopy(base), seed=9)
-    evidence = analyse_layer(weights(base), weights(relative), OuterTransformation.identity(N))
+    evidence = analyse_layer(weights(base), weights(relative), ResidualBasisMap.identity(N))
     by_test = {(e.role, e.test): e.log_p for e in evidence}
     assert by_test["v", "permutation"] > ALPHA
     assert by_test["v", "subspaces"] < ALPHA
@@ -244,11 +244,11 @@ def test_a_retrained_model_is_found_by_what_k_and_v_share(save):
 
 
 def test_sampled_layers_leave_out_projections_that_are_too_wide(save, monkeypatch):
-    monkeypatch.setattr(body, "MANY_ROWS", 127)  # q, k, v and o have 128
+    monkeypatch.setattr(layers_module, "MANY_ROWS", 127)  # q, k, v and o have 128
     base = new_model(0)
     report = compare(save(base, "base"), save(retrained(base), "retrained"))
     assert {m.role for m in report.modules} == {"k", "gate", "up", "down", "mlp", "experts"}
-    monkeypatch.setattr(body, "TOO_MANY_ROWS", 127)
+    monkeypatch.setattr(layers_module, "TOO_MANY_ROWS", 127)
     report = compare(save(base, "again"), save(retrained(base), "retrained-again"))
     assert report.verdict is Verdict.HOMOLOGOUS
     assert {m.role for m in report.modules} == {"gate", "up", "down", "mlp", "experts"}
@@ -268,7 +268,7 @@ def test_rotated_latents_are_found_by_the_values(save):
 
 
 def test_a_stranger_with_the_same_shapes_is_silent(save):
-    report = compare(save(new_model(0), "base"), save(new_model(1), "stranger"), level="body")
+    report = compare(save(new_model(0), "base"), save(new_model(1), "stranger"), level="layers")
     assert report.verdict is Verdict.NO_EVIDENCE
     assert report.layers.matches == ()
     assert report.layers.log10_p == 0.0

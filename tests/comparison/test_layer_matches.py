@@ -6,7 +6,8 @@ from itertools import pairwise
 import pytest
 import torch
 
-from mdir_hf import Reason, SettledBy, Verdict, describe
+from mdir_hf import Reason, SettledBy, Verdict
+from mdir_hf.render.description import describe
 from mdir_hf.report import LayerPattern
 from tests.comparison.test_body import SIZES, base, compare, save, with_layers  # noqa: F401 - fixtures
 from tests.method.obfuscation import haar, new_model
@@ -41,7 +42,7 @@ def test_two_prunings_without_a_layer_in_common_match_in_none(save, n_layers, pa
     pytest.importorskip("pandas")
     parent = like_their_neighbours(n_layers)
     folders = [save(with_layers(parent, list(range(at, n_layers, 2))), f"half-{at}") for at in (0, 1)]
-    report = compare(*folders, level="body")
+    report = compare(*folders, level="layers")
     # They share their embeddings, and no layer.
     assert (report.verdict, report.settled_by) == (Verdict.HOMOLOGOUS, SettledBy.EMBEDDING)
     assert report.layers.log10_p < -10, "the layers of the two are to resemble each other"
@@ -59,7 +60,7 @@ def test_two_prunings_without_a_layer_in_common_match_in_none(save, n_layers, pa
 def test_the_figure_of_a_map_that_was_not_accepted_marks_no_cell(save):  # noqa: F811
     pytest.importorskip("matplotlib")
     parent = like_their_neighbours(6)
-    report = compare(*(save(with_layers(parent, [at, at + 2, at + 4]), str(at)) for at in (0, 1)), level="body")
+    report = compare(*(save(with_layers(parent, [at, at + 2, at + 4]), str(at)) for at in (0, 1)), level="layers")
     figures = report.figures()
     assert "flow" not in figures and "modules" not in figures
     assert "0 of 3 layers" in figures["layers"].get_label()
@@ -69,9 +70,9 @@ def test_layers_in_common_match_beside_neighbours(save):  # noqa: F811
     parent = like_their_neighbours(12)
     every = save(with_layers(parent, list(range(12))), "whole")
     half = save(with_layers(parent, [1, 4, 7, 10]), "pruned")
-    report = compare(every, half, level="body")
+    report = compare(every, half, level="layers")
     assert [[*match[:2]] for match in report.layers.matches] == [[1, 0], [4, 1], [7, 2], [10, 3]]
-    turned_round = compare(half, every, level="body")
+    turned_round = compare(half, every, level="layers")
     assert [[*match[:2]] for match in turned_round.layers.matches] == [[0, 1], [1, 4], [2, 7], [3, 10]]
 
 
@@ -102,13 +103,13 @@ def test_one_layer_behind_the_rotation_of_the_embeddings_is_found_and_no_other_c
     other = new_model(seed=0, **SIZES)
     other.load_state_dict(base.state_dict())
     report = compare(save(base, "base"), save(in_a_basis_for_each_layer(other), "sliced"))
-    assert (report.verdict, report.settled_by) == (Verdict.HOMOLOGOUS, SettledBy.BODY)
+    assert (report.verdict, report.settled_by) == (Verdict.HOMOLOGOUS, SettledBy.LAYERS)
     assert [[*match[:2]] for match in report.layers.matches] == [[0, 0]]
     assert "1 of the 4 layers" in report.sentence and "matches layer 0" in report.sentence
 
 
 def test_a_layer_that_is_significant_and_not_accepted_is_never_no_evidence(base, save, monkeypatch):  # noqa: F811
-    monkeypatch.setattr("mdir_hf.comparison.decision.SURE_TESTS", ())
+    monkeypatch.setattr("mdir_hf.comparison.decide.SURE_TESTS", ())
     other = new_model(seed=0, **SIZES)
     other.load_state_dict(base.state_dict())
     report = compare(save(base, "base"), save(in_a_basis_for_each_layer(other), "sliced"))

@@ -19,7 +19,7 @@ def related(tmp_path):
                     parameter += 0.01 * parameter.std() * torch.randn_like(parameter)
         save_and_open(module, tmp_path / "candidate")
         return HomologyChecker.from_pretrained(tmp_path / "reference").compare(
-            tmp_path / "candidate", level="body", progress=False
+            tmp_path / "candidate", level="layers", progress=False
         )
 
     return of
@@ -36,7 +36,7 @@ def test_channels_of_a_projected_embedding_are_not_taken_for_those_of_the_stream
     report = related("electra", embedding_size=48)
     assert report.verdict.value == "homologous"
     assert report.embedding.matched_channels == 48
-    assert (report.layers.outer, len(report.layers.matches)) == ("identity", 2)
+    assert (report.layers.residual_map, len(report.layers.matches)) == ("identity", 2)
     assert report.layers.log10_p < -100
 
 

@@ -6,10 +6,10 @@ from itertools import pairwise
 
 import pytest
 
-from mdir_hf import HomologyChecker, Progress, StoppedError, compare
-from mdir_hf.comparison.progress import Watch
+from mdir_hf import HomologyChecker, compare
+from mdir_hf.comparison.progress import Progress, Watch
 from mdir_hf.comparison.settings import Listeners
-from mdir_hf.errors import ByteBudgetError
+from mdir_hf.errors import ByteBudgetError, StoppedError
 from mdir_hf.model.hub import IoLedger
 from tests.model.hub.fixtures import hf_home, loopback_hub
 from tests.specimens import gaussian, write_model
@@ -88,7 +88,7 @@ def test_a_comparison_over_http_stops_at_the_next_bytes_and_leaves_no_thread(pai
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("mdir")]
 
 
-@pytest.mark.parametrize("level", ["auto", "screen", "embedding", "body"])
+@pytest.mark.parametrize("level", ["auto", "screen", "embedding", "layers"])
 def test_a_plan_is_that_of_the_comparison(pair, level):
     checker = HomologyChecker.from_pretrained(pair[0])
     plans = []
@@ -158,7 +158,7 @@ def test_evidence_grows_with_every_matched_pair_and_says_what_is_left(tmp_path):
     found: list = []
     parts: list = []
     report = HomologyChecker.from_pretrained(base).compare(
-        other, level="body", progress=False, on_progress=parts.append, on_found=found.append
+        other, level="layers", progress=False, on_progress=parts.append, on_found=found.append
     )
     assert [len(one.modules or ()) > 0 for one in found] == [False, False, True, True]
     assert [one.verdict.value for one in found] == ["inconclusive", *["homologous"] * 3]

@@ -100,9 +100,9 @@ def test_layers_in_codes_are_mapped_by_their_values(save, scheme):
         write, config = mlx(4, group=32), {"quantization": {"bits": 4, "group_size": 32}}
     # The embedding is a stranger's: only the layers can tell.
     copy = save("copy", quantized(original, write) | {"model.embed_tokens.weight": gaussian(V, N, 7)}, **config)
-    report = compare(save("original", original), copy, level="body")
+    report = compare(save("original", original), copy, level="layers")
     assert report.verdict is Verdict.HOMOLOGOUS
-    assert report.settled_by == "body"
+    assert report.settled_by == "layers"
     assert [[*match[:2]] for match in report.layers.matches] == [[0, 0], [1, 1]]
 
 
@@ -149,7 +149,7 @@ def test_where_the_embedding_is_silent_unread_layers_make_it_inconclusive(save):
 
 def test_layers_that_cannot_be_read_are_an_error_where_they_were_asked_for(save):
     with pytest.raises(UnsupportedFormatError, match="HQQ"):
-        compare(save("original", tensors_of(0)), save("hqq", unread(tensors_of(0))), level="body")
+        compare(save("original", tensors_of(0)), save("hqq", unread(tensors_of(0))), level="layers")
 
 
 def test_an_unembedding_that_cannot_be_read_leaves_the_embedding(save):
@@ -167,7 +167,7 @@ def test_plain_fp8_of_the_layers_is_noted_once_they_are_read(save):
         name: tensor.to(torch.float8_e4m3fn) if "_proj" in name else tensor for name, tensor in tensors_of(0).items()
     } | {"model.embed_tokens.weight": gaussian(V, N, 7)}
     report = compare(save("original", original), save("fp8", plain))
-    assert report.settled_by == "body"
+    assert report.settled_by == "layers"
     assert sum("stored as FP8 without any scale" in caveat for caveat in report.caveats) == 1
 
 
@@ -179,7 +179,7 @@ def test_two_quantised_models_of_different_schemes_are_compared(save):
     second = save("nvfp4", quantized(original, modelopt_nvfp4) | embedding, **SCHEMES["nvfp4-modelopt"].model_config)
     report = compare(first, second)
     assert report.verdict is Verdict.HOMOLOGOUS
-    assert report.settled_by == "body"
+    assert report.settled_by == "layers"
     stranger = save("stranger", quantized(tensors_of(1), modelopt_nvfp4))
     assert compare(first, stranger).verdict is Verdict.NO_EVIDENCE
 

@@ -88,12 +88,12 @@ def test_a_deepseek_in_ragged_fp8_blocks_is_found_by_its_layers_and_a_stranger_i
     # Blocks of 64 are cut in almost every matrix; transformers 5.23 refuses to read those.
     original = deepseek(tmp_path / "original", 0)
     in_fp8(original, tmp_path / "copy", block=64, embedding=gaussian(V, 192, 7).bfloat16())
-    report = compare(original, tmp_path / "copy", level="body")
+    report = compare(original, tmp_path / "copy", level="layers")
     assert report.candidate.quantization == "FP8, blocks of 64 x 64"
-    assert (report.verdict, report.settled_by) == (Verdict.HOMOLOGOUS, "body")
+    assert (report.verdict, report.settled_by) == (Verdict.HOMOLOGOUS, "layers")
     assert [[*match[:2]] for match in report.layers.matches] == [[i, i] for i in range(LAYERS)]
     in_fp8(deepseek(tmp_path / "other", 1), tmp_path / "stranger", block=64)
-    assert compare(original, tmp_path / "stranger", level="body").verdict is Verdict.NO_EVIDENCE
+    assert compare(original, tmp_path / "stranger", level="layers").verdict is Verdict.NO_EVIDENCE
 
 
 def gpt_oss(folder, seed):
@@ -132,7 +132,7 @@ def test_gpt_oss_in_mxfp4_is_what_transformers_loads(tmp_path):
     for name in source.names():
         assert source.spec(name).shape == plain.spec(name).shape
         assert torch.equal(source.read(name).bfloat16(), loaded[name].bfloat16()), name
-    report = compare(original, quantized, level="body")
+    report = compare(original, quantized, level="layers")
     assert report.verdict is Verdict.HOMOLOGOUS
     assert report.candidate.quantization == "MXFP4, in groups of 32"
     experts = [module.found.experts for module in report.modules if module.role == "experts"]

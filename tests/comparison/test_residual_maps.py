@@ -7,12 +7,13 @@ import json
 import pytest
 import torch
 
-from mdir_hf import HomologyReport, Verdict, describe
-from mdir_hf.comparison.layers import RoleReader
+from mdir_hf import HomologyReport, Verdict
+from mdir_hf.comparison.layer_weights import RoleReader
 from mdir_hf.comparison.residual_maps import FITTED_ON, fitted_on_layers
 from mdir_hf.model.hub import open_repository
 from mdir_hf.model.opened import Model
 from mdir_hf.model.roles import Role
+from mdir_hf.render.description import describe
 from tests.comparison.test_body import SIZES, compare, new_embeddings
 from tests.method.obfuscation import haar, logits, new_model, obfuscate
 from tests.specimens import tokenizer_json, tokens
@@ -120,7 +121,7 @@ def turned(model, seed=3, turn=None):
 
 def found_by_keys(report, outer):
     assert report.verdict is Verdict.HOMOLOGOUS
-    assert (report.settled_by, report.layers.outer, report.layers.fitted_on) == ("body", outer, FITTED_ON)
+    assert (report.settled_by, report.layers.residual_map, report.layers.fitted_on) == ("layers", outer, FITTED_ON)
     assert [[*match[:2]] for match in report.layers.matches] == [[i, i] for i in range(4)]
     assert report.embedding.transformation == "none"
     assert any("found on their own keys" in caveat for caveat in report.caveats)
@@ -188,7 +189,7 @@ def test_whatever_carried_the_stream_under_new_embeddings_the_layers_are_found(b
     turn = matrix(96, torch.Generator().manual_seed(3))
     candidate = new_embeddings(edited(base, turned(base, turn=turn)))
     report = compare(save(base, "base"), save(candidate, "candidate"))
-    assert (report.verdict, report.settled_by) == ("homologous", "body")
+    assert (report.verdict, report.settled_by) == ("homologous", "layers")
     assert [[*match[:2]] for match in report.layers.matches] == [[i, i] for i in range(4)]
 
 
@@ -210,7 +211,7 @@ def test_strangers_are_not_related_by_their_keys(save):
     larger = {**SIZES, "head_dim": 32}
     folders = [save(new_model(seed=seed, **larger), f"model-{seed}") for seed in (0, 1)]
     assert fitted_on_layers(keys_of(*folders)) is None
-    report = compare(*folders, level="body")
+    report = compare(*folders, level="layers")
     assert report.verdict is Verdict.NO_EVIDENCE
     # Two outer transformations with V, K and up, the third without K, two readings of each map; and the embeddings' 12.
     assert report.tests == 2 * (3 + 3 + 2) + 12
@@ -221,7 +222,7 @@ def test_strangers_are_silent_behind_what_was_fitted_on_them(base, save, monkeyp
     for seed in range(1, 3):
         folders = [save(new_model(seed=0, **SIZES), "base"), save(new_model(seed=seed, **SIZES), f"stranger-{seed}")]
         assert fitted_on_layers(keys_of(*folders)).kind == "rotation"
-        report = compare(*folders, level="body")
+        report = compare(*folders, level="layers")
         assert report.verdict is Verdict.NO_EVIDENCE
         assert report.layers.log10_p > -3
 
@@ -230,7 +231,7 @@ def test_channels_that_stayed_where_they_were_are_no_new_transformation(base, sa
     candidate = new_embeddings(edited(base, lambda name, weight: weight))
     folders = [save(base, "base"), save(candidate, "candidate")]
     assert fitted_on_layers(keys_of(*folders)) is None
-    assert compare(*folders).layers.outer == "identity"
+    assert compare(*folders).layers.residual_map == "identity"
 
 
 def test_keys_of_other_sizes_relate_nothing(base, save):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from mdir_hf import GatedRepositoryError, HomologyChecker, compare, declared_lineage
-from mdir_hf.errors import InvalidReferenceError
+from mdir_hf import HomologyChecker, compare, declared_lineage
+from mdir_hf.errors import GatedRepositoryError, InvalidReferenceError
 from tests.model.hub.fixtures import hf_home, loopback_hub
 from tests.specimens import gaussian, write_model
 

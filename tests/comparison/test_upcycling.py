@@ -11,9 +11,9 @@ import torch
 
 from mdir_hf import HomologyChecker, HomologyReport, Verdict
 from mdir_hf.comparison.mixtures import ExpertOrigins
-from mdir_hf.comparison.reporting import experts_report
+from mdir_hf.comparison.results import experts_result
 from mdir_hf.method.experts import match_experts
-from mdir_hf.method.gauge import OuterTransformation
+from mdir_hf.method.gauge import ResidualBasisMap
 from mdir_hf.method.neurons import MlpWeights
 from tests.specimens import tokenizer_json, tokens
 
@@ -122,7 +122,7 @@ def new_embeddings(model, seed=5):
     return model
 
 
-def compare(reference, candidate, *, level="body"):
+def compare(reference, candidate, *, level="layers"):
     return HomologyChecker.from_pretrained(reference).compare(candidate, level=level, progress=False)
 
 
@@ -166,8 +166,8 @@ def test_an_upcycled_model_with_new_embeddings_is_found_at_level_auto(save):
     candidate = save(new_embeddings(upcycle_to_mixtral(dense)), "mixture")
     report = compare(save(dense, "dense"), candidate, level="auto")
     assert report.verdict is Verdict.HOMOLOGOUS
-    assert report.settled_by == "body"
-    assert report.layers.outer == "identity"
+    assert report.settled_by == "layers"
+    assert report.layers.residual_map == "identity"
     assert mixtures(report)[0, 0] == ({0: None, 1: None, 2: None}, [3])
 
 
@@ -222,9 +222,9 @@ def test_wide_models_are_traced_in_single_precision(save, monkeypatch):
 def test_p_of_an_expert_pays_for_the_other_tests_of_its_report():
     generator = torch.Generator().manual_seed(0)
     mlp = MlpWeights(torch.randn(40, 16, generator=generator), torch.randn(16, 40, generator=generator))
-    found = match_experts([mlp], [mlp, mlp], OuterTransformation.identity(16), log_alpha=-23.0)
+    found = match_experts([mlp], [mlp, mlp], ResidualBasisMap.identity(16), log_alpha=-23.0)
     origins = ExpertOrigins((3, 5), (None,), (0, "shared"), found)
-    module = experts_report(origins, log_n_tests=math.log(7))
+    module = experts_result(origins, log_n_tests=math.log(7))
     expected = [(found.matrix[0, j] + math.log(2) + math.log(7)) / math.log(10) for j in range(2)]
     assert module.layer == (3, 5)
     assert module.found.experts == (

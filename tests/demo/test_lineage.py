@@ -6,10 +6,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from mdir_hf import install_command
 from mdir_hf.demo import lineage
 from mdir_hf.demo.lineage import build_lineage
 from mdir_hf.errors import InputError
+from mdir_hf.installing import install_command
 from tests.trained.models import demo_lineage
 
 RELATED = {"demo/fine-tune", "demo/permuted", "demo/rotated", "demo/pruned", "demo/other-tokenizer"}

@@ -160,7 +160,7 @@ def test_the_examples_of_a_page_run(page, desk):
     examples = list(document.examples())
     hidden = page.read_text(encoding="utf-8").count("<!-- invisible-code-block: python")
     assert sum(fence in ("python", "sh", "text") for fence in fences) + hidden == len(examples)
-    assert set(fences) <= {"python", "sh", "text", "mermaid"}, "a block that nothing runs"
+    assert set(fences) <= {"python", "sh", "text"}, "a block that nothing runs"
     for example in examples:
         example.evaluate()
 

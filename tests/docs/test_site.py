@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import mdir_hf
-from docs.draw_diagrams import diagrams, digest, picture_of
 from docs.roles import without_roles
 from docs.site_hooks import command_line_page, lists_apart, schema_page
 from mdir_hf import HomologyReport, errors
@@ -19,6 +18,7 @@ from mdir_hf.cli.main import build_parser
 from mdir_hf.comparison.plan import make_plan
 from mdir_hf.model.files.sources import TensorSpec
 from mdir_hf.render import description, layer_words
+from mdir_hf.render.description import describe
 from mdir_hf.report.terms import (
     LayerPattern,
     LayerRole,
@@ -32,6 +32,8 @@ from mdir_hf.report.terms import (
 from mdir_hf.report.words import REASON_TEXT
 
 DOCS = Path(__file__).parents[2] / "docs"
+REPORTS = [*DOCS.glob("reports/*.json"), *DOCS.parent.glob("space/examples/*[!x].json")]
+COMMON_WORDS = {"", "used", "seconds", "what", "file", "smallest", "largest", "without", "best", "one", "model"}
 READ_A_RESULT = (DOCS / "read-a-result.md").read_text(encoding="utf-8")
 
 
@@ -100,7 +102,7 @@ def test_every_error_has_a_row_with_a_next_step():
 
 def test_every_public_name_is_on_the_page_on_python():
     named = re.findall(r"^::: (\S+)$", (DOCS / "reference" / "python.md").read_text(encoding="utf-8"), re.M)
-    assert sorted(name.rpartition(".")[2] for name in named) == sorted(set(mdir_hf.__all__) - {"__version__"})
+    assert sorted(name.rpartition(".")[2] for name in named) == sorted(set(dir(mdir_hf)) - {"__version__"})
     for name in named:
         module, _, public = name.rpartition(".")
         assert getattr(importlib.import_module(module), public) is getattr(mdir_hf, public)
@@ -121,9 +123,24 @@ def test_the_page_on_json_says_what_the_fields_mean():
     assert len(empty) <= 9, empty  # parts of one sentence, which stands above their table
 
 
-def test_the_pictures_of_the_diagrams_are_drawn_from_the_page():
-    for name, block in diagrams((DOCS / "architecture.md").read_text(encoding="utf-8")).items():
-        assert picture_of(name).read_text(encoding="utf-8").endswith(digest(block)), "run docs/draw_diagrams.py"
+def test_the_architecture_page_names_files_that_exist():
+    page = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`((?:\w+/)+(?:\w+\.py)?)`", page)) - {"space/mdir_space/"}
+    assert len(named) > 12
+    package = Path(mdir_hf.__file__).parent
+    assert [name for name in named if not (package / name).exists()] == []
+
+
+def test_the_glossary_has_every_label_that_a_report_prints():
+    glossary = (DOCS / "glossary.md").read_text(encoding="utf-8").lower()
+    told = (describe(HomologyReport.from_json(path.read_text(encoding="utf-8"))) for path in REPORTS)
+    labels = set()
+    for section in (section for sections in told for section in sections):
+        labels |= {line.label for line in section.brief} | {fact.name for fact in section.facts}
+        tables = [table for table in section.tables if not table.caption.startswith(("Files read", "Which layer"))]
+        labels |= {cell for table in tables for cell in (*table.columns, *(row[0] for row in table.rows))}
+    words = {word.strip("(),") for label in labels for word in label.lower().split()}
+    assert sorted(word for word in words - COMMON_WORDS if word not in glossary) == []
 
 
 def test_lists_get_the_blank_line_that_they_need_and_code_stays():

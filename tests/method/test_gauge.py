@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from mdir_hf.method.gauge import LEFT_INVARIANCE, OuterTransformation, fold_gain, outer_candidates
+from mdir_hf.method.gauge import LEFT_INVARIANCE, ResidualBasisMap, fold_gain, residual_basis_maps
 from mdir_hf.method.matching import best_matching
 from tests.method.obfuscation import haar
 
@@ -19,7 +19,7 @@ def matching_of(reference, candidate, signs, n_reference, n_candidate):
 
 def test_a_rotation_carries_readers_from_the_right_and_writers_from_the_left():
     u = haar(6, torch.Generator().manual_seed(0))
-    outer = OuterTransformation.rotation(u)
+    outer = ResidualBasisMap.rotation(u)
     reader, writer = draw(5, 6), draw(6, 4)
     torch.testing.assert_close(outer.carry_in(reader), reader @ u)
     torch.testing.assert_close(outer.carry_out(writer), u.T @ writer)
@@ -27,7 +27,7 @@ def test_a_rotation_carries_readers_from_the_right_and_writers_from_the_left():
 
 def test_what_is_read_after_writing_does_not_depend_on_the_basis():
     # reader @ writer is what one sublayer does to the next; it must survive any change of basis in between.
-    outer = OuterTransformation.rotation(haar(6, torch.Generator().manual_seed(1)))
+    outer = ResidualBasisMap.rotation(haar(6, torch.Generator().manual_seed(1)))
     reader, writer = draw(5, 6), draw(6, 4)
     torch.testing.assert_close(outer.carry_in(reader) @ outer.carry_out(writer), reader @ writer)
 
@@ -35,7 +35,7 @@ def test_what_is_read_after_writing_does_not_depend_on_the_basis():
 def test_a_signed_matching_carries_like_the_matrix_it_stands_for():
     reference, candidate, signs = [0, 1, 2, 3], [2, 0, 3, 1], [1.0, -1.0, 1.0, -1.0]
     matching, u = matching_of(reference, candidate, signs, 4, 4)
-    outer = OuterTransformation.from_matching(matching, 4, 4)
+    outer = ResidualBasisMap.from_matching(matching, 4, 4)
     weight = draw(3, 4)
     assert outer.kind == "signed_permutation"
     torch.testing.assert_close(outer.carry_in(weight), weight @ u)
@@ -45,7 +45,7 @@ def test_a_signed_matching_carries_like_the_matrix_it_stands_for():
 @pytest.mark.parametrize(("n_reference", "n_candidate"), [(5, 3), (3, 5)])
 def test_a_selection_of_channels_leaves_zeros_where_there_is_no_counterpart(n_reference, n_candidate):
     matching, u = matching_of([0, 1, 2], [1, 2, 0], [1.0, 1.0, 1.0], n_reference, n_candidate)
-    outer = OuterTransformation.from_matching(matching, n_reference, n_candidate)
+    outer = ResidualBasisMap.from_matching(matching, n_reference, n_candidate)
     weight = draw(2, n_reference)
     assert outer.kind == "channels"
     torch.testing.assert_close(outer.carry_in(weight), weight @ u)
@@ -53,45 +53,45 @@ def test_a_selection_of_channels_leaves_zeros_where_there_is_no_counterpart(n_re
 
 def test_the_identity_returns_the_weight_itself():
     weight = draw(3, 4)
-    assert OuterTransformation.identity(4).carry_in(weight) is weight
+    assert ResidualBasisMap.identity(4).carry_in(weight) is weight
 
 
 @pytest.mark.parametrize("method", ["carry_in", "carry_out"])
 def test_a_weight_of_another_width_is_refused(method):
     with pytest.raises(ValueError, match=r"shape \(3, 3\).*expected 4 (in|out)put channels"):
-        getattr(OuterTransformation.identity(4), method)(draw(3, 3))
+        getattr(ResidualBasisMap.identity(4), method)(draw(3, 3))
 
 
 def test_a_significant_matching_is_the_only_candidate():
     matching, _ = matching_of([0, 1, 2], [1, 2, 0], [1.0, 1.0, 1.0], 3, 3)
-    tried = outer_candidates(3, 3, polar=draw(3, 3), matching=matching)
+    tried = residual_basis_maps(3, 3, polar=draw(3, 3), matching=matching)
     assert [t.kind for t in tried] == ["permutation"]
 
 
 def test_without_a_significant_matching_the_fitted_rotation_and_the_identity_are_tried():
-    tried = outer_candidates(3, 3, polar=draw(3, 3))
+    tried = residual_basis_maps(3, 3, polar=draw(3, 3))
     assert [t.kind for t in tried] == ["rotation", "identity"]
 
 
 def test_between_other_widths_the_identity_is_not_tried():
-    assert [t.kind for t in outer_candidates(3, 4, polar=draw(3, 4))] == ["rotation"]
+    assert [t.kind for t in residual_basis_maps(3, 4, polar=draw(3, 4))] == ["rotation"]
 
 
 def test_without_a_common_vocabulary_the_identity_alone_is_tried():
-    tried = outer_candidates(3, 3)
+    tried = residual_basis_maps(3, 3)
     assert [t.kind for t in tried] == ["identity"]
 
 
 def test_without_vocabulary_and_width_in_common_nothing_is_tried():
-    assert outer_candidates(3, 4) == ()
+    assert residual_basis_maps(3, 4) == ()
 
 
 def test_every_kind_says_what_its_null_rests_on():
     matching, _ = matching_of([0, 1], [1, 0], [1.0, 1.0], 2, 2)
     outers = (
-        OuterTransformation.identity(2),
-        OuterTransformation.rotation(draw(2, 2)),
-        OuterTransformation.from_matching(matching, 2, 2),
+        ResidualBasisMap.identity(2),
+        ResidualBasisMap.rotation(draw(2, 2)),
+        ResidualBasisMap.from_matching(matching, 2, 2),
     )
     assert all(o.null.startswith(LEFT_INVARIANCE) for o in outers)
     assert len({o.null for o in outers}) == 3
@@ -110,20 +110,20 @@ def test_a_reversed_map_takes_carried_weights_back(kind):
     generator = torch.Generator().manual_seed(4)
     weight = torch.randn(7, n, generator=generator, dtype=torch.float64)
     if kind == "rotation":
-        outer = OuterTransformation.rotation(torch.linalg.qr(torch.randn(n, n, generator=generator).double())[0])
+        outer = ResidualBasisMap.rotation(torch.linalg.qr(torch.randn(n, n, generator=generator).double())[0])
     elif kind == "permutation":
         order = torch.randperm(n, generator=generator)
         signs = torch.ones(n)
         signs[::3] = -1.0
-        outer = OuterTransformation("signed_permutation", n, n, reference=torch.arange(n), candidate=order, signs=signs)
+        outer = ResidualBasisMap("signed_permutation", n, n, reference=torch.arange(n), candidate=order, signs=signs)
     else:
-        outer = OuterTransformation.identity(n)
+        outer = ResidualBasisMap.identity(n)
     # One product there and one back: rounding of a few eps of entries of size one.
     assert torch.allclose(outer.reversed.carry_in(outer.carry_in(weight)), weight, atol=1e-12)
 
 
 def test_a_reversed_selection_of_channels_swaps_the_widths():
-    outer = OuterTransformation(
+    outer = ResidualBasisMap(
         "channels", 6, 4, reference=torch.tensor([0, 3]), candidate=torch.tensor([2, 1]), signs=torch.ones(2)
     )
     back = outer.reversed

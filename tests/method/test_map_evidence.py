@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from mdir_hf.method.gauge import OuterTransformation
+from mdir_hf.method.gauge import ResidualBasisMap
 from mdir_hf.method.layer_map import LayerMatch
 from mdir_hf.method.map_evidence import (
     N_PLACEBOS,
@@ -131,7 +131,7 @@ def placebos(reference, candidate, outer):
 
 
 def test_the_placebos_of_a_copy_are_not_significant():
-    log_p, carried = placebos(layers(1), layers(1), OuterTransformation.identity(N))
+    log_p, carried = placebos(layers(1), layers(1), ResidualBasisMap.identity(N))
     assert log_p == 0.0
     assert len(carried) == N_PLACEBOS
 
@@ -140,12 +140,12 @@ def test_the_placebos_of_rows_with_few_large_entries_are_significant():
     # Every row has one large entry, in the same channel whatever the pairing of channels: a cell of nothing else.
     spiked = [layer / 1e6 + 1.0 * torch.eye(48, N, dtype=torch.float64)[torch.arange(48)] for layer in layers(1)]
     shuffled_back = [layer[:, torch.randperm(N, generator=torch.Generator().manual_seed(5))] for layer in spiked]
-    log_p, _ = placebos(spiked, shuffled_back, OuterTransformation.identity(N))
+    log_p, _ = placebos(spiked, shuffled_back, ResidualBasisMap.identity(N))
     assert log_p < math.log(1e-3)
 
 
 def test_each_placebo_shuffles_the_carried_channels_another_way():
-    outer = OuterTransformation.rotation(torch.eye(N, dtype=torch.float64).flip(0))
+    outer = ResidualBasisMap.rotation(torch.eye(N, dtype=torch.float64).flip(0))
     _, carried = placebos(layers(1), layers(1), outer)
     weight = torch.arange(N, dtype=torch.float64)[None]
     one, other = (carry(weight)[0].tolist() for carry in carried)
@@ -154,7 +154,7 @@ def test_each_placebo_shuffles_the_carried_channels_another_way():
 
 
 def test_placebos_are_the_same_for_the_same_seed():
-    outer = OuterTransformation.identity(N)
+    outer = ResidualBasisMap.identity(N)
     weight = torch.arange(N, dtype=torch.float64)[None]
     first, again = (placebos(layers(1), layers(1), outer)[1] for _ in range(2))
     assert [carry(weight).tolist() for carry in first] == [carry(weight).tolist() for carry in again]

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mdir_hf.method.gauge import OuterTransformation
+from mdir_hf.method.gauge import ResidualBasisMap
 from mdir_hf.method.heads import SUBSPACE_NULL
 from mdir_hf.method.matching import best_matching
 from mdir_hf.method.modules import PROJECTIONS, LayerWeights, analyse_layer
@@ -47,7 +47,7 @@ def noisy(weights, noise, seed=1):
 
 
 def identity(n=N):
-    return OuterTransformation.identity(n)
+    return ResidualBasisMap.identity(n)
 
 
 def by_test(evidence):
@@ -234,7 +234,7 @@ def test_a_level_spares_the_permutations_that_cannot_reach_it():
 
 
 def test_the_null_of_each_test_is_said():
-    outer = OuterTransformation.rotation(haar(N, torch.Generator().manual_seed(0)))
+    outer = ResidualBasisMap.rotation(haar(N, torch.Generator().manual_seed(0)))
     for e in analyse_layer(layer(), layer(1), outer):
         assert e.null.startswith(outer.null)
         assert (SUBSPACE_NULL in e.null) == (e.test == "subspaces")
@@ -247,7 +247,7 @@ def test_a_narrower_model_is_found_behind_a_selection_of_channels():
     y = noisy(replace(x, **readers, o=x.o[kept], down=x.down[kept]), 0.2)
     u = torch.zeros(64, 48, dtype=torch.float64)
     u[kept, torch.arange(48)] = 1.0
-    outer = OuterTransformation.from_matching(best_matching(u, signed=False), 64, 48)
+    outer = ResidualBasisMap.from_matching(best_matching(u, signed=False), 64, 48)
     found = by_test(analyse_layer(x, y, outer))
     assert found["mlp", "neurons"].log_p < LOG_ALPHA
     assert found["q", "planes"].log_p < LOG_ALPHA
@@ -273,5 +273,5 @@ def test_no_statistic_of_a_copy_exceeds_the_largest_it_can_be():
     }
     weights = {role: torch.randn(shape, dtype=torch.float64, generator=generator) for role, shape in shapes.items()}
     layer = LayerWeights(**weights, n_heads=8, n_kv_heads=4)
-    for found in analyse_layer(layer, layer, OuterTransformation.identity(24)):
+    for found in analyse_layer(layer, layer, ResidualBasisMap.identity(24)):
         assert found.normalized <= 1 + 1e-9, (found.role, found.test)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mdir_hf.method.experts import match_experts
-from mdir_hf.method.gauge import OuterTransformation
+from mdir_hf.method.gauge import ResidualBasisMap
 from mdir_hf.method.matching import best_matching
 from mdir_hf.method.neurons import MlpWeights, inner_polar, match_neurons, unit_rows
 from tests.method.obfuscation import haar
@@ -182,7 +182,7 @@ def test_a_dead_neuron_of_zeros_is_no_obstacle():
 
 
 def identity():
-    return OuterTransformation.identity(N)
+    return ResidualBasisMap.identity(N)
 
 
 def test_every_upcycled_expert_is_traced_to_the_dense_mlp_it_was_copied_from():
@@ -213,8 +213,8 @@ def test_finer_experts_cut_from_one_mlp_are_traced_with_their_neurons():
 
 def test_experts_are_carried_into_the_basis_of_the_candidate():
     u = haar(N, torch.Generator().manual_seed(0))
-    turned = mlp().carried(OuterTransformation.rotation(u))
-    found = match_experts([mlp()], [turned], OuterTransformation.rotation(u), log_alpha=math.log(1e-10))
+    turned = mlp().carried(ResidualBasisMap.rotation(u))
+    found = match_experts([mlp()], [turned], ResidualBasisMap.rotation(u), log_alpha=math.log(1e-10))
     assert found.origins == (0,)
     assert match_experts([mlp()], [turned], identity(), log_alpha=math.log(1e-10)).origins == (None,)
 
@@ -259,7 +259,7 @@ def test_experts_of_strangers_are_silent_in_five_hundred_pairs():
     for draw_number in range(50):
         reference = [mlp(16, 24, seed=1000 + 10 * draw_number + k) for k in range(2)]
         candidate = [mlp(16, 24 if k % 2 else 12, seed=5000 + 10 * draw_number + k) for k in range(5)]
-        found = match_experts(reference, candidate, OuterTransformation.identity(16), log_alpha=math.log(1e-10))
+        found = match_experts(reference, candidate, ResidualBasisMap.identity(16), log_alpha=math.log(1e-10))
         assert found.origins == (None,) * 5
         smallest = min(smallest, float(found.matrix.min()))
     assert smallest > math.log(1.0 / 500)  # a bound, and not a tight one: none of 500 comes near its level

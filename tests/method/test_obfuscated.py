@@ -8,7 +8,7 @@ import torch
 
 from mdir_hf.method.combine import log_p_of_best
 from mdir_hf.method.embedding import EmbeddingTest
-from mdir_hf.method.gauge import OuterTransformation, outer_candidates
+from mdir_hf.method.gauge import ResidualBasisMap, residual_basis_maps
 from mdir_hf.method.modules import analyse_layer
 from mdir_hf.method.polar import polar_factor
 from mdir_hf.method.rows import pair_rows
@@ -32,7 +32,7 @@ def fitted_rotation(reference, candidate):
 
 def analyse(reference, candidate, outer=None):
     """Evidence of every pair of layers, keyed by (reference layer, candidate layer)."""
-    outer = OuterTransformation.rotation(fitted_rotation(reference, candidate)) if outer is None else outer
+    outer = ResidualBasisMap.rotation(fitted_rotation(reference, candidate)) if outer is None else outer
     return {
         (i, j): analyse_layer(x, y, outer)
         for i, x in enumerate(layers_of(reference))
@@ -149,7 +149,7 @@ def test_values_mixed_by_rotations_are_told_from_values_mixed_by_other_maps():
 def test_with_the_identity_for_the_rotation_the_obfuscated_layers_are_not_significant():
     model = new_model()
     hidden, _ = obfuscate(model, 1)
-    evidence = analyse(model, hidden, OuterTransformation.identity(SIZES["hidden_size"]))
+    evidence = analyse(model, hidden, ResidualBasisMap.identity(SIZES["hidden_size"]))
     assert all(log_p_of_layer(e) == 0.0 for e in evidence.values())
 
 
@@ -159,7 +159,7 @@ def test_a_new_vocabulary_on_an_old_body_is_found_by_the_identity():
     with torch.no_grad():
         other.load_state_dict({**model.state_dict(), "model.embed_tokens.weight": other.model.embed_tokens.weight})
     assert embedding_log_p(model, other) == 0.0
-    tried = outer_candidates(64, 64, polar=fitted_rotation(model, other))
+    tried = residual_basis_maps(64, 64, polar=fitted_rotation(model, other))
     by_kind = {t.kind: log_p_of_layer(analyse(model, other, t)[0, 0]) + math.log(len(tried)) for t in tried}
     assert by_kind["identity"] < LOG_ALPHA
     assert by_kind["rotation"] > math.log(1e-3)
@@ -189,7 +189,7 @@ def test_strangers_that_learnt_the_same_language_are_silent_in_every_one_of_a_th
     """
     log_p = []
     for a, b in ((0, 1), (0, 2), (1, 2)):
-        for outer in (None, OuterTransformation.identity(SIZES["hidden_size"])):
+        for outer in (None, ResidualBasisMap.identity(SIZES["hidden_size"])):
             for evidence in analyse(learnt[a], learnt[b], outer).values():
                 log_p += [e.log_p for e in evidence]
     assert len(log_p) == 3 * N_LAYERS**2 * N_TESTS * 2

@@ -8,10 +8,10 @@ from html import unescape
 
 import pytest
 
-from mdir_hf import SectionKind, describe, section_html
-from mdir_hf.render.html import html_page
+from mdir_hf.render.description import describe
+from mdir_hf.render.html import html_page, section_html
 from mdir_hf.render.markdown import markdown_text, plain
-from mdir_hf.render.sections import Line, Section
+from mdir_hf.render.sections import Line, Section, SectionKind
 from mdir_hf.report import SettledBy
 from tests.render.figures.drawn_reports import NO_ARRAYS, a_matrix, a_report, stranger
 
@@ -63,7 +63,7 @@ def test_a_section_that_says_nothing_is_left_out():
 
 def test_a_rotation_that_the_layers_found_is_not_said_of_the_embeddings():
     report = a_report(
-        embedding=a_matrix(transformation="rotation", log10_p=0.0, matched_channels=0), settled_by=SettledBy.BODY
+        embedding=a_matrix(transformation="rotation", log10_p=0.0, matched_channels=0), settled_by=SettledBy.LAYERS
     )
 
     assert "found: nothing by itself; the layers agree behind a rotation" in flat(str(report))

@@ -7,8 +7,9 @@ import sys
 
 import pytest
 
-from mdir_hf import HomologyReport, install_command
+from mdir_hf import HomologyReport
 from mdir_hf.errors import InputError
+from mdir_hf.installing import install_command
 from mdir_hf.render.figures import draw_figures, figure_bytes, figure_img
 from mdir_hf.render.folder import check_save_folder, save_report
 from tests.render.figures.drawn_reports import HOSTILE_NAMES, NO_ARRAYS, a_model, a_report

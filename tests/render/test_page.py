@@ -221,10 +221,10 @@ def test_strangers_are_not_given_a_power_of_ten():
 
 
 def test_a_significant_placebo_is_called_so():
-    from mdir_hf.report import PlaceboReport
+    from mdir_hf.report import Placebos
     from tests.render.figures.drawn_reports import a_placebo
 
-    loud = a_matrix(placebo=PlaceboReport(a_placebo(log10_p=-9.0), a_placebo(), (9.0, 9.0)))
+    loud = a_matrix(placebo=Placebos(a_placebo(log10_p=-9.0), a_placebo(), (9.0, 9.0)))
     assert "SIGNIFICANT" in page_of(a_report(embedding=loud))
 
 

@@ -31,7 +31,7 @@ def test_a_shell_passes_the_names_on_as_they_are(name, tmp_path):
     words = [os.fsdecode(word) for word in process.stdout.split(b"\0")]
     assert words == [
         *("compare", f"{name}@{'a1' * 20}", f"./{name}"),
-        *("--level", "body", "--alpha", "1e-10", "--seed", "7", ""),
+        *("--level", "layers", "--alpha", "1e-10", "--seed", "7", ""),
     ]
     assert process.stderr == b""
 
@@ -47,7 +47,7 @@ def test_python_reads_the_names_as_they_are(name):
     ]  # fmt: skip
 
     assert ("from_pretrained", [name], {"revision": "a1" * 20, "alpha": 1e-10, "seed": 0}) in calls
-    assert ("compare", [name[::-1]], {"level": "body"}) in calls
+    assert ("compare", [name[::-1]], {"level": "layers"}) in calls
 
 
 def test_how_a_model_was_read_is_part_of_the_command():

@@ -11,13 +11,15 @@ from pathlib import Path
 import pytest
 
 from benchmarks.real.scale import PAIRS, TARGET, scale_of
-from mdir_hf import HomologyReport, SectionKind, Verdict, describe, section_html
+from mdir_hf import HomologyReport, Verdict
 from mdir_hf.lineage.cards.claim import claim_of_dict, claim_of_report
-from mdir_hf.render.html import html_page
+from mdir_hf.render.description import describe
+from mdir_hf.render.html import html_page, section_html
 from mdir_hf.render.markdown import markdown_text, plain
 from mdir_hf.render.scale import measured_pairs
+from mdir_hf.render.sections import SectionKind
 from mdir_hf.render.sentence import runs_text
-from mdir_hf.report import Exclusion, LayerPattern, PlaceboReport, Reason, ResidualMap, SettledBy, Transformation
+from mdir_hf.report import Exclusion, LayerPattern, Placebos, Reason, ResidualMap, SettledBy, Transformation
 from tests.render.figures.drawn_reports import (
     HOSTILE_NAMES,
     a_layer_map,
@@ -64,9 +66,9 @@ TABLE = {
     ),
     "a rotation": (
         {
-            "settled_by": SettledBy.BODY,
+            "settled_by": SettledBy.LAYERS,
             "embedding": a_matrix(transformation="rotation", log10_p=0.0),
-            "layers": a_layer_map(3, 3, outer=ResidualMap.ROTATION),
+            "layers": a_layer_map(3, 3, residual_map=ResidualMap.ROTATION),
             "modules": None,
         },
         "me/tuned and owner/base share weights: all 3 layers match in their places, once the channels of one are "
@@ -126,8 +128,8 @@ def test_an_open_question_says_why_and_finds_nothing(reason):
 def many_reports():
     """Every verdict with every way to settle it, transformation, map and pattern; most of these cannot happen."""
     maps = [
-        a_map(pairs, n, m, pattern, outer=outer)
-        for (pairs, n, m), pattern, outer in product(
+        a_map(pairs, n, m, pattern, residual_map=residual_map)
+        for (pairs, n, m), pattern, residual_map in product(
             (([(0, 0)], 1, 1), (DEEPER, 24, 40), ([(4, 1), (2, 3)], 6, 5), ([], 3, 3)), LayerPattern, ResidualMap
         )
     ]
@@ -185,7 +187,7 @@ def test_every_form_of_a_report_has_it(report):
 
 
 def standing(**fields):
-    axes = PlaceboReport(a_placebo(), a_placebo(), (9.0, 6.0))
+    axes = Placebos(a_placebo(), a_placebo(), (9.0, 6.0))
     return a_report(embedding=a_matrix(placebo=axes), **fields)
 
 
@@ -207,7 +209,7 @@ def test_p_its_words_and_the_badge_say_the_same():
 
 
 def test_axes_of_what_did_not_settle_it_take_nothing_from_p():
-    assert standing(settled_by=SettledBy.BODY).standing_axes is None
+    assert standing(settled_by=SettledBy.LAYERS).standing_axes is None
     assert standing(settled_by=SettledBy.UNEMBEDDING).standing_axes is None
     assert standing(verdict=Verdict.INCONCLUSIVE, settled_by=None).standing_axes is None
 
@@ -259,5 +261,5 @@ def test_stored_reports_of_real_models_say_it():
 
 
 def test_channels_that_match_only_together_are_not_counted():
-    few = a_matrix(placebo=PlaceboReport(a_placebo(), a_placebo(), (9.0, 6.0)), matched_channels=3)
+    few = a_matrix(placebo=Placebos(a_placebo(), a_placebo(), (9.0, 6.0)), matched_channels=3)
     assert a_report(embedding=few).agreement == "the channels match as a whole"

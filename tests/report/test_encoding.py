@@ -71,7 +71,7 @@ def test_no_field_of_a_report_is_any():
             for field in dataclasses.fields(cls):
                 assert "typing.Any" not in {str(part) for part in within(hints[field.name])}, (name, field.name)
                 seen.add(name)
-    assert {"HomologyReport", "LayersReport", "ModuleReport"} <= seen
+    assert {"HomologyReport", "LayersResult", "ModuleResult"} <= seen
 
 
 class _Anything:

@@ -8,7 +8,7 @@ import re
 import time
 from dataclasses import dataclass
 
-from mdir_hf import Progress
+from mdir_hf.comparison.progress import Progress
 from mdir_space.comparison import ComparisonJob
 
 

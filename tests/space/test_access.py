@@ -112,7 +112,7 @@ def test_a_result_belongs_to_commits_level_and_alpha(hub, tmp_path):
     key = result_key(found, Question(BASE, RELATED))
 
     assert key == result_key(access(f"{BASE}@main", RELATED), Question("typed otherwise", RELATED))
-    assert key != result_key(found, Question(BASE, RELATED, "body"))
+    assert key != result_key(found, Question(BASE, RELATED, "layers"))
     assert key != result_key(found, Question(BASE, RELATED, "auto", 1e-6))
     assert key != result_key(access(RELATED, BASE), Question(RELATED, BASE))
 

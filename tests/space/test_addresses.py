@@ -21,7 +21,7 @@ def request(query=None, headers=None, host="1.2.3.4"):
 def test_a_link_gives_back_the_question_that_it_was_made_of():
     from urllib.parse import parse_qsl
 
-    for question in [("a/b", "c/d@v1", "auto", 1e-10), ("https://huggingface.co/a/b", "c d&e=f#g", "body", 1e-6)]:
+    for question in [("a/b", "c/d@v1", "auto", 1e-10), ("https://huggingface.co/a/b", "c d&e=f#g", "layers", 1e-6)]:
         asked = read_link(request(dict(parse_qsl(query_of(*question)))))
         assert (asked.reference, asked.candidate, asked.level, float(asked.alpha or 1e-10)) == question
 

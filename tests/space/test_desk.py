@@ -8,7 +8,8 @@ from contextlib import aclosing
 
 import pytest
 
-from mdir_hf import HomologyChecker, StoppedError
+from mdir_hf import HomologyChecker
+from mdir_hf.errors import StoppedError
 from mdir_space.desk import Answered, Desk, Serving, Waiting, Working, _shielded
 from mdir_space.limits import Limits
 from mdir_space.question import Question, RefusedError
@@ -152,7 +153,7 @@ def test_closing_the_answer_stops_the_reading(desk, hub):
     slow_weights(hub, "", delay_s=0.6)
 
     async def look_and_leave():
-        async with aclosing(desk.answer(Question(BASE, STRANGER, "body"), ANYBODY)) as steps:
+        async with aclosing(desk.answer(Question(BASE, STRANGER, "layers"), ANYBODY)) as steps:
             async for step in steps:
                 if isinstance(step, Working) and step.progress.stage == "screen":
                     break

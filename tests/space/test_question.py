@@ -4,7 +4,7 @@ from mdir_space.question import LONGEST_NAME, Question, RefusedError, ask, short
 
 
 def test_a_question_is_two_names_a_level_and_alpha():
-    assert ask(" a/b ", "c/d@v1", "body", "1e-6") == Question("a/b", "c/d@v1", "body", 1e-6)
+    assert ask(" a/b ", "c/d@v1", "layers", "1e-6") == Question("a/b", "c/d@v1", "layers", 1e-6)
     assert ask("a/b", "c/d") == Question("a/b", "c/d", "auto", 1e-10)
     assert ask("a/b", "c/d", alpha="") == Question("a/b", "c/d", "auto", 1e-10)
 

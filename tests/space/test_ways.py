@@ -14,21 +14,12 @@ from urllib.parse import parse_qsl, urlsplit
 import pytest
 
 import mdir_hf
-from mdir_hf import (
-    Ancestor,
-    BaseCheck,
-    BaseIndex,
-    DeclaredLineage,
-    HomologyReport,
-    Identification,
-    LineageCheck,
-    ModelResult,
-    ModelSummary,
-    NamedModel,
-    PairResult,
-    SurveyReport,
-    identify,
-)
+from mdir_hf import BaseIndex, HomologyReport, Identification, LineageCheck, NamedModel, SurveyReport, identify
+from mdir_hf.lineage.cards.declared import DeclaredLineage
+from mdir_hf.lineage.cards.verify_lineage import BaseCheck
+from mdir_hf.lineage.index.identify import Ancestor
+from mdir_hf.lineage.survey.results import ModelResult, PairResult
+from mdir_hf.report import ModelSummary
 from mdir_space.access import find_access
 from mdir_space.addresses import pinned_link
 from mdir_space.desk import Answered, Desk, Serving, Working

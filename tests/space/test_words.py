@@ -10,24 +10,15 @@ from html.parser import HTMLParser
 import jsonschema
 import pytest
 
-from mdir_hf import (
-    BaseCheck,
-    DeclaredLineage,
-    Exclusion,
-    HomologyReport,
-    Level,
-    LineageCheck,
-    Progress,
-    ReadPlan,
-    Reason,
-    ReportArrays,
-    SectionKind,
-    SettledBy,
-    Verdict,
-    compare_command,
-    describe,
-)
+from mdir_hf import HomologyReport, Level, LineageCheck, ReadPlan, Reason, SettledBy, Verdict
+from mdir_hf.comparison.progress import Progress
+from mdir_hf.lineage.cards.declared import DeclaredLineage
+from mdir_hf.lineage.cards.verify_lineage import BaseCheck
+from mdir_hf.render.description import describe
+from mdir_hf.render.reproduce import compare_command
 from mdir_hf.render.scale import measured_pairs
+from mdir_hf.render.sections import SectionKind
+from mdir_hf.report import Exclusion, ReportArrays
 from mdir_space.access import Access
 from mdir_space.answers import WORDS, answer_of, answer_schema
 from mdir_space.conversation import first_tab
@@ -172,8 +163,8 @@ def test_the_commands_of_the_page_are_those_of_the_package(relatives):
     (section,) = [section for section in describe(report) if section.kind is SectionKind.REPRODUCE]
     for listing in section.code:
         assert listing.text in panel_text
-    local = html.unescape(alert(RefusedError("too large", runs_locally=True), Question("a/b", "c/d", "body", 1e-6)))
-    assert compare_command("a/b", "c/d", level="body", alpha=1e-6) in local
+    local = html.unescape(alert(RefusedError("too large", runs_locally=True), Question("a/b", "c/d", "layers", 1e-6)))
+    assert compare_command("a/b", "c/d", level="layers", alpha=1e-6) in local
 
 
 def test_a_part_that_was_not_run_says_why(relatives):
@@ -228,7 +219,7 @@ def test_names_lead_to_the_commits_that_were_read_where_these_exist(relatives):
 def test_the_tab_that_decided_opens_first():
     opened = {name: first_tab(example.report) for name, example in EXAMPLES.items()}
     decided = {name: example.report.settled_by for name, example in EXAMPLES.items()}
-    of_layers = {n for n, by in decided.items() if by == "body"} | {"upscaled"}  # all of whose layers were asked for
+    of_layers = {n for n, by in decided.items() if by == "layers"} | {"upscaled"}  # all of whose layers were asked for
     assert {name for name, tab in opened.items() if tab == "layers"} == of_layers
     assert "layers" in opened.values()
 
@@ -237,8 +228,8 @@ def test_empty_tabs_have_a_way_on_unless_it_was_gone_already(relatives):
     bare = replace(relatives, layers=None, modules=None)
     for kind in (SectionKind.LAYERS, SectionKind.MODULES):
         said = panel(bare, kind, Pictures(bare), "http://here/?a=a/b&b=c/d&alpha=1e-20")
-        assert 'href="?a=a/b&amp;b=c/d&amp;alpha=1e-20&amp;level=body"' in said
-        assert "href" not in panel(bare, kind, Pictures(bare), "http://here/?a=a/b&b=c/d&level=body")
+        assert 'href="?a=a/b&amp;b=c/d&amp;alpha=1e-20&amp;level=layers"' in said
+        assert "href" not in panel(bare, kind, Pictures(bare), "http://here/?a=a/b&b=c/d&level=layers")
         assert "href" not in panel(bare, kind, Pictures(bare))
 
 
@@ -333,7 +324,7 @@ def plan(level="auto", **changes):
         ("auto", "Reads 400 kB if the first look settles it, more with every further look, and layers last; both"),
         ("screen", "Reads 400 kB to about 600 kB; both models have 16 MB of weights."),
         ("embedding", "Reads about 3 MB; both models have 16 MB of weights."),
-        ("body", "Reads 3 MB to about 16 MB; both models have 16 MB of weights."),
+        ("layers", "Reads 3 MB to about 16 MB; both models have 16 MB of weights."),
     ],
 )
 def test_a_plan_says_what_is_read_how_long_it_takes_and_whether_it_fits(level, words):
@@ -356,10 +347,10 @@ def test_the_bound_in_a_plan_is_the_limit_that_ends_it_and_keeps_what_was_found(
 
 
 def test_what_a_limit_cut_short_has_the_lighter_and_the_local_way_beside_it():
-    question = Question("owner/a", "owner/b@v1", "body", 1e-6)
+    question = Question("owner/a", "owner/b@v1", "layers", 1e-6)
     said = cut_short_notice("More than 4 GB.", question)
     assert 'href="?a=owner/a&amp;b=owner/b@v1&amp;level=embedding&amp;alpha=1e-06"' in said
-    assert "mdir-hf compare owner/a owner/b@v1 --level body" in said
+    assert "mdir-hf compare owner/a owner/b@v1 --level layers" in said
     assert "lighter level" not in cut_short_notice("More.", replace(question, level="screen"))
 
 
@@ -398,10 +389,10 @@ def test_sizes_and_durations_are_round():
     assert [duration_text(s) for s in (0.1, 12, 62, 600)] == ["a few seconds", "10 seconds", "60 seconds", "10 minutes"]
 
 
-@pytest.mark.parametrize("level", ["auto", "screen", "embedding", "body"])
+@pytest.mark.parametrize("level", ["auto", "screen", "embedding", "layers"])
 def test_the_bar_is_of_all_the_work_and_never_goes_back(level):
     whole, shares = WholeProgress(), [0.0]
-    last = {"auto": "modules", "screen": "screen", "embedding": "unembedding", "body": "modules"}[level]
+    last = {"auto": "modules", "screen": "screen", "embedding": "unembedding", "layers": "modules"}[level]
     stages = ["opening", "vocabulary", "screen", "embedding", "unembedding", "layers", "modules"]
     n_read = 0
     for stage in stages[: stages.index(last) + 1]:

@@ -81,7 +81,7 @@ def test_the_layers_of_a_quantised_copy_are_found_where_nothing_else_is_related(
     assert n_quantized >= n_all * 4 // 7  # attention at least
     report = compare(base.folder, tmp_path / "copy")
     assert report.verdict is Verdict.HOMOLOGOUS
-    assert report.settled_by == "body"
+    assert report.settled_by == "layers"
     assert [[*match[:2]] for match in report.layers.matches] == [[i, i] for i in range(4)]
 
 
@@ -98,8 +98,8 @@ def test_a_quantised_stranger_is_silent(name, tmp_path):
 def test_fused_layers_in_codes_are_read_by_rows(name, tmp_path):
     base, other = trained_model("gpt-neox", "base"), trained_model("gpt-neox", "other-seed")
     assert len(set(quantize(base, SCHEMES[name], tmp_path / "copy", embeddings_of=other))) == 1
-    report = compare(base.folder, tmp_path / "copy", level="body")
+    report = compare(base.folder, tmp_path / "copy", level="layers")
     assert report.verdict is Verdict.HOMOLOGOUS
     assert [[*match[:2]] for match in report.layers.matches] == [[i, i] for i in range(4)]
     quantize(other, SCHEMES[name], tmp_path / "stranger")
-    assert compare(base.folder, tmp_path / "stranger", level="body").verdict is Verdict.NO_EVIDENCE
+    assert compare(base.folder, tmp_path / "stranger", level="layers").verdict is Verdict.NO_EVIDENCE

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from mdir_hf import HomologyChecker, Verdict
-from mdir_hf.comparison.layers import layer_weights
+from mdir_hf.comparison.layer_weights import layer_weights
 from mdir_hf.method.embedding import EmbeddingTest
-from mdir_hf.method.gauge import OuterTransformation
+from mdir_hf.method.gauge import ResidualBasisMap
 from mdir_hf.method.neurons import match_neurons
 from mdir_hf.model.roles import read_part
 from mdir_hf.report import NeuronsFound
@@ -73,11 +73,11 @@ def test_a_model_that_was_trained_on_has_learnt(name, stranger):
 
 @pytest.mark.parametrize("name", TRANSFORMATIONS)
 def test_a_stranger_treated_in_the_same_way_is_silent(name):
-    report = report_on(name, "body", stranger=True)
+    report = report_on(name, "layers", stranger=True)
     assert report.verdict is Verdict.NO_EVIDENCE, json.dumps(report.to_dict(), indent=1)
     assert report.log10_p > -3.0  # of p that the rules let pass, the channels in their own order reach 0.02 here
     assert report.layers.matches == ()
-    assert report.layers.stray_share == 0.0
+    assert report.layers.off_match_share == 0.0
 
 
 # --- hidden as a whole, and trained further
@@ -87,11 +87,11 @@ def test_a_stranger_treated_in_the_same_way_is_silent(name):
 def test_a_model_hidden_as_a_whole_and_trained_further_is_found_by_its_layers_and_named(name):
     report = report_on(name)
     assert report.verdict is Verdict.HOMOLOGOUS
-    assert report.settled_by == "body"
+    assert report.settled_by == "layers"
     assert report.embedding.log10_p == report.unembedding.log10_p == 0.0
     assert report.embedding.transformation == "rotation"
-    assert report.layers.outer == "rotation"
-    assert report.layers.stray_share == 0.0
+    assert report.layers.residual_map == "rotation"
+    assert report.layers.off_match_share == 0.0
     assert any("rotation" in caveat for caveat in report.caveats)
 
 
@@ -122,7 +122,7 @@ def test_the_neurons_of_a_hidden_model_are_mapped_with_their_signs(name):
         HomologyChecker.from_pretrained(folder).reference
         for folder in (trained_model("llama", "base").folder, transformed(name).folder)
     )
-    rotation = OuterTransformation.rotation(fitted_rotation(reference, candidate))
+    rotation = ResidualBasisMap.rotation(fitted_rotation(reference, candidate))
     for layer in analysed_layers(report):
         (ancestor,) = (there for there, here in layer_pairs(report) if here == layer)
         mine, other = layer_weights(reference, ancestor).mlp, layer_weights(candidate, layer).mlp
@@ -146,7 +146,7 @@ def fitted_rotation(reference, candidate):
 
 
 def test_permuted_groups_and_queries_are_mapped_and_nothing_else_is_said_to_move():
-    report, secrets = report_on("heads", "body"), transformed("heads").secrets
+    report, secrets = report_on("heads", "layers"), transformed("heads").secrets
     assert report.verdict is Verdict.HOMOLOGOUS
     assert analysed_layers(report) == [0, 1, 2, 3]
     for layer in range(4):
@@ -162,7 +162,7 @@ def test_permuted_groups_and_queries_are_mapped_and_nothing_else_is_said_to_move
 
 
 def test_permuted_neurons_are_mapped_and_nothing_else_is_said_to_move():
-    report, secrets = report_on("neurons", "body"), transformed("neurons").secrets
+    report, secrets = report_on("neurons", "layers"), transformed("neurons").secrets
     assert report.verdict is Verdict.HOMOLOGOUS
     assert analysed_layers(report) == [0, 1, 2, 3]
     checkers = [
@@ -183,7 +183,7 @@ def test_permuted_neurons_are_mapped_and_nothing_else_is_said_to_move():
 
 @pytest.mark.parametrize("name", ["values-rotated", "values-skewed"])
 def test_values_mixed_inside_heads_are_explained_by_a_map_per_head(name):
-    report = report_on(name, "body")
+    report = report_on(name, "layers")
     assert report.verdict is Verdict.HOMOLOGOUS
     assert layer_pairs(report) == [[i, i] for i in range(4)]
     for layer in range(4):
@@ -199,7 +199,7 @@ def test_values_mixed_inside_heads_are_explained_by_a_map_per_head(name):
 
 
 def test_rotations_inside_heads_are_told_from_other_maps():
-    rotated, skewed = (report_on(name, "body") for name in ("values-rotated", "values-skewed"))
+    rotated, skewed = (report_on(name, "layers") for name in ("values-rotated", "values-skewed"))
     for layer in range(4):
         for role in ("v", "o"):
             shares = []
@@ -225,7 +225,7 @@ def test_rotations_inside_heads_are_told_from_other_maps():
     ],
 )
 def test_the_layers_of_a_relative_are_mapped(name, ancestors, pattern):
-    report = report_on(name, "body")
+    report = report_on(name, "layers")
     assert report.verdict is Verdict.HOMOLOGOUS
     assert layer_pairs(report) == [[there, here] for here, there in enumerate(ancestors)]
     assert report.layers.pattern == pattern
@@ -234,7 +234,7 @@ def test_the_layers_of_a_relative_are_mapped(name, ancestors, pattern):
 
 @pytest.mark.parametrize("name", ["narrower", "narrower-and-shallower", "shallower-permuted-retokenised"])
 def test_the_channels_of_a_relative_are_mapped(name):
-    report = report_on(name, "body")
+    report = report_on(name, "layers")
     reference, candidate = report.arrays.embedding.channels
     assert reference[np.argsort(candidate)].tolist() == transformed(name).secrets["channels"]
     assert report.embedding.transformation == "permutation"
@@ -253,9 +253,9 @@ def test_a_relative_with_its_embeddings_is_settled_by_the_screen(name):
 def test_a_model_with_a_new_tokenizer_and_embeddings_from_nothing_is_found_by_its_layers_in_the_old_basis():
     report = report_on("new-embeddings")
     assert report.verdict is Verdict.HOMOLOGOUS
-    assert report.settled_by == "body"
+    assert report.settled_by == "layers"
     assert report.embedding.log10_p == report.unembedding.log10_p == 0.0  # early in training, as in the paper
-    assert report.layers.outer == "identity"
+    assert report.layers.residual_map == "identity"
     assert 1000 < report.embedding.common_tokens < 2048  # of 4096: another tokenizer, and no lack of tokens to compare
     assert any("change of tokenizer" in caveat for caveat in report.caveats)
 

@@ -14,18 +14,18 @@ def compare(reference, candidate, **options):
     return HomologyChecker.from_pretrained(reference).compare(candidate, progress=False, **options)
 
 
-@pytest.mark.parametrize("level", ["auto", "body"])
+@pytest.mark.parametrize("level", ["auto", "layers"])
 @pytest.mark.parametrize("name", ["fine-tune", "continuation"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_relatives_are_found(architecture, name, level):
     report = compare(trained_model(architecture, "base").folder, trained_model(architecture, name).folder, level=level)
     assert report.verdict is Verdict.HOMOLOGOUS
     assert report.embedding.transformation == "identity"
-    if level == "body":
+    if level == "layers":
         assert [[*match[:2]] for match in report.layers.matches] == [[i, i] for i in range(4)]
 
 
-@pytest.mark.parametrize("level", ["auto", "body"])
+@pytest.mark.parametrize("level", ["auto", "layers"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_the_hard_stranger_of_equal_data_order_tokenizer_and_config_is_silent(architecture, level):
     report = compare(
@@ -52,7 +52,7 @@ def test_a_shared_seed_is_found_even_across_architectures():
     # layer 0 began as the very numbers of rows of GPT-NeoX's layer 0, and still have cosines of 0.85 with them.
     report = compare(trained_model("llama", "base").folder, trained_model("gpt-neox", "base").folder)
     assert report.verdict is Verdict.HOMOLOGOUS
-    assert report.settled_by == "body"
+    assert report.settled_by == "layers"
     assert report.layers.pattern == "partial"
     assert [[*match[:2]] for match in report.layers.matches] == [[0, 0]]
 

@@ -12,8 +12,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from mdir_hf.comparison.body import REPRESENTATIVES
-from mdir_hf.comparison.layers import standing_for
+from mdir_hf.comparison.layer_weights import standing_for
+from mdir_hf.comparison.layers import REPRESENTATIVES
 from mdir_hf.comparison.plan import make_plan
 from mdir_hf.comparison.progress import IoCount
 from mdir_hf.errors import AnatomyError, CheckpointError, MdirError, UnsupportedFormatError

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from mdir_hf._version import __version__
-from mdir_hf.comparison.api import HomologyChecker
+from mdir_hf.comparison.api import compare
 from mdir_hf.comparison.settings import Listeners, Settings
 from mdir_hf.errors import InputError
 from mdir_hf.lineage.cards.badge_source import BadgeSource, read_badge
@@ -130,7 +130,7 @@ def verify_badge(
         for model, tokenizer in zip(sides, (reference_tokenizer, candidate_tokenizer), strict=True)
     )
     settings = Settings(level or Level(claim.level), claim.alpha, claim.seed, device, max_bytes, max_memory_bytes)
-    report = HomologyChecker.compare_both(reference, candidate, reading, settings, listeners)
+    report = compare(reference, candidate, reading=reading, settings=settings, listeners=listeners)
     differences = tuple(_differences(found, report))
     branches = tuple(branch_head_of(model, token=token, cache_dir=cache_dir) for model in sides)
     is_stale = any(branch.changed for branch in branches)

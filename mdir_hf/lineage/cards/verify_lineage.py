@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from mdir_hf.comparison.api import HomologyChecker
+from mdir_hf.comparison.api import compare
 from mdir_hf.comparison.progress import BytesTold
 from mdir_hf.comparison.settings import Listeners, Settings
 from mdir_hf.errors import InputError, MdirError, StoppedError
@@ -110,7 +110,8 @@ def verify_lineage(
     def measure(base: str) -> HomologyReport:
         caps = [cap for cap in (settings.max_bytes, told.left_of(max_bytes)) if cap is not None]
         capped = replace(settings, max_bytes=min(caps, default=None))
-        return HomologyChecker.compare_both(NamedModel(hub_reference(base)), model, reading, capped, told.listeners)
+        named = NamedModel(hub_reference(base))
+        return compare(named, model, reading=reading, settings=capped, listeners=told.listeners)
 
     def declarations(base: str) -> DeclaredLineage:
         return declared_in(reading.open(hub_reference(base)))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from mdir_hf.comparison.progress import Watch
+from mdir_hf.comparison.run import compare_models
 from mdir_hf.comparison.settings import Listeners, Settings
-from mdir_hf.comparison.steps import compare_models
 from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint, SampledModel
 from mdir_hf.model.hub import IoLedger
 from mdir_hf.report import HomologyReport, Level

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mdir_hf.comparison.api import HomologyChecker
+from mdir_hf.comparison.api import compare
 from mdir_hf.comparison.progress import BytesTold, Watch
 from mdir_hf.comparison.settings import Listeners, Settings
 from mdir_hf.errors import InputError, MdirError, StoppedError, one_line
@@ -217,7 +217,8 @@ def _compared(one: Ancestor, model: NamedModel, settings: Settings, reading: Rea
         return replace(one, error="the index was made from a folder, and names no repository of this base")
     try:
         base = NamedModel(one.base.repo, revision=one.base.commit)
-        return replace(one, report=HomologyChecker.compare_both(base, model, reading, settings, listeners))
+        report = compare(base, model, reading=reading, settings=settings, listeners=listeners)
+        return replace(one, report=report)
     except StoppedError:
         raise
     except MdirError as exc:

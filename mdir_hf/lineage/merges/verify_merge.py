@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from mdir_hf.comparison.api import HomologyChecker
+from mdir_hf.comparison.api import compare
 from mdir_hf.comparison.settings import Listeners, Settings
 from mdir_hf.errors import CardError, InputError, MdirError, StoppedError
 from mdir_hf.lineage.entries import choose_entries, matrix_shape, placed_matrices
@@ -154,7 +154,7 @@ def verify_merge(
             named = NamedModel(parent)
             beside = reading if may_be_local else replace(reading, allow_local=False)
             opened[parent] = named.open(beside)
-            reports[parent] = HomologyChecker.compare_both(named, model, beside, settings, listeners)
+            reports[parent] = compare(named, model, reading=beside, settings=settings, listeners=listeners)
         except (StoppedError, KeyboardInterrupt):
             raise
         except MdirError as exc:

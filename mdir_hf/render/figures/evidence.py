@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from mdir_hf.report import HomologyReport, MatrixReport
+    from mdir_hf.report import HomologyReport, MatrixResult
 
 _ROW = 0.29
 """Inches of a bar and the gap below it."""
@@ -39,7 +39,7 @@ MOST_NUMBERS = 10
 """More looks than this are drawn without a number at each."""
 
 
-def draw_null(matrices: Mapping[str, MatrixReport], theme: Theme) -> Figure:
+def draw_null(matrices: Mapping[str, MatrixResult], theme: Theme) -> Figure:
     """Draw traces over their thresholds: of the two models, and of the placebos, where there is nothing to find.
 
     Placebos run on fewer rows and channels, so each trace is shown as a multiple of its own threshold.
@@ -129,7 +129,7 @@ def _bars(axes: Axes, theme: Theme, rows: Sequence[tuple[str, float | None, bool
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def draw_looks(report: HomologyReport, matrices: Mapping[str, MatrixReport], theme: Theme) -> Figure:
+def draw_looks(report: HomologyReport, matrices: Mapping[str, MatrixResult], theme: Theme) -> Figure:
     """Draw -log10 p of every look against the tokens that it used.
 
     Args:

@@ -12,7 +12,7 @@ from mdir_hf.render.figures.theme import Theme
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from mdir_hf.report import HomologyReport, LayersReport
+    from mdir_hf.report import HomologyReport, LayersResult
 
 TALLEST, ROW = 5.4, 0.22
 """Inches: of the columns, and of a layer at most."""
@@ -23,7 +23,7 @@ NUMBERED = 0.13
 _LEFT, _BELOW, _GAP = 1.0, 0.36, 3.0
 
 
-def draw_layer_flow(report: HomologyReport, layers: LayersReport, theme: Theme) -> Figure:
+def draw_layer_flow(report: HomologyReport, layers: LayersResult, theme: Theme) -> Figure:
     """Draw every match as a line from a layer of the reference (left) to one of the candidate (right).
 
     Kinds are told apart without colour: a further match of the same layer is dashed, a layer without one is hollow.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from mdir_hf.report import HomologyReport, LayersReport
+    from mdir_hf.report import HomologyReport, LayersResult
 
 SIDE = 3.4
 """Inches of the longer side of the map."""
@@ -52,7 +52,7 @@ _BASIS = {
 }
 
 
-def draw_layer_map(report: HomologyReport, layers: LayersReport, theme: Theme) -> Figure:
+def draw_layer_map(report: HomologyReport, layers: LayersResult, theme: Theme) -> Figure:
     """Draw -log10 p of every pair of layers; a ring marks the ancestor of each candidate layer.
 
     Args:
@@ -70,7 +70,7 @@ def draw_layer_map(report: HomologyReport, layers: LayersReport, theme: Theme) -
     matches = layers.matches
     pattern = layers.pattern.words
     title = f"{len(matches)} of {n_columns} layers have an ancestor" if matches else _NO_MATCH[layers.pattern]
-    basis = _BASIS.get(layers.outer, "through the matched channels")
+    basis = _BASIS.get(layers.residual_map, "through the matched channels")
     subtitle = f"−log10 p of each pair of layers, compared by their {layers.role.words} {basis}"
     mark = "ring" if cell >= RINGED else "dot"
     subtitle += f"\n{mark}s mark ancestors: {pattern}" if matches else f"\na {mark} would mark an ancestor"

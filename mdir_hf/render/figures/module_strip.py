@@ -24,7 +24,7 @@ from mdir_hf.render.figures.sheet import (
     write_in_cell,
 )
 from mdir_hf.render.figures.theme import EVIDENCE_TICKS, Theme, colour_map, evidence_shade, ink_on
-from mdir_hf.report import ExpertsFound, LayerPair, ModuleReport, ModuleRole, ModuleTest
+from mdir_hf.report import ExpertsFound, LayerPair, ModuleResult, ModuleRole, ModuleTest
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,7 +43,7 @@ _LEFT, _RIGHT = 0.72, 0.82
 _LAYER_ROWS = 0.36
 
 
-_Cells = Mapping[tuple[ModuleRole, LayerPair], ModuleReport]
+_Cells = Mapping[tuple[ModuleRole, LayerPair], ModuleResult]
 """The most significant test of each role of each pair of layers."""
 
 
@@ -85,7 +85,7 @@ def draw_module_strip(report: HomologyReport, theme: Theme) -> Figure:
 
 def strip_cells(report: HomologyReport) -> tuple[_Cells, list[LayerPair]]:
     """The most significant test by role and pair of layers, and all matched pairs in the candidate's order."""
-    cells: dict[tuple[ModuleRole, LayerPair], ModuleReport] = {}
+    cells: dict[tuple[ModuleRole, LayerPair], ModuleResult] = {}
     for module in report.modules or ():
         key = (module.role, module.layer)
         if key not in cells or module.log10_p < cells[key].log10_p:
@@ -156,7 +156,7 @@ def _draw_band(
     )
 
 
-def _in_cell(found: ModuleReport) -> str:
+def _in_cell(found: ModuleResult) -> str:
     """How many experts have an origin; of other parts the letter of the test and -log10 p."""
     if isinstance(found.found, ExpertsFound):
         return f"{len(found.found.experts)}/{found.found.n_experts}"
@@ -181,7 +181,7 @@ def _write_counts(
         figure.text(x, y, text, color=theme.ink, fontsize=SMALL_SIZE, va="center")
 
 
-def _legend_lines(cells: Iterable[ModuleReport]) -> list[str]:
+def _legend_lines(cells: Iterable[ModuleResult]) -> list[str]:
     """The legend set into lines that fit: letters of the significant tests, then what a dot and hatching are."""
     significant = {found.test for found in cells if found.is_significant}
     entries = [f"{test.letter} {test.words}" for test in ModuleTest if test in significant]

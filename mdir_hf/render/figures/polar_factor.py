@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from matplotlib.figure import Figure
 
-    from mdir_hf.report import HomologyReport, MatrixReport
+    from mdir_hf.report import HomologyReport, MatrixResult
 
 SIDE = 3.4
 """Inches of the longer side of the map."""
@@ -71,7 +71,7 @@ def _ticks(height: float) -> tuple[float, ...]:
     return (0.0, 0.01, 0.1, 0.25, 0.5, 1.0) if height > 2.0 else (0.0, 0.25, 1.0)
 
 
-def _title(matrix: MatrixReport | None, narrower: int, *, is_matched: bool) -> str:
+def _title(matrix: MatrixResult | None, narrower: int, *, is_matched: bool) -> str:
     found = Transformation.NONE if matrix is None else matrix.transformation
     n = 0 if matrix is None else matrix.matched_channels or 0
     if is_matched:
@@ -90,7 +90,7 @@ def _subtitle(name: str, sizes: tuple[int, int], cells: tuple[int, ...], *, is_m
     return f"{what}; {cell}{order}{last}"
 
 
-def _alt_text(report: HomologyReport, name: str, matrix: MatrixReport | None, *, is_matched: bool) -> str:
+def _alt_text(report: HomologyReport, name: str, matrix: MatrixResult | None, *, is_matched: bool) -> str:
     pair = f"{shown_name(report.reference.repo)} and {shown_name(report.candidate.repo)}"
     found = Transformation.NONE if matrix is None else matrix.transformation
     if matrix is None or found is Transformation.NONE:

@@ -43,7 +43,7 @@ def test_a_model_in_another_format_is_found_to_be_the_model(base, tmp_path, kind
     record = store(base, kind, tmp_path / kind)
     assert record["n_quantised"] >= 7
     report = HomologyChecker.from_pretrained(base, use_caches=False).compare(
-        tmp_path / kind, level="body", progress=False
+        tmp_path / kind, level="layers", progress=False
     )
     assert report.verdict.value == "homologous"
     assert report.to_dict()["candidate"]["quantization"]

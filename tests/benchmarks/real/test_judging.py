@@ -25,7 +25,7 @@ ROW = {
     "log10_p": -62571.4,
     "bytes_read": 8_000_000,
     "cpu_s": 2.0,
-    "embedding": {"strength": 0.99, "coverage": 1.0, "stray_share": None},
+    "embedding": {"strength": 0.99, "coverage": 1.0, "off_match_share": None},
     "layers": None,
 }
 

@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 import mdir_hf
-from mdir_hf import Badge, HomologyReport, Verdict, make_badge
+from mdir_hf import HomologyReport, Verdict, make_badge
 from mdir_hf.errors import InputError
+from mdir_hf.lineage.cards.badge import Badge
 from mdir_hf.lineage.cards.badge_source import read_badge
 from mdir_hf.lineage.cards.claim import SCHEMA, canonical_json, claim_of_dict, claim_of_report, p_text
 from mdir_hf.lineage.cards.svg import LABEL_COLOR, MESSAGE_COLORS, RIM_COLOR, escape, render_svg
-from mdir_hf.report import PlaceboReport, PlaceboResult
+from mdir_hf.report import PlaceboResult, Placebos
 from tests.lineage.cards.reports import BASE_COMMIT, HOSTILE_TEXTS, TUNED_COMMIT, a_report, model
 from tests.render.figures.drawn_reports import a_matrix
 
@@ -255,7 +256,7 @@ def test_any_text_is_escaped_for_element_and_attribute(text):
 def test_a_badge_cannot_be_changed_and_its_makers_are_public():
     with pytest.raises(dataclasses.FrozenInstanceError):
         make_badge(a_report()).svg = ""
-    assert {"Badge", "make_badge", "DeclaredLineage", "declared_lineage"} <= set(mdir_hf.__all__)
+    assert {"make_badge", "declared_lineage"} <= set(dir(mdir_hf))
 
 
 def test_the_digest_is_of_the_report_and_not_of_its_spelling():
@@ -268,7 +269,7 @@ def test_the_digest_is_of_the_report_and_not_of_its_spelling():
 def without_bound():
     """The claim of a pair of models in both of which axes stand out."""
     placebo = PlaceboResult(0.0, 8.0, -0.1, 64)
-    embedding = a_matrix(matched_channels=61, placebo=PlaceboReport(placebo, placebo, (9.0, 6.0)))
+    embedding = a_matrix(matched_channels=61, placebo=Placebos(placebo, placebo, (9.0, 6.0)))
     return claim_of_report(a_report(embedding=embedding))
 
 

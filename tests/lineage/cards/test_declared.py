@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-from mdir_hf import DeclaredLineage, declared_lineage
+from mdir_hf import declared_lineage
 from mdir_hf.errors import ByteBudgetError, CardError, GatedRepositoryError, RepositoryNotFoundError
+from mdir_hf.lineage.cards.declared import DeclaredLineage
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from mdir_hf import make_badge
 from mdir_hf.errors import CardError
 from mdir_hf.lineage.cards.section import BEGIN, END, lineage_section, markdown_text, replace_section
 from mdir_hf.names import visible_text
-from mdir_hf.report import PlaceboReport, PlaceboResult
+from mdir_hf.report import PlaceboResult, Placebos
 from tests.lineage.cards.reports import HOSTILE_TEXTS, a_report
 from tests.render.figures.drawn_reports import a_matrix
 
@@ -157,7 +157,7 @@ def test_it_says_what_was_compared_and_how_to_repeat_it():
 
 def test_where_p_bounds_nothing_it_is_not_shown():
     axes = PlaceboResult(0.0, 8.0, -0.1, 64)
-    matrix = a_matrix(matched_channels=61, placebo=PlaceboReport(axes, axes, (9.0, 6.0)))
+    matrix = a_matrix(matched_channels=61, placebo=Placebos(axes, axes, (9.0, 6.0)))
     text = section(a_report(embedding=matrix))
     assert "**Shared weight ancestry: 61 of 64 channels match** (alpha = 1e-10)." in text
     assert "30.2" not in text and "bounds no chance for this pair" in text

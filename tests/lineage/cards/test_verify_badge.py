@@ -17,7 +17,7 @@ from mdir_hf.lineage.cards.branches import BranchHead, branch_head_of
 from mdir_hf.lineage.cards.claim import claim_of_dict, claim_of_report
 from mdir_hf.lineage.cards.svg import render_svg
 from mdir_hf.lineage.cards.verify_badge import LEAST_TOLERANCE, RELATIVE_TOLERANCE, agree, verify_badge
-from mdir_hf.report import LayerPattern, LayerRole, LayersReport, Level, ResidualMap
+from mdir_hf.report import LayerPattern, LayerRole, LayersResult, Level, ResidualMap
 from tests.comparison.test_adapters import write_adapter, write_base
 from tests.lineage.cards.reports import a_report, model
 from tests.specimens import gaussian, tokens, write_model
@@ -137,7 +137,7 @@ def test_a_stranger_called_homologous_is_different(hub, tmp_path):
     assert {one.name for one in check.differences} == {"verdict", "log10_p"}
 
 
-NO_MATCHES = LayersReport(
+NO_MATCHES = LayersResult(
     LayerRole.V, ResidualMap.IDENTITY, None, LayerPattern.NONE, (), -5.0, 0.0, 0, 0.0, 0.0, (), (), (), "null"
 )
 
@@ -145,7 +145,7 @@ NO_MATCHES = LayersReport(
 @pytest.mark.parametrize(
     ("change", "name"),
     [
-        (lambda r: dataclasses.replace(r, settled_by="body"), "settled_by"),
+        (lambda r: dataclasses.replace(r, settled_by="layers"), "settled_by"),
         (lambda r: dataclasses.replace(r, tests=1), "tests"),
         (lambda r: dataclasses.replace(r, embedding=None), "embedding"),
         (lambda r: dataclasses.replace(r, layers=NO_MATCHES), "layers"),

@@ -6,7 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mdir_hf import ModelResult, ModelSummary, PairResult, SurveyReport, draw_survey, survey_cells
+from mdir_hf import SurveyReport
+from mdir_hf.lineage.survey.drawing import draw_survey, survey_cells
+from mdir_hf.lineage.survey.results import ModelResult, PairResult
+from mdir_hf.report import ModelSummary
 
 pytest.importorskip("matplotlib")
 

@@ -10,12 +10,13 @@ import pytest
 import safetensors.torch
 import torch
 
-from mdir_hf import HomologyChecker, HomologyReport, describe
+from mdir_hf import HomologyChecker, HomologyReport
 from mdir_hf.errors import ByteBudgetError, InputError
 from mdir_hf.model.files import MemorySource
 from mdir_hf.model.memory import load_model, load_tokenizer
 from mdir_hf.model.memory.places import PlacedParameter
 from mdir_hf.model.memory.saved import SavedParameters
+from mdir_hf.render.description import describe
 from tests.conformance_tensors import TensorSourceConformance
 from tests.model.roles.test_experts import SIZES
 from tests.specimens import tokenizer_json, tokens
@@ -89,12 +90,12 @@ def test_a_model_in_memory_says_what_its_folder_says(family, more, tokenizer, tm
     for name, one in (("a", model), ("b", other)):
         one.save_pretrained(tmp_path / name)
         tokenizer.save_pretrained(tmp_path / name)
-    folders = compare(tmp_path / "a", tmp_path / "b", level="body")
-    memory = compare(model, other, level="body", tokenizer=tokenizer)
+    folders = compare(tmp_path / "a", tmp_path / "b", level="layers")
+    memory = compare(model, other, level="layers", tokenizer=tokenizer)
     assert findings(memory) == findings(folders)
     assert memory.verdict == "homologous"
     assert "A model in memory has no name" in next(s for s in describe(memory) if s.kind == "reproduce").paragraphs[0]
-    assert findings(compare(tmp_path / "a", other, level="body", tokenizer=tokenizer)) == findings(folders)
+    assert findings(compare(tmp_path / "a", other, level="layers", tokenizer=tokenizer)) == findings(folders)
 
 
 def test_strangers_in_memory_are_strangers_in_their_folders(tokenizer, tmp_path):
@@ -162,7 +163,7 @@ def test_rows_cost_rows_and_the_cap_on_bytes_holds(tokenizer):
     report = compare(model, drifted(model), tokenizer=tokenizer, level="screen")
     assert 0 < report.io.bytes_read <= 2 * N_TOKENS * WIDTH["hidden_size"] * 4
     with pytest.raises(ByteBudgetError, match="bytes allowed"):
-        compare(model, drifted(model), tokenizer=tokenizer, level="body", max_bytes=1000)
+        compare(model, drifted(model), tokenizer=tokenizer, level="layers", max_bytes=1000)
 
 
 def test_wrappers_are_looked_through():
@@ -288,7 +289,7 @@ def test_ranks_that_share_two_models_find_what_one_process_finds(tmp_path, token
     for folder, model in zip(folders, (mine, drifted(mine)), strict=True):
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-    expected = HomologyChecker.from_pretrained(folders[0]).compare(folders[1], level="body")
+    expected = HomologyChecker.from_pretrained(folders[0]).compare(folders[1], level="layers")
     command = [sys.executable, "-m", "tests.model.memory.rank"]
     ranks = [
         subprocess.Popen([*command, str(rank), str(tmp_path / "store"), *folders], stdout=subprocess.PIPE, text=True)
@@ -355,8 +356,8 @@ class TestAdapters:
         tokenizer.save_pretrained(tmp_path / "base")
         adapted.peft_config["default"].base_model_name_or_path = str(tmp_path / "base")
         adapted.save_pretrained(tmp_path / "adapter")
-        folders = compare(tmp_path / "base", tmp_path / "adapter", level="body")
-        assert findings(compare(model, adapted, level="body", tokenizer=tokenizer)) == findings(folders)
+        folders = compare(tmp_path / "base", tmp_path / "adapter", level="layers")
+        assert findings(compare(model, adapted, level="layers", tokenizer=tokenizer)) == findings(folders)
         assert any("an adapter (" in caveat for caveat in folders.caveats)
 
     def test_without_it_is_its_base(self, tokenizer):

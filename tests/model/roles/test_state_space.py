@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 
-from mdir_hf.comparison.layers import norm_before
+from mdir_hf.comparison.layer_weights import norm_before
 from mdir_hf.model.files import open_checkpoint
 from mdir_hf.model.roles import Role, read_config, read_part, resolve_anatomy
 from tests.conformance_tensors import MemoryTree

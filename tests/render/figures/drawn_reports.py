@@ -16,18 +16,18 @@ from mdir_hf.report import (
     LayerPair,
     LayerPattern,
     LayerRole,
-    LayersReport,
+    LayersResult,
     Level,
     LookResult,
     MatrixArrays,
-    MatrixReport,
+    MatrixResult,
     ModelSummary,
-    ModuleReport,
+    ModuleResult,
     ModuleRole,
     ModuleTest,
     NeuronsFound,
-    PlaceboReport,
     PlaceboResult,
+    Placebos,
     ReportArrays,
     ResidualMap,
     RowsFound,
@@ -74,7 +74,7 @@ def a_placebo(*, ratio: float = 0.9, log10_p: float = 0.0) -> PlaceboResult:
     return PlaceboResult(trace=10.0 * ratio, threshold=10.0, log10_p=log10_p, channels=WIDTH)
 
 
-def a_matrix(**fields: Any) -> MatrixReport:
+def a_matrix(**fields: Any) -> MatrixResult:
     """Embeddings of a permuted copy, but for what is given."""
     standard: dict[str, Any] = {
         "common_tokens": 1000,
@@ -85,22 +85,22 @@ def a_matrix(**fields: Any) -> MatrixReport:
         "normalized_trace": 0.996,
         "coverage": 1.0,
         "matched_channels": WIDTH,
-        "stray_channels": 0,
+        "off_match_channels": 0,
         "transformation": Transformation.PERMUTATION,
         "scale": 3.98,
         "view": View.CENTRED,
         "log10_p": -812.4,
         "log10_p_trimmed": {"n/16": -700.0, "n/4": -500.0, "n/2": -300.0},
-        "placebo": PlaceboReport(a_placebo(), a_placebo(ratio=0.85), (1.2, -0.7)),
+        "placebo": Placebos(a_placebo(), a_placebo(ratio=0.85), (1.2, -0.7)),
         "looks": (LookResult(128, -90.1), LookResult(256, -300.0), LookResult(512, -812.4)),
     }
     body = {**standard, **fields}
     body["transformation"] = Transformation(body["transformation"])
     body["looks"] = tuple(LookResult(*look) for look in body["looks"])
-    return MatrixReport(**body)
+    return MatrixResult(**body)
 
 
-def a_layer_map(n_reference: int, n_candidate: int, **fields: Any) -> LayersReport:
+def a_layer_map(n_reference: int, n_candidate: int, **fields: Any) -> LayersResult:
     """A map whose layers descend in order as far as they go, with a little evidence off the diagonal."""
     matrix = np.zeros((n_reference, n_candidate))
     matches = [AncestorLayer(i, i, -40.0 - i) for i in range(min(n_reference, n_candidate))]
@@ -110,14 +110,14 @@ def a_layer_map(n_reference: int, n_candidate: int, **fields: Any) -> LayersRepo
         matrix[0, -1] = -1.5
     standard: dict[str, Any] = {
         "role": LayerRole.V,
-        "outer": ResidualMap.PERMUTATION,
+        "residual_map": ResidualMap.PERMUTATION,
         "fitted_on": "embeddings",
         "pattern": LayerPattern.IDENTITY if n_reference == n_candidate else LayerPattern.PARTIAL,
         "matches": tuple(matches),
         "log10_p": -39.0,
         "log10_p_fisher": -100.0,
         "related_layers_at_least": 1,
-        "stray_share": 0.0,
+        "off_match_share": 0.0,
         "placebo_log10_p": 0.0,
         "reference_layers": tuple(range(n_reference)),
         "candidate_layers": tuple(range(n_candidate)),
@@ -128,7 +128,7 @@ def a_layer_map(n_reference: int, n_candidate: int, **fields: Any) -> LayersRepo
     body["pattern"] = LayerPattern(body["pattern"])
     body["matches"] = tuple(AncestorLayer(*match) for match in body["matches"])
     body["matrix"] = tuple(tuple(row) for row in body["matrix"])
-    return LayersReport(**body)
+    return LayersResult(**body)
 
 
 def a_module(
@@ -137,11 +137,11 @@ def a_module(
     test: str,
     log10_p: float,
     found: RowsFound | NeuronsFound | HeadsFound | ExpertsFound | None = None,
-) -> ModuleReport:
-    return ModuleReport(LayerPair(*layer), ModuleRole(role), ModuleTest(test), 1.0, 0.5, log10_p, 1.0, found)
+) -> ModuleResult:
+    return ModuleResult(LayerPair(*layer), ModuleRole(role), ModuleTest(test), 1.0, 0.5, log10_p, 1.0, found)
 
 
-def modules_of(pairs: list[tuple[int, int]]) -> tuple[ModuleReport, ...]:
+def modules_of(pairs: list[tuple[int, int]]) -> tuple[ModuleResult, ...]:
     """Every kind of test, with what each finds."""
     heads = HeadsFound(((0, 1), (1, 0)), 0.1)
     return tuple(
@@ -181,7 +181,7 @@ def a_report(**fields: Any) -> HomologyReport:
         "log10_p": -812.4,
         "alpha": 1e-10,
         "tests": 14,
-        "level": Level.BODY,
+        "level": Level.LAYERS,
         "settled_by": SettledBy.EMBEDDING,
         "reference": a_model(),
         "candidate": a_model("me/tuned", commit="b2" * 20),
@@ -207,7 +207,7 @@ def stranger() -> HomologyReport:
         normalized_trace=None,
         coverage=None,
         matched_channels=None,
-        stray_channels=None,
+        off_match_channels=None,
         transformation=Transformation.NONE,
         scale=None,
         log10_p=0.0,

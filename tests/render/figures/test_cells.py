@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mdir_hf import figure_cells, pair_tests
+from mdir_hf.render.figures import figure_cells, pair_tests
 from mdir_hf.report import LayerPair, MatrixArrays, ReportArrays
 from tests.render.figures.drawn_reports import HOSTILE_NAMES, PERMUTATION, WIDTH, a_layer_map, a_model, a_report
 

@@ -8,7 +8,7 @@ import pytest
 
 from mdir_hf.render.figures import figure_bytes
 from mdir_hf.render.figures.theme import evidence_shade
-from mdir_hf.report import PlaceboReport
+from mdir_hf.report import Placebos
 from tests.render.figures.drawn_reports import NO_ARRAYS, a_matrix, a_placebo, a_report
 
 pytest.importorskip("matplotlib")
@@ -19,9 +19,7 @@ def figures_of(**fields):
 
 
 def test_bars_are_traces_over_their_own_thresholds():
-    placebo = PlaceboReport(
-        a_placebo(ratio=0.9), dataclasses.replace(a_placebo(), trace=4.0, threshold=8.0), (0.0, 0.0)
-    )
+    placebo = Placebos(a_placebo(ratio=0.9), dataclasses.replace(a_placebo(), trace=4.0, threshold=8.0), (0.0, 0.0))
     axes = figures_of(embedding=a_matrix(trace=23.9, threshold=10.0, placebo=placebo))["null"].axes[0]
 
     assert [bar.get_width() for bar in axes.patches] == pytest.approx([2.39, 0.9, 0.5])
@@ -32,7 +30,7 @@ def test_bars_are_traces_over_their_own_thresholds():
 
 
 def test_a_significant_placebo_is_said():
-    placebo = PlaceboReport(a_placebo(ratio=1.7, log10_p=-9.0), a_placebo(), (9.0, 9.0))
+    placebo = Placebos(a_placebo(ratio=1.7, log10_p=-9.0), a_placebo(), (9.0, 9.0))
 
     assert "a placebo reaches 1.7 times it" in figures_of(embedding=a_matrix(placebo=placebo))["null"].get_label()
 

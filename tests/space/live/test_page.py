@@ -67,7 +67,7 @@ def test_an_empty_tab_leads_to_the_analysis_of_every_layer_and_the_evidence_that
     expect(page.locator("#panel-evidence")).to_be_visible()
     open_tab(page, "Layers")
     page.get_by_role("link", name="Analyse every layer").click()
-    expect(page).to_have_url(re.compile("level=body"))
+    expect(page).to_have_url(re.compile("level=layers"))
     verdict(page)
     settle(page)
     open_tab(page, "Layers")

@@ -8,8 +8,8 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Type
 
-from mdir_hf import install_command
 from mdir_hf.errors import CorruptCheckpointError, NoWeightsError, UnsupportedFormatError
+from mdir_hf.installing import install_command
 from mdir_hf.model.files import open_checkpoint
 from mdir_hf.model.files.gguf import GgufSource
 from mdir_hf.model.files.gguf.header import read_gguf_header

@@ -1,0 +1,226 @@
+"""The sentences that go with a result: what a reader of the verdict should know."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from mdir_hf.model.comparable import Comparable, have_one_vocabulary
+from mdir_hf.model.roles import Role
+from mdir_hf.report import Assumption, LayersResult, Level, MatrixResult, ResidualMap
+
+SAME_FILES = "All weight files have the same SHA-256 in both; p is the chance that independent digests agree."
+STOPPED_BEFORE_LAYERS = "The layers were not compared: it was stopped before."
+STOPPED_BEFORE_UNEMBEDDINGS = "The unembeddings (lm_head) were not compared: it was stopped before."
+UNRELATED_STREAMS = "The layers were not compared: nothing relates the two residual streams."
+
+VOCABULARY_AS_ASKED = "The vocabulary of {model} was read from {place}, as asked."
+ROWS_PAIRED_BY_NUMBER = (
+    "No tokenizer files in {models}: rows were paired by their number, whatever their tokens. Any pairing keeps the "
+    "p-value valid, but relatives are missed where the ids differ. Name a repository or folder that has the tokenizer "
+    "(--tokenizer, --candidate-tokenizer; tokenizer= in Python)."
+)
+
+SHUFFLED_LAYERS_AGREE = (
+    "Layers are significant even with the residual channels of one model shuffled, as happens where rows of both have "
+    "few large entries (sparse or heavily pruned weights): the map's p-value does not count."
+)
+RE_PAIRED_AGREE = "The placebo with re-paired tokens is significant, and it should not be."
+
+_OF_RESIDUAL_MAP = {
+    ResidualMap.IDENTITY: (
+        "The embeddings do not agree and the layers do, in the same residual basis: as after a change of tokenizer or "
+        "a retraining of the embeddings."
+    ),
+    ResidualMap.ROTATION: (
+        "The layers agree once the residual stream of one model is rotated into that of the other. The rotation was "
+        "fitted on the {fitted_on} and is no evidence by itself."
+    ),
+}
+_NEW_EMBEDDINGS = (
+    "The embeddings do not agree and the layers do, in a residual basis that was found on their own keys: as after a "
+    "change of tokenizer in a model whose channels were permuted, cut or turned."
+)
+
+
+def of_weights(*models: Comparable) -> tuple[str, ...]:
+    """What is known about the weights of models, each as a sentence that names its model."""
+    sentences = []
+    for model in models:
+        for note in model.tensors.description.notes:
+            sentence = note if note.startswith(model.label) else f"{model.label}: {note}"
+            sentences.append(sentence if sentence.endswith(".") else f"{sentence}.")
+    return tuple(sentences)
+
+
+def of_equal_files(n_same: int) -> str:
+    """Some weight files are equal, and not all."""
+    return f"{n_same} weight files are the same bytes in both; this did not enter the p-value."
+
+
+def of_channel_numbers(reference: Comparable, candidate: Comparable) -> tuple[str, ...]:
+    """Which test was left out because an architecture gives the number of a channel a meaning."""
+    anatomies = (reference.anatomy, candidate.anatomy)
+    if anatomies[0].embedding_size != anatomies[1].embedding_size:
+        return ()  # there is no such test
+    meanings = {each.architecture: each.channel_numbers for each in anatomies if each.channel_numbers is not None}
+    return tuple(
+        f"The channels were not tested in their own order, in which strangers may agree here: in {architecture} "
+        f"{meaning}."
+        for architecture, meaning in meanings.items()
+    )
+
+
+def of_contradicting_tokenizers(reference: Comparable, candidate: Comparable) -> tuple[str, ...]:
+    """Where the tokenizer files of a model contradict each other, as sentences that name the model."""
+    if have_one_vocabulary(reference, candidate):
+        return ()  # whichever file is right, rows of the same number are rows of the same token
+    return tuple(
+        f"The tokenizer files of {model.label} contradict each other: {doubt}. If they are not those of its weights, "
+        "name the right ones (--tokenizer, --candidate-tokenizer; tokenizer= in Python)."
+        for model in (reference, candidate)
+        for doubt in model.vocabulary_doubts()
+    )
+
+
+def of_matrix(matrix: MatrixResult, assumption: Assumption) -> tuple[str, ...]:
+    """What to know of a verdict that rests on a pair of matrices."""
+    said = []
+    if matrix.rows_are_equal:
+        said.append("All rows that were looked at first are equal in both models, number by number.")
+    if assumption is Assumption.CALIBRATION:
+        what = (
+            f"Some channels stand out from all others in both models (z = {_z(matrix)}), as in most trained models."
+            if matrix.both_privileged
+            else "The architectures of both models give the numbers of their channels a meaning."
+        )
+        said.append(
+            f"{what} The proof of p asks for one model without such channels, so p bounds nothing here: it says how "
+            "much agreed. The verdict rests on how strong and clean the match is (trace over rank "
+            f"{matrix.strength:.2f}, {matrix.off_match_share:.2f} off-match hits per matched channel). No pair of "
+            "unrelated models that was simulated or measured for this method matched like this."
+        )
+    if len(set(matrix.widths)) > 1 and assumption is not Assumption.NUMBERING:
+        said.append(
+            "The models differ in width; p is the weaker of the bounds that either model's rotation invariance gives."
+        )
+    if matrix.log10_p_signs is not None:
+        said.append(
+            "The channels agree in their own order, all of them together; hardly any is significant by itself. This is "
+            "what long training or noise leaves of common weights, what a new tokenizer does whose embeddings were "
+            "computed from the old ones, and what two models that were only initialised with the same numbers (the "
+            "same code and the same seed) can have in common."
+        )
+    return tuple(said)
+
+
+def weak_match_on_axes(matrix: MatrixResult) -> str:
+    """A match that shared axes can make."""
+    what = (
+        f"Axes stand out in both models (z = {_z(matrix)})"
+        if matrix.both_privileged
+        else "The architectures of both models give the numbers of their channels a meaning"
+    )
+    return (
+        f"{what}, and the match is neither strong (trace over rank {matrix.strength:.2f}) nor clean "
+        f"({matrix.off_match_share:.2f} off-match hits per matched channel). Unrelated models whose axes carry some "
+        "of the same features look like this, too."
+    )
+
+
+def _z(matrix: MatrixResult) -> str:
+    return f"{matrix.basis_z[0]:.0f} and {matrix.basis_z[1]:.0f}"
+
+
+def few_axes(matrix_name: str) -> str:
+    """A few channels of a matrix agree, and the layers do not."""
+    return (
+        f"The {matrix_name}s agree on a few channels only, and not without them: models that were trained "
+        "independently on like data share some axes. The layers were compared, and show nothing."
+    )
+
+
+def of_layers(layers: LayersResult) -> tuple[str, ...]:
+    """What to know of a verdict that rests on the layers."""
+    sentence = _OF_RESIDUAL_MAP.get(layers.residual_map)
+    said = () if sentence is None else (sentence.format(fitted_on=layers.fitted_on),)
+    shows_embeddings = layers.residual_map is ResidualMap.IDENTITY or layers.fitted_on == "embeddings"
+    return said if shows_embeddings else (*said, _NEW_EMBEDDINGS)
+
+
+def off_match_layers(layers: LayersResult) -> str:
+    """Too many pairs of layers off the map are significant."""
+    return (
+        f"{layers.off_match_share:.0%} of the layer pairs off the map are significant, too. Neighbouring layers of one "
+        "model resemble each other, and so do layers of two models that descend from different layers of a common "
+        "ancestor. So no layer is said to match another, and the map's p-value does not count."
+    )
+
+
+def rotation_not_supported(layers: LayersResult) -> str:
+    """Layers agree behind a fitted rotation only, in tests that shared features reach."""
+    return (
+        f"Layers agree only behind a rotation fitted on the {layers.fitted_on}. The tests that are not significant on "
+        "unrelated models of the same language are not significant here either."
+    )
+
+
+def of_no_evidence(matrices: Mapping[str, MatrixResult], level: Level, layers: LayersResult | None) -> tuple[str, ...]:
+    """What a "no" did not look at."""
+    said = []
+    read = next(iter(matrices.values()), None)
+    if read is not None and level.is_screen_only and read.rows_used < read.common_tokens:
+        said.append(
+            f"Only {read.rows_used} of {read.common_tokens} common tokens were looked at (level screen); heavily "
+            "trained relatives need the full test."
+        )
+    if read is not None and read.common_tokens < min(read.widths):
+        said.append(
+            f"The models share {read.common_tokens} tokens, fewer than they have channels, which makes the test weak."
+        )
+    if layers is None:
+        said.append(
+            f"The layers were not compared (level {level}). A model whose embeddings were retrained, or whose residual "
+            "stream was rotated, is found at level auto or layers."
+        )
+    return tuple(said)
+
+
+def of_failed_layers(error: Exception) -> str:
+    """The layers cannot be told apart, or not be read."""
+    return f"The layers were not compared: {error}."
+
+
+def of_layers_not_analysed(n_left: int) -> str:
+    """Stopped while matched layers were analysed."""
+    return f"{n_left} matched pairs of layers were not analysed: it was stopped before."
+
+
+def of_empty_layers(role: Role, n_empty: int, n_layers: int, model: str) -> str:
+    """What stands for a layer is all zeros in most of them."""
+    return (
+        f"The layers were not compared: {role.value}, which stands for a layer, is all zeros in {n_empty} of "
+        f"{n_layers} layers of {model}."
+    )
+
+
+def of_left_out_layers(n_compared: Sequence[int], n_layers: Sequence[int]) -> tuple[str, ...]:
+    """Of how many layers of a model only some were compared.
+
+    Args:
+        n_compared: Of the reference, and of the candidate.
+        n_layers: Likewise, all that could be compared.
+    """
+    return tuple(
+        f"Of the {n_all} layers of the {which} model {n} were compared, with all of the other's. A model that shares "
+        "only the others would not have been found: level layers compares all."
+        for which, n, n_all in zip(("reference", "candidate"), n_compared, n_layers, strict=True)
+        if n < n_all
+    )
+
+
+def of_long_rows(matrix_name: str, which: str, n_long: int, n_rows: int) -> str:
+    """Rows that were left out for their length."""
+    return (
+        f"{matrix_name}: of the {n_rows:,} rows looked at {n_long:,} of the {which} model are over 1,000 times as long "
+        "as most, and were left out."
+    )

@@ -1,0 +1,385 @@
+"""Reading the layers of a model for comparison: which can be compared by a role, and their weights, gains folded in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from mdir_hf.comparison.reading import narrowed
+from mdir_hf.errors import AnatomyError, naming
+from mdir_hf.method.gauge import fold_gain
+from mdir_hf.method.modules import LayerWeights
+from mdir_hf.method.neurons import MlpWeights, unit_rows
+from mdir_hf.model.comparable import PlacedTensors
+from mdir_hf.model.hub.in_order import in_order
+from mdir_hf.model.roles import Layer, Part, Role, part_shape, read_part
+from mdir_hf.processor import is_one_of_several_ranks
+
+IntArray = npt.NDArray[np.int64]
+
+READS_AT_ONCE = 8
+"""Layers whose rows are read side by side."""
+
+KEPT_BYTES = 160 << 20
+"""What is kept of a role of one model for the maps to come, whole layers among it: eight of Llama-3.1-8B in float32."""
+
+STORED_BYTES = 4
+"""Bytes of a weight that is kept, at most; of nearly all models it is two."""
+
+STANDS_IN = {Role.V: Role.SSM_IN}
+"""What stands for V in a layer without attention: the input of its state-space mixer. So a hybrid has one map of all of
+its layers. Values and mixer inputs of strangers are not significant, so its layers find ancestors of their own kind."""
+
+
+def n_neurons(model: PlacedTensors) -> int:
+    """Neurons of the MLP of the first layer that has one, 0 where none was placed; costs the header of its shard."""
+    for position in layers_with(model, Role.UP)[:1]:
+        part = model.anatomy.layers[position].parts[Role.UP]
+        return part_shape(part, lambda name: model.tensors.spec(name).shape)[0]
+    return 0
+
+
+def layers_with(model: PlacedTensors, role: Role) -> tuple[int, ...]:
+    """Positions in ``model.anatomy.layers`` of the layers that a role, or what stands in for it, can stand for."""
+    layers = model.anatomy.layers
+    return tuple(position for position, layer in enumerate(layers) if standing_for(layer, role) is not None)
+
+
+def standing_for(layer: Layer, role: Role) -> Role | None:
+    """The role that stands for a layer: the one asked for, else what stands in for it."""
+    if role in layer.parts:
+        return role
+    other = STANDS_IN.get(role)
+    return other if other in layer.parts else None
+
+
+def why_not_compared(reference: PlacedTensors, candidate: PlacedTensors, roles: Sequence[Role]) -> tuple[str, ...]:
+    """Say why the layers of two models, or most of those of one of them, cannot be compared.
+
+    Args:
+        reference: One model.
+        candidate: The other.
+        roles: The roles that can stand for a layer in both.
+
+    Returns:
+        A sentence for each reason; none where the layers can be compared.
+    """
+    reasons = []
+    for model in (reference, candidate):
+        layers, unread = model.anatomy.layers, model.anatomy.unread_layers
+        n_left = len(layers) - max((len(layers_with(model, role)) for role in roles), default=0)
+        if not layers:
+            reasons.append(f"{model.label} has none")
+        elif 2 * len(unread) > len(layers):
+            first = next(iter(model.anatomy.unplaced), None)
+            example = "" if first is None else f", {first!r} for one"
+            reasons.append(
+                f"no weight in {len(unread)} of {len(layers)} layers of {model.label} has a role that is known{example}"
+            )
+        elif 2 * n_left > len(layers):
+            reasons.append(
+                f"the models have no role in common that stands for {n_left} of {len(layers)} layers of {model.label}"
+            )
+    which = "Most layers" if roles else "The layers"
+    return tuple(f"{which} were not compared: {reason}." for reason in reasons)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _StoredRows:
+    """Rows as they are stored, ``(k, n)``, in 16 bits where that loses nothing, and the gain of their norm."""
+
+    rows: torch.Tensor
+    gain: torch.Tensor | None
+
+    @property
+    def n_bytes(self) -> int:
+        return self.rows.nbytes
+
+
+class RoleReader:
+    """Reads what stands for the layers of a model: ``(d_out, n)``, the gain of its norm folded in, rows of one length.
+
+    Heavy-tailed row lengths in both models fool the polar factor of raw rows (measured: ln p = -176 on strangers). What
+    several maps ask for is read once: rows of a layer, which are then read of all its layers at the same time, and
+    whole layers as long as they are small together.
+
+    Args:
+        model: The model.
+        role: The role that stands for its layers.
+        positions: Positions in ``model.anatomy.layers`` of the layers that are compared; None: all that have the role.
+
+    Attributes:
+        empty: Positions of those that were read and are all zeros, which no test can match with anything.
+    """
+
+    def __init__(self, model: PlacedTensors, role: Role, positions: Sequence[int] | None = None) -> None:
+        self.model, self.role = model, role
+        self.positions = layers_with(model, role) if positions is None else tuple(positions)
+        self._kept: dict[tuple[int, bytes | None], _StoredRows] = {}
+        self._last: tuple[int, torch.Tensor] | None = None
+        self.empty: set[int] = set()
+
+    def n_channels(self, position: int) -> int:
+        """Rows of what stands for a layer; costs the header of its shard.
+
+        Raises:
+            AnatomyError: As :func:`read_role`, where it is no matrix of the model's width.
+        """
+        layer, standing = self._standing(position)
+        part = layer.parts[standing]
+        shape = part_shape(part, lambda name: tuple(self.model.tensors.spec(name).shape))
+        check_shape(self.model, layer, standing, part, shape)
+        return shape[0]
+
+    def read(self, position: int, channels: torch.Tensor | None) -> torch.Tensor:
+        """Read what stands for a layer, or these rows of it; the caller does not write to it."""
+        if channels is None:
+            if self._last is None or self._last[0] != position:
+                self._last = position, self._prepared(position, self._whole(position))
+            return self._last[1]
+        key = channels.numpy().tobytes()
+        if (position, key) not in self._kept:
+            has_rows = [place for place in self.positions if self.n_channels(place) > int(channels.max())]
+            self._read_all(has_rows, channels, key)
+        return self._prepared(position, self._kept[position, key])
+
+    def folded(self, position: int) -> torch.Tensor:
+        """Read what stands for a layer, whole: the gain of its norm folded in, rows of the lengths that they have."""
+        return self._folded(self._whole(position))
+
+    def held(self, position: int) -> tuple[Role, torch.Tensor] | None:
+        """What stands for a layer, as it is stored, if it was read whole and kept, and its role; else None."""
+        kept = self._kept.get((position, None))
+        if kept is None:
+            return None
+        rows = kept.rows if kept.rows.dtype == torch.float64 else kept.rows.float()
+        return self._standing(position)[1], rows
+
+    def _whole(self, position: int) -> _StoredRows:
+        """Read a layer whole, and with it the others where they are few and small: they are asked for next."""
+        kept = self._kept.get((position, None))
+        if kept is not None:
+            return kept
+        n_bytes = sum(STORED_BYTES * self.n_channels(place) for place in self.positions)
+        if n_bytes * self.model.anatomy.hidden_size <= KEPT_BYTES and len(self.positions) <= READS_AT_ONCE:
+            self._read_all(self.positions, None, None)
+            return self._kept[position, None]
+        stored = self._read(position, None)
+        if stored.n_bytes + sum(each.n_bytes for each in self._kept.values()) <= KEPT_BYTES:
+            self._kept[position, None] = stored
+        return stored
+
+    def _read_all(self, positions: Sequence[int], channels: torch.Tensor | None, key: bytes | None) -> None:
+        """Read the same of several layers, side by side: each is a round trip to the Hub."""
+        n_in_flight = 1 if is_one_of_several_ranks() else READS_AT_ONCE
+        of_layers = in_order(
+            positions, lambda position, _: self._read(position, channels), n_in_flight=n_in_flight, name="mdir-layers"
+        )
+        for position, stored in zip(positions, of_layers, strict=True):
+            self._kept[position, key] = stored
+
+    def _read(self, position: int, channels: torch.Tensor | None) -> _StoredRows:
+        layer, standing = self._standing(position)
+        gain = _read_if_placed(self.model, layer, norm_before(layer, standing))
+        rows = None if channels is None else channels.numpy()
+        return _StoredRows(narrowed(read_role(self.model, layer, standing, rows)), gain)
+
+    def _prepared(self, position: int, stored: _StoredRows) -> torch.Tensor:
+        rows = unit_rows(self._folded(stored))
+        (self.empty.discard if bool(rows.any()) else self.empty.add)(position)
+        return rows
+
+    def _folded(self, stored: _StoredRows) -> torch.Tensor:
+        weight = stored.rows if stored.rows.dtype == torch.float64 else stored.rows.float()
+        return fold_gain(weight, stored.gain, plus_one=self.model.anatomy.norms_add_one)
+
+    def _standing(self, position: int) -> tuple[Layer, Role]:
+        layer = self.model.anatomy.layers[position]
+        standing = standing_for(layer, self.role)
+        assert standing is not None
+        return layer, standing
+
+
+@dataclass(frozen=True, slots=True)
+class Representative:
+    """What stands for a layer, read when it is asked for, whole or in part.
+
+    Attributes:
+        reader: Reads it.
+        position: Position of the layer in ``model.anatomy.layers``.
+        carried: Carries rows ``(k, n)`` into the residual basis of the other model, and may change their lengths.
+    """
+
+    reader: RoleReader
+    position: int
+    carried: Callable[[torch.Tensor], torch.Tensor] | None = None
+
+    @property
+    def n_channels(self) -> int:
+        """Its rows."""
+        return self.reader.n_channels(self.position)
+
+    def load(self, channels: torch.Tensor | None = None) -> torch.Tensor:
+        """Read it, or these rows of it."""
+        rows = self.reader.read(self.position, channels)
+        return rows if self.carried is None else unit_rows(self.carried(rows))
+
+
+def representatives_of(
+    reader: RoleReader, carried: Callable[[torch.Tensor], torch.Tensor] | None = None
+) -> list[Representative]:
+    """What stands for the layers that are compared, in their order."""
+    return [Representative(reader, position, carried) for position in reader.positions]
+
+
+def norm_before(layer: Layer, role: Role) -> Role:
+    """The norm in front of what reads the residual stream in this role."""
+    if role in (Role.UP, Role.GATE):
+        return Role.MLP_NORM
+    is_mixer = role in (Role.SSM_IN, Role.MIXER_GATE) and Role.MIXER_NORM in layer.parts
+    return Role.MIXER_NORM if is_mixer else Role.ATTENTION_NORM
+
+
+def read_role(model: PlacedTensors, layer: Layer, role: Role, rows: IntArray | None = None) -> torch.Tensor:
+    """Read what plays a role in a layer: ``(d_out, d_in)``, one side of it the width of the model, or a norm ``(d,)``.
+
+    Args:
+        model: The model.
+        layer: A layer that has the role.
+        role: The role.
+        rows: Which output channels of it, where it reads the residual stream; None: all of them.
+
+    Raises:
+        AnatomyError: If it has another shape: files may name anything anyhow, and a matrix product would not say why.
+        MdirError: If it cannot be read.
+    """
+    with naming(model.label):
+        weight = read_part(model.tensors, layer.parts[role], rows)
+    check_shape(model, layer, role, layer.parts[role], tuple(weight.shape))
+    return weight
+
+
+def check_shape(model: PlacedTensors, layer: Layer, role: Role, part: Part, shape: tuple[int, ...]) -> None:
+    """Refuse a weight whose shape its role cannot have.
+
+    Raises:
+        AnatomyError: If a side that should be the width of the model is not, or it is no matrix; norms: no vector.
+    """
+    width = model.anatomy.hidden_size
+    is_matrix = len(shape) == 2 and 0 not in shape
+    if role.is_norm:
+        fits, expected = shape == (width,), f"({width},)"
+    elif role.reads_stream:
+        fits, expected = is_matrix and shape[1] == width, f"(…, {width})"
+    elif role.writes_stream:
+        fits, expected = is_matrix and shape[0] == width, f"({width}, …)"
+    else:
+        fits, expected = is_matrix, "a matrix"
+    if not fits:
+        raise AnatomyError(
+            f"tensor {part.tensor!r} (role {role.value} of layer {layer.index}) has shape {shape}; "
+            f"expected {expected}, so the layers of this model cannot be compared; --level embedding compares the rest",
+            subject=model.label,
+        )
+
+
+def _read_if_placed(model: PlacedTensors, layer: Layer, role: Role) -> torch.Tensor | None:
+    return read_role(model, layer, role) if role in layer.parts else None
+
+
+def stored_n_bytes(models: Sequence[PlacedTensors], role: Role) -> int:
+    """Stored size of what stands for all layers of some models, from headers alone."""
+    total = 0
+    for model in models:
+        for position in layers_with(model, role):
+            layer = model.anatomy.layers[position]
+            part = layer.parts[standing_for(layer, role) or role]
+            specs = {name: model.tensors.spec(name) for name in part.tensors}
+            shape = part_shape(part, lambda name, specs=specs: tuple(specs[name].shape))  # type: ignore[misc]
+            spec = next(iter(specs.values()))
+            total += math.prod(shape) * spec.n_bytes // max(1, math.prod(spec.shape))
+    return total
+
+
+def inner_rows(model: PlacedTensors, position: int, role: Role) -> int | None:
+    """Rows of a projection on the side of its heads or neurons, from headers alone; None where it was not placed."""
+    part = model.anatomy.layers[position].parts.get(role)
+    if part is None:
+        return None
+    shape = part_shape(part, lambda name: tuple(model.tensors.spec(name).shape))
+    return shape[-1 if role.writes_stream else 0]
+
+
+def layer_weights(
+    model: PlacedTensors,
+    position: int,
+    *,
+    without: Collection[Role] = frozenset(),
+    held: Mapping[Role, torch.Tensor] = {},
+) -> LayerWeights:
+    """Read one layer for Algorithm 3; what the anatomy did not place is None.
+
+    Args:
+        model: The model.
+        position: Position in ``model.anatomy.layers``.
+        without: Roles that are not asked for, and not read.
+        held: Weights of this layer that are in memory, as they are stored.
+
+    Returns:
+        The weights, gains folded in.
+    """
+    anatomy = model.anatomy
+    layer = anatomy.layers[position]
+    parts = layer.parts
+
+    def read(role: Role) -> torch.Tensor | None:
+        if role in without:
+            return None
+        return held[role] if role in held else _read_if_placed(model, layer, role)
+
+    q, k, v, o = (read(role) for role in (Role.Q, Role.K, Role.V, Role.O))
+    n_heads = layer.heads.n_heads if layer.heads else anatomy.n_heads or 1
+    n_kv_heads = layer.heads.n_kv_heads if layer.heads else anatomy.n_kv_heads or n_heads
+    rope = layer.rope or anatomy.rope
+    rotary_dim = anatomy.rotary_dim if layer.rope is None else layer.rotary_dim
+    sides = ((q, 0, n_heads), (k, 0, n_kv_heads), (v, 0, n_kv_heads), (o, 1, n_heads))
+    is_known = layer.heads is not None or anatomy.n_heads is not None
+    if not is_known or any(weight is not None and weight.shape[side] % n for weight, side, n in sides):
+        # No heads are known, or not those of this layer: test without them, and without the planes inside of them.
+        n_heads = n_kv_heads = 1
+        rope, rotary_dim = "none", None
+    return LayerWeights(
+        q=q,
+        k=k,
+        v=v,
+        o=o,
+        gate=read(Role.GATE),
+        up=read(Role.UP),
+        down=read(Role.DOWN),
+        n_heads=n_heads,
+        n_kv_heads=n_kv_heads,
+        rope=rope,
+        rotary_dim=rotary_dim,
+        qk_norm=Role.Q_NORM in parts,
+        attention_gain=read(Role.ATTENTION_NORM),
+        mlp_gain=read(Role.MLP_NORM),
+    ).folded(plus_one=anatomy.norms_add_one)
+
+
+def read_mixer(model: PlacedTensors, position: int, dtype: torch.dtype) -> MlpWeights | None:
+    """A state-space mixer as what it is to its channels, a gated MLP; None where the layer has none."""
+    layer = model.anatomy.layers[position]
+    if Role.SSM_IN not in layer.parts or Role.SSM_OUT not in layer.parts:
+        return None
+    gain = _read_if_placed(model, layer, norm_before(layer, Role.SSM_IN))
+
+    def folded(role: Role) -> torch.Tensor:
+        return fold_gain(read_role(model, layer, role).to(dtype), gain, plus_one=model.anatomy.norms_add_one)
+
+    gate = folded(Role.MIXER_GATE) if Role.MIXER_GATE in layer.parts else None
+    return MlpWeights(folded(Role.SSM_IN), read_role(model, layer, Role.SSM_OUT).to(dtype), gate)

@@ -1,0 +1,176 @@
+"""What was found on the layers, and the result of it that a report keeps: natural logarithms become log10 here."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from mdir_hf.comparison.decide import layers_support
+from mdir_hf.comparison.mixtures import ExpertOrigins
+from mdir_hf.method.gauge import ResidualBasisMap
+from mdir_hf.method.layer_map import LayerMap
+from mdir_hf.method.matching import Matching
+from mdir_hf.method.modules import ModuleEvidence
+from mdir_hf.method.neurons import NeuronMatching
+from mdir_hf.method.significance import LN10
+from mdir_hf.model.roles import Role
+from mdir_hf.report import (
+    AncestorLayer,
+    ExpertOrigin,
+    ExpertsFound,
+    HeadsFound,
+    LayerPair,
+    LayerPattern,
+    LayerRole,
+    LayersResult,
+    ModuleResult,
+    ModuleRole,
+    ModuleTest,
+    NeuronsFound,
+    ResidualMap,
+    RowsFound,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FoundLayers:
+    """What was found on the layers.
+
+    Attributes:
+        log_p: Natural log of p of the map, corrected for every map that was to be tried; at most 0.
+        residual_map: What carried the reference's layers into the candidate's residual basis.
+        role: The representative matrix.
+        layer_map: The map.
+        positions: Positions of the layers on it in ``anatomy.layers`` of the reference, and of the candidate.
+        off_match_share: Off-match hits: share of the cells off the map that are significant; 0 where the map is not.
+        placebo_log_p: Smallest natural log of p of a single cell where the residual channels are shuffled; 0 where
+            nothing was significant and no placebo was needed.
+        modules: Algorithm 3 on matched layers: (reference layer, candidate layer, evidence).
+        n_tests: How many tests ``log_p`` was corrected for.
+        experts: Origins of the experts of those matched layers where either model is a mixture.
+        n_empty: How many of those layers of the reference, and of the candidate, hold nothing but zeros in this role.
+    """
+
+    log_p: float
+    residual_map: ResidualBasisMap
+    role: Role
+    layer_map: LayerMap
+    positions: tuple[tuple[int, ...], tuple[int, ...]]
+    off_match_share: float
+    modules: tuple[tuple[int, int, ModuleEvidence], ...]
+    n_tests: int
+    placebo_log_p: float = 0.0
+    experts: tuple[ExpertOrigins, ...] = ()
+    n_empty: tuple[int, int] = (0, 0)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether most layers of a model are empty, so that not even a copy could have been found by them."""
+        return any(2 * n > len(places) for n, places in zip(self.n_empty, self.positions, strict=True))
+
+
+def layers_result(found: FoundLayers, alpha: float, *, log_cost: float = 0.0) -> LayersResult:
+    """Say what was found on the layers, whatever the verdict makes of it.
+
+    Args:
+        found: What was found.
+        alpha: The level of significance.
+        log_cost: Natural log of the factor on p that the looks before this one cost.
+    """
+    layer_map, (reference, candidate) = found.layer_map, found.positions
+    residual_map = found.residual_map
+    return LayersResult(
+        role=LayerRole(found.role.value),
+        residual_map=ResidualMap(residual_map.kind),
+        fitted_on=residual_map.fitted_on if residual_map.is_fitted else None,
+        pattern=LayerPattern(layer_map.pattern),
+        matches=tuple(
+            AncestorLayer(reference[m.reference], candidate[m.candidate], m.log_p / LN10) for m in layer_map.matches
+        ),
+        log10_p=min(0.0, found.log_p + log_cost) / LN10,
+        log10_p_fisher=layer_map.log_p_fisher / LN10,
+        related_layers_at_least=layer_map.n_related,
+        off_match_share=found.off_match_share,
+        placebo_log10_p=found.placebo_log_p / LN10,
+        reference_layers=reference,
+        candidate_layers=candidate,
+        matrix=tuple(map(tuple, (layer_map.log_p / LN10).tolist())),
+        null=residual_map.null,
+        is_supported=layers_support(found.modules, residual_map.kind, math.log(alpha)),
+    )
+
+
+def shown_layers(layers: LayersResult, alpha: float, *, is_accepted: bool) -> LayersResult:
+    """Leave out of a result the matches of a map that was not accepted.
+
+    Args:
+        layers: What was found.
+        alpha: The level of significance.
+        is_accepted: Whether the verdict rules accept the map.
+    """
+    is_significant = layers.log10_p < math.log10(alpha)
+    if is_accepted:
+        none_certain = is_significant and not layers.matches
+        return replace(layers, pattern=LayerPattern.NEIGHBOURS) if none_certain else layers
+    pattern: LayerPattern = layers.pattern if layers.pattern is LayerPattern.SAMPLED else LayerPattern.NONE
+    if is_significant:
+        pattern = LayerPattern.NOT_ACCEPTED
+    return replace(layers, matches=(), pattern=pattern, related_layers_at_least=0)
+
+
+def module_results(evidence: FoundLayers) -> tuple[ModuleResult, ...]:
+    """The part ``modules`` of a report, Algorithm 3 on matched layers; p is corrected for these tests."""
+    log_n = math.log(max(1, len(evidence.modules) + len(evidence.experts)))
+    by_role = tuple(
+        ModuleResult(
+            layer=LayerPair(i, j),
+            role=ModuleRole(found.role),
+            test=ModuleTest(found.test),
+            trace=found.statistic,
+            normalized_trace=found.normalized,
+            log10_p=min(0.0, found.log_p + log_n) / LN10,
+            scale=found.scale,
+            found=_found(found),
+        )
+        for i, j, found in evidence.modules
+    )
+    return by_role + tuple(experts_result(origins, log_n_tests=log_n) for origins in evidence.experts)
+
+
+def _found(evidence: ModuleEvidence) -> RowsFound | NeuronsFound | HeadsFound | None:
+    """Say in data what inner transformation a test found: which heads, how many signs, whether anything moved."""
+    transformation = evidence.transformation
+    if isinstance(transformation, Matching):
+        return RowsFound(moves=not transformation.is_identity, negative=transformation.n_negative)
+    if transformation is None:
+        return None
+    pairs = tuple(zip(transformation.reference.tolist(), transformation.candidate.tolist(), strict=True))
+    if isinstance(transformation, NeuronMatching):
+        return NeuronsFound(moved_neurons=sum(i != j for i, j in pairs), matched_neurons=len(pairs))
+    return HeadsFound(heads=pairs, residual=transformation.residual)
+
+
+def experts_result(origins: ExpertOrigins, *, log_n_tests: float) -> ModuleResult:
+    """What is said of the experts of one matched pair of layers; its trace is that of the most significant pair.
+
+    Args:
+        origins: What was found in one layer.
+        log_n_tests: Natural log of the number of tests to correct for, past the pairs of experts.
+    """
+    found = origins.found
+    log10_p = [min(0.0, p + log_n_tests) / LN10 for p in found.log_p]
+    best = min(range(len(log10_p)), key=log10_p.__getitem__)
+    traced = list(zip(origins.candidate, found.origins, log10_p, strict=True))
+    return ModuleResult(
+        layer=LayerPair(*origins.layer),
+        role=ModuleRole.EXPERTS,
+        test=ModuleTest.NEURONS,
+        trace=found.matchings[best].trace,
+        normalized_trace=found.matchings[best].normalized_trace,
+        log10_p=log10_p[best],
+        scale=None,
+        found=ExpertsFound(
+            experts=tuple(ExpertOrigin(name, origins.reference[i], p) for name, i, p in traced if i is not None),
+            without_origin=tuple(name for name, i, _ in traced if i is None),
+        ),
+    )

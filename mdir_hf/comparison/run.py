@@ -1,0 +1,351 @@
+"""One comparison: equal files, common tokens, plan, looks at the matrices, layers, verdict, report.
+
+Read :func:`compare_models` first; each line of it is a step.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from mdir_hf._version import __version__
+from mdir_hf.comparison import caveats
+from mdir_hf.comparison.decide import Decision, decide, is_trusted, where_tokens_are_unknown
+from mdir_hf.comparison.embeddings import FoundMatrix, compare_embeddings
+from mdir_hf.comparison.exclusion import exclusion, layers_noise
+from mdir_hf.comparison.layer_weights import layers_with, why_not_compared
+from mdir_hf.comparison.layers import compare_layers, representatives
+from mdir_hf.comparison.plan import check_memory
+from mdir_hf.comparison.planning import MatrixPair, matrix_pairs, plan_matrix
+from mdir_hf.comparison.progress import Watch
+from mdir_hf.comparison.residual_maps import attempts
+from mdir_hf.comparison.results import FoundLayers, layers_result, module_results, shown_layers
+from mdir_hf.comparison.settings import Settings
+from mdir_hf.comparison.tokens import common_tokens
+from mdir_hf.errors import AnatomyError, UnsupportedFormatError
+from mdir_hf.method.embedding import TESTS_PER_MATRIX
+from mdir_hf.method.gauge import residual_basis_maps
+from mdir_hf.method.significance import log_cost_of_look
+from mdir_hf.model.comparable import Comparable, matrix_spec
+from mdir_hf.model.tokens import CommonVocabulary
+from mdir_hf.processor import one_pool
+from mdir_hf.report import (
+    Exclusion,
+    HomologyReport,
+    LayersResult,
+    MatrixResult,
+    ReportArrays,
+    ResidualMap,
+    SettledBy,
+    Transformation,
+    Verdict,
+)
+
+LOG10_P_EQUAL_DIGESTS = -256.0 * math.log10(2.0)
+"""The log10 of the chance that two independent files have the same SHA-256."""
+
+IDENTICAL_FILES = Decision(
+    Verdict.HOMOLOGOUS, None, SettledBy.IDENTICAL_FILES, LOG10_P_EQUAL_DIGESTS, (caveats.SAME_FILES,)
+)
+
+
+def compare_models(reference: Comparable, candidate: Comparable, settings: Settings, watch: Watch) -> HomologyReport:
+    """Compare two models. Every comparison of this package runs through this function.
+
+    Args:
+        reference: One model.
+        candidate: The other.
+        settings: What is asked.
+        watch: Counts what is read, and is told how far it is.
+
+    Returns:
+        The report.
+
+    Raises:
+        MdirError: Where the question cannot be asked or the files cannot be had.
+    """
+    comparison = Comparison(reference, candidate, settings, watch)
+    with one_pool():
+        if comparison.compare_files():
+            return comparison.report()
+        common = comparison.find_common_tokens()
+        for name, pair in comparison.matrix_pairs.items():
+            comparison.compare_matrix(name, pair, common)
+            if comparison.is_settled and settings.level.stops_when_settled:
+                return comparison.report()
+        if settings.level.may_read_layers:
+            comparison.compare_layers()
+    return comparison.report()
+
+
+class Comparison:
+    """What one comparison has found so far. :meth:`report` gives the report of it at any time.
+
+    Args:
+        reference: One model.
+        candidate: The other.
+        settings: What is asked.
+        watch: Counts what is read, and is told how far it is.
+
+    Attributes:
+        matrix_pairs: The matrices that are to be compared, by name.
+        matrices: What was found on each pair of them so far.
+        layers: What was found on the layers; None where they were not compared.
+    """
+
+    def __init__(self, reference: Comparable, candidate: Comparable, settings: Settings, watch: Watch) -> None:
+        self.reference, self.candidate = reference, candidate
+        self.settings, self.watch = settings, watch
+        self.matrix_pairs: dict[str, MatrixPair] = {}
+        self.matrices: dict[str, FoundMatrix] = {}
+        self.layers: FoundLayers | None = None
+        self._caveats = list(caveats.of_weights(reference, candidate))
+        self._caveats_of_layers: tuple[str, ...] = ()
+        self._files_are_equal = False
+        self._tokens_are_known = True
+        self._n_looks = 0
+        self._stopped_before: tuple[str, ...] = ()
+        self._layers_are_unreadable = False
+        self._layers_noise = 0.0
+
+    def compare_files(self) -> bool:
+        """Look for weight files that are the same bytes in both models; True where that settles the question."""
+        mine, other = self.reference.digests(), self.candidate.digests()
+        if mine is None or other is None:
+            return False
+        is_same = set(mine.values()) == set(other.values())
+        if is_same and self.settings.level.accepts_equal_files:
+            self._files_are_equal = True
+            return True
+        n_same = len(set(mine.values()) & set(other.values()))
+        if n_same and not is_same:
+            self._caveats.append(caveats.of_equal_files(n_same))
+        return False
+
+    def find_common_tokens(self) -> CommonVocabulary:
+        """Pair the rows of the same tokens."""
+        with self.watch.step("vocabulary"):
+            self.watch.enter("vocabulary")
+            common, said = common_tokens(self.reference, self.candidate)
+        self._caveats += said
+        self._tokens_are_known = not common.is_by_number
+        self.matrix_pairs = matrix_pairs(self.reference, self.candidate, self.settings.level)
+        return common
+
+    def compare_matrix(self, name: str, pair: MatrixPair, common: CommonVocabulary) -> None:
+        """Run Algorithm 1 on the embeddings or the unembeddings.
+
+        Args:
+            name: ``embedding`` or ``unembedding``.
+            pair: The matrices.
+            common: Rows of the same tokens.
+        """
+        specs = (matrix_spec(self.reference, pair[0]), matrix_spec(self.candidate, pair[1]))
+        rows = common.within(specs[0].shape[0], specs[1].shape[0])
+        plan = plan_matrix(self.reference, self.candidate, pair, rows, self.settings.level, self.settings.alpha)
+        check_memory(plan, self.settings.max_memory_bytes)
+        if self.matrices:
+            self._tell(caveats.STOPPED_BEFORE_UNEMBEDDINGS, *self._layers_to_come)
+            plan = plan.at_once()
+        else:
+            self.watch.planned(plan)
+        self.matrices[name] = compare_embeddings(
+            name, self.reference, self.candidate, rows, plan, self.settings, self.watch, n_tests=self._n_tests
+        )
+        self._n_looks = max(self._n_looks, plan.n_looks)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether a pair of matrices settles the question."""
+        return any(is_trusted(found.result) for found in self.matrices.values())
+
+    def compare_layers(self) -> None:
+        """Run Algorithms 2 and 3, as one more look after those at the matrices.
+
+        Raises:
+            AnatomyError: If the layers of a model cannot be told apart, at the level that asks for all of them.
+            UnsupportedFormatError: If they cannot be read, likewise.
+        """
+        self._tell(*self._layers_to_come)
+        with self.watch.step("layers"):
+            self.watch.enter("layers")
+            try:
+                self._compare_layers()
+            except (AnatomyError, UnsupportedFormatError) as exc:
+                if self.settings.level.analyses_all_layers:
+                    raise
+                # The embeddings were read, and they may have the answer.
+                self._caveats_of_layers, self._layers_are_unreadable = (caveats.of_failed_layers(exc),), True
+
+    def decide(self) -> Decision:
+        """Apply the verdict rules to what was found so far."""
+        if self._files_are_equal:
+            return IDENTICAL_FILES
+        decision = decide(
+            self._results,
+            self._layers_result,
+            alpha=self.settings.alpha,
+            level=self.settings.level,
+            layers_are_unreadable=self._layers_are_unreadable,
+            was_stopped=bool(self._stopped_before),
+            layers_noise=self._layers_noise,
+        )
+        if self._tokens_are_known and not self._doubts_of_tokens:
+            return decision
+        return where_tokens_are_unknown(decision)
+
+    def report(self) -> HomologyReport:
+        """The report of what was found so far."""
+        decision, alpha = self.decide(), self.settings.alpha
+        layers, matrices = self._layers_result, self._results
+        if decision.settled_by is SettledBy.LAYERS and layers is not None and _shows_rotation(layers):
+            matrices["embedding"] = replace(matrices["embedding"], transformation=Transformation.ROTATION)
+        return HomologyReport(
+            verdict=decision.verdict,
+            reason=decision.reason,
+            log10_p=decision.headline(alpha),
+            alpha=alpha,
+            tests=1 if self._files_are_equal else self._n_tests + (0 if self.layers is None else self.layers.n_tests),
+            level=self.settings.level,
+            settled_by=decision.settled_by,
+            reference=self.reference.summary(),
+            candidate=self.candidate.summary(),
+            embedding=matrices.get("embedding"),
+            unembedding=matrices.get("unembedding"),
+            layers=None if layers is None else shown_layers(layers, alpha, is_accepted=decision.accepts_layers),
+            modules=module_results(self.layers)
+            if self.layers is not None and self.layers.modules and decision.accepts_layers
+            else None,
+            caveats=(*self._all_caveats(decision), *decision.caveats),
+            io=self.watch.io.result(self.reference.tensors.n_bytes + self.candidate.tensors.n_bytes),
+            seconds=self.watch.seconds,
+            seed=self.settings.seed,
+            version=__version__,
+            assumption=decision.assumption,
+            log10_p_not_accepted=decision.log10_p_not_accepted,
+            excludes=exclusion(
+                matrices,
+                n_tests=self._n_tests,
+                alpha=alpha,
+                noise_of_layers=None if layers is None else self._layers_noise,
+            )
+            if decision.verdict is Verdict.NO_EVIDENCE
+            else None,
+            arrays=ReportArrays(**{name: found.arrays for name, found in self.matrices.items()}),
+        )
+
+    def _exclusion(self) -> Exclusion:
+        noise = None if self.layers is None else self._layers_noise
+        return exclusion(self._results, n_tests=self._n_tests, alpha=self.settings.alpha, noise_of_layers=noise)
+
+    @property
+    def _n_tests(self) -> int:
+        return TESTS_PER_MATRIX * len(self.matrix_pairs)
+
+    @property
+    def _results(self) -> dict[str, MatrixResult]:
+        return {name: found.result for name, found in self.matrices.items()}
+
+    @property
+    def _log_cost(self) -> float:
+        # Looks at matrices spend 1 - 1/(s + 1) of alpha in all; the layers take the next share (docs/method/rows.md).
+        return log_cost_of_look(self._n_looks + 1)
+
+    @property
+    def _layers_result(self) -> LayersResult | None:
+        if self.layers is None:
+            return None
+        return layers_result(self.layers, self.settings.alpha, log_cost=self._log_cost)
+
+    @property
+    def _layers_to_come(self) -> tuple[str, ...]:
+        return (caveats.STOPPED_BEFORE_LAYERS,) if self.settings.level.may_read_layers else ()
+
+    @property
+    def _doubts_of_tokens(self) -> tuple[str, ...]:
+        if not self._tokens_are_known:
+            return ()
+        return caveats.of_contradicting_tokenizers(self.reference, self.candidate)
+
+    def _tell(self, *stopped_before: str) -> None:
+        """Tell listeners of the report that there would be if the comparison was stopped here."""
+
+        def report() -> HomologyReport:
+            self._stopped_before = stopped_before
+            try:
+                return self.report()
+            finally:
+                self._stopped_before = ()
+
+        self.watch.found(report)
+
+    def _compare_layers(self) -> None:
+        reference, candidate, settings = self.reference, self.candidate, self.settings
+        # An embedding that is projected on its way in has channels of its own, which say nothing about the stream's.
+        widths = (reference.anatomy.hidden_size, candidate.anatomy.hidden_size)
+        of_stream = {name: found for name, found in self.matrices.items() if found.result.widths == widths}
+        matching = next((found.matching for found in of_stream.values() if found.matching is not None), None)
+        polar = of_stream["embedding"].polar if "embedding" in of_stream else None
+        roles = representatives(reference, candidate)
+        tried = attempts(
+            reference,
+            candidate,
+            residual_basis_maps(*widths, polar=polar, matching=matching),
+            roles,
+            settings,
+            are_matched=matching is not None,
+        )
+        log_alpha = math.log(settings.alpha) - self._log_cost
+        why = why_not_compared(reference, candidate, roles)
+        self._caveats_of_layers, self._layers_are_unreadable = why, bool(why)
+
+        def on_found(found: FoundLayers, n_left: int) -> None:
+            self.layers = found
+            self._tell(caveats.of_layers_not_analysed(n_left))
+            self.layers = None
+
+        found = compare_layers(
+            reference, candidate, tried, settings, log_alpha=log_alpha, on_part=self.watch.part, on_found=on_found
+        )
+        if found is None:
+            self._caveats_of_layers = why or (caveats.UNRELATED_STREAMS,)
+            # What has no layers was compared whole.
+            self._layers_are_unreadable = bool(reference.anatomy.layers and candidate.anatomy.layers)
+            return
+        if found.is_empty:
+            self._caveats_of_layers, self._layers_are_unreadable = (*why, self._of_zeros(found)), True
+            return
+        self.layers = found
+        self._layers_noise = layers_noise(
+            reference,
+            candidate,
+            found.role,
+            found.positions,
+            n_tests=found.n_tests,
+            log_alpha=log_alpha,
+            every=settings.level.analyses_all_layers,
+        )
+
+    def _of_zeros(self, found: FoundLayers) -> str:
+        models = zip((self.reference, self.candidate), found.n_empty, found.positions, strict=True)
+        model, n_empty, places = max(models, key=lambda each: each[1] / len(each[2]))
+        return caveats.of_empty_layers(found.role, n_empty, len(places), model.label)
+
+    def _all_caveats(self, decision: Decision) -> tuple[str, ...]:
+        """All sentences but those of the decision. Reading the weights may have brought up more notes on them."""
+        late = tuple(note for note in caveats.of_weights(self.reference, self.candidate) if note not in self._caveats)
+        if self._files_are_equal:
+            return (*self._caveats, *late)
+        doubts: tuple[str, ...] = ()
+        if decision.verdict is not Verdict.HOMOLOGOUS:
+            doubts = (*self._doubts_of_tokens, *caveats.of_channel_numbers(self.reference, self.candidate))
+        on_rows = (caveat for found in self.matrices.values() for caveat in found.caveats)
+        on_layers = (*self._caveats_of_layers, *self._stopped_before)
+        if decision.verdict is Verdict.NO_EVIDENCE and self.layers is not None:
+            n_layers = [len(layers_with(model, self.layers.role)) for model in (self.reference, self.candidate)]
+            on_layers += caveats.of_left_out_layers([len(places) for places in self.layers.positions], n_layers)
+        return (*self._caveats, *doubts, *on_rows, *on_layers, *late)
+
+
+def _shows_rotation(layers: LayersResult) -> bool:
+    return layers.residual_map is ResidualMap.ROTATION and layers.fitted_on == "embeddings"

@@ -74,9 +74,7 @@ def test_without_results_every_section_is_named_as_not_run():
 @pytest.mark.parametrize(
     ("threshold", "rule", "decided"), [(0.5, "score at least 0.5", [True, False]), (None, "none", None)]
 )
-def test_a_peer_is_judged_by_its_own_threshold_where_it_has_one_and_an_unanswered_pair_is_not_accepted(
-    threshold, rule, decided
-):
+def test_a_peer_is_judged_by_its_own_threshold(threshold, rule, decided):
     ours = {(r["a"], r["b"]): r for r in (row("base", "sft"), row("base", "rl"))}
     judged = of_peer(
         peer_row(
@@ -123,7 +121,7 @@ def judged_pairs():
     return of_checker(ours), peer
 
 
-def test_only_relatives_above_every_stranger_count_before_the_first_error():
+def test_only_relatives_above_every_stranger_count():
     checker, peer = judged_pairs()
     assert above_every_stranger(checker) == {("llama/base", "llama/sft")}
     assert above_every_stranger(peer) == set()

@@ -123,7 +123,7 @@ def test_a_stranger_is_silent(family, save):
     assert report.layers.log10_p == 0.0
 
 
-def test_a_hybrid_that_lost_layers_keeps_the_numbers_of_the_checkpoint(save):
+def test_a_hybrid_that_lost_layers_keeps_its_numbers(save):
     base = new_model("jamba", 0)
     shorter = new_model("jamba", 1, num_hidden_layers=3)  # mamba, attention, mamba
     for here, there in enumerate((3, 4, 5)):
@@ -157,7 +157,7 @@ def mixer(seed, n=64, channels=96):
     return MlpWeights(draw(channels, n), draw(n, channels), draw(channels, n))
 
 
-def test_permuted_channels_of_a_mixer_are_found_and_strangers_are_silent():
+def test_permuted_channels_of_a_mixer_are_found():
     base, order = mixer(0), torch.randperm(96, generator=torch.Generator().manual_seed(3))
     relative = MlpWeights(base.up[order], base.down[:, order], base.gate[order])
     found = analyse_mixer(base, relative, ResidualBasisMap.identity(64))

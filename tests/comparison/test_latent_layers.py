@@ -133,7 +133,7 @@ def hidden(tensors, seed):
     }
 
 
-def test_a_rotated_latent_and_mixed_heads_are_found_by_their_subspaces():
+def test_rotated_latents_are_found_by_their_subspaces():
     base = factors(0)
     relative = hidden(copy.deepcopy(base), seed=9)
     evidence = analyse_layer(weights(base), weights(relative), ResidualBasisMap.identity(N))

@@ -176,7 +176,7 @@ def without_tokenizer(tmp_path):
     return reference, relative, other
 
 
-def test_a_model_without_tokenizer_is_paired_by_number_and_found_with_that_of_another(without_tokenizer):
+def test_a_model_without_tokenizer_is_found_with_anothers(without_tokenizer):
     reference, relative, other = without_tokenizer
     report = compared(reference, relative)
     assert (report.verdict, report.reason) == (Verdict.INCONCLUSIVE, Reason.TOKENS_UNKNOWN)
@@ -211,7 +211,7 @@ def test_a_tokenizer_that_is_named_and_not_there_is_an_error(without_tokenizer, 
 
 
 @pytest.mark.parametrize("name", ["XLMRoberta", "Camembert", "Pegasus"])
-def test_identical_weights_under_two_files_of_one_tokenizer_are_homologous(tmp_path, name):
+def test_two_files_of_one_tokenizer_are_homologous(tmp_path, name):
     n, offset = 900, {"XLMRoberta": 1, "Camembert": 4, "Pegasus": 103}[name]
     pieces = [("<unk>", 2), ("<s>", 3), ("</s>", 3), *((f"▁w{row}", 1) for row in range(n))]
     rows = gaussian(n + 3 + offset, N, 0)
@@ -225,7 +225,7 @@ def test_identical_weights_under_two_files_of_one_tokenizer_are_homologous(tmp_p
     assert report.embedding.common_tokens == n
 
 
-def test_a_stale_tokenizer_file_is_named_and_leaves_the_question_open(tmp_path):
+def test_a_stale_tokenizer_file_leaves_the_question_open(tmp_path):
     n = 900
     rows = gaussian(n, N, 0)
     reference = model(tmp_path / "reference", rows, byte_level(words(n)))

@@ -34,7 +34,7 @@ def test_what_is_killed_leaves_what_is_right_and_can_be_run_again(running, tmp_p
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["comparison", "survey", "index", "badge"])
-def test_a_disk_that_is_full_is_said_in_a_line_and_leaves_nothing_wrong(running, tmp_path, name):
+def test_a_full_disk_is_said_in_a_line_and_leaves_nothing_wrong(running, tmp_path, name):
     assert hold(running, name, tmp_path, most=4, fault="full", outcome=Outcome()).broken == []
     with small_disk(tmp_path / "disk", 16 << 20) as disk:
         if disk is None:

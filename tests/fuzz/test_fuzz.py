@@ -67,7 +67,7 @@ def _taken(said: bytes, n_bytes: list[int]) -> bool:
 
 @pytest.mark.parametrize("more", [-1, 0, 1, 2])
 @pytest.mark.parametrize("near", [1000, server.TAKEN_HEAD, 120_000, server.TAKEN_HEAD + server.READ_AT_ONCE, 200_000])
-def test_what_a_client_makes_of_a_head_does_not_hang_on_how_the_network_cuts_it(near: int, more: int):
+def test_a_head_is_taken_however_the_network_cuts_it(near: int, more: int):
     said = server.settled(_headed(near + more))
     before_the_last = len(said) - server.READ_AT_ONCE
     small = [1000] * (len(said) // 1000)

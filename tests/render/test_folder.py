@@ -17,7 +17,7 @@ from tests.render.figures.drawn_reports import HOSTILE_NAMES, NO_ARRAYS, a_model
 pytest.importorskip("matplotlib")
 
 
-def test_a_folder_holds_the_report_in_three_forms_and_its_figures_in_four(tmp_path):
+def test_a_folder_holds_three_forms_and_every_figure(tmp_path):
     report = a_report()
     paths = save_report(report, tmp_path / "a" / "b")
 

@@ -82,12 +82,12 @@ def test_a_gguf_copy_of_a_stranger_is_silent(converted, architecture, kind):
     assert report.verdict is Verdict.NO_EVIDENCE, json.dumps(report.to_dict(), indent=1)
 
 
-def test_a_gguf_copy_of_a_fine_tune_is_found_from_a_gguf_copy_of_its_base(converted):
+def test_a_gguf_fine_tune_is_found_from_its_gguf_base(converted):
     report = compare(converted("llama", "base", "Q8_0"), converted("llama", "fine-tune", "Q4_0"))
     assert report.verdict is Verdict.HOMOLOGOUS
 
 
-def test_of_a_gguf_file_on_the_hub_the_header_is_read_once_and_of_the_rest_a_fraction(converted, loopback_hub):
+def test_of_a_gguf_on_the_hub_a_fraction_is_read_once(converted, loopback_hub):
     folder = converted("wide", "base", "Q4_K")
     (path,) = folder.glob("*.gguf")
     loopback_hub.add_repository("owner/base-GGUF", folder)

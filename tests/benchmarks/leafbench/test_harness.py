@@ -96,7 +96,7 @@ def test_shards_are_joined_by_the_report(loopback_hub, tmp_path, capsys):
     assert report["n_not_run"] == 845 - len(suite.pairs)
 
 
-def test_a_model_that_is_not_there_costs_its_own_pairs_only_and_is_tried_again(loopback_hub, tmp_path):
+def test_a_missing_model_costs_its_own_pairs_and_is_tried_again(loopback_hub, tmp_path):
     missing = "Qwen/Qwen2.5-Math-7B"
     suite = small_suite(stand_ins(loopback_hub, tmp_path / "models", missing=(missing,), first=20))
     settings = RunSettings(n_tokens=160)

@@ -76,7 +76,7 @@ def test_a_table_unlike_the_papers_is_said_to_be_unlike_it():
 
 
 @pytest.mark.slow
-def test_noise_of_one_root_mean_square_leaves_a_cosine_of_seven_tenths():
+def test_noise_of_one_rms_leaves_a_cosine_of_seven_tenths():
     model = load(built(BASE, TINY))
     noisy = add_noise(model, 1.0)
     x, y = (m.get_input_embeddings().weight.detach().flatten() for m in (model, noisy))

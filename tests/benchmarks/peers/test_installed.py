@@ -21,7 +21,7 @@ def test_an_environment_without_the_package_is_a_reason(tmp_path):
 
 
 @needs_packages
-def test_the_package_of_the_kit_calls_strangers_of_one_config_the_same(models):
+def test_the_kits_package_calls_strangers_of_one_config_the_same(models):
     kit = installed_peers()[0]
     scores = [
         kit.score(kit.fingerprint(models["base"]), kit.fingerprint(models[name])) for name in ("copy", "stranger")

@@ -31,7 +31,7 @@ def untied(distance):
 
 
 @pytest.mark.parametrize(("distance", "is_tied"), [(0.07, True), (0.14, True), (0.17, False), (10.0, False)])
-def test_two_quantisations_of_one_matrix_become_one_and_two_matrices_stay_two(tmp_path, distance, is_tied):
+def test_two_quantisations_of_one_matrix_become_one(tmp_path, distance, is_tied):
     model = untied(distance)
     head, ids = model.lm_head.weight.detach().clone(), torch.arange(20)[None]
     save(tied_again(model), tmp_path, tmp_path / "made")

@@ -72,7 +72,7 @@ def test_the_true_base_is_first_and_significant_whatever_was_done(index, number,
     assert report.verdict is Verdict.HOMOLOGOUS
 
 
-def test_no_large_assignment_is_solved_for_a_relative_however_its_channels_were_changed(monkeypatch):
+def test_no_large_assignment_is_solved_for_a_relative(monkeypatch):
     # At 23 rows nothing is robust; a plain matching that is not significant was once solved to its end before signs.
     def small_only(weights, **kwargs):
         assert min(weights.shape) <= matching.GREEDY_REST
@@ -132,7 +132,7 @@ def test_bases_with_fewer_than_eight_tokens_in_common_are_not_ranked(index, n_co
     assert [hit.common_tokens for hit in index.search(query, top=3)] == ([n_common] * 3 if n_common > 7 else [])
 
 
-def test_channels_in_one_order_are_asked_about_between_equal_widths_only(index):
+def test_channels_in_one_order_are_asked_of_equal_widths_only(index):
     query = kept("query", rows(len(WORDS), 512, 0))
     for hit in index.search(query, top=len(index)):
         is_equal = hit.base.hidden_size == 512
@@ -141,7 +141,7 @@ def test_channels_in_one_order_are_asked_about_between_equal_widths_only(index):
     assert index.search(query, top=1)[0].identity_log_p < -1000.0
 
 
-def test_the_sample_is_what_most_vocabularies_hold_then_the_longest_then_in_the_order_of_hashes():
+def test_the_sample_is_what_most_vocabularies_hold():
     rare, short, long = b"rare-and-long", b"abc", [b"abcdef", b"abcdefg", b"abcdefgh"]
     held = ([rare, short, *long], [short, *long], [*long, short])
     vocabularies = [SimpleNamespace(row_of=dict.fromkeys(tokens, 0)) for tokens in held]
@@ -246,7 +246,7 @@ def built(folders):
     return index
 
 
-def test_a_model_is_identified_and_the_finding_confirmed_by_comparison(built, folders):
+def test_a_model_is_identified_and_confirmed_by_comparison(built, folders):
     found = identify(NamedModel(folders["tuned"]), built)
     assert [one.base.repo for one in found.found] == [folders["second"]]
     assert found.found[0].report.verdict is Verdict.HOMOLOGOUS
@@ -255,7 +255,7 @@ def test_a_model_is_identified_and_the_finding_confirmed_by_comparison(built, fo
     assert "shared weight ancestry" in str(found)
 
 
-def test_a_stranger_is_compared_with_nothing_and_all_of_that_was_planned(built, folders):
+def test_a_stranger_is_compared_with_nothing_as_planned(built, folders):
     planned = plan_identification(NamedModel(folders["stranger"]), built)
     found = identify(NamedModel(folders["stranger"]), built)
     stated = (planned.n_bases, planned.n_of_width, planned.excluded_noise)
@@ -303,7 +303,7 @@ def test_a_base_that_is_gone_is_an_error_of_that_base_only(built, folders, tmp_p
     assert hit.report is None and "no weights" in hit.error
 
 
-def test_of_a_base_as_many_rows_are_kept_as_its_width_allows_in_sixteen_bits(built, folders, tmp_path):
+def test_of_a_base_as_many_rows_are_kept_as_its_width_allows(built, folders, tmp_path):
     wide = write_model(tmp_path / "wide", gaussian(1500, 4096, 0), dtype=torch.float32)
     added = built.add(Model(open_repository(str(wide))))
     assert added.rows.shape == (23, 4096) and added.rows.dtype == torch.bfloat16

@@ -195,7 +195,7 @@ def test_a_killed_worker_and_a_broken_model_cost_nothing_else(cluster, populatio
 
 
 @pytest.mark.slow
-def test_a_client_killed_in_the_middle_is_resumed_on_the_same_cluster(cluster, population, tmp_path):
+def test_a_killed_client_is_resumed_on_the_same_cluster(cluster, population, tmp_path):
     script = (
         "import os, signal, sys\nfrom pathlib import Path\n"
         "from mdir_hf.lineage.survey import results, run\nfrom mdir_hf.lineage.survey.engines import open_engine\n"

@@ -112,7 +112,7 @@ def test_a_line_cut_by_a_kill_is_computed_again(population, tmp_path):
     assert len(path.read_text().splitlines()) == 1 + 6 + 15
 
 
-def test_a_model_that_cannot_be_read_is_named_and_the_rest_is_complete(population, expected_groups, tmp_path):
+def test_an_unreadable_model_is_named_and_the_rest_complete(population, expected_groups, tmp_path):
     broken = tmp_path / "models" / "a-base" / "model.safetensors"
     content = broken.read_bytes()
     broken.write_bytes(content[:-100])
@@ -170,7 +170,7 @@ def test_processes_give_what_one_gives(population, tmp_path):
         assert numbers(together)[pair][1] == pytest.approx(log10_p, rel=1e-9)
 
 
-def test_a_local_engine_knows_its_workers_and_hands_out_few_tasks_more():
+def test_a_local_engine_hands_out_few_tasks_more():
     started, most = [], []
 
     class Waiting(Executor):

@@ -13,7 +13,7 @@ FEW = (*("gpt2", "falcon", "mixtral", "gpt_oss", "deepseek_v3", "qwen3_next", "b
 
 
 @pytest.mark.parametrize("model_type", FEW)
-def test_a_class_has_every_role_finds_its_relative_and_passes_over_a_stranger(model_type):
+def test_a_class_has_every_role_and_finds_its_relative(model_type):
     check(cover(model_type))
 
 
@@ -88,7 +88,7 @@ def test_a_class_that_transformers_cannot_build_is_a_row(monkeypatch):
     assert not row.is_full
 
 
-def test_a_class_that_transformers_cannot_run_is_compared_nevertheless(monkeypatch):
+def test_a_class_that_cannot_be_run_is_compared(monkeypatch):
     def fail(*_, **__):
         raise ValueError("wants sound")
 

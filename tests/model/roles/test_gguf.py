@@ -166,7 +166,7 @@ def test_experts_of_their_own_and_gate_beside_up_are_placed_too(tmp_path):
     assert torch.equal(second[1][Role.UP], -n[4:])
 
 
-def test_heads_that_the_header_does_not_tell_leave_q_and_k_of_llama_unplaced(tmp_path):
+def test_unknown_heads_leave_q_and_k_of_llama_unplaced(tmp_path):
     names = ("attn_q", "attn_k", "attn_v", "attn_output")
     tensors = {"token_embd.weight": torch.ones(6, 8), **{f"blk.0.{name}.weight": torch.ones(8, 8) for name in names}}
     (tmp_path / "m.gguf").write_bytes(gguf_bytes(tensors, {"llama.block_count": 1, "llama.embedding_length": 8}))

@@ -58,7 +58,7 @@ def test_the_work_grows_as_the_number_of_names(kind):
 
 
 @pytest.mark.parametrize("key", ["layer_types", "no_rope_layers", "num_kv_heads", "block_configs"])
-def test_a_list_of_a_config_is_read_no_further_than_models_have_layers(key, monkeypatch):
+def test_a_configs_list_is_read_up_to_the_layers_of_models(key, monkeypatch):
     monkeypatch.setattr(tables, "MOST_LAYERS", 50)
     entry = {"layer_types": "sliding_attention", "no_rope_layers": 0, "num_kv_heads": 2, "block_configs": {}}[key]
     sizes = LLAMA | {"model_type": "mimo_v2_flash", "swa_num_attention_heads": 4, "swa_num_key_value_heads": 1}
@@ -154,7 +154,7 @@ def test_what_a_pattern_spells_is_what_it_matches():
         assert {name for name in others if re.fullmatch(pattern, name)} <= names, pattern
 
 
-def test_patterns_hold_no_other_numbers_than_those_that_are_told_apart():
+def test_patterns_hold_no_numbers_but_those_told_apart():
     names = {name for pattern in PATTERNS if not is_endless(pattern) for name in spelled(pattern)}
     assert {word for name in names for word in name.split(".") if word.isdigit()} == set(EXPERTS)
 

@@ -106,7 +106,7 @@ def test_our_pairs_are_the_published_ones_without_doublets(vocabularies, all_row
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_each_left_out_doublet_is_a_byte_of_sentencepiece_or_a_run_of_spaces_of_gpt_neox(vocabularies, name: str):
+def test_each_doublet_is_a_fallback_byte_or_a_run_of_spaces(vocabularies, name: str):
     vocabulary = vocabularies[name]
     n_fallback = {V1: 125, V3: 125, **dict.fromkeys(("llama2", "phi-3-mini", "gguf:llama-spm", "gguf:phi-3"), 96)}
     if name in ("gpt-neox-20b", "gguf:gpt-neox"):
@@ -117,7 +117,7 @@ def test_each_left_out_doublet_is_a_byte_of_sentencepiece_or_a_run_of_spaces_of_
         assert all(len(text) == 1 and text in vocabulary.row_of for text in vocabulary.duplicates)
 
 
-def test_mistral_v3_shifts_every_token_of_v1_by_its_768_control_tokens(vocabularies):
+def test_mistral_v3_shifts_every_token_of_v1_by_768(vocabularies):
     v1, v3 = vocabularies[V1], vocabularies[V3]
     common = common_vocabulary(v1, v3, n_reference_rows=32000, n_candidate_rows=32768)
     assert len(common) == v1.n_tokens

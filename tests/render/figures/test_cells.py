@@ -48,7 +48,7 @@ def test_a_cell_of_channels_names_those_that_match(grids):
 
 
 @pytest.mark.parametrize("n", [5, 7, 24])
-def test_a_block_names_every_channel_once_and_notes_stand_in_their_block(n):
+def test_a_block_names_every_channel_once(n):
     channels = np.stack([np.arange(WIDTH), PERMUTATION])
     arrays = MatrixArrays(np.zeros((n, n), dtype=np.float32), None, channels)
     report = a_report(arrays=ReportArrays(arrays))

@@ -34,7 +34,7 @@ EVERY_FIGURE = [
 ]
 
 
-def test_a_comparison_of_permuted_copies_is_drawn_with_its_channels_reordered(tmp_path):
+def test_permuted_copies_are_drawn_with_channels_reordered(tmp_path):
     base = gaussian(1200, 64, 0)
     moved = base[:, gaussian(1, 64, 1)[0].argsort()] + 0.3 * gaussian(1200, 64, 2)
     reference = write_model(tmp_path / "base", base)

@@ -38,7 +38,7 @@ def test_shades_symbols_and_gaps_stand_in_the_order_of_the_groups():
     assert not any(patch.get_hatch() for patch in axes.patches)
 
 
-def test_what_embeddings_did_not_find_is_hatched_and_the_legend_says_that_layers_were_not_compared():
+def test_what_embeddings_did_not_find_is_hatched():
     verdicts = [[None, "homologous", "no_evidence"], ["homologous", None, None], ["no_evidence", None, None]]
     figure = draw_survey_matrix(NAMES, LOG10_P, verdicts)
     (hatched,) = (patch for patch in figure.axes[0].patches if patch.get_hatch())

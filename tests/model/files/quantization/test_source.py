@@ -171,7 +171,7 @@ def test_the_block_size_is_found_where_libraries_put_it(path, settings):
     assert torch.equal(got, scale.repeat_interleave(64, 0)[:96].repeat_interleave(32, 1)[:, :60])
 
 
-def test_the_group_size_of_the_config_decides_where_shapes_leave_it_open():
+def test_the_configs_group_size_decides_where_shapes_do_not():
     codes, scale = torch.ones(4, 160, dtype=torch.int8), torch.rand(4, 2)  # 80 + 80, or 128 + 32
     config = {"quantization_config": {"config_groups": {"g": {"weights": {"num_bits": 8, "group_size": 80}}}}}
     source = source_of({WEIGHT: codes, f"{WEIGHT}_scale": scale}, config)
@@ -194,7 +194,7 @@ def test_a_mixed_checkpoint_names_each_of_its_schemes():
     assert source.description.quantization == "FP8, blocks of 128 x 128; MXFP4, in groups of 32"
 
 
-def test_schemes_that_go_by_the_same_names_are_told_apart_once_they_are_opened():
+def test_schemes_of_the_same_names_are_told_apart():
     # DeepSeek-V4: FP8 and FP4 alike are a weight and a scale, and one header is all that a description may cost.
     fp8, fp4 = SCHEMES["fp8-block"], SCHEMES["fp4-deepseek"]
     attention = fp8.write(weight_for(fp8), "model.layers.0.attn.wo").tensors
@@ -229,7 +229,7 @@ CONFIG_NOTES = {
 
 
 @pytest.mark.parametrize("case", CONFIG_NOTES)
-def test_what_was_done_before_quantising_is_noted_where_the_config_says_it(case):
+def test_what_was_done_before_quantising_is_noted(case):
     settings, note = CONFIG_NOTES[case]
     tensors = written("int8-channel")[0].tensors
     notes = source_of(tensors, {"quantization_config": settings}).description.notes
@@ -256,7 +256,7 @@ def test_plain_fp8_beside_something_like_a_scale_is_refused():
             source_of({WEIGHT: codes, beside: torch.ones(2)}).read(WEIGHT)
 
 
-def test_fp8_without_its_scale_among_others_that_have_one_is_incomplete():
+def test_fp8_without_its_scale_among_others_is_incomplete():
     tensors = written("fp8-block")[0].tensors
     other = "model.layers.0.mlp.down_proj.weight"
     source = source_of(tensors | {other: tensors[WEIGHT].clone()})
@@ -311,7 +311,7 @@ def test_codes_in_pytorch_files_are_read_as_well():
     assert source.description.quantization == "GPTQ, 4 bits in groups of 32"
 
 
-def test_reading_whole_keeps_nothing_and_reading_rows_keeps_the_last_only():
+def test_reading_rows_keeps_the_last_only():
     tensors = {}
     for number in range(2):
         scheme = SCHEMES["gptq-4"]

@@ -36,7 +36,9 @@ def every_form(report):
 
 
 @pytest.mark.parametrize(
-    ("n_layers", "pattern"), [(6, LayerPattern.NOT_ACCEPTED), (32, LayerPattern.NEIGHBOURS)], ids=["few", "many"]
+    ("n_layers", "pattern"),
+    [(6, LayerPattern.NOT_ACCEPTED), pytest.param(32, LayerPattern.NEIGHBOURS, marks=pytest.mark.slow)],
+    ids=["few", "many"],
 )
 def test_two_prunings_without_a_layer_in_common_match_in_none(save, n_layers, pattern):  # noqa: F811
     pytest.importorskip("pandas")

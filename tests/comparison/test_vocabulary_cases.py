@@ -110,6 +110,7 @@ def test_a_vocabulary_that_is_part_of_another(tmp_path):
     check(tmp_path, gaussian(n, N, 0), small, same_rows, n + more, larger, keeps_ids=True, n_common=n)
 
 
+@pytest.mark.slow
 @needs_real_data
 def test_gpt_2_and_its_ids_in_the_order_of_opt(tmp_path):
     folder = Path(REAL_DATA) / "tokenizers" / "gpt2"
@@ -130,6 +131,7 @@ def test_gpt_2_and_its_ids_in_the_order_of_opt(tmp_path):
     )
 
 
+@pytest.mark.slow
 @needs_real_data
 def test_mistral_v1_and_v3(tmp_path):
     folder = Path(REAL_DATA) / "tokenizers" / "mistral"
@@ -146,6 +148,7 @@ def test_mistral_v1_and_v3(tmp_path):
     )
 
 
+@pytest.mark.slow
 @needs_real_data
 def test_cl100k_is_part_of_llama_3(tmp_path):
     ranks = (Path(REAL_DATA) / "tokenizers" / "openai" / "cl100k_base.tiktoken").read_bytes()

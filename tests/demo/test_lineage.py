@@ -12,6 +12,8 @@ from mdir_hf.errors import InputError
 from mdir_hf.installing import install_command
 from tests.trained.models import demo_lineage
 
+pytestmark = pytest.mark.slow
+
 RELATED = {"demo/fine-tune", "demo/permuted", "demo/rotated", "demo/pruned", "demo/other-tokenizer"}
 STRANGERS = {"demo/other-seed", "demo/other-width"}
 

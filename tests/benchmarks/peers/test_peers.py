@@ -14,6 +14,8 @@ from benchmarks.peers.provenance_kit import ProvenanceKit, ProvenanceKitSignals
 from benchmarks.peers.reef import Reef
 from benchmarks.peers.seedprints import SeedPrints
 
+pytestmark = pytest.mark.slow
+
 OWN = (
     HuRef(),
     Reef(),

@@ -13,6 +13,8 @@ from benchmarks.zoo.formats import formats, store
 from mdir_hf import HomologyChecker
 from tests.specimens import tokenizer_json, tokens
 
+pytestmark = pytest.mark.slow
+
 # One of each reader; what each scheme writes is held against its library in tests/model/files/quantization.
 CHOSEN = ("gguf-q4_0", "gptq-4", "nf4-nested", "fp8-block")
 

@@ -7,6 +7,8 @@ import transformers
 from benchmarks.real.relatives import EDITS, edited, rebuilt, upcycled, with_embeddings_of
 from benchmarks.zoo.stack import take_apart
 
+pytestmark = pytest.mark.slow
+
 SIZES = {
     "vocab_size": 100,
     "hidden_size": 64,

@@ -85,6 +85,7 @@ def gpu_of_this_process(_):
     return os.getpid(), os.environ.get("CUDA_VISIBLE_DEVICES")
 
 
+@pytest.mark.slow
 def test_processes_of_this_machine_share_its_gpus_out(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
     found, failures = set(), []

@@ -37,11 +37,16 @@ ALIASES = {
 TILED = ("qwen3_5_text", "qwen3_5_moe_text")
 """The converter moves value heads that share a key head apart."""
 
+FEW = ("llama", "gpt2", "falcon", "gemma2", "mixtral", "deepseek_v2", "qwen3_next", "mamba", "bert", "t5")
+
 _LATENT = ("deepseek_v2", "deepseek_v3", "minicpm3")
 _ATTENTION = {Role.Q, Role.K, Role.V, Role.O}
 
 
-@pytest.mark.parametrize("model_type", [*ARCHITECTURES, *OTHERS])
+@pytest.mark.parametrize(
+    "model_type",
+    [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in (*ARCHITECTURES, *OTHERS)],
+)
 def test_every_role_is_the_weight_of_the_checkpoint_it_was_made_from(model_type, tmp_path):
     original, converted = both(model_type, tmp_path)
     theirs, ours = original.anatomy, converted.anatomy

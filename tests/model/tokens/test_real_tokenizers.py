@@ -16,6 +16,8 @@ from mdir_hf.model.tokens import Vocabulary, common_vocabulary, gguf_vocabulary,
 from mdir_hf.model.tokens.sentencepiece_model import sentencepiece_tokens
 from mdir_hf.model.tokens.tokens import TokenType
 
+pytestmark = pytest.mark.slow
+
 FOLDERS = ["bert-base-uncased", "falcon", "gpt-neox-20b", "gpt2", "llama2", "phi-3-mini", "qwen2", "t5-small"]
 FILES = [
     "mistral/mistral_instruct_tokenizer_240323.model.v3",

@@ -10,7 +10,6 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-import mdir_hf
 from mdir_hf.errors import InputError
 from mdir_hf.render.figures import draw_figures, draw_survey_matrix, figure_bytes, figure_img
 from mdir_hf.render.figures.layer_map import draw_layer_map
@@ -189,10 +188,6 @@ def test_a_figure_of_somebody_else_is_rendered_too():
 
     assert 'alt="a &quot;label&quot;"' in figure_img(figure)
     assert b'<title id="title">a "label"</title>' in figure_bytes(figure, "svg")
-
-
-def test_the_functions_are_public_names():
-    assert mdir_hf.figure_bytes is figure_bytes and mdir_hf.figure_img is figure_img
 
 
 def luminance(rgb):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -51,11 +52,16 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """``-m slow`` takes tests of one file in six, and importing the others takes each process many seconds."""
-    if config.option.markexpr != "slow" or not collection_path.name.startswith("test_"):
+    """Import no file without a test that is asked for: all of them take each process many seconds."""
+    if not collection_path.name.startswith("test_"):
         return None
-    named = (collection_path, collection_path.with_name("conftest.py"))
-    return None if any(file.is_file() and "mark.slow" in file.read_text("utf-8") for file in named) else True
+    text = collection_path.read_text("utf-8")
+    if config.option.markexpr == "not slow":
+        return True if re.search(r"^pytestmark = pytest\.mark\.slow$", text, re.MULTILINE) else None
+    if config.option.markexpr == "slow":
+        beside = collection_path.with_name("conftest.py")
+        return None if "mark.slow" in text + (beside.read_text("utf-8") if beside.is_file() else "") else True
+    return None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

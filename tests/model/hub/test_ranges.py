@@ -334,13 +334,6 @@ def test_retry_after_is_kept(loopback_hub, source, waits, status):
     assert waits == [4.0, 4.0]
 
 
-def test_a_wait_of_hours_is_not_waited(loopback_hub, source, waits):
-    loopback_hub.faults.append(Fault("status", origin="cdn", status=429, headers={"Retry-After": "99999"}))
-    with pytest.raises(RateLimitedError, match="try again in 100000 s"):
-        source.read(0, 10)
-    assert waits == []
-
-
 def test_429_for_ever_is_rate_limited_within_bounds(loopback_hub, source, waits):
     loopback_hub.faults.append(Fault("status", origin="cdn", status=429, times=None))
     with pytest.raises(RateLimitedError, match=rf"429 .*for '{WEIGHTS}'"):

@@ -14,7 +14,6 @@ from mdir_hf.errors import (
     GatedRepositoryError,
     InputError,
     OfflineError,
-    RateLimitedError,
     RepositoryNotFoundError,
     RevisionNotFoundError,
     ServerError,
@@ -454,12 +453,6 @@ def test_a_burst_of_503_on_a_small_file_is_waited_out(loopback_hub, commit, mode
     assert len(waits) == 2
 
 
-def test_a_small_file_that_keeps_failing_is_a_server_error(loopback_hub, commit, waits):
-    loopback_hub.faults.append(Fault("status", path="config.json", method="GET", status=500, times=None))
-    with pytest.raises(ServerError, match=r"answered 500 for 'config.json', after every retry"):
-        open_repository("owner/name").read("config.json")
-
-
 def test_force_download_fetches_again_once(loopback_hub, commit, model_folder):
     loopback_hub.redirects_small_files = False
     open_repository("owner/name").read("config.json")
@@ -615,12 +608,6 @@ def test_a_burst_of_failures_on_the_listing_is_waited_out(loopback_hub, commit, 
     assert len(waits) == 3
 
 
-def test_a_wait_the_server_asks_for_is_kept(loopback_hub, commit, waits):
-    loopback_hub.faults.append(Fault("status", path="/api/models", status=429, headers={"Retry-After": "7"}))
-    open_repository("owner/name")
-    assert waits == [8.0]
-
-
 def test_a_used_up_rate_limit_is_waited_out(loopback_hub, commit, waits):
     headers = {"RateLimit": '"api";r=0;t=55', "RateLimit-Policy": '"fixed window";"api";q=500;w=300'}
     loopback_hub.faults.append(Fault("status", path="/api/models", status=429, headers=headers))
@@ -628,27 +615,6 @@ def test_a_used_up_rate_limit_is_waited_out(loopback_hub, commit, waits):
     # The request that was refused waits; no time passes in a wait of a test, so that the next one finds nothing left.
     assert waits[0] == 56.0
     assert all(55 < wait_s <= 56 for wait_s in waits)
-
-
-def test_a_wait_of_hours_is_not_waited(loopback_hub, commit, waits):
-    loopback_hub.faults.append(Fault("status", path="/api/models", status=429, headers={"Retry-After": "7200"}))
-    with pytest.raises(RateLimitedError, match=r"owner/name: .*429.*try again in 7201 s"):
-        open_repository("owner/name")
-    assert waits == []
-
-
-def test_429_for_ever_is_rate_limited_within_bounds(loopback_hub, commit, waits):
-    loopback_hub.faults.append(Fault("status", path="/api/models", status=429, times=None))
-    with pytest.raises(RateLimitedError, match="429"):
-        open_repository("owner/name")
-    assert len(loopback_hub.requests) == 6
-
-
-def test_500_for_ever_is_a_server_error_within_bounds(loopback_hub, commit, waits):
-    loopback_hub.faults.append(Fault("status", path="/api/models", status=500, times=None))
-    with pytest.raises(ServerError, match="answered 500, after every retry"):
-        open_repository("owner/name")
-    assert len(loopback_hub.requests) == 6
 
 
 def test_a_hub_that_cannot_be_reached_is_named(hf_home, monkeypatch, waits):

@@ -234,8 +234,7 @@ def test_ctrl_c_ends_with_130_one_line_and_no_half_written_file(tmp_path, loopba
     )  # fmt: skip
     deadline = time.monotonic() + 60
     while not [r for r in loopback_hub.sent("cdn") if r.method == "GET"] and time.monotonic() < deadline:
-        time.sleep(0.05)
-    time.sleep(0.5)
+        time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130

@@ -96,6 +96,7 @@ def survivors(folder, tests):
     return ran.stdout
 
 
+@pytest.mark.slow
 def test_close_tests_notice_every_break(tmp_path):
     said = survivors(
         tmp_path,
@@ -121,6 +122,7 @@ def test_close_tests_notice_every_break(tmp_path):
     assert "7 of 9 noticed" in said
 
 
+@pytest.mark.slow
 def test_what_only_shallow_tests_enter_survives(tmp_path):
     said = survivors(
         tmp_path,

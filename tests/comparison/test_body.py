@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from mdir_hf import HomologyChecker, Verdict
 from mdir_hf.comparison import run
 from mdir_hf.comparison.layers import compare_layers
+from mdir_hf.comparison.settings import Settings
 from mdir_hf.model.files.ranged import RangedTensors
 from mdir_hf.model.hub import IoLedger, open_repository
 from mdir_hf.model.hub.local import LocalFile
@@ -308,9 +309,8 @@ def test_of_one_stranger_all_mlps_are_read_of_the_other_some_rows(save, monkeypa
     folders = [save(new_model(seed=seed, **sizes), f"wide{seed}") for seed in (0, 1)]
     ledger = IoLedger()
     reference = Model(open_repository(folders[0], use_caches=False, ledger=ledger))
-    report = HomologyChecker(reference, ledger=ledger, reading=Reading(use_caches=False)).compare(
-        folders[1], progress=False
-    )
+    checker = HomologyChecker(reference, ledger=ledger, settings=Settings(), reading=Reading(use_caches=False))
+    report = checker.compare(folders[1], progress=False)
     assert report.verdict is Verdict.NO_EVIDENCE
     mine, other = (sum(n for name, n in ledger.files.items() if name.startswith(f"{f}:model")) for f in folders)
     mlps = SIZES["num_hidden_layers"] * sizes["intermediate_size"] * SIZES["hidden_size"] * 4

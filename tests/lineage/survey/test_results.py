@@ -7,16 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from mdir_hf.cli.survey import _text
 from mdir_hf.errors import InputError
-from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint
 from mdir_hf.lineage.survey.results import ModelResult, PairResult, ResultFile, SurveyReport, read_survey, result_lines
 from mdir_hf.lineage.survey.saving import _markdown
-from mdir_hf.lineage.survey.work import compare_tile
 from mdir_hf.report import ModelSummary
-from tests.specimens import gaussian
 
 NAMES = ("a", "b", "c", "d")
 
@@ -72,21 +68,6 @@ def test_no_words_say_more_than_was_looked_at():
     for words in (text, markdown):
         assert "no evidence" not in words and "no relation" not in words
         assert "not found by embeddings; layers not compared" in words
-
-
-def test_a_survey_keeps_of_a_pair_whether_its_p_bounds_a_chance():
-    words = tuple(f"w{at}".encode() for at in range(600))
-    noise, sizes = gaussian(600, 96, 7), torch.exp(50.0 * gaussian(1, 96, 5))
-    for stand_out in (False, True):
-        rows = gaussian(600, 96, 0) * (sizes if stand_out else 1.0)  # some channels are larger than others
-        both = {"a": rows, "b": (rows + 0.1 * noise).flip(1)}  # in another order: their numbers bound nothing
-        kept = {
-            name: Fingerprint(ModelSummary(name, None, None, "llama", 96, 2, 600), words, values, 1)
-            for name, values in both.items()
-        }
-        (found,) = compare_tile(kept, [("a", "b")], 1e-10, 0)
-        assert (found.verdict, found.channels) == ("homologous", (96, 96))
-        assert found.p_is_bound is not stand_out
 
 
 def test_a_p_that_bounds_nothing_is_not_shown():

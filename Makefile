@@ -7,6 +7,10 @@ BIN := .venv/bin
 .PHONY: help demo test test-machines test-slow check schema space space-folder examples screenshots site reports chromium coverage evidence real mutants fuzz faults clean
 .DEFAULT_GOAL := help
 
+# Compiled modules are kept, whatever the environment says: without them each process of the tests compiles torch,
+# transformers and the tests themselves anew, which takes half a minute of processor.
+export PYTHONDONTWRITEBYTECODE :=
+
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -29,9 +33,10 @@ demo: .venv/.installed-demo ## Build a small family of models, compare them thro
 	$(BIN)/mdir-hf demo
 
 # One process per core and one thread per process: torch and BLAS crawl when they have more threads than cores. Each
-# begins with half of the files, so that what a file makes for all its tests is made once.
+# begins with half of the files, so that what a file makes for all its tests is made once. What failed last time comes
+# first, then whole comparisons (tests/conftest.py).
 test: .venv/.installed ## The tests, without the slow ones
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not slow' -n 2 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not slow' --failed-first -n 2 --dist worksteal
 
 # What a library leaves open (signs, null bases, the last bits of a sum) differs from one processor to the next. Older
 # instruction sets and another number of threads bring most of it out on one machine (MKL_CBWR: on AMD, too, where MKL

@@ -172,13 +172,13 @@ def _run(
 
         # The first failure is enough: it is not made smaller, nor kept for another time.
         settings.register_profile("breaks", phases=[Phase.explicit, Phase.generate], derandomize=True, database=None)
-        settings.load_profile("breaks")
     sys.meta_path.insert(0, change)
     plugin = _Chosen(chosen, seconds, None if chosen is not None else change.path)
     if plugin.traced_path is not None:
         threading.settrace(plugin.trace)
         sys.settrace(plugin.trace)
-    options = ["-x", "-q", "--assert=plain", "-m", "not slow", "-p", "no:cacheprovider", f"--basetemp={scratch}"]
+    options = ["-x", "-q", "--hypothesis-profile=breaks", "--assert=plain", "-m", "not slow", "-p", "no:cacheprovider"]
+    options += [f"--basetemp={scratch}"]
     code = pytest.main([*options, *files], plugins=[plugin])
     sys.settrace(None)
     lines = {test: sorted(found) for test, found in plugin.lines.items()}

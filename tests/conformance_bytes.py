@@ -29,31 +29,28 @@ class ByteSourceConformance:
         assert isinstance(source.label, str)
         assert source.label
 
-    @pytest.mark.parametrize(
-        ("start", "stop"), [(0, 1), (0, 8), (17, 4242), (65_535, 65_537), (100_002, 100_003), (0, 100_003)]
-    )
-    def test_read_gives_exactly_the_bytes_asked_for(self, source, start, stop):
-        got = source.read(start, stop)
-        assert type(got) is bytes
-        assert got == CONTENT[start:stop]
+    def test_read_gives_exactly_the_bytes_asked_for(self, source):
+        for start, stop in ((0, 1), (0, 8), (17, 4242), (65_535, 65_537), (100_002, 100_003), (0, 100_003)):
+            got = source.read(start, stop)
+            assert type(got) is bytes
+            assert got == CONTENT[start:stop], (start, stop)
 
-    @pytest.mark.parametrize("at", [0, 500, 100_003])
-    def test_an_empty_range_is_no_bytes(self, source, at):
-        assert source.read(at, at) == b""
+    def test_an_empty_range_is_no_bytes(self, source):
+        assert [source.read(at, at) for at in (0, 500, 100_003)] == [b""] * 3
 
     def test_reading_twice_gives_the_same(self, source):
         assert source.read(100, 200) == source.read(100, 200)
 
-    @pytest.mark.parametrize(("start", "stop"), [(0, 100_004), (100_003, 100_004), (200_000, 200_001)])
-    def test_reading_past_the_end_is_a_short_read_that_names_the_source(self, source, start, stop):
-        with pytest.raises(ShortReadError, match=r"100,003") as caught:
-            source.read(start, stop)
-        assert source.label in str(caught.value)
+    def test_reading_past_the_end_names_the_source(self, source):
+        for start, stop in ((0, 100_004), (100_003, 100_004), (200_000, 200_001)):
+            with pytest.raises(ShortReadError, match=r"100,003") as caught:
+                source.read(start, stop)
+            assert source.label in str(caught.value)
 
-    @pytest.mark.parametrize(("start", "stop"), [(-1, 5), (9, 3), (-5, -1)])
-    def test_what_is_no_range_is_refused(self, source, start, stop):
-        with pytest.raises(InputError, match="0 <= start <= stop"):
-            source.read(start, stop)
+    def test_what_is_no_range_is_refused(self, source):
+        for start, stop in ((-1, 5), (9, 3), (-5, -1)):
+            with pytest.raises(InputError, match="0 <= start <= stop"):
+                source.read(start, stop)
 
     def test_read_many_gives_each_span_in_the_order_asked(self, source):
         spans = [(90_000, 90_100), (0, 10), (50, 50), (40_000, 70_000), (0, 10), (100_000, 100_003)]

@@ -132,43 +132,40 @@ class TensorSourceConformance:
     def test_size_counts_at_least_every_tensor(self, source, tensors):
         assert source.n_bytes >= sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
-    @pytest.mark.parametrize("name", sorted(random_tensors()))
-    def test_spec_has_the_stored_shape_and_size(self, source, tensors, name):
-        spec = source.spec(name)
-        tensor = tensors[name]
-        assert (spec.name, spec.shape) == (name, tuple(tensor.shape))
-        assert spec.n_bytes == tensor.numel() * tensor.element_size()
+    def test_a_spec_has_the_stored_shape_and_size(self, source, tensors):
+        for name, tensor in tensors.items():
+            spec = source.spec(name)
+            assert (spec.name, spec.shape) == (name, tuple(tensor.shape))
+            assert spec.n_bytes == self.stored_bytes(tensor), name
 
-    @pytest.mark.parametrize(
-        ("name", "dtype"), [("embed.weight", "BF16"), ("half", "F16"), ("single", "F32"), ("double", "F64")]
-    )
-    def test_spec_names_the_stored_dtype(self, source, name, dtype):
-        assert source.spec(name).dtype == dtype
+    def stored_bytes(self, tensor: torch.Tensor) -> int:
+        """What of a file a tensor takes."""
+        return tensor.numel() * tensor.element_size()
 
-    @pytest.mark.parametrize("name", READABLE)
-    def test_a_whole_tensor_is_read_exactly(self, source, tensors, name):
-        expected = tensors[name] if name == "double" else tensors[name].float()
-        if name in ("no_rows", "no_columns"):
-            expected = expected.float()
-        got = source.read(name)
-        assert got.dtype == expected.dtype
-        assert got.shape == expected.shape
-        assert torch.equal(got, expected)
+    def test_a_spec_names_the_stored_dtype(self, source):
+        names = ("embed.weight", "half", "single", "double")
+        assert [source.spec(name).dtype for name in names] == ["BF16", "F16", "F32", "F64"]
 
-    @pytest.mark.parametrize("name", MATRICES)
-    def test_rows_come_in_the_order_asked_and_may_repeat(self, source, tensors, name):
-        n_rows = tensors[name].shape[0]
-        rows = np.random.default_rng(1).integers(0, n_rows, size=2 * n_rows)
-        got = source.read_rows(name, rows)
-        expected = tensors[name].to(got.dtype)[torch.from_numpy(rows)]
-        assert got.dtype == (torch.float64 if name == "double" else torch.float32)
-        assert torch.equal(got, expected)
+    def test_a_whole_tensor_is_read_exactly(self, source, tensors):
+        for name in (name for name in READABLE if name in tensors):  # a format may lack a dtype
+            expected = tensors[name] if name == "double" else tensors[name].float()
+            got = source.read(name)
+            assert (got.dtype, got.shape) == (expected.dtype, expected.shape), name
+            assert torch.equal(got, expected), name
 
-    @pytest.mark.parametrize("max_gap_bytes", [0, 1, 12, 24, 1 << 20])
-    def test_the_gap_read_over_does_not_change_rows(self, source, tensors, max_gap_bytes):
+    def test_rows_come_in_the_order_asked_and_may_repeat(self, source, tensors):
+        for name in (name for name in MATRICES if name in tensors):
+            n_rows = tensors[name].shape[0]
+            rows = np.random.default_rng(1).integers(0, n_rows, size=2 * n_rows)
+            got = source.read_rows(name, rows)
+            assert got.dtype == (torch.float64 if name == "double" else torch.float32), name
+            assert torch.equal(got, tensors[name].to(got.dtype)[torch.from_numpy(rows)]), name
+
+    def test_the_gap_read_over_does_not_change_rows(self, source, tensors):
         rows = np.array([31, 2, 3, 39, 0, 8], dtype=np.int64)
-        got = source.read_rows("embed.weight", rows, max_gap_bytes=max_gap_bytes)
-        assert torch.equal(got, tensors["embed.weight"][torch.from_numpy(rows)].float())
+        expected = tensors["embed.weight"][torch.from_numpy(rows)].float()
+        for max_gap_bytes in (0, 1, 12, 24, 1 << 20):
+            assert torch.equal(source.read_rows("embed.weight", rows, max_gap_bytes=max_gap_bytes), expected)
 
     def test_no_rows_asked_are_no_rows(self, source):
         assert source.read_rows("embed.weight", np.empty(0, dtype=np.int64)).shape == (0, 6)
@@ -176,17 +173,15 @@ class TensorSourceConformance:
     def test_rows_without_columns_are_empty(self, source):
         assert source.read_rows("no_columns", np.array([3, 0])).shape == (2, 0)
 
-    def test_what_was_read_may_be_changed_without_changing_the_source(self, source, tensors):
+    def test_what_was_read_may_be_changed(self, source, tensors):
         source.read("embed.weight").zero_()
         source.read_rows("embed.weight", np.array([0])).zero_()
         assert torch.equal(source.read("embed.weight"), tensors["embed.weight"].float())
 
-    @pytest.mark.parametrize("row", [-1, 40, 1 << 40])
-    def test_a_row_outside_of_the_matrix_is_refused(self, source, row):
-        with pytest.raises(InputError, match=r"shape \(40, 6\) has no row"):
-            source.read_rows("embed.weight", np.array([0, row]))
-
-    def test_a_row_of_a_tensor_without_rows_is_refused(self, source):
+    def test_a_row_that_is_not_there_is_refused(self, source):
+        for row in (-1, 40, 1 << 40):
+            with pytest.raises(InputError, match=r"shape \(40, 6\) has no row"):
+                source.read_rows("embed.weight", np.array([0, row]))
         with pytest.raises(InputError, match=r"'no_rows' of shape \(0, 4\) has no row 0"):
             source.read_rows("no_rows", np.array([0]))
 
@@ -196,42 +191,49 @@ class TensorSourceConformance:
         with pytest.raises(InputError, match=r"shape \(2, 3, 4\) has no row 6"):
             source.read_rows("cube", np.array([6]))
 
-    @pytest.mark.parametrize("name", sorted(random_tensors()))
-    def test_a_stored_tensor_is_read_as_it_is(self, source, tensors, name):
-        got = source.read_stored(name)
-        assert got.dtype == tensors[name].dtype
-        assert torch.equal(got.reshape(-1).view(torch.uint8), tensors[name].reshape(-1).view(torch.uint8))
+    def test_a_stored_tensor_is_read_as_it_is(self, source, tensors):
+        for name, tensor in tensors.items():
+            got = source.read_stored(name)
+            assert got.dtype == tensor.dtype, name
+            assert torch.equal(got.reshape(-1).view(torch.uint8), tensor.reshape(-1).view(torch.uint8)), name
 
-    @pytest.mark.parametrize("name", ["embed.weight", "integers", "fp8", "cube"])
-    def test_stored_rows_are_read_as_they_are(self, source, tensors, name):
+    def test_stored_rows_are_read_as_they_are(self, source, tensors):
         rows = np.array([2, 0, 2], dtype=np.int64)
-        got = source.read_stored_rows(name, rows)
-        expected = tensors[name].reshape(-1, tensors[name].shape[-1])[torch.from_numpy(rows)]
-        assert got.dtype == expected.dtype
-        assert torch.equal(got.view(torch.uint8), expected.view(torch.uint8))
+        for name in (name for name in ("embed.weight", "integers", "fp8", "cube") if name in tensors):
+            got = source.read_stored_rows(name, rows)
+            expected = tensors[name].reshape(-1, tensors[name].shape[-1])[torch.from_numpy(rows)]
+            assert got.dtype == expected.dtype, name
+            assert torch.equal(got.view(torch.uint8), expected.view(torch.uint8)), name
 
     def test_a_checkpoint_names_its_format(self, source):
         assert source.description.format
         assert source.description.quantization is None
 
-    @pytest.mark.parametrize("name", ["norm", "scalar"])
-    def test_rows_of_what_is_no_matrix_are_refused(self, source, name):
-        with pytest.raises(InputError, match="only a matrix has rows"):
-            source.read_rows(name, np.array([0]))
+    def test_rows_of_what_is_no_matrix_are_refused(self, source):
+        for name in ("norm", "scalar"):
+            with pytest.raises(InputError, match="only a matrix has rows"):
+                source.read_rows(name, np.array([0]))
 
-    @pytest.mark.parametrize("ask", ["spec", "read"])
-    def test_an_unknown_name_is_said(self, source, ask):
-        with pytest.raises(TensorNotFoundError, match=r"no tensor 'embed\.weigth'"):
-            getattr(source, ask)("embed.weigth")
+    def test_an_unknown_name_is_said(self, source):
+        for ask in (source.spec, source.read):
+            with pytest.raises(TensorNotFoundError, match=r"no tensor 'embed\.weigth'"):
+                ask("embed.weigth")
 
-    @pytest.mark.parametrize("name", ["integers", "mask"])
-    def test_what_is_no_weight_is_refused_with_its_dtype(self, source, name):
-        with pytest.raises(UnsupportedFormatError, match=rf"'{name}' holds .* \({source.spec(name).dtype}\)"):
-            source.read(name)
+    def test_what_is_no_weight_is_refused_with_its_dtype(self, source, tensors):
+        for name in (name for name in ("integers", "mask") if name in tensors):
+            with pytest.raises(UnsupportedFormatError, match=rf"'{name}' holds .* \({source.spec(name).dtype}\)"):
+                source.read(name)
 
-    @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
-    def test_weights_that_are_no_numbers_are_refused_with_their_row(self, tmp_path, value, dtype):
+    @pytest.mark.parametrize(
+        ("value", "dtype"),
+        [
+            (float("nan"), torch.bfloat16),
+            (float("inf"), torch.float16),
+            (float("-inf"), torch.float32),
+            (float("nan"), torch.float64),
+        ],
+    )
+    def test_weights_that_are_no_numbers_name_their_row(self, tmp_path, value, dtype):
         weights = torch.ones(8, 3, dtype=dtype)
         weights[5, 1] = value
         source = self.make({"w": weights}, tmp_path)

@@ -1,11 +1,15 @@
-"""Ends a run at once where the disk cannot hold what tests write; opens only files of slow tests, the longest first."""
+"""Order, disk and processor of a run: failures and whole comparisons first, the longest slow files first."""
 
 from __future__ import annotations
 
+import gc
+import random
+import re
 import shutil
 import tempfile
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 NEEDED_BYTES = 2 << 30
@@ -13,6 +17,10 @@ NEEDED_BYTES = 2 << 30
 
 NEEDED_BY_SLOW_BYTES = 10 << 30
 """The same of ``make test-slow``, whose two processes hold 9 GB at most: most of it checkpoints of published size."""
+
+FIRST = ("comparison/test_compare.py", "comparison/test_body.py", "cli/test_compare_command.py")
+"""Files of whole comparisons, through most of the package: what breaks anything mostly breaks one of them. They begin a
+run, after what failed last time (``--failed-first``)."""
 
 LONGEST = (
     *("trained/test_quantized.py", "faults/test_faults.py", "trained/test_verdicts.py"),
@@ -22,6 +30,14 @@ LONGEST = (
 )
 """Files of slow tests of a minute and more. They begin first, so that no process waits for another at the end. Those
 that train the same models lie apart, so that none waits for another's model."""
+
+# A property is tried on 30 examples, unless it asks for more; pyproject.toml names this profile. No deadline: on a busy
+# machine any example may take long.
+hypothesis.settings.register_profile("quick", max_examples=30, deadline=None)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--shuffle", type=int, metavar="SEED", help="run the tests in an order drawn from this seed")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -36,17 +52,30 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """``-m slow`` takes tests of one file in six, and importing the others takes each process many seconds."""
-    if config.option.markexpr != "slow" or not collection_path.name.startswith("test_"):
+    """Import no file without a test that is asked for: all of them take each process many seconds."""
+    if not collection_path.name.startswith("test_"):
         return None
-    named = (collection_path, collection_path.with_name("conftest.py"))
-    return None if any(file.is_file() and "mark.slow" in file.read_text("utf-8") for file in named) else True
+    text = collection_path.read_text("utf-8")
+    if config.option.markexpr == "not slow":
+        return True if re.search(r"^pytestmark = pytest\.mark\.slow$", text, re.MULTILINE) else None
+    if config.option.markexpr == "slow":
+        beside = collection_path.with_name("conftest.py")
+        return None if "mark.slow" in text + (beside.read_text("utf-8") if beside.is_file() else "") else True
+    return None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.option.markexpr == "slow":
-        place = {Path(__file__).parent / name: number for number, name in enumerate(LONGEST)}
-        items.sort(key=lambda item: place.get(item.path, len(place)))
+    begin = LONGEST if config.option.markexpr == "slow" else FIRST
+    place = {Path(__file__).parent / name: number for number, name in enumerate(begin)}
+    items.sort(key=lambda item: place.get(item.path, len(place)))
+    if config.option.shuffle is not None:
+        random.Random(config.option.shuffle).shuffle(items)
+
+
+def pytest_collection_finish() -> None:
+    # What was imported so far stays to the end: the collector need not walk over its million objects again and again.
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

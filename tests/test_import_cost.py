@@ -38,7 +38,7 @@ def test_importing_what_needs_no_maths_loads_no_maths(statement):
     assert loaded_by(statement) & HEAVY == set()
 
 
-def test_importing_the_checker_loads_neither_models_nor_plots_nor_the_space():
+def test_importing_the_checker_loads_no_models_plots_or_space():
     assert (
         loaded_by("from mdir_hf import HomologyChecker") & {"transformers", "tokenizers", "matplotlib", "gradio"}
         == set()

@@ -44,7 +44,7 @@ def test_what_is_left_out_is_in_the_middle(length, shown):
     assert visible_text("0123456789", length=length) == shown
 
 
-def test_a_name_is_cut_at_sixty_characters_where_nothing_else_is_said():
+def test_a_name_is_cut_at_sixty_characters_by_default():
     assert shown_name("x" * 60) == "x" * 60
     assert len(shown_name("x" * 61)) == 60
 

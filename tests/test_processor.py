@@ -76,7 +76,7 @@ def test_the_smallest_quota_of_the_group_and_those_above_is_read(machine, files,
     assert cgroup_quota(machine(files)) == quota
 
 
-def test_a_container_that_is_told_its_path_on_the_host_finds_its_group_where_it_is_mounted(machine):
+def test_a_container_finds_its_group_where_it_is_mounted(machine):
     mounted = "30 25 0:26 /docker/af3 /sys/fs/cgroup/cpu ro - cgroup cgroup rw,cpu\n"
     files = v1("/docker/af3", {"": (200000, 100000)}, mounted=mounted, at="sys/fs/cgroup/cpu")
     assert cgroup_quota(machine({**files, "proc/self/cgroup": "4:cpu:/docker/af3\n"})) == 2.0
@@ -242,14 +242,14 @@ def inside(threads=None):
         thread.join(60)
 
 
-def test_a_thread_that_comes_second_gets_back_what_was_set_before_the_first():
+def test_a_second_thread_gets_back_what_was_set_before():
     with one_pool(), inside() as seen:
         pass
     assert seen == [3, 1, 3]
     assert threads_everywhere() == (3, 3, {2})
 
 
-def test_the_pool_of_others_comes_back_with_the_last_to_leave_whoever_came_first():
+def test_the_pool_of_others_comes_back_with_the_last_to_leave():
     first = inside()
     first.__enter__()
     with one_pool():
@@ -258,7 +258,7 @@ def test_the_pool_of_others_comes_back_with_the_last_to_leave_whoever_came_first
     assert threads_everywhere() == (3, 3, {2})
 
 
-def test_the_pool_of_others_comes_back_where_the_first_one_leaves_last():
+def test_the_pool_comes_back_where_the_first_leaves_last():
     with one_pool():
         with inside():
             pass
@@ -273,7 +273,7 @@ def test_a_thread_outside_keeps_its_threads():
     assert seen == [3, 1, 3]
 
 
-def test_many_comparisons_at_once_leave_everything_as_it_was_and_never_share_the_cores():
+def test_many_comparisons_at_once_leave_everything_as_it_was():
     at_large_work, most = 0, 0
     failures = []
 

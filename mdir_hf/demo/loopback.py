@@ -1,7 +1,7 @@
 """A Hub on this machine: folders served over HTTP as the Hub serves public models.
 
 Two origins, 127.0.0.1 and localhost, each with a port of its own: the "hub" (API, small files, redirects) and the
-"CDN" (large files). For demonstrations; access, writing and faults are added where the tests need them.
+"CDN" (large files). For demonstrations; tests/loopback adds access, writing and faults.
 
     with LoopbackHub() as hub:
         hub.add_repository("owner/name", folder)
@@ -10,16 +10,391 @@ Two origins, 127.0.0.1 and localhost, each with a port of its own: the "hub" (AP
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import json
+import re
+import socket
+import sys
 import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, ClassVar
-
-from mdir_hf.demo.loopback_files import StoredRepository
-from mdir_hf.demo.loopback_server import Handler, Server
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # in typing from Python 3.11 on
+
+# The Hub's own .gitattributes for new model repositories, as far as models here use it.
+LFS_SUFFIXES = (".safetensors", ".bin", ".gguf", ".model", ".pt", ".pth", ".h5", ".onnx", ".msgpack", ".npz", ".zip")
+LFS_BYTES = 10 << 20  # the Hub refuses larger files outside LFS
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """One file of one commit; its digests are computed when first asked for.
+
+    Attributes:
+        place: Where its bytes lie on this disk.
+        n_bytes: Size.
+        is_lfs: Whether the Hub would keep it outside git, and redirect to it.
+        given_sha256: Its digest, believed instead of computed.
+    """
+
+    place: Path
+    n_bytes: int
+    is_lfs: bool
+    given_sha256: str | None = None
+
+    @classmethod
+    def at(cls, place: Path, path: str, given_sha256: str | None = None) -> StoredFile:
+        """Take a file of this disk as one of a repository."""
+        n_bytes = place.stat().st_size
+        return cls(place, n_bytes, path.endswith(LFS_SUFFIXES) or n_bytes > LFS_BYTES, given_sha256)
+
+    @cached_property
+    def sha256(self) -> str:
+        """The digest of the content."""
+        return self.given_sha256 or self._digest("sha256")
+
+    @cached_property
+    def blob_id(self) -> str:
+        """The git blob id: of the content, or for an LFS file of the pointer that git holds."""
+        if self.is_lfs:
+            return hashlib.sha1(self._pointer, usedforsecurity=False).hexdigest()
+        return self._digest("sha1", b"blob %d\0" % self.n_bytes)
+
+    @property
+    def etag(self) -> str:
+        """What tells one content from another."""
+        return self.sha256 if self.is_lfs else self.blob_id
+
+    @property
+    def listed(self) -> dict[str, Any]:
+        """What the API says of the file, besides its name."""
+        said: dict[str, Any] = {"size": self.n_bytes, "blobId": self.blob_id}
+        if self.is_lfs:
+            said["lfs"] = {"sha256": self.sha256, "size": self.n_bytes, "pointerSize": len(self._pointer)}
+        return said
+
+    @property
+    def _pointer(self) -> bytes:
+        return f"version https://git-lfs.github.com/spec/v1\noid sha256:{self.sha256}\nsize {self.n_bytes}\n".encode()
+
+    def _digest(self, kind: str, head: bytes = b"") -> str:
+        digest = hashlib.new(kind, head, usedforsecurity=False)
+        with self.place.open("rb") as content:
+            while block := content.read(1 << 20):
+                digest.update(block)
+        return digest.hexdigest()
+
+
+@dataclass
+class StoredRepository:
+    """A repository of the loopback Hub.
+
+    Attributes:
+        repo_id: ``owner/name``.
+        revisions: Commit sha, by branch or tag.
+        commits: Files by path, by commit sha.
+    """
+
+    repo_id: str
+    revisions: dict[str, str] = field(default_factory=dict)
+    commits: dict[str, dict[str, StoredFile]] = field(default_factory=dict)
+
+    @property
+    def address(self) -> str:
+        """Its path on the Hub."""
+        return self.repo_id
+
+    def add_revision(self, name: str, folder: Path, sha256: Mapping[str, str] | None = None) -> str:
+        """Take a folder as a branch; return its commit sha, made from names, sizes and times of the files, unread.
+
+        Args:
+            name: The branch.
+            folder: What it holds.
+            sha256: Digests of large files by path, for files too large to read.
+        """
+        files: dict[str, StoredFile] = {}
+        described: list[object] = [self.address]
+        for place in sorted(folder.rglob("*")):
+            if place.is_file():
+                path = place.relative_to(folder).as_posix()
+                files[path] = StoredFile.at(place, path, (sha256 or {}).get(path))
+                described.append([path, files[path].n_bytes, place.stat().st_mtime_ns])
+        return self.point(name, files, described)
+
+    def point(self, name: str, files: dict[str, StoredFile], described: object) -> str:
+        """Have a branch point to files; return the sha of the commit, made from a description of them."""
+        commit = hashlib.sha1(json.dumps(described).encode(), usedforsecurity=False).hexdigest()
+        self.revisions[name] = commit
+        self.commits[commit] = files
+        return commit
+
+    def commit(self, revision: str) -> str | None:
+        """Return the full sha of a branch, tag, sha or the beginning of one."""
+        if revision in self.revisions:
+            return self.revisions[revision]
+        matches = [commit for commit in self.commits if len(revision) >= 7 and commit.startswith(revision)]
+        return matches[0] if len(matches) == 1 else None
+
+
+Origin = Literal["hub", "cdn"]
+_BLOCK = 1 << 16
+API = r"/api/(models|datasets)/"
+_SINGLE_RANGE = re.compile(r"bytes=(\d+)-(\d*)")
+
+
+class Server(ThreadingHTTPServer):
+    """One of the two origins, on a port of its own."""
+
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 64
+
+    def __init__(self, hub: LoopbackHub, origin: Origin) -> None:
+        self.hub = hub
+        self.origin: Origin = origin
+        self._connections: set[socket.socket] = set()
+        super().__init__(("127.0.0.1", 0), hub.handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401
+        """Remember the connection, to hang up on it in the end."""
+        self._connections.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:  # noqa: ANN401
+        """Forget a connection that ends by itself."""
+        self._connections.discard(request)
+        super().shutdown_request(request)
+
+    def close_connections(self) -> None:
+        """Hang up on clients that keep a connection open."""
+        for connection in list(self._connections):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401
+        """Print only what is a fault of this server."""
+        if not isinstance(sys.exc_info()[1], OSError):  # a client that hung up is not news
+            super().handle_error(request, client_address)
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers the requests of one connection.
+
+    Attributes:
+        routes: Pattern of a path on the hub, and the method that is called with its groups.
+    """
+
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    server: Server
+    routes: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("/api/agent-harnesses", "_harnesses"),
+        ("/api/models", "_search"),
+        (rf"{API}([^/]+(?:/[^/]+)?)/tree/([^/]+)(?:/(.*))?", "_listing"),
+        (rf"{API}([^/]+(?:/[^/]+)??)(?:/revision/([^/]+))?", "_model_info"),
+        (r"/((?:datasets/[^/]+/)?[^/]+(?:/[^/]+)?)/resolve/([^/]+)/(.+)", "_resolve"),
+    )
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: ANN401
+        """Print nothing."""
+
+    def do_HEAD(self) -> None:
+        """Answer with headers alone."""
+        self._serve()
+
+    def do_GET(self) -> None:
+        """Answer with content."""
+        self._serve()
+
+    def _serve(self) -> None:
+        self._hub = self.server.hub
+        parts = urlsplit(self.path)
+        self._path = parts.path  # still quoted: a revision may hold a slash
+        self._query = {name: values[0] for name, values in parse_qs(parts.query).items()}
+        self._answer_request()
+
+    def _answer_request(self) -> None:
+        if self.server.origin == "cdn":
+            self._serve_cdn()
+        else:
+            self._serve_hub()
+
+    # The hub.
+
+    def _serve_hub(self) -> None:
+        for pattern, method in self.routes:
+            if match := re.fullmatch(pattern, self._path):
+                getattr(self, method)(*map(unquote, match.groups(default="")))
+                return
+        self._error(404, "", "Not found")
+
+    def _harnesses(self) -> None:
+        self._json({"standardEnvVars": [], "harnesses": {}})
+
+    def _repository(self, address: str) -> StoredRepository | None:
+        """Return the repository, or answer why not."""
+        repository = self._hub.find(address)
+        if repository is None:
+            self._error(404, "RepoNotFound", "Repository not found")
+        return repository
+
+    def _commit(self, address: str, revision: str) -> tuple[StoredRepository, str] | None:
+        """Return a repository and the sha of one of its commits, or answer why not."""
+        repository = self._repository(address)
+        if repository is None:
+            return None
+        commit = repository.commit(revision)
+        if commit is None:
+            self._error(404, "RevisionNotFound", f"Invalid rev id: {revision}")
+            return None
+        return repository, commit
+
+    def _search(self) -> None:
+        wanted = self._query.get("search", "").lower()
+        found = [known.repo_id for known in self._hub.repositories() if wanted in known.repo_id.lower()]
+        limit = int(self._query.get("limit", len(found)))
+        self._json([{"_id": object_id(name), "id": name, "modelId": name} for name in found[:limit]])
+
+    def _model_info(self, kind: str, name: str, revision: str) -> None:
+        found = self._commit(address_of(kind, name), revision or "main")
+        if found is not None:
+            self._json(self._about(*found))
+
+    def _about(self, repository: StoredRepository, commit: str) -> dict[str, Any]:
+        with_blobs = self._query.get("blobs", "").lower() in ("true", "1")
+        return {
+            "_id": object_id(repository.repo_id),
+            "id": repository.repo_id,
+            "modelId": repository.repo_id,
+            "sha": commit,
+            "private": False,
+            "gated": False,
+            "disabled": False,
+            "tags": [],
+            "downloads": 0,
+            "likes": 0,
+            "siblings": [
+                {"rfilename": path, **(file.listed if with_blobs else {})}
+                for path, file in repository.commits[commit].items()
+            ],
+        }
+
+    def _listing(self, kind: str, name: str, revision: str, below: str) -> None:
+        found = self._commit(address_of(kind, name), revision)
+        if found is None:
+            return
+        repository, commit = found
+        entries = []
+        for path, file in repository.commits[commit].items():
+            if not below or path.startswith(f"{below}/"):
+                entry = {"type": "file", "oid": file.blob_id, "size": file.n_bytes, "path": path}
+                if file.is_lfs:
+                    entry["lfs"] = {"oid": file.sha256, **file.listed["lfs"]}
+                entries.append(entry)
+        self._page(entries)
+
+    def _page(self, entries: list[dict[str, Any]]) -> None:
+        self._json(entries)
+
+    def _resolve(self, address: str, revision: str, path: str) -> None:
+        found = self._commit(address, revision)
+        if found is None:
+            return
+        repository, commit = found
+        file = repository.commits[commit].get(path)
+        headers = {"X-Repo-Commit": commit, "Accept-Ranges": "bytes", "Vary": "Origin"}
+        if file is None:
+            self._error(404, "EntryNotFound", "Entry not found", headers)
+            return
+        headers["ETag"] = f'"{file.etag}"'
+        if file.is_lfs:
+            location = self._hub.cdn_address(f"/{quote(repository.address, safe='')}/{commit}/{quote(path)}")
+            linked = {"X-Linked-Size": str(file.n_bytes), "X-Linked-Etag": headers["ETag"]}
+            self._redirect(repository, commit, file, {**headers, **linked, "Location": location})
+        else:
+            self._content(file, headers)
+
+    def _redirect(
+        self, repository: StoredRepository, commit: str, file: StoredFile, headers: Mapping[str, str]
+    ) -> None:
+        self._answer(302, b"", headers)
+
+    # The CDN.
+
+    def _serve_cdn(self) -> None:
+        address, _, rest = self._path.lstrip("/").partition("/")
+        commit, _, path = rest.partition("/")
+        repository = self._hub.find(unquote(address))
+        file = repository.commits.get(commit, {}).get(unquote(path)) if repository is not None else None
+        if file is None:
+            self._answer(404, b"<Error><Code>NoSuchKey</Code></Error>", {})
+        else:
+            self._content(file, {"ETag": f'"{commit[:32]}"', "Accept-Ranges": "bytes"})
+
+    # Answers.
+
+    def _content(self, file: StoredFile, headers: Mapping[str, str]) -> None:
+        """Answer with a file, or with the range of it that is asked for."""
+        start, stop, status, about = 0, file.n_bytes, 200, dict(headers)
+        asked = _SINGLE_RANGE.fullmatch(self.headers.get("Range", ""))  # several ranges: the whole file, as on S3
+        if asked is not None:
+            start, stop, status = int(asked[1]), min(int(asked[2] or file.n_bytes) + 1, file.n_bytes), 206
+            if start >= file.n_bytes or stop <= start:
+                self._answer(416, b"", {"Content-Range": f"bytes */{file.n_bytes}"})
+                return
+            about["Content-Range"] = f"bytes {start}-{stop - 1}/{file.n_bytes}"
+        self._head(status, stop - start, about)
+        if self.command == "GET":
+            self._body(file.place, start, stop)
+
+    def _body(self, place: Path, start: int, stop: int) -> None:
+        with place.open("rb") as content:
+            content.seek(start)
+            while block := content.read(min(_BLOCK, stop - start)):
+                self._send(block)
+                start += len(block)
+
+    def _json(self, content: object, headers: Mapping[str, str] | None = None) -> None:
+        kind = {"Content-Type": "application/json; charset=utf-8"}
+        self._answer(200, json.dumps(content).encode(), {**kind, **(headers or {})})
+
+    def _error(self, status: int, code: str, message: str, headers: Mapping[str, str] | None = None) -> None:
+        said = {"X-Error-Message": message, "Content-Type": "application/json; charset=utf-8", **(headers or {})}
+        if code:
+            said["X-Error-Code"] = code
+        self._answer(status, json.dumps({"error": message}).encode(), said)
+
+    def _answer(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
+        self._head(status, len(body), headers)
+        if self.command != "HEAD":
+            self._send(body)
+
+    def _head(self, status: int, n_bytes: int, headers: Mapping[str, str]) -> None:
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(n_bytes)}.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    def _send(self, block: bytes) -> None:
+        self.wfile.write(block)
+
+
+def address_of(kind: str, name: str) -> str:
+    """Return the path of a repository on the Hub: of a model its name alone."""
+    return name if kind == "models" else f"{kind}/{name}"
+
+
+def object_id(text: str) -> str:
+    """Return 24 hexadecimal digits, as the Hub names its objects."""
+    return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()[:24]
 
 
 class LoopbackHub:

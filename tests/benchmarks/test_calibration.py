@@ -13,7 +13,7 @@ def rows(seed, n=24):
     return torch.randn(200, n, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-def test_z_of_a_fixed_matching_has_mean_0_and_deviation_1_for_random_axes():
+def test_z_of_a_fixed_matching_is_standard_for_random_axes():
     found = [fixed_matching(rows(2 * seed), rows(2 * seed + 1)) for seed in range(400)]
     z, votes = (torch.tensor([float(one[key]) for one in found]) for key in ("z", "votes"))
     # Four deviations of a mean and of a deviation of 400 normal draws; 24 tossed signs deviate by their root.
@@ -22,7 +22,7 @@ def test_z_of_a_fixed_matching_has_mean_0_and_deviation_1_for_random_axes():
         assert abs(values.std() - 1) < 4 / math.sqrt(800)
 
 
-def test_z_of_a_model_with_itself_is_the_square_root_of_what_it_can_be():
+def test_z_of_a_model_with_itself_is_the_largest_possible():
     found = fixed_matching(rows(0), rows(0))
     assert found["z"] == pytest.approx(24, rel=1e-6)
     assert found["votes"] == 24
@@ -39,7 +39,7 @@ def test_varimax_is_a_rotation_that_finds_sparse_axes_again():
 
 
 @pytest.mark.parametrize("n", [2, 3, 5])
-def test_haar_matrices_pass_a_level_no_more_often_than_the_bound_allows(n):
+def test_haar_matrices_pass_a_level_as_rarely_as_the_bound_says(n):
     n_draws = 4000
     counts = haar_exceedances(n, (0.3, 0.1, 0.01), n_draws=n_draws, seed=1)
     assert all(count <= float(level) * n_draws for level, count in counts.items())

@@ -28,7 +28,7 @@ def draws(seed, n=400, ties=False):
 
 @pytest.mark.parametrize("ties", [False, True])
 @pytest.mark.parametrize("seed", range(4))
-def test_auc_is_the_share_of_pairs_of_pairs_in_the_right_order_with_ties_as_half(seed, ties):
+def test_auc_is_the_share_in_the_right_order_with_ties_as_half(seed, ties):
     scores, related = draws(seed, ties=ties)
     u = mannwhitneyu(scores[related], scores[~related]).statistic
     expected = u / (related.sum() * (~related).sum())
@@ -36,7 +36,7 @@ def test_auc_is_the_share_of_pairs_of_pairs_in_the_right_order_with_ties_as_half
 
 
 @pytest.mark.parametrize("ties", [False, True])
-def test_accuracy_is_that_of_the_threshold_with_the_largest_difference_of_rates_on_the_same_scores(ties):
+def test_accuracy_is_that_of_the_best_threshold(ties):
     scores, related = draws(5, ties=ties)
     best = max(
         sorted(set(scores), reverse=True),
@@ -47,7 +47,7 @@ def test_accuracy_is_that_of_the_threshold_with_the_largest_difference_of_rates_
     assert metrics.accuracy == np.mean((scores >= best) == related)
 
 
-def test_the_rate_at_one_percent_is_the_best_that_no_more_than_one_percent_of_others_pass():
+def test_the_rate_at_one_percent_is_the_best_allowed():
     scores, related = draws(6, n=1000)
     allowed = [t for t in scores if (scores[~related] >= t).mean() <= 0.01]
     expected = max((scores[related] >= t).mean() for t in allowed)
@@ -109,7 +109,7 @@ def test_decisions_are_counted_by_kind():
     assert (counted.false_negatives, counted.true_negatives, counted.n_wrong) == (1, 2, 2)
 
 
-def test_the_score_of_a_p_keeps_the_order_where_p_itself_underflows_and_is_half_at_alpha():
+def test_the_score_of_a_p_keeps_the_order_below_underflow():
     assert score_of_log10_p(-7000.0) > score_of_log10_p(-5000.0) > score_of_log10_p(-10.0) == 0.5
     assert score_of_log10_p(0.0) == 1e-10
 

@@ -72,7 +72,7 @@ def test_a_cell_goes_to_rows_with_shares_that_are_known():
     assert branches((1,)) == {(2,): Fraction(1, 3), (1, 1): Fraction(2, 3)}
 
 
-def test_the_inequality_and_every_step_of_its_proof_hold_on_small_cases():
+def test_every_step_of_the_proof_holds_on_small_cases():
     counts = count(3, 4)
     assert all(found.holds == found.of for found in counts)
     assert counts[0].of == 4 * sum(len(list(spectra(n))) for n in (1, 2, 3)) == 124

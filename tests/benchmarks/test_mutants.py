@@ -54,7 +54,7 @@ def test_what_does_not_run_or_is_text_is_left_alone(text):
     assert changes(text) == set()
 
 
-def test_a_break_changes_its_own_place_and_nothing_else_whatever_the_letters_before_it():
+def test_a_break_changes_its_own_place_and_nothing_else():
     text = "name = 'ä€😀'; x = (a +\n    b)\ny = 1\n"
     (of_sum,) = [one for one in breaks(text) if "a" in one.before]
     assert of_sum.applied_to(text) == "name = 'ä€😀'; x = ((a - b))\ny = 1\n"
@@ -96,7 +96,8 @@ def survivors(folder, tests):
     return ran.stdout
 
 
-def test_tests_that_look_closely_notice_every_break_and_unused_lines_have_no_test(tmp_path):
+@pytest.mark.slow
+def test_close_tests_notice_every_break(tmp_path):
     said = survivors(
         tmp_path,
         """
@@ -121,6 +122,7 @@ def test_tests_that_look_closely_notice_every_break_and_unused_lines_have_no_tes
     assert "7 of 9 noticed" in said
 
 
+@pytest.mark.slow
 def test_what_only_shallow_tests_enter_survives(tmp_path):
     said = survivors(
         tmp_path,

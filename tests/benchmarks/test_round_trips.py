@@ -8,6 +8,6 @@ from tests.loopback.traffic import LoggedRequest
     ("times", "expected"),
     [([], 0), ([(1, 2)], 1), ([(1, 2), (5, 7)], 3), ([(1, 4), (2, 3)], 3), ([(2, 5), (1, 3), (4, 6), (8, 9)], 6)],
 )
-def test_waiting_is_the_time_in_which_at_least_one_request_is_under_way(times, expected):
+def test_waiting_is_time_with_a_request_under_way(times, expected):
     requests = [LoggedRequest("GET", "hub", "/", None, False, began=began, ended=ended) for began, ended in times]
     assert waited_s(requests) == expected

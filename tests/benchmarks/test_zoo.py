@@ -69,7 +69,7 @@ def test_a_narrower_model_keeps_the_numbers_of_what_stays(architecture):
     assert logits(edits.rebuilt(cut)).isfinite().all()
 
 
-def test_experts_of_an_upcycled_model_compute_what_the_dense_one_does():
+def test_upcycled_experts_compute_what_the_dense_model_does():
     dense = model_of("llama")
     mixture = edits.upcycle(take_apart(dense), "mixtral")
     with torch.no_grad():  # no float64 for stacked experts in torch
@@ -81,7 +81,7 @@ def test_experts_of_an_upcycled_model_compute_what_the_dense_one_does():
 # --- labels
 
 
-def test_every_family_has_every_kind_of_member_but_those_of_formats_and_mixtures():
+def test_every_family_has_every_kind_of_member():
     for family in FAMILIES.values():
         names = {model.member for model in models((family.name,))}
         assert {name for name in MEMBERS if not MEMBERS[name].done.startswith(("stored", "every MLP"))} <= names
@@ -94,7 +94,7 @@ def test_ancestry_follows_parents():
     assert not initialisations("distilled") & initialisations("base")
 
 
-def test_only_members_of_one_family_that_share_an_initialisation_are_related():
+def test_only_a_shared_initialisation_makes_relatives():
     for each in pairs():
         same = each.a.family == each.b.family
         strangers = {"other-seed", "distilled"} & {each.a.member, each.b.member}
@@ -133,7 +133,7 @@ def test_a_stranger_to_the_base_and_to_its_descendants_is_silent(member):
 
 
 @pytest.mark.slow
-def test_relatives_are_found_among_each_other_but_where_nothing_common_is_left_to_compare():
+def test_relatives_are_found_where_something_common_is_left():
     others = [Model("llama", name) for name in ("sft", "rl", "merge", "width-pruned", "retokenised", "obfuscated")]
     missed = {
         (a.member, b.member)

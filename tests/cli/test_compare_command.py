@@ -129,9 +129,7 @@ def test_a_cap_on_bytes_is_kept(pair, size, status, capsys):
 
 
 @pytest.mark.parametrize(("interruption", "status"), [(KeyboardInterrupt, 130), (ByteBudgetError, 1)])
-def test_what_was_found_before_an_interruption_is_the_answer_and_the_status_says_that_it_is_not_whole(
-    interruption, status, tmp_path, monkeypatch, capsys
-):
+def test_an_interruption_answers_with_what_was_found(interruption, status, tmp_path, monkeypatch, capsys):
     layer = {"model.layers.0.self_attn.v_proj.weight": gaussian(N, N, 7)}
     pair = [str(write_model(tmp_path / f"{seed}", gaussian(V, N, seed), further=layer)) for seed in (1, 2)]
 
@@ -236,8 +234,7 @@ def test_ctrl_c_ends_with_130_one_line_and_no_half_written_file(tmp_path, loopba
     )  # fmt: skip
     deadline = time.monotonic() + 60
     while not [r for r in loopback_hub.sent("cdn") if r.method == "GET"] and time.monotonic() < deadline:
-        time.sleep(0.05)
-    time.sleep(0.5)
+        time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130

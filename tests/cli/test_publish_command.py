@@ -8,8 +8,7 @@ import pytest
 
 from mdir_hf.cli import main
 from tests.lineage.survey.conftest import population
-from tests.model.hub.fixtures import hf_home, loopback_hub
-from tests.model.hub.test_loopback_commits import OLD_UPLOAD, without_xet
+from tests.model.hub.fixtures import OLD_UPLOAD, hf_home, loopback_hub, without_xet
 
 __all__ = ["hf_home", "loopback_hub", "population", "without_xet"]
 
@@ -62,10 +61,10 @@ def test_an_index_is_proposed_merged_and_searched_by_its_address(
     assert json.loads(capsys.readouterr().out)["found"] == [population["a/base"]]
 
 
-@pytest.mark.parametrize("name", ["../up", "/", "a//b"])
-def test_names_that_lead_elsewhere_are_refused(dataset, survey, name, capsys):
-    assert main(["publish", str(survey), "--dataset", dataset, "--name", name]) == 1
-    assert "no name in a data set" in capsys.readouterr().err
+def test_names_that_lead_elsewhere_are_refused(dataset, survey, capsys):
+    for name in ("../up", "/", "a//b"):
+        assert main(["publish", str(survey), "--dataset", dataset, "--name", name]) == 1
+        assert "no name in a data set" in capsys.readouterr().err
 
 
 def test_what_is_neither_is_one_line(loopback_hub, dataset, tmp_path, capsys):

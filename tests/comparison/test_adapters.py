@@ -93,7 +93,7 @@ def test_an_adapter_is_its_base_and_the_difference(hub, tmp_path, base):
     assert model.anatomy.architecture == "llama"
 
 
-def test_an_adapter_is_homologous_to_its_base_and_the_report_says_what_was_compared(hub, tmp_path):
+def test_an_adapter_is_homologous_to_its_base(hub, tmp_path):
     serve(hub, tmp_path, "some/adapter", "some/base")
     checker = HomologyChecker.from_pretrained("some/base")
     report = checker.compare("some/adapter")
@@ -201,7 +201,7 @@ def test_a_base_that_is_missing_gated_or_of_no_such_revision_is_said(hub, tmp_pa
     assert Model(open_repository("some/on1")).n_rows == V
 
 
-def test_the_base_is_read_with_the_token_and_settings_of_the_comparison(hub, tmp_path, base):
+def test_an_adapters_base_is_read_with_the_same_token(hub, tmp_path, base):
     hub.add_repository("some/gated", base, gated=True)
     serve(hub, tmp_path, "some/adapter", "some/gated")
     checker = HomologyChecker.from_pretrained("some/adapter", token=hub.token, use_caches=False)
@@ -261,7 +261,7 @@ def test_an_adapter_of_ones_own_may_name_a_folder(tmp_path, base, hf_home):
     assert any(f"an adapter (LoRA) on {base}" in caveat for caveat in report.caveats)
 
 
-def test_an_adapter_of_ones_own_on_a_folder_that_is_gone_says_what_to_do(tmp_path, base, hf_home, capsys):
+def test_an_adapter_on_a_folder_that_is_gone_says_what_to_do(tmp_path, base, hf_home, capsys):
     mine = write_adapter(tmp_path / "mine", str(tmp_path / "gone"))
     said = refused(capsys, str(base), str(mine))
     assert "gone" in said and "compare a merged copy" in said

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from mdir_hf import HomologyChecker, Verdict
 from mdir_hf.comparison import run
 from mdir_hf.comparison.layers import compare_layers
+from mdir_hf.comparison.settings import Settings
 from mdir_hf.model.files.ranged import RangedTensors
 from mdir_hf.model.hub import IoLedger, open_repository
 from mdir_hf.model.hub.local import LocalFile
@@ -83,7 +84,7 @@ def new_embeddings(model, seed=5):
     return model
 
 
-def test_a_model_with_new_embeddings_is_found_by_its_layers_in_the_old_basis(base, save):
+def test_a_model_with_new_embeddings_is_found_by_its_layers(base, save):
     candidate = save(drift(new_embeddings(copy.deepcopy(base)), 0.3), "retrained")
     report = compare(save(base, "base"), candidate)
     assert report.verdict is Verdict.HOMOLOGOUS
@@ -110,7 +111,7 @@ def test_the_map_says_which_layers_its_rows_and_columns_are(base, save):
     assert max(evidence) < -10
 
 
-def test_without_a_common_vocabulary_the_layers_are_compared_in_the_old_basis(base, save):
+def test_without_a_common_vocabulary_layers_are_compared(base, save):
     candidate = save(drift(copy.deepcopy(base), 0.3), "renamed", words=tokens(V, first=1000))
     report = compare(save(base, "base"), candidate)
     assert report.embedding.common_tokens == 0
@@ -260,9 +261,8 @@ def pruned_rows(model, share):
     return model
 
 
-@pytest.mark.parametrize("n_layers", [1, 4])
-@pytest.mark.parametrize("share", [0.05, 0.15])
-def test_strangers_with_a_few_large_entries_in_each_row_are_not_called_homologous(save, share, n_layers):
+@pytest.mark.parametrize(("n_layers", "share"), [(1, 0.05), (4, 0.15)])
+def test_strangers_with_a_few_large_entries_are_not_homologous(save, share, n_layers):
     models = [pruned_rows(new_model(seed=seed, **{**SIZES, "num_hidden_layers": n_layers}), share) for seed in (0, 9)]
     report = compare(save(models[0], "a"), save(models[1], "b"))
     assert report.verdict is not Verdict.HOMOLOGOUS
@@ -279,7 +279,7 @@ def test_strangers_with_cubed_weights_are_not_called_homologous(save):
     assert report.verdict is not Verdict.HOMOLOGOUS
 
 
-def test_the_layers_are_one_more_look_with_the_share_of_alpha_that_is_its(base, save, monkeypatch):
+def test_the_layers_are_one_more_look_with_its_share_of_alpha(base, save, monkeypatch):
     asked = []
 
     def compare_and_note(*models, log_alpha, **listeners):
@@ -305,15 +305,14 @@ def test_the_placebo_of_relatives_is_silent(base, save):
     assert report.layers.placebo_log10_p == 0.0
 
 
-def test_of_one_stranger_the_mlps_are_read_and_of_the_other_some_of_their_rows(save, monkeypatch):
+def test_of_one_stranger_all_mlps_are_read_of_the_other_some_rows(save, monkeypatch):
     monkeypatch.setattr(LocalFile, "gap_bytes", 0)  # at real widths such rows lie megabytes apart
     sizes = SIZES | {"intermediate_size": 1024}
     folders = [save(new_model(seed=seed, **sizes), f"wide{seed}") for seed in (0, 1)]
     ledger = IoLedger()
     reference = Model(open_repository(folders[0], use_caches=False, ledger=ledger))
-    report = HomologyChecker(reference, ledger=ledger, reading=Reading(use_caches=False)).compare(
-        folders[1], progress=False
-    )
+    checker = HomologyChecker(reference, ledger=ledger, settings=Settings(), reading=Reading(use_caches=False))
+    report = checker.compare(folders[1], progress=False)
     assert report.verdict is Verdict.NO_EVIDENCE
     mine, other = (sum(n for name, n in ledger.files.items() if name.startswith(f"{f}:model")) for f in folders)
     mlps = SIZES["num_hidden_layers"] * sizes["intermediate_size"] * SIZES["hidden_size"] * 4
@@ -363,7 +362,7 @@ def test_of_strangers_wide_matrices_are_not_read_whole(base, save, wide, rows_re
     assert all(n_rows is not None and n_rows < 100 for _, n_rows in up_rows(rows_read))
 
 
-def test_of_strangers_mlps_of_over_1024_neurons_are_sampled_and_as_much_is_excluded(save, rows_read):
+def test_of_strangers_wide_mlps_are_sampled(save, rows_read):
     noise = {}
     for n_neurons in (1024, 1040):
         sizes = SIZES | {"intermediate_size": n_neurons}
@@ -416,7 +415,7 @@ def layers_read(rows_read):
     return {int(name.split(".")[2]) for name, n_rows in rows_read if "v_proj" in name and n_rows is None}
 
 
-def test_of_strangers_some_layers_are_compared_and_the_report_says_so(base, save, few_layers):
+def test_of_strangers_some_layers_are_compared(base, save, few_layers):
     report = compare(save(base, "base"), save(new_model(seed=9, **SIZES), "stranger"))
     assert report.verdict is Verdict.NO_EVIDENCE
     assert (report.layers.reference_layers, report.layers.candidate_layers) == ((0, 1, 2, 3), (0, 3))
@@ -426,7 +425,7 @@ def test_of_strangers_some_layers_are_compared_and_the_report_says_so(base, save
     assert caveat.startswith("Of the 4 layers of the candidate model 2 were compared, with all of the other's. ")
 
 
-def test_of_relatives_all_layers_are_mapped_where_some_were_significant(base, save, few_layers):
+def test_of_relatives_all_layers_are_mapped(base, save, few_layers):
     hidden, _ = obfuscate(base, seed=3)
     report = compare(save(base, "base"), save(hidden, "hidden"))
     assert report.verdict is Verdict.HOMOLOGOUS
@@ -434,9 +433,7 @@ def test_of_relatives_all_layers_are_mapped_where_some_were_significant(base, sa
     assert report.layers.pattern == "identity"
 
 
-def test_where_a_whole_map_is_too_much_to_read_the_layers_compared_are_the_evidence(
-    base, save, few_layers, monkeypatch
-):
+def test_where_a_map_is_too_much_the_layers_compared_are_it(base, save, few_layers, monkeypatch):
     from mdir_hf.comparison import layers
 
     monkeypatch.setattr(layers, "WHOLE_MAP_BYTES", 0)

@@ -39,8 +39,7 @@ def build(folder, family, n_layers, seed, base=None):
     return model
 
 
-@pytest.mark.parametrize("family", ["bert", "llama"])
-@pytest.mark.parametrize("is_relative", [True, False])
+@pytest.mark.parametrize(("family", "is_relative"), [("bert", True), ("llama", False)])
 def test_level_body_reads_nothing_twice(tmp_path, family, is_relative):
     """The embeddings are wanted for a sample and whole, values for the map, its placebos and the analysed layers."""
     base = build(tmp_path / "base", family, 6, 0)

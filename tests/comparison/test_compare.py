@@ -69,7 +69,7 @@ def test_a_copy_in_another_package_is_told_by_its_numbers(checker, tmp_path, cha
     assert said is (change == 0.0)
 
 
-def test_a_stranger_with_the_same_config_gives_no_evidence_after_the_full_test(checker, tmp_path):
+def test_a_stranger_of_the_same_config_gives_no_evidence(checker, tmp_path):
     report = compare(checker, write_model(tmp_path / "x", gaussian(V, N, 1)))
     assert report.verdict is Verdict.NO_EVIDENCE
     assert report.settled_by is None
@@ -79,7 +79,7 @@ def test_a_stranger_with_the_same_config_gives_no_evidence_after_the_full_test(c
     assert "not evidence against shared ancestry" in report.does_not_mean[0]
 
 
-def test_a_permuted_rescaled_noised_copy_is_found_and_its_permutation_recovered_exactly(checker, tmp_path):
+def test_the_permutation_of_a_noised_copy_is_recovered_exactly(checker, tmp_path):
     permutation = torch.randperm(N, generator=torch.Generator().manual_seed(3))
     moved = 2.5 * (gaussian(V, N, 0) + gaussian(V, N, 1))[:, permutation]  # noise of once the RMS
     report = compare(checker, write_model(tmp_path / "x", moved), level="embedding")
@@ -108,7 +108,7 @@ def test_a_copy_with_pruned_channels_is_found(checker, tmp_path):
     assert any("width" in caveat for caveat in report.caveats)
 
 
-def test_a_copy_with_another_tokenizer_is_found_by_the_tokens_in_common(checker, tmp_path):
+def test_a_copy_with_another_tokenizer_is_found(checker, tmp_path):
     shuffled = torch.randperm(V, generator=torch.Generator().manual_seed(4))
     words = [tokens(V)[i] for i in shuffled[:1000]] + tokens(300, first=5000)
     rows = torch.cat([gaussian(V, N, 0)[shuffled[:1000]], gaussian(300, N, 9)])
@@ -128,7 +128,7 @@ def test_a_retrained_embedding_is_found_by_the_unembedding(tmp_path):
     assert report.unembedding.transformation == "identity"
 
 
-def test_a_relative_whose_channels_kept_their_order_is_found_under_much_noise(checker, tmp_path):
+def test_a_relative_in_its_order_is_found_under_much_noise(checker, tmp_path):
     # Noise of 16 times the rows: no channel is told from another, all of them together agree with themselves.
     report = compare(checker, write_model(tmp_path / "x", gaussian(V, N, 0) + 16.0 * gaussian(V, N, 5)))
     assert report.verdict is Verdict.HOMOLOGOUS
@@ -142,7 +142,7 @@ def test_a_relative_whose_channels_kept_their_order_is_found_under_much_noise(ch
     assert report.embedding.log10_p_signs is None
 
 
-def test_a_screen_of_some_channels_reports_them_as_the_model_numbers_them(checker, tmp_path, monkeypatch):
+def test_a_screen_reports_channels_as_the_model_numbers_them(checker, tmp_path, monkeypatch):
     # As of models wider than 1024 channels: 32 channels of the reference against all of the candidate.
     monkeypatch.setattr("mdir_hf.method.embedding.FEW_ROWS", 64)
     monkeypatch.setattr("mdir_hf.method.embedding.SCREEN_CHANNELS", 32)
@@ -198,7 +198,7 @@ def test_swapping_reference_and_candidate_does_not_change_p(base, tmp_path):
     assert one.log10_p == pytest.approx(two.log10_p, rel=1e-9)  # the same numbers, summed in another order
 
 
-def test_the_verdict_is_the_same_for_every_seed_and_the_seed_is_recorded(base, tmp_path):
+def test_the_verdict_is_the_same_for_every_recorded_seed(base, tmp_path):
     other = write_model(tmp_path / "x", gaussian(V, N, 0) + gaussian(V, N, 1))
     reports = [compare(HomologyChecker.from_pretrained(base, seed=seed), other) for seed in (0, 1)]
     assert [r.verdict for r in reports] == [Verdict.HOMOLOGOUS] * 2
@@ -277,7 +277,7 @@ def test_the_byte_cap_holds_for_one_comparison(checker, tmp_path):
 @pytest.mark.parametrize(
     ("width", "first", "last"), [(64, 512, 4096), (4096, 128, 4096), (8192, 64, 8192), (16_384, 64, 4096)]
 )
-def test_looks_grow_to_a_row_for_each_channel_while_its_polar_factor_is_affordable(width, first, last):
+def test_looks_grow_to_a_row_for_each_channel(width, first, last):
     spec = TensorSpec("embedding", (128_000, width), "BF16", "model.safetensors", 0, 128_000 * width * 2)
     plan = make_plan(spec, spec, common_tokens=128_000, bytes_of_weights=4 * spec.n_bytes, level=Level.AUTO)
     assert (plan.look_rows[0], plan.look_rows[-1]) == (first, last)
@@ -376,7 +376,7 @@ def test_what_is_not_a_report_is_refused(text):
         HomologyReport.from_json(text)
 
 
-def test_a_head_that_is_stored_although_it_is_tied_is_no_independent_test(tmp_path):
+def test_a_stored_tied_head_is_no_independent_test(tmp_path):
     config = {"model_type": "llama", "hidden_size": N, "vocab_size": V, "tie_word_embeddings": True}
     folders = [
         write_model(tmp_path / name, gaussian(V, N, seed), unembedding=gaussian(V, N, seed), config=config)
@@ -395,7 +395,7 @@ def sparse_reader(latents, width, seed):
     return 0.02 * latents @ loadings
 
 
-def test_strangers_whose_axes_carry_sparse_features_of_the_same_language_are_not_called_homologous(tmp_path):
+def test_strangers_of_the_same_language_are_not_homologous(tmp_path):
     width = 192
     generator = torch.Generator().manual_seed(0)
     spectrum = (1.0 + torch.arange(4 * width)) ** -0.5
@@ -407,7 +407,7 @@ def test_strangers_whose_axes_carry_sparse_features_of_the_same_language_are_not
 
 
 @pytest.mark.parametrize("is_reordered", [False, True])
-def test_p_of_a_relative_with_privileged_axes_is_bounded_by_its_numbers_alone(tmp_path, is_reordered):
+def test_p_of_privileged_axes_is_bounded_by_numbers_alone(tmp_path, is_reordered):
     width = 192
     generator = torch.Generator().manual_seed(0)
     spectrum = (1.0 + torch.arange(4 * width)) ** -0.5
@@ -448,7 +448,7 @@ def test_the_device_may_be_left_to_the_machine(base):
         pytest.param(slice(600), slice(None), "homologous", id="half of the rows"),
     ],
 )
-def test_a_few_rows_or_channels_copied_into_a_stranger_forge_no_relation(tmp_path, rows, channels, verdict):
+def test_a_few_copied_rows_or_channels_forge_no_relation(tmp_path, rows, channels, verdict):
     base, stranger = gaussian(1200, 64, 0), gaussian(1200, 64, 1)
     stranger[rows, channels] = base[rows, channels]
     one, other = write_model(tmp_path / "base", base), write_model(tmp_path / "stranger", stranger)

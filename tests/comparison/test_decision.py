@@ -22,7 +22,7 @@ def verdict(*evidence: MatrixResult, level: Level = Level.AUTO):
     return decision.verdict, decision.reason
 
 
-def test_significant_both_ways_with_a_placebo_that_is_not_is_homologous():
+def test_significant_both_ways_with_a_silent_placebo_is_homologous():
     assert verdict(FOUND) == (Verdict.HOMOLOGOUS, None)
 
 
@@ -38,7 +38,7 @@ def test_nothing_significant_is_no_evidence():
         (changed(NOTHING, common_tokens=3), (Verdict.INCONCLUSIVE, Reason.TOO_FEW_COMMON_TOKENS)),
     ],
 )
-def test_where_tokens_are_unknown_a_finding_stands_and_nothing_found_says_nothing(found, expected):
+def test_where_tokens_are_unknown_only_a_finding_stands(found, expected):
     decision = decide({"embedding": found}, alpha=ALPHA, level=Level.AUTO)
     unknown = where_tokens_are_unknown(decision)
     assert (unknown.verdict, unknown.reason) == expected
@@ -72,7 +72,7 @@ def test_too_few_tokens_for_even_a_copy_is_inconclusive():
         (changed(NOTHING, rows_used=0), (Verdict.INCONCLUSIVE, Reason.TOO_FEW_COMMON_TOKENS)),
     ],
 )
-def test_layers_that_cannot_be_read_matter_where_nothing_else_decides(evidence, expected):
+def test_unreadable_layers_matter_where_nothing_else_decides(evidence, expected):
     decision = decide({"embedding": evidence}, alpha=ALPHA, level=Level.AUTO, layers_are_unreadable=True)
     assert (decision.verdict, decision.reason) == expected
 
@@ -83,7 +83,7 @@ def test_embeddings_of_zeros_are_inconclusive():
 
 
 @pytest.mark.parametrize("better", [{"strength": 0.9}, {"off_match_share": 0.01}])
-def test_axes_that_stand_out_in_both_models_ask_for_a_strong_or_clean_match_and_become_a_caveat(better):
+def test_axes_that_stand_out_in_both_ask_for_a_clean_match(better):
     both = changed(FOUND, basis_z=(30.0, -20.0), widths=(256, 256))
     assert verdict(both) == (Verdict.INCONCLUSIVE, Reason.NULL_NOT_VALIDATED)
     strong = decide({"embedding": changed(both, **better)}, alpha=ALPHA, level=Level.AUTO)
@@ -100,7 +100,7 @@ def test_a_rotation_is_said_to_be_fitted_on_what_it_was(fitted_on):
 
 
 @pytest.mark.parametrize(("width", "expected"), [(64, Verdict.INCONCLUSIVE), (160, Verdict.HOMOLOGOUS)])
-def test_a_model_too_narrow_to_show_off_match_hits_is_not_clean_for_want_of_them(width, expected):
+def test_a_narrow_model_is_not_clean_for_want_of_hits(width, expected):
     # A fresh draw of strangers at width 64: strength 0.634, coverage 0.56, not one off-match hit.
     clean = changed(
         FOUND, basis_z=(42.0, 39.0), strength=0.634, coverage=0.56, off_match_share=0.0, widths=(width, width)
@@ -108,7 +108,7 @@ def test_a_model_too_narrow_to_show_off_match_hits_is_not_clean_for_want_of_them
     assert verdict(clean)[0] is expected
 
 
-def test_a_match_of_few_channels_is_not_clean_for_want_of_off_match_hits():
+def test_a_match_of_few_channels_is_not_clean_for_want_of_hits():
     few = changed(FOUND, basis_z=(30.0, -20.0), coverage=0.05, off_match_share=0.0)
     assert verdict(few) == (Verdict.INCONCLUSIVE, Reason.NULL_NOT_VALIDATED)
 
@@ -149,7 +149,7 @@ def test_nothing_found_rests_on_nothing():
     assert decide({"embedding": NOTHING}, alpha=ALPHA, level=Level.AUTO).assumption is None
 
 
-def test_layers_settle_what_an_embedding_with_privileged_axes_leaves_open():
+def test_layers_settle_what_privileged_axes_leave_open():
     both = changed(FOUND, basis_z=(30.0, -20.0))
     decision = decide({"embedding": both}, alpha=ALPHA, level=Level.AUTO, layers=LAYERS)
     assert (decision.verdict, decision.settled_by) == (Verdict.HOMOLOGOUS, "layers")
@@ -160,7 +160,7 @@ def layers_verdict(layers):
     return decision.verdict, decision.reason, decision.settled_by
 
 
-def test_a_significant_layer_map_is_homologous_where_the_embedding_is_not():
+def test_a_significant_layer_map_alone_is_homologous():
     assert layers_verdict(LAYERS) == (Verdict.HOMOLOGOUS, None, "layers")
 
 
@@ -241,7 +241,7 @@ def test_p_is_below_alpha_exactly_where_the_verdict_is_homologous(matrices, laye
         assert decision.log10_p_not_accepted == min(significant, default=None)  # nothing that was found is hidden
 
 
-def test_what_settles_the_question_gives_the_p_and_a_smaller_rejected_one_stays_visible():
+def test_what_settles_the_question_gives_the_p():
     # Unrelated embeddings with 3 % sparse loadings over related layers: the embeddings' p was the headline once.
     sparse = changed(FOUND, log10_p=-358.0, settled_by=None)
     layers = changed(LAYERS, log10_p=-60.0)
@@ -258,7 +258,7 @@ def test_what_settles_the_question_gives_the_p_and_a_smaller_rejected_one_stays_
         (0.99, (Verdict.INCONCLUSIVE, Reason.FEW_SHARED_AXES)),
     ],
 )
-def test_few_shared_axes_are_a_remark_where_layers_that_could_have_spoken_show_nothing(noise, expected):
+def test_few_shared_axes_are_a_remark_beside_silent_layers(noise, expected):
     shared = changed(FOUND, log10_p=-1800.0, settled_by=None)
     layers = changed(LAYERS, log10_p=0.0)
     decision = decide({"embedding": shared}, alpha=ALPHA, level=Level.AUTO, layers=layers, layers_noise=noise)
@@ -296,13 +296,13 @@ def test_each_number_of_the_rule_for_privileged_axes_counts(fields, trusted):
 
 
 @pytest.mark.parametrize("off_match_share", [0.1, 0.101])
-def test_a_tenth_of_the_pairs_off_the_map_may_be_significant_and_no_more(off_match_share):
+def test_a_tenth_of_the_pairs_off_the_map_may_be_significant(off_match_share):
     expected = Verdict.HOMOLOGOUS if off_match_share == 0.1 else Verdict.INCONCLUSIVE
     assert layers_verdict(changed(LAYERS, off_match_share=off_match_share))[0] is expected
 
 
 @pytest.mark.parametrize("test", ["subspaces", "frequencies", "neurons", "blocks", "planes", "permutation"])
-def test_behind_a_rotation_each_layer_needs_a_test_that_shared_features_do_not_reach(test):
+def test_behind_a_rotation_each_layer_needs_a_sure_test(test):
     def module(name, log_p):
         return ModuleEvidence("v", name, 1.0, 0.5, log_p, 1.0, None, "")
 

@@ -30,7 +30,7 @@ def says(decision: Decision, words: str) -> bool:
 # p equal to alpha is not below it.
 
 
-def test_a_trusted_matrix_at_alpha_is_not_homologous_and_a_hair_below_it_is():
+def test_a_trusted_matrix_is_homologous_just_below_alpha():
     assert decided(changed(FOUND, log10_p=AT_ALPHA)).verdict is not Verdict.HOMOLOGOUS
     assert decided(changed(FOUND, log10_p=AT_ALPHA - 1e-9)).verdict is Verdict.HOMOLOGOUS
 
@@ -41,13 +41,13 @@ def test_layers_at_alpha_are_not_significant_trusted_or_not(doubt):
     assert (decision.verdict, decision.log10_p, decision.log10_p_not_accepted) == (Verdict.NO_EVIDENCE, AT_ALPHA, None)
 
 
-def test_a_matrix_at_alpha_that_is_not_trusted_shares_no_axes_and_is_the_p():
+def test_an_untrusted_matrix_at_alpha_shares_no_axes():
     decision = decided(changed(NOTHING, log10_p=AT_ALPHA))
     assert (decision.verdict, decision.log10_p, decision.log10_p_not_accepted) == (Verdict.NO_EVIDENCE, AT_ALPHA, None)
     assert not says(decision, "a few channels only")
 
 
-def test_of_several_that_are_not_significant_the_smallest_p_is_the_headline():
+def test_of_insignificant_ones_the_smallest_p_is_the_headline():
     decision = decided(*(changed(NOTHING, log10_p=log10_p) for log10_p in (-5.0, -10.0)), layers=SILENT)
     assert decision.log10_p == -10.0
 
@@ -66,7 +66,7 @@ def test_where_all_that_was_found_is_refused_p_is_one():
 
 
 @pytest.mark.parametrize("n", [64, 896, 4096])
-def test_whether_a_copy_could_be_significant_is_the_bound_of_half_its_channels(n):
+def test_whether_a_copy_could_show_is_the_bound_of_half_of_it(n):
     # Half of the channels of a copy on r tokens: trace and energy r/2, against ln (n!/(n/2)!) + ln C(n, n/2), in the
     # ninth look (9 * 10) of 8 tests.
     tests = math.lgamma(n + 1) - math.lgamma(n // 2 + 1) + math.lgamma(n + 1) - 2 * math.lgamma(n // 2 + 1)
@@ -90,7 +90,7 @@ def test_one_matrix_that_could_have_shown_a_copy_is_enough_for_a_no():
     assert decided(few, few).reason is Reason.TOO_FEW_COMMON_TOKENS
 
 
-def test_shared_axes_stay_open_where_nobody_says_what_the_layers_would_have_shown():
+def test_shared_axes_stay_open_where_layers_are_unknown():
     shared = changed(FOUND, settled_by=None)
     assert decided(shared, layers=SILENT).reason is Reason.FEW_SHARED_AXES
 
@@ -102,7 +102,7 @@ def test_the_narrower_model_says_whether_off_match_hits_would_show():
     assert is_trusted(changed(clean, widths=(119, 896)))
 
 
-def test_numbered_channels_in_both_models_ask_for_a_strong_or_clean_match_and_say_so():
+def test_numbered_channels_in_both_ask_for_a_clean_match():
     weak = changed(FOUND, channel_numbers_mean_something=True, strength=0.5, off_match_share=1.0)
     assert not is_trusted(weak) and says(decided(weak), "give the numbers of their channels a meaning, and")
     assert is_trusted(changed(weak, channel_numbers_mean_something=False))
@@ -124,7 +124,7 @@ def test_layers_alone_can_be_judged():
 # Sentences.
 
 
-def test_other_widths_and_channels_in_their_own_order_are_told_and_nothing_of_it_where_it_is_not_so():
+def test_other_widths_and_own_order_are_told_only_where_so():
     assert says(decided(changed(FOUND, widths=(64, 96))), "differ in width")
     assert says(decided(changed(FOUND, log10_p_signs=-20.0)), "in their own order")
     assert says(decided(changed(FOUND, log10_p_signs=-20.0)), "computed from the old ones")
@@ -163,7 +163,7 @@ def test_a_no_of_the_screen_says_how_few_tokens_it_saw(level, rows_used, is_told
 
 
 @pytest.mark.parametrize(("widths", "is_told"), [((1001, 1001), True), ((1000, 1000), False), ((64, 2000), False)])
-def test_fewer_tokens_than_channels_of_the_narrower_model_make_a_weak_test(widths, is_told):
+def test_fewer_tokens_than_channels_make_a_weak_test(widths, is_told):
     weak = changed(NOTHING, common_tokens=1000, widths=widths)
     assert says(decided(weak, layers=SILENT), "which makes the test weak") is is_told
 

@@ -81,7 +81,7 @@ def test_a_renamed_model_is_redirected_once(loopback_hub, pair):
     assert [request.path for request in loopback_hub.sent("hub", "b/copy")] == ["/api/models/b/copy/revision/main"]
 
 
-def test_a_vocabulary_that_both_have_is_taken_apart_once_beside_what_opens_the_weights(pair, monkeypatch):
+def test_a_shared_vocabulary_is_taken_apart_once(pair, monkeypatch):
     threads = []
 
     def recorded(names, read):
@@ -94,7 +94,7 @@ def test_a_vocabulary_that_both_have_is_taken_apart_once_beside_what_opens_the_w
     assert threads == ["mdir-hf-vocabulary"]
 
 
-def test_a_broken_vocabulary_is_the_same_error_however_models_are_opened(loopback_hub, folders, tmp_path):
+def test_a_broken_vocabulary_is_one_error_however_opened(loopback_hub, folders, tmp_path):
     broken = Path(shutil.copytree(folders[1], tmp_path / "broken"))
     broken.joinpath("tokenizer.json").write_text("{")
     for name, folder in (("a/original", folders[0]), ("b/broken", broken)):
@@ -129,7 +129,7 @@ def test_of_two_models_that_cannot_be_opened_the_reference_is_named(loopback_hub
         compared(("a/gated", "b/gated"), level=Level.EMBEDDING)
 
 
-def test_a_checker_asks_for_the_vocabulary_while_it_opens_the_candidate_and_only_once(loopback_hub, pair):
+def test_a_checker_asks_for_the_vocabulary_once(loopback_hub, pair):
     loopback_hub.network.round_trip_s = 0.2
     checker = HomologyChecker.from_pretrained(pair[0], use_caches=False)
     assert not loopback_hub.sent(path="tokenizer.json")

@@ -111,9 +111,13 @@ def test_every_layer_of_a_relative_descends_from_its_own(family, save):
     assert [[*match[:2]] for match in report.layers.matches] == [
         [i, i] for i in range(FAMILIES[family]["num_hidden_layers"])
     ]
+    # No layer of one kind descends from one of another.
+    special, level = ATTENTION_LAYERS.get(family, set()), math.log10(report.alpha)
+    for i, row in enumerate(report.layers.matrix):
+        assert all(log10_p > level for j, log10_p in enumerate(row) if (i in special) != (j in special))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["mamba", "jamba", "qwen3_next"])
 def test_a_stranger_is_silent(family, save):
     report = compare(save(new_model(family, 0), "base"), save(new_model(family, 1), "stranger"), level="layers")
     assert report.verdict is Verdict.NO_EVIDENCE
@@ -121,19 +125,7 @@ def test_a_stranger_is_silent(family, save):
     assert report.layers.log10_p == 0.0
 
 
-@pytest.mark.parametrize("family", ATTENTION_LAYERS)
-def test_no_layer_of_one_kind_descends_from_one_of_another(family, save):
-    base = new_model(family, 0)
-    report = compare(save(base, "base"), save(retrained(base), "retrained"))
-    special = ATTENTION_LAYERS[family]
-    level = math.log10(report.alpha)
-    for i, row in enumerate(report.layers.matrix):
-        for j, log10_p in enumerate(row):
-            if (i in special) != (j in special):
-                assert log10_p > level
-
-
-def test_a_hybrid_that_lost_layers_keeps_the_numbers_of_the_checkpoint(save):
+def test_a_hybrid_that_lost_layers_keeps_its_numbers(save):
     base = new_model("jamba", 0)
     shorter = new_model("jamba", 1, num_hidden_layers=3)  # mamba, attention, mamba
     for here, there in enumerate((3, 4, 5)):
@@ -167,7 +159,7 @@ def mixer(seed, n=64, channels=96):
     return MlpWeights(draw(channels, n), draw(n, channels), draw(channels, n))
 
 
-def test_permuted_channels_of_a_mixer_are_found_and_strangers_are_silent():
+def test_permuted_channels_of_a_mixer_are_found():
     base, order = mixer(0), torch.randperm(96, generator=torch.Generator().manual_seed(3))
     relative = MlpWeights(base.up[order], base.down[:, order], base.gate[order])
     found = analyse_mixer(base, relative, ResidualBasisMap.identity(64))

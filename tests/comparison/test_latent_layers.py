@@ -86,7 +86,7 @@ def smallest_of_map(reference, candidate, role):
 def test_strangers_are_silent_in_every_test(structure):
     identity = ResidualBasisMap.identity(N)
     n_tests, smallest = 0, 0.0
-    for seed in range(0, 48, 6):
+    for seed in range(0, 24, 6):
         reference, candidate = ([weights(factors(seed + i + 3 * side, structure)) for i in range(3)] for side in (0, 1))
         for role in ("v", "k"):
             smallest = min(smallest, smallest_of_map(reference, candidate, role))
@@ -96,7 +96,7 @@ def test_strangers_are_silent_in_every_test(structure):
             assert {e.test for e in evidence} == {"permutation", "signed_permutation", "blocks", "subspaces"}
             smallest = min(smallest, *(e.log_p for e in evidence))
             n_tests += len(evidence)
-    assert n_tests == 8 * (18 + 3 * 16)
+    assert n_tests == 4 * (18 + 3 * 16)
     assert smallest > math.log(1e-3)
 
 
@@ -135,7 +135,7 @@ def hidden(tensors, seed):
     }
 
 
-def test_a_rotated_latent_and_mixed_heads_are_found_by_their_subspaces():
+def test_rotated_latents_are_found_by_their_subspaces():
     base = factors(0)
     relative = hidden(copy.deepcopy(base), seed=9)
     evidence = analyse_layer(weights(base), weights(relative), ResidualBasisMap.identity(N))

@@ -38,7 +38,9 @@ def every_form(report):
 
 
 @pytest.mark.parametrize(
-    ("n_layers", "pattern"), [(6, LayerPattern.NOT_ACCEPTED), (32, LayerPattern.NEIGHBOURS)], ids=["few", "many"]
+    ("n_layers", "pattern"),
+    [(6, LayerPattern.NOT_ACCEPTED), pytest.param(32, LayerPattern.NEIGHBOURS, marks=pytest.mark.slow)],
+    ids=["few", "many"],
 )
 def test_two_prunings_without_a_layer_in_common_match_in_none(save, n_layers, pattern):  # noqa: F811
     pytest.importorskip("pandas")
@@ -100,7 +102,7 @@ def in_a_basis_for_each_layer(model, n_in_first=1):
     return model
 
 
-def test_one_layer_behind_the_rotation_of_the_embeddings_is_found_and_no_other_claimed(base, save):  # noqa: F811
+def test_one_layer_behind_the_rotation_is_found_and_no_other(base, save):  # noqa: F811
     # As SliceGPT leaves a model: this was called no evidence beside a layer at log10 p -707.
     other = new_model(seed=0, **SIZES)
     other.load_state_dict(base.state_dict())
@@ -110,7 +112,7 @@ def test_one_layer_behind_the_rotation_of_the_embeddings_is_found_and_no_other_c
     assert "1 of the 4 layers" in report.sentence and "matches layer 0" in report.sentence
 
 
-def test_a_layer_that_is_significant_and_not_accepted_is_never_no_evidence(base, save, monkeypatch):  # noqa: F811
+def test_a_significant_unaccepted_layer_is_never_no_evidence(base, save, monkeypatch):  # noqa: F811
     monkeypatch.setattr("mdir_hf.comparison.decide.SURE_TESTS", ())
     other = new_model(seed=0, **SIZES)
     other.load_state_dict(base.state_dict())

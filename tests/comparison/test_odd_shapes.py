@@ -27,14 +27,14 @@ def related(tmp_path):
     return of
 
 
-def test_an_output_head_without_the_added_tokens_is_compared_on_its_own_rows(related):
+def test_a_head_without_the_added_tokens_is_compared(related):
     report = related("mllama")  # eight more rows in the embedding than in the head
     assert report.verdict.value == "homologous"
     assert (report.embedding.common_tokens, report.unembedding.common_tokens) == (2056, 2048)
     assert report.unembedding.log10_p < -100
 
 
-def test_channels_of_a_projected_embedding_are_not_taken_for_those_of_the_stream(related):
+def test_projected_channels_are_not_taken_for_the_streams(related):
     report = related("electra", embedding_size=48)
     assert report.verdict.value == "homologous"
     assert report.embedding.matched_channels == 48
@@ -82,7 +82,7 @@ def test_layers_without_a_role_are_no_evidence_of_nothing(tmp_path, rests, compa
     assert "mixing.amount.weight' for one" in caveats[0]
 
 
-def test_layers_with_a_role_are_compared_and_strangers_give_no_evidence(tmp_path):
+def test_layers_with_a_role_are_compared(tmp_path):
     report = strangers(tmp_path, {i: [VALUE, UNKNOWN] for i in range(3)})
     assert (report.verdict, report.reason) == (Verdict.NO_EVIDENCE, None)
     assert report.layers is not None

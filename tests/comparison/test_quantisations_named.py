@@ -42,7 +42,7 @@ def test_the_one_that_is_named_is_read_and_the_report_says_so(quantised):
     assert not [note for note in report.caveats if "widest" in note]
 
 
-def test_the_widest_is_read_where_none_is_named_and_the_report_says_which(quantised):
+def test_the_widest_is_read_where_none_is_named(quantised):
     report = HomologyChecker.from_pretrained("owner/name").compare("owner/name:F16", level="screen")
     (note,) = [note for note in report.caveats if "widest" in note]
     assert "of 2 quantisations in one repository the widest was read, model-F32.gguf" in note

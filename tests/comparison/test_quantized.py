@@ -133,14 +133,14 @@ def unread(tensors, which="_proj.weight"):
     return stored
 
 
-def test_layers_that_cannot_be_read_do_not_hide_what_the_embedding_says(save):
+def test_unreadable_layers_do_not_hide_the_embedding(save):
     original = tensors_of(0)
     report = compare(save("original", original), save("hqq", unread(original)))
     assert report.verdict is Verdict.HOMOLOGOUS
     assert report.candidate.quantization == "HQQ, not read"
 
 
-def test_where_the_embedding_is_silent_unread_layers_make_it_inconclusive(save):
+def test_unread_layers_make_a_silent_embedding_inconclusive(save):
     report = compare(save("original", tensors_of(0)), save("hqq", unread(tensors_of(1))))
     assert (report.verdict, report.reason) == (Verdict.INCONCLUSIVE, Reason.WEIGHTS_UNREADABLE)
     said = [caveat for caveat in report.caveats if caveat.startswith("The layers were not compared: ")]
@@ -149,7 +149,7 @@ def test_where_the_embedding_is_silent_unread_layers_make_it_inconclusive(save):
     assert "the layers could not be compared" in str(report)
 
 
-def test_layers_that_cannot_be_read_are_an_error_where_they_were_asked_for(save):
+def test_unreadable_layers_are_an_error_where_asked_for(save):
     with pytest.raises(UnsupportedFormatError, match="HQQ"):
         compare(save("original", tensors_of(0)), save("hqq", unread(tensors_of(0))), level="layers")
 

@@ -86,7 +86,7 @@ def test_deepseek_in_fp8_is_what_transformers_loads(tmp_path):
         assert torch.equal(torch.cat(parts), experts[number])
 
 
-def test_a_deepseek_in_ragged_fp8_blocks_is_found_by_its_layers_and_a_stranger_is_not(tmp_path):
+def test_a_deepseek_in_ragged_fp8_blocks_is_found(tmp_path):
     # Blocks of 64 are cut in almost every matrix; transformers 5.23 refuses to read those.
     original = deepseek(tmp_path / "original", 0)
     in_fp8(original, tmp_path / "copy", block=64, embedding=gaussian(V, 192, 7).bfloat16())

@@ -152,7 +152,7 @@ def test_fewer_channels_and_fewer_heads_under_new_embeddings(base, save, first_t
     found_by_keys(compare(save(base, "base"), candidate), "channels")
 
 
-def test_a_turned_stream_under_new_embeddings_and_heads_in_another_order(base, save):
+def test_a_turned_stream_under_new_embeddings(base, save):
     hidden = edited(base, turned(base))
     exact = new_model(seed=9, **SIZES)
     exact.load_state_dict({name: turned(base)(name, weight) for name, weight in base.state_dict().items()})
@@ -187,9 +187,8 @@ def reflected(n, generator):
 
 
 @pytest.mark.parametrize("matrix", [plain_qr, half_turned, half_reordered, small_angles, reflected])
-@pytest.mark.parametrize("seed", [3, 4])
-def test_whatever_carried_the_stream_under_new_embeddings_the_layers_are_found(base, save, matrix, seed):
-    turn = matrix(96, torch.Generator().manual_seed(seed))
+def test_whatever_carried_the_stream_the_layers_are_found(base, save, matrix):
+    turn = matrix(96, torch.Generator().manual_seed(3))
     candidate = new_embeddings(edited(base, turned(base, turn=turn)))
     report = compare(save(base, "base"), save(candidate, "candidate"))
     assert (report.verdict, report.settled_by) == ("homologous", "layers")
@@ -222,7 +221,7 @@ def test_strangers_are_not_related_by_their_keys(save):
 
 def test_strangers_are_silent_behind_what_was_fitted_on_them(base, save, monkeypatch):
     monkeypatch.setattr("mdir_hf.comparison.residual_maps.LEAST_RESEMBLANCE", -1.0)
-    for seed in range(1, 4):
+    for seed in range(1, 3):
         folders = [save(new_model(seed=0, **SIZES), "base"), save(new_model(seed=seed, **SIZES), f"stranger-{seed}")]
         assert fitted_on_layers(keys_of(*folders)).kind == "rotation"
         report = compare(*folders, level="layers")
@@ -230,7 +229,7 @@ def test_strangers_are_silent_behind_what_was_fitted_on_them(base, save, monkeyp
         assert report.layers.log10_p > -3
 
 
-def test_channels_that_stayed_where_they_were_are_no_new_transformation(base, save):
+def test_channels_that_stayed_are_no_new_transformation(base, save):
     candidate = new_embeddings(edited(base, lambda name, weight: weight))
     folders = [save(base, "base"), save(candidate, "candidate")]
     assert fitted_on_layers(keys_of(*folders)) is None

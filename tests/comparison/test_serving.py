@@ -35,9 +35,7 @@ def test_a_comparison_without_caches_leaves_nothing_on_this_disk(loopback_hub, g
 
 
 @pytest.mark.parametrize("which", ["reference", "candidate"])
-def test_without_caches_a_reader_without_access_gets_nothing_that_somebody_else_has_read(
-    loopback_hub, gated_pair, which
-):
+def test_a_reader_without_access_gets_nothing_others_have_read(loopback_hub, gated_pair, which):
     reference, candidate = gated_pair if which == "candidate" else reversed(gated_pair)
     HomologyChecker.from_pretrained(reference, token=loopback_hub.token).compare(candidate, progress=False)
 
@@ -47,7 +45,7 @@ def test_without_caches_a_reader_without_access_gets_nothing_that_somebody_else_
         )
 
 
-def test_what_is_public_may_be_read_with_a_token_and_nothing_else_with_it(loopback_hub, gated_pair, hf_home):
+def test_what_is_public_may_be_read_with_a_token(loopback_hub, gated_pair, hf_home):
     open_model, gated = gated_pair
     token = loopback_hub.token
     report = compare(open_model, open_model, token=token, public_only=True, progress=False)

@@ -138,7 +138,7 @@ def mixtures(report):
 
 
 @pytest.mark.parametrize("stacked", [False, True])
-def test_every_expert_of_an_upcycled_model_is_traced_to_the_dense_mlp_and_a_new_one_to_nothing(save, stacked):
+def test_every_upcycled_expert_is_traced_and_a_new_one_not(save, stacked):
     dense = new_model("llama", 0)
     candidate = save(upcycle_to_mixtral(dense), "mixture", stacked=stacked)
     report = compare(save(dense, "dense"), candidate)
@@ -147,7 +147,7 @@ def test_every_expert_of_an_upcycled_model_is_traced_to_the_dense_mlp_and_a_new_
     assert mixtures(report) == {(i, i): ({0: None, 1: None, 2: None}, [3]) for i in range(LAYERS)}
 
 
-def test_finer_experts_and_the_shared_one_are_traced_to_the_mlp_they_were_cut_from(save):
+def test_finer_and_shared_experts_are_traced_to_their_mlp(save):
     dense = new_model("qwen2", 0)
     report = compare(save(dense, "dense"), save(upcycle_to_finer_experts(dense), "mixture"))
     assert report.verdict is Verdict.HOMOLOGOUS
@@ -155,7 +155,7 @@ def test_finer_experts_and_the_shared_one_are_traced_to_the_mlp_they_were_cut_fr
     assert mixtures(report) == {(i, i): (origins, [4]) for i in range(LAYERS)}
 
 
-def test_a_dense_model_is_traced_to_an_expert_of_the_mixture_it_came_from(save):
+def test_a_dense_model_is_traced_to_the_expert_it_came_from(save):
     dense = new_model("llama", 0)
     report = compare(save(upcycle_to_mixtral(dense), "mixture"), save(dense, "dense"))
     for origins, without in mixtures(report).values():
@@ -163,7 +163,7 @@ def test_a_dense_model_is_traced_to_an_expert_of_the_mixture_it_came_from(save):
         assert without == []
 
 
-def test_an_upcycled_model_with_new_embeddings_is_found_at_level_auto(save):
+def test_upcycling_under_new_embeddings_is_found_at_level_auto(save):
     dense = new_model("llama", 0)
     candidate = save(new_embeddings(upcycle_to_mixtral(dense)), "mixture")
     report = compare(save(dense, "dense"), candidate, level="auto")
@@ -195,7 +195,7 @@ def test_shuffled_experts_are_put_in_order_again(save):
     assert mixtures(report) == {(i, i): (dict(enumerate(order)), []) for i in range(LAYERS)}
 
 
-def test_experts_of_strangers_behind_the_same_attention_have_no_origin(save):
+def test_strange_experts_behind_known_attention_have_no_origin(save):
     dense = new_model("llama", 0)
     mixture = copy_all_but_mlps(new_model("mixtral", 7, num_local_experts=4), dense)
     report = compare(save(dense, "dense"), save(mixture, "mixture"))
@@ -236,7 +236,7 @@ def test_p_of_an_expert_pays_for_the_other_tests_of_its_report():
     assert module.log10_p == pytest.approx(min(expected), rel=1e-12)
 
 
-def test_the_text_says_where_experts_came_from_and_the_report_reads_back(save):
+def test_the_text_says_where_experts_came_from(save):
     dense = new_model("llama", 0)
     report = compare(save(dense, "dense"), save(upcycle_to_mixtral(dense), "mixture"))
     assert "6 of 8 have an origin: 6 from a dense MLP" in " ".join(str(report).split())

@@ -12,6 +12,8 @@ from mdir_hf.errors import InputError
 from mdir_hf.installing import install_command
 from tests.trained.models import demo_lineage
 
+pytestmark = pytest.mark.slow
+
 RELATED = {"demo/fine-tune", "demo/permuted", "demo/rotated", "demo/pruned", "demo/other-tokenizer"}
 STRANGERS = {"demo/other-seed", "demo/other-width"}
 
@@ -77,7 +79,7 @@ def test_one_member_comes_in_shards(built):
     assert (member(built, "fine-tune").folder / "model.safetensors.index.json").is_file()
 
 
-def test_the_permuted_member_is_the_fine_tune_to_the_bit_once_its_channels_are_put_back(built):
+def test_the_permuted_member_is_the_fine_tune_to_the_bit(built):
     permuted = member(built, "permuted")
     before, after = weights(member(built, "fine-tune")), weights(permuted)
 
@@ -105,7 +107,7 @@ def test_another_tokenizer_is_of_another_kind(built):
     assert kinds == {"demo/base": "BPE", "demo/other-tokenizer": "Unigram"}
 
 
-def test_the_hard_stranger_has_the_configuration_and_tokenizer_of_the_base(built):
+def test_the_hard_stranger_has_the_config_of_the_base(built):
     for file in ("config.json", "tokenizer.json"):
         assert (member(built, "other-seed").folder / file).read_bytes() == (built.reference.folder / file).read_bytes()
 

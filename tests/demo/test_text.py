@@ -10,12 +10,13 @@ def corpus():
     return read_corpus(code_n_chars=300_000, prose_n_chars=300_000)
 
 
+@pytest.mark.slow
 def test_the_corpus_is_the_same_every_time(corpus):
     assert read_corpus(code_n_chars=300_000, prose_n_chars=300_000) == corpus
 
 
 @pytest.mark.parametrize("kind", ["code", "prose"])
-def test_as_many_characters_are_learnt_as_asked_for_in_shards_of_one_size(corpus, kind):
+def test_as_many_characters_are_learnt_as_asked_for(corpus, kind):
     sizes = [len(shard) for shard in getattr(corpus, kind).learnt]
 
     assert set(sizes) == {100_000}
@@ -23,7 +24,7 @@ def test_as_many_characters_are_learnt_as_asked_for_in_shards_of_one_size(corpus
 
 
 @pytest.mark.parametrize("kind", ["code", "prose"])
-def test_what_is_held_out_is_of_many_modules_and_nothing_of_it_is_learnt(corpus, kind):
+def test_what_is_held_out_is_of_many_modules_and_not_learnt(corpus, kind):
     body = getattr(corpus, kind)
     learnt = {line for line in "".join(body.learnt).splitlines() if len(line) > 60}
     held_out = [[line for line in part.splitlines() if len(line) > 60] for part in body.held_out]
@@ -35,7 +36,7 @@ def test_what_is_held_out_is_of_many_modules_and_nothing_of_it_is_learnt(corpus,
         assert len(learnt.intersection(lines)) <= len(lines) / 4
 
 
-def test_where_all_modules_are_learnt_from_the_last_shard_is_held_out(monkeypatch, tmp_path):
+def test_where_all_is_learnt_the_last_shard_is_held_out(monkeypatch, tmp_path):
     for number in range(8):
         (tmp_path / f"{number}.py").write_text(f"'''{number} {'a' * 150_000}'''\n")
     monkeypatch.setattr(text.sysconfig, "get_path", lambda name: str(tmp_path))
@@ -47,7 +48,7 @@ def test_where_all_modules_are_learnt_from_the_last_shard_is_held_out(monkeypatc
     assert corpus.code.held_out[0].endswith("aaaaa'''\n")
 
 
-def test_code_is_whole_modules_and_prose_is_what_their_docstrings_say(corpus):
+def test_code_is_whole_modules_and_prose_their_docstrings(corpus):
     n_functions_in_code, n_functions_in_prose = (
         sum(s.count("    def ") for s in k) for k in (corpus.code.learnt, corpus.prose.learnt)
     )

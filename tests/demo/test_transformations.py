@@ -116,7 +116,7 @@ def test_cutting_channels_leaves_the_others_as_they_were(make_model):
     assert logits(narrow).shape == (2, 12, 300)
 
 
-def test_channels_that_are_zero_everywhere_can_be_cut_and_nothing_else_changes(make_model):
+def test_channels_that_are_zero_everywhere_can_be_cut(make_model):
     model = make_model()
     model.config.rms_norm_eps = 0.0
     for module in model.modules():
@@ -191,7 +191,7 @@ def test_the_layers_are_kept_under_another_tokenizer(make_model, tokenizers):
         assert torch.equal(retokenized.model.layers.state_dict()[name], weight)
 
 
-def test_the_ids_of_special_tokens_in_the_configuration_follow_the_new_tokenizer(make_model, tokenizers):
+def test_ids_of_special_tokens_follow_the_new_tokenizer(make_model, tokenizers):
     config = replace_tokenizer(make_model(vocabulary_size=6), *tokenizers).config
 
     assert (config.vocab_size, config.bos_token_id, config.eos_token_id) == (8, 1, 2)

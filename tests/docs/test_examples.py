@@ -27,8 +27,7 @@ from sybil.parsers.rest import DocTestParser
 
 import mdir_hf
 from mdir_hf.cli.main import build_parser, main
-from tests.model.hub.fixtures import hf_home, loopback_hub
-from tests.model.hub.test_loopback_commits import without_xet
+from tests.model.hub.fixtures import hf_home, loopback_hub, without_xet
 from tests.specimens import gaussian, write_model
 
 __all__ = ["hf_home", "loopback_hub", "without_xet"]

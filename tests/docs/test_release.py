@@ -35,7 +35,7 @@ def hook(monkeypatch):
     return module
 
 
-def test_every_link_and_picture_of_the_readme_leads_into_the_repository(hook):
+def test_every_link_of_the_readme_leads_into_the_repository(hook):
     before = (ROOT / "README.md").read_text(encoding="utf-8")
     after = hook.absolute_links(before, REPOSITORY, "v1.2.3")
     for address in re.findall(r'\]\(([^)]+)\)|src="([^"]+)"', after):
@@ -47,7 +47,7 @@ def test_every_link_and_picture_of_the_readme_leads_into_the_repository(hook):
         assert (f"{REPOSITORY}/blob/v1.2.3/{link}" if link else f"{REPOSITORY}/raw/v1.2.3/{picture}") in after
 
 
-def test_the_repository_is_the_one_that_ci_or_git_says_and_none_is_made_up(hook, monkeypatch, tmp_path):
+def test_the_repository_is_the_one_that_ci_or_git_says(hook, monkeypatch, tmp_path):
     assert hook.repository_address(tmp_path) == ""
     (tmp_path / ".git").mkdir()
     for origin, address in [
@@ -74,7 +74,7 @@ def test_the_metadata_has_what_pyproject_leaves_open(hook, monkeypatch):
     assert "https://github.com/someone/mdir-hf/raw/" in metadata["readme"]["text"]
 
 
-def test_every_pin_can_be_installed_by_the_first_releases_of_each_python_that_the_pins_are_for():
+def test_every_pin_can_be_installed_by_each_python():
     pins = re.findall(r"^([\w.-]+)==", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.M)
     known = {distribution.metadata["Name"].lower(): distribution for distribution in metadata.distributions()}
     wanted = {name: known[name.lower()].metadata.get("Requires-Python") for name in pins if name.lower() in known}

@@ -21,9 +21,10 @@ def running(tmp_path_factory):
         yield found
 
 
-LONG = [pytest.param(name, 6, marks=pytest.mark.slow) for name in ("comparison", "saved report", "survey", "index")]
+LONG = [(name, 6) for name in ("comparison", "saved report", "survey", "index")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "most"), [("badge", 4), ("publication", 4), *LONG])
 def test_what_is_killed_leaves_what_is_right_and_can_be_run_again(running, tmp_path, name, most):
     outcome = hold(running, name, tmp_path, most=most, outcome=Outcome())
@@ -33,7 +34,7 @@ def test_what_is_killed_leaves_what_is_right_and_can_be_run_again(running, tmp_p
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["comparison", "survey", "index", "badge"])
-def test_a_disk_that_is_full_is_said_in_a_line_and_leaves_nothing_wrong(running, tmp_path, name):
+def test_a_full_disk_is_said_in_a_line_and_leaves_nothing_wrong(running, tmp_path, name):
     assert hold(running, name, tmp_path, most=4, fault="full", outcome=Outcome()).broken == []
     with small_disk(tmp_path / "disk", 16 << 20) as disk:
         if disk is None:
@@ -41,6 +42,7 @@ def test_a_disk_that_is_full_is_said_in_a_line_and_leaves_nothing_wrong(running,
         assert hold_on_full_disk(running, name, tmp_path / "small", most=4, disk=disk, outcome=Outcome()).broken == []
 
 
+@pytest.mark.slow
 def test_a_program_that_leaves_half_a_file_is_found(running, tmp_path, monkeypatch):
     program = running.programs["badge"]
     careless = type(program)(

@@ -58,7 +58,7 @@ def test_a_relative_is_settled_by_a_few_dozen_requests_and_megabytes(hub, tmp_pa
     assert run.peak_memory_bytes < 2 << 30
 
 
-def test_a_stranger_is_screened_with_under_200_requests_for_each_model_and_two_gibibytes(hub, tmp_path):
+def test_a_stranger_is_screened_with_few_requests(hub, tmp_path):
     run = run_compare("deepseek/base", "deepseek/stranger", "--level", "screen", endpoint=hub.endpoint, home=tmp_path)
     assert run.report["verdict"] == "no_evidence"
     assert weight_files(run) == {EMBEDDING_SHARD, HEAD_SHARD}

@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
+import hashlib
 import json
 import re
+import socket
 import threading
+import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
-from mdir_hf.demo.loopback_files import StoredFile
-from mdir_hf.demo.loopback_server import API, Handler, address_of
+from mdir_hf.demo.loopback import API, Handler, StoredFile, address_of
 from tests.loopback.commits import RefusedError, discussions
-from tests.loopback.faults import FaultyHandler
+from tests.loopback.faults import Fault, FaultKind
 from tests.loopback.limits import bucket_of
 from tests.loopback.lists import entry_page, model_page
 from tests.loopback.repository import FullRepository
+from tests.loopback.traffic import LoggedConnection, LoggedRequest
 from tests.loopback.xet import xet_hash, xet_headers, xet_token
 
 _DISABLED = "Access to this resource is disabled."
 _SILENCE_S = 600.0  # longer than any client waits
 
 
-class FullHandler(FaultyHandler):
-    """Answers the requests of one connection."""
+class FullHandler(Handler):
+    """Answers the requests of one connection, logs them, lets them wait as the network says, and fails as faults say.
+
+    Faults but ``status`` and ``changed_etag`` concern the content of files only.
+    """
 
     routes: ClassVar[tuple[tuple[str, str], ...]] = (
         (r"/api/collections/([^/]+/[^/]+)", "_collection"),
@@ -34,6 +42,9 @@ class FullHandler(FaultyHandler):
         *Handler.routes,
     )
     _said: Mapping[str, str] = {}
+    _fault: Fault | None = None
+    _log: LoggedRequest | None = None
+    _is_content = False
 
     def do_POST(self) -> None:
         self._posted = self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -56,8 +67,20 @@ class FullHandler(FaultyHandler):
     # The hub.
 
     def _answer_request(self) -> None:
-        self._said = {}
-        super()._answer_request()
+        self._said, self._is_content = {}, False
+        asked, had_token = self.headers.get("Range"), "Authorization" in self.headers
+        self._log = LoggedRequest(self.command, self.server.origin, unquote(self._path), asked, had_token)
+        is_first = self._connection.n_requests == 0
+        self._connection.n_requests += 1
+        self._log.connection = self._number
+        self._log.began = self._connection.opened_at if is_first else time.monotonic()
+        self._hub.requests.append(self._log)
+        self._fault = self._hub.take_fault(self._log)
+        time.sleep(self._hub.network.round_trip_s)
+        if self._has("status"):
+            self._answer(self._fault.status, self._fault.body, self._fault.headers)
+        else:
+            super()._answer_request()
 
     def _head(self, status: int, n_bytes: int, headers: Mapping[str, str]) -> None:
         super()._head(status, n_bytes, {**self._said, **headers})
@@ -140,6 +163,9 @@ class FullHandler(FaultyHandler):
         elif is_small and self.command == "GET" and self._accepts_gzip():
             self._answer(200, gzip.compress(file.place.read_bytes()), {**headers, "Content-Encoding": "gzip"})
         else:
+            self._is_content = True
+            if self._has("ignore_range"):
+                del self.headers["Range"]
             super()._content(file, headers)
 
     def _to_cache(self, file: StoredFile, headers: Mapping[str, str]) -> None:
@@ -263,3 +289,61 @@ class FullHandler(FaultyHandler):
             self._answer(400, b"<Error><Code>BadDigest</Code></Error>", {})
         else:
             self._answer(200, b"", {})
+
+    # The network, and what goes wrong.
+
+    def setup(self) -> None:
+        """Note a new connection, and how long it took to open."""
+        super().setup()
+        hub = self.server.hub
+        self._connection = LoggedConnection(self.server.origin, time.monotonic())
+        self._number = hub.note_connection(self._connection)
+        time.sleep(hub.network.round_trip_s * hub.network.handshake_round_trips)
+
+    def _has(self, *kinds: FaultKind) -> bool:
+        return self._fault is not None and self._fault.kind in kinds
+
+    def _body(self, place: Path, start: int, stop: int) -> None:
+        sent = start + self._fault.after_bytes if self._has("drop", "truncate") else stop
+        super()._body(place, start, min(stop, sent))
+        if self._has("drop") and sent < stop:
+            # Hang up in the middle of the body.
+            self.close_connection = True
+            self.wfile.flush()
+            with contextlib.suppress(OSError):
+                self.connection.shutdown(socket.SHUT_RDWR)
+
+    def _send(self, block: bytes) -> None:
+        if self._is_content and self._has("slow"):
+            time.sleep(self._fault.delay_s)
+        if self._hub.network.bytes_per_s is not None:
+            time.sleep(len(block) / self._hub.network.bytes_per_s)
+        # Before the write, so that whoever has the bytes finds them logged.
+        self._log.bytes_sent += len(block)
+        self._log.ended = time.monotonic()
+        super()._send(block)
+
+    def end_headers(self) -> None:
+        if self._log is not None:
+            self._log.ended = time.monotonic()
+        super().end_headers()
+
+    def send_response(self, code: int, message: str | None = None) -> None:
+        if self._log is not None:
+            self._log.status = code
+        super().send_response(code, message)
+
+    def send_header(self, keyword: str, value: str) -> None:
+        if self._has("changed_etag") and keyword == "X-Linked-Size":
+            value = str(int(value) + 1)
+        elif self._has("changed_etag") and keyword in ("ETag", "X-Linked-Etag"):
+            kind = "sha256" if len(value) == 2 + 64 else "sha1"
+            value = f'"{hashlib.new(kind, value.encode()).hexdigest()}"'
+        elif self._has("wrong_content_range") and keyword == "Content-Range":
+            value = re.sub(r"\d+(?=[-/])", lambda number: str(int(number[0]) + 1), value)
+        elif self._has("truncate") and self._is_content and keyword == "Content-Length":
+            value = str(min(int(value), self._fault.after_bytes))
+        elif self._has("no_content_length") and self._is_content and keyword == "Content-Length":
+            self.close_connection = True
+            keyword, value = "Connection", "close"
+        super().send_header(keyword, value)

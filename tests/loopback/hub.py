@@ -20,8 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Literal
 
-from mdir_hf.demo.loopback import LoopbackHub
-from mdir_hf.demo.loopback_server import Origin
+from mdir_hf.demo.loopback import LoopbackHub, Origin
 from tests.loopback.commits import Writer
 from tests.loopback.faults import Fault
 from tests.loopback.handler import FullHandler

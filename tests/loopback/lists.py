@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
-from mdir_hf.demo.loopback_server import object_id
+from mdir_hf.demo.loopback import object_id
 from tests.loopback.repository import FullRepository
 
 LARGEST_PAGE = 1000

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from mdir_hf.demo.loopback_server import Origin
+from mdir_hf.demo.loopback import Origin
 
 
 @dataclass

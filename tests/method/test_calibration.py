@@ -92,7 +92,7 @@ def test_the_axes_of_a_model_with_a_basis_of_its_own_do(model):
     assert abs(privileged_basis_z(rows, generator=generator())) > 6.0
 
 
-def test_the_shape_of_columns_is_that_of_the_textbook_whatever_the_number_of_columns():
+def test_the_shape_of_columns_is_that_of_the_textbook():
     columns = sparse(60, 2 * calibration_module.COLUMNS_AT_ONCE + 3, 0, share=0.5)
     kurtosis, spread = calibration_module._shape(columns)
 
@@ -116,7 +116,7 @@ def test_the_calibration_is_decided_by_its_seed():
 
 
 @pytest.mark.parametrize(("most_rows", "n_made"), [(100, 0), (60, 2)], ids=["all rows", "some rows"])
-def test_factors_of_the_screen_serve_again_where_they_are_of_the_same_rows(monkeypatch, most_rows, n_made):
+def test_factors_of_the_screen_serve_again_for_the_same_rows(monkeypatch, most_rows, n_made):
     monkeypatch.setattr(calibration_module, "MAX_PLACEBO_ROWS", most_rows)
     test = EmbeddingTest(log_alpha=math.log(1e-10))
     test.screen(gaussian(100, 48, 0), gaussian(100, 48, 1))

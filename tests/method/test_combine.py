@@ -38,7 +38,7 @@ def rueger_worst_case(n_rows: int, n: int, k: int) -> np.ndarray:
     return np.log(rows)
 
 
-def test_best_of_several_is_multiplied_by_their_number_and_never_exceeds_one():
+def test_the_best_of_several_is_multiplied_by_their_number():
     assert log_p_of_best(-10.0, 7) == pytest.approx(-10.0 + math.log(7))
     assert log_p_of_best(-1.0, 7) == 0.0
 
@@ -91,18 +91,18 @@ def test_hommel_takes_the_best_rank_wherever_it_is():
     assert log_p_hommel([0.0, 0.0]) == 0.0
 
 
-def test_hommel_sees_a_map_of_which_a_tenth_is_related_where_the_half_rule_is_silent():
+def test_hommel_sees_a_map_of_which_a_tenth_is_related():
     log_p = [-500.0] * 3 + [0.0] * 27
     assert log_p_rueger(log_p, 15) == 0.0
     assert log_p_hommel(log_p) < -490.0
 
 
-def test_number_of_related_layers_is_counted_up_to_the_first_that_stands():
+def test_related_layers_are_counted_up_to_the_first_that_stands():
     assert count_related([-100.0, -100.0, -100.0, -2.0, 0.0], math.log(0.01)) == 3
 
 
 @pytest.mark.parametrize("k", [1, 2, 3])
-def test_the_kth_layer_counts_where_its_p_times_those_that_are_left_is_at_most_alpha(k):
+def test_the_kth_layer_counts_at_alpha_over_those_left(k):
     # Of three, the first is held to alpha / 3, the second to alpha / 2, the third to alpha: equal is enough.
     limits = [math.log(0.01) - math.log(n) for n in (3, 2, 1)]
     assert all(limit + math.log(n) == math.log(0.01) for limit, n in zip(limits, (3, 2, 1), strict=True))
@@ -116,7 +116,7 @@ def test_number_of_related_layers_is_all_or_none_at_the_ends():
     assert count_related([0.0] * 6, math.log(0.01)) == 0
 
 
-def test_number_of_related_layers_exceeds_the_truth_at_most_with_probability_alpha():
+def test_related_layers_are_overcounted_at_most_at_rate_alpha():
     log_p = dependent_log_p("correlated", 4000, 10)
     log_p[:, :4] = -1000.0
     too_many = np.mean([count_related(row, math.log(0.05)) > 4 for row in log_p])
@@ -175,7 +175,7 @@ def test_fisher_is_the_chi_square_tail_near_one_too(log_p):
     assert log_p_fisher(log_p) == pytest.approx(stats.chi2.logsf(-2 * sum(log_p), df=2 * len(log_p)), rel=1e-9)
 
 
-def test_a_map_of_no_pairs_says_nothing_and_one_of_a_pair_pays_for_its_search():
+def test_a_map_of_no_pairs_says_nothing():
     assert log_p_ordered_map([], 6, 4) == 0.0
     # One pair: its p is Fisher's; it was one of 6 times 4, and the number of pairs one of 4.
     assert log_p_ordered_map([-50.0], 6, 4) == pytest.approx(-50.0 + math.log(6 * 4) + math.log(4))

@@ -130,7 +130,7 @@ def test_half_precision_rows_are_compared_as_they_are():
 # Alignment.
 
 
-def test_permuted_signed_and_scaled_descendant_is_as_far_as_the_plain_one():
+def test_a_permuted_descendant_is_as_far_as_the_plain_one():
     a, b = chain(0.3)
     order = np.random.default_rng(0).permutation(N)
     signs = np.random.default_rng(1).choice([-1.0, 1.0], size=N)

@@ -17,7 +17,7 @@ def matching_of(reference, candidate, signs, n_reference, n_candidate):
     return best_matching(u, signed=bool((np.array(signs) < 0).any())), u
 
 
-def test_a_rotation_carries_readers_from_the_right_and_writers_from_the_left():
+def test_a_rotation_carries_readers_right_and_writers_left():
     u = haar(6, torch.Generator().manual_seed(0))
     outer = ResidualBasisMap.rotation(u)
     reader, writer = draw(5, 6), draw(6, 4)
@@ -43,7 +43,7 @@ def test_a_signed_matching_carries_like_the_matrix_it_stands_for():
 
 
 @pytest.mark.parametrize(("n_reference", "n_candidate"), [(5, 3), (3, 5)])
-def test_a_selection_of_channels_leaves_zeros_where_there_is_no_counterpart(n_reference, n_candidate):
+def test_a_selection_leaves_zeros_without_a_counterpart(n_reference, n_candidate):
     matching, u = matching_of([0, 1, 2], [1, 2, 0], [1.0, 1.0, 1.0], n_reference, n_candidate)
     outer = ResidualBasisMap.from_matching(matching, n_reference, n_candidate)
     weight = draw(2, n_reference)
@@ -68,7 +68,7 @@ def test_a_significant_matching_is_the_only_candidate():
     assert [t.kind for t in tried] == ["permutation"]
 
 
-def test_without_a_significant_matching_the_fitted_rotation_and_the_identity_are_tried():
+def test_without_a_matching_rotation_and_identity_are_tried():
     tried = residual_basis_maps(3, 3, polar=draw(3, 3))
     assert [t.kind for t in tried] == ["rotation", "identity"]
 

@@ -75,7 +75,7 @@ def test_on_haar_factors_of_any_rank_the_block_bound_holds(rank):
     assert_is_a_bound(uniform_log_p(pattern, 3000, h))
 
 
-def test_on_haar_factors_the_mean_energy_of_the_blocks_is_the_head_width():
+def test_on_haar_factors_the_mean_block_energy_is_the_head_width():
     generator = torch.Generator().manual_seed(0)
     energies = [np.trace(block_pattern(haar(12, generator), 3, 3).scores) for _ in range(2000)]
     # T has standard deviation sqrt(2 N) / m = 0.8, so its mean over 2000 draws has one of 0.02
@@ -188,7 +188,7 @@ def test_fewer_heads_find_their_origins_among_more():
     assert log_p_head_map(pattern, reference, candidate, log_n)[1] < math.log(1e-10)
 
 
-def test_a_single_head_has_no_place_among_heads_that_could_be_significant():
+def test_a_single_head_cannot_be_significant_by_its_place():
     x = draw(16, 128)
     y = invertible(1, 16)[0] @ x
     by_blocks = block_pattern(inner_polar(canonical_heads(x, 1), canonical_heads(y, 1)), 1, 1)
@@ -230,7 +230,7 @@ def scored(scores, m):
     return HeadPattern(scores, scores.sum(axis=1), scores.sum(axis=0), m, m)
 
 
-def test_queries_stay_inside_their_group_even_where_leaving_it_would_score_more():
+def test_queries_stay_inside_their_group_whatever_scores_more():
     # 2 groups of 2 queries. Freely, query 0 would go to 2 and query 2 to 0; kept in groups that is not allowed.
     q = np.array([[2.0, 0, 3, 0], [0, 2, 0, 0], [3, 0, 2, 0], [0, 0, 0, 2]])
     found = find_head_map([], [scored(q, 8)], n_kv_heads=(2, 2), n_heads=(4, 4))

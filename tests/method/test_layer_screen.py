@@ -98,7 +98,7 @@ def test_scores_of_unrelated_layers_are_standard(signed):
     assert (scores >= NULL_Z).mean() < 0.005
 
 
-def test_scores_are_standard_too_where_both_models_share_their_residual_space():
+def test_scores_are_standard_in_a_shared_residual_space():
     # Same spectrum, same outlier channels, same principal directions: none of it is on the output side.
     shared = (torch.arange(1, 257) ** -0.7)[:, None] * torch.linalg.qr(gaussian(256, 256, seed=8)).Q
     shared[5] *= 30.0
@@ -118,7 +118,7 @@ def test_scores_of_layers_of_low_rank_are_standard_too():
     assert abs(scores.mean()) < 0.5
 
 
-def test_unequal_channel_norms_move_a_whole_column_and_not_its_relative():
+def test_unequal_channel_norms_move_a_whole_column():
     norms = torch.exp(1.2 * gaussian(256, 1, seed=9))
     layers = [gaussian(256, 512, seed=i) for i in range(12)]
     stranger = gaussian(256, 512, seed=60) * norms
@@ -141,7 +141,7 @@ def test_best_cell_of_a_column_is_never_in_its_bulk():
     assert not column.is_bulk[np.argmax(column.z)]
 
 
-def test_narrower_candidates_are_screened_on_as_many_channels_as_they_have():
+def test_narrower_candidates_are_screened_on_all_their_channels():
     layers = [gaussian(300, 400, seed=i) for i in range(2)]
     column = screen_column(screened(layers), gaussian(40, 400, seed=9), signed=True)
     assert column.polar.shape == (2, 40, 40)
@@ -149,7 +149,7 @@ def test_narrower_candidates_are_screened_on_as_many_channels_as_they_have():
 
 @pytest.mark.parametrize("signed", [False, True])
 @pytest.mark.parametrize("width", [129, 256, 1024, 4096, 14336])
-def test_bound_of_the_screened_channels_is_not_significant_within_the_null_law(width, signed):
+def test_the_screens_bound_is_silent_within_the_null_law(width, signed):
     mean, sd = row_maximum_moments(width, signed=signed)
     log_p = log_p_matching(
         64 * mean + NULL_Z * math.sqrt(64) * sd,
@@ -163,7 +163,7 @@ def test_bound_of_the_screened_channels_is_not_significant_within_the_null_law(w
 
 
 @pytest.mark.parametrize("kind", ["spread", "signed", "few_channels", "power_law"])
-def test_no_cell_that_is_significant_in_full_lies_within_the_null_law(kind):
+def test_no_significant_cell_lies_within_the_null_law(kind):
     channels, width = 256, 512
     n_significant = 0
     for seed in range(24):

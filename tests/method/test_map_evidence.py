@@ -49,7 +49,7 @@ def test_a_copy_has_no_hits_off_its_matches(of_a_copy):
     assert off_match_share(of_a_copy, LOG_ALPHA) == 0.0
 
 
-def test_hits_off_the_matches_are_counted_among_the_cells_off_the_matches(of_a_copy):
+def test_hits_off_the_matches_are_counted_among_such_cells(of_a_copy):
     log_p = of_a_copy.log_p.copy()
     log_p[0, 1] = log_p[2, 0] = -1000.0
     assert off_match_share(replace(of_a_copy, log_p=log_p), LOG_ALPHA) == 2 / 6

@@ -83,7 +83,7 @@ def test_strangers_are_silent_in_every_role_and_every_test():
 
 
 @pytest.mark.parametrize("role", ["q", "k", "v", "gate", "up"])
-def test_the_permutation_test_of_a_reader_is_the_papers_on_rows_of_one_length(role):
+def test_on_rows_of_one_length_the_test_is_the_papers(role):
     x, y = layer(), noisy(layer(), 0.5)
     u = polar((unit_rows(x.weight(role)) @ unit_rows(y.weight(role)).T).numpy())
     d = u.shape[0]
@@ -111,12 +111,12 @@ def heavy(seed):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_rows_of_widely_different_length_do_not_make_strangers_related(seed):
+def test_rows_of_different_length_do_not_relate_strangers(seed):
     evidence = analyse_layer(heavy(2 * seed), heavy(2 * seed + 1), identity(64))
     assert all(e.log_p > math.log(1e-3) for e in evidence)
 
 
-def test_the_polar_factor_of_raw_rows_of_widely_different_length_calls_strangers_related():
+def test_raw_rows_of_different_length_would_relate_strangers():
     # what the test above would come to without bringing rows to one length
     worst = [best_matching(inner_polar(heavy(2 * s).q, heavy(2 * s + 1).q), signed=False).log_p for s in range(3)]
     assert min(worst) < LOG_ALPHA
@@ -196,7 +196,7 @@ def test_an_unknown_layout_of_planes_is_told_and_paid_for(rope):
     assert found.log_p == pytest.approx(known.log_p + math.log(2), rel=1e-9)
 
 
-def test_without_rotary_positions_queries_and_keys_are_tested_like_values():
+def test_without_rotary_positions_q_and_k_are_tested_like_v():
     x = layer(rope="none")
     g = torch.Generator().manual_seed(0)
     mixing = draw(G, D, D, generator=g) + 2 * torch.eye(D, dtype=torch.float64)

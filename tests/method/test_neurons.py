@@ -48,12 +48,12 @@ def test_the_inner_polar_factor_is_that_of_the_product():
     np.testing.assert_allclose(inner_polar(x, y).numpy(), polar((x @ y.T).numpy()), atol=1e-10)
 
 
-def test_the_inner_polar_factor_of_wide_sides_has_the_rank_of_the_residual_stream():
+def test_the_inner_polar_factor_has_the_rank_of_the_stream():
     u = inner_polar(draw(40, 16), draw(50, 16, seed=1))
     assert float(u.square().sum()) == pytest.approx(16.0, abs=1e-9)
 
 
-def test_a_completed_factor_may_call_strangers_related_and_a_truncated_one_does_not():
+def test_a_truncated_factor_does_not_call_strangers_related():
     # Two strangers, 64 channels and 256 neurons. Which null bases a library returns is open; these are ours, chosen
     # for the largest trace.
     x, y = draw(256, 64), draw(256, 64, seed=1)
@@ -65,7 +65,7 @@ def test_a_completed_factor_may_call_strangers_related_and_a_truncated_one_does_
     assert best_matching(truncated, signed=False).log_p == 0.0
 
 
-def test_on_a_relative_the_rank_aware_bound_is_stronger_than_the_papers():
+def test_on_a_relative_the_rank_aware_bound_is_stronger():
     x = draw(512, 128)
     found = best_matching(inner_polar(x, x + 0.3 * draw(512, 128, seed=1)), signed=False)
     papers = math.lgamma(513) - found.trace**2 / 2
@@ -89,7 +89,7 @@ def test_the_trace_is_the_best_of_all_by_enumeration(signed):
 
 
 @pytest.mark.parametrize("heavy", [False, True])
-def test_on_independent_neurons_the_bound_holds_for_a_map_fixed_in_advance(heavy):
+def test_on_independent_neurons_the_bound_of_a_fixed_map_holds(heavy):
     # Also where the rows of all models are heavier in some residual channels than in others, the same in both.
     m, n, n_draws = 12, 6, 2000
     weight = torch.exp(draw(n, seed=8)) if heavy else torch.ones(n, dtype=torch.float64)
@@ -142,7 +142,7 @@ def test_scales_of_neurons_do_not_change_the_evidence():
     assert match_neurons(a, scaled).log_p == pytest.approx(match_neurons(a, b).log_p, rel=1e-9)
 
 
-def test_swapping_the_models_gives_the_inverse_matching_and_the_same_p():
+def test_swapping_the_models_gives_the_inverse_matching():
     a, b = mlp(), moved(mlp(), torch.randperm(M, generator=torch.Generator().manual_seed(0))[:40], noise=0.3)
     there, back = match_neurons(a, b), match_neurons(b, a)
     order = np.argsort(back.candidate)
@@ -185,7 +185,7 @@ def identity():
     return ResidualBasisMap.identity(N)
 
 
-def test_every_upcycled_expert_is_traced_to_the_dense_mlp_it_was_copied_from():
+def test_every_upcycled_expert_is_traced_to_its_dense_mlp():
     generator = torch.Generator().manual_seed(0)
     experts = [moved(mlp(), torch.randperm(M, generator=generator), noise=0.3) for _ in range(4)]
     found = match_experts([mlp()], experts, identity(), log_alpha=math.log(1e-10))
@@ -193,7 +193,7 @@ def test_every_upcycled_expert_is_traced_to_the_dense_mlp_it_was_copied_from():
     assert found.multiplicity == {0: 4}
 
 
-def test_shuffled_experts_are_mapped_with_repeats_and_a_new_one_has_no_origin():
+def test_shuffled_experts_are_mapped_and_a_new_one_is_not():
     reference = [mlp(seed=s) for s in range(3)]
     candidate = [moved(reference[i], torch.arange(M), noise=0.3) for i in (2, 0, 2)] + [mlp(seed=9)]
     found = match_experts(reference, candidate, identity(), log_alpha=math.log(1e-10))
@@ -202,7 +202,7 @@ def test_shuffled_experts_are_mapped_with_repeats_and_a_new_one_has_no_origin():
     assert found.log_p[3] == 0.0
 
 
-def test_finer_experts_cut_from_one_mlp_are_traced_with_their_neurons():
+def test_finer_experts_of_one_mlp_are_traced_with_their_neurons():
     order = torch.randperm(M, generator=torch.Generator().manual_seed(0))
     parts = [order[:20], order[20:40], order[40:]]
     found = match_experts([mlp()], [moved(mlp(), part) for part in parts], identity(), log_alpha=math.log(1e-10))
@@ -231,7 +231,7 @@ def test_no_expert_is_an_error():
             match_experts(reference, candidate, identity(), log_alpha=-23.0)
 
 
-def test_of_many_experts_a_few_are_matched_in_full_and_none_is_lost_however_noisy(monkeypatch):
+def test_of_many_experts_few_are_matched_in_full_none_is_lost(monkeypatch):
     from mdir_hf.method import experts
 
     reference = [mlp(seed=s) for s in range(12)]

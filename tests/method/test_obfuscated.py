@@ -112,7 +112,7 @@ def test_the_fitted_rotation_is_the_one_that_was_applied(architecture):
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
-def test_every_inner_transformation_of_an_obfuscated_model_is_found_and_explains_it_wholly(architecture):
+def test_every_inner_transformation_is_found_and_explains_all(architecture):
     model = new_model(architecture)
     hidden, secrets = obfuscate(model, 1)
     for layer, evidence in enumerate(analyse(model, hidden)[i, i] for i in range(N_LAYERS)):
@@ -135,7 +135,7 @@ def test_every_inner_transformation_of_an_obfuscated_model_is_found_and_explains
         assert neurons.transformation.signs[by_candidate].tolist() == secrets.signs[layer].tolist()
 
 
-def test_values_mixed_by_rotations_are_told_from_values_mixed_by_other_maps():
+def test_values_mixed_by_rotations_are_told_from_other_maps():
     model = new_model()
     skewness = {}
     for skewed in (False, True):
@@ -146,7 +146,7 @@ def test_values_mixed_by_rotations_are_told_from_values_mixed_by_other_maps():
     assert skewness[True] > 0.3
 
 
-def test_with_the_identity_for_the_rotation_the_obfuscated_layers_are_not_significant():
+def test_without_the_rotation_obfuscated_layers_are_silent():
     model = new_model()
     hidden, _ = obfuscate(model, 1)
     evidence = analyse(model, hidden, ResidualBasisMap.identity(SIZES["hidden_size"]))
@@ -168,7 +168,7 @@ def test_a_new_vocabulary_on_an_old_body_is_found_by_the_identity():
 # --- trained models
 
 
-def test_a_trained_fine_tuned_and_obfuscated_model_is_found_layer_by_layer(learnt, tuned_and_hidden):
+def test_an_obfuscated_fine_tune_is_found_layer_by_layer(learnt, tuned_and_hidden):
     hidden, secrets = tuned_and_hidden
     assert embedding_log_p(learnt[0], hidden) > math.log(1e-3)
     evidence = analyse(learnt[0], hidden)
@@ -182,7 +182,7 @@ def test_a_trained_fine_tuned_and_obfuscated_model_is_found_layer_by_layer(learn
         assert np.mean(np.array(neurons) == secrets.neurons[layer].numpy()) > 0.95
 
 
-def test_strangers_that_learnt_the_same_language_are_silent_in_every_one_of_a_thousand_tests(learnt):
+def test_strangers_of_one_language_are_silent_in_every_test(learnt):
     """The null as it is met: universal features, aligned by a rotation fitted on the common tokens.
 
     3 pairs of models, 9 pairs of layers, 23 tests, behind the fitted rotation and behind the identity: 1242 tests.
@@ -198,7 +198,7 @@ def test_strangers_that_learnt_the_same_language_are_silent_in_every_one_of_a_th
     assert sum(p < math.log(1e-2) for p in log_p) == 0
 
 
-def test_strangers_at_initialisation_are_silent_in_every_one_of_a_thousand_tests():
+def test_strangers_at_initialisation_are_silent_in_every_test():
     log_p = []
     for architecture in ("llama", "qwen3"):
         for seed in range(3):

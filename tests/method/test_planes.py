@@ -105,7 +105,7 @@ def test_on_haar_factors_the_bound_holds(signs_only, rotary_dim):
 
 
 @pytest.mark.parametrize("signs_only", [False, True])
-def test_on_rows_that_are_isotropic_within_each_frequency_only_the_frequency_bound_holds(signs_only):
+def test_within_frequencies_only_the_frequency_bound_holds(signs_only):
     # Strangers that read the same 24 directions at every frequency, others at each: rows of one frequency are isotropic
     # across heads, rows of different frequency are not. The bound over all rows is no bound then.
     h, d, n = 4, 16, 256

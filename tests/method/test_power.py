@@ -53,7 +53,7 @@ def test_the_share_of_the_trace_does_not_depend_on_the_width(noise):
 
 
 @pytest.mark.parametrize("in_order", [False, True])
-def test_more_rows_exclude_stronger_noise_and_fewer_than_a_copy_needs_exclude_nothing(in_order):
+def test_more_rows_exclude_stronger_noise(in_order):
     noise = [
         strongest_noise(Shape(192, 192, rows), log_level=LOG_ALPHA - 6.0, in_order=in_order)
         for rows in (5, 192, 768, 4096, 50_000)
@@ -97,7 +97,7 @@ def test_far_beyond_the_stated_noise_nothing_is_found():
     assert not planted(96, 400, noise, 0, in_order=False).is_settled
 
 
-def test_what_is_stated_of_the_models_that_copies_were_planted_into_is_what_was_tried():
+def test_what_is_stated_of_planted_copies_was_tried():
     # benchmarks/results/real-power.jsonl: at these figures 100 of 100 were found, at twice these none.
     for shape, stated in ((Shape(576, 576, 2304), (6.46, 64.9)), (Shape(896, 896, 4096), (8.80, 114.6))):
         found = [noise_of_looks(shape, alpha=1e-10, n_tests=6, n_looks=1, in_order=order) for order in (False, True)]
@@ -144,7 +144,7 @@ def test_many_rows_of_a_channel_act_as_less_noise():
     assert expected_trace(1.5, 16.0)[0] != pytest.approx(fewer, abs=1e-6)
 
 
-def test_the_simulated_factor_has_a_row_and_two_channels_at_least_and_keeps_the_share_of_fewer_rows():
+def test_the_simulated_factor_keeps_the_share_of_rows():
     one_row = expected_trace(1.0, 1 / 96)
     assert one_row[1] == 1 / 96
     assert expected_trace(1.0, 0.4 / 96)[0] == pytest.approx(0.4 * one_row[0])
@@ -178,7 +178,7 @@ def test_nothing_beyond_a_thousand_times_the_weights_is_stated():
 
 
 @pytest.mark.parametrize(("n_rows", "width"), [(61, 1536), (96, 576), (23, 2048)])
-def test_a_copy_of_few_rows_under_the_noise_that_is_stated_is_significant(n_rows, width):
+def test_a_copy_of_few_rows_at_the_stated_noise_is_significant(n_rows, width):
     spectrum = torch.linspace(3.0, 0.3, n_rows)[:, None]  # rows of real embeddings are no white noise
     turn = torch.linalg.qr(torch.randn(n_rows, n_rows, generator=torch.Generator().manual_seed(0)))[0]
     rows = turn @ (spectrum * torch.randn(n_rows, width, generator=torch.Generator().manual_seed(1)))

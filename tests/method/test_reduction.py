@@ -10,7 +10,7 @@ from mdir_hf.method.reduction import matched_order, reduce_peaks
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (5, 3), (384, 384), (385, 1000), (1000, 7)])
-def test_reduction_keeps_the_largest_entry_of_every_block_and_loses_no_peak(shape):
+def test_reduction_keeps_the_largest_entry_of_every_block(shape):
     matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     matrix[-1, -1] = -50.0
     reduced = reduce_peaks(matrix, max_size=384)

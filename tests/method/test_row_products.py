@@ -41,7 +41,7 @@ def test_heads_and_channels_may_be_fewer_on_either_side():
     assert list(zip(reference.tolist(), candidate.tolist(), strict=True)) == [(0, 4), (1, 1), (2, 2)]
 
 
-def test_strangers_do_not_resemble_each_other_even_where_all_heads_share_a_pattern():
+def test_strangers_whose_heads_share_a_pattern_differ():
     # As rotary positions make it: neighbouring rows alike, in every head of every model.
     def smooth(seed):
         rows = heads(8, 32, 64, seed)

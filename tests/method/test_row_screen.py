@@ -53,7 +53,7 @@ def partial_isometry(n_narrow, n_wide, seed):
     return torch.linalg.qr(noise)[0].T
 
 
-def test_the_weight_of_a_few_entries_is_the_bound_of_the_matching_that_they_are():
+def test_the_weight_of_few_entries_bounds_their_matching():
     polar = partial_isometry(6, 20, 0)
     polar[:3] *= 0.1
     polar[[0, 1, 2], [4, 9, 14]] = torch.tensor([0.95, -0.9, 0.93], dtype=torch.float64)
@@ -112,7 +112,7 @@ def test_one_layer_in_four_is_a_part_and_no_whole():
     assert log_p_of_screen(cells, any_part=False) == 0.0
 
 
-def test_pairs_at_the_stated_noise_are_found_and_at_twice_that_hardly():
+def test_pairs_at_the_stated_noise_are_found():
     few, many, width, n_pairs = 242, 121, 896, 4
     level = math.log(1e-6)
     noise = strongest_noise_of_pairs(Shape(many, few, width + 1), n_pairs=n_pairs, log_level=level)

@@ -53,7 +53,7 @@ def test_what_was_given_is_not_changed(dtype):
     assert torch.equal(y, before[1])
 
 
-def test_a_row_of_zeros_in_either_model_is_dropped_before_the_mean_is_taken():
+def test_a_row_of_zeros_is_dropped_before_the_mean_is_taken():
     x, y = draw(seed=1), draw(seed=2)
     whole = pair_rows(x[4:], y[4:])
     x[:2] = 0.0
@@ -95,7 +95,7 @@ def test_rows_that_are_all_alike_leave_nothing():
     assert not usual_rows(x).any()
 
 
-def test_what_is_unusual_in_one_model_alone_is_what_a_pair_would_leave_out():
+def test_what_is_unusual_in_one_model_a_pair_leaves_out():
     x = draw(r=40, dtype=torch.float32)
     x[0], x[1], x[2], x[3, 1] = 0.0, x[4:].mean(dim=0), 1e30 * x[2], math.nan
     kept = usual_rows(x)

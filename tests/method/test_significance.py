@@ -45,13 +45,13 @@ def test_pure_copy_at_rank_r_is_worth_half_n_r_nats(n, r):
     assert square(float(r), n, energy=float(r)) == pytest.approx(math.lgamma(n + 1) - r * n / 2, rel=CLOSE)
 
 
-def test_rectangular_with_evenly_spread_energy_has_the_stiefel_exponent():
+def test_evenly_spread_energy_has_the_stiefel_exponent():
     n1, n2, c = 64, 256, 20.0
     bound = log_p_matching(c, n_narrow=n1, n_wide=n2, narrow_energy=n1, wide_energy=n1 * n1 / n2, is_cut=False)
     assert bound == pytest.approx(math.lgamma(n2 + 1) - math.lgamma(n2 - n1 + 1) - c * c * n2 / (2 * n1), rel=CLOSE)
 
 
-def test_rectangular_with_all_energy_in_the_matched_columns_has_the_safe_exponent():
+def test_energy_in_matched_columns_has_the_safe_exponent():
     n1, n2, c = 64, 256, 40.0
     bound = log_p_matching(c, n_narrow=n1, n_wide=n2, narrow_energy=n1, wide_energy=n1, is_cut=False)
     assert bound == pytest.approx(math.lgamma(n2 + 1) - math.lgamma(n2 - n1 + 1) - c * c / 2, rel=CLOSE)
@@ -225,7 +225,7 @@ RECTANGLES = [
 
 @pytest.mark.parametrize("rotated", ["narrow", "wide"])
 @pytest.mark.parametrize("factor", RECTANGLES, ids=["pruned", "reversed", "dense", "rank 2 of 4"])
-def test_a_rectangular_p_is_valid_whichever_side_is_rotation_invariant(factor, rotated):
+def test_a_rectangular_p_is_valid_whichever_side_is_invariant(factor, rotated):
     rng = np.random.default_rng(11)
     n1, n2 = factor.shape
     n_draws = 600
@@ -240,7 +240,7 @@ def test_a_rectangular_p_is_valid_whichever_side_is_rotation_invariant(factor, r
         assert not exceeds((np.array(trimmed) <= math.log(alpha)).sum(), n_draws, alpha)
 
 
-def test_the_sharp_rectangular_form_alone_fails_where_only_the_narrow_side_is_invariant():
+def test_the_sharp_form_alone_fails_for_a_narrow_invariant_side():
     rng = np.random.default_rng(12)
     n1, n2, n_draws, alpha = 2, 16, 600, 0.01
     count = math.log(n2 * (n2 - 1))

@@ -61,7 +61,7 @@ def test_a_section_that_says_nothing_is_left_out():
     }
 
 
-def test_a_rotation_that_the_layers_found_is_not_said_of_the_embeddings():
+def test_a_rotation_of_layers_is_not_said_of_embeddings():
     report = a_report(
         embedding=a_matrix(transformation="rotation", log10_p=0.0, matched_channels=0), settled_by=SettledBy.LAYERS
     )

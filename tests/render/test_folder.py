@@ -17,7 +17,7 @@ from tests.render.figures.drawn_reports import HOSTILE_NAMES, NO_ARRAYS, a_model
 pytest.importorskip("matplotlib")
 
 
-def test_a_folder_holds_the_report_in_three_forms_and_its_figures_in_four(tmp_path):
+def test_a_folder_holds_three_forms_and_every_figure(tmp_path):
     report = a_report()
     paths = save_report(report, tmp_path / "a" / "b")
 
@@ -42,15 +42,17 @@ def test_a_report_without_figures_is_saved_too(tmp_path):
 
 
 def test_saving_again_replaces_and_leaves_nothing_else(tmp_path):
-    save_report(a_report(arrays=NO_ARRAYS), tmp_path)
+    report = a_report(arrays=NO_ARRAYS, layers=None, modules=None)
+    save_report(report, tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    save_report(a_report(arrays=NO_ARRAYS), tmp_path)
+    save_report(report, tmp_path)
 
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_an_interruption_leaves_whole_files_only(tmp_path, monkeypatch):
-    save_report(a_report(arrays=NO_ARRAYS), tmp_path)
+    parts = {"arrays": NO_ARRAYS, "layers": None, "modules": None}
+    save_report(a_report(**parts), tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     real, calls = os.fdopen, []
 
@@ -65,7 +67,7 @@ def test_an_interruption_leaves_whole_files_only(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "fdopen", fails_half_way)
     with pytest.raises(KeyboardInterrupt):
-        save_report(a_report(arrays=NO_ARRAYS, version="0.2.0"), tmp_path)
+        save_report(a_report(**parts, version="0.2.0"), tmp_path)
 
     after = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert after.keys() == before.keys()
@@ -76,9 +78,8 @@ def test_an_interruption_leaves_whole_files_only(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", HOSTILE_NAMES)
 def test_reports_of_any_name_are_saved_as_utf_8(tmp_path, name):
     caveats = (f"No tokenizer files in {name}.",)
-    save_report(
-        a_report(candidate=a_model(name), caveats=caveats, arrays=NO_ARRAYS, layers=None, modules=None), tmp_path
-    )
+    parts = {"embedding": None, "unembedding": None, "layers": None, "modules": None, "arrays": NO_ARRAYS}  # no figure
+    save_report(a_report(candidate=a_model(name), caveats=caveats, **parts), tmp_path)
 
     for file in ("report.json", "report.md", "report.html"):
         (tmp_path / file).read_text(encoding="utf-8")
@@ -90,7 +91,7 @@ def test_a_file_is_no_folder(tmp_path):
     with pytest.raises(InputError, match="it is a file"):
         check_save_folder(tmp_path / "taken")
     with pytest.raises(InputError, match="cannot save"):
-        save_report(a_report(arrays=NO_ARRAYS), tmp_path / "taken")
+        save_report(a_report(arrays=NO_ARRAYS, embedding=None, layers=None, modules=None), tmp_path / "taken")
 
 
 def test_without_matplotlib_all_but_the_figures_is_saved(tmp_path, monkeypatch):

@@ -262,10 +262,13 @@ def test_the_page_carries_the_report_for_programs():
     assert HomologyReport.from_json(held) == a_report()
 
 
+ONE_FIGURE = {"arrays": NO_ARRAYS, "unembedding": None, "layers": None, "modules": None}
+
+
 @pytest.fixture(scope="module")
 def n_elements():
     """Of the page of plainly named models."""
-    return len(Page(page_of(a_report(arrays=NO_ARRAYS, modules=None), with_figures=True)).elements)
+    return len(Page(page_of(a_report(**ONE_FIGURE), with_figures=True)).elements)
 
 
 @pytest.mark.parametrize("name", HOSTILE_NAMES)
@@ -274,8 +277,7 @@ def test_a_name_cannot_put_anything_into_the_page(name, n_elements):
         reference=a_model(name),
         candidate=a_model(name[::-1], commit=None),
         caveats=(f"The tokenizer of {name} is missing.",),
-        arrays=NO_ARRAYS,
-        modules=None,
+        **ONE_FIGURE,
     )
     page = assert_is_well_built(page_of(report, with_figures=True))
 

@@ -161,7 +161,7 @@ def test_it_never_says_more_than_the_report():
 
 
 @pytest.mark.parametrize("name", HOSTILE_NAMES, ids=range(len(HOSTILE_NAMES)))
-def test_whatever_models_are_called_it_is_one_line_that_tells_them_apart(name):
+def test_whatever_the_names_one_line_tells_models_apart(name):
     report = a_report(reference=a_model(name), candidate=replace(a_model(name), revision="other"))
     assert report.sentence.isprintable()
     assert len(report.sentence) < 800

@@ -106,7 +106,7 @@ def test_a_report_of_schema_1_still_opens():
         ({"log10_p": -812.4, "settled_by": "embedding"}, -812.4, None),
     ],
 )
-def test_the_headline_of_schema_1_becomes_the_p_that_the_verdict_rests_on(fields, log10_p, not_accepted):
+def test_the_headline_of_schema_1_becomes_the_p(fields, log10_p, not_accepted):
     body = {**json.loads(a_report().to_json()), "schema": "mdir-hf/report/1", **fields}
     for name in ("log10_p_not_accepted", "excludes"):
         del body[name]
@@ -118,7 +118,7 @@ def test_the_headline_of_schema_1_becomes_the_p_that_the_verdict_rests_on(fields
 @pytest.mark.parametrize(
     ("verdict", "log10_p"), [("homologous", -9.9), ("no_evidence", -10.1), ("inconclusive", -800.0)]
 )
-def test_a_report_whose_p_and_verdict_contradict_each_other_is_refused(verdict, log10_p):
+def test_a_report_that_contradicts_itself_is_refused(verdict, log10_p):
     body = {**json.loads(a_report().to_json()), "verdict": verdict, "log10_p": log10_p}
 
     with pytest.raises(InputError, match="contradicts itself"):
@@ -161,7 +161,7 @@ def test_of_a_flood_of_wrong_items_one_is_described():
     assert caught.value.__cause__.error_count() < 30  # what the first lacks; pydantic would describe 2 million
 
 
-def test_more_values_than_any_report_holds_are_refused_before_they_are_read():
+def test_more_values_than_any_report_holds_are_refused():
     text = a_report().to_json(indent=None)[:-1] + ', "x": [' + ",".join("0" * 1_100_000) + "]}"
     with pytest.raises(InputError, match="values, and is read up to 1,048,576"):
         HomologyReport.from_json(text)

@@ -23,7 +23,7 @@ def test_the_kit_has_its_111_pairs_labels_as_published():
     }
 
 
-def test_the_paper_has_every_pair_of_24_models_and_says_which_are_unclear():
+def test_the_paper_has_every_pair_and_says_which_are_unclear():
     suite = paper()
     assert len(suite.models) == 24
     assert len(suite.pairs) == 24 * 23 // 2

@@ -14,6 +14,8 @@ from benchmarks.peers.provenance_kit import ProvenanceKit, ProvenanceKitSignals
 from benchmarks.peers.reef import Reef
 from benchmarks.peers.seedprints import SeedPrints
 
+pytestmark = pytest.mark.slow
+
 OWN = (
     HuRef(),
     Reef(),
@@ -76,7 +78,7 @@ def test_a_folder_without_a_model_gives_a_reason_and_no_score(peer, ask):
 
 
 @pytest.mark.parametrize("peer", OWN, ids=names)
-def test_models_of_another_size_or_tokenizer_give_a_finite_score_or_a_reason(peer, ask):
+def test_other_sizes_and_tokenizers_give_a_score_or_a_reason(peer, ask):
     for name in ("narrow", "deep", "other-tokenizer"):
         found = ask(peer, name)
         assert (found.score is None and found.reason) or math.isfinite(found.score)
@@ -124,14 +126,14 @@ def test_awm_and_huref_are_about_zero_on_strangers(ask):
     assert abs(ask(HuRef(), "stranger").score) < 0.1
 
 
-def test_the_gate_of_the_kit_calls_strangers_of_one_config_the_same_without_their_weights(ask):
+def test_the_kits_gate_calls_strangers_of_one_config_the_same(ask):
     assert ask(ProvenanceKit(), "stranger").score == 1.0
     assert ask(ProvenanceKitSignals(), "stranger").score < 0.75
     assert ask(ProvenanceKit(), "narrow").score == ask(ProvenanceKitSignals(), "narrow").score
 
 
 @pytest.mark.parametrize("peer", [HuRef(), Reef(), Awm(), Match()], ids=names)
-def test_quantised_weights_are_read_as_the_numbers_that_they_stand_for(peer, ask):
+def test_quantised_weights_are_read_as_the_numbers_they_mean(peer, ask):
     quantised, stranger = ask(peer, "int4"), ask(peer, "stranger")
     assert quantised.score > 0.9 > 0.1 + abs(stranger.score) or quantised.score > 100 + stranger.score
 

@@ -34,6 +34,8 @@ from tests.large import llama_8b
 from tests.method.obfuscation import new_model
 from tests.specimens import tokenizer_json, tokens
 
+pytestmark = pytest.mark.slow
+
 V = 160  # the vocabulary of tests.method.obfuscation
 needs_packages = pytest.mark.skipif(VARIABLE not in os.environ, reason=f"{VARIABLE} names no interpreter")
 RANGED = (HuRef(), Pdf(), TensorGuard(), Awm(), Csu(), ProvenanceKit(), ProvenanceKitSignals())

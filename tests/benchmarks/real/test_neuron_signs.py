@@ -16,7 +16,7 @@ def layer(seed):
     return tuple(torch.randn(2, N_NEURONS, N, generator=torch.Generator().manual_seed(seed)))
 
 
-def test_a_relative_in_another_order_under_noise_votes_with_one_voice():
+def test_a_noised_reordered_relative_votes_with_one_voice():
     gate, up = layer(0)
     order = torch.randperm(N_NEURONS, generator=torch.Generator().manual_seed(1))
     noise = layer(2)
@@ -34,7 +34,7 @@ def test_a_rotated_relative_is_found_behind_its_map():
     assert vote((gate, up), turned, None).log10_p > -3
 
 
-def test_strangers_that_share_their_gates_and_the_axes_of_their_ups_vote_as_coins_do():
+def test_strangers_that_share_gates_and_axes_vote_as_coins_do():
     # The same detectors and the same directions, as if language dictated both; only signs are each model's own.
     gate, up = layer(0)
     draws = []

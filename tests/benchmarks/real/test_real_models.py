@@ -26,8 +26,8 @@ def cache(tmp_path_factory):
         yield
 
 
-@pytest.mark.parametrize("member", ["permuted", "signed", "noise-3", "half-depth", "half-width", "rescaled"])
-def test_a_relative_of_a_real_model_is_found_in_a_glance_at_its_embeddings(member):
+@pytest.mark.parametrize("member", ["signed", "noise-3", "half-width"])
+def test_a_real_models_relative_is_found_at_a_glance(member):
     row = judge(pair(Model(SMALL), Model(SMALL, member)))
     assert row["verdict"] == "homologous"
     assert row["log10_p"] < -500  # half of the channels in order: C(288, 288) / 288! alone is 10^-584

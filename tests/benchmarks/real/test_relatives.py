@@ -7,6 +7,8 @@ import transformers
 from benchmarks.real.relatives import EDITS, edited, rebuilt, upcycled, with_embeddings_of
 from benchmarks.zoo.stack import take_apart
 
+pytestmark = pytest.mark.slow
+
 SIZES = {
     "vocab_size": 100,
     "hidden_size": 64,
@@ -57,7 +59,7 @@ def numbers_of(model):
 
 @pytest.mark.parametrize("architecture", MODELS)
 @pytest.mark.parametrize("name", [name for name, how in EDITS.items() if how.keeps_function])
-def test_an_edit_that_keeps_the_function_changes_the_numbers_and_not_the_logits(name, architecture):
+def test_an_edit_of_numbers_alone_keeps_the_logits(name, architecture):
     model = model_of(architecture)
     made = edited(model, EDITS[name])
     # Computed in float32, some of it through factors of up to e^3.
@@ -102,7 +104,7 @@ def test_a_model_of_30_layers_is_upscaled_to_44():
     assert len(EDITS["upscaled"].edit(stack, torch.Generator()).blocks) == 44
 
 
-def test_the_narrower_and_the_shallower_model_keep_the_numbers_of_what_stays():
+def test_narrower_and_shallower_models_keep_the_rest():
     model = model_of("llama")
     for name in ("half-width", "half-depth"):
         made = edited(model, EDITS[name])
@@ -111,7 +113,7 @@ def test_the_narrower_and_the_shallower_model_keep_the_numbers_of_what_stays():
     assert edited(model, EDITS["half-depth"]).config.num_hidden_layers == 2
 
 
-def test_new_embeddings_have_the_size_of_the_old_ones_and_none_of_their_numbers():
+def test_new_embeddings_keep_the_size_and_none_of_the_numbers():
     model = model_of("llama")
     before, after = (rows_of(x) for x in (model, edited(model, EDITS["new-embeddings"])))
     assert float(after.square().mean().sqrt()) == pytest.approx(float(before.square().mean().sqrt()), rel=1e-4)
@@ -138,7 +140,7 @@ def test_experts_are_copies_of_the_mlp_with_a_tenth_of_noise():
     assert mixture.config.rope_parameters["rope_theta"] == 100_000.0
 
 
-def test_swapped_embeddings_are_those_of_the_other_model_at_the_scale_of_its_own():
+def test_swapped_embeddings_have_the_scale_of_its_own():
     model = model_of("llama")
     foreign = 30 * torch.randn(100, 80, generator=torch.Generator().manual_seed(1))
     rows = rows_of(with_embeddings_of(model, foreign))

@@ -21,7 +21,7 @@ def test_a_view_of_turned_rows_is_the_turned_view(view):
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_a_noised_copy_is_significant_in_every_view_and_a_stranger_in_none(view):
+def test_a_noised_copy_shows_in_every_view_a_stranger_in_none(view):
     x, third = rows(0), rows(1)
     copy, stranger = x + 0.1 * rows(3), rows(4)
     found = statistics(*(VIEWS[view](each, third) for each in (x, copy)))
@@ -31,7 +31,7 @@ def test_a_noised_copy_is_significant_in_every_view_and_a_stranger_in_none(view)
     assert statistics(*(VIEWS[view](each, third) for each in (x, stranger)))["log10_p"] == 0.0
 
 
-def test_the_halves_of_the_tokens_give_one_polar_factor_where_models_share_what_tokens_mean():
+def test_halves_of_the_tokens_agree_where_meaning_is_shared():
     x, turn = rows(0), torch.linalg.qr(rows(5)[:96]).Q
     # Two models of one language in unrelated bases: the matching is luck, and is the same luck in both halves.
     found = halves(x, x @ turn)

@@ -150,7 +150,7 @@ def links_and_images(markdown):
     return root, [a.get("href") for a in root.iter("a")], [(i.get("src"), i.get("alt")) for i in root.iter("img")]
 
 
-def test_the_snippet_is_a_picture_with_its_words_linked_to_the_report():
+def test_the_snippet_is_a_picture_linked_to_the_report():
     snippet = make_badge(a_report()).markdown("badge.svg", "https://huggingface.co/me/tuned/blob/main/report.json")
     _, links, images = links_and_images(snippet)
     assert links == ["https://huggingface.co/me/tuned/blob/main/report.json"]
@@ -204,7 +204,7 @@ def test_what_is_no_repo_id_gets_into_nothing(text, commit):
         assert word not in everything
 
 
-def test_a_repository_without_a_commit_is_not_named_because_nobody_could_look_it_up():
+def test_a_repository_without_a_commit_is_not_named():
     badge = make_badge(a_report(reference=model("owner/base", None)))
     assert (badge.claim.reference.repo, badge.claim.reference.commit) == (None, None)
     assert "a local folder and me/tuned@" in badge.svg
@@ -238,7 +238,7 @@ def test_a_repository_without_a_commit_is_not_named_because_nobody_could_look_it
     ],
     ids=str,
 )
-def test_a_report_that_holds_something_else_is_refused_in_one_plain_line(fields):
+def test_a_report_of_something_else_is_refused_in_one_line(fields):
     with pytest.raises(InputError) as caught:
         make_badge(a_report(**fields))
     assert str(caught.value).isascii() and "\n" not in str(caught.value)

@@ -64,7 +64,7 @@ BOM = "\ufeff".encode()
         CARD + "Grüße, 漢字 \u2028 \u0085 \x0c\n".encode(),
     ],
 )
-def test_the_section_is_added_once_and_every_byte_of_the_card_is_kept(serve, loopback_hub, card):
+def test_the_section_is_added_once_and_the_card_is_kept(serve, loopback_hub, card):
     report = serve(card)
     proposal = propose(report)
     assert proposal.before == card
@@ -172,7 +172,7 @@ def test_a_local_folder_has_no_card_on_the_hub(serve, tmp_path):
         propose(serve(), repo=str(tmp_path))
 
 
-def test_a_folder_of_the_same_name_does_not_stand_in_for_the_repository(serve, tmp_path, monkeypatch):
+def test_a_folder_does_not_stand_in_for_the_repository(serve, tmp_path, monkeypatch):
     report = serve()
     (tmp_path / "cwd" / "me" / "tuned").mkdir(parents=True)
     (tmp_path / "cwd" / "me" / "tuned" / "README.md").write_text("# Local\n")

@@ -120,7 +120,7 @@ def test_what_a_comparison_reads_makes_it_stale(hub, move, files):
     assert [name.replace(".", "__") for name in branch_head_of(pinned).changed] == list(files)
 
 
-def test_a_claim_of_another_verdict_or_number_is_different_by_how_much(hub, tmp_path):
+def test_a_claim_of_another_number_is_different_by_how_much(hub, tmp_path):
     true = compare()
     overstated = dataclasses.replace(true, log10_p=true.log10_p * 2)
     check = verify(saved(tmp_path, overstated))
@@ -247,7 +247,7 @@ def many(hub, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["badge.svg", "report.json", "badge.json"])
-def test_a_weight_file_and_a_tokenizer_named_elsewhere_are_found_again(hub, tmp_path, many, move, name):
+def test_a_tokenizer_named_elsewhere_is_found_again(hub, tmp_path, many, move, name):
     words = many.candidate.tokenizer
     assert (many.candidate.file, words) == ("two.safetensors", f"me/words@{hub.find('me/words').commit('main')}")
     source = saved(tmp_path, many, name)

@@ -123,7 +123,7 @@ def test_an_adapter_on_another_model_than_it_declares_is_measured(serve):
         assert verify("me/adapter").bases[0].outcome == outcome
 
 
-def test_a_base_that_is_an_adapter_stands_for_what_it_makes_of_its_base(serve):
+def test_an_adapter_as_base_stands_for_what_it_makes(serve):
     serve("owner/base")
     serve("owner/adapter", adapter_of="owner/base")
     serve("me/merged", "base_model: owner/adapter", noise=1)

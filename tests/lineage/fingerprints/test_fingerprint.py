@@ -61,7 +61,7 @@ def test_relatives_are_found_and_strangers_are_not_significant(prints):
     assert (report.verdict, report.log10_p) == (Verdict.NO_EVIDENCE, 0.0)
 
 
-def test_two_fingerprints_agree_with_the_models_where_the_sample_is_the_vocabulary(family, tmp_path):
+def test_fingerprints_agree_with_the_models_they_are_of(family, tmp_path):
     sample = choose_tokens([family["base"].vocabulary], V)
     first, second = (take_fingerprint(family[name], sample) for name in ("base", "tuned"))
     ours = compare_fingerprints(first, second)

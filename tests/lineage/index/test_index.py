@@ -50,8 +50,9 @@ def index():
     return BaseIndex(WORDS, [base(f"base/{i}", widths[i % 4], i) for i in range(24)])
 
 
-@pytest.mark.parametrize("number", [0, 1, 2, 3])
-@pytest.mark.parametrize("change", ["tuned", "permuted", "signed", "pruned"])
+@pytest.mark.parametrize(
+    ("change", "number"), [("tuned", 3), ("permuted", 2), ("permuted", 0), ("signed", 1), ("pruned", 0)]
+)
 def test_the_true_base_is_first_and_significant_whatever_was_done(index, number, change):
     width = index.bases[number].rows.shape[1]
     own = rows(len(WORDS), width, number)
@@ -71,7 +72,7 @@ def test_the_true_base_is_first_and_significant_whatever_was_done(index, number,
     assert report.verdict is Verdict.HOMOLOGOUS
 
 
-def test_no_large_assignment_is_solved_for_a_relative_however_its_channels_were_changed(monkeypatch):
+def test_no_large_assignment_is_solved_for_a_relative(monkeypatch):
     # At 23 rows nothing is robust; a plain matching that is not significant was once solved to its end before signs.
     def small_only(weights, **kwargs):
         assert min(weights.shape) <= matching.GREEDY_REST
@@ -89,7 +90,7 @@ def test_no_large_assignment_is_solved_for_a_relative_however_its_channels_were_
 
 
 def test_strangers_match_nothing(index):
-    for seed in range(500, 520):
+    for seed in range(500, 508):
         query = kept("query", rows(len(WORDS), [512, 1024, 2048][seed % 3], seed))
         assert all(log10_p > -3.0 for _, log10_p in judge_hits(index, query, top=5, alpha=1e-10))
         hit = index.search(query, top=1)[0]
@@ -131,7 +132,7 @@ def test_bases_with_fewer_than_eight_tokens_in_common_are_not_ranked(index, n_co
     assert [hit.common_tokens for hit in index.search(query, top=3)] == ([n_common] * 3 if n_common > 7 else [])
 
 
-def test_channels_in_one_order_are_asked_about_between_equal_widths_only(index):
+def test_channels_in_one_order_are_asked_of_equal_widths_only(index):
     query = kept("query", rows(len(WORDS), 512, 0))
     for hit in index.search(query, top=len(index)):
         is_equal = hit.base.hidden_size == 512
@@ -140,7 +141,7 @@ def test_channels_in_one_order_are_asked_about_between_equal_widths_only(index):
     assert index.search(query, top=1)[0].identity_log_p < -1000.0
 
 
-def test_the_sample_is_what_most_vocabularies_hold_then_the_longest_then_in_the_order_of_hashes():
+def test_the_sample_is_what_most_vocabularies_hold():
     rare, short, long = b"rare-and-long", b"abc", [b"abcdef", b"abcdefg", b"abcdefgh"]
     held = ([rare, short, *long], [short, *long], [*long, short])
     vocabularies = [SimpleNamespace(row_of=dict.fromkeys(tokens, 0)) for tokens in held]
@@ -245,7 +246,7 @@ def built(folders):
     return index
 
 
-def test_a_model_is_identified_and_the_finding_confirmed_by_comparison(built, folders):
+def test_a_model_is_identified_and_confirmed_by_comparison(built, folders):
     found = identify(NamedModel(folders["tuned"]), built)
     assert [one.base.repo for one in found.found] == [folders["second"]]
     assert found.found[0].report.verdict is Verdict.HOMOLOGOUS
@@ -254,7 +255,7 @@ def test_a_model_is_identified_and_the_finding_confirmed_by_comparison(built, fo
     assert "shared weight ancestry" in str(found)
 
 
-def test_a_stranger_is_compared_with_nothing_and_all_of_that_was_planned(built, folders):
+def test_a_stranger_is_compared_with_nothing_as_planned(built, folders):
     planned = plan_identification(NamedModel(folders["stranger"]), built)
     found = identify(NamedModel(folders["stranger"]), built)
     stated = (planned.n_bases, planned.n_of_width, planned.excluded_noise)
@@ -302,7 +303,7 @@ def test_a_base_that_is_gone_is_an_error_of_that_base_only(built, folders, tmp_p
     assert hit.report is None and "no weights" in hit.error
 
 
-def test_of_a_base_as_many_rows_are_kept_as_its_width_allows_in_sixteen_bits(built, folders, tmp_path):
+def test_of_a_base_as_many_rows_are_kept_as_its_width_allows(built, folders, tmp_path):
     wide = write_model(tmp_path / "wide", gaussian(1500, 4096, 0), dtype=torch.float32)
     added = built.add(Model(open_repository(str(wide))))
     assert added.rows.shape == (23, 4096) and added.rows.dtype == torch.bfloat16
@@ -343,11 +344,11 @@ def test_the_bound_for_channels_in_one_order_is_kept_among_strangers():
     strangers = BaseIndex(WORDS, [kept(f"s/{at}", rows(40, widths[at % 2], at)) for at in range(n_bases)])
     found = [
         hit.identity_log_p
-        for seed in range(10)
+        for seed in range(5)
         for hit in strangers.search(kept("query", rows(96, widths[seed % 2], 10_000 + seed)), top=n_bases)
     ]
-    # 1000 pairs of one width, each below ln q with chance at most q.
-    assert sum(log_p < math.log(0.01) for log_p in found) <= 25
+    # 500 pairs of one width, each below ln q with chance at most q: five expected, of 16 the chance is 1e-4.
+    assert sum(log_p < math.log(0.01) for log_p in found) <= 15
     assert min(found) > math.log(1e-6)
 
 

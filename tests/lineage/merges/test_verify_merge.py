@@ -93,7 +93,7 @@ def test_a_parent_without_a_share_and_a_stranger_are_told(place):
     assert "related, and no layer holds a share of it" in said
 
 
-def test_layers_of_a_stack_are_held_against_those_that_the_recipe_names(place):
+def test_layers_of_a_stack_are_those_that_the_recipe_names(place):
     slices = [
         {"sources": [{"model": str(place / "first"), "layer_range": [0, 2]}]},
         {"sources": [{"model": str(place / "second"), "layer_range": [1, 3]}]},
@@ -108,7 +108,7 @@ def test_layers_of_a_stack_are_held_against_those_that_the_recipe_names(place):
     assert [found.left_over > 0.5 for _, found in wrong.layers] == [False, False, True, True]
 
 
-def test_the_command_reads_the_recipe_beside_the_merge_and_fails_on_what_it_is_told_to(place, capsys):
+def test_the_command_reads_the_recipe_beside_the_merge(place, capsys):
     import yaml
 
     named = {"merge_method": "linear", "models": models(place, "first", "stranger")}

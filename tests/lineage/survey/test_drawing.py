@@ -27,7 +27,7 @@ def report():
     return SurveyReport(NAMES, models, pairs)
 
 
-def test_a_cell_of_the_matrix_names_both_models_what_was_found_and_p_and_leads_to_the_pair(report):
+def test_a_cell_names_both_models_and_leads_to_the_pair(report):
     figures = draw_survey(report)
     assert set(figures) == {"matrix"}
     (grid,) = survey_cells(report, (), figures)["matrix"]

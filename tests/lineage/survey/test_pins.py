@@ -121,7 +121,7 @@ def test_shards_of_one_preparation_read_the_same_commits_and_join(hub, tmp_path,
         ("./folder", Pin("hf://models/some/base@" + "0" * 40, "0" * 40)),
     ],
 )
-def test_a_sample_in_which_a_name_stands_for_another_model_is_refused(tmp_path, name, pin):
+def test_a_sample_that_names_another_model_is_refused(tmp_path, name, pin):
     (tmp_path / SAMPLE).write_text(json.dumps({"tokens": [], "pins": {name: asdict(pin)}}))
     with pytest.raises(InputError, match="files that this name cannot mean"):
         load_sample(tmp_path / SAMPLE)

@@ -7,16 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from mdir_hf.cli.survey import _text
 from mdir_hf.errors import InputError
-from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint
 from mdir_hf.lineage.survey.results import ModelResult, PairResult, ResultFile, SurveyReport, read_survey, result_lines
 from mdir_hf.lineage.survey.saving import _markdown
-from mdir_hf.lineage.survey.work import compare_tile
 from mdir_hf.report import ModelSummary
-from tests.specimens import gaussian
 
 NAMES = ("a", "b", "c", "d")
 
@@ -53,7 +49,7 @@ def test_a_chain_that_is_no_clique_is_worth_a_look():
     assert survey(("a", "c"), ("c", "d"), ("a", "d")).contradictions() == ()
 
 
-def test_a_model_without_a_relative_has_one_to_compare_its_layers_with():
+def test_a_model_without_a_relative_is_told_whom_to_compare():
     found = survey(("a", "c"))
     nearest = PairResult("b", "d", "no_evidence", log10_p=-3.0)
     report = replace(found, pairs={**found.pairs, ("b", "d"): nearest})
@@ -63,7 +59,7 @@ def test_a_model_without_a_relative_has_one_to_compare_its_layers_with():
     assert report.to_dict()["compared"] == "embeddings"
 
 
-def test_no_words_say_more_of_a_model_without_a_relative_than_was_looked_at():
+def test_no_words_say_more_than_was_looked_at():
     found = survey(("a", "c"), ("c", "d"), declared={"b": ("a",)})
     text, markdown = _text(found), _markdown(found, ())
     assert "alone" not in text and "no relative found by embeddings: b\n" in text
@@ -74,22 +70,7 @@ def test_no_words_say_more_of_a_model_without_a_relative_than_was_looked_at():
         assert "not found by embeddings; layers not compared" in words
 
 
-def test_a_survey_keeps_of_a_pair_whether_its_p_bounds_a_chance():
-    words = tuple(f"w{at}".encode() for at in range(600))
-    noise, sizes = gaussian(600, 96, 7), torch.exp(50.0 * gaussian(1, 96, 5))
-    for stand_out in (False, True):
-        rows = gaussian(600, 96, 0) * (sizes if stand_out else 1.0)  # some channels are larger than others
-        both = {"a": rows, "b": (rows + 0.1 * noise).flip(1)}  # in another order: their numbers bound nothing
-        kept = {
-            name: Fingerprint(ModelSummary(name, None, None, "llama", 96, 2, 600), words, values, 1)
-            for name, values in both.items()
-        }
-        (found,) = compare_tile(kept, [("a", "b")], 1e-10, 0)
-        assert (found.verdict, found.channels) == ("homologous", (96, 96))
-        assert found.p_is_bound is not stand_out
-
-
-def test_a_pair_whose_p_bounds_nothing_or_that_does_not_say_so_is_shown_without_it():
+def test_a_p_that_bounds_nothing_is_not_shown():
     known = survey(("a", "b"), ("a", "c"), ("a", "d"))
     pairs = dict(known.pairs)
     pairs["a", "b"] = replace(pairs["a", "b"], p_is_bound=True, channels=(8, 8))
@@ -105,7 +86,7 @@ def test_declarations_are_set_beside_the_measurement():
     assert found.unsupported() == (("c", "a"),)
 
 
-def test_two_models_that_declare_one_base_have_declared_their_relation():
+def test_two_models_that_declare_one_base_declare_each_other():
     assert survey(("a", "b"), declared={"a": ("x",), "b": ("x",)}).undeclared() == ()
 
 
@@ -150,7 +131,7 @@ def test_what_is_written_is_read_back(tmp_path):
 
 
 @pytest.mark.parametrize("cut", [1, 30])
-def test_a_line_that_was_cut_short_is_dropped_and_does_not_swallow_the_next(tmp_path, cut):
+def test_a_line_cut_short_does_not_swallow_the_next(tmp_path, cut):
     path = tmp_path / "results.jsonl"
     written = ResultFile(path, SETTINGS)
     written.add_model(ModelResult("a", None, "it is not there"))

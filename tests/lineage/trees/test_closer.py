@@ -56,7 +56,7 @@ def test_a_deepened_model_is_told_from_the_one_it_was_made_of(tmp_path):
     assert (evidence.earlier, evidence.later) == ("base", "deep")
 
 
-def test_rows_of_new_tokens_at_the_mean_of_the_others_tell_that_they_were_added(tmp_path):
+def test_new_rows_at_the_mean_tell_that_they_were_added(tmp_path):
     base = gaussian(V, N, 0) + 0.01
     grown = torch.cat([base + 0.1 * gaussian(V, N, 1), base.mean(dim=0).expand(16, N)])
     models = {"base": opened(tmp_path / "base", base, 1), "grown": opened(tmp_path / "grown", grown, 1)}
@@ -78,7 +78,7 @@ def test_equal_other_and_missing_vocabularies_tell_nothing(tmp_path, words):
     assert set(found.layers) == {"first", "second"}
 
 
-def test_a_model_whose_layers_cannot_be_read_is_named_and_the_rest_is_there(tmp_path):
+def test_unreadable_layers_are_named_and_the_rest_is_there(tmp_path):
     models = {name: opened(tmp_path / name, gaussian(V, N, 0), 1, 2) for name in ("whole", "cut")}
     weights = tmp_path / "cut" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[: -3 * N * D])

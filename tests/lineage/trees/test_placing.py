@@ -6,7 +6,7 @@ from mdir_hf.lineage.trees.placing import between_by_equal_rows
 from tests.lineage.trees.test_rooting import N, R, normal
 
 
-def test_a_model_that_shares_untouched_rows_with_two_that_share_none_lies_between_them():
+def test_untouched_rows_place_a_model_between_two_others():
     base = normal(0)
     first, second = base.clone(), base.clone()
     first[:120] += normal(1)[:120]  # rows 120 to 200 untouched

@@ -53,7 +53,7 @@ def test_a_copy_in_16_bits_of_a_model_in_32_came_later(dtype):
 
 
 @pytest.mark.parametrize("drift", [0.01, 0.1, 0.15, 0.3])
-def test_a_fine_tune_of_a_quantised_model_is_not_taken_for_its_origin(drift):
+def test_a_fine_tune_is_not_taken_for_its_quantised_origin(drift):
     coarse = quantised(normal(0), 128)
     step = coarse.abs().amax(dim=1, keepdim=True) / 7
     assert roundings({"tuned": coarse + drift * step * normal(1), "coarse": coarse}) == ()

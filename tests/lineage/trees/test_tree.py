@@ -77,7 +77,7 @@ def test_distances_add_along_the_lineage(lineage):
     assert d["left/a", "right/b/c"] == pytest.approx(5 * 0.09, rel=0.05)
 
 
-def test_permuted_flipped_rescaled_and_pruned_members_are_aligned_first(lineage):
+def test_permuted_rescaled_pruned_members_are_aligned_first(lineage):
     generator = torch.Generator().manual_seed(9)
     order = torch.randperm(N, generator=generator)
     signs = torch.where(torch.rand(N, generator=generator) < 0.5, -1.0, 1.0)
@@ -219,7 +219,7 @@ def test_a_rounded_member_points_away_from_itself(lineage):
     assert "Root: not at left/quantised, nor beyond" in str(tree)
 
 
-def test_a_doubled_layer_is_evidence_in_the_tree_even_behind_a_permutation(lineage):
+def test_a_doubled_layer_is_evidence_behind_a_permutation(lineage):
     order = torch.randperm(N, generator=torch.Generator().manual_seed(3))
     lineage["left"] = lineage["left"][:, order]
     once, twice = layer_rows(1, 2, 3), layer_rows(1, 2, 1, 2, 3)

@@ -151,7 +151,7 @@ def test_whole_weights_count_before_an_adapter_beside_them():
     assert open_checkpoint(tree, open_base=lambda config: pytest.fail("opened")).read("w").item() == 1
 
 
-def test_an_incomplete_set_of_shards_is_refused_with_the_first_one_missing():
+def test_incomplete_shards_are_refused_with_the_first_missing():
     files = {"model-00001-of-00003.safetensors": b"", "model-00003-of-00003.safetensors": b"", "config.json": b"{}"}
     with pytest.raises(
         CorruptCheckpointError, match=r"2 of 3 shards model-…-of-00003.*; shard 2 is the first one missing"

@@ -115,7 +115,7 @@ def whole(header: bytes, n_data_bytes: int = 4) -> bytes:
 TENSOR = b'{"dtype":"F32","shape":[1],"data_offsets":[0,4]}'
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(files())
 @example(whole(b'{"a":' + TENSOR + b',"__metadata__":null}'))
 @example(whole(b'{"a":' + TENSOR + b',"a":' + TENSOR + b"}"))

@@ -75,7 +75,7 @@ def test_nothing_is_read_before_something_is_asked(weights):
     assert tree.opened == {}
 
 
-def test_with_an_index_names_cost_no_header_and_a_tensor_costs_its_shard_only(weights):
+def test_with_an_index_a_tensor_costs_its_shard_only(weights):
     tree = MemoryTree(sharded(weights, 2))
     source = open_checkpoint(tree)
     assert source.names() == ("embed.weight", "other")
@@ -103,7 +103,7 @@ def test_where_a_read_costs_nothing_no_byte_is_wasted(weights):
     ]
 
 
-def test_a_source_that_says_nothing_of_its_cost_is_taken_for_a_remote_one(weights):
+def test_a_source_silent_on_its_cost_is_taken_for_remote(weights):
     tree = MemoryTree({"model.safetensors": safetensors_bytes(weights)}, gap_bytes=None)
     source = open_checkpoint(tree)
     start = source.spec("embed.weight").start
@@ -257,7 +257,7 @@ def test_every_other_dtype_is_read_as_stored(dtype):
     assert got.view(torch.uint8).reshape(-1).tolist() == list(body[row:])
 
 
-def test_the_message_for_an_unknown_tensor_names_where_it_was_looked_for(weights):
+def test_an_unknown_tensor_names_where_it_was_looked_for(weights):
     source = open_checkpoint(MemoryTree(sharded(weights, 2)))
     with pytest.raises(TensorNotFoundError, match=r"in model-00001-of-00002\.safetensors, model-00002-of-00002"):
         source.spec("lm_head.weight")

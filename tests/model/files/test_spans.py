@@ -67,7 +67,7 @@ def test_without_gaps_exactly_the_wanted_bytes_are_read(rows, row_n_bytes):
 
 
 @given(rows_strategy, st.integers(1, 17), st.integers(0, 400))
-def test_two_spans_are_never_closer_than_the_gap_unless_the_first_is_full(rows, row_n_bytes, gap):
+def test_spans_are_never_closer_than_the_gap_unless_full(rows, row_n_bytes, gap):
     longest = 50 * row_n_bytes
     parts = coalesce(rows, row_n_bytes, 0, max_gap_bytes=gap, max_span_bytes=longest)
     for part, following in itertools.pairwise(parts):

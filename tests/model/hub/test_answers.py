@@ -114,12 +114,12 @@ def test_an_answer_that_says_what_was_asked_is_believed(read):
         "",
     ],
 )
-def test_a_content_range_that_is_wrong_in_any_of_its_numbers_is_refused(read, said):
+def test_a_content_range_wrong_in_any_number_is_refused(read, said):
     with pytest.raises(RangeIgnoredError, match=r"'bytes 100-199/1000' was asked for.*nothing was read"):
         read(100, 200, content_range=said)
 
 
-def test_an_answer_that_announces_a_byte_too_many_is_refused_and_one_that_announces_fewer_goes_on(read):
+def test_an_answer_that_announces_a_byte_too_many_is_refused(read):
     with pytest.raises(RangeIgnoredError, match="announces 101 bytes, not 100"):
         read(100, 200, content_range="bytes 100-199/1000", content_length="101")
     assert read(100, 200, content_range="bytes 100-199/1000", content_length="99") == CONTENT[100:200]
@@ -174,7 +174,7 @@ def honest(monkeypatch):
     return asked, heads
 
 
-def test_what_was_fetched_is_kept_counted_as_kept_and_not_fetched_again(honest, tmp_path):
+def test_what_was_fetched_is_kept_and_not_fetched_again(honest, tmp_path):
     asked, _ = honest
     ledger = IoLedger()
     for _ in range(2):
@@ -184,7 +184,7 @@ def test_what_was_fetched_is_kept_counted_as_kept_and_not_fetched_again(honest, 
     assert (ledger.bytes_read, ledger.bytes_from_cache, ledger.requests) == (100, 100, 1)
 
 
-def test_a_digest_that_the_listing_gave_names_what_is_kept_without_another_request(honest, tmp_path):
+def test_a_listed_digest_names_what_is_kept(honest, tmp_path):
     _, heads = honest
     cache = RangeCache(tmp_path, max_bytes=1 << 20)
     ranges.HubFile(PLACE, n_bytes=N_BYTES, etag="c" * 64, cache=cache).read(0, 10)
@@ -224,20 +224,20 @@ def part(start, stop, *pieces, **headers):
     return Answer(206, said, *(pieces or (CONTENT[start:stop],)))
 
 
-def test_what_ends_by_its_length_is_read_to_its_end_and_what_does_not_is_left_when_it_is_whole(file):
+def test_a_body_is_read_to_its_end_or_left_when_whole(file):
     for length, is_at_end in (({"content-length": "100"}, True), ({}, False)):
         answer = part(100, 200, CONTENT[100:150], CONTENT[150:200], **length)
         assert file(answer)[0].read(100, 200) == CONTENT[100:200]
         assert (answer.n_taken, answer.is_at_end) == (2, is_at_end)
 
 
-def test_the_short_body_of_a_refusal_is_read_so_that_the_connection_can_be_used_again(file, waits):
+def test_the_short_body_of_a_refusal_is_read(file, waits):
     refusal = Answer(503, {"content-length": "4"}, b"busy")
     assert file(refusal, part(0, 10))[0].read(0, 10) == CONTENT[:10]
     assert refusal.is_at_end
 
 
-def test_416_of_the_hub_itself_has_its_place_asked_for_again_and_404_has_not(file):
+def test_416_of_the_hub_has_its_place_asked_for_again(file):
     at_hub = "https://hub.example/x"
     source, session, forgotten = file(Answer(416, {"content-range": "bytes */7"}), url=at_hub)
     with pytest.raises(ServerError, match=r"refused \(416\); the server says 'bytes \*/7'"):
@@ -302,7 +302,7 @@ def test_of_a_short_file_all_is_begun(honest):
     assert asked == [(0, N_BYTES)]
 
 
-def test_what_is_distrusted_is_dropped_once_and_its_place_asked_for_again(honest, tmp_path):
+def test_what_is_distrusted_is_dropped_once(honest, tmp_path):
     asked, heads = honest
     file = ranges.HubFile(PLACE, n_bytes=N_BYTES, cache=RangeCache(tmp_path, max_bytes=1 << 20))
     file.read(0, 10)
@@ -395,7 +395,7 @@ def locator(n_bytes=None, etag=None):
     return Locator(PLACE, n_bytes=n_bytes, etag=etag, ledger=IoLedger())
 
 
-def test_a_file_that_is_in_git_itself_lies_where_it_is_listed_and_others_are_asked_for(hub):
+def test_a_file_of_git_lies_where_it_is_listed(hub):
     for n_bytes, etag, n_asked in ((7, BLOB, 0), (7, SHA, 1), (None, BLOB, 1), (7, None, 1)):
         asked = hub((etag or BLOB, 7))
         found = locator(n_bytes, etag).current()
@@ -450,7 +450,7 @@ def test_what_the_hub_serves_is_what_it_lists(hub, listed, said, is_refused):
         ((7, BLOB), None, (BLOB, 7), False),
     ],
 )
-def test_content_that_has_become_other_is_refused_when_its_place_is_asked_for_again(hub, listed, first, then, is_other):
+def test_content_that_has_become_other_is_refused(hub, listed, first, then, is_other):
     hub(*(answer for answer in (first, then) if answer))
     one = locator(*listed)
     one.forget(one.current())
@@ -528,7 +528,7 @@ def test_only_a_short_body_that_nobody_wants_is_read(length, is_read):
 
 
 @pytest.mark.parametrize(("url", "is_hub"), [("https://hub.example/x", True), ("https://cdn.example/x", False)])
-def test_requests_to_the_hub_wait_for_its_quota_and_are_counted_in_it(monkeypatch, url, is_hub):
+def test_requests_wait_for_the_hubs_quota_and_count_in_it(monkeypatch, url, is_hub):
     noted, sent = [], {}
 
     class Quota:

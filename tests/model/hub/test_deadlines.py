@@ -170,7 +170,7 @@ def test_a_listing_that_does_not_move_on_is_given_up_on(impatient, hf_home, serv
 
 
 @pytest.mark.parametrize("answer", [silence, drip])
-def test_a_list_of_pull_requests_that_does_not_move_on_is_given_up_on(impatient, hf_home, serving, monkeypatch, answer):
+def test_a_stuck_list_of_pull_requests_is_given_up_on(impatient, hf_home, serving, monkeypatch, answer):
     server = serving(answer)
     monkeypatch.setenv("HF_ENDPOINT", server.url.removesuffix("/file"))
     with pytest.raises(ServerError, match=r"did not answer in time"):

@@ -39,7 +39,7 @@ def test_an_endpoint_that_is_no_address_is_named(hf_home, monkeypatch, address):
 
 
 @pytest.mark.parametrize("command", ["compare", "survey"])
-def test_an_endpoint_on_which_the_client_cannot_be_imported_is_named_too(command):
+def test_an_endpoint_that_breaks_the_client_is_named_too(command):
     arguments = [sys.executable, "-m", "mdir_hf", command, "owner/a", "owner/b"]
     ended = subprocess.run(arguments, env={**os.environ, "HF_ENDPOINT": "http://[::1"}, capture_output=True, text=True)
     assert ended.returncode == 1
@@ -57,7 +57,7 @@ def test_an_endpoint_that_is_one_is_taken(hf_home, monkeypatch, address):
 @pytest.mark.parametrize(
     "proxy", ["socks9://h:1", "ftp://u:secret@h", "http://", "http://[", "http://h:99999", "h:port"]
 )
-def test_a_proxy_that_cannot_be_used_is_named_and_its_password_is_not(loopback_hub, monkeypatch, name, proxy):
+def test_an_unusable_proxy_is_named_without_its_password(loopback_hub, monkeypatch, name, proxy):
     monkeypatch.setenv(name, proxy)
     for enter in ENTRANCES:
         with pytest.raises(InputError, match=f"^{name} is not the address of a proxy") as told:
@@ -80,7 +80,7 @@ def test_a_socks_proxy_without_its_package_says_how_to_get_it(hf_home, monkeypat
 
 
 @pytest.mark.parametrize("token", ["hf_é", "hf_\N{SUPERSCRIPT TWO}", "hf_中"])
-def test_a_token_with_a_letter_that_no_token_has_is_told_and_not_shown(loopback_hub, monkeypatch, token):
+def test_a_token_with_an_impossible_letter_is_not_shown(loopback_hub, monkeypatch, token):
     for passed in (token, None):
         monkeypatch.setenv("HF_TOKEN", token)
         for enter in (open_repository, resolve_model):

@@ -40,7 +40,7 @@ def test_every_exception_of_the_client_has_an_entry_of_its_own(kind):
 
 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
-def test_every_exception_of_the_client_becomes_one_of_ours_with_the_subject(kind):
+def test_every_exception_of_the_client_becomes_one_of_ours(kind):
     translated = translate(instance(kind), subject="owner/name")
     assert isinstance(translated, errors.MdirError)
     assert str(translated).startswith("owner/name: ")

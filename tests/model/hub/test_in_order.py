@@ -14,7 +14,7 @@ def test_results_come_in_order_whatever_takes_longest():
     assert list(in_order(range(20), work, n_in_flight=4, name="t")) == [task * task for task in range(20)]
 
 
-def test_the_first_failure_is_raised_though_earlier_work_is_still_running():
+def test_the_first_failure_is_raised_at_once():
     def work(task, cancelled):
         if task == 1:
             raise ValueError("task 1 failed")

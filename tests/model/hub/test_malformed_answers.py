@@ -181,7 +181,7 @@ PLACES += [("siblings", at, name) for at in (0, 1) for name in ("rfilename", "si
 PLACES += [("siblings", 0), ("siblings", 1), *(("siblings", 1, "lfs", name) for name in ("size", "sha256"))]
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(changes=st.lists(st.tuples(st.sampled_from(PLACES), VALUES | st.just(...)), min_size=1, max_size=3))
 def test_a_valid_listing_changed_anywhere_is_read_or_refused(answers, changes):
     said = json.loads(json.dumps(VALID))

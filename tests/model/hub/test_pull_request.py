@@ -108,7 +108,7 @@ def test_a_head_that_moves_in_between(loopback_hub, head):
     assert "moved on" in refusal(PullRequestError, loopback_hub, head)
 
 
-def test_it_stands_on_its_parent_even_if_the_head_moves_after_the_last_look(loopback_hub, head, monkeypatch):
+def test_it_stands_on_its_parent_even_if_the_head_moves(loopback_hub, head, monkeypatch):
     api = HfApi(endpoint=loopback_hub.endpoint, token=loopback_hub.token)
     seen = pull_request.model_info(
         "owner/name", revision="main", label="", endpoint=api.endpoint, token=api.token, with_files=False
@@ -151,7 +151,7 @@ def test_no_page_is_asked_for_after_the_last(loopback_hub, head):
     assert len(loopback_hub.sent(path="/discussions")) == 2
 
 
-def test_the_hundred_and_first_is_not_looked_at_on_however_long_a_page(loopback_hub, head):
+def test_the_hundred_and_first_is_not_looked_at(loopback_hub, head):
     for n_others in (60, 40):
         listed = [{"num": number, "title": "Other"} for number in range(n_others)]
         listed += [{"num": 7, "title": "Add a section"}] * (n_others == 40)
@@ -162,7 +162,7 @@ def test_the_hundred_and_first_is_not_looked_at_on_however_long_a_page(loopback_
 
 
 @pytest.mark.parametrize(("on_a_page", "n_asked"), [([], 1), ([{"num": 7, "title": "Other"}], 10)])
-def test_a_list_that_never_ends_is_read_no_further_than_the_newest_hundred(loopback_hub, head, on_a_page, n_asked):
+def test_an_endless_list_is_read_up_to_the_newest_hundred(loopback_hub, head, on_a_page, n_asked):
     body = json.dumps({"discussions": on_a_page, "count": 10**18, "start": 0}).encode()
     loopback_hub.faults.append(Fault("status", status=200, body=body, path="/discussions", times=None))
     assert propose(loopback_hub, head).url

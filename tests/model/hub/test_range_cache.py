@@ -101,7 +101,7 @@ def test_a_piece_that_vanished_is_not_served(cache):
     assert cache.get(KEY, 0, 10) is None
 
 
-def test_its_size_is_bounded_and_what_was_used_longest_ago_goes_first(tmp_path):
+def test_its_size_is_bounded_and_the_oldest_goes_first(tmp_path):
     cache = RangeCache(tmp_path, max_bytes=100_000)
     for number in range(9):
         cache.put(KEY, number * 20_000, bytes([number]) * 10_000)
@@ -129,7 +129,7 @@ def kept_bytes(cache):
     return sum(path.stat().st_size for path in stored(cache))
 
 
-def test_the_disk_is_counted_again_after_an_eighth_of_the_bound_because_others_write_there_too(tmp_path):
+def test_the_disk_is_counted_again_after_an_eighth_of_the_bound(tmp_path):
     first, second = (RangeCache(tmp_path, max_bytes=80_000) for _ in range(2))
 
     def put(cache, number):
@@ -226,7 +226,7 @@ def test_a_bound_of_zero_turns_it_off(tmp_path):
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT])
-def test_a_disk_that_cannot_be_written_turns_it_off_and_keeps_what_is_there(cache, monkeypatch, number):
+def test_an_unwritable_disk_turns_it_off(cache, monkeypatch, number):
     cache.put(KEY, 0, CONTENT)
 
     def refuse(*args, **kwargs):
@@ -358,7 +358,7 @@ def test_a_bound_that_is_no_number_of_bytes_is_refused(monkeypatch, text):
         cache_max_bytes()
 
 
-def test_content_with_a_digest_is_shared_between_repositories_of_one_hub():
+def test_content_with_a_digest_is_shared_on_one_hub():
     same = {"endpoint": "https://huggingface.co", "etag": "0" * 64}
     first = content_key(**same, repo="a/b", commit="1", path="x")
     assert first == content_key(**same, repo="c/d", commit="2", path="y")
@@ -391,9 +391,7 @@ def test_a_second_comparison_fetches_nothing_twice(loopback_hub, model_folder):
     assert (repository.ledger.bytes_read, repository.ledger.bytes_from_cache) == (0, 1000)
 
 
-def test_the_same_file_at_another_commit_has_the_same_ranges_and_a_changed_one_has_not(
-    loopback_hub, model_folder, tmp_path
-):
+def test_the_same_file_at_another_commit_has_the_same_ranges(loopback_hub, model_folder, tmp_path):
     changed = tmp_path / "changed"
     changed.mkdir()
     (changed / "model.safetensors").write_bytes(b"changed" * 10_000)

@@ -169,7 +169,7 @@ def test_an_existing_folder_wins_over_a_repository_of_the_same_name(tmp_path):
     assert parse_reference("owner/name").folder == tmp_path / "owner" / "name"
 
 
-def test_an_existing_file_that_holds_no_weights_does_not_hide_a_repository(tmp_path):
+def test_a_file_without_weights_does_not_hide_a_repository(tmp_path):
     (tmp_path / "gpt2").write_text("notes")
     assert parse_reference("gpt2").repo_id == "gpt2"
 
@@ -215,7 +215,7 @@ def test_an_endpoint_that_is_no_address_is_refused(monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["owner", "owner/name", "owner/model.safetensors", "model.safetensors"])
-def test_where_only_the_hub_is_meant_a_folder_or_file_of_the_same_name_is_not_looked_at(tmp_path, text):
+def test_where_the_hub_is_meant_no_folder_is_looked_at(tmp_path, text):
     (tmp_path / "owner" / "name").mkdir(parents=True)
     (tmp_path / "owner" / "model.safetensors").touch()
     (tmp_path / "model.safetensors").touch()
@@ -227,7 +227,7 @@ def test_where_only_the_hub_is_meant_a_folder_or_file_of_the_same_name_is_not_lo
 @pytest.mark.parametrize(
     "there", ["{}", "{}/there", "{}/there.txt", "{}/there.safetensors", "./there", "~", "..\\there"]
 )
-def test_where_only_the_hub_is_meant_no_message_tells_what_is_on_this_disk(tmp_path, there):
+def test_where_the_hub_is_meant_nothing_of_this_disk_is_told(tmp_path, there):
     (tmp_path / "there").mkdir()
     (tmp_path / "there.txt").touch()
     (tmp_path / "there.safetensors").touch()

@@ -91,7 +91,7 @@ def test_waits_stop_growing_at_eight_seconds_and_differ_by_a_quarter(waits, monk
     assert waits == [wait_s * longer for wait_s in (0.5, 1, 2, 4, 8, 8, 8)]
 
 
-def test_three_silences_in_a_row_end_patience_and_progress_forgets_them(waits):
+def test_three_silences_in_a_row_end_patience(waits):
     patience = Patience()
     silence = StalledError()
     assert patience.failed(cause=silence) and patience.failed(cause=silence)
@@ -139,7 +139,7 @@ def test_other_failures_are_not_of_the_connection():
     assert not is_stall(None) and not is_stall(refused(503))
 
 
-def test_a_request_is_tried_until_it_succeeds_and_each_try_is_counted(waits):
+def test_a_request_is_tried_until_it_succeeds(waits):
     answers = [refused(503), refused(429, retry_after="7"), HTTP.ReadError("gone"), "content"]
     tries = []
 

@@ -18,14 +18,14 @@ from mdir_hf.model.memory.places import PlacedParameter
 from mdir_hf.model.memory.saved import SavedParameters
 from mdir_hf.render.description import describe
 from tests.conformance_tensors import TensorSourceConformance
-from tests.model.roles.test_experts import SIZES as MOE
-from tests.model.roles.tiny_models import FAMILIES
+from tests.model.roles.test_experts import SIZES
 from tests.specimens import tokenizer_json, tokens
 
 transformers = pytest.importorskip("transformers")
 
 N_TOKENS = 400
-WIDTH = {"hidden_size": 48, "intermediate_size": 64, "vocab_size": N_TOKENS}
+WIDTH = {"hidden_size": 48, "intermediate_size": 64, "head_dim": 12, "vocab_size": N_TOKENS}
+GPT2 = {"vocab_size": N_TOKENS, "n_embd": 24, "n_layer": 2, "n_head": 4, "n_positions": 16, "pad_token_id": 0}
 
 
 @pytest.fixture(autouse=True)
@@ -48,8 +48,7 @@ def tokenizer():
 
 def build(family="llama", seed=0, **more):
     torch.manual_seed(seed)
-    sizes = FAMILIES.get(family, MOE) | (WIDTH if family not in ("gpt2", "openai-gpt") else {"vocab_size": N_TOKENS})
-    config = transformers.CONFIG_MAPPING[family](**(sizes | more))
+    config = transformers.CONFIG_MAPPING[family](**((GPT2 if family == "gpt2" else SIZES | WIDTH) | more))
     return transformers.AutoModelForCausalLM.from_config(config).eval()
 
 

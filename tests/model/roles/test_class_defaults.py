@@ -13,6 +13,7 @@ from mdir_hf.model.roles.class_defaults import TABLE, with_class_defaults
 PINS = Path(__file__).parents[3] / "constraints.txt"
 
 
+@pytest.mark.slow
 def test_the_table_is_that_of_the_pinned_transformers():
     if f"transformers=={transformers.__version__}" not in PINS.read_text(encoding="utf-8").split():
         pytest.skip("another version of transformers than the pinned one is installed")
@@ -58,7 +59,7 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize("model", PUBLISHED)
-def test_heads_that_a_config_inside_does_not_say_are_those_of_its_class(model):
+def test_heads_that_a_config_leaves_out_are_those_of_its_class(model):
     outer, key, inner, heads, head_dim = PUBLISHED[model]
     sizes = read_sizes({"model_type": outer, key: inner})
     assert sizes.heads == HeadCounts(*heads)
@@ -78,7 +79,7 @@ def test_what_is_said_is_not_assumed(config):
     assert with_class_defaults({}, "mistral")["num_key_value_heads"] == 8
 
 
-def test_a_share_of_rotated_rows_is_assumed_where_nothing_is_said_of_them():
+def test_a_share_of_rotated_rows_is_assumed_of_silence():
     phi = {"model_type": "phi", "hidden_size": 64, "num_attention_heads": 4}
     assert read_sizes(phi).rotation.dim == 8
     assert read_sizes(phi | {"rope_parameters": {"partial_rotary_factor": 0.25}}).rotation.dim == 4

@@ -26,7 +26,7 @@ def test_a_config_that_is_none_is_refused(data, message):
     assert caught.value.subject == "org/model@1:config.json"
 
 
-def test_python_writes_infinity_into_configs_and_some_editors_a_byte_order_mark():
+def test_infinity_and_a_byte_order_mark_in_a_config_are_read():
     assert read_config(b'\xef\xbb\xbf{"time_step_limit": [0.0, Infinity]}')["time_step_limit"] == [0.0, float("inf")]
 
 

@@ -8,15 +8,12 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from benchmarks import coverage
 from benchmarks.coverage import PAGE, REASONS, Row, cells, cover, main, page, totals
 
-# One of each kind: plain, fused, transposed, experts numbered and stacked, latent, hybrid, with a decoder alone, old.
-FEW = (
-    *("llama", "gpt2", "falcon", "codegen", "dbrx", "mixtral", "gpt_oss", "deepseek_v3", "qwen3_next", "gemma3_text"),
-    *("opt", "bart", "jamba", "jetmoe", "xlm"),
-)
+# One of each kind: fused, experts, latent, hybrid, with a decoder alone.
+FEW = (*("falcon", "gpt_oss", "deepseek_v3", "qwen3_next", "bart"),)
 
 
 @pytest.mark.parametrize("model_type", FEW)
-def test_a_class_has_every_role_finds_its_relative_and_passes_over_a_stranger(model_type):
+def test_a_class_has_every_role_and_finds_its_relative(model_type):
     check(cover(model_type))
 
 
@@ -91,7 +88,7 @@ def test_a_class_that_transformers_cannot_build_is_a_row(monkeypatch):
     assert not row.is_full
 
 
-def test_a_class_that_transformers_cannot_run_is_compared_nevertheless(monkeypatch):
+def test_a_class_that_cannot_be_run_is_compared(monkeypatch):
     def fail(*_, **__):
         raise ValueError("wants sound")
 

@@ -49,7 +49,12 @@ def saved(model_type, mapping, folder, **inputs):
     return module, save_and_open(module, folder), record
 
 
-@pytest.mark.parametrize("model_type", MASKED)
+def few(names, quick):
+    """All of them where there is time, and those whose layers differ most everywhere."""
+    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+@pytest.mark.parametrize("model_type", few(MASKED, ("bert", "distilbert", "albert", "deberta-v2", "modernbert")))
 def test_masked_models_by_value(model_type, tmp_path):
     module, ours, record = saved(model_type, MODEL_FOR_MASKED_LM_MAPPING, tmp_path)
     found = judge(ours.anatomy, ours.tensors, record)
@@ -60,7 +65,7 @@ def test_masked_models_by_value(model_type, tmp_path):
     assert torch.equal(read_part(ours.tensors, ours.anatomy.embedding), embedding)
 
 
-@pytest.mark.parametrize("model_type", SEQ_TO_SEQ)
+@pytest.mark.parametrize("model_type", few(SEQ_TO_SEQ, ("t5", "bart", "fsmt", "mt5", "switch_transformers")))
 def test_the_decoder_of_encoder_decoders_by_value(model_type, tmp_path):
     module, ours, record = saved(
         model_type, MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, tmp_path, decoder_input_ids=torch.tensor([[7]])

@@ -214,7 +214,7 @@ def test_a_stack_that_lacks_the_expert_is_refused(shape):
         read_part(MemorySource({"stack": torch.ones(shape)}), WeightPart("stack", expert=1))
 
 
-def test_a_stack_of_another_number_of_experts_than_the_config_says_is_refused():
+def test_a_stack_of_another_number_of_experts_is_refused():
     anatomy = anatomy_of(STACKS, num_local_experts=2)
     with pytest.raises(AnatomyError, match=r"has shape \(3, 8, 4\); the config says 2 experts"):
         anatomy.check_shapes(anatomy.layers[0], lambda name: (3, 8, 4))

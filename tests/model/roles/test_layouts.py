@@ -72,7 +72,7 @@ def test_the_parts_of_a_tensor_are_all_of_it_once(groups, shares, unit):
     assert sorted(np.concatenate(rows).tolist()) == list(range(n_rows))
 
 
-def test_rows_that_do_not_divide_are_refused_with_the_name_of_the_tensor():
+def test_rows_that_do_not_divide_name_the_tensor():
     part = WeightPart("h.0.qkv", FusedRows("heads", (1, 1, 1), 0), heads=HEADS)
     with pytest.raises(AnatomyError, match=r"'h.0.qkv' of shape \(14, 8\): 14 rows cannot be split into 4 group"):
         part.rows((14, 8))
@@ -118,7 +118,7 @@ def test_a_part_is_read_as_output_by_input(source, part, expected):
 
 @pytest.mark.parametrize("layout", [WholeTensor(), FusedRows(1, (1, 2), 1)])
 @pytest.mark.parametrize("transposed", [False, True])
-def test_some_rows_are_those_of_the_whole_and_of_rows_in_the_file_no_others_are_read(layout, transposed):
+def test_some_rows_are_those_of_the_whole(layout, transposed):
     stored = torch.arange(54.0).reshape(9, 6).T if transposed else torch.arange(54.0).reshape(9, 6)
     source = CountingSource({"w": stored})
     part = WeightPart("w", layout, transposed=transposed)
@@ -162,7 +162,7 @@ DOWN = WeightPart("w", expert=1, stream=(0, 4))
 
 
 @pytest.mark.parametrize("part", [GATE, UP, DOWN])
-def test_a_stack_that_files_hold_either_way_round_is_read_by_the_width_of_the_model(part):
+def test_a_stack_stored_either_way_is_read_by_the_width(part):
     d_out, d_in = (6, 4) if part is not DOWN else (4, 3)
     straight = torch.randn(2, d_out, d_in)
     turned = straight.transpose(1, 2).contiguous()

@@ -2,6 +2,7 @@
 
 import re
 import sys
+from collections import defaultdict
 
 import pytest
 
@@ -57,7 +58,7 @@ def test_the_work_grows_as_the_number_of_names(kind):
 
 
 @pytest.mark.parametrize("key", ["layer_types", "no_rope_layers", "num_kv_heads", "block_configs"])
-def test_a_list_of_a_config_is_read_no_further_than_models_have_layers(key, monkeypatch):
+def test_a_configs_list_is_read_up_to_the_layers_of_models(key, monkeypatch):
     monkeypatch.setattr(tables, "MOST_LAYERS", 50)
     entry = {"layer_types": "sliding_attention", "no_rope_layers": 0, "num_kv_heads": 2, "block_configs": {}}[key]
     sizes = LLAMA | {"model_type": "mimo_v2_flash", "swa_num_attention_heads": 4, "swa_num_key_value_heads": 1}
@@ -141,23 +142,19 @@ PATTERNS = {
 }
 
 
-@pytest.mark.parametrize("pattern", sorted(pattern for pattern in PATTERNS if not is_endless(pattern)))
-def test_what_a_pattern_spells_is_what_it_matches(pattern):
-    names = spelled(pattern)
-    assert names
-    assert all(re.fullmatch(pattern, name) for name in names)
-    # Nothing is left out: a name with one word changed to that of another pattern is spelled where it matches.
-    others = {other for one in names for other in NEIGHBOURS.get(one.rpartition(".")[0], ())}
-    assert {name for name in others if re.fullmatch(pattern, name)} <= names
+def test_what_a_pattern_spells_is_what_it_matches():
+    names_of = {pattern: spelled(pattern) for pattern in PATTERNS if not is_endless(pattern)}
+    beside = defaultdict(set)
+    for name in (name for names in names_of.values() for name in names):
+        beside[name.rpartition(".")[0]].add(name)
+    for pattern, names in names_of.items():
+        assert names and all(re.fullmatch(pattern, name) for name in names), pattern
+        # Nothing is left out: a name with one word changed to that of another pattern is spelled where it matches.
+        others = {other for one in names for other in beside[one.rpartition(".")[0]]}
+        assert {name for name in others if re.fullmatch(pattern, name)} <= names, pattern
 
 
-NEIGHBOURS: dict[str, set[str]] = {}
-for _pattern in PATTERNS:
-    for _name in () if is_endless(_pattern) else spelled(_pattern):
-        NEIGHBOURS.setdefault(_name.rpartition(".")[0], set()).add(_name)
-
-
-def test_patterns_hold_no_other_numbers_than_those_that_are_told_apart():
+def test_patterns_hold_no_numbers_but_those_told_apart():
     names = {name for pattern in PATTERNS if not is_endless(pattern) for name in spelled(pattern)}
     assert {word for name in names for word in name.split(".") if word.isdigit()} == set(EXPERTS)
 

@@ -99,7 +99,13 @@ def names():
     return sorted(set(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES) - NOT_BUILT - NO_LANGUAGE_MODEL)
 
 
-@pytest.mark.parametrize("model_type", names())
+# One of each kind: as files name it, in two tensors, with experts.
+FEW = ("llava", "molmo2", "qwen3_vl_moe")
+
+
+@pytest.mark.parametrize(
+    "model_type", [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in names()]
+)
 def test_the_language_model_inside(model_type, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

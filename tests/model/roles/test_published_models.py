@@ -83,7 +83,7 @@ def test_state_spaces_own_mamba_is_told_by_its_names(model):
 
 
 @pytest.mark.parametrize("model", ZAMBA)
-def test_a_transformer_that_layers_share_counts_once_and_where_it_touches_the_stream(model):
+def test_a_shared_transformer_counts_once(model):
     config, shapes, sharing, (n_heads, head_dim, n_rows) = ZAMBA[model]
     n = config["hidden_size"]
     anatomy = resolve_anatomy(config, shapes, shapes.__getitem__)
@@ -200,7 +200,7 @@ def test_arctic_without_experts_has_one_mlp():
     assert (found.experts, found.shared_experts) == ((), ())
 
 
-def test_what_zamba_adds_to_the_stream_is_down_through_the_matrix_of_the_layer():
+def test_zamba_adds_down_through_the_matrix_of_the_layer():
     layer = {"linear.weight": draw(N, N), "shared_transf.feed_forward.down_proj.weight": draw(N, M)}
     found, source = placed({"model_type": "zamba", "hidden_size": N}, layer)
     neurons = draw(M)

@@ -169,13 +169,13 @@ def test_an_embedding_with_other_rows_than_the_config_is_noted():
         ("k_proj", (8,), r"role k\) has shape \(8,\); expected a matrix"),
     ],
 )
-def test_a_weight_of_another_width_is_refused_when_its_layer_is_checked(role, shape, message):
+def test_a_weight_of_another_width_is_refused(role, shape, message):
     anatomy = resolve(llama_names())
     with pytest.raises(AnatomyError, match=message):
         anatomy.check_shapes(anatomy.layers[0], lambda name: shape if role in name else (8, 8))
 
 
-def test_a_norm_that_is_a_matrix_is_refused_when_its_layer_is_checked():
+def test_a_norm_that_is_a_matrix_is_refused():
     names = [*llama_names(), "model.layers.0.input_layernorm.weight"]
     anatomy = resolve(names)
     with pytest.raises(AnatomyError, match=r"attention_norm\) has shape \(8, 8\); expected a vector"):

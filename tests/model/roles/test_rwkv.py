@@ -282,7 +282,7 @@ def version_4(tmp_path_factory):
     return model, source, resolve_anatomy(config, source.names(), lambda name: source.spec(name).shape)
 
 
-def test_version_4_of_transformers_gives_its_recurrence_our_keys_and_values(version_4, monkeypatch):
+def test_version_4_gives_its_recurrence_our_keys_and_values(version_4, monkeypatch):
     model, source, anatomy = version_4
     code, given, inputs, outputs = inspect.getmodule(type(model)), [], [], []
     original = code.rwkv_linear_attention

@@ -150,7 +150,7 @@ def test_a_row_of_the_gate_that_is_silenced_silences_its_channel(hybrid):
         assert (given != 0).sum() == 3 * (given.shape[1] - 1)
 
 
-def test_a_row_of_the_input_that_is_alone_speaks_in_its_channel_alone(hybrid):
+def test_a_row_of_the_input_speaks_in_its_channel_alone(hybrid):
     for layer in hybrid.mixers():
         n_rows = len(read_part(hybrid.source, layer.parts[Role.SSM_IN]))
         channel = 7

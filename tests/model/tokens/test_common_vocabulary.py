@@ -23,7 +23,7 @@ def pair(reference: dict[bytes, int], candidate: dict[bytes, int], n_reference: 
     )
 
 
-def test_rows_of_the_same_bytes_are_paired_in_the_order_of_the_reference():
+def test_rows_of_the_same_bytes_come_in_the_references_order():
     common = pair({b"c": 5, b"a": 2, b"x": 0}, {b"a": 7, b"c": 1, b"y": 2})
     assert common.reference_rows.tolist() == [2, 5]
     assert common.candidate_rows.tolist() == [7, 1]

@@ -39,7 +39,7 @@ def test_byte_level_tokens_are_bytes_and_added_ones_literal():
 
 
 @pytest.mark.parametrize("model", ["llama", "t5"])
-def test_sentencepiece_tokens_have_marks_for_spaces_and_bytes_to_fall_back_to(model):
+def test_sentencepiece_marks_spaces_and_falls_back_to_bytes(model):
     vocabulary = read(
         model,
         ("<unk>", UNKNOWN),
@@ -56,7 +56,7 @@ def test_sentencepiece_tokens_have_marks_for_spaces_and_bytes_to_fall_back_to(mo
     assert vocabulary.duplicates == {b"A": (2,)}
 
 
-def test_bert_tokens_have_a_mark_in_front_of_words_and_none_in_front_of_endings():
+def test_bert_marks_words_and_not_endings():
     vocabulary = read("bert", ("[CLS]", CONTROL), ("▁run", NORMAL), ("ning", NORMAL), ("▁▁", NORMAL))
     assert vocabulary.kind is VocabularyKind.WORDPIECE
     assert vocabulary.row_of == {b" run": 1, b"ning": 2, " ▁".encode(): 3}

@@ -109,7 +109,7 @@ def test_damaged_files_end_in_a_vocabulary_or_in_our_error(name: str, choice):
 
 @UNTIMED
 @given(choice=st.data())
-def test_damaged_sentencepiece_models_end_in_a_vocabulary_or_in_our_error(sentencepiece_file, choice):
+def test_damaged_sentencepiece_ends_in_our_error(sentencepiece_file, choice):
     model = sentencepiece_file([("<unk>", 2), ("<s>", 3), ("<0x41>", 6), ("▁a", 1), ("A", 0), ("b" * 200, 4)])
     check("tokenizer.model", choice.draw(damaged(model)))
 
@@ -138,7 +138,7 @@ def places(node: object, path: tuple[object, ...] = ()) -> list[tuple[object, ..
 )
 @UNTIMED
 @given(choice=st.data())
-def test_any_value_in_the_place_of_another_ends_in_a_vocabulary_or_in_our_error(name: str, file, choice):
+def test_any_value_in_anothers_place_ends_in_our_error(name: str, file, choice):
     changed = json.loads(json.dumps(file))
     *path, last = choice.draw(st.sampled_from(places(changed)[1:]))
     node = changed

@@ -80,7 +80,7 @@ def test_a_class_that_is_named_counts_more_than_the_model_type(read, sentencepie
     assert read(files).row_of[b" w0"] == 3
 
 
-def test_the_config_of_the_model_is_read_for_files_that_it_may_number_only():
+def test_the_config_is_read_only_for_files_it_may_number():
     assert vocabulary_files({BPE, "config.json"}) == (BPE, "config.json")
     assert vocabulary_files({"tokenizer.model", "config.json"}) == ("tokenizer.model",)
 
@@ -102,7 +102,7 @@ def test_a_number_of_image_tokens_that_is_none_is_an_error(read, sentencepiece_f
         read(files)
 
 
-def test_a_token_that_two_files_put_in_different_rows_is_a_doubt_that_names_both(read, sentencepiece_file):
+def test_a_token_in_two_rows_is_a_doubt_that_names_both(read, sentencepiece_file):
     declared = {"added_tokens_decoder": {"3": {"content": "<unk>", "special": True}}}
     files = {BPE: sentencepiece_file(PIECES), "tokenizer_config.json": declared}
     assert read(files).doubts == (f"tokenizer_config.json puts the token '<unk>' in row 3, {BPE} in row 0",)

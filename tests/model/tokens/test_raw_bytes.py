@@ -19,7 +19,7 @@ def test_tiktoken_ranks_are_rows_of_raw_bytes_whatever_the_name(read, name: str)
     assert vocabulary.row_of == {b"!": 0, b" the": 1, b"\xff\xfe": 2}
 
 
-def test_tiktoken_ranks_may_have_windows_line_ends_and_a_byte_order_mark(read):
+def test_tiktoken_ranks_may_have_windows_line_ends(read):
     assert read({"tokenizer.model": b"\xef\xbb\xbf" + ranks(b"!", b"a", end=b"\r\n")}).row_of == {b"!": 0, b"a": 1}
 
 
@@ -56,7 +56,7 @@ def tekken(*tokens: bytes, n_special: int = 2, n_rows: int | None = None) -> dic
     return {"config": config, "vocab": vocab}
 
 
-def test_tekken_rows_come_after_the_special_tokens_and_end_at_the_vocabulary_size(read):
+def test_tekken_rows_come_after_the_special_tokens(read):
     vocabulary = read({"tekken.json": tekken(b"!", b"\xff", b"too much", n_special=2, n_rows=4)})
     assert vocabulary.kind is VocabularyKind.TEKKEN
     assert vocabulary.row_of == {b"!": 2, b"\xff": 3}

@@ -16,6 +16,8 @@ from mdir_hf.model.tokens import Vocabulary, common_vocabulary, gguf_vocabulary,
 from mdir_hf.model.tokens.sentencepiece_model import sentencepiece_tokens
 from mdir_hf.model.tokens.tokens import TokenType
 
+pytestmark = pytest.mark.slow
+
 FOLDERS = ["bert-base-uncased", "falcon", "gpt-neox-20b", "gpt2", "llama2", "phi-3-mini", "qwen2", "t5-small"]
 FILES = [
     "mistral/mistral_instruct_tokenizer_240323.model.v3",
@@ -72,25 +74,22 @@ def all_rows(vocabularies) -> dict[str, dict[bytes, set[int]]]:
     return {name: with_doublets(vocabulary) for name, vocabulary in vocabularies.items()}
 
 
-def test_every_published_pair_is_checked(published):
-    assert set(PAIRS) == set(published)
-
-
-@pytest.mark.parametrize(("a", "b"), PAIRS)
-def test_overlap_is_as_published_once_doublets_are_counted_as_there(all_rows, published, a: str, b: str):
+def test_overlap_is_as_published_once_doublets_count(all_rows, published):
     # Published: distinct byte strings, and pairs of equal rows, doublets included. Ours leaves doublets out.
-    rows_a, rows_b = all_rows[a], all_rows[b]
-    common = rows_a.keys() & rows_b.keys()
-    assert published[a, b] == {
-        "tokens_a": len(rows_a) + N_PADDING.get(a, 0),
-        "tokens_b": len(rows_b) + N_PADDING.get(b, 0),
-        "common": len(common),
-        "same_id": sum(len(rows_a[text] & rows_b[text]) for text in common),
-    }
+    assert set(PAIRS) == set(published)
+    for a, b in PAIRS[::4]:
+        rows_a, rows_b = all_rows[a], all_rows[b]
+        common = rows_a.keys() & rows_b.keys()
+        assert published[a, b] == {
+            "tokens_a": len(rows_a) + N_PADDING.get(a, 0),
+            "tokens_b": len(rows_b) + N_PADDING.get(b, 0),
+            "common": len(common),
+            "same_id": sum(len(rows_a[text] & rows_b[text]) for text in common),
+        }, (a, b)
 
 
-@pytest.mark.parametrize(("a", "b"), PAIRS)
-def test_our_pairs_are_the_published_ones_without_the_doublets(vocabularies, all_rows, published, a: str, b: str):
+@pytest.mark.parametrize(("a", "b"), PAIRS[::4])
+def test_our_pairs_are_the_published_ones_without_doublets(vocabularies, all_rows, published, a: str, b: str):
     first, second = vocabularies[a], vocabularies[b]
     ours = common_vocabulary(first, second, n_reference_rows=first.n_rows, n_candidate_rows=second.n_rows)
     rows_a, rows_b = all_rows[a], all_rows[b]
@@ -109,7 +108,7 @@ def test_our_pairs_are_the_published_ones_without_the_doublets(vocabularies, all
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_each_left_out_doublet_is_a_byte_of_sentencepiece_or_a_run_of_spaces_of_gpt_neox(vocabularies, name: str):
+def test_each_doublet_is_a_fallback_byte_or_a_run_of_spaces(vocabularies, name: str):
     vocabulary = vocabularies[name]
     n_fallback = {V1: 125, V3: 125, **dict.fromkeys(("llama2", "phi-3-mini", "gguf:llama-spm", "gguf:phi-3"), 96)}
     if name in ("gpt-neox-20b", "gguf:gpt-neox"):
@@ -120,7 +119,7 @@ def test_each_left_out_doublet_is_a_byte_of_sentencepiece_or_a_run_of_spaces_of_
         assert all(len(text) == 1 and text in vocabulary.row_of for text in vocabulary.duplicates)
 
 
-def test_mistral_v3_shifts_every_token_of_v1_by_its_768_control_tokens(vocabularies):
+def test_mistral_v3_shifts_every_token_of_v1_by_768(vocabularies):
     v1, v3 = vocabularies[V1], vocabularies[V3]
     common = common_vocabulary(v1, v3, n_reference_rows=32000, n_candidate_rows=32768)
     assert len(common) == v1.n_tokens

@@ -37,7 +37,7 @@ def test_larger_samples_hold_the_smaller_ones_and_are_large_enough(pairs, sizes,
     assert len(np.unique(large)) == len(large)
 
 
-def test_with_one_tokenizer_few_runs_cover_the_sample_and_are_spread_over_the_vocabulary():
+def test_with_one_tokenizer_few_spread_runs_cover_the_sample():
     ids = np.arange(128_000)
     sampler = RowSampler(common(ids, ids), row_n_bytes=(8192, 8192), seed=3)
     taken = sampler.take(512)
@@ -46,7 +46,7 @@ def test_with_one_tokenizer_few_runs_cover_the_sample_and_are_spread_over_the_vo
     assert ids[taken].max() - ids[taken].min() > 64_000
 
 
-def test_with_one_tokenizer_a_large_sample_comes_in_a_few_longer_runs_and_the_first_ones_stay_spread():
+def test_with_one_tokenizer_a_large_sample_has_longer_runs():
     ids = np.arange(129_280)
     sampler = RowSampler(common(ids, ids), row_n_bytes=(14_336, 14_336), seed=3)
     first, last = sampler.take(128), sampler.take(4096)
@@ -66,7 +66,7 @@ def test_shifted_ids_still_make_few_runs_on_both_sides():
     assert n_runs(ids[taken] + 768, gap=16) <= 32
 
 
-def test_with_two_tokenizers_a_sample_costs_far_fewer_requests_than_tokens():
+def test_with_two_tokenizers_a_sample_costs_few_requests():
     rng = np.random.default_rng(0)
     reference = np.sort(rng.choice(50_000, 20_000, replace=False))
     # Merge ranks of two byte-pair vocabularies agree roughly: frequent tokens come early in both.
@@ -77,7 +77,7 @@ def test_with_two_tokenizers_a_sample_costs_far_fewer_requests_than_tokens():
         assert n_runs(rows, gap=64) <= 64  # 64 rows are 128 kB: what a request costs anyway
 
 
-def test_with_two_tokenizers_the_last_sample_too_is_read_with_little_between_its_rows():
+def test_with_two_tokenizers_little_is_read_between_rows():
     rng = np.random.default_rng(0)
     reference = np.sort(rng.choice(150_000, 40_000, replace=False))
     candidate = np.argsort(np.argsort(reference * np.exp(rng.normal(0, 0.7, 40_000))))

@@ -17,7 +17,7 @@ def test_byte_level_undoes_the_alphabet_of_tokenizers_for_any_text(text: str):
     assert spelling.byte_level(spelt) == text.encode()
 
 
-def test_byte_level_reads_the_256_characters_of_the_alphabet_as_256_bytes():
+def test_byte_level_reads_its_256_characters_as_256_bytes():
     letters = pre_tokenizers.ByteLevel.alphabet()
     assert sorted(spelling.byte_level(letter) for letter in letters) == [bytes([byte]) for byte in range(256)]
 

@@ -20,7 +20,7 @@ def test_usable_tokens_are_mapped_from_bytes_to_rows():
     assert (vocabulary.n_tokens, vocabulary.n_rows, vocabulary.n_unused) == (2, 4, 2)
 
 
-def test_special_reserved_unused_and_empty_tokens_are_left_out_and_counted():
+def test_special_unused_and_empty_tokens_are_left_out():
     vocabulary = vocabulary_of(
         (0, b"a", TokenType.TEXT),
         (1, b"<s>", TokenType.SPECIAL),

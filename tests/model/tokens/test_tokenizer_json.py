@@ -21,7 +21,7 @@ def tokenizer(vocab: object, *added_tokens: object, **parts: object) -> dict[str
 BYTE_LEVEL = {"type": "Sequence", "pretokenizers": [{"type": "Split"}, {"type": "ByteLevel"}]}
 
 
-def test_byte_level_tokens_become_bytes_and_added_tokens_stay_literal(read):
+def test_byte_level_tokens_become_bytes_added_ones_stay_literal(read):
     file = tokenizer({"a": 0, "Ġa": 1, "Ã": 2}, added(3, "Ã"), added(4, "  "), pre_tokenizer=BYTE_LEVEL)
     vocabulary = read({"tokenizer.json": file})
     assert vocabulary.kind is VocabularyKind.BYTE_LEVEL
@@ -35,7 +35,7 @@ def test_byte_level_is_seen_wherever_it_is_declared(read, part: str):
     assert read({"tokenizer.json": tokenizer({"▁": 0, "Ã": 1}, **{part: {"type": "ByteLevel"}})}).row_of[b"\xc3"] == 1
 
 
-def test_byte_level_of_the_post_processor_alone_says_nothing_about_spelling(read):
+def test_a_byte_level_post_processor_says_nothing_of_spelling(read):
     vocabulary = read({"tokenizer.json": tokenizer({"Ã": 0}, post_processor={"type": "ByteLevel"})})
     assert vocabulary.row_of == {"Ã".encode(): 0}
 
@@ -78,7 +78,7 @@ def test_an_end_of_word_suffix_is_taken_from_the_file(read):
     assert read({"tokenizer.json": file}).row_of == {b"run": 0, b"run ": 1}
 
 
-def test_special_and_reserved_added_tokens_are_left_out_also_where_the_model_lists_them(read):
+def test_special_added_tokens_are_left_out_though_listed(read):
     file = tokenizer(
         {"<s>": 0, "a": 1},
         added(0, "<s>", special=True),
@@ -96,7 +96,7 @@ def test_an_added_token_that_repeats_an_entry_is_that_entry(read):
     assert read({"tokenizer.json": file}).row_of == {b" a": 0, b"b": 1}
 
 
-def test_an_added_token_of_another_text_on_a_used_row_takes_the_row_out(read):
+def test_an_added_token_on_a_used_row_takes_the_row_out(read):
     vocabulary = read({"tokenizer.json": tokenizer({"a": 0, "b": 1}, added(0, "chat"))})
     assert vocabulary.row_of == {b"b": 1}
     assert vocabulary.duplicates == {b"a": (0,), b"chat": (0,)}
@@ -174,7 +174,7 @@ def test_vocab_json_with_added_tokens_reads_both(read):
     assert vocabulary.files == ("vocab.json", "added_tokens.json")
 
 
-def test_markup_inside_a_vocab_json_is_text_and_among_its_first_rows_is_special(read):
+def test_markup_among_the_first_rows_is_special(read):
     vocabulary = read({"vocab.json": {"<s>": 0, "</s>": 16, "a": 17}})
     assert vocabulary.row_of == {b"</s>": 16, b"a": 17}
 
@@ -183,11 +183,11 @@ def test_vocab_json_of_marked_word_ends_gets_spaces(read):
     assert read({"vocab.json": {"run": 0, "run</w>": 1}}).row_of == {b"run": 0, b"run ": 1}
 
 
-def test_a_token_called_model_does_not_make_a_vocab_json_something_else(read):
+def test_a_token_called_model_changes_no_vocab_json(read):
     assert read({"vocab.json": {"model": 0, "vocab": 1}}).row_of == {b"model": 0, b"vocab": 1}
 
 
-def test_a_piece_outside_of_the_byte_alphabet_is_never_made_and_left_out(read):
+def test_a_piece_outside_of_the_byte_alphabet_is_left_out(read):
     model = {"vocab": {"Ġa": 0, "é x": 1, "中": 2, "b": 3}}
     added = [{"id": 2, "content": "中", "special": False}]
     byte_level = {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "ByteLevel"}]}}

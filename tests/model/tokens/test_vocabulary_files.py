@@ -40,15 +40,15 @@ def test_the_most_complete_file_is_preferred(place: int):
         ("tekken.json", ("tekken.json",)),
     ],
 )
-def test_added_tokens_are_a_companion_where_the_primary_file_lacks_them(primary: str, files: tuple[str, ...]):
+def test_added_tokens_are_a_companion_of_the_primary_file(primary: str, files: tuple[str, ...]):
     assert vocabulary_files({"added_tokens.json", primary, "merges.txt"}) == files
 
 
-def test_files_of_other_folders_and_unrelated_files_hold_no_vocabulary():
+def test_files_of_other_folders_hold_no_vocabulary():
     assert vocabulary_files(["onnx/tokenizer.json", "tokenizer_config.json", "model.bin", "readme.txt"]) == ()
 
 
-def test_a_tokenizer_in_its_own_folder_is_found_where_the_root_has_none(read):
+def test_a_tokenizer_in_its_own_folder_is_found(read):
     files = {"tokenizer/vocab.json": {"a": 0, "b": 2}, "tokenizer/added_tokens.json": {"c": 1}, "added_tokens.json": {}}
     assert vocabulary_files(files) == ("tokenizer/vocab.json", "tokenizer/added_tokens.json")
     assert read(files).row_of == {b"a": 0, b"b": 2, b"c": 1}
@@ -57,7 +57,7 @@ def test_a_tokenizer_in_its_own_folder_is_found_where_the_root_has_none(read):
 
 
 @pytest.mark.parametrize("second", ["vocab.json", "tokenizer.model"])
-def test_a_stale_tokenizer_json_is_a_doubt_that_counts_the_tokens_that_moved(read, sentencepiece_file, second: str):
+def test_a_stale_tokenizer_json_counts_the_tokens_that_moved(read, sentencepiece_file, second: str):
     words = [f"w{n}" for n in range(400)]
     turned = [*words[5:], *words[:5]]
     model = {"vocab": {word: row for row, word in enumerate(turned)}}
@@ -94,7 +94,7 @@ def test_only_the_files_named_beforehand_are_read():
     assert tuple(asked) == vocabulary.files == vocabulary_files(files)
 
 
-def test_no_file_that_could_hold_a_vocabulary_is_an_error_that_lists_what_would_do():
+def test_without_a_vocabulary_the_error_lists_what_would_do():
     with pytest.raises(VocabularyError, match=r"expected tokenizer\.json, vocab\.json.* found none among 1 files"):
         read_vocabulary(["config.json"], lambda name: b"")
 
@@ -123,7 +123,7 @@ EVERY_KIND = [
     ],
     ids=["pointer", "web page", "web page with a mark", "empty"],
 )
-def test_what_was_downloaded_instead_of_the_file_is_called_what_it_is(read, name: str, data: bytes, what: str):
+def test_what_was_downloaded_instead_is_called_what_it_is(read, name: str, data: bytes, what: str):
     with pytest.raises(VocabularyError, match=rf"{name}: expected .* found {what}"):
         read({name: data})
 

@@ -48,11 +48,11 @@ def test_what_is_no_word_list_is_an_error(read, data: bytes, message: str):
         read({"vocab.txt": data})
 
 
-def test_a_dictionary_of_tokens_and_counts_begins_behind_four_tokens_of_its_own(read):
+def test_a_fairseq_dictionary_begins_behind_four_tokens(read):
     vocabulary = read({"vocab.txt": "và 995\nco@@ 870\nhọc_sinh 12\n".encode()})
     assert vocabulary.row_of == {"và ".encode(): 4, b"co": 5, "học_sinh ".encode(): 6}
     assert vocabulary.n_special == 4
 
 
-def test_a_word_list_with_one_line_that_ends_in_a_number_is_no_dictionary(read):
+def test_one_line_that_ends_in_a_number_is_no_dictionary(read):
     assert read({"vocab.txt": b"a 1\nb\n"}).row_of == {b"a 1": 0, b"b": 1}

@@ -48,7 +48,7 @@ def test_a_cell_of_channels_names_those_that_match(grids):
 
 
 @pytest.mark.parametrize("n", [5, 7, 24])
-def test_a_block_names_every_channel_once_and_notes_stand_in_their_block(n):
+def test_a_block_names_every_channel_once(n):
     channels = np.stack([np.arange(WIDTH), PERMUTATION])
     arrays = MatrixArrays(np.zeros((n, n), dtype=np.float32), None, channels)
     report = a_report(arrays=ReportArrays(arrays))
@@ -100,6 +100,6 @@ def test_a_cell_of_modules_names_part_and_test(report, grids):
 
 @pytest.mark.parametrize("name", HOSTILE_NAMES[1:], ids=range(1, len(HOSTILE_NAMES)))
 def test_a_name_leaves_one_place_for_a_label(name):
-    report = a_report(reference=a_model(name), arrays=ReportArrays())
+    report = a_report(reference=a_model(name), arrays=ReportArrays(), embedding=None, unembedding=None, modules=None)
     (grid,) = figure_cells(report, "layers", report.figures()["layers"])
     assert all(side.count("{}") == 1 and side.isprintable() for side in grid.sides)

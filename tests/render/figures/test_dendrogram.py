@@ -33,7 +33,7 @@ def test_the_finding_is_the_alt_text():
     assert any("4 more without a relative by embeddings" in text.get_text() for text in figure.texts)
 
 
-def test_leaves_name_their_nearest_and_branches_their_models_and_where_they_are_joined():
+def test_leaves_name_their_nearest_and_branches_their_models():
     groups = [(["a", "far", "b"], APART), (["x", "y"], [[0.0, 0.3], [0.3, 0.0]])]
     figure = draw_dendrogram(groups)
     first, second = dendrogram_cells(groups, figure)
@@ -75,9 +75,8 @@ def test_equal_copies_are_one_branch_beside_their_names():
     assert min(grid.widths) > 0.1
 
 
-@pytest.mark.parametrize("n", [2, 40])
-@pytest.mark.parametrize("dark", [False, True])
-def test_equal_copies_and_hostile_names_are_drawn_and_the_bytes_repeat(n, dark):
+@pytest.mark.parametrize(("n", "dark"), [(2, False), (40, True)])
+def test_equal_copies_and_hostile_names_are_drawn(n, dark):
     rng = np.random.default_rng(0)
     points = rng.normal(size=(n, 8))
     points[1] = points[0]

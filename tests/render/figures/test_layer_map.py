@@ -19,10 +19,9 @@ def layer_axes(layers):
     return figure, figure.axes[0]
 
 
-@pytest.mark.parametrize("size", [(1, 1), (1, 128), (128, 2), (6, 6), (32, 48), (128, 128)])
-@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize(("size", "dark"), [((1, 1), False), ((1, 128), True), ((128, 2), False), ((32, 48), False)])
 def test_any_number_of_layers_is_drawn(size, dark):
-    report = a_report(layers=a_layer_map(*size), modules=None)
+    report = a_report(layers=a_layer_map(*size), modules=None, arrays=NO_ARRAYS, embedding=None, unembedding=None)
     figure = report.figures(dark=dark)["layers"]
 
     assert figure.axes[0].get_images()[0].get_array().shape == size

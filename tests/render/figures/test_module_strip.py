@@ -54,7 +54,7 @@ def test_a_cell_shows_the_most_significant_test():
     assert texts == {(0, 0): "R 90"}
 
 
-def test_matched_pairs_that_were_not_analysed_stand_there_in_the_candidates_order():
+def test_pairs_not_analysed_stand_in_the_candidates_order():
     figure = strip(
         [a_module((2, 1), "q", "permutation", -40.0)], a_layer_map(3, 3, matches=[[2, 0, -9.0], [0, 1, -9.0]])
     )
@@ -83,7 +83,7 @@ def test_many_pairs_go_into_bands_of_the_same_roles():
     assert figure_bytes(figure, "svg").startswith(b"<?xml")
 
 
-def test_every_test_and_every_role_of_the_method_has_a_word_in_reports():
+def test_every_test_and_role_has_a_word_in_reports():
     roles = get_args(get_type_hints(ModuleEvidence)["role"])
     assert {*roles, "experts"} == {role.value for role in ModuleRole}
     assert {test.value for test in ModuleTest} == set(get_args(Test))

@@ -34,7 +34,7 @@ EVERY_FIGURE = [
 ]
 
 
-def test_a_comparison_of_permuted_copies_is_drawn_with_its_channels_reordered(tmp_path):
+def test_permuted_copies_are_drawn_with_channels_reordered(tmp_path):
     base = gaussian(1200, 64, 0)
     moved = base[:, gaussian(1, 64, 1)[0].argsort()] + 0.3 * gaussian(1200, 64, 2)
     reference = write_model(tmp_path / "base", base)
@@ -100,9 +100,10 @@ def test_a_report_without_evidence_has_no_figures():
 
 
 def digests() -> str:
-    """One digest of every figure."""
+    """One digest of a chart, of maps and of the matrix of a survey."""
     total = hashlib.sha256()
-    figures = dict(draw_figures(a_report(unembedding=None)))
+    drawn = draw_figures(a_report(unembedding=None, arrays=NO_ARRAYS))
+    figures = {name: drawn[name] for name in ("null", "layers", "modules")}
     figures["survey"] = draw_survey_matrix(
         ["a", "b", "c"],
         [[0.0, -50.0, 0.0], [-50.0, 0.0, 0.0], [0.0, 0.0, 0.0]],
@@ -128,13 +129,6 @@ def test_the_same_report_gives_the_same_bytes_in_every_process():
         check=True,
     )
     assert process.stdout == f"{digests()}\n"
-
-
-@pytest.mark.parametrize("file_format", ["png", "svg"])
-def test_rendering_a_figure_again_gives_the_same_bytes(file_format):
-    figure = a_report().figures()["layers"]
-
-    assert figure_bytes(figure, file_format) == figure_bytes(figure, file_format)
 
 
 def test_settings_of_the_user_change_nothing_and_are_not_changed():

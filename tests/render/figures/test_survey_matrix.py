@@ -38,7 +38,7 @@ def test_shades_symbols_and_gaps_stand_in_the_order_of_the_groups():
     assert not any(patch.get_hatch() for patch in axes.patches)
 
 
-def test_what_embeddings_did_not_find_is_hatched_and_the_legend_says_that_layers_were_not_compared():
+def test_what_embeddings_did_not_find_is_hatched():
     verdicts = [[None, "homologous", "no_evidence"], ["homologous", None, None], ["no_evidence", None, None]]
     figure = draw_survey_matrix(NAMES, LOG10_P, verdicts)
     (hatched,) = (patch for patch in figure.axes[0].patches if patch.get_hatch())
@@ -63,8 +63,7 @@ def test_the_finding_is_the_alt_text():
     )
 
 
-@pytest.mark.parametrize("n", [1, 2, 30, 90, 300])
-@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize(("n", "dark"), [(1, False), (2, True), (90, False), (300, False)])
 def test_any_number_of_models_is_drawn(n, dark):
     names = [f"owner-{i}/model-{i}" for i in range(n)]
     related = np.arange(n)[:, None] // 20 == np.arange(n)[None, :] // 20

@@ -15,7 +15,7 @@ def config_of(n_rows: int) -> bytes:
     return json.dumps({"peft_type": "LORA", "r": 4, "trainable_token_indices": [0] * n_rows}).encode()
 
 
-def test_a_config_of_more_values_than_any_has_is_refused_before_it_is_parsed():
+def test_a_config_of_too_many_values_is_refused_unparsed():
     with pytest.raises(UnsupportedFormatError, match=r"adapter_config\.json: the config of the adapter has .* values"):
         read_adapter_config(MemoryTree({"adapter_config.json": config_of(ADAPTER_CONFIG.n_items + 1)}))
     assert read_adapter_config(MemoryTree({"adapter_config.json": config_of(1000)})).token_rows == {"": (0,) * 1000}

@@ -56,7 +56,7 @@ def wide(value, n_columns):
         ["Q4_0/m-Q4_0.gguf", "Q8_0/m-Q8_0.gguf", "BF16/m-BF16.gguf"],
     ],
 )
-def test_of_several_quantisations_of_one_model_the_widest_is_read_and_it_is_said(names):
+def test_of_several_quantisations_the_widest_is_read(names):
     files = dict(zip(names, (wide(1.0, 32), wide(2.0, 64), wide(3.0, 96)), strict=True))
     source = open_checkpoint(MemoryTree({**files, "mmproj-F32.gguf": wide(4.0, 999)}))
     assert source.read("w").item() == 3
@@ -85,7 +85,7 @@ def test_of_several_models_none_is_preferred(names):
         opened(dict.fromkeys(names, ONE))
 
 
-def test_a_quantisation_that_was_named_or_is_the_only_one_needs_no_note():
+def test_a_named_or_single_quantisation_needs_no_note():
     files = {"model-Q4_K_M.gguf": wide(1.0, 32), "model-Q8_0.gguf": wide(2.0, 64)}
     assert open_checkpoint(MemoryTree(files), variant="Q4_K_M").description.notes == ()
     assert open_checkpoint(MemoryTree({"model-Q8_0.gguf": ONE})).description.notes == ()

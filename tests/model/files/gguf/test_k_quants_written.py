@@ -11,7 +11,7 @@ from tests.gguf_quantise import quantised
     ("width", "kind", "stored", "most_bits"),
     [(576, "Q4_K", "Q5_0", 7), (96, "Q4_K", "Q5_0", 7), (512, "Q4_K", "Q4_K", 5), (576, "Q6_K", "Q8_0", 9)],
 )
-def test_rows_that_blocks_of_256_do_not_fill_are_quantised_in_blocks_of_32(width, kind, stored, most_bits):
+def test_rows_that_fill_no_block_of_256_take_blocks_of_32(width, kind, stored, most_bits):
     matrix = torch.randn(40, width, generator=torch.Generator().manual_seed(0))
     data, written = quantised(matrix, kind)
     assert written.name == stored

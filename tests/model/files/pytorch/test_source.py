@@ -8,7 +8,7 @@ import torch
 from mdir_hf.errors import CorruptCheckpointError, UnsupportedFormatError
 from mdir_hf.model.files import open_checkpoint
 from mdir_hf.model.files.pytorch import PytorchSource
-from tests.conformance_tensors import MemoryTree, TensorSourceConformance, random_tensors
+from tests.conformance_tensors import MemoryTree, TensorSourceConformance
 from tests.model.files.pytorch.archives import saved, zipped
 
 
@@ -86,13 +86,10 @@ class TestCutOutOfLargerOnes(TensorSourceConformance):
     def make(self, tensors, tmp_path):
         return source_of(saved({name: _window(tensor) for name, tensor in tensors.items()}), max_span_bytes=16)
 
-    @pytest.mark.parametrize("name", sorted(random_tensors()))
-    def test_spec_has_the_stored_shape_and_size(self, source, tensors, name):
-        spec = source.spec(name)
-        window, item = _window(tensors[name]), tensors[name].element_size()
+    def stored_bytes(self, tensor):
+        window = _window(tensor)
         first_to_last = sum((size - 1) * step for size, step in zip(window.shape, window.stride(), strict=True))
-        assert (spec.name, spec.shape) == (name, tuple(window.shape))
-        assert spec.n_bytes == ((first_to_last + 1) * item if window.numel() else 0)
+        return (first_to_last + 1) * tensor.element_size() if window.numel() else 0
 
 
 def _as_parameter(tensor):
@@ -170,7 +167,7 @@ def test_a_long_directory_costs_one_more():
     assert len(tree.opened["pytorch_model.bin"].reads) == 3
 
 
-def test_an_archive_of_another_program_costs_one_read_more_for_each_tensor_asked():
+def test_another_programs_archive_costs_one_read_more_a_tensor():
     tree = MemoryTree({"pytorch_model.bin": repacked(saved({"a": torch.ones(40_000), "b": torch.ones(40_000)}))})
     source = open_checkpoint(tree)
     source.names()
@@ -271,7 +268,7 @@ def test_an_expanded_view_is_refused():
 
 
 @pytest.mark.parametrize("shape", [(0, 1 << 49), ((1 << 49), 0), (1 << 30, 0, 1 << 30)])
-def test_an_empty_tensor_of_sizes_beyond_what_is_computed_with_is_refused(shape):
+def test_an_empty_tensor_of_absurd_sizes_is_refused(shape):
     source = source_of(saved({"w": torch.empty(0).reshape(shape), "e": torch.empty(0).reshape(0, 1 << 48)}))
     assert source.read("e").shape == (0, 1 << 48)
     with pytest.raises(CorruptCheckpointError, match=r"tensor 'w' of shape .* has sizes whose product is more than"):
@@ -281,7 +278,7 @@ def test_an_empty_tensor_of_sizes_beyond_what_is_computed_with_is_refused(shape)
 @pytest.mark.parametrize(
     "stride", [(0, 0), (0, 1), (1, 0), (1, 1), (3, 1), (4, 2)], ids=lambda stride: "x".join(map(str, stride))
 )
-def test_a_view_that_overlaps_itself_is_refused_however_large_its_storage(stride):
+def test_a_view_that_overlaps_itself_is_refused(stride):
     view = torch.arange(64.0).as_strided((3, 4), stride)
     with pytest.raises(UnsupportedFormatError, match="repeats elements of its storage"):
         source_of(saved({"w": view})).spec("w")

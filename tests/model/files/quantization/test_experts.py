@@ -73,7 +73,7 @@ def test_scales_of_a_stack_of_fp8_lie_as_their_shape_says(case):
     assert torch.equal(source.read_rows(NAME, rows), expected.reshape(-1, IN)[torch.from_numpy(rows)])
 
 
-def test_blocks_of_a_stack_of_fp8_are_cut_at_the_edges_of_each_expert():
+def test_blocks_of_stacked_fp8_end_with_each_expert():
     # transformers stores experts so: (experts, out, in), and scales (experts, out / 32, in / 48), rounded up.
     blocks = torch.rand(N, 2, 2) * 0.01
     spread = blocks.repeat_interleave(32, 1)[:, :OUT].repeat_interleave(48, 2)[:, :, :IN]

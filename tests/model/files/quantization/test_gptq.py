@@ -110,7 +110,7 @@ CONV1D = "transformer.h.0.mlp.c_fc"
     [gptq(4, stored_zero=-1), bitsandbytes_4bit("nf4", nested=True), bitsandbytes_int8],
     ids=["gptq", "nf4", "int8"],
 )
-def test_the_conv1d_of_gpt_2_comes_in_the_orientation_of_its_own_file(write):
+def test_the_conv1d_of_gpt_2_keeps_its_orientation(write):
     # The file of GPT-2 has (in, out); quantisers transpose it to (out, in) first.
     written = write(W, CONV1D)
     name = f"{CONV1D}.weight"

@@ -26,7 +26,7 @@ def test_a_config_that_does_not_fit_is_not_guessed_around(settings):
         source_of(mlx(4)(W, MODULE).tensors, {"quantization": settings}).read(WEIGHT)
 
 
-def test_a_module_that_the_config_leaves_out_of_quantisation_goes_by_all():
+def test_a_module_left_out_of_quantisation_goes_by_all():
     written = mlx(4)(W, MODULE)
     settings = {"bits": 4, "group_size": 64, MODULE: True}
     assert torch.equal(source_of(written.tensors, {"quantization": settings}).read(WEIGHT), written.expected)

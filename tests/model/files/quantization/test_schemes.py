@@ -1,5 +1,7 @@
 """Every scheme gives the numbers that its own library gives, whole and by rows, and reads what it needs."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
@@ -14,72 +16,53 @@ BY_ROWS = [name for name, scheme in SCHEMES.items() if not scheme.whole]
 ONE_ROUNDING = {"int8-bitsandbytes": 2.0**-22}
 
 
-@pytest.fixture(params=SCHEMES)
-def scheme(request):
-    return SCHEMES[request.param]
-
-
-@pytest.fixture
-def written(scheme):
-    return scheme.write(weight_for(scheme), MODULE)
-
-
-@pytest.fixture
-def source(scheme, written):
-    return source_of({**written.tensors, "model.norm.weight": torch.ones(7)}, scheme.model_config)
+@cache
+def written(name):
+    """A scheme, and a weight as its library writes it."""
+    return SCHEMES[name], SCHEMES[name].write(weight_for(SCHEMES[name]), MODULE)
 
 
 @pytest.mark.parametrize("name", SCHEMES)
 def test_a_weight_is_what_its_library_reads(name):
-    scheme = SCHEMES[name]
-    written = scheme.write(weight_for(scheme), MODULE)
-    got = source_of(written.tensors, scheme.model_config).read(WEIGHT)
-    assert got.dtype == torch.float32
-    assert got.shape == written.expected.shape
-    rounded = got.to(scheme.precision).float()
+    scheme, stored = written(name)
+    source = source_of({**stored.tensors, "model.norm.weight": torch.ones(7)}, scheme.model_config)
+    whole = source.read(WEIGHT)
+    assert (whole.dtype, whole.shape) == (torch.float32, stored.expected.shape)
+    rounded = whole.to(scheme.precision).float()
     if name in ONE_ROUNDING:
-        torch.testing.assert_close(rounded, written.expected, rtol=ONE_ROUNDING[name], atol=0)
+        torch.testing.assert_close(rounded, stored.expected, rtol=ONE_ROUNDING[name], atol=0)
     else:
-        assert torch.equal(rounded, written.expected)
-
-
-def test_the_weight_is_close_to_what_was_quantised(scheme, written):
+        assert torch.equal(rounded, stored.expected)
     # 2 and 1.6 bits keep two thirds of the norm; a wrong zero, order or sign keeps less than nothing.
     original = weight_for(scheme)
-    assert (written.expected - original).norm() < 0.6 * original.norm()
+    assert (stored.expected - original).norm() < 0.6 * original.norm()
 
-
-def test_rows_are_those_of_the_whole(source):
-    whole = source.read(WEIGHT)
     assert torch.equal(source.read_rows(WEIGHT, ROWS), whole[torch.from_numpy(ROWS)])
     assert source.read_rows(WEIGHT, np.empty(0, dtype=np.int64)).shape == (0, whole.shape[1])
+    # What was read may be changed without changing the source.
+    source.read(WEIGHT).zero_()
+    source.read_rows(WEIGHT, ROWS).zero_()
+    assert torch.equal(source.read(WEIGHT), whole)
+    assert torch.equal(source.read_rows(WEIGHT, ROWS), whole[torch.from_numpy(ROWS)])
 
 
-def test_companions_are_hidden_and_the_weight_goes_by_its_own_name(source):
-    assert source.names() == (WEIGHT, "model.norm.weight")
-
-
-def test_the_spec_has_the_logical_shape_and_the_stored_size(source, written, scheme):
-    spec = source.spec(WEIGHT)
-    assert (spec.name, spec.shape) == (WEIGHT, tuple(written.expected.shape))
-    assert 0 < spec.n_bytes < 1.1 * written.expected.numel()
-    assert spec.n_bytes in {tensor.numel() * tensor.element_size() for tensor in written.tensors.values()}
-
-
-def test_what_is_plain_beside_it_is_read_as_ever(source):
+@pytest.mark.parametrize("name", SCHEMES)
+def test_it_goes_by_its_own_name_shape_and_words(name):
+    scheme, stored = written(name)
+    source = source_of({**stored.tensors, "model.norm.weight": torch.ones(7)}, scheme.model_config)
+    assert source.names() == (WEIGHT, "model.norm.weight")  # what belongs to the codes is hidden
     assert torch.equal(source.read("model.norm.weight"), torch.ones(7))
-
-
-def test_the_description_says_it_in_words(source, scheme):
-    assert source.description.format == "safetensors"
-    assert source.description.quantization == scheme.says
+    spec = source.spec(WEIGHT)
+    assert (spec.name, spec.shape) == (WEIGHT, tuple(stored.expected.shape))
+    assert 0 < spec.n_bytes < 1.1 * stored.expected.numel()
+    assert spec.n_bytes in {tensor.numel() * tensor.element_size() for tensor in stored.tensors.values()}
+    assert (source.description.format, source.description.quantization) == ("safetensors", scheme.says)
 
 
 @pytest.mark.parametrize("name", BY_ROWS)
 def test_rows_read_only_their_own_codes(name):
-    scheme = SCHEMES[name]
-    written = scheme.write(weight_for(scheme), MODULE)
-    tree = tree_of(written.tensors, scheme.model_config)
+    scheme, stored = written(name)
+    tree = tree_of(stored.tensors, scheme.model_config)
     source = source_of({}, tree=tree)
     spec = source.spec(WEIGHT)
     tree.opened[FILE].reads.clear()
@@ -95,9 +78,8 @@ def test_rows_read_only_their_own_codes(name):
     ("name", "per_row"), [("int4", 5 * 4), ("nvfp4", 10), ("mxfp4", 5), ("fp8-channel", 4), ("mlx-4", 3 * 4)]
 )
 def test_rows_read_only_their_own_scales(name, per_row):
-    scheme = SCHEMES[name]
-    written = scheme.write(weight_for(scheme), MODULE)
-    tree = tree_of(written.tensors, scheme.model_config)
+    scheme, stored = written(name)
+    tree = tree_of(stored.tensors, scheme.model_config)
     source = source_of({}, tree=tree)
     source.spec(WEIGHT)
     scales = source._source.spec(f"{MODULE}.scales" if name == "mlx-4" else f"{WEIGHT}_scale")
@@ -108,9 +90,8 @@ def test_rows_read_only_their_own_scales(name, per_row):
 
 @pytest.mark.parametrize("name", [name for name, scheme in SCHEMES.items() if scheme.whole])
 def test_where_rows_are_columns_the_tensor_is_read_once_and_kept(name):
-    scheme = SCHEMES[name]
-    written = scheme.write(weight_for(scheme), MODULE)
-    tree = tree_of(written.tensors, scheme.model_config)
+    scheme, stored = written(name)
+    tree = tree_of(stored.tensors, scheme.model_config)
     source = source_of({}, tree=tree)
     spec = source.spec(WEIGHT)
     tree.opened[FILE].reads.clear()
@@ -120,34 +101,25 @@ def test_where_rows_are_columns_the_tensor_is_read_once_and_kept(name):
 
 
 @pytest.mark.parametrize("width", [1, 2, 63, 64, 128, 129, 160])
-@pytest.mark.parametrize("rows", [[70], [0, 1, 2], [69, 70], [5, 70, 3], range(71)])
-def test_rows_of_bitsandbytes_begin_anywhere_in_bytes_and_blocks(width, rows):
+def test_rows_of_bitsandbytes_begin_anywhere_in_blocks(width):
     weight = torch.randn(71, width, generator=torch.Generator().manual_seed(width))
     scheme = SCHEMES["nf4-nested"]
-    written = scheme.write(weight, MODULE)
-    source = source_of(written.tensors, scheme.model_config)
-    assert torch.equal(source.read(WEIGHT), written.expected)
-    assert torch.equal(source.read_rows(WEIGHT, np.array(rows)), written.expected[list(rows)])
+    stored = scheme.write(weight, MODULE)
+    source = source_of(stored.tensors, scheme.model_config)
+    assert torch.equal(source.read(WEIGHT), stored.expected)
+    for rows in ([70], [0, 1, 2], [69, 70], [5, 70, 3], list(range(71))):
+        assert torch.equal(source.read_rows(WEIGHT, np.array(rows)), stored.expected[rows]), rows
 
 
 @pytest.mark.parametrize("name", SCHEMES)
 def test_small_pieces_give_the_same_numbers(name, monkeypatch):
-    scheme = SCHEMES[name]
-    written = scheme.write(weight_for(scheme), MODULE)
-    expected = source_of(written.tensors, scheme.model_config).read(WEIGHT)
+    scheme, stored = written(name)
+    expected = source_of(stored.tensors, scheme.model_config).read(WEIGHT)
     monkeypatch.setattr("mdir_hf.model.files.quantization.source.VALUES_AT_ONCE", 1000)
     monkeypatch.setattr("mdir_hf.model.files.quantization.source.ROW_VALUES_AT_ONCE", 500)
-    source = source_of(written.tensors, scheme.model_config, max_span_bytes=64)
+    source = source_of(stored.tensors, scheme.model_config, max_span_bytes=64)
     assert torch.equal(source.read(WEIGHT), expected)
     assert torch.equal(source.read_rows(WEIGHT, ROWS), expected[torch.from_numpy(ROWS)])
-
-
-def test_what_was_read_may_be_changed_without_changing_the_source(source):
-    before = source.read(WEIGHT)
-    source.read(WEIGHT).zero_()
-    source.read_rows(WEIGHT, ROWS).zero_()
-    assert torch.equal(source.read(WEIGHT), before)
-    assert torch.equal(source.read_rows(WEIGHT, ROWS), before[torch.from_numpy(ROWS)])
 
 
 def test_a_plain_checkpoint_passes_through():

@@ -71,30 +71,25 @@ class TestQuantizedTensors(TensorSourceConformance):
         assert source.description.format == "safetensors"
         assert source.description.quantization == "FP8, one scale per tensor"
 
-    @pytest.mark.parametrize("name", ["embed.weight", "half", "single", "cube"])
-    def test_spec_has_the_stored_shape_and_size(self, source, tensors, name):
-        assert source.spec(name).shape == tuple(tensors[name].shape)
-        assert source.spec(name).n_bytes == tensors[name].numel()
+    def test_a_spec_has_the_stored_shape_and_size(self, source, tensors):
+        for name in ("embed.weight", "half", "single", "cube"):
+            assert source.spec(name).shape == tuple(tensors[name].shape)
+            assert source.spec(name).n_bytes == tensors[name].numel()
 
-    @pytest.mark.parametrize(("name", "dtype"), [("embed.weight", "F8_E4M3"), ("norm", "F32"), ("double", "F64")])
-    def test_spec_names_the_stored_dtype(self, source, name, dtype):
-        assert source.spec(name).dtype == dtype
+    def test_a_spec_names_the_stored_dtype(self, source):
+        dtypes = {name: source.spec(name).dtype for name in ("embed.weight", "norm", "double")}
+        assert dtypes == {"embed.weight": "F8_E4M3", "norm": "F32", "double": "F64"}
 
     def test_size_counts_at_least_every_tensor(self, source):
         assert source.n_bytes == len(source._tree.contents[FILE])
 
-    @pytest.mark.parametrize("name", ["norm", "double", "integers", "mask"])
-    def test_a_stored_tensor_is_read_as_it_is(self, source, tensors, name):
-        assert torch.equal(source.read_stored(name), tensors[name])
+    def test_a_stored_tensor_is_read_as_it_is(self, source, tensors):
+        for name in ("norm", "double", "integers", "mask"):
+            assert torch.equal(source.read_stored(name), tensors[name]), name
 
-    @pytest.mark.parametrize("name", ["double", "integers"])
-    def test_stored_rows_are_read_as_they_are(self, source, tensors, name):
-        assert torch.equal(source.read_stored_rows(name, np.array([2, 0])), tensors[name][[2, 0]])
-
-    @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-    def test_weights_that_are_no_numbers_are_refused_with_their_row(self, tmp_path, value, dtype):
-        super().test_weights_that_are_no_numbers_are_refused_with_their_row(tmp_path, value, dtype)
+    def test_stored_rows_are_read_as_they_are(self, source, tensors):
+        for name in ("double", "integers"):
+            assert torch.equal(source.read_stored_rows(name, np.array([2, 0])), tensors[name][[2, 0]]), name
 
 
 def test_nothing_is_read_before_something_is_asked():
@@ -176,7 +171,7 @@ def test_the_block_size_is_found_where_libraries_put_it(path, settings):
     assert torch.equal(got, scale.repeat_interleave(64, 0)[:96].repeat_interleave(32, 1)[:, :60])
 
 
-def test_the_group_size_of_the_config_decides_where_shapes_leave_it_open():
+def test_the_configs_group_size_decides_where_shapes_do_not():
     codes, scale = torch.ones(4, 160, dtype=torch.int8), torch.rand(4, 2)  # 80 + 80, or 128 + 32
     config = {"quantization_config": {"config_groups": {"g": {"weights": {"num_bits": 8, "group_size": 80}}}}}
     source = source_of({WEIGHT: codes, f"{WEIGHT}_scale": scale}, config)
@@ -199,7 +194,7 @@ def test_a_mixed_checkpoint_names_each_of_its_schemes():
     assert source.description.quantization == "FP8, blocks of 128 x 128; MXFP4, in groups of 32"
 
 
-def test_schemes_that_go_by_the_same_names_are_told_apart_once_they_are_opened():
+def test_schemes_of_the_same_names_are_told_apart():
     # DeepSeek-V4: FP8 and FP4 alike are a weight and a scale, and one header is all that a description may cost.
     fp8, fp4 = SCHEMES["fp8-block"], SCHEMES["fp4-deepseek"]
     attention = fp8.write(weight_for(fp8), "model.layers.0.attn.wo").tensors
@@ -234,7 +229,7 @@ CONFIG_NOTES = {
 
 
 @pytest.mark.parametrize("case", CONFIG_NOTES)
-def test_what_was_done_before_quantising_is_noted_where_the_config_says_it(case):
+def test_what_was_done_before_quantising_is_noted(case):
     settings, note = CONFIG_NOTES[case]
     tensors = written("int8-channel")[0].tensors
     notes = source_of(tensors, {"quantization_config": settings}).description.notes
@@ -261,7 +256,7 @@ def test_plain_fp8_beside_something_like_a_scale_is_refused():
             source_of({WEIGHT: codes, beside: torch.ones(2)}).read(WEIGHT)
 
 
-def test_fp8_without_its_scale_among_others_that_have_one_is_incomplete():
+def test_fp8_without_its_scale_among_others_is_incomplete():
     tensors = written("fp8-block")[0].tensors
     other = "model.layers.0.mlp.down_proj.weight"
     source = source_of(tensors | {other: tensors[WEIGHT].clone()})
@@ -316,7 +311,7 @@ def test_codes_in_pytorch_files_are_read_as_well():
     assert source.description.quantization == "GPTQ, 4 bits in groups of 32"
 
 
-def test_reading_whole_keeps_nothing_and_reading_rows_keeps_the_last_only():
+def test_reading_rows_keeps_the_last_only():
     tensors = {}
     for number in range(2):
         scheme = SCHEMES["gptq-4"]

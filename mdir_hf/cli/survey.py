@@ -151,8 +151,8 @@ def _text(report: SurveyReport) -> str:
         related.sort(key=lambda pair: report.pairs[pair].log10_p or 0.0, reverse=True)
         for pair in related[:MOST_PAIRS]:
             found = report.pairs[pair]
-            strength = f"log10 p = {found.log10_p:.0f}" if found.p_is_bound else found.agreement
-            lines.append(f"  {pair[0]} ~ {pair[1]}: {strength}, {found.transformation}")
+            how = "" if found.transformation is None else f", {found.transformation}"
+            lines.append(f"  {pair[0]} ~ {pair[1]}: {found.strength}{how}")
         if len(related) > MOST_PAIRS:
             lines.append(f"  and {len(related) - MOST_PAIRS} more related pairs of it, which agree more")
     lone = report.without_relatives()

@@ -95,8 +95,8 @@ def test_a_pair_whose_p_bounds_nothing_or_that_does_not_say_so_is_shown_without_
     pairs["a", "b"] = replace(pairs["a", "b"], p_is_bound=True, channels=(8, 8))
     pairs["a", "c"] = replace(pairs["a", "c"], channels=(7, 8))
     text = _text(replace(known, pairs=pairs))
-    assert "a ~ b: log10 p = -50," in text
-    assert "a ~ c: 7 of 8 channels match," in text and "a ~ d: how many channels match is not known," in text
+    assert "a ~ b: log10 p -50\n" in text
+    assert "a ~ c: 7 of 8 channels match\n" in text and "a ~ d: how many channels match is not known\n" in text
 
 
 def test_declarations_are_set_beside_the_measurement():

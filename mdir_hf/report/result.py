@@ -32,8 +32,8 @@ from mdir_hf.report.words import (
     P_IS_NO_MEASURE,
     REASON_TEXT,
     SAME_FILES,
-    THE_SAME_FILES,
     SENTENCE,
+    THE_SAME_FILES,
     agreement_text,
 )
 

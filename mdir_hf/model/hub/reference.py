@@ -24,9 +24,7 @@ _WEIGHT_FILES = ".safetensors, .bin or their .index.json, .pth, .pt, .gguf"
 _NAMES = "accepted are owner/name, owner/name@revision, owner/name/folder, owner/name/file.gguf, owner/name:Q4_K_M,"
 _ADDRESS = "a Hub address such as https://huggingface.co/owner/name"
 _ACCEPTED_ON_THE_HUB = f"{_NAMES} or {_ADDRESS}"
-_ACCEPTED = (
-    f"{_NAMES} {_ADDRESS}, a local folder, or a local weight file ({_WEIGHT_FILES})"
-)
+_ACCEPTED = f"{_NAMES} {_ADDRESS}, a local folder, or a local weight file ({_WEIGHT_FILES})"
 _HUB_ONLY = "folders and files of this machine are not read here"
 _OTHER_KINDS = {"datasets": "a dataset", "spaces": "a Space", "kernels": "a kernel", "buckets": "a bucket"}
 _NOT_OWNERS = frozenset(
@@ -128,7 +126,7 @@ def _local(text: str) -> Reference:
             may_be_a_name = not path.suffix and _LOOKS_LIKE_A_PATH.search(text) is None
             or_else = f"; hf://{text} names the repository on the Hub" if may_be_a_name else ""
             raise InvalidReferenceError(
-                f"not a checkpoint: {kind_of_file(path)}; expected a folder, or a weight file ({_WEIGHT_FILES}){or_else}",
+                f"not a checkpoint: {kind_of_file(path)}; expected a folder, or one of {_WEIGHT_FILES}{or_else}",
                 subject=text,
             )
         # The parent is resolved, the file is not: in the Hub's cache it is a link whose siblings lie beside the link.

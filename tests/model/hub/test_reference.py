@@ -172,7 +172,9 @@ def test_an_existing_folder_wins_over_a_repository_of_the_same_name(tmp_path):
 
 def test_a_file_of_the_same_name_is_never_asked_of_the_hub(tmp_path):
     (tmp_path / "gpt2").write_text("notes")
-    with pytest.raises(InvalidReferenceError, match="gpt2: not a checkpoint: a text file; .* hf://gpt2 names the repo"):
+    with pytest.raises(
+        InvalidReferenceError, match=r"gpt2: not a checkpoint: a text file; .* hf://gpt2 names the repo"
+    ):
         parse_reference("gpt2")
     assert parse_reference("hf://gpt2").repo_id == "gpt2"
     assert parse_reference("gpt2", allow_local=False).repo_id == "gpt2"

@@ -216,7 +216,7 @@ class DrawnModel:
         """Shape and place of a tensor."""
         return self.specs[name]
 
-    def digests(self) -> None:
+    def identities(self) -> None:
         """None are known."""
         return None
 

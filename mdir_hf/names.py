@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Iterable
+from difflib import get_close_matches
 
 ELLIPSIS = "…"
 LONGEST_TEXT = 4000
@@ -54,6 +56,14 @@ def shown_name(name: str, *, length: int = 60) -> str:
         length: In characters, at least 3.
     """
     return visible_text(name, length=length) or "(no name)"
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return ``; did you mean 'x'?`` with the known name that a mistyped or cut one is closest to, or nothing."""
+    by_lower = {name.lower(): name for name in known if name != word}
+    close = get_close_matches(word.lower(), by_lower, n=1, cutoff=0.75)
+    close += [name for name in by_lower if len(word) > 1 and name.startswith(word.lower())]
+    return f"; did you mean {by_lower[close[0]]!r}?" if close else ""
 
 
 def _written(character: str) -> str:

@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 
-SURVEY = "from mdir_hf.cli import main; assert main(['survey', 'a', 'b', 'c', '--out', 'out', '--quiet', {}]) == 0; "
+SURVEY = "from mdir_hf.cli import main; assert main(['survey', 'a', 'b', 'c', '--output', 'out', '--quiet', {}]) == 0; "
 USES = {
     "": """
 from importlib.util import find_spec

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -15,6 +15,7 @@ from mdir_hf.report import Level, Verdict
 
 if TYPE_CHECKING:
     from mdir_hf.comparison.plan import ReadPlan
+    from mdir_hf.comparison.progress import Progress
     from mdir_hf.model.open import NamedModel, Reading
 
 N = TypeVar("N", int, float)
@@ -83,6 +84,17 @@ def exit_status(options: argparse.Namespace, *outcomes: str) -> int:
     return EXIT_NAMED if named.intersection(outcomes) else 0
 
 
+def add_output(parser: argparse.ArgumentParser, what: str, *, metavar: str = "DIR") -> None:
+    """Add ``--output``: where a command writes files.
+
+    Args:
+        parser: Of the command.
+        what: What is written, for the help.
+        metavar: ``DIR`` or ``FILE``.
+    """
+    parser.add_argument("--output", metavar=metavar, type=Path, help=what)
+
+
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Add ``--json``."""
     parser.add_argument("--json", action="store_true", help="print one JSON object on standard output, nothing else")
@@ -105,9 +117,11 @@ def add_seed(parser: argparse.ArgumentParser, of: str) -> None:
     parser.add_argument("--seed", type=seed, default=0, help=f"seed of {of} (default 0)")
 
 
-def add_quiet(parser: argparse.ArgumentParser) -> None:
-    """Add ``--quiet``; :func:`listeners_of` reads it."""
-    parser.add_argument("--quiet", action="store_true", help="no plan and no progress on standard error")
+def add_voice(parser: argparse.ArgumentParser) -> None:
+    """Add ``--quiet`` and ``--verbose``, which every command has."""
+    voice = parser.add_mutually_exclusive_group()
+    voice.add_argument("-q", "--quiet", action="store_true", help="nothing on standard error but errors")
+    voice.add_argument("-v", "--verbose", action="store_true", help="say each step, and where an error was raised")
 
 
 def add_access(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
@@ -199,14 +213,35 @@ def settings_of(options: argparse.Namespace) -> Settings:
 
 
 def listeners_of(options: argparse.Namespace) -> Listeners:
-    """Return who is told: the terminal, unless it is to be quiet."""
-    return Listeners(progress=not options.quiet, on_plan=None if options.quiet else _print_plan)
+    """Return who is told: the terminal, of a bar or with ``--verbose`` of each step, unless it is to be quiet."""
+    return Listeners(
+        progress=not (options.quiet or options.verbose),
+        on_plan=None if options.quiet else _print_plan,
+        on_progress=_StepsTold() if options.verbose else None,
+    )
+
+
+class _StepsTold:
+    """Says on standard error when a step begins, and what was read until then."""
+
+    def __init__(self) -> None:
+        self._stage = ""
+        self._began_s = time.monotonic()
+
+    def __call__(self, progress: Progress) -> None:
+        if progress.stage != self._stage:
+            from mdir_hf.comparison.progress_bar import LOOKED_FOR
+            from mdir_hf.report import n_bytes_text
+
+            self._stage = progress.stage
+            step = LOOKED_FOR.get(progress.stage, progress.stage)
+            read = n_bytes_text(progress.bytes_read)
+            remark(f"{time.monotonic() - self._began_s:6.1f} s  {step}, {read} read so far\n")
 
 
 def _print_plan(plan: ReadPlan) -> None:
     """Show the plan of a comparison on standard error, before the weights are read."""
     remark(f"{plan}\n")
-    sys.stderr.flush()
 
 
 def _names(kind: str, known: tuple[str, ...]) -> Callable[[str], tuple[str, ...]]:

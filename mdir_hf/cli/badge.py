@@ -19,7 +19,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "(a shields endpoint), beside report.json. Reads nothing but the report.",
     )
     parser.add_argument("report", metavar="REPORT.json", type=Path, help="what `mdir-hf compare --json` printed")
-    parser.add_argument("--output", metavar="DIR", type=Path, help="where to (default: the folder of the report)")
+    arguments.add_output(parser, "where to (default: the folder of the report)")
     parser.add_argument("--image-url", default="badge.svg", help="where the picture will lie (default badge.svg)")
     parser.add_argument("--report-url", default="report.json", help="where the report will lie (default report.json)")
     arguments.add_json(parser)

@@ -1,4 +1,4 @@
-"""``mdir-hf card REPO --report report.json``."""
+"""``mdir-hf card REPO REPORT.json``."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "output and its changes on standard error. --create-pr opens one pull request with card, report and badge.",
     )
     parser.add_argument("repo", metavar="REPO", help="owner/name on the Hub, one of the two models of the report")
-    parser.add_argument("--report", metavar="FILE", type=Path, required=True, help="what `compare --json` printed")
+    parser.add_argument("report", metavar="REPORT.json", type=Path, help="what `mdir-hf compare --json` printed")
     parser.add_argument("--create-pr", action="store_true", help="open a pull request; needs a token with write access")
-    parser.add_argument("--output", metavar="FILE", type=Path, help="write the new card there instead of printing it")
+    arguments.add_output(parser, "write the new card there instead of printing it", metavar="FILE")
     parser.add_argument(
         "--confirm-base-model",
         action="store_true",

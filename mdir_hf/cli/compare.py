@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+import sys
+from functools import partial
 
 from mdir_hf.cli import arguments
-from mdir_hf.cli.output import remark, say
-from mdir_hf.errors import ByteBudgetError, RemoteCodeRefusedError
+from mdir_hf.cli.output import Ink, remark, say, width_of
+from mdir_hf.cli.stopping import shown_if_stopped
+from mdir_hf.errors import RemoteCodeRefusedError
 from mdir_hf.report import HomologyReport
 
 
@@ -22,9 +24,8 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument("candidate", metavar="B")
     arguments.add_settings(parser)
     arguments.add_json(parser)
-    parser.add_argument("--save", metavar="DIR", type=Path, help="write report.json, .md, .html and the figures there")
+    arguments.add_output(parser, "write report.json, .md, .html and the figures there")
     arguments.add_fail_on(parser, "verdict", arguments.VERDICTS)
-    arguments.add_quiet(parser)
     reading = arguments.add_reading(parser)
     arguments.add_model(reading, whose="A")
     arguments.add_model(reading, prefix="candidate-", whose="B")
@@ -40,19 +41,13 @@ def run(options: argparse.Namespace) -> int:
             "mdir-hf reads tensors and tokenizer files as data and never runs a repository's code; "
             "leave --trust-remote-code out"
         )
-    if options.save is not None:
+    if options.output is not None:
         from mdir_hf.render.folder import check_save_folder
 
-        check_save_folder(options.save)
+        check_save_folder(options.output)
     from mdir_hf.comparison.api import compare
 
-    so_far: HomologyReport | None = None
-
-    def keep(found: HomologyReport) -> None:
-        nonlocal so_far
-        so_far = found
-
-    try:
+    with shown_if_stopped(partial(_show, options=options)) as keep:
         report = compare(
             arguments.model_of(options, options.reference),
             arguments.model_of(options, options.candidate, prefix="candidate_"),
@@ -61,21 +56,20 @@ def run(options: argparse.Namespace) -> int:
             listeners=arguments.listeners_of(options),
             on_found=keep,
         )
-    except (KeyboardInterrupt, ByteBudgetError):
-        # The exit status is that of the interruption, so that no script takes this for the whole answer.
-        if so_far is not None:
-            _show(so_far, options)
-            remark("What was found before it was stopped is above; its caveats say what was not looked at.\n")
-        raise
     _show(report, options)
     return arguments.exit_status(options, report.verdict.value)
 
 
 def _show(report: HomologyReport, options: argparse.Namespace) -> None:
-    say((report.to_json() if options.json else str(report)) + "\n")
-    if options.save is not None:
+    if options.json:
+        say(report.to_json() + "\n")
+    else:
+        from mdir_hf.render.text import text_of
+
+        say(text_of(report, width=width_of(sys.stdout)) + "\n", ink=Ink[report.verdict.name])
+    if options.output is not None:
         from mdir_hf.render.folder import save_report
 
-        saved = save_report(report, options.save)
+        saved = save_report(report, options.output)
         without = f", without figures: {saved.without}" if saved.without else ""
-        remark(f"saved in {options.save}{without}\n")
+        remark(f"saved in {options.output}{without}\n")

@@ -5,6 +5,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from mdir_hf.cli import arguments
+
+DEMO_FOLDER = Path("demo-out")
+
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add ``demo`` to the command line."""
@@ -14,7 +18,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         description="Build a small lineage of models, serve it over loopback as the Hub does, and compare its members "
         "through the real client. Needs no network; needs mdir-hf[demo].",
     )
-    parser.add_argument("--folder", type=Path, default=Path("demo-out"), help="where it goes (default demo-out)")
+    arguments.add_output(parser, "where it goes (default demo-out)")
     parser.set_defaults(run=run)
 
 
@@ -22,4 +26,4 @@ def run(options: argparse.Namespace) -> int:
     """Run the demo and return the exit status."""
     from mdir_hf.demo.show import run_demo
 
-    return run_demo(options.folder)
+    return run_demo(options.output or DEMO_FOLDER)

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mdir_hf.cli import arguments
 from mdir_hf.cli.model_list import add_list_arguments, listed_models
 from mdir_hf.cli.output import remark, say
+from mdir_hf.cli.stopping import shown_if_stopped
 from mdir_hf.errors import InputError
+
+if TYPE_CHECKING:
+    from mdir_hf.lineage.index.identify import Identification
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -48,16 +55,23 @@ def run_identify(options: argparse.Namespace) -> int:
     from mdir_hf.lineage.index.base_index import BaseIndex
     from mdir_hf.lineage.index.identify import identify
 
-    found = identify(
-        arguments.model_of(options, options.model),
-        BaseIndex.open(options.index, token=options.token, cache_dir=options.cache_dir),
-        top=options.top,
-        confirm=not options.no_confirm,
-        settings=arguments.settings_of(options),
-        reading=arguments.reading_of(options),
-    )
-    say((found.to_json() if options.json else str(found)) + "\n")
+    with shown_if_stopped(partial(_show, options=options)) as keep:
+        found = identify(
+            arguments.model_of(options, options.model),
+            BaseIndex.open(options.index, token=options.token, cache_dir=options.cache_dir),
+            top=options.top,
+            confirm=not options.no_confirm,
+            settings=arguments.settings_of(options),
+            reading=arguments.reading_of(options),
+            listeners=replace(arguments.listeners_of(options), on_plan=None),
+            on_step=keep,
+        )
+    _show(found, options)
     return 0
+
+
+def _show(found: Identification, options: argparse.Namespace) -> None:
+    say((found.to_json() if options.json else str(found)) + "\n", is_prose=not options.json)
 
 
 def run_index(options: argparse.Namespace) -> int:
@@ -73,7 +87,14 @@ def run_index(options: argparse.Namespace) -> int:
     def said(name: str, outcome: str) -> None:
         remark(f"{outcome}: {name}\n" if outcome in ("added", "known") else f"not added: {outcome}\n")
 
-    index, n_failed = extend_index(known, names, options.index, on_model=said, reading=arguments.reading_of(options))
+    index, n_failed = extend_index(
+        known,
+        names,
+        options.index,
+        on_model=said,
+        reading=arguments.reading_of(options),
+        listeners=arguments.listeners_of(options),
+    )
     if n_failed == len(names):
         raise InputError("none of the models could be added; the index is as it was", subject=str(options.index))
     say(f"{options.index}: {len(index)} base models, {index.n_bytes / 1e6:.1f} MB of rows\n")

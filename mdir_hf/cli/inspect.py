@@ -34,6 +34,11 @@ def run(options: argparse.Namespace) -> int:
     from mdir_hf.comparison.inspection import inspect_named
 
     model = arguments.model_of(options, options.model)
-    found = inspect_named(model, arguments.reading_of(options), all_headers=options.all_headers)
-    say((found.to_json() if options.json else str(found)) + "\n")
+    found = inspect_named(
+        model,
+        arguments.reading_of(options),
+        all_headers=options.all_headers,
+        listeners=arguments.listeners_of(options),
+    )
+    say((found.to_json() if options.json else str(found)) + "\n", is_prose=not options.json)
     return 0

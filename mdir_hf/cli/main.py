@@ -4,38 +4,47 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Callable, Sequence
 
 from mdir_hf._version import __version__
+from mdir_hf.cli.arguments import add_voice
 from mdir_hf.cli.badge import add_command as add_badge
 from mdir_hf.cli.card import add_command as add_card
 from mdir_hf.cli.compare import add_command as add_compare
+from mdir_hf.cli.completion import add_command as add_completion
 from mdir_hf.cli.demo import add_command as add_demo
 from mdir_hf.cli.identify import add_command as add_identify
 from mdir_hf.cli.inspect import add_command as add_inspect
 from mdir_hf.cli.memory import keep_no_freed_blocks
-from mdir_hf.cli.output import leave_output, remark
+from mdir_hf.cli.output import complain, hear, leave_output
+from mdir_hf.cli.parser import Parser, check_words, commands_of
 from mdir_hf.cli.publish import add_command as add_publish
+from mdir_hf.cli.seen import remember_models, seen_models
 from mdir_hf.cli.space import add_command as add_space
 from mdir_hf.cli.survey import add_command as add_survey
 from mdir_hf.cli.tree import add_command as add_tree
 from mdir_hf.cli.verify import add_command as add_verify
 from mdir_hf.cli.verify_badge import add_command as add_verify_badge
-from mdir_hf.errors import MdirError
-from mdir_hf.names import shown_name
+from mdir_hf.errors import MdirError, OfflineError, RepositoryNotFoundError, ServerError
+from mdir_hf.names import did_you_mean, shown_name
 
 EXIT_KNOWN_ERROR = 1
 MAX_ERROR_LENGTH = 2000
+GOING_ON = "the same command goes on with what was read from the Hub; nothing was left half-written"
 EXIT_INTERRUPTED = 130  # the shell's convention, 128 + SIGINT
 
 EPILOG = """exit status: 0 for any verdict, 1 for a known error, 2 for wrong usage, 3 for a verdict named by --fail-on.
 environment: HF_TOKEN, HF_ENDPOINT, HF_HOME, HF_HUB_OFFLINE, HF_HUB_DISABLE_PROGRESS_BARS as in huggingface_hub;
-MDIR_HF_CACHE and MDIR_HF_CACHE_MAX_BYTES for our own cache of byte ranges; MDIR_DEBUG=1 for tracebacks."""
+MDIR_HF_CACHE and MDIR_HF_CACHE_MAX_BYTES for our own cache of byte ranges; NO_COLOR, FORCE_COLOR, COLUMNS."""
+
+READERS = ("compare", "inspect", "identify", "verify")
+"""Commands that succeed only where every model that was typed could be read: their names are remembered."""
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the whole command line."""
-    parser = argparse.ArgumentParser(
+    parser: argparse.ArgumentParser = Parser(
         prog="mdir-hf",
         description="Do two language models share weight ancestry? An answer from the weights alone, with a p-value.",
         epilog=EPILOG,
@@ -55,6 +64,9 @@ def build_parser() -> argparse.ArgumentParser:
     add_verify_badge(commands)
     add_space(commands)
     add_demo(commands)
+    add_completion(commands)
+    for command in commands_of(parser).values():
+        add_voice(command)
     return parser
 
 
@@ -64,27 +76,52 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: The command line without the program's name; None: that of the process.
     """
-    options = build_parser().parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    parser = build_parser()
+    check_words(parser, words)
+    options, unexpected = parser.parse_known_args(words)
+    if unexpected:
+        many = "; `mdir-hf survey` compares more than two models" if options.command == "compare" else ""
+        commands_of(parser)[options.command].error(f"unexpected: {' '.join(unexpected)}{many}")
     run: Callable[[argparse.Namespace], int] = options.run
+    hear(remarks=not options.quiet)
     keep_no_freed_blocks()
     try:
         if os.environ.get("HF_ENDPOINT"):
             import mdir_hf.model.hub  # noqa: F401  refuses what the Hub's client could not be imported with
-        return run(options)
+        status = run(options)
+        if options.command in READERS:
+            remember_models(_typed(options))
+        return status
     except MdirError as exc:
-        if os.environ.get("MDIR_DEBUG"):
+        if options.verbose:
             raise
         # What a hostile file is called, or claims, may be in it: one short line, whatever that is.
-        remark(f"mdir-hf: error: {shown_name(str(exc), length=MAX_ERROR_LENGTH)}\n")
+        complain(shown_name(f"{exc}{_nearest(exc)}", length=MAX_ERROR_LENGTH))
         return EXIT_KNOWN_ERROR
     except MemoryError:
-        if os.environ.get("MDIR_DEBUG"):
+        if options.verbose:
             raise
-        remark("mdir-hf: error: the memory of this machine was used up; try --level screen\n")
+        complain("the memory of this machine was used up; try --level screen")
         return EXIT_KNOWN_ERROR
     except KeyboardInterrupt:
-        remark("\nmdir-hf: interrupted; nothing was left half-written\n")
+        complain(GOING_ON, label="mdir-hf: interrupted:")
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         leave_output()  # whoever read it has gone
         return EXIT_KNOWN_ERROR
+
+
+def _typed(options: argparse.Namespace) -> list[str]:
+    """The models that were typed, whatever the command calls them."""
+    return [name for key in ("reference", "candidate", "model", "repo") if (name := getattr(options, key, None))]
+
+
+def _nearest(exc: MdirError) -> str:
+    """The model read before, or the folder here, that was probably meant where the Hub has no such model."""
+    if exc.subject is None or not isinstance(exc, (RepositoryNotFoundError, OfflineError, ServerError)):
+        return ""
+    from mdir_hf.model.hub.reference import folders_like
+
+    name = exc.subject.partition("@")[0]
+    return did_you_mean(name, [*seen_models(), *folders_like(name)])

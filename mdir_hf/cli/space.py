@@ -13,6 +13,8 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from mdir_hf.cli import arguments
+from mdir_hf.cli.demo import DEMO_FOLDER
 from mdir_hf.cli.output import say
 from mdir_hf.errors import InputError
 from mdir_hf.installing import install_command
@@ -49,7 +51,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument(
         "--demo", action="store_true", help="build the small lineage of `mdir-hf demo` and serve it, too"
     )
-    parser.add_argument("--folder", type=Path, default=Path("demo-out"), help="where the demo goes (default demo-out)")
+    arguments.add_output(parser, "where the demo goes (default demo-out)")
     parser.set_defaults(run=run)
 
 
@@ -67,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
     os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
     if options.endpoint:
         os.environ["HF_ENDPOINT"] = options.endpoint
-    with _demo_hub(options.folder) if options.demo else nullcontext():
+    with _demo_hub(options.output or DEMO_FOLDER) if options.demo else nullcontext():
         _serve(options)
     return 0
 

@@ -1,9 +1,9 @@
-"""``mdir-hf survey A B C … --out DIR``."""
+"""``mdir-hf survey A B C … --output DIR``."""
 
 from __future__ import annotations
 
 import argparse
-import sys
+from functools import partial
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from mdir_hf.cli import arguments
 from mdir_hf.cli.model_list import add_list_arguments, is_list_given, listed_models
 from mdir_hf.cli.output import remark, say
+from mdir_hf.cli.seen import remember_models
+from mdir_hf.cli.stopping import shown_if_stopped
 from mdir_hf.errors import InputError
 
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "written to a folder as they come, and a survey that was stopped goes on where it was.",
     )
     add_list_arguments(parser)
-    parser.add_argument("--out", metavar="DIR", type=Path, help="where the results go; needed unless --join is given")
+    arguments.add_output(parser, "where the results go; needed unless --join is given")
     parser.add_argument("--join", metavar="DIR", type=Path, nargs="+", help="join the shards that lie in these folders")
     parser.add_argument(
         "--alpha", type=arguments.alpha, default=1e-10, help="level of the whole survey (default 1e-10)"
@@ -50,7 +52,6 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "--cache-bytes", type=arguments.size, default=8 << 30, metavar="SIZE", help="bound on the rows kept in DIR"
     )
     arguments.add_json(parser)
-    parser.add_argument("--quiet", action="store_true", help="no progress on standard error")
     arguments.add_reading(parser)
     parser.set_defaults(run=run)
 
@@ -61,22 +62,26 @@ def run(options: argparse.Namespace) -> int:
     from mdir_hf.lineage.survey.saving import save_survey
     from mdir_hf.lineage.survey.shards import join_shards
 
-    folder = options.out
+    folder = options.output
     if folder is None and (options.prepare or not options.join):
-        raise InputError("name a folder for the results with --out")
+        raise InputError("name a folder for the results with --output")
     if options.prepare:
         return _prepare(options)
     report = join_shards(options.join, folder) if options.join else _survey(options)
+    remember_models(report.readable())
     if options.declared:
         from mdir_hf.lineage.survey.declared import add_declared
 
         report = add_declared(report, arguments.reading_of(options))
-    say((report.to_json() if options.json else _text(report)) + "\n")
+    _show(report, options)
     if folder is not None:
         save_survey(report, folder, fingerprints=kept_fingerprints(folder)[1])
-        if not options.quiet:
-            remark(f"saved in {folder}\n")
+        remark(f"saved in {folder}\n")
     return 0
+
+
+def _show(report: SurveyReport, options: argparse.Namespace) -> None:
+    say((report.to_json() if options.json else _text(report)) + "\n", is_prose=not options.json)
 
 
 def _prepare(options: argparse.Namespace) -> int:
@@ -85,8 +90,8 @@ def _prepare(options: argparse.Namespace) -> int:
 
     plan = _plan(options)
     _say_requests(plan, options, only_sample=True)
-    sample = prepare_survey(plan, options.out)
-    n_tokens, path = len(sample.tokens), options.out / SAMPLE
+    sample = prepare_survey(plan, options.output)
+    n_tokens, path = len(sample.tokens), options.output / SAMPLE
     say(f"{path}: {n_tokens} tokens, {len(sample.pins)} models; give it to every shard with --sample\n")
     return 0
 
@@ -106,7 +111,7 @@ def _plan(options: argparse.Namespace) -> SurveyPlan:
         shard=options.shard,
         reading=arguments.reading_of(options),
         cache_bytes=options.cache_bytes,
-        progress=not options.quiet,
+        progress=not (options.quiet or options.verbose),
         device=options.device,
     )
 
@@ -117,20 +122,29 @@ def _survey(options: argparse.Namespace) -> SurveyReport:
     from mdir_hf.lineage.survey.run import run_survey
 
     if options.sample is not None:
-        take_sample(options.sample, options.out)
+        take_sample(options.sample, options.output)
     plan = _plan(options)
     _say_requests(plan, options, with_cards=options.declared)
-    with open_engine(workers=options.workers, scheduler=options.scheduler, device=options.device) as engine:
-        return run_survey(plan, options.out, engine=engine)
+    with shown_if_stopped(partial(_show_kept, options=options)) as keep:
+        keep(options.output)
+        with open_engine(workers=options.workers, scheduler=options.scheduler, device=options.device) as engine:
+            return run_survey(plan, options.output, engine=engine)
+
+
+def _show_kept(folder: Path, options: argparse.Namespace) -> None:
+    """Show what a survey that is stopped has written."""
+    from mdir_hf.lineage.survey.results import RESULTS, read_survey
+
+    _show(read_survey([folder / RESULTS]), options)
 
 
 def _say_requests(plan: SurveyPlan, options: argparse.Namespace, **what: bool) -> None:
     """Say what is going to be asked of the Hub, before it is."""
     from mdir_hf.lineage.survey.run import requests_of
 
-    planned = requests_of(plan, options.out, **what)
-    if planned.n_models and not options.quiet:
-        sys.stderr.write(f"{planned}\n")
+    planned = requests_of(plan, options.output, **what)
+    if planned.n_models:
+        remark(f"{planned}\n")
 
 
 def _shard(text: str) -> tuple[int, int]:
@@ -151,8 +165,8 @@ def _text(report: SurveyReport) -> str:
         related.sort(key=lambda pair: report.pairs[pair].log10_p or 0.0, reverse=True)
         for pair in related[:MOST_PAIRS]:
             found = report.pairs[pair]
-            strength = f"log10 p = {found.log10_p:.0f}" if found.p_is_bound else found.agreement
-            lines.append(f"  {pair[0]} ~ {pair[1]}: {strength}, {found.transformation}")
+            how = "" if found.transformation is None else f", {found.transformation}"
+            lines.append(f"  {pair[0]} ~ {pair[1]}: {found.strength}{how}")
         if len(related) > MOST_PAIRS:
             lines.append(f"  and {len(related) - MOST_PAIRS} more related pairs of it, which agree more")
     lone = report.without_relatives()

@@ -14,6 +14,7 @@ from mdir_hf.errors import InputError, MdirError, one_line
 
 if TYPE_CHECKING:
     from mdir_hf.lineage.trees.closer import CloserLook
+    from mdir_hf.model.hub import IoLedger
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -37,37 +38,42 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def run(options: argparse.Namespace) -> int:
     """Grow, print, save, and return the exit status."""
+    from mdir_hf.comparison.progress import Watch
     from mdir_hf.lineage.survey.run import kept_fingerprints
-    from mdir_hf.lineage.trees.tree import grow_tree, trees_to_json
+    from mdir_hf.lineage.trees.tree import FamilyTree, grow_tree, trees_to_json
+    from mdir_hf.model.hub import IoLedger
     from mdir_hf.render.folder import write_file
 
     report, kept = kept_fingerprints(options.survey)
-    trees = []
-    for group in report.groups():
-        if len(group) > 1:
-            missing = [name for name in group if name not in kept]
-            if missing:
-                raise InputError(
-                    f"the rows of {missing[0]} are no longer kept; run the survey again with a larger --cache-bytes",
-                    subject=str(options.survey),
-                )
-            closer = _closer(group, options) if options.layers else None
+    groups = [group for group in report.groups() if len(group) > 1]
+    missing = next((name for group in groups for name in group if name not in kept), None)
+    if missing is not None:
+        raise InputError(
+            f"the rows of {missing} are no longer kept; run the survey again with a larger --cache-bytes",
+            subject=str(options.survey),
+        )
+    ledger, trees = IoLedger(), list[FamilyTree]()
+    watch = Watch(ledger, arguments.listeners_of(options), from_start=True)
+    with watch.listening():
+        for group in groups:
+            watch.part("trees", len(trees), len(groups))
+            closer = _closer(group, options, ledger) if options.layers else None
             trees.append(grow_tree({name: kept[name] for name in group}, seed=options.seed, closer=closer))
     text = trees_to_json(trees)
     write_file(options.survey / "tree.json", (text + "\n").encode())
     if options.json:
         say(text + "\n")
     else:
-        say("\n\n".join(map(str, trees)) + "\n" if trees else "no two models of this survey are related\n")
+        text = "\n\n".join(map(str, trees)) + "\n" if trees else "no two models of this survey are related\n"
+        say(text, is_prose=True)
     return 0
 
 
-def _closer(group: Sequence[str], options: argparse.Namespace) -> CloserLook:
+def _closer(group: Sequence[str], options: argparse.Namespace, ledger: IoLedger) -> CloserLook:
     """Open the models of a group as the survey found them, and look closer."""
     from mdir_hf.lineage.fingerprints.opening import open_model
     from mdir_hf.lineage.survey.planning import SAMPLE, load_sample
     from mdir_hf.lineage.trees.closer import look_closer
-    from mdir_hf.model.hub import IoLedger
     from mdir_hf.model.opened import Model
 
     sample = load_sample(options.survey / SAMPLE)
@@ -75,7 +81,7 @@ def _closer(group: Sequence[str], options: argparse.Namespace) -> CloserLook:
     notes = []
     for name in group:
         try:
-            opened[name] = open_model(name, arguments.reading_of(options), IoLedger(), sample.pins.get(name))
+            opened[name] = open_model(name, arguments.reading_of(options), ledger, sample.pins.get(name))
         except MdirError as exc:
             notes.append(f"{name} could not be looked at closer: {one_line(exc)}")
     found = look_closer(opened)

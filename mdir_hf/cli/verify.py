@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mdir_hf.cli import arguments
 from mdir_hf.cli.output import say
+from mdir_hf.cli.stopping import shown_if_stopped
+
+if TYPE_CHECKING:
+    from mdir_hf.lineage.cards.verify_lineage import LineageCheck
+    from mdir_hf.lineage.merges.verify_merge import MergeCheck
 
 OUTCOMES = (*arguments.VERDICTS, "not_measured", "confirmed", "no_share")
 
@@ -36,7 +43,6 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     arguments.add_settings(parser)
     arguments.add_json(parser)
     arguments.add_fail_on(parser, "outcome", OUTCOMES)
-    arguments.add_quiet(parser)
     reading = arguments.add_reading(parser)
     arguments.add_model(reading)
     arguments.add_computing(reading)
@@ -49,13 +55,15 @@ def run(options: argparse.Namespace) -> int:
         return _run_on_merge(options)
     from mdir_hf.lineage.cards.verify_lineage import verify_lineage
 
-    check = verify_lineage(
-        arguments.model_of(options, options.repo),
-        reading=arguments.reading_of(options),
-        settings=arguments.settings_of(options),
-        listeners=arguments.listeners_of(options),
-    )
-    say((json.dumps(check.to_dict(), indent=2) if options.json else str(check)) + "\n")
+    with shown_if_stopped(partial(_show, options=options)) as keep:
+        check = verify_lineage(
+            arguments.model_of(options, options.repo),
+            reading=arguments.reading_of(options),
+            settings=arguments.settings_of(options),
+            listeners=arguments.listeners_of(options),
+            on_step=keep,
+        )
+    _show(check, options)
     return arguments.exit_status(options, *(one.outcome for one in check.bases))
 
 
@@ -69,5 +77,9 @@ def _run_on_merge(options: argparse.Namespace) -> int:
         settings=arguments.settings_of(options),
         listeners=arguments.listeners_of(options),
     )
-    say((json.dumps(check.to_dict(), indent=2) if options.json else str(check)) + "\n")
+    _show(check, options)
     return arguments.exit_status(options, *(one.outcome for one in check.parents))
+
+
+def _show(check: LineageCheck | MergeCheck, options: argparse.Namespace) -> None:
+    say((json.dumps(check.to_dict(), indent=2) if options.json else str(check)) + "\n", is_prose=not options.json)

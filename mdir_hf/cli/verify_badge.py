@@ -28,7 +28,6 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     arguments.add_json(parser)
     arguments.add_fail_on(parser, "state", STATES)
-    arguments.add_quiet(parser)
     reading = arguments.add_access(parser)
     arguments.add_computing(reading)
     for side in ("reference", "candidate"):
@@ -54,5 +53,5 @@ def run(options: argparse.Namespace) -> int:
         max_memory_bytes=options.max_memory,
         listeners=arguments.listeners_of(options),
     )
-    say((json.dumps(check.to_dict(), indent=2) if options.json else str(check)) + "\n")
+    say((json.dumps(check.to_dict(), indent=2) if options.json else str(check)) + "\n", is_prose=not options.json)
     return arguments.exit_status(options, check.state)

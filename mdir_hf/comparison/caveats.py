@@ -8,7 +8,9 @@ from mdir_hf.model.comparable import Comparable, have_one_vocabulary
 from mdir_hf.model.roles import Role
 from mdir_hf.report import Assumption, LayersResult, Level, MatrixResult, NeuronNumbers, ResidualMap
 
-SAME_FILES = "All weight files have the same SHA-256 in both; p is the chance that independent digests agree."
+SAME_FILES = (
+    "The weight files of both are one file on this disk, or have one SHA-256; p is the chance that digests agree."
+)
 STOPPED_BEFORE_LAYERS = "The layers were not compared: it was stopped before."
 STOPPED_BEFORE_UNEMBEDDINGS = "The unembeddings (lm_head) were not compared: it was stopped before."
 UNRELATED_STREAMS = "The layers were not compared: nothing relates the two residual streams."

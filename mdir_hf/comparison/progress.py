@@ -7,12 +7,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import NoReturn
-
-from huggingface_hub.utils.tqdm import are_progress_bars_disabled
-from tqdm import tqdm
 
 from mdir_hf.comparison.plan import ReadPlan
+from mdir_hf.comparison.progress_bar import ProgressBar
 from mdir_hf.comparison.settings import Listeners
 from mdir_hf.errors import MdirError, StoppedError
 from mdir_hf.model.hub import IoLedger
@@ -116,12 +113,13 @@ class Watch:
         self._ledger = ledger
         self._listeners = listeners
         self._progress = Progress("opening", 0)
+        self._bar = ProgressBar(is_wanted=listeners.progress)
         self._lock = threading.Lock()
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Tell of bytes that arrive inside the block."""
-        with self._ledger.listening(self._arrived):
+        """Tell of bytes that arrive inside the block, and show the bar."""
+        with self._bar, self._ledger.listening(self._arrived):
             yield
 
     def enter(self, stage: str, bytes_expected: int | None = None) -> None:
@@ -154,36 +152,13 @@ class Watch:
         finally:
             self.seconds[name] = round(self.seconds.get(name, 0.0) + time.perf_counter() - started, 4)
 
-    @contextmanager
-    def bar(self, name: str, n_bytes: int) -> Iterator[tqdm[NoReturn]]:
-        """Show a bar of the bytes that arrive inside the block, on standard error where that is a terminal.
-
-        Args:
-            name: Which rows are read.
-            n_bytes: How many bytes are expected.
-        """
-        is_wanted = self._listeners.progress and not are_progress_bars_disabled()
-        bar: tqdm[NoReturn] = tqdm(
-            total=n_bytes,
-            unit="B",
-            unit_scale=True,
-            desc=f"reading {name} rows",
-            disable=None if is_wanted else True,  # None: unless a terminal
-            leave=False,
-        )
-
-        def arrived(n_bytes: int) -> None:
-            bar.update(n_bytes)
-
-        with bar, self._ledger.listening(arrived):
-            yield bar
-
     def _arrived(self, n_bytes: int) -> None:
         with self._lock:
             self._tell(replace(self._progress, bytes_read=self._progress.bytes_read + n_bytes))
 
     def _tell(self, progress: Progress) -> None:
         self._progress = progress
+        self._bar.tell(progress)
         if self._listeners.on_progress is None:
             return
         try:

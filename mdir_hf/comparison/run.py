@@ -120,14 +120,14 @@ class Comparison:
 
     def compare_files(self) -> bool:
         """Look for weight files that are the same bytes in both models; True where that settles the question."""
-        mine, other = self.reference.digests(), self.candidate.digests()
+        mine, other = self.reference.identities(), self.candidate.identities()
         if mine is None or other is None:
             return False
-        is_same = set(mine.values()) == set(other.values())
+        is_same = mine == other
         if is_same and self.settings.level.accepts_equal_files:
             self._files_are_equal = True
             return True
-        n_same = len(set(mine.values()) & set(other.values()))
+        n_same = len(mine & other)
         if n_same and not is_same:
             self._caveats.append(caveats.of_equal_files(n_same))
         return False

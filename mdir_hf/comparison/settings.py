@@ -60,7 +60,7 @@ class Listeners:
     """Who is told about a comparison while it runs.
 
     Attributes:
-        progress: Whether to show a bar of bytes on standard error where that is a terminal.
+        progress: Whether to show, after two seconds, a bar on standard error where that is a terminal.
         on_plan: Called with the plan before weights are read.
         on_progress: Called whenever a stage begins or bytes arrive, from any thread, one call at a time. What it raises
             stops the comparison: an ``MdirError`` as it is, anything else inside a ``StoppedError``.

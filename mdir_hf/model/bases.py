@@ -72,6 +72,14 @@ class Weights:
                 known[f"{files.repository.label}:{path}"] = entry.sha256 + files.recipe
         return known
 
+    def identities(self) -> frozenset[str] | None:
+        """What tells each weight file from every other, with what is done with it; None unless all are known."""
+        entries = [(files.repository.files.get(path), files.recipe) for files in self.files for path in files.paths]
+        known = [(entry.sha256 or entry.inode, recipe) for entry, recipe in entries if entry is not None]
+        if len(known) < len(entries) or not all(identity for identity, _ in known):
+            return None
+        return frozenset(f"{identity}{recipe}" for identity, recipe in known)
+
 
 def open_weights(repository: Repository, *, variant: str | None, open_other: OpenRepository) -> Weights:
     """Open the weights of a model; those of an adapter with those of its base, which is opened for it.

@@ -49,8 +49,11 @@ class Comparable(PlacedTensors, Protocol):
     def vocabulary_doubts(self) -> tuple[str, ...]:
         """Where the model's own files contradict each other on which row is which token's; may read one more file."""
 
-    def digests(self) -> dict[str, str] | None:
-        """SHA-256 of every weight file, None unless all are known without reading them."""
+    def identities(self) -> frozenset[str] | None:
+        """What tells each weight file from every other: its SHA-256, or where it lies on this disk.
+
+        None unless all are known without reading the files.
+        """
 
     def summary(self) -> ModelSummary:
         """What a report says about the model."""

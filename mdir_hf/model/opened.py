@@ -160,6 +160,10 @@ class Model:
         """SHA-256 of every weight file, None unless all are known without reading them."""
         return self.weights.digests()
 
+    def identities(self) -> frozenset[str] | None:
+        """As :meth:`~mdir_hf.model.comparable.Comparable.identities`."""
+        return self.weights.identities()
+
     def summary(self) -> ModelSummary:
         """What a report says about this model."""
         # The name of a folder or file on this disk has its subfolder and file in it.

@@ -89,16 +89,18 @@ def pair_name(report: HomologyReport, *, length: int = NAME_LENGTH) -> str:
 
 def _verdict(report: HomologyReport) -> Section:
     tests = counted(report.tests, "test")
-    brief = [
-        Line("in words", report.sentence),
-        Line("log10 p", f"{number(report.log10_p)}  (alpha {report.alpha:g}, corrected for {tests})")
-        if report.p_is_bound
-        else Line("agreement", f"{report.agreement}; p bounds no chance for this pair"),
-    ]
+    if report.settled_by is SettledBy.IDENTICAL_FILES:
+        line = Line("agreement", report.strength)
+        fact = Fact("agreement", report.strength, report.what_p_says)
+    elif report.p_is_bound:
+        line = Line("log10 p", f"{number(report.log10_p)}  (alpha {report.alpha:g}, corrected for {tests})")
+        fact = Fact("log10 p", number(report.log10_p), f"Corrected for {tests} and for every look.")
+    else:
+        line = Line("agreement", f"{report.agreement}; p bounds no chance for this pair")
+        fact = Fact("agreement", report.agreement, "p says how much agreed, and bounds no chance for this pair.")
+    brief = [Line("in words", report.sentence), line]
     facts = [
-        Fact("log10 p", number(report.log10_p), f"Corrected for {tests} and for every look.")
-        if report.p_is_bound
-        else Fact("agreement", report.agreement, "p says how much agreed, and bounds no chance for this pair."),
+        fact,
         Fact("alpha", f"{report.alpha:g}", "The level of significance, fixed before looking."),
     ]
     if report.log10_p_not_accepted is not None:

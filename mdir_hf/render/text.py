@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from textwrap import fill
 
 from mdir_hf.names import LONGEST_TEXT, visible_text
@@ -13,21 +14,27 @@ LINE_WIDTH = 100
 LABEL_WIDTH = 12
 
 
-def text_of(report: HomologyReport) -> str:
-    """Write a report for a terminal: lines of at most 100 characters, names of models kept whole."""
+def text_of(report: HomologyReport, *, width: int | None = None) -> str:
+    """Write a report for a terminal: the verdict, a blank line, the rest. Names of models are kept whole.
+
+    Args:
+        report: The report.
+        width: Columns of the terminal; lines have at most these, and at most 100.
+    """
+    filled = partial(_filled, width=LINE_WIDTH if width is None else min(width, LINE_WIDTH))
     brief = [
-        _filled(f"  {line.label:<{LABEL_WIDTH}} ", line.text) for section in describe(report) for line in section.brief
+        filled(f"  {line.label:<{LABEL_WIDTH}} ", line.text) for section in describe(report) for line in section.brief
     ]
-    sentences = [_filled("  ", report.what_p_says), *(_filled("  - ", caveat) for caveat in report.caveats)]
+    sentences = [filled("  ", report.what_p_says), *(filled("  - ", caveat) for caveat in report.caveats)]
     headline = HEADLINE[report.verdict] + (f": {REASON_TEXT[report.reason]}" if report.reason is not None else "")
-    return "\n".join([headline, "", *brief, "", *sentences])
+    return "\n".join([filled("", headline), "", *brief, "", *sentences])
 
 
-def _filled(label: str, text: str) -> str:
+def _filled(label: str, text: str, width: int) -> str:
     """Set a text into lines that hang under its label."""
     return fill(
         visible_text(text, length=LONGEST_TEXT),
-        LINE_WIDTH,
+        width,
         initial_indent=label,
         subsequent_indent=" " * len(label),
         break_long_words=False,

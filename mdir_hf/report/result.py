@@ -34,6 +34,7 @@ from mdir_hf.report.words import (
     REASON_TEXT,
     SAME_FILES,
     SENTENCE,
+    THE_SAME_FILES,
     agreement_text,
 )
 
@@ -181,6 +182,13 @@ class HomologyReport:
     def agreement(self) -> str:
         """What to show in place of a p that bounds nothing: ``576 of 576 channels match``."""
         return agreement_text(self.channels)
+
+    @property
+    def strength(self) -> str:
+        """How strong the agreement is, in few words: ``the same files``, ``log10 p = -795.3``, or the agreement."""
+        if self.settled_by is SettledBy.IDENTICAL_FILES:
+            return THE_SAME_FILES
+        return f"log10 p = {self.log10_p:.1f}" if self.p_is_bound else self.agreement
 
     @property
     def _settling_matrix(self) -> MatrixResult | None:

@@ -77,8 +77,8 @@ class Level(Term):
 
     @property
     def accepts_equal_files(self) -> bool:
-        """Whether weight files of the same SHA-256 settle the question, and no weight is read."""
-        return self is Level.AUTO
+        """Whether weight files that are the same settle the question, and no weight is read."""
+        return self in (Level.AUTO, Level.SCREEN)
 
     @property
     def may_read_layers(self) -> bool:
@@ -99,7 +99,7 @@ class Level(Term):
 class SettledBy(Term):
     """The step that settled the question."""
 
-    IDENTICAL_FILES = "identical_files", "files of the same SHA-256"
+    IDENTICAL_FILES = "identical_files", "the weight files, which are the same"
     SCREEN = "screen", "a first look at the embeddings"
     EMBEDDING = "embedding", "the embeddings, all common tokens"
     UNEMBEDDING = "unembedding", "the unembeddings (lm_head)"

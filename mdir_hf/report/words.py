@@ -48,7 +48,7 @@ MEANS_STANDING_AXES = (
     "the same random initialisation."
 )
 
-MEANS_SAME_FILES = "The weight files of the two models are the same, byte for byte, by their SHA-256."
+MEANS_SAME_FILES = "The weight files of the two models are the same, byte for byte."
 
 P_IS_NO_MEASURE = "p does not measure how much is shared: log10 p of -300 and of -7000 are both overwhelming."
 
@@ -83,6 +83,8 @@ MEANING_STANDING_AXES = (
     "p says how much agreed; it bounds no chance for this pair, whose channels stand out in both models. "
     f"{_NO_DIRECTION}"
 )
+
+THE_SAME_FILES = "the same files"
 
 SAME_FILES = "Equal files need no p-value. That they are equal has no direction."
 

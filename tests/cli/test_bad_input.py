@@ -256,10 +256,10 @@ def test_a_shard_outside_of_the_repository(base, twin, path, capsys):
 
 def test_nothing_is_left_half_written_after_errors(served, hf_home, tmp_path, capsys):
     served.faults.append(Fault("drop", origin="cdn", method="GET", after_bytes=500, times=None))
-    refused(capsys, "some/base", "some/twin", "--save", str(tmp_path / "out"))
+    refused(capsys, "some/base", "some/twin", "--output", str(tmp_path / "out"))
     assert not (tmp_path / "out").exists()
     served.faults.clear()
     # What the caches kept is whole: the next run succeeds with it.
-    assert main(["compare", "some/base", "some/twin", "--save", str(tmp_path / "out"), "--quiet"]) == 0
+    assert main(["compare", "some/base", "some/twin", "--output", str(tmp_path / "out"), "--quiet"]) == 0
     capsys.readouterr()
     assert (tmp_path / "out" / "report.json").exists()

@@ -100,7 +100,7 @@ def test_a_badge_into_a_file_is_refused(report, tmp_path, capsys):
 
 
 def test_the_card_goes_to_stdout_as_it_is_and_the_diff_to_stderr(report, capsysbinary):
-    assert main(["card", "me/tuned", "--report", str(report)]) == 0
+    assert main(["card", "me/tuned", str(report)]) == 0
     out, err = capsysbinary.readouterr()
     assert out.startswith(CARD) and out.count(b"\r\n") == out.count(b"\n")
     assert b"+## Weight ancestry" in err and b"nothing was sent" in err
@@ -109,10 +109,10 @@ def test_the_card_goes_to_stdout_as_it_is_and_the_diff_to_stderr(report, capsysb
 def test_the_card_goes_to_a_file(report, tmp_path, capsys):
     place = tmp_path / "README.md"
     options = ["--confirm-base-model", "--base-model-relation", "finetune"]
-    assert main(["card", "me/tuned", "--report", str(report), "--output", str(place), *options]) == 0
+    assert main(["card", "me/tuned", str(report), "--output", str(place), *options]) == 0
     assert capsys.readouterr().out == ""
     assert b"base_model: owner/base\r\nbase_model_relation: finetune\r\n---\r\n" in place.read_bytes()
-    assert "no/such" in refused_err(capsys, "card", "me/tuned", "--report", report, "--output", tmp_path / "no/such/x")
+    assert "no/such" in refused_err(capsys, "card", "me/tuned", report, "--output", tmp_path / "no/such/x")
 
 
 def refused_err(capsys, *arguments: object) -> str:
@@ -125,13 +125,13 @@ def refused_err(capsys, *arguments: object) -> str:
 
 def test_a_relation_needs_the_authors_word(report, capsys):
     with pytest.raises(SystemExit) as exit_info:
-        main(["card", "me/tuned", "--report", str(report), "--base-model-relation", "merge"])
+        main(["card", "me/tuned", str(report), "--base-model-relation", "merge"])
     assert exit_info.value.code == 2
     assert "--confirm-base-model" in capsys.readouterr().err
 
 
 def test_one_pull_request_and_then_nothing_more_to_say(report, hub, capsys, monkeypatch):
-    command = ["card", "me/tuned", "--report", str(report), "--create-pr"]
+    command = ["card", "me/tuned", str(report), "--create-pr"]
     assert "hf auth login" in refused_err(capsys, *command)
     monkeypatch.setenv("HF_TOKEN", hub.token)
     assert main(command) == 0
@@ -148,7 +148,7 @@ def test_one_pull_request_and_then_nothing_more_to_say(report, hub, capsys, monk
 
 
 def test_a_report_of_other_models_is_refused(report, capsys):
-    assert "does not mention" in refused(capsys, "card", "owner/elsewhere", "--report", report)
+    assert "does not mention" in refused(capsys, "card", "owner/elsewhere", report)
 
 
 def test_verify_sets_the_card_beside_the_weights(hub, tmp_path, capsys):
@@ -212,7 +212,7 @@ def test_verify_badge_of_a_model_in_a_folder_of_its_repository(hub, tmp_path, ca
     [
         ["badge"],
         ["card", "a/b"],
-        ["card", "a/b", "--report", "x", "--confirm-base-model", "--base-model-relation", "child"],
+        ["card", "a/b", "x", "--confirm-base-model", "--base-model-relation", "child"],
         ["verify"],
         ["verify", "a/b", "--fail-on", "false"],
         ["verify-badge"],

@@ -86,7 +86,7 @@ def test_fail_on_turns_a_verdict_into_status_3(pair, candidate, fail_on, status,
         ["compare", "a", "b", "--seed", "0.5"],
         ["verify", "a", "--seed", "-1"],
         ["identify", "a", "--index", "f", "--alpha", "0"],
-        ["survey", "a", "b", "--out", "d", "--seed", "-1"],
+        ["survey", "a", "b", "--output", "d", "--seed", "-1"],
         ["tree", "d", "--seed", "-1"],
         ["compare", "a", "b", "--fail-on", "related"],
         ["compare", "a", "b", "--level", "deep"],
@@ -137,17 +137,17 @@ def test_an_interruption_answers_with_what_was_found(interruption, status, tmp_p
         raise interruption("the next read would pass the cap")
 
     monkeypatch.setattr("mdir_hf.comparison.run.compare_layers", interrupted)
-    assert main(["compare", *pair, "--json", "--save", str(tmp_path / "out")]) == status
+    assert main(["compare", *pair, "--json", "--output", str(tmp_path / "out")]) == status
     out, err = capsys.readouterr()
     found = json.loads(out)
     assert found["embedding"]["common_tokens"] == V - 1 and found["layers"] is None
     assert "The layers were not compared: it was stopped before." in found["caveats"]
     assert (tmp_path / "out" / "report.json").is_file()
-    assert "What was found before" in err and "Traceback" not in err
+    assert "stopped: what was found until then is above" in err and "Traceback" not in err
 
 
 def test_save_writes_report_page_and_figures(pair, tmp_path, capsys):
-    assert main(["compare", *pair[:2], "--save", str(tmp_path / "out" / "deep"), "--json"]) == 0
+    assert main(["compare", *pair[:2], "--output", str(tmp_path / "out" / "deep"), "--json"]) == 0
     folder = tmp_path / "out" / "deep"
     names = {path.name for path in folder.iterdir()}
     assert {
@@ -168,14 +168,14 @@ def test_save_writes_report_page_and_figures(pair, tmp_path, capsys):
 
 def test_saving_into_a_file_is_refused_before_anything_is_read(pair, tmp_path, capsys):
     (tmp_path / "taken").write_text("x")
-    assert main(["compare", *pair[:2], "--save", str(tmp_path / "taken")]) == 1
+    assert main(["compare", *pair[:2], "--output", str(tmp_path / "taken")]) == 1
     out, err = capsys.readouterr()
     assert out == "" and "it is a file" in err and "plan:" not in err
 
 
 def test_a_repo_name_cannot_put_markup_into_the_page(tmp_path, capsys):
     folder = write_model(tmp_path / "<b>x<", gaussian(V, N, 0))
-    assert main(["compare", str(folder), str(folder), "--save", str(tmp_path / "out"), "--quiet"]) == 0
+    assert main(["compare", str(folder), str(folder), "--output", str(tmp_path / "out"), "--quiet"]) == 0
     assert "<b>x<" not in (tmp_path / "out" / "report.html").read_text()
     capsys.readouterr()
 
@@ -229,7 +229,7 @@ def test_ctrl_c_ends_with_130_one_line_and_no_half_written_file(tmp_path, loopba
     home = tmp_path / "home"
     environment = {**os.environ, "HF_ENDPOINT": loopback_hub.endpoint, "HF_HOME": str(home)}
     process = subprocess.Popen(
-        [sys.executable, "-c", HEEDING_CTRL_C, "compare", "some/base", "some/twin", "--save", str(tmp_path / "out")],
+        [sys.executable, "-c", HEEDING_CTRL_C, "compare", "some/base", "some/twin", "--output", str(tmp_path / "out")],
         env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     deadline = time.monotonic() + 60

@@ -81,13 +81,13 @@ def test_inspect_and_compare(models, shown, tmp_path):
         shown("compare", *models, "--level", level, "--quiet", may_fail=True)
     said = json.loads(shown("compare", *models, "--json", "--quiet"))
     assert "\x1b[2J" in said["reference"]["repo"]  # JSON keeps the value and writes it harmlessly
-    shown("compare", *models, "--quiet", "--save", tmp_path / "saved")
+    shown("compare", *models, "--quiet", "--output", tmp_path / "saved")
     for file in ("report.md", "report.html"):
         assert hidden((tmp_path / "saved" / file).read_text(encoding="utf-8")) == set(), file
 
 
 def test_many_models(models, shown, tmp_path):
-    shown("survey", *models, "--out", tmp_path / "survey", may_fail=True)
+    shown("survey", *models, "--output", tmp_path / "survey", may_fail=True)
     shown("tree", tmp_path / "survey", may_fail=True)
     shown("index", tmp_path / "bases.safetensors", models[0], may_fail=True)
     shown("identify", models[1], "--index", tmp_path / "bases.safetensors", may_fail=True)
@@ -98,8 +98,8 @@ def test_cards_and_badges(models, shown, tmp_path):
     report = tmp_path / "report.json"
     hostile = a_report(reference=model(f"owner/{EVIL}"), candidate=replace(model("me/tuned"), architecture=EVIL))
     report.write_text(hostile.to_json(), encoding="utf-8")
-    shown("badge", report, "--out", tmp_path, may_fail=True)
-    shown("card", models[1], "--report", report, may_fail=True)
+    shown("badge", report, "--output", tmp_path, may_fail=True)
+    shown("card", models[1], report, may_fail=True)
     shown("verify", models[1], may_fail=True)
     shown("verify-badge", report, may_fail=True)
     shown("publish", tmp_path / EVIL.replace(chr(0), ""), "--dataset", f"me/{EVIL}", may_fail=True)

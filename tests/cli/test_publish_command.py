@@ -26,7 +26,7 @@ def dataset(loopback_hub, tmp_path, monkeypatch):
 def survey(population, tmp_path):
     out = tmp_path / "first-survey"
     names = list(population.values())[:3]
-    assert main(["survey", *names, "--out", str(out), "--tokens", "256", "--quiet"]) == 0
+    assert main(["survey", *names, "--output", str(out), "--tokens", "256", "--quiet"]) == 0
     return out
 
 

@@ -16,7 +16,7 @@ ONE_MODEL = {"inspect": ["a"], "verify": ["a"], "identify": ["a", "--index", "f"
 READING = ONE_MODEL | {
     "compare": ["a", "b"],
     "index": ["f", "a"],
-    "survey": ["a", "b", "--out", "d"],
+    "survey": ["a", "b", "--output", "d"],
     "tree": ["d"],
 }
 COMPUTING = {

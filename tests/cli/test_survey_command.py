@@ -18,7 +18,7 @@ __all__ = ["expected_groups", "hf_home", "loopback_hub", "population"]
 
 def test_it_prints_groups_and_saves_them(population, expected_groups, tmp_path, capsys):
     out = tmp_path / "out"
-    assert main(["survey", *population.values(), "--out", str(out), "--tokens", "512", "--json"]) == 0
+    assert main(["survey", *population.values(), "--output", str(out), "--tokens", "512", "--json"]) == 0
     body = json.loads(capsys.readouterr().out)
     assert body["schema"] == "mdir-hf/survey/1"
     assert {frozenset(group) for group in body["groups"]} == expected_groups
@@ -34,7 +34,7 @@ def test_it_prints_groups_and_saves_them(population, expected_groups, tmp_path, 
 def test_a_list_in_a_file_with_comments(population, tmp_path, capsys):
     listed = tmp_path / "models.txt"
     listed.write_text("# ours\n" + "\n".join(list(population.values())[:2]) + "  # the second\n\n")
-    assert main(["survey", "--from", str(listed), "--out", str(tmp_path / "out"), "--tokens", "256"]) == 0
+    assert main(["survey", "--from", str(listed), "--output", str(tmp_path / "out"), "--tokens", "256"]) == 0
     out, err = capsys.readouterr()
     assert "2 of 2 models read, 1 pairs compared" in out
     assert "saved in" in err
@@ -43,17 +43,17 @@ def test_a_list_in_a_file_with_comments(population, tmp_path, capsys):
 @pytest.mark.parametrize("shard", ["1", "0/", "²/3", "0/" + "9" * 5000])
 def test_what_is_no_shard_is_said(shard, capsys):
     with pytest.raises(SystemExit):
-        main(["survey", "some/one", "some/two", "--out", "out", "--shard", shard])
+        main(["survey", "some/one", "some/two", "--output", "out", "--shard", shard])
     assert "is no shard; write 0/4 for the first of four" in capsys.readouterr().err
 
 
 def test_without_a_folder_nothing_is_read(population, capsys):
     assert main(["survey", *population.values()]) == 1
-    assert "--out" in capsys.readouterr().err
+    assert "--output" in capsys.readouterr().err
 
 
 def test_a_scheduler_that_does_not_answer_is_one_line(population, tmp_path, capsys):
-    command = ["survey", *population.values(), "--out", str(tmp_path / "out"), "--scheduler", "nonsense://x"]
+    command = ["survey", *population.values(), "--output", str(tmp_path / "out"), "--scheduler", "nonsense://x"]
     assert main(command) == 1
     err = capsys.readouterr().err
     assert err.startswith("mdir-hf: error: ") and "dask" in err and err.count("\n") == 1
@@ -63,10 +63,20 @@ def test_models_of_an_author_and_of_a_collection_are_surveyed(population, loopba
     for name, folder in population.items():
         loopback_hub.add_repository(f"lab/{name.replace('/', '-')}", folder)
     slug = loopback_hub.add_collection("me", "Some", ["lab/a-base", "lab/a-tuned"])
-    command = ["survey", "--collection", slug, "--out", str(tmp_path / "some"), "--tokens", "256", "--json", "--quiet"]
+    command = [
+        "survey",
+        "--collection",
+        slug,
+        "--output",
+        str(tmp_path / "some"),
+        "--tokens",
+        "256",
+        "--json",
+        "--quiet",
+    ]
     assert main(command) == 0
     assert json.loads(capsys.readouterr().out)["groups"] == [["lab/a-base", "lab/a-tuned"]]
-    command = ["survey", "--author", "lab", "--limit", "5", "--out", str(tmp_path / "all"), "--tokens", "256"]
+    command = ["survey", "--author", "lab", "--limit", "5", "--output", str(tmp_path / "all"), "--tokens", "256"]
     assert main(command) == 0
     out, err = capsys.readouterr()
     assert "5 of 5 models read" in out
@@ -74,7 +84,7 @@ def test_models_of_an_author_and_of_a_collection_are_surveyed(population, loopba
 
 
 def test_an_author_without_models_is_one_line(loopback_hub, tmp_path, capsys):
-    assert main(["survey", "--author", "nobody", "--out", str(tmp_path / "out")]) == 1
+    assert main(["survey", "--author", "nobody", "--output", str(tmp_path / "out")]) == 1
     err = capsys.readouterr().err
     assert err.startswith("mdir-hf: error: nobody: ") and err.count("\n") == 1
 
@@ -82,30 +92,30 @@ def test_an_author_without_models_is_one_line(loopback_hub, tmp_path, capsys):
 def test_shards_from_one_sample_are_joined_into_a_survey_with_trees(population, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(run_module, "TILE_MODELS", 2)
     common = ["--tokens", "256", "--quiet"]
-    assert main(["survey", *population.values(), *common, "--out", str(tmp_path / "plan"), "--prepare"]) == 0
+    assert main(["survey", *population.values(), *common, "--output", str(tmp_path / "plan"), "--prepare"]) == 0
     sample = str(tmp_path / "plan" / "sample.json")
     assert f"{sample}: 256 tokens, 6 models" in capsys.readouterr().out.replace("\n", " ")
     folders = [str(tmp_path / f"part-{at}") for at in range(2)]
     for at, folder in enumerate(folders):
-        assert main(["survey", "--sample", sample, *common, "--out", folder, "--shard", f"{at}/2"]) == 0
+        assert main(["survey", "--sample", sample, *common, "--output", folder, "--shard", f"{at}/2"]) == 0
     whole = str(tmp_path / "whole")
     capsys.readouterr()
-    assert main(["survey", "--join", *folders, "--out", whole, "--quiet", "--json"]) == 0
+    assert main(["survey", "--join", *folders, "--output", whole, "--quiet", "--json"]) == 0
     body = json.loads(capsys.readouterr().out)
     assert len(body["pairs"]) == 15 and not body["missing"]
     assert (tmp_path / "whole" / "dendrogram.svg").exists()
     assert main(["tree", whole, "--json"]) == 0
     assert [len(tree["members"]) for tree in json.loads(capsys.readouterr().out)["trees"]] == [2, 2]
-    assert main(["survey", "--sample", sample, *common, "--out", whole]) == 0  # nothing is left to do
+    assert main(["survey", "--sample", sample, *common, "--output", whole]) == 0  # nothing is left to do
     assert "15 pairs compared" in capsys.readouterr().out
 
 
 def test_a_folder_of_another_sample_is_refused(population, tmp_path, capsys):
     names = list(population.values())
     for at, chosen in enumerate((names, names[:3])):
-        command = ["survey", *chosen, "--out", str(tmp_path / f"{at}"), "--tokens", str(256 - at), "--prepare"]
+        command = ["survey", *chosen, "--output", str(tmp_path / f"{at}"), "--tokens", str(256 - at), "--prepare"]
         assert main(command) == 0
-    assert main(["survey", "--sample", str(tmp_path / "0" / "sample.json"), "--out", str(tmp_path / "1")]) == 1
+    assert main(["survey", "--sample", str(tmp_path / "0" / "sample.json"), "--output", str(tmp_path / "1")]) == 1
     assert "another sample" in capsys.readouterr().err
 
 
@@ -114,7 +124,7 @@ def test_of_a_large_group_the_weakest_pairs_are_shown(tmp_path, capsys):
     for at in range(7):
         rows = gaussian(400, 64, 0) + 0.1 * at * gaussian(400, 64, 10 + at)
         names.append(str(write_model(tmp_path / f"m{at}", rows)))
-    assert main(["survey", *names, "--out", str(tmp_path / "out"), "--tokens", "256", "--quiet"]) == 0
+    assert main(["survey", *names, "--output", str(tmp_path / "out"), "--tokens", "256", "--quiet"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert sum(" ~ " in line for line in lines) == 15
     assert "  and 6 more related pairs of it, which agree more" in lines
@@ -126,7 +136,7 @@ def test_declarations_are_read_for_joined_shards_too(loopback_hub, population, t
     for name in ("a/base", "a/tuned", "b/base"):
         loopback_hub.add_repository(f"lab/{name.replace('/', '-')}", population[name])
     out = str(tmp_path / "out")
-    assert main(["survey", "--author", "lab", "--out", out, "--tokens", "256", "--quiet"]) == 0
-    assert main(["survey", "--join", out, "--out", str(tmp_path / "whole"), "--declared", "--quiet"]) == 0
+    assert main(["survey", "--author", "lab", "--output", out, "--tokens", "256", "--quiet"]) == 0
+    assert main(["survey", "--join", out, "--output", str(tmp_path / "whole"), "--declared", "--quiet"]) == 0
     said = (tmp_path / "whole" / "survey.md").read_text()
     assert "lab/a-tuned declares lab/a-base: shared ancestry found" in said

@@ -14,7 +14,7 @@ __all__ = ["population"]
 
 def test_each_group_of_a_survey_gets_its_tree(population, tmp_path, capsys):
     out = str(tmp_path / "out")
-    assert main(["survey", *population.values(), "--out", out, "--tokens", "512", "--quiet"]) == 0
+    assert main(["survey", *population.values(), "--output", out, "--tokens", "512", "--quiet"]) == 0
     capsys.readouterr()
     assert main(["tree", out, "--json"]) == 0
     body = json.loads(capsys.readouterr().out)
@@ -37,7 +37,7 @@ def test_without_biopython_a_survey_and_its_relatives_are_there(tmp_path, capsys
     rows = [gaussian(400, 64, 0) + 0.1 * gaussian(400, 64, at) for at in (1, 2, 3)]
     tuned = [str(write_model(tmp_path / f"m{at}", each)) for at, each in enumerate(rows)]
     out = str(tmp_path / "out")
-    assert main(["survey", *tuned, "--out", out, "--tokens", "256", "--quiet"]) == 0
+    assert main(["survey", *tuned, "--output", out, "--tokens", "256", "--quiet"]) == 0
     assert len(json.loads((tmp_path / "out" / "survey.json").read_text())["groups"]) == 1
     capsys.readouterr()
     assert main(["tree", out]) == 0

@@ -167,7 +167,7 @@ def warm(models: Path, report: Path) -> None:
         contextlib.redirect_stderr(silence),
     ):
         run(["compare", *names[:2], "--quiet"])
-        run(["survey", *names, "--tokens", "256", "--quiet", "--out", f"{folder}/survey"])
+        run(["survey", *names, "--tokens", "256", "--quiet", "--output", f"{folder}/survey"])
         run(["index", f"{folder}/bases.index", *names])
         run(["badge", str(report), "--output", f"{folder}/badge"])
         run(["save", str(report), f"{folder}/saved"])

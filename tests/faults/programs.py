@@ -84,7 +84,7 @@ class Machine:
                 lambda place, whole: files_of(place / "out").items() <= whole.items(),
             ),
             "survey": Program(
-                lambda place: ["survey", *MODELS, "--tokens", "256", "--quiet", "--out", str(place / "out")],
+                lambda place: ["survey", *MODELS, "--tokens", "256", "--quiet", "--output", str(place / "out")],
                 _survey,
                 _is_sound_survey,
             ),

@@ -76,7 +76,7 @@ def test_merges_are_told_with_the_shares_of_each_layer(loopback_hub, tmp_path, c
     members = (ROOT, "left", "left-a", "left-b", "right", "right-b", "star-1", *MERGES)
     for name in members:
         loopback_hub.add_repository(f"lab/{name}", lineage_model(name))
-    assert main(["survey", "--author", "lab", "--out", str(tmp_path), "--tokens", "512", "--quiet"]) == 0
+    assert main(["survey", "--author", "lab", "--output", str(tmp_path), "--tokens", "512", "--quiet"]) == 0
     capsys.readouterr()
     assert main(["tree", str(tmp_path), "--layers", "--json"]) == 0
     (tree,) = json.loads(capsys.readouterr().out)["trees"]

@@ -15,7 +15,8 @@ from typing import Any
 from mdir_hf.comparison.layer_weights import standing_for
 from mdir_hf.comparison.layers import REPRESENTATIVES
 from mdir_hf.comparison.plan import make_plan
-from mdir_hf.comparison.progress import IoCount
+from mdir_hf.comparison.progress import IoCount, Watch
+from mdir_hf.comparison.settings import Listeners
 from mdir_hf.errors import AnatomyError, CheckpointError, MdirError, UnsupportedFormatError
 from mdir_hf.model.hub import IoLedger
 from mdir_hf.model.open import NamedModel, Reading
@@ -207,10 +208,29 @@ def inspect_model(
     return inspect_named(named, reading, all_headers=all_headers)
 
 
-def inspect_named(named: NamedModel, reading: Reading, *, all_headers: bool | None = None) -> Inspection:
-    """Look at one model as a comparison would; as :func:`inspect_model`, whose arguments these hold."""
+def inspect_named(
+    named: NamedModel,
+    reading: Reading,
+    *,
+    all_headers: bool | None = None,
+    listeners: Listeners = Listeners(progress=False),
+) -> Inspection:
+    """Look at one model as a comparison would; as :func:`inspect_model`, whose arguments these hold.
+
+    Args:
+        named: The model.
+        reading: How its repository is opened.
+        all_headers: As there.
+        listeners: Who is told of the bytes.
+    """
     ledger = IoLedger()
-    model = named.open(reading, ledger)
+    watch = Watch(ledger, listeners, from_start=True)
+    with watch.listening():
+        watch.enter("opening")
+        return _inspected(named.open(reading, ledger), watch.io, all_headers)
+
+
+def _inspected(model: Model, io: IoCount, all_headers: bool | None) -> Inspection:
     anatomy = model.anatomy
     notes = [*anatomy.notes, *model.tensors.description.notes]
     vocabulary = _vocabulary(model, notes)
@@ -237,7 +257,7 @@ def inspect_named(named: NamedModel, reading: Reading, *, all_headers: bool | No
         unplaced=anatomy.unplaced,
         notes=tuple(notes),
         reads=_reads(model, vocabulary, has_headers=wants_headers),
-        io=IoCount(ledger, from_start=True).result(model.tensors.n_bytes),
+        io=io.result(model.tensors.n_bytes),
     )
 
 

@@ -190,4 +190,4 @@ def _measured(one: BaseCheck) -> str:
     text = MEASURED[report.verdict]
     if report.reason is not None:
         text += f", {REASON_TEXT[report.reason]}"
-    return f"{text}, {f'log10 p = {report.log10_p:.1f}' if report.p_is_bound else report.agreement}"
+    return f"{text}, {report.strength}"

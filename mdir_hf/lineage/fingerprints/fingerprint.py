@@ -20,10 +20,11 @@ from safetensors.torch import save
 
 from mdir_hf.budgets import REPORT_JSON
 from mdir_hf.comparison.reading import narrowed
-from mdir_hf.errors import CorruptCheckpointError, VocabularyError
+from mdir_hf.errors import CorruptCheckpointError, InputError, VocabularyError
 from mdir_hf.method.rows import usual_rows
 from mdir_hf.model.files import MemorySource
 from mdir_hf.model.files.json_object import read_json
+from mdir_hf.model.hub import parse_reference
 from mdir_hf.model.opened import Model
 from mdir_hf.model.roles import Anatomy, WeightPart, meaning_of_numbers
 from mdir_hf.model.tokens import Vocabulary
@@ -236,10 +237,17 @@ class SampledModel:
         """None: the tokens were decided when the fingerprint was taken."""
         return ()
 
-    def digests(self) -> dict[str, str] | None:
-        """SHA-256 of every weight file, None unless all are known."""
-        known = self._fingerprint.digests
-        return None if known is None else dict(known)
+    def identities(self) -> frozenset[str] | None:
+        """SHA-256 of every weight file; where they are not known, the folder or file of this disk that was named."""
+        if self._fingerprint.digests is not None:
+            return frozenset(self._fingerprint.digests.values())
+        if self._fingerprint.model.commit is not None:
+            return None
+        try:
+            place = parse_reference(self._fingerprint.model.repo)
+        except InputError:  # it is there no more
+            return None
+        return None if place.folder is None else frozenset({str(place.folder / (place.file or ""))})
 
     def summary(self) -> ModelSummary:
         """What a report says about the model."""

@@ -129,8 +129,7 @@ class Identification:
             if not one.p_is_bound:
                 p = f"by {one.common_tokens} tokens of the index"
             if one.report is not None:
-                by = f"log10 p = {one.report.log10_p:.0f}" if one.p_is_bound else one.report.agreement
-                p += f", {one.report.verdict.value} by comparison ({by})"
+                p += f", {one.report.verdict.value} by comparison ({one.report.strength})"
             elif one.error is not None:
                 p += f", not compared: {one.error}"
             if one in found:

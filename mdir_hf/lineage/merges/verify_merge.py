@@ -235,7 +235,7 @@ def _parent(
 def _measured(one: ParentCheck) -> str:
     if one.report is None:
         return f": {one.why_not}"
-    said = f", log10 p = {one.report.log10_p:.1f}" if one.report.p_is_bound else f", {one.report.agreement}"
+    said = f", {one.report.strength}"
     if one.share is not None:
         said += f", mean share {_share(one.share)}, in {one.layers_with_share} of {one.layers_told} layers"
     return said

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -139,9 +138,7 @@ def _said(one: str, other: str, pair: PairResult | None) -> str:
     if pair.error is not None or pair.verdict is None:
         return f"{models}: not compared, {pair.error}"
     if pair.verdict == "homologous":
-        # Rounded up: never more evidence than there is.
-        strength = f"log10 p {min(0, math.ceil(pair.log10_p or 0.0)):,}" if pair.p_is_bound else pair.agreement
-        found = f"they share weight ancestry, {strength}"
+        found = f"they share weight ancestry, {pair.strength}"
     else:
         is_open = pair.verdict == "inconclusive"
         found = "it could not be told whether weights are shared" if is_open else SurveyReport.NOT_FOUND

@@ -20,8 +20,9 @@ from mdir_hf.budgets import REPORT_JSON
 from mdir_hf.errors import InputError
 from mdir_hf.model.files.json_object import AS_WRITTEN, read_json
 from mdir_hf.render.folder import write_file
-from mdir_hf.report import HomologyReport, ModelSummary, agreement_text
+from mdir_hf.report import HomologyReport, ModelSummary, SettledBy, agreement_text
 from mdir_hf.report.parts import Count, Log10P
+from mdir_hf.report.words import THE_SAME_FILES
 
 SCHEMA = "mdir-hf/survey/1"
 RESULTS = "results.jsonl"
@@ -68,6 +69,7 @@ class PairResult:
         error: Why it could not be computed.
         p_is_bound: Whether p bounds a chance; a result from before this was kept does not say so.
         channels: How many channels match one by one, and how many the narrower model has; None: not known.
+        same_files: Whether the weight files of both are the same.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = AS_WRITTEN
@@ -82,11 +84,19 @@ class PairResult:
     error: str | None = None
     p_is_bound: bool = False
     channels: tuple[Count, Count] | None = None
+    same_files: bool = False
 
     @property
     def agreement(self) -> str:
         """What to show in place of a p that bounds nothing: ``576 of 576 channels match``."""
         return agreement_text(self.channels)
+
+    @property
+    def strength(self) -> str:
+        """How strong the agreement is, in few words; p is rounded up: never more evidence than there is."""
+        if self.same_files:
+            return THE_SAME_FILES
+        return f"log10 p {min(0, math.ceil(self.log10_p or 0.0)):,}" if self.p_is_bound else self.agreement
 
     @classmethod
     def of(cls, reference: str, candidate: str, report: HomologyReport) -> PairResult:
@@ -102,6 +112,7 @@ class PairResult:
             transformation=None if matrix is None else matrix.transformation,
             p_is_bound=report.p_is_bound,
             channels=report.channels,
+            same_files=report.settled_by is SettledBy.IDENTICAL_FILES,
         )
 
 

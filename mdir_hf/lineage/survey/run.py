@@ -8,13 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import Any, NoReturn
-
-from huggingface_hub.utils.tqdm import are_progress_bars_disabled
-from tqdm import tqdm
+from typing import Any
 
 from mdir_hf._version import __version__
-from mdir_hf.comparison.settings import Settings
+from mdir_hf.comparison.progress import Progress, Watch
+from mdir_hf.comparison.progress_bar import ProgressBar
+from mdir_hf.comparison.settings import Listeners, Settings
 from mdir_hf.errors import InputError
 from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint, sample_name
 from mdir_hf.lineage.fingerprints.opening import Pin
@@ -32,6 +31,7 @@ from mdir_hf.lineage.survey.planning import (
 from mdir_hf.lineage.survey.requests import PlannedRequests, planned_requests
 from mdir_hf.lineage.survey.results import RESULTS, ModelResult, Pair, PairResult, ResultFile, SurveyReport, read_survey
 from mdir_hf.lineage.survey.work import Taken, compare_tile, take
+from mdir_hf.model.hub import IoLedger
 from mdir_hf.model.open import Reading
 
 N_TOKENS = 2048
@@ -211,7 +211,11 @@ def _sample(plan: SurveyPlan, folder: Path) -> tuple[Sample, dict[str, str]]:
     path = folder / SAMPLE
     if path.exists():
         return load_sample(path, _asked(plan)), {}
-    sample, failures = choose_sample(plan.names, n_tokens=plan.n_tokens, seed=plan.seed, reading=plan.reading)
+    ledger = IoLedger()
+    with Watch(ledger, Listeners(progress=plan.progress)).listening():
+        sample, failures = choose_sample(
+            plan.names, n_tokens=plan.n_tokens, seed=plan.seed, reading=plan.reading, ledger=ledger
+        )
     save_sample(sample, path, _asked(plan))
     return sample, failures
 
@@ -245,15 +249,19 @@ def _read_models(
     pinned: dict[str, Pin] = {}
     done = {name for name, found in results.models.items() if found.error is None and sample.key(name) in store}
     todo = [name for name in wanted if name not in done]
-    with _bar(plan, "models", len(todo)) as bar:
+    n_done = n_bytes = 0
+    with ProgressBar(is_wanted=plan.progress) as bar:
+        bar.tell(Progress("rows", 0, n_parts=len(todo)))
 
         def record(outcome: Taken) -> None:
+            nonlocal n_done, n_bytes
             if outcome.fingerprint is not None and outcome.pin is not None:
                 pinned.setdefault(outcome.name, sample.pins.get(outcome.name, outcome.pin))
                 store.put(sample.with_pins(pinned.items()).key(outcome.name), outcome.fingerprint)
             model = None if outcome.fingerprint is None else outcome.fingerprint.model
             results.add_model(ModelResult(outcome.name, model, outcome.error, outcome.bytes_read))
-            bar.update()
+            n_done, n_bytes = n_done + 1, n_bytes + outcome.bytes_read
+            bar.tell(Progress("rows", n_bytes, None, n_done, len(todo)))
 
         tasks = [(name, (name, sample.tokens, plan.reading, sample.pins.get(name))) for name in todo]
         with ThreadPoolExecutor(READERS) as threads:
@@ -288,11 +296,15 @@ def _compare_pairs(
             kept = again.fingerprint
         return kept
 
-    with _bar(plan, "pairs", sum(map(len, todo))) as bar:
+    n_done, n_pairs = 0, sum(map(len, todo))
+    with ProgressBar(is_wanted=plan.progress) as bar:
+        bar.tell(Progress("pairs", 0, n_parts=n_pairs))
 
         def record(outcome: list[PairResult]) -> None:
+            nonlocal n_done
             results.add_pairs(outcome)
-            bar.update(len(outcome))
+            n_done += len(outcome)
+            bar.tell(Progress("pairs", 0, None, n_done, n_pairs))
 
         def arguments(tile: Sequence[Pair]) -> tuple[Any, ...]:
             names = dict.fromkeys(name for pair in tile for name in pair)
@@ -315,8 +327,3 @@ def _compare_pairs(
             record,
             lambda pair, why: record([PairResult(*pair, None, error=why)]),
         )
-
-
-def _bar(plan: SurveyPlan, what: str, total: int) -> tqdm[NoReturn]:
-    disabled = None if plan.progress and not are_progress_bars_disabled() else True  # None: unless a terminal
-    return tqdm(total=total, desc=what, unit=what.removesuffix("s"), disable=disabled, leave=False)

@@ -62,12 +62,14 @@ class FileEntry:
         n_bytes: Size, in bytes.
         sha256: Digest of the content where it is known without reading (LFS, cached blobs), else None.
         blob_id: Git blob id (small files on the Hub), else None. Equal ids mean equal content.
+        inode: Device and inode of a file on this disk, as long as it lies there; None on the Hub.
     """
 
     path: str
     n_bytes: int
     sha256: str | None = None
     blob_id: str | None = None
+    inode: tuple[int, int] | None = None
 
 
 class FileTree(Protocol):

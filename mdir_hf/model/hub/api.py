@@ -14,7 +14,7 @@ from mdir_hf.budgets import HUB_ANSWER, json_weight
 from mdir_hf.errors import MdirError, ServerError
 from mdir_hf.model.hub.connection import MOVED, drain, get, pieces, secured
 from mdir_hf.model.hub.errors_map import hub_errors, of_status
-from mdir_hf.model.hub.retry import RETRIED_STATUSES, Patience, is_transient
+from mdir_hf.model.hub.retry import MOST_UNCONNECTED, RETRIED_STATUSES, Patience, is_transient, is_unconnected
 
 _MOST_MOVES = 4
 
@@ -59,7 +59,7 @@ def ask(
         HubError: If the Hub refuses (then from a :class:`RefusalError`), cannot be asked, or answers no JSON.
     """
     patience = Patience()
-    n_moves = 0
+    n_moves = n_unconnected = 0
     with hub_errors(label, revision=revision):
         while True:
             before_each()
@@ -89,7 +89,8 @@ def ask(
                 if not is_transient(exc):
                     raise
                 cause = exc
-            if not patience.failed(headers, cause=cause):
+                n_unconnected += is_unconnected(exc)
+            if n_unconnected == MOST_UNCONNECTED or not patience.failed(headers, cause=cause):
                 if failure is not None:
                     raise failure from refusal
                 raise cause or ServerError("the Hub did not answer", subject=label)

@@ -65,9 +65,14 @@ _NOT_CACHED: _Said = (
 )
 _NO_CONNECTION: _Said = (
     ServerError,
-    "{host} {failed}{of}; check the connection (and HF_ENDPOINT), or pass "
-    "local_files_only=True to use what is downloaded already",
+    "{host} {failed}{of}; check the connection, HF_ENDPOINT and any proxy. local_files_only uses what was downloaded",
 )
+_NAME_NOT_ASKED: _Said = (
+    ServerError,
+    "{host} {failed}: either there is no connection (or HF_ENDPOINT is wrong), or a folder of this machine was meant "
+    "and its name is mistyped. local_files_only uses what was downloaded",
+)
+"""Of the first question about a model: nothing has shown yet that its name is one of the Hub's."""
 _NO_DISK: _Said = (
     HubError,
     "cannot write to the Hub's cache: {reason}{of}; free some space, or set HF_HOME or cache_dir",
@@ -214,12 +219,13 @@ def translate(
         return told(entry, kind=type(exc).__name__)
     if (isinstance(exc, UnicodeEncodeError) and _is_of_the_client(exc)) or _is_of_a_header(exc):
         return told(_NO_TOKEN_AT_ALL)  # of all that becomes a header, only the token is free text
+    no_connection = _NO_CONNECTION if file or not revision else _NAME_NOT_ASKED
     if is_transport_error(exc):
-        return told(_NO_CONNECTION, **_connection(exc))
+        return told(no_connection, **_connection(exc))
     if exc.__cause__ is not None and isinstance(exc, (ValueError, OSError)) and (cause := by_cause()) is not None:
         return cause  # "Force download failed due to the above error"
     if isinstance(exc, (ConnectionError, TimeoutError)):
-        return told(_NO_CONNECTION, **_connection(exc))
+        return told(no_connection, **_connection(exc))
     if isinstance(exc, OSError) and exc.errno is not None:
         return told(_NO_DISK, reason=exc.strerror)
     if isinstance(exc, OSError) and "Consistency check failed" in str(exc):

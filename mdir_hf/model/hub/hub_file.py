@@ -17,9 +17,10 @@ from mdir_hf.model.hub.endpoint import CALLER, current_endpoint, hub_hosts
 from mdir_hf.model.hub.errors_map import hub_errors
 from mdir_hf.model.hub.location import HEAD_TIMEOUT_S, HubPlace
 from mdir_hf.model.hub.paths import commit_named, digest, has_digest, safe_path
-from mdir_hf.model.hub.range_cache import RangeCache, cache_root, shared_range_cache
+from mdir_hf.model.hub.range_cache import RangeCache, shared_range_cache
 from mdir_hf.model.hub.ranges import HubFile
 from mdir_hf.model.hub.retry import with_patience
+from mdir_hf.own_cache import cache_root
 
 _KINDS = {"models": "model", "datasets": "dataset", "spaces": "space"}
 _PAGES = ("resolve", "blob", "raw")

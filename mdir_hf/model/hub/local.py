@@ -212,6 +212,7 @@ class LocalRepository:
                     status.st_size,
                     sha256=blob if SHA256.fullmatch(blob) else None,
                     blob_id=blob if COMMIT.fullmatch(blob) else None,
+                    inode=(status.st_dev, status.st_ino) if status.st_ino else None,
                 )
         return entries
 

@@ -21,12 +21,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from huggingface_hub import constants
-
-from mdir_hf.errors import InputError
 from mdir_hf.model.hub.paths import digest
+from mdir_hf.own_cache import cache_max_bytes, cache_root
 
-DEFAULT_MAX_BYTES = 4 << 30
 PIECE_BYTES = 4 << 20
 """Largest piece: verifying one costs a hash of all of it, so a short read of a long range stays cheap."""
 
@@ -35,30 +32,6 @@ _N_TRAILER = 8 + _N_DIGEST
 _ABANDONED_AGE_S = 3600.0  # a temporary file this old belongs to a process that was killed
 _PIECE = re.compile(r"(\d+)-(\d+)")
 _TEMPORARY = "tmp-"
-
-
-def cache_root() -> Path:
-    """Return where ranges are kept: ``MDIR_HF_CACHE``, else ``mdir-hf`` under ``HF_HOME``, read now."""
-    own = os.environ.get("MDIR_HF_CACHE")
-    return (
-        Path(own).expanduser() if own else Path(os.environ.get("HF_HOME") or constants.HF_HOME).expanduser() / "mdir-hf"
-    )
-
-
-def cache_max_bytes() -> int:
-    """Return the bound on the cache's size: ``MDIR_HF_CACHE_MAX_BYTES``, else 4 GiB, read now; 0 turns the cache off.
-
-    Raises:
-        InputError: If the variable is not a whole number of bytes.
-    """
-    text = os.environ.get("MDIR_HF_CACHE_MAX_BYTES", "").replace("_", "").strip()
-    if not text:
-        return DEFAULT_MAX_BYTES
-    if not (text.isascii() and text.isdigit() and len(text) < 20):
-        raise InputError(
-            f"MDIR_HF_CACHE_MAX_BYTES is {text[:40]!r}, expected a whole number of bytes; 0 turns the cache off"
-        )
-    return int(text)
 
 
 def content_key(*, endpoint: str, etag: str | None, repo: str, commit: str, path: str) -> str:

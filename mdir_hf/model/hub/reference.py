@@ -14,17 +14,17 @@ from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from mdir_hf.errors import InvalidReferenceError
 from mdir_hf.model.hub.endpoint import hub_hosts
+from mdir_hf.model.hub.file_kinds import kind_of_file
+from mdir_hf.names import did_you_mean
 
 WEIGHT_SUFFIXES = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth", ".gguf")
 """File names that name a model by themselves."""
 
+_WEIGHT_FILES = ".safetensors, .bin or their .index.json, .pth, .pt, .gguf"
 _NAMES = "accepted are owner/name, owner/name@revision, owner/name/folder, owner/name/file.gguf, owner/name:Q4_K_M,"
 _ADDRESS = "a Hub address such as https://huggingface.co/owner/name"
 _ACCEPTED_ON_THE_HUB = f"{_NAMES} or {_ADDRESS}"
-_ACCEPTED = (
-    f"{_NAMES} {_ADDRESS}, a local folder, or a local weight file "
-    "(.safetensors, .bin or their .index.json, .pth, .pt, .gguf)"
-)
+_ACCEPTED = f"{_NAMES} {_ADDRESS}, a local folder, or a local weight file ({_WEIGHT_FILES})"
 _HUB_ONLY = "folders and files of this machine are not read here"
 _OTHER_KINDS = {"datasets": "a dataset", "spaces": "a Space", "kernels": "a kernel", "buckets": "a bucket"}
 _NOT_OWNERS = frozenset(
@@ -60,8 +60,8 @@ class Reference:
 def parse_reference(reference: str | os.PathLike[str], *, allow_local: bool = True) -> Reference:
     r"""Say which repository, folder or file a text names.
 
-    Something that exists on this disk wins over a repo id of the same name; a text that looks like a path
-    (``./x``, ``/x``, ``~/x``, ``C:\x``) or a weight file is never taken for a repo id.
+    What exists on this disk is never asked of the Hub; a text that looks like a path (``./x``, ``/x``, ``~/x``,
+    ``C:\x``), a weight file, or something in a folder that exists is never taken for a repo id.
 
     Args:
         reference: ``owner/name``, ``name``, either with ``@revision``, and of a repository with several quantisations
@@ -100,7 +100,7 @@ def _parse(reference: str | os.PathLike[str], allow_local: bool) -> Reference:
     looks_like_a_path = _LOOKS_LIKE_A_PATH.search(text) is not None
     if looks_like_a_path and not allow_local:
         _refuse(text, _HUB_ONLY)
-    if looks_like_a_path or (allow_local and _exists(Path(text))):
+    if looks_like_a_path or (allow_local and _is_on_disk(text)):
         return _local(text)
     is_weights = text.lower().endswith(WEIGHT_SUFFIXES)
     is_of_a_repository = text.lower().endswith((".gguf", ".pth"))  # quantisations, or models (RWKV), in one repository
@@ -123,18 +123,39 @@ def _local(text: str) -> Reference:
         return Reference(text, folder=Path(os.path.realpath(path)))
     if is_file:
         if not path.name.lower().endswith(WEIGHT_SUFFIXES):
-            _refuse(text, f"{path.name} is a file, but not a weight file")
+            may_be_a_name = not path.suffix and _LOOKS_LIKE_A_PATH.search(text) is None
+            or_else = f"; hf://{text} names the repository on the Hub" if may_be_a_name else ""
+            raise InvalidReferenceError(
+                f"not a checkpoint: {kind_of_file(path)}; expected a folder, or one of {_WEIGHT_FILES}{or_else}",
+                subject=text,
+            )
         # The parent is resolved, the file is not: in the Hub's cache it is a link whose siblings lie beside the link.
         return Reference(text, file=path.name, folder=Path(os.path.realpath(path.parent)))
     kind = "file" if path.suffix and text.lower().endswith(WEIGHT_SUFFIXES) else "folder"
-    _refuse(text, f"no such {kind}")
+    raise InvalidReferenceError(f"there is no such {kind} here{did_you_mean(text, _beside(text))}", subject=text)
 
 
-def _exists(path: Path) -> bool:
+def _is_on_disk(text: str) -> bool:
+    """Tell whether a text names what exists, or something below a folder ``a/b`` that exists."""
+    first, second, *below = [*text.split("/"), "", ""]
     try:
-        return path.is_dir() or (path.is_file() and path.name.lower().endswith(WEIGHT_SUFFIXES))
+        return Path(text).exists() or (any(below) and Path(first, second).is_dir())
     except OSError:  # a name too long for this disk is not a file on it
         return False
+
+
+def _beside(text: str) -> list[str]:
+    """What the folder holds in which a path should be, spelt as the path is; nothing where there is no such folder."""
+    folder, slash, _ = text.rstrip("/").rpartition("/")
+    try:
+        return [folder + slash + path.name for path in Path(folder + slash or ".").expanduser().iterdir()]
+    except OSError:
+        return []
+
+
+def folders_like(text: str) -> list[str]:
+    """Folders and weight files of this disk in whose place a text would lie, spelt as the text is."""
+    return [name for name in _beside(text) if Path(name).is_dir() or name.lower().endswith(WEIGHT_SUFFIXES)]
 
 
 def _hub_uri(uri: str, text: str) -> Reference:

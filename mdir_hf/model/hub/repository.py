@@ -191,8 +191,8 @@ def _cached_commit(repository: Path, revision: str) -> str | None:
 
 def _not_cached(what: str, subject: str) -> OfflineError:
     return OfflineError(
-        f"{what} is not in the cache, and the network may not be used; unset HF_HUB_OFFLINE and local_files_only, or "
-        "download it first with `hf download`",
+        f"{what} is not in the cache, and HF_HUB_OFFLINE or local_files_only forbids the network: either it was never "
+        "downloaded (`hf download` does it), or a folder of this machine was meant and its name is mistyped",
         subject=subject,
     )
 

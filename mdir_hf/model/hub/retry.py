@@ -23,6 +23,9 @@ LONGEST_WAIT_S = 310.0
 MOST_STALLS = 3
 """Silences in a row after which to give up: each has cost its whole timeout already."""
 
+MOST_UNCONNECTED = 3
+"""Failures in a row to reach a host at all, after which to give up a question: a person offline waits 2 s, not 20."""
+
 _TRANSIENT = frozenset({"TimeoutException", "NetworkError", "RemoteProtocolError"})
 _never = threading.Event()
 
@@ -53,6 +56,11 @@ def is_transient(exc: BaseException) -> bool:
 def is_stall(exc: BaseException | None) -> bool:
     """Tell whether a server kept us waiting until a timeout."""
     return isinstance(exc, StalledError) or any(kind.__name__ == "TimeoutException" for kind in type(exc).__mro__)
+
+
+def is_unconnected(exc: BaseException | None) -> bool:
+    """Tell whether no connection was made: no network, no such host, nobody there."""
+    return exc is not None and is_transport_error(exc) and type(exc).__name__ == "ConnectError"
 
 
 def asked_wait_s(headers: Mapping[str, str]) -> float | None:

@@ -69,7 +69,7 @@ def test_it_is_said_before_it_is_sent(population, loopback_hub, tmp_path, capsys
     monkeypatch.setattr("mdir_hf.lineage.survey.run.run_survey", stop_before_anything)
     monkeypatch.setattr("mdir_hf.lineage.survey.run.prepare_survey", stop_before_anything)
     for more, n_api in (([], 2), (["--prepare"], 1), (["--declared"], 3)):
-        assert main(["survey", *names, "--out", str(tmp_path / "out"), *more]) == 1
+        assert main(["survey", *names, "--output", str(tmp_path / "out"), *more]) == 1
         assert f"up to {n_api * len(names)} requests to its API" in capsys.readouterr().err
     assert not loopback_hub.requests
 

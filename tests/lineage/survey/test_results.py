@@ -76,8 +76,8 @@ def test_a_p_that_bounds_nothing_is_not_shown():
     pairs["a", "b"] = replace(pairs["a", "b"], p_is_bound=True, channels=(8, 8))
     pairs["a", "c"] = replace(pairs["a", "c"], channels=(7, 8))
     text = _text(replace(known, pairs=pairs))
-    assert "a ~ b: log10 p = -50," in text
-    assert "a ~ c: 7 of 8 channels match," in text and "a ~ d: how many channels match is not known," in text
+    assert "a ~ b: log10 p -50\n" in text
+    assert "a ~ c: 7 of 8 channels match\n" in text and "a ~ d: how many channels match is not known\n" in text
 
 
 def test_declarations_are_set_beside_the_measurement():

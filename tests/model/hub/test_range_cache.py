@@ -12,7 +12,8 @@ import pytest
 
 from mdir_hf.errors import InputError
 from mdir_hf.model.hub import open_repository, range_cache
-from mdir_hf.model.hub.range_cache import RangeCache, cache_max_bytes, cache_root, content_key
+from mdir_hf.model.hub.range_cache import RangeCache, content_key
+from mdir_hf.own_cache import cache_max_bytes, cache_root
 
 KEY = "ab" * 20
 CONTENT = bytes(range(256)) * 40

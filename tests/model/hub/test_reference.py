@@ -4,6 +4,7 @@ import pytest
 
 from mdir_hf.errors import InputError, InvalidReferenceError
 from mdir_hf.model.hub import Reference, open_repository, parse_reference
+from mdir_hf.model.hub.reference import folders_like
 
 SHA = "0123456789abcdef0123456789abcdef01234567"
 
@@ -150,7 +151,7 @@ def test_what_names_no_model_is_refused_with_the_reason(text, why):
 
 def test_a_refusal_says_what_is_accepted():
     with pytest.raises(InvalidReferenceError, match=r"owner/name:Q4_K_M, a Hub address .*, a local folder, or a local"):
-        parse_reference("./nope")
+        parse_reference("ftp://nope")
 
 
 def test_something_that_is_no_text_is_refused():
@@ -169,21 +170,55 @@ def test_an_existing_folder_wins_over_a_repository_of_the_same_name(tmp_path):
     assert parse_reference("owner/name").folder == tmp_path / "owner" / "name"
 
 
-def test_a_file_without_weights_does_not_hide_a_repository(tmp_path):
+def test_a_file_of_the_same_name_is_never_asked_of_the_hub(tmp_path):
     (tmp_path / "gpt2").write_text("notes")
-    assert parse_reference("gpt2").repo_id == "gpt2"
+    with pytest.raises(
+        InvalidReferenceError, match=r"gpt2: not a checkpoint: a text file; .* hf://gpt2 names the repo"
+    ):
+        parse_reference("gpt2")
+    assert parse_reference("hf://gpt2").repo_id == "gpt2"
+    assert parse_reference("gpt2", allow_local=False).repo_id == "gpt2"
+
+
+def test_what_is_below_an_existing_folder_is_never_asked_of_the_hub(tmp_path):
+    (tmp_path / "owner" / "name").mkdir(parents=True)
+    with pytest.raises(InvalidReferenceError, match="no such folder"):
+        parse_reference("owner/name/some/checkpoint")
+    assert parse_reference("owner/other/checkpoint").repo_id == "owner/other"
+
+
+def test_a_missing_folder_is_answered_with_the_nearest_one(tmp_path):
+    (tmp_path / "models" / "tuned").mkdir(parents=True)
+    with pytest.raises(InvalidReferenceError, match=r"did you mean '\./models/tuned'\?$"):
+        parse_reference("./models/tunde")
+    assert folders_like("models/tunde") == ["models/tuned"]
+    assert folders_like("elsewhere/tunde") == []
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        (b"\x89PNG\r\n\x1a\n", "a PNG"),
+        (b"%PDF-1.7", "a PDF"),
+        (b"PK\x03\x04", "a ZIP archive"),
+        (b" <!DOCTYPE html>", "a page of HTML"),
+        (b'{"verdict": 1}', "a JSON file"),
+        (b"version https://git-lfs.github.com/spec/v1\noid", "a Git LFS pointer"),
+        (b"", "an empty file"),
+        (b"\1\0\2", "a binary file of another kind"),
+        ("Größe".encode(), "a text file"),
+    ],
+)
+def test_what_is_no_checkpoint_is_called_what_it_is(content, kind, tmp_path):
+    (tmp_path / "x.dat").write_bytes(content)
+    with pytest.raises(InvalidReferenceError, match=f"^x.dat: not a checkpoint: {kind}"):
+        parse_reference("x.dat")
 
 
 def test_a_weight_file_names_itself_in_its_folder(tmp_path):
     (tmp_path / "w.safetensors").write_bytes(b"x")
     parsed = parse_reference("w.safetensors")
     assert (parsed.folder, parsed.file) == (tmp_path, "w.safetensors")
-
-
-def test_a_file_that_holds_no_weights_is_refused(tmp_path):
-    (tmp_path / "notes.txt").write_text("x")
-    with pytest.raises(InvalidReferenceError, match=r"notes.txt is a file, but not a weight file"):
-        parse_reference("./notes.txt")
 
 
 def test_the_home_folder_is_expanded(tmp_path, monkeypatch):

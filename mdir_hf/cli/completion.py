@@ -1,0 +1,97 @@
+"""``mdir-hf completion SHELL``: a shell completes commands, options, their values and models that were read before."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from mdir_hf.cli.output import say
+from mdir_hf.cli.parser import commands_of
+from mdir_hf.cli.seen import seen_models
+
+_SCRIPTS = {
+    "bash": """_mdir_hf() {
+    local IFS=$'\\n'
+    COMPREPLY=($(mdir-hf completion bash "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null))
+}
+complete -o default -F _mdir_hf mdir-hf
+""",
+    "zsh": """#compdef mdir-hf
+_mdir_hf() {
+    local -a found
+    found=("${(@f)$(mdir-hf completion zsh "${(@)words[2,CURRENT]}" 2>/dev/null)}")
+    if [[ -n $found[1] ]]; then compadd -a found; else _files; fi
+}
+compdef _mdir_hf mdir-hf
+""",
+    "fish": """function __mdir_hf
+    set -l words (commandline -opc)
+    mdir-hf completion fish $words[2..] (commandline -ct) 2>/dev/null
+end
+complete -c mdir-hf -a '(__mdir_hf)'
+""",
+}
+"""Each asks this command for the words that may stand at the cursor; where there are none, files are completed."""
+
+_MODELS = ("A", "B", "REPO")
+"""What a place for a model is called."""
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add ``completion`` to the command line."""
+    parser = commands.add_parser(
+        "completion",
+        help="print what makes a shell complete this command line",
+        description="Print what makes a shell complete commands, options and models read before. For bash and zsh put "
+        '`eval "$(mdir-hf completion bash)"` (or zsh) into ~/.bashrc (~/.zshrc); for fish, '
+        "`mdir-hf completion fish | source` into ~/.config/fish/config.fish.",
+    )
+    parser.add_argument("shell", choices=tuple(_SCRIPTS), help="the shell")
+    parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the script; or, where the script asks, the words that may stand at the cursor, one a line."""
+    if not options.words:
+        say(_SCRIPTS[options.shell])
+        return 0
+    from mdir_hf.cli.main import build_parser
+
+    say("".join(f"{word}\n" for word in completions(build_parser(), options.words)))
+    return 0
+
+
+def completions(parser: argparse.ArgumentParser, words: Sequence[str]) -> list[str]:
+    """Return what the last word of a command line may become.
+
+    Args:
+        parser: Of the whole command line.
+        words: The command line without the program's name, up to the cursor; the last word may be empty.
+
+    Returns:
+        The words; none where a file or a text of the person's own is expected.
+    """
+    *before, begun = words
+    commands = commands_of(parser)
+    command = next((commands[word] for word in before if word in commands), None)
+    return [word for word in _candidates(command, before, begun, list(commands)) if word.startswith(begun)]
+
+
+def _candidates(
+    command: argparse.ArgumentParser | None, before: Sequence[str], begun: str, names: Sequence[str]
+) -> Sequence[str]:
+    if command is None:
+        return names
+    options = command._option_string_actions
+    valued = options.get(before[-1])
+    if valued is not None and valued.nargs != 0:
+        if valued.choices is not None:
+            return [str(choice) for choice in valued.choices]
+        return seen_models() if valued.metavar in _MODELS else ()
+    if begun.startswith("-"):
+        return [name for name in options if name.startswith("--")]
+    positional = command._get_positional_actions()
+    if any(action.choices is not None for action in positional):
+        return [str(choice) for action in positional for choice in action.choices or ()]
+    return seen_models() if any(action.metavar in _MODELS for action in positional) else ()

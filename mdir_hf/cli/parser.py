@@ -1,0 +1,55 @@
+"""A parser that answers a mistyped word with the nearest right one, and in two lines instead of all options."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
+
+from mdir_hf.cli.output import complain
+from mdir_hf.names import did_you_mean
+
+EXIT_USAGE = 2
+
+
+class Parser(argparse.ArgumentParser):
+    """As argparse's; its errors are short."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say how the command is used and what is wrong, and exit with 2."""
+        names = [str(action.metavar or action.dest) for action in self._get_positional_actions()]
+        complain(f"{' '.join([self.prog, *names])}; `{self.prog} --help` says more", label="usage:")
+        complain(message, label=f"{self.prog}: error:")
+        self.exit(EXIT_USAGE)
+
+
+def commands_of(parser: argparse.ArgumentParser) -> Mapping[str, argparse.ArgumentParser]:
+    """Return the parsers of the commands, by name."""
+    (commands,) = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    return dict(commands.choices)
+
+
+def check_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
+    """Exit with 2 on a command, or a long option, that there is none of; argparse would not name the nearest.
+
+    Args:
+        parser: Of the whole command line.
+        words: The command line without the program's name.
+    """
+    commands = commands_of(parser)
+    at = next((at for at, word in enumerate(words) if not word.startswith("-")), None)
+    if at is None:
+        return
+    name = words[at]
+    if name not in commands:
+        parser.error(f"there is no command {name!r}{did_you_mean(name, commands) or ': ' + ', '.join(commands)}")
+    command = commands[name]
+    if any(action.nargs == argparse.REMAINDER for action in command._actions):
+        return  # what follows is no business of ours
+    options = [option for option in command._option_string_actions if option.startswith("--")]
+    for word in words[at + 1 :]:
+        option, _, _ = word.partition("=")
+        if option == "--":
+            return
+        if option.startswith("--") and not any(known.startswith(option) for known in options):
+            command.error(f"there is no option {option}{did_you_mean(option, options)}")

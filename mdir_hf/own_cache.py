@@ -1,0 +1,36 @@
+"""Where this package keeps files of its own, and how many bytes: as the environment says when it is asked."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from huggingface_hub import constants
+
+from mdir_hf.errors import InputError
+
+DEFAULT_MAX_BYTES = 4 << 30
+
+
+def cache_root() -> Path:
+    """Return where they lie: ``MDIR_HF_CACHE``, else ``mdir-hf`` under ``HF_HOME``, read now."""
+    own = os.environ.get("MDIR_HF_CACHE")
+    return (
+        Path(own).expanduser() if own else Path(os.environ.get("HF_HOME") or constants.HF_HOME).expanduser() / "mdir-hf"
+    )
+
+
+def cache_max_bytes() -> int:
+    """Return the bound on the cache's size: ``MDIR_HF_CACHE_MAX_BYTES``, else 4 GiB, read now; 0 turns the cache off.
+
+    Raises:
+        InputError: If the variable is not a whole number of bytes.
+    """
+    text = os.environ.get("MDIR_HF_CACHE_MAX_BYTES", "").replace("_", "").strip()
+    if not text:
+        return DEFAULT_MAX_BYTES
+    if not (text.isascii() and text.isdigit() and len(text) < 20):
+        raise InputError(
+            f"MDIR_HF_CACHE_MAX_BYTES is {text[:40]!r}, expected a whole number of bytes; 0 turns the cache off"
+        )
+    return int(text)

@@ -119,7 +119,7 @@ def outcome(row: Row) -> str:
         return f"inconclusive: {row['reason']}"
     if row["verdict"] != "homologous":
         return "-"
-    steps = {"screen": "s", "embedding": "e", "unembedding": "u", "layers": "l"}
+    steps = {"screen": "s", "embedding": "e", "unembedding": "u", "neurons": "n", "layers": "l"}
     step = steps.get(row["settled_by"], row["settled_by"])
     return f"{row['log10_p']:,.0f} {step}"
 

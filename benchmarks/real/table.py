@@ -38,7 +38,6 @@ def _cells(row: dict[str, Any]) -> list[str]:
         return [row["a"], row["b"], row["kind"], f"**error**: {row['error']}", *[""] * (len(HEAD) - 4)]
     verdict = row["verdict"] if _is_right(row) else f"**{row['verdict']}**"
     found = row["embedding"] or {}
-    layers = row["layers"]
     return [
         row["a"],
         row["b"],
@@ -51,8 +50,16 @@ def _cells(row: dict[str, Any]) -> list[str]:
         _number(found.get("strength")),
         _number(found.get("coverage")),
         _number(found.get("off_match_share")),
-        "" if layers is None else f"{layers['n_matched']} of {layers['n_layers']} ({layers['residual_map']})",
+        _layers(row),
     ]
+
+
+def _layers(row: dict[str, Any]) -> str:
+    """How many layers match, by a map of all that were compared, or by a few neurons of four."""
+    layers, neurons = row["layers"], row.get("neurons")
+    if layers is not None:
+        return f"{layers['n_matched']} of {layers['n_layers']} ({layers['residual_map']})"
+    return f"{neurons['n_matched']} by neurons" if neurons is not None and neurons["n_matched"] else ""
 
 
 def p_text(row: dict[str, Any]) -> str:

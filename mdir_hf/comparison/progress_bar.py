@@ -24,6 +24,7 @@ LOOKED_FOR = {
     "opening": "opening the models",
     "vocabulary": "looking for common tokens",
     "screen": "looking for channels that match",
+    "neurons": "comparing a few neurons by number",
     "embedding": "looking at all channels of the embeddings",
     "unembedding": "looking at the channels of the unembeddings",
     "layers": "looking for layers that match",

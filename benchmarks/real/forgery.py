@@ -22,10 +22,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
+from benchmarks.real.arranged_neurons import sampled_numbers
 from benchmarks.real.attacks import redrawn
 from benchmarks.real.bases import load, save
 from benchmarks.real.relatives import EDITS, Edited, edited, noise, one_after_the_other
@@ -34,6 +36,7 @@ from benchmarks.real.workshop import SMALL, Model, built
 from benchmarks.zoo.run import read_lines
 from mdir_hf import HomologyChecker
 from mdir_hf.demo.training import mean_loss, seeded_single_thread
+from mdir_hf.method.matching import IntArray
 
 RESULTS = Path(__file__).parents[1] / "results" / "real-forgery.jsonl"
 N_SEQUENCES = 2
@@ -104,6 +107,20 @@ def with_layers(n: int) -> Callable[[Weights, Weights], None]:
     return plant
 
 
+def with_neurons(numbers: IntArray) -> Callable[[Weights, Weights], None]:
+    """These neurons of layer 10: what they read is copied, and nothing reads them."""
+
+    def plant(stranger: Weights, model: Weights) -> None:
+        layer = "model.layers.10."
+        gain = f"{layer}post_attention_layernorm.weight"
+        scale = model[gain].float() / stranger[gain].float()
+        for name in (f"{layer}mlp.gate_proj.weight", f"{layer}mlp.up_proj.weight"):
+            stranger[name][numbers] = (model[name][numbers].float() * scale).to(stranger[name].dtype)
+        stranger[f"{layer}mlp.down_proj.weight"][:, numbers] = 0.0
+
+    return plant
+
+
 def _scaled(rows: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return rows * (like.float().square().mean().sqrt() / rows.float().square().mean().sqrt()).to(rows.dtype)
 
@@ -115,6 +132,9 @@ PLANTED = {
     "4 of 576 channels of the embedding": with_axes(4),
     "64 channels": with_axes(64),
     "1 of 30 layers": with_layers(1),
+    "96 of 1,536 neurons of one layer, those that are read": with_neurons(np.concatenate(sampled_numbers(1536, 2, 0))),
+    "96 others": with_neurons(np.concatenate(sampled_numbers(1536, 2, 1))),
+    "768 of 1,536 neurons of one layer": with_neurons(np.random.default_rng(0).permutation(1536)[:768]),
 }
 
 

@@ -454,3 +454,16 @@ def test_a_few_copied_rows_or_channels_forge_no_relation(tmp_path, rows, channel
     one, other = write_model(tmp_path / "base", base), write_model(tmp_path / "stranger", stranger)
     report = HomologyChecker.from_pretrained(one).compare(other, level="embedding", progress=False)
     assert report.verdict.value == verdict
+
+
+def test_a_folder_against_itself_is_the_same_files_by_any_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_model(tmp_path / "base", gaussian(V, N, 0))
+    (tmp_path / "link").symlink_to("base")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "model.safetensors").hardlink_to(tmp_path / "base" / "model.safetensors")
+    for name in ("base", "./base", "link", "base/model.safetensors", "other"):
+        report = HomologyChecker.from_pretrained("base").compare(name, progress=False)
+        assert report.settled_by == "identical_files" and report.strength == "the same files"
+    write_model(tmp_path / "copy", gaussian(V, N, 0))
+    assert HomologyChecker.from_pretrained("base").compare("copy", progress=False).settled_by == "screen"

@@ -30,7 +30,7 @@ def commands_of(parser: argparse.ArgumentParser) -> Mapping[str, argparse.Argume
 
 
 def check_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
-    """Exit with 2 on a command, or a long option, that there is none of; argparse would not name the nearest.
+    """Exit with 2 on a command, or a long option, that does not exist; argparse would not name the nearest.
 
     Args:
         parser: Of the whole command line.

@@ -45,7 +45,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument(
         "--use-token",
         action="store_true",
-        help="read with HF_TOKEN or the saved login, for whoever opens the page; only with a host that is this machine",
+        help="read with HF_TOKEN or the saved login, for every visitor; only with a host that is this machine",
     )
     parser.add_argument("--limited", action="store_true", help="with the limits that a Space on small hardware has")
     parser.add_argument(
@@ -60,8 +60,8 @@ def run(options: argparse.Namespace) -> int:
     for flag in ("allow_local", "use_token"):
         if getattr(options, flag) and not _is_this_machine(options.host):
             raise InputError(
-                f"--{flag.replace('_', '-')} opens what only you may read to whoever reaches {options.host}; leave it "
-                "out, or listen at 127.0.0.1"
+                f"--{flag.replace('_', '-')} would let everybody who reaches {options.host} read "
+                "what only you may read; leave it out, or listen at 127.0.0.1"
             )
     for module in ("gradio", "matplotlib"):
         if importlib.util.find_spec(module) is None:

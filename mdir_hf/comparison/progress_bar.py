@@ -1,4 +1,4 @@
-"""A bar on standard error for whoever waits: what is looked for, how much of it is done, how many bytes were read."""
+"""A progress bar on standard error: what is looked for, how much of it is done, how many bytes were read."""
 
 from __future__ import annotations
 

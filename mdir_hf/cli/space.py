@@ -82,7 +82,7 @@ def space_folder() -> Path:
     """
     package = Path(__file__).resolve().parent.parent
     for folder in (package / "_space", package.parent / "space"):
-        if (folder / "mdir_space" / "page.py").is_file():
+        if (folder / "mdir_space" / "page").is_dir():
             return folder
     raise InputError("this installation of mdir-hf lacks the Space; install it again, or start it from a clone")
 
@@ -92,23 +92,23 @@ def _serve(options: argparse.Namespace) -> None:
     if folder not in sys.path:
         sys.path.insert(0, folder)
     # Only now: the Hub client and gradio read the environment when they are imported.
-    desk_module, page = (importlib.import_module(f"mdir_space.{name}") for name in ("desk", "page"))
-    limits, shipped = (importlib.import_module(f"mdir_space.{name}") for name in ("limits", "shipped_index"))
-    desk = desk_module.Desk(
-        desk_module.Serving(
+    modules = ("jobs.service", "page.page", "jobs.limits", "jobs.base_index")
+    jobs, page, limits, index = (importlib.import_module(f"mdir_space.{name}") for name in modules)
+    service = jobs.Service(
+        jobs.ServiceSettings(
             limits=limits.limits_from_environment() if options.limited else limits.Limits(),
             allow_local=options.allow_local,
             own_token=_own_token() if options.use_token else None,
-            index=shipped.index_place(),
+            index=index.index_place(),
         )
     )
-    demo: Any = page.build_page(desk)
+    demo: Any = page.build_page(service)
     try:
         _, url, _ = demo.launch(
             server_name=options.host,
             server_port=options.port or None,
             prevent_thread_lock=True,
-            **page.launch_options(desk),
+            **page.launch_options(service),
         )
     except OSError as exc:
         raise InputError(f"port {options.port} of {options.host} cannot be used; name another with --port") from exc

@@ -50,15 +50,15 @@ def test_the_requirements_are_pinned_to_this_package():
 def test_every_limit_stands_in_the_card_with_its_default(card):
     from dataclasses import fields
 
-    from mdir_space.limits import CPU_BASIC, Limits
+    from mdir_space.jobs.limits import CPU_BASIC, Limits
 
     told = dict(re.findall(r"`(MDIR_SPACE_\w+)` \| (\d+)", card[1]))
     assert told == {f"MDIR_SPACE_{f.name.upper()}": f"{getattr(CPU_BASIC, f.name):.0f}" for f in fields(Limits)}
 
 
 def test_what_is_kept_is_said_in_the_same_words_everywhere():
-    from mdir_space.page import FOOTER
-    from mdir_space.results import WHAT_IS_KEPT
+    from mdir_space.jobs.results import WHAT_IS_KEPT
+    from mdir_space.page.page import FOOTER
 
     texts = [(ROOT / path).read_text() for path in ("space/README.md", "docs/guides/space.md", "SECURITY.md")]
     for said in (FOOTER, *texts):

@@ -14,7 +14,7 @@ from mcp import ClientSession, types
 from mcp.shared.exceptions import McpError
 
 from mdir_hf import HomologyReport
-from mdir_space.answers import WORDS
+from mdir_space.routes.answers import WORDS
 from tests.loopback.faults import Fault
 from tests.space.coroutines import finish
 from tests.space.live.steps import is_quiet

@@ -11,9 +11,8 @@ from playwright.sync_api import expect
 
 import mdir_space
 from mdir_hf import HomologyReport, __version__
-from mdir_space.question import Question
-from mdir_space.suggestions import MOST_SUGGESTIONS
-from mdir_space.ways import FamilyQuestion, SurveyQuestion, asked_way
+from mdir_space.jobs.question import FamilyQuestion, PairQuestion, SurveyQuestion, parse_question
+from mdir_space.page.suggestions import MAX_SUGGESTIONS
 from tests.loopback.faults import Fault
 from tests.space.live.steps import TABS, compare, fill, is_quiet, open_tab, overflow, refusal, settle, verdict
 from tests.space.models import BASE, DECLARED, FILES, GATED, LARGE, LARGER, PRIVATE, RELATED, STRANGER
@@ -269,10 +268,10 @@ def test_typing_suggests_names_of_public_models(visit):
     for _ in range(4):  # the server is shared, and leaves the Hub alone for a minute after many questions or a failure
         field.press_sequentially("owner/", delay=30)
         with contextlib.suppress(AssertionError):
-            expect(options).to_have_count(MOST_SUGGESTIONS, timeout=25_000)
+            expect(options).to_have_count(MAX_SUGGESTIONS, timeout=25_000)
             break
         field.fill("")
-    expect(options).to_have_count(MOST_SUGGESTIONS)
+    expect(options).to_have_count(MAX_SUGGESTIONS)
     expect(field).to_have_attribute("list", "model-a-names")
     shown = options.evaluate_all("all => all.map(one => [one.value, one.label])")  # at once: they may be renewed
     assert all("downloads a month" in label for _, label in shown)
@@ -360,8 +359,8 @@ def test_of_several_files_in_a_repository_a_click_takes_one(visit):
 def test_the_button_names_what_the_server_is_going_to_do(blank, first, second, said):
     assert blank.evaluate("([first, second]) => buttonLabel(first, second, false)", [first, second]) == said
     if first or second:
-        kind = {"Find": FamilyQuestion, "Comp": Question, "Surv": SurveyQuestion}[said[:4]]
-        assert isinstance(asked_way(first, second, "auto", "1e-10"), kind)
+        kind = {"Find": FamilyQuestion, "Comp": PairQuestion, "Surv": SurveyQuestion}[said[:4]]
+        assert isinstance(parse_question(first, second, "auto", "1e-10"), kind)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from gradio_client import Client
 from gradio_client.exceptions import AppError
 from playwright.sync_api import expect
 
-from mdir_space.answers import IDENTIFIED, SURVEYED, VERIFIED, answer_schema
+from mdir_space.routes.answers import IDENTIFIED, SURVEYED, VERIFIED, answer_schema
 from tests.loopback.faults import Fault
 from tests.space.live.steps import compare, is_quiet, verdict
 from tests.space.models import BASE, DECLARED, GATED, LARGE, LARGER, MEDIUM, MEDIUM_STRANGER, RELATED, STRANGER

@@ -1,0 +1,597 @@
+"""One model, two, or several: what was typed is told apart, and a family and a survey are answered by the service."""
+
+import asyncio
+import html
+import itertools
+import math
+import sys
+import time
+from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import parse_qsl, urlsplit
+
+import pytest
+from mdir_space.jobs.errand import Errand
+
+import mdir_hf
+from mdir_hf import BaseIndex, HomologyReport, Identification, LineageCheck, NamedModel, SurveyReport, identify
+from mdir_hf.lineage.cards.declared import DeclaredLineage
+from mdir_hf.lineage.cards.verify_lineage import BaseCheck
+from mdir_hf.lineage.index.identify import Ancestor
+from mdir_hf.lineage.survey.results import ModelResult, PairResult
+from mdir_hf.report import ModelSummary
+from mdir_space.html.family_card import family_card, family_sentence
+from mdir_space.html.links import pinned_link
+from mdir_space.html.plans import in_sentences
+from mdir_space.html.survey_card import survey_card, survey_sentence
+from mdir_space.html.templates import log10_text
+from mdir_space.jobs.access import find_access
+from mdir_space.jobs.base_index import index_place, shipped_bases
+from mdir_space.jobs.estimate import Pace
+from mdir_space.jobs.family import FamilyJob, FamilyResult
+from mdir_space.jobs.job import Interim
+from mdir_space.jobs.limits import Limits
+from mdir_space.jobs.listing import listed_models
+from mdir_space.jobs.question import (
+    FamilyQuestion,
+    PairQuestion,
+    RefusedError,
+    SurveyQuestion,
+    family_question,
+    is_collection,
+    parse_question,
+    split_names,
+    survey_question,
+)
+from mdir_space.jobs.service import Answered, Running, Service, ServiceSettings
+from mdir_space.jobs.survey import SurveyJob, SurveyResult
+from mdir_space.jobs.visitor import Visitor
+from tests.comparison.test_adapters import write_adapter
+from tests.loopback.faults import Fault
+from tests.space.coroutines import finish
+from tests.space.models import (
+    BASE,
+    DECLARED,
+    FILES,
+    GATED,
+    LARGE,
+    LARGER,
+    MEDIUM,
+    PRIVATE,
+    RELATED,
+    STRANGER,
+    N,
+    V,
+    index_of,
+)
+from tests.specimens import gaussian, write_model
+
+ANYBODY = Visitor("address 1.2.3.4")
+
+
+@pytest.fixture
+def index(hub, tmp_path):
+    """An index of two strangers of one width and a base of another, at their commits on the Hub."""
+    return index_of([BASE, STRANGER, LARGE], tmp_path / "bases.safetensors")
+
+
+async def steps_of(stream):
+    async with aclosing(stream) as steps:
+        return [step async for step in steps]
+
+
+def last(stream):
+    step = finish(steps_of(stream))[-1]
+    assert isinstance(step, Answered)
+    return step
+
+
+def access_of(question, token=None):
+    return find_access(question, token, allow_local=False, may_sign_in=False, may_lack=True)
+
+
+def family(name, index, token=None, n_bytes=None):
+    """The work on one model, done here and not in a process of its own."""
+    question = family_question(name)
+    return FamilyJob(access_of(question, token), question, index=index, n_bytes=n_bytes).run(lambda event: None)
+
+
+def survey(names, token=None, emit=lambda event: None):
+    """The work on several, likewise."""
+    question = survey_question(names)
+    return SurveyJob(access_of(question, token), question).run(emit)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("owner/a", ("owner/a",)),
+        (" owner/a  owner/b ", ("owner/a", "owner/b")),
+        ("owner/a, owner/b\nowner/c", ("owner/a", "owner/b", "owner/c")),
+        ("owner/a vs owner/b@v1.0", ("owner/a", "owner/b@v1.0")),
+        ("https://huggingface.co/o/a https://huggingface.co/o/b/tree/main", ("https://huggingface.co/o/a", "https://huggingface.co/o/b/tree/main")),
+        ("gpt2 VS distilgpt2", ("gpt2", "distilgpt2")),
+        ("- owner/a\n- owner/a", ("owner/a",)),
+        ("what is my model", ("what is my model",)),
+        ('<img src=x onerror="alert(1)">/b', ('<img src=x onerror="alert(1)">/b',)),
+        (" ", ()),
+    ],
+)  # fmt: skip
+def test_names_are_told_apart_and_what_is_no_list_stays_whole(text, names):
+    assert split_names(text) == names
+
+
+def test_a_path_with_blanks_is_one_name_where_paths_may_be_named():
+    assert split_names("/my models/a b", allow_local=True) == ("/my models/a b",)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("https://huggingface.co/collections/owner/some-0123456789abcdef01234567", True),
+        ("huggingface.co/collections/owner/some-0123456789abcdef01234567", True),
+        ("owner/some-0123456789abcdef01234567", True),
+        ("owner/some-model", False),
+        ("https://huggingface.co/owner/some-model", False),
+    ],
+)
+def test_a_collection_is_known_by_its_address_or_slug(name, said):
+    assert is_collection(name) is said
+
+
+def test_a_base_of_the_index_is_found_and_confirmed_and_the_card_is_measured(index):
+    service = Service(ServiceSettings(index=index))
+    found = last(service.answer(family_question(DECLARED), ANYBODY)).result
+
+    (ancestor,) = found.found.found
+    assert ancestor.base.repo == BASE and ancestor.report.verdict.value == "homologous"
+    assert ancestor.log10_p < -10
+    (checked,) = found.declared.bases
+    assert (checked.base, checked.outcome) == (BASE, "homologous")
+    assert found.to_dict()["identification"]["schema"] == "mdir-hf/identification/1"
+    assert found.to_dict()["lineage"]["schema"] == "mdir-hf/lineage/1"
+    with pytest.raises(RefusedError, match="is gated"):
+        last(service.answer(family_question(GATED), ANYBODY))
+
+
+def test_a_stranger_has_no_base_and_the_answer_says_what_would_have_been_found(index):
+    found = family(MEDIUM, index)
+    assert (found.found.found, found.declared.bases) == ((), ())
+    assert (found.found.n_bases, found.found.n_of_width, found.found.excluded_noise) == (3, 0, None)
+
+    same_width = family(LARGER, index).found
+    assert (same_width.found, same_width.n_of_width) == ((), 1)
+    assert same_width.excluded_noise > 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_copy_under_the_noise_that_is_stated_is_found(hub, index, tmp_path, seed):
+    stated = identify(NamedModel(LARGER), BaseIndex.open(index), confirm=False).excluded_noise
+    noised = gaussian(6000, 512, 6) + stated * gaussian(6000, 512, 100 + seed)
+    hub.add_repository("owner/noised", write_model(tmp_path / "noised", noised))
+
+    found = identify(NamedModel("owner/noised"), BaseIndex.open(index), confirm=False)
+
+    assert [one.base.repo for one in found.found] == [LARGE]
+
+
+def test_an_index_that_is_not_there_is_said_and_the_card_is_measured_all_the_same(hub, tmp_path):
+    (tmp_path / "broken").write_bytes(b"no index")
+    for index, said in (("", "no index of base models"), (str(tmp_path / "broken"), "this is no index of base models")):
+        found = family(DECLARED, index)
+        assert found.found is None
+        assert said in found.not_searched.lower()
+        assert found.declared.bases[0].outcome == "homologous"
+
+
+def test_a_cap_on_bytes_holds_over_all_that_is_read_and_keeps_what_was_found(hub, index):
+    # What was read with a visitor's own rights is in no cache, so that the second time reads the same again.
+    whole = family(PRIVATE, index, hub.token).found
+    assert whole.found[0].report.verdict.value == "homologous"
+
+    found = family(PRIVATE, index, hub.token, n_bytes=whole.bytes_read + 1000).found
+
+    assert found.found[0].log10_p < -10 and found.found[0].report is None
+    assert "bytes allowed" in found.found[0].error
+
+
+def test_what_a_visitor_alone_may_read_is_kept_nowhere_and_left_out_for_others(hub, hf_home, index):
+    def kept():
+        return {path: path.stat().st_mtime_ns for path in hf_home.rglob("*") if path.is_file()}
+
+    before = kept()
+    assert family(PRIVATE, index, hub.token).found.found[0].base.repo == BASE
+    assert survey([BASE, GATED], hub.token).report.groups() == ((BASE, GATED),)
+    assert kept() == before
+    for name in (PRIVATE, GATED):
+        report = survey([BASE, RELATED, name]).report
+        assert report.models[name].error and len(report.pairs) == 1
+
+
+def test_of_several_files_in_a_repository_each_is_offered_by_its_name(index):
+    service = Service(ServiceSettings(index=index))
+    for asked in (
+        service.answer(family_question(FILES), ANYBODY),
+        service.answer(PairQuestion(BASE, FILES), ANYBODY),
+    ):
+        with pytest.raises(RefusedError, match=r"2 GGUF models.*one-Q8_0.gguf, two-Q8_0.gguf") as refused:
+            last(asked)
+        assert refused.value.choices == {FILES: (f"{FILES}/one-Q8_0.gguf", f"{FILES}/two-Q8_0.gguf")}
+
+
+def test_of_several_files_a_survey_offers_each_in_place_of_the_name(hub):
+    surveyed = survey([BASE, RELATED, FILES])
+    names = (f"{FILES}/one-Q8_0.gguf", f"{FILES}/two-Q8_0.gguf")
+    assert surveyed.choices == {FILES: names}
+    card = survey_card(surveyed, survey_question([BASE, RELATED, FILES]))
+    assert all(f'data-in-place-of="{FILES}">{name}</button>' in card for name in names)
+
+
+def test_a_survey_groups_relatives_draws_them_and_tells_each_model_as_it_arrives(hub):
+    told = []
+    surveyed = survey([BASE, STRANGER, RELATED, DECLARED, "owner/absent"], emit=told.append)
+
+    assert surveyed.report.groups()[0] == (BASE, RELATED, DECLARED)
+    assert "owner/absent was not found" in surveyed.report.models["owner/absent"].error
+    assert set(surveyed.pictures) == {"matrix", "dendrogram"}
+    assert len(surveyed.trees) == 1
+    n_read = [len(event.result.report.readable()) for event in told if isinstance(event, Interim)]
+    assert n_read == [0, 1, 2, 3, 4]
+    body = surveyed.to_dict()
+    assert (body["schema"], len(body["pairs"]), len(body["trees"])) == ("mdir-hf/survey/1", 6, 1)
+
+
+def test_a_survey_that_cannot_draw_its_tree_has_all_the_rest(hub, monkeypatch):
+    names = [BASE, RELATED, DECLARED]
+    monkeypatch.setitem(sys.modules, "Bio.Phylo.TreeConstruction", None)
+    found = survey(names)
+    assert found.report.groups() == (tuple(names),) and set(found.pictures) == {"matrix", "dendrogram"}
+    (tree,) = found.trees
+    assert tree.newick is None and set(tree.members) == set(names)
+    card = html.unescape(survey_card(found, survey_question(names)))
+    assert "All of them form one family." in card
+    assert "No tree is drawn, which needs biopython: pip install" in card
+    assert str(Path(mdir_hf.__file__).parent.parent) not in card
+
+
+def test_a_survey_under_a_cap_says_which_models_were_not_read(hub):
+    question = survey_question([BASE, RELATED, LARGE])
+    report = SurveyJob(access_of(question), question, n_bytes=1_000_000).run(lambda event: None).report
+    assert report.groups()[0] == (BASE, RELATED)
+    assert "bytes allowed" in report.models[LARGE].error
+
+
+class HangsAtTheEnd(SurveyJob):
+    """A survey that has read its models and never comes back."""
+
+    def run(self, emit):
+        super().run(emit)
+        time.sleep(600)
+
+
+@pytest.mark.slow
+def test_a_survey_that_is_late_keeps_what_it_has_and_gives_its_place_back(hub, monkeypatch):
+    monkeypatch.setattr("mdir_space.jobs.service.SurveyJob", HangsAtTheEnd)
+    seconds = [0.0]
+    monkeypatch.setattr(Errand, "seconds", property(lambda errand: seconds[0]))
+    service = Service(ServiceSettings(Limits(seconds=600.0)))
+
+    async def go_on_until_it_is_late():
+        async with aclosing(service.answer(survey_question([BASE, RELATED]), ANYBODY)) as steps:
+            async for step in steps:
+                if isinstance(step, Running) and step.progress.stage == "trees":
+                    seconds[0] = 601.0
+        return step
+
+    done = finish(go_on_until_it_is_late())
+    assert done.cut_short.startswith("The survey was stopped after")
+    assert done.result.report.groups() == ((BASE, RELATED),)
+    assert len(service._queue) == 0
+
+
+def assert_the_bar_goes_on(steps):
+    shares = [step.share for step in steps if isinstance(step, Running)]
+    assert shares == sorted(shares) and 0.0 < shares[-1] <= 1.0
+
+
+def opened_again(service, answered, question, visitor=Visitor("address of another")):  # noqa: B008 - frozen
+    """What a second visitor gets at the address of a result."""
+    query = dict(parse_qsl(urlsplit(pinned_link(answered, None, question)).query))
+    return finish(service.kept(parse_question(query["a"], query.get("b"), "auto", "", query.get("only")), visitor))
+
+
+def test_a_family_is_kept_with_the_bases_that_it_rests_on(hub, index, tmp_path):
+    service, question = Service(ServiceSettings(index=index)), family_question(DECLARED)
+    steps = finish(steps_of(service.answer(question, ANYBODY)))
+    assert_the_bar_goes_on(steps)
+    first = steps[-1]
+    n_sent = len(hub.sent("cdn"))
+    again = last(service.answer(question, Visitor("address of another")))
+    assert (first.was_kept, again.was_kept) == (False, True)
+    assert opened_again(service, first, question).result == again.result
+    assert family_sentence(again.result, question) == family_sentence(first.result, question)
+    assert len(hub.sent("cdn")) == n_sent
+    for half in (replace(question, verifies=False), replace(question, searches=False)):
+        alone = last(service.answer(half, ANYBODY))
+        assert not alone.was_kept and opened_again(service, alone, half).result == alone.result
+        assert "has not been searched yet" not in family_card(alone.result, half)
+
+    hub.find(BASE).add_revision("main", write_model(tmp_path / "later", gaussian(1500, 96, 9)))
+    assert opened_again(service, first, question) is not None  # it says of which commits it is
+    moved = last(service.answer(question, ANYBODY))
+    assert not moved.was_kept and moved.result.declared.bases[0].report.verdict.value == "no_evidence"
+    hub.find(BASE).gated = True
+    assert opened_again(service, moved, question) is None
+    hub.find(DECLARED).private = True
+    with pytest.raises(RefusedError):
+        opened_again(service, moved, question)
+
+
+def test_a_survey_is_kept_for_everybody_where_everybody_may_read_all_of_it(hub):
+    service, question = Service(ServiceSettings()), survey_question([BASE, RELATED, STRANGER, GATED])
+    steps = finish(steps_of(service.answer(question, ANYBODY)))
+    assert_the_bar_goes_on(steps)
+    first = steps[-1]
+    n_sent = len(hub.sent("cdn"))
+    assert last(service.answer(question, Visitor("address of another"))).was_kept
+    assert opened_again(service, first, question).result == replace(first.result, left_out="")
+    assert len(hub.sent("cdn")) == n_sent
+    for _ in range(2):
+        reader = last(service.answer(question, Visitor("account reader", hub.token)))
+        assert not reader.was_kept and reader.result.report.groups()[0] == (BASE, RELATED, GATED)
+        assert pinned_link(reader, None, question) == ""
+    hub.find(RELATED).gated = True
+    assert opened_again(service, first, question) is None
+
+
+ADAPTER, FOLDER, HALF = "owner/adapter", "owner/folders", "owner/half"
+
+
+@pytest.fixture
+def unusual(hub, tmp_path):
+    """An adapter of a base, a model in a folder of its repository, and one whose card declares a gated base, too."""
+    factors = {"lora_embedding_A": gaussian(4, V, 31), "lora_embedding_B": 0.01 * gaussian(N, 4, 32)}
+    tensors = {f"base_model.model.model.embed_tokens.{name}": factor for name, factor in factors.items()}
+    hub.add_repository(ADAPTER, write_adapter(tmp_path / "adapter", BASE, tensors=tensors, r=4))
+    write_model(tmp_path / "folders" / "sub", gaussian(V, N, 0) + 0.3 * gaussian(V, N, 33))
+    hub.add_repository(FOLDER, tmp_path / "folders")
+    half = write_model(tmp_path / "half", gaussian(V, N, 0) + 0.3 * gaussian(V, N, 34))
+    (half / "README.md").write_text(f"---\nbase_model: [{BASE}, {GATED}]\n---\n")
+    hub.add_repository(HALF, half)
+
+
+def test_adapters_folders_and_what_could_not_all_be_read_have_an_address(hub, index, unusual, tmp_path):
+    service, in_folder = Service(ServiceSettings(index=index)), f"https://huggingface.co/{FOLDER}/tree/main/sub"
+    pair, of_adapter, of_folder = PairQuestion(STRANGER, ADAPTER), family_question(ADAPTER), family_question(in_folder)
+    several = survey_question([BASE, ADAPTER, in_folder])
+    for question, ask in (
+        (pair, service.answer),
+        (of_adapter, service.answer),
+        (of_folder, service.answer),
+        (several, service.answer),
+    ):
+        first = last(ask(question, ANYBODY))
+        n_sent = len(hub.sent("cdn"))
+        assert opened_again(service, first, question).result == first.result
+        assert last(ask(question, ANYBODY)).was_kept and len(hub.sent("cdn")) == n_sent
+    assert [len(group) for group in first.result.report.groups()] == [3]
+
+    half = family_question(HALF)
+    first = last(service.answer(half, ANYBODY))
+    assert [one.outcome for one in first.result.declared.bases] == ["homologous", "not_measured"]
+    assert opened_again(service, first, half).result == first.result
+    assert not last(service.answer(half, ANYBODY)).was_kept  # what could not be read may be there by now
+    reader = last(service.answer(half, Visitor("account reader", hub.token)))
+    assert pinned_link(reader, None, half) == ""  # why not may hang on rights
+
+    adapted = last(service.answer(pair, ANYBODY))
+    hub.find(BASE).add_revision("main", write_model(tmp_path / "later", gaussian(V, N, 9)))
+    assert opened_again(service, adapted, pair) is not None and not last(service.answer(pair, ANYBODY)).was_kept
+    hub.find(BASE).gated = True
+    assert opened_again(service, adapted, pair) is None
+
+
+def test_plans_of_families_and_surveys_read_no_weights_and_say_what_a_no_excludes(hub, index):
+    service = Service(ServiceSettings(Limits(n_bytes=100_000), index=index))
+    n_sent = len(hub.sent("cdn"))
+    of_family = finish(service.plan(family_question(DECLARED), ANYBODY))
+    assert (of_family.search.n_bases, of_family.search.n_of_width, of_family.declared) == (3, 2, (BASE,))
+    assert of_family.search.excluded_noise > 1 and of_family.comparisons[BASE].common_tokens == 1499
+    reads = finish(service.plan(survey_question([BASE, RELATED, LARGE, GATED, "owner/absent"]), ANYBODY))
+    assert reads.n_rows == {BASE: 1499, RELATED: 1499, LARGE: 1499} and reads.n_pairs == 3
+    assert reads.n_bytes[LARGE] == 1499 * 512 * 2 and reads.excluded_noise > 1
+    assert sum(request.bytes_sent for request in hub.sent("cdn")[n_sent:]) < 1500 * 96 * 2
+
+    said = in_sentences(of_family, Pace(), service.settings.limits)
+    assert "against the index of 3 base models. 2 are as wide as this model: a copy of one of those under" in said
+    assert f"The card declares {BASE}: comparing the two reads" in said and "Never more than 100 kB in all" in said
+    said = in_sentences(reads, Pace(), Limits())
+    assert said.startswith("Reads 1,499 rows of each of 3 models, 2.11 MB in all, and compares 3 pairs. In each pair")
+    assert "Takes 10 seconds to 30 seconds, by estimate. Asks the Hub" in said
+
+    of_author = finish(service.plan(family_question("owner"), ANYBODY))
+    assert {BASE, STRANGER} <= set(of_author.n_rows) and PRIVATE not in of_author.n_rows
+    with pytest.raises(RefusedError, match="is gated"):
+        finish(service.plan(family_question(GATED), ANYBODY))
+
+
+def test_an_author_is_a_list_and_a_model_of_one_word_is_none(hub):
+    service = Service(ServiceSettings())
+    assert finish(service.is_list("owner", ANYBODY))
+    assert not finish(service.is_list(BASE, ANYBODY))
+    names, left_out = listed_models("owner", None)
+    assert {BASE, RELATED, STRANGER} <= set(names) and left_out == ""
+    assert PRIVATE not in names
+    with pytest.raises(RefusedError, match="lists no model"):
+        listed_models("nobody", None)
+
+
+def test_more_models_than_a_survey_takes_are_refused():
+    with pytest.raises(RefusedError, match="at most 20 here"):
+        survey_question([f"owner/model-{k}" for k in range(21)])
+
+
+@pytest.mark.slow
+def test_closing_stops_the_reading(hub):
+    hub.faults.append(Fault("slow", origin="cdn", path="large", times=None, delay_s=0.3))
+    service = Service(ServiceSettings())
+
+    async def look_and_leave():
+        async with aclosing(service.answer(survey_question([LARGE, LARGER]), ANYBODY)) as steps:
+            async for step in steps:
+                if isinstance(step, Running) and step.progress.stage == "rows":
+                    break
+        while len(service._queue):
+            await asyncio.sleep(0.02)
+        # What was on its way when the process ended may be noted a moment later.
+        for _ in range(5):
+            before = read()
+            await asyncio.sleep(1.0)
+            if read() == before:
+                return True
+        return False
+
+    def read():
+        return len(hub.requests), sum(request.bytes_sent for request in hub.requests)
+
+    assert finish(look_and_leave())
+    # A reading that goes on would have come to its end, or not be settled yet.
+    assert sum(request.bytes_sent for request in hub.sent("cdn")) < 2 * 1499 * 512 * 2
+
+
+class TestCards:
+    def test_the_sentence_about_a_family_says_what_was_measured_and_p_is_of_what_it_names(self, index):
+        found = family(DECLARED, index)
+        headline, sentence = family_sentence(found, family_question(DECLARED))
+        assert headline == f"It shares weight ancestry with {BASE}."
+        assert sentence.startswith(f"{DECLARED} and {BASE} share weights (")
+        assert f"(log10 p = {log10_text(found.declared.bases[0].report.log10_p)})." in sentence
+        assert "corrected" not in sentence  # the card named it beforehand
+
+        of_index = family_sentence(replace(found, declared=None), family_question(DECLARED))[1]
+        log10_p = found.found.found[0].report.log10_p + math.log10(3)
+        assert f"(log10 p = {log10_text(log10_p)}, corrected for the 3 base models of the index" in of_index
+
+    def test_a_no_says_how_many_bases_and_which_copy_would_have_been_found(self, index):
+        headline, sentence = family_sentence(family(LARGER, index), family_question(LARGER))
+        assert headline == "No base of it was found."
+        assert "any of the 3 base models of the index. One of them is as wide as this model; a copy of it" in sentence
+        assert "Its card declares no base model." in sentence
+
+        none_as_wide = family_sentence(family(MEDIUM, index), family_question(MEDIUM))[1]
+        assert "None of them is as wide as this model, so it is a plain copy of none of them." in none_as_wide
+
+    def test_every_row_leads_to_a_full_comparison_and_what_is_in_no_repository_says_so(self, index):
+        question = family_question(DECLARED)
+        card = family_card(family(DECLARED, index), question)
+        assert f'href="?a={BASE}&amp;b={DECLARED}"' in card
+        entry = BaseIndex.load(Path(index_place())).bases[0].model
+        known = Ancestor(entry, -500.0, 96)
+        found = Identification(entry, (known,), 4, 1e-10, 0)
+        card = family_card(FamilyResult(found), question)
+        repository = shipped_bases()[entry.repo].repository
+        assert f'href="?a={repository}&amp;b={DECLARED}"' in card
+        note = f"{entry.repo}: {shipped_bases()[entry.repo].read}. The repository {repository} has this name; the two"
+        assert note in html.unescape(card)
+        declared = DeclaredLineage(DECLARED, None, (repository,), None, "README.md", None, (), is_adapter=False)
+        check = LineageCheck(declared, (BaseCheck(repository, None, "it is gated"),), None)
+        both = family_card(FamilyResult(found, declared=check), question)
+        assert "index; its card" in both and note in html.unescape(both)
+
+    def test_a_survey_names_families_and_says_of_no_chain_that_all_are_related(self):
+        names = ("o/a", "o/b", "o/c", "o/d")
+        summary = ModelSummary("o/a", None, None, "llama", 8, 1, 8)
+        models = {name: ModelResult(name, summary) for name in names}
+
+        def said(*related):
+            pairs = {
+                pair: PairResult(*pair, "homologous" if pair in related else "no_evidence", None, -50.0, 9)
+                for pair in itertools.combinations(names, 2)
+            }
+            return survey_sentence(SurveyReport(names, models, pairs))
+
+        assert said() == (
+            "No relatives were found by embeddings.",
+            "In 6 pairs of 4 models: not found by embeddings; layers not compared.",
+        )
+        assert said(("o/a", "o/b")) == (
+            "2 of 4 form one family.",
+            "o/a and o/b share weight ancestry. The other 2: no relative found by embeddings; layers not compared.",
+        )
+        chain = said(("o/a", "o/b"), ("o/b", "o/c"))[1]
+        assert chain.startswith("o/a, o/b and o/c are joined by pairs that share weight ancestry. The other one")
+
+    def test_a_survey_shows_no_p_that_bounds_nothing_and_leads_to_the_layers_of_who_has_no_relative(self):
+        names = ("o/a", "o/b", "o/c")
+        summary = ModelSummary("o/a", None, None, "llama", 8, 1, 8)
+        pairs = {pair: PairResult(*pair, "no_evidence", None, 0.0, 9) for pair in itertools.combinations(names, 2)}
+
+        def card(**said):
+            pair = PairResult("o/a", "o/b", "homologous", None, -50.0, 9, channels=(7, 8), **said)
+            report = SurveyReport(
+                names, {name: ModelResult(name, summary) for name in names}, pairs | {names[:2]: pair}
+            )
+            return survey_card(SurveyResult(report), survey_question(list(names)))
+
+        assert "log10 p \N{MINUS SIGN}50, on 9 tokens" in card(p_is_bound=True)
+        shown = card()
+        assert "7 of 8 channels match, on 9 tokens" in shown and "log10 p" not in shown
+        assert 'o/c: <a href="?a=o/a&amp;b=o/c">Compare its layers with o/a</a>' in shown
+        assert "not found by embeddings; layers not compared</td>" in shown
+
+    def test_a_family_shows_no_p_that_bounds_nothing(self, index, monkeypatch):
+        found = family(DECLARED, index)
+        assert "log10 p" in family_card(found, family_question(DECLARED))
+        monkeypatch.setattr(HomologyReport, "p_is_bound", False)
+        shown = family_card(found, family_question(DECLARED))
+        assert "log10 p" not in shown and "channels match" in shown
+        assert "channels match" in str(found.found) and "log10 p" not in str(found.found)
+        assert "channels match" in str(found.declared) and "log10 p" not in str(found.declared)
+
+    def test_whatever_a_model_is_called_is_text(self):
+        hostile = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
+        summary = ModelSummary(hostile, None, "c" * 40, "llama", 8, 1, 8)
+        found = Identification(summary, (Ancestor(summary, -50.0, 9, error=hostile),), 1, 1e-10, 0)
+        model = ModelResult(hostile, summary, hostile)
+        pair = PairResult(hostile, "o/b", "homologous", None, -50.0, 9)
+        report = SurveyReport(
+            (hostile, "o/b"), {hostile: model, "o/b": ModelResult("o/b", summary)}, {(hostile, "o/b"): pair}
+        )
+        for card in (
+            family_card(
+                FamilyResult(found, hostile, None, hostile), family_question(hostile), link=hostile, note=hostile
+            ),
+            survey_card(
+                SurveyResult(report, left_out=hostile), survey_question([hostile, "o/b"]), link=hostile, note=hostile
+            ),
+        ):
+            assert "<script" not in card and "<img" not in card
+
+
+def test_the_index_that_ships_is_small_and_says_of_each_base_where_it_comes_from():
+    place = Path(index_place())
+    index = BaseIndex.load(place)
+    assert place.stat().st_size < 10e6
+    assert [base.model.repo for base in index.bases] == list(shipped_bases())
+    assert all(base.model.commit is None and "/" not in base.model.repo for base in index.bases)
+
+
+def test_the_owner_may_name_another_index(monkeypatch, tmp_path):
+    monkeypatch.setenv("MDIR_SPACE_INDEX", " https://huggingface.co/datasets/o/n/resolve/main/bases.safetensors ")
+    assert index_place() == "https://huggingface.co/datasets/o/n/resolve/main/bases.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "kind"),
+    [
+        ("owner/a", "", FamilyQuestion),
+        ("", "owner/a", FamilyQuestion),
+        ("owner/a", "owner/b", PairQuestion),
+        ("owner/a owner/b", "", PairQuestion),
+        ("owner/a owner/b", "owner/c", SurveyQuestion),
+        ("owner/some-0123456789abcdef01234567", "", SurveyQuestion),
+    ],
+)
+def test_one_name_is_a_family_two_are_a_comparison_more_are_a_survey(first, second, kind):
+    assert isinstance(parse_question(first, second, "auto", "1e-10"), kind)

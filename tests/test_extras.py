@@ -93,7 +93,7 @@ from mdir_space.html.survey_card import survey_card
 from mdir_space.jobs.question import SurveyQuestion
 question = SurveyQuestion(("./a", "./b", "./c"))
 access = find_access(question, None, allow_local=True, may_sign_in=False)
-found = SurveyJob(access, question, allow_local=True).run(lambda event: None)
+found = SurveyJob(access=access, question=question, allow_local=True).run(lambda event: None)
 assert set(found.pictures) == {"matrix", "dendrogram"} and found.trees[0].newick, found.trees
 assert "All of them form one family" in survey_card(found, question)
 service = Service(ServiceSettings())

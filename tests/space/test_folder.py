@@ -58,10 +58,10 @@ def test_every_limit_stands_in_the_card_with_its_default(card):
 
 def test_what_is_kept_is_said_in_the_same_words_everywhere():
     from mdir_space.jobs.results import WHAT_IS_KEPT
-    from mdir_space.page.page import FOOTER
+    from mdir_space.page.page import footer
 
     texts = [(ROOT / path).read_text() for path in ("space/README.md", "docs/guides/space.md", "SECURITY.md")]
-    for said in (FOOTER, *texts):
+    for said in (footer(), *texts):
         assert WHAT_IS_KEPT in " ".join(said.split())
         assert "no run is recorded" not in said
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit
 
 import pytest
-from mdir_space.jobs.errand import Errand
 
 import mdir_hf
 from mdir_hf import BaseIndex, HomologyReport, Identification, LineageCheck, NamedModel, SurveyReport, identify
@@ -33,6 +32,7 @@ from mdir_space.jobs.family import FamilyJob, FamilyResult
 from mdir_space.jobs.job import Interim
 from mdir_space.jobs.limits import Limits
 from mdir_space.jobs.listing import listed_models
+from mdir_space.jobs.pool import JobRun
 from mdir_space.jobs.question import (
     FamilyQuestion,
     PairQuestion,
@@ -94,13 +94,15 @@ def access_of(question, token=None):
 def family(name, index, token=None, n_bytes=None):
     """The work on one model, done here and not in a process of its own."""
     question = family_question(name)
-    return FamilyJob(access_of(question, token), question, index=index, n_bytes=n_bytes).run(lambda event: None)
+    return FamilyJob(access=access_of(question, token), question=question, index=index, n_bytes=n_bytes).run(
+        lambda event: None
+    )
 
 
 def survey(names, token=None, emit=lambda event: None):
     """The work on several, likewise."""
     question = survey_question(names)
-    return SurveyJob(access_of(question, token), question).run(emit)
+    return SurveyJob(access=access_of(question, token), question=question).run(emit)
 
 
 @pytest.mark.parametrize(
@@ -257,7 +259,7 @@ def test_a_survey_that_cannot_draw_its_tree_has_all_the_rest(hub, monkeypatch):
 
 def test_a_survey_under_a_cap_says_which_models_were_not_read(hub):
     question = survey_question([BASE, RELATED, LARGE])
-    report = SurveyJob(access_of(question), question, n_bytes=1_000_000).run(lambda event: None).report
+    report = SurveyJob(access=access_of(question), question=question, n_bytes=1_000_000).run(lambda event: None).report
     assert report.groups()[0] == (BASE, RELATED)
     assert "bytes allowed" in report.models[LARGE].error
 
@@ -274,7 +276,7 @@ class HangsAtTheEnd(SurveyJob):
 def test_a_survey_that_is_late_keeps_what_it_has_and_gives_its_place_back(hub, monkeypatch):
     monkeypatch.setattr("mdir_space.jobs.service.SurveyJob", HangsAtTheEnd)
     seconds = [0.0]
-    monkeypatch.setattr(Errand, "seconds", property(lambda errand: seconds[0]))
+    monkeypatch.setattr(JobRun, "seconds", property(lambda run: seconds[0]))
     service = Service(ServiceSettings(Limits(seconds=600.0)))
 
     async def go_on_until_it_is_late():

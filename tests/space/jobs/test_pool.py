@@ -2,13 +2,13 @@
 
 import asyncio
 import os
-import subprocess
+import signal
 import sys
 from contextlib import aclosing
+from multiprocessing import forkserver
 
 import pytest
 
-from mdir_space import processes
 from mdir_space.jobs import service as service_module
 from mdir_space.jobs.compare import ComparisonJob, ComparisonPlanJob
 from mdir_space.jobs.job import JobFailedError
@@ -114,13 +114,13 @@ def test_a_process_that_crashes_takes_nobody_along(hub, jobs_are):
     assert answer(service, QUESTION).result.verdict.value == "homologous"
 
 
-def test_the_next_process_starts_though_the_one_that_has_them_was_killed(hub, monkeypatch):
-    monkeypatch.setattr(processes, "subprocess", subprocess)  # a program, as in a Space
+def test_jobs_go_on_after_the_fork_server_was_killed(hub):
     service = Service(ServiceSettings())
     answer(service, QUESTION)
-    service._processes._nursery._process.kill()
-    service._processes._nursery._process.wait(10)
+    server = forkserver._forkserver._forkserver_pid
+    os.kill(server, signal.SIGKILL)
     assert answer(service, PairQuestion(BASE, STRANGER, "screen")).result.verdict.value == "no_evidence"
+    assert forkserver._forkserver._forkserver_pid != server
 
 
 def test_a_fault_of_ours_is_not_shown_as_a_refusal_and_frees_the_place(hub, jobs_are):

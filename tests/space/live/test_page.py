@@ -367,7 +367,7 @@ def test_the_button_names_what_the_server_is_going_to_do(blank, first, second, s
 def blank(chromium):
     """A page with the script of the page and nothing else."""
     page = chromium.new_page()
-    page.add_init_script(path=str(Path(mdir_space.__file__).parent / "page.js"))
+    page.add_init_script(path=str(Path(mdir_space.__file__).parent / "page" / "page.js"))
     page.goto("about:blank")
     yield page
     page.close()

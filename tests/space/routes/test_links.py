@@ -203,6 +203,6 @@ def test_an_answer_that_does_not_end_in_time_is_left(hub, monkeypatch):
 def test_suggested_names_are_text():
     strange = (Suggestion('"><script>', is_gated=True), Suggestion("a/b", 12))
     assert datalist("x", strange) == (
-        '<datalist id="x"><option value="&quot;&gt;&lt;script&gt;" label="\N{LOCK} gated"></option>'
+        '<datalist id="x"><option value="&#34;&gt;&lt;script&gt;" label="\N{LOCK} gated"></option>'
         '<option value="a/b" label="12 downloads a month"></option></datalist>'
     )

@@ -9,59 +9,56 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from mdir_space.html.links import CARD_PATH, pinned_link
+from mdir_space.html.links import CARD_PATH, MCP_PATH, pinned_link
 from mdir_space.jobs.limits import Limits
 from mdir_space.jobs.question import MAX_MODELS, MAX_NAME_LENGTH, PairQuestion, RefusedError
 from mdir_space.jobs.service import Answered, Service, ServiceSettings
 from mdir_space.jobs.visitor import Visitor
-from mdir_space.routes.api import tools_for
 from mdir_space.routes.body_limit import MAX_BODY_BYTES
 from mdir_space.routes.cards import Cards
-from mdir_space.routes.mcp import ADDRESS, Call, McpMiddleware, McpServer
+from mdir_space.routes.mcp import McpMiddleware, McpServer
+from mdir_space.routes.tools import TOOLS, Call
 from tests.space.coroutines import finish
 from tests.space.models import BASE, GATED, RELATED
 
 ANYBODY = Visitor("address 1.2.3.4")
 
 
-def tools(limits=Limits()):  # noqa: B008 - frozen
-    service = Service(ServiceSettings(limits))
-    return service, {tool.name: tool for tool in tools_for(service)}
+TOOL = {tool.name: tool for tool in TOOLS}
 
 
-async def result_of(tool, arguments, visitor=ANYBODY):
-    async with aclosing(tool.answer(Call(arguments, visitor, None))) as news:
-        return [one async for one in news][-1]
+async def result_of(service, name, arguments, visitor=ANYBODY):
+    async with aclosing(TOOL[name].answer(service, Call(arguments, visitor, None))) as steps:
+        return [step async for step in steps][-1]
 
 
 def test_agents_come_to_the_same_desk_with_the_same_limits(hub):
-    service, named = tools(Limits(n_bytes=50_000))
+    service = Service(ServiceSettings(Limits(n_bytes=50_000)))
     pair = {"reference": BASE, "candidate": RELATED}
     with pytest.raises(RefusedError, match="more than one may read here"):
-        finish(result_of(named["compare"], pair))
-    planned = finish(result_of(named["plan"], pair))
+        finish(result_of(service, "compare", pair))
+    planned = finish(result_of(service, "plan", pair))
     assert (planned["bytes_limit"], planned["fits"]) == (50_000, False)
     for asked, kind in (({"reference": BASE}, "family"), ({"models": [BASE, RELATED]}, "survey"), (pair, "comparison")):
-        planned = finish(result_of(named["plan"], asked))
-        jsonschema.validate(planned, named["plan"].gives)
+        planned = finish(result_of(service, "plan", asked))
+        jsonschema.validate(planned, TOOL["plan"].output_schema)
         assert planned["kind"] == kind
     with pytest.raises(RefusedError, match="or of a survey"):
-        finish(result_of(named["plan"], {**pair, "models": [BASE, RELATED]}))
+        finish(result_of(service, "plan", {**pair, "models": [BASE, RELATED]}))
     with pytest.raises(RefusedError, match="is gated"):
-        finish(result_of(named["compare"], {"reference": BASE, "candidate": GATED}))
+        finish(result_of(service, "compare", {"reference": BASE, "candidate": GATED}))
 
-    service, named = tools(Limits(n_running=1, n_waiting=5, n_per_visitor=1))
+    service = Service(ServiceSettings(Limits(n_running=1, n_waiting=5, n_per_visitor=1)))
     entry = service._queue.enter(ANYBODY.key)
     for name, arguments in (("compare", pair), ("identify", {"model": BASE}), ("survey", {"models": [BASE, RELATED]})):
         with pytest.raises(RefusedError, match="comparisons of yours are running"):
-            finish(result_of(named[name], arguments))
+            finish(result_of(service, name, arguments))
     entry.leave()
 
 
 def test_what_a_tool_takes_is_bounded_and_what_is_wrong_is_said_shortly():
-    _, named = tools()
     pair = {"reference": BASE, "candidate": RELATED}
-    assert named["compare"].why_not(pair) == ""
+    assert TOOL["compare"].why_not(pair) == ""
     for name, arguments in (
         ("compare", {**pair, "candidate": "x" * (MAX_NAME_LENGTH + 1)}),
         ("compare", {**pair, "alpha": 0}),
@@ -72,31 +69,31 @@ def test_what_a_tool_takes_is_bounded_and_what_is_wrong_is_said_shortly():
         ("identify", {}),
         ("plan", {"candidate": BASE}),
     ):
-        assert 20 < len(named[name].why_not(arguments)) < 600
-    for tool in named.values():
-        for schema in (tool.takes, tool.gives):
+        assert 20 < len(TOOL[name].why_not(arguments)) < 600
+    for tool in TOOLS:
+        for schema in (tool.input_schema, tool.output_schema):
             jsonschema.Draft202012Validator.check_schema(schema)
 
 
 @pytest.fixture
 def client():
-    agents = McpServer(tools()[1].values())
-    app = Starlette(routes=[Route("/", lambda request: PlainTextResponse("the page"))], lifespan=agents.lifespan)
-    with TestClient(McpMiddleware(app, agents)) as client:
+    mcp = McpServer(Service(ServiceSettings()))
+    app = Starlette(routes=[Route("/", lambda request: PlainTextResponse("the page"))], lifespan=mcp.lifespan)
+    with TestClient(McpMiddleware(app, mcp)) as client:
         yield client
 
 
 def test_the_door_lists_its_tools_and_lets_everything_else_pass(client):
     assert client.get("/").text == "the page"
-    assert "compare, plan, identify, verify, survey" in client.get(f"{ADDRESS}/").text
-    listed = {tool["name"]: tool for tool in client.get(f"{ADDRESS}/schema").json()}
+    assert "compare, plan, identify, verify, survey" in client.get(f"{MCP_PATH}/").text
+    listed = {tool["name"]: tool for tool in client.get(f"{MCP_PATH}/schema").json()}
     assert set(listed) == {"compare", "plan", "identify", "verify", "survey"}
     assert listed["compare"]["outputSchema"]["properties"]["verdict"]
 
 
 def test_a_body_of_an_agent_is_bounded(client):
     headers = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
-    assert client.post(f"{ADDRESS}/", content=b"x" * (MAX_BODY_BYTES + 1), headers=headers).status_code == 413
+    assert client.post(f"{MCP_PATH}/", content=b"x" * (MAX_BODY_BYTES + 1), headers=headers).status_code == 413
 
 
 def test_a_card_is_shown_of_what_is_kept_for_everybody_and_computes_nothing(hub):

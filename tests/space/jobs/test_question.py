@@ -21,7 +21,7 @@ def test_a_name_that_is_missing_is_named(first, second, which):
         pair_question(first, second)
 
 
-def test_ten_thousand_characters_are_no_name_and_are_not_repeated():
+def test_a_very_long_name_is_refused_in_a_short_message():
     with pytest.raises(RefusedError, match=r"10,000 characters") as caught:
         pair_question("x" * 10_000, "c/d")
     assert len(caught.value.message) < 200

@@ -1,4 +1,4 @@
-"""Links that open a comparison again, and what such a link says."""
+"""Addresses of questions and results, and what they ask."""
 
 from __future__ import annotations
 

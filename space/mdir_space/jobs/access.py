@@ -1,10 +1,10 @@
-"""Which commits a question is about, and with whose rights they are read.
+"""Finds the commits of a question, and decides with which token they are read.
 
-What everybody may read is read through the caches, and its result is kept for everybody. The Hub answers an account
-more often than an address, which a Space shares with others: so the visitor's own token is sent where there is one,
-else a token without scopes that the owner of the Space may set, else none; and a repository that not everybody may
-read is refused to all three. Anything else is read with the visitor's own token, without any cache, and its result goes
-to that visitor and nowhere else. The token of the server (``HF_TOKEN``) is used for nobody.
+Public models are read through the caches, and their results are cached for everybody. The Hub answers an account more
+often than an address, which Spaces share: so the request has the token of the visitor if there is one, else a token
+without scopes that the owner of the Space may set, else none. Private and gated models are read with the token of the
+visitor only, without any cache, and their results go to that visitor only. The token of the server (``HF_TOKEN``) is
+never used.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ TOKEN_VARIABLE = "MDIR_SPACE_TOKEN"
 
 
 MAX_CHOICES = 40
-"""Files of which one may be meant that are offered."""
+"""Most files that are offered if a repository holds several models."""
 
 ASKED_AT_A_TIME = 4
-"""Models that the Hub is asked for at a time, for one visitor."""
+"""Requests to the Hub at a time, for one visitor."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,10 @@ class Access:
     Attributes:
         models: The models, in the order in which they were asked for.
         token: Token to read them with; None: none.
-        is_private: Whether they are read with the visitor's rights: with that token alone, and without any cache.
-            Where not, nothing is read that is not everybody's, whatever the token may.
+        is_private: Whether they are read with the token of the visitor, without any cache. If not, only public models
+            are read, whatever the token may open.
         is_shared: Whether everybody may see the result.
-        left_out: Why some names are none of ``models``; empty unless that was allowed.
+        left_out: The names that are not in ``models``, with the reason.
     """
 
     models: tuple[ResolvedModel, ...]
@@ -158,7 +158,7 @@ def _resolve(text: str, token: str | None, *, allow_local: bool) -> tuple[Resolv
             continue  # or the token has expired, and the next one does
         if using == token or model.is_public:
             return model, using
-    # What only the token of the Space may read is read for nobody.
+    # A model that only the token of the Space can read is refused.
     return resolve_model(text, token=False, allow_local=allow_local), None
 
 

@@ -1,4 +1,4 @@
-"""The index of base models that the page searches: the owner's own, or the small one that ships with the Space."""
+"""The index of base models that the page searches: the owner's, or the small one that ships with the Space."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ INDEX_VARIABLE = "MDIR_SPACE_INDEX"
 
 @dataclass(frozen=True)
 class ShippedBase:
-    """Where an entry of the index that ships comes from.
+    """The source of an entry of the shipped index.
 
     Attributes:
-        read: What was read for it.
-        repository: The repository of the Hub whose name it bears. Nobody has compared the two.
+        read: What was read.
+        repository: The repository of that name on the Hub. The two were not compared.
     """
 
     read: str

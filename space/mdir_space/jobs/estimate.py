@@ -1,11 +1,11 @@
-"""How long a comparison is going to take, and sizes and times in words."""
+"""Estimates of the time of a comparison; sizes and times in words."""
 
 from __future__ import annotations
 
 from mdir_hf import HomologyReport, ReadPlan
 
 FIRST_GUESS_BYTES_PER_S = 15e6
-"""What ranges of the Hub's files come at, before anything was measured here."""
+"""Speed of reading from the Hub, before the first measurement."""
 
 FLOPS_PER_S = 15e9
 """Products and singular values on two virtual cores, single precision."""
@@ -25,10 +25,10 @@ MIN_BYTES_TO_LEARN_FROM = 1 << 20
 
 
 class Pace:
-    """How fast comparisons are here, learnt from those that ended.
+    """The speed of comparisons here, from those that ended.
 
     Attributes:
-        bytes_per_s: What reading comes at.
+        bytes_per_s: Speed of reading.
     """
 
     def __init__(self) -> None:

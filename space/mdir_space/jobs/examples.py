@@ -1,4 +1,4 @@
-"""Results that open at once: stored reports on real models and what was made of them, with what these are."""
+"""Stored results, which open at once: reports on real models and models made from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much one visitor, and all of them, may ask of this machine."""
+"""The limits of this server: time, bytes, memory, and jobs per visitor."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Limits:
         plan_seconds: Longest wall-clock time of making a plan, in seconds.
         plan_memory_bytes: Most memory that making a plan may take.
         n_planning: Plans that are made at a time.
-        n_proxies: How many proxies of its own the server stands behind, each of which adds an address to
-            ``X-Forwarded-For``; 0: that header is not believed.
+        n_proxies: Own proxies in front of the server, which add an address to ``X-Forwarded-For``; 0: that header is
+            ignored.
     """
 
     seconds: float | None = None

@@ -23,7 +23,7 @@ MAX_MODELS = 20
 MAX_LIST_LENGTH = MAX_MODELS * MAX_NAME_LENGTH
 
 ONLY = ("index", "card")
-"""The halves of a question about one model: what the index finds, and what the card declares."""
+"""The two halves of a question about one model: the index, and the card."""
 
 _BETWEEN = re.compile(r"[\s,;|]+")
 _JOINING = frozenset({"vs", "vs.", "versus", "and", "&", "-", "*", "•", "+"})
@@ -39,7 +39,7 @@ class RefusedError(Exception):
         runs_locally: Whether the same comparison may well work on the visitor's own machine.
         may_sign_in: Whether signing in may help.
         is_absent: Whether there is no such model on the Hub.
-        choices: Names of which one may be meant, by the name that was asked for.
+        choices: For a name with several models: the name of each of them.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class PairQuestion:
     Attributes:
         reference: What names the one model, as typed.
         candidate: What names the other.
-        level: auto, screen, embedding or body.
+        level: auto, screen, embedding or layers.
         alpha: Level of significance, in (0, 1).
     """
 
@@ -215,7 +215,7 @@ def parse_question(
 def split_names(text: object, *, allow_local: bool = False) -> tuple[str, ...]:
     """Return the names in a text that was typed or pasted: between blanks, commas, new lines, or "vs".
 
-    A text that is no list of names is one name, whatever it is: whoever looks it up says what is wrong with it.
+    A text that is no list of names counts as one name; looking it up gives the error.
 
     Args:
         text: The text of a field.

@@ -1,4 +1,4 @@
-"""Results that everybody may see, kept by what was compared and never by its name."""
+"""The cache of public results. Its keys are commits, level and alpha, not names as typed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_RESULTS = 128
 """A report with its pictures' arrays takes about 2 MB; a survey with its pictures, or a family, takes less."""
 
 WHAT_IS_KEPT = (
-    f"The last {MAX_RESULTS} results of public models are kept in memory until the server stops; whoever asks the "
+    f"The last {MAX_RESULTS} results of public models are kept in memory until the server stops; anyone who asks the "
     "same question or has the address can open them."
 )
 """Stands on the page, in its README, in the guide and in SECURITY.md, in these words."""

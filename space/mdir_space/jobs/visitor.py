@@ -51,7 +51,7 @@ def visitor_of(
         request: The request.
         account: Who is signed in, if anybody is.
         account_token: The token that signing in gave.
-        n_proxies: How many proxies stand before this server, each of which adds an address to ``X-Forwarded-For``.
+        n_proxies: Own proxies in front of this server, which add an address to ``X-Forwarded-For``.
     """
     headers = {} if request is None else {name.lower(): value for name, value in dict(request.headers).items()}
     token = None if account_token is None else account_token.token

@@ -43,11 +43,11 @@ TITLE = "mdir-hf: do two models share weight ancestry?"
 HERE = Path(__file__).resolve().parent
 SCRIPTS = ("page.js", "figures.js")
 PREFLIGHT_DELAY_S = 0.4
-"""Leaving a field for the button asks for the plan, and the click that follows calls it off in this time."""
+"""Leaving a field for the button requests the plan; the click that follows cancels it within this time."""
 OTHER_NAME_S = 0.8
-"""Whoever has named one model may be on the way to the field for another; typing there calls the plan off."""
+"""After one name a visitor may type another into the second field; typing there cancels the plan."""
 DISTRIBUTING_S = 0.15
-"""The browser shows the last of the updates of one frame: both fields must have been filled before others come."""
+"""The browser shows only the last update of a frame, so the next one waits until both fields are filled."""
 TEXT_SIZES = gr.themes.Size(
     name="text_rem",
     xxs="0.5625rem",
@@ -58,13 +58,12 @@ TEXT_SIZES = gr.themes.Size(
     xl="1.375rem",
     xxl="1.625rem",
 )
-"""Gradio's own, but relative to the letters that a visitor has chosen."""
+"""Gradio's own, but relative to the font size of the browser."""
 STOPPING_S, LAST_WORDS_S = 5.0, 0.3
-"""How long a comparison that is cancelled may take to let go, and how long what it said last is under way: an update
-that reached the page after the answer to the cancelling would offer to cancel what is over."""
+"""How long a cancelled job may take to end, and how long its last update may take to arrive: later, it
+would show Cancel again."""
 MAX_SESSIONS = 64
-"""Of how many visitors gradio remembers what their page shows, 2 MB each; its own bound is 10,000. Nothing that a
-visitor does next needs it."""
+"""Page states that gradio keeps, 2 MB each; its default is 10,000. No later action of a visitor needs them."""
 
 
 def build_page(service: Service) -> gr.Blocks:
@@ -100,7 +99,7 @@ def build_page(service: Service) -> gr.Blocks:
                 cancel = gr.Button("Cancel", variant="stop", elem_id="cancel", visible="hidden")
                 if service.settings.may_sign_in:
                     gr.LoginButton("Sign in for gated models", "Sign out {}", size="md", elem_id="sign-in")
-            plan = gr.HTML(elem_id="plan")  # under the button, which stays where it is when a plan arrives
+            plan = gr.HTML(elem_id="plan")  # under the button, so that a plan does not move it
             status, alert = gr.HTML(elem_id="status"), gr.HTML(elem_id="alert")
             examples = _examples_row()
             panels = _panels(plan, status, alert, compare, cancel)
@@ -228,7 +227,7 @@ def _examples_row() -> list[tuple[gr.Button, Example]]:
 def _panels(plan: gr.HTML, status: gr.HTML, alert: gr.HTML, compare: gr.Button, cancel: gr.Button) -> Panels:
     verdict = gr.HTML(elem_id="verdict")
     tabs = {}
-    # The page's script opens the tab of a result, once: said here, it would undo what a visitor has opened since.
+    # The script of the page opens the tab of a result, once; opening it here would undo a later choice of the visitor.
     with gr.Column(visible=False, elem_id="details") as details, gr.Tabs(overflow_behavior="wrap"):
         for name in ("Evidence", "Layers", "Modules", "Calibration", "Reproduce", "Badge"):
             with gr.Tab(name, elem_id=f"tab-{name.lower()}", id=name.lower()):
@@ -240,7 +239,7 @@ def _listen(
     service: Service, fields: list[Any], panels: Panels, examples: list[tuple[gr.Button, Example]], opener: gr.Button
 ) -> None:
     """Connect the page to the service. Nothing a visitor asks or reads is held anywhere but in these calls."""
-    at_work: Counter[str | None] = Counter()  # comparisons of each page that is open somewhere
+    at_work: Counter[str | None] = Counter()  # running answers of each open page
     hidden: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 
     async def run(
@@ -326,10 +325,10 @@ def _listen(
             visitor = visitor_of(request, account, account_token, n_proxies=service.settings.limits.n_proxies)
             plan = await service.plan(question, visitor)
         except RefusedError:
-            return ""  # whoever is still typing is not to be corrected; the click says it
+            return ""  # the visitor may still be typing; the click shows the refusal
         return notice_of(plan, service.pace, service.settings.limits)
 
-    # In the browser: what the button says is never behind what stands in the fields.
+    # In the browser, so that the label of the button always fits the fields.
     label = f"(first, second) => buttonLabel(first, second, {json.dumps(service.settings.allow_local)})"
     gr.on([field.change for field in fields[:2]], None, fields[:2], panels.compare, js=label, queue=False, **hidden)
     planning = gr.on(
@@ -341,7 +340,7 @@ def _listen(
         concurrency_limit=8,
         **hidden,
     )
-    # What was planned for other names goes as soon as one of them is changed.
+    # A plan disappears as soon as a name is changed.
     gr.on(
         [fields[0].input, fields[1].input],
         None,
@@ -352,7 +351,7 @@ def _listen(
         queue=False,
         **hidden,
     )
-    # In two steps, here and below: a function beside ``cancels`` is answered before anything is cancelled.
+    # In two steps, here and below: gradio runs a function beside ``cancels`` before it cancels.
     running = [
         gr.on(
             [panels.compare.click, fields[0].submit, fields[1].submit],
@@ -363,7 +362,7 @@ def _listen(
             queue=False,
             **hidden,
         ).then(run, fields, [*panels.all(), *fields[:2]], concurrency_limit=None, **hidden),
-        # The page's script presses it where there is a link: an event of every page load would take the focus away.
+        # The script of the page clicks it if there is a link: an event of every page load would take the focus away.
         opener.click(open_link, None, [*fields, *panels.all()], concurrency_limit=None, **hidden),
     ]
     for button, example in examples:

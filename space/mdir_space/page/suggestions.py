@@ -1,4 +1,4 @@
-"""Type-ahead: models of the Hub whose names hold what has been typed, where the Hub answers in time."""
+"""Suggestions while typing: models of the Hub whose names contain the text."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ MIN_CHARACTERS = 3
 KEPT_S = 600.0
 MAX_KEPT = 2000
 SILENCE_S = 60.0
-"""How long the Hub is left alone after it did not answer."""
+"""Pause after the Hub did not answer."""
 MAX_REQUESTS_PER_MINUTE = 30
-"""Questions in a minute, for all visitors: a third of what the Hub answers one address, which a Space shares."""
+"""Requests in a minute, for all visitors: a third of what the Hub answers one address, which a Space shares."""
 ANSWER_S = 10.0
-"""How long an answer may take, whole: nobody waits for it any longer."""
+"""Time limit of a whole answer."""
 _TIMEOUT_S = 5.0
 _MOST_BYTES = 1 << 20
 _MOST_COUNTED = 10**15
@@ -58,7 +58,7 @@ class Suggestion:
 
 
 class Suggestions:
-    """Public models, asked for with no visitor's token. Thread safe."""
+    """Public models, requested without the token of a visitor. Thread safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -82,7 +82,7 @@ class Suggestions:
             self._asked_at.append(now)
         try:
             models = self._ask(wanted)
-        except Exception:  # whatever fails, somebody can go on typing
+        except Exception:  # the visitor can type on without suggestions
             with self._lock:
                 self._silent_until = now + SILENCE_S
             return ()
@@ -110,7 +110,7 @@ class Suggestions:
             "expand": ["downloads", "gated", "private", "safetensors"],
         }
         models = _first_page(f"{endpoint}/api/models", asked, token=token_of_space() or False)
-        # Whatever the token may see: what is not public is nobody's suggestion.
+        # The token may see private models; only public ones are suggested.
         return tuple(_suggestion(model) for model in models if model.get("private") is False)[:MAX_SUGGESTIONS]
 
 

@@ -126,9 +126,9 @@ class FirstPaint:
             light = replace(result, pictures={}) if isinstance(result, SurveyResult) else result
             card = answer_card(light, question, link=pinned_link(answered, request, question), note=KEPT)
         theme = request.query_params.get("__theme", "")
-        head = render("first_paint_head", title=title, description=description)
-        head += Markup(f"<style>{self._style.get(theme, self._style[''])}</style>")
-        body = render("first_paint_body", introduction=self._introduction, card=card)
+        head = str(render("first_paint_head", title=title, description=description))
+        head += f"<style>{self._style.get(theme, self._style[''])}</style>"
+        body = str(render("first_paint_body", introduction=self._introduction, card=card))
         # Before gradio's own tags: a reader takes the first one of a name.
         page = page.replace("<head>", f"<head>{head}", 1)
         return re.sub(r"<body[^>]*>", lambda found: found.group() + body, page, count=1)

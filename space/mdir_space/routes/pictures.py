@@ -1,4 +1,4 @@
-"""Serves the pictures of the page on the method under an address of their own, which tells nothing of this disk."""
+"""Serves the pictures of the page "How it works", at addresses that reveal no path of this server."""
 
 from __future__ import annotations
 

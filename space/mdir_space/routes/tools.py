@@ -115,7 +115,7 @@ class Tool:
         output_schema: JSON Schema of the result.
         question: Makes the question of the arguments.
         result: Makes the result of an answer, a link and the arguments; None: the result is the plan of the question.
-        one_of: Arguments of which one is required.
+        one_of: At least one of these arguments is required.
     """
 
     name: str

@@ -109,7 +109,7 @@ def rendered():
     return [piece for name in ("hidden", "strangers") for piece in pieces(EXAMPLES[name].report)]
 
 
-def test_whatever_a_repository_is_called_it_stays_text(hostile):
+def test_any_repository_name_is_escaped(hostile):
     for piece in pieces(hostile):
         tags = Tags(piece)
         assert tags.open == []
@@ -135,7 +135,7 @@ def test_a_refusal_says_what_was_not_done(question, title):
     assert f"<h2>{title}</h2>" in refusal_notice(RefusedError("why"), question)
 
 
-def test_the_models_of_a_stored_result_are_known_by_their_names_in_any_order():
+def test_stored_results_are_found_by_their_models_in_any_order():
     for example in EXAMPLES.values():
         assert example.models == (example.report.reference.repo, example.report.candidate.repo)
         assert example_of(reversed(example.models)).name == example.name
@@ -208,7 +208,7 @@ def test_a_few_caveats_are_shown_and_the_others_are_folded(relatives):
     assert "more</summary>" not in verdict_card(relatives)
 
 
-def test_names_lead_to_the_commits_that_were_read_where_these_exist(relatives):
+def test_names_link_to_the_commits_that_were_read(relatives):
     card = verdict_card(relatives)
     for model in (relatives.reference, relatives.candidate):
         assert f'href="{HUB}/{model.repo}/tree/{model.commit}"' in card
@@ -263,7 +263,7 @@ def test_no_piece_accuses(rendered):
         ("inconclusive", True, "neither confirms nor contradicts"),
     ],
 )
-def test_what_is_declared_and_what_was_measured_stand_side_by_side(relatives, verdict, declared, sentence):
+def test_the_card_compares_declared_and_measured_lineage(relatives, verdict, declared, sentence):
     report = replace(relatives, verdict=Verdict(verdict), reason=None)
     bases = ("DEMO/base",) if declared else ("somebody/else",)
     candidate = DeclaredLineage("demo/permuted", None, bases, "finetune", "README.md", None, (), False)
@@ -274,7 +274,7 @@ def test_nothing_is_said_of_cards_that_could_not_be_read(relatives):
     assert declared_lineage_html(relatives, (None, None)) == ""
 
 
-def test_the_answer_for_programs_is_short_and_follows_its_schema_in_short_and_whole(relatives):
+def test_short_and_detailed_answers_follow_the_schema(relatives):
     answered = Answered(relatives, Access(()), was_kept=False)
     short, whole = (answer_of(answered, "", detailed=detailed) for detailed in (False, True))
     for answer in (short, whole):
@@ -288,7 +288,7 @@ def test_the_answer_for_programs_is_short_and_follows_its_schema_in_short_and_wh
     assert whole["layers"]["matrix"] and len(whole["modules"]) == len(relatives.modules)
 
 
-def test_the_examples_are_reports_of_real_models_with_what_their_figures_need():
+def test_stored_reports_have_the_data_of_their_figures():
     assert {"fine-tune", "permuted", "hidden", "other-tokenizer", "quantised", "strangers"} <= set(EXAMPLES)
     verdicts = {name: example.report.verdict.value for name, example in EXAMPLES.items()}
     assert verdicts == {**dict.fromkeys(EXAMPLES, "homologous"), "strangers": "no_evidence"}
@@ -328,7 +328,7 @@ def plan(level="auto", **changes):
         ("layers", "Reads 3 MB to about 16 MB; both models have 16 MB of weights."),
     ],
 )
-def test_a_plan_says_what_is_read_how_long_it_takes_and_whether_it_fits(level, words):
+def test_a_plan_gives_bytes_time_memory_and_fit(level, words):
     said = plan_notice(plan(level), Pace(), Limits())
     assert words in said
     assert "Takes a few seconds, by estimate. Needs 450 MB of memory; it fits." in said
@@ -341,13 +341,13 @@ def test_a_plan_says_what_is_read_how_long_it_takes_and_whether_it_fits(level, w
     ) in with_layers
 
 
-def test_the_bound_in_a_plan_is_the_limit_that_ends_it_and_keeps_what_was_found():
+def test_a_plan_names_the_byte_limit_only_if_it_may_be_hit():
     limited = plan_notice(plan(), Pace(), Limits(n_bytes=10_000_000))
     assert "Never more than 10 MB, the limit here: then what was found is shown." in limited
     assert "at most" not in limited and "Never" not in plan_notice(plan(), Pace(), Limits(n_bytes=20_000_000))
 
 
-def test_what_a_limit_cut_short_has_the_lighter_and_the_local_way_beside_it():
+def test_a_cut_short_answer_offers_a_lighter_level_and_a_command():
     question = PairQuestion("owner/a", "owner/b@v1", "layers", 1e-6)
     said = cut_short_notice("More than 4 GB.", question)
     assert 'href="?a=owner/a&amp;b=owner/b@v1&amp;level=embedding&amp;alpha=1e-06"' in said

@@ -52,7 +52,7 @@ def last(stream):
 
 
 @pytest.mark.parametrize("name", ABSURD)
-def test_absurd_weights_end_in_a_verdict_or_in_a_sentence_on_every_way(hub, tmp_path, name):
+def test_absurd_weights_give_a_verdict_or_one_sentence(hub, tmp_path, name):
     change, compared, identified, in_survey = ABSURD[name]
     hub.add_repository("owner/absurd", write_model(tmp_path / "absurd", change(gaussian(V, N, 0))))
     service = Service(ServiceSettings(index=index_of([BASE, STRANGER], tmp_path / "bases.safetensors")))

@@ -17,7 +17,7 @@ def access(reference, candidate, token=None, **rules):
 
 
 @pytest.mark.parametrize("who", ["token", "outsider_token"])
-def test_public_models_are_read_with_the_visitors_token_and_the_result_is_everybodys(hub, who):
+def test_public_results_are_shared_whoever_reads_them(hub, who):
     token = getattr(hub, who)
     found = access(BASE, RELATED, token)
     assert (found.token, found.is_private, found.is_shared) == (token, False, True)
@@ -27,7 +27,7 @@ def test_public_models_are_read_with_the_visitors_token_and_the_result_is_everyb
     )
 
 
-def test_who_is_not_signed_in_reads_with_the_token_that_the_owner_set_or_with_none(hub, monkeypatch):
+def test_without_signing_in_the_owners_token_or_none_is_sent(hub, monkeypatch):
     assert access(BASE, RELATED).token is None
     monkeypatch.setenv("MDIR_SPACE_TOKEN", f" {hub.outsider_token}\n")
     found = access(BASE, RELATED)
@@ -60,7 +60,7 @@ def test_what_the_owners_token_may_read_is_read_for_nobody(hub, monkeypatch):
 
 
 @pytest.mark.parametrize("pair", [(BASE, GATED), (GATED, BASE), (BASE, PRIVATE), (PRIVATE, GATED)])
-def test_anything_else_is_read_with_the_visitors_token_and_not_shared(hub, pair):
+def test_private_models_need_the_visitors_token(hub, pair):
     found = access(*pair, hub.token)
     assert (found.token, found.is_private, found.is_shared) == (hub.token, True, False)
     assert result_key(found, PairQuestion(*pair)) is None
@@ -96,7 +96,7 @@ def test_the_token_is_not_printed(hub):
     assert hub.token not in repr(access(BASE, GATED, hub.token))
 
 
-def test_local_models_are_refused_unless_allowed_and_the_message_is_the_same_for_all(hub, tmp_path):
+def test_local_paths_are_refused_with_one_message(hub, tmp_path):
     write_model(tmp_path / "mine", gaussian(200, 16, 0))
     messages = set()
     for path in (tmp_path / "mine", tmp_path / "absent", "/etc/passwd"):
@@ -123,7 +123,7 @@ def test_a_result_belongs_to_commits_level_and_alpha(hub, tmp_path):
     assert key != result_key(access(BASE, RELATED), PairQuestion(BASE, RELATED))
 
 
-def test_a_model_that_was_public_and_is_not_any_more_shares_nothing(hub):
+def test_a_model_that_became_gated_is_not_shared(hub):
     before = access(BASE, RELATED)
     hub.find(RELATED).gated = True
     with pytest.raises(RefusedError, match="gated"):
@@ -132,7 +132,7 @@ def test_a_model_that_was_public_and_is_not_any_more_shares_nothing(hub):
     assert (before.is_shared, after.is_shared) == (True, False)
 
 
-def test_results_are_bounded_and_what_is_for_one_visitor_is_not_kept():
+def test_the_cache_is_bounded_and_keeps_no_private_result():
     stored = stored_examples()[0].report
     report = replace(stored, io=replace(stored.io, files=()))
     results = PublicResults(most=2)
@@ -145,7 +145,7 @@ def test_results_are_bounded_and_what_is_for_one_visitor_is_not_kept():
     assert results.get(None) is None
 
 
-def test_a_result_that_rests_on_a_third_repository_is_kept_where_it_says_which():
+def test_a_result_is_kept_if_it_names_every_repository_it_read():
     commit, found = "0123456789" * 4, Access((), is_shared=True)
     stored = stored_examples()[0].report
     sides = [replace(model, commit=commit) for model in (stored.reference, stored.candidate)]

@@ -142,7 +142,7 @@ def test_a_collection_is_known_by_its_address_or_slug(name, said):
     assert is_collection(name) is said
 
 
-def test_a_base_of_the_index_is_found_and_confirmed_and_the_card_is_measured(index):
+def test_the_index_and_the_card_both_give_the_base(index):
     service = Service(ServiceSettings(index=index))
     found = last(service.answer(family_question(DECLARED), ANYBODY)).result
 
@@ -157,7 +157,7 @@ def test_a_base_of_the_index_is_found_and_confirmed_and_the_card_is_measured(ind
         last(service.answer(family_question(GATED), ANYBODY))
 
 
-def test_a_stranger_has_no_base_and_the_answer_says_what_would_have_been_found(index):
+def test_a_stranger_has_no_base_and_the_excluded_noise_is_given(index):
     found = family(MEDIUM, index)
     assert (found.found.found, found.declared.bases) == ((), ())
     assert (found.found.n_bases, found.found.n_of_width, found.found.excluded_noise) == (3, 0, None)
@@ -178,7 +178,7 @@ def test_a_copy_under_the_noise_that_is_stated_is_found(hub, index, tmp_path, se
     assert [one.base.repo for one in found.found] == [LARGE]
 
 
-def test_an_index_that_is_not_there_is_said_and_the_card_is_measured_all_the_same(hub, tmp_path):
+def test_without_an_index_the_card_is_still_checked(hub, tmp_path):
     (tmp_path / "broken").write_bytes(b"no index")
     for index, said in (("", "no index of base models"), (str(tmp_path / "broken"), "this is no index of base models")):
         found = family(DECLARED, index)
@@ -187,7 +187,7 @@ def test_an_index_that_is_not_there_is_said_and_the_card_is_measured_all_the_sam
         assert found.declared.bases[0].outcome == "homologous"
 
 
-def test_a_cap_on_bytes_holds_over_all_that_is_read_and_keeps_what_was_found(hub, index):
+def test_a_byte_limit_covers_all_reads_and_keeps_findings(hub, index):
     # What was read with a visitor's own rights is in no cache, so that the second time reads the same again.
     whole = family(PRIVATE, index, hub.token).found
     assert whole.found[0].report.verdict.value == "homologous"
@@ -198,7 +198,7 @@ def test_a_cap_on_bytes_holds_over_all_that_is_read_and_keeps_what_was_found(hub
     assert "bytes allowed" in found.found[0].error
 
 
-def test_what_a_visitor_alone_may_read_is_kept_nowhere_and_left_out_for_others(hub, hf_home, index):
+def test_private_models_leave_no_file_and_others_do_not_see_them(hub, hf_home, index):
     def kept():
         return {path: path.stat().st_mtime_ns for path in hf_home.rglob("*") if path.is_file()}
 
@@ -211,7 +211,7 @@ def test_what_a_visitor_alone_may_read_is_kept_nowhere_and_left_out_for_others(h
         assert report.models[name].error and len(report.pairs) == 1
 
 
-def test_of_several_files_in_a_repository_each_is_offered_by_its_name(index):
+def test_a_refusal_offers_each_model_of_a_repository(index):
     service = Service(ServiceSettings(index=index))
     for asked in (
         service.answer(family_question(FILES), ANYBODY),
@@ -222,7 +222,7 @@ def test_of_several_files_in_a_repository_each_is_offered_by_its_name(index):
         assert refused.value.choices == {FILES: (f"{FILES}/one-Q8_0.gguf", f"{FILES}/two-Q8_0.gguf")}
 
 
-def test_of_several_files_a_survey_offers_each_in_place_of_the_name(hub):
+def test_a_survey_offers_each_model_of_a_repository(hub):
     surveyed = survey([BASE, RELATED, FILES])
     names = (f"{FILES}/one-Q8_0.gguf", f"{FILES}/two-Q8_0.gguf")
     assert surveyed.choices == {FILES: names}
@@ -230,7 +230,7 @@ def test_of_several_files_a_survey_offers_each_in_place_of_the_name(hub):
     assert all(f'data-in-place-of="{FILES}">{name}</button>' in card for name in names)
 
 
-def test_a_survey_groups_relatives_draws_them_and_tells_each_model_as_it_arrives(hub):
+def test_a_survey_sends_each_model_and_ends_with_a_tree(hub):
     told = []
     surveyed = survey([BASE, STRANGER, RELATED, DECLARED, "owner/absent"], emit=told.append)
 
@@ -244,7 +244,7 @@ def test_a_survey_groups_relatives_draws_them_and_tells_each_model_as_it_arrives
     assert (body["schema"], len(body["pairs"]), len(body["trees"])) == ("mdir-hf/survey/1", 6, 1)
 
 
-def test_a_survey_that_cannot_draw_its_tree_has_all_the_rest(hub, monkeypatch):
+def test_a_survey_without_biopython_lacks_only_its_tree(hub, monkeypatch):
     names = [BASE, RELATED, DECLARED]
     monkeypatch.setitem(sys.modules, "Bio.Phylo.TreeConstruction", None)
     found = survey(names)
@@ -273,7 +273,7 @@ class HangsAtTheEnd(SurveyJob):
 
 
 @pytest.mark.slow
-def test_a_survey_that_is_late_keeps_what_it_has_and_gives_its_place_back(hub, monkeypatch):
+def test_a_late_survey_keeps_its_findings_and_leaves_the_queue(hub, monkeypatch):
     monkeypatch.setattr("mdir_space.jobs.service.SurveyJob", HangsAtTheEnd)
     seconds = [0.0]
     monkeypatch.setattr(JobRun, "seconds", property(lambda run: seconds[0]))
@@ -330,7 +330,7 @@ def test_a_family_is_kept_with_the_bases_that_it_rests_on(hub, index, tmp_path):
         opened_again(service, moved, question)
 
 
-def test_a_survey_is_kept_for_everybody_where_everybody_may_read_all_of_it(hub):
+def test_a_survey_is_cached_if_all_of_it_is_public(hub):
     service, question = Service(ServiceSettings()), survey_question([BASE, RELATED, STRANGER, GATED])
     steps = finish(steps_of(service.answer(question, ANYBODY)))
     assert_the_bar_goes_on(steps)
@@ -363,7 +363,7 @@ def unusual(hub, tmp_path):
     hub.add_repository(HALF, half)
 
 
-def test_adapters_folders_and_what_could_not_all_be_read_have_an_address(hub, index, unusual, tmp_path):
+def test_adapters_folders_and_partial_answers_have_an_address(hub, index, unusual, tmp_path):
     service, in_folder = Service(ServiceSettings(index=index)), f"https://huggingface.co/{FOLDER}/tree/main/sub"
     pair, of_adapter, of_folder = PairQuestion(STRANGER, ADAPTER), family_question(ADAPTER), family_question(in_folder)
     several = survey_question([BASE, ADAPTER, in_folder])
@@ -394,7 +394,7 @@ def test_adapters_folders_and_what_could_not_all_be_read_have_an_address(hub, in
     assert opened_again(service, adapted, pair) is None
 
 
-def test_plans_of_families_and_surveys_read_no_weights_and_say_what_a_no_excludes(hub, index):
+def test_plans_of_families_and_surveys_read_no_weights(hub, index):
     service = Service(ServiceSettings(Limits(n_bytes=100_000), index=index))
     n_sent = len(hub.sent("cdn"))
     of_family = finish(service.plan(family_question(DECLARED), ANYBODY))
@@ -463,7 +463,7 @@ def test_closing_stops_the_reading(hub):
 
 
 class TestCards:
-    def test_the_sentence_about_a_family_says_what_was_measured_and_p_is_of_what_it_names(self, index):
+    def test_the_family_sentence_quotes_the_p_of_its_base(self, index):
         found = family(DECLARED, index)
         headline, sentence = family_sentence(found, family_question(DECLARED))
         assert headline == f"It shares weight ancestry with {BASE}."
@@ -475,7 +475,7 @@ class TestCards:
         log10_p = found.found.found[0].report.log10_p + math.log10(3)
         assert f"(log10 p = {log10_text(log10_p)}, corrected for the 3 base models of the index" in of_index
 
-    def test_a_no_says_how_many_bases_and_which_copy_would_have_been_found(self, index):
+    def test_a_negative_answer_says_which_copy_it_excludes(self, index):
         headline, sentence = family_sentence(family(LARGER, index), family_question(LARGER))
         assert headline == "No base of it was found."
         assert "any of the 3 base models of the index. One of them is as wide as this model; a copy of it" in sentence
@@ -484,7 +484,7 @@ class TestCards:
         none_as_wide = family_sentence(family(MEDIUM, index), family_question(MEDIUM))[1]
         assert "None of them is as wide as this model, so it is a plain copy of none of them." in none_as_wide
 
-    def test_every_row_leads_to_a_full_comparison_and_what_is_in_no_repository_says_so(self, index):
+    def test_every_row_links_to_a_full_comparison(self, index):
         question = family_question(DECLARED)
         card = family_card(family(DECLARED, index), question)
         assert f'href="?a={BASE}&amp;b={DECLARED}"' in card
@@ -501,7 +501,7 @@ class TestCards:
         both = family_card(FamilyResult(found, declared=check), question)
         assert "index; its card" in both and note in html.unescape(both)
 
-    def test_a_survey_names_families_and_says_of_no_chain_that_all_are_related(self):
+    def test_a_chain_of_pairs_is_not_called_all_related(self):
         names = ("o/a", "o/b", "o/c", "o/d")
         summary = ModelSummary("o/a", None, None, "llama", 8, 1, 8)
         models = {name: ModelResult(name, summary) for name in names}
@@ -524,7 +524,7 @@ class TestCards:
         chain = said(("o/a", "o/b"), ("o/b", "o/c"))[1]
         assert chain.startswith("o/a, o/b and o/c are joined by pairs that share weight ancestry. The other one")
 
-    def test_a_survey_shows_no_p_that_bounds_nothing_and_leads_to_the_layers_of_who_has_no_relative(self):
+    def test_a_survey_shows_p_only_if_it_is_a_bound(self):
         names = ("o/a", "o/b", "o/c")
         summary = ModelSummary("o/a", None, None, "llama", 8, 1, 8)
         pairs = {pair: PairResult(*pair, "no_evidence", None, 0.0, 9) for pair in itertools.combinations(names, 2)}
@@ -551,7 +551,7 @@ class TestCards:
         assert "channels match" in str(found.found) and "log10 p" not in str(found.found)
         assert "channels match" in str(found.declared) and "log10 p" not in str(found.declared)
 
-    def test_whatever_a_model_is_called_is_text(self):
+    def test_any_model_name_is_escaped(self):
         hostile = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
         summary = ModelSummary(hostile, None, "c" * 40, "llama", 8, 1, 8)
         found = Identification(summary, (Ancestor(summary, -50.0, 9, error=hostile),), 1, 1e-10, 0)
@@ -571,7 +571,7 @@ class TestCards:
             assert "<script" not in card and "<img" not in card
 
 
-def test_the_index_that_ships_is_small_and_says_of_each_base_where_it_comes_from():
+def test_the_shipped_index_is_small_and_names_its_sources():
     place = Path(index_place())
     index = BaseIndex.load(place)
     assert place.stat().st_size < 10e6
@@ -595,5 +595,5 @@ def test_the_owner_may_name_another_index(monkeypatch, tmp_path):
         ("owner/some-0123456789abcdef01234567", "", SurveyQuestion),
     ],
 )
-def test_one_name_is_a_family_two_are_a_comparison_more_are_a_survey(first, second, kind):
+def test_the_number_of_names_decides_the_question(first, second, kind):
     assert isinstance(parse_question(first, second, "auto", "1e-10"), kind)

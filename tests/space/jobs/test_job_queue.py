@@ -13,7 +13,7 @@ def test_so_many_run_at_a_time_and_the_others_wait_in_order():
     assert [entry.n_ahead for entry in entries] == [0, 0, 1, 2, 3]
 
 
-def test_whoever_leaves_lets_the_next_one_run_and_only_once():
+def test_leaving_lets_the_next_one_run():
     queue = JobQueue(1, 10, None)
     first, second, third = (queue.enter(name) for name in "abc")
 
@@ -23,7 +23,7 @@ def test_whoever_leaves_lets_the_next_one_run_and_only_once():
     assert (second.n_ahead, third.n_ahead, len(queue)) == (0, 1, 2)
 
 
-def test_somebody_who_waits_may_leave():
+def test_a_waiting_entry_may_leave():
     queue = JobQueue(1, 10, None)
     first, second, third = (queue.enter(name) for name in "abc")
 
@@ -32,7 +32,7 @@ def test_somebody_who_waits_may_leave():
     assert (first.n_ahead, third.n_ahead) == (0, 1)
 
 
-def test_a_full_room_takes_nobody_and_says_so():
+def test_a_full_queue_refuses():
     queue = JobQueue(2, 3, None)
     entries = [queue.enter(f"visitor {number}") for number in range(5)]
 
@@ -44,7 +44,7 @@ def test_a_full_room_takes_nobody_and_says_so():
     assert queue.enter("late").n_ahead == 3
 
 
-def test_one_visitor_does_not_fill_the_room():
+def test_one_visitor_does_not_fill_the_queue():
     queue = JobQueue(1, 50, 2)
     mine = [queue.enter("greedy"), queue.enter("greedy")]
 
@@ -56,7 +56,7 @@ def test_one_visitor_does_not_fill_the_room():
     assert queue.enter("greedy").n_ahead == 2
 
 
-def test_whoever_has_a_place_comes_after_those_who_have_none():
+def test_a_visitor_with_a_job_comes_after_those_without():
     queue = JobQueue(1, 50, 4)
     greedy = [queue.enter("greedy") for _ in range(4)]
     others = [queue.enter(name) for name in "ab"]
@@ -68,7 +68,7 @@ def test_whoever_has_a_place_comes_after_those_who_have_none():
     assert [entry.n_ahead for entry in (*greedy[1:], *others)] == [0, 3, 4, 1, 2]
 
 
-def test_no_one_visitor_has_the_last_place_and_nobody_loses_one():
+def test_no_visitor_takes_the_last_running_place():
     queue = JobQueue(2, 50, 4)
     greedy = [queue.enter("greedy") for _ in range(3)]
     assert [entry.n_ahead for entry in greedy] == [0, 1, 2]

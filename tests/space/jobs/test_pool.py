@@ -53,7 +53,7 @@ async def pid_at_work(steps):
     raise AssertionError("it ended")
 
 
-def test_what_never_ends_is_ended_and_its_place_is_free(hub, jobs_are):
+def test_an_endless_job_is_killed_and_leaves_the_queue(hub, jobs_are):
     service = Service(ServiceSettings(Limits(seconds=10.0, n_running=1)))
 
     async def ask_twice():
@@ -77,7 +77,7 @@ async def aiter_rest(steps):
             yield step
 
 
-def test_it_is_ended_when_its_visitor_leaves_and_others_are_answered_meanwhile(hub, jobs_are):
+def test_a_job_is_killed_when_its_visitor_leaves(hub, jobs_are):
     service = Service(ServiceSettings(Limits(n_running=2)))
 
     async def leave():
@@ -96,7 +96,7 @@ def test_it_is_ended_when_its_visitor_leaves_and_others_are_answered_meanwhile(h
     assert was_running
 
 
-def test_whoever_takes_all_memory_is_told_so_in_one_sentence(hub, jobs_are):
+def test_a_job_that_takes_all_memory_is_refused_in_a_sentence(hub, jobs_are):
     jobs_are(bad_jobs.TakesAllMemory)
     service = Service(ServiceSettings(Limits(memory_bytes=400 << 20)))
     with pytest.raises(RefusedError, match="needed more memory than one may use here") as caught:
@@ -105,7 +105,7 @@ def test_whoever_takes_all_memory_is_told_so_in_one_sentence(hub, jobs_are):
     assert len(service._queue) == 0
 
 
-def test_a_process_that_crashes_takes_nobody_along(hub, jobs_are):
+def test_a_crash_costs_only_its_own_job(hub, jobs_are):
     service = Service(ServiceSettings())
     jobs_are(bad_jobs.Crashes)
     with pytest.raises(RefusedError, match="was ended"):
@@ -123,7 +123,7 @@ def test_jobs_go_on_after_the_fork_server_was_killed(hub):
     assert forkserver._forkserver._forkserver_pid != server
 
 
-def test_a_fault_of_ours_is_not_shown_as_a_refusal_and_frees_the_place(hub, jobs_are):
+def test_an_unexpected_error_is_no_refusal_and_leaves_the_queue(hub, jobs_are):
     jobs_are(bad_jobs.IsOurFault)
     service = Service(ServiceSettings())
     with pytest.raises(JobFailedError):
@@ -134,7 +134,7 @@ def test_a_fault_of_ours_is_not_shown_as_a_refusal_and_frees_the_place(hub, jobs
 class TestPlans:
     """Making a plan has the same bounds, and other places than comparisons."""
 
-    def test_one_that_never_ends_is_ended_and_comparisons_go_on_meanwhile(self, hub, jobs_are):
+    def test_an_endless_one_is_killed_and_comparisons_go_on(self, hub, jobs_are):
         service = Service(ServiceSettings(Limits(plan_seconds=8.0, n_planning=1, n_running=1)))
 
         async def plan():
@@ -188,7 +188,7 @@ class TestPlans:
             finish(service.plan(QUESTION, ANYBODY))
 
 
-def test_what_was_found_before_the_limit_is_shown_and_kept_for_nobody(hub, jobs_are):
+def test_findings_before_a_timeout_are_shown_and_not_cached(hub, jobs_are):
     service = Service(ServiceSettings(Limits(seconds=12.0)))
     jobs_are(bad_jobs.FindsAndThenHangs)
     for _ in range(2):

@@ -1,16 +1,16 @@
 import pytest
 
-from mdir_space.jobs.question import MAX_NAME_LENGTH, PairQuestion, RefusedError, ask, shortened
+from mdir_space.jobs.question import MAX_NAME_LENGTH, PairQuestion, RefusedError, pair_question, shortened
 
 
 def test_a_question_is_two_names_a_level_and_alpha():
-    assert ask(" a/b ", "c/d@v1", "layers", "1e-6") == PairQuestion("a/b", "c/d@v1", "layers", 1e-6)
-    assert ask("a/b", "c/d") == PairQuestion("a/b", "c/d", "auto", 1e-10)
-    assert ask("a/b", "c/d", alpha="") == PairQuestion("a/b", "c/d", "auto", 1e-10)
+    assert pair_question(" a/b ", "c/d@v1", "layers", "1e-6") == PairQuestion("a/b", "c/d@v1", "layers", 1e-6)
+    assert pair_question("a/b", "c/d") == PairQuestion("a/b", "c/d", "auto", 1e-10)
+    assert pair_question("a/b", "c/d", alpha="") == PairQuestion("a/b", "c/d", "auto", 1e-10)
 
 
 def test_alpha_may_be_written_with_a_true_minus():
-    assert ask("a/b", "c/d", alpha="1e−12").alpha == 1e-12
+    assert pair_question("a/b", "c/d", alpha="1e−12").alpha == 1e-12
 
 
 @pytest.mark.parametrize(
@@ -18,30 +18,30 @@ def test_alpha_may_be_written_with_a_true_minus():
 )
 def test_a_name_that_is_missing_is_named(first, second, which):
     with pytest.raises(RefusedError, match=f"The {which} model is not named"):
-        ask(first, second)
+        pair_question(first, second)
 
 
-def test_ten_thousand_characters_are_no_name_and_are_not_repeated():
+def test_a_very_long_name_is_refused_in_a_short_message():
     with pytest.raises(RefusedError, match=r"10,000 characters") as caught:
-        ask("x" * 10_000, "c/d")
+        pair_question("x" * 10_000, "c/d")
     assert len(caught.value.message) < 200
 
 
 def test_the_longest_name_is_taken():
-    assert ask("x" * MAX_NAME_LENGTH, "c/d").reference == "x" * MAX_NAME_LENGTH
+    assert pair_question("x" * MAX_NAME_LENGTH, "c/d").reference == "x" * MAX_NAME_LENGTH
 
 
 @pytest.mark.parametrize("level", ["everything", None, 3, "<b>", "x" * 5000])
 def test_an_unknown_level_is_refused(level):
     with pytest.raises(RefusedError, match="not known") as caught:
-        ask("a/b", "c/d", level)
+        pair_question("a/b", "c/d", level)
     assert len(caught.value.message) < 250
 
 
 @pytest.mark.parametrize("alpha", ["0", "1", "-0.1", "2", "nan", "inf", "much", "1e-400", "9" * 5000, None])
 def test_an_alpha_that_is_none_is_refused(alpha):
     with pytest.raises(RefusedError, match="Alpha is") as caught:
-        ask("a/b", "c/d", alpha=alpha)
+        pair_question("a/b", "c/d", alpha=alpha)
     assert len(caught.value.message) < 300
 
 

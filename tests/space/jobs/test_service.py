@@ -57,7 +57,7 @@ def test_relatives_and_strangers_are_told_apart(service):
     assert answer(service, PairQuestion(BASE, STRANGER)).result.verdict.value == "no_evidence"
 
 
-def test_every_step_says_what_goes_on_and_the_plan_comes_before_the_end(service, hub):
+def test_steps_have_the_plan_and_growing_bytes(service, hub):
     slow_weights(hub, "related")
     steps = finish(steps_of(service, PairQuestion(BASE, RELATED)))
 
@@ -89,14 +89,14 @@ def test_work_whose_visitor_has_left_ends_without_a_traceback(caplog):
     assert not caplog.records
 
 
-def test_the_revision_that_was_asked_for_stands_beside_the_commit_that_was_read(service, hub):
+def test_a_report_has_the_revision_and_the_commit(service, hub):
     report = answer(service, PairQuestion(f"{BASE}@main", RELATED)).result
     assert (report.reference.repo, report.reference.revision) == (BASE, "main")
     assert report.reference.commit == hub.find(BASE).revisions["main"]
     assert report.candidate.revision is None
 
 
-def test_a_public_result_is_kept_and_its_second_reader_reads_nothing(service, hub):
+def test_the_second_reader_of_a_public_result_reads_nothing(service, hub):
     first = answer(service, PairQuestion(BASE, RELATED))
     weights = len(hub.sent("cdn"))
     second = answer(service, PairQuestion(BASE, RELATED), Visitor("somebody else"))
@@ -116,7 +116,7 @@ def test_a_branch_that_moved_is_compared_anew(service, hub, tmp_path):
 
 
 @pytest.mark.parametrize("name", [GATED, PRIVATE])
-def test_what_one_visitor_may_read_is_kept_nowhere_and_refused_to_the_next(service, hub, hf_home, name):
+def test_private_results_are_not_cached_and_refused_to_others(service, hub, hf_home, name):
     reader = Visitor("account reader", hub.token)
     report = answer(service, PairQuestion(BASE, name), reader).result
     assert report.verdict.value == "homologous"
@@ -132,13 +132,13 @@ def test_what_one_visitor_may_read_is_kept_nowhere_and_refused_to_the_next(servi
 
 
 @pytest.mark.parametrize("token", ["hf_\xe4", "hf_\x80\xff", "hf_\x00"])
-def test_a_token_that_none_is_is_told_and_not_shown(service, token):
+def test_a_malformed_token_is_reported_and_not_shown(service, token):
     with pytest.raises(RefusedError, match="the token holds characters that no token has") as told:
         answer(service, PairQuestion(BASE, RELATED), Visitor("address 1.2.3.4", token))
     assert token not in str(told.value)
 
 
-def test_what_the_page_keeps_of_the_hub_lies_in_our_bounded_cache_alone(service, hf_home):
+def test_only_our_bounded_cache_is_written(service, hf_home):
     answer(service, PairQuestion(BASE, RELATED))
     kept = [path.relative_to(hf_home) for path in hf_home.rglob("*") if path.is_file()]
     assert {path.parts[0] for path in kept if path.name != ".agent_harnesses.json"} == {"mdir-hf"}
@@ -168,7 +168,7 @@ def test_closing_the_answer_stops_the_reading(service, hub):
     assert sum(request.bytes_sent for request in hub.sent("cdn")) < 2 * 1500 * 96 * 2
 
 
-def test_a_stopped_comparison_holds_its_place_until_its_thread_has_ended(hub):
+def test_a_stopped_job_stays_in_the_queue_until_its_thread_ends(hub):
     service = Service(ServiceSettings(Limits(n_running=1)))
     slow_weights(hub, "stranger", delay_s=0.5)
 
@@ -184,7 +184,7 @@ def test_a_stopped_comparison_holds_its_place_until_its_thread_has_ended(hub):
     assert len(service._queue) == 0
 
 
-def test_those_who_wait_are_told_how_many_are_ahead_and_all_are_answered(hub):
+def test_waiting_jobs_know_how_many_are_ahead(hub):
     service = Service(ServiceSettings(Limits(n_running=1)))
     slow_weights(hub, "related", delay_s=0.3)
 
@@ -240,7 +240,7 @@ def test_an_answer_that_nobody_takes_up_holds_no_place(hub):
     finish(look_at_the_answer_and_linger())
 
 
-def test_whoever_finds_the_room_full_is_told_to_run_it_at_home_and_the_others_are_answered(hub):
+def test_a_full_queue_refuses_and_answers_the_others(hub):
     service = Service(ServiceSettings(Limits(n_running=1, n_waiting=2)))
     slow_weights(hub, "related", delay_s=0.3)
 
@@ -255,7 +255,7 @@ def test_whoever_finds_the_room_full_is_told_to_run_it_at_home_and_the_others_ar
     assert all(isinstance(outcome[-1], Answered) for outcome in outcomes if not isinstance(outcome, RefusedError))
 
 
-def test_a_comparison_that_takes_too_long_is_stopped_and_says_what_to_do(hub):
+def test_a_late_comparison_is_stopped_with_advice(hub):
     service = Service(ServiceSettings(Limits(seconds=0.5)))
     slow_weights(hub, "", delay_s=0.2)
     with pytest.raises(RefusedError, match="longest that may take") as caught:
@@ -303,7 +303,7 @@ class TestAdapters:
         hub.add_repository("some/adapter", write_adapter(tmp_path / "adapter", "some/gated-base"))
         return "some/adapter"
 
-    def test_it_is_read_with_the_visitors_token_and_kept_for_nobody(self, service, hub, hf_home, adapter):
+    def test_the_visitors_token_opens_it_and_nothing_is_cached(self, service, hub, hf_home, adapter):
         reader = Visitor("account reader", hub.token)
         question = PairQuestion(adapter, "some/copy")
         answered = answer(service, question, reader)
@@ -324,7 +324,7 @@ class TestAdapters:
             answer(service, PairQuestion(adapter, "some/copy"))
         assert not any("gated-base" in path.as_posix() for path in hf_home.rglob("*"))
 
-    def test_strangers_do_not_get_it_out_of_the_caches_of_the_owner_of_the_machine(self, service, hub, adapter):
+    def test_the_owners_own_caches_do_not_open_it_to_others(self, service, hub, adapter):
         HomologyChecker.from_pretrained(adapter, token=hub.token).compare("some/copy", progress=False)
         with pytest.raises(RefusedError):
             answer(service, PairQuestion(adapter, "some/copy"))

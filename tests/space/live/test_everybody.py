@@ -50,7 +50,7 @@ def test_a_phone_needs_no_sideways_scrolling_anywhere(visit):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_what_is_written_before_the_scripts_come_is_readable_by_everybody(visit, server, scheme):
+def test_the_first_paint_is_accessible(visit, server, scheme):
     link = visit(f"/?a={BASE}&b={RELATED}")
     verdict(link)
     settle(link)
@@ -81,7 +81,7 @@ def test_what_a_finger_has_to_hit_on_a_phone_is_large_enough(visit):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_page_follows_the_system_into_the_dark_with_its_pictures(visit, scheme):
+def test_page_and_pictures_follow_the_color_scheme(visit, scheme):
     page = visit(f"/?a={BASE}&b={RELATED}", color_scheme=scheme)
     verdict(page)
     settle(page)
@@ -92,7 +92,7 @@ def test_the_page_follows_the_system_into_the_dark_with_its_pictures(visit, sche
     expect(page.locator(f"#panel-evidence .when-{other} img").first).to_be_hidden()
 
 
-def test_a_page_told_to_be_dark_shows_dark_pictures_on_a_light_system(visit):
+def test_a_dark_theme_shows_dark_pictures_on_a_light_system(visit):
     page = visit(f"/?a={BASE}&b={RELATED}&__theme=dark", color_scheme="light")
     verdict(page)
     settle(page)
@@ -100,7 +100,7 @@ def test_a_page_told_to_be_dark_shows_dark_pictures_on_a_light_system(visit):
     expect(page.locator("#panel-evidence .when-light img").first).to_be_hidden()
 
 
-def test_with_letters_twice_as_large_nothing_is_cut_off_and_the_scale_grows_with_them(visit):
+def test_text_twice_as_large_is_not_cut_off(visit):
     page = visit(f"/?a={BASE}&b={RELATED}")
     settle(page)
     before = page.locator("svg.scale").bounding_box()["width"]
@@ -120,7 +120,7 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("address", ANSWERS.values(), ids=ANSWERS)
-def test_tab_walks_through_every_answer_in_the_order_of_the_page_and_nothing_is_cut_off(visit, address):
+def test_tab_reaches_everything_in_the_order_of_the_page(visit, address):
     page = visit(address)
     expect(page.locator("#status .settled")).to_be_attached()
     missed, places = walked(page)
@@ -132,7 +132,7 @@ def test_tab_walks_through_every_answer_in_the_order_of_the_page_and_nothing_is_
         assert overflow(page) == 0, (width, size)
 
 
-def test_a_figure_on_a_phone_is_as_large_as_its_words_need_and_scrolls_by_itself(visit):
+def test_a_figure_on_a_phone_scrolls_by_itself(visit):
     page = visit(f"/?a={BASE}+{RELATED}+{STRANGER}", **PHONE)
     expect(page.locator("#status .settled")).to_be_attached()
     matrix = page.locator('.answers[data-name="matrix"]')

@@ -44,7 +44,7 @@ def test_the_pointer_is_told_which_layers_and_what_p(layers):
     expect(figure.locator(".mark")).to_be_visible()
 
 
-def test_keys_do_what_a_pointer_does_and_enter_opens_the_parts_of_a_pair(layers):
+def test_keys_move_between_cells_and_enter_opens_a_pair(layers):
     page, figure = layers()
     cells, said = figure.locator(".cells"), figure.locator(".said")
     focus(cells)

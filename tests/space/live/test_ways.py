@@ -22,7 +22,7 @@ def name(page, text):
     page.get_by_label("One model, or several").fill(text)
 
 
-def test_a_visitor_with_one_name_and_a_phone_gets_a_correct_sentence(visit, server):
+def test_one_name_on_a_phone_gives_a_family(visit, server):
     page = visit("/", **PHONE)
     name(page, DECLARED)
     button = page.get_by_role("button", name="Find its family")
@@ -46,7 +46,7 @@ def test_a_visitor_with_one_name_and_a_phone_gets_a_correct_sentence(visit, serv
     expect(page.get_by_label("Compare with, optional")).to_have_value(DECLARED)
 
 
-def test_a_link_with_one_name_opens_its_family_and_a_no_says_what_it_excludes(visit):
+def test_a_link_with_one_name_opens_its_family(visit):
     page = visit(f"/?a={LARGER}")
     answered(page, "No base of it was found.")
     sentence = page.locator(".verdict .sentence")
@@ -59,7 +59,7 @@ def test_a_link_with_one_name_opens_its_family_and_a_no_says_what_it_excludes(vi
     assert page.locator("#alert [role=alert]").count() == 0
 
 
-def test_without_a_mouse_one_name_leads_to_its_family_and_on_to_the_comparison(visit):
+def test_the_keyboard_opens_a_family_and_a_comparison(visit):
     page = visit()
     focus(page.get_by_label("One model, or several"))
     page.keyboard.type(RELATED)
@@ -87,7 +87,7 @@ def test_two_names_pasted_into_the_first_field_fill_both(visit, server, pasted):
     expect(page).to_have_url(f"{server.url}/?a={BASE}&b={RELATED}")
 
 
-def test_several_names_are_a_survey_that_grows_and_ends_with_matrix_and_tree(visit, server, live_hub):
+def test_several_names_give_a_survey_with_matrix_and_tree(visit, server, live_hub):
     live_hub.faults.append(Fault("slow", origin="cdn", path="declared", times=None, delay_s=1.0))
     page = visit()
     name(page, f"{BASE}, {RELATED}, {STRANGER}, {DECLARED}, owner/absent")
@@ -162,7 +162,7 @@ def test_cancel_stops_a_survey_and_a_search(visit, live_hub):
         assert is_quiet(live_hub)
 
 
-def test_an_author_that_has_no_model_and_too_many_names_are_answered_in_words(visit):
+def test_an_empty_author_and_too_many_names_are_refused(visit):
     page = visit("/?a=nobody")
     assert "lists no model" in refusal(page)
     page = visit("/?a=" + "+".join(f"owner/model-{k}" for k in range(21)))

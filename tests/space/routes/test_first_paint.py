@@ -64,7 +64,7 @@ def test_only_the_page_itself_is_written_into():
     assert client.get("/nothing").status_code == 404
 
 
-def test_a_kept_result_is_in_the_page_and_in_the_tags_that_previews_read(hub):
+def test_a_cached_result_is_in_the_page_and_its_preview_tags(hub):
     service = Service(ServiceSettings())
     client = client_of(service)
     answered, query = kept_queries(service)
@@ -85,7 +85,7 @@ def last_of(stream):
     return finish(steps())
 
 
-def test_a_kept_family_and_a_kept_survey_are_in_the_page_and_on_cards_too(hub):
+def test_cached_families_and_surveys_are_on_page_and_cards(hub):
     service = Service(ServiceSettings())
     client, cards = client_of(service), TestClient(Starlette(routes=[Route(CARD_PATH, Cards(service).show)]))
     of_model, of_several = FamilyQuestion(DECLARED, searches=False), SurveyQuestion((BASE, RELATED, STRANGER))

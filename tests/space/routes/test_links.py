@@ -31,13 +31,13 @@ def test_a_plain_link_is_plain():
     assert read_link(request()) == read_link(None) == Asked("", "", "auto", "")
 
 
-def test_a_link_with_far_too_much_in_it_is_cut_where_it_will_be_refused():
+def test_a_very_long_link_is_cut():
     asked = read_link(request({"a": "x" * 100_000, "b": "x" * 100_000}))
     assert len(asked.reference) == MAX_LIST_LENGTH + 1  # it may be a list
     assert 400 < len(asked.candidate) < 500
 
 
-def test_the_link_is_that_of_the_space_and_else_of_the_host_that_was_asked(monkeypatch):
+def test_links_name_the_space_or_else_the_host(monkeypatch):
     for name in ("SPACE_ID", "SPACE_HOST"):
         monkeypatch.delenv(name, raising=False)
     asked = request(headers={"host": "127.0.0.1:7860"})
@@ -53,7 +53,7 @@ def test_the_link_is_that_of_the_space_and_else_of_the_host_that_was_asked(monke
     assert server_address(asked) == "https://owner-space.hf.space"
 
 
-def test_visitors_are_told_apart_by_account_or_address_and_their_token_is_not_printed():
+def test_the_token_of_a_visitor_is_not_printed():
     account = types.SimpleNamespace(username="somebody")
     token = types.SimpleNamespace(token="hf_secret")
     signed_in = visitor_of(request(), account, token)
@@ -82,7 +82,7 @@ def test_signing_in_is_offered_in_a_space_only(monkeypatch):
     assert not signing_in_is_possible()
 
 
-def test_limits_are_those_of_small_hardware_unless_the_owner_says_otherwise(monkeypatch):
+def test_the_owner_may_change_the_limits(monkeypatch):
     assert limits_from_environment() == CPU_BASIC
     monkeypatch.setenv("MDIR_SPACE_SECONDS", "1_200")
     monkeypatch.setenv("MDIR_SPACE_N_BYTES", "0")
@@ -100,7 +100,7 @@ def names_of(suggestions, typed):
     return tuple(model.name for model in suggestions.models(typed))
 
 
-def test_a_suggestion_says_how_large_and_how_wanted_a_model_is_and_whether_it_is_gated(hub):
+def test_a_suggestion_has_size_downloads_and_access(hub):
     repository = hub.find(GATED)
     repository.downloads, repository.n_parameters = 1_234_567, 494_032_768
     found = {model.name: model.about for model in Suggestions().models("owner/")}
@@ -109,7 +109,7 @@ def test_a_suggestion_says_how_large_and_how_wanted_a_model_is_and_whether_it_is
     assert len(hub.sent("hub", "/api/models")) == 1
 
 
-def test_suggestions_are_public_models_asked_for_without_a_token_and_once(hub, monkeypatch):
+def test_suggestions_are_public_and_asked_for_once(hub, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", hub.token)
     suggestions = Suggestions()
     assert BASE in names_of(suggestions, "owner/")
@@ -136,7 +136,7 @@ def test_a_fast_typist_asks_the_hub_so_often_and_no_more(hub):
     assert len(hub.sent("hub", "/api/models")) == MAX_REQUESTS_PER_MINUTE
 
 
-def test_the_owner_may_set_a_token_and_what_it_alone_may_see_is_not_suggested(hub, monkeypatch):
+def test_the_owners_token_adds_no_private_suggestion(hub, monkeypatch):
     monkeypatch.setenv("MDIR_SPACE_TOKEN", hub.token)
     suggestions = Suggestions()
     assert BASE in names_of(suggestions, "owner/")
@@ -185,7 +185,7 @@ def test_a_count_that_is_none_is_left_out(hub, count):
     assert Suggestions().models("owner/") == (Suggestion("a/b"),)
 
 
-def test_a_list_of_pages_without_end_is_read_no_further_than_the_first(hub):
+def test_only_the_first_page_of_a_list_is_read(hub):
     after = {"Link": f'<{hub.endpoint}/api/models?cursor=1>; rel="next"'}
     hub.faults.append(Fault("status", path="/api/models", status=200, headers=after, body=b"[]", times=None))
     assert names_of(Suggestions(), "owner/") == ()

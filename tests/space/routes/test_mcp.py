@@ -32,7 +32,7 @@ async def result_of(service, name, arguments, visitor=ANYBODY):
         return [step async for step in steps][-1]
 
 
-def test_agents_come_to_the_same_desk_with_the_same_limits(hub):
+def test_tools_have_the_same_limits_and_queue(hub):
     service = Service(ServiceSettings(Limits(n_bytes=50_000)))
     pair = {"reference": BASE, "candidate": RELATED}
     with pytest.raises(RefusedError, match="more than one may read here"):
@@ -56,7 +56,7 @@ def test_agents_come_to_the_same_desk_with_the_same_limits(hub):
     entry.leave()
 
 
-def test_what_a_tool_takes_is_bounded_and_what_is_wrong_is_said_shortly():
+def test_wrong_arguments_give_a_short_message():
     pair = {"reference": BASE, "candidate": RELATED}
     assert TOOL["compare"].why_not(pair) == ""
     for name, arguments in (
@@ -83,7 +83,7 @@ def client():
         yield client
 
 
-def test_the_door_lists_its_tools_and_lets_everything_else_pass(client):
+def test_the_mcp_server_lists_its_tools_only_at_its_address(client):
     assert client.get("/").text == "the page"
     assert "compare, plan, identify, verify, survey" in client.get(f"{MCP_PATH}/").text
     listed = {tool["name"]: tool for tool in client.get(f"{MCP_PATH}/schema").json()}
@@ -96,7 +96,7 @@ def test_a_body_of_an_agent_is_bounded(client):
     assert client.post(f"{MCP_PATH}/", content=b"x" * (MAX_BODY_BYTES + 1), headers=headers).status_code == 413
 
 
-def test_a_card_is_shown_of_what_is_kept_for_everybody_and_computes_nothing(hub):
+def test_a_card_shows_cached_public_results_only(hub):
     service = Service(ServiceSettings())
     client = TestClient(Starlette(routes=[Route(CARD_PATH, Cards(service).show)]))
 

@@ -50,7 +50,7 @@ def test_a_length_that_is_none_is_refused(client, length):
     assert client.post("/", content=b"x", headers={"content-length": length.encode()}).status_code == 413
 
 
-def test_the_page_takes_no_files_tells_nobody_what_others_ask_and_bounds_bodies():
+def test_the_page_takes_no_files_and_limits_bodies():
     options = launch_options(Service(ServiceSettings()))
     assert options["enable_monitoring"] is False
     assert options["max_file_size"] <= 1
@@ -89,7 +89,7 @@ def test_pictures_are_served_and_nothing_beside_them():
         ("2001:4860:4860::8888", 1, "2001:4860:4860::8888"),
     ],
 )
-def test_of_the_addresses_only_those_that_proxies_wrote_are_believed(header, n_proxies, address):
+def test_only_addresses_from_own_proxies_count(header, n_proxies, address):
     assert forwarded_for(header, n_proxies) == address
 
 

@@ -28,7 +28,7 @@ def left(client):
     return client.post("/gradio_api/run/left", json=asked).json()["data"][0]
 
 
-def test_an_answer_that_nobody_fetches_is_forgotten_and_its_work_ended(client):
+def test_an_unread_answer_is_dropped_and_its_job_stopped(client):
     ask = {"data": [100_000], "fn_index": 0, "session_hash": "deaf"}
     assert client.post("/gradio_api/queue/join", json=ask).status_code == 200
     for _ in range(300):
@@ -40,7 +40,7 @@ def test_an_answer_that_nobody_fetches_is_forgotten_and_its_work_ended(client):
     assert at_work == []
 
 
-def test_whoever_listens_hears_all_of_it(client):
+def test_a_listening_client_gets_every_update(client):
     asked = client.post("/gradio_api/call/count", json={"data": [60]}).json()["event_id"]
     heard = []
     with client.stream("GET", f"/gradio_api/call/count/{asked}") as answer:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from typing import Generic, TypeVar, cast
 
 from mdir_hf import MdirError, ReadPlan
@@ -76,10 +77,11 @@ class ProcessPool:
             The pipe from which the events of the job come; it is at its end when the process is.
         """
         near, far = self._context.Pipe()
-        process = self._context.Process(target=run_job, args=(far,), daemon=True)  # type: ignore[attr-defined]
-        self.warm_up()  # the fork server may have been killed
-        with self._lock:
-            process.start()
+        try:
+            process = self._start(far)
+        except (EOFError, OSError):  # the fork server was killed; another one starts
+            time.sleep(POLL_S)
+            process = self._start(far)
         far.close()
         try:
             with contextlib.suppress(BrokenPipeError):  # reading from the pipe reports it
@@ -89,6 +91,13 @@ class ProcessPool:
             process.kill()
             process.join(EXIT_S)
             near.close()
+
+    def _start(self, pipe: Connection) -> BaseProcess:
+        self.warm_up()
+        process: BaseProcess = self._context.Process(target=run_job, args=(pipe,), daemon=True)  # type: ignore[attr-defined]
+        with self._lock:
+            process.start()
+        return process
 
 
 class JobRun(Generic[R]):

@@ -1,4 +1,4 @@
-"""What the page says: escaped whatever it is about, in numbers with units, and neutral."""
+"""The HTML of the page: escaped, with units, and neutral."""
 
 import html
 import itertools

@@ -1,4 +1,4 @@
-"""Weights that no training leaves behind, through the processes of the Space and onto its cards."""
+"""Weights that no training produces, in comparisons, families and surveys."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Work that never ends, takes all memory or crashes costs its own process and nobody else."""
+"""A job that never ends, takes all memory or crashes costs only its own process."""
 
 import asyncio
 import os

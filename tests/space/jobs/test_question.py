@@ -1,6 +1,18 @@
 import pytest
 
-from mdir_space.jobs.question import MAX_NAME_LENGTH, PairQuestion, RefusedError, pair_question, shortened
+from mdir_space.jobs.question import (
+    MAX_NAME_LENGTH,
+    FamilyQuestion,
+    PairQuestion,
+    RefusedError,
+    SurveyQuestion,
+    is_collection,
+    pair_question,
+    parse_question,
+    shortened,
+    split_names,
+    survey_question,
+)
 
 
 def test_a_question_is_two_names_a_level_and_alpha():
@@ -49,3 +61,60 @@ def test_a_text_is_shortened_in_the_middle():
     assert shortened("abcdefghij", 5) == "ab…ij"
     assert shortened("abcde", 5) == "abcde"
     assert len(shortened("x" * 1000)) == 80
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("owner/a", ("owner/a",)),
+        (" owner/a  owner/b ", ("owner/a", "owner/b")),
+        ("owner/a, owner/b\nowner/c", ("owner/a", "owner/b", "owner/c")),
+        ("owner/a vs owner/b@v1.0", ("owner/a", "owner/b@v1.0")),
+        ("https://huggingface.co/o/a https://huggingface.co/o/b/tree/main", ("https://huggingface.co/o/a", "https://huggingface.co/o/b/tree/main")),
+        ("gpt2 VS distilgpt2", ("gpt2", "distilgpt2")),
+        ("- owner/a\n- owner/a", ("owner/a",)),
+        ("what is my model", ("what is my model",)),
+        ('<img src=x onerror="alert(1)">/b', ('<img src=x onerror="alert(1)">/b',)),
+        (" ", ()),
+    ],
+)  # fmt: skip
+def test_names_are_told_apart_and_what_is_no_list_stays_whole(text, names):
+    assert split_names(text) == names
+
+
+def test_a_path_with_blanks_is_one_name_where_paths_may_be_named():
+    assert split_names("/my models/a b", allow_local=True) == ("/my models/a b",)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("https://huggingface.co/collections/owner/some-0123456789abcdef01234567", True),
+        ("huggingface.co/collections/owner/some-0123456789abcdef01234567", True),
+        ("owner/some-0123456789abcdef01234567", True),
+        ("owner/some-model", False),
+        ("https://huggingface.co/owner/some-model", False),
+    ],
+)
+def test_a_collection_is_known_by_its_address_or_slug(name, said):
+    assert is_collection(name) is said
+
+
+def test_more_models_than_a_survey_takes_are_refused():
+    with pytest.raises(RefusedError, match="at most 20 here"):
+        survey_question([f"owner/model-{k}" for k in range(21)])
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "kind"),
+    [
+        ("owner/a", "", FamilyQuestion),
+        ("", "owner/a", FamilyQuestion),
+        ("owner/a", "owner/b", PairQuestion),
+        ("owner/a owner/b", "", PairQuestion),
+        ("owner/a owner/b", "owner/c", SurveyQuestion),
+        ("owner/some-0123456789abcdef01234567", "", SurveyQuestion),
+    ],
+)
+def test_the_number_of_names_decides_the_question(first, second, kind):
+    assert isinstance(parse_question(first, second, "auto", "1e-10"), kind)

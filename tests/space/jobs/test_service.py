@@ -1,4 +1,4 @@
-"""The desk answers questions, lets them wait, stops them, and keeps what is private to its reader."""
+"""The service answers questions, queues and stops jobs, and shows private results only to their reader."""
 
 import asyncio
 import gc

@@ -1,4 +1,4 @@
-"""Figures that answer: to a pointer, to keys, to a finger; and the picture to take along."""
+"""Figures that react to a pointer, keys and a finger, and can be saved."""
 
 import re
 
@@ -6,7 +6,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.space.live.steps import focus, open_tab, overflow, settle
-from tests.space.live.test_everybody import PHONE, serious
+from tests.space.live.test_accessibility import PHONE, serious
 
 LAYERS = "A hidden copy"
 """A stored result with a layer map, whose parts were analysed."""

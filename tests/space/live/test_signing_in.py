@@ -1,4 +1,4 @@
-"""The folder ``space`` as the Hub runs it, with signing in: everybody reads with their own rights and no other's."""
+"""The folder ``space`` as the Hub runs it: each account reads with its own rights."""
 
 import shutil
 import socket

@@ -1,4 +1,4 @@
-"""What one visit leads through: the keyboard, a cancel, an address, Back, a card, a notebook."""
+"""The page in Chromium: keyboard, cancel, addresses, Back, cards, notebooks."""
 
 import base64
 import json

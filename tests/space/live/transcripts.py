@@ -1,4 +1,4 @@
-"""Sessions of agents as they are on the wire: recorded, stored without what differs each time, and compared."""
+"""MCP sessions: recorded, stored without what differs each time, and compared."""
 
 from __future__ import annotations
 

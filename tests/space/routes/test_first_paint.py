@@ -1,4 +1,4 @@
-"""What is in the page before its scripts are: the question, or a result that is kept for everybody."""
+"""The page before its scripts run: the question, or a cached public result."""
 
 import asyncio
 import re

@@ -1,4 +1,4 @@
-"""The door for agents, and cards: the same service, the same limits, and nothing that is not for everybody."""
+"""Tools, the MCP server and cards: the same limits as the page, and public results only."""
 
 from contextlib import aclosing
 

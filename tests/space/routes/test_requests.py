@@ -1,4 +1,4 @@
-"""Long bodies are refused before they are kept, and addresses that a visitor writes are not believed."""
+"""Limits of request bodies, pictures, and forged addresses of visitors."""
 
 import json
 import types

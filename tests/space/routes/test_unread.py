@@ -1,4 +1,4 @@
-"""What nobody fetches does not stay in the server's memory, and nobody's work does not run on."""
+"""Answers that nobody fetches are dropped, and their jobs are stopped."""
 
 import time
 from pathlib import Path

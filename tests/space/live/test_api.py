@@ -1,4 +1,4 @@
-"""The same comparison for programs, through gradio_client."""
+"""The API, through gradio_client."""
 
 import contextlib
 import json

@@ -1,7 +1,7 @@
 """Two sessions of an agent, with the client of the mcp package: one that succeeds, and one of errors and a cancel.
 
 What agent and server say to each other lies in ``sessions/``. To renew it:
-``MDIR_HF_RENEW_SESSIONS=1 python -m pytest -m slow tests/space/live/test_agents.py``.
+``MDIR_HF_RENEW_SESSIONS=1 python -m pytest -m slow tests/space/live/test_mcp.py``.
 """
 
 import json

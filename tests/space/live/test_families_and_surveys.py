@@ -1,4 +1,4 @@
-"""One model or several in Chromium: from the address of the page to a sentence about a family."""
+"""Families and surveys in Chromium."""
 
 import re
 
@@ -7,7 +7,7 @@ from playwright.sync_api import expect
 
 from tests.loopback.faults import Fault
 from tests.space.live.steps import focus, is_quiet, overflow, refusal, verdict
-from tests.space.live.test_everybody import PHONE, serious
+from tests.space.live.test_accessibility import PHONE, serious
 from tests.space.models import BASE, DECLARED, LARGE, LARGER, RELATED, STRANGER
 
 

@@ -1,6 +1,6 @@
 """How much of a file a parser takes in before it gives up: bounds by what a reader may need, not by what a file says.
 
-Whoever uploads a model writes every file in it, and memory and time grow with what a file claims. Each kind of file has
+An uploader controls every file of a model, and memory and time grow with what a file claims. Each kind of file has
 a budget here. It is about three times what the largest published models need, and is checked before anything is built.
 What exceeds it ends in an error that says which number was too large.
 """

@@ -29,7 +29,7 @@
  ├── ``VocabularyError`` (ValueError): tokenizer files missing, unreadable, or of another model
  ├── ``CardError`` (ValueError): a model card that cannot be read, or not be changed without harm
  ├── ``MemoryBudgetError``: the comparison would not fit
- ├── ``StoppedError``: whoever listened to its progress stopped it
+ ├── ``StoppedError``: a progress listener stopped it
  └── ``WorkersLostError``: the workers of a survey are gone
 
 "Not enough evidence" is not an error: it is the verdict ``inconclusive`` with a reason.

@@ -16,7 +16,7 @@ from urllib.request import url2pathname
 
 NAME = "mdir-hf"
 ORIGIN_VARIABLE = "MDIR_HF_ORIGIN"
-"""Address of a wheel that a program which carries this package tells to whoever wants a copy."""
+"""URL of a wheel, set by a program that ships this package with itself."""
 
 _ROOT = Path(__file__).resolve().parent.parent
 

@@ -49,7 +49,7 @@ def visible_text(text: str, *, length: int | None = None, keeps_lines: bool = Fa
 def shown_name(name: str, *, length: int = 60) -> str:
     """Return a name as one line of at most ``length`` characters; never empty.
 
-    Markup is left as it is: whoever writes HTML, SVG or Markdown escapes it there.
+    Markup is left as it is: the writers of HTML, SVG and Markdown escape it.
 
     Args:
         name: A repo id, or a path, of any length, with anything in it.

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from huggingface_hub import constants
-
 from mdir_hf.errors import InputError
 
 DEFAULT_MAX_BYTES = 4 << 30
@@ -15,9 +13,12 @@ DEFAULT_MAX_BYTES = 4 << 30
 def cache_root() -> Path:
     """Return where they lie: ``MDIR_HF_CACHE``, else ``mdir-hf`` under ``HF_HOME``, read now."""
     own = os.environ.get("MDIR_HF_CACHE")
-    return (
-        Path(own).expanduser() if own else Path(os.environ.get("HF_HOME") or constants.HF_HOME).expanduser() / "mdir-hf"
-    )
+    if own:
+        return Path(own).expanduser()
+    # The client reads HF_ENDPOINT when it is imported, and an invalid one is then an error without our words.
+    from huggingface_hub import constants
+
+    return Path(os.environ.get("HF_HOME") or constants.HF_HOME).expanduser() / "mdir-hf"
 
 
 def cache_max_bytes() -> int:

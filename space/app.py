@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-try:
-    import spaces  # on ZeroGPU, before torch
-except ImportError:
-    pass
-else:
+if __name__ != "__mp_main__":  # multiprocessing imports this file again in the process of each job
+    try:
+        import spaces  # on ZeroGPU, before torch
+    except ImportError:
+        pass
+    else:
 
-    @spaces.GPU(duration=1)
-    def none_is_needed() -> None:
-        """Do nothing: ZeroGPU starts no Space without such a function, and comparisons run on the processor."""
+        @spaces.GPU(duration=1)
+        def none_is_needed() -> None:
+            """Do nothing: ZeroGPU starts no Space without such a function, and comparisons run on the processor."""
 
+    from carried import use_carried_wheel
 
-from carried import use_carried_wheel
+    use_carried_wheel()
 
-use_carried_wheel()
+    from mdir_space.jobs.base_index import index_place
+    from mdir_space.jobs.limits import limits_from_environment
+    from mdir_space.jobs.service import Service, ServiceSettings
+    from mdir_space.jobs.visitor import signing_in_is_possible
+    from mdir_space.page.page import build_page, launch_options
 
-from mdir_space.desk import Desk, Serving  # noqa: E402
-from mdir_space.limits import limits_from_environment  # noqa: E402
-from mdir_space.page import build_page, launch_options  # noqa: E402
-from mdir_space.shipped_index import index_place  # noqa: E402
-from mdir_space.visitor import signing_in_is_possible  # noqa: E402
+    settings = ServiceSettings(
+        limits=limits_from_environment(), may_sign_in=signing_in_is_possible(), index=index_place()
+    )
+    service = Service(settings)
+    demo = build_page(service)
 
-desk = Desk(Serving(limits=limits_from_environment(), may_sign_in=signing_in_is_possible(), index=index_place()))
-demo = build_page(desk)
-
-if __name__ == "__main__":
-    demo.launch(**launch_options(desk) | {"quiet": False})  # the log of a Space says when it listens
+    if __name__ == "__main__":
+        demo.launch(**launch_options(service) | {"quiet": False})  # the log of a Space says when it listens

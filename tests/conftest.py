@@ -69,7 +69,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     place = {Path(__file__).parent / name: number for number, name in enumerate(begin)}
     items.sort(key=lambda item: place.get(item.path, len(place)))
     if config.option.shuffle is not None:
-        random.Random(config.option.shuffle).shuffle(items)
+        drawn = random.Random(config.option.shuffle)
+        drawn.shuffle(items)
+        files = {item.path: drawn.random() for item in items}  # a file stays together: what it makes is made once
+        items.sort(key=lambda item: files[item.path])
 
 
 def pytest_collection_finish() -> None:

@@ -85,19 +85,19 @@ import subprocess, sys
 from mdir_hf.cli.space import space_folder
 subprocess.run([sys.executable, "-m", "mdir_hf", "space", "--help"], check=True, stdout=subprocess.DEVNULL)
 sys.path.insert(0, str(space_folder()))
-from mdir_space.access import find_access
-from mdir_space.desk import Desk, Serving
-from mdir_space.many import SurveyJob
-from mdir_space.page import build_page, launch_options
-from mdir_space.survey_card import survey_card
-from mdir_space.ways import SurveyQuestion
+from mdir_space.jobs.access import find_access
+from mdir_space.jobs.service import Service, ServiceSettings
+from mdir_space.jobs.survey import SurveyJob
+from mdir_space.page.page import build_page, launch_options
+from mdir_space.html.survey_card import survey_card
+from mdir_space.jobs.question import SurveyQuestion
 question = SurveyQuestion(("./a", "./b", "./c"))
 access = find_access(question, None, allow_local=True, may_sign_in=False)
-found = SurveyJob(access, question, allow_local=True).do(lambda event: None)
+found = SurveyJob(access=access, question=question, allow_local=True).run(lambda event: None)
 assert set(found.pictures) == {"matrix", "dendrogram"} and found.trees[0].newick, found.trees
 assert "All of them form one family" in survey_card(found, question)
-desk = Desk(Serving())
-build_page(desk), launch_options(desk)
+service = Service(ServiceSettings())
+build_page(service), launch_options(service)
 """,
     "docs": f"""
 import os

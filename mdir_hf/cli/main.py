@@ -108,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         complain(GOING_ON, label="mdir-hf: interrupted:")
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        leave_output()  # whoever read it has gone
+        leave_output()  # the reader of the pipe has gone
         return EXIT_KNOWN_ERROR
 
 

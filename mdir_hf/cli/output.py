@@ -88,7 +88,7 @@ def complain(text: str, *, label: str = "mdir-hf: error:") -> None:
 
 
 def width_of(stream: TextIO) -> int | None:
-    """Columns of a terminal, ``COLUMNS`` before what it says itself; None for what is none."""
+    """Columns of a terminal, ``COLUMNS`` before what it says itself; None where it is not a terminal."""
     if not stream.isatty():
         return None
     columns = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
@@ -30,12 +31,17 @@ def commands_of(parser: argparse.ArgumentParser) -> Mapping[str, argparse.Argume
 
 
 def check_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
-    """Exit with 2 on a command, or a long option, that there is none of; argparse would not name the nearest.
+    """Exit with 2 on a command, or a long option, that does not exist; argparse would not name the nearest.
+
+    Where nothing was typed, all commands are shown.
 
     Args:
         parser: Of the whole command line.
         words: The command line without the program's name.
     """
+    if not words:
+        parser.print_help(sys.stderr)
+        parser.exit(EXIT_USAGE)
     commands = commands_of(parser)
     at = next((at for at, word in enumerate(words) if not word.startswith("-")), None)
     if at is None:

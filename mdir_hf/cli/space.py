@@ -45,7 +45,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument(
         "--use-token",
         action="store_true",
-        help="read with HF_TOKEN or the saved login, for whoever opens the page; only with a host that is this machine",
+        help="read with HF_TOKEN or the saved login, for every visitor; only with a host that is this machine",
     )
     parser.add_argument("--limited", action="store_true", help="with the limits that a Space on small hardware has")
     parser.add_argument(
@@ -60,8 +60,8 @@ def run(options: argparse.Namespace) -> int:
     for flag in ("allow_local", "use_token"):
         if getattr(options, flag) and not _is_this_machine(options.host):
             raise InputError(
-                f"--{flag.replace('_', '-')} opens what only you may read to whoever reaches {options.host}; leave it "
-                "out, or listen at 127.0.0.1"
+                f"--{flag.replace('_', '-')} would let everybody who reaches {options.host} read "
+                "what only you may read; leave it out, or listen at 127.0.0.1"
             )
     for module in ("gradio", "matplotlib"):
         if importlib.util.find_spec(module) is None:
@@ -82,7 +82,7 @@ def space_folder() -> Path:
     """
     package = Path(__file__).resolve().parent.parent
     for folder in (package / "_space", package.parent / "space"):
-        if (folder / "mdir_space" / "page.py").is_file():
+        if (folder / "mdir_space" / "page").is_dir():
             return folder
     raise InputError("this installation of mdir-hf lacks the Space; install it again, or start it from a clone")
 
@@ -92,23 +92,23 @@ def _serve(options: argparse.Namespace) -> None:
     if folder not in sys.path:
         sys.path.insert(0, folder)
     # Only now: the Hub client and gradio read the environment when they are imported.
-    desk_module, page = (importlib.import_module(f"mdir_space.{name}") for name in ("desk", "page"))
-    limits, shipped = (importlib.import_module(f"mdir_space.{name}") for name in ("limits", "shipped_index"))
-    desk = desk_module.Desk(
-        desk_module.Serving(
+    modules = ("jobs.service", "page.page", "jobs.limits", "jobs.base_index")
+    jobs, page, limits, index = (importlib.import_module(f"mdir_space.{name}") for name in modules)
+    service = jobs.Service(
+        jobs.ServiceSettings(
             limits=limits.limits_from_environment() if options.limited else limits.Limits(),
             allow_local=options.allow_local,
             own_token=_own_token() if options.use_token else None,
-            index=shipped.index_place(),
+            index=index.index_place(),
         )
     )
-    demo: Any = page.build_page(desk)
+    demo: Any = page.build_page(service)
     try:
         _, url, _ = demo.launch(
             server_name=options.host,
             server_port=options.port or None,
             prevent_thread_lock=True,
-            **page.launch_options(desk),
+            **page.launch_options(service),
         )
     except OSError as exc:
         raise InputError(f"port {options.port} of {options.host} cannot be used; name another with --port") from exc

@@ -14,6 +14,7 @@ from mdir_hf.cli.output import remark, say
 from mdir_hf.cli.seen import remember_models
 from mdir_hf.cli.stopping import shown_if_stopped
 from mdir_hf.errors import InputError
+from mdir_hf.render.sections import counted
 
 if TYPE_CHECKING:
     from mdir_hf.lineage.survey.results import SurveyReport
@@ -72,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
     if options.declared:
         from mdir_hf.lineage.survey.declared import add_declared
 
-        report = add_declared(report, arguments.reading_of(options))
+        report = add_declared(report, arguments.reading_of(options), progress=_shows_bars(options))
     _show(report, options)
     if folder is not None:
         save_survey(report, folder, fingerprints=kept_fingerprints(folder)[1])
@@ -103,6 +104,8 @@ def _plan(options: argparse.Namespace) -> SurveyPlan:
     # A list of the Hub may change between two shards; the sample holds the one that was prepared.
     is_listed = is_list_given(options) or options.sample is None
     names = listed_models(options) if is_listed else load_sample(options.sample).names
+    if len(names) == 1 and options.models.count(names[0]) > 1:
+        raise InputError("it is named twice, and a model and itself are the same files; name another", subject=names[0])
     return SurveyPlan(
         names=names,
         alpha=options.alpha,
@@ -111,7 +114,7 @@ def _plan(options: argparse.Namespace) -> SurveyPlan:
         shard=options.shard,
         reading=arguments.reading_of(options),
         cache_bytes=options.cache_bytes,
-        progress=not (options.quiet or options.verbose),
+        progress=_shows_bars(options),
         device=options.device,
     )
 
@@ -136,6 +139,10 @@ def _show_kept(folder: Path, options: argparse.Namespace) -> None:
     from mdir_hf.lineage.survey.results import RESULTS, read_survey
 
     _show(read_survey([folder / RESULTS]), options)
+
+
+def _shows_bars(options: argparse.Namespace) -> bool:
+    return not (options.quiet or options.verbose)
 
 
 def _say_requests(plan: SurveyPlan, options: argparse.Namespace, **what: bool) -> None:
@@ -186,5 +193,6 @@ def _text(report: SurveyReport) -> str:
     n_missing = len(report.missing())
     missing = f", {n_missing} still missing" if n_missing else ""
     n_read = len(report.readable())
-    lines.append(f"{n_read} of {len(report.names)} models read, {len(report.pairs)} pairs compared{missing}")
+    pairs = counted(len(report.pairs), "pair")
+    lines.append(f"{n_read} of {len(report.names)} models read, {pairs} compared{missing}")
     return "\n".join(lines)

@@ -60,7 +60,7 @@ def compare(
         The report.
 
     Raises:
-        MdirError: Where the question cannot be asked or the files cannot be had; "cannot tell" is a verdict.
+        MdirError: Where the question cannot be asked or the files cannot be read; "cannot tell" is a verdict.
 
     Examples:
         >>> from mdir_hf import compare
@@ -127,7 +127,7 @@ class HomologyChecker:
 
         Raises:
             InputError: If what names the model, or an argument, cannot be used.
-            HubError: If the model's files cannot be had.
+            HubError: If the model's files cannot be read.
             CheckpointError: If it has no weights that can be read.
             AnatomyError: If they are not those of a language model.
         """
@@ -157,7 +157,7 @@ class HomologyChecker:
             The report. Its ``io`` counts this comparison; the first one also counts opening the reference.
 
         Raises:
-            MdirError: Where the question cannot be asked or the files cannot be had; "cannot tell" is a verdict.
+            MdirError: Where the question cannot be asked or the files cannot be read; "cannot tell" is a verdict.
         """
         check_keywords(options, CandidateOptions)
         asked = changed(settings or self.settings, options)
@@ -192,7 +192,7 @@ class HomologyChecker:
             The plan; its text is what the command line prints.
 
         Raises:
-            MdirError: Where the files cannot be had.
+            MdirError: Where the files cannot be read.
         """
         check_keywords(options, PlanOptions)
         asked, model = changed(settings or self.settings, options), named(candidate, options)

@@ -35,8 +35,8 @@ TESTS = 2
 
 LEAST_CERTAIN_SHARE = 0.5
 """A pair of layers counts only where this share of the tested neurons has its own number and is certain. Of strangers
-whose neurons were renumbered by somebody who knew which are tested, all had their own number and none was certain
-(``benchmarks/real/arranged.py``)."""
+whose neurons were renumbered by somebody who knew which are tested, nearly all had their own number and none was
+certain (``benchmarks/real/arranged_neurons.py``)."""
 
 PLACE = 16
 """Look s of a comparison may spend 1 / (s (s + 1)) of alpha. Those at the matrices and at the layers are fewer."""

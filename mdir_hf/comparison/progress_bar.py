@@ -1,4 +1,4 @@
-"""A bar on standard error for whoever waits: what is looked for, how much of it is done, how many bytes were read."""
+"""A progress bar on standard error: what is looked for, how much of it is done, how many bytes were read."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ LOOKED_FOR = {
     "rows": "reading a sample of rows",
     "pairs": "looking for related pairs",
     "trees": "growing family trees",
+    "cards": "looking for declared bases",
 }
 """What each stage looks for, in the words of the terminal."""
 
-_PARTS = {"layers": "maps", "modules": "layers", "rows": "models", "pairs": "pairs", "trees": "trees"}
+_PARTS = {"layers": "maps", "modules": "layers", "rows": "models", "pairs": "pairs", "trees": "trees", "cards": "cards"}
 
 
 class ProgressBar:

@@ -66,7 +66,7 @@ def compare_models(reference: Comparable, candidate: Comparable, settings: Setti
         The report.
 
     Raises:
-        MdirError: Where the question cannot be asked or the files cannot be had.
+        MdirError: Where the question cannot be asked or the files cannot be read.
     """
     comparison = Comparison(reference, candidate, settings, watch)
     with one_pool():

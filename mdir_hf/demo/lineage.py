@@ -324,7 +324,7 @@ class _Workshop:
 
 @contextmanager
 def _no_progress_bars() -> Iterator[None]:
-    # transformers draws a bar for every file it writes; whoever called us decides what is shown.
+    # transformers draws a bar for every file it writes; the caller decides what is shown.
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()

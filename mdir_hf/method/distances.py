@@ -6,7 +6,7 @@ four-point condition need (docs/method/many.md, "Distances"). No direction is ev
 "derived from".
 
 All statistics are means of inner products per token, so one pass over the rows serves them all. Tokens are dealt at
-random into groups, whose sums are kept apart: whoever wants errors resamples the groups.
+random into groups, whose sums are kept apart: standard errors come from resampling the groups.
 """
 
 from __future__ import annotations

@@ -10,9 +10,9 @@ the rotation was fitted on, the numbers of the others are still uniformly random
 own number with probability at most 1 / k!, and k in all of L layers that were chosen beforehand with probability at
 most L^k / k!. docs/method/numbering.md has the proofs.
 
-Numbers can be chosen: whoever knows which neurons are tested can renumber a stranger so that all of them have their own
-number. So :func:`own_numbers` also counts those that are *certain*: as alike as random neurons would hardly be even if
-all pairs of neurons of the two layers were tried.
+Numbers can be chosen: somebody who knows which neurons are tested can renumber a stranger so that all of them have
+their own number. So :func:`own_numbers` also counts those that are *certain*: more alike than the most alike of all
+pairs of random neurons of the two layers would be.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def open_weights(repository: Repository, *, variant: str | None, open_other: Ope
 
     Raises:
         CheckpointError: If there are no weights that can be read, or adapters go round in a circle.
-        HubError: If the base cannot be had.
+        HubError: If the base cannot be read.
     """
     return _open(repository, variant, open_other, ())
 

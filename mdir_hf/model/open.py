@@ -103,7 +103,7 @@ class NamedModel:
 
         Raises:
             InputError: If what names the model cannot be used.
-            HubError: If the model's files cannot be had.
+            HubError: If the model's files cannot be read.
             CheckpointError: If it has no weights that can be read.
             AnatomyError: If they are not those of a language model.
         """

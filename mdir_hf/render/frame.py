@@ -1,4 +1,4 @@
-"""The evidence of a report as a pandas table, one row for each test, for whoever sorts, filters and joins there."""
+"""The evidence of a report as a pandas table, one row for each test."""
 
 from __future__ import annotations
 

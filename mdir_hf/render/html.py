@@ -1,4 +1,4 @@
-"""A description as HTML: one section, for whoever has a page, or a page of its own. jinja2 escapes all text."""
+"""A description as HTML: one section for another page, or a whole page. jinja2 escapes all text."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The Space: a page, an API and an MCP tool around ``HomologyChecker``, using only the public names of ``mdir_hf``."""
+"""The Space: a page, an API and an MCP server. Its folders import downwards: page, routes, html, jobs."""

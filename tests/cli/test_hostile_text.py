@@ -14,10 +14,10 @@ from mdir_hf import HomologyReport, Level, SettledBy
 from mdir_hf.cli import main
 from mdir_hf.render.description import describe
 from mdir_hf.render.sections import SectionKind
-from mdir_space.panels import panel
-from mdir_space.pictures import Pictures
-from mdir_space.reproduce import badge_panel, reproduce_panel
-from mdir_space.verdict_card import verdict_card
+from mdir_space.html.figures import ReportFigures
+from mdir_space.html.reproduce import badge_tab, reproduce_tab
+from mdir_space.html.tabs import tab_html
+from mdir_space.html.verdict_card import verdict_card
 from tests.gguf_writer import gguf_bytes
 from tests.lineage.cards.reports import a_report, model
 from tests.model.hub.fixtures import hf_home
@@ -124,10 +124,10 @@ def test_the_words_of_a_report_and_the_page():
     assert hidden(str(report)) == set()
     assert max(map(len, str(report).splitlines())) < 5000
     assert hidden(repr(describe(report)).replace("\\\\", "")) == set()
-    pictures = Pictures(report)
+    pictures = ReportFigures(report)
     parts = [verdict_card(report, link=EVIL, note=EVIL)]
     shown = (SectionKind.EVIDENCE, SectionKind.LAYERS, SectionKind.MODULES, SectionKind.CALIBRATION)
-    parts += [panel(report, kind, pictures) for kind in shown]
-    parts += [reproduce_panel(report, server="http://127.0.0.1"), badge_panel(report, EVIL)]
+    parts += [tab_html(report, kind, pictures) for kind in shown]
+    parts += [reproduce_tab(report, server="http://127.0.0.1"), badge_tab(report, EVIL)]
     for part in parts:
         assert hidden(html.unescape(re.sub(r"data:[^\"]*", "", part))) == set()

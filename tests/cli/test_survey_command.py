@@ -36,7 +36,7 @@ def test_a_list_in_a_file_with_comments(population, tmp_path, capsys):
     listed.write_text("# ours\n" + "\n".join(list(population.values())[:2]) + "  # the second\n\n")
     assert main(["survey", "--from", str(listed), "--output", str(tmp_path / "out"), "--tokens", "256"]) == 0
     out, err = capsys.readouterr()
-    assert "2 of 2 models read, 1 pairs compared" in out
+    assert "2 of 2 models read, 1 pair compared" in out
     assert "saved in" in err
 
 

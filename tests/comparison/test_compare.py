@@ -186,7 +186,7 @@ def test_a_few_shared_axes_are_not_called_homologous(tmp_path):
 
 
 def test_the_same_model_twice_is_homologous(checker, base):
-    report = compare(checker, base)
+    report = compare(checker, base, level="embedding")
     assert report.verdict is Verdict.HOMOLOGOUS
     assert report.embedding.normalized_trace == pytest.approx(1.0, abs=1e-6)  # BF16 rows are exact in float64
 
@@ -336,7 +336,7 @@ def test_an_unknown_level_of_comparison_is_refused(checker, base):
 
 
 def test_the_report_reads_back_from_its_json_and_holds_the_contract(checker, base):
-    report = compare(checker, base)
+    report = compare(checker, base, level="embedding")
     assert HomologyReport.from_json(report.to_json()) == report
     body = json.loads(report.to_json())
     assert body["schema"] == SCHEMA
@@ -354,7 +354,7 @@ def test_the_report_reads_back_from_its_json_and_holds_the_contract(checker, bas
 
 
 def test_the_text_names_verdict_models_and_evidence(checker, base):
-    text = str(compare(checker, base))
+    text = str(compare(checker, base, level="embedding"))
     assert text.startswith("HOMOLOGOUS")
     assert str(base) in text
     assert "log10 p" in text and "a shared random seed counts as shared ancestry" in " ".join(text.split())
@@ -454,3 +454,16 @@ def test_a_few_copied_rows_or_channels_forge_no_relation(tmp_path, rows, channel
     one, other = write_model(tmp_path / "base", base), write_model(tmp_path / "stranger", stranger)
     report = HomologyChecker.from_pretrained(one).compare(other, level="embedding", progress=False)
     assert report.verdict.value == verdict
+
+
+def test_a_folder_against_itself_is_the_same_files_by_any_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_model(tmp_path / "base", gaussian(V, N, 0))
+    (tmp_path / "link").symlink_to("base")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "model.safetensors").hardlink_to(tmp_path / "base" / "model.safetensors")
+    for name in ("base", "./base", "link", "base/model.safetensors", "other"):
+        report = HomologyChecker.from_pretrained("base").compare(name, progress=False)
+        assert report.settled_by == "identical_files" and report.strength == "the same files"
+    write_model(tmp_path / "copy", gaussian(V, N, 0))
+    assert HomologyChecker.from_pretrained("base").compare("copy", progress=False).settled_by == "screen"

@@ -50,18 +50,18 @@ def test_the_requirements_are_pinned_to_this_package():
 def test_every_limit_stands_in_the_card_with_its_default(card):
     from dataclasses import fields
 
-    from mdir_space.limits import CPU_BASIC, Limits
+    from mdir_space.jobs.limits import CPU_BASIC, Limits
 
     told = dict(re.findall(r"`(MDIR_SPACE_\w+)` \| (\d+)", card[1]))
     assert told == {f"MDIR_SPACE_{f.name.upper()}": f"{getattr(CPU_BASIC, f.name):.0f}" for f in fields(Limits)}
 
 
-def test_what_is_kept_is_said_in_the_same_words_everywhere():
-    from mdir_space.page import FOOTER
-    from mdir_space.results import WHAT_IS_KEPT
+def test_the_sentence_about_the_cache_is_the_same_everywhere():
+    from mdir_space.jobs.results import WHAT_IS_KEPT
+    from mdir_space.page.page import footer
 
     texts = [(ROOT / path).read_text() for path in ("space/README.md", "docs/guides/space.md", "SECURITY.md")]
-    for said in (FOOTER, *texts):
+    for said in (footer(), *texts):
         assert WHAT_IS_KEPT in " ".join(said.split())
         assert "no run is recorded" not in said
 
@@ -107,7 +107,7 @@ class TestTheFolderThatIsUploaded:
             [python, "-c", script], cwd=folder, env=environment, capture_output=True, text=True, check=True
         ).stdout.strip()
 
-    def test_its_requirements_are_those_of_the_package_and_do_not_name_it(self, folder):
+    def test_its_requirements_are_those_of_the_package(self, folder):
         lines = [line for line in (folder / "requirements.txt").read_text().splitlines() if line[0] != "#"]
         required = [Requirement(line) for line in lines]
         names = [canonicalize_name(requirement.name) for requirement in required]
@@ -118,7 +118,7 @@ class TestTheFolderThatIsUploaded:
             if requirement.name != "torch":  # the newest that ZeroGPU has; tests may run on a newer one
                 assert requirement.specifier.contains(version(requirement.name)), requirement
 
-    def test_the_app_starts_with_the_package_that_it_carries_and_with_no_other(self, folder, bare_python):
+    def test_the_app_starts_with_the_package_that_it_carries(self, folder, bare_python):
         script = "import mdir_hf.errors"  # an editable install leaves an empty folder of the name
         with pytest.raises(subprocess.CalledProcessError):
             self.run(bare_python, folder, script)
@@ -135,7 +135,7 @@ class TestTheFolderThatIsUploaded:
 
 
 @pytest.mark.slow
-def test_on_zero_gpu_there_is_a_function_for_the_gpu_and_spaces_comes_before_torch(tmp_path):
+def test_on_zero_gpu_spaces_is_imported_before_torch(tmp_path):
     (tmp_path / "spaces.py").write_text(
         "import sys\n"
         "assert 'torch' not in sys.modules\n"

@@ -201,7 +201,7 @@ def inspect_model(
         What was found.
 
     Raises:
-        MdirError: If the model cannot be had, has no weights that can be read, or is no language model.
+        MdirError: If the model cannot be opened, has no readable weights, or is not a language model.
     """
     named = NamedModel(repo_or_folder, revision, subfolder, variant, tokenizer, tuple(bases))
     reading = Reading(token, cache_dir, local_files_only, force_download)

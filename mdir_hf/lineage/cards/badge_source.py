@@ -53,8 +53,8 @@ def read_badge(
         token: As the Hub client takes it.
 
     Raises:
-        InputError: If it is none of these, too large, or cannot be read.
-        HubError: If the file cannot be had from the Hub.
+        InputError: If it is something else, too large, or cannot be read.
+        HubError: If the Hub does not deliver the file.
     """
     name = os.fspath(source)
     text = _text(name, token)

@@ -210,7 +210,7 @@ class BaseIndex:
 
         Raises:
             CorruptCheckpointError: If the file is no index, or is not there.
-            HubError: If it cannot be had from the Hub.
+            HubError: If the Hub does not deliver it.
         """
         if not place.startswith(("http://", "https://")):
             return cls.load(Path(place))
@@ -263,7 +263,7 @@ def choose_index_tokens(vocabularies: Sequence[Vocabulary], n_tokens: int = QUER
 def usual_rows_of(base: Fingerprint, known: Container[bytes]) -> tuple[torch.Tensor, tuple[bytes, ...]]:
     """Return the rows kept of a base that tell something and whose tokens a model has, ``(r, n)``, and their tokens.
 
-    Whoever gives an index away writes what is in it.
+    The author of an index controls its content.
     """
     usual = base.of_usual_rows()
     at = [number for number, token in enumerate(usual.tokens) if token in known]

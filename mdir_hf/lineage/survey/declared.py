@@ -5,6 +5,8 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+from mdir_hf.comparison.progress import Progress
+from mdir_hf.comparison.progress_bar import ProgressBar
 from mdir_hf.errors import MdirError
 from mdir_hf.lineage.cards.declared import declared_in
 from mdir_hf.lineage.survey.results import ModelResult, SurveyReport
@@ -13,13 +15,16 @@ from mdir_hf.model.open import Reading
 READERS = 8
 
 
-def add_declared(report: SurveyReport, reading: Reading) -> SurveyReport:
+def add_declared(report: SurveyReport, reading: Reading, *, progress: bool = False) -> SurveyReport:
     """Put beside each model the base models that its card declares; None where the card cannot be read.
 
     Args:
         report: The survey.
         reading: How repositories are opened.
+        progress: Whether to show, after two seconds, a bar on standard error where that is a terminal.
     """
+    names = report.readable()
+    models = dict(report.models)
 
     def declared(name: str) -> ModelResult:
         found = report.models[name]
@@ -28,6 +33,8 @@ def add_declared(report: SurveyReport, reading: Reading) -> SurveyReport:
         except MdirError:
             return replace(found, declared_bases=None)
 
-    with ThreadPoolExecutor(READERS) as pool:
-        models = {found.name: found for found in pool.map(declared, report.readable())}
-    return replace(report, models={**report.models, **models})
+    with ProgressBar(is_wanted=progress) as bar, ThreadPoolExecutor(READERS) as pool:
+        for n_done, found in enumerate(pool.map(declared, names), start=1):
+            models[found.name] = found
+            bar.tell(Progress("cards", 0, None, n_done, len(names)))
+    return replace(report, models=models)

@@ -62,7 +62,7 @@ def planned_requests(
         for_cards: Those whose cards are read.
 
     Raises:
-        InvalidReferenceError: If a name is none of a model.
+        InvalidReferenceError: If a name is not that of a model.
     """
     is_online = not reading.local_files_only
     tokens, rows, cards = (

@@ -277,7 +277,7 @@ class ResultFile:
         first = _line("settings", {"schema": SCHEMA, **settings})
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_file(path, first)  # whoever plans to go on reads the file before this
+            write_file(path, first)  # a resumed run reads the file before this
             return
         known, self.models, self.pairs, n_whole = _read(path)
         differing = [key for key, value in settings.items() if known.get(key) != value]

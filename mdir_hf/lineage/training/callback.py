@@ -31,7 +31,7 @@ class LineageCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]  # o
 
     At the end of training the model is compared with its base. The report and the drift of every measurement are
     written to ``lineage/`` in the output folder. The model card that ``push_to_hub`` writes gets a section and a badge.
-    A base that cannot be had, or weights that are no numbers any more, are a warning and no reason to lose a run.
+    A missing base, or weights that became NaN, give a warning; the run goes on.
 
     Examples:
         >>> trainer = Trainer(model=model, args=arguments, train_dataset=data)
@@ -50,7 +50,7 @@ class LineageCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]  # o
 
     Attributes:
         watch: What measures; None before training begins.
-        report: The comparison with the base; None before training ends, or where the base could not be had.
+        report: The comparison with the base; None before training ends, or where the base could not be read.
 
     Raises:
         InputError: If ``every`` is no positive number.

@@ -62,7 +62,7 @@ class ModelWatch:
         """Measure how far the model is from its base now, and keep it in ``drifts``.
 
         Args:
-            step: Which step of training this is, for whoever reads it later.
+            step: Which step of training this is, shown to readers of the log.
 
         Returns:
             The drift. Costs some milliseconds for each hundred weights, and moves 64 rows of each to the CPU. Of a
@@ -92,7 +92,7 @@ class ModelWatch:
 
         Raises:
             InputError: If nobody has said what its base is.
-            MdirError: Where the base cannot be had.
+            MdirError: Where the base cannot be read.
         """
         if self.base is None:
             raise InputError(

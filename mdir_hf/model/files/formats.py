@@ -306,11 +306,11 @@ def _no_weights(tree: FileTree, variant: str | None) -> CheckpointError:
         looked_for = ", ".join(dict.fromkeys(known.looks_for for known in FORMATS))
         hint = ""
     if below and not hint:
-        hint = f"; there are weights in a subfolder ({list_some(below)}): name that subfolder"
+        return NoWeightsError(f"no weights in its root; name the subfolder that holds them ({list_some(below)})")
+    if not tree.files:
+        return NoWeightsError("no weights, and no other file")
     n_files = len(tree.files)
-    what_is_there = f"{n_files} file{'' if n_files == 1 else 's'}" + (
-        f" ({list_some(sorted(tree.files))})" if n_files else ""
-    )
+    what_is_there = f"{n_files} file{'' if n_files == 1 else 's'} ({list_some(sorted(tree.files))})"
     return NoWeightsError(f"no weights among {what_is_there}; looked for {looked_for}{hint}")
 
 

@@ -1,6 +1,6 @@
 """``model.safetensors.index.json``: which shard holds which tensor. Pure.
 
-The file is written by whoever uploads a model, so a shard path is checked before it is joined to anything.
+An uploader controls the file, so a shard path is checked before it is joined to anything.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ def read_json(
         data: The bytes.
         kind: A dataclass, or a type of a mapping or list.
         what: What an error calls the object.
-        label: What an error calls the file; None: whoever catches it names it.
+        label: What an error calls the file; None: the caller that catches it names it.
         budget: Most that it may hold; None: somebody else has looked.
         error: What is raised.
 

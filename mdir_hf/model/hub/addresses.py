@@ -13,7 +13,7 @@ DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 def check_endpoint(endpoint: str) -> None:
-    """Refuse an address of the Hub that is none.
+    """Refuse an invalid URL of the Hub.
 
     Raises:
         InputError: If it is not an http(s) URL.

@@ -97,8 +97,8 @@ def ask(
 
 
 def no_answer(label: str, why: str) -> ServerError:
-    """Make the error for an answer that is none of the Hub's."""
-    return ServerError(f"the answer is none of the Hub's: {why}; check HF_ENDPOINT and any proxy", subject=label)
+    """Make the error for an answer that the Hub would not give."""
+    return ServerError(f"the answer is not one of the Hub: {why}; check HF_ENDPOINT and any proxy", subject=label)
 
 
 def _whole(response: Any, label: str) -> bytes:  # noqa: ANN401 - a response of httpx or of httpx2

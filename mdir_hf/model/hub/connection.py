@@ -82,7 +82,7 @@ def secured(url: str, target: str, *, subject: str) -> str:
     try:
         target = urljoin(url, target)
         scheme = origin(target)[0]
-    except ValueError as exc:  # half a pair of brackets, a port that is none
+    except ValueError as exc:  # an unclosed bracket, an invalid port
         raise ServerError("the server redirects to what is no address; refused", subject=subject) from exc
     if scheme not in ("http", "https") or (origin(url)[0] == "https" and scheme != "https"):
         raise ServerError("the server redirects away from a secure connection; refused", subject=subject)

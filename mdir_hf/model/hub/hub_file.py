@@ -41,7 +41,7 @@ def read_hub_file(url: str, *, max_bytes: int, token: str | bool | None = None) 
     Raises:
         InvalidReferenceError: If the address is not one of a file on the Hub.
         ByteBudgetError: If the file is larger.
-        HubError: If it cannot be had.
+        HubError: If it cannot be read.
 
     Cost: a HEAD, and a GET unless the cache of byte ranges has it.
     """

@@ -108,7 +108,7 @@ class RangeCache:
                 return
 
     def drop(self, key: str) -> None:
-        """Forget every range of a content, whoever kept it: it was found wrong, or is not to be trusted."""
+        """Delete every cached range of a content that was found wrong, or is not to be trusted."""
         with self._lock:
             spans = self._spans.pop(key, None) or list(self._listed(key))
         for span in {*spans, *self._listed(key)}:

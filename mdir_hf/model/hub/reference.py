@@ -71,7 +71,7 @@ def parse_reference(reference: str | os.PathLike[str], *, allow_local: bool = Tr
             no message tells what is on it.
 
     Raises:
-        InvalidReferenceError: If it is none of these, or names a path that does not exist.
+        InvalidReferenceError: If it is something else, or names a path that does not exist.
 
     Cost: a few ``stat`` calls; no network.
     """

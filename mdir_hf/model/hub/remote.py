@@ -108,7 +108,7 @@ class HubRepository:
             FileMissingError: If there is no such file.
             ByteBudgetError: If it is larger than ``max_bytes``, or would pass the cap of the ledger.
             UnsafePathError: If the path leaves the repository.
-            HubError: If it cannot be had.
+            HubError: If it cannot be read.
         """
         entry = self._entry(path)
         check_size(entry.n_bytes, max_bytes, f"{self.label}:{path}")
@@ -126,14 +126,14 @@ class HubRepository:
         return content
 
     def expect(self, *, whole: Iterable[str] = (), heads: Iterable[str] = ()) -> None:
-        """Begin to read what will be asked for, all of it at once; whoever asks waits for it, and gets its errors.
+        """Prefetch what will be asked for, all at once; the later read waits for it, and raises its errors.
 
         Args:
             whole: Small files.
             heads: Weight files whose first bytes will be asked for.
         """
         for path in whole:
-            # Whoever reads it may want less than there is, and says so only then.
+            # The later read may want less than there is.
             is_small = path in self._files and 0 <= self._files[path].n_bytes <= _MOST_EXPECTED_BYTES
             if is_small and path not in self._coming:
                 self._coming[path] = run_beside(partial(self._content, self._entry(path)), name="mdir-hf-ahead")
@@ -185,7 +185,7 @@ class HubRepository:
             )
         self._is_restricted = info.is_restricted
         if self._token is False and info.is_restricted:
-            # What lies in the caches was read with somebody's token; whoever comes with none asks the Hub.
+            # The cache holds what some token may read; a caller without one asks the Hub.
             self._use_caches, self._ranges = False, None
         files = {
             entry.path[len(self._prefix) :]: replace(entry, path=entry.path[len(self._prefix) :])

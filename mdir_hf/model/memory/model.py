@@ -23,7 +23,7 @@ def load_model(model: object, *, tokenizer: LoadedRepository | None = None, adap
         adapter: False: what lies under its adapter.
 
     Raises:
-        InputError: If it is no model of transformers, or its parameters cannot be had one at a time.
+        InputError: If it is no model of transformers, or its parameters cannot be read one at a time.
     """
     found = _without_wrappers(model)
     is_peft = callable(getattr(found, "get_base_model", None)) and hasattr(found, "peft_config")

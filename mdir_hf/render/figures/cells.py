@@ -1,4 +1,4 @@
-"""What the cells of a figure say, for whoever makes it answer to a pointer or to keys."""
+"""What the cells of a figure say: the text of its tooltips."""
 
 from __future__ import annotations
 

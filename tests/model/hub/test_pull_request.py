@@ -177,7 +177,7 @@ def test_an_endless_list_is_read_up_to_the_newest_hundred(loopback_hub, head, on
 def test_a_list_that_is_none_is_refused_before_anything_is_written(loopback_hub, head, said):
     body = json.dumps(said).encode()
     loopback_hub.faults.append(Fault("status", status=200, body=body, path="/discussions", times=None))
-    assert "the answer is none of the Hub's" in refusal(ServerError, loopback_hub, head)
+    assert "the answer is not one of the Hub" in refusal(ServerError, loopback_hub, head)
     assert not loopback_hub.pull_requests("owner/name")
 
 

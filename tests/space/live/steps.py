@@ -1,4 +1,4 @@
-"""What a visitor does on the page."""
+"""Actions of a visitor on the page."""
 
 from __future__ import annotations
 

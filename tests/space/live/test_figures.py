@@ -1,4 +1,4 @@
-"""Figures that answer: to a pointer, to keys, to a finger; and the picture to take along."""
+"""Figures that react to a pointer, keys and a finger, and can be saved."""
 
 import re
 
@@ -6,7 +6,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.space.live.steps import focus, open_tab, overflow, settle
-from tests.space.live.test_everybody import PHONE, serious
+from tests.space.live.test_accessibility import PHONE, serious
 
 LAYERS = "A hidden copy"
 """A stored result with a layer map, whose parts were analysed."""
@@ -44,7 +44,7 @@ def test_the_pointer_is_told_which_layers_and_what_p(layers):
     expect(figure.locator(".mark")).to_be_visible()
 
 
-def test_keys_do_what_a_pointer_does_and_enter_opens_the_parts_of_a_pair(layers):
+def test_keys_move_between_cells_and_enter_opens_a_pair(layers):
     page, figure = layers()
     cells, said = figure.locator(".cells"), figure.locator(".said")
     focus(cells)

@@ -11,9 +11,8 @@ from playwright.sync_api import expect
 
 import mdir_space
 from mdir_hf import HomologyReport, __version__
-from mdir_space.question import Question
-from mdir_space.suggestions import MOST_SUGGESTIONS
-from mdir_space.ways import FamilyQuestion, SurveyQuestion, asked_way
+from mdir_space.jobs.question import FamilyQuestion, PairQuestion, SurveyQuestion, parse_question
+from mdir_space.page.suggestions import MAX_SUGGESTIONS
 from tests.loopback.faults import Fault
 from tests.space.live.steps import TABS, compare, fill, is_quiet, open_tab, overflow, refusal, settle, verdict
 from tests.space.models import BASE, DECLARED, FILES, GATED, LARGE, LARGER, PRIVATE, RELATED, STRANGER
@@ -23,7 +22,7 @@ def slow(hub, path, delay_s=0.3):
     hub.faults.append(Fault("slow", origin="cdn", path=path, times=None, delay_s=delay_s))
 
 
-def test_two_names_give_progress_with_bytes_then_a_verdict_then_its_evidence(visit, live_hub):
+def test_two_names_give_progress_verdict_and_evidence(visit, live_hub):
     slow(live_hub, "stranger")
     page = visit()
     compare(page, BASE, STRANGER)
@@ -61,7 +60,7 @@ def test_every_tab_opens_with_what_it_promises(visit):
     assert "[![Shared weight ancestry" in text["Badge"]
 
 
-def test_an_empty_tab_leads_to_the_analysis_of_every_layer_and_the_evidence_that_decided_opens(visit):
+def test_an_empty_tab_links_to_the_analysis_of_layers(visit):
     page = visit(f"/?a={BASE}&b={RELATED}")
     settle(page)
     expect(page.locator("#panel-evidence")).to_be_visible()
@@ -79,7 +78,7 @@ def test_an_empty_tab_leads_to_the_analysis_of_every_layer_and_the_evidence_that
     expect(page.locator("#panel-layers")).to_be_visible()
 
 
-def test_the_report_to_download_is_the_report_and_the_commits_stand_on_the_page(visit, live_hub):
+def test_the_downloaded_report_has_the_commits_on_the_page(visit, live_hub):
     page = visit()
     compare(page, BASE, RELATED)
     settle(page)
@@ -108,7 +107,7 @@ def test_pictures_have_words_and_show_one_theme_at_a_time(visit):
     expect(page.locator("#panel-evidence .when-light img").first).to_be_visible()
 
 
-def test_a_link_opens_the_comparison_and_the_page_gives_that_link(visit, server):
+def test_a_link_opens_its_comparison(visit, server):
     page = visit(f"/?a={BASE}&b=https://huggingface.co/{RELATED}/tree/main&level=embedding&alpha=1e-20")
     verdict(page, "share weight ancestry.")
     expect(page.get_by_label("One model")).to_have_value(BASE)
@@ -124,7 +123,7 @@ def test_a_link_opens_the_comparison_and_the_page_gives_that_link(visit, server)
     expect(again.locator(".verdict")).to_contain_text("Kept from an earlier visit", use_inner_text=True)
 
 
-def test_leaving_both_fields_shows_the_plan_before_anything_heavy(visit, live_hub):
+def test_leaving_both_fields_shows_the_plan(visit, live_hub):
     page = visit()
     assert is_quiet(live_hub)
     read = sum(request.bytes_sent for request in live_hub.sent("cdn"))
@@ -137,7 +136,7 @@ def test_leaving_both_fields_shows_the_plan_before_anything_heavy(visit, live_hu
     assert sum(request.bytes_sent for request in live_hub.sent("cdn")) - read < 1500 * 96 * 2
 
 
-def test_the_click_calls_off_the_plan_that_leaving_a_field_asked_for(visit):
+def test_a_click_cancels_the_plan(visit):
     page = visit()
     sent = []
     page.on("request", lambda request: sent.append(request.url.rpartition("/")[2]))
@@ -174,7 +173,7 @@ def test_closing_the_page_stops_the_reading(visit, live_hub):
     assert is_quiet(live_hub)
 
 
-def test_a_wrong_name_is_answered_by_a_message_that_stays_and_nothing_covers_the_page(visit):
+def test_a_wrong_name_gives_a_message_that_stays(visit):
     page = visit()
     compare(page, BASE, "owner/absent")
     message = refusal(page)
@@ -188,7 +187,7 @@ def test_a_wrong_name_is_answered_by_a_message_that_stays_and_nothing_covers_the
 
 
 @pytest.mark.parametrize("name", [GATED, PRIVATE])
-def test_what_is_not_public_is_refused_although_the_server_has_a_token(visit, live_hub, name):
+def test_the_servers_token_opens_nothing_on_the_page(visit, live_hub, name):
     page = visit(f"/?a={BASE}&b={name}")
     message = refusal(page)
     assert "is gated" in message if name == GATED else "was not found" in message
@@ -269,10 +268,10 @@ def test_typing_suggests_names_of_public_models(visit):
     for _ in range(4):  # the server is shared, and leaves the Hub alone for a minute after many questions or a failure
         field.press_sequentially("owner/", delay=30)
         with contextlib.suppress(AssertionError):
-            expect(options).to_have_count(MOST_SUGGESTIONS, timeout=25_000)
+            expect(options).to_have_count(MAX_SUGGESTIONS, timeout=25_000)
             break
         field.fill("")
-    expect(options).to_have_count(MOST_SUGGESTIONS)
+    expect(options).to_have_count(MAX_SUGGESTIONS)
     expect(field).to_have_attribute("list", "model-a-names")
     shown = options.evaluate_all("all => all.map(one => [one.value, one.label])")  # at once: they may be renewed
     assert all("downloads a month" in label for _, label in shown)
@@ -300,7 +299,7 @@ def test_stored_results_open_at_once_and_say_what_they_are(visit, live_hub):
     expect(page.locator("#verdict-words")).to_contain_text("No evidence")
 
 
-def test_compare_opens_the_stored_result_whose_models_stand_in_the_fields(visit, server, live_hub):
+def test_compare_opens_the_stored_result_of_the_fields(visit, server, live_hub):
     page = visit()
     page.get_by_role("button", name="Channels reordered").click()
     settle(page)
@@ -360,21 +359,21 @@ def test_of_several_files_in_a_repository_a_click_takes_one(visit):
 def test_the_button_names_what_the_server_is_going_to_do(blank, first, second, said):
     assert blank.evaluate("([first, second]) => buttonLabel(first, second, false)", [first, second]) == said
     if first or second:
-        kind = {"Find": FamilyQuestion, "Comp": Question, "Surv": SurveyQuestion}[said[:4]]
-        assert isinstance(asked_way(first, second, "auto", "1e-10"), kind)
+        kind = {"Find": FamilyQuestion, "Comp": PairQuestion, "Surv": SurveyQuestion}[said[:4]]
+        assert isinstance(parse_question(first, second, "auto", "1e-10"), kind)
 
 
 @pytest.fixture(scope="module")
 def blank(chromium):
     """A page with the script of the page and nothing else."""
     page = chromium.new_page()
-    page.add_init_script(path=str(Path(mdir_space.__file__).parent / "page.js"))
+    page.add_init_script(path=str(Path(mdir_space.__file__).parent / "page" / "page.js"))
     page.goto("about:blank")
     yield page
     page.close()
 
 
-def test_the_button_says_at_once_what_it_will_do_while_the_server_is_busy(visit):
+def test_the_button_changes_its_label_without_the_server(visit):
     page = visit()
     expect(page.get_by_role("button", name="Compare", exact=True)).to_be_visible()
     page.context.set_offline(True)

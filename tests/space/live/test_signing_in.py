@@ -1,4 +1,4 @@
-"""The folder ``space`` as the Hub runs it, with signing in: everybody reads with their own rights and no other's."""
+"""The folder ``space`` as the Hub runs it: each account reads with its own rights."""
 
 import shutil
 import socket
@@ -59,7 +59,7 @@ def sign_in(page, provider, account):
     expect(page.get_by_role("button", name=f"Sign out {account}")).to_be_visible()
 
 
-def test_a_gated_model_is_read_after_signing_in_and_the_link_survives_it(come, provider):
+def test_signing_in_opens_a_gated_model_and_keeps_the_link(come, provider):
     page = come(f"/?a={BASE}&b={GATED}")
     assert "Sign in with an account" in refusal(page)
 

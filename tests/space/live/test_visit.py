@@ -1,4 +1,4 @@
-"""What one visit leads through: the keyboard, a cancel, an address, Back, a card, a notebook."""
+"""The page in Chromium: keyboard, cancel, addresses, Back, cards, notebooks."""
 
 import base64
 import json
@@ -43,7 +43,7 @@ def test_what_was_found_stays_where_a_visitor_cancels(visit, live_hub):
     assert is_quiet(live_hub)
 
 
-def test_fields_address_and_result_name_the_same_pair_and_back_brings_the_one_before(visit):
+def test_fields_and_address_fit_the_result_and_back_works(visit):
     page = visit()
     compare(page, BASE, RELATED)
     settle(page)
@@ -84,7 +84,7 @@ def test_a_plan_of_other_names_goes_when_a_name_is_changed(visit):
     expect(page.locator("#plan .plan")).to_be_hidden()
 
 
-def test_the_address_of_a_result_names_commits_and_version_and_reads_nothing(visit, live_hub, server):
+def test_the_address_of_a_result_reads_no_weights(visit, live_hub, server):
     page = visit(f"/?a={BASE}&b={RELATED}")
     verdict(page)
     settle(page)
@@ -106,7 +106,7 @@ def test_the_address_of_a_result_names_commits_and_version_and_reads_nothing(vis
     assert verdict(other, verdict(page)) == verdict(page)
 
 
-def test_a_card_shows_a_public_result_in_a_frame_and_runs_nothing(visit, server):
+def test_a_card_shows_a_public_result_without_scripts(visit, server):
     page = visit(f"/?a={BASE}&b={RELATED}")
     verdict(page)
     settle(page)
@@ -125,7 +125,7 @@ def test_a_card_shows_a_public_result_in_a_frame_and_runs_nothing(visit, server)
 
 
 @pytest.mark.parametrize("side", [0, 1])
-def test_a_discussion_is_written_in_neutral_words_and_sent_by_nobody(visit, side):
+def test_a_discussion_is_prepared_and_not_sent(visit, side):
     page = visit(f"/?a={BASE}&b={RELATED}")
     verdict(page)
     settle(page)

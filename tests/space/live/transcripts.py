@@ -1,4 +1,4 @@
-"""Sessions of agents as they are on the wire: recorded, stored without what differs each time, and compared."""
+"""MCP sessions: recorded, stored without what differs each time, and compared."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def differences(now, stored, where="session"):
 
 
 def are_alike(now, stored):
-    """Tell whether two values say the same."""
+    """Emit whether two values say the same."""
     if isinstance(now, float) and isinstance(stored, (float, int)):
         return math.isclose(now, stored, rel_tol=CLOSE, abs_tol=1e-6)
     if isinstance(now, str) and isinstance(stored, str) and _NUMBER.split(now) == _NUMBER.split(stored):

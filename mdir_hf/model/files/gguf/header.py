@@ -4,7 +4,7 @@ The format: magic ``GGUF``, version, number of tensors, number of pairs, the pai
 fastest first, type, offset), and the data at the next multiple of ``general.alignment``. Versions 2 and 3 lie in the
 same way in little-endian files; source: ``docs/gguf.md`` and ``src/gguf.cpp`` of ggml.
 
-A file is written by whoever uploads it, so nothing is allocated, and nothing more is read, on the word of a count.
+An uploader controls the file, so no count in it makes us allocate or read more.
 """
 
 from __future__ import annotations

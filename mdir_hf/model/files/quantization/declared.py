@@ -1,6 +1,6 @@
 """What a model's config says about its quantisation: block sizes, bits, conventions. Only hints; tensors decide.
 
-Read only where companions are found. Written by whoever uploads a model, so every value is checked before it is used.
+Read only where companions are found. An uploader controls it, so every value is checked before it is used.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def read_declared(tree: FileTree) -> Declared:
     """Read what the config in the root says.
 
     Raises:
-        HubError: If a file that is there cannot be had.
+        HubError: If a file that is there cannot be read.
     """
     config = _read_json(tree, "config.json")
     family = config.get("model_type")
@@ -176,7 +176,7 @@ def _read_json(tree: FileTree, path: str) -> Settings:
         data = tree.read(path, max_bytes=CONFIG_JSON.n_bytes)
         loaded = {} if json_weight(data) > CONFIG_JSON.n_items else json.loads(data.decode("utf-8-sig"))
     except (ValueError, RecursionError):
-        return {}  # whoever needs the config complains; hints may be missing
+        return {}  # the reader of the config raises; hints may be missing
     return loaded if isinstance(loaded, dict) else {}
 
 

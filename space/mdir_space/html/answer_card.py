@@ -1,0 +1,64 @@
+"""The card of any answer, and its words: for the page, its first paint, and cards on other pages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from mdir_hf import HomologyReport
+from mdir_hf.names import shown_name
+from mdir_space.html.family_card import family_card, family_caveats, family_sentence
+from mdir_space.html.survey_card import listed_names, survey_card, survey_caveats, survey_sentence
+from mdir_space.html.verdict_card import verdict_card
+from mdir_space.jobs.family import FamilyResult
+from mdir_space.jobs.question import FamilyQuestion, Question, SurveyQuestion
+from mdir_space.jobs.results import Result
+from mdir_space.jobs.survey import SurveyResult
+
+
+@dataclass(frozen=True)
+class AnswerWords:
+    """An answer in words, as plain text.
+
+    Attributes:
+        about: Which models it is about.
+        headline: A few words, with a full stop.
+        sentence: A sentence to quote.
+        caveat: What it does not mean.
+    """
+
+    about: str
+    headline: str
+    sentence: str
+    caveat: str
+
+
+def answer_words(result: Result, question: Question) -> AnswerWords:
+    """Return the words of an answer to a question."""
+    if isinstance(result, HomologyReport):
+        pair = listed_names([model.repo for model in (result.reference, result.candidate)])
+        return AnswerWords(pair, f"{result.headline}.", result.sentence, result.does_not_mean[0])
+    if isinstance(result, FamilyResult) and isinstance(question, FamilyQuestion):
+        about = f"{shown_name(question.model)} and its family"
+        return AnswerWords(about, *family_sentence(result, question), family_caveats(result)[0])
+    assert isinstance(result, SurveyResult), "a question has its own answer"
+    return AnswerWords(listed_names(result.report.names), *survey_sentence(result.report), survey_caveats(result)[0])
+
+
+def answer_card(result: Result, question: Question, *, link: str = "", note: str = "", frame: str = "") -> Markup:
+    """Return the card of an answer; HTML.
+
+    Args:
+        result: The answer, or as much of it as is known.
+        question: What was asked.
+        link: The address of this answer; empty for none.
+        note: A sentence above it: where it comes from, that more will come, or which limit cut it short.
+        frame: The HTML that shows it on another page; a comparison has a tab for that.
+    """
+    if isinstance(result, HomologyReport):
+        return verdict_card(result, link=link, note=note)
+    if isinstance(result, FamilyResult) and isinstance(question, FamilyQuestion):
+        return family_card(result, question, link=link, note=note, frame=frame)
+    assert isinstance(result, SurveyResult) and isinstance(question, SurveyQuestion), "a question has its own answer"
+    return survey_card(result, question, link=link, note=note, frame=frame)

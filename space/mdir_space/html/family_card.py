@@ -1,0 +1,266 @@
+"""The card of a family: a sentence to quote, then every base model that was compared, with a link to the comparison."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from markupsafe import Markup
+
+from mdir_hf import Identification, Verdict
+from mdir_hf.lineage.cards.verify_lineage import BaseCheck
+from mdir_hf.lineage.index.identify import Ancestor
+from mdir_hf.names import shown_name
+from mdir_space.html.links import query_of
+from mdir_space.html.templates import log10_text, render
+from mdir_space.jobs.base_index import ShippedBase, shipped_bases
+from mdir_space.jobs.family import FamilyResult
+from mdir_space.jobs.question import FamilyQuestion
+
+STRONGEST_NOISE = 100.0
+"""Noise beyond this many times the weights is not told apart in words."""
+
+_MEASURED = {
+    Verdict.HOMOLOGOUS: "shared weights were found",
+    Verdict.NO_EVIDENCE: "no shared weights were found",
+    Verdict.INCONCLUSIVE: "it could not be told whether weights are shared",
+}
+
+
+@dataclass(frozen=True)
+class Relative:
+    """One model that was compared.
+
+    Attributes:
+        name: Its name.
+        opens: The name that a comparison reads; empty if there is none.
+        place: Who named it: the index, or the card.
+        is_found: Whether shared weights were found.
+        measured: What was found, in words.
+        log10_p: log10 of p; None if nothing was measured.
+        p_is_bound: Whether p is a bound.
+        agreement: How much agrees; empty if not counted.
+        is_corrected: Whether p is corrected for all bases of the index.
+        made_from: The source of its entry in the index, in sentences; empty if the index names it.
+    """
+
+    name: str
+    opens: str
+    place: str
+    is_found: bool
+    measured: str
+    log10_p: float | None
+    p_is_bound: bool = False
+    agreement: str = ""
+    is_corrected: bool = False
+    made_from: str = ""
+
+    @property
+    def strength(self) -> str:
+        """The strength of the evidence: log10 p if p is a bound, else how much agrees; empty if nothing was found."""
+        if not self.is_found or self.log10_p is None:
+            return ""
+        return f"log10 p {log10_text(self.log10_p)}" if self.p_is_bound else self.agreement
+
+
+def family_card(
+    family: FamilyResult, question: FamilyQuestion, *, link: str = "", note: str = "", frame: str = ""
+) -> Markup:
+    """Return the card.
+
+    Args:
+        family: What is known.
+        question: The question.
+        link: The address of this answer; empty for none.
+        note: A sentence above it: that more will come, or which limit cut it short.
+        frame: The HTML that shows it on another page; empty for none.
+    """
+    headline, sentence = family_sentence(family, question)
+    relatives = list(relatives_of(family))
+    is_found = any(one.is_found for one in relatives)
+    return render(
+        "family_card",
+        verdict=(Verdict.HOMOLOGOUS if is_found else Verdict.NO_EVIDENCE).value,
+        model=question.model,
+        headline=headline,
+        sentence=sentence,
+        relatives=relatives,
+        declared=_declared(family),
+        caveats=family_caveats(family),
+        note=note,
+        link=link,
+        frame=frame,
+        address=lambda base, model: f"?{query_of(base, model, 'auto', question.alpha)}",
+    )
+
+
+def family_sentence(family: FamilyResult, question: FamilyQuestion) -> tuple[str, str]:
+    """Return a headline, and the answer in words that may be quoted: never more than was measured."""
+    name = shown_name(question.model)
+    found = [one for one in relatives_of(family) if one.is_found]
+    if found:
+        best = found[0]
+        n_bases = 0 if family.found is None else family.found.n_bases
+        corrected = f", corrected for the {n_bases} base models of the index" if best.is_corrected else ""
+        others = [shown_name(one.name) for one in found[1:]]
+        also = f" So do {name} and {_listed(others)}." if others else ""
+        base = shown_name(best.name)
+        by = f"log10 p = {log10_text(best.log10_p or 0.0)}{corrected}" if best.p_is_bound else best.agreement
+        return (
+            f"It shares weight ancestry with {base}.",
+            f"{name} and {base} share weights{f' ({by})' if by else ''}.{also}",
+        )
+    if family.found is None:
+        of_card = "Only what its card declares was looked at."
+        why = family.not_searched or ("The index has not been searched yet." if question.searches else of_card)
+        return "No base of it is known here.", f"No base model of {name} was found. {why}{_card_says_no(family)}"
+    return "No base of it was found.", f"{_excluded(name, family.found)}{_card_says_no(family)}"
+
+
+def relatives_of(family: FamilyResult) -> Iterator[Relative]:
+    """Yield every model that was looked at: those with shared weights first, each once."""
+    known: dict[str, Relative] = {}
+    found = family.found
+    for ancestor in () if found is None else found.ancestors:
+        if found is not None and not _is_itself(found, ancestor):
+            shipped = shipped_bases().get(ancestor.base.repo) if ancestor.base.commit is None else None
+            one = _of_index(ancestor, found, shipped)
+            known[(one.opens or one.name).casefold()] = one
+    for check in () if family.declared is None else family.declared.bases:
+        key = check.base.casefold()
+        declared = _of_card(check, family.declared.declared.relation if family.declared else None)
+        before = known.get(key)
+        if before is None:
+            known[key] = declared
+        else:
+            # The card named it before anything was looked at, so that its own comparison needs no correction.
+            said = before if declared.log10_p is None or before.is_found > declared.is_found else declared
+            place = f"{before.place}; {declared.place}"
+            known[key] = replace(said, name=declared.name, place=place, made_from=before.made_from)
+    yield from sorted(known.values(), key=lambda one: (not one.is_found, one.log10_p or 0.0))
+
+
+def _is_itself(found: Identification, ancestor: Ancestor) -> bool:
+    base, model = ancestor.base, found.model
+    return base.commit is not None and (base.repo, base.commit) == (model.repo, model.commit)
+
+
+def _of_index(ancestor: Ancestor, found: Identification, shipped: ShippedBase | None) -> Relative:
+    base, report = ancestor.base, ancestor.report
+    is_found = ancestor in found.found
+    log10_p = ancestor.log10_p
+    if report is not None:
+        log10_p = min(0.0, report.log10_p + math.log10(found.n_bases))
+        measured = _MEASURED[report.verdict]
+    elif is_found:
+        measured = f"shared weights were found on {ancestor.common_tokens} rows that the index keeps"
+    else:
+        measured = f"nothing was found on {ancestor.common_tokens} rows that the index keeps"
+    opens, made_from = base.repo if base.commit is not None else "", ""
+    if shipped is not None:
+        opens = shipped.repository
+        made_from = (
+            f"{base.repo}: {shipped.read}. The repository {opens} has this name; the two were not held against each "
+            "other."
+        )
+    is_corrected = found.n_bases > 1
+    return Relative(
+        base.repo,
+        opens,
+        "index",
+        is_found,
+        measured,
+        log10_p,
+        p_is_bound=ancestor.p_is_bound,
+        agreement="" if report is None else report.agreement,
+        is_corrected=is_corrected,
+        made_from=made_from,
+    )
+
+
+def _of_card(check: BaseCheck, relation: str | None) -> Relative:
+    report = check.report
+    place = f"its card ({relation})" if relation else "its card"
+    if report is None:
+        return Relative(check.base, check.base, place, False, f"not compared: {check.why_not}", None)
+    is_found = report.verdict is Verdict.HOMOLOGOUS
+    return Relative(
+        check.base,
+        check.base,
+        place,
+        is_found,
+        _MEASURED[report.verdict],
+        report.log10_p,
+        p_is_bound=report.p_is_bound,
+        agreement=report.agreement,
+    )
+
+
+def _excluded(name: str, found: Identification) -> str:
+    n, alone = found.n_bases, found.n_bases == 1
+    which = "the one base model" if alone else f"any of the {n} base models"
+    said = f"No shared weights were found between {name} and {which} of the index."
+    if found.excluded_noise is None:
+        return f"{said} None of them is as wide as this model, so it is a plain copy of none of them."
+    noise = f"{min(found.excluded_noise, STRONGEST_NOISE):.2g}"
+    as_wide, it = (
+        ("One of them is", "it") if found.n_of_width == 1 else (f"{found.n_of_width} of them are", "one of those")
+    )
+    return (
+        f"{said} {as_wide} as wide as this model; a copy of {it} under noise of up to {noise} times the weights would "
+        "have been found, unless its channels were rotated."
+    )
+
+
+def _card_says_no(family: FamilyResult) -> str:
+    lineage = family.declared
+    if lineage is None:
+        return ""
+    if not lineage.declared.base_models:
+        return " Its card declares no base model."
+    return f" Its card declares {_listed([shown_name(base) for base in lineage.declared.base_models[:3]])}."
+
+
+def _declared(family: FamilyResult) -> list[str]:
+    if family.not_declared:
+        said = [f"Its card was not looked at: {family.not_declared}"]
+    elif family.declared is None:
+        return []
+    elif not family.declared.declared.base_models:
+        said = ["Its card declares no base model."]
+    else:
+        relation = family.declared.declared.relation
+        how = f" ({relation})" if relation else ""
+        measured = {one.base: one for one in family.declared.bases}
+        said = [
+            f"Its card declares {shown_name(base)} as its base{how}. Measured: {_measured(measured.get(base))}."
+            for base in family.declared.declared.base_models[:8]
+        ]
+    if family.not_searched:
+        said.append(f"The index was not searched: {family.not_searched}")
+    return said
+
+
+def _measured(check: BaseCheck | None) -> str:
+    if check is None:
+        return "not yet"
+    return f"not compared, {check.why_not}" if check.report is None else _MEASURED[check.report.verdict]
+
+
+def family_caveats(family: FamilyResult) -> list[str]:
+    """Return what an answer does not mean, in sentences."""
+    sentences = [
+        "Shared weights have no direction: they do not say which model came first, and both may come from a third one."
+    ]
+    if family.found is not None:
+        sentences.append(
+            f"The index knows {family.found.n_bases} base models and looks at embeddings. A base that is not among "
+            "them, and one whose embeddings were replaced or rotated, is not found by it. A full comparison looks at "
+            "the layers, too."
+        )
+    return sentences
+
+
+def _listed(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,0 +1,116 @@
+"""Figures with text on their cells, for a pointer, a finger and keys; ``figures.js`` does it.
+
+The image is the one of the report, so that a download is what the page shows. Nothing else is loaded.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from markupsafe import Markup
+
+from mdir_hf import HomologyReport
+from mdir_hf.render.figures import CellGrid, figure_cells, figure_img, pair_tests
+from mdir_hf.render.sections import FigureName
+from mdir_space.html.templates import render
+
+KEYS = "Arrow keys move from cell to cell, plus and minus zoom."
+OPENS_PARTS = "Enter shows the parts of a pair."
+OPENS_COMPARISON = "Enter opens the comparison of the two models."
+
+Parts = Mapping[Any, Sequence[tuple[str, str, float]]]
+"""As ``pair_tests`` gives them."""
+
+
+class ReportFigures:
+    """The figures of one report, rendered on demand.
+
+    Args:
+        report: The report.
+    """
+
+    def __init__(self, report: HomologyReport) -> None:
+        self._report = report
+        self._light, self._dark = report.figures(), report.figures(dark=True)
+
+    def images(self, names: Iterable[FigureName]) -> dict[str, str]:
+        """Return those of the figures that the report has the data for, as HTML by name."""
+        return {name.value: self._image(name.value) for name in names if name.value in self._light}
+
+    def _image(self, name: str) -> Markup:
+        light, dark = self._light[name], self._dark[name]
+        cells = figure_cells(self._report, name, light)
+        return interactive_figure(name, figure_img(light), figure_img(dark), cells, parts=pair_tests(self._report))
+
+
+def interactive_figure(
+    name: str,
+    light: str,
+    dark: str,
+    grids: Sequence[CellGrid] = (),
+    *,
+    parts: Parts | None = None,
+    address: Callable[[str, str], str] | None = None,
+) -> Markup:
+    """Return a figure as HTML, with buttons that zoom and save it.
+
+    Args:
+        name: Of the figure.
+        light: Its image for a light page; HTML.
+        dark: Its image for a dark page; HTML.
+        grids: The text of its cells.
+        parts: The table that a cell of a pair of layers opens.
+        address: The link of a cell about two models.
+    """
+    cells = [
+        {"label": _label(grid, address is not None), "place": _place(grid), "data": _data(grid, parts or {}, address)}
+        for grid in grids
+    ]
+    return render("figure", name=name, light=Markup(light), dark=Markup(dark), grids=cells)
+
+
+def _label(grid: CellGrid, has_links: bool) -> str:
+    opens = f" {OPENS_PARTS}" if grid.are_pairs else f" {OPENS_COMPARISON}" if grid.models and has_links else ""
+    size = "" if grid.is_merged else f", {len(grid.rows)} by {len(grid.columns)} cells"
+    return f"{grid.what}{size}. {KEYS}{opens}"
+
+
+def _place(grid: CellGrid) -> str:
+    left, top, width, height = (f"{100.0 * share:.3f}%" for share in grid.box)
+    return f"left:{left};top:{top};width:{width};height:{height}"
+
+
+def _data(grid: CellGrid, parts: Parts, address: Callable[[str, str], str] | None) -> dict[str, Any]:
+    data: dict[str, Any] = {"sides": grid.sides, "rows": grid.rows, "columns": grid.columns}
+    if grid.texts is not None:
+        data["texts"], data["said"] = _once([said for row in grid.texts for said in row])
+    if grid.values is not None:
+        data["value"] = grid.value
+        if grid.value == "log10 p":
+            data["values"] = [[round(float(value), 1) + 0.0 for value in row] for row in grid.values]
+        else:  # between 0 and 1, in steps that nobody sees
+            steps = (255.0 * grid.values.clip(0.0, 1.0) + 0.5).astype("uint8")
+            data["steps"] = base64.b64encode(steps.tobytes()).decode("ascii")
+    if grid.notes:
+        data["notes"] = grid.notes
+    if grid.are_pairs:
+        data["pairs"] = {
+            f"{pair.reference},{pair.candidate}": [(part, test, round(p)) for part, test, p in tests]
+            for pair, tests in parts.items()
+        }
+    if grid.widths:
+        data["widths"] = [round(width, 5) for width in grid.widths]
+    if grid.is_merged:
+        data["merged"] = True
+    if grid.models is not None and address is not None:
+        models = [pair for row in grid.models for pair in row]
+        data["links"], data["to"] = _once([address(*pair) if pair else "" for pair in models])
+    return data
+
+
+def _once(texts: Sequence[str]) -> tuple[list[str], list[int]]:
+    """Return each text once, and of each cell which of them is its own."""
+    places = {said: at for at, said in enumerate(dict.fromkeys(texts))}
+    return list(places), [places[said] for said in texts]

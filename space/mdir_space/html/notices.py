@@ -1,0 +1,192 @@
+"""Notices on the page before there is an answer: plans, progress, refusals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from markupsafe import Markup
+
+from mdir_hf import HomologyReport, ReadPlan, __version__
+from mdir_hf.installing import install_command
+from mdir_hf.render.reproduce import compare_command
+from mdir_space.html.links import query_of
+from mdir_space.html.templates import render
+from mdir_space.jobs.estimate import Pace, bytes_of, duration_text, size_text
+from mdir_space.jobs.examples import Example
+from mdir_space.jobs.family import FamilyResult
+from mdir_space.jobs.limits import Limits
+from mdir_space.jobs.question import FamilyQuestion, PairQuestion, Question, RefusedError, SurveyQuestion, shortened
+from mdir_space.jobs.service import Queued, Running
+from mdir_space.jobs.survey import SurveyResult
+
+STAGES = {
+    "opening": "Opening the two models",
+    "vocabulary": "Reading the vocabularies",
+    "screen": "Looking at the embeddings",
+    "neurons": "Comparing a few neurons by number",
+    "embedding": "Comparing the embeddings",
+    "unembedding": "Comparing the unembeddings",
+    "layers": "Comparing the layers",
+    "modules": "Looking at each matched pair of layers",
+}
+STAGES_OF_SEVERAL = {
+    "opening": "Opening the models and their vocabularies",
+    "index": "Searching the index of base models",
+    "rows": "Reading sampled rows",
+    "trees": "Drawing matrix and tree",
+}
+COMPARING = "Comparing with the models that were found or declared"
+BROKEN = (
+    "Something went wrong on this server, and it has been noted there. Try again; if it stays, run the comparison on "
+    "your own machine."
+)
+
+
+def plan_notice(plan: ReadPlan, pace: Pace, limits: Limits) -> Markup:
+    """Say what a comparison is going to read, how long it may take, what finding nothing would exclude, if it fits."""
+    first, most = bytes_of(plan)
+    least_s, most_s = pace.seconds(plan)
+    times = dict.fromkeys((duration_text(least_s), duration_text(most_s)))
+    fits = does_not_fit(plan, limits)
+    if first == most:
+        reads = f"Reads about {size_text(most)}"
+    elif plan.level == "auto":
+        reads = f"Reads {size_text(first)} if the first look settles it, more with every further look, and layers last"
+    else:
+        reads = f"Reads {size_text(first)} to about {size_text(most)}"
+    parts = [f"{reads}; both models have {size_text(plan.bytes_of_weights)} of weights."]
+    if limits.n_bytes is not None and not fits and most > limits.n_bytes:
+        parts.append(f"Never more than {size_text(limits.n_bytes)}, the limit here: then what was found is shown.")
+    parts += [
+        f"Takes {' to '.join(times)}, by estimate.",
+        f"Needs {size_text(plan.peak_memory_bytes)} of memory{'' if fits else '; it fits'}.",
+        f"{plan.common_tokens:,} tokens are common to both: a copy under noise of up to "
+        f"{min(plan.excluded_noise, 100.0):.2g} times the weights would be found by its embeddings{_by_layers(plan)}, "
+        f"unless its channels were rotated{', or reordered under new embeddings' * bool(plan.excluded_layers_noise)}.",
+    ]
+    if fits:
+        parts.append(fits)
+    return render("plan", said=" ".join(parts), kind="too-large" if fits else "")
+
+
+def _by_layers(plan: ReadPlan) -> str:
+    noise = plan.excluded_layers_noise
+    return f", under {min(noise, 100.0):.2g} times by its layers" if noise else ""
+
+
+def stored_notice(example: Example) -> Markup:
+    """Say that the names in the fields are those of a stored result."""
+    said = (
+        f"These are the models of the stored result “{example.title}”: they are in no repository under these names. "
+        "Compare opens that result again, and reads nothing."
+    )
+    return render("plan", said=said, kind="stored")
+
+
+def does_not_fit(plan: ReadPlan, limits: Limits) -> str:
+    """Return why a plan is refused here; empty if it is not."""
+    if limits.memory_bytes is not None and plan.peak_memory_bytes > limits.memory_bytes:
+        return f"That does not fit: one comparison may use {size_text(limits.memory_bytes)} here."
+    if limits.n_bytes is not None and bytes_of(plan)[0] > limits.n_bytes:
+        return f"That is too much: one comparison may read {size_text(limits.n_bytes)} here."
+    return ""
+
+
+def in_words(step: Queued | Running[Any]) -> str:
+    """Say in a sentence where a job is: in the queue, or at which stage, and what it has found so far."""
+    if isinstance(step, Queued):
+        others = "1 comparison is" if step.n_ahead == 1 else f"{step.n_ahead} comparisons are"
+        return f"Waiting: {others} ahead of yours."
+    found = f" So far: {step.found.sentence}" if isinstance(step.found, HomologyReport) else ""
+    return f"{_stage(step)}: {_read(step)}.{found}"
+
+
+def _stage(step: Running[Any]) -> str:
+    return STAGES.get(step.progress.stage, step.progress.stage)
+
+
+def _read(step: Running[Any]) -> str:
+    """The bytes read, and how many parts of the stage are done."""
+    at = step.progress
+    parts = {"layers": "map", "modules": "matched pair of layers"}.get(at.stage, "part")
+    done = f", {parts} {at.n_done + 1} of {at.n_parts}" if at.n_parts and at.n_done < at.n_parts else ""
+    return f"{size_text(at.bytes_read)} read{done}"
+
+
+def progress_notice(step: Queued | Running[HomologyReport]) -> Markup:
+    """Say where a comparison is: in the queue, or at which stage."""
+    if isinstance(step, Queued):
+        return render("progress", stage=in_words(step), step=None, so_far="")
+    so_far = "" if step.found is None else step.found.sentence
+    return render("progress", stage=_stage(step), step=step, done=_read(step), so_far=so_far)
+
+
+def progress_of_several(step: Queued | Running[FamilyResult] | Running[SurveyResult]) -> Markup:
+    """Say where a search or a survey is, likewise."""
+    if isinstance(step, Queued):
+        return progress_notice(step)
+    stage = STAGES_OF_SEVERAL.get(step.progress.stage, COMPARING)
+    done = f"{size_text(step.progress.bytes_read)} read"
+    if isinstance(step.found, SurveyResult):
+        report = step.found.report
+        done = f"{len(report.models)} of {len(report.names)} models, {done}"
+    return render("progress", stage=stage, step=step, done=done, so_far="")
+
+
+LIGHTER = {"layers": "embedding", "auto": "screen", "embedding": "screen"}
+"""The level that reads less."""
+
+
+def cut_short_notice(why: str, question: PairQuestion) -> Markup:
+    """Say what a limit left out, with two ways to go on: a lighter level here, or everything on one's own machine."""
+    lighter = LIGHTER.get(question.level, "")
+    query = query_of(question.reference, question.candidate, lighter, question.alpha)
+    command = _local_command(question)
+    title, label = "Not everything was looked at", "All of it, on your own machine"
+    return _alert(title, why, lighter=lighter, query=query, command=command, command_label=label)
+
+
+def not_kept_notice(version: str) -> Markup:
+    """Say that the result of an address is not cached, and how to compute it again.
+
+    Args:
+        version: The version of the package that computed it.
+    """
+    again = "Press the button above to compute it again, at the same commits."
+    if version != __version__:
+        again += f" It was computed by mdir-hf {shortened(version, 40)}, and here {__version__} is at work."
+    return _alert("This result is not kept here", again, role="status")
+
+
+NOT_DONE = {
+    PairQuestion: "Not compared",
+    FamilyQuestion: "Its family was not looked for",
+    SurveyQuestion: "The models were not surveyed",
+}
+
+
+def refusal_notice(refused: RefusedError, question: Question | None = None) -> Markup:
+    """Say why a question is not answered, and what to do instead. It stays until the next question.
+
+    Args:
+        refused: The reason.
+        question: The question; None: it could not be understood.
+    """
+    command = _local_command(question) if refused.runs_locally and isinstance(question, PairQuestion) else ""
+    return _alert(
+        "That cannot be asked" if question is None else NOT_DONE[type(question)],
+        refused.message,
+        choices=refused.choices,
+        command=command,
+        command_label="The same on your own machine",
+    )
+
+
+def _alert(title: str, message: str, **more: object) -> Markup:
+    nothing = {"role": "alert", "lighter": "", "query": "", "choices": {}, "command": "", "command_label": ""}
+    return render("alert", title=title, message=message, **{**nothing, **more})
+
+
+def _local_command(question: PairQuestion) -> str:
+    command = compare_command(question.reference, question.candidate, level=question.level, alpha=question.alpha)
+    return f"{install_command(for_others=True)}\n{command}"

@@ -1,0 +1,55 @@
+"""The tabs under a verdict: sections of the report, each with an introduction and its figures."""
+
+from __future__ import annotations
+
+from markupsafe import Markup
+
+from mdir_hf import HomologyReport
+from mdir_hf.render.description import describe
+from mdir_hf.render.sections import SectionKind
+from mdir_space.html.figures import ReportFigures
+from mdir_space.html.links import link_to_layers
+from mdir_space.html.templates import render
+
+_NO_LAYERS = "The layers were not compared: the question was settled before, or the level does not reach them."
+INTRODUCTIONS = {
+    SectionKind.EVIDENCE: (
+        "Both models have one row of weights per token. On the tokens that both know, the rows of one are multiplied "
+        "with those of the other. The polar factor of that product is the rotation that fits best (Procrustes). In "
+        "related models each channel has one partner there, so that it looks like a shuffled diagonal. In unrelated "
+        "models it is noise."
+    ),
+    SectionKind.LAYERS: "Every layer of one model was tested against every layer of the other.",
+    SectionKind.MODULES: (
+        "Each matrix of each matched pair of layers was tested by itself, whatever may be done to it without a change "
+        "of the model: queries and keys may be turned inside each pair of rotary dimensions, values and outputs may be "
+        "changed in any way inside a head, neurons may be reordered."
+    ),
+    SectionKind.CALIBRATION: (
+        "A p-value is worth what its assumptions are worth, so the same test is run where there is nothing to find. "
+        "It must not be significant there. If it is, the verdict is inconclusive and says so."
+    ),
+}
+NOT_RUN = {
+    SectionKind.EVIDENCE: "No weights were compared: the files of both models have the same digests.",
+    SectionKind.LAYERS: _NO_LAYERS,
+    SectionKind.MODULES: "No part of a layer was tested: the layers were not compared, or none has an ancestor.",
+    SectionKind.CALIBRATION: "No placebo was run: no weights were compared, or too few rows to tell.",
+}
+
+
+def tab_html(report: HomologyReport, kind: SectionKind, figures: ReportFigures, link: str = "") -> Markup:
+    """Return the content of one tab.
+
+    Args:
+        report: The report.
+        kind: The section.
+        figures: Its figures.
+        link: The address of this comparison, for a link to the analysis of all layers; empty for none.
+    """
+    section = next((section for section in describe(report) if section.kind is kind), None)
+    if section is not None:
+        images = figures.images(section.figures)
+        return render("tab", introduction=INTRODUCTIONS[kind], link="", section=section, images=images)
+    layers = link_to_layers(link) if kind in (SectionKind.LAYERS, SectionKind.MODULES) else ""
+    return render("tab", introduction=NOT_RUN[kind], link=layers, section=None)

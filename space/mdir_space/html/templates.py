@@ -1,0 +1,89 @@
+"""Fills the jinja2 templates of this folder. They escape all text and write out invisible characters in it."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import os
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from mdir_hf import HomologyReport
+from mdir_hf.lineage.survey.results import PairResult
+from mdir_hf.names import shown_name, visible_text
+from mdir_hf.render.html import section_html
+from mdir_hf.render.sections import Section
+from mdir_hf.report import ModelSummary
+
+HUB = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+"""The links of model names lead there."""
+
+
+def render(template: str, **values: object) -> Markup:
+    """Fill a template.
+
+    Args:
+        template: Its name, without ``.html.j2``.
+        values: Its variables. Only a ``Markup`` is not escaped.
+    """
+    return Markup(_environment().get_template(f"{template}.html.j2").render(**values).strip())
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_visible,
+    )
+    environment.filters |= {
+        "base64": lambda content: base64.b64encode(content.encode()).decode("ascii"),
+        "compact_json": lambda value: json.dumps(value, separators=(",", ":")),
+        "json": json.dumps,
+        "name": shown_name,
+    }
+    environment.globals |= {"section_html": _section, "address_on_hub": _address_on_hub}
+    return environment
+
+
+def _visible(value: Any) -> Any:  # noqa: ANN401 - a value in a template
+    return visible_text(value, keeps_lines=True) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def _section(section: Section, images: Mapping[str, str] | None = None, *, copyable: bool = False) -> Markup:
+    return Markup(section_html(section, images or {}, copyable=copyable))
+
+
+def _address_on_hub(model: ModelSummary, hub: str) -> str:
+    return f"{hub}/{quote(model.repo, safe='/')}/tree/{quote(model.commit or '', safe='')}"
+
+
+def log10_text(log10_p: float) -> str:
+    """Write log10 of a p, rounded up so that it never overstates the evidence."""
+    return f"{min(0, math.ceil(log10_p)):,}".replace("-", "\N{MINUS SIGN}")
+
+
+def strength_text(found: HomologyReport | PairResult) -> str:
+    """Write the strength of the evidence: log10 p if p is a bound, else how much agrees."""
+    return f"log10 p {log10_text(found.log10_p or 0.0)}" if found.p_is_bound else found.agreement
+
+
+def address_mark(query: str, names: tuple[str, ...], tab: str = "") -> Markup:
+    """Return a hidden element that tells the script of the page what is shown.
+
+    Args:
+        query: The query of its address.
+        names: The content of the fields.
+        tab: The tab to open; empty if there are no tabs.
+    """
+    return render("address_mark", query=query, names=names, tab=tab)

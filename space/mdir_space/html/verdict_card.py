@@ -1,0 +1,91 @@
+"""The card of a comparison: the verdict, what it means and does not mean, and the numbers behind it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from markupsafe import Markup
+
+from mdir_hf import HomologyReport, SettledBy, Verdict
+from mdir_hf.lineage.cards.declared import DeclaredLineage
+from mdir_hf.render.description import describe
+from mdir_hf.render.sections import SectionKind
+from mdir_space.html.templates import HUB, render
+
+KEPT = "Kept from an earlier visit: the same commits, level and alpha."
+MAX_CAVEATS = 3
+"""More are folded away."""
+
+
+def verdict_card(
+    report: HomologyReport, *, declared: str = "", link: str = "", note: str = "", is_example: bool = False
+) -> Markup:
+    """Return the card.
+
+    Args:
+        report: The report.
+        declared: The declared lineage, from :func:`declared_lineage_html`.
+        link: The address of this comparison; empty for none.
+        note: A sentence above the verdict: where this result comes from.
+        is_example: Whether the models are in no repository, so that their names have no link.
+    """
+    verdict, *sections = describe(report)
+    of_kind = {section.kind: section for section in sections}
+    scale = of_kind.get(SectionKind.SCALE)
+    behind = [of_kind[kind] for kind in (SectionKind.EXCLUDES, SectionKind.SCALE) if kind in of_kind]
+    return render(
+        "verdict_card",
+        report=report,
+        declared=declared,
+        link=link,
+        note=note,
+        hub="" if is_example else HUB,
+        max_caveats=MAX_CAVEATS,
+        scale=replace(scale, paragraphs=()) if scale is not None and scale.scale is not None else None,
+        numbers=replace(verdict, paragraphs=()),
+        more=[replace(section, scale=None) for section in behind],
+    )
+
+
+def declared_lineage_html(
+    report: HomologyReport, declared: tuple[DeclaredLineage | None, DeclaredLineage | None]
+) -> Markup:
+    """Return what the two model cards declare beside what was measured, in neutral words.
+
+    Args:
+        report: The measurement.
+        declared: What reference and candidate declare; None: the card could not be read.
+    """
+    names = (report.reference.repo, report.candidate.repo)
+    read = [(repo, lineage) for repo, lineage in zip(names, declared, strict=True) if lineage is not None]
+    if not read:
+        return Markup()
+    is_declared = any(_names(lineage, names[repo == names[0]]) for repo, lineage in read)
+    return render("declared", declared=read, measured=_measured(report, is_declared))
+
+
+def _names(lineage: DeclaredLineage, repo: str) -> bool:
+    return repo.casefold() in (base.casefold() for base in lineage.base_models)
+
+
+def _measured(report: HomologyReport, is_declared: bool) -> str:
+    verdict = report.verdict
+    if report.settled_by is SettledBy.IDENTICAL_FILES and not is_declared:
+        return "Neither card names the other model, and their weight files are the same."
+    if verdict is Verdict.HOMOLOGOUS:
+        if is_declared:
+            return "The measurement agrees with what is declared."
+        return (
+            "Neither card names the other model. A card need not name every ancestor, and the common origin that was "
+            "measured may be a third model."
+        )
+    if verdict is Verdict.NO_EVIDENCE and is_declared:
+        return (
+            "One card names the other model, and this comparison found no trace of it in the weights. Heavy training "
+            "can remove every trace, and a card can mean another kind of relation, such as distillation."
+        )
+    return (
+        "The measurement neither confirms nor contradicts what is declared."
+        if is_declared
+        else "Neither card names the other model."
+    )

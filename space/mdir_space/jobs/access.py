@@ -1,0 +1,171 @@
+"""Finds the commits of a question, and decides with which token they are read.
+
+Public models are read through the caches, and their results are cached for everybody. The Hub answers an account more
+often than an address, which Spaces share: so the request has the token of the visitor if there is one, else a token
+without scopes that the owner of the Space may set, else none. Private and gated models are read with the token of the
+visitor only, without any cache, and their results go to that visitor only. The token of the server (``HF_TOKEN``) is
+never used.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from mdir_hf import MdirError
+from mdir_hf.errors import RepositoryNotFoundError, SeveralModelsError
+from mdir_hf.model.hub.resolve import ResolvedModel, resolve_model
+from mdir_space.jobs.question import Question, RefusedError, shortened
+
+TOKEN_VARIABLE = "MDIR_SPACE_TOKEN"
+"""A token without scopes, for which the Hub answers more often; the owner of a Space may set it."""
+
+
+MAX_CHOICES = 40
+"""Most files that are offered if a repository holds several models."""
+
+ASKED_AT_A_TIME = 4
+"""Requests to the Hub at a time, for one visitor."""
+
+
+@dataclass(frozen=True)
+class Access:
+    """Models pinned to commits, and how they may be read.
+
+    Attributes:
+        models: The models, in the order in which they were asked for.
+        token: Token to read them with; None: none.
+        is_private: Whether they are read with the token of the visitor, without any cache. If not, only public models
+            are read, whatever the token may open.
+        is_shared: Whether everybody may see the result.
+        left_out: The names that are not in ``models``, with the reason.
+    """
+
+    models: tuple[ResolvedModel, ...]
+    token: str | None = field(default=None, repr=False)
+    is_private: bool = False
+    is_shared: bool = False
+    left_out: Mapping[str, str] = field(default_factory=dict)
+
+    def files_of(self, exc: SeveralModelsError) -> dict[str, tuple[str, ...]]:
+        """Return what names each of the files that an error speaks of, by the name of the model that was asked for."""
+        for model in self.models:
+            if model.commit is not None and (exc.subject or "").startswith(model.repo):
+                named = model.repo if model.revision is None else f"{model.repo}@{model.revision}"
+                return {named: tuple(f"{named}/{file}" for file in exc.files[:MAX_CHOICES])}
+        return {}
+
+    @property
+    def is_with_rights(self) -> bool:
+        """Whether a visitor's own token was sent, which may open what lies under an adapter or what a card declares."""
+        return self.token not in (None, token_of_space())
+
+    @property
+    def reference(self) -> ResolvedModel:
+        """The first of two models."""
+        return self.models[0]
+
+    @property
+    def candidate(self) -> ResolvedModel:
+        """The second of two models."""
+        return self.models[1]
+
+
+def find_access(
+    question: Question, token: str | None, *, allow_local: bool, may_sign_in: bool, may_lack: bool = False
+) -> Access:
+    """Find what a question is about and how it may be read.
+
+    Args:
+        question: The question.
+        token: The visitor's own token, if there is one.
+        allow_local: Whether folders and files of this machine may be named.
+        may_sign_in: Whether this page has a button to sign in.
+        may_lack: Whether models that are not there are left out, as long as there is one.
+
+    Raises:
+        RefusedError: If a model is not there for this visitor.
+
+    Cost: one API request for each model, and one more for each token that the Hub does not accept.
+    """
+
+    def find(text: str) -> tuple[ResolvedModel, str | None] | RefusedError:
+        try:
+            return _find(text, token, allow_local=allow_local, may_sign_in=may_sign_in)
+        except RefusedError as refused:
+            return refused
+
+    with ThreadPoolExecutor(ASKED_AT_A_TIME) as threads:
+        answers = dict(zip(question.names, threads.map(find, question.names), strict=True))
+    refused = {text: answer for text, answer in answers.items() if isinstance(answer, RefusedError)}
+    found = [answer for text in question.names if not isinstance(answer := answers[text], RefusedError)]
+    if refused and not (may_lack and found):
+        raise next(iter(refused.values()))
+    models = [model for model, _ in found]
+    is_private = any(not model.is_public and model.commit is not None for model in models)
+    accepted = [using for model, using in found if model.commit is not None]
+    for_all = accepted[0] if accepted and all(using == accepted[0] for using in accepted) else None
+    return Access(
+        tuple(models),
+        token=token if is_private else for_all,
+        is_private=is_private,
+        is_shared=all(model.is_public for model in models),
+        left_out={text: answer.message for text, answer in refused.items()},
+    )
+
+
+def token_of_space() -> str | None:
+    """The token that the owner of this Space set for what everybody may read."""
+    return os.environ.get(TOKEN_VARIABLE, "").strip() or None
+
+
+def _find(text: str, token: str | None, *, allow_local: bool, may_sign_in: bool) -> tuple[ResolvedModel, str | None]:
+    """Return the model, and the token with which it was found."""
+    try:
+        model, using = _resolve(text, token, allow_local=allow_local)
+    except RepositoryNotFoundError as exc:
+        why = "There is no such model, or it is private" if token is None else "There is no such model for your account"
+        raise RefusedError(
+            f"{shortened(text)} was not found on the Hub. {why}. Check the spelling: upper and lower case matter.",
+            may_sign_in=may_sign_in and token is None,
+            is_absent=True,
+        ) from exc
+    except MdirError as exc:
+        raise RefusedError(sentence(exc)) from exc
+    if model.commit is not None and not model.is_public and token is None:
+        how = _SIGN_IN if may_sign_in else _AT_HOME
+        raise RefusedError(
+            f"{shortened(model.repo)} is gated: its owner lets only some accounts read it. {how}",
+            runs_locally=True,
+            may_sign_in=may_sign_in,
+        )
+    return model, using
+
+
+_SIGN_IN = "Sign in with an account that has been granted access; what it reads is shown to you alone."
+_AT_HOME = "Run the comparison on your own machine, logged in with an account that has been granted access."
+
+
+def _resolve(text: str, token: str | None, *, allow_local: bool) -> tuple[ResolvedModel, str | None]:
+    for using in dict.fromkeys((token, token_of_space())):
+        if using is None:
+            continue
+        try:
+            model = resolve_model(text, token=using, allow_local=allow_local)
+        except RepositoryNotFoundError:
+            continue  # or the token has expired, and the next one does
+        if using == token or model.is_public:
+            return model, using
+    # A model that only the token of the Space can read is refused.
+    return resolve_model(text, token=False, allow_local=allow_local), None
+
+
+def sentence(exc: MdirError) -> str:
+    """Return an error of the package as one sentence for the page."""
+    text = " ".join(str(exc).split())
+    text = text if len(text) <= 700 else shortened(text, 700)
+    first = text.partition(" ")[0]
+    is_name = "/" in first or first.rstrip(":") == exc.subject
+    return (text[:1] if is_name else text[:1].upper()) + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")

@@ -1,0 +1,85 @@
+"""Estimates of the time of a comparison; sizes and times in words."""
+
+from __future__ import annotations
+
+from mdir_hf import HomologyReport, ReadPlan
+
+FIRST_GUESS_BYTES_PER_S = 15e6
+"""Speed of reading from the Hub, before the first measurement."""
+
+FLOPS_PER_S = 15e9
+"""Products and singular values on two virtual cores, single precision."""
+
+SVD_FLOPS = 30
+"""Operations of a singular value decomposition of n x n, over n cubed."""
+
+OPENING_S = 2.0
+"""A model's headers and tokenizer, from the Hub and not from a cache."""
+
+SECONDS_OF_PAIR = (0.8, 8.0)
+"""On sampled rows, seconds of one core: relatives, which their first look settles, and strangers 1,024 wide, which need
+all looks; strangers 576, 2,048 and 4,096 wide took 2.4 to 4.1 (measured)."""
+
+WEIGHT_OF_NEW = 0.3
+MIN_BYTES_TO_LEARN_FROM = 1 << 20
+
+
+class Pace:
+    """The speed of comparisons here, from those that ended.
+
+    Attributes:
+        bytes_per_s: Speed of reading.
+    """
+
+    def __init__(self) -> None:
+        self.bytes_per_s = FIRST_GUESS_BYTES_PER_S
+
+    def learn(self, report: HomologyReport) -> None:
+        """Take one more comparison into account."""
+        seconds = sum(report.seconds.values())
+        if report.io.bytes_read >= MIN_BYTES_TO_LEARN_FROM and seconds > 0.0:
+            measured = report.io.bytes_read / seconds
+            self.bytes_per_s += WEIGHT_OF_NEW * (measured - self.bytes_per_s)
+
+    def seconds(self, plan: ReadPlan) -> tuple[float, float]:
+        """Return how long a comparison takes if its first look settles it, and if everything is read, in seconds."""
+        first, most = bytes_of(plan)
+        rows, all_rows = plan.look_rows[0], plan.common_tokens if plan.level != "screen" else plan.look_rows[-1]
+        return self._seconds(plan, first, rows), self._seconds(plan, most, all_rows)
+
+    def seconds_of_survey(self, n_bytes: int, *, n_models: int, n_pairs: int) -> tuple[float, float]:
+        """Return how long a survey takes if all are relatives, and if none are, in seconds."""
+        reading = n_models * OPENING_S + n_bytes / self.bytes_per_s
+        least, most = (reading + n_pairs * one for one in SECONDS_OF_PAIR)
+        return least, most
+
+    def _seconds(self, plan: ReadPlan, n_bytes: int, rows: int) -> float:
+        n_reference, n_candidate = plan.reference.shape[1], plan.candidate.shape[1]
+        rank = min(rows, n_reference, n_candidate)
+        flops = 2.0 * rows * n_reference * n_candidate + SVD_FLOPS * rank * n_reference * n_candidate
+        return n_bytes / self.bytes_per_s + flops / FLOPS_PER_S
+
+
+def bytes_of(plan: ReadPlan) -> tuple[int, int]:
+    """Return the bytes of weights that a comparison reads at least, and at most."""
+    first = plan.screen_bytes[0] if plan.level in ("auto", "screen") else plan.full_bytes
+    most = {"screen": plan.screen_bytes[1], "embedding": plan.full_bytes}.get(plan.level, plan.bytes_of_weights)
+    return min(first, most), most
+
+
+def duration_text(seconds: float) -> str:
+    """Return a duration in round words: it is an estimate."""
+    if seconds < 5.0:
+        return "a few seconds"
+    if seconds < 100.0:
+        return f"{5 * round(seconds / 5):.0f} seconds"
+    return f"{round(seconds / 60):.0f} minutes"
+
+
+def size_text(n_bytes: float) -> str:
+    """Return a size with its unit, three digits."""
+    for unit in ("bytes", "kB", "MB"):
+        if n_bytes < 999.5:
+            return f"{n_bytes:.0f} {unit}" if unit == "bytes" else f"{n_bytes:.3g} {unit}"
+        n_bytes /= 1000.0
+    return f"{n_bytes:.3g} GB" if n_bytes < 999.5 else f"{n_bytes / 1000.0:.3g} TB"

@@ -1,0 +1,75 @@
+"""Stored results, which open at once: reports on real models and models made from them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from pathlib import Path
+
+from mdir_hf import HomologyReport
+from mdir_hf.report import MatrixArrays, ReportArrays
+
+FOLDER = Path(__file__).resolve().parent.parent.parent / "examples"
+INDEX = "index.json"
+
+
+@dataclass(frozen=True)
+class Example:
+    """A stored result.
+
+    Attributes:
+        name: Of its files, ``<name>.json`` and ``<name>.npz``.
+        title: What the candidate is to the reference, in some words.
+        note: What these models are.
+        models: What the report calls them.
+        folder: Where the files lie.
+    """
+
+    name: str
+    title: str
+    note: str
+    models: tuple[str, str]
+    folder: Path = FOLDER
+
+    @cached_property
+    def report(self) -> HomologyReport:
+        """The report, with the arrays that its figures are drawn from."""
+        import numpy as np
+
+        report = HomologyReport.from_json((self.folder / f"{self.name}.json").read_text(encoding="utf-8"))
+        with np.load(self.folder / f"{self.name}.npz", allow_pickle=False) as stored:
+            arrays = {
+                name: stored[name] / np.float32(255) if stored[name].dtype == np.uint8 else stored[name]
+                for name in stored.files
+            }
+        of_matrix = {
+            matrix: MatrixArrays(arrays.get(matrix), arrays.get(f"{matrix}_matched"), arrays.get(f"{matrix}_channels"))
+            for matrix in ("embedding", "unembedding")
+        }
+        return replace(report, arrays=ReportArrays(**of_matrix))
+
+
+@cache
+def stored_examples(folder: Path = FOLDER) -> tuple[Example, ...]:
+    """Return the examples, in the order in which the page offers them; none where there are none."""
+    index = folder / INDEX
+    if not index.is_file():
+        return ()
+    entries = json.loads(index.read_text(encoding="utf-8"))
+    return tuple(
+        Example(entry["name"], entry["title"], entry["note"], tuple(entry["models"]), folder) for entry in entries
+    )
+
+
+def example_of(names: Iterable[str]) -> Example | None:
+    """Return the stored result about two models, in whatever order they are named; None where none is."""
+    wanted = sorted(names)
+    return next((example for example in stored_examples() if sorted(example.models) == wanted), None)
+
+
+def example_with(names: Iterable[str]) -> tuple[str, Example] | None:
+    """Return the first of some names that is that of a model in a stored result, and that result; None: none is."""
+    of = {model: example for example in reversed(stored_examples()) for model in example.models}
+    return next(((name, of[name]) for name in names if name in of), None)

@@ -1,0 +1,110 @@
+"""The queue: which jobs run, which wait and behind how many others, and when it is full."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+
+from mdir_space.jobs.question import RefusedError
+
+
+class QueueEntry:
+    """A place in the queue, kept until :meth:`leave`."""
+
+    def __init__(self, queue: JobQueue, visitor: str) -> None:
+        self._queue = queue
+        self.visitor = visitor
+
+    @property
+    def n_ahead(self) -> int:
+        """How many must leave before this one may run; 0: it may run."""
+        return self._queue.n_ahead(self)
+
+    def leave(self) -> None:
+        """Give the place back; the second time does nothing."""
+        self._queue.leave(self)
+
+
+class JobQueue:
+    """A bounded number runs at a time, and no visitor blocks the others. Thread safe.
+
+    Jobs wait in the order of their arrival, except that a visitor with a job in the queue comes after those without.
+    Where visitors are limited, none of them takes the last running place: others wait while one runs long jobs.
+
+    Args:
+        n_running: How many run at a time.
+        n_waiting: How many may wait.
+        n_per_visitor: How many of one visitor may run or wait; None: unlimited, in every place.
+    """
+
+    def __init__(self, n_running: int, n_waiting: int, n_per_visitor: int | None) -> None:
+        self._n_running, self._n_waiting, self._n_per_visitor = n_running, n_waiting, n_per_visitor
+        self._most_of_one = n_running if n_per_visitor is None else max(1, n_running - 1)
+        self._lock = threading.Lock()
+        self._running: list[QueueEntry] = []
+        self._waiting: list[QueueEntry] = []
+
+    def enter(self, visitor: str) -> QueueEntry:
+        """Enter the queue.
+
+        Args:
+            visitor: Tells visitors apart; no one of them may fill the queue.
+
+        Raises:
+            RefusedError: If the queue is full, or this visitor has enough places.
+        """
+        with self._lock:
+            n_mine = sum(entry.visitor == visitor for entry in (*self._running, *self._waiting))
+            if self._n_per_visitor is not None and n_mine >= self._n_per_visitor:
+                raise RefusedError(
+                    f"{n_mine} comparisons of yours are running or waiting here already. Let one of them end, or run "
+                    "this one on your own machine.",
+                    runs_locally=True,
+                )
+            n_waiting = len(self._waiting)
+            if n_waiting >= self._n_waiting:
+                raise RefusedError(
+                    f"The queue is full: {n_waiting} comparisons are waiting. Try again in some minutes, or run this "
+                    "one on your own machine.",
+                    runs_locally=True,
+                )
+            entry = QueueEntry(self, visitor)
+            self._waiting.append(entry)
+            self._let_run()
+            return entry
+
+    def n_ahead(self, entry: QueueEntry) -> int:
+        """How many must leave before this one runs."""
+        with self._lock:
+            return 0 if entry in self._running else self._in_turn().index(entry) + 1
+
+    def leave(self, entry: QueueEntry) -> None:
+        """Leave; an entry that has left is ignored."""
+        with self._lock:
+            for place in (self._running, self._waiting):
+                if entry in place:
+                    place.remove(entry)
+            self._let_run()
+
+    def __len__(self) -> int:
+        with self._lock:
+            return len(self._running) + len(self._waiting)
+
+    def _in_turn(self) -> list[QueueEntry]:
+        """The waiting entries in the order in which they will run: visitors take turns."""
+        n_before = Counter(entry.visitor for entry in self._running)
+        turns: list[tuple[int, int, QueueEntry]] = []
+        for arrived, entry in enumerate(self._waiting):
+            turns.append((n_before[entry.visitor], arrived, entry))
+            n_before[entry.visitor] += 1
+        return [entry for _, _, entry in sorted(turns, key=lambda turn: turn[:2])]
+
+    def _let_run(self) -> None:
+        of = Counter(entry.visitor for entry in self._running)
+        for entry in self._in_turn():
+            if len(self._running) == self._n_running:
+                break
+            if of[entry.visitor] < self._most_of_one:
+                of[entry.visitor] += 1
+                self._waiting.remove(entry)
+                self._running.append(entry)

@@ -1,0 +1,41 @@
+"""The models of a collection or of an author, as the Hub lists them."""
+
+from __future__ import annotations
+
+from mdir_hf import MdirError
+from mdir_hf.model.hub.listing import models_of_author, models_of_collection
+from mdir_space.jobs.access import sentence
+from mdir_space.jobs.question import MAX_MODELS, RefusedError, author_in, is_collection, shortened
+
+
+def listed_models(name: str, token: str | None) -> tuple[tuple[str, ...], str]:
+    """Ask the Hub for the models of a collection or of an author.
+
+    Args:
+        name: Which one.
+        token: To ask with; None: none.
+
+    Returns:
+        At most as many models as a survey takes, and what was left out, in a sentence.
+
+    Raises:
+        RefusedError: If there is no such list, or it holds fewer than two models.
+
+    Cost: one API request.
+    """
+    try:
+        if is_collection(name):
+            address = name if "://" in name or "/collections/" not in name else f"https://{name}"
+            found = models_of_collection(address, token=token or False)
+            of = f"The collection {shortened(name)}"
+        else:
+            found = models_of_author(author_in(name), limit=MAX_MODELS, token=token or False)
+            of = shortened(author_in(name))
+    except MdirError as exc:
+        raise RefusedError(sentence(exc)) from exc
+    names = found.names[:MAX_MODELS]
+    if len(names) < 2:
+        raise RefusedError(f"{of} has one model that can be surveyed, {names[0]}. Name that model to find its family.")
+    n_more = len(found.names) - len(names)
+    is_cut = found.is_cut or n_more > 0
+    return names, f"{of} has more models; the first {len(names)} that the Hub lists are here." if is_cut else ""

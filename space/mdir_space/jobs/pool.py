@@ -1,0 +1,220 @@
+"""Runs each job in a process of its own, and ends that process when the job is stopped, is late or is done.
+
+Python's fork server imports torch once, which takes seconds, and then forks a process for a job in milliseconds. The
+server itself is not forked: it has threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Generic, TypeVar, cast
+
+from mdir_hf import MdirError, ReadPlan
+from mdir_hf.comparison.progress import Progress
+from mdir_hf.errors import ByteBudgetError, GatedRepositoryError, RepositoryNotFoundError, StoppedError
+from mdir_space.jobs.access import Access
+from mdir_space.jobs.job import Event, Failed, Finished, Interim, Job, OutOfMemoryError, run_job
+from mdir_space.jobs.progress import TotalProgress
+
+R = TypeVar("R")
+
+PRELOADED = ["mdir_space.jobs.preload"]
+POLL_S = 0.05
+"""The longest time until a stop or a timeout is noticed."""
+
+OPENING_BYTES = 512 << 20
+"""Memory for headers, vocabularies and the Hub client, which no plan counts."""
+
+EXIT_S = 5.0
+"""The longest time that a killed process may take to disappear."""
+
+
+class JobTimeoutError(StoppedError):
+    """The job took longer than it may."""
+
+
+LIMIT_ERRORS = (ByteBudgetError, JobTimeoutError, OutOfMemoryError)
+"""After these, what was found before is still right."""
+
+
+def memory_cap(memory_bytes: int | None) -> int | None:
+    """Return the memory that a process may take if its plan may ask for so much; None: unlimited."""
+    return None if memory_bytes is None else memory_bytes + OPENING_BYTES
+
+
+class ProcessPool:
+    """Starts a process for each job. Thread safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._context = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
+
+    def warm_up(self) -> None:
+        """Start the fork server, which then imports what jobs need."""
+        if sys.platform != "linux":
+            return
+        from multiprocessing import forkserver
+
+        with self._lock, _python_path():
+            self._context.set_forkserver_preload(PRELOADED)
+            forkserver.ensure_running()
+
+    @contextmanager
+    def running(self, job: Job[object]) -> Iterator[Connection]:
+        """Run a job while the block runs, then kill its process.
+
+        Yields:
+            The pipe from which the events of the job come; it is at its end when the process is.
+        """
+        near, far = self._context.Pipe()
+        try:
+            process = self._start(far)
+        except (EOFError, OSError):  # the fork server was killed; another one starts
+            time.sleep(POLL_S)
+            process = self._start(far)
+        far.close()
+        try:
+            with contextlib.suppress(BrokenPipeError):  # reading from the pipe reports it
+                near.send(job)
+            yield near
+        finally:
+            process.kill()
+            process.join(EXIT_S)
+            near.close()
+
+    def _start(self, pipe: Connection) -> BaseProcess:
+        self.warm_up()
+        process: BaseProcess = self._context.Process(target=run_job, args=(pipe,), daemon=True)  # type: ignore[attr-defined]
+        with self._lock:
+            process.start()
+        return process
+
+
+class JobRun(Generic[R]):
+    """One run of a job.
+
+    Args:
+        access: What to read, and how.
+        job_for: Makes the job for an access.
+        pool: Where it runs.
+        timeout_s: How long it may take, in seconds; None: unlimited.
+        own_token: The visitor's token. It is used if the job turns out to need it: the base of a public adapter may be
+            gated.
+
+    Attributes:
+        access: How the models are read.
+        plan: What the job is going to read, once it has said so.
+        progress: The progress within its stage.
+        total: The progress of the whole job.
+        interim: What it has found so far, in the form of its result.
+    """
+
+    def __init__(
+        self,
+        access: Access,
+        job_for: Callable[[Access], Job[R]],
+        pool: ProcessPool,
+        *,
+        timeout_s: float | None = None,
+        own_token: str | None = None,
+    ) -> None:
+        self.access = access
+        self.plan: ReadPlan | None = None
+        self.progress = Progress("opening", 0)
+        self.total = TotalProgress()
+        self.interim: R | None = None
+        self._job_for, self._pool = job_for, pool
+        self._timeout_s, self._own_token = timeout_s, own_token
+        self._is_stopped = threading.Event()
+        self._started = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self._started
+
+    def stop(self) -> None:
+        """Kill the process, whatever it is doing."""
+        self._is_stopped.set()
+
+    def run(self) -> R:
+        """Run the job to its end; blocks.
+
+        Raises:
+            StoppedError: After :meth:`stop`.
+            JobTimeoutError: If it took too long.
+            OutOfMemoryError: If it took too much memory, or its process was killed from outside.
+            MdirError: If the job fails.
+        """
+        self._started = time.monotonic()
+        try:
+            return self._run_once()
+        except (GatedRepositoryError, RepositoryNotFoundError):
+            if self.access.is_private or self._own_token is None:
+                raise
+            self.access = replace(self.access, token=self._own_token, is_private=True, is_shared=False)
+            return self._run_once()
+
+    def _run_once(self) -> R:
+        self._check()
+        with self._pool.running(self._job_for(self.access)) as pipe:
+            while True:
+                event = self._next_event(pipe)
+                if isinstance(event, Finished):
+                    return cast("R", event.result)
+                if isinstance(event, Failed):
+                    raise event.error
+                if event is not None:
+                    self._update(event)
+                self._check()
+
+    def _next_event(self, pipe: Connection) -> Event | None:
+        try:
+            return cast("Event", pipe.recv()) if pipe.poll(POLL_S) else None
+        except (EOFError, OSError) as exc:
+            self._check()
+            raise OutOfMemoryError("its process was killed, most likely because memory ran out") from exc
+
+    def _update(self, event: Event) -> None:
+        self.total.update(event)
+        if isinstance(event, ReadPlan):
+            self.plan = event
+        elif isinstance(event, Progress):
+            self.progress = event
+        elif isinstance(event, Interim):
+            self.interim = cast("R", event.result)
+
+    def _check(self) -> None:
+        if self._is_stopped.is_set():
+            raise StoppedError("stopped by the visitor")
+        if self._timeout_s is not None and self.seconds > self._timeout_s:
+            raise JobTimeoutError(f"stopped after {self.seconds:.0f} s")
+
+
+def hit_limit(exc: MdirError) -> bool:
+    """Whether a job ended at a limit, so that its interim result is still right."""
+    return isinstance(exc, LIMIT_ERRORS)
+
+
+@contextmanager
+def _python_path() -> Iterator[None]:
+    """Let a program that starts now import what this one does; before Python 3.14 the fork server has another path."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before

@@ -1,0 +1,122 @@
+"""The progress of a whole job: one number that never falls, even when a stage starts again."""
+
+from __future__ import annotations
+
+import math
+
+from mdir_hf import ReadPlan
+from mdir_hf.comparison.progress import Progress
+from mdir_space.jobs.estimate import OPENING_S, SECONDS_OF_PAIR
+from mdir_space.jobs.family import FamilyResult
+from mdir_space.jobs.job import Event, Interim
+from mdir_space.jobs.survey import SurveyResult
+
+OPENED = 0.1
+"""Share of headers and vocabularies, before which no plan is known."""
+
+MIN_SHARE_OF_LOOKS = 0.3
+"""Share of the looks at the embeddings at least: few bytes, and all that most pairs need."""
+
+LAYERS_OF_REST, ALL_LAYERS_OF_REST = (0.25, 0.05), (0.3, 0.7)
+"""Of the weights that are left then: what the map of the layers reads of them, and what its matched pairs do. The
+second is of level layers."""
+
+DRAWN = 0.95
+"""Share of a survey before its trees and pictures are drawn."""
+
+
+class TotalProgress:
+    """The progress of a whole job, from its events.
+
+    Attributes:
+        share: The share that is done, in [0, 1]. The plan gives each stage its weight; a stage that is not needed is
+            skipped.
+    """
+
+    def __init__(self) -> None:
+        self.share = 0.0
+        self._plan: ReadPlan | None = None
+        self._found: object = None
+        self._latest = Progress("opening", 0)
+        self._bytes_before = 0
+
+    def update(self, event: Event) -> None:
+        """Take an event into account."""
+        if isinstance(event, ReadPlan):
+            self._plan = event
+        elif isinstance(event, Interim):
+            self._found = event.result
+            if isinstance(event.result, FamilyResult):  # what comes next is another comparison
+                self._latest = Progress("opening", self._latest.bytes_read)
+        elif isinstance(event, Progress):
+            if event.stage != self._latest.stage:
+                self._bytes_before = self._latest.bytes_read
+            self._latest = event
+        if isinstance(self._found, SurveyResult):
+            now = DRAWN if self._latest.stage == "trees" else DRAWN * _of_survey(self._found)
+        elif isinstance(self._found, FamilyResult):
+            now = _of_family(self._found, self._of_comparison())
+        else:
+            now = self._of_comparison()
+        self.share = max(self.share, min(1.0, now))
+
+    def _of_comparison(self) -> float:
+        stage = self._latest.stage
+        if self._plan is None or stage in ("opening", "vocabulary"):
+            return OPENED / 2 if stage == "vocabulary" else 0.0 if stage == "opening" else OPENED
+        weights = stage_weights(self._plan)
+        before = 0.0
+        for name, weight in weights.items():
+            if name == stage:
+                return OPENED + (1.0 - OPENED) * (before + weight * self._of_stage())
+            before += weight
+        return OPENED
+
+    def _of_stage(self) -> float:
+        latest = self._latest
+        if latest.n_parts:
+            return min(1.0, latest.n_done / latest.n_parts)
+        n_bytes = (latest.bytes_expected or 0) - self._bytes_before
+        return min(1.0, max(0.0, (latest.bytes_read - self._bytes_before) / n_bytes)) if n_bytes > 0 else 0.0
+
+
+def stage_weights(plan: ReadPlan) -> dict[str, float]:
+    """Return the share of each stage that may come after the vocabularies, by the bytes that it is planned to read."""
+    looks, full = plan.screen_bytes[1], plan.full_bytes
+    n_bytes: dict[str, float] = {"screen": looks}
+    if plan.level.runs_full_test:
+        n_bytes["embedding"] = full
+    if not plan.level.is_screen_only:
+        n_bytes["unembedding"] = n_bytes.get("embedding", looks)
+    if plan.level.may_read_layers:
+        of_layers = ALL_LAYERS_OF_REST if plan.level.analyses_all_layers else LAYERS_OF_REST
+        rest = max(0, plan.bytes_of_weights - int(sum(n_bytes.values())))
+        n_bytes["layers"], n_bytes["modules"] = (share * rest for share in of_layers)
+    least = MIN_SHARE_OF_LOOKS / (1.0 - MIN_SHARE_OF_LOOKS) * (sum(n_bytes.values()) - looks)
+    n_bytes["screen"] = max(1.0, looks, least)
+    total = sum(n_bytes.values())
+    return {name: one / total for name, one in n_bytes.items()}
+
+
+def _of_survey(surveyed: SurveyResult) -> float:
+    report = surveyed.report
+    n_models = len(report.names)
+    pair_s = sum(SECONDS_OF_PAIR) / 2
+    done = OPENING_S * len(report.models) + pair_s * len(report.pairs)
+    return done / (OPENING_S * n_models + pair_s * math.comb(n_models, 2))
+
+
+def _of_family(family: FamilyResult, of_next: float) -> float:
+    """The search, what it found to compare, and what the card declares: each counts once, as far as it is known.
+
+    Args:
+        family: What is done.
+        of_next: How much of what comes next is.
+    """
+    found, declared = family.found, family.declared
+    to_compare = [] if found is None else [one for one in found.ancestors if one.log10_p < math.log10(found.alpha)]
+    n_done = (found is not None) + sum(one.report is not None or one.error is not None for one in to_compare)
+    n_declared = 1 if declared is None else len(declared.declared.base_models)
+    n_done += 0 if declared is None else len(declared.bases)
+    n_all = 1 + len(to_compare) + n_declared
+    return min(n_all, n_done + of_next) / n_all

@@ -1,0 +1,469 @@
+"""Answers all questions, from the page, the API and MCP: queues them, runs their jobs and caches results."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from typing import Any, Generic, TypeVar, overload
+
+from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+
+from mdir_hf import HomologyReport, MdirError, ReadPlan
+from mdir_hf.comparison.progress import Progress
+from mdir_hf.errors import ByteBudgetError, GatedRepositoryError, MemoryBudgetError, SeveralModelsError
+from mdir_hf.lineage.survey.reads import SurveyReads
+from mdir_space.jobs.access import Access, find_access, sentence, token_of_space
+from mdir_space.jobs.compare import ComparisonJob, ComparisonPlanJob
+from mdir_space.jobs.estimate import Pace, duration_text
+from mdir_space.jobs.family import FamilyJob, FamilyPlan, FamilyPlanJob, FamilyResult
+from mdir_space.jobs.job import Job, OutOfMemoryError
+from mdir_space.jobs.job_queue import JobQueue, QueueEntry
+from mdir_space.jobs.limits import Limits
+from mdir_space.jobs.listing import listed_models
+from mdir_space.jobs.pool import JobRun, JobTimeoutError, ProcessPool, hit_limit, memory_cap
+from mdir_space.jobs.question import (
+    FamilyQuestion,
+    PairQuestion,
+    Question,
+    RefusedError,
+    SurveyQuestion,
+    is_collection,
+    may_be_author,
+)
+from mdir_space.jobs.results import (
+    PublicResults,
+    Result,
+    is_current,
+    may_be_kept,
+    other_repositories,
+    result_key,
+)
+from mdir_space.jobs.survey import SurveyJob, SurveyPlanJob, SurveyResult
+from mdir_space.jobs.visitor import Visitor
+
+POLL_S = 0.1
+R = TypeVar("R")
+RESOLVING_THREADS = 16
+"""Threads that ask the Hub what a name stands for; they do nothing else."""
+
+
+@dataclass(frozen=True)
+class ServiceSettings:
+    """Settings of this server.
+
+    Attributes:
+        limits: What one visitor, and all of them, may use.
+        allow_local: Whether folders and files of this machine may be named; only on one's own machine.
+        may_sign_in: Whether the page has a button to sign in.
+        own_token: On one's own machine: the token to read with for everybody who has the page open.
+        index: Path, or address on the Hub, of the index of base models; empty: there is none.
+    """
+
+    limits: Limits = field(default_factory=Limits)
+    allow_local: bool = False
+    may_sign_in: bool = False
+    own_token: str | None = field(default=None, repr=False)
+    index: str = ""
+
+
+@dataclass(frozen=True)
+class Queued:
+    """The job waits until ``n_ahead`` others are done."""
+
+    n_ahead: int
+
+
+@dataclass(frozen=True)
+class Running(Generic[R]):
+    """The job runs.
+
+    Attributes:
+        plan: What it will read, once it has said so.
+        progress: The progress within its stage.
+        seconds: How long it has run.
+        found: What it has found so far, in the form of its result.
+        share: The share of the whole job that is done, in [0, 1]; it never falls.
+    """
+
+    plan: ReadPlan | None
+    progress: Progress
+    seconds: float
+    found: R | None = None
+    share: float = 0.0
+
+
+@dataclass(frozen=True)
+class Answered(Generic[R]):
+    """The answer, complete or cut short by a limit.
+
+    Attributes:
+        result: The result.
+        access: How its models were read.
+        was_kept: Whether the result comes from the cache.
+        is_kept: Whether it is in the cache, so that it has an address.
+        cut_short: The limit that cut it short, in words; empty if none did.
+    """
+
+    result: R
+    access: Access
+    was_kept: bool = False
+    is_kept: bool = False
+    cut_short: str = ""
+
+
+Plan = ReadPlan | FamilyPlan | SurveyReads
+"""What a job is going to read, for each kind of question."""
+Steps = AsyncGenerator[Queued | Running[R] | Answered[R], None]
+"""The state of a question until it is answered; the last one is :class:`Answered`."""
+NAMES = {PairQuestion: "The comparison", FamilyQuestion: "The search", SurveyQuestion: "The survey"}
+
+
+class Service:
+    """Answers questions.
+
+    Args:
+        settings: Settings of this server.
+    """
+
+    def __init__(self, settings: ServiceSettings) -> None:
+        self.settings = settings
+        self.pace = Pace()
+        self._results = PublicResults()
+        limits = settings.limits
+        self._pool = ProcessPool()
+        self._queue = JobQueue(limits.n_running, limits.n_waiting, limits.n_per_visitor)
+        self._workers = ThreadPoolExecutor(limits.n_running, "job")
+        self._planning_queue = JobQueue(limits.n_planning, limits.n_waiting, limits.n_per_visitor)
+        self._planners = ThreadPoolExecutor(limits.n_planning, "planning")
+        self._resolving_queue = JobQueue(RESOLVING_THREADS, limits.n_waiting, limits.n_per_visitor)
+        self._resolvers = ThreadPoolExecutor(RESOLVING_THREADS, "resolving")
+
+    def warm_up(self) -> None:
+        """Start importing, and asking the Hub for, what the first visitor would otherwise wait for."""
+        self._pool.warm_up()
+        threading.Thread(target=_prepare_first_answer, name="warm-up", daemon=True).start()
+
+    async def access(self, question: Question, visitor: Visitor) -> Access:
+        """Find the models of a question. Models of a survey that cannot be read are left out, if one can be read.
+
+        Raises:
+            RefusedError: If this visitor cannot read a model.
+        """
+        settings = self.settings
+
+        def find() -> Access:
+            return find_access(
+                question,
+                visitor.token or settings.own_token,
+                allow_local=settings.allow_local,
+                may_sign_in=settings.may_sign_in,
+                may_lack=isinstance(question, SurveyQuestion),
+            )
+
+        return await self._ask_hub(find, visitor)
+
+    async def _ask_hub(self, ask: Callable[[], R], visitor: Visitor) -> R:
+        entry = self._resolving_queue.enter(visitor.key)
+        return await _shielded(_submit(self._resolvers, ask, entry))
+
+    async def kept(self, question: Question, visitor: Visitor) -> Answered[Result] | None:
+        """Return the cached answer to a public question about the same commits; None: there is none.
+
+        Raises:
+            RefusedError: If this visitor cannot read a model.
+        """
+        return await self._kept(await self.access(question, visitor), question, visitor)
+
+    async def _kept(
+        self, access: Access, question: Question, visitor: Visitor, *, must_be_current: bool = False
+    ) -> Answered[Result] | None:
+        """Look a result up. Everything that it rests on must still be public.
+
+        Args:
+            access: The models of the question.
+            question: The question.
+            visitor: Who asks.
+            must_be_current: Whether it must be what a new job would find.
+        """
+        index = self.settings.index
+        if must_be_current and isinstance(question, FamilyQuestion) and "://" in index:
+            return None  # its owner may have changed that index
+        result = self._results.get(result_key(access, question, index))
+        if result is None:
+            return None
+        now = await self._if_public(other_repositories(result, access), visitor)
+        if now is None or (must_be_current and not is_current(result, now.models)):
+            return None
+        return Answered(result, access, was_kept=True, is_kept=True)
+
+    async def _if_public(self, repositories: tuple[str, ...], visitor: Visitor) -> Access | None:
+        """Return the commits of repositories now, if all of them are public."""
+        if not repositories:
+            return Access((), is_shared=True)
+        names = tuple(f"hf://models/{repo}" for repo in repositories)
+        try:
+            now = await self.access(SurveyQuestion(names), visitor.without_rights())
+        except RefusedError:
+            return None
+        return now if now.is_shared and not now.left_out else None
+
+    async def plan(self, asked: Question, visitor: Visitor) -> Plan:
+        """Say what an answer would read. Cancelling this leaves the queue and kills the process.
+
+        Raises:
+            RefusedError: If there is no plan.
+        """
+        limits = self.settings.limits
+        entry = self._planning_queue.enter(visitor.key)
+        work: Future[Plan] | None = None
+        run: JobRun[Plan] | None = None
+        try:
+            while entry.n_ahead:
+                await asyncio.sleep(POLL_S)
+            question, _ = await self._listed(await self.resolve_author(asked, visitor), visitor)
+            access = await self.access(question, visitor)
+            run = JobRun(access, self._plan_job(question), self._pool, timeout_s=limits.plan_seconds)
+            work = _submit(self._planners, run.run, entry)
+            return await _shielded(work)
+        except JobTimeoutError as exc:
+            raise timeout_refusal(limits.plan_seconds or 0.0, what="Looking at these models") from exc
+        except MdirError as exc:
+            raise refusal_of(exc) from exc
+        finally:
+            if run is not None:
+                run.stop()
+            if work is None:
+                entry.leave()
+
+    def _plan_job(self, question: Question) -> Callable[[Access], Job[Plan]]:
+        settings = self.settings
+        limits: dict[str, Any] = {"allow_local": settings.allow_local, "cap_bytes": settings.limits.plan_memory_bytes}
+
+        def job(access: Access) -> Job[Plan]:
+            if isinstance(question, PairQuestion):
+                return ComparisonPlanJob(access=access, question=question, **limits)
+            if isinstance(question, SurveyQuestion):
+                return SurveyPlanJob(access=access, question=question, **limits)
+            index: dict[str, Any] = {"index": settings.index, "index_token": token_of_space()}
+            return FamilyPlanJob(access=access, question=question, **index, **limits)
+
+        return job
+
+    def _job(self, question: Question, left_out: str) -> Callable[[Access], Job[Result]]:
+        settings = self.settings
+        limits: dict[str, Any] = {
+            "allow_local": settings.allow_local,
+            "n_bytes": settings.limits.n_bytes,
+            "memory_bytes": settings.limits.memory_bytes,
+            "cap_bytes": memory_cap(settings.limits.memory_bytes),
+        }
+
+        def job(access: Access) -> Job[Result]:
+            if isinstance(question, PairQuestion):
+                return ComparisonJob(access=access, question=question, **limits)
+            if isinstance(question, SurveyQuestion):
+                return SurveyJob(access=access, question=question, left_out=left_out, **limits)
+            index: dict[str, Any] = {"index": settings.index, "index_token": token_of_space()}
+            return FamilyJob(access=access, question=question, **index, **limits)
+
+        return job
+
+    @overload
+    def answer(self, question: PairQuestion, visitor: Visitor) -> Steps[HomologyReport]: ...
+    @overload
+    def answer(self, question: FamilyQuestion, visitor: Visitor) -> Steps[FamilyResult]: ...
+    @overload
+    def answer(self, question: SurveyQuestion, visitor: Visitor) -> Steps[SurveyResult]: ...
+    @overload
+    def answer(self, question: Question, visitor: Visitor) -> Steps[Any]: ...
+    async def answer(self, question: Question, visitor: Visitor) -> Steps[Any]:
+        """Answer a question, step by step; the last step is :class:`Answered`.
+
+        Models of a survey that cannot be read are left out. A survey with one name is about the models of that
+        collection or author. Closing the iterator leaves the queue and kills the process.
+
+        Raises:
+            RefusedError: If the question is not answered.
+        """
+        question, left_out = await self._listed(question, visitor)
+        access = await self.access(question, visitor)
+        async with aclosing(self._run(question, access, self._job(question, left_out), visitor)) as steps:
+            async for step in steps:
+                if isinstance(step, Answered) and step.was_kept and isinstance(step.result, SurveyResult):
+                    step = replace(step, result=replace(step.result, left_out=left_out))
+                yield step
+
+    async def _listed(self, question: Question, visitor: Visitor) -> tuple[Question, str]:
+        """Replace the name of a collection or an author by its models; say which of them are left out."""
+        if not isinstance(question, SurveyQuestion) or not question.is_list:
+            return question, ""
+        (name,) = question.names
+        token = visitor.token or self.settings.own_token or token_of_space()
+        names, left_out = await self._ask_hub(lambda: listed_models(name, token), visitor)
+        return SurveyQuestion(names, question.alpha), left_out
+
+    async def resolve_author(self, asked: Question, visitor: Visitor) -> Question:
+        """Return the question; if its one name is an author's, ask about the models of that author instead."""
+        if isinstance(asked, FamilyQuestion) and await self.is_list(asked.model, visitor):
+            return SurveyQuestion((asked.model,), asked.alpha)
+        return asked
+
+    async def is_list(self, name: str, visitor: Visitor) -> bool:
+        """Tell whether a name is that of a collection or an author, and not of a model.
+
+        Cost: one request if the name has one word, else none.
+        """
+        if is_collection(name):
+            return True
+        if not may_be_author(name):
+            return False
+        try:
+            await self.access(FamilyQuestion(name), visitor)
+        except RefusedError as refused:
+            return refused.is_absent
+        return False
+
+    async def _run(
+        self, question: Question, access: Access, job_for: Callable[[Access], Job[Result]], visitor: Visitor
+    ) -> Steps[Result]:
+        """Wait in the queue and run the job, unless its answer is cached."""
+        settings = self.settings
+        own_token = visitor.token or settings.own_token
+        known = await self._kept(access, question, visitor, must_be_current=True)
+        if known is not None:
+            yield known
+            return
+        entry = self._queue.enter(visitor.key)
+        run = JobRun(access, job_for, self._pool, timeout_s=settings.limits.seconds, own_token=own_token)
+        work: Future[Result] | None = None
+        try:
+            while n_ahead := entry.n_ahead:
+                yield Queued(n_ahead)
+                await asyncio.sleep(POLL_S)
+            # A visitor ahead may have asked the same.
+            answered = await self._kept(access, question, visitor, must_be_current=True)
+            if answered is None:
+                work = self._workers.submit(run.run)
+                ended = _event_of(work)
+                while not work.done():
+                    yield Running(run.plan, run.progress, run.seconds, run.interim, run.total.share)
+                    with suppress(asyncio.TimeoutError):
+                        await asyncio.wait_for(ended.wait(), POLL_S)
+                answered = await self._keep(self._answered(work, run, NAMES[type(question)]), question, visitor)
+        finally:
+            run.stop()
+            if work is None:
+                entry.leave()
+            else:  # only now: the next visitor may ask the same, and must find the cached answer
+                _leave_after(work, entry)
+        yield answered
+
+    async def _keep(self, answered: Answered[Result], question: Question, visitor: Visitor) -> Answered[Result]:
+        result, access = answered.result, answered.access
+        if answered.cut_short or not may_be_kept(result, access):
+            return answered
+        if access.is_with_rights and await self._if_public(other_repositories(result, access), visitor) is None:
+            return answered
+        self._results.keep(result_key(access, question, self.settings.index), result)
+        return replace(answered, is_kept=True)
+
+    def _answered(self, work: Future[Result], run: JobRun[Result], what: str) -> Answered[Result]:
+        found = run.interim
+        try:
+            result = work.result()
+        except MdirError as exc:
+            if isinstance(exc, JobTimeoutError):
+                refused = timeout_refusal(self.settings.limits.seconds or 0.0, what=what)
+            else:
+                refused = refusal_of(exc, run.access)
+            if found is None or not hit_limit(exc):
+                raise refused from exc
+            more = "; its caveats say what was not looked at" if isinstance(found, HomologyReport) else ""
+            cut_short = f"{refused.message} What was found before is below{more}."
+            return Answered(found, run.access, cut_short=cut_short)
+        if isinstance(result, HomologyReport):
+            self.pace.learn(result)
+        return Answered(result, run.access)
+
+
+def _prepare_first_answer() -> None:
+    # gradio would import it during its first answer, and answer nobody for about a second.
+    with suppress(ImportError):
+        import_module("matplotlib.pyplot")
+    build_hf_headers()  # the client asks the Hub about agents before its first request of a day, and waits
+
+
+def _submit(workers: ThreadPoolExecutor, work: Callable[[], R], entry: QueueEntry) -> Future[R]:
+    """Start work; it leaves the queue when it ends."""
+    future = workers.submit(work)
+    _leave_after(future, entry)
+    return future
+
+
+async def _shielded(work: Future[R]) -> R:
+    """Wait for work that goes on when its visitor leaves; then nobody reads its error, which is no fault."""
+    waited = asyncio.wrap_future(work)
+    waited.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+    return await asyncio.shield(waited)
+
+
+def _leave_after(work: Future[R], entry: QueueEntry) -> None:
+    """Leave the queue when work has ended; after a visitor leaves, its process is killed soon."""
+    work.add_done_callback(lambda _: entry.leave())
+
+
+def _event_of(work: Future[R]) -> asyncio.Event:
+    """Return an event that is set when work ends, so that its answer does not wait for the next poll."""
+    ended, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def wake(_: Future[R]) -> None:
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(ended.set)
+
+    work.add_done_callback(wake)
+    return ended
+
+
+def timeout_refusal(seconds: float, *, what: str = "The comparison") -> RefusedError:
+    """Return the message after a timeout."""
+    return RefusedError(
+        f"{what} was stopped after {duration_text(seconds)}, the longest that may take here. A lighter level may do; "
+        "on your own machine there is no limit.",
+        runs_locally=True,
+    )
+
+
+def refusal_of(exc: MdirError, access: Access | None = None) -> RefusedError:
+    """Return the message to a visitor about an error of the package.
+
+    Args:
+        exc: The error.
+        access: The models; names the files of a repository that holds several models.
+    """
+    if isinstance(exc, ByteBudgetError):
+        return RefusedError(
+            "The comparison would read more than one may read here. A lighter level reads less; on your own machine "
+            "there is no limit.",
+            runs_locally=True,
+        )
+    if isinstance(exc, OutOfMemoryError):
+        return RefusedError(
+            "The comparison was ended: it needed more memory than one may use here. On your own machine there is no "
+            "limit.",
+            runs_locally=True,
+        )
+    if isinstance(exc, MemoryBudgetError):
+        return RefusedError(f"The comparison does not fit on this machine: {exc.message}.", runs_locally=True)
+    if isinstance(exc, GatedRepositoryError):
+        return RefusedError(
+            f"{exc.subject or 'The model'} is gated, and your account has not been granted access to it. Ask its owner "
+            "for access on its page, and come back."
+        )
+    if isinstance(exc, SeveralModelsError) and access is not None:
+        return RefusedError(sentence(exc), choices=access.files_of(exc))
+    return RefusedError(sentence(exc))

@@ -1,0 +1,160 @@
+"""A survey: which of several models share weight ancestry. It keeps nothing on disk."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from mdir_hf import Listeners, MdirError, Reading, SurveyReport
+from mdir_hf.comparison.progress import Progress
+from mdir_hf.errors import SeveralModelsError
+from mdir_hf.lineage.survey.arriving import survey_arriving
+from mdir_hf.lineage.survey.drawing import FamilyDistances, draw_survey, family_distances, survey_cells
+from mdir_hf.lineage.survey.reads import SurveyReads, plan_reads
+from mdir_hf.lineage.survey.results import ModelResult
+from mdir_hf.lineage.survey.run import SurveyPlan
+from mdir_hf.lineage.trees.tree import FamilyTree, grow_tree
+from mdir_hf.model.hub.resolve import ResolvedModel
+from mdir_hf.render.figures import CellGrid, figure_img
+from mdir_space.jobs.access import MAX_CHOICES, Access
+from mdir_space.jobs.job import Emit, Interim, Job, ReadOptions, throttled
+from mdir_space.jobs.question import SurveyQuestion
+
+DRAWING_SHARE = 0.2
+"""Most of the time that goes into pictures of a survey that goes on."""
+
+
+@dataclass(frozen=True)
+class SurveyPicture:
+    """A figure of a survey.
+
+    Attributes:
+        light: It for a light page; an HTML element.
+        dark: It for a dark page.
+        cells: The text of its cells.
+    """
+
+    light: str
+    dark: str
+    cells: tuple[CellGrid, ...]
+
+
+@dataclass(frozen=True)
+class SurveyResult:
+    """A survey, or as much of it as is done.
+
+    Attributes:
+        report: Models, pairs and groups.
+        trees: The family tree of each group of relatives; empty until the end.
+        pictures: The matrix, of what is known, and at the end the dendrogram, by name.
+        left_out: Which models of the list are not in it; empty where all are.
+        choices: Of names that may mean several files, what names each of these.
+    """
+
+    report: SurveyReport
+    trees: tuple[FamilyTree, ...] = ()
+    pictures: Mapping[str, SurveyPicture] = field(default_factory=dict)
+    left_out: str = ""
+    choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain containers: the schema ``mdir-hf/survey/1``, with the trees of ``mdir-hf/tree/1``."""
+        return {**self.report.to_dict(), "trees": [tree.to_dict() for tree in self.trees]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SurveyJob(Job[SurveyResult]):
+    """Surveys several models.
+
+    Attributes:
+        question: The question; its names are models.
+        left_out: As in the result.
+    """
+
+    question: SurveyQuestion
+    left_out: str = ""
+
+    def run(self, emit: Emit) -> SurveyResult:
+        """Read one model after the other and compare it with those before it; draw the trees at the end."""
+        plan = _plan(self.access, self.question.alpha, self.read_options)
+        growing = _GrowingPicture()
+        choices: dict[str, tuple[str, ...]] = {}
+
+        def keep_choices(name: str, exc: MdirError) -> None:
+            if isinstance(exc, SeveralModelsError):
+                choices[name] = tuple(f"{name}/{file}" for file in exc.files[:MAX_CHOICES])
+
+        def send_report(report: SurveyReport) -> None:
+            found = SurveyResult(self._with_missing(report), pictures=growing.of(report), left_out=self.left_out)
+            emit(Interim(replace(found, choices=choices)))
+
+        report, rows = survey_arriving(
+            plan,
+            max_bytes=self.n_bytes,
+            listeners=Listeners(progress=False, on_progress=throttled(emit)),
+            on_model=send_report,
+            on_failure=keep_choices,
+        )
+        emit(Progress("trees", sum(found.bytes_read for found in report.models.values())))
+        groups = [group for group in report.groups() if len(group) > 1]
+        trees = tuple(grow_tree({name: rows[name] for name in group}) for group in groups)
+        pictures = _drawn(report, family_distances(report, rows))
+        return SurveyResult(self._with_missing(report), trees, pictures, self.left_out, choices)
+
+    def _with_missing(self, report: SurveyReport) -> SurveyReport:
+        """Add the names that are no model."""
+        missing = self.access.left_out
+        models = {name: ModelResult(name, None, why) for name, why in missing.items()}
+        return replace(report, names=(*report.names, *missing), models={**report.models, **models})
+
+
+class _GrowingPicture:
+    """The matrix of a survey that goes on, drawn anew when there is time for it."""
+
+    def __init__(self) -> None:
+        self._pictures: dict[str, SurveyPicture] = {}
+        self._rests_until = 0.0
+
+    def of(self, report: SurveyReport) -> dict[str, SurveyPicture]:
+        """Return the matrix of what is known; while drawing rests, the one before."""
+        began = time.monotonic()
+        if report.pairs and began >= self._rests_until:
+            self._pictures = _drawn(report)
+            ends = time.monotonic()
+            self._rests_until = ends + (ends - began) * (1.0 / DRAWING_SHARE - 1.0)
+        return self._pictures
+
+
+def _drawn(report: SurveyReport, families: FamilyDistances = ()) -> dict[str, SurveyPicture]:
+    light, dark = (draw_survey(report, families, dark=is_dark) for is_dark in (False, True))
+    cells = survey_cells(report, families, light)
+    return {name: SurveyPicture(figure_img(light[name]), figure_img(dark[name]), cells[name]) for name in light}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SurveyPlanJob(Job[SurveyReads]):
+    """Plans a :class:`SurveyJob`."""
+
+    question: SurveyQuestion
+
+    def run(self, emit: Emit) -> SurveyReads:
+        """Read headers and tokenizers of all models; no weights."""
+        return plan_reads(_plan(self.access, self.question.alpha, self.read_options))
+
+
+def _plan(access: Access, alpha: float, options: ReadOptions) -> SurveyPlan:
+    return SurveyPlan(
+        names=tuple(dict.fromkeys(map(shown_as, access.models))),
+        alpha=alpha,
+        reading=Reading(**options),
+        progress=False,
+    )
+
+
+def shown_as(model: ResolvedModel) -> str:
+    """Return what a survey calls a model, which opens it again: its id where that is enough."""
+    if model.pinned != f"hf://models/{model.repo}@{model.commit}":
+        return model.pinned
+    return model.repo if model.revision is None else f"{model.repo}@{model.revision}"

@@ -1,0 +1,87 @@
+"""Who sent a request: their key in the queue, and their token on the Hub."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from dataclasses import dataclass, field, replace
+
+import gradio as gr
+from starlette.requests import Request
+
+TOKEN_HEADER = "x-hf-token"
+"""Programs send their token in this header to read gated models; the page has a button to sign in."""
+
+
+@dataclass(frozen=True)
+class Visitor:
+    """The sender of a request.
+
+    Attributes:
+        key: The account if signed in, else the address.
+        token: Their own token. It is used for their own reads and stored nowhere; None: only public models.
+    """
+
+    key: str
+    token: str | None = field(default=None, repr=False)
+
+    def without_rights(self) -> Visitor:
+        """The same visitor, without a token."""
+        return replace(self, token=None)
+
+
+def signing_in_is_possible() -> bool:
+    """Tell whether this runs in a Space whose card asks for ``hf_oauth``.
+
+    Elsewhere gradio would sign every visitor in as the owner of the machine, so there is no button there.
+    """
+    return os.environ.get("SYSTEM") == "spaces" and bool(os.environ.get("OAUTH_CLIENT_ID"))
+
+
+def visitor_of(
+    request: gr.Request | Request | None,
+    account: gr.OAuthProfile | None = None,
+    account_token: gr.OAuthToken | None = None,
+    *,
+    n_proxies: int = 0,
+) -> Visitor:
+    """Return who sent a request.
+
+    Args:
+        request: The request.
+        account: Who is signed in, if anybody is.
+        account_token: The token that signing in gave.
+        n_proxies: Own proxies in front of this server, which add an address to ``X-Forwarded-For``.
+    """
+    headers = {} if request is None else {name.lower(): value for name, value in dict(request.headers).items()}
+    token = None if account_token is None else account_token.token
+    if account is not None:
+        return Visitor(f"account {account.username}", token)
+    address = forwarded_for(str(headers.get("x-forwarded-for", "")), n_proxies)
+    if not address and request is not None:
+        address = str(getattr(getattr(request, "client", None), "host", "") or "")
+    return Visitor(f"address {address[:64]}", token or str(headers.get(TOKEN_HEADER, "")).strip() or None)
+
+
+def forwarded_for(header: str, n_proxies: int) -> str:
+    """Return the visitor's address from ``X-Forwarded-For``; empty if it does not say.
+
+    Each proxy appends the address that reached it. So only as many entries from the right are true as we have proxies;
+    the visitor wrote the others. Hops inside the platform have
+    private addresses and are not counted.
+
+    Args:
+        header: The header's value.
+        n_proxies: How many proxies with public addresses are ours, the outermost included; 0: nothing is believed.
+    """
+    if not n_proxies:
+        return ""
+    public = [entry for entry in map(str.strip, header.split(",")) if _is_public(entry)]
+    return public[-n_proxies] if len(public) >= n_proxies else ""
+
+
+def _is_public(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_global
+    except ValueError:
+        return False

@@ -1,0 +1,1 @@
+"""The Gradio page: its fields, its panels, and what updates them."""

@@ -1,0 +1,273 @@
+"""Answers a question on the page, from the click to the last figure, as updates of its panels."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import aclosing
+from typing import Any
+from urllib.parse import quote
+
+import gradio as gr
+from markupsafe import Markup
+
+from mdir_hf import HomologyReport, Level, MdirError, SettledBy, declared_lineage
+from mdir_hf.lineage.cards.declared import DeclaredLineage
+from mdir_hf.model.hub.resolve import ResolvedModel
+from mdir_hf.render.sections import SectionKind
+from mdir_space.html.answer_card import answer_card, answer_words
+from mdir_space.html.figures import ReportFigures
+from mdir_space.html.links import page_address, pinned_link, query_again, read_link, server_address
+from mdir_space.html.notices import (
+    BROKEN,
+    cut_short_notice,
+    not_kept_notice,
+    plan_notice,
+    progress_notice,
+    progress_of_several,
+    refusal_notice,
+    stored_notice,
+)
+from mdir_space.html.reproduce import badge_tab, card_frame, reproduce_tab
+from mdir_space.html.tabs import tab_html
+from mdir_space.html.templates import address_mark, render
+from mdir_space.html.verdict_card import KEPT, declared_lineage_html, verdict_card
+from mdir_space.jobs.access import Access
+from mdir_space.jobs.examples import Example, example_of, example_with
+from mdir_space.jobs.family import FamilyResult
+from mdir_space.jobs.question import PairQuestion, Question, RefusedError, parse_question
+from mdir_space.jobs.service import Answered, Queued, Running, Service
+from mdir_space.jobs.survey import SurveyResult
+from mdir_space.jobs.visitor import Visitor
+from mdir_space.page.panels import Panels, Updates, throttled
+
+log = logging.getLogger(__name__)
+
+SO_FAR = "So far, from what has been read until now."
+"""Above an interim result. If the visitor cancels, it stays as the answer."""
+
+
+async def answer_question(
+    service: Service, panels: Panels, asked: tuple[object, ...], visitor: Visitor, request: gr.Request
+) -> AsyncGenerator[Updates, None]:
+    """Answer on the page.
+
+    Args:
+        service: Answers questions.
+        panels: What to fill.
+        asked: The arguments of :func:`~mdir_space.jobs.question.parse_question`, as the browser sent them.
+        visitor: Who asks.
+        request: Their request, for links.
+    """
+    question: Question | None = None
+    yield {**panels.cleared(), **panels.busy(True)}
+    try:
+        question = parse_question(*asked, allow_local=service.settings.allow_local)
+        stored = example_of(question.names)
+        if stored is not None and isinstance(question, PairQuestion):
+            async for updates in show_example(panels, stored, request, asked=question):
+                yield updates
+            return
+        refuse_stored(question.names)
+        question = await service.resolve_author(question, visitor)
+        if not isinstance(question, PairQuestion):
+            yield {panels.plan: ""}
+        found: object = None
+        async with aclosing(throttled(service.answer(question, visitor))) as steps:
+            async for step in steps:
+                if isinstance(step, Answered):
+                    async for updates in _show(panels, question, step, request):
+                        yield updates
+                    continue
+                yield _progress(service, panels, question, step, found)
+                found = step.found if isinstance(step, Running) else found
+    except RefusedError as refused:
+        yield {panels.status: "", panels.alert: refusal_notice(refused, question), **panels.busy(False)}
+    except Exception:
+        log.exception("an answer on the page failed with an unexpected error")
+        yield {panels.status: "", panels.alert: refusal_notice(RefusedError(BROKEN), question), **panels.busy(False)}
+
+
+def _progress(
+    service: Service, panels: Panels, question: Question, step: Queued | Running[Any], shown: object
+) -> Updates:
+    """Return the update of a job that is not done.
+
+    Args:
+        service: Has the pace and the limits of plans.
+        panels: What to fill.
+        question: The question.
+        step: The state of its job.
+        shown: The interim result that the page shows.
+    """
+    is_pair = isinstance(question, PairQuestion)
+    updates: Updates = {panels.status: progress_notice(step) if is_pair else progress_of_several(step)}
+    if not isinstance(step, Running):
+        return updates
+    if step.found is not None and step.found is not shown and _has_content(step.found):
+        card = answer_card(step.found, question, note=SO_FAR)
+        updates[panels.verdict] = render("interim", card=card, grows=isinstance(step.found, SurveyResult))
+    if is_pair and step.plan is not None:
+        updates[panels.plan] = plan_notice(step.plan, service.pace, service.settings.limits)
+    return updates
+
+
+def _has_content(interim: object) -> bool:
+    if isinstance(interim, SurveyResult):
+        return bool(interim.report.pairs)
+    return not isinstance(interim, FamilyResult) or interim.found is not None
+
+
+def refuse_stored(names: Iterable[str]) -> None:
+    """Refuse names of models that are in a stored result and in no repository.
+
+    Raises:
+        RefusedError: If one of the names is one of those.
+    """
+    found = example_with(names)
+    if found is not None:
+        name, example = found
+        raise RefusedError(
+            f"{name} is a model of the stored result “{example.title}”, and no id on the Hub. Give the id of a model "
+            "there, such as HuggingFaceTB/SmolLM2-135M-Instruct."
+        )
+
+
+async def show_kept(
+    service: Service, panels: Panels, asked: tuple[object, ...], visitor: Visitor, request: gr.Request
+) -> AsyncGenerator[Updates, None]:
+    """Show the result that an address stands for, where it is kept; else offer to compute the same again.
+
+    Args:
+        service: Where results are kept.
+        panels: What to fill.
+        asked: As of :func:`answer_question`.
+        visitor: Who asks.
+        request: Their request, for the links.
+    """
+    yield {**panels.cleared(), **panels.busy(False)}
+    question: Question | None = None
+    try:
+        question = parse_question(*asked, allow_local=service.settings.allow_local)
+        answered = await service.kept(question, visitor)
+    except RefusedError as refused:
+        yield {panels.alert: refusal_notice(refused, question)}
+        return
+    if answered is None:
+        yield {panels.alert: not_kept_notice(read_link(request).version)}
+        return
+    async for updates in _show(panels, question, answered, request):
+        yield updates
+
+
+async def _show(
+    panels: Panels, question: Question, answered: Answered[Any], request: gr.Request
+) -> AsyncGenerator[Updates, None]:
+    """Show an answer at once; of a comparison then what the cards declare, and the figures as they are drawn."""
+    result, query = answered.result, query_again(question)
+    pinned = pinned_link(answered, request, question)
+    link = pinned or f"{page_address(request)}?{query}"
+    if not isinstance(question, PairQuestion):
+        frame = card_frame(answer_words(result, question).headline, pinned, server_address(request)) if pinned else ""
+        note = KEPT if answered.was_kept else answered.cut_short
+        card = answer_card(result, question, link=link, note=note, frame=frame)
+        yield {
+            panels.status: render("status", said="The answer is complete.", is_stopped=False),
+            panels.verdict: card + address_mark(query, (" ".join(question.names), "")),
+            **panels.busy(False),
+        }
+        return
+    note = KEPT if answered.was_kept else ""
+    mark = address_mark(query, question.names, first_tab(result))
+    yield {
+        panels.status: "",
+        panels.alert: cut_short_notice(answered.cut_short, question) if answered.cut_short else "",
+        panels.verdict: verdict_card(result, link=link, note=note) + mark,
+        **panels.busy(False),
+    }
+    declared = await asyncio.to_thread(_declared, result, answered.access)
+    yield {panels.verdict: verdict_card(result, link=link, note=note, declared=declared) + mark}
+    async for updates in details(panels, result, link, server_address(request), is_public=bool(pinned)):
+        yield updates
+
+
+def first_tab(report: HomologyReport) -> str:
+    """Return the tab of the evidence that decided, or of the layers where all of them were asked for."""
+    is_about_layers = report.settled_by is SettledBy.LAYERS or report.level is Level.LAYERS
+    return "layers" if is_about_layers and report.layers is not None else "evidence"
+
+
+async def details(
+    panels: Panels,
+    report: HomologyReport,
+    link: str,
+    server: str,
+    *,
+    is_example: bool = False,
+    is_public: bool = False,
+) -> AsyncGenerator[Updates, None]:
+    """Fill the tabs; figures are drawn in a thread, one tab after the other."""
+    yield {
+        panels.details: gr.update(visible=True),
+        panels.evidence: "",
+        panels.layers: "",
+        panels.modules: "",
+        panels.calibration: "",
+        panels.reproduce: reproduce_tab(report, server=server, is_example=is_example),
+        panels.badge: badge_tab(report, link, server if is_public else ""),
+    }
+    figures = await asyncio.to_thread(ReportFigures, report)
+    for tab, kind in (
+        (panels.evidence, SectionKind.EVIDENCE),
+        (panels.layers, SectionKind.LAYERS),
+        (panels.modules, SectionKind.MODULES),
+        (panels.calibration, SectionKind.CALIBRATION),
+    ):
+        yield {tab: await asyncio.to_thread(tab_html, report, kind, figures, link)}
+    yield {panels.status: render("status", said="The evidence is complete.", is_stopped=False)}
+
+
+def _declared(report: HomologyReport, access: Access) -> Markup:
+    def read(model: ResolvedModel) -> DeclaredLineage | None:
+        if model.commit is None:
+            return None
+        try:
+            return declared_lineage(
+                model.repo,
+                revision=model.commit,
+                token=access.token if access.token is not None else False,
+                use_caches=not access.is_private,
+                public_only=not access.is_private,
+            )
+        except MdirError:  # a card that cannot be read declares nothing
+            return None
+
+    return declared_lineage_html(report, (read(access.reference), read(access.candidate)))
+
+
+async def show_example(
+    panels: Panels, example: Example, request: gr.Request, asked: PairQuestion | None = None
+) -> AsyncGenerator[Updates, None]:
+    """Show a stored result.
+
+    Args:
+        panels: What to fill.
+        example: The result.
+        request: Whose.
+        asked: The question about its models; None where the result itself was asked for.
+    """
+    report = example.report
+    note = example.note
+    if asked is not None and (asked.alpha != report.alpha or asked.level not in ("auto", report.level)):
+        stored = f"this is the stored result, at level {report.level} and alpha {report.alpha:g}"
+        note = f"Nothing was computed: {stored}. {note}"
+    yield {
+        **panels.cleared(),
+        **panels.busy(False),
+        panels.plan: stored_notice(example),
+        panels.verdict: verdict_card(report, note=note, is_example=True)
+        + address_mark(f"example={quote(example.name)}", example.models, first_tab(report)),
+    }
+    async for updates in details(panels, report, "", server_address(request), is_example=True):
+        yield updates

@@ -1,0 +1,407 @@
+"""The page: two fields, a verdict and tabs of evidence, with the API and the MCP server beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+from gradio.components import Navbar
+from markupsafe import Markup
+from starlette.middleware import Middleware
+from starlette.routing import Route
+
+from mdir_hf.installing import install_command
+from mdir_space.html.links import CARD_PATH, read_link
+from mdir_space.html.notices import stored_notice
+from mdir_space.html.plans import notice_of
+from mdir_space.html.templates import render
+from mdir_space.jobs.examples import Example, example_of, stored_examples
+from mdir_space.jobs.question import DEFAULT_ALPHA, LEVELS, PairQuestion, RefusedError, parse_question, split_names
+from mdir_space.jobs.results import WHAT_IS_KEPT
+from mdir_space.jobs.service import Service
+from mdir_space.jobs.visitor import visitor_of
+from mdir_space.page.answer import answer_question, refuse_stored, show_example, show_kept
+from mdir_space.page.method import method_page
+from mdir_space.page.panels import Panels, Updates, accumulated
+from mdir_space.page.suggestions import Suggestions, datalist
+from mdir_space.routes.api import add_endpoints
+from mdir_space.routes.body_limit import BodyLimit
+from mdir_space.routes.cards import Cards
+from mdir_space.routes.first_paint import FirstPaint
+from mdir_space.routes.mcp import McpMiddleware, McpServer
+from mdir_space.routes.pictures import StaticPictures
+from mdir_space.routes.unread import DropUnread
+
+TITLE = "mdir-hf: do two models share weight ancestry?"
+HERE = Path(__file__).resolve().parent
+SCRIPTS = ("page.js", "figures.js")
+PREFLIGHT_DELAY_S = 0.4
+"""Leaving a field for the button requests the plan; the click that follows cancels it within this time."""
+OTHER_NAME_S = 0.8
+"""After one name a visitor may type another into the second field; typing there cancels the plan."""
+DISTRIBUTING_S = 0.15
+"""The browser shows only the last update of a frame, so the next one waits until both fields are filled."""
+TEXT_SIZES = gr.themes.Size(
+    name="text_rem",
+    xxs="0.5625rem",
+    xs="0.625rem",
+    sm="0.75rem",
+    md="0.875rem",
+    lg="1rem",
+    xl="1.375rem",
+    xxl="1.625rem",
+)
+"""Gradio's own, but relative to the font size of the browser."""
+STOPPING_S, LAST_WORDS_S = 5.0, 0.3
+"""How long a cancelled job may take to end, and how long its last update may take to arrive: later, it
+would show Cancel again."""
+MAX_SESSIONS = 64
+"""Page states that gradio keeps, 2 MB each; its default is 10,000. No later action of a visitor needs them."""
+
+
+def build_page(service: Service) -> gr.Blocks:
+    """Build the whole Space around a service."""
+    suggestions = Suggestions()
+    service.warm_up()
+    demo = gr.Blocks(title=TITLE, analytics_enabled=False, fill_width=False)
+    with demo:
+        Navbar(main_page_name="Compare", elem_id="navigation")
+        with gr.Column(elem_id="page"):
+            gr.HTML(render("introduction"))
+            with gr.Row(elem_id="models"):
+                first = _model_field("One model, or several", "model-a", "HuggingFaceTB/SmolLM2-135M-Instruct")
+                second = _model_field("Compare with, optional", "model-b", "owner/name, or its address")
+            options = [gr.HTML(datalist(f"{name}-names", ()), elem_classes="unseen") for name in ("model-a", "model-b")]
+            with gr.Accordion("Options", open=False, elem_id="options"):
+                level = gr.Radio(
+                    [(f"{name}: {what}", name) for name, what in LEVELS.items()],
+                    value="auto",
+                    label="How far to go",
+                    elem_id="level",
+                )
+                alpha = gr.Textbox(
+                    f"{DEFAULT_ALPHA:g}",
+                    label="Alpha",
+                    info="The p-value from which on a result counts, fixed before looking.",
+                    max_lines=1,
+                    elem_id="alpha",
+                )
+            opener = gr.Button("Open the link", elem_id="open-link", elem_classes="unseen")
+            with gr.Row(elem_id="actions"):
+                compare = gr.Button("Compare", variant="primary", elem_id="compare")
+                cancel = gr.Button("Cancel", variant="stop", elem_id="cancel", visible="hidden")
+                if service.settings.may_sign_in:
+                    gr.LoginButton("Sign in for gated models", "Sign out {}", size="md", elem_id="sign-in")
+            plan = gr.HTML(elem_id="plan")  # under the button, so that a plan does not move it
+            status, alert = gr.HTML(elem_id="status"), gr.HTML(elem_id="alert")
+            examples = _examples_row()
+            panels = _panels(plan, status, alert, compare, cancel)
+            gr.HTML(footer())
+        fields = [first, second, level, alpha]
+        _listen(service, fields, panels, examples, opener)
+        for field, names in zip((first, second), options, strict=True):
+            _suggest(suggestions, field, names)
+        add_endpoints(service)
+    with demo.route("How it works", "/method"):
+        method_page()
+    return demo
+
+
+def footer() -> Markup:
+    """Return the foot of the page."""
+    return render("footer", install=install_command(for_others=True), what_is_kept=WHAT_IS_KEPT)
+
+
+def launch_options(service: Service) -> dict[str, Any]:
+    """Return what ``launch`` needs besides host and port."""
+    limits = service.settings.limits
+    mcp = McpServer(service)
+    look, css = theme(), (HERE / "style.css").read_text(encoding="utf-8")
+    return {
+        "theme": look,
+        "css": css,
+        "head": "".join(f"<script>{(HERE / name).read_text(encoding='utf-8')}</script>" for name in SCRIPTS),
+        "footer_links": [],
+        "run_history": False,
+        "enable_monitoring": False,
+        "max_file_size": 1,  # bytes: nothing here takes a file
+        "app_kwargs": {
+            "middleware": [
+                Middleware(BodyLimit),
+                Middleware(DropUnread),
+                Middleware(McpMiddleware, server=mcp),
+                Middleware(StaticPictures),
+                Middleware(
+                    FirstPaint, service=service, theme=look, css=css, title=TITLE, introduction=render("introduction")
+                ),
+            ],
+            "lifespan": mcp.lifespan,
+            "routes": [Route(CARD_PATH, Cards(service).show)],
+        },
+        "show_error": False,
+        "mcp_server": False,  # gradio's own has results without a structure; see mdir_space.routes.mcp
+        "state_session_capacity": MAX_SESSIONS,
+        # Waiting comparisons hold a slot of the queue each, and cost next to nothing there.
+        "max_threads": limits.n_running + limits.n_waiting + 40,
+        "ssr_mode": False,
+        "quiet": True,
+    }
+
+
+def theme() -> gr.themes.Base:
+    """Return the page's theme: system fonts, grey and one blue; the colours are those of the figures."""
+    return gr.themes.Base(
+        primary_hue=gr.themes.colors.blue,
+        neutral_hue=gr.themes.colors.slate,
+        font=["system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "sans-serif"],
+        font_mono=["ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace"],
+        radius_size=gr.themes.sizes.radius_sm,
+        text_size=TEXT_SIZES,
+    ).set(
+        color_accent="#00609a",
+        body_background_fill="#ffffff",
+        body_background_fill_dark="#111418",
+        background_fill_primary="#ffffff",
+        background_fill_primary_dark="#111418",
+        background_fill_secondary="#f4f6f8",
+        background_fill_secondary_dark="#1c2128",
+        block_background_fill="#ffffff",
+        block_background_fill_dark="#111418",
+        body_text_color="#1b1f24",
+        body_text_color_dark="#e6edf3",
+        body_text_color_subdued="#57606a",
+        body_text_color_subdued_dark="#9da7b1",
+        border_color_primary="#c4ccd5",
+        border_color_primary_dark="#3d444d",
+        link_text_color="#00609a",
+        link_text_color_dark="#79c0ff",
+        button_primary_background_fill="#00609a",
+        button_primary_background_fill_hover="#004d7c",
+        button_primary_background_fill_dark="#1f6feb",
+        button_primary_background_fill_hover_dark="#388bfd",
+        button_primary_border_color="#00609a",
+        button_primary_border_color_dark="#1f6feb",
+        button_primary_text_color="#ffffff",
+        button_primary_text_color_dark="#ffffff",
+        block_border_width="0px",
+        block_shadow="none",
+        block_label_text_color="#1b1f24",
+        input_background_fill="#ffffff",
+        input_background_fill_dark="#0d1014",
+        input_border_color="#8c959f",
+        input_border_color_dark="#6e7681",
+        input_border_width="1px",
+    )
+
+
+def _model_field(label: str, element_id: str, placeholder: str) -> gr.Textbox:
+    return gr.Textbox(
+        label=label,
+        placeholder=placeholder,
+        max_lines=1,
+        lines=1,
+        elem_id=element_id,
+        min_width=280,
+    )
+
+
+def _examples_row() -> list[tuple[gr.Button, Example]]:
+    stored = stored_examples()
+    if not stored:
+        return []
+    gr.HTML('<p class="examples-head" id="examples-head">Or open a result that is stored here:</p>')
+    with gr.Row(elem_id="examples"):
+        return [
+            (gr.Button(example.title, size="sm", variant="secondary", elem_classes="example", min_width=120), example)
+            for example in stored
+        ]
+
+
+def _panels(plan: gr.HTML, status: gr.HTML, alert: gr.HTML, compare: gr.Button, cancel: gr.Button) -> Panels:
+    verdict = gr.HTML(elem_id="verdict")
+    tabs = {}
+    # The script of the page opens the tab of a result, once; opening it here would undo a later choice of the visitor.
+    with gr.Column(visible=False, elem_id="details") as details, gr.Tabs(overflow_behavior="wrap"):
+        for name in ("Evidence", "Layers", "Modules", "Calibration", "Reproduce", "Badge"):
+            with gr.Tab(name, elem_id=f"tab-{name.lower()}", id=name.lower()):
+                tabs[name.lower()] = gr.HTML(elem_classes="panel", elem_id=f"panel-{name.lower()}")
+    return Panels(plan, status, alert, verdict, details, compare=compare, cancel=cancel, **tabs)
+
+
+def _listen(
+    service: Service, fields: list[Any], panels: Panels, examples: list[tuple[gr.Button, Example]], opener: gr.Button
+) -> None:
+    """Connect the page to the service. Nothing a visitor asks or reads is held anywhere but in these calls."""
+    at_work: Counter[str | None] = Counter()  # running answers of each open page
+    hidden: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+
+    async def run(
+        first: str,
+        second: str,
+        level: str,
+        alpha: str,
+        request: gr.Request,
+        account: gr.OAuthProfile | None,
+        account_token: gr.OAuthToken | None,
+    ) -> AsyncGenerator[Updates, None]:
+        visitor = visitor_of(request, account, account_token, n_proxies=service.settings.limits.n_proxies)
+        pair = split_names(first, allow_local=service.settings.allow_local)
+        if not second.strip() and len(pair) == 2:
+            first, second = pair
+            yield {fields[0]: first, fields[1]: second}
+            await asyncio.sleep(DISTRIBUTING_S)
+        async for updates in counted(
+            answer_question(service, panels, (first, second, level, alpha), visitor, request), request
+        ):
+            yield updates
+
+    async def counted(updates: AsyncGenerator[Updates, None], request: gr.Request) -> AsyncGenerator[Updates, None]:
+        at_work[request.session_hash] += 1
+        try:
+            async with aclosing(accumulated(updates)) as all_:
+                async for more in all_:
+                    yield more
+        finally:
+            at_work[request.session_hash] -= 1
+            if not at_work[request.session_hash]:
+                del at_work[request.session_hash]
+
+    async def stop(request: gr.Request) -> Updates:
+        ends = time.monotonic() + STOPPING_S
+        while at_work[request.session_hash] and time.monotonic() < ends:
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(LAST_WORDS_S)
+        said = "Stopped. Nothing more is read. What was found until then stays below."
+        return {panels.status: render("status", said=said, is_stopped=True), **panels.busy(False)}
+
+    async def open_link(
+        request: gr.Request, account: gr.OAuthProfile | None, account_token: gr.OAuthToken | None
+    ) -> AsyncGenerator[Updates, None]:
+        asked = read_link(request)
+        level, alpha = (asked.level if asked.level in LEVELS else "auto"), asked.alpha or f"{DEFAULT_ALPHA:g}"
+        if asked.level not in LEVELS:
+            gr.Warning("The link asks for a level that is not known; auto is taken.", title="Level", duration=10)
+        example = next((example for _, example in examples if example.name == asked.example), None)
+        names = (asked.reference, asked.candidate)
+        if example is not None:
+            updates = show_example(panels, example, request)
+            names = example.models
+        elif not any(names):
+            yield dict(zip(fields, (*names, level, alpha), strict=True))
+            return
+        else:
+            visitor = visitor_of(request, account, account_token, n_proxies=service.settings.limits.n_proxies)
+            show = show_kept if asked.version else answer_question
+            updates = show(service, panels, (*names, level, alpha, asked.only), visitor, request)
+        filled = dict(zip(fields, (*names, level, alpha), strict=True))
+        async for more in counted(_after(filled, updates), request):
+            yield more
+
+    async def preflight(
+        first: str,
+        second: str,
+        level: str,
+        alpha: str,
+        request: gr.Request,
+        account: gr.OAuthProfile | None,
+        account_token: gr.OAuthToken | None,
+    ) -> str:
+        await asyncio.sleep(PREFLIGHT_DELAY_S)
+        stored = example_of(name for field in (first, second) for name in split_names(field))
+        if stored is not None:
+            return stored_notice(stored)
+        try:
+            question = parse_question(first, second, level, alpha, allow_local=service.settings.allow_local)
+            refuse_stored(question.names)
+            if not isinstance(question, PairQuestion):
+                await asyncio.sleep(OTHER_NAME_S)
+            visitor = visitor_of(request, account, account_token, n_proxies=service.settings.limits.n_proxies)
+            plan = await service.plan(question, visitor)
+        except RefusedError:
+            return ""  # the visitor may still be typing; the click shows the refusal
+        return notice_of(plan, service.pace, service.settings.limits)
+
+    # In the browser, so that the label of the button always fits the fields.
+    label = f"(first, second) => buttonLabel(first, second, {json.dumps(service.settings.allow_local)})"
+    gr.on([field.change for field in fields[:2]], None, fields[:2], panels.compare, js=label, queue=False, **hidden)
+    planning = gr.on(
+        [fields[0].blur, fields[1].blur, fields[2].change],
+        preflight,
+        fields,
+        panels.plan,
+        trigger_mode="always_last",
+        concurrency_limit=8,
+        **hidden,
+    )
+    # A plan disappears as soon as a name is changed.
+    gr.on(
+        [fields[0].input, fields[1].input],
+        None,
+        None,
+        panels.plan,
+        js="() => ''",
+        cancels=[planning],
+        queue=False,
+        **hidden,
+    )
+    # In two steps, here and below: gradio runs a function beside ``cancels`` before it cancels.
+    running = [
+        gr.on(
+            [panels.compare.click, fields[0].submit, fields[1].submit],
+            None,
+            None,
+            None,
+            cancels=[planning],
+            queue=False,
+            **hidden,
+        ).then(run, fields, [*panels.all(), *fields[:2]], concurrency_limit=None, **hidden),
+        # The script of the page clicks it if there is a link: an event of every page load would take the focus away.
+        opener.click(open_link, None, [*fields, *panels.all()], concurrency_limit=None, **hidden),
+    ]
+    for button, example in examples:
+        running.append(_open_on_click(button, example, fields, panels, hidden))
+    panels.cancel.click(None, None, None, cancels=running, queue=False, **hidden).then(
+        stop, None, panels.all(), queue=False, **hidden
+    )
+
+
+async def _after(first: Updates, updates: AsyncGenerator[Updates, None]) -> AsyncGenerator[Updates, None]:
+    yield first
+    async with aclosing(updates) as all_:
+        async for more in all_:
+            yield more
+
+
+def _open_on_click(
+    button: gr.Button, example: Example, fields: list[Any], panels: Panels, hidden: dict[str, Any]
+) -> gr.events.Dependency:
+    async def show(request: gr.Request) -> AsyncGenerator[Updates, None]:
+        named = dict(zip(fields[:2], example.models, strict=True))
+        async for updates in accumulated(_after(named, show_example(panels, example, request))):
+            yield updates
+
+    return button.click(show, None, [*fields[:2], *panels.all()], concurrency_limit=8, **hidden)
+
+
+def _suggest(suggestions: Suggestions, field: gr.Textbox, names: gr.HTML) -> None:
+    element_id = f"{field.elem_id}-names"
+
+    def suggest(typed: str) -> str:
+        return datalist(element_id, suggestions.models(typed))
+
+    field.input(
+        suggest,
+        field,
+        names,
+        queue=False,
+        trigger_mode="always_last",
+        show_progress="hidden",
+        api_visibility="private",
+    )

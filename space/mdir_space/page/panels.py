@@ -1,0 +1,83 @@
+"""The parts of the page that an answer fills, and streams of updates of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, fields
+from typing import Any
+
+import gradio as gr
+
+from mdir_space.jobs.service import Running
+
+Updates = dict[gr.components.Component | gr.blocks.BlockContext, Any]
+
+UPDATE_INTERVAL_S = 0.4
+"""A slow browser takes half a second to show an update, and shows all that come, one after the other."""
+
+
+@dataclass(frozen=True)
+class Panels:
+    """The parts of the page that an answer fills."""
+
+    plan: gr.HTML
+    status: gr.HTML
+    alert: gr.HTML
+    verdict: gr.HTML
+    details: gr.Column
+    evidence: gr.HTML
+    layers: gr.HTML
+    modules: gr.HTML
+    calibration: gr.HTML
+    reproduce: gr.HTML
+    badge: gr.HTML
+    compare: gr.Button
+    cancel: gr.Button
+
+    def all(self) -> list[Any]:
+        """All of them, for ``outputs=``."""
+        return [getattr(self, field.name) for field in fields(self)]
+
+    def busy(self, is_busy: bool) -> Updates:
+        """Show Cancel while a job runs, and Compare otherwise."""
+        # "hidden" and not False: a removed button returns too late for a quick answer.
+        return {
+            self.compare: gr.update(visible="hidden" if is_busy else True),
+            self.cancel: gr.update(visible=True if is_busy else "hidden"),
+        }
+
+    def cleared(self) -> Updates:
+        """Remove what an earlier answer left."""
+        return {
+            self.status: "",
+            self.alert: "",
+            self.verdict: "",
+            self.details: gr.update(visible=False),
+        }
+
+
+async def accumulated(updates: AsyncGenerator[Updates, None]) -> AsyncGenerator[Updates, None]:
+    """Repeat the earlier updates in every update.
+
+    The browser shows only the last one of the updates that come within one frame. gradio sends only what changes.
+    """
+    said: Updates = {}
+    async with aclosing(updates):
+        async for more in updates:
+            said |= more
+            yield dict(said)
+
+
+async def throttled(steps: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
+    """Leave out steps in which only time has passed, if another one came less than 0.4 s ago."""
+    shown: object = None
+    last = 0.0
+    async with aclosing(steps):
+        async for step in steps:
+            content = (step.progress.stage, id(step.found), step.plan is None) if isinstance(step, Running) else step
+            now = time.monotonic()
+            if content != shown or now - last >= UPDATE_INTERVAL_S:
+                shown, last = content, now
+                yield step

@@ -1,0 +1,154 @@
+"""Suggestions while typing: models of the Hub whose names contain the text."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+from typing import Any
+
+from huggingface_hub import constants, get_session
+from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+from markupsafe import Markup
+
+from mdir_space.html.templates import render
+from mdir_space.jobs.access import token_of_space
+
+MAX_SUGGESTIONS = 8
+MIN_CHARACTERS = 3
+KEPT_S = 600.0
+MAX_KEPT = 2000
+SILENCE_S = 60.0
+"""Pause after the Hub did not answer."""
+MAX_REQUESTS_PER_MINUTE = 30
+"""Requests in a minute, for all visitors: a third of what the Hub answers one address, which a Space shares."""
+ANSWER_S = 10.0
+"""Time limit of a whole answer."""
+_TIMEOUT_S = 5.0
+_MOST_BYTES = 1 << 20
+_MOST_COUNTED = 10**15
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """A public model, as the list of the Hub has it.
+
+    Attributes:
+        name: Its repo id.
+        downloads: Of the last month; None where the Hub does not say.
+        parameters: By the headers of its weights, where they are safetensors; else None.
+        is_gated: Whether its owner lets only some accounts read it.
+    """
+
+    name: str
+    downloads: int | None = None
+    parameters: int | None = None
+    is_gated: bool = False
+
+    @property
+    def about(self) -> str:
+        """What is known of it beside its name, in words."""
+        words = ["\N{LOCK} gated"] if self.is_gated else []
+        words += [f"{count_text(self.parameters)} parameters"] if self.parameters else []
+        words += [f"{count_text(self.downloads)} downloads a month"] if self.downloads is not None else []
+        return " · ".join(words)
+
+
+class Suggestions:
+    """Public models, requested without the token of a visitor. Thread safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[str, tuple[float, tuple[Suggestion, ...]]] = OrderedDict()
+        self._silent_until = 0.0
+        self._asked_at: deque[float] = deque(maxlen=MAX_REQUESTS_PER_MINUTE)
+
+    def models(self, typed: str) -> tuple[Suggestion, ...]:
+        """Return models whose names hold a text, the most downloaded first; none where the Hub does not answer."""
+        wanted = typed.strip().lower()  # as the Hub looks for it
+        if not MIN_CHARACTERS <= len(wanted) <= 96 or "://" in wanted or "@" in wanted or wanted[0] in "./~\\":
+            return ()
+        now = time.monotonic()
+        with self._lock:
+            known = self._known(wanted, now)
+            if known is not None:
+                return known
+            is_busy = len(self._asked_at) == MAX_REQUESTS_PER_MINUTE and now - self._asked_at[0] < 60
+            if is_busy or now < self._silent_until:
+                return ()
+            self._asked_at.append(now)
+        try:
+            models = self._ask(wanted)
+        except Exception:  # the visitor can type on without suggestions
+            with self._lock:
+                self._silent_until = now + SILENCE_S
+            return ()
+        with self._lock:
+            self._kept[wanted] = (now, models)
+            while len(self._kept) > MAX_KEPT:
+                self._kept.popitem(last=False)
+        return models
+
+    def _known(self, wanted: str, now: float) -> tuple[Suggestion, ...] | None:
+        """Return what is known already: of what was typed, or of its beginning if that had few answers."""
+        for length in range(len(wanted), MIN_CHARACTERS - 1, -1):
+            since, models = self._kept.get(wanted[:length], (0.0, ()))
+            is_all = length == len(wanted) or len(models) < MAX_SUGGESTIONS
+            if since and now - since < KEPT_S and is_all:
+                return tuple(model for model in models if wanted in model.name.lower())
+        return None
+
+    def _ask(self, wanted: str) -> tuple[Suggestion, ...]:
+        endpoint = (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
+        asked = {
+            "search": wanted,
+            "sort": "downloads",
+            "limit": MAX_SUGGESTIONS,
+            "expand": ["downloads", "gated", "private", "safetensors"],
+        }
+        models = _first_page(f"{endpoint}/api/models", asked, token=token_of_space() or False)
+        # The token may see private models; only public ones are suggested.
+        return tuple(_suggestion(model) for model in models if model.get("private") is False)[:MAX_SUGGESTIONS]
+
+
+def _first_page(url: str, asked: dict[str, Any], *, token: str | bool) -> list[dict[str, Any]]:
+    """Return what the Hub lists on one page; the client's own list goes on as long as there are others."""
+    ends_at, content = time.monotonic() + ANSWER_S, bytearray()
+    headers = build_hf_headers(token=token)
+    with get_session().stream("GET", url, params=asked, headers=headers, timeout=_TIMEOUT_S) as response:
+        response.raise_for_status()
+        for piece in response.iter_bytes():
+            content += piece
+            if len(content) > _MOST_BYTES or time.monotonic() > ends_at:
+                raise ValueError("the answer has no end")
+    listed: list[dict[str, Any]] = json.loads(content)
+    return listed
+
+
+def _suggestion(model: dict[str, Any]) -> Suggestion:
+    name, weights = model["id"], model.get("safetensors")
+    if not isinstance(name, str):
+        raise ValueError("no name")
+    parameters = _count(weights.get("total")) if isinstance(weights, dict) else None
+    return Suggestion(name, _count(model.get("downloads")), parameters, is_gated=bool(model.get("gated")))
+
+
+def _count(said: object) -> int | None:
+    return said if type(said) is int and 0 <= said < _MOST_COUNTED else None
+
+
+def datalist(element_id: str, models: tuple[Suggestion, ...]) -> Markup:
+    """Return the options of a field as HTML; a field of the same page shows them while one types."""
+    return render("datalist", id=element_id, models=models)
+
+
+def count_text(n: int) -> str:
+    """Return a large number in three digits: 135M, 7.62B."""
+    value, units = float(n), ["", "k", "M", "B", "T"]
+    while value >= 999.5 and len(units) > 1:
+        value /= 1000.0
+        units.pop(0)
+    return f"{value:.3g}{units[0]}"

@@ -1,0 +1,1 @@
+"""HTTP: the API, the MCP server, cards for other pages, middleware."""

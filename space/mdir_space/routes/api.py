@@ -1,0 +1,83 @@
+"""The API: an endpoint of gradio for each tool."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from typing import Any
+
+import gradio as gr
+from gradio.events import api
+
+from mdir_space.jobs.question import RefusedError
+from mdir_space.jobs.service import Queued, Running, Service
+from mdir_space.jobs.visitor import visitor_of
+from mdir_space.routes.tools import REQUIRED, TOOLS, Call, Tool
+
+FROM_GRADIO = {
+    "request": gr.Request | None,
+    "account": gr.OAuthProfile | None,
+    "account_token": gr.OAuthToken | None,
+}
+"""Parameters that gradio fills in, by their types."""
+N_PLANS = 8
+"""Calls of ``/plan`` at a time."""
+
+
+def add_endpoints(service: Service) -> None:
+    """Add ``/compare``, ``/plan``, ``/identify``, ``/verify`` and ``/survey`` to the page that is being built."""
+    for tool in TOOLS:
+        limit = N_PLANS if tool.name == "plan" else None
+        api(_endpoint(service, tool), api_name=tool.name, concurrency_limit=limit, api_description=tool.description)
+
+
+def _endpoint(service: Service, tool: Tool) -> Callable[..., Awaitable[dict[str, Any]]]:
+    """Return the function of an endpoint; gradio reads the types of its parameters."""
+    known = [argument for argument in tool.arguments if argument.is_in_api]
+
+    async def call(*values: Any) -> dict[str, Any]:  # noqa: ANN401 - as the signature says
+        *given, request, account, account_token = values
+        arguments = {
+            argument.name: value
+            for argument, value in zip(known, given, strict=True)
+            if argument.default is REQUIRED or value != argument.default
+        }
+        progress = gr.Progress()
+        try:
+            tool.question(arguments)  # it refuses in better words than the schema
+            if why_not := tool.why_not(arguments):
+                raise RefusedError(why_not)
+            visitor = visitor_of(request, account, account_token, n_proxies=service.settings.limits.n_proxies)
+            async with aclosing(tool.answer(service, Call(arguments, visitor, request))) as steps:
+                async for step in steps:
+                    if isinstance(step, dict):
+                        return step
+                    _show(step, progress)
+        except RefusedError as refused:
+            raise gr.Error(refused.message, duration=10, print_exception=False, title="Not compared") from refused
+        raise AssertionError("a call ends with its result or is refused")
+
+    types: dict[str, Any] = {argument.name: argument.type for argument in known} | FROM_GRADIO
+    defaults = {argument.name: argument.default for argument in known} | dict.fromkeys(FROM_GRADIO)
+    parameters = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
+            default=inspect.Parameter.empty if defaults[name] is REQUIRED else defaults[name],
+            annotation=annotation,
+        )
+        for name, annotation in types.items()
+    ]
+    call.__name__ = tool.name
+    call.__annotations__ = {**types, "return": dict[str, Any]}
+    call.__signature__ = inspect.Signature(parameters, return_annotation=dict[str, Any])  # type: ignore[attr-defined]
+    return call
+
+
+def _show(step: Queued | Running[Any], progress: gr.Progress) -> None:
+    if isinstance(step, Queued):
+        progress(None, desc=f"waiting, {step.n_ahead} ahead")
+        return
+    at = step.progress
+    progress((min(at.bytes_read, at.bytes_expected or 0), at.bytes_expected), desc=at.stage, unit="bytes")

@@ -1,0 +1,144 @@
+"""The first paint: the page shows its question, or the cached result of its address, before its scripts load."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+
+import gradio as gr
+from markupsafe import Markup
+from starlette.datastructures import MutableHeaders
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from mdir_space.html.answer_card import answer_card, answer_words
+from mdir_space.html.links import pinned_link
+from mdir_space.html.templates import render
+from mdir_space.html.verdict_card import KEPT
+from mdir_space.jobs.question import Question
+from mdir_space.jobs.results import Result
+from mdir_space.jobs.service import Answered, Service
+from mdir_space.jobs.survey import SurveyResult
+from mdir_space.routes.cards import kept_result
+
+log = logging.getLogger(__name__)
+
+MAX_WAIT_S = 1.0
+"""The longest wait for the Hub to say that the models of a cached result are still public."""
+
+_VARIABLE = re.compile(r"var\(--([a-z][a-z0-9-]*)\)")
+_LAYOUT = """
+#first-paint { --measure: 44rem; --quiet: var(--body-text-color-subdued); --line: var(--border-color-primary);
+  --soft: var(--background-fill-secondary); --accent: var(--link-text-color); }
+body:has(> #first-paint) > gradio-app { position: absolute; visibility: hidden; }
+#first-paint { box-sizing: border-box; width: 100%; max-width: 62rem; margin: 0 auto; padding: 0 1.25rem 2rem;
+  font: 1rem/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", sans-serif;
+  color: var(--body-text-color); }
+#first-paint > nav { display: flex; justify-content: flex-end; gap: 1.5rem; font-size: .875rem; line-height: 3rem;
+  height: 3rem; margin: 0 calc(50% - 50vw) 2.5rem; padding: 0 calc(50vw - 50%); border-bottom: 1px solid var(--line); }
+:where(#first-paint) a { color: var(--link-text-color); }
+#first-paint > nav a { color: var(--quiet); text-decoration: none; }
+#first-paint > .coming { height: 16rem; margin: 0; color: var(--quiet); }
+@media (max-width: 640px) { #first-paint > .coming { height: 27rem; } }
+"""
+
+
+class FirstPaint:
+    """Adds content that is readable before gradio's scripts run; the scripts remove it.
+
+    The address of a cached public result shows its card, and names it in the tags that link previews read. Nothing is
+    computed.
+
+    Args:
+        app: What answers all requests.
+        service: Where results are kept.
+        theme: Theme of the page; the colours are its own.
+        css: Style sheet of the page.
+        title: Of the page.
+        introduction: Head of the page; HTML.
+    """
+
+    def __init__(
+        self, app: ASGIApp, *, service: Service, theme: gr.themes.Base, css: str, title: str, introduction: Markup
+    ) -> None:
+        self._app, self._service = app, service
+        self._title, self._introduction = title, introduction
+        names = sorted(set(_VARIABLE.findall(css + _LAYOUT)))
+        light = _values(theme, names, "")
+        dark = light | _values(theme, names, "_dark")
+        self._style = {
+            "": f"{_rule(light)}@media (prefers-color-scheme: dark) {{ {_rule(dark)} }}{css}{_LAYOUT}",
+            "light": f"{_rule(light)}{css}{_LAYOUT}",
+            "dark": f"{_rule(dark)}{css}{_LAYOUT}",
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] != "http" or scope["path"] != "/" or scope["method"] != "GET":
+            await self._app(scope, receive, send)
+            return
+        looking = asyncio.ensure_future(self._kept(Request(scope)))
+        start: Message | None = None
+        body = bytearray()
+
+        async def gathered(message: Message) -> None:
+            nonlocal start
+            if message["type"] == "http.response.start":
+                start = message
+            elif message["type"] == "http.response.body":
+                body.extend(message.get("body", b""))
+
+        try:
+            await self._app(scope, receive, gathered)
+            kept = await looking
+        finally:
+            looking.cancel()
+        if start is None:
+            return
+        headers = MutableHeaders(raw=start["headers"])
+        content = bytes(body)
+        if start["status"] == 200 and headers.get("content-type", "").startswith("text/html"):
+            content = self._written(content.decode("utf-8"), Request(scope), kept).encode("utf-8")
+            headers["content-length"] = str(len(content))
+        await send(start)
+        await send({"type": "http.response.body", "body": content})
+
+    async def _kept(self, request: Request) -> tuple[Question, Answered[Result]] | None:
+        try:
+            return await asyncio.wait_for(kept_result(self._service, request), MAX_WAIT_S)
+        except asyncio.TimeoutError:
+            return None
+        except Exception:  # the page must come anyway
+            log.exception("looking up a cached result failed with an unexpected error")
+            return None
+
+    def _written(self, page: str, request: Request, kept: tuple[Question, Answered[Result]] | None) -> str:
+        title, description, card = self._title, "", Markup()
+        if kept is not None:
+            question, answered = kept
+            result = answered.result
+            words = answer_words(result, question)
+            title, description = words.headline, words.sentence
+            # Figures come with the scripts that make them interactive: they are heavier than everything else here.
+            light = replace(result, pictures={}) if isinstance(result, SurveyResult) else result
+            card = answer_card(light, question, link=pinned_link(answered, request, question), note=KEPT)
+        theme = request.query_params.get("__theme", "")
+        head = str(render("first_paint_head", title=title, description=description))
+        head += f"<style>{self._style.get(theme, self._style[''])}</style>"
+        body = str(render("first_paint_body", introduction=self._introduction, card=card))
+        # Before gradio's own tags: a reader takes the first one of a name.
+        page = page.replace("<head>", f"<head>{head}", 1)
+        return re.sub(r"<body[^>]*>", lambda found: found.group() + body, page, count=1)
+
+
+def _values(theme: gr.themes.Base, names: Iterable[str], ending: str) -> dict[str, str]:
+    """Return what the theme says of the variables that the style sheet uses."""
+    values = {name: getattr(theme, name.replace("-", "_") + ending, None) for name in names}
+    return {name: str(value) for name, value in values.items() if value is not None}
+
+
+def _rule(values: dict[str, str]) -> str:
+    return "#first-paint { " + " ".join(f"--{name}: {value};" for name, value in values.items()) + " } "

@@ -1,0 +1,159 @@
+"""The MCP server: the tools with schemas of input and output, progress and cancelling.
+
+gradio has an MCP server, but its results are Python literals as text, without structure or schema, and a cancelled call
+goes on. So this is the server of the ``mcp`` package, at the address where agents look for gradio's. Its calls have the
+same limits and the same queue as all others.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+from mcp import types
+from mcp.server.lowlevel import Server
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from starlette.responses import JSONResponse, PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from mdir_hf import __version__
+from mdir_space.html.links import MCP_PATH
+from mdir_space.html.notices import in_words
+from mdir_space.jobs.question import RefusedError, shortened
+from mdir_space.jobs.service import Queued, Running, Service
+from mdir_space.jobs.visitor import visitor_of
+from mdir_space.routes.body_limit import MAX_BODY_BYTES
+from mdir_space.routes.tools import TOOLS, Call, Tool
+
+log = logging.getLogger(__name__)
+
+MAX_SESSIONS = 1000
+PROGRESS_INTERVAL_S = 0.5
+BROKEN = "Something went wrong on this server, and it has been noted there. Try again."
+BY_NAME = {tool.name: tool for tool in TOOLS}
+INSTRUCTIONS = (
+    "These tools say from the weights alone whether language models on the Hugging Face Hub share weight ancestry. "
+    "Name models as owner/name or owner/name@revision. A result has no direction and accuses nobody: quote its "
+    "headline, means and does_not_mean. no_evidence is not evidence of unrelated models."
+)
+
+
+class McpServer:
+    """The server of the tools.
+
+    Args:
+        tools: What it offers.
+        n_proxies: How many proxies the server stands behind; see :func:`~mdir_space.visitor.visitor_of`.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._server: Server[Any, Any] = Server("mdir-hf", version=__version__, instructions=INSTRUCTIONS)
+        self._server.list_tools()(self._list)  # type: ignore[no-untyped-call]
+        self._server.call_tool(validate_input=False)(self._call)
+        self._sessions: StreamableHTTPSessionManager | None = None
+
+    @asynccontextmanager
+    async def lifespan(self, _: ASGIApp) -> AsyncIterator[None]:
+        """Serve while the app runs."""
+        # Sessions are kept, so that a client can cancel a call by its number: that comes as a request of its own.
+        self._sessions = StreamableHTTPSessionManager(
+            self._server, max_request_body_size=MAX_BODY_BYTES, max_sessions=MAX_SESSIONS
+        )
+        async with self._sessions.run():
+            yield
+
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request to :data:`MCP_PATH`."""
+        headers = dict(scope["headers"])
+        if scope["path"].rstrip("/").endswith("/schema"):
+            listed = [_described(tool).model_dump(mode="json", exclude_none=True) for tool in TOOLS]
+            await JSONResponse(listed)(scope, receive, send)
+        elif scope["method"] == "GET" and b"text/event-stream" not in headers.get(b"accept", b""):
+            names = ", ".join(BY_NAME)
+            words = f"An address for agents (Model Context Protocol, streamable HTTP). Its tools: {names}.\n"
+            await PlainTextResponse(words)(scope, receive, send)
+        elif self._sessions is None:
+            await PlainTextResponse("This server is starting.", status_code=503)(scope, receive, send)
+        else:
+            await self._sessions.handle_request(scope, receive, send)
+
+    async def _list(self) -> list[types.Tool]:
+        return [_described(tool) for tool in TOOLS]
+
+    async def _call(self, name: str, arguments: dict[str, Any]) -> types.CallToolResult:
+        tool = BY_NAME.get(name)
+        if tool is None:
+            return _refused(f"There is no tool {shortened(name)}. There are {', '.join(BY_NAME)}.")
+        if why_not := tool.why_not(arguments):
+            return _refused(why_not)
+        context = self._server.request_context
+        visitor = visitor_of(context.request, n_proxies=self._service.settings.limits.n_proxies)
+        try:
+            async with aclosing(tool.answer(self._service, Call(arguments, visitor, context.request))) as steps:
+                return await self._result_of(steps)
+        except RefusedError as refused:
+            return _refused(refused.message)
+        except Exception:
+            log.exception("an MCP call failed with an unexpected error")
+            return _refused(BROKEN)
+
+    async def _result_of(
+        self, steps: AsyncGenerator[Queued | Running[Any] | dict[str, Any], None]
+    ) -> types.CallToolResult:
+        """Send the progress of a call, and return its result."""
+        context = self._server.request_context
+        token = None if context.meta is None else context.meta.progressToken
+        started = last = time.monotonic()
+        said = ""
+        async for step in steps:
+            if isinstance(step, dict):
+                # The same as text, for clients that read no structure.
+                text = types.TextContent(type="text", text=json.dumps(step, separators=(",", ":"), ensure_ascii=False))
+                return types.CallToolResult(content=[text], structuredContent=step)
+            now, words = time.monotonic(), in_words(step)
+            if token is not None and words != said and (not said or now - last >= PROGRESS_INTERVAL_S):
+                said, last = words, now
+                await context.session.send_progress_notification(
+                    token, now - started, message=words, related_request_id=str(context.request_id)
+                )
+        raise AssertionError("a call ends with its result or is refused")
+
+
+class McpMiddleware:
+    """Sends requests to :data:`MCP_PATH` to the MCP server, and all others to the app.
+
+    Args:
+        app: The app.
+        server: The MCP server.
+    """
+
+    def __init__(self, app: ASGIApp, server: McpServer) -> None:
+        self._app, self._server = app, server
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        path = scope.get("path", "").rstrip("/")
+        if scope["type"] == "http" and path.endswith((MCP_PATH, f"{MCP_PATH}/http", f"{MCP_PATH}/schema")):
+            await self._server.serve(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+
+def _refused(why: str) -> types.CallToolResult:
+    return types.CallToolResult(content=[types.TextContent(type="text", text=why)], isError=True)
+
+
+def _described(tool: Tool) -> types.Tool:
+    return types.Tool(
+        name=tool.name,
+        title=tool.title,
+        description=tool.description,
+        inputSchema=tool.input_schema,
+        outputSchema=tool.output_schema,
+        annotations=types.ToolAnnotations(readOnlyHint=True, idempotentHint=True, openWorldHint=True),
+    )

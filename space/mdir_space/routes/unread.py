@@ -1,0 +1,48 @@
+"""Drops answers that nobody fetches, and stops their jobs.
+
+gradio keeps the answers of 2,000 visitors, a megabyte or two each, until they are fetched.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from gradio import Blocks
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+KEPT_S = 120.0
+"""How long an unfetched answer is kept at least; at most twice as long, and until the next request."""
+
+
+class DropUnread:
+    """Looks at the unfetched answers when a request comes, at most once in ``kept_s`` seconds.
+
+    Args:
+        app: What answers.
+        kept_s: How long at least an answer is kept.
+        clock: What says the time, in seconds.
+    """
+
+    def __init__(self, app: ASGIApp, kept_s: float = KEPT_S, clock: Callable[[], float] = time.monotonic) -> None:
+        self._app, self._kept_s, self._clock = app, kept_s, clock
+        self._looked = clock()
+        self._waiting: dict[str, int] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] == "http" and self._clock() - self._looked >= self._kept_s:
+            self._looked = self._clock()
+            await self._forget(scope["app"].get_blocks())
+        await self._app(scope, receive, send)
+
+    async def _forget(self, page: Blocks) -> None:
+        queue = page._queue
+        waiting = {session: kept.qsize() for session, kept in queue.pending_messages_per_session.items()}
+        for session, n_messages in waiting.items():
+            # A listening client takes everything at once: then the number falls, or is 0.
+            if 0 < self._waiting.get(session, 0) <= n_messages:
+                await queue.clean_events(session_hash=session)
+                queue.pending_messages_per_session.pop(session, None)
+                queue.pending_event_ids_session.pop(session, None)
+        self._waiting = {session: n for session, n in waiting.items() if n}

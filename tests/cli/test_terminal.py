@@ -1,0 +1,108 @@
+"""What a person sees in a terminal: width, colour, bars, and what Ctrl-C leaves."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from mdir_hf.cli import main
+from tests.cli.terminal import in_terminal
+from tests.model.hub.fixtures import hf_home
+from tests.specimens import gaussian, write_model
+
+__all__ = ["hf_home"]
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pseudo-terminals")
+
+V, N = 600, 64
+BLUE, BOLD = "\x1b[1;34m", "\x1b[1m"
+CONFIG = {"model_type": "llama", "hidden_size": N, "vocab_size": V, "num_attention_heads": 4}
+PAUSE = "import time\ndef pause(): print('now', flush=True); time.sleep(60)\n"
+NO_DELAY = "import mdir_hf.comparison.progress_bar as bar; bar.DELAY_S = 0.0\n"
+
+
+@pytest.fixture
+def models(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    layers = {
+        f"model.layers.{k}.self_attn.{name}_proj.weight": gaussian(N, N, 10 * k + at)
+        for k in range(12)
+        for at, name in enumerate("qkvo")
+    }
+    write_model(tmp_path / "base", gaussian(V, N, 0), config=CONFIG, further=layers)
+    write_model(tmp_path / "tuned", gaussian(V, N, 0) + 0.2 * gaussian(V, N, 1), config=CONFIG, further=layers)
+    write_model(tmp_path / "retokenized", gaussian(V, N, 2), config=CONFIG, further=layers)
+
+
+def test_a_report_fits_a_terminal_of_60_columns_and_its_verdict_stands_out(models):
+    shown = in_terminal("compare", "base", "tuned", columns=60)
+    assert shown.status == 0
+    assert f"{BLUE}HOMOLOGOUS: the two models share weight ancestry\x1b[0m\n" in shown.text
+    lines = shown.text.replace(BLUE, "").replace("\x1b[0m", "").split("\n")
+    assert max(map(len, lines)) <= 60
+
+
+def test_no_color_wins_over_force_color(models):
+    assert "\x1b" not in in_terminal("compare", "base", "tuned", NO_COLOR="1", FORCE_COLOR="1").text
+
+
+def test_what_is_piped_has_no_colour_unless_it_is_forced(models, capsys, monkeypatch):
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    main(["compare", "base", "retokenized", "--level", "screen", "-q"])
+    assert capsys.readouterr().out.startswith("NO EVIDENCE")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    main(["compare", "base", "retokenized", "--level", "screen", "-q"])
+    assert capsys.readouterr().out.startswith(f"{BOLD}NO EVIDENCE")
+
+
+def test_the_bar_says_what_is_looked_for_and_leaves_nothing(models):
+    shown = in_terminal("compare", "base", "retokenized", "--level", "layers", before=NO_DELAY)
+    assert "looking for" in shown.text and " read" in shown.text
+    assert "looking" not in shown.text.rpartition("\r")[2]
+
+
+def test_ctrl_c_prints_what_was_found_and_how_to_go_on(models):
+    slow = (
+        f"{PAUSE}import mdir_hf.comparison.progress as p; tell = p.Watch.part\n"
+        "p.Watch.part = lambda *a: (tell(*a), a[1:3] == ('modules', 3) and pause())\n"
+    )
+    words = ("compare", "base", "retokenized", "--level", "layers")
+    shown = in_terminal(*words, stop_at="now", before=slow)
+    assert shown.status == 130
+    verdict = shown.text.index("HOMOLOGOUS")
+    stopped = shown.text.index("mdir-hf: stopped:")
+    assert verdict < stopped < shown.text.index("mdir-hf: interrupted:") and "the same command goes on" in shown.text
+
+
+def test_ctrl_c_before_anything_was_found_says_so(models):
+    slow = f"{PAUSE}import mdir_hf.comparison.run as r; r.common_tokens = lambda *a: pause()\n"
+    shown = in_terminal("compare", "base", "tuned", stop_at="now", before=slow)
+    assert shown.status == 130
+    assert "nothing was found yet" in shown.text and "Traceback" not in shown.text
+
+
+def test_a_survey_that_is_stopped_shows_its_pairs(models):
+    slow = (
+        f"{PAUSE}import mdir_hf.lineage.survey.results as r; add = r.ResultFile.add_pairs\n"
+        "r.ResultFile.add_pairs = lambda *a: (add(*a), pause())\n"
+    )
+    shown = in_terminal("survey", "base", "tuned", "retokenized", "--output", "out", stop_at="now", before=slow)
+    assert shown.status == 130
+    assert "3 of 3 models read, 1 pair compared, 2 still missing" in shown.text
+
+
+def test_quiet_says_nothing_but_errors(models, capsys):
+    assert main(["compare", "base", "tuned", "-q", "--output", "out"]) == 0
+    assert capsys.readouterr().err == ""
+    assert main(["compare", "base", "./nowhere", "-q"]) == 1
+    assert "no such folder" in capsys.readouterr().err
+
+
+def test_verbose_says_each_step_and_where_an_error_was_raised(models, capsys):
+    assert main(["compare", "base", "tuned", "-v"]) == 0
+    said = capsys.readouterr().err
+    assert said.index("opening the models") < said.index("common tokens, ") < said.index("looking for channels")
+    with pytest.raises(ValueError, match="no such folder"):
+        main(["compare", "base", "./nowhere", "-v"])

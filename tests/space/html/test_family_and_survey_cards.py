@@ -1,0 +1,143 @@
+"""The cards of families and surveys."""
+
+import html
+import itertools
+import math
+from dataclasses import replace
+from pathlib import Path
+
+from mdir_hf import BaseIndex, HomologyReport, Identification, LineageCheck, SurveyReport
+from mdir_hf.lineage.cards.declared import DeclaredLineage
+from mdir_hf.lineage.cards.verify_lineage import BaseCheck
+from mdir_hf.lineage.index.identify import Ancestor
+from mdir_hf.lineage.survey.results import ModelResult, PairResult
+from mdir_hf.report import ModelSummary
+from mdir_space.html.family_card import family_card, family_sentence
+from mdir_space.html.survey_card import survey_card, survey_sentence
+from mdir_space.html.templates import log10_text
+from mdir_space.jobs.base_index import index_place, shipped_bases
+from mdir_space.jobs.family import FamilyResult
+from mdir_space.jobs.question import (
+    family_question,
+    survey_question,
+)
+from mdir_space.jobs.survey import SurveyResult
+from tests.space.jobs.test_family_and_survey import family, index
+from tests.space.models import (
+    BASE,
+    DECLARED,
+    LARGER,
+    MEDIUM,
+)
+
+__all__ = ["index"]
+
+
+def test_the_family_sentence_quotes_the_p_of_its_base(index):
+    found = family(DECLARED, index)
+    headline, sentence = family_sentence(found, family_question(DECLARED))
+    assert headline == f"It shares weight ancestry with {BASE}."
+    assert sentence.startswith(f"{DECLARED} and {BASE} share weights (")
+    assert f"(log10 p = {log10_text(found.declared.bases[0].report.log10_p)})." in sentence
+    assert "corrected" not in sentence  # the card named it beforehand
+
+    of_index = family_sentence(replace(found, declared=None), family_question(DECLARED))[1]
+    log10_p = found.found.found[0].report.log10_p + math.log10(3)
+    assert f"(log10 p = {log10_text(log10_p)}, corrected for the 3 base models of the index" in of_index
+
+
+def test_a_negative_answer_says_which_copy_it_excludes(index):
+    headline, sentence = family_sentence(family(LARGER, index), family_question(LARGER))
+    assert headline == "No base of it was found."
+    assert "any of the 3 base models of the index. One of them is as wide as this model; a copy of it" in sentence
+    assert "Its card declares no base model." in sentence
+
+    none_as_wide = family_sentence(family(MEDIUM, index), family_question(MEDIUM))[1]
+    assert "None of them is as wide as this model, so it is a plain copy of none of them." in none_as_wide
+
+
+def test_every_row_links_to_a_full_comparison(index):
+    question = family_question(DECLARED)
+    card = family_card(family(DECLARED, index), question)
+    assert f'href="?a={BASE}&amp;b={DECLARED}"' in card
+    entry = BaseIndex.load(Path(index_place())).bases[0].model
+    known = Ancestor(entry, -500.0, 96)
+    found = Identification(entry, (known,), 4, 1e-10, 0)
+    card = family_card(FamilyResult(found), question)
+    repository = shipped_bases()[entry.repo].repository
+    assert f'href="?a={repository}&amp;b={DECLARED}"' in card
+    note = f"{entry.repo}: {shipped_bases()[entry.repo].read}. The repository {repository} has this name; the two"
+    assert note in html.unescape(card)
+    declared = DeclaredLineage(DECLARED, None, (repository,), None, "README.md", None, (), is_adapter=False)
+    check = LineageCheck(declared, (BaseCheck(repository, None, "it is gated"),), None)
+    both = family_card(FamilyResult(found, declared=check), question)
+    assert "index; its card" in both and note in html.unescape(both)
+
+
+def test_a_chain_of_pairs_is_not_called_all_related():
+    names = ("o/a", "o/b", "o/c", "o/d")
+    summary = ModelSummary("o/a", None, None, "llama", 8, 1, 8)
+    models = {name: ModelResult(name, summary) for name in names}
+
+    def said(*related):
+        pairs = {
+            pair: PairResult(*pair, "homologous" if pair in related else "no_evidence", None, -50.0, 9)
+            for pair in itertools.combinations(names, 2)
+        }
+        return survey_sentence(SurveyReport(names, models, pairs))
+
+    assert said() == (
+        "No relatives were found by embeddings.",
+        "In 6 pairs of 4 models: not found by embeddings; layers not compared.",
+    )
+    assert said(("o/a", "o/b")) == (
+        "2 of 4 form one family.",
+        "o/a and o/b share weight ancestry. The other 2: no relative found by embeddings; layers not compared.",
+    )
+    chain = said(("o/a", "o/b"), ("o/b", "o/c"))[1]
+    assert chain.startswith("o/a, o/b and o/c are joined by pairs that share weight ancestry. The other one")
+
+
+def test_a_survey_shows_p_only_if_it_is_a_bound():
+    names = ("o/a", "o/b", "o/c")
+    summary = ModelSummary("o/a", None, None, "llama", 8, 1, 8)
+    pairs = {pair: PairResult(*pair, "no_evidence", None, 0.0, 9) for pair in itertools.combinations(names, 2)}
+
+    def card(**said):
+        pair = PairResult("o/a", "o/b", "homologous", None, -50.0, 9, channels=(7, 8), **said)
+        report = SurveyReport(names, {name: ModelResult(name, summary) for name in names}, pairs | {names[:2]: pair})
+        return survey_card(SurveyResult(report), survey_question(list(names)))
+
+    assert "log10 p \N{MINUS SIGN}50, on 9 tokens" in card(p_is_bound=True)
+    shown = card()
+    assert "7 of 8 channels match, on 9 tokens" in shown and "log10 p" not in shown
+    assert 'o/c: <a href="?a=o/a&amp;b=o/c">Compare its layers with o/a</a>' in shown
+    assert "not found by embeddings; layers not compared</td>" in shown
+
+
+def test_a_family_shows_no_p_that_bounds_nothing(index, monkeypatch):
+    found = family(DECLARED, index)
+    assert "log10 p" in family_card(found, family_question(DECLARED))
+    monkeypatch.setattr(HomologyReport, "p_is_bound", False)
+    shown = family_card(found, family_question(DECLARED))
+    assert "log10 p" not in shown and "channels match" in shown
+    assert "channels match" in str(found.found) and "log10 p" not in str(found.found)
+    assert "channels match" in str(found.declared) and "log10 p" not in str(found.declared)
+
+
+def test_any_model_name_is_escaped():
+    hostile = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
+    summary = ModelSummary(hostile, None, "c" * 40, "llama", 8, 1, 8)
+    found = Identification(summary, (Ancestor(summary, -50.0, 9, error=hostile),), 1, 1e-10, 0)
+    model = ModelResult(hostile, summary, hostile)
+    pair = PairResult(hostile, "o/b", "homologous", None, -50.0, 9)
+    report = SurveyReport(
+        (hostile, "o/b"), {hostile: model, "o/b": ModelResult("o/b", summary)}, {(hostile, "o/b"): pair}
+    )
+    for card in (
+        family_card(FamilyResult(found, hostile, None, hostile), family_question(hostile), link=hostile, note=hostile),
+        survey_card(
+            SurveyResult(report, left_out=hostile), survey_question([hostile, "o/b"]), link=hostile, note=hostile
+        ),
+    ):
+        assert "<script" not in card and "<img" not in card

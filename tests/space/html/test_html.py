@@ -1,0 +1,428 @@
+"""The HTML of the page: escaped, with units, and neutral."""
+
+import html
+import itertools
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import jsonschema
+import pytest
+
+from mdir_hf import HomologyReport, Level, LineageCheck, ReadPlan, Reason, SettledBy, Verdict
+from mdir_hf.comparison.progress import Progress
+from mdir_hf.lineage.cards.declared import DeclaredLineage
+from mdir_hf.lineage.cards.verify_lineage import BaseCheck
+from mdir_hf.render.description import describe
+from mdir_hf.render.reproduce import compare_command
+from mdir_hf.render.scale import measured_pairs
+from mdir_hf.render.sections import SectionKind
+from mdir_hf.report import Exclusion, ReportArrays
+from mdir_space.html.figures import ReportFigures
+from mdir_space.html.notices import (
+    cut_short_notice,
+    does_not_fit,
+    plan_notice,
+    progress_notice,
+    refusal_notice,
+    stored_notice,
+)
+from mdir_space.html.reproduce import badge_tab, reproduce_tab
+from mdir_space.html.tabs import NOT_RUN, tab_html
+from mdir_space.html.templates import HUB
+from mdir_space.html.verdict_card import declared_lineage_html, verdict_card
+from mdir_space.jobs.access import Access
+from mdir_space.jobs.estimate import Pace, bytes_of, duration_text, size_text
+from mdir_space.jobs.examples import example_of, example_with, stored_examples
+from mdir_space.jobs.family import FamilyResult
+from mdir_space.jobs.job import Interim
+from mdir_space.jobs.limits import Limits
+from mdir_space.jobs.progress import TotalProgress, stage_weights
+from mdir_space.jobs.question import FamilyQuestion, PairQuestion, RefusedError, SurveyQuestion
+from mdir_space.jobs.service import Answered, Queued, Running
+from mdir_space.page.answer import first_tab
+from mdir_space.routes.answers import WORDS, answer_of, answer_schema
+
+EXAMPLES = {example.name: example for example in stored_examples()}
+HOSTILE = "<script>refusal_notice(1)</script>\"'><img src=x onerror=refusal_notice(2)>\n```$(rm -rf ~)`id`"
+
+
+@pytest.fixture(scope="module")
+def relatives():
+    """Real relatives with layers and modules, as if they were on the Hub."""
+    report = EXAMPLES["hidden"].report
+    return replace(
+        report,
+        reference=replace(report.reference, repo="demo/base", commit="a1" * 20),
+        candidate=replace(report.candidate, repo="demo/permuted", commit="b2" * 20),
+    )
+
+
+@pytest.fixture(scope="module")
+def hostile(relatives):
+    return replace(
+        relatives,
+        reference=replace(
+            relatives.reference, repo=HOSTILE, revision=HOSTILE, architecture=HOSTILE, quantization=HOSTILE
+        ),
+        candidate=replace(relatives.candidate, repo=HOSTILE, revision=HOSTILE, commit=None),
+        caveats=(HOSTILE,),
+    )
+
+
+class Tags(HTMLParser):
+    """Which elements and attributes a piece of HTML has, and whether every element is closed."""
+
+    VOID = frozenset({"img", "br", "input", "source"})
+
+    def __init__(self, markup):
+        super().__init__()
+        self.found, self.attributes, self.open = set(), set(), []
+        self.feed(markup)
+        self.close()
+
+    def handle_starttag(self, tag, attributes):
+        self.found.add(tag)
+        self.attributes |= {name for name, _ in attributes}
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def pieces(report):
+    pictures = ReportFigures(report)
+    declared = DeclaredLineage(report.reference.repo, None, (HOSTILE,), HOSTILE, "README.md", None, (), False)
+    yield verdict_card(report, declared=declared_lineage_html(report, (declared, declared)), link=HOSTILE, note=HOSTILE)
+    yield from (tab_html(report, kind, pictures) for kind in NOT_RUN)
+    yield reproduce_tab(report, server=HOSTILE)
+    yield badge_tab(report, "https://huggingface.co/spaces/a/b?a=%3Cb%3E&b=c")
+    refused = RefusedError(HOSTILE, runs_locally=True, choices={HOSTILE: (HOSTILE,)})
+    yield refusal_notice(refused, PairQuestion(HOSTILE, HOSTILE))
+
+
+@pytest.fixture(scope="module")
+def rendered():
+    """Every piece of the page for a relative with layers and for a stranger."""
+    return [piece for name in ("hidden", "strangers") for piece in pieces(EXAMPLES[name].report)]
+
+
+def test_any_repository_name_is_escaped(hostile):
+    for piece in pieces(hostile):
+        tags = Tags(piece)
+        assert tags.open == []
+        assert "script" not in tags.found
+        assert not any(name.startswith("on") for name in tags.attributes)
+        assert "<img src=x" not in piece
+
+
+def test_every_piece_closes_what_it_opens(rendered):
+    assert all(Tags(piece).open == [] for piece in rendered)
+
+
+@pytest.mark.parametrize(
+    ("question", "title"),
+    [
+        (PairQuestion("o/a", "o/b"), "Not compared"),
+        (FamilyQuestion("o/a"), "Its family was not looked for"),
+        (SurveyQuestion(("o/a", "o/b", "o/c")), "The models were not surveyed"),
+        (None, "That cannot be asked"),
+    ],
+)
+def test_a_refusal_says_what_was_not_done(question, title):
+    assert f"<h2>{title}</h2>" in refusal_notice(RefusedError("why"), question)
+
+
+def test_stored_results_are_found_by_their_models_in_any_order():
+    for example in EXAMPLES.values():
+        assert example.models == (example.report.reference.repo, example.report.candidate.repo)
+        assert example_of(reversed(example.models)).name == example.name
+        assert "Compare opens that result again" in stored_notice(example)
+    (name, other), mixed = EXAMPLES["hidden"].models, ("owner/mine", "SmolLM2-135M-Instruct-hidden")
+    assert example_of(mixed) is None and example_of((name,)) is None
+    assert example_with(mixed)[0] == other
+    assert example_with(("owner/mine", "HuggingFaceTB/SmolLM2-135M-Instruct")) is None
+
+
+def test_the_command_keeps_a_hostile_name_one_word():
+    import shlex
+
+    name = HOSTILE.replace("\n", " ")  # a line break is written out as $'\\n', which shlex does not know
+    said = refusal_notice(RefusedError("too large", runs_locally=True), PairQuestion(name, "a/b"))
+    (command,) = re.findall("<code>(.*?)</code>", said, re.DOTALL)
+    words = shlex.split(html.unescape(command).replace("\\\n", " "))
+    assert words[words.index("compare") + 1 :][:2] == [name, "a/b"]
+
+
+def test_the_commands_of_the_page_are_those_of_the_package(relatives):
+    report = replace(relatives, alpha=1e-6, seed=3)
+    panel_text = html.unescape(reproduce_tab(report, server="http://here"))
+    (section,) = [section for section in describe(report) if section.kind is SectionKind.REPRODUCE]
+    for listing in section.code:
+        assert listing.text in panel_text
+    local = html.unescape(
+        refusal_notice(RefusedError("too large", runs_locally=True), PairQuestion("a/b", "c/d", "layers", 1e-6))
+    )
+    assert compare_command("a/b", "c/d", level="layers", alpha=1e-6) in local
+
+
+def test_a_part_that_was_not_run_says_why(relatives):
+    bare = replace(relatives, embedding=None, unembedding=None, layers=None, modules=None, arrays=ReportArrays())
+    for kind, sentence in NOT_RUN.items():
+        assert sentence in tab_html(bare, kind, ReportFigures(bare))
+
+
+def test_the_words_of_the_verdict_stand_on_its_card(relatives):
+    for report in (relatives, EXAMPLES["strangers"].report):
+        card = verdict_card(report)
+        assert report.headline in card
+        assert report.icon in card
+        for sentence in (report.means, *report.does_not_mean):
+            assert sentence in html.unescape(card)
+
+
+def test_a_no_says_what_it_excludes_on_its_card(relatives):
+    report = replace(EXAMPLES["strangers"].report, excludes=Exclusion(9.3, 56.0, 3.3))
+    card = verdict_card(report)
+    assert "What this excludes" in card
+    assert "up to 9.3 times the weights" in card and "up to 3.3 times the weights" in card
+    assert "What this excludes" not in verdict_card(relatives)
+
+
+def test_the_card_begins_with_a_sentence_to_quote_and_a_scale(relatives):
+    for report in (relatives, EXAMPLES["strangers"].report):
+        card = verdict_card(report)
+        assert f'<p class="sentence">{report.sentence}</p>' in card
+        assert card.index('class="sentence"') < card.index('class="scale"') < card.index('class="numbers"')
+        assert "Measured in the same way" in card
+        for pairs, kind in zip(measured_pairs(), ("unrelated", "related"), strict=True):
+            assert f">{len(pairs)} {kind} pairs" in card  # a scale whose ticks nobody can tell apart says nothing
+
+
+def test_a_few_caveats_are_shown_and_the_others_are_folded(relatives):
+    card = verdict_card(replace(relatives, caveats=tuple(f"caveat {k}" for k in range(5))))
+    shown, folded = card.split("<summary>2 more</summary>")
+    assert "caveat 2" in shown and "caveat 3" not in shown and "caveat 4" in folded
+    assert "more</summary>" not in verdict_card(relatives)
+
+
+def test_names_link_to_the_commits_that_were_read(relatives):
+    card = verdict_card(relatives)
+    for model in (relatives.reference, relatives.candidate):
+        assert f'href="{HUB}/{model.repo}/tree/{model.commit}"' in card
+    assert "href" not in verdict_card(relatives, is_example=True)
+    in_a_folder = replace(relatives, reference=replace(relatives.reference, commit=None))
+    assert f"{HUB}/{relatives.reference.repo}/" not in verdict_card(in_a_folder)
+
+
+def test_the_tab_that_decided_opens_first():
+    opened = {name: first_tab(example.report) for name, example in EXAMPLES.items()}
+    decided = {name: example.report.settled_by for name, example in EXAMPLES.items()}
+    of_layers = {n for n, by in decided.items() if by == "layers"} | {"upscaled"}  # all of whose layers were asked for
+    assert {name for name, tab in opened.items() if tab == "layers"} == of_layers
+    assert "layers" in opened.values()
+
+
+def test_empty_tabs_have_a_way_on_unless_it_was_gone_already(relatives):
+    bare = replace(relatives, layers=None, modules=None)
+    for kind in (SectionKind.LAYERS, SectionKind.MODULES):
+        said = tab_html(bare, kind, ReportFigures(bare), "http://here/?a=a/b&b=c/d&alpha=1e-20")
+        assert 'href="?a=a/b&amp;b=c/d&amp;alpha=1e-20&amp;level=layers"' in said
+        assert "href" not in tab_html(bare, kind, ReportFigures(bare), "http://here/?a=a/b&b=c/d&level=layers")
+        assert "href" not in tab_html(bare, kind, ReportFigures(bare))
+
+
+def test_files_that_are_the_same_have_no_third_model(relatives):
+    same = replace(relatives, settled_by=SettledBy.IDENTICAL_FILES)
+    lineage = DeclaredLineage("demo/permuted", None, (), None, "README.md", None, (), False)
+    assert "their weight files are the same" in declared_lineage_html(same, (None, lineage))
+
+
+def test_an_inconclusive_verdict_says_why(relatives):
+    report = replace(relatives, verdict=Verdict.INCONCLUSIVE, reason=Reason.FEW_SHARED_AXES, settled_by=None)
+    card = verdict_card(report)
+    assert "The comparison is inconclusive: the models agree on a few channels only" in card
+    assert 'class="verdict inconclusive"' in card
+
+
+def test_no_piece_accuses(rendered):
+    words = " ".join(re.sub("<[^>]*>", " ", piece) for piece in rendered).lower()
+    for accusation in ("copied", "stolen", "plagiar", "theft", "launder", "infring"):
+        assert accusation not in words
+
+
+@pytest.mark.parametrize(
+    ("verdict", "declared", "sentence"),
+    [
+        ("homologous", True, "The measurement agrees with what is declared."),
+        ("homologous", False, "A card need not name every ancestor"),
+        ("no_evidence", True, "found no trace of it in the weights"),
+        ("no_evidence", False, "Neither card names the other model."),
+        ("inconclusive", True, "neither confirms nor contradicts"),
+    ],
+)
+def test_the_card_compares_declared_and_measured_lineage(relatives, verdict, declared, sentence):
+    report = replace(relatives, verdict=Verdict(verdict), reason=None)
+    bases = ("DEMO/base",) if declared else ("somebody/else",)
+    candidate = DeclaredLineage("demo/permuted", None, bases, "finetune", "README.md", None, (), False)
+    assert sentence in declared_lineage_html(report, (None, candidate))
+
+
+def test_nothing_is_said_of_cards_that_could_not_be_read(relatives):
+    assert declared_lineage_html(relatives, (None, None)) == ""
+
+
+def test_short_and_detailed_answers_follow_the_schema(relatives):
+    answered = Answered(relatives, Access(()), was_kept=False)
+    short, whole = (answer_of(answered, "", detailed=detailed) for detailed in (False, True))
+    for answer in (short, whole):
+        jsonschema.validate(answer, answer_schema())
+        report = {name: value for name, value in answer.items() if name not in (*WORDS, "does_not_mean")}
+        assert HomologyReport.from_json(json.dumps(report)).log10_p == relatives.log10_p
+    assert len(json.dumps(short)) < len(relatives.to_json()) / 5
+    assert short["layers"]["matrix"] == [] and len(short["layers"]["matches"]) == 30
+    gates = [module["log10_p"] for module in short["modules"] if module["role"] == "gate"]
+    assert gates == [min(m.log10_p for m in relatives.modules if m.role == "gate")]
+    assert whole["layers"]["matrix"] and len(whole["modules"]) == len(relatives.modules)
+
+
+def test_stored_reports_have_the_data_of_their_figures():
+    assert {"fine-tune", "permuted", "hidden", "other-tokenizer", "quantised", "strangers"} <= set(EXAMPLES)
+    verdicts = {name: example.report.verdict.value for name, example in EXAMPLES.items()}
+    assert verdicts == {**dict.fromkeys(EXAMPLES, "homologous"), "strangers": "no_evidence"}
+    for name, example in EXAMPLES.items():
+        report = example.report
+        assert isinstance(report, HomologyReport)
+        assert {"embedding", "null"} <= set(report.figures())
+        assert 0.0 <= report.arrays.embedding.polar.min() < report.arrays.embedding.polar.max() <= 1.0
+        models = (report.reference, report.candidate)
+        assert all(model.commit is None and "/" not in model.repo for model in models), "it names a commit or a folder"
+        assert not any("/" in file for file in report.io.files)
+        assert "is in no repository" in example.note or name == "strangers"
+        assert all(model.repo in example.note for model in models)
+    assert "embedding_matched" in EXAMPLES["permuted"].report.figures()
+    for name in ("hidden", "other-tokenizer"):
+        assert {"layers", "flow", "modules"} <= set(EXAMPLES[name].report.figures())
+
+
+def plan(level="auto", **changes):
+    class Spec:
+        shape = (4096, 192)
+
+    fields = {
+        **{"reference": Spec, "candidate": Spec, "common_tokens": 4094, "look_rows": (512, 768)},
+        **{"screen_bytes": (400_000, 600_000), "full_bytes": 3_000_000, "bytes_of_weights": 16_000_000},
+        **{"peak_memory_bytes": 450_000_000, "level": level, "excluded_noise": 9.4},
+    }
+    return ReadPlan(**{**fields, **changes})
+
+
+@pytest.mark.parametrize(
+    ("level", "words"),
+    [
+        ("auto", "Reads 400 kB if the first look settles it, more with every further look, and layers last; both"),
+        ("screen", "Reads 400 kB to about 600 kB; both models have 16 MB of weights."),
+        ("embedding", "Reads about 3 MB; both models have 16 MB of weights."),
+        ("layers", "Reads 3 MB to about 16 MB; both models have 16 MB of weights."),
+    ],
+)
+def test_a_plan_gives_bytes_time_memory_and_fit(level, words):
+    said = plan_notice(plan(level), Pace(), Limits())
+    assert words in said
+    assert "Takes a few seconds, by estimate. Needs 450 MB of memory; it fits." in said
+    condition = "unless its channels were rotated"
+    assert f"a copy under noise of up to 9.4 times the weights would be found by its embeddings, {condition}." in said
+    with_layers = plan_notice(replace(plan(level), excluded_layers_noise=5.0), Pace(), Limits())
+    assert (
+        "would be found by its embeddings, under 5 times by its layers, unless its channels were rotated, or reordered "
+        "under new embeddings."
+    ) in with_layers
+
+
+def test_a_plan_names_the_byte_limit_only_if_it_may_be_hit():
+    limited = plan_notice(plan(), Pace(), Limits(n_bytes=10_000_000))
+    assert "Never more than 10 MB, the limit here: then what was found is shown." in limited
+    assert "at most" not in limited and "Never" not in plan_notice(plan(), Pace(), Limits(n_bytes=20_000_000))
+
+
+def test_a_cut_short_answer_offers_a_lighter_level_and_a_command():
+    question = PairQuestion("owner/a", "owner/b@v1", "layers", 1e-6)
+    said = cut_short_notice("More than 4 GB.", question)
+    assert 'href="?a=owner/a&amp;b=owner/b@v1&amp;level=embedding&amp;alpha=1e-06"' in said
+    assert "mdir-hf compare owner/a owner/b@v1 --level layers" in said
+    assert "lighter level" not in cut_short_notice("More.", replace(question, level="screen"))
+
+
+def test_a_plan_that_does_not_fit_says_so():
+    assert "one comparison may use 300 MB here" in plan_notice(plan(), Pace(), Limits(memory_bytes=300_000_000))
+    assert "one comparison may read 100 kB here" in does_not_fit(plan(), Limits(n_bytes=100_000))
+    assert does_not_fit(plan(), Limits(n_bytes=500_000, memory_bytes=500_000_000)) == ""
+
+
+def test_the_pace_is_learnt_from_what_was_read(relatives):
+    pace = Pace()
+    before = pace.seconds(plan(full_bytes=10**9, bytes_of_weights=10**10))[1]
+    slow = replace(relatives, io=replace(relatives.io, bytes_read=10_000_000), seconds={"screen": 100.0})
+    for _ in range(20):
+        pace.learn(slow)
+    assert pace.bytes_per_s == pytest.approx(100_000, rel=0.2)  # 0.7^20 of the first guess is left: 12,000
+    assert pace.seconds(plan(full_bytes=10**9, bytes_of_weights=10**10))[1] > 50 * before
+    assert bytes_of(plan("embedding")) == (3_000_000, 3_000_000)
+
+
+def test_progress_says_bytes_and_how_many_are_ahead():
+    said = progress_notice(Running(None, Progress("screen", 1_500_000, 3_000_000), 4.2, share=0.5))
+    assert "Looking at the embeddings" in said
+    assert "1.5 MB read · 4 s" in said
+    assert 'value="0.500"' in said
+    parts = progress_notice(Running(None, Progress("modules", 9_000_000, None, 3, 15), 60.0))
+    assert "matched pair of layers 4 of 15" in parts
+    assert "1 comparison is ahead of yours" in progress_notice(Queued(1))
+    assert "7 comparisons are ahead of yours" in progress_notice(Queued(7))
+
+
+def test_sizes_and_durations_are_round():
+    assert [size_text(n) for n in (0, 999, 1000, 15_800_000, 2.5e9, 3e12)] == [
+        *("0 bytes", "999 bytes", "1 kB", "15.8 MB", "2.5 GB", "3 TB")
+    ]
+    assert [duration_text(s) for s in (0.1, 12, 62, 600)] == ["a few seconds", "10 seconds", "60 seconds", "10 minutes"]
+
+
+@pytest.mark.parametrize("level", ["auto", "screen", "embedding", "layers"])
+def test_the_bar_is_of_all_the_work_and_never_goes_back(level):
+    whole, shares = TotalProgress(), [0.0]
+    last = {"auto": "modules", "screen": "screen", "embedding": "unembedding", "layers": "modules"}[level]
+    stages = ["opening", "vocabulary", "screen", "embedding", "unembedding", "layers", "modules"]
+    n_read = 0
+    for stage in stages[: stages.index(last) + 1]:
+        if stage == "screen":
+            whole.update(plan(Level(level)))
+        for done in range(11):
+            part = (done, 10) if stage in ("layers", "modules") else (0, None)
+            whole.update(Progress(stage, n_read + done * 1000, n_read + 10_000, *part))
+            shares.append(whole.share)
+        n_read += 10_000
+    assert all(a <= b for a, b in itertools.pairwise(shares))
+    assert len(set(shares)) > 12 and shares[-1] == pytest.approx(1.0)
+    assert sum(stage_weights(plan(Level(level))).values()) == pytest.approx(1.0)
+    whole.update(Progress("opening", 0))  # read again with the visitor's own token
+    assert whole.share == shares[-1]
+
+
+def test_the_bar_of_a_family_goes_on_within_its_comparisons():
+    declared = DeclaredLineage("o/a", None, ("o/b", "o/c"), "merge", "README.md", None, (), False)
+    whole, shares = TotalProgress(), []
+    for n_done in range(2):
+        checks = tuple(BaseCheck(base, None, "is not there") for base in declared.base_models[:n_done])
+        whole.update(Interim(FamilyResult(declared=LineageCheck(declared, checks, None))))
+        shares.append(whole.share)
+        n_before = 20_000 * n_done
+        whole.update(Progress("opening", n_before))
+        whole.update(plan(Level.SCREEN))
+        whole.update(Progress("screen", n_before, n_before + 10_000))
+        for n_read in (5_000, 10_000):
+            whole.update(Progress("screen", n_before + n_read, n_before + 10_000))
+            shares.append(whole.share)
+    assert shares == pytest.approx([0.0, 0.55 / 3, 1 / 3, 1 / 3, 1.55 / 3, 2 / 3])

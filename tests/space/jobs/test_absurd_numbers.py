@@ -1,0 +1,86 @@
+"""Weights that no training produces, in comparisons, families and surveys."""
+
+import json
+import math
+from contextlib import aclosing
+
+import pytest
+import torch
+
+from mdir_space.html.family_card import family_card
+from mdir_space.html.survey_card import survey_card
+from mdir_space.html.verdict_card import verdict_card
+from mdir_space.jobs.question import PairQuestion, RefusedError, family_question, survey_question
+from mdir_space.jobs.service import Answered, Service, ServiceSettings
+from mdir_space.jobs.visitor import Visitor
+from mdir_space.routes.answers import answer_of, surveyed
+from tests.space.coroutines import finish
+from tests.space.models import BASE, STRANGER, N, V, index_of
+from tests.specimens import gaussian, write_model
+
+ANYBODY = Visitor("address 1.2.3.4")
+
+
+def with_a_nan(base):
+    """The same with one NaN in a row that no sample reads."""
+    base = base.clone()
+    base[V // 2, N // 2] = math.nan
+    return base
+
+
+UNREADABLE = "holds NaN or infinity"
+TELLS_NOTHING = "0 tell something, and 8 are needed"
+# What becomes of it: compared with its original, looked for among bases, in a survey with its original.
+ABSURD = {
+    "huge": (lambda base: base * 1e30, "homologous", "homologous", "homologous"),
+    "tiny": (lambda base: base * 1e-30, "homologous", "homologous", "homologous"),
+    "one row huge": (lambda base: torch.cat([base[:1] * 1e38, base[1:]]), *("homologous",) * 3),
+    "zeros": (torch.zeros_like, "inconclusive", TELLS_NOTHING, "inconclusive"),
+    "one NaN": (with_a_nan, UNREADABLE, UNREADABLE, UNREADABLE),
+    "NaN everywhere": (lambda base: base * math.nan, UNREADABLE, UNREADABLE, UNREADABLE),
+}
+
+
+def last(stream):
+    async def steps():
+        async with aclosing(stream) as coming:
+            return [step async for step in coming]
+
+    found = finish(steps())[-1]
+    assert isinstance(found, Answered)
+    return found
+
+
+@pytest.mark.parametrize("name", ABSURD)
+def test_absurd_weights_give_a_verdict_or_one_sentence(hub, tmp_path, name):
+    change, compared, identified, in_survey = ABSURD[name]
+    hub.add_repository("owner/absurd", write_model(tmp_path / "absurd", change(gaussian(V, N, 0))))
+    service = Service(ServiceSettings(index=index_of([BASE, STRANGER], tmp_path / "bases.safetensors")))
+
+    for other, expected in ((BASE, compared), (STRANGER, "no_evidence" if compared == "homologous" else compared)):
+        question = PairQuestion("owner/absurd", other)
+        if expected == UNREADABLE:
+            with pytest.raises(RefusedError, match=UNREADABLE):
+                last(service.answer(question, ANYBODY))
+        else:
+            answered = last(service.answer(question, ANYBODY))
+            assert answered.result.verdict.value == expected
+            json.dumps(answer_of(answered, ""), allow_nan=False)
+            assert expected in verdict_card(answered.result)
+
+    question = family_question("owner/absurd")
+    answered = last(service.answer(question, ANYBODY))
+    found = answered.result.found
+    said = [answered.result.not_searched] if found is None else [one.verdict or one.error for one in found.ancestors]
+    assert any(identified in (text or "") for text in said)
+    assert "<section" in family_card(answered.result, question)
+
+    question = survey_question([BASE, STRANGER, "owner/absurd"])
+    answered = last(service.answer(question, ANYBODY))
+    report = answered.result.report
+    if in_survey == UNREADABLE:
+        assert UNREADABLE in report.models["owner/absurd"].error
+    else:
+        assert report.pairs[BASE, "owner/absurd"].verdict == in_survey
+    json.dumps(surveyed(answered, ""), allow_nan=False)
+    assert "<section" in survey_card(answered.result, question)

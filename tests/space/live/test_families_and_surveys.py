@@ -1,0 +1,183 @@
+"""Families and surveys in Chromium."""
+
+import re
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.loopback.faults import Fault
+from tests.space.live.steps import focus, is_quiet, overflow, refusal, verdict
+from tests.space.live.test_accessibility import PHONE, serious
+from tests.space.models import BASE, DECLARED, LARGE, LARGER, RELATED, STRANGER
+
+
+def answered(page, words=""):
+    """Wait for the whole answer, and for its headline to say this."""
+    expect(page.locator("#status .settled")).to_be_attached()
+    expect(page.locator("#verdict-words")).to_be_visible()
+    expect(page.locator("#verdict-words")).to_contain_text(words, use_inner_text=True)
+
+
+def name(page, text):
+    page.get_by_label("One model, or several").fill(text)
+
+
+def test_one_name_on_a_phone_gives_a_family(visit, server):
+    page = visit("/", **PHONE)
+    name(page, DECLARED)
+    button = page.get_by_role("button", name="Find its family")
+    expect(button).to_be_visible()
+    button.tap()
+
+    answered(page, f"It shares weight ancestry with {BASE}.")
+    expect(page.locator(".verdict .sentence")).to_have_text(
+        re.compile(rf"^\s*{DECLARED} and {BASE} share weights \(log10 p = ")
+    )
+    expect(page.locator(".declared")).to_contain_text(
+        f"Its card declares {BASE} as its base (finetune). Measured: shared weights were found.", use_inner_text=True
+    )
+    assert overflow(page) == 0
+    link = page.get_by_role("link", name=f"Full comparison: {BASE}")
+    expect(link).to_be_visible()
+    assert link.bounding_box()["x"] + link.bounding_box()["width"] <= 390
+    expect(page).to_have_url(f"{server.url}/?a={DECLARED}")
+    link.tap()
+    verdict(page, "The two models share weight ancestry.")
+    expect(page.get_by_label("Compare with, optional")).to_have_value(DECLARED)
+
+
+def test_a_link_with_one_name_opens_its_family(visit):
+    page = visit(f"/?a={LARGER}")
+    answered(page, "No base of it was found.")
+    sentence = page.locator(".verdict .sentence")
+    expect(sentence).to_contain_text(
+        "any of the 3 base models of the index. One of them is as wide as this model", use_inner_text=True
+    )
+    expect(sentence).to_have_text(
+        re.compile(r"under noise of up to [\d.]+ times the weights would have been found"), use_inner_text=True
+    )
+    assert page.locator("#alert [role=alert]").count() == 0
+
+
+def test_the_keyboard_opens_a_family_and_a_comparison(visit):
+    page = visit()
+    focus(page.get_by_label("One model, or several"))
+    page.keyboard.type(RELATED)
+    page.keyboard.press("Enter")
+    answered(page, BASE)
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.getAttribute('aria-label')") == f"Full comparison: {BASE}":
+            break
+    page.keyboard.press("Enter")
+    expect(page.locator("#verdict-words")).to_contain_text("The two models share weight ancestry.")
+
+
+@pytest.mark.parametrize("pasted", [f"{BASE} {RELATED}", f"{BASE}\n{RELATED}", f"{BASE} vs {RELATED}"])
+def test_two_names_pasted_into_the_first_field_fill_both(visit, server, pasted):
+    page = visit(permissions=["clipboard-read", "clipboard-write"])
+    page.evaluate("words => navigator.clipboard.writeText(words)", pasted)
+    focus(page.get_by_label("One model, or several"))
+    page.keyboard.press("Control+V")
+    button = page.get_by_role("button", name="Compare", exact=True)
+    button.click()
+    verdict(page, "The two models share weight ancestry.")
+    expect(page.get_by_label("One model, or several")).to_have_value(BASE)
+    expect(page.get_by_label("Compare with, optional")).to_have_value(RELATED)
+    expect(page).to_have_url(f"{server.url}/?a={BASE}&b={RELATED}")
+
+
+def test_several_names_give_a_survey_with_matrix_and_tree(visit, server, live_hub):
+    live_hub.faults.append(Fault("slow", origin="cdn", path="declared", times=None, delay_s=1.0))
+    page = visit()
+    name(page, f"{BASE}, {RELATED}, {STRANGER}, {DECLARED}, owner/absent")
+    page.get_by_role("button", name="Survey 5 models").click()
+
+    expect(page.locator(".verdict .note")).to_contain_text("So far")
+    growing = page.locator('.interim .answers[data-name="matrix"] .cells')
+    focus(growing)
+    page.keyboard.press("ArrowRight")
+    hear = "said => new MutationObserver(() => heard.push(said.textContent)).observe(said, {childList: true})"
+    page.evaluate(f"window.heard = []; ({hear})(document.getElementById('said'))")
+    expect(page.locator("#status")).to_contain_text(re.compile(r"\d of 5 models"))
+    answered(page, "3 of 4 form one family.")
+    alone = "The other one: no relative found by embeddings; layers not compared"
+    expect(page.locator(".verdict .sentence")).to_have_text(
+        re.compile(rf"^\s*{BASE}, {RELATED} and {DECLARED} share weight ancestry\. {alone}")
+    )
+    further = page.get_by_role("link", name=f"Compare its layers with {BASE}")
+    expect(further).to_have_attribute("href", f"?a={BASE}&b={STRANGER}")
+    expect(page.locator(".survey figure img:visible")).to_have_count(2)
+    of_cell = [words for words in page.evaluate("heard") if words.startswith(f"{BASE} and ")]
+    assert len(of_cell) == len(set(of_cell)), "the asked cell is said again at each renewal"
+    matrix = page.locator('.answers[data-name="matrix"]')
+    assert matrix.locator(".cells").evaluate("cells => cells === document.activeElement"), "it was renewed"
+    expect(matrix.locator(".said")).to_have_text(
+        re.compile(rf"^{BASE} and {RELATED}: they share weight ancestry, log10 p -[\d,]+, on [\d,]+ tokens\.")
+    )
+    expect(matrix.get_by_role("link", name="Compare the two")).to_have_attribute("href", f"?a={BASE}&b={RELATED}")
+    expect(page.locator(".verdict")).to_contain_text("owner/absent was not found", use_inner_text=True)
+    expect(page.get_by_role("link", name="Download the survey (JSON)")).to_be_visible()
+    expect(page.get_by_role("link", name=f"Full comparison: {BASE} and {RELATED}")).to_be_visible()
+    assert overflow(page) == 0
+
+    link = page.get_by_label("Link to this survey").input_value()
+    assert re.search(r"/\?a=owner/base@[0-9a-f]{40}\+.*owner/absent&v=", link)
+    expect(page).to_have_url(re.compile(re.escape(f"{server.url}/?a={BASE}+{RELATED}+{STRANGER}+")))
+    tree = page.locator('.answers[data-name="dendrogram"]')
+    focus(tree.locator(".cells"))
+    expect(tree.locator(".said")).to_contain_text("nearest to it is")
+    page.keyboard.press("ArrowRight")
+    expect(tree.locator(".said")).to_contain_text(re.compile("joined at an RMS difference of [0-9.e-]+ times"))
+    with page.expect_download() as saved:
+        tree.get_by_role("button", name="PNG").click()
+    assert saved.value.path().read_bytes().startswith(b"\x89PNG")
+
+    again = visit(link.removeprefix(server.url), color_scheme="dark", **PHONE)
+    answered(again, "3 of 4 form one family.")
+    expect(again.locator(".verdict .note").first).to_contain_text("Kept from an earlier visit", use_inner_text=True)
+    assert overflow(again) == 0
+    cells = again.locator('.answers[data-name="matrix"] .cells')
+    cells.scroll_into_view_if_needed()
+    box = cells.bounding_box()
+    cells.tap(position={"x": box["width"] * 1.5 / 4, "y": box["height"] * 0.5 / 4})
+    expect(again.locator(".said a").first).to_be_visible()  # a finger reads first
+    expect(again).to_have_url(link)
+
+    matrix.locator(".cells").click(position={"x": 5, "y": matrix.locator(".cells").bounding_box()["height"] * 0.4})
+    expect(page).to_have_url(f"{server.url}/?a={BASE}&b={RELATED}")
+    verdict(page, "The two models share weight ancestry.")
+
+
+def test_cancel_stops_a_survey_and_a_search(visit, live_hub):
+    page = visit()
+    live_hub.faults.append(Fault("slow", origin="cdn", path="large", times=None, delay_s=1.5))
+    for words, button in ((LARGE, "Find its family"), (f"{LARGE} {LARGER} {BASE}", "Survey 3 models")):
+        name(page, words)
+        page.get_by_role("button", name=button).click()
+        expect(page.locator("#status")).to_contain_text(re.compile(r"[1-9][\d.]* (kB|MB) read"))
+        page.get_by_role("button", name="Cancel").click()
+        expect(page.locator("#status")).to_contain_text("Stopped. Nothing more is read.")
+        expect(page.get_by_role("button", name=button)).to_be_visible()
+        assert is_quiet(live_hub)
+
+
+def test_an_empty_author_and_too_many_names_are_refused(visit):
+    page = visit("/?a=nobody")
+    assert "lists no model" in refusal(page)
+    page = visit("/?a=" + "+".join(f"owner/model-{k}" for k in range(21)))
+    assert "a survey takes at most 20 here" in refusal(page)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_serious_about_a_family_or_a_survey(visit, scheme):
+    page = visit(f"/?a={DECLARED}", color_scheme=scheme)
+    answered(page)
+    assert serious(page) == []
+    page = visit(f"/?a={BASE}+{RELATED}+{STRANGER}", color_scheme=scheme)
+    answered(page)
+    for summary in page.locator(".survey details summary").all():
+        summary.click()
+    for cells in page.locator(".survey .cells").all():
+        focus(cells)
+    assert serious(page) == []

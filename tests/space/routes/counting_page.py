@@ -1,0 +1,44 @@
+"""A small page that counts for its visitors, and says what is left of those who do not listen."""
+
+import sys
+import time
+
+import gradio as gr
+from starlette.middleware import Middleware
+
+from mdir_space.routes.unread import DropUnread
+
+KEPT_S = 0.5
+at_work = []
+
+
+def count(number):
+    """Say 0, 1, …, slowly."""
+    at_work.append(number)
+    try:
+        for step in range(int(number)):
+            time.sleep(0.05)
+            yield str(step)
+    finally:
+        at_work.remove(number)
+
+
+def left():
+    """Sessions with a place for what they are told, and questions at work."""
+    queue = demo._queue
+    return [sorted({*queue.pending_messages_per_session, *queue.pending_event_ids_session}), list(at_work)]
+
+
+with gr.Blocks(analytics_enabled=False) as demo:
+    told, remains = gr.Textbox(), gr.JSON()
+    gr.Button().click(count, gr.Number(), told, api_name="count")
+    gr.Button().click(left, None, remains, api_name="left", queue=False)
+
+_, url, _ = demo.launch(
+    prevent_thread_lock=True,
+    quiet=True,
+    ssr_mode=False,
+    app_kwargs={"middleware": [Middleware(DropUnread, kept_s=KEPT_S)]},
+)
+sys.stdout.write(f"counting at {url}\n")
+demo.block_thread()

@@ -5,7 +5,10 @@ Read :func:`compare_models` first; each line of it is a step.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
+import re
 from contextlib import suppress
 from dataclasses import replace
 
@@ -44,6 +47,8 @@ from mdir_hf.report import (
     Transformation,
     Verdict,
 )
+
+_SHA256 = re.compile("[0-9a-f]{64}")
 
 LOG10_P_EQUAL_DIGESTS = -256.0 * math.log10(2.0)
 """The log10 of the chance that two independent files have the same SHA-256."""
@@ -187,10 +192,23 @@ class Comparison:
             self.watch.enter("neurons")
             settings, every = self.settings, self.settings.level.analyses_all_layers
             first, second = (
-                take_neurons(model, seed=settings.seed, every=every) for model in (self.reference, self.candidate)
+                take_neurons(model, seed=self._seed_of_neurons, every=every)
+                for model in (self.reference, self.candidate)
             )
             if first is not None and second is not None:
                 self.neurons = compare_neurons(first, second, alpha=settings.alpha, device=settings.device)
+
+    @property
+    def _seed_of_neurons(self) -> int:
+        """Seed of the neurons that are read: where the digests of all weight files are known, nobody can choose it.
+
+        It then changes with every weight, so that neurons cannot be arranged for those that will be read.
+        """
+        files = [name for model in (self.reference, self.candidate) for name in model.identities() or ("",)]
+        if not all(map(_SHA256.match, files)):
+            return self.settings.seed
+        digest = hashlib.sha256(json.dumps([self.settings.seed, sorted(files)]).encode())
+        return int.from_bytes(digest.digest()[:8], "big")
 
     def _neurons_settle(self) -> bool:
         self.compare_neurons()

@@ -278,7 +278,7 @@ class NeuronNumbers(Part):
         candidate_layers: Layer of the candidate that each column is.
         own_number: How many of the tested neurons have their own number, for each pair of layers.
         certain: How many of those resemble their partner more than the best of all pairs of random neurons would.
-        matches: Pairs of layers in which half of the tested neurons are certain, and p is below alpha.
+        matches: Pairs of layers in which three quarters of the tested neurons are certain, and p is below alpha.
         log10_p: Of the whole, corrected for all pairs, tests and looks.
     """
 

@@ -6,7 +6,8 @@ import json
 import pytest
 import torch
 
-from mdir_hf import Assumption, HomologyReport, Reason, Verdict, compare
+from mdir_hf import Assumption, HomologyReport, Reason, Settings, Verdict, compare
+from mdir_hf.comparison.run import Comparison
 from tests.comparison.test_body import drift, new_embeddings, with_layers
 from tests.comparison.test_residual_maps import edited, turned
 from tests.method.obfuscation import new_model
@@ -124,3 +125,27 @@ def test_families_whose_neurons_have_an_order_are_left_out(base, save, monkeypat
     report = judged(save(base, "base"), save(new_model(seed=9, **SIZES), "other"))
     assert report.neurons is None
     assert any("in llama they are sorted" in caveat for caveat in report.caveats)
+
+
+class Files:
+    """A model as far as its weight files."""
+
+    def __init__(self, *identities):
+        self._identities = frozenset(identities) or None
+
+    def identities(self):
+        return self._identities
+
+
+def seed_of(reference, candidate, seed=0):
+    comparison = Comparison.__new__(Comparison)
+    comparison.reference, comparison.candidate, comparison.settings = reference, candidate, Settings(seed=seed)
+    return comparison._seed_of_neurons
+
+
+def test_known_digests_choose_the_neurons_and_nobody_else():
+    one, other, changed = Files("a" * 64, "b" * 64), Files("c" * 64), Files("d" * 64)
+    chosen = seed_of(one, other)
+    assert chosen == seed_of(other, one) != seed_of(one, changed)
+    assert chosen != seed_of(one, other, seed=1)
+    assert seed_of(one, Files(), seed=5) == seed_of(Files("12:345"), other, seed=5) == 5

@@ -76,7 +76,12 @@ def own_numbers(reference: Neurons, candidate: Neurons, *, n_fitted: int, n_neur
         carried = unit_rows(one[n_fitted:] @ q_x @ left @ right)
         cosines = cosines.to(carried) + carried @ unit_rows(other[n_fitted:] @ q_y).T
     rows, columns = mutual_partners(cosines.clamp(min=0.0))
+    # Equal neurons tie, and a tie would be broken by number: neither is a partner then.
+    is_single = ((cosines == cosines.amax(1, keepdim=True)).sum(1) == 1) & (
+        (cosines == cosines.amax(0, keepdim=True)).sum(0) == 1
+    )
     own = torch.from_numpy(rows[rows == columns])
+    own = own[is_single.cpu()[own]]
     # Deviation of a sum of cosines of random directions. The largest of N^2 of them is about sqrt(2 ln N^2) deviations.
     deviation = math.sqrt(len(reference) / q_y.shape[1])
     least = deviation * math.sqrt(2.0 * math.log(n_neurons**2 / CHANNEL_ALPHA))

@@ -118,6 +118,13 @@ def test_a_forger_who_knows_what_is_tested_is_not_certain():
     assert found.certain == 0
 
 
+def test_equal_neurons_are_nobodys_partners():
+    model = neurons(0)
+    for rows in model:
+        rows[FITTED:] = rows[FITTED]
+    assert counted(model, model) == (0, 0)
+
+
 def test_the_sample_is_of_whole_runs_and_sees_nothing():
     numbers = sample_neurons(1000, 96, run=16, seed=0)
     assert len(set(numbers.tolist())) == 96 and numbers.max() < 1000

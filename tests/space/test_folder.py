@@ -128,7 +128,10 @@ class TestTheFolderThatIsUploaded:
         assert Path(file).parent.parent.name.startswith("mdir-hf-")
 
     def test_visitors_are_told_to_install_the_wheel_of_the_space(self, folder, bare_python):
-        script = "import carried; carried.use_carried_wheel(); import mdir_hf; print(mdir_hf.install_command())"
+        script = (
+            "import carried; carried.use_carried_wheel(); from mdir_hf.installing import install_command; "
+            "print(install_command())"
+        )
         said = self.run(bare_python, folder, script, SPACE_ID="me/lineage", HF_ENDPOINT="https://example.org")
         wheel = next(folder.glob("*.whl")).name
         assert said == f"pip install 'mdir-hf @ https://example.org/spaces/me/lineage/resolve/main/{wheel}'"

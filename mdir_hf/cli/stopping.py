@@ -30,10 +30,10 @@ def shown_if_stopped(show: Callable[[T], None]) -> Iterator[Callable[[T], None]]
 
     try:
         yield keep
-    except (KeyboardInterrupt, ByteBudgetError):
+    except (KeyboardInterrupt, ByteBudgetError) as exc:
         if found:
             show(found[0])
             complain("what was found until then is above; it is not the whole answer", label=LABEL)
-        else:
+        elif isinstance(exc, KeyboardInterrupt):  # a budget says itself what happened
             complain("nothing was found yet", label=LABEL)
         raise

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 from mdir_hf.comparison.neurons import FITTED_ROWS, LEAST_CERTAIN_SHARE, TESTED
-from mdir_hf.method.neuron_numbers import OwnNumbers, log_p_own_numbers, own_numbers
+from mdir_hf.method.neuron_numbers import OwnNumbers, in_span, log_p_own_numbers, own_numbers
 from mdir_hf.method.neurons import unit_rows
 
 RESULTS = Path(__file__).parent / "results" / "neuron-null.json"
@@ -131,7 +131,10 @@ def counted(reference: Rows, candidate: Rows, seed: int) -> OwnNumbers:
     """The test of one pair, on numbers of its own."""
     numbers = torch.from_numpy(np.random.default_rng(seed).permutation(N_NEURONS))
     n_fitted = FITTED_ROWS // len(reference)
-    sides = [[unit_rows(rows[numbers[: n_fitted + TESTED]]) for rows in mlp] for mlp in (reference, candidate)]
+    sides = [
+        in_span([unit_rows(rows[numbers[: n_fitted + TESTED]]) for rows in mlp], n_fitted)
+        for mlp in (reference, candidate)
+    ]
     return own_numbers(*sides, n_fitted=n_fitted, n_neurons=N_NEURONS)
 
 

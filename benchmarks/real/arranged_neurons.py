@@ -44,7 +44,7 @@ from mdir_hf.comparison.neurons import (
 )
 from mdir_hf.comparison.row_screen import spread
 from mdir_hf.method.matching import CHANNEL_ALPHA, IntArray
-from mdir_hf.method.neuron_numbers import sample_neurons
+from mdir_hf.method.neuron_numbers import in_span, sample_neurons
 from mdir_hf.method.neurons import unit_rows
 from mdir_hf.model.hub import open_repository
 from mdir_hf.model.opened import Model as Opened
@@ -268,7 +268,7 @@ def judged(reference: Rows, pool: Rows, arranged: Chosen, seed: int) -> dict[str
     n_neurons = len(reference[0])
     numbers = np.concatenate(sampled_numbers(n_neurons, len(reference), seed))
     n_fitted = len(numbers) - TESTED
-    reference, candidate = ([x[numbers] for x in side] for side in (reference, arranged.rows(pool)))
+    reference, candidate = (in_span([x[numbers] for x in side], n_fitted) for side in (reference, arranged.rows(pool)))
     samples = [NeuronSample((0,), n_neurons, n_fitted, torch.stack(side)[None]) for side in (reference, candidate)]
     found = compare_neurons(*samples, alpha=ALPHA)
     assert found is not None

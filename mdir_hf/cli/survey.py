@@ -177,7 +177,7 @@ def _text(report: SurveyReport) -> str:
         if len(related) > MOST_PAIRS:
             lines.append(f"  and {len(related) - MOST_PAIRS} more related pairs of it, which agree more")
     lone = report.without_relatives()
-    lines += [f"no relative found by embeddings: {name}" for name, _ in lone]
+    lines += [f"no relative found by embeddings or a few neurons: {name}" for name, _ in lone]
     if lone:
         name, other = lone[0]
         lines.append(f"layers were not compared; to look at them, too: mdir-hf compare {quote(other)} {quote(name)}")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,11 +12,13 @@ import torch
 
 from mdir_hf.comparison.layer_weights import RoleReader, layers_with
 from mdir_hf.comparison.row_screen import spread
-from mdir_hf.method.neuron_numbers import log_p_own_numbers, own_numbers, sample_neurons
+from mdir_hf.method.neuron_numbers import in_span, log_p_own_numbers, own_numbers, sample_neurons
+from mdir_hf.method.neurons import unit_rows
 from mdir_hf.method.significance import LN10, log_cost_of_look
 from mdir_hf.model.comparable import PlacedTensors
 from mdir_hf.model.roles import Role
 from mdir_hf.report import LayerPair, NeuronNumbers
+from mdir_hf.report.parts import Count
 
 FEW_LAYERS = 4
 """Layers of each model that are looked at unless the level asks for all, the first and the last among them."""
@@ -42,6 +45,15 @@ PLACE = 16
 """Look s of a comparison may spend 1 / (s (s + 1)) of alpha. Those at the matrices and at the layers are fewer."""
 
 
+@dataclass(frozen=True)
+class DescribedNeurons:
+    """What a file says of a :class:`NeuronSample` beside its rows."""
+
+    layers: tuple[Count, ...]
+    n_neurons: Count
+    n_fitted: Count
+
+
 @dataclass(frozen=True, eq=False)
 class NeuronSample:
     """Rows of a few neurons of some layers of a model.
@@ -50,7 +62,8 @@ class NeuronSample:
         layers: Positions of the layers in ``anatomy.layers``.
         n_neurons: Neurons of a layer, of which these were chosen.
         n_fitted: The first of the rows, which a rotation is fitted on; the others are tested.
-        rows: ``(layers, matrices, neurons, width)``: rows of gate and up, or of up, of unit length.
+        rows: ``(layers, matrices, neurons, f)``: rows of gate and up, or of up, of unit length before they were
+            written in a basis of what the fitted ones span (f of them at most).
     """
 
     layers: tuple[int, ...]
@@ -58,10 +71,76 @@ class NeuronSample:
     n_fitted: int
     rows: torch.Tensor
 
+    def kept(self) -> NeuronSample:
+        """The same in 16 bits, whose rounding is far below what separates neurons."""
+        return replace(self, rows=self.rows.half())
+
+    def described(self) -> dict[str, Any]:
+        """All but the rows, as plain containers; :meth:`restored` takes it."""
+        return {"layers": list(self.layers), "n_neurons": self.n_neurons, "n_fitted": self.n_fitted}
+
+    @classmethod
+    def restored(cls, described: DescribedNeurons, rows: torch.Tensor) -> NeuronSample:
+        """Put together what was read from a file.
+
+        Raises:
+            ValueError: If the rows are not those of such a sample.
+        """
+        n_layers, n_fitted = len(described.layers), described.n_fitted
+        is_right = rows.ndim == 4 and rows.dtype.is_floating_point and 0 not in rows.shape
+        if not is_right or rows.shape[0] != n_layers or rows.shape[2] != n_fitted + TESTED:
+            raise ValueError(
+                f"expected rows of {n_fitted + TESTED} neurons of {n_layers} layers, got shape {tuple(rows.shape)}"
+            )
+        if not bool(torch.isfinite(rows).all()):
+            raise ValueError("expected rows of neurons that are finite")
+        return cls(described.layers, described.n_neurons, n_fitted, rows)
+
     def is_like(self, other: NeuronSample) -> bool:
         """Whether neurons of the same numbers were taken of layers of the same kind."""
         mine, theirs = ((s.n_neurons, s.n_fitted, s.rows.shape[1:3]) for s in (self, other))
         return mine == theirs
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """Which rows of a model are read: of these layers, by these readers, of neurons of these numbers."""
+
+    places: tuple[int, ...]
+    readers: tuple[RoleReader, ...]
+    n_neurons: int
+    numbers: npt.NDArray[np.int64]
+    """Those that are fitted, then those that are tested; each in order."""
+
+
+def _choose(model: PlacedTensors, seed: int, *, every: bool) -> _Choice | None:
+    places = layers_with(model, Role.UP)
+    if not places or model.anatomy.neuron_numbers is not None:
+        return None
+    n_neurons = RoleReader(model, Role.UP, places[:1]).n_channels(places[0])
+    if n_neurons < 2 * TESTED:
+        return None
+    places = places if every else spread(places, FEW_LAYERS)
+    roles = [role for role in (Role.GATE, Role.UP) if set(places) <= set(layers_with(model, role))]
+    n_wanted = TESTED + min(FITTED_ROWS // len(roles), n_neurons - TESTED)
+    numbers = sample_neurons(n_neurons, n_wanted, run=RUN, seed=seed)
+    numbers = np.concatenate([np.sort(numbers[TESTED:]), np.sort(numbers[:TESTED])])
+    return _Choice(places, tuple(RoleReader(model, role, places) for role in roles), n_neurons, numbers)
+
+
+def planned_n_bytes(model: PlacedTensors, *, every: bool = False) -> int:
+    """About how many bytes :func:`take_neurons` reads; costs the header of a shard.
+
+    Raises:
+        AnatomyError: As it does.
+        MdirError: If the header cannot be read.
+    """
+    choice = _choose(model, 0, every=every)
+    if choice is None:
+        return 0
+    spec = model.tensors.spec(model.anatomy.layers[choice.places[0]].parts[Role.UP].tensors[0])
+    n_rows = len(choice.places) * len(choice.readers) * len(choice.numbers)
+    return n_rows * model.anatomy.hidden_size * spec.n_bytes // math.prod(spec.shape)
 
 
 def take_neurons(model: PlacedTensors, *, seed: int = 0, every: bool = False) -> NeuronSample | None:
@@ -79,23 +158,35 @@ def take_neurons(model: PlacedTensors, *, seed: int = 0, every: bool = False) ->
         AnatomyError: If what writes the neurons of a layer is no matrix of the model's width.
         MdirError: If it cannot be read.
     """
-    places = layers_with(model, Role.UP)
-    if not places or model.anatomy.neuron_numbers is not None:
+    choice = _choose(model, seed, every=every)
+    if choice is None:
         return None
-    n_neurons = RoleReader(model, Role.UP, places[:1]).n_channels(places[0])
-    if n_neurons < 2 * TESTED:
-        return None
-    places = places if every else spread(places, FEW_LAYERS)
-    roles = [role for role in (Role.GATE, Role.UP) if set(places) <= set(layers_with(model, role))]
-    n_fitted = min(FITTED_ROWS // len(roles), n_neurons - TESTED)
-    numbers = sample_neurons(n_neurons, n_fitted + TESTED, run=RUN, seed=seed)
-    numbers = np.concatenate([np.sort(numbers[TESTED:]), np.sort(numbers[:TESTED])])  # the fitted first
+    n_neurons, numbers, readers = choice.n_neurons, choice.numbers, choice.readers
+    n_fitted = len(numbers) - TESTED
     order = np.sort(numbers)
-    readers = [RoleReader(model, role, places) for role in roles]
-    kept = [place for place in places if all(reader.n_channels(place) == n_neurons for reader in readers)]
+    kept = [place for place in choice.places if all(reader.n_channels(place) == n_neurons for reader in readers)]
     at, rows = torch.from_numpy(np.searchsorted(order, numbers)), torch.from_numpy(order)
-    read = [torch.stack([reader.read(place, rows)[at].float() for reader in readers]) for place in kept]
-    return NeuronSample(tuple(kept), n_neurons, len(numbers) - TESTED, torch.stack(read))
+    read = [
+        torch.stack(in_span([reader.read(place, rows)[at].float() for reader in readers], n_fitted)) for place in kept
+    ]
+    return NeuronSample(tuple(kept), n_neurons, n_fitted, torch.stack(read))
+
+
+def resemblances(sample: NeuronSample) -> torch.Tensor:
+    """How the tested neurons of each layer resemble each other, whatever the basis.
+
+    Args:
+        sample: Neurons of a model.
+
+    Returns:
+        Cosines of all pairs, centred and of unit length together, ``(layers, matrices * pairs)``, float32. Their inner
+        product between two layers is their correlation over pairs of neurons of the same numbers.
+    """
+    tested = torch.nn.functional.normalize(sample.rows[:, :, sample.n_fitted :].float(), dim=-1)
+    n = tested.shape[2]
+    above = torch.triu_indices(n, n, 1)
+    cosines = (tested @ tested.transpose(2, 3))[:, :, above[0], above[1]]
+    return unit_rows((cosines - cosines.mean(dim=2, keepdim=True)).flatten(1))
 
 
 def compare_neurons(

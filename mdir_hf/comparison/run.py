@@ -19,7 +19,7 @@ from mdir_hf.comparison.embeddings import FoundMatrix, compare_embeddings
 from mdir_hf.comparison.exclusion import exclusion, layers_noise
 from mdir_hf.comparison.layer_weights import layers_with, why_not_compared
 from mdir_hf.comparison.layers import compare_layers, representatives
-from mdir_hf.comparison.neurons import compare_neurons, take_neurons
+from mdir_hf.comparison.neurons import NeuronSample, compare_neurons, take_neurons
 from mdir_hf.comparison.plan import check_memory
 from mdir_hf.comparison.planning import MatrixPair, matrix_pairs, plan_matrix
 from mdir_hf.comparison.progress import Watch
@@ -48,6 +48,9 @@ from mdir_hf.report import (
     Verdict,
 )
 
+NeuronSamples = tuple[NeuronSample | None, NeuronSample | None]
+"""Of the reference and of the candidate; None where a model has none."""
+
 _SHA256 = re.compile("[0-9a-f]{64}")
 
 LOG10_P_EQUAL_DIGESTS = -256.0 * math.log10(2.0)
@@ -58,7 +61,14 @@ IDENTICAL_FILES = Decision(
 )
 
 
-def compare_models(reference: Comparable, candidate: Comparable, settings: Settings, watch: Watch) -> HomologyReport:
+def compare_models(
+    reference: Comparable,
+    candidate: Comparable,
+    settings: Settings,
+    watch: Watch,
+    *,
+    neurons: NeuronSamples | None = None,
+) -> HomologyReport:
     """Compare two models. Every comparison of this package runs through this function.
 
     Args:
@@ -66,6 +76,7 @@ def compare_models(reference: Comparable, candidate: Comparable, settings: Setti
         candidate: The other.
         settings: What is asked.
         watch: Counts what is read, and is told how far it is.
+        neurons: Neurons of the two that were read before; None: they are read where the level allows it.
 
     Returns:
         The report.
@@ -73,7 +84,7 @@ def compare_models(reference: Comparable, candidate: Comparable, settings: Setti
     Raises:
         MdirError: Where the question cannot be asked or the files cannot be read.
     """
-    comparison = Comparison(reference, candidate, settings, watch)
+    comparison = Comparison(reference, candidate, settings, watch, neurons)
     with one_pool():
         if comparison.compare_files():
             return comparison.report()
@@ -82,10 +93,11 @@ def compare_models(reference: Comparable, candidate: Comparable, settings: Setti
             comparison.compare_matrix(name, pair, common)
             if comparison.is_settled and settings.level.stops_when_settled:
                 return comparison.report()
-        if settings.level.may_read_layers:
+        if settings.level.may_read_layers or neurons is not None:
             comparison.compare_neurons()
             if comparison.is_settled and settings.level.stops_when_settled:
                 return comparison.report()
+        if settings.level.may_read_layers:
             comparison.compare_layers()
     return comparison.report()
 
@@ -98,6 +110,7 @@ class Comparison:
         candidate: The other.
         settings: What is asked.
         watch: Counts what is read, and is told how far it is.
+        neurons: Neurons of the two that were read before.
 
     Attributes:
         matrix_pairs: The matrices that are to be compared, by name.
@@ -106,8 +119,16 @@ class Comparison:
         layers: What was found on the layers; None where they were not compared.
     """
 
-    def __init__(self, reference: Comparable, candidate: Comparable, settings: Settings, watch: Watch) -> None:
+    def __init__(
+        self,
+        reference: Comparable,
+        candidate: Comparable,
+        settings: Settings,
+        watch: Watch,
+        neurons: NeuronSamples | None = None,
+    ) -> None:
         self.reference, self.candidate = reference, candidate
+        self._neuron_samples = neurons
         self.settings, self.watch = settings, watch
         self.matrix_pairs: dict[str, MatrixPair] = {}
         self.matrices: dict[str, FoundMatrix] = {}
@@ -191,7 +212,7 @@ class Comparison:
         with suppress(AnatomyError, UnsupportedFormatError), self.watch.step("neurons"):
             self.watch.enter("neurons")
             settings, every = self.settings, self.settings.level.analyses_all_layers
-            first, second = (
+            first, second = self._neuron_samples or tuple(
                 take_neurons(model, seed=self._seed_of_neurons, every=every)
                 for model in (self.reference, self.candidate)
             )

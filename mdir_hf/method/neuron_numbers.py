@@ -56,25 +56,39 @@ def sample_neurons(n_neurons: int, n: int, *, run: int, seed: int) -> IntArray:
     return numbers
 
 
+def in_span(rows: Neurons, n_fitted: int) -> list[torch.Tensor]:
+    """Write rows in an orthonormal basis of what the fitted ones span: all that :func:`own_numbers` sees of them.
+
+    Args:
+        rows: Rows of some neurons of a layer.
+        n_fitted: The first of them span the space.
+
+    Returns:
+        Coordinates, each ``(n, min(width, n_fitted * matrices))``. Cosines within the space are as before; a model
+        turned as a whole has the same ones, up to signs. Cost O(width f^2 + n width f) for f fitted rows.
+    """
+    basis = torch.linalg.qr(torch.cat([matrix[:n_fitted] for matrix in rows]).T).Q
+    return [matrix @ basis for matrix in rows]
+
+
 def own_numbers(reference: Neurons, candidate: Neurons, *, n_fitted: int, n_neurons: int) -> OwnNumbers:
     """Count the tested neurons whose partner, behind a rotation fitted on others, has their own number.
 
     Args:
-        reference: Rows of some neurons of a layer.
-        candidate: Rows of the neurons of the same numbers; of any width.
+        reference: Neurons of a layer, as :func:`in_span` gives them.
+        candidate: Neurons of the same numbers, likewise; the widths of the models may differ.
         n_fitted: The rotation is fitted on the first of them, and the others are tested.
         n_neurons: Neurons of the layer, of which somebody may have chosen these.
 
     Returns:
-        The counts. Cost O(n^2 f + f^2 width + f^3) for f fitted rows; no matrix of width x width is made.
+        The counts. Cost O(n^2 f + f^3) for f fitted rows.
     """
     x, y = (torch.cat([rows[:n_fitted] for rows in model]) for model in (reference, candidate))
-    (q_x, r_x), (q_y, r_y) = (torch.linalg.qr(rows.T) for rows in (x, y))
-    left, _, right = torch.linalg.svd(r_x @ r_y.T, full_matrices=False)
+    left, _, right = torch.linalg.svd(x.T @ y, full_matrices=False)
     cosines = torch.zeros(1)
     for one, other in zip(reference, candidate, strict=True):
-        carried = unit_rows(one[n_fitted:] @ q_x @ left @ right)
-        cosines = cosines.to(carried) + carried @ unit_rows(other[n_fitted:] @ q_y).T
+        carried = unit_rows(one[n_fitted:] @ left @ right)
+        cosines = cosines.to(carried) + carried @ unit_rows(other[n_fitted:]).T
     rows, columns = mutual_partners(cosines.clamp(min=0.0))
     # Equal neurons tie, and a tie would be broken by number: neither is a partner then.
     is_single = ((cosines == cosines.amax(1, keepdim=True)).sum(1) == 1) & (
@@ -83,7 +97,7 @@ def own_numbers(reference: Neurons, candidate: Neurons, *, n_fitted: int, n_neur
     own = torch.from_numpy(rows[rows == columns])
     own = own[is_single.cpu()[own]]
     # Deviation of a sum of cosines of random directions. The largest of N^2 of them is about sqrt(2 ln N^2) deviations.
-    deviation = math.sqrt(len(reference) / q_y.shape[1])
+    deviation = math.sqrt(len(reference) / y.shape[1])
     least = deviation * math.sqrt(2.0 * math.log(n_neurons**2 / CHANNEL_ALPHA))
     return OwnNumbers(len(own), int((cosines.diagonal().cpu()[own] > least).sum()))
 

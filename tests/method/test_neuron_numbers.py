@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mdir_hf.method.neuron_numbers import log_p_own_numbers, own_numbers, sample_neurons
+from mdir_hf.method.neuron_numbers import in_span, log_p_own_numbers, own_numbers, sample_neurons
 from mdir_hf.method.neurons import unit_rows
 from tests.method.obfuscation import haar
 
@@ -26,8 +26,9 @@ def noisy(model, seed, strength):
     return [unit_rows(rows + strength * more) for rows, more in zip(model, noise, strict=True)]
 
 
-def counted(reference, candidate, n_neurons=1024):
-    return own_numbers(reference, candidate, n_fitted=FITTED, n_neurons=n_neurons)
+def counted(reference, candidate, n_neurons=1024, n_fitted=FITTED):
+    sides = (in_span(model, n_fitted) for model in (reference, candidate))
+    return own_numbers(*sides, n_fitted=n_fitted, n_neurons=n_neurons)
 
 
 def naive(reference, candidate):
@@ -68,7 +69,7 @@ def test_a_rotated_copy_has_all_numbers_and_all_certain(n_matrices, width):
     turned = [rows @ haar(width, torch.Generator().manual_seed(1)).float() for rows in model]
     mirrored = [rows.flip(1) for rows in model]
     for other in (model, turned, mirrored):
-        found = own_numbers(model, other, n_fitted=2 * FITTED, n_neurons=256)
+        found = counted(model, other, 256, 2 * FITTED)
         assert found == (TESTED, TESTED)
 
 

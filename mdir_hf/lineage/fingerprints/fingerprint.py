@@ -1,4 +1,4 @@
-"""What a survey keeps of a model: rows of its embedding for a sample of tokens, in 16 bits where that loses nothing.
+"""What a survey keeps of a model: rows of its embedding for a sample of tokens, and rows of a few neurons.
 
 A fingerprint stands in a comparison for its model: its tokens are the vocabulary, their rows the embedding.
 """
@@ -19,9 +19,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from mdir_hf.budgets import REPORT_JSON
+from mdir_hf.comparison.neurons import DescribedNeurons, NeuronSample, planned_n_bytes, take_neurons
 from mdir_hf.comparison.reading import narrowed
-from mdir_hf.errors import CorruptCheckpointError, InputError, VocabularyError
+from mdir_hf.errors import AnatomyError, CorruptCheckpointError, InputError, UnsupportedFormatError, VocabularyError
 from mdir_hf.method.rows import usual_rows
+from mdir_hf.model.comparable import PlacedTensors
 from mdir_hf.model.files import MemorySource
 from mdir_hf.model.files.json_object import read_json
 from mdir_hf.model.hub import parse_reference
@@ -51,6 +53,7 @@ class Fingerprint:
         bytes_of_weights: Stored size of the checkpoint.
         digests: SHA-256 of every weight file, where all are known.
         notes: What a reader should know about the checkpoint.
+        neurons: Neurons of four layers, in 16 bits; None where they were not read, or have no free numbers.
     """
 
     model: ModelSummary
@@ -59,11 +62,12 @@ class Fingerprint:
     bytes_of_weights: int
     digests: Mapping[str, str] | None = None
     notes: tuple[str, ...] = ()
+    neurons: NeuronSample | None = None
 
     @property
     def n_bytes(self) -> int:
-        """Size of the rows, in bytes."""
-        return self.rows.numel() * self.rows.element_size()
+        """Size of all rows, in bytes."""
+        return self.rows.nbytes + (0 if self.neurons is None else self.neurons.rows.nbytes)
 
     @property
     def channel_numbers(self) -> str | None:
@@ -95,7 +99,11 @@ class Fingerprint:
             "digests": json.dumps(None if self.digests is None else dict(self.digests)),
             "notes": json.dumps(self.notes),
         }
-        content: bytes = save({"rows": self.rows.contiguous()}, metadata=known)
+        kept = {"rows": self.rows.contiguous()}
+        if self.neurons is not None:
+            known["neurons"] = json.dumps(self.neurons.described())
+            kept["neurons"] = self.neurons.rows.contiguous()
+        content: bytes = save(kept, metadata=known)
         return content
 
     @classmethod
@@ -111,6 +119,7 @@ class Fingerprint:
                 if known.get("format") != FORMAT:
                     raise ValueError(f"expected {FORMAT}, got {known.get('format')!r}")
                 rows = file.get_tensor("rows")
+                neuron_rows = file.get_tensor("neurons") if "neurons" in known else None
             read = partial(read_json, what="what it says of its model", label=None, budget=REPORT_JSON)
             said = {name: value.encode() for name, value in known.items()}
             tokens = tuple(base64.b64decode(token, validate=True) for token in read(said["tokens"], list[str]))
@@ -121,6 +130,9 @@ class Fingerprint:
                 bytes_of_weights=read(said["bytes_of_weights"], Count),
                 digests=None if said["digests"] == b"null" else read(said["digests"], dict[str, str]),
                 notes=read(said["notes"], tuple[str, ...]),
+                neurons=None
+                if neuron_rows is None
+                else NeuronSample.restored(read(said["neurons"], DescribedNeurons), neuron_rows),
             )
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as exc:
             raise CorruptCheckpointError(f"this is no fingerprint: {exc}; delete it", subject=str(path)) from exc
@@ -141,16 +153,20 @@ def expect_rows(rows: torch.Tensor, tokens: Sequence[bytes]) -> torch.Tensor:
     return rows
 
 
-def take_fingerprint(model: Model, tokens: Sequence[bytes], *, max_gap_bytes: int | None = None) -> Fingerprint:
+def take_fingerprint(
+    model: Model, tokens: Sequence[bytes], *, max_gap_bytes: int | None = None, with_neurons: bool = True
+) -> Fingerprint:
     """Read the sampled rows of a model.
 
     Args:
         model: An opened model.
         tokens: The sample; those that the model's vocabulary lacks, or its embedding has no row for, are left out.
         max_gap_bytes: Gap between two rows that is read over; None: the source's own choice.
+        with_neurons: Whether neurons of four layers are read, too. The same for every model, so that all can be
+            compared; a comparison draws others, for which nobody can arrange a model.
 
     Returns:
-        The fingerprint. Reads ``len(tokens)`` rows and the gaps between them, once.
+        The fingerprint. Reads ``len(tokens)`` rows and the gaps between them, and some 100 rows of each of the layers.
 
     Raises:
         VocabularyError: If the model has no tokenizer files: then nothing says which row is which token's.
@@ -170,7 +186,25 @@ def take_fingerprint(model: Model, tokens: Sequence[bytes], *, max_gap_bytes: in
         bytes_of_weights=model.tensors.n_bytes,
         digests=model.digests(),
         notes=model.tensors.description.notes,
+        neurons=neurons_of(model) if with_neurons else None,
     )
+
+
+def neurons_of(model: PlacedTensors, *, every: bool = False) -> NeuronSample | None:
+    """Read the neurons that a fingerprint keeps, of four layers or of all; None where the layers cannot be read."""
+    try:
+        found = take_neurons(model, every=every)
+    except (AnatomyError, UnsupportedFormatError):
+        return None
+    return None if found is None else found.kept()
+
+
+def bytes_of_neurons(model: PlacedTensors, *, every: bool = False) -> int:
+    """About how many bytes :func:`neurons_of` reads."""
+    try:
+        return planned_n_bytes(model, every=every)
+    except (AnatomyError, UnsupportedFormatError):
+        return 0
 
 
 def tokens_with_rows(vocabulary: Vocabulary, n_rows: int, tokens: Sequence[bytes]) -> tuple[bytes, ...]:

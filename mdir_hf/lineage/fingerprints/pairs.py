@@ -1,4 +1,4 @@
-"""Two fingerprints in, one report out: the screen of a comparison, on the rows that both kept."""
+"""Two fingerprints in, one report out: the screen of a comparison and neurons by number, on what both kept."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mdir_hf.report import HomologyReport, Level
 def compare_fingerprints(
     reference: Fingerprint, candidate: Fingerprint, *, alpha: float = 1e-10, seed: int = 0, device: str = "cpu"
 ) -> HomologyReport:
-    """Run the screen of a comparison on kept rows; nothing is read.
+    """Run the screen of a comparison on kept rows, then the test of neurons by number; nothing is read.
 
     Args:
         reference: One model.
@@ -28,4 +28,5 @@ def compare_fingerprints(
     """
     settings = Settings(Level.SCREEN, alpha=alpha, seed=seed, device=device)
     watch = Watch(IoLedger(), Listeners(progress=False))
-    return compare_models(SampledModel(reference), SampledModel(candidate), settings, watch)
+    neurons = (reference.neurons, candidate.neurons)
+    return compare_models(SampledModel(reference), SampledModel(candidate), settings, watch, neurons=neurons)

@@ -1,5 +1,7 @@
 """An index of base models: a few rows of each, by which a model's likely ancestors are found in milliseconds.
 
+Of each base it keeps rows of tokens and rows of neurons. Neurons find a model whose embedding is new or was rotated.
+
 The index proposes, and a comparison decides: the bases that a search ranks first are compared on the rows that both
 models kept, and p is multiplied by the number of bases in the index.
 """
@@ -13,7 +15,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Container, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -23,6 +25,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from mdir_hf.budgets import INDEX_JSON
+from mdir_hf.comparison.neurons import DescribedNeurons, NeuronSample, resemblances
 from mdir_hf.errors import CorruptCheckpointError, InputError
 from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint, expect_rows, sample_name, take_fingerprint
 from mdir_hf.method.decompositions import thin_svd
@@ -37,8 +40,8 @@ from mdir_hf.report.parts import Count
 FORMAT = "mdir-hf/index/1"
 
 BYTES_PER_BASE = 190_000
-"""Rows kept of a base, in bytes: 500 bases take less than 100 MB. At width 4096 that is 23 rows of 16 bits, and a copy
-is significant from 15 rows on (ln n! < r n / 2)."""
+"""Rows of tokens kept of a base, in bytes; those of neurons take as much: 500 bases take less than 200 MB.
+At width 4096 that is 23 rows of 16 bits, and a copy is significant from 15 rows on (ln n! < r n / 2)."""
 
 QUERY_TOKENS = 96
 """Tokens of the sample. Narrow bases keep all of them, wide bases only the first ones."""
@@ -48,6 +51,10 @@ LEAST_ROWS = 8
 
 LARGEST_INDEX_BYTES = 4 << 30
 """Bound on an index that is downloaded: enough for twenty thousand bases."""
+
+LEAST_AGREEMENT = 0.25
+"""Correlation of the resemblances among tested neurons from which on two layers are compared neuron by neuron. Of
+layers that have nothing in common it is below 0.15, of a copy under noise as large as the weights 0.3."""
 
 SCANNED_CHANNELS = 192
 """Channels of a base whose best partner is looked for, where channels in one order show no relation."""
@@ -81,6 +88,7 @@ class _Base:
     tokens: tuple[Count, ...]
     bytes_of_weights: Count
     digests: dict[str, str] | None
+    neurons: DescribedNeurons | None = None
 
 
 class BaseIndex:
@@ -121,7 +129,7 @@ class BaseIndex:
             )
         expect_usual_rows(base, model.label)
         if base.rows.element_size() > 2:  # of float32 weights; the eight bits of precision of bfloat16 are enough
-            base = Fingerprint(base.model, base.tokens, base.rows.bfloat16(), base.bytes_of_weights, base.digests)
+            base = replace(base, rows=base.rows.bfloat16())
         self.bases = [known for known in self.bases if known.model.repo != base.model.repo]
         self.bases.append(base)
         return base
@@ -154,6 +162,27 @@ class BaseIndex:
             hits.append(Hit(base.model, guess, identity, len(tokens)))
         return sorted(hits, key=lambda hit: hit.log_p)[:top]
 
+    def search_by_neurons(self, query: NeuronSample, *, top: int = 5) -> list[Fingerprint]:
+        """Rank the bases of which a layer resembles a layer of a model, neuron by neuron of the same numbers.
+
+        Args:
+            query: Neurons of the model.
+            top: How many to return.
+
+        Returns:
+            Those that agree well enough to be compared, best first. The resemblances of neurons among themselves are
+            the same in every basis, so that nothing is fitted. Cost: one matrix product for each base.
+        """
+        shapes = resemblances(query)
+        agreements = [
+            float((resemblances(base.neurons) @ shapes.T).max())
+            if base.neurons is not None and base.neurons.is_like(query)
+            else 0.0
+            for base in self.bases
+        ]
+        best = sorted(range(len(self.bases)), key=lambda at: -agreements[at])[:top]
+        return [self.bases[at] for at in best if agreements[at] >= LEAST_AGREEMENT]
+
     def fingerprint(self, base: ModelSummary) -> Fingerprint:
         """Return what is kept of a base.
 
@@ -178,6 +207,7 @@ class BaseIndex:
                 "tokens": [place[token] for token in base.tokens],
                 "bytes_of_weights": base.bytes_of_weights,
                 "digests": None if base.digests is None else dict(base.digests),
+                "neurons": None if base.neurons is None else base.neurons.described(),
             }
             for base in self.bases
         ]
@@ -187,9 +217,13 @@ class BaseIndex:
             "tokens": json.dumps([base64.b64encode(token).decode() for token in self.tokens]),
             "bases": json.dumps(about),
         }
-        content: bytes = save(
-            {f"base.{number:05}": base.rows.contiguous() for number, base in enumerate(self.bases)}, metadata=known
-        )
+        kept = {f"base.{number:05}": base.rows for number, base in enumerate(self.bases)}
+        kept |= {
+            f"neurons.{number:05}": base.neurons.rows
+            for number, base in enumerate(self.bases)
+            if base.neurons is not None
+        }
+        content: bytes = save({name: rows.contiguous() for name, rows in kept.items()}, metadata=known)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_file(path, content)
@@ -235,7 +269,14 @@ class BaseIndex:
                 for number, about in enumerate(read(known["bases"].encode(), list[_Base])):
                     kept = tuple(tokens[at] for at in about.tokens)
                     rows = expect_rows(file.get_tensor(f"base.{number:05}"), kept)
-                    bases.append(Fingerprint(about.model, kept, rows, about.bytes_of_weights, about.digests))
+                    neurons = (
+                        None
+                        if about.neurons is None
+                        else NeuronSample.restored(about.neurons, file.get_tensor(f"neurons.{number:05}"))
+                    )
+                    bases.append(
+                        Fingerprint(about.model, kept, rows, about.bytes_of_weights, about.digests, neurons=neurons)
+                    )
             return cls(tokens, bases)
         except (OSError, ValueError, KeyError, TypeError, IndexError, SafetensorError) as exc:
             raise CorruptCheckpointError(f"this is no index of base models: {exc}", subject=str(path)) from exc

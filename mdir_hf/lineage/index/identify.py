@@ -5,21 +5,24 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from mdir_hf.comparison.api import compare
+from mdir_hf.comparison.neurons import NeuronSample, compare_neurons
 from mdir_hf.comparison.progress import BytesTold, Watch
 from mdir_hf.comparison.settings import Listeners, Settings
-from mdir_hf.errors import InputError, MdirError, StoppedError, one_line
-from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint, take_fingerprint
+from mdir_hf.errors import InputError, MdirError, StoppedError, VocabularyError, one_line
+from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint, neurons_of, take_fingerprint
 from mdir_hf.lineage.index.base_index import BaseIndex, Hit, expect_usual_rows
 from mdir_hf.lineage.index.planning import TESTS_OF_A_BASE, what_is_excluded
 from mdir_hf.method.embedding import EmbeddingTest
 from mdir_hf.method.significance import LN10
 from mdir_hf.model.hub import IoLedger
 from mdir_hf.model.open import NamedModel, Reading
-from mdir_hf.report import HomologyReport, ModelSummary, n_bytes_text
+from mdir_hf.model.opened import Model
+from mdir_hf.render.sentence import runs_text
+from mdir_hf.report import HomologyReport, ModelSummary, NeuronNumbers, n_bytes_text
 from mdir_hf.report.words import UNLESS_ROTATED
 
 SCHEMA = "mdir-hf/identification/1"
@@ -37,6 +40,7 @@ class Ancestor:
         base: The base model, at the commit that the index holds.
         log10_p: Of the rows that the index keeps, corrected for the number of bases in the index; at most 0.
         common_tokens: Tokens that this p rests on.
+        neurons: Neurons that it rests on, where tokens showed nothing.
         report: The comparison of the two models at the level alpha over the number of bases; None where none was made.
         error: Why that comparison could not be made.
     """
@@ -44,13 +48,22 @@ class Ancestor:
     base: ModelSummary
     log10_p: float
     common_tokens: int
+    neurons: NeuronNumbers | None = None
     report: HomologyReport | None = None
     error: str | None = None
 
     @property
     def p_is_bound(self) -> bool:
-        """Whether a comparison showed that p bounds a chance: an index does not look whether axes stand out."""
-        return self.report is not None and self.report.p_is_bound
+        """Whether p bounds a chance: by numbers of neurons it does, by tokens where a comparison says so."""
+        return self.neurons is not None or (self.report is not None and self.report.p_is_bound)
+
+    @property
+    def evidence(self) -> str:
+        """What the index found it by, and how strong that is; p is rounded up."""
+        by = f"by {self.common_tokens} tokens of the index"
+        if self.neurons is not None:
+            by = f"by the numbers of neurons in {runs_text([m.reference for m in self.neurons.matches])} of it"
+        return f"{by}, log10 p = {min(0, math.ceil(self.log10_p))}" if self.p_is_bound else by
 
     @property
     def verdict(self) -> str | None:
@@ -103,6 +116,7 @@ class Identification:
                     "log10_p": one.log10_p,
                     "p_is_bound": one.p_is_bound,
                     "common_tokens": one.common_tokens,
+                    "neurons": None if one.neurons is None else asdict(one.neurons),
                     "verdict": one.verdict,
                     "report": None if one.report is None else one.report.to_dict(),
                     "error": one.error,
@@ -125,9 +139,7 @@ class Identification:
         lines = [f"{self.model.repo}: looked for among {self.n_bases} base models, {read} read"]
         found = self.found
         for one in self.ancestors:
-            p = f"log10 p = {one.log10_p:.0f} by the index"
-            if not one.p_is_bound:
-                p = f"by {one.common_tokens} tokens of the index"
+            p = one.evidence
             if one.report is not None:
                 p += f", {one.report.verdict.value} by comparison ({one.report.strength})"
             elif one.error is not None:
@@ -175,7 +187,8 @@ def identify(
 
     Raises:
         MdirError: If the model cannot be read.
-        InputError: If the index is empty, or too few rows of the model tell something.
+        InputError: If the index is empty, or too few rows of the model tell something and it has no neurons.
+        VocabularyError: If it has neither a tokenizer nor neurons.
     """
     if not len(index):
         raise InputError("the index holds no base models; add some with `mdir-hf index`")
@@ -185,20 +198,27 @@ def identify(
     watch = Watch(ledger, told.listeners, from_start=True)
     with watch.listening():
         watch.enter("opening")
-        query = take_fingerprint(model.open(reading, ledger), index.tokens)
-    expect_usual_rows(query, query.model.repo)
-    query = query.of_usual_rows()
+        opened = model.open(reading, ledger)
+        query, why = _query(opened, index)
     watch.enter("index")
-    ancestors = [
-        Ancestor(hit.base, log10_p, hit.common_tokens)
-        for hit, log10_p in judge_hits(index, query, top=top, alpha=alpha, seed=seed, device=device)
-    ]
+    ancestors, n_of_width, noise = [], 0, None
+    if query is not None:
+        hits = judge_hits(index, query, top=top, alpha=alpha, seed=seed, device=device)
+        ancestors = [Ancestor(hit.base, log10_p, hit.common_tokens) for hit, log10_p in hits]
+        n_of_width, noise = what_is_excluded(
+            index, query.rows.shape[1], query.tokens, alpha, numbers_are_free=query.channel_numbers is None
+        )
+    if all(one.log10_p >= math.log10(alpha) for one in ancestors):
+        with watch.listening():
+            neurons = neurons_of(opened, every=True)
+        if neurons is None and why is not None:
+            raise why
+        by_neurons = [] if neurons is None else judge_neurons(index, neurons, top=top, alpha=alpha, device=device)
+        names = {one.base.repo for one in by_neurons}
+        ancestors = [*by_neurons, *(one for one in ancestors if one.base.repo not in names)][:top]
     ancestors.sort(key=lambda one: one.log10_p)
-    n_of_width, noise = what_is_excluded(
-        index, query.rows.shape[1], query.tokens, alpha, numbers_are_free=query.channel_numbers is None
-    )
     found = Identification(
-        query.model, tuple(ancestors), len(index), alpha, ledger.bytes_read, n_of_width, excluded_noise=noise
+        opened.summary(), tuple(ancestors), len(index), alpha, ledger.bytes_read, n_of_width, excluded_noise=noise
     )
     on_step(found)
     for at, one in enumerate(ancestors):
@@ -208,6 +228,16 @@ def identify(
             found = replace(found, ancestors=tuple(ancestors))
             on_step(found)
     return found
+
+
+def _query(model: Model, index: BaseIndex) -> tuple[Fingerprint | None, MdirError | None]:
+    """Read the rows of the index's tokens, or say why they tell nothing: then neurons may have the answer."""
+    try:
+        query = take_fingerprint(model, index.tokens, with_neurons=False)
+        expect_usual_rows(query, query.model.repo)
+    except (VocabularyError, InputError) as exc:
+        return None, exc
+    return query.of_usual_rows(), None
 
 
 def _compared(one: Ancestor, model: NamedModel, settings: Settings, reading: Reading, listeners: Listeners) -> Ancestor:
@@ -263,6 +293,32 @@ def judge_hits(
             test.screen(*base.common_rows(query))
             log_p = min(log_p, test.log_p)
         found.append((hit, min(0.0, (log_p + correction) / LN10)))
+    return found
+
+
+def judge_neurons(
+    index: BaseIndex, query: NeuronSample, *, top: int, alpha: float, device: str = "cpu"
+) -> list[Ancestor]:
+    """Find the bases whose neurons have the numbers of the model's.
+
+    Args:
+        index: The bases.
+        query: Neurons of all layers of the model.
+        top: How many bases are looked at closely.
+        alpha: Level over all bases.
+        device: torch device of the matrix products.
+
+    Returns:
+        Those with matching layers, with log10 p corrected for all tests of every base of the index.
+    """
+    n_tests = TESTS_OF_A_BASE * len(index)
+    found = []
+    for base in index.search_by_neurons(query, top=top):
+        neurons = None
+        if base.neurons is not None:
+            neurons = compare_neurons(base.neurons, query, alpha=alpha / n_tests, device=device)
+        if neurons is not None and neurons.matches:
+            found.append(Ancestor(base.model, min(0.0, neurons.log10_p + math.log10(n_tests)), 0, neurons))
     return found
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mdir_hf.errors import InputError, VocabularyError
-from mdir_hf.lineage.fingerprints.fingerprint import WITHOUT_TOKENS, tokens_with_rows
+from mdir_hf.lineage.fingerprints.fingerprint import WITHOUT_TOKENS, bytes_of_neurons, tokens_with_rows
 from mdir_hf.lineage.index.base_index import LEAST_ROWS, BaseIndex, usual_rows_of
 from mdir_hf.method.embedding import TESTS_PER_MATRIX
 from mdir_hf.method.power import noise_of_few_rows
@@ -16,8 +16,8 @@ from mdir_hf.model.comparable import matrix_spec
 from mdir_hf.model.open import NamedModel, Reading
 from mdir_hf.report import ModelSummary
 
-TESTS_OF_A_BASE = 2
-"""Channels in one order, and any matching of channels."""
+TESTS_OF_A_BASE = 3
+"""Channels in one order, any matching of channels, and the numbers of neurons."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,7 @@ class IdentificationPlan:
         model: The model.
         n_rows: Rows of its embedding that are read.
         n_bytes: Bytes of them, gaps between rows not counted.
+        n_bytes_of_neurons: Bytes of neurons of all its layers, which are read where those rows show nothing.
         n_bases: Bases that are looked at.
         n_of_width: As of :class:`~mdir_hf.lineage.index.identify.Identification`.
         excluded_noise: Likewise; it is known before anything is read.
@@ -36,6 +37,7 @@ class IdentificationPlan:
     model: ModelSummary
     n_rows: int
     n_bytes: int
+    n_bytes_of_neurons: int
     n_bases: int
     n_of_width: int
     excluded_noise: float | None
@@ -55,7 +57,7 @@ def plan_identification(
         reading: How repositories are opened.
 
     Raises:
-        MdirError: If the model cannot be opened, or has no tokenizer files.
+        MdirError: If the model cannot be opened, or has neither tokenizer files nor neurons.
         InputError: If the index is empty.
 
     Cost: the model's config, header and tokenizer; O(r^3) for each base of its width, of r rows kept.
@@ -64,14 +66,21 @@ def plan_identification(
         raise InputError("the index holds no base models; add some with `mdir-hf index`")
     opened = model.open(reading)
     vocabulary = opened.vocabulary
-    if vocabulary is None:
+    tokens = () if vocabulary is None else tokens_with_rows(vocabulary, opened.n_rows, index.tokens)
+    n_bytes_of_neurons = bytes_of_neurons(opened, every=True)
+    if not (tokens or n_bytes_of_neurons):
         raise VocabularyError(WITHOUT_TOKENS, subject=opened.label)
-    tokens = tokens_with_rows(vocabulary, opened.n_rows, index.tokens)
     spec = matrix_spec(opened, opened.anatomy.embedding)
     numbers_are_free = opened.anatomy.channel_numbers is None
     n_of_width, noise = what_is_excluded(index, spec.shape[1], tokens, alpha, numbers_are_free=numbers_are_free)
     return IdentificationPlan(
-        opened.summary(), len(tokens), len(tokens) * spec.n_bytes // spec.shape[0], len(index), n_of_width, noise
+        model=opened.summary(),
+        n_rows=len(tokens),
+        n_bytes=len(tokens) * spec.n_bytes // spec.shape[0],
+        n_bytes_of_neurons=n_bytes_of_neurons,
+        n_bases=len(index),
+        n_of_width=n_of_width,
+        excluded_noise=noise,
     )
 
 

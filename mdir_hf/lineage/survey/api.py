@@ -24,7 +24,7 @@ def survey(
     progress: bool = True,
     reading: Reading = Reading(),
 ) -> SurveyReport:
-    """Compare the embeddings of every pair of some models. Each model is read once.
+    """Compare the embeddings and some neurons of every pair of some models. Each model is read once.
 
     Args:
         models: Their names, as for :func:`mdir_hf.compare`, each once.

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 from mdir_hf.budgets import REPORT_JSON
 from mdir_hf.errors import InputError, MdirError, one_line
+from mdir_hf.lineage.fingerprints.fingerprint import bytes_of_neurons
 from mdir_hf.lineage.fingerprints.opening import Pin, open_model, pin_of
 from mdir_hf.lineage.fingerprints.sample import choose_tokens
 from mdir_hf.model.comparable import matrix_spec
@@ -187,11 +188,13 @@ class Opened:
         vocabulary: One object for all models whose tokenizer files are the same bytes.
         pin: The commits that it was opened at.
         embedding: Where its embedding lies.
+        n_bytes_of_neurons: About how many bytes of neurons are read of it.
     """
 
     vocabulary: Vocabulary
     pin: Pin
     embedding: TensorSpec
+    n_bytes_of_neurons: int
 
 
 def open_models(
@@ -223,7 +226,8 @@ def open_models(
             raise InputError(
                 "it has no tokenizer files, so nothing says which row belongs to which token", subject=name
             )
-        return key, Opened(vocabulary, pin_of(name, model), matrix_spec(model, model.anatomy.embedding))
+        embedding = matrix_spec(model, model.anatomy.embedding)
+        return key, Opened(vocabulary, pin_of(name, model), embedding, bytes_of_neurons(model))
 
     with ThreadPoolExecutor(READERS) as pool:
         for name, future in [(name, pool.submit(read, name)) for name in names]:

@@ -27,7 +27,7 @@ class SurveyReads:
 
     Attributes:
         n_rows: Rows read of every model that can be opened, by name.
-        n_bytes: Bytes of them, likewise; gaps between rows not counted.
+        n_bytes: Bytes of them and of its neurons, likewise; gaps between rows not counted.
         failures: Models that cannot be opened, with the reason.
         n_pairs: Pairs that are compared.
         n_blind: Those of them that share too few tokens to find anything.
@@ -82,7 +82,10 @@ def plan_reads(plan: SurveyPlan) -> SurveyReads:
     n_rows = {name: len(found) for name, found in tokens.items()}
     return SurveyReads(
         n_rows=n_rows,
-        n_bytes={name: n * (specs[name].n_bytes // specs[name].shape[0]) for name, n in n_rows.items()},
+        n_bytes={
+            name: n * (specs[name].n_bytes // specs[name].shape[0]) + opened[name].n_bytes_of_neurons
+            for name, n in n_rows.items()
+        },
         failures=failures,
         n_pairs=math.comb(len(opened), 2),
         n_blind=n_blind,

@@ -129,8 +129,8 @@ class SurveyReport:
         NOT_FOUND: What it says of a pair without evidence: no more than it looked at.
     """
 
-    COMPARED: ClassVar[str] = "embeddings"
-    NOT_FOUND: ClassVar[str] = "not found by embeddings; layers not compared"
+    COMPARED: ClassVar[str] = "embeddings, and a few neurons by number"
+    NOT_FOUND: ClassVar[str] = "not found by embeddings or a few neurons; layers not compared"
 
     names: tuple[str, ...]
     models: Mapping[str, ModelResult]

@@ -68,7 +68,7 @@ def _markdown(report: SurveyReport, written: Collection[str]) -> str:
         *(f"![{what}]({name})" for name, what in _FIGURES.items() if name in written),
         "## Groups",
         _block(groups),
-        "## No relative found by embeddings",
+        "## No relative found by embeddings or a few neurons",
         "Layers were not compared; the commands compare them.",
         _block(alone or "none"),
     ]

@@ -144,7 +144,7 @@ def _draw(
     shown = _LEGEND if cell >= SYMBOLED else _LEGEND[-1:]
     marked = f"{ICON[Verdict.NO_EVIDENCE]} hatched" if cell >= SYMBOLED else "lightest"
     legend = "     ".join((*(f"{ICON[verdict]} {text}" for verdict, text in shown), "blank: not compared"))
-    legend += f"\n{marked}: not found by embeddings; layers not compared"
+    legend += f"\n{marked}: not found by embeddings or a few neurons; layers not compared"
     figure.text(0.15 / width, 0.14 / figure.get_size_inches()[1], legend, color=theme.ink, fontsize=SMALL_SIZE)
     largest = max(families, key=len, default=[])
     most = f", the largest of {len(largest)}" if largest else ""

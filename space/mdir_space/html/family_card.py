@@ -154,7 +154,8 @@ def _of_index(ancestor: Ancestor, found: Identification, shipped: ShippedBase | 
         log10_p = min(0.0, report.log10_p + math.log10(found.n_bases))
         measured = _MEASURED[report.verdict]
     elif is_found:
-        measured = f"shared weights were found on {ancestor.common_tokens} rows that the index keeps"
+        on = "neurons" if ancestor.neurons is not None else f"{ancestor.common_tokens} rows"
+        measured = f"shared weights were found on {on} that the index keeps"
     else:
         measured = f"nothing was found on {ancestor.common_tokens} rows that the index keeps"
     opens, made_from = base.repo if base.commit is not None else "", ""
@@ -255,9 +256,9 @@ def family_caveats(family: FamilyResult) -> list[str]:
     ]
     if family.found is not None:
         sentences.append(
-            f"The index knows {family.found.n_bases} base models and looks at embeddings. A base that is not among "
-            "them, and one whose embeddings were replaced or rotated, is not found by it. A full comparison looks at "
-            "the layers, too."
+            f"The index knows {family.found.n_bases} base models and looks at embeddings, then at a few neurons. It "
+            "does not find a base that is not among them, nor one whose neurons were reordered under new embeddings. "
+            "A full comparison looks at the layers, too."
         )
     return sentences
 

@@ -81,7 +81,7 @@ def survey_sentence(report: SurveyReport) -> tuple[str, str]:
     n_related = sum(map(len, groups))
     n_pairs = len(report.pairs)
     if not groups:
-        headline = "No relatives were found by embeddings."
+        headline = "No relatives were found by embeddings or a few neurons."
         return headline, f"In {n_pairs} pairs of {len(read)} models: {SurveyReport.NOT_FOUND}."
     related = "All of them" if n_related == len(read) else f"{n_related} of {len(read)}"
     families = "one family" if len(groups) == 1 else f"{len(groups)} families"
@@ -89,7 +89,7 @@ def survey_sentence(report: SurveyReport) -> tuple[str, str]:
     said = [f"{listed_names(group)} {_share(report, group)}." for group in groups[:3]]
     if alone := len(read) - n_related:
         which = "The other one" if alone == 1 else f"The other {alone}"
-        said.append(f"{which}: no relative found by embeddings; layers not compared.")
+        said.append(f"{which}: no relative found by embeddings or a few neurons; layers not compared.")
     return f"{related} {of} {families}.", " ".join(said)
 
 
@@ -113,8 +113,8 @@ def survey_caveats(surveyed: SurveyResult) -> list[str]:
     n_tokens = surveyed.report.settings.get("sampled_tokens", 0)
     return [
         "Shared weights have no direction: they do not say which model came first.",
-        f"Each pair was compared on at most {n_tokens:,} tokens of the embeddings. Layers were not compared: a "
-        "relation that only they show is found by the full comparison of that pair.",
+        f"Each pair was compared on at most {n_tokens:,} tokens of the embeddings and a few neurons of four layers. "
+        "A relation that only whole layers show is found by the full comparison of that pair.",
     ]
 
 

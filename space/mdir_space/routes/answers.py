@@ -246,7 +246,9 @@ SURVEYED = _object(
         "Models that share ancestry, directly or through others; the rest stand alone.",
         _list(_list(_TEXT)),
     ),
-    compared=_said("What was compared of each pair: embeddings. The layers were not; compare looks at them, too."),
+    compared=_said(
+        "What was compared of each pair: embeddings and a few neurons. The layers were not; compare looks at them, too."
+    ),
     models=_said("Every model, with why it could not be read.", _list(_object(name=_TEXT, error=_TEXT_OR_NULL))),
     pairs=_said(
         "Every pair that was compared.",

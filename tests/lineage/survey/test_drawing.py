@@ -34,7 +34,9 @@ def test_a_cell_names_both_models_and_leads_to_the_pair(report):
     assert grid.rows == grid.columns == ("o/base", "o/tuned", "o/stranger", "o/broken")  # families first
     related = "o/base and o/tuned: they share weight ancestry, log10 p -3,211, on 1,900 tokens"
     assert grid.texts[0][1] == related
-    assert grid.texts[1][2] == ("o/tuned and o/stranger: not found by embeddings; layers not compared, on 2,048 tokens")
+    assert grid.texts[1][2] == (
+        "o/tuned and o/stranger: not found by embeddings or a few neurons; layers not compared, on 2,048 tokens"
+    )
     assert grid.texts[3][0] == "o/broken and o/base: not compared, the rows have other widths"
     assert grid.texts[3][2] == "o/broken and o/stranger: not compared yet"
     assert grid.texts[2][2] == "o/stranger: the same model on both sides"

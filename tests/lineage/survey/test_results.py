@@ -56,18 +56,18 @@ def test_a_model_without_a_relative_is_told_whom_to_compare():
     assert found.without_relatives() == (("b", "a"), ("d", "a"))
     assert report.without_relatives() == (("b", "d"), ("d", "b"))
     assert replace(report, pairs={}).without_relatives() == ()
-    assert report.to_dict()["compared"] == "embeddings"
+    assert report.to_dict()["compared"] == "embeddings, and a few neurons by number"
 
 
 def test_no_words_say_more_than_was_looked_at():
     found = survey(("a", "c"), ("c", "d"), declared={"b": ("a",)})
     text, markdown = _text(found), _markdown(found, ())
-    assert "alone" not in text and "no relative found by embeddings: b\n" in text
+    assert "alone" not in text and "no relative found by embeddings or a few neurons: b\n" in text
     assert "mdir-hf compare a b\n" in text and "b: mdir-hf compare a b\n" in markdown
-    assert "## No relative found by embeddings" in markdown
+    assert "## No relative found by embeddings or a few neurons" in markdown
     for words in (text, markdown):
         assert "no evidence" not in words and "no relation" not in words
-        assert "not found by embeddings; layers not compared" in words
+        assert "not found by embeddings or a few neurons; layers not compared" in words
 
 
 def test_a_p_that_bounds_nothing_is_not_shown():

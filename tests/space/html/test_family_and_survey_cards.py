@@ -87,12 +87,12 @@ def test_a_chain_of_pairs_is_not_called_all_related():
         return survey_sentence(SurveyReport(names, models, pairs))
 
     assert said() == (
-        "No relatives were found by embeddings.",
-        "In 6 pairs of 4 models: not found by embeddings; layers not compared.",
+        "No relatives were found by embeddings or a few neurons.",
+        "In 6 pairs of 4 models: not found by embeddings or a few neurons; layers not compared.",
     )
     assert said(("o/a", "o/b")) == (
         "2 of 4 form one family.",
-        "o/a and o/b share weight ancestry. The other 2: no relative found by embeddings; layers not compared.",
+        "o/a and o/b share weight ancestry. The other 2: no relative found by embeddings or a few neurons; layers not compared.",
     )
     chain = said(("o/a", "o/b"), ("o/b", "o/c"))[1]
     assert chain.startswith("o/a, o/b and o/c are joined by pairs that share weight ancestry. The other one")
@@ -112,7 +112,7 @@ def test_a_survey_shows_p_only_if_it_is_a_bound():
     shown = card()
     assert "7 of 8 channels match, on 9 tokens" in shown and "log10 p" not in shown
     assert 'o/c: <a href="?a=o/a&amp;b=o/c">Compare its layers with o/a</a>' in shown
-    assert "not found by embeddings; layers not compared</td>" in shown
+    assert "not found by embeddings or a few neurons; layers not compared</td>" in shown
 
 
 def test_a_family_shows_no_p_that_bounds_nothing(index, monkeypatch):

@@ -101,7 +101,7 @@ def test_several_names_give_a_survey_with_matrix_and_tree(visit, server, live_hu
     page.evaluate(f"window.heard = []; ({hear})(document.getElementById('said'))")
     expect(page.locator("#status")).to_contain_text(re.compile(r"\d of 5 models"))
     answered(page, "3 of 4 form one family.")
-    alone = "The other one: no relative found by embeddings; layers not compared"
+    alone = "The other one: no relative found by embeddings or a few neurons; layers not compared"
     expect(page.locator(".verdict .sentence")).to_have_text(
         re.compile(rf"^\s*{BASE}, {RELATED} and {DECLARED} share weight ancestry\. {alone}")
     )

@@ -1,0 +1,123 @@
+"""Neurons by number in surveys and indexes: what has new embeddings, was rotated or has no tokenizer is found."""
+
+import copy
+import json
+import shutil
+
+import pytest
+import torch
+
+from mdir_hf import survey
+from mdir_hf.comparison.neurons import NeuronSample, resemblances, take_neurons
+from mdir_hf.errors import CorruptCheckpointError
+from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint, take_fingerprint
+from mdir_hf.lineage.index.base_index import LEAST_AGREEMENT, BaseIndex, choose_index_tokens
+from mdir_hf.lineage.index.identify import identify
+from mdir_hf.lineage.index.planning import plan_identification
+from mdir_hf.model.hub import open_repository
+from mdir_hf.model.open import NamedModel
+from mdir_hf.model.opened import Model
+from tests.comparison.test_body import drift, new_embeddings, with_layers
+from tests.comparison.test_residual_maps import edited, turned
+from tests.method.obfuscation import new_model
+from tests.specimens import tokenizer_json, tokens
+
+pytest.importorskip("transformers")
+
+SIZES = {
+    "hidden_size": 96, "intermediate_size": 200, "num_hidden_layers": 4, "num_attention_heads": 8,
+    "num_key_value_heads": 4, "head_dim": 16,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A base, what was made of it, and strangers; each with new embeddings but the base."""
+    base = new_model(seed=0, **SIZES)
+    models = {
+        "base": base,
+        "new": new_embeddings(drift(copy.deepcopy(base), 0.3)),
+        "turned": new_embeddings(edited(base, turned(base))),
+        "part": new_embeddings(drift(with_layers(base, [1, 3]), 0.1)),
+        "stranger": new_model(seed=9, **SIZES),
+    }
+    made = {}
+    for name, model in models.items():
+        folder = tmp_path_factory.mktemp(name)
+        copy.deepcopy(model).float().save_pretrained(folder)
+        (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json(tokens(model.config.vocab_size))))
+        made[name] = str(folder)
+    return made
+
+
+@pytest.fixture(scope="module")
+def index(folders):
+    models = [Model(open_repository(folders[name])) for name in ("stranger", "base")]
+    index = BaseIndex(choose_index_tokens([model.vocabulary for model in models], 96))
+    for model in models:
+        index.add(model)
+    return index
+
+
+def test_a_survey_finds_relatives_by_neurons(folders, tmp_path):
+    report = survey([*folders.values()], folder=tmp_path / "out", progress=False)
+    family, *rest = report.groups()
+    assert set(family) >= {folders["base"], folders["new"], folders["turned"]}
+    assert (folders["stranger"],) in rest
+    pair = report.pairs[folders["base"], folders["turned"]]
+    assert pair.p_is_bound and pair.log10_p < -30.0
+
+
+@pytest.mark.parametrize("name", ["new", "turned", "part"])
+def test_an_index_finds_a_base_by_neurons(index, folders, name):
+    found = identify(NamedModel(folders[name]), index)
+    assert [one.base.repo for one in found.found] == [folders["base"]]
+    assert found.found[0].neurons.matches and found.found[0].report.settled_by == "neurons"
+    assert "by the numbers of neurons in" in str(found)
+    planned = plan_identification(NamedModel(folders[name]), index)
+    assert 0 < planned.n_bytes_of_neurons <= found.bytes_read
+
+
+def test_the_layers_of_the_base_are_named(index, folders):
+    (one,) = identify(NamedModel(folders["part"]), index, confirm=False).found
+    kept = {0: 1, 1: 3}  # of the candidate's layers, the base's
+    assert one.neurons.matches and all(match.reference == kept[match.candidate] for match in one.neurons.matches)
+
+
+def test_without_a_tokenizer_a_base_is_found(index, folders, tmp_path):
+    folder = tmp_path / "no-tokenizer"
+    folder.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(f"{folders['new']}/{name}", folder)
+    found = identify(NamedModel(str(folder)), index)
+    assert [one.base.repo for one in found.found] == [folders["base"]]
+
+
+def test_neurons_survive_files(index, folders, tmp_path):
+    model = Model(open_repository(folders["base"]))
+    taken = take_fingerprint(model, [b"w1"])
+    (tmp_path / "kept").write_bytes(taken.to_bytes())
+    index.save(tmp_path / "index.safetensors")
+    of_index = BaseIndex.load(tmp_path / "index.safetensors").bases[1].neurons
+    for read in (Fingerprint.load(tmp_path / "kept").neurons, of_index):
+        assert torch.equal(read.rows, taken.neurons.rows) and read.is_like(taken.neurons)
+        assert read.layers == taken.neurons.layers == (0, 1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    "rows", [torch.zeros(3, 2, 96, 8), torch.zeros(4, 2, 90, 8), torch.full((4, 2, 96, 8), torch.inf)]
+)
+def test_rows_of_other_neurons_are_refused(folders, tmp_path, rows):
+    taken = take_fingerprint(Model(open_repository(folders["base"])), [b"w1"])
+    wrong = NeuronSample(taken.neurons.layers, taken.neurons.n_neurons, taken.neurons.n_fitted, rows)
+    (tmp_path / "kept").write_bytes(Fingerprint(taken.model, taken.tokens, taken.rows, 1, neurons=wrong).to_bytes())
+    with pytest.raises(CorruptCheckpointError, match="neurons"):
+        Fingerprint.load(tmp_path / "kept")
+
+
+def test_resemblances_see_no_basis(folders):
+    first, turned_, other = (
+        resemblances(take_neurons(Model(open_repository(folders[name])))) for name in ("base", "turned", "stranger")
+    )
+    assert first @ turned_.T == pytest.approx(torch.eye(4), abs=LEAST_AGREEMENT)
+    assert float((first @ other.T).abs().max()) < LEAST_AGREEMENT

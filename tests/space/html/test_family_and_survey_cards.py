@@ -92,7 +92,8 @@ def test_a_chain_of_pairs_is_not_called_all_related():
     )
     assert said(("o/a", "o/b")) == (
         "2 of 4 form one family.",
-        "o/a and o/b share weight ancestry. The other 2: no relative found by embeddings or a few neurons; layers not compared.",
+        "o/a and o/b share weight ancestry. The other 2: no relative found by embeddings or a few neurons; layers not "
+        "compared.",
     )
     chain = said(("o/a", "o/b"), ("o/b", "o/c"))[1]
     assert chain.startswith("o/a, o/b and o/c are joined by pairs that share weight ancestry. The other one")

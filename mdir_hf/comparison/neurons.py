@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from scipy.optimize import linear_sum_assignment
 
 from mdir_hf.comparison.layer_weights import RoleReader, layers_with
 from mdir_hf.comparison.row_screen import spread
@@ -34,7 +35,7 @@ RUN = 16
 """Neighbouring neurons in a run: one range of bytes."""
 
 TESTS = 2
-"""The pairs of layers at the same place in the order of those looked at, all together; and the best pair of all."""
+"""Pairs of layers together, of as many layers those at the same place in their order; and the best pair of all."""
 
 LEAST_CERTAIN_SHARE = 0.75
 """A pair of layers counts only where this share of the tested neurons has its own number and is certain. Somebody who
@@ -210,9 +211,8 @@ def compare_neurons(
     found = [[own_numbers(x, y, n_fitted=n_fitted, n_neurons=n_neurons) for y in sides[1]] for x in sides[0]]
     own, certain = (np.array([[cell[which] for cell in row] for row in found], dtype=np.int64) for which in (0, 1))
     log_p = _log_p(own)
-    in_place = int(np.trace(own)) if own.shape[0] == own.shape[1] else 0
     cost = log_cost_of_look(PLACE) + math.log(TESTS)
-    log_p_of_all = min(float(log_p.min()), log_p_own_numbers(in_place, len(own)))
+    log_p_of_all = min(float(log_p.min()), _log_p_together(own))
     n_tested = reference.rows.shape[2] - n_fitted
     places = (reference.layers, candidate.layers)
     return NeuronNumbers(
@@ -230,6 +230,15 @@ def compare_neurons(
 def _log_p(own: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
     """Natural log of p of each pair of layers, corrected for their number."""
     return np.array([[log_p_own_numbers(int(k)) for k in row] for row in own]) + math.log(own.size)
+
+
+def _log_p_together(own: npt.NDArray[np.int64]) -> float:
+    """Natural log of p of pairs of layers together: those in place, or the best of all ways to pair fewer with more."""
+    n_few, n_many = sorted(own.shape)
+    if n_few == n_many:
+        return log_p_own_numbers(int(np.trace(own)), n_few)
+    n_own = int(own[linear_sum_assignment(own, maximize=True)].sum())
+    return min(0.0, log_p_own_numbers(n_own, n_few) + math.log(math.perm(n_many, n_few)))
 
 
 def _matches(

@@ -2,11 +2,15 @@
 
 import copy
 import json
+import math
+from itertools import permutations, product
 
+import numpy as np
 import pytest
 import torch
 
 from mdir_hf import Assumption, HomologyReport, Reason, Settings, Verdict, compare
+from mdir_hf.comparison.neurons import _log_p_together
 from mdir_hf.comparison.run import Comparison
 from tests.comparison.test_body import drift, new_embeddings, with_layers
 from tests.comparison.test_residual_maps import edited, turned
@@ -125,6 +129,19 @@ def test_families_whose_neurons_have_an_order_are_left_out(base, save, monkeypat
     report = judged(save(base, "base"), save(new_model(seed=9, **SIZES), "other"))
     assert report.neurons is None
     assert any("in llama they are sorted" in caveat for caveat in report.caveats)
+
+
+@pytest.mark.parametrize(("n_few", "n_many", "n"), [(1, 2, 4), (1, 3, 3), (2, 3, 3)])
+def test_the_best_way_to_pair_layers_has_its_price(n_few, n_many, n):
+    """All numberings of all layers: the chance of so small a p is at most p."""
+    orders = list(permutations(range(n)))
+    log_p = []
+    for few in product(orders, repeat=n_few - 1):  # the numbering of one layer may stay
+        for many in product(orders, repeat=n_many):
+            layers = (orders[0], *few)
+            log_p.append(_log_p_together(np.array([[sum(map(int.__eq__, a, b)) for b in many] for a in layers])))
+    for level in set(log_p):
+        assert np.mean(np.array(log_p) <= level) <= math.exp(level) * (1 + 1e-12)  # lgamma rounds
 
 
 class Files:

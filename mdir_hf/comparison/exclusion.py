@@ -105,7 +105,12 @@ def noise_of_row_screen(n_channels: int, n_columns: int, *, n_tests: int, n_cell
 
 
 def exclusion(
-    matrices: Mapping[str, MatrixResult], *, n_tests: int, alpha: float, noise_of_layers: float | None
+    matrices: Mapping[str, MatrixResult],
+    *,
+    n_tests: int,
+    alpha: float,
+    noise_of_layers: float | None,
+    noise_of_neurons: float | None,
 ) -> Exclusion:
     """Say what would have been found on what was read.
 
@@ -114,6 +119,7 @@ def exclusion(
         n_tests: How many tests they are corrected for.
         alpha: The level of significance.
         noise_of_layers: As of :func:`layers_noise`; None where the layers were not compared.
+        noise_of_neurons: As of :func:`~mdir_hf.comparison.neurons.excluded_noise`; None where they were not compared.
     """
     found = matrices["embedding"]
     noise = partial(noise_of_looks, alpha=alpha, n_tests=n_tests, n_looks=len(found.looks))
@@ -123,4 +129,5 @@ def exclusion(
         embedding_noise=noise(shape),
         embedding_noise_in_order=noise(shape, in_order=True) if found.in_order_tested else None,
         layers_noise=noise_of_layers,
+        neurons_noise=noise_of_neurons,
     )

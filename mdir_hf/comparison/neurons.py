@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -42,6 +43,12 @@ LEAST_CERTAIN_SHARE = 0.75
 knows which neurons are read can search for an arrangement of a stranger in which 18 of 32 are; somebody who does not
 reaches 5 own numbers, none of them certain (``benchmarks/real/arranged_neurons.py``)."""
 
+PLANTED = 5
+"""Copies that are planted in each layer for what a "no" excludes."""
+
+NOISES = tuple(0.125 * 1.25**step for step in range(20))
+"""Noise of the planted copies, up to 8.7 times the weights."""
+
 PLACE = 16
 """Look s of a comparison may spend 1 / (s (s + 1)) of alpha. Those at the matrices and at the layers are fewer."""
 
@@ -65,16 +72,19 @@ class NeuronSample:
         n_fitted: The first of the rows, which a rotation is fitted on; the others are tested.
         rows: ``(layers, matrices, neurons, f)``: rows of gate and up, or of up, of unit length before they were
             written in a basis of what the fitted ones span (f of them at most).
+        whole: The same of four layers at most, ``(layers, matrices, neurons, width)``, as they were read; None where
+            they were not kept.
     """
 
     layers: tuple[int, ...]
     n_neurons: int
     n_fitted: int
     rows: torch.Tensor
+    whole: torch.Tensor | None = None
 
     def kept(self) -> NeuronSample:
         """The same in 16 bits, whose rounding is far below what separates neurons."""
-        return replace(self, rows=self.rows.half())
+        return replace(self, rows=self.rows.half(), whole=None)
 
     def described(self) -> dict[str, Any]:
         """All but the rows, as plain containers; :meth:`restored` takes it."""
@@ -167,10 +177,45 @@ def take_neurons(model: PlacedTensors, *, seed: int = 0, every: bool = False) ->
     order = np.sort(numbers)
     kept = [place for place in choice.places if all(reader.n_channels(place) == n_neurons for reader in readers)]
     at, rows = torch.from_numpy(np.searchsorted(order, numbers)), torch.from_numpy(order)
-    read = [
-        torch.stack(in_span([reader.read(place, rows)[at].float() for reader in readers], n_fitted)) for place in kept
-    ]
-    return NeuronSample(tuple(kept), n_neurons, n_fitted, torch.stack(read))
+    in_spans, whole = [], []
+    for place in kept:
+        read = [reader.read(place, rows)[at].float() for reader in readers]
+        in_spans.append(torch.stack(in_span(read, n_fitted)))
+        if place in spread(kept, FEW_LAYERS):
+            whole.append(torch.stack(read))
+    return NeuronSample(tuple(kept), n_neurons, n_fitted, torch.stack(in_spans), torch.stack(whole))
+
+
+def excluded_noise(*samples: NeuronSample) -> float:
+    """Find the noise under which a copy of any of some models would count, in whatever basis, its neurons in order.
+
+    Args:
+        samples: Of both models, as :func:`take_neurons` gives them.
+
+    Returns:
+        Noise in units of the root mean square of each row; 0 where the least of :data:`NOISES` hides a copy. Copies of
+        these neurons are planted: all were found under noise a quarter stronger. Cost: 40 fits for each of four steps.
+    """
+
+    def is_found(noise: float) -> bool:
+        return all(
+            any(_counts(layer, noise, seed, sample.n_fitted, sample.n_neurons) for layer in sample.whole)
+            for sample in samples
+            if sample.whole is not None
+            for seed in range(PLANTED)
+        )
+
+    n_found = bisect_left(NOISES, True, key=lambda noise: not is_found(noise))
+    return NOISES[n_found - 1] / NOISES[1] * NOISES[0] if n_found else 0.0
+
+
+def _counts(layer: torch.Tensor, noise: float, seed: int, n_fitted: int, n_neurons: int) -> bool:
+    """Whether a copy of a layer under noise would be matched with it."""
+    generator = torch.Generator().manual_seed(seed)
+    more = noise * layer.shape[-1] ** -0.5 * torch.randn(layer.shape, generator=generator)
+    planted = torch.nn.functional.normalize(layer + more, dim=-1)
+    sides = (in_span(list(rows), n_fitted) for rows in (layer, planted))
+    return own_numbers(*sides, n_fitted=n_fitted, n_neurons=n_neurons).certain >= LEAST_CERTAIN_SHARE * TESTED
 
 
 def resemblances(sample: NeuronSample) -> torch.Tensor:

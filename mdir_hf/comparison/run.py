@@ -19,7 +19,7 @@ from mdir_hf.comparison.embeddings import FoundMatrix, compare_embeddings
 from mdir_hf.comparison.exclusion import exclusion, layers_noise
 from mdir_hf.comparison.layer_weights import layers_with, why_not_compared
 from mdir_hf.comparison.layers import compare_layers, representatives
-from mdir_hf.comparison.neurons import NeuronSample, compare_neurons, take_neurons
+from mdir_hf.comparison.neurons import NeuronSample, compare_neurons, excluded_noise, take_neurons
 from mdir_hf.comparison.plan import check_memory
 from mdir_hf.comparison.planning import MatrixPair, matrix_pairs, plan_matrix
 from mdir_hf.comparison.progress import Watch
@@ -143,6 +143,8 @@ class Comparison:
         self._stopped_before: tuple[str, ...] = ()
         self._layers_are_unreadable = False
         self._layers_noise = 0.0
+        self._compared_samples: tuple[NeuronSample, ...] = ()
+        self._neurons_noise: float | None = None
 
     def compare_files(self) -> bool:
         """Look for weight files that are the same bytes in both models; True where that settles the question."""
@@ -218,6 +220,7 @@ class Comparison:
             )
             if first is not None and second is not None:
                 self.neurons = compare_neurons(first, second, alpha=settings.alpha, device=settings.device)
+                self._compared_samples = (first, second)
 
     @property
     def _seed_of_neurons(self) -> int:
@@ -301,20 +304,20 @@ class Comparison:
             assumption=decision.assumption,
             neurons=self.neurons,
             log10_p_not_accepted=decision.log10_p_not_accepted,
-            excludes=exclusion(
-                matrices,
-                n_tests=self._n_tests,
-                alpha=alpha,
-                noise_of_layers=None if layers is None else self._layers_noise,
-            )
-            if decision.verdict is Verdict.NO_EVIDENCE
-            else None,
+            excludes=self._exclusion() if decision.verdict is Verdict.NO_EVIDENCE else None,
             arrays=ReportArrays(**{name: found.arrays for name, found in self.matrices.items()}),
         )
 
     def _exclusion(self) -> Exclusion:
-        noise = None if self.layers is None else self._layers_noise
-        return exclusion(self._results, n_tests=self._n_tests, alpha=self.settings.alpha, noise_of_layers=noise)
+        if self.neurons is not None and self._neurons_noise is None:
+            self._neurons_noise = excluded_noise(*self._compared_samples)
+        return exclusion(
+            self._results,
+            n_tests=self._n_tests,
+            alpha=self.settings.alpha,
+            noise_of_layers=None if self.layers is None else self._layers_noise,
+            noise_of_neurons=self._neurons_noise,
+        )
 
     @property
     def _n_tests(self) -> int:

@@ -29,7 +29,13 @@ from mdir_hf.render.sections import (
 from mdir_hf.report.parts import MatrixResult, ModelSummary, PlaceboResult
 from mdir_hf.report.result import HomologyReport
 from mdir_hf.report.terms import PRIVILEGED_Z, SettledBy, Transformation, Verdict
-from mdir_hf.report.words import UNLESS_IN_ANOTHER_BASIS, UNLESS_ROTATED, n_bytes_text, numbering_text
+from mdir_hf.report.words import (
+    UNLESS_IN_ANOTHER_BASIS,
+    UNLESS_RENUMBERED,
+    UNLESS_ROTATED,
+    n_bytes_text,
+    numbering_text,
+)
 
 NAME_LENGTH = 80
 
@@ -138,6 +144,7 @@ def _excludes(report: HomologyReport) -> Section:
         ("on the embeddings, the channels in any order", found.embedding_noise, UNLESS_ROTATED),
         ("on the embeddings, the channels where they were", found.embedding_noise_in_order, UNLESS_ROTATED),
         ("on the layers, the heads in any order", found.layers_noise, UNLESS_IN_ANOTHER_BASIS),
+        ("on the neurons, in their order, in whatever basis", found.neurons_noise, UNLESS_RENUMBERED),
     ]
     facts = tuple(
         Fact(

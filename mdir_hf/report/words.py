@@ -92,6 +92,9 @@ SAME_FILES = "Equal files need no p-value. That they are equal has no direction.
 UNLESS_ROTATED = "unless its channels were rotated"
 """The condition of what the embeddings exclude: they are compared channel by channel."""
 
+UNLESS_RENUMBERED = "whatever its embeddings, unless its neurons were reordered or left out"
+"""The condition of what neurons by number exclude."""
+
 UNLESS_IN_ANOTHER_BASIS = "unless its channels were rotated, or reordered under new embeddings"
 """The condition of what embeddings and layers exclude: layers are compared in a residual basis, that of the other model
 or one that the embeddings show."""

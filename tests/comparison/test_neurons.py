@@ -166,3 +166,16 @@ def test_known_digests_choose_the_neurons_and_nobody_else():
     assert chosen == seed_of(other, one) != seed_of(one, changed)
     assert chosen != seed_of(one, other, seed=1)
     assert seed_of(one, Files(), seed=5) == seed_of(Files("12:345"), other, seed=5) == 5
+
+
+def test_the_noise_that_a_no_excludes_is_found(base, save):
+    report = judged(save(base, "base"), save(new_model(seed=9, **SIZES), "stranger"))
+    noise = report.excludes.neurons_noise
+    assert 0.3 < noise < 5.0
+    copied = new_embeddings(edited(base, turned(base)))
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for layer in copied.model.layers:
+            for matrix in (layer.mlp.gate_proj.weight, layer.mlp.up_proj.weight):
+                matrix += noise * matrix.square().mean().sqrt() * torch.randn(matrix.shape, generator=generator)
+    assert judged(save(base, "again"), save(copied, "noisy")).settled_by == "neurons"

@@ -115,13 +115,14 @@ EXAMPLES = {
 IDEAS = {
     "relatives": ("fine-tune", "auto", "embedding"),
     "strangers": ("other-seed", "auto", "embedding"),
-    "reordered": ("permuted", "body", "embedding"),
-    "matched": ("permuted", "body", "embedding_matched"),
-    "chance": ("permuted", "body", "null"),
+    "reordered": ("permuted", "layers", "embedding"),
+    "matched": ("permuted", "layers", "embedding_matched"),
+    "chance": ("permuted", "layers", "null"),
     "settled": ("fine-tune", "auto", "looks"),
     "looks": ("other-seed", "auto", "looks"),
-    "layers": ("permuted", "body", "layers"),
-    "modules": ("rotated", "auto", "modules"),
+    "layers": ("permuted", "layers", "layers"),
+    "modules": ("rotated", "layers", "modules"),
+    "flow": ("pruned", "layers", "flow"),
 }
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+PICTURES = ROOT / "space" / "pictures"
 SCHEMA = ROOT / "mdir_hf" / "report" / "report.schema.json"
 sys.path.insert(0, str(ROOT))  # the package of this clone, not one that is installed
 
@@ -58,6 +59,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         made |= {f"notebooks/{name}": data for name, data in pictures.items()}
     for picture in sorted(RESULTS.glob("*.png")):
         made[f"images/results/{picture.name}"] = picture.read_bytes()
+    for picture in sorted(PICTURES.glob("*-light.svg")):
+        made[f"images/pictures/{picture.name}"] = picture.read_bytes()
     for place, content in made.items():
         files.append(File.generated(config, place, content=content))
     return files
@@ -69,6 +72,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         markdown = re.sub(r"\]\(docs/", "](", markdown)
         markdown = re.sub(r"\]\((?!https?://|#)([A-Z]+\.md|mdir_hf/[^)]+)\)", r"](../\1)", markdown)
     markdown = markdown.replace("](../benchmarks/results/", "](images/results/")
+    markdown = markdown.replace("](../../space/pictures/", "](../images/pictures/")
     markdown = re.sub(r"(\]\([^)\s]*notebooks/[\w-]+)\.ipynb\)", r"\1.md)", markdown)
     return lists_apart(_links_out(markdown, config.repo_url or ""))
 

@@ -27,6 +27,12 @@ POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri
 OPEN_ROWS = 20
 """Tables of more rows are folded away."""
 
+NOTEBOOK_LENGTH = 60_000
+"""Letters of what a notebook keeps of a report."""
+
+ROOM_OF_FIGURE, LONGEST_LEFT_OUT = 300, 400
+"""Letters around a figure, and of the line that names those left out."""
+
 NARROW_COLUMNS = 4
 LONG_WORD = 24
 """Letters; cells with a longer word are broken anywhere rather than making the table wider than the page."""
@@ -51,9 +57,17 @@ def notebook_html(report: HomologyReport, images: Mapping[str, str]) -> str:
 
     Args:
         report: The report.
-        images: As for :func:`html_page`.
+        images: As for :func:`html_page`, the most telling first; those that make it longer than
+            :data:`NOTEBOOK_LENGTH` are left out, and it says how to draw them.
     """
-    return _filled("notebook.html.j2", report, images)
+    room = NOTEBOOK_LENGTH - len(_filled("notebook.html.j2", report, {}, left_out=" " * LONGEST_LEFT_OUT))
+    shown: dict[str, str] = {}
+    for name, image in images.items():
+        if len(image) + ROOM_OF_FIGURE <= room:
+            shown[name] = image
+            room -= len(image) + ROOM_OF_FIGURE
+    left_out = ", ".join(name for name in images if name not in shown)
+    return _filled("notebook.html.j2", report, shown, left_out=left_out)
 
 
 def _filled(template: str, report: HomologyReport, images: Mapping[str, str], **more: str) -> str:

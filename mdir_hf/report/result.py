@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from annotated_types import Ge, Gt, Lt
 
@@ -244,15 +244,28 @@ class HomologyReport:
 
         return report_of(text)
 
-    def figures(self, *, dark: bool = False) -> Mapping[str, Figure]:
+    def figures(
+        self,
+        *,
+        dark: bool = False,
+        style: Literal["screen", "column", "page"] = "screen",
+        labels: tuple[str, str] | None = None,
+    ) -> Mapping[str, Figure]:
         """Draw the matplotlib figures that this report has the data for, by name (needs ``mdir-hf[plot]``).
 
         Args:
             dark: Light ink on dark paper.
+            style: ``screen``: with the finding as title. For a paper, without it: ``column``, 3.35 inches wide, or
+                ``page``, 6.9 inches; ``figure.savefig("flow.pdf")`` keeps it vector.
+            labels: What to call the reference and the candidate; None: the names of their repositories.
+
+        Raises:
+            InputError: If there is no such style.
+            MissingExtraError: If matplotlib is not installed.
         """
         from mdir_hf.render.figures import draw_figures
 
-        return draw_figures(self, dark=dark)
+        return draw_figures(self, dark=dark, style=style, labels=labels)
 
     def to_frame(self) -> DataFrame:
         """The evidence as a pandas table, one row for each test that was made: see :mod:`mdir_hf.render.frame`.
@@ -265,13 +278,13 @@ class HomologyReport:
         return frame_of(self)
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the verdict card, and the figures where matplotlib is installed."""
+        """What a notebook shows, in 60 kB: the verdict card, and figures as far as they fit (needs matplotlib)."""
         from mdir_hf.render.html import notebook_html
 
         try:
-            from mdir_hf.render.figures import figure_img
+            from mdir_hf.render.figures import small_img
 
-            images = {name: figure_img(figure) for name, figure in self.figures().items()}
+            images = {name: small_img(figure) for name, figure in self.figures().items()}
         except MissingExtraError:
             images = {}
         return notebook_html(self, images)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mdir_hf.render.figures.evidence import draw_looks, draw_null
 from mdir_hf.render.figures.layer_flow import draw_layer_flow
 from mdir_hf.render.figures.layer_map import draw_layer_map
 from mdir_hf.render.figures.module_strip import draw_module_strip
+from mdir_hf.render.figures.paper import FigureStyle, expect_style, for_paper
 from mdir_hf.render.figures.polar_factor import draw_polar_factor
 from mdir_hf.render.figures.sheet import drawing
 from mdir_hf.render.figures.theme import theme_of
@@ -19,12 +21,20 @@ if TYPE_CHECKING:
     from mdir_hf.report import HomologyReport
 
 
-def draw_figures(report: HomologyReport, *, dark: bool = False) -> Mapping[str, Figure]:
+def draw_figures(
+    report: HomologyReport,
+    *,
+    dark: bool = False,
+    style: FigureStyle = "screen",
+    labels: tuple[str, str] | None = None,
+) -> Mapping[str, Figure]:
     """Draw every figure that the report holds the data for.
 
     Args:
         report: A report; one read back from JSON has no matrices, so no heat map.
         dark: Light ink on dark paper.
+        style: ``screen``, or for a paper, without title: ``column`` or ``page``.
+        labels: What to call the reference and the candidate; None: the names of their repositories.
 
     Returns:
         Figures by name, in the order in which they are best looked at: ``embedding`` (heat map of the polar factor),
@@ -34,8 +44,16 @@ def draw_figures(report: HomologyReport, *, dark: bool = False) -> Mapping[str, 
         where), ``modules`` (every role of every matched pair of layers).
 
     Raises:
-        InputError: If matplotlib is not installed.
+        InputError: If matplotlib is not installed, or there is no such style.
     """
+    expect_style(style)
+    if labels is not None:
+        models = (
+            replace(model, repo=label)
+            for model, label in zip((report.reference, report.candidate), labels, strict=True)
+        )
+        reference, candidate = models
+        report = replace(report, reference=reference, candidate=candidate)
     theme = theme_of(dark=dark)
     figures: dict[str, Figure] = {}
     with drawing():
@@ -57,4 +75,4 @@ def draw_figures(report: HomologyReport, *, dark: bool = False) -> Mapping[str, 
                 figures["flow"] = draw_layer_flow(report, report.layers, theme)
         if report.modules:
             figures["modules"] = draw_module_strip(report, theme)
-    return figures
+        return {name: for_paper(figure, style) for name, figure in figures.items()}

@@ -103,5 +103,4 @@ def _alt_text(report: HomologyReport, name: str, matrix: MatrixResult | None, *,
             f"{matrix.matched_channels} of {n_all} channels match one to one, {found.value.replace('_', ' ')} found"
         )
     order = ", with matched channels brought onto the diagonal" if is_matched else ""
-    p = "" if matrix is None else f"; log10 p {matrix.log10_p + 0.0:.0f}"
-    return f"Heat map of the polar factor of the {name}s of {pair}{order}: {finding}{p}."
+    return f"Heat map of the polar factor of the {name}s of {pair}{order}: {finding}."

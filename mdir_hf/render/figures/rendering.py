@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 PNG_DPI = 160
 CSS_PIXELS_PER_INCH = 96
 
+SMALL_DPI, FEW_COLOURS, WEBP_QUALITY = 110, 24, 50
+"""Of pictures in notebooks: the heat map of 576 channels takes 22 kB, as an SVG 220."""
+
 # No date, no version: the same report gives the same bytes.
 _NO_METADATA = {
     "png": {"Software": None},
@@ -68,16 +71,42 @@ def figure_img(figure: Figure, dark_figure: Figure | None = None) -> str:
 
 def svg_img(figure: Figure, svg: bytes, dark_svg: bytes | None = None) -> str:
     """:func:`figure_img` for a figure that is rendered already: rendering takes most of the time."""
-    width, height = (round(CSS_PIXELS_PER_INCH * inches) for inches in figure.get_size_inches())
-    img = f'<img src="{_data_url(svg)}" alt="{html.escape(str(figure.get_label()))}" width="{width}" height="{height}">'
+    img = _img(figure, _data_url(svg))
     if dark_svg is None:
         return img
     source = f'<source media="screen and (prefers-color-scheme: dark)" srcset="{_data_url(dark_svg)}">'
     return f"<picture>{source}{img}</picture>"
 
 
-def _data_url(svg: bytes) -> str:
-    return f"data:image/svg+xml;base64,{base64.b64encode(svg).decode('ascii')}"
+def small_img(figure: Figure) -> str:
+    """Return a figure as an element of some 10 to 30 kB: notebooks keep every output.
+
+    Args:
+        figure: As :func:`draw_figures` makes it.
+
+    Returns:
+        As of :func:`figure_img`, with pixels: few colours, or where a heat map has many, WebP.
+    """
+    from PIL import Image
+
+    buffer = BytesIO()
+    with drawing():
+        figure.savefig(buffer, format="png", dpi=SMALL_DPI, facecolor=figure.get_facecolor())
+    picture = Image.open(buffer).convert("RGB")
+    few_colours, lossy = BytesIO(), BytesIO()
+    picture.quantize(FEW_COLOURS, dither=Image.Dither.NONE).save(few_colours, "PNG", optimize=True)
+    picture.save(lossy, "WEBP", quality=WEBP_QUALITY, method=6)
+    kind, content = min(("png", few_colours.getvalue()), ("webp", lossy.getvalue()), key=lambda each: len(each[1]))
+    return _img(figure, _data_url(content, kind))
+
+
+def _img(figure: Figure, url: str) -> str:
+    width, height = (round(CSS_PIXELS_PER_INCH * inches) for inches in figure.get_size_inches())
+    return f'<img src="{url}" alt="{html.escape(str(figure.get_label()))}" width="{width}" height="{height}">'
+
+
+def _data_url(content: bytes, kind: str = "svg+xml") -> str:
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode('ascii')}"
 
 
 def _with_words(svg: bytes, figure: Figure) -> bytes:

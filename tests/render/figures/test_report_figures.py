@@ -65,7 +65,7 @@ def test_a_full_report_has_every_figure():
 def test_every_figure_states_its_finding_as_alt_text():
     said = {name: figure.get_label() for name, figure in a_report().figures().items()}
 
-    assert "24 of 24 channels match one to one, permutation found; log10 p -812." in said["embedding"]
+    assert "24 of 24 channels match one to one, permutation found." in said["embedding"]
     assert "embeddings of owner/base and me/tuned, with matched channels brought onto" in said["embedding_matched"]
     assert "log10 p -700." in said["unembedding"]
     assert "2.39 times (embedding) and 2.39 times (unembedding) what would be significant" in said["null"]
@@ -79,7 +79,7 @@ def test_every_figure_states_its_finding_as_alt_text():
 def test_figures_of_strangers_say_so():
     said = {name: figure.get_label() for name, figure in stranger().figures().items()}
 
-    assert "no channel of one stands out" in said["embedding"] and said["embedding"].endswith("log10 p 0.")
+    assert "no channel of one stands out" in said["embedding"]
     assert "not solved for" in said["null"]
     assert "Not significant at any look" in said["looks"]
     assert "0 of 3 layers" in said["layers"] and "-0" not in said["layers"]

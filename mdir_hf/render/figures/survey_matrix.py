@@ -123,7 +123,7 @@ def _draw(
         theme,
         HEAD + side + below,
         title,
-        f"How much embeddings agree, each model against each{in_groups}{numbers}",
+        f"How much agrees, each model against each{in_groups}{numbers}",
         width=width,
     )
     axes = add_axes(figure, theme, _NAMES, below, side, side)

@@ -21,8 +21,8 @@ MAX_NAMES = 6
 
 
 CAPTIONS = {
-    "matrix": "Every pair of models, darker where more of their embeddings agrees. A cell leads to the comparison "
-    "of its two models, which goes on to the layers where embeddings show nothing.",
+    "matrix": "Every pair of models, darker where more of them agrees. A cell leads to the comparison "
+    "of its two models, which goes on to the layers where these show nothing.",
     "dendrogram": "Models of one family, joined where their weights are nearest to each other. It has no root: "
     "nearness does not say which came first.",
 }
@@ -104,7 +104,7 @@ def _measured(pair: PairResult) -> str:
     if pair.error is not None:
         return f"not compared: {pair.error}"
     if pair.verdict == "homologous":
-        return f"{strength_text(pair)}, on {pair.common_tokens:,} tokens"
+        return f"{strength_text(pair)}, {pair.read_of_both}"
     return "it could not be told" if pair.verdict == "inconclusive" else SurveyReport.NOT_FOUND
 
 

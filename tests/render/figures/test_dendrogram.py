@@ -30,7 +30,7 @@ def test_the_closest_stand_together_and_join_where_their_distance_is():
 def test_the_finding_is_the_alt_text():
     figure = draw_dendrogram([(["a", "far", "b"], APART), (["x", "y"], [[0.0, 0.3], [0.3, 0.0]])], alone=4)
     assert figure.get_label() == "Dendrogram of 5 models in 2 groups. The closest are a and b, 0.1 apart."
-    assert any("4 more without a relative by embeddings" in text.get_text() for text in figure.texts)
+    assert any("4 more without a relative" in text.get_text() for text in figure.texts)
 
 
 def test_leaves_name_their_nearest_and_branches_their_models():

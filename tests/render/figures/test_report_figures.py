@@ -67,7 +67,7 @@ def test_every_figure_states_its_finding_as_alt_text():
 
     assert "24 of 24 channels match one to one, permutation found." in said["embedding"]
     assert "embeddings of owner/base and me/tuned, with matched channels brought onto" in said["embedding_matched"]
-    assert "log10 p -700." in said["unembedding"]
+    assert "of the unembeddings of owner/base and me/tuned" in said["unembedding"]
     assert "2.39 times (embedding) and 2.39 times (unembedding) what would be significant" in said["null"]
     assert "the placebos stay below it (placebos: 0.90, 0.85, 0.90, 0.85)" in said["null"]
     assert "with 512 common tokens of the embeddings read, log10 p is -812" in said["looks"]

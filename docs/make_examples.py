@@ -44,6 +44,7 @@ class RealPair:
         called: What the candidate is called in the report.
         done: What was done to the base to make the candidate; empty for another base.
         level: How far the comparison goes.
+        question: What a visitor would ask, of the few that the page shows first; else empty.
     """
 
     title: str
@@ -52,6 +53,7 @@ class RealPair:
     called: str
     done: str = ""
     level: str = "auto"
+    question: str = ""
 
     @property
     def base(self) -> Source:
@@ -66,6 +68,7 @@ EXAMPLES = {
         "smollm2-135m-instruct/tuned-1e-4",
         "SmolLM2-135M-Instruct-fine-tuned",
         "trained further, on prose, at a learning rate of 1e-4",
+        question="Is this fine-tune made from SmolLM2?",
     ),
     "permuted": RealPair(
         "Channels reordered",
@@ -88,6 +91,7 @@ EXAMPLES = {
         "smollm2-135m-instruct/hidden",
         "SmolLM2-135M-Instruct-hidden",
         "rotated, reordered, turned and rescaled in every way at once that leaves what it computes the same",
+        question="Is a copy found whose weights were disguised?",
     ),
     "other-tokenizer": RealPair(
         "Another tokenizer",
@@ -108,6 +112,7 @@ EXAMPLES = {
         "qwen2.5-coder-0.5b-instruct/base",
         "qwen2.5-coder-1.5b-instruct/base",
         "Qwen2.5-Coder-1.5B-Instruct",
+        question="Is Qwen2.5-Coder-1.5B made from the 0.5B?",
     ),
 }
 
@@ -138,6 +143,7 @@ def main() -> None:
             "title": pair.title,
             "note": note_of(pair),
             "models": [pair.base.title, pair.called],
+            **({"question": pair.question} if pair.question else {}),
         }
         for name, pair in stored.items()
     ]
@@ -237,7 +243,23 @@ def draw() -> None:
             (PICTURES / f"{idea}-{theme}.svg").write_bytes(figure_bytes(figure, "svg"))
         width, height = (round(96 * inches) for inches in figure.get_size_inches())
         alt[idea] = {"alt": str(figure.get_label()), "width": width, "height": height}
+    for says, (member, _, _) in {"yes": IDEAS["relatives"], "no": IDEAS["strangers"]}.items():
+        for theme in ("light", "dark"):
+            _write_thumbnail(reports[member], PICTURES / f"landing-{says}-{theme}.webp", is_dark=theme == "dark")
     (PICTURES / "index.json").write_text(json.dumps(alt, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _write_thumbnail(report: HomologyReport, path: Path, *, is_dark: bool) -> None:
+    """Write the map of channels alone, a pixel for each pair: for the head of the page."""
+    import numpy as np
+    from PIL import Image
+
+    from mdir_hf.render.figures.theme import colour_map, theme_of
+
+    polar = report.arrays.embedding.polar
+    assert polar is not None
+    pixels = colour_map(theme_of(dark=is_dark))(np.sqrt(np.clip(polar, 0.0, 1.0)), bytes=True)
+    Image.fromarray(pixels[:, :, :3]).save(path, "WEBP", quality=70, method=6)
 
 
 if __name__ == "__main__":

@@ -51,6 +51,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         "reference/cli.md": command_line_page(),
         "reference/schema.md": schema_page(),
         "reference/report.schema.json": SCHEMA.read_bytes(),
+        "suspect.md": (ROOT / "space" / "mdir_space" / "page" / "suspect.md").read_text(encoding="utf-8"),
         "changes.md": (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"),
     }
     for notebook in sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")):

@@ -69,8 +69,8 @@ def run(options: argparse.Namespace) -> int:
     os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
     if options.endpoint:
         os.environ["HF_ENDPOINT"] = options.endpoint
-    with _demo_hub(options.output or DEMO_FOLDER) if options.demo else nullcontext():
-        _serve(options)
+    with _demo_hub(options.output or DEMO_FOLDER) if options.demo else nullcontext(()) as models:
+        _serve(options, models)
     return 0
 
 
@@ -87,7 +87,7 @@ def space_folder() -> Path:
     raise InputError("this installation of mdir-hf lacks the Space; install it again, or start it from a clone")
 
 
-def _serve(options: argparse.Namespace) -> None:
+def _serve(options: argparse.Namespace, named_models: tuple[str, ...]) -> None:
     folder = str(space_folder())
     if folder not in sys.path:
         sys.path.insert(0, folder)
@@ -100,6 +100,7 @@ def _serve(options: argparse.Namespace) -> None:
             allow_local=options.allow_local,
             own_token=_own_token() if options.use_token else None,
             index=index.index_place(),
+            named_models=named_models,
         )
     )
     demo: Any = page.build_page(service)
@@ -136,9 +137,18 @@ def _is_this_machine(host: str) -> bool:
 
 
 @contextmanager
-def _demo_hub(folder: Path) -> Iterator[None]:
+def _demo_hub(folder: Path) -> Iterator[tuple[str, ...]]:
+    """Serve the demo's models, with an index of those that were trained from nothing; yield their names."""
     from mdir_hf.demo.show import served_lineage
 
     with served_lineage(folder) as (lineage, _):
-        say("Models to compare: " + ", ".join(member.repo for member in lineage.members) + "\n")
-        yield
+        from mdir_hf.lineage.index.building import extend_index
+
+        names = tuple(member.repo for member in lineage.members)
+        bases = [member.repo for member in lineage.members if member.relation != "related"]
+        place = folder / "bases.safetensors"
+        place.unlink(missing_ok=True)  # the models may have been trained anew
+        extend_index(None, bases, place, on_model=lambda name, outcome: None)
+        os.environ.setdefault("MDIR_SPACE_INDEX", str(place.resolve()))
+        say(f"Models to compare: {', '.join(names)}\n")
+        yield names

@@ -30,7 +30,7 @@ Progress = Callable[[str, float], None]
 _Split = tuple["torch.Tensor", "torch.Tensor"]  # token ids to learn from, and held out
 
 # Raise with every change of what is built: a folder with another recipe is built anew.
-RECIPE = 5
+RECIPE = 6
 _RECORD = "demo/lineage.json"
 
 _HIDDEN_SIZE = 192
@@ -307,6 +307,8 @@ class _Workshop:
         rounded.save_pretrained(folder, max_shard_size=max_shard_size)
         PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=BEGIN, eos_token=END).save_pretrained(folder)
         relation, description, reason = _MEMBERS[name]
+        declared = "---\nbase_model: demo/base\n---\n" if relation == "related" else ""
+        (folder / "README.md").write_text(f"{declared}# demo/{name}\n\n{description}.\n", encoding="utf-8")
         origin = None if channels is None else tuple(channels.tolist())
         member = Member(f"demo/{name}", folder, description, relation, reason, round(loss, 4), origin, scale)
         self._members.append(member)

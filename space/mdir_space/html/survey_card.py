@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Sequence
+from dataclasses import fields
 from itertools import combinations
 
 from markupsafe import Markup
@@ -69,6 +72,7 @@ def survey_card(
         choices=surveyed.choices,
         caveats=survey_caveats(surveyed),
         address=address,
+        csv=pairs_csv(report),
         link=link,
         frame=frame,
     )
@@ -98,6 +102,19 @@ def _share(report: SurveyReport, group: Sequence[str]) -> str:
     if all(report.is_related(*pair) for pair in combinations(group, 2)):
         return "share weight ancestry"
     return "are joined by pairs that share weight ancestry"
+
+
+def pairs_csv(report: SurveyReport) -> str:
+    """The pairs of a survey as a table for spreadsheets."""
+    written = io.StringIO()
+    table = csv.writer(written)
+    names = [field.name for field in fields(PairResult) if field.name != "channels"]
+    table.writerow(names)
+    for pair in report.pairs.values():
+        # A cell that begins like a formula would be one.
+        values = (str("" if (value := getattr(pair, name)) is None else value) for name in names)
+        table.writerow([f"'{text}" if text[:1] in "=@\t\r" else text for text in values])
+    return written.getvalue()
 
 
 def _measured(pair: PairResult) -> str:

@@ -22,6 +22,7 @@ class Example:
     Attributes:
         name: Of its files, ``<name>.json`` and ``<name>.npz``.
         title: What the candidate is to the reference, in some words.
+        question: What a visitor would ask, of the few that the page shows first; else empty.
         note: What these models are.
         models: What the report calls them.
         folder: Where the files lie.
@@ -31,7 +32,13 @@ class Example:
     title: str
     note: str
     models: tuple[str, str]
+    question: str = ""
     folder: Path = FOLDER
+
+    @property
+    def words(self) -> str:
+        """What its button says."""
+        return self.question or self.title
 
     @cached_property
     def report(self) -> HomologyReport:
@@ -59,7 +66,8 @@ def stored_examples(folder: Path = FOLDER) -> tuple[Example, ...]:
         return ()
     entries = json.loads(index.read_text(encoding="utf-8"))
     return tuple(
-        Example(entry["name"], entry["title"], entry["note"], tuple(entry["models"]), folder) for entry in entries
+        Example(entry["name"], entry["title"], entry["note"], tuple(entry["models"]), entry.get("question", ""), folder)
+        for entry in entries
     )
 
 

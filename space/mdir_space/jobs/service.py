@@ -62,6 +62,7 @@ class ServiceSettings:
         may_sign_in: Whether the page has a button to sign in.
         own_token: On one's own machine: the token to read with for everybody who has the page open.
         index: Path, or address on the Hub, of the index of base models; empty: there is none.
+        named_models: Models that the page offers by name: those of the demo.
     """
 
     limits: Limits = field(default_factory=Limits)
@@ -69,6 +70,7 @@ class ServiceSettings:
     may_sign_in: bool = False
     own_token: str | None = field(default=None, repr=False)
     index: str = ""
+    named_models: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
-"""The page "How it works": each idea with a picture of a real comparison."""
+"""The pages beside the first: what can be learnt of a suspicion, and how it works."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import gradio as gr
 from gradio.components import Navbar
@@ -10,9 +11,18 @@ from gradio.components import Navbar
 from mdir_space.html.templates import render
 from mdir_space.routes.pictures import PICTURES, PREFIX
 
+SUSPECT = Path(__file__).resolve().parent / "suspect.md"
+
+
+def suspect_page() -> None:
+    """Fill the page that says what a comparison shows, for people who are no specialists."""
+    Navbar(main_page_name="Compare", elem_id="navigation")
+    with gr.Column(elem_id="page", elem_classes="method"):
+        gr.Markdown(SUSPECT.read_text(encoding="utf-8"))
+
 
 def method_page() -> None:
-    """Fill the page that is being built."""
+    """Fill the page "How it works": each idea with a picture of a real comparison."""
     index = PICTURES / "index.json"
     known = json.loads(index.read_text(encoding="utf-8")) if index.is_file() else {}
     Navbar(main_page_name="Compare", elem_id="navigation")

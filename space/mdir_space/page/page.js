@@ -134,7 +134,9 @@
     followed = query;
     const current = new URLSearchParams(location.search);
     current.delete("v");
-    if (!same(current, query)) history.pushState(null, "", `?${query}`);
+    if (location.search === atClick) history.replaceState(null, "", `?${query}`);
+    else if (!same(current, query)) history.pushState(null, "", `?${query}`);
+    atClick = "";
     if (window.parent !== window) window.parent.postMessage({ queryString: query }, "https://huggingface.co");
   };
   addEventListener("popstate", () => location.reload());
@@ -164,18 +166,80 @@
     return names.length < 3 ? "Compare" : `Survey ${names.length} models`;
   };
 
+  const fields = () => ["a", "b"].map((name) => document.querySelector(`#model-${name} input, #model-${name} textarea`));
+  const fill = (input, value) => {
+    input.value = value;
+    input.dispatchEvent(new Event("input", { bubbles: true }));
+  };
+
+  // A model of the demo goes into the first field that is free; with both filled, into the second.
+  document.addEventListener("click", (event) => {
+    const named = event.target.closest("button.named");
+    if (!named) return;
+    const [first, second] = fields();
+    const input = first.value.trim() ? second : first;
+    fill(input, named.dataset.name);
+    input.focus();
+    say(`${named.dataset.name} stands in the field.`);
+  });
+
+  // Tables of pairs: a click on a heading sorts, a word in the field filters.
+  const number = (text) => parseFloat(text.replace(/[\u2212]/g, "-").replace(/,/g, "").replace(/^[^\d-]*log10 p /, ""));
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest(".sortable button.sort");
+    if (!button) return;
+    const heading = button.closest("th");
+    const body = heading.closest("table").tBodies[0];
+    const descending = heading.getAttribute("aria-sort") === "ascending";
+    for (const other of heading.parentElement.children) other.removeAttribute("aria-sort");
+    heading.setAttribute("aria-sort", descending ? "descending" : "ascending");
+    const cell = (row) => row.children[heading.cellIndex].textContent.trim();
+    const order = (one, other) => {
+      const [a, b] = [number(one), number(other)];
+      return Number.isNaN(a) || Number.isNaN(b) ? one.localeCompare(other) : a - b;
+    };
+    const rows = [...body.rows].sort((one, other) => order(cell(one), cell(other)) * (descending ? -1 : 1));
+    body.append(...rows);
+  });
+  document.addEventListener("input", (event) => {
+    if (event.target.id !== "pair-filter") return;
+    const wanted = event.target.value.trim().toLowerCase();
+    for (const row of document.querySelectorAll(".sortable tbody tr")) {
+      row.hidden = !row.textContent.toLowerCase().includes(wanted);
+    }
+  });
+
+  // The address holds the question from the click on, so that a reload asks it again.
+  const DEFAULT_ALPHA = "1e-10";
+  let atClick = "";
+  const toAddress = () => {
+    const query = new URLSearchParams();
+    const values = fields().map((input) => input.value.trim());
+    if (!values[0] && !values[1]) return;
+    for (const [at, name] of ["a", "b"].entries()) if (values[at]) query.set(name, values[at]);
+    const level = document.querySelector("#level input:checked");
+    if (level && level.value !== "auto") query.set("level", level.value);
+    const alpha = document.querySelector("#alpha input, #alpha textarea");
+    if (alpha && alpha.value.trim() && alpha.value.trim() !== DEFAULT_ALPHA) query.set("alpha", alpha.value.trim());
+    atClick = `?${query}`;
+    if (!same(location.search, query)) history.pushState(null, "", atClick);
+  };
+  document.addEventListener("click", (event) => { if (event.target.closest("#compare")) toAddress(); }, true);
+  document.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && event.target.closest("#models")) toAddress();
+  }, true);
+
   // A name that was offered takes the place of the one that may mean several.
   document.addEventListener("click", (event) => {
     const choice = event.target.closest("button.choice");
     if (!choice) return;
-    const inputs = [...document.querySelectorAll("#model-a input, #model-a textarea, #model-b input, #model-b textarea")];
+    const inputs = fields();
     const asked = choice.dataset.inPlaceOf;
     const name = choice.textContent;
     const input = inputs.find((each) => each.value.trim() === asked) ||
       inputs.find((each) => each.value.includes(asked)) || inputs[0];
-    input.value = input.value.includes(asked) && input.value.trim().includes(" ")
-      ? input.value.replace(asked, () => name) : name;
-    input.dispatchEvent(new Event("input", { bubbles: true }));
+    fill(input, input.value.includes(asked) && input.value.trim().includes(" ")
+      ? input.value.replace(asked, () => name) : name);
     input.focus();
     say(`${name} stands in the field.`);
   });

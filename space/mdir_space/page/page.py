@@ -18,6 +18,7 @@ from starlette.middleware import Middleware
 from starlette.routing import Route
 
 from mdir_hf.installing import install_command
+from mdir_hf.lineage.survey.reads import SurveyReads
 from mdir_space.html.links import CARD_PATH, read_link
 from mdir_space.html.notices import stored_notice
 from mdir_space.html.plans import notice_of
@@ -28,7 +29,7 @@ from mdir_space.jobs.results import WHAT_IS_KEPT
 from mdir_space.jobs.service import Service
 from mdir_space.jobs.visitor import visitor_of
 from mdir_space.page.answer import answer_question, refuse_stored, show_example, show_kept
-from mdir_space.page.method import method_page
+from mdir_space.page.method import method_page, suspect_page
 from mdir_space.page.panels import Panels, Updates, accumulated
 from mdir_space.page.suggestions import Suggestions, datalist
 from mdir_space.routes.api import add_endpoints
@@ -36,7 +37,7 @@ from mdir_space.routes.body_limit import BodyLimit
 from mdir_space.routes.cards import Cards
 from mdir_space.routes.first_paint import FirstPaint
 from mdir_space.routes.mcp import McpMiddleware, McpServer
-from mdir_space.routes.pictures import StaticPictures
+from mdir_space.routes.pictures import PREFIX, StaticPictures
 from mdir_space.routes.unread import DropUnread
 
 TITLE = "mdir-hf: do two models share weight ancestry?"
@@ -74,7 +75,7 @@ def build_page(service: Service) -> gr.Blocks:
     with demo:
         Navbar(main_page_name="Compare", elem_id="navigation")
         with gr.Column(elem_id="page"):
-            gr.HTML(render("introduction"))
+            gr.HTML(introduction())
             with gr.Row(elem_id="models"):
                 first = _model_field("One model, or several", "model-a", "HuggingFaceTB/SmolLM2-135M-Instruct")
                 second = _model_field("Compare with, optional", "model-b", "owner/name, or its address")
@@ -101,7 +102,9 @@ def build_page(service: Service) -> gr.Blocks:
                     gr.LoginButton("Sign in for gated models", "Sign out {}", size="md", elem_id="sign-in")
             plan = gr.HTML(elem_id="plan")  # under the button, so that a plan does not move it
             status, alert = gr.HTML(elem_id="status"), gr.HTML(elem_id="alert")
-            examples = _examples_row()
+            examples = _examples()
+            if service.settings.named_models:
+                gr.HTML(render("named_models", names=service.settings.named_models))
             panels = _panels(plan, status, alert, compare, cancel)
             gr.HTML(footer())
         fields = [first, second, level, alpha]
@@ -109,9 +112,16 @@ def build_page(service: Service) -> gr.Blocks:
         for field, names in zip((first, second), options, strict=True):
             _suggest(suggestions, field, names)
         add_endpoints(service)
+    with demo.route("A suspicion", "/suspect"):
+        suspect_page()
     with demo.route("How it works", "/method"):
         method_page()
     return demo
+
+
+def introduction() -> Markup:
+    """Return the head of the page: the name, the question, and what a yes and a no look like."""
+    return render("introduction", folder=PREFIX.lstrip("/"))
 
 
 def footer() -> Markup:
@@ -138,9 +148,7 @@ def launch_options(service: Service) -> dict[str, Any]:
                 Middleware(DropUnread),
                 Middleware(McpMiddleware, server=mcp),
                 Middleware(StaticPictures),
-                Middleware(
-                    FirstPaint, service=service, theme=look, css=css, title=TITLE, introduction=render("introduction")
-                ),
+                Middleware(FirstPaint, service=service, theme=look, css=css, title=TITLE, introduction=introduction()),
             ],
             "lifespan": mcp.lifespan,
             "routes": [Route(CARD_PATH, Cards(service).show)],
@@ -212,16 +220,22 @@ def _model_field(label: str, element_id: str, placeholder: str) -> gr.Textbox:
     )
 
 
-def _examples_row() -> list[tuple[gr.Button, Example]]:
+def _examples() -> list[tuple[gr.Button, Example]]:
     stored = stored_examples()
     if not stored:
         return []
-    gr.HTML('<p class="examples-head" id="examples-head">Or open a result that is stored here:</p>')
-    with gr.Row(elem_id="examples"):
+
+    def buttons(some: list[Example]) -> list[tuple[gr.Button, Example]]:
         return [
-            (gr.Button(example.title, size="sm", variant="secondary", elem_classes="example", min_width=120), example)
-            for example in stored
+            (gr.Button(one.words, size="sm", variant="secondary", elem_classes="example", min_width=120), one)
+            for one in some
         ]
+
+    gr.HTML('<p class="examples-head" id="examples-head">Questions with an answer that is stored here:</p>')
+    with gr.Column(elem_id="examples"):
+        asked = buttons([example for example in stored if example.question])
+        with gr.Accordion("More stored answers", open=False, elem_id="more-examples"):
+            return asked + buttons([example for example in stored if not example.question])
 
 
 def _panels(plan: gr.HTML, status: gr.HTML, alert: gr.HTML, compare: gr.Button, cancel: gr.Button) -> Panels:
@@ -312,11 +326,11 @@ def _listen(
         request: gr.Request,
         account: gr.OAuthProfile | None,
         account_token: gr.OAuthToken | None,
-    ) -> str:
+    ) -> Updates:
         await asyncio.sleep(PREFLIGHT_DELAY_S)
         stored = example_of(name for field in (first, second) for name in split_names(field))
         if stored is not None:
-            return stored_notice(stored)
+            return {panels.plan: stored_notice(stored)}
         try:
             question = parse_question(first, second, level, alpha, allow_local=service.settings.allow_local)
             refuse_stored(question.names)
@@ -325,24 +339,27 @@ def _listen(
             visitor = visitor_of(request, account, account_token, n_proxies=service.settings.limits.n_proxies)
             plan = await service.plan(question, visitor)
         except RefusedError:
-            return ""  # the visitor may still be typing; the click shows the refusal
-        return notice_of(plan, service.pace, service.settings.limits)
+            return {panels.plan: ""}  # the visitor may still be typing; the click shows the refusal
+        updates: Updates = {panels.plan: notice_of(plan, service.pace, service.settings.limits)}
+        if isinstance(plan, SurveyReads):  # of an author: only the server knows that it is one
+            updates[panels.compare] = gr.update(value=f"Survey {len(plan.n_rows)} models")
+        return updates
 
     # In the browser, so that the label of the button always fits the fields.
     label = f"(first, second) => buttonLabel(first, second, {json.dumps(service.settings.allow_local)})"
     gr.on([field.change for field in fields[:2]], None, fields[:2], panels.compare, js=label, queue=False, **hidden)
     planning = gr.on(
-        [fields[0].blur, fields[1].blur, fields[2].change],
+        [fields[0].blur, fields[1].blur, fields[2].change, fields[3].blur],
         preflight,
         fields,
-        panels.plan,
+        [panels.plan, panels.compare],
         trigger_mode="always_last",
         concurrency_limit=8,
         **hidden,
     )
-    # A plan disappears as soon as a name is changed.
+    # A plan disappears as soon as anything is changed.
     gr.on(
-        [fields[0].input, fields[1].input],
+        [fields[0].input, fields[1].input, fields[2].input, fields[3].input],
         None,
         None,
         panels.plan,

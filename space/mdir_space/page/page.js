@@ -65,9 +65,9 @@
   let left = "";
   const planned = () => document.querySelector("#plan .plan");
   document.addEventListener("input", (event) => {
-    if (event.target.closest("#models") && planned()) left = planned().textContent;
+    if (event.target.closest("#models, #options") && planned()) left = planned().textContent;
   });
-  document.addEventListener("focusout", (event) => { if (event.target.closest("#models")) left = ""; });
+  document.addEventListener("focusout", (event) => { if (event.target.closest("#models, #options")) left = ""; });
 
   // What was under way when the work was stopped may reach a slow browser after the answer to that, and would offer to
   // cancel what is over: then it is asked to stop once more.
@@ -221,7 +221,7 @@
     if (level && level.value !== "auto") query.set("level", level.value);
     const alpha = document.querySelector("#alpha input, #alpha textarea");
     if (alpha && alpha.value.trim() && alpha.value.trim() !== DEFAULT_ALPHA) query.set("alpha", alpha.value.trim());
-    atClick = `?${query}`;
+    [atClick, followed] = [`?${query}`, ""];
     if (!same(location.search, query)) history.pushState(null, "", atClick);
   };
   document.addEventListener("click", (event) => { if (event.target.closest("#compare")) toAddress(); }, true);

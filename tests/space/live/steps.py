@@ -8,6 +8,8 @@ import time
 from playwright.sync_api import Locator, Page, expect
 from playwright.sync_api import TimeoutError as PlaywrightTimeoutError
 
+from mdir_space.jobs.examples import stored_examples
+
 MOVING_MS = 5_000
 """How long a tab may be on its way into the menu of those that have no room, or out of it."""
 TABS = ("Evidence", "Layers", "Modules", "Calibration", "Reproduce", "Badge")
@@ -23,6 +25,15 @@ def compare(page: Page, first: str, second: str) -> None:
     """Name two models and press the button."""
     fill(page, first, second)
     page.get_by_role("button", name="Compare", exact=True).click()
+
+
+def open_example(page: Page, name: str) -> None:
+    """Open a stored result; those that are no question are folded away."""
+    words = next(example.words for example in stored_examples() if example.name == name)
+    button = page.get_by_role("button", name=words, exact=True)
+    if not words.endswith("?") and not button.is_visible():
+        page.locator("#more-examples > button").click()
+    button.click()
 
 
 def focus(field: Locator) -> None:

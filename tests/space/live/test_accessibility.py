@@ -4,7 +4,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
 
-from tests.space.live.steps import TABS, compare, open_tab, overflow, refusal, settle, verdict, walked
+from tests.space.live.steps import TABS, compare, open_example, open_tab, overflow, refusal, settle, verdict, walked
 from tests.space.models import BASE, DECLARED, RELATED, STRANGER
 
 PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
@@ -37,7 +37,7 @@ def test_a_phone_needs_no_sideways_scrolling_anywhere(visit):
     for name in TABS:
         open_tab(page, name)
         assert overflow(page) == 0, name
-    page.get_by_role("button", name="A hidden copy").click()
+    open_example(page, "hidden")
     expect(page.locator(".sentence")).to_contain_text("hidden")
     settle(page)
     for name in ("Evidence", "Layers", "Modules"):
@@ -175,7 +175,7 @@ def test_everything_works_without_a_mouse(visit):
 
     page.keyboard.press("Shift+Tab")
     for _ in range(60):
-        if focused(page) == "Two strangers":
+        if focused(page) == "Is Qwen2.5-Coder-1.5B made from the 0.5B?":
             break
         page.keyboard.press("Shift+Tab")
     page.keyboard.press("Enter")
@@ -229,7 +229,7 @@ class TestAxe:
 
     def test_with_layers_and_modules(self, visit, scheme):
         page = visit(color_scheme=scheme)
-        page.get_by_role("button", name="A hidden copy").click()
+        open_example(page, "hidden")
         expect(page.locator(".sentence")).to_contain_text("hidden")
         settle(page)
         for name in ("Evidence", "Layers", "Modules"):

@@ -13,7 +13,7 @@ from playwright.sync_api import expect
 
 from mdir_space.routes.answers import IDENTIFIED, SURVEYED, VERIFIED, answer_schema
 from tests.loopback.faults import Fault
-from tests.space.live.steps import compare, is_quiet, verdict
+from tests.space.live.steps import compare, is_quiet, open_example, verdict
 from tests.space.models import BASE, DECLARED, GATED, LARGE, LARGER, MEDIUM, MEDIUM_STRANGER, RELATED, STRANGER
 
 RESULT_TIMEOUT_S = 800
@@ -154,7 +154,7 @@ def test_fifty_calls_at_once_are_answered_or_refused(server, live_hub, visit):
     for thread in threads:
         thread.start()
     page = visit(extra_http_headers={"x-forwarded-for": "8.8.1.1"})
-    page.get_by_role("button", name="A fine-tune").click()
+    open_example(page, "fine-tune")
     verdict(page, "share weight ancestry.")
     for thread in threads:
         thread.join()

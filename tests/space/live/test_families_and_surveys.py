@@ -1,5 +1,6 @@
 """Families and surveys in Chromium."""
 
+import base64
 import re
 
 import pytest
@@ -87,6 +88,19 @@ def test_two_names_pasted_into_the_first_field_fill_both(visit, server, pasted):
     expect(page).to_have_url(f"{server.url}/?a={BASE}&b={RELATED}")
 
 
+def sorted_and_filtered(page):
+    """A click on a heading sorts the pairs, and a part of a name leaves those that have it."""
+    table = page.locator("table.sortable").first
+    strengths = "rows => rows.map(row => parseInt(row.cells[2].innerText.replace(/[^0-9]/g, ' ').trim().split(' ')[1]))"
+    for expected in ("descending", "ascending"):  # of the exponents: the first click brings the smallest p
+        table.get_by_role("button", name="Measured").click()
+        found = table.locator("tbody tr").evaluate_all(strengths)
+        assert found == sorted(found, reverse=expected == "descending")
+    page.get_by_label("Show pairs with").fill("declared")
+    expect(table.locator("tbody tr:visible")).to_have_count(2)
+    page.get_by_label("Show pairs with").fill("")
+
+
 def test_several_names_give_a_survey_with_matrix_and_tree(visit, server, live_hub):
     live_hub.faults.append(Fault("slow", origin="cdn", path="declared", times=None, delay_s=1.0))
     page = visit()
@@ -120,6 +134,10 @@ def test_several_names_give_a_survey_with_matrix_and_tree(visit, server, live_hu
     expect(page.get_by_role("link", name="Download the survey (JSON)")).to_be_visible()
     expect(page.get_by_role("link", name=f"Full comparison: {BASE} and {RELATED}")).to_be_visible()
     assert overflow(page) == 0
+    sorted_and_filtered(page)
+    table = page.get_by_role("link", name="Download its pairs (CSV)").get_attribute("href")
+    lines = base64.b64decode(table.partition(",")[2]).decode().splitlines()
+    assert lines[0].startswith("reference,candidate,verdict,") and len(lines) == 7
 
     link = page.get_by_label("Link to this survey").input_value()
     assert re.search(r"/\?a=owner/base@[0-9a-f]{40}\+.*owner/absent&v=", link)

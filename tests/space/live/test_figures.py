@@ -5,10 +5,10 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from tests.space.live.steps import focus, open_tab, overflow, settle
+from tests.space.live.steps import focus, open_example, open_tab, overflow, settle
 from tests.space.live.test_accessibility import PHONE, serious
 
-LAYERS = "A hidden copy"
+LAYERS = "hidden"
 """A stored result with a layer map, whose parts were analysed."""
 
 
@@ -18,7 +18,7 @@ def layers(visit):
 
     def layers(**options):
         page = visit(**options)
-        page.get_by_role("button", name=LAYERS).click()
+        open_example(page, LAYERS)
         settle(page)
         open_tab(page, "Layers")
         return page, page.locator('.answers[data-name="layers"]')
@@ -104,7 +104,7 @@ def test_the_flow_of_layers_and_the_channels_answer_too(layers):
     focus(strip.locator(".cells").first)
     expect(strip.locator(".said")).to_have_text(re.compile("^Query, layer 0 and 0 of .*log10 p -"))
 
-    page.get_by_role("button", name="A fine-tune").click()
+    open_example(page, "fine-tune")
     expect(page.locator(".sentence")).to_contain_text("fine-tuned")
     settle(page)
     factor = page.locator('.answers[data-name="embedding"]')

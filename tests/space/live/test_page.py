@@ -5,6 +5,7 @@ import contextlib
 import json
 import re
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from playwright.sync_api import expect
@@ -14,7 +15,18 @@ from mdir_hf import HomologyReport, __version__
 from mdir_space.jobs.question import FamilyQuestion, PairQuestion, SurveyQuestion, parse_question
 from mdir_space.page.suggestions import MAX_SUGGESTIONS
 from tests.loopback.faults import Fault
-from tests.space.live.steps import TABS, compare, fill, is_quiet, open_tab, overflow, refusal, settle, verdict
+from tests.space.live.steps import (
+    TABS,
+    compare,
+    fill,
+    is_quiet,
+    open_example,
+    open_tab,
+    overflow,
+    refusal,
+    settle,
+    verdict,
+)
 from tests.space.models import BASE, DECLARED, FILES, GATED, LARGE, LARGER, PRIVATE, RELATED, STRANGER
 
 
@@ -40,6 +52,28 @@ def test_two_names_give_progress_verdict_and_evidence(visit, live_hub):
     page.get_by_text("The numbers behind it").click()
     expect(page.locator(".verdict")).to_contain_text("What this excludes", use_inner_text=True)
     expect(page.locator("#plan")).to_contain_text("Reads ", use_inner_text=True)
+
+
+def test_the_address_has_the_question_from_the_click_on(visit, live_hub):
+    slow(live_hub, "related", delay_s=1.0)
+    page = visit()
+    compare(page, RELATED, STRANGER)
+    expect(page).to_have_url(re.compile(re.escape(f"?a={quote(RELATED, safe='')}&b={quote(STRANGER, safe='')}")))
+    page.reload()
+    verdict(page, "No evidence of shared weight ancestry was found.")
+    settle(page)
+    page.go_back()
+    expect(page.get_by_label("One model")).to_have_value("")
+
+
+def test_any_edit_takes_the_plan_away(visit):
+    page = visit()
+    fill(page, RELATED, BASE)
+    page.get_by_label("One model").focus()
+    expect(page.locator("#plan")).to_contain_text("Reads ", use_inner_text=True)
+    page.locator("#options > button").click()
+    page.get_by_label("Alpha").fill("1e-9")
+    expect(page.locator("#plan")).to_have_text(re.compile(r"^\s*$"), use_inner_text=True)
 
 
 def test_every_tab_opens_with_what_it_promises(visit):
@@ -72,7 +106,7 @@ def test_an_empty_tab_links_to_the_analysis_of_layers(visit):
     open_tab(page, "Layers")
     expect(page.get_by_role("link", name="Analyse every layer")).to_have_count(0)
 
-    page.get_by_role("button", name="A hidden copy").click()
+    open_example(page, "hidden")
     expect(page.locator(".sentence")).to_contain_text("once the channels of one are rotated")
     settle(page)
     expect(page.locator("#panel-layers")).to_be_visible()
@@ -284,7 +318,7 @@ def test_stored_results_open_at_once_and_say_what_they_are(visit, live_hub):
     page = visit()
     assert is_quiet(live_hub)  # what earlier visitors left behind has ended
     asked = len(live_hub.requests)
-    page.get_by_role("button", name="A hidden copy").click()
+    open_example(page, "hidden")
     verdict(page, "share weight ancestry.")
     expect(page.locator(".verdict .note")).to_contain_text("is in no repository", use_inner_text=True)
     settle(page)
@@ -295,13 +329,13 @@ def test_stored_results_open_at_once_and_say_what_they_are(visit, live_hub):
     assert "make real" in open_tab(page, "Reproduce")
     assert [request.path for request in live_hub.requests[asked:]] == []
 
-    page.get_by_role("button", name="Two strangers").click()
+    open_example(page, "strangers")
     expect(page.locator("#verdict-words")).to_contain_text("No evidence")
 
 
 def test_compare_opens_the_stored_result_of_the_fields(visit, server, live_hub):
     page = visit()
-    page.get_by_role("button", name="Channels reordered").click()
+    open_example(page, "permuted")
     settle(page)
     expect(page.locator("#plan")).to_contain_text("Compare opens that result again, and reads nothing.")
     assert is_quiet(live_hub)  # what earlier visitors left behind has ended
@@ -321,11 +355,11 @@ def test_compare_opens_the_stored_result_of_the_fields(visit, server, live_hub):
 
 def test_a_tab_that_a_visitor_opens_early_stays_open(visit):
     page = visit()
-    page.get_by_role("button", name="A hidden copy").click()
+    open_example(page, "hidden")
     page.get_by_role("tab", name="Reproduce").click()
     settle(page)
     expect(page.get_by_role("tab", name="Reproduce")).to_have_attribute("aria-selected", "true")
-    page.get_by_role("button", name="Another tokenizer").click()
+    open_example(page, "other-tokenizer")
     expect(page.locator(".sentence")).to_contain_text("retokenised")
     expect(page.get_by_role("tab", name="Layers")).to_have_attribute("aria-selected", "true")
 

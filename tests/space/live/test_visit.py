@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.loopback.faults import Fault
-from tests.space.live.steps import compare, focus, is_quiet, open_tab, settle, verdict
+from tests.space.live.steps import compare, focus, is_quiet, open_example, open_tab, settle, verdict
 from tests.space.models import BASE, GATED, LAYERED, LAYERED_STRANGER, RELATED, STRANGER
 
 
@@ -51,7 +51,7 @@ def test_fields_and_address_fit_the_result_and_back_works(visit):
     compare(page, BASE, STRANGER)
     expect(page.locator("#verdict-words")).to_contain_text("No evidence")
     settle(page)
-    page.get_by_role("button", name="A hidden copy").click()
+    open_example(page, "hidden")
     expect(page.locator("#verdict-words")).to_contain_text("share weight ancestry")
     expect(page).to_have_url(re.compile("[?]example="))
     settle(page)

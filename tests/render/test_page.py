@@ -180,7 +180,7 @@ def test_every_part_of_the_report_is_there():
         "not significant",
         "z = 1.2 in the reference and -0.7 in the candidate",
         "3 of 3 layers of the candidate have an ancestor",
-        "every layer in its own place",
+        "layers were put in another order",
         "neurons permuted and scaled",
         "10 of 128 neurons moved",
         "signs turned in 2 layers",

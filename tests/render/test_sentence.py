@@ -91,7 +91,7 @@ TABLE = {
         "me/tuned and owner/base have the same weight files, byte for byte.",
     ),
     "inside": (
-        {},
+        {"layers": a_layer_map(3, 3)},
         "all 3 layers match in their places; inside the 2 layers that were analysed, heads stand in another order.",
     ),
 }

@@ -14,6 +14,7 @@ from mdir_hf.render.figures.paper import FigureStyle, expect_style, for_paper
 from mdir_hf.render.figures.polar_factor import draw_polar_factor
 from mdir_hf.render.figures.sheet import drawing
 from mdir_hf.render.figures.theme import theme_of
+from mdir_hf.report.terms import LayerPattern
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -41,7 +42,7 @@ def draw_figures(
         ``embedding_matched`` (the same with matched channels on the diagonal, where they had moved), the same two of
         ``unembedding``, ``null`` (observed trace against placebos and threshold), ``looks`` (p against tokens read),
         ``layers`` (every layer against every layer), ``flow`` (which layer went
-        where), ``modules`` (every role of every matched pair of layers).
+        where, unless all stayed in their places), ``modules`` (every role of every matched pair of layers).
 
     Raises:
         InputError: If matplotlib is not installed, or there is no such style.
@@ -71,7 +72,7 @@ def draw_figures(
             figures["looks"] = draw_looks(report, matrices, theme)
         if report.layers is not None and report.layers.matrix:
             figures["layers"] = draw_layer_map(report, report.layers, theme)
-            if report.layers.matches:
+            if report.layers.matches and report.layers.pattern is not LayerPattern.IDENTITY:
                 figures["flow"] = draw_layer_flow(report, report.layers, theme)
         if report.modules:
             figures["modules"] = draw_module_strip(report, theme)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mdir_hf.names import shown_name
 from mdir_hf.render.figures.sheet import (
@@ -79,7 +79,7 @@ def draw_layer_map(report: HomologyReport, layers: LayersResult, theme: Theme) -
     shades = np.array([[evidence_shade(p) for p in row] for row in matrix])
     fill_cells(axes, theme, shades, (-0.5, n_columns - 0.5, n_rows - 0.5, -0.5))
     cells = [(mine.index(i), other.index(j)) for i, j, _ in matches if i in mine and j in other]
-    _mark_ancestors(axes, theme, cells, shades, cell)
+    _mark_ancestors(axes, theme, cells, cell)
     if cell >= NUMBERED:
         for (i, j), shade in np.ndenumerate(shades):
             text = short_number(-matrix[i][j])
@@ -98,20 +98,23 @@ def draw_layer_map(report: HomologyReport, layers: LayersResult, theme: Theme) -
     return figure
 
 
-def _mark_ancestors(axes: Axes, theme: Theme, cells: Sequence[tuple[int, int]], shades: Any, cell: float) -> None:  # noqa: ANN401
-    """Mark the ancestors in a colour that is seen on their cells; ``cell`` is in inches."""
+def _mark_ancestors(axes: Axes, theme: Theme, cells: Sequence[tuple[int, int]], cell: float) -> None:
+    """Mark the ancestors, all in one colour with a rim that is seen on any cell; ``cell`` is in inches."""
+    from matplotlib.patheffects import withStroke
+
     is_ringed = cell >= RINGED
     size = POINTS * (min(0.86 * cell, 0.42) if is_ringed else 0.5 * cell)
+    width = min(1.3, 0.12 * size + 0.25)
     for i, j in cells:
-        colour = ink_on(theme, float(shades[i, j]))
         axes.plot(
             [j],
             [i],
             marker="o",
             markersize=size,
-            markerfacecolor="none" if is_ringed else colour,
-            markeredgecolor=colour,
-            markeredgewidth=min(1.3, 0.12 * size + 0.25) if is_ringed else 0.0,
+            markerfacecolor="none" if is_ringed else theme.null,
+            markeredgecolor=theme.null,
+            markeredgewidth=width if is_ringed else 0.0,
+            path_effects=[withStroke(linewidth=width + 1.2, foreground=theme.paper)],
             linestyle="none",
         )
 

@@ -292,7 +292,7 @@ def _listen(
         while at_work[request.session_hash] and time.monotonic() < ends:
             await asyncio.sleep(0.05)
         await asyncio.sleep(LAST_WORDS_S)
-        said = "Stopped. Nothing more is read. What was found until then stays below."
+        said = "Stopped. Nothing more is read."
         return {panels.status: render("status", said=said, is_stopped=True), **panels.busy(False)}
 
     async def open_link(

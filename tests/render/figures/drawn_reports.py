@@ -187,7 +187,7 @@ def a_report(**fields: Any) -> HomologyReport:
         "candidate": a_model("me/tuned", commit="b2" * 20),
         "embedding": a_matrix(),
         "unembedding": a_matrix(log10_p=-700.0, looks=(LookResult(128, 0.0), LookResult(512, -700.0))),
-        "layers": a_layer_map(3, 3),
+        "layers": a_layer_map(3, 3, pattern="reordered"),
         "modules": modules_of([(0, 0), (2, 2)]),
         "caveats": ("A caveat.",),
         "io": InputOutput(2_000_000, 0, 16_000_000_000, 12, ("owner/base@a1a1:config.json",)),

@@ -74,7 +74,9 @@ def test_a_cell_of_layers_gives_its_p_and_says_which_match(grids):
 
 
 def test_the_cells_of_hybrids_are_named_by_their_layers():
-    layers = a_layer_map(2, 2, reference_layers=(3, 7), candidate_layers=(1, 5), matches=((7, 5, -50.0),))
+    layers = a_layer_map(
+        2, 2, pattern="partial", reference_layers=(3, 7), candidate_layers=(1, 5), matches=((7, 5, -50.0),)
+    )
     report = a_report(layers=layers, modules=None)
     figures = report.figures()
     (grid,) = figure_cells(report, "layers", figures["layers"])

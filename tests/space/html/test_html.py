@@ -304,7 +304,7 @@ def test_stored_reports_have_the_data_of_their_figures():
         assert all(model.repo in example.note for model in models)
     assert "embedding_matched" in EXAMPLES["permuted"].report.figures()
     for name in ("hidden", "other-tokenizer"):
-        assert {"layers", "flow", "modules"} <= set(EXAMPLES[name].report.figures())
+        assert {"layers", "modules"} <= set(EXAMPLES[name].report.figures())
 
 
 def plan(level="auto", **changes):

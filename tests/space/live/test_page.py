@@ -193,6 +193,7 @@ def test_cancel_stops_the_reading_and_the_next_comparison_works(visit, live_hub)
     expect(page.get_by_role("button", name="Compare", exact=True)).to_be_visible()
     assert is_quiet(live_hub)
     assert page.locator("#verdict-words").count() == 0
+    expect(page.get_by_text("What was found until then is below.")).to_be_hidden()
 
     live_hub.faults.clear()
     compare(page, BASE, RELATED)
@@ -325,7 +326,7 @@ def test_stored_results_open_at_once_and_say_what_they_are(visit, live_hub):
     assert "30 of 30 layers" in open_tab(page, "Layers")
     expect(page.locator("#panel-layers figure img")).to_have_count(4)
     assert "Each matrix" in open_tab(page, "Modules")
-    expect(page.locator("#panel-modules details tbody tr").nth(20)).to_be_attached()
+    expect(page.locator("#panel-modules tbody tr").nth(20)).to_be_attached()
     assert "make real" in open_tab(page, "Reproduce")
     assert [request.path for request in live_hub.requests[asked:]] == []
 

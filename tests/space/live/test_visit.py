@@ -35,7 +35,7 @@ def test_what_was_found_stays_where_a_visitor_cancels(visit, live_hub):
     expect(page.locator(".so-far")).to_contain_text("stopped before the rest was compared")
     expect(page.locator("#verdict-words")).to_be_hidden()
     page.get_by_role("button", name="Cancel").click()
-    expect(page.locator("#status")).to_contain_text("What was found until then stays below.")
+    expect(page.locator("#status")).to_contain_text("What was found until then is below.")
     expect(page.get_by_role("button", name="Compare", exact=True)).to_be_visible()
     expect(page.locator(".verdict")).to_contain_text(
         "The layers were not compared: it was stopped before.", use_inner_text=True

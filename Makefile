@@ -53,7 +53,7 @@ test-machines: .venv/.installed ## The numeric tests under two instruction sets,
 
 # A file stays with one process: what it trains or starts, all its tests share. tests/conftest.py says which begin first.
 test-slow: .venv/.installed chromium ## The slow tests: trained models, large sparse files, the Space in Chromium
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow -n 2 --dist loadfile --no-loadscope-reorder --durations=25
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow -n 3 --dist loadfile --no-loadscope-reorder --durations=25
 
 fuzz: .venv/.installed ## An hour of files and answers like valid ones; what breaks a reader is kept in tests/fuzz/findings
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz 3600

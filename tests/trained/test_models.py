@@ -17,14 +17,6 @@ def test_a_trained_model_beats_any_guess_without_context(architecture, name):
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_continuation_learns_more_than_its_base(architecture):
-    base, continuation = trained_model(architecture, "base"), trained_model(architecture, "continuation")
-
-    assert len(continuation.losses) == 1.5 * len(base.losses)
-    assert continuation.held_out_loss < base.held_out_loss
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_another_seed_shares_all_but_the_weights(architecture):
     base, other = trained_model(architecture, "base").folder, trained_model(architecture, "other-seed").folder
 

@@ -15,10 +15,10 @@ def compare(reference, candidate, **options):
 
 
 @pytest.mark.parametrize("level", ["auto", "layers"])
-@pytest.mark.parametrize("name", ["fine-tune", "continuation"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_relatives_are_found(architecture, name, level):
-    report = compare(trained_model(architecture, "base").folder, trained_model(architecture, name).folder, level=level)
+def test_relatives_are_found(architecture, level):
+    base, tuned = (trained_model(architecture, name).folder for name in ("base", "fine-tune"))
+    report = compare(base, tuned, level=level)
     assert report.verdict is Verdict.HOMOLOGOUS
     assert report.embedding.transformation == "identity"
     if level == "layers":
@@ -35,10 +35,9 @@ def test_the_hard_stranger_is_silent(architecture, level):
     assert report.log10_p == 0.0
 
 
-@pytest.mark.parametrize("name", ["fine-tune", "continuation"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_descendants_of_the_other_seed_are_strangers_to_the_base(architecture, name):
-    report = compare(trained_model(architecture, name).folder, trained_model(architecture, "other-seed").folder)
+def test_descendants_of_the_other_seed_are_strangers_to_the_base(architecture):
+    report = compare(trained_model(architecture, "fine-tune").folder, trained_model(architecture, "other-seed").folder)
     assert report.verdict is Verdict.NO_EVIDENCE, json.dumps(report.to_dict(), indent=1)
 
 

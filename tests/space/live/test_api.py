@@ -125,7 +125,7 @@ def test_a_token_in_the_header_reads_for_that_caller_alone(server, live_hub, cli
         other.predict(BASE, GATED, api_name="/compare")
 
 
-def test_fifty_calls_at_once_are_answered_or_refused(server, live_hub, visit):
+def test_many_calls_at_once_are_answered_or_refused(server, live_hub, visit):
     live_hub.faults.append(Fault("slow", origin="cdn", path="medium", times=None, delay_s=0.02))
     # On a busy machine a submission may wait longer than the client's five seconds: that is not what is tested.
     clients = [
@@ -135,7 +135,7 @@ def test_fifty_calls_at_once_are_answered_or_refused(server, live_hub, visit):
             headers={"x-forwarded-for": f"8.8.0.{k}"},
             httpx_kwargs={"timeout": RESULT_TIMEOUT_S},
         )
-        for k in range(10)
+        for k in range(8)
     ]
     outcomes = []
 
@@ -147,9 +147,9 @@ def test_fifty_calls_at_once_are_answered_or_refused(server, live_hub, visit):
             outcomes.append(str(refused))
 
     threads = [
-        threading.Thread(target=ask, args=(client, 10.0 ** -(20 + 5 * k + j)))
+        threading.Thread(target=ask, args=(client, 10.0 ** -(20 + 3 * k + j)))
         for k, client in enumerate(clients)
-        for j in range(5)
+        for j in range(3)
     ]
     for thread in threads:
         thread.start()
@@ -161,7 +161,7 @@ def test_fifty_calls_at_once_are_answered_or_refused(server, live_hub, visit):
     for client in clients:
         client.close()
 
-    assert len(outcomes) == 50
+    assert len(outcomes) == 24
     answered = [outcome["verdict"] for outcome in outcomes if isinstance(outcome, dict)]
     refused = [outcome for outcome in outcomes if isinstance(outcome, str)]
     assert set(answered) == {"no_evidence"}

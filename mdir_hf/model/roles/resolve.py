@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from mdir_hf.errors import AnatomyError, UnsupportedFormatError
 from mdir_hf.model.roles import tables
 from mdir_hf.model.roles.config import Config, ConfigSizes, read_sizes
+from mdir_hf.model.roles.families.compressed import SHORTCUTS
 from mdir_hf.model.roles.families.recurrent import CHANNELS_PER_HEAD, HEADS_FROM_SHAPE, SIGNS
 from mdir_hf.model.roles.layer_names import is_in_layer, split_at_layer
 from mdir_hf.model.roles.layers import Layer, Stack, choose_stack, find_stacks, place_layers
@@ -135,6 +136,7 @@ def resolve_anatomy(config: Config | None, names: Iterable[str], shape_of: Shape
     outside = all_names if is_sequential else [name for name in all_names if not is_in_layer(name)]
     embedding = _find_embedding(all_names, outside, sizes, notes)
     stored = shape_of(embedding)
+    sizes = _as_sliced(sizes, stored, stacks, notes)
     sizes = _without_defaults_of_another_width(config, sizes, stored, notes)
     shape = _check_embedding(embedding, stored, sizes)
     hidden_size = shape[1] if sizes.hidden_size is None else sizes.hidden_size
@@ -200,6 +202,17 @@ def resolve_anatomy(config: Config | None, names: Iterable[str], shape_of: Shape
         channel_numbers=sizes.channel_numbers,
         neuron_numbers=meaning_of_neuron_numbers(sizes.architecture),
     )
+
+
+def _as_sliced(sizes: ConfigSizes, stored: tuple[int, ...], stacks: tuple[Stack, ...], notes: list[str]) -> ConfigSizes:
+    """Take the width from the embedding where SliceGPT cut channels out: its config says the old one."""
+    is_sliced = any(
+        re.fullmatch(SHORTCUTS, rest) for stack in stacks for rests in stack.names.values() for rest in rests
+    )
+    if not is_sliced or len(stored) != 2 or sizes.hidden_size in (None, stored[1]):
+        return sizes
+    notes.append(f"SliceGPT cut {sizes.hidden_size} channels down to {stored[1]}; every layer has a basis of its own")
+    return replace(sizes, hidden_size=stored[1], embedding_size=None, head_dim=sizes.width_of_head)
 
 
 def _find_embedding(names: list[str], outside: list[str], sizes: ConfigSizes, notes: list[str]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from mdir_hf.model.roles.families import (
     classic,
+    compressed,
     encoders,
     experts,
     fused,
@@ -30,6 +31,7 @@ LAYER_ROWS: tuple[LayerRow, ...] = (
     *fused.ROWS,
     *classic.ROWS,
     *llama.ROWS,
+    *compressed.ROWS,
     *norms.ROWS,
     *experts.ROWS,
     *gguf.ROWS,
@@ -41,6 +43,7 @@ PRODUCT_ROWS: tuple[ProductRow, ...] = (
     *remote_code.PRODUCT_ROWS,
     *gguf.PRODUCT_ROWS,
     *state_space.PRODUCT_ROWS,
+    *compressed.PRODUCT_ROWS,
 )
 """Weights of a layer that are stored as two factors, for roles that no tensor has by itself."""
 

@@ -1,0 +1,113 @@
+"""Checkpoints as compression methods save them: all weights have roles, relatives are found, strangers are not."""
+
+import copy
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from mdir_hf import Verdict, compare
+from mdir_hf.model.hub import open_repository
+from mdir_hf.model.opened import Model
+from tests.comparison.test_body import new_embeddings
+from tests.method.obfuscation import new_model
+from tests.specimens import tokenizer_json, tokens
+
+pytest.importorskip("transformers")
+
+SIZES = {
+    "hidden_size": 96, "intermediate_size": 200, "num_hidden_layers": 4, "num_attention_heads": 8,
+    "num_key_value_heads": 4, "head_dim": 16,
+}  # fmt: skip
+RANK, WIDTH = 56, 72
+
+
+def factors(weight, rank=RANK):
+    u, s, v = torch.linalg.svd(weight.float(), full_matrices=False)
+    return u[:, :rank] * s[:rank].sqrt(), s[:rank].sqrt()[:, None] * v[:rank]
+
+
+def svd_llm(name, weight):
+    left, right = factors(weight)
+    stem = name.removesuffix("_proj.weight")
+    return {f"{stem}_u_proj.weight": left, f"{stem}_v_proj.weight": right}
+
+
+def asvd(name, weight):
+    left, right = factors(weight)
+    stem = name.removesuffix(".weight")
+    return {f"{stem}.ALinear.weight": left, f"{stem}.BLinear.weight": right}
+
+
+def quarot(name, weight):
+    return {name.removesuffix("weight") + "module.weight": weight}
+
+
+def sliced(tensors):
+    """As SliceGPT: a basis for each layer, a quarter of the channels cut, norms without weights, shortcuts between."""
+    generator = torch.Generator().manual_seed(7)
+
+    def basis():
+        return torch.linalg.qr(torch.randn(96, 96, generator=generator)).Q[:, :WIDTH]
+
+    made, q = {}, basis()
+    made["model.embed_tokens.weight"] = tensors["model.embed_tokens.weight"] @ q
+    for layer in range(SIZES["num_hidden_layers"]):
+        at = f"model.layers.{layer}."
+        for part, reading, writing, norm in (
+            ("self_attn", "q k v", "o", "input_layernorm"), ("mlp", "gate up", "down", "post_attention_layernorm"),
+        ):  # fmt: skip
+            gain = tensors[f"{at}{norm}.weight"]
+            for one in reading.split():
+                made[f"{at}{part}.{one}_proj.weight"] = (tensors[f"{at}{part}.{one}_proj.weight"] * gain) @ q
+            after = basis()
+            made[f"{at}{part}.{writing}_proj.weight"] = after.T @ tensors[f"{at}{part}.{writing}_proj.weight"]
+            made[f"{at}{'attn' if part == 'self_attn' else 'mlp'}_shortcut_Q"] = q.T @ after
+            q = after
+    made["lm_head.weight"] = (tensors["lm_head.weight"] * tensors["model.norm.weight"]) @ q
+    return made
+
+
+def by_weight(made_of):
+    """Of a layer's matrices what a method makes, the rest as it is."""
+
+    def make(tensors):
+        made = {}
+        for name, tensor in tensors.items():
+            is_matrix = ".layers." in name and tensor.ndim == 2
+            made |= made_of(name, tensor) if is_matrix else {name: tensor}
+        return made
+
+    return make
+
+
+METHODS = {"SVD-LLM": by_weight(svd_llm), "ASVD": by_weight(asvd), "QuaRot": by_weight(quarot), "SliceGPT": sliced}
+
+
+def write(folder, model, make=dict):
+    folder.mkdir()
+    tensors = make({name: tensor.float() for name, tensor in model.state_dict().items()})
+    save_file({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(model.config.to_dict()))
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json(tokens(model.config.vocab_size))))
+    return folder
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_weight_of_a_layer_has_a_role(method, tmp_path):
+    model = Model(open_repository(str(write(tmp_path / "it", new_model(seed=0, **SIZES), METHODS[method]))))
+    assert model.anatomy.unplaced == () and model.anatomy.unread_layers == ()
+    assert all(len([r for r in layer.parts if not r.is_norm]) == 7 for layer in model.anatomy.layers)
+    for layer in model.anatomy.layers:
+        model.anatomy.check_shapes(layer, lambda name: model.tensors.spec(name).shape)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_relative_is_found_and_a_stranger_is_not(method, tmp_path):
+    base = write(tmp_path / "base", new_model(seed=0, **SIZES))
+    relative = new_embeddings(copy.deepcopy(new_model(seed=0, **SIZES)))
+    found = compare(base, write(tmp_path / "relative", relative, METHODS[method]), progress=False)
+    assert found.verdict is Verdict.HOMOLOGOUS
+    stranger = write(tmp_path / "stranger", new_model(seed=9, **SIZES), METHODS[method])
+    assert compare(base, stranger, progress=False).verdict is Verdict.NO_EVIDENCE

@@ -16,7 +16,7 @@ from mdir_hf.render.figures import CellGrid, figure_cells, figure_img, pair_test
 from mdir_hf.render.sections import FigureName
 from mdir_space.html.templates import render
 
-KEYS = "Arrow keys move from cell to cell, plus and minus zoom."
+KEYS = "Arrow keys move from cell to cell, plus and minus zoom, 0 shows all."
 OPENS_PARTS = "Enter shows the parts of a pair."
 OPENS_COMPARISON = "Enter opens the comparison of the two models."
 

@@ -3,6 +3,7 @@
   // Figures answer here: which cell is asked, by pointer, finger or keys, and what it says. All text is set as text.
   const known = new WeakMap();
   const MOST_ZOOM = 8;
+  const FACTORS = { closer: 2, farther: 0.5, whole: 0 };
 
   let held = {};
 
@@ -10,7 +11,7 @@
     if (!known.has(cells)) {
       const data = JSON.parse(cells.dataset.cells);
       if (data.steps) data.steps = Uint8Array.from(atob(data.steps), (letter) => letter.charCodeAt(0));
-      known.set(cells, { data, row: 0, column: 0 });
+      known.set(cells, { data, row: 0, column: 0, zoom: 1, left: 0, top: 0 });
     }
     return known.get(cells);
   };
@@ -59,6 +60,80 @@
     return data.merged && !isIn(data, ...to) ? [row, column] : to;
   };
 
+  // A lens over the cells shows a part of the picture, larger; the labels around it stay. Shares of the cells' box.
+  const drawMark = (cells) => {
+    const { data, row, column, zoom, left, top } = dataOf(cells);
+    const [block, ends] = [blockOf(data, row, column), endsOf(data)];
+    const begins = block.left ? ends[block.left - 1] : 0;
+    const { style } = cells.querySelector(".mark");
+    style.left = `${100 * zoom * (begins - left)}%`;
+    style.top = `${100 * zoom * (block.top / data.rows.length - top)}%`;
+    style.width = `${100 * zoom * (ends[block.right] - begins)}%`;
+    style.height = `${100 * zoom * (block.bottom + 1 - block.top) / data.rows.length}%`;
+  };
+  const within = (share, zoom) => Math.max(0, Math.min(1 - 1 / zoom, share));
+  const look = (cells, zoom, left, top) => {
+    const asked = dataOf(cells);
+    asked.zoom = Math.max(1, Math.min(MOST_ZOOM, zoom));
+    [asked.left, asked.top] = [within(left, asked.zoom), within(top, asked.zoom)];
+    let lens = cells.querySelector(".lens");
+    if (!lens) {
+      lens = document.createElement("div");
+      lens.className = "lens";
+      for (const shown of cells.closest(".sheet").querySelectorAll(":scope > span")) {
+        const part = document.createElement("span");
+        part.className = shown.className;
+        const image = shown.querySelector("img").cloneNode();
+        image.alt = "";
+        part.append(image);
+        lens.append(part);
+      }
+      cells.prepend(lens);
+    }
+    const [x, y, width, height] = ["left", "top", "width", "height"].map((side) => parseFloat(cells.style[side]));
+    for (const image of lens.querySelectorAll("img")) {
+      image.style.setProperty("width", `${10000 * asked.zoom / width}%`, "important");
+      image.style.left = `${-100 * asked.zoom * (x / width + asked.left)}%`;
+      image.style.top = `${-100 * asked.zoom * (y / height + asked.top)}%`;
+    }
+    cells.classList.toggle("zoomed", asked.zoom > 1);
+    drawMark(cells);
+    // The numbers on the axes belong to the whole picture.
+    const note = cells.closest(".answers").querySelector(".part");
+    const ends = endsOf(asked.data);
+    const first = (share) => ends.findIndex((end) => end > share + 1e-9);
+    const [n, size] = [asked.data.rows.length, 1 / asked.zoom];
+    const down = [Math.floor(n * asked.top + 1e-6), Math.min(n - 1, Math.ceil(n * (asked.top + size) - 1e-6) - 1)];
+    const right = first(asked.left + size - 2e-9);
+    const along = [first(asked.left), right < 0 ? ends.length - 1 : right];
+    const range = (labels, [from, to]) => `${labels[from]} to ${labels[to]}`;
+    note.hidden = asked.zoom === 1;
+    note.textContent = `Enlarged: ${range(asked.data.rows, down)} down, ${range(asked.data.columns, along)} along. ` +
+      "The axes are those of the whole.";
+  };
+  // Closer to a point, which stays where it is.
+  const zoomAt = (cells, factor, x, y) => {
+    const { zoom, left, top } = dataOf(cells);
+    const now = Math.max(1, Math.min(MOST_ZOOM, zoom * factor));
+    look(cells, now, left + x / zoom - x / now, top + y / zoom - y / now);
+  };
+  const middle = (cells) => {
+    const { data, row, column, zoom, left, top } = dataOf(cells);
+    if (!cells.classList.contains("asked")) return [0.5, 0.5];
+    const ends = endsOf(data);
+    const x = zoom * ((ends[column] + (column ? ends[column - 1] : 0)) / 2 - left);
+    return [x, zoom * ((row + 0.5) / data.rows.length - top)].map((share) => Math.max(0, Math.min(1, share)));
+  };
+  // What is asked by keys is brought into the lens.
+  const bring = (cells) => {
+    const { data, row, column, zoom, left, top } = dataOf(cells);
+    if (zoom === 1) return;
+    const ends = endsOf(data);
+    const [begin, end] = [column ? ends[column - 1] : 0, ends[column]];
+    const into = (from, to, start) => (from < start ? from : to > start + 1 / zoom ? to - 1 / zoom : start);
+    look(cells, zoom, into(begin, end, left), into(row / data.rows.length, (row + 1) / data.rows.length, top));
+  };
+
   // A screen reader hears what is asked for; of an answer that was renewed, what is new.
   const ask = (cells, row, column, heard = "") => {
     const asked = dataOf(cells);
@@ -69,13 +144,7 @@
     const figure = cells.closest(".answers");
     if (cells.classList.contains("asked") && before[0] === asked.row && before[1] === asked.column) return;
     for (const other of figure.querySelectorAll(".cells")) other.classList.toggle("asked", other === cells);
-    const mark = cells.querySelector(".mark");
-    const [block, ends] = [blockOf(data, asked.row, asked.column), endsOf(data)];
-    const begins = block.left ? ends[block.left - 1] : 0;
-    mark.style.left = `${100 * begins}%`;
-    mark.style.top = `${100 * block.top / data.rows.length}%`;
-    mark.style.width = `${100 * (ends[block.right] - begins)}%`;
-    mark.style.height = `${100 * (block.bottom + 1 - block.top) / data.rows.length}%`;
+    drawMark(cells);
     const told = figure.querySelector(".said");
     told.textContent = said(data, asked.row, asked.column);
     const address = linkOf(data, asked.row, asked.column);
@@ -89,12 +158,16 @@
     held = { figure, name: figure.dataset.name, cells, words, row: data.rows[asked.row], column: data.columns[asked.column] };
   };
 
-  const cellAt = (cells, event) => {
+  const pointIn = (cells, event) => {
     const box = cells.getBoundingClientRect();
-    const { data } = dataOf(cells);
-    const along = (event.clientX - box.left) / box.width;
+    return [(event.clientX - box.left) / box.width, (event.clientY - box.top) / box.height];
+  };
+  const cellAt = (cells, event) => {
+    const { data, zoom, left, top } = dataOf(cells);
+    const [x, y] = pointIn(cells, event);
+    const along = left + x / zoom;
     const column = endsOf(data).findIndex((end) => along < end);
-    return [Math.floor(data.rows.length * (event.clientY - box.top) / box.height), column < 0 ? data.columns.length : column];
+    return [Math.floor(data.rows.length * (top + y / zoom)), column < 0 ? data.columns.length : column];
   };
 
   const element = (name, words) => {
@@ -140,13 +213,11 @@
   };
 
   const zoom = (figure, factor) => {
-    const sheet = figure.querySelector(".sheet");
-    const now = Math.max(1, Math.min(MOST_ZOOM, (parseFloat(sheet.dataset.zoom) || 1) * factor));
-    sheet.dataset.zoom = now;
-    sheet.style.setProperty("--zoom", now);
-    figure.classList.toggle("zoomed", now > 1);
-    const mark = figure.querySelector(".cells.asked .mark");
-    if (mark) mark.scrollIntoView({ block: "nearest", inline: "center" });
+    const all = [...figure.querySelectorAll(".cells")];
+    for (const cells of all.filter((each) => each.classList.contains("asked")).concat(all).slice(0, 1)) {
+      if (factor) zoomAt(cells, factor, ...middle(cells));
+      else look(cells, 1, 0, 0);
+    }
   };
 
   const save = (figure, kind) => {
@@ -176,13 +247,50 @@
 
   const closest = (event, selector) => (event.target instanceof Element ? event.target.closest(selector) : null);
 
+  // Pointers that are down on cells: one drags what is larger, two pinch.
+  const down = new Map();
+  let dragged = false;
+  document.addEventListener("pointerdown", (event) => {
+    const cells = closest(event, ".answers .cells");
+    if (!cells) return;
+    down.set(event.pointerId, { cells, point: pointIn(cells, event) });
+    dragged = false;
+  });
+  for (const kind of ["pointerup", "pointercancel"]) {
+    document.addEventListener(kind, (event) => { down.delete(event.pointerId); });
+  }
+  const apart = (points) => Math.hypot(points[0][0] - points[1][0], points[0][1] - points[1][1]);
   document.addEventListener("pointermove", (event) => {
     const cells = closest(event, ".answers .cells");
-    if (cells) ask(cells, ...cellAt(cells, event));
+    const held = down.get(event.pointerId);
+    if (!down.size) dragged = false;
+    if (held && held.cells === cells) {
+      const point = pointIn(cells, event);
+      const other = [...down.values()].find((each) => each !== held && each.cells === cells);
+      const { zoom: now, left, top } = dataOf(cells);
+      if (other) {
+        const before = apart([held.point, other.point]);
+        if (before > 0) zoomAt(cells, apart([point, other.point]) / before, ...other.point);
+        dragged = true;
+      } else if (now > 1) {
+        const moved = [point[0] - held.point[0], point[1] - held.point[1]];
+        if (Math.hypot(...moved) > 0.01) dragged = true;
+        look(cells, now, left - moved[0] / now, top - moved[1] / now);
+      }
+      held.point = point;
+    }
+    if (cells && !dragged) ask(cells, ...cellAt(cells, event));
   });
+  // Pinching a touch pad is a wheel with Ctrl. Without it the page scrolls, until the figure is larger.
+  document.addEventListener("wheel", (event) => {
+    const cells = closest(event, ".answers .cells");
+    if (!cells || !(event.ctrlKey || event.metaKey || dataOf(cells).zoom > 1)) return;
+    event.preventDefault();
+    zoomAt(cells, event.deltaY < 0 ? 1.25 : 0.8, ...pointIn(cells, event));
+  }, { passive: false });
   document.addEventListener("click", (event) => {
     const cells = closest(event, ".answers .cells");
-    if (cells) {
+    if (cells && !dragged) {
       ask(cells, ...cellAt(cells, event));
       open(cells, event);
     }
@@ -190,7 +298,7 @@
     if (!button) return;
     const figure = button.closest(".answers");
     const what = button.dataset.do;
-    if (what === "closer" || what === "farther") zoom(figure, what === "closer" ? 2 : 0.5);
+    if (what in FACTORS) zoom(figure, FACTORS[what]);
     else save(figure, what);
   });
   // What has the focus, what is asked and what is unfolded of an answer that grows stays so when it is renewed.
@@ -219,7 +327,8 @@
       const cells = again && [...again.querySelectorAll(".cells")].find((each) => dataOf(each).data.rows.includes(held.row));
       if (cells) {
         const [before, { data }] = [held, dataOf(cells)];
-        zoom(again, parseFloat(before.figure.querySelector(".sheet").dataset.zoom) || 1);
+        const { zoom: factor, left, top } = dataOf(before.cells);
+        if (factor > 1) look(cells, factor, left, top);
         ask(cells, data.rows.indexOf(before.row), Math.max(0, data.columns.indexOf(before.column)), before.words);
         if (focused === before.cells && isNowhere()) cells.focus({ preventScroll: true });
       }
@@ -245,9 +354,9 @@
     };
     if (moves[event.key]) ask(cells, ...moves[event.key]);
     else if (event.key === "Enter" || event.key === " ") open(cells, event);
-    else if (event.key === "+" || event.key === "-") zoom(cells.closest(".answers"), event.key === "+" ? 2 : 0.5);
+    else if ("+-0".includes(event.key)) zoom(cells.closest(".answers"), { "+": 2, "-": 0.5, 0: 0 }[event.key]);
     else return;
     event.preventDefault();
-    if (moves[event.key]) cells.querySelector(".mark").scrollIntoView({ block: "nearest", inline: "nearest" });
+    if (moves[event.key]) bring(cells);
   });
 })();

@@ -69,18 +69,57 @@ def test_a_click_opens_the_parts_of_that_pair(layers):
     expect(figure.locator(".of-pair caption")).to_contain_text("layer 0 of")
 
 
-def test_closer_and_farther_keep_the_page_as_wide_as_it_is(layers):
+def asked(figure):
+    """The two layers that the figure tells of."""
+    return [int(number) for number in re.findall(r"layer (\d+) of", figure.locator(".said").inner_text(), re.I)]
+
+
+def test_closer_shows_a_part_and_the_labels_stay(layers):
     page, figure = layers(**PHONE)
-    sheet = figure.locator(".sheet")
-    before = sheet.bounding_box()["width"]
+    cells, sheet = figure.locator(".cells"), figure.locator(".sheet")
+    before = sheet.bounding_box()
+    box = cells.bounding_box()
+    corner = {"x": box["width"] * 0.98, "y": box["height"] * 0.98}
+    cells.tap(position=corner)
+    assert asked(figure) == [29, 29]
     figure.get_by_role("button", name="Closer").click()
-    assert sheet.bounding_box()["width"] == pytest.approx(2 * before, rel=0.02)
-    assert overflow(page) == 0
-    focus(figure.locator(".cells"))
-    page.keyboard.press("-")
-    assert sheet.bounding_box()["width"] == pytest.approx(before, rel=0.02)
-    figure.locator(".cells").tap(position={"x": 20, "y": 20})
-    expect(figure.locator(".said")).to_contain_text("Layer")
+    after = sheet.bounding_box()
+    assert (after["width"], after["height"]) == (before["width"], before["height"]) and overflow(page) == 0
+    expect(figure.locator(".lens")).to_be_visible()
+    expect(figure.locator(".part")).to_have_text(
+        "Enlarged: 14 to 29 down, 14 to 29 along. The axes are those of the whole."
+    )
+    cells.tap(position={"x": box["width"] * 0.02, "y": box["height"] * 0.02})
+    assert asked(figure) == [15, 15]  # the lower right quarter begins within layer 14
+    focus(cells)
+    page.keyboard.press("Home")
+    page.keyboard.press("ArrowRight")
+    assert asked(figure) == [15, 1] and figure.locator(".mark").bounding_box()["x"] >= box["x"] - 1
+    page.keyboard.press("0")
+    expect(figure.locator(".lens")).to_be_hidden()
+
+
+def test_the_wheel_zooms_with_ctrl_and_dragging_moves(layers):
+    page, figure = layers()
+    cells = figure.locator(".cells")
+    cells.scroll_into_view_if_needed()
+    box = cells.bounding_box()
+    x, y = box["x"] + box["width"] * 0.5, box["y"] + box["height"] * 0.5
+    page.mouse.move(x, y)
+    page.keyboard.down("Control")
+    for _ in range(5):
+        page.mouse.wheel(0, -100)
+    page.keyboard.up("Control")
+    expect(figure.locator(".lens")).to_be_visible()
+    page.mouse.move(x + 1, y + 1)
+    before = asked(figure)
+    page.mouse.down()
+    page.mouse.move(x - box["width"] * 0.3, y - box["height"] * 0.3, steps=4)
+    page.mouse.up()
+    page.mouse.move(x, y)
+    assert all(now > then for now, then in zip(asked(figure), before, strict=True))
+    figure.get_by_role("button", name="Whole").click()
+    expect(figure.locator(".lens")).to_be_hidden()
 
 
 @pytest.mark.parametrize(("kind", "begins"), [("SVG", b"<?xml"), ("PNG", b"\x89PNG")])
@@ -95,14 +134,20 @@ def test_the_picture_is_taken_along_as_it_is_seen(layers, kind, begins):
 
 def test_the_flow_of_layers_and_the_channels_answer_too(layers):
     page, _ = layers()
-    flow = page.locator('.answers[data-name="flow"]')
-    focus(flow.locator(".cells"))
-    page.keyboard.press("ArrowDown")
-    expect(flow.locator(".said")).to_have_text(re.compile("^Layer 1 of .*: matches layer 1 of"))
+    assert page.locator('.answers[data-name="flow"]').count() == 0  # every layer is where it was
     open_tab(page, "Modules")
     strip = page.locator('.answers[data-name="modules"]')
     focus(strip.locator(".cells").first)
     expect(strip.locator(".said")).to_have_text(re.compile("^Query, layer 0 and 0 of .*log10 p -"))
+
+    open_example(page, "upscaled")
+    expect(page.locator(".sentence")).to_contain_text("deeper")
+    settle(page)
+    open_tab(page, "Layers")
+    flow = page.locator('.answers[data-name="flow"]')
+    focus(flow.locator(".cells"))
+    page.keyboard.press("ArrowDown")
+    expect(flow.locator(".said")).to_have_text(re.compile("^Layer 1 of .*: matches layer 1 of"))
 
     open_example(page, "fine-tune")
     expect(page.locator(".sentence")).to_contain_text("fine-tuned")

@@ -165,10 +165,10 @@ class LayerPattern(Term):
 class LayerRole(Term):
     """The matrix that stands for a layer where layers are mapped."""
 
-    V = "v"
-    K = "k"
-    UP = "up"
-    KV_LATENT = "kv_latent"
+    V = "v", "values"
+    K = "k", "keys"
+    UP = "up", "MLP up projections"
+    KV_LATENT = "kv_latent", "key and value latents"
 
 
 class ModuleRole(Term):

@@ -47,8 +47,8 @@ _NO_MATCH = {
 }
 
 _BASIS = {
-    ResidualMap.IDENTITY: "in the same residual basis",
-    ResidualMap.ROTATION: "behind a fitted rotation",
+    ResidualMap.IDENTITY: "as they are",
+    ResidualMap.ROTATION: "once one model is rotated",
 }
 
 

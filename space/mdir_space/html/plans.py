@@ -95,7 +95,7 @@ def in_sentences(plan: FamilyPlan | SurveyReads, pace: Pace, limits: Limits) -> 
     said.append(f"Takes {' to '.join(times)}, by estimate.")
     if cost.requests is not None and cost.requests.n_models:
         n_requests = cost.requests.api + cost.requests.files
-        said.append(f"Asks the Hub {n_requests} times at most, and its store of files for the rows.")
+        said.append(f"Sends at most {n_requests} requests to the Hub, and reads the rows from its CDN.")
     return " ".join(said)
 
 

@@ -361,7 +361,7 @@ def test_plans_of_families_and_surveys_read_no_weights(hub, index):
     assert f"The card declares {BASE}: comparing the two reads" in said and "Never more than 100 kB in all" in said
     said = in_sentences(reads, Pace(), Limits())
     assert said.startswith("Reads 1,499 rows of each of 3 models, 2.11 MB in all, and compares 3 pairs. In each pair")
-    assert "Takes 10 seconds to 30 seconds, by estimate. Asks the Hub" in said
+    assert "Takes 10 seconds to 30 seconds, by estimate. Sends at most" in said
 
     of_author = finish(service.plan(family_question("owner"), ANYBODY))
     assert {BASE, STRANGER} <= set(of_author.n_rows) and PRIVATE not in of_author.n_rows

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -49,8 +50,8 @@ def desk(tmp_path, monkeypatch):
 
     place = tmp_path / "docs" / "notebooks"
     place.mkdir(parents=True)
-    (tmp_path / "demo-out").mkdir()
-    (tmp_path / "demo-out" / "models").symlink_to(demo_lineage().folder)
+    # Not a link: what a notebook writes beside the models would lie beside those that are kept.
+    shutil.copytree(demo_lineage().folder, tmp_path / "demo-out" / "models")
     for name, value in environment().items():
         monkeypatch.setenv(name, value)
     return place

@@ -147,6 +147,8 @@ class Service:
 
     def warm_up(self) -> None:
         """Start importing, and asking the Hub for, what the first visitor would otherwise wait for."""
+        # It reads its files while it records warnings, also those of what other threads import meanwhile.
+        import_module("matplotlib.style")
         self._pool.warm_up()
         threading.Thread(target=_prepare_first_answer, name="warm-up", daemon=True).start()
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from pathlib import Path
 
 ELLIPSIS = "…"
 LONGEST_TEXT = 4000
@@ -56,6 +57,12 @@ def shown_name(name: str, *, length: int = 60) -> str:
         length: In characters, at least 3.
     """
     return visible_text(name, length=length) or "(no name)"
+
+
+def without_folders(names: Sequence[str]) -> tuple[str, ...]:
+    """Return names for a picture: of a path on this disk its last part, where that tells it from the others."""
+    last = [Path(name).name or name if name.startswith(("/", "~", ".")) else name for name in names]
+    return tuple(short if last.count(short) == 1 else name for short, name in zip(last, names, strict=True))
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from mdir_hf.names import without_folders
 from mdir_hf.render.figures.evidence import draw_looks, draw_null
 from mdir_hf.render.figures.layer_flow import draw_layer_flow
 from mdir_hf.render.figures.layer_map import draw_layer_map
@@ -48,13 +49,10 @@ def draw_figures(
         InputError: If matplotlib is not installed, or there is no such style.
     """
     expect_style(style)
-    if labels is not None:
-        models = (
-            replace(model, repo=label)
-            for model, label in zip((report.reference, report.candidate), labels, strict=True)
-        )
-        reference, candidate = models
-        report = replace(report, reference=reference, candidate=candidate)
+    sides = (report.reference, report.candidate)
+    names = labels or without_folders([model.repo for model in sides])
+    reference, candidate = (replace(model, repo=name) for model, name in zip(sides, names, strict=True))
+    report = replace(report, reference=reference, candidate=candidate)
     theme = theme_of(dark=dark)
     figures: dict[str, Figure] = {}
     with drawing():

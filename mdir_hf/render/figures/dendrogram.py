@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from mdir_hf.errors import InputError
-from mdir_hf.names import shown_name
+from mdir_hf.names import shown_name, without_folders
 from mdir_hf.render.figures.cells import CellGrid, box_of
 from mdir_hf.render.figures.sheet import HEAD, POINTS, SMALL_SIZE, WIDTH, add_axes, drawing, fitted, new_sheet
 from mdir_hf.render.figures.theme import Theme, theme_of
@@ -233,7 +233,7 @@ def _draw(families: Sequence[_Family], theme: Theme, *, n_left_out: int, alone: 
         places += [family.row + at for at in range(len(family.names))]
         labels += family.names
     size = min(SMALL_SIZE, 0.72 * ROW * POINTS)
-    shown = [fitted(shown_name(name), (_NAMES - 0.2) * POINTS, size) for name in labels]
+    shown = [fitted(shown_name(name), (_NAMES - 0.2) * POINTS, size) for name in without_folders(labels)]
     axes.set_yticks(places, shown, fontsize=size)
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(families[-1].row + len(families[-1].names) - 0.5, -0.5)

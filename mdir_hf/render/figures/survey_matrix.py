@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mdir_hf.errors import InputError
-from mdir_hf.names import shown_name
+from mdir_hf.names import shown_name, without_folders
 from mdir_hf.render.figures.layer_map import short_number
 from mdir_hf.render.figures.sheet import (
     HEAD,
@@ -227,7 +227,8 @@ def _name_rows(
     room = (_NAMES - 0.25) * POINTS
     if cell >= NAMED:
         size = min(SMALL_SIZE + 0.5, 0.72 * cell * POINTS)
-        labels = [fitted(f"{shown_name(names[i])}  {row + 1}", room, size) for row, i in enumerate(order)]
+        short = without_folders(names)
+        labels = [fitted(f"{shown_name(short[i])}  {row + 1}", room, size) for row, i in enumerate(order)]
         axes.set_yticks(range(n), labels, fontsize=size)
         step = next(s for s in (1, 2, 5, 10) if s * cell >= 0.17 or s == 10)
         axes.set_xticks(range(0, n, step), [str(column + 1) for column in range(0, n, step)])

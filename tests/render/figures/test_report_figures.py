@@ -16,7 +16,7 @@ import pytest
 
 from mdir_hf import HomologyChecker, HomologyReport
 from mdir_hf.render.figures import draw_figures, draw_survey_matrix, figure_bytes
-from tests.render.figures.drawn_reports import NO_ARRAYS, a_report, stranger
+from tests.render.figures.drawn_reports import NO_ARRAYS, a_model, a_report, stranger
 from tests.specimens import gaussian, write_model
 
 matplotlib = pytest.importorskip("matplotlib")
@@ -164,3 +164,17 @@ def test_threads_change_matplotlibs_settings_one_after_the_other(monkeypatch):
     assert not overlapped.is_set()
     assert one == other
     assert dict(matplotlib.rcParams) == before
+
+
+def test_figures_name_folders_by_their_last_part():
+    report = a_report(reference=a_model("/home/me/models/base"), candidate=a_model("/tmp/tuned"))
+    said = figure_texts(report.figures()["layers"])
+    assert "base" in said and "tuned" in said and "/home" not in said
+    twins = a_report(reference=a_model("/home/one/base"), candidate=a_model("/home/two/base"))
+    assert "/home/one/base" in figure_texts(twins.figures()["layers"])
+
+
+def figure_texts(figure):
+    from matplotlib.text import Text
+
+    return " ".join(artist.get_text() for artist in figure.findobj(Text))

@@ -72,6 +72,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     if page.file.src_uri == "changes.md":  # it lies one folder higher in the repository
         markdown = re.sub(r"\]\(docs/", "](", markdown)
         markdown = re.sub(r"\]\((?!https?://|#)([A-Z]+\.md|mdir_hf/[^)]+)\)", r"](../\1)", markdown)
+    markdown = markdown.replace("](../../benchmarks/results/", "](../images/results/")
     markdown = markdown.replace("](../benchmarks/results/", "](images/results/")
     markdown = markdown.replace("](../../space/pictures/", "](../images/pictures/")
     markdown = re.sub(r"(\]\([^)\s]*notebooks/[\w-]+)\.ipynb\)", r"\1.md)", markdown)

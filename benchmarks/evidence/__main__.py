@@ -1,4 +1,4 @@
-"""Write the page."""
+"""Write the pages."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 def main() -> None:
-    """Write the page and its figures."""
+    """Write the pages and their figures."""
     evidence = make_evidence(read_results(), read_written())
-    (DOCS / "evidence.md").write_text(evidence.text, encoding="utf-8")
+    (DOCS / "evidence").mkdir(exist_ok=True)
+    for place, text in evidence.pages.items():
+        (DOCS / place).write_text(text, encoding="utf-8")
     for name, figure in evidence.figures.items():
         data = io.BytesIO()
         figure.savefig(data, format="png", dpi=80, metadata={"Software": None})
         (DOCS / "images" / name).write_bytes(data.getvalue())
-    print(f"docs/evidence.md and {len(evidence.figures)} figures")
+    print(f"docs/evidence.md, {len(evidence.pages) - 1} pages with all rows, {len(evidence.figures)} figures")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The page: sections in their order, and what was not run."""
+"""The pages: a short one to read, one for each section with all of its rows, and what was not run."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Evidence:
-    """A page in parts, and the figures that it shows, by file name."""
+    """Pages by their place in the documentation, and the figures that they show, by file name."""
 
-    text: str
+    pages: dict[str, str]
     figures: dict[str, Figure]
 
 
 def make_evidence(results: Results, written: Mapping[str, str]) -> Evidence:
-    """The page and its figures; a section whose results are missing is left out and named at the end.
+    """The pages and their figures; a section whose results are missing is left out and named at the end.
 
     Args:
         results: Result files by name.
@@ -50,7 +50,34 @@ def make_evidence(results: Results, written: Mapping[str, str]) -> Evidence:
         else:
             missing.append(f"- {title}: no `{name}` in results")
     not_run = "\n".join([*NOT_RUN, *missing])
-    return Evidence("\n\n".join([OPENING, *sections, f"## What was not run\n\n{not_run}"]) + "\n", figures)
+    pages = {f"evidence/{_slug(section)}.md": _page_of(section) for section in sections}
+    more = "\n".join(f"- [{_title(section)}]({place})" for place, section in zip(pages, sections, strict=True))
+    front = [OPENING, *map(_in_short, sections[:1]), f"## All tables\n\n{more}", f"## What was not run\n\n{not_run}"]
+    return Evidence({"evidence.md": "\n\n".join(front) + "\n", **pages}, figures)
+
+
+def _title(section: str) -> str:
+    return section.partition("\n")[0].removeprefix("## ")
+
+
+def _slug(section: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", _title(section).partition(" (")[0].lower()).strip("-")
+
+
+def _page_of(section: str) -> str:
+    """A section as a page in a folder of its own."""
+    lower = re.sub(r"^#(#+ )", r"\1", section, flags=re.M)
+    return re.sub(r"\]\((?!https?://|#)", "](../", lower).strip() + "\n"
+
+
+def _in_short(section: str) -> str:
+    """What comes before the rows of all pairs, and of those the ones that third parties made."""
+    before, head, rows = re.split(r"^(\| reference \| candidate .*\n\|[-| ]+\|\n)", section, maxsplit=1, flags=re.M)
+    family = [line for line in rows.splitlines() if "| third party |" in line]
+    return (
+        f"{before}The pairs that other people made, all rows are [here](evidence/real-models.md):\n\n{head}"
+        + "\n".join(family)
+    )
 
 
 OPENING = """# Evidence

@@ -58,8 +58,9 @@ SURE_TESTS = ("subspaces", "frequencies", "neurons")
 
 LEAST_NOISE = 1.0
 """Agreement on a few axes is outweighed by layers that are not significant where these would have been with noise as
-large as the weights themselves. Independently trained models of one recipe share some dozens of axes (docs/evidence.md,
-"Real models"): of Qwen2.5-Coder-0.5B-Instruct and -1.5B-Instruct 74 channels are significant one by one, no layer."""
+large as the weights themselves. Independently trained models of one recipe share some dozens of axes
+(docs/evidence/real-models.md): of Qwen2.5-Coder-0.5B-Instruct and -1.5B-Instruct 74 channels are significant one by
+one, no layer."""
 
 
 def is_trusted(matrix: MatrixResult) -> bool:

@@ -43,9 +43,14 @@ def peer_row(models, scores, *, threshold=None, cpu_s=(0.0, 0.0, 0.0, 0.0)):
     }
 
 
-def test_the_page_is_what_the_script_makes_of_the_results():
+def test_the_pages_are_what_the_script_makes_of_the_results():
     made = make_evidence(read_results(), read_written())
-    assert (DOCS / "evidence.md").read_text(encoding="utf-8") == made.text
+    for place, text in made.pages.items():
+        assert (DOCS / place).read_text(encoding="utf-8") == text
+    assert {path.name for path in (DOCS / "evidence").glob("*.md")} == {
+        place.rpartition("/")[2] for place in made.pages if "/" in place
+    }
+    assert len(made.pages["evidence.md"].split()) < 1000  # it is read, the others are looked up
     for name in made.figures:
         assert (DOCS / "images" / name).exists()
 
@@ -66,7 +71,7 @@ def test_every_result_file_is_of_a_section():
 
 
 def test_without_results_every_section_is_named_as_not_run():
-    text = make_evidence({}, {}).text
+    text = make_evidence({}, {}).pages["evidence.md"]
     for name in (*(name for name, _, _ in SECTIONS), *PAPER.values()):
         assert f"- {name}: no `" in text
 

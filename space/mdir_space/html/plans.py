@@ -108,6 +108,10 @@ def _of_family(plan: FamilyPlan) -> list[str]:
             f"The search reads {search.n_rows} rows of the embedding, {size_text(search.n_bytes)}, and holds them "
             f"against the index of {bases}."
         )
+        if search.n_bytes_of_neurons:
+            said.append(
+                f"Where they show nothing, it reads neurons of all layers: {size_text(search.n_bytes_of_neurons)}."
+            )
         if search.excluded_noise is None:
             said.append("None of them is as wide as this model, so that the search can exclude no copy.")
         else:

@@ -36,7 +36,7 @@ class Format:
     """One way in which weights may lie in a tree.
 
     Attributes:
-        looks_for: The file names it looks for, as a user would write them.
+        looks_for: The file names it looks for, as a user would write them; empty where it is not read.
         open: Returns the tensors, or None where this format is not there. Takes the tree and the variant.
     """
 
@@ -253,20 +253,35 @@ def _refuse_adapter(tree: FileTree, variant: str | None) -> ShardedTensors | Non
 
 
 def _refusal(name: str, patterns: str, advice: str) -> Format:
-    """A format that is recognised by its file names, and not read by this version."""
+    """A format that is recognised by its file names, in the root or by patterns with a folder, and is not read."""
 
     def refuse(tree: FileTree, variant: str | None) -> ShardedTensors | None:
         del variant
-        found = [path for path in _in_root(tree) if any(fnmatch.fnmatchcase(path, p) for p in patterns.split())]
-        if found:
+        found = [
+            path
+            for path in sorted(tree.files)
+            if any(fnmatch.fnmatchcase(path, p) and ("/" in path) is ("/" in p) for p in patterns.split())
+        ]
+        if found and not _readable_below(tree):
             raise UnsupportedFormatError(
                 f"the weights are in {name} ({list_some(found)}), which this version does not read; {advice}"
             )
         return None
 
-    return Format(patterns, refuse)
+    return Format("", refuse)
 
 
+def _refuse_ctranslate2(tree: FileTree, variant: str | None) -> ShardedTensors | None:
+    del variant
+    in_root = set(_in_root(tree))
+    if "model.bin" in in_root and any(fnmatch.fnmatchcase(path, "*vocabulary.*") for path in in_root):
+        raise UnsupportedFormatError(
+            f"the weights are in CTranslate2's format (model.bin), which is not read; {_EXPORTED}"
+        )
+    return None
+
+
+_EXPORTED = "compare the checkpoint that they were exported from"
 _PEFT_ADAPTER = Format(" and ".join((ADAPTER_CONFIG, ADAPTER_WEIGHTS[0])), _refuse_adapter)
 _CONVERT = "convert them to safetensors (`save_pretrained` writes it), or compare a copy that has it"
 
@@ -280,10 +295,16 @@ FORMATS: tuple[Format, ...] = (
     Format("pytorch_model-00001-of-000NN.bin", _PYTORCH.open_shards),
     Format("*.safetensors", _refuse_unclear),
     _PEFT_ADAPTER,
+    Format("", _refuse_ctranslate2),
     Format("*.pth, *.pt, *model*.bin", open_only_pytorch_file),
     Format("*.gguf", open_gguf),
     _refusal("TensorFlow or Flax files", "tf_model*.h5 flax_model*.msgpack model.ckpt*", _CONVERT),
-    _refusal("ONNX", "*.onnx", "compare the checkpoint that it was exported from"),
+    _refusal("ONNX", "*.onnx onnx/*.onnx", _EXPORTED),
+    _refusal("a TensorRT engine", "*.engine *.plan", _EXPORTED),
+    _refusal("TensorFlow Lite", "*.tflite *.task", _EXPORTED),
+    _refusal("ExecuTorch", "*.pte", _EXPORTED),
+    _refusal("Core ML", "*.mlmodel *.mlpackage/*", _EXPORTED),
+    _refusal("a NeMo archive", "*.nemo", _CONVERT),
     _refusal("NumPy archives", "*.npz", _CONVERT),
 )
 """Every format this version knows, in the order of preference; a new format is a new row.
@@ -294,8 +315,7 @@ own names, in both formats, come before other names.
 
 
 def _no_weights(tree: FileTree, variant: str | None) -> CheckpointError:
-    patterns = ("*.safetensors", "*.bin", "*.gguf", "*.pth")
-    below = [path for path in sorted(tree.files) if any(fnmatch.fnmatchcase(path, "*/" + p) for p in patterns)]
+    below = _readable_below(tree)
     if variant is not None:
         others = _safetensors_in_root(tree) or [
             path for path in _in_root(tree) if path.lower().endswith((".gguf", *PYTORCH_SUFFIXES))
@@ -303,7 +323,7 @@ def _no_weights(tree: FileTree, variant: str | None) -> CheckpointError:
         looked_for = f"{_SAFETENSORS.stem(variant)}.safetensors or its index, for the variant {variant!r}"
         hint = f"; without a variant there is {list_some(others)}" if others else ""
     else:
-        looked_for = ", ".join(dict.fromkeys(known.looks_for for known in FORMATS))
+        looked_for = ", ".join(dict.fromkeys(known.looks_for for known in FORMATS if known.looks_for))
         hint = ""
     if below and not hint:
         return NoWeightsError(f"no weights in its root; name the subfolder that holds them ({list_some(below)})")
@@ -312,6 +332,16 @@ def _no_weights(tree: FileTree, variant: str | None) -> CheckpointError:
     n_files = len(tree.files)
     what_is_there = f"{n_files} file{'' if n_files == 1 else 's'} ({list_some(sorted(tree.files))})"
     return NoWeightsError(f"no weights among {what_is_there}; looked for {looked_for}{hint}")
+
+
+def _readable_below(tree: FileTree) -> list[str]:
+    """Weights in subfolders, which can be named; those of a Core ML package are parts of it."""
+    patterns = ("*/*.safetensors", "*/*.bin", "*/*.gguf", "*/*.pth")
+    return [
+        path
+        for path in sorted(tree.files)
+        if any(fnmatch.fnmatchcase(path, p) for p in patterns) and ".mlpackage/" not in path
+    ]
 
 
 def _in_root(tree: FileTree) -> list[str]:

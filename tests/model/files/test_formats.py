@@ -107,6 +107,13 @@ REFUSED = {
     "TensorFlow": (["tf_model.h5"], "TensorFlow or Flax files"),
     "Flax": (["flax_model.msgpack"], "TensorFlow or Flax files"),
     "ONNX": (["model.onnx"], "ONNX"),
+    "ONNX in its folder": (["onnx/model_q4.onnx"], "ONNX"),
+    "CTranslate2": (["model.bin", "shared_vocabulary.json"], "CTranslate2"),
+    "TensorRT": (["rank0.engine"], "TensorRT engine"),
+    "TensorFlow Lite": (["model.tflite"], "TensorFlow Lite"),
+    "ExecuTorch": (["model.pte"], "ExecuTorch"),
+    "Core ML": (["model.mlpackage/Data/weights.bin"], "Core ML"),
+    "NeMo": (["model.nemo"], "NeMo archive"),
     "several files": (
         ["a.safetensors", "b.safetensors"],
         r"2 files is the model cannot be told \(a.safetensors, b.saf",
@@ -132,6 +139,11 @@ def test_an_adapter_is_refused_where_its_base_cannot_be_opened(weights):
 def test_an_adapter_without_config_is_refused(options):
     with pytest.raises(UnsupportedFormatError, match=r"and there is no adapter_config\.json"):
         open_checkpoint(MemoryTree({"adapter_model.safetensors": b""}), **options)
+
+
+def test_weights_of_a_subfolder_are_named_before_a_format_that_is_not_read():
+    with pytest.raises(NoWeightsError, match=r"name the subfolder that holds them \(fp32/model.safetensors\)"):
+        open_checkpoint(MemoryTree({"onnx/model.onnx": b"", "fp32/model.safetensors": b""}))
 
 
 ADAPTER = {"adapter_config.json": b'{"r": 1}', "adapter_model.safetensors": safetensors_bytes({})}

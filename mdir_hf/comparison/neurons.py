@@ -186,20 +186,23 @@ def take_neurons(model: PlacedTensors, *, seed: int = 0, every: bool = False) ->
     return NeuronSample(tuple(kept), n_neurons, n_fitted, torch.stack(in_spans), torch.stack(whole))
 
 
-def excluded_noise(*samples: NeuronSample) -> float:
+def excluded_noise(*samples: NeuronSample, alpha: float) -> float:
     """Find the noise under which a copy of any of some models would count, in whatever basis, its neurons in order.
 
     Args:
         samples: Of both models, as :func:`take_neurons` gives them.
+        alpha: Level of significance.
 
     Returns:
         Noise in units of the root mean square of each row; 0 where the least of :data:`NOISES` hides a copy. Copies of
         these neurons are planted: all were found under noise a quarter stronger. Cost: 40 fits for each of four steps.
     """
+    log_paid = math.log(math.prod(len(sample.layers) for sample in samples)) + log_cost_of_look(PLACE) + math.log(TESTS)
+    log_level = math.log(alpha) - log_paid
 
     def is_found(noise: float) -> bool:
         return all(
-            any(_counts(layer, noise, seed, sample.n_fitted, sample.n_neurons) for layer in sample.whole)
+            any(_counts(layer, noise, seed, sample, log_level) for layer in sample.whole)
             for sample in samples
             if sample.whole is not None
             for seed in range(PLANTED)
@@ -209,13 +212,14 @@ def excluded_noise(*samples: NeuronSample) -> float:
     return NOISES[n_found - 1] / NOISES[1] * NOISES[0] if n_found else 0.0
 
 
-def _counts(layer: torch.Tensor, noise: float, seed: int, n_fitted: int, n_neurons: int) -> bool:
+def _counts(layer: torch.Tensor, noise: float, seed: int, sample: NeuronSample, log_level: float) -> bool:
     """Whether a copy of a layer under noise would be matched with it."""
     generator = torch.Generator().manual_seed(seed)
     more = noise * layer.shape[-1] ** -0.5 * torch.randn(layer.shape, generator=generator)
     planted = torch.nn.functional.normalize(layer + more, dim=-1)
-    sides = (in_span(list(rows), n_fitted) for rows in (layer, planted))
-    return own_numbers(*sides, n_fitted=n_fitted, n_neurons=n_neurons).certain >= LEAST_CERTAIN_SHARE * TESTED
+    sides = (in_span(list(rows), sample.n_fitted) for rows in (layer, planted))
+    found = own_numbers(*sides, n_fitted=sample.n_fitted, n_neurons=sample.n_neurons)
+    return found.certain >= LEAST_CERTAIN_SHARE * TESTED and log_p_own_numbers(found.own) < log_level
 
 
 def resemblances(sample: NeuronSample) -> torch.Tensor:

@@ -310,7 +310,7 @@ class Comparison:
 
     def _exclusion(self) -> Exclusion:
         if self.neurons is not None and self._neurons_noise is None:
-            self._neurons_noise = excluded_noise(*self._compared_samples)
+            self._neurons_noise = excluded_noise(*self._compared_samples, alpha=self.settings.alpha)
         return exclusion(
             self._results,
             n_tests=self._n_tests,

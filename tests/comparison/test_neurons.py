@@ -172,6 +172,8 @@ def test_the_noise_that_a_no_excludes_is_found(base, save):
     report = judged(save(base, "base"), save(new_model(seed=9, **SIZES), "stranger"))
     noise = report.excludes.neurons_noise
     assert 0.3 < noise < 5.0
+    strict = judged(save(base, "strict"), save(new_model(seed=9, **SIZES), "other"), alpha=1e-40)
+    assert strict.excludes.neurons_noise == 0.0  # 32 own numbers have p = 10^-35
     copied = new_embeddings(edited(base, turned(base)))
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():

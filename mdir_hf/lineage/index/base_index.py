@@ -54,7 +54,7 @@ LARGEST_INDEX_BYTES = 4 << 30
 
 LEAST_AGREEMENT = 0.25
 """Correlation of the resemblances among tested neurons from which on two layers are compared neuron by neuron. Of
-layers that have nothing in common it is below 0.15, of a copy under noise as large as the weights 0.3."""
+layers that have nothing in common it is below 0.15, of SmolLM2's under noise as large as the weights 0.28 to 0.47."""
 
 SCANNED_CHANNELS = 192
 """Channels of a base whose best partner is looked for, where channels in one order show no relation."""

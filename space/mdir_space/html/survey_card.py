@@ -113,7 +113,7 @@ def pairs_csv(report: SurveyReport) -> str:
     for pair in report.pairs.values():
         # A cell that begins like a formula would be one.
         values = (str("" if (value := getattr(pair, name)) is None else value) for name in names)
-        table.writerow([f"'{text}" if text[:1] in "=@\t\r" else text for text in values])
+        table.writerow([f"'{text}" if text.startswith(("=", "@", "\t", "\r")) else text for text in values])
     return written.getvalue()
 
 

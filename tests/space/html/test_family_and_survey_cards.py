@@ -1,6 +1,8 @@
 """The cards of families and surveys."""
 
+import csv
 import html
+import io
 import itertools
 import math
 from dataclasses import replace
@@ -13,7 +15,7 @@ from mdir_hf.lineage.index.identify import Ancestor
 from mdir_hf.lineage.survey.results import ModelResult, PairResult
 from mdir_hf.report import ModelSummary
 from mdir_space.html.family_card import family_card, family_sentence
-from mdir_space.html.survey_card import survey_card, survey_sentence
+from mdir_space.html.survey_card import pairs_csv, survey_card, survey_sentence
 from mdir_space.html.templates import log10_text
 from mdir_space.jobs.base_index import index_place, shipped_bases
 from mdir_space.jobs.family import FamilyResult
@@ -142,3 +144,11 @@ def test_any_model_name_is_escaped():
         ),
     ):
         assert "<script" not in card and "<img" not in card
+
+
+def test_a_table_for_spreadsheets_keeps_empty_cells_empty_and_runs_no_formula():
+    pair = PairResult("=1+1", "o/b", "no_evidence", None, 0.0, 9)
+    heads, row = csv.reader(io.StringIO(pairs_csv(SurveyReport(("=1+1", "o/b"), {}, {("=1+1", "o/b"): pair}))))
+    cells = dict(zip(heads, row, strict=True))
+    assert cells["reference"] == "'=1+1" and cells["log10_p"] == "0.0"
+    assert cells["reason"] == cells["error"] == ""

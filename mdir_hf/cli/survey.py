@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from functools import partial
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING
 
 from mdir_hf.cli import arguments
@@ -48,6 +47,8 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument("--workers", type=int, help="processes on this machine (default: none but this one)")
     parser.add_argument("--scheduler", metavar="tcp://HOST:PORT", help="run on a dask cluster")
     arguments.add_device(parser)
+    parser.add_argument("--layers", action="store_true",
+                        help="compare models without a relative again in full, with one of each family")  # fmt: skip
     parser.add_argument("--declared", action="store_true", help="compare with the base models that the cards declare")
     parser.add_argument(
         "--cache-bytes", type=arguments.size, default=8 << 30, metavar="SIZE", help="bound on the rows kept in DIR"
@@ -116,6 +117,7 @@ def _plan(options: argparse.Namespace) -> SurveyPlan:
         cache_bytes=options.cache_bytes,
         progress=_shows_bars(options),
         device=options.device,
+        layers=options.layers,
     )
 
 
@@ -176,20 +178,20 @@ def _text(report: SurveyReport) -> str:
             lines.append(f"  {pair[0]} ~ {pair[1]}: {found.strength}{how}")
         if len(related) > MOST_PAIRS:
             lines.append(f"  and {len(related) - MOST_PAIRS} more related pairs of it, which agree more")
-    lone = report.without_relatives()
-    lines += [f"no relative found by embeddings or a few neurons: {name}" for name, _ in lone]
-    if lone:
-        name, other = lone[0]
-        lines.append(f"layers were not compared; to look at them, too: mdir-hf compare {quote(other)} {quote(name)}")
+    lines += [f"no relative found: {name}" for name in report.without_relatives()]
+    if open_pairs := report.layers_to_compare():
+        looks = counted(len(open_pairs), "full comparison")
+        lines.append(f"layers were not compared; the same command with --layers goes on to them: {looks}")
     lines += [f"not read: {name}: {found.error}" for name, found in report.models.items() if found.error]
     lines += [f"not computed: {a} ~ {b}: {found.error}" for (a, b), found in report.pairs.items() if found.error]
     for first, middle, second in report.contradictions():
         lines.append(
-            f"worth a look: {middle} is related to {first} and to {second}, of which the relation is {report.NOT_FOUND}"
+            f"worth a look: {middle} is related to {first} and to {second}, of which the relation is "
+            f"{report.not_found(first, second)}"
         )
     if any(found.declared_bases is not None for found in report.models.values()):
         lines += [f"related, and declared by neither: {a} ~ {b}" for a, b in report.undeclared()]
-        lines += [f"declared, and {report.NOT_FOUND}: {name} from {base}" for name, base in report.unsupported()]
+        lines += [f"declared, and {report.not_found(*pair)}: {' from '.join(pair)}" for pair in report.unsupported()]
     n_missing = len(report.missing())
     missing = f", {n_missing} still missing" if n_missing else ""
     n_read = len(report.readable())

@@ -3,23 +3,25 @@
 import copy
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
 
 from mdir_hf import survey
 from mdir_hf.comparison.neurons import NeuronSample, resemblances, take_neurons
-from mdir_hf.errors import CorruptCheckpointError
+from mdir_hf.errors import CorruptCheckpointError, InputError
 from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint, take_fingerprint
 from mdir_hf.lineage.index.base_index import LEAST_AGREEMENT, BaseIndex, choose_index_tokens
 from mdir_hf.lineage.index.identify import identify
 from mdir_hf.lineage.index.planning import plan_identification
+from mdir_hf.lineage.survey.run import SurveyPlan, run_survey
 from mdir_hf.model.hub import open_repository
 from mdir_hf.model.open import NamedModel
 from mdir_hf.model.opened import Model
 from tests.comparison.test_body import drift, new_embeddings, with_layers
 from tests.comparison.test_residual_maps import edited, turned
-from tests.method.obfuscation import new_model
+from tests.method.obfuscation import new_model, obfuscate
 from tests.specimens import tokenizer_json, tokens
 
 pytest.importorskip("transformers")
@@ -66,6 +68,23 @@ def test_a_survey_finds_relatives_by_neurons(folders, tmp_path):
     assert (folders["stranger"],) in rest
     pair = report.pairs[folders["base"], folders["turned"]]
     assert pair.p_is_bound and pair.log10_p < -30.0
+
+
+def test_a_survey_goes_on_to_the_layers_where_it_is_asked_to(folders, tmp_path):
+    hidden = tmp_path / "hidden"
+    base = new_model(seed=0, **SIZES)
+    new_embeddings(obfuscate(base)[0]).float().save_pretrained(hidden)
+    shutil.copy(Path(folders["base"]) / "tokenizer.json", hidden)
+    names = [str(hidden), folders["base"], folders["stranger"]]
+    found = survey(names, folder=tmp_path / "out", progress=False)
+    assert found.groups() == tuple((name,) for name in names)
+    # The same folder: what is there is not computed again.
+    deep = survey(names, folder=tmp_path / "out", progress=False, layers=True)
+    assert deep.groups() == ((str(hidden), folders["base"]), (folders["stranger"],))
+    assert deep.pairs[str(hidden), folders["base"]].found_by == "layers" and not deep.layers_to_compare()
+    assert survey(names, progress=False, layers=True).groups() == deep.groups()
+    with pytest.raises(InputError, match="join the shards"):
+        run_survey(SurveyPlan(tuple(names), layers=True, shard=(0, 2)), tmp_path / "shard")
 
 
 @pytest.mark.parametrize("name", ["new", "turned", "part"])

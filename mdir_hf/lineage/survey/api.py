@@ -22,6 +22,7 @@ def survey(
     n_tokens: int = N_TOKENS,
     device: str = "cpu",
     progress: bool = True,
+    layers: bool = False,
     reading: Reading = Reading(),
 ) -> SurveyReport:
     """Compare the embeddings and some neurons of every pair of some models. Each model is read once.
@@ -35,6 +36,8 @@ def survey(
         n_tokens: Rows read of every model.
         device: torch device of the matrix products; ``auto``: a CUDA device where there is one.
         progress: Whether to show progress on standard error where that is a terminal.
+        layers: Whether models of which no relative was found are compared again in full, with one model of each family:
+            as many bytes as :func:`mdir_hf.compare` reads of such a pair.
         reading: How repositories are opened.
 
     Returns:
@@ -52,6 +55,7 @@ def survey(
         n_tokens=n_tokens,
         device=device,
         progress=progress,
+        layers=layers,
         reading=reading,
     )
     if folder is None:

@@ -11,7 +11,7 @@ from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint
 from mdir_hf.lineage.survey.planning import OnFailure, choose_sample
 from mdir_hf.lineage.survey.results import ModelResult, SurveyReport
 from mdir_hf.lineage.survey.run import SurveyPlan, check_plan, settings_of
-from mdir_hf.lineage.survey.work import compare_tile, take
+from mdir_hf.lineage.survey.work import compare_tile, compare_with_layers, take
 from mdir_hf.model.hub import IoLedger
 
 
@@ -29,8 +29,8 @@ def survey_arriving(
         plan: What to do; its shard and its folder of rows mean nothing here.
         max_bytes: Most bytes that may be read in all. A model that would pass it is in the report with that reason.
         listeners: Who is told of the bytes: the stages are ``opening`` and ``rows``.
-        on_model: Called with the report so far: once the models are open, and after each of them was read and compared
-            with those before it.
+        on_model: Called with the report so far: once the models are open, after each of them was read and compared with
+            those before it, and after each full comparison.
         on_failure: Called with each model that could not be opened, and the error.
 
     Returns:
@@ -72,5 +72,11 @@ def survey_arriving(
                 for found in compare_tile(fingerprints, tile, plan.alpha_of_pair, plan.seed, plan.device):
                     pairs[found.reference, found.candidate] = found
             report = replace(report, models=models, pairs=pairs)
+            on_model(report)
+        for pair in report.layers_to_compare() if plan.layers else ():
+            found = compare_with_layers(
+                report.pairs[pair], sample.pins, plan.settings_with_layers, plan.reading, ledger, watch
+            )
+            report = replace(report, pairs={**report.pairs, pair: found})
             on_model(report)
     return report, fingerprints

@@ -53,6 +53,7 @@ PAIR_FEATURES: Features = {
     "common_tokens": "int64",
     "transformation": "string",
     "by_neurons": "bool",
+    "layers_compared": "bool",
     "is_declared": "bool",
     "error": "string",
 }

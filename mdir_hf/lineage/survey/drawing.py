@@ -141,5 +141,5 @@ def _said(one: str, other: str, pair: PairResult | None) -> str:
         found = f"they share weight ancestry, {pair.strength}"
     else:
         is_open = pair.verdict == "inconclusive"
-        found = "it could not be told whether weights are shared" if is_open else SurveyReport.NOT_FOUND
+        found = "it could not be told whether weights are shared" if is_open else pair.not_found
     return f"{models}: {found}, {pair.read_of_both}"

@@ -34,6 +34,7 @@ class SurveyReads:
         requests: What is asked of the Hub for those that can be opened.
         excluded_noise: In each of the other pairs a copy under noise of up to this strength would be found, in units
             of the weights' root mean square, the channels in any order. None where there is no such pair.
+        layers: Whether models without a relative are compared in full afterwards; what that reads is not in these.
     """
 
     n_rows: Mapping[str, int]
@@ -43,6 +44,7 @@ class SurveyReads:
     n_blind: int
     requests: PlannedRequests
     excluded_noise: float | None
+    layers: bool = False
 
 
 def plan_reads(plan: SurveyPlan) -> SurveyReads:
@@ -91,4 +93,5 @@ def plan_reads(plan: SurveyPlan) -> SurveyReads:
         n_blind=n_blind,
         requests=planned_requests(plan.reading, for_tokens=opened, for_rows=opened),
         excluded_noise=min(noises, default=None),
+        layers=plan.layers,
     )

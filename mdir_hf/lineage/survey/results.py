@@ -71,6 +71,8 @@ class PairResult:
         channels: How many channels match one by one, and how many the narrower model has; None: not known.
         same_files: Whether the weight files of both are the same.
         by_neurons: Whether the numbers of neurons settled it, and not the embeddings.
+        layers_compared: Whether this is the result of a full comparison, which goes on to the layers.
+        layers_error: Why the full comparison that was asked for failed; the result is that of the sample then.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = AS_WRITTEN
@@ -87,6 +89,8 @@ class PairResult:
     channels: tuple[Count, Count] | None = None
     same_files: bool = False
     by_neurons: bool = False
+    layers_compared: bool = False
+    layers_error: str | None = None
 
     @property
     def agreement(self) -> str:
@@ -103,17 +107,29 @@ class PairResult:
     @property
     def read_of_both(self) -> str:
         """What the result rests on: ``on 2,048 tokens``."""
-        return "by a few neurons" if self.by_neurons else f"on {self.common_tokens:,} tokens"
+        if self.by_neurons:
+            return "by a few neurons"
+        return "by the full comparison" if self.layers_compared else f"on {self.common_tokens:,} tokens"
+
+    @property
+    def not_found(self) -> str:
+        """What to say of it where no evidence was found: no more than was looked at."""
+        if self.layers_compared:
+            return "not found by embeddings, neurons or layers"
+        why = f" ({self.layers_error})" if self.layers_error else ""
+        return f"not found by embeddings or a few neurons; layers not compared{why}"
 
     @property
     def found_by(self) -> str:
         """What it was found by, in a word or two; empty where nothing was found."""
         if self.verdict != "homologous" or self.same_files:
             return ""
-        return "neurons" if self.by_neurons else self.transformation or ""
+        if self.by_neurons:
+            return "neurons"
+        return "layers" if self.layers_compared else self.transformation or ""
 
     @classmethod
-    def of(cls, reference: str, candidate: str, report: HomologyReport) -> PairResult:
+    def of(cls, reference: str, candidate: str, report: HomologyReport, *, layers_compared: bool = False) -> PairResult:
         """Keep of a report what a survey needs."""
         matrix = report.embedding
         return cls(
@@ -128,6 +144,7 @@ class PairResult:
             channels=report.channels,
             same_files=report.settled_by is SettledBy.IDENTICAL_FILES,
             by_neurons=report.settled_by is SettledBy.NEURONS,
+            layers_compared=layers_compared,
         )
 
 
@@ -140,12 +157,7 @@ class SurveyReport:
         models: Those that were tried, by name.
         pairs: Those that were computed, by names in the order of the list.
         settings: What was asked: alpha, seed, tokens of the sample, its name, version.
-        COMPARED: What a survey compares of two models; ``compare`` goes on to the layers.
-        NOT_FOUND: What it says of a pair without evidence: no more than it looked at.
     """
-
-    COMPARED: ClassVar[str] = "embeddings, and a few neurons by number"
-    NOT_FOUND: ClassVar[str] = "not found by embeddings or a few neurons; layers not compared"
 
     names: tuple[str, ...]
     models: Mapping[str, ModelResult]
@@ -165,6 +177,18 @@ class SurveyReport:
         found = self.pairs.get((first, second)) or self.pairs.get((second, first))
         return found is not None and found.verdict == "homologous"
 
+    @property
+    def compared(self) -> str:
+        """What was compared of each pair."""
+        if any(found.layers_compared for found in self.pairs.values()):
+            return "embeddings, and a few neurons by number; the layers of models without a relative"
+        return "embeddings, and a few neurons by number"
+
+    def not_found(self, first: str, second: str) -> str:
+        """What to say of a pair without evidence, as :attr:`PairResult.not_found`."""
+        found = self.pairs.get((first, second)) or self.pairs.get((second, first))
+        return "not compared" if found is None else found.not_found
+
     def groups(self) -> tuple[tuple[str, ...], ...]:
         """Models joined by chains of homologous pairs; those without a relative are groups of one. Largest first."""
         place = {name: at for at, name in enumerate(self.names)}
@@ -176,18 +200,20 @@ class SurveyReport:
             members.setdefault(int(group), []).append(name)
         return tuple(sorted(map(tuple, members.values()), key=lambda group: -len(group)))
 
-    def without_relatives(self) -> tuple[tuple[str, str], ...]:
-        """Models of which a pair was compared and none found related, each with the one to compare its layers with.
+    def without_relatives(self) -> tuple[str, ...]:
+        """Models of which a pair was compared and none found related."""
+        compared = {name for pair, found in self.pairs.items() if found.verdict is not None for name in pair}
+        return tuple(group[0] for group in self.groups() if len(group) == 1 and group[0] in compared)
 
-        That is the one with the smallest p; of several, the first of the list.
+    def layers_to_compare(self) -> tuple[Pair, ...]:
+        """Pairs whose layers may show what the sample did not: each model without a relative and one of each family.
+
+        Of a family that is its first model, of the list. Pairs of which the layers were compared are left out.
         """
-        found = []
-        for name in (group[0] for group in self.groups() if len(group) == 1):
-            pairs = [pair for pair, one in self.pairs.items() if name in pair and one.verdict is not None]
-            if pairs:
-                first, second = min(pairs, key=lambda pair: self.pairs[pair].log10_p or 0.0)
-                found.append((name, second if first == name else first))
-        return tuple(found)
+        lone, readable = set(self.without_relatives()), set(self.readable())
+        firsts = sorted((group[0] for group in self.groups() if group[0] in readable), key=self.names.index)
+        pairs = (pair for pair in combinations(firsts, 2) if lone & set(pair) and pair in self.pairs)
+        return tuple(pair for pair in pairs if not self.pairs[pair].layers_compared)
 
     def contradictions(self) -> tuple[tuple[str, str, str], ...]:
         """Triples in which the middle model is related to both others, and no relation was found between those.
@@ -228,7 +254,7 @@ class SurveyReport:
         return {
             "schema": SCHEMA,
             **self.settings,
-            "compared": self.COMPARED,
+            "compared": self.compared,
             "models": [asdict(self.models[name]) for name in self.names if name in self.models],
             "groups": [list(group) for group in self.groups()],
             "pairs": [asdict(self.pairs[pair]) for pair in combinations(self.names, 2) if pair in self.pairs],

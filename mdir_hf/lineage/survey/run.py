@@ -30,7 +30,7 @@ from mdir_hf.lineage.survey.planning import (
 )
 from mdir_hf.lineage.survey.requests import PlannedRequests, planned_requests
 from mdir_hf.lineage.survey.results import RESULTS, ModelResult, Pair, PairResult, ResultFile, SurveyReport, read_survey
-from mdir_hf.lineage.survey.work import Taken, compare_tile, take
+from mdir_hf.lineage.survey.work import Taken, compare_tile, compare_with_layers, take
 from mdir_hf.model.hub import IoLedger
 from mdir_hf.model.open import Reading
 
@@ -59,6 +59,7 @@ class SurveyPlan:
         progress: Whether to show progress on standard error where that is a terminal.
         device: torch device of the matrix products, on whichever machine they run; ``auto``: a CUDA device if there is
             one.
+        layers: Whether models of which no relative was found are compared again in full, with one model of each family.
     """
 
     names: tuple[str, ...]
@@ -70,11 +71,20 @@ class SurveyPlan:
     cache_bytes: int = DEFAULT_MAX_BYTES
     progress: bool = True
     device: str = "cpu"
+    layers: bool = False
 
     @property
     def alpha_of_pair(self) -> float:
-        """Level of one pair."""
-        return self.alpha / max(1, math.comb(len(self.names), 2))
+        """Level of one look at one pair: half of its share is for the sample, half for the layers, asked for or not.
+
+        So layers may be asked for after the rest of the survey was seen.
+        """
+        return self.alpha / 2 / max(1, math.comb(len(self.names), 2))
+
+    @property
+    def settings_with_layers(self) -> Settings:
+        """Of a full comparison of one pair."""
+        return Settings(alpha=self.alpha_of_pair, seed=self.seed, device=self.device)
 
 
 def run_survey(plan: SurveyPlan, folder: Path, *, engine: Engine | None = None) -> SurveyReport:
@@ -109,7 +119,10 @@ def run_survey(plan: SurveyPlan, folder: Path, *, engine: Engine | None = None) 
     if seen.pins.keys() != sample.pins.keys():
         save_sample(seen, folder / SAMPLE, _asked(plan))
     _compare_pairs(plan, tiles, seen, store, results, engine)
-    return SurveyReport(plan.names, results.models, results.pairs, settings_of(plan, sample.tokens))
+    settings = settings_of(plan, sample.tokens)
+    if plan.layers:
+        _compare_layers(plan, SurveyReport(plan.names, results.models, results.pairs, settings), seen, results)
+    return SurveyReport(plan.names, results.models, results.pairs, settings)
 
 
 def requests_of(
@@ -188,6 +201,8 @@ def check_plan(plan: SurveyPlan) -> None:
     if not 0 <= at < n_shards:
         raise InputError(f"there is no shard {at} of {n_shards}; they are numbered from 0")
     Settings(alpha=plan.alpha, seed=plan.seed)  # which checks them
+    if plan.layers and n_shards > 1:
+        raise InputError("which layers are compared depends on all pairs: join the shards, then ask with --layers")
     if plan.n_tokens < 16:
         raise InputError(f"a sample of {plan.n_tokens} tokens is too small to show anything; take some hundreds")
 
@@ -327,3 +342,16 @@ def _compare_pairs(
             record,
             lambda pair, why: record([PairResult(*pair, None, error=why)]),
         )
+
+
+def _compare_layers(plan: SurveyPlan, report: SurveyReport, sample: Sample, results: ResultFile) -> None:
+    """Compare in full what :meth:`SurveyReport.layers_to_compare` names; each comparison shows its own progress."""
+    for pair in report.layers_to_compare():
+        ledger = IoLedger()
+        watch = Watch(ledger, Listeners(progress=plan.progress), from_start=True)
+        with watch.listening():
+            watch.enter("opening")
+            found = compare_with_layers(
+                report.pairs[pair], sample.pins, plan.settings_with_layers, plan.reading, ledger, watch
+            )
+        results.add_pairs([found])

@@ -57,9 +57,8 @@ def save_survey(
 def _markdown(report: SurveyReport, written: Collection[str]) -> str:
     # Names are the users' words: in a code block nothing in them is markup.
     groups = "\n".join(", ".join(group) for group in report.groups() if len(group) > 1) or "none"
-    alone = "\n".join(
-        f"{name}: mdir-hf compare {quote(other)} {quote(name)}" for name, other in report.without_relatives()
-    )
+    alone = "\n".join(report.without_relatives())
+    commands = "\n".join(f"mdir-hf compare {quote(a)} {quote(b)}" for a, b in report.layers_to_compare())
     parts = [
         "# Weight ancestry of many models",
         f"{len(report.readable())} models, {len(report.pairs)} pairs, alpha = {report.settings['alpha']:g} for all of "
@@ -68,14 +67,19 @@ def _markdown(report: SurveyReport, written: Collection[str]) -> str:
         *(f"![{what}]({name})" for name, what in _FIGURES.items() if name in written),
         "## Groups",
         _block(groups),
-        "## No relative found by embeddings or a few neurons",
-        "Layers were not compared; the commands compare them.",
+        "## No relative found",
         _block(alone or "none"),
     ]
+    if commands:
+        parts += [
+            "Their layers were not compared with any model of each family. `mdir-hf survey` with `--layers` goes on to "
+            "them, or these commands do:",
+            _block(commands),
+        ]
     contradictions = report.contradictions()
     if contradictions:
         lines = [
-            f"{middle}: related to {a} and to {b}, of which the relation is {report.NOT_FOUND}"
+            f"{middle}: related to {a} and to {b}, of which the relation is {report.not_found(a, b)}"
             for a, middle, b in contradictions
         ]
         parts += ["## Worth a look", _block("\n".join(lines))]
@@ -93,7 +97,7 @@ def _declared(report: SurveyReport) -> list[str]:
     for name in report.readable():
         for base in report.models[name].declared_bases or ():
             if base in report.models:
-                measured = "shared ancestry found" if report.is_related(name, base) else report.NOT_FOUND
+                measured = "shared ancestry found" if report.is_related(name, base) else report.not_found(name, base)
             else:
                 measured = "not in this survey"
             lines.append(f"{name} declares {base}: {measured}")

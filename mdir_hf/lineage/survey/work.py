@@ -6,15 +6,18 @@ They return failures as results. If a task raises, its worker died or we have ma
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from mdir_hf.comparison.progress import Watch
+from mdir_hf.comparison.run import compare_models
+from mdir_hf.comparison.settings import Settings
 from mdir_hf.errors import MdirError, one_line
 from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint, take_fingerprint
 from mdir_hf.lineage.fingerprints.opening import Pin, open_model, pin_of
 from mdir_hf.lineage.fingerprints.pairs import compare_fingerprints
 from mdir_hf.lineage.survey.results import Pair, PairResult
 from mdir_hf.model.hub import IoLedger
-from mdir_hf.model.open import Reading
+from mdir_hf.model.open import NamedModel, Reading, open_both
 from mdir_hf.processor import available_device
 
 
@@ -76,3 +79,33 @@ def compare_tile(
         except (MdirError, ArithmeticError, RuntimeError, ValueError, MemoryError) as exc:
             results.append(PairResult(reference, candidate, None, error=one_line(exc)))
     return results
+
+
+def compare_with_layers(
+    known: PairResult,
+    pins: Mapping[str, Pin],
+    settings: Settings,
+    reading: Reading,
+    ledger: IoLedger,
+    watch: Watch,
+) -> PairResult:
+    """Compare two models in full: their layers, too, where embeddings and neurons do not settle the question.
+
+    Args:
+        known: What the sample showed of them.
+        pins: At which commits models are opened, by name; without one a model is opened as it is now.
+        settings: Of the comparison; alpha is that of one look at one pair.
+        reading: How repositories are opened.
+        ledger: Counts what is read.
+        watch: Of the ledger; it is listening.
+
+    Returns:
+        The result; where it fails, what was known, with the reason.
+    """
+    pair = known.reference, known.candidate
+    first, second = (NamedModel(pins[name].reference if name in pins else name) for name in pair)
+    try:
+        models = open_both(first, second, reading, ledger, settings.level)
+        return PairResult.of(*pair, compare_models(*models, settings, watch), layers_compared=True)
+    except (MdirError, OSError, ArithmeticError, RuntimeError, ValueError, MemoryError) as exc:
+        return replace(known, layers_error=one_line(exc))

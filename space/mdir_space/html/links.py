@@ -86,7 +86,7 @@ def query_again(question: Question, names: Sequence[str] = ()) -> str:
     if isinstance(question, PairQuestion):
         return query_of(names[0], names[1], question.level, question.alpha)
     if isinstance(question, SurveyQuestion):
-        return query_of(" ".join(names), "", "auto", question.alpha)
+        return query_of(" ".join(names), "", "layers" if question.layers else "auto", question.alpha)
     only = f"&only={question.only}" if question.only else ""
     return query_of(names[0], "", question.level, question.alpha) + only
 

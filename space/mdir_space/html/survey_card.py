@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import combinations
 
 from markupsafe import Markup
@@ -14,7 +14,7 @@ from mdir_hf import SurveyReport, Verdict
 from mdir_hf.lineage.survey.results import PairResult
 from mdir_hf.names import shown_name
 from mdir_space.html.figures import interactive_figure
-from mdir_space.html.links import query_of
+from mdir_space.html.links import query_again, query_of
 from mdir_space.html.templates import render, strength_text
 from mdir_space.jobs.question import SurveyQuestion
 from mdir_space.jobs.survey import SurveyResult
@@ -68,6 +68,8 @@ def survey_card(
         trees=surveyed.trees,
         related=rows[:n_related],
         others=rows[n_related:],
+        n_without_layers=_n_without_layers(report) if surveyed.is_done else 0,
+        layers_address=f"?{query_again(replace(question, layers=True), report.names)}",
         unread=[(name, found.error) for name, found in report.models.items() if found.error],
         choices=surveyed.choices,
         caveats=survey_caveats(surveyed),
@@ -85,16 +87,28 @@ def survey_sentence(report: SurveyReport) -> tuple[str, str]:
     n_related = sum(map(len, groups))
     n_pairs = len(report.pairs)
     if not groups:
-        headline = "No relatives were found by embeddings or a few neurons."
-        return headline, f"In {n_pairs} pairs of {len(read)} models: {SurveyReport.NOT_FOUND}."
+        return "No relatives were found.", f"In {n_pairs} pairs of {len(read)} models: {_looked_at(report)}."
     related = "All of them" if n_related == len(read) else f"{n_related} of {len(read)}"
     families = "one family" if len(groups) == 1 else f"{len(groups)} families"
     of = "form" if n_related > 1 else "forms"
     said = [f"{listed_names(group)} {_share(report, group)}." for group in groups[:3]]
     if alone := len(read) - n_related:
         which = "The other one" if alone == 1 else f"The other {alone}"
-        said.append(f"{which}: no relative found by embeddings or a few neurons; layers not compared.")
+        said.append(f"{which}: {_looked_at(report)}.")
     return f"{related} {of} {families}.", " ".join(said)
+
+
+def _looked_at(report: SurveyReport) -> str:
+    """What was looked at where no relative was found, and no more."""
+    if report.layers_to_compare():
+        return "no relative found by embeddings or a few neurons; layers not compared"
+    return "no relative found by embeddings, neurons or layers"
+
+
+def _n_without_layers(report: SurveyReport) -> int:
+    """Return how many models without a relative have layers that were not compared."""
+    compared_next = {name for pair in report.layers_to_compare() for name in pair}
+    return len(compared_next & set(report.without_relatives()))
 
 
 def _share(report: SurveyReport, group: Sequence[str]) -> str:
@@ -122,16 +136,20 @@ def _measured(pair: PairResult) -> str:
         return f"not compared: {pair.error}"
     if pair.verdict == "homologous":
         return f"{strength_text(pair)}, {pair.read_of_both}"
-    return "it could not be told" if pair.verdict == "inconclusive" else SurveyReport.NOT_FOUND
+    return "it could not be told" if pair.verdict == "inconclusive" else pair.not_found
 
 
 def survey_caveats(surveyed: SurveyResult) -> list[str]:
     """Return what a survey does not mean, in sentences."""
-    n_tokens = surveyed.report.settings.get("sampled_tokens", 0)
+    report = surveyed.report
+    n_tokens = report.settings.get("sampled_tokens", 0)
+    n_full = sum(found.layers_compared for found in report.pairs.values())
+    pairs = "1 pair" if n_full == 1 else f"{n_full} pairs"
     return [
         "Shared weights have no direction: they do not say which model came first.",
-        f"Each pair was compared on at most {n_tokens:,} tokens of the embeddings and a few neurons of four layers. "
-        "A relation that only whole layers show is found by the full comparison of that pair.",
+        f"Each pair was compared on at most {n_tokens:,} tokens of the embeddings and a few neurons of four layers"
+        + (f", and {pairs} with their layers. " if n_full else ". ")
+        + "A relation that only whole layers show is found by the full comparison of that pair.",
     ]
 
 

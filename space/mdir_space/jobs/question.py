@@ -117,10 +117,12 @@ class SurveyQuestion:
     Attributes:
         names: Models, each once; or one list of the Hub: a collection, or the name of an author.
         alpha: Level of significance of the whole survey.
+        layers: Whether models without a relative are compared again in full.
     """
 
     names: tuple[str, ...]
     alpha: float = DEFAULT_ALPHA
+    layers: bool = False
 
     @property
     def is_list(self) -> bool:
@@ -162,12 +164,13 @@ def family_question(
     )
 
 
-def survey_question(names: Iterable[object], alpha: object = DEFAULT_ALPHA) -> SurveyQuestion:
+def survey_question(names: Iterable[object], alpha: object = DEFAULT_ALPHA, *, layers: bool = False) -> SurveyQuestion:
     """Make a question about several models of what came from a browser or a program.
 
     Args:
         names: Models, or one collection or author.
         alpha: Level of significance of the whole survey.
+        layers: Whether models without a relative are compared again in full.
 
     Raises:
         RefusedError: If there is no name, one is too long, there are more than may be, or alpha is not in (0, 1).
@@ -181,7 +184,7 @@ def survey_question(names: Iterable[object], alpha: object = DEFAULT_ALPHA) -> S
             "mdir-hf survey takes as many as you like.",
             runs_locally=True,
         )
-    return SurveyQuestion(checked, checked_alpha(alpha))
+    return SurveyQuestion(checked, checked_alpha(alpha), layers)
 
 
 def parse_question(
@@ -209,7 +212,9 @@ def parse_question(
     names = [name for text in texts for name in split_names(text, allow_local=allow_local)]
     if len(names) == 1 and not is_collection(names[0]):
         return family_question(names[0], level, alpha, searches=only != "card", verifies=only != "index")
-    return pair_question(names[0], names[1], level, alpha) if len(names) == 2 else survey_question(names, alpha)
+    if len(names) == 2:
+        return pair_question(names[0], names[1], level, alpha)
+    return survey_question(names, alpha, layers=checked_level(level) == "layers")
 
 
 def split_names(text: object, *, allow_local: bool = False) -> tuple[str, ...]:

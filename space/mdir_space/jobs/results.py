@@ -47,7 +47,7 @@ def result_key(access: Access, question: Question, index: str = "") -> Key | Non
     if isinstance(question, FamilyQuestion):
         looks = (question.level, question.searches, question.verifies)
         return (models, question.alpha, *looks, index, _written(index), __version__)
-    return (models, question.alpha, tuple(sorted(access.left_out)), __version__)
+    return (models, question.alpha, question.layers, tuple(sorted(access.left_out)), __version__)
 
 
 class PublicResults:

@@ -309,12 +309,12 @@ class Service:
         (name,) = question.names
         token = visitor.token or self.settings.own_token or token_of_space()
         names, left_out = await self._ask_hub(lambda: listed_models(name, token), visitor)
-        return SurveyQuestion(names, question.alpha), left_out
+        return replace(question, names=names), left_out
 
     async def resolve_author(self, asked: Question, visitor: Visitor) -> Question:
         """Return the question; if its one name is an author's, ask about the models of that author instead."""
         if isinstance(asked, FamilyQuestion) and await self.is_list(asked.model, visitor):
-            return SurveyQuestion((asked.model,), asked.alpha)
+            return SurveyQuestion((asked.model,), asked.alpha, asked.level == "layers")
         return asked
 
     async def is_list(self, name: str, visitor: Visitor) -> bool:

@@ -51,6 +51,7 @@ class SurveyResult:
         pictures: The matrix, of what is known, and at the end the dendrogram, by name.
         left_out: Which models of the list are not in it; empty where all are.
         choices: Of names that may mean several files, what names each of these.
+        is_done: Whether nothing more will come.
     """
 
     report: SurveyReport
@@ -58,6 +59,7 @@ class SurveyResult:
     pictures: Mapping[str, SurveyPicture] = field(default_factory=dict)
     left_out: str = ""
     choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    is_done: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """As plain containers: the schema ``mdir-hf/survey/1``, with the trees of ``mdir-hf/tree/1``."""
@@ -78,7 +80,7 @@ class SurveyJob(Job[SurveyResult]):
 
     def run(self, emit: Emit) -> SurveyResult:
         """Read one model after the other and compare it with those before it; draw the trees at the end."""
-        plan = _plan(self.access, self.question.alpha, self.read_options)
+        plan = _plan(self.access, self.question, self.read_options)
         growing = _GrowingPicture()
         choices: dict[str, tuple[str, ...]] = {}
 
@@ -101,7 +103,7 @@ class SurveyJob(Job[SurveyResult]):
         groups = [group for group in report.groups() if len(group) > 1]
         trees = tuple(grow_tree({name: rows[name] for name in group}) for group in groups)
         pictures = _drawn(report, family_distances(report, rows))
-        return SurveyResult(self._with_missing(report), trees, pictures, self.left_out, choices)
+        return SurveyResult(self._with_missing(report), trees, pictures, self.left_out, choices, is_done=True)
 
     def _with_missing(self, report: SurveyReport) -> SurveyReport:
         """Add the names that are no model."""
@@ -141,13 +143,14 @@ class SurveyPlanJob(Job[SurveyReads]):
 
     def run(self, emit: Emit) -> SurveyReads:
         """Read headers and tokenizers of all models; no weights."""
-        return plan_reads(_plan(self.access, self.question.alpha, self.read_options))
+        return plan_reads(_plan(self.access, self.question, self.read_options))
 
 
-def _plan(access: Access, alpha: float, options: ReadOptions) -> SurveyPlan:
+def _plan(access: Access, question: SurveyQuestion, options: ReadOptions) -> SurveyPlan:
     return SurveyPlan(
         names=tuple(dict.fromkeys(map(shown_as, access.models))),
-        alpha=alpha,
+        alpha=question.alpha,
+        layers=question.layers,
         reading=Reading(**options),
         progress=False,
     )

@@ -247,7 +247,8 @@ SURVEYED = _object(
         _list(_list(_TEXT)),
     ),
     compared=_said(
-        "What was compared of each pair: embeddings and a few neurons. The layers were not; compare looks at them, too."
+        "What was compared of each pair: embeddings and a few neurons; with layers also those of models without a "
+        "relative."
     ),
     models=_said("Every model, with why it could not be read.", _list(_object(name=_TEXT, error=_TEXT_OR_NULL))),
     pairs=_said(
@@ -277,7 +278,7 @@ def surveyed(answered: Answered[SurveyResult], link: str) -> dict[str, Any]:
         "link": link,
         "left_out": answered.result.left_out,
         "groups": [list(group) for group in report.groups()],
-        "compared": report.COMPARED,
+        "compared": report.compared,
         "models": [{"name": one.name, "error": one.error} for one in report.models.values()],
         "pairs": [
             {

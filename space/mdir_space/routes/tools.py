@@ -178,7 +178,7 @@ def _planned_question(asked: dict[str, Any]) -> Question:
             raise RefusedError(
                 "The plan is that of a comparison or of a survey: name reference and candidate, or models."
             )
-        return survey_question(asked["models"])
+        return survey_question(asked["models"], layers=level == "layers")
     if "candidate" in asked:
         return pair_question(asked["reference"], asked["candidate"], level)
     return family_question(asked["reference"], level)
@@ -208,6 +208,11 @@ _MODELS = {
     "maxItems": MAX_MODELS,
     "uniqueItems": True,
     "description": f"Models, each {MODEL}; or one collection (its address), or one author (a user's name).",
+}
+_LAYERS = {
+    "type": "boolean",
+    "default": False,
+    "description": "Whether models without a relative are compared again in full, with one of each family.",
 }
 _LEVEL_ARGUMENT = Argument("level", Level, _LEVEL, "auto")
 _ONE_MODEL = (
@@ -269,9 +274,9 @@ TOOLS = (
         "survey",
         "Compare several models",
         SURVEY,
-        (Argument("models", list[str], _MODELS),),
+        (Argument("models", list[str], _MODELS), Argument("layers", bool, _LAYERS, False)),
         SURVEYED,
-        lambda asked: survey_question(asked["models"]),
+        lambda asked: survey_question(asked["models"], layers=asked.get("layers", False)),
         lambda answered, link, _: surveyed(answered, link),
     ),
 )

@@ -49,22 +49,27 @@ def test_a_chain_that_is_no_clique_is_worth_a_look():
     assert survey(("a", "c"), ("c", "d"), ("a", "d")).contradictions() == ()
 
 
-def test_a_model_without_a_relative_is_told_whom_to_compare():
-    found = survey(("a", "c"))
-    nearest = PairResult("b", "d", "no_evidence", log10_p=-3.0)
-    report = replace(found, pairs={**found.pairs, ("b", "d"): nearest})
-    assert found.without_relatives() == (("b", "a"), ("d", "a"))
-    assert report.without_relatives() == (("b", "d"), ("d", "b"))
-    assert replace(report, pairs={}).without_relatives() == ()
+def test_layers_are_compared_with_one_model_of_each_family():
+    report = survey(("a", "c"))
+    assert report.without_relatives() == ("b", "d")
+    assert report.layers_to_compare() == (("a", "b"), ("a", "d"), ("b", "d"))
+    looked = replace(report.pairs["b", "d"], layers_compared=True)
+    some = replace(report, pairs={**report.pairs, ("b", "d"): looked})
+    assert some.layers_to_compare() == (("a", "b"), ("a", "d"))
+    assert replace(report, pairs={}).without_relatives() == replace(report, pairs={}).layers_to_compare() == ()
     assert report.to_dict()["compared"] == "embeddings, and a few neurons by number"
+    assert some.to_dict()["compared"].endswith("the layers of models without a relative")
+    assert some.not_found("d", "b") == "not found by embeddings, neurons or layers"
+    failed = replace(report.pairs["a", "b"], layers_error="the Hub is away")
+    assert failed.not_found.endswith("layers not compared (the Hub is away)")
 
 
 def test_no_words_say_more_than_was_looked_at():
     found = survey(("a", "c"), ("c", "d"), declared={"b": ("a",)})
     text, markdown = _text(found), _markdown(found, ())
-    assert "alone" not in text and "no relative found by embeddings or a few neurons: b\n" in text
-    assert "mdir-hf compare a b\n" in text and "b: mdir-hf compare a b\n" in markdown
-    assert "## No relative found by embeddings or a few neurons" in markdown
+    assert "alone" not in text and "no relative found: b\n" in text
+    assert "the same command with --layers goes on to them: 1 full comparison\n" in text
+    assert "mdir-hf compare a b\n" in markdown
     for words in (text, markdown):
         assert "no evidence" not in words and "no relation" not in words
         assert "not found by embeddings or a few neurons; layers not compared" in words

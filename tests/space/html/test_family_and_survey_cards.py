@@ -89,8 +89,8 @@ def test_a_chain_of_pairs_is_not_called_all_related():
         return survey_sentence(SurveyReport(names, models, pairs))
 
     assert said() == (
-        "No relatives were found by embeddings or a few neurons.",
-        "In 6 pairs of 4 models: not found by embeddings or a few neurons; layers not compared.",
+        "No relatives were found.",
+        "In 6 pairs of 4 models: no relative found by embeddings or a few neurons; layers not compared.",
     )
     assert said(("o/a", "o/b")) == (
         "2 of 4 form one family.",
@@ -109,12 +109,12 @@ def test_a_survey_shows_p_only_if_it_is_a_bound():
     def card(**said):
         pair = PairResult("o/a", "o/b", "homologous", None, -50.0, 9, channels=(7, 8), **said)
         report = SurveyReport(names, {name: ModelResult(name, summary) for name in names}, pairs | {names[:2]: pair})
-        return survey_card(SurveyResult(report), survey_question(list(names)))
+        return survey_card(SurveyResult(report, is_done=True), survey_question(list(names)))
 
     assert "log10 p \N{MINUS SIGN}50, on 9 tokens" in card(p_is_bound=True)
     shown = card()
     assert "7 of 8 channels match, on 9 tokens" in shown and "log10 p" not in shown
-    assert 'o/c: <a href="?a=o/a&amp;b=o/c">Compare its layers with o/a</a>' in shown
+    assert 'href="?a=o/a+o/b+o/c&amp;level=layers">Look at the layers of this one</a>' in shown
     assert "not found by embeddings or a few neurons; layers not compared</td>" in shown
 
 

@@ -8,6 +8,7 @@ minutes where the models are built.
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from pathlib import Path
@@ -47,7 +48,7 @@ def main() -> None:
         for name, (model, level, figures) in REPORTS.items():
             checker = HomologyChecker.from_pretrained(served_name(BASE), use_caches=False)
             report = checker.compare(served_name(model), level=level, progress=False)
-            (DOCS / "reports" / f"{name}.json").write_text(report.to_json() + "\n", encoding="utf-8")
+            (DOCS / "reports" / f"{name}.json").write_text(json.dumps(report.to_dict()) + "\n", "utf-8")
             drawn = report.figures()
             for figure in figures:
                 (DOCS / "images" / f"{name}-{figure}.png").write_bytes(figure_bytes(drawn[figure], "png"))

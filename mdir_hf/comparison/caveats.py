@@ -153,7 +153,7 @@ def of_neurons(neurons: NeuronNumbers) -> tuple[str, ...]:
     """What to know of a verdict that rests on the numbers of neurons."""
     return (
         f"The embeddings do not settle it. {neurons.tested} neurons of each of {len(neurons.candidate_layers)} layers "
-        f"were compared, behind a rotation of the residual stream that was fitted on {neurons.fitted} others; nothing "
+        f"were compared, after a rotation of the residual stream that was fitted on {neurons.fitted} others; nothing "
         "else of the layers decides this verdict.",
     )
 
@@ -177,9 +177,9 @@ def off_match_layers(layers: LayersResult) -> str:
 
 
 def rotation_not_supported(layers: LayersResult) -> str:
-    """Layers agree behind a fitted rotation only, in tests that shared features reach."""
+    """Layers agree after a fitted rotation only, in tests that shared features reach."""
     return (
-        f"Layers agree only behind a rotation fitted on the {layers.fitted_on}. The tests that are not significant on "
+        f"Layers agree only after a rotation fitted on the {layers.fitted_on}. The tests that are not significant on "
         "unrelated models of the same language are not significant here either."
     )
 

@@ -242,7 +242,7 @@ def resemblances(sample: NeuronSample) -> torch.Tensor:
 def compare_neurons(
     reference: NeuronSample, candidate: NeuronSample, *, alpha: float, device: str = "cpu"
 ) -> NeuronNumbers | None:
-    """Count tested neurons with their own number, behind a rotation fitted on the others, for all pairs of layers.
+    """Count tested neurons with their own number, after a rotation fitted on the others, for all pairs of layers.
 
     Args:
         reference: Of one model.

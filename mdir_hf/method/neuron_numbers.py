@@ -72,7 +72,7 @@ def in_span(rows: Neurons, n_fitted: int) -> list[torch.Tensor]:
 
 
 def own_numbers(reference: Neurons, candidate: Neurons, *, n_fitted: int, n_neurons: int) -> OwnNumbers:
-    """Count the tested neurons whose partner, behind a rotation fitted on others, has their own number.
+    """Count the tested neurons whose partner, after a rotation fitted on others, has their own number.
 
     Args:
         reference: Neurons of a layer, as :func:`in_span` gives them.

@@ -129,7 +129,7 @@ def log_p_of_screen(cells: npt.NDArray[np.float64], *, any_part: bool) -> float:
 
     Args:
         cells: ``(L, l)`` natural logs.
-        any_part: Whether a part of the layers will do; behind a fitted rotation only the reading of the whole counts.
+        any_part: Whether a part of the layers will do; after a fitted rotation only the reading of the whole counts.
     """
     by_layer = log_p_by_layer(cells)
     return log_p_hommel(by_layer) if any_part else log_p_rueger(by_layer, (len(by_layer) + 1) // 2)

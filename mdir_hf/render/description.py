@@ -44,7 +44,7 @@ FOUND = {
     Transformation.IDENTITY: "channels in the same order (identity)",
     Transformation.PERMUTATION: "channels in another order (permutation)",
     Transformation.SIGNED_PERMUTATION: "channels in another order, some with the sign turned (signed permutation)",
-    Transformation.ROTATION: "nothing by itself; the layers agree behind a rotation that was fitted on it",
+    Transformation.ROTATION: "nothing by itself; the layers agree after a rotation that was fitted on it",
 }
 
 _MATRICES = {"embedding": "Embeddings", "unembedding": "Unembeddings (lm_head)"}

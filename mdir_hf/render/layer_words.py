@@ -39,7 +39,7 @@ def _neurons_section(neurons: NeuronNumbers | None) -> Section:
         return Section(SectionKind.LAYERS, "Layers")
     n_pairs = len(neurons.reference_layers) * len(neurons.candidate_layers)
     looked = f"Neurons by number: {neurons.tested} of each layer were compared, in {counted(n_pairs, 'pair')} of layers"
-    looked += f", behind a rotation fitted on {neurons.fitted} others"
+    looked += f", after a rotation fitted on {neurons.fitted} others"
     if not neurons.matches:
         most = max(map(max, neurons.own_number))
         return Section(
@@ -88,7 +88,7 @@ def basis_words(layers: LayersResult) -> str:
     if layers.residual_map is ResidualMap.IDENTITY:
         return "in the same residual basis"
     if layers.residual_map is ResidualMap.ROTATION:
-        return f"behind a rotation fitted on the {layers.fitted_on}"
+        return f"after a rotation fitted on the {layers.fitted_on}"
     return f"through the channels matched on the {layers.fitted_on}"
 
 

@@ -132,7 +132,7 @@ def found_by_keys(report, outer):
     assert report.layers.role != "k"
     assert "k" not in {module.role for module in report.modules}
     assert HomologyReport.from_json(report.to_json()).layers.fitted_on == FITTED_ON
-    how = "behind a rotation fitted" if outer == "rotation" else "through the channels matched"
+    how = "after a rotation fitted" if outer == "rotation" else "through the channels matched"
     assert f"{how} on the {FITTED_ON}" in str(describe(report))
     assert f"{how} on the {FITTED_ON}" in " ".join(str(report).split())
 

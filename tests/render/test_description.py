@@ -66,7 +66,7 @@ def test_a_rotation_of_layers_is_not_said_of_embeddings():
         embedding=a_matrix(transformation="rotation", log10_p=0.0, matched_channels=0), settled_by=SettledBy.LAYERS
     )
 
-    assert "found: nothing by itself; the layers agree behind a rotation" in flat(str(report))
+    assert "found: nothing by itself; the layers agree after a rotation" in flat(str(report))
 
 
 def test_every_form_escapes():

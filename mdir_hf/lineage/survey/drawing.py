@@ -52,8 +52,10 @@ def draw_survey(report: SurveyReport, families: FamilyDistances = (), *, dark: b
 
     figures = {"matrix": _matrix(report, dark)} if len(report.readable()) > 1 else {}
     if families:
-        alone = sum(len(group) == 1 for group in report.groups())
-        figures["dendrogram"] = draw_dendrogram(families, alone=alone, dark=dark)
+        alone = len(report.without_relatives())
+        drawn = {name for names, _ in families for name in names}
+        by_layers = sum(name not in drawn for group in report.groups() if len(group) > 1 for name in group)
+        figures["dendrogram"] = draw_dendrogram(families, alone=alone, by_layers=by_layers, dark=dark)
     return figures
 
 
@@ -88,12 +90,15 @@ def _matrix(report: SurveyReport, dark: bool) -> Figure:
     verdicts: list[list[str | None]] = []
     log10_p: list[list[float]] = []
     bounds: list[list[bool]] = []
+    layers: list[list[bool]] = []
     for first in names:
         row = [_pair(report, first, second) for second in names]
         verdicts.append([None if found is None else found.verdict for found in row])
         log10_p.append([0.0 if found is None or found.log10_p is None else found.log10_p for found in row])
         bounds.append([found is not None and found.p_is_bound for found in row])
-    return draw_survey_matrix(names, log10_p, verdicts, bounds=bounds, groups=_read_groups(report), dark=dark)
+        layers.append([found is not None and found.layers_compared for found in row])
+    groups = _read_groups(report)
+    return draw_survey_matrix(names, log10_p, verdicts, bounds=bounds, layers=layers, groups=groups, dark=dark)
 
 
 def _read_groups(report: SurveyReport) -> list[list[str]]:

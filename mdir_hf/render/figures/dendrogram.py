@@ -38,13 +38,14 @@ _GAP = 0.6
 
 
 def draw_dendrogram(
-    groups: Sequence[tuple[Sequence[str], npt.ArrayLike]], *, alone: int = 0, dark: bool = False
+    groups: Sequence[tuple[Sequence[str], npt.ArrayLike]], *, alone: int = 0, by_layers: int = 0, dark: bool = False
 ) -> Figure:
     """Draw every group of related models as a tree of average distances.
 
     Args:
         groups: Names of m models, two or more, and the ``(m, m)`` distances between them, at least 0.
-        alone: How many models have no relative that embeddings show.
+        alone: How many models have no relative.
+        by_layers: How many have relatives, and embeddings that do not show them.
         dark: Light ink on dark paper.
 
     Returns:
@@ -56,7 +57,9 @@ def draw_dendrogram(
     """
     families = _grown(groups)
     with drawing():
-        return _draw(families, theme_of(dark=dark), n_left_out=len(groups) - len(families), alone=alone)
+        return _draw(
+            families, theme_of(dark=dark), n_left_out=len(groups) - len(families), alone=alone, by_layers=by_layers
+        )
 
 
 def dendrogram_cells(groups: Sequence[tuple[Sequence[str], npt.ArrayLike]], figure: Figure) -> tuple[CellGrid, ...]:
@@ -202,7 +205,7 @@ def _range(families: Sequence[_Family]) -> tuple[float, float]:
     return (float(positive.min()) / 2, float(positive.max()) * 1.5) if len(positive) else (0.5, 2.0)
 
 
-def _draw(families: Sequence[_Family], theme: Theme, *, n_left_out: int, alone: int) -> Figure:
+def _draw(families: Sequence[_Family], theme: Theme, *, n_left_out: int, alone: int, by_layers: int) -> Figure:
     import numpy as np
 
     n_models = sum(len(family.names) for family in families)
@@ -212,7 +215,8 @@ def _draw(families: Sequence[_Family], theme: Theme, *, n_left_out: int, alone: 
     some = f"{n_models} models in {len(families)} group{'' if len(families) == 1 else 's'}"
     subtitle = "RMS difference of aligned rows over their RMS (logarithmic), by average linkage; no direction"
     lone = f"{alone} more without a relative" if alone else ""
-    more = [lone, f"{n_left_out} groups left out" if n_left_out else ""]
+    elsewhere = f"{by_layers} more related by neurons or layers only" if by_layers else ""
+    more = [elsewhere, lone, f"{n_left_out} groups left out" if n_left_out else ""]
     figure = new_sheet(
         theme,
         HEAD + height + _BELOW,

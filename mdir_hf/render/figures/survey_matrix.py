@@ -62,6 +62,7 @@ def draw_survey_matrix(
     verdicts: Sequence[Sequence[str | None]],
     *,
     bounds: Sequence[Sequence[bool]] | None = None,
+    layers: Sequence[Sequence[bool]] | None = None,
     groups: Sequence[Sequence[str]] | None = None,
     dark: bool = False,
 ) -> Figure:
@@ -72,6 +73,8 @@ def draw_survey_matrix(
         log10_p: n x n, symmetric, at most 0; what stands on the diagonal, and where the verdict is None, is not read.
         verdicts: n x n, ``Verdict`` values; None where the pair was not compared.
         bounds: n x n, whether p bounds a chance: -log10 p stands in the cells where it does; None: nowhere.
+        layers: n x n, whether layers were compared: a pair without a finding is hatched where they were not; None:
+            nowhere.
         groups: Names that belong together, each name in one group; models are drawn in their order. Without it, in the
             order of ``names``, and unframed.
         dark: Light ink on dark paper.
@@ -83,8 +86,9 @@ def draw_survey_matrix(
         InputError: If sizes or names do not fit together, or matplotlib is not installed.
     """
     n = len(names)
-    bounds = [[False] * n] * n if bounds is None else bounds
-    if not n or any(len(rows) != n or any(len(row) != n for row in rows) for rows in (log10_p, verdicts, bounds)):
+    bounds, layers = ([[False] * n] * n if given is None else given for given in (bounds, layers))
+    squares = (log10_p, verdicts, bounds, layers)
+    if not n or any(len(rows) != n or any(len(row) != n for row in rows) for rows in squares):
         raise InputError(f"a survey of {n} models needs at least one model, and {n} x {n} p-values and verdicts")
     if groups is not None and sorted(name for group in groups for name in group) != sorted(names):
         raise InputError("every model of a survey belongs to one of its groups, and to one only")
@@ -94,7 +98,7 @@ def draw_survey_matrix(
     order = list(range(n)) if groups is None else [place_of[name] for group in groups for name in group]
     theme = theme_of(dark=dark)
     with drawing():
-        return _draw(names, log10_p, verdicts, bounds, groups, order, theme)
+        return _draw(names, log10_p, verdicts, bounds, layers, groups, order, theme)
 
 
 def _draw(
@@ -102,6 +106,7 @@ def _draw(
     log10_p: Sequence[Sequence[float]],
     verdicts: Sequence[Sequence[str | None]],
     bounds: Sequence[Sequence[bool]],
+    layers: Sequence[Sequence[bool]],
     groups: Sequence[Sequence[str]] | None,
     order: Sequence[int],
     theme: Theme,
@@ -127,7 +132,7 @@ def _draw(
         width=width,
     )
     axes = add_axes(figure, theme, _NAMES, below, side, side)
-    _draw_cells(axes, theme, log10_p, verdicts, bounds, order, cell)
+    _draw_cells(axes, theme, log10_p, verdicts, bounds, layers, order, cell)
     start = 0
     for size in map(len, groups or ()):
         if size > 1:
@@ -142,9 +147,12 @@ def _draw(
     bar = (_NAMES + side + 0.14, below + side - bar_height, 0.12, bar_height)
     shade_bar(figure, theme, bar, ticks=evidence_ticks(ticks), label="agreement")
     shown = _LEGEND if cell >= SYMBOLED else _LEGEND[-1:]
-    marked = f"{ICON[Verdict.NO_EVIDENCE]} hatched" if cell >= SYMBOLED else "lightest"
+    none = ICON[Verdict.NO_EVIDENCE]
+    marked = f"{none} hatched" if cell >= SYMBOLED else "lightest"
     legend = "     ".join((*(f"{ICON[verdict]} {text}" for verdict, text in shown), "blank: not compared"))
     legend += f"\n{marked}: not found by embeddings or a few neurons; layers not compared"
+    if any(map(any, layers)) and cell >= SYMBOLED:
+        legend += f"     {none} not found by layers either"
     figure.text(0.15 / width, 0.14 / figure.get_size_inches()[1], legend, color=theme.ink, fontsize=SMALL_SIZE)
     largest = max(families, key=len, default=[])
     most = f", the largest of {len(largest)}" if largest else ""
@@ -163,6 +171,7 @@ def _draw_cells(
     log10_p: Sequence[Sequence[float]],
     verdicts: Sequence[Sequence[str | None]],
     bounds: Sequence[Sequence[bool]],
+    layers: Sequence[Sequence[bool]],
     order: Sequence[int],
     cell: float,
 ) -> None:
@@ -185,7 +194,7 @@ def _draw_cells(
                 continue
             verdict = Verdict(value)
             is_found = verdict is not Verdict.NO_EVIDENCE
-            if not is_found:
+            if not is_found and not layers[i][j]:
                 not_found.append((column - 0.5, row - 0.5))
             shades[row, column] = evidence_shade(log10_p[i][j] if is_found else 0.0)
             ink = ink_on(theme, float(shades[row, column]))

@@ -12,6 +12,7 @@ from mdir_space.html.links import link_to_layers
 from mdir_space.html.templates import render
 
 _NO_LAYERS = "The layers were not compared: the question was settled before, or the level does not reach them."
+_BY_NEURONS = "Some layers of one model were tested against some of the other, by a few neurons of each."
 INTRODUCTIONS = {
     SectionKind.EVIDENCE: (
         "Both models have one row of weights per token. On the tokens that both know, the rows of one are multiplied "
@@ -47,9 +48,13 @@ def tab_html(report: HomologyReport, kind: SectionKind, figures: ReportFigures, 
         figures: Its figures.
         link: The address of this comparison, for a link to the analysis of all layers; empty for none.
     """
+    to_layers = link_to_layers(link) if report.layers is None else ""
     section = next((section for section in describe(report) if section.kind is kind), None)
     if section is not None:
         images = figures.images(section.figures)
-        return render("tab", introduction=INTRODUCTIONS[kind], link="", section=section, images=images)
-    layers = link_to_layers(link) if kind in (SectionKind.LAYERS, SectionKind.MODULES) else ""
-    return render("tab", introduction=NOT_RUN[kind], link=layers, section=None)
+        by_neurons = kind is SectionKind.LAYERS and report.layers is None
+        introduction = _BY_NEURONS if by_neurons else INTRODUCTIONS[kind]
+        way_on = to_layers if by_neurons else ""
+        return render("tab", introduction=introduction, link=way_on, section=section, images=images)
+    way_on = to_layers if kind in (SectionKind.LAYERS, SectionKind.MODULES) else ""
+    return render("tab", introduction=NOT_RUN[kind], link=way_on, section=None)

@@ -126,12 +126,12 @@
     const sorted = (query) => { const fields = new URLSearchParams(query); fields.sort(); return fields.toString(); };
     return sorted(one) === sorted(other);
   };
-  let followed = "";
+  let [followed, followedMark] = ["", null];
   const follow = () => {
     const mark = document.getElementById("address");
     const query = mark ? mark.dataset.query : "";
-    if (!query || query === followed) return;
-    followed = query;
+    if (!query || (query === followed && mark === followedMark)) return;
+    [followed, followedMark] = [query, mark];
     const current = new URLSearchParams(location.search);
     current.delete("v");
     if (location.search === atClick) history.replaceState(null, "", `?${query}`);
@@ -221,7 +221,8 @@
     if (level && level.value !== "auto") query.set("level", level.value);
     const alpha = document.querySelector("#alpha input, #alpha textarea");
     if (alpha && alpha.value.trim() && alpha.value.trim() !== DEFAULT_ALPHA) query.set("alpha", alpha.value.trim());
-    [atClick, followed] = [`?${query}`, ""];
+    // Written as the server writes it. The mark of the result before is still there, and has been followed.
+    atClick = `?${query.toString().replaceAll("%2F", "/").replaceAll("%40", "@").replaceAll("%3A", ":")}`;
     if (!same(location.search, query)) history.pushState(null, "", atClick);
   };
   document.addEventListener("click", (event) => { if (event.target.closest("#compare")) toAddress(); }, true);

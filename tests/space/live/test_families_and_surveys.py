@@ -119,8 +119,8 @@ def test_several_names_give_a_survey_with_matrix_and_tree(visit, server, live_hu
     expect(page.locator(".verdict .sentence")).to_have_text(
         re.compile(rf"^\s*{BASE}, {RELATED} and {DECLARED} share weight ancestry\. {alone}")
     )
-    further = page.get_by_role("link", name=f"Compare its layers with {BASE}")
-    expect(further).to_have_attribute("href", f"?a={BASE}&b={STRANGER}")
+    further = page.get_by_role("link", name="Look at the layers of this one")
+    expect(further).to_have_attribute("href", re.compile(re.escape(f"?a={BASE}+{RELATED}+") + ".*&level=layers$"))
     expect(page.locator(".survey figure img:visible")).to_have_count(2)
     of_cell = [words for words in page.evaluate("heard") if words.startswith(f"{BASE} and ")]
     assert len(of_cell) == len(set(of_cell)), "the asked cell is said again at each renewal"
@@ -162,6 +162,13 @@ def test_several_names_give_a_survey_with_matrix_and_tree(visit, server, live_hu
     expect(again.locator(".said a").first).to_be_visible()  # a finger reads first
     expect(again).to_have_url(link)
 
+    live_hub.faults.clear()
+    further.click()
+    answered(page, "3 of 4 form one family.")
+    expect(page.locator(".verdict .sentence")).to_contain_text("no relative found by embeddings, neurons or layers")
+    expect(page.get_by_role("link", name="Look at the layers")).to_have_count(0)
+    page.go_back()
+    answered(page, "3 of 4 form one family.")
     matrix.locator(".cells").click(position={"x": 5, "y": matrix.locator(".cells").bounding_box()["height"] * 0.4})
     expect(page).to_have_url(f"{server.url}/?a={BASE}&b={RELATED}")
     verdict(page, "The two models share weight ancestry.")

@@ -26,9 +26,14 @@ compdef _mdir_hf mdir-hf
 """,
     "fish": """function __mdir_hf
     set -l words (commandline -opc)
-    mdir-hf completion fish $words[2..] (commandline -ct) 2>/dev/null
+    set -l found (mdir-hf completion fish $words[2..] (commandline -ct) 2>/dev/null)
+    if set -q found[1]
+        printf '%s\\n' $found
+    else
+        __fish_complete_path (commandline -ct)
+    end
 end
-complete -c mdir-hf -a '(__mdir_hf)'
+complete -c mdir-hf -f -a '(__mdir_hf)'
 """,
 }
 """Each asks this command for the words that may stand at the cursor; where there are none, files are completed."""

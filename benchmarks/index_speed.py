@@ -1,8 +1,8 @@
 """An index of 500 synthetic bases: its size, the time of a query, what is found, and false matches among strangers.
 
-    python -m benchmarks.index_speed [--bases 500] [--relatives 40] [--strangers 200]
+    python -m benchmarks.index_speed [--bases 500] [--widths 1024 2048 3072 4096] [--relatives 40] [--strangers 200]
 
-Bases are Gaussian, of widths 1024 to 4096, with a common direction and rows of many lengths as trained embeddings have.
+Bases are Gaussian, with a common direction and rows of many lengths as trained embeddings have.
 A query's own reads are not counted: it is made here, on the tokens of the index.
 """
 
@@ -69,9 +69,10 @@ def main() -> None:
     parser.add_argument("--bases", type=int, default=500)
     parser.add_argument("--relatives", type=int, default=40)
     parser.add_argument("--strangers", type=int, default=200)
+    parser.add_argument("--widths", type=int, nargs="+", default=WIDTHS, help="narrow ones keep 50,000 in memory")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    width_of = [WIDTHS[at % len(WIDTHS)] for at in range(options.bases)]
+    width_of = [options.widths[at % len(options.widths)] for at in range(options.bases)]
     bases = [kept(f"base/{at}", rows(width, at)[: BYTES_PER_BASE // (2 * width)]) for at, width in enumerate(width_of)]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "bases.safetensors"
@@ -79,7 +80,10 @@ def main() -> None:
         started = time.perf_counter()
         index = BaseIndex.load(path)
         loaded_s, n_bytes = time.perf_counter() - started, path.stat().st_size
-    print(f"{len(index)} bases of widths {WIDTHS}: {n_bytes / 1e6:.1f} MB, {n_bytes / len(index) / 1e3:.0f} kB a base,")
+    print(
+        f"{len(index)} bases of widths {tuple(options.widths)}: {n_bytes / 1e6:.1f} MB, "
+        f"{n_bytes / len(index) / 1e3:.0f} kB a base,"
+    )
     print(f"  loaded in {loaded_s:.2f} s")
     right: dict[str, list[bool]] = {change: [] for change in CHANGES}
     seconds: dict[str, list[float]] = {kind: [] for kind in (*CHANGES, "strangers")}
@@ -93,7 +97,7 @@ def main() -> None:
         n_false += len(set(found) - {f"base/{at}"})
     n_matches = 0
     for number in range(options.strangers):
-        query = kept("query", rows(WIDTHS[number % len(WIDTHS)], 1_000_000 + number))
+        query = kept("query", rows(width_of[number % len(width_of)], 1_000_000 + number))
         spent, found = ask(index, query)
         seconds["strangers"].append(spent)
         n_matches += len(found)

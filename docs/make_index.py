@@ -10,15 +10,15 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 from benchmarks.real.bases import base_folder
 from benchmarks.real.sources import SOURCES, UnavailableError
+from mdir_hf.lineage.index.atlas import SHIPPED
 from mdir_hf.lineage.index.base_index import BaseIndex, choose_index_tokens
 from mdir_hf.model.hub import open_repository
 from mdir_hf.model.opened import Model
 
-TARGET = Path(__file__).resolve().parent.parent / "space" / "index"
+TARGET = SHIPPED.parent
 
 # Source -> its packages, and the repository whose name has that title.
 BASES = {

@@ -84,15 +84,16 @@ def exit_status(options: argparse.Namespace, *outcomes: str) -> int:
     return EXIT_NAMED if named.intersection(outcomes) else 0
 
 
-def add_output(parser: argparse.ArgumentParser, what: str, *, metavar: str = "DIR") -> None:
+def add_output(parser: argparse.ArgumentParser, what: str, *, metavar: str = "DIR", required: bool = False) -> None:
     """Add ``--output``: where a command writes files.
 
     Args:
         parser: Of the command.
         what: What is written, for the help.
         metavar: ``DIR`` or ``FILE``.
+        required: Whether it has to be given.
     """
-    parser.add_argument("--output", metavar=metavar, type=Path, help=what)
+    parser.add_argument("--output", metavar=metavar, type=Path, required=required, help=what)
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

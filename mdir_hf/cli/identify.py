@@ -15,6 +15,7 @@ from mdir_hf.cli.stopping import shown_if_stopped
 from mdir_hf.errors import InputError
 
 if TYPE_CHECKING:
+    from mdir_hf.lineage.index.building import BaseOutcome
     from mdir_hf.lineage.index.identify import Identification
 
 
@@ -27,8 +28,9 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "the model with those that are found.",
     )
     parser.add_argument("model", metavar="REPO", help=arguments.MODEL)
-    parser.add_argument("--index", required=True, metavar="FILE|URL",
-                        help="file that `mdir-hf index` made, here or the address of one on the Hub")  # fmt: skip
+    parser.add_argument("--index", metavar="FILE|URL", help="file that `mdir-hf index` or `atlas` made, here or the "
+                        "address of one on the Hub (default: what MDIR_HF_ATLAS names, else the small one that comes "
+                        "with the package)")  # fmt: skip
     parser.add_argument("--top", type=int, default=5, help="how many bases are tested (default 5)")
     arguments.add_settings(parser, over=" of significance over all bases")
     parser.add_argument("--no-confirm", action="store_true", help="search only; compare nothing")
@@ -52,13 +54,16 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def run_identify(options: argparse.Namespace) -> int:
     """Search, confirm, print, and return the exit status."""
-    from mdir_hf.lineage.index.base_index import BaseIndex
+    from mdir_hf.lineage.index.atlas import open_index
     from mdir_hf.lineage.index.identify import identify
 
+    index, note = open_index(options.index, token=options.token, cache_dir=options.cache_dir)
+    if note:
+        remark(f"{note}\n")
     with shown_if_stopped(partial(_show, options=options)) as keep:
         found = identify(
             arguments.model_of(options, options.model),
-            BaseIndex.open(options.index, token=options.token, cache_dir=options.cache_dir),
+            index,
             top=options.top,
             confirm=not options.no_confirm,
             settings=arguments.settings_of(options),
@@ -84,8 +89,8 @@ def run_index(options: argparse.Namespace) -> int:
         raise InputError("name the base models, or a list of them with --from, --author or --collection")
     known = BaseIndex.load(options.index) if options.index.exists() else None
 
-    def said(name: str, outcome: str) -> None:
-        remark(f"{outcome}: {name}\n" if outcome in ("added", "known") else f"not added: {outcome}\n")
+    def said(outcome: BaseOutcome) -> None:
+        remark(f"{outcome.kind}: {outcome.name}\n" if outcome.is_held else f"not added: {outcome.reason}\n")
 
     index, n_failed = extend_index(
         known,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from mdir_hf._version import __version__
 from mdir_hf.cli.arguments import add_voice
+from mdir_hf.cli.atlas import add_command as add_atlas
 from mdir_hf.cli.badge import add_command as add_badge
 from mdir_hf.cli.card import add_command as add_card
 from mdir_hf.cli.compare import add_command as add_compare
@@ -36,7 +37,8 @@ EXIT_INTERRUPTED = 130  # the shell's convention, 128 + SIGINT
 
 EPILOG = """exit status: 0 for any verdict, 1 for a known error, 2 for wrong usage, 3 for a verdict named by --fail-on.
 environment: HF_TOKEN, HF_ENDPOINT, HF_HOME, HF_HUB_OFFLINE, HF_HUB_DISABLE_PROGRESS_BARS as in huggingface_hub;
-MDIR_HF_CACHE and MDIR_HF_CACHE_MAX_BYTES for our own cache of byte ranges; NO_COLOR, FORCE_COLOR, COLUMNS."""
+MDIR_HF_CACHE and MDIR_HF_CACHE_MAX_BYTES for our own cache of byte ranges; MDIR_HF_ATLAS for the
+index that identify and family search; NO_COLOR, FORCE_COLOR, COLUMNS."""
 
 READERS = ("compare", "inspect", "identify", "verify")
 """Commands that succeed only where every model that was typed could be read: their names are remembered."""
@@ -57,6 +59,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_survey(commands)
     add_tree(commands)
     add_identify(commands)
+    add_atlas(commands)
     add_publish(commands)
     add_verify(commands)
     add_badge(commands)

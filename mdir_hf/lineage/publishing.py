@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from mdir_hf.errors import InputError
+from mdir_hf.lineage.index.atlas import CARD, INDEX, TABLE
 from mdir_hf.lineage.index.base_index import BaseIndex
 from mdir_hf.lineage.survey.results import RESULTS, read_survey
 from mdir_hf.model.hub.pull_request import PullRequest, open_pull_request
@@ -21,16 +22,17 @@ def publish(
     """Propose a survey or an index to a data set that exists.
 
     Args:
-        place: The folder of a survey, or the file of an index.
+        place: The folder of a survey or of an atlas, or the file of an index.
         dataset: ``owner/name``.
-        name: Folder in the data set for a survey, file name there for an index; that of ``place`` by default.
+        name: Folder in the data set for a survey, file name there for an index; that of ``place`` by default. An atlas
+            is the data set.
         token: A token that may write discussions; None or True: the stored one.
 
     Returns:
         The pull request, and the paths in it.
 
     Raises:
-        InputError: If there is neither a survey nor an index, or it cannot be read.
+        InputError: If there is no survey, atlas or index, or it cannot be read.
         CorruptCheckpointError: If the file is no index.
         PullRequestError: If the Hub does not take it.
         HubError: If the Hub cannot be asked.
@@ -40,7 +42,10 @@ def publish(
     if not path or any(part in ("", ".", "..") for part in path.split("/")):
         raise InputError(f"{path!r} is no name in a data set; give one with --name")
     try:
-        if place.is_file():
+        if (place / TABLE).is_file():
+            what = f"an atlas of {len(BaseIndex.load(place / INDEX))} base models"
+            files = {file: (place / file).read_bytes() for file in (CARD, TABLE, INDEX)}
+        elif place.is_file():
             what = f"an index of {len(BaseIndex.load(place))} base models"
             files = {path: place.read_bytes()}
         else:

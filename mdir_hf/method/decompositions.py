@@ -36,3 +36,14 @@ def _by_qr_iteration(matrices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
         for parts in zip(*factors, strict=True)
     )
     return left, scale, right_t
+
+
+def orthonormal_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Centre rows, scale them to one length, and return orthonormal bases of what they span: ``(r, k)``, ``(n, k)``."""
+    centred = rows.double()  # a copy, whatever they are kept in: squares of what float32 holds pass what it holds
+    centred -= centred.mean(dim=0)
+    centred /= centred.norm(dim=1, keepdim=True)
+    energies, left = torch.linalg.eigh(centred @ centred.T)
+    kept = energies > 1e-6 * energies[-1]
+    left = left[:, kept]
+    return left.float(), ((centred.T @ left) / energies[kept].sqrt()).float()

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from heapq import nlargest
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -28,7 +29,17 @@ from mdir_hf.budgets import INDEX_JSON
 from mdir_hf.comparison.neurons import DescribedNeurons, NeuronSample, resemblances
 from mdir_hf.errors import CorruptCheckpointError, InputError
 from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint, expect_rows, sample_name, take_fingerprint
-from mdir_hf.method.decompositions import thin_svd
+from mdir_hf.lineage.index.sketches import (
+    PARTS,
+    SHAPE_ROWS,
+    Sketch,
+    projected_neurons,
+    projected_rows,
+    shape_of,
+    sketch_of,
+    unstacked,
+)
+from mdir_hf.method.decompositions import orthonormal_rows, thin_svd
 from mdir_hf.model.files.json_object import AS_WRITTEN, read_json
 from mdir_hf.model.hub.hub_file import fetch_hub_file
 from mdir_hf.model.opened import Model
@@ -37,7 +48,7 @@ from mdir_hf.render.folder import write_file
 from mdir_hf.report import ModelSummary
 from mdir_hf.report.parts import Count
 
-FORMAT = "mdir-hf/index/1"
+FORMAT = "mdir-hf/index/2"
 
 BYTES_PER_BASE = 190_000
 """Rows of tokens kept of a base, in bytes; those of neurons take as much: 500 bases take less than 200 MB.
@@ -55,6 +66,12 @@ LARGEST_INDEX_BYTES = 4 << 30
 LEAST_AGREEMENT = 0.25
 """Correlation of the resemblances among tested neurons from which on two layers are compared neuron by neuron. Of
 layers that have nothing in common it is below 0.15, of SmolLM2's under noise as large as the weights 0.28 to 0.47."""
+
+SCANNED_BASES = 1_000
+"""Bases that a search looks at one by one: two milliseconds each. Of more, it picks some by their sketches."""
+
+PICKED_BASES = 100
+"""How many it picks by each part of a sketch. A copy without much noise is far ahead of all others."""
 
 SCANNED_CHANNELS = 192
 """Channels of a base whose best partner is looked for, where channels in one order show no relation."""
@@ -78,14 +95,18 @@ class Hit:
     common_tokens: int
 
 
+Places = tuple[Count, ...]
+"""Places in the sample of an index."""
+
+
 @dataclass(frozen=True)
 class _Base:
-    """What the metadata of an index say of a base; ``tokens`` are places in the sample."""
+    """What the metadata of an index say of a base; ``tokens`` is the number of the list of tokens that it keeps."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = AS_WRITTEN
 
     model: ModelSummary
-    tokens: tuple[Count, ...]
+    tokens: Count
     bytes_of_weights: Count
     digests: dict[str, str] | None
     neurons: DescribedNeurons | None = None
@@ -102,6 +123,7 @@ class BaseIndex:
     def __init__(self, tokens: Sequence[bytes], bases: Iterable[Fingerprint] = ()) -> None:
         self.tokens = tuple(tokens)
         self.bases: list[Fingerprint] = list(bases)
+        self._sketches: dict[str, Sketch] = {}
 
     def __len__(self) -> int:
         return len(self.bases)
@@ -113,6 +135,16 @@ class BaseIndex:
 
     def add(self, model: Model) -> Fingerprint:
         """Read the rows of a base and keep them; a base of the same name is replaced.
+
+        Raises:
+            MdirError: If the model cannot be read, or has no tokenizer files.
+        """
+        base = self.read(model)
+        self.put(base)
+        return base
+
+    def read(self, model: Model) -> Fingerprint:
+        """Read what the index would keep of a base, without keeping it; several threads may.
 
         Raises:
             MdirError: If the model cannot be read, or has no tokenizer files.
@@ -130,9 +162,13 @@ class BaseIndex:
         expect_usual_rows(base, model.label)
         if base.rows.element_size() > 2:  # of float32 weights; the eight bits of precision of bfloat16 are enough
             base = replace(base, rows=base.rows.bfloat16())
+        return base
+
+    def put(self, base: Fingerprint) -> None:
+        """Keep what was read of a base; one of the same name is replaced."""
         self.bases = [known for known in self.bases if known.model.repo != base.model.repo]
         self.bases.append(base)
-        return base
+        self._sketches.pop(base.model.repo, None)
 
     def search(self, query: Fingerprint, *, top: int = 5) -> list[Hit]:
         """Rank the bases by how likely they share ancestry with a model.
@@ -143,7 +179,8 @@ class BaseIndex:
 
         Returns:
             The best, most likely first. Cost for r common rows of width n: O(r^2 n) each, and O(r n) for every scanned
-            channel where channels in one order show no relation: a few milliseconds.
+            channel where channels in one order show no relation: a few milliseconds. Of more than
+            :data:`SCANNED_BASES` only those that sketches pick are looked at.
         """
         query = query.of_usual_rows()
         place = {token: at for at, token in enumerate(query.tokens)}
@@ -151,14 +188,14 @@ class BaseIndex:
         # Bases of one width keep the same tokens, and the query's side is the same for all of them.
         known: dict[tuple[int, ...], tuple[torch.Tensor, torch.Tensor]] = {}
         hits = []
-        for base in self.bases:
+        for base in self.bases if len(self) <= SCANNED_BASES else self._picked(query):
             base_rows, tokens = usual_rows_of(base, place)
             if len(tokens) < LEAST_ROWS:
                 continue
             mine = tuple(place[token] for token in tokens)
             if mine not in known:
-                known[mine] = _orthonormal(rows[list(mine)])
-            guess, identity = _log_p(_orthonormal(base_rows), known[mine])
+                known[mine] = orthonormal_rows(rows[list(mine)])
+            guess, identity = _log_p(orthonormal_rows(base_rows), known[mine])
             hits.append(Hit(base.model, guess, identity, len(tokens)))
         return sorted(hits, key=lambda hit: hit.log_p)[:top]
 
@@ -174,14 +211,52 @@ class BaseIndex:
             the same in every basis, so that nothing is fitted. Cost: one matrix product for each base.
         """
         shapes = resemblances(query)
-        agreements = [
-            float((resemblances(base.neurons) @ shapes.T).max())
-            if base.neurons is not None and base.neurons.is_like(query)
-            else 0.0
-            for base in self.bases
-        ]
-        best = sorted(range(len(self.bases)), key=lambda at: -agreements[at])[:top]
-        return [self.bases[at] for at in best if agreements[at] >= LEAST_AGREEMENT]
+        alike = [base for base in self.bases if base.neurons is not None and base.neurons.is_like(query)]
+        if len(alike) > SCANNED_BASES:
+            projected = projected_neurons(query)
+            scores = torch.stack([(self._sketch(base).neurons.float() @ projected.T).max() for base in alike])
+            alike = [alike[at] for at in scores.topk(PICKED_BASES).indices.tolist()]
+        agreements = {
+            number: float((resemblances(base.neurons) @ shapes.T).max())
+            for number, base in enumerate(alike)
+            if base.neurons is not None
+        }
+        best = sorted(agreements, key=lambda at: -agreements[at])[:top]
+        return [alike[at] for at in best if agreements[at] >= LEAST_AGREEMENT]
+
+    def _sketch(self, base: Fingerprint) -> Sketch:
+        name = base.model.repo
+        if name not in self._sketches:
+            self._sketches[name] = sketch_of(base, {token: at for at, token in enumerate(self.tokens)})
+        return self._sketches[name]
+
+    def _picked(self, query: Fingerprint) -> list[Fingerprint]:
+        """Pick the bases whose sketches are nearest to that of a model, of usual rows."""
+        at = {token: number for number, token in enumerate(query.tokens)}
+        place = {token: number for number, token in enumerate(self.tokens)}
+        groups: dict[tuple[bytes, ...], list[Fingerprint]] = {}
+        for base in self.bases:
+            groups.setdefault(base.tokens, []).append(base)
+        by_rows: list[tuple[float, Fingerprint]] = []
+        by_shape: list[tuple[float, Fingerprint]] = []
+        for tokens, bases in groups.items():
+            held = [token for token in tokens if token in at]
+            if len(held) < LEAST_ROWS:
+                continue
+            first = [number for number, token in enumerate(tokens[:SHAPE_ROWS]) if token in at]
+            rows = projected_rows(query.rows[[at[token] for token in held]], [place[token] for token in held])
+            shape = shape_of(query.rows[[at[tokens[number]] for number in first]], first)
+            known = [self._sketch(base) for base in bases]
+            scores = (torch.stack([sketch.rows for sketch in known]).float() @ rows).tolist()
+            by_rows += [
+                (score, base)
+                for score, base in zip(scores, bases, strict=True)
+                if base.rows.shape[1] == query.rows.shape[1]
+            ]
+            scores = (torch.stack([sketch.shape for sketch in known]).float() @ shape).tolist()
+            by_shape += zip(scores, bases, strict=True)
+        best = (nlargest(PICKED_BASES, scored, key=lambda one: one[0]) for scored in (by_rows, by_shape))
+        return list({base.model.repo: base for scored in best for _, base in scored}.values())
 
     def fingerprint(self, base: ModelSummary) -> Fingerprint:
         """Return what is kept of a base.
@@ -201,20 +276,23 @@ class BaseIndex:
             InputError: If it cannot be written.
         """
         place = {token: at for at, token in enumerate(self.tokens)}
+        kept_tokens = {tokens: at for at, tokens in enumerate(dict.fromkeys(base.tokens for base in self.bases))}
         about = [
             {
                 "model": asdict(base.model),
-                "tokens": [place[token] for token in base.tokens],
+                "tokens": kept_tokens[base.tokens],
                 "bytes_of_weights": base.bytes_of_weights,
                 "digests": None if base.digests is None else dict(base.digests),
                 "neurons": None if base.neurons is None else base.neurons.described(),
             }
             for base in self.bases
         ]
+        sketches = [self._sketch(base) for base in self.bases]
         known = {
             "format": FORMAT,
             "sample": sample_name(self.tokens),
             "tokens": json.dumps([base64.b64encode(token).decode() for token in self.tokens]),
+            "kept": json.dumps([[place[token] for token in tokens] for tokens in kept_tokens]),
             "bases": json.dumps(about),
         }
         kept = {f"base.{number:05}": base.rows for number, base in enumerate(self.bases)}
@@ -223,6 +301,8 @@ class BaseIndex:
             for number, base in enumerate(self.bases)
             if base.neurons is not None
         }
+        if sketches:
+            kept |= {f"sketches.{part}": torch.stack([getattr(one, part) for one in sketches]) for part in PARTS}
         content: bytes = save({name: rows.contiguous() for name, rows in kept.items()}, metadata=known)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -265,9 +345,10 @@ class BaseIndex:
                 read = partial(read_json, what="what it says of its bases", label=None, budget=INDEX_JSON)
                 written = read(known["tokens"].encode(), list[str])
                 tokens = tuple(base64.b64decode(token, validate=True) for token in written)
+                all_kept = [tuple(tokens[at] for at in places) for places in read(known["kept"].encode(), list[Places])]
                 bases = []
                 for number, about in enumerate(read(known["bases"].encode(), list[_Base])):
-                    kept = tuple(tokens[at] for at in about.tokens)
+                    kept = all_kept[about.tokens]
                     rows = expect_rows(file.get_tensor(f"base.{number:05}"), kept)
                     neurons = (
                         None
@@ -277,7 +358,11 @@ class BaseIndex:
                     bases.append(
                         Fingerprint(about.model, kept, rows, about.bytes_of_weights, about.digests, neurons=neurons)
                     )
-            return cls(tokens, bases)
+                index = cls(tokens, bases)
+                if bases and f"sketches.{PARTS[0]}" in file.keys():  # noqa: SIM118 - it is no dict
+                    sketches = unstacked([file.get_tensor(f"sketches.{part}") for part in PARTS], len(bases))
+                    index._sketches = dict(zip((base.model.repo for base in bases), sketches, strict=True))
+            return index
         except (OSError, ValueError, KeyError, TypeError, IndexError, SafetensorError) as exc:
             raise CorruptCheckpointError(f"this is no index of base models: {exc}", subject=str(path)) from exc
 
@@ -327,7 +412,7 @@ def expect_usual_rows(kept: Fingerprint, label: str) -> None:
 
 
 def _log_p(x: tuple[torch.Tensor, torch.Tensor], y: tuple[torch.Tensor, torch.Tensor]) -> tuple[float, float]:
-    """Guess ln p of two blocks of few rows, as :func:`_orthonormal` gives them.
+    """Guess ln p of two blocks of few rows, as :func:`orthonormal_rows` gives them.
 
     Returns:
         The guess, and the bound for channels in one order. The bound needs only the trace c of the polar factor U, of
@@ -353,14 +438,3 @@ def _log_p(x: tuple[torch.Tensor, torch.Tensor], y: tuple[torch.Tensor, torch.Te
     trace = per_channel * n_narrow
     nats = math.lgamma(n_wide + 1) - math.lgamma(n_wide - n_narrow + 1) + n_narrow * math.log(2.0)
     return min(identity, nats - trace * trace * n_wide / (2.0 * rank)), identity
-
-
-def _orthonormal(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Centre rows, scale them to one length, and return orthonormal bases of what they span: ``(r, k)``, ``(n, k)``."""
-    centred = rows.double()  # a copy, whatever they are kept in: squares of what float32 holds pass what it holds
-    centred -= centred.mean(dim=0)
-    centred /= centred.norm(dim=1, keepdim=True)
-    energies, left = torch.linalg.eigh(centred @ centred.T)
-    kept = energies > 1e-6 * energies[-1]
-    left = left[:, kept]
-    return left.float(), ((centred.T @ left) / energies[kept].sqrt()).float()

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from typing import Literal
 
 from mdir_hf.comparison.progress import Watch
 from mdir_hf.comparison.settings import Listeners
-from mdir_hf.errors import InputError, MdirError, one_line
+from mdir_hf.errors import GatedRepositoryError, InputError, MdirError, RepositoryNotFoundError, one_line
+from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint
 from mdir_hf.lineage.index.base_index import BaseIndex, choose_index_tokens
 from mdir_hf.model.hub import IoLedger
 from mdir_hf.model.open import Reading
@@ -25,22 +30,44 @@ SAVED_EVERY = 16
 """Models after which the index is written, so that a killed program loses no more than these."""
 
 
+@dataclass(frozen=True, slots=True)
+class BaseOutcome:
+    """What became of a model that should go into an index.
+
+    Attributes:
+        name: As it was asked for.
+        kind: ``added``, ``known`` at the same commit, ``gated``, ``missing`` (or private), or ``failed``.
+        reason: Why it is not in the index; empty where it is.
+    """
+
+    name: str
+    kind: Literal["added", "known", "gated", "missing", "failed"]
+    reason: str = ""
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the index holds it."""
+        return self.kind in ("added", "known")
+
+
 def extend_index(
     index: BaseIndex | None,
     names: Sequence[str],
     path: Path,
     *,
-    on_model: Callable[[str, str], None],
+    on_model: Callable[[BaseOutcome], None],
+    choosing: Sequence[str] | None = None,
     reading: Reading = Reading(),
     listeners: Listeners = Listeners(progress=False),
 ) -> tuple[BaseIndex, int]:
     """Add base models to an index and write it.
 
     Args:
-        index: What is there; None for a new one, whose tokens are chosen by the first models of the list.
+        index: What is there; None for a new one.
         names: Base models. One that the index holds at the same commit is not read.
         path: Where the index is written, again and again while it grows.
-        on_model: Told of each model: its name, and ``added``, ``known``, or why it could not be added.
+        on_model: Told what became of each model.
+        choosing: Models by whose vocabularies a new index chooses its tokens, the first that open; None: ``names``.
         reading: How repositories are opened.
         listeners: Who is told of the bytes.
 
@@ -55,7 +82,7 @@ def extend_index(
     with watch.listening():
         watch.enter("opening")
         if index is None:
-            index = BaseIndex(choose_index_tokens(_vocabularies(names, reading, ledger)))
+            index = BaseIndex(choose_index_tokens(_vocabularies(choosing or names, reading, ledger)))
         return index, _add_bases(index, names, path, on_model, reading, ledger, watch)
 
 
@@ -63,51 +90,57 @@ def _add_bases(
     index: BaseIndex,
     names: Sequence[str],
     path: Path,
-    on_model: Callable[[str, str], None],
+    on_model: Callable[[BaseOutcome], None],
     reading: Reading,
     ledger: IoLedger,
     watch: Watch,
 ) -> int:
     """Add models and write the index, also where it is interrupted; return how many could not be added."""
     commits = {base.model.repo: base.model.commit for base in index.bases}
-    n_failed = n_new = 0
+    n_done = n_failed = n_new = 0
 
-    def opened(name: str) -> Model | MdirError | None:
+    def read(name: str) -> Fingerprint | MdirError | None:
         try:
             repository = reading.open(name, ledger=ledger)
             if repository.commit is not None and commits.get(repository.repo) == repository.commit:
                 return None
-            model = Model(repository)
-            _ = model.vocabulary  # read here, several at a time
+            return index.read(Model(repository))
         except MdirError as exc:
             return exc
-        return model
 
+    pool = ThreadPoolExecutor(READERS)
     try:
-        with ThreadPoolExecutor(READERS) as pool:
-            for start in range(0, len(names), READERS):
-                some = names[start : start + READERS]
-                for name, found in zip(some, pool.map(opened, some), strict=True):
-                    watch.part("rows", n_new + n_failed, len(names))
-                    if found is None:
-                        on_model(name, "known")
-                        continue
-                    try:
-                        if isinstance(found, MdirError):
-                            raise found
-                        index.add(found)
-                    except MdirError as exc:
-                        n_failed += 1
-                        on_model(name, one_line(exc))
-                        continue
-                    on_model(name, "added")
-                    n_new += 1
-                    if n_new % SAVED_EVERY == 0:
-                        index.save(path)
+        upcoming = iter(names)
+        running = deque((name, pool.submit(read, name)) for name in islice(upcoming, READERS))
+        while running:
+            watch.part("rows", n_done, len(names))
+            name, task = running.popleft()
+            found = task.result()
+            n_done += 1
+            running.extend((name, pool.submit(read, name)) for name in islice(upcoming, 1))
+            if found is None:
+                on_model(BaseOutcome(name, "known"))
+                continue
+            if isinstance(found, MdirError):
+                n_failed += 1
+                on_model(BaseOutcome(name, _KINDS.get(type(found), "failed"), one_line(found)))
+                continue
+            index.put(found)
+            on_model(BaseOutcome(name, "added"))
+            n_new += 1
+            if n_new % SAVED_EVERY == 0:
+                index.save(path)
     finally:
+        pool.shutdown(cancel_futures=True)
         if n_new:
             index.save(path)
     return n_failed
+
+
+_KINDS: Mapping[type[MdirError], Literal["gated", "missing"]] = {
+    GatedRepositoryError: "gated",
+    RepositoryNotFoundError: "missing",
+}
 
 
 def _vocabularies(names: Sequence[str], reading: Reading, ledger: IoLedger) -> list[Vocabulary]:

@@ -6,11 +6,12 @@ import json
 import os
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
-FOLDER = Path(__file__).resolve().parent.parent.parent / "index"
+from mdir_hf.lineage.index.atlas import PLACE_VARIABLE, SHIPPED
+
 INDEX_VARIABLE = "MDIR_SPACE_INDEX"
-"""Path of an index, or its address in a data set of the Hub, as ``mdir-hf identify --index`` takes it."""
+"""Path of an index, or its address in a data set of the Hub, as ``mdir-hf identify --index`` takes it. Without it the
+one of ``MDIR_HF_ATLAS``, else the one of the package."""
 
 
 @dataclass(frozen=True)
@@ -27,14 +28,13 @@ class ShippedBase:
 
 
 def index_place() -> str:
-    """Return the path or address of the index; empty where there is none."""
-    shipped = FOLDER / "bases.safetensors"
-    return os.environ.get(INDEX_VARIABLE, "").strip() or (str(shipped) if shipped.is_file() else "")
+    """Return the path or address of the index."""
+    return next((place for name in (INDEX_VARIABLE, PLACE_VARIABLE) if (place := os.environ.get(name, "").strip())),
+                str(SHIPPED))  # fmt: skip
 
 
 @cache
 def shipped_bases() -> dict[str, ShippedBase]:
     """Return what is known of the entries of the index that ships, by their names."""
-    about = FOLDER / "bases.json"
-    entries = json.loads(about.read_text(encoding="utf-8")) if about.is_file() else []
+    entries = json.loads(SHIPPED.with_name("bases.json").read_text(encoding="utf-8"))
     return {entry["base"]: ShippedBase(entry["read"], entry["repository"]) for entry in entries}

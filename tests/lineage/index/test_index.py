@@ -165,20 +165,22 @@ def test_a_file_that_is_no_index_is_said(tmp_path, content):
 ABOUT = {
     "model": {"repo": "a/b", "revision": None, "commit": "0" * 40, "architecture": "llama", "hidden_size": 16}
     | {"layers": 2, "vocabulary": 9, "quantization": None},
-    "tokens": list(range(9)),
+    "tokens": 0,
     "bytes_of_weights": 5,
     "digests": None,
 }
+KEPT = [list(range(9))]
 FORGED = {
     "no list": ("bases", {}, "no JSON object"),
     "depth": ("bases", "[" * 100_000, "no JSON object"),
     "a base that is nothing": ("bases", [None], "its item 0 is None"),
     "a name that is a number": ("bases", [ABOUT | {"model": ABOUT["model"] | {"repo": 5}}], "its model is 5"),
     "more than is known of models": ("bases", [ABOUT | {"model": ABOUT["model"] | {"x": 5}}], "its model is 5"),
-    "a place before the first token": ("bases", [ABOUT | {"tokens": [-1, *range(1, 9)]}], "its tokens is -1"),
-    "a place after the last token": ("bases", [ABOUT | {"tokens": [*range(1, 9), 99]}], "out of range"),
-    "a token twice": ("bases", [ABOUT | {"tokens": [0, 0, *range(2, 9)]}], "a token twice"),
-    "fewer rows than tokens": ("bases", [ABOUT | {"tokens": list(range(10))}], "one row for each of 10 tokens"),
+    "a place before the first token": ("kept", [[-1, *range(1, 9)]], "its item 0 is -1"),
+    "a place after the last token": ("kept", [[*range(1, 9), 99]], "out of range"),
+    "a token twice": ("kept", [[0, 0, *range(2, 9)]], "a token twice"),
+    "fewer rows than tokens": ("kept", [list(range(10))], "one row for each of 10 tokens"),
+    "a list of tokens that is not there": ("bases", [ABOUT | {"tokens": 7}], "out of range"),
     "more bases than rows": ("bases", [ABOUT, ABOUT], "base.00001"),
     "a size without end": ("bases", [ABOUT | {"bytes_of_weights": 10**400}], "its bytes_of_weights is"),
     "digests that are none": ("bases", [ABOUT | {"digests": {"a": 5}}], "its digests is 5"),
@@ -191,9 +193,9 @@ FORGED = {
 @pytest.mark.parametrize(("name", "value", "said"), FORGED.values(), ids=FORGED)
 def test_a_forged_index_is_refused(tmp_path, name, value, said):
     tokens = [base64.b64encode(word).decode() for word in WORDS[:12]]
-    known = {"tokens": tokens, "bases": [ABOUT], name: value}
+    known = {"tokens": tokens, "kept": KEPT, "bases": [ABOUT], name: value}
     metadata = {key: value if isinstance(value, str) else json.dumps(value) for key, value in known.items()}
-    save_file({"base.00000": rows(9, 16, 0).half()}, tmp_path / "x", metadata={"format": "mdir-hf/index/1", **metadata})
+    save_file({"base.00000": rows(9, 16, 0).half()}, tmp_path / "x", metadata={"format": "mdir-hf/index/2", **metadata})
     with pytest.raises(CorruptCheckpointError, match=f"this is no index of base models: .*{said}") as caught:
         BaseIndex.load(tmp_path / "x")
     assert str(caught.value).count(str(tmp_path)) == 1
@@ -201,7 +203,7 @@ def test_a_forged_index_is_refused(tmp_path, name, value, said):
 
 @pytest.mark.parametrize(("n_bases", "said"), [(100_000, "it has no"), (5_000_000, "values, and is read up to")])
 def test_a_flood_of_bases_costs_no_more_than_the_first(tmp_path, n_bases, said):
-    known = {"format": "mdir-hf/index/1", "tokens": "[]", "bases": f"[{','.join(['{}'] * n_bases)}]"}
+    known = {"format": "mdir-hf/index/2", "tokens": "[]", "kept": "[]", "bases": f"[{','.join(['{}'] * n_bases)}]"}
     save_file({"base.00000": rows(9, 16, 0).half()}, tmp_path / "x", metadata=known)
     with pytest.raises(CorruptCheckpointError, match=said) as caught:
         BaseIndex.load(tmp_path / "x")
@@ -211,16 +213,16 @@ def test_a_flood_of_bases_costs_no_more_than_the_first(tmp_path, n_bases, said):
 
 @pytest.mark.parametrize("forged", [rows(9, 16, 0).int(), rows(9, 0, 0).half(), rows(9, 16, 0).half()[None]])
 def test_rows_of_an_index_that_are_none_are_refused(tmp_path, forged):
-    known = {"tokens": [base64.b64encode(word).decode() for word in WORDS[:12]], "bases": [ABOUT]}
+    known = {"tokens": [base64.b64encode(word).decode() for word in WORDS[:12]], "kept": KEPT, "bases": [ABOUT]}
     metadata = {key: json.dumps(value) for key, value in known.items()}
-    save_file({"base.00000": forged}, tmp_path / "x", metadata={"format": "mdir-hf/index/1", **metadata})
+    save_file({"base.00000": forged}, tmp_path / "x", metadata={"format": "mdir-hf/index/2", **metadata})
     with pytest.raises(CorruptCheckpointError, match="expected"):
         BaseIndex.load(tmp_path / "x")
 
 
 def test_a_fingerprint_is_no_index(tmp_path):
     (tmp_path / "x").write_bytes(base("x", 512, 0).to_bytes())
-    with pytest.raises(CorruptCheckpointError, match="expected mdir-hf/index/1"):
+    with pytest.raises(CorruptCheckpointError, match="expected mdir-hf/index/2"):
         BaseIndex.load(tmp_path / "x")
 
 

@@ -1,0 +1,64 @@
+"""``mdir-hf atlas build LIST --output DIR`` and ``mdir-hf atlas add REPO … --output DIR``."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mdir_hf.cli import arguments
+from mdir_hf.cli.output import remark, say
+from mdir_hf.errors import InputError
+
+if TYPE_CHECKING:
+    from mdir_hf.lineage.index.building import BaseOutcome
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add ``atlas`` to the command line."""
+    parser = commands.add_parser(
+        "atlas",
+        help="build an index of hundreds of base models as a data set",
+        description="Read a few rows of each base model of a list into an index, with a table of what each base is and "
+        "why others are missing, and a card. A build that was stopped goes on: give the same command again. What the "
+        "index holds at the newest commit is not read again.",
+    )
+    parser.add_argument("what", choices=("build", "add"), help="build: from a list in TOML. add: these base models")
+    parser.add_argument("names", metavar="LIST|REPO", nargs="+", help="the list (build), or base models (add)")
+    arguments.add_output(parser, "the atlas: index, table and card", required=True)
+    parser.add_argument("--publish", metavar="owner/name", help="open a pull request with it on this data set")
+    arguments.add_reading(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Build or extend, print, and return the exit status."""
+    from mdir_hf.lineage.index.atlas import AtlasBase, build_atlas, read_list, summary_of
+
+    if options.what == "add":
+        bases = tuple(AtlasBase(repo) for repo in dict.fromkeys(options.names))
+    elif len(options.names) == 1:
+        bases = read_list(Path(options.names[0]))
+    else:
+        raise InputError("atlas build takes one list; to name base models use `mdir-hf atlas add`")
+
+    def said(outcome: BaseOutcome) -> None:
+        remark(f"{outcome.kind}: {outcome.name}{f': {outcome.reason}' if outcome.reason else ''}\n")
+
+    table = build_atlas(
+        bases,
+        options.output,
+        on_model=said,
+        reading=arguments.reading_of(options),
+        listeners=arguments.listeners_of(options),
+    )
+    say(f"{options.output}: {summary_of(table)}\n")
+    if options.publish is not None:
+        from mdir_hf.lineage.publishing import publish
+
+        opened, paths = publish(options.output, options.publish, token=options.token)
+        for note in opened.notes:
+            remark(f"note: {note}\n")
+        remark(f"proposed: {', '.join(paths)}\n")
+        say(f"{opened.url}\n")
+    return 0

@@ -1,0 +1,298 @@
+"""The atlas: an index of many base models as a data set, with a table of what each is and why others are missing."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+import yaml
+from annotated_types import MinLen
+from pydantic import TypeAdapter, ValidationError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # pragma: no cover
+
+from mdir_hf.budgets import REPORT_JSON
+from mdir_hf.comparison.settings import Listeners
+from mdir_hf.errors import HubError, InputError, one_line
+from mdir_hf.lineage.index.base_index import BaseIndex
+from mdir_hf.lineage.index.building import CHOOSING, BaseOutcome, extend_index
+from mdir_hf.model.files.json_object import AS_WRITTEN, read_json
+from mdir_hf.model.open import Reading
+from mdir_hf.render.folder import write_file
+
+INDEX = "bases.safetensors"
+TABLE = "bases.jsonl"
+CARD = "README.md"
+
+SHIPPED = Path(__file__).parent / "shipped" / INDEX
+"""The small index of the package, which needs no network."""
+
+PLACE_VARIABLE = "MDIR_HF_ATLAS"
+"""Path of an index, or its address in a data set of the Hub, that is searched where none is named."""
+
+Text = Annotated[str, MinLen(1)]
+
+
+State = Literal["held", "gated", "missing", "failed", "not tried"]
+_STATES: Mapping[str, State] = {
+    "added": "held", "known": "held", "gated": "gated", "missing": "missing", "failed": "failed",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class AtlasBase:
+    """A base model of the atlas.
+
+    Attributes:
+        repo: ``owner/name`` on the Hub.
+        family: What its publisher calls the family.
+        parameters: Their number, such as ``7B``.
+        licence: As most cards of the family have it.
+        year: Of the family's first publication; 0 where it is not known.
+        state: ``held`` by the index, ``gated``, ``missing`` (or private), ``failed``, or ``not tried`` yet.
+        reason: Why the index does not hold it.
+        commit: The commit that the index holds.
+        architecture: ``model_type`` of its config.
+        width: Channels.
+        layers: Their number.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = AS_WRITTEN
+
+    repo: Text
+    family: str = ""
+    parameters: str = ""
+    licence: str = ""
+    year: int = 0
+    state: State = "not tried"
+    reason: str = ""
+    commit: str | None = None
+    architecture: str | None = None
+    width: int | None = None
+    layers: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """A family in the list of an atlas."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+
+    year: int
+    licence: Text
+    bases: dict[Text, Text]
+
+
+def read_list(path: Path) -> tuple[AtlasBase, ...]:
+    """Read a list of base models: TOML with a table for each family, as ``atlas/bases.toml``.
+
+    Raises:
+        InputError: If it cannot be read, or a repository is listed twice.
+    """
+    try:
+        families = TypeAdapter(dict[str, _Family]).validate_python(tomllib.loads(path.read_text(encoding="utf-8")))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, ValidationError) as exc:
+        raise InputError(f"this is no list of base models: {one_line(exc)}", subject=str(path)) from exc
+    listed = [
+        AtlasBase(repo, name, parameters, family.licence, family.year)
+        for name, family in families.items()
+        for repo, parameters in family.bases.items()
+    ]
+    twice = [repo for repo, n in Counter(base.repo.lower() for base in listed).items() if n > 1]
+    if twice:
+        raise InputError(f"it lists {twice[0]} twice", subject=str(path))
+    return tuple(listed)
+
+
+def read_table(folder: Path) -> tuple[AtlasBase, ...]:
+    """Read the table of an atlas that was begun; empty where there is none.
+
+    Raises:
+        InputError: If it cannot be read.
+    """
+    path = folder / TABLE
+    try:
+        lines = path.read_bytes().splitlines()
+    except FileNotFoundError:
+        return ()
+    except OSError as exc:
+        raise InputError(f"cannot read it: {exc.strerror}", subject=str(path)) from exc
+    read = partial(read_json, label=str(path), budget=REPORT_JSON, error=InputError)
+    return tuple(read(line, AtlasBase, what=f"line {at}") for at, line in enumerate(lines, start=1))
+
+
+def build_atlas(
+    bases: Sequence[AtlasBase],
+    folder: Path,
+    *,
+    on_model: Callable[[BaseOutcome], None] = lambda outcome: None,
+    reading: Reading = Reading(),
+    listeners: Listeners = Listeners(progress=False),
+) -> tuple[AtlasBase, ...]:
+    """Build an atlas, or go on with it: what it holds at the newest commit is not read again.
+
+    Args:
+        bases: What it should hold. What its table lists beside them stays.
+        folder: Where the index, its table and its card are written, also where the build is stopped.
+        on_model: Told what became of each base.
+        reading: How repositories are opened.
+        listeners: Who is told of the bytes.
+
+    Returns:
+        The table.
+
+    Raises:
+        InputError: If the folder cannot be used, or no base of a new atlas can be opened.
+
+    Cost: of each base its config, header, tokenizer, and some megabytes of rows; memory for the whole index.
+    """
+    known = {base.repo: base for base in read_table(folder)}
+    wanted = {base.repo: base for base in bases}
+    table = {**known, **{repo: _kept(known.get(repo), base) for repo, base in wanted.items()}}
+    path = folder / INDEX
+    index = BaseIndex.load(path) if path.exists() else None
+
+    def record(outcome: BaseOutcome) -> None:
+        state = _STATES[outcome.kind]
+        table[outcome.name] = replace(table[outcome.name], state=state, reason=outcome.reason)
+        on_model(outcome)
+
+    try:
+        extend_index(
+            index,
+            list(wanted),
+            path,
+            on_model=record,
+            choosing=_one_of_each_family(bases),
+            reading=reading,
+            listeners=listeners,
+        )
+    finally:
+        held = {} if not path.exists() else {base.model.repo: base.model for base in BaseIndex.load(path).bases}
+        for repo, base in table.items():
+            model = held.get(repo)
+            if model is not None:
+                table[repo] = replace(
+                    base,
+                    state="held",
+                    commit=model.commit,
+                    architecture=model.architecture,
+                    width=model.hidden_size,
+                    layers=model.layers,
+                )
+            elif base.state == "held":  # it was stopped before the index was written
+                table[repo] = replace(base, state="not tried")
+        _write(tuple(table.values()), folder)
+    return tuple(table.values())
+
+
+def open_index(
+    place: str | None = None, *, token: str | bool | None = None, cache_dir: str | os.PathLike[str] | None = None
+) -> tuple[BaseIndex, str]:
+    """Open an index, or the one that is searched where none is named.
+
+    Args:
+        place: As :meth:`BaseIndex.open` takes it; None: what ``MDIR_HF_ATLAS`` names, at its newest commit.
+        token: As the Hub client takes it.
+        cache_dir: Where a download is kept.
+
+    Returns:
+        The index, and an empty text. Where nothing is named, or the Hub does not deliver what ``MDIR_HF_ATLAS`` names:
+        the index of the package, and which one that is and why.
+
+    Raises:
+        CorruptCheckpointError: If it is no index.
+        HubError: If the Hub does not deliver the one that was named.
+    """
+    if place is not None:
+        return BaseIndex.open(place, token=token, cache_dir=cache_dir), ""
+    place = os.environ.get(PLACE_VARIABLE, "").strip()
+    why = f"for hundreds, set {PLACE_VARIABLE} or --index"
+    if place:
+        try:
+            return BaseIndex.open(place, token=token, cache_dir=cache_dir), ""
+        except HubError as exc:
+            why = one_line(exc)
+    shipped = BaseIndex.load(SHIPPED)
+    return shipped, f"searched: the {len(shipped)} base models that come with the package ({why})"
+
+
+def _kept(known: AtlasBase | None, base: AtlasBase) -> AtlasBase:
+    """What a list says of a base, with what became of it before."""
+    if known is None:
+        return base
+    return replace(
+        known,
+        family=base.family or known.family,
+        parameters=base.parameters or known.parameters,
+        licence=base.licence or known.licence,
+        year=base.year or known.year,
+    )
+
+
+def _one_of_each_family(bases: Sequence[AtlasBase]) -> list[str]:
+    """Put one base of each family first: the sample should have tokens that most families know."""
+    firsts = {base.family: base.repo for base in reversed(bases)}
+    some = list(reversed(firsts.values()))
+    step = max(1, len(some) // CHOOSING)
+    spread = some[::step]
+    return [*spread, *(repo for repo in some if repo not in set(spread))]
+
+
+def _write(table: Sequence[AtlasBase], folder: Path) -> None:
+    lines = "".join(json.dumps(asdict(base), ensure_ascii=False) + "\n" for base in table)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_file(folder / TABLE, lines.encode())
+        write_file(folder / CARD, atlas_card(table).encode())
+    except OSError as exc:
+        raise InputError(f"cannot write the atlas: {exc.strerror}", subject=str(folder)) from exc
+
+
+def atlas_card(table: Sequence[AtlasBase]) -> str:
+    """Return the card of an atlas as a data set of the Hub."""
+    states = Counter(base.state for base in table)
+    front = {
+        "pretty_name": "Atlas of base models",
+        "tags": ["weight-ancestry", "mdir-hf"],
+        "configs": [{"config_name": "bases", "data_files": TABLE, "default": True}],
+    }
+    not_held = ", ".join(f"{n} {state}" for state, n in states.items() if state != "held") or "none"
+    return f"""---
+{yaml.safe_dump(front, sort_keys=False).rstrip()}
+---
+
+# Atlas of base models
+
+Which base models does a model descend from? `{INDEX}` holds a few rows of the embedding and a few neurons of
+{states["held"]} base models, each at the commit that `{TABLE}` names. Not held: {not_held}. The table has the reasons.
+
+```
+mdir-hf identify owner/name --index https://huggingface.co/datasets/OWNER/NAME/resolve/main/{INDEX}
+```
+
+A result says that weights are shared. It does not say which model came first. The licence of each base holds for its
+rows, too: a few hundred kilobytes of each.
+"""
+
+
+def summary_of(table: Sequence[AtlasBase]) -> str:
+    """Return how many bases an atlas holds and which it does not, in lines."""
+    held = sum(base.state == "held" for base in table)
+    lines = [f"{held} of {len(table)} base models are in the atlas"]
+    for state in ("gated", "missing", "failed", "not tried"):
+        names = [base.repo for base in table if base.state == state]
+        if names:
+            more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+            lines.append(f"  {state}: {len(names)}: {', '.join(names[:8])}{more}")
+    return "\n".join(lines)

@@ -1,0 +1,137 @@
+"""Short descriptions of bases, by which a large index picks those that are looked at closely.
+
+A sketch has three parts, each compared by an inner product with that of a model:
+
+- *rows*: random projections of the whitened rows. Between bases of one width the inner product estimates the trace of
+  the polar factor for channels in one order.
+- *shape*: cosines of the first rows among themselves, which no permutation or rotation of channels changes, between
+  bases of any widths.
+- *neurons*: random projections of the resemblances of neurons, layer by layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from mdir_hf.comparison.neurons import FEW_LAYERS, NeuronSample, resemblances
+from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint
+from mdir_hf.method.decompositions import orthonormal_rows
+from mdir_hf.method.neurons import unit_rows
+
+N_PROJECTIONS = 256
+"""Of the rows, and of each layer of neurons: an inner product of unit vectors is right to 1/16."""
+
+SHAPE_ROWS = 16
+"""Rows whose cosines are kept."""
+
+_SEED = 20_260_101
+
+
+class Sketch(NamedTuple):
+    """What is kept of a base or computed of a model; unit vectors, float16.
+
+    Attributes:
+        rows: ``(N_PROJECTIONS,)``.
+        shape: Cosines of pairs of the first rows, ``(SHAPE_ROWS (SHAPE_ROWS - 1) / 2,)``; 0 where a row is missing.
+        neurons: ``(FEW_LAYERS, N_PROJECTIONS)``; 0 where there is no such layer.
+    """
+
+    rows: torch.Tensor
+    shape: torch.Tensor
+    neurons: torch.Tensor
+
+
+PARTS = Sketch._fields
+_SHAPES = ((N_PROJECTIONS,), (SHAPE_ROWS * (SHAPE_ROWS - 1) // 2,), (FEW_LAYERS, N_PROJECTIONS))
+
+
+def unstacked(stacks: Sequence[torch.Tensor], n_bases: int) -> list[Sketch]:
+    """Return the sketches of bases from a file that stacks each part.
+
+    Raises:
+        ValueError: If they are not those of so many bases.
+    """
+    for part, stack, shape in zip(PARTS, stacks, _SHAPES, strict=True):
+        if tuple(stack.shape) != (n_bases, *shape) or stack.dtype != torch.float16:
+            raise ValueError(f"expected sketches of {part} of shape {(n_bases, *shape)}, got {tuple(stack.shape)}")
+    return [Sketch(*of_one) for of_one in zip(*stacks, strict=True)]
+
+
+def sketch_of(base: Fingerprint, place: Mapping[bytes, int]) -> Sketch:
+    """Describe what an index keeps of a base.
+
+    Args:
+        base: Its rows and neurons.
+        place: The place of each token in the sample of the index.
+
+    Cost: O(N_PROJECTIONS r n) for r rows of width n, about a millisecond.
+    """
+    neurons = torch.zeros(FEW_LAYERS, N_PROJECTIONS)
+    if base.neurons is not None:
+        projected = projected_neurons(base.neurons)[:FEW_LAYERS]
+        neurons[: len(projected)] = projected
+    usual = base.of_usual_rows()
+    first = [base.tokens.index(token) for token in usual.tokens[:SHAPE_ROWS]]
+    first = [at for at in first if at < SHAPE_ROWS]
+    return Sketch(
+        projected_rows(usual.rows, [place[token] for token in usual.tokens]).half(),
+        shape_of(usual.rows[: len(first)], first).half(),
+        neurons.half(),
+    )
+
+
+def projected_rows(rows: torch.Tensor, places: Sequence[int]) -> torch.Tensor:
+    """Project whitened rows onto random directions.
+
+    Args:
+        rows: ``(r, n)``.
+        places: The place of each row's token in the sample.
+
+    Returns:
+        A unit vector, ``(N_PROJECTIONS,)``, float32.
+    """
+    left, right = orthonormal_rows(rows)
+    whitened = left @ right.T
+    of_tokens = _signs(max(places, default=0) + 1, 0)[list(places)]
+    projected = ((of_tokens.T @ whitened) * _signs(rows.shape[1], 1).T).sum(dim=1)
+    return unit_rows(projected[None])[0]
+
+
+def shape_of(rows: torch.Tensor, at: Sequence[int]) -> torch.Tensor:
+    """Return the cosines of some rows among themselves, centred and of unit length together.
+
+    Args:
+        rows: ``(r, n)``.
+        at: For each row its place among the first :data:`SHAPE_ROWS` of a base.
+    """
+    centred = rows.double() - rows.double().mean(dim=0)
+    unit = unit_rows(centred)
+    cosines = torch.zeros(SHAPE_ROWS, SHAPE_ROWS, dtype=torch.float64)
+    places = torch.tensor(list(at), dtype=torch.long)
+    cosines[places[:, None], places[None]] = unit @ unit.T
+    held = torch.zeros(SHAPE_ROWS, SHAPE_ROWS, dtype=torch.bool)
+    held[places[:, None], places[None]] = True
+    above = torch.triu_indices(SHAPE_ROWS, SHAPE_ROWS, 1)
+    values, known = cosines[above[0], above[1]], held[above[0], above[1]]
+    if known.any():
+        values = torch.where(known, values - values[known].mean(), 0.0)
+    return unit_rows(values.float()[None])[0]
+
+
+def projected_neurons(sample: NeuronSample) -> torch.Tensor:
+    """Project the resemblances of each layer, ``(layers, N_PROJECTIONS)``, unit rows, float32."""
+    values = resemblances(sample)
+    return unit_rows(values @ _signs(values.shape[1], 2))
+
+
+@lru_cache(maxsize=8)
+def _signs(n: int, which: int) -> torch.Tensor:
+    """Random signs, ``(n, N_PROJECTIONS)``: the first rows are the same for every n."""
+    # Sketches lie in files: this stream is the same in every version of numpy.
+    drawn = np.random.RandomState(_SEED + which).randint(0, 2, size=(n, N_PROJECTIONS))
+    return torch.from_numpy(2 * drawn - 1).float()

@@ -4,7 +4,7 @@ PYTHON ?= python3
 CONSTRAIN ?= $(shell $(PYTHON) -c 'import sys; print("-c constraints.txt" * (sys.version_info >= (3, 11)))')
 BIN := .venv/bin
 
-.PHONY: help demo test test-machines test-slow check schema space space-folder examples screenshots site reports chromium coverage evidence real mutants fuzz faults clean
+.PHONY: help demo test test-machines test-slow check schema space space-folder examples screenshots site reports atlas chromium coverage evidence real mutants fuzz faults clean
 .DEFAULT_GOAL := help
 
 # Compiled modules are kept, whatever the environment says: without them each process of the tests compiles torch,
@@ -103,6 +103,15 @@ site: .venv/.installed ## The documentation as a site: build/site
 
 reports: .venv/.installed ## Renew the reports and pictures of real models in README and the site
 	OMP_NUM_THREADS=1 $(BIN)/python docs/make_reports.py
+
+# The package is on no index yet: its wheel goes to the Job through a bucket, as in docs/scale.md.
+atlas: .venv/.installed ## Build the atlas in a Job of the Hub and propose it to a data set: make atlas ATLAS=owner/name
+	test -n "$(ATLAS)"
+	rm -rf build/atlas && mkdir -p build/atlas && cp atlas/bases.toml build/atlas/
+	$(BIN)/python -m pip wheel . --no-deps -q -w build/atlas
+	$(BIN)/hf buckets sync build/atlas hf://buckets/$(ATLAS)
+	$(BIN)/hf jobs run --flavor cpu-upgrade --timeout 4h --secrets HF_TOKEN -v hf://buckets/$(ATLAS):/in:ro python:3.12 \
+	  bash -c 'pip install -q /in/*.whl && mdir-hf atlas build /in/bases.toml --output atlas --publish $(ATLAS)'
 
 # Slow tests and screenshots open the Space in Chromium. Where there is none, CI may install it: it runs as root.
 chromium:

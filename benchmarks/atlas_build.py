@@ -11,6 +11,7 @@ started again, and asked about a fine-tune.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import math
 import os
@@ -92,7 +93,11 @@ def main() -> None:
         names = [f"lab{at}/base-{sizes[at % len(sizes)]}" for at in range(n)]
         for at, name in enumerate(names):
             size = sizes[at % len(sizes)]
-            hub.add_repository(name, folder / size, sha256=digests[size])
+            # Files of other digests are other files to a client, so that nothing is read from its cache.
+            own = {
+                path: hashlib.sha256(f"{name}{digest}".encode()).hexdigest() for path, digest in digests[size].items()
+            }
+            hub.add_repository(name, folder / size, sha256=own)
         hub.add_repository("me/tuned", folder / "tuned", sha256=write(folder / "tuned", "7B", tokenizer, 0.1))
         listed = folder / "bases.toml"
         bases = "".join(f'"{name}" = "{name.rpartition("-")[2]}"\n' for name in names)

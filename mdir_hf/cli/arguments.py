@@ -84,6 +84,16 @@ def exit_status(options: argparse.Namespace, *outcomes: str) -> int:
     return EXIT_NAMED if named.intersection(outcomes) else 0
 
 
+def add_index(parser: argparse.ArgumentParser) -> None:
+    """Add ``--index``: where base models are looked for."""
+    parser.add_argument(
+        "--index",
+        metavar="INDEX",
+        help="file that `mdir-hf index` or `mdir-hf atlas` made, here or the address of one on the Hub (default: what "
+        "MDIR_HF_ATLAS names, else the small one that comes with the package)",
+    )
+
+
 def add_output(parser: argparse.ArgumentParser, what: str, *, metavar: str = "DIR", required: bool = False) -> None:
     """Add ``--output``: where a command writes files.
 

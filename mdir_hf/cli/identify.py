@@ -28,9 +28,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "the model with those that are found.",
     )
     parser.add_argument("model", metavar="REPO", help=arguments.MODEL)
-    parser.add_argument("--index", metavar="FILE|URL", help="file that `mdir-hf index` or `atlas` made, here or the "
-                        "address of one on the Hub (default: what MDIR_HF_ATLAS names, else the small one that comes "
-                        "with the package)")  # fmt: skip
+    arguments.add_index(parser)
     parser.add_argument("--top", type=int, default=5, help="how many bases are tested (default 5)")
     arguments.add_settings(parser, over=" of significance over all bases")
     parser.add_argument("--no-confirm", action="store_true", help="search only; compare nothing")

@@ -15,6 +15,7 @@ from mdir_hf.cli.card import add_command as add_card
 from mdir_hf.cli.compare import add_command as add_compare
 from mdir_hf.cli.completion import add_command as add_completion
 from mdir_hf.cli.demo import add_command as add_demo
+from mdir_hf.cli.family import add_command as add_family
 from mdir_hf.cli.identify import add_command as add_identify
 from mdir_hf.cli.inspect import add_command as add_inspect
 from mdir_hf.cli.memory import keep_no_freed_blocks
@@ -40,7 +41,7 @@ environment: HF_TOKEN, HF_ENDPOINT, HF_HOME, HF_HUB_OFFLINE, HF_HUB_DISABLE_PROG
 MDIR_HF_CACHE and MDIR_HF_CACHE_MAX_BYTES for our own cache of byte ranges; MDIR_HF_ATLAS for the
 index that identify and family search; NO_COLOR, FORCE_COLOR, COLUMNS."""
 
-READERS = ("compare", "inspect", "identify", "verify")
+READERS = ("compare", "family", "inspect", "identify", "verify")
 """Commands that succeed only where every model that was typed could be read: their names are remembered."""
 
 
@@ -58,6 +59,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_inspect(commands)
     add_survey(commands)
     add_tree(commands)
+    add_family(commands)
     add_identify(commands)
     add_atlas(commands)
     add_publish(commands)

@@ -83,7 +83,7 @@ class AtlasBase:
 
 
 @dataclass(frozen=True, slots=True)
-class _Family:
+class _ListedFamily:
     """A family in the list of an atlas."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
@@ -94,13 +94,15 @@ class _Family:
 
 
 def read_list(path: Path) -> tuple[AtlasBase, ...]:
-    """Read a list of base models: TOML with a table for each family, as ``atlas/bases.toml``.
+    """Read a list of base models: TOML with a table for each family, as ``atlas/bases.toml``; or an atlas's own table.
 
     Raises:
         InputError: If it cannot be read, or a repository is listed twice.
     """
+    if path.name == TABLE:
+        return read_table(path.parent)
     try:
-        families = TypeAdapter(dict[str, _Family]).validate_python(tomllib.loads(path.read_text(encoding="utf-8")))
+        families = TypeAdapter(dict[str, _ListedFamily]).validate_python(tomllib.loads(path.read_text(encoding="utf-8")))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, ValidationError) as exc:
         raise InputError(f"this is no list of base models: {one_line(exc)}", subject=str(path)) from exc
     listed = [

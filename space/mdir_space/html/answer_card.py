@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from mdir_hf import HomologyReport
+from mdir_hf.lineage.family import Family
 from mdir_hf.names import shown_name
 from mdir_space.html.family_card import family_card, family_caveats, family_sentence
 from mdir_space.html.survey_card import listed_names, survey_card, survey_caveats, survey_sentence
 from mdir_space.html.verdict_card import verdict_card
-from mdir_space.jobs.family import FamilyResult
 from mdir_space.jobs.question import FamilyQuestion, Question, SurveyQuestion
 from mdir_space.jobs.results import Result
 from mdir_space.jobs.survey import SurveyResult
@@ -39,7 +39,7 @@ def answer_words(result: Result, question: Question) -> AnswerWords:
     if isinstance(result, HomologyReport):
         pair = listed_names([model.repo for model in (result.reference, result.candidate)])
         return AnswerWords(pair, f"{result.headline}.", result.sentence, result.does_not_mean[0])
-    if isinstance(result, FamilyResult) and isinstance(question, FamilyQuestion):
+    if isinstance(result, Family) and isinstance(question, FamilyQuestion):
         about = f"{shown_name(question.model)} and its family"
         return AnswerWords(about, *family_sentence(result, question), family_caveats(result)[0])
     assert isinstance(result, SurveyResult), "a question has its own answer"
@@ -58,7 +58,7 @@ def answer_card(result: Result, question: Question, *, link: str = "", note: str
     """
     if isinstance(result, HomologyReport):
         return verdict_card(result, link=link, note=note)
-    if isinstance(result, FamilyResult) and isinstance(question, FamilyQuestion):
+    if isinstance(result, Family) and isinstance(question, FamilyQuestion):
         return family_card(result, question, link=link, note=note, frame=frame)
     assert isinstance(result, SurveyResult) and isinstance(question, SurveyQuestion), "a question has its own answer"
     return survey_card(result, question, link=link, note=note, frame=frame)

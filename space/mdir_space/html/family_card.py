@@ -10,12 +10,12 @@ from markupsafe import Markup
 
 from mdir_hf import Identification, Verdict
 from mdir_hf.lineage.cards.verify_lineage import BaseCheck
+from mdir_hf.lineage.family import Family, layers_text
 from mdir_hf.lineage.index.identify import Ancestor
 from mdir_hf.names import shown_name
 from mdir_space.html.links import query_of
 from mdir_space.html.templates import log10_text, render
 from mdir_space.jobs.base_index import ShippedBase, shipped_bases
-from mdir_space.jobs.family import FamilyResult
 from mdir_space.jobs.question import FamilyQuestion
 
 STRONGEST_NOISE = 100.0
@@ -43,6 +43,7 @@ class Relative:
         agreement: How much agrees; empty if not counted.
         is_corrected: Whether p is corrected for all bases of the index.
         made_from: The source of its entry in the index, in sentences; empty if the index names it.
+        layers: Which layers match which of its layers; empty if that was not found.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Relative:
     agreement: str = ""
     is_corrected: bool = False
     made_from: str = ""
+    layers: str = ""
 
     @property
     def strength(self) -> str:
@@ -64,9 +66,7 @@ class Relative:
         return f"log10 p {log10_text(self.log10_p)}" if self.p_is_bound else self.agreement
 
 
-def family_card(
-    family: FamilyResult, question: FamilyQuestion, *, link: str = "", note: str = "", frame: str = ""
-) -> Markup:
+def family_card(family: Family, question: FamilyQuestion, *, link: str = "", note: str = "", frame: str = "") -> Markup:
     """Return the card.
 
     Args:
@@ -77,7 +77,12 @@ def family_card(
         frame: The HTML that shows it on another page; empty for none.
     """
     headline, sentence = family_sentence(family, question)
-    relatives = list(relatives_of(family))
+    relatives = [
+        replace(one, layers=layers_text(family.layers[key]))
+        if (key := next((name for name in (one.name, one.opens) if name in family.layers), None))
+        else one
+        for one in relatives_of(family)
+    ]
     is_found = any(one.is_found for one in relatives)
     return render(
         "family_card",
@@ -95,7 +100,7 @@ def family_card(
     )
 
 
-def family_sentence(family: FamilyResult, question: FamilyQuestion) -> tuple[str, str]:
+def family_sentence(family: Family, question: FamilyQuestion) -> tuple[str, str]:
     """Return a headline, and the answer in words that may be quoted: never more than was measured."""
     name = shown_name(question.model)
     found = [one for one in relatives_of(family) if one.is_found]
@@ -118,7 +123,7 @@ def family_sentence(family: FamilyResult, question: FamilyQuestion) -> tuple[str
     return "No base of it was found.", f"{_excluded(name, family.found)}{_card_says_no(family)}"
 
 
-def relatives_of(family: FamilyResult) -> Iterator[Relative]:
+def relatives_of(family: Family) -> Iterator[Relative]:
     """Yield every model that was looked at: those with shared weights first, each once."""
     known: dict[str, Relative] = {}
     found = family.found
@@ -214,7 +219,7 @@ def _excluded(name: str, found: Identification) -> str:
     )
 
 
-def _card_says_no(family: FamilyResult) -> str:
+def _card_says_no(family: Family) -> str:
     lineage = family.declared
     if lineage is None:
         return ""
@@ -223,7 +228,7 @@ def _card_says_no(family: FamilyResult) -> str:
     return f" Its card declares {_listed([shown_name(base) for base in lineage.declared.base_models[:3]])}."
 
 
-def _declared(family: FamilyResult) -> list[str]:
+def _declared(family: Family) -> list[str]:
     if family.not_declared:
         said = [f"Its card was not looked at: {family.not_declared}"]
     elif family.declared is None:
@@ -249,7 +254,7 @@ def _measured(check: BaseCheck | None) -> str:
     return f"not compared, {check.why_not}" if check.report is None else _MEASURED[check.report.verdict]
 
 
-def family_caveats(family: FamilyResult) -> list[str]:
+def family_caveats(family: Family) -> list[str]:
     """Return what an answer does not mean, in sentences."""
     sentences = [
         "Shared weights have no direction: they do not say which model came first, and both may come from a third one."

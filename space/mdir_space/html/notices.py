@@ -8,12 +8,12 @@ from markupsafe import Markup
 
 from mdir_hf import HomologyReport, ReadPlan, __version__
 from mdir_hf.installing import install_command
+from mdir_hf.lineage.family import Family
 from mdir_hf.render.reproduce import compare_command
 from mdir_space.html.links import query_of
 from mdir_space.html.templates import render
 from mdir_space.jobs.estimate import Pace, bytes_of, duration_text, size_text
 from mdir_space.jobs.examples import Example
-from mdir_space.jobs.family import FamilyResult
 from mdir_space.jobs.limits import Limits
 from mdir_space.jobs.question import FamilyQuestion, PairQuestion, Question, RefusedError, SurveyQuestion, shortened
 from mdir_space.jobs.service import Queued, Running
@@ -121,7 +121,7 @@ def progress_notice(step: Queued | Running[HomologyReport]) -> Markup:
     return render("progress", stage=_stage(step), step=step, done=_read(step), so_far=so_far)
 
 
-def progress_of_several(step: Queued | Running[FamilyResult] | Running[SurveyResult]) -> Markup:
+def progress_of_several(step: Queued | Running[Family] | Running[SurveyResult]) -> Markup:
     """Say where a search or a survey is, likewise."""
     if isinstance(step, Queued):
         return progress_notice(step)

@@ -110,7 +110,8 @@ def _of_family(plan: FamilyPlan) -> list[str]:
         )
         if search.n_bytes_of_neurons:
             said.append(
-                f"Where they show nothing, it reads neurons of all layers: {size_text(search.n_bytes_of_neurons)}."
+                "Where they show nothing, and to say which layers are whose, it reads neurons of all layers: "
+                f"{size_text(search.n_bytes_of_neurons)}."
             )
         if search.excluded_noise is None:
             said.append("None of them is as wide as this model, so that the search can exclude no copy.")

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from mdir_hf import (
     BaseIndex,
     HomologyChecker,
-    Identification,
     Level,
-    LineageCheck,
     Listeners,
     MdirError,
     NamedModel,
@@ -19,11 +16,9 @@ from mdir_hf import (
     ReadPlan,
     Settings,
     declared_lineage,
-    identify,
-    verify_lineage,
 )
-from mdir_hf.comparison.progress import Progress
-from mdir_hf.errors import GatedRepositoryError, RepositoryNotFoundError, SeveralModelsError
+from mdir_hf.errors import one_line
+from mdir_hf.lineage.family import Family, find_family
 from mdir_hf.lineage.index.planning import IdentificationPlan, plan_identification
 from mdir_hf.lineage.survey.requests import PlannedRequests, planned_requests
 from mdir_space.jobs.access import sentence
@@ -35,34 +30,8 @@ MAX_PLANNED = 4
 """Declared base models that a plan opens; a merge may declare a dozen, and each takes seconds."""
 
 
-@dataclass(frozen=True)
-class FamilyResult:
-    """What is known of the family of one model.
-
-    Attributes:
-        found: What the index knows of it; None where it was not searched.
-        not_searched: Why not, in a sentence; empty where it was, or was not asked for.
-        declared: What its card declares, and what was measured; None where that was not looked at.
-        not_declared: Why not, likewise.
-    """
-
-    found: Identification | None = None
-    not_searched: str = ""
-    declared: LineageCheck | None = None
-    not_declared: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain containers: the schemas ``mdir-hf/identification/1`` and ``mdir-hf/lineage/1``, each or null."""
-        return {
-            "identification": None if self.found is None else self.found.to_dict(),
-            "not_searched": self.not_searched or None,
-            "lineage": None if self.declared is None else self.declared.to_dict(),
-            "not_declared": self.not_declared or None,
-        }
-
-
 @dataclass(frozen=True, kw_only=True)
-class FamilyJob(Job[FamilyResult]):
+class FamilyJob(Job[Family]):
     """Finds the family of one model. Other models are read in the same way as this one.
 
     Attributes:
@@ -75,79 +44,37 @@ class FamilyJob(Job[FamilyResult]):
     index: str = ""
     index_token: str | None = field(default=None, repr=False)
 
-    def run(self, emit: Emit) -> FamilyResult:
-        """Search the index, then compare with the declared bases; send each finding."""
-        work = _TwoHalves(self, emit)
-        family = FamilyResult()
-        errors: list[MdirError] = []
-        if self.question.searches:
-            try:
-                family = replace(family, found=work.search(family))
-            except (GatedRepositoryError, RepositoryNotFoundError, SeveralModelsError):
-                raise
-            except MdirError as exc:
-                errors.append(exc)
-                family = replace(family, not_searched=sentence(exc))
-        if self.question.verifies:
-            try:
-                family = replace(family, declared=work.verify(family))
-            except MdirError as exc:
-                errors.append(exc)
-                family = replace(family, not_declared=sentence(exc))
-        if errors and family.found is None and family.declared is None:
-            raise errors[0]
-        return family
-
-
-class _TwoHalves:
-    """The search and the check of the card, under one limit on bytes."""
-
-    def __init__(self, job: FamilyJob, emit: Emit) -> None:
-        self._job, self._emit = job, emit
-        self._model = NamedModel(job.access.models[0].pinned)
-        self._reading = Reading(**job.read_options)
-        self._n_before = self._n_read = 0
-        self._send = throttled(emit)
-
-    def search(self, family: FamilyResult) -> Identification:
-        job = self._job
-        if not job.index:
-            raise MdirError(NO_INDEX)
-        index = BaseIndex.open(job.index, token=job.index_token or False)
-        return identify(
-            self._model,
+    def run(self, emit: Emit) -> Family:
+        """Search the index, compare with the declared bases, map layers; send each finding."""
+        question = self.question
+        index, why_not = self._index() if question.searches else (None, "")
+        if why_not and not question.verifies:
+            raise MdirError(why_not)
+        family = find_family(
+            NamedModel(self.access.models[0].pinned),
             index,
-            settings=self._settings(),
-            reading=self._reading,
-            listeners=Listeners(progress=False, on_plan=self._emit, on_progress=self._on_progress),
-            on_step=lambda found: self._emit(Interim(replace(family, found=found))),
+            verifies=question.verifies,
+            maps_layers=question.searches and question.verifies,
+            settings=Settings(
+                level=Level(question.level),
+                alpha=question.alpha,
+                max_bytes=self.n_bytes,
+                max_memory_bytes=self.memory_bytes,
+            ),
+            reading=Reading(**self.read_options),
+            listeners=Listeners(progress=False, on_plan=emit, on_progress=throttled(emit)),
+            on_step=lambda so_far: emit(Interim(replace(so_far, not_searched=so_far.not_searched or why_not))),
         )
+        return replace(family, not_searched=family.not_searched or why_not)
 
-    def verify(self, family: FamilyResult) -> LineageCheck:
-        self._n_before = self._n_read
-        settings = self._settings()
-        return verify_lineage(
-            self._model,
-            reading=self._reading,
-            settings=replace(settings, max_bytes=None),
-            listeners=Listeners(progress=False, on_plan=self._emit, on_progress=self._on_progress),
-            max_bytes=settings.max_bytes,
-            on_step=lambda check: self._emit(Interim(replace(family, declared=check))),
-        )
-
-    def _settings(self) -> Settings:
-        job = self._job
-        return Settings(
-            level=Level(job.question.level),
-            alpha=job.question.alpha,
-            max_bytes=None if job.n_bytes is None else max(0, job.n_bytes - self._n_before),
-            max_memory_bytes=job.memory_bytes,
-        )
-
-    def _on_progress(self, progress: Progress) -> None:
-        self._n_read = self._n_before + progress.bytes_read
-        expected = None if progress.bytes_expected is None else self._n_before + progress.bytes_expected
-        self._send(Progress(progress.stage, self._n_read, expected))
+    def _index(self) -> tuple[BaseIndex | None, str]:
+        """Open the index, or say why there is none."""
+        if not self.index:
+            return None, NO_INDEX
+        try:
+            return BaseIndex.open(self.index, token=self.index_token or False), ""
+        except MdirError as exc:
+            return None, one_line(exc)
 
 
 @dataclass(frozen=True)

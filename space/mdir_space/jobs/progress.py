@@ -6,8 +6,8 @@ import math
 
 from mdir_hf import ReadPlan
 from mdir_hf.comparison.progress import Progress
+from mdir_hf.lineage.family import Family
 from mdir_space.jobs.estimate import OPENING_S, SECONDS_OF_PAIR
-from mdir_space.jobs.family import FamilyResult
 from mdir_space.jobs.job import Event, Interim
 from mdir_space.jobs.survey import SurveyResult
 
@@ -46,7 +46,7 @@ class TotalProgress:
             self._plan = event
         elif isinstance(event, Interim):
             self._found = event.result
-            if isinstance(event.result, FamilyResult):  # what comes next is another comparison
+            if isinstance(event.result, Family):  # what comes next is another comparison
                 self._latest = Progress("opening", self._latest.bytes_read)
         elif isinstance(event, Progress):
             if event.stage != self._latest.stage:
@@ -54,7 +54,7 @@ class TotalProgress:
             self._latest = event
         if isinstance(self._found, SurveyResult):
             now = DRAWN if self._latest.stage == "trees" else DRAWN * _of_survey(self._found)
-        elif isinstance(self._found, FamilyResult):
+        elif isinstance(self._found, Family):
             now = _of_family(self._found, self._of_comparison())
         else:
             now = self._of_comparison()
@@ -106,7 +106,7 @@ def _of_survey(surveyed: SurveyResult) -> float:
     return done / (OPENING_S * n_models + pair_s * math.comb(n_models, 2))
 
 
-def _of_family(family: FamilyResult, of_next: float) -> float:
+def _of_family(family: Family, of_next: float) -> float:
     """The search, what it found to compare, and what the card declares: each counts once, as far as it is known.
 
     Args:

@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from mdir_hf import HomologyReport, __version__
+from mdir_hf.lineage.family import Family
 from mdir_hf.model.hub.resolve import ResolvedModel
 from mdir_hf.report import ModelSummary, ReportArrays
 from mdir_space.jobs.access import Access
-from mdir_space.jobs.family import FamilyResult
 from mdir_space.jobs.question import FamilyQuestion, PairQuestion, Question
 from mdir_space.jobs.survey import SurveyResult
 
@@ -26,7 +26,7 @@ WHAT_IS_KEPT = (
 """Stands on the page, in its README, in the guide and in SECURITY.md, in these words."""
 
 Key = tuple[object, ...]
-Result = HomologyReport | FamilyResult | SurveyResult
+Result = HomologyReport | Family | SurveyResult
 
 
 def result_key(access: Access, question: Question, index: str = "") -> Key | None:
@@ -127,7 +127,7 @@ def is_current(result: Result, now: tuple[ResolvedModel, ...]) -> bool:
     """
     commits = {model.repo: model.commit for model in now}
     named = _under(result)
-    if isinstance(result, FamilyResult) and result.declared is not None:
+    if isinstance(result, Family) and result.declared is not None:
         bases = [one.report.reference for one in result.declared.bases if one.report is not None]
         named |= {(base.repo, base.commit) for base in bases}
     return is_whole(result) and all(commits.get(repo, commit) == commit for repo, commit in named)
@@ -147,7 +147,7 @@ def _summaries(result: Result) -> Iterator[ModelSummary]:
     if isinstance(result, SurveyResult):
         yield from (one.model for one in result.report.models.values() if one.model is not None)
         return
-    if isinstance(result, FamilyResult) and result.found is not None:
+    if isinstance(result, Family) and result.found is not None:
         yield result.found.model
     for report in _reports(result):
         yield report.reference

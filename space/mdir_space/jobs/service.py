@@ -16,11 +16,12 @@ from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 from mdir_hf import HomologyReport, MdirError, ReadPlan
 from mdir_hf.comparison.progress import Progress
 from mdir_hf.errors import ByteBudgetError, GatedRepositoryError, MemoryBudgetError, SeveralModelsError
+from mdir_hf.lineage.family import Family
 from mdir_hf.lineage.survey.reads import SurveyReads
 from mdir_space.jobs.access import Access, find_access, sentence, token_of_space
 from mdir_space.jobs.compare import ComparisonJob, ComparisonPlanJob
 from mdir_space.jobs.estimate import Pace, duration_text
-from mdir_space.jobs.family import FamilyJob, FamilyPlan, FamilyPlanJob, FamilyResult
+from mdir_space.jobs.family import FamilyJob, FamilyPlan, FamilyPlanJob
 from mdir_space.jobs.job import Job, OutOfMemoryError
 from mdir_space.jobs.job_queue import JobQueue, QueueEntry
 from mdir_space.jobs.limits import Limits
@@ -280,7 +281,7 @@ class Service:
     @overload
     def answer(self, question: PairQuestion, visitor: Visitor) -> Steps[HomologyReport]: ...
     @overload
-    def answer(self, question: FamilyQuestion, visitor: Visitor) -> Steps[FamilyResult]: ...
+    def answer(self, question: FamilyQuestion, visitor: Visitor) -> Steps[Family]: ...
     @overload
     def answer(self, question: SurveyQuestion, visitor: Visitor) -> Steps[SurveyResult]: ...
     @overload

@@ -14,6 +14,7 @@ from markupsafe import Markup
 
 from mdir_hf import HomologyReport, Level, MdirError, SettledBy, declared_lineage
 from mdir_hf.lineage.cards.declared import DeclaredLineage
+from mdir_hf.lineage.family import Family
 from mdir_hf.model.hub.resolve import ResolvedModel
 from mdir_hf.render.sections import SectionKind
 from mdir_space.html.answer_card import answer_card, answer_words
@@ -35,7 +36,6 @@ from mdir_space.html.templates import address_mark, render
 from mdir_space.html.verdict_card import KEPT, declared_lineage_html, verdict_card
 from mdir_space.jobs.access import Access
 from mdir_space.jobs.examples import Example, example_of, example_with
-from mdir_space.jobs.family import FamilyResult
 from mdir_space.jobs.question import PairQuestion, Question, RefusedError, parse_question
 from mdir_space.jobs.service import Answered, Queued, Running, Service
 from mdir_space.jobs.survey import SurveyResult
@@ -116,7 +116,7 @@ def _progress(
 def _has_content(interim: object) -> bool:
     if isinstance(interim, SurveyResult):
         return bool(interim.report.pairs)
-    return not isinstance(interim, FamilyResult) or interim.found is not None
+    return not isinstance(interim, Family) or interim.found is not None
 
 
 def refuse_stored(names: Iterable[str]) -> None:

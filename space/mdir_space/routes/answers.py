@@ -8,10 +8,10 @@ from importlib.resources import files
 from typing import Any
 
 from mdir_hf import HomologyReport, ReadPlan
+from mdir_hf.lineage.family import Family
 from mdir_hf.lineage.survey.reads import SurveyReads
 from mdir_space.html.plans import cost_of, in_sentences
 from mdir_space.jobs.estimate import Pace
-from mdir_space.jobs.family import FamilyResult
 from mdir_space.jobs.limits import Limits
 from mdir_space.jobs.service import Answered, Plan
 from mdir_space.jobs.survey import SurveyResult
@@ -150,7 +150,7 @@ IDENTIFIED = _object(
 """What :func:`identified` gives."""
 
 
-def identified(answered: Answered[FamilyResult], link: str) -> dict[str, Any]:
+def identified(answered: Answered[Family], link: str) -> dict[str, Any]:
     """Return with which base models of the index a model shares ancestry.
 
     Args:
@@ -208,7 +208,7 @@ VERIFIED = _object(
 """What :func:`verified` gives."""
 
 
-def verified(answered: Answered[FamilyResult], link: str) -> dict[str, Any]:
+def verified(answered: Answered[Family], link: str) -> dict[str, Any]:
     """Return what a model's card declares beside what its weights say.
 
     Args:

@@ -11,6 +11,7 @@ from pathlib import Path
 from mdir_hf import BaseIndex, HomologyReport, Identification, LineageCheck, SurveyReport
 from mdir_hf.lineage.cards.declared import DeclaredLineage
 from mdir_hf.lineage.cards.verify_lineage import BaseCheck
+from mdir_hf.lineage.family import Family
 from mdir_hf.lineage.index.identify import Ancestor
 from mdir_hf.lineage.survey.results import ModelResult, PairResult
 from mdir_hf.report import ModelSummary
@@ -18,7 +19,6 @@ from mdir_space.html.family_card import family_card, family_sentence
 from mdir_space.html.survey_card import pairs_csv, survey_card, survey_sentence
 from mdir_space.html.templates import log10_text
 from mdir_space.jobs.base_index import index_place, shipped_bases
-from mdir_space.jobs.family import FamilyResult
 from mdir_space.jobs.question import (
     family_question,
     survey_question,
@@ -65,14 +65,14 @@ def test_every_row_links_to_a_full_comparison(index):
     entry = BaseIndex.load(Path(index_place())).bases[0].model
     known = Ancestor(entry, -500.0, 96)
     found = Identification(entry, (known,), 4, 1e-10, 0)
-    card = family_card(FamilyResult(found), question)
+    card = family_card(Family("o/n", found), question)
     repository = shipped_bases()[entry.repo].repository
     assert f'href="?a={repository}&amp;b={DECLARED}"' in card
     note = f"{entry.repo}: {shipped_bases()[entry.repo].read}. The repository {repository} has this name; the two"
     assert note in html.unescape(card)
     declared = DeclaredLineage(DECLARED, None, (repository,), None, "README.md", None, (), is_adapter=False)
     check = LineageCheck(declared, (BaseCheck(repository, None, "it is gated"),), None)
-    both = family_card(FamilyResult(found, declared=check), question)
+    both = family_card(Family("o/n", found, declared=check), question)
     assert "index; its card" in both and note in html.unescape(both)
 
 
@@ -138,7 +138,9 @@ def test_any_model_name_is_escaped():
         (hostile, "o/b"), {hostile: model, "o/b": ModelResult("o/b", summary)}, {(hostile, "o/b"): pair}
     )
     for card in (
-        family_card(FamilyResult(found, hostile, None, hostile), family_question(hostile), link=hostile, note=hostile),
+        family_card(
+            Family(hostile, found, hostile, None, hostile), family_question(hostile), link=hostile, note=hostile
+        ),
         survey_card(
             SurveyResult(report, left_out=hostile), survey_question([hostile, "o/b"]), link=hostile, note=hostile
         ),

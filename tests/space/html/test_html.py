@@ -14,6 +14,7 @@ from mdir_hf import HomologyReport, Level, LineageCheck, ReadPlan, Reason, Settl
 from mdir_hf.comparison.progress import Progress
 from mdir_hf.lineage.cards.declared import DeclaredLineage
 from mdir_hf.lineage.cards.verify_lineage import BaseCheck
+from mdir_hf.lineage.family import Family
 from mdir_hf.render.description import describe
 from mdir_hf.render.reproduce import compare_command
 from mdir_hf.render.scale import measured_pairs
@@ -35,7 +36,6 @@ from mdir_space.html.verdict_card import declared_lineage_html, verdict_card
 from mdir_space.jobs.access import Access
 from mdir_space.jobs.estimate import Pace, bytes_of, duration_text, size_text
 from mdir_space.jobs.examples import example_of, example_with, stored_examples
-from mdir_space.jobs.family import FamilyResult
 from mdir_space.jobs.job import Interim
 from mdir_space.jobs.limits import Limits
 from mdir_space.jobs.progress import TotalProgress, stage_weights
@@ -416,7 +416,7 @@ def test_the_bar_of_a_family_goes_on_within_its_comparisons():
     whole, shares = TotalProgress(), []
     for n_done in range(2):
         checks = tuple(BaseCheck(base, None, "is not there") for base in declared.base_models[:n_done])
-        whole.update(Interim(FamilyResult(declared=LineageCheck(declared, checks, None))))
+        whole.update(Interim(Family("o/n", declared=LineageCheck(declared, checks, None))))
         shares.append(whole.share)
         n_before = 20_000 * n_done
         whole.update(Progress("opening", n_before))

@@ -1,0 +1,63 @@
+"""``mdir-hf family REPO``."""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from typing import TYPE_CHECKING
+
+from mdir_hf.cli import arguments
+from mdir_hf.cli.output import remark, say
+from mdir_hf.cli.stopping import shown_if_stopped
+
+if TYPE_CHECKING:
+    from mdir_hf.lineage.family import Family
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add ``family`` to the command line."""
+    parser = commands.add_parser(
+        "family",
+        help="find what a model was made from: its nearest bases, what its card declares, which layers are whose",
+        description="Search an index of base models, compare the model with those that are found and with those that "
+        "its card declares, and say which of its layers match which of theirs.",
+    )
+    parser.add_argument("model", metavar="REPO", help=arguments.MODEL)
+    arguments.add_index(parser)
+    arguments.add_settings(parser, over=" of significance over all bases of the index")
+    arguments.add_json(parser)
+    arguments.add_output(parser, "also write family.json, family.md (for a model card) and family.svg")
+    reading = arguments.add_reading(parser)
+    arguments.add_model(reading)
+    arguments.add_computing(reading)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Search, compare, print, and return the exit status."""
+    from mdir_hf.lineage.family import find_family
+    from mdir_hf.lineage.index.atlas import open_index
+
+    index, note = open_index(options.index, token=options.token, cache_dir=options.cache_dir)
+    if note:
+        remark(f"{note}\n")
+    with shown_if_stopped(partial(_show, options=options)) as keep:
+        family = find_family(
+            arguments.model_of(options, options.model),
+            index,
+            settings=arguments.settings_of(options),
+            reading=arguments.reading_of(options),
+            listeners=arguments.listeners_of(options),
+            on_step=keep,
+        )
+    _show(family, options)
+    if options.output is not None:
+        from mdir_hf.lineage.family_files import save_family
+
+        written = save_family(family, options.output)
+        remark(f"written: {', '.join(str(path) for path in written)}\n")
+    return 0
+
+
+def _show(family: Family, options: argparse.Namespace) -> None:
+    say((family.to_json() if options.json else str(family)) + "\n", is_prose=False)

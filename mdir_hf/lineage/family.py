@@ -1,0 +1,275 @@
+"""The family of one model: bases that an index finds, bases that its card declares, and which layers are whose."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from mdir_hf.comparison.neurons import NeuronSample, compare_neurons
+from mdir_hf.comparison.progress import BytesTold, Watch
+from mdir_hf.comparison.settings import Listeners, Settings
+from mdir_hf.errors import (
+    GatedRepositoryError,
+    InputError,
+    MdirError,
+    RepositoryNotFoundError,
+    SeveralModelsError,
+    StoppedError,
+    one_line,
+)
+from mdir_hf.lineage.cards.branches import hub_reference
+from mdir_hf.lineage.cards.verify_lineage import MEASURED, LineageCheck, verify_lineage
+from mdir_hf.lineage.fingerprints.fingerprint import neurons_of, take_fingerprint
+from mdir_hf.lineage.index.base_index import BaseIndex
+from mdir_hf.lineage.index.identify import Ancestor, Identification, identify
+from mdir_hf.lineage.trees.aligning import FloatArray, align_rows
+from mdir_hf.lineage.trees.tree import FamilyTree, grow_tree
+from mdir_hf.model.hub import IoLedger
+from mdir_hf.model.open import NamedModel, Reading
+from mdir_hf.render.sentence import runs_text
+from mdir_hf.report import NeuronNumbers
+
+SCHEMA = "mdir-hf/family/1"
+
+MOST_MAPPED = 4
+"""Relatives of which layers are mapped, the most certain first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What is known of the family of one model.
+
+    Attributes:
+        model: What names it.
+        found: What the index knows of it; None where it was not searched.
+        not_searched: Why not; empty where it was, or was not asked for.
+        declared: What its card declares, and what was measured; None where that was not looked at.
+        not_declared: Why not, likewise.
+        layers: Of relatives, by name: which layers match by the numbers of their neurons.
+        tree: Of the model and the bases that were found, as the rows of the index have it; None with fewer than three.
+        apart: Those of them whose rows can be aligned, and the RMS difference of each two over their RMS.
+    """
+
+    model: str
+    found: Identification | None = None
+    not_searched: str = ""
+    declared: LineageCheck | None = None
+    not_declared: str = ""
+    layers: Mapping[str, NeuronNumbers] = field(default_factory=dict)
+    tree: FamilyTree | None = None
+    apart: tuple[tuple[str, ...], FloatArray] | None = None
+
+    @property
+    def relatives(self) -> tuple[str, ...]:
+        """Models with which it shares weight ancestry, each once, the most certain of the index first."""
+        found = () if self.found is None else tuple(one.base.repo for one in self.found.found)
+        checks = () if self.declared is None else self.declared.bases
+        return tuple(dict.fromkeys((*found, *(one.base for one in checks if one.outcome == "homologous"))))
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain containers; the parts have the schemas of ``identify``, ``verify`` and ``tree``."""
+        return {
+            "schema": SCHEMA,
+            "model": self.model,
+            "relatives": list(self.relatives),
+            "identification": None if self.found is None else self.found.to_dict(),
+            "not_searched": self.not_searched or None,
+            "lineage": None if self.declared is None else self.declared.to_dict(),
+            "not_declared": self.not_declared or None,
+            "layers": {name: asdict(neurons) for name, neurons in self.layers.items()},
+            "tree": None if self.tree is None else self.tree.to_dict(),
+        }
+
+    def to_json(self) -> str:
+        """One JSON object of the schema ``mdir-hf/family/1``."""
+        return json.dumps(self.to_dict(), indent=2, ensure_ascii=False, allow_nan=False)
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self))
+
+
+def find_family(
+    model: NamedModel,
+    index: BaseIndex | None,
+    *,
+    verifies: bool = True,
+    maps_layers: bool = True,
+    settings: Settings = Settings(),
+    reading: Reading = Reading(),
+    listeners: Listeners = Listeners(progress=False),
+    on_step: Callable[[Family], None] = lambda family: None,
+) -> Family:
+    """Find the family of a model.
+
+    Args:
+        model: The model.
+        index: The bases to look for; None: look for none.
+        verifies: Whether it is compared with the bases that its card declares.
+        maps_layers: Whether neurons of all layers of the relatives are compared, some megabytes of each.
+        settings: Of every comparison; its alpha holds over all bases of the index, and for each declared base by
+            itself; its cap on bytes holds over all.
+        reading: How repositories are opened.
+        listeners: Who is told of each part.
+        on_step: Called with what is known, after each finding.
+
+    Returns:
+        The family. A half that fails is missing with the reason, unless both do.
+
+    Raises:
+        MdirError: If the model cannot be read.
+        StoppedError: If a listener raises.
+    """
+    told = BytesTold(listeners)
+    family = Family(str(model.repo_or_folder) if isinstance(model.repo_or_folder, (str, os.PathLike)) else "the model")
+    errors: list[MdirError] = []
+
+    def left() -> Settings:
+        return replace(settings, max_bytes=told.left_of(settings.max_bytes))
+
+    if index is not None:
+        try:
+            found = identify(
+                model,
+                index,
+                settings=left(),
+                reading=reading,
+                listeners=told.listeners,
+                on_step=lambda found: on_step(replace(family, found=found)),
+            )
+            family = replace(family, found=found)
+        except (StoppedError, GatedRepositoryError, RepositoryNotFoundError, SeveralModelsError):
+            raise
+        except MdirError as exc:
+            errors.append(exc)
+            family = replace(family, not_searched=one_line(exc))
+    if verifies:
+        try:
+            check = verify_lineage(
+                model,
+                reading=reading,
+                settings=replace(settings, max_bytes=None),
+                listeners=told.listeners,
+                max_bytes=left().max_bytes,
+                on_step=lambda check: on_step(replace(family, declared=check)),
+            )
+            family = replace(family, declared=check)
+        except StoppedError:
+            raise
+        except MdirError as exc:
+            errors.append(exc)
+            family = replace(family, not_declared=one_line(exc))
+    if errors and family.found is None and family.declared is None:
+        raise errors[0]
+    if family.relatives and (maps_layers or index is not None):
+        family = _looked_closer(family, model, index, maps_layers, left(), reading, told.listeners)
+    return family
+
+
+def _looked_closer(
+    family: Family,
+    model: NamedModel,
+    index: BaseIndex | None,
+    maps_layers: bool,
+    settings: Settings,
+    reading: Reading,
+    listeners: Listeners,
+) -> Family:
+    """Add the layers of relatives and the tree; what cannot be read is left out."""
+    ledger = IoLedger(max_bytes=settings.max_bytes)
+    watch = Watch(ledger, listeners, from_start=True)
+    layers: dict[str, NeuronNumbers] = {}
+    tree = apart = None
+    try:
+        with watch.listening():
+            watch.enter("opening")
+            opened = model.open(reading, ledger)
+            bases = {one.base.repo: one for one in (() if family.found is None else family.found.found)}
+            if index is not None and len(bases) > 1:
+                rows = {base.base.repo: index.fingerprint(base.base) for base in bases.values()}
+                rows[family.model] = take_fingerprint(opened, index.tokens, with_neurons=False)
+                tree = grow_tree(rows)
+                aligned = align_rows(rows)
+                if len(aligned.names) > 1:
+                    apart = aligned.names, aligned.relative_distances()
+            watch.enter("layers")
+            mine = neurons_of(opened, every=True) if maps_layers else None
+            for name in family.relatives[:MOST_MAPPED] if mine is not None else ():
+                theirs = _neurons(name, bases.get(name), index, reading, ledger)
+                numbers = (
+                    None if theirs is None or mine is None else compare_neurons(theirs, mine, alpha=settings.alpha)
+                )
+                if numbers is not None and numbers.matches:
+                    layers[name] = numbers
+    except StoppedError:
+        raise
+    except MdirError:
+        pass
+    return replace(family, layers=layers, tree=tree, apart=apart)
+
+
+def _neurons(
+    name: str, one: Ancestor | None, index: BaseIndex | None, reading: Reading, ledger: IoLedger
+) -> NeuronSample | None:
+    """Read neurons of all layers of a relative; where it cannot be opened, take the few that the index keeps."""
+    base = NamedModel(hub_reference(name)) if one is None else NamedModel(one.base.repo, revision=one.base.commit)
+    try:
+        if one is not None and one.base.commit is None and not reading.allow_local:
+            raise InputError("the index was made from a folder")
+        return neurons_of(base.open(reading, ledger), every=True)
+    except StoppedError:
+        raise
+    except MdirError:
+        return None if one is None or index is None else index.fingerprint(one.base).neurons
+
+
+def layers_text(neurons: NeuronNumbers) -> str:
+    """Say which layers of a model match which of a relative: ``all 30 layers match, each in its place``."""
+    own = [match.candidate for match in neurons.matches]
+    its = [match.reference for match in neurons.matches]
+    n_layers, n_its = len(neurons.candidate_layers), len(neurons.reference_layers)
+    if own == its:
+        which = f"all {n_layers} layers match" if len(own) == n_layers else f"{runs_text(own)} of {n_layers} match"
+        said = f"{which}, each in its place"
+    else:
+        said = f"{runs_text(own)} of {n_layers} match its {runs_text(its)}"
+    return f"{said} ({n_its} of its layers were compared)" if n_its < n_layers else said
+
+
+def _lines(family: Family) -> list[str]:
+    lines = [family.model]
+    found = family.found
+    by_index = {} if found is None else {one.base.repo: one for one in found.found}
+    checks = {} if family.declared is None else {check.base: check for check in family.declared.bases}
+    relation = None if family.declared is None else family.declared.declared.relation
+    declared_as = f"declared by its card{f' as {relation}' if relation else ''}"
+    for name in dict.fromkeys((*family.relatives, *checks)):
+        one, check = by_index.get(name), checks.get(name)
+        lines.append(f"├─ {name}")
+        if one is not None and found is not None:
+            lines.append(f"│    found among {found.n_bases} bases {one.evidence}")
+        if check is not None:
+            measured = f"not measured: {check.why_not}" if check.report is None else MEASURED[check.report.verdict]
+            strength = f", {check.report.strength}" if check.report and check.outcome == "homologous" else ""
+            lines.append(f"│    {declared_as}; measured: {measured}{strength}")
+        elif family.declared is not None:
+            lines.append("│    not declared by its card")
+        if name in family.layers:
+            lines.append(f"│    {layers_text(family.layers[name])}")
+    if len(lines) > 1:
+        last = max(at for at, line in enumerate(lines) if line.startswith("├"))
+        lines[last] = lines[last].replace("├", "└")
+        lines[last + 1 :] = [line.replace("│", " ") for line in lines[last + 1 :]]
+    if found is not None and not found.found:
+        lines += [line for line in str(found).splitlines()[1:] if line]
+    if family.not_searched:
+        lines.append(f"  the index was not searched: {family.not_searched}")
+    if family.declared is not None and not checks:
+        lines.append("  its card declares no base model")
+    if family.not_declared:
+        lines.append(f"  its card was not looked at: {family.not_declared}")
+    if family.tree is not None and family.tree.newick is not None:
+        lines.append(str(family.tree))
+    return lines

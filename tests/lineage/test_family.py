@@ -1,0 +1,102 @@
+"""The family of one model: what an index finds, what its card declares, and which layers are whose."""
+
+import copy
+import json
+
+import pytest
+
+from mdir_hf.cli import main
+from mdir_hf.errors import RepositoryNotFoundError
+from mdir_hf.lineage.family import find_family, layers_text
+from mdir_hf.lineage.family_files import family_section, save_family
+from mdir_hf.lineage.index.base_index import BaseIndex, choose_index_tokens
+from mdir_hf.model.hub import open_repository
+from mdir_hf.model.open import NamedModel
+from mdir_hf.model.opened import Model
+from tests.comparison.test_body import drift, new_embeddings, with_layers
+from tests.lineage.test_neurons import SIZES
+from tests.method.obfuscation import new_model
+from tests.model.hub.fixtures import hf_home, loopback_hub
+from tests.specimens import tokenizer_json, tokens
+
+pytest.importorskip("transformers")
+
+__all__ = ["hf_home", "loopback_hub"]
+
+
+@pytest.fixture
+def hub(loopback_hub, tmp_path):
+    """Two bases; a fine-tune with two of the layers of one, whose card declares the other."""
+    base = new_model(seed=0, **SIZES)
+    models = {
+        "base": base,
+        "other": new_model(seed=9, **SIZES),
+        "tuned": drift(copy.deepcopy(base), 0.1),
+        "part": new_embeddings(drift(with_layers(base, [1, 3]), 0.1)),
+    }
+    for name, model in models.items():
+        folder = tmp_path / name
+        copy.deepcopy(model).float().save_pretrained(folder)
+        (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json(tokens(model.config.vocab_size))))
+        declared = {"tuned": "lab/base", "part": "lab/other"}.get(name)
+        if declared:
+            (folder / "README.md").write_text(f"---\nbase_model: {declared}\nbase_model_relation: finetune\n---\n")
+        loopback_hub.add_repository(f"lab/{name}", folder)
+    return loopback_hub
+
+
+@pytest.fixture
+def index(hub):
+    models = [Model(open_repository(f"lab/{name}")) for name in ("other", "base")]
+    index = BaseIndex(choose_index_tokens([model.vocabulary for model in models], 96))
+    for model in models:
+        index.add(model)
+    return index
+
+
+def test_a_fine_tune_has_the_base_that_it_declares(index, tmp_path):
+    steps = []
+    family = find_family(NamedModel("lab/tuned"), index, on_step=steps.append)
+    assert family.relatives == ("lab/base",) and len(steps) >= 3
+    assert layers_text(family.layers["lab/base"]) == "all 4 layers match, each in its place"
+    text = str(family)
+    assert text.startswith("lab/tuned\n└─ lab/base\n     found among 2 bases by ")
+    assert "declared by its card as finetune; measured: shared weight ancestry, log10 p = -" in text
+    written = save_family(family, tmp_path / "out")
+    body = json.loads(written[0].read_text())
+    assert body["schema"] == "mdir-hf/family/1" and body["relatives"] == ["lab/base"]
+    section = family_section(family)
+    assert "| yes | all 4 layers match, each in its place |" in section and "2 base models" in section
+
+
+def test_layers_are_attributed_and_a_wrong_declaration_is_said(index):
+    family = find_family(NamedModel("lab/part"), index)
+    assert family.relatives == ("lab/base",)
+    assert layers_text(family.layers["lab/base"]) == "layers 0 and 1 of 2 match its layers 1 and 3"
+    text = str(family)
+    assert "├─ lab/base\n" in text and "not declared by its card" in text
+    assert "└─ lab/other\n" in text and "measured: no evidence of shared weight ancestry found" in text
+
+
+def test_a_model_of_no_family_gets_what_is_excluded(index):
+    family = find_family(NamedModel("lab/other"), BaseIndex(index.tokens, index.bases[1:]))
+    assert family.relatives == () and not family.layers
+    assert "no shared ancestry found" in str(family) and "its card declares no base model" in str(family)
+
+
+def test_a_half_that_fails_is_said(index, hub, tmp_path):
+    family = find_family(NamedModel("lab/tuned"), BaseIndex(index.tokens))
+    assert family.found is None and "holds no base models" in str(family)
+    assert family.relatives == ("lab/base",)
+    with pytest.raises(RepositoryNotFoundError):
+        find_family(NamedModel("lab/none"), index)
+
+
+def test_the_command_prints_and_writes_a_family(index, tmp_path, capsys):
+    index.save(tmp_path / "bases")
+    command = ["family", "lab/tuned", "--index", str(tmp_path / "bases"), "--output", str(tmp_path / "out")]
+    assert main(command) == 0
+    out, err = capsys.readouterr()
+    assert "└─ lab/base" in out and "family.md" in err
+    assert main([*command[:4], "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["relatives"] == ["lab/base"]

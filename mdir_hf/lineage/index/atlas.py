@@ -102,7 +102,8 @@ def read_list(path: Path) -> tuple[AtlasBase, ...]:
     if path.name == TABLE:
         return read_table(path.parent)
     try:
-        families = TypeAdapter(dict[str, _ListedFamily]).validate_python(tomllib.loads(path.read_text(encoding="utf-8")))
+        listed_families = tomllib.loads(path.read_text(encoding="utf-8"))
+        families = TypeAdapter(dict[str, _ListedFamily]).validate_python(listed_families)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, ValidationError) as exc:
         raise InputError(f"this is no list of base models: {one_line(exc)}", subject=str(path)) from exc
     listed = [

@@ -19,7 +19,7 @@ def main() -> None:
         (DOCS / place).write_text(text, encoding="utf-8")
     for name, figure in evidence.figures.items():
         data = io.BytesIO()
-        figure.savefig(data, format="png", dpi=80, metadata={"Software": None})
+        figure.savefig(data, format="png", dpi=110, metadata={"Software": None})
         (DOCS / "images" / name).write_bytes(data.getvalue())
     print(f"docs/evidence.md, {len(evidence.pages) - 1} pages with all rows, {len(evidence.figures)} figures")
 

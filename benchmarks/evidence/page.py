@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from benchmarks.evidence.broken import broken_section
 from benchmarks.evidence.calibration import calibration_section
 from benchmarks.evidence.costs import growth_section
+from benchmarks.evidence.figure import draw_evidence
 from benchmarks.evidence.forgery import forgery_section
 from benchmarks.evidence.losses import losses_section
 from benchmarks.evidence.numbered import numbered_section
@@ -52,7 +53,17 @@ def make_evidence(results: Results, written: Mapping[str, str]) -> Evidence:
     not_run = "\n".join([*NOT_RUN, *missing])
     pages = {f"evidence/{_slug(section)}.md": _page_of(section) for section in sections}
     more = "\n".join(f"- [{_title(section)}]({place})" for place, section in zip(pages, sections, strict=True))
-    front = [OPENING, *map(_in_short, sections[:1]), f"## All tables\n\n{more}", f"## What was not run\n\n{not_run}"]
+    picture = []
+    if "real-pairs" in results and "real-peers" in results:
+        figures["evidence.png"] = drawn = draw_evidence(results["real-pairs"], results["real-peers"])
+        picture = [f"![{drawn.get_label()}](images/evidence.png)"]
+    front = [
+        OPENING,
+        *picture,
+        *map(_in_short, sections[:1]),
+        f"## All tables\n\n{more}",
+        f"## What was not run\n\n{not_run}",
+    ]
     return Evidence({"evidence.md": "\n\n".join(front) + "\n", **pages}, figures)
 
 

@@ -21,9 +21,13 @@ from benchmarks.zoo.run import read_lines, seconds_of
 SCORES = RESULTS.with_name("real-peers.jsonl")
 
 
-def pairs_of_peers(bases: Sequence[str] = (SMALL, MIDDLE)) -> list[Pair]:
-    """Relatives of the bases that are no mere formats, and strangers without the largest: peers load whole models."""
-    return [one for one in pairs() if one.kind not in ("format", "copy") and {one.a.base, one.b.base} <= set(bases)]
+def pairs_of_peers(bases: Sequence[str] = ()) -> list[Pair]:
+    """All pairs but mere formats, which peers do not open; with bases, those between their relatives."""
+    return [
+        one
+        for one in pairs()
+        if one.kind not in ("format", "copy") and (not bases or {one.a.base, one.b.base} <= set(bases))
+    ]
 
 
 def score_all(peer: Peer, every: list[Pair]) -> Iterator[dict[str, Any]]:
@@ -66,11 +70,7 @@ def main() -> None:
     for peer in PEERS:
         if arguments.peer and peer.name not in arguments.peer:
             continue
-        left = [
-            one
-            for one in pairs_of_peers(arguments.base or (SMALL, MIDDLE))
-            if (peer.name, one.a.name, one.b.name) not in known
-        ]
+        left = [one for one in pairs_of_peers(arguments.base or ()) if (peer.name, one.a.name, one.b.name) not in known]
         try:
             for row in score_all(peer, left):
                 with SCORES.open("a", encoding="utf-8") as file:

@@ -3,22 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import numpy as np
-import torch
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-PREFIX = re.compile(r"^(model\.)?(0\.auto_model\.|model\.0\.auto_model\.|bert\.)")
-"""What exporters put in front of the names of a BERT."""
-
-MATRIX_PRODUCTS = ("MatMul", "MatMulInteger")
-QUANTIZED, SCALE, ZERO_POINT = "_quantized", "_scale", "_zero_point"
+from mdir_hf.model.files import open_checkpoint
+from mdir_hf.model.hub import open_repository
 
 
 def write_bert(onnx_file: Path, folder: Path) -> None:
@@ -30,7 +18,9 @@ def write_bert(onnx_file: Path, folder: Path) -> None:
     """
     from safetensors.torch import save_file
 
-    weights = dict(_weights(onnx_file))
+    stored = open_checkpoint(open_repository(str(onnx_file.parent)), file=onnx_file.name)
+    weights = {name.removeprefix("bert."): stored.read(name) for name in stored.names()}
+    weights = {name: weight for name, weight in weights.items() if name.startswith(("embeddings.", "encoder."))}
     vocabulary, width = weights["embeddings.word_embeddings.weight"].shape
     layers = {int(name.split(".")[2]) for name in weights if name.startswith("encoder.layer.")}
     config = {
@@ -45,35 +35,3 @@ def write_bert(onnx_file: Path, folder: Path) -> None:
     }
     save_file({name: w.contiguous() for name, w in weights.items()}, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
-
-
-def _weights(onnx_file: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    import onnx
-    from onnx import numpy_helper
-
-    graph = onnx.load(str(onnx_file)).graph
-    stored = {tensor.name: tensor for tensor in graph.initializer}
-
-    def values(name: str) -> npt.NDArray[np.float32]:
-        array = numpy_helper.to_array(stored[name])
-        if not name.endswith(QUANTIZED):
-            return array.astype(np.float32)
-        stem = name.removesuffix(QUANTIZED)
-        scale, zero = (numpy_helper.to_array(stored[stem + end]).astype(np.float32) for end in (SCALE, ZERO_POINT))
-        return (array.astype(np.float32) - zero) * scale
-
-    # The weights of products lost their names when they were transposed; the nodes that use them have kept theirs.
-    for node in graph.node:
-        for given in node.input:
-            if (
-                node.op_type in MATRIX_PRODUCTS
-                and given in stored
-                and len(stored[given].dims) == 2
-                and "MatMul_" in given
-            ):
-                module = node.name.strip("/").rpartition("/")[0].replace("/", ".")
-                yield PREFIX.sub("", f"{module}.weight"), torch.from_numpy(values(given).T.copy())
-    for name in stored:
-        plain = PREFIX.sub("", name.removesuffix(QUANTIZED))
-        if plain.startswith(("embeddings.", "encoder.")) and plain.endswith((".weight", ".bias")):
-            yield plain, torch.from_numpy(values(name).copy())

@@ -20,6 +20,7 @@ from mdir_hf.model.files.adapters import (
 )
 from mdir_hf.model.files.gguf import GgufSource, open_gguf, open_named_gguf
 from mdir_hf.model.files.index import parse_index
+from mdir_hf.model.files.onnx import OnnxSource, OnnxWeights, open_named_onnx, open_onnx
 from mdir_hf.model.files.pytorch import PYTORCH_SUFFIXES, PytorchSource, open_only_pytorch_file
 from mdir_hf.model.files.quantization import DequantizedSource
 from mdir_hf.model.files.safetensors import SafetensorsSource
@@ -189,6 +190,8 @@ def _open_tensors(tree: FileTree, tensors: StoredSource, open_base: OpenBase | N
 
 def _as_numbers(source: ShardedTensors, tree: FileTree) -> TensorSource:
     """Have quantised weights read as numbers, where companions beside them say how (in GGUF the type does)."""
+    if isinstance(source, OnnxSource):
+        return OnnxWeights(source)
     return source if isinstance(source, GgufSource) else DequantizedSource(source, tree)
 
 
@@ -202,9 +205,11 @@ def _open_named(tree: FileTree, file: str) -> ShardedTensors:
         return PytorchSource(tree, paths=[file])
     if name.endswith(".gguf"):
         return open_named_gguf(tree, file)
+    if name.endswith(".onnx"):
+        return open_named_onnx(tree, file)
     raise UnsupportedFormatError(
-        f"{file!r} is neither a .safetensors, .bin, .pth, .pt or .gguf file nor the index of a sharded one, which is "
-        "what this version reads"
+        f"{file!r} is neither a .safetensors, .bin, .pth, .pt, .gguf or .onnx file nor the index of a sharded "
+        "one, which is what this version reads"
     )
 
 
@@ -271,6 +276,11 @@ def _refusal(name: str, patterns: str, advice: str) -> Format:
     return Format("", refuse)
 
 
+def _open_onnx(tree: FileTree, variant: str | None) -> ShardedTensors | None:
+    """Open an export, unless a folder holds a checkpoint that could be named."""
+    return None if _readable_below(tree) else open_onnx(tree, variant)
+
+
 def _refuse_ctranslate2(tree: FileTree, variant: str | None) -> ShardedTensors | None:
     del variant
     in_root = set(_in_root(tree))
@@ -298,8 +308,8 @@ FORMATS: tuple[Format, ...] = (
     Format("", _refuse_ctranslate2),
     Format("*.pth, *.pt, *model*.bin", open_only_pytorch_file),
     Format("*.gguf", open_gguf),
+    Format("*.onnx, onnx/*.onnx", _open_onnx),
     _refusal("TensorFlow or Flax files", "tf_model*.h5 flax_model*.msgpack model.ckpt*", _CONVERT),
-    _refusal("ONNX", "*.onnx onnx/*.onnx", _EXPORTED),
     _refusal("a TensorRT engine", "*.engine *.plan", _EXPORTED),
     _refusal("TensorFlow Lite", "*.tflite *.task", _EXPORTED),
     _refusal("ExecuTorch", "*.pte", _EXPORTED),

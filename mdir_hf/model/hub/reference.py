@@ -17,10 +17,19 @@ from mdir_hf.model.hub.endpoint import hub_hosts
 from mdir_hf.model.hub.file_kinds import kind_of_file
 from mdir_hf.names import did_you_mean
 
-WEIGHT_SUFFIXES = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth", ".gguf")
+WEIGHT_SUFFIXES = (
+    ".safetensors",
+    ".safetensors.index.json",
+    ".bin",
+    ".bin.index.json",
+    ".pt",
+    ".pth",
+    ".gguf",
+    ".onnx",
+)
 """File names that name a model by themselves."""
 
-_WEIGHT_FILES = ".safetensors, .bin or their .index.json, .pth, .pt, .gguf"
+_WEIGHT_FILES = ".safetensors, .bin or their .index.json, .pth, .pt, .gguf, .onnx"
 _NAMES = "accepted are owner/name, owner/name@revision, owner/name/folder, owner/name/file.gguf, owner/name:Q4_K_M,"
 _ADDRESS = "a Hub address such as https://huggingface.co/owner/name"
 _ACCEPTED_ON_THE_HUB = f"{_NAMES} or {_ADDRESS}"
@@ -103,7 +112,9 @@ def _parse(reference: str | os.PathLike[str], allow_local: bool) -> Reference:
     if looks_like_a_path or (allow_local and _is_on_disk(text)):
         return _local(text)
     is_weights = text.lower().endswith(WEIGHT_SUFFIXES)
-    is_of_a_repository = text.lower().endswith((".gguf", ".pth"))  # quantisations, or models (RWKV), in one repository
+    is_of_a_repository = text.lower().endswith(
+        (".gguf", ".pth", ".onnx")
+    )  # quantisations, or models (RWKV), in one repository
     # After an @ everything is the revision, which may hold a slash, unless a file is named.
     is_in_a_repository = is_of_a_repository or not (is_weights or "@" in text)
     if text.strip("/").count("/") > 1 and is_in_a_repository:

@@ -106,8 +106,6 @@ REFUSED = {
     "GGUF": (["one.Q8_0.gguf", "two.Q8_0.gguf"], r"2 GGUF models.*: one.Q8_0.gguf, two.Q8_0.gguf; name one file"),
     "TensorFlow": (["tf_model.h5"], "TensorFlow or Flax files"),
     "Flax": (["flax_model.msgpack"], "TensorFlow or Flax files"),
-    "ONNX": (["model.onnx"], "ONNX"),
-    "ONNX in its folder": (["onnx/model_q4.onnx"], "ONNX"),
     "CTranslate2": (["model.bin", "shared_vocabulary.json"], "CTranslate2"),
     "TensorRT": (["rank0.engine"], "TensorRT engine"),
     "TensorFlow Lite": (["model.tflite"], "TensorFlow Lite"),

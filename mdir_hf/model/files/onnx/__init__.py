@@ -1,0 +1,6 @@
+"""ONNX: the initialisers of a graph, read by byte ranges, under the names that the checkpoint had."""
+
+from mdir_hf.model.files.onnx.files import open_named_onnx as open_named_onnx
+from mdir_hf.model.files.onnx.files import open_onnx as open_onnx
+from mdir_hf.model.files.onnx.source import OnnxSource as OnnxSource
+from mdir_hf.model.files.onnx.weights import OnnxWeights as OnnxWeights

@@ -15,7 +15,9 @@ from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint, take_fingerpri
 from mdir_hf.lineage.index.base_index import LEAST_AGREEMENT, BaseIndex, choose_index_tokens
 from mdir_hf.lineage.index.identify import identify
 from mdir_hf.lineage.index.planning import plan_identification
-from mdir_hf.lineage.survey.run import SurveyPlan, run_survey
+from mdir_hf.lineage.survey.reads import plan_reads
+from mdir_hf.lineage.survey.run import SurveyPlan, kept_fingerprints, run_survey
+from mdir_hf.lineage.trees.tree import grow_tree
 from mdir_hf.model.hub import open_repository
 from mdir_hf.model.open import NamedModel
 from mdir_hf.model.opened import Model
@@ -85,6 +87,23 @@ def test_a_survey_goes_on_to_the_layers_where_it_is_asked_to(folders, tmp_path):
     assert survey(names, progress=False, layers=True).groups() == deep.groups()
     with pytest.raises(InputError, match="join the shards"):
         run_survey(SurveyPlan(tuple(names), layers=True, shard=(0, 2)), tmp_path / "shard")
+
+
+def test_a_survey_takes_models_without_a_tokenizer(folders, tmp_path):
+    for name in ("turned", "stranger"):
+        shutil.copytree(folders[name], tmp_path / name)
+        (tmp_path / name / "tokenizer.json").unlink()
+    names = [folders["base"], folders["new"], str(tmp_path / "turned"), str(tmp_path / "stranger")]
+    for folder in (None, tmp_path / "out"):
+        report = survey(names, folder=folder, progress=False)
+        assert report.groups() == (tuple(names[:3]), (names[3],))
+        assert report.pairs[names[0], names[2]].found_by == "neurons"
+        assert report.pairs[names[0], names[3]].verdict != "homologous"
+    rows = kept_fingerprints(tmp_path / "out")[1]
+    tree = grow_tree({name: rows[name] for name in names[:3]})
+    assert f"{names[2]} is not in the tree: it has too few rows of the sample." in tree.notes
+    planned = plan_reads(SurveyPlan(tuple(names)))
+    assert planned.n_rows[names[2]] == 0 and planned.n_bytes[names[2]] > 0
 
 
 @pytest.mark.parametrize("name", ["new", "turned", "part"])

@@ -154,7 +154,12 @@ def expect_rows(rows: torch.Tensor, tokens: Sequence[bytes]) -> torch.Tensor:
 
 
 def take_fingerprint(
-    model: Model, tokens: Sequence[bytes], *, max_gap_bytes: int | None = None, with_neurons: bool = True
+    model: Model,
+    tokens: Sequence[bytes],
+    *,
+    max_gap_bytes: int | None = None,
+    with_neurons: bool = True,
+    needs_tokens: bool = True,
 ) -> Fingerprint:
     """Read the sampled rows of a model.
 
@@ -164,19 +169,22 @@ def take_fingerprint(
         max_gap_bytes: Gap between two rows that is read over; None: the source's own choice.
         with_neurons: Whether neurons of four layers are read, too. The same for every model, so that all can be
             compared; a comparison draws others, for which nobody can arrange a model.
+        needs_tokens: Whether a model without tokenizer files is refused also where neurons are read of it.
 
     Returns:
         The fingerprint. Reads ``len(tokens)`` rows and the gaps between them, and some 100 rows of each of the layers.
 
     Raises:
-        VocabularyError: If the model has no tokenizer files: then nothing says which row is which token's.
+        VocabularyError: If the model has no tokenizer files: then nothing says which row is which token's, and only its
+            neurons can be compared.
         MdirError: If the rows cannot be read.
     """
     vocabulary = model.vocabulary
-    if vocabulary is None:
+    neurons = neurons_of(model) if with_neurons else None
+    if vocabulary is None and (needs_tokens or neurons is None):
         raise VocabularyError(WITHOUT_TOKENS, subject=model.label)
-    found = tokens_with_rows(vocabulary, model.n_rows, tokens)
-    row_of = vocabulary.row_of
+    found = () if vocabulary is None else tokens_with_rows(vocabulary, model.n_rows, tokens)
+    row_of = {} if vocabulary is None else vocabulary.row_of
     ids = np.array([row_of[token] for token in found], dtype=np.int64)
     rows = model.tensors.read_rows(model.anatomy.embedding.tensor, ids, max_gap_bytes=max_gap_bytes)
     return Fingerprint(
@@ -186,7 +194,7 @@ def take_fingerprint(
         bytes_of_weights=model.tensors.n_bytes,
         digests=model.digests(),
         notes=model.tensors.description.notes,
-        neurons=neurons_of(model) if with_neurons else None,
+        neurons=neurons,
     )
 
 
@@ -236,10 +244,12 @@ class SampledModel:
     vocabulary_from = None
 
     def __init__(self, fingerprint: Fingerprint) -> None:
-        n_rows, width = fingerprint.rows.shape
+        # An embedding has a row. That of a model whose tokens are not known is no token's.
+        rows = fingerprint.rows if len(fingerprint.rows) else fingerprint.rows.new_zeros(1, fingerprint.rows.shape[1])
+        n_rows, width = rows.shape
         commit = fingerprint.model.commit
         self.label = fingerprint.model.repo if commit is None else f"{fingerprint.model.repo}@{commit[:7]}"
-        self.tensors = MemorySource({EMBEDDING: fingerprint.rows}, label=self.label)
+        self.tensors = MemorySource({EMBEDDING: rows}, label=self.label)
         self.anatomy = Anatomy(
             architecture=fingerprint.model.architecture,
             hidden_size=width,

@@ -99,7 +99,7 @@ def choose_sample(
         InputError: If none can be opened.
     """
     opened, failures = open_models(names, reading, ledger or IoLedger(), on_failure)
-    tokens = choose_tokens([one.vocabulary for one in opened.values()], n_tokens, seed=seed)
+    tokens = choose_tokens([one.vocabulary for one in opened.values() if one.vocabulary], n_tokens, seed=seed)
     return Sample(tokens, {name: one.pin for name, one in opened.items()}, names), failures
 
 
@@ -185,13 +185,14 @@ class Opened:
     """What is known of a model before its rows are read.
 
     Attributes:
-        vocabulary: One object for all models whose tokenizer files are the same bytes.
+        vocabulary: One object for all models whose tokenizer files are the same bytes; None without such files: then
+            only neurons are compared.
         pin: The commits that it was opened at.
         embedding: Where its embedding lies.
         n_bytes_of_neurons: About how many bytes of neurons are read of it.
     """
 
-    vocabulary: Vocabulary
+    vocabulary: Vocabulary | None
     pin: Pin
     embedding: TensorSpec
     n_bytes_of_neurons: int
@@ -222,12 +223,15 @@ def open_models(
         model = open_model(name, reading, ledger)
         key = model.vocabulary_key
         vocabulary = (None if key is None else known.get(key)) or model.vocabulary
-        if vocabulary is None:
+        n_bytes_of_neurons = bytes_of_neurons(model)
+        if vocabulary is None and not n_bytes_of_neurons:
             raise InputError(
-                "it has no tokenizer files, so nothing says which row belongs to which token", subject=name
+                "it has no tokenizer files, so nothing says which row belongs to which token, and no neurons that can "
+                "be compared by number",
+                subject=name,
             )
         embedding = matrix_spec(model, model.anatomy.embedding)
-        return key, Opened(vocabulary, pin_of(name, model), embedding, bytes_of_neurons(model))
+        return key, Opened(vocabulary, pin_of(name, model), embedding, n_bytes_of_neurons)
 
     with ThreadPoolExecutor(READERS) as pool:
         for name, future in [(name, pool.submit(read, name)) for name in names]:
@@ -237,7 +241,7 @@ def open_models(
                 failures[name] = one_line(exc)
                 on_failure(name, exc)
                 continue
-            if key is not None:
+            if key is not None and opened.vocabulary is not None:
                 opened = replace(opened, vocabulary=known.setdefault(key, opened.vocabulary))
             found[name] = opened
     if not found:

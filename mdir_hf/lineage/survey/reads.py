@@ -30,7 +30,7 @@ class SurveyReads:
         n_bytes: Bytes of them and of its neurons, likewise; gaps between rows not counted.
         failures: Models that cannot be opened, with the reason.
         n_pairs: Pairs that are compared.
-        n_blind: Those of them that share too few tokens to find anything.
+        n_blind: Those of them that share too few tokens to find anything by their embeddings.
         requests: What is asked of the Hub for those that can be opened.
         excluded_noise: In each of the other pairs a copy under noise of up to this strength would be found, in units
             of the weights' root mean square, the channels in any order. None where there is no such pair.
@@ -60,10 +60,11 @@ def plan_reads(plan: SurveyPlan) -> SurveyReads:
     """
     check_plan(plan)
     opened, failures = open_models(plan.names, plan.reading, IoLedger())
-    sample = choose_tokens([one.vocabulary for one in opened.values()], plan.n_tokens, seed=plan.seed)
+    sample = choose_tokens([one.vocabulary for one in opened.values() if one.vocabulary], plan.n_tokens, seed=plan.seed)
     specs = {name: one.embedding for name, one in opened.items()}
     tokens = {
-        name: frozenset(tokens_with_rows(one.vocabulary, specs[name].shape[0], sample)) for name, one in opened.items()
+        name: frozenset(tokens_with_rows(one.vocabulary, specs[name].shape[0], sample) if one.vocabulary else ())
+        for name, one in opened.items()
     }
     # More rows exclude more, so that the pair of some widths with the fewest common tokens stands for all of them.
     fewest: dict[frozenset[int], tuple[int, TensorSpec, TensorSpec]] = {}

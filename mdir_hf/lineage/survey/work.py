@@ -48,7 +48,7 @@ def take(
     n_before = ledger.bytes_read
     try:
         model = open_model(name, reading, ledger, pin)
-        fingerprint = take_fingerprint(model, tokens)
+        fingerprint = take_fingerprint(model, tokens, needs_tokens=False)
         return Taken(name, fingerprint, None, ledger.bytes_read - n_before, pin_of(name, model) if pin is None else pin)
     except (MdirError, OSError, MemoryError) as exc:
         return Taken(name, None, one_line(exc), ledger.bytes_read - n_before)

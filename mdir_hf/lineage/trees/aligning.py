@@ -85,6 +85,11 @@ def align_rows(fingerprints: Mapping[str, Fingerprint]) -> AlignedRows:
         The models whose rows can be aligned with those of the widest; none where they have too few tokens in common.
         Cost O(tokens n min(tokens, n)) for each model that was permuted, O(tokens n) for the others.
     """
+    without = [name for name, one in fingerprints.items() if len(one.tokens) < FEWEST_TOKENS]
+    if without and len(without) < len(fingerprints):
+        aligned = align_rows({name: one for name, one in fingerprints.items() if name not in without})
+        left_out_of = (f"{name} is not in the tree: it has too few rows of the sample." for name in without)
+        return replace(aligned, notes=(*aligned.notes, *left_out_of))
     tokens = sorted(set.intersection(*(set(one.tokens) for one in fingerprints.values())))
     # A few rows made huge would be all of a distance.
     is_long = torch.stack([long_rows(_rows(one, tokens)) for one in fingerprints.values()]).any(dim=0)

@@ -154,7 +154,7 @@ def _of_survey(plan: SurveyReads) -> list[str]:
         )
     if plan.n_blind:
         share = "1 pair shares" if plan.n_blind == 1 else f"{plan.n_blind} pairs share"
-        said.insert(1, f"{share} too few tokens to find anything.")
+        said.insert(1, f"{share} too few tokens to find anything by embeddings.")
     if plan.layers:
         said.append("Then it compares each model without a relative in full with one of each family, which reads more.")
     said += [f"{shown_name(name)} cannot be opened: {why}." for name, why in plan.failures.items()]

@@ -162,6 +162,9 @@ def test_a_group_without_common_tokens_gets_no_tree():
     base = drift(0, 1.0)
     other = Fingerprint(ModelSummary("x", None, None, "llama", N, 2, R), (b"else",) * 1, base[:1], 1)
     tree = grow_tree({"a": kept("a", base), "x": other})
+    assert tree.newick is None and "x is not in the tree" in tree.notes[0]
+    apart = replace(kept("a", base), tokens=tuple(f"other{at}".encode() for at in range(len(base))))
+    tree = grow_tree({"a": kept("a", base), "x": apart})
     assert tree.newick is None and "in common" in tree.notes[0]
 
 

@@ -168,7 +168,8 @@ def declared(extra: str) -> list[Distribution]:
                 continue
             asked.add((name, option))
             if name == "mdir-hf":
-                to_do += map(Requirement, EXTRAS[option] if option else PROJECT["dependencies"])
+                own = map(Requirement, EXTRAS[option] if option else PROJECT["dependencies"])
+                to_do += [needs for needs in own if needs.marker is None or needs.marker.evaluate()]
                 continue
             found[name] = installed()[name]
             for line in found[name].requires or ():

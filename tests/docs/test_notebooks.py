@@ -61,6 +61,7 @@ def environment():
     """No network, and this package."""
     return {
         "HF_HUB_OFFLINE": "1",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",  # a bar comes after two seconds, which a slow machine takes
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
         "PYDEVD_DISABLE_FILE_VALIDATION": "1",

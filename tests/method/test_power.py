@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from mdir_hf.lineage.index.base_index import _log_p, _orthonormal
+from mdir_hf.lineage.index.base_index import _log_p
+from mdir_hf.method.decompositions import orthonormal_rows
 from mdir_hf.method.embedding import TESTS_PER_MATRIX, EmbeddingTest
 from mdir_hf.method.power import (
     STRONGEST,
@@ -188,7 +189,7 @@ def test_a_copy_of_few_rows_at_the_stated_noise_is_significant(n_rows, width):
 
     def log_p(seed, factor):
         noised = rows + factor * noise * size * torch.randn(rows.shape, generator=torch.Generator().manual_seed(seed))
-        return _log_p(_orthonormal(rows), _orthonormal(noised))[1]
+        return _log_p(orthonormal_rows(rows), orthonormal_rows(noised))[1]
 
     assert sum(log_p(seed, 1.0) < level for seed in range(40)) >= 39
     assert sum(log_p(seed, 3.0) < level for seed in range(40)) <= 4

@@ -15,14 +15,47 @@ pytest.importorskip("onnx")
 from mdir_hf import compare
 from mdir_hf.errors import CorruptCheckpointError, MdirError, SeveralModelsError, UnsafePathError
 from mdir_hf.model.files import open_checkpoint
+from mdir_hf.model.files.onnx import OnnxSource
 from tests.comparison.test_body import drift
-from tests.conformance_tensors import MemoryTree
+from tests.conformance_tensors import MemoryTree, TensorSourceConformance
 from tests.method.obfuscation import new_model
 from tests.model.hub.fixtures import hf_home, loopback_hub
 from tests.onnx_exporter import write_onnx
 from tests.specimens import tokenizer_json, tokens
 
 __all__ = ["hf_home", "loopback_hub"]
+
+TYPES = {
+    torch.bfloat16: 16, torch.float16: 10, torch.float32: 1, torch.float64: 11, torch.float8_e4m3fn: 17,
+    torch.float8_e5m2: 19, torch.int32: 6, torch.bool: 9,
+}  # fmt: skip
+
+
+class TestInitialisers(TensorSourceConformance):
+    is_external = False
+
+    def make(self, tensors, tmp_path):
+        import onnx
+
+        stored = [
+            onnx.TensorProto(
+                name=name,
+                dims=tensor.shape,
+                data_type=TYPES[tensor.dtype],
+                raw_data=tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes(),
+            )
+            for name, tensor in tensors.items()
+        ]
+        graph = onnx.helper.make_graph([], "main", [], [], stored)
+        where = {"save_as_external_data": True, "location": "model.onnx_data", "size_threshold": 0}
+        path = tmp_path / "model.onnx"
+        onnx.save_model(onnx.helper.make_model(graph), str(path), **(where if self.is_external else {}))
+        return OnnxSource(MemoryTree.from_folder(tmp_path), paths=["model.onnx"])
+
+
+class TestInitialisersInAnotherFile(TestInitialisers):
+    is_external = True
+
 
 SIZES = {
     "hidden_size": 96, "intermediate_size": 200, "num_hidden_layers": 4, "num_attention_heads": 8,

@@ -1,0 +1,169 @@
+"""Strangers that are as alike as strangers can be: one recipe, tokenizer, text and order of batches, other seeds.
+
+    python -m benchmarks.strangers [--steps 1500]
+
+Two models of each of three recipes (Llama; GPT-2 with learned positions; XGLM with sinusoidal positions) are trained on
+one core, each for as many steps as asked, and each goes on for a tenth of that as a relative of itself. What they
+write, their losses and the statistics of all pairs go to ``benchmarks/results/strangers.json``; weights are not kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import tempfile
+from collections.abc import Callable
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mdir_hf import HomologyReport, compare
+from mdir_hf.demo.text import read_corpus, train_byte_level_bpe
+from mdir_hf.demo.training import encode, mean_loss, seeded_single_thread, train
+
+RESULTS = Path(__file__).parent / "results" / "strangers.json"
+VOCABULARY, WIDTH, LAYERS, HEADS, MLP = 2_048, 192, 4, 6, 768
+BATCH, LENGTH = 8, 96
+LEARNING_RATE = 2e-3
+
+
+def llama() -> Any:
+    """Rotary positions, gated MLP, RMS norms."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=VOCABULARY, hidden_size=WIDTH, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
+            num_key_value_heads=2, intermediate_size=512, tie_word_embeddings=True, max_position_embeddings=256,
+        )
+    )  # fmt: skip
+
+
+def gpt2() -> Any:
+    """Learned positions."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    return GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=VOCABULARY, n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS, n_positions=256, resid_pdrop=0.0,
+            embd_pdrop=0.0, attn_pdrop=0.0,
+        )
+    )  # fmt: skip
+
+
+def xglm() -> Any:
+    """Sinusoidal positions, which give channels a place: numbers of channels are no evidence there."""
+    from transformers import XGLMConfig, XGLMForCausalLM
+
+    return XGLMForCausalLM(
+        XGLMConfig(
+            vocab_size=VOCABULARY, d_model=WIDTH, num_layers=LAYERS, attention_heads=HEADS, ffn_dim=MLP, dropout=0.0,
+            attention_dropout=0.0, layerdrop=0.0, max_position_embeddings=256,
+        )
+    )  # fmt: skip
+
+
+RECIPES: dict[str, Callable[[], Any]] = {"llama": llama, "gpt2": gpt2, "xglm": xglm}
+
+
+def statistics(report: HomologyReport) -> dict[str, Any]:
+    """What each test saw: log10 p, trace over rank, channels and neurons with their own number, pairs of layers."""
+    matrix, neurons, layers = report.embedding, report.neurons, report.layers
+    channels = report.channels
+    return {
+        "verdict": report.verdict.value,
+        "log10_p": report.log10_p,
+        "trace_over_rank": None if matrix is None else matrix.trace / matrix.rank,
+        "channels_own_number": None if channels is None else channels[0],
+        "neurons_own_number": None if neurons is None else max(map(max, neurons.own_number)),
+        "neurons_tested": None if neurons is None else neurons.tested,
+        "layers_log10_p": None if layers is None else layers.log10_p,
+        "layers_matched": None if layers is None else len(layers.matches),
+    }
+
+
+def main() -> None:
+    """Train, compare, write, print."""
+    from transformers.utils import logging
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=1_500, help="of each of six models")
+    steps = parser.parse_args().steps
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    corpus = read_corpus()
+    tokenizer = train_byte_level_bpe([*corpus.code.learnt[:2], *corpus.prose.learnt[:3]], vocabulary_size=VOCABULARY)
+    learnt, held_out = (encode(tokenizer, texts) for texts in (corpus.prose.learnt, corpus.prose.held_out))
+    rows = []
+    with tempfile.TemporaryDirectory() as place:
+        for number, (recipe, make) in enumerate(RECIPES.items()):
+            # No two models have one seed: even of two recipes they begin with the same numbers, and are found by them.
+            for seed in (2 * number, 2 * number + 1):
+                rows.append(trained(recipe, make, seed, steps, learnt, held_out, tokenizer, Path(place)))
+                print(rows[-1], flush=True)
+        pairs = []
+        for a, b in combinations(range(len(rows)), 2):
+            pairs.append(compared(rows[a]["name"], rows[b]["name"], Path(place), related=False))
+        pairs += [compared(row["name"], f"{row['name']}-on", Path(place), related=True) for row in rows]
+    RESULTS.write_text(json.dumps([{"steps": steps, "models": rows, "pairs": pairs}], indent=1) + "\n")
+    for related in (False, True):
+        of_kind = [pair for pair in pairs if pair["related"] is related]
+        verdicts = [pair["verdict"] for pair in of_kind]
+        print(
+            "relatives" if related else "strangers", len(of_kind), {one: verdicts.count(one) for one in set(verdicts)}
+        )
+        for name in ("log10_p", "trace_over_rank", "channels_own_number", "neurons_own_number", "layers_log10_p"):
+            values = [pair[name] for pair in of_kind if pair[name] is not None]
+            print(f"  {name}: {min(values, default=math.nan):.3g} to {max(values, default=math.nan):.3g}")
+
+
+def trained(
+    recipe: str,
+    make: Callable[[], Any],
+    seed: int,
+    steps: int,
+    learnt: torch.Tensor,
+    held_out: torch.Tensor,
+    tokenizer: Any,
+    place: Path,
+) -> dict[str, Any]:
+    """Train a model and a continuation of it, save both, and say how well it predicts and what it writes."""
+    name = f"{recipe}-{seed}"
+    with seeded_single_thread(seed):
+        model = make()
+        how = {"batch_size": BATCH, "sequence_length": LENGTH, "learning_rate": LEARNING_RATE}
+        losses = train(model, learnt, steps=steps, **how)
+        loss = mean_loss(model, held_out, sequence_length=LENGTH)
+        prompt = encode(tokenizer, ["The "])[None]
+        written = model.generate(prompt, max_new_tokens=60, do_sample=True, top_k=20, pad_token_id=0)
+        save(model, tokenizer, place / name)
+        train(model, learnt, steps=max(5, steps // 10), order_seed=1, **{**how, "learning_rate": LEARNING_RATE / 4})
+        save(model, tokenizer, place / f"{name}-on")
+    n_parameters = sum(parameter.numel() for parameter in model.parameters())
+    return {
+        "name": name,
+        "parameters": n_parameters,
+        "tokens": steps * BATCH * LENGTH,
+        "first_loss": losses[0],
+        "held_out_loss": loss,
+        "writes": tokenizer.decode(written[0].tolist()),
+    }
+
+
+def save(model: Any, tokenizer: Any, folder: Path) -> None:
+    """Write a model as it would lie on the Hub."""
+    model.save_pretrained(folder)
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def compared(a: str, b: str, place: Path, *, related: bool) -> dict[str, Any]:
+    """Compare two models down to their layers."""
+    report = compare(str(place / a), str(place / b), level="layers", progress=False, use_caches=False)
+    return {"a": a, "b": b, "related": related, **statistics(report)}
+
+
+if __name__ == "__main__":
+    main()

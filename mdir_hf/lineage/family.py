@@ -24,7 +24,7 @@ from mdir_hf.lineage.cards.branches import hub_reference
 from mdir_hf.lineage.cards.verify_lineage import MEASURED, LineageCheck, verify_lineage
 from mdir_hf.lineage.fingerprints.fingerprint import neurons_of, take_fingerprint
 from mdir_hf.lineage.index.base_index import BaseIndex
-from mdir_hf.lineage.index.identify import Ancestor, Identification, identify
+from mdir_hf.lineage.index.identify import Ancestor, Identification, identify, judge_neurons
 from mdir_hf.lineage.trees.aligning import FloatArray, align_rows
 from mdir_hf.lineage.trees.tree import FamilyTree, grow_tree
 from mdir_hf.model.hub import IoLedger
@@ -186,6 +186,9 @@ def _looked_closer(
         with watch.listening():
             watch.enter("opening")
             opened = model.open(reading, ledger)
+            mine = neurons_of(opened, every=True) if maps_layers else None
+            if family.found is not None and index is not None and mine is not None:
+                family = replace(family, found=_with_parents_of_layers(family.found, index, mine, settings))
             bases = {one.base.repo: one for one in (() if family.found is None else family.found.found)}
             if index is not None and len(bases) > 1:
                 rows = {base.base.repo: index.fingerprint(base.base) for base in bases.values()}
@@ -195,7 +198,6 @@ def _looked_closer(
                 if len(aligned.names) > 1:
                     apart = aligned.names, aligned.relative_distances()
             watch.enter("layers")
-            mine = neurons_of(opened, every=True) if maps_layers else None
             for name in family.relatives[:MOST_MAPPED] if mine is not None else ():
                 theirs = _neurons(name, bases.get(name), index, reading, ledger)
                 numbers = (
@@ -208,6 +210,17 @@ def _looked_closer(
     except MdirError:
         pass
     return replace(family, layers=layers, tree=tree, apart=apart)
+
+
+def _with_parents_of_layers(
+    found: Identification, index: BaseIndex, neurons: NeuronSample, settings: Settings
+) -> Identification:
+    """Add the bases whose layers a model has beside the embedding of another: parents of a mixture."""
+    known = {one.base.repo for one in found.found}
+    judged = judge_neurons(index, neurons, top=MOST_MAPPED, alpha=settings.alpha, device=settings.device)
+    more = {one.base.repo: one for one in judged if one.base.repo not in known}
+    others = (one for one in found.ancestors if one.base.repo not in more)
+    return replace(found, ancestors=(*others, *more.values()))
 
 
 def _neurons(

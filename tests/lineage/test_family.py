@@ -24,6 +24,14 @@ pytest.importorskip("transformers")
 __all__ = ["hf_home", "loopback_hub"]
 
 
+def mixed(first, second):
+    """The embedding and two layers of one model, two layers of another."""
+    model = copy.deepcopy(first)
+    for at in (2, 3):
+        model.model.layers[at] = copy.deepcopy(second.model.layers[at])
+    return drift(model, 0.1)
+
+
 @pytest.fixture
 def hub(loopback_hub, tmp_path):
     """Two bases; a fine-tune with two of the layers of one, whose card declares the other."""
@@ -32,6 +40,7 @@ def hub(loopback_hub, tmp_path):
         "base": base,
         "other": new_model(seed=9, **SIZES),
         "tuned": drift(copy.deepcopy(base), 0.1),
+        "mixed": mixed(base, new_model(seed=9, **SIZES)),
         "part": new_embeddings(drift(with_layers(base, [1, 3]), 0.1)),
     }
     for name, model in models.items():
@@ -76,6 +85,14 @@ def test_layers_are_attributed_and_a_wrong_declaration_is_said(index):
     text = str(family)
     assert "├─ lab/base\n" in text and "not declared by its card" in text
     assert "└─ lab/other\n" in text and "measured: no evidence of shared weight ancestry found" in text
+
+
+def test_both_parents_of_a_mixture_are_named_with_their_layers(index):
+    family = find_family(NamedModel("lab/mixed"), index)
+    assert set(family.relatives) == {"lab/base", "lab/other"}
+    assert layers_text(family.layers["lab/base"]) == "layers 0 and 1 of 4 match, each in its place"
+    assert layers_text(family.layers["lab/other"]) == "layers 2 and 3 of 4 match, each in its place"
+    assert "by the numbers of neurons in layers" in str(family)
 
 
 def test_a_model_of_no_family_gets_what_is_excluded(index):

@@ -60,7 +60,7 @@ def strangers_section(results: Results, figures: dict[str, Figure]) -> str:
                 ],
             ),
             "Models of two recipes that begin with one seed of torch share the numbers of some matrices, and are found "
-            "by them: a Llama and an XGLM, briefly trained, had log10 p -103 by one layer. Here no two have one seed.",
+            "by them, rightly: a shared seed is shared ancestry. So no two of these have one.",
         ]
     )
 

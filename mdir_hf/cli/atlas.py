@@ -23,7 +23,9 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "why others are missing, and a card. A build that was stopped goes on: give the same command again. What the "
         "index holds at the newest commit is not read again.",
     )
-    parser.add_argument("what", choices=("build", "add"), help="build: from a list in TOML. add: these base models")
+    parser.add_argument(
+        "what", metavar="build|add", choices=("build", "add"), help="build: from a list in TOML. add: these base models"
+    )
     parser.add_argument("names", metavar="LIST|REPO", nargs="+", help="the list (build), or base models (add)")
     arguments.add_output(parser, "the atlas: index, table and card", required=True)
     parser.add_argument("--publish", metavar="owner/name", help="open a pull request with it on this data set")

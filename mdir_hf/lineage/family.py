@@ -49,6 +49,7 @@ class Family:
         declared: What its card declares, and what was measured; None where that was not looked at.
         not_declared: Why not, likewise.
         layers: Of relatives, by name: which layers match by the numbers of their neurons.
+        not_mapped: Why layers or the tree are missing; empty where they were looked at, or were not asked for.
         tree: Of the model and the bases that were found, as the rows of the index have it; None with fewer than three.
         apart: Those of them whose rows can be aligned, and the RMS difference of each two over their RMS.
     """
@@ -59,6 +60,7 @@ class Family:
     declared: LineageCheck | None = None
     not_declared: str = ""
     layers: Mapping[str, NeuronNumbers] = field(default_factory=dict)
+    not_mapped: str = ""
     tree: FamilyTree | None = None
     apart: tuple[tuple[str, ...], FloatArray] | None = None
 
@@ -80,6 +82,7 @@ class Family:
             "lineage": None if self.declared is None else self.declared.to_dict(),
             "not_declared": self.not_declared or None,
             "layers": {name: asdict(neurons) for name, neurons in self.layers.items()},
+            "not_mapped": self.not_mapped or None,
             "tree": None if self.tree is None else self.tree.to_dict(),
         }
 
@@ -177,11 +180,12 @@ def _looked_closer(
     reading: Reading,
     listeners: Listeners,
 ) -> Family:
-    """Add the layers of relatives and the tree; what cannot be read is left out."""
+    """Add the layers of relatives and the tree, or the reason why some are missing."""
     ledger = IoLedger(max_bytes=settings.max_bytes)
     watch = Watch(ledger, listeners, from_start=True)
     layers: dict[str, NeuronNumbers] = {}
     tree = apart = None
+    why = ""
     try:
         with watch.listening():
             watch.enter("opening")
@@ -207,9 +211,9 @@ def _looked_closer(
                     layers[name] = numbers
     except StoppedError:
         raise
-    except MdirError:
-        pass
-    return replace(family, layers=layers, tree=tree, apart=apart)
+    except MdirError as exc:
+        why = one_line(exc)
+    return replace(family, layers=layers, not_mapped=why, tree=tree, apart=apart)
 
 
 def _with_parents_of_layers(
@@ -283,6 +287,8 @@ def _lines(family: Family) -> list[str]:
         lines.append("  its card declares no base model")
     if family.not_declared:
         lines.append(f"  its card was not looked at: {family.not_declared}")
+    if family.not_mapped:
+        lines.append(f"  not all layers were compared: {family.not_mapped}")
     if family.tree is not None and family.tree.newick is not None:
         lines.append(str(family.tree))
     return lines

@@ -6,6 +6,7 @@ import json
 import pytest
 
 from mdir_hf.cli import main
+from mdir_hf.comparison.settings import Settings
 from mdir_hf.errors import RepositoryNotFoundError
 from mdir_hf.lineage.family import find_family, layers_text
 from mdir_hf.lineage.family_files import family_section, save_family
@@ -107,6 +108,15 @@ def test_a_half_that_fails_is_said(index, hub, tmp_path):
     assert family.relatives == ("lab/base",)
     with pytest.raises(RepositoryNotFoundError):
         find_family(NamedModel("lab/none"), index)
+
+
+def test_layers_that_could_not_be_read_are_said(index):
+    whole = find_family(NamedModel("lab/tuned"), index, maps_layers=False, verifies=False)
+    n_bytes = whole.found.bytes_read + whole.found.found[0].report.io.bytes_read
+    family = find_family(NamedModel("lab/tuned"), index, verifies=False, settings=Settings(max_bytes=n_bytes + 1_000))
+    assert family.relatives == ("lab/base",) and not family.layers
+    assert "not all layers were compared: " in str(family) and family.to_dict()["not_mapped"]
+    assert not whole.not_mapped
 
 
 def test_the_command_prints_and_writes_a_family(index, tmp_path, capsys):

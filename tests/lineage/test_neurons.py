@@ -12,6 +12,7 @@ from mdir_hf import survey
 from mdir_hf.comparison.neurons import NeuronSample, resemblances, take_neurons
 from mdir_hf.errors import CorruptCheckpointError, InputError
 from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint, take_fingerprint
+from mdir_hf.lineage.index import base_index
 from mdir_hf.lineage.index.base_index import LEAST_AGREEMENT, BaseIndex, choose_index_tokens
 from mdir_hf.lineage.index.identify import identify
 from mdir_hf.lineage.index.planning import plan_identification
@@ -104,6 +105,15 @@ def test_a_survey_takes_models_without_a_tokenizer(folders, tmp_path):
     assert f"{names[2]} is not in the tree: it has too few rows of the sample." in tree.notes
     planned = plan_reads(SurveyPlan(tuple(names)))
     assert planned.n_rows[names[2]] == 0 and planned.n_bytes[names[2]] > 0
+
+
+def test_of_a_large_index_sketches_of_neurons_pick_the_base(index, folders, monkeypatch):
+    monkeypatch.setattr(base_index, "SCANNED_BASES", 0)
+    monkeypatch.setattr(base_index, "PICKED_BASES", 1)
+    for name in ("new", "turned"):
+        query = take_neurons(Model(open_repository(folders[name])), every=True).kept()
+        (picked,) = index.search_by_neurons(query)
+        assert picked.model.repo == folders["base"]
 
 
 @pytest.mark.parametrize("name", ["new", "turned", "part"])

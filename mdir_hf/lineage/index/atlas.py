@@ -104,7 +104,9 @@ def read_list(path: Path) -> tuple[AtlasBase, ...]:
     try:
         listed_families = tomllib.loads(path.read_text(encoding="utf-8"))
         families = TypeAdapter(dict[str, _ListedFamily]).validate_python(listed_families)
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, ValidationError) as exc:
+    except OSError as exc:
+        raise InputError(f"cannot read the list of base models: {exc.strerror}", subject=str(path)) from exc
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, ValidationError) as exc:
         raise InputError(f"this is no list of base models: {one_line(exc)}", subject=str(path)) from exc
     listed = [
         AtlasBase(repo, name, parameters, family.licence, family.year)

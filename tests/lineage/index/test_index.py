@@ -11,13 +11,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from scipy.optimize import linear_sum_assignment
 
 from mdir_hf import Verdict
 from mdir_hf.errors import CorruptCheckpointError, InputError
 from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint
 from mdir_hf.lineage.fingerprints.pairs import compare_fingerprints
+from mdir_hf.lineage.index import base_index
 from mdir_hf.lineage.index.base_index import BYTES_PER_BASE, BaseIndex, choose_index_tokens
 from mdir_hf.lineage.index.identify import identify, judge_hits
 from mdir_hf.lineage.index.planning import plan_identification
@@ -70,6 +72,37 @@ def test_the_true_base_is_first_and_significant_whatever_was_done(index, number,
     assert second.log_p > -40.0
     report = compare_fingerprints(index.fingerprint(best.base), query, alpha=1e-10 / len(index))
     assert report.verdict is Verdict.HOMOLOGOUS
+
+
+@pytest.mark.parametrize("change", ["tuned", "permuted", "pruned"])
+def test_of_a_large_index_sketches_pick_the_base(index, change, tmp_path, monkeypatch):
+    """One base is picked by each part: rows find channels in one order, shape finds them in any."""
+    index.save(tmp_path / "bases")
+    loaded = BaseIndex.load(tmp_path / "bases")
+    monkeypatch.setattr(base_index, "SCANNED_BASES", 0)
+    monkeypatch.setattr(base_index, "PICKED_BASES", 1)
+    monkeypatch.setattr(base_index, "sketch_of", lambda *args: pytest.fail("sketches are kept in the file"))
+    for number in range(8):
+        width = index.bases[number].rows.shape[1]
+        moved = rows(len(WORDS), width, number) + 0.2 * rows(len(WORDS), width, 1000)
+        if change != "tuned":
+            moved = moved[:, torch.randperm(width, generator=torch.Generator().manual_seed(7))]
+        if change == "pruned":
+            moved = moved[:, : 3 * width // 4]
+        hits = loaded.search(kept("query", moved))
+        assert hits[0].base.repo == f"base/{number}" and len(hits) <= 2
+
+
+@pytest.mark.parametrize("part", ["rows", "shape", "neurons"])
+def test_forged_sketches_are_refused(index, part, tmp_path):
+    index.save(tmp_path / "bases")
+    tensors = load_file(tmp_path / "bases")
+    with safe_open(tmp_path / "bases", framework="pt") as file:
+        metadata = file.metadata()
+    tensors[f"sketches.{part}"] = tensors[f"sketches.{part}"][:-1]
+    save_file(tensors, tmp_path / "forged", metadata=metadata)
+    with pytest.raises(CorruptCheckpointError, match=f"expected sketches of {part}"):
+        BaseIndex.load(tmp_path / "forged")
 
 
 def test_no_large_assignment_is_solved_for_a_relative(monkeypatch):

@@ -147,8 +147,8 @@ def _fill(row: Row, folder: Path) -> None:
     except MdirError as exc:
         row.problem = exc.message
         return
-    embedding = read_part(ours.tensors, ours.anatomy.embedding)
-    row.embedding = torch.equal(embedding, module.get_input_embeddings().weight)
+    embedding = None if ours.anatomy.embedding is None else read_part(ours.tensors, ours.anatomy.embedding)
+    row.embedding = embedding is not None and torch.equal(embedding, module.get_input_embeddings().weight)
     try:
         record = record_forward(module, more_tokens=MORE_TOKENS.get(row.model_type, ()), **inputs_of(row.model_type))
     except Exception as exc:

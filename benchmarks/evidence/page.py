@@ -13,6 +13,7 @@ from benchmarks.evidence.costs import growth_section
 from benchmarks.evidence.figure import draw_evidence
 from benchmarks.evidence.forgery import forgery_section
 from benchmarks.evidence.losses import losses_section
+from benchmarks.evidence.methods import methods_section
 from benchmarks.evidence.numbered import numbered_section
 from benchmarks.evidence.peers import peers_section
 from benchmarks.evidence.real import real_peers_section, real_section
@@ -124,6 +125,7 @@ NOT_RUN = (
 
 SECTIONS: tuple[tuple[str, tuple[str, ...], Callable[[Results, dict[str, Figure]], str]], ...] = (
     ("Real models", ("real-pairs", "real-models", "real-power", "real-shared-axes", "real-neuron-signs"), real_section),
+    ("What published methods leave", ("real-methods",), methods_section),
     ("Strangers of one recipe", ("strangers",), strangers_section),
     ("What evading costs", ("real-forgery", "real-pairs", "real-models"), forgery_section),
     ("Peers on real models", ("real-peers",), real_peers_section),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from benchmarks.peers import gradient, huref
-from mdir_hf.comparison.neurons import FEW_LAYERS, FITTED_ROWS, TESTED
+from mdir_hf.comparison.neurons import FEW_FITTED_ROWS, FEW_LAYERS, FITTED_ROWS, TESTED
 from mdir_hf.comparison.plan import LAST_LOOK_ROWS, WIDEST_WHOLE
 from mdir_hf.comparison.residual_maps import FITTED_LAYERS
 from mdir_hf.comparison.row_screen import SPREAD_LAYERS, is_wide
@@ -87,7 +87,7 @@ def weights_read(shape: Shape) -> dict[str, tuple[int, str]]:
 def weights_of_strangers(shape: Shape) -> int:
     """How many weights the checker reads of two models of one shape where nothing settles them, norms left out.
 
-    Rows of the embeddings and unembeddings for the last look; a few neurons of both models; keys and values of some
+    Rows of the embeddings and unembeddings for the last look; a few neurons of both models, of some layers and then of all; keys and values of some
     layers of one model, and what is screened of all of the other's; some rows of the up projections of both; and the
     keys of a few layers, whose rows may stand for tokens, where they have not been read whole.
     """
@@ -103,5 +103,7 @@ def weights_of_strangers(shape: Shape) -> int:
     n_fitted = len(range(0, n_few, -(-n_few // FITTED_LAYERS))) if shape.kv > FULL_CHANNELS else 0
     looks = min(shape.rows, LAST_LOOK_ROWS if shape.width > WIDEST_WHOLE else max(LAST_LOOK_ROWS, shape.width))
     neurons = 2 * min(FEW_LAYERS, shape.layers) * (FITTED_ROWS + 2 * TESTED)  # gate and up, of both models
+    if shape.layers > FEW_LAYERS:
+        neurons += 2 * shape.layers * (FEW_FITTED_ROWS + 2 * TESTED)
     rows = 4 * looks + neurons + 2 * of_role(Role.V, shape.kv) + of_role(Role.UP, shape.neurons) + n_fitted * shape.kv
     return shape.width * rows

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import tempfile
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mdir_hf.cli import arguments
 from mdir_hf.cli.output import remark, say
 from mdir_hf.cli.stopping import shown_if_stopped
+from mdir_hf.errors import InputError
 
 if TYPE_CHECKING:
     from mdir_hf.lineage.family import Family
+    from mdir_hf.lineage.index.base_index import BaseIndex
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -24,6 +28,12 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     parser.add_argument("model", metavar="REPO", help=arguments.MODEL)
     arguments.add_index(parser)
+    parser.add_argument(
+        "--among",
+        nargs="+",
+        metavar="REPO",
+        help="look for these base models in place of an index: of a merge, which layers are whose",
+    )
     arguments.add_settings(parser, over=" of significance over all bases of the index")
     arguments.add_json(parser)
     arguments.add_output(parser, "also write family.json, family.md (for a model card) and family.svg")
@@ -36,11 +46,8 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 def run(options: argparse.Namespace) -> int:
     """Search, compare, print, and return the exit status."""
     from mdir_hf.lineage.family import find_family
-    from mdir_hf.lineage.index.atlas import open_index
 
-    index, note = open_index(options.index, token=options.token, cache_dir=options.cache_dir)
-    if note:
-        remark(f"{note}\n")
+    index = _index(options)
     with shown_if_stopped(partial(_show, options=options)) as keep:
         family = find_family(
             arguments.model_of(options, options.model),
@@ -57,6 +64,29 @@ def run(options: argparse.Namespace) -> int:
         written = save_family(family, options.output)
         remark(f"written: {', '.join(str(path) for path in written)}\n")
     return 0
+
+
+def _index(options: argparse.Namespace) -> BaseIndex:
+    if options.among is None:
+        from mdir_hf.lineage.index.atlas import open_index
+
+        index, note = open_index(options.index, token=options.token, cache_dir=options.cache_dir)
+        if note:
+            remark(f"{note}\n")
+        return index
+    from mdir_hf.lineage.index.building import BaseOutcome, extend_index
+
+    if options.index is not None:
+        raise InputError("--among and --index exclude each other: both say which bases are looked for")
+
+    def told(outcome: BaseOutcome) -> None:
+        if not outcome.is_held:
+            remark(f"{outcome.name} is left out: {outcome.reason}\n")
+
+    reading, listeners = arguments.reading_of(options), arguments.listeners_of(options)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "bases.safetensors"
+        return extend_index(None, options.among, path, on_model=told, reading=reading, listeners=listeners)[0]
 
 
 def _show(family: Family, options: argparse.Namespace) -> None:

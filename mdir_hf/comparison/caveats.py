@@ -13,6 +13,10 @@ SAME_FILES = (
 )
 STOPPED_BEFORE_LAYERS = "The layers were not compared: it was stopped before."
 STOPPED_BEFORE_UNEMBEDDINGS = "The unembeddings (lm_head) were not compared: it was stopped before."
+NO_COMMON_MATRIX = (
+    "No embeddings or unembeddings (lm_head) were compared: one of the models has none of its own. Its layers were, "
+    "where the level asks for them (auto, layers)."
+)
 UNRELATED_STREAMS = "The layers were not compared: nothing relates the two residual streams."
 
 VOCABULARY_AS_ASKED = "The vocabulary of {model} was read from {place}, as asked."

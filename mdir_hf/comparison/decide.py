@@ -213,11 +213,11 @@ def decide(
     on_few_axes = [name for name, one in matrices.items() if one.log10_p < log10_alpha]
     if on_few_axes and (layers is None or layers_noise < LEAST_NOISE):
         return inconclusive(Reason.FEW_SHARED_AXES)
-    if layers is None and all(not could_settle(one, alpha) for one in matrices.values()):
+    if layers is None and matrices and all(not could_settle(one, alpha) for one in matrices.values()):
         return inconclusive(Reason.TOO_FEW_COMMON_TOKENS)
     if was_stopped:
         return inconclusive(Reason.STOPPED)
-    if layers_are_unreadable:
+    if layers_are_unreadable or not (matrices or layers):
         return inconclusive(Reason.WEIGHTS_UNREADABLE)
     said = (*map(caveats.few_axes, on_few_axes), *caveats.of_no_evidence(matrices, level, layers))
     return Decision(Verdict.NO_EVIDENCE, None, None, accepted, said, not_accepted)

@@ -121,7 +121,9 @@ def exclusion(
         noise_of_layers: As of :func:`layers_noise`; None where the layers were not compared.
         noise_of_neurons: As of :func:`~mdir_hf.comparison.neurons.excluded_noise`; None where they were not compared.
     """
-    found = matrices["embedding"]
+    found = next(iter(matrices.values()), None)
+    if found is None:
+        return Exclusion(None, None, layers_noise=noise_of_layers, neurons_noise=noise_of_neurons)
     noise = partial(noise_of_looks, alpha=alpha, n_tests=n_tests, n_looks=len(found.looks))
     n_narrow, n_wide = sorted(found.widths)
     shape = Shape(min(n_narrow, found.channels), n_wide, found.looks[-1].rows)

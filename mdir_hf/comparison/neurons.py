@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +19,8 @@ from mdir_hf.method.neuron_numbers import in_span, log_p_own_numbers, own_number
 from mdir_hf.method.neurons import unit_rows
 from mdir_hf.method.significance import LN10, log_cost_of_look
 from mdir_hf.model.comparable import PlacedTensors
-from mdir_hf.model.roles import Role
+from mdir_hf.model.files import TensorSource
+from mdir_hf.model.roles import Anatomy, Layer, Role
 from mdir_hf.report import LayerPair, NeuronNumbers
 from mdir_hf.report.parts import Count
 
@@ -31,6 +33,9 @@ TESTED = 32
 FITTED_ROWS = 128
 """Rows that a rotation is fitted on: of 64 neurons with gate and up, of 128 without a gate. Copies of SmolLM2 that were
 rotated, sliced or requantised have all 32 after 32 neurons; under noise as large as the weights it takes 64."""
+
+FEW_FITTED_ROWS = 64
+"""The same where every layer is looked at because nothing else was found: a copied layer has all 32 on them."""
 
 RUN = 16
 """Neighbouring neurons in a run: one range of bytes."""
@@ -124,16 +129,49 @@ class _Choice:
     """Those that are fitted, then those that are tested; each in order."""
 
 
-def _choose(model: PlacedTensors, seed: int, *, every: bool) -> _Choice | None:
+@dataclass(frozen=True)
+class _FirstExperts:
+    """A model whose layers have the MLP of their first expert where they have no other.
+
+    Experts that are stored as one tensor are left out: some rows of it cost all of it. What is left out has no neurons.
+    """
+
+    label: str
+    tensors: TensorSource
+    anatomy: Anatomy
+
+    @classmethod
+    def of(cls, model: PlacedTensors) -> _FirstExperts:
+        layers = tuple(_with_first_expert(layer) for layer in model.anatomy.layers)
+        return cls(model.label, model.tensors, replace(model.anatomy, layers=layers))
+
+
+def _with_first_expert(layer: Layer) -> Layer:
+    mlps = (*layer.experts[:1], *layer.shared_experts[:1])
+    first = next((parts for parts in mlps if Role.UP in parts and parts[Role.UP].expert is None), None)
+    if first is None or Role.UP in layer.parts:
+        return layer
+    return replace(layer, parts={**layer.parts, **first})
+
+
+def neuron_layers(model: PlacedTensors) -> tuple[int, ...]:
+    """Positions of the layers with neurons that can be compared by number: those of an MLP, or of a first expert."""
+    return layers_with(_FirstExperts.of(model), Role.UP)
+
+
+def _choose(model: PlacedTensors, seed: int, *, every: bool, n_fitted_rows: int = FITTED_ROWS) -> _Choice | None:
+    model = _FirstExperts.of(model)
     places = layers_with(model, Role.UP)
     if not places or model.anatomy.neuron_numbers is not None:
         return None
-    n_neurons = RoleReader(model, Role.UP, places[:1]).n_channels(places[0])
+    places = places if every else spread(places, FEW_LAYERS)
+    n_channels = RoleReader(model, Role.UP, places).n_channels
+    n_neurons = Counter(map(n_channels, places)).most_common(1)[0][0]
     if n_neurons < 2 * TESTED:
         return None
-    places = places if every else spread(places, FEW_LAYERS)
+    places = tuple(place for place in places if n_channels(place) == n_neurons)
     roles = [role for role in (Role.GATE, Role.UP) if set(places) <= set(layers_with(model, role))]
-    n_wanted = TESTED + min(FITTED_ROWS // len(roles), n_neurons - TESTED)
+    n_wanted = TESTED + min(n_fitted_rows // len(roles), n_neurons - TESTED)
     numbers = sample_neurons(n_neurons, n_wanted, run=RUN, seed=seed)
     numbers = np.concatenate([np.sort(numbers[TESTED:]), np.sort(numbers[:TESTED])])
     return _Choice(places, tuple(RoleReader(model, role, places) for role in roles), n_neurons, numbers)
@@ -149,18 +187,22 @@ def planned_n_bytes(model: PlacedTensors, *, every: bool = False) -> int:
     choice = _choose(model, 0, every=every)
     if choice is None:
         return 0
-    spec = model.tensors.spec(model.anatomy.layers[choice.places[0]].parts[Role.UP].tensors[0])
+    anatomy = choice.readers[0].model.anatomy
+    spec = model.tensors.spec(anatomy.layers[choice.places[0]].parts[Role.UP].tensors[0])
     n_rows = len(choice.places) * len(choice.readers) * len(choice.numbers)
     return n_rows * model.anatomy.hidden_size * spec.n_bytes // math.prod(spec.shape)
 
 
-def take_neurons(model: PlacedTensors, *, seed: int = 0, every: bool = False) -> NeuronSample | None:
+def take_neurons(
+    model: PlacedTensors, *, seed: int = 0, every: bool = False, n_fitted_rows: int = FITTED_ROWS
+) -> NeuronSample | None:
     """Read 96 rows of gate and up (160 of up without a gate) of four layers, or of all of them.
 
     Args:
         model: The model.
         seed: Seed of the choice, which sees no weight.
         every: Whether all layers are wanted.
+        n_fitted_rows: Rows that a rotation is fitted on.
 
     Returns:
         The rows; None where the model has no MLP of so many neurons, or where their numbers mean something.
@@ -169,7 +211,7 @@ def take_neurons(model: PlacedTensors, *, seed: int = 0, every: bool = False) ->
         AnatomyError: If what writes the neurons of a layer is no matrix of the model's width.
         MdirError: If it cannot be read.
     """
-    choice = _choose(model, seed, every=every)
+    choice = _choose(model, seed, every=every, n_fitted_rows=n_fitted_rows)
     if choice is None:
         return None
     n_neurons, numbers, readers = choice.n_neurons, choice.numbers, choice.readers
@@ -240,7 +282,7 @@ def resemblances(sample: NeuronSample) -> torch.Tensor:
 
 
 def compare_neurons(
-    reference: NeuronSample, candidate: NeuronSample, *, alpha: float, device: str = "cpu"
+    reference: NeuronSample, candidate: NeuronSample, *, alpha: float, device: str = "cpu", place: int = PLACE
 ) -> NeuronNumbers | None:
     """Count tested neurons with their own number, after a rotation fitted on the others, for all pairs of layers.
 
@@ -249,6 +291,7 @@ def compare_neurons(
         candidate: Of the other.
         alpha: Level of significance.
         device: torch device of the matrix products.
+        place: Of this look among those of the comparison, which says what share of alpha it may spend.
 
     Returns:
         The counts with p; None where the two models have other numbers of neurons.
@@ -260,7 +303,7 @@ def compare_neurons(
     found = [[own_numbers(x, y, n_fitted=n_fitted, n_neurons=n_neurons) for y in sides[1]] for x in sides[0]]
     own, certain = (np.array([[cell[which] for cell in row] for row in found], dtype=np.int64) for which in (0, 1))
     log_p = _log_p(own)
-    cost = log_cost_of_look(PLACE) + math.log(TESTS)
+    cost = log_cost_of_look(place) + math.log(TESTS)
     log_p_of_all = min(float(log_p.min()), _log_p_together(own))
     n_tested = reference.rows.shape[2] - n_fitted
     places = (reference.layers, candidate.layers)

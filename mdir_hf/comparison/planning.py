@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from mdir_hf.comparison.exclusion import planned_layers_noise
-from mdir_hf.comparison.layer_weights import n_neurons
+from mdir_hf.comparison.layer_weights import layers_with, n_neurons
+from mdir_hf.comparison.layers import representatives
 from mdir_hf.comparison.plan import ReadPlan, make_plan
 from mdir_hf.comparison.tokens import common_tokens
 from mdir_hf.errors import AnatomyError, UnsupportedFormatError
-from mdir_hf.model.comparable import Comparable, matrix_spec
+from mdir_hf.model.comparable import Comparable, head_of, matrix_spec
 from mdir_hf.model.roles import WeightPart
 from mdir_hf.model.tokens import CommonVocabulary
 from mdir_hf.report import Level
 
 MatrixPair = tuple[WeightPart, WeightPart]
 """A matrix of the reference, and the same of the candidate."""
+
+NO_TOKENS = CommonVocabulary(np.arange(0), np.arange(0), 0, 0, is_by_number=False)
 
 
 def plan_comparison(reference: Comparable, candidate: Comparable, level: Level, alpha: float) -> ReadPlan:
@@ -26,9 +31,16 @@ def plan_comparison(reference: Comparable, candidate: Comparable, level: Level, 
         candidate: The other.
         level: How far the comparison would go.
         alpha: Its level of significance.
+
+    Raises:
+        AnatomyError: If the models have neither a matrix of tokens nor one of layers in common.
     """
-    pair = matrix_pairs(reference, candidate, level)["embedding"]
-    return plan_matrix(reference, candidate, pair, common_tokens(reference, candidate)[0], level, alpha)
+    pairs = matrix_pairs(reference, candidate, level)
+    if pairs:
+        pair, common = next(iter(pairs.values())), common_tokens(reference, candidate)[0]
+    else:
+        pair, common = _first_of_layers(reference, candidate), NO_TOKENS
+    return plan_matrix(reference, candidate, pair, common, level, alpha)
 
 
 def plan_matrix(
@@ -65,22 +77,41 @@ def plan_matrix(
 
 
 def matrix_pairs(reference: Comparable, candidate: Comparable, level: Level) -> dict[str, MatrixPair]:
-    """Name the matrices that are compared: the embeddings, and the unembeddings where they are a test of their own."""
-    anatomies = (reference.anatomy, candidate.anatomy)
-    pairs = {"embedding": (anatomies[0].embedding, anatomies[1].embedding)}
+    """Name the matrices that are compared: the embeddings, and the unembeddings where they are a test of their own.
+
+    Of a model without an embedding only the unembedding is; then a head that is tied to its embedding counts as one.
+    """
+    models = (reference, candidate)
+    first, second = (model.anatomy.embedding for model in models)
+    if first is None or second is None:
+        heads = (head_of(reference), head_of(candidate))
+        return {} if heads[0] is None or heads[1] is None else {"unembedding": (heads[0], heads[1])}
+    pairs = {"embedding": (first, second)}
     # A tied head is the embedding once more. Where both models have one, the heads are no independent test.
-    is_independent = not (_has_tied_head(reference) and _has_tied_head(candidate))
-    first, second = (anatomy.unembedding for anatomy in anatomies)
+    is_independent = not all(map(_has_tied_head, models, (first, second)))
+    first, second = (model.anatomy.unembedding for model in models)
     if not level.is_screen_only and first is not None and second is not None and is_independent:
         pairs["unembedding"] = (first, second)
     return pairs
 
 
-def _has_tied_head(model: Comparable) -> bool:
+def _first_of_layers(reference: Comparable, candidate: Comparable) -> MatrixPair:
+    """The first matrix of a layer that both models have, which is compared where no matrix of tokens is."""
+    for role in representatives(reference, candidate):
+        parts = [model.anatomy.layers[layers_with(model, role)[0]].parts.get(role) for model in (reference, candidate)]
+        if isinstance(parts[0], WeightPart) and isinstance(parts[1], WeightPart):
+            return parts[0], parts[1]
+    raise AnatomyError(
+        f"{reference.label} and {candidate.label} have no matrix in common: one has no embedding, and neither heads "
+        "nor layers of both can be compared"
+    )
+
+
+def _has_tied_head(model: Comparable, embedding: WeightPart) -> bool:
     """Whether the head (``lm_head``) is the embedding, by the config or by its place in the file."""
     anatomy = model.anatomy
     if anatomy.declares_tied or anatomy.unembedding is None:
         return True
     # torch.save writes tied tensors once; safetensors cannot.
-    embedding, head = (model.tensors.spec(part.tensor) for part in (anatomy.embedding, anatomy.unembedding))
-    return (embedding.path, embedding.start, embedding.stop) == (head.path, head.start, head.stop)
+    mine, head = (model.tensors.spec(part.tensor) for part in (embedding, anatomy.unembedding))
+    return (mine.path, mine.start, mine.stop) == (head.path, head.start, head.stop)

@@ -107,7 +107,7 @@ def _carried(residual_map: ResidualBasisMap, rows: torch.Tensor) -> torch.Tensor
 
 
 def sampled(readers: tuple[RoleReader, RoleReader], side: int, *, seed: int) -> torch.Tensor:
-    """Read the sampled rows of the layers of one model: ``(L, rows, n)``, of unit length.
+    """Read the sampled rows of the layers of one model: ``(L, rows, n)`` float32, of unit length.
 
     Args:
         readers: Of the reference and of the candidate.
@@ -123,7 +123,7 @@ def sampled(readers: tuple[RoleReader, RoleReader], side: int, *, seed: int) -> 
     channels = torch.from_numpy(
         sampled_rows(n_channels[side], few if has_few else many, n_groups=groups[side], run=run, seed=seed)
     )
-    return torch.stack([readers[side].read(position, channels) for position in readers[side].positions])
+    return torch.stack([readers[side].read(position, channels).float() for position in readers[side].positions])
 
 
 def _n_heads(reader: RoleReader) -> int:

@@ -19,9 +19,18 @@ from mdir_hf.comparison.embeddings import FoundMatrix, compare_embeddings
 from mdir_hf.comparison.exclusion import exclusion, layers_noise
 from mdir_hf.comparison.layer_weights import layers_with, why_not_compared
 from mdir_hf.comparison.layers import compare_layers, representatives
-from mdir_hf.comparison.neurons import NeuronSample, compare_neurons, excluded_noise, take_neurons
+from mdir_hf.comparison.neurons import (
+    FEW_FITTED_ROWS,
+    FITTED_ROWS,
+    PLACE,
+    NeuronSample,
+    compare_neurons,
+    excluded_noise,
+    neuron_layers,
+    take_neurons,
+)
 from mdir_hf.comparison.plan import check_memory
-from mdir_hf.comparison.planning import MatrixPair, matrix_pairs, plan_matrix
+from mdir_hf.comparison.planning import NO_TOKENS, MatrixPair, matrix_pairs, plan_matrix
 from mdir_hf.comparison.progress import Watch
 from mdir_hf.comparison.residual_maps import attempts
 from mdir_hf.comparison.results import FoundLayers, layers_result, module_results, shown_layers
@@ -99,6 +108,8 @@ def compare_models(
                 return comparison.report()
         if settings.level.may_read_layers:
             comparison.compare_layers()
+        if settings.level is Level.AUTO and comparison.decide().verdict is not Verdict.HOMOLOGOUS:
+            comparison.compare_neurons_of_every_layer()
     return comparison.report()
 
 
@@ -161,13 +172,16 @@ class Comparison:
         return False
 
     def find_common_tokens(self) -> CommonVocabulary:
-        """Pair the rows of the same tokens."""
+        """Pair the rows of the same tokens, where both models have a matrix of them."""
+        self.matrix_pairs = matrix_pairs(self.reference, self.candidate, self.settings.level)
+        if not self.matrix_pairs:
+            self._caveats.append(caveats.NO_COMMON_MATRIX)
+            return NO_TOKENS
         with self.watch.step("vocabulary"):
             self.watch.enter("vocabulary")
             common, said = common_tokens(self.reference, self.candidate)
         self._caveats += said
         self._tokens_are_known = not common.is_by_number
-        self.matrix_pairs = matrix_pairs(self.reference, self.candidate, self.settings.level)
         return common
 
     def compare_matrix(self, name: str, pair: MatrixPair, common: CommonVocabulary) -> None:
@@ -196,7 +210,7 @@ class Comparison:
             plan,
             self.settings,
             self.watch,
-            n_tests=self._n_tests,
+            n_tests=self._n_tests_of_matrices,
             after_first_look=self._neurons_settle if self.settings.level is Level.AUTO and not self.matrices else None,
         )
 
@@ -213,14 +227,35 @@ class Comparison:
         self._were_neurons_tried = True
         with suppress(AnatomyError, UnsupportedFormatError), self.watch.step("neurons"):
             self.watch.enter("neurons")
-            settings, every = self.settings, self.settings.level.analyses_all_layers
-            first, second = self._neuron_samples or tuple(
-                take_neurons(model, seed=self._seed_of_neurons, every=every)
-                for model in (self.reference, self.candidate)
-            )
+            samples = self._neuron_samples or self._take_neurons(every=self.settings.level.analyses_all_layers)
+            if samples[0] is not None and samples[1] is not None:
+                self._compared_samples = (samples[0], samples[1])
+                self.neurons = compare_neurons(
+                    *self._compared_samples, alpha=self.settings.alpha, device=self.settings.device
+                )
+
+    def compare_neurons_of_every_layer(self) -> None:
+        """Compare neurons of every layer, where those of a few and everything else show nothing.
+
+        One copied layer of many is found by nothing that looks at some layers.
+        """
+        few = self.neurons
+        if few is None or _holds_every_layer(few, self.reference, self.candidate):
+            return
+        with suppress(AnatomyError, UnsupportedFormatError), self.watch.step("neurons"):
+            self.watch.enter("neurons")
+            first, second = self._take_neurons(every=True, n_fitted_rows=FEW_FITTED_ROWS)
             if first is not None and second is not None:
-                self.neurons = compare_neurons(first, second, alpha=settings.alpha, device=settings.device)
-                self._compared_samples = (first, second)
+                settings = self.settings
+                found = compare_neurons(first, second, alpha=settings.alpha, device=settings.device, place=PLACE + 1)
+                self.neurons = found or few
+
+    def _take_neurons(self, *, every: bool, n_fitted_rows: int = FITTED_ROWS) -> NeuronSamples:
+        first, second = (
+            take_neurons(model, seed=self._seed_of_neurons, every=every, n_fitted_rows=n_fitted_rows)
+            for model in (self.reference, self.candidate)
+        )
+        return first, second
 
     @property
     def _seed_of_neurons(self) -> int:
@@ -285,7 +320,7 @@ class Comparison:
             reason=decision.reason,
             log10_p=decision.headline(alpha),
             alpha=alpha,
-            tests=1 if self._files_are_equal else self._n_tests + (0 if self.layers is None else self.layers.n_tests),
+            tests=1 if self._files_are_equal else self._n_tests,
             level=self.settings.level,
             settled_by=decision.settled_by,
             reference=self.reference.summary(),
@@ -313,15 +348,20 @@ class Comparison:
             self._neurons_noise = excluded_noise(*self._compared_samples, alpha=self.settings.alpha)
         return exclusion(
             self._results,
-            n_tests=self._n_tests,
+            n_tests=self._n_tests_of_matrices,
             alpha=self.settings.alpha,
             noise_of_layers=None if self.layers is None else self._layers_noise,
             noise_of_neurons=self._neurons_noise,
         )
 
     @property
-    def _n_tests(self) -> int:
+    def _n_tests_of_matrices(self) -> int:
         return TESTS_PER_MATRIX * len(self.matrix_pairs)
+
+    @property
+    def _n_tests(self) -> int:
+        of_layers = 0 if self.layers is None else self.layers.n_tests
+        return max(1, self._n_tests_of_matrices + of_layers)
 
     @property
     def _results(self) -> dict[str, MatrixResult]:
@@ -428,6 +468,11 @@ class Comparison:
             n_layers = [len(layers_with(model, self.layers.role)) for model in (self.reference, self.candidate)]
             on_layers += caveats.of_left_out_layers([len(places) for places in self.layers.positions], n_layers)
         return (*self._caveats, *doubts, *on_rows, *on_layers, *late)
+
+
+def _holds_every_layer(neurons: NeuronNumbers, reference: Comparable, candidate: Comparable) -> bool:
+    n_compared = (len(neurons.reference_layers), len(neurons.candidate_layers))
+    return n_compared == (len(neuron_layers(reference)), len(neuron_layers(candidate)))
 
 
 def _shows_rotation(layers: LayersResult) -> bool:

@@ -54,9 +54,8 @@ def placed_matrices(model: PlacedTensors) -> Mapping[Place, WeightPart]:
         model: The model. Of a product of two factors, the one whose rows are those of the role counts.
     """
     anatomy = model.anatomy
-    found: dict[Place, WeightPart] = {(None, "embedding"): anatomy.embedding}
-    if anatomy.unembedding is not None:
-        found[None, "unembedding"] = anatomy.unembedding
+    edges = {"embedding": anatomy.embedding, "unembedding": anatomy.unembedding}
+    found: dict[Place, WeightPart] = {(None, name): part for name, part in edges.items() if part is not None}
     for layer in anatomy.layers:
         for role, part in layer.parts.items():
             one = part.left if isinstance(part, WeightProduct) else part

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from mdir_hf.errors import AnatomyError, UnsupportedFormatError
 from mdir_hf.model.files import TensorSource, TensorSpec
-from mdir_hf.model.roles import Anatomy, WeightPart
+from mdir_hf.model.roles import WITHOUT_EMBEDDING, Anatomy, WeightPart
 from mdir_hf.model.tokens import Vocabulary
 from mdir_hf.report import ModelSummary
 
@@ -103,6 +103,28 @@ def matrix_spec(model: PlacedTensors, part: WeightPart) -> TensorSpec:
     return spec
 
 
+def embedding_spec(model: PlacedTensors) -> TensorSpec:
+    """Where the embedding lies.
+
+    Raises:
+        AnatomyError: If there is none, or as of :func:`matrix_spec`.
+        UnsupportedFormatError: As of :func:`matrix_spec`.
+    """
+    if model.anatomy.embedding is None:
+        raise AnatomyError(
+            f"{WITHOUT_EMBEDDING}; only a comparison with a model that you name reads its head and layers",
+            subject=model.label,
+        )
+    return matrix_spec(model, model.anatomy.embedding)
+
+
+def head_of(model: PlacedTensors) -> WeightPart | None:
+    """The unembedding (``lm_head``): its own, or the embedding that it is tied to; None where there is neither."""
+    anatomy = model.anatomy
+    return anatomy.embedding if anatomy.unembedding is None and anatomy.tied else anatomy.unembedding
+
+
 def n_rows(model: PlacedTensors) -> int:
-    """Rows of the embedding."""
-    return matrix_spec(model, model.anatomy.embedding).shape[0]
+    """Rows of the embedding, or of the unembedding where that is all there is; 0 without both."""
+    part = model.anatomy.embedding or model.anatomy.unembedding
+    return 0 if part is None else matrix_spec(model, part).shape[0]

@@ -8,7 +8,7 @@ from functools import cached_property, partial
 
 from mdir_hf.errors import InputError, MdirError, naming
 from mdir_hf.model.bases import OpenRepository, Weights, about_model, open_weights
-from mdir_hf.model.comparable import matrix_spec
+from mdir_hf.model.comparable import n_rows
 from mdir_hf.model.files import TensorSource
 from mdir_hf.model.hub import Repository, open_repository
 from mdir_hf.model.hub.in_order import result_of
@@ -89,7 +89,7 @@ class Model:
             self.anatomy: Anatomy = resolve_anatomy(
                 config, self.tensors.names(), lambda name: self.tensors.spec(name).shape
             )
-            self.n_rows, self.width = matrix_spec(self, self.anatomy.embedding).shape
+            self.n_rows, self.width = n_rows(self), self.anatomy.embedding_size
         except MdirError as exc:
             raise about_model(exc, repository) from exc.__cause__
 
@@ -175,7 +175,7 @@ class Model:
             architecture=self.anatomy.architecture,
             hidden_size=self.width,
             layers=self.anatomy.n_layers,
-            vocabulary=self.n_rows,
+            vocabulary=self.n_rows or None,
             quantization=self.tensors.description.quantization,
             subfolder=None if on_hub is None else on_hub.subfolder or None,
             variant=self.variant,

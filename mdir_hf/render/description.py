@@ -140,9 +140,10 @@ def _excludes(report: HomologyReport) -> Section:
     found = report.excludes
     if found is None:
         return Section(SectionKind.EXCLUDES, "What this excludes")
+    rows = "embeddings" if report.embedding is not None else "unembeddings"
     parts = [
-        ("on the embeddings, the channels in any order", found.embedding_noise, UNLESS_ROTATED),
-        ("on the embeddings, the channels where they were", found.embedding_noise_in_order, UNLESS_ROTATED),
+        (f"on the {rows}, the channels in any order", found.embedding_noise, UNLESS_ROTATED),
+        (f"on the {rows}, the channels where they were", found.embedding_noise_in_order, UNLESS_ROTATED),
         ("on the layers, the heads in any order", found.layers_noise, UNLESS_IN_ANOTHER_BASIS),
         ("on the neurons, in their order, in whatever basis", found.neurons_noise, UNLESS_RENUMBERED),
     ]
@@ -155,6 +156,8 @@ def _excludes(report: HomologyReport) -> Section:
         for where, strength, condition in parts
         if strength is not None
     )
+    if not facts:
+        return Section(SectionKind.EXCLUDES, "What this excludes")
     brief = ", ".join(
         f"{min(strength, 100.0):.2g} times the weights {where.partition(',')[0]}"
         for where, strength, _ in (parts[0], parts[2])

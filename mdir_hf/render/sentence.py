@@ -77,7 +77,8 @@ def _excluded(report: HomologyReport) -> str:
     found = report.excludes
     if found is None:
         return "how strong a relation would have been found is not known"
-    places = [("embeddings", found.embedding_noise), ("layers", found.layers_noise)]
+    rows = "embeddings" if report.embedding is not None else "unembeddings (lm_head)"
+    places = [(rows, found.embedding_noise), ("layers", found.layers_noise)]
     strengths = [(where, strength) for where, strength in places if strength is not None and strength >= 0.005]
     left_out = "" if found.layers_noise is not None else "; the layers were not compared"
     if not strengths:

@@ -427,13 +427,14 @@ class Exclusion(Part):
     of the embeddings after centring. None where that part was not compared.
 
     Attributes:
-        embedding_noise: On the embeddings, the channels in any order.
+        embedding_noise: On the embeddings, the channels in any order; on the unembeddings where only those were
+            compared.
         embedding_noise_in_order: The same, the channels where they were.
         layers_noise: On the layers, in the same residual basis or one that the embeddings show, the heads in any order.
         neurons_noise: On the neurons of a few layers, in their order, in whatever basis and under whatever embeddings.
     """
 
-    embedding_noise: Share
+    embedding_noise: Share | None
     embedding_noise_in_order: Share | None
     layers_noise: Share | None
     neurons_noise: Share | None = None

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from mdir_hf import Assumption, HomologyReport, Reason, Settings, Verdict, compare
-from mdir_hf.comparison.neurons import _log_p_together
+from mdir_hf import Assumption, HomologyReport, Reason, Settings, SettledBy, Verdict, compare
+from mdir_hf.comparison.neurons import FEW_FITTED_ROWS, _log_p_together
 from mdir_hf.comparison.run import Comparison
 from tests.comparison.test_body import drift, new_embeddings, with_layers
 from tests.comparison.test_residual_maps import edited, turned
@@ -181,3 +181,57 @@ def test_the_noise_that_a_no_excludes_is_found(base, save):
             for matrix in (layer.mlp.gate_proj.weight, layer.mlp.up_proj.weight):
                 matrix += noise * matrix.square().mean().sqrt() * torch.randn(matrix.shape, generator=generator)
     assert judged(save(base, "again"), save(copied, "noisy")).settled_by == "neurons"
+
+
+def test_one_copied_layer_of_many_is_found_in_another_basis(save):
+    deep = {**SIZES, "num_hidden_layers": 12}
+    reference, candidate = new_model(seed=0, **deep), new_model(seed=7, **deep)
+    stranger = save(candidate, "stranger")
+    candidate.model.layers[6].load_state_dict(reference.model.layers[2].state_dict())
+    rotated = edited(candidate, turned(candidate, turn=plain_qr(96)), num_hidden_layers=12)
+    place = save(reference, "reference")
+    found = judged(place, save(rotated, "candidate"))
+    assert (found.verdict, found.settled_by) == (Verdict.HOMOLOGOUS, SettledBy.NEURONS)
+    assert found.neurons.fitted == FEW_FITTED_ROWS // 2 and [tuple(match) for match in found.neurons.matches] == [
+        (2, 6)
+    ]
+    silent = judged(place, stranger)
+    assert silent.verdict is Verdict.NO_EVIDENCE and len(silent.neurons.candidate_layers) == 12
+
+
+def mixture(seed, n_experts=4, dense=None):
+    """A Mixtral; with ``dense``, of its attention and of copies of its MLPs."""
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    torch.manual_seed(seed)
+    sizes = SIZES | {"vocab_size": 160, "num_local_experts": n_experts, "num_experts_per_tok": 2}
+    model = MixtralForCausalLM(MixtralConfig(**sizes)).double()
+    for layer, old in zip(model.model.layers, dense.model.layers if dense else (), strict=False):
+        for part in ("self_attn", "input_layernorm", "post_attention_layernorm"):
+            getattr(layer, part).load_state_dict(getattr(old, part).state_dict())
+        both = torch.cat([old.mlp.gate_proj.weight, old.mlp.up_proj.weight])
+        layer.mlp.experts.gate_up_proj.data = both.detach().expand(n_experts, -1, -1).clone()
+        layer.mlp.experts.down_proj.data = old.mlp.down_proj.weight.detach().expand(n_experts, -1, -1).clone()
+    return model
+
+
+def test_of_a_mixture_the_first_experts_are_compared(base, save):
+    reference = save(mixture(0), "mixture")
+    found = judged(reference, save(new_embeddings(mixture(0)), "relative"))
+    assert (found.verdict, found.settled_by) == (Verdict.HOMOLOGOUS, SettledBy.NEURONS)
+    assert len(found.neurons.matches) == 4
+    assert judged(reference, save(mixture(1), "stranger")).verdict is Verdict.NO_EVIDENCE
+    upcycled = judged(save(base, "dense"), save(mixture(2, dense=base), "upcycled"))
+    assert (upcycled.verdict, upcycled.settled_by) == (Verdict.HOMOLOGOUS, SettledBy.NEURONS)
+
+
+def test_layers_with_other_numbers_of_neurons_are_left_out(base, save):
+    """As after a pruning that takes more neurons of some layers, or with a dense layer in front of a mixture."""
+    reference = save(base, "base")
+    candidate = new_embeddings(copy.deepcopy(base))
+    mlp = candidate.model.layers[0].mlp
+    for name in ("gate_proj", "up_proj"):
+        getattr(mlp, name).weight.data = getattr(mlp, name).weight.data[:150]
+    mlp.down_proj.weight.data = mlp.down_proj.weight.data[:, :150]
+    found = judged(reference, save(candidate, "pruned"))
+    assert [tuple(match) for match in found.neurons.matches] == [(1, 1), (2, 2), (3, 3)]

@@ -127,3 +127,14 @@ def test_the_command_prints_and_writes_a_family(index, tmp_path, capsys):
     assert "└─ lab/base" in out and "family.md" in err
     assert main([*command[:4], "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["relatives"] == ["lab/base"]
+
+
+def test_bases_can_be_named_in_place_of_an_index(hub, capsys):
+    command = ["family", "lab/mixed", "--among", "lab/base", "lab/other", "lab/none", "--json"]
+    assert main(command) == 0
+    out, err = capsys.readouterr()
+    family = json.loads(out)
+    assert set(family["relatives"]) == {"lab/base", "lab/other"} == family["layers"].keys()
+    assert "lab/none is left out: " in err
+    assert main([*command, "--index", "bases"]) == 1
+    assert "--among and --index exclude each other" in capsys.readouterr().err

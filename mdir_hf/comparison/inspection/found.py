@@ -98,16 +98,16 @@ class ReadEstimate:
     """Bytes that a comparison reads of this model, where the other one has the same tokens.
 
     Attributes:
-        screen: Of its first and of its last look.
-        embedding: Of the full test.
+        screen: Of its first and of its last look at the embedding; None where there is none.
+        embedding: Of the full test; None likewise.
         unembedding: Of the full test on the untied output head; None where there is none.
         layers: Of the layer map, by the role that stands for a layer; None where that would cost headers that were
             not read. Empty where no role was found.
         body: Of every weight with a role; None likewise.
     """
 
-    screen: tuple[int, int]
-    embedding: int
+    screen: tuple[int, int] | None
+    embedding: int | None
     unembedding: int | None
     layers: Mapping[str, int] | None
     body: int | None
@@ -127,7 +127,7 @@ class Inspection:
         files: Number of weight files.
         bytes_of_weights: Their size.
         tensors: Number of tensors.
-        embedding: The input embedding.
+        embedding: The input embedding; None where there is none.
         unembedding: The output head, where it has a tensor of its own.
         tied: Whether the output head is the embedding.
         vocabulary: The tokenizer; None where there is none, or where it cannot be read (then a note says why).
@@ -147,7 +147,7 @@ class Inspection:
     files: int
     bytes_of_weights: int
     tensors: int
-    embedding: TensorSummary
+    embedding: TensorSummary | None
     unembedding: TensorSummary | None
     tied: bool
     vocabulary: VocabularySummary | None
@@ -249,7 +249,7 @@ def _inspected(model: Model, io: IoCount, all_headers: bool | None) -> Inspectio
         files=len(model.tensors.paths),
         bytes_of_weights=model.tensors.n_bytes,
         tensors=len(model.tensors.names()),
-        embedding=_tensor(model, anatomy.embedding),
+        embedding=None if anatomy.embedding is None else _tensor(model, anatomy.embedding),
         unembedding=None if anatomy.unembedding is None else _tensor(model, anatomy.unembedding),
         tied=anatomy.tied,
         vocabulary=vocabulary,
@@ -323,12 +323,13 @@ def _groups(layers: Iterable[Layer]) -> tuple[LayerGroup, ...]:
 
 def _reads(model: Model, vocabulary: VocabularySummary | None, *, has_headers: bool) -> ReadEstimate:
     anatomy = model.anatomy
-    spec = model.tensors.spec(anatomy.embedding.tensor)
-    n_tokens = spec.shape[0] if vocabulary is None else min(vocabulary.tokens, spec.shape[0])
-    plan = make_plan(
-        spec, spec, common_tokens=n_tokens, bytes_of_weights=model.tensors.n_bytes, level=Level.AUTO
-    )  # of two such models: half of it is this one's
-    unembedding = None
+    n_tokens = model.n_rows if vocabulary is None else min(vocabulary.tokens, model.n_rows)
+    screen = embedding = unembedding = None
+    if anatomy.embedding is not None:
+        spec = model.tensors.spec(anatomy.embedding.tensor)
+        plan = make_plan(spec, spec, common_tokens=n_tokens, bytes_of_weights=model.tensors.n_bytes, level=Level.AUTO)
+        # Of two such models: half of it is this one's.
+        screen, embedding = (plan.screen_bytes[0] // 2, plan.screen_bytes[1] // 2), plan.full_bytes // 2
     if anatomy.unembedding is not None and not anatomy.declares_tied:
         head = model.tensors.spec(anatomy.unembedding.tensor)
         unembedding = n_tokens * (head.n_bytes // head.shape[0])
@@ -343,8 +344,8 @@ def _reads(model: Model, vocabulary: VocabularySummary | None, *, has_headers: b
         placed = (part for layer in anatomy.layers for _, part in layer.all_parts())
         body = _n_bytes(model, {name for part in placed for name in part.tensors})
     return ReadEstimate(
-        screen=(plan.screen_bytes[0] // 2, plan.screen_bytes[1] // 2),
-        embedding=plan.full_bytes // 2,
+        screen=screen,
+        embedding=embedding,
         unembedding=unembedding,
         layers=layers,
         body=body,

@@ -28,7 +28,7 @@ def lines_of(found: Inspection) -> Iterator[str]:
     files = f"{found.files} file{'' if found.files == 1 else 's'}, " if found.files else ""
     size = n_bytes_text(found.bytes_of_weights)
     yield _line("weights", f"{found.format}{quantization}: {files}{size}, {found.tensors} tensors")
-    yield _line("embedding", _tensor_text(found.embedding))
+    yield _line("embedding", "none found" if found.embedding is None else _tensor_text(found.embedding))
     if found.unembedding is not None:
         yield _line("unembedding", _tensor_text(found.unembedding))
     else:
@@ -86,10 +86,10 @@ def _group_text(group: LayerGroup) -> str:
 
 
 def _reads_text(reads: ReadEstimate) -> str:
-    parts = [
-        f"screen {n_bytes_text(reads.screen[0])} to {n_bytes_text(reads.screen[1])}",
-        f"embedding {n_bytes_text(reads.embedding)}",
-    ]
+    parts = []
+    if reads.screen is not None and reads.embedding is not None:
+        parts.append(f"screen {n_bytes_text(reads.screen[0])} to {n_bytes_text(reads.screen[1])}")
+        parts.append(f"embedding {n_bytes_text(reads.embedding)}")
     if reads.unembedding is not None:
         parts.append(f"unembedding {n_bytes_text(reads.unembedding)}")
     if reads.layers is None:

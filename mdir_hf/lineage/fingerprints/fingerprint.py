@@ -23,7 +23,7 @@ from mdir_hf.comparison.neurons import DescribedNeurons, NeuronSample, planned_n
 from mdir_hf.comparison.reading import narrowed
 from mdir_hf.errors import AnatomyError, CorruptCheckpointError, InputError, UnsupportedFormatError, VocabularyError
 from mdir_hf.method.rows import usual_rows
-from mdir_hf.model.comparable import PlacedTensors
+from mdir_hf.model.comparable import PlacedTensors, embedding_spec
 from mdir_hf.model.files import MemorySource
 from mdir_hf.model.files.json_object import read_json
 from mdir_hf.model.hub import parse_reference
@@ -186,7 +186,7 @@ def take_fingerprint(
     found = () if vocabulary is None else tokens_with_rows(vocabulary, model.n_rows, tokens)
     row_of = {} if vocabulary is None else vocabulary.row_of
     ids = np.array([row_of[token] for token in found], dtype=np.int64)
-    rows = model.tensors.read_rows(model.anatomy.embedding.tensor, ids, max_gap_bytes=max_gap_bytes)
+    rows = model.tensors.read_rows(embedding_spec(model).name, ids, max_gap_bytes=max_gap_bytes)
     return Fingerprint(
         model=model.summary(),
         tokens=found,

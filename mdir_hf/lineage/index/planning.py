@@ -12,7 +12,7 @@ from mdir_hf.lineage.index.base_index import LEAST_ROWS, BaseIndex, usual_rows_o
 from mdir_hf.method.embedding import TESTS_PER_MATRIX
 from mdir_hf.method.power import noise_of_few_rows
 from mdir_hf.method.significance import log_n_matchings
-from mdir_hf.model.comparable import matrix_spec
+from mdir_hf.model.comparable import embedding_spec
 from mdir_hf.model.open import NamedModel, Reading
 from mdir_hf.report import ModelSummary
 
@@ -70,7 +70,7 @@ def plan_identification(
     n_bytes_of_neurons = bytes_of_neurons(opened, every=True)
     if not (tokens or n_bytes_of_neurons):
         raise VocabularyError(WITHOUT_TOKENS, subject=opened.label)
-    spec = matrix_spec(opened, opened.anatomy.embedding)
+    spec = embedding_spec(opened)
     numbers_are_free = opened.anatomy.channel_numbers is None
     n_of_width, noise = what_is_excluded(index, spec.shape[1], tokens, alpha, numbers_are_free=numbers_are_free)
     return IdentificationPlan(

@@ -20,7 +20,7 @@ from mdir_hf.errors import InputError, MdirError, one_line
 from mdir_hf.lineage.fingerprints.fingerprint import bytes_of_neurons
 from mdir_hf.lineage.fingerprints.opening import Pin, open_model, pin_of
 from mdir_hf.lineage.fingerprints.sample import choose_tokens
-from mdir_hf.model.comparable import matrix_spec
+from mdir_hf.model.comparable import embedding_spec
 from mdir_hf.model.files import TensorSpec
 from mdir_hf.model.files.json_object import AS_WRITTEN, read_json
 from mdir_hf.model.hub import IoLedger
@@ -230,7 +230,7 @@ def open_models(
                 "be compared by number",
                 subject=name,
             )
-        embedding = matrix_spec(model, model.anatomy.embedding)
+        embedding = embedding_spec(model)
         return key, Opened(vocabulary, pin_of(name, model), embedding, n_bytes_of_neurons)
 
     with ThreadPoolExecutor(READERS) as pool:

@@ -16,6 +16,7 @@ import torch
 from mdir_hf.errors import MdirError, one_line
 from mdir_hf.lineage.trees.rooting import is_extension
 from mdir_hf.method.distances import Alignment
+from mdir_hf.model.comparable import embedding_spec
 from mdir_hf.model.opened import Model
 from mdir_hf.model.roles import Layer, Role, WeightPart
 from mdir_hf.model.tokens import Vocabulary
@@ -150,5 +151,5 @@ def _new_tokens(small: Vocabulary, large: Vocabulary, model: Model) -> NewTokens
         return None
     new = sorted(row for token, row in large.row_of.items() if token not in small.row_of and row < model.n_rows)
     ids = np.array(new[:NEW_ROWS], dtype=np.int64)
-    rows = model.tensors.read_rows(model.anatomy.embedding.tensor, ids)
+    rows = model.tensors.read_rows(embedding_spec(model).name, ids)
     return NewTokens(len(large.row_of) - len(small.row_of), rows)

@@ -63,13 +63,17 @@ class Stack:
         prefix: What stands in front of the layer number, without the dot; empty for names that start with it.
         names: For each layer number, the rest of each tensor name; behind ``folder|`` where layers are spread over
             folders that stand in front of their number.
+        is_numbered: Whether the number stands in the names; a single layer may have a name of its own.
     """
 
     prefix: str
     names: Mapping[int, tuple[str, ...]]
+    is_numbered: bool = True
 
     def tensor(self, index: int, rest: str) -> str:
         """Return the whole name of a tensor in it."""
+        if not self.is_numbered:
+            return f"{self.prefix}.{rest}"
         folder, mark, rest_in_folder = rest.partition(_FOLDER_MARK)
         if mark:
             return Stack(f"{self.prefix}.{folder}" if self.prefix else folder, {}).tensor(index, rest_in_folder)
@@ -80,12 +84,18 @@ class Stack:
 def find_stacks(names: Iterable[str], architecture: str = "unknown") -> tuple[Stack, ...]:
     """Group names by what stands in front of their first number; of some families, the folders of a layer together.
 
+    A layer that has a name in place of a number is a stack of one.
+
     Raises:
         AnatomyError: If a stack has more layers than any model; soon, whatever the names are in all.
     """
     spread = tables.FOLDERS_OF_LAYERS.get(architecture, frozenset())
     stacks: dict[str, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
+    alone: list[str] = []
     for name in names:
+        if name.startswith(tables.LAYER_ALONE):
+            alone.append(name.removeprefix(tables.LAYER_ALONE))
+            continue
         found = split_at_layer(name)
         if found is not None:
             prefix, index, rest = found
@@ -99,10 +109,11 @@ def find_stacks(names: Iterable[str], architecture: str = "unknown") -> tuple[St
                     f"the names hold more than {tables.MOST_LAYERS} layers under {prefix!r}; "
                     "so many are taken for a mistake"
                 )
-    return tuple(
+    numbered = tuple(
         Stack(prefix, {index: tuple(rests) for index, rests in sorted(layers.items())})
         for prefix, layers in sorted(stacks.items())
     )
+    return (*numbered, Stack(tables.LAYER_ALONE[:-1], {0: tuple(alone)}, is_numbered=False)) if alone else numbered
 
 
 @collector_paused()

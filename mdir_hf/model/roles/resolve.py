@@ -18,6 +18,8 @@ from mdir_hf.model.roles.parts import ShapeOf, WeightPart, WeightProduct, part_s
 from mdir_hf.model.roles.roles import Role
 from mdir_hf.model.roles.rows import EdgeRow, RopeLayout
 
+WITHOUT_EMBEDDING = "there is no embedding, as in draft models and heads that use that of another model"
+
 
 @dataclass(frozen=True)
 class Anatomy:
@@ -38,7 +40,8 @@ class Anatomy:
         norms_add_one: Whether the norms multiply by ``1 + g``.
         channel_numbers: What the number of a residual channel means, as a clause; None where nothing is known.
         neuron_numbers: The same of the number of a neuron.
-        embedding: Input embedding, ``(d_vocab, d_model)``.
+        embedding: Input embedding, ``(d_vocab, d_model)``; None in what goes with another model and uses its embedding:
+            draft models, heads for more tokens.
         unembedding: Output head (``lm_head``), ``(d_vocab, d_model)``; None if there is no tensor of its own.
         tied: Whether the output head is the embedding. A head that is stored counts as one of its own even where the
             config ties it; a note then says so: the head is an independent test only if its weights differ.
@@ -57,7 +60,7 @@ class Anatomy:
     n_heads: int | None
     n_kv_heads: int | None
     head_dim: int | None
-    embedding: WeightPart
+    embedding: WeightPart | None
     unembedding: WeightPart | None
     tied: bool
     declares_tied: bool = False
@@ -74,11 +77,7 @@ class Anatomy:
     @property
     def unread_layers(self) -> tuple[int, ...]:
         """Numbers of the layers in which no weight has a role; norms are no weights. Nothing can be told of them."""
-        return tuple(
-            layer.index
-            for layer in self.layers
-            if all(role.is_norm or role is Role.ROUTER for role, _ in layer.all_parts())
-        )
+        return tuple(layer.index for layer in self.layers if not _has_weights(layer))
 
     def check_shapes(self, layer: Layer, shape_of: ShapeOf) -> None:
         """Check the stored shapes of a layer against the width of the model; costs the headers of its shards.
@@ -126,26 +125,30 @@ def resolve_anatomy(config: Config | None, names: Iterable[str], shape_of: Shape
             unembedding. ``lambda name: source.spec(name).shape`` for a tensor source.
 
     Raises:
-        AnatomyError: If no tensor can be the embedding, or its shape contradicts the config.
+        AnatomyError: If no tensor can be the embedding and there are neither layers nor an unembedding, or if its shape
+            contradicts the config.
     """
     all_names = sorted(names)
     sizes = _with_family(read_sizes(config), all_names)
     notes: list[str] = [] if config else ["there is no config; names and shapes decided"]
     stacks = find_stacks(all_names, sizes.architecture)
     is_sequential = sizes.architecture in tables.SEQUENTIAL
-    outside = all_names if is_sequential else [name for name in all_names if not is_in_layer(name)]
-    embedding = _find_embedding(all_names, outside, sizes, notes)
-    stored = shape_of(embedding)
-    sizes = _as_sliced(sizes, stored, stacks, notes)
-    sizes = _without_defaults_of_another_width(config, sizes, stored, notes)
-    shape = _check_embedding(embedding, stored, sizes)
-    hidden_size = shape[1] if sizes.hidden_size is None else sizes.hidden_size
-    if sizes.vocabulary_size is not None and sizes.vocabulary_size != shape[0]:
-        notes.append(f"the config says {sizes.vocabulary_size} tokens, the embedding has {shape[0]} rows")
+    is_flat = is_sequential or sizes.architecture in tables.HEADS_ALONE
+    outside = all_names if is_flat else [name for name in all_names if not is_in_layer(name)]
+    embedding = _find_embedding(outside, sizes, notes)
+    embedding_size = sizes.hidden_size
+    if embedding is not None:
+        stored = shape_of(embedding)
+        sizes = _as_sliced(sizes, stored, stacks, notes)
+        sizes = _without_defaults_of_another_width(config, sizes, stored, notes)
+        n_rows, embedding_size = _check_embedding(embedding, stored, sizes)
+        if sizes.vocabulary_size is not None and sizes.vocabulary_size != n_rows:
+            notes.append(f"the config says {sizes.vocabulary_size} tokens, the embedding has {n_rows} rows")
+    hidden_size = sizes.hidden_size or embedding_size
 
     unembedding = _find_unembedding(outside, sizes.architecture, embedding)
     if unembedding is None:
-        tied = sizes.ties_embeddings is not False
+        tied = embedding is not None and sizes.ties_embeddings is not False
     else:
         tied = False
         try:
@@ -153,26 +156,33 @@ def resolve_anatomy(config: Config | None, names: Iterable[str], shape_of: Shape
         except UnsupportedFormatError as exc:  # the embedding is there all the same
             notes.append(f"the unembedding (lm_head) is not read: {exc.message}")
             unembedding, width = None, None
-        if width not in (None, hidden_size, shape[1], sizes.unembedding_size):
+        hidden_size = hidden_size or width
+        if width not in (None, hidden_size, embedding_size, sizes.unembedding_size):
             notes.append(f"the unembedding (lm_head) {unembedding!r} has width {width}, the model {hidden_size}")
-        if unembedding is not None and sizes.ties_embeddings:
+        if unembedding is not None and embedding is not None and sizes.ties_embeddings:
             notes.append(
                 f"the config ties the unembedding (lm_head) to the embedding, and {unembedding!r} is stored "
                 "nevertheless; it is an independent test only if the two differ"
             )
 
-    stack = choose_stack(stacks, embedding, sizes)
+    stack = None if sizes.architecture in tables.HEADS_ALONE else choose_stack(stacks, embedding or "", sizes)
     layers: tuple[Layer, ...] = ()
     unplaced: tuple[str, ...] = ()
     final_norm = None
     if stack is not None and is_sequential:
-        edges = {split[1] for name in (embedding, unembedding or "") if (split := split_at_layer(name)) is not None}
+        named = filter(None, (embedding, unembedding))
+        edges = {split[1] for name in named if (split := split_at_layer(name)) is not None}
         stack = replace(stack, names={at: rests for at, rests in stack.names.items() if at not in edges})
         sizes = replace(sizes, n_layers=None)  # whose numbers do not start at 0
     if stack is not None and stack.names:
         sizes = _with_heads(_of_stack(sizes, stack.prefix), stack, shape_of)
         layers, unplaced = place_layers(stack, sizes, notes)
         final_norm = _find_final_norm(all_names, stack.prefix, sizes.architecture)
+    if embedding is None:
+        if hidden_size is None or (unembedding is None and not any(_has_weights(layer) for layer in layers)):
+            raise _no_embedding(all_names)
+        notes.append(WITHOUT_EMBEDDING)
+    assert hidden_size is not None
     if sizes.heads is None and any(Role.Q in layer.parts and layer.heads is None for layer in layers):
         notes.append(
             "nothing says how many attention heads a layer has; attention is compared without heads, and without the "
@@ -182,13 +192,13 @@ def resolve_anatomy(config: Config | None, names: Iterable[str], shape_of: Shape
     return Anatomy(
         architecture=sizes.architecture,
         hidden_size=hidden_size,
-        embedding_size=shape[1],
+        embedding_size=embedding_size or hidden_size,
         vocabulary_size=sizes.vocabulary_size,
         n_layers=len(layers),
         n_heads=sizes.n_heads,
         n_kv_heads=n_kv_heads,
         head_dim=sizes.width_of_head,
-        embedding=WeightPart(embedding),
+        embedding=None if embedding is None else WeightPart(embedding),
         unembedding=None if unembedding is None else WeightPart(unembedding),
         tied=tied,
         declares_tied=bool(sizes.ties_embeddings),
@@ -215,7 +225,11 @@ def _as_sliced(sizes: ConfigSizes, stored: tuple[int, ...], stacks: tuple[Stack,
     return replace(sizes, hidden_size=stored[1], embedding_size=None, head_dim=sizes.width_of_head)
 
 
-def _find_embedding(names: list[str], outside: list[str], sizes: ConfigSizes, notes: list[str]) -> str:
+def _has_weights(layer: Layer) -> bool:
+    return not all(role.is_norm or role is Role.ROUTER for role, _ in layer.all_parts())
+
+
+def _find_embedding(outside: list[str], sizes: ConfigSizes, notes: list[str]) -> str | None:
     architecture = sizes.architecture
     for candidates in (
         [name for name in outside if not _belongs_elsewhere(name)],
@@ -224,22 +238,26 @@ def _find_embedding(names: list[str], outside: list[str], sizes: ConfigSizes, no
         found = _first_match(candidates, tables.EMBEDDING_ROWS, architecture)
         if found is not None:
             return found
-    head = None if sizes.ties_embeddings is False else _find_unembedding(outside, architecture, "")
+    can_be_tied = sizes.ties_embeddings is not False and architecture not in tables.HEADS_ALONE
+    head = _find_unembedding(outside, architecture, None) if can_be_tied else None
     if head is not None:
         notes.append(
             f"of tied embeddings only the unembedding (lm_head) is stored, {head!r}; it counts as the embedding"
         )
-        return head
+    return head
+
+
+def _no_embedding(names: list[str]) -> AnatomyError:
     some = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
     patterns = ", ".join(row.pattern for row in tables.EMBEDDING_ROWS if not row.model_types)
     looked_for = patterns.replace("\\", "").replace("?", "")
-    raise AnatomyError(
+    return AnatomyError(
         f"no tensor is named like an input embedding among {len(names)} ({some}); looked for {looked_for}"
     )
 
 
-def _find_unembedding(outside: list[str], architecture: str, embedding: str) -> str | None:
-    if architecture in tables.HEADS_OF_OTHER_TOKENS:
+def _find_unembedding(outside: list[str], architecture: str, embedding: str | None) -> str | None:
+    if architecture in tables.HEADS_OF_OTHER_TOKENS or tables.TOKENS_OF_DRAFT in outside:
         return None
     candidates = [name for name in outside if name != embedding and not _belongs_elsewhere(name)]
     return _first_match(candidates, tables.UNEMBEDDING_ROWS, architecture)

@@ -32,6 +32,15 @@ VALUES_SHARE_THE_STREAM = frozenset({"minicpm3"})
 HEADS_OF_OTHER_TOKENS = frozenset({"csm"})
 """Families whose output head has rows for other tokens than the embedding has: codes of sound."""
 
+HEADS_ALONE = frozenset({"medusa"})
+"""Families that have output heads for later tokens and nothing else."""
+
+LAYER_ALONE = "midlayer."
+"""What EAGLE-3 calls its only layer."""
+
+TOKENS_OF_DRAFT = "d2t"
+"""What EAGLE-3 stores beside a head that has rows for some tokens only: which ones."""
+
 EMBEDDING_ROWS: tuple[EdgeRow, ...] = (
     EdgeRow(r"embed_text_tokens\.weight", frozenset({"csm"})),
     EdgeRow(r"local_encoder\.embed_tokens\.weight", frozenset({"blt_global_transformer"})),
@@ -45,6 +54,7 @@ EMBEDDING_ROWS: tuple[EdgeRow, ...] = (
 """Input embedding, ``(d_vocab, d_model)``. Every ``get_input_embeddings`` of the causal models of transformers 5.23."""
 
 UNEMBEDDING_ROWS: tuple[EdgeRow, ...] = (
+    EdgeRow(r"0\.[1-9]\.weight", frozenset({"medusa"}), at_root=True),
     *_anywhere(r"lm_head (?:lm_)?head\.decoder lm_head\.linear"),
     EdgeRow(r"transformer\.ff_out\.weight", frozenset({"llada", "hf_olmo", "molmo"})),
     *_anywhere(

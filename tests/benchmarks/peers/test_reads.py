@@ -133,7 +133,7 @@ def test_the_checker_reads_of_strangers_what_is_said(neurons, layers, tmp_path, 
     expected = 4 * weights_of_strangers(Shape(rows=n_common, width=96, layers=layers, kv=48, neurons=neurons))
     headers = 2 * (8 + 100_000)  # the length of each, and the first piece that is read of it
     # Gains are read with what stands behind them: two norms of all layers, of both models.
-    assert expected < read - headers <= expected + 4 * 96 * 2 * 2 * (layers + 4)  # once more where neurons are read
+    assert expected < read - headers <= expected + 4 * 96 * 2 * 2 * (2 * layers + 4)  # once more where neurons are read
 
 
 def test_tokenizers_and_configs_count_beside_weights_and_once(models):

@@ -112,7 +112,7 @@ def test_few_classes_are_left_out():
     assert len(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - CANNOT_BE_BUILT) >= 168
 
 
-@pytest.mark.parametrize("names", [[], ["model.layers.0.self_attn.q_proj.weight"], ["vision_tower.conv.weight"]])
-def test_without_an_embedding_there_is_no_language_model(names):
+@pytest.mark.parametrize("names", [[], ["model.layers.0.input_layernorm.weight"], ["vision_tower.conv.weight"]])
+def test_without_an_embedding_a_head_or_layers_there_is_no_language_model(names):
     with pytest.raises(AnatomyError, match="no tensor is named like an input embedding"):
         resolve_anatomy({"model_type": "llama"}, names, lambda name: (1, 1))

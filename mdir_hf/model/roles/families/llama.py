@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mdir_hf.model.roles.roles import FusedRows, Role
-from mdir_hf.model.roles.rows import ATTENTION, GATED_MLP, LayerRow, named, rows
+from mdir_hf.model.roles.rows import ATTENTION, GATED_MLP, QKV, LayerRow, named, rows
 
 ROWS: tuple[LayerRow, ...] = (
     # Qwen3-Next and Qwen3.5 put an output gate beside each query head.
@@ -11,6 +11,8 @@ ROWS: tuple[LayerRow, ...] = (
         {r"self_attn\.q_proj": ((Role.Q, FusedRows("heads", (1, 1), 0)),)},
         {"qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"},
     ),
+    # EAGLE-3 reads the embedding of a token and the state in front of it side by side.
+    *rows(named(r"self_attn\.%s_proj", "q k v", QKV), beside=r"hidden_norm\.weight", first_half=True),
     *rows({r"mlp\.linear_gate": Role.GATE}, {"hy_v4"}),
     # Llama and everything that took over its names.
     *rows(named(r"self_attn\.%s_proj", "q k v o", ATTENTION)),

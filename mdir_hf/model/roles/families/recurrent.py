@@ -104,6 +104,7 @@ SIGNS: tuple[tuple[str, str], ...] = (
     (r"blocks\.\d+\.att\.time_mix_r", "rwkv4"),
     (r"backbone\.layers\.\d+\.mixer\.x_proj\.weight", "mamba"),
     (r"backbone\.layers\.\d+\.mixer\.norm\.weight", "mamba2_ssm"),
+    (r"0\.0\.linear\.weight", "medusa"),
 )
 """Tensor names by which a family is told where no config does, as with RWKV's own files; the first counts."""
 

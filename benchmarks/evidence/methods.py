@@ -1,0 +1,71 @@
+"""The section on what published methods make of real models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from benchmarks.evidence.tables import Results, Row, table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+BASES = {"smollm2-135m-instruct": "SmolLM2-135M", "qwen2.5-coder-0.5b-instruct": "Qwen2.5-Coder-0.5B"}
+BY = {"screen": "channels", "embedding": "channels", "unembedding": "head", "neurons": "neurons", "layers": "layer map"}
+
+
+def methods_section(results: Results, figures: dict[str, Figure]) -> str:
+    """Of each method and base what settled it, log10 p, and how many MB were read."""
+    del figures
+    rows = results["real-methods"]
+    related = [row for row in rows if row["related"]]
+    strangers = [row for row in rows if not row["related"]]
+    missed = [row for row in related if row["verdict"] != "homologous"]
+    names = dict.fromkeys(row["method"] for row in rows)
+    kinds = [(base, left) for base in BASES for left in ("all", "layers")]
+    cells = [
+        [
+            next(row["done"] for row in rows if row["method"] == name),
+            *(_cell(rows, name, base, left) for base, left in kinds),
+            _cell(rows, name, list(BASES)[1], "stranger"),
+        ]
+        for name in names
+    ]
+    head = [f"{BASES[base]}, {'as it is' if left == 'all' else 'layers alone'}" for base, left in kinds]
+    return "\n\n".join(
+        [
+            "## What published methods leave",
+            f"{len(names)} methods on two real models (`python -m benchmarks.real.methods`). Nothing is trained: where a "
+            "method trains, what it starts from is compared. *As it is*: what the method makes, compared with its base. "
+            "*Layers alone*: the embeddings drawn anew as well, and the residual stream rotated where the method leaves "
+            "most of the layers. A cell says what settled it and log10 p. Strangers: what the method makes of "
+            f"SmolLM2, compared with Qwen. **{len(related) - len(missed)} of {len(related)} relatives are found, "
+            f"{sum(row['verdict'] == 'homologous' for row in strangers)} of {len(strangers)} strangers are.**",
+            table(["method", *head, "stranger"], cells),
+            _why_missed(missed),
+        ]
+    )
+
+
+def _cell(rows: Sequence[Row], name: str, base: str, left: str) -> str:
+    row = next((row for row in rows if (row["method"], row["base"], row["left"]) == (name, base, left)), None)
+    if row is None:
+        return "–"
+    if row["verdict"] == "error":
+        return f"error: {row['error']}"
+    if row["verdict"] != "homologous":
+        return row["verdict"] if left == "stranger" else f"**{row['verdict']}**"
+    layers, neurons = row["layers"], row["neurons"]
+    n_matched = ""
+    if row["settled_by"] == "layers":
+        n_matched = f", {layers['n_matched']} of {layers['n_layers']}"
+    if row["settled_by"] == "neurons":
+        n_matched = f", {neurons['n_matched']} layers"
+    return f"{BY[row['settled_by']]}{n_matched}, {row['log10_p']:,.0f}"
+
+
+def _why_missed(missed: Sequence[Row]) -> str:
+    if not missed:
+        return "None was missed."
+    names = dict.fromkeys(row["done"] for row in missed)
+    return "Missed: " + "; ".join(names) + ". Too little is left there for what is read at level `auto`."

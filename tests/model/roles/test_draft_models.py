@@ -1,0 +1,142 @@
+"""What goes with another model and has no embedding: draft models and heads for later tokens, as they are published."""
+
+import copy
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from mdir_hf import HomologyChecker, Level, Reason, Verdict, compare
+from mdir_hf.comparison.inspection import inspect_model
+from mdir_hf.comparison.inspection.text import lines_of
+from mdir_hf.errors import AnatomyError
+from mdir_hf.model.hub import open_repository
+from mdir_hf.model.opened import Model
+from mdir_hf.model.roles import Role
+from tests.comparison.test_body import new_embeddings
+from tests.method.obfuscation import new_model
+from tests.specimens import tokenizer_json, tokens
+
+pytest.importorskip("transformers")
+
+SIZES = {
+    "hidden_size": 96, "intermediate_size": 200, "num_hidden_layers": 4, "num_attention_heads": 8,
+    "num_key_value_heads": 4, "head_dim": 16,
+}  # fmt: skip
+N = SIZES["hidden_size"]
+
+
+def weights_of(model):
+    return {name: tensor.float() for name, tensor in model.state_dict().items()}
+
+
+def eagle_3(model):
+    """Its one layer, here one of the base's, reads embedding and state side by side; its head knows some tokens."""
+    weights = weights_of(model)
+    made = {n.replace("model.layers.1", "midlayer"): w for n, w in weights.items() if ".layers.1." in n}
+    for part in "qkv":
+        name = f"midlayer.self_attn.{part}_proj.weight"
+        made[name] = torch.cat([made[name], torch.randn_like(made[name])], 1)
+    rows = torch.arange(0, len(weights["lm_head.weight"]), 3)
+    return made | {
+        "midlayer.hidden_norm.weight": torch.ones(N), "norm.weight": torch.ones(N), "fc.weight": torch.randn(N, 3 * N),
+        "lm_head.weight": weights["lm_head.weight"][rows], "d2t": rows - torch.arange(len(rows)),
+    }  # fmt: skip
+
+
+def medusa(model):
+    """Two heads, each the base's behind a linear map."""
+    head = weights_of(model)["lm_head.weight"]
+    return {
+        f"{at}.{rest}": weight
+        for at in range(2)
+        for rest, weight in (
+            ("0.linear.weight", torch.randn(N, N)), ("0.linear.bias", torch.zeros(N)),
+            ("1.weight", head + 0.1 * head.std() * torch.randn(head.shape)),
+        )
+    }  # fmt: skip
+
+
+def layers_only(model):
+    return {name: weight for name, weight in weights_of(model).items() if ".layers." in name}
+
+
+OF_MEDUSA = {"base_model_name_or_path": "owner/base", "medusa_num_heads": 2, "medusa_num_layers": 1}
+
+
+def write(folder, model, make=weights_of, config=None, file="model.safetensors"):
+    folder.mkdir()
+    tensors = {name: weight.contiguous().clone() for name, weight in make(model).items()}
+    save_file(tensors, folder / file)
+    (folder / "config.json").write_text(json.dumps(config or model.config.to_dict()))
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json(tokens(model.config.vocab_size))))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def base():
+    return new_model(seed=0, **SIZES)
+
+
+def retrained(base):
+    """The base with other embeddings and another head: its layers alone are left."""
+    return new_embeddings(copy.deepcopy(base))
+
+
+def test_eagle_3_has_one_layer_and_neither_embedding_nor_head(base, tmp_path):
+    anatomy = Model(open_repository(str(write(tmp_path / "draft", base, eagle_3)))).anatomy
+    assert anatomy.embedding is None and anatomy.unembedding is None  # the rows of its head are those of other tokens
+    (layer,) = anatomy.layers
+    assert {role for role in layer.parts if not role.is_norm} == {
+        *(Role.Q, Role.K, Role.V, Role.O), *(Role.GATE, Role.UP, Role.DOWN),
+    }  # fmt: skip
+    assert anatomy.unplaced == ("midlayer.hidden_norm.weight",)
+
+
+@pytest.mark.parametrize("make", [eagle_3, layers_only])
+def test_layers_without_an_embedding_are_found_in_their_base_and_not_in_a_stranger(make, base, tmp_path):
+    reference = write(tmp_path / "base", retrained(base))
+    found = compare(reference, write(tmp_path / "relative", base, make), progress=False)
+    assert found.verdict is Verdict.HOMOLOGOUS and found.embedding is None
+    assert found.neurons.matches[0].reference == (1 if make is eagle_3 else 0)
+    assert any("No embeddings" in caveat for caveat in found.caveats)
+    stranger = compare(reference, write(tmp_path / "stranger", new_model(seed=9, **SIZES), make), progress=False)
+    assert stranger.verdict is Verdict.NO_EVIDENCE
+    assert "of the weights on the embeddings" not in stranger.sentence
+
+
+def test_layers_without_an_embedding_leave_a_screen_without_an_answer(base, tmp_path):
+    reference = write(tmp_path / "base", base)
+    found = compare(reference, write(tmp_path / "layers", base, layers_only), level=Level.SCREEN, progress=False)
+    assert (found.verdict, found.reason) == (Verdict.INCONCLUSIVE, Reason.WEIGHTS_UNREADABLE)
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "medusa_lm_head.safetensors"])
+def test_heads_of_medusa_are_found_in_the_head_that_they_began_as(file, base, tmp_path):
+    reference = write(tmp_path / "base", base)
+    heads = write(tmp_path / "heads", base, medusa, OF_MEDUSA, file)
+    found = compare(reference, heads, progress=False)
+    assert found.verdict is Verdict.HOMOLOGOUS
+    assert found.embedding is None and found.unembedding.common_tokens > 0
+    other = write(tmp_path / "others", new_model(seed=9, **SIZES), medusa, OF_MEDUSA, file)
+    stranger = compare(reference, other, progress=False)
+    assert stranger.verdict is Verdict.NO_EVIDENCE and "unembeddings" in stranger.sentence
+
+
+def test_a_head_is_compared_with_the_embedding_that_it_is_tied_to(tmp_path):
+    tied = new_model(seed=0, tie_word_embeddings=True, **SIZES)
+    found = compare(write(tmp_path / "base", tied), write(tmp_path / "heads", tied, medusa, OF_MEDUSA), progress=False)
+    assert found.verdict is Verdict.HOMOLOGOUS and found.unembedding is not None
+
+
+def test_what_is_inspected_has_no_embedding(base, tmp_path):
+    text = "\n".join(lines_of(inspect_model(str(write(tmp_path / "layers", base, layers_only)))))
+    assert "embedding      none found" in text and "there is no embedding" in text
+
+
+def test_a_head_and_layers_with_nothing_in_common_cannot_be_planned(base, tmp_path):
+    checker = HomologyChecker.from_pretrained(write(tmp_path / "layers", base, layers_only))
+    with pytest.raises(AnatomyError, match="no matrix in common"):
+        checker.plan(write(tmp_path / "heads", base, medusa, OF_MEDUSA))
+    assert checker.plan(write(tmp_path / "others", new_model(seed=9, **SIZES), layers_only)).common_tokens == 0

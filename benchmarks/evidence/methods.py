@@ -35,10 +35,10 @@ def methods_section(results: Results, figures: dict[str, Figure]) -> str:
     return "\n\n".join(
         [
             "## What published methods leave",
-            f"{len(names)} methods on two real models (`python -m benchmarks.real.methods`). Nothing is trained: where a "
-            "method trains, what it starts from is compared. *As it is*: what the method makes, compared with its base. "
-            "*Layers alone*: the embeddings drawn anew as well, and the residual stream rotated where the method leaves "
-            "most of the layers. A cell says what settled it and log10 p. Strangers: what the method makes of "
+            f"{len(names)} methods on two real models (`python -m benchmarks.real.methods`). Nothing is trained: where "
+            "a method trains, what it starts from is compared. *As it is*: what the method makes, compared with its "
+            "base. *Layers alone*: the embeddings drawn anew as well, and the residual stream rotated where the method "
+            "leaves most of the layers. A cell says what settled it and log10 p. Strangers: what the method makes of "
             f"SmolLM2, compared with Qwen. **{len(related) - len(missed)} of {len(related)} relatives are found, "
             f"{sum(row['verdict'] == 'homologous' for row in strangers)} of {len(strangers)} strangers are.**",
             table(["method", *head, "stranger"], cells),

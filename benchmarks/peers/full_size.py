@@ -87,9 +87,10 @@ def weights_read(shape: Shape) -> dict[str, tuple[int, str]]:
 def weights_of_strangers(shape: Shape) -> int:
     """How many weights the checker reads of two models of one shape where nothing settles them, norms left out.
 
-    Rows of the embeddings and unembeddings for the last look; a few neurons of both models, of some layers and then of all; keys and values of some
-    layers of one model, and what is screened of all of the other's; some rows of the up projections of both; and the
-    keys of a few layers, whose rows may stand for tokens, where they have not been read whole.
+    Rows of the embeddings and unembeddings for the last look; a few neurons of both models, of some layers and then of
+    all; keys and values of some layers of one model, and what is screened of all of the other's; some rows of the up
+    projections of both; and the keys of a few layers, whose rows may stand for tokens, where they have not been read
+    whole.
     """
     n_few = min(SPREAD_LAYERS, shape.layers)
 

@@ -153,12 +153,14 @@ def of_layers(layers: LayersResult) -> tuple[str, ...]:
     return said if shows_embeddings else (*said, _NEW_EMBEDDINGS)
 
 
-def of_neurons(neurons: NeuronNumbers) -> tuple[str, ...]:
+def of_neurons(neurons: NeuronNumbers, *, has_embeddings: bool) -> tuple[str, ...]:
     """What to know of a verdict that rests on the numbers of neurons."""
+    n, n_other = len(neurons.reference_layers), len(neurons.candidate_layers)
+    which = f"{n} of the reference, {n_other} of the candidate"
     return (
-        f"The embeddings do not settle it. {neurons.tested} neurons of each of {len(neurons.candidate_layers)} layers "
-        f"were compared, after a rotation of the residual stream that was fitted on {neurons.fitted} others; nothing "
-        "else of the layers decides this verdict.",
+        f"{'The embeddings do not settle it. ' if has_embeddings else ''}{neurons.tested} neurons of each layer that "
+        f"was looked at ({which}) were compared, after a rotation of the residual stream that was fitted on "
+        f"{neurons.fitted} others; nothing else of the layers decides this verdict.",
     )
 
 

@@ -195,7 +195,7 @@ def decide(
                 log10_p, assumption = neurons.log10_p, Assumption.NUMBERING
             return homologous(one.settled_by, log10_p, (*caveats.of_matrix(one, assumption), *doubts), assumption)
     if neurons is not None and match_by_number:
-        said = (*caveats.of_neurons(neurons), *doubts)
+        said = (*caveats.of_neurons(neurons, has_embeddings=bool(matrices)), *doubts)
         return homologous(SettledBy.NEURONS, neurons.log10_p, said, Assumption.NUMBERING)
     if layers is not None and accepts_layers:
         return homologous(SettledBy.LAYERS, layers.log10_p, caveats.of_layers(layers), Assumption.ROTATION)

@@ -132,21 +132,22 @@ def compare_embeddings(
             _caveats(name, *reader.rows()),
         )
 
-    watch.enter("screen" if name == "embedding" else name, plan.screen_bytes[1])
+    first = SettledBy.SCREEN if name == "embedding" else SettledBy.UNEMBEDDING
+    watch.enter(first, plan.screen_bytes[1])
     with watch.step("screen"):
         for n_rows in plan.look_rows:
             x, y = reader.sample(sampler.take(n_rows), max_gap_bytes=sampler.max_gap_bytes)
             test.screen(x, y, is_last=not level.runs_full_test and n_rows == plan.look_rows[-1])
             if test.is_settled and not level.runs_full_test:
-                found = conclude(SettledBy.SCREEN)
+                found = conclude(first)
                 if is_trusted(found.result):
                     return found
             if n_rows == plan.look_rows[0] and after_first_look is not None:
                 if after_first_look():
-                    return conclude(SettledBy.SCREEN)
-                watch.enter("screen", plan.screen_bytes[1])
+                    return conclude(first)
+                watch.enter(first, plan.screen_bytes[1])
     if not level.runs_full_test or not len(common):
-        return conclude(SettledBy.SCREEN)
+        return conclude(first)
     watch.enter(name, plan.full_bytes)
     with watch.step(name):
         test.full(reader.blocks())

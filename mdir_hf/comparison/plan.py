@@ -54,6 +54,7 @@ class ReadPlan:
             the weights' RMS, the channels in any order.
         excluded_layers_noise: What a "no" of the layers would exclude, where they have to be read: the same for the
             first of the matrices that stand for a layer. None where the level or the models have no layers to compare.
+        rows_of: What the matrices are: ``embeddings``, ``unembeddings``, or ``layers`` where there are no others.
     """
 
     reference: TensorSpec
@@ -67,6 +68,7 @@ class ReadPlan:
     level: Level
     excluded_noise: float
     excluded_layers_noise: float | None = None
+    rows_of: str = "embeddings"
 
     @property
     def n_looks(self) -> int:
@@ -98,7 +100,7 @@ class ReadPlan:
             f"plan: {matrix(self.reference)} against {matrix(self.candidate)}, {self.common_tokens} common tokens\n"
             f"      the screen reads {first} to {last}{full}, of {n_bytes_text(self.bytes_of_weights)} of weights; "
             f"peak memory about {n_bytes_text(self.peak_memory_bytes)}\n"
-            "      a copy would be found by its embeddings under noise of up to "
+            f"      a copy would be found by its {self.rows_of} under noise of up to "
             f"{self.excluded_noise:.1f} times the weights{by_layers},\n"
             f"      {UNLESS_IN_ANOTHER_BASIS if noise else UNLESS_ROTATED}"
         )

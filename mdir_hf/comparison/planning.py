@@ -36,19 +36,24 @@ def plan_comparison(reference: Comparable, candidate: Comparable, level: Level, 
         AnatomyError: If the models have neither a matrix of tokens nor one of layers in common.
     """
     pairs = matrix_pairs(reference, candidate, level)
-    if pairs:
-        pair, common = next(iter(pairs.values())), common_tokens(reference, candidate)[0]
-    else:
-        pair, common = _first_of_layers(reference, candidate), NO_TOKENS
-    return plan_matrix(reference, candidate, pair, common, level, alpha)
+    name, pair = next(iter(pairs.items()), ("layer", None))
+    common = NO_TOKENS if pair is None else common_tokens(reference, candidate)[0]
+    return plan_matrix(name, reference, candidate, pair or _first_of_layers(reference, candidate), common, level, alpha)
 
 
 def plan_matrix(
-    reference: Comparable, candidate: Comparable, pair: MatrixPair, common: CommonVocabulary, level: Level, alpha: float
+    name: str,
+    reference: Comparable,
+    candidate: Comparable,
+    pair: MatrixPair,
+    common: CommonVocabulary,
+    level: Level,
+    alpha: float,
 ) -> ReadPlan:
     """Plan the reads of one pair of matrices.
 
     Args:
+        name: ``embedding``, ``unembedding`` or ``layer``.
         reference: One model.
         candidate: The other.
         pair: The matrices.
@@ -65,6 +70,7 @@ def plan_matrix(
         n_neurons=max(n_neurons(reference), n_neurons(candidate)) if level.analyses_all_layers else 0,
         alpha=alpha,
     )
+    plan = replace(plan, rows_of=f"{name}s")
     if not level.may_read_layers:
         return plan
     try:

@@ -194,7 +194,7 @@ class Comparison:
         """
         specs = (matrix_spec(self.reference, pair[0]), matrix_spec(self.candidate, pair[1]))
         rows = common.within(specs[0].shape[0], specs[1].shape[0])
-        plan = plan_matrix(self.reference, self.candidate, pair, rows, self.settings.level, self.settings.alpha)
+        plan = plan_matrix(name, self.reference, self.candidate, pair, rows, self.settings.level, self.settings.alpha)
         check_memory(plan, self.settings.max_memory_bytes)
         self._n_looks = max(self._n_looks, plan.n_looks)
         if self.matrices:

@@ -175,7 +175,7 @@ class Model:
             architecture=self.anatomy.architecture,
             hidden_size=self.width,
             layers=self.anatomy.n_layers,
-            vocabulary=self.n_rows or None,
+            vocabulary=None if self.anatomy.embedding is None else self.n_rows,
             quantization=self.tensors.description.quantization,
             subfolder=None if on_hub is None else on_hub.subfolder or None,
             variant=self.variant,

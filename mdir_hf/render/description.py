@@ -210,7 +210,7 @@ def _model_line(model: ModelSummary) -> str:
     commit = f" [{model.commit[:8]}]" if model.commit else ""
     facts = [model.architecture]
     facts += [f"width {model.hidden_size}"] if model.hidden_size else []
-    facts += [f"{model.layers} layers"] if model.layers else []
+    facts += [counted(model.layers, "layer")] if model.layers else []
     facts += [f"{model.vocabulary} embedding rows"] if model.vocabulary else []
     facts += [text for text in (model.quantization, model.read_as) if text]
     return f"{name}{commit}  ({', '.join(facts)})"

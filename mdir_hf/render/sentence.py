@@ -133,6 +133,9 @@ def _of_layers(report: HomologyReport, reference: str, candidate: str) -> Iterab
     if layers is None:
         yield "the layers were not compared"
         return
+    if not layers.matches and report.settled_by is SettledBy.NEURONS:
+        yield "nothing else was found to match"
+        return
     if not layers.matches:
         is_told = layers.pattern in (LayerPattern.NEIGHBOURS, LayerPattern.NOT_ACCEPTED)
         yield layers.pattern.words if is_told else LayerPattern.NONE.words

@@ -12,7 +12,7 @@ REASON_TEXT = {
     Reason.TOO_FEW_COMMON_TOKENS: "the two vocabularies share too few tokens for even a plain copy to be significant",
     Reason.FEW_SHARED_AXES: "the models agree on a few channels only, as unrelated models with outlier channels can",
     Reason.NULL_NOT_VALIDATED: "the models agree, but what the p-value of this pair rests on could not be validated",
-    Reason.WEIGHTS_UNREADABLE: "the embeddings show nothing, and the layers could not be compared",
+    Reason.WEIGHTS_UNREADABLE: "what could be compared shows nothing, and the layers could not be compared",
     Reason.TOKENS_UNKNOWN: "nothing was found, and nothing says for certain which row is which token's",
     Reason.STOPPED: "nothing was found in what was read, and it was stopped before the rest was compared",
 }
@@ -129,7 +129,10 @@ def neurons_text(found: NeuronNumbers) -> str:
     n_layers = len(found.matches)
     n_own, n_tested = found.own_in_matches, found.tested * n_layers
     share = f"all {n_tested:,}" if n_own == n_tested else f"{n_own:,} of {n_tested:,}"
-    places = "a layer" if n_layers == 1 else f"{n_layers} layers"
+    places = f"{n_layers} layers"
+    if n_layers == 1:
+        (i, j), *_ = found.matches
+        places = f"layer {i}" if i == j else f"layer {i} of the reference and layer {j} of the candidate"
     return (
         f"{share} neurons that were tested in {places} have their own number; of independently trained models "
         f"at most one pair in 10^{-found.log10_p:,.0f} would"

@@ -18,14 +18,14 @@ def lines_of(found: Inspection) -> Iterator[str]:
     """Yield an inspection as lines of text."""
     model = found.model
     at = "" if model.commit is None else f"@{model.commit[:7]}"
-    layers = f", {model.layers} layers" if model.layers else ""
+    layers = f", {_counted(model.layers, 'layer')}" if model.layers else ""
     heads = "" if found.heads is None else f", {found.heads[0]} heads ({found.heads[1]} for keys and values)"
     name = shown_name(model.repo, length=200)
     yield f"{name}{at}: {shown_name(model.architecture)}{layers}, width {model.hidden_size}{heads}"
     if model.read_as:
         yield _line("read as", model.read_as)
     quantization = "" if found.quantization is None else f", {found.quantization}"
-    files = f"{found.files} file{'' if found.files == 1 else 's'}, " if found.files else ""
+    files = f"{_counted(found.files, 'file')}, " if found.files else ""
     size = n_bytes_text(found.bytes_of_weights)
     yield _line("weights", f"{found.format}{quantization}: {files}{size}, {found.tensors} tensors")
     yield _line("embedding", "none found" if found.embedding is None else _tensor_text(found.embedding))
@@ -42,13 +42,17 @@ def lines_of(found: Inspection) -> Iterator[str]:
         more = len(found.unplaced) - MOST_NAMES
         names = ", ".join(shown_name(name, length=NAME_LENGTH) for name in found.unplaced[:MOST_NAMES])
         listed = names + (f" and {more} more" if more > 0 else "")
-        yield _line("no role", f"{len(found.unplaced)} tensors of the layers: {listed}")
+        yield _line("no role", f"{_counted(len(found.unplaced), 'tensor')} of the layers: {listed}")
     yield _line("reads", _reads_text(found.reads))
     for note in found.notes:
         yield _line("note", note)
     io = found.io
     requests = f" in {io.requests} requests" if io.requests else ""
     yield _line("read now", f"{n_bytes_text(io.bytes_read)}{requests}")
+
+
+def _counted(n: int, what: str) -> str:
+    return f"{n} {what}{'' if n == 1 else 's'}"
 
 
 def _line(name: str, text: str) -> str:

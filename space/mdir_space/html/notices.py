@@ -61,8 +61,9 @@ def plan_notice(plan: ReadPlan, pace: Pace, limits: Limits) -> Markup:
         f"Takes {' to '.join(times)}, by estimate.",
         f"Needs {size_text(plan.peak_memory_bytes)} of memory{'' if fits else '; it fits'}.",
         f"{plan.common_tokens:,} tokens are common to both: a copy under noise of up to "
-        f"{min(plan.excluded_noise, 100.0):.2g} times the weights would be found by its embeddings{_by_layers(plan)}, "
-        f"unless its channels were rotated{', or reordered under new embeddings' * bool(plan.excluded_layers_noise)}.",
+        f"{min(plan.excluded_noise, 100.0):.2g} times the weights would be found by its {plan.rows_of}"
+        f"{_by_layers(plan)}, unless its channels were rotated"
+        f"{', or reordered under new embeddings' * bool(plan.excluded_layers_noise)}.",
     ]
     if fits:
         parts.append(fits)

@@ -266,3 +266,24 @@ def test_a_factor_alone_makes_no_role():
     anatomy = resolve({"model_type": "deepseek_v3", "hidden_size": WIDTH}, names, lambda name: (40, WIDTH))
     assert Role.V not in anatomy.layers[0].parts
     assert anatomy.unplaced == ("model.layers.0.self_attn.kv_b_proj.weight",)
+
+
+@pytest.mark.parametrize("architecture", ["llamamla", "deepseek_v3"])
+def test_latent_attention_without_a_norm_as_transmla_makes_it(architecture):
+    n, n_heads, rank, nope, rope, values = 96, 8, 32, 16, 8, 16
+    at = "model.layers.0.self_attn"
+    shapes = {
+        "model.embed_tokens.weight": (160, n),
+        f"{at}.q_proj.weight": (n_heads * (nope + rope), n),
+        f"{at}.kv_a_proj_with_mqa.weight": (rank + rope, n),
+        f"{at}.kv_b_proj.weight": (n_heads * (nope + values), rank),
+        f"{at}.o_proj.weight": (n, n_heads * values),
+    }
+    config = {
+        "model_type": architecture, "hidden_size": n, "num_attention_heads": n_heads, "kv_lora_rank": rank,
+        "qk_nope_head_dim": nope, "qk_rope_head_dim": rope, "v_head_dim": values, "num_hidden_layers": 1,
+    }  # fmt: skip
+    anatomy = resolve(config, shapes, shapes.__getitem__)
+    parts = anatomy.layers[0].parts
+    assert anatomy.unplaced == () and {Role.Q, Role.K, Role.V, Role.O, Role.KV_LATENT} <= parts.keys()
+    assert parts[Role.K].gain is None and part_shape(parts[Role.V], shapes.__getitem__) == (n_heads * values, n)

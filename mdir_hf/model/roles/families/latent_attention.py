@@ -66,12 +66,14 @@ PRODUCT_ROWS: tuple[ProductRow, ...] = (
             role,
             rf"{_ATTENTION}\.(?:kv_b_proj|wkv_b)\.weight",
             rf"{_ATTENTION}\.(?:kv_a_proj|wkv_a)_with_mqa\.weight",
-            rf"{_ATTENTION}\.kv_a_(?:layer)?norm\.weight",
+            gain,
             left_layout=layout,
             right_layout=_LATENT,
             rope="none",
             n_heads=_ALL_HEADS,
         )
+        # TransMLA makes latent attention of a model without, and puts no norm into it.
+        for gain in (rf"{_ATTENTION}\.kv_a_(?:layer)?norm\.weight", None)
         for role, layout in ((Role.K, _WITHOUT_POSITIONS), (Role.V, _VALUES))
     ),
     # A.X-K2: queries, and a gate of the output, of the latent behind its norm and before it, side by side.

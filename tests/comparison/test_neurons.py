@@ -192,9 +192,10 @@ def test_one_copied_layer_of_many_is_found_in_another_basis(save):
     place = save(reference, "reference")
     found = judged(place, save(rotated, "candidate"))
     assert (found.verdict, found.settled_by) == (Verdict.HOMOLOGOUS, SettledBy.NEURONS)
-    assert found.neurons.fitted == FEW_FITTED_ROWS // 2 and [tuple(match) for match in found.neurons.matches] == [
-        (2, 6)
-    ]
+    assert found.neurons.fitted == FEW_FITTED_ROWS // 2
+    assert [tuple(match) for match in found.neurons.matches] == [(2, 6)]
+    assert "tested in layer 2 of the reference and layer 6 of the candidate" in found.sentence
+    assert found.sentence.endswith("nothing else was found to match.")
     silent = judged(place, stranger)
     assert silent.verdict is Verdict.NO_EVIDENCE and len(silent.neurons.candidate_layers) == 12
 

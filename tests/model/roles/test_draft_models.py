@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from mdir_hf import HomologyChecker, Level, Reason, Verdict, compare
+from mdir_hf import HomologyChecker, Level, Reason, SettledBy, Verdict, compare
 from mdir_hf.comparison.inspection import inspect_model
 from mdir_hf.comparison.inspection.text import lines_of
 from mdir_hf.errors import AnatomyError
@@ -101,6 +101,7 @@ def test_layers_without_an_embedding_are_found_in_their_base_and_not_in_a_strang
     assert found.verdict is Verdict.HOMOLOGOUS and found.embedding is None
     assert found.neurons.matches[0].reference == (1 if make is eagle_3 else 0)
     assert any("No embeddings" in caveat for caveat in found.caveats)
+    assert not any("The embeddings do not settle it" in caveat for caveat in found.caveats)
     stranger = compare(reference, write(tmp_path / "stranger", new_model(seed=9, **SIZES), make), progress=False)
     assert stranger.verdict is Verdict.NO_EVIDENCE
     assert "of the weights on the embeddings" not in stranger.sentence
@@ -118,7 +119,8 @@ def test_heads_of_medusa_are_found_in_the_head_that_they_began_as(file, base, tm
     heads = write(tmp_path / "heads", base, medusa, OF_MEDUSA, file)
     found = compare(reference, heads, progress=False)
     assert found.verdict is Verdict.HOMOLOGOUS
-    assert found.embedding is None and found.unembedding.common_tokens > 0
+    assert found.embedding is None and found.settled_by is SettledBy.UNEMBEDDING
+    assert "their unembeddings (lm_head) match" in found.sentence
     other = write(tmp_path / "others", new_model(seed=9, **SIZES), medusa, OF_MEDUSA, file)
     stranger = compare(reference, other, progress=False)
     assert stranger.verdict is Verdict.NO_EVIDENCE and "unembeddings" in stranger.sentence

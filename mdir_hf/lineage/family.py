@@ -247,7 +247,9 @@ def layers_text(neurons: NeuronNumbers) -> str:
     own = [match.candidate for match in neurons.matches]
     its = [match.reference for match in neurons.matches]
     n_layers, n_its = len(neurons.candidate_layers), len(neurons.reference_layers)
-    if own == its:
+    if n_layers == 1:
+        said = f"its only layer matches layer {its[0]}"
+    elif own == its:
         which = f"all {n_layers} layers match" if len(own) == n_layers else f"{runs_text(own)} of {n_layers} match"
         said = f"{which}, each in its place"
     else:

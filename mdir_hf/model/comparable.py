@@ -112,7 +112,7 @@ def embedding_spec(model: PlacedTensors) -> TensorSpec:
     """
     if model.anatomy.embedding is None:
         raise AnatomyError(
-            f"{WITHOUT_EMBEDDING}; only a comparison with a model that you name reads its head and layers",
+            f"{WITHOUT_EMBEDDING}; its head and layers are compared with those of a model that you name",
             subject=model.label,
         )
     return matrix_spec(model, model.anatomy.embedding)

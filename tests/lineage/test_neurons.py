@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from mdir_hf import survey
 from mdir_hf.comparison.neurons import NeuronSample, resemblances, take_neurons
 from mdir_hf.errors import CorruptCheckpointError, InputError
+from mdir_hf.lineage.family import find_family, layers_text
 from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint, take_fingerprint
 from mdir_hf.lineage.index import base_index
 from mdir_hf.lineage.index.base_index import LEAST_AGREEMENT, BaseIndex, choose_index_tokens
@@ -90,10 +92,18 @@ def test_a_survey_goes_on_to_the_layers_where_it_is_asked_to(folders, tmp_path):
         run_survey(SurveyPlan(tuple(names), layers=True, shard=(0, 2)), tmp_path / "shard")
 
 
-def test_a_survey_takes_models_without_a_tokenizer(folders, tmp_path):
-    for name in ("turned", "stranger"):
-        shutil.copytree(folders[name], tmp_path / name)
-        (tmp_path / name / "tokenizer.json").unlink()
+def layers_alone(folder, place):
+    """A layer of a model, without embedding and head, as in a draft model."""
+    shutil.copytree(folder, place)
+    weights = load_file(place / "model.safetensors")
+    save_file({name: w for name, w in weights.items() if ".layers.3." in name}, place / "model.safetensors")
+    return str(place)
+
+
+def test_a_survey_takes_models_without_a_tokenizer_or_an_embedding(folders, tmp_path):
+    layers_alone(folders["turned"], tmp_path / "turned")
+    shutil.copytree(folders["stranger"], tmp_path / "stranger")
+    (tmp_path / "stranger" / "tokenizer.json").unlink()
     names = [folders["base"], folders["new"], str(tmp_path / "turned"), str(tmp_path / "stranger")]
     for folder in (None, tmp_path / "out"):
         report = survey(names, folder=folder, progress=False)
@@ -139,6 +149,15 @@ def test_without_a_tokenizer_a_base_is_found(index, folders, tmp_path):
         shutil.copy(f"{folders['new']}/{name}", folder)
     found = identify(NamedModel(str(folder)), index)
     assert [one.base.repo for one in found.found] == [folders["base"]]
+
+
+def test_the_base_of_a_draft_model_is_found(index, folders, tmp_path):
+    draft = NamedModel(layers_alone(folders["new"], tmp_path / "draft"))
+    planned = plan_identification(draft, index)
+    assert planned.n_bytes == 0 < planned.n_bytes_of_neurons
+    family = find_family(draft, index, verifies=False)
+    assert family.relatives == (folders["base"],)
+    assert layers_text(family.layers[folders["base"]]) == "its only layer matches layer 3"
 
 
 def test_neurons_survive_files(index, folders, tmp_path):

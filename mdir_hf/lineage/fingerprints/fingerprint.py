@@ -28,7 +28,7 @@ from mdir_hf.model.files import MemorySource
 from mdir_hf.model.files.json_object import read_json
 from mdir_hf.model.hub import parse_reference
 from mdir_hf.model.opened import Model
-from mdir_hf.model.roles import Anatomy, WeightPart, meaning_of_numbers
+from mdir_hf.model.roles import WITHOUT_EMBEDDING, Anatomy, WeightPart, meaning_of_numbers
 from mdir_hf.model.tokens import Vocabulary
 from mdir_hf.model.tokens.tokens import VocabularyKind
 from mdir_hf.report import ModelSummary
@@ -169,24 +169,25 @@ def take_fingerprint(
         max_gap_bytes: Gap between two rows that is read over; None: the source's own choice.
         with_neurons: Whether neurons of four layers are read, too. The same for every model, so that all can be
             compared; a comparison draws others, for which nobody can arrange a model.
-        needs_tokens: Whether a model without tokenizer files is refused also where neurons are read of it.
+        needs_tokens: Whether a model without tokenizer files or embedding is refused also where neurons are read of it.
 
     Returns:
         The fingerprint. Reads ``len(tokens)`` rows and the gaps between them, and some 100 rows of each of the layers.
 
     Raises:
-        VocabularyError: If the model has no tokenizer files: then nothing says which row is which token's, and only its
-            neurons can be compared.
+        VocabularyError: If the model has no tokenizer files, so that nothing says which row is which token's, or no
+            embedding: then only its neurons can be compared.
         MdirError: If the rows cannot be read.
     """
-    vocabulary = model.vocabulary
+    vocabulary = None if model.anatomy.embedding is None else model.vocabulary
     neurons = neurons_of(model) if with_neurons else None
     if vocabulary is None and (needs_tokens or neurons is None):
-        raise VocabularyError(WITHOUT_TOKENS, subject=model.label)
+        raise without_rows(model)
     found = () if vocabulary is None else tokens_with_rows(vocabulary, model.n_rows, tokens)
-    row_of = {} if vocabulary is None else vocabulary.row_of
-    ids = np.array([row_of[token] for token in found], dtype=np.int64)
-    rows = model.tensors.read_rows(embedding_spec(model).name, ids, max_gap_bytes=max_gap_bytes)
+    rows = torch.zeros(0, model.width)
+    if vocabulary is not None:
+        ids = np.array([vocabulary.row_of[token] for token in found], dtype=np.int64)
+        rows = model.tensors.read_rows(embedding_spec(model).name, ids, max_gap_bytes=max_gap_bytes)
     return Fingerprint(
         model=model.summary(),
         tokens=found,
@@ -196,6 +197,12 @@ def take_fingerprint(
         notes=model.tensors.description.notes,
         neurons=neurons,
     )
+
+
+def without_rows(model: Model) -> VocabularyError:
+    """The error of a model that has no rows of tokens."""
+    why = WITHOUT_TOKENS if model.anatomy.embedding is not None else f"{WITHOUT_EMBEDDING}: no rows can be compared"
+    return VocabularyError(why, subject=model.label)
 
 
 def neurons_of(model: PlacedTensors, *, every: bool = False) -> NeuronSample | None:

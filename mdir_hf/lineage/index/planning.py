@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mdir_hf.errors import InputError, VocabularyError
-from mdir_hf.lineage.fingerprints.fingerprint import WITHOUT_TOKENS, bytes_of_neurons, tokens_with_rows
+from mdir_hf.errors import InputError
+from mdir_hf.lineage.fingerprints.fingerprint import bytes_of_neurons, tokens_with_rows, without_rows
 from mdir_hf.lineage.index.base_index import LEAST_ROWS, BaseIndex, usual_rows_of
 from mdir_hf.method.embedding import TESTS_PER_MATRIX
 from mdir_hf.method.power import noise_of_few_rows
@@ -65,18 +65,18 @@ def plan_identification(
     if not len(index):
         raise InputError("the index holds no base models; add some with `mdir-hf index`")
     opened = model.open(reading)
-    vocabulary = opened.vocabulary
+    vocabulary = None if opened.anatomy.embedding is None else opened.vocabulary
     tokens = () if vocabulary is None else tokens_with_rows(vocabulary, opened.n_rows, index.tokens)
     n_bytes_of_neurons = bytes_of_neurons(opened, every=True)
     if not (tokens or n_bytes_of_neurons):
-        raise VocabularyError(WITHOUT_TOKENS, subject=opened.label)
-    spec = embedding_spec(opened)
+        raise without_rows(opened)
+    spec = embedding_spec(opened) if tokens else None
     numbers_are_free = opened.anatomy.channel_numbers is None
-    n_of_width, noise = what_is_excluded(index, spec.shape[1], tokens, alpha, numbers_are_free=numbers_are_free)
+    n_of_width, noise = what_is_excluded(index, opened.width, tokens, alpha, numbers_are_free=numbers_are_free)
     return IdentificationPlan(
         model=opened.summary(),
         n_rows=len(tokens),
-        n_bytes=len(tokens) * spec.n_bytes // spec.shape[0],
+        n_bytes=0 if spec is None else len(tokens) * spec.n_bytes // spec.shape[0],
         n_bytes_of_neurons=n_bytes_of_neurons,
         n_bases=len(index),
         n_of_width=n_of_width,

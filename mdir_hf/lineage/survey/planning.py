@@ -185,16 +185,16 @@ class Opened:
     """What is known of a model before its rows are read.
 
     Attributes:
-        vocabulary: One object for all models whose tokenizer files are the same bytes; None without such files: then
-            only neurons are compared.
+        vocabulary: One object for all models whose tokenizer files are the same bytes; None without such files or
+            without an embedding: then only neurons are compared.
         pin: The commits that it was opened at.
-        embedding: Where its embedding lies.
+        embedding: Where its embedding lies; None where there is none.
         n_bytes_of_neurons: About how many bytes of neurons are read of it.
     """
 
     vocabulary: Vocabulary | None
     pin: Pin
-    embedding: TensorSpec
+    embedding: TensorSpec | None
     n_bytes_of_neurons: int
 
 
@@ -221,16 +221,18 @@ def open_models(
 
     def read(name: str) -> tuple[object, Opened]:
         model = open_model(name, reading, ledger)
+        n_bytes_of_neurons = bytes_of_neurons(model)
+        if model.anatomy.embedding is None and n_bytes_of_neurons:
+            return None, Opened(None, pin_of(name, model), None, n_bytes_of_neurons)
+        embedding = embedding_spec(model)
         key = model.vocabulary_key
         vocabulary = (None if key is None else known.get(key)) or model.vocabulary
-        n_bytes_of_neurons = bytes_of_neurons(model)
         if vocabulary is None and not n_bytes_of_neurons:
             raise InputError(
                 "it has no tokenizer files, so nothing says which row belongs to which token, and no neurons that can "
                 "be compared by number",
                 subject=name,
             )
-        embedding = embedding_spec(model)
         return key, Opened(vocabulary, pin_of(name, model), embedding, n_bytes_of_neurons)
 
     with ThreadPoolExecutor(READERS) as pool:

@@ -61,7 +61,7 @@ def plan_reads(plan: SurveyPlan) -> SurveyReads:
     check_plan(plan)
     opened, failures = open_models(plan.names, plan.reading, IoLedger())
     sample = choose_tokens([one.vocabulary for one in opened.values() if one.vocabulary], plan.n_tokens, seed=plan.seed)
-    specs = {name: one.embedding for name, one in opened.items()}
+    specs = {name: one.embedding for name, one in opened.items() if one.embedding is not None}
     tokens = {
         name: frozenset(tokens_with_rows(one.vocabulary, specs[name].shape[0], sample) if one.vocabulary else ())
         for name, one in opened.items()
@@ -71,10 +71,11 @@ def plan_reads(plan: SurveyPlan) -> SurveyReads:
     n_blind = 0
     for first, second in combinations(opened, 2):
         n_common = len(tokens[first] & tokens[second])
-        widths = frozenset((specs[first].shape[1], specs[second].shape[1]))
         if n_common < FEWEST_COMMON:
             n_blind += 1
-        elif widths not in fewest or n_common < fewest[widths][0]:
+            continue
+        widths = frozenset((specs[first].shape[1], specs[second].shape[1]))
+        if widths not in fewest or n_common < fewest[widths][0]:
             fewest[widths] = (n_common, specs[first], specs[second])
     noises = [
         make_plan(
@@ -86,7 +87,7 @@ def plan_reads(plan: SurveyPlan) -> SurveyReads:
     return SurveyReads(
         n_rows=n_rows,
         n_bytes={
-            name: n * (specs[name].n_bytes // specs[name].shape[0]) + opened[name].n_bytes_of_neurons
+            name: (n and n * (specs[name].n_bytes // specs[name].shape[0])) + opened[name].n_bytes_of_neurons
             for name, n in n_rows.items()
         },
         failures=failures,

@@ -135,7 +135,7 @@ def test_many_calls_at_once_are_answered_or_refused(server, live_hub, visit):
             headers={"x-forwarded-for": f"8.8.0.{k}"},
             httpx_kwargs={"timeout": RESULT_TIMEOUT_S},
         )
-        for k in range(8)
+        for k in range(4)
     ]
     outcomes = []
 
@@ -161,11 +161,11 @@ def test_many_calls_at_once_are_answered_or_refused(server, live_hub, visit):
     for client in clients:
         client.close()
 
-    assert len(outcomes) == 24
+    assert len(outcomes) == 12
     answered = [outcome["verdict"] for outcome in outcomes if isinstance(outcome, dict)]
     refused = [outcome for outcome in outcomes if isinstance(outcome, str)]
     assert set(answered) == {"no_evidence"}
-    assert len(answered) >= 10
+    assert len(answered) >= 5
     assert all("queue is full" in words or "comparisons of yours" in words for words in refused)
 
     compare(page, BASE, RELATED)

@@ -60,7 +60,7 @@ def _cell(rows: Sequence[Row], name: str, base: str, left: str) -> str:
     if row["settled_by"] == "layers":
         n_matched = f", {layers['n_matched']} of {layers['n_layers']}"
     if row["settled_by"] == "neurons":
-        n_matched = f", {neurons['n_matched']} layers"
+        n_matched = f", {neurons['n_matched']} layer{'s' * (neurons['n_matched'] != 1)}"
     return f"{BY[row['settled_by']]}{n_matched}, {row['log10_p']:,.0f}"
 
 
@@ -68,4 +68,8 @@ def _why_missed(missed: Sequence[Row]) -> str:
     if not missed:
         return "None was missed."
     names = dict.fromkeys(row["done"] for row in missed)
-    return "Missed: " + "; ".join(names) + ". Too little is left there for what is read at level `auto`."
+    return (
+        "Missed: "
+        + "; ".join(names)
+        + ". Of Q, O, gate and down alone nothing is tested by itself, and a third of the neurons is below the rule of three quarters."
+    )

@@ -69,7 +69,6 @@ def _why_missed(missed: Sequence[Row]) -> str:
         return "None was missed."
     names = dict.fromkeys(row["done"] for row in missed)
     return (
-        "Missed: "
-        + "; ".join(names)
-        + ". Of Q, O, gate and down alone nothing is tested by itself, and a third of the neurons is below the rule of three quarters."
+        f"Missed: {'; '.join(names)}. Q, O, gate and down are not tested by themselves, and a third of the neurons is "
+        "below the rule of three quarters."
     )

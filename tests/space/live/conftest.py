@@ -38,7 +38,8 @@ def shared_hub(tmp_path_factory):
 
 @pytest.fixture
 def live_hub(shared_hub):
-    """The Hub that the server reads from; faults last for one test."""
+    """The Hub that the server reads from; faults last for one test, and its requests are those of one test."""
+    shared_hub.requests.clear()
     yield shared_hub
     shared_hub.faults.clear()
 

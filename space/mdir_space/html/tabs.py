@@ -7,11 +7,14 @@ from markupsafe import Markup
 from mdir_hf import HomologyReport
 from mdir_hf.render.description import describe
 from mdir_hf.render.sections import SectionKind
+from mdir_hf.report import SettledBy
 from mdir_space.html.figures import ReportFigures
 from mdir_space.html.links import link_to_layers
 from mdir_space.html.templates import render
 
-_NO_LAYERS = "The layers were not compared: the question was settled before, or the level does not reach them."
+_NO_LAYERS = (
+    "The layers were not compared: the question was settled before, the level does not reach them, or a model has none."
+)
 _BY_NEURONS = "Some layers of one model were tested against some of the other, by a few neurons of each."
 INTRODUCTIONS = {
     SectionKind.EVIDENCE: (
@@ -35,8 +38,9 @@ NOT_RUN = {
     SectionKind.EVIDENCE: "No weights were compared: the files of both models have the same digests.",
     SectionKind.LAYERS: _NO_LAYERS,
     SectionKind.MODULES: "No part of a layer was tested: the layers were not compared, or none has an ancestor.",
-    SectionKind.CALIBRATION: "No placebo was run: no weights were compared, or too few rows to tell.",
+    SectionKind.CALIBRATION: "No placebo was run: no embeddings were compared, or too few rows to tell.",
 }
+WITHOUT_EMBEDDINGS = "No embeddings were compared: one of the models has none of its own. The layers tab says what was."
 
 
 def tab_html(report: HomologyReport, kind: SectionKind, figures: ReportFigures, link: str = "") -> Markup:
@@ -57,4 +61,5 @@ def tab_html(report: HomologyReport, kind: SectionKind, figures: ReportFigures, 
         way_on = to_layers if by_neurons else ""
         return render("tab", introduction=introduction, link=way_on, section=section, images=images)
     way_on = to_layers if kind in (SectionKind.LAYERS, SectionKind.MODULES) else ""
-    return render("tab", introduction=NOT_RUN[kind], link=way_on, section=None)
+    is_missing = kind is SectionKind.EVIDENCE and report.settled_by is not SettledBy.IDENTICAL_FILES
+    return render("tab", introduction=WITHOUT_EMBEDDINGS if is_missing else NOT_RUN[kind], link=way_on, section=None)

@@ -30,7 +30,7 @@ from mdir_space.html.notices import (
     stored_notice,
 )
 from mdir_space.html.reproduce import badge_tab, reproduce_tab
-from mdir_space.html.tabs import NOT_RUN, tab_html
+from mdir_space.html.tabs import NOT_RUN, WITHOUT_EMBEDDINGS, tab_html
 from mdir_space.html.templates import HUB
 from mdir_space.html.verdict_card import declared_lineage_html, verdict_card
 from mdir_space.jobs.access import Access
@@ -170,8 +170,10 @@ def test_the_commands_of_the_page_are_those_of_the_package(relatives):
 
 def test_a_part_that_was_not_run_says_why(relatives):
     bare = replace(relatives, embedding=None, unembedding=None, layers=None, modules=None, arrays=ReportArrays())
+    same = replace(bare, settled_by=SettledBy.IDENTICAL_FILES)
     for kind, sentence in NOT_RUN.items():
-        assert sentence in tab_html(bare, kind, ReportFigures(bare))
+        assert sentence in tab_html(same, kind, ReportFigures(same))
+    assert WITHOUT_EMBEDDINGS in tab_html(bare, SectionKind.EVIDENCE, ReportFigures(bare))
 
 
 def test_the_words_of_the_verdict_stand_on_its_card(relatives):

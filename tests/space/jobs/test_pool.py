@@ -53,6 +53,7 @@ async def pid_at_work(steps):
     raise AssertionError("it ended")
 
 
+@pytest.mark.slow  # waits until a job is over its time
 def test_an_endless_job_is_killed_and_leaves_the_queue(hub, jobs_are):
     service = Service(ServiceSettings(Limits(seconds=10.0, n_running=1)))
 
@@ -134,6 +135,7 @@ def test_an_unexpected_error_is_no_refusal_and_leaves_the_queue(hub, jobs_are):
 class TestPlans:
     """Making a plan has the same bounds, and other places than comparisons."""
 
+    @pytest.mark.slow  # waits until a job is over its time
     def test_an_endless_one_is_killed_and_comparisons_go_on(self, hub, jobs_are):
         service = Service(ServiceSettings(Limits(plan_seconds=8.0, n_planning=1, n_running=1)))
 
@@ -188,6 +190,7 @@ class TestPlans:
             finish(service.plan(QUESTION, ANYBODY))
 
 
+@pytest.mark.slow  # waits until a job is over its time
 def test_findings_before_a_timeout_are_shown_and_not_cached(hub, jobs_are):
     service = Service(ServiceSettings(Limits(seconds=12.0)))
     jobs_are(bad_jobs.FindsAndThenHangs)

@@ -36,6 +36,9 @@ ROOM_OF_FIGURE, LONGEST_LEFT_OUT = 300, 400
 LONG_WORD = 24
 """Letters; cells with a longer word are broken anywhere rather than making the table wider than the page."""
 
+LONGEST_NUMBER = 36
+"""Letters; a longer cell in a column of numbers is a sentence, which is not kept on one line."""
+
 _NUMBER = re.compile(r"-?\d[\d.,]*( \(\d+%\))?")
 
 
@@ -117,7 +120,7 @@ def _environment() -> Environment:
         finalize=_without_control_characters,
     )
     environment.filters |= {"alignments": _alignments, "minus": _minus, "is_long": _is_long, "power": _power}
-    environment.globals |= {"OPEN_ROWS": OPEN_ROWS, "SectionKind": SectionKind}
+    environment.globals |= {"OPEN_ROWS": OPEN_ROWS, "LONGEST_NUMBER": LONGEST_NUMBER, "SectionKind": SectionKind}
     environment.globals["scale_svg"] = scale_svg
     return environment
 

@@ -121,6 +121,8 @@ def numbering_text(found: NumberingResult) -> str:
     else:
         said = f"{found.in_order:,} of {found.pairs:,} paired channels are in the order of their numbers"
         chance = f"at most one pair in 10^{-found.log10_p:,.0f} would"
+    if found.log10_p > -1.0:
+        return f"{said}, as those of independently trained models may be"
     return f"{said}; of independently trained models {chance}"
 
 

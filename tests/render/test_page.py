@@ -10,7 +10,10 @@ import pytest
 
 from mdir_hf import HomologyReport, Reason, Verdict
 from mdir_hf.render.figures.rendering import svg_img
-from mdir_hf.render.html import html_page
+from mdir_hf.render.html import html_page, section_html
+from mdir_hf.render.sections import Section, SectionKind, Table
+from mdir_hf.report import NumberingResult
+from mdir_hf.report.words import numbering_text
 from tests.render.figures.drawn_reports import (
     HOSTILE_NAMES,
     NO_ARRAYS,
@@ -276,3 +279,24 @@ def test_a_name_cannot_put_anything_into_the_page(name, n_elements):
     page = assert_is_well_built(page_of(report, with_figures=True))
 
     assert len(page.elements) == n_elements
+
+
+def test_a_sentence_in_a_column_of_numbers_may_break():
+    sentence = "576 of 576 paired channels have their own number"
+    table = Table("What was found", ("", "value"), (("a", "1"), ("b", "2"), ("c", sentence)))
+    page = section_html(Section(SectionKind.EVIDENCE, "Evidence", tables=(table,)), {})
+    assert '<td data-label="value" class="number">1</td>' in page
+    assert f'<td data-label="value">{sentence}</td>' in page
+
+
+@pytest.mark.parametrize(
+    ("own", "in_order", "log10_p", "end"),
+    [
+        (576, 576, -1340.2, "have their own number; of independently trained models at most one pair in 576! would"),
+        (1, 288, -583.5, "order of their numbers; of independently trained models at most one pair in 10^584 would"),
+        (1, 32, 0.0, "are in the order of their numbers, as those of independently trained models may be"),
+    ],
+)
+def test_numbers_that_show_nothing_are_not_said_to_be_rare(own, in_order, log10_p, end):
+    found = NumberingResult(pairs=576, own_number=own, in_order=in_order, log10_p=log10_p, certain_share=1.0)
+    assert numbering_text(found).endswith(end)

@@ -15,13 +15,14 @@ BY = {"screen": "channels", "embedding": "channels", "unembedding": "head", "neu
 
 
 def methods_section(results: Results, figures: dict[str, Figure]) -> str:
-    """Of each method and base what settled it, log10 p, and how many MB were read."""
+    """Of each method and base what settled it, log10 p, and the MB read."""
     del figures
     rows = results["real-methods"]
     related = [row for row in rows if row["related"]]
     strangers = [row for row in rows if not row["related"]]
     missed = [row for row in related if row["verdict"] != "homologous"]
     names = dict.fromkeys(row["method"] for row in rows)
+    published = {row["method"] for row in rows if row["published"]}
     kinds = [(base, left) for base in BASES for left in ("all", "layers")]
     cells = [
         [
@@ -35,16 +36,25 @@ def methods_section(results: Results, figures: dict[str, Figure]) -> str:
     return "\n\n".join(
         [
             "## What published methods leave",
-            f"{len(names)} methods on two real models (`python -m benchmarks.real.methods`). Nothing is trained: where "
-            "a method trains, what it starts from is compared. *As it is*: what the method makes, compared with its "
-            "base. *Layers alone*: the embeddings drawn anew as well, and the residual stream rotated where the method "
-            "leaves most of the layers. A cell says what settled it and log10 p. Strangers: what the method makes of "
-            f"SmolLM2, compared with Qwen. **{len(related) - len(missed)} of {len(related)} relatives are found, "
-            f"{sum(row['verdict'] == 'homologous' for row in strangers)} of {len(strangers)} strangers are.**",
+            f"{len(published)} published methods on two real models, and {len(names) - len(published)} edits that "
+            "nobody publishes, made to be hard (`python -m benchmarks.real.methods`). Nothing is trained: where a "
+            "method trains, what it starts from is compared. What a method chooses by running the model is chosen by "
+            "size or by chance, save the bases of SliceGPT. *As it is*: what the method makes, compared with its base. "
+            "*Layers alone*: the embeddings drawn anew as well, and the residual stream rotated where the method "
+            "leaves most of the layers. A cell says what settled it, log10 p, and MB read, tokenizers among them. "
+            "Strangers: what the method makes of SmolLM2, compared with Qwen. "
+            f"**{_found(related, True)} relatives by published methods are found, {_found(related, False)} by the "
+            f"others, {sum(row['verdict'] == 'homologous' for row in strangers)} of {len(strangers)} strangers are.** "
+            "A draft layer of EAGLE that was drawn anew shares nothing with its base; the row compares a copied one.",
             table(["method", *head, "stranger"], cells),
             _why_missed(missed),
         ]
     )
+
+
+def _found(related: Sequence[Row], is_published: bool) -> str:
+    chosen = [row for row in related if row["published"] is is_published]
+    return f"{sum(row['verdict'] == 'homologous' for row in chosen)} of {len(chosen)}"
 
 
 def _cell(rows: Sequence[Row], name: str, base: str, left: str) -> str:
@@ -61,7 +71,7 @@ def _cell(rows: Sequence[Row], name: str, base: str, left: str) -> str:
         n_matched = f", {layers['n_matched']} of {layers['n_layers']}"
     if row["settled_by"] == "neurons":
         n_matched = f", {neurons['n_matched']} layer{'s' * (neurons['n_matched'] != 1)}"
-    return f"{BY[row['settled_by']]}{n_matched}, {row['log10_p']:,.0f}"
+    return f"{BY[row['settled_by']]}{n_matched}, {row['log10_p']:,.0f}, {row['bytes_read'] / 1e6:.0f} MB"
 
 
 def _why_missed(missed: Sequence[Row]) -> str:
@@ -69,6 +79,7 @@ def _why_missed(missed: Sequence[Row]) -> str:
         return "None was missed."
     names = dict.fromkeys(row["done"] for row in missed)
     return (
-        f"Missed: {'; '.join(names)}. Q, O, gate and down are not tested by themselves, and a third of the neurons is "
-        "below the rule of three quarters."
+        f"Not found: {'; '.join(names)}. Q, O and down are not tested by themselves. Where a gate or a third of the "
+        "neurons is kept, more neurons have their own number than chance allows, and too few are certain: "
+        "`inconclusive`."
     )

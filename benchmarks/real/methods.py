@@ -4,9 +4,10 @@
 
 Each method is applied to two base models. The result is compared with its base as it is, and where the method keeps
 the layers also with new random embeddings and the residual stream rotated: then only the layers are left. (Where most
-of the layers is foreign, the stream is not rotated.) Strangers are
-what one method makes of the two bases. Nothing is trained: where a method trains, what it starts from is judged. Rows
-go to ``benchmarks/results/real-methods.jsonl``; the models are written to a temporary folder, one at a time.
+of the layers is foreign, the stream is not rotated.) Strangers are what a method makes of one base, beside the other.
+Nothing is trained or chosen by running the model, save the bases of SliceGPT: entries go by their size, rotations by
+chance. What is no published method, made to be hard, says so. Rows go to ``benchmarks/results/real-methods.jsonl``;
+the models are written to a temporary folder, one at a time.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ import torch
 
 from benchmarks.real.bases import base_folder, load
 from benchmarks.real.judging import ALPHA, numbers
-from benchmarks.real.relatives import new_embeddings, noise
+from benchmarks.real.relatives import config_of, new_embeddings, noise
 from benchmarks.real.sliced import sliced
 from benchmarks.real.trained import tokens_of
 from benchmarks.real.workshop import MIDDLE, SMALL, Model, built
 from benchmarks.zoo import edits
 from benchmarks.zoo.run import read_lines
-from benchmarks.zoo.stack import Affine, Stack, shape_of, state_dict, take_apart
+from benchmarks.zoo.stack import Affine, Stack, state_dict, take_apart
 from mdir_hf import HomologyChecker, MdirError
 
 if TYPE_CHECKING:
@@ -45,6 +46,14 @@ State = dict[str, torch.Tensor]
 Config = dict[str, Any]
 Edit = Callable[[Stack, torch.Generator], Stack]
 PROJECTIONS = ("q", "k", "v", "o", "gate", "up", "down")
+
+
+OF_SVD_LLM = ("_u_proj.weight", "_v_proj.weight")
+OF_ASVD = ("_proj.ALinear.weight", "_proj.BLinear.weight")
+"""Endings of the names of two factors."""
+
+UNSAID = ("quantization_config", "_name_or_path")
+"""What a config of a base says that does not hold for what is made of it."""
 
 
 def _unnamed(state: State) -> State:
@@ -67,6 +76,7 @@ class Method:
         renamed: How it names and splits what it stores; the names of transformers by default.
         keeps_layers: Whether the layers alone are enough to be found.
         keeps_embeddings: Whether it is also compared as it is.
+        is_published: Whether people do this to models; else it was made to be hard.
         is_turned: Whether the residual stream is rotated, too, where the layers alone are compared.
         config: What it makes of the config.
     """
@@ -78,6 +88,7 @@ class Method:
     keeps_layers: bool = True
     keeps_embeddings: bool = True
     is_turned: bool = True
+    is_published: bool = True
     config: Callable[[Stack, Config], Config] = _as_it_is
 
 
@@ -246,12 +257,12 @@ def llm_pruner(stack: Stack, generator: torch.Generator) -> Stack:
         kept = torch.arange(stack.n_kv_heads)[: max(1, stack.n_kv_heads - index % 2)]
         kv = (d * kept[:, None] + torch.arange(d)).flatten()
         q = (group * d * kept[:, None] + torch.arange(group * d)).flatten()
-        block.k, block.v = edits._rows(block.k, kv), edits._rows(block.v, kv)
-        block.q, block.o = edits._rows(block.q, q), edits._columns(block.o, q)
+        block.k, block.v = edits.take_rows(block.k, kv), edits.take_rows(block.v, kv)
+        block.q, block.o = edits.take_rows(block.q, q), edits.take_columns(block.o, q)
         n = block.up.weight.shape[0]
         neurons = torch.randperm(n, generator=generator)[: n - 8 * (5 + index)].sort().values
-        block.up, block.gate = edits._rows(block.up, neurons), edits._rows(block.gate, neurons)
-        block.down = edits._columns(block.down, neurons)
+        block.up, block.gate = edits.take_rows(block.up, neurons), edits.take_rows(block.gate, neurons)
+        block.down = edits.take_columns(block.down, neurons)
     return stack
 
 
@@ -413,23 +424,34 @@ def methods(base: str) -> list[Method]:
             only(part),
             keeps_embeddings=False,
             is_turned=False,
+            is_published=False,
         )
         for part in PROJECTIONS
     )
     return [
         Method("slicegpt", "SliceGPT: a quarter of the channels cut, a basis in every layer", slicegpt(base)),
-        Method("quarot-4bit", "QuaRot, SpinQuant: Hadamard rotations, 4 bits", quarot),
+        Method("quarot-4bit", "QuaRot: Hadamard rotations, 4 bits", quarot),
         Method("int2", "2 bits, groups of 64", on_matrices(rounded(2))),
         Method("ternary", "BitNet b1.58: three values", on_matrices(ternary)),
-        Method("2-of-4", "Wanda, SparseGPT: 2 of 4 entries", on_matrices(two_of_four)),
+        Method("2-of-4", "the pattern of Wanda and SparseGPT: 2 of 4 entries", on_matrices(two_of_four)),
         Method("sparse-70", "70 % of the entries removed", on_matrices(smallest_removed(0.7))),
-        Method("svd", "SVD-LLM: half of the numbers, multiplied out", on_matrices(low_rank)),
-        Method("svd-llm", "SVD-LLM as it is stored", keep, in_factors(("_u_proj.weight", "_v_proj.weight"))),
-        Method("asvd", "ASVD as it is stored", keep, in_factors(("_proj.ALinear.weight", "_proj.BLinear.weight"))),
+        Method("svd", "truncated SVD, half of the numbers, multiplied out", on_matrices(low_rank)),
+        Method(
+            "svd-llm",
+            "truncated SVD under the names of SVD-LLM",
+            keep,
+            in_factors(("_u_proj.weight", "_v_proj.weight")),
+        ),
+        Method(
+            "asvd",
+            "truncated SVD under the names of ASVD",
+            keep,
+            in_factors(("_proj.ALinear.weight", "_proj.BLinear.weight")),
+        ),
         Method("minitron", "Minitron: channels and neurons cut, neurons by size", minitron),
         Method("shortgpt", "ShortGPT: a quarter of the layers left out", short),
-        Method("llm-pruner", "LLM-Pruner, FLAP: layers of different widths", llm_pruner),
-        Method("puzzle", "Puzzle: layers without attention", keep, puzzle, config=puzzle_config),
+        Method("llm-pruner", "the shapes of LLM-Pruner and FLAP: layers of different widths", llm_pruner),
+        Method("puzzle", "the names of Puzzle: layers without attention", keep, puzzle, config=puzzle_config),
         Method(
             "kv-averaged",
             "key/value heads averaged to one",
@@ -448,21 +470,40 @@ def methods(base: str) -> list[Method]:
             "Mamba-in-Llama, LoLCATs, QRWKV: attention drawn anew",
             on_matrices(shuffled, ("q", "k", "v", "o")),
         ),
-        Method("one-layer", "one layer kept, the others foreign", one_layer),
-        Method("third-of-neurons", "a third of the neurons kept", third_of_neurons, keeps_embeddings=False),
+        Method("one-layer", "one layer kept, the others foreign", one_layer, is_published=False),
+        Method(
+            "third-of-neurons",
+            "a third of the neurons kept",
+            third_of_neurons,
+            keeps_embeddings=False,
+            is_published=False,
+        ),
         *only_one,
         Method("factorised", "embedding of rank 128", factorised_embedding, keeps_layers=False),
         Method("dare-90", "DARE: nine tenths of the update dropped", of_task(dare, base)),
         Method("negated", "the fine-tune subtracted", of_task(lambda mine, change, _: mine - change, base)),
-        Method("hidden", "every transformation that keeps the function", edits.obfuscate, keeps_layers=False),
+        Method(
+            "hidden",
+            "every transformation that keeps the function",
+            edits.obfuscate,
+            keeps_layers=False,
+            is_published=False,
+        ),
         Method(
             "hidden-noise",
             "the same, then noise of 1 RMS",
             lambda stack, generator: noise(1.0)(edits.obfuscate(stack, generator), generator),
             keeps_layers=False,
+            is_published=False,
         ),
         Method("eagle-1", "EAGLE-1: a new layer under the base's embedding", eagle, eagle_1, keeps_layers=False),
-        Method("eagle-3", "EAGLE-3: a layer of the base, no embedding", keep, draft_layer, keeps_layers=False),
+        Method(
+            "eagle-3",
+            "the names of EAGLE-3, no embedding; the layer is a copy of the base's",
+            keep,
+            draft_layer,
+            keeps_layers=False,
+        ),
         Method(
             "medusa",
             "Medusa: heads from the base's unembedding",
@@ -479,28 +520,17 @@ def write(model: PreTrainedModel, base: Path, method: Method, folder: Path, *, h
     """Write what a method makes of a model, in BF16, without ever building a module of it."""
     from safetensors.torch import save_file
 
+    torch.manual_seed(7)  # of what goes beside the stack
     generator = torch.Generator().manual_seed(7)
-    stack = take_apart(model)
-    stack = method.edit(stack, generator)
+    stack = method.edit(take_apart(model), generator)
     if hides:
         stack = new_embeddings(stack, generator)
         stack = edits.turn_stream(stack, generator) if method.is_turned else stack
-    shape = shape_of(stack)
-    config = model.config.to_dict() | {
-        "architectures": [type(model).__name__],
-        "vocab_size": shape.vocabulary,
-        "hidden_size": shape.width,
-        "intermediate_size": shape.n_neurons,
-        "num_hidden_layers": shape.n_layers,
-        "num_attention_heads": shape.n_heads,
-        "num_key_value_heads": shape.n_kv_heads,
-        "head_dim": shape.head_dim,
-        "tie_word_embeddings": shape.tied,
-    }
-    config = {key: value for key, value in config.items() if key not in ("quantization_config", "_name_or_path")}
+    config = {key: value for key, value in config_of(model, stack).items() if key not in UNSAID}
+    config["architectures"] = [type(model).__name__]
     config = method.config(stack, config)
     state = state_dict(stack)
-    if shape.tied:
+    if stack.head is None:
         state.pop("lm_head.weight")
     stored = method.renamed(state)
     folder.mkdir(parents=True)
@@ -541,7 +571,14 @@ def main() -> None:
 
     def told(base: str, method: Method, left: str, row: dict[str, Any]) -> None:
         is_related = left != "stranger"
-        row = {"base": base, "method": method.name, "done": method.done, "left": left, "related": is_related, **row}
+        row = {
+            "base": base,
+            "method": method.name,
+            "done": method.done,
+            "left": left,
+            "related": is_related,
+            "published": method.is_published,
+        } | row
         rows[base, method.name, left] = row
         RESULTS.write_text("".join(json.dumps(each) + "\n" for each in rows.values()), encoding="utf-8")
         against = "" if (row["verdict"] == "homologous") is is_related and "error" not in row else "   <-- look"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -50,6 +50,13 @@ def edited(model: PreTrainedModel, how: Edited, seed: int = 7) -> PreTrainedMode
 @torch.no_grad()
 def rebuilt(model: PreTrainedModel, stack: Stack) -> PreTrainedModel:
     """A model of these weights, in float32, whose configuration is that of ``model`` but for the sizes."""
+    made: PreTrainedModel = type(model)(type(model.config)(**config_of(model, stack)))
+    made.load_state_dict({name: weight.float() for name, weight in state_dict(stack).items()})
+    return made.eval()
+
+
+def config_of(model: PreTrainedModel, stack: Stack) -> dict[str, Any]:
+    """The configuration of ``model`` with the sizes of a stack."""
     shape = shape_of(stack)
     sizes = {
         "vocab_size": shape.vocabulary,
@@ -64,9 +71,7 @@ def rebuilt(model: PreTrainedModel, stack: Stack) -> PreTrainedModel:
     config = model.config.to_dict() | sizes
     if "layer_types" in config:
         config["layer_types"] = ["full_attention"] * shape.n_layers
-    made: PreTrainedModel = type(model)(type(model.config)(**config))
-    made.load_state_dict({name: weight.float() for name, weight in state_dict(stack).items()})
-    return made.eval()
+    return config
 
 
 # --- edits that keep the function

@@ -26,19 +26,19 @@ def cut_width(stack: Stack, *, n_channels: int, n_heads: int, n_neurons: int) ->
     made.embedding = made.embedding[:, channels]
     made.head = None if made.head is None else made.head[:, channels]
     made.positions = None if made.positions is None else made.positions[:, channels]
-    made.norm = _rows(made.norm, channels)
+    made.norm = take_rows(made.norm, channels)
     for block in made.blocks:
         heads = _largest(block.o.weight.reshape(-1, made.n_heads, d).square().sum((0, 2)), n_heads)
         rows = (d * heads[:, None] + torch.arange(d)).flatten()
         neurons = _largest(block.down.weight.norm(dim=0), n_neurons)
-        block.attention_norm, block.mlp_norm = (_rows(x, channels) for x in (block.attention_norm, block.mlp_norm))
-        block.q = _columns(_rows(block.q, rows), channels)
+        block.attention_norm, block.mlp_norm = (take_rows(x, channels) for x in (block.attention_norm, block.mlp_norm))
+        block.q = take_columns(take_rows(block.q, rows), channels)
         kv = rows if made.n_kv_heads == made.n_heads else torch.arange(block.k.weight.shape[0])
-        block.k, block.v = (_columns(_rows(x, kv), channels) for x in (block.k, block.v))
-        block.o = _rows(_columns(block.o, rows), channels)
-        block.up = _columns(_rows(block.up, neurons), channels)
-        block.gate = None if block.gate is None else _columns(_rows(block.gate, neurons), channels)
-        block.down = _rows(_columns(block.down, neurons), channels)
+        block.k, block.v = (take_columns(take_rows(x, kv), channels) for x in (block.k, block.v))
+        block.o = take_rows(take_columns(block.o, rows), channels)
+        block.up = take_columns(take_rows(block.up, neurons), channels)
+        block.gate = None if block.gate is None else take_columns(take_rows(block.gate, neurons), channels)
+        block.down = take_rows(take_columns(block.down, neurons), channels)
     if made.n_kv_heads == made.n_heads:
         made.n_kv_heads = n_heads
     elif n_heads != made.n_heads:
@@ -158,8 +158,8 @@ def shuffle_heads(stack: Stack, block: Block, generator: torch.Generator) -> Non
     kv = torch.randperm(n_kv, generator=generator)
     queries = torch.cat([group * g + torch.randperm(group, generator=generator) for g in kv])
     kv_rows, query_rows = ((d * heads[:, None] + torch.arange(d)).flatten() for heads in (kv, queries))
-    block.q, block.o = _rows(block.q, query_rows), _columns(block.o, query_rows)
-    block.k, block.v = _rows(block.k, kv_rows), _rows(block.v, kv_rows)
+    block.q, block.o = take_rows(block.q, query_rows), take_columns(block.o, query_rows)
+    block.k, block.v = take_rows(block.k, kv_rows), take_rows(block.v, kv_rows)
 
 
 @torch.no_grad()
@@ -190,10 +190,10 @@ def turn_planes(stack: Stack, block: Block, generator: torch.Generator) -> None:
 def shuffle_neurons(block: Block, generator: torch.Generator, *, signed: bool) -> None:
     """Reorder the neurons of a layer in place, with random signs where ``signed`` and a gate allows them."""
     neurons = torch.randperm(block.up.weight.shape[0], generator=generator)
-    block.up, block.down = _rows(block.up, neurons), _columns(block.down, neurons)
+    block.up, block.down = take_rows(block.up, neurons), take_columns(block.down, neurons)
     if block.gate is None:
         return
-    block.gate = _rows(block.gate, neurons)
+    block.gate = take_rows(block.gate, neurons)
     if signed:
         signs = (torch.randint(2, (len(neurons),), generator=generator) * 2 - 1).to(block.up.weight.dtype)
         block.up.weight = block.up.weight * signs[:, None]
@@ -235,11 +235,13 @@ def _largest(sizes: torch.Tensor, count: int) -> torch.Tensor:
     return sizes.topk(count).indices.sort().values
 
 
-def _rows(affine: Affine, chosen: torch.Tensor) -> Affine:
+def take_rows(affine: Affine, chosen: torch.Tensor) -> Affine:
+    """Some rows of a map or entries of a norm, with their biases."""
     return Affine(affine.weight[chosen], None if affine.bias is None else affine.bias[chosen])
 
 
-def _columns(affine: Affine, chosen: torch.Tensor) -> Affine:
+def take_columns(affine: Affine, chosen: torch.Tensor) -> Affine:
+    """Some columns of a map."""
     return Affine(affine.weight[:, chosen], affine.bias)
 
 

@@ -12,6 +12,7 @@ SAME_FILES = (
     "The weight files of both are one file on this disk, or have one SHA-256; p is the chance that digests agree."
 )
 STOPPED_BEFORE_LAYERS = "The layers were not compared: it was stopped before."
+STOPPED_BEFORE_NEURONS = "The neurons of some layers only were compared: it was stopped before."
 STOPPED_BEFORE_UNEMBEDDINGS = "The unembeddings (lm_head) were not compared: it was stopped before."
 NO_COMMON_MATRIX = (
     "No embeddings or unembeddings (lm_head) were compared: one of the models has none of its own. Its layers were, "
@@ -161,6 +162,17 @@ def of_neurons(neurons: NeuronNumbers, *, has_embeddings: bool) -> tuple[str, ..
         f"{'The embeddings do not settle it. ' if has_embeddings else ''}{neurons.tested} neurons of each layer that "
         f"was looked at ({which}) were compared, after a rotation of the residual stream that was fitted on "
         f"{neurons.fitted} others; nothing else of the layers decides this verdict.",
+    )
+
+
+def of_uncertain_neurons(neurons: NeuronNumbers) -> str:
+    """More neurons have their own number than chance allows, and in no layer are most of them certain."""
+    most = max(map(max, neurons.own_number))
+    return (
+        "Neurons have their own number more often than in independently trained models "
+        f"(log10 p {neurons.log10_p:.0f}, at most {most} of {neurons.tested} in a pair of layers), but in no pair are "
+        "three quarters of them certain one by one. A part of the neurons may be common, or somebody arranged the "
+        "numbers."
     )
 
 

@@ -180,6 +180,8 @@ def decide(
     accepts_layers = is_significant and not doubts
     refused = [one.log10_p for one in matrices.values() if one.log10_p < log10_alpha and not is_trusted(one)]
     refused += [layers.log10_p] if layers is not None and doubts else []
+    few_are_certain = neurons is not None and neurons.log10_p < log10_alpha and not neurons.matches
+    refused += [neurons.log10_p] if neurons is not None and few_are_certain else []
     not_accepted = min(refused, default=None)
 
     def homologous(
@@ -210,6 +212,8 @@ def decide(
     for one in matrices.values():
         if one.settled_by is not None:
             return inconclusive(Reason.NULL_NOT_VALIDATED, _doubts_of_matrix(one))
+    if neurons is not None and few_are_certain:
+        return inconclusive(Reason.NULL_NOT_VALIDATED, (caveats.of_uncertain_neurons(neurons),))
     on_few_axes = [name for name, one in matrices.items() if one.log10_p < log10_alpha]
     if on_few_axes and (layers is None or layers_noise < LEAST_NOISE):
         return inconclusive(Reason.FEW_SHARED_AXES)

@@ -242,6 +242,7 @@ class Comparison:
         few = self.neurons
         if few is None or _holds_every_layer(few, self.reference, self.candidate):
             return
+        self._tell(caveats.STOPPED_BEFORE_NEURONS)
         with suppress(AnatomyError, UnsupportedFormatError), self.watch.step("neurons"):
             self.watch.enter("neurons")
             first, second = self._take_neurons(every=True, n_fitted_rows=FEW_FITTED_ROWS)

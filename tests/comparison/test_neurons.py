@@ -236,3 +236,15 @@ def test_layers_with_other_numbers_of_neurons_are_left_out(base, save):
     mlp.down_proj.weight.data = mlp.down_proj.weight.data[:, :150]
     found = judged(reference, save(candidate, "pruned"))
     assert [tuple(match) for match in found.neurons.matches] == [(1, 1), (2, 2), (3, 3)]
+
+
+def test_a_part_of_the_neurons_is_neither_a_finding_nor_nothing(base, save):
+    """As with half of the neurons drawn anew and the rest rotated: too few are certain, too many for chance."""
+    other = new_model(seed=9, **SIZES)
+    for mine, theirs in zip(base.model.layers, other.model.layers, strict=True):
+        for name in ("gate_proj", "up_proj"):
+            getattr(theirs.mlp, name).weight.data[::2] = getattr(mine.mlp, name).weight.data[::2]
+    found = judged(save(base, "base"), save(edited(other, turned(other, turn=plain_qr(96))), "part"))
+    assert (found.verdict, found.reason) == (Verdict.INCONCLUSIVE, Reason.NULL_NOT_VALIDATED)
+    assert found.log10_p_not_accepted == found.neurons.log10_p < -10.0 and not found.neurons.matches
+    assert any("A part of the neurons may be common" in caveat for caveat in found.caveats)

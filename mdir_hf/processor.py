@@ -23,8 +23,7 @@ from mdir_hf.errors import InputError
 LARGE = 5e9
 """Floating-point operations from which work earns all cores: a tenth of a second of one core. Measured with two threads
 on two cores, one of them shared with another program: an SVD of 1024 x 1024 was 1.6 (float32) to 2.2 times (float64) as
-fast, one of 512 x 512 0.2 times in float64, a product of 64 x 64 took 16 ms in place of 0.02
-(``benchmarks/threads.py --sizes``)."""
+fast, one of 512 x 512 0.2 times in float64, a product of 64 x 64 took 16 ms in place of 0.02."""
 
 T = TypeVar("T")
 

@@ -115,8 +115,8 @@ PAPER = {
 """Sections that ``benchmarks.paper`` writes, in the order of the page."""
 
 NOT_RUN = (
-    "- Nothing here was run on a model of the Hub: the machine had no network. LeaFBench's own 65 models wait for "
-    "somebody who has one (`python -m benchmarks.leafbench`).",
+    "- Nothing here was run on a model of the Hub: the machine had no network. LeaFBench's own 65 models were "
+    "not tried.",
     "- Models of the zoo have 192 channels and some five million parameters, trained for a minute. What long "
     "training does to real models is not shown by them.",
     "- One draw of everything: one seed for each kind of descendant and family, so that rates over kinds have no "

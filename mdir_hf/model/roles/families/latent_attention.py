@@ -20,6 +20,8 @@ _LATENT = RowsOfEach(1, "kv_lora_rank")
 _LONGCAT = {"longcat_flash"}
 _ATTENTION = r"(?:self_attn|attention|self_attn\.0)"
 
+_MHA2MLA = r"self_attn\.kv_proj"
+
 _AXK2 = frozenset({"axk2"})
 _DEEPSEEK_V4 = frozenset({"deepseek_v4"})
 
@@ -44,6 +46,12 @@ ROWS: tuple[LayerRow, ...] = (
     # A.X-K2: norms with a gate of low rank behind them.
     *rows(named(r"%s_layernorm\.norm", "input post_attention", NORMS), _AXK2),
     *rows({r"(?:input|post_attention)_layernorm\.(?:W_down|W_up|mlp\.fc1|mlp\.fc2)": ()}, _AXK2),
+    # MHA2MLA: the turned rows of q and k stand before all others, those of k in a tensor of their own: neither has its
+    # heads. The others of k pass a factor, with v or alone, and v may pass none.
+    *rows({r"self_attn\.q_proj": ()}, beside=rf"{_MHA2MLA}\.up_v\.weight"),
+    *rows({r"self_attn\.k_r_proj": (), rf"{_MHA2MLA}\.(?:up_k|down_k|down_v)": ()}),
+    *rows({rf"{_MHA2MLA}\.down_kv": Role.KV_LATENT}),
+    *rows({rf"{_MHA2MLA}\.up_v": Role.V}, unless_beside=rf"{_MHA2MLA}\.down_k?v\.weight"),
     # DeepSeek-V4: one key for all heads, which is the value too. Its output passes two factors in groups.
     *rows({r"(?:attn\.wkv|self_attn\.kv_proj)": (Role.K, Role.V)}, _DEEPSEEK_V4, n_heads=("heads", 1)),
     *rows({r"(?:attn\.norm|self_attn\.kv_norm)": Role.K_NORM}, _DEEPSEEK_V4),
@@ -76,6 +84,7 @@ PRODUCT_ROWS: tuple[ProductRow, ...] = (
         for gain in (rf"{_ATTENTION}\.kv_a_(?:layer)?norm\.weight", None)
         for role, layout in ((Role.K, _WITHOUT_POSITIONS), (Role.V, _VALUES))
     ),
+    ProductRow(Role.V, rf"{_MHA2MLA}\.up_v\.weight", rf"{_MHA2MLA}\.down_k?v\.weight", None),
     # A.X-K2: queries, and a gate of the output, of the latent behind its norm and before it, side by side.
     ProductRow(
         Role.Q,

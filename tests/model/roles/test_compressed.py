@@ -112,8 +112,11 @@ METHODS = {
     "SVD-LLM": by_weight(svd_llm), "ASVD": by_weight(asvd), "QuaRot": by_weight(quarot), "SliceGPT": sliced,
     "MHA2MLA": mha2mla("joint"), "MHA2MLA, split": mha2mla("split"),
 }  # fmt: skip
-WITH_ROLES = {"MHA2MLA": {*"v o gate up down".split(), "kv_latent"}, "MHA2MLA, split": set("v o gate up down".split())}
-ALL = {*"q k v o gate up down".split()}
+WITH_ROLES = {
+    "MHA2MLA": {*["v", "o", "gate", "up", "down"], "kv_latent"},
+    "MHA2MLA, split": set(["v", "o", "gate", "up", "down"]),
+}
+ALL = {*["q", "k", "v", "o", "gate", "up", "down"]}
 
 
 def write(folder, model, make=dict):

@@ -113,10 +113,10 @@ METHODS = {
     "MHA2MLA": mha2mla("joint"), "MHA2MLA, split": mha2mla("split"),
 }  # fmt: skip
 WITH_ROLES = {
-    "MHA2MLA": {*["v", "o", "gate", "up", "down"], "kv_latent"},
-    "MHA2MLA, split": set(["v", "o", "gate", "up", "down"]),
+    "MHA2MLA": {"v", "o", "gate", "up", "down", "kv_latent"},
+    "MHA2MLA, split": {"v", "o", "gate", "up", "down"},
 }
-ALL = {*["q", "k", "v", "o", "gate", "up", "down"]}
+ALL = {"q", "k", "v", "o", "gate", "up", "down"}
 
 
 def write(folder, model, make=dict):

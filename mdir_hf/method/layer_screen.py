@@ -19,7 +19,7 @@ What is guaranteed, and what is not:
   full test needs a mean matched entry of ``sqrt(2 (ln d! - ln alpha)) / d``, which lies several standard deviations of
   the screen above its null mean if the evidence is spread over channels; and if it is concentrated on a share q >= c/d
   of them (entries are at most 1), all of S misses them with probability at most ``(1 - q)^d0``, 7e-4 at d = 1024 and
-  d0 = 64. The tests measure misses.
+  d0 = 64. The tests look for misses over many seeds.
 """
 
 from __future__ import annotations

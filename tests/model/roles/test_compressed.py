@@ -83,40 +83,40 @@ def by_weight(made_of):
 
 
 def mha2mla(svd):
-    """As MHA2MLA: of each head's rows the first half is turned; the others pass one factor with v, or their own."""
+    """As MHA2MLA: the first half of each head's rows is turned; k's others and v pass one factor, one each, or none."""
+
+    def low_rank(weight, name, at):
+        left, right = factors(weight, rank=len(weight) // 2)
+        return {f"{at}kv_proj.up_{name}.weight": left, f"{at}kv_proj.down_{name}.weight": right}
 
     def make(tensors):
         made = dict(tensors)
         for layer in range(SIZES["num_hidden_layers"]):
             at = f"model.layers.{layer}.self_attn."
-            k, v = made.pop(f"{at}k_proj.weight"), made.pop(f"{at}v_proj.weight")
-            is_turned = torch.arange(16).repeat(len(k) // 16) < 8
-            made[f"{at}k_r_proj.weight"] = k[is_turned]
-            of_q = torch.arange(16).repeat(SIZES["num_attention_heads"]) >= 8
-            made[f"{at}q_proj.weight"] = made[f"{at}q_proj.weight"][of_q.int().argsort(stable=True)]
-            of_k, of_v = (k[~is_turned], v) if svd == "split" else (torch.cat([k[~is_turned], v]), None)
-            left, right = factors(of_k, 24 if svd == "split" else 48)
-            if of_v is None:
-                made |= {f"{at}kv_proj.down_kv.weight": right, f"{at}kv_proj.up_k.weight": left[: -len(v)]}
-                made[f"{at}kv_proj.up_v.weight"] = left[-len(v) :]
-            else:
-                made |= {f"{at}kv_proj.down_k.weight": right, f"{at}kv_proj.up_k.weight": left}
-                left, right = factors(v, 48)
-                made |= {f"{at}kv_proj.down_v.weight": right, f"{at}kv_proj.up_v.weight": left}
+            q, k, v = (made.pop(f"{at}{name}_proj.weight") for name in "qkv")
+            of_q, of_k = (torch.arange(len(weight)) % SIZES["head_dim"] < SIZES["head_dim"] // 2 for weight in (q, k))
+            made[f"{at}q_proj.weight"] = torch.cat([q[of_q], q[~of_q]])
+            made[f"{at}k_r_proj.weight"], rest = k[of_k], k[~of_k]
+            if svd == "joint":
+                left, right = factors(torch.cat([rest, v]))
+                made[f"{at}kv_proj.down_kv.weight"] = right
+                made[f"{at}kv_proj.up_k.weight"], made[f"{at}kv_proj.up_v.weight"] = (
+                    left[: len(rest)],
+                    left[len(rest) :],
+                )
+                continue
+            for name, weight, is_cut in (("k", rest, svd != "only_value"), ("v", v, svd != "only_key")):
+                made |= low_rank(weight, name, at) if is_cut else {f"{at}kv_proj.up_{name}.weight": weight}
         return made
 
     return make
 
 
-METHODS = {
-    "SVD-LLM": by_weight(svd_llm), "ASVD": by_weight(asvd), "QuaRot": by_weight(quarot), "SliceGPT": sliced,
-    "MHA2MLA": mha2mla("joint"), "MHA2MLA, split": mha2mla("split"),
-}  # fmt: skip
-WITH_ROLES = {
-    "MHA2MLA": {"v", "o", "gate", "up", "down", "kv_latent"},
-    "MHA2MLA, split": {"v", "o", "gate", "up", "down"},
-}
-ALL = {"q", "k", "v", "o", "gate", "up", "down"}
+SVDS = {f"MHA2MLA, {svd}": mha2mla(svd) for svd in ("joint", "split", "only_key", "only_value")}
+METHODS = {"SVD-LLM": by_weight(svd_llm), "ASVD": by_weight(asvd), "QuaRot": by_weight(quarot), "SliceGPT": sliced}
+METHODS |= SVDS
+ROLES = {"q", "k", "v", "o", "gate", "up", "down"}
+ROLES_OF = {method: ROLES - {"q", "k"} for method in SVDS} | {"MHA2MLA, joint": ROLES - {"q", "k"} | {"kv_latent"}}
 
 
 def write(folder, model, make=dict):
@@ -132,7 +132,7 @@ def write(folder, model, make=dict):
 def test_every_weight_of_a_layer_has_a_role(method, tmp_path):
     model = Model(open_repository(str(write(tmp_path / "it", new_model(seed=0, **SIZES), METHODS[method]))))
     assert model.anatomy.unplaced == () and model.anatomy.unread_layers == ()
-    wanted = WITH_ROLES.get(method, ALL)
+    wanted = ROLES_OF.get(method, ROLES)
     assert all({r.value for r in layer.parts if not r.is_norm} == wanted for layer in model.anatomy.layers)
     for layer in model.anatomy.layers:
         model.anatomy.check_shapes(layer, lambda name: model.tensors.spec(name).shape)

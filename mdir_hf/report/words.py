@@ -131,10 +131,12 @@ def neurons_text(found: NeuronNumbers) -> str:
     n_layers = len(found.matches)
     n_own, n_tested = found.own_in_matches, found.tested * n_layers
     share = f"all {n_tested:,}" if n_own == n_tested else f"{n_own:,} of {n_tested:,}"
-    places = f"{n_layers} layers"
+    n_compared = len(found.candidate_layers)
+    places = f"{n_layers} layers" if n_layers == n_compared else f"{n_layers} of the {n_compared} layers compared"
     if n_layers == 1:
         (i, j), *_ = found.matches
         places = f"layer {i}" if i == j else f"layer {i} of the reference and layer {j} of the candidate"
+        places += f", one of {n_compared} compared," if n_compared > 1 else ""
     return (
         f"{share} neurons that were tested in {places} have their own number; of independently trained models "
         f"at most one pair in 10^{-found.log10_p:,.0f} would"

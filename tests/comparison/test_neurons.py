@@ -74,6 +74,14 @@ def test_new_embeddings_are_found_by_the_numbers_of_neurons(base, save):
     assert HomologyReport.from_json(report.to_json()) == report
 
 
+def test_foreign_layers_are_counted_in_the_sentence(base, save):
+    candidate = new_model(seed=9, **SIZES)
+    for kept in (0, 3):
+        candidate.model.layers[kept].load_state_dict(base.model.layers[kept].state_dict())
+    report = judged(save(base, "base"), save(edited(candidate, turned(candidate, turn=plain_qr(96))), "half"))
+    assert "all 64 neurons that were tested in 2 of the 4 layers compared have their own number" in report.sentence
+
+
 def test_a_rotated_stream_with_new_embeddings_is_found(base, save):
     candidate = new_embeddings(edited(base, turned(base, turn=plain_qr(96))))
     report = judged(save(base, "base"), save(candidate, "turned"))
@@ -194,7 +202,7 @@ def test_one_copied_layer_of_many_is_found_in_another_basis(save):
     assert (found.verdict, found.settled_by) == (Verdict.HOMOLOGOUS, SettledBy.NEURONS)
     assert found.neurons.fitted == FEW_FITTED_ROWS // 2
     assert [tuple(match) for match in found.neurons.matches] == [(2, 6)]
-    assert "tested in layer 2 of the reference and layer 6 of the candidate" in found.sentence
+    assert "tested in layer 2 of the reference and layer 6 of the candidate, one of 12 compared, have" in found.sentence
     assert found.sentence.endswith("nothing else was found to match.")
     silent = judged(place, stranger)
     assert silent.verdict is Verdict.NO_EVIDENCE and len(silent.neurons.candidate_layers) == 12

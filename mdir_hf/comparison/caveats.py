@@ -185,6 +185,16 @@ def of_neuron_numbers(*models: Comparable) -> tuple[str, ...]:
     )
 
 
+def of_other_experts(*models: Comparable) -> tuple[str, ...]:
+    """A "no" on mixtures of experts compared one expert of each layer at most."""
+    return tuple(
+        f"Of the experts of each layer of {model.label} at most the first was compared. A model that shares only other "
+        "experts would not have been found."
+        for model in models
+        if any(len(layer.experts) + len(layer.shared_experts) > 1 for layer in model.anatomy.layers)
+    )
+
+
 def off_match_layers(layers: LayersResult) -> str:
     """Too many pairs of layers off the map are significant."""
     return (

@@ -411,10 +411,6 @@ def few_layers(monkeypatch):
     monkeypatch.setattr(row_screen, "SPREAD_LAYERS", 2)
 
 
-def layers_read(rows_read):
-    return {int(name.split(".")[2]) for name, n_rows in rows_read if "v_proj" in name and n_rows is None}
-
-
 def test_of_strangers_some_layers_are_compared(base, save, few_layers):
     report = compare(save(base, "base"), save(new_model(seed=9, **SIZES), "stranger"))
     assert report.verdict is Verdict.NO_EVIDENCE

@@ -123,12 +123,6 @@ def turned_neurons(name: str) -> torch.Tensor:
     return moved_neurons(name) @ torch.linalg.qr(torch.randn(WIDTH, WIDTH, generator=generator)).Q
 
 
-@cache
-def stranger_neurons(name: str) -> torch.Tensor:
-    """Rows of nobody's neurons."""
-    return 0.02 * torch.randn(MLP, WIDTH, generator=torch.Generator().manual_seed(100 + len(name)))
-
-
 def tokenizer_of_real_size() -> bytes:
     """A byte-level BPE tokenizer.json of 128,000 tokens, 280,000 merges and 256 special tokens: 9 MB, as published."""
     letters = "etaoinshrdlucmfwypvbgkqjxz"

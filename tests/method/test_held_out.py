@@ -28,12 +28,6 @@ def plain_qr(seed=1):
     return torch.linalg.qr(torch.randn(N, N, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))).Q
 
 
-def of_half(matrix):
-    whole = torch.eye(N, dtype=torch.float64)
-    whole[: N // 2, : N // 2] = matrix[: N // 2, : N // 2]
-    return whole
-
-
 GENERATOR = torch.Generator().manual_seed(2)
 ROTATIONS = {
     "Haar": haar(N, GENERATOR),

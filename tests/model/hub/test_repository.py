@@ -499,14 +499,6 @@ def test_a_download_of_another_commit_is_not_used(loopback_hub, model_folder, tm
     assert open_repository("owner/name").read("config.json") == (model_folder / "config.json").read_bytes()
 
 
-@pytest.fixture
-def no_network(monkeypatch):
-    def refuse(*args, **kwargs):
-        raise AssertionError("the network was touched")
-
-    monkeypatch.setattr(socket.socket, "connect", refuse)
-
-
 def test_local_files_only_resolves_the_revision_from_the_cache(loopback_hub, commit, model_folder, no_network_later):
     hf_hub_download("owner/name", "config.json", endpoint=loopback_hub.endpoint)
     no_network_later()

@@ -21,7 +21,6 @@ from tests.model.roles.forward_record import AttentionCall, ForwardRecord
 APART = 1e-8
 """Below this 1 - cos is rounding: float32 sums of a few hundred products are right to 1e-5, squared and halved."""
 
-_QKV = (Role.Q, Role.K, Role.V)
 _MLP = (Role.GATE, Role.UP, Role.DOWN)
 
 

@@ -94,7 +94,6 @@ _SAME: tuple[tuple[int, tuple[str, ...]], ...] = (
 SIZES: dict[str, object] = {key: size for size, keys in _SAME for key in keys} | {"initializer_range": 0.1}
 
 _HYBRID = {"layer_types": ["linear_attention", "full_attention"]}
-_FULL = {"layer_types": ["full_attention", "full_attention"]}
 _LATENT = {"num_key_value_heads": N_HEADS, "head_dim": ...}
 """Latent attention: a head is as wide as its two halves, and the config derives what ``head_dim`` means."""
 _HYBRID_TEXT = {"text_config": _HYBRID}

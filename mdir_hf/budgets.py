@@ -1,4 +1,4 @@
-"""How much of a file a parser takes in before it gives up: bounds by what a reader may need, not by what a file says.
+"""Budgets of the parsers: the most that each reads of a file before it gives up, whatever the file claims.
 
 An uploader controls every file of a model, and memory and time grow with what a file claims. Each kind of file has
 a budget here. It is about three times what the largest published models need, and is checked before anything is built.

@@ -1,4 +1,4 @@
-"""What to type to install this package, or one of its extras, from wherever this copy of it came.
+"""The pip command that installs this package, or one of its extras, from the same source as this copy.
 
 The one place that knows: as long as the package is on no index, ``pip install mdir-hf`` finds nothing, or what somebody
 else has put there under that name. So a copy says where it came from itself.

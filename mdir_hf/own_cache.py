@@ -1,4 +1,4 @@
-"""Where this package keeps files of its own, and how many bytes: as the environment says when it is asked."""
+"""The cache folder of this package and its size limit, from the environment."""
 
 from __future__ import annotations
 

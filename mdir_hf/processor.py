@@ -54,7 +54,7 @@ def usable_cores(root: Path = Path("/")) -> int:
 
 
 def cgroup_quota(root: Path = Path("/")) -> float | None:
-    """Return the processor quota of the cgroup of this process, in cores, or None where there is none.
+    """Return the processor quota of the cgroup of this process, in cores; None without one.
 
     Every group above counts, too: the smallest quota rules. Both versions of cgroups are read.
 

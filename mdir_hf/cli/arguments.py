@@ -1,4 +1,4 @@
-"""What several commands ask for in the same words, and the objects that the answers become."""
+"""Arguments that several commands share, and the objects made of them."""
 
 from __future__ import annotations
 

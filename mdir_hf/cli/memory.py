@@ -1,4 +1,4 @@
-"""What a command frees goes back to the system."""
+"""Returns freed memory to the system after a command."""
 
 from __future__ import annotations
 

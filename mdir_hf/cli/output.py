@@ -1,4 +1,4 @@
-"""Where the command line writes. Names of strangers are in most of it; a terminal would obey what stands in them."""
+"""Writes to standard output and standard error, with control characters of foreign names removed."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def say_bytes(content: bytes) -> None:
 
 
 def remark(text: str) -> None:
-    """Write what is no answer to standard error, unless nobody wants to hear it."""
+    """Write a message to standard error, unless the command is quiet."""
     if _Heard.remarks:
         _to_stderr(_set(visible_text(text, keeps_lines=True), width_of(sys.stderr)))
 

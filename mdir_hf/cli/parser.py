@@ -1,4 +1,4 @@
-"""A parser that answers a mistyped word with the nearest right one, and in two lines instead of all options."""
+"""An argument parser that suggests the nearest word for a mistyped one."""
 
 from __future__ import annotations
 

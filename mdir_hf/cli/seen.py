@@ -1,4 +1,4 @@
-"""Names of models on the Hub that were read, for "did you mean" and for completion: a small file in our cache."""
+"""Remembers the Hub names of models that were read, for "did you mean" and for completion."""
 
 from __future__ import annotations
 

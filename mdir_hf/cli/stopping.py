@@ -1,4 +1,4 @@
-"""What a command has found so far is shown where Ctrl-C, or the cap on bytes, stops it."""
+"""Prints the results so far when Ctrl-C or the byte cap stops a command."""
 
 from __future__ import annotations
 

@@ -186,7 +186,7 @@ def _text(report: SurveyReport) -> str:
     lines += [f"not computed: {a} ~ {b}: {found.error}" for (a, b), found in report.pairs.items() if found.error]
     for first, middle, second in report.contradictions():
         lines.append(
-            f"worth a look: {middle} is related to {first} and to {second}, of which the relation is "
+            f"worth a look: {middle} is related to {first} and to {second}; {first} ~ {second}: "
             f"{report.not_found(first, second)}"
         )
     if any(found.declared_bases is not None for found in report.models.values()):

@@ -1,4 +1,4 @@
-"""``compare`` and ``HomologyChecker``: the doors to a comparison."""
+"""The entry points of a comparison: ``compare`` and ``HomologyChecker``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sentences that go with a result: what a reader of the verdict should know."""
+"""The caveats of a report: sentences that go with a verdict."""
 
 from __future__ import annotations
 

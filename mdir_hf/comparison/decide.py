@@ -1,4 +1,4 @@
-"""From evidence to a verdict: the rules, in one place.
+"""The verdict rules, all in one place.
 
 An embedding settles the question where three things hold (docs/method/verdicts.md). p is below alpha, with and
 without the best half of the channels. The placebo with re-paired tokens is not significant. One of the models has no

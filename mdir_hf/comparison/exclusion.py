@@ -1,4 +1,4 @@
-"""What a "no" excludes: the strongest noise under which a copy would have been found on the rows and layers read."""
+"""The strongest noise that a "no" excludes: a copy under less would have been found on the rows and layers read."""
 
 from __future__ import annotations
 

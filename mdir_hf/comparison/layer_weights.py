@@ -1,4 +1,4 @@
-"""Reading the layers of a model for comparison: which can be compared by a role, and their weights, gains folded in."""
+"""Reads the layers of a model for comparison, with gains folded in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The layers of two models: which descends from which, and through which inner transformations.
+"""Compares the layers of two models: which descends from which, and through which inner transformations.
 
 Joins ``anatomy`` (where the weights are) with Algorithms 2 and 3. One layer of each model is in memory at a time.
 """
@@ -44,7 +44,7 @@ from mdir_hf.model.comparable import PlacedTensors
 from mdir_hf.model.roles import Role
 
 REPRESENTATIVES = (Role.KV_LATENT, Role.V, Role.K, Role.UP)
-"""Matrices that stand for a layer, in the order tried; V first as in the paper, save where latent attention has a
+"""Matrices that stand for a layer, in the order tried; V first as in the paper, except where latent attention has a
 smaller one in front of it that K and V share. Each tried one is counted."""
 
 MANY_ROWS = 1024

@@ -1,4 +1,4 @@
-"""Mixtures of experts: which MLP or which expert of the reference every expert of a matched layer came from."""
+"""Mixtures of experts: traces every expert of a matched layer to an MLP or an expert of the reference."""
 
 from __future__ import annotations
 

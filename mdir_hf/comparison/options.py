@@ -1,4 +1,4 @@
-"""What a comparison can be asked: as keywords, and as the objects that hold them."""
+"""The options of a comparison, as keywords and as objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a comparison would read and need, known from headers alone and printed before the read."""
+"""The plan of a comparison: bytes and memory, known from headers alone and printed before the read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which matrices of two models are compared, and what reading them takes."""
+"""Chooses the matrices to compare, and plans their reads."""
 
 from __future__ import annotations
 

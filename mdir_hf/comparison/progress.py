@@ -1,4 +1,4 @@
-"""What a comparison is doing, told while it does it; and the place where it can be stopped."""
+"""Reports the progress of a comparison, and lets it be stopped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A progress bar on standard error: what is looked for, how much of it is done, how many bytes were read."""
+"""A progress bar on standard error: the current step, its share done, the bytes read."""
 
 from __future__ import annotations
 

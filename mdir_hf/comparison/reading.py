@@ -1,4 +1,4 @@
-"""Reading rows of two models on the same tokens."""
+"""Reads rows of two models for the same tokens."""
 
 from __future__ import annotations
 

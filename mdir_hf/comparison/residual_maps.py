@@ -1,4 +1,4 @@
-"""Which residual-basis maps are tried on the layers: those found on the embeddings, then one fitted on keys."""
+"""The residual-basis maps to try on the layers: those found on the embeddings, then one fitted on keys."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Attempt:
     """One way to carry the layers of one model into the residual basis of the other.
 
     Attributes:
-        make: Returns the residual-basis map, None where there is none after all; called once, when it is its turn.
+        make: Returns the residual-basis map, or None if none was found; called once, when its turn comes.
         roles: Representatives whose maps are made behind it, in the order to try them; all are counted beforehand.
     """
 

@@ -1,4 +1,4 @@
-"""What was found on the layers, and the result of it that a report keeps: natural logarithms become log10 here."""
+"""Turns the findings on layers into results for the report. Natural logarithms become log10 here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which layers of two models a map looks at, and whether a wide matrix of them is worth reading."""
+"""Chooses the layers of a map, and decides from some rows whether a wide matrix is worth reading."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a comparison is asked to do, and who is told about it: each one frozen object, checked where it is made."""
+"""The settings of a comparison and its listeners: frozen objects, checked when made."""
 
 from __future__ import annotations
 

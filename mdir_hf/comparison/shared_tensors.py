@@ -69,7 +69,7 @@ class SharedTensors:
 
     @cached_property
     def _shared(self) -> frozenset[str]:
-        """Matrices of which several roles are columns: none of them can be read without the others."""
+        """Matrices whose columns belong to several roles: one cannot be read without the others."""
         places = Counter(
             part.tensor
             for layer in self._anatomy.layers

@@ -1,4 +1,4 @@
-"""Which rows of two models belong to the same token."""
+"""Pairs the rows of two models that belong to the same token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small family of language models, truly trained, for looking at what a comparison says of each kind of relative.
+"""Trains a small family of language models with each kind of relative, to compare.
 
 One base, five descendants, each harder to recognise than the one before, and two strangers. The first stranger shares
 everything with the base except the seed. Built with transformers and saved as the Hub would hold them: safetensors in

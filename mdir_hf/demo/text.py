@@ -1,4 +1,4 @@
-"""Text that every machine with Python has, and tokenizers learnt from it.
+"""Text from Python's standard library, and tokenizers trained on it.
 
 The demo needs something to learn from without downloading anything: the sources of the standard library as *code*, the
 docstrings in it as *prose*. Which bytes that gives depends on the Python that runs; for one Python it is
@@ -43,7 +43,7 @@ class Body:
 
     Attributes:
         learnt: Shards of 100,000 characters.
-        held_out: The beginnings of modules of which nothing is in ``learnt``, spread over all that there are.
+        held_out: The beginnings of modules that are not in ``learnt``, spread over all.
     """
 
     learnt: tuple[str, ...]

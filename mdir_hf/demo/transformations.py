@@ -1,4 +1,4 @@
-"""How a copy of a model may be changed: channels permuted, rotated or cut, another tokenizer.
+"""Transformations of a model: permuted, rotated or cut channels, another tokenizer.
 
 All of them take a Llama-like causal LM of transformers: pre-norm blocks with RMSNorm, bias-free linear maps, gated MLP.
 """

@@ -1,4 +1,4 @@
-"""Some entries of every weight of a model, and the same ones of another: for what is asked of models in one basis."""
+"""Samples the same entries of every weight of several models that share one basis."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The family of one model: bases that an index finds, bases that its card declares, and which layers are whose."""
+"""The family of one model: bases found in an index, bases that its card declares, and the layers of each."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from mdir_hf.report import NeuronNumbers
 SCHEMA = "mdir-hf/family/1"
 
 MOST_MAPPED = 4
-"""Relatives of which layers are mapped, the most certain first."""
+"""Relatives whose layers are mapped, the most certain first."""
 
 
 @dataclass(frozen=True, slots=True)

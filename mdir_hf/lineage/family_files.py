@@ -1,4 +1,4 @@
-"""The family of a model in a folder: JSON, a section for its card, and a picture."""
+"""Saves the family of a model to a folder: JSON, a section for its card, and a picture."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A survey with its trees, or an index of base models, as a pull request to a data set on the Hub."""
+"""Publishes a survey or an index as a pull request to a data set on the Hub."""
 
 from __future__ import annotations
 

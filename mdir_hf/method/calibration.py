@@ -1,4 +1,4 @@
-"""What a reader needs to trust a p-value: placebos that must not be significant, and how privileged the axes are.
+"""Calibrates a p-value: placebos that must not be significant, and how privileged the axes are.
 
 docs/method/rows.md, "Calibration". None of these enters the p-value; they enter the verdict.
 """

@@ -1,4 +1,4 @@
-"""One p-value out of many: which combination holds under which dependence.
+"""Combines many p-values into one: which combination holds under which dependence.
 
 Cells of a layer map share models, and nobody can promise that they are independent. What is headlined here holds
 whatever the dependence; Fisher's sum, which does assume independence, stands beside it with its assumption.
@@ -53,7 +53,7 @@ def log_p_rueger(log_p: Sequence[float] | FloatArray, k: int) -> float:
 def log_p_hommel(log_p: Sequence[float] | FloatArray) -> float:
     """Test "nothing here" by the best k of all: ``(1 + 1/2 + ... + 1/L) min_k (L / k) p_(k)``.
 
-    For maps of which only a part is related, where no k can be fixed in advance. Searching k costs ln(1 + ... + 1/L),
+    For maps that are related in part only, where no k can be fixed in advance. Searching k costs ln(1 + ... + 1/L),
     1.5 nats for 48 layers. One very small p-value is enough to make it small.
     """
     ascending = np.sort(np.asarray(log_p, dtype=np.float64))

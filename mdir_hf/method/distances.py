@@ -1,4 +1,4 @@
-"""How far homologous models have drifted from each other: the lengths that family trees are built of.
+"""Distances between homologous models: how far they have drifted, for family trees.
 
 p-values rank nothing: they depend on widths and rows. Distances of aligned raw rows do: where drifts are independent
 they add along a lineage, ``D2(A, C) = D2(A, B) + D2(B, C)`` for A -> B -> C, which is what neighbour joining and the

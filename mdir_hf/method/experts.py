@@ -1,4 +1,4 @@
-"""Mixtures of experts: which dense MLP or which expert every expert of the candidate came from."""
+"""Mixtures of experts: traces every expert of the candidate to a dense MLP or an expert."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of two maps between residual streams a pair of models has: decided on rows that neither was fitted on."""
+"""Decides between two maps of the residual stream, on rows that neither was fitted on."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ class LayerMap:
         runs: ``matches`` as runs of consecutive layers.
         log_p_map: p for the whole map under ANY dependence: Rüger's ``(L / k) p_(k)`` with k = half the layers of the
             shallower model, each with its best partner in the other, corrected for that search.
-        log_p_any: The same by Hommel's rule, over every k: for maps of which only a small part is related.
+        log_p_any: The same by Hommel's rule, over every k: for maps that are related in a small part only.
         log_p_fisher: Fisher's sum along the best ordered map; holds only if layers are independent under the null.
         n_related: At least this many layers of the shallower model have a relative, at confidence 1 - alpha, under any
             dependence.
@@ -253,7 +253,7 @@ class _CellSearch:
         return self.log_alpha - math.log(self.multiplicity)
 
     def empty(self) -> Cells:
-        """Cells of which nothing is known."""
+        """Cells that were not computed."""
         shape = (len(self.rows), len(self.columns))
         return np.zeros(shape), np.zeros(shape, dtype=np.bool_)
 
@@ -319,7 +319,7 @@ class _CellSearch:
             is_full[i, j] = True
 
     def summarise(self, log_p: npt.NDArray[np.float64], is_full: npt.NDArray[np.bool_]) -> LayerMap:
-        """Read the map off its cells ``(rows, columns)``, all columns of which were gone through."""
+        """Read the map off its cells ``(rows, columns)``; all columns are complete."""
         self._refine_rivals(log_p, is_full)
         if self.is_swapped:
             log_p, is_full = log_p.T.copy(), is_full.T.copy()

@@ -1,4 +1,4 @@
-"""What a set of matched layers says about how one model was made of another: order, runs, pattern."""
+"""Describes a set of matched layers: order, runs, pattern."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deciding cheaply which cells of a layer map need the full test.
+"""Decides cheaply which cells of a layer map need the full test.
 
 A fixed, seeded set S of d0 output channels of every reference layer, runs of neighbours, is tested against all
 channels of a candidate layer: one matrix product for the whole column of the map, then polar factors of d0 rows

@@ -1,4 +1,4 @@
-"""What a layer map is worth: its one p-value, the hits off its matches, and its placebo.
+"""The evidence of a layer map: its one p-value, the hits off its matches, and its placebo.
 
 Pure functions of a :class:`~mdir_hf.method.layer_map.LayerMap`, or of the layers that it is made of. Natural
 logarithms, at most 0.

@@ -1,4 +1,4 @@
-"""Matchings of channels: the best permutation, the best signed permutation, and what each is worth.
+"""Matchings of channels: the best permutation, the best signed permutation, and the evidence of each.
 
 A matching found in any way gives a valid p-value, so shortcuts only ever cost power, never validity.
 """

@@ -1,4 +1,4 @@
-"""Algorithm 3: what each projection of one matched pair of layers says, and which inner transformation it found.
+"""Algorithm 3: tests each projection of one matched pair of layers, and finds its inner transformation.
 
 For every role the inner factor ``U_X = Ortho(X U_E X'^T)`` is formed on the head or neuron side, truncated to its
 rank (widths above n have rank n: ``ln m! - c^2 m / 2n``; completing it would call strangers related), and tested for

@@ -1,4 +1,4 @@
-"""Queries and keys under rotary positions: what may be done to them without changing the model, and its test.
+"""Queries and keys under rotary positions: the transformations that change nothing, and their test.
 
 RoPE turns each frequency plane of a head by an angle that grows with the position, so an inner transformation must
 commute with those turns: ``a + bJ`` in each plane (a turn and a scale, undone on the other of Q and K), together with

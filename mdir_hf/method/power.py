@@ -1,4 +1,4 @@
-"""What a test that found nothing would have found: the strongest noise under which a copy is still significant.
+"""The power of a test that found nothing: the strongest noise under which a copy is still significant.
 
 A relative is modelled as a copy with independent noise: ``Y = X P + k N`` with rows ``x`` and ``n`` of the same root
 mean square, after centring; k is the noise in units of the weights' own RMS. Up to rotations, which leave U alone,

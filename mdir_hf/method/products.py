@@ -1,4 +1,4 @@
-"""Matrix products, by the fastest path this machine has for them."""
+"""Matrix products by the fastest path of this machine."""
 
 from __future__ import annotations
 

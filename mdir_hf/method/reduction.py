@@ -1,4 +1,4 @@
-"""Making an n x n matrix small enough to draw without losing what matters: isolated peaks."""
+"""Reduces an n x n matrix to a size that can be drawn, and keeps isolated peaks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is a wide matrix worth reading? Some rows of either model's tell, before the rest is read.
+"""Decides from some rows of two models whether a wide matrix is worth reading.
 
 Of m neurons that two layers share, R rows of one layer and r of the other hold ``R r / m`` pairs on average. A pair is
 one large entry of the polar factor of ``W_R W'_r^T``; a matching of a few pairs, whichever they are, has a valid bound
@@ -31,7 +31,7 @@ IntArray = npt.NDArray[np.int64]
 
 
 def sample_sizes(n_channels: int) -> tuple[int, int]:
-    """How many rows are taken of the layers of which there are few, and of the others.
+    """How many rows are taken of a layer: of the model with few layers, and of the other.
 
     Args:
         n_channels: Rows of the wider matrix, m.

@@ -1,4 +1,4 @@
-"""Preparing embedding rows, in ways that commute with every rotation of the residual stream.
+"""Prepares embedding rows, in ways that commute with every rotation of the residual stream.
 
 Only preprocessings f with f(E Q) = f(E) Q keep the null distribution exact (docs/method/bound.md): choosing and
 dropping rows by their lengths, centring, normalising rows, whitening. Scaling or clipping columns does not, and is

@@ -1,4 +1,4 @@
-"""What a comparison needs of a model; an opened :class:`~mdir_hf.model.opened.Model` has it, and sampled rows do.
+"""One side of a comparison: an opened :class:`~mdir_hf.model.opened.Model`, or sampled rows of one.
 
 The layers need tensors and their roles (:class:`PlacedTensors`). The embeddings also need the tokens of their rows, and
 a report the names and sizes (:class:`Comparable`).
@@ -107,7 +107,7 @@ def embedding_spec(model: PlacedTensors) -> TensorSpec:
     """Where the embedding lies.
 
     Raises:
-        AnatomyError: If there is none, or as of :func:`matrix_spec`.
+        AnatomyError: If the model has none, or as for :func:`matrix_spec`.
         UnsupportedFormatError: As of :func:`matrix_spec`.
     """
     if model.anatomy.embedding is None:

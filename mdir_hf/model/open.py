@@ -1,4 +1,4 @@
-"""How a model is named, how repositories are opened, and both together: an opened model."""
+"""Opens models: names, reading options, and the opened model."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ class Model:
 
     @cached_property
     def vocabulary_paths(self) -> tuple[str, ...]:
-        """The tokenizer files that would be read; empty where there is none, or the weights bring their own."""
+        """The tokenizer files that would be read; empty without any, or where the weights bring their own."""
         return () if self._brings_tokens else vocabulary_files(self.tokenizer_files.files)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""What layers and modules say, in words."""
+"""The results on layers and modules, in words."""
 
 from __future__ import annotations
 

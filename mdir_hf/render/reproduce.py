@@ -1,4 +1,4 @@
-"""How to get the same report again: a command and a few lines of Python, safe to paste whatever a model is called."""
+"""A shell command and Python lines that repeat a comparison, safe to paste whatever the model names."""
 
 from __future__ import annotations
 

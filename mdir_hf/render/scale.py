@@ -1,4 +1,4 @@
-"""Where a p stands beside those that were measured on real models: strangers, and models with what was made of them."""
+"""Places a p beside those measured on pairs of real models: strangers and relatives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a description is made of: typed pieces of text, before they are a terminal's, Markdown or HTML."""
+"""The parts of a description: typed text, before it becomes terminal output, Markdown or HTML."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ class Section:
 
 
 def number(value: float | None, digits: int = 1) -> str:
-    """A number to read; a dash where there is none."""
+    """A number to read; a dash for None."""
     return "–" if value is None else f"{value + 0.0:.{digits}f}".replace("-0.0", "0.0")
 
 

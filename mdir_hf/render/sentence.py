@@ -1,4 +1,4 @@
-"""What was found, as one sentence to quote: with the names of both models, and never more than the evidence says."""
+"""The result as one sentence to quote, with the names of both models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a comparison found, as one frozen object: the contract ``mdir-hf/report/3``. What was not run is None."""
+"""The result of a comparison, as one frozen object: the contract ``mdir-hf/report/3``. What was not run is None."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a verdict says in words, wherever it is shown."""
+"""The words of a verdict, the same in every output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one model looks like to a comparison: its roles, its vocabulary, and what would be read of it.
+"""Inspects one model: its roles, its vocabulary, and what a comparison would read of it.
 
 Reads the config, the index and the tokenizer, the headers of a few weight files, and no weights.
 """
@@ -98,9 +98,9 @@ class ReadEstimate:
     """Bytes that a comparison reads of this model, where the other one has the same tokens.
 
     Attributes:
-        screen: Of its first and of its last look at the embedding; None where there is none.
+        screen: Of its first and of its last look at the embedding; None without an embedding.
         embedding: Of the full test; None likewise.
-        unembedding: Of the full test on the untied output head; None where there is none.
+        unembedding: Of the full test on the untied output head; None without one.
         layers: Of the layer map, by the role that stands for a layer; None where that would cost headers that were
             not read. Empty where no role was found.
         body: Of every weight with a role; None likewise.
@@ -127,10 +127,10 @@ class Inspection:
         files: Number of weight files.
         bytes_of_weights: Their size.
         tensors: Number of tensors.
-        embedding: The input embedding; None where there is none.
+        embedding: The input embedding; None without one.
         unembedding: The output head, where it has a tensor of its own.
         tied: Whether the output head is the embedding.
-        vocabulary: The tokenizer; None where there is none, or where it cannot be read (then a note says why).
+        vocabulary: The tokenizer; None without one, or where it cannot be read (then a note says why).
         layer_groups: Layers by the roles found in them.
         unplaced: Tensors of the language model's layers that got no role.
         notes: What a reader should know, in sentences.

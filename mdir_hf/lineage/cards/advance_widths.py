@@ -1,4 +1,4 @@
-"""How wide a text is in the typeface that badges ask for, without the typeface.
+"""Widths of text in the typeface of badges, from a table instead of the font.
 
 The table holds the advance widths of DejaVu Sans, computed from the font file that matplotlib carries; Verdana, which
 most machines draw instead, was the model for its metrics. A test computes it anew. The renderer states the width in

@@ -19,8 +19,8 @@ _URL_CHARACTERS = "/:?#@!$&*+,;=~%-._"
 class Badge:
     """A result of a comparison as a badge. Made by :func:`make_badge`.
 
-    It says whether shared ancestry was found, with a bound on p or, where p is none, how much agrees. It states no
-    direction.
+    It says whether shared ancestry was found, with a bound on p or, where p bounds nothing, how much agrees. It
+    states no direction.
 
     Attributes:
         claim: What it says, and what is needed to compute it again.

@@ -1,4 +1,4 @@
-"""A badge as files: picture, snippet and endpoint beside the report that they are made from."""
+"""Writes a badge as files: picture, snippet and endpoint, beside the report they were made from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a badge, a report or an endpoint, here or on the Hub, to its claim. Any of these files may be hostile."""
+"""Reads the claim of a badge, a report or an endpoint, local or on the Hub. Any of these files may be hostile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the branches of the compared repositories point at now, beside the commits that a claim pins."""
+"""The commits that the branches of the compared repositories point at now."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class CardProposal:
         branch: The branch that it would go to, None for the default one.
         commit: The commit that it was made from.
         mine: What the report says was compared of this repository.
-        before: README.md as it is; None where there is none.
+        before: README.md as it is; None without one.
         files: Contents by path: the new README.md, the report and its badge.
         missing: Which of these the repository does not hold in this form.
         changed: Files of the model that have changed since the commit of the report.
@@ -202,7 +202,7 @@ def _hub_repo(text: str) -> tuple[str, str | None]:
 
 
 def _sides(claim: Claim, repo: str) -> tuple[PinnedModel, PinnedModel]:
-    """Return the model of this repository and the other one; refuse what nobody else could repeat."""
+    """Return the model of this repository and the other one; refuse local folders, which nobody else can read."""
     sides = (claim.reference, claim.candidate)
     mine = next((model for model in sides if (model.repo or "").lower() == repo.lower()), None)
     if mine is None:

@@ -1,4 +1,4 @@
-"""What a badge claims: two pinned models, a verdict, and everything needed to compute it again."""
+"""The claim of a badge: two pinned models, a verdict, and all that is needed to compute it again."""
 
 from __future__ import annotations
 

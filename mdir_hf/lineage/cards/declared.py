@@ -1,4 +1,4 @@
-"""What a model card says its model was made from: a declaration, to be compared with a measurement."""
+"""The base models that a model card declares, to compare with a measurement."""
 
 from __future__ import annotations
 

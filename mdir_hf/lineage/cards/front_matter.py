@@ -1,4 +1,4 @@
-"""The YAML block at the head of a model card: read as data, and changed in single places.
+"""The YAML front matter of a model card: read as data, edited in place.
 
 A YAML writer would write the whole block anew. Here only the value of a field is written; every other byte stays:
 comments, quotes, order, line ends. The YAML parser tells where a value begins and ends, and the result is parsed again
@@ -33,7 +33,7 @@ class Card:
 
     Attributes:
         bom: A byte order mark, or nothing.
-        opening: The line that opens the front matter; empty where there is none.
+        opening: The line that opens the front matter; empty without one.
         block: The YAML.
         closing: The line that closes it, with the line end before it.
         body: The Markdown.
@@ -99,7 +99,7 @@ def read_metadata(card: Card, *, subject: str) -> dict[str, Any]:
 
 
 def with_metadata(card: Card, values: Mapping[str, str | list[str]], *, subject: str) -> Card:
-    """Set fields in the front matter, making one where there is none.
+    """Set fields in the front matter; add one to a card without.
 
     A field that has the value already is left as it is written; a list that only grows gets lines of its own; new
     fields go to the end.

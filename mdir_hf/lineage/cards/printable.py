@@ -1,4 +1,4 @@
-"""What strangers wrote, in printable ASCII: nothing in it steers a terminal, and it stays one line."""
+"""Foreign text as printable ASCII on one line, without control characters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A report in a file on this disk."""
+"""Reads a report from a local file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def read_report(path: str | os.PathLike[str]) -> HomologyReport:
     """Read a report from a file on this disk.
 
     Raises:
-        InputError: If it cannot be read, or is none.
+        InputError: If it cannot be read, or is no report.
     """
     name = os.fspath(path)
     with naming(name):

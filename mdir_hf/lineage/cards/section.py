@@ -1,4 +1,4 @@
-"""The lineage section of a model card: Markdown between two markers, replaced as a whole, the rest left alone."""
+"""The lineage section of a model card: Markdown between two markers, replaced as a whole."""
 
 from __future__ import annotations
 

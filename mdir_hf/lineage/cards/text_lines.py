@@ -1,4 +1,4 @@
-"""Lines of a file whose every byte counts: whatever ends them stays what it is."""
+"""Splits a file into lines and keeps every line ending."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def split_lines(text: str) -> list[str]:
 
 
 def line_end(text: str) -> str:
-    """Return what ends most lines of a text; a line feed where there is none."""
+    """Return the most common line ending of a text; a line feed for a text of one line."""
     n_pairs = text.count("\r\n")
     counts = {"\n": text.count("\n") - n_pairs, "\r\n": n_pairs, "\r": text.count("\r") - n_pairs}
     return max(counts, key=lambda end: counts[end])

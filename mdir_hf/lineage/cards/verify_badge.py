@@ -1,4 +1,4 @@
-"""``mdir-hf verify-badge``: compute a claim again from its pinned commits, and say whether it is the same."""
+"""``mdir-hf verify-badge``: computes a claim again from its pinned commits, and compares."""
 
 from __future__ import annotations
 

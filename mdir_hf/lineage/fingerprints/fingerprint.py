@@ -1,4 +1,4 @@
-"""What a survey keeps of a model: rows of its embedding for a sample of tokens, and rows of a few neurons.
+"""The fingerprint of a model: rows of its embedding for a sample of tokens, and rows of a few neurons.
 
 A fingerprint stands in a comparison for its model: its tokens are the vocabulary, their rows the embedding.
 """
@@ -227,7 +227,7 @@ def tokens_with_rows(vocabulary: Vocabulary, n_rows: int, tokens: Sequence[bytes
 
     Args:
         vocabulary: The model's.
-        n_rows: Rows of its embedding, of which some vocabularies promise more.
+        n_rows: Rows of its embedding; some vocabularies promise more.
         tokens: The sample.
     """
     return tuple(token for token in tokens if vocabulary.row_of.get(token, n_rows) < n_rows)

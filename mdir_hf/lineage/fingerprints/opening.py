@@ -1,4 +1,4 @@
-"""Opening a model, and the base under an adapter, always at the commit at which it was first seen."""
+"""Opens a model, and the base under an adapter, always at the commit at which it was first seen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two fingerprints in, one report out: the screen of a comparison and neurons by number, on what both kept."""
+"""Compares two fingerprints: the screen of a comparison, and neurons by number."""
 
 from __future__ import annotations
 

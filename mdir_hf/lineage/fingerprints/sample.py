@@ -1,4 +1,4 @@
-"""Which tokens are read of every model of a survey: as many vocabularies as possible have them, and reading is cheap.
+"""Chooses the tokens that a survey reads of every model: in many vocabularies, and cheap to read.
 
 Any choice of tokens that does not look at the weights keeps p valid. With one choice for all models, each model is read
 once, whatever it is compared with.

@@ -1,4 +1,4 @@
-"""Fingerprints on the disk, so that a survey that was stopped reads no model twice. Beyond a bound the oldest go."""
+"""Stores fingerprints on disk, so that a survey that goes on reads no model twice. The oldest go first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The atlas: an index of many base models as a data set, with a table of what each is and why others are missing."""
+"""The atlas: an index of many base models as a data set, with a table of what each is and which are missing."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def read_list(path: Path) -> tuple[AtlasBase, ...]:
 
 
 def read_table(folder: Path) -> tuple[AtlasBase, ...]:
-    """Read the table of an atlas that was begun; empty where there is none.
+    """Read the table of an atlas that was begun; empty without one.
 
     Raises:
         InputError: If it cannot be read.

@@ -1,4 +1,4 @@
-"""An index of base models: a few rows of each, by which a model's likely ancestors are found in milliseconds.
+"""An index of base models: a few rows of each, to find the likely ancestors of a model in milliseconds.
 
 Of each base it keeps rows of tokens and rows of neurons. Neurons find a model whose embedding is new or was rotated.
 
@@ -200,7 +200,7 @@ class BaseIndex:
         return sorted(hits, key=lambda hit: hit.log_p)[:top]
 
     def search_by_neurons(self, query: NeuronSample, *, top: int = 5) -> list[Fingerprint]:
-        """Rank the bases of which a layer resembles a layer of a model, neuron by neuron of the same numbers.
+        """Rank the bases by how much a layer of theirs resembles one of a model, neurons paired by number.
 
         Args:
             query: Neurons of the model.
@@ -335,7 +335,7 @@ class BaseIndex:
         """Read an index.
 
         Raises:
-            CorruptCheckpointError: If the file is none.
+            CorruptCheckpointError: If the file is no index.
         """
         try:
             with safe_open(path, framework="pt") as file:

@@ -1,4 +1,4 @@
-"""Building an index of many base models: few are in memory at a time, and none is read twice."""
+"""Builds an index of many base models: few are in memory at a time, and none is read twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which known base models does a model descend from, or share ancestry with?"""
+"""Finds the base models in an index that share ancestry with a model."""
 
 from __future__ import annotations
 

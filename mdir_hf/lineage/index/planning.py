@@ -1,4 +1,4 @@
-"""What searching an index for a model would read, and what finding nothing would exclude, before any weight is read."""
+"""Plans the search of an index: what it reads, and what finding nothing would exclude."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Short descriptions of bases, by which a large index picks those that are looked at closely.
+"""Sketches of bases, by which a large index picks candidates for a closer look.
 
 A sketch has three parts, each compared by an inner product with that of a model:
 

@@ -1,4 +1,4 @@
-"""The YAML of mergekit as data: which models went into which layer of a merge.
+"""The YAML of mergekit as data: the models of each layer of a merge.
 
 Source: mergekit's ``MergeConfiguration`` (``models`` or ``slices``, ``base_model``, ``merge_method``). Parameters such
 as weights and densities are not read: shares are measured.
@@ -42,7 +42,7 @@ class MergeRecipe:
     Attributes:
         method: ``slerp``, ``ties``, ``passthrough``, …; empty where it does not say.
         parents: Every model that it names, the base model among them, in order.
-        base: The base model, None where there is none.
+        base: The base model; None without one.
         slices: For each layer of the merge what went into it, in order; None: every layer of every parent into the
             layer of its number.
     """

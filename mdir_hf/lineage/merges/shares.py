@@ -1,4 +1,4 @@
-"""How much of each parent is in each layer of a merge, by least squares on some entries of every weight.
+"""The share of each parent in each layer of a merge, by least squares on some entries of every weight.
 
 Linear merges, SLERP, TIES, DARE and task arithmetic leave the channels where they were, so a layer of the merge is
 close to a weighted sum of the parents' layers. What is left over says how close.

@@ -1,4 +1,4 @@
-"""A merge beside the parents that its recipe names: which are confirmed, and the share of each in every layer."""
+"""Verifies a merge against the parents that its recipe names, and estimates their shares in every layer."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def verify_merge(
         out. Shares cost 64 rows of every weight of every model.
 
     Raises:
-        CardError: If there is no recipe, or it is none.
+        CardError: If the card has no recipe, or an invalid one.
         MdirError: If the merge itself cannot be read.
     """
     merged = model.open(reading)

@@ -36,7 +36,7 @@ def survey(
         n_tokens: Rows read of every model.
         device: torch device of the matrix products; ``auto``: a CUDA device where there is one.
         progress: Whether to show progress on standard error where that is a terminal.
-        layers: Whether models of which no relative was found are compared again in full, with one model of each family:
+        layers: Whether models without a relative are compared again in full, with one model of each family:
             as many bytes as :func:`mdir_hf.compare` reads of such a pair.
         reading: How repositories are opened.
 

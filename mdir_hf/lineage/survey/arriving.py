@@ -1,4 +1,4 @@
-"""A survey of some models that keeps nothing on a disk, and tells what it has found each time that a model was read."""
+"""A survey that keeps nothing on disk, and reports after each model that was read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the cards of surveyed models declare, to compare with what was measured."""
+"""The bases that the cards of surveyed models declare, to compare with what was measured."""
 
 from __future__ import annotations
 

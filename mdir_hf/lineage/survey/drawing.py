@@ -1,4 +1,4 @@
-"""The pictures of a survey: the matrix of all pairs and the dendrogram of relatives, and what their cells say."""
+"""The pictures of a survey: the matrix of all pairs and the dendrogram of relatives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the work of a survey runs: here, in processes of this machine, or on a dask cluster."""
+"""Runs the work of a survey: here, in processes of this machine, or on a dask cluster."""
 
 from __future__ import annotations
 

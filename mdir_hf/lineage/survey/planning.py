@@ -1,4 +1,4 @@
-"""What is fixed before a survey reads any weights: its tokens, and the commit of every model.
+"""Fixes the tokens of a survey and the commit of every model, before any weights are read.
 
 Both are in one file. A part of the survey that runs elsewhere, or next week, then compares the same rows of the same
 files.
@@ -121,7 +121,7 @@ def load_sample(path: Path, asked: Mapping[str, Any] | None = None) -> Sample:
         asked: What it must have been chosen for; None: anything.
 
     Raises:
-        InputError: If it is none, or was chosen for something else.
+        InputError: If it is no sample, or a sample for something else.
     """
     try:
         content = path.read_bytes()
@@ -188,7 +188,7 @@ class Opened:
         vocabulary: One object for all models whose tokenizer files are the same bytes; None without such files or
             without an embedding: then only neurons are compared.
         pin: The commits that it was opened at.
-        embedding: Where its embedding lies; None where there is none.
+        embedding: Where its embedding lies; None without one.
         n_bytes_of_neurons: About how many bytes of neurons are read of it.
     """
 

@@ -1,4 +1,4 @@
-"""What a survey would read of each model, and what finding nothing would exclude, before any weight is read."""
+"""Plans the reads of a survey: bytes of each model, and what finding nothing would exclude."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many requests a survey sends to the Hub, said before it sends them, beside what the Hub answers."""
+"""Estimates the requests that a survey sends to the Hub, beside the Hub's quota."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a survey found. Each result is a line on the disk at once, so that a stop loses nothing that was computed."""
+"""The results of a survey. Each is a line on disk at once, so that a stop loses nothing."""
 
 from __future__ import annotations
 
@@ -201,14 +201,14 @@ class SurveyReport:
         return tuple(sorted(map(tuple, members.values()), key=lambda group: -len(group)))
 
     def without_relatives(self) -> tuple[str, ...]:
-        """Models of which a pair was compared and none found related."""
+        """Models that were compared and have no relative."""
         compared = {name for pair, found in self.pairs.items() if found.verdict is not None for name in pair}
         return tuple(group[0] for group in self.groups() if len(group) == 1 and group[0] in compared)
 
     def layers_to_compare(self) -> tuple[Pair, ...]:
         """Pairs whose layers may show what the sample did not: each model without a relative and one of each family.
 
-        Of a family that is its first model, of the list. Pairs of which the layers were compared are left out.
+        Of a family that is its first model, of the list. Pairs whose layers were compared are left out.
         """
         lone, readable = set(self.without_relatives()), set(self.readable())
         firsts = sorted((group[0] for group in self.groups() if group[0] in readable), key=self.names.index)
@@ -231,7 +231,7 @@ class SurveyReport:
         return tuple(found)
 
     def undeclared(self) -> tuple[Pair, ...]:
-        """Homologous pairs of which neither declares the other, and which declare no common base."""
+        """Homologous pairs that declare neither each other nor a common base."""
         bases = {name: set(found.declared_bases or ()) for name, found in self.models.items()}
         bases |= {name: set() for pair in self.pairs for name in pair if name not in bases}
         return tuple(

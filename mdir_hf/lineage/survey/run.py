@@ -1,4 +1,4 @@
-"""A survey from its list of models to its report: read every model once, compare every pair once, lose nothing."""
+"""Runs a survey: reads every model once, compares every pair once, survives a stop."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class SurveyPlan:
         progress: Whether to show progress on standard error where that is a terminal.
         device: torch device of the matrix products, on whichever machine they run; ``auto``: a CUDA device if there is
             one.
-        layers: Whether models of which no relative was found are compared again in full, with one model of each family.
+        layers: Whether models without a relative are compared again in full, with one model of each family.
     """
 
     names: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""A finished survey in a folder: JSON, Markdown and, where matplotlib is there, the matrix and the dendrogram."""
+"""Saves a finished survey to a folder: JSON, Markdown and, with matplotlib, the matrix and the dendrogram."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _markdown(report: SurveyReport, written: Collection[str]) -> str:
     contradictions = report.contradictions()
     if contradictions:
         lines = [
-            f"{middle}: related to {a} and to {b}, of which the relation is {report.not_found(a, b)}"
+            f"{middle}: related to {a} and to {b}; {a} ~ {b}: {report.not_found(a, b)}"
             for a, middle, b in contradictions
         ]
         parts += ["## Worth a look", _block("\n".join(lines))]

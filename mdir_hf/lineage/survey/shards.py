@@ -1,4 +1,4 @@
-"""Joining the parts of a survey that its shards wrote."""
+"""Joins the parts of a survey that its shards wrote."""
 
 from __future__ import annotations
 

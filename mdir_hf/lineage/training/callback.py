@@ -1,4 +1,4 @@
-"""``LineageCallback``: a Trainer logs how far its model has moved from its base, and ends with a report."""
+"""``LineageCallback``: logs in a Trainer how far the model has moved from its base, and ends with a report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The section that a finished training run adds to its model card: verdict, base, and how far each role has moved."""
+"""The section of a model card after training: verdict, base, and how far each role has moved."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far the weights of a model have moved since a sample of them was taken, part by part.
+"""Measures how far the weights of a model have moved since a sample of them was taken, part by part.
 
 Two numbers for each part. ``d2``, the mean squared difference per entry, adds up along independent steps and is what
 family trees are built of (docs/method/many.md). Trace over rank is that of the polar factor of Algorithm 1, on

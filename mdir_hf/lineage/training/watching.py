@@ -1,4 +1,4 @@
-"""``watch``: a sample of a model's weights is taken, and compared with the same entries whenever somebody asks."""
+"""``watch``: samples a model's weights, and compares them with the same entries on request."""
 
 from __future__ import annotations
 

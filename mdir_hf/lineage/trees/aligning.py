@@ -1,4 +1,4 @@
-"""Rows of related models on their common tokens, brought into the channels of one of them."""
+"""Aligns the rows of related models: common tokens, channels of one of them."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _rows(one: Fingerprint, tokens: Sequence[bytes]) -> torch.Tensor:
 def _alignment(
     pivot: torch.Tensor, other: torch.Tensor, name: str, notes: list[str], *, own_order: bool
 ) -> Alignment | None:
-    """Bring a model onto the pivot's channels by the matching that Algorithm 1 finds; None where there is none."""
+    """Bring a model onto the pivot's channels by the matching that Algorithm 1 finds; None without a matching."""
     if pivot.shape == other.shape and _is_aligned(pivot, other):
         everything = Alignment.identity(pivot.shape[1])
         return replace(everything, scale=_undone(_plain_scale(pivot, other), name, notes))

@@ -1,4 +1,4 @@
-"""A closer look at the models of a tree: some rows of every layer, and rows of tokens that only some of them have.
+"""Reads more of the models of a tree: some rows of every layer, and rows of tokens that only some of them have.
 
 Rows of the embedding say how far models are apart. Rows of the layers say how much of each parent a merge has in each
 layer, and whether a layer occurs twice.

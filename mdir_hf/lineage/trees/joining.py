@@ -25,7 +25,7 @@ LEAST_SUPPORT = 0.7
 
 SHORTEST_BRANCH = 0.1
 """A branch is left out if it is shorter than this share of the least distance across it. Models trained on similar text
-drift in similar directions, which looks like a short branch, and resampling tokens does not show that it is none. Such
+drift in similar directions, which looks like a short branch, and resampling tokens does not reveal it. Such
 branches had shares up to 0.064, true ones from 0.99 on."""
 
 

@@ -1,4 +1,4 @@
-"""Models that lie between others: merges, ancestors, middles of chains. From distances and equal rows."""
+"""Finds models that lie between others (merges, ancestors, middles of chains) from distances and equal rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of two relatives came first, where something other than distance says so.
+"""Decides which of two relatives came first, where evidence other than distance does.
 
 Distances have no direction, but some changes have: numbers are rounded and cannot be restored, a layer is copied, rows
 of new tokens are put at the mean of the others. Each function returns nothing where it cannot tell, and that is nearly

@@ -1,4 +1,4 @@
-"""Rows of a large matrix, block by block: memory stays that of two blocks, whatever the number of rows."""
+"""Reads the rows of a large matrix block by block. Two blocks are in memory at most."""
 
 from __future__ import annotations
 

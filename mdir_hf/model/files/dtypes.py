@@ -1,4 +1,4 @@
-"""The dtypes of a tensor file: how wide they are, and which of them are read as numbers.
+"""The dtypes of tensor files: their widths, and which of them are weights.
 
 Source: ``Dtype`` in ``safetensors/src/tensor.rs`` of safetensors 0.8. A checkpoint may hold any of them (attention
 masks are BOOL, packed weights are integers); only those whose bytes alone are weights are read as such.

@@ -1,4 +1,4 @@
-"""Which files of a repository are its weights. Formats are rows of one table, tried in order."""
+"""Finds the weight files of a repository. Formats are rows of one table, tried in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors that lie row-major in files, read by byte ranges: what every file format here has in common."""
+"""Reads row-major tensors by byte ranges: the part that all file formats share."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ class RangedTensors(ABC):
         return self._gather(spec, rows, as_bytes, max_gap_bytes, widen=False).view(_empty(encoding).dtype)
 
     def _weight_encoding(self, spec: TensorSpec, label: str) -> Encoding:
-        """How the weights of a tensor are stored; refuses what is no weight."""
+        """How the weights of a tensor are stored; refuses other tensors."""
         return weight_encoding(spec, label)
 
     def _stored_encoding(self, spec: TensorSpec) -> Encoding:

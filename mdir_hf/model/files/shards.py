@@ -1,4 +1,4 @@
-"""Tensors dealt out to one file or several: with an index only the shards asked for are opened, else all headers."""
+"""Tensors in one file or several shards: with an index only the shards asked for are opened, else all headers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers of four, six and eight bits that torch does not convert: E2M1, E2M3 and the power-of-two scales E8M0.
+"""Dtypes of four, six and eight bits that torch does not convert: E2M1, E2M3 and the scales E8M0.
 
 Source: OCP Microscaling Formats (MX) specification 1.0, section 5.3. Codes are decoded by table, so values are exact.
 """

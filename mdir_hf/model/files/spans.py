@@ -1,4 +1,4 @@
-"""Which byte ranges to read for some rows of a matrix. Pure; a plan, not a read.
+"""Plans the byte ranges for some rows of a matrix. Pure.
 
 A request costs a fixed time whatever it brings, so neighbouring rows share one, and a small gap between two wanted
 rows is cheaper read over than asked around.

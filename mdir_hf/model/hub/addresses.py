@@ -1,4 +1,4 @@
-"""Addresses in the environment, checked before the Hub's client reads them: it does so when it is imported."""
+"""Checks the URLs in environment variables before the Hub client is imported and reads them."""
 
 from __future__ import annotations
 

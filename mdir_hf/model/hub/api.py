@@ -1,4 +1,4 @@
-"""One question to the Hub's API, answered in JSON.
+"""One request to the Hub's API, answered in JSON.
 
 Asked without the client's ``HfApi``: it waits as long as a server says, reads an answer of any length, and passes on
 whatever a broken one makes of its own parser.

@@ -1,4 +1,4 @@
-"""One request through the Hub client's own session: who may see the token, and how long an answer may take."""
+"""One request through the Hub client's own session: token, timeouts, redirects."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def secured(url: str, target: str, *, subject: str) -> str:
         target = urljoin(url, target)
         scheme = origin(target)[0]
     except ValueError as exc:  # an unclosed bracket, an invalid port
-        raise ServerError("the server redirects to what is no address; refused", subject=subject) from exc
+        raise ServerError("the server redirects to an invalid URL; refused", subject=subject) from exc
     if scheme not in ("http", "https") or (origin(url)[0] == "https" and scheme != "https"):
         raise ServerError("the server redirects away from a secure connection; refused", subject=subject)
     return target

@@ -1,4 +1,4 @@
-"""Which Hub is asked, whether it may be asked at all, and who may see the token.
+"""The Hub endpoint: its URL, offline mode, and where the token may go.
 
 The Hub client reads ``HF_ENDPOINT`` and ``HF_HUB_OFFLINE`` once, when it is imported. A Space, a test or a notebook
 that sets them later would be ignored silently, so they are read here at every call, and the endpoint is passed on.

@@ -1,4 +1,4 @@
-"""What the Hub client raises, said in this package's words.
+"""Maps the exceptions of the Hub client to those of this package.
 
 Messages are written here from scratch: the client's own hold full addresses, and an address on the CDN is a secret.
 """

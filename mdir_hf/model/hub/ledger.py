@@ -1,4 +1,4 @@
-"""How many bytes were read, from where, and how many still may be."""
+"""Counts the bytes read by file, and enforces the byte cap."""
 
 from __future__ import annotations
 

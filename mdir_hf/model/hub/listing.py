@@ -1,4 +1,4 @@
-"""Which models belong together on the Hub: those of an author, those of a collection."""
+"""Lists the models of an author or of a collection on the Hub."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def models_of_author(
         token: As the Hub client takes it.
 
     Raises:
-        InputError: If the author has no such model, or the name is none.
+        InputError: If the author has no such model, or the name is invalid.
         HubError: If the Hub cannot be asked.
 
     Cost: one request for each thousand models.

@@ -1,4 +1,4 @@
-"""Where the content of a file of a repository lies at the moment.
+"""Finds the present location of a file's content: the Hub itself or a CDN.
 
 The Hub has the files of git itself: of those whose size and blob id the listing gave, nothing more is asked. Of others
 it answers a HEAD with commit, ETag and size, and with a place: for large files a signed address on a CDN. Signed

@@ -1,4 +1,4 @@
-"""What the Hub says about a model: its present name, the commit of a revision, its files, who may read it."""
+"""The Hub's information on a model: present name, commit of a revision, files, access."""
 
 from __future__ import annotations
 

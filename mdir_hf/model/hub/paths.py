@@ -1,4 +1,4 @@
-"""What may become part of a path on this disk: plain file names, commits and digests of the exact form."""
+"""Validates names that become part of a local path: plain file names, commits, digests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many more requests the Hub answers, and who waits for how long before it would answer 429.
+"""Waits for the Hub's rate limit before a request would be answered with 429.
 
 Every answer of the Hub says what is left of the window (docs/hub-behaviour.md). It is kept here, in one place for all
 threads of the process. Plenty left: nobody waits. Little left: requests are spread over the rest of the window.

@@ -1,4 +1,4 @@
-"""Byte ranges fetched before, kept on this disk so that a second comparison of the same model is free.
+"""A disk cache of byte ranges, so that a second comparison of the same model is free.
 
 Layout: ``<root>/ranges/<key[:2]>/<key>/<start>-<stop>``, one file per piece: the bytes, then their length and half
 their SHA-256 in 24 bytes. The key is made of the Hub's address and the content's digest (or commit and file), so

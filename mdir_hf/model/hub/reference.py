@@ -1,4 +1,4 @@
-"""What a person types to name a model: a repo id, a Hub address, a folder, a weight file."""
+"""Parses the name of a model: a repo id, a Hub URL, a folder, a weight file."""
 
 from __future__ import annotations
 

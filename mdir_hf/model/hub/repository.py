@@ -1,4 +1,4 @@
-"""Opening what a person named: a repository on the Hub pinned to a commit, or a folder."""
+"""Opens a repository by name: on the Hub at a commit, or a folder."""
 
 from __future__ import annotations
 

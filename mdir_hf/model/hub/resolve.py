@@ -1,4 +1,4 @@
-"""What a name stands for at this moment: which commit of which repository, and whether everybody may read it."""
+"""Resolves a name: its repository, its current commit, and whether it is public."""
 
 from __future__ import annotations
 

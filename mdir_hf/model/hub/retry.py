@@ -1,4 +1,4 @@
-"""When to ask a server again, after how long, and when to give up.
+"""Retries: which failures, after how long, and for how long.
 
 The client's own ``http_backoff`` waits as long as a ``Retry-After`` header says, however long, and resumes no body.
 """

@@ -1,4 +1,4 @@
-"""From a model object to a repository: unwrap it, name its parameters, make its config, find its adapter."""
+"""Makes a repository of a model object: unwraps it, names its parameters, makes its config, finds its adapter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the numbers of one parameter are, and how they are had: shards gathered, offloaded ones fetched."""
+"""Locates the numbers of one parameter: gathers shards, fetches offloaded ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model in memory with the face of a folder: small files made on the spot, tensors in place of weight files."""
+"""A model in memory as a repository: small files made on request, tensors in place of weight files."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def _as_saved_once(
     model: Any,  # noqa: ANN401
     parameters: Mapping[str, PlacedParameter],
 ) -> dict[str, PlacedParameter]:
-    """Leave out what ``save_pretrained`` leaves out: other names of tied weights, and what is no weight."""
+    """Leave out what ``save_pretrained`` leaves out: other names of tied weights, and everything but weights."""
     from transformers.modeling_utils import _get_tied_weight_keys
 
     ignored = set(getattr(model, "_keys_to_ignore_on_save", None) or ())

@@ -1,4 +1,4 @@
-"""What the config classes of transformers assume where a ``config.json`` is silent.
+"""Defaults of the config classes of transformers, for keys that a ``config.json`` lacks.
 
 Configs inside of others (``text_config``) are saved without what equals the default of their class: that of gemma-3-4b
 has no head counts. ``class_defaults.json`` holds these defaults as data, so that transformers need not be imported;

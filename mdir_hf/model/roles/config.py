@@ -1,4 +1,4 @@
-"""``config.json`` as data: what it says about sizes, without the class that it names."""
+"""``config.json`` as data: the sizes of a model."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def read_sizes(config: Config | None, *, class_defaults: bool = True) -> ConfigS
     """Read what a config says about sizes, under whichever names the family uses.
 
     Args:
-        config: The whole config, or None where there is none.
+        config: The whole config; None without one.
         class_defaults: Whether what it does not say is what transformers would assume, where that knows the family.
 
     Raises:

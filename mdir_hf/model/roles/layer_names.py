@@ -94,7 +94,7 @@ def _patterns_of(rest: str) -> frozenset[str]:
 
 
 def _alike(word: str) -> str:
-    """Numbers of experts are all alike to a pattern, save for those that some patterns have in them."""
+    """A pattern treats all numbers of experts alike, except those that it names."""
     return EXPERTS[-1] if 0 < len(word) <= 4 and word not in EXPERTS and word.isascii() and word.isdigit() else word
 
 

@@ -18,7 +18,7 @@ def params_config(params: Mapping[str, object]) -> dict[str, object]:
     """Say in the words of a ``config.json`` what a ``params.json`` says about the language model.
 
     Args:
-        params: Its content. Llama-2 writes -1 for the size of its vocabulary; what is no size is left out.
+        params: Its content. Llama-2 writes -1 for the size of its vocabulary; an invalid size is left out.
     """
     mixture = params.get("moe")
     said = {name: params.get(key) for key, name in _SIZES.items()}

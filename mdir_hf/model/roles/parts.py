@@ -1,4 +1,4 @@
-"""Where the weight of a role is stored, and reading it.
+"""The stored place of a role's weight, and its reader.
 
 Past this folder every weight is ``(d_out, d_in)``, ``y = W x``. Fused tensors, transposed ones (Conv1D stores
 ``(d_in, d_out)``), per-head interleaving and weights that are stored as two factors end here and nowhere else.

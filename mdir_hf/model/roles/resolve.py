@@ -1,4 +1,4 @@
-"""From a config and tensor names to the anatomy of a model: which tensor plays which role."""
+"""Resolves the anatomy of a model from its config and tensor names: the role of every tensor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a weight does in a language model, and which rows of a stored matrix it is."""
+"""The roles of weights in a language model, and the rows of a stored matrix that each has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How rotary positions turn the rows of q and k: in which pairs, how many rows of a head, and in which layers.
+"""Rotary positions: which rows of q and k are turned, in which pairs and layers.
 
 Source: the modelling files of transformers 5.23, each family checked by value in ``tests/model/roles/test_rotary.py``.
 """

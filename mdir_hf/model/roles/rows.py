@@ -1,4 +1,4 @@
-"""What a row of the naming tables is."""
+"""The rows of the naming tables."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def rows(
     ending: str = r"\.weight",
     **said: Unpack[Said],
 ) -> tuple[LayerRow, ...]:
-    """Rows for several tensors, of each of which the same is said.
+    """Rows that say the same of several tensors.
 
     Args:
         weights: What a tensor holds, by its name, a regular expression without ``ending``: one whole weight; two roles

@@ -1,4 +1,4 @@
-"""Which file of a repository holds the vocabulary, and what format it truly is."""
+"""Finds the vocabulary file of a repository, and its true format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a tokenizer class numbers the pieces of its SentencePiece file, where a row is not the place of a piece.
+"""Row numbers of SentencePiece pieces, for tokenizer classes that do not number them by place.
 
 Models from fairseq keep four tokens of their own in front and drop the first three pieces; Pegasus keeps 105 in front;
 the first ChatGLM keeps its image tokens there. No file of such a repository says so but by the name of its class.
@@ -76,7 +76,7 @@ _OF_FAMILY: dict[str, Numbering] = {
 _ANY_CLASS = frozenset({"", "PreTrained", "Tokenizers", "TokenizersBackend"})
 CHATGLM_FILE = "ice_text.model"
 NUMBERED_BY_CLASS = ("sentencepiece.bpe.model", "spiece.model")
-"""Files of which the config of the model may say how they are numbered, where the tokenizer's does not."""
+"""Files whose numbering the config of the model may give, where the tokenizer's does not."""
 
 
 def numbering_of(file: str, tokenizer_config: Mapping[str, Any], config: Mapping[str, Any]) -> Numbering:
@@ -84,7 +84,7 @@ def numbering_of(file: str, tokenizer_config: Mapping[str, Any], config: Mapping
 
     Args:
         file: Name of the SentencePiece file.
-        tokenizer_config: Content of ``tokenizer_config.json``; empty if there is none.
+        tokenizer_config: Content of ``tokenizer_config.json``; empty without one.
         config: The same of ``config.json``.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Which common tokens to read first: few requests, few wasted bytes, and never a look at the weights.
+"""Chooses the common tokens to read first: few requests, few wasted bytes, no look at the weights.
 
 A choice of rows that does not depend on the weights keeps the p-value valid, so rows are taken in runs of neighbouring
 ids. The rows of both embeddings are cut into windows; a pair of windows (one of each model) is worth the common tokens

@@ -1,4 +1,4 @@
-"""How token strings spell bytes: the conventions of tokenizers, undone.
+"""Decodes token strings to bytes, by the conventions of their tokenizer.
 
 Two vocabularies can only be compared once their tokens are the same thing, and the one thing that every tokenizer ends
 in is bytes. Each speller here turns the token string of one convention into the bytes that the token adds to a text.

@@ -1,4 +1,4 @@
-"""Which figures a report has the data for."""
+"""The figures that a report has the data for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the cells of a figure say: the text of its tooltips."""
+"""The tooltips of a figure's cells."""
 
 from __future__ import annotations
 

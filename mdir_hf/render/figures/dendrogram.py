@@ -1,4 +1,4 @@
-"""How far related models are apart, as a dendrogram of every group of a survey."""
+"""Dendrogram of the groups of a survey, by distance."""
 
 from __future__ import annotations
 

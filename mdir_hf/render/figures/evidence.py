@@ -1,4 +1,4 @@
-"""What was observed against what chance gives, and how the evidence grew with the tokens read."""
+"""Figure of the evidence: observed traces beside their thresholds, over the tokens read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which layer went where: the layers of both models as two columns, and a line for each match."""
+"""Figure of matched layers: two columns of layers, and a line for each match."""
 
 from __future__ import annotations
 

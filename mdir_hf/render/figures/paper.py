@@ -27,7 +27,7 @@ def expect_style(style: str) -> None:
     """Check the name of a style.
 
     Raises:
-        InputError: If there is none of that name.
+        InputError: If no figure has that name.
     """
     if style != "screen" and style not in WIDTHS:
         raise InputError(f"there is no style {style!r} of figures; there are screen, column and page")

@@ -34,7 +34,7 @@ class Relative:
 
     Attributes:
         name: Its name.
-        opens: The name that a comparison reads; empty if there is none.
+        opens: The name that a comparison reads; empty without one.
         place: Who named it: the index, or the card.
         is_found: Whether shared weights were found.
         measured: What was found, in words.

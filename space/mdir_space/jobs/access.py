@@ -1,4 +1,4 @@
-"""Finds the commits of a question, and decides with which token they are read.
+"""Resolves the commits of a question, and decides with which token they are read.
 
 Public models are read through the caches, and their results are cached for everybody. The Hub answers an account more
 often than an address, which Spaces share: so the request has the token of the visitor if there is one, else a token

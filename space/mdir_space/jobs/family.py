@@ -36,7 +36,7 @@ class FamilyJob(Job[Family]):
 
     Attributes:
         question: The question.
-        index: Path or address of the index; empty: there is none.
+        index: Path or address of the index; empty: no index.
         index_token: Token to download it with; None: none.
     """
 
@@ -82,7 +82,7 @@ class FamilyPlan:
     """What finding the family of one model is going to read.
 
     Attributes:
-        search: What the search of the index reads; None where there is none.
+        search: What the search of the index reads; None without an index.
         declared: Base models that its card declares; empty where that is not asked for, or not known.
         comparisons: Of the first of those, what comparing the model with it reads.
         not_planned: Why there is no such plan, of the others of the first; and of the card, under an empty name.

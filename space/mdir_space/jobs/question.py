@@ -1,4 +1,4 @@
-"""What a visitor asks: which models, at which level and alpha. Checked before anything else happens."""
+"""A visitor's question: models, level and alpha, validated first."""
 
 from __future__ import annotations
 
@@ -261,7 +261,7 @@ def checked_level(level: object) -> str:
     """Return a level.
 
     Raises:
-        RefusedError: If it is none.
+        RefusedError: If it is no level.
     """
     if level not in LEVELS:
         raise RefusedError(f"The level {shortened(str(level))} is not known. Choose one of {', '.join(LEVELS)}.")

@@ -62,7 +62,7 @@ class ServiceSettings:
         allow_local: Whether folders and files of this machine may be named; only on one's own machine.
         may_sign_in: Whether the page has a button to sign in.
         own_token: On one's own machine: the token to read with for everybody who has the page open.
-        index: Path, or address on the Hub, of the index of base models; empty: there is none.
+        index: Path, or address on the Hub, of the index of base models; empty: no index.
         named_models: Models that the page offers by name: those of the demo.
     """
 
@@ -177,7 +177,7 @@ class Service:
         return await _shielded(_submit(self._resolvers, ask, entry))
 
     async def kept(self, question: Question, visitor: Visitor) -> Answered[Result] | None:
-        """Return the cached answer to a public question about the same commits; None: there is none.
+        """Return the cached answer to a public question about the same commits; None if it is not cached.
 
         Raises:
             RefusedError: If this visitor cannot read a model.

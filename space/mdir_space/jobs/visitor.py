@@ -1,4 +1,4 @@
-"""Who sent a request: their key in the queue, and their token on the Hub."""
+"""The visitor of a request: their key in the queue, and their Hub token."""
 
 from __future__ import annotations
 

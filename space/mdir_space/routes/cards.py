@@ -23,7 +23,7 @@ HEADERS = {
 
 
 async def kept_result(service: Service, request: Request) -> tuple[Question, Answered[Result]] | None:
-    """Return the question in the address of a request and its cached public result; None: there is none.
+    """Return the question in the address of a request and its cached public result; None if it is not cached.
 
     Args:
         service: Has the cache.

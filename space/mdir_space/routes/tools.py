@@ -1,4 +1,4 @@
-"""What programs and agents can call: each tool is defined once, for the API and for MCP."""
+"""The tools for programs and agents, each defined once for the API and for MCP."""
 
 from __future__ import annotations
 

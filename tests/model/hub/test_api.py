@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import socket
 
 import pytest
@@ -23,22 +22,6 @@ def asked(hub, **options):
 def answers(hub, body, *, status=200, times=None, **headers):
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     hub.faults.append(Fault("status", path="/api/models", status=status, body=body, headers=named, times=times))
-
-
-@pytest.mark.parametrize("value", [None, 5, [], {"a": [1.5, "x"]}])
-def test_whatever_stands_in_an_answer_is_returned(loopback_hub, value):
-    answers(loopback_hub, json.dumps(value).encode())
-    assert asked(loopback_hub) == (value, None)
-
-
-def test_the_address_of_the_next_page_comes_with_a_page(loopback_hub):
-    answers(loopback_hub, b"[]", Link='<http://x/p2>; rel="next", <http://x/p0>; rel="prev"')
-    assert asked(loopback_hub) == ([], "http://x/p2")
-
-
-def test_a_compressed_answer_is_read(loopback_hub):
-    answers(loopback_hub, gzip.compress(b'{"a": 1}'), Content_Encoding="gzip")
-    assert asked(loopback_hub)[0] == {"a": 1}
 
 
 def test_an_unpacked_answer_may_be_as_long_as_is_allowed(loopback_hub, monkeypatch):
@@ -73,13 +56,7 @@ def test_so_many_moves_are_followed_and_no_more(loopback_hub, n_moves, is_follow
 @pytest.mark.parametrize("place", ["!\x01", "http://[x", "http://a b:x/", "//\x7f/", "http://x:99999999/", "mailto:a"])
 def test_a_move_to_no_address_is_an_error(loopback_hub, place):
     answers(loopback_hub, b"", status=307, Location=place)
-    with pytest.raises(ServerError, match=r"not what the Hub answers|redirects away|no address|could not be"):
-        asked(loopback_hub)
-
-
-def test_a_move_to_nowhere_is_an_error(loopback_hub):
-    answers(loopback_hub, b"", status=302)
-    with pytest.raises(ServerError, match="answered 302"):
+    with pytest.raises(ServerError, match=r"not what the Hub answers|redirects away|invalid URL|could not be"):
         asked(loopback_hub)
 
 

@@ -1,4 +1,4 @@
-"""``adapter_config.json`` of PEFT: what an adapter does to the weights of its base, or why that is not computed here.
+"""``adapter_config.json`` of PEFT: how an adapter changes its base, or why it is not supported.
 
 Source: peft 0.21, ``tuners/lora/config.py`` and ``tuners/lora/layer.py``.
 """

@@ -1,4 +1,4 @@
-"""From the names in an adapter to those of its base: which tensor is changed, and by what.
+"""Maps the names in an adapter to those of its base: which tensor is changed, and by what.
 
 PEFT names a factor ``base_model.model.<module>.lora_A.weight``, where the module is that of the model in memory. The
 files of the base may name it with another prefix (``transformer.h.0…`` is ``h.0…`` in the files of GPT-2), so the end

@@ -1,4 +1,4 @@
-"""The weights of a base model with an adapter on them: the base's own bytes, and a difference computed on the way."""
+"""The weights of a base model with an adapter: bytes of the base, and a difference added while reading."""
 
 from __future__ import annotations
 

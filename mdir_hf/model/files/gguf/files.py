@@ -1,4 +1,4 @@
-"""Which files of a tree are one GGUF model: a repository often holds a dozen quantisations of it, some in parts."""
+"""Finds the GGUF files of one model, where a repository holds many quantisations, some in parts."""
 
 from __future__ import annotations
 

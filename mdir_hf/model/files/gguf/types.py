@@ -1,4 +1,4 @@
-"""How the numbers of a GGUF tensor may be stored.
+"""The types of GGUF tensors.
 
 Source: ``enum ggml_type`` and the block structs of ggml. The tests hold the sizes against those of the ``gguf``
 package, which dequantises the quantised types.

@@ -1,4 +1,4 @@
-"""Which ONNX file of a tree is the model: exporters write a dozen precisions, and parts of encoders and decoders."""
+"""Finds the ONNX file of the model among the precisions and parts that exporters write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an ONNX graph says: its initialisers with their places, and the nodes that use them."""
+"""An ONNX graph: its initialisers with their places, and the nodes that use them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Initialisers of one ONNX file, as they are stored, wherever their bytes lie."""
+"""The initialisers of one ONNX file as they are stored, inline or in external data."""
 
 from __future__ import annotations
 

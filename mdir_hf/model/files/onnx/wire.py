@@ -1,4 +1,4 @@
-"""Protocol buffers, walked through a byte source: long payloads are stepped over, and never read."""
+"""Parses protocol buffers from a byte source, and skips long payloads."""
 
 from __future__ import annotations
 

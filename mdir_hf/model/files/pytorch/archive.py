@@ -1,4 +1,4 @@
-"""The directory of a zip file as ``torch.save`` writes it: which entry lies where, from a few ranges of the file.
+"""The directory of a zip file of ``torch.save``: the place of every entry, from a few byte ranges.
 
 The rules are those of the zip format (APPNOTE 6.3, sections 4.3 and 4.5), read strictly: nothing in front of the
 archive, no entry twice, none over another, no splitting over disks. The place of an entry's data stands in its local
@@ -193,7 +193,7 @@ class Archive:
                 raw = self.read(end64_start, end64_start + _END64.size)
                 magic, _, _, _, disk, first_disk, n_here, n_entries, n_bytes, start = _END64.unpack(raw)
                 if magic != _END64_MAGIC:
-                    self._fail("its zip64 end record is none")
+                    self._fail("its zip64 end record is invalid")
                 stop = end64_start
         if disk or first_disk or n_here != n_entries:
             raise UnsupportedFormatError("the zip archive is split over several files", subject=self.label)
@@ -211,7 +211,7 @@ class Archive:
             name_at = at + _CENTRAL.size
             at = name_at + n_name + n_extra + n_comment
             if magic != _CENTRAL_MAGIC or at > len(raw):
-                self._fail(f"entry {len(entries):,} of its directory is none")
+                self._fail(f"entry {len(entries):,} of its directory is invalid")
             extra = raw[name_at + n_name : name_at + n_name + n_extra]
             n_bytes, n_stored, start = self._widen(extra, n_bytes, n_stored, start)
             name = raw[name_at : name_at + n_name].decode("utf-8", errors="backslashreplace")

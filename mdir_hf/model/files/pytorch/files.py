@@ -1,4 +1,4 @@
-"""Which files of a tree are one PyTorch checkpoint, and which of its pickles are not weights at all."""
+"""Finds the files of one PyTorch checkpoint, and leaves out pickles that hold no weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pickle machine that can do nothing but build data.
+"""A pickle machine that only builds data.
 
 Why not ``pickle.Unpickler`` with an allow-list: its C code allocates what a file claims before it looks (a memo index
 of 2^31 takes 32 GiB, a length of 2^40 a terabyte), hashes whatever is made a key (nested tuples take exponential

@@ -1,4 +1,4 @@
-"""What a pickled checkpoint may name, and what we build for it. Nothing here is imported or called by name.
+"""The names that a pickled checkpoint may use, and what we build for each. Nothing is imported or called by name.
 
 A pickle is a program. The only globals that do anything are those of the first tables, and each of them is a row here:
 it becomes plain data. Names of the last table (what training frameworks put beside the weights) become inert objects.
@@ -37,7 +37,7 @@ class Global:
 
 @dataclass(frozen=True, slots=True)
 class Inert:
-    """Something that is not part of the weights: an object of which only the class is kept.
+    """An object that is not part of the weights: only its class is kept.
 
     Attributes:
         kind: Name of its class, or of the function that would have made it.

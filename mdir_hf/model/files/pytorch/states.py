@@ -1,4 +1,4 @@
-"""The weights inside of what ``torch.save`` was given: a state dict, or a checkpoint of a trainer around one."""
+"""Finds the weights in an object of ``torch.save``: a state dict, or a trainer's checkpoint around one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A weight behind its codes: which rows of what has to be read, and how they become numbers."""
+"""A weight behind its codes: which of their rows to read, and how they become numbers."""
 
 from __future__ import annotations
 

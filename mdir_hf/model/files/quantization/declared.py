@@ -1,4 +1,4 @@
-"""What a model's config says about its quantisation: block sizes, bits, conventions. Only hints; tensors decide.
+"""The quantisation that a config declares: block sizes, bits, conventions. Only hints; tensors decide.
 
 Read only where companions are found. An uploader controls it, so every value is checked before it is used.
 """

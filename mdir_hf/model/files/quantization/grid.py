@@ -1,4 +1,4 @@
-"""Numbers that many weights share: one for a block of rows and columns, a row, a group of columns, a whole tensor."""
+"""Numbers that many weights share: one for a block, a row, a group of columns or a whole tensor."""
 
 from __future__ import annotations
 

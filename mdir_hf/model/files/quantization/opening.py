@@ -1,4 +1,4 @@
-"""What a scheme is given to open one weight: its stored parts, what the config says, and the errors in one wording."""
+"""The input of a scheme that opens one weight: stored parts, declarations of the config, and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which stored tensors make one weight: its codes, and the scales, zero points and maps beside them. By name only.
+"""Groups stored tensors by weight: codes, scales, zero points and maps. By name only.
 
 Names alone decide what is listed, so that a checkpoint with an index costs no header for it; dtypes and shapes decide
 what is read (:mod:`.schemes`). Names are those that the libraries write, see the tables.
@@ -82,7 +82,7 @@ class Parts:
         form: How that one is named: ``weight`` like the weight itself, ``packed``, ``blocks``, ``qweight``, or
             the name of a scheme that is not read.
         companions: Names of the others, by what they are.
-        rival: A tensor that has the weight's own name beside codes that stand for it, None where there is none.
+        rival: A plain tensor with the weight's name beside its codes; None if the file has none.
     """
 
     name: str

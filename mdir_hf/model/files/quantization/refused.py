@@ -1,4 +1,4 @@
-"""Schemes that are recognised by their tensors and not read, each with the reason."""
+"""Schemes that are recognised and not supported, each with the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which scheme a weight is quantised by: from how its parts are named, their dtypes and shapes."""
+"""Finds the quantisation scheme of a weight from the names, dtypes and shapes of its parts."""
 
 from __future__ import annotations
 

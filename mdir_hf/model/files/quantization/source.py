@@ -284,7 +284,7 @@ class DequantizedSource:
 
 
 class _Companions:
-    """Stored tensors, of which small ones that are read whole are kept. Implements ``StoredRows``."""
+    """Stored tensors. Small ones are kept once read. Implements ``StoredRows``."""
 
     def __init__(self, stored: StoredTensors) -> None:
         self._stored = stored

@@ -1,4 +1,4 @@
-"""How the tensors of a layer are called, one file per kind of family; rows are tried in the order they stand here.
+"""Names of the tensors of a layer, one file per kind of family; rows are tried in their order.
 
 Files of one kind of family stand first, general names after them. Source: the modelling files of transformers 5.23,
 each family checked by value in the tests.

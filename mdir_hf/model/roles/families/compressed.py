@@ -1,4 +1,4 @@
-"""What compression methods leave of Llama's names: wrapped weights, factors of low rank, rotations of the shortcuts.
+"""Names that compression methods write: wrapped weights, low-rank factors, rotations of the shortcuts.
 
 Source: the modules that SVD-LLM, ASVD, QuaRot, SpinQuant and SliceGPT save.
 """

@@ -6,10 +6,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from mdir_hf.errors import InputError
-from mdir_hf.lineage.cards.section import markdown_text
 from mdir_hf.lineage.cards.verify_lineage import MEASURED
 from mdir_hf.lineage.family import Family, layers_text
 from mdir_hf.render.folder import write_file
+from mdir_hf.render.markdown import plain
 
 
 def save_family(family: Family, folder: Path) -> tuple[Path, ...]:
@@ -52,7 +52,7 @@ def family_section(family: Family, *, has_picture: bool = False) -> str:
             measured += f", {one.evidence}" if one is not None else ""
         layers = layers_text(family.layers[name]) if name in family.layers else ""
         declared = "yes" if check is not None else "no" if family.declared is not None else ""
-        lines.append("| " + " | ".join(map(markdown_text, (name, measured, declared, layers))) + " |")
+        lines.append("| " + " | ".join(map(plain, (name, measured, declared, layers))) + " |")
     n_bases = 0 if family.found is None else family.found.n_bases
     lines += [
         "",

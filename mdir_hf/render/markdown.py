@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
+from mdir_hf.names import visible_text
 from mdir_hf.render.description import describe, pair_name
 from mdir_hf.render.sections import Section, Table
 from mdir_hf.report import HomologyReport
 
-# Backslash first. Brackets make links and images, parentheses alone do nothing; a colon matters in an address only.
-_MARKUP = re.compile(r"([\\`*_{}\[\]<>#|~&$@^]|:(?=//))")
+# Brackets make links and images, parentheses alone do nothing; a colon matters in an address only.
+_MARKUP = re.compile(r"([\\`*_{}\[\]#|~$^]|:(?=//))")
+# Some renderers look for HTML before they look for backslashes, so these become entities.
+_ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": "&#64;"}
 
 LONGEST_TABLE = 40
 """Rows; the rest is in report.json."""
@@ -37,9 +40,9 @@ def markdown_text(report: HomologyReport, alt_texts: Mapping[str, str]) -> str:
 
 
 def plain(text: str) -> str:
-    """Text in which nothing is markup, a link or an address."""
-    escaped = _MARKUP.sub(r"\\\1", " ".join(text.split()))
-    return re.sub(r"(?i)\bwww\.", lambda found: found[0][:-1] + "\\.", escaped)
+    """Text on one line in which nothing is markup, a link or an address."""
+    escaped = "".join(_ENTITIES.get(c, c) for c in _MARKUP.sub(r"\\\1", visible_text(text)))
+    return re.sub(r"(?i)www\.", lambda found: found[0][:-1] + "&#46;", escaped)
 
 
 def fenced(language: str, text: str) -> str:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
-
 from markdown_it import MarkdownIt
 
 from mdir_hf.errors import CardError
 from mdir_hf.lineage.cards.badge import Badge
 from mdir_hf.lineage.cards.claim import PinnedModel
 from mdir_hf.lineage.cards.text_lines import line_end, split_lines
-from mdir_hf.names import visible_text
+from mdir_hf.render.markdown import plain
 from mdir_hf.report import HomologyReport
 
 BEGIN = "<!-- mdir-hf:lineage:begin -->"
@@ -48,15 +46,15 @@ def lineage_section(badge: Badge, report: HomologyReport, *, repo: str, other: P
         "| compared | at commit |",
         "|---|---|",
         *(
-            f"| {markdown_text(model.repo or '')} | {_commit_link(model, endpoint)}{_read_as(model)} |"
+            f"| {plain(model.repo or '')} | {_commit_link(model, endpoint)}{_read_as(model)} |"
             for model in (mine, other)
         ),
         "",
         report.what_p_says,
         "",
-        *(f"- {markdown_text(caveat[:_LONGEST_CAVEAT])}" for caveat in report.caveats[:_MOST_CAVEATS]),
+        *(f"- {plain(caveat[:_LONGEST_CAVEAT])}" for caveat in report.caveats[:_MOST_CAVEATS]),
         *([""] if report.caveats else []),
-        f"Measured by mdir-hf {markdown_text(claim.version)}, seed {claim.seed}, level {claim.level}; report sha256 "
+        f"Measured by mdir-hf {plain(claim.version)}, seed {claim.seed}, level {claim.level}; report sha256 "
         f"`{claim.short_digest}`. To compute it again: `mdir-hf verify-badge {report_url}`",
         END,
     ]
@@ -96,27 +94,12 @@ def replace_section(body: str, section: str) -> str:
     return longer
 
 
-def markdown_text(text: str) -> str:
-    r"""Write a text for Markdown so that nothing in it is markup, in one line: ``\`` before ASCII punctuation.
-
-    ``&``, ``<`` and ``>`` become entities, because some renderers look for HTML before they look for backslashes; so
-    does what would make a link of a bare address.
-    """
-    line = visible_text(text)
-    escaped = "".join(_ENTITIES.get(c) or (f"\\{c}" if c in _MARKUP else c) for c in line)
-    return re.sub("(?i)www[.]", lambda match: f"{match[0][:3]}&#46;", escaped)
-
-
-_ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": "&#64;"}
-_MARKUP = frozenset("\\`*_{}[]()#+!|~^$:")
-
-
 def _commit_link(model: PinnedModel, endpoint: str) -> str:
     return f"[`{(model.commit or '')[:12]}`]({endpoint}/{model.repo}/tree/{model.commit})"
 
 
 def _read_as(model: PinnedModel) -> str:
-    return f" ({markdown_text(model.read_as)})" if model.read_as else ""
+    return f" ({plain(model.read_as)})" if model.read_as else ""
 
 
 def _sections(body: str) -> list[tuple[int, int]]:

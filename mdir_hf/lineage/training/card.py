@@ -8,9 +8,10 @@ from mdir_hf.lineage.cards.badge import make_badge
 from mdir_hf.lineage.cards.card import with_section
 from mdir_hf.lineage.cards.declared import README
 from mdir_hf.lineage.cards.front_matter import parse_card
-from mdir_hf.lineage.cards.section import BADGE_PATH, BEGIN, END, REPORT_PATH, markdown_text
+from mdir_hf.lineage.cards.section import BADGE_PATH, BEGIN, END, REPORT_PATH
 from mdir_hf.lineage.training.drift import Drift
 from mdir_hf.render.folder import write_file
+from mdir_hf.render.markdown import plain
 from mdir_hf.report import HomologyReport, ModelSummary
 
 
@@ -59,7 +60,7 @@ def _section(report: HomologyReport, drift: Drift) -> str:
         "",
         f"Trace over rank is 1 where every channel still matches its own in the base. {badge.claim.what_p_says}",
         "",
-        f"Measured by mdir-hf {markdown_text(report.version)}, seed {report.seed}.",
+        f"Measured by mdir-hf {plain(report.version)}, seed {report.seed}.",
         END,
     ]
     return "\n".join(lines) + "\n"
@@ -68,4 +69,4 @@ def _section(report: HomologyReport, drift: Drift) -> str:
 def _base(model: ModelSummary) -> str:
     if model.commit is None:
         return "its base, a folder or a model in memory"
-    return f"{markdown_text(model.repo)} at commit `{model.commit[:12]}`"
+    return f"{plain(model.repo)} at commit `{model.commit[:12]}`"

@@ -11,8 +11,9 @@ from markdown_it import MarkdownIt
 
 from mdir_hf import make_badge
 from mdir_hf.errors import CardError
-from mdir_hf.lineage.cards.section import BEGIN, END, lineage_section, markdown_text, replace_section
+from mdir_hf.lineage.cards.section import BEGIN, END, lineage_section, replace_section
 from mdir_hf.names import visible_text
+from mdir_hf.render.markdown import plain
 from mdir_hf.report import PlaceboResult, Placebos
 from tests.lineage.cards.reports import HOSTILE_TEXTS, a_report
 from tests.render.figures.drawn_reports import a_matrix
@@ -105,7 +106,7 @@ def test_a_reader_of_the_card_never_sees_it_as_code(lines, end):
 @given(st.text() | st.sampled_from([text for text in HOSTILE_TEXTS if isinstance(text, str)]))
 @settings(deadline=None)
 def test_any_text_in_it_stays_text(text):
-    (token,) = [t for t in MarkdownIt("commonmark").enable("table").parse(f"x {markdown_text(text)} x") if t.children]
+    (token,) = [t for t in MarkdownIt("commonmark").enable("table").parse(f"x {plain(text)} x") if t.children]
     assert {child.type for child in token.children} <= {"text", "text_special"}
     written = "".join(child.content for child in token.children)
     assert written.split() == ["x", *visible_text(text).split(), "x"]
@@ -113,7 +114,7 @@ def test_any_text_in_it_stays_text(text):
 
 def test_it_uses_no_link_that_the_card_defines():
     text = (
-        f"x {markdown_text('see [here] and ![there]')}\n\n[here]: https://evil.example\n[there]: https://evil.example\n"
+        f"x {plain('see [here] and ![there]')}\n\n[here]: https://evil.example\n[there]: https://evil.example\n"
     )
     assert "evil" not in MarkdownIt("commonmark").render(text)
 
@@ -136,37 +137,12 @@ def test_it_says_how_a_model_was_read_and_nothing_in_it_is_markup():
     assert shown.endswith(f" (file <b>_x_|.gguf, vocabulary of me/words@{'c' * 40})")
 
 
-def test_it_says_what_was_compared_and_how_to_repeat_it():
-    text = section(a_report(caveats=("Not found is not unrelated.",)))
-    assert text.startswith(f"{BEGIN}\n") and text.endswith(f"{END}\n")
-    html = MarkdownIt("commonmark").enable("table").render(text)
-    digest = make_badge(a_report(caveats=("Not found is not unrelated.",))).claim.short_digest
-    for part in (
-        '<img src="https://huggingface.co/me/tuned/resolve/main/.lineage/badge.svg" alt="Shared weight ancestry: p',
-        '<a href="https://huggingface.co/me/tuned/blob/main/.lineage/report.json">',
-        "<strong>Shared weight ancestry: p &lt; 1e-30</strong> (log10 p = -30.2, alpha = 1e-10)",
-        "<td>owner/base</td>",
-        "<td>me/tuned</td>",
-        "no direction",
-        "<li>Not found is not unrelated.</li>",
-        f"report sha256 <code>{digest}</code>",
-        "mdir-hf verify-badge https://huggingface.co/me/tuned/blob/main/.lineage/report.json",
-    ):
-        assert part in html
-
-
 def test_where_p_bounds_nothing_it_is_not_shown():
     axes = PlaceboResult(0.0, 8.0, -0.1, 64)
     matrix = a_matrix(matched_channels=61, placebo=Placebos(axes, axes, (9.0, 6.0)))
     text = section(a_report(embedding=matrix))
     assert "**Shared weight ancestry: 61 of 64 channels match** (alpha = 1e-10)." in text
     assert "30.2" not in text and "bounds no chance for this pair" in text
-
-
-def test_it_does_not_point_a_finger():
-    for text in (section(a_report()), make_badge(a_report()).svg):
-        for word in ("copied", "copy", "stolen", "guilt", "derived", "from owner/base"):
-            assert word not in text.lower()
 
 
 @pytest.mark.parametrize("text", [text for text in HOSTILE_TEXTS if isinstance(text, str)], ids=lambda t: ascii(t)[:30])

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 def main(folder: Path) -> None:
     """Build it anew."""
     if folder.exists() and not (folder / "mdir_space").is_dir():
-        raise SystemExit(f"{folder} is there and is no Space; name another folder")
+        raise SystemExit(f"{folder} is there and is not a Space; name another folder")
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(ROOT / "space", folder, ignore=shutil.ignore_patterns("__pycache__", "*.whl"))
     wheel = build_wheel(folder)

@@ -75,6 +75,6 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 def _written(character: str) -> str:
     if unicodedata.category(character) not in _WRITTEN_OUT:
-        return character  # blanks that are no space, and what has no meaning yet
+        return character  # blanks other than a space, and what has no meaning yet
     units = character.encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2))

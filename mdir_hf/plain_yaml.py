@@ -28,7 +28,7 @@ def read_yaml(text: str, *, first_line: int = 1) -> object:
         What it says; None where it says nothing.
 
     Raises:
-        ValueError: If it is no YAML of plain values, or is larger than one by hand may be. Says what is wrong, as the
+        ValueError: If it is not YAML of plain values, or is larger than one by hand may be. Says what is wrong, as the
             end of a sentence about the text.
     """
     if len(text) > MOST_CHARACTERS:

@@ -32,12 +32,6 @@ def test_from_an_index_it_is_the_name(came_from):
     assert install_command() == "pip install mdir-hf"
 
 
-def test_from_a_clone_that_runs_it_is_the_clone_wherever_one_stands(monkeypatch):
-    monkeypatch.delenv(installing.ORIGIN_VARIABLE, raising=False)
-    words = shlex.split(install_command("tree", "plot"))
-    assert words == ["pip", "install", "-e", f"{installing._ROOT}[tree,plot]"]
-
-
 def test_from_a_folder_or_a_wheel_it_is_that(came_from, tmp_path):
     for name in ("a clone", "mdir_hf-0.1.0-py3-none-any.whl"):
         came_from({"url": (tmp_path / name).as_uri()})

@@ -98,13 +98,6 @@ def test_usable_cores_are_those_of_the_affinity_or_the_quota(monkeypatch, machin
     assert usable_cores(machine(v2("/", {"": f"{limit} 100000"}))) == cores
 
 
-@pytest.mark.parametrize(("reported", "cores"), [(6, 6), (None, 1)])
-def test_without_an_affinity_the_reported_processors_count(monkeypatch, machine, reported, cores):
-    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
-    monkeypatch.setattr(os, "cpu_count", lambda: reported)
-    assert usable_cores(machine({})) == cores
-
-
 # What the caller had set is put back.
 
 
@@ -136,12 +129,6 @@ def in_a_new_thread(call):
 def threads_everywhere():
     """Threads of torch here, those it gives to new threads, and those of the other libraries."""
     return torch.get_num_threads(), in_a_new_thread(torch.get_num_threads), blas_threads()
-
-
-def test_inside_both_pools_have_one_thread_and_outside_what_they_had():
-    with one_pool():
-        assert threads_everywhere() == (1, 3, {1})
-    assert threads_everywhere() == (3, 3, {2})
 
 
 def test_an_exception_puts_everything_back():
@@ -176,16 +163,6 @@ def test_large_work_has_no_more_threads_than_there_are_cores(monkeypatch):
     assert torch.get_num_threads() == 3
 
 
-def test_small_work_stays_on_one_thread():
-    with one_pool(), all_cores(0.99 * LARGE):
-        assert torch.get_num_threads() == 1
-
-
-def test_work_on_an_accelerator_asks_for_no_cores():
-    with one_pool(), all_cores(LARGE, "cuda:1"):
-        assert torch.get_num_threads() == 1
-
-
 def test_large_work_inside_large_work_goes_on_with_the_cores_it_has():
     with one_pool(), all_cores(LARGE):
         with all_cores(LARGE):
@@ -203,15 +180,6 @@ def test_a_caller_with_one_thread_keeps_it():
     with one_pool(), all_cores(LARGE):
         assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == 1
-
-
-def test_limits_that_the_caller_holds_by_threadpoolctl_are_kept():
-    with threadpool_limits(4, user_api="blas"):
-        of_caller = blas_threads()
-        with one_pool():
-            assert blas_threads() == {1}
-        assert blas_threads() == of_caller
-    assert blas_threads() == {2}
 
 
 # Several threads of one process.
@@ -240,30 +208,6 @@ def inside(threads=None):
     finally:
         may_leave.set()
         thread.join(60)
-
-
-def test_a_second_thread_gets_back_what_was_set_before():
-    with one_pool(), inside() as seen:
-        pass
-    assert seen == [3, 1, 3]
-    assert threads_everywhere() == (3, 3, {2})
-
-
-def test_the_pool_of_others_comes_back_with_the_last_to_leave():
-    first = inside()
-    first.__enter__()
-    with one_pool():
-        first.__exit__(None, None, None)
-        assert blas_threads() == {1}
-    assert threads_everywhere() == (3, 3, {2})
-
-
-def test_the_pool_comes_back_where_the_first_leaves_last():
-    with one_pool():
-        with inside():
-            pass
-        assert blas_threads() == {1}
-    assert threads_everywhere() == (3, 3, {2})
 
 
 def test_a_thread_outside_keeps_its_threads():

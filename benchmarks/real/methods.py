@@ -6,7 +6,7 @@ Each method is applied to two base models. The result is compared with its base 
 the layers also with new random embeddings and the residual stream rotated: then only the layers are left. (Where most
 of the layers is foreign, the stream is not rotated.) Strangers are what a method makes of one base, beside the other.
 Nothing is trained or chosen by running the model, save the bases of SliceGPT: entries go by their size, rotations by
-chance. What is no published method, made to be hard, says so. Rows go to ``benchmarks/results/real-methods.jsonl``;
+chance. What is not a published method, made to be hard, says so. Rows go to ``benchmarks/results/real-methods.jsonl``;
 the models are written to a temporary folder, one at a time.
 """
 

@@ -159,7 +159,7 @@ def _say_requests(plan: SurveyPlan, options: argparse.Namespace, **what: bool) -
 def _shard(text: str) -> tuple[int, int]:
     at, slash, n_shards = text.partition("/")
     if not slash or not all(part.isascii() and part.isdecimal() and len(part) < 10 for part in (at, n_shards)):
-        raise argparse.ArgumentTypeError(f"{text!r} is no shard; write 0/4 for the first of four")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a shard; write 0/4 for the first of four")
     return int(at), int(n_shards)
 
 

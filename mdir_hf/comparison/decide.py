@@ -3,8 +3,8 @@
 An embedding settles the question where three things hold (docs/method/verdicts.md). p is below alpha, with and
 without the best half of the channels. The placebo with re-paired tokens is not significant. One of the models has no
 privileged axes, or the match is stronger or cleaner than shared features on privileged axes make it. Where both models
-have privileged axes the p-value is no theorem: in simulations, strangers with sparse features of the same language on
-their axes pass the first two.
+have privileged axes the p-value is not a theorem: in simulations, strangers with sparse features of the same language
+on their axes pass the first two.
 """
 
 from __future__ import annotations

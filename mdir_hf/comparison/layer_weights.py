@@ -128,7 +128,7 @@ class RoleReader:
         """Rows of what stands for a layer; costs the header of its shard.
 
         Raises:
-            AnatomyError: As :func:`read_role`, where it is no matrix of the model's width.
+            AnatomyError: As :func:`read_role`, where it is not a matrix of the model's width.
         """
         layer, standing = self._standing(position)
         part = layer.parts[standing]
@@ -268,7 +268,7 @@ def check_shape(model: PlacedTensors, layer: Layer, role: Role, part: Part, shap
     """Refuse a weight whose shape its role cannot have.
 
     Raises:
-        AnatomyError: If a side that should be the width of the model is not, or it is no matrix; norms: no vector.
+        AnatomyError: If a side that should be the width of the model is not, or it is not a matrix; norms: no vector.
     """
     width = model.anatomy.hidden_size
     is_matrix = len(shape) == 2 and 0 not in shape

@@ -208,7 +208,7 @@ def take_neurons(
         The rows; None where the model has no MLP of so many neurons, or where their numbers mean something.
 
     Raises:
-        AnatomyError: If what writes the neurons of a layer is no matrix of the model's width.
+        AnatomyError: If what writes the neurons of a layer is not a matrix of the model's width.
         MdirError: If it cannot be read.
     """
     choice = _choose(model, seed, every=every, n_fitted_rows=n_fitted_rows)

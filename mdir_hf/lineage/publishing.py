@@ -33,14 +33,14 @@ def publish(
 
     Raises:
         InputError: If there is no survey, atlas or index, or it cannot be read.
-        CorruptCheckpointError: If the file is no index.
+        CorruptCheckpointError: If the file is not an index.
         PullRequestError: If the Hub does not take it.
         HubError: If the Hub cannot be asked.
     """
     name = name or place.resolve().name
     path = name.strip("/")
     if not path or any(part in ("", ".", "..") for part in path.split("/")):
-        raise InputError(f"{path!r} is no name in a data set; give one with --name")
+        raise InputError(f"{path!r} is not a name in a data set; give one with --name")
     try:
         if (place / TABLE).is_file():
             what = f"an atlas of {len(BaseIndex.load(place / INDEX))} base models"

@@ -13,7 +13,7 @@ from mdir_hf.method.rows import PairedRows
 def rotation_predicts_better(rows: PairedRows, matching: Matching) -> bool:
     """Tell whether a fitted rotation carries rows closer to their partners than a matching of channels does.
 
-    The trace of a rotation with a matching can be significant although the map is no matching: the Q of a plain QR
+    The trace of a rotation with a matching can be significant although the map is not a matching: the Q of a plain QR
     decomposition has a trace of about -1.6 sqrt(n), and a rotation of some channels leaves the others in place. Under
     noise a matching is better although its trace is small. So every second row fits a rotation, and both maps are
     applied to the others.

@@ -160,7 +160,7 @@ def map_layers(
         in all, if it has few channels); the other model's layers are loaded once.
 
     Raises:
-        InputError: If a side has no layers, a layer is no finite matrix, or residual widths differ.
+        InputError: If a side has no layers, a layer is not a finite matrix, or residual widths differ.
 
     References:
         paper, Algorithm 2; docs/method/layers.md.
@@ -204,7 +204,7 @@ class _Side:
         if layer.dtype != torch.float64:
             layer = layer.float()
         if layer.ndim != 2 or 0 in layer.shape:
-            raise InputError(f"layer {index} of the {self.name} is no matrix (d_out, n): shape {tuple(layer.shape)}")
+            raise InputError(f"layer {index} of the {self.name} is not a matrix (d_out, n): shape {tuple(layer.shape)}")
         if width is not None and layer.shape[1] != width:
             raise InputError(
                 f"layer {index} of the {self.name} has residual width {layer.shape[1]}, expected {width}; "

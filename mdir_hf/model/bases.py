@@ -145,7 +145,7 @@ def _open_base_repository(adapter: Repository, config: AdapterConfig, open_other
         return open_other(config.base, revision=config.base_revision, allow_local=False)
     except InputError as exc:
         raise UnsupportedFormatError(
-            f"this adapter names {config.base!r:.200} as its base, which is no model that can be opened "
+            f"this adapter names {config.base!r:.200} as its base, which is not a model that can be opened "
             f"({exc.message:.300})"
             + ("" if is_ours else "; a path in an adapter from the Hub is never opened")
             + "; compare a merged copy, or an adapter whose base_model_name_or_path is a model on the Hub",
@@ -167,7 +167,7 @@ def open_bases_at(open_one: OpenRepository, bases: Sequence[str]) -> OpenReposit
         bases: ``owner/name@commit``, as a report has them; others are opened as the adapter asks.
 
     Raises:
-        InputError: If one of them is no base.
+        InputError: If one of them is not a base.
     """
     commits: dict[str, str] = {}
     for base in bases:

@@ -83,7 +83,7 @@ def save_report(report: HomologyReport, folder: Path) -> Saved:
 
 
 def _encoded(text: str) -> bytes:
-    # Paths that are no UTF-8 come as lone surrogates, which no UTF-8 file can hold.
+    # Paths that are not UTF-8 come as lone surrogates, which no UTF-8 file can hold.
     return text.encode("utf-8", "replace")
 
 

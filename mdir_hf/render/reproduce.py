@@ -93,6 +93,6 @@ def _shell_character(character: str) -> str:
     if character.isprintable():
         return character
     code = ord(character)
-    if 0xDC80 <= code <= 0xDCFF:  # a byte of a path that is no UTF-8
+    if 0xDC80 <= code <= 0xDCFF:  # a byte of a path that is not UTF-8
         return f"\\x{code - 0xDC00:02x}"
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

@@ -40,7 +40,7 @@ def scale_section(report: HomologyReport) -> Section:
         f"{_round(strangers[0])} to {_round(strangers[-1])}. {len(relatives)} pairs of a real model and a copy of it, "
         "reordered, rotated, cut, quantised, noised or trained further, had "
         f"{_round(relatives[0])} to {_round(relatives[-1])}. This pair has {_round(report.log10_p)}{no_bound}: "
-        f"{place}. The size of p grows with how much was compared, and is no measure of how much is shared."
+        f"{place}. The size of p grows with how much was compared, and is not a measure of how much is shared."
     )
     return Section(
         SectionKind.SCALE,

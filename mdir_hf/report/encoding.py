@@ -39,7 +39,7 @@ def report_of(text: str) -> HomologyReport:
     """Read a report, of this schema or an older one.
 
     Raises:
-        InputError: If the text is no report, or one of its fields is not what the schema says.
+        InputError: If the text is not a report, or one of its fields is not what the schema says.
     """
     from pydantic import ValidationError
 

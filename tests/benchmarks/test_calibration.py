@@ -22,12 +22,6 @@ def test_z_of_a_fixed_matching_is_standard_for_random_axes():
         assert abs(values.std() - 1) < 4 / math.sqrt(800)
 
 
-def test_z_of_a_model_with_itself_is_the_largest_possible():
-    found = fixed_matching(rows(0), rows(0))
-    assert found["z"] == pytest.approx(24, rel=1e-6)
-    assert found["votes"] == 24
-
-
 def test_varimax_is_a_rotation_that_finds_sparse_axes_again():
     generator = torch.Generator().manual_seed(3)
     sparse = torch.randn(2000, 6, dtype=torch.float64, generator=generator) ** 3

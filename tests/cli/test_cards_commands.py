@@ -180,10 +180,6 @@ def test_verify_of_nothing_declared(hub, capsys):
     assert "no base model" in capsys.readouterr().out
 
 
-def test_verify_of_nothing_at_all(hub, capsys):
-    assert "me/none" in refused(capsys, "verify", "me/none", "--quiet")
-
-
 def test_verify_badge_prints_and_fails_on_what_is_named(report, hub, tmp_path, capsys):
     assert main(["verify-badge", str(report), "--quiet", "--fail-on", "stale,different"]) == 0
     assert main(["verify-badge", str(report), "--quiet", "--fail-on", "match"]) == 3

@@ -55,12 +55,6 @@ def test_it_reads_a_small_part_of_the_weights(llama):
     assert found.io.bytes_read < 1000 + HEADER_GUESS_N_BYTES < found.bytes_of_weights / 2
 
 
-def test_the_vocabulary_is_counted(tmp_path):
-    found = inspect_model(write_model(tmp_path / "model", gaussian(V, N, 0)))
-    assert found.vocabulary is not None
-    assert found.vocabulary.tokens + found.vocabulary.special == found.vocabulary.rows == V
-
-
 def test_tokenizer_files_that_contradict_each_other_are_noted(tmp_path):
     folder = write_model(tmp_path / "model", gaussian(300, 16, 0))
     assert inspect_model(folder).notes == ()

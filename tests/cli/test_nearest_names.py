@@ -9,7 +9,7 @@ import pytest
 from mdir_hf.cli import main
 from mdir_hf.cli.completion import completions
 from mdir_hf.cli.main import build_parser
-from mdir_hf.cli.seen import MOST_NAMES, remember_models, seen_models
+from mdir_hf.cli.seen import remember_models, seen_models
 from tests.model.hub.fixtures import hf_home, loopback_hub
 from tests.specimens import gaussian, write_model
 
@@ -50,17 +50,6 @@ def test_a_model_that_was_read_before_is_remembered(tmp_path, loopback_hub, monk
     read_before, on_this_disk = capsys.readouterr().err.splitlines()
     assert read_before.endswith("did you mean 'some/base-135M'?")
     assert on_this_disk.endswith("did you mean 'here/tuned'?")
-
-
-def test_few_names_are_kept_and_the_latest_stands_last(hf_home, monkeypatch):
-    remember_models(f"o/m{k}" for k in range(MOST_NAMES + 10))
-    remember_models(["o/m20@v1", "./not-here", "o/m20"])
-    assert len(seen_models()) == MOST_NAMES and "o/m9" not in seen_models()
-    remember_models(["o/m20"])
-    assert seen_models()[-1] == "o/m20"
-    monkeypatch.setenv("MDIR_HF_CACHE_MAX_BYTES", "0")
-    remember_models(["o/new"])
-    assert "o/new" not in seen_models()
 
 
 @pytest.mark.parametrize(

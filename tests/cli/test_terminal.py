@@ -93,13 +93,6 @@ def test_a_survey_that_is_stopped_shows_its_pairs(models):
     assert "3 of 3 models read, 1 pair compared, 2 still missing" in shown.text
 
 
-def test_quiet_says_nothing_but_errors(models, capsys):
-    assert main(["compare", "base", "tuned", "-q", "--output", "out"]) == 0
-    assert capsys.readouterr().err == ""
-    assert main(["compare", "base", "./nowhere", "-q"]) == 1
-    assert "no such folder" in capsys.readouterr().err
-
-
 def test_verbose_says_each_step_and_where_an_error_was_raised(models, capsys):
     assert main(["compare", "base", "tuned", "-v"]) == 0
     said = capsys.readouterr().err

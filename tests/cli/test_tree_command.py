@@ -27,11 +27,6 @@ def test_each_group_of_a_survey_gets_its_tree(population, tmp_path, capsys):
     assert "No root" in text and "models/a-permuted" in text
 
 
-def test_a_folder_without_survey_is_one_line(tmp_path, capsys):
-    assert main(["tree", str(tmp_path)]) == 1
-    assert capsys.readouterr().err.count("\n") == 1
-
-
 def test_without_biopython_a_survey_and_its_relatives_are_there(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "Bio.Phylo.TreeConstruction", None)
     rows = [gaussian(400, 64, 0) + 0.1 * gaussian(400, 64, at) for at in (1, 2, 3)]

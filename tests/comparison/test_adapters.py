@@ -22,7 +22,7 @@ from mdir_hf.errors import (
 from mdir_hf.model.hub import open_repository
 from mdir_hf.model.opened import Model
 from tests.model.hub.fixtures import hf_home, loopback_hub
-from tests.specimens import gaussian, tokenizer_json, tokens, write_model
+from tests.specimens import gaussian, write_model
 
 __all__ = ["hf_home", "loopback_hub"]
 
@@ -108,18 +108,6 @@ def test_an_adapter_is_homologous_to_its_base(hub, tmp_path):
     assert checker.compare(stranger).verdict.value == "inconclusive"
     # The base has one and the same weight file in both, which is said, and is not all there is.
     assert "1 weight files are the same bytes in both; this did not enter the p-value." in report.caveats
-
-
-def test_the_vocabulary_is_the_adapters_own_or_that_of_its_base(hub, tmp_path):
-    serve(hub, tmp_path, "some/adapter", "some/base")
-    folder = write_adapter(tmp_path / "own", "some/base")
-    words = [*tokens(V - 1), "<added>"]
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json(words)))
-    hub.add_repository("some/own", folder)
-    plain, own = (Model(open_repository(name)) for name in ("some/adapter", "some/own"))
-    assert plain.tokenizer_files.repo == "some/base" and own.tokenizer_files.repo == "some/own"
-    assert b"w1199" in plain.vocabulary.row_of
-    assert b"w1199" not in own.vocabulary.row_of
 
 
 def test_equal_files_make_equal_weights_only_with_an_equal_recipe(hub, tmp_path):
@@ -281,20 +269,3 @@ def test_the_file_of_an_adapter_names_the_adapter(tmp_path, base, hf_home):
     mine = write_adapter(tmp_path / "mine", str(base))
     report = HomologyChecker.from_pretrained(base).compare(mine / "adapter_model.safetensors")
     assert report.verdict.value == "homologous"
-
-
-def test_inspect_and_plan_know_adapters(hub, tmp_path, capsys):
-    serve(hub, tmp_path, "some/adapter", "some/base")
-    assert main(["inspect", "some/adapter", "--json"]) == 0
-    inspected = json.loads(capsys.readouterr().out)
-    assert any("an adapter (LoRA) on some/base@" in note for note in inspected["notes"])
-    plan = HomologyChecker.from_pretrained("some/base").plan("some/adapter")
-    assert plan.bytes_of_weights > 2 * V * N * 4
-
-
-def test_an_adapter_costs_its_own_bytes_and_few_requests(hub, tmp_path):
-    serve(hub, tmp_path, "some/adapter", "some/base")
-    HomologyChecker.from_pretrained("some/base").compare("some/adapter")
-    sent = [request for request in hub.sent("cdn") if "/some/adapter/" in request.path]
-    # The header, which for a small file is the file, and four factors.
-    assert len(sent) <= 5

@@ -9,17 +9,11 @@ from collections import Counter
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from mdir_hf import HomologyChecker, Verdict
 from mdir_hf.comparison import run
 from mdir_hf.comparison.layers import compare_layers
-from mdir_hf.comparison.settings import Settings
 from mdir_hf.model.files.ranged import RangedTensors
-from mdir_hf.model.hub import IoLedger, open_repository
-from mdir_hf.model.hub.local import LocalFile
-from mdir_hf.model.open import Reading
-from mdir_hf.model.opened import Model
 from tests.method.obfuscation import logits, new_model, obfuscate
 from tests.specimens import tokenizer_json, tokens
 
@@ -94,23 +88,6 @@ def test_a_model_with_new_embeddings_is_found_by_its_layers(base, save):
     assert report.embedding.transformation == "none"
 
 
-def test_the_map_says_which_layers_its_rows_and_columns_are(base, save):
-    def without_attention_in(folder, layer):
-        tensors = load_file(folder / "model.safetensors")
-        kept = {name: t for name, t in tensors.items() if f"layers.{layer}.self_attn" not in name}
-        save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
-        return folder
-
-    reference = without_attention_in(save(base, "base"), 1)
-    candidate = without_attention_in(save(drift(new_embeddings(copy.deepcopy(base)), 0.3), "retrained"), 2)
-    layers = compare(reference, candidate).layers
-    assert layers.role in ("v", "k")
-    assert (layers.reference_layers, layers.candidate_layers) == ((0, 2, 3), (0, 1, 3))
-    assert [[*match[:2]] for match in layers.matches] == [[0, 0], [3, 3]]
-    evidence = [layers.matrix[layers.reference_layers.index(i)][layers.candidate_layers.index(i)] for i in (0, 3)]
-    assert max(evidence) < -10
-
-
 def test_without_a_common_vocabulary_layers_are_compared(base, save):
     candidate = save(drift(copy.deepcopy(base), 0.3), "renamed", words=tokens(V, first=1000))
     report = compare(save(base, "base"), candidate)
@@ -180,15 +157,6 @@ def test_depth_changes_are_read_off_the_layer_map(base, save, layers, pattern):
     assert {tuple(m.layer) for m in report.modules} == {(there, here) for here, there in enumerate(layers)}
 
 
-def test_the_text_shows_layers_and_modules(base, save):
-    text = " ".join(
-        str(compare(save(base, "base"), save(drift(copy.deepcopy(base), 0.2), "x"), level="layers")).split()
-    )
-    assert "4 of 4 layers of the candidate have an ancestor" in text
-    assert "0>0, 1>1, 2>2, 3>3" in text
-    assert "modules smallest log10 p of each test: q permutation" in text
-
-
 def test_the_layer_map_is_drawn(base, save):
     pytest.importorskip("matplotlib")
     report = compare(save(base, "base"), save(drift(with_layers(base, [0, 3]), 0.2), "x"), level="layers")
@@ -225,29 +193,6 @@ def test_heads_that_the_config_has_wrong_do_not_stop_the_analysis(base, save):
     report = compare(*folders, level="layers")
     assert report.verdict is Verdict.HOMOLOGOUS
     assert {m.role for m in report.modules} >= {"q", "k", "v", "o", "mlp"}
-
-
-def test_where_no_heads_are_known_no_rotary_planes_are_used(base, save):
-    folders = [save(base, "base"), save(drift(copy.deepcopy(base), 0.2), "x")]
-    known = compare(*folders, level="layers")
-    for folder in folders:
-        config = json.loads((folder / "config.json").read_text())
-        sizes = {key: config[key] for key in ("hidden_size", "vocab_size", "num_hidden_layers")}
-        (folder / "config.json").write_text(json.dumps(sizes | {"model_type": "unheard_of"}))
-    report = compare(*folders, level="layers")
-    assert report.verdict is Verdict.HOMOLOGOUS
-    of_planes = {"planes", "frequencies"}
-    assert {m.test for m in known.modules} & of_planes
-    assert not {m.test for m in report.modules} & of_planes
-    assert {m.role for m in report.modules} >= {"q", "k", "v", "o", "mlp"}
-
-
-def test_the_plan_of_a_body_counts_the_memory_of_its_mlp(base, save):
-    plans = []
-    folder = save(base, "base")
-    for level in ("embedding", "layers"):
-        HomologyChecker.from_pretrained(folder).compare(folder, level=level, progress=False, on_plan=plans.append)
-    assert plans[1].peak_memory_bytes - plans[0].peak_memory_bytes >= 3 * 8 * SIZES["intermediate_size"] ** 2
 
 
 @torch.no_grad()
@@ -299,29 +244,6 @@ def test_the_layers_are_one_more_look_with_its_share_of_alpha(base, save, monkey
     assert report.log10_p == report.layers.log10_p
 
 
-def test_the_placebo_of_relatives_is_silent(base, save):
-    report = compare(save(base, "base"), save(drift(new_embeddings(copy.deepcopy(base)), 0.3), "x"))
-    assert report.verdict is Verdict.HOMOLOGOUS
-    assert report.layers.placebo_log10_p == 0.0
-
-
-def test_of_one_stranger_all_mlps_are_read_of_the_other_some_rows(save, monkeypatch):
-    monkeypatch.setattr(LocalFile, "gap_bytes", 0)  # at real widths such rows lie megabytes apart
-    sizes = SIZES | {"intermediate_size": 1024}
-    folders = [save(new_model(seed=seed, **sizes), f"wide{seed}") for seed in (0, 1)]
-    ledger = IoLedger()
-    reference = Model(open_repository(folders[0], use_caches=False, ledger=ledger))
-    checker = HomologyChecker(reference, ledger=ledger, settings=Settings(), reading=Reading(use_caches=False))
-    report = checker.compare(folders[1], progress=False)
-    assert report.verdict is Verdict.NO_EVIDENCE
-    mine, other = (sum(n for name, n in ledger.files.items() if name.startswith(f"{f}:model")) for f in folders)
-    mlps = SIZES["num_hidden_layers"] * sizes["intermediate_size"] * SIZES["hidden_size"] * 4
-    # Two maps, with the residual basis as it is and turned, ask for 64 of 1024 rows of each layer: an eighth of the
-    # MLPs. Beside that lie embeddings, and keys and values for each map. Of the candidate MLPs are read once for both.
-    assert mine < mlps / 3
-    assert mlps < other < mlps + mine
-
-
 # Wide matrices, and models of many layers: some rows and some layers tell.
 
 
@@ -362,17 +284,6 @@ def test_of_strangers_wide_matrices_are_not_read_whole(base, save, wide, rows_re
     assert all(n_rows is not None and n_rows < 100 for _, n_rows in up_rows(rows_read))
 
 
-def test_of_strangers_wide_mlps_are_sampled(save, rows_read):
-    noise = {}
-    for n_neurons in (1024, 1040):
-        sizes = SIZES | {"intermediate_size": n_neurons}
-        folders = [save(new_model(seed=seed, **sizes), f"{n_neurons}-{seed}") for seed in (0, 1)]
-        rows_read.clear()
-        noise[n_neurons] = compare(*folders).excludes.layers_noise
-        assert any(n_rows is None for _, n_rows in up_rows(rows_read)) is (n_neurons == 1024)
-    assert noise[1040] == noise[1024]  # that of values, which are read whole in both
-
-
 @torch.no_grad()
 def without_attention_of(base, seed=77):
     """The MLPs of a model, its neurons shuffled, under attention and embeddings of nobody."""
@@ -394,14 +305,6 @@ def test_a_few_rows_open_a_wide_matrix_that_is_shared(base, save, wide, rows_rea
     assert [[*match[:2]] for match in report.layers.matches] == [[i, i] for i in range(4)]
     assert next(n for _, n in up_rows(rows_read)) is not None  # rows first, and then whole
     assert None in [n for _, n in up_rows(rows_read)]
-
-
-def test_at_level_body_no_matrix_is_left_out(base, save, wide, rows_read):
-    report = compare(save(base, "base"), save(new_model(seed=9, **SIZES), "stranger"), level="layers")
-    assert {name for name, n_rows in rows_read if "up_proj" in name and n_rows is None} == {
-        f"model.layers.{layer}.mlp.up_proj.weight" for layer in range(4)
-    }
-    assert report.verdict is Verdict.NO_EVIDENCE
 
 
 @pytest.fixture

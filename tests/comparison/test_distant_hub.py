@@ -1,17 +1,10 @@
 """Whole comparisons over a Hub with a bad day: what fails on the way there is got over, and how often it is asked."""
 
-import shutil
-import threading
-from pathlib import Path
-
 import pytest
 
 from benchmarks.round_trips import write_sharded
 from mdir_hf.comparison.api import HomologyChecker, compare
-from mdir_hf.errors import GatedRepositoryError, VocabularyError
-from mdir_hf.model import open as opening
-from mdir_hf.model import opened as model
-from mdir_hf.model.tokens import read_vocabulary
+from mdir_hf.errors import GatedRepositoryError
 from mdir_hf.report import Level
 from tests.loopback.faults import Fault
 from tests.model.hub.fixtures import hf_home, loopback_hub, waits
@@ -71,47 +64,6 @@ def test_a_busy_hub_is_waited_for(loopback_hub, pair, waits):
     # As long as the answers say, and a second; what had been waited for meanwhile is not waited for again.
     assert len(waits) >= 4
     assert all(7.0 <= wait_s <= 8.0 for wait_s in waits)
-
-
-def test_a_renamed_model_is_redirected_once(loopback_hub, pair):
-    loopback_hub.rename_repository("b/copy", "new/name")
-    report = compared(pair)
-    assert report.verdict.value == "homologous"
-    assert report.candidate.repo == "b/copy"
-    assert [request.path for request in loopback_hub.sent("hub", "b/copy")] == ["/api/models/b/copy/revision/main"]
-
-
-def test_a_shared_vocabulary_is_taken_apart_once(pair, monkeypatch):
-    threads = []
-
-    def recorded(names, read):
-        threads.append(threading.current_thread().name)
-        return read_vocabulary(names, read)
-
-    monkeypatch.setattr(opening, "read_vocabulary", recorded)
-    monkeypatch.setattr(model, "read_vocabulary", recorded)
-    assert verdict(pair) == "homologous"
-    assert threads == ["mdir-hf-vocabulary"]
-
-
-def test_a_broken_vocabulary_is_one_error_however_opened(loopback_hub, folders, tmp_path):
-    broken = Path(shutil.copytree(folders[1], tmp_path / "broken"))
-    broken.joinpath("tokenizer.json").write_text("{")
-    for name, folder in (("a/original", folders[0]), ("b/broken", broken)):
-        loopback_hub.add_repository(name, folder)
-    with pytest.raises(VocabularyError) as at_once:
-        compared(("a/original", "b/broken"))
-    with pytest.raises(VocabularyError) as in_turn:
-        HomologyChecker.from_pretrained("a/original").compare("b/broken", progress=False)
-    assert str(at_once.value) == str(in_turn.value)
-
-
-def test_identical_weights_cost_no_tokenizer(loopback_hub, folders):
-    for name in ("a/original", "a/mirror"):
-        loopback_hub.add_repository(name, folders[0])
-    report = compared(("a/original", "a/mirror"))
-    assert (report.verdict.value, report.settled_by.value) == ("homologous", "identical_files")
-    assert not loopback_hub.sent(path="tokenizer")
 
 
 def test_both_models_are_asked_for_before_the_first_has_answered(loopback_hub, pair):

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from mdir_hf import HomologyChecker, Verdict
-from mdir_hf.comparison import layers as layers_module
 from mdir_hf.method.gauge import ResidualBasisMap
 from mdir_hf.method.modules import LayerWeights, analyse_layer
 from mdir_hf.method.neurons import unit_rows
@@ -100,18 +99,6 @@ def test_strangers_are_silent_in_every_test(structure):
     assert smallest > math.log(1e-3)
 
 
-def test_the_factor_that_the_bound_sees_has_the_rank_of_the_latent():
-    # Completed to 64 x 64 by whatever rounding leaves past rank 24, it would be tested as if it knew 64 directions.
-    one, other = weights(factors(0)), weights(factors(1))
-    for evidence in analyse_layer(one, one, ResidualBasisMap.identity(N), roles=("v",)):
-        if evidence.test == "permutation":
-            assert evidence.statistic == pytest.approx(RANK, rel=1e-9)
-    from mdir_hf.method.neurons import inner_polar
-
-    polar = inner_polar(unit_rows(one.v), unit_rows(other.v))
-    assert float(polar.square().sum()) == pytest.approx(RANK, rel=1e-9)
-
-
 def haar(n, gen):
     return torch.linalg.qr(torch.randn(n, n, generator=gen))[0]
 
@@ -143,20 +130,6 @@ def test_rotated_latents_are_found_by_their_subspaces():
     assert by_test["v", "permutation"] > ALPHA
     assert by_test["v", "subspaces"] < ALPHA
     assert by_test["k", "subspaces"] < ALPHA
-
-
-def test_a_rotated_latent_leaves_the_products_and_their_map():
-    tensors = factors(0)
-    gen = torch.Generator().manual_seed(4)
-    turn = haar(RANK, gen)
-    turned = tensors | {
-        "kv_a": turn @ tensors["kv_a"],
-        "kv_b": (tensors["kv_b"] * tensors["gain"]) @ turn.T,
-        "gain": torch.ones(RANK),
-    }
-    one, other = weights(tensors), weights(turned)
-    torch.testing.assert_close(one.v, other.v, rtol=1e-4, atol=1e-4)  # stored in float32
-    assert smallest_of_map([one], [other], "v") < ALPHA
 
 
 # --- whole models
@@ -234,28 +207,6 @@ def with_rotated_latents(base):
     return model
 
 
-def test_a_retrained_model_is_found_by_what_k_and_v_share(save):
-    base = new_model(0)
-    report = compare(save(base, "base"), save(retrained(base), "retrained"))
-    assert report.verdict is Verdict.HOMOLOGOUS
-    assert report.layers.role == "kv_latent"
-    assert [[*match[:2]] for match in report.layers.matches] == [[i, i] for i in range(4)]
-    tests = {(m.role, m.test) for m in report.modules if m.log10_p < -10}
-    assert {("v", "blocks"), ("v", "subspaces"), ("k", "blocks"), ("q", "permutation")} <= tests
-    assert not any(m.test in ("planes", "frequencies") for m in report.modules)
-
-
-def test_sampled_layers_leave_out_projections_that_are_too_wide(save, monkeypatch):
-    monkeypatch.setattr(layers_module, "MANY_ROWS", 127)  # q, k, v and o have 128
-    base = new_model(0)
-    report = compare(save(base, "base"), save(retrained(base), "retrained"))
-    assert {m.role for m in report.modules} == {"k", "gate", "up", "down", "mlp", "experts"}
-    monkeypatch.setattr(layers_module, "TOO_MANY_ROWS", 127)
-    report = compare(save(base, "again"), save(retrained(base), "retrained-again"))
-    assert report.verdict is Verdict.HOMOLOGOUS
-    assert {m.role for m in report.modules} == {"gate", "up", "down", "mlp", "experts"}
-
-
 def test_rotated_latents_are_found_by_the_values(save):
     base = retrained(new_model(0))
     turned = with_rotated_latents(base)
@@ -267,10 +218,3 @@ def test_rotated_latents_are_found_by_the_values(save):
     assert report.verdict is Verdict.HOMOLOGOUS
     assert report.layers.role == "v"
     assert [[*match[:2]] for match in report.layers.matches] == [[i, i] for i in range(4)]
-
-
-def test_a_stranger_with_the_same_shapes_is_silent(save):
-    report = compare(save(new_model(0), "base"), save(new_model(1), "stranger"), level="layers")
-    assert report.verdict is Verdict.NO_EVIDENCE
-    assert report.layers.matches == ()
-    assert report.layers.log10_p == 0.0

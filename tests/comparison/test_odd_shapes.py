@@ -34,14 +34,6 @@ def test_a_head_without_the_added_tokens_is_compared(related):
     assert report.unembedding.log10_p < -100
 
 
-def test_projected_channels_are_not_taken_for_the_streams(related):
-    report = related("electra", embedding_size=48)
-    assert report.verdict.value == "homologous"
-    assert report.embedding.matched_channels == 48
-    assert (report.layers.residual_map, len(report.layers.matches)) == ("identity", 2)
-    assert report.layers.log10_p < -100
-
-
 def test_more_rotary_rows_than_a_head_has_are_taken_for_all(related):
     # The config of MiniMax-M3 has a number of its own for them, made for heads of 128 rows.
     report = related("minimax_m3_vl_text", rotary_dim=64)
@@ -80,12 +72,6 @@ def test_layers_without_a_role_are_no_evidence_of_nothing(tmp_path, rests, compa
     caveats = [caveat for caveat in report.caveats if caveat.startswith(said)]
     assert len(caveats) == 2  # one for each model
     assert "mixing.amount.weight' for one" in caveats[0]
-
-
-def test_layers_with_a_role_are_compared(tmp_path):
-    report = strangers(tmp_path, {i: [VALUE, UNKNOWN] for i in range(3)})
-    assert (report.verdict, report.reason) == (Verdict.NO_EVIDENCE, None)
-    assert report.layers is not None
 
 
 def test_models_whose_layers_share_no_role_are_inconclusive(tmp_path):

@@ -8,8 +8,6 @@ import pytest
 import torch
 
 from mdir_hf import HomologyChecker
-from mdir_hf.model.files import open_checkpoint
-from mdir_hf.model.hub import open_repository
 from tests.model.hub.fixtures import hf_home, loopback_hub
 from tests.specimens import gaussian, write_model
 
@@ -58,20 +56,6 @@ def relative():
     return (gaussian(V, N, 0) + 0.1 * gaussian(V, N, 1)).half()
 
 
-def test_a_shard_costs_two_ranges_before_its_weights(loopback_hub, tmp_path, base):
-    folder = pickled_copy(tmp_path, base, "bin", embedding=relative(), further=llama_7b_names(), n_shards=2)
-    loopback_hub.add_repository("some/bin", folder)
-    repository = open_repository("some/bin")
-    source = open_checkpoint(repository)
-    in_first = [name for name in source.names() if source.spec(name).path.startswith("pytorch_model-00001")]
-    assert EMBEDDING in in_first and len(in_first) > 150
-    ranges = [request.range for request in loopback_hub.sent("cdn") if "00001-of-00002.bin" in request.path]
-    assert len(ranges) == 2
-    assert (
-        sum(int(stop) - int(start) for start, stop in (r.removeprefix("bytes=").split("-") for r in ranges)) < 120_000
-    )
-
-
 def test_a_relative_in_shards_is_found_by_a_part_of_its_bytes(loopback_hub, tmp_path, base):
     folder = pickled_copy(tmp_path, base, "bin", embedding=relative(), further=llama_7b_names(), n_shards=2)
     loopback_hub.add_repository("some/base", base)
@@ -81,21 +65,6 @@ def test_a_relative_in_shards_is_found_by_a_part_of_its_bytes(loopback_hub, tmp_
     assert not any("00002-of-00002" in file for file in report.io.files)
     touched = sum(request.bytes_sent for request in loopback_hub.sent("cdn") if "/some/bin/" in request.path)
     assert touched < 0.05 * report.io.bytes_of_weights
-
-
-def test_the_same_weights_in_both_formats_give_the_same_numbers(tmp_path, base, hf_home):
-    embedding = relative()
-    pickled = pickled_copy(tmp_path, base, "bin", embedding=embedding)
-    plain = write_model(tmp_path / "plain", embedding, dtype=torch.float16)
-    checker = HomologyChecker.from_pretrained(base)
-    one, other = checker.compare(pickled), checker.compare(plain)
-    assert one.log10_p == other.log10_p
-    assert one.embedding == other.embedding
-
-
-def test_a_stranger_in_a_pickle_is_silent(tmp_path, base, hf_home):
-    stranger = pickled_copy(tmp_path, base, "bin", embedding=gaussian(V, N, 5))
-    assert HomologyChecker.from_pretrained(base).compare(stranger).verdict.value == "no_evidence"
 
 
 @pytest.mark.parametrize("file", ["RWKV-x060-World-1B6.pth", "consolidated.00.pth", "model.pt"])
@@ -115,24 +84,6 @@ def test_of_several_files_the_one_named_counts(loopback_hub, tmp_path, base):
     for name in (f"{loopback_hub.endpoint}/some/bin/blob/main/one.pth", "some/bin/one.pth", "hf://some/bin/one.pth"):
         assert checker.compare(name).verdict.value == "homologous"
     assert checker.compare(folder / "other.pth").verdict.value == "no_evidence"
-
-
-def test_a_head_that_is_stored_as_the_embedding_is_no_second_witness(tmp_path, base, hf_home):
-    """Nothing in the config ties them; the file holds one storage for both."""
-    folders = []
-    for number, n_copies in enumerate((1, 2)):
-        embedding = gaussian(V, N, 20 + number)
-        head = embedding if n_copies == 1 else gaussian(V, N, 30)
-        folder = pickled_copy(tmp_path, base, f"m{number}", embedding=embedding, further={"lm_head.weight": head})
-        config = {"model_type": "llama", "hidden_size": N, "vocab_size": V, "tie_word_embeddings": False}
-        (folder / "config.json").write_text(json.dumps(config))
-        folders.append(folder)
-    tied, untied = folders
-    checker = HomologyChecker.from_pretrained(tied)
-    copy = pickled_copy(tmp_path, base, "copy", embedding=(e := gaussian(V, N, 40)), further={"lm_head.weight": e})
-    (copy / "config.json").write_text((tied / "config.json").read_text())
-    assert checker.compare(copy, level="embedding").unembedding is None
-    assert checker.compare(untied, level="embedding").unembedding is not None
 
 
 def test_weights_as_transformers_and_trainers_save_them(tmp_path, base, hf_home):

@@ -34,14 +34,6 @@ def quantised(loopback_hub, tmp_path):
     return loopback_hub
 
 
-def test_the_one_that_is_named_is_read_and_the_report_says_so(quantised):
-    found = inspect_model("owner/name:f16")
-    assert found.embedding.dtype == "F16"
-    report = HomologyChecker.from_pretrained("owner/name:F16").compare("owner/name:F32", level="screen")
-    assert (report.reference.repo, report.reference.variant, report.candidate.variant) == ("owner/name", "F16", "F32")
-    assert not [note for note in report.caveats if "widest" in note]
-
-
 def test_the_widest_is_read_where_none_is_named(quantised):
     report = HomologyChecker.from_pretrained("owner/name").compare("owner/name:F16", level="screen")
     (note,) = [note for note in report.caveats if "widest" in note]

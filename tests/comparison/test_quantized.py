@@ -10,8 +10,7 @@ from safetensors.torch import save_file
 
 from mdir_hf import HomologyChecker, HomologyReport, Reason, Verdict
 from mdir_hf.comparison.inspection import inspect_model
-from mdir_hf.errors import UnsupportedFormatError
-from tests.model.files.quantization.writers import SCHEMES, awq, compressed, modelopt_nvfp4
+from tests.model.files.quantization.writers import SCHEMES, awq
 from tests.specimens import gaussian, tokenizer_json, tokens
 
 pytestmark = pytest.mark.usefixtures("without_neuron_numbers")
@@ -83,13 +82,6 @@ def test_a_quantised_copy_is_homologous_and_says_how_it_is_quantised(save):
     assert json.loads(report.to_json())["reference"]["quantization"] is None
 
 
-def test_a_report_without_the_field_is_read(save):
-    report = compare(save("a", tensors_of(0)), save("b", tensors_of(1)))
-    body = json.loads(report.to_json())
-    del body["reference"]["quantization"]
-    assert HomologyReport.from_json(json.dumps(body)).reference.quantization is None
-
-
 @pytest.mark.parametrize("scheme", ["int4", "fp8-block", "nf4-nested", "awq", "mlx-4"])
 def test_layers_in_codes_are_mapped_by_their_values(save, scheme):
     original = tensors_of(0)
@@ -106,19 +98,6 @@ def test_layers_in_codes_are_mapped_by_their_values(save, scheme):
     assert report.verdict is Verdict.HOMOLOGOUS
     assert report.settled_by == "layers"
     assert [[*match[:2]] for match in report.layers.matches] == [[0, 0], [1, 1]]
-
-
-@pytest.mark.parametrize("name", ["int8-channel", "fp8-channel", "nvfp4-modelopt", "gptq-4"])
-def test_a_quantised_embedding_is_read_by_rows(save, name):
-    original = tensors_of(0)
-    scheme = SCHEMES[name]
-    if name == "gptq-4":  # packs 32 rows of the weight into whole words
-        original["model.embed_tokens.weight"] = gaussian(1504, N, 0)
-    stored = quantized(original, scheme.write, which="embed_tokens")
-    copy = save("copy", stored, **scheme.model_config, vocab_size=len(original["model.embed_tokens.weight"]))
-    report = compare(save("original", original, vocab_size=len(original["model.embed_tokens.weight"])), copy)
-    assert report.verdict is Verdict.HOMOLOGOUS
-    assert report.settled_by == "screen"
 
 
 def unread(tensors, which="_proj.weight"):
@@ -149,11 +128,6 @@ def test_unread_layers_make_a_silent_embedding_inconclusive(save):
     assert "the layers could not be compared" in str(report)
 
 
-def test_unreadable_layers_are_an_error_where_asked_for(save):
-    with pytest.raises(UnsupportedFormatError, match="HQQ"):
-        compare(save("original", tensors_of(0)), save("hqq", unread(tensors_of(0))), level="layers")
-
-
 def test_an_unembedding_that_cannot_be_read_leaves_the_embedding(save):
     # EXL2 quantises the head of every model, and leaves the embedding alone.
     original = tensors_of(0)
@@ -161,29 +135,6 @@ def test_an_unembedding_that_cannot_be_read_leaves_the_embedding(save):
     report = compare(save("original", original), save("exl2", original | head, tie_word_embeddings=False))
     assert report.verdict is Verdict.HOMOLOGOUS
     assert report.unembedding is None
-
-
-def test_plain_fp8_of_the_layers_is_noted_once_they_are_read(save):
-    original = tensors_of(0)
-    plain = {
-        name: tensor.to(torch.float8_e4m3fn) if "_proj" in name else tensor for name, tensor in tensors_of(0).items()
-    } | {"model.embed_tokens.weight": gaussian(V, N, 7)}
-    report = compare(save("original", original), save("fp8", plain))
-    assert report.settled_by == "layers"
-    assert sum("stored as FP8 without any scale" in caveat for caveat in report.caveats) == 1
-
-
-def test_two_quantised_models_of_different_schemes_are_compared(save):
-    original = tensors_of(0)
-    embedding = {"model.embed_tokens.weight": gaussian(V, N, 7)}
-    int4 = compressed("pack-quantized", "", num_bits=4, type="int", strategy="group", group_size=32)
-    first = save("int4", quantized(original, int4.write), **int4.model_config)
-    second = save("nvfp4", quantized(original, modelopt_nvfp4) | embedding, **SCHEMES["nvfp4-modelopt"].model_config)
-    report = compare(first, second)
-    assert report.verdict is Verdict.HOMOLOGOUS
-    assert report.settled_by == "layers"
-    stranger = save("stranger", quantized(tensors_of(1), modelopt_nvfp4))
-    assert compare(first, stranger).verdict is Verdict.NO_EVIDENCE
 
 
 def test_inspect_says_the_scheme_and_which_layers_are_not_read(save):

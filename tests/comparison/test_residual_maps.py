@@ -15,7 +15,7 @@ from mdir_hf.model.opened import Model
 from mdir_hf.model.roles import Role
 from mdir_hf.render.description import describe
 from tests.comparison.test_body import SIZES, compare, new_embeddings
-from tests.method.obfuscation import haar, logits, new_model, obfuscate
+from tests.method.obfuscation import haar, new_model
 from tests.specimens import tokenizer_json, tokens
 
 pytestmark = pytest.mark.usefixtures("without_neuron_numbers")
@@ -152,16 +152,6 @@ def test_fewer_channels_and_fewer_heads_under_new_embeddings(base, save, first_t
     found_by_keys(compare(save(base, "base"), candidate), "channels")
 
 
-def test_a_turned_stream_under_new_embeddings(base, save):
-    hidden = edited(base, turned(base))
-    exact = new_model(seed=9, **SIZES)
-    exact.load_state_dict({name: turned(base)(name, weight) for name, weight in base.state_dict().items()})
-    # The norms of transformers compute in float32, whatever the weights are in.
-    assert torch.allclose(logits(base), logits(exact), rtol=1e-4, atol=1e-4)
-    candidate = new_embeddings(edited(hidden, of_heads([2, 0, 3, 1])))
-    found_by_keys(compare(save(base, "base"), save(candidate, "candidate")), "rotation")
-
-
 def plain_qr(n, generator):
     """What most people would draw: its trace is about -1.6 sqrt(n), which no random rotation has."""
     return torch.linalg.qr(torch.randn(n, n, dtype=torch.float64, generator=generator)).Q
@@ -193,15 +183,6 @@ def test_whatever_carried_the_stream_the_layers_are_found(base, save, matrix):
     report = compare(save(base, "base"), save(candidate, "candidate"))
     assert (report.verdict, report.settled_by) == ("homologous", "layers")
     assert [[*match[:2]] for match in report.layers.matches] == [[i, i] for i in range(4)]
-
-
-@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
-def test_a_whole_obfuscation_under_new_embeddings(architecture, save):
-    # Heads, values, neurons, planes of rotary positions: turned, scaled and reordered as far as the function allows.
-    model = new_model(architecture, seed=0, **SIZES)
-    hidden, _ = obfuscate(model, seed=3)
-    candidate = save(new_embeddings(hidden), "candidate")
-    found_by_keys(compare(save(model, "base"), candidate), "rotation")
 
 
 def keys_of(*folders):

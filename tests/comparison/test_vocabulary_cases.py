@@ -64,52 +64,6 @@ def words(n: int) -> list[str]:
     return [f"Ġw{number}" for number in range(n)]
 
 
-def test_permuted_ids(tmp_path):
-    n = 900
-    order = torch.randperm(n, generator=torch.Generator().manual_seed(1)).tolist()
-    while any(i == j for i, j in enumerate(order)):  # nothing may stay in its place
-        order = torch.randperm(n, generator=torch.Generator().manual_seed(sum(order[:3]))).tolist()
-    new_words = [""] * n
-    for old, new in enumerate(order):
-        new_words[new] = words(n)[old]
-    new_row_of = dict(enumerate(order))
-    check(
-        tmp_path,
-        gaussian(n, N, 0),
-        byte_level(words(n)),
-        new_row_of,
-        n,
-        byte_level(new_words),
-        keeps_ids=False,
-        n_common=n,
-    )
-
-
-def test_shifted_ids(tmp_path):
-    n, shift = 900, 57
-    shifted = [f"<|{number}|>" for number in range(shift)] + words(n)
-    new_row_of = {row: row + shift for row in range(n)}
-    check(
-        tmp_path,
-        gaussian(n, N, 0),
-        byte_level(words(n)),
-        new_row_of,
-        n + shift,
-        byte_level(shifted),
-        keeps_ids=False,
-        n_common=n,
-    )
-
-
-def test_a_vocabulary_that_is_part_of_another(tmp_path):
-    n, more = 900, 300
-    ranks = {b" w%d" % number: number for number in range(n)}
-    small = {"a.tiktoken": b"".join(base64.b64encode(text) + b" %d\n" % rank for text, rank in ranks.items())}
-    larger = byte_level(words(n + more))  # the same tokens in another format, and more of them
-    same_rows = {row: row for row in range(n)}
-    check(tmp_path, gaussian(n, N, 0), small, same_rows, n + more, larger, keeps_ids=True, n_common=n)
-
-
 @pytest.mark.slow
 @needs_real_data
 def test_gpt_2_and_its_ids_in_the_order_of_opt(tmp_path):

@@ -10,12 +10,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mdir_hf import survey
-from mdir_hf.comparison.neurons import NeuronSample, resemblances, take_neurons
+from mdir_hf.comparison.neurons import NeuronSample, take_neurons
 from mdir_hf.errors import CorruptCheckpointError, InputError
 from mdir_hf.lineage.family import find_family, layers_text
 from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint, take_fingerprint
 from mdir_hf.lineage.index import base_index
-from mdir_hf.lineage.index.base_index import LEAST_AGREEMENT, BaseIndex, choose_index_tokens
+from mdir_hf.lineage.index.base_index import BaseIndex, choose_index_tokens
 from mdir_hf.lineage.index.identify import identify
 from mdir_hf.lineage.index.planning import plan_identification
 from mdir_hf.lineage.survey.reads import plan_reads
@@ -136,12 +136,6 @@ def test_an_index_finds_a_base_by_neurons(index, folders, name):
     assert 0 < planned.n_bytes_of_neurons <= found.bytes_read
 
 
-def test_the_layers_of_the_base_are_named(index, folders):
-    (one,) = identify(NamedModel(folders["part"]), index, confirm=False).found
-    kept = {0: 1, 1: 3}  # of the candidate's layers, the base's
-    assert one.neurons.matches and all(match.reference == kept[match.candidate] for match in one.neurons.matches)
-
-
 def test_without_a_tokenizer_a_base_is_found(index, folders, tmp_path):
     folder = tmp_path / "no-tokenizer"
     folder.mkdir()
@@ -180,11 +174,3 @@ def test_rows_of_other_neurons_are_refused(folders, tmp_path, rows):
     (tmp_path / "kept").write_bytes(Fingerprint(taken.model, taken.tokens, taken.rows, 1, neurons=wrong).to_bytes())
     with pytest.raises(CorruptCheckpointError, match="neurons"):
         Fingerprint.load(tmp_path / "kept")
-
-
-def test_resemblances_see_no_basis(folders):
-    first, turned_, other = (
-        resemblances(take_neurons(Model(open_repository(folders[name])))) for name in ("base", "turned", "stranger")
-    )
-    assert first @ turned_.T == pytest.approx(torch.eye(4), abs=LEAST_AGREEMENT)
-    assert float((first @ other.T).abs().max()) < LEAST_AGREEMENT

@@ -2,8 +2,6 @@
 real client."""
 
 import hashlib
-import json
-import time
 from pathlib import Path
 
 import pytest
@@ -24,10 +22,8 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 from huggingface_hub.utils import get_session, parse_ratelimit_headers
-from huggingface_hub.utils._xet import refresh_xet_connection_info
 
 from tests.loopback.traffic import LoggedRequest, in_sequence
-from tests.model.hub.fixtures import OLD_UPLOAD
 
 WEIGHTS = "model.safetensors"
 CARD = b"---\nlicense: mit\n---\n# T\n"
@@ -140,17 +136,6 @@ def test_a_file_of_git_is_redirected_to_the_hubs_cache(loopback_hub, head, model
     assert metadata(loopback_hub, "config.json").commit_hash == head
 
 
-def test_xet_storage_names_its_hash_and_fails(loopback_hub, api):
-    loopback_hub.stores_in_xet = True
-    found = metadata(loopback_hub)
-    info = refresh_xet_connection_info(file_data=found.xet_file_data, headers={})
-    assert info.endpoint == loopback_hub.cas_endpoint and info.expiration_unix_epoch > time.time()
-    entries = api.list_repo_tree("owner/name", recursive=True)
-    assert found.xet_file_data.file_hash in {getattr(entry, "xet_hash", None) for entry in entries}
-    loopback_hub.cas = "failing"
-    assert get(f"{loopback_hub.cas_endpoint}/v1/reconstructions/{'0' * 64}").status_code == 500
-
-
 def test_a_renamed_repository_redirects_each_request(loopback_hub, api):
     loopback_hub.rename_repository("owner/name", "other/new")
     file = get(hf_hub_url("owner/name", WEIGHTS, endpoint=loopback_hub.endpoint))
@@ -226,21 +211,6 @@ def test_who_may_propose_and_who_may_push(loopback_hub, owner, model_folder):
         commit(owner, {"a": b"1"}, create_pr=True)
 
 
-@pytest.mark.parametrize(
-    ("card", "said"),
-    [
-        (b"---\n{a: b\n---\n", "Invalid YAML"),
-        (b"---\nbase_model: [a/b, '']\n---\n", "base_model"),
-        (b"---\nbase_model_relation: child\n---\n", "base_model_relation"),
-        (b"---\n- a\n---\n", "object"),
-    ],
-)
-def test_wrong_metadata_is_refused_before_it_is_sent(loopback_hub, owner, card, said):
-    with pytest.raises(ValueError, match=said):
-        commit(owner, {"README.md": card})
-    assert not loopback_hub.sent(path="/commit/")
-
-
 HEADER = {"key": "header", "value": {"summary": "Add"}}
 
 
@@ -248,50 +218,7 @@ def added(path, content="e30="):
     return {"key": "file", "value": {"path": path, "content": content, "encoding": "base64"}}
 
 
-@pytest.mark.parametrize(
-    "lines",
-    [
-        [HEADER],
-        [added("a")],
-        [HEADER, added("../a")],
-        [HEADER, added(".git/config")],
-        [HEADER, added("a", content="not base64!")],
-        [HEADER, {"key": "lfsFile", "value": {"path": "a", "algo": "sha256", "oid": "x", "size": 3}}],
-        [HEADER, added("README.md", content="LS0tCi0gYQotLS0K")],
-    ],
-)
-def test_a_commit_that_is_none_is_refused(loopback_hub, head, lines):
-    headers = {"Authorization": f"Bearer {loopback_hub.token}", "Content-Type": "application/x-ndjson"}
-    url = f"{loopback_hub.endpoint}/api/models/owner/name/commit/main"
-    body = b"\n".join(json.dumps(line).encode() for line in lines)
-    assert get_session().post(url, content=body, headers=headers).status_code == 400
-
-
-@OLD_UPLOAD
-def test_large_files_of_a_data_set_are_uploaded_first(loopback_hub, owner, tmp_path, without_xet):
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "a.txt").write_text("one")
-    loopback_hub.add_repository("owner/name", tmp_path / "data", kind="dataset")
-    operations = [CommitOperationAdd("b.txt", b"2"), CommitOperationAdd("c.safetensors", b"x" * 100_000)]
-    made = owner.create_commit("owner/name", operations, commit_message="Add", repo_type="dataset", create_pr=True)
-    assert made.pr_url == f"{loopback_hub.endpoint}/datasets/owner/name/discussions/1"
-    assert loopback_hub.pull_requests("owner/name") == []
-    assert loopback_hub.content("datasets/owner/name", "c.safetensors", "refs/pr/1") == b"x" * 100_000
-    (upload,) = [request for request in loopback_hub.requests if request.method == "PUT"]
-    assert (upload.origin, upload.had_token, upload.status) == ("cdn", False, 200)
-
-
 # --- what is counted
-
-
-def test_distance_takes_its_time_and_is_counted(loopback_hub, head):
-    loopback_hub.network.round_trip_s = 0.02
-    begun = time.monotonic()
-    for _ in range(3):
-        get(f"{loopback_hub.endpoint}/api/models/owner/name")
-    assert in_sequence(loopback_hub.requests) == 3
-    assert time.monotonic() - begun >= 0.02 * (2 + 3)  # one connection of two round trips, three requests
-    assert sum(connection.n_requests for connection in loopback_hub.connections) == 3
 
 
 @pytest.mark.parametrize(

@@ -374,7 +374,7 @@ def slow(*kinds):
 
 
 def null_sides(kind: str) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """24 x 24 unrelated layers whose models have something in common that is no ancestry."""
+    """24 x 24 unrelated layers whose models have something in common that is not an ancestry."""
     channels, width, head = 96, 128, 16
     reference, candidate = model(24, 66, channels=channels, width=width), model(24, 67, channels=channels, width=width)
     generator = torch.Generator().manual_seed(68)
@@ -521,7 +521,7 @@ def test_residual_widths_that_differ_are_refused_with_what_to_do():
 
 
 def test_a_vector_is_no_layer():
-    with pytest.raises(InputError, match=r"layer 1 of the reference is no matrix .* shape \(256,\)"):
+    with pytest.raises(InputError, match=r"layer 1 of the reference is not a matrix .* shape \(256,\)"):
         map_layers([torch.randn(D, N), torch.randn(N)], model(2, 2), log_alpha=LOG_ALPHA)
 
 

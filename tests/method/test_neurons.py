@@ -43,11 +43,6 @@ def origins(found):
     return found.reference[np.argsort(found.candidate)]
 
 
-def test_the_inner_polar_factor_is_that_of_the_product():
-    x, y = draw(10, 16), draw(12, 16, seed=1)
-    np.testing.assert_allclose(inner_polar(x, y).numpy(), polar((x @ y.T).numpy()), atol=1e-10)
-
-
 def test_the_inner_polar_factor_has_the_rank_of_the_stream():
     u = inner_polar(draw(40, 16), draw(50, 16, seed=1))
     assert float(u.square().sum()) == pytest.approx(16.0, abs=1e-9)

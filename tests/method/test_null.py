@@ -101,7 +101,7 @@ def test_channels_in_their_own_order_have_valid_p_values(kind):
         for values in (log_p, by_signs, trimmed):
             n_below = (np.array(values) <= math.log(alpha)).sum()
             assert binomtest(int(n_below), n_draws, alpha, alternative="greater").pvalue > 1e-4
-    # And it is no idle bound: a normal c passes exp(-c^2 / 2) = 0.2 in 3.6 draws of a hundred.
+    # And it is not an idle bound: a normal c passes exp(-c^2 / 2) = 0.2 in 3.6 draws of a hundred.
     assert (np.array(log_p) <= math.log(0.2)).sum() > 0
 
 

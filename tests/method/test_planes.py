@@ -54,16 +54,6 @@ def test_rotate_half_pairs_a_row_with_the_one_half_a_head_further():
     assert still.shape == (2, 0)
 
 
-def test_the_interleaved_layout_pairs_neighbours():
-    assert plane_rows(8, 2, "interleaved")[0].tolist() == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
-
-
-def test_rows_behind_the_rotary_ones_stay_still():
-    planes, still = plane_rows(12, 2, "half", rotary_dim=4)
-    assert planes.tolist() == [[[0, 2], [1, 3]], [[6, 8], [7, 9]]]
-    assert still.tolist() == [[4, 5], [10, 11]]
-
-
 @pytest.mark.parametrize(("n_rows", "rotary_dim"), [(9, None), (6, None), (8, 6), (8, 3)])
 def test_rows_that_make_no_planes_are_refused(n_rows, rotary_dim):
     with pytest.raises(ValueError, match="expected whole heads and pairs of rows"):
@@ -107,7 +97,7 @@ def test_on_haar_factors_the_bound_holds(signs_only, rotary_dim):
 @pytest.mark.parametrize("signs_only", [False, True])
 def test_within_frequencies_only_the_frequency_bound_holds(signs_only):
     # Strangers that read the same 24 directions at every frequency, others at each: rows of one frequency are isotropic
-    # across heads, rows of different frequency are not. The bound over all rows is no bound then.
+    # across heads, rows of different frequency are not. The bound over all rows is not a bound then.
     h, d, n = 4, 16, 256
     planes = plane_rows(h * d, h, "half")
     basis = haar(n, torch.Generator().manual_seed(5))

@@ -180,7 +180,7 @@ def test_nothing_beyond_a_thousand_times_the_weights_is_stated():
 
 @pytest.mark.parametrize(("n_rows", "width"), [(61, 1536), (96, 576), (23, 2048)])
 def test_a_copy_of_few_rows_at_the_stated_noise_is_significant(n_rows, width):
-    spectrum = torch.linspace(3.0, 0.3, n_rows)[:, None]  # rows of real embeddings are no white noise
+    spectrum = torch.linspace(3.0, 0.3, n_rows)[:, None]  # rows of real embeddings are not white noise
     turn = torch.linalg.qr(torch.randn(n_rows, n_rows, generator=torch.Generator().manual_seed(0)))[0]
     rows = turn @ (spectrum * torch.randn(n_rows, width, generator=torch.Generator().manual_seed(1)))
     level = math.log(1e-10 / 8)

@@ -12,8 +12,7 @@ from mdir_hf.render.description import describe
 from mdir_hf.render.html import html_page, section_html
 from mdir_hf.render.markdown import markdown_text, plain
 from mdir_hf.render.sections import Line, Section, SectionKind
-from mdir_hf.report import SettledBy
-from tests.render.figures.drawn_reports import NO_ARRAYS, a_matrix, a_report, stranger
+from tests.render.figures.drawn_reports import a_report, stranger
 
 
 def flat(text):
@@ -36,37 +35,6 @@ def test_every_section_of_a_report_stands_in_markdown_and_html(report):
             assert section.is_detail or plain(text) in markdown
         for row in (row for table in section.tables for row in table.rows):
             assert all(flat(cell) in page for cell in row)
-
-
-def test_a_terminal_shows_what_each_section_says_in_brief():
-    report = a_report()
-    text = flat(str(report))
-
-    for section in describe(report):
-        for line in section.brief:
-            assert flat(line.text) in text
-    assert all(len(line) <= 100 for line in str(report).splitlines())
-
-
-def test_a_section_that_says_nothing_is_left_out():
-    bare = a_report(embedding=None, unembedding=None, layers=None, modules=None, caveats=(), arrays=NO_ARRAYS)
-
-    assert {section.kind for section in describe(bare)} == {
-        SectionKind.VERDICT,
-        SectionKind.NOT_MEANING,
-        SectionKind.SCALE,
-        SectionKind.MODELS,
-        SectionKind.REPRODUCE,
-        SectionKind.READ,
-    }
-
-
-def test_a_rotation_of_layers_is_not_said_of_embeddings():
-    report = a_report(
-        embedding=a_matrix(transformation="rotation", log10_p=0.0, matched_channels=0), settled_by=SettledBy.LAYERS
-    )
-
-    assert "found: nothing by itself; the layers agree after a rotation" in flat(str(report))
 
 
 def test_every_form_escapes():

@@ -35,21 +35,6 @@ def test_a_folder_holds_three_forms_and_every_figure(tmp_path):
     assert figure_img(figures["null"], dark["null"]) in page
 
 
-def test_a_report_without_figures_is_saved_too(tmp_path):
-    save_report(a_report(embedding=None, unembedding=None, layers=None, modules=None, arrays=NO_ARRAYS), tmp_path)
-
-    assert {path.name for path in tmp_path.iterdir()} == {"report.json", "report.md", "report.html"}
-
-
-def test_saving_again_replaces_and_leaves_nothing_else(tmp_path):
-    report = a_report(arrays=NO_ARRAYS, layers=None, modules=None)
-    save_report(report, tmp_path)
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    save_report(report, tmp_path)
-
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
-
-
 def test_an_interruption_leaves_whole_files_only(tmp_path, monkeypatch):
     parts = {"arrays": NO_ARRAYS, "layers": None, "modules": None}
     save_report(a_report(**parts), tmp_path)

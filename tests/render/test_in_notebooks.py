@@ -9,7 +9,6 @@ from html.parser import HTMLParser
 import pytest
 
 from mdir_hf.errors import MissingExtraError
-from mdir_hf.render.html import notebook_html
 from tests.render.figures.drawn_reports import HOSTILE_NAMES, a_model, a_report
 
 
@@ -82,12 +81,3 @@ def test_names_are_text_in_a_cell(name, monkeypatch):
     html = a_report(reference=a_model(name), candidate=a_model("b"))._repr_html_()
     assert Elements(html).names == Elements(plain).names
     assert not re.search("[\x00-\x08\x1b\u202e]", html)
-
-
-def test_a_cell_takes_60_kB_and_names_what_is_left_out(monkeypatch):
-    pytest.importorskip("matplotlib")
-    report = a_report()
-    whole = report._repr_html_()
-    assert len(whole) <= 60_000
-    images = dict.fromkeys(report.figures(), "<img>") | {"flow": "x" * 70_000}
-    assert "Also there, by <code>report.figures()</code>: flow." in notebook_html(report, images)

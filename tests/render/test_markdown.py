@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from mdir_hf.names import shown_name
-from mdir_hf.render.markdown import fenced, markdown_text, plain
-from tests.render.figures.drawn_reports import HOSTILE_NAMES, a_layer_map, a_model, a_report
+from mdir_hf.render.markdown import fenced, markdown_text
+from tests.render.figures.drawn_reports import HOSTILE_NAMES, a_model, a_report
 
 markdown_it = pytest.importorskip("markdown_it")
 
@@ -31,11 +31,6 @@ def shown(text):
     return "".join(child.content for child in inline.children)
 
 
-@pytest.mark.parametrize("name", [name for name in HOSTILE_NAMES if name.strip() and "\x00" not in name])
-def test_a_name_is_shown_as_it_is(name):
-    assert shown("x " + plain(name)) == "x " + " ".join(name.split())
-
-
 @pytest.mark.parametrize("name", HOSTILE_NAMES)
 def test_a_name_changes_nothing_of_the_structure(name):
     def text_of(reference, candidate):
@@ -54,37 +49,8 @@ def test_a_name_changes_nothing_of_the_structure(name):
     assert shown_name(name, length=80) in cells
 
 
-def test_it_says_what_the_page_says_but_for_details():
-    report = a_report()
-    text = markdown_text(report, {"null": "Bars", "layers": "A map"})
-
-    assert text.startswith(
-        "# Weight ancestry of owner/base and me/tuned\n\n● **The two models share weight ancestry.**"
-    )
-    for said in (
-        "- log10 p: -812.4",
-        "## What it does not mean",
-        "## Calibration",
-        "![Bars](null.png)",
-        "```sh\nmdir-hf",
-    ):
-        assert said in text
-    assert "## What was read" not in text and "![" in text and "embedding.png" not in text
-
-
-def test_long_tables_end_in_a_word_where_the_rest_is():
-    report = a_report(layers=a_layer_map(60, 60))
-    text = markdown_text(report, {})
-
-    assert "20 more rows are in report.json." in text
-
-
 @pytest.mark.parametrize("text", ["`", "```", "a ```` b", "no ticks"])
 def test_a_listing_cannot_be_left(text):
     tokens = rendered(fenced("sh", f"{text}\n# still inside"))
 
     assert [(token.type, token.content) for token in tokens] == [("fence", f"{text}\n# still inside\n")]
-
-
-def test_addresses_do_not_become_links():
-    assert plain("https://x.example www.x.example a@b") == r"https\://x.example www\.x.example a\@b"

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import base64
 import html.parser
 import re
 
 import pytest
 
-from mdir_hf import HomologyReport, Reason, Verdict
+from mdir_hf import Reason, Verdict
 from mdir_hf.render.figures.rendering import svg_img
-from mdir_hf.render.html import html_page, section_html
-from mdir_hf.render.sections import Section, SectionKind, Table
+from mdir_hf.render.html import html_page
 from mdir_hf.report import NumberingResult
 from mdir_hf.report.words import numbering_text
 from tests.render.figures.drawn_reports import (
     HOSTILE_NAMES,
     NO_ARRAYS,
-    a_layer_map,
     a_matrix,
     a_model,
     a_report,
@@ -197,20 +194,6 @@ def test_every_part_of_the_report_is_there():
         assert said in text, said
 
 
-def test_parts_that_were_not_run_have_no_section():
-    bare = a_report(embedding=None, unembedding=None, layers=None, modules=None, caveats=(), arrays=NO_ARRAYS)
-    page = assert_is_well_built(page_of(bare, with_figures=True))
-
-    assert page.texts("h2") == [
-        "What it does not mean",
-        "Beside pairs of real models",
-        "The two models",
-        "Reproduce",
-        "What was read",
-    ]
-    assert page.all("img") == []
-
-
 def test_strangers_are_not_given_a_power_of_ten():
     page = assert_is_well_built(page_of(stranger(), with_figures=True))
 
@@ -227,36 +210,12 @@ def test_a_significant_placebo_is_called_so():
     assert "SIGNIFICANT" in page_of(a_report(embedding=loud))
 
 
-def test_long_tables_are_folded_and_short_ones_are_not():
-    short = Page(page_of(a_report(layers=a_layer_map(6, 6), modules=None)))
-    long = Page(page_of(a_report(layers=a_layer_map(21, 21), modules=None)))
-
-    assert "The other 16 of 21 rows" in set(long.texts("summary")) - set(short.texts("summary"))
-
-
-def test_pictures_have_alt_text_a_dark_version_and_a_caption():
-    report = a_report()
-    page = Page(page_of(report, with_figures=True))
-
-    labels = {figure.get_label() for figure in report.figures().values()}
-    assert {img["alt"] for img in page.all("img")} == labels and len(labels) == 9
-    assert len(page.all("source")) == len(page.all("figcaption")) == 9
-    assert all("prefers-color-scheme: dark" in source["media"] for source in page.all("source"))
-
-
 def test_nothing_is_fetched_and_nothing_runs():
     markup = page_of(a_report(), with_figures=True)
     policy = next(meta["content"] for meta in Page(markup).all("meta") if "http-equiv" in meta)
 
     assert "http://" not in markup and "https://" not in markup and "@import" not in markup
     assert "default-src 'none'" in policy and "img-src data:" in policy and "script-src" not in policy
-
-
-def test_the_page_carries_the_report_for_programs():
-    (link,) = [a for a in Page(page_of(a_report())).all("a") if "download" in a]
-    held = base64.b64decode(link["href"].partition(",")[2]).decode()
-
-    assert HomologyReport.from_json(held) == a_report()
 
 
 ONE_FIGURE = {"arrays": NO_ARRAYS, "unembedding": None, "layers": None, "modules": None}
@@ -279,14 +238,6 @@ def test_a_name_cannot_put_anything_into_the_page(name, n_elements):
     page = assert_is_well_built(page_of(report, with_figures=True))
 
     assert len(page.elements) == n_elements
-
-
-def test_a_sentence_in_a_column_of_numbers_may_break():
-    sentence = "576 of 576 paired channels have their own number"
-    table = Table("What was found", ("", "value"), (("a", "1"), ("b", "2"), ("c", sentence)))
-    page = section_html(Section(SectionKind.EVIDENCE, "Evidence", tables=(table,)), {})
-    assert '<td data-label="value" class="number">1</td>' in page
-    assert f'<td data-label="value">{sentence}</td>' in page
 
 
 @pytest.mark.parametrize(

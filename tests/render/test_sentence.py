@@ -118,13 +118,6 @@ def test_a_no_says_what_would_have_been_found():
     assert "too little was compared to find even a plain copy for certain" in weak.sentence
 
 
-@pytest.mark.parametrize("reason", [*Reason, None])
-def test_an_open_question_says_why_and_finds_nothing(reason):
-    sentence = a_report(verdict=Verdict.INCONCLUSIVE, reason=reason, settled_by=None).sentence
-    assert sentence.startswith("Whether me/tuned and owner/base share weights could not be told")
-    assert (":" in sentence) is (reason is not None)
-
-
 def many_reports():
     """Every verdict with every way to settle it, transformation, map and pattern; most of these cannot happen."""
     maps = [
@@ -214,14 +207,6 @@ def test_axes_of_what_did_not_settle_it_take_nothing_from_p():
     assert standing(verdict=Verdict.INCONCLUSIVE, settled_by=None).standing_axes is None
 
 
-def test_equal_files_are_said_to_be_equal_and_nothing_else():
-    same = a_report(settled_by=SettledBy.IDENTICAL_FILES, embedding=None, unembedding=None, layers=None, modules=None)
-    words = " ".join(str(same).split())
-    assert "byte for byte" in same.means
-    for other in ("third", "random seed", "bounds"):
-        assert other not in " ".join((words, same.means, *same.does_not_mean))
-
-
 def test_the_scale_is_that_of_the_judged_pairs():
     assert TARGET.read_text(encoding="utf-8") == scale_of(PAIRS.read_text(encoding="utf-8"))
     strangers, relatives = measured_pairs()
@@ -240,14 +225,6 @@ def test_a_p_is_placed_beside_those_of_real_models(log10_p, words):
     (section,) = [part for part in describe(replace(stranger(), log10_p=log10_p)) if part.kind is SectionKind.SCALE]
     assert words in section.paragraphs[0]
     assert 'role="img" aria-label="A scale of log10 p.' in section_html(section, {})
-
-
-def test_what_was_not_answered_has_no_place_on_the_scale():
-    for report in (
-        a_report(verdict=Verdict.INCONCLUSIVE, settled_by=None),
-        a_report(settled_by=SettledBy.IDENTICAL_FILES),
-    ):
-        assert SectionKind.SCALE not in {section.kind for section in describe(report)}
 
 
 def test_stored_reports_of_real_models_say_it():

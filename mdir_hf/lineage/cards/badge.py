@@ -95,7 +95,7 @@ def _target(url: str) -> str:
     try:
         scheme = urlsplit(url).scheme.lower()
     except ValueError as exc:
-        raise InputError(f"{url!r} is no URL: {exc}") from exc
+        raise InputError(f"{url!r} is not a URL: {exc}") from exc
     # A colon in the first segment of a path would be taken for a scheme by a browser, whatever urlsplit says of it.
     first_segment = url.split("/", 1)[0]
     if not url.strip() or (scheme not in ("http", "https") and ":" in first_segment):

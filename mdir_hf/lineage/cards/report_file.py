@@ -17,7 +17,7 @@ def read_report(path: str | os.PathLike[str]) -> HomologyReport:
     """Read a report from a file on this disk.
 
     Raises:
-        InputError: If it cannot be read, or is no report.
+        InputError: If it cannot be read, or is not a report.
     """
     name = os.fspath(path)
     with naming(name):

@@ -135,7 +135,7 @@ class Fingerprint:
                 else NeuronSample.restored(read(said["neurons"], DescribedNeurons), neuron_rows),
             )
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as exc:
-            raise CorruptCheckpointError(f"this is no fingerprint: {exc}; delete it", subject=str(path)) from exc
+            raise CorruptCheckpointError(f"this is not a fingerprint: {exc}; delete it", subject=str(path)) from exc
 
 
 def expect_rows(rows: torch.Tensor, tokens: Sequence[bytes]) -> torch.Tensor:
@@ -251,7 +251,7 @@ class SampledModel:
     vocabulary_from = None
 
     def __init__(self, fingerprint: Fingerprint) -> None:
-        # An embedding has a row. That of a model whose tokens are not known is no token's.
+        # An embedding has a row. That of a model whose tokens are not known is not a token's.
         rows = fingerprint.rows if len(fingerprint.rows) else fingerprint.rows.new_zeros(1, fingerprint.rows.shape[1])
         n_rows, width = rows.shape
         commit = fingerprint.model.commit

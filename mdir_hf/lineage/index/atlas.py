@@ -107,7 +107,7 @@ def read_list(path: Path) -> tuple[AtlasBase, ...]:
     except OSError as exc:
         raise InputError(f"cannot read the list of base models: {exc.strerror}", subject=str(path)) from exc
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, ValidationError) as exc:
-        raise InputError(f"this is no list of base models: {one_line(exc)}", subject=str(path)) from exc
+        raise InputError(f"this is not a list of base models: {one_line(exc)}", subject=str(path)) from exc
     listed = [
         AtlasBase(repo, name, parameters, family.licence, family.year)
         for name, family in families.items()
@@ -216,7 +216,7 @@ def open_index(
         the index of the package, and which one that is and why.
 
     Raises:
-        CorruptCheckpointError: If it is no index.
+        CorruptCheckpointError: If it is not an index.
         HubError: If the Hub does not deliver the one that was named.
     """
     if place is not None:

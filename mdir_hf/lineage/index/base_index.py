@@ -323,7 +323,7 @@ class BaseIndex:
             cache_dir: Where a download is kept, below ``mdir-hf``; beside the byte ranges by default.
 
         Raises:
-            CorruptCheckpointError: If the file is no index, or is not there.
+            CorruptCheckpointError: If the file is not an index, or is not there.
             HubError: If the Hub does not deliver it.
         """
         if not place.startswith(("http://", "https://")):
@@ -335,7 +335,7 @@ class BaseIndex:
         """Read an index.
 
         Raises:
-            CorruptCheckpointError: If the file is no index.
+            CorruptCheckpointError: If the file is not an index.
         """
         try:
             with safe_open(path, framework="pt") as file:
@@ -359,12 +359,12 @@ class BaseIndex:
                         Fingerprint(about.model, kept, rows, about.bytes_of_weights, about.digests, neurons=neurons)
                     )
                 index = cls(tokens, bases)
-                if bases and f"sketches.{PARTS[0]}" in file.keys():  # noqa: SIM118 - it is no dict
+                if bases and f"sketches.{PARTS[0]}" in file.keys():  # noqa: SIM118 - it is not a dict
                     sketches = unstacked([file.get_tensor(f"sketches.{part}") for part in PARTS], len(bases))
                     index._sketches = dict(zip((base.model.repo for base in bases), sketches, strict=True))
             return index
         except (OSError, ValueError, KeyError, TypeError, IndexError, SafetensorError) as exc:
-            raise CorruptCheckpointError(f"this is no index of base models: {exc}", subject=str(path)) from exc
+            raise CorruptCheckpointError(f"this is not an index of base models: {exc}", subject=str(path)) from exc
 
 
 def choose_index_tokens(vocabularies: Sequence[Vocabulary], n_tokens: int = QUERY_TOKENS) -> tuple[bytes, ...]:

@@ -67,7 +67,7 @@ def read_recipe(data: bytes, *, subject: str) -> MergeRecipe:
         subject: What an error calls it.
 
     Raises:
-        CardError: If it is no YAML, or no recipe of one merge.
+        CardError: If it is not YAML, or no recipe of one merge.
     """
     try:
         if len(data) > MAX_N_BYTES:

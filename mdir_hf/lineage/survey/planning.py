@@ -121,7 +121,7 @@ def load_sample(path: Path, asked: Mapping[str, Any] | None = None) -> Sample:
         asked: What it must have been chosen for; None: anything.
 
     Raises:
-        InputError: If it is no sample, or a sample for something else.
+        InputError: If it is not a sample, or a sample for something else.
     """
     try:
         content = path.read_bytes()

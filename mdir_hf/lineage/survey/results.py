@@ -307,7 +307,7 @@ class ResultFile:
         settings: What this survey asks. A file of other settings is refused: its p-values answer another question.
 
     Raises:
-        InputError: If the file was made by other settings, or is no survey.
+        InputError: If the file was made by other settings, or is not a survey.
         OSError: If it cannot be made; then it is not there.
     """
 
@@ -409,7 +409,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, ModelResult], dict[Pair
     try:
         json.dumps(settings, allow_nan=False)
     except ValueError as exc:
-        raise InputError(f"{what} holds a number that none does ({exc})", subject=str(path)) from exc
+        raise InputError(f"{what} holds an invalid number ({exc})", subject=str(path)) from exc
     listed = set(asked.names)
     if len(listed) != len(asked.names):
         raise InputError("its list names a model twice", subject=str(path))

@@ -53,7 +53,7 @@ class LineageCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]  # o
         report: The comparison with the base; None before training ends, or where the base could not be read.
 
     Raises:
-        InputError: If ``every`` is no positive number.
+        InputError: If ``every`` is not a positive number.
     """
 
     def __init__(

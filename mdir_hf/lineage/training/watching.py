@@ -142,7 +142,7 @@ def watch(
         The watch: ``measure()`` for the drift now, ``report()`` for a comparison with the base.
 
     Raises:
-        InputError: If it is no model of transformers, or has no weights in common with the base.
+        InputError: If it is not a model of transformers, or has no weights in common with the base.
     """
     return ModelWatch(model, base=base, tokenizer=tokenizer, seed=seed)
 

@@ -21,7 +21,7 @@ of its squared distance to the nearer one. For an ancestor or the middle of a ch
 
 MERGE_SHARES = (0.1, 0.9)
 """A merge has at least the first of these shares of each parent, and at most the second. A model very near to one of
-two others is no merge."""
+two others is not a merge."""
 
 ON_PATH_COSINE = 0.2
 """A model lies on the path between two others where the cosine of the drifts to them is below this. Fine-tunes of one

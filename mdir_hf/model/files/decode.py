@@ -56,7 +56,7 @@ def weight_encoding(spec: TensorSpec, label: str) -> Encoding:
     """How the elements of a tensor are decoded to numbers.
 
     Raises:
-        UnsupportedFormatError: If its bytes alone are no weights.
+        UnsupportedFormatError: If its bytes alone are not weights.
     """
     check_weight(spec, label)
     if spec.dtype != "F4":
@@ -73,7 +73,7 @@ def _decode_f4(data: bytes) -> torch.Tensor:
 
 
 def check_weight(spec: TensorSpec, label: str) -> None:
-    """Refuse a tensor whose bytes alone are no weights.
+    """Refuse a tensor whose bytes alone are not weights.
 
     Raises:
         UnsupportedFormatError: If they are not.

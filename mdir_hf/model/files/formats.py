@@ -121,7 +121,7 @@ def open_checkpoint(
         NoWeightsError: If nothing in the root holds weights (of that variant).
         UnsupportedFormatError: If there are weights, in a format that this version does not read, or if several
             files could be the model.
-        CorruptCheckpointError: If the index is no index, or a shard of a set without index is missing.
+        CorruptCheckpointError: If the index is not an index, or a shard of a set without index is missing.
         UnsafePathError: If the index names a file outside of its folder.
     """
     with naming(tree.label):

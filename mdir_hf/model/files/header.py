@@ -134,7 +134,7 @@ def _load_object(header: bytes) -> dict[str, object]:
             parse_constant=_refuse_constant,
         )
         if re.search(r"\\u[dD][89a-fA-F]", text):
-            # Half of a surrogate pair is no character; Python lets it pass, the format does not.
+            # Half of a surrogate pair is not a character; Python lets it pass, the format does not.
             json.dumps(loaded, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError as exc:
         raise CorruptCheckpointError(f"the header escapes half a surrogate pair: {exc}") from exc

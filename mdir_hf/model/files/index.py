@@ -41,7 +41,7 @@ def parse_index(data: bytes, *, path: str, label: str) -> ShardIndex:
 
     Raises:
         CorruptCheckpointError: If it is not JSON, or its ``weight_map`` does not map names to file names.
-        UnsafePathError: If a shard path leaves the folder, or is no path of a repository.
+        UnsafePathError: If a shard path leaves the folder, or is not a path of a repository.
         UnsupportedFormatError: If it names more tensors than any checkpoint has.
     """
     with naming(label):

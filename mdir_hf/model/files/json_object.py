@@ -34,7 +34,7 @@ def read_json(
         error: What is raised.
 
     Raises:
-        MdirError: As ``error`` says, if it is no JSON object, or a value is not of the type and within the limits of
+        MdirError: As ``error`` says, if it is not a JSON object, or a value is not of the type and within the limits of
             its field; names the field.
     """
     from pydantic import ValidationError
@@ -49,7 +49,7 @@ def read_json(
         wrong = max(exc.errors(include_url=False), key=lambda one: len(one["loc"]))
         said = wrong["msg"].replace("Input should", "it should")
         if not wrong["loc"]:
-            raise error(f"{what} is no JSON object: {said}", subject=label) from exc
+            raise error(f"{what} is not a JSON object: {said}", subject=label) from exc
         place = next((step for step in wrong["loc"] if isinstance(step, str)), f"item {wrong['loc'][0]}")
         if wrong["type"] == "missing":
             raise error(f"{what} cannot be right: it has no {place}", subject=label) from exc

@@ -38,7 +38,7 @@ class RangedTensors(ABC):
     """Reads tensors by the place that their specs give. Implements ``TensorSource`` and ``StoredTensors``.
 
     A format says which tensors there are and where (:meth:`names`, :meth:`spec`, ``paths``, ``description``) and, if
-    its elements are no plain dtypes, how they are encoded. Safe to use from several threads.
+    its elements are not plain dtypes, how they are encoded. Safe to use from several threads.
 
     Args:
         tree: Where the files are.

@@ -18,7 +18,7 @@ E2M3 = torch.tensor([*_E2M3, *(-value for value in _E2M3)])
 """The 64 numbers of six bits, by code."""
 
 E8M0 = torch.tensor(_E8M0)
-"""The 256 powers of two of eight bits, by code; the last is no number."""
+"""The 256 powers of two of eight bits, by code; the last is not a number."""
 
 
 def decode_e2m1(packed: torch.Tensor) -> torch.Tensor:

@@ -29,7 +29,7 @@ def is_address(url: str, schemes: Container[str]) -> bool:
     """Whether a text is a URL of one of these schemes, with a host."""
     try:
         parts = urlsplit(url)
-        _ = parts.port  # raises where it is no number of a port
+        _ = parts.port  # raises where it is not a number of a port
     except ValueError:
         return False
     is_plain = url.isprintable() and " " not in url and not parts.query and not parts.fragment
@@ -40,7 +40,7 @@ def check_environment() -> None:
     """Refuse an ``HF_ENDPOINT`` that cannot be taken apart: importing the client would end in a traceback.
 
     Raises:
-        InputError: If it is no URL.
+        InputError: If it is not a URL.
     """
     endpoint = os.environ.get("HF_ENDPOINT", "")
     try:

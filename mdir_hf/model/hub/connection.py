@@ -77,7 +77,7 @@ def secured(url: str, target: str, *, subject: str) -> str:
     """Return where a redirect leads.
 
     Raises:
-        ServerError: If it leads from https to http, to something else, or is no address.
+        ServerError: If it leads from https to http, to something else, or is not an address.
     """
     try:
         target = urljoin(url, target)

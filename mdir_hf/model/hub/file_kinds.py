@@ -1,4 +1,4 @@
-"""Recognises files that are no checkpoints by their first bytes."""
+"""Recognises files that are not checkpoints by their first bytes."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def models_of_author(
     Cost: one request for each thousand models.
     """
     if not author or "/" in author:
-        raise InputError(f"{author!r} is no author; write the name of a user or organisation, without a slash")
+        raise InputError(f"{author!r} is not an author; write the name of a user or organisation, without a slash")
     if limit < 1:
         raise InputError(f"a list of at most {limit} models is empty; ask for one or more")
     endpoint = _endpoint(subject=author)
@@ -95,7 +95,7 @@ def models_of_collection(collection: str, *, token: str | bool | None = None) ->
         ) from exc
     items = said.get("items") if isinstance(said, dict) else None
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
-        raise no_answer(slug, "it is no list of what is in a collection")
+        raise no_answer(slug, "expected the items of a collection")
     names = tuple(dict.fromkeys(_names([item for item in items if item.get("type") == "model"], label=slug)))
     if not names:
         raise InputError("there is no model in this collection", subject=slug)
@@ -119,11 +119,11 @@ def _slug(text: str) -> str:
 def _names(said: object, *, label: str) -> list[str]:
     """Return the names in a list of models."""
     if not isinstance(said, list):
-        raise no_answer(label, "it is no list of models")
+        raise no_answer(label, "expected a list of models")
     names = [one.get("id") if isinstance(one, dict) else None for one in said]
     wrong = next((name for name in names if not isinstance(name, str) or not is_repo_id(name)), "")
     if wrong != "":
-        raise no_answer(label, f"{repr(wrong)[:60]} is no name of a model")
+        raise no_answer(label, f"{repr(wrong)[:60]} is not a name of a model")
     return [name for name in names if name is not None]
 
 

@@ -203,7 +203,8 @@ class LocalRepository:
                     continue
                 if len(entries) >= _MOST_FILES:
                     raise InputError(
-                        f"has more than {_MOST_FILES:,} files below it, so it is no model's folder", subject=self.label
+                        f"has more than {_MOST_FILES:,} files below it, so it is not a model's folder",
+                        subject=self.label,
                     )
                 relative = path.relative_to(self.folder).as_posix()
                 blob = _blob_name(path)

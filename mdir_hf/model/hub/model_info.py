@@ -66,7 +66,7 @@ def model_info(
     url = f"{endpoint}/api/{kind}s/{repo}/revision/{quote(revision, safe='')}?{urlencode(asked)}"
     said, _ = ask(url, label=label, revision=revision, endpoint=endpoint, token=token, before_each=before_each)
     if not isinstance(said, dict):
-        raise no_answer(label, "it is no JSON object")
+        raise no_answer(label, "it is not a JSON object")
     name, private, gated = said.get("id"), said.get("private"), said.get("gated")
     return ModelInfo(
         repo=name if isinstance(name, str) and is_repo_id(name) else repo,
@@ -79,14 +79,14 @@ def model_info(
 
 def _files(siblings: object, label: str) -> tuple[FileEntry, ...]:
     if not isinstance(siblings, list):
-        raise no_answer(label, "its 'siblings' are no list of files")
+        raise no_answer(label, "its 'siblings' are not a list of files")
     return tuple(_file(sibling, label) for sibling in siblings)
 
 
 def _file(sibling: object, label: str) -> FileEntry:
     path = sibling.get("rfilename") if isinstance(sibling, dict) else None
     if not isinstance(sibling, dict) or not isinstance(path, str):
-        raise no_answer(label, f"{repr(sibling)[:60]} is no file with a name")
+        raise no_answer(label, f"{repr(sibling)[:60]} is not a file with a name")
     lfs = sibling.get("lfs")
     in_git = not isinstance(lfs, dict)
     n_bytes = sibling.get("size") if not isinstance(lfs, dict) else lfs.get("size", sibling.get("size"))

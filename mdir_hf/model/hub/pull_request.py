@@ -154,11 +154,11 @@ def _open_ones(repo: str, kind: _Kind, *, endpoint: str, token: str | bool | Non
         said, _ = ask(f"{endpoint}/api/{kind}s/{repo}/discussions?{asked}", label=repo, endpoint=endpoint, token=token)
         found, n_all = (said.get("discussions"), said.get("count")) if isinstance(said, dict) else (None, None)
         if not isinstance(found, list) or not isinstance(n_all, int):
-            raise no_answer(repo, "it is no list of pull requests")
+            raise no_answer(repo, "expected a list of pull requests")
         for one in found[: _MOST_OPEN - n_seen]:
             number, title = (one.get("num"), one.get("title")) if isinstance(one, dict) else (None, None)
             if not isinstance(number, int) or not isinstance(title, str):
-                raise no_answer(repo, f"{repr(one)[:60]} is no pull request with a number and a title")
+                raise no_answer(repo, f"{repr(one)[:60]} is not a pull request with a number and a title")
             yield number, title
         n_seen += len(found)
         if not found or n_seen >= min(n_all, _MOST_OPEN):

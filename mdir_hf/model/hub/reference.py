@@ -184,7 +184,7 @@ def _of_name(name: str, rest: list[str], text: str) -> Reference:
     if not colon:
         return _with_place(text, _valid_repo_id(repo_id, text), revision or None, rest, is_file=None)
     if _VARIANT.fullmatch(variant) is None or (rest and variant.lower().endswith(".gguf")):
-        _refuse(text, "what follows the colon is no quantisation such as Q4_K_M")
+        _refuse(text, "what follows the colon is not a quantisation such as Q4_K_M")
     if variant.lower().endswith(".gguf"):  # ollama takes a whole file name, too
         rest, variant = [variant], ""
     found = _with_place(text, _valid_repo_id(repo_id, text), revision or None, rest, is_file=None)

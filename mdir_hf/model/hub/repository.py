@@ -140,7 +140,7 @@ def _open_folder(parsed: Reference, *, revision: str | None, subfolder: str, led
     )
     if revision not in (None, repository.commit):
         raise InputError(
-            f"revision {revision!r} was asked of a local folder, which has none; name the repository on the Hub",
+            f"revision {revision!r} was given for a local folder, which has none: name the repository on the Hub",
             subject=parsed.text,
         )
     repository.revision = revision

@@ -23,7 +23,7 @@ def load_model(model: object, *, tokenizer: LoadedRepository | None = None, adap
         adapter: False: what lies under its adapter.
 
     Raises:
-        InputError: If it is no model of transformers, or its parameters cannot be read one at a time.
+        InputError: If it is not a model of transformers, or its parameters cannot be read one at a time.
     """
     found = _without_wrappers(model)
     is_peft = callable(getattr(found, "get_base_model", None)) and hasattr(found, "peft_config")
@@ -105,7 +105,7 @@ def _config(model: Any) -> bytes:  # noqa: ANN401
 
 
 def _without_wrappers(model: Any) -> Any:  # noqa: ANN401
-    """Look through ``torch.compile`` and DistributedDataParallel; what has a config is no wrapper."""
+    """Look through ``torch.compile`` and DistributedDataParallel; what has a config is not a wrapper."""
     while not hasattr(model, "config"):
         inner = getattr(model, "_orig_mod", None) or getattr(model, "module", None)
         if inner is None:

@@ -23,7 +23,7 @@ def load_tokenizer(tokenizer: object) -> LoadedRepository:
         tokenizer: The tokenizer.
 
     Raises:
-        InputError: If it is no tokenizer.
+        InputError: If it is not a tokenizer.
     """
     found: Any = getattr(tokenizer, "tokenizer", tokenizer)  # a processor has one
     label = f"memory:{type(found).__name__}"

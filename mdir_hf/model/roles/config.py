@@ -130,7 +130,7 @@ def read_sizes(config: Config | None, *, class_defaults: bool = True) -> ConfigS
         class_defaults: Whether what it does not say is what transformers would assume, where that knows the family.
 
     Raises:
-        AnatomyError: If a size is there and is no positive integer. (A list of sizes, one per layer, counts as unsaid.)
+        AnatomyError: If a size is not a positive integer. (A list of sizes, one per layer, counts as unsaid.)
     """
     if not config:
         return ConfigSizes()
@@ -138,7 +138,7 @@ def read_sizes(config: Config | None, *, class_defaults: bool = True) -> ConfigS
     architecture = said.get("model_type", config.get("model_type"))
     architecture = architecture if isinstance(architecture, str) and architecture else "unknown"
     architecture = tables.SAME_AS.get(architecture, architecture)
-    # What the header of a GGUF file does not say is no default of a class.
+    # What the header of a GGUF file does not say is not a default of a class.
     inner = with_class_defaults(said, architecture) if class_defaults and GGUF_MARK not in config else said
     # Of a class that ties by default it is assumed; that another one does not, the missing head itself would say.
     assumed = inner.get("tie_word_embeddings") or None

@@ -27,7 +27,7 @@ HEADS_BY_LAYER_TYPE: tuple[tuple[str, frozenset[str], tuple[Count, Count]], ...]
 def read_layer_heads(
     config: _Config, architecture: str, heads: HeadCounts | None, numbers: Mapping[str, int], *, most_layers: int
 ) -> dict[int, HeadCounts]:
-    """Read the heads of the layers for which a config gives their own; a value that is no count is ignored.
+    """Read the heads of the layers for which a config gives their own; a value that is not a count is ignored.
 
     Args:
         config: Config of the language model.

@@ -76,7 +76,7 @@ class Anatomy:
 
     @property
     def unread_layers(self) -> tuple[int, ...]:
-        """Numbers of the layers in which no weight has a role; norms are no weights. Nothing can be told of them."""
+        """Numbers of the layers in which no weight has a role; norms are not weights. Nothing can be told of them."""
         return tuple(layer.index for layer in self.layers if not _has_weights(layer))
 
     def check_shapes(self, layer: Layer, shape_of: ShapeOf) -> None:
@@ -233,7 +233,7 @@ def _find_embedding(outside: list[str], sizes: ConfigSizes, notes: list[str]) ->
     architecture = sizes.architecture
     for candidates in (
         [name for name in outside if not _belongs_elsewhere(name)],
-        outside,  # a model called visual_bert is no vision tower
+        outside,  # a model called visual_bert is not a vision tower
     ):
         found = _first_match(candidates, tables.EMBEDDING_ROWS, architecture)
         if found is not None:

@@ -13,7 +13,7 @@ from mdir_hf.errors import VocabularyError
 # array: inside a string the quotes would be escaped.
 _MERGES = re.compile(rb'(?<!\\)"merges"\s*:\s*\[')
 # At each byte one continuation is possible, so nothing is tried twice. What the engine remembers to step back is small:
-# up to 256 merges at a time, of up to 64 escapes each. What has more escapes is no merge, and is left to the parser.
+# up to 256 merges at a time, of up to 64 escapes each. What has more escapes is not a merge, and is left to the parser.
 _STRING = rb'"[^"\\]*(?:\\.[^"\\]*){0,64}"'
 _SOME_MERGES = re.compile(
     rb"(?:\s*(?:" + _STRING + rb"|\[\s*" + _STRING + rb"\s*,\s*" + _STRING + rb"\s*\])\s*,?){1,256}", re.DOTALL
@@ -53,7 +53,7 @@ def load_object(data: bytes, file: str) -> dict[str, Any]:
         The object; of repeated keys the last stays, as in every reader of these files.
 
     Raises:
-        VocabularyError: The bytes are no UTF-8, no JSON, no object, nested too deep, or hold a number too long to be
+        VocabularyError: The bytes are not UTF-8, no JSON, no object, nested too deep, or hold a number too long to be
             one.
     """
     told = data

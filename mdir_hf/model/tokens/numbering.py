@@ -88,7 +88,7 @@ def numbering_of(file: str, tokenizer_config: Mapping[str, Any], config: Mapping
         config: The same of ``config.json``.
 
     Raises:
-        VocabularyError: The number of tokens in front is no number of rows.
+        VocabularyError: The number of tokens in front is not a number of rows.
     """
     name = tokenizer_config.get("tokenizer_class")
     name = (name if isinstance(name, str) else "").removesuffix("Fast").removesuffix("Tokenizer")

@@ -87,7 +87,7 @@ def _piece(data: bytes, start: int, stop: int) -> tuple[str, int, int]:
             text = data[first:last].decode()
         elif field == 3:
             if not isinstance(value, int) or wire != _VARINT:
-                raise ValueError("the type of a piece is no number")
+                raise ValueError("the type of a piece is not a number")
             kind = value
     return text, kind, n_fields
 

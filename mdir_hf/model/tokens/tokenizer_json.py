@@ -91,7 +91,7 @@ def vocab_json_tokens(found: dict[str, Any]) -> tuple[VocabularyKind, Iterator[T
         The convention, judged from the content, and the tokens.
 
     Raises:
-        VocabularyError: An id is no integer; raised while the tokens are drawn.
+        VocabularyError: An id is not an integer; raised while the tokens are drawn.
     """
     kind = spelling.guess_kind(found)
     spell = spelling.SPELLERS[kind]
@@ -112,7 +112,7 @@ def added_json_tokens(found: dict[str, Any]) -> Iterator[Token]:
     """Read an ``added_tokens.json`` (literal text to row); names decide what is special.
 
     Raises:
-        VocabularyError: An id is no integer; raised while the tokens are drawn.
+        VocabularyError: An id is not an integer; raised while the tokens are drawn.
     """
     for string, value in found.items():
         yield row_id(value, string), string.encode(), spelling.type_by_name(string)

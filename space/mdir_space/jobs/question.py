@@ -220,7 +220,7 @@ def parse_question(
 def split_names(text: object, *, allow_local: bool = False) -> tuple[str, ...]:
     """Return the names in a text that was typed or pasted: between blanks, commas, new lines, or "vs".
 
-    A text that is no list of names counts as one name; looking it up gives the error.
+    A text that is not a list of names counts as one name; looking it up gives the error.
 
     Args:
         text: The text of a field.
@@ -261,7 +261,7 @@ def checked_level(level: object) -> str:
     """Return a level.
 
     Raises:
-        RefusedError: If it is no level.
+        RefusedError: If it is not a level.
     """
     if level not in LEVELS:
         raise RefusedError(f"The level {shortened(str(level))} is not known. Choose one of {', '.join(LEVELS)}.")

@@ -106,7 +106,7 @@ class SurveyJob(Job[SurveyResult]):
         return SurveyResult(self._with_missing(report), trees, pictures, self.left_out, choices, is_done=True)
 
     def _with_missing(self, report: SurveyReport) -> SurveyReport:
-        """Add the names that are no model."""
+        """Add the names of no model."""
         missing = self.access.left_out
         models = {name: ModelResult(name, None, why) for name, why in missing.items()}
         return replace(report, names=(*report.names, *missing), models={**report.models, **models})

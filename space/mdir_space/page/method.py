@@ -15,7 +15,7 @@ SUSPECT = Path(__file__).resolve().parent / "suspect.md"
 
 
 def suspect_page() -> None:
-    """Fill the page that says what a comparison shows, for people who are no specialists."""
+    """Fill the page that says what a comparison shows, for people who are not specialists."""
     Navbar(main_page_name="Compare", elem_id="navigation")
     with gr.Column(elem_id="page", elem_classes="method"):
         gr.Markdown(SUSPECT.read_text(encoding="utf-8"))

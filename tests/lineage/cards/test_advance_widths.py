@@ -15,11 +15,5 @@ def test_the_table_is_that_of_the_typeface():
         assert tuple(advances[glyphs[code]][0] for code in range(first, 0x7F)) == ADVANCES
 
 
-def test_a_width_is_the_sum_of_the_advances_at_the_size_of_the_type():
-    assert text_width("p < 1", 2048) == 1300 + 651 + 1716 + 651 + 1303
-    assert text_width("ab", 11) == pytest.approx(11 * (1255 + 1300) / 2048)
-    assert text_width("", 11) == 0.0
-
-
 def test_what_the_table_lacks_is_never_narrower_than_it_is_drawn():
     assert text_width("漢", 11) == text_width("\x01", 11) == 11

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
-import math
 from xml.etree import ElementTree
 
 import pytest
@@ -17,11 +15,10 @@ import mdir_hf
 from mdir_hf import HomologyReport, Verdict, make_badge
 from mdir_hf.errors import InputError
 from mdir_hf.lineage.cards.badge import Badge
-from mdir_hf.lineage.cards.badge_source import read_badge
-from mdir_hf.lineage.cards.claim import SCHEMA, canonical_json, claim_of_dict, claim_of_report, p_text
+from mdir_hf.lineage.cards.claim import claim_of_dict, claim_of_report, p_text
 from mdir_hf.lineage.cards.svg import LABEL_COLOR, MESSAGE_COLORS, RIM_COLOR, escape, render_svg
 from mdir_hf.report import PlaceboResult, Placebos
-from tests.lineage.cards.reports import BASE_COMMIT, HOSTILE_TEXTS, TUNED_COMMIT, a_report, model
+from tests.lineage.cards.reports import BASE_COMMIT, HOSTILE_TEXTS, a_report, model
 from tests.render.figures.drawn_reports import a_matrix
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -31,47 +28,12 @@ def parsed(badge: Badge) -> ElementTree.Element:
     return ElementTree.fromstring(badge.svg)
 
 
-@pytest.mark.parametrize(
-    ("verdict", "log10_p", "label", "message"),
-    [
-        (Verdict.HOMOLOGOUS, -30.2, "shared weight ancestry", "p < 1e-30"),
-        (Verdict.HOMOLOGOUS, -7647.9, "shared weight ancestry", "p < 1e-7647"),
-        (Verdict.NO_EVIDENCE, -3.5, "weight ancestry", "no evidence found"),
-        (Verdict.INCONCLUSIVE, -300.0, "weight ancestry", "inconclusive"),
-    ],
-)
-def test_it_says_the_verdict_in_neutral_words(verdict, log10_p, label, message):
-    badge = make_badge(a_report(verdict=verdict, log10_p=log10_p))
-    assert (badge.label, badge.message) == (label, message)
-    root = parsed(badge)
-    assert [text.text for text in root.iter(f"{SVG}text")] == [label, message]
-    assert root.find(f"{SVG}title").text == f"{label.capitalize()}: {message}" == root.get("aria-label")
-
-
 @given(st.floats(max_value=-1e-9, min_value=-1e9))
 def test_the_stated_bound_on_p_holds_and_is_the_next_power_of_ten(log10_p):
     text = p_text(log10_p)
     exponent = 0 if text == "p < 1" else int(text.removeprefix("p < 1e-"))
     assert log10_p < -exponent or exponent == 0
     assert log10_p >= -(exponent + 1)
-
-
-@pytest.mark.parametrize(
-    ("log10_p", "text"),
-    [(-30.0, "p < 1e-29"), (-30.000001, "p < 1e-30"), (math.nextafter(-12, 0), "p < 1e-11"), (-0.3, "p < 1")],
-)
-def test_at_a_power_of_ten_the_weaker_bound_is_stated(log10_p, text):
-    assert p_text(log10_p) == text
-
-
-def test_a_screen_reader_and_a_person_with_tools_get_all_of_it():
-    root = parsed(make_badge(a_report()))
-    assert root.get("role") == "img"
-    said = root.find(f"{SVG}desc").text
-    digest = hashlib.sha256(canonical_json(a_report())).hexdigest()
-    for part in (f"owner/base@{BASE_COMMIT}", f"me/tuned@{TUNED_COMMIT}", digest[:12], "mdir-hf 0.1.0", "no direction"):
-        assert part in said
-    assert claim_of_dict(json.loads(root.find(f"{SVG}metadata").text)) == claim_of_report(a_report())
 
 
 def test_the_picture_holds_nothing_that_acts_or_loads():
@@ -89,23 +51,6 @@ def test_the_same_report_gives_the_same_bytes():
     svg = make_badge(a_report()).svg
     assert svg.isascii() and svg.endswith("</svg>\n")
     assert svg == make_badge(HomologyReport.from_json(a_report().to_json())).svg
-
-
-def test_a_claim_is_drawn_as_it_always_was():
-    # Badges that lie in repositories are drawn again to be verified: other bytes need another badge schema.
-    claim = dataclasses.replace(claim_of_report(a_report()), report_sha256="c0" * 32)
-    digest = hashlib.sha256(render_svg(claim).encode()).hexdigest()
-    assert (SCHEMA, digest) == ("mdir-hf/badge/1", "d6bf171b23d7b7c1668b1b5790c2966b1c119570b5830d60fb25d6bd62ffb416")
-
-
-def test_text_fits_its_side():
-    root = parsed(make_badge(a_report()))
-    label, message = root.iter(f"{SVG}text")
-    left = float(next(root.iter(f"{SVG}path")).get("d").split()[0].lstrip("M"))
-    width = float(root.get("width"))
-    for text, start, stop in ((label, 0, left), (message, left, width)):
-        middle, half = float(text.get("x")), float(text.get("textLength")) / 2
-        assert start + 5.5 <= middle - half and middle + half <= stop - 5.5
 
 
 def luminance(color):
@@ -129,11 +74,6 @@ def test_the_rim_shows_on_light_and_dark_pages(page):
     assert contrast(RIM_COLOR, page) >= 3.0  # WCAG 1.4.11, non-text contrast
 
 
-def test_the_verdicts_differ_in_words_and_not_by_color_alone():
-    messages = {make_badge(a_report(verdict=verdict)).message for verdict in Verdict}
-    assert len(messages) == len(Verdict)
-
-
 def test_the_endpoint_has_the_fields_that_shields_knows_and_no_more():
     body = json.loads(make_badge(a_report()).endpoint_json)
     assert body == {
@@ -148,13 +88,6 @@ def links_and_images(markdown):
     html = MarkdownIt("commonmark").render(markdown)
     root = ElementTree.fromstring(f"<r>{html}</r>")
     return root, [a.get("href") for a in root.iter("a")], [(i.get("src"), i.get("alt")) for i in root.iter("img")]
-
-
-def test_the_snippet_is_a_picture_linked_to_the_report():
-    snippet = make_badge(a_report()).markdown("badge.svg", "https://huggingface.co/me/tuned/blob/main/report.json")
-    _, links, images = links_and_images(snippet)
-    assert links == ["https://huggingface.co/me/tuned/blob/main/report.json"]
-    assert images == [("badge.svg", "Shared weight ancestry: p < 1e-30")]
 
 
 @pytest.mark.parametrize(
@@ -202,13 +135,6 @@ def test_what_is_no_repo_id_gets_into_nothing(text, commit):
     assert "a local folder and me/tuned@" in badge.svg
     for word in ("script", "onload", "evil", "passwd", "lineage:end", "\x1b", "\u202e", "xxx"):
         assert word not in everything
-
-
-def test_a_repository_without_a_commit_is_not_named():
-    badge = make_badge(a_report(reference=model("owner/base", None)))
-    assert (badge.claim.reference.repo, badge.claim.reference.commit) == (None, None)
-    assert "a local folder and me/tuned@" in badge.svg
-    assert "owner/base" not in badge.svg + badge.endpoint_json
 
 
 @pytest.mark.parametrize(
@@ -259,13 +185,6 @@ def test_a_badge_cannot_be_changed_and_its_makers_are_public():
     assert {"make_badge", "declared_lineage"} <= set(dir(mdir_hf))
 
 
-def test_the_digest_is_of_the_report_and_not_of_its_spelling():
-    one = a_report(seconds={"a": 1.0, "b": 2.0})
-    respelled = json.dumps(json.loads(one.to_json()), indent=7, sort_keys=True)
-    assert canonical_json(one) == canonical_json(HomologyReport.from_json(respelled))
-    assert canonical_json(one) != canonical_json(a_report(seconds={"a": 1.0, "b": 2.5}))
-
-
 def without_bound():
     """The claim of a pair of models in both of which axes stand out."""
     placebo = PlaceboResult(0.0, 8.0, -0.1, 64)
@@ -278,16 +197,6 @@ def test_a_badge_counts_channels_where_p_bounds_nothing():
     assert (claim.message, claim.numbers) == ("61 of 64 channels match", "alpha = 1e-10")
     assert claim_of_dict(json.loads(json.dumps(claim.to_dict()))) == claim
     assert "30.2" not in render_svg(dataclasses.replace(claim, log10_p=-30.25)).partition("<metadata>")[0]
-
-
-def test_a_badge_from_before_channels_were_stated_is_drawn_as_it_was(tmp_path):
-    body = without_bound().to_dict()
-    del body["channels"]
-    old = claim_of_dict(body)
-    assert old.message == "log10 p -30"
-    path = tmp_path / "badge.svg"
-    path.write_text(render_svg(old))
-    assert read_badge(path).is_faithful
 
 
 @pytest.mark.parametrize("channels", [[65, 64], [-1, 64], [True, 64], [64], ["a", "b"], "ab", 5, None, [1, 10**9]])

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import json
 
 import pytest
 from huggingface_hub import ModelCard
 
 from mdir_hf import HomologyReport, make_badge
-from mdir_hf.errors import CardError, InputError, PullRequestError, RepositoryNotFoundError
+from mdir_hf.errors import CardError, InputError, PullRequestError
 from mdir_hf.lineage.cards.card import TITLE, propose_card
 from mdir_hf.lineage.cards.section import BEGIN, END
-from mdir_hf.report import SCHEMA
 from tests.lineage.cards.reports import BASE_COMMIT, HOSTILE_TEXTS, TUNED_COMMIT, a_report, model
 
 CARD = b"---\nlicense: mit # keep\ntags:\n- b\n- a\n---\n# Tuned\n\nWords.\n"
@@ -100,13 +98,6 @@ def test_metadata_is_the_authors_word(serve):
     assert bare.fields == ("base_model",)
 
 
-def test_either_side_of_the_report_may_be_the_repository(serve):
-    report = serve()
-    swapped = a_report(reference=report.candidate, candidate=report.reference)
-    data = ModelCard(propose(swapped, confirm_base_model=True).after.decode()).data
-    assert data.base_model == "owner/base"
-
-
 @pytest.mark.parametrize(
     ("declared", "relation", "expected"),
     [
@@ -187,12 +178,6 @@ def test_a_hostile_card_is_one_error(serve):
         propose(serve(b"\xff"))
 
 
-def test_a_repository_that_is_not_there(serve):
-    serve()
-    with pytest.raises(RepositoryNotFoundError):
-        propose(a_report(candidate=model("me/none", TUNED_COMMIT)), repo="me/none")
-
-
 def test_the_diff_shows_what_changes_and_steers_no_terminal(serve):
     report = serve(CARD + b"\x1b[2Jcleared\r\n")
     diff = propose(report, confirm_base_model=True).diff()
@@ -218,22 +203,6 @@ def test_a_pull_request_holds_card_report_and_badge(serve, loopback_hub):
     # Everything is there: nothing is left to propose.
     done = propose(report, relation="finetune", confirm_base_model=True)
     assert done.commit == commit and done.is_unchanged and done.changed == ()
-
-
-def test_a_card_that_was_pasted_by_hand_still_lacks_its_report(serve):
-    report = serve()
-    serve(propose(report).after)
-    proposal = propose(report)
-    assert proposal.before == proposal.after
-    assert proposal.missing == (".lineage/report.json", ".lineage/badge.svg") and not proposal.is_unchanged
-
-
-def test_another_report_is_something_new_to_propose(serve, loopback_hub):
-    report = serve()
-    propose(report).open_pull_request(token=loopback_hub.token)
-    loopback_hub.merge("me/tuned", 1)
-    other = propose(a_report(candidate=report.candidate, log10_p=-99.5))
-    assert other.missing == ("README.md", ".lineage/report.json", ".lineage/badge.svg")
 
 
 def test_why_there_is_no_pull_request_is_said(serve, loopback_hub):
@@ -268,8 +237,3 @@ def test_a_branch_gets_its_own_pull_request(serve, loopback_hub, tmp_path):
     proposal = propose(report, repo="me/tuned@dev")
     proposal.open_pull_request(token=loopback_hub.token)
     assert loopback_hub.pull_requests("me/tuned")[0].branch == "dev"
-
-
-def test_the_pinned_report_is_the_report(serve):
-    proposal = propose(serve())
-    assert json.loads(proposal.files[".lineage/report.json"])["schema"] == SCHEMA

@@ -47,11 +47,6 @@ def test_declared_ids_and_relation(declare, block, bases, relation):
     assert found.ignored == () and not found.is_adapter
 
 
-def test_no_card_declares_nothing(declare):
-    found = declare()
-    assert (found.base_models, found.source, found.commit) == ((), None, None)
-
-
 @pytest.mark.parametrize(
     "value",
     [
@@ -77,11 +72,6 @@ def test_relations_that_the_hub_does_not_know_are_ignored(declare):
     assert (found.relation, found.ignored) == (None, ("base_model_relation: 'child'",))
 
 
-def test_a_newer_version_is_no_base(declare):
-    found = declare("base_model: a/b\nnew_version: c/d")
-    assert (found.base_models, found.new_version) == (("a/b",), "c/d")
-
-
 def test_a_newer_version_that_is_no_id_is_ignored(declare):
     assert declare("new_version: [a/b]").ignored == ("new_version: ['a/b']",)
 
@@ -93,12 +83,6 @@ def test_an_adapter_names_its_base_in_its_config(declare):
     assert found.is_adapter and found.adapter_of == "a/b"
 
 
-def test_the_card_of_an_adapter_comes_first(declare):
-    found = declare("base_model: c/d", adapter_config__json=json.dumps({"base_model_name_or_path": "a/b"}))
-    assert (found.base_models, found.source, found.is_adapter) == (("c/d",), "README.md", True)
-    assert found.adapter_of == "a/b"
-
-
 @pytest.mark.parametrize("config", ["{}", "[]", json.dumps({"base_model_name_or_path": "/root/model"}), '"x"'])
 def test_an_adapter_without_a_usable_base_declares_none(declare, config):
     assert declare(adapter_config__json=config).base_models == ()
@@ -107,11 +91,6 @@ def test_an_adapter_without_a_usable_base_declares_none(declare, config):
 def test_a_config_of_an_adapter_that_is_no_json(declare):
     found = declare("base_model: a/b", adapter_config__json="{")
     assert (found.base_models, found.ignored) == (("a/b",), ("adapter_config.json: not JSON",))
-
-
-@pytest.mark.parametrize("name", ["model__safetensors", "pytorch_model__bin", "model-Q4_K_M__gguf"])
-def test_a_model_with_an_adapter_beside_it_is_a_model(declare, name):
-    assert not declare(adapter_config__json="{}", **{name: ""}).is_adapter
 
 
 def test_a_huge_card_is_not_read(declare, tmp_path):

@@ -6,7 +6,6 @@ import time
 
 import pytest
 import yaml
-from huggingface_hub import ModelCard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,31 +24,6 @@ def metadata(text):
 
 def set_fields(text, **values):
     return str(with_metadata(card(text), values, subject="o/n:README.md"))
-
-
-@given(st.text(alphabet=st.sampled_from(list("-# :ab\r\n\ufeff\t'"))) | st.text())
-def test_a_card_put_together_is_its_bytes(text):
-    text = text.encode("utf-8", "ignore").decode()
-    assert card(text).to_bytes() == text.encode()
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("---\nbase_model: a/b\n---\n# T\n", {"base_model": "a/b"}),
-        ("---\r\nbase_model:\r\n- a/b\r\n---\r\n", {"base_model": ["a/b"]}),
-        (BOM + "---\nbase_model: a/b\n---\n", {"base_model": "a/b"}),
-        ("\n---\nbase_model: a/b\n---", {"base_model": "a/b"}),
-        ("---\n# nothing\n---\n", {}),
-        ("# T\n---\nbase_model: a/b\n---\n", {}),
-        ("---\nbase_model: a/b\n", {}),
-        ("", {}),
-    ],
-)
-def test_it_is_read_where_the_hub_reads_it(text, expected):
-    assert metadata(text) == expected
-    if expected:
-        assert ModelCard(text.removeprefix(BOM)).data.base_model == expected["base_model"]
 
 
 HOSTILE = {
@@ -122,10 +96,6 @@ def test_no_text_has_more_than_two_values_for_each_mark(parts):
 def test_a_card_that_is_not_utf8_is_refused():
     with pytest.raises(CardError, match="byte 4"):
         parse_card(b"abcd\xff", subject="o/n")
-
-
-def test_plain_aliases_are_read():
-    assert metadata("---\na: &x [m/n]\nbase_model: *x\n---\n")["base_model"] == ["m/n"]
 
 
 @pytest.mark.parametrize(

@@ -113,9 +113,7 @@ def test_any_text_in_it_stays_text(text):
 
 
 def test_it_uses_no_link_that_the_card_defines():
-    text = (
-        f"x {plain('see [here] and ![there]')}\n\n[here]: https://evil.example\n[there]: https://evil.example\n"
-    )
+    text = f"x {plain('see [here] and ![there]')}\n\n[here]: https://evil.example\n[there]: https://evil.example\n"
     assert "evil" not in MarkdownIt("commonmark").render(text)
 
 

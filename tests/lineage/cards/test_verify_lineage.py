@@ -13,7 +13,6 @@ from mdir_hf.comparison.settings import Listeners, Settings
 from mdir_hf.errors import CardError, InputError, RepositoryNotFoundError
 from mdir_hf.lineage.cards.verify_lineage import MOST_BASES, verify_lineage
 from mdir_hf.model.open import NamedModel, Reading
-from mdir_hf.report import SCHEMA
 from tests.specimens import gaussian, write_model
 
 V, N = 1200, 64
@@ -79,25 +78,6 @@ def test_it_accuses_nobody(serve):
     said = str(verify("me/tuned")).lower()
     for word in ("false", "wrong", "lie", "contradict", "copied", "not a finetune", "unrelated"):
         assert word not in said
-
-
-def test_nothing_declared(serve, loopback_hub):
-    serve("me/tuned")
-    check = verify("me/tuned")
-    assert check.bases == () and "no base model" in str(check)
-    assert not loopback_hub.sent("cdn")
-
-
-def test_bases_that_cannot_be_had_are_entries_and_no_errors(serve, loopback_hub):
-    serve("owner/gated", gated=True)
-    serve("owner/secret", private=True)
-    serve("owner/base")
-    serve("me/tuned", "base_model: [owner/none, owner/gated, owner/secret, owner/base]", noise=1)
-    outcomes = {one.base: one for one in verify("me/tuned").bases}
-    assert [one.outcome for one in outcomes.values()] == ["not_measured"] * 3 + ["homologous"]
-    assert "gated" in outcomes["owner/gated"].why_not and "owner/none" in outcomes["owner/none"].why_not
-    assert [one.outcome for one in verify("me/tuned", token=loopback_hub.outsider_token).bases][2] == "not_measured"
-    assert [one.outcome for one in verify("me/tuned", token=loopback_hub.token).bases][1:] == ["homologous"] * 3
 
 
 def test_a_model_that_declares_itself_is_not_compared(serve):
@@ -184,13 +164,6 @@ def test_a_base_is_looked_for_on_the_hub_only(serve, tmp_path, monkeypatch):
     assert verify("me/tuned").bases[0].outcome == "not_measured"
 
 
-def test_a_local_folder_is_verified_against_the_hub(serve, tmp_path):
-    serve("owner/base")
-    folder = write_model(tmp_path / "mine", gaussian(V, N, 0) + 0.1 * gaussian(V, N, 5))
-    (folder / "README.md").write_text("---\nbase_model: owner/base\n---\n")
-    assert verify(folder).bases[0].outcome == "homologous"
-
-
 def test_its_own_errors_are_errors(serve):
     with pytest.raises(RepositoryNotFoundError):
         verify("me/none")
@@ -201,14 +174,3 @@ def test_its_own_errors_are_errors(serve):
     serve("me/tuned2")
     with pytest.raises(InputError, match="device"):
         verify("me/tuned", device="nonsense")
-
-
-def test_the_json_holds_it_all(serve):
-    serve("owner/base")
-    serve("me/tuned", "base_model: [owner/base, owner/none]", noise=1)
-    body = json.loads(json.dumps(verify("me/tuned").to_dict()))
-    assert body["schema"] == "mdir-hf/lineage/1"
-    assert body["declared"]["base_models"] == ["owner/base", "owner/none"]
-    assert [one["outcome"] for one in body["bases"]] == ["homologous", "not_measured"]
-    assert body["bases"][0]["report"]["schema"] == SCHEMA and body["bases"][1]["report"] is None
-    assert body["cycle"] is None

@@ -7,9 +7,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from mdir_hf import HomologyChecker, Verdict
+from mdir_hf import Verdict
 from mdir_hf.errors import CorruptCheckpointError, VocabularyError
-from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint, sample_name, take_fingerprint
+from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint, take_fingerprint
 from mdir_hf.lineage.fingerprints.pairs import compare_fingerprints
 from mdir_hf.lineage.fingerprints.sample import choose_tokens
 from mdir_hf.model.hub import open_repository
@@ -61,32 +61,6 @@ def test_relatives_are_found_and_strangers_are_not_significant(prints):
     assert (report.verdict, report.log10_p) == (Verdict.NO_EVIDENCE, 0.0)
 
 
-def test_fingerprints_agree_with_the_models_they_are_of(family, tmp_path):
-    sample = choose_tokens([family["base"].vocabulary], V)
-    first, second = (take_fingerprint(family[name], sample) for name in ("base", "tuned"))
-    ours = compare_fingerprints(first, second)
-    checker = HomologyChecker.from_pretrained(tmp_path / "base")
-    theirs = checker.compare(tmp_path / "tuned", level="screen", progress=False)
-    assert ours.verdict is theirs.verdict
-    assert ours.embedding.rows_used == theirs.embedding.rows_used
-    # Other rows of the same two models: p differs by chance, not in size.
-    assert abs(ours.log10_p / theirs.log10_p - 1.0) < 0.1
-
-
-def test_rows_of_16_bits_are_kept_exactly_in_16_bits(family, prints):
-    kept = prints["base"]
-    assert kept.rows.dtype is torch.bfloat16
-    row_of = family["base"].vocabulary.row_of
-    ids = [row_of[token] for token in kept.tokens]
-    assert torch.equal(kept.rows.float(), family["base"].tensors.read("model.embed_tokens.weight")[ids])
-
-
-def test_what_16_bits_cannot_hold_is_kept_in_32(tmp_path):
-    model = opened(write_model(tmp_path / "wide", gaussian(V, N, 0), dtype=torch.float32))
-    kept = take_fingerprint(model, choose_tokens([model.vocabulary], 64))
-    assert kept.rows.dtype is torch.float32
-
-
 def test_a_fingerprint_survives_its_file(prints, tmp_path):
     path = tmp_path / "base.safetensors"
     path.write_bytes(prints["base"].to_bytes())
@@ -110,7 +84,7 @@ def test_a_damaged_file_is_named(prints, tmp_path, damage):
         path.write_bytes(prints["base"].to_bytes()[:-1])
     elif damage == "other":
         path.write_bytes(b"{}" * 100)
-    with pytest.raises(CorruptCheckpointError, match=r"x\.safetensors: this is no fingerprint"):
+    with pytest.raises(CorruptCheckpointError, match=r"x\.safetensors: this is not a fingerprint"):
         Fingerprint.load(path)
 
 
@@ -131,7 +105,7 @@ def test_forged_metadata_are_refused(prints, tmp_path, name, value, said):
     (tmp_path / "own").write_bytes(content)
     with safe_open(tmp_path / "own", framework="pt") as file:
         save_file({"rows": file.get_tensor("rows")}, tmp_path / "x", metadata=file.metadata() | {name: value})
-    with pytest.raises(CorruptCheckpointError, match=f"this is no fingerprint: .*{said}") as caught:
+    with pytest.raises(CorruptCheckpointError, match=f"this is not a fingerprint: .*{said}") as caught:
         Fingerprint.load(tmp_path / "x")
     assert str(caught.value).count(str(tmp_path)) == 1
 
@@ -140,7 +114,3 @@ def test_a_model_without_tokenizer_is_refused(tmp_path):
     model = opened(write_model(tmp_path / "bare", gaussian(V, N, 0), words=[]))
     with pytest.raises(VocabularyError, match="no tokenizer files"):
         take_fingerprint(model, [b"w1"])
-
-
-def test_a_sample_has_one_name_whatever_its_order():
-    assert sample_name([b"a", b"bc"]) == sample_name([b"bc", b"a"]) != sample_name([b"ab", b"c"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,31 +17,6 @@ def vocabulary(words) -> Vocabulary:
 
 def common(sample, *vocabularies) -> int:
     return sum(all(token in v.row_of for v in vocabularies) for token in sample)
-
-
-def test_of_one_vocabulary_whole_windows_are_taken_and_spread():
-    known = vocabulary([f"w{i}" for i in range(20_000)])
-    sample = choose_tokens([known, known], 512)
-    rows = np.sort([known.row_of[token] for token in sample])
-    assert len(rows) == len(set(rows.tolist())) == 512
-    assert 1 + int((np.diff(rows) > 1).sum()) <= 8
-    assert rows.max() - rows.min() > 5_000
-
-
-def test_tokens_that_all_models_hold_come_first():
-    first = vocabulary([f"a{i}" for i in range(500)] + [f"both{i}" for i in range(300)])
-    second = vocabulary([f"both{i}" for i in range(300)] + [f"b{i}" for i in range(900)])
-    sample = choose_tokens([first, second], 200)
-    assert common(sample, first, second) == 200
-
-
-def test_models_that_share_little_get_tokens_of_their_own():
-    most = vocabulary([f"a{i}" for i in range(3000)])
-    few = vocabulary([f"b{i}" for i in range(3000)] + ["a1"])
-    fewer = vocabulary([f"b{i}" for i in range(100, 3000)] + ["a2"])
-    sample = choose_tokens([most] * 5 + [few, fewer], 200)
-    assert common(sample, most) >= 200
-    assert common(sample, few, fewer) >= 200
 
 
 def test_two_models_of_their_own_vocabulary_are_compared_by_it():

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
 import yaml
-from huggingface_hub.utils import validate_repo_id
 
 from mdir_hf.cli import main
 from mdir_hf.errors import InputError
@@ -27,8 +25,6 @@ from tests.model.hub.fixtures import OLD_UPLOAD, hf_home, loopback_hub, without_
 from tests.specimens import gaussian, write_model
 
 __all__ = ["hf_home", "loopback_hub", "without_xet"]
-
-LIST = Path(__file__).parents[3] / "atlas" / "bases.toml"
 
 
 @pytest.fixture
@@ -52,16 +48,6 @@ def listed(tmp_path):
     bases = "".join(f'"lab/{name}" = "1M"\n' for name in ("one", "gated", "gone", "empty", "two"))
     path.write_text(f'["Lab"]\nyear = 2024\nlicence = "mit"\n["Lab".bases]\n{bases}')
     return path
-
-
-def test_the_list_names_at_least_400_repositories():
-    bases = read_list(LIST)
-    assert len(bases) >= 400
-    for base in bases:
-        validate_repo_id(base.repo)
-        assert base.repo.count("/") == 1
-        assert re.fullmatch(r"\d+(\.\d+)?[MBT]", base.parameters), base
-        assert 2018 <= base.year <= 2026 and base.licence and base.family
 
 
 def test_a_list_with_a_repository_twice_is_refused(listed):

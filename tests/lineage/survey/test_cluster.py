@@ -28,8 +28,6 @@ distributed = pytest.importorskip(
 # Closing sockets of killed workers is dask's own business.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-AT_ONCE = 12
-
 
 @pytest.fixture
 def workers_here():
@@ -110,31 +108,6 @@ def meet(barrier):
 
 
 BARRIERS = {}
-
-
-def run_meetings(cluster, key, before=lambda: None):
-    """Run twice as many tasks as can run at once, and return the workers that ran them."""
-    BARRIERS[key] = threading.Barrier(AT_ONCE)
-    ran_on, failures = [], []
-    with open_engine(scheduler=cluster.scheduler_address) as engine:
-        before()
-        engine.run(
-            meet, ((at, (key,)) for at in range(2 * AT_ONCE)), ran_on.append, lambda at, why: failures.append(why)
-        )
-    assert failures == []
-    return ran_on
-
-
-def test_all_workers_of_a_cluster_work_at_once(workers_here):
-    ran_on = run_meetings(workers_here(6), "all")
-    assert len(ran_on) == 2 * AT_ONCE and len(set(ran_on)) == 6
-
-
-def test_workers_that_join_later_are_given_work(workers_here):
-    cluster = workers_here(1)
-    later = threading.Timer(0.5, cluster.scale, [6])  # while the first tasks wait for the others
-    ran_on = run_meetings(cluster, "later", before=later.start)
-    assert len(ran_on) == 2 * AT_ONCE and len(set(ran_on)) == 6
 
 
 def test_a_scheduler_that_goes_away_is_said(workers_here):

@@ -16,9 +16,8 @@ from mdir_hf.lineage.survey.run import SurveyPlan, kept_fingerprints, prepare_su
 from mdir_hf.lineage.survey.work import take
 from mdir_hf.model.hub import IoLedger
 from mdir_hf.model.open import Reading
-from tests.comparison.test_adapters import N, V, serve, write_base
+from tests.comparison.test_adapters import serve, write_base
 from tests.model.hub.fixtures import hf_home, loopback_hub
-from tests.specimens import gaussian, write_model
 
 __all__ = ["hf_home", "loopback_hub"]
 
@@ -53,35 +52,11 @@ def test_a_pin_opens_the_same_commit_and_the_same_base(hub, tmp_path):
     assert not torch.equal(take("some/adapter", [b"w1", b"w2"], Reading()).fingerprint.rows, before)
 
 
-def test_pins_of_subfolders_files_and_folders(hub, tmp_path):
-    write_model(tmp_path / "repo" / "deep", gaussian(V, N, 5))
-    commit = hub.add_repository("some/deep", tmp_path / "repo")
-    pin = pin_of("hf://models/some/deep/deep", open_model("hf://models/some/deep/deep", Reading(), IoLedger()))
-    assert pin == Pin(f"hf://models/some/deep@{commit}/deep", commit, {})
-    assert open_model("some/deep", Reading(), IoLedger(), pin).repository.commit == commit
-    folder = str(tmp_path / "base")
-    assert pin_of(folder, open_model(folder, Reading(), IoLedger())) == Pin(folder)
-
-
 def test_adapters_on_other_commits_of_a_base_are_kept_apart(hub, tmp_path):
     before = pin_of("some/adapter", open_model("some/adapter", Reading(), IoLedger()))
     move(hub, "some/base", tmp_path)
     after = pin_of("some/adapter", open_model("some/adapter", Reading(), IoLedger()))
     assert before.commit == after.commit and before.key != after.key
-
-
-def test_rows_that_were_dropped_are_read_again_from_the_same_commits(hub, tmp_path):
-    first = run_survey(plan(), tmp_path / "out")
-    before = kept_fingerprints(tmp_path / "out")[1]
-    for kept in (tmp_path / "out" / "fingerprints").iterdir():
-        kept.unlink()
-    for name in NAMES[:2]:
-        move(hub, name, tmp_path)
-    again = run_survey(plan(), tmp_path / "out")
-    after = kept_fingerprints(tmp_path / "out")[1]
-    for name in NAMES:
-        assert torch.equal(after[name].rows, before[name].rows), name
-        assert again.models[name].model.commit == first.models[name].model.commit
 
 
 def test_a_model_that_appears_later_is_pinned_when_it_is_read(hub, tmp_path):
@@ -125,21 +100,6 @@ def test_a_sample_that_names_another_model_is_refused(tmp_path, name, pin):
     (tmp_path / SAMPLE).write_text(json.dumps({"tokens": [], "pins": {name: asdict(pin)}}))
     with pytest.raises(InputError, match="files that this name cannot mean"):
         load_sample(tmp_path / SAMPLE)
-
-
-@pytest.mark.parametrize(
-    ("name", "reference"),
-    [
-        ("some/base", "hf://models/some/base@{}"),
-        ("some/base@v1", "hf://models/some/base@{}"),
-        ("https://huggingface.co/some/base", "hf://models/some/base@{}"),
-        ("some/base/deep", "hf://models/some/base@{}/deep"),
-        ("some/base:Q4_K_M", "hf://models/some/base@{}:Q4_K_M"),
-        ("some/base/x.gguf", "hf://models/some/base@{}/x.gguf"),
-    ],
-)
-def test_every_way_to_name_a_model_is_that_of_its_pin(name, reference):
-    assert Pin(reference.format("0" * 40), "0" * 40).is_of(name)
 
 
 PIN = {"reference": "a/b", "commit": None, "bases": {}}

@@ -10,7 +10,7 @@ import pytest
 
 from mdir_hf.cli.survey import _text
 from mdir_hf.errors import InputError
-from mdir_hf.lineage.survey.results import ModelResult, PairResult, ResultFile, SurveyReport, read_survey, result_lines
+from mdir_hf.lineage.survey.results import ModelResult, PairResult, ResultFile, SurveyReport, read_survey
 from mdir_hf.lineage.survey.saving import _markdown
 from mdir_hf.report import ModelSummary
 
@@ -37,16 +37,6 @@ def survey(*related, declared=None) -> SurveyReport:
             pairs[first, second] = PairResult(first, second, verdict, log10_p=-50.0 if verdict == "homologous" else 0.0)
     models = {name: ModelResult(name, None, declared_bases=(declared or {}).get(name, ())) for name in NAMES}
     return SurveyReport(NAMES, models, pairs, {"alpha": 1e-10})
-
-
-def test_chains_join_and_strangers_stand_alone():
-    assert survey(("a", "c"), ("c", "d")).groups() == (("a", "c", "d"), ("b",))
-    assert survey().groups() == (("a",), ("b",), ("c",), ("d",))
-
-
-def test_a_chain_that_is_no_clique_is_worth_a_look():
-    assert survey(("a", "c"), ("c", "d")).contradictions() == (("a", "c", "d"),)
-    assert survey(("a", "c"), ("c", "d"), ("a", "d")).contradictions() == ()
 
 
 def test_layers_are_compared_with_one_model_of_each_family():
@@ -91,10 +81,6 @@ def test_declarations_are_set_beside_the_measurement():
     assert found.unsupported() == (("c", "a"),)
 
 
-def test_two_models_that_declare_one_base_declare_each_other():
-    assert survey(("a", "b"), declared={"a": ("x",), "b": ("x",)}).undeclared() == ()
-
-
 def test_a_file_is_there_with_its_whole_first_line_or_not_at_all(tmp_path, monkeypatch):
     path = tmp_path / "results.jsonl"
 
@@ -108,14 +94,6 @@ def test_a_file_is_there_with_its_whole_first_line_or_not_at_all(tmp_path, monke
     assert list(tmp_path.iterdir()) == []
     ResultFile(path, SETTINGS)
     assert read_survey([path]).names == NAMES
-
-
-def test_a_file_that_is_no_survey_stays_as_it_is(tmp_path):
-    path = tmp_path / "results.jsonl"
-    path.write_bytes(b"somebody's notes")
-    with pytest.raises(InputError):
-        ResultFile(path, {"alpha": 1e-10})
-    assert path.read_bytes() == b"somebody's notes"
 
 
 def test_what_is_written_is_read_back(tmp_path):
@@ -167,11 +145,6 @@ def test_a_result_that_cannot_be_written_is_said(tmp_path):
         written.add_model(ModelResult("a", None, "it is not there"))
 
 
-def test_it_is_made_in_a_folder_of_any_depth(tmp_path):
-    ResultFile(tmp_path / "a" / "b" / "results.jsonl", SETTINGS)
-    assert read_survey([tmp_path / "a" / "b" / "results.jsonl"]).names == NAMES
-
-
 def test_shards_of_one_survey_are_joined_and_those_of_two_are_not(tmp_path):
     first, second, other = (tmp_path / name for name in ("0.jsonl", "1.jsonl", "2.jsonl"))
     one, two = ResultFile(first, SETTINGS | {"shard": [0, 2]}), ResultFile(second, SETTINGS | {"shard": [1, 2]})
@@ -188,17 +161,6 @@ def test_shards_of_one_survey_are_joined_and_those_of_two_are_not(tmp_path):
         read_survey([first, other])
     with pytest.raises(InputError, match="cannot read it: No such file"):
         read_survey([tmp_path / "missing"])
-
-
-def test_a_joined_survey_is_the_lines_that_it_was_read_from(tmp_path):
-    path = tmp_path / "results.jsonl"
-    written = ResultFile(path, SETTINGS)
-    written.add_model(ModelResult("a", None, "it is not there"))
-    written.add_pairs([PairResult("a", "b", None, error="a was not read")])
-    report = read_survey([path])
-    (tmp_path / "joined.jsonl").write_bytes(result_lines(report))
-    assert read_survey([tmp_path / "joined.jsonl"]) == report
-    assert [json.loads(line)["kind"] for line in result_lines(report).splitlines()] == ["settings", "model", "pair"]
 
 
 @pytest.mark.parametrize(("log10_p", "verdict"), [(-11.0, "no_evidence"), (-11.001, "homologous")])
@@ -229,19 +191,22 @@ def test_what_else_a_file_was_made_with_is_kept_and_compared(tmp_path):
 
 PAIR = {"kind": "pair", "reference": "a", "candidate": "b", "verdict": "no_evidence", "log10_p": 0.0}
 FORGED = {
-    "no JSON": (b"{", "line 2 is no JSON object"),
-    "depth": (b"[" * 100_000, "line 2 is no JSON object"),
+    "no JSON": (b"{", "line 2 is not a JSON object"),
+    "depth": (b"[" * 100_000, "line 2 is not a JSON object"),
     "another kind": ({"kind": "settings"}, "line 2 cannot be right: its kind is 'settings'"),
     "a verdict that is none": (PAIR | {"verdict": "unrelated"}, "line 2, of a pair, .*its verdict is 'unrelated'"),
     "a p above 1": (PAIR | {"log10_p": 3.0}, "its log10_p is 3.0"),
-    "a p that is no number": (PAIR | {"log10_p": float("nan")}, "its log10_p is nan"),
+    "a p that is not a number": (PAIR | {"log10_p": float("nan")}, "its log10_p is nan"),
     "a verdict that its p contradicts": (PAIR | {"log10_p": -30.0}, "line 2 contradicts itself"),
     "a verdict without a p": (PAIR | {"verdict": "homologous", "log10_p": None}, "line 2 contradicts itself"),
     "a model that is not in the list": (PAIR | {"candidate": "x"}, "line 2 is about 'x'"),
     "a name that is a number": ({"kind": "model", "name": 5, "model": None}, "its name is 5"),
     "a summary that is none": ({"kind": "model", "name": "a", "model": {"repo": 5}}, "its model is 5"),
     "bytes below nothing": ({"kind": "model", "name": "a", "model": None, "bytes_read": -1}, "its bytes_read is -1"),
-    "bases that are no names": ({"kind": "model", "name": "a", "model": None, "declared_bases": [5]}, "declared_bases"),
+    "bases that are not names": (
+        {"kind": "model", "name": "a", "model": None, "declared_bases": [5]},
+        "declared_bases",
+    ),
 }
 
 
@@ -265,8 +230,8 @@ def test_a_forged_line_is_refused_with_its_number(tmp_path, line, said):
         ({"names": [5]}, "its names is 5"),
         ({"names": ["a", "a"]}, "a model twice"),
         ({"sampled_tokens": 1e400}, "its sampled_tokens is"),
-        ({"more": float("nan")}, "a number that none does"),
-        ({"more": [1e400]}, "a number that none does"),
+        ({"more": float("nan")}, "an invalid number"),
+        ({"more": [1e400]}, "an invalid number"),
     ],
 )
 def test_forged_settings_are_refused(tmp_path, changed, said):

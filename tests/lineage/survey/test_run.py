@@ -49,14 +49,6 @@ def test_families_are_found_and_every_pair_is_there_once(population, expected_gr
     assert sum(line["kind"] == "model" for line in lines) == 6
 
 
-def test_a_finished_survey_is_read_back_and_not_run_again(population, tmp_path, monkeypatch):
-    first = run_survey(plan(population), tmp_path / "out")
-    monkeypatch.setattr(run_module, "take", None)
-    monkeypatch.setattr(run_module, "compare_tile", None)
-    again = run_survey(plan(population), tmp_path / "out")
-    assert numbers(again) == numbers(first) == numbers(read_survey([tmp_path / "out" / RESULTS]))
-
-
 def test_a_survey_runs_on_the_device_that_is_asked_for(population, tmp_path):
     here = run_survey(plan(population, n_tokens=128), tmp_path / "here")
     auto = run_survey(replace(plan(population, n_tokens=128), device="auto"), tmp_path / "auto")
@@ -103,15 +95,6 @@ def test_a_survey_stopped_between_pairs_goes_on_where_it_was(population, expecte
     assert numbers(report) == whole
 
 
-def test_a_line_cut_by_a_kill_is_computed_again(population, tmp_path):
-    whole = run_survey(plan(population), tmp_path / "out")
-    path = tmp_path / "out" / RESULTS
-    path.write_bytes(path.read_bytes()[:-20])
-    assert len(read_survey([path]).pairs) == 14
-    assert numbers(run_survey(plan(population), tmp_path / "out")) == numbers(whole)
-    assert len(path.read_text().splitlines()) == 1 + 6 + 15
-
-
 def test_an_unreadable_model_is_named_and_the_rest_complete(population, expected_groups, tmp_path):
     broken = tmp_path / "models" / "a-base" / "model.safetensors"
     content = broken.read_bytes()
@@ -147,10 +130,6 @@ def test_a_folder_of_other_settings_is_refused(population, tmp_path):
     for changed in ({"seed": 1}, {"alpha": 1e-6}, {"n_tokens": 300}):
         with pytest.raises(InputError, match="name another folder"):
             run_survey(plan(population, **changed), tmp_path / "out")
-
-
-def test_the_level_of_a_pair_is_its_share_of_the_survey(population):
-    assert plan(population).alpha_of_pair == pytest.approx(1e-10 / 15 / 2)  # half of it is kept for the layers
 
 
 def test_rows_dropped_for_the_bound_are_read_again(population, expected_groups, tmp_path):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from mdir_hf.lineage.fingerprints.fingerprint import take_fingerprint
-from mdir_hf.lineage.trees.closer import ROWS, look_closer, read_layer_rows
+from mdir_hf.lineage.trees.closer import look_closer
 from mdir_hf.lineage.trees.rooting import copied_layers
 from mdir_hf.lineage.trees.tree import grow_tree
 from mdir_hf.model.hub import open_repository
@@ -35,17 +34,6 @@ def opened(folder, embedding, *seeds, noise=0.0, **options) -> Model:
     return Model(open_repository(folder))
 
 
-def test_the_first_rows_of_every_layer_are_read_and_little_else(tmp_path):
-    model = opened(tmp_path / "base", gaussian(V, N, 0), 1, 2, 3)
-    before = model.repository.ledger.bytes_read
-    rows = read_layer_rows(model)
-    assert model.repository.ledger.bytes_read - before == 3 * 2 * ROWS * N * 2
-    assert torch.equal(
-        rows.attention[1], layers(1, 2)["model.layers.1.self_attn.v_proj.weight"][:ROWS].bfloat16().float()
-    )
-    assert [tuple(layer.shape) for layer in rows.mlp] == [(ROWS, N)] * 3
-
-
 def test_a_deepened_model_is_told_from_the_one_it_was_made_of(tmp_path):
     models = {
         "base": opened(tmp_path / "base", gaussian(V, N, 0), 1, 2, 3, 4),
@@ -67,15 +55,6 @@ def test_new_rows_at_the_mean_tell_that_they_were_added(tmp_path):
     (evidence,) = tree.evidence
     assert (evidence.kind, evidence.earlier, evidence.later) == ("vocabulary", "base", "grown")
     assert "16 tokens more" in evidence.says
-
-
-@pytest.mark.parametrize("words", [None, [], tokens(V, first=7)])
-def test_equal_other_and_missing_vocabularies_tell_nothing(tmp_path, words):
-    first = opened(tmp_path / "first", gaussian(V, N, 0), 1)
-    second = opened(tmp_path / "second", gaussian(V, N, 0), 1, words=words)
-    found = look_closer({"first": first, "second": second})
-    assert found.new_tokens == {} and found.notes == ()
-    assert set(found.layers) == {"first", "second"}
 
 
 def test_unreadable_layers_are_named_and_the_rest_is_there(tmp_path):

@@ -10,7 +10,6 @@ from mdir_hf.lineage.trees.rooting import (
     OrderEvidence,
     copied_layers,
     grown_vocabulary,
-    is_extension,
     root_candidates,
     roundings,
 )
@@ -57,14 +56,6 @@ def test_a_fine_tune_is_not_taken_for_its_quantised_origin(drift):
     coarse = quantised(normal(0), 128)
     step = coarse.abs().amax(dim=1, keepdim=True) / 7
     assert roundings({"tuned": coarse + drift * step * normal(1), "coarse": coarse}) == ()
-
-
-@pytest.mark.parametrize("size", [1e-4, 1e-2, 0.3])
-def test_two_models_of_equal_grain_do_not_tell(size):
-    base = normal(0).bfloat16().float()
-    assert roundings({"a": base, "b": (base + size * normal(1)).bfloat16().float(), "c": base.clone()}) == ()
-    assert roundings({"a": normal(0), "b": normal(0) + size * normal(1)}) == ()
-    assert roundings({"a": normal(0), "b": (normal(0) + size * normal(1)).bfloat16().float()}) == ()
 
 
 def layers(*seeds: int, noise: int = 0) -> list[torch.Tensor]:
@@ -116,13 +107,6 @@ def test_new_rows_at_the_mean_of_the_others_came_later():
 )
 def test_a_larger_vocabulary_alone_does_not_tell(new):
     assert grown_vocabulary("a", "b", 20, normal(0), new) is None
-
-
-def test_an_extension_keeps_every_row_and_has_more():
-    assert is_extension(vocabulary(R), vocabulary(R + 20))
-    assert not is_extension(vocabulary(R), vocabulary(R + 20, shift=1))
-    assert not is_extension(vocabulary(R + 20), vocabulary(R))
-    assert not is_extension(vocabulary(R), vocabulary(R))
 
 
 def test_the_root_lies_on_the_earlier_side_of_all_evidence():

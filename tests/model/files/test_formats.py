@@ -156,11 +156,6 @@ def test_an_adapter_is_opened_on_its_base(variant, file):
     assert "an adapter (LoRA) on base" in source.description.notes[0]
 
 
-def test_whole_weights_count_before_an_adapter_beside_them():
-    tree = MemoryTree({**ADAPTER, "model.safetensors": content(1)})
-    assert open_checkpoint(tree, open_base=lambda config: pytest.fail("opened")).read("w").item() == 1
-
-
 def test_incomplete_shards_are_refused_with_the_first_missing():
     files = {"model-00001-of-00003.safetensors": b"", "model-00003-of-00003.safetensors": b"", "config.json": b"{}"}
     with pytest.raises(
@@ -179,18 +174,6 @@ def test_shards_that_do_not_count_from_one_are_refused():
     files = {f"model-0000{number}-of-00002.safetensors": b"" for number in (0, 1, 2)}
     with pytest.raises(CorruptCheckpointError, match="numbers do not run from 1"):
         open_checkpoint(MemoryTree(files))
-
-
-def test_a_repository_without_weights_says_what_was_looked_for():
-    with pytest.raises(
-        NoWeightsError, match=r"2 files \(README.md, config.json\); looked for model.safetensors, .*gguf"
-    ):
-        open_checkpoint(MemoryTree({"config.json": b"{}", "README.md": b""}))
-
-
-def test_training_state_is_no_model():
-    with pytest.raises(NoWeightsError, match="no weights among 3 files"):
-        open_checkpoint(MemoryTree({"training_args.bin": b"", "optimizer.pt": b"", "scheduler.pt": b""}))
 
 
 def test_an_empty_repository_has_no_weights():

@@ -11,13 +11,6 @@ class TestMemorySource(TensorSourceConformance):
         return MemorySource(tensors)
 
 
-def test_parameters_of_a_module_are_read_without_their_gradients():
-    module = torch.nn.Linear(3, 2, bias=False)
-    read = MemorySource(module.state_dict(keep_vars=True)).read("weight")
-    assert not read.requires_grad
-    assert torch.equal(read, module.weight.detach())
-
-
 def test_a_dtype_that_no_checkpoint_holds_is_refused():
     with pytest.raises(InputError, match=r"'w' has dtype torch\.complex128"):
         MemorySource({"w": torch.zeros(1, dtype=torch.complex128)})

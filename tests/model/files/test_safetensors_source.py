@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from mdir_hf.errors import CorruptCheckpointError, TensorNotFoundError, UnsafePathError, UnsupportedFormatError
+from mdir_hf.errors import CorruptCheckpointError, UnsafePathError, UnsupportedFormatError
 from mdir_hf.model.files import SafetensorsSource, open_checkpoint
 from mdir_hf.model.files.dtypes import DTYPES
 from tests.conformance_tensors import MemoryTree, TensorSourceConformance, safetensors_bytes
@@ -52,12 +52,6 @@ def weights():
     return {"embed.weight": torch.arange(4000, dtype=torch.float32).reshape(1000, 4), "other": torch.ones(2, 2)}
 
 
-def test_a_small_file_is_read_once_and_not_past_its_end(weights):
-    tree = MemoryTree({"model.safetensors": safetensors_bytes(weights)})
-    open_checkpoint(tree).spec("other")
-    assert tree.opened["model.safetensors"].reads == [(0, len(tree.contents["model.safetensors"]))]
-
-
 def test_a_long_header_takes_two_reads_and_no_data():
     tensors = {f"layers.{number}.{'x' * 80}.weight": torch.ones(1, 8) for number in range(2000)}
     tree = MemoryTree({"model.safetensors": safetensors_bytes(tensors)})
@@ -67,48 +61,6 @@ def test_a_long_header_takes_two_reads_and_no_data():
     assert header_stop > 200_000
     assert tree.opened["model.safetensors"].reads == [(0, 100_008), (100_008, header_stop)]
     assert spec.shape == (1, 8)
-
-
-def test_nothing_is_read_before_something_is_asked(weights):
-    tree = MemoryTree({"model.safetensors": safetensors_bytes(weights)})
-    assert open_checkpoint(tree).n_bytes == len(tree.contents["model.safetensors"])
-    assert tree.opened == {}
-
-
-def test_with_an_index_a_tensor_costs_its_shard_only(weights):
-    tree = MemoryTree(sharded(weights, 2))
-    source = open_checkpoint(tree)
-    assert source.names() == ("embed.weight", "other")
-    assert tree.opened == {}
-    source.read("other")
-    assert list(tree.opened) == [source.spec("other").path]
-
-
-def test_a_header_is_read_once(weights):
-    tree = MemoryTree({"model.safetensors": safetensors_bytes(weights)})
-    source = open_checkpoint(tree)
-    for _ in range(3):
-        source.spec("other")
-        source.names()
-    assert len(tree.opened["model.safetensors"].reads) == 1
-
-
-def test_where_a_read_costs_nothing_no_byte_is_wasted(weights):
-    tree = MemoryTree({"model.safetensors": safetensors_bytes(weights)}, gap_bytes=0)
-    source = open_checkpoint(tree)
-    start = source.spec("embed.weight").start
-    source.read_rows("embed.weight", np.array([9, 0, 2]))
-    assert tree.opened["model.safetensors"].reads[1:] == [
-        (start + 16 * row, start + 16 * row + 16) for row in (0, 2, 9)
-    ]
-
-
-def test_a_source_silent_on_its_cost_is_taken_for_remote(weights):
-    tree = MemoryTree({"model.safetensors": safetensors_bytes(weights)}, gap_bytes=None)
-    source = open_checkpoint(tree)
-    start = source.spec("embed.weight").start
-    source.read_rows("embed.weight", np.array([999, 0, 2]))
-    assert tree.opened["model.safetensors"].reads[1:] == [(start, start + 16_000)]
 
 
 def test_a_shard_that_is_not_there_matters_only_to_its_tensors(weights):
@@ -255,9 +207,3 @@ def test_every_other_dtype_is_read_as_stored(dtype):
     assert source.read_stored("w").view(torch.uint8).reshape(-1).tolist() == list(body)
     got = source.read_stored_rows("w", np.array([1]))
     assert got.view(torch.uint8).reshape(-1).tolist() == list(body[row:])
-
-
-def test_an_unknown_tensor_names_where_it_was_looked_for(weights):
-    source = open_checkpoint(MemoryTree(sharded(weights, 2)))
-    with pytest.raises(TensorNotFoundError, match=r"in model-00001-of-00002\.safetensors, model-00002-of-00002"):
-        source.spec("lm_head.weight")

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mdir_hf.model.files.spans import coalesce, cut_span
+from mdir_hf.model.files.spans import coalesce
 
 rows_strategy = st.lists(st.integers(0, 200), max_size=60).map(lambda rows: np.array(rows, dtype=np.int64))
 plans = st.tuples(
@@ -41,13 +41,6 @@ def test_spans_are_disjoint_and_in_file_order(case):
 
 
 @given(plans)
-def test_a_span_starts_and_ends_with_a_wanted_row(case):
-    for part in plan(case):
-        assert part.offsets[0] == 0
-        assert part.start + (part.offsets[-1] + 1) * case[1] == part.stop
-
-
-@given(plans)
 def test_no_span_is_longer_than_allowed_unless_it_is_one_row(case):
     _, row_n_bytes, _, _, longest = case
     assert all(part.stop - part.start <= max(longest, row_n_bytes) for part in plan(case))
@@ -73,25 +66,3 @@ def test_spans_are_never_closer_than_the_gap_unless_full(rows, row_n_bytes, gap)
     for part, following in itertools.pairwise(parts):
         joined = following.start + row_n_bytes - part.start
         assert following.start - part.stop > gap or joined > longest
-
-
-def test_neighbouring_rows_share_one_request():
-    (part,) = coalesce(np.array([7, 5, 6, 5]), 10, 100, max_gap_bytes=0)
-    assert part.span == (150, 180)
-    assert part.slots.tolist() == [1, 3, 2, 0]
-    assert part.offsets.tolist() == [0, 0, 1, 2]
-
-
-def test_a_small_gap_is_read_over_and_a_wide_one_is_not():
-    rows = np.array([0, 2, 9])
-    assert [part.span for part in coalesce(rows, 10, 0, max_gap_bytes=10)] == [(0, 30), (90, 100)]
-
-
-def test_a_long_run_is_cut():
-    parts = coalesce(np.arange(10), 10, 0, max_gap_bytes=0, max_span_bytes=45)
-    assert [part.span for part in parts] == [(0, 40), (40, 80), (80, 100)]
-
-
-def test_a_byte_range_is_cut_into_steps():
-    assert cut_span(3, 12, 4) == [(3, 7), (7, 11), (11, 12)]
-    assert cut_span(3, 3, 4) == []

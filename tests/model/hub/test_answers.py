@@ -5,7 +5,6 @@ import math
 import threading
 import types
 from http.cookiejar import CookieJar
-from urllib.parse import quote
 
 import pytest
 
@@ -88,12 +87,6 @@ def read(monkeypatch):
         return ranges.HubFile(PLACE, n_bytes=N_BYTES, ledger=IoLedger()).read(start, stop)
 
     return read
-
-
-def test_an_answer_that_says_what_was_asked_is_believed(read):
-    assert read(100, 200, content_range="bytes 100-199/1000", content_length="100") == CONTENT[100:200]
-    assert read(100, 200, content_range=" bytes 100-199/1000 ") == CONTENT[100:200]
-    assert read(0, 1000, status=200, content_length="1000") == CONTENT
 
 
 @pytest.mark.parametrize(
@@ -195,14 +188,6 @@ def test_a_listed_digest_names_what_is_kept(honest, tmp_path):
     assert len(heads) == 2  # which content it is
 
 
-def test_a_file_read_past_what_is_kept_is_kept_anew(honest, tmp_path):
-    asked, _ = honest
-    cache = RangeCache(tmp_path, max_bytes=1 << 20)
-    for use_cached in (True, False, True):
-        ranges.HubFile(PLACE, n_bytes=N_BYTES, cache=cache, use_cached=use_cached).read(0, 10)
-    assert asked == [(0, 10), (0, 10)]
-
-
 @pytest.fixture
 def file(monkeypatch):
     """A file of 1,000 bytes at one place, and what the server answers in turn."""
@@ -229,12 +214,6 @@ def test_a_body_is_read_to_its_end_or_left_when_whole(file):
         answer = part(100, 200, CONTENT[100:150], CONTENT[150:200], **length)
         assert file(answer)[0].read(100, 200) == CONTENT[100:200]
         assert (answer.n_taken, answer.is_at_end) == (2, is_at_end)
-
-
-def test_the_short_body_of_a_refusal_is_read(file, waits):
-    refusal = Answer(503, {"content-length": "4"}, b"busy")
-    assert file(refusal, part(0, 10))[0].read(0, 10) == CONTENT[:10]
-    assert refusal.is_at_end
 
 
 def test_416_of_the_hub_has_its_place_asked_for_again(file):
@@ -294,14 +273,6 @@ def test_what_is_begun_is_not_taken_by_who_wants_more(honest, monkeypatch):
     assert sorted(asked) == [(0, 300), (0, 301), (400, 500)]
 
 
-def test_of_a_short_file_all_is_begun(honest):
-    asked, _ = honest
-    file = ranges.HubFile(PLACE, n_bytes=N_BYTES)
-    file.begin()
-    assert file.read(0, N_BYTES) == CONTENT
-    assert asked == [(0, N_BYTES)]
-
-
 def test_what_is_distrusted_is_dropped_once(honest, tmp_path):
     asked, heads = honest
     file = ranges.HubFile(PLACE, n_bytes=N_BYTES, cache=RangeCache(tmp_path, max_bytes=1 << 20))
@@ -351,16 +322,6 @@ def test_a_redirect_never_leaves_a_secure_connection(monkeypatch, here, target, 
         assert locator.current() == Location(leads_to, "etag", N_BYTES, math.inf)
 
 
-@pytest.mark.parametrize("lifetime", ["²", "٣", "9" * 5000, "-3", ""])
-def test_a_lifetime_that_is_no_number_is_none(lifetime):
-    assert _expires_at(f"https://cdn.example/x?X-Amz-Expires={quote(lifetime)}") == float("inf")
-
-
-@pytest.mark.parametrize(("lifetime", "is_known"), [("9" * 11, True), ("9" * 12, False)])
-def test_a_lifetime_of_centuries_is_none(lifetime, is_known):
-    assert (_expires_at(f"https://cdn.example/x?X-Amz-Expires={lifetime}") < math.inf) is is_known
-
-
 @pytest.mark.parametrize(("lifetime_s", "used_s"), [(60, math.inf), (61, 31), (100, 70)])
 def test_an_address_is_used_until_half_a_minute_before_it_expires(monkeypatch, lifetime_s, used_s):
     monkeypatch.setattr(location, "time", types.SimpleNamespace(monotonic=lambda: 5.0, time=lambda: 1e9))
@@ -393,14 +354,6 @@ def hub(monkeypatch):
 
 def locator(n_bytes=None, etag=None):
     return Locator(PLACE, n_bytes=n_bytes, etag=etag, ledger=IoLedger())
-
-
-def test_a_file_of_git_lies_where_it_is_listed(hub):
-    for n_bytes, etag, n_asked in ((7, BLOB, 0), (7, SHA, 1), (None, BLOB, 1), (7, None, 1)):
-        asked = hub((etag or BLOB, 7))
-        found = locator(n_bytes, etag).current()
-        assert len(asked) == n_asked, (n_bytes, etag)
-        assert found.url == (PLACE.url if n_asked == 0 else "https://cdn.example/x")
 
 
 def test_a_head_waits_for_its_turn_and_is_counted(hub, monkeypatch):

@@ -47,12 +47,6 @@ def test_an_endpoint_that_breaks_the_client_is_named_too(command):
     assert ended.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("address", ["https://hub.example:8443", "http://127.0.0.1:1234/", "https://h.example/prefix"])
-def test_an_endpoint_that_is_one_is_taken(hf_home, monkeypatch, address):
-    monkeypatch.setenv("HF_ENDPOINT", address)
-    assert current_endpoint() == address.rstrip("/")
-
-
 @pytest.mark.parametrize("name", ["HTTP_PROXY", "https_proxy", "ALL_PROXY"])
 @pytest.mark.parametrize(
     "proxy", ["socks9://h:1", "ftp://u:secret@h", "http://", "http://[", "http://h:99999", "h:port"]

@@ -6,7 +6,6 @@ import pytest
 
 from mdir_hf.errors import HubError, InputError, InvalidReferenceError, OfflineError, RepositoryNotFoundError
 from mdir_hf.model.hub import models_of_author, models_of_collection
-from tests.loopback.faults import Fault
 
 
 @pytest.fixture
@@ -28,23 +27,10 @@ def test_models_of_an_author_come_by_downloads_over_all_pages(hub):
     assert len(hub.sent(path="/api/models")) == 3
 
 
-def test_other_kinds_of_models_are_listed_where_asked_for(hub):
-    assert models_of_author("lab", text_generation=False).names[0] == "lab/picture"
-
-
-def test_private_models_are_listed_for_who_may_see_them(hub):
-    assert "lab/hidden" in models_of_author("lab", token=hub.token).names
-
-
 def test_a_list_that_is_cut_says_so(hub):
     found = models_of_author("lab", limit=3)
     assert (found.names, found.is_cut) == (("lab/model-4", "lab/model-3", "lab/model-2"), True)
     assert not models_of_author("lab", limit=5).is_cut
-
-
-def test_a_list_is_asked_for_again_where_the_server_stumbles(hub, waits):
-    hub.faults.append(Fault("status", path="/api/models", status=503))
-    assert len(models_of_author("lab").names) == 5
 
 
 @pytest.mark.parametrize(

@@ -88,12 +88,6 @@ def test_disabled_discussions_are_known_by_their_words(loopback_hub, head, statu
     assert "its owner can enable them" in refusal(PullRequestError, loopback_hub, head)
 
 
-@pytest.mark.parametrize("words", ["You may not write discussions", "This account is disabled"])
-def test_other_words_disable_nothing(loopback_hub, head, words):
-    loopback_hub.faults.append(Fault("status", path="/discussions", status=403, headers={"X-Error-Message": words}))
-    assert "write access" in refusal(PullRequestError, loopback_hub, head)
-
-
 def test_a_head_that_has_moved_before_is_noticed_and_nothing_sent(loopback_hub, head):
     api = HfApi(endpoint=loopback_hub.endpoint, token=loopback_hub.token)
     api.upload_file(path_or_fileobj=b"x", path_in_repo="x", repo_id="owner/name")
@@ -140,25 +134,6 @@ def test_of_many_open_ones_the_newest_hundred_are_looked_at(loopback_hub, head):
     loopback_hub.requests.clear()
     assert propose(loopback_hub, head).url.endswith("/400")
     assert len(loopback_hub.sent(path="/discussions")) == 10
-
-
-def test_no_page_is_asked_for_after_the_last(loopback_hub, head):
-    propose(loopback_hub, head)
-    stored = loopback_hub.pull_requests("owner/name")
-    stored[:] = [replace(stored[0], number=number, title=f"Other {number}") for number in range(1, 16)]
-    loopback_hub.requests.clear()
-    propose(loopback_hub, head)
-    assert len(loopback_hub.sent(path="/discussions")) == 2
-
-
-def test_the_hundred_and_first_is_not_looked_at(loopback_hub, head):
-    for n_others in (60, 40):
-        listed = [{"num": number, "title": "Other"} for number in range(n_others)]
-        listed += [{"num": 7, "title": "Add a section"}] * (n_others == 40)
-        body = json.dumps({"discussions": listed, "count": 200}).encode()
-        loopback_hub.faults.append(Fault("status", status=200, body=body, path="/discussions"))
-    assert propose(loopback_hub, head).url
-    assert len(loopback_hub.sent(path="/discussions")) == 2
 
 
 @pytest.mark.parametrize(("on_a_page", "n_asked"), [([], 1), ([{"num": 7, "title": "Other"}], 10)])
@@ -219,10 +194,6 @@ def test_a_mistake_of_ours_is_passed_on_as_it_is(loopback_hub, head, monkeypatch
         propose(loopback_hub, head)
 
 
-def test_what_the_hub_remarks_is_passed_on(loopback_hub, head):
-    assert "metadata" in propose(loopback_hub, head, {"README.md": b"# T\n"}).notes[0]
-
-
 def test_a_gitignore_that_leaves_files_out_is_told(loopback_hub, model_folder):
     (model_folder / ".gitignore").write_text(".lineage\n")
     head = loopback_hub.add_repository("owner/name", model_folder)
@@ -232,11 +203,6 @@ def test_a_gitignore_that_leaves_files_out_is_told(loopback_hub, model_folder):
 def test_files_that_are_there_already(loopback_hub, head, model_folder):
     files = {"config.json": (model_folder / "config.json").read_bytes()}
     assert "already" in refusal(PullRequestError, loopback_hub, head, files)
-
-
-def test_no_such_repository(loopback_hub, head):
-    with pytest.raises(RepositoryNotFoundError):
-        open_pull_request("owner/no", FILES, parent_commit=head, title="T", description="", token=loopback_hub.token)
 
 
 @pytest.mark.parametrize("path", ["discussions", "/api/models/owner/name", "preupload", "/commit/", "validate-yaml"])

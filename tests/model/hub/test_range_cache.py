@@ -13,7 +13,7 @@ import pytest
 from mdir_hf.errors import InputError
 from mdir_hf.model.hub import open_repository, range_cache
 from mdir_hf.model.hub.range_cache import RangeCache, content_key
-from mdir_hf.own_cache import cache_max_bytes, cache_root
+from mdir_hf.own_cache import cache_max_bytes
 
 KEY = "ab" * 20
 CONTENT = bytes(range(256)) * 40
@@ -28,28 +28,11 @@ def stored(cache):
     return sorted(path for path in cache.root.rglob("[0-9]*-*") if path.is_file())
 
 
-def test_what_was_kept_comes_back(cache):
-    cache.put(KEY, 100, CONTENT)
-    assert cache.get(KEY, 100, 100 + len(CONTENT)) == CONTENT
-
-
 def test_what_is_kept_is_for_its_user_alone(cache):
     cache.put(KEY, 100, CONTENT)
     (piece,) = stored(cache)
     modes = [path.stat().st_mode & 0o777 for path in (piece, piece.parent, piece.parent.parent, cache.root)]
     assert modes == [0o600, 0o700, 0o700, 0o700]
-
-
-def test_what_was_not_kept_does_not(cache):
-    cache.put(KEY, 100, CONTENT)
-    assert cache.get(KEY, 99, 200) is None
-    assert cache.get(KEY, 200, 101 + len(CONTENT)) is None
-    assert cache.get("cd" * 20, 100, 200) is None
-
-
-def test_a_range_inside_a_kept_one_is_served_from_it(cache):
-    cache.put(KEY, 100, CONTENT)
-    assert cache.get(KEY, 150, 250) == CONTENT[50:150]
 
 
 def test_ranges_that_meet_or_overlap_are_joined(cache):
@@ -59,11 +42,6 @@ def test_ranges_that_meet_or_overlap_are_joined(cache):
     assert cache.get(KEY, 10, 4999) == CONTENT[10:4999]
     cache.put(KEY, 6000, CONTENT[6000:7000])
     assert cache.get(KEY, 10, 6500) is None
-
-
-def test_another_process_may_have_kept_it(cache, tmp_path):
-    cache.put(KEY, 0, CONTENT)
-    assert RangeCache(tmp_path, max_bytes=1 << 20).get(KEY, 5, 50) == CONTENT[5:50]
 
 
 def test_long_ranges_are_kept_in_pieces(cache, monkeypatch):
@@ -215,17 +193,6 @@ def test_a_range_that_is_fetched_holds_off_all_who_want_it(cache):
     assert cache._wanted == {}
 
 
-def test_a_bound_of_zero_turns_it_off(tmp_path):
-    cache = RangeCache(tmp_path, max_bytes=0)
-    cache.put(KEY, 0, CONTENT)
-    assert cache.get(KEY, 0, 10) is None
-    assert list(tmp_path.iterdir()) == []
-    RangeCache(tmp_path, max_bytes=1 << 20).put(KEY, 0, CONTENT)
-    assert RangeCache(tmp_path, max_bytes=0).get(KEY, 0, 10) is None
-    assert [RangeCache(tmp_path, max_bytes=n_bytes).is_writable for n_bytes in (0, 1)] == [False, True]
-    assert RangeCache(tmp_path, max_bytes=1).get(KEY, 0, 10) == CONTENT[:10]
-
-
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT])
 def test_an_unwritable_disk_turns_it_off(cache, monkeypatch, number):
     cache.put(KEY, 0, CONTENT)
@@ -334,24 +301,6 @@ def test_several_processes_may_write_the_same_pieces(tmp_path):
 # Where it lies and what it is keyed by.
 
 
-def test_the_place_is_read_from_the_environment_when_it_is_needed(hf_home, tmp_path, monkeypatch):
-    assert cache_root() == hf_home / "mdir-hf"
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
-    assert cache_root() == tmp_path / "home" / "mdir-hf"
-    monkeypatch.delenv("HF_HOME")
-    assert cache_root() == hf_home / "mdir-hf"
-    monkeypatch.setenv("MDIR_HF_CACHE", str(tmp_path / "own"))
-    assert cache_root() == tmp_path / "own"
-
-
-def test_the_bound_is_read_from_the_environment_when_it_is_needed(hf_home, monkeypatch):
-    assert cache_max_bytes() == 4 << 30
-    monkeypatch.setenv("MDIR_HF_CACHE_MAX_BYTES", "1_000_000")
-    assert cache_max_bytes() == 1_000_000
-    monkeypatch.setenv("MDIR_HF_CACHE_MAX_BYTES", "9" * 19)
-    assert cache_max_bytes() == int("9" * 19)
-
-
 @pytest.mark.parametrize("text", ["4GiB", "-1", "1e9", "9" * 20])
 def test_a_bound_that_is_no_number_of_bytes_is_refused(monkeypatch, text):
     monkeypatch.setenv("MDIR_HF_CACHE_MAX_BYTES", text)
@@ -379,17 +328,6 @@ def test_content_without_a_digest_is_keyed_by_commit_and_file(etag):
 
 
 # In front of the Hub.
-
-
-def test_a_second_comparison_fetches_nothing_twice(loopback_hub, model_folder):
-    loopback_hub.add_repository("owner/name", model_folder)
-    content = (model_folder / "model.safetensors").read_bytes()
-    open_repository("owner/name").open("model.safetensors").read(1000, 9000)
-    n_before = len(loopback_hub.sent(path="model.safetensors"))
-    repository = open_repository("owner/name")
-    assert repository.open("model.safetensors").read(2000, 3000) == content[2000:3000]
-    assert len(loopback_hub.sent(path="model.safetensors")) == n_before  # not even a HEAD
-    assert (repository.ledger.bytes_read, repository.ledger.bytes_from_cache) == (0, 1000)
 
 
 def test_the_same_file_at_another_commit_has_the_same_ranges(loopback_hub, model_folder, tmp_path):
@@ -425,11 +363,3 @@ def test_force_download_heals_a_wrong_range_of_weights(loopback_hub, model_folde
     forced = open_repository("owner/name", force_download=True).open("model.safetensors")
     assert forced.read(1000, 2000) == honest[1000:2000]  # inside of the wrong range, which goes as a whole
     assert open_repository("owner/name").open("model.safetensors").read(0, 9000) == honest[:9000]
-
-
-def test_force_download_fetches_a_range_once(loopback_hub, model_folder):
-    loopback_hub.add_repository("owner/name", model_folder)
-    forced = open_repository("owner/name", force_download=True)
-    for _ in range(2):
-        forced.open("model.safetensors").read(0, 100)
-    assert (forced.ledger.bytes_read, forced.ledger.bytes_from_cache) == (100, 100)

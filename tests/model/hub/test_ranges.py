@@ -50,44 +50,6 @@ def gets(hub, origin="cdn"):
 # One HEAD, then one GET per range.
 
 
-def test_a_file_costs_one_head_and_one_get_per_range(loopback_hub, source, content):
-    for start in range(0, 5000, 1000):
-        assert source.read(start, start + 10) == content[start : start + 10]
-    heads = loopback_hub.sent("hub", WEIGHTS)
-    assert [request.method for request in heads] == ["HEAD"]
-    assert [request.range for request in gets(loopback_hub)] == [f"bytes={n}-{n + 9}" for n in range(0, 5000, 1000)]
-
-
-def test_opening_a_file_twice_does_not_ask_twice(loopback_hub, content):
-    repository = open_repository("owner/name")
-    for _ in range(2):
-        repository.open(WEIGHTS).read(0, 10)
-    assert len(loopback_hub.sent("hub", WEIGHTS)) == 1
-
-
-def test_threads_that_begin_together_make_one_head(loopback_hub, source):
-    list(source.read_many([(start, start + 10) for start in range(0, 80_000, 1000)]))
-    assert len(loopback_hub.sent("hub", WEIGHTS)) == 1
-
-
-def test_opening_a_file_and_knowing_its_size_costs_nothing(loopback_hub, source):
-    assert source.n_bytes == 300_000
-    assert loopback_hub.sent(path=WEIGHTS) == []
-
-
-def test_an_empty_range_costs_nothing(loopback_hub, source):
-    assert source.read(7, 7) == b""
-    assert loopback_hub.sent(path=WEIGHTS) == []
-
-
-def test_the_ledger_counts_what_the_servers_saw(loopback_hub, content):
-    repository = open_repository("owner/name")
-    list(repository.open(WEIGHTS).read_many([(0, 1000), (5000, 5100), (299_999, 300_000)]))
-    assert repository.ledger.bytes_read == sum(request.bytes_sent for request in gets(loopback_hub)) == 1101
-    assert repository.ledger.requests == len(loopback_hub.requests)
-    assert repository.ledger.files == {f"{repository.label}:{WEIGHTS}": 1101}
-
-
 def test_content_is_asked_for_uncompressed(loopback_hub, content):
     # The hub compresses config.json for who accepts it; a ranged read must not be one of them.
     source = open_repository("owner/name").open("config.json")
@@ -232,11 +194,6 @@ def test_a_wrong_content_range_is_refused(loopback_hub, source):
         source.read(100, 200)
 
 
-def test_a_body_without_length_is_counted(loopback_hub, source, content):
-    loopback_hub.faults.append(Fault("no_content_length", origin="cdn"))
-    assert source.read(100, 200) == content[100:200]
-
-
 def test_a_size_that_is_not_the_listed_one_is_refused(loopback_hub, source):
     loopback_hub.faults.append(Fault("changed_etag", origin="hub", method="HEAD"))
     with pytest.raises(ServerError, match=r"lists this file with 300,000 bytes and serves it with 300,001"):
@@ -248,11 +205,6 @@ def test_416_asks_the_hub_again_and_then_says_what_the_server_has(loopback_hub, 
     loopback_hub.faults.append(Fault("status", origin="cdn", status=416, times=None, headers=headers))
     with pytest.raises(ServerError, match=r"bytes 0 to 9 of 300,000 were refused \(416\).*bytes \*/123"):
         source.read(0, 10)
-
-
-def test_one_416_is_survived(loopback_hub, source, content):
-    loopback_hub.faults.append(Fault("status", origin="cdn", status=416))
-    assert source.read(0, 10) == content[:10]
 
 
 # Connections that break.
@@ -271,12 +223,6 @@ def test_a_resumed_read_counts_no_byte_twice(loopback_hub, content, waits):
     assert repository.ledger.bytes_read == 250_000
 
 
-def test_a_truncated_body_is_completed(loopback_hub, source, content, waits):
-    loopback_hub.faults.append(Fault("truncate", origin="cdn", after_bytes=1000))
-    assert source.read(10, 5000) == content[10:5000]
-    assert [request.range for request in gets(loopback_hub)] == ["bytes=10-4999", "bytes=1010-4999"]
-
-
 def test_a_connection_that_always_breaks_is_a_short_read(loopback_hub, source, waits):
     loopback_hub.faults.append(Fault("drop", origin="cdn", after_bytes=10, times=None))
     with pytest.raises(ShortReadError, match=rf"{WEIGHTS}: the connection broke \(\w+\) after 60 of 1,000 bytes"):
@@ -284,13 +230,6 @@ def test_a_connection_that_always_breaks_is_a_short_read(loopback_hub, source, w
     assert len(gets(loopback_hub)) == 6
     assert waits == sorted(waits)
     assert sum(waits) < 25
-
-
-def test_a_connection_that_brings_nothing_is_a_short_read(loopback_hub, source, waits):
-    loopback_hub.faults.append(Fault("drop", origin="cdn", after_bytes=0, times=None))
-    with pytest.raises(ShortReadError, match="after 0 of 1,000 bytes"):
-        source.read(0, 1000)
-    assert len(gets(loopback_hub)) == 6
 
 
 def test_a_long_read_that_keeps_moving_may_break_often(loopback_hub, tmp_path, waits, monkeypatch):
@@ -339,19 +278,6 @@ def test_429_for_ever_is_rate_limited_within_bounds(loopback_hub, source, waits)
     with pytest.raises(RateLimitedError, match=rf"429 .*for '{WEIGHTS}'"):
         source.read(0, 10)
     assert len(gets(loopback_hub)) == 6
-
-
-def test_500_for_ever_is_a_server_error_within_bounds(loopback_hub, source, waits):
-    loopback_hub.faults.append(Fault("status", origin="cdn", status=500, times=None))
-    with pytest.raises(ServerError, match=f"answered 500 for '{WEIGHTS}', after every retry"):
-        source.read(0, 10)
-    assert len(gets(loopback_hub)) == 6
-
-
-def test_a_busy_hub_is_waited_out_at_the_head(loopback_hub, source, content, waits):
-    loopback_hub.faults.append(Fault("status", origin="hub", method="HEAD", path=WEIGHTS, status=503, times=3))
-    assert source.read(0, 10) == content[:10]
-    assert len(waits) == 3
 
 
 # Signed addresses.

@@ -15,7 +15,6 @@ from mdir_hf.errors import (
     InputError,
     OfflineError,
     RepositoryNotFoundError,
-    RevisionNotFoundError,
     ServerError,
     UnsafePathError,
 )
@@ -65,12 +64,6 @@ def test_the_listing_has_sizes_and_digests(commit, model_folder):
     assert files["config.json"].sha256 is None
 
 
-def test_opening_costs_one_request_and_no_content(loopback_hub, commit):
-    repository = open_repository("owner/name")
-    assert [request.path for request in loopback_hub.requests] == ["/api/models/owner/name/revision/main"]
-    assert (repository.ledger.requests, repository.ledger.bytes_read) == (1, 0)
-
-
 def test_a_revision_names_its_own_commit_and_files(loopback_hub, model_folder, tmp_path):
     main = loopback_hub.add_repository(
         "owner/name", model_folder, revisions={"v1": other_folder(tmp_path, text='{"v": 1}')}
@@ -79,18 +72,6 @@ def test_a_revision_names_its_own_commit_and_files(loopback_hub, model_folder, t
     assert repository.commit != main
     assert json.loads(repository.read("config.json")) == {"v": 1}
     assert repository.revision == "v1"
-
-
-def test_a_revision_with_a_slash_is_one_revision(loopback_hub, model_folder, tmp_path):
-    loopback_hub.add_repository(
-        "owner/name", model_folder, revisions={"refs/pr/1": other_folder(tmp_path, text='{"pr": 1}')}
-    )
-    assert open_repository("owner/name@refs/pr/1").read("config.json") == b'{"pr": 1}'
-
-
-def test_a_commit_may_be_asked_for(commit):
-    assert open_repository(f"owner/name@{commit}").commit == commit
-    assert open_repository(f"owner/name@{commit[:8]}").commit == commit
 
 
 def test_a_branch_that_moves_does_not_move_an_opened_repository(loopback_hub, commit, model_folder, tmp_path):
@@ -116,24 +97,12 @@ def test_a_subfolder_that_is_not_there_is_named(commit):
         open_repository("owner/name", subfolder="nowhere")
 
 
-def test_an_address_of_a_weight_file_names_that_file(loopback_hub, commit):
-    repository = open_repository(f"{loopback_hub.endpoint}/owner/name/blob/main/{WEIGHTS}")
-    assert repository.file == WEIGHTS
-
-
 def test_a_renamed_repository_is_found_under_its_old_name(loopback_hub, commit, model_folder):
     loopback_hub.rename_repository("owner/name", "new-owner/new-name")
     repository = open_repository("owner/name", token=loopback_hub.token)
     assert repository.repo == "owner/name"
     assert repository.read("config.json") == (model_folder / "config.json").read_bytes()
     assert repository.open(WEIGHTS).read(5, 50) == (model_folder / WEIGHTS).read_bytes()[5:50]
-
-
-def test_small_files_behind_a_redirect_on_the_hub_are_read(loopback_hub, commit, model_folder):
-    loopback_hub.redirects_small_files = True
-    repository = open_repository("owner/name")
-    assert repository.read("config.json") == (model_folder / "config.json").read_bytes()
-    assert repository.open("config.json").read(2, 9) == (model_folder / "config.json").read_bytes()[2:9]
 
 
 # Who may read what.
@@ -209,11 +178,6 @@ def test_no_printed_object_shows_the_token(loopback_hub, model_folder):
 
 
 # What is not there.
-
-
-def test_a_wrong_revision_is_named(commit):
-    with pytest.raises(RevisionNotFoundError, match="owner/name@v9: there is no branch, tag or commit 'v9'"):
-        open_repository("owner/name@v9")
 
 
 @pytest.mark.parametrize("ask", ["open", "read"])
@@ -433,24 +397,12 @@ def test_a_file_too_large_to_be_small_is_not_fetched(loopback_hub, commit):
     assert loopback_hub.sent(path=WEIGHTS) == []
 
 
-def test_no_progress_bar_of_the_client_appears(commit, capfd, monkeypatch):
-    monkeypatch.setenv("TQDM_POSITION", "-1")  # the client's bars would show even without a terminal
-    open_repository("owner/name").read("config.json")
-    assert capfd.readouterr() == ("", "")
-
-
 def test_a_cache_that_cannot_be_written_does_not_stop_a_read(loopback_hub, commit, model_folder, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("MDIR_HF_CACHE", str(tmp_path / "file" / "cache"))
     repository = open_repository("owner/name", cache_dir=tmp_path / "file" / "cache")
     assert repository.read("config.json") == (model_folder / "config.json").read_bytes()
     assert repository.ledger.bytes_read == 42
-
-
-def test_a_burst_of_503_on_a_small_file_is_waited_out(loopback_hub, commit, model_folder, waits):
-    loopback_hub.faults.append(Fault("status", path="config.json", method="GET", status=503, times=2))
-    assert open_repository("owner/name").read("config.json") == (model_folder / "config.json").read_bytes()
-    assert len(waits) == 2
 
 
 def test_force_download_fetches_again_once(loopback_hub, commit, model_folder):
@@ -462,16 +414,6 @@ def test_force_download_fetches_again_once(loopback_hub, commit, model_folder):
         assert repository.read("config.json") == (model_folder / "config.json").read_bytes()
     assert len(loopback_hub.sent(path="config.json")) == n_requests + 1
     assert repository.ledger.bytes_read == 42
-
-
-def test_names_that_an_address_must_quote_are_read(loopback_hub, model_folder):
-    for name in ("a b#c%41?.json", "größe+&=.safetensors"):
-        (model_folder / name).write_bytes(b"0123456789")
-    loopback_hub.add_repository("owner/quoted", model_folder)
-    repository = open_repository("owner/quoted")
-    for name in ("a b#c%41?.json", "größe+&=.safetensors"):
-        assert repository.open(name).read(2, 5) == b"234"
-        assert repository.read(name) == b"0123456789"
 
 
 # What is downloaded already.
@@ -491,12 +433,6 @@ def test_force_download_asks_the_network_for_a_downloaded_file(loopback_hub, com
     repository = open_repository("owner/name", force_download=True)
     repository.open(WEIGHTS).read(0, 1000)
     assert repository.ledger.bytes_read == 1000
-
-
-def test_a_download_of_another_commit_is_not_used(loopback_hub, model_folder, tmp_path):
-    loopback_hub.add_repository("owner/name", model_folder, revisions={"v1": other_folder(tmp_path)})
-    hf_hub_download("owner/name", "config.json", revision="v1", endpoint=loopback_hub.endpoint)
-    assert open_repository("owner/name").read("config.json") == (model_folder / "config.json").read_bytes()
 
 
 def test_local_files_only_resolves_the_revision_from_the_cache(loopback_hub, commit, model_folder, no_network_later):
@@ -591,13 +527,6 @@ def test_going_offline_after_opening_is_an_offline_error(loopback_hub, commit, m
 
 
 # The listing, in bad weather.
-
-
-@pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
-def test_a_burst_of_failures_on_the_listing_is_waited_out(loopback_hub, commit, waits, status):
-    loopback_hub.faults.append(Fault("status", path="/api/models", status=status, times=3))
-    assert open_repository("owner/name").commit == commit
-    assert len(waits) == 3
 
 
 def test_a_used_up_rate_limit_is_waited_out(loopback_hub, commit, waits):

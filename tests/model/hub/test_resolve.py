@@ -1,6 +1,6 @@
 import pytest
 
-from mdir_hf.errors import GatedRepositoryError, InvalidReferenceError, RepositoryNotFoundError, RevisionNotFoundError
+from mdir_hf.errors import GatedRepositoryError, InvalidReferenceError, RevisionNotFoundError
 from mdir_hf.model.hub import open_repository, resolve_model
 from tests.loopback.faults import Fault
 
@@ -16,13 +16,6 @@ def test_a_name_stands_for_the_commit_of_its_revision(loopback_hub, model_folder
     assert (other.revision, other.commit != main) == ("v2", True)
 
 
-def test_asking_costs_one_request(loopback_hub, model_folder):
-    loopback_hub.add_repository("owner/name", model_folder)
-    before = len(loopback_hub.requests)
-    resolve_model("owner/name")
-    assert len(loopback_hub.requests) == before + 1
-
-
 def test_what_is_pinned_stays_although_the_branch_moves(loopback_hub, model_folder, tmp_path):
     loopback_hub.add_repository("owner/name", model_folder)
     resolved = resolve_model("https://huggingface.co/owner/name/resolve/main/model.safetensors")
@@ -36,14 +29,6 @@ def test_what_is_pinned_stays_although_the_branch_moves(loopback_hub, model_fold
     assert repository.file == "model.safetensors"
 
 
-def test_a_subfolder_stays_in_the_pinned_name(loopback_hub, model_folder, tmp_path):
-    (model_folder / "sub").mkdir()
-    (model_folder / "sub" / "config.json").write_text("{}")
-    loopback_hub.add_repository("owner/name", model_folder)
-    resolved = resolve_model("https://huggingface.co/owner/name/tree/main/sub")
-    assert set(open_repository(resolved.pinned).files) == {"config.json"}
-
-
 def test_a_renamed_repository_is_called_by_its_present_name(loopback_hub, model_folder):
     loopback_hub.add_repository("owner/old", model_folder)
     loopback_hub.rename_repository("owner/old", "owner/new")
@@ -54,20 +39,6 @@ def test_a_renamed_repository_is_called_by_its_present_name(loopback_hub, model_
 def test_public_is_what_is_neither_gated_nor_private_whoever_asks(loopback_hub, model_folder, access, is_public):
     loopback_hub.add_repository("owner/name", model_folder, **access)
     assert resolve_model("owner/name", token=loopback_hub.token).is_public is is_public
-
-
-def test_a_private_repository_does_not_exist_without_a_token(loopback_hub, model_folder):
-    loopback_hub.add_repository("owner/name", model_folder, private=True)
-    with pytest.raises(RepositoryNotFoundError):
-        resolve_model("owner/name", token=False)
-
-
-def test_the_stored_token_is_not_used_where_that_is_forbidden(loopback_hub, model_folder, monkeypatch):
-    loopback_hub.add_repository("owner/name", model_folder, private=True)
-    monkeypatch.setenv("HF_TOKEN", loopback_hub.token)
-    assert resolve_model("owner/name").commit is not None
-    with pytest.raises(RepositoryNotFoundError):
-        resolve_model("owner/name", token=False)
 
 
 def test_what_the_hub_refuses_is_said_in_our_words(loopback_hub, model_folder):

@@ -100,16 +100,6 @@ def test_three_silences_in_a_row_end_patience(waits):
     assert not patience.failed(cause=silence)
 
 
-@pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
-def test_a_status_that_may_pass_is_worth_asking_again(status):
-    assert is_transient(refused(status))
-
-
-@pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 410, 416, 430, 501, 505])
-def test_a_status_that_stays_is_not(status):
-    assert not is_transient(refused(status))
-
-
 @pytest.mark.parametrize(
     ("name", "may_pass", "is_silence"),
     [
@@ -127,16 +117,6 @@ def test_a_status_that_stays_is_not(status):
 def test_failures_of_a_connection_that_may_pass(name, may_pass, is_silence):
     failure = getattr(HTTP, name)("as it says")
     assert (is_transient(failure), is_stall(failure)) == (may_pass, is_silence)
-
-
-def test_other_failures_are_not_of_the_connection():
-    class NetworkError(Exception):
-        """Somebody else's."""
-
-    assert is_transient(StalledError()) and is_stall(StalledError())
-    for failure in (NetworkError(), ValueError(), OSError()):
-        assert not is_transient(failure) and not is_stall(failure)
-    assert not is_stall(None) and not is_stall(refused(503))
 
 
 def test_a_request_is_tried_until_it_succeeds(waits):

@@ -13,7 +13,7 @@ import torch
 from mdir_hf import HomologyChecker, HomologyReport
 from mdir_hf.errors import ByteBudgetError, InputError
 from mdir_hf.model.files import MemorySource
-from mdir_hf.model.memory import load_model, load_tokenizer
+from mdir_hf.model.memory import load_model
 from mdir_hf.model.memory.places import PlacedParameter
 from mdir_hf.model.memory.saved import SavedParameters
 from mdir_hf.render.description import describe
@@ -98,16 +98,6 @@ def test_a_model_in_memory_says_what_its_folder_says(family, more, tokenizer, tm
     assert findings(compare(tmp_path / "a", other, level="layers", tokenizer=tokenizer)) == findings(folders)
 
 
-def test_strangers_in_memory_are_strangers_in_their_folders(tokenizer, tmp_path):
-    models = build(), build(seed=1)
-    for number, one in enumerate(models):
-        one.save_pretrained(tmp_path / str(number))
-        tokenizer.save_pretrained(tmp_path / str(number))
-    memory = compare(*models, tokenizer=tokenizer)
-    assert memory.verdict != "homologous"
-    assert findings(memory) == findings(compare(tmp_path / "0", tmp_path / "1"))
-
-
 def assert_as_saved(model, folder):
     """Every tensor of the saved file, by name and bit by bit; rows too."""
     model.save_pretrained(folder)
@@ -189,15 +179,6 @@ def test_what_is_no_model_is_refused_with_what_was_expected():
         HomologyChecker.from_pretrained(torch.nn.Linear(2, 2))
     with pytest.raises(InputError, match="tokenizer is a int; expected a tokenizer"):
         HomologyChecker.from_pretrained(build(), tokenizer=3)
-
-
-def test_a_tokenizer_in_memory_is_its_folder(tokenizer, tmp_path):
-    tokenizer.save_pretrained(tmp_path)
-    from mdir_hf.model.tokens import read_vocabulary
-
-    held = load_tokenizer(tokenizer)
-    folder = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    assert read_vocabulary(held.files, held.read).row_of == read_vocabulary(folder, folder.__getitem__).row_of
 
 
 class TestOffloadedTensors(TensorSourceConformance):

@@ -79,17 +79,6 @@ def test_what_is_said_is_not_assumed(config):
     assert with_class_defaults({}, "mistral")["num_key_value_heads"] == 8
 
 
-def test_a_share_of_rotated_rows_is_assumed_of_silence():
-    phi = {"model_type": "phi", "hidden_size": 64, "num_attention_heads": 4}
-    assert read_sizes(phi).rotation.dim == 8
-    assert read_sizes(phi | {"rope_parameters": {"partial_rotary_factor": 0.25}}).rotation.dim == 4
-    assert read_sizes({"model_type": "gptj", "n_embd": 64, "n_head": 4, "rotary_dim": 8}).rotation.dim == 8
-
-
-def test_a_family_that_transformers_does_not_know_has_no_defaults():
-    assert with_class_defaults({"hidden_size": 8}, "unheard_of") == {"hidden_size": 8}
-
-
 def resolved(config, width):
     names = ["model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight"]
     return resolve_anatomy(config, names, lambda name: (40, width))

@@ -13,11 +13,6 @@ HEADS = HeadCounts(n_heads=4, n_kv_heads=2)
 QKV = (0, 1, 2)
 
 
-def test_contiguous_parts_follow_one_another():
-    q, k, v = (FusedRows(1, ("heads", "kv_heads", "kv_heads"), at).rows(16, HEADS).tolist() for at in QKV)
-    assert (q, k, v) == (list(range(8)), list(range(8, 12)), list(range(12, 16)))
-
-
 def test_parts_interleaved_per_head_are_those_of_a_view():
     stored = np.arange(4 * 3 * 5).reshape(4, 3, 5)  # n_heads, 3, d_head
     for at in QKV:
@@ -54,10 +49,6 @@ def test_shares_may_be_numbers_of_the_config_and_products_of_them():
     with pytest.raises(AnatomyError, match="'absent' is needed to split it, and the config does not tell"):
         FusedRows(1, ("absent", 1), 0).rows(14, heads)
     assert not FusedRows(1, ("absent", 1), 0).is_known(heads)
-
-
-def test_every_other_row():
-    assert FusedRows("rows", (1, 1), 1).rows(8, None).tolist() == [1, 3, 5, 7]
 
 
 @given(
@@ -139,11 +130,6 @@ def test_a_fused_weight_that_is_no_matrix_is_refused(source):
 def test_a_single_number_plays_no_role():
     with pytest.raises(AnatomyError, match=r"'w' has shape \(\), a single number"):
         WeightPart("w").shape(())
-
-
-def test_layouts_compare_by_value():
-    assert WeightPart("w", WholeTensor()).is_whole
-    assert not WeightPart("w", FusedRows(1, (1, 1), 0)).is_whole
 
 
 def test_heads_on_an_axis_of_their_own_are_joined():

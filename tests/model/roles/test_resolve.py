@@ -72,13 +72,6 @@ def test_a_head_stored_though_tied_is_noted():
     assert any("independent test only if the two differ" in note for note in anatomy.notes)
 
 
-def test_a_vision_tower_is_not_the_language_model():
-    tower = [f"vision_tower.layers.{number}.{rest}" for number in range(24) for rest in LAYER]
-    anatomy = resolve([*tower, "vision_tower.embeddings.weight", *llama_names("language_model.model.")])
-    assert anatomy.embedding.tensor == "language_model.model.embed_tokens.weight"
-    assert anatomy.n_layers == 2
-
-
 def test_the_stack_nearest_to_the_embedding_is_the_language_model():
     encoder = [f"model.encoder.layers.{number}.{rest}" for number in range(24) for rest in LAYER]
     anatomy = resolve([*encoder, *llama_names("model.decoder.")])
@@ -92,24 +85,6 @@ def test_layers_of_multi_token_prediction_are_left_out():
     assert anatomy.unembedding.tensor == "lm_head.weight"
     assert [layer.index for layer in anatomy.layers] == [0, 1]
     assert any("1 layer(s) from number 2 lie past the 2 of the config" in note for note in anatomy.notes)
-
-
-def test_missing_layers_are_noted():
-    anatomy = resolve(llama_names(), config=LLAMA | {"num_hidden_layers": 5})
-    assert "the config says 5 layers; 2 are there" in anatomy.notes
-
-
-def test_a_role_missing_from_one_layer_is_said():
-    names = llama_names()
-    names.remove("model.layers.1.mlp.gate_proj.weight")
-    names.remove("model.layers.1.self_attn.o_proj.weight")
-    anatomy = resolve(names)
-    assert anatomy.layers[0].missing == ()
-    assert anatomy.layers[1].missing == (Role.O, Role.GATE)
-
-
-def test_layers_are_in_the_order_of_their_numbers():
-    assert [layer.index for layer in resolve(llama_names(n_layers=12)).layers] == list(range(12))
 
 
 def test_what_no_row_knows_is_unplaced_and_biases_are_not_missed():
@@ -144,18 +119,9 @@ def test_an_embedding_of_another_width_than_the_config_is_refused():
         resolve(llama_names(), shape=(30, 9))
 
 
-def test_a_projected_embedding_may_be_narrower_than_the_model():
-    anatomy = resolve(llama_names(head=None), config=LLAMA | {"word_embed_proj_dim": 4}, shape=(30, 4))
-    assert (anatomy.hidden_size, anatomy.embedding_size) == (8, 4)
-
-
 def test_an_unembedding_that_is_no_matrix_is_refused():
     with pytest.raises(AnatomyError, match=r"unembedding \(lm_head\) 'lm_head.weight' has shape \(30,\)"):
         resolve(llama_names(), lm_head_weight=(30,))
-
-
-def test_an_embedding_with_other_rows_than_the_config_is_noted():
-    assert "the config says 30 tokens, the embedding has 32 rows" in resolve(llama_names(), shape=(32, 8)).notes
 
 
 @pytest.mark.parametrize(

@@ -80,16 +80,6 @@ def test_rows_of_every_family_are_turned_as_we_say(model_type, tmp_path):
     check_turns(eight_layers(model_type), tmp_path)
 
 
-@pytest.mark.parametrize("alibi", [True, False])
-def test_falcon_turns_nothing_where_it_has_alibi(alibi, tmp_path):
-    check_turns(build_module("falcon", alibi=alibi), tmp_path)
-
-
-def test_exaone_without_a_window_turns_every_layer(tmp_path):
-    module = build_module("exaone4", sliding_window=None, layer_types=["full_attention", "full_attention"])
-    assert check_turns(module, tmp_path) == 4
-
-
 def rotations(**config):
     sizes = read_sizes({"hidden_size": 64, "num_attention_heads": 4} | config)
     return (sizes.rotation.layout, sizes.rotation.dim), {

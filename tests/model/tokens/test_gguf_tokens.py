@@ -70,11 +70,6 @@ def test_rwkv_tokens_are_bytes_as_python_writes_them():
     assert vocabulary.row_of == {token: row for row, token in enumerate(written, start=1)}
 
 
-def test_plamo_tokens_are_plain_text():
-    vocabulary = read("plamo2", ("<|plamo:bos|>", CONTROL), (" the", NORMAL), ("<0x0A>", BYTE))
-    assert vocabulary.row_of == {b" the": 1, b"\n": 2}
-
-
 @pytest.mark.parametrize("model", [None, "something-new"])
 def test_an_unknown_kind_is_told_by_its_tokens(model):
     assert read(model, ("Ġthe", NORMAL), ("Ġa", NORMAL), ("b", NORMAL)).row_of == {b" the": 0, b" a": 1, b"b": 2}

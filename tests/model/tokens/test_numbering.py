@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 
 from mdir_hf.errors import VocabularyError
-from mdir_hf.model.tokens import vocabulary_files
 
 PIECES = [("<unk>", 2), ("<s>", 3), ("</s>", 3), *((f"▁w{n}", 1) for n in range(60)), ("ing", 1)]
 BPE, SPIECE = "sentencepiece.bpe.model", "spiece.model"
@@ -72,17 +71,6 @@ def test_pieces_of_plbart_have_the_rows_of_its_slow_tokenizer(tmp_path, real_dat
 def test_where_the_tokenizer_names_no_class_the_model_type_decides(read, sentencepiece_file, file, family, first_row):
     files = {file: sentencepiece_file(PIECES), "config.json": {"model_type": family}, "tokenizer_config.json": {}}
     assert read(files).row_of[b" w0"] == first_row
-
-
-def test_a_class_that_is_named_counts_more_than_the_model_type(read, sentencepiece_file):
-    config = {"tokenizer_class": "LlamaTokenizer"}
-    files = {BPE: sentencepiece_file(PIECES), "config.json": {"model_type": "xglm"}, "tokenizer_config.json": config}
-    assert read(files).row_of[b" w0"] == 3
-
-
-def test_the_config_is_read_only_for_files_it_may_number():
-    assert vocabulary_files({BPE, "config.json"}) == (BPE, "config.json")
-    assert vocabulary_files({"tokenizer.model", "config.json"}) == ("tokenizer.model",)
 
 
 @pytest.mark.parametrize(

@@ -12,17 +12,6 @@ def ranks(*tokens: bytes, end: bytes = b"\n") -> bytes:
     return b"".join(base64.b64encode(token) + b" %d" % rank + end for rank, token in enumerate(tokens))
 
 
-@pytest.mark.parametrize("name", ["qwen.tiktoken", "tiktoken.model", "tokenizer.model"])
-def test_tiktoken_ranks_are_rows_of_raw_bytes_whatever_the_name(read, name: str):
-    vocabulary = read({name: ranks(b"!", b" the", b"\xff\xfe")})
-    assert vocabulary.kind is VocabularyKind.TIKTOKEN
-    assert vocabulary.row_of == {b"!": 0, b" the": 1, b"\xff\xfe": 2}
-
-
-def test_tiktoken_ranks_may_have_windows_line_ends(read):
-    assert read({"tokenizer.model": b"\xef\xbb\xbf" + ranks(b"!", b"a", end=b"\r\n")}).row_of == {b"!": 0, b"a": 1}
-
-
 def test_a_token_of_no_bytes_is_an_unused_row(read):
     vocabulary = read({"a.tiktoken": ranks(b"!") + b"= 1\n"})
     assert vocabulary.row_of == {b"!": 0}
@@ -86,13 +75,6 @@ def test_a_broken_tekken_is_named_with_what_was_expected(read, file, message: st
 
 
 RWKV = "rwkv_vocab_v20230424.txt"
-
-
-def test_rwkv_lines_hold_text_or_bytes_as_literals(read):
-    vocabulary = read({RWKV: "1 '\\x00' 1\n2 ' é' 3\n3 b'\\xff\\xfe' 2\n4 \"it's\" 4\n5 '\\u4e2d' 3\r\n".encode()})
-    assert vocabulary.kind is VocabularyKind.RWKV
-    assert vocabulary.row_of == {b"\0": 1, " é".encode(): 2, b"\xff\xfe": 3, b"it's": 4, "中".encode(): 5}
-    assert (vocabulary.n_rows, vocabulary.n_special) == (6, 1)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -58,25 +57,6 @@ def test_with_one_tokenizer_a_large_sample_has_longer_runs():
     assert len(sampler.take(len(ids))) == len(ids)
 
 
-def test_shifted_ids_still_make_few_runs_on_both_sides():
-    ids = np.arange(3, 32_000)
-    sampler = RowSampler(common(ids, ids + 768), row_n_bytes=(8192, 8192))
-    taken = sampler.take(256)
-    assert n_runs(ids[taken], gap=16) <= 32
-    assert n_runs(ids[taken] + 768, gap=16) <= 32
-
-
-def test_with_two_tokenizers_a_sample_costs_few_requests():
-    rng = np.random.default_rng(0)
-    reference = np.sort(rng.choice(50_000, 20_000, replace=False))
-    # Merge ranks of two byte-pair vocabularies agree roughly: frequent tokens come early in both.
-    candidate = np.argsort(np.argsort(reference * np.exp(rng.normal(0, 0.7, 20_000)))) * 5
-    sampler = RowSampler(common(reference, candidate), row_n_bytes=(2048, 2048), n_first=256)
-    taken = sampler.take(256)
-    for rows in (reference[taken], candidate[taken]):
-        assert n_runs(rows, gap=64) <= 64  # 64 rows are 128 kB: what a request costs anyway
-
-
 def test_with_two_tokenizers_little_is_read_between_rows():
     rng = np.random.default_rng(0)
     reference = np.sort(rng.choice(150_000, 40_000, replace=False))
@@ -90,15 +70,3 @@ def test_with_two_tokenizers_little_is_read_between_rows():
     # Rows of both models, with those between them. Windows of 16 rows, the best for few tokens, read 118,000.
     assert n_read[1] < 40_000
     assert n_read[0] < 4000
-
-
-def test_the_seed_moves_the_sample():
-    ids = np.arange(10_000)
-    one, other = (RowSampler(common(ids, ids), row_n_bytes=(8192, 8192), seed=s).take(256) for s in (0, 1))
-    assert not np.array_equal(one, other)
-
-
-@pytest.mark.parametrize("n_tokens", [0, 5])
-def test_no_common_token_gives_an_empty_sample(n_tokens):
-    none = np.zeros(0)
-    assert len(RowSampler(common(none, none), row_n_bytes=(1, 1)).take(n_tokens)) == 0

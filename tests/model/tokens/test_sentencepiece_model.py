@@ -49,7 +49,7 @@ def test_added_tokens_beside_a_model_are_read_too(read, sentencepiece_file):
         (b"\x0a\x03\x0a\x01\xff", "after 0 pieces: 'utf-8' codec can't decode"),
         (b"\x0a\x05\x0a\x01a\x18\x09", "piece 'a' has the unknown type 9"),
         (b"\x0a\x05\x0a\x01a\x18\x06", "piece 'a' is typed as a byte and does not read <0xNN>"),
-        (b"\x0a\x05\x0a\x01a\x1a\x00", "the type of a piece is no number"),
+        (b"\x0a\x05\x0a\x01a\x1a\x00", "the type of a piece is not a number"),
         (b"\x08\x01", "wire type 0 where a string or message belongs"),
         (b"\x0b", "wire type 3 at byte 1"),
         (b"\x02\x00", "field number 0 at byte"),

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
-from mdir_hf.model.tokens import VocabularyKind, spelling
+from mdir_hf.model.tokens import spelling
 from mdir_hf.model.tokens.tokens import TokenType
 
 
@@ -17,24 +17,6 @@ def test_byte_level_undoes_the_alphabet_of_tokenizers_for_any_text(text: str):
     assert spelling.byte_level(spelt) == text.encode()
 
 
-def test_byte_level_reads_its_256_characters_as_256_bytes():
-    letters = pre_tokenizers.ByteLevel.alphabet()
-    assert sorted(spelling.byte_level(letter) for letter in letters) == [bytes([byte]) for byte in range(256)]
-
-
-@pytest.mark.parametrize("token", ["two words", "\u00a0", "中", "\u00ad", "a\n"])
-def test_a_token_outside_the_byte_alphabet_is_literal_text(token: str):
-    assert spelling.byte_level(token) == token.encode()
-
-
-@pytest.mark.parametrize(
-    ("token", "text"),
-    [("▁the", b" the"), ("▁▁", b"  "), ("é", b"\xc3\xa9"), ("a▁b", b"a b")],
-)
-def test_sentencepiece_writes_a_space_as_u2581(token: str, text: bytes):
-    assert spelling.meta_space(token) == text
-
-
 @pytest.mark.parametrize(
     ("token", "byte"),
     [("<0x41>", b"A"), ("<0xff>", b"\xff"), ("<0xFF>", b"\xff"), ("<0x4>", None), ("<0x041>", None), ("<0xGG>", None)],
@@ -43,28 +25,9 @@ def test_fallback_tokens_name_a_byte_in_hexadecimal(token: str, byte: bytes | No
     assert spelling.fallback_byte(token) == byte
 
 
-@pytest.mark.parametrize(("token", "text"), [("##ing", b"ing"), ("run", b" run"), ("##", b" ##"), ("#", b" #")])
-def test_wordpiece_continues_words_with_its_prefix(token: str, text: bytes):
-    assert spelling.wordpiece(token) == text
-
-
 @pytest.mark.parametrize(("token", "text"), [("ing</w>", b"ing "), ("in", b"in"), ("</w>", b"</w>")])
 def test_an_end_of_word_suffix_becomes_a_space_after_it(token: str, text: bytes):
     assert spelling.with_suffix(spelling.plain, "</w>")(token) == text
-
-
-@pytest.mark.parametrize(
-    ("tokens", "kind"),
-    [
-        (["a", "Ġa", "Ġb", "▁c"], VocabularyKind.BYTE_LEVEL),
-        (["a", "▁a", "▁b", "Ġc"], VocabularyKind.SENTENCEPIECE),
-        (["a", "##a", "##b"], VocabularyKind.WORDPIECE),
-        (["a", "b", "##"], VocabularyKind.PLAIN),
-        ([], VocabularyKind.PLAIN),
-    ],
-)
-def test_a_word_list_is_judged_by_its_commonest_marker(tokens: list[str], kind: VocabularyKind):
-    assert spelling.guess_kind(tokens) is kind
 
 
 @pytest.mark.parametrize(
@@ -76,18 +39,6 @@ def test_a_word_list_is_judged_by_its_commonest_marker(tokens: list[str], kind: 
 )
 def test_numbered_places_are_reserved(token: str):
     assert spelling.type_by_name(token) is TokenType.RESERVED
-
-
-@pytest.mark.parametrize(
-    "token", ["<|endoftext|>", "<s>", "</s>", "<unk>", "[PAD]", "[MASK]", "<｜begin▁of▁sentence｜>"]
-)
-def test_control_tokens_are_known_by_their_names(token: str):
-    assert spelling.type_by_name(token) is TokenType.SPECIAL
-
-
-@pytest.mark.parametrize("token", ["the", "<|", "|>", "<||>", "<b>", "[0]", "reserved_7", "[unused]", "<unused1", "["])
-def test_ordinary_text_is_no_control_token(token: str):
-    assert spelling.type_by_name(token) is TokenType.TEXT
 
 
 @pytest.mark.parametrize(

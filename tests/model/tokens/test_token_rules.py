@@ -14,12 +14,6 @@ def vocabulary_of(*tokens: Token) -> Vocabulary:
     return assemble(tokens, kind=VocabularyKind.PLAIN, files=("vocab.txt",))
 
 
-def test_usable_tokens_are_mapped_from_bytes_to_rows():
-    vocabulary = vocabulary_of((0, b"a", TokenType.TEXT), (3, b"\xff", TokenType.FALLBACK))
-    assert vocabulary.row_of == {b"a": 0, b"\xff": 3}
-    assert (vocabulary.n_tokens, vocabulary.n_rows, vocabulary.n_unused) == (2, 4, 2)
-
-
 def test_special_unused_and_empty_tokens_are_left_out():
     vocabulary = vocabulary_of(
         (0, b"a", TokenType.TEXT),
@@ -40,12 +34,6 @@ def test_two_rows_of_the_same_bytes_are_both_left_out():
     assert vocabulary.row_of == {b"a": 0}
     assert vocabulary.duplicates == {b"  ": (1, 7, 9)}
     assert vocabulary.n_duplicate == 3
-
-
-def test_a_piece_keeps_its_bytes_against_a_fallback_row():
-    vocabulary = vocabulary_of((5, b"A", TokenType.FALLBACK), (40, b"A", TokenType.TEXT))
-    assert vocabulary.row_of == {b"A": 40}
-    assert vocabulary.duplicates == {b"A": (5,)}
 
 
 def test_two_fallback_rows_of_one_byte_are_both_left_out():
@@ -69,11 +57,6 @@ def test_a_row_of_two_spellings_is_left_out_with_both():
 def test_a_row_out_of_range_is_an_error(row: int):
     with pytest.raises(VocabularyError, match=rf"vocab\.txt: token b'odd' has the id {row}, expected 0 to"):
         vocabulary_of((0, b"a", TokenType.TEXT), (row, b"odd", TokenType.TEXT))
-
-
-def test_no_usable_token_is_an_error():
-    with pytest.raises(VocabularyError, match="found 2 rows and not one usable token"):
-        vocabulary_of((1, b"<s>", TokenType.SPECIAL))
 
 
 TOKENS = st.lists(

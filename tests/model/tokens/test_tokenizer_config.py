@@ -27,10 +27,6 @@ def test_it_is_read_beside_files_that_hold_no_flags(primary, is_read):
     assert vocabulary_files({primary, CONFIG, "merges.txt"}) == ((primary, CONFIG) if is_read else (primary,))
 
 
-def test_it_comes_after_the_added_tokens():
-    assert vocabulary_files({CONFIG, "added_tokens.json", "vocab.json"}) == ("vocab.json", "added_tokens.json", CONFIG)
-
-
 def test_a_row_flagged_special_is_left_out_though_it_looks_like_text(read):
     files = {"vocab.json": {"a": 0, "begin": 1, "Ġb": 2}}
     assert read(files).row_of == {b"a": 0, b"begin": 1, b" b": 2}
@@ -39,28 +35,12 @@ def test_a_row_flagged_special_is_left_out_though_it_looks_like_text(read):
     assert vocabulary.n_special == 1
 
 
-def test_a_row_of_the_model_file_that_was_made_special_is_left_out(read, sentencepiece_file):
-    model = sentencepiece_file([("<unk>", 2), ("▁a", 1), ("▁rare", 1)])
-    vocabulary = read({"tokenizer.model": model, CONFIG: config((0, "<unk>", True), (2, "<|im_end|>", True))})
-    assert vocabulary.row_of == {b" a": 1}
-
-
 def test_rows_that_only_the_config_knows_are_literal_text_or_special(read):
     ranks = base64.b64encode(b"a") + b" 0\n" + base64.b64encode(b"b") + b" 1\n"
     added = config((2, "<|endoftext|>", True), (3, "  ", False), (4, "<|x|>", False), (5, "<|reserved_7|>", False))
     vocabulary = read({"qwen.tiktoken": ranks, CONFIG: added})
     assert vocabulary.row_of == {b"a": 0, b"b": 1, b"  ": 3}
     assert (vocabulary.n_special, vocabulary.n_reserved, vocabulary.n_rows) == (2, 1, 6)
-
-
-def test_a_word_that_was_added_keeps_the_spelling_of_the_file(read):
-    words = b"[PAD]\nrun\nlora\n##ning\n"
-    assert read({"vocab.txt": words, CONFIG: config((2, "lora", False))}).row_of[b" lora"] == 2
-
-
-@pytest.mark.parametrize("content", [{}, {"added_tokens_decoder": None}, {"added_tokens_decoder": {}}])
-def test_a_config_that_says_nothing_of_rows_changes_nothing(read, content):
-    assert read({"vocab.json": {"a": 0}, CONFIG: content}).row_of == {b"a": 0}
 
 
 @pytest.mark.parametrize(

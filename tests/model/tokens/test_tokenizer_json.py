@@ -35,11 +35,6 @@ def test_byte_level_is_seen_wherever_it_is_declared(read, part: str):
     assert read({"tokenizer.json": tokenizer({"▁": 0, "Ã": 1}, **{part: {"type": "ByteLevel"}})}).row_of[b"\xc3"] == 1
 
 
-def test_a_byte_level_post_processor_says_nothing_of_spelling(read):
-    vocabulary = read({"tokenizer.json": tokenizer({"Ã": 0}, post_processor={"type": "ByteLevel"})})
-    assert vocabulary.row_of == {"Ã".encode(): 0}
-
-
 @pytest.mark.parametrize(
     "parts",
     [
@@ -58,13 +53,6 @@ def test_sentencepiece_spelling_is_seen_in_each_way_of_declaring_it(read, parts)
     vocabulary = read({"tokenizer.json": tokenizer({"Ġx": 0, "▁a": 1, "<0x0A>": 2}, **parts)})
     assert vocabulary.kind is VocabularyKind.SENTENCEPIECE
     assert vocabulary.row_of == {"Ġx".encode(): 0, b" a": 1, b"\n": 2}
-
-
-def test_unigram_pieces_are_numbered_by_their_place(read):
-    file = tokenizer([["<unk>", 0.0], ["▁a", -1.5], ["b", -2]], model={"type": "Unigram", "unk_id": 0})
-    vocabulary = read({"tokenizer.json": file})
-    assert vocabulary.row_of == {b" a": 1, b"b": 2}
-    assert vocabulary.n_special == 1
 
 
 def test_wordpiece_takes_its_prefix_from_the_file(read):
@@ -154,37 +142,14 @@ def test_merges_are_emptied_and_nothing_else_changes(merges, indent, ascii_only:
     assert json.loads(without_merges(data)) == found
 
 
-@pytest.mark.parametrize(
-    "data", [b'{"merges": [1, 2]}', b'{"merges": ["a', b'{"merges": [', b'{"merges": ["a", {}]}', b""]
-)
-def test_merges_of_an_unexpected_form_are_left_to_the_json_parser(data: bytes):
-    assert without_merges(data) == data
-
-
-def test_vocab_json_is_spelt_as_its_content_shows(read):
-    vocabulary = read({"vocab.json": {"a": 0, "Ġa": 1, "<|endoftext|>": 2}, "merges.txt": b"never read"})
-    assert vocabulary.kind is VocabularyKind.BYTE_LEVEL
-    assert vocabulary.row_of == {b"a": 0, b" a": 1}
-    assert vocabulary.files == ("vocab.json",)
-
-
 def test_vocab_json_with_added_tokens_reads_both(read):
     vocabulary = read({"vocab.json": {"a": 0, "Ġa": 1}, "added_tokens.json": {"<|im_end|>": 2, "Ġtool": 3, "a": 0}})
     assert vocabulary.row_of == {b"a": 0, b" a": 1, "Ġtool".encode(): 3}
     assert vocabulary.files == ("vocab.json", "added_tokens.json")
 
 
-def test_markup_among_the_first_rows_is_special(read):
-    vocabulary = read({"vocab.json": {"<s>": 0, "</s>": 16, "a": 17}})
-    assert vocabulary.row_of == {b"</s>": 16, b"a": 17}
-
-
 def test_vocab_json_of_marked_word_ends_gets_spaces(read):
     assert read({"vocab.json": {"run": 0, "run</w>": 1}}).row_of == {b"run": 0, b"run ": 1}
-
-
-def test_a_token_called_model_changes_no_vocab_json(read):
-    assert read({"vocab.json": {"model": 0, "vocab": 1}}).row_of == {b"model": 0, b"vocab": 1}
 
 
 def test_a_piece_outside_of_the_byte_alphabet_is_left_out(read):

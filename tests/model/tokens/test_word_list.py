@@ -25,12 +25,6 @@ def test_a_token_that_ends_lines_for_python_does_not_end_them_here(read):
     }
 
 
-def test_a_word_list_without_continuations_is_plain_text(read):
-    vocabulary = read({"vocab.txt": b"<s>\na\nb\n"})
-    assert vocabulary.kind is VocabularyKind.PLAIN
-    assert vocabulary.row_of == {b"a": 1, b"b": 2}
-
-
 def test_a_word_list_may_begin_with_a_brace(read):
     assert read({"vocab.txt": b"{\n##a\n"}).row_of == {b" {": 0, b"a": 1}
 
@@ -52,7 +46,3 @@ def test_a_fairseq_dictionary_begins_behind_four_tokens(read):
     vocabulary = read({"vocab.txt": "và 995\nco@@ 870\nhọc_sinh 12\n".encode()})
     assert vocabulary.row_of == {"và ".encode(): 4, b"co": 5, "học_sinh ".encode(): 6}
     assert vocabulary.n_special == 4
-
-
-def test_one_line_that_ends_in_a_number_is_no_dictionary(read):
-    assert read({"vocab.txt": b"a 1\nb\n"}).row_of == {b"a 1": 0, b"b": 1}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mdir_hf.errors import InputError
-from mdir_hf.render.figures import dendrogram_cells, draw_dendrogram, figure_bytes
+from mdir_hf.render.figures import draw_dendrogram, figure_bytes
 from mdir_hf.render.figures.dendrogram import MOST_ROWS
 
 pytest.importorskip("matplotlib")
@@ -16,63 +16,6 @@ APART = np.array([[0.0, 0.5, 0.1], [0.5, 0.0, 0.5], [0.1, 0.5, 0.0]])
 
 def names_of(figure):
     return [label.get_text() for label in figure.axes[0].get_yticklabels()]
-
-
-def test_the_closest_stand_together_and_join_where_their_distance_is():
-    figure = draw_dendrogram([(["a", "far", "b"], APART)])
-    assert names_of(figure) in (["a", "b", "far"], ["far", "a", "b"], ["b", "a", "far"], ["far", "b", "a"])
-    joins = sorted(max(line.get_xdata()) for line in figure.axes[0].lines)
-    assert joins == pytest.approx([0.1, 0.5])
-    assert figure.axes[0].get_xscale() == "log"
-    assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["0.05", "0.1", "0.2", "0.5"]
-
-
-def test_the_finding_is_the_alt_text():
-    figure = draw_dendrogram([(["a", "far", "b"], APART), (["x", "y"], [[0.0, 0.3], [0.3, 0.0]])], alone=4)
-    assert figure.get_label() == "Dendrogram of 5 models in 2 groups. The closest are a and b, 0.1 apart."
-    assert any("4 more without a relative" in text.get_text() for text in figure.texts)
-
-
-def test_leaves_name_their_nearest_and_branches_their_models():
-    groups = [(["a", "far", "b"], APART), (["x", "y"], [[0.0, 0.3], [0.3, 0.0]])]
-    figure = draw_dendrogram(groups)
-    first, second = dendrogram_cells(groups, figure)
-    place = {name: row for row, name in enumerate(first.rows)}
-    assert first.columns == ("", "0.1", "0.5")
-    leaf, pair, all_three = first.texts[place["a"]]
-    assert leaf == "a: nearest to it is b, an RMS difference of 0.1 times the RMS of their rows"
-    assert set(pair.partition(":")[0].split(" and ")) == {"a", "b"} and "joined at an RMS difference of 0.1 " in pair
-    assert "joined at an RMS difference of 0.5 " in all_three
-    assert first.texts[place["b"]][1:] == (pair, all_three)
-    assert first.texts[place["far"]][0] == first.texts[place["far"]][1]  # it is alone until 0.5
-    assert first.models[place["a"]][0] == ("a", "b") and set(first.models[place["b"]][1]) == {"a", "b"}
-    assert "far" in first.models[place["b"]][2]
-    assert {row[-1].partition(":")[0] for row in second.texts} <= {"x and y", "y and x"}
-
-
-def test_cells_lie_on_the_leaves_and_between_the_joins():
-    groups = [(["a", "far", "b"], APART), (["x", "y"], [[0.0, 0.3], [0.3, 0.0]])]
-    figure = draw_dendrogram(groups)
-    axes = figure.axes[0]
-    for grid in dendrogram_cells(groups, figure):
-        left, top, width, height = grid.box
-        assert sum(grid.widths) == pytest.approx(1.0)
-        ends = np.cumsum(grid.widths)
-        for end, join in zip(ends[:-1], grid.columns[1:], strict=True):
-            drawn = figure.transFigure.inverted().transform(axes.transData.transform((float(join), 0.0)))
-            assert left + width * end == pytest.approx(drawn[0], abs=1e-3)
-        labels = {text.get_text(): text.get_position()[1] for text in axes.get_yticklabels()}
-        for row, name in enumerate(grid.rows):
-            middle = figure.transFigure.inverted().transform(axes.transData.transform((0.1, labels[name])))[1]
-            assert 1.0 - (top + height * (row + 0.5) / len(grid.rows)) == pytest.approx(middle, abs=1e-6)
-
-
-def test_equal_copies_are_one_branch_beside_their_names():
-    groups = [(["a", "b"], [[0.0, 0.0], [0.0, 0.0]])]
-    (grid,) = dendrogram_cells(groups, draw_dendrogram(groups))
-    assert [row[0].partition(":")[0] for row in grid.texts] == list(grid.rows)
-    assert grid.texts[0][1] == grid.texts[1][1] and "joined at an RMS difference of 0 times" in grid.texts[0][1]
-    assert min(grid.widths) > 0.1
 
 
 @pytest.mark.parametrize(("n", "dark"), [(2, False), (40, True)])

@@ -8,9 +8,8 @@ import pytest
 from matplotlib.patches import Rectangle
 
 from mdir_hf.method.modules import ModuleEvidence, Test
-from mdir_hf.render.figures import figure_bytes
 from mdir_hf.report import ModuleRole, ModuleTest
-from tests.render.figures.drawn_reports import a_layer_map, a_module, a_report, modules_of
+from tests.render.figures.drawn_reports import a_module, a_report
 
 pytest.importorskip("matplotlib")
 
@@ -44,43 +43,6 @@ def test_not_run_not_significant_and_significant_are_told_apart():
     assert hatched == {(1, 1)}
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["q", "k"]
     assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["0\n0", "1\n4"]
-
-
-def test_a_cell_shows_the_most_significant_test():
-    texts, _ = cells(
-        strip([a_module((0, 0), "v", test, p) for test, p in (("permutation", -5.0), ("blocks", -90.0))]).axes[0]
-    )
-
-    assert texts == {(0, 0): "R 90"}
-
-
-def test_pairs_not_analysed_stand_in_the_candidates_order():
-    figure = strip(
-        [a_module((2, 1), "q", "permutation", -40.0)], a_layer_map(3, 3, matches=[[2, 0, -9.0], [0, 1, -9.0]])
-    )
-    _, hatched = cells(figure.axes[0])
-
-    assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["2\n0", "0\n1", "2\n1"]
-    assert hatched == {(0, 0), (0, 1)}
-    assert "2 more pairs were matched and not analysed" in figure.texts[1].get_text()
-
-
-def test_experts_show_how_many_have_an_origin():
-    figure = strip(modules_of([(0, 0)]))
-    texts, _ = cells(figure.axes[0])
-    roles = [label.get_text() for label in figure.axes[0].get_yticklabels()]
-
-    assert texts[roles.index("experts"), 0] == "2/3"
-
-
-def test_many_pairs_go_into_bands_of_the_same_roles():
-    figure = strip(modules_of([(i, i) for i in range(80)]))
-    bands = figure.axes[:-1]  # the last is the ramp
-
-    assert [len(axes.get_xlim()) and axes.get_xlim()[1] for axes in bands] == [20, 20, 20, 20]
-    assert all(len(cells(axes)[0]) == 20 * 7 for axes in bands)
-    assert {text for axes in bands for text in cells(axes)[0].values()} == {"T", "F", "±", "R", "·", "N"}
-    assert figure_bytes(figure, "svg").startswith(b"<?xml")
 
 
 def test_every_test_and_role_has_a_word_in_reports():

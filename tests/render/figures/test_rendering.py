@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import base64
 import html.parser
-import io
 import re
 import xml.etree.ElementTree as ET
 
 import pytest
 
 from mdir_hf.errors import InputError
-from mdir_hf.render.figures import draw_figures, draw_survey_matrix, figure_bytes, figure_img
+from mdir_hf.render.figures import draw_survey_matrix, figure_bytes
 from mdir_hf.render.figures.layer_map import draw_layer_map
 from mdir_hf.render.figures.polar_factor import draw_polar_factor
-from mdir_hf.render.figures.rendering import svg_img
 from mdir_hf.render.figures.sheet import drawing, fitted, text_width
 from mdir_hf.render.figures.theme import DARK, LIGHT, colour_map, ink_on
-from tests.render.figures.drawn_reports import HOSTILE_IN_FIGURES, NO_ARRAYS, a_layer_map, a_model, a_report, modules_of
+from tests.render.figures.drawn_reports import HOSTILE_IN_FIGURES, a_model, a_report
 
 pytest.importorskip("matplotlib")
 
@@ -77,14 +74,6 @@ def test_hostile_names_break_no_figure(name):
         assert len(figure.get_label()) < 700
 
 
-@pytest.mark.parametrize("size", [(1, 1), (2, 128), (48, 48)])
-def test_no_text_leaves_the_sheet_whatever_the_number_of_layers(size):
-    pairs = [(i, i) for i in range(min(size))]
-    report = hostile_report("W" * 300, layers=a_layer_map(*size), modules=modules_of(pairs), arrays=NO_ARRAYS)
-    for name in ("layers", "modules"):
-        assert_everything_is_on_the_sheet(report.figures()[name])
-
-
 @pytest.mark.parametrize("widths", [(16_384, 16_384), (64, 8192), (1, 1)])
 def test_no_text_leaves_the_sheet_whatever_the_widths(widths):
     models = {
@@ -94,16 +83,6 @@ def test_no_text_leaves_the_sheet_whatever_the_widths(widths):
     figures = a_report(**models).figures()
     for name in ("embedding", "embedding_matched"):
         assert_everything_is_on_the_sheet(figures[name])
-
-
-def test_a_dollar_is_a_dollar():
-    name = "$x_1^2$ $x_1^2$ $x_1^2$"
-    figure = draw_survey_matrix([name, "b"], [[0.0] * 2] * 2, [["no_evidence"] * 2] * 2)
-    (width,) = [right - left for text, left, _, right, _ in text_boxes(figure) if text == f"{name}  1"]
-
-    # As wide as its letters, to 5 % for rounding to pixels: a formula has no dollars, and smaller digits.
-    with drawing():
-        assert width == pytest.approx(text_width(f"{name}  1", 8.0) / 72, rel=0.05)
 
 
 def test_what_the_font_lacks_is_a_square_and_the_line_fits_its_room():
@@ -153,43 +132,6 @@ def elements(markup):
     return parser.found
 
 
-@pytest.mark.parametrize("name", ["owner/base", HOSTILE_IN_FIGURES[2]])
-def test_an_element_holds_picture_size_and_alt_text_and_nothing_else(name):
-    report = hostile_report(name)
-    with drawing():
-        light, dark = (draw_layer_map(report, report.layers, theme) for theme in (LIGHT, DARK))
-    svg, dark_svg = figure_bytes(light, "svg"), figure_bytes(dark, "svg")
-
-    ((tag, img),) = elements(svg_img(light, svg))
-    assert tag == "img" and set(img) == {"src", "alt", "width", "height"}
-    assert img["alt"] == light.get_label()
-    assert base64.b64decode(img["src"].removeprefix("data:image/svg+xml;base64,")) == svg
-    assert (int(img["width"]), int(img["height"])) == tuple(round(96 * inches) for inches in light.get_size_inches())
-
-    picture, source, inner = elements(svg_img(light, svg, dark_svg))
-    assert picture == ("picture", {}) and inner == ("img", img)
-    assert source[1]["media"] == "screen and (prefers-color-scheme: dark)"
-    assert base64.b64decode(source[1]["srcset"].removeprefix("data:image/svg+xml;base64,")) == dark_svg
-
-
-def test_an_element_is_made_of_the_figures_as_they_are_rendered():
-    light, dark = (a_report(arrays=NO_ARRAYS, modules=None).figures(dark=dark)["looks"] for dark in (False, True))
-    svg, dark_svg = figure_bytes(light, "svg"), figure_bytes(dark, "svg")
-
-    assert figure_img(light) == svg_img(light, svg)
-    assert figure_img(light, dark) == svg_img(light, svg, dark_svg)
-
-
-def test_a_figure_of_somebody_else_is_rendered_too():
-    from matplotlib.figure import Figure
-
-    figure = Figure()
-    figure.set_label('a "label"')
-
-    assert 'alt="a &quot;label&quot;"' in figure_img(figure)
-    assert b'<title id="title">a "label"</title>' in figure_bytes(figure, "svg")
-
-
 def luminance(rgb):
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in rgb]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
@@ -215,12 +157,3 @@ def test_shades_read_in_greyscale_and_text_on_them_is_legible(theme):
     assert all(contrast(rgb(ink_on(theme, k / 100)), shade) >= 4.5 for k, shade in enumerate(shades))
     for text in (theme.ink, theme.muted, theme.null, theme.observed):
         assert contrast(rgb(text), rgb(theme.paper)) >= 4.5
-
-
-def test_light_and_dark_figures_have_their_own_paper():
-    from PIL import Image
-
-    for dark, theme in ((False, LIGHT), (True, DARK)):
-        figure = draw_figures(a_report(), dark=dark)["looks"]
-        corner = Image.open(io.BytesIO(figure_bytes(figure, "png"))).convert("RGB").getpixel((0, 0))
-        assert corner == tuple(round(255 * c) for c in rgb(theme.paper))

@@ -38,31 +38,6 @@ def test_shades_symbols_and_gaps_stand_in_the_order_of_the_groups():
     assert not any(patch.get_hatch() for patch in axes.patches)
 
 
-def test_what_embeddings_did_not_find_is_hatched():
-    verdicts = [[None, "homologous", "no_evidence"], ["homologous", None, None], ["no_evidence", None, None]]
-    figure = draw_survey_matrix(NAMES, LOG10_P, verdicts)
-    (hatched,) = (patch for patch in figure.axes[0].patches if patch.get_hatch())
-    corners = {tuple(polygon[0]) for polygon in hatched.get_path().to_polygons()}
-    assert corners == {(1.5, -0.5), (-0.5, 1.5)}
-    assert "hatched: not found by embeddings or a few neurons; layers not compared" in figure.texts[-1].get_text()
-
-
-def test_a_number_stands_where_p_bounds_a_chance_and_nowhere_else():
-    verdicts = [[None, "homologous"], ["homologous", None]]
-    for bounds, written in ((None, []), ([[False, True], [True, False]], ["50", "50"])):
-        axes = draw_survey_matrix(["a", "b"], [[0.0, -50.0], [-50.0, 0.0]], verdicts, bounds=bounds).axes[0]
-        assert [text.get_text() for text in axes.texts] == written
-
-
-def test_the_finding_is_the_alt_text():
-    figure = draw_survey_matrix(NAMES, LOG10_P, VERDICTS, groups=[["c"], ["b", "a"]])
-
-    assert figure.get_label() == (
-        "Matrix of 3 models: 1 of 2 compared pairs share weight ancestry. "
-        "They form 1 group of two or more, the largest of 2."
-    )
-
-
 @pytest.mark.parametrize(("n", "dark"), [(1, False), (2, True), (90, False), (300, False)])
 def test_any_number_of_models_is_drawn(n, dark):
     names = [f"owner-{i}/model-{i}" for i in range(n)]

@@ -4,8 +4,6 @@ import csv
 import html
 import io
 import itertools
-import math
-from dataclasses import replace
 from pathlib import Path
 
 from mdir_hf import BaseIndex, HomologyReport, Identification, LineageCheck, SurveyReport
@@ -17,7 +15,6 @@ from mdir_hf.lineage.survey.results import ModelResult, PairResult
 from mdir_hf.report import ModelSummary
 from mdir_space.html.family_card import family_card, family_sentence
 from mdir_space.html.survey_card import pairs_csv, survey_card, survey_sentence
-from mdir_space.html.templates import log10_text
 from mdir_space.jobs.base_index import index_place, shipped_bases
 from mdir_space.jobs.question import (
     family_question,
@@ -33,19 +30,6 @@ from tests.space.models import (
 )
 
 __all__ = ["index"]
-
-
-def test_the_family_sentence_quotes_the_p_of_its_base(index):
-    found = family(DECLARED, index)
-    headline, sentence = family_sentence(found, family_question(DECLARED))
-    assert headline == f"It shares weight ancestry with {BASE}."
-    assert sentence.startswith(f"{DECLARED} and {BASE} share weights (")
-    assert f"(log10 p = {log10_text(found.declared.bases[0].report.log10_p)})." in sentence
-    assert "corrected" not in sentence  # the card named it beforehand
-
-    of_index = family_sentence(replace(found, declared=None), family_question(DECLARED))[1]
-    log10_p = found.found.found[0].report.log10_p + math.log10(3)
-    assert f"(log10 p = {log10_text(log10_p)}, corrected for the 3 base models of the index" in of_index
 
 
 def test_a_negative_answer_says_which_copy_it_excludes(index):

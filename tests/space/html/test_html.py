@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 import jsonschema
 import pytest
 
-from mdir_hf import HomologyReport, Level, LineageCheck, ReadPlan, Reason, SettledBy, Verdict
+from mdir_hf import HomologyReport, Level, LineageCheck, ReadPlan, SettledBy, Verdict
 from mdir_hf.comparison.progress import Progress
 from mdir_hf.lineage.cards.declared import DeclaredLineage
 from mdir_hf.lineage.cards.verify_lineage import BaseCheck
@@ -39,7 +39,7 @@ from mdir_space.jobs.examples import example_of, example_with, stored_examples
 from mdir_space.jobs.job import Interim
 from mdir_space.jobs.limits import Limits
 from mdir_space.jobs.progress import TotalProgress, stage_weights
-from mdir_space.jobs.question import FamilyQuestion, PairQuestion, RefusedError, SurveyQuestion
+from mdir_space.jobs.question import PairQuestion, RefusedError
 from mdir_space.jobs.service import Answered, Queued, Running
 from mdir_space.page.answer import first_tab
 from mdir_space.routes.answers import WORDS, answer_of, answer_schema
@@ -122,19 +122,6 @@ def test_every_piece_closes_what_it_opens(rendered):
     assert all(Tags(piece).open == [] for piece in rendered)
 
 
-@pytest.mark.parametrize(
-    ("question", "title"),
-    [
-        (PairQuestion("o/a", "o/b"), "Not compared"),
-        (FamilyQuestion("o/a"), "Its family was not looked for"),
-        (SurveyQuestion(("o/a", "o/b", "o/c")), "The models were not surveyed"),
-        (None, "That cannot be asked"),
-    ],
-)
-def test_a_refusal_says_what_was_not_done(question, title):
-    assert f"<h2>{title}</h2>" in refusal_notice(RefusedError("why"), question)
-
-
 def test_stored_results_are_found_by_their_models_in_any_order():
     for example in EXAMPLES.values():
         assert example.models == (example.report.reference.repo, example.report.candidate.repo)
@@ -174,15 +161,6 @@ def test_a_part_that_was_not_run_says_why(relatives):
     for kind, sentence in NOT_RUN.items():
         assert sentence in tab_html(same, kind, ReportFigures(same))
     assert WITHOUT_EMBEDDINGS in tab_html(bare, SectionKind.EVIDENCE, ReportFigures(bare))
-
-
-def test_the_words_of_the_verdict_stand_on_its_card(relatives):
-    for report in (relatives, EXAMPLES["strangers"].report):
-        card = verdict_card(report)
-        assert report.headline in card
-        assert report.icon in card
-        for sentence in (report.means, *report.does_not_mean):
-            assert sentence in html.unescape(card)
 
 
 def test_a_no_says_what_it_excludes_on_its_card(relatives):
@@ -240,13 +218,6 @@ def test_files_that_are_the_same_have_no_third_model(relatives):
     same = replace(relatives, settled_by=SettledBy.IDENTICAL_FILES)
     lineage = DeclaredLineage("demo/permuted", None, (), None, "README.md", None, (), False)
     assert "their weight files are the same" in declared_lineage_html(same, (None, lineage))
-
-
-def test_an_inconclusive_verdict_says_why(relatives):
-    report = replace(relatives, verdict=Verdict.INCONCLUSIVE, reason=Reason.FEW_SHARED_AXES, settled_by=None)
-    card = verdict_card(report)
-    assert "The comparison is inconclusive: the models agree on a few channels only" in card
-    assert 'class="verdict inconclusive"' in card
 
 
 def test_no_piece_accuses(rendered):

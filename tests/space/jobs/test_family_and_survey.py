@@ -45,7 +45,6 @@ from tests.space.models import (
     GATED,
     LARGE,
     LARGER,
-    MEDIUM,
     PRIVATE,
     RELATED,
     STRANGER,
@@ -93,31 +92,6 @@ def survey(names, token=None, emit=lambda event: None):
     return SurveyJob(access=access_of(question, token), question=question).run(emit)
 
 
-def test_the_index_and_the_card_both_give_the_base(index):
-    service = Service(ServiceSettings(index=index))
-    found = last(service.answer(family_question(DECLARED), ANYBODY)).result
-
-    (ancestor,) = found.found.found
-    assert ancestor.base.repo == BASE and ancestor.report.verdict.value == "homologous"
-    assert ancestor.log10_p < -10
-    (checked,) = found.declared.bases
-    assert (checked.base, checked.outcome) == (BASE, "homologous")
-    assert found.to_dict()["identification"]["schema"] == "mdir-hf/identification/1"
-    assert found.to_dict()["lineage"]["schema"] == "mdir-hf/lineage/1"
-    with pytest.raises(RefusedError, match="is gated"):
-        last(service.answer(family_question(GATED), ANYBODY))
-
-
-def test_a_stranger_has_no_base_and_the_excluded_noise_is_given(index):
-    found = family(MEDIUM, index)
-    assert (found.found.found, found.declared.bases) == ((), ())
-    assert (found.found.n_bases, found.found.n_of_width, found.found.excluded_noise) == (3, 0, None)
-
-    same_width = family(LARGER, index).found
-    assert (same_width.found, same_width.n_of_width) == ((), 1)
-    assert same_width.excluded_noise > 1
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_a_copy_under_the_noise_that_is_stated_is_found(hub, index, tmp_path, seed):
     stated = identify(NamedModel(LARGER), BaseIndex.open(index), confirm=False).excluded_noise
@@ -131,7 +105,10 @@ def test_a_copy_under_the_noise_that_is_stated_is_found(hub, index, tmp_path, se
 
 def test_without_an_index_the_card_is_still_checked(hub, tmp_path):
     (tmp_path / "broken").write_bytes(b"no index")
-    for index, said in (("", "no index of base models"), (str(tmp_path / "broken"), "this is no index of base models")):
+    for index, said in (
+        ("", "no index of base models"),
+        (str(tmp_path / "broken"), "this is not an index of base models"),
+    ):
         found = family(DECLARED, index)
         assert found.found is None
         assert said in found.not_searched.lower()

@@ -1,7 +1,6 @@
 import pytest
 
 from mdir_space.jobs.question import (
-    MAX_NAME_LENGTH,
     FamilyQuestion,
     PairQuestion,
     RefusedError,
@@ -9,20 +8,9 @@ from mdir_space.jobs.question import (
     is_collection,
     pair_question,
     parse_question,
-    shortened,
     split_names,
     survey_question,
 )
-
-
-def test_a_question_is_two_names_a_level_and_alpha():
-    assert pair_question(" a/b ", "c/d@v1", "layers", "1e-6") == PairQuestion("a/b", "c/d@v1", "layers", 1e-6)
-    assert pair_question("a/b", "c/d") == PairQuestion("a/b", "c/d", "auto", 1e-10)
-    assert pair_question("a/b", "c/d", alpha="") == PairQuestion("a/b", "c/d", "auto", 1e-10)
-
-
-def test_alpha_may_be_written_with_a_true_minus():
-    assert pair_question("a/b", "c/d", alpha="1e−12").alpha == 1e-12
 
 
 @pytest.mark.parametrize(
@@ -39,10 +27,6 @@ def test_a_very_long_name_is_refused_in_a_short_message():
     assert len(caught.value.message) < 200
 
 
-def test_the_longest_name_is_taken():
-    assert pair_question("x" * MAX_NAME_LENGTH, "c/d").reference == "x" * MAX_NAME_LENGTH
-
-
 @pytest.mark.parametrize("level", ["everything", None, 3, "<b>", "x" * 5000])
 def test_an_unknown_level_is_refused(level):
     with pytest.raises(RefusedError, match="not known") as caught:
@@ -55,12 +39,6 @@ def test_an_alpha_that_is_none_is_refused(alpha):
     with pytest.raises(RefusedError, match="Alpha is") as caught:
         pair_question("a/b", "c/d", alpha=alpha)
     assert len(caught.value.message) < 300
-
-
-def test_a_text_is_shortened_in_the_middle():
-    assert shortened("abcdefghij", 5) == "ab…ij"
-    assert shortened("abcde", 5) == "abcde"
-    assert len(shortened("x" * 1000)) == 80
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import itertools
 from concurrent.futures import Future
 from contextlib import aclosing
 
@@ -52,28 +51,6 @@ async def until(condition):
     raise AssertionError("that did not happen within 20 s")
 
 
-def test_relatives_and_strangers_are_told_apart(service):
-    assert answer(service, PairQuestion(BASE, RELATED)).result.verdict.value == "homologous"
-    assert answer(service, PairQuestion(BASE, STRANGER)).result.verdict.value == "no_evidence"
-
-
-def test_steps_have_the_plan_and_growing_bytes(service, hub):
-    slow_weights(hub, "related")
-    steps = finish(steps_of(service, PairQuestion(BASE, RELATED)))
-
-    working = [step for step in steps if isinstance(step, Running)]
-    assert isinstance(steps[-1], Answered)
-    assert working[-1].plan.common_tokens == 1499
-    assert working[-1].progress.bytes_read > 0
-    assert all(a.progress.bytes_read <= b.progress.bytes_read for a, b in itertools.pairwise(working))
-
-
-def test_the_end_of_the_work_is_heard_of_and_not_looked_for(service, monkeypatch):
-    monkeypatch.setattr("mdir_space.jobs.service.POLL_S", 3600.0)
-    steps = finish(asyncio.wait_for(steps_of(service, PairQuestion(BASE, RELATED)), 120))  # else an hour
-    assert isinstance(steps[-1], Answered)
-
-
 def test_work_whose_visitor_has_left_ends_without_a_traceback(caplog):
     async def leave() -> None:
         work = Future()
@@ -87,13 +64,6 @@ def test_work_whose_visitor_has_left_ends_without_a_traceback(caplog):
     finish(leave())
     gc.collect()
     assert not caplog.records
-
-
-def test_a_report_has_the_revision_and_the_commit(service, hub):
-    report = answer(service, PairQuestion(f"{BASE}@main", RELATED)).result
-    assert (report.reference.repo, report.reference.revision) == (BASE, "main")
-    assert report.reference.commit == hub.find(BASE).revisions["main"]
-    assert report.candidate.revision is None
 
 
 def test_the_second_reader_of_a_public_result_reads_nothing(service, hub):
@@ -277,12 +247,6 @@ def test_too_much_memory_is_refused_before_weights_are_read(hub):
     with pytest.raises(RefusedError, match="does not fit on this machine") as caught:
         answer(service, PairQuestion(BASE, RELATED))
     assert caught.value.runs_locally
-
-
-def test_a_plan_reads_no_weights(service, hub):
-    plan = finish(service.plan(PairQuestion(BASE, RELATED), ANYBODY))
-    assert plan.common_tokens == 1499
-    assert sum(request.bytes_sent for request in hub.sent("cdn")) < 1500 * 96 * 2
 
 
 def test_a_plan_tells_strangers_nothing_of_a_gated_model(service, hub):

@@ -3,9 +3,8 @@ import types
 
 import pytest
 
-from mdir_space.html.links import Asked, page_address, query_of, read_link, server_address
+from mdir_space.html.links import page_address, query_of, read_link, server_address
 from mdir_space.jobs.limits import CPU_BASIC, Limits, limits_from_environment
-from mdir_space.jobs.question import MAX_LIST_LENGTH
 from mdir_space.jobs.visitor import Visitor, signing_in_is_possible, visitor_of
 from mdir_space.page.suggestions import MAX_REQUESTS_PER_MINUTE, MAX_SUGGESTIONS, Suggestion, Suggestions, datalist
 from tests.loopback.faults import Fault
@@ -24,17 +23,6 @@ def test_a_link_gives_back_the_question_that_it_was_made_of():
     for question in [("a/b", "c/d@v1", "auto", 1e-10), ("https://huggingface.co/a/b", "c d&e=f#g", "layers", 1e-6)]:
         asked = read_link(request(dict(parse_qsl(query_of(*question)))))
         assert (asked.reference, asked.candidate, asked.level, float(asked.alpha or 1e-10)) == question
-
-
-def test_a_plain_link_is_plain():
-    assert query_of("a/b", "c/d@v1", "auto", 1e-10) == "a=a/b&b=c/d@v1"
-    assert read_link(request()) == read_link(None) == Asked("", "", "auto", "")
-
-
-def test_a_very_long_link_is_cut():
-    asked = read_link(request({"a": "x" * 100_000, "b": "x" * 100_000}))
-    assert len(asked.reference) == MAX_LIST_LENGTH + 1  # it may be a list
-    assert 400 < len(asked.candidate) < 500
 
 
 def test_links_name_the_space_or_else_the_host(monkeypatch):
@@ -168,26 +156,6 @@ def test_a_hub_that_fails_is_left_alone_for_a_while(hub, waits):
 )
 def test_an_answer_that_is_no_list_of_models_suggests_nothing(hub, said):
     hub.faults.append(Fault("status", path="/api/models", status=200, body=json.dumps(said).encode(), times=None))
-    assert names_of(Suggestions(), "owner/") == ()
-    assert len(hub.sent("hub", "/api/models")) == 1
-
-
-def test_one_model_of_which_nothing_is_said_hides_no_other(hub):
-    listed = json.dumps([{"id": "a/unsaid"}, {"id": "a/b", "private": False}]).encode()
-    hub.faults.append(Fault("status", path="/api/models", status=200, body=listed, times=None))
-    assert names_of(Suggestions(), "owner/") == ("a/b",)
-
-
-@pytest.mark.parametrize("count", [-1, 10**400, 1.5, "7", True, None])
-def test_a_count_that_is_none_is_left_out(hub, count):
-    model = {"id": "a/b", "private": False, "downloads": count, "safetensors": {"total": count}}
-    hub.faults.append(Fault("status", path="/api/models", status=200, body=json.dumps([model]).encode(), times=None))
-    assert Suggestions().models("owner/") == (Suggestion("a/b"),)
-
-
-def test_only_the_first_page_of_a_list_is_read(hub):
-    after = {"Link": f'<{hub.endpoint}/api/models?cursor=1>; rel="next"'}
-    hub.faults.append(Fault("status", path="/api/models", status=200, headers=after, body=b"[]", times=None))
     assert names_of(Suggestions(), "owner/") == ()
     assert len(hub.sent("hub", "/api/models")) == 1
 

@@ -46,7 +46,7 @@ _REFUSED_FEATURES = {
     "kasa_config": "replaces the base by a truncated one (KaSA)",
     "layer_replication": "repeats layers of its base (layer_replication)",
     "monteclora_config": "is a distribution of adapters (MonteCLoRA)",
-    "target_parameters": "changes parameters that are no layers of their own (target_parameters)",
+    "target_parameters": "changes parameters that are not layers of their own (target_parameters)",
     "use_bdlora": "has block-diagonal factors (BD-LoRA)",
     "use_qalora": "pools the inputs of its factors (QA-LoRA)",
     "velora_config": "compresses what it reads (VeLoRA)",
@@ -148,7 +148,7 @@ def read_adapter_config(tree: FileTree) -> AdapterConfig:
     """Read and check the config of the adapter in the root of a tree.
 
     Raises:
-        CorruptCheckpointError: If it is no config, or has values that cannot be.
+        CorruptCheckpointError: If it is not a config, or has values that cannot be.
         UnsupportedFormatError: If the adapter does something to the weights that is not computed here; says what.
     """
     label = f"{tree.label}:{ADAPTER_CONFIG}"

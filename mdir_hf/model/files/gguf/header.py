@@ -59,7 +59,7 @@ def read_gguf_header(source: ByteSource, *, path: str, first_n_bytes: int | None
         first_n_bytes: Size of the first read; by default from the size of the file.
 
     Raises:
-        CorruptCheckpointError: If it is no GGUF file, is truncated, or breaks the rules of the format.
+        CorruptCheckpointError: If it is not a GGUF file, is truncated, or breaks the rules of the format.
         UnsupportedFormatError: If it is a GGUF file of a kind that is not read: version 1, or big-endian.
 
     Cost: reads the header and at most as much again, each byte once. Memory: that, while it is read; then its arrays.

@@ -171,7 +171,7 @@ class GrowingPrefix:
                 "before that; it is truncated, or no GGUF file"
             )
         if stop > MAX_HEADER_N_BYTES:
-            self.fail(f"the header goes on past {MAX_HEADER_N_BYTES:,} bytes; that is no header of a model")
+            self.fail(f"the header goes on past {MAX_HEADER_N_BYTES:,} bytes; that is not a header of a model")
 
     def _read_to(self, stop: int, what: str) -> int:
         """Have the prefix reach at least to ``stop``; return how far it reaches."""

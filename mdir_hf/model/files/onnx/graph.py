@@ -83,7 +83,7 @@ def read_graph(source: ByteSource) -> Graph:
     """Read what an ONNX file says, without the bytes of its weights.
 
     Raises:
-        CorruptCheckpointError: If it is no ONNX file.
+        CorruptCheckpointError: If it is not an ONNX file.
         UnsupportedFormatError: If it has far more nodes or initialisers than any model.
 
     Cost: a read for each initialiser inside the file that is longer than some kilobytes, one after the other.

@@ -50,7 +50,7 @@ class MessageReader:
         """Yield the fields of the message ``[start, stop)``; payloads are read only where somebody asks for them.
 
         Raises:
-            CorruptCheckpointError: If it is no message.
+            CorruptCheckpointError: If it is not a message.
         """
         at = start
         while at < stop:
@@ -137,7 +137,7 @@ class MessageReader:
         self._data, self._at = bytes(self.source.read(start, stop)), start
 
     def _error(self, what: str) -> CorruptCheckpointError:
-        return CorruptCheckpointError(f"this is no ONNX file: {what}", subject=self.source.label)
+        return CorruptCheckpointError(f"this is not an ONNX file: {what}", subject=self.source.label)
 
 
 def _signed(value: int) -> int:

@@ -89,7 +89,7 @@ class Archive:
         label: What an error calls the file.
 
     Raises:
-        NoArchiveError: If it is no zip archive.
+        NoArchiveError: If it is not a zip archive.
         CorruptCheckpointError: If its directory contradicts itself or the file.
         UnsupportedFormatError: If it is split over several disks, or has more entries than a checkpoint could.
 
@@ -166,7 +166,7 @@ class Archive:
         tail = self._pieces[0][1] if self._pieces else b""
         end = _find_end(tail)
         if end is None:
-            raise NoArchiveError("this is no zip archive, or a truncated one", subject=self.label)
+            raise NoArchiveError("this is not a zip archive, or a truncated one", subject=self.label)
         n_entries, n_bytes, start, directory_stop = self._directory_place(tail, tail_start, end)
         if start + n_bytes != directory_stop:
             self._fail(
@@ -254,7 +254,7 @@ class Archive:
         return placed
 
     def _fail(self, why: str) -> NoReturn:
-        raise CorruptCheckpointError(f"this is no zip archive that can be trusted: {why}", subject=self.label)
+        raise CorruptCheckpointError(f"this is not a zip archive that can be trusted: {why}", subject=self.label)
 
 
 def _find_end(tail: bytes) -> int | None:

@@ -49,7 +49,7 @@ def read_pickle(data: bytes, *, label: str) -> object:
 
     Raises:
         UnsafePickleError: If it names anything that a file of weights does not need.
-        CorruptCheckpointError: If it is no pickle, or describes what cannot be.
+        CorruptCheckpointError: If it is not a pickle, or describes what cannot be.
         UnsupportedFormatError: If it is longer than that of any checkpoint.
 
     Cost: O(opcodes) time, at most 2,000,000 of them; memory of the same order, and the bytes of the pickle.
@@ -58,8 +58,8 @@ def read_pickle(data: bytes, *, label: str) -> object:
         return _Machine().run(data)
     except MdirError as exc:
         raise exc.about(label) from exc.__cause__
-    # The stack runs empty, a mark is missing, an argument is cut off or is no number; where warnings are errors, a text
-    # has escapes that there are not.
+    # The stack runs empty, a mark is missing, an argument is cut off or not a number; where warnings are errors, a text
+    # has invalid escapes.
     except (
         ValueError,
         IndexError,
@@ -70,7 +70,7 @@ def read_pickle(data: bytes, *, label: str) -> object:
         DeprecationWarning,
         struct.error,
     ) as exc:
-        raise CorruptCheckpointError(f"its data.pkl is no pickle: {exc}", subject=label) from exc
+        raise CorruptCheckpointError(f"its data.pkl is not a pickle: {exc}", subject=label) from exc
 
 
 class _Machine:
@@ -194,7 +194,7 @@ def _fill(target: dict[Any, Any], items: list[Any]) -> dict[Any, Any]:
 
 def _global(module: object, name: object) -> Global:
     if not isinstance(name, str) or not isinstance(module, str):
-        raise ValueError("it names a global by something that is no name")
+        raise ValueError("it names a global by something that is not a name")
     asked = Global(module, name)
     if is_allowed(asked):
         return asked

@@ -84,7 +84,7 @@ class PickledTensor:
 
 @dataclass(frozen=True, slots=True)
 class UnreadableTensor:
-    """A tensor that is no plain view of numbers: quantised by torch, sparse, of a class of its own.
+    """A tensor that is not a plain view of numbers: quantised by torch, sparse, of a class of its own.
 
     Attributes:
         kind: What it is, for messages.
@@ -182,7 +182,7 @@ def is_allowed(name: Global) -> bool:
 
 
 def storage_kind(name: Global) -> tuple[str | None, str | None] | None:
-    """What a storage class holds: its dtype, or what it is where it is not read; None for what is no storage class."""
+    """The dtype of a storage class, or what it is where it is not read; None for any other class."""
     if name.module not in ("torch", "torch.cuda", "torch.storage"):
         return None
     if name.name in STORAGE_DTYPES:
@@ -202,7 +202,7 @@ def make_storage(pid: object) -> Storage:
         kind, (key, _, n_values) = storage_kind(pid[1]), pid[2:5]
         if kind is not None and isinstance(key, str) and _is_size(n_values):
             return Storage(key, kind[0], n_values, kind[1])
-    raise CorruptCheckpointError("the pickle refers to something outside of it that is no storage of numbers")
+    raise CorruptCheckpointError("the pickle refers to something outside of it that is not a storage of numbers")
 
 
 def apply(function: object, arguments: object) -> object:
@@ -313,4 +313,4 @@ def _short(value: object) -> str:
 
 
 def _refuse_arguments() -> NoReturn:
-    raise CorruptCheckpointError("the pickle rebuilds a tensor from something that describes none")
+    raise CorruptCheckpointError("the pickle rebuilds a tensor from invalid arguments")

@@ -168,7 +168,7 @@ def _as_strided(flat: torch.Tensor, shape: tuple[int, ...], stride: tuple[int, .
 
 
 def _other_format(source: ByteSource) -> CheckpointError:
-    """The error for a file that is no zip archive; costs one read of 512 bytes."""
+    """The error for a file that is not a zip archive; costs one read of 512 bytes."""
     head = source.read(0, min(source.n_bytes, 512))
     for magic, what in _OTHER_FORMATS:
         if head.startswith(magic):
@@ -183,7 +183,9 @@ def _other_format(source: ByteSource) -> CheckpointError:
             f"this zip archive of {source.n_bytes:,} bytes breaks off before its directory; the upload or the download "
             "is incomplete"
         )
-    return CorruptCheckpointError(f"this is no file of torch.save: it starts with {head[:8]!r}, and is no zip archive")
+    return CorruptCheckpointError(
+        f"this is not a file of torch.save: it starts with {head[:8]!r}, and is not a zip archive"
+    )
 
 
 def _find_pickle(archive: Archive) -> tuple[str, Entry]:

@@ -85,25 +85,9 @@ def test_of_several_models_none_is_preferred(names):
         opened(dict.fromkeys(names, ONE))
 
 
-def test_a_named_or_single_quantisation_needs_no_note():
-    files = {"model-Q4_K_M.gguf": wide(1.0, 32), "model-Q8_0.gguf": wide(2.0, 64)}
-    assert open_checkpoint(MemoryTree(files), variant="Q4_K_M").description.notes == ()
-    assert open_checkpoint(MemoryTree({"model-Q8_0.gguf": ONE})).description.notes == ()
-
-
-def test_a_quantisation_in_a_folder_of_its_own_is_found():
-    files = {"Q4_K_M/m-Q4_K_M.gguf": ONE, "Q8_0/m-Q8_0.gguf": OTHER, "m-F16.gguf": OTHER}
-    assert opened(files, variant="Q4_K_M") == 1
-
-
 @pytest.mark.parametrize("file", ["model-Q4_K_M.gguf", "Q4/model.GGUF"])
 def test_the_named_file_is_opened(file):
     assert opened({**QUANTISATIONS, "Q4/model.GGUF": ONE}, file=file) == 1
-
-
-@pytest.mark.parametrize("variant", ["Q4_K_M", "q4_k_m", "K_M"])
-def test_a_variant_chooses_the_quantisation(variant):
-    assert opened(QUANTISATIONS, variant=variant) == 1
 
 
 @pytest.mark.parametrize(
@@ -139,9 +123,3 @@ def test_a_split_with_a_part_missing_is_refused(there, is_named):
     missing = ({1, 2, 3} - set(there)).pop()
     with pytest.raises(CorruptCheckpointError, match=rf"2 of 3 parts of m-of-00003 .*part {missing} is the first one"):
         opened(files, file=max(files) if is_named else None)
-
-
-def test_safetensors_in_the_same_folder_come_first():
-    from tests.conformance_tensors import safetensors_bytes
-
-    assert opened({"model.safetensors": safetensors_bytes({"w": torch.ones(1, 1)}), "model.gguf": OTHER}) == 1

@@ -121,7 +121,7 @@ BROKEN = {
     "sizes that overflow": (file(entries=[entry("w", [1 << 32, 1 << 32])]), "more bytes than a 63-bit count"),
     "bytes that overflow": (file(entries=[entry("w", [1 << 62])]), "more bytes than a 63-bit count"),
     "an empty tensor whose strides overflow": (file(entries=[entry("w", [2, 1 << 62, 0])]), "product is more than"),
-    "rows that are no blocks": (file(entries=[entry("w", [33, 32], Q4_0)]), r"rows of 33; Q4_0 packs 32 each"),
+    "rows that are not blocks": (file(entries=[entry("w", [33, 32], Q4_0)]), r"rows of 33; Q4_0 packs 32 each"),
     "a number of a block": (file(entries=[entry("w", [], Q4_0)]), r"no dimensions; Q4_0 packs 32"),
     "offset past the end": (file(entries=[entry("w", [4], offset=1 << 40)]), "ends at byte .* it is truncated"),
     "offset that overflows": (file(entries=[entry("w", [4], offset=(1 << 64) - 32)]), "it is truncated"),
@@ -202,21 +202,9 @@ def test_a_header_that_never_ends_is_given_up_in_bounded_memory(monkeypatch, kin
     assert source.n_read <= most
 
 
-def test_a_value_that_is_not_utf_8_stops_nobody():
-    assert read(file([pair("tokenizer.chat_template", STRING, text(b"a\xffb"))])).metadata == {
-        "tokenizer.chat_template": "a\ufffdb"
-    }
-
-
 def test_any_byte_but_zero_is_true():
     assert read(file([pair("a", 7, b"\x07"), pair("b", ARRAY, u32(7) + u64(2) + b"\0\x02")])).metadata["a"] is True
     assert read(file([pair("b", ARRAY, u32(7) + u64(2) + b"\0\x02")])).metadata["b"].tolist() == [False, True]
-
-
-def test_other_alignments_move_the_data():
-    for alignment in (1, 8, 64, 4096):
-        header = read(file([pair("general.alignment", U32, u32(alignment))], [entry("w", [2])], data=8192))
-        assert header.tensors["w"].start == -(-header.n_bytes // alignment) * alignment
 
 
 def test_every_truncation_of_a_valid_file_is_refused_or_harmless():

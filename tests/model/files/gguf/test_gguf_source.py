@@ -98,22 +98,6 @@ def test_a_quantised_matrix_is_what_the_package_makes_of_it(name):
     assert source.description.quantization == name
 
 
-def test_a_tensor_of_many_steps_and_spans_is_the_same_as_at_once():
-    data = random_blocks("Q4_0", (4096, 512))
-    tree = MemoryTree({"model.gguf": gguf_bytes({"w": (data, Type.Q4_0)})})
-    source = GgufSource(tree, paths=["model.gguf"], max_span_bytes=300_000)
-    assert torch.equal(source.read("w"), torch.from_numpy(gguf.quants.dequantize(data, Type.Q4_0)))
-
-
-def test_a_quantised_stack_is_read_by_rows_numbered_through():
-    data = random_blocks("Q5_1", (12, 64)).reshape(3, 4, -1)
-    source = open_checkpoint(MemoryTree({"model.gguf": gguf_bytes({"w": (data, Type.Q5_1)})}))
-    expected = torch.from_numpy(gguf.quants.dequantize(data, Type.Q5_1))
-    assert source.spec("w").shape == (3, 4, 64)
-    assert torch.equal(source.read_rows("w", np.array([11, 5])), expected.reshape(12, 64)[[11, 5]])
-    assert torch.equal(source.read("w"), expected)
-
-
 def test_a_row_brings_the_bytes_of_its_blocks_and_no_others():
     data = random_blocks("Q6_K", (100, 256))
     tree = MemoryTree({"model.gguf": gguf_bytes({"w": (data, Type.Q6_K)})})
@@ -280,12 +264,3 @@ def test_gguf_files_that_are_no_language_model_say_what_they_are(metadata, archi
     file = gguf_bytes({"w": torch.ones(1, 1)}, metadata, architecture=architecture)
     with pytest.raises(UnsupportedFormatError, match=rf"tree:m\.gguf: this GGUF file is {what}"):
         open_checkpoint(MemoryTree({"m.gguf": file})).names()
-
-
-def test_types_are_named_by_what_they_take():
-    tensors = {
-        "a": (random_blocks("Q4_0", (64, 64)), Type.Q4_0),
-        "b": (random_blocks("Q8_0", (2, 64)), Type.Q8_0),
-        "norm": torch.ones(64),
-    }
-    assert open_checkpoint(MemoryTree({"m.gguf": gguf_bytes(tensors)})).description.quantization == "Q4_0, Q8_0"

@@ -35,24 +35,6 @@ def test_entries_are_those_that_zipfile_finds():
             assert archive.content(entry) == expected.read(name)
 
 
-def test_the_place_of_data_is_computed_and_right():
-    archive = archive_of(written_by_torch())
-    for entry in archive.entries.values():
-        assert entry.aligned_start(64) == archive.data_start(entry)
-
-
-def test_where_nothing_is_aligned_nothing_is_computed():
-    archive = archive_of(zipped({"a/data.pkl": b"12", "a/data/0": bytes(40), "a/data/1": bytes(44)}))
-    assert [entry.aligned_start(64) for entry in archive.entries.values()] == [None, None, None]
-
-
-@pytest.mark.parametrize("n_entries", [1, 70_000])
-def test_a_directory_with_sixty_four_bit_fields(n_entries):
-    """More entries than 16 bits count make any writer use the long end record."""
-    content = zipped({f"{n}": b"" for n in range(n_entries)})
-    assert len(archive_of(content).entries) == n_entries
-
-
 @pytest.mark.slow
 def test_a_file_past_four_gib(tmp_path):
     """Written by torch without the data, so the file is sparse: a storage is longer than 2^32, one lies past it."""
@@ -252,35 +234,11 @@ def test_a_pickle_too_long_for_any_checkpoint_is_not_read():
     assert sum(stop - start for start, stop in tree.opened["pytorch_model.bin"].reads) < 100_000
 
 
-def test_a_gap_behind_the_pickle_is_not_read():
-    """The entry after the pickle starts 30 MB later: nothing of that is fetched."""
-    content = holding({"w": 1})
-    at = content.index(b"PK\x03\x04", 4)
-    gap = 30 << 20
-    stretched = content[:at] + bytes(gap) + content[at:]
-    for name in ("archive/byteorder", "archive/data/0"):
-        place = central(stretched, name) + 42
-        stretched = patched(stretched, place, int.from_bytes(stretched[place : place + 4], "little") + gap)
-    end = len(stretched) - 6
-    stretched = patched(stretched, end, int.from_bytes(stretched[end : end + 4], "little") + gap)
-    tree = MemoryTree({"pytorch_model.bin": stretched})
-    with pytest.raises(UnsupportedFormatError, match="no tensors by name"):
-        PytorchSource(tree, paths=["pytorch_model.bin"]).names()
-    assert sum(stop - start for start, stop in tree.opened["pytorch_model.bin"].reads) < 200_000
-
-
 @pytest.mark.parametrize("name", ["byteorder", ".storage_alignment"])
 def test_small_entries_that_are_large_are_refused(name):
     content = zipped({"archive/data.pkl": b"N.", f"archive/{name}": bytes(1 << 20)})
     with pytest.raises(CorruptCheckpointError, match="has 1,048,576 bytes"):
         source_of(content).names()
-
-
-@pytest.mark.parametrize("text", [b"", b"x", b"0", b"-64", b"9" * 30])
-def test_an_alignment_that_is_none_is_that_of_torch(text):
-    entries = {"archive/data.pkl": b"N.", "archive/.storage_alignment": text}
-    with pytest.raises(UnsupportedFormatError, match="no tensors by name"):
-        source_of(zipped(entries)).names()
 
 
 def test_every_truncation_and_flipped_byte_is_refused_or_read():

@@ -139,34 +139,6 @@ def test_it_reads_what_torch_loads():
         assert torch.equal(source.read_rows(name, rows), loaded[name][torch.from_numpy(rows)])
 
 
-def test_tied_tensors_lie_in_one_place():
-    weights = torch.ones(3, 2)
-    source = source_of(saved({"embed": weights, "head": weights, "second_row": weights[1:2]}))
-    embed, head, row = (source.spec(name) for name in ("embed", "head", "second_row"))
-    assert (embed.start, embed.stop) == (head.start, head.stop)
-    assert (row.start, row.stop) == (embed.start + 8, embed.start + 16)
-
-
-def test_a_file_costs_two_reads_before_its_weights():
-    tensors = {f"model.layers.{n}.{p}": torch.ones(64, 64) for n in range(32) for p in "qkvoabc"}
-    tree = MemoryTree({"pytorch_model.bin": saved(tensors)})
-    source = open_checkpoint(tree)
-    for name in source.names():
-        source.spec(name)
-    reads = tree.opened["pytorch_model.bin"].reads
-    assert len(reads) == 2
-    assert sum(stop - start for start, stop in reads) < 200_000
-
-
-def test_a_long_directory_costs_one_more():
-    tensors = {f"model.layers.{n}.{p}": torch.ones(1) for n in range(200) for p in "qkvoabc"}
-    tree = MemoryTree({"pytorch_model.bin": saved(tensors)})
-    source = open_checkpoint(tree)
-    for name in source.names():
-        source.spec(name)
-    assert len(tree.opened["pytorch_model.bin"].reads) == 3
-
-
 def test_another_programs_archive_costs_one_read_more_a_tensor():
     tree = MemoryTree({"pytorch_model.bin": repacked(saved({"a": torch.ones(40_000), "b": torch.ones(40_000)}))})
     source = open_checkpoint(tree)
@@ -175,36 +147,6 @@ def test_another_programs_archive_costs_one_read_more_a_tensor():
     for _ in range(2):
         source.spec("a")
     assert len(tree.opened["pytorch_model.bin"].reads) == n_reads + 1
-
-
-def test_another_alignment_is_followed():
-    torch.utils.serialization.config.save.storage_alignment, before = (
-        4096,
-        torch.utils.serialization.config.save.storage_alignment,
-    )
-    try:
-        content = saved({"a": torch.arange(3.0), "b": torch.arange(4.0)})
-    finally:
-        torch.utils.serialization.config.save.storage_alignment = before
-    source = source_of(content)
-    assert source.spec("b").start % 4096 == 0
-    assert torch.equal(source.read("b"), torch.arange(4.0))
-
-
-def test_rows_are_read_by_their_ranges():
-    tree = MemoryTree({"pytorch_model.bin": saved({"embed": torch.arange(400_000.0).reshape(1000, 400)})})
-    source = open_checkpoint(tree)
-    start = source.spec("embed").start
-    source.read_rows("embed", np.array([9, 0]))
-    assert tree.opened["pytorch_model.bin"].reads[2:] == [(start, start + 1600), (start + 9 * 1600, start + 16_000)]
-
-
-def test_with_an_index_only_the_shard_of_a_tensor_is_opened():
-    tree = MemoryTree(sharded({"a": torch.ones(2), "b": torch.ones(2)}, 2))
-    source = open_checkpoint(tree)
-    assert source.names() == ("a", "b")
-    source.read("b")
-    assert list(tree.opened) == ["pytorch_model-00002-of-00002.bin"]
 
 
 @pytest.mark.parametrize(
@@ -282,14 +224,6 @@ def test_a_view_that_overlaps_itself_is_refused(stride):
     view = torch.arange(64.0).as_strided((3, 4), stride)
     with pytest.raises(UnsupportedFormatError, match="repeats elements of its storage"):
         source_of(saved({"w": view})).spec("w")
-
-
-@pytest.mark.parametrize(
-    "stride", [(4, 1), (1, 3), (8, 2), (5, 1), (1, 16)], ids=lambda stride: "x".join(map(str, stride))
-)
-def test_a_view_that_leaves_elements_out_is_read(stride):
-    view = torch.arange(64.0).as_strided((3, 4), stride)
-    assert torch.equal(source_of(saved({"w": view})).read("w"), view)
 
 
 def test_legacy_files_are_refused_with_advice():

@@ -72,22 +72,3 @@ def test_one_number_per_column_is_never_taken_for_rows():
     grid = column_grid(source.spec("scale"), (8, 8))
     assert torch.equal(grid.at(source, np.array([3])), torch.arange(8.0)[None])
     assert column_grid(source.spec("scale"), (8, 9)) is None
-
-
-def test_bytes_are_powers_of_two_and_codes_of_eight_bits_floats():
-    source, grid = grid_of(torch.tensor([[127], [130]], dtype=torch.uint8), (2, 4))
-    assert grid.at(source, np.array([0, 1])).flatten().tolist() == [1.0, 8.0]
-    source, grid = grid_of(torch.tensor([[1.5], [2.0]]).to(torch.float8_e4m3fn), (2, 4))
-    assert grid.at(source, np.array([0, 1])).flatten().tolist() == [1.5, 2.0]
-
-
-def test_only_the_rows_of_the_grid_that_are_needed_are_read():
-    class Counting(MemorySource):
-        def read_stored_rows(self, name, rows, *, max_gap_bytes=None):
-            self.asked = np.asarray(rows).tolist()
-            return super().read_stored_rows(name, rows, max_gap_bytes=max_gap_bytes)
-
-    source = Counting({"scale": torch.rand(75, 2)})
-    grid = fit_grid(source.spec("scale"), (9600, 256))
-    grid.at(source, np.array([9599, 0, 130, 127, 131]))
-    assert source.asked == [0, 1, 74]

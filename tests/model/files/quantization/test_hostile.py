@@ -48,7 +48,7 @@ def test_a_part_that_is_missing_is_named_with_the_codes(scheme, part):
         and tensors[codes].dtype in (torch.int8, torch.uint8)
         and part.endswith((".weight_scale", ".scale", "SCB"))
     ):
-        # Integers with nothing beside them are no weights of any scheme; which one is missing cannot be told.
+        # Integers with nothing beside them are not weights of any scheme; which one is missing cannot be told.
         with pytest.raises(UnsupportedFormatError, match=rf"'{codes}' holds .* was not found beside it"):
             source.read(WEIGHT)
         return
@@ -112,7 +112,7 @@ def test_a_part_that_does_not_fit_is_named_with_the_codes(scheme, part, change):
     tensors, config = written(scheme)
     old = tensors[part]
     whole = old.reshape(max(1, old.shape[0] if old.ndim else 1), -1)
-    # 7 more rows or entries divide nothing here, and are no blocks of 128.
+    # 7 more rows or entries divide nothing here, and are not blocks of 128.
     grown = torch.cat([whole.view(torch.uint8)] * 2).view(old.dtype)[: len(whole) + min(7, len(whole))]
     tensors[part] = grown.reshape(-1) if old.ndim < 2 else grown
     if change == "empty":
@@ -211,17 +211,6 @@ def test_groups_outside_of_the_scales_are_refused(scheme, group):
     tensors[name][100] = group
     with pytest.raises(CorruptCheckpointError, match=r"g_idx' beside .* names groups from .*; there are 5"):
         source_of(tensors, config).read(WEIGHT)
-
-
-BLOCKS = [0, -1, "128", [0, 128], [128], [1 << 60, 1], ["a", 1], {"a": 1}, [128.0, 128], None, True, [True, True]]
-
-
-@pytest.mark.parametrize("block", BLOCKS)
-def test_a_block_size_that_is_none_is_ignored(block):
-    tensors, _ = written("fp8-block")
-    config = {"quantization_config": {"quant_method": "fp8", "weight_block_size": block}}
-    expected = SCHEMES["fp8-block"].write(weight_for(SCHEMES["fp8-block"]), MODULE).expected
-    assert torch.equal(source_of(tensors, config).read(WEIGHT), expected)
 
 
 @pytest.mark.parametrize(

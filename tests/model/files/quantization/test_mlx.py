@@ -10,26 +10,10 @@ from tests.model.files.quantization.writers import E2M1, mlx, nearest_fp4
 W = 0.05 * torch.randn(24, 192, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize("own", [{"bits": 8, "group_size": 32}, {"bits": 8, "group_size": 32, "mode": "affine"}])
-def test_bits_of_a_module_of_its_own_come_before_those_of_all(own):
-    # 8 bits in groups of 32 and 4 bits in groups of 64 have as many words and scales: only the config tells.
-    written = mlx(8, group=32)(W, MODULE)
-    settings = {"bits": 4, "group_size": 64, MODULE: own, "lm_head": False}
-    source = source_of(written.tensors, {"quantization": settings})
-    assert torch.equal(source.read(WEIGHT), written.expected)
-    assert source.description.quantization == "MLX, 8 bits in groups of 32"
-
-
 @pytest.mark.parametrize("settings", [{"bits": 3, "group_size": 64}, {"bits": "4", "group_size": 64}, {"bits": 4}, {}])
 def test_a_config_that_does_not_fit_is_not_guessed_around(settings):
     with pytest.raises(UnsupportedFormatError, match="does not say how many bits"):
         source_of(mlx(4)(W, MODULE).tensors, {"quantization": settings}).read(WEIGHT)
-
-
-def test_a_module_left_out_of_quantisation_goes_by_all():
-    written = mlx(4)(W, MODULE)
-    settings = {"bits": 4, "group_size": 64, MODULE: True}
-    assert torch.equal(source_of(written.tensors, {"quantization": settings}).read(WEIGHT), written.expected)
 
 
 def fp4_words(group):

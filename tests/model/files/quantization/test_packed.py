@@ -97,17 +97,6 @@ def test_columns_may_belong_to_groups_out_of_order(is_filled, has_zeros):
     assert torch.equal(source_of(tensors, config(4, "0.12.2")).read(WEIGHT), expected)
 
 
-def test_without_a_config_codes_have_four_or_eight_bits():
-    codes, _, scale = drawn(8)
-    tensors = {
-        f"{WEIGHT}_packed": dense(codes, 8),
-        f"{WEIGHT}_scale": scale,
-        f"{WEIGHT}_shape": torch.tensor([OUT, IN]),
-    }
-    expected = (codes - 128) * scale.repeat_interleave(GROUP, 1)
-    assert torch.equal(source_of(tensors).read(WEIGHT), expected)
-
-
 def test_zero_points_one_by_one_are_read_as_well():
     codes, zeros, scale = drawn(4, n_groups=1)
     tensors = {

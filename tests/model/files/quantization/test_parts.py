@@ -124,30 +124,6 @@ PLAIN = {
 }
 
 
-@pytest.mark.parametrize("case", PLAIN)
-def test_what_has_no_companions_stays_as_it_is(case):
-    inventory = take_inventory(PLAIN[case])
-    assert inventory.names == tuple(sorted(PLAIN[case]))
-    assert inventory.quantized == {}
-
-
-def test_names_may_come_in_any_order():
-    stored = SORTED["compressed-tensors"][0]
-    assert take_inventory(stored) == take_inventory(stored[::-1])
-
-
-def test_a_tensor_of_the_weight_s_name_beside_its_codes_is_a_rival():
-    inventory = take_inventory([W, f"{M}.qweight", f"{M}.scales"])
-    assert inventory.quantized[W].rival == W
-    assert inventory.names == (W,)
-
-
-def test_codes_that_are_missing_leave_orphans():
-    inventory = take_inventory([f"{W}_scale_inv", "model.norm.weight"])
-    assert inventory.orphans == {W: f"{W}_scale_inv"}
-    assert inventory.names == (f"{W}_scale_inv", "model.norm.weight")
-
-
 def test_a_large_mixture_is_sorted_out_in_linear_time():
     # 90,000 names took 0.5 s; a scan of all names for each of them would take an hour.
     weights = [
@@ -155,8 +131,3 @@ def test_a_large_mixture_is_sorted_out_in_linear_time():
     ]
     inventory = take_inventory([name for weight in weights for name in (weight, f"{weight}_scale_inv")])
     assert len(inventory.quantized) == len(inventory.names) == len(weights)
-
-
-def test_of_nested_modules_each_has_its_own_parts():
-    deep = take_inventory(["a.b.codebooks", "a.b.codes", "a.codes", "a.b.scales"])
-    assert deep.quantized["a.b.weight"].companions.keys() == {"codebooks", "codes", "scales"}

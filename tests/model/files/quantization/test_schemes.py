@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from tests.conformance_tensors import random_tensors
 from tests.model.files.quantization.stored import FILE, MODULE, WEIGHT, bytes_read, source_of, tree_of, weight_for
 from tests.model.files.quantization.writers import SCHEMES
 
@@ -74,20 +73,6 @@ def test_rows_read_only_their_own_codes(name):
     assert bytes_read(tree, spec.start, spec.stop) >= 3 * spec.n_bytes // n_rows
 
 
-@pytest.mark.parametrize(
-    ("name", "per_row"), [("int4", 5 * 4), ("nvfp4", 10), ("mxfp4", 5), ("fp8-channel", 4), ("mlx-4", 3 * 4)]
-)
-def test_rows_read_only_their_own_scales(name, per_row):
-    scheme, stored = written(name)
-    tree = tree_of(stored.tensors, scheme.model_config)
-    source = source_of({}, tree=tree)
-    source.spec(WEIGHT)
-    scales = source._source.spec(f"{MODULE}.scales" if name == "mlx-4" else f"{WEIGHT}_scale")
-    tree.opened[FILE].reads.clear()
-    source.read_rows(WEIGHT, np.array([2, 40, 70], dtype=np.int64))
-    assert bytes_read(tree, scales.start, scales.stop) == 3 * per_row
-
-
 @pytest.mark.parametrize("name", [name for name, scheme in SCHEMES.items() if scheme.whole])
 def test_where_rows_are_columns_the_tensor_is_read_once_and_kept(name):
     scheme, stored = written(name)
@@ -120,12 +105,3 @@ def test_small_pieces_give_the_same_numbers(name, monkeypatch):
     source = source_of(stored.tensors, scheme.model_config, max_span_bytes=64)
     assert torch.equal(source.read(WEIGHT), expected)
     assert torch.equal(source.read_rows(WEIGHT, ROWS), expected[torch.from_numpy(ROWS)])
-
-
-def test_a_plain_checkpoint_passes_through():
-    tensors = random_tensors()
-    tree = tree_of(tensors)
-    source = source_of({}, tree=tree)
-    assert source.names() == tuple(sorted(tensors))
-    assert source.description.quantization is None
-    assert source.description.notes == ()

@@ -67,55 +67,6 @@ class TestQuantizedTensors(TensorSourceConformance):
             stored |= {name: codes, f"{name}_scale": scale.clone()}
         return source_of(stored)
 
-    def test_a_checkpoint_names_its_format(self, source):
-        assert source.description.format == "safetensors"
-        assert source.description.quantization == "FP8, one scale per tensor"
-
-    def test_a_spec_has_the_stored_shape_and_size(self, source, tensors):
-        for name in ("embed.weight", "half", "single", "cube"):
-            assert source.spec(name).shape == tuple(tensors[name].shape)
-            assert source.spec(name).n_bytes == tensors[name].numel()
-
-    def test_a_spec_names_the_stored_dtype(self, source):
-        dtypes = {name: source.spec(name).dtype for name in ("embed.weight", "norm", "double")}
-        assert dtypes == {"embed.weight": "F8_E4M3", "norm": "F32", "double": "F64"}
-
-    def test_size_counts_at_least_every_tensor(self, source):
-        assert source.n_bytes == len(source._tree.contents[FILE])
-
-    def test_a_stored_tensor_is_read_as_it_is(self, source, tensors):
-        for name in ("norm", "double", "integers", "mask"):
-            assert torch.equal(source.read_stored(name), tensors[name]), name
-
-    def test_stored_rows_are_read_as_they_are(self, source, tensors):
-        for name in ("double", "integers"):
-            assert torch.equal(source.read_stored_rows(name, np.array([2, 0])), tensors[name][[2, 0]]), name
-
-
-def test_nothing_is_read_before_something_is_asked():
-    tree = CountingTree({FILE: safetensors_bytes(written("int4")[0].tensors), "config.json": b"{}"})
-    source = open_checkpoint(tree)
-    assert source.n_bytes == len(tree.contents[FILE])
-    assert source.paths == (FILE,)
-    assert (tree.opened, tree.small) == ({}, [])
-
-
-def test_an_unquantised_checkpoint_never_reads_the_config():
-    tree = CountingTree({FILE: safetensors_bytes({WEIGHT: torch.ones(2, 2)}), "config.json": b"{}"})
-    source = open_checkpoint(tree)
-    source.names(), source.spec(WEIGHT), source.read(WEIGHT), source.description
-    assert tree.small == []
-    assert len(tree.opened[FILE].reads) == 2  # header, tensor
-
-
-def test_a_quantised_one_reads_it_once():
-    quantized, config = written("fp8-block")
-    tree = CountingTree({FILE: safetensors_bytes(quantized.tensors), "config.json": json.dumps(config).encode()})
-    source = open_checkpoint(tree)
-    assert torch.equal(source.read(WEIGHT), quantized.expected)
-    source.read(WEIGHT), source.description
-    assert tree.small == ["config.json"]
-
 
 def sharded(quantized):
     """Codes in one shard, companions in the other, with an index."""
@@ -129,21 +80,6 @@ def sharded(quantized):
             "model.safetensors.index.json": json.dumps({"weight_map": paths}).encode(),
         }
     )
-
-
-def test_with_an_index_names_and_openings_cost_no_header():
-    quantized = written("fp8-block")[0].tensors
-    tree = sharded({**quantized, "model.norm.weight": torch.ones(3)})
-    source = open_checkpoint(tree)
-    assert source.names() == (WEIGHT, "model.norm.weight")
-    assert tree.opened == {}
-    source.read("model.norm.weight")
-    assert list(tree.opened) == ["model-00001-of-00002.safetensors"]
-
-
-def test_codes_and_scales_may_lie_in_different_shards():
-    quantized = written("fp8-block")[0]
-    assert torch.equal(open_checkpoint(sharded(quantized.tensors)).read(WEIGHT), quantized.expected)
 
 
 @pytest.mark.parametrize(
@@ -169,29 +105,6 @@ def test_the_block_size_is_found_where_libraries_put_it(path, settings):
     tree.files = MemoryTree(tree.contents).files
     got = source_of({}, tree=tree).read(WEIGHT)
     assert torch.equal(got, scale.repeat_interleave(64, 0)[:96].repeat_interleave(32, 1)[:, :60])
-
-
-def test_the_configs_group_size_decides_where_shapes_do_not():
-    codes, scale = torch.ones(4, 160, dtype=torch.int8), torch.rand(4, 2)  # 80 + 80, or 128 + 32
-    config = {"quantization_config": {"config_groups": {"g": {"weights": {"num_bits": 8, "group_size": 80}}}}}
-    source = source_of({WEIGHT: codes, f"{WEIGHT}_scale": scale}, config)
-    assert torch.equal(source.read(WEIGHT), scale.repeat_interleave(80, 1))
-    assert source.description.quantization == "INT8, in groups of 80"
-
-
-def test_without_a_config_blocks_of_fp8_are_those_of_128():
-    scale = torch.tensor([[1.0], [4.0]])  # 192 rows: 128 + 64, and not twice 96
-    codes = torch.ones(192, 60).to(torch.float8_e4m3fn)
-    got = source_of({WEIGHT: codes, f"{WEIGHT}_scale_inv": scale}).read(WEIGHT)
-    assert torch.equal(got, scale.repeat_interleave(128, 0)[:192].expand(-1, 60))
-
-
-def test_a_mixed_checkpoint_names_each_of_its_schemes():
-    fp8, fp4 = SCHEMES["fp8-block"], SCHEMES["fp4-deepseek"]
-    tensors = fp8.write(weight_for(fp8), "model.layers.0.attn.wo").tensors
-    tensors |= fp4.write(weight_for(fp4), "model.layers.0.ffn.experts.0.w1").tensors
-    source = source_of(tensors, fp8.model_config)
-    assert source.description.quantization == "FP8, blocks of 128 x 128; MXFP4, in groups of 32"
 
 
 def test_schemes_of_the_same_names_are_told_apart():
@@ -234,11 +147,6 @@ def test_what_was_done_before_quantising_is_noted(case):
     tensors = written("int8-channel")[0].tensors
     notes = source_of(tensors, {"quantization_config": settings}).description.notes
     assert [text.startswith(note) for text in notes] == [True]
-
-
-def test_nothing_is_noted_where_the_config_says_nothing():
-    quantized, config = written("int4")
-    assert source_of(quantized.tensors, config).description.notes == ()
 
 
 def test_plain_fp8_is_read_and_noted():
@@ -309,19 +217,6 @@ def test_codes_in_pytorch_files_are_read_as_well():
     assert torch.equal(source.read(WEIGHT), quantized.expected)
     assert source.description.format == "PyTorch"
     assert source.description.quantization == "GPTQ, 4 bits in groups of 32"
-
-
-def test_reading_rows_keeps_the_last_only():
-    tensors = {}
-    for number in range(2):
-        scheme = SCHEMES["gptq-4"]
-        tensors |= scheme.write(weight_for(scheme, seed=number), f"m.{number}").tensors
-    source = source_of(tensors)
-    source.read("m.0.weight")
-    assert source._kept is None
-    source.read_rows("m.0.weight", np.array([0]))
-    source.read_rows("m.1.weight", np.array([0]))
-    assert source._kept[0] == "m.1.weight"
 
 
 def test_small_companions_are_read_once_and_not_kept_for_ever():

@@ -34,6 +34,19 @@ def badge(capsys, folder: Path, text: str) -> int:
     return status
 
 
+def test_a_badge_of_a_report_with_one_such_number(tmp_path, capsys):
+    places = list(numbers(REPORT))
+    assert len(places) > 50
+    for place in places:
+        report = json.loads(json.dumps(REPORT))
+        holder = report
+        for name in place[:-1]:
+            holder = holder[name]
+        holder[place[-1]] = "here"
+        for digits in ("9" * 400, "-" + "9" * 400, "9" * 5000):
+            badge(capsys, tmp_path, json.dumps(report).replace('"here"', digits))
+
+
 @pytest.mark.parametrize("n_digits", [400, 5000])
 def test_a_report_that_is_such_a_number(tmp_path, capsys, n_digits):
     assert badge(capsys, tmp_path, "9" * n_digits) == 1

@@ -269,6 +269,15 @@ def test_a_stranger_is_compared_with_nothing_as_planned(built, folders):
     assert "does not show that there is none" in str(found)
 
 
+@pytest.mark.parametrize("times", [1e30, 1e-30])
+def test_rows_of_any_size_are_found(built, folders, tmp_path, times):
+    huge = str(write_model(tmp_path / "huge", times * (gaussian(1500, 96, 1) + 0.2 * gaussian(1500, 96, 2))))
+    built.add(Model(open_repository(huge)))
+    found = identify(NamedModel(folders["tuned"]), built)
+    assert {one.base.repo for one in found.found} == {folders["second"], huge}
+    assert [one.base.repo for one in identify(NamedModel(huge), built, top=3).found][1:] == [folders["second"]]
+
+
 def test_a_few_huge_rows_hide_nothing(built, folders, tmp_path):
     rows = gaussian(1500, 96, 1) + 0.2 * gaussian(1500, 96, 2)
     (as_it_is, *_) = identify(NamedModel(folders["tuned"]), built, confirm=False).ancestors

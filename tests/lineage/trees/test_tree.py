@@ -82,6 +82,16 @@ def test_permuted_rescaled_pruned_members_are_aligned_first(lineage):
     assert any("right/a was divided by" in note for note in tree.notes)
 
 
+def test_a_few_huge_rows_are_left_out_of_distances(lineage):
+    plain = grow_tree(family(lineage))
+    lineage["left/a"] = lineage["left/a"].clone()
+    lineage["left/a"][::50] *= 1e30
+    tree = grow_tree(family(lineage))
+    assert tree.members == plain.members
+    assert torch.tensor(tree.distances) == pytest.approx(torch.tensor(plain.distances), rel=0.2, abs=1e-6)
+    assert any(f"{len(range(0, R, 50))} tokens were left out" in note for note in tree.notes)
+
+
 @pytest.mark.parametrize("share", [0.3, 0.5, 0.7])
 def test_a_merge_has_two_parents_and_their_shares(lineage, share):
     lineage["merge"] = share * lineage["left/a"] + (1.0 - share) * lineage["right/a"]

@@ -280,6 +280,13 @@ def test_429_for_ever_is_rate_limited_within_bounds(loopback_hub, source, waits)
     assert len(gets(loopback_hub)) == 6
 
 
+def test_500_for_ever_is_a_server_error_within_bounds(loopback_hub, source, waits):
+    loopback_hub.faults.append(Fault("status", origin="cdn", status=500, times=None))
+    with pytest.raises(ServerError, match=f"answered 500 for '{WEIGHTS}', after every retry"):
+        source.read(0, 10)
+    assert len(gets(loopback_hub)) == 6
+
+
 # Signed addresses.
 
 

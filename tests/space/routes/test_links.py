@@ -160,6 +160,13 @@ def test_an_answer_that_is_no_list_of_models_suggests_nothing(hub, said):
     assert len(hub.sent("hub", "/api/models")) == 1
 
 
+def test_only_the_first_page_of_a_list_is_read(hub):
+    after = {"Link": f'<{hub.endpoint}/api/models?cursor=1>; rel="next"'}
+    hub.faults.append(Fault("status", path="/api/models", status=200, headers=after, body=b"[]", times=None))
+    assert names_of(Suggestions(), "owner/") == ()
+    assert len(hub.sent("hub", "/api/models")) == 1
+
+
 def test_an_answer_that_does_not_end_in_time_is_left(hub, monkeypatch):
     monkeypatch.setattr("mdir_space.page.suggestions.ANSWER_S", -1.0)
     suggestions = Suggestions()

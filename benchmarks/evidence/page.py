@@ -14,7 +14,6 @@ from benchmarks.evidence.figure import draw_evidence
 from benchmarks.evidence.forgery import forgery_section
 from benchmarks.evidence.losses import losses_section
 from benchmarks.evidence.methods import methods_section
-from benchmarks.evidence.numbered import numbered_section
 from benchmarks.evidence.peers import peers_section
 from benchmarks.evidence.real import real_peers_section, real_section
 from benchmarks.evidence.strangers import strangers_section
@@ -134,7 +133,6 @@ SECTIONS: tuple[tuple[str, tuple[str, ...], Callable[[Results, dict[str, Figure]
     ("Others on the same pairs", ("zoo-pairs", "zoo-peers"), peers_section),
     ("Where we lose", ("zoo-pairs", "zoo-peers"), losses_section),
     ("Calibration", ("calibration-models", "calibration-pairs", "calibration-haar"), calibration_section),
-    ("Channels whose numbers mean something", ("numbered-channels",), numbered_section),
     ("Broken on purpose", ("mutants",), broken_section),
 )
 """Name, result files and what writes them, in the order of the page."""

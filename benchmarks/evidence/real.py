@@ -67,28 +67,6 @@ def real_section(results: Results, figures: dict[str, Figure]) -> str:
                     for row in results["real-power"]
                 ],
             ),
-            "### What real strangers share",
-            "log10 p of Algorithm 1 on 20,000 common tokens, in several views, and without the best channels "
-            "(`python -m benchmarks.real.shared_axes`).",
-            table(
-                ["pair", "view", "log10 p", "without n/16", "without n/2", "channels significant one by one"],
-                [_axes(row) for row in results["real-shared-axes"]],
-            ),
-            "Signs of gated neurons, matched by their gates behind the map that the embeddings give: how many agree, "
-            "of those matched. Between independent models they are tossed coins (`python -m "
-            "benchmarks.real.neuron_signs`); no verdict rests on this yet.",
-            table(
-                ["models", "signs that agree", "log10 p"],
-                [
-                    [
-                        f"{row['a']} and {row['b']}",
-                        f"{found['agreeing']:,} of {found['n']:,}",
-                        f"{found['log10_p'] + 0.0:,.0f}",
-                    ]
-                    for row in results["real-neuron-signs"]
-                    if (found := row["fitted"]) is not None
-                ],
-            ),
         ]
     )
 
@@ -154,9 +132,3 @@ def _peer(name: str, rows: list[Row]) -> list[str]:
         str(len(rows) - len(said)),
         f"{sum(row['cpu_s'] for row in rows):,.0f}",
     ]
-
-
-def _axes(row: Row) -> list[str]:
-    numbers = [row["log10_p"], row["log10_p without n/16"], row["log10_p without n/2"]]
-    pair = row["pair"].replace(" | ", " and ")
-    return [pair, row["view"], *(f"{p + 0.0:,.0f}" for p in numbers), f"{row['channels significant']} of {row['n']}"]

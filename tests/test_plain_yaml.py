@@ -53,3 +53,9 @@ def test_what_is_named_twice_does_not_contain_itself():
     assert read_yaml("a: &a {k: v}\nb: [*a, *a]\nc: *a") == {"a": {"k": "v"}, "b": [{"k": "v"}] * 2, "c": {"k": "v"}}
     assert complaint("a: &a [b, *a]") == "contains itself"
     assert complaint("&a {k: {l: *a}}") == "contains itself"
+
+
+def test_a_complaint_of_the_parser_names_the_line():
+    said = "cannot be read in line {}: found character '@' that cannot start any token"
+    assert complaint("a: b\nc: @x") == said.format(2)
+    assert complaint("a: b\nc: @x", first_line=5) == said.format(6)

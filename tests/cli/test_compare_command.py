@@ -188,6 +188,17 @@ def test_two_hub_ids_are_compared_over_http(tmp_path, loopback_hub, capsys):
     assert body["io"]["bytes_read"] < body["io"]["bytes_of_weights"] / 3
 
 
+def test_files_of_the_same_digest_are_settled_without_a_weight_byte(tmp_path, loopback_hub, capsys):
+    folder = write_model(tmp_path / "base", gaussian(V, N, 0))
+    for name in ("base", "mirror"):
+        loopback_hub.add_repository(f"some/{name}", folder)
+    assert main(["compare", "some/base", "some/mirror", "--json"]) == 0
+    body = json.loads(capsys.readouterr().out)
+    assert body["verdict"] == "homologous" and body["settled_by"] == "identical_files"
+    assert body["embedding"] is None
+    assert body["log10_p"] == pytest.approx(-77.06, abs=0.01)  # 256 bits
+
+
 def test_ctrl_c_ends_with_130_one_line_and_no_half_written_file(tmp_path, loopback_hub):
     from tests.loopback.faults import Fault
 

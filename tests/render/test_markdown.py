@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mdir_hf.names import shown_name
-from mdir_hf.render.markdown import fenced, markdown_text
+from mdir_hf.render.markdown import fenced, markdown_text, plain
 from tests.render.figures.drawn_reports import HOSTILE_NAMES, a_model, a_report
 
 markdown_it = pytest.importorskip("markdown_it")
@@ -54,3 +54,7 @@ def test_a_listing_cannot_be_left(text):
     tokens = rendered(fenced("sh", f"{text}\n# still inside"))
 
     assert [(token.type, token.content) for token in tokens] == [("fence", f"{text}\n# still inside\n")]
+
+
+def test_addresses_do_not_become_links():
+    assert plain("https://x.example www.x.example a@b") == r"https\://x.example www\.x.example a\@b"

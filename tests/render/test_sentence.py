@@ -227,6 +227,14 @@ def test_a_p_is_placed_beside_those_of_real_models(log10_p, words):
     assert 'role="img" aria-label="A scale of log10 p.' in section_html(section, {})
 
 
+def test_what_was_not_answered_has_no_place_on_the_scale():
+    for report in (
+        a_report(verdict=Verdict.INCONCLUSIVE, settled_by=None),
+        a_report(settled_by=SettledBy.IDENTICAL_FILES),
+    ):
+        assert SectionKind.SCALE not in {section.kind for section in describe(report)}
+
+
 def test_stored_reports_of_real_models_say_it():
     said = {
         path.stem: HomologyReport.from_json(path.read_text(encoding="utf-8")).sentence

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
+
 from mdir_hf import HomologyReport, Reason, Verdict
 from mdir_hf.render.description import describe
 from mdir_hf.render.sections import SectionKind
@@ -18,6 +20,14 @@ def test_every_verdict_has_all_of_them_and_its_own():
         assert len(set(words.values())) == len(Verdict) and all(words.values())
     assert all(len(icon) == 1 for icon in ICON.values())
     assert set(REASON_TEXT) == set(Reason)
+
+
+@pytest.mark.parametrize("reason", list(Reason))
+def test_an_inconclusive_headline_gives_its_reason(reason):
+    report = a_report(verdict=Verdict.INCONCLUSIVE, reason=reason)
+
+    assert report.headline == f"The comparison is inconclusive: {REASON_TEXT[reason]}"
+    assert report.icon == "◐" and report.means == MEANS[Verdict.INCONCLUSIVE]
 
 
 def test_how_a_model_was_read_is_kept_and_said_where_it_was_used():

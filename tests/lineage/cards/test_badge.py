@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from xml.etree import ElementTree
 
@@ -15,7 +16,7 @@ import mdir_hf
 from mdir_hf import HomologyReport, Verdict, make_badge
 from mdir_hf.errors import InputError
 from mdir_hf.lineage.cards.badge import Badge
-from mdir_hf.lineage.cards.claim import claim_of_dict, claim_of_report, p_text
+from mdir_hf.lineage.cards.claim import SCHEMA, claim_of_dict, claim_of_report, p_text
 from mdir_hf.lineage.cards.svg import LABEL_COLOR, MESSAGE_COLORS, RIM_COLOR, escape, render_svg
 from mdir_hf.report import PlaceboResult, Placebos
 from tests.lineage.cards.reports import BASE_COMMIT, HOSTILE_TEXTS, a_report, model
@@ -51,6 +52,23 @@ def test_the_same_report_gives_the_same_bytes():
     svg = make_badge(a_report()).svg
     assert svg.isascii() and svg.endswith("</svg>\n")
     assert svg == make_badge(HomologyReport.from_json(a_report().to_json())).svg
+
+
+def test_a_claim_is_drawn_as_it_always_was():
+    # Badges that lie in repositories are drawn again to be verified: other bytes need another badge schema.
+    claim = dataclasses.replace(claim_of_report(a_report()), report_sha256="c0" * 32)
+    digest = hashlib.sha256(render_svg(claim).encode()).hexdigest()
+    assert (SCHEMA, digest) == ("mdir-hf/badge/1", "d6bf171b23d7b7c1668b1b5790c2966b1c119570b5830d60fb25d6bd62ffb416")
+
+
+def test_text_fits_its_side():
+    root = parsed(make_badge(a_report()))
+    label, message = root.iter(f"{SVG}text")
+    left = float(next(root.iter(f"{SVG}path")).get("d").split()[0].lstrip("M"))
+    width = float(root.get("width"))
+    for text, start, stop in ((label, 0, left), (message, left, width)):
+        middle, half = float(text.get("x")), float(text.get("textLength")) / 2
+        assert start + 5.5 <= middle - half and middle + half <= stop - 5.5
 
 
 def luminance(color):

@@ -19,6 +19,15 @@ def common(sample, *vocabularies) -> int:
     return sum(all(token in v.row_of for v in vocabularies) for token in sample)
 
 
+def test_models_that_share_little_get_tokens_of_their_own():
+    most = vocabulary([f"a{i}" for i in range(3000)])
+    few = vocabulary([f"b{i}" for i in range(3000)] + ["a1"])
+    fewer = vocabulary([f"b{i}" for i in range(100, 3000)] + ["a2"])
+    sample = choose_tokens([most] * 5 + [few, fewer], 200)
+    assert common(sample, most) >= 200
+    assert common(sample, few, fewer) >= 200
+
+
 def test_two_models_of_their_own_vocabulary_are_compared_by_it():
     most = vocabulary([f"a{i}" for i in range(3000)])
     own = vocabulary([f"b{i}" for i in range(3000)])

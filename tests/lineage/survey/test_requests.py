@@ -7,7 +7,9 @@ from mdir_hf.errors import StoppedError
 from mdir_hf.lineage.survey.arriving import survey_arriving
 from mdir_hf.lineage.survey.declared import add_declared
 from mdir_hf.lineage.survey.reads import plan_reads
+from mdir_hf.lineage.survey.requests import planned_requests
 from mdir_hf.lineage.survey.run import SurveyPlan, prepare_survey, requests_of, run_survey
+from mdir_hf.model.open import Reading
 from tests.loopback.limits import bucket_of
 from tests.model.hub.fixtures import hf_home, loopback_hub
 from tests.specimens import gaussian, tokens, write_model
@@ -45,6 +47,16 @@ def test_what_is_planned_is_no_less_than_what_is_sent_and_no_guess(population, l
         assert planned.n_models == (len(names) if n_opened else 0)
         assert api <= planned.api == n_opened * len(names)
         assert fewest <= files <= planned.files <= 12 * len(names)
+
+
+def test_a_survey_of_many_says_how_long_the_hub_takes(hf_home, monkeypatch):
+    names = [f"some/model-{number}" for number in range(600)]
+    planned = planned_requests(Reading(), for_tokens=names, for_rows=names)
+    assert "600 models on the Hub: up to 1,200 requests to its API" in str(planned)
+    assert "an address without a token 500 and 3,000; they are spread over 10 minutes or more" in str(planned)
+    few = planned_requests(Reading(token="hf_x"), for_tokens=names[:5], for_rows=names[:5])
+    assert few.at_least_s == 0
+    assert str(few).endswith("a user 1,000 and 5,000")
 
 
 def test_it_is_said_before_it_is_sent(population, loopback_hub, tmp_path, capsys, monkeypatch):

@@ -39,6 +39,11 @@ def survey(*related, declared=None) -> SurveyReport:
     return SurveyReport(NAMES, models, pairs, {"alpha": 1e-10})
 
 
+def test_a_chain_that_is_no_clique_is_worth_a_look():
+    assert survey(("a", "c"), ("c", "d")).contradictions() == (("a", "c", "d"),)
+    assert survey(("a", "c"), ("c", "d"), ("a", "d")).contradictions() == ()
+
+
 def test_layers_are_compared_with_one_model_of_each_family():
     report = survey(("a", "c"))
     assert report.without_relatives() == ("b", "d")

@@ -132,6 +132,10 @@ def test_a_folder_of_other_settings_is_refused(population, tmp_path):
             run_survey(plan(population, **changed), tmp_path / "out")
 
 
+def test_the_level_of_a_pair_is_its_share_of_the_survey(population):
+    assert plan(population).alpha_of_pair == pytest.approx(1e-10 / 15 / 2)  # half of it is kept for the layers
+
+
 def test_rows_dropped_for_the_bound_are_read_again(population, expected_groups, tmp_path):
     report = run_survey(plan(population, cache_bytes=200_000), tmp_path / "out")
     assert groups(report) == expected_groups

@@ -10,6 +10,7 @@ from mdir_hf.lineage.trees.rooting import (
     OrderEvidence,
     copied_layers,
     grown_vocabulary,
+    is_extension,
     root_candidates,
     roundings,
 )
@@ -107,6 +108,13 @@ def test_new_rows_at_the_mean_of_the_others_came_later():
 )
 def test_a_larger_vocabulary_alone_does_not_tell(new):
     assert grown_vocabulary("a", "b", 20, normal(0), new) is None
+
+
+def test_an_extension_keeps_every_row_and_has_more():
+    assert is_extension(vocabulary(R), vocabulary(R + 20))
+    assert not is_extension(vocabulary(R), vocabulary(R + 20, shift=1))
+    assert not is_extension(vocabulary(R + 20), vocabulary(R))
+    assert not is_extension(vocabulary(R), vocabulary(R))
 
 
 def test_the_root_lies_on_the_earlier_side_of_all_evidence():

@@ -176,6 +176,13 @@ def test_shards_that_do_not_count_from_one_are_refused():
         open_checkpoint(MemoryTree(files))
 
 
+def test_a_repository_without_weights_says_what_was_looked_for():
+    with pytest.raises(
+        NoWeightsError, match=r"2 files \(README.md, config.json\); looked for model.safetensors, .*gguf"
+    ):
+        open_checkpoint(MemoryTree({"config.json": b"{}", "README.md": b""}))
+
+
 def test_an_empty_repository_has_no_weights():
     with pytest.raises(NoWeightsError, match="no weights, and no other file"):
         open_checkpoint(MemoryTree({}))

@@ -131,6 +131,14 @@ def test_a_file_that_cannot_be_opened_is_named(tmp_path):
         LocalFile(tmp_path / "gone.bin")
 
 
+def test_closing_gives_the_file_back(folder):
+    source = LocalFile(folder / "model.safetensors")
+    source.close()
+    source.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(source._descriptor)
+
+
 def test_reading_without_pread_gives_the_same(folder, monkeypatch):
     monkeypatch.delattr(os, "pread", raising=False)
     content = (folder / "model.safetensors").read_bytes()

@@ -88,6 +88,12 @@ def test_disabled_discussions_are_known_by_their_words(loopback_hub, head, statu
     assert "its owner can enable them" in refusal(PullRequestError, loopback_hub, head)
 
 
+@pytest.mark.parametrize("words", ["You may not write discussions", "This account is disabled"])
+def test_other_words_disable_nothing(loopback_hub, head, words):
+    loopback_hub.faults.append(Fault("status", path="/discussions", status=403, headers={"X-Error-Message": words}))
+    assert "write access" in refusal(PullRequestError, loopback_hub, head)
+
+
 def test_a_head_that_has_moved_before_is_noticed_and_nothing_sent(loopback_hub, head):
     api = HfApi(endpoint=loopback_hub.endpoint, token=loopback_hub.token)
     api.upload_file(path_or_fileobj=b"x", path_in_repo="x", repo_id="owner/name")

@@ -13,7 +13,7 @@ import pytest
 from mdir_hf.errors import InputError
 from mdir_hf.model.hub import open_repository, range_cache
 from mdir_hf.model.hub.range_cache import RangeCache, content_key
-from mdir_hf.own_cache import cache_max_bytes
+from mdir_hf.own_cache import cache_max_bytes, cache_root
 
 KEY = "ab" * 20
 CONTENT = bytes(range(256)) * 40
@@ -296,6 +296,16 @@ def test_several_processes_may_write_the_same_pieces(tmp_path):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     processes = [subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], env=environment) for _ in range(2)]
     assert [process.wait(timeout=60) for process in processes] == [0, 0]
+
+
+def test_the_place_is_read_from_the_environment_when_it_is_needed(hf_home, tmp_path, monkeypatch):
+    assert cache_root() == hf_home / "mdir-hf"
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    assert cache_root() == tmp_path / "home" / "mdir-hf"
+    monkeypatch.delenv("HF_HOME")
+    assert cache_root() == hf_home / "mdir-hf"
+    monkeypatch.setenv("MDIR_HF_CACHE", str(tmp_path / "own"))
+    assert cache_root() == tmp_path / "own"
 
 
 # Where it lies and what it is keyed by.

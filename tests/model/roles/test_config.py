@@ -1,7 +1,7 @@
 import pytest
 
 from mdir_hf.errors import AnatomyError
-from mdir_hf.model.roles import language_config, read_config, read_sizes
+from mdir_hf.model.roles import HeadCounts, language_config, read_config, read_sizes
 
 
 @pytest.mark.parametrize(
@@ -70,3 +70,9 @@ def test_sizes_are_read_under_the_names_of_each_family(config, attribute, value)
 def test_a_size_that_is_no_size_is_refused(value):
     with pytest.raises(AnatomyError, match=r"the config says hidden_size = .*; expected a positive integer"):
         read_sizes({"hidden_size": value})
+
+
+def test_without_grouping_every_head_has_its_own_keys():
+    assert read_sizes({"num_attention_heads": 4}).heads == HeadCounts(4, 4)
+    assert read_sizes({"num_attention_heads": 4, "num_key_value_heads": 1}).heads == HeadCounts(4, 1)
+    assert read_sizes({}).heads is None

@@ -87,6 +87,11 @@ def test_layers_of_multi_token_prediction_are_left_out():
     assert any("1 layer(s) from number 2 lie past the 2 of the config" in note for note in anatomy.notes)
 
 
+def test_missing_layers_are_noted():
+    anatomy = resolve(llama_names(), config=LLAMA | {"num_hidden_layers": 5})
+    assert "the config says 5 layers; 2 are there" in anatomy.notes
+
+
 def test_what_no_row_knows_is_unplaced_and_biases_are_not_missed():
     more = ["mlp.experts.0.w1.weight", "self_attn.q_proj.bias", "self_attn.rotary_emb.inv_freq"]
     anatomy = resolve([*llama_names(), *(f"model.layers.0.{rest}" for rest in more)])
@@ -122,6 +127,10 @@ def test_an_embedding_of_another_width_than_the_config_is_refused():
 def test_an_unembedding_that_is_no_matrix_is_refused():
     with pytest.raises(AnatomyError, match=r"unembedding \(lm_head\) 'lm_head.weight' has shape \(30,\)"):
         resolve(llama_names(), lm_head_weight=(30,))
+
+
+def test_an_embedding_with_other_rows_than_the_config_is_noted():
+    assert "the config says 30 tokens, the embedding has 32 rows" in resolve(llama_names(), shape=(32, 8)).notes
 
 
 @pytest.mark.parametrize(

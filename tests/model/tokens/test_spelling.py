@@ -25,6 +25,11 @@ def test_fallback_tokens_name_a_byte_in_hexadecimal(token: str, byte: bytes | No
     assert spelling.fallback_byte(token) == byte
 
 
+@pytest.mark.parametrize(("token", "text"), [("##ing", b"ing"), ("run", b" run"), ("##", b" ##"), ("#", b" #")])
+def test_wordpiece_continues_words_with_its_prefix(token: str, text: bytes):
+    assert spelling.wordpiece(token) == text
+
+
 @pytest.mark.parametrize(("token", "text"), [("ing</w>", b"ing "), ("in", b"in"), ("</w>", b"</w>")])
 def test_an_end_of_word_suffix_becomes_a_space_after_it(token: str, text: bytes):
     assert spelling.with_suffix(spelling.plain, "</w>")(token) == text

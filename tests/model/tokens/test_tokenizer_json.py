@@ -148,6 +148,11 @@ def test_vocab_json_with_added_tokens_reads_both(read):
     assert vocabulary.files == ("vocab.json", "added_tokens.json")
 
 
+def test_markup_among_the_first_rows_is_special(read):
+    vocabulary = read({"vocab.json": {"<s>": 0, "</s>": 16, "a": 17}})
+    assert vocabulary.row_of == {b"</s>": 16, b"a": 17}
+
+
 def test_vocab_json_of_marked_word_ends_gets_spaces(read):
     assert read({"vocab.json": {"run": 0, "run</w>": 1}}).row_of == {b"run": 0, b"run ": 1}
 

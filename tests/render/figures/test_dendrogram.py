@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mdir_hf.errors import InputError
-from mdir_hf.render.figures import draw_dendrogram, figure_bytes
+from mdir_hf.render.figures import dendrogram_cells, draw_dendrogram, figure_bytes
 from mdir_hf.render.figures.dendrogram import MOST_ROWS
 
 pytest.importorskip("matplotlib")
@@ -16,6 +16,23 @@ APART = np.array([[0.0, 0.5, 0.1], [0.5, 0.0, 0.5], [0.1, 0.5, 0.0]])
 
 def names_of(figure):
     return [label.get_text() for label in figure.axes[0].get_yticklabels()]
+
+
+def test_cells_lie_on_the_leaves_and_between_the_joins():
+    groups = [(["a", "far", "b"], APART), (["x", "y"], [[0.0, 0.3], [0.3, 0.0]])]
+    figure = draw_dendrogram(groups)
+    axes = figure.axes[0]
+    for grid in dendrogram_cells(groups, figure):
+        left, top, width, height = grid.box
+        assert sum(grid.widths) == pytest.approx(1.0)
+        ends = np.cumsum(grid.widths)
+        for end, join in zip(ends[:-1], grid.columns[1:], strict=True):
+            drawn = figure.transFigure.inverted().transform(axes.transData.transform((float(join), 0.0)))
+            assert left + width * end == pytest.approx(drawn[0], abs=1e-3)
+        labels = {text.get_text(): text.get_position()[1] for text in axes.get_yticklabels()}
+        for row, name in enumerate(grid.rows):
+            middle = figure.transFigure.inverted().transform(axes.transData.transform((0.1, labels[name])))[1]
+            assert 1.0 - (top + height * (row + 0.5) / len(grid.rows)) == pytest.approx(middle, abs=1e-6)
 
 
 @pytest.mark.parametrize(("n", "dark"), [(2, False), (40, True)])

@@ -9,7 +9,7 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from mdir_hf.errors import InputError
-from mdir_hf.render.figures import draw_survey_matrix, figure_bytes
+from mdir_hf.render.figures import draw_survey_matrix, figure_bytes, figure_img
 from mdir_hf.render.figures.layer_map import draw_layer_map
 from mdir_hf.render.figures.polar_factor import draw_polar_factor
 from mdir_hf.render.figures.sheet import drawing, fitted, text_width
@@ -130,6 +130,16 @@ def elements(markup):
     parser = Elements()
     parser.feed(markup)
     return parser.found
+
+
+def test_a_figure_of_somebody_else_is_rendered_too():
+    from matplotlib.figure import Figure
+
+    figure = Figure()
+    figure.set_label('a "label"')
+
+    assert 'alt="a &quot;label&quot;"' in figure_img(figure)
+    assert b'<title id="title">a "label"</title>' in figure_bytes(figure, "svg")
 
 
 def luminance(rgb):

@@ -8,6 +8,7 @@ from mdir_space.jobs.question import (
     is_collection,
     pair_question,
     parse_question,
+    shortened,
     split_names,
     survey_question,
 )
@@ -39,6 +40,12 @@ def test_an_alpha_that_is_none_is_refused(alpha):
     with pytest.raises(RefusedError, match="Alpha is") as caught:
         pair_question("a/b", "c/d", alpha=alpha)
     assert len(caught.value.message) < 300
+
+
+def test_a_text_is_shortened_in_the_middle():
+    assert shortened("abcdefghij", 5) == "ab…ij"
+    assert shortened("abcde", 5) == "abcde"
+    assert len(shortened("x" * 1000)) == 80
 
 
 @pytest.mark.parametrize(

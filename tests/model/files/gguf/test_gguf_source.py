@@ -264,3 +264,12 @@ def test_gguf_files_that_are_no_language_model_say_what_they_are(metadata, archi
     file = gguf_bytes({"w": torch.ones(1, 1)}, metadata, architecture=architecture)
     with pytest.raises(UnsupportedFormatError, match=rf"tree:m\.gguf: this GGUF file is {what}"):
         open_checkpoint(MemoryTree({"m.gguf": file})).names()
+
+
+def test_types_are_named_by_what_they_take():
+    tensors = {
+        "a": (random_blocks("Q4_0", (64, 64)), Type.Q4_0),
+        "b": (random_blocks("Q8_0", (2, 64)), Type.Q8_0),
+        "norm": torch.ones(64),
+    }
+    assert open_checkpoint(MemoryTree({"m.gguf": gguf_bytes(tensors)})).description.quantization == "Q4_0, Q8_0"

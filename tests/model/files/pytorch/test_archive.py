@@ -35,6 +35,12 @@ def test_entries_are_those_that_zipfile_finds():
             assert archive.content(entry) == expected.read(name)
 
 
+def test_the_place_of_data_is_computed_and_right():
+    archive = archive_of(written_by_torch())
+    for entry in archive.entries.values():
+        assert entry.aligned_start(64) == archive.data_start(entry)
+
+
 @pytest.mark.slow
 def test_a_file_past_four_gib(tmp_path):
     """Written by torch without the data, so the file is sparse: a storage is longer than 2^32, one lies past it."""

@@ -219,6 +219,19 @@ def test_codes_in_pytorch_files_are_read_as_well():
     assert source.description.quantization == "GPTQ, 4 bits in groups of 32"
 
 
+def test_reading_rows_keeps_the_last_only():
+    tensors = {}
+    for number in range(2):
+        scheme = SCHEMES["gptq-4"]
+        tensors |= scheme.write(weight_for(scheme, seed=number), f"m.{number}").tensors
+    source = source_of(tensors)
+    source.read("m.0.weight")
+    assert source._kept is None
+    source.read_rows("m.0.weight", np.array([0]))
+    source.read_rows("m.1.weight", np.array([0]))
+    assert source._kept[0] == "m.1.weight"
+
+
 def test_small_companions_are_read_once_and_not_kept_for_ever():
     from mdir_hf.model.files.quantization.source import KEPT_COMPANIONS, _Companions
 

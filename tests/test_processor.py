@@ -98,6 +98,13 @@ def test_usable_cores_are_those_of_the_affinity_or_the_quota(monkeypatch, machin
     assert usable_cores(machine(v2("/", {"": f"{limit} 100000"}))) == cores
 
 
+@pytest.mark.parametrize(("reported", "cores"), [(6, 6), (None, 1)])
+def test_without_an_affinity_the_reported_processors_count(monkeypatch, machine, reported, cores):
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: reported)
+    assert usable_cores(machine({})) == cores
+
+
 # What the caller had set is put back.
 
 

@@ -13,7 +13,12 @@ import torch
 from mdir_hf import HomologyChecker, Verdict
 from mdir_hf.comparison import run
 from mdir_hf.comparison.layers import compare_layers
+from mdir_hf.comparison.settings import Settings
 from mdir_hf.model.files.ranged import RangedTensors
+from mdir_hf.model.hub import IoLedger, open_repository
+from mdir_hf.model.hub.local import LocalFile
+from mdir_hf.model.open import Reading
+from mdir_hf.model.opened import Model
 from tests.method.obfuscation import logits, new_model, obfuscate
 from tests.specimens import tokenizer_json, tokens
 
@@ -195,6 +200,21 @@ def test_heads_that_the_config_has_wrong_do_not_stop_the_analysis(base, save):
     assert {m.role for m in report.modules} >= {"q", "k", "v", "o", "mlp"}
 
 
+def test_where_no_heads_are_known_no_rotary_planes_are_used(base, save):
+    folders = [save(base, "base"), save(drift(copy.deepcopy(base), 0.2), "x")]
+    known = compare(*folders, level="layers")
+    for folder in folders:
+        config = json.loads((folder / "config.json").read_text())
+        sizes = {key: config[key] for key in ("hidden_size", "vocab_size", "num_hidden_layers")}
+        (folder / "config.json").write_text(json.dumps(sizes | {"model_type": "unheard_of"}))
+    report = compare(*folders, level="layers")
+    assert report.verdict is Verdict.HOMOLOGOUS
+    of_planes = {"planes", "frequencies"}
+    assert {m.test for m in known.modules} & of_planes
+    assert not {m.test for m in report.modules} & of_planes
+    assert {m.role for m in report.modules} >= {"q", "k", "v", "o", "mlp"}
+
+
 @torch.no_grad()
 def pruned_rows(model, share):
     """Keep the largest entries of every row of every layer's matrices."""
@@ -244,6 +264,23 @@ def test_the_layers_are_one_more_look_with_its_share_of_alpha(base, save, monkey
     assert report.log10_p == report.layers.log10_p
 
 
+def test_of_one_stranger_all_mlps_are_read_of_the_other_some_rows(save, monkeypatch):
+    monkeypatch.setattr(LocalFile, "gap_bytes", 0)  # at real widths such rows lie megabytes apart
+    sizes = SIZES | {"intermediate_size": 1024}
+    folders = [save(new_model(seed=seed, **sizes), f"wide{seed}") for seed in (0, 1)]
+    ledger = IoLedger()
+    reference = Model(open_repository(folders[0], use_caches=False, ledger=ledger))
+    checker = HomologyChecker(reference, ledger=ledger, settings=Settings(), reading=Reading(use_caches=False))
+    report = checker.compare(folders[1], progress=False)
+    assert report.verdict is Verdict.NO_EVIDENCE
+    mine, other = (sum(n for name, n in ledger.files.items() if name.startswith(f"{f}:model")) for f in folders)
+    mlps = SIZES["num_hidden_layers"] * sizes["intermediate_size"] * SIZES["hidden_size"] * 4
+    # Two maps, with the residual basis as it is and turned, ask for 64 of 1024 rows of each layer: an eighth of the
+    # MLPs. Beside that lie embeddings, and keys and values for each map. Of the candidate MLPs are read once for both.
+    assert mine < mlps / 3
+    assert mlps < other < mlps + mine
+
+
 # Wide matrices, and models of many layers: some rows and some layers tell.
 
 
@@ -282,6 +319,17 @@ def test_of_strangers_wide_matrices_are_not_read_whole(base, save, wide, rows_re
     assert report.excludes.layers_noise > 1.0
     assert up_rows(rows_read)
     assert all(n_rows is not None and n_rows < 100 for _, n_rows in up_rows(rows_read))
+
+
+def test_of_strangers_wide_mlps_are_sampled(save, rows_read):
+    noise = {}
+    for n_neurons in (1024, 1040):
+        sizes = SIZES | {"intermediate_size": n_neurons}
+        folders = [save(new_model(seed=seed, **sizes), f"{n_neurons}-{seed}") for seed in (0, 1)]
+        rows_read.clear()
+        noise[n_neurons] = compare(*folders).excludes.layers_noise
+        assert any(n_rows is None for _, n_rows in up_rows(rows_read)) is (n_neurons == 1024)
+    assert noise[1040] == noise[1024]  # that of values, which are read whole in both
 
 
 @torch.no_grad()

@@ -66,6 +66,14 @@ def test_a_busy_hub_is_waited_for(loopback_hub, pair, waits):
     assert all(7.0 <= wait_s <= 8.0 for wait_s in waits)
 
 
+def test_identical_weights_cost_no_tokenizer(loopback_hub, folders):
+    for name in ("a/original", "a/mirror"):
+        loopback_hub.add_repository(name, folders[0])
+    report = compared(("a/original", "a/mirror"))
+    assert (report.verdict.value, report.settled_by.value) == ("homologous", "identical_files")
+    assert not loopback_hub.sent(path="tokenizer")
+
+
 def test_both_models_are_asked_for_before_the_first_has_answered(loopback_hub, pair):
     loopback_hub.network.round_trip_s = 0.2
     assert verdict(pair) == "homologous"

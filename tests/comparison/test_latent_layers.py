@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from mdir_hf import HomologyChecker, Verdict
+from mdir_hf.comparison import layers_module
 from mdir_hf.method.gauge import ResidualBasisMap
 from mdir_hf.method.modules import LayerWeights, analyse_layer
 from mdir_hf.method.neurons import unit_rows
@@ -205,6 +206,28 @@ def with_rotated_latents(base):
         attention.kv_a_proj_with_mqa.weight[:rank] = turn @ attention.kv_a_proj_with_mqa.weight[:rank]
         attention.kv_a_layernorm.weight.fill_(1.0)
     return model
+
+
+def test_a_retrained_model_is_found_by_what_k_and_v_share(save):
+    base = new_model(0)
+    report = compare(save(base, "base"), save(retrained(base), "retrained"))
+    assert report.verdict is Verdict.HOMOLOGOUS
+    assert report.layers.role == "kv_latent"
+    assert [[*match[:2]] for match in report.layers.matches] == [[i, i] for i in range(4)]
+    tests = {(m.role, m.test) for m in report.modules if m.log10_p < -10}
+    assert {("v", "blocks"), ("v", "subspaces"), ("k", "blocks"), ("q", "permutation")} <= tests
+    assert not any(m.test in ("planes", "frequencies") for m in report.modules)
+
+
+def test_sampled_layers_leave_out_projections_that_are_too_wide(save, monkeypatch):
+    monkeypatch.setattr(layers_module, "MANY_ROWS", 127)  # q, k, v and o have 128
+    base = new_model(0)
+    report = compare(save(base, "base"), save(retrained(base), "retrained"))
+    assert {m.role for m in report.modules} == {"k", "gate", "up", "down", "mlp", "experts"}
+    monkeypatch.setattr(layers_module, "TOO_MANY_ROWS", 127)
+    report = compare(save(base, "again"), save(retrained(base), "retrained-again"))
+    assert report.verdict is Verdict.HOMOLOGOUS
+    assert {m.role for m in report.modules} == {"gate", "up", "down", "mlp", "experts"}
 
 
 def test_rotated_latents_are_found_by_the_values(save):

@@ -34,6 +34,14 @@ def test_a_head_without_the_added_tokens_is_compared(related):
     assert report.unembedding.log10_p < -100
 
 
+def test_projected_channels_are_not_taken_for_the_streams(related):
+    report = related("electra", embedding_size=48)
+    assert report.verdict.value == "homologous"
+    assert report.embedding.matched_channels == 48
+    assert (report.layers.residual_map, len(report.layers.matches)) == ("identity", 2)
+    assert report.layers.log10_p < -100
+
+
 def test_more_rotary_rows_than_a_head_has_are_taken_for_all(related):
     # The config of MiniMax-M3 has a number of its own for them, made for heads of 128 rows.
     report = related("minimax_m3_vl_text", rotary_dim=64)

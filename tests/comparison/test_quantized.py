@@ -137,6 +137,16 @@ def test_an_unembedding_that_cannot_be_read_leaves_the_embedding(save):
     assert report.unembedding is None
 
 
+def test_plain_fp8_of_the_layers_is_noted_once_they_are_read(save):
+    original = tensors_of(0)
+    plain = {
+        name: tensor.to(torch.float8_e4m3fn) if "_proj" in name else tensor for name, tensor in tensors_of(0).items()
+    } | {"model.embed_tokens.weight": gaussian(V, N, 7)}
+    report = compare(save("original", original), save("fp8", plain))
+    assert report.settled_by == "layers"
+    assert sum("stored as FP8 without any scale" in caveat for caveat in report.caveats) == 1
+
+
 def test_inspect_says_the_scheme_and_which_layers_are_not_read(save):
     int4 = SCHEMES["int4"]
     found = inspect_model(save("int4", quantized(tensors_of(0), int4.write), **int4.model_config))

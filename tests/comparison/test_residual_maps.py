@@ -15,7 +15,7 @@ from mdir_hf.model.opened import Model
 from mdir_hf.model.roles import Role
 from mdir_hf.render.description import describe
 from tests.comparison.test_body import SIZES, compare, new_embeddings
-from tests.method.obfuscation import haar, new_model
+from tests.method.obfuscation import haar, new_model, obfuscate
 from tests.specimens import tokenizer_json, tokens
 
 pytestmark = pytest.mark.usefixtures("without_neuron_numbers")
@@ -183,6 +183,15 @@ def test_whatever_carried_the_stream_the_layers_are_found(base, save, matrix):
     report = compare(save(base, "base"), save(candidate, "candidate"))
     assert (report.verdict, report.settled_by) == ("homologous", "layers")
     assert [[*match[:2]] for match in report.layers.matches] == [[i, i] for i in range(4)]
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
+def test_a_whole_obfuscation_under_new_embeddings(architecture, save):
+    # Heads, values, neurons, planes of rotary positions: turned, scaled and reordered as far as the function allows.
+    model = new_model(architecture, seed=0, **SIZES)
+    hidden, _ = obfuscate(model, seed=3)
+    candidate = save(new_embeddings(hidden), "candidate")
+    found_by_keys(compare(save(model, "base"), candidate), "rotation")
 
 
 def keys_of(*folders):

@@ -118,6 +118,13 @@ def test_a_no_says_what_would_have_been_found():
     assert "too little was compared to find even a plain copy for certain" in weak.sentence
 
 
+@pytest.mark.parametrize("reason", [*Reason, None])
+def test_an_open_question_says_why_and_finds_nothing(reason):
+    sentence = a_report(verdict=Verdict.INCONCLUSIVE, reason=reason, settled_by=None).sentence
+    assert sentence.startswith("Whether me/tuned and owner/base share weights could not be told")
+    assert (":" in sentence) is (reason is not None)
+
+
 def many_reports():
     """Every verdict with every way to settle it, transformation, map and pattern; most of these cannot happen."""
     maps = [

@@ -13,6 +13,7 @@ from mdir_hf.comparison.settings import Listeners, Settings
 from mdir_hf.errors import CardError, InputError, RepositoryNotFoundError
 from mdir_hf.lineage.cards.verify_lineage import MOST_BASES, verify_lineage
 from mdir_hf.model.open import NamedModel, Reading
+from mdir_hf.report import SCHEMA
 from tests.specimens import gaussian, write_model
 
 V, N = 1200, 64
@@ -174,3 +175,14 @@ def test_its_own_errors_are_errors(serve):
     serve("me/tuned2")
     with pytest.raises(InputError, match="device"):
         verify("me/tuned", device="nonsense")
+
+
+def test_the_json_holds_it_all(serve):
+    serve("owner/base")
+    serve("me/tuned", "base_model: [owner/base, owner/none]", noise=1)
+    body = json.loads(json.dumps(verify("me/tuned").to_dict()))
+    assert body["schema"] == "mdir-hf/lineage/1"
+    assert body["declared"]["base_models"] == ["owner/base", "owner/none"]
+    assert [one["outcome"] for one in body["bases"]] == ["homologous", "not_measured"]
+    assert body["bases"][0]["report"]["schema"] == SCHEMA and body["bases"][1]["report"] is None
+    assert body["cycle"] is None

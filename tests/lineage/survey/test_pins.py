@@ -59,6 +59,20 @@ def test_adapters_on_other_commits_of_a_base_are_kept_apart(hub, tmp_path):
     assert before.commit == after.commit and before.key != after.key
 
 
+def test_rows_that_were_dropped_are_read_again_from_the_same_commits(hub, tmp_path):
+    first = run_survey(plan(), tmp_path / "out")
+    before = kept_fingerprints(tmp_path / "out")[1]
+    for kept in (tmp_path / "out" / "fingerprints").iterdir():
+        kept.unlink()
+    for name in NAMES[:2]:
+        move(hub, name, tmp_path)
+    again = run_survey(plan(), tmp_path / "out")
+    after = kept_fingerprints(tmp_path / "out")[1]
+    for name in NAMES:
+        assert torch.equal(after[name].rows, before[name].rows), name
+        assert again.models[name].model.commit == first.models[name].model.commit
+
+
 def test_a_model_that_appears_later_is_pinned_when_it_is_read(hub, tmp_path):
     hidden = hub._repositories.pop("some/tuned")
     assert run_survey(plan(), tmp_path / "out").models["some/tuned"].error is not None

@@ -95,6 +95,15 @@ def test_a_survey_stopped_between_pairs_goes_on_where_it_was(population, expecte
     assert numbers(report) == whole
 
 
+def test_a_line_cut_by_a_kill_is_computed_again(population, tmp_path):
+    whole = run_survey(plan(population), tmp_path / "out")
+    path = tmp_path / "out" / RESULTS
+    path.write_bytes(path.read_bytes()[:-20])
+    assert len(read_survey([path]).pairs) == 14
+    assert numbers(run_survey(plan(population), tmp_path / "out")) == numbers(whole)
+    assert len(path.read_text().splitlines()) == 1 + 6 + 15
+
+
 def test_an_unreadable_model_is_named_and_the_rest_complete(population, expected_groups, tmp_path):
     broken = tmp_path / "models" / "a-base" / "model.safetensors"
     content = broken.read_bytes()

@@ -142,6 +142,22 @@ def test_a_group_without_common_tokens_gets_no_tree():
     assert tree.newick is None and "in common" in tree.notes[0]
 
 
+def test_models_at_branching_points_are_named_with_their_branches(lineage):
+    inner = {one.model: {frozenset(branch) for branch in one.branches} for one in grow_tree(family(lineage)).inner}
+    rest = frozenset(lineage)
+    assert inner.keys() == {"base", "left", "right", "right/b"}
+    assert inner["left"] == {frozenset({"left/a"}), frozenset({"left/b"}), rest - {"left", "left/a", "left/b"}}
+    assert inner["right/b"] == {frozenset({"right/b/c"}), rest - {"right/b", "right/b/c"}}
+
+
+def test_a_common_bent_of_siblings_makes_no_branch(lineage):
+    base, bent = drift(0, 1.0), drift(50, 0.06)
+    rows = {"base": base, **{f"tuned/{i}": base + drift(10 + i) + (i < 3) * bent for i in range(6)}}
+    tree = grow_tree(family(rows))
+    assert splits(tree) == {}
+    assert tree.centre == "base"
+
+
 def layer_rows(*seeds: int) -> LayerRows:
     one = [torch.randn(16, N, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
     return LayerRows(tuple(one), tuple(2.0 * rows for rows in one))
@@ -205,6 +221,17 @@ def test_a_member_that_was_rescaled_in_place_is_brought_back(lineage):
 def test_a_noised_member_is_not_taken_for_a_rescaled_one(lineage):
     lineage["left/a"] = lineage["left/a"] + drift(77, 1.2)
     assert not any("divided" in note for note in grow_tree(family(lineage)).notes)
+
+
+def test_copies_are_named_and_make_no_branches(lineage):
+    order = torch.randperm(N, generator=torch.Generator().manual_seed(9))
+    lineage["left/a-permuted"] = lineage["left/a"][:, order]
+    lineage["copy"] = lineage["base"].clone()
+    tree = grow_tree(family(lineage))
+    assert tree.copies == {"left/a-permuted": "left/a", "copy": "base"}
+    assert not set(tree.members) & set(tree.copies)
+    assert "copy has the rows of base" in str(tree)
+    assert has(tree, "left", "left/a", "left/b") > 0.95
 
 
 def test_without_biopython_the_tree_is_missing_and_nothing_else(lineage, monkeypatch):

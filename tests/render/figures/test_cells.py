@@ -26,6 +26,18 @@ def test_figures_of_cells_have_them_and_charts_have_none(grids):
     }
 
 
+def test_a_grid_lies_on_the_axes_that_it_speaks_of(report, grids):
+    for name, figure in report.figures().items():
+        for grid, axes in zip(grids[name], figure.axes, strict=False):
+            left, top, width, height = grid.box
+            place = axes.get_position()
+            assert (left, width) == pytest.approx((place.x0, place.width))
+            assert (top, height) == pytest.approx((1.0 - place.y1, place.height))
+            shape = (len(grid.rows), len(grid.columns))
+            assert grid.values is None or grid.values.shape == shape
+            assert grid.texts is None or (len(grid.texts), {*map(len, grid.texts)}) == (shape[0], {shape[1]})
+
+
 def test_a_cell_of_channels_names_those_that_match(grids):
     (grid,) = grids["embedding"]
     assert grid.sides == ("channels {} of owner/base", "channels {} of me/tuned")

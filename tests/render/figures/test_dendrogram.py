@@ -18,6 +18,29 @@ def names_of(figure):
     return [label.get_text() for label in figure.axes[0].get_yticklabels()]
 
 
+def test_the_finding_is_the_alt_text():
+    figure = draw_dendrogram([(["a", "far", "b"], APART), (["x", "y"], [[0.0, 0.3], [0.3, 0.0]])], alone=4)
+    assert figure.get_label() == "Dendrogram of 5 models in 2 groups. The closest are a and b, 0.1 apart."
+    assert any("4 more without a relative" in text.get_text() for text in figure.texts)
+
+
+def test_leaves_name_their_nearest_and_branches_their_models():
+    groups = [(["a", "far", "b"], APART), (["x", "y"], [[0.0, 0.3], [0.3, 0.0]])]
+    figure = draw_dendrogram(groups)
+    first, second = dendrogram_cells(groups, figure)
+    place = {name: row for row, name in enumerate(first.rows)}
+    assert first.columns == ("", "0.1", "0.5")
+    leaf, pair, all_three = first.texts[place["a"]]
+    assert leaf == "a: nearest to it is b, an RMS difference of 0.1 times the RMS of their rows"
+    assert set(pair.partition(":")[0].split(" and ")) == {"a", "b"} and "joined at an RMS difference of 0.1 " in pair
+    assert "joined at an RMS difference of 0.5 " in all_three
+    assert first.texts[place["b"]][1:] == (pair, all_three)
+    assert first.texts[place["far"]][0] == first.texts[place["far"]][1]  # it is alone until 0.5
+    assert first.models[place["a"]][0] == ("a", "b") and set(first.models[place["b"]][1]) == {"a", "b"}
+    assert "far" in first.models[place["b"]][2]
+    assert {row[-1].partition(":")[0] for row in second.texts} <= {"x and y", "y and x"}
+
+
 def test_cells_lie_on_the_leaves_and_between_the_joins():
     groups = [(["a", "far", "b"], APART), (["x", "y"], [[0.0, 0.3], [0.3, 0.0]])]
     figure = draw_dendrogram(groups)
@@ -33,6 +56,14 @@ def test_cells_lie_on_the_leaves_and_between_the_joins():
         for row, name in enumerate(grid.rows):
             middle = figure.transFigure.inverted().transform(axes.transData.transform((0.1, labels[name])))[1]
             assert 1.0 - (top + height * (row + 0.5) / len(grid.rows)) == pytest.approx(middle, abs=1e-6)
+
+
+def test_equal_copies_are_one_branch_beside_their_names():
+    groups = [(["a", "b"], [[0.0, 0.0], [0.0, 0.0]])]
+    (grid,) = dendrogram_cells(groups, draw_dendrogram(groups))
+    assert [row[0].partition(":")[0] for row in grid.texts] == list(grid.rows)
+    assert grid.texts[0][1] == grid.texts[1][1] and "joined at an RMS difference of 0 times" in grid.texts[0][1]
+    assert min(grid.widths) > 0.1
 
 
 @pytest.mark.parametrize(("n", "dark"), [(2, False), (40, True)])

@@ -9,7 +9,7 @@ from matplotlib.patches import Rectangle
 
 from mdir_hf.method.modules import ModuleEvidence, Test
 from mdir_hf.report import ModuleRole, ModuleTest
-from tests.render.figures.drawn_reports import a_module, a_report
+from tests.render.figures.drawn_reports import a_module, a_report, modules_of
 
 pytest.importorskip("matplotlib")
 
@@ -43,6 +43,14 @@ def test_not_run_not_significant_and_significant_are_told_apart():
     assert hatched == {(1, 1)}
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["q", "k"]
     assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["0\n0", "1\n4"]
+
+
+def test_experts_show_how_many_have_an_origin():
+    figure = strip(modules_of([(0, 0)]))
+    texts, _ = cells(figure.axes[0])
+    roles = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+
+    assert texts[roles.index("experts"), 0] == "2/3"
 
 
 def test_every_test_and_role_has_a_word_in_reports():

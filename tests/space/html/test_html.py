@@ -39,7 +39,7 @@ from mdir_space.jobs.examples import example_of, example_with, stored_examples
 from mdir_space.jobs.job import Interim
 from mdir_space.jobs.limits import Limits
 from mdir_space.jobs.progress import TotalProgress, stage_weights
-from mdir_space.jobs.question import PairQuestion, RefusedError
+from mdir_space.jobs.question import FamilyQuestion, PairQuestion, RefusedError, SurveyQuestion
 from mdir_space.jobs.service import Answered, Queued, Running
 from mdir_space.page.answer import first_tab
 from mdir_space.routes.answers import WORDS, answer_of, answer_schema
@@ -120,6 +120,19 @@ def test_any_repository_name_is_escaped(hostile):
 
 def test_every_piece_closes_what_it_opens(rendered):
     assert all(Tags(piece).open == [] for piece in rendered)
+
+
+@pytest.mark.parametrize(
+    ("question", "title"),
+    [
+        (PairQuestion("o/a", "o/b"), "Not compared"),
+        (FamilyQuestion("o/a"), "Its family was not looked for"),
+        (SurveyQuestion(("o/a", "o/b", "o/c")), "The models were not surveyed"),
+        (None, "That cannot be asked"),
+    ],
+)
+def test_a_refusal_says_what_was_not_done(question, title):
+    assert f"<h2>{title}</h2>" in refusal_notice(RefusedError("why"), question)
 
 
 def test_stored_results_are_found_by_their_models_in_any_order():

@@ -92,6 +92,21 @@ def survey(names, token=None, emit=lambda event: None):
     return SurveyJob(access=access_of(question, token), question=question).run(emit)
 
 
+def test_the_index_and_the_card_both_give_the_base(index):
+    service = Service(ServiceSettings(index=index))
+    found = last(service.answer(family_question(DECLARED), ANYBODY)).result
+
+    (ancestor,) = found.found.found
+    assert ancestor.base.repo == BASE and ancestor.report.verdict.value == "homologous"
+    assert ancestor.log10_p < -10
+    (checked,) = found.declared.bases
+    assert (checked.base, checked.outcome) == (BASE, "homologous")
+    assert found.to_dict()["identification"]["schema"] == "mdir-hf/identification/1"
+    assert found.to_dict()["lineage"]["schema"] == "mdir-hf/lineage/1"
+    with pytest.raises(RefusedError, match="is gated"):
+        last(service.answer(family_question(GATED), ANYBODY))
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_a_copy_under_the_noise_that_is_stated_is_found(hub, index, tmp_path, seed):
     stated = identify(NamedModel(LARGER), BaseIndex.open(index), confirm=False).excluded_noise

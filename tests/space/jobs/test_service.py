@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import itertools
 from concurrent.futures import Future
 from contextlib import aclosing
 
@@ -41,6 +42,17 @@ def answer(service, question, visitor=ANYBODY):
 def slow_weights(hub, repo, delay_s=0.2):
     """Every 64 KiB of the weights of a repository take so long, for ever."""
     hub.faults.append(Fault("slow", origin="cdn", path=repo, times=None, delay_s=delay_s))
+
+
+def test_steps_have_the_plan_and_growing_bytes(service, hub):
+    slow_weights(hub, "related")
+    steps = finish(steps_of(service, PairQuestion(BASE, RELATED)))
+
+    working = [step for step in steps if isinstance(step, Running)]
+    assert isinstance(steps[-1], Answered)
+    assert working[-1].plan.common_tokens == 1499
+    assert working[-1].progress.bytes_read > 0
+    assert all(a.progress.bytes_read <= b.progress.bytes_read for a, b in itertools.pairwise(working))
 
 
 async def until(condition):

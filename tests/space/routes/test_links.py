@@ -160,6 +160,19 @@ def test_an_answer_that_is_no_list_of_models_suggests_nothing(hub, said):
     assert len(hub.sent("hub", "/api/models")) == 1
 
 
+def test_one_model_of_which_nothing_is_said_hides_no_other(hub):
+    listed = json.dumps([{"id": "a/unsaid"}, {"id": "a/b", "private": False}]).encode()
+    hub.faults.append(Fault("status", path="/api/models", status=200, body=listed, times=None))
+    assert names_of(Suggestions(), "owner/") == ("a/b",)
+
+
+@pytest.mark.parametrize("count", [-1, 10**400, 1.5, "7", True, None])
+def test_a_count_that_is_none_is_left_out(hub, count):
+    model = {"id": "a/b", "private": False, "downloads": count, "safetensors": {"total": count}}
+    hub.faults.append(Fault("status", path="/api/models", status=200, body=json.dumps([model]).encode(), times=None))
+    assert Suggestions().models("owner/") == (Suggestion("a/b"),)
+
+
 def test_only_the_first_page_of_a_list_is_read(hub):
     after = {"Link": f'<{hub.endpoint}/api/models?cursor=1>; rel="next"'}
     hub.faults.append(Fault("status", path="/api/models", status=200, headers=after, body=b"[]", times=None))

@@ -64,7 +64,7 @@ def test_an_index_is_proposed_merged_and_searched_by_its_address(
 def test_names_that_lead_elsewhere_are_refused(dataset, survey, capsys):
     for name in ("../up", "/", "a//b"):
         assert main(["publish", str(survey), "--dataset", dataset, "--name", name]) == 1
-        assert "no name in a data set" in capsys.readouterr().err
+        assert "not a name in a data set" in capsys.readouterr().err
 
 
 def test_what_is_neither_is_one_line(loopback_hub, dataset, tmp_path, capsys):

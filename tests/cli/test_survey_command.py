@@ -44,7 +44,7 @@ def test_a_list_in_a_file_with_comments(population, tmp_path, capsys):
 def test_what_is_no_shard_is_said(shard, capsys):
     with pytest.raises(SystemExit):
         main(["survey", "some/one", "some/two", "--output", "out", "--shard", shard])
-    assert "is no shard; write 0/4 for the first of four" in capsys.readouterr().err
+    assert "is not a shard; write 0/4 for the first of four" in capsys.readouterr().err
 
 
 def test_without_a_folder_nothing_is_read(population, capsys):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mdir_hf import HomologyChecker, Verdict
-from mdir_hf.comparison import layers_module
+from mdir_hf.comparison import layers as layers_module
 from mdir_hf.method.gauge import ResidualBasisMap
 from mdir_hf.method.modules import LayerWeights, analyse_layer
 from mdir_hf.method.neurons import unit_rows

@@ -57,4 +57,4 @@ def test_a_listing_cannot_be_left(text):
 
 
 def test_addresses_do_not_become_links():
-    assert plain("https://x.example www.x.example a@b") == r"https\://x.example www\.x.example a\@b"
+    assert plain("https://x.example www.x.example a@b") == r"https\://x.example www&#46;x.example a&#64;b"

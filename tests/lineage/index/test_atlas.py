@@ -61,7 +61,7 @@ def test_what_is_no_list_is_one_line(text, tmp_path, capsys):
     (tmp_path / "x.toml").write_text(text)
     assert main(["atlas", "build", str(tmp_path / "x.toml"), "--output", str(tmp_path / "atlas")]) == 1
     err = capsys.readouterr().err
-    assert "no list of base models" in err and err.count("\n") == 1
+    assert "not a list of base models" in err and err.count("\n") == 1
 
 
 def test_a_build_lists_what_is_gated_and_gone(hub, listed, tmp_path):

@@ -172,8 +172,8 @@ ABOUT = {
 }
 KEPT = [list(range(9))]
 FORGED = {
-    "no list": ("bases", {}, "no JSON object"),
-    "depth": ("bases", "[" * 100_000, "no JSON object"),
+    "no list": ("bases", {}, "not a JSON object"),
+    "depth": ("bases", "[" * 100_000, "not a JSON object"),
     "a base that is nothing": ("bases", [None], "its item 0 is None"),
     "a name that is a number": ("bases", [ABOUT | {"model": ABOUT["model"] | {"repo": 5}}], "its model is 5"),
     "more than is known of models": ("bases", [ABOUT | {"model": ABOUT["model"] | {"x": 5}}], "its model is 5"),

@@ -118,8 +118,8 @@ def test_a_sample_that_names_another_model_is_refused(tmp_path, name, pin):
 
 PIN = {"reference": "a/b", "commit": None, "bases": {}}
 DAMAGED = {
-    "": "is no JSON object",
-    "[]": "is no JSON object",
+    "": "is not a JSON object",
+    "[]": "is not a JSON object",
     "{}": "it has no tokens",
     json.dumps({"tokens": ["!"], "pins": {}}): "a token is not base64",
     json.dumps({"tokens": [5], "pins": {}}): "its tokens is 5",

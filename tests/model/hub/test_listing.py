@@ -35,7 +35,12 @@ def test_a_list_that_is_cut_says_so(hub):
 
 @pytest.mark.parametrize(
     ("author", "limit", "message"),
-    [("nobody", 9, "lists no model"), ("lab/model-1", 9, "no author"), ("", 9, "no author"), ("lab", 0, "one or more")],
+    [
+        ("nobody", 9, "lists no model"),
+        ("lab/model-1", 9, "not an author"),
+        ("", 9, "not an author"),
+        ("lab", 0, "one or more"),
+    ],
 )
 def test_what_is_no_list_of_an_author_is_said(hub, author, limit, message):
     with pytest.raises(InputError, match=message):

@@ -208,6 +208,9 @@ class TestNothingAdapted(TensorSourceConformance):
             open_checkpoint(base),
         )
 
+    def test_size_counts_at_least_every_tensor(self, source, tensors):
+        assert source.n_bytes > sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
 
 class WithStored:
     """Adds the base's ``read_stored``, which an adapted source does not have, for the suite."""

@@ -109,9 +109,9 @@ def test_an_entry_that_stands_there_twice_is_refused():
         (42, 2**31, "leaves the file"),  # where its local header is
         (20, 2**31, "contradicts itself"),  # compressed size alone
         (24, 2**31, "contradicts itself"),  # size alone
-        (0, 0, "is none"),  # its magic
+        (0, 0, "is invalid"),  # its magic
         (34, 1, "contradicts itself"),  # disk
-        (32, 65535, "is none"),  # length of its comment
+        (32, 65535, "is invalid"),  # length of its comment
         (42, 2**32 - 1, "no zip64 sizes"),
     ],
 )
@@ -137,7 +137,7 @@ def test_sizes_that_leave_the_file_are_refused():
         (6, 0, 4, CorruptCheckpointError, "its directory should lie"),
         (12, 1, 2, UnsupportedFormatError, "split over several files"),  # entries in all, but not here
         (18, 1, 2, UnsupportedFormatError, "split over several files"),  # disk
-        (2, 7, 2, NoArchiveError, "no zip archive"),  # a comment that is not there
+        (2, 7, 2, NoArchiveError, "not a zip archive"),  # a comment that is not there
     ],
 )
 def test_an_end_that_lies_is_refused(back, value, size, error, message):

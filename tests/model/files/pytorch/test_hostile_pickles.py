@@ -101,27 +101,27 @@ def test_every_way_to_name_or_run_something_is_refused(data):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "no pickle"),
-        (b"\x80\x02", "no pickle"),
-        (b".", "no pickle"),
-        (b"R.", "no pickle"),
-        (b"u.", "no pickle"),
-        (b"t.", "no pickle"),
+        (b"", "not a pickle"),
+        (b"\x80\x02", "not a pickle"),
+        (b".", "not a pickle"),
+        (b"R.", "not a pickle"),
+        (b"u.", "not a pickle"),
+        (b"t.", "not a pickle"),
         (b"}K\x01.0", "no pickle|holds"),
-        (b"h\x05.", "no pickle"),
-        (b"(K\x01d.", "no pickle"),
-        (b"\x85.", "no pickle"),
-        (b"\xff.", "no pickle"),
-        (b"N" + b"\x8e" + struct.pack("<Q", 2**62) + b".", "no pickle"),  # BINBYTES8
-        (b"\x8d" + struct.pack("<Q", 2**63) + b".", "no pickle"),  # BINUNICODE8
-        (b"B" + struct.pack("<I", 2**31) + b".", "no pickle"),
-        (b"\x8b" + struct.pack("<i", 2**31 - 1) + b".", "no pickle"),  # LONG4
-        (b"\x8b" + struct.pack("<i", -5) + b".", "no pickle"),
-        (b"I" + b"9" * 100_000 + b"\n.", "no pickle"),
-        (b"L" + b"9" * 100_000 + b"L\n.", "no pickle"),
-        (b"\x80\x02Q.", "no pickle"),
-        (b"\x80\x02NQ.", "no storage of numbers"),
-        (b"\x80\x02(U\x07storageNNNNtQ.", "no storage of numbers"),
+        (b"h\x05.", "not a pickle"),
+        (b"(K\x01d.", "not a pickle"),
+        (b"\x85.", "not a pickle"),
+        (b"\xff.", "not a pickle"),
+        (b"N" + b"\x8e" + struct.pack("<Q", 2**62) + b".", "not a pickle"),  # BINBYTES8
+        (b"\x8d" + struct.pack("<Q", 2**63) + b".", "not a pickle"),  # BINUNICODE8
+        (b"B" + struct.pack("<I", 2**31) + b".", "not a pickle"),
+        (b"\x8b" + struct.pack("<i", 2**31 - 1) + b".", "not a pickle"),  # LONG4
+        (b"\x8b" + struct.pack("<i", -5) + b".", "not a pickle"),
+        (b"I" + b"9" * 100_000 + b"\n.", "not a pickle"),
+        (b"L" + b"9" * 100_000 + b"L\n.", "not a pickle"),
+        (b"\x80\x02Q.", "not a pickle"),
+        (b"\x80\x02NQ.", "not a storage of numbers"),
+        (b"\x80\x02(U\x07storageNNNNtQ.", "not a storage of numbers"),
     ],
 )
 def test_a_broken_pickle_is_refused_with_little_memory(data, message):
@@ -151,7 +151,7 @@ def test_integers_that_collide_are_no_keys():
 
 def test_integers_that_collide_are_no_places_in_the_memo():
     puts = b"".join(b"p%d\n" % (k * (2**61 - 1)) for k in range(1, 10))
-    with pytest.raises(CorruptCheckpointError, match="no pickle: it remembers something under"):
+    with pytest.raises(CorruptCheckpointError, match="not a pickle: it remembers something under"):
         read_pickle(b"N" + puts + b".", label="file")
 
 
@@ -264,9 +264,9 @@ def test_what_trainers_keep_beside_the_weights_is_left_out():
         (Tensor((2**64, 3), (3, 1)), "expected integers"),
         (Tensor([2, 3], (3, 1)), "shape list"),
         (Tensor((1,) * 65, (1,) * 65), "as many strides as axes"),
-        (Tensor((2, 3), (3, 1), n_values=-6), "no storage of numbers"),
-        (Tensor((2, 3), (3, 1), n_values="6"), "no storage of numbers"),
-        (Tensor((2, 3), (3, 1), key=0), "no storage of numbers"),
+        (Tensor((2, 3), (3, 1), n_values=-6), "not a storage of numbers"),
+        (Tensor((2, 3), (3, 1), n_values="6"), "not a storage of numbers"),
+        (Tensor((2, 3), (3, 1), key=0), "not a storage of numbers"),
     ],
 )
 def test_a_view_that_cannot_be_is_refused(tensor, message):

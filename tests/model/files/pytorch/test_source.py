@@ -265,8 +265,8 @@ def test_a_file_without_named_tensors_says_what_it_holds(value, message):
         (b"version https://git-lfs.github.com/spec/v1\n", UnsupportedFormatError, "Git LFS pointer"),
         (b"GGUF\x03" + bytes(600), UnsupportedFormatError, "GGUF file under another name"),
         (b"tjgg" + bytes(600), UnsupportedFormatError, r"old llama\.cpp"),
-        (b"", CorruptCheckpointError, "no file of torch.save"),
-        (bytes(1000), CorruptCheckpointError, "no file of torch.save"),
+        (b"", CorruptCheckpointError, "not a file of torch.save"),
+        (bytes(1000), CorruptCheckpointError, "not a file of torch.save"),
     ],
 )
 def test_other_files_are_named(content, error, message):

@@ -67,6 +67,30 @@ class TestQuantizedTensors(TensorSourceConformance):
             stored |= {name: codes, f"{name}_scale": scale.clone()}
         return source_of(stored)
 
+    def test_a_checkpoint_names_its_format(self, source):
+        assert source.description.format == "safetensors"
+        assert source.description.quantization == "FP8, one scale per tensor"
+
+    def test_a_spec_has_the_stored_shape_and_size(self, source, tensors):
+        for name in ("embed.weight", "half", "single", "cube"):
+            assert source.spec(name).shape == tuple(tensors[name].shape)
+            assert source.spec(name).n_bytes == tensors[name].numel()
+
+    def test_a_spec_names_the_stored_dtype(self, source):
+        dtypes = {name: source.spec(name).dtype for name in ("embed.weight", "norm", "double")}
+        assert dtypes == {"embed.weight": "F8_E4M3", "norm": "F32", "double": "F64"}
+
+    def test_size_counts_at_least_every_tensor(self, source):
+        assert source.n_bytes == len(source._tree.contents[FILE])
+
+    def test_a_stored_tensor_is_read_as_it_is(self, source, tensors):
+        for name in ("norm", "double", "integers", "mask"):
+            assert torch.equal(source.read_stored(name), tensors[name]), name
+
+    def test_stored_rows_are_read_as_they_are(self, source, tensors):
+        for name in ("double", "integers"):
+            assert torch.equal(source.read_stored_rows(name, np.array([2, 0])), tensors[name][[2, 0]]), name
+
 
 def sharded(quantized):
     """Codes in one shard, companions in the other, with an index."""

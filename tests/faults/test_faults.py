@@ -21,7 +21,7 @@ def running(tmp_path_factory):
         yield found
 
 
-LONG = [(name, 6) for name in ("comparison", "saved report", "survey", "index")]
+LONG = [(name, 4) for name in ("comparison", "saved report", "survey", "index")]
 
 
 @pytest.mark.slow

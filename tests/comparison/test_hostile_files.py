@@ -79,7 +79,7 @@ PICKLES: dict[str, tuple[Callable[[], bytes], str]] = {
     "long pickle": (lambda: with_pickle(b"\x80\x02" + b"N0" * (32 << 20) + b"N."), "is read up to"),
     "many opcodes": (lambda: with_pickle(b"\x80\x02" + b"]" * (60 << 20) + b"."), "opcodes"),
     "huge memo index": (lambda: with_pickle(b"\x80\x02}r" + struct.pack("<I", 2**32 - 1) + b"."), "no tensors"),
-    "huge length": (lambda: with_pickle(b"\x80\x02\x8e" + struct.pack("<Q", 2**62) + b"."), "no pickle"),
+    "huge length": (lambda: with_pickle(b"\x80\x02\x8e" + struct.pack("<Q", 2**62) + b"."), "not a pickle"),
     "nested tuples as keys": (nested_tuples_as_keys, "no tensors"),
     "shared dicts": (shared_dicts, "more tensors and names"),
     "deep nesting": (
@@ -94,7 +94,7 @@ PICKLES: dict[str, tuple[Callable[[], bytes], str]] = {
     "stride past the end": (lambda: embedding_at(stride=(2**40, 1)), "of a storage that has"),
     "shape of everything": (lambda: embedding_at(shape=(2**40, 2**20), stride=(0, 0)), "repeats"),
     "storage longer than the file": (lambda: embedding_at(n_values=2**40), "the archive holds"),
-    "no archive": (lambda: b"\x80\x02N." * 100, "no file of torch.save"),
+    "no archive": (lambda: b"\x80\x02N." * 100, "not a file of torch.save"),
     "empty archive": (lambda: struct.pack("<I4H2IH", 0x06054B50, 0, 0, 0, 0, 0, 0, 0), "no data.pkl"),
 }
 

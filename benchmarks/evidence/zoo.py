@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 BUILT_WITH_THESE_IN_VIEW = (
     "An earlier version missed eight pairs, of a model with new embeddings and one whose channels were cut, or whose "
     "residual stream was turned. What finds them now (docs/method/layers.md) was built with these pairs at hand, "
-    "which are not fresh test of it therefore; `tests/comparison/test_residual_maps.py` has others."
+    "so they are not a fresh test of it; `tests/comparison/test_residual_maps.py` has others."
 )
 
 

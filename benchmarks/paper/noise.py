@@ -2,7 +2,7 @@
 
 E' = E + level * RMS(E) * N, head and embedding alike, in two models. Beside the trace of the paper's Algorithm 1 (raw
 product, all tokens) stand p as the package reports it, the plain cosine, HuRef's and REEF's measures, and the
-perplexity on held-out text, which says when the model is not a use any more.
+perplexity on held-out text, which says when the model is of no more use.
 
     python -m benchmarks.paper.noise [--tiny]
 """

@@ -73,19 +73,6 @@ class Awm(Peer):
         return PeerScore(float(np.mean(scores)))
 
 
-def unbiased_linear_cka(x: torch.Tensor, y: torch.Tensor) -> float:
-    """CKA with the U-statistic of HSIC: its mean is 0 for independent features, whatever their number.
-
-    Args:
-        x: Features of n samples, (n, d_x).
-        y: Features of the same samples, (n, d_y).
-
-    Returns:
-        About 0 for independent features and 1 for equal ones; 0 where one does not vary.
-    """
-    return _cka(_gram(x), _gram(y))
-
-
 def _agreement(a: list[torch.Tensor], b: list[torch.Tensor]) -> float:
     return sum(_cka(x, y) for x, y in zip(a, b, strict=True)) / len(a)
 

@@ -1,6 +1,6 @@
 """What peers that run models need: a model of transformers and statements to run it on.
 
-The published methods take TruthfulQA or WikiText. Here is not a network, so that statements are sentences of the
+The published methods take TruthfulQA or WikiText. There is no network here, so statements are sentences of the
 docstrings that come with Python (``mdir_hf.demo.text``): other words, the same use.
 """
 

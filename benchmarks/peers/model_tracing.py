@@ -21,7 +21,6 @@ from mdir_hf.model.roles import Role, WeightPart
 
 N_SEQUENCES = 4
 N_TOKENS = 64
-MATCH_P = 1e-6
 
 _SOURCE = "Independence Tests for Language Models, ICML 2025, arXiv:2502.12292"
 

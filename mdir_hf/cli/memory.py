@@ -1,4 +1,4 @@
-"""Returns freed memory to the system after a command."""
+"""Has the C library return freed memory to the system while a command runs."""
 
 from __future__ import annotations
 

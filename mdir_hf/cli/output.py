@@ -1,4 +1,4 @@
-"""Writes to standard output and standard error, with control characters of foreign names removed."""
+"""Writes to standard output and standard error, with control characters of foreign names written out."""
 
 from __future__ import annotations
 

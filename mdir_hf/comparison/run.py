@@ -468,6 +468,7 @@ class Comparison:
         if decision.verdict is Verdict.NO_EVIDENCE and self.layers is not None:
             n_layers = [len(layers_with(model, self.layers.role)) for model in (self.reference, self.candidate)]
             on_layers += caveats.of_left_out_layers([len(places) for places in self.layers.positions], n_layers)
+        if decision.verdict is Verdict.NO_EVIDENCE and self.settings.level.may_read_layers:
             on_layers += caveats.of_other_experts(self.reference, self.candidate)
         return (*self._caveats, *doubts, *on_rows, *on_layers, *late)
 

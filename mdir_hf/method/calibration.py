@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from mdir_hf.method.matching import CHANNEL_ALPHA, REMARKABLE, ROWS_AT_ONCE, Matching, best_matching, line_energies
+from mdir_hf.method.matching import CHANNEL_ALPHA, ROWS_AT_ONCE, Matching, best_matching, line_energies
 from mdir_hf.method.polar import RowFactors, polar_factor_of_rows, row_factors
 from mdir_hf.method.rows import PairedRows
 from mdir_hf.processor import all_cores
@@ -36,11 +36,6 @@ class Placebo:
     threshold: float
     log_p: float
     n_channels: int
-
-    @property
-    def is_silent(self) -> bool:
-        """Whether it is not significant at 0.1 %."""
-        return self.log_p > math.log(REMARKABLE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ IntArray = npt.NDArray[np.int64]
 
 
 def sample_sizes(n_channels: int) -> tuple[int, int]:
-    """How many rows are taken of a layer: of the model with few layers, and of the other.
+    """Return how many rows are read of each layer: for the model with few layers, and for the other.
 
     Args:
         n_channels: Rows of the wider matrix, m.

@@ -167,7 +167,7 @@ def open_bases_at(open_one: OpenRepository, bases: Sequence[str]) -> OpenReposit
         bases: ``owner/name@commit``, as a report has them; others are opened as the adapter asks.
 
     Raises:
-        InputError: If one of them is not a base.
+        InputError: If one of them names no base at a commit.
     """
     commits: dict[str, str] = {}
     for base in bases:

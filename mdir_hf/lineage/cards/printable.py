@@ -1,4 +1,4 @@
-"""Foreign text as printable ASCII on one line, without control characters."""
+"""Foreign text as printable ASCII on one line, everything else written as escapes."""
 
 from __future__ import annotations
 

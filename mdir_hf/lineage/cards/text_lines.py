@@ -13,7 +13,7 @@ def split_lines(text: str) -> list[str]:
 
 
 def line_end(text: str) -> str:
-    """Return the most common line ending of a text; a line feed for a text of one line."""
+    """Return the most common line ending of a text; a line feed for a text without any."""
     n_pairs = text.count("\r\n")
     counts = {"\n": text.count("\n") - n_pairs, "\r\n": n_pairs, "\r": text.count("\r") - n_pairs}
     return max(counts, key=lambda end: counts[end])

@@ -227,7 +227,7 @@ def tokens_with_rows(vocabulary: Vocabulary, n_rows: int, tokens: Sequence[bytes
 
     Args:
         vocabulary: The model's.
-        n_rows: Rows of its embedding; some vocabularies promise more.
+        n_rows: Rows of its embedding; some vocabularies claim more.
         tokens: The sample.
     """
     return tuple(token for token in tokens if vocabulary.row_of.get(token, n_rows) < n_rows)

@@ -142,7 +142,7 @@ def verify_merge(
         out. Shares cost 64 rows of every weight of every model.
 
     Raises:
-        CardError: If the card has no recipe, or an invalid one.
+        CardError: If there is no recipe, or it is invalid.
         MdirError: If the merge itself cannot be read.
     """
     merged = model.open(reading)

@@ -162,7 +162,7 @@ def _under(result: Result) -> set[tuple[str, str | None]]:
 
 
 def _lightened(result: Result) -> Result:
-    """Return a result without the parts that the page never shows."""
+    """Return a result without arrays and notes that no cached answer shows."""
     if isinstance(result, SurveyResult):
         return replace(result, left_out="")  # said of the list that named the models, and these are known by name
     if isinstance(result, HomologyReport):

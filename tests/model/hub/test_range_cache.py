@@ -308,9 +308,6 @@ def test_the_place_is_read_from_the_environment_when_it_is_needed(hf_home, tmp_p
     assert cache_root() == tmp_path / "own"
 
 
-# Where it lies and what it is keyed by.
-
-
 @pytest.mark.parametrize("text", ["4GiB", "-1", "1e9", "9" * 20])
 def test_a_bound_that_is_no_number_of_bytes_is_refused(monkeypatch, text):
     monkeypatch.setenv("MDIR_HF_CACHE_MAX_BYTES", text)

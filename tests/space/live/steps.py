@@ -28,7 +28,7 @@ def compare(page: Page, first: str, second: str) -> None:
 
 
 def open_example(page: Page, name: str) -> None:
-    """Open a stored result; those that are not question are folded away."""
+    """Open a stored result; where they are not the question, they are folded away."""
     words = next(example.words for example in stored_examples() if example.name == name)
     button = page.get_by_role("button", name=words, exact=True)
     if not words.endswith("?") and not button.is_visible():

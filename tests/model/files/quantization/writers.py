@@ -299,7 +299,7 @@ def bitsandbytes_4bit(kind: str, *, nested: bool, storage: torch.dtype = torch.u
         absmax = state.absmax
         if nested:
             absmax = bnb.dequantize_blockwise(state.absmax, state.state2) + state.offset
-        # Its CPU kernel is wrong where rows are not multiple of the block; the default backend is the definition.
+        # Its CPU kernel is wrong where a row is not a multiple of the block; the default backend is the definition.
         plain = inspect.unwrap(bnb_definitions._dequantize_4bit_compute)
         expected = plain(codes.view(torch.uint8).reshape(-1), absmax, state.code, 64, weight.shape, torch.float32)
         tensors = {f"{module}.weight": codes}

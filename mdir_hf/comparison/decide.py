@@ -200,7 +200,8 @@ def decide(
         said = (*caveats.of_neurons(neurons, has_embeddings=bool(matrices)), *doubts)
         return homologous(SettledBy.NEURONS, neurons.log10_p, said, Assumption.NUMBERING)
     if layers is not None and accepts_layers:
-        return homologous(SettledBy.LAYERS, layers.log10_p, caveats.of_layers(layers), Assumption.ROTATION)
+        log10_p = min(layers.log10_p, layers.log10_p_fisher)
+        return homologous(SettledBy.LAYERS, log10_p, caveats.of_layers(layers), Assumption.ROTATION)
     found = [*(one.log10_p for one in matrices.values()), *([] if layers is None else [layers.log10_p])]
     accepted = min((log10_p for log10_p in found if log10_p >= log10_alpha), default=0.0)
 

@@ -9,6 +9,7 @@ from mdir_hf.comparison.decide import layers_support
 from mdir_hf.comparison.mixtures import ExpertOrigins
 from mdir_hf.method.gauge import ResidualBasisMap
 from mdir_hf.method.layer_map import LayerMap
+from mdir_hf.method.map_evidence import log_p_of_all_layers
 from mdir_hf.method.matching import Matching
 from mdir_hf.method.modules import ModuleEvidence
 from mdir_hf.method.neurons import NeuronMatching
@@ -88,7 +89,7 @@ def layers_result(found: FoundLayers, alpha: float, *, log_cost: float = 0.0) ->
             AncestorLayer(reference[m.reference], candidate[m.candidate], m.log_p / LN10) for m in layer_map.matches
         ),
         log10_p=min(0.0, found.log_p + log_cost) / LN10,
-        log10_p_fisher=layer_map.log_p_fisher / LN10,
+        log10_p_fisher=min(0.0, log_p_of_all_layers(layer_map) + log_cost) / LN10,
         related_layers_at_least=layer_map.n_related,
         off_match_share=found.off_match_share,
         placebo_log10_p=found.placebo_log_p / LN10,

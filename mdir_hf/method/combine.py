@@ -1,7 +1,7 @@
 """Combines many p-values into one: which combination holds under which dependence.
 
-Cells of a layer map share models, and nobody can promise that they are independent. What is headlined here holds
-whatever the dependence; Fisher's sum, which does assume independence, stands beside it with its assumption.
+Cells of a layer map share models. What decides a verdict holds whatever the dependence between them. Fisher's sum,
+which asks for independence, says how strong an accepted map is: the null of layers implies it (docs/method/layers.md).
 Natural logarithms throughout, at most 0.
 
 References:
@@ -107,7 +107,7 @@ def log_p_ordered_map(log_p_pairs: Sequence[float], n_reference: int, n_candidat
     ``min(L, L') C(L, k) C(L', k) Q(k, x)``: the union over every ordered map with k pairs and over k.
 
     Assumes that the p-values along any FIXED ordered map are independent under the null: true where each layer's
-    matrix is left-invariant given all the others (independent initialisation of layers), not known after training.
+    matrix is left-invariant given all the others (docs/method/layers.md).
     """
     k = len(log_p_pairs)
     if k == 0:

@@ -18,8 +18,8 @@ from mdir_hf.processor import all_cores
 Kind = Literal["identity", "permutation", "signed_permutation", "rotation", "channels"]
 
 LEFT_INVARIANCE = (
-    "The models are independent, and given everything else in it one of them has no preferred axes on the side of its "
-    "heads or neurons: its matrix W and H W have the same law for every rotation H of that side."
+    "The models are independent, and given everything else in it, its other layers too, one of them has no preferred "
+    "axes on the side of its heads or neurons: its matrix W and H W have the same law for every rotation H of it."
 )
 """What every p-value of a layer rests on (docs/method/layers.md): exact at Gaussian initialisation, a symmetry of
 attention inside each head, an assumption for trained heads and neurons."""

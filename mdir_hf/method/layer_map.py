@@ -102,7 +102,8 @@ class LayerMap:
         log_p_map: p for the whole map under ANY dependence: Rüger's ``(L / k) p_(k)`` with k = half the layers of the
             shallower model, each with its best partner in the other, corrected for that search.
         log_p_any: The same by Hommel's rule, over every k: for maps that are related in a small part only.
-        log_p_fisher: Fisher's sum along the best ordered map; holds only if layers are independent under the null.
+        log_p_fisher: Fisher's sum along the best ordered map, corrected for that search; for layers that are left
+            invariant given each other.
         n_related: At least this many layers of the shallower model have a relative, at confidence 1 - alpha, under any
             dependence.
     """

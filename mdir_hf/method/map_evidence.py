@@ -20,6 +20,9 @@ from mdir_hf.method.layer_map import LayerMap, LayerMatch, Layers, map_layers
 TESTS_PER_MAP = 2
 """A map is read twice: as a whole (half of the layers related), and for any part of it."""
 
+SHARE_OF_FISHER = 1e-3
+"""Of alpha; the map's other two readings have the rest. Fisher's sum decides no verdict: it says how strong one is."""
+
 N_PLACEBOS = 2
 """A significant map is made again this often, each time with the residual channels of one side shuffled."""
 
@@ -33,15 +36,29 @@ Carry = Callable[[torch.Tensor], torch.Tensor]
 
 
 def log_p_of_map(layer_map: LayerMap) -> float:
-    """Reduce a map to one p-value: the better of its two readings, corrected for having two.
+    """Reduce a map to one p-value that holds under any dependence: the better of its two readings, corrected for both.
 
     Args:
         layer_map: The map. What it was corrected for already stays in.
 
     Returns:
-        Natural log of p, at most 0, corrected for :data:`TESTS_PER_MAP`.
+        Natural log of p, at most 0, corrected for :data:`TESTS_PER_MAP` and for :func:`log_p_of_all_layers`.
     """
-    return min(0.0, min(layer_map.log_p_map, layer_map.log_p_any) + math.log(TESTS_PER_MAP))
+    of_both = min(layer_map.log_p_map, layer_map.log_p_any) + math.log(TESTS_PER_MAP)
+    return min(0.0, of_both - math.log1p(-SHARE_OF_FISHER))
+
+
+def log_p_of_all_layers(layer_map: LayerMap) -> float:
+    """Reduce a map to the p-value of all its layers together, by Fisher's sum: what a verdict on the layers states.
+
+    Args:
+        layer_map: The map.
+
+    Returns:
+        Natural log of p, at most 0, corrected for :func:`log_p_of_map`. It holds where each layer of one model is left
+        invariant given the others: then all of them are turned independently (docs/method/layers.md).
+    """
+    return min(0.0, layer_map.log_p_fisher - math.log(SHARE_OF_FISHER))
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,7 @@ def _map_section(layers: LayersResult) -> Section:
     matched = "have an ancestor in the reference" if layers.matches else "were matched"
     found = (
         f"{len(layers.matches)} of {layers.n_candidate_layers} layers of the candidate {matched}, compared by their "
-        f"{layers.role.words} {basis_words(layers)}: {layers.pattern.words}; log10 p {number(layers.log10_p)}"
+        f"{layers.role.words} {basis_words(layers)}: {layers.pattern.words}; log10 p {_log10_p_words(layers)}"
     )
     brief = [Line("layers", found)]
     if layers.matches:
@@ -81,6 +81,13 @@ def _map_section(layers: LayersResult) -> Section:
         tables=(Table("Which layer matches which, counted from 0", columns, rows),) if rows else (),
         figures=(FigureName.LAYERS, FigureName.FLOW) if layers.matrix else (),
     )
+
+
+def _log10_p_words(layers: LayersResult) -> str:
+    of_map = number(layers.log10_p)
+    if not layers.matches or layers.log10_p_fisher >= layers.log10_p:
+        return of_map
+    return f"{number(layers.log10_p_fisher)} for all layers together, {of_map} under any dependence between layers"
 
 
 def basis_words(layers: LayersResult) -> str:

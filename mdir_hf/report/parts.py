@@ -310,8 +310,8 @@ class LayersResult(Part):
         pattern: How the candidate's layers descend from the reference's.
         matches: Every candidate layer that has a significant ancestor, once, in the candidate's order; none where the
             map was not accepted, and none that is like its neighbours only.
-        log10_p: Of the map, corrected for every map that was to be tried.
-        log10_p_fisher: Of the whole map by Fisher's combination.
+        log10_p: Of the map, under any dependence between layers, corrected for every map that was to be tried.
+        log10_p_fisher: Of all layers together by Fisher's sum, corrected likewise. It decides no verdict.
         related_layers_at_least: A lower bound on the number of related layers.
         off_match_share: Share of the layer pairs off the map that are significant.
         placebo_log10_p: Smallest p of a pair of layers where the residual channels are shuffled.

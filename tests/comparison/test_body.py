@@ -14,6 +14,7 @@ from mdir_hf import HomologyChecker, Verdict
 from mdir_hf.comparison import run
 from mdir_hf.comparison.layers import compare_layers
 from mdir_hf.comparison.settings import Settings
+from mdir_hf.method.map_evidence import log_p_of_all_layers
 from mdir_hf.model.files.ranged import RangedTensors
 from mdir_hf.model.hub import IoLedger, open_repository
 from mdir_hf.model.hub.local import LocalFile
@@ -249,19 +250,19 @@ def test_the_layers_are_one_more_look_with_its_share_of_alpha(base, save, monkey
 
     def compare_and_note(*models, log_alpha, **listeners):
         found = compare_layers(*models, log_alpha=log_alpha, **listeners)
-        asked.append((log_alpha, found.log_p))
+        asked.append((log_alpha, found.log_p, log_p_of_all_layers(found.layer_map)))
         return found
 
     monkeypatch.setattr(run, "compare_layers", compare_and_note)
     candidate = save(drift(new_embeddings(copy.deepcopy(base)), 0.3), "retrained")
     report = compare(save(base, "base"), candidate)
-    ((log_alpha, log_p),) = asked
+    ((log_alpha, log_p, log_p_together),) = asked
     # Look s of growing data costs s (s + 1); all looks at the matrices came before.
     place = max(len(matrix.looks) for matrix in (report.embedding, report.unembedding)) + 1
     cost = math.log(place * (place + 1))
     assert log_alpha == pytest.approx(math.log(1e-10) - cost)
     assert report.layers.log10_p == pytest.approx((log_p + cost) / math.log(10.0))
-    assert report.log10_p == report.layers.log10_p
+    assert report.log10_p == report.layers.log10_p_fisher == pytest.approx((log_p_together + cost) / math.log(10.0))
 
 
 def test_of_one_stranger_all_mlps_are_read_of_the_other_some_rows(save, monkeypatch):

@@ -244,11 +244,18 @@ def test_p_is_below_alpha_exactly_where_the_verdict_is_homologous(matrices, laye
 def test_what_settles_the_question_gives_the_p():
     # Unrelated embeddings with 3 % sparse loadings over related layers: the embeddings' p was the headline once.
     sparse = changed(FOUND, log10_p=-358.0, settled_by=None)
-    layers = changed(LAYERS, log10_p=-60.0)
+    layers = changed(LAYERS, log10_p=-60.0, log10_p_fisher=-20.0)
     decision = decide({"embedding": sparse}, alpha=ALPHA, level=Level.AUTO, layers=layers)
 
     assert (decision.verdict, decision.settled_by) == (Verdict.HOMOLOGOUS, SettledBy.LAYERS)
     assert (decision.log10_p, decision.log10_p_not_accepted) == (-60.0, -358.0)
+
+
+def test_all_layers_together_give_the_p_and_decide_nothing():
+    strong, weak = (changed(LAYERS, log10_p=log10_p, log10_p_fisher=-500.0) for log10_p in (-60.0, -5.0))
+    decision = decide({"embedding": NOTHING}, alpha=ALPHA, level=Level.AUTO, layers=strong)
+    assert (decision.verdict, decision.log10_p) == (Verdict.HOMOLOGOUS, -500.0)
+    assert layers_verdict(weak) == (Verdict.NO_EVIDENCE, None, None)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ from mdir_hf.method.gauge import ResidualBasisMap
 from mdir_hf.method.layer_map import LayerMatch
 from mdir_hf.method.map_evidence import (
     N_PLACEBOS,
+    TESTS_PER_MAP,
+    log_p_of_all_layers,
     log_p_of_map,
     log_p_of_placebos,
     weigh_matches,
@@ -29,9 +31,24 @@ def of_a_copy():
     return map_layers(layers(1), layers(1), log_alpha=LOG_ALPHA)
 
 
-def test_a_map_is_read_twice_and_pays_for_both(of_a_copy):
-    found = replace(of_a_copy, log_p_map=-50.0, log_p_any=-80.0)
-    assert log_p_of_map(found) == -80.0 + math.log(2.0)
+def test_a_map_is_read_three_times_and_pays_for_all(of_a_copy):
+    found = replace(of_a_copy, log_p_map=-50.0, log_p_any=-80.0, log_p_fisher=-90.0)
+    shares = math.exp(-80.0 - log_p_of_map(found)), math.exp(-90.0 - log_p_of_all_layers(found))
+    assert TESTS_PER_MAP * shares[0] + shares[1] == pytest.approx(1.0)
+    assert shares[0] > 0.49  # what decides verdicts pays next to nothing
+
+
+def test_layers_that_are_turned_independently_show_nothing_together():
+    # Everything else as alike as it can be: one matrix in all layers of both models. A p of at most 5 % is to come 5
+    # times in 100 draws; a binomial band of 4 standard deviations ends at 13.
+    generator = torch.Generator().manual_seed(5)
+    matrix = layers(3, 1)[0]
+    p = []
+    for _ in range(100):
+        turned = [torch.linalg.qr(torch.randn(48, 48, dtype=torch.float64, generator=generator)).Q for _ in range(4)]
+        found = map_layers([turn @ matrix for turn in turned], [matrix] * 4, log_alpha=LOG_ALPHA)
+        p.append(log_p_of_all_layers(found))
+    assert sum(log_p <= math.log(0.05) for log_p in p) <= 13
 
 
 def test_p_of_a_map_is_at_most_1(of_a_copy):

@@ -166,6 +166,13 @@
     return names.length < 3 ? "Compare" : `Survey ${names.length} models`;
   };
 
+  // A plan that arrives after an edit is not of what the fields hold.
+  let edits = 0;
+  let editsPlanned = 0;
+  window.planClears = () => ((edits += 1), "");
+  window.planStarts = (...fields) => ((editsPlanned = edits), fields);
+  window.planArrives = (plan) => (editsPlanned === edits ? plan : "");
+
   const fields = () => ["a", "b"].map((name) => document.querySelector(`#model-${name} input, #model-${name} textarea`));
   const fill = (input, value) => {
     input.value = value;

@@ -355,15 +355,17 @@ def _listen(
         [panels.plan, panels.compare],
         trigger_mode="always_last",
         concurrency_limit=8,
+        js="(...fields) => planStarts(...fields)",
         **hidden,
     )
+    planning.then(None, panels.plan, panels.plan, js="(plan) => planArrives(plan)", queue=False, **hidden)
     # A plan disappears as soon as anything is changed.
     gr.on(
         [fields[0].input, fields[1].input, fields[2].input, fields[3].input],
         None,
         None,
         panels.plan,
-        js="() => ''",
+        js="() => planClears()",
         cancels=[planning],
         queue=False,
         **hidden,

@@ -77,6 +77,9 @@ def test_any_edit_takes_the_plan_away(visit):
     page.locator("#options > button").click()
     page.get_by_label("Alpha").fill("1e-9")
     expect(page.locator("#plan")).to_have_text(re.compile(r"^\s*$"), use_inner_text=True)
+    # One that was on its way is not shown, either.
+    assert page.evaluate("(planStarts(), planClears(), planArrives('Reads 1 MB'))") == ""
+    assert page.evaluate("(planStarts(), planArrives('Reads 1 MB'))") == "Reads 1 MB"
 
 
 def test_every_tab_opens_with_what_it_promises(visit):

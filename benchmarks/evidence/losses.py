@@ -36,24 +36,27 @@ def losses_section(results: Results, figures: dict[str, Figure]) -> str:
         for settled in (True, False)
     }
     most = min(row["log10_p"] for row in ours.values())
-    hidden = [row for row in ours.values() if row["related"] and row["settled_by"] == "layers"]
+    hidden = [row for row in ours.values() if row["related"] and row["settled_by"] in ("neurons", "layers")]
     strangers = weights_of_strangers(LLAMA_8B)
     read = {name: 2 * n_weights / strangers for name, (n_weights, _) in weights_read(LLAMA_8B).items()}
     of_strangers = {name: ratio for name, ratio in read.items() if ratio < 1}
+    by_size = (
+        f" Of two strangers as large as Llama-3.1-8B, in the bytes that the checker would take of them, by "
+        f"{_told(of_strangers)}."
+    ) * bool(of_strangers)
     told = "\n".join(
         [
             *missing,
             f"- A pair costs {checker.seconds:.2f} s on average. Cheaper, in the checker's time for the pairs that "
             f"they answer: {_told(faster)}. A pair that the screen settles takes {seconds[True]:.2f} s, one that it "
             f"does not {seconds[False]:.2f} s (medians): it is strangers and hidden relatives that cost.",
-            f"- {len(hidden)} related pairs are found by their layers alone; their embeddings are not significant. "
+            f"- {len(hidden)} related pairs are found by neurons or layers; their embeddings are not significant. "
             f"Their evidence is thinner: the weakest has log10 p {max(row['log10_p'] for row in hidden):.0f}, where "
             f"embeddings reach {most:,.0f}.",
             f"- A pair that the screen settles takes {checker.share_where(True):.0%} of the bytes of both models' "
             f"weights, one that it does not {checker.share_where(False):.0%} (medians), and of such pairs "
             f"{', '.join(heavier) or 'no other method'} {'read' if len(heavier) > 1 else 'reads'} as much. Over all "
-            f"pairs that they answer fewer bytes are read, in the checker's, by {_told(lighter)}. Of two strangers as "
-            f"large as Llama-3.1-8B, in the bytes that the checker would take of them, by {_told(of_strangers)}.",
+            f"pairs that they answer fewer bytes are read, in the checker's, by {_told(lighter)}.{by_size}",
             "- A shared initialisation cannot be told from shared training, and no verdict says who came first.",
         ]
     )

@@ -28,13 +28,13 @@ from tests.trained.cache import build_once, cache_folder
 ARCHITECTURES = ("llama", "gpt-neox")
 NAMES = ("base", "fine-tune", "other-seed")
 
-VOCABULARY_SIZE = 4096
+VOCABULARY_SIZE = 2048
 SEQUENCE_LENGTH = 64
 # name -> (trained from, or seed of its initialisation; text; steps; peak learning rate; seed of the order of batches)
 RECIPES = {
-    "base": (0, "code", 300, 3e-3, 0),
-    "other-seed": (1, "code", 300, 3e-3, 0),
-    "fine-tune": ("base", "prose", 100, 1e-3, 1),
+    "base": (0, "code", 200, 3e-3, 0),
+    "other-seed": (1, "code", 200, 3e-3, 0),
+    "fine-tune": ("base", "prose", 70, 1e-3, 1),
 }
 
 
@@ -69,7 +69,7 @@ def demo_lineage() -> Lineage:
 
 
 def trained_model(architecture, name) -> TrainedModel:
-    """One of ``NAMES`` in one of ``ARCHITECTURES``; half a minute when not built yet, and as much for its base."""
+    """One of ``NAMES`` in one of ``ARCHITECTURES``; ten seconds when not built yet, and as much for its base."""
     folder = MODELS_FOLDER / architecture / name
     build_once(folder, lambda: _build(architecture, name, folder))
     record = json.loads((folder / "training.json").read_text())

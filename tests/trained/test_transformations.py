@@ -64,8 +64,8 @@ def test_an_edit_that_hides_a_model_leaves_its_logits_alone(name):
 @pytest.mark.parametrize("stranger", [False, True])
 def test_a_model_that_was_trained_on_has_learnt(name, stranger):
     losses = transformed(name, stranger=stranger).losses
-    # Half a nat in some tens of steps: three times what the loss of a batch of 512 tokens moves between steps.
-    assert np.mean(losses[-5:]) < losses[0] - 0.5
+    # Twice what the loss of a batch of 512 tokens moves between steps.
+    assert np.mean(losses[-5:]) < losses[0] - 0.3
 
 
 # --- strangers
@@ -256,7 +256,7 @@ def test_a_new_tokenizer_and_embeddings_leave_the_layers():
     assert report.settled_by == "layers"
     assert report.embedding.log10_p == report.unembedding.log10_p == 0.0  # early in training, as in the paper
     assert report.layers.residual_map == "identity"
-    assert 1000 < report.embedding.common_tokens < 2048  # of 4096: another tokenizer, and no lack of tokens to compare
+    assert 500 < report.embedding.common_tokens < 1024  # of 2048: another tokenizer, and no lack of tokens to compare
     assert any("change of tokenizer" in caveat for caveat in report.caveats)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from benchmarks.evidence.costs import compared
 from benchmarks.evidence.judged import of_checker, of_peer
 from benchmarks.evidence.peers import above_every_stranger
-from benchmarks.evidence.tables import Results
+from benchmarks.evidence.tables import Results, Row
 from benchmarks.peers.full_size import LLAMA_8B, weights_of_strangers, weights_read
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def losses_section(results: Results, figures: dict[str, Figure]) -> str:
         settled: statistics.median(row["cpu_s"] for row in ours.values() if (row["settled_by"] == "screen") == settled)
         for settled in (True, False)
     }
-    most = min(row["log10_p"] for row in ours.values())
+    most = min(row["embedding_log10_p"] for row in ours.values() if row["embedding_log10_p"] is not None)
     hidden = [row for row in ours.values() if row["related"] and row["settled_by"] in ("neurons", "layers")]
     strangers = weights_of_strangers(LLAMA_8B)
     read = {name: 2 * n_weights / strangers for name, (n_weights, _) in weights_read(LLAMA_8B).items()}
@@ -48,7 +48,8 @@ def losses_section(results: Results, figures: dict[str, Figure]) -> str:
         [
             *missing,
             f"- A pair costs {checker.seconds:.2f} s on average. Cheaper, in the checker's time for the pairs that "
-            f"they answer: {_told(faster)}. A pair that the screen settles takes {seconds[True]:.2f} s, one that it "
+            f"they answer: {_told(faster)}.{_of_earlier_runs(results['zoo-peers'])} "
+            f"A pair that the screen settles takes {seconds[True]:.2f} s, one that it "
             f"does not {seconds[False]:.2f} s (medians): it is strangers and hidden relatives that cost.",
             f"- {len(hidden)} related pairs are found by neurons or layers; their embeddings are not significant. "
             f"Their evidence is thinner: the weakest has log10 p {max(row['log10_p'] for row in hidden):.0f}, where "
@@ -61,6 +62,15 @@ def losses_section(results: Results, figures: dict[str, Figure]) -> str:
         ]
     )
     return f"## Where we lose\n\n{told}"
+
+
+def _of_earlier_runs(peers: list[Row]) -> str:
+    """Which peers were timed on a slower machine; ``times_slower`` was noted by hand, from rows of the checker."""
+    earlier = [peer for peer in peers if "times_slower" in peer]
+    if not earlier:
+        return ""
+    names, times = " and ".join(peer["peer"] for peer in earlier), earlier[0]["times_slower"]
+    return f" {names} were timed in an earlier run, when the machine was {times} times slower."
 
 
 def _told(times: dict[str, float]) -> str:

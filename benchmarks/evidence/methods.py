@@ -63,8 +63,14 @@ def _cell(rows: Sequence[Row], name: str, base: str, left: str) -> str:
         return "–"
     if row["verdict"] == "error":
         return f"error: {row['error']}"
+    if row["verdict"] != "homologous" and "at_level_layers" in row:
+        return f"**{row['verdict']}**; at level layers: {_said(row['at_level_layers'])}"
+    return row["verdict"] if left == "stranger" else _said(row)
+
+
+def _said(row: Row) -> str:
     if row["verdict"] != "homologous":
-        return row["verdict"] if left == "stranger" else f"**{row['verdict']}**"
+        return f"**{row['verdict']}**"
     layers, neurons = row["layers"], row["neurons"]
     n_matched = ""
     if row["settled_by"] == "layers":
@@ -79,7 +85,7 @@ def _why_missed(missed: Sequence[Row]) -> str:
         return "None was missed."
     names = dict.fromkeys(row["done"] for row in missed)
     return (
-        f"Not found: {'; '.join(names)}. Q, O and down are not tested by themselves. Where a gate or a third of the "
-        "neurons is kept, more neurons have their own number than chance allows, and too few are certain: "
-        "`inconclusive`."
+        f"Not found at level auto: {'; '.join(names)}. Q, O, gate and down are tested by themselves at level layers "
+        "alone. Where a gate or a third of the neurons is kept, more neurons have their own number than chance allows, "
+        "and too few are certain: `inconclusive`."
     )

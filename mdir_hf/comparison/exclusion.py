@@ -74,7 +74,7 @@ def planned_layers_noise(
         The strongest noise, as of :func:`layers_noise`, or a little less: as many maps are counted as there may be.
         None where the models have no layers to compare. Reads the header of the shard that the first layer is in.
     """
-    roles = representatives(reference, candidate)
+    roles = representatives(reference, candidate, every=every)
     if not roles:
         return None
     return layers_noise(

@@ -104,6 +104,8 @@ class _StoredRows:
 class RoleReader:
     """Reads what stands for the layers of a model: ``(d_out, n)``, the gain of its norm folded in, rows of one length.
 
+    What writes the residual stream is transposed, so that its rows are those of its heads or neurons, too.
+
     Heavy-tailed row lengths in both models fool the polar factor of raw rows (measured: ln p = -176 on strangers). What
     several maps ask for is read once: rows of a layer, which are then read of all its layers at the same time, and
     whole layers as long as they are small together.
@@ -134,7 +136,7 @@ class RoleReader:
         part = layer.parts[standing]
         shape = part_shape(part, lambda name: tuple(self.model.tensors.spec(name).shape))
         check_shape(self.model, layer, standing, part, shape)
-        return shape[0]
+        return shape[-1 if standing.writes_stream else 0]
 
     def read(self, position: int, channels: torch.Tensor | None) -> torch.Tensor:
         """Read what stands for a layer, or these rows of it; the caller does not write to it."""
@@ -142,6 +144,8 @@ class RoleReader:
             if self._last is None or self._last[0] != position:
                 self._last = position, self._prepared(position, self._whole(position))
             return self._last[1]
+        if self.role.writes_stream:  # no range of bytes holds some columns
+            return self.read(position, None)[channels]
         key = channels.numpy().tobytes()
         if (position, key) not in self._kept:
             has_rows = [place for place in self.positions if self.n_channels(place) > int(channels.max())]
@@ -158,7 +162,8 @@ class RoleReader:
         if kept is None:
             return None
         rows = kept.rows if kept.rows.dtype == torch.float64 else kept.rows.float()
-        return self._standing(position)[1], rows
+        standing = self._standing(position)[1]
+        return standing, rows.T if standing.writes_stream else rows
 
     def _whole(self, position: int) -> _StoredRows:
         """Read a layer whole, and with it the others where they are few and small: they are asked for next."""
@@ -185,6 +190,8 @@ class RoleReader:
 
     def _read(self, position: int, channels: torch.Tensor | None) -> _StoredRows:
         layer, standing = self._standing(position)
+        if standing.writes_stream:
+            return _StoredRows(narrowed(read_role(self.model, layer, standing)).T.contiguous(), None)
         gain = _read_if_placed(self.model, layer, norm_before(layer, standing))
         rows = None if channels is None else channels.numpy()
         return _StoredRows(narrowed(read_role(self.model, layer, standing, rows)), gain)

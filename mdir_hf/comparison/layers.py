@@ -47,6 +47,10 @@ REPRESENTATIVES = (Role.KV_LATENT, Role.V, Role.K, Role.UP)
 """Matrices that stand for a layer, in the order tried; V first as in the paper, except where latent attention has a
 smaller one in front of it that K and V share. Each tried one is counted."""
 
+LAST: tuple[Role, ...] = (Role.UP, Role.Q, Role.O, Role.GATE, Role.DOWN)
+"""Those that are tried last, behind all residual-basis maps at once, so that each layer is read once: most weights. All
+but up are tried at the level that leaves nothing out, and at no other."""
+
 MANY_ROWS = 1024
 """Projections of more rows are left out of sampled layers, as the cost of a polar factor grows with the cube of them.
 Where every projection of attention has more, the first of :data:`NARROWEST` stays."""
@@ -78,18 +82,19 @@ OnPart = Callable[[str, int, int], None]
 """Takes ``layers`` or ``modules``, how many parts of that are done, and how many there are at most."""
 
 
-def representatives(reference: PlacedTensors, candidate: PlacedTensors) -> tuple[Role, ...]:
+def representatives(reference: PlacedTensors, candidate: PlacedTensors, *, every: bool = False) -> tuple[Role, ...]:
     """The roles that can stand for a layer, in the order to try them: those that both models have.
 
-    Those that stand for more layers come first (a hybrid has keys, or latents, in few of its layers); MLPs, the largest
-    to read, come last whatever they stand for.
+    Those that stand for more layers come first (a hybrid has keys, or latents, in few of its layers); :data:`LAST` come
+    last whatever they stand for, all of them only if ``every`` projection is to be tried.
     """
 
     def left_out(role: Role) -> float:
         return max(1.0 - len(layers_with(m, role)) / len(m.anatomy.layers) for m in (reference, candidate))
 
-    present = [role for role in REPRESENTATIVES if all(layers_with(m, role) for m in (reference, candidate))]
-    return tuple(sorted(present, key=lambda role: (role is Role.UP, left_out(role))))
+    roles = dict.fromkeys((*REPRESENTATIVES, *LAST) if every else REPRESENTATIVES)
+    present = [role for role in roles if all(layers_with(m, role) for m in (reference, candidate))]
+    return tuple(sorted(present, key=lambda role: (LAST.index(role), 0.0) if role in LAST else (-1, left_out(role))))
 
 
 def compare_layers(
@@ -104,7 +109,7 @@ def compare_layers(
 ) -> FoundLayers | None:
     """Map the layers of two models, behind each residual-basis map and with each representative in turn.
 
-    MLPs come last, behind all residual-basis maps at once: they are most of the weights, and are read once.
+    Most of the weights come last, behind all residual-basis maps at once, and are read once.
 
     Args:
         reference: One model.
@@ -136,16 +141,15 @@ def compare_layers(
         doubted.append(significant)
         return significant.log_p < log_alpha and not doubts_of_layers(layers_result(significant, settings.alpha))
 
-    before_mlps: list[ResidualBasisMap] = []
+    made: list[tuple[ResidualBasisMap, tuple[Role, ...]]] = []
     for attempt in tried:
         residual_map = attempt.make(question.readers)
         if residual_map is None:
             continue
-        if Role.UP in attempt.roles:
-            before_mlps.append(residual_map)
+        made.append((residual_map, attempt.roles))
         significant: list[FoundLayers] = []
         for role in attempt.roles:
-            if role is Role.UP:
+            if role in LAST:
                 continue
             evidence = question.maps([residual_map], role)[0]
             n_done += 1
@@ -157,18 +161,20 @@ def compare_layers(
             significant.append(evidence)
             if len(evidence.layer_map.matches) == evidence.layer_map.log_p.shape[1]:
                 break
-        # Reading every MLP is not worth a few more layers on a map that is accepted.
+        # Reading most of the weights is not worth a few more layers on a map that is accepted.
         if significant:
             found = question.concluded(max(significant, key=lambda e: len(e.layer_map.matches)))
             if is_accepted(found):
                 return found
-    for evidence in question.maps(before_mlps, Role.UP) if before_mlps else ():
-        if evidence.log_p >= log_alpha:
-            not_significant.append(evidence)
-            continue
-        found = question.concluded(evidence)
-        if is_accepted(found):
-            return found
+    for role in LAST:
+        behind = [residual_map for residual_map, roles in made if role in roles]
+        for evidence in question.maps(behind, role) if behind else ():
+            if evidence.log_p >= log_alpha:
+                not_significant.append(evidence)
+                continue
+            found = question.concluded(evidence)
+            if is_accepted(found):
+                return found
     return min(doubted or not_significant, key=lambda e: (e.log_p, e.is_empty), default=None)
 
 

@@ -408,7 +408,7 @@ class Comparison:
         of_stream = {name: found for name, found in self.matrices.items() if found.result.widths == widths}
         matching = next((found.matching for found in of_stream.values() if found.matching is not None), None)
         polar = of_stream["embedding"].polar if "embedding" in of_stream else None
-        roles = representatives(reference, candidate)
+        roles = representatives(reference, candidate, every=settings.level.analyses_all_layers)
         tried = attempts(
             reference,
             candidate,

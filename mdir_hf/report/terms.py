@@ -169,6 +169,10 @@ class LayerRole(Term):
     K = "k", "keys"
     UP = "up", "MLP up projections"
     KV_LATENT = "kv_latent", "key and value latents"
+    Q = "q", "queries"
+    O = "o", "attention outputs"  # noqa: E741 - the field's letter for the output projection of attention
+    GATE = "gate", "MLP gates"
+    DOWN = "down", "MLP down projections"
 
 
 class ModuleRole(Term):

@@ -94,6 +94,19 @@ def test_a_model_with_new_embeddings_is_found_by_its_layers(base, save):
     assert report.embedding.transformation == "none"
 
 
+@pytest.mark.parametrize("kept", ["q", "o", "gate", "down"])
+def test_one_projection_that_was_kept_is_found_at_level_layers(base, save, kept):
+    candidate = new_model(seed=9, **SIZES)
+    weights = {name: weight for name, weight in base.state_dict().items() if name.endswith(f"{kept}_proj.weight")}
+    candidate.load_state_dict(weights, strict=False)
+    folders = save(base, "base"), save(candidate, "one-kept")
+    report = compare(*folders, level="layers")
+    assert report.verdict is Verdict.HOMOLOGOUS
+    assert report.layers.role == kept
+    assert [[*match[:2]] for match in report.layers.matches] == [[i, i] for i in range(4)]
+    assert compare(*folders).verdict is Verdict.NO_EVIDENCE  # it is not read at level auto
+
+
 def test_without_a_common_vocabulary_layers_are_compared(base, save):
     candidate = save(drift(copy.deepcopy(base), 0.3), "renamed", words=tokens(V, first=1000))
     report = compare(save(base, "base"), candidate)

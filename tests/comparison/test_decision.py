@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mdir_hf.comparison.decide import decide, is_trusted, layers_support, where_tokens_are_unknown
+from mdir_hf.comparison.decide import Decision, decide, is_trusted, layers_support, where_tokens_are_unknown
 from mdir_hf.method.modules import ModuleEvidence
-from mdir_hf.report import Level, MatrixResult, Reason, ResidualMap, SettledBy, Verdict
+from mdir_hf.report import (
+    LayerPair,
+    Level,
+    MatrixResult,
+    NeuronNumbers,
+    Reason,
+    ResidualMap,
+    SettledBy,
+    Verdict,
+)
 from tests.comparison.found import FOUND, LAYERS, NOTHING, changed
 
 ALPHA = 1e-10
@@ -149,6 +159,57 @@ def test_nothing_found_rests_on_nothing():
     assert decide({"embedding": NOTHING}, alpha=ALPHA, level=Level.AUTO).assumption is None
 
 
+MATCHED = NeuronNumbers(
+    tested=32,
+    fitted=64,
+    reference_layers=(0,),
+    candidate_layers=(0,),
+    own_number=((32,),),
+    certain=((32,),),
+    matches=(LayerPair(0, 0),),
+    log10_p=-31.0,
+)
+UNCERTAIN = replace(MATCHED, certain=((8,),), matches=())
+
+
+def of_neurons(neurons, evidence=NOTHING, layers=None, alpha=ALPHA):
+    decision = decide({"embedding": evidence}, layers, neurons, alpha=alpha, level=Level.AUTO)
+    return decision.verdict, decision.settled_by, decision.log10_p
+
+
+def test_neurons_that_match_settle_it():
+    assert of_neurons(MATCHED) == (Verdict.HOMOLOGOUS, SettledBy.NEURONS, -31.0)
+    assert of_neurons(MATCHED, alpha=1e-31)[0] is Verdict.NO_EVIDENCE  # not below it
+
+
+def test_significant_neurons_that_are_not_certain_are_a_doubt():
+    decision = decide({"embedding": NOTHING}, None, UNCERTAIN, alpha=ALPHA, level=Level.AUTO)
+    assert (decision.verdict, decision.reason) == (Verdict.INCONCLUSIVE, Reason.NULL_NOT_VALIDATED)
+    assert decision.log10_p_not_accepted == -31.0
+    assert of_neurons(UNCERTAIN, alpha=1e-31)[0] is Verdict.NO_EVIDENCE
+    assert of_neurons(UNCERTAIN, layers=LAYERS)[:2] == (Verdict.HOMOLOGOUS, SettledBy.LAYERS)
+
+
+def test_neurons_prove_what_embeddings_with_axes_only_show():
+    assert of_neurons(MATCHED, AXES) == (Verdict.HOMOLOGOUS, AXES.settled_by, -31.0)
+    assert of_neurons(UNCERTAIN, AXES)[2] == AXES.log10_p
+    assert of_neurons(MATCHED, FOUND)[2] == FOUND.log10_p  # which are proof themselves
+
+
+@pytest.mark.parametrize(
+    ("verdict", "log10_p", "headline"),
+    [
+        (Verdict.HOMOLOGOUS, -60.0, -60.0),
+        (Verdict.HOMOLOGOUS, -10.0, math.nextafter(-10.0, -math.inf)),  # rounded up on its way
+        (Verdict.NO_EVIDENCE, -11.0, -10.0),
+        (Verdict.NO_EVIDENCE, -3.0, -3.0),
+        (Verdict.INCONCLUSIVE, 0.5, 0.0),
+    ],
+)
+def test_rounding_carries_no_headline_over_alpha(verdict, log10_p, headline):
+    assert Decision(verdict, None, None, log10_p, ()).headline(ALPHA) == headline
+
+
 def test_layers_settle_what_privileged_axes_leave_open():
     both = changed(FOUND, basis_z=(30.0, -20.0))
     decision = decide({"embedding": both}, alpha=ALPHA, level=Level.AUTO, layers=LAYERS)
@@ -209,6 +270,7 @@ def layers_of_any_kind(draw):
     return changed(
         LAYERS,
         log10_p=draw(NUMBERS),
+        log10_p_fisher=draw(NUMBERS),
         residual_map=draw(st.sampled_from([ResidualMap.IDENTITY, ResidualMap.PERMUTATION, ResidualMap.ROTATION])),
         fitted_on="embeddings",
         off_match_share=draw(st.floats(0.0, 1.0)),
@@ -236,7 +298,8 @@ def test_p_is_below_alpha_exactly_where_the_verdict_is_homologous(matrices, laye
     found = (*matrices, *([] if layers is None else [layers]))
     significant = [one.log10_p for one in found if one.log10_p < math.log10(alpha)]
     if decision.verdict is Verdict.HOMOLOGOUS:
-        assert decision.log10_p in significant
+        of_all_layers = [] if layers is None else [layers.log10_p_fisher]
+        assert decision.log10_p in (*significant, *of_all_layers)
     else:
         assert decision.log10_p_not_accepted == min(significant, default=None)  # nothing that was found is hidden
 

@@ -116,7 +116,7 @@ EXAMPLES = {
     ),
 }
 
-# Picture of an idea -> member of the demo, level, figure of its report.
+# Picture of an idea -> member of the demo (of flow, a stored result), level, figure of its report.
 IDEAS = {
     "relatives": ("fine-tune", "auto", "embedding"),
     "strangers": ("other-seed", "auto", "embedding"),
@@ -127,7 +127,7 @@ IDEAS = {
     "looks": ("other-seed", "auto", "looks"),
     "layers": ("permuted", "layers", "layers"),
     "modules": ("rotated", "layers", "modules"),
-    "flow": ("pruned", "layers", "flow"),
+    "flow": ("upscaled", "layers", "flow"),
 }
 
 
@@ -220,7 +220,7 @@ def _stored(name: str, arrays: MatrixArrays) -> Iterator[tuple[str, np.ndarray]]
 
 def draw() -> None:
     """Draw the pictures of the page on the method, of models of the demo."""
-    from mdir_hf import HomologyChecker
+    from mdir_hf import HomologyChecker, HomologyReport
     from mdir_hf.demo.lineage import build_lineage
     from mdir_hf.render.figures import figure_bytes
 
@@ -229,6 +229,9 @@ def draw() -> None:
     checker = HomologyChecker.from_pretrained(str(folders["base"]), use_caches=False)
     reports = {}
     for member, level, _ in set(IDEAS.values()):
+        if member not in folders:
+            reports[member] = HomologyReport.from_json((TARGET / f"{member}.json").read_text(encoding="utf-8"))
+            continue
         report = checker.compare(str(folders[member]), level=level, progress=False)
         named_models = {
             side: replace(getattr(report, side), repo=f"demo/{name}")

@@ -169,7 +169,8 @@ def test_the_commands_of_the_page_are_those_of_the_package(relatives):
 
 
 def test_a_part_that_was_not_run_says_why(relatives):
-    bare = replace(relatives, embedding=None, unembedding=None, layers=None, modules=None, arrays=ReportArrays())
+    nothing = dict.fromkeys(("embedding", "unembedding", "neurons", "layers", "modules"))
+    bare = replace(relatives, **nothing, arrays=ReportArrays())
     same = replace(bare, settled_by=SettledBy.IDENTICAL_FILES)
     for kind, sentence in NOT_RUN.items():
         assert sentence in tab_html(same, kind, ReportFigures(same))
@@ -289,8 +290,8 @@ def test_stored_reports_have_the_data_of_their_figures():
         assert "is in no repository" in example.note or name == "strangers"
         assert all(model.repo in example.note for model in models)
     assert "embedding_matched" in EXAMPLES["permuted"].report.figures()
-    for name in ("hidden", "other-tokenizer"):
-        assert {"layers", "modules"} <= set(EXAMPLES[name].report.figures())
+    assert {"layers", "modules"} <= set(EXAMPLES["hidden"].report.figures())
+    assert EXAMPLES["other-tokenizer"].report.settled_by is SettledBy.NEURONS
 
 
 def plan(level="auto", **changes):

@@ -194,8 +194,9 @@ async def _show(
 
 def first_tab(report: HomologyReport) -> str:
     """Return the tab of the evidence that decided, or of the layers where all of them were asked for."""
-    is_about_layers = report.settled_by is SettledBy.LAYERS or report.level is Level.LAYERS
-    return "layers" if is_about_layers and report.layers is not None else "evidence"
+    is_about_layers = report.settled_by in (SettledBy.NEURONS, SettledBy.LAYERS) or report.level is Level.LAYERS
+    has_layers = report.layers is not None or report.neurons is not None
+    return "layers" if is_about_layers and has_layers else "evidence"
 
 
 async def details(

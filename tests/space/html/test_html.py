@@ -214,7 +214,7 @@ def test_names_link_to_the_commits_that_were_read(relatives):
 def test_the_tab_that_decided_opens_first():
     opened = {name: first_tab(example.report) for name, example in EXAMPLES.items()}
     decided = {name: example.report.settled_by for name, example in EXAMPLES.items()}
-    of_layers = {n for n, by in decided.items() if by == "layers"} | {"upscaled"}  # all of whose layers were asked for
+    of_layers = {n for n, by in decided.items() if by in ("neurons", "layers")} | {"upscaled"}  # all layers asked for
     assert {name for name, tab in opened.items() if tab == "layers"} == of_layers
     assert "layers" in opened.values()
 

@@ -235,8 +235,10 @@ class _Question:
         is_part = any(len(reader.positions) < len(layers_with(reader.model, role)) for reader in (mine, other))
         if is_part:
             found = replace(found, pattern="sampled")
+        # A rotation that was fitted on tokens also aligns what the last layers of strangers have learnt of tokens.
+        is_rotation = residual_map.kind == "rotation"
         return FoundLayers(
-            log_p=log_p_of_map(found),
+            log_p=log_p_of_map(found, any_part=not is_rotation),
             residual_map=residual_map,
             role=role,
             layer_map=found,

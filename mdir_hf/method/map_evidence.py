@@ -35,17 +35,18 @@ Carry = Callable[[torch.Tensor], torch.Tensor]
 """Takes weights ``(d_out, n_reference)`` into the residual basis of the candidate, ``(d_out, n_candidate)``."""
 
 
-def log_p_of_map(layer_map: LayerMap) -> float:
+def log_p_of_map(layer_map: LayerMap, *, any_part: bool = True) -> float:
     """Reduce a map to one p-value that holds under any dependence: the better of its two readings, corrected for both.
 
     Args:
         layer_map: The map. What it was corrected for already stays in.
+        any_part: Whether any part of it counts, or half of the layers are asked for.
 
     Returns:
         Natural log of p, at most 0, corrected for :data:`TESTS_PER_MAP` and for :func:`log_p_of_all_layers`.
     """
-    of_both = min(layer_map.log_p_map, layer_map.log_p_any) + math.log(TESTS_PER_MAP)
-    return min(0.0, of_both - math.log1p(-SHARE_OF_FISHER))
+    best = min(layer_map.log_p_map, layer_map.log_p_any) if any_part else layer_map.log_p_map
+    return min(0.0, best + math.log(TESTS_PER_MAP) - math.log1p(-SHARE_OF_FISHER))
 
 
 def log_p_of_all_layers(layer_map: LayerMap) -> float:

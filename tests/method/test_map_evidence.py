@@ -51,6 +51,11 @@ def test_layers_that_are_turned_independently_show_nothing_together():
     assert sum(log_p <= math.log(0.05) for log_p in p) <= 13
 
 
+def test_where_half_of_the_layers_are_asked_for_a_part_is_nothing(of_a_copy):
+    found = replace(of_a_copy, log_p_map=-0.5, log_p_any=-80.0)
+    assert log_p_of_map(found, any_part=False) == 0.0 > log_p_of_map(found)
+
+
 def test_p_of_a_map_is_at_most_1(of_a_copy):
     found = replace(of_a_copy, log_p_map=-0.1, log_p_any=0.0)
     assert log_p_of_map(found) == 0.0

@@ -219,7 +219,7 @@ def _stored(name: str, arrays: MatrixArrays) -> Iterator[tuple[str, np.ndarray]]
 
 
 def draw() -> None:
-    """Draw the pictures of the page on the method, of models of the demo."""
+    """Draw the pictures of the page on the method: of models of the demo, and of one stored result."""
     from mdir_hf import HomologyChecker, HomologyReport
     from mdir_hf.demo.lineage import build_lineage
     from mdir_hf.render.figures import figure_bytes

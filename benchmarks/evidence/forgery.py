@@ -42,8 +42,8 @@ def forgery_section(results: Results, figures: dict[str, Figure]) -> str:
             f"{loss[f'{MODEL}/random']:.2f} with random weights (`python -m benchmarks.real.forgery`).",
             table(["what was done", "nats per token", "verdict", "log10 p"], attacks),
             f"Not found: {'; '.join(missed) or 'none of these'}. Attacks that keep the function cost nothing, and are "
-            "seen through. All of them at once, and then noise, come nearest to not being found. Those that damage the "
-            "weights make the model worse than random weights long before it is not found.",
+            "seen through. Those that damage the weights make the model worse than random weights long before it is "
+            "not found.",
             f"A patient evader trains afterwards. What one core does in minutes is {base['steps']} steps of "
             f"{base['tokens'] // base['steps']} tokens ({base['tokens']:,} in all, peak rate 1e-3); no more is said of "
             f"longer repair. On more of that text the model has {base['loss']:.2f} nats, one of random weights "

@@ -85,7 +85,7 @@ def _why_missed(missed: Sequence[Row]) -> str:
         return "None was missed."
     names = dict.fromkeys(row["done"] for row in missed)
     return (
-        f"Not found at level auto: {'; '.join(names)}. Q, O, gate and down are tested by themselves at level layers "
-        "alone. Where a gate or a third of the neurons is kept, more neurons have their own number than chance allows, "
-        "and too few are certain: `inconclusive`."
+        f"Not found at level auto: {'; '.join(names)}. Q, O, gate and down are tested by themselves only at level "
+        "layers, which was run on SmolLM2. Where a gate or a third of the neurons is kept, more neurons have their own "
+        "number than chance allows, and too few are certain: `inconclusive`."
     )

@@ -216,7 +216,7 @@ def maps_text(rows: list[Row]) -> str:
     ]
     right = sum(found == was for found, was in maps)
     return (
-        f"At level `body` every layer is traced to the layer that it came from, and to no other, in {right} of the "
+        f"At level `layers` every layer is traced to the layer that it came from, and to no other, in {right} of the "
         f"{len(maps)} related pairs with a base, pruned and upscaled depths among them."
     )
 

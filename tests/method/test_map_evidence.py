@@ -38,19 +38,6 @@ def test_a_map_is_read_three_times_and_pays_for_all(of_a_copy):
     assert shares[0] > 0.49  # what decides verdicts pays next to nothing
 
 
-def test_layers_that_are_turned_independently_show_nothing_together():
-    # Everything else as alike as it can be: one matrix in all layers of both models. A p of at most 5 % is to come 5
-    # times in 100 draws; a binomial band of 4 standard deviations ends at 13.
-    generator = torch.Generator().manual_seed(5)
-    matrix = layers(3, 1)[0]
-    p = []
-    for _ in range(100):
-        turned = [torch.linalg.qr(torch.randn(48, 48, dtype=torch.float64, generator=generator)).Q for _ in range(4)]
-        found = map_layers([turn @ matrix for turn in turned], [matrix] * 4, log_alpha=LOG_ALPHA)
-        p.append(log_p_of_all_layers(found))
-    assert sum(log_p <= math.log(0.05) for log_p in p) <= 13
-
-
 def test_where_half_of_the_layers_are_asked_for_a_part_is_nothing(of_a_copy):
     found = replace(of_a_copy, log_p_map=-0.5, log_p_any=-80.0)
     assert log_p_of_map(found, any_part=False) == 0.0 > log_p_of_map(found)

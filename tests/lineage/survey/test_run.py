@@ -51,8 +51,9 @@ def test_families_are_found_and_every_pair_is_there_once(population, expected_gr
 
 def test_a_survey_runs_on_the_device_that_is_asked_for(population, tmp_path):
     here = run_survey(plan(population, n_tokens=128), tmp_path / "here")
-    auto = run_survey(replace(plan(population, n_tokens=128), device="auto"), tmp_path / "auto")
-    assert numbers(auto) == numbers(here)
+    auto = numbers(run_survey(replace(plan(population, n_tokens=128), device="auto"), tmp_path / "auto"))
+    for pair, (verdict, log10_p) in numbers(here).items():
+        assert auto[pair] == (verdict, pytest.approx(log10_p, rel=1e-9))  # a GPU adds up in another order
     with pytest.raises(InputError, match="device 'nonsense' cannot be used here"):
         run_survey(replace(plan(population), device="nonsense"), tmp_path / "none")
     assert read_survey([tmp_path / "none" / RESULTS]).pairs == {}

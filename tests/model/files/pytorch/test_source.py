@@ -1,5 +1,6 @@
 import io
 import json
+import warnings
 
 import numpy as np
 import pytest
@@ -191,7 +192,8 @@ def test_prefixes_that_an_index_names_stay():
 
 
 def test_tensors_of_other_kinds_are_refused_only_when_asked():
-    with pytest.warns(UserWarning):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # newer torch warns that this kind of tensor will go
         quantised = torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)
     content = saved({"w": torch.ones(2), "q": quantised, "z": torch.ones(2, dtype=torch.complex128)})
     source = open_checkpoint(MemoryTree({"pytorch_model.bin": content}))

@@ -24,6 +24,7 @@ def main() -> None:
         "--base", action="append", help="only pairs and models with this base, e.g. smollm2-135m-instruct"
     )
     parser.add_argument("--kind", action="append", help="only pairs of this kind, e.g. attack")
+    parser.add_argument("--level", default="auto", help="of the comparisons, e.g. layers (default auto)")
     parser.add_argument("--all", action="store_true", help="every relative against every other base, not a sample")
     parser.add_argument("--again", action="store_true", help="judge pairs that have a line in the results, too")
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="FILE")
@@ -48,9 +49,9 @@ def main() -> None:
         known = {row["model"]: row for row in read_lines(MODELS)} | {row["model"]: row for row in described}
         MODELS.write_text("".join(json.dumps(row) + "\n" for row in known.values()), encoding="utf-8")
     if arguments.part in ("judge", "all"):
-        judge_all(chosen, arguments.results, again=arguments.again)
+        judge_all(chosen, arguments.results, level=arguments.level, again=arguments.again)
     if arguments.part in ("table", "all"):
-        rows = read_lines(arguments.results)
+        rows = [row for row in read_lines(arguments.results) if row["level"] == arguments.level]
         print(table(rows), summary(rows), sep="\n\n")
 
 

@@ -115,15 +115,15 @@ def _layers(layers: dict[str, Any]) -> dict[str, Any]:
     return {key: _rounded(value) for key, value in row.items()}
 
 
-def judge_all(every: Iterable[Pair], results: Path, *, again: bool = False) -> None:
+def judge_all(every: Iterable[Pair], results: Path, *, level: str = "auto", again: bool = False) -> None:
     """Judge what has no line yet, or everything; a pair whose packages cannot be had is passed over with a message."""
     rows = {(row["a"], row["b"], row["level"]): row for row in read_lines(results)}
     for pair in every:
-        key = (pair.a.name, pair.b.name, "auto")
+        key = (pair.a.name, pair.b.name, level)
         if key in rows and not again:
             continue
         try:
-            row = judge(pair)
+            row = judge(pair, level=level)
         except UnavailableError as exc:
             print(f"passed over {pair.a.name} | {pair.b.name}: {exc}", flush=True)
             continue

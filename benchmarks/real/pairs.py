@@ -73,6 +73,7 @@ def pairs(*, every: bool = False) -> Iterator[Pair]:
         yield from (pair(Model(SMALL), Model(MIDDLE, member)) for member in OF_MIDDLE)
     bases = (SENTENCES[0], SMALL, MIDDLE, LARGE)
     yield from (pair(Model(a), Model(b)) for a, b in itertools.combinations(bases, 2))
+    yield from (pair(Model(a), Model(b)) for a in THIRD_PARTY[1:] for b in (SMALL, MIDDLE))
     if every:
         for model in models():
             if model.base in (SMALL, MIDDLE) and model.member not in ("base", SWAPPED):

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from mdir_hf.comparison.decide import Decision, could_settle, decide, is_trusted, layers_support
+from mdir_hf.comparison.decide import Decision, could_settle, decide, is_numbered_alike, is_trusted, layers_support
 from mdir_hf.method.modules import ModuleEvidence
 from mdir_hf.report import Level, MatrixResult, Reason, ResidualMap, Verdict
 from tests.comparison.found import FOUND, LAYERS, NOTHING, changed
@@ -45,6 +45,12 @@ def test_an_untrusted_matrix_at_alpha_shares_no_axes():
     decision = decided(changed(NOTHING, log10_p=AT_ALPHA))
     assert (decision.verdict, decision.log10_p, decision.log10_p_not_accepted) == (Verdict.NO_EVIDENCE, AT_ALPHA, None)
     assert not says(decision, "a few channels only")
+
+
+def test_numbers_at_alpha_are_no_evidence():
+    one, other = (changed(FOUND, log10_p_numbering=p, certain_share=1.0) for p in (AT_ALPHA, AT_ALPHA - 1e-9))
+    assert not is_numbered_alike(one, AT_ALPHA)
+    assert is_numbered_alike(other, AT_ALPHA)
 
 
 def test_of_insignificant_ones_the_smallest_p_is_the_headline():

@@ -12,6 +12,7 @@ import torch
 from mdir_hf import Assumption, HomologyReport, Reason, Settings, SettledBy, Verdict, compare
 from mdir_hf.comparison.neurons import FEW_FITTED_ROWS, _log_p_together
 from mdir_hf.comparison.run import Comparison
+from mdir_hf.method.neuron_numbers import log_p_own_numbers
 from tests.comparison.test_body import drift, new_embeddings, with_layers
 from tests.comparison.test_residual_maps import edited, turned
 from tests.method.obfuscation import new_model
@@ -152,6 +153,12 @@ def test_the_best_way_to_pair_layers_has_its_price(n_few, n_many, n):
         assert np.mean(np.array(log_p) <= level) <= math.exp(level) * (1 + 1e-12)  # lgamma rounds
 
 
+def test_layers_are_paired_in_place_or_the_best_way_at_a_price():
+    assert _log_p_together(np.array([[9, 30], [30, 9]])) == log_p_own_numbers(18, 2)
+    assert _log_p_together(np.array([[2, 30, 9]])) == pytest.approx(log_p_own_numbers(30) + math.log(3))
+    assert _log_p_together(np.array([[2, 1]])) == 0.0
+
+
 class Files:
     """A model as far as its weight files."""
 
@@ -180,8 +187,9 @@ def test_the_noise_that_a_no_excludes_is_found(base, save):
     report = judged(save(base, "base"), save(new_model(seed=9, **SIZES), "stranger"))
     noise = report.excludes.neurons_noise
     assert 0.3 < noise < 5.0
-    strict = judged(save(base, "strict"), save(new_model(seed=9, **SIZES), "other"), alpha=1e-40)
-    assert strict.excludes.neurons_noise == 0.0  # 32 own numbers have p = 10^-35
+    strict = judged(save(base, "strict"), save(new_model(seed=9, **SIZES), "other"), alpha=1e-35)
+    # 32 own numbers have p = 10^-35.4, before 16 pairs of layers and the looks are paid for.
+    assert strict.excludes.neurons_noise == 0.0
     copied = new_embeddings(edited(base, turned(base)))
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():

@@ -127,6 +127,9 @@ def test_every_upcycled_expert_is_traced_and_a_new_one_not(save, stacked):
     assert report.verdict is Verdict.HOMOLOGOUS
     assert [[*match[:2]] for match in report.layers.matches] == [[0, 0], [1, 1]]
     assert mixtures(report) == {(i, i): ({0: None, 1: None, 2: None}, [3]) for i in range(LAYERS)}
+    for module in report.modules:
+        if module.role == "experts":
+            assert module.log10_p == min(expert.log10_p for expert in module.found.experts) < -10
 
 
 @pytest.mark.parametrize("seed", [11, 12])

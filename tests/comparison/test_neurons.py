@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mdir_hf import Assumption, HomologyReport, Reason, Settings, SettledBy, Verdict, compare
-from mdir_hf.comparison.neurons import FEW_FITTED_ROWS, _log_p_together
+from mdir_hf.comparison.neurons import FEW_FITTED_ROWS, PLACE, _log_p_together
 from mdir_hf.comparison.run import Comparison
 from mdir_hf.method.neuron_numbers import log_p_own_numbers
 from tests.comparison.test_body import drift, new_embeddings, with_layers
@@ -123,6 +123,9 @@ def test_level_layers_tells_both(base, save):
     report = judged(save(base, "base"), save(candidate, "new"), level="layers")
     assert report.settled_by == "neurons" and len(report.neurons.matches) == 4
     assert [match[:2] for match in report.layers.matches] == [(i, i) for i in range(4)]
+    # Two readings, one layer alone and all together, of a look whose share of alpha is 1 / (PLACE (PLACE + 1)).
+    log_p = _log_p_together(np.array(report.neurons.own_number)) + math.log(2 * PLACE * (PLACE + 1))
+    assert report.neurons.log10_p == pytest.approx(log_p / math.log(10))
 
 
 @pytest.mark.parametrize("change", [{"intermediate_size": 232}, {"intermediate_size": 40}])

@@ -142,6 +142,15 @@ def test_a_mixture_that_is_a_stranger_is_silent(save, reference, seed):
     assert report.modules is None
 
 
+def test_experts_are_traced_in_the_layer_that_was_matched(save):
+    dense = new_model("llama", 0)
+    mixture = upcycle_to_mixtral(dense)
+    mixture.model.layers = mixture.model.layers[1:]
+    mixture.config.num_hidden_layers = 1
+    report = compare(save(dense, "dense"), save(mixture, "last-layer"))
+    assert mixtures(report) == {(1, 0): ({0: None, 1: None, 2: None}, [3])}
+
+
 def test_wide_models_are_traced_in_single_precision(save, monkeypatch):
     monkeypatch.setattr("mdir_hf.comparison.mixtures.FLOAT64_CHANNELS", WIDTH - 1)
     dense = new_model("llama", 0)

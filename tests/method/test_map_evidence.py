@@ -104,6 +104,11 @@ def test_neighbours_of_a_matched_layer_do_not_contest_it(of_a_copy):
     assert certain(of_a_copy, cells)[:2] == ([(0, 0), (1, 1), (2, 2)], 0.0)
 
 
+@pytest.mark.parametrize("beside", [(0, 1), (1, 0)])
+def test_a_hit_beside_a_layer_that_is_the_same_does_not_count(of_a_copy, beside):
+    assert certain(of_a_copy, {(0, 0): -900.0, (1, 1): -70.0, beside: -60.0})[1] == 0.0
+
+
 def test_hits_far_from_matched_layers_count(of_a_copy):
     cells = {(0, 0): -900.0, (1, 1): -60.0, (0, 2): -60.0, (2, 1): -59.0}
     matches, share, _ = certain(of_a_copy, cells)

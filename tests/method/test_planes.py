@@ -79,6 +79,21 @@ def test_plane_energies_agree_with_a_projection_on_a_plus_bj():
 
 
 @pytest.mark.parametrize("signs_only", [False, True])
+def test_energies_are_sums_over_a_basis_of_what_a_head_may_be_turned_by(signs_only):
+    u = draw(12, 12)
+    rows = planes, still = plane_rows(12, 2, "half", rotary_dim=4)
+    turns = [np.eye(2)] if signs_only else [np.eye(2), np.array([[0, -1], [1, 0]])]
+    pattern = plane_pattern(u, rows, rows, signs_only=signs_only)
+    for h in range(2):
+        of_planes = [(turn / math.sqrt(2), u[plane].numpy()) for plane in planes[h] for turn in turns]
+        entries = [np.outer(one, other) for one in np.eye(2) for other in np.eye(2)]
+        basis = of_planes + [(entry, u[still[h]].numpy()) for entry in entries]
+        assert pattern.reference_energy[h] == pytest.approx(sum(((b @ part) ** 2).sum() for b, part in basis))
+    of_transposed = plane_pattern(u.T, rows, rows, signs_only=signs_only)
+    np.testing.assert_allclose(of_transposed.candidate_energy, pattern.reference_energy)
+
+
+@pytest.mark.parametrize("signs_only", [False, True])
 @pytest.mark.parametrize("rotary_dim", [None, 2])
 def test_on_haar_factors_the_bound_holds(signs_only, rotary_dim):
     rows = plane_rows(12, 3, "half", rotary_dim=rotary_dim)

@@ -36,7 +36,7 @@ from benchmarks.zoo.build import cache_root
 from mdir_hf.comparison.layer_weights import RoleReader, layers_with
 from mdir_hf.comparison.neurons import (
     FITTED_ROWS,
-    LEAST_CERTAIN_SHARE,
+    LEAST_CERTAIN_SHARE_OF_NEURONS,
     RUN,
     TESTED,
     NeuronSample,
@@ -329,7 +329,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     lines: list[str] = []
-    print(f"a match needs {TESTED * LEAST_CERTAIN_SHARE:.0f} of {TESTED} certain, and p below {ALPHA:g}")
+    print(f"a match needs {TESTED * LEAST_CERTAIN_SHARE_OF_NEURONS:.0f} of {TESTED} certain, and p below {ALPHA:g}")
     for a, b, *folders in pairs():
         for (i, reference), (j, pool) in zip(*(rows_of(folder, N_LAYERS) for folder in folders), strict=True):
             for name, chosen in arrangements(reference, pool, arguments.sweeps):

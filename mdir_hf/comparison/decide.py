@@ -48,7 +48,7 @@ LEAST_COVERAGE = 0.1
 MAX_OFF_MATCH_SHARE = 0.1
 """Where more than this share of the layer pairs off the map are significant, the null of the map does not hold."""
 
-LEAST_CERTAIN_SHARE = 0.5
+LEAST_CERTAIN_SHARE_OF_CHANNELS = 0.5
 """Numbers can be chosen: somebody may renumber a stranger so that channels that are a little alike get the same number.
 So p by numbers is stated only where this share of the channels is matched in order and each significant by itself. Of
 arranged real strangers 0 to 5 % are (``benchmarks/real/arranged.py``)."""
@@ -87,7 +87,7 @@ def headline_of(matrix: MatrixResult, log10_alpha: float) -> tuple[float, Assump
 def is_numbered_alike(matrix: MatrixResult, log10_alpha: float) -> bool:
     """Whether the numbers of the channels are evidence: significant, and no arranged stranger looks like it."""
     found = matrix.numbering
-    return found is not None and found.log10_p < log10_alpha and found.certain_share >= LEAST_CERTAIN_SHARE
+    return found is not None and found.log10_p < log10_alpha and found.certain_share >= LEAST_CERTAIN_SHARE_OF_CHANNELS
 
 
 def _has_axes(matrix: MatrixResult) -> bool:

@@ -170,16 +170,14 @@ def _result(
     stage: SettledBy,
     n_common: int,
 ) -> MatrixResult:
-    correction = test.sequential_correction(look)
-
     def log10(log_p: float) -> float:
-        return min(0.0, log_p + correction) / LN10
+        return min(0.0, log_p + look.log_cost) / LN10
 
     matching = look.matching
     widths = (plan.reference.shape[1], plan.candidate.shape[1])
     # A screen of a wide model looks at some channels of the reference only; shares are of those.
     n_channels = 0 if matching is None else len(matching.reference)
-    on_factor = look.matching_on_factor
+    on_factor = look.on_factor
     n_off_match = None
     if on_factor is not None and test.polar is not None and look is test.looks[-1]:
         n_off_match = count_off_match_channels(test.polar, on_factor)
@@ -202,7 +200,7 @@ def _result(
         log10_p_trimmed={share: log10(p) for share, p in look.log_p_trimmed.items()},
         log10_p_signs=None if look.log_p_signs is None else log10(look.log_p_signs),
         placebo=None if calibration is None else _placebos(calibration),
-        looks=tuple(LookResult(k.n_rows, min(0.0, k.log_p + test.sequential_correction(k)) / LN10) for k in test.looks),
+        looks=tuple(LookResult(k.n_rows, min(0.0, k.log_p + k.log_cost) / LN10) for k in test.looks),
         numbering=None
         if look.numbering is None
         else NumberingResult(
@@ -237,7 +235,7 @@ def _arrays(test: EmbeddingTest, look: Look) -> MatrixArrays:
     channels = None if look.matching is None else np.stack([look.matching.reference, look.matching.candidate])
     if test.polar is None:
         return MatrixArrays(channels=channels)
-    moved = look.matching_on_factor
+    moved = look.on_factor
     if not test.is_settled or moved is None or look.matching is None or look.matching.is_identity:
         return MatrixArrays(reduce_peaks(test.polar), None, channels)
     rows, columns = matched_order(np.stack([moved.reference, moved.candidate]), *test.polar.shape)

@@ -43,7 +43,7 @@ RUN = 16
 TESTS = 2
 """Pairs of layers together, of as many layers those at the same place in their order; and the best pair of all."""
 
-LEAST_CERTAIN_SHARE = 0.75
+LEAST_CERTAIN_SHARE_OF_NEURONS = 0.75
 """A pair of layers counts only where this share of the tested neurons has its own number and is certain. Somebody who
 knows which neurons are read can search for an arrangement of a stranger in which 18 of 32 are; somebody who does not
 reaches 5 own numbers, none of them certain (``benchmarks/real/arranged_neurons.py``)."""
@@ -261,7 +261,7 @@ def _counts(layer: torch.Tensor, noise: float, seed: int, sample: NeuronSample, 
     planted = torch.nn.functional.normalize(layer + more, dim=-1)
     sides = (in_span(list(rows), sample.n_fitted) for rows in (layer, planted))
     found = own_numbers(*sides, n_fitted=sample.n_fitted, n_neurons=sample.n_neurons)
-    return found.certain >= LEAST_CERTAIN_SHARE * TESTED and log_p_own_numbers(found.own) < log_level
+    return found.certain >= LEAST_CERTAIN_SHARE_OF_NEURONS * TESTED and log_p_own_numbers(found.own) < log_level
 
 
 def resemblances(sample: NeuronSample) -> torch.Tensor:
@@ -344,5 +344,5 @@ def _matches(
     return tuple(
         LayerPair(places[0][i], places[1][j])
         for i, j in pairs
-        if certain[i, j] >= LEAST_CERTAIN_SHARE * n_tested and is_significant[i, j]
+        if certain[i, j] >= LEAST_CERTAIN_SHARE_OF_NEURONS * n_tested and is_significant[i, j]
     )

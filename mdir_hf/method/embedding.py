@@ -50,40 +50,64 @@ PRODUCT_CHANNELS = 2048
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Look:
-    """The outcome of one look.
+    """The outcome of one look. Each p is a natural log, corrected for the other tests, not for other looks.
 
     Attributes:
-        stage: ``screen`` or ``embedding``.
+        number: Its place among the looks of this test, from 1.
         n_rows: Tokens used.
         rank: Rank of the polar factor.
         view: The view that gave the smallest p.
-        matching: Its matching, None where no matching could have been significant.
-        log_p: Natural log of p, corrected for the tests of this comparison (not yet for earlier looks).
-        log_p_trimmed: The same without the best n/16, n/4, n/2 of the channels.
-        log_p_robust: The same where few channels cannot carry it: significant where more than some axes are shared.
-        log_p_signs: The same by a sign test, where channels were taken in their own order; else None.
+        on_factor: Its matching, of rows of U with channels of the candidate; None where none could be significant.
         channels: Channels of the reference that the rows of U stand for, ascending; None: all of them.
-        numbering: How the numbers of partners agree; its p is corrected for nothing else.
+        log_n_tests: Natural log of the number of tests that each p pays for.
+        numbering: How the numbers of partners agree; its p is corrected for nothing.
     """
 
-    stage: str
+    number: int
     n_rows: int
     rank: int
     view: str
-    matching: Matching | None
-    log_p: float
-    log_p_trimmed: dict[str, float]
-    log_p_robust: float
-    log_p_signs: float | None
+    on_factor: Matching | None
     channels: IntArray | None
+    log_n_tests: float
     numbering: NumberAgreement | None = None
 
     @property
-    def matching_on_factor(self) -> Matching | None:
-        """The matching with rows of U in place of channels of the reference."""
-        if self.matching is None or self.channels is None:
-            return self.matching
-        return replace(self.matching, reference=np.searchsorted(self.channels, self.matching.reference))
+    def matching(self) -> Matching | None:
+        """The matching of channels of the reference and of the candidate."""
+        if self.on_factor is None or self.channels is None:
+            return self.on_factor
+        return self.on_factor.of_channels(self.channels)
+
+    @property
+    def log_p(self) -> float:
+        """Of the trace; 0 without a matching."""
+        return 0.0 if self.on_factor is None else self._corrected(self.on_factor.log_p)
+
+    @property
+    def log_p_trimmed(self) -> dict[str, float]:
+        """The same without the best n/16, n/4, n/2 of the channels."""
+        trimmed = dict.fromkeys(TRIMS, 0.0) if self.on_factor is None else self.on_factor.log_p_trimmed
+        return {name: self._corrected(log_p) for name, log_p in trimmed.items()}
+
+    @property
+    def log_p_robust(self) -> float:
+        """The same where few channels cannot carry it: significant where more than some axes are shared."""
+        return 0.0 if self.on_factor is None else self._corrected(self.on_factor.log_p_robust)
+
+    @property
+    def log_p_signs(self) -> float | None:
+        """The same by a sign test, where channels were taken in their own order; else None."""
+        signs = None if self.on_factor is None else self.on_factor.log_p_signs
+        return None if signs is None else self._corrected(signs)
+
+    @property
+    def log_cost(self) -> float:
+        """What it costs to stop at this look, in nats: ln s(s+1)."""
+        return log_cost_of_look(self.number)
+
+    def _corrected(self, log_p: float) -> float:
+        return min(0.0, log_p + self.log_n_tests)
 
 
 def block_rows(width: int) -> int:
@@ -155,17 +179,13 @@ class EmbeddingTest:
 
         Significant on few channels only is no reason to stop looking: it may be a handful of shared outlier axes.
         """
-        return any(self._settles(look, self.sequential_correction(look)) for look in self.looks)
+        return any(self._decisive(look) + look.log_cost < self.log_alpha for look in self.looks)
 
     def best_look(self) -> Look:
         """The look that carries the headline p: the one with the smallest corrected p, the last one if none has any."""
-        corrected = [min(0.0, look.log_p + log_cost_of_look(s)) for s, look in enumerate(self.looks, start=1)]
+        corrected = [min(0.0, look.log_p + look.log_cost) for look in self.looks]
         best = int(np.argmin(corrected))
         return self.looks[best] if corrected[best] < 0.0 else self.looks[-1]
-
-    def sequential_correction(self, look: Look) -> float:
-        """What stopping at this look costs, in nats: ln s(s+1)."""
-        return log_cost_of_look(next(s for s, known in enumerate(self.looks, start=1) if known is look))
 
     def screen(self, reference: torch.Tensor, candidate: torch.Tensor, *, is_last: bool = False) -> Look:
         """Look at some rows, all that have been read so far.
@@ -190,7 +210,7 @@ class EmbeddingTest:
         channels: IntArray | None = None
         self._factors = None
         if n_rows < 2:
-            factors = iter((("centred", PolarFactor(torch.zeros(widths, dtype=torch.float64), 0, math.inf)),))
+            factors = iter((("centred", PolarFactor(torch.zeros(widths, dtype=torch.float64), 0)),))
         elif is_few:
             x, y = row_factors(rows.reference), row_factors(rows.candidate)
             if max(widths) <= FLOAT64_CHANNELS:
@@ -201,7 +221,7 @@ class EmbeddingTest:
             channels = drawn.numpy()
             cross = cross_product(rows.reference[:, drawn.to(self._device)], rows.candidate)
             factors = iter((("centred", polar_factor(cross)),))
-        return self._record("screen", n_rows, factors, channels=channels, is_last=is_last)
+        return self._record(n_rows, factors, channels=channels, is_last=is_last)
 
     def full(self, blocks: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> Look:
         """Look at all common rows, streamed in blocks; the last screen's rows give means and whitening.
@@ -225,7 +245,7 @@ class EmbeddingTest:
 
         factors = self._factors_of_all(cross)
         del cross  # the largest thing there is: held by the generator alone, which lets go of it
-        return self._record("embedding", n_rows, factors, channels=None, is_last=True)
+        return self._record(n_rows, factors, channels=None, is_last=True, is_optimum_wanted=True)
 
     def _factors_of_all(self, cross: torch.Tensor) -> Iterator[tuple[str, PolarFactor]]:
         yield "centred", polar_factor(cross)
@@ -259,19 +279,20 @@ class EmbeddingTest:
 
     def _record(
         self,
-        stage: str,
         n_rows: int,
         factors: Iterator[tuple[str, PolarFactor]],
         *,
         channels: IntArray | None,
         is_last: bool,
+        is_optimum_wanted: bool = False,
     ) -> Look:
         """Test views and gauge groups in turn and stop at the first that settles it; the count is paid in full."""
-        correction = math.log(self.n_tests)
+        number, log_n_tests = len(self.looks) + 1, math.log(self.n_tests)
         best: Look | None = None
         for view, factor in factors:
-            for matching in self._matchings(factor.matrix, view, stage, channels, is_last=is_last):
-                look = _look(stage, n_rows, factor.rank, view, matching, channels, correction)
+            is_any_wanted = is_last and view == VIEWS[0]
+            for matching in self._matchings(factor.matrix, channels, is_any_wanted, is_optimum_wanted):
+                look = Look(number, n_rows, factor.rank, view, matching, channels, log_n_tests)
                 if best is None or self._settles(look) or look.log_p < best.log_p:
                     best, self.polar = look, factor.matrix
                 if self._settles(best):
@@ -286,61 +307,41 @@ class EmbeddingTest:
         self.looks.append(best)
         return best
 
-    def _settles(self, look: Look, correction: float = 0.0) -> bool:
-        return self._decisive(look) + correction < self.log_alpha
+    def _settles(self, look: Look) -> bool:
+        return self._decisive(look) < self.log_alpha
 
     def _decisive(self, found: Look | Matching) -> float:
         return max(found.log_p, found.log_p_robust) if self._must_be_robust else found.log_p
 
     def _matchings(
-        self, polar: torch.Tensor, view: str, stage: str, channels: IntArray | None, *, is_last: bool
+        self, polar: torch.Tensor, channels: IntArray | None, is_any_wanted: bool, is_optimum_wanted: bool
     ) -> Iterator[Matching | None]:
-        """Try what is cheap before what is not: greedy matchings, channels in their own order, assignments."""
+        """Try what is cheap before what is not: greedy matchings, channels in their own order, assignments.
+
+        Args:
+            polar: U.
+            channels: Channels of the reference that its rows stand for; None: all.
+            is_any_wanted: Whether the best matching without signs is wanted even where it cannot be significant.
+            is_optimum_wanted: Whether a greedy matching that is significant gives way to the one of the largest trace.
+        """
         level = self.log_alpha - math.log(self.n_tests)
         for signed in (False, True):
             quick = quick_matching(polar, signed=signed, log_alpha=level, must_be_robust=self._must_be_robust)
             if quick is not None:
-                # With all tokens the optimum is wanted, too: it is what the paper calls the trace.
-                yield best_matching(polar, signed=signed) if stage == "embedding" else quick
+                yield best_matching(polar, signed=signed) if is_optimum_wanted else quick
         in_order = None
         if self._own_order and self._sample is not None and self._sample[0].shape[1] == self._sample[1].shape[1]:
             in_order = matching_in_order(polar, channels)
             if self._decisive(in_order) < level:
                 yield in_order
         for signed in (False, True):
-            # One matching is wanted even where none can be significant: the plain one, to say where c lies.
-            is_wanted = is_last and view == VIEWS[0] and not signed
-            found = best_matching(polar, signed=signed, log_alpha=None if is_wanted else self.log_alpha)
+            log_alpha = None if is_any_wanted and not signed else self.log_alpha
+            found = best_matching(polar, signed=signed, log_alpha=log_alpha)
             yield found
             if found is not None and bool(found.is_significant.all()):
                 return  # every channel is matched by itself with the sign it has: nothing else adds to that
         if in_order is not None:
             yield in_order
-
-
-def _look(
-    stage: str,
-    n_rows: int,
-    rank: int,
-    view: str,
-    matching: Matching | None,
-    channels: IntArray | None,
-    correction: float,
-) -> Look:
-    def corrected(log_p: float) -> float:
-        return min(0.0, log_p + correction)
-
-    look = Look(stage, n_rows, rank, view, None, 0.0, dict.fromkeys(TRIMS, 0.0), 0.0, None, channels)
-    if matching is None:
-        return look
-    return replace(
-        look,
-        matching=matching if channels is None else matching.of_channels(channels),
-        log_p=corrected(matching.log_p),
-        log_p_trimmed={name: corrected(log_p) for name, log_p in matching.log_p_trimmed.items()},
-        log_p_robust=corrected(matching.log_p_robust),
-        log_p_signs=None if matching.log_p_signs is None else corrected(matching.log_p_signs),
-    )
 
 
 def matched_scale(reference: torch.Tensor, candidate: torch.Tensor, matching: Matching) -> float:

@@ -39,12 +39,10 @@ class PolarFactor:
     Attributes:
         matrix: U, ``(n_reference, n_candidate)``, a partial isometry.
         rank: Its rank; ``|U|_F^2`` equals it.
-        condition: Largest over smallest singular value kept.
     """
 
     matrix: torch.Tensor
     rank: int
-    condition: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,9 +88,9 @@ def polar_factor(cross: torch.Tensor) -> PolarFactor:
     left, scale, right = _thin_svd(cross)
     rank = _rank(scale)
     if rank == 0:
-        return PolarFactor(torch.zeros_like(cross), 0, float("inf"))
+        return PolarFactor(torch.zeros_like(cross), 0)
     matrix = cross_product(left[:, :rank].t(), right[:, :rank].t())
-    return PolarFactor(matrix, rank, float(scale[0] / scale[rank - 1]))
+    return PolarFactor(matrix, rank)
 
 
 def row_factors(rows: torch.Tensor) -> RowFactors:
@@ -191,7 +189,7 @@ def _turned(small: PolarFactor, left: torch.Tensor, right: torch.Tensor) -> Pola
     if max(left.shape[0], right.shape[0]) > FLOAT64_CHANNELS:
         left, right = left.float(), right.float()  # a well-conditioned product: float32 costs 1e-7 of an entry
     matrix = cross_product(small.matrix.to(left.dtype), left.t())  # (k_y, n_x)
-    return PolarFactor(cross_product(matrix, right.t()), small.rank, small.condition)
+    return PolarFactor(cross_product(matrix, right.t()), small.rank)
 
 
 def _thin_svd(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -55,6 +55,8 @@ def fenced(language: str, text: str) -> str:
 def _section(section: Section, alt_texts: Mapping[str, str]) -> Iterator[str]:
     yield f"## {section.title}"
     yield from (plain(paragraph) for paragraph in section.paragraphs)
+    if section.facts:
+        yield "\n".join(f"- {plain(fact.name)}: {plain(fact.value)}. {plain(fact.meaning)}" for fact in section.facts)
     if section.bullets:
         yield "\n".join(f"- {plain(bullet)}" for bullet in section.bullets)
     yield from (_table(table) for table in section.tables)

@@ -364,7 +364,7 @@ class TestManyRowsOfWideModels:
         look = EmbeddingTest(log_alpha=LOG_ALPHA).screen(e, f)
         np.testing.assert_array_equal(permutation[look.matching.candidate], look.matching.reference)
         np.testing.assert_array_equal(look.channels, look.matching.reference)
-        np.testing.assert_array_equal(look.matching_on_factor.reference, np.arange(32))
+        np.testing.assert_array_equal(look.on_factor.reference, np.arange(32))
         assert abs(matched_scale(e, f, look.matching) - 1.0) < 0.01  # 48,000 entries, noise of half their size
 
     def test_channels_in_their_own_order_are_compared_with_themselves(self):
@@ -424,7 +424,7 @@ def test_looks_are_combined_so_that_one_may_stop_at_any():
     corrected = [k.log_p + math.log(s * (s + 1)) for s, k in enumerate(test.looks, start=1)]
     assert test.log_p == min(0.0, *corrected)
     assert test.best_look() is test.looks[int(np.argmin(corrected))]
-    assert test.sequential_correction(test.looks[2]) == pytest.approx(math.log(12))
+    assert test.looks[2].log_cost == pytest.approx(math.log(12))
 
 
 def test_a_relative_in_order_is_found_where_no_search_does():

@@ -30,7 +30,9 @@ def test_every_section_of_a_report_stands_in_markdown_and_html(report):
     for section in describe(report)[1:]:
         assert section.title in page
         assert (f"## {section.title}" in markdown) is not section.is_detail
-        for text in (*section.paragraphs, *section.bullets, *(table.caption for table in section.tables)):
+        of_facts = (text for fact in section.facts for text in (fact.name, fact.value, fact.meaning))
+        of_tables = (table.caption for table in section.tables)
+        for text in (*section.paragraphs, *section.bullets, *of_facts, *of_tables):
             assert flat(text) in page
             assert section.is_detail or plain(text) in markdown
         for row in (row for table in section.tables for row in table.rows):
